@@ -1,0 +1,203 @@
+#include "core/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+#include <xmmintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace needle {
+namespace {
+
+constexpr unsigned kFlushDenormals = 0x8040;  // FTZ | DAZ
+constexpr auto kSpin = std::chrono::microseconds(20);
+
+// Threads of one job: the caller opens the job, workers join while it is open, the caller closes it and waits for the
+// ones that joined. A worker that wakes late costs nothing: it finds the job closed.
+class Pool {
+ public:
+  void run(int64_t tasks, void (*body)(void*, int64_t), void* ctx) {
+    std::unique_lock<std::mutex> lock(job_, std::try_to_lock);
+    if (!lock.owns_lock() || inside_) {  // another run has the workers: this one goes alone
+      for (int64_t t = 0; t < tasks; t++) body(ctx, t);
+      return;
+    }
+    start_workers();
+    body_ = body, ctx_ = ctx, tasks_ = tasks;
+    next_.store(0, std::memory_order_relaxed);
+    open_.store(true);
+    sequence_.fetch_add(1);
+    if (parked_.load() > 0) sequence_.notify_all();
+    inside_ = true;
+    drain();
+    inside_ = false;
+    open_.store(false);
+    while (joined_.load() != 0) _mm_pause();
+  }
+
+  int threads() const { return threads_.load(std::memory_order_relaxed); }
+
+  void resize(int n) {
+    std::lock_guard<std::mutex> lock(job_);
+    stop_workers();
+    threads_ = n;
+  }
+
+  void forget_workers() {  // in a forked child the threads are gone
+    new (&job_) std::mutex;
+    for (auto& w : workers_) w.detach();
+    new (&workers_) std::vector<std::thread>;
+    joined_ = 0, parked_ = 0, live_ = 0, open_ = false, inside_ = false;
+  }
+
+  std::atomic<int> live_{0};
+
+  static Pool& instance() {
+    static Pool* pool = new Pool;  // never destroyed: workers may outlive static destructors
+    return *pool;
+  }
+
+ private:
+  Pool() : threads_(default_threads()) {
+    pthread_atfork(nullptr, nullptr, [] { instance().forget_workers(); });
+  }
+
+  static int default_threads() {
+    if (const char* s = std::getenv("NEEDLE_NUM_THREADS"))
+      if (int n = std::atoi(s); n > 0) return n;
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    std::set<std::pair<std::string, std::string>> cores;  // hyperthreads share (package, core)
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+      if (!CPU_ISSET(cpu, &set)) continue;
+      std::string dir = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/", package, core;
+      std::ifstream(dir + "physical_package_id") >> package;
+      std::ifstream(dir + "core_id") >> core;
+      if (!core.empty()) cores.emplace(package, core);
+    }
+    if (!cores.empty()) n = std::min<int>(n, static_cast<int>(cores.size()));
+    std::string quota;
+    double period = 0;
+    std::ifstream cgroup("/sys/fs/cgroup/cpu.max");
+    if (cgroup >> quota >> period && quota != "max" && period > 0)
+      n = std::min(n, std::max(1, static_cast<int>(std::atof(quota.c_str()) / period + 0.5)));
+    return std::max(1, n);
+  }
+
+  void start_workers() {
+    while (static_cast<int>(workers_.size()) < threads() - 1) {
+      quit_ = false;
+      workers_.emplace_back([this, seen = sequence_.load()]() mutable { work(seen); });
+    }
+  }
+
+  void stop_workers() {
+    quit_ = true;
+    sequence_.fetch_add(1);
+    sequence_.notify_all();
+    for (auto& w : workers_) w.join();
+    workers_.clear();
+    quit_ = false;
+  }
+
+  void drain() {
+    for (;;) {
+      int64_t t = next_.fetch_add(1, std::memory_order_relaxed);
+      if (t >= tasks_) return;
+      body_(ctx_, t);
+    }
+  }
+
+  void work(uint32_t seen) {
+    _mm_setcsr(_mm_getcsr() | kFlushDenormals);
+    inside_ = true;
+    for (;;) {
+      wait(seen);
+      seen = sequence_.load();
+      if (quit_) return;
+      joined_.fetch_add(1);
+      if (open_.load()) drain();
+      joined_.fetch_sub(1);
+    }
+  }
+
+  void wait(uint32_t seen) {
+    auto until = std::chrono::steady_clock::now() + kSpin;
+    while (live_.load(std::memory_order_relaxed) > 0) {
+      for (int i = 0; i < 64; i++) {
+        if (sequence_.load(std::memory_order_relaxed) != seen) return;
+        _mm_pause();
+      }
+      if (std::chrono::steady_clock::now() > until) break;
+    }
+    parked_.fetch_add(1);
+    sequence_.wait(seen);
+    parked_.fetch_sub(1);
+  }
+
+  std::atomic<int> threads_;
+  std::mutex job_;
+  std::vector<std::thread> workers_;
+  std::atomic<bool> quit_{false};
+
+  void (*body_)(void*, int64_t) = nullptr;
+  void* ctx_ = nullptr;
+  int64_t tasks_ = 0;
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<uint32_t> sequence_{0};
+  alignas(64) std::atomic<bool> open_{false};
+  std::atomic<int> joined_{0}, parked_{0};
+  static thread_local bool inside_;  // a task that asks for parallel work again runs it alone
+};
+
+thread_local bool Pool::inside_ = false;
+
+struct Scratch {
+  void* data = nullptr;
+  size_t bytes = 0;
+  ~Scratch() { std::free(data); }
+};
+
+void* scratch(int slot, size_t bytes) {
+  static thread_local Scratch slots[4];
+  Scratch& s = slots[slot];
+  if (s.bytes < bytes) {
+    std::free(s.data);
+    s.bytes = (bytes + 4095) / 4096 * 4096;
+    s.data = std::aligned_alloc(64, s.bytes);
+  }
+  return s.data;
+}
+
+}  // namespace
+
+int num_threads() { return Pool::instance().threads(); }
+void set_num_threads(int n) { Pool::instance().resize(n); }
+
+Exec cpu_exec() {
+  return {num_threads(),
+          [](int64_t tasks, void (*body)(void*, int64_t), void* ctx) { Pool::instance().run(tasks, body, ctx); }, scratch,
+          nullptr};
+}
+
+LiveRun::LiveRun() : mxcsr_(_mm_getcsr()) {
+  _mm_setcsr(mxcsr_ | kFlushDenormals);
+  Pool::instance().live_.fetch_add(1);
+}
+LiveRun::~LiveRun() {
+  Pool::instance().live_.fetch_sub(1);
+  _mm_setcsr(mxcsr_);
+}
+
+}  // namespace needle

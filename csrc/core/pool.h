@@ -1,0 +1,25 @@
+// The process's one thread pool: the caller and up to N-1 parked workers.
+#pragma once
+#include "core/call.h"
+
+namespace needle {
+
+int num_threads();
+void set_num_threads(int n);  // n >= 1
+
+// The services handed to CPU kernels; `threads` is num_threads() at the time of the call.
+Exec cpu_exec();
+
+// While alive on a thread: workers spin a little between ops instead of parking, and denormals are flushed to zero.
+class LiveRun {
+ public:
+  LiveRun();
+  ~LiveRun();
+  LiveRun(const LiveRun&) = delete;
+  LiveRun& operator=(const LiveRun&) = delete;
+
+ private:
+  unsigned mxcsr_;
+};
+
+}  // namespace needle

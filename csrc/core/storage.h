@@ -1,0 +1,55 @@
+// Reference-counted device memory. Writes bump a version; writes to watched memory (parameters of executables) bump the epoch.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "core/backend.h"
+
+namespace needle {
+
+inline std::atomic<uint64_t>& epoch() {
+  static std::atomic<uint64_t> value{1};
+  return value;
+}
+
+class Storage {
+ public:
+  Storage(const Backend* backend, size_t bytes) : backend_(backend), bytes_(bytes), data_(backend->alloc(bytes)) {
+    if (!data_) throw std::bad_alloc();
+  }
+  // Memory of someone else; `release` is called when the last reference goes.
+  Storage(const Backend* backend, void* data, size_t bytes, std::function<void()> release)
+      : backend_(backend), bytes_(bytes), data_(data), release_(std::move(release)) {}
+  ~Storage() { release_ ? release_() : backend_->free(data_, bytes_); }
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  const Backend* backend() const { return backend_; }
+  uint64_t version() const { return version_.load(std::memory_order_relaxed); }
+  void watch() { watched_.store(true, std::memory_order_relaxed); }
+  void wrote() {
+    version_.fetch_add(1, std::memory_order_relaxed);
+    if (watched_.load(std::memory_order_relaxed)) epoch().fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  const Backend* backend_;
+  size_t bytes_;
+  void* data_;
+  std::function<void()> release_;
+  std::atomic<uint64_t> version_{0};
+  std::atomic<bool> watched_{false};
+};
+
+// A view of storage, owning a reference to it.
+struct Array {
+  std::shared_ptr<Storage> storage;
+  View view;
+};
+
+}  // namespace needle

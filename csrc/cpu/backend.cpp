@@ -1,0 +1,79 @@
+#include "cpu/backend.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/table.h"
+
+namespace needle {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+struct Isa {
+  const char* name;
+  bool supported;
+  const KernelRow* (*table)(int*);
+};
+
+const Isa& isa() {
+  static const Isa chosen = [] {
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+    const Isa all[] = {{"avx512", avx512, avx512::table}, {"avx2", avx2, avx2::table}, {"scalar", true, scalar::table}};
+    const char* wanted = std::getenv("NEEDLE_ISA");
+    for (const Isa& i : all) {
+      if (wanted && std::strcmp(wanted, i.name) != 0) continue;
+      if (i.supported) return i;
+      if (wanted) throw std::runtime_error("[needle] NEEDLE_ISA=" + std::string(wanted) + " is not supported by this CPU.");
+    }
+    throw std::runtime_error("[needle] NEEDLE_ISA expects scalar, avx2 or avx512, got " + std::string(wanted) + ".");
+  }();
+  return chosen;
+}
+
+void* alloc(size_t bytes) {
+  bool huge = bytes >= 2 * kHugePage;
+  void* p = nullptr;
+  if (posix_memalign(&p, huge ? kHugePage : 64, bytes ? bytes : 64) != 0) return nullptr;
+  if (huge) madvise(p, bytes, MADV_HUGEPAGE);
+  return p;
+}
+
+bool properties(DeviceProperties* out) {
+  *out = {};
+  std::strncpy(out->name, isa().name, sizeof out->name - 1);
+  out->warp = 1;
+  out->units = static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
+  out->memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  return true;
+}
+
+}  // namespace
+
+const char* cpu_isa() { return isa().name; }
+
+const Backend* cpu_backend() {
+  static const Backend backend = [] {
+    int n = 0;
+    const KernelRow* rows = isa().table(&n);
+    return Backend{"cpu",
+                   alloc,
+                   [](void* p, size_t) { std::free(p); },
+                   [](void* dst, const void* src, size_t bytes, void*) { std::memcpy(dst, src, bytes); },
+                   [](void*) {},
+                   properties,
+                   rows,
+                   n};
+  }();
+  return &backend;
+}
+
+}  // namespace needle

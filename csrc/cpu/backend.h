@@ -1,0 +1,10 @@
+#pragma once
+#include "core/backend.h"
+
+namespace needle {
+
+// The CPU device: rows of the best ISA that this machine has, or of NEEDLE_ISA=scalar|avx2|avx512.
+const Backend* cpu_backend();
+const char* cpu_isa();
+
+}  // namespace needle

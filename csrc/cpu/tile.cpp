@@ -1,0 +1,152 @@
+// Instances of the register tile for every number of rows, and the 16-wide transposes of the packing code.
+#include "cpu/tile.h"
+
+#include <cstring>
+
+#include "math/maps.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+__attribute__((noinline)) void activate_stored(const Tile& t, int rows, int blocks) {
+  for (int m = 0; m < rows; m++)
+    for (int j = 0; j < blocks; j++)
+      for (int v = 0; v < kBlock; v += V::N) {
+        float* c = t.c + m * t.c_m + j * t.c_n + v;
+        activate(t.activation, t.alpha, V::load(c)).store(c);
+      }
+}
+
+template <int ROWS, int BLOCKS>
+void tile(const Tile& t) {
+  constexpr int P = kPerBlock;
+  V acc[ROWS][BLOCKS * P];
+#pragma GCC unroll 16
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+    for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = V(0.f);
+
+  // Rows in fives off one pointer: base + {0, 1, 2, 4} * step are x86 addressing modes, and so is base + step3.
+  const int64_t step = t.a_m * 4, step3 = t.a_m * 12, a_k = t.a_k, b_n = t.b_n, b_k = t.b_k, length = t.length;
+  const float* b = t.b;
+  for (int64_t r = 0; r < t.n_runs; r++) {
+    const char* p0 = reinterpret_cast<const char*>(t.a + t.runs[r]);
+    const char* p5 = p0 + 5 * step;
+    const char* p10 = p5 + 5 * step;
+    for (int64_t k = length; k > 0; k--) {
+      V w[BLOCKS * P];
+#pragma GCC unroll 8
+      for (int j = 0; j < BLOCKS * P; j++) w[j] = V::load(b + j / P * b_n + j % P * V::N);
+#pragma GCC unroll 16
+      for (int m = 0; m < ROWS; m++) {
+        const char* base = m < 5 ? p0 : m < 10 ? p5 : p10;
+        const V x(*reinterpret_cast<const float*>(m % 5 == 3 ? base + step3 : base + m % 5 * step));
+#pragma GCC unroll 8
+        for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = fma(x, w[j], acc[m][j]);
+      }
+      p0 += a_k * 4;
+      p5 += a_k * 4;
+      p10 += a_k * 4;
+      b += b_k;
+    }
+  }
+
+  if (t.accumulate) {
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+      for (int j = 0; j < BLOCKS * P; j++)
+        acc[m][j] = acc[m][j] + V::load(t.c + m * t.c_m + j / P * t.c_n + j % P * V::N);
+  }
+  if (t.bias) {
+#pragma GCC unroll 8
+    for (int j = 0; j < BLOCKS * P; j++) {
+      const V bias = V::load(t.bias + j * V::N);
+#pragma GCC unroll 16
+      for (int m = 0; m < ROWS; m++) acc[m][j] = acc[m][j] + bias;
+    }
+  }
+  if (t.residual) {
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+      for (int j = 0; j < BLOCKS * P; j++)
+        acc[m][j] = acc[m][j] + V::load(t.residual + m * t.r_m + j / P * t.r_n + j % P * V::N);
+  }
+  if (t.activation == 1) {
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+      for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = max(V(0.f), acc[m][j]);  // in this order NaN stays NaN
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+    for (int j = 0; j < BLOCKS * P; j++) acc[m][j].store(t.c + m * t.c_m + j / P * t.c_n + j % P * V::N);
+  if (t.activation > 1) activate_stored(t, ROWS, BLOCKS);
+}
+
+using TileFn = void (*)(const Tile&);
+#define UP_TO_3(B) nullptr, tile<1, B>, tile<2, B>, tile<3, B>
+#define UP_TO_6(B) UP_TO_3(B), tile<4, B>, tile<5, B>, tile<6, B>
+#define UP_TO_7(B) UP_TO_6(B), tile<7, B>
+#define UP_TO_14(B) \
+  UP_TO_7(B), tile<8, B>, tile<9, B>, tile<10, B>, tile<11, B>, tile<12, B>, tile<13, B>, tile<14, B>
+#if defined(NEEDLE_ISA_AVX512)
+constexpr TileFn one_block[] = {UP_TO_14(1)}, two_blocks[] = {UP_TO_14(2)}, four_blocks[] = {UP_TO_7(4)};
+constexpr const TileFn* table[] = {nullptr, one_block, two_blocks, nullptr, four_blocks};
+#elif defined(NEEDLE_ISA_AVX2)
+constexpr TileFn one_block[] = {UP_TO_6(1)};
+constexpr const TileFn* table[] = {nullptr, one_block};
+#else
+constexpr TileFn one_block[] = {UP_TO_3(1)};
+constexpr const TileFn* table[] = {nullptr, one_block};
+#endif
+
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+
+NEEDLE_INLINE void transpose4(const float* src, int64_t src_stride, float* dst, int64_t dst_stride) {
+  F4 r[4];
+  for (int i = 0; i < 4; i++) std::memcpy(&r[i], src + i * src_stride, 16);
+  const F4 a = __builtin_shuffle(r[0], r[1], I4{0, 4, 1, 5}), b = __builtin_shuffle(r[2], r[3], I4{0, 4, 1, 5});
+  const F4 c = __builtin_shuffle(r[0], r[1], I4{2, 6, 3, 7}), d = __builtin_shuffle(r[2], r[3], I4{2, 6, 3, 7});
+  r[0] = __builtin_shuffle(a, b, I4{0, 1, 4, 5});
+  r[1] = __builtin_shuffle(a, b, I4{2, 3, 6, 7});
+  r[2] = __builtin_shuffle(c, d, I4{0, 1, 4, 5});
+  r[3] = __builtin_shuffle(c, d, I4{2, 3, 6, 7});
+  for (int i = 0; i < 4; i++) std::memcpy(dst + i * dst_stride, &r[i], 16);
+}
+
+}  // namespace
+
+void tiles(Tile t, int blocks, int64_t rows) {
+  const int most = blocks == kWideBlocks ? kWideRows : kTileRows;
+  const TileFn* fn = table[blocks];
+  for (int64_t left = ceil_div(rows, most); left > 0; left--) {
+    const int64_t n = ceil_div(rows, left);
+    fn[n](t);
+    t.a += n * t.a_m;
+    t.c += n * t.c_m;
+    if (t.residual) t.residual += n * t.r_m;
+    rows -= n;
+  }
+}
+
+void transpose_to_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n) {
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4)
+    for (int j = 0; j < kBlock; j += 4) transpose4(src + j * src_stride + i, src_stride, dst + i * dst_stride + j, dst_stride);
+  for (; i < n; i++)
+    for (int j = 0; j < kBlock; j++) dst[i * dst_stride + j] = src[j * src_stride + i];
+}
+
+void transpose_from_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n) {
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4)
+    for (int j = 0; j < kBlock; j += 4) transpose4(src + i * src_stride + j, src_stride, dst + j * dst_stride + i, dst_stride);
+  for (; i < n; i++)
+    for (int j = 0; j < kBlock; j++) dst[j * dst_stride + i] = src[i * src_stride + j];
+}
+
+}  // namespace needle::NEEDLE_ISA

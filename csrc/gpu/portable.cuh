@@ -1,0 +1,179 @@
+// The only file that knows CUDA from HIP from the host emulation. Kernels use the names below and nothing of a vendor.
+//
+//   gpuMalloc ... gpuGetErrorString   the vendor's functions, same signatures     launch(kernel, grid, block, shared, stream, args...)
+//   WAVE                              lanes of a wave: 32 or 64, a constant       kSharedLimit   bytes of shared memory a block may use
+//   lane_id()  block_sync()  wave_sync()                                          atomic_add(p, v)
+//   shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
+//   GPU_SHARED(Type, name)            a block's static shared memory              dynamic_shared<T>()
+//
+// Blocks are one-dimensional, a whole number of waves, and every lane of a wave takes part in each shuffle and ballot.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#if defined(NEEDLE_EMULATION)
+#include "gpu/emulation.h"
+#elif defined(__HIP__)
+#include <hip/hip_runtime.h>
+#define NEEDLE_VENDOR(name) hip##name
+#ifndef NEEDLE_WAVE
+#define NEEDLE_WAVE 64  // gfx90a and gfx942; the host pass has to agree, so this cannot come from the device's macros
+#endif
+#else
+#include <cuda_runtime.h>
+#define NEEDLE_VENDOR(name) cuda##name
+#define NEEDLE_WAVE 32
+#endif
+
+#ifdef NEEDLE_VENDOR
+#define gpuError_t NEEDLE_VENDOR(Error_t)
+#define gpuSuccess NEEDLE_VENDOR(Success)
+#define gpuGetErrorString NEEDLE_VENDOR(GetErrorString)
+#define gpuGetLastError NEEDLE_VENDOR(GetLastError)
+#define gpuGetDevice NEEDLE_VENDOR(GetDevice)
+#define gpuGetDeviceCount NEEDLE_VENDOR(GetDeviceCount)
+#define gpuGetDeviceProperties NEEDLE_VENDOR(GetDeviceProperties)
+#define gpuStream_t NEEDLE_VENDOR(Stream_t)
+#define gpuStreamSynchronize NEEDLE_VENDOR(StreamSynchronize)
+#define gpuMalloc NEEDLE_VENDOR(Malloc)
+#define gpuFree NEEDLE_VENDOR(Free)
+#define gpuMemcpyAsync NEEDLE_VENDOR(MemcpyAsync)
+#define gpuMemcpyDefault NEEDLE_VENDOR(MemcpyDefault)
+#define gpuFuncSetAttribute NEEDLE_VENDOR(FuncSetAttribute)
+#define gpuFuncAttributeMaxDynamicSharedMemorySize NEEDLE_VENDOR(FuncAttributeMaxDynamicSharedMemorySize)
+#define GPU_SHARED(Type, name) __shared__ Type name
+extern __shared__ unsigned char needle_dynamic_shared[] __attribute__((aligned(16)));
+#endif
+
+namespace needle::gpu {
+
+#if defined(NEEDLE_EMULATION)
+using DeviceProperty = gpuDeviceProp;
+constexpr const char* kVendor = NEEDLE_WAVE == 32 ? "emulation_w32" : "emulation_w64";
+#elif defined(__HIP__)
+using DeviceProperty = hipDeviceProp_t;
+constexpr const char* kVendor = "hip";
+#else
+using DeviceProperty = cudaDeviceProp;
+constexpr const char* kVendor = "cuda";
+#endif
+
+constexpr int WAVE = NEEDLE_WAVE;
+constexpr size_t kSharedLimit = 64 << 10;  // LDS of gfx90a and gfx942; CUDA has more, but one source has one limit
+static_assert(WAVE == 32 || WAVE == 64, "a wave has 32 or 64 lanes");
+#ifdef __AMDGCN_WAVEFRONT_SIZE__
+static_assert(WAVE == __AMDGCN_WAVEFRONT_SIZE__, "NEEDLE_WAVE is not the wavefront size of this target");
+#endif
+
+// ---- on the device -------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % WAVE); }
+
+#if defined(NEEDLE_EMULATION)
+
+inline void block_sync() { emulation::wait_block(); }
+inline void wave_sync() { emulation::wait_wave(); }
+inline uint64_t ballot(bool p) { return emulation::ballot(p); }
+template <int W, class T>
+T shfl(T v, int lane) { return emulation::shuffle(v, lane_id() / W * W + (lane & (W - 1))); }
+template <int W, class T>
+T shfl_xor(T v, int bits) { return emulation::shuffle(v, lane_id() ^ bits); }
+template <int W, class T>
+T shfl_down(T v, int n) { return emulation::shuffle(v, lane_id() % W + n < W ? lane_id() + n : lane_id()); }
+template <class T>
+T* dynamic_shared() { return static_cast<T*>(emulation::dynamic_shared()); }
+template <class T>
+T atomic_add(T* p, T v) { T old = *p; *p += v; return old; }
+
+#else
+
+__device__ __forceinline__ void block_sync() { __syncthreads(); }
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() { return reinterpret_cast<T*>(needle_dynamic_shared); }
+template <class T>
+__device__ __forceinline__ T atomic_add(T* p, T v) { return atomicAdd(p, v); }
+
+#if defined(__HIP__)
+__device__ __forceinline__ void wave_sync() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+__device__ __forceinline__ uint64_t ballot(bool p) { return __ballot(p); }
+#define NEEDLE_SHUFFLE(name, v, by, W) __##name(v, by, W)
+#else
+__device__ __forceinline__ void wave_sync() { __syncwarp(); }
+__device__ __forceinline__ uint64_t ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
+#define NEEDLE_SHUFFLE(name, v, by, W) __##name##_sync(0xffffffffu, v, by, W)
+#endif
+template <int W, class T>
+__device__ __forceinline__ T shfl(T v, int lane) { return NEEDLE_SHUFFLE(shfl, v, lane, W); }
+template <int W, class T>
+__device__ __forceinline__ T shfl_xor(T v, int bits) { return NEEDLE_SHUFFLE(shfl_xor, v, bits, W); }
+template <int W, class T>
+__device__ __forceinline__ T shfl_down(T v, int n) { return NEEDLE_SHUFFLE(shfl_down, v, n, W); }
+
+#endif
+
+// Sum and maximum over the W lanes of an aligned group; every lane gets the result.
+template <int W = WAVE, class T>
+__device__ __forceinline__ T wave_sum(T v) {
+  static_assert(W <= WAVE && (W & (W - 1)) == 0, "a group is a power of two inside a wave");
+#pragma unroll
+  for (int bits = W / 2; bits > 0; bits /= 2) v += shfl_xor<W>(v, bits);
+  return v;
+}
+template <int W = WAVE, class T>
+__device__ __forceinline__ T wave_max(T v) {
+  static_assert(W <= WAVE && (W & (W - 1)) == 0, "a group is a power of two inside a wave");
+#pragma unroll
+  for (int bits = W / 2; bits > 0; bits /= 2) {
+    T other = shfl_xor<W>(v, bits);
+    v = v < other || other != other ? other : v;  // NaN wins, as in torch
+  }
+  return v;
+}
+
+// ---- on the host ---------------------------------------------------------------------------------------------------
+
+[[noreturn]] inline void fail(const char* op, const std::string& what, const std::string& got) {
+  throw std::runtime_error(std::string("[") + op + "] " + what + ", got " + got + ".");
+}
+
+inline void check(gpuError_t e, const char* op) {
+  if (e == gpuSuccess) return;
+  (void)gpuGetLastError();  // otherwise the next launch would report this error again
+  fail(op, "the device refused the call", gpuGetErrorString(e));
+}
+
+// The current device's compute units: what a grid has to fill.
+inline int device_units() {
+  static const int units = [] {
+    int device = 0;
+    DeviceProperty p;
+    check(gpuGetDevice(&device), "device");
+    check(gpuGetDeviceProperties(&p, device), "device");
+    return p.multiProcessorCount;
+  }();
+  return units;
+}
+
+template <class... P, class... A>
+void launch(void (*kernel)(P...), dim3 grid, unsigned block, size_t shared, gpuStream_t stream, const A&... args) {
+  static_assert(sizeof...(P) == sizeof...(A), "a kernel gets as many arguments as it has parameters");
+#if defined(NEEDLE_EMULATION)
+  emulation::run(grid, block, shared, [&] { kernel(static_cast<P>(args)...); });
+#else
+  if (shared > (48 << 10)) {  // CUDA gives more than 48 KiB only when asked
+    check(gpuFuncSetAttribute(reinterpret_cast<const void*>(kernel), gpuFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(shared)), "launch");
+  }
+  kernel<<<grid, block, shared, stream>>>(static_cast<P>(args)...);
+  check(gpuGetLastError(), "launch");
+#endif
+}
+
+}  // namespace needle::gpu

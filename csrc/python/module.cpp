@@ -1,0 +1,326 @@
+// The Python module needle._core. It names no op: kernels are reached through their table rows.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "core/plan.h"
+#include "core/pool.h"
+#include "cpu/backend.h"
+#include "python/dlpack.h"
+
+namespace py = pybind11;
+using namespace needle;
+
+namespace {
+
+struct DTypeInfo {
+  const char* name;
+  char letter;
+  DLDataType dl;
+};
+constexpr DTypeInfo kDTypes[] = {{"float32", 'f', {2, 32, 1}},
+                                 {"float64", 'd', {2, 64, 1}},
+                                 {"int32", 'i', {0, 32, 1}},
+                                 {"int64", 'l', {0, 64, 1}},
+                                 {"bool", 'b', {6, 8, 1}}};
+
+const DTypeInfo& info(DType d) { return kDTypes[static_cast<int>(d)]; }
+
+DType parse_dtype(const std::string& name) {
+  for (int i = 0; i < 5; i++)
+    if (name == kDTypes[i].name) return static_cast<DType>(i);
+  throw py::type_error("[needle] dtype expects float32, float64, int32, int64 or bool, got " + name + ".");
+}
+
+using Dims = std::vector<int64_t>;
+
+View make_view(const Dims& shape, const Dims* strides, DType dtype) {
+  if (shape.size() > kMaxRank)
+    throw py::value_error("[needle] arrays have at most " + std::to_string(kMaxRank) + " dimensions, got " +
+                          std::to_string(shape.size()) + ".");
+  View v;
+  v.rank = static_cast<int32_t>(shape.size());
+  v.dtype = dtype;
+  int64_t n = 1;
+  for (int i = v.rank - 1; i >= 0; i--) {
+    if (shape[i] < 0) throw py::value_error("[needle] shape entries are not negative, got " + std::to_string(shape[i]) + ".");
+    v.shape[i] = shape[i];
+    v.stride[i] = strides ? (*strides)[i] : n;
+    n *= shape[i];
+  }
+  return v;
+}
+
+Array make_array(std::shared_ptr<Storage> storage, const Dims& shape, const Dims& strides, int64_t offset, DType dtype) {
+  if (shape.size() != strides.size()) throw py::value_error("[needle] shape and strides have different lengths.");
+  View v = make_view(shape, &strides, dtype);
+  int64_t low = offset, high = offset;
+  for (int i = 0; i < v.rank; i++) {
+    if (v.shape[i] == 0) low = high = 0;
+    if (v.size()) (v.stride[i] < 0 ? low : high) += (v.shape[i] - 1) * v.stride[i];
+  }
+  int64_t size = static_cast<int64_t>(dtype_size(dtype));
+  if (v.size() && (low < 0 || (high + 1) * size > static_cast<int64_t>(storage->bytes())))
+    throw py::value_error("[needle] a view reaches outside its storage of " + std::to_string(storage->bytes()) + " bytes.");
+  v.data = static_cast<char*>(storage->data()) + offset * size;
+  return {std::move(storage), v};
+}
+
+Array empty(const Backend* backend, const Dims& shape, DType dtype) {
+  View v = make_view(shape, nullptr, dtype);
+  auto storage = std::make_shared<Storage>(backend, v.size() * dtype_size(dtype));
+  v.data = storage->data();
+  return {std::move(storage), v};
+}
+
+void check_call(const KernelRow& row, size_t n_out, size_t n_in, size_t n_attr, const View* first) {
+  std::string op = "[" + std::string(row.name) + "] ";
+  if (static_cast<int>(n_out) != row.n_out)
+    throw py::value_error(op + "expects " + std::to_string(row.n_out) + " outputs, got " + std::to_string(n_out) + ".");
+  if (static_cast<int>(n_in) < row.min_in || static_cast<int>(n_in) > row.max_in)
+    throw py::value_error(op + "expects " + std::to_string(row.min_in) + " to " + std::to_string(row.max_in) +
+                          " inputs, got " + std::to_string(n_in) + ".");
+  size_t names = row.attrs[0] ? 1 : 0;
+  for (const char* s = row.attrs; *s; s++) names += *s == ' ';
+  if (names != n_attr)
+    throw py::value_error(op + "expects attributes '" + row.attrs + "', got " + std::to_string(n_attr) + " values.");
+  if (first && !std::strchr(row.dtypes, info(first->dtype).letter))
+    throw py::type_error(op + "has no kernel for dtype " + info(first->dtype).name + ".");
+}
+
+void call_row(const KernelRow& row, const std::vector<Array*>& outs, const std::vector<Array*>& ins,
+              const std::vector<double>& attr) {
+  check_call(row, outs.size(), ins.size(), attr.size(), ins.empty() ? nullptr : &ins[0]->view);
+  View out[8], in[16];
+  if (outs.size() > 8 || ins.size() > 16) throw py::value_error("[needle] too many operands.");
+  for (size_t i = 0; i < outs.size(); i++) out[i] = outs[i]->view;
+  for (size_t i = 0; i < ins.size(); i++) in[i] = ins[i]->view;
+  Exec exec = cpu_exec();
+  {
+    py::gil_scoped_release release;
+    row.run({out, in, attr.data(), static_cast<int>(outs.size()), static_cast<int>(ins.size()), &exec});
+  }
+  for (Array* a : outs) a->storage->wrote();
+}
+
+py::array to_numpy(const Array& a) {
+  std::vector<py::ssize_t> shape(a.view.shape, a.view.shape + a.view.rank), strides(a.view.rank);
+  for (int i = 0; i < a.view.rank; i++) strides[i] = a.view.stride[i] * static_cast<py::ssize_t>(dtype_size(a.view.dtype));
+  auto* owner = new std::shared_ptr<Storage>(a.storage);
+  py::capsule base(owner, [](void* p) { delete static_cast<std::shared_ptr<Storage>*>(p); });
+  return py::array(py::dtype(info(a.view.dtype).name), shape, strides, a.view.data, base);
+}
+
+struct Exported {
+  DLManagedTensor tensor;
+  std::shared_ptr<Storage> storage;
+  View view;
+};
+
+py::capsule to_dlpack(const Array& a) {
+  auto* e = new Exported{{}, a.storage, a.view};
+  e->tensor = {{e->view.data, {1, 0}, e->view.rank, info(e->view.dtype).dl, e->view.shape, e->view.stride, 0},
+               e,
+               [](DLManagedTensor* t) { delete static_cast<Exported*>(t->manager_ctx); }};
+  return py::capsule(&e->tensor, "dltensor", [](PyObject* capsule) {
+    if (!PyCapsule_IsValid(capsule, "dltensor")) return;  // someone took it
+    auto* t = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+    t->deleter(t);
+  });
+}
+
+Array from_dlpack(const py::capsule& capsule) {
+  if (!PyCapsule_IsValid(capsule.ptr(), "dltensor")) throw py::value_error("[from_dlpack] expects an unused 'dltensor' capsule.");
+  auto* m = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  const DLTensor& t = m->dl_tensor;
+  if (t.device.device_type != 1)
+    throw py::value_error("[from_dlpack] expects CPU memory, got device type " + std::to_string(t.device.device_type) + ".");
+  int dtype = -1;
+  for (int i = 0; i < 5; i++)
+    if (t.dtype.code == kDTypes[i].dl.code && t.dtype.bits == kDTypes[i].dl.bits && t.dtype.lanes == 1) dtype = i;
+  if (dtype < 0)
+    throw py::type_error("[from_dlpack] expects float32, float64, int32, int64 or bool, got type code " +
+                         std::to_string(t.dtype.code) + " with " + std::to_string(t.dtype.bits) + " bits.");
+  Dims shape(t.shape, t.shape + t.ndim), strides;
+  if (t.strides) strides.assign(t.strides, t.strides + t.ndim);
+  View v = make_view(shape, t.strides ? &strides : nullptr, static_cast<DType>(dtype));
+  int64_t low = 0, high = 0, size = static_cast<int64_t>(dtype_size(v.dtype));
+  for (int i = 0; i < v.rank && v.size(); i++) (v.stride[i] < 0 ? low : high) += (v.shape[i] - 1) * v.stride[i];
+  char* first = static_cast<char*>(t.data) + t.byte_offset;
+  v.data = first;
+  auto storage = std::make_shared<Storage>(cpu_backend(), first + low * size, v.size() ? (high - low + 1) * size : 0,
+                                           [m] { if (m->deleter) m->deleter(m); });
+  PyCapsule_SetName(capsule.ptr(), "used_dltensor");
+  return {std::move(storage), v};
+}
+
+// (space, index, byte offset, shape, strides, dtype)
+using RefTuple = std::tuple<int, int, int64_t, Dims, Dims, std::string>;
+
+Ref make_ref(const RefTuple& t) {
+  const auto& [space, index, offset, shape, strides, dtype] = t;
+  if (space < 0 || space > 3) throw py::value_error("[plan] unknown memory space.");
+  return {static_cast<Space>(space), index, offset, make_view(shape, &strides, parse_dtype(dtype))};
+}
+
+using StepTuple = std::tuple<const KernelRow*, std::vector<RefTuple>, std::vector<RefTuple>, std::vector<double>>;
+using Border = std::pair<Dims, std::string>;
+
+std::unique_ptr<Plan> make_plan(const std::vector<StepTuple>& steps, size_t arena_bytes, const std::vector<Border>& inputs,
+                                const std::vector<Border>& outputs) {
+  std::vector<Step> list;
+  for (const auto& [row, outs, ins, attr] : steps) {
+    Step s{row, {}, {}, attr};
+    for (const auto& r : outs) s.out.push_back(make_ref(r));
+    for (const auto& r : ins) s.in.push_back(make_ref(r));
+    check_call(*row, s.out.size(), s.in.size(), attr.size(), s.in.empty() ? nullptr : &s.in[0].view);
+    list.push_back(std::move(s));
+  }
+  auto views = [](const std::vector<Border>& borders) {
+    std::vector<View> v;
+    for (const auto& [shape, dtype] : borders) v.push_back(make_view(shape, nullptr, parse_dtype(dtype)));
+    return v;
+  };
+  return std::make_unique<Plan>(cpu_backend(), std::move(list), arena_bytes, views(inputs), views(outputs));
+}
+
+const KernelRow* find_row(const char* name) {
+  const Backend* b = cpu_backend();
+  for (int i = 0; i < b->n_rows; i++)
+    if (std::strcmp(b->rows[i].name, name) == 0) return &b->rows[i];
+  throw std::runtime_error("[needle] there is no kernel named " + std::string(name) + ".");
+}
+
+std::string describe(const View& v) {
+  std::string s = std::string(info(v.dtype).name) + " (";
+  for (int i = 0; i < v.rank; i++) s += (i ? ", " : "") + std::to_string(v.shape[i]);
+  return s + (v.rank == 1 ? ",)" : ")");
+}
+
+void check_border(const char* kind, size_t i, const View& got, const View& want) {
+  bool same = got.rank == want.rank && got.dtype == want.dtype;
+  for (int d = 0; same && d < got.rank; d++) same = got.shape[d] == want.shape[d];
+  if (!same)
+    throw py::value_error("[executable] " + std::string(kind) + " " + std::to_string(i) + " expects " + describe(want) +
+                          ", got " + describe(got) + ".");
+}
+
+void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Array*>& ins, double* seconds) {
+  if (ins.size() != plan.inputs().size() || outs.size() != plan.outputs().size())
+    throw py::value_error("[executable] expects " + std::to_string(plan.inputs().size()) + " inputs and " +
+                          std::to_string(plan.outputs().size()) + " outputs, got " + std::to_string(ins.size()) + " and " +
+                          std::to_string(outs.size()) + ".");
+  std::vector<void*> in(ins.size()), out(outs.size());
+  std::vector<Array> copies;  // inputs of any stride are compacted, strided outputs are written at the end
+  std::vector<std::pair<Array*, Array>> late;
+  static const KernelRow* copy = find_row("copy");
+  for (size_t i = 0; i < ins.size(); i++) check_border("input", i, ins[i]->view, plan.inputs()[i]);
+  for (size_t i = 0; i < outs.size(); i++) check_border("output", i, outs[i]->view, plan.outputs()[i]);
+  auto dense = [&](const View& v) { return empty(plan.backend(), Dims(v.shape, v.shape + v.rank), v.dtype); };
+  {
+    py::gil_scoped_release release;
+    Exec exec = cpu_exec();
+    for (size_t i = 0; i < ins.size(); i++) {
+      in[i] = ins[i]->view.data;
+      if (ins[i]->view.contiguous()) continue;
+      copies.push_back(dense(ins[i]->view));
+      copy->run({&copies.back().view, &ins[i]->view, nullptr, 1, 1, &exec});
+      in[i] = copies.back().view.data;
+    }
+    for (size_t i = 0; i < outs.size(); i++) {
+      out[i] = outs[i]->view.data;
+      if (outs[i]->view.contiguous()) continue;
+      late.emplace_back(outs[i], dense(outs[i]->view));
+      out[i] = late.back().second.view.data;
+    }
+    plan.run(in, out, seconds);
+    for (auto& [target, source] : late) copy->run({&target->view, &source.view, nullptr, 1, 1, &exec});
+  }
+  for (Array* a : outs) a->storage->wrote();
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  py::class_<Storage, std::shared_ptr<Storage>>(m, "Storage")
+      .def(py::init([](size_t bytes) { return std::make_shared<Storage>(cpu_backend(), bytes); }), py::arg("nbytes"))
+      .def("ptr", [](const Storage& s) { return reinterpret_cast<uintptr_t>(s.data()); })
+      .def_property_readonly("nbytes", &Storage::bytes)
+      .def_property_readonly("version", &Storage::version)
+      .def("watch", &Storage::watch)
+      .def("wrote", &Storage::wrote);
+
+  py::class_<Array>(m, "Array")
+      .def(py::init([](std::shared_ptr<Storage> s, const Dims& shape, const Dims& strides, int64_t offset,
+                       const std::string& dtype) { return make_array(std::move(s), shape, strides, offset, parse_dtype(dtype)); }),
+           py::arg("storage"), py::arg("shape"), py::arg("strides"), py::arg("offset"), py::arg("dtype"))
+      .def_readonly("storage", &Array::storage)
+      .def_property_readonly("shape", [](const Array& a) { return py::tuple(py::cast(Dims(a.view.shape, a.view.shape + a.view.rank))); })
+      .def_property_readonly("strides", [](const Array& a) { return py::tuple(py::cast(Dims(a.view.stride, a.view.stride + a.view.rank))); })
+      .def_property_readonly("offset", [](const Array& a) {
+        return (static_cast<char*>(a.view.data) - static_cast<char*>(a.storage->data())) / static_cast<int64_t>(dtype_size(a.view.dtype));
+      })
+      .def_property_readonly("dtype", [](const Array& a) { return info(a.view.dtype).name; })
+      .def("contiguous", [](const Array& a) { return a.view.contiguous(); })
+      .def("numpy", to_numpy)
+      .def("dlpack", to_dlpack);
+
+  m.def("empty", [](const Dims& shape, const std::string& dtype) { return empty(cpu_backend(), shape, parse_dtype(dtype)); });
+  m.def("from_dlpack", from_dlpack);
+
+  py::class_<KernelRow>(m, "Kernel")
+      .def_property_readonly("name", [](const KernelRow& r) { return r.name; })
+      .def_property_readonly("attrs", [](const KernelRow& r) { return py::str(r.attrs).attr("split")(); })
+      .def_property_readonly("dtypes", [](const KernelRow& r) {
+        py::list names;
+        for (const char* s = r.dtypes; *s; s++)
+          for (const auto& d : kDTypes)
+            if (d.letter == *s) names.append(d.name);
+        return names;
+      })
+      .def_readonly("min_in", &KernelRow::min_in)
+      .def_readonly("max_in", &KernelRow::max_in)
+      .def_readonly("n_out", &KernelRow::n_out)
+      .def("__call__", call_row, py::arg("outs"), py::arg("ins"), py::arg("attrs"));
+
+  m.def("kernels", [] {
+    py::dict d;
+    const Backend* b = cpu_backend();
+    for (int i = 0; i < b->n_rows; i++) d[b->rows[i].name] = py::cast(&b->rows[i], py::return_value_policy::reference);
+    return d;
+  });
+
+  py::class_<Plan>(m, "Plan")
+      .def(py::init(&make_plan), py::arg("steps"), py::arg("arena_bytes"), py::arg("inputs"), py::arg("outputs"))
+      .def("set_constants", [](Plan& p, const std::vector<Array*>& arrays) {
+        Plan::Constants c;
+        for (Array* a : arrays) c.push_back(a->storage);
+        p.set_constants(std::move(c));
+      })
+      .def("run", [](Plan& p, const std::vector<Array*>& outs, const std::vector<Array*>& ins) { run_plan(p, outs, ins, nullptr); })
+      .def("run_new", [](Plan& p, const std::vector<Array*>& ins) {
+        std::vector<Array> outs;
+        std::vector<Array*> refs;
+        for (const View& v : p.outputs()) outs.push_back(empty(p.backend(), Dims(v.shape, v.shape + v.rank), v.dtype));
+        for (Array& a : outs) refs.push_back(&a);
+        run_plan(p, refs, ins, nullptr);
+        return outs;
+      })
+      .def("profile", [](Plan& p, const std::vector<Array*>& outs, const std::vector<Array*>& ins) {
+        std::vector<double> seconds(p.steps().size());
+        run_plan(p, outs, ins, seconds.data());
+        return seconds;
+      })
+      .def_property_readonly("arena_bytes", &Plan::arena_bytes)
+      .def_property_readonly("frames", &Plan::frames);
+
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", [](int n) {
+    if (n < 1) throw py::value_error("[set_num_threads] expects at least 1, got " + std::to_string(n) + ".");
+    py::gil_scoped_release release;
+    set_num_threads(n);
+  });
+  m.def("isa", &cpu_isa);
+  m.def("epoch", [] { return epoch().load(); });
+  m.def("bump_epoch", [] { epoch().fetch_add(1); });
+}

@@ -1,0 +1,3 @@
+from .executable import Executable, compile
+
+__all__ = ["Executable", "compile"]

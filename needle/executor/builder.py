@@ -1,0 +1,140 @@
+"""Builder: collects the steps of a plan while ops run on virtual memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from needle import _core
+from needle.autograd import Unsupported
+from needle.backend_ndarray.ndarray import KERNELS, PLANNING, NDArray, itemsize
+
+from .constants import Constant, ConstantPool
+from .memory import Lifetime, lower_bound, plan_offsets
+
+ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
+BLOCK = 16  # channels per block of nChw16c
+
+
+class Buffer:
+    """Virtual memory: what an NDArray's `_handle` is while planning."""
+
+    def __init__(self, nbytes: int, space: int = ARENA, index: int = 0, constant: Constant | None = None) -> None:
+        self.nbytes, self.space, self.index, self.constant = nbytes, space, index, constant
+        self.first, self.last = -1, -1
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported("the value of an array is not known while its plan is built")
+
+
+class Builder:
+    """Steps, buffers and constants of one plan."""
+
+    def __init__(self, pool: ConstantPool) -> None:
+        self.pool = pool
+        self.steps: list[tuple[str, list[NDArray], list[NDArray], tuple[float, ...]]] = []
+        self.labels: list[str] = []
+        self.buffers: list[Buffer] = []
+        self.constants: list[Constant] = []
+        self._constant_arrays: dict[int, NDArray] = {}
+        self.label = ""
+
+    @contextmanager
+    def active(self, on: bool = True) -> Iterator[None]:
+        before, PLANNING.builder = PLANNING.builder, self if on else None
+        try:
+            yield
+        finally:
+            PLANNING.builder = before
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def buffer(self, nbytes: int) -> Buffer:
+        b = Buffer(nbytes)
+        self.buffers.append(b)
+        return b
+
+    def border(self, space: int, index: int, shape: Sequence[int], dtype: str) -> NDArray:
+        """Input or output number `index` as a contiguous array."""
+        n = itemsize(dtype)
+        for s in shape:
+            n *= s
+        return NDArray.make(shape, handle=Buffer(n, space, index), dtype=dtype)
+
+    def blocked(self, shape: Sequence[int], halo: Sequence[int] = (0, 0, 0, 0), block: int = BLOCK) -> NDArray:
+        """New memory for a (N, C, H, W) value as (N, C/block, H, W, block) inside a ring of halo (top, left, bottom, right)."""
+        n, c, h, w = shape
+        top, left, bottom, right = halo
+        blocks, rows, row = -(-c // block), h + top + bottom, (w + left + right) * block
+        strides = (blocks * rows * row, rows * row, row, block, 1)
+        handle = self.buffer(n * blocks * rows * row * 4)
+        return NDArray.make((n, blocks, h, w, block), strides, handle=handle, offset=top * row + left * block)
+
+    # -- constants ---------------------------------------------------------------------------------------------------
+
+    def constant(self, c: Constant) -> NDArray:
+        if id(c) not in self._constant_arrays:
+            self.constants.append(c)
+            a = c.array
+            handle = Buffer(a._handle.nbytes, CONSTANT, len(self.constants) - 1, c)
+            self._constant_arrays[id(c)] = NDArray.make(a.shape, a.strides, handle=handle, offset=a._offset, dtype=a.dtype)
+        return self._constant_arrays[id(c)]
+
+    def derive(self, key: Hashable, make: Callable[..., NDArray], *arrays: NDArray) -> NDArray:
+        """The constant `make(*arrays)`, computed now and again whenever a parameter under it changes."""
+        inputs = [a._handle.constant for a in arrays]
+        if None in inputs:
+            raise Unsupported("a weight is computed from the input; only parameters can be packed")
+        with self.active(False):
+            return self.constant(self.pool.derive(key, make, inputs))
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Sequence[float]) -> None:
+        fixed = [a if isinstance(a._handle, Buffer) else self._literal(a) for a in ins]
+        for a in (*outs, *fixed):
+            b = a._handle
+            b.first = len(self.steps) if b.first < 0 else b.first
+            b.last = len(self.steps)
+        self.steps.append((name, list(outs), fixed, tuple(map(float, attrs))))
+        self.labels.append(self.label)
+
+    def _literal(self, array: NDArray) -> NDArray:
+        """An array that an op made by itself while planning, not from a parameter."""
+        return self.constant(self.pool.derive(("literal", id(array)), lambda: array, ()))
+
+    def finish(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> PlanInfo:
+        arena = [b for b in self.buffers if b.space == ARENA and b.first >= 0]
+        lifetimes = [Lifetime(b.nbytes, b.first, b.last) for b in arena]
+        offsets, total = plan_offsets(lifetimes)
+        where = {id(b): o for b, o in zip(arena, offsets, strict=True)}
+
+        def ref(a: NDArray) -> tuple:
+            b = a._handle
+            offset = a._offset * itemsize(a.dtype) + where.get(id(b), 0)
+            return (b.space, b.index, offset, a.shape, a.strides, a.dtype)
+
+        steps = [(KERNELS[n], [ref(a) for a in outs], [ref(a) for a in ins], attrs) for n, outs, ins, attrs in self.steps]
+        plan = _core.Plan(steps, total, inputs, outputs)
+        plan.set_constants([c.array._ref for c in self.constants])
+        return PlanInfo(plan, self, lifetimes, offsets, total)
+
+
+class PlanInfo:
+    """A finished plan and what people want to know about it."""
+
+    def __init__(self, plan: Any, builder: Builder, lifetimes: list[Lifetime], offsets: list[int], arena: int) -> None:
+        self.core, self.constants = plan, builder.constants
+        self.names = [s[0] for s in builder.steps]
+        self.labels, self.shapes = builder.labels, [s[1][0].shape for s in builder.steps]
+        self.lifetimes, self.offsets, self.arena_bytes = lifetimes, offsets, arena
+        self.lower_bound = lower_bound(lifetimes)
+
+    def refresh(self) -> None:
+        self.core.set_constants([c.array._ref for c in self.constants])
+
+    def __str__(self) -> str:
+        rows = [f"{i:3}  {n:<24}{'x'.join(map(str, s)):<24}{l}" for i, (n, s, l) in enumerate(zip(self.names, self.shapes, self.labels, strict=True))]
+        head = f"{len(rows)} steps, arena {self.arena_bytes / 1e6:.2f} MB (lower bound {self.lower_bound / 1e6:.2f} MB)"
+        return "\n".join([head, *rows])

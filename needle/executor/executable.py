@@ -1,0 +1,153 @@
+"""`compile` and `Executable`: a model as planned kernel calls, one plan per input shape."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from needle import _core
+from needle.autograd import Spec
+from needle.backend_ndarray import NDArray
+from needle.backend_selection import BACKEND
+from needle.graph import map_structure, trace
+from needle.interop import array_kind, as_ndarray, mirror
+from needle.nn.module import Module
+
+from .builder import PlanInfo
+from .constants import ConstantPool
+from .passes import optimize
+from .planner import Planner
+
+MAX_PLANS = 8  # input shapes whose plans are kept
+
+
+class CompiledPlan:
+    """A plan with the structure of the outputs it computes."""
+
+    def __init__(self, fn: Callable, example: Any, pool: ConstantPool) -> None:
+        graph = optimize(trace(fn, *example))
+        self.structure = graph.output.args[0]
+        self.info: PlanInfo = Planner(graph, pool).plan()
+        self.core = self.info.core
+
+
+class Executable:
+    """Runs a model without Python inside a run. Takes torch, numpy or needle arrays and returns the same kind; has no gradient.
+
+    `plan`: steps of the last used shape; `memory`: its arena. A changed parameter is packed again before the next run.
+    """
+
+    def __init__(self, fn: Callable) -> None:
+        self._fn, self._pool = fn, ConstantPool()
+        self._plans: OrderedDict[Any, CompiledPlan] = OrderedDict()
+        self._epoch = 0
+        self._lock = threading.Lock()
+
+    def _bind(self, args: tuple, kwargs: dict) -> tuple:
+        bind = getattr(self._fn, "bind", None)
+        if bind is not None:
+            return tuple(bind(args, kwargs))
+        if kwargs:
+            raise TypeError(f"[executable] takes positional inputs only, got {next(iter(kwargs))}.")
+        return args
+
+    def _prepare(self, args: tuple, kwargs: dict) -> tuple[CompiledPlan, list[NDArray], str]:
+        inputs = self._bind(args, kwargs)
+        arrays: list[NDArray] = []
+        kind = "needle"
+
+        def enter(x: Any) -> Any:
+            nonlocal kind
+            if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+                return x
+            kind = kind if arrays else array_kind(x)
+            arrays.append(as_ndarray(x))
+            return Spec(arrays[-1].shape, arrays[-1].dtype)
+
+        specs = map_structure(inputs, enter)
+        return self._plan_for(specs), arrays, kind
+
+    def _plan_for(self, specs: tuple) -> CompiledPlan:
+        key = repr(specs)
+        with self._lock:
+            if self._epoch != _core.epoch():
+                self._refresh()
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = CompiledPlan(self._fn, specs, self._pool)
+                self._plans[key] = plan
+                self._epoch = _core.epoch()
+                if len(self._plans) > MAX_PLANS:
+                    self._plans.popitem(last=False)
+            self._plans.move_to_end(key)
+            return plan
+
+    def _refresh(self) -> None:
+        self._epoch = _core.epoch()
+        if self._pool.refresh():
+            for plan in self._plans.values():
+                plan.info.refresh()
+
+    def refresh(self) -> None:
+        """Pack the parameters again; needed only after writing to them through an exported DLPack view."""
+        with self._lock:
+            for c in self._pool.constants.values():
+                c.stamp = None
+            self._refresh()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plan, arrays, kind = self._prepare(args, kwargs)
+        results = iter(plan.core.run_new([a._ref for a in arrays]))
+        return map_structure(plan.structure, lambda n: n if n is None else mirror(NDArray.wrap(next(results)), kind))
+
+    def run_into(self, outs: Any, *args: Any) -> None:
+        """Run, writing the results into existing arrays (one array, or a flat sequence in the order of the outputs)."""
+        plan, arrays, _ = self._prepare(args, {})
+        targets = outs if isinstance(outs, tuple | list) else (outs,)
+        plan.core.run([as_ndarray(o)._ref for o in targets], [a._ref for a in arrays])
+
+    @property
+    def _last(self) -> PlanInfo:
+        return next(reversed(self._plans.values())).info
+
+    @property
+    def plan(self) -> PlanInfo:
+        return self._last
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of the last used plan: its arena, the arena's lower bound, and the packed weights."""
+        info = self._last
+        return {
+            "arena": info.arena_bytes,
+            "lower_bound": info.lower_bound,
+            "constants": sum(c.array._handle.nbytes for c in info.constants),
+            "arenas": info.core.frames,
+        }
+
+    def profile(self, *args: Any, rounds: int = 10) -> list[tuple[str, str, float]]:
+        """(kernel, node, median seconds) for every step."""
+        plan, arrays, _ = self._prepare(args, {})
+        ins = [a._ref for a in arrays]
+        outs = plan.core.run_new(ins)
+        times = zip(*(plan.core.profile(outs, ins) for _ in range(rounds)), strict=True)
+        return [(n, l, sorted(t)[rounds // 2]) for n, l, t in zip(plan.info.names, plan.info.labels, times, strict=True)]
+
+
+def compile(model: Module | Callable, example: Any) -> Executable:  # noqa: A001 - the public name is settled
+    """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example`.
+
+    Other shapes get their own plan on first use. Raises ValueError when layers are in training mode.
+    """
+    if BACKEND == "np":
+        raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
+    if isinstance(model, Module):
+        training = [p or type(m).__name__ for p, m in model.named_modules() if m.mode_dependent and m.training]
+        if training:
+            raise ValueError(f"[compile] {len(training)} modules are in training mode (first: {training[0]}); call net.eval().")
+    exe = Executable(model)
+    example = example if isinstance(example, tuple) else (example,)
+    exe._prepare(example, {})
+    return exe

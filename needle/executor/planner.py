@@ -1,0 +1,250 @@
+"""Planner: from a traced graph to a plan. Decides layout, in-place ops and concat slices, then lowers node by node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.backend_ndarray.ndarray import NDArray, call, itemsize
+from needle.graph import Graph, Node, map_structure
+
+from .builder import ARENA, BLOCK, INPUT, OUTPUT, Builder, PlanInfo
+from .constants import ConstantPool
+
+Halo = tuple[int, int, int, int]  # zero rows and columns around an image: top, left, bottom, right
+NO_HALO: Halo = (0, 0, 0, 0)
+
+
+class Planner:
+    """Plans one graph at its traced shapes."""
+
+    def __init__(self, graph: Graph, pool: ConstantPool) -> None:
+        self.graph, self.builder = graph, Builder(pool)
+        self.order = {n: i for i, n in enumerate(graph)}
+        self.users = graph.users()
+        self.constant = constant_nodes(graph)
+        self.is_blocked: dict[Node, bool] = {}
+        self.home: dict[Node, Node] = {}  # the node whose memory a value lives in
+        self.slot: dict[Node, tuple[Node, int]] = {}  # home -> (concat, first channel)
+        self.group: dict[Node, set[Node]] = {}  # home -> every value in the same memory
+        self.plain: dict[Node, NDArray] = {}
+        self.blocked: dict[Node, NDArray] = {}
+
+    def plan(self) -> PlanInfo:
+        for node in self.graph:
+            if node.kind == "op" and node not in self.constant:
+                self.is_blocked[node] = self._wants_blocked(node)
+                self._choose_home(node)
+        with self.builder.active():
+            inputs = [self._enter(n, i) for i, n in enumerate(self.graph.inputs)]
+            for node in self.graph:
+                if node.kind == "param":
+                    self.plain[node] = self.builder.constant(self.builder.pool.parameter(parameter(node)))
+                elif node.kind == "op":
+                    self.builder.label = node.name
+                    self._lower(node)
+            outputs = self._leave()
+        return self.builder.finish(inputs, outputs)
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
+
+    def _wants_blocked(self, node: Node) -> bool:
+        """True where the value of `node` should be nChw16c."""
+        op, spec = node.target, node.meta["spec"]
+        if op.layout == "plain" or isinstance(spec, tuple) and not isinstance(spec, Spec):
+            return False
+        if spec.ndim != 4 or any(n.meta["spec"].dtype != "float32" for n in (node, *node.args)):
+            return False
+        if op.layout == "blocked":
+            return all(n in self.constant for i, n in enumerate(node.args) if op.is_weight(i))
+        if not any(self.is_blocked.get(n) for n in node.args):
+            return False
+        channels = spec.shape[1]
+        if not op.zero_is_safe and channels % BLOCK:
+            return False
+        return op.accepts_blocked(*(n.meta["spec"] for n in node.args))
+
+    def _choose_home(self, node: Node) -> None:
+        """Place the value of `node` in the memory of an input, in a concat's slice, or in memory of its own."""
+        op = node.target
+        self.home[node], self.group[node] = node, {node}
+        if op.aliases(node.meta["spec"], *(n.meta["spec"] for n in node.args)):
+            self._join(node, node.args[0])
+        elif op.in_place:
+            for x in node.args:
+                if self._can_overwrite(x, node):
+                    self._join(node, x)
+                    break
+        if op.joins_channels and self.is_blocked[node]:
+            self._place_slices(node)
+
+    def _join(self, node: Node, x: Node) -> None:
+        if x in self.home and self.is_blocked.get(x) == self.is_blocked[node]:
+            home = self.home[x]
+            self.home[node] = home
+            self.group[home].add(node)
+            self.group[node] = self.group[home]
+
+    def _can_overwrite(self, x: Node, node: Node) -> bool:
+        if x not in self.home or self.is_blocked.get(x) != self.is_blocked[node]:
+            return False
+        if x.meta["spec"] != node.meta["spec"] or node.args.count(x) > 1:
+            return False
+        here = self.order[node]
+        return all(self.order[u] <= here for m in self.group[self.home[x]] for u in self.users[m])
+
+    def _place_slices(self, concat: Node) -> None:
+        offset = 0
+        for x in concat.args:
+            home = self.home.get(x)
+            free = home is not None and home not in self.slot and concat.args.count(x) == 1
+            # A value may live in the slice only if all of its memory has the concat's height and width.
+            if free and self.is_blocked.get(home) and x.meta["spec"].shape[1] % BLOCK == 0 and offset % BLOCK == 0:
+                self.slot[home] = (concat, offset)
+                merged = self.group[home] | self.group[concat]
+                for m in merged:
+                    self.group[m] = merged
+            offset += x.meta["spec"].shape[1]
+
+    def _halo(self, node: Node) -> Halo:
+        """The zero ring that the readers of a value, and of everything that shares its memory, need around it."""
+        halo = NO_HALO
+        for member in self.group.get(node, {node}):
+            for user in self.users[member]:
+                if self.is_blocked.get(user):
+                    for i, x in enumerate(user.args):
+                        if x is member:
+                            need = user.target.halo(i, user.meta["spec"], *(a.meta["spec"] for a in user.args))
+                            halo = tuple(map(max, halo, need))  # type: ignore[assignment]
+        return halo
+
+    # -- lowering ----------------------------------------------------------------------------------------------------
+
+    def _enter(self, node: Node, index: int) -> tuple[tuple[int, ...], str]:
+        spec = node.meta["spec"]
+        if spec is None:
+            raise Unsupported(f"input {node.name} is not an array")
+        self.plain[node] = self.builder.border(INPUT, index, spec.shape, spec.dtype)
+        return (tuple(spec.shape), spec.dtype)
+
+    def _lower(self, node: Node) -> None:
+        op = node.target
+        if node in self.constant:
+            make = lambda *arrays: eager(op, arrays)  # noqa: E731
+            key = ("op", op.name, repr(op.attributes()))
+            self.plain[node] = self.builder.derive(key, make, *(self.plain[n] for n in node.args))
+            return
+        spec = node.meta["spec"]
+        blocked = self.is_blocked[node]
+        if blocked:
+            ins = [self._as_blocked(n) if n.meta["spec"].ndim == 4 and not op.is_weight(i) else self.plain[n] for i, n in enumerate(node.args)]
+        else:
+            ins = [self._as_plain(n) for n in node.args]
+        home = self.home[node]
+        if home is not node and op.aliases(spec, *(n.meta["spec"] for n in node.args)) and blocked:
+            self.blocked[node] = ins[0]
+        elif blocked:
+            out = self.blocked[home] if home is not node else self._allocate(node)
+            self.blocked[node] = out
+            op.lower(self.builder, self._without_own_slices(node, ins, out), out)
+        elif op.has_own_lowering():
+            out = self.plain[home] if home is not node else NDArray.empty(spec.shape, spec.dtype)
+            if not out.is_compact():
+                out = NDArray.empty(spec.shape, spec.dtype)
+            self.plain[node] = out
+            op.lower(self.builder, ins, out)
+        else:
+            result = op.compute(*ins)
+            if result is None:
+                raise Unsupported(f"[compile] {op.label} has no kernel that the executor can plan")
+            self.plain[node] = result
+
+    def _without_own_slices(self, node: Node, ins: list[NDArray], out: NDArray) -> Any:
+        """For a concat: None for the inputs that already lie in their slice."""
+        if not node.target.joins_channels:
+            return ins
+        return [None if self.slot.get(self.home.get(n), (None,))[0] is node else a for n, a in zip(node.args, ins, strict=True)]  # type: ignore[arg-type]
+
+    def _allocate(self, node: Node) -> NDArray:
+        """Memory for a blocked value, its halo zeroed: its slice of a concat, or a buffer of its own."""
+        if node in self.blocked:
+            return self.blocked[node]
+        spec = node.meta["spec"]
+        if node in self.slot:
+            concat, channel = self.slot[node]
+            whole = self._allocate(self.home[concat])
+            return whole[:, channel // BLOCK : (channel + spec.shape[1]) // BLOCK]
+        halo = self._halo(node)
+        out = self.builder.blocked(spec.shape, halo)
+        self.blocked[node] = out
+        self._zero(out, halo)
+        return out
+
+    def _zero(self, out: NDArray, halo: Halo) -> None:
+        if any(halo):
+            top, left, bottom, right = halo
+            call("zero_halo", [out], [], top, bottom, left, right)
+
+    def _as_plain(self, node: Node) -> NDArray:
+        """The value as a plain (N, C, H, W) array."""
+        if node not in self.plain:
+            self.plain[node] = NDArray.empty(node.meta["spec"].shape)
+            call("from_blocked", [self.plain[node]], [self.blocked[node]])
+        return self.plain[node]
+
+    def _as_blocked(self, node: Node) -> NDArray:
+        """The value as nChw16c (or one block of C < 16 channels) with the halo that its readers need."""
+        if node not in self.blocked:
+            spec, halo = node.meta["spec"], self._halo(node)
+            block = spec.shape[1] if self._stem(node) else BLOCK
+            self.blocked[node] = out = self.builder.blocked(spec.shape, halo, block)
+            self._zero(out, halo)
+            call("to_blocked", [out], [self.plain[node]])
+        return self.blocked[node]
+
+    def _stem(self, node: Node) -> bool:
+        """Few channels and only convolutions as blocked readers: one narrow block instead of zero-padded channels."""
+        readers = [u for u in self.users[node] if self.is_blocked.get(u)]
+        return node.meta["spec"].shape[1] < BLOCK and all(u.target.reads_narrow_blocks(*(a.meta["spec"] for a in u.args)) for u in readers)
+
+    def _leave(self) -> list[tuple[tuple[int, ...], str]]:
+        """Write the graph's outputs; a value whose memory is all its own becomes the output without a copy."""
+        borders: list[tuple[tuple[int, ...], str]] = []
+        taken: set[int] = set()
+        self.builder.label = "output"
+
+        def write(node: Node) -> None:
+            spec, index = node.meta["spec"], len(borders)
+            borders.append((tuple(spec.shape), spec.dtype))
+            value = self.plain.get(node)
+            buffer = value._handle if value is not None else None
+            own = buffer is not None and buffer.space == ARENA and id(buffer) not in taken
+            if own and value.is_compact() and buffer.nbytes == value.size * itemsize(spec.dtype):
+                buffer.space, buffer.index = OUTPUT, index
+                taken.add(id(buffer))
+                return
+            out = self.builder.border(OUTPUT, index, spec.shape, spec.dtype)
+            if value is not None:
+                call("copy", [out], [value])
+            else:
+                call("from_blocked", [out], [self.blocked[node]])
+
+        map_structure(self.graph.output.args[0], lambda n: write(n) if isinstance(n, Node) else None)
+        return borders
+
+
+def parameter(node: Node) -> Tensor:
+    return node.meta["tensor"] if isinstance(node.target, str) else node.target
+
+
+def constant_nodes(graph: Graph) -> set[Node]:
+    """Parameters and what is computed from them alone."""
+    constant: set[Node] = set()
+    for n in graph:
+        if n.kind == "param" or n.kind == "op" and all(i in constant for i in n.inputs()):
+            constant.add(n)
+    return constant
+
+
+def eager(op: Op, arrays: tuple[NDArray, ...]) -> NDArray:
+    return op(*(Tensor.make_const(a) for a in arrays)).cached_data

@@ -1,0 +1,221 @@
+"""The one graph class: nodes in execution order, symbolic dims, structure of inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from needle.autograd import Deferred, Op, Spec, Unsupported
+
+KINDS = ("input", "param", "op", "module", "scalar", "output")
+
+
+def map_structure(value: Any, f: Callable[[Any], Any]) -> Any:
+    """`value` with `f` applied to the leaves of its nested tuples, lists and dicts."""
+    if isinstance(value, Spec):  # a named tuple, yet one value
+        return f(value)
+    if isinstance(value, tuple | list):
+        items = [map_structure(v, f) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {k: map_structure(v, f) for k, v in value.items()}
+    return f(value)
+
+
+class Node:
+    """One value of a graph.
+
+    kind    target                                   args
+    input   name                                     ()
+    param   dotted path in the module, or a Tensor   ()
+    op      Op (attributes may hold Dims and Modes)  input nodes
+    module  dotted path of the submodule             its arguments, nested
+    scalar  "size" or an arithmetic operator         (node, axis) or (dim, dim)
+    output  ""                                       (the nested result,)
+    """
+
+    __slots__ = ("args", "kind", "meta", "name", "target")
+
+    def __init__(self, kind: str, target: Any, args: tuple, name: str) -> None:
+        self.kind, self.target, self.args, self.name = kind, target, args, name
+        self.meta: dict[str, Any] = {}  # spec, source line, module path
+
+    def inputs(self) -> list[Node]:
+        """The nodes that this one reads, those of its deferred attributes included."""
+        found: list[Node] = []
+
+        def visit(x: Any) -> None:
+            if isinstance(x, Node):
+                found.append(x)
+            elif isinstance(x, Dim):
+                found.append(x.node)
+
+        map_structure(self.args, visit)
+        if self.kind == "op":
+            found += [d.node for d in self.target.deferred() if isinstance(d, Dim)]
+        return found
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Dim(Deferred):
+    """A size known when the graph runs. Arithmetic records scalar nodes; anything that needs the value is Unsupported."""
+
+    def __init__(self, node: Node, graph: Graph) -> None:
+        self.node, self.graph = node, graph
+
+    def _apply(self, operator: str, a: Any, b: Any) -> Dim:
+        if not all(isinstance(v, int | float | Dim) for v in (a, b)):
+            return NotImplemented
+        node = self.graph.add("scalar", operator, (a, b), operator)
+        examples = [v.node.meta.get("example") if isinstance(v, Dim) else v for v in (a, b)]
+        if None not in examples:
+            node.meta["example"] = SCALAR_OPERATORS[operator](*examples)
+        return Dim(node, self.graph)
+
+    def __add__(self, other: Any) -> Dim:
+        return self._apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Dim:
+        return self._apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Dim:
+        return self._apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Dim:
+        return self._apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Dim:
+        return self._apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Dim:
+        return self._apply("mul", other, self)
+
+    def __floordiv__(self, other: Any) -> Dim:
+        return self._apply("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Dim:
+        return self._apply("floordiv", other, self)
+
+    def __truediv__(self, other: Any) -> Dim:
+        return self._apply("truediv", self, other)
+
+    def __mod__(self, other: Any) -> Dim:
+        return self._apply("mod", self, other)
+
+    def __neg__(self) -> Dim:
+        return self._apply("sub", 0, self)
+
+    def __int__(self) -> int:
+        raise Unsupported(f"the size {self.node.name} is not known while recording; pass example=")
+
+    def __bool__(self) -> bool:
+        raise Unsupported(f"control flow branches on the size {self.node.name}; pass example=")
+
+    __index__ = __int__
+
+    def _compare(self, other: object) -> bool:
+        raise Unsupported(f"control flow compares the size {self.node.name}; pass example=")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compare
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._compare(other)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"Dim({self.node.name})"
+
+
+SCALAR_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b,
+    "truediv": lambda a, b: a / b,
+    "mod": lambda a, b: a % b,
+}
+
+
+class Graph:
+    """Nodes in execution order. Passes read it and build a new one; `fuse` and the executor never edit in place."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._names: dict[str, int] = {}
+
+    def add(self, kind: str, target: Any, args: tuple, name: str) -> Node:
+        name = name.replace(".", "_")
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        node = Node(kind, target, args, f"{name}_{count}" if count else name)
+        self.nodes.append(node)
+        return node
+
+    @property
+    def inputs(self) -> list[Node]:
+        return [n for n in self.nodes if n.kind == "input"]
+
+    @property
+    def output(self) -> Node:
+        return self.nodes[-1]
+
+    def users(self) -> dict[Node, list[Node]]:
+        users: dict[Node, list[Node]] = {n: [] for n in self.nodes}
+        for n in self.nodes:
+            for i in dict.fromkeys(n.inputs()):
+                users[i].append(n)
+        return users
+
+    def copy(self, replace: Callable[[Node, Graph, dict[Node, Node]], Node | None] | None = None) -> Graph:
+        """A new graph. `replace(node, new_graph, done)` may add nodes itself and return the one that stands for `node`."""
+        new, done = Graph(), {}
+        for node in self.nodes:
+            made = replace(node, new, done) if replace else None
+            done[node] = made or new.copy_node(node, done)
+        return new
+
+    def copy_node(self, node: Node, done: dict[Node, Node]) -> Node:
+        """Add a copy of another graph's node, its inputs replaced by `done`."""
+
+        def move(x: Any) -> Any:
+            if isinstance(x, Node):
+                return done[x]
+            if isinstance(x, Dim):
+                return Dim(done[x.node], self)
+            return x
+
+        target = node.target.resolve(move) if node.kind == "op" else node.target
+        made = self.add(node.kind, target, map_structure(node.args, move), node.name)
+        made.meta = dict(node.meta)
+        return made
+
+    def prune(self) -> Graph:
+        """A new graph without the nodes that nothing reads; inputs stay."""
+        needed = {self.output, *self.inputs}
+        for node in reversed(self.nodes):
+            if node in needed:
+                needed.update(node.inputs())
+        kept, done = Graph(), {}
+        for node in self.nodes:
+            if node in needed:
+                done[node] = kept.copy_node(node, done)
+        return kept
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __str__(self) -> str:
+        rows = [(n.name, n.kind, describe_target(n), ", ".join(str(i) for i in n.inputs())) for n in self.nodes]
+        widths = [max(len(r[i]) for r in rows) for i in range(3)]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(r, [*widths, 0], strict=True)).rstrip() for r in rows)
+
+
+def describe_target(node: Node) -> str:
+    if isinstance(node.target, Op):
+        attributes = ", ".join(f"{k}={v}" for k, v in node.target.attributes().items())
+        return f"{node.target.name}({attributes})"
+    return node.target if isinstance(node.target, str) else type(node.target).__name__

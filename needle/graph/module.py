@@ -1,0 +1,162 @@
+"""GraphModule: a graph and the submodule tree it calls. `symbolic` makes one from any needle module."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from needle.autograd import Deferred, Spec, Tensor, Unsupported
+from needle.nn.module import Module
+
+from .graph import SCALAR_OPERATORS, Dim, Graph, Node, map_structure
+from .record import Recorder, Symbol
+
+
+class Mode(Deferred):
+    """The training flag of a module, read when the graph runs."""
+
+    def __init__(self, module: Module, path: str) -> None:
+        self.module, self.path = module, path
+
+    def value(self) -> bool:
+        return self.module.training
+
+    def __repr__(self) -> str:
+        return f"training({self.path})"
+
+
+class GraphModule(Module):
+    """Interprets its graph, eagerly on tensors and by recording on symbols. Trainable; batch and sizes stay free."""
+
+    container = True
+
+    def __init__(self, graph: Graph, root: Module) -> None:
+        super().__init__()
+        for name, value in root.__dict__.items():
+            if not name.startswith("_"):
+                self.__dict__[name] = value
+        self._graph = graph
+        self._report: Any = None
+        self._last_use = last_uses(graph)
+        self._tensors: dict[str, Tensor] | None = None
+        self._modules: dict[str, Module] = {n.target: self.get_submodule(n.target) for n in graph if n.kind == "module"}
+
+    @property
+    def graph(self) -> Graph:
+        return self._graph
+
+    @property
+    def report(self) -> Any:
+        return self._report
+
+    @property
+    def input_names(self) -> list[str]:
+        return [n.target for n in self._graph.inputs]
+
+    def tensor(self, path: str) -> Tensor:
+        """The parameter or buffer at `path`, looked up once."""
+        if self._tensors is None:
+            self._tensors = dict(self.named_tensors())
+        return self._tensors[path]
+
+    def bind(self, args: tuple, kwargs: dict) -> list[Any]:
+        """One value per graph input, from a call's arguments."""
+        nodes = self._graph.inputs
+        values = {n.target: n.meta["default"] for n in nodes if "default" in n.meta}
+        names = self.input_names
+        if len(args) > len(names):
+            raise TypeError(f"[{type(self).__name__}] expects at most {len(names)} inputs, got {len(args)}.")
+        values.update(zip(names, args, strict=False))
+        unknown = [k for k in kwargs if k not in names]
+        if unknown:
+            raise TypeError(f"[{type(self).__name__}] expects inputs {', '.join(names)}, got {unknown[0]}.")
+        values.update(kwargs)
+        missing = [n for n in names if n not in values]
+        if missing:
+            raise TypeError(f"[{type(self).__name__}] input {missing[0]} is missing.")
+        return [values[n] for n in names]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        from needle.interop import as_tensor
+
+        inputs = iter([as_tensor(v) for v in self.bind(args, kwargs)])
+        env: dict[Node, Any] = {}
+        for node in self._graph:
+            env[node] = self._evaluate(node, env, inputs)
+            for done in self._last_use.get(node, ()):
+                del env[done]
+        return env[self._graph.output]
+
+    def _evaluate(self, node: Node, env: dict[Node, Any], inputs: Any) -> Any:
+        def value(x: Any) -> Any:
+            if isinstance(x, Node):
+                return env[x]
+            return env[x.node] if isinstance(x, Dim) else x
+
+        if node.kind == "input":
+            return next(inputs)
+        if node.kind == "param":
+            return self.tensor(node.target) if isinstance(node.target, str) else node.target
+        if node.kind == "scalar":
+            a, b = (value(x) for x in node.args)
+            return a.shape[b] if node.target == "size" else SCALAR_OPERATORS[node.target](a, b)
+        args = map_structure(node.args, value)
+        if node.kind == "output":
+            return args[0]
+        if node.kind == "module":
+            kwargs = args[-1] if args and isinstance(args[-1], dict) else {}
+            return self._modules[node.target](*(args[:-1] if kwargs else args), **kwargs)
+        op = node.target.resolve(lambda d: env[d.node] if isinstance(d, Dim) else d.value())
+        if isinstance(args[0], tuple):  # the outputs of a recorded op are a plain tuple
+            return args[0][op.index]
+        return op(*args)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(\n{self._graph}\n)"
+
+
+def last_uses(graph: Graph) -> dict[Node, list[Node]]:
+    """For each node, the nodes that nothing reads after it."""
+    last: dict[Node, Node] = {}
+    for node in graph:
+        for i in node.inputs():
+            last[i] = node
+    uses: dict[Node, list[Node]] = {}
+    for node, user in last.items():
+        uses.setdefault(user, []).append(node)
+    return uses
+
+
+def record_module(recorder: Recorder, path: str, args: tuple, kwargs: dict, module: Module) -> Any:
+    spec = None
+    symbols = [a for a in args if isinstance(a, Symbol)]
+    if symbols and all(s.spec is not None for s in symbols) and len(symbols) == len(args):
+        inner = Recorder(static=True)
+        out = module.forward(*(inner.input("x", s.spec) for s in symbols), **kwargs)
+        spec = out.spec if isinstance(out, Symbol) else None
+    return Recorder.module(recorder, path, args, kwargs, spec)
+
+
+class ModuleRecorder(Recorder):
+    """Records a module tree: leaf modules become nodes, parameters used directly become `param` nodes with paths."""
+
+    def __init__(self, root: Module) -> None:
+        super().__init__(static=False)
+        self.leaf_paths = {id(m): p for p, m in root.named_modules() if m.is_leaf and p}
+        self.param_paths = {id(t): p for p, t in root.named_tensors()}
+
+    def module(self, path: str, args: tuple, kwargs: dict, module: Any = None) -> Any:
+        return record_module(self, path, args, kwargs, module)
+
+
+def symbolic(module: Module, example: tuple | None = None) -> GraphModule:
+    """A GraphModule that calls the same layers and parameters as `module`; batch and sizes stay free."""
+    if isinstance(module, GraphModule):
+        return module
+    recorder = ModuleRecorder(module)
+    if id(module) in {id(m) for m in module.modules() if m.is_leaf}:
+        raise Unsupported(f"{type(module).__name__} is one layer; wrap it in nn.Sequential to make a graph")
+    names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.default is p.empty]
+    specs = [Spec(tuple(e.shape), str(e.dtype)) for e in example] if example else [None] * len(names)
+    result = module.forward(*(recorder.input(n, s) for n, s in zip(names, specs, strict=True)))
+    return GraphModule(recorder.finish(result), module)

@@ -1,0 +1,186 @@
+"""Symbols: tensors that record instead of computing; `symbolic` and `trace` make graphs with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from needle.autograd import Op, Spec, Tensor, Unsupported
+
+from .graph import Dim, Graph, Node, map_structure
+
+
+class Symbol(Tensor):
+    """A tensor without data. `spec` is known when tracing, or when an example is at hand."""
+
+    def __init__(self, node: Node, recorder: Recorder, spec: Spec | None) -> None:
+        self.node, self.recorder, self.spec = node, recorder, spec
+        self._init(None, None, (), False)
+
+    @property
+    def shape(self) -> Any:
+        return self.recorder.shape(self)
+
+    @property
+    def ndim(self) -> int:
+        if self.spec is None:
+            raise Unsupported(f"the rank of {self.node.name} is not known; pass example=")
+        return self.spec.ndim
+
+    @property
+    def dtype(self) -> str:
+        if self.spec is None:
+            raise Unsupported(f"the dtype of {self.node.name} is not known; pass example=")
+        return self.spec.dtype
+
+    @property
+    def device(self) -> Any:
+        from needle.backend_selection import default_device
+
+        return default_device()
+
+    def detach(self) -> Tensor:
+        return self
+
+    def numpy(self) -> Any:
+        raise Unsupported(f"the value of {self.node.name} is not known while recording")
+
+    def __repr__(self) -> str:
+        return f"Symbol({self.node.name})"
+
+
+class SymbolicShape:
+    """The shape of a symbol of unknown rank: only single sizes can be asked for."""
+
+    def __init__(self, symbol: Symbol) -> None:
+        self.symbol = symbol
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            raise_unknown = index.stop is None or index.stop < 0 or (index.start or 0) < 0
+            if raise_unknown and not (index.stop is None and (index.start or 0) < 0):
+                raise Unsupported(f"the rank of {self.symbol.node.name} is not known; pass example=")
+            stop = 0 if index.stop is None else index.stop
+            return tuple(self[i] for i in range(index.start or 0, stop, index.step or 1))
+        return self.symbol.recorder.size(self.symbol, index)
+
+    def __iter__(self) -> Any:
+        raise Unsupported(f"the rank of {self.symbol.node.name} is not known; pass example=")
+
+    __len__ = __iter__
+
+
+class Recorder:
+    """Collects the ops applied to its symbols. `static`: shapes are the examples' (trace), else they stay free."""
+
+    def __init__(self, static: bool, leaf_paths: dict[int, str] | None = None) -> None:
+        self.graph, self.static = Graph(), static
+        self.leaf_paths = leaf_paths or {}  # id(module) -> path of the modules recorded as one node
+        self.writes: dict[int, tuple[Tensor, Symbol]] = {}  # buffers that the call would have written
+        self.param_paths: dict[int, str] = {}
+        self._params: dict[int, Symbol] = {}
+        self._sizes: dict[tuple[Node, int], Dim] = {}
+
+    def input(self, name: str, spec: Spec | None) -> Symbol:
+        return self._symbol(self.graph.add("input", name, (), name), spec)
+
+    def _symbol(self, node: Node, spec: Spec | None) -> Symbol:
+        node.meta["spec"] = spec
+        return Symbol(node, self, spec)
+
+    def param(self, tensor: Tensor) -> Symbol:
+        """The symbol of a real tensor that takes part: a parameter, buffer or constant."""
+        if id(tensor) in self.writes:
+            return self.writes[id(tensor)][1]
+        if id(tensor) not in self._params:
+            path = self.param_paths.get(id(tensor))
+            node = self.graph.add("param", path or tensor, (), path or "constant")
+            node.meta["tensor"] = tensor  # also keeps it alive, so that its id stays its own
+            self._params[id(tensor)] = self._symbol(node, Spec(tuple(tensor.shape), tensor.dtype))
+        return self._params[id(tensor)]
+
+    def write(self, tensor: Tensor, value: Symbol) -> None:
+        self.writes[id(tensor)] = (tensor, value)
+
+    def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        if op.must_decompose():
+            return op.decompose(*inputs)
+        symbols = [t if t.recorder is self else self.param(t) for t in inputs]
+        specs = [s.spec for s in symbols]  # type: ignore[attr-defined]
+        known = all(s is not None for s in specs)
+        out = op.resolve(self._example).infer(*specs) if known else None
+        node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
+        if op.n_out == 1:
+            return self._symbol(node, out)
+        node.meta["spec"] = out
+        from needle.ops import TupleGetItem
+
+        items = [self.graph.add("op", TupleGetItem(i), (node,), f"{op.label}_{i}") for i in range(op.n_out)]
+        return tuple(self._symbol(n, out[i] if out else None) for i, n in enumerate(items))
+
+    def _example(self, deferred: Any) -> Any:
+        if isinstance(deferred, Dim):
+            if "example" not in deferred.node.meta:
+                raise Unsupported(f"the size {deferred.node.name} is not known; pass example=")
+            return deferred.node.meta["example"]
+        return deferred.value()
+
+    def module(self, path: str, args: tuple, kwargs: dict, spec: Any = None) -> Any:
+        """Record the call of a leaf module."""
+        if kwargs:
+            args = (*args, kwargs)
+        node = self.graph.add("module", path, map_structure(args, self._to_node), path)
+        return self._symbol(node, spec)
+
+    def _to_node(self, x: Any) -> Any:
+        if isinstance(x, Symbol):
+            return x.node
+        return self.param(x).node if isinstance(x, Tensor) else x
+
+    def shape(self, symbol: Symbol) -> Any:
+        if symbol.spec is None:
+            return SymbolicShape(symbol)
+        if self.static:
+            return symbol.spec.shape
+        return tuple(self.size(symbol, i) for i in range(symbol.spec.ndim))
+
+    def size(self, symbol: Symbol, axis: int) -> Any:
+        if symbol.spec is not None and axis < 0:
+            axis += symbol.spec.ndim
+        key = (symbol.node, axis)
+        if key not in self._sizes:
+            node = self.graph.add("scalar", "size", (symbol.node, axis), f"{symbol.node.name}_size{axis}".replace("-", "m"))
+            if symbol.spec is not None:
+                node.meta["example"] = symbol.spec.shape[axis]
+            self._sizes[key] = Dim(node, self.graph)
+        return self._sizes[key]
+
+    def finish(self, result: Any) -> Graph:
+        self.graph.add("output", "", (map_structure(result, self._to_node),), "output")
+        return self.graph
+
+
+def trace(fn: Callable, *examples: Any, names: Sequence[str] | None = None) -> Graph:
+    """Record one call of `fn` at the shapes of `examples` (Tensors, arrays or Specs; nested ones are allowed).
+
+    The graph has only input, param, op and output nodes; parameters are the real Tensors. Buffers that the call writes are
+    extra outputs: the output is (result, [written values]) with `graph.output.meta["writes"]` the tensors.
+    """
+    recorder = Recorder(static=True)
+    count = iter(range(1 << 30))
+
+    def enter(x: Any) -> Any:
+        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            return x
+        i = next(count)
+        return recorder.input(names[i] if names else f"x{i}", Spec(tuple(x.shape), str(x.dtype).removeprefix("torch.")))
+
+    result = fn(*map_structure(examples, enter))
+    if recorder.writes:
+        written = [v for _, v in recorder.writes.values()]
+        graph = recorder.finish((result, written))
+        graph.output.meta["writes"] = [t for t, _ in recorder.writes.values()]
+    else:
+        graph = recorder.finish(result)
+    return graph
+
