@@ -10,16 +10,16 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __launch_bounds__(...)
+#define GPU_BOUNDS(threads, blocks)
 // The tag's address names the declaration, so that a loop or a helper called twice gets the same memory, as on a device.
 #define GPU_SHARED(Type, name) \
   Type& name = *static_cast<Type*>([] { static char tag; return ::needle::emulation::shared(&tag, sizeof(Type)); }())
@@ -75,8 +75,8 @@ struct Device {  // one device, one launch at a time
   const char* error = nullptr;
   alignas(16) unsigned char shared[kSharedBytes];
 };
-inline std::unique_ptr<Device> device_memory = std::make_unique<Device>();
-inline Device& device() { return *device_memory; }
+inline Device* const the_device = new Device;
+inline Device& device() { return *the_device; }
 
 // Only the first entry into a fiber uses ucontext, whose switches make system calls; later ones use setjmp, which is
 // some 50 times faster. Both functions stay out of line so that no caller's variable lives across the second return.

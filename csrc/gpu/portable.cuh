@@ -5,6 +5,7 @@
 //   lane_id()  block_sync()  wave_sync()                                          atomic_add(p, v)
 //   shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
 //   GPU_SHARED(Type, name)            a block's static shared memory              dynamic_shared<T>()
+//   GPU_BOUNDS(threads, blocks)       before a kernel's name: size of a block, blocks per unit
 //
 // Blocks are one-dimensional, a whole number of waves, and every lane of a wave takes part in each shuffle and ballot.
 #pragma once
@@ -45,6 +46,12 @@
 #define gpuFuncSetAttribute NEEDLE_VENDOR(FuncSetAttribute)
 #define gpuFuncAttributeMaxDynamicSharedMemorySize NEEDLE_VENDOR(FuncAttributeMaxDynamicSharedMemorySize)
 #define GPU_SHARED(Type, name) __shared__ Type name
+// At most `threads` a block, and registers few enough for `blocks` of them per unit; HIP counts waves on each of 4 SIMDs.
+#ifdef __HIP__
+#define GPU_BOUNDS(threads, blocks) __launch_bounds__(threads, ((threads) / NEEDLE_WAVE * (blocks) + 3) / 4)
+#else
+#define GPU_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#endif
 extern __shared__ unsigned char needle_dynamic_shared[] __attribute__((aligned(16)));
 #endif
 
@@ -165,6 +172,7 @@ template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, unsigned block, size_t shared, gpuStream_t stream, const A&... args) {
   static_assert(sizeof...(P) == sizeof...(A), "a kernel gets as many arguments as it has parameters");
 #if defined(NEEDLE_EMULATION)
+  (void)stream;
   emulation::run(grid, block, shared, [&] { kernel(static_cast<P>(args)...); });
 #else
   if (shared > (48 << 10)) {  // CUDA gives more than 48 KiB only when asked

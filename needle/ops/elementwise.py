@@ -1,0 +1,477 @@
+"""Element-wise arithmetic, comparison and maths; the operators of Tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Spec, Tensor, op, tensor_method
+from needle.backend_ndarray import NDArray
+
+from .common import (
+    Binary,
+    Elementwise,
+    ScalarOp,
+    Unary,
+    as_operand,
+    broadcast_shape,
+    cast_array,
+    gradient_of_decomposition,
+    promote,
+    unbroadcast,
+)
+
+# -- arithmetic ----------------------------------------------------------------------------------------------------------
+
+
+@op
+class EWiseAdd(Binary):
+    """a + b."""
+
+    kernel = "add"
+    ufunc = np.add
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return tuple(unbroadcast(out_grad, x.shape) for x in node.inputs)
+
+
+@tensor_method("add", "__add__", "__radd__")
+def add(a: Tensor, b: Any) -> Tensor:
+    """Sum of two tensors of broadcasting shapes, or of a tensor and a number."""
+    return EWiseAdd()(a, b) if isinstance(b, Tensor) else _with_scalar(a, b, AddScalar, EWiseAdd)
+
+
+@op
+class AddScalar(ScalarOp):
+    """x + scalar."""
+
+    scalar: Any
+    kernel = "add_scalar"
+    ufunc = np.add
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return out_grad
+
+
+def add_scalar(a: Tensor, scalar: Any) -> Tensor:
+    return AddScalar(scalar)(a)
+
+
+@op
+class EWiseMul(Binary):
+    """a * b."""
+
+    kernel = "mul"
+    ufunc = np.multiply
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        a, b = node.inputs
+        return (
+            unbroadcast(multiply(out_grad, b), a.shape) if a.requires_grad else None,
+            unbroadcast(multiply(out_grad, a), b.shape) if b.requires_grad else None,
+        )
+
+
+@tensor_method("multiply", "mul", "__mul__", "__rmul__")
+def multiply(a: Tensor, b: Any) -> Tensor:
+    """Product of two tensors of broadcasting shapes, or of a tensor and a number."""
+    return EWiseMul()(a, b) if isinstance(b, Tensor) else _with_scalar(a, b, MulScalar, EWiseMul)
+
+
+@op
+class MulScalar(ScalarOp):
+    """x * scalar."""
+
+    scalar: Any
+    kernel = "mul_scalar"
+    ufunc = np.multiply
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return mul_scalar(out_grad, self.scalar)
+
+
+def mul_scalar(a: Tensor, scalar: Any) -> Tensor:
+    return MulScalar(scalar)(a)
+
+
+@op
+class Negate(Unary):
+    """-x."""
+
+    kernel = "neg"
+    ufunc = np.negative
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return negate(out_grad)
+
+
+@tensor_method("negate", "neg", "__neg__")
+def negate(a: Tensor) -> Tensor:
+    return Negate()(a)
+
+
+@tensor_method("subtract", "sub", "__sub__")
+def subtract(a: Tensor, b: Any) -> Tensor:
+    """a - b, as add(a, negate(b))."""
+    return add(a, negate(b)) if isinstance(b, Tensor) else add(a, -b)
+
+
+@tensor_method("__rsub__")
+def rsubtract(a: Tensor, b: Any) -> Tensor:
+    return add(negate(a), b)
+
+
+@op
+class EWiseDiv(Binary):
+    """a / b."""
+
+    kernel = "div"
+    ufunc = np.divide
+    zero_is_safe = False
+    domain = (0.3, 3.0)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        a, b = node.inputs
+        over_b = divide(out_grad, b)
+        grad_b = unbroadcast(negate(multiply(over_b, node)), b.shape) if b.requires_grad else None
+        return unbroadcast(over_b, a.shape), grad_b
+
+
+@tensor_method("divide", "div", "__truediv__")
+def divide(a: Tensor, b: Any) -> Tensor:
+    """Quotient of two tensors of broadcasting shapes, or of a tensor and a number."""
+    return EWiseDiv()(a, b) if isinstance(b, Tensor) else _with_scalar(a, b, DivScalar, EWiseDiv)
+
+
+@op
+class DivScalar(ScalarOp):
+    """x / scalar."""
+
+    scalar: Any
+    kernel = "div_scalar"
+    ufunc = np.divide
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return divide_scalar(out_grad, self.scalar)
+
+
+def divide_scalar(a: Tensor, scalar: Any) -> Tensor:
+    return DivScalar(_real(scalar))(a)
+
+
+@op
+class RDivScalar(ScalarOp):
+    """scalar / x."""
+
+    scalar: Any
+    kernel = "rdiv_scalar"
+    zero_is_safe = False
+    domain = (0.3, 3.0)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return self.scalar / x
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return negate(multiply(out_grad, divide(node, node.inputs[0])))
+
+
+@tensor_method("__rtruediv__")
+def rdivide(a: Tensor, scalar: Any) -> Tensor:
+    """scalar / a."""
+    return RDivScalar(_real(scalar))(a)
+
+
+@op
+class EWisePow(Binary):
+    """a ** b. At base 0 the gradient of the exponent is 0 for a positive exponent, as torch has it."""
+
+    kernel = "power"
+    ufunc = np.power
+    zero_is_safe = False
+    domain = (0.3, 2.0)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        a, b = node.inputs
+        grad_a = multiply(out_grad, multiply(b, power(a, add(b, -1.0)))) if a.requires_grad else None
+        grad_b = None
+        if b.requires_grad:
+            by_log = multiply(out_grad, multiply(node, log(a)))
+            grad_b = unbroadcast(where(eq(node, 0.0), multiply(node, out_grad), by_log), b.shape)
+        return (unbroadcast(grad_a, a.shape) if grad_a is not None else None), grad_b
+
+
+@tensor_method("power", "pow", "__pow__")
+def power(a: Tensor, b: Any) -> Tensor:
+    """a to the power of b, element by element; b may be a number."""
+    return EWisePow()(a, b) if isinstance(b, Tensor) else power_scalar(a, b)
+
+
+@op
+class PowerScalar(ScalarOp):
+    """x ** scalar."""
+
+    scalar: Any
+    kernel = "power_scalar"
+    ufunc = np.power
+    zero_is_safe = False
+    domain = (0.3, 3.0)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        if self.scalar == 0:
+            return mul_scalar(out_grad, 0.0)
+        x = node.inputs[0]
+        slope = x if self.scalar == 2 else power_scalar(x, self.scalar - 1)
+        return multiply(out_grad, mul_scalar(slope, self.scalar))
+
+
+def power_scalar(a: Tensor, scalar: Any) -> Tensor:
+    return PowerScalar(scalar)(a)
+
+
+# -- maths ---------------------------------------------------------------------------------------------------------------
+
+
+@op
+class Exp(Unary):
+    """e ** x."""
+
+    kernel = "exp"
+    ufunc = np.exp
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return multiply(out_grad, node)
+
+
+@tensor_method()
+def exp(a: Tensor) -> Tensor:
+    return Exp()(a)
+
+
+@op
+class Log(Unary):
+    """Natural logarithm."""
+
+    kernel = "log"
+    ufunc = np.log
+    zero_is_safe = False
+    domain = (0.2, 4.0)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return divide(out_grad, node.inputs[0])
+
+
+@tensor_method()
+def log(a: Tensor) -> Tensor:
+    return Log()(a)
+
+
+@op
+class Sqrt(Unary):
+    """Square root."""
+
+    kernel = "sqrt"
+    ufunc = np.sqrt
+    domain = (0.2, 4.0)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return divide(mul_scalar(out_grad, 0.5), node)
+
+
+@tensor_method()
+def sqrt(a: Tensor) -> Tensor:
+    return Sqrt()(a)
+
+
+@op
+class Rsqrt(Unary):
+    """1 / sqrt(x)."""
+
+    kernel = "rsqrt"
+    zero_is_safe = False
+    domain = (0.2, 4.0)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return 1 / np.sqrt(x)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return multiply(out_grad, mul_scalar(divide(node, node.inputs[0]), -0.5))
+
+
+@tensor_method()
+def rsqrt(a: Tensor) -> Tensor:
+    return Rsqrt()(a)
+
+
+@op
+class Abs(Unary):
+    """|x|; the gradient at 0 is 0."""
+
+    kernel = "abs"
+    ufunc = np.abs
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return multiply(out_grad, sign(node.inputs[0]))
+
+
+@tensor_method("abs", "__abs__")
+def absolute(a: Tensor) -> Tensor:
+    return Abs()(a)
+
+
+@op
+class Sign(Unary):
+    """-1, 0 or 1."""
+
+    kernel = "sign"
+    ufunc = np.sign
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return None
+
+
+@tensor_method()
+def sign(a: Tensor) -> Tensor:
+    return Sign()(a)
+
+
+# -- selection -----------------------------------------------------------------------------------------------------------
+
+
+class Extremum(Binary):
+    """Element-wise maximum or minimum; equal elements share the gradient by halves, as in torch."""
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        a, b = node.inputs
+        tie = mul_scalar(cast(eq(a, b), out_grad.dtype), 0.5)
+        shares = [add(cast(eq(node, x), out_grad.dtype), negate(tie)) for x in (a, b)]
+        return tuple(unbroadcast(multiply(out_grad, s), x.shape) for s, x in zip(shares, (a, b), strict=True))
+
+
+@op
+class EWiseMaximum(Extremum):
+    """The larger of a and b."""
+
+    kernel = "maximum"
+    ufunc = np.maximum
+
+
+@tensor_method()
+def maximum(a: Tensor, b: Any) -> Tensor:
+    return EWiseMaximum()(a, as_operand(b, a))
+
+
+@op
+class EWiseMinimum(Extremum):
+    """The smaller of a and b."""
+
+    kernel = "minimum"
+    ufunc = np.minimum
+
+
+@tensor_method()
+def minimum(a: Tensor, b: Any) -> Tensor:
+    return EWiseMinimum()(a, as_operand(b, a))
+
+
+@op
+class Clamp(Unary):
+    """x limited to [low, high]; the gradient is 1 inside and on the limits."""
+
+    low: Any
+    high: Any
+    kernel = "clamp"
+
+    def reference(self, x: np.ndarray) -> Any:
+        return np.clip(x, self.low, self.high)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return multiply(out_grad, cast(eq(node, node.inputs[0]), out_grad.dtype))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"low": -1.0, "high": 1.5}, [(4, 33)])]
+
+
+@tensor_method("clamp", "clip")
+def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """a limited to [min, max]; None leaves a side open."""
+    return Clamp(-np.inf if min is None else min, np.inf if max is None else max)(a)
+
+
+@op
+class Where(Elementwise):
+    """a where the condition (bool) holds, else b."""
+
+    kernel = "where"
+
+    def infer(self, condition: Any, a: Any, b: Any) -> Any:
+        if condition.dtype != "bool":
+            raise ValueError(f"[where] condition expects dtype bool, got {condition.dtype}.")
+        return Spec(broadcast_shape("where", condition.shape, a.shape, b.shape), promote(a.dtype, b.dtype))
+
+    def compute(self, condition: NDArray, a: NDArray, b: NDArray) -> NDArray:
+        dtype = promote(a.dtype, b.dtype)
+        return condition.ewise("where", cast_array(a, dtype), cast_array(b, dtype))
+
+    def reference(self, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> Any:
+        return np.where(condition, a, b).astype(promote(str(a.dtype), str(b.dtype)), copy=False)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        condition, a, b = node.inputs
+        zero = as_operand(0.0, out_grad)
+        return (
+            None,
+            unbroadcast(where(condition, out_grad, zero), a.shape),
+            unbroadcast(where(condition, zero, out_grad), b.shape),
+        )
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [Spec((4, 33), "bool"), (4, 33), (33,)])]
+
+
+def where(condition: Tensor, a: Any, b: Any) -> Tensor:
+    """a where `condition` (a bool tensor) holds, else b; a and b may be numbers."""
+    like = next((t for t in (a, b) if isinstance(t, Tensor)), condition)
+    return Where()(condition, as_operand(a, like), as_operand(b, like))
+
+
+@op
+class Cast(Unary):
+    """x as another dtype."""
+
+    dtype: str
+
+    def infer(self, x: Any) -> Any:
+        return Spec(x.shape, self.dtype)
+
+    def compute(self, x: NDArray) -> NDArray:
+        return cast_array(x, self.dtype)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.astype(self.dtype)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return cast(out_grad, node.inputs[0].dtype)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"dtype": "int32"}, [(4, 33)])]
+
+
+@tensor_method("cast", "astype")
+def cast(a: Tensor, dtype: str) -> Tensor:
+    return Cast(dtype)(a)
+
+
+def _real(scalar: Any) -> Any:
+    """Integers as floats: division of integer tensors gives floats, as in torch."""
+    return float(scalar) if isinstance(scalar, int | np.number) else scalar
+
+
+def _with_scalar(a: Tensor, b: Any, by_scalar: Any, by_array: Any) -> Tensor:
+    """`a` op `b` for a b that is no Tensor: a number (or symbolic size), else an array."""
+    if isinstance(b, np.ndarray | NDArray):
+        return by_array()(a, as_operand(b, a))
+    return by_scalar(_real(b) if by_scalar is DivScalar else b)(a)

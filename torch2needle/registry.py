@@ -1,0 +1,122 @@
+"""Conversion rules: from torch's functions, tensor methods and module classes to needle."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from needle.autograd import Unsupported
+
+FUNCTION_RULES: dict[Any, Callable] = {}
+MODULE_RULES: dict[type[nn.Module], Callable] = {}
+# Python's in-place operators have no trailing underscore that would tell.
+INPLACE_OPERATORS = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imatmul", "ipow", "setitem"}
+
+
+def rule(*targets: Any) -> Callable[[Callable], Callable]:
+    """Decorator: the conversion rule of torch functions, tensor methods (`torch.Tensor.view`) or module classes.
+
+    A function's rule has torch's own signature and a body in needle's public API. A module's rule takes the torch module and
+    returns a needle layer whose parameters have torch's names and shapes; the converter fills them.
+    """
+
+    def register(f: Callable) -> Callable:
+        for target in dict.fromkeys(targets):
+            table = MODULE_RULES if isinstance(target, type) and issubclass(target, nn.Module) else FUNCTION_RULES
+            if table.get(target, f) is not f:
+                raise ValueError(f"[rule] {target_name(target)} has a rule already, got another in {f.__module__}.{f.__name__}.")
+            table[target] = f
+        return f
+
+    return register
+
+
+def find_module_rule(module: nn.Module) -> Callable | None:
+    """The rule of the module's class, or of a base that the class extends by nothing but a constructor."""
+    if has_hooks(module) or parametrize.is_parametrized(module):
+        return None  # calling it does more than its class says: trace through it
+    for cls in type(module).__mro__:
+        if cls in MODULE_RULES:
+            return MODULE_RULES[cls]
+        if any(not k.startswith("__") and k != "extra_repr" for k in vars(cls)):
+            return None
+    return None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def method(name: str) -> Any:
+    """The key of a tensor method."""
+    return getattr(torch.Tensor, name, None)
+
+
+def find_function_rule(target: Any) -> Callable | None:
+    try:
+        return FUNCTION_RULES.get(target)
+    except TypeError:  # not hashable, so no key either
+        return None
+
+
+def is_inplace(target: Any) -> bool:
+    """True for relu_, Tensor.add_, operator.iadd."""
+    name = getattr(target, "__name__", "")
+    if name in INPLACE_OPERATORS:
+        return True
+    return name.endswith("_") and not name.endswith("__")
+
+
+def target_name(target: Any) -> str:
+    """How a user would write the target."""
+    if isinstance(target, type):
+        short = target.__module__.startswith("torch.nn.modules")
+        return f"torch.nn.{target.__name__}" if short else f"{target.__module__}.{target.__qualname__}"
+    name = getattr(target, "__name__", str(target))
+    if getattr(torch.Tensor, name, None) is target:
+        return f"torch.Tensor.{name}"
+    if getattr(torch.nn.functional, name, None) is target:
+        return f"torch.nn.functional.{name}"
+    if getattr(torch, name, None) is target:
+        return f"torch.{name}"
+    module = (getattr(target, "__module__", "") or "").removeprefix("_")  # operator's functions live in _operator
+    return f"{module}.{name}" if module else name
+
+
+def nearest_rule(target: Any) -> str:
+    """The name of the rule that looks most like the target, or nothing."""
+    table = MODULE_RULES if isinstance(target, type) else FUNCTION_RULES
+    names = {target_name(k).rpartition(".")[2].lower(): target_name(k) for k in table}
+    found = difflib.get_close_matches(target_name(target).rpartition(".")[2].lower(), names, n=1, cutoff=0.6)
+    return names[found[0]] if found else ""
+
+
+def stub(target: Any, n_args: int = 1) -> str:
+    """The lines that would add a rule for the target."""
+    if isinstance(target, type):
+        body = "def convert_module(module):\n    return needle.nn. ...  # a layer with parameters named and shaped as torch's"
+    else:
+        body = f"def convert_function{signature_text(target, n_args)}:\n    return ...  # in needle's public functions"
+    return f"@torch2needle.rule({target_name(target)})\n{body}"
+
+
+def signature_text(target: Any, n_args: int) -> str:
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (ValueError, TypeError):
+        return f"({', '.join(['input', 'other', *(f'a{i}' for i in range(2, n_args))][: max(n_args, 1)])})"
+    return str(inspect.Signature([p.replace(annotation=p.empty) for p in parameters]))
+
+
+def bind(f: Callable, target: Any, args: tuple, kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """The call's arguments by the rule's names, so that position or keyword makes no difference."""
+    try:
+        return inspect.signature(f).bind(*args, **kwargs)
+    except TypeError as e:
+        raise Unsupported(f"the rule of {target_name(target)} takes {inspect.signature(f)}: {e}") from None
