@@ -1,0 +1,141 @@
+// What the convolution kernels share: passes of register tiles over rows of pixels, and the blocked layout.
+#pragma once
+#include <cstring>
+
+#include "cpu/tile.h"
+
+namespace needle::NEEDLE_ISA {
+
+// Rows of output pixels that all read the input through the same runs: a whole convolution, or one phase of a transposed
+// one. A row is `pixels` long, the last row of each image `last_pixels`. Input pointers already include the padding.
+struct ConvPass {
+  int64_t images, rows, pixels, last_pixels, groups, blocks;  // blocks: of 16 output channels, per group
+  const float* x;
+  int64_t x_image, x_group, x_row, x_pixel;
+  const float* w;
+  int64_t w_group, w_block;
+  float* y;
+  int64_t y_image, y_block, y_row, y_pixel;
+  const float* bias;
+  const float* residual;
+  int64_t r_image, r_block, r_row, r_pixel;
+  const int64_t* runs;
+  int64_t n_runs, length;
+  int activation;
+  float alpha;
+};
+
+// Tasks of a convolution: stretches of rows (over all images) times stretches of output blocks (over all groups).
+struct ConvSplit {
+  int64_t row_tasks, block_tasks, rows, units;  // rows and units of a task
+  int64_t step, per_group;                      // a unit is `step` blocks, a group has `per_group` of them
+};
+
+// Late layers have more weights than input: there each task streams its own part of the weights.
+NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double flops, int64_t x_floats, int64_t w_floats) {
+  ConvSplit s;
+  s.step = p.pixels <= kWideRows && p.blocks >= kWideBlocks ? kWideBlocks : kTileBlocks;
+  s.per_group = ceil_div(p.blocks, s.step);
+  const int64_t rows = p.images * p.rows, units = p.groups * s.per_group;
+  int64_t tasks = task_count(exec, flops);
+  if (w_floats < x_floats) tasks = max(tasks, x_floats / (128 << 10));  // input of a task stays in L2
+  s.block_tasks = w_floats > x_floats ? min(tasks, units) : 1;
+  s.row_tasks = min(ceil_div(tasks, s.block_tasks), rows);
+  if (s.block_tasks == 1) s.block_tasks = min(max(1, tasks / s.row_tasks), units);
+  s.rows = ceil_div(rows, s.row_tasks);
+  s.units = ceil_div(units, s.block_tasks);
+  s.row_tasks = ceil_div(rows, s.rows);
+  s.block_tasks = ceil_div(units, s.units);
+  return s;
+}
+
+// One stretch of rows [row0, row1) of images x rows for output blocks [block0, block1) of one group.
+static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int64_t group, int64_t block0, int64_t block1) {
+  Tile t;
+  t.a_m = p.x_pixel;
+  t.a_k = 1;
+  t.length = p.length;
+  t.b_n = p.w_block;
+  t.b_k = kBlock;
+  t.c_m = p.y_pixel;
+  t.c_n = p.y_block;
+  t.r_m = p.r_pixel;
+  t.r_n = p.r_block;
+  t.alpha = p.alpha;
+  for (int64_t block = block0, n; block < block1; block += n) {
+    n = tile_blocks(p.pixels, block1 - block);
+    const int64_t channel_block = group * p.blocks + block, run_floats = p.length * kBlock;
+    int64_t chunks = min(p.n_runs, ceil_div(p.n_runs * run_floats * n * 4, kPanelBytes));
+    if (chunks < 1 || row1 - row0 == 1) chunks = 1;
+    const int64_t per_chunk = ceil_div(p.n_runs, chunks);
+    int64_t run = 0;
+    do {
+      t.runs = p.runs + run;
+      t.n_runs = min(per_chunk, p.n_runs - run);
+      t.b = p.w + group * p.w_group + block * p.w_block + run * run_floats;
+      t.accumulate = run > 0;
+      t.bias = p.bias && run == 0 ? p.bias + channel_block * kBlock : nullptr;
+      t.activation = run + per_chunk >= p.n_runs ? p.activation : 0;
+      for (int64_t row = row0; row < row1; row++) {
+        const int64_t image = row / p.rows, y = row - image * p.rows;
+        t.a = p.x + image * p.x_image + group * p.x_group + y * p.x_row;
+        t.c = p.y + image * p.y_image + channel_block * p.y_block + y * p.y_row;
+        t.residual = p.residual && run == 0
+                         ? p.residual + image * p.r_image + channel_block * p.r_block + y * p.r_row
+                         : nullptr;
+        tiles(t, static_cast<int>(n), y == p.rows - 1 ? p.last_pixels : p.pixels);
+      }
+      run += per_chunk;
+    } while (run < p.n_runs);
+  }
+}
+
+// The part of a split's task that lies in each group: f(group, block0, block1).
+template <class F>
+NEEDLE_INLINE void each_group(const ConvPass& p, const ConvSplit& s, int64_t block_task, const F& f) {
+  const int64_t end = min((block_task + 1) * s.units, p.groups * s.per_group);
+  for (int64_t u = block_task * s.units; u < end;) {
+    const int64_t group = u / s.per_group, u0 = u - group * s.per_group, u1 = min(s.per_group, u0 + end - u);
+    f(group, u0 * s.step, min(u1 * s.step, p.blocks));
+    u += u1 - u0;
+  }
+}
+
+// Groups are merged until their channels fill blocks of 16 (weights between merged groups are zero), or into one.
+NEEDLE_INLINE int64_t merged_groups(int64_t groups, int64_t in_per_group, int64_t out_per_group, int64_t block) {
+  if (block == kBlock)
+    for (int64_t m = 1; m < groups; m++)
+      if (groups % m == 0 && in_per_group * m % kBlock == 0 && out_per_group * m % kBlock == 0) return groups / m;
+  return 1;
+}
+
+// Copies rows [0, h) of one image's channel block (n <= block channels of planes) into pixel-major form, zeros around:
+// dst has dst_h x dst_w pixels and src's first pixel lies at (top, left); what falls outside is cut off.
+struct BlockCopy {
+  const float* src;
+  int64_t channels, s_channel, s_row, s_pixel, h, w, top, left;
+  float* dst;
+  int64_t block, dst_h, dst_w;
+};
+void copy_to_block(const BlockCopy& b);
+
+// The reverse for a dense block of h x w pixels: dst are `channels` contiguous planes.
+void copy_from_block(const float* src, float* dst, int64_t channels, int64_t pixels);
+
+struct DepthwisePass {
+  int64_t images, blocks, rows, pixels, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
+  const float* x;  // includes the padding
+  int64_t x_image, x_block, x_row;
+  const float* w;
+  float* y;
+  int64_t y_image, y_block, y_row;
+  const float* bias;
+  const float* residual;
+  int64_t r_image, r_block, r_row;
+  int activation;
+  float alpha;
+};
+void depthwise_pass(const Exec* exec, const DepthwisePass& p);
+void depthwise_pack_weights(const View& w, float* dst);
+
+}  // namespace needle::NEEDLE_ISA

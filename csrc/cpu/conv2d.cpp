@@ -1,0 +1,234 @@
+// Direct convolution on nChw16c with physical halos, and the eager form that blocks its operands first.
+#include "cpu/conv.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+struct Geometry {
+  int64_t kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w;
+};
+
+NEEDLE_INLINE int64_t run_count(const Geometry& g, int64_t in_blocks) {
+  return in_blocks * g.kernel_h * (g.dilation_w == 1 ? 1 : g.kernel_w);
+}
+
+// Without dilation the taps of one kernel row are one contiguous run of pixels.
+void fill_runs(const Geometry& g, int64_t in_blocks, int64_t block, int64_t x_block, int64_t x_row, int64_t* runs) {
+  for (int64_t ib = 0; ib < in_blocks; ib++)
+    for (int64_t kh = 0; kh < g.kernel_h; kh++)
+      for (int64_t kw = 0; kw < (g.dilation_w == 1 ? 1 : g.kernel_w); kw++)
+        *runs++ = ib * x_block + kh * g.dilation_h * x_row + kw * g.dilation_w * block;
+}
+
+// Packs output blocks [first, last) of all groups: [g][ob][ib][kh][kw][b][16], zeros between merged groups and in tails.
+void pack(const View& w, int64_t groups, int64_t merged, int64_t block, float* dst, int64_t first, int64_t last) {
+  const int64_t O = w.shape[0], I = w.shape[1], taps_h = w.shape[2], taps_w = w.shape[3], out_per_group = O / groups;
+  const int64_t merged_in = I * groups / merged, merged_out = O / merged;
+  const int64_t OB = ceil_div(merged_out, kBlock), IB = ceil_div(merged_in, block);
+  const int64_t panel = IB * taps_h * taps_w * block * kBlock;
+  for (int64_t at = first; at < last; at++) {
+    float* d = dst + at * panel;
+    const int64_t g = at / OB, ob = at % OB;
+    std::memset(d, 0, panel * 4);
+    for (int64_t lane = 0; lane < kBlock; lane++) {
+      const int64_t o_in_group = ob * kBlock + lane, o = g * merged_out + o_in_group;
+      if (o_in_group >= merged_out) break;
+      const int64_t i0 = o / out_per_group * I - g * merged_in;  // first input of this output within the merged group
+      const float* s = w.as<const float>() + o * w.stride[0];
+      for (int64_t i = 0; i < I; i++) {
+        const int64_t ib = (i0 + i) / block, b = (i0 + i) % block;
+        float* to = d + (ib * taps_h * taps_w * block + b) * kBlock + lane;
+        for (int64_t kh = 0; kh < taps_h; kh++)
+          for (int64_t kw = 0; kw < taps_w; kw++)
+            to[(kh * taps_w + kw) * block * kBlock] = s[i * w.stride[1] + kh * w.stride[2] + kw * w.stride[3]];
+      }
+    }
+  }
+}
+
+void pack_parallel(const Exec* exec, const View& w, int64_t groups, int64_t merged, int64_t block, float* dst) {
+  const int64_t blocks = merged * ceil_div(w.shape[0] / merged, kBlock);
+  const int64_t tasks = min(blocks, task_count(exec, 20. * w.size()));
+  parallel_for(exec, tasks,
+               [&](int64_t t) { pack(w, groups, merged, block, dst, blocks * t / tasks, blocks * (t + 1) / tasks); });
+}
+
+void run(const Exec* exec, const ConvPass& p, int64_t x_floats, int64_t w_floats) {
+  const double flops = 2. * p.images * p.rows * p.pixels * w_floats;
+  const ConvSplit s = conv_split(exec, p, flops, x_floats, w_floats);
+  const int64_t rows = p.images * p.rows;
+  parallel_for(exec, s.row_tasks * s.block_tasks, [&](int64_t t) {
+    const int64_t row0 = t / s.block_tasks * s.rows;
+    each_group(p, s, t % s.block_tasks, [&](int64_t group, int64_t block0, int64_t block1) {
+      conv_part(p, row0, min(row0 + s.rows, rows), group, block0, block1);
+    });
+  });
+}
+
+// A 1x1 convolution over dense images has no rows: cut the pixels into stretches that full tiles divide.
+void flatten(ConvPass& p) {
+  const int64_t total = p.rows * p.pixels, stretch = kTileRows * (V::N == 16 ? 4 : 10);
+  p.pixels = min(total, stretch);
+  p.rows = ceil_div(total, p.pixels);
+  p.last_pixels = total - (p.rows - 1) * p.pixels;
+  p.x_row = p.pixels * p.x_pixel;
+  p.y_row = p.pixels * p.y_pixel;
+  p.r_row = p.pixels * p.r_pixel;
+}
+
+Geometry geometry(const Call& c, int first) {
+  return {c.i(first),     c.i(first + 1), c.i(first + 2), c.i(first + 3),
+          c.i(first + 4), c.i(first + 5), c.i(first + 6), c.i(first + 7)};
+}
+
+}  // namespace
+
+// attrs: groups block
+void conv2d_pack(const Call& c) {
+  const View& w = c.in[0];
+  if (w.size() == 0) return;
+  const int64_t groups = c.i(0), block = c.i(1);
+  pack_parallel(c.exec, w, groups, merged_groups(groups, w.shape[1], w.shape[0] / groups, block), block,
+                c.out[0].as<float>());
+}
+
+// attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias
+//        has_residual
+void conv2d_blocked(const Call& c) {
+  const View &x = c.in[0], &w = c.in[1], &y = c.out[0];
+  if (y.size() == 0) return;
+  const Geometry g = geometry(c, 0);
+  const int64_t in_blocks = w.shape[2], block = x.shape[4];
+  int64_t* runs = static_cast<int64_t*>(c.exec->scratch(2, run_count(g, in_blocks) * sizeof(int64_t)));
+  fill_runs(g, in_blocks, block, x.stride[1], x.stride[2], runs);
+
+  ConvPass p = {};
+  p.images = y.shape[0];
+  p.rows = y.shape[2];
+  p.pixels = p.last_pixels = y.shape[3];
+  p.groups = c.i(8);
+  p.blocks = w.shape[1];
+  p.x = x.as<const float>() - g.pad_top * x.stride[2] - g.pad_left * block;
+  p.x_image = x.stride[0];
+  p.x_group = in_blocks * x.stride[1];
+  p.x_row = g.stride_h * x.stride[2];
+  p.x_pixel = g.stride_w * block;
+  p.w = w.as<const float>();
+  p.w_block = w.shape[2] * w.shape[3];
+  p.w_group = p.blocks * p.w_block;
+  p.y = y.as<float>();
+  p.y_image = y.stride[0];
+  p.y_block = y.stride[1];
+  p.y_row = y.stride[2];
+  p.y_pixel = y.stride[3];
+  p.bias = c.i(11) ? c.in[2].as<const float>() : nullptr;
+  if (c.i(12)) {
+    const View& r = c.in[c.i(11) ? 3 : 2];
+    p.residual = r.as<const float>();
+    p.r_image = r.stride[0];
+    p.r_block = r.stride[1];
+    p.r_row = r.stride[2];
+    p.r_pixel = r.stride[3];
+  }
+  p.runs = runs;
+  p.n_runs = run_count(g, in_blocks);
+  p.length = (g.dilation_w == 1 ? g.kernel_w : 1) * block;
+  p.activation = static_cast<int>(c.i(9));
+  p.alpha = c.f(10);
+  const bool dense = p.x_row == p.pixels * p.x_pixel && p.y_row == p.pixels * p.y_pixel &&
+                     (!p.residual || p.r_row == p.pixels * p.r_pixel);
+  if (dense && g.kernel_h == 1 && g.kernel_w == 1) flatten(p);
+  run(c.exec, p, x.size(), p.groups * p.w_group);
+}
+
+// attrs: stride_h stride_w pad_top pad_left pad_bottom pad_right dilation_h dilation_w groups activation alpha has_bias
+void conv2d(const Call& c) {
+  const View &x = c.in[0], &w = c.in[1], &y = c.out[0];
+  if (y.size() == 0) return;
+  const int64_t groups = c.i(8), C = x.shape[1], O = w.shape[0], OH = y.shape[2], OW = y.shape[3];
+  const bool depthwise = groups == C && C == O && C > 1;
+  const Geometry g = {w.shape[2], w.shape[3], c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7)};
+  const int64_t block = C < kBlock && !depthwise ? C : kBlock;
+  const int64_t merged = depthwise ? 1 : merged_groups(groups, w.shape[1], O / groups, block);
+  const int64_t XB = ceil_div(C, block), in_blocks = ceil_div(C / merged, block);
+  const int64_t OB = ceil_div(O / merged, kBlock), YB = merged * OB;  // of one group, of all
+  const int64_t H = (OH - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
+  const int64_t W = (OW - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w + 1;
+  const int64_t panel = depthwise ? g.kernel_h * g.kernel_w * kBlock : in_blocks * g.kernel_h * g.kernel_w * block * kBlock;
+
+  // Shared by all images: weights, bias, runs. Per image: blocked x and y, as many images at a time as L3 can hold.
+  const int64_t w_floats = YB * panel, n_runs = run_count(g, in_blocks);
+  float* packed = static_cast<float*>(c.exec->scratch(2, (w_floats + YB * kBlock) * 4 + n_runs * 8));
+  float* bias = packed + w_floats;
+  int64_t* runs = reinterpret_cast<int64_t*>(bias + YB * kBlock);
+  const int64_t x_floats = XB * H * W * block, y_floats = YB * OH * OW * kBlock, x_room = ceil_div(x_floats, 16) * 16;
+  const int64_t batch = max(1, min(x.shape[0], (int64_t{4} << 20) / (x_floats + y_floats)));
+  float* xb = static_cast<float*>(c.exec->scratch(3, batch * (x_room + y_floats) * 4));
+  float* yb = xb + batch * x_room;
+
+  if (depthwise)
+    depthwise_pack_weights(w, packed);
+  else
+    pack_parallel(c.exec, w, groups, merged, block, packed);
+  std::memset(bias, 0, YB * kBlock * 4);
+  if (c.i(11))
+    for (int64_t o = 0; o < O; o++) bias[o] = c.in[2].as<const float>()[o * c.in[2].stride[0]];
+  fill_runs(g, in_blocks, block, H * W * block, W * block, runs);
+
+  for (int64_t n0 = 0; n0 < x.shape[0]; n0 += batch) {
+    const int64_t images = min(batch, x.shape[0] - n0);
+    const int64_t copies = images * XB, x_tasks = min(copies, task_count(c.exec, 20. * images * x_floats));
+    parallel_for(c.exec, x_tasks, [&](int64_t t) {
+      for (int64_t i = copies * t / x_tasks; i < copies * (t + 1) / x_tasks; i++) {
+        const int64_t n = i / XB, ib = i % XB;
+        copy_to_block({x.as<const float>() + (n0 + n) * x.stride[0] + ib * block * x.stride[1], min(block, C - ib * block),
+                       x.stride[1], x.stride[2], x.stride[3], x.shape[2], x.shape[3], g.pad_top, g.pad_left,
+                       xb + n * x_room + ib * H * W * block, block, H, W});
+      }
+    });
+    if (depthwise) {
+      depthwise_pass(c.exec, {images, XB, OH, OW, g.kernel_h, g.kernel_w, g.stride_h, g.stride_w, g.dilation_h,
+                              g.dilation_w, xb, x_room, H * W * kBlock, W * kBlock, packed, yb, y_floats,
+                              OH * OW * kBlock, OW * kBlock, bias, nullptr, 0, 0, 0, static_cast<int>(c.i(9)), c.f(10)});
+    } else {
+      ConvPass p = {};
+      p.images = images;
+      p.rows = OH;
+      p.pixels = p.last_pixels = OW;
+      p.groups = merged;
+      p.blocks = OB;
+      p.x = xb;
+      p.x_image = x_room;
+      p.x_group = in_blocks * H * W * block;
+      p.x_row = g.stride_h * W * block;
+      p.x_pixel = g.stride_w * block;
+      p.w = packed;
+      p.w_block = panel;
+      p.w_group = OB * panel;
+      p.y = yb;
+      p.y_image = y_floats;
+      p.y_block = OH * OW * kBlock;
+      p.y_row = OW * kBlock;
+      p.y_pixel = kBlock;
+      p.bias = bias;
+      p.runs = runs;
+      p.n_runs = n_runs;
+      p.length = (g.dilation_w == 1 ? g.kernel_w : 1) * block;
+      p.activation = static_cast<int>(c.i(9));
+      p.alpha = c.f(10);
+      if (g.kernel_h == 1 && g.kernel_w == 1 && p.x_row == OW * p.x_pixel) flatten(p);
+      run(c.exec, p, images * x_floats, w_floats);
+    }
+    // Merged groups other than the single one have whole blocks, so channel o is lane o % 16 of block o / 16.
+    const int64_t stores = images * YB, y_tasks = min(stores, task_count(c.exec, 20. * images * y_floats));
+    parallel_for(c.exec, y_tasks, [&](int64_t t) {
+      for (int64_t i = stores * t / y_tasks; i < stores * (t + 1) / y_tasks; i++) {
+        const int64_t n = i / YB, ob = i % YB;
+        copy_from_block(yb + i * OH * OW * kBlock, y.as<float>() + ((n0 + n) * O + ob * kBlock) * OH * OW,
+                        min(kBlock, O - ob * kBlock), OH * OW);
+      }
+    });
+  }
+}
+
+}  // namespace needle::NEEDLE_ISA

@@ -1,0 +1,103 @@
+// Depthwise convolution: 16 channels are the lanes, a few output pixels the registers.
+#include "cpu/conv.h"
+#include "math/maps.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+// With P vectors per block this keeps 8 to 12 sums in registers.
+constexpr int kPixels = V::N == 16 ? 8 : V::N == 8 ? 4 : 2;
+
+struct Strides {
+  int64_t kernel_h, kernel_w, x_tap_h, x_tap_w, x_pixel;
+};
+
+// acc[pixel] over all taps, for one vector of the block at a time would read w too often: all of the block together.
+template <int PIXELS>
+NEEDLE_INLINE void pixels(const Strides& s, const float* x, const float* w, const float* bias, const float* residual,
+                          float* y, int activation, float alpha) {
+  V acc[PIXELS][kPerBlock];
+#pragma GCC unroll 8
+  for (int i = 0; i < PIXELS; i++)
+#pragma GCC unroll 4
+    for (int v = 0; v < kPerBlock; v++) acc[i][v] = bias ? V::load(bias + v * V::N) : V(0.f);
+  for (int64_t kh = 0; kh < s.kernel_h; kh++) {
+    const float* p = x + kh * s.x_tap_h;
+    for (int64_t kw = 0; kw < s.kernel_w; kw++, p += s.x_tap_w, w += kBlock) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kPerBlock; v++) {
+        const V weight = V::load(w + v * V::N);
+#pragma GCC unroll 8
+        for (int i = 0; i < PIXELS; i++) acc[i][v] = fma(V::load(p + i * s.x_pixel + v * V::N), weight, acc[i][v]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < PIXELS; i++)
+#pragma GCC unroll 4
+    for (int v = 0; v < kPerBlock; v++) {
+      const int64_t at = i * kBlock + v * V::N;
+      V sum = acc[i][v];
+      if (residual) sum = sum + V::load(residual + at);
+      if (activation == 1) sum = max(V(0.f), sum);
+      sum.store(y + at);
+    }
+  if (activation > 1)
+    for (int64_t at = 0; at < PIXELS * kBlock; at += V::N) activate(activation, alpha, V::load(y + at)).store(y + at);
+}
+
+void rows(const DepthwisePass& p, int64_t first, int64_t last) {
+  const Strides s = {p.kernel_h, p.kernel_w, p.dilation_h * p.x_row, p.dilation_w * kBlock, p.stride_w * kBlock};
+  for (int64_t row = first; row < last; row++) {
+    const int64_t y = row % p.rows, block = row / p.rows % p.blocks, image = row / p.rows / p.blocks;
+    const float* in = p.x + image * p.x_image + block * p.x_block + y * p.stride_h * p.x_row;
+    const float* w = p.w + block * p.kernel_h * p.kernel_w * kBlock;
+    const float* bias = p.bias ? p.bias + block * kBlock : nullptr;
+    const float* residual = p.residual ? p.residual + image * p.r_image + block * p.r_block + y * p.r_row : nullptr;
+    float* out = p.y + image * p.y_image + block * p.y_block + y * p.y_row;
+    int64_t i = 0;
+    for (; i + kPixels <= p.pixels; i += kPixels)
+      pixels<kPixels>(s, in + i * s.x_pixel, w, bias, residual ? residual + i * kBlock : nullptr, out + i * kBlock,
+                      p.activation, p.alpha);
+    for (; i < p.pixels; i++)
+      pixels<1>(s, in + i * s.x_pixel, w, bias, residual ? residual + i * kBlock : nullptr, out + i * kBlock,
+                p.activation, p.alpha);
+  }
+}
+
+}  // namespace
+
+void depthwise_pass(const Exec* exec, const DepthwisePass& p) {
+  const int64_t all = p.images * p.blocks * p.rows;
+  const double work = 8. * all * p.pixels * kBlock * p.kernel_h * p.kernel_w;  // runs at some quarter of the FMA peak
+  const int64_t tasks = min(all, task_count(exec, work));
+  parallel_for(exec, tasks, [&](int64_t t) { rows(p, all * t / tasks, all * (t + 1) / tasks); });
+}
+
+void depthwise_pack_weights(const View& w, float* dst) {
+  const int64_t C = w.shape[0], KH = w.shape[2], KW = w.shape[3];
+  std::memset(dst, 0, ceil_div(C, kBlock) * kBlock * KH * KW * 4);
+  for (int64_t c = 0; c < C; c++)
+    for (int64_t k = 0; k < KH * KW; k++)
+      dst[(c / kBlock * KH * KW + k) * kBlock + c % kBlock] =
+          w.as<const float>()[c * w.stride[0] + k / KW * w.stride[2] + k % KW * w.stride[3]];
+}
+
+void depthwise_pack(const Call& c) {
+  if (c.in[0].size() > 0) depthwise_pack_weights(c.in[0], c.out[0].as<float>());
+}
+
+// attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w activation alpha has_bias has_residual
+void depthwise_blocked(const Call& c) {
+  const View &x = c.in[0], &y = c.out[0];
+  if (y.size() == 0) return;
+  const View* r = c.i(11) ? &c.in[c.i(10) ? 3 : 2] : nullptr;
+  depthwise_pass(c.exec, {y.shape[0], y.shape[1], y.shape[2], y.shape[3], c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7),
+                          x.as<const float>() - c.i(4) * x.stride[2] - c.i(5) * kBlock, x.stride[0], x.stride[1],
+                          x.stride[2], c.in[1].as<const float>(), y.as<float>(), y.stride[0], y.stride[1], y.stride[2],
+                          c.i(10) ? c.in[2].as<const float>() : nullptr, r ? r->as<const float>() : nullptr,
+                          r ? r->stride[0] : 0, r ? r->stride[1] : 0, r ? r->stride[2] : 0, static_cast<int>(c.i(8)),
+                          c.f(9)});
+}
+
+}  // namespace needle::NEEDLE_ISA

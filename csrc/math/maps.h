@@ -1,0 +1,286 @@
+// The maps of maps.inc as functors, and `activate`, on any lane type T: a SIMD vector V, float, double, int32_t, int64_t.
+// On the CPU "cpu/simd.h" comes first and gives V and the namespace; a GPU source defines NEEDLE_MAP_INLINE before.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+
+#ifndef NEEDLE_MAP_INLINE
+#define NEEDLE_MAP_INLINE static inline __attribute__((always_inline))
+#endif
+#ifndef NEEDLE_MAP_NOINLINE
+#define NEEDLE_MAP_NOINLINE static inline __attribute__((noinline))
+#endif
+#ifndef NEEDLE_ISA
+#define NEEDLE_ISA device
+#endif
+
+namespace needle {
+enum Activation {
+  kNone,
+  kRelu,
+  kRelu6,
+  kLeakyRelu,
+  kSigmoid,
+  kSilu,
+  kTanh,
+  kGelu,
+  kHardswish,
+  kHardsigmoid,
+  kElu,
+  kGeluTanh
+};
+}
+
+namespace needle::NEEDLE_ISA {
+
+// The lane operations that "cpu/simd.h" gives for V, for one element.
+#define NEEDLE_SCALAR_LANE(T)                                           \
+  NEEDLE_MAP_INLINE T max(T a, T b) { return a > b ? a : b; }           \
+  NEEDLE_MAP_INLINE T min(T a, T b) { return a < b ? a : b; }           \
+  NEEDLE_MAP_INLINE T abs(T a) { return a < T(0) ? -a : a; }            \
+  NEEDLE_MAP_INLINE bool lt(T a, T b) { return a < b; }                 \
+  NEEDLE_MAP_INLINE bool le(T a, T b) { return a <= b; }                \
+  NEEDLE_MAP_INLINE bool eq(T a, T b) { return a == b; }                \
+  NEEDLE_MAP_INLINE T select(bool m, T a, T b) { return m ? a : b; }
+NEEDLE_SCALAR_LANE(float)
+NEEDLE_SCALAR_LANE(double)
+NEEDLE_SCALAR_LANE(int32_t)
+NEEDLE_SCALAR_LANE(int64_t)
+#undef NEEDLE_SCALAR_LANE
+
+// Without an FMA unit the C function is emulated in software, hundreds of times slower than a product and a sum.
+#if defined(__FMA__) || defined(__CUDACC__) || defined(__HIPCC__)
+NEEDLE_MAP_INLINE float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+NEEDLE_MAP_INLINE double fma(double a, double b, double c) { return ::fma(a, b, c); }
+#else
+NEEDLE_MAP_INLINE float fma(float a, float b, float c) { return a * b + c; }
+NEEDLE_MAP_INLINE double fma(double a, double b, double c) { return a * b + c; }
+#endif
+NEEDLE_MAP_INLINE float fnma(float a, float b, float c) { return fma(-a, b, c); }
+NEEDLE_MAP_INLINE float sqrt(float a) { return ::sqrtf(a); }
+NEEDLE_MAP_INLINE float round(float a) { return ::rintf(a); }
+NEEDLE_MAP_INLINE float pow2(float n) { return ::ldexpf(1.f, static_cast<int>(n)); }
+NEEDLE_MAP_INLINE float split(float x, float& m) {
+  int e;
+  m = ::frexpf(x, &e);
+  if (m < 0.70710678f) m *= 2, e--;
+  return static_cast<float>(e);
+}
+NEEDLE_MAP_INLINE float sin(float x) { return ::sinf(x); }
+NEEDLE_MAP_INLINE float cos(float x) { return ::cosf(x); }
+NEEDLE_MAP_INLINE float pow(float x, float y) { return ::powf(x, y); }
+
+NEEDLE_MAP_INLINE double sqrt(double a) { return ::sqrt(a); }
+NEEDLE_MAP_INLINE double round(double a) { return ::rint(a); }
+NEEDLE_MAP_INLINE double exp(double x) { return ::exp(x); }
+NEEDLE_MAP_INLINE double log(double x) { return ::log(x); }
+NEEDLE_MAP_INLINE double log1p(double x) { return ::log1p(x); }
+NEEDLE_MAP_INLINE double expm1(double x) { return ::expm1(x); }
+NEEDLE_MAP_INLINE double tanh(double x) { return ::tanh(x); }
+NEEDLE_MAP_INLINE double erf(double x) { return ::erf(x); }
+NEEDLE_MAP_INLINE double sin(double x) { return ::sin(x); }
+NEEDLE_MAP_INLINE double cos(double x) { return ::cos(x); }
+NEEDLE_MAP_INLINE double pow(double x, double y) { return ::pow(x, y); }
+
+// Vectors go through the C library lane by lane where a vector form would not pay.
+template <class T>
+NEEDLE_MAP_INLINE T sin(T x) {
+  float a[T::N];
+  x.store(a);
+  for (int i = 0; i < T::N; i++) a[i] = ::sinf(a[i]);
+  return T::load(a);
+}
+template <class T>
+NEEDLE_MAP_INLINE T cos(T x) {
+  float a[T::N];
+  x.store(a);
+  for (int i = 0; i < T::N; i++) a[i] = ::cosf(a[i]);
+  return T::load(a);
+}
+template <class T>
+NEEDLE_MAP_INLINE T pow(T x, T y) {
+  float a[T::N], b[T::N];
+  x.store(a), y.store(b);
+  for (int i = 0; i < T::N; i++) a[i] = ::powf(a[i], b[i]);
+  return T::load(a);
+}
+
+template <class T>
+NEEDLE_MAP_INLINE T floor(T x) {
+  T r = round(x);
+  return select(lt(x, r), r - T(1), r);
+}
+
+// x = n ln 2 + r, |r| <= ln 2 / 2; polynomial of Cephes expf. 2^n in two factors reaches subnormals and infinity.
+template <class T>
+NEEDLE_MAP_INLINE T exp(T x) {
+  x = min(T(89.f), max(T(-104.f), x));
+  T n = round(x * T(1.44269504f));
+  T r = fnma(n, T(-2.12194440e-4f), fnma(n, T(0.693359375f), x));
+  T s = fma(r, T(1.9875691500e-4f), T(1.3981999507e-3f));
+  s = fma(r, s, T(8.3334519073e-3f));
+  s = fma(r, s, T(4.1665795894e-2f));
+  s = fma(r, s, T(1.6666665459e-1f));
+  s = fma(r, s, T(5.0000001201e-1f));
+  s = fma(r * r, s, r) + T(1.f);
+  T half = round(n * T(0.5f));
+  return s * pow2(half) * pow2(n - half);
+}
+
+// x = m 2^e, m in [sqrt(1/2), sqrt(2)); polynomial of Cephes logf in m - 1.
+template <class T>
+NEEDLE_MAP_INLINE T log(T x) {
+  auto subnormal = lt(x, T(1.17549435e-38f));
+  T m, e = split(select(subnormal, x * T(8388608.f), x), m);
+  e = select(subnormal, e - T(23.f), e);
+  T f = m - T(1.f), z = f * f;
+  T s = fma(f, T(7.0376836292e-2f), T(-1.1514610310e-1f));
+  s = fma(f, s, T(1.1676998740e-1f));
+  s = fma(f, s, T(-1.2420140846e-1f));
+  s = fma(f, s, T(1.4249322787e-1f));
+  s = fma(f, s, T(-1.6668057665e-1f));
+  s = fma(f, s, T(2.0000714765e-1f));
+  s = fma(f, s, T(-2.4999993993e-1f));
+  s = fma(f, s, T(3.3333331174e-1f));
+  T y = fma(e, T(-2.12194440e-4f), f * z * s);
+  y = fma(e, T(0.693359375f), f + fnma(z, T(0.5f), y));
+  y = select(lt(x, T(HUGE_VALF)), y, x);
+  return select(lt(T(0.f), x), y, select(eq(x, T(0.f)), T(-HUGE_VALF), T(NAN)));
+}
+
+// For x in [0, 1]: the second term is what rounding 1 + x lost.
+template <class T>
+NEEDLE_MAP_INLINE T log1p(T x) {
+  T u = T(1) + x;
+  return log(u) + (x - (u - T(1))) / u;
+}
+
+template <class T>
+NEEDLE_MAP_INLINE T tanh(T x) {
+  T a = abs(x), z = x * x;
+  T s = fma(z, T(-5.70498872745e-3f), T(2.06390887954e-2f));
+  s = fma(z, s, T(-5.37397155531e-2f));
+  s = fma(z, s, T(1.33314422036e-1f));
+  s = fma(z, s, T(-3.33332819422e-1f));
+  T near = fma(x * z, s, x);
+  T far = T(1.f) - T(2.f) / (exp(a + a) + T(1.f));
+  return select(lt(a, T(0.625f)), near, select(lt(x, T(0.f)), -far, far));
+}
+
+// For x <= 0, by tanh(x / 2), which is accurate near zero.
+template <class T>
+NEEDLE_MAP_INLINE T expm1(T x) {
+  T t = tanh(x * T(0.5f));
+  return (t + t) / (T(1.f) - t);
+}
+
+// Polynomials of N. Juffa (erff within 1 ulp): in x^2 up to 0.92, above 1 - exp(polynomial in |x|).
+template <class T>
+NEEDLE_MAP_INLINE T erf(T x) {
+  T t = min(T(4.f), abs(x)), z = x * x, z4 = t * t;
+  T n = fma(z, T(-5.96761703e-4f), T(4.99119423e-3f));
+  n = fma(z, n, T(-2.67681349e-2f));
+  n = fma(z, n, T(1.12819925e-1f));
+  n = fma(z, n, T(-3.76125336e-1f));
+  n = fma(z, n, T(1.28379166e-1f));
+  n = fma(x, n, x);
+  T s = fma(t, T(-1.72853470e-5f), T(3.83197126e-4f));
+  s = fma(s, z4, fma(t, T(-3.88396438e-3f), T(2.42546219e-2f)));
+  s = fma(t, s, T(-1.06777877e-1f));
+  s = fma(t, s, T(-6.34846687e-1f));
+  s = fma(t, s, T(-1.28717512e-1f));
+  T far = T(1.f) - exp(fma(t, s, -t));
+  return select(lt(t, T(0.921875f)), n, select(lt(x, T(0.f)), -far, far));
+}
+
+template <class T>
+NEEDLE_MAP_INLINE T sigmoid(T x) {
+  return T(1) / (T(1) + exp(-x));
+}
+template <class T>
+NEEDLE_MAP_INLINE T hardsigmoid(T x) {
+  return min(T(6), max(T(0), x + T(3))) * T(1.0 / 6);
+}
+template <class T>
+NEEDLE_MAP_INLINE T elu(T x, T alpha) {
+  return select(lt(T(0), x), x, alpha * expm1(min(T(0), x)));
+}
+template <class T>
+NEEDLE_MAP_INLINE T gelu(T x) {
+  return x * T(0.5) * (T(1) + erf(x * T(0.70710678118654752)));
+}
+template <class T>
+NEEDLE_MAP_INLINE T gelu_grad(T x, T dy) {
+  T cdf = T(0.5) * (T(1) + erf(x * T(0.70710678118654752)));
+  return dy * (cdf + x * T(0.39894228040143268) * exp(T(-0.5) * x * x));
+}
+template <class T>
+NEEDLE_MAP_INLINE T gelu_tanh(T x) {  // 0.5 (1 + tanh u) = sigmoid(2 u)
+  return x * sigmoid(x * (T(1.5957691216057308) + T(0.071354816272600) * x * x));
+}
+template <class T>
+NEEDLE_MAP_INLINE T gelu_tanh_grad(T x, T dy) {
+  T z = x * x, s = sigmoid(x * (T(1.5957691216057308) + T(0.071354816272600) * z));
+  return dy * s * (T(1) + x * (T(1) - s) * (T(1.5957691216057308) + T(0.2140644488178) * z));
+}
+template <class T>
+NEEDLE_MAP_INLINE T silu_grad(T x, T dy) {
+  T s = sigmoid(x);
+  return dy * s * (T(1) + x * (T(1) - s));
+}
+
+// relu_map::apply(x, p, q), add_map::apply(x, y, p, q), where_map::apply(x, y, z, p, q), ... for every row of maps.inc.
+#define UNARY(name, dtypes, attrs, expr)                                     \
+  struct name##_map {                                                        \
+    template <class T>                                                       \
+    NEEDLE_MAP_INLINE T apply(T x, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
+      return expr;                                                           \
+    }                                                                        \
+  };
+#define BINARY(name, dtypes, attrs, expr)                                         \
+  struct name##_map {                                                             \
+    template <class T>                                                            \
+    NEEDLE_MAP_INLINE T apply(T x, T y, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
+      return expr;                                                                \
+    }                                                                             \
+  };
+#define TERNARY(name, dtypes, attrs, expr)                                             \
+  struct name##_map {                                                                  \
+    template <class T>                                                                 \
+    NEEDLE_MAP_INLINE T apply(T x, T y, T z, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
+      return expr;                                                                     \
+    }                                                                                  \
+  };
+#include "math/maps.inc"
+#undef UNARY
+#undef BINARY
+#undef TERNARY
+
+// Out of line: inlined into an epilogue these would cost its loop registers even when they are not used.
+template <class T>
+NEEDLE_MAP_NOINLINE T activate_transcendental(int code, float alpha, T x) {
+  switch (code) {
+    case kSigmoid: return sigmoid(x);
+    case kSilu: return silu_map::apply(x, x, x);
+    case kTanh: return tanh(x);
+    case kGelu: return gelu(x);
+    case kElu: return elu(x, T(alpha));
+    case kGeluTanh: return gelu_tanh(x);
+  }
+  return x;
+}
+
+template <class T>
+NEEDLE_MAP_INLINE T activate(int code, float alpha, T x) {
+  switch (code) {
+    case kNone: return x;
+    case kRelu: return max(T(0), x);
+    case kRelu6: return min(T(6), max(T(0), x));
+    case kLeakyRelu: return leaky_relu_map::apply(x, T(alpha), x);
+    case kHardswish: return x * hardsigmoid(x);
+    case kHardsigmoid: return hardsigmoid(x);
+  }
+  return activate_transcendental(code, alpha, x);
+}
+
+}  // namespace needle::NEEDLE_ISA

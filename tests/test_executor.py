@@ -1,0 +1,283 @@
+"""compile: values, shapes, memory, threads, refreshed weights, kinds of arrays, errors."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import needle as ndl
+from needle import nn
+from needle.executor.memory import Lifetime, lower_bound, plan_offsets
+from needle.graph import Node, map_structure, trace
+
+
+def small_net(channels: int = 16) -> nn.Module:
+    """Convolutions, batch norms, a residual add, a concat, pools and a linear layer: every path of the planner."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv(3, channels, 3, layout="torch")
+            self.bn1 = nn.BatchNorm2d(channels)
+            self.conv2 = nn.Conv(channels, channels, 3, layout="torch")
+            self.up = nn.ConvTranspose2d(channels, channels, 2, stride=2)
+            self.last = nn.Conv(2 * channels, 10, 1, layout="torch")
+            self.fc = nn.Linear(10, 7, layout="torch")
+
+        def forward(self, x):
+            a = ndl.ops.relu(self.bn1(self.conv1(x)))
+            b = ndl.ops.relu(self.conv2(a) + a)
+            up = self.up(ndl.ops.max_pool2d(b, 2))
+            rows, columns = b.shape[2] - up.shape[2], b.shape[3] - up.shape[3]
+            both = ndl.ops.concat((b, ndl.ops.pad(up, (0, columns, 0, rows))), 1)
+            maps = ndl.ops.sigmoid(self.last(both))
+            return maps, self.fc(ndl.ops.flatten(ndl.ops.adaptive_avg_pool2d(maps, 1), 1))
+
+    np.random.seed(0)
+    net = Net()
+    net.bn1.running_mean.data = ndl.Tensor(np.random.rand(channels).astype("float32"))
+    net.bn1.running_var.data = ndl.Tensor(np.random.rand(channels).astype("float32") + 0.5)
+    return net.eval()
+
+
+def image(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal(shape, dtype="float32")
+
+
+def close(got, want, tolerance: float = 2e-5) -> None:
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= tolerance * np.abs(want).max()
+
+
+@pytest.mark.parametrize("channels", [16, 24, 5])
+@pytest.mark.parametrize("shape", [(1, 3, 16, 16), (3, 3, 17, 23), (2, 3, 9, 8)])
+def test_compiled_equals_eager(shape: tuple[int, ...], channels: int) -> None:
+    net, x = small_net(channels), image(*shape)
+    exe = ndl.compile(net, (image(1, 3, 12, 12),))
+    for got, want in zip(exe(x), net(ndl.Tensor(x)), strict=True):
+        close(got, want.numpy())
+
+
+def test_inputs_of_any_stride_and_kind() -> None:
+    net = small_net()
+    x = image(16, 3, 18, 2)
+    strided = x.transpose(3, 1, 0, 2)[:, :, :, ::-1]
+    exe = ndl.compile(net, (strided,))
+    want = net(ndl.Tensor(np.ascontiguousarray(strided)))
+    got = exe(strided)
+    assert isinstance(got[0], np.ndarray)
+    close(got[0], want[0].numpy())
+    assert isinstance(exe(ndl.Tensor(np.ascontiguousarray(strided)))[1], ndl.Tensor)
+    torch = pytest.importorskip("torch")
+    y = exe(torch.from_numpy(np.ascontiguousarray(strided)))
+    assert isinstance(y[0], torch.Tensor)
+    close(y[0].numpy(), want[0].numpy())
+
+
+def test_run_into_writes_given_arrays() -> None:
+    net, x = small_net(), image(2, 3, 16, 16)
+    exe = ndl.compile(net, (x,))
+    maps, scores = np.zeros((2, 10, 32, 16), "float32")[:, :, ::2], np.zeros((2, 7), "float32")
+    exe.run_into((maps, scores), x)
+    close(maps, exe(x)[0])
+    close(scores, exe(x)[1])
+
+
+def test_changed_parameters_are_packed_again() -> None:
+    net, x = small_net(), image(1, 3, 16, 16)
+    exe = ndl.compile(net, (x,))
+    before = exe(x)[0].copy()
+    opt = ndl.optim.SGD(net.parameters(), lr=0.5)
+    net.train()
+    (net(ndl.Tensor(x))[0] ** 2).sum().backward()
+    opt.step()
+    net.eval()
+    after = exe(x)
+    close(after[0], net(ndl.Tensor(x))[0].numpy())
+    assert np.abs(after[0] - before).max() > 1e-4
+    net.fc.weight.data = net.fc.weight.data * 2
+    close(exe(x)[1], net(ndl.Tensor(x))[1].numpy())
+    exported = np.from_dlpack(net.fc.bias.cached_data)
+    with_write = exported if exported.flags.writeable else net.fc.bias.cached_data.numpy_view()
+    with_write[...] = 3
+    exe.refresh()
+    close(exe(x)[1], net(ndl.Tensor(x))[1].numpy())
+
+
+def test_no_python_inside_a_run() -> None:
+    net, x = small_net(), image(1, 3, 32, 32)
+    exe = ndl.compile(net, (x,))
+    plan, events = exe.plan.core, []
+    inside = False
+
+    def watch(frame, event, arg) -> None:
+        nonlocal inside
+        if event in ("c_call", "c_return") and getattr(arg, "__name__", "") == "run_new":
+            inside = event == "c_call"
+        elif inside:
+            events.append((event, frame.f_code.co_name))
+
+    assert plan is not None
+    sys.setprofile(watch)
+    try:
+        exe(x)
+    finally:
+        sys.setprofile(None)
+    assert events == []
+
+
+def test_the_gil_is_free_during_a_run() -> None:
+    net, x = small_net(64), image(1, 3, 256, 256)
+    exe = ndl.compile(net, (x,))
+    threads = ndl.get_num_threads()
+    ndl.set_num_threads(1)
+    counted, stop = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        while not stop.is_set():
+            for _ in range(1000):
+                counted += 1
+
+    try:
+        thread = threading.Thread(target=count)
+        thread.start()
+        start = time.perf_counter()
+        while time.perf_counter() - start < 0.3:
+            time.sleep(0.01)
+        solo = counted / 0.3
+        counted, start = 0, time.perf_counter()
+        while time.perf_counter() - start < 1:
+            exe(x)
+        beside = counted / (time.perf_counter() - start)
+    finally:
+        stop.set()
+        thread.join()
+        ndl.set_num_threads(threads)
+    if len(__import__("os").sched_getaffinity(0)) > 1:
+        assert beside > 0.5 * solo  # the issue's 80 % is measured by profiling; here neighbours share the machine
+
+
+def test_runs_in_two_threads_agree() -> None:
+    net, x = small_net(32), image(1, 3, 64, 64)
+    exe = ndl.compile(net, (x,))
+    want = exe(x)[0].copy()
+    wrong = []
+
+    def run() -> None:
+        for _ in range(20):
+            if not np.array_equal(exe(x)[0], want):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    assert exe.memory["arenas"] <= 3
+
+
+def live_bytes(net: nn.Module, x: np.ndarray) -> int:
+    """Largest sum of live bytes of the unaliased trace: every op's result has memory of its own until its last use."""
+    graph = trace(net, ndl.Tensor(x))
+    nodes = [n for n in graph if n.kind == "op"]
+    last: dict[Node, int] = {}
+    for i, n in enumerate(graph):
+        for used in n.inputs():
+            last[used] = i
+    order = {n: i for i, n in enumerate(graph)}
+    size = {n: 4 * int(np.prod(n.meta["spec"].shape)) for n in nodes}
+    return max(sum(size[n] for n in nodes if order[n] <= i <= last[n]) for i in range(len(order)))
+
+
+def test_arena_is_within_a_tenth_of_the_live_bytes() -> None:
+    net, x = small_net(32), image(2, 3, 64, 64)
+    exe = ndl.compile(net, (x,))
+    assert exe.memory["arena"] <= 1.10 * live_bytes(net, x)
+
+
+def test_a_second_run_takes_no_memory() -> None:
+    net, x = small_net(32), image(1, 3, 96, 96)
+    exe = ndl.compile(net, (x,))
+    for _ in range(3):
+        exe(x)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20):
+        exe(x)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1024  # KiB
+
+
+def test_offsets_never_overlap() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        buffers = []
+        for _ in range(rng.integers(1, 40)):
+            first = int(rng.integers(0, 30))
+            buffers.append(Lifetime(int(rng.integers(1, 5000)), first, first + int(rng.integers(0, 10))))
+        offsets, total = plan_offsets(buffers)
+        assert total >= lower_bound(buffers)
+        for i, a in enumerate(buffers):
+            assert offsets[i] + a.nbytes <= total
+            for j, b in enumerate(buffers[:i]):
+                if a.first <= b.last and b.first <= a.last:
+                    assert offsets[i] + a.nbytes <= offsets[j] or offsets[j] + b.nbytes <= offsets[i]
+
+
+def test_constant_outputs_and_outputs_that_are_inputs() -> None:
+    weight = nn.Parameter(np.arange(4, dtype="float32"))
+    exe = ndl.compile(lambda x: {"x": x, "w": weight * 2, "sum": [x + weight, x + weight]}, (image(2, 4),))
+    out = exe(image(2, 4))
+    close(out["x"], image(2, 4))
+    close(out["w"], 2 * np.arange(4))
+    close(out["sum"][1], image(2, 4) + np.arange(4))
+
+
+class TestErrors:
+    def test_training_mode(self) -> None:
+        with pytest.raises(ValueError, match=r"\[compile\] 1 modules are in training mode \(first: bn1\); call net.eval\(\)."):
+            ndl.compile(small_net().train(), (image(1, 3, 8, 8),))
+
+    def test_wrong_channels(self) -> None:
+        exe = ndl.compile(small_net(), (image(1, 3, 8, 8),))
+        with pytest.raises(ValueError, match=r"\[conv2d\] .*3.*4"):
+            exe(image(1, 4, 8, 8))
+
+    def test_wrong_rank(self) -> None:
+        exe = ndl.compile(small_net(), (image(1, 3, 8, 8),))
+        with pytest.raises(ValueError, match=r"\["):
+            exe(image(3, 8))
+
+    def test_wrong_dtype(self) -> None:
+        exe = ndl.compile(small_net(), (image(1, 3, 8, 8),))
+        with pytest.raises((TypeError, ValueError), match=r"\[.*\].*(float64|dtype)"):
+            exe(image(1, 3, 8, 8).astype("float64"))
+
+    def test_wrong_output(self) -> None:
+        net, x = small_net(), image(1, 3, 8, 8)
+        exe = ndl.compile(net, (x,))
+        with pytest.raises(ValueError, match=r"\[executable\] output 0 expects"):
+            exe.run_into((np.zeros((1, 10, 8, 9), "float32"), np.zeros((1, 7), "float32")), x)
+
+
+def test_profile_names_every_step() -> None:
+    net, x = small_net(), image(1, 3, 16, 16)
+    exe = ndl.compile(net, (x,))
+    rows = exe.profile(x, rounds=3)
+    assert [r[0] for r in rows] == exe.plan.names
+    assert all(seconds >= 0 for _, _, seconds in rows)
+    assert "conv2d_blocked" in str(exe.plan)
+
+
+def test_structure_of_outputs_survives() -> None:
+    graph = trace(lambda a, b: {"s": (a + b, [a * b, None])}, ndl.Tensor(image(2, 2)), ndl.Tensor(image(2, 2)))
+    names = map_structure(graph.output.args[0], lambda n: n if n is None else n.kind)
+    assert names == {"s": ("op", ["op", None])}

@@ -1,0 +1,277 @@
+"""GPU kernels: in the host emulation at both wave widths on any machine, and on a CUDA device where there is one."""
+
+from __future__ import annotations
+
+import ctypes as c
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GPU = ROOT / "csrc" / "gpu"
+BUILD = ROOT / "build-gpu"
+NONE, RELU = 0, 1
+
+
+class View(c.Structure):
+    _fields_ = [
+        ("data", c.c_void_p), ("shape", c.c_int64 * 8), ("stride", c.c_int64 * 8), ("rank", c.c_int32), ("dtype", c.c_int32),
+    ]  # fmt: skip
+
+
+class Exec(c.Structure):
+    _fields_ = [("threads", c.c_int), ("parallel", c.c_void_p), ("scratch", c.c_void_p), ("stream", c.c_void_p)]
+
+
+class Call(c.Structure):
+    _fields_ = [
+        ("out", c.POINTER(View)), ("in_", c.POINTER(View)), ("attr", c.POINTER(c.c_double)),
+        ("n_out", c.c_int), ("n_in", c.c_int), ("exec", c.POINTER(Exec)),
+    ]  # fmt: skip
+
+
+class KernelRow(c.Structure):
+    _fields_ = [
+        ("name", c.c_char_p), ("min_in", c.c_int), ("max_in", c.c_int), ("n_out", c.c_int),
+        ("dtypes", c.c_char_p), ("attrs", c.c_char_p), ("run", c.CFUNCTYPE(None, c.POINTER(Call))),
+    ]  # fmt: skip
+
+
+class DeviceProperties(c.Structure):
+    _fields_ = [("name", c.c_char * 128), ("warp", c.c_int32), ("units", c.c_int32), ("memory", c.c_int64)]
+
+
+class BackendTable(c.Structure):
+    _fields_ = [
+        ("name", c.c_char_p),
+        ("alloc", c.CFUNCTYPE(c.c_void_p, c.c_size_t)),
+        ("free", c.CFUNCTYPE(None, c.c_void_p, c.c_size_t)),
+        ("copy", c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_size_t, c.c_void_p)),
+        ("sync", c.CFUNCTYPE(None, c.c_void_p)),
+        ("properties", c.CFUNCTYPE(c.c_bool, c.POINTER(DeviceProperties))),
+        ("rows", c.POINTER(KernelRow)),
+        ("n_rows", c.c_int),
+    ]
+
+
+class Backend:
+    """One GPU library, called as needle's core calls it: arrays live in device memory, kernels get a Call."""
+
+    def __init__(self, path: Path):
+        self.library = c.CDLL(str(path))
+        self.library.needle_backend.restype = c.POINTER(BackendTable)
+        self.table = self.library.needle_backend().contents
+        self.rows = {row.name.decode(): row for row in self.table.rows[: self.table.n_rows]}
+
+    def properties(self) -> DeviceProperties | None:
+        p = DeviceProperties()
+        return p if self.table.properties(p) else None
+
+    def self_check(self) -> str:
+        message = c.create_string_buffer(512)
+        return message.value.decode() if self.library.needle_self_check(message, 512) else "passed"
+
+    def run(self, name: str, inputs: list[np.ndarray], out: np.ndarray, attrs: list[float]) -> np.ndarray:
+        """Runs a kernel; every array goes to the device with its own strides, gaps included."""
+        held: list[tuple[int, int]] = []
+
+        def view(a: np.ndarray) -> View:
+            span = sum((n - 1) * s for n, s in zip(a.shape, a.strides)) + a.itemsize if a.size else 0
+            p = self.table.alloc(span)
+            assert p, "out of device memory"
+            held.append((p, span))
+            self.table.copy(p, a.ctypes.data, span, None)
+            strides = [s // a.itemsize for s in a.strides]
+            return View(p, (c.c_int64 * 8)(*a.shape), (c.c_int64 * 8)(*strides), a.ndim, 0)
+
+        ins = (View * len(inputs))(*[view(a) for a in inputs])
+        outs = (View * 1)(view(out))
+        call = Call(outs, ins, (c.c_double * len(attrs))(*attrs), 1, len(inputs), c.pointer(Exec(1, None, None, None)))
+        self.rows[name].run(call)
+        self.table.sync(None)
+        if held[-1][1]:
+            self.table.copy(out.ctypes.data, held[-1][0], held[-1][1], None)
+        self.table.sync(None)
+        for p, span in held:
+            self.table.free(p, span)
+        return out
+
+
+def build(folder: str, *options: str) -> Path:
+    """Configures and builds csrc/gpu on its own; later runs only check that nothing changed."""
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if not cmake:
+        pytest.skip("cmake is missing")
+    where = BUILD / folder
+    where.mkdir(parents=True, exist_ok=True)
+    with open(where / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in ([cmake, "-S", GPU, "-B", where, *options], [cmake, "--build", where]):
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+    return where
+
+
+@pytest.fixture(scope="session")
+def emulation() -> Path:
+    return build("emulation", "-DNEEDLE_EMULATION=ON")
+
+
+@pytest.fixture(scope="session")
+def cuda() -> Path:
+    if not shutil.which("nvcc"):
+        pytest.skip("nvcc is missing")
+    return build("cuda", "-DNEEDLE_CUDA=ON", "-DNEEDLE_CUDA_ARCHITECTURES=80")
+
+
+@pytest.fixture(scope="session", params=["w32", "w64", "cuda"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.param != "cuda":
+        return Backend(request.getfixturevalue("emulation") / f"libneedle_emulation_{request.param}.so")
+    loaded = Backend(request.getfixturevalue("cuda") / "libneedle_cuda.so")
+    if loaded.properties() is None:
+        pytest.skip("no CUDA device")
+    return loaded
+
+
+def linear(backend: Backend, x, w, b, activation, out=None) -> None:
+    """Runs `linear` and compares with float64."""
+    out = np.full((x.shape[0], w.shape[0]), np.nan, np.float32) if out is None else out
+    backend.run("linear", [x, w] if b is None else [x, w, b], out, [activation, 0.0, b is not None])
+    exact = x.astype(np.float64) @ w.astype(np.float64).T + (0 if b is None else b.astype(np.float64))
+    if activation == RELU:
+        exact = np.maximum(exact, 0)
+    if exact.size:
+        scale = max(np.abs(exact).max(), 1e-30)
+        assert np.abs(out - exact).max() / scale < 5e-6
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+# Few rows (1, 3, 8), tiles of 64 and of 128, multiples of neither, float4 loads and single ones, one and many k steps.
+SHAPES = [
+    (1, 1, 1), (1, 17, 3), (1, 130, 64), (1, 65, 130), (1, 40, 512), (2, 5, 65), (3, 17, 1), (3, 33, 100), (4, 16, 256),
+    (5, 64, 17), (8, 65, 64), (8, 130, 131), (9, 1, 17), (17, 3, 65), (64, 64, 64), (64, 65, 3), (65, 64, 130),
+    (65, 1, 16), (130, 130, 17), (128, 128, 32), (131, 67, 64), (300, 130, 24), (257, 260, 9), (130, 300, 40),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("m,n,k", SHAPES, ids=lambda v: str(v))
+@pytest.mark.parametrize("transposed", [False, True], ids=["nk", "kn"])
+def test_linear(backend: Backend, m: int, n: int, k: int, transposed: bool) -> None:
+    x, b = normal(m, k), normal(n, seed=2)
+    w = normal(k, n, seed=1).T if transposed else normal(n, k, seed=1)
+    linear(backend, x, w, b, RELU)
+    linear(backend, x, w, None, NONE)
+
+
+@pytest.mark.parametrize("m", [1, 6, 70])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", [NONE, RELU])
+def test_linear_epilogue(backend: Backend, m: int, bias: bool, activation: int) -> None:
+    linear(backend, normal(m, 36), normal(50, 36, seed=1), normal(50, seed=2) if bias else None, activation)
+
+
+@pytest.mark.parametrize("m", [1, 7, 66])
+def test_linear_strided(backend: Backend, m: int) -> None:
+    """Slices of larger arrays, in every role; the gaps of the output stay untouched."""
+    x = normal(m, 96)[:, 3:63]
+    w = normal(140, 60, seed=1)[::2]
+    b = normal(210, seed=2)[::3]
+    whole = np.full((m, 84), 5, np.float32)
+    linear(backend, x, w, b, RELU, whole[:, 4:74])
+    assert (whole[:, :4] == 5).all() and (whole[:, 74:] == 5).all()
+    linear(backend, np.asfortranarray(normal(m, 60)), w, None, NONE)
+    linear(backend, np.ascontiguousarray(x), np.ascontiguousarray(w), None, NONE, np.zeros((70, m), np.float32).T)
+
+
+@pytest.mark.parametrize("m,n,k", [(0, 4, 4), (4, 0, 4), (3, 5, 0), (70, 70, 0)])
+def test_linear_empty(backend: Backend, m: int, n: int, k: int) -> None:
+    linear(backend, normal(m, k), normal(n, k, seed=1), normal(n, seed=2), RELU)
+
+
+@pytest.mark.parametrize("m", [2, 70])
+def test_linear_keeps_nan(backend: Backend, m: int) -> None:
+    x = normal(m, 20)
+    x[1, 3] = np.nan
+    out = np.zeros((m, 9), np.float32)
+    backend.run("linear", [x, normal(9, 20, seed=1)], out, [RELU, 0.0, 0.0])
+    assert np.isnan(out[1]).all() and not np.isnan(np.delete(out, 1, axis=0)).any()
+
+
+def test_properties(backend: Backend) -> None:
+    p = backend.properties()
+    assert p is not None and p.units > 0
+    assert p.warp == (64 if backend.table.name == b"emulation_w64" else 32)
+
+
+def test_rows_name_their_kernels(backend: Backend) -> None:
+    row = backend.rows["linear"]
+    assert (row.min_in, row.max_in, row.n_out, row.dtypes, row.attrs) == (2, 3, 1, b"f", b"activation alpha has_bias")
+
+
+@pytest.mark.parametrize("reverse", ["0", "1"], ids=["forward", "reverse"])
+def test_self_check(backend: Backend, reverse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shuffles, ballots, barriers and shared memory; in the emulation with the threads in either order."""
+    monkeypatch.setenv("NEEDLE_EMULATION_REVERSE", reverse)
+    assert backend.self_check() == "passed"
+
+
+@pytest.mark.parametrize("m,n,k", [(3, 33, 100), (65, 70, 40), (257, 260, 17)])
+def test_linear_does_not_depend_on_thread_order(backend: Backend, m: int, n: int, k: int, monkeypatch) -> None:
+    monkeypatch.setenv("NEEDLE_EMULATION_REVERSE", "1")
+    linear(backend, normal(m, k), normal(n, k, seed=1), normal(n, seed=2), RELU)
+
+
+@pytest.mark.parametrize("library", ["w32", "w64", "cuda"])
+def test_no_device(library: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a device a library loads, says so, and neither allocates nor crashes."""
+    if library == "cuda":
+        loaded = Backend(request.getfixturevalue("cuda") / "libneedle_cuda.so")
+        if loaded.properties() is not None:
+            pytest.skip("there is a CUDA device")
+    else:
+        loaded = Backend(request.getfixturevalue("emulation") / f"libneedle_emulation_{library}.so")
+        monkeypatch.setenv("NEEDLE_EMULATION_DEVICES", "0")
+    assert loaded.properties() is None
+    assert not loaded.table.alloc(16)
+    assert loaded.self_check().startswith("[self_check] the device refused the call, got ")
+
+
+# What the self-check and the emulation must notice: (file, sound text, broken text).
+BREAKS = {
+    "block barrier": ("portable.cuh", "inline void block_sync() { emulation::wait_block(); }", "inline void block_sync() {}"),
+    "wave barrier": ("portable.cuh", "inline void wave_sync() { emulation::wait_wave(); }", "inline void wave_sync() {}"),
+    "half of a 64-bit ballot": ("emulation.h", "static_cast<uint64_t>(slot[i][0]) << i", "static_cast<uint64_t>(slot[i][0]) << i % 31"),
+    "shuffle that ignores its lane": ("emulation.h", "std::memcpy(&v, slot[lane], sizeof v)", "std::memcpy(&v, slot[0], sizeof v)"),
+    "shuffle slots used too early": ("emulation.h", "slot[2][kWave][16]", "slot[1][kWave][16]"),
+    "reduction from offset 16": ("portable.cuh", "int bits = W / 2; bits > 0; bits /= 2) v +=", "int bits = 8; bits > 0; bits /= 2) v +="),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_self_check_notices(name: str, tmp_path: Path) -> None:
+    file, sound, broken = BREAKS[name]
+    shutil.copytree(GPU, tmp_path / "gpu")
+    text = (tmp_path / "gpu" / file).read_text()
+    assert text.count(sound) == 1, "this test must follow the source"
+    text = text.replace(sound, broken)
+    if name.startswith("shuffle slots"):
+        text = text.replace("shuffles++ % 2", "shuffles++ % 1")
+    (tmp_path / "gpu" / file).write_text(text)
+    main = tmp_path / "main.cpp"
+    main.write_text(
+        '#include "gpu/self_check.cu"\nint main() { char m[512] = ""; int bad = needle_self_check(m, 512); puts(m); return bad; }\n'
+    )
+    flags = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-DNEEDLE_EMULATION", "-DNEEDLE_WAVE=64"]
+    subprocess.run(["g++", *flags, f"-I{tmp_path}", main, "-o", tmp_path / "main"], check=True)
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, timeout=30)
+    assert done.returncode != 0, f"a broken {name} went unnoticed"

@@ -1,0 +1,91 @@
+"""The needle module tree of a torch model: layers by rule, containers, parameters and buffers under torch's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import needle as ndl
+from needle.autograd import Tensor, Unsupported
+from needle.interop import as_ndarray
+from needle.nn.module import Module, Parameter, Tree
+
+from .registry import find_module_rule
+from .report import Report
+
+
+class TreeBuilder:
+    """Builds needle modules; shared modules and shared (tied) parameters stay shared."""
+
+    def __init__(self, share: bool, report: Report) -> None:
+        self.share, self.report = share, report
+        self.modules: dict[int, Module] = {}  # by id of the torch module
+        self.tensors: dict[int, Tensor] = {}  # by id of the torch tensor
+        self.failures: dict[int, str] = {}  # why a module's rule refused
+        self._alive: list[torch.Tensor] = []  # ids stay unique while the objects live
+
+    def build(self, module: nn.Module, path: str = "") -> Module:
+        if id(module) in self.modules:
+            return self.modules[id(module)]
+        layer = self._layer(module) if path else Tree()
+        self.modules[id(module)] = layer
+        for name, p in module._parameters.items():
+            if p is not None:
+                put(layer, name, self.tensor(p, f"{path}.{name}" if path else name))
+        for name, b in module._buffers.items():
+            if b is not None and name not in module._non_persistent_buffers_set:
+                put(layer, name, self.tensor(b, f"{path}.{name}" if path else name))
+        for name, child in module._modules.items():
+            if child is not None:
+                put(layer, name, self.build(child, f"{path}.{name}" if path else name))
+        layer.training = module.training
+        return layer
+
+    def _layer(self, module: nn.Module) -> Module:
+        rule = find_module_rule(module)
+        if rule is None:
+            return Tree()
+        state = np.random.get_state()  # layers draw initial weights, which the user's stream must not notice
+        try:
+            return rule(module)
+        except Unsupported as e:
+            self.failures[id(module)] = str(e)
+            return Tree()
+        finally:
+            np.random.set_state(state)
+
+    def tensor(self, t: torch.Tensor, path: str = "") -> Tensor:
+        """The needle Parameter or buffer for a torch one, over a copy of its values or, shared, over its memory."""
+        if id(t) not in self.tensors:
+            self._alive.append(t)
+            data = t.detach()
+            if data.dtype in (torch.bfloat16, torch.float16):
+                self.report.note(f"{path} is {data.dtype} and computed in float32")
+                data = data.float()
+            if data.is_floating_point() and not bool(torch.isfinite(data).all()):
+                self.report.note(f"{path} holds NaN or infinite values")
+            kind = Parameter if isinstance(t, nn.Parameter) else Tensor
+            dtype = str(data.dtype).removeprefix("torch.")
+            if self.share and data.device.type == "cpu":
+                made = kind.make_const(as_ndarray(data)) if kind is Tensor else parameter_over(as_ndarray(data))
+            else:
+                made = kind(data.cpu().contiguous().numpy(), dtype=dtype, device=ndl.autograd.default_device())
+            made.requires_grad = isinstance(t, nn.Parameter) and t.requires_grad
+            self.tensors[id(t)] = made
+        return self.tensors[id(t)]
+
+
+def parameter_over(data: Any) -> Parameter:
+    made = Parameter.__new__(Parameter)
+    made._init(data, None, (), True)
+    return made
+
+
+def put(layer: Module, name: str, value: Any) -> None:
+    """Hang a child or tensor into the tree under torch's name."""
+    if name.startswith("_") and name not in getattr(layer, "_public", ()):
+        layer.__dict__["_public"] = (*getattr(layer, "_public", ()), name)
+    layer.__dict__[name] = value
