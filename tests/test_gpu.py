@@ -21,8 +21,12 @@ NONE, RELU = 0, 1
 
 class View(c.Structure):
     _fields_ = [
-        ("data", c.c_void_p), ("shape", c.c_int64 * 8), ("stride", c.c_int64 * 8), ("rank", c.c_int32), ("dtype", c.c_int32),
-    ]  # fmt: skip
+        ("data", c.c_void_p),
+        ("shape", c.c_int64 * 8),
+        ("stride", c.c_int64 * 8),
+        ("rank", c.c_int32),
+        ("dtype", c.c_int32),
+    ]
 
 
 class Exec(c.Structure):
@@ -31,16 +35,25 @@ class Exec(c.Structure):
 
 class Call(c.Structure):
     _fields_ = [
-        ("out", c.POINTER(View)), ("in_", c.POINTER(View)), ("attr", c.POINTER(c.c_double)),
-        ("n_out", c.c_int), ("n_in", c.c_int), ("exec", c.POINTER(Exec)),
-    ]  # fmt: skip
+        ("out", c.POINTER(View)),
+        ("in_", c.POINTER(View)),
+        ("attr", c.POINTER(c.c_double)),
+        ("n_out", c.c_int),
+        ("n_in", c.c_int),
+        ("exec", c.POINTER(Exec)),
+    ]
 
 
 class KernelRow(c.Structure):
     _fields_ = [
-        ("name", c.c_char_p), ("min_in", c.c_int), ("max_in", c.c_int), ("n_out", c.c_int),
-        ("dtypes", c.c_char_p), ("attrs", c.c_char_p), ("run", c.CFUNCTYPE(None, c.POINTER(Call))),
-    ]  # fmt: skip
+        ("name", c.c_char_p),
+        ("min_in", c.c_int),
+        ("max_in", c.c_int),
+        ("n_out", c.c_int),
+        ("dtypes", c.c_char_p),
+        ("attrs", c.c_char_p),
+        ("run", c.CFUNCTYPE(None, c.POINTER(Call))),
+    ]
 
 
 class DeviceProperties(c.Structure):
@@ -82,7 +95,7 @@ class Backend:
         held: list[tuple[int, int]] = []
 
         def view(a: np.ndarray) -> View:
-            span = sum((n - 1) * s for n, s in zip(a.shape, a.strides)) + a.itemsize if a.size else 0
+            span = sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True)) + a.itemsize if a.size else 0
             p = self.table.alloc(span)
             assert p, "out of device memory"
             held.append((p, span))
@@ -158,10 +171,31 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 # Few rows (1, 3, 8), tiles of 64 and of 128, multiples of neither, float4 loads and single ones, one and many k steps.
 SHAPES = [
-    (1, 1, 1), (1, 17, 3), (1, 130, 64), (1, 65, 130), (1, 40, 512), (2, 5, 65), (3, 17, 1), (3, 33, 100), (4, 16, 256),
-    (5, 64, 17), (8, 65, 64), (8, 130, 131), (9, 1, 17), (17, 3, 65), (64, 64, 64), (64, 65, 3), (65, 64, 130),
-    (65, 1, 16), (130, 130, 17), (128, 128, 32), (131, 67, 64), (300, 130, 24), (257, 260, 9), (130, 300, 40),
-]  # fmt: skip
+    (1, 1, 1),
+    (1, 17, 3),
+    (1, 130, 64),
+    (1, 65, 130),
+    (1, 40, 512),
+    (2, 5, 65),
+    (3, 17, 1),
+    (3, 33, 100),
+    (4, 16, 256),
+    (5, 64, 17),
+    (8, 65, 64),
+    (8, 130, 131),
+    (9, 1, 17),
+    (17, 3, 65),
+    (64, 64, 64),
+    (64, 65, 3),
+    (65, 64, 130),
+    (65, 1, 16),
+    (130, 130, 17),
+    (128, 128, 32),
+    (131, 67, 64),
+    (300, 130, 24),
+    (257, 260, 9),
+    (130, 300, 40),
+]
 
 
 @pytest.mark.parametrize("m,n,k", SHAPES, ids=lambda v: str(v))
@@ -189,6 +223,9 @@ def test_linear_strided(backend: Backend, m: int) -> None:
     whole = np.full((m, 84), 5, np.float32)
     linear(backend, x, w, b, RELU, whole[:, 4:74])
     assert (whole[:, :4] == 5).all() and (whole[:, 74:] == 5).all()
+    # float4 loads are possible here, but not for the last ones: K and N end inside a wider array.
+    linear(backend, normal(m, 64)[:, :61], normal(70, 64, seed=1)[:, :61], None, NONE)
+    linear(backend, normal(m, 64)[:, :61], normal(61, 72, seed=1)[:, :70].T, None, NONE)
     linear(backend, np.asfortranarray(normal(m, 60)), w, None, NONE)
     linear(backend, np.ascontiguousarray(x), np.ascontiguousarray(w), None, NONE, np.zeros((70, m), np.float32).T)
 
@@ -196,6 +233,29 @@ def test_linear_strided(backend: Backend, m: int) -> None:
 @pytest.mark.parametrize("m,n,k", [(0, 4, 4), (4, 0, 4), (3, 5, 0), (70, 70, 0)])
 def test_linear_empty(backend: Backend, m: int, n: int, k: int) -> None:
     linear(backend, normal(m, k), normal(n, k, seed=1), normal(n, seed=2), RELU)
+
+
+def leaky(v: np.ndarray) -> np.ndarray:
+    return np.where(v < 0, 0.1 * v, v)
+
+
+ACTIVATIONS = {
+    2: lambda v: np.clip(v, 0, 6),
+    3: leaky,
+    4: lambda v: 1 / (1 + np.exp(-v)),
+    5: lambda v: v / (1 + np.exp(-v)),
+    6: np.tanh,
+}
+
+
+@pytest.mark.parametrize("m", [3, 66, 260])
+@pytest.mark.parametrize("code", ACTIVATIONS)
+def test_linear_other_activations(backend: Backend, m: int, code: int) -> None:
+    """By their codes in math/maps.h, whose own tests cover their accuracy."""
+    x, w, b = normal(m, 20), normal(140, 20, seed=1), normal(140, seed=2)
+    out = backend.run("linear", [x, w, b], np.zeros((m, 140), np.float32), [code, 0.1, 1.0])
+    exact = ACTIVATIONS[code](x.astype(np.float64) @ w.T.astype(np.float64) + b)
+    assert np.abs(out - exact).max() / np.abs(exact).max() < 5e-6
 
 
 @pytest.mark.parametrize("m", [2, 70])
@@ -248,13 +308,21 @@ def test_no_device(library: str, request: pytest.FixtureRequest, monkeypatch: py
 
 # What the self-check and the emulation must notice: (file, sound text, broken text).
 BREAKS = {
-    "block barrier": ("portable.cuh", "inline void block_sync() { emulation::wait_block(); }", "inline void block_sync() {}"),
-    "wave barrier": ("portable.cuh", "inline void wave_sync() { emulation::wait_wave(); }", "inline void wave_sync() {}"),
-    "half of a 64-bit ballot": ("emulation.h", "static_cast<uint64_t>(slot[i][0]) << i", "static_cast<uint64_t>(slot[i][0]) << i % 31"),
-    "shuffle that ignores its lane": ("emulation.h", "std::memcpy(&v, slot[lane], sizeof v)", "std::memcpy(&v, slot[0], sizeof v)"),
-    "shuffle slots used too early": ("emulation.h", "slot[2][kWave][16]", "slot[1][kWave][16]"),
-    "reduction from offset 16": ("portable.cuh", "int bits = W / 2; bits > 0; bits /= 2) v +=", "int bits = 8; bits > 0; bits /= 2) v +="),
-}  # fmt: skip
+    "block barrier": ("portable.cuh", "void block_sync() { emulation::wait_block(); }", "void block_sync() {}"),
+    "wave barrier": ("portable.cuh", "void wave_sync() { emulation::wait_wave(); }", "void wave_sync() {}"),
+    "ballot of 32 bits": ("emulation.h", "<uint64_t>(slot[i][0]) << i", "<uint64_t>(slot[i][0]) << i % 32"),
+    "shuffle that ignores its lane": ("emulation.h", "memcpy(&v, slot[lane]", "memcpy(&v, slot[0]"),
+    "shuffle slots used too early": (
+        "emulation.h",
+        "shuffles++ % 2];\n  std::memcpy",
+        "shuffles++ % 1];\n  std::memcpy",
+    ),
+    "reduction from lane 16 down": (
+        "portable.cuh",
+        "W / 2; bits > 0; bits /= 2) v +=",
+        "16; bits > 0; bits /= 2) v +=",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -263,15 +331,13 @@ def test_self_check_notices(name: str, tmp_path: Path) -> None:
     shutil.copytree(GPU, tmp_path / "gpu")
     text = (tmp_path / "gpu" / file).read_text()
     assert text.count(sound) == 1, "this test must follow the source"
-    text = text.replace(sound, broken)
-    if name.startswith("shuffle slots"):
-        text = text.replace("shuffles++ % 2", "shuffles++ % 1")
-    (tmp_path / "gpu" / file).write_text(text)
+    (tmp_path / "gpu" / file).write_text(text.replace(sound, broken))
     main = tmp_path / "main.cpp"
     main.write_text(
-        '#include "gpu/self_check.cu"\nint main() { char m[512] = ""; int bad = needle_self_check(m, 512); puts(m); return bad; }\n'
+        '#include "gpu/self_check.cu"\n'
+        'int main() { char m[512] = ""; int bad = needle_self_check(m, 512); puts(m); return bad; }\n'
     )
     flags = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-DNEEDLE_EMULATION", "-DNEEDLE_WAVE=64"]
-    subprocess.run(["g++", *flags, f"-I{tmp_path}", main, "-o", tmp_path / "main"], check=True)
+    subprocess.run(["g++", *flags, f"-I{tmp_path}", f"-I{GPU.parent}", main, "-o", tmp_path / "main"], check=True)
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, timeout=30)
     assert done.returncode != 0, f"a broken {name} went unnoticed"

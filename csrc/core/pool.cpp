@@ -28,8 +28,8 @@ constexpr auto kSpin = std::chrono::microseconds(20);
 class Pool {
  public:
   void run(int64_t tasks, void (*body)(void*, int64_t), void* ctx) {
-    std::unique_lock<std::mutex> lock(job_, std::try_to_lock);
-    if (!lock.owns_lock() || inside_) {  // another run has the workers: this one goes alone
+    std::unique_lock<std::mutex> lock(job_, std::defer_lock);
+    if (inside_ || !lock.try_lock()) {  // a task, or a run beside another that has the workers, goes alone
       for (int64_t t = 0; t < tasks; t++) body(ctx, t);
       return;
     }

@@ -2,10 +2,18 @@
 #include "cpu/conv.h"
 
 namespace needle::NEEDLE_ISA {
+namespace {
+
+struct BlockCopy {
+  const float* src;
+  int64_t channels, s_channel, s_row, s_pixel, h, w, top, left;
+  float* dst;
+  int64_t block, dst_h, dst_w;
+};
 
 void copy_to_block(const BlockCopy& b) {
   const int64_t pitch = b.dst_w * b.block;
-  const int64_t x0 = min(max(0, b.left), b.dst_w), x1 = max(x0, min(b.left + b.w, b.dst_w));
+  const int64_t x0 = smaller(larger(0, b.left), b.dst_w), x1 = larger(x0, smaller(b.left + b.w, b.dst_w));
   for (int64_t y = 0; y < b.dst_h; y++) {
     float* d = b.dst + y * pitch;
     const int64_t sy = y - b.top;
@@ -34,6 +42,46 @@ void copy_from_block(const float* src, float* dst, int64_t channels, int64_t pix
   }
   for (int64_t c = 0; c < channels; c++)
     for (int64_t i = 0; i < pixels; i++) dst[c * pixels + i] = src[i * kBlock + c];
+}
+
+}  // namespace
+
+void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top, int64_t left,
+                  int64_t H, int64_t W, float* dst, int64_t room) {
+  const int64_t C = x.shape[1], blocks = ceil_div(C, block), copies = images * blocks;
+  const int64_t tasks = smaller(copies, task_count(exec, 20. * copies * H * W * block));
+  parallel_for(exec, tasks, [&](int64_t t) {
+    for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
+      const int64_t n = i / blocks, c = i % blocks * block;
+      copy_to_block({x.as<const float>() + (first + n) * x.stride[0] + c * x.stride[1], smaller(block, C - c), x.stride[1],
+                     x.stride[2], x.stride[3], x.shape[2], x.shape[3], top, left, dst + n * room + c * H * W, block, H, W});
+    }
+  });
+}
+
+void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int64_t inputs, int64_t block, float* dst) {
+  if (lanes < kBlock || inputs < block) std::memset(dst, 0, block * kBlock * 4);
+  if (lanes == kBlock && s_in == 1) {
+    transpose_to_block(src, s_lane, dst, kBlock, inputs);
+  } else if (lanes == kBlock) {
+    for (int64_t b = 0; b < inputs; b++)
+      for (int lane = 0; lane < kBlock; lane++) dst[b * kBlock + lane] = src[b * s_in + lane * s_lane];
+  } else {
+    for (int64_t b = 0; b < inputs; b++)
+      for (int64_t lane = 0; lane < lanes; lane++) dst[b * kBlock + lane] = src[b * s_in + lane * s_lane];
+  }
+}
+
+void unblock_images(const Exec* exec, const float* src, int64_t images, float* dst, int64_t channels, int64_t pixels) {
+  const int64_t blocks = ceil_div(channels, kBlock), copies = images * blocks;
+  const int64_t tasks = smaller(copies, task_count(exec, 20. * copies * pixels * kBlock));
+  parallel_for(exec, tasks, [&](int64_t t) {
+    for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
+      const int64_t c = i % blocks * kBlock;
+      copy_from_block(src + i * pixels * kBlock, dst + (i / blocks * channels + c) * pixels, smaller(kBlock, channels - c),
+                      pixels);
+    }
+  });
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -38,10 +38,10 @@ NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double f
   s.per_group = ceil_div(p.blocks, s.step);
   const int64_t rows = p.images * p.rows, units = p.groups * s.per_group;
   int64_t tasks = task_count(exec, flops);
-  if (w_floats < x_floats) tasks = max(tasks, x_floats / (128 << 10));  // input of a task stays in L2
-  s.block_tasks = w_floats > x_floats ? min(tasks, units) : 1;
-  s.row_tasks = min(ceil_div(tasks, s.block_tasks), rows);
-  if (s.block_tasks == 1) s.block_tasks = min(max(1, tasks / s.row_tasks), units);
+  if (w_floats < x_floats) tasks = larger(tasks, x_floats / (128 << 10));  // input of a task stays in L2
+  s.block_tasks = w_floats > x_floats ? smaller(tasks, units) : 1;
+  s.row_tasks = smaller(ceil_div(tasks, s.block_tasks), rows);
+  if (s.block_tasks == 1) s.block_tasks = smaller(larger(1, tasks / s.row_tasks), units);
   s.rows = ceil_div(rows, s.row_tasks);
   s.units = ceil_div(units, s.block_tasks);
   s.row_tasks = ceil_div(rows, s.rows);
@@ -65,13 +65,13 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int6
   for (int64_t block = block0, n; block < block1; block += n) {
     n = tile_blocks(p.pixels, block1 - block);
     const int64_t channel_block = group * p.blocks + block, run_floats = p.length * kBlock;
-    int64_t chunks = min(p.n_runs, ceil_div(p.n_runs * run_floats * n * 4, kPanelBytes));
+    int64_t chunks = smaller(p.n_runs, ceil_div(p.n_runs * run_floats * n * 4, kPanelBytes));
     if (chunks < 1 || row1 - row0 == 1) chunks = 1;
     const int64_t per_chunk = ceil_div(p.n_runs, chunks);
     int64_t run = 0;
     do {
       t.runs = p.runs + run;
-      t.n_runs = min(per_chunk, p.n_runs - run);
+      t.n_runs = smaller(per_chunk, p.n_runs - run);
       t.b = p.w + group * p.w_group + block * p.w_block + run * run_floats;
       t.accumulate = run > 0;
       t.bias = p.bias && run == 0 ? p.bias + channel_block * kBlock : nullptr;
@@ -93,10 +93,10 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int6
 // The part of a split's task that lies in each group: f(group, block0, block1).
 template <class F>
 NEEDLE_INLINE void each_group(const ConvPass& p, const ConvSplit& s, int64_t block_task, const F& f) {
-  const int64_t end = min((block_task + 1) * s.units, p.groups * s.per_group);
+  const int64_t end = smaller((block_task + 1) * s.units, p.groups * s.per_group);
   for (int64_t u = block_task * s.units; u < end;) {
-    const int64_t group = u / s.per_group, u0 = u - group * s.per_group, u1 = min(s.per_group, u0 + end - u);
-    f(group, u0 * s.step, min(u1 * s.step, p.blocks));
+    const int64_t group = u / s.per_group, u0 = u - group * s.per_group, u1 = smaller(s.per_group, u0 + end - u);
+    f(group, u0 * s.step, smaller(u1 * s.step, p.blocks));
     u += u1 - u0;
   }
 }
@@ -109,18 +109,16 @@ NEEDLE_INLINE int64_t merged_groups(int64_t groups, int64_t in_per_group, int64_
   return 1;
 }
 
-// Copies rows [0, h) of one image's channel block (n <= block channels of planes) into pixel-major form, zeros around:
-// dst has dst_h x dst_w pixels and src's first pixel lies at (top, left); what falls outside is cut off.
-struct BlockCopy {
-  const float* src;
-  int64_t channels, s_channel, s_row, s_pixel, h, w, top, left;
-  float* dst;
-  int64_t block, dst_h, dst_w;
-};
-void copy_to_block(const BlockCopy& b);
+// Images [first, first + images) of planes x (N, C, H, W) into dense blocked images of H x W pixels, `room` floats apart:
+// the first pixel of x lies at (top, left), zeros are around it, and what falls outside is cut off.
+void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top, int64_t left,
+                  int64_t H, int64_t W, float* dst, int64_t room);
+// The reverse for dense blocks of 16: dst has images x channels contiguous planes. Merged groups have whole blocks, so
+// channel c is always lane c % 16 of block c / 16.
+void unblock_images(const Exec* exec, const float* src, int64_t images, float* dst, int64_t channels, int64_t pixels);
 
-// The reverse for a dense block of h x w pixels: dst are `channels` contiguous planes.
-void copy_from_block(const float* src, float* dst, int64_t channels, int64_t pixels);
+// One tap of one input block of packed weights: dst[b][lane] = src[lane * s_lane + b * s_in], zeros beyond.
+void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int64_t inputs, int64_t block, float* dst);
 
 struct DepthwisePass {
   int64_t images, blocks, rows, pixels, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
@@ -137,5 +135,6 @@ struct DepthwisePass {
 };
 void depthwise_pass(const Exec* exec, const DepthwisePass& p);
 void depthwise_pack_weights(const View& w, float* dst);
+void depthwise_weight_grad(const Call& c, int64_t H, int64_t W);  // conv2d_weight_grad; H, W: of the padded input
 
 }  // namespace needle::NEEDLE_ISA

@@ -29,6 +29,15 @@ void pack(const View& w, int64_t groups, int64_t merged, int64_t block, float* d
   for (int64_t at = first; at < last; at++) {
     float* d = dst + at * panel;
     const int64_t g = at / OB, ob = at % OB;
+    if (merged == groups) {
+      const float* s = w.as<const float>() + (g * merged_out + ob * kBlock) * w.stride[0];
+      for (int64_t ib = 0; ib < IB; ib++)
+        for (int64_t kh = 0; kh < taps_h; kh++)
+          for (int64_t kw = 0; kw < taps_w; kw++, d += block * kBlock)
+            pack_tap(s + ib * block * w.stride[1] + kh * w.stride[2] + kw * w.stride[3], w.stride[0], w.stride[1],
+                     smaller(kBlock, merged_out - ob * kBlock), smaller(block, I - ib * block), block, d);
+      continue;
+    }
     std::memset(d, 0, panel * 4);
     for (int64_t lane = 0; lane < kBlock; lane++) {
       const int64_t o_in_group = ob * kBlock + lane, o = g * merged_out + o_in_group;
@@ -48,7 +57,7 @@ void pack(const View& w, int64_t groups, int64_t merged, int64_t block, float* d
 
 void pack_parallel(const Exec* exec, const View& w, int64_t groups, int64_t merged, int64_t block, float* dst) {
   const int64_t blocks = merged * ceil_div(w.shape[0] / merged, kBlock);
-  const int64_t tasks = min(blocks, task_count(exec, 20. * w.size()));
+  const int64_t tasks = smaller(blocks, task_count(exec, 20. * w.size()));
   parallel_for(exec, tasks,
                [&](int64_t t) { pack(w, groups, merged, block, dst, blocks * t / tasks, blocks * (t + 1) / tasks); });
 }
@@ -60,7 +69,7 @@ void run(const Exec* exec, const ConvPass& p, int64_t x_floats, int64_t w_floats
   parallel_for(exec, s.row_tasks * s.block_tasks, [&](int64_t t) {
     const int64_t row0 = t / s.block_tasks * s.rows;
     each_group(p, s, t % s.block_tasks, [&](int64_t group, int64_t block0, int64_t block1) {
-      conv_part(p, row0, min(row0 + s.rows, rows), group, block0, block1);
+      conv_part(p, row0, smaller(row0 + s.rows, rows), group, block0, block1);
     });
   });
 }
@@ -68,7 +77,7 @@ void run(const Exec* exec, const ConvPass& p, int64_t x_floats, int64_t w_floats
 // A 1x1 convolution over dense images has no rows: cut the pixels into stretches that full tiles divide.
 void flatten(ConvPass& p) {
   const int64_t total = p.rows * p.pixels, stretch = kTileRows * (V::N == 16 ? 4 : 10);
-  p.pixels = min(total, stretch);
+  p.pixels = smaller(total, stretch);
   p.rows = ceil_div(total, p.pixels);
   p.last_pixels = total - (p.rows - 1) * p.pixels;
   p.x_row = p.pixels * p.x_pixel;
@@ -162,7 +171,7 @@ void conv2d(const Call& c) {
   float* bias = packed + w_floats;
   int64_t* runs = reinterpret_cast<int64_t*>(bias + YB * kBlock);
   const int64_t x_floats = XB * H * W * block, y_floats = YB * OH * OW * kBlock, x_room = ceil_div(x_floats, 16) * 16;
-  const int64_t batch = max(1, min(x.shape[0], (int64_t{4} << 20) / (x_floats + y_floats)));
+  const int64_t batch = larger(1, smaller(x.shape[0], (int64_t{4} << 20) / (x_floats + y_floats)));
   float* xb = static_cast<float*>(c.exec->scratch(3, batch * (x_room + y_floats) * 4));
   float* yb = xb + batch * x_room;
 
@@ -176,16 +185,8 @@ void conv2d(const Call& c) {
   fill_runs(g, in_blocks, block, H * W * block, W * block, runs);
 
   for (int64_t n0 = 0; n0 < x.shape[0]; n0 += batch) {
-    const int64_t images = min(batch, x.shape[0] - n0);
-    const int64_t copies = images * XB, x_tasks = min(copies, task_count(c.exec, 20. * images * x_floats));
-    parallel_for(c.exec, x_tasks, [&](int64_t t) {
-      for (int64_t i = copies * t / x_tasks; i < copies * (t + 1) / x_tasks; i++) {
-        const int64_t n = i / XB, ib = i % XB;
-        copy_to_block({x.as<const float>() + (n0 + n) * x.stride[0] + ib * block * x.stride[1], min(block, C - ib * block),
-                       x.stride[1], x.stride[2], x.stride[3], x.shape[2], x.shape[3], g.pad_top, g.pad_left,
-                       xb + n * x_room + ib * H * W * block, block, H, W});
-      }
-    });
+    const int64_t images = smaller(batch, x.shape[0] - n0);
+    block_images(c.exec, x, n0, images, block, g.pad_top, g.pad_left, H, W, xb, x_room);
     if (depthwise) {
       depthwise_pass(c.exec, {images, XB, OH, OW, g.kernel_h, g.kernel_w, g.stride_h, g.stride_w, g.dilation_h,
                               g.dilation_w, xb, x_room, H * W * kBlock, W * kBlock, packed, yb, y_floats,
@@ -219,15 +220,7 @@ void conv2d(const Call& c) {
       if (g.kernel_h == 1 && g.kernel_w == 1 && p.x_row == OW * p.x_pixel) flatten(p);
       run(c.exec, p, images * x_floats, w_floats);
     }
-    // Merged groups other than the single one have whole blocks, so channel o is lane o % 16 of block o / 16.
-    const int64_t stores = images * YB, y_tasks = min(stores, task_count(c.exec, 20. * images * y_floats));
-    parallel_for(c.exec, y_tasks, [&](int64_t t) {
-      for (int64_t i = stores * t / y_tasks; i < stores * (t + 1) / y_tasks; i++) {
-        const int64_t n = i / YB, ob = i % YB;
-        copy_from_block(yb + i * OH * OW * kBlock, y.as<float>() + ((n0 + n) * O + ob * kBlock) * OH * OW,
-                        min(kBlock, O - ob * kBlock), OH * OW);
-      }
-    });
+    unblock_images(c.exec, yb, images, y.as<float>() + n0 * O * OH * OW, O, OH * OW);
   }
 }
 

@@ -70,7 +70,7 @@ void rows(const DepthwisePass& p, int64_t first, int64_t last) {
 void depthwise_pass(const Exec* exec, const DepthwisePass& p) {
   const int64_t all = p.images * p.blocks * p.rows;
   const double work = 8. * all * p.pixels * kBlock * p.kernel_h * p.kernel_w;  // runs at some quarter of the FMA peak
-  const int64_t tasks = min(all, task_count(exec, work));
+  const int64_t tasks = smaller(all, task_count(exec, work));
   parallel_for(exec, tasks, [&](int64_t t) { rows(p, all * t / tasks, all * (t + 1) / tasks); });
 }
 
@@ -81,6 +81,41 @@ void depthwise_pack_weights(const View& w, float* dst) {
     for (int64_t k = 0; k < KH * KW; k++)
       dst[(c / kBlock * KH * KW + k) * kBlock + c % kBlock] =
           w.as<const float>()[c * w.stride[0] + k / KW * w.stride[2] + k % KW * w.stride[3]];
+}
+
+void depthwise_weight_grad(const Call& c, int64_t H, int64_t W) {
+  const View &x = c.in[0], &dy = c.in[1], &dw = c.out[0];
+  const int64_t C = x.shape[1], OH = dy.shape[2], OW = dy.shape[3], KH = dw.shape[2], KW = dw.shape[3];
+  const int64_t blocks = ceil_div(C, kBlock), x_floats = blocks * H * W * kBlock, dy_floats = blocks * OH * OW * kBlock;
+  const int64_t stride_h = c.i(0), step = c.i(1) * kBlock, dilation_h = c.i(4), dilation_w = c.i(5);
+  float* sums = static_cast<float*>(c.exec->scratch(2, blocks * KH * KW * kBlock * 4));
+  float* xb = static_cast<float*>(c.exec->scratch(3, (x_floats + dy_floats) * 4));
+  float* dyb = xb + x_floats;
+  std::memset(sums, 0, blocks * KH * KW * kBlock * 4);
+  for (int64_t n = 0; n < x.shape[0]; n++) {
+    block_images(c.exec, x, n, 1, kBlock, c.i(2), c.i(3), H, W, xb, 0);
+    block_images(c.exec, dy, n, 1, kBlock, 0, 0, OH, OW, dyb, 0);
+    parallel_for(c.exec, blocks * KH, [&](int64_t t) {
+      const int64_t block = t / KH, kh = t % KH;
+      for (int64_t kw = 0; kw < KW; kw++)
+        for (int64_t v = 0; v < kBlock; v += V::N) {
+          float* sum = sums + (t * KW + kw) * kBlock + v;
+          V acc[4] = {V(0.f), V(0.f), V(0.f), V(0.f)};
+          for (int64_t y = 0; y < OH; y++) {
+            const float* p = xb + (block * H + y * stride_h + kh * dilation_h) * W * kBlock + kw * dilation_w * kBlock + v;
+            const float* q = dyb + (block * OH + y) * OW * kBlock + v;
+            int64_t i = 0;
+            for (; i + 4 <= OW; i += 4)
+              for (int u = 0; u < 4; u++)
+                acc[u] = fma(V::load(p + (i + u) * step), V::load(q + (i + u) * kBlock), acc[u]);
+            for (; i < OW; i++) acc[0] = fma(V::load(p + i * step), V::load(q + i * kBlock), acc[0]);
+          }
+          (V::load(sum) + ((acc[0] + acc[1]) + (acc[2] + acc[3]))).store(sum);
+        }
+    });
+  }
+  for (int64_t i = 0; i < C * KH * KW; i++)
+    dw.as<float>()[i] = sums[(i / (KH * KW) / kBlock * KH * KW + i % (KH * KW)) * kBlock + i / (KH * KW) % kBlock];
 }
 
 void depthwise_pack(const Call& c) {

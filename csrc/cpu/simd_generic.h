@@ -53,10 +53,10 @@ NEEDLE_INLINE V sqrt(V a) {
 }
 NEEDLE_INLINE V abs(V a) { return (V::F)((V::Mask)a.v & 0x7fffffff); }
 NEEDLE_INLINE V round(V a) {
-  // Adding 1.5 * 2^23 rounds to the nearest integer; larger values are integers already.
-  const V magic = 12582912.f;
+  // Adding 2^23 of the same sign rounds to the nearest integer; larger values are integers already.
+  const V magic = select(lt(a, V(0.f)), V(-8388608.f), V(8388608.f));
   V r = (a + magic) - magic;
-  return select(lt(abs(a), V(4194304.f)), r, a);
+  return select(lt(abs(a), V(8388608.f)), r, a);
 }
 NEEDLE_INLINE float reduce_add(V a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
 NEEDLE_INLINE float reduce_max(V a) {

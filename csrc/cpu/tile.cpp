@@ -96,8 +96,8 @@ using TileFn = void (*)(const Tile&);
 constexpr TileFn one_block[] = {UP_TO_14(1)}, two_blocks[] = {UP_TO_14(2)}, four_blocks[] = {UP_TO_7(4)};
 constexpr const TileFn* table[] = {nullptr, one_block, two_blocks, nullptr, four_blocks};
 #elif defined(NEEDLE_ISA_AVX2)
-constexpr TileFn one_block[] = {UP_TO_6(1)};
-constexpr const TileFn* table[] = {nullptr, one_block};
+constexpr TileFn one_block[] = {UP_TO_6(1)}, four_blocks[] = {nullptr, tile<1, 4>};
+constexpr const TileFn* table[] = {nullptr, one_block, nullptr, nullptr, four_blocks};
 #else
 constexpr TileFn one_block[] = {UP_TO_3(1)};
 constexpr const TileFn* table[] = {nullptr, one_block};

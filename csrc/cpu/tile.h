@@ -27,7 +27,7 @@ struct Tile {
 // Shapes that reach the FMA peak with the registers of the ISA: 14 x 2 (few rows: 7 x 4) of 32 zmm, 6 x 1 of 16 ymm.
 constexpr int kTileRows = V::N == 16 ? 14 : V::N == 8 ? 6 : 3;
 constexpr int kTileBlocks = V::N == 16 ? 2 : 1;
-constexpr int kWideRows = V::N == 16 ? 7 : 0;
+constexpr int kWideRows = V::N == 16 ? 7 : V::N == 8 ? 1 : 0;
 constexpr int kWideBlocks = 4;
 constexpr int64_t kPanelBytes = 256 << 10;  // weights of one block group that stay in L2 while rows pass by
 
@@ -40,15 +40,15 @@ NEEDLE_INLINE int tile_blocks(int64_t rows, int64_t left) {
 // Runs the tile over `rows` rows, split evenly (16 rows are 8 + 8, never 14 + 2). blocks: 1, kTileBlocks or kWideBlocks.
 void tiles(Tile t, int blocks, int64_t rows);
 
-NEEDLE_INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-NEEDLE_INLINE int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+NEEDLE_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+NEEDLE_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 NEEDLE_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 NEEDLE_INLINE int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }  // b > 0
 
 // Number of tasks for `flops` of work: 6 per thread so that dynamic scheduling can balance, each above some 5 us.
 NEEDLE_INLINE int64_t task_count(const Exec* exec, double flops) {
   int64_t by_work = static_cast<int64_t>(flops / 5e5);
-  return exec->threads == 1 ? 1 : max(1, min(6 * exec->threads, by_work));
+  return exec->threads == 1 ? 1 : larger(1, smaller(6 * exec->threads, by_work));
 }
 
 // dst[i * dst_stride + j] = src[j * src_stride + i] for i < n, j < 16. Four-lane shuffles are enough: it is memory bound.

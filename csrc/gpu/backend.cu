@@ -1,8 +1,7 @@
 // The device as needle sees it: five functions and the kernel rows, handed over by one C symbol.
-#include "core/backend.h"
-
 #include <cstdio>
 
+#include "core/backend.h"
 #include "gpu/portable.cuh"
 
 namespace needle::gpu {
@@ -55,4 +54,6 @@ constexpr Backend kBackend = {kVendor,     device_alloc,      device_free, devic
 }  // namespace
 }  // namespace needle::gpu
 
-extern "C" __attribute__((visibility("default"))) const needle::Backend* needle_backend() { return &needle::gpu::kBackend; }
+extern "C" __attribute__((visibility("default"))) const needle::Backend* needle_backend() {
+  return &needle::gpu::kBackend;
+}

@@ -1,6 +1,6 @@
-// A GPU on the host, for correctness only: blocks one after another, the threads of a block as fibers, so that barriers and
-// shuffles really wait for each other. It is stricter than hardware: new memory and shared memory hold NaN, device arrays
-// end at an unreadable page, and a barrier that some threads never reach is an error that names them.
+// A GPU on the host, for correctness only: blocks one after another, the threads of a block as fibers, so that barriers
+// and shuffles really wait for each other. It is stricter than hardware: new memory and shared memory hold NaN, device
+// arrays end at an unreadable page, and a barrier that some threads never reach is an error that names them.
 //   NEEDLE_EMULATION_DEVICES=0   no device       NEEDLE_EMULATION_REVERSE=1   threads of a block run last to first
 #pragma once
 #include <setjmp.h>
@@ -20,9 +20,13 @@
 #define __host__
 #define __forceinline__ inline
 #define GPU_BOUNDS(threads, blocks)
-// The tag's address names the declaration, so that a loop or a helper called twice gets the same memory, as on a device.
-#define GPU_SHARED(Type, name) \
-  Type& name = *static_cast<Type*>([] { static char tag; return ::needle::emulation::shared(&tag, sizeof(Type)); }())
+// The tag's address names the declaration, so that a loop or a helper called twice gets the same memory, as on a
+// device.
+#define GPU_SHARED(Type, name)                              \
+  Type& name = *static_cast<Type*>([] {                     \
+    static char tag;                                        \
+    return ::needle::emulation::shared(&tag, sizeof(Type)); \
+  }())
 
 struct dim3 {
   unsigned x, y, z;
@@ -101,7 +105,8 @@ inline void fiber_main() {
 }
 inline void prepare(Device& d, unsigned i) {
   if (!d.stacks) {
-    void* p = mmap(nullptr, kStack * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* p =
+        mmap(nullptr, kStack * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     d.stacks = static_cast<char*>(p);
   }
@@ -161,6 +166,17 @@ inline uint64_t ballot(bool p) {
   return bits;
 }
 
+// Ends the launch with this sentence; the fiber never goes on.
+[[noreturn]] inline void fault(const char* what) {
+  device().error = what;
+  for (;;) leave(device());
+}
+template <class T>
+T* aligned(T* p) {
+  if (reinterpret_cast<uintptr_t>(p) % alignof(T) != 0) fault("a vector access is not aligned to its size");
+  return p;
+}
+
 // The dynamic part lies first, so its address needs no table.
 inline void* dynamic_shared() { return device().shared; }
 inline void* shared(const void* tag, size_t bytes) {
@@ -169,8 +185,7 @@ inline void* shared(const void* tag, size_t bytes) {
     if (d.tag[i] == tag) return d.shared + d.offset[i];
   }
   if (d.tags == kMaxTags || d.shared_used + bytes > kSharedBytes) {
-    d.error = "shared memory exceeds 64 KiB or 16 declarations";
-    for (;;) leave(d);
+    fault("shared memory exceeds 64 KiB or 16 declarations");
   }
   d.tag[d.tags] = tag;
   d.offset[d.tags++] = d.shared_used;
@@ -197,24 +212,29 @@ inline void run_block(Device& d, size_t dynamic_bytes, bool reverse) {
   }
   for (unsigned i = 0; i < d.threads; i++) {
     if (d.fiber[i].done) continue;
-    std::string what = d.error ? d.error : "a thread waits at a barrier or shuffle that others of its block or wave left out";
+    std::string what =
+        d.error ? d.error : "a thread waits at a barrier or shuffle that others of its block or wave left out";
     for (unsigned k = 0; k < d.threads; k++) d.fiber[k].started = d.fiber[k].started && d.fiber[k].done;
     d.error = nullptr;
-    throw std::runtime_error("[launch] " + what + ", got thread " + std::to_string(i) + " of block " + std::to_string(blockIdx.x) + ".");
+    throw std::runtime_error("[launch] " + what + ", got thread " + std::to_string(i) + " of block " +
+                             std::to_string(blockIdx.x) + ".");
   }
 }
 
 template <class F>
 void run(dim3 grid, unsigned block, size_t dynamic_bytes, F&& body) {
   if (block == 0 || block > kMaxThreads || block % kWave != 0) {
-    throw std::runtime_error("[launch] a block is 1 to 1024 threads in whole waves, got " + std::to_string(block) + ".");
+    throw std::runtime_error("[launch] a block is 1 to 1024 threads in whole waves, got " + std::to_string(block) +
+                             ".");
   }
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
-    throw std::runtime_error("[launch] a grid is 1 to 2^31-1 by 1 to 65535 by 1 to 65535 blocks, got " + std::to_string(grid.x) +
-                             " by " + std::to_string(grid.y) + " by " + std::to_string(grid.z) + ".");
+    throw std::runtime_error("[launch] a grid is 1 to 2^31-1 by 1 to 65535 by 1 to 65535 blocks, got " +
+                             std::to_string(grid.x) + " by " + std::to_string(grid.y) + " by " +
+                             std::to_string(grid.z) + ".");
   }
   if (dynamic_bytes > kSharedBytes) {
-    throw std::runtime_error("[launch] shared memory is at most 64 KiB, got " + std::to_string(dynamic_bytes) + " bytes.");
+    throw std::runtime_error("[launch] shared memory is at most 64 KiB, got " + std::to_string(dynamic_bytes) +
+                             " bytes.");
   }
   Device& d = device();
   std::lock_guard<std::mutex> lock(d.mutex);
@@ -256,7 +276,8 @@ inline gpuError_t gpuGetLastError() { return gpuSuccess; }
 inline const char* gpuGetErrorString(gpuError_t e) {
   return e == gpuSuccess ? "no error" : e == gpuErrorNoDevice ? "no device" : "out of memory";
 }
-// An array ends at an unreadable page (up to the 16-byte rounding); the page before its first holds the mapping's length.
+// An array ends at an unreadable page (up to the 16-byte rounding); the page before its first holds the mapping's
+// length.
 inline gpuError_t gpuMalloc(void** p, size_t bytes) {
   using needle::emulation::kPage;
   int n;

@@ -1,13 +1,10 @@
 // y = act(x W^T + b): x (M, K), W (N, K) as torch stores it or any strides, b (N) or none; float32, plain FMA.
 // A square-tile kernel for most sizes, and for few rows one that reads W once with a wave per four columns.
-#include "gpu/portable.cuh"
-
 #include "core/call.h"
+#include "gpu/portable.cuh"
 
 namespace needle::gpu {
 namespace {
-
-enum Activation { kNone = 0, kRelu = 1 };
 
 // Element (i, k) lies at data[i * row + k * depth].
 struct Operand {
@@ -25,11 +22,16 @@ struct Problem {
   int64_t out_row, out_column;
   bool out_wide;
   int m, n, k, activation;
+  float alpha;
 };
 
+__device__ __forceinline__ float add_bias(const Problem& p, float v, int column) {
+  return p.bias ? v + p.bias[column * p.bias_stride] : v;
+}
+
 __device__ __forceinline__ float finish(const Problem& p, float v, int column) {
-  if (p.bias) v += p.bias[column * p.bias_stride];
-  return p.activation == kRelu && v < 0 ? 0.0f : v;  // keeps NaN, as torch does
+  v = add_bias(p, v, column);
+  return p.activation == kRelu ? device::relu_map::apply(v, v, v) : v;
 }
 
 __device__ __forceinline__ float4 load4(const Operand& a, int i, int k, int rows, int depth) {
@@ -37,7 +39,7 @@ __device__ __forceinline__ float4 load4(const Operand& a, int i, int k, int rows
   int left = a.by_row ? rows - i : depth - k;
   if (i >= rows || k >= depth) return v;
   const float* p = a.data + i * a.row + k * a.depth;
-  if (a.wide && left >= 4) return *reinterpret_cast<const float4*>(p);
+  if (a.wide && left >= 4) return read4(p);
   int64_t step = a.by_row ? a.row : a.depth;
   v.x = p[0];
   if (left > 1) v.y = p[step];
@@ -67,7 +69,7 @@ struct Share {
     for (int s = 0; s < N; s++) {
       int q = threadIdx.x + s * THREADS;
       if (a.by_row) {
-        *reinterpret_cast<float4*>(&tile[q / (ROWS / 4)][q % (ROWS / 4) * 4]) = v[s];
+        write4(&tile[q / (ROWS / 4)][q % (ROWS / 4) * 4], v[s]);
       } else {
         int i = q / (DEPTH / 4), k = q % (DEPTH / 4) * 4;
         tile[k][i] = v[s].x;
@@ -83,7 +85,7 @@ template <int C, int TILE>
 __device__ __forceinline__ void read_chunks(float (&to)[4 * C], const float* line, int first) {
 #pragma unroll
   for (int c = 0; c < C; c++) {
-    float4 v = *reinterpret_cast<const float4*>(line + first + c * (TILE / C));
+    float4 v = read4(line + first + c * (TILE / C));
     to[4 * c] = v.x;
     to[4 * c + 1] = v.y;
     to[4 * c + 2] = v.z;
@@ -97,7 +99,8 @@ template <int BM, int BN, int BK, int RM, int CN>
 __global__ void GPU_BOUNDS(BM / RM / 4 * (BN / CN / 4), BM == 128 ? 2 : 3) linear_tile(Problem p) {
   constexpr int kColumns = BN / CN / 4, kThreads = BM / RM / 4 * kColumns;
   struct alignas(16) Tiles {
-    float x[2][BK][BM + 4], w[2][BK][BN + 4];  // +4 keeps float4 alignment and spreads the transposing stores over banks
+    float x[2][BK][BM + 4],
+        w[2][BK][BN + 4];  // +4 keeps float4 alignment and spreads the transposing stores over banks
   };
   GPU_SHARED(Tiles, tiles);
   int blocks_n = (p.n + BN - 1) / BN;
@@ -140,8 +143,8 @@ __global__ void GPU_BOUNDS(BM / RM / 4 * (BN / CN / 4), BM == 128 ? 2 : 3) linea
       int column = n0 + tn + c * (BN / CN);
       float* out = p.out + row * p.out_row + column * p.out_column;
       if (p.out_wide && column + 4 <= p.n) {
-        *reinterpret_cast<float4*>(out) = make_float4(finish(p, acc[i][4 * c], column), finish(p, acc[i][4 * c + 1], column + 1),
-                                                      finish(p, acc[i][4 * c + 2], column + 2), finish(p, acc[i][4 * c + 3], column + 3));
+        write4(out, make_float4(finish(p, acc[i][4 * c], column), finish(p, acc[i][4 * c + 1], column + 1),
+                                finish(p, acc[i][4 * c + 2], column + 2), finish(p, acc[i][4 * c + 3], column + 3)));
         continue;
       }
 #pragma unroll
@@ -149,6 +152,15 @@ __global__ void GPU_BOUNDS(BM / RM / 4 * (BN / CN / 4), BM == 128 ? 2 : 3) linea
         if (column + j < p.n) out[j * p.out_column] = finish(p, acc[i][4 * c + j], column + j);
       }
     }
+  }
+  if (p.activation <= kRelu) return;
+  // The others visit the thread's outputs again: called among 64 live sums they would spill registers.
+#pragma unroll 1
+  for (int i = 0; i < 16 * RM * CN; i++) {
+    int row = m0 + tm + i / (16 * CN) * (BM / RM) + i / (4 * CN) % 4, column = n0 + tn + i / 4 % CN * (BN / CN) + i % 4;
+    if (row >= p.m || column >= p.n) continue;
+    float* out = p.out + row * p.out_row + column * p.out_column;
+    *out = device::activate(p.activation, p.alpha, *out);
   }
 }
 
@@ -158,7 +170,7 @@ template <bool WIDE>
 __device__ __forceinline__ void load_lane(float (&to)[WIDE ? 4 : 1], const Operand& a, int i, int k) {
   const float* p = a.data + i * a.row + k * a.depth;
   if constexpr (WIDE) {
-    float4 v = *reinterpret_cast<const float4*>(p);
+    float4 v = read4(p);
     to[0] = v.x;
     to[1] = v.y;
     to[2] = v.z;
@@ -198,7 +210,8 @@ __global__ void GPU_BOUNDS(kWaves* WAVE, 2) linear_rows(Problem p) {
     for (int c = 0; c < kWaveColumns; c++) {
       float sum = wave_sum(acc[i][c]);
       if (lane_id() == i * kWaveColumns + c && i < p.m && n0 + c < p.n) {
-        p.out[i * p.out_row + (n0 + c) * p.out_column] = finish(p, sum, n0 + c);
+        p.out[i * p.out_row + (n0 + c) * p.out_column] =
+            device::activate(p.activation, p.alpha, add_bias(p, sum, n0 + c));
       }
     }
   }
@@ -217,12 +230,14 @@ template <int BM, int BN, int BK, int RM, int CN>
 void launch_tile(const Problem& p, gpuStream_t stream) {
   int64_t blocks = (static_cast<int64_t>(p.m) + BM - 1) / BM * ((static_cast<int64_t>(p.n) + BN - 1) / BN);
   if (blocks > INT32_MAX) fail("linear", "the output is at most 2^31 tiles", std::to_string(blocks));
-  launch(linear_tile<BM, BN, BK, RM, CN>, dim3(static_cast<unsigned>(blocks)), BM / RM / 4 * (BN / CN / 4), 0, stream, p);
+  launch(linear_tile<BM, BN, BK, RM, CN>, dim3(static_cast<unsigned>(blocks)), BM / RM / 4 * (BN / CN / 4), 0, stream,
+         p);
 }
 
 template <int ROWS>
 void launch_rows(const Problem& p, gpuStream_t stream) {
-  unsigned grid = static_cast<unsigned>((static_cast<int64_t>(p.n) + kWaves * kWaveColumns - 1) / (kWaves * kWaveColumns));
+  unsigned grid =
+      static_cast<unsigned>((static_cast<int64_t>(p.n) + kWaves * kWaveColumns - 1) / (kWaves * kWaveColumns));
   bool wide = p.x.wide && p.w.wide && !p.x.by_row && !p.w.by_row && p.k % 4 == 0;
   launch(wide ? linear_rows<ROWS, true> : linear_rows<ROWS, false>, dim3(grid), kWaves * WAVE, 0, stream, p);
 }
@@ -236,19 +251,26 @@ std::string shape(const View& v) {
 void validate(const Call& call) {
   const View &x = call.in[0], &w = call.in[1], &out = call.out[0];
   bool has_bias = call.i(2) != 0;
-  if (call.n_in != 2 + has_bias) fail("linear", "inputs are x, w" + std::string(has_bias ? " and a bias" : ""), std::to_string(call.n_in) + " inputs");
+  if (call.n_in != 2 + has_bias)
+    fail("linear", "inputs are x, w" + std::string(has_bias ? " and a bias" : ""),
+         std::to_string(call.n_in) + " inputs");
   for (int i = 0; i < call.n_in; i++) {
-    if (call.in[i].dtype != DType::f32) fail("linear", "inputs are float32", "another dtype for input " + std::to_string(i));
+    if (call.in[i].dtype != DType::f32)
+      fail("linear", "inputs are float32", "another dtype for input " + std::to_string(i));
   }
   if (x.rank != 2) fail("linear", "x expects rank 2", shape(x));
-  if (w.rank != 2 || w.shape[1] != x.shape[1]) fail("linear", "w expects shape (N, " + std::to_string(x.shape[1]) + ")", shape(w));
+  if (w.rank != 2 || w.shape[1] != x.shape[1])
+    fail("linear", "w expects shape (N, " + std::to_string(x.shape[1]) + ")", shape(w));
   if (out.dtype != DType::f32 || out.rank != 2 || out.shape[0] != x.shape[0] || out.shape[1] != w.shape[0]) {
-    fail("linear", "the output expects float32 of (" + std::to_string(x.shape[0]) + ", " + std::to_string(w.shape[0]) + ")", shape(out));
+    fail("linear",
+         "the output expects float32 of (" + std::to_string(x.shape[0]) + ", " + std::to_string(w.shape[0]) + ")",
+         shape(out));
   }
   if (has_bias && (call.in[2].rank != 1 || call.in[2].shape[0] != w.shape[0])) {
     fail("linear", "the bias expects shape (" + std::to_string(w.shape[0]) + ")", shape(call.in[2]));
   }
-  if (call.i(0) != kNone && call.i(0) != kRelu) fail("linear", "activation is 0 (none) or 1 (relu)", std::to_string(call.i(0)));
+  if (call.i(0) < kNone || call.i(0) > kGeluTanh)
+    fail("linear", "activation is one of math/maps.h", std::to_string(call.i(0)));
   for (int64_t extent : {x.shape[0], x.shape[1], w.shape[0]}) {
     if (extent > INT32_MAX - 256) fail("linear", "extents are below 2^31 - 256", std::to_string(extent));
   }
@@ -274,6 +296,7 @@ void linear(const Call& call) {
   p.k = static_cast<int>(x.shape[1]);
   p.n = static_cast<int>(w.shape[0]);
   p.activation = static_cast<int>(call.i(0));
+  p.alpha = call.f(1);
   if (p.m == 0 || p.n == 0) return;
 
   gpuStream_t stream = static_cast<gpuStream_t>(call.exec->stream);

@@ -1,10 +1,11 @@
 // The only file that knows CUDA from HIP from the host emulation. Kernels use the names below and nothing of a vendor.
 //
-//   gpuMalloc ... gpuGetErrorString   the vendor's functions, same signatures     launch(kernel, grid, block, shared, stream, args...)
-//   WAVE                              lanes of a wave: 32 or 64, a constant       kSharedLimit   bytes of shared memory a block may use
-//   lane_id()  block_sync()  wave_sync()                                          atomic_add(p, v)
-//   shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
+//   gpuMalloc ... gpuGetErrorString   the vendor's functions, same signatures     launch(kernel, grid, block, shared,
+//   stream, args...) WAVE                              lanes of a wave: 32 or 64, a constant       kSharedLimit   bytes
+//   of shared memory a block may use lane_id()  block_sync()  wave_sync() atomic_add(p, v)   read4 / write4   an
+//   aligned float4 shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
 //   GPU_SHARED(Type, name)            a block's static shared memory              dynamic_shared<T>()
+//   device::activate, device::relu_map the shared maths of math/maps.h, as device code
 //   GPU_BOUNDS(threads, blocks)       before a kernel's name: size of a block, blocks per unit
 //
 // Blocks are one-dimensional, a whole number of waves, and every lane of a wave takes part in each shuffle and ballot.
@@ -46,14 +47,19 @@
 #define gpuFuncSetAttribute NEEDLE_VENDOR(FuncSetAttribute)
 #define gpuFuncAttributeMaxDynamicSharedMemorySize NEEDLE_VENDOR(FuncAttributeMaxDynamicSharedMemorySize)
 #define GPU_SHARED(Type, name) __shared__ Type name
-// At most `threads` a block, and registers few enough for `blocks` of them per unit; HIP counts waves on each of 4 SIMDs.
+// At most `threads` a block, and registers few enough for `blocks` of them per unit; HIP counts waves on each of 4
+// SIMDs.
 #ifdef __HIP__
 #define GPU_BOUNDS(threads, blocks) __launch_bounds__(threads, ((threads) / NEEDLE_WAVE * (blocks) + 3) / 4)
 #else
 #define GPU_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #endif
+#define NEEDLE_MAP_NOINLINE static __device__ __attribute__((noinline))
 extern __shared__ unsigned char needle_dynamic_shared[] __attribute__((aligned(16)));
 #endif
+
+#define NEEDLE_MAP_INLINE static __device__ __forceinline__
+#include "math/maps.h"
 
 namespace needle::gpu {
 
@@ -85,23 +91,43 @@ inline void block_sync() { emulation::wait_block(); }
 inline void wave_sync() { emulation::wait_wave(); }
 inline uint64_t ballot(bool p) { return emulation::ballot(p); }
 template <int W, class T>
-T shfl(T v, int lane) { return emulation::shuffle(v, lane_id() / W * W + (lane & (W - 1))); }
+T shfl(T v, int lane) {
+  return emulation::shuffle(v, lane_id() / W * W + (lane & (W - 1)));
+}
 template <int W, class T>
-T shfl_xor(T v, int bits) { return emulation::shuffle(v, lane_id() ^ bits); }
+T shfl_xor(T v, int bits) {
+  return emulation::shuffle(v, lane_id() ^ bits);
+}
 template <int W, class T>
-T shfl_down(T v, int n) { return emulation::shuffle(v, lane_id() % W + n < W ? lane_id() + n : lane_id()); }
+T shfl_down(T v, int n) {
+  return emulation::shuffle(v, lane_id() % W + n < W ? lane_id() + n : lane_id());
+}
 template <class T>
-T* dynamic_shared() { return static_cast<T*>(emulation::dynamic_shared()); }
+T* dynamic_shared() {
+  return static_cast<T*>(emulation::dynamic_shared());
+}
+inline float4 read4(const float* p) { return *emulation::aligned(reinterpret_cast<const float4*>(p)); }
+inline void write4(float* p, float4 v) { *emulation::aligned(reinterpret_cast<float4*>(p)) = v; }
 template <class T>
-T atomic_add(T* p, T v) { T old = *p; *p += v; return old; }
+T atomic_add(T* p, T v) {
+  T old = *p;
+  *p += v;
+  return old;
+}
 
 #else
 
 __device__ __forceinline__ void block_sync() { __syncthreads(); }
 template <class T>
-__device__ __forceinline__ T* dynamic_shared() { return reinterpret_cast<T*>(needle_dynamic_shared); }
+__device__ __forceinline__ T* dynamic_shared() {
+  return reinterpret_cast<T*>(needle_dynamic_shared);
+}
 template <class T>
-__device__ __forceinline__ T atomic_add(T* p, T v) { return atomicAdd(p, v); }
+__device__ __forceinline__ T atomic_add(T* p, T v) {
+  return atomicAdd(p, v);
+}
+__device__ __forceinline__ float4 read4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+__device__ __forceinline__ void write4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
 
 #if defined(__HIP__)
 __device__ __forceinline__ void wave_sync() {
@@ -117,11 +143,17 @@ __device__ __forceinline__ uint64_t ballot(bool p) { return __ballot_sync(0xffff
 #define NEEDLE_SHUFFLE(name, v, by, W) __##name##_sync(0xffffffffu, v, by, W)
 #endif
 template <int W, class T>
-__device__ __forceinline__ T shfl(T v, int lane) { return NEEDLE_SHUFFLE(shfl, v, lane, W); }
+__device__ __forceinline__ T shfl(T v, int lane) {
+  return NEEDLE_SHUFFLE(shfl, v, lane, W);
+}
 template <int W, class T>
-__device__ __forceinline__ T shfl_xor(T v, int bits) { return NEEDLE_SHUFFLE(shfl_xor, v, bits, W); }
+__device__ __forceinline__ T shfl_xor(T v, int bits) {
+  return NEEDLE_SHUFFLE(shfl_xor, v, bits, W);
+}
 template <int W, class T>
-__device__ __forceinline__ T shfl_down(T v, int n) { return NEEDLE_SHUFFLE(shfl_down, v, n, W); }
+__device__ __forceinline__ T shfl_down(T v, int n) {
+  return NEEDLE_SHUFFLE(shfl_down, v, n, W);
+}
 
 #endif
 
@@ -177,9 +209,12 @@ void launch(void (*kernel)(P...), dim3 grid, unsigned block, size_t shared, gpuS
 #else
   if (shared > (48 << 10)) {  // CUDA gives more than 48 KiB only when asked
     check(gpuFuncSetAttribute(reinterpret_cast<const void*>(kernel), gpuFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(shared)), "launch");
+                              static_cast<int>(shared)),
+          "launch");
   }
+  // clang-format off
   kernel<<<grid, block, shared, stream>>>(static_cast<P>(args)...);
+  // clang-format on
   check(gpuGetLastError(), "launch");
 #endif
 }

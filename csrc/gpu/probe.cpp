@@ -1,4 +1,5 @@
-// needle_gpu_probe <library>: opens a GPU backend as needle does, prints its device or "no device", and runs its self-check.
+// needle_gpu_probe <library>: opens a GPU backend as needle does, prints its device or "no device", and runs its
+// self-check.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -31,6 +32,7 @@ int main(int argc, char** argv) {
     return failed;
   }
   bool clean = backend->alloc(16) == nullptr && self_check(message, sizeof message) == 1;
-  std::printf("%s: no device (%d kernels, %s) %s\n", backend->name, backend->n_rows, clean ? "clean" : "not clean", message);
+  std::printf("%s: no device (%d kernels, %s) %s\n", backend->name, backend->n_rows, clean ? "clean" : "not clean",
+              message);
   return clean ? 0 : 1;
 }

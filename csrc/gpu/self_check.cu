@@ -19,7 +19,8 @@ __global__ void check_groups(uint64_t* out) {
   int i = lane_id();
   int pair = shfl_xor<8>(i, 5), sum = wave_sum<8>(i), last = shfl<16>(i, 15), next = shfl_down<WAVE>(i, 1);
   double wide = shfl_xor<WAVE>(i + 0.5, WAVE / 2);
-  out[threadIdx.x] = pair + 100ull * sum + 100000ull * last + 10000000ull * next + 1000000000ull * static_cast<int>(2 * wide);
+  out[threadIdx.x] =
+      pair + 100ull * sum + 100000ull * last + 10000000ull * next + 1000000000ull * static_cast<int>(2 * wide);
 }
 
 __global__ void check_max(uint64_t* out) {
@@ -95,7 +96,8 @@ void run_check(const char* name, const Launch& start, const Expected& expected) 
   for (int t = 0; t < kBlock; t++) {
     uint64_t want = expected(t);
     if (got[t] != want) {
-      fail("self_check", std::string(name) + " of thread " + std::to_string(t) + " expects " + std::to_string(want), std::to_string(got[t]));
+      fail("self_check", std::string(name) + " of thread " + std::to_string(t) + " expects " + std::to_string(want),
+           std::to_string(got[t]));
     }
   }
 }
@@ -110,17 +112,18 @@ void self_check() {
   run_check("max", simple(check_max), [](int) { return 107; });
   run_check("ballot", simple(check_ballot), [](int) { return expected_ballot(); });
   run_check("transpose", simple(check_transpose), [](int t) { return t % kSide * kSide + t / kSide + 3; });
-  run_check("neighbour", simple(check_neighbour, kBlock * sizeof(int)), [](int t) {
-    return 2 * (t / WAVE * WAVE + WAVE - 1 - (t % WAVE + 1) % WAVE);
-  });
+  run_check("neighbour", simple(check_neighbour, kBlock * sizeof(int)),
+            [](int t) { return 2 * (t / WAVE * WAVE + WAVE - 1 - (t % WAVE + 1) % WAVE); });
   Memory count(sizeof(int));
   int zero = 0, total = 0;
   check(gpuMemcpyAsync(count.p, &zero, sizeof zero, gpuMemcpyDefault, s), "self_check");
-  run_check("atomic", [&](uint64_t* out) { launch(check_atomic, dim3(5, 3), kBlock, 0, s, out, static_cast<int*>(count.p)); },
-            [](int) { return 0; });
+  run_check(
+      "atomic", [&](uint64_t* out) { launch(check_atomic, dim3(5, 3), kBlock, 0, s, out, static_cast<int*>(count.p)); },
+      [](int) { return 0; });
   check(gpuMemcpyAsync(&total, count.p, sizeof total, gpuMemcpyDefault, s), "self_check");
   check(gpuStreamSynchronize(s), "self_check");
-  if (total != 15 * kBlock) fail("self_check", "the atomic count expects " + std::to_string(15 * kBlock), std::to_string(total));
+  if (total != 15 * kBlock)
+    fail("self_check", "the atomic count expects " + std::to_string(15 * kBlock), std::to_string(total));
 }
 
 #if defined(NEEDLE_EMULATION)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # in the order of promotion
 SQRT_2, SQRT_2_OVER_PI = math.sqrt(2.0), math.sqrt(2.0 / math.pi)
@@ -113,72 +113,60 @@ def gradient_of_decomposition(self: Op, out_grad: Tensor, node: Tensor) -> tuple
 
 
 class Elementwise(Op):
-    """Ops that map elements one to one, over operands broadcast together."""
+    """Ops that map elements one to one, over operands broadcast together. `kernel` takes the op's attributes in their order."""
 
     layout = "any"
     domain: ClassVar[tuple[float, float]] = (-3.0, 3.0)  # where tests draw inputs
+    ufunc: ClassVar[Any] = None  # the op in numpy
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        """dtype that the kernel computes in: every input is cast to it."""
+        dtype = inputs[0].dtype
+        for x in inputs[1:]:
+            dtype = promote(dtype, x.dtype)
+        return str(dtype)
+
+    def infer(self, *inputs: Any) -> Any:
+        return Spec(broadcast_shape(self.label, *(x.shape for x in inputs)), self.operand_dtype(*inputs))
+
+    def compute(self, *arrays: NDArray) -> Any:
+        if self.kernel is None:
+            return None
+        out = NDArray.empty(*self.infer(*arrays))
+        self.lower(None, list(arrays), out)
+        return out
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        dtype = self.operand_dtype(*inputs)
+        ins = [cast_array(x, dtype) for x in inputs]
+        ins = [x if x.shape == out.shape else x.broadcast_to(out.shape) for x in ins]
+        call(str(self.kernel), [out], ins, *(float(v) for v in self.attributes().values()))
+
+    def reference(self, *arrays: np.ndarray) -> Any:
+        if self.ufunc is None:
+            return None
+        dtype = self.operand_dtype(*arrays)
+        return self.ufunc(*(cast_array(x, dtype) for x in arrays), *self.attributes().values())
 
 
 class Unary(Elementwise):
-    ufunc: ClassVar[Any] = None
-
-    def infer(self, x: Any) -> Any:
-        return Spec(x.shape, x.dtype)
-
-    def reference(self, x: np.ndarray) -> Any:
-        return None if self.ufunc is None else self.ufunc(x)
-
     @classmethod
     def samples(cls) -> list:
         return [({}, [(4, 33)]), ({}, [()])]
 
 
 class Binary(Elementwise):
-    ufunc: ClassVar[Any] = None
-
-    def infer(self, a: Any, b: Any) -> Any:
-        return Spec(broadcast_shape(self.label, a.shape, b.shape), promote(a.dtype, b.dtype))
-
-    def compute(self, a: NDArray, b: NDArray) -> NDArray:
-        dtype = promote(a.dtype, b.dtype)
-        return cast_array(a, dtype).ewise(self.kernel, cast_array(b, dtype))
-
-    def reference(self, a: np.ndarray, b: np.ndarray) -> Any:
-        dtype = promote(str(a.dtype), str(b.dtype))
-        return self.ufunc(cast_array(a, dtype), cast_array(b, dtype))
-
     @classmethod
     def samples(cls) -> list:
         return [({}, [(4, 33), (4, 33)]), ({}, [(2, 1, 5), (3, 1)])]
 
 
-class ScalarOp(Unary):
+class ScalarOp(Elementwise):
     """An array with one number, attribute `scalar`."""
 
-    scalar: Any
-
-    def infer(self, x: Any) -> Any:
-        return Spec(x.shape, promote_scalar(x.dtype, self.scalar))
-
-    def compute(self, x: NDArray) -> NDArray:
-        return cast_array(x, promote_scalar(x.dtype, self.scalar)).ewise(self.kernel, attrs=(float(self.scalar),))
-
-    def reference(self, x: np.ndarray) -> Any:
-        return self.ufunc(cast_array(x, promote_scalar(str(x.dtype), self.scalar)), self.scalar)
+    def operand_dtype(self, x: Any) -> str:
+        return promote_scalar(str(x.dtype), self.attributes()["scalar"])
 
     @classmethod
     def samples(cls) -> list:
         return [({"scalar": 1.7}, [(4, 33)])]
-
-
-class UnaryGrad(Elementwise):
-    """Gradient kernel of an activation, op(x or y, dy). Defined by `decompose`, so that it can be differentiated again."""
-
-    gradient = gradient_of_decomposition
-
-    def infer(self, x: Any, dy: Any) -> Any:
-        return Spec(broadcast_shape(self.label, x.shape, dy.shape), dy.dtype)
-
-    @classmethod
-    def samples(cls) -> list:
-        return [({}, [(4, 33), (4, 33)])]

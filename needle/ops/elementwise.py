@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call
 
 from .common import (
     Binary,
@@ -17,10 +17,11 @@ from .common import (
     as_operand,
     broadcast_shape,
     cast_array,
-    gradient_of_decomposition,
     promote,
+    promote_scalar,
     unbroadcast,
 )
+from .comparison import eq
 
 # -- arithmetic ----------------------------------------------------------------------------------------------------------
 
@@ -131,6 +132,9 @@ class EWiseDiv(Binary):
     zero_is_safe = False
     domain = (0.3, 3.0)
 
+    def operand_dtype(self, a: Any, b: Any) -> str:
+        return promote_scalar(promote(str(a.dtype), str(b.dtype)), 1.0)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a, b = node.inputs
         over_b = divide(out_grad, b)
@@ -170,7 +174,7 @@ class RDivScalar(ScalarOp):
     domain = (0.3, 3.0)
 
     def reference(self, x: np.ndarray) -> Any:
-        return self.scalar / x
+        return self.scalar / cast_array(x, self.operand_dtype(x))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return negate(multiply(out_grad, divide(node, node.inputs[0])))
@@ -196,6 +200,8 @@ class EWisePow(Binary):
         grad_a = multiply(out_grad, multiply(b, power(a, add(b, -1.0)))) if a.requires_grad else None
         grad_b = None
         if b.requires_grad:
+            from .maths import log
+
             by_log = multiply(out_grad, multiply(node, log(a)))
             grad_b = unbroadcast(where(eq(node, 0.0), multiply(node, out_grad), by_log), b.shape)
         return (unbroadcast(grad_a, a.shape) if grad_a is not None else None), grad_b
@@ -217,6 +223,13 @@ class PowerScalar(ScalarOp):
     zero_is_safe = False
     domain = (0.3, 3.0)
 
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        special = {2: "square", 0.5: "sqrt", -1: "reciprocal", -0.5: "rsqrt"}.get(self.scalar)
+        if special is None:
+            ScalarOp.lower(self, builder, inputs, out)
+        else:  # many times faster than the general power
+            call(special, [out], [cast_array(inputs[0], out.dtype)])
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         if self.scalar == 0:
             return mul_scalar(out_grad, 0.0)
@@ -227,112 +240,6 @@ class PowerScalar(ScalarOp):
 
 def power_scalar(a: Tensor, scalar: Any) -> Tensor:
     return PowerScalar(scalar)(a)
-
-
-# -- maths ---------------------------------------------------------------------------------------------------------------
-
-
-@op
-class Exp(Unary):
-    """e ** x."""
-
-    kernel = "exp"
-    ufunc = np.exp
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return multiply(out_grad, node)
-
-
-@tensor_method()
-def exp(a: Tensor) -> Tensor:
-    return Exp()(a)
-
-
-@op
-class Log(Unary):
-    """Natural logarithm."""
-
-    kernel = "log"
-    ufunc = np.log
-    zero_is_safe = False
-    domain = (0.2, 4.0)
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return divide(out_grad, node.inputs[0])
-
-
-@tensor_method()
-def log(a: Tensor) -> Tensor:
-    return Log()(a)
-
-
-@op
-class Sqrt(Unary):
-    """Square root."""
-
-    kernel = "sqrt"
-    ufunc = np.sqrt
-    domain = (0.2, 4.0)
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return divide(mul_scalar(out_grad, 0.5), node)
-
-
-@tensor_method()
-def sqrt(a: Tensor) -> Tensor:
-    return Sqrt()(a)
-
-
-@op
-class Rsqrt(Unary):
-    """1 / sqrt(x)."""
-
-    kernel = "rsqrt"
-    zero_is_safe = False
-    domain = (0.2, 4.0)
-
-    def reference(self, x: np.ndarray) -> Any:
-        return 1 / np.sqrt(x)
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return multiply(out_grad, mul_scalar(divide(node, node.inputs[0]), -0.5))
-
-
-@tensor_method()
-def rsqrt(a: Tensor) -> Tensor:
-    return Rsqrt()(a)
-
-
-@op
-class Abs(Unary):
-    """|x|; the gradient at 0 is 0."""
-
-    kernel = "abs"
-    ufunc = np.abs
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return multiply(out_grad, sign(node.inputs[0]))
-
-
-@tensor_method("abs", "__abs__")
-def absolute(a: Tensor) -> Tensor:
-    return Abs()(a)
-
-
-@op
-class Sign(Unary):
-    """-1, 0 or 1."""
-
-    kernel = "sign"
-    ufunc = np.sign
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return None
-
-
-@tensor_method()
-def sign(a: Tensor) -> Tensor:
-    return Sign()(a)
 
 
 # -- selection -----------------------------------------------------------------------------------------------------------
@@ -410,9 +317,9 @@ class Where(Elementwise):
             raise ValueError(f"[where] condition expects dtype bool, got {condition.dtype}.")
         return Spec(broadcast_shape("where", condition.shape, a.shape, b.shape), promote(a.dtype, b.dtype))
 
-    def compute(self, condition: NDArray, a: NDArray, b: NDArray) -> NDArray:
-        dtype = promote(a.dtype, b.dtype)
-        return condition.ewise("where", cast_array(a, dtype), cast_array(b, dtype))
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        ins = [inputs[0], *(cast_array(x, out.dtype) for x in inputs[1:])]
+        call("where", [out], [x.broadcast_to(out.shape) for x in ins])
 
     def reference(self, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> Any:
         return np.where(condition, a, b).astype(promote(str(a.dtype), str(b.dtype)), copy=False)
@@ -442,12 +349,13 @@ class Cast(Unary):
     """x as another dtype."""
 
     dtype: str
+    kernel = "copy"
 
     def infer(self, x: Any) -> Any:
         return Spec(x.shape, self.dtype)
 
-    def compute(self, x: NDArray) -> NDArray:
-        return cast_array(x, self.dtype)
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        call("copy", [out], inputs)
 
     def reference(self, x: np.ndarray) -> Any:
         return x.astype(self.dtype)

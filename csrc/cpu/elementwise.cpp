@@ -1,0 +1,158 @@
+// The rows of maps.inc over arrays of any strides. A map only ever sees contiguous chunks of one type: operands that are
+// strided, broadcast or of another dtype pass through a small buffer.
+#include "cpu/strided.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+constexpr int kChunk = 512;  // elements; four buffers of doubles stay in the L1 cache
+
+template <class T>
+using ChunkFunction = void (*)(int64_t n, T* out, const T* const* in, T p, T q);
+
+template <class Map, int ARITY, class L>
+NEEDLE_INLINE L apply(L x, L y, L z, L p, L q) {
+  if constexpr (ARITY == 1) return Map::apply(x, p, q);
+  if constexpr (ARITY == 2) return Map::apply(x, y, p, q);
+  if constexpr (ARITY == 3) return Map::apply(x, y, z, p, q);
+}
+
+template <class Map, int ARITY, class T>
+void chunk(int64_t n, T* out, const T* const* in, T p, T q) {
+  const T *x = in[0], *y = in[ARITY > 1 ? 1 : 0], *z = in[ARITY > 2 ? 2 : 0];
+  if constexpr (sizeof(T(0.5)) == 4 && T(0.5) != T(0)) {
+    int64_t i = 0;
+    for (; i + V::N <= n; i += V::N)
+      apply<Map, ARITY, V>(V::load(x + i), V::load(y + i), V::load(z + i), p, q).store(out + i);
+    int rest = static_cast<int>(n - i);
+    if (rest > 0)
+      apply<Map, ARITY, V>(V::load_n(x + i, rest), V::load_n(y + i, rest), V::load_n(z + i, rest), p, q)
+          .store_n(out + i, rest);
+  } else {
+    for (int64_t i = 0; i < n; i++) out[i] = apply<Map, ARITY, T>(x[i], y[i], z[i], p, q);
+  }
+}
+
+struct Operand {
+  char* data;
+  DType dtype;
+  int64_t stride;  // of the innermost dimension
+};
+
+template <class T>
+constexpr DType dtype_of = DType::b8;
+template <>
+constexpr DType dtype_of<float> = DType::f32;
+template <>
+constexpr DType dtype_of<double> = DType::f64;
+template <>
+constexpr DType dtype_of<int32_t> = DType::i32;
+template <>
+constexpr DType dtype_of<int64_t> = DType::i64;
+
+// One row of the loop: direct where an operand is contiguous and of type T, else by chunks.
+template <class T, int ARITY>
+void row(int64_t n, const Operand* ops, const int64_t* at, int64_t first, ChunkFunction<T> f, T p, T q) {
+  T buffer[ARITY + 1][kChunk];
+  bool direct[ARITY + 1], constant[ARITY + 1], all = true;
+  char* data[ARITY + 1];
+  for (int k = 0; k <= ARITY; k++) {
+    direct[k] = ops[k].dtype == dtype_of<T> && (ops[k].stride == 1 || n == 1);
+    constant[k] = k > 0 && ops[k].stride == 0 && !direct[k];
+    all = all && (direct[k] || constant[k]);
+    data[k] = ops[k].data + (at[k] + first * ops[k].stride) * static_cast<int64_t>(dtype_size(ops[k].dtype));
+    if (constant[k])
+      with_type(ops[k].dtype, [&](auto s) {
+        T value = static_cast<T>(*reinterpret_cast<decltype(s)*>(data[k]));
+        for (int64_t i = 0; i < minimum_of(n, kChunk); i++) buffer[k][i] = value;
+      });
+  }
+  bool whole = all;
+  for (int k = 0; k <= ARITY; k++) whole = whole && direct[k];
+  int64_t step = whole ? n : kChunk;
+  for (int64_t i = 0; i < n; i += step) {
+    int64_t m = minimum_of(step, n - i);
+    const T* in[ARITY];
+    for (int k = 1; k <= ARITY; k++) {
+      if (direct[k]) {
+        in[k - 1] = reinterpret_cast<T*>(data[k]) + i;
+        continue;
+      }
+      in[k - 1] = buffer[k];
+      if (!constant[k])
+        with_type(ops[k].dtype, [&](auto s) {
+          convert(buffer[k], 1, reinterpret_cast<decltype(s)*>(data[k]) + i * ops[k].stride, ops[k].stride, m);
+        });
+    }
+    f(m, direct[0] ? reinterpret_cast<T*>(data[0]) + i : buffer[0], in, p, q);
+    if (!direct[0])
+      with_type(ops[0].dtype, [&](auto s) {
+        convert(reinterpret_cast<decltype(s)*>(data[0]) + i * ops[0].stride, ops[0].stride, buffer[0], 1, m);
+      });
+  }
+}
+
+template <class T, int ARITY>
+void run(const Call& c, int n_attr, ChunkFunction<T> f) {
+  const View* views[ARITY + 1] = {c.out};
+  for (int k = 0; k < ARITY; k++) views[k + 1] = c.in + k;
+  Loop<ARITY + 1> loop = loop_over<ARITY + 1>(views);
+  int64_t n = loop.inner(), rows = loop.outer();
+  if (n * rows == 0) return;
+  T p = n_attr > 0 ? from_double<T>(c.attr[0]) : T(0), q = n_attr > 1 ? from_double<T>(c.attr[1]) : T(0);
+  Operand ops[ARITY + 1];
+  for (int k = 0; k <= ARITY; k++)
+    ops[k] = {views[k]->template as<char>(), views[k]->dtype, loop.stride[k][loop.rank - 1]};
+  // Long rows are cut, so that a single one can be shared between threads.
+  int64_t piece = minimum_of(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
+  parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
+    auto o = Odometer<ARITY + 1>::start(loop, loop.rank - 1, begin / pieces);
+    int64_t part = begin % pieces;
+    for (int64_t i = begin; i < end; i++) {
+      row<T, ARITY>(minimum_of(piece, n - part * piece), ops, o.at, part * piece, f, p, q);
+      if (++part == pieces) o.next(), part = 0;
+    }
+  });
+}
+
+constexpr bool has(const char* dtypes, char letter) {
+  for (; *dtypes; dtypes++)
+    if (*dtypes == letter) return true;
+  return false;
+}
+constexpr int count_attrs(const char* attrs) {
+  int n = *attrs ? 1 : 0;
+  for (; *attrs; attrs++) n += *attrs == ' ';
+  return n;
+}
+
+// Computes in the dtype of the last input: `where` has a condition of another dtype in front. Bools count as int32.
+template <class Map, int ARITY, bool INTEGERS>
+void dispatch(const Call& c, int n_attr) {
+  switch (c.in[ARITY - 1].dtype) {
+    case DType::f32: return run<float, ARITY>(c, n_attr, chunk<Map, ARITY, float>);
+    case DType::f64: return run<double, ARITY>(c, n_attr, chunk<Map, ARITY, double>);
+    case DType::i64:
+      if constexpr (INTEGERS) run<int64_t, ARITY>(c, n_attr, chunk<Map, ARITY, int64_t>);
+      return;
+    case DType::i32:
+    case DType::b8:
+      if constexpr (INTEGERS) run<int32_t, ARITY>(c, n_attr, chunk<Map, ARITY, int32_t>);
+      return;
+  }
+}
+
+}  // namespace
+
+#define MAP(arity, name, dtypes, attrs) \
+  void name(const Call& c) { dispatch<name##_map, arity, has(dtypes, 'i')>(c, count_attrs(attrs)); }
+#define UNARY(name, dtypes, attrs, expr) MAP(1, name, dtypes, attrs)
+#define BINARY(name, dtypes, attrs, expr) MAP(2, name, dtypes, attrs)
+#define TERNARY(name, dtypes, attrs, expr) MAP(3, name, dtypes, attrs)
+#include "math/maps.inc"
+#undef UNARY
+#undef BINARY
+#undef TERNARY
+#undef MAP
+
+}  // namespace needle::NEEDLE_ISA

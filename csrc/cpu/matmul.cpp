@@ -1,0 +1,302 @@
+// Matrix products on the register tile: eager with any strides, and with a right side packed before.
+#include <cstring>
+
+#include "cpu/tile.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+struct Matmul {
+  int64_t M, N, K;
+  const float* a;
+  int64_t a_m, a_k;
+  const float* b;  // blocks of 16 columns
+  int64_t b_n, b_k;
+  const float* bias;      // padded to 16
+  const float* residual;  // M x N or null
+  int64_t r_m;
+  float* c;
+  int64_t c_m;
+  int activation;
+  float alpha;
+};
+
+void copy_lanes(const float* src, int64_t s_m, float* dst, int64_t d_m, int64_t rows, int64_t lanes) {
+  for (int64_t m = 0; m < rows; m++) std::memcpy(dst + m * d_m, src + m * s_m, lanes * 4);
+}
+
+// Tiles whose last block sticks out of c work in a buffer on the stack.
+void partial_tiles(Tile t, int blocks, int64_t rows, int64_t lanes) {
+  constexpr int64_t kRows = 4 * kTileRows, kWidth = kWideBlocks * kBlock;
+  float c[kRows * kWidth], residual[kRows * kWidth];
+  for (int64_t m = 0; m < rows; m += kRows) {
+    const int64_t n = smaller(kRows, rows - m);
+    Tile part = t;
+    part.a += m * t.a_m;
+    part.c = c;
+    part.c_m = kWidth;
+    if (t.accumulate) copy_lanes(t.c + m * t.c_m, t.c_m, c, kWidth, n, lanes);
+    if (t.residual) {
+      copy_lanes(t.residual + m * t.r_m, t.r_m, residual, kWidth, n, lanes);
+      part.residual = residual;
+      part.r_m = kWidth;
+    }
+    tiles(part, blocks, n);
+    copy_lanes(c, kWidth, t.c + m * t.c_m, t.c_m, n, lanes);
+  }
+}
+
+// Rows [m0, m1) times blocks [n0, n1) of 16 columns.
+void product(const Matmul& g, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+  const int64_t zero = 0;
+  Tile t = {};
+  t.a_m = g.a_m;
+  t.a_k = g.a_k;
+  t.runs = &zero;
+  t.n_runs = 1;
+  t.b_n = g.b_n;
+  t.b_k = g.b_k;
+  t.c_m = g.c_m;
+  t.c_n = kBlock;
+  t.r_m = g.r_m;
+  t.r_n = kBlock;
+  t.alpha = g.alpha;
+  for (int64_t j = n0, n; j < n1; j += n) {
+    n = tile_blocks(m1 - m0, n1 - j);
+    const int64_t chunks = m1 - m0 <= kTileRows ? 1 : larger(1, ceil_div(g.K * n * kBlock * 4, kPanelBytes));
+    const int64_t per_chunk = ceil_div(g.K, chunks), lanes = smaller(n * kBlock, g.N - j * kBlock);
+    int64_t k = 0;
+    do {
+      const bool first = k == 0;
+      t.length = smaller(per_chunk, g.K - k);
+      t.a = g.a + m0 * g.a_m + k * g.a_k;
+      t.b = g.b + j * g.b_n + k * g.b_k;
+      t.c = g.c + m0 * g.c_m + j * kBlock;
+      t.accumulate = !first;
+      t.bias = first && g.bias ? g.bias + j * kBlock : nullptr;
+      t.residual = first && g.residual ? g.residual + m0 * g.r_m + j * kBlock : nullptr;
+      t.activation = k + per_chunk >= g.K ? g.activation : 0;
+      if (lanes == n * kBlock)
+        tiles(t, static_cast<int>(n), m1 - m0);
+      else
+        partial_tiles(t, static_cast<int>(n), m1 - m0, lanes);
+      k += per_chunk;
+    } while (k < g.K);
+  }
+}
+
+// Column blocks [n0, n1) of B into dst: [n][K][16], zero padded.
+void pack_columns(const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N, int64_t n0, int64_t n1, float* dst) {
+  constexpr int64_t kTogether = 4;  // four lines of a row at once: rows may be a page apart
+  for (; s_n == 1 && n0 + kTogether <= n1 && (n0 + kTogether) * kBlock <= N; n0 += kTogether, dst += kTogether * K * kBlock)
+    for (int64_t k = 0; k < K; k++)
+      for (int64_t j = 0; j < kTogether; j++)
+        std::memcpy(dst + (j * K + k) * kBlock, b + k * s_k + (n0 + j) * kBlock, kBlock * 4);
+  for (int64_t j = n0; j < n1; j++, dst += K * kBlock) {
+    const float* s = b + j * kBlock * s_n;
+    const int64_t lanes = smaller(kBlock, N - j * kBlock);
+    if (lanes == kBlock && s_n == 1) {
+      for (int64_t k = 0; k < K; k++) std::memcpy(dst + k * kBlock, s + k * s_k, kBlock * 4);
+    } else if (lanes == kBlock && s_k == 1) {
+      transpose_to_block(s, s_n, dst, kBlock, K);
+    } else {
+      if (lanes < kBlock) std::memset(dst, 0, K * kBlock * 4);
+      for (int64_t k = 0; k < K; k++)
+        for (int64_t n = 0; n < lanes; n++) dst[k * kBlock + n] = s[k * s_k + n * s_n];
+    }
+  }
+}
+
+void pack_columns_parallel(const Exec* exec, const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N, float* dst) {
+  const int64_t blocks = ceil_div(N, kBlock), tasks = smaller(blocks, task_count(exec, 20. * K * N));
+  parallel_for(exec, tasks, [&](int64_t t) {
+    const int64_t n0 = blocks * t / tasks;
+    pack_columns(b, s_k, s_n, K, N, n0, blocks * (t + 1) / tasks, dst + n0 * K * kBlock);
+  });
+}
+
+// Rows a power of two apart share the few L1 sets their lines may live in, and strided k touch a page each:
+// such rows are copied with a stride that does neither, unless too few columns follow to pay for it.
+NEEDLE_INLINE bool needs_copy(const Matmul& g) {
+  if (g.M == 1 || g.N < 3 * kBlock) return false;
+  return g.a_k != 1 || (g.M > 4 && g.a_m % 256 == 0);
+}
+NEEDLE_INLINE int64_t copy_stride(int64_t K) { return ceil_div(K, kBlock) * kBlock + kBlock; }
+
+void copy_rows(const Matmul& g, int64_t m0, int64_t m1, float* dst) {
+  const int64_t ld = copy_stride(g.K);
+  int64_t m = m0;
+  if (g.a_m == 1)
+    for (; m + kBlock <= m1; m += kBlock, dst += kBlock * ld) transpose_from_block(g.a + m, g.a_k, dst, ld, g.K);
+  for (; m < m1; m++, dst += ld) {
+    const float* s = g.a + m * g.a_m;
+    if (g.a_k == 1)
+      std::memcpy(dst, s, g.K * 4);
+    else
+      for (int64_t k = 0; k < g.K; k++) dst[k] = s[k * g.a_k];
+  }
+}
+
+// Rows [m0, m1) in blocks that stay in L2, copied to `room` if that pays.
+void product_by_rows(Matmul g, int64_t m0, int64_t m1, int64_t n0, int64_t n1, int64_t row_block, float* room) {
+  for (int64_t m = m0; m < m1; m += row_block) {
+    const int64_t end = smaller(m1, m + row_block);
+    if (!room) {
+      product(g, m, end, n0, n1);
+      continue;
+    }
+    copy_rows(g, m, end, room);
+    Matmul block = g;
+    block.a_m = copy_stride(g.K);
+    block.a_k = 1;
+    block.a = room - m * block.a_m;
+    product(block, m, end, n0, n1);
+  }
+}
+
+NEEDLE_INLINE int64_t rows_per_block(int64_t M, int64_t K) {
+  const int64_t most = larger(ceil_div(56, kTileRows), (64 << 10) / larger(K, 1) / kTileRows) * kTileRows;
+  const int64_t blocks = ceil_div(M, most);
+  return ceil_div(ceil_div(M, blocks), kTileRows) * kTileRows;
+}
+
+// One product with packed columns, on all threads.
+void run(const Exec* exec, Matmul g) {
+  const int64_t row_block = rows_per_block(g.M, g.K), row_tasks = ceil_div(g.M, row_block);
+  const int64_t blocks = ceil_div(g.N, kBlock), step = g.M <= kWideRows ? kWideBlocks : kTileBlocks;
+  const int64_t units = ceil_div(blocks, step), wanted = task_count(exec, 2. * g.M * g.N * g.K);
+  const int64_t per_task = ceil_div(units, smaller(units, ceil_div(wanted, row_tasks))), n_tasks = ceil_div(units, per_task);
+  const bool copy = needs_copy(g);
+  if (copy && n_tasks > 1) {
+    float* room = static_cast<float*>(exec->scratch(3, g.M * copy_stride(g.K) * 4));
+    const int64_t tasks = smaller(ceil_div(g.M, kBlock), task_count(exec, 20. * g.M * g.K));
+    const int64_t rows = ceil_div(ceil_div(g.M, tasks), kBlock) * kBlock;
+    parallel_for(exec, ceil_div(g.M, rows), [&](int64_t t) {
+      copy_rows(g, t * rows, smaller(g.M, (t + 1) * rows), room + t * rows * copy_stride(g.K));
+    });
+    g.a = room;
+    g.a_m = copy_stride(g.K);
+    g.a_k = 1;
+  }
+  parallel_for(exec, row_tasks * n_tasks, [&](int64_t t) {
+    const int64_t m0 = t / n_tasks * row_block, n0 = t % n_tasks * per_task * step;
+    float* room = nullptr;
+    if (copy && n_tasks == 1) room = static_cast<float*>(exec->scratch(0, row_block * copy_stride(g.K) * 4));
+    product_by_rows(g, m0, smaller(g.M, m0 + row_block), n0, smaller(blocks, n0 + per_task * step), row_block, room);
+  });
+}
+
+NEEDLE_INLINE int64_t batch_offset(const View& v, int64_t index) {
+  int64_t at = 0;
+  for (int d = v.rank - 3; d >= 0; d--) {
+    at += index % v.shape[d] * v.stride[d];
+    index /= v.shape[d];
+  }
+  return at;
+}
+
+NEEDLE_INLINE bool same_for_all_batches(const View& v) {
+  for (int d = 0; d < v.rank - 2; d++)
+    if (v.shape[d] > 1 && v.stride[d] != 0) return false;
+  return true;
+}
+
+// Batch and row dimensions as one, when their strides allow it.
+NEEDLE_INLINE bool rows_collapse(const View& v, int64_t* stride) {
+  int64_t n = 1, first = 0;
+  for (int d = v.rank - 2; d >= 0; d--) {
+    if (v.shape[d] == 1) continue;
+    if (n == 1) first = v.stride[d];
+    if (v.stride[d] != n * first) return false;
+    n *= v.shape[d];
+  }
+  *stride = first;
+  return true;
+}
+
+}  // namespace
+
+void pack_matrix(const Call& c) {
+  const View& b = c.in[0];
+  if (b.size() == 0) return;
+  pack_columns_parallel(c.exec, b.as<const float>(), b.stride[0], b.stride[1], b.shape[0], b.shape[1],
+                        c.out[0].as<float>());
+}
+
+// attrs: activation alpha has_bias has_residual
+void matmul_packed(const Call& c) {
+  const View &a = c.in[0], &out = c.out[0];
+  if (out.size() == 0) return;
+  const View* residual = c.i(3) ? &c.in[c.i(2) ? 3 : 2] : nullptr;
+  const int64_t K = a.shape[1];
+  run(c.exec, {out.shape[0], out.shape[1], K, a.as<const float>(), a.stride[0], 1, c.in[1].as<const float>(), K * kBlock,
+               kBlock, c.i(2) ? c.in[2].as<const float>() : nullptr, residual ? residual->as<const float>() : nullptr,
+               residual ? residual->stride[0] : 0, out.as<float>(), out.stride[0], static_cast<int>(c.i(0)), c.f(1)});
+}
+
+// attrs: activation alpha has_bias
+void matmul(const Call& c) {
+  const View &a = c.in[0], &b = c.in[1], &out = c.out[0];
+  if (out.size() == 0) return;
+  const int r = a.rank;
+  int64_t M = a.shape[r - 2], batch = 1;
+  const int64_t K = a.shape[r - 1], N = b.shape[r - 1], blocks = ceil_div(N, kBlock);
+  for (int d = 0; d < r - 2; d++) batch *= a.shape[d];
+  int64_t a_m = a.stride[r - 2];
+  const int64_t s_k = b.stride[r - 2], s_n = b.stride[r - 1];
+  const bool shared = same_for_all_batches(b);
+  if (shared && batch > 1 && rows_collapse(a, &a_m)) {
+    M *= batch;
+    batch = 1;
+  }
+
+  // Few rows do not repay a copy of B whose rows are contiguous: only its last, partial block is copied then.
+  const bool in_place = batch == 1 && s_n == 1 && M <= kTileRows, packs_shared = shared && !in_place;
+  const int64_t packed_blocks = packs_shared ? blocks : in_place ? 1 : 0;
+  float* bias = static_cast<float*>(c.exec->scratch(2, (packed_blocks * K + blocks) * kBlock * 4));
+  float* packed = bias + blocks * kBlock;
+  if (c.i(2)) {
+    std::memset(bias, 0, blocks * kBlock * 4);
+    for (int64_t n = 0; n < N; n++) bias[n] = c.in[2].as<const float>()[n * c.in[2].stride[0]];
+  }
+  Matmul g = {M, N, K, a.as<const float>(), a_m, a.stride[r - 1], packed, K * kBlock, kBlock, c.i(2) ? bias : nullptr,
+              nullptr, 0, out.as<float>(), N, static_cast<int>(c.i(0)), c.f(1)};
+  const float* b_data = b.as<const float>();
+  if (in_place) {
+    const int64_t whole = N / kBlock;
+    if (whole < blocks) {
+      pack_columns(b_data, s_k, s_n, K, N, whole, blocks, packed);
+      g.b = packed - whole * g.b_n;
+      product(g, 0, M, whole, blocks);
+    }
+    g.N = whole * kBlock;
+    g.b = b_data;
+    g.b_n = kBlock;
+    g.b_k = s_k;
+    if (whole > 0) run(c.exec, g);
+    return;
+  }
+  if (packs_shared) pack_columns_parallel(c.exec, b_data, s_k, s_n, K, N, packed);
+  if (batch == 1) return run(c.exec, g);
+
+  const int64_t units = ceil_div(blocks, kTileBlocks), wanted = task_count(c.exec, 2. * batch * M * N * K);
+  const int64_t per_task = ceil_div(units, smaller(units, ceil_div(wanted, batch))), n_tasks = ceil_div(units, per_task);
+  const int64_t row_block = rows_per_block(M, K);
+  const bool copy = needs_copy(g);
+  parallel_for(c.exec, batch * n_tasks, [&](int64_t t) {
+    const int64_t i = t / n_tasks, n0 = t % n_tasks * per_task * kTileBlocks;
+    const int64_t n1 = smaller(blocks, n0 + per_task * kTileBlocks);
+    Matmul one = g;
+    one.a += batch_offset(a, i);
+    one.c += i * M * N;
+    if (!shared) {
+      float* columns = static_cast<float*>(c.exec->scratch(1, (n1 - n0) * K * kBlock * 4));
+      pack_columns(b_data + batch_offset(b, i), s_k, s_n, K, N, n0, n1, columns);
+      one.b = columns - n0 * K * kBlock;
+    }
+    float* room = copy ? static_cast<float*>(c.exec->scratch(0, row_block * copy_stride(K) * 4)) : nullptr;
+    product_by_rows(one, 0, M, n0, n1, row_block, room);
+  });
+}
+
+}  // namespace needle::NEEDLE_ISA

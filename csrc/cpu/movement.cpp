@@ -1,0 +1,233 @@
+// Kernels that only move elements: copies between any strides and dtypes, fills, blocked layouts and their halos.
+#include "cpu/strided.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+typedef float F4 __attribute__((vector_size(16)));
+
+NEEDLE_INLINE F4 load4(const float* p) {
+  F4 v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+NEEDLE_INLINE void store4(float* p, F4 v) { std::memcpy(p, &v, sizeof v); }
+
+// out[j * out_stride + i] = in[i * in_stride + j] for i, j in 0..3.
+NEEDLE_INLINE void transpose4(float* out, int64_t out_stride, const float* in, int64_t in_stride) {
+  F4 a = load4(in), b = load4(in + in_stride), c = load4(in + 2 * in_stride), d = load4(in + 3 * in_stride);
+  F4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  F4 cd0 = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd1 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  store4(out, __builtin_shufflevector(ab0, cd0, 0, 1, 4, 5));
+  store4(out + out_stride, __builtin_shufflevector(ab0, cd0, 2, 3, 6, 7));
+  store4(out + 2 * out_stride, __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5));
+  store4(out + 3 * out_stride, __builtin_shufflevector(ab1, cd1, 2, 3, 6, 7));
+}
+
+// out[j * out_stride + i] = in[i * in_stride + j], i < m, j < n.
+template <class T>
+NEEDLE_INLINE void transpose(T* out, int64_t out_stride, const T* in, int64_t in_stride, int64_t m, int64_t n) {
+  int64_t m4 = 0, n4 = 0;
+  if constexpr (sizeof(T) == 4) {
+    m4 = m / 4 * 4, n4 = n / 4 * 4;
+    for (int64_t j = 0; j < n4; j += 4)
+      for (int64_t i = 0; i < m4; i += 4)
+        transpose4(reinterpret_cast<float*>(out + j * out_stride + i), out_stride,
+                   reinterpret_cast<const float*>(in + i * in_stride + j), in_stride);
+  }
+  for (int64_t j = 0; j < n; j++)
+    for (int64_t i = j < n4 ? m4 : 0; i < m; i++) out[j * out_stride + i] = in[i * in_stride + j];
+}
+
+// An inner dimension contiguous in `out` and another, the next one out, contiguous in `in`.
+template <class T>
+void copy_transposed(const Call& c, const Loop<2>& loop) {
+  constexpr int64_t kTile = 32;
+  int r = loop.rank;
+  int64_t m = loop.shape[r - 1], n = loop.shape[r - 2], tiles = ceil_div(n, kTile);
+  T *out = c.out[0].as<T>(), *in = c.in[0].as<T>();
+  int64_t outer = loop.outer() / n;
+  parallel_ranges(c.exec, outer * tiles, kTile * m, [&](int64_t begin, int64_t end) {
+    auto o = Odometer<2>::start(loop, r - 2, begin / tiles);
+    int64_t tile = begin % tiles;
+    for (int64_t t = begin; t < end; t++) {
+      int64_t j = tile * kTile, width = minimum_of(kTile, n - j);
+      for (int64_t i = 0; i < m; i += kTile)
+        transpose(out + o.at[0] + j * loop.stride[0][r - 2] + i, loop.stride[0][r - 2],
+                  in + o.at[1] + i * loop.stride[1][r - 1] + j, loop.stride[1][r - 1], minimum_of(kTile, m - i), width);
+      if (++tile == tiles) o.next(), tile = 0;
+    }
+  });
+}
+
+template <class T, class S>
+void copy_rows(const Call& c, const Loop<2>& loop) {
+  int64_t n = loop.inner(), rows = loop.outer();
+  int64_t out_step = loop.stride[0][loop.rank - 1], in_step = loop.stride[1][loop.rank - 1];
+  int64_t piece = minimum_of(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
+  T* out = c.out[0].as<T>();
+  const S* in = c.in[0].as<S>();
+  parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
+    auto o = Odometer<2>::start(loop, loop.rank - 1, begin / pieces);
+    int64_t part = begin % pieces;
+    for (int64_t i = begin; i < end; i++) {
+      int64_t first = part * piece, m = minimum_of(piece, n - first);
+      T* to = out + o.at[0] + first * out_step;
+      const S* from = in + o.at[1] + first * in_step;
+      if (out_step == 1 && in_step == 1) {
+        if constexpr (T(0.5) == S(0.5) && sizeof(T) == sizeof(S))
+          std::memcpy(to, from, m * sizeof(T));
+        else
+          convert(to, 1, from, 1, m);
+      } else {
+        convert(to, out_step, from, in_step, m);
+      }
+      if (++part == pieces) o.next(), part = 0;
+    }
+  });
+}
+
+// Moves the dimension that is contiguous in the input next to the innermost one. Returns whether there is one.
+bool transposes(Loop<2>& l) {
+  int r = l.rank;
+  if (r < 2 || l.stride[0][r - 1] != 1 || l.stride[1][r - 1] == 1) return false;
+  for (int d = r - 2; d >= 0; d--) {
+    if (l.stride[1][d] != 1 || l.shape[d] < 4) continue;
+    int64_t shape = l.shape[d], so = l.stride[0][d], si = l.stride[1][d];
+    for (int e = d; e < r - 2; e++)
+      l.shape[e] = l.shape[e + 1], l.stride[0][e] = l.stride[0][e + 1], l.stride[1][e] = l.stride[1][e + 1];
+    l.shape[r - 2] = shape, l.stride[0][r - 2] = so, l.stride[1][r - 2] = si;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void copy(const Call& c) {
+  const View* views[] = {c.out, c.in};
+  Loop<2> loop = loop_over<2>(views);
+  if (loop.inner() * loop.outer() == 0) return;
+  DType to = c.out[0].dtype, from = c.in[0].dtype;
+  if (to != from)
+    return with_type(to, [&](auto t) {
+      with_type(from, [&](auto s) { copy_rows<decltype(t), decltype(s)>(c, loop); });
+    });
+  bool transposed = transposes(loop);
+  // Only the size matters: bits are copied as they are.
+  switch (dtype_size(to)) {
+    case 1: return transposed ? copy_transposed<uint8_t>(c, loop) : copy_rows<uint8_t, uint8_t>(c, loop);
+    case 4: return transposed ? copy_transposed<int32_t>(c, loop) : copy_rows<int32_t, int32_t>(c, loop);
+    case 8: return transposed ? copy_transposed<int64_t>(c, loop) : copy_rows<int64_t, int64_t>(c, loop);
+  }
+}
+
+void fill(const Call& c) {
+  const View* views[] = {c.out};
+  Loop<1> loop = loop_over<1>(views);
+  int64_t n = loop.inner(), rows = loop.outer(), step = loop.stride[0][loop.rank - 1];
+  if (n * rows == 0) return;
+  with_type(c.out[0].dtype, [&](auto t) {
+    using T = decltype(t);
+    T value = from_double<T>(c.attr[0]);
+    T* out = c.out[0].as<T>();
+    int64_t piece = minimum_of(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
+    parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
+      auto o = Odometer<1>::start(loop, loop.rank - 1, begin / pieces);
+      int64_t part = begin % pieces;
+      for (int64_t i = begin; i < end; i++) {
+        int64_t first = part * piece, m = minimum_of(piece, n - first);
+        T* p = out + o.at[0] + first * step;
+        if (step == 1)
+          for (int64_t j = 0; j < m; j++) p[j] = value;
+        else
+          for (int64_t j = 0; j < m; j++) p[j * step] = value;
+        if (++part == pieces) o.next(), part = 0;
+      }
+    });
+  });
+}
+
+namespace {
+
+// Calls f(n, first channel, channels, row, pixels) for the rows of a blocked view; whole planes where they have no gaps.
+template <class F>
+NEEDLE_INLINE void for_rows(const Exec* exec, const View& plain, const View& blocked, const F& f) {
+  int64_t h = plain.shape[2], w = plain.shape[3], b = blocked.shape[4], blocks = blocked.shape[1];
+  if (plain.shape[0] * h * w == 0) return;
+  if (h == 1 || (plain.stride[2] == w * plain.stride[3] && blocked.stride[2] == w * b)) {
+    int64_t piece = maximum_of(64, grain(exec, h * w * blocks * plain.shape[0], b) / 8 * 8);
+    piece = minimum_of(piece, h * w);
+    int64_t pieces = ceil_div(h * w, piece);
+    parallel_ranges(exec, plain.shape[0] * blocks * pieces, piece * b, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; t++) {
+        int64_t first = t % pieces * piece, block = t / pieces % blocks, n = t / pieces / blocks;
+        f(n, block, int64_t{0}, first, minimum_of(piece, h * w - first));
+      }
+    });
+    return;
+  }
+  parallel_ranges(exec, plain.shape[0] * blocks * h, w * b, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) f(t / h / blocks, t / h % blocks, t % h, int64_t{0}, w);
+  });
+}
+
+}  // namespace
+
+void to_blocked(const Call& c) {
+  const View &out = c.out[0], &in = c.in[0];
+  int64_t b = out.shape[4], channels = in.shape[1], sc = in.stride[1], sw = in.stride[3];
+  for_rows(c.exec, in, out, [&](int64_t n, int64_t block, int64_t row, int64_t first, int64_t pixels) {
+    float* to = out.as<float>() + n * out.stride[0] + block * out.stride[1] + row * out.stride[2] + first * b;
+    const float* from = in.as<float>() + n * in.stride[0] + block * b * sc + row * in.stride[2] + first * sw;
+    int64_t valid = maximum_of(0, minimum_of(b, channels - block * b));
+    if (sw == 1) {
+      transpose(to, b, from, sc, valid, pixels);
+    } else {
+      for (int64_t i = 0; i < pixels; i++) convert(to + i * b, 1, from + i * sw, sc, valid);
+    }
+    if (valid < b)
+      for (int64_t i = 0; i < pixels; i++)
+        for (int64_t k = valid; k < b; k++) to[i * b + k] = 0;
+  });
+}
+
+void from_blocked(const Call& c) {
+  const View &out = c.out[0], &in = c.in[0];
+  int64_t b = in.shape[4], channels = out.shape[1], sc = out.stride[1], sw = out.stride[3];
+  for_rows(c.exec, out, in, [&](int64_t n, int64_t block, int64_t row, int64_t first, int64_t pixels) {
+    float* to = out.as<float>() + n * out.stride[0] + block * b * sc + row * out.stride[2] + first * sw;
+    const float* from = in.as<float>() + n * in.stride[0] + block * in.stride[1] + row * in.stride[2] + first * b;
+    int64_t valid = maximum_of(0, minimum_of(b, channels - block * b));
+    if (sw == 1) {
+      transpose(to, sc, from, b, pixels, valid);
+    } else {
+      for (int64_t i = 0; i < pixels; i++) convert(to + i * sw, sc, from + i * b, 1, valid);
+    }
+  });
+}
+
+// Writes zeros around a blocked (or plain 4-D) view, whose rows are contiguous.
+void zero_halo(const Call& c) {
+  const View out = as_blocked(c.out[0]);
+  int64_t top = c.i(0), bottom = c.i(1), left = c.i(2), right = c.i(3);
+  int64_t h = out.shape[2], w = out.shape[3], b = out.shape[4], rows = top + h + bottom;
+  // Few bytes per row: planes count as their border, so that small images stay on one thread.
+  int64_t work = (top + bottom) * (left + w + right) * b + h * (left + right) * b;
+  parallel_ranges(c.exec, out.shape[0] * out.shape[1], work, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      float* plane = out.as<float>() + t / out.shape[1] * out.stride[0] + t % out.shape[1] * out.stride[1];
+      for (int64_t y = -top; y < rows - top; y++) {
+        float* p = plane + y * out.stride[2] - left * b;
+        if (y < 0 || y >= h) {
+          std::memset(p, 0, (left + w + right) * b * sizeof(float));
+        } else {
+          std::memset(p, 0, left * b * sizeof(float));
+          std::memset(p + (left + w) * b, 0, right * b * sizeof(float));
+        }
+      }
+    }
+  });
+}
+
+}  // namespace needle::NEEDLE_ISA

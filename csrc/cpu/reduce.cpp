@@ -1,0 +1,244 @@
+// Sum, mean, maximum and minimum over any set of dimensions, and argmax. Float sums run in vectors for at most a few
+// hundred terms and are then added up in double.
+#include "cpu/strided.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+constexpr int64_t kRow = 2048;     // elements of a contiguous row that are summed in float
+constexpr int64_t kColumns = 64;   // neighbouring outputs reduced together
+constexpr int64_t kFlush = 64;     // terms of a column that are summed in float
+
+struct Sum {
+  template <class A>
+  NEEDLE_INLINE A initial() {
+    return A(0);
+  }
+  template <class A>
+  NEEDLE_INLINE A combine(A a, A b) {
+    return a + b;
+  }
+};
+struct Max {
+  template <class A>
+  NEEDLE_INLINE A initial() {
+    if constexpr (A(0.5) == A(0)) return from_double<A>(-HUGE_VAL);
+    return A(-HUGE_VAL);
+  }
+  template <class A>
+  NEEDLE_INLINE A combine(A a, A b) {
+    return maximum_map::apply(a, b, a, a);
+  }
+};
+struct Min {
+  template <class A>
+  NEEDLE_INLINE A initial() {
+    if constexpr (A(0.5) == A(0)) return from_double<A>(HUGE_VAL);
+    return A(HUGE_VAL);
+  }
+  template <class A>
+  NEEDLE_INLINE A combine(A a, A b) {
+    return minimum_map::apply(a, b, a, a);
+  }
+};
+
+// Floats accumulate in double, integers in int64.
+template <class T>
+struct Accumulator {
+  using type = int64_t;
+};
+template <>
+struct Accumulator<float> {
+  using type = double;
+};
+template <>
+struct Accumulator<double> {
+  using type = double;
+};
+// Adding doubles one by one would lose half the digits of long sums: four chains, then pairwise over rows.
+template <class Op, class T, class A>
+NEEDLE_INLINE A reduce_row(const T* p, int64_t stride, int64_t n) {
+  A a[4];
+  for (A& x : a) x = Op::template initial<A>();
+  int64_t i = 0;
+  if constexpr (sizeof(T) == 4 && T(0.5) != T(0)) {
+    if (stride == 1 && n >= V::N) {
+      V v[8];
+      for (V& x : v) x = V(static_cast<float>(Op::template initial<A>()));
+      for (; i + 8 * V::N <= n; i += 8 * V::N)
+        for (int k = 0; k < 8; k++) v[k] = Op::combine(v[k], V::load(p + i + k * V::N));
+      for (; i + V::N <= n; i += V::N) v[0] = Op::combine(v[0], V::load(p + i));
+      for (int k = 4; k > 0; k /= 2)
+        for (int j = 0; j < k; j++) v[j] = Op::combine(v[j], v[j + k]);
+      float lanes[V::N];
+      v[0].store(lanes);
+      for (int k = 0; k < V::N; k++) a[k % 4] = Op::combine(a[k % 4], static_cast<A>(lanes[k]));
+    }
+  }
+  for (; i + 4 <= n; i += 4)
+    for (int k = 0; k < 4; k++) a[k] = Op::combine(a[k], static_cast<A>(p[(i + k) * stride]));
+  for (; i < n; i++) a[0] = Op::combine(a[0], static_cast<A>(p[i * stride]));
+  return Op::combine(Op::combine(a[0], a[1]), Op::combine(a[2], a[3]));
+}
+
+// `count` columns of a row, all contiguous: acc[j] = combine(acc[j], column j over the reduced positions [begin, end)).
+template <class Op, class T, class A>
+NEEDLE_INLINE void reduce_columns(A* acc, const T* base, int64_t count, const Loop<1>& reduced, int64_t begin, int64_t end) {
+  auto o = Odometer<1>::start(reduced, reduced.rank, begin);
+  if constexpr (sizeof(T) == 4 && T(0.5) != T(0)) {
+    constexpr int kVectors = kColumns / V::N;
+    float partial[kColumns];
+    for (int64_t i = begin; i < end; i += kFlush) {
+      int64_t last = minimum_of(end, i + kFlush);
+      if (count == kColumns) {
+        V v[kVectors];
+        for (V& x : v) x = V(static_cast<float>(Op::template initial<A>()));
+        for (int64_t t = i; t < last; t++, o.next())
+          for (int k = 0; k < kVectors; k++) v[k] = Op::combine(v[k], V::load(base + o.at[0] + k * V::N));
+        for (int k = 0; k < kVectors; k++) v[k].store(partial + k * V::N);
+      } else {
+        for (int64_t j = 0; j < count; j++) partial[j] = static_cast<float>(Op::template initial<A>());
+        for (int64_t t = i; t < last; t++, o.next())
+          for_lanes<float>(count, [&](int64_t j, int n) {
+            store_lanes(partial + j, Op::combine(load_lanes(partial + j, n), load_lanes(base + o.at[0] + j, n)), n);
+          });
+      }
+      for (int64_t j = 0; j < count; j++) acc[j] = Op::combine(acc[j], static_cast<A>(partial[j]));
+    }
+  } else {
+    for (int64_t t = begin; t < end; t++, o.next())
+      for (int64_t j = 0; j < count; j++) acc[j] = Op::combine(acc[j], static_cast<A>(base[o.at[0] + j]));
+  }
+}
+
+// How a reduction is cut: `groups` of `width` outputs, each over `units` of work, the units of a group in `parts`.
+struct Cut {
+  int64_t groups, width, units, parts;
+};
+
+template <class Op, class T>
+void reduce_as(const Call& c, bool mean) {
+  using A = typename Accumulator<T>::type;
+  const View &in = c.in[0], &out = c.out[0];
+  Loop<1> reduced;  // of the input
+  Loop<2> kept;     // of the input and the output
+  int64_t count = 1, outputs = 1;
+  for (int d = 0; d < in.rank; d++) {
+    int64_t strides[2] = {in.stride[d], out.stride[d]};
+    if (out.shape[d] == in.shape[d]) {
+      kept.add(in.shape[d], strides);
+      outputs *= in.shape[d];
+    } else {
+      reduced.add(in.shape[d], strides);
+      count *= in.shape[d];
+    }
+  }
+  kept.merge(), reduced.merge();
+  if (outputs == 0) return;
+  int64_t row = reduced.inner(), row_stride = reduced.stride[0][reduced.rank - 1];
+  bool columns = row_stride != 1 && kept.stride[0][kept.rank - 1] == 1 && kept.inner() > 1 && count > 1;
+  int64_t pieces = ceil_div(row, kRow), chunks = ceil_div(kept.inner(), kColumns);
+  Cut cut = columns ? Cut{kept.outer() * chunks, minimum_of(kColumns, kept.inner()), count, 1}
+                    : Cut{outputs, 1, reduced.outer() * pieces, 1};
+  // Too few groups for the threads: the units of each are shared, and their results are combined at the end.
+  if (cut.groups < 4 * c.exec->threads && count * outputs > 65536)
+    cut.parts = maximum_of(1, minimum_of(cut.units, minimum_of(ceil_div(8 * c.exec->threads, cut.groups),
+                                                               count * outputs / 16384 / cut.groups)));
+  A* partial = cut.parts > 1 ? static_cast<A*>(c.exec->scratch(2, cut.groups * cut.parts * kColumns * sizeof(A))) : nullptr;
+  const T* x = in.as<T>();
+  T* y = out.as<T>();
+  double scale = mean ? 1.0 / static_cast<double>(count) : 1.0;
+  auto finish = [&](int64_t offset, const A* acc, int64_t n) {
+    int64_t step = n > 1 ? kept.stride[1][kept.rank - 1] : 0;
+    for (int64_t j = 0; j < n; j++)
+      y[offset + j * step] = mean ? static_cast<T>(static_cast<double>(acc[j]) * scale) : static_cast<T>(acc[j]);
+  };
+  // Where a group starts in the input and the output, and its number of outputs.
+  auto locate = [&](int64_t group, int64_t* at) {
+    auto o = Odometer<2>::start(kept, columns ? kept.rank - 1 : kept.rank, columns ? group / chunks : group);
+    int64_t first = columns ? group % chunks * kColumns : 0;
+    at[0] = o.at[0] + first, at[1] = o.at[1] + first * kept.stride[1][kept.rank - 1];
+    return columns ? minimum_of(kColumns, kept.inner() - first) : 1;
+  };
+  int64_t work = cut.width * count / cut.parts;
+  parallel_ranges(c.exec, cut.groups * cut.parts, work, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; t++) {
+      int64_t group = t / cut.parts, part = t % cut.parts, at[2];
+      int64_t begin = cut.units * part / cut.parts, end = cut.units * (part + 1) / cut.parts;
+      int64_t n = locate(group, at);
+      A own[kColumns];
+      A* acc = partial ? partial + t * kColumns : own;
+      for (int64_t j = 0; j < n; j++) acc[j] = Op::template initial<A>();
+      if (columns) {
+        reduce_columns<Op>(acc, x + at[0], n, reduced, begin, end);
+      } else if (count > 0) {
+        auto r = Odometer<1>::start(reduced, reduced.rank - 1, begin / pieces);
+        int64_t piece = begin % pieces;
+        for (int64_t u = begin; u < end; u++) {
+          const T* p = x + at[0] + r.at[0] + piece * kRow * row_stride;
+          acc[0] = Op::combine(acc[0], reduce_row<Op, T, A>(p, row_stride, minimum_of(kRow, row - piece * kRow)));
+          if (++piece == pieces) r.next(), piece = 0;
+        }
+      }
+      if (!partial) finish(at[1], acc, n);
+    }
+  });
+  if (!partial) return;
+  for (int64_t group = 0; group < cut.groups; group++) {
+    int64_t at[2], n = locate(group, at);
+    A* acc = partial + group * cut.parts * kColumns;
+    for (int64_t part = 1; part < cut.parts; part++)
+      for (int64_t j = 0; j < n; j++) acc[j] = Op::combine(acc[j], acc[part * kColumns + j]);
+    finish(at[1], acc, n);
+  }
+}
+
+template <class Op>
+void reduce(const Call& c, bool mean = false) {
+  switch (c.in[0].dtype) {
+    case DType::f32: return reduce_as<Op, float>(c, mean);
+    case DType::f64: return reduce_as<Op, double>(c, mean);
+    case DType::i32: return reduce_as<Op, int32_t>(c, mean);
+    case DType::i64: return reduce_as<Op, int64_t>(c, mean);
+    case DType::b8: return;
+  }
+}
+
+// First index of the largest element; a NaN counts as the largest, as in torch.
+template <class T>
+int64_t index_of_max(const T* p, int64_t stride, int64_t n) {
+  int64_t best = 0;
+  T top = p[0];
+  for (int64_t i = 1; i < n && top == top; i++) {
+    T x = p[i * stride];
+    if (x > top || x != x) top = x, best = i;
+  }
+  return best;
+}
+
+}  // namespace
+
+void sum(const Call& c) { reduce<Sum>(c); }
+void mean(const Call& c) { reduce<Sum>(c, true); }
+void max(const Call& c) { reduce<Max>(c); }
+void min(const Call& c) { reduce<Min>(c); }
+
+void argmax(const Call& c) {
+  int axis = static_cast<int>(c.i(0));
+  View in = c.in[0];
+  int64_t n = in.shape[axis], stride = in.stride[axis];
+  in.shape[axis] = 1;
+  const View* views[] = {c.out, &in};
+  Loop<2> loop = loop_over<2>(views);
+  int64_t outputs = loop.inner() * loop.outer();
+  if (outputs == 0 || n == 0) return;
+  parallel_ranges(c.exec, outputs, n, [&](int64_t begin, int64_t end) {
+    auto o = Odometer<2>::start(loop, loop.rank, begin);
+    for (int64_t i = begin; i < end; i++, o.next())
+      with_type(in.dtype, [&](auto t) {
+        c.out[0].as<int64_t>()[o.at[0]] = index_of_max(in.as<decltype(t)>() + o.at[1], stride, n);
+      });
+  });
+}
+
+}  // namespace needle::NEEDLE_ISA

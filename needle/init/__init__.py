@@ -1,0 +1,114 @@
+"""Tensors filled with constants or random numbers. Random ones draw from numpy's global legacy stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Tensor
+from needle.backend_ndarray import Device
+
+
+def _tensor(array: Any, device: Device | None, dtype: str, requires_grad: bool) -> Tensor:
+    return Tensor(np.asarray(array, dtype=dtype), device=device, dtype=dtype, requires_grad=requires_grad)
+
+
+def rand(
+    *shape: int,
+    low: float = 0.0,
+    high: float = 1.0,
+    device: Device | None = None,
+    dtype: str = "float32",
+    requires_grad: bool = False,
+) -> Tensor:
+    """Uniform in [low, high)."""
+    return _tensor(np.random.rand(*shape) * (high - low) + low, device, dtype, requires_grad)
+
+
+def randn(
+    *shape: int,
+    mean: float = 0.0,
+    std: float = 1.0,
+    device: Device | None = None,
+    dtype: str = "float32",
+    requires_grad: bool = False,
+) -> Tensor:
+    """Normal with the given mean and standard deviation."""
+    return _tensor(np.random.randn(*shape) * std + mean, device, dtype, requires_grad)
+
+
+def randb(
+    *shape: int, p: float = 0.5, device: Device | None = None, dtype: str = "bool", requires_grad: bool = False
+) -> Tensor:
+    """True with probability p."""
+    return _tensor(np.random.rand(*shape) <= p, device, dtype, requires_grad)
+
+
+def constant(
+    *shape: int, c: float = 1.0, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False
+) -> Tensor:
+    return _tensor(np.full(shape, c), device, dtype, requires_grad)
+
+
+def ones(*shape: int, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False) -> Tensor:
+    return constant(*shape, c=1.0, device=device, dtype=dtype, requires_grad=requires_grad)
+
+
+def zeros(*shape: int, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False) -> Tensor:
+    return constant(*shape, c=0.0, device=device, dtype=dtype, requires_grad=requires_grad)
+
+
+def ones_like(t: Tensor, *, device: Device | None = None, requires_grad: bool = False) -> Tensor:
+    return ones(*t.shape, device=device or t.device, dtype=t.dtype, requires_grad=requires_grad)
+
+
+def zeros_like(t: Tensor, *, device: Device | None = None, requires_grad: bool = False) -> Tensor:
+    return zeros(*t.shape, device=device or t.device, dtype=t.dtype, requires_grad=requires_grad)
+
+
+def one_hot(
+    n: int, i: Tensor, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False
+) -> Tensor:
+    """Rows of the n x n identity, one per entry of `i`."""
+    return _tensor(np.eye(n)[i.numpy().astype("int64")], device or i.device, dtype, requires_grad)
+
+
+def _uniform(bound: float, shape: Sequence[int], **kwargs: Any) -> Tensor:
+    return rand(*shape, low=-bound, high=bound, **kwargs)
+
+
+def xavier_uniform(
+    fan_in: int, fan_out: int, gain: float = 1.0, shape: Sequence[int] | None = None, **kwargs: Any
+) -> Tensor:
+    """Uniform in +-gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
+    return _uniform(gain * math.sqrt(6 / (fan_in + fan_out)), shape or (fan_in, fan_out), **kwargs)
+
+
+def xavier_normal(
+    fan_in: int, fan_out: int, gain: float = 1.0, shape: Sequence[int] | None = None, **kwargs: Any
+) -> Tensor:
+    """Normal with standard deviation gain sqrt(2 / (fan_in + fan_out))."""
+    return randn(*(shape or (fan_in, fan_out)), std=gain * math.sqrt(2 / (fan_in + fan_out)), **kwargs)
+
+
+def _relu_gain(nonlinearity: str) -> float:
+    if nonlinearity != "relu":
+        raise ValueError(f"[kaiming] nonlinearity expects relu, got {nonlinearity}.")
+    return math.sqrt(2.0)
+
+
+def kaiming_uniform(
+    fan_in: int, fan_out: int, shape: Sequence[int] | None = None, nonlinearity: str = "relu", **kwargs: Any
+) -> Tensor:
+    """Uniform in +-sqrt(2) sqrt(3 / fan_in) (He et al., 2015); with `shape` the bound still uses fan_in."""
+    return _uniform(_relu_gain(nonlinearity) * math.sqrt(3 / fan_in), shape or (fan_in, fan_out), **kwargs)
+
+
+def kaiming_normal(
+    fan_in: int, fan_out: int, shape: Sequence[int] | None = None, nonlinearity: str = "relu", **kwargs: Any
+) -> Tensor:
+    """Normal with standard deviation sqrt(2 / fan_in)."""
+    return randn(*(shape or (fan_in, fan_out)), std=_relu_gain(nonlinearity) / math.sqrt(fan_in), **kwargs)

@@ -1,0 +1,3 @@
+"""The course's import path for the basic layers."""
+
+from . import *  # noqa: F403

@@ -1,0 +1,73 @@
+"""Batch norm folded into the weights before it: one pair of ops, used by the executor and by the fused layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, op
+from needle.backend_ndarray import NDArray
+
+
+def fold_batch_norm(
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    mean: np.ndarray,
+    var: np.ndarray,
+    gamma: np.ndarray,
+    beta: np.ndarray,
+    eps: float,
+    axis: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(weight, bias) of the layer that equals layer + batch norm. `axis`: the weight's output channels.
+
+    Computed in float64 and returned in the weight's dtype: gamma / sqrt(var + eps) would lose digits in float32.
+    """
+    w, m, v, g, b = (a.astype("float64") for a in (weight, mean, var, gamma, beta))
+    scale = g / np.sqrt(v + eps)
+    shape = [1] * w.ndim
+    shape[axis] = -1
+    if w.shape[axis] != len(scale):  # grouped transposed convolution: (I, O / groups, ...), groups along the first axis
+        groups = len(scale) // w.shape[axis]
+        grouped = w.reshape(groups, -1, *w.shape[1:])
+        folded = (grouped * scale.reshape(groups, 1, -1, *[1] * (w.ndim - 2))).reshape(w.shape)
+    else:
+        folded = w * scale.reshape(shape)
+    shift = (0 if bias is None else bias.reshape(-1).astype("float64")) - m
+    return folded.astype(weight.dtype), (shift * scale + b).astype(weight.dtype)
+
+
+class Folded(Op):
+    """Inputs weight, mean, var, gamma, beta, and the layer's bias if it has one."""
+
+    eps: float
+    axis: int
+    index = 0
+
+    def infer(self, weight: Any, mean: Any, *_: Any) -> Spec:
+        return Spec(tuple(weight.shape) if self.index == 0 else tuple(mean.shape), weight.dtype)
+
+    def reference(self, weight: np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        mean, var, gamma, beta, *bias = rest
+        return fold_batch_norm(weight, bias[0] if bias else None, mean, var, gamma, beta, self.eps, self.axis)[self.index]
+
+    def compute(self, *arrays: NDArray) -> NDArray:
+        return NDArray(self.reference(*(a.numpy() for a in arrays)))
+
+
+@op
+class FoldedWeight(Folded):
+    """The weight with the batch norm's scale in it."""
+
+    eps: float
+    axis: int = 0
+
+
+@op
+class FoldedBias(Folded):
+    """The bias with the batch norm's shift in it."""
+
+    eps: float
+    axis: int = 0
+    index = 1

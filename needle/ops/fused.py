@@ -1,0 +1,340 @@
+"""Ops that stand for several. Each carries its unfused form in `decompose`; in training mode that form is what runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import NDArray, call
+
+from .activation import ACTIVATIONS, ActivationGrad, activation_code, apply_activation
+from .common import pair
+from .conv import Conv2d, ConvOp, Padding, conv2d_kernel, full_padding, lower_conv2d
+from .fold import FoldedBias, FoldedWeight
+from .linalg import Linear, linear, lower_linear
+from .norm import BatchNorm, batch_norm
+
+
+def act_reference(name: str, alpha: float, x: np.ndarray) -> np.ndarray:
+    if name == "none":
+        return x
+    cls = ACTIVATIONS[name]
+    return (cls(alpha) if cls.has_alpha else cls()).reference(x)
+
+
+@op
+class FusedLinearActivation(Op):
+    """activation(x W^T + b); inputs x, weight, [bias]. Gradient from the stored output where the activation allows it."""
+
+    activation: str = "relu"
+    alpha: float = 0.0
+    layout_of_weight: str = "torch"
+
+    @property
+    def label(self) -> str:
+        return f"linear_{self.activation}"
+
+    def infer(self, *inputs: Any) -> Spec:
+        return Linear(self.layout_of_weight).infer(*inputs)
+
+    def compute(self, x: NDArray, weight: NDArray, *bias: NDArray) -> NDArray:
+        return Linear(self.layout_of_weight).kernel_call(x, weight, *bias, activation=activation_code(self.activation), alpha=self.alpha)
+
+    def reference(self, *arrays: np.ndarray) -> np.ndarray:
+        return act_reference(self.activation, self.alpha, Linear(self.layout_of_weight).reference(*arrays))
+
+    def decompose(self, *inputs: Tensor) -> Tensor:
+        return apply_activation(self.activation, linear(*inputs, layout=self.layout_of_weight), self.alpha)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        cls = ACTIVATIONS[self.activation]
+        before = node if cls.from_output else linear(*node.inputs, layout=self.layout_of_weight)
+        grad = ActivationGrad(self.activation, self.alpha if cls.has_alpha else None)(before, out_grad)
+        return Linear(self.layout_of_weight).gradient(grad, node)
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        lower_linear(builder, self.layout_of_weight, inputs, out, activation_code(self.activation), self.alpha)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"activation": a}, [(5, 7), (33, 7), (33,)]) for a in ("relu", "sigmoid", "gelu")]
+
+
+@op
+class FusedConv2dActivation(ConvOp):
+    """activation(conv2d(x, w) + bias + residual); inputs x, w, [bias], [residual]."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: Padding = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    activation: str = "relu"
+    alpha: float = 0.0
+    has_bias: bool = False
+    has_residual: bool = False
+
+    @property
+    def conv(self) -> Conv2d:
+        return Conv2d(self.stride, self.padding, self.dilation, self.groups)
+
+    def split(self, inputs: Any) -> tuple[Any, Any, Any, Any]:
+        """x, weight, bias or None, residual or None."""
+        x, w, *rest = inputs
+        bias = rest.pop(0) if self.has_bias else None
+        return x, w, bias, rest[0] if self.has_residual else None
+
+    def is_weight(self, index: int) -> bool:
+        return 0 < index < 2 + self.has_bias
+
+    def infer(self, *inputs: Any) -> Spec:
+        x, w, bias, residual = self.split(inputs)
+        out = self.conv.infer(x, w, bias)
+        if residual is not None and tuple(residual.shape) != out.shape:
+            raise ValueError(f"[{self.label}] residual expects shape {out.shape}, got {tuple(residual.shape)}.")
+        return out
+
+    def compute(self, *inputs: NDArray) -> NDArray:
+        x, w, bias, residual = self.split(inputs)
+        if residual is None:
+            return conv2d_kernel(self.conv, x, w, bias, activation_code(self.activation), self.alpha)
+        out = conv2d_kernel(self.conv, x, w, bias)
+        call("add", [out], [out, residual])
+        if self.activation != "none":
+            cls = ACTIVATIONS[self.activation]
+            call(self.activation, [out], [out], *((self.alpha,) if cls.has_alpha else ()))
+        return out
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, w, bias, residual = self.split(inputs)
+        y = self.conv.reference(x, w, bias)
+        return act_reference(self.activation, self.alpha, y if residual is None else y + residual)
+
+    def decompose(self, *inputs: Tensor) -> Tensor:
+        x, w, bias, residual = self.split(inputs)
+        y = self.conv(x, w) if bias is None else self.conv(x, w, bias)
+        return apply_activation(self.activation, y if residual is None else y + residual, self.alpha)
+
+    def halo(self, index: int, out: Spec, *inputs: Spec) -> tuple[int, int, int, int]:
+        return self.conv.halo(index, out, *inputs[:2])
+
+    def reads_narrow_blocks(self, *inputs: Spec) -> bool:
+        return self.groups == 1
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        x, w, bias, residual = self.split(inputs)
+        lower_conv2d(builder, self, x, w, bias, out, residual, activation_code(self.activation), self.alpha)
+
+    @classmethod
+    def samples(cls) -> list:
+        base = {"padding": (1, 1, 1, 1), "has_bias": True}
+        return [
+            (base, [(2, 5, 7, 6), (17, 5, 3, 3), (17,)]),
+            ({**base, "has_residual": True, "activation": "silu"}, [(1, 4, 5, 5), (4, 4, 3, 3), (4,), (1, 4, 5, 5)]),
+            ({"activation": "none", "has_residual": True}, [(1, 4, 5, 5), (3, 4, 1, 1), (1, 3, 5, 5)]),
+        ]
+
+
+@op
+class FusedConvBatchNorm2d(ConvOp):
+    """activation(batch_norm(conv2d(x, w)) + residual).
+
+    Inputs x, w, [conv bias], bn weight, bn bias, running mean, running variance, [residual].
+    """
+
+    stride: tuple[int, int] = (1, 1)
+    padding: Padding = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    eps: float = 1e-5
+    momentum: float = 0.1
+    training: Any = False  # a bool, or a Mode that follows the batch norm's module
+    unbiased: bool = False
+    activation: str = "none"
+    alpha: float = 0.0
+    has_bias: bool = False
+    has_residual: bool = False
+
+    def must_decompose(self) -> bool:
+        return bool(self.training)
+
+    @property
+    def conv(self) -> Conv2d:
+        return Conv2d(self.stride, self.padding, self.dilation, self.groups)
+
+    def split(self, inputs: Any) -> tuple[Any, Any, Any, list[Any], Any]:
+        """x, weight, bias or None, [gamma, beta, mean, var], residual or None."""
+        x, w, *rest = inputs
+        bias = rest.pop(0) if self.has_bias else None
+        return x, w, bias, rest[:4], rest[4] if self.has_residual else None
+
+    def folded(self, inputs: Any) -> tuple[FusedConv2dActivation, FoldedWeight, FoldedBias, list[Any], list[Any]]:
+        """The convolution with the batch norm in its weights: op, the two folds, their inputs, and [x, residual?]."""
+        x, w, bias, (gamma, beta, mean, var), residual = self.split(inputs)
+        conv = FusedConv2dActivation(
+            self.stride, self.padding, self.dilation, self.groups, self.activation, self.alpha, True, self.has_residual
+        )
+        parts = [w, mean, var, gamma, beta] + ([] if bias is None else [bias])
+        return conv, FoldedWeight(self.eps), FoldedBias(self.eps), parts, [x] + ([] if residual is None else [residual])
+
+    def infer(self, *inputs: Any) -> Spec:
+        x, w, bias, vectors, residual = self.split(inputs)
+        out = self.conv.infer(x, w, bias)
+        BatchNorm(self.eps).infer(out, vectors[2], vectors[3], vectors[0], vectors[1])
+        if residual is not None and tuple(residual.shape) != out.shape:
+            raise ValueError(f"[{self.label}] residual expects shape {out.shape}, got {tuple(residual.shape)}.")
+        return out
+
+    def compute(self, *inputs: NDArray) -> NDArray:
+        conv, weight, bias, parts, (x, *residual) = self.folded(inputs)
+        return conv.compute(x, weight.compute(*parts), bias.compute(*parts), *residual)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, w, bias, (gamma, beta, mean, var), residual = self.split(inputs)
+        y = BatchNorm(self.eps).reference(self.conv.reference(x, w, bias), mean, var, gamma, beta)
+        return act_reference(self.activation, self.alpha, y if residual is None else y + residual)
+
+    def decompose(self, *inputs: Tensor) -> Tensor:
+        x, w, bias, (gamma, beta, mean, var), residual = self.split(inputs)
+        y = self.conv(x, w) if bias is None else self.conv(x, w, bias)
+        y = batch_norm(y, mean, var, gamma, beta, self.training, self.momentum, self.eps, self.unbiased)
+        return apply_activation(self.activation, y if residual is None else y + residual, self.alpha)
+
+    @classmethod
+    def samples(cls) -> list:
+        v = [(6,), (6,), (6,), "positive (6,)"]
+        return [
+            ({"activation": "relu", "padding": (1, 1, 1, 1)}, [(2, 3, 5, 6), (6, 3, 3, 3), *v]),
+            ({"has_bias": True, "has_residual": True}, [(1, 3, 5, 6), (6, 3, 1, 1), (6,), *v, (1, 6, 5, 6)]),
+        ]
+
+
+@op
+class FusedLinearBatchNorm(Op):
+    """activation(batch_norm(x W^T + b)); inputs x, weight (out, in), [bias], bn weight, bn bias, running mean, running variance."""
+
+    eps: float = 1e-5
+    momentum: float = 0.1
+    training: Any = False
+    unbiased: bool = False
+    activation: str = "none"
+    alpha: float = 0.0
+    has_bias: bool = False
+
+    def must_decompose(self) -> bool:
+        return bool(self.training)
+
+    def folded(self, inputs: Any) -> tuple[Op, FoldedWeight, FoldedBias, list[Any], list[Any]]:
+        x, w, *rest = inputs
+        bias = [rest.pop(0)] if self.has_bias else []
+        gamma, beta, mean, var = rest
+        linear_op = FusedLinearActivation(self.activation, self.alpha) if self.activation != "none" else Linear("torch")
+        return linear_op, FoldedWeight(self.eps), FoldedBias(self.eps), [w, mean, var, gamma, beta, *bias], [x]
+
+    def infer(self, x: Any, w: Any, *rest: Any) -> Spec:
+        return Linear("torch").infer(x, w)
+
+    def compute(self, *inputs: NDArray) -> NDArray:
+        linear_op, weight, bias, parts, (x,) = self.folded(inputs)
+        return linear_op.compute(x, weight.compute(*parts), bias.compute(*parts))
+
+    def reference(self, x: np.ndarray, w: np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        bias = rest[:1] if self.has_bias else ()
+        gamma, beta, mean, var = rest[len(bias) :]
+        y = BatchNorm(self.eps).reference(Linear("torch").reference(x, w, *bias), mean, var, gamma, beta)
+        return act_reference(self.activation, self.alpha, y)
+
+    def decompose(self, x: Tensor, w: Tensor, *rest: Tensor) -> Tensor:
+        bias = rest[0] if self.has_bias else None
+        gamma, beta, mean, var = rest[1:] if self.has_bias else rest
+        y = batch_norm(linear(x, w, bias, layout="torch"), mean, var, gamma, beta, self.training, self.momentum, self.eps, self.unbiased)
+        return apply_activation(self.activation, y, self.alpha)
+
+    @classmethod
+    def samples(cls) -> list:
+        v = [(6,), (6,), (6,), "positive (6,)"]
+        return [({"activation": "relu", "has_bias": True}, [(4, 3), (6, 3), (6,), *v])]
+
+
+def fused_linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None, layout: str = "torch") -> Tensor:
+    """relu(x W^T + b); weight (out, in), or (in, out) with layout="needle"."""
+    fused = FusedLinearActivation("relu", 0.0, layout)
+    return fused(x, weight) if bias is None else fused(x, weight, bias)
+
+
+def fused_linear_batchnorm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: Any = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    activation: str = "none",
+    unbiased: bool = False,
+) -> Tensor:
+    """batch_norm(x W^T + b) with an activation; x (N, in), weight (out, in)."""
+    fused = FusedLinearBatchNorm(eps, momentum, training, unbiased, activation, 0.0, bias is not None)
+    return fused(x, weight, *([] if bias is None else [bias]), gamma, beta, running_mean, running_var)
+
+
+def fused_linear_batchnorm_relu(*args: Any, **kwargs: Any) -> Tensor:
+    """relu(batch_norm(x W^T + b)); arguments as fused_linear_batchnorm."""
+    return fused_linear_batchnorm(*args, activation="relu", **kwargs)
+
+
+def fused_conv_batchnorm2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    training: Any = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    activation: str = "none",
+    residual: Tensor | None = None,
+    unbiased: bool = False,
+) -> Tensor:
+    """activation(batch_norm(conv2d(x)) + residual), NCHW; in training it updates the running statistics."""
+    stride, dilation = pair(stride), pair(dilation)
+    full = full_padding(padding, weight.shape[2:], stride, dilation)
+    fused = FusedConvBatchNorm2d(
+        stride, full, dilation, groups, eps, momentum, training, unbiased, activation, 0.0, bias is not None, residual is not None
+    )
+    extra = [] if bias is None else [bias]
+    return fused(x, weight, *extra, gamma, beta, running_mean, running_var, *([] if residual is None else [residual]))
+
+
+def fused_conv_batchnorm2d_relu(*args: Any, **kwargs: Any) -> Tensor:
+    """relu(batch_norm(conv2d(x))); arguments as fused_conv_batchnorm2d."""
+    return fused_conv_batchnorm2d(*args, activation="relu", **kwargs)
+
+
+def fused_conv2d_relu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """relu(conv2d(x) + residual)."""
+    stride, dilation = pair(stride), pair(dilation)
+    full = full_padding(padding, weight.shape[2:], stride, dilation)
+    fused = FusedConv2dActivation(stride, full, dilation, groups, "relu", 0.0, bias is not None, residual is not None)
+    return fused(x, weight, *([] if bias is None else [bias]), *([] if residual is None else [residual]))
+
+

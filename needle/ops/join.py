@@ -1,0 +1,272 @@
+"""Ops on several tensors: concat, stack, split, tuples; and dilation, the course's interleaving with zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, TensorTuple, op, tensor_method
+from needle.backend_ndarray import NDArray
+
+from .common import cast_array, check_axis, promote
+from .elementwise import add
+from .shape import ScatterItem, encode_index, getitem
+
+
+def along(axis: int, ndim: int, item: Any) -> tuple:
+    """Index that applies `item` to one axis."""
+    return (*(slice(None),) * (axis % ndim), item)
+
+
+@op
+class Concat(Op):
+    """Tensors one after another along an axis."""
+
+    axis: int = 0
+
+    def infer(self, *xs: Any) -> Any:
+        if not xs:
+            raise ValueError("[concat] expects at least one tensor, got none.")
+        axis, first = check_axis("concat", self.axis, xs[0].shape), tuple(xs[0].shape)
+        dtype = str(xs[0].dtype)
+        for x in xs[1:]:
+            shape = tuple(x.shape)
+            if len(shape) != len(first) or shape[:axis] + shape[axis + 1 :] != first[:axis] + first[axis + 1 :]:
+                raise ValueError(f"[concat] shapes {first} and {shape} differ outside axis {self.axis}.")
+            dtype = promote(dtype, str(x.dtype))
+        return Spec((*first[:axis], sum(x.shape[axis] for x in xs), *first[axis + 1 :]), dtype)
+
+    def compute(self, *xs: NDArray) -> Any:
+        out = NDArray.empty(*self.infer(*xs))
+        start = 0
+        for x in xs:
+            size = x.shape[self.axis]
+            out[along(self.axis, x.ndim, slice(start, start + size))] = x
+            start += size
+        return out
+
+    def reference(self, *xs: np.ndarray) -> Any:
+        dtype = self.infer(*xs).dtype
+        return np.concatenate([cast_array(x, dtype) for x in xs], axis=self.axis)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        grads, start = [], 0
+        for x in node.inputs:
+            size = x.shape[self.axis]
+            grads.append(getitem(out_grad, along(self.axis, x.ndim, slice(start, start + size))))
+            start += size
+        return tuple(grads)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": 1}, [(2, 3, 4), (2, 1, 4), (2, 5, 4)]), ({"axis": -1}, [(2, 3), (2, 2)])]
+
+
+def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    return Concat(axis)(*tensors)
+
+
+cat = concat
+
+
+@op
+class Stack(Op):
+    """Tensors of one shape along a new axis."""
+
+    axis: int = 0
+
+    def infer(self, *xs: Any) -> Any:
+        if not xs:
+            raise ValueError("[stack] expects at least one tensor, got none.")
+        shape = tuple(xs[0].shape)
+        for x in xs:
+            if tuple(x.shape) != shape:
+                raise ValueError(f"[stack] shapes {shape} and {tuple(x.shape)} differ.")
+        axis = check_axis("stack", self.axis, (*shape, 1))
+        return Spec((*shape[:axis], len(xs), *shape[axis:]), str(xs[0].dtype))
+
+    def compute(self, *xs: NDArray) -> Any:
+        spec = self.infer(*xs)
+        out = NDArray.empty(*spec)
+        for i, x in enumerate(xs):
+            out[along(self.axis, spec.ndim, i)] = x
+        return out
+
+    def reference(self, *xs: np.ndarray) -> Any:
+        return np.stack(xs, axis=self.axis)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return split(out_grad, self.axis)
+
+    def gradient_as_tuple(self, out_grad: Any, node: Tensor) -> tuple[Any, ...]:
+        return tuple(self.gradient(out_grad, node))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": 1}, [(2, 3)] * 3), ({"axis": -1}, [(2, 3)] * 2)]
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    return Stack(axis)(*tensors)
+
+
+class TupleOp(Op):
+    """An op whose result is a TensorTuple, of one tensor, too."""
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        out = Op.__call__(self, *inputs)
+        if isinstance(out, Tensor) and not isinstance(out, TensorTuple) and out.recorder is None:
+            out = TensorTuple._from_data(out.cached_data, out.op, out.inputs)
+        return (out,) if isinstance(out, Tensor) and out.recorder is not None else out
+
+
+@op
+class Split(TupleOp):
+    """The slices along an axis, without that axis: the inverse of Stack."""
+
+    axis: int
+    parts: int
+
+    n_out = property(lambda self: self.parts)  # type: ignore[assignment]
+
+    def infer(self, x: Any) -> Any:
+        axis = check_axis("split", self.axis, x.shape)
+        if x.shape[axis] != self.parts:
+            raise ValueError(f"[split] axis {self.axis} expects size {self.parts}, got {x.shape[axis]}.")
+        spec = Spec((*x.shape[:axis], *x.shape[axis + 1 :]), str(x.dtype))
+        return spec if self.parts == 1 else (spec,) * self.parts
+
+    def compute(self, x: NDArray) -> Any:
+        return tuple(x[along(self.axis, x.ndim, i)] for i in range(self.parts))
+
+    def reference(self, x: np.ndarray) -> Any:
+        return self.compute(x)
+
+    def gradient(self, out_grad: Any, node: Tensor) -> Any:
+        return stack(list(out_grad), self.axis)
+
+
+def split(a: Tensor, axis: int) -> Any:
+    """TensorTuple of the slices of a along an axis, that axis removed."""
+    return Split(axis, int(a.shape[axis]))(a)
+
+
+def split_sizes(a: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+    """torch.split: pieces of the given sizes, or of one size (the last may be smaller), that keep the axis."""
+    if isinstance(sizes, int):
+        total = int(a.shape[axis])
+        sizes = [min(sizes, total - i) for i in range(0, total, sizes)]
+    lead = (Ellipsis,) if axis < 0 else (slice(None),) * axis
+    tail = (slice(None),) * (-axis - 1) if axis < 0 else ()
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(getitem(a, (*lead, slice(start, start + size), *tail)))
+        start += size
+    return tuple(pieces)
+
+
+@tensor_method()
+def chunk(a: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
+    """At most `chunks` pieces of equal size along an axis; the last may be smaller."""
+    return split_sizes(a, -(-int(a.shape[axis]) // chunks), axis)
+
+
+# -- tuples --------------------------------------------------------------------------------------------------------------
+
+
+class PartialTuple(TensorTuple):
+    """Gradient of a TensorTuple of which only some items are known; the others are zero."""
+
+    def __init__(self, like: Tensor, items: dict[int, Tensor]) -> None:
+        self.like, self.items = like, items
+        self._init(None, None, (), any(t.requires_grad for t in items.values()))
+
+    def __len__(self) -> int:
+        return len(self.like)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index in self.items:
+            return self.items[index]
+        from needle.init import zeros
+
+        a = self.like.cached_data[index]
+        return zeros(*a.shape, device=self.like[index].device, dtype=str(a.dtype))
+
+    def __add__(self, other: Any) -> PartialTuple:
+        items = dict(self.items)
+        for i in other.items if isinstance(other, PartialTuple) else range(len(other)):
+            items[i] = add(items[i], other[i]) if i in items else other[i]
+        return PartialTuple(self.like, items)
+
+
+@op
+class TupleGetItem(Op):
+    """Item `index` of a TensorTuple."""
+
+    index: int
+
+    def infer(self, t: Any) -> Any:
+        if isinstance(t, TensorTuple):
+            a = t.cached_data[self.index]
+            return Spec(tuple(a.shape), str(a.dtype))
+        return t[self.index]
+
+    def compute(self, items: Any) -> Any:
+        return items[self.index]
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return PartialTuple(node.inputs[0], {self.index: out_grad})
+
+
+def tuple_get_item(value: TensorTuple, index: int) -> Tensor:
+    index = range(len(value))[index]
+    if value.op is not None and isinstance(value.op, MakeTuple):
+        return value.inputs[index]
+    return TupleGetItem(index)(value)
+
+
+@op
+class MakeTuple(TupleOp):
+    """Several tensors as a TensorTuple."""
+
+    parts: int
+
+    n_out = property(lambda self: self.parts)  # type: ignore[assignment]
+
+    def infer(self, *xs: Any) -> Any:
+        return tuple(Spec(tuple(x.shape), str(x.dtype)) for x in xs)
+
+    def compute(self, *xs: Any) -> Any:
+        return xs
+
+    reference = compute
+
+    def gradient(self, out_grad: Any, node: Tensor) -> Any:
+        return tuple(out_grad[i] for i in range(self.parts))
+
+
+def make_tuple(*tensors: Tensor) -> Any:
+    return MakeTuple(len(tensors))(*tensors)
+
+
+# -- dilation ------------------------------------------------------------------------------------------------------------
+
+
+def dilate(a: Tensor, axes: Any, dilation: int) -> Tensor:
+    """`dilation` zeros after every element along the axes; axes that a has not are ignored."""
+    axes = [x for x in ((axes,) if isinstance(axes, int) else axes) if x < a.ndim]
+    shape = tuple(s * (dilation + 1) if i in axes else s for i, s in enumerate(a.shape))
+    return ScatterItem(dilated_index(a.ndim, axes, dilation), shape)(a)
+
+
+def undilate(a: Tensor, axes: Any, dilation: int) -> Tensor:
+    """The elements that `dilate` spread out."""
+    axes = (axes,) if isinstance(axes, int) else axes
+    index = [slice(None, None, dilation + 1 if i in axes else 1) for i in range(a.ndim)]
+    return getitem(a, tuple(index))
+
+
+def dilated_index(ndim: int, axes: Sequence[int], dilation: int) -> tuple:
+    return encode_index(tuple(slice(None, None, dilation + 1 if i in axes else 1) for i in range(ndim)))

@@ -1,0 +1,430 @@
+"""Ops that only rearrange: reshape, transpose, broadcast, indexing, padding, flipping."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Deferred, Op, Spec, Tensor, op, tensor_method
+from needle.backend_ndarray import NDArray
+from needle.backend_ndarray.ndarray import resolve_shape
+
+from .common import as_axes, check_axes, check_axis, unbroadcast
+
+
+def as_shape(shape: tuple) -> tuple:
+    """A shape given as one sequence or as several numbers."""
+    return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else tuple(shape)
+
+
+@op
+class Reshape(Op):
+    """The same elements in another shape; one entry of `shape` may be -1."""
+
+    shape: tuple
+
+    def infer(self, x: Any) -> Any:
+        return Spec(resolve_shape(self.shape, x.shape), x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        return x.reshape(self.shape)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.reshape(self.shape)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return reshape(out_grad, node.inputs[0].shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"shape": (5, -1)}, [(4, 10)]), ({"shape": ()}, [(1, 1)])]
+
+
+@tensor_method("reshape", "view")
+def reshape(a: Tensor, *args: Any, shape: Any = None) -> Tensor:
+    """a with another shape: reshape(a, (2, -1)), reshape(a, 2, -1) or reshape(a, shape=(2, -1))."""
+    return Reshape(as_shape(args) if shape is None else tuple(shape))(a)
+
+
+view = reshape
+
+
+@op
+class Flatten(Op):
+    """Axes start_dim to end_dim as one."""
+
+    start_dim: int = 0
+    end_dim: int = -1
+
+    def infer(self, x: Any) -> Any:
+        if not x.shape:
+            return Spec((1,), x.dtype)
+        first, last = check_axis("flatten", self.start_dim, x.shape), check_axis("flatten", self.end_dim, x.shape)
+        if first > last:
+            raise ValueError(f"[flatten] start_dim {self.start_dim} comes after end_dim {self.end_dim}.")
+        flat = int(np.prod(x.shape[first : last + 1]))
+        return Spec((*x.shape[:first], flat, *x.shape[last + 1 :]), x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        return x.reshape(self.infer(x).shape)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.reshape(self.infer(x).shape)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return reshape(out_grad, node.inputs[0].shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"start_dim": 1, "end_dim": -1}, [(2, 3, 4)]), ({}, [(2, 3)])]
+
+
+@tensor_method()
+def flatten(a: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    return Flatten(start_dim, end_dim)(a)
+
+
+@op
+class Permute(Op):
+    """Axes in another order."""
+
+    axes: tuple
+
+    def _order(self, x: Any) -> tuple[int, ...]:
+        order = tuple(check_axis("permute", a, x.shape) for a in self.axes)
+        if sorted(order) != list(range(len(x.shape))):
+            raise ValueError(f"[permute] axes {self.axes} are no permutation of the axes of shape {tuple(x.shape)}.")
+        return order
+
+    def infer(self, x: Any) -> Any:
+        return Spec(tuple(x.shape[a] for a in self._order(x)), x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        return x.permute(self._order(x))
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.transpose(self.axes)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return permute(out_grad, tuple(int(i) for i in np.argsort(self._order(node.inputs[0]))))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axes": (2, 0, -2)}, [(2, 3, 4)])]
+
+
+@tensor_method()
+def permute(a: Tensor, *axes: Any) -> Tensor:
+    return Permute(as_shape(axes))(a)
+
+
+@op
+class Transpose(Op):
+    """Two axes exchanged; None: the last two."""
+
+    axes: Any = None
+
+    def _pair(self, x: Any) -> tuple[int, int]:
+        a, b = (-1, -2) if self.axes is None else self.axes
+        return check_axis("transpose", a, x.shape), check_axis("transpose", b, x.shape)
+
+    def infer(self, x: Any) -> Any:
+        shape, (a, b) = list(x.shape), self._pair(x)
+        shape[a], shape[b] = shape[b], shape[a]
+        return Spec(tuple(shape), x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        order, (a, b) = list(range(x.ndim)), self._pair(x)
+        order[a], order[b] = b, a
+        return x.permute(order)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.swapaxes(*self._pair(x))
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return transpose(out_grad, self.axes)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(2, 3, 4)]), ({"axes": (0, 2)}, [(2, 3, 4)])]
+
+
+@tensor_method()
+def transpose(a: Tensor, axes: Any = None, other: int | None = None) -> Tensor:
+    """a with two axes exchanged: transpose(a, (0, 1)) or transpose(a, 0, 1); by default the last two."""
+    return Transpose((axes, other) if other is not None else as_axes(axes))(a)
+
+
+@op
+class BroadcastTo(Op):
+    """Axes of size 1 stretched and leading axes added, as numpy does; -1 keeps a size."""
+
+    shape: tuple
+
+    def infer(self, x: Any) -> Any:
+        lead = len(self.shape) - len(x.shape)
+        shape = tuple(x.shape[i - lead] if s == -1 and i >= lead else int(s) for i, s in enumerate(self.shape))
+        if lead < 0 or any(a not in (1, b) for a, b in zip(x.shape, shape[lead:], strict=True)):
+            raise ValueError(f"[broadcast_to] shape {tuple(x.shape)} does not broadcast to {shape}.")
+        return Spec(shape, x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        return x.broadcast_to(self.infer(x).shape)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return np.broadcast_to(x, self.infer(x).shape)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return unbroadcast(out_grad, node.inputs[0].shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"shape": (4, 3, 5)}, [(3, 1)]), ({"shape": (-1, 5)}, [(3, 1)])]
+
+
+@tensor_method("broadcast_to", "expand")
+def broadcast_to(a: Tensor, *args: Any, shape: Any = None) -> Tensor:
+    return BroadcastTo(as_shape(args) if shape is None else tuple(shape))(a)
+
+
+# -- indexing ------------------------------------------------------------------------------------------------------------
+
+
+def encode_index(index: Any) -> tuple:
+    """A basic index as an attribute: numbers, None, "..." and (start, stop, step) tuples, which may hold Dims."""
+    items = []
+    for i in index if isinstance(index, tuple) else (index,):
+        if isinstance(i, slice):
+            items.append((i.start, i.stop, i.step))
+        elif i is Ellipsis:
+            items.append("...")
+        elif i is None or isinstance(i, Deferred):
+            items.append(i)
+        elif hasattr(i, "__index__") and not isinstance(i, bool):
+            items.append(operator.index(i))
+        else:
+            raise TypeError(f"[getitem] expects integers, slices, None and ..., got {type(i).__name__}.")
+    return tuple(items)
+
+
+def decode_index(index: tuple) -> tuple:
+    return tuple(slice(*i) if isinstance(i, tuple) else Ellipsis if isinstance(i, str) else i for i in index)
+
+
+def indexed_shape(shape: tuple[int, ...], index: tuple) -> tuple[int, ...]:
+    """Shape of x[index], found on an array without memory."""
+    try:
+        return np.broadcast_to(np.empty((), "bool"), shape)[decode_index(index)].shape
+    except IndexError as e:
+        raise IndexError(f"[getitem] {e}, for shape {tuple(shape)}.") from None
+
+
+
+@op
+class GetItem(Op):
+    """x[index] for a basic index, in the form of `encode_index`."""
+
+    index: tuple
+
+    def infer(self, x: Any) -> Any:
+        return Spec(indexed_shape(tuple(x.shape), self.index), x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        return x[decode_index(self.index)]
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x[decode_index(self.index)]
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return ScatterItem(self.index, tuple(node.inputs[0].shape))(out_grad)
+
+    @classmethod
+    def samples(cls) -> list:
+        cases = [(slice(1, 4, 2), Ellipsis, 2), (None, -1), (Ellipsis, slice(None, 2)), (slice(None, None, 3), None, 1)]
+        return [({"index": encode_index(c)}, [(5, 3, 4)]) for c in cases]
+
+
+@tensor_method("getitem", "__getitem__")
+def getitem(a: Tensor, index: Any) -> Tensor:
+    """a[index] with integers, slices, None and ...; sizes in it may be symbolic."""
+    return GetItem(encode_index(index))(a)
+
+
+@op
+class ScatterItem(Op):
+    """Zeros of `shape` with x at [index]: the gradient of GetItem."""
+
+    index: tuple
+    shape: tuple
+
+    def infer(self, x: Any) -> Any:
+        want = indexed_shape(self.shape, self.index)
+        if tuple(x.shape) != want:
+            raise ValueError(f"[scatter_item] expects shape {want}, got {tuple(x.shape)}.")
+        return Spec(self.shape, x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        out = NDArray.empty(self.shape, x.dtype)
+        out.fill(0.0)
+        out[decode_index(self.index)] = x
+        return out
+
+    def reference(self, x: np.ndarray) -> Any:
+        out = np.zeros(self.shape, x.dtype)
+        out[decode_index(self.index)] = x
+        return out
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return GetItem(self.index)(out_grad)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"index": ((1, 4, 2), "...", 2), "shape": (5, 3, 4)}, [(2, 3)])]
+
+
+@op
+class Pad(Op):
+    """A constant around the last axes: `pads` holds (before, after) for each of them; negative ones crop."""
+
+    pads: tuple
+    value: Any = 0.0
+
+    def _all(self, x: Any) -> list[tuple[int, int]]:
+        lead = len(x.shape) - len(self.pads)
+        if lead < 0:
+            raise ValueError(f"[pad] {len(self.pads)} pairs are too many for shape {tuple(x.shape)}.")
+        return [(0, 0)] * lead + [(int(l), int(r)) for l, r in self.pads]  # noqa: E741
+
+    def infer(self, x: Any) -> Any:
+        shape = tuple(s + before + after for s, (before, after) in zip(x.shape, self._all(x), strict=True))
+        if any(s < 0 for s in shape):
+            raise ValueError(f"[pad] pads {self.pads} crop more than shape {tuple(x.shape)} has.")
+        return Spec(shape, x.dtype)
+
+    def _regions(self, x: Any) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """Where the kept part lies in the output and in the input."""
+        target, source = [], []
+        for size, (before, after) in zip(x.shape, self._all(x), strict=True):
+            start, stop = max(0, -before), size - max(0, -after)
+            source.append(slice(start, max(start, stop)))
+            target.append(slice(start + before, max(start, stop) + before))
+        return tuple(target), tuple(source)
+
+    def compute(self, x: NDArray) -> Any:
+        out = NDArray.empty(self.infer(x).shape, x.dtype)
+        out.fill(float(self.value))
+        target, source = self._regions(x)
+        out[target] = x[source]
+        return out
+
+    def reference(self, x: np.ndarray) -> Any:
+        out = np.full(self.infer(x).shape, self.value, x.dtype)
+        target, source = self._regions(x)
+        out[target] = x[source]
+        return out
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return Pad(tuple((-l, -r) for l, r in self.pads))(out_grad)  # noqa: E741
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"pads": ((1, 2), (0, 3)), "value": 0.5}, [(2, 3, 4)]), ({"pads": ((-1, 2),)}, [(2, 4)])]
+
+
+def pad(a: Tensor, pad: Any, mode: str = "constant", value: float | None = 0.0) -> Tensor:
+    """torch's order: (left, right, top, bottom, ...), from the last axis backwards. Entries may be symbolic or negative."""
+    if mode != "constant":
+        raise ValueError(f"[pad] mode expects constant, got {mode}.")
+    if len(pad) % 2:
+        raise ValueError(f"[pad] expects an even number of pads, got {len(pad)}.")
+    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
+    return Pad(tuple(reversed(pairs)), 0.0 if value is None else value)(a)
+
+
+@op
+class Flip(Op):
+    """Axes reversed."""
+
+    axes: tuple
+
+    def infer(self, x: Any) -> Any:
+        check_axes("flip", self.axes, x.shape)
+        return Spec(tuple(x.shape), x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        return x.flip(check_axes("flip", self.axes, x.shape))
+
+    def reference(self, x: np.ndarray) -> Any:
+        return np.flip(x, self.axes)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return flip(out_grad, self.axes)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axes": (0, -1)}, [(2, 3, 4)])]
+
+
+@tensor_method()
+def flip(a: Tensor, axes: Any) -> Tensor:
+    return Flip((axes,) if isinstance(axes, int) else tuple(axes))(a)
+
+
+@op
+class Squeeze(Op):
+    """Without its axes of size 1, or (`axes`) without those named axes that have size 1."""
+
+    axes: Any = None
+
+    def infer(self, x: Any) -> Any:
+        axes = check_axes("squeeze", self.axes, x.shape)
+        return Spec(tuple(s for i, s in enumerate(x.shape) if i not in axes or s != 1), x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        return x.reshape(self.infer(x).shape)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.reshape(self.infer(x).shape)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return reshape(out_grad, node.inputs[0].shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(1, 3, 1)]), ({"axes": -1}, [(1, 3, 1)])]
+
+
+@tensor_method()
+def squeeze(a: Tensor, axes: Any = None) -> Tensor:
+    return Squeeze(as_axes(axes))(a)
+
+
+@op
+class Unsqueeze(Op):
+    """With a new axis of size 1."""
+
+    axis: int
+
+    def infer(self, x: Any) -> Any:
+        axis = check_axis("unsqueeze", self.axis, (*x.shape, 1))
+        return Spec((*x.shape[:axis], 1, *x.shape[axis:]), x.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        return x.reshape(self.infer(x).shape)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.reshape(self.infer(x).shape)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return reshape(out_grad, node.inputs[0].shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": -1}, [(2, 3)]), ({"axis": 0}, [(2,)])]
+
+
+@tensor_method()
+def unsqueeze(a: Tensor, axis: int) -> Tensor:
+    return Unsqueeze(axis)(a)

@@ -1,0 +1,218 @@
+"""Runs a captured fx graph over needle symbols: every call goes through its rule; failures are collected, not raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from needle.autograd import Spec, Tensor, Unsupported
+from needle.graph import Mode, ModuleRecorder
+from needle.nn.module import Module
+
+from .capture import Captured, TrainingFlag, capture, node_location, owner_path
+from .cells import Cell
+from .registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, stub, target_name
+from .report import Report, Row, short
+from .weights import TreeBuilder
+
+
+def plain(value: Any, f: Callable[[Any], Any]) -> Any:
+    """`value` with `f` applied to its leaves; fx's immutable containers become plain ones."""
+    if isinstance(value, tuple):
+        items = [plain(v, f) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [plain(v, f) for v in value]
+    if isinstance(value, dict):
+        return {k: plain(v, f) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(plain(value.start, f), plain(value.stop, f), plain(value.step, f))
+    return f(value)
+
+
+def any_tensor(value: Any) -> bool:
+    found: list[bool] = []
+    plain(value, lambda v: found.append(isinstance(v, Tensor)))
+    return any(found)
+
+
+class Interpreter:
+    """`env` maps fx nodes to cells; `tainted` holds those that depend on a failure, whose own trouble may come from it."""
+
+    def __init__(self, captured: Captured, builder: TreeBuilder, recorder: ModuleRecorder, report: Report, prefix: str = "") -> None:
+        self.captured, self.builder, self.recorder, self.report, self.prefix = captured, builder, recorder, report, prefix
+        self.env: dict[fx.Node, Cell] = {}
+        self.tainted: set[fx.Node] = set()
+
+    def run(self, inputs: dict[str, Any]) -> Any:
+        """The symbolic result. `inputs`: symbols by placeholder name."""
+        for node in self.captured.graph.nodes:
+            if node.op == "placeholder":
+                self.env[node] = Cell(inputs[str(node.target)])
+                continue
+            if any(n in self.tainted for n in node.all_input_nodes):
+                self.tainted.add(node)
+            try:
+                if node.op == "output":
+                    return self.resolve(node.args[0])
+                self.env[node] = self.get_attr(node) if node.op == "get_attr" else self.call(node)
+            except Exception as e:
+                self.fail(node, e)
+        raise AssertionError("an fx graph ends with its output")
+
+    def fail(self, node: fx.Node, e: Exception) -> None:
+        missing = isinstance(e, MissingRule)
+        if node not in self.tainted or missing:
+            self.tainted.add(node)
+            reason = str(e).split("\n")[0].rstrip(".") if isinstance(e, Unsupported | ValueError) else f"{type(e).__name__}: {e}"
+            target = self.target(node) if node.op != "get_attr" else node.target
+            row = Row(target_name(target), "unsupported", 1, [self.path(node)], node_location(node), reason)
+            if missing:
+                row.nearest, row.stub = nearest_rule(target), stub(target, len(node.args))
+            self.report.add(row)
+        unknown = self.recorder.input("unknown", None)
+        self.env[node] = Cell(unknown)
+
+    def path(self, node: fx.Node) -> str:
+        return ".".join(p for p in (self.prefix, owner_path(node)) if p)
+
+    def target(self, node: fx.Node) -> Any:
+        """The key of the node's rule: a function, a tensor method, or a module's class."""
+        if node.op == "call_method":
+            return method(str(node.target)) or node.target
+        return type(self.captured.model.get_submodule(str(node.target))) if node.op == "call_module" else node.target
+
+    def resolve(self, value: Any) -> Any:
+        """Captured arguments with values for nodes and Modes for training flags."""
+
+        def leaf(v: Any) -> Any:
+            if isinstance(v, fx.Node):
+                return self.env[v].read()
+            if isinstance(v, TrainingFlag):
+                torch_module = self.captured.model.get_submodule(v.path)
+                return Mode(self.builder.modules[id(torch_module)], ".".join(p for p in (self.prefix, v.path) if p))
+            return self.constant(v) if isinstance(v, torch.Tensor) else v
+
+        return plain(value, leaf)
+
+    def constant(self, t: torch.Tensor) -> Tensor:
+        return self.recorder.param(self.builder.tensor(t, "a constant of the forward"))
+
+    def get_attr(self, node: fx.Node) -> Cell:
+        value: Any = self.captured.constants.get(str(node.target), self.captured.model)
+        if value is self.captured.model:
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+        return Cell(self.constant(value) if isinstance(value, torch.Tensor) else value)
+
+    def call(self, node: fx.Node) -> Cell:
+        args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
+        if node.op == "call_module":
+            return self.call_module(node, args, kwargs)
+        if node.op == "call_method" and not isinstance(args[0], Tensor):
+            return Cell(getattr(args[0], str(node.target))(*args[1:], **kwargs))
+        if not any_tensor((args, kwargs)):  # sizes, tuples, numbers: Python itself
+            result = node.target(*args, **kwargs)  # type: ignore[operator]
+            return Cell(self.constant(result) if isinstance(result, torch.Tensor) else result)
+        target = self.target(node)
+        if node.op == "call_function" and not isinstance(args[0], Tensor) and is_getitem(target):
+            index = args[1]
+            return Cell(args[0][index], self.base(node), lambda v: v[index])
+        rule = find_function_rule(target)
+        if rule is None:
+            raise MissingRule(f"there is no rule for {target_name(target)}")
+        bound = bind(rule, target, args, kwargs)
+        result = rule(*bound.args, **bound.kwargs)
+        self.note_flag(node, target, bound.arguments.get("training"), "training" in bound.signature.parameters)
+        inplace = is_inplace(target) or bound.arguments.get("inplace") is True
+        again = lambda v: rule(v, *bound.args[1:], **bound.kwargs)
+        return self.finish(node, result, inplace, getattr(rule, "view", None), again)
+
+    def call_module(self, node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> Cell:
+        module = self.captured.model.get_submodule(str(node.target))
+        if id(module) in self.builder.failures:
+            raise Unsupported(self.builder.failures[id(module)])
+        rule = find_module_rule(module)
+        if rule is None:
+            return Cell(self.inline(node, module, args, kwargs))
+        layer = self.builder.modules[id(module)]
+        result = layer(*args, **kwargs)
+        return self.finish(node, result, getattr(module, "inplace", False), getattr(rule, "view", None), lambda v: layer(v))
+
+    def inline(self, node: fx.Node, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A submodule without a rule, as GraphModules of other tracers call them: capture and run it here."""
+        try:
+            captured = capture(module, {})
+        except Exception:
+            raise MissingRule(f"there is no rule for {target_name(type(module))}") from None
+        names = [str(n.target) for n in captured.graph.nodes if n.op == "placeholder"]
+        inner = Interpreter(captured, self.builder, self.recorder, self.report, self.path(node))
+        return inner.run({**dict(zip(names, args, strict=False)), **kwargs})
+
+    def finish(self, node: fx.Node, result: Any, inplace: bool, view: str | None, again: Callable) -> Cell:
+        """The cell of a result: that of the first argument when the call wrote into it, a view's, or one of its own."""
+        base = self.base(node)
+        self.report.add(Row(target_name(self.target(node)), "converted", 1, [self.path(node)], node_location(node)))
+        if inplace and base is not None:
+            self.check_write(node)
+            base.write(result, f"{target_name(self.target(node))} at {node_location(node)}")
+            return base
+        if view is None or base is None:
+            return Cell(result)
+        return Cell(result, base, again if view == "always" else None)
+
+    def base(self, node: fx.Node) -> Cell | None:
+        return self.env[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
+
+    def check_write(self, node: fx.Node) -> None:
+        written = node.args[0]
+        if written.op == "get_attr":  # type: ignore[union-attr]
+            raise Unsupported(f"it writes {written.target} in place, which belongs to the model")  # type: ignore[union-attr]
+        if written.op == "placeholder":  # type: ignore[union-attr]
+            self.report.note(f"torch writes input {written.target} in place; the converted model leaves it as it is")  # type: ignore[union-attr]
+
+    def note_flag(self, node: fx.Node, target: Any, flag: Any, has_flag: bool) -> None:
+        if isinstance(flag, Mode):
+            self.report.follows_mode.append(f"{target_name(target)} at {node_location(node)} follows {short([flag.path])}")
+        elif has_flag:
+            value = "its default" if flag is None else flag
+            self.report.constant_flags.append(f"{target_name(target)} at {node_location(node)}: training is {value}")
+
+
+class MissingRule(Unsupported):
+    """No rule for the target, as against a rule that refused."""
+
+
+def is_getitem(target: Any) -> bool:
+    return getattr(target, "__name__", "") == "getitem"
+
+
+def input_specs(graph: fx.Graph, example: dict[str, Any]) -> dict[str, Spec | None]:
+    specs: dict[str, Spec | None] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if str(node.target).startswith("*"):
+                raise Unsupported(f"[convert] expects a forward with named inputs, got {node.target}.")
+            x = example.get(str(node.target))
+            known = isinstance(x, torch.Tensor)
+            specs[str(node.target)] = Spec(tuple(x.shape), str(x.dtype).removeprefix("torch.")) if known else None
+    return specs
+
+
+def interpret(captured: Captured, root: Module, builder: TreeBuilder, report: Report, example: dict[str, Any]) -> ModuleRecorder | None:
+    """Record the captured graph on `root`'s modules; None when the report has failures."""
+    recorder = ModuleRecorder(root)
+    inputs = {}
+    for name, spec in input_specs(captured.graph, example).items():
+        inputs[name] = recorder.input(name, spec)
+    for node in captured.graph.nodes:
+        if node.op == "placeholder" and node.args:
+            inputs[str(node.target)].node.meta["default"] = node.args[0]
+    result = Interpreter(captured, builder, recorder, report).run(inputs)
+    if not report.ok:
+        return None
+    recorder.finish(result)
+    return recorder

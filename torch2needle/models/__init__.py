@@ -1,0 +1,27 @@
+"""Our own torch definitions of the models that we convert, with torchvision's parameter names where it has them."""
+
+from .initialise import randomize
+from .mlp import MLP, mlp
+from .resnet import ResNet, resnet18, resnet34, resnet50, resnet101
+from .resnet9 import ResNet9, ResNet9Wide, resnet9, resnet9_wide
+from .unet import UNet, unet
+from .vgg import VGG, vgg16
+
+__all__ = [
+    "MLP",
+    "ResNet",
+    "ResNet9",
+    "ResNet9Wide",
+    "UNet",
+    "VGG",
+    "mlp",
+    "randomize",
+    "resnet9",
+    "resnet9_wide",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "unet",
+    "vgg16",
+]
