@@ -19,14 +19,16 @@ MODULE_RULES: dict[type[nn.Module], Callable] = {}
 INPLACE_OPERATORS = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imatmul", "ipow", "setitem"}
 
 
-def rule(*targets: Any) -> Callable[[Callable], Callable]:
+def rule(*targets: Any, view: str | None = None) -> Callable[[Callable], Callable]:
     """Decorator: the conversion rule of torch functions, tensor methods (`torch.Tensor.view`) or module classes.
 
     A function's rule has torch's own signature and a body in needle's public API. A module's rule takes the torch module and
     returns a needle layer whose parameters have torch's names and shapes; the converter fills them.
+    view: "always" when torch's result shares memory with the first argument, "maybe" when that depends on strides or mode.
     """
 
     def register(f: Callable) -> Callable:
+        f.view = view  # type: ignore[attr-defined]
         for target in dict.fromkeys(targets):
             table = MODULE_RULES if isinstance(target, type) and issubclass(target, nn.Module) else FUNCTION_RULES
             if table.get(target, f) is not f:

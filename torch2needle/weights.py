@@ -86,6 +86,6 @@ def parameter_over(data: Any) -> Parameter:
 
 def put(layer: Module, name: str, value: Any) -> None:
     """Hang a child or tensor into the tree under torch's name."""
-    if name.startswith("_") and name not in getattr(layer, "_public", ()):
-        layer.__dict__["_public"] = (*getattr(layer, "_public", ()), name)
+    if name.startswith("_") and name not in layer._public:
+        layer._public = (*layer._public, name)
     layer.__dict__[name] = value

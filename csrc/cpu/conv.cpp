@@ -46,20 +46,22 @@ void copy_from_block(const float* src, float* dst, int64_t channels, int64_t pix
 
 }  // namespace
 
-void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top, int64_t left,
-                  int64_t H, int64_t W, float* dst, int64_t room) {
+void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top,
+                  int64_t left, int64_t H, int64_t W, float* dst, int64_t room) {
   const int64_t C = x.shape[1], blocks = ceil_div(C, block), copies = images * blocks;
   const int64_t tasks = smaller(copies, task_count(exec, 20. * copies * H * W * block));
   parallel_for(exec, tasks, [&](int64_t t) {
     for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
       const int64_t n = i / blocks, c = i % blocks * block;
-      copy_to_block({x.as<const float>() + (first + n) * x.stride[0] + c * x.stride[1], smaller(block, C - c), x.stride[1],
-                     x.stride[2], x.stride[3], x.shape[2], x.shape[3], top, left, dst + n * room + c * H * W, block, H, W});
+      copy_to_block({x.as<const float>() + (first + n) * x.stride[0] + c * x.stride[1], smaller(block, C - c),
+                     x.stride[1], x.stride[2], x.stride[3], x.shape[2], x.shape[3], top, left,
+                     dst + n * room + c * H * W, block, H, W});
     }
   });
 }
 
-void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int64_t inputs, int64_t block, float* dst) {
+void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int64_t inputs, int64_t block,
+              float* dst) {
   if (lanes < kBlock || inputs < block) std::memset(dst, 0, block * kBlock * 4);
   if (lanes == kBlock && s_in == 1) {
     transpose_to_block(src, s_lane, dst, kBlock, inputs);
@@ -78,8 +80,8 @@ void unblock_images(const Exec* exec, const float* src, int64_t images, float* d
   parallel_for(exec, tasks, [&](int64_t t) {
     for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
       const int64_t c = i % blocks * kBlock;
-      copy_from_block(src + i * pixels * kBlock, dst + (i / blocks * channels + c) * pixels, smaller(kBlock, channels - c),
-                      pixels);
+      copy_from_block(src + i * pixels * kBlock, dst + (i / blocks * channels + c) * pixels,
+                      smaller(kBlock, channels - c), pixels);
     }
   });
 }

@@ -6,8 +6,9 @@
 
 namespace needle::NEEDLE_ISA {
 
-// Rows of output pixels that all read the input through the same runs: a whole convolution, or one phase of a transposed
-// one. A row is `pixels` long, the last row of each image `last_pixels`. Input pointers already include the padding.
+// Rows of output pixels that all read the input through the same runs: a whole convolution, or one phase of a
+// transposed one. A row is `pixels` long, the last row of each image `last_pixels`. Input pointers already include the
+// padding.
 struct ConvPass {
   int64_t images, rows, pixels, last_pixels, groups, blocks;  // blocks: of 16 output channels, per group
   const float* x;
@@ -32,7 +33,8 @@ struct ConvSplit {
 };
 
 // Late layers have more weights than input: there each task streams its own part of the weights.
-NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double flops, int64_t x_floats, int64_t w_floats) {
+NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double flops, int64_t x_floats,
+                                   int64_t w_floats) {
   ConvSplit s;
   s.step = p.pixels <= kWideRows && p.blocks >= kWideBlocks ? kWideBlocks : kTileBlocks;
   s.per_group = ceil_div(p.blocks, s.step);
@@ -50,7 +52,8 @@ NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double f
 }
 
 // One stretch of rows [row0, row1) of images x rows for output blocks [block0, block1) of one group.
-static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int64_t group, int64_t block0, int64_t block1) {
+static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int64_t group, int64_t block0,
+                             int64_t block1) {
   Tile t;
   t.a_m = p.x_pixel;
   t.a_k = 1;
@@ -80,9 +83,8 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int6
         const int64_t image = row / p.rows, y = row - image * p.rows;
         t.a = p.x + image * p.x_image + group * p.x_group + y * p.x_row;
         t.c = p.y + image * p.y_image + channel_block * p.y_block + y * p.y_row;
-        t.residual = p.residual && run == 0
-                         ? p.residual + image * p.r_image + channel_block * p.r_block + y * p.r_row
-                         : nullptr;
+        t.residual =
+            p.residual && run == 0 ? p.residual + image * p.r_image + channel_block * p.r_block + y * p.r_row : nullptr;
         tiles(t, static_cast<int>(n), y == p.rows - 1 ? p.last_pixels : p.pixels);
       }
       run += per_chunk;
@@ -109,10 +111,10 @@ NEEDLE_INLINE int64_t merged_groups(int64_t groups, int64_t in_per_group, int64_
   return 1;
 }
 
-// Images [first, first + images) of planes x (N, C, H, W) into dense blocked images of H x W pixels, `room` floats apart:
-// the first pixel of x lies at (top, left), zeros are around it, and what falls outside is cut off.
-void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top, int64_t left,
-                  int64_t H, int64_t W, float* dst, int64_t room);
+// Images [first, first + images) of planes x (N, C, H, W) into dense blocked images of H x W pixels, `room` floats
+// apart: the first pixel of x lies at (top, left), zeros are around it, and what falls outside is cut off.
+void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top,
+                  int64_t left, int64_t H, int64_t W, float* dst, int64_t room);
 // The reverse for dense blocks of 16: dst has images x channels contiguous planes. Merged groups have whole blocks, so
 // channel c is always lane c % 16 of block c / 16.
 void unblock_images(const Exec* exec, const float* src, int64_t images, float* dst, int64_t channels, int64_t pixels);

@@ -20,7 +20,8 @@ void fill_runs(const Geometry& g, int64_t in_blocks, int64_t block, int64_t x_bl
         *runs++ = ib * x_block + kh * g.dilation_h * x_row + kw * g.dilation_w * block;
 }
 
-// Packs output blocks [first, last) of all groups: [g][ob][ib][kh][kw][b][16], zeros between merged groups and in tails.
+// Packs output blocks [first, last) of all groups: [g][ob][ib][kh][kw][b][16], zeros between merged groups and in
+// tails.
 void pack(const View& w, int64_t groups, int64_t merged, int64_t block, float* dst, int64_t first, int64_t last) {
   const int64_t O = w.shape[0], I = w.shape[1], taps_h = w.shape[2], taps_w = w.shape[3], out_per_group = O / groups;
   const int64_t merged_in = I * groups / merged, merged_out = O / merged;
@@ -163,7 +164,8 @@ void conv2d(const Call& c) {
   const int64_t OB = ceil_div(O / merged, kBlock), YB = merged * OB;  // of one group, of all
   const int64_t H = (OH - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
   const int64_t W = (OW - 1) * g.stride_w + (g.kernel_w - 1) * g.dilation_w + 1;
-  const int64_t panel = depthwise ? g.kernel_h * g.kernel_w * kBlock : in_blocks * g.kernel_h * g.kernel_w * block * kBlock;
+  const int64_t panel =
+      depthwise ? g.kernel_h * g.kernel_w * kBlock : in_blocks * g.kernel_h * g.kernel_w * block * kBlock;
 
   // Shared by all images: weights, bias, runs. Per image: blocked x and y, as many images at a time as L3 can hold.
   const int64_t w_floats = YB * panel, n_runs = run_count(g, in_blocks);
@@ -188,9 +190,32 @@ void conv2d(const Call& c) {
     const int64_t images = smaller(batch, x.shape[0] - n0);
     block_images(c.exec, x, n0, images, block, g.pad_top, g.pad_left, H, W, xb, x_room);
     if (depthwise) {
-      depthwise_pass(c.exec, {images, XB, OH, OW, g.kernel_h, g.kernel_w, g.stride_h, g.stride_w, g.dilation_h,
-                              g.dilation_w, xb, x_room, H * W * kBlock, W * kBlock, packed, yb, y_floats,
-                              OH * OW * kBlock, OW * kBlock, bias, nullptr, 0, 0, 0, static_cast<int>(c.i(9)), c.f(10)});
+      depthwise_pass(c.exec, {images,
+                              XB,
+                              OH,
+                              OW,
+                              g.kernel_h,
+                              g.kernel_w,
+                              g.stride_h,
+                              g.stride_w,
+                              g.dilation_h,
+                              g.dilation_w,
+                              xb,
+                              x_room,
+                              H * W * kBlock,
+                              W * kBlock,
+                              packed,
+                              yb,
+                              y_floats,
+                              OH * OW * kBlock,
+                              OW * kBlock,
+                              bias,
+                              nullptr,
+                              0,
+                              0,
+                              0,
+                              static_cast<int>(c.i(9)),
+                              c.f(10)});
     } else {
       ConvPass p = {};
       p.images = images;

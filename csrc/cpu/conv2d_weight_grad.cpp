@@ -12,8 +12,8 @@ struct Sizes {
 };
 
 // Padded planes (n, c), `plane` floats apart: an odd number of lines, so that planes do not share L1 sets.
-void pad_planes(const Exec* exec, const View& x, int64_t first, int64_t images, const Sizes& s, int64_t top, int64_t left,
-                float* dst) {
+void pad_planes(const Exec* exec, const View& x, int64_t first, int64_t images, const Sizes& s, int64_t top,
+                int64_t left, float* dst) {
   const int64_t copies = images * s.C, tasks = smaller(copies, task_count(exec, 10. * copies * s.plane));
   const int64_t x0 = smaller(left, s.W), x1 = larger(x0, smaller(left + x.shape[3], s.W));
   parallel_for(exec, tasks, [&](int64_t t) {
@@ -57,8 +57,8 @@ struct Pass {
 };
 
 // Blocks [block, block + n) of one group, rows [r0, r1) of channels (or of kernel columns), outer taps [t0, t1).
-void part(const Sizes& s, const Pass& p, bool rows_are_taps, int64_t group, int64_t block, int n, int64_t r0, int64_t r1,
-          int64_t t0, int64_t t1) {
+void part(const Sizes& s, const Pass& p, bool rows_are_taps, int64_t group, int64_t block, int n, int64_t r0,
+          int64_t r1, int64_t t0, int64_t t1) {
   const int64_t blocks = ceil_div(s.O / s.groups, kBlock), pixels = p.n_runs * s.OW;
   Tile t = {};
   t.a_m = rows_are_taps ? s.dilation_w : s.plane;
@@ -96,7 +96,8 @@ void run(const Exec* exec, const Sizes& s, const Pass& p) {
   const int64_t rows = rows_are_taps ? s.kernel_w : s.I, outer = rows_are_taps ? s.kernel_h * s.I : s.taps();
   const double flops = 2. * s.O * s.I * s.taps() * p.n_runs * s.OW;
   const int64_t wanted = ceil_div(task_count(exec, flops), s.groups * units);
-  const int64_t r_tasks = smaller(wanted, ceil_div(rows, kTileRows)), o_tasks = smaller(outer, ceil_div(wanted, r_tasks));
+  const int64_t r_tasks = smaller(wanted, ceil_div(rows, kTileRows)),
+                o_tasks = smaller(outer, ceil_div(wanted, r_tasks));
   const int64_t r_step = ceil_div(rows, r_tasks), o_step = ceil_div(outer, o_tasks);
   parallel_for(exec, s.groups * units * r_tasks * o_tasks, [&](int64_t t) {
     const int64_t o0 = t % o_tasks * o_step, r0 = t / o_tasks % r_tasks * r_step, unit = t / o_tasks / r_tasks;
@@ -130,8 +131,9 @@ void conv2d_weight_grad(const Call& c) {
     std::memset(dw.data, 0, dw.size() * 4);
     return;
   }
-  Sizes s = {x.shape[1], dw.shape[0], c.i(6), dw.shape[1], dy.shape[2], dy.shape[3], dw.shape[2], dw.shape[3],
-             c.i(0), c.i(1), c.i(4), c.i(5), 0, 0, 0};
+  Sizes s = {x.shape[1],  dw.shape[0], c.i(6),      dw.shape[1], dy.shape[2],
+             dy.shape[3], dw.shape[2], dw.shape[3], c.i(0),      c.i(1),
+             c.i(4),      c.i(5),      0,           0,           0};
   s.H = (s.OH - 1) * s.stride_h + (s.kernel_h - 1) * s.dilation_h + 1;
   s.W = (s.OW - 1) * s.stride_w + (s.kernel_w - 1) * s.dilation_w + 1;
   if (s.I == 1 && s.O == s.C && s.C > 1) return depthwise_weight_grad(c, s.H, s.W);

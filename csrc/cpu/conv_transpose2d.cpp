@@ -45,7 +45,8 @@ void pack(const View& w, const Geometry& g, int64_t groups, int64_t merged, int6
         for (int64_t ib = 0; ib < IB; ib++) {
           float* to = d + ib * taps * block * kBlock;
           each_tap(g, rh, rw, [&](int64_t kh, int64_t kw) {
-            const float* s = w.as<const float>() + group * merged_in * w.stride[0] + kh * w.stride[2] + kw * w.stride[3];
+            const float* s =
+                w.as<const float>() + group * merged_in * w.stride[0] + kh * w.stride[2] + kw * w.stride[3];
             const int64_t i0 = ib * block, i1 = smaller(i0 + block, merged_in);
             if (merge == 1)
               pack_tap(s + i0 * w.stride[0] + o0 * w.stride[1], w.stride[1], w.stride[0], lanes, i1 - i0, block, to);
@@ -80,7 +81,9 @@ NEEDLE_INLINE size_t plan_bytes(const Geometry& g, int64_t in_blocks) {
 const int64_t* fill_phases(const Geometry& g, int64_t in_blocks, int64_t block, int64_t x_block, int64_t x_row,
                            Phase* phases) {
   int64_t* runs = reinterpret_cast<int64_t*>(phases + g.stride_h * g.stride_w);
-  const int64_t step = g.dilation_w % g.stride_w == 0 ? g.dilation_w / g.stride_w : g.stride_w % g.dilation_w == 0 ? 1 : 2;
+  const int64_t step = g.dilation_w % g.stride_w == 0   ? g.dilation_w / g.stride_w
+                       : g.stride_w % g.dilation_w == 0 ? 1
+                                                        : 2;
   int64_t used = 0, weights = 0;
   for (int64_t rh = 0; rh < g.stride_h; rh++)
     for (int64_t rw = 0; rw < g.stride_w; rw++) {

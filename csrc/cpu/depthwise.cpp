@@ -12,7 +12,6 @@ struct Strides {
   int64_t kernel_h, kernel_w, x_tap_h, x_tap_w, x_pixel;
 };
 
-// acc[pixel] over all taps, for one vector of the block at a time would read w too often: all of the block together.
 template <int PIXELS>
 NEEDLE_INLINE void pixels(const Strides& s, const float* x, const float* w, const float* bias, const float* residual,
                           float* y, int activation, float alpha) {
@@ -102,7 +101,8 @@ void depthwise_weight_grad(const Call& c, int64_t H, int64_t W) {
           float* sum = sums + (t * KW + kw) * kBlock + v;
           V acc[4] = {V(0.f), V(0.f), V(0.f), V(0.f)};
           for (int64_t y = 0; y < OH; y++) {
-            const float* p = xb + (block * H + y * stride_h + kh * dilation_h) * W * kBlock + kw * dilation_w * kBlock + v;
+            const float* p =
+                xb + (block * H + y * stride_h + kh * dilation_h) * W * kBlock + kw * dilation_w * kBlock + v;
             const float* q = dyb + (block * OH + y) * OW * kBlock + v;
             int64_t i = 0;
             for (; i + 4 <= OW; i += 4)
@@ -122,16 +122,37 @@ void depthwise_pack(const Call& c) {
   if (c.in[0].size() > 0) depthwise_pack_weights(c.in[0], c.out[0].as<float>());
 }
 
-// attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w activation alpha has_bias has_residual
+// attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w activation alpha has_bias
+// has_residual
 void depthwise_blocked(const Call& c) {
   const View &x = c.in[0], &y = c.out[0];
   if (y.size() == 0) return;
   const View* r = c.i(11) ? &c.in[c.i(10) ? 3 : 2] : nullptr;
-  depthwise_pass(c.exec, {y.shape[0], y.shape[1], y.shape[2], y.shape[3], c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7),
-                          x.as<const float>() - c.i(4) * x.stride[2] - c.i(5) * kBlock, x.stride[0], x.stride[1],
-                          x.stride[2], c.in[1].as<const float>(), y.as<float>(), y.stride[0], y.stride[1], y.stride[2],
-                          c.i(10) ? c.in[2].as<const float>() : nullptr, r ? r->as<const float>() : nullptr,
-                          r ? r->stride[0] : 0, r ? r->stride[1] : 0, r ? r->stride[2] : 0, static_cast<int>(c.i(8)),
+  depthwise_pass(c.exec, {y.shape[0],
+                          y.shape[1],
+                          y.shape[2],
+                          y.shape[3],
+                          c.i(0),
+                          c.i(1),
+                          c.i(2),
+                          c.i(3),
+                          c.i(6),
+                          c.i(7),
+                          x.as<const float>() - c.i(4) * x.stride[2] - c.i(5) * kBlock,
+                          x.stride[0],
+                          x.stride[1],
+                          x.stride[2],
+                          c.in[1].as<const float>(),
+                          y.as<float>(),
+                          y.stride[0],
+                          y.stride[1],
+                          y.stride[2],
+                          c.i(10) ? c.in[2].as<const float>() : nullptr,
+                          r ? r->as<const float>() : nullptr,
+                          r ? r->stride[0] : 0,
+                          r ? r->stride[1] : 0,
+                          r ? r->stride[2] : 0,
+                          static_cast<int>(c.i(8)),
                           c.f(9)});
 }
 

@@ -88,7 +88,8 @@ void product(const Matmul& g, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
 // Column blocks [n0, n1) of B into dst: [n][K][16], zero padded.
 void pack_columns(const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N, int64_t n0, int64_t n1, float* dst) {
   constexpr int64_t kTogether = 4;  // four lines of a row at once: rows may be a page apart
-  for (; s_n == 1 && n0 + kTogether <= n1 && (n0 + kTogether) * kBlock <= N; n0 += kTogether, dst += kTogether * K * kBlock)
+  for (; s_n == 1 && n0 + kTogether <= n1 && (n0 + kTogether) * kBlock <= N;
+       n0 += kTogether, dst += kTogether * K * kBlock)
     for (int64_t k = 0; k < K; k++)
       for (int64_t j = 0; j < kTogether; j++)
         std::memcpy(dst + (j * K + k) * kBlock, b + k * s_k + (n0 + j) * kBlock, kBlock * 4);
@@ -107,7 +108,8 @@ void pack_columns(const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N
   }
 }
 
-void pack_columns_parallel(const Exec* exec, const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N, float* dst) {
+void pack_columns_parallel(const Exec* exec, const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N,
+                           float* dst) {
   const int64_t blocks = ceil_div(N, kBlock), tasks = smaller(blocks, task_count(exec, 20. * K * N));
   parallel_for(exec, tasks, [&](int64_t t) {
     const int64_t n0 = blocks * t / tasks;
@@ -115,11 +117,11 @@ void pack_columns_parallel(const Exec* exec, const float* b, int64_t s_k, int64_
   });
 }
 
-// Rows a power of two apart share the few L1 sets their lines may live in, and strided k touch a page each:
-// such rows are copied with a stride that does neither, unless too few columns follow to pay for it.
+// Rows 4 KB apart share one L1 set of 8 lines (14 rows lose 15 % of their speed), and strided k touch a page each: such
+// rows are copied with a stride that does neither, unless too few columns follow to pay for it.
 NEEDLE_INLINE bool needs_copy(const Matmul& g) {
   if (g.M == 1 || g.N < 3 * kBlock) return false;
-  return g.a_k != 1 || (g.M > 4 && g.a_m % 256 == 0);
+  return g.a_k != 1 || (kTileRows > 8 && g.M > 8 && g.a_m % 1024 == 0);
 }
 NEEDLE_INLINE int64_t copy_stride(int64_t K) { return ceil_div(K, kBlock) * kBlock + kBlock; }
 
@@ -165,7 +167,8 @@ void run(const Exec* exec, Matmul g) {
   const int64_t row_block = rows_per_block(g.M, g.K), row_tasks = ceil_div(g.M, row_block);
   const int64_t blocks = ceil_div(g.N, kBlock), step = g.M <= kWideRows ? kWideBlocks : kTileBlocks;
   const int64_t units = ceil_div(blocks, step), wanted = task_count(exec, 2. * g.M * g.N * g.K);
-  const int64_t per_task = ceil_div(units, smaller(units, ceil_div(wanted, row_tasks))), n_tasks = ceil_div(units, per_task);
+  const int64_t per_task = ceil_div(units, smaller(units, ceil_div(wanted, row_tasks))),
+                n_tasks = ceil_div(units, per_task);
   const bool copy = needs_copy(g);
   if (copy && n_tasks > 1) {
     float* room = static_cast<float*>(exec->scratch(3, g.M * copy_stride(g.K) * 4));
@@ -229,9 +232,10 @@ void matmul_packed(const Call& c) {
   if (out.size() == 0) return;
   const View* residual = c.i(3) ? &c.in[c.i(2) ? 3 : 2] : nullptr;
   const int64_t K = a.shape[1];
-  run(c.exec, {out.shape[0], out.shape[1], K, a.as<const float>(), a.stride[0], 1, c.in[1].as<const float>(), K * kBlock,
-               kBlock, c.i(2) ? c.in[2].as<const float>() : nullptr, residual ? residual->as<const float>() : nullptr,
-               residual ? residual->stride[0] : 0, out.as<float>(), out.stride[0], static_cast<int>(c.i(0)), c.f(1)});
+  run(c.exec,
+      {out.shape[0], out.shape[1], K, a.as<const float>(), a.stride[0], 1, c.in[1].as<const float>(), K * kBlock,
+       kBlock, c.i(2) ? c.in[2].as<const float>() : nullptr, residual ? residual->as<const float>() : nullptr,
+       residual ? residual->stride[0] : 0, out.as<float>(), out.stride[0], static_cast<int>(c.i(0)), c.f(1)});
 }
 
 // attrs: activation alpha has_bias
@@ -259,8 +263,22 @@ void matmul(const Call& c) {
     std::memset(bias, 0, blocks * kBlock * 4);
     for (int64_t n = 0; n < N; n++) bias[n] = c.in[2].as<const float>()[n * c.in[2].stride[0]];
   }
-  Matmul g = {M, N, K, a.as<const float>(), a_m, a.stride[r - 1], packed, K * kBlock, kBlock, c.i(2) ? bias : nullptr,
-              nullptr, 0, out.as<float>(), N, static_cast<int>(c.i(0)), c.f(1)};
+  Matmul g = {M,
+              N,
+              K,
+              a.as<const float>(),
+              a_m,
+              a.stride[r - 1],
+              packed,
+              K * kBlock,
+              kBlock,
+              c.i(2) ? bias : nullptr,
+              nullptr,
+              0,
+              out.as<float>(),
+              N,
+              static_cast<int>(c.i(0)),
+              c.f(1)};
   const float* b_data = b.as<const float>();
   if (in_place) {
     const int64_t whole = N / kBlock;
@@ -280,7 +298,8 @@ void matmul(const Call& c) {
   if (batch == 1) return run(c.exec, g);
 
   const int64_t units = ceil_div(blocks, kTileBlocks), wanted = task_count(c.exec, 2. * batch * M * N * K);
-  const int64_t per_task = ceil_div(units, smaller(units, ceil_div(wanted, batch))), n_tasks = ceil_div(units, per_task);
+  const int64_t per_task = ceil_div(units, smaller(units, ceil_div(wanted, batch))),
+                n_tasks = ceil_div(units, per_task);
   const int64_t row_block = rows_per_block(M, K);
   const bool copy = needs_copy(g);
   parallel_for(c.exec, batch * n_tasks, [&](int64_t t) {

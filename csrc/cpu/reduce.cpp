@@ -55,7 +55,7 @@ template <>
 struct Accumulator<double> {
   using type = double;
 };
-// Adding doubles one by one would lose half the digits of long sums: four chains, then pairwise over rows.
+// Four chains, so that one addition need not wait for the one before.
 template <class Op, class T, class A>
 NEEDLE_INLINE A reduce_row(const T* p, int64_t stride, int64_t n) {
   A a[4];

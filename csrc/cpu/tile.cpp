@@ -90,8 +90,7 @@ using TileFn = void (*)(const Tile&);
 #define UP_TO_3(B) nullptr, tile<1, B>, tile<2, B>, tile<3, B>
 #define UP_TO_6(B) UP_TO_3(B), tile<4, B>, tile<5, B>, tile<6, B>
 #define UP_TO_7(B) UP_TO_6(B), tile<7, B>
-#define UP_TO_14(B) \
-  UP_TO_7(B), tile<8, B>, tile<9, B>, tile<10, B>, tile<11, B>, tile<12, B>, tile<13, B>, tile<14, B>
+#define UP_TO_14(B) UP_TO_7(B), tile<8, B>, tile<9, B>, tile<10, B>, tile<11, B>, tile<12, B>, tile<13, B>, tile<14, B>
 #if defined(NEEDLE_ISA_AVX512)
 constexpr TileFn one_block[] = {UP_TO_14(1)}, two_blocks[] = {UP_TO_14(2)}, four_blocks[] = {UP_TO_7(4)};
 constexpr const TileFn* table[] = {nullptr, one_block, two_blocks, nullptr, four_blocks};
@@ -100,7 +99,7 @@ constexpr TileFn one_block[] = {UP_TO_6(1)}, four_blocks[] = {nullptr, tile<1, 4
 constexpr const TileFn* table[] = {nullptr, one_block, nullptr, nullptr, four_blocks};
 #else
 constexpr TileFn one_block[] = {UP_TO_3(1)};
-constexpr const TileFn* table[] = {nullptr, one_block};
+constexpr const TileFn* table[] = {nullptr, one_block, nullptr, nullptr, nullptr};
 #endif
 
 typedef float F4 __attribute__((vector_size(16)));
@@ -136,7 +135,8 @@ void tiles(Tile t, int blocks, int64_t rows) {
 void transpose_to_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n) {
   int64_t i = 0;
   for (; i + 4 <= n; i += 4)
-    for (int j = 0; j < kBlock; j += 4) transpose4(src + j * src_stride + i, src_stride, dst + i * dst_stride + j, dst_stride);
+    for (int j = 0; j < kBlock; j += 4)
+      transpose4(src + j * src_stride + i, src_stride, dst + i * dst_stride + j, dst_stride);
   for (; i < n; i++)
     for (int j = 0; j < kBlock; j++) dst[i * dst_stride + j] = src[j * src_stride + i];
 }
@@ -144,7 +144,8 @@ void transpose_to_block(const float* src, int64_t src_stride, float* dst, int64_
 void transpose_from_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n) {
   int64_t i = 0;
   for (; i + 4 <= n; i += 4)
-    for (int j = 0; j < kBlock; j += 4) transpose4(src + i * src_stride + j, src_stride, dst + j * dst_stride + i, dst_stride);
+    for (int j = 0; j < kBlock; j += 4)
+      transpose4(src + i * src_stride + j, src_stride, dst + j * dst_stride + i, dst_stride);
   for (; i < n; i++)
     for (int j = 0; j < kBlock; j++) dst[j * dst_stride + i] = src[i * src_stride + j];
 }

@@ -37,7 +37,8 @@ NEEDLE_INLINE int tile_blocks(int64_t rows, int64_t left) {
   return static_cast<int>(left < kTileBlocks ? left : kTileBlocks);
 }
 
-// Runs the tile over `rows` rows, split evenly (16 rows are 8 + 8, never 14 + 2). blocks: 1, kTileBlocks or kWideBlocks.
+// Runs the tile over `rows` rows, split evenly (16 rows are 8 + 8, never 14 + 2). blocks: 1, kTileBlocks or
+// kWideBlocks.
 void tiles(Tile t, int blocks, int64_t rows);
 
 NEEDLE_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -51,7 +52,8 @@ NEEDLE_INLINE int64_t task_count(const Exec* exec, double flops) {
   return exec->threads == 1 ? 1 : larger(1, smaller(6 * exec->threads, by_work));
 }
 
-// dst[i * dst_stride + j] = src[j * src_stride + i] for i < n, j < 16. Four-lane shuffles are enough: it is memory bound.
+// dst[i * dst_stride + j] = src[j * src_stride + i] for i < n, j < 16. Four-lane shuffles are enough: it is memory
+// bound.
 void transpose_to_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n);
 // dst[j * dst_stride + i] = src[i * src_stride + j] for i < n, j < 16.
 void transpose_from_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n);

@@ -81,6 +81,9 @@ class Builder:
             self._constant_arrays[id(c)] = NDArray.make(a.shape, a.strides, handle=handle, offset=a._offset, dtype=a.dtype)
         return self._constant_arrays[id(c)]
 
+    def is_constant(self, array: NDArray) -> bool:
+        return array._handle.constant is not None
+
     def derive(self, key: Hashable, make: Callable[..., NDArray], *arrays: NDArray) -> NDArray:
         """The constant `make(*arrays)`, computed now and again whenever a parameter under it changes."""
         inputs = [a._handle.constant for a in arrays]

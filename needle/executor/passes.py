@@ -43,7 +43,8 @@ def fold_batch_norms(graph: Graph) -> Graph:
         layer = producer.target
         x, w, *bias_node = (done[a] for a in producer.args)
         mean, var, gamma, beta = (done[a] for a in node.args[1:])
-        axis = layer.output_axis if isinstance(layer, Linear) else axis
+        if isinstance(layer, Linear) and layer.layout_of_weight == "needle":
+            axis = 1
         parts = [w, mean, var, gamma, beta, *bias_node]
         folds = [add_op(new, f(op.eps, axis), parts, f"{producer.name}_{f.__name__}") for f in (FoldedWeight, FoldedBias)]
         return add_op(new, layer, [x, *folds], producer.name)

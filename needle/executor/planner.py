@@ -146,7 +146,7 @@ class Planner:
         elif blocked:
             out = self.blocked[home] if home is not node else self._allocate(node)
             self.blocked[node] = out
-            op.lower(self.builder, self._without_own_slices(node, ins, out), out)
+            op.lower(self.builder, ins, out)
         elif op.has_own_lowering():
             out = self.plain[home] if home is not node else NDArray.empty(spec.shape, spec.dtype)
             if not out.is_compact():
@@ -158,12 +158,6 @@ class Planner:
             if result is None:
                 raise Unsupported(f"[compile] {op.label} has no kernel that the executor can plan")
             self.plain[node] = result
-
-    def _without_own_slices(self, node: Node, ins: list[NDArray], out: NDArray) -> Any:
-        """For a concat: None for the inputs that already lie in their slice."""
-        if not node.target.joins_channels:
-            return ins
-        return [None if self.slot.get(self.home.get(n), (None,))[0] is node else a for n, a in zip(node.args, ins, strict=True)]  # type: ignore[arg-type]
 
     def _allocate(self, node: Node) -> NDArray:
         """Memory for a blocked value, its halo zeroed: its slice of a concat, or a buffer of its own."""

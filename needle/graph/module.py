@@ -33,7 +33,7 @@ class GraphModule(Module):
     def __init__(self, graph: Graph, root: Module) -> None:
         super().__init__()
         for name, value in root.__dict__.items():
-            if not name.startswith("_"):
+            if not name.startswith("_") or name == "_public" or name in root._public:
                 self.__dict__[name] = value
         self._graph = graph
         self._report: Any = None

@@ -15,6 +15,7 @@ from .basic import (
     dropout,
 )
 from .conv import AdaptiveAvgPool2d, AvgPool2d, Conv, ConvTranspose2d, MaxPool2d
+from .functional import ConstantPad2d, FunctionalBatchNorm
 from .module import Module, Parameter
 from .norm import BatchNorm1d, BatchNorm2d, LayerNorm1d
 
@@ -25,10 +26,12 @@ __all__ = [
     "AvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
+    "ConstantPad2d",
     "Conv",
     "ConvTranspose2d",
     "Dropout",
     "Flatten",
+    "FunctionalBatchNorm",
     "Hardsigmoid",
     "Hardswish",
     "Identity",

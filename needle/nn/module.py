@@ -36,6 +36,7 @@ class Module:
     container: ClassVar[bool] = False  # calls its children and nothing else: `symbolic` looks inside
 
     training = True
+    _public: tuple[str, ...] = ()  # members whose names begin with an underscore, as some torch models have
     _config: dict[str, Any]  # the constructor's arguments by name: what `save` writes and `load` calls
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -85,7 +86,7 @@ class Module:
                     yield from walk(f"{name}.{k}" if name else str(k), v)
 
         for name, value in self.__dict__.items():
-            if not name.startswith("_"):
+            if not name.startswith("_") or name in self._public:
                 yield from walk(self.member_name(name), value)
 
     def member_name(self, attribute: str) -> str:

@@ -11,10 +11,11 @@ from needle.backend_ndarray import NDArray, call
 
 from .activation import ACTIVATIONS, ActivationGrad, activation_code, apply_activation
 from .common import pair
-from .conv import Conv2d, ConvOp, Padding, conv2d_kernel, full_padding, lower_conv2d
+from .conv import Conv2d, as_padding, conv2d_kernel
 from .fold import FoldedBias, FoldedWeight
-from .linalg import Linear, linear, lower_linear
+from .linalg import Linear, infer_linear, linear, linear_kernel
 from .norm import BatchNorm, batch_norm
+from .planned import Halo, conv2d_halo, lower_conv2d, lower_linear
 
 
 def act_reference(name: str, alpha: float, x: np.ndarray) -> np.ndarray:
@@ -37,10 +38,10 @@ class FusedLinearActivation(Op):
         return f"linear_{self.activation}"
 
     def infer(self, *inputs: Any) -> Spec:
-        return Linear(self.layout_of_weight).infer(*inputs)
+        return infer_linear(self.label, self.layout_of_weight, *inputs)
 
     def compute(self, x: NDArray, weight: NDArray, *bias: NDArray) -> NDArray:
-        return Linear(self.layout_of_weight).kernel_call(x, weight, *bias, activation=activation_code(self.activation), alpha=self.alpha)
+        return linear_kernel(x, weight, bias[0] if bias else None, self.layout_of_weight, self.activation, self.alpha)
 
     def reference(self, *arrays: np.ndarray) -> np.ndarray:
         return act_reference(self.activation, self.alpha, Linear(self.layout_of_weight).reference(*arrays))
@@ -63,17 +64,18 @@ class FusedLinearActivation(Op):
 
 
 @op
-class FusedConv2dActivation(ConvOp):
+class FusedConv2dActivation(Op):
     """activation(conv2d(x, w) + bias + residual); inputs x, w, [bias], [residual]."""
 
-    stride: tuple[int, int] = (1, 1)
-    padding: Padding = (0, 0, 0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    stride: tuple = (1, 1)
+    padding: tuple = (0, 0, 0, 0)
+    dilation: tuple = (1, 1)
     groups: int = 1
     activation: str = "relu"
     alpha: float = 0.0
     has_bias: bool = False
     has_residual: bool = False
+    layout = "blocked"
 
     @property
     def conv(self) -> Conv2d:
@@ -98,7 +100,7 @@ class FusedConv2dActivation(ConvOp):
     def compute(self, *inputs: NDArray) -> NDArray:
         x, w, bias, residual = self.split(inputs)
         if residual is None:
-            return conv2d_kernel(self.conv, x, w, bias, activation_code(self.activation), self.alpha)
+            return conv2d_kernel(self.conv, x, w, bias, self.activation, self.alpha)
         out = conv2d_kernel(self.conv, x, w, bias)
         call("add", [out], [out, residual])
         if self.activation != "none":
@@ -116,15 +118,16 @@ class FusedConv2dActivation(ConvOp):
         y = self.conv(x, w) if bias is None else self.conv(x, w, bias)
         return apply_activation(self.activation, y if residual is None else y + residual, self.alpha)
 
-    def halo(self, index: int, out: Spec, *inputs: Spec) -> tuple[int, int, int, int]:
-        return self.conv.halo(index, out, *inputs[:2])
+    def halo(self, index: int, out: Spec, *inputs: Spec) -> Halo:
+        return conv2d_halo(self, out, *inputs[:2]) if index == 0 else (0, 0, 0, 0)
 
     def reads_narrow_blocks(self, *inputs: Spec) -> bool:
         return self.groups == 1
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         x, w, bias, residual = self.split(inputs)
-        lower_conv2d(builder, self, x, w, bias, out, residual, activation_code(self.activation), self.alpha)
+        parts = [x, w] if bias is None else [x, w, bias]
+        lower_conv2d(builder, self, parts, out, residual, activation_code(self.activation), self.alpha)
 
     @classmethod
     def samples(cls) -> list:
@@ -137,15 +140,15 @@ class FusedConv2dActivation(ConvOp):
 
 
 @op
-class FusedConvBatchNorm2d(ConvOp):
+class FusedConvBatchNorm2d(Op):
     """activation(batch_norm(conv2d(x, w)) + residual).
 
     Inputs x, w, [conv bias], bn weight, bn bias, running mean, running variance, [residual].
     """
 
-    stride: tuple[int, int] = (1, 1)
-    padding: Padding = (0, 0, 0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    stride: tuple = (1, 1)
+    padding: tuple = (0, 0, 0, 0)
+    dilation: tuple = (1, 1)
     groups: int = 1
     eps: float = 1e-5
     momentum: float = 0.1
@@ -308,7 +311,7 @@ def fused_conv_batchnorm2d(
 ) -> Tensor:
     """activation(batch_norm(conv2d(x)) + residual), NCHW; in training it updates the running statistics."""
     stride, dilation = pair(stride), pair(dilation)
-    full = full_padding(padding, weight.shape[2:], stride, dilation)
+    full = as_padding(padding, tuple(weight.shape[2:4]), stride, dilation, "conv2d")
     fused = FusedConvBatchNorm2d(
         stride, full, dilation, groups, eps, momentum, training, unbiased, activation, 0.0, bias is not None, residual is not None
     )
@@ -333,7 +336,7 @@ def fused_conv2d_relu(
 ) -> Tensor:
     """relu(conv2d(x) + residual)."""
     stride, dilation = pair(stride), pair(dilation)
-    full = full_padding(padding, weight.shape[2:], stride, dilation)
+    full = as_padding(padding, tuple(weight.shape[2:4]), stride, dilation, "conv2d")
     fused = FusedConv2dActivation(stride, full, dilation, groups, "relu", 0.0, bias is not None, residual is not None)
     return fused(x, weight, *([] if bias is None else [bias]), *([] if residual is None else [residual]))
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, TensorTuple, op, tensor_method
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call
 
 from .common import cast_array, check_axis, promote
 from .elementwise import add
+from .planned import BLOCK
 from .shape import ScatterItem, encode_index, getitem
 
 
@@ -25,6 +26,8 @@ class Concat(Op):
     """Tensors one after another along an axis."""
 
     axis: int = 0
+    layout = "any"
+    joins_channels = True
 
     def infer(self, *xs: Any) -> Any:
         if not xs:
@@ -40,12 +43,20 @@ class Concat(Op):
 
     def compute(self, *xs: NDArray) -> Any:
         out = NDArray.empty(*self.infer(*xs))
-        start = 0
-        for x in xs:
-            size = x.shape[self.axis]
-            out[along(self.axis, x.ndim, slice(start, start + size))] = x
-            start += size
+        self.lower(None, list(xs), out)
         return out
+
+    def accepts_blocked(self, *inputs: Spec) -> bool:
+        whole_blocks = all(x.shape[1] % BLOCK == 0 for x in inputs)
+        return self.axis in (1, -3) and whole_blocks
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        axis, start = 1 if out.ndim == 5 else self.axis, 0
+        for x in inputs:
+            part = out[along(axis, out.ndim, slice(start, start + x.shape[axis]))]
+            start += x.shape[axis]
+            if x._handle is not part._handle:  # else its maker has written it in place
+                call("copy", [part], [x])
 
     def reference(self, *xs: np.ndarray) -> Any:
         dtype = self.infer(*xs).dtype
@@ -236,7 +247,8 @@ class MakeTuple(TupleOp):
     n_out = property(lambda self: self.parts)  # type: ignore[assignment]
 
     def infer(self, *xs: Any) -> Any:
-        return tuple(Spec(tuple(x.shape), str(x.dtype)) for x in xs)
+        specs = tuple(Spec(tuple(x.shape), str(x.dtype)) for x in xs)
+        return specs[0] if self.parts == 1 else specs
 
     def compute(self, *xs: Any) -> Any:
         return xs
@@ -248,6 +260,8 @@ class MakeTuple(TupleOp):
 
 
 def make_tuple(*tensors: Tensor) -> Any:
+    if any(t.recorder is not None for t in tensors):
+        return tensors  # graphs hold plain tuples
     return MakeTuple(len(tensors))(*tensors)
 
 

@@ -1,150 +1,170 @@
-"""Batch normalisation (Ioffe and Szegedy, 2015) over (N, C, *), per channel."""
+"""Batch normalisation."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from needle.autograd import Deferred, Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
-
-def rows(a: Any) -> Any:
-    """(N, C, S) form of an (N, C, *) array."""
-    return a.reshape((a.shape[0], a.shape[1], -1 if a.size else 0))
-
-
-def per_channel(v: Any, ndim: int) -> Any:
-    return v.reshape((-1,) + (1,) * (ndim - 2))
+from .elementwise import add, mul_scalar, multiply, negate, subtract
+from .maths import rsqrt
+from .reduce import mean, summation
+from .shape import reshape
 
 
-def check_channels(x: Any, vectors: tuple[Any, ...]) -> None:
+def channel_shape(x: Any) -> tuple[int, ...]:
+    """Shape under which a value per channel broadcasts over x (N, C, *)."""
+    return (1, -1, *(1,) * (len(x.shape) - 2))
+
+
+def as_rows(x: NDArray) -> NDArray:
+    """x (N, C, *) as (N, C, S)."""
+    return x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
+
+
+def check_channels(label: str, x: Any, *values: Any) -> None:
     if len(x.shape) < 2:
-        raise ValueError(f"[batch_norm] expects an input of rank 2 or more, got {len(x.shape)}.")
-    for v in vectors:
+        raise ValueError(f"[{label}] expects shape (N, C, ...), got {tuple(x.shape)}.")
+    for v in values:
         if tuple(v.shape) != (x.shape[1],):
-            raise ValueError(f"[batch_norm] expects vectors of {x.shape[1]} channels, got shape {tuple(v.shape)}.")
+            raise ValueError(f"[{label}] input has {x.shape[1]} channels, but a parameter has shape {tuple(v.shape)}.")
+
+
+def other_axes(x: Any) -> tuple[int, ...]:
+    return (0, *range(2, len(x.shape)))
 
 
 @op
 class BatchNorm(Op):
-    """(x - mean) / sqrt(var + eps) * weight + bias with given statistics; inputs x, mean, var, weight, bias."""
+    """(x - mean) / sqrt(var + eps) * weight + bias per channel, with given statistics. x (N, C, *)."""
 
     eps: float = 1e-5
     layout = "any"
 
-    @property
-    def label(self) -> str:
-        return "batch_norm"
+    def infer(self, x: Any, mean: Any, var: Any, weight: Any, bias: Any) -> Any:
+        check_channels("batch_norm", x, mean, var, weight, bias)
+        return Spec(tuple(x.shape), str(x.dtype))
 
     def is_weight(self, index: int) -> bool:
         return index > 0
 
-    def infer(self, x: Any, *vectors: Any) -> Spec:
-        check_channels(x, vectors)
-        return Spec(tuple(x.shape), x.dtype)
-
-    def compute(self, x: NDArray, *vectors: NDArray) -> NDArray:
-        out = NDArray.empty(x.shape, x.dtype)
-        call("batch_norm", [rows(out)], [rows(x), *vectors], self.eps, 0, 0)
+    def compute(self, x: NDArray, *values: NDArray) -> Any:
+        out = NDArray.empty(x.shape)
+        self.lower(None, [x, *values], out)
         return out
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        x, *vectors = inputs
-        if len(x.shape) == 5:
-            call("batch_norm", [out], inputs, self.eps, 0, 0)
-        else:
-            call("batch_norm", [rows(out)], [rows(x), *vectors], self.eps, 0, 0)
+        x, *values = inputs
+        image, target = (x, out) if x.ndim == 5 else (as_rows(x), as_rows(out))
+        call("batch_norm", [target], [image, *values], self.eps, 0, 0)
 
-    def reference(self, x: np.ndarray, *vectors: np.ndarray) -> np.ndarray:
-        mean, var, weight, bias = (per_channel(v, x.ndim) for v in vectors)
-        return (x - mean) / np.sqrt(var + x.dtype.type(self.eps)) * weight + bias
+    def reference(self, x: np.ndarray, mean: np.ndarray, var: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
+        shape = channel_shape(x)
+        scale = weight / np.sqrt(var + self.eps)
+        return (x - mean.reshape(shape)) * scale.reshape(shape) + bias.reshape(shape)
 
-    def decompose(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        from .elementwise import rsqrt
-        from .shape import reshape
-
-        shape = (-1,) + (1,) * (len(x.shape) - 2)
-        scale = weight * rsqrt(var + self.eps)
-        return x * reshape(scale, shape) + reshape(bias - mean * scale, shape)
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x, mean_, var, weight, _ = node.inputs
+        shape, axes = channel_shape(x), other_axes(x)
+        inverse = rsqrt(add(var, self.eps))
+        centred = subtract(x, reshape(mean_, shape))
+        grad_b = summation(out_grad, axes)
+        grad_w = multiply(summation(multiply(out_grad, centred), axes), inverse)
+        scale = multiply(weight, inverse)
+        grad_mean = negate(multiply(grad_b, scale)) if mean_.requires_grad else None
+        grad_var = None
+        if var.requires_grad:
+            grad_var = mul_scalar(multiply(multiply(grad_w, weight), multiply(inverse, inverse)), -0.5)
+        return multiply(out_grad, reshape(scale, shape)), grad_mean, grad_var, grad_w, grad_b
 
     @classmethod
     def samples(cls) -> list:
-        return [({}, [(2, 5, 3, 4), (5,), "positive (5,)", (5,), (5,)])]
+        return [({"eps": 1e-3}, [(2, 5, 4, 3), (5,), Positive((5,)), (5,), (5,)]), ({}, [(4, 3), (3,), Positive((3,)), (3,), (3,)])]
+
+
+class Positive(tuple):
+    """In samples: the shape of an input that has to be positive."""
 
 
 @op
 class BatchNormTrain(Op):
-    """Normalises with the batch's own statistics; outputs y, mean, biased variance, 1 / sqrt(variance + eps)."""
+    """(y, mean, biased variance, 1 / sqrt(var + eps)) of x (N, C, *) from its own statistics; only y carries a gradient."""
 
     eps: float = 1e-5
     n_out = 4
 
-    @property
-    def label(self) -> str:
-        return "batch_norm_train"
+    def infer(self, x: Any, weight: Any, bias: Any) -> Any:
+        check_channels("batch_norm", x, weight, bias)
+        per_channel = Spec((x.shape[1],), str(x.dtype))
+        return (Spec(tuple(x.shape), str(x.dtype)), per_channel, per_channel, per_channel)
 
-    def infer(self, x: Any, weight: Any, bias: Any) -> tuple[Spec, ...]:
-        check_channels(x, (weight, bias))
-        if x.shape[0] * int(np.prod(x.shape[2:])) < 2:
-            raise ValueError(f"[batch_norm] expects more than one value per channel in training, got shape {tuple(x.shape)}.")
-        vector = Spec((x.shape[1],), x.dtype)
-        return (Spec(tuple(x.shape), x.dtype), vector, vector, vector)
+    def compute(self, x: NDArray, weight: NDArray, bias: NDArray) -> Any:
+        y = NDArray.empty(x.shape)
+        stats = [NDArray.empty(weight.shape) for _ in range(3)]
+        call("batch_norm_train", [as_rows(y), *stats], [as_rows(x), weight, bias], self.eps, 0, 0)
+        return (y, *stats)
 
-    def compute(self, x: NDArray, weight: NDArray, bias: NDArray) -> tuple[NDArray, ...]:
-        x = x.compact()
-        y, (mean, var, inv) = NDArray.empty(x.shape), (NDArray.empty(weight.shape) for _ in range(3))
-        call("batch_norm_train", [rows(y), mean, var, inv], [rows(x), weight, bias], self.eps, 0, 0)
-        return (y, mean, var, inv)
-
-    def reference(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, ...]:
-        axes = (0, *range(2, x.ndim))
-        mean, var = x.mean(axes), x.var(axes)
-        inv = 1 / np.sqrt(var + x.dtype.type(self.eps))
-        y = (x - per_channel(mean, x.ndim)) * per_channel(inv * weight, x.ndim) + per_channel(bias, x.ndim)
-        return (y, mean, var, inv)
+    def reference(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
+        axes, shape = other_axes(x), channel_shape(x)
+        m, v = x.mean(axes), x.var(axes)
+        inverse = 1 / np.sqrt(v + self.eps)
+        return (x - m.reshape(shape)) * (inverse * weight).reshape(shape) + bias.reshape(shape), m, v, inverse
 
     def gradient(self, out_grad: Any, node: Any) -> Any:
         x, weight, _ = node.inputs
-        mean, inv = (Tensor.make_const(node.cached_data[i]) for i in (1, 3))
-        grads = BatchNormTrainGrad()(x, mean, inv, weight, out_grad[0])
-        return tuple(grads[i] for i in range(3))
+        _, m, _, inverse = (t.detach() for t in node)
+        grads = BatchNormTrainGrad(self.eps)(x, m, inverse, weight, out_grad[0])
+        return grads[0], grads[1], grads[2]
 
     @classmethod
     def samples(cls) -> list:
-        return [({}, [(3, 5, 2, 3), (5,), (5,)]), ({}, [(4, 3), (3,), (3,)])]
+        return [({}, [(4, 5, 4, 3), (5,), (5,)]), ({"eps": 1e-3}, [(6, 3), (3,), (3,)])]
 
 
 @op
 class BatchNormTrainGrad(Op):
-    """Gradients of BatchNormTrain's y with respect to x, weight and bias; inputs x, mean, inv_std, weight, dy."""
+    """(dx, dweight, dbias) from x, its mean and 1 / sqrt(var + eps), the weight and the gradient of y."""
 
+    eps: float
     n_out = 3
 
-    @property
-    def label(self) -> str:
-        return "batch_norm_train_grad"
+    def infer(self, x: Any, mean: Any, inverse: Any, weight: Any, dy: Any) -> Any:
+        per_channel = Spec((x.shape[1],), str(x.dtype))
+        return (Spec(tuple(x.shape), str(x.dtype)), per_channel, per_channel)
+
+    def compute(self, x: NDArray, mean: NDArray, inverse: NDArray, weight: NDArray, dy: NDArray) -> Any:
+        dx, dw, db = NDArray.empty(x.shape), NDArray.empty(weight.shape), NDArray.empty(weight.shape)
+        call("batch_norm_train_grad", [as_rows(dx), dw, db], [as_rows(x), mean, inverse, weight, as_rows(dy)])
+        return dx, dw, db
+
+    def reference(self, x: np.ndarray, mean: np.ndarray, inverse: np.ndarray, weight: np.ndarray, dy: np.ndarray) -> Any:
+        axes, shape = other_axes(x), channel_shape(x)
+        n = x.size // x.shape[1]
+        normal = (x - mean.reshape(shape)) * inverse.reshape(shape)
+        db, dw = dy.sum(axes), (dy * normal).sum(axes)
+        scale = (weight * inverse).reshape(shape)
+        return scale * (dy - (db.reshape(shape) + normal * dw.reshape(shape)) / n), dw, db
 
     def gradient(self, out_grad: Any, node: Any) -> Any:
-        raise NotImplementedError("[batch_norm] has no second derivative in training mode.")
+        """Second derivative by differentiating the first in terms of ops; mean and inverse are recomputed from x."""
+        from .common import vjp
+        from .join import make_tuple
 
-    def infer(self, x: Any, mean: Any, inv: Any, weight: Any, dy: Any) -> tuple[Spec, ...]:
-        vector = Spec((x.shape[1],), x.dtype)
-        return (Spec(tuple(x.shape), x.dtype), vector, vector)
-
-    def compute(self, x: NDArray, mean: NDArray, inv: NDArray, weight: NDArray, dy: NDArray) -> tuple[NDArray, ...]:
-        x, dy = x.compact(), dy.compact()
-        dx, dw, db = NDArray.empty(x.shape), NDArray.empty(weight.shape), NDArray.empty(weight.shape)
-        call("batch_norm_train_grad", [rows(dx), dw, db], [rows(x), mean, inv, weight, rows(dy)])
-        return (dx, dw, db)
-
-    def reference(self, x: np.ndarray, mean: np.ndarray, inv: np.ndarray, weight: np.ndarray, dy: np.ndarray) -> Any:
-        axes, count = (0, *range(2, x.ndim)), x.size // x.shape[1]
-        centred = (x - per_channel(mean, x.ndim)) * per_channel(inv, x.ndim)
-        db, dw = dy.sum(axes), (dy * centred).sum(axes)
-        dx = dy - per_channel(db / count, x.ndim) - centred * per_channel(dw / count, x.ndim)
-        return (dx * per_channel(weight * inv, x.ndim), dw, db)
+        x, m, inverse, weight, dy = node.inputs
+        axes, shape = other_axes(x), channel_shape(x)
+        n = math.prod(x.shape[a] for a in axes)
+        centred = subtract(x, mean(x, axes, keepdims=True))
+        inv = rsqrt(add(mean(multiply(centred, centred), axes, keepdims=True), self.eps))
+        normal = multiply(centred, inv)
+        db, dw = summation(dy, axes), summation(multiply(dy, normal), axes)
+        inner = mul_scalar(add(reshape(db, shape), multiply(normal, reshape(dw, shape))), 1 / n)
+        dx = multiply(multiply(reshape(weight, shape), inv), subtract(dy, inner))
+        gx, gw, gdy = vjp(make_tuple(dx, dw, db), out_grad, (x, weight, dy))
+        return gx, None, None, gw, gdy
 
 
 def batch_norm(
@@ -153,31 +173,29 @@ def batch_norm(
     running_var: Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    training: Any = False,
+    training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
     unbiased: bool = True,
 ) -> Tensor:
-    """Batch normalisation of x (N, C, *). In training uses the batch's statistics and moves the running ones:
-    running = (1 - momentum) running + momentum batch, with the unbiased variance as torch, or the biased one."""
-    from needle.init import constant
+    """Batch normalisation of x (N, C, *). In training it uses the batch's statistics and moves the running ones towards them
+    by `momentum`: the variance unbiased (n - 1) as in torch, or biased as in needle. Without running ones it always trains."""
+    from needle.init import ones, zeros
 
-    if isinstance(training, Deferred):
-        training = training.value()  # type: ignore[attr-defined]
-    channels = 0
     if weight is None or bias is None:
-        channels = x.shape[1] if running_mean is None else running_mean.shape[0]
-    weight = constant(channels, c=1.0) if weight is None else weight
-    bias = constant(channels, c=0.0) if bias is None else bias
-    if not training:
-        if running_mean is None or running_var is None:
-            raise ValueError("[batch_norm] expects running statistics when not training, got None.")
+        like = running_mean if running_mean is not None else weight if weight is not None else bias
+        channels = like.shape[0] if like is not None else x.shape[1]
+        where = {"device": x.device, "dtype": like.dtype if like is not None else x.dtype, "requires_grad": False}
+        weight = ones(channels, **where) if weight is None else weight
+        bias = zeros(channels, **where) if bias is None else bias
+    if not training and running_mean is not None and running_var is not None:
         return BatchNorm(eps)(x, running_mean, running_var, weight, bias)
-    y, mean, var, _ = BatchNormTrain(eps)(x, weight, bias)
+    y, batch_mean, batch_var, _ = BatchNormTrain(eps)(x, weight, bias)
     if running_mean is not None and running_var is not None:
+        batch_mean, batch_var = batch_mean.detach(), batch_var.detach()
         if unbiased:
-            count = x.size // x.shape[1]
-            var = var * (count / (count - 1))
-        running_mean.data = running_mean.detach() * (1 - momentum) + mean.detach() * momentum
-        running_var.data = running_var.detach() * (1 - momentum) + var.detach() * momentum
+            count = math.prod(x.shape[a] for a in other_axes(x))
+            batch_var = mul_scalar(batch_var, count / max(count - 1, 1))
+        for running, batch in ((running_mean, batch_mean), (running_var, batch_var)):
+            running.data = add(mul_scalar(running.detach(), 1 - momentum), mul_scalar(batch, momentum))
     return y

@@ -1,4 +1,4 @@
-"""Pooling over (N, C, H, W), with torch's arguments."""
+"""Pooling over images (N, C, H, W) with torch's argument rules."""
 
 from __future__ import annotations
 
@@ -10,280 +10,212 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
 from .common import pair
-from .conv import windows
+from .conv import each_window, pad_images, windows
 
 
-def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """Output length; with ceil_mode a window may hang over the end, but must start inside the input or its left padding."""
-    span = size + 2 * padding - dilation * (kernel - 1) - 1
-    n = -(-span // stride) + 1 if ceil_mode else span // stride + 1
-    if ceil_mode and (n - 1) * stride >= size + padding:
-        n -= 1
-    return n
+def pool_size(op: Any, x: Any) -> tuple[int, int]:
+    """Output height and width of a pooling with the attributes of `op`."""
+    if len(x.shape) != 4:
+        raise ValueError(f"[{op.label}] expects shape (N, C, H, W), got {tuple(x.shape)}.")
+    sizes = []
+    for size, k, s, p, d in zip(x.shape[2:], op.kernel_size, op.stride, op.padding, getattr(op, "dilation", (1, 1)), strict=True):
+        span = size + 2 * p - d * (k - 1) - 1
+        if span < 0:
+            raise ValueError(f"[{op.label}] kernel {op.kernel_size} is larger than the padded input {tuple(x.shape[2:])}.")
+        n = (-(-span // s) if op.ceil_mode else span // s) + 1
+        if op.ceil_mode and (n - 1) * s >= size + p:
+            n -= 1  # the last window would start in the padding after the image
+        sizes.append(n)
+    return sizes[0], sizes[1]
 
 
 class Pool(Op):
-    """What the pools share."""
+    """One result per window of every channel."""
 
     layout = "any"
-    n_grad_inputs = 1
 
-    def image(self, x: Any) -> tuple[int, int]:
-        if len(x.shape) != 4:
-            raise ValueError(f"[{self.label}] expects an input of rank 4, got {len(x.shape)}.")
-        return x.shape[2], x.shape[3]
+    def infer(self, x: Any) -> Any:
+        return Spec((*x.shape[:2], *pool_size(self, x)), str(x.dtype))
 
-    def kernel_attributes(self) -> tuple[float, ...]:
-        return ()
+    def kernel_attributes(self) -> tuple:
+        raise NotImplementedError
 
-    def compute(self, x: NDArray) -> NDArray:
-        out = NDArray.empty(self.infer(x).shape, x.dtype)
-        call(self.label, [out], [x], *self.kernel_attributes())
+    def row(self) -> str:
+        raise NotImplementedError
+
+    def compute(self, x: NDArray) -> Any:
+        out = NDArray.empty(self.infer(x).shape)
+        self.lower(None, [x], out)
         return out
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        call(self.label, [out], inputs, *self.kernel_attributes())
+        call(self.row(), [out], inputs, *self.kernel_attributes())
+
+
+def run_grad(name: str, dx_shape: tuple, arrays: list[NDArray], attributes: tuple) -> NDArray:
+    dx = NDArray.empty(dx_shape)
+    call(name, [dx], [a.compact() for a in arrays], *attributes)
+    return dx
 
 
 @op
 class MaxPool2d(Pool):
-    """Largest value of each window; padding counts as -inf."""
+    """Maximum of every window; padding never wins."""
 
-    kernel_size: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    kernel_size: tuple
+    stride: tuple
+    padding: tuple = (0, 0)
+    dilation: tuple = (1, 1)
     ceil_mode: bool = False
 
-    @property
-    def label(self) -> str:
+    def infer(self, x: Any) -> Any:
+        if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
+            raise ValueError(f"[max_pool2d] padding {self.padding} is more than half of the kernel {self.kernel_size}.")
+        return Pool.infer(self, x)
+
+    def row(self) -> str:
         return "max_pool2d"
 
-    def infer(self, x: Any) -> Spec:
-        size = tuple(
-            pooled(n, self.kernel_size[d], self.stride[d], self.padding[d], self.dilation[d], self.ceil_mode)
-            for d, n in enumerate(self.image(x))
-        )
-        if min(size) < 1:
-            raise ValueError(f"[max_pool2d] the window is larger than the padded input, got shape {tuple(x.shape)}.")
-        if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
-            raise ValueError(f"[max_pool2d] padding is at most half the window, got {self.padding} for {self.kernel_size}.")
-        return Spec((*x.shape[:2], *size), x.dtype)
-
-    def kernel_attributes(self) -> tuple[float, ...]:
+    def kernel_attributes(self) -> tuple:
         return (*self.kernel_size, *self.stride, *self.padding, *self.dilation)
 
-    def padded(self, x: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-        """x within -inf up to the last window's end, and the output's size."""
-        oh, ow = self.infer(x).shape[2:]
-        (ph, pw), ends = self.padding, []
-        for n, size, k, s, d in zip((oh, ow), x.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True):
-            ends.append((n - 1) * s + d * (k - 1) + 1 - size)
-        pads = ((0, 0), (0, 0), (ph, max(0, ends[0] - ph)), (pw, max(0, ends[1] - pw)))
-        return np.pad(x, pads, constant_values=-np.inf), (oh, ow)
+    def reference(self, x: np.ndarray) -> Any:
+        return self._winners(x)[0]
 
-    def reference(self, x: np.ndarray) -> np.ndarray:
-        p, (oh, ow) = self.padded(x)
-        v = windows(p, self.kernel_size, self.stride, (0, 0, 0, 0), self.dilation)
-        return v[:, :, :oh, :ow].max((4, 5))
+    def _winners(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Maxima, and which kernel element they came from; of equal ones the first."""
+        size = pool_size(self, x)
+        best, at = np.full((*x.shape[:2], *size), -np.inf, x.dtype), np.zeros((*x.shape[:2], *size), int)
+        for i, j, window in windows(x, (*self.padding, *self.padding), self.kernel_size, self.stride, self.dilation, size, -np.inf):
+            better = (window > best) | np.isnan(window)
+            best, at = np.where(better, window, best), np.where(better, i * self.kernel_size[1] + j, at)
+        return best, at
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return MaxPool2dGrad(self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)(
-            node.inputs[0].detach(), node.detach(), out_grad
-        )
+        return MaxPool2dGrad(*self.attributes().values())(node.inputs[0], out_grad)
 
     @classmethod
     def samples(cls) -> list:
         return [
             ({"kernel_size": (2, 2), "stride": (2, 2)}, [(2, 3, 6, 7)]),
-            ({"kernel_size": (3, 3), "stride": (2, 2), "padding": (1, 1)}, [(1, 18, 9, 8)]),
-            ({"kernel_size": (3, 2), "stride": (2, 3), "padding": (1, 0), "dilation": (1, 2), "ceil_mode": True}, [(1, 2, 8, 11)]),
-            ({"kernel_size": (1, 1), "stride": (1, 1)}, [(1, 1, 1, 1)]),
+            ({"kernel_size": (3, 3), "stride": (2, 2), "padding": (1, 1)}, [(1, 17, 9, 8)]),
+            ({"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 2), "ceil_mode": True}, [(1, 2, 8, 9)]),
         ]
 
 
 @op
-class MaxPool2dGrad(MaxPool2d):
-    """Sends each output gradient to the first largest input of its window; inputs x, y, dy."""
+class MaxPool2dGrad(Op):
+    """The output's gradient at the winners of every window."""
 
-    kernel_size: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    kernel_size: tuple
+    stride: tuple
+    padding: tuple = (0, 0)
+    dilation: tuple = (1, 1)
     ceil_mode: bool = False
-    layout = "plain"
 
-    def infer(self, x: Any, *rest: Any) -> Spec:
-        return Spec(tuple(x.shape), x.dtype) if rest else MaxPool2d.infer(self, x)
+    def _forward(self) -> MaxPool2d:
+        return MaxPool2d(*self.attributes().values())
 
-    def compute(self, x: NDArray, y: NDArray, dy: NDArray) -> NDArray:  # type: ignore[override]
-        out = NDArray.empty(x.shape, x.dtype)
-        call("max_pool2d_grad", [out], [x, y, dy], *self.kernel_attributes())
-        return out
+    def infer(self, x: Any, dy: Any) -> Any:
+        return Spec(tuple(x.shape), str(x.dtype))
 
-    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        call("max_pool2d_grad", [out], inputs, *self.kernel_attributes())
+    def compute(self, x: NDArray, dy: NDArray) -> Any:
+        return run_grad("max_pool2d_grad", x.shape, [x, dy], self._forward().kernel_attributes())
 
-    def reference(self, x: np.ndarray, y: np.ndarray, dy: np.ndarray) -> np.ndarray:  # type: ignore[override]
-        p, (oh, ow) = self.padded(x)
-        v = windows(p, self.kernel_size, self.stride, (0, 0, 0, 0), self.dilation)[:, :, :oh, :ow]
-        best = v.reshape(*v.shape[:4], -1).argmax(-1)
-        grad = np.zeros(p.shape, dy.dtype)
-        n, c, i, j = np.indices(best.shape)
-        rows = i * self.stride[0] + best // self.kernel_size[1] * self.dilation[0]
-        cols = j * self.stride[1] + best % self.kernel_size[1] * self.dilation[1]
-        np.add.at(grad, (n, c, rows, cols), dy)
-        (ph, pw), (h, w) = self.padding, x.shape[2:]
-        return grad[:, :, ph : ph + h, pw : pw + w]
+    def reference(self, x: np.ndarray, dy: np.ndarray) -> Any:
+        _, at = self._forward()._winners(x)
+        args = ((*self.padding, *self.padding), self.kernel_size, self.stride, self.dilation, dy.shape[2:])
+        dx = pad_images(np.zeros(x.shape, dy.dtype), *args)
+        for i, j, window in each_window(dx, *args[1:]):
+            window += dy * (at == i * self.kernel_size[1] + j)
+        top, left = self.padding
+        return dx[:, :, top : top + x.shape[2], left : left + x.shape[3]]
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         raise NotImplementedError("[max_pool2d] has no second derivative.")
-
-    @classmethod
-    def samples(cls) -> list:
-        return []
 
 
 def max_pool2d(
     x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Tensor:
-    """Max pooling; `stride` is `kernel_size` unless given."""
-    kernel = pair(kernel_size)
-    return MaxPool2d(kernel, kernel if stride in (None, []) else pair(stride), pair(padding), pair(dilation), ceil_mode)(x)
+    stride = kernel_size if stride is None or stride == [] else stride
+    return MaxPool2d(pair(kernel_size), pair(stride), pair(padding), pair(dilation), bool(ceil_mode))(x)
 
 
 @op
 class AvgPool2d(Pool):
-    """Mean of each window; padding counts as zeros, in the divisor only with count_include_pad."""
+    """Mean of every window; zeros of the padding count (count_include_pad) or not; divisor_override replaces the count."""
 
-    kernel_size: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int] = (0, 0)
+    kernel_size: tuple
+    stride: tuple
+    padding: tuple = (0, 0)
     ceil_mode: bool = False
     count_include_pad: bool = True
-    divisor_override: Any = None
+    divisor_override: int | None = None
 
-    @property
-    def label(self) -> str:
+    def row(self) -> str:
         return "avg_pool2d"
 
-    def infer(self, x: Any) -> Spec:
-        size = tuple(
-            pooled(n, self.kernel_size[d], self.stride[d], self.padding[d], 1, self.ceil_mode)
-            for d, n in enumerate(self.image(x))
-        )
-        if min(size) < 1:
-            raise ValueError(f"[avg_pool2d] the window is larger than the padded input, got shape {tuple(x.shape)}.")
-        return Spec((*x.shape[:2], *size), x.dtype)
+    def kernel_attributes(self) -> tuple:
+        return (*self.kernel_size, *self.stride, *self.padding, self.count_include_pad, self.divisor_override or 0)
 
-    def kernel_attributes(self) -> tuple[float, ...]:
-        return (
-            *self.kernel_size,
-            *self.stride,
-            *self.padding,
-            self.count_include_pad,
-            self.divisor_override or 0,
-            *self.padding,
-        )
-
-    def weights(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(OH, H) and (OW, W) matrices of window membership, to be divided by the window's divisor."""
-        out = self.infer(Spec(shape)).shape[2:]
-        matrices = []
-        for d in (0, 1):
-            m = np.zeros((out[d], shape[2 + d]), dtype)
-            for i in range(out[d]):
-                start = i * self.stride[d] - self.padding[d]
-                m[i, max(0, start) : max(0, min(start + self.kernel_size[d], shape[2 + d]))] = 1
-            matrices.append(m)
-        return matrices[0], matrices[1]
-
-    def divisors(self, shape: tuple[int, ...]) -> np.ndarray:
-        rows, cols = self.weights(shape, "float64")
+    def divisor(self, x: Any) -> np.ndarray:
+        """(OH, OW): by what the sum of each window is divided."""
+        size = pool_size(self, x)
         if self.divisor_override:
-            return np.full((len(rows), len(cols)), float(self.divisor_override))
-        if not self.count_include_pad:
-            return np.outer(rows.sum(1), cols.sum(1))
+            return np.full(size, float(self.divisor_override))
         counts = []
-        for d, m in enumerate((rows, cols)):
-            starts = np.arange(len(m)) * self.stride[d] - self.padding[d]
-            counts.append(np.minimum(starts + self.kernel_size[d], shape[2 + d] + self.padding[d]) - starts)
-        return np.outer(*counts)
+        for n, out, k, s, p in zip(x.shape[2:], size, self.kernel_size, self.stride, self.padding, strict=True):
+            start = np.arange(out) * s - p
+            stop = np.minimum(start + k, n + p)
+            counts.append(stop - start if self.count_include_pad else np.minimum(stop, n) - np.maximum(start, 0))
+        return np.outer(*counts).astype("float64")
 
-    def reference(self, x: np.ndarray) -> np.ndarray:
-        rows, cols = self.weights(x.shape, x.dtype)
-        return np.einsum("nchw,ih,jw->ncij", x, rows, cols, optimize=True) / self.divisors(x.shape).astype(x.dtype)
+    def reference(self, x: np.ndarray) -> Any:
+        size = pool_size(self, x)
+        total = sum(w for _, _, w in windows(x, (*self.padding, *self.padding), self.kernel_size, self.stride, (1, 1), size))
+        return total / self.divisor(x).astype(x.dtype)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return AvgPool2dGrad(
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-            tuple(node.inputs[0].shape),
-        )(out_grad)
+        return AvgPool2dGrad(self, tuple(node.inputs[0].shape))(out_grad)
 
     @classmethod
     def samples(cls) -> list:
+        plain = {"kernel_size": (2, 2), "stride": (2, 2)}
+        padded = {"kernel_size": (3, 3), "stride": (2, 2), "padding": (1, 1), "ceil_mode": True}
         return [
-            ({"kernel_size": (2, 2), "stride": (2, 2)}, [(2, 3, 6, 7)]),
-            ({"kernel_size": (3, 3), "stride": (2, 2), "padding": (1, 1), "count_include_pad": False}, [(1, 18, 9, 8)]),
-            ({"kernel_size": (3, 2), "stride": (2, 2), "padding": (1, 1), "ceil_mode": True}, [(1, 2, 8, 10)]),
-            ({"kernel_size": (2, 2), "stride": (1, 1), "divisor_override": 3}, [(1, 2, 4, 5)]),
+            (plain, [(2, 3, 6, 7)]),
+            (padded, [(1, 17, 8, 9)]),
+            ({**padded, "count_include_pad": False}, [(1, 2, 8, 9)]),
+            ({**padded, "divisor_override": 5}, [(1, 2, 8, 9)]),
         ]
 
 
-class LinearMapGrad(Op):
-    """Gradient of a linear map of images: the transposed map, with input dy and attribute `shape` of the map's input."""
-
-    shape: tuple[int, ...]
-
-    def infer(self, dy: Any) -> Spec:
-        return Spec(tuple(self.shape), dy.dtype)
-
-    def compute(self, dy: NDArray) -> NDArray:
-        out = NDArray.empty(self.shape, dy.dtype)
-        call(self.label, [out], [dy], *self.kernel_attributes())
-        return out
-
-    def kernel_attributes(self) -> tuple[float, ...]:
-        raise NotImplementedError
-
-
 @op
-class AvgPool2dGrad(LinearMapGrad):
-    """Spreads each output gradient over its window."""
+class AvgPool2dGrad(Op):
+    """Gradient of an average pooling's input, of shape `shape`, from its output's."""
 
-    kernel_size: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    ceil_mode: bool
-    count_include_pad: bool
-    divisor_override: Any
-    shape: tuple[int, ...]
+    pool: AvgPool2d
+    shape: tuple
 
-    @property
-    def label(self) -> str:
-        return "avg_pool2d_grad"
+    def infer(self, dy: Any) -> Any:
+        return Spec(self.shape, str(dy.dtype))
 
-    @property
-    def forward_op(self) -> AvgPool2d:
-        return AvgPool2d(
-            self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override
-        )
+    def compute(self, dy: NDArray) -> Any:
+        return run_grad("avg_pool2d_grad", self.shape, [dy], self.pool.kernel_attributes())
 
-    def kernel_attributes(self) -> tuple[float, ...]:
-        return self.forward_op.kernel_attributes()
-
-    def reference(self, dy: np.ndarray) -> np.ndarray:
-        rows, cols = self.forward_op.weights(self.shape, dy.dtype)
-        scaled = dy / self.forward_op.divisors(self.shape).astype(dy.dtype)
-        return np.einsum("ncij,ih,jw->nchw", scaled, rows, cols, optimize=True)
+    def reference(self, dy: np.ndarray) -> Any:
+        p = self.pool
+        args = ((*p.padding, *p.padding), p.kernel_size, p.stride, (1, 1), dy.shape[2:])
+        dx = pad_images(np.zeros(self.shape, dy.dtype), *args)
+        part = dy / p.divisor(Spec(self.shape)).astype(dy.dtype)
+        for _, _, window in each_window(dx, *args[1:]):
+            window += part
+        top, left = p.padding
+        return dx[:, :, top : top + self.shape[2], left : left + self.shape[3]]
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return self.forward_op(out_grad)
+        return self.pool(out_grad)
 
 
 def avg_pool2d(
@@ -295,70 +227,73 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """Average pooling; `stride` is `kernel_size` unless given."""
-    kernel = pair(kernel_size)
-    stride = kernel if stride in (None, []) else pair(stride)
-    return AvgPool2d(kernel, stride, pair(padding), ceil_mode, count_include_pad, divisor_override)(x)
-
-
-def bins(size: int, out: int, dtype: Any) -> np.ndarray:
-    """(out, size) matrix of torch's adaptive bins, each row summing to 1."""
-    m = np.zeros((out, size), dtype)
-    for i in range(out):
-        start, end = i * size // out, -(-(i + 1) * size // out)
-        m[i, start:end] = 1 / (end - start)
-    return m
+    stride = kernel_size if stride is None or stride == [] else stride
+    op = AvgPool2d(pair(kernel_size), pair(stride), pair(padding), bool(ceil_mode), bool(count_include_pad), divisor_override)
+    return op(x)
 
 
 @op
 class AdaptiveAvgPool2d(Pool):
-    """Means over size[0] x size[1] bins; None keeps a dimension."""
+    """Means of output_size regions that cover the image: region i is [floor(i n / out), ceil((i + 1) n / out))."""
 
-    size: tuple[Any, Any]
+    output_size: tuple
 
-    @property
-    def label(self) -> str:
+    def row(self) -> str:
         return "adaptive_avg_pool2d"
 
-    def infer(self, x: Any) -> Spec:
-        size = tuple(n if s is None else s for s, n in zip(self.size, self.image(x), strict=True))
-        return Spec((*x.shape[:2], *size), x.dtype)
+    def kernel_attributes(self) -> tuple:
+        return ()
 
-    def reference(self, x: np.ndarray) -> np.ndarray:
-        out = self.infer(x).shape
-        rows, cols = bins(x.shape[2], out[2], x.dtype), bins(x.shape[3], out[3], x.dtype)
-        return np.einsum("nchw,ih,jw->ncij", x, rows, cols, optimize=True)
+    def infer(self, x: Any) -> Any:
+        if len(x.shape) != 4:
+            raise ValueError(f"[adaptive_avg_pool2d] expects shape (N, C, H, W), got {tuple(x.shape)}.")
+        size = tuple(n if s is None else int(s) for s, n in zip(self.output_size, x.shape[2:], strict=True))
+        return Spec((*x.shape[:2], *size), str(x.dtype))
+
+    def reference(self, x: np.ndarray) -> Any:
+        rows, columns = region_means(tuple(x.shape[2:]), self.infer(x).shape[2:])
+        return rows.astype(x.dtype) @ x @ columns.T.astype(x.dtype)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return AdaptiveAvgPool2dGrad(self.size, tuple(node.inputs[0].shape))(out_grad)
+        return AdaptiveAvgPool2dGrad(tuple(node.inputs[0].shape))(out_grad)
 
     @classmethod
     def samples(cls) -> list:
-        return [({"size": (1, 1)}, [(2, 18, 7, 7)]), ({"size": (3, None)}, [(1, 2, 7, 5)]), ({"size": (7, 5)}, [(1, 2, 3, 3)])]
+        return [({"output_size": (1, 1)}, [(2, 17, 7, 7)]), ({"output_size": (3, None)}, [(1, 2, 7, 5)])]
+
+
+def region_means(size: tuple, out: tuple) -> list[np.ndarray]:
+    """Per axis the (out, size) matrix whose rows average the regions."""
+    matrices = []
+    for n, o in zip(size, out, strict=True):
+        m = np.zeros((o, n))
+        for i in range(o):
+            start, stop = i * n // o, -(-(i + 1) * n // o)
+            m[i, start:stop] = 1 / (stop - start)
+        matrices.append(m)
+    return matrices
 
 
 @op
-class AdaptiveAvgPool2dGrad(LinearMapGrad):
-    """Spreads each output gradient over its bin."""
+class AdaptiveAvgPool2dGrad(Op):
+    """Gradient of an adaptive average pooling's input, of shape `shape`, from its output's."""
 
-    size: tuple[Any, Any]
-    shape: tuple[int, ...]
+    shape: tuple
 
-    @property
-    def label(self) -> str:
-        return "adaptive_avg_pool2d_grad"
+    def infer(self, dy: Any) -> Any:
+        return Spec(self.shape, str(dy.dtype))
 
-    def kernel_attributes(self) -> tuple[float, ...]:
-        return ()
+    def compute(self, dy: NDArray) -> Any:
+        return run_grad("adaptive_avg_pool2d_grad", self.shape, [dy], ())
 
-    def reference(self, dy: np.ndarray) -> np.ndarray:
-        rows, cols = bins(self.shape[2], dy.shape[2], dy.dtype), bins(self.shape[3], dy.shape[3], dy.dtype)
-        return np.einsum("ncij,ih,jw->nchw", dy, rows, cols, optimize=True)
+    def reference(self, dy: np.ndarray) -> Any:
+        rows, columns = region_means(self.shape[2:], dy.shape[2:])
+        return rows.T.astype(dy.dtype) @ dy @ columns.astype(dy.dtype)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return AdaptiveAvgPool2d(self.size)(out_grad)
+        return adaptive_avg_pool2d(out_grad, tuple(node.inputs[0].shape[2:]))
 
 
 def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
-    """Average pooling to `output_size` (int, or pair with None to keep a dimension)."""
+    """output_size: a number, or a pair in which None keeps the input's size."""
     return AdaptiveAvgPool2d(pair(output_size))(x)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Deferred, Op, Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.ndarray import resolve_shape
 
 from .common import as_axes, check_axes, check_axis, unbroadcast
@@ -290,6 +290,7 @@ class Pad(Op):
 
     pads: tuple
     value: Any = 0.0
+    layout = "any"
 
     def _all(self, x: Any) -> list[tuple[int, int]]:
         lead = len(x.shape) - len(self.pads)
@@ -314,10 +315,20 @@ class Pad(Op):
 
     def compute(self, x: NDArray) -> Any:
         out = NDArray.empty(self.infer(x).shape, x.dtype)
-        out.fill(float(self.value))
-        target, source = self._regions(x)
-        out[target] = x[source]
+        self.lower(None, [x], out)
         return out
+
+    def accepts_blocked(self, *inputs: Spec) -> bool:
+        return not any(sum(map(abs, p)) for p in self._all(inputs[0])[:2])
+
+    def aliases(self, out: Any, *inputs: Any) -> bool:
+        return not any(sum(map(abs, p)) for p in self.pads)
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        (x,) = inputs
+        target, source = self._regions(x if x.ndim != 5 else Spec((*x.shape[:4],)))
+        call("fill", [out], [], float(self.value))
+        call("copy", [out[target]], [x[source]])
 
     def reference(self, x: np.ndarray) -> Any:
         out = np.full(self.infer(x).shape, self.value, x.dtype)

@@ -1,7 +1,8 @@
-"""Softmax, its logarithm, and losses built on it."""
+"""Softmax, its logarithm, logsumexp, cross entropy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,142 +11,182 @@ from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
 from .common import as_axes, check_axes, check_axis
+from .elementwise import cast, divide_scalar, multiply, negate, subtract
+from .maths import exp
+from .reduce import summation
+from .shape import broadcast_to, reshape
 
 
-def last_axis(axis: int, ndim: int) -> tuple[tuple[int, ...], bool]:
-    """The permutation that swaps `axis` with the last one, and whether it moves anything."""
-    axes = list(range(ndim))
-    axes[axis], axes[-1] = axes[-1], axes[axis]
-    return tuple(axes), axis != ndim - 1
+def on_rows(kernel: str, axis: int, *arrays: NDArray) -> NDArray:
+    """A kernel over rows, run over any axis."""
+    axis %= arrays[0].ndim
+    order = [i for i in range(arrays[0].ndim) if i != axis] + [axis]
+    moved = [a.permute(order) for a in arrays]
+    rows = [m.reshape((-1, m.shape[-1])) for m in moved]
+    out = NDArray.empty(rows[0].shape, rows[0].dtype)
+    call(kernel, [out], rows)
+    return out.reshape(moved[0].shape).permute([int(i) for i in np.argsort(order)]).compact()
 
 
 class RowOp(Op):
-    """Ops on vectors along one axis; `kernel_name` works on rows."""
+    """A function of whole rows along attribute `axis`."""
 
-    axis: int
-    kernel_name = ""
+    def infer(self, x: Any, *others: Any) -> Any:
+        check_axis(self.label, self.attributes()["axis"], x.shape)
+        return Spec(tuple(x.shape), str(x.dtype))
 
-    def infer(self, x: Any, *_: Any) -> Spec:
-        check_axis(self.kernel_name, self.axis, x.shape)
-        return Spec(tuple(x.shape), x.dtype)
-
-    def compute(self, *arrays: NDArray) -> NDArray:
-        shape, ndim = arrays[0].shape, arrays[0].ndim
-        axes, moved = last_axis(self.axis % ndim, ndim)
-        arrays = tuple((a.permute(axes) if moved else a).compact() for a in arrays)
-        rows = [a.reshape((-1, shape[self.axis])) if a.size else a for a in arrays]
-        out = NDArray.empty(arrays[0].shape, arrays[0].dtype)
-        if out.size:
-            call(self.kernel_name, [out.reshape(rows[0].shape)], rows)
-        return out.permute(axes).compact() if moved else out
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": -1}, [(4, 33)]), ({"axis": 1}, [(2, 3, 5)])]
 
 
 @op
 class Softmax(RowOp):
-    """exp(x - max) / sum."""
+    """e ** x over its sum along the axis."""
 
     axis: int = -1
-    kernel_name = "softmax"
 
-    def reference(self, x: np.ndarray) -> np.ndarray:
+    def compute(self, x: NDArray) -> Any:
+        return on_rows("softmax", self.axis, x)
+
+    def reference(self, x: np.ndarray) -> Any:
         e = np.exp(x - x.max(self.axis, keepdims=True))
         return e / e.sum(self.axis, keepdims=True)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        inner = (out_grad * node).sum(self.axis, keepdims=True)
-        return node * (out_grad - inner)
-
-    @classmethod
-    def samples(cls) -> list:
-        return [({}, [(4, 33)]), ({"axis": 1}, [(2, 5, 3)])]
+        return SoftmaxGrad(self.axis)(node, out_grad)
 
 
 @tensor_method()
-def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return Softmax(axis)(x)
+def softmax(a: Tensor, axis: int = -1) -> Tensor:
+    return Softmax(axis)(a)
+
+
+@op
+class SoftmaxGrad(RowOp):
+    """From y = softmax(x) and its gradient: the gradient of x."""
+
+    axis: int = -1
+
+    def compute(self, y: NDArray, dy: NDArray) -> Any:
+        return on_rows("softmax_grad", self.axis, y, dy)
+
+    def reference(self, y: np.ndarray, dy: np.ndarray) -> Any:
+        return y * (dy - (y * dy).sum(self.axis, keepdims=True))
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        y, dy = node.inputs
+        dot = summation(multiply(y, dy), self.axis, keepdims=True)
+        dot_out = summation(multiply(out_grad, y), self.axis, keepdims=True)
+        grad_y = subtract(multiply(out_grad, subtract(dy, dot)), multiply(dy, dot_out))
+        return grad_y, SoftmaxGrad(self.axis)(y, out_grad)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": -1}, [(4, 33), (4, 33)])]
 
 
 @op
 class LogSoftmax(RowOp):
-    """x - max - log(sum(exp(x - max)))."""
+    """The logarithm of softmax."""
 
     axis: int = -1
-    kernel_name = "log_softmax"
 
-    def reference(self, x: np.ndarray) -> np.ndarray:
-        s = x - x.max(self.axis, keepdims=True)
-        return s - np.log(np.exp(s).sum(self.axis, keepdims=True))
+    def compute(self, x: NDArray) -> Any:
+        return on_rows("log_softmax", self.axis, x)
+
+    def reference(self, x: np.ndarray) -> Any:
+        x = x - x.max(self.axis, keepdims=True)
+        return x - np.log(np.exp(x).sum(self.axis, keepdims=True))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        from .maths import exp
-
-        return out_grad - exp(node) * out_grad.sum(self.axis, keepdims=True)
-
-    @classmethod
-    def samples(cls) -> list:
-        return [({}, [(4, 33)]), ({"axis": 0}, [(5, 3)])]
+        return LogSoftmaxGrad(self.axis)(node, out_grad)
 
 
-@tensor_method()
-def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return LogSoftmax(axis)(x)
+@tensor_method("log_softmax", "logsoftmax")
+def log_softmax(a: Tensor, axis: int = -1) -> Tensor:
+    return LogSoftmax(axis)(a)
 
 
 logsoftmax = log_softmax
 
 
 @op
+class LogSoftmaxGrad(RowOp):
+    """From y = log_softmax(x) and its gradient: the gradient of x."""
+
+    axis: int = -1
+
+    def compute(self, y: NDArray, dy: NDArray) -> Any:
+        return on_rows("log_softmax_grad", self.axis, y, dy)
+
+    def reference(self, y: np.ndarray, dy: np.ndarray) -> Any:
+        return dy - np.exp(y) * dy.sum(self.axis, keepdims=True)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        y, dy = node.inputs
+        weighted = multiply(exp(y), out_grad)
+        total = summation(dy, self.axis, keepdims=True)
+        return negate(multiply(weighted, total)), subtract(out_grad, summation(weighted, self.axis, keepdims=True))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": -1}, [(4, 33), (4, 33)])]
+
+
+@op
 class LogSumExp(Op):
-    """log of the sum of exponentials over `axes`, which disappear."""
+    """log of the sum of e ** x over axes (None: all); the axes vanish."""
 
     axes: Any = None
 
-    @property
-    def label(self) -> str:
-        return "logsumexp"
-
-    def infer(self, x: Any) -> Spec:
+    def infer(self, x: Any) -> Any:
         axes = check_axes("logsumexp", self.axes, x.shape)
-        return Spec(tuple(s for d, s in enumerate(x.shape) if d not in axes), x.dtype)
+        return Spec(tuple(s for i, s in enumerate(x.shape) if i not in axes), str(x.dtype))
 
-    def compute(self, x: NDArray) -> NDArray:
+    def compute(self, x: NDArray) -> Any:
         axes = check_axes("logsumexp", self.axes, x.shape)
-        top = x.reduce("max", axes, True)
-        total = x.ewise("sub", top).exp().reduce("sum", axes, True).log().ewise("add", top)
-        return total.reshape(self.infer(x).shape)
+        kept = [i for i in range(x.ndim) if i not in axes]
+        shape = self.infer(x).shape
+        rows = x.permute([*kept, *axes]).reshape((int(np.prod(shape)), -1))
+        out = NDArray.empty((rows.shape[0], 1), x.dtype)
+        call("logsumexp", [out], [rows])
+        return out.reshape(shape)
 
-    def reference(self, x: np.ndarray) -> np.ndarray:
-        axes = check_axes("logsumexp", self.axes, x.shape)
+    def reference(self, x: np.ndarray) -> Any:
+        axes = as_axes(self.axes)
         top = x.max(axes, keepdims=True)
         return np.log(np.exp(x - top).sum(axes)) + top.reshape(self.infer(x).shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        from .maths import exp
-        from .shape import broadcast_to, reshape
-
-        (x,) = node.inputs
+        x = node.inputs[0]
         axes = check_axes("logsumexp", self.axes, x.shape)
-        kept = tuple(1 if d in axes else s for d, s in enumerate(x.shape))
-        spread = lambda t: broadcast_to(reshape(t, kept), x.shape)  # noqa: E731
-        return spread(out_grad) * exp(x - spread(node))
+        kept = tuple(1 if i in axes else s for i, s in enumerate(x.shape))
+        spread: Callable[[Tensor], Tensor] = lambda t: broadcast_to(reshape(t, kept), x.shape)  # noqa: E731
+        return multiply(spread(out_grad), exp(subtract(x, spread(node))))
 
     @classmethod
     def samples(cls) -> list:
-        return [({}, [(3, 5)]), ({"axes": (1,)}, [(4, 33)]), ({"axes": (0, 2)}, [(2, 5, 3)])]
+        return [({"axes": a}, [(3, 4, 5)]) for a in (None, 1, (0, -1))]
 
 
-def logsumexp(x: Tensor, axes: Any = None) -> Tensor:
-    return LogSumExp(as_axes(axes))(x)
+@tensor_method()
+def logsumexp(a: Tensor, axes: Any = None) -> Tensor:
+    return LogSumExp(as_axes(axes))(a)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean of -log_softmax(logits)[label]; logits (batch, classes), labels (batch,) of any number dtype."""
-    from needle.init import one_hot
+def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """-log softmax(logits)[label]. logits (N, C); labels (N,): class numbers of any dtype. reduction: mean, sum or none."""
+    from .comparison import eq
 
-    if len(logits.shape) != 2 or tuple(labels.shape) != tuple(logits.shape[:1]):
-        raise ValueError(f"[cross_entropy] expects (batch, classes) and (batch,), got {tuple(logits.shape)} and {tuple(labels.shape)}.")
-    chosen = one_hot(logits.shape[1], labels, device=logits.device, dtype=logits.dtype)
-    return (log_softmax(logits, 1) * chosen).sum() * (-1.0 / logits.shape[0])
+    classes = logits.shape[1]
+    column = reshape(cast(labels, logits.dtype), (-1, 1))
+    hot = cast(eq(column, np.arange(classes, dtype=logits.dtype)), logits.dtype)
+    losses = negate(summation(multiply(log_softmax(logits, 1), hot), (1,)))
+    if reduction == "none":
+        return losses
+    total = summation(losses)
+    return total if reduction == "sum" else divide_scalar(total, logits.shape[0])
 
 
 softmax_loss = cross_entropy

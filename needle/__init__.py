@@ -1,0 +1,25 @@
+"""needle: arrays, autograd, layers, optimizers and a graph executor. See README.md."""
+
+from __future__ import annotations
+
+from . import autograd, backend_ndarray, backend_selection, init, interop, ops, optim
+from . import graph, nn  # isort: skip - layers call ops and init
+from . import executor, serialize  # isort: skip - both need layers and graphs
+from ._core import isa, set_num_threads
+from ._core import num_threads as get_num_threads
+from .autograd import Tensor, TensorTuple, Unsupported
+from .backend_ndarray import Device, NDArray, cpu, cpu_numpy, cuda, hip
+from .backend_selection import default_device
+from .executor import Executable, compile
+from .interop import as_ndarray
+from .ops import *  # noqa: F403
+from .serialize import load, save
+
+
+def from_dlpack(x: object) -> Tensor:
+    """Zero-copy Tensor over the CPU memory of any object with `__dlpack__`."""
+    return Tensor.make_const(backend_ndarray.from_dlpack(x))
+
+
+__version__ = "0.1.0"
+__all__ = [n for n in dir() if not n.startswith("_") and n not in ("annotations",)]

@@ -1,0 +1,36 @@
+"""Layers without parameters for functional calls of other frameworks, which hand in their tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from needle import ops
+from needle.autograd import Tensor
+
+from .module import Module
+
+
+class FunctionalBatchNorm(Module):
+    """Batch normalisation, in torch's rule, with the statistics and parameters given at the call."""
+
+    mode_dependent = True
+
+    def __init__(self, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+
+    def forward(self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> Tensor:
+        training = self.training or mean is None
+        return ops.batch_norm(x, mean, var, weight, bias, training, self.momentum, self.eps, unbiased=True)
+
+
+class ConstantPad2d(Module):
+    """Pads (left, right, top, bottom) with one value."""
+
+    def __init__(self, padding: Any, value: float = 0.0) -> None:
+        super().__init__()
+        self.padding, self.value = padding, value
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.padding
+        return ops.pad(x, (p,) * 4 if isinstance(p, int) else tuple(p), value=self.value)

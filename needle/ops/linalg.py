@@ -1,0 +1,136 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
+from needle.backend_ndarray import NDArray, call
+
+from .activation import activation_code
+from .common import broadcast_shape, unbroadcast
+from .planned import lower_linear
+from .reduce import summation
+from .shape import reshape, transpose
+
+
+@op
+class MatMul(Op):
+    """a @ b: (..., M, K) times (..., K, N), leading axes broadcast; a 1-d operand is a row or a column, as in numpy."""
+
+    def infer(self, a: Any, b: Any) -> Any:
+        if not a.shape or not b.shape:
+            raise ValueError(f"[matmul] operands need at least one axis, got {tuple(a.shape)} and {tuple(b.shape)}.")
+        inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
+        if a.shape[-1] != inner:
+            raise ValueError(f"[matmul] b expects {a.shape[-1]} rows, got {inner}, for {tuple(a.shape)} @ {tuple(b.shape)}.")
+        batch = broadcast_shape("matmul", tuple(a.shape[:-2]), tuple(b.shape[:-2]))
+        return Spec((*batch, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())), str(a.dtype))
+
+    def compute(self, a: NDArray, b: NDArray) -> Any:
+        shape = self.infer(a, b).shape
+        a = a.reshape((1, -1)) if a.ndim == 1 else a
+        b = b.reshape((-1, 1)) if b.ndim == 1 else b
+        if b.ndim == 2 and a.ndim > 2 and a.is_compact():  # one product over all rows
+            out = a.reshape((-1, a.shape[-1])) @ b
+        else:
+            out = a @ b
+        return out.reshape(shape)
+
+    def reference(self, a: np.ndarray, b: np.ndarray) -> Any:
+        return a @ b
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        a, b = node.inputs
+        row, column = a.ndim == 1, b.ndim == 1
+        a2 = reshape(a, (1, -1)) if row else a
+        b2 = reshape(b, (-1, 1)) if column else b
+        shape = out_grad.shape
+        if row:
+            shape = (*shape[:-1], 1, shape[-1]) if not column else (1,)
+        g = reshape(out_grad, (*shape, 1) if column else shape)
+        grad_a = grad_b = None
+        if a.requires_grad:
+            grad_a = reshape(unbroadcast(matmul(g, transpose(b2)), a2.shape), a.shape)
+        if b.requires_grad:
+            if b2.ndim == 2 and a2.ndim > 2:  # one product instead of a batch of them and a sum
+                a2, g = reshape(a2, (-1, a2.shape[-1])), reshape(g, (-1, g.shape[-1]))
+            grad_b = reshape(unbroadcast(matmul(transpose(a2), g), b2.shape), b.shape)
+        return grad_a, grad_b
+
+    @classmethod
+    def samples(cls) -> list:
+        shapes = [((5, 7), (7, 3)), ((2, 1, 5, 7), (3, 7, 4)), ((2, 5, 7), (7, 3)), ((7,), (7, 3)), ((2, 5, 7), (7,)), ((7,), (7,))]
+        return [({}, list(s)) for s in shapes]
+
+
+@tensor_method("matmul", "__matmul__")
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    return MatMul()(a, b)
+
+
+def linear_kernel(x: NDArray, weight: NDArray, bias: NDArray | None, layout: str, activation: str, alpha: float) -> NDArray:
+    """activation(x @ weight + bias) in one kernel call; layout as in Linear."""
+    matrix = weight if layout == "needle" else weight.permute((1, 0))
+    rows = x.reshape((-1, x.shape[-1]))
+    out = NDArray.empty((rows.shape[0], matrix.shape[1]))
+    ins = [rows, matrix] + ([] if bias is None else [bias.reshape((-1,))])
+    call("matmul", [out], ins, activation_code(activation), alpha, bias is not None)
+    return out.reshape((*x.shape[:-1], matrix.shape[1]))
+
+
+def infer_linear(label: str, layout: str, x: Any, weight: Any, bias: Any = None) -> Spec:
+    rows, columns = weight.shape if layout == "needle" else reversed(weight.shape)
+    if not x.shape or x.shape[-1] != rows:
+        raise ValueError(f"[{label}] weight expects {rows} input features, got shape {tuple(x.shape)}.")
+    if bias is not None and int(np.prod(bias.shape)) != columns:
+        raise ValueError(f"[{label}] bias expects {columns} values, got shape {tuple(bias.shape)}.")
+    return Spec((*x.shape[:-1], columns), str(x.dtype))
+
+
+def linear_gradient(out_grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, layout: str) -> tuple[Any, ...]:
+    """Gradients of x, weight and (if there is one) bias."""
+    rows, g = reshape(x, (-1, x.shape[-1])), reshape(out_grad, (-1, out_grad.shape[-1]))
+    other = "torch" if layout == "needle" else "needle"
+    grad_x = linear(out_grad, weight, layout=other) if x.requires_grad else None
+    a, b = (rows, g) if layout == "needle" else (g, rows)
+    grad_w = matmul(transpose(a), b) if weight.requires_grad else None
+    if bias is None:
+        return grad_x, grad_w
+    return grad_x, grad_w, reshape(summation(g, (0,)), bias.shape) if bias.requires_grad else None
+
+
+@op
+class Linear(Op):
+    """x @ weight + bias over the last axis of x. layout: "torch" weight (out, in), "needle" weight (in, out)."""
+
+    layout_of_weight: str = "torch"
+
+    def infer(self, x: Any, weight: Any, bias: Any = None) -> Any:
+        return infer_linear("linear", self.layout_of_weight, x, weight, bias)
+
+    def compute(self, x: NDArray, weight: NDArray, bias: NDArray | None = None) -> Any:
+        return linear_kernel(x, weight, bias, self.layout_of_weight, "none", 0.0)
+
+    def reference(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> Any:
+        out = x @ (weight if self.layout_of_weight == "needle" else weight.T)
+        return out if bias is None else out + bias.reshape(-1)
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        lower_linear(builder, self.layout_of_weight, inputs, out)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x, weight, *bias = node.inputs
+        return linear_gradient(out_grad, x, weight, bias[0] if bias else None, self.layout_of_weight)
+
+    @classmethod
+    def samples(cls) -> list:
+        torch, needle = {"layout_of_weight": "torch"}, {"layout_of_weight": "needle"}
+        return [(torch, [(4, 7), (5, 7), (5,)]), (needle, [(2, 3, 7), (7, 5), (1, 5)]), (torch, [(7,), (5, 7)])]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layout: str = "torch") -> Tensor:
+    """x @ weight.T + bias (layout "torch", weight (out, in)) or x @ weight + bias ("needle", weight (in, out))."""
+    return Linear(layout)(x, weight, *(() if bias is None else (bias,)))

@@ -1,0 +1,130 @@
+"""The planned forms of convolutions and linear layers: weights packed once, images in blocks of 16 channels with zero halos."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from needle.autograd import Spec
+from needle.backend_ndarray import NDArray, call
+
+BLOCK = 16  # channels per block, columns per packed panel
+
+Halo = tuple[int, int, int, int]  # top, left, bottom, right
+
+
+def merged_groups(groups: int, in_per_group: int, out_per_group: int, block: int) -> int:
+    """Groups after merging neighbours until their channels fill blocks (zeros between them), as the kernels do."""
+    if block == BLOCK:
+        for m in range(1, groups):
+            if groups % m == 0 and in_per_group * m % BLOCK == 0 and out_per_group * m % BLOCK == 0:
+                return groups // m
+    return 1
+
+
+def pack(kernel: str, merged: int, block: int, channels: tuple[int, int], attrs: tuple[int, ...], w: NDArray) -> NDArray:
+    """Weights packed by `kernel` for `merged` groups with `channels` (in, out) in all."""
+    in_blocks, out_blocks = -(-channels[0] // merged // block), -(-channels[1] // merged // BLOCK)
+    out = NDArray.empty((merged, out_blocks, in_blocks, w.shape[2] * w.shape[3] * block * BLOCK))
+    call(kernel, [out], [w], *attrs)
+    return out
+
+
+def pack_depthwise(w: NDArray) -> NDArray:
+    out = NDArray.empty((-(-w.shape[0] // BLOCK), w.shape[2] * w.shape[3], BLOCK))
+    call("depthwise_pack", [out], [w])
+    return out
+
+
+def pad_vector(v: NDArray) -> NDArray:
+    """A bias of any shape as a vector with zeros up to a full block."""
+    flat = v.reshape((-1,))
+    return flat.pad([(0, -flat.shape[0] % BLOCK)])
+
+
+def planned_bias(builder: Any, bias: NDArray | None) -> list[NDArray]:
+    return [] if bias is None else [builder.derive("pad_vector", pad_vector, bias)]
+
+
+def conv2d_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
+    """Zero rows and columns that a convolution reads around its input."""
+    top, left = op.padding[:2]
+    ends = [
+        (out.shape[2 + d] - 1) * op.stride[d] - op.padding[d] + (w.shape[2 + d] - 1) * op.dilation[d] - (x.shape[2 + d] - 1)
+        for d in (0, 1)
+    ]
+    return (max(0, top), max(0, left), max(0, ends[0]), max(0, ends[1]))
+
+
+def lower_conv2d(
+    builder: Any,
+    op: Any,
+    inputs: list[NDArray],
+    out: NDArray,
+    residual: NDArray | None = None,
+    activation: int = 0,
+    alpha: float = 0.0,
+) -> None:
+    """Plan out = activation(conv(x, w) + bias + residual); `inputs`: blocked x, w, and the bias or None."""
+    x, w, bias = (*inputs, None)[:3]
+    block, (o, per_group, kh, kw) = x.shape[4], w.shape
+    channels = (per_group * op.groups, o)
+    merged: tuple[int, ...] = ()
+    if 1 < op.groups == channels[0] == o and block == BLOCK:
+        kernel, packed = "depthwise_blocked", builder.derive("depthwise_pack", pack_depthwise, w)
+    else:
+        kernel = "conv2d_blocked"
+        merged = (merged_groups(op.groups, per_group, o // op.groups, block),)
+        make = partial(pack, "conv2d_pack", merged[0], block, channels, (op.groups, block))
+        packed = builder.derive(("conv2d_pack", op.groups, block), make, w)
+    ins = [x, packed, *planned_bias(builder, bias), *([] if residual is None else [residual])]
+    geometry = (kh, kw, *op.stride, *op.padding[:2], *op.dilation)
+    call(kernel, [out], ins, *geometry, *merged, activation, alpha, bias is not None, residual is not None)
+
+
+def conv_transpose2d_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
+    """Zero rows and columns read around the input: output o meets input (o + pad - k dilation) / stride where that is whole."""
+    before, after = [], []
+    for d in (0, 1):
+        before.append(max(0, ((w.shape[2 + d] - 1) * op.dilation[d] - op.padding[d]) // op.stride[d]))
+        last = (out.shape[2 + d] - 1 + op.padding[d]) // op.stride[d]
+        after.append(max(0, last - (x.shape[2 + d] - 1)))
+    return (before[0], before[1], after[0], after[1])
+
+
+def lower_conv_transpose2d(builder: Any, op: Any, inputs: list[NDArray], out: NDArray) -> None:
+    x, w, bias = (*inputs, None)[:3]
+    block, (i, per_group, kh, kw) = x.shape[4], w.shape
+    merged = merged_groups(op.groups, i // op.groups, per_group, block)
+    attrs = (op.groups, block, *op.stride, *op.dilation)
+    make = partial(pack, "conv_transpose2d_pack", merged, block, (i, per_group * op.groups), attrs)
+    ins = [x, builder.derive(("conv_transpose2d_pack", *attrs), make, w), *planned_bias(builder, bias)]
+    geometry = (kh, kw, *op.stride, *op.padding[:2], *op.dilation)
+    call("conv_transpose2d_blocked", [out], ins, *geometry, merged, 0, 0, bias is not None)
+
+
+def as_matrix(layout: str, weight: NDArray) -> NDArray:
+    """A linear weight as (in, out)."""
+    return weight.permute((1, 0)) if layout == "torch" else weight
+
+
+def pack_matrix(layout: str, weight: NDArray) -> NDArray:
+    b = as_matrix(layout, weight)
+    out = NDArray.empty((-(-b.shape[1] // BLOCK), b.shape[0], BLOCK))
+    call("pack_matrix", [out], [b])
+    return out
+
+
+def lower_linear(
+    builder: Any, layout: str, inputs: list[NDArray], out: NDArray, activation: int = 0, alpha: float = 0.0
+) -> None:
+    """Plan out = activation(x W + b); weights that come from the input are packed in the run."""
+    x, weight, bias = (*inputs, None)[:3]
+    rows, target = x.reshape((-1, x.shape[-1])), out.reshape((-1, out.shape[-1]))
+    constant = all(builder.is_constant(a) for a in inputs[1:])
+    if not constant:
+        ins = [rows, as_matrix(layout, weight), *([] if bias is None else [bias.reshape((-1,))])]
+        call("matmul", [target], ins, activation, alpha, bias is not None)
+        return
+    packed = builder.derive(("pack_matrix", layout), partial(pack_matrix, layout), weight)
+    call("matmul_packed", [target], [rows, packed, *planned_bias(builder, bias)], activation, alpha, bias is not None, 0)
