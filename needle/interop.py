@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .autograd import Tensor
-from .backend_ndarray import NDArray, from_dlpack
+from .backend_ndarray import NDArray, cpu_numpy, from_dlpack
+from .backend_selection import default_device
 
 
 def array_kind(x: Any) -> str:
@@ -37,6 +38,8 @@ def as_tensor(x: Any) -> Any:
     """A Tensor for arrays of any library; everything else (None, numbers, nested structures) as it is."""
     if isinstance(x, Tensor) or not (isinstance(x, NDArray | np.ndarray) or hasattr(x, "__dlpack__")):
         return x
+    if default_device() == cpu_numpy():
+        return Tensor.make_const(x.numpy() if isinstance(x, NDArray) else np.asarray(x.detach() if hasattr(x, "detach") else x))
     return Tensor.make_const(as_ndarray(x))
 
 

@@ -23,9 +23,9 @@ def small_net(channels: int = 16) -> nn.Module:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv1 = nn.Conv(3, channels, 3, layout="torch")
+            self.conv1 = nn.Conv(3, channels, 3, padding=1, layout="torch")
             self.bn1 = nn.BatchNorm2d(channels)
-            self.conv2 = nn.Conv(channels, channels, 3, layout="torch")
+            self.conv2 = nn.Conv(channels, channels, 3, padding=1, layout="torch")
             self.up = nn.ConvTranspose2d(channels, channels, 2, stride=2)
             self.last = nn.Conv(2 * channels, 10, 1, layout="torch")
             self.fc = nn.Linear(10, 7, layout="torch")

@@ -154,24 +154,22 @@ def trace(model: nn.Module, fixed: dict[str, Any], training: bool | None) -> tup
         before = set(vars(model))
         graph = Tracer().trace(model, concrete_args=fixed or None)
         constants = {k: v for k, v in vars(model).items() if k not in before and isinstance(v, torch.Tensor)}
-    drop_assertions(graph, fixed)
+    drop_assertions(graph, set(inspect.signature(model.forward).parameters) - set(fixed))
     return graph, constants
 
 
-def drop_assertions(graph: fx.Graph, fixed: dict[str, Any]) -> int:
-    """Erase assertions on values, what only they read, and inputs that are fixed."""
-    count = 0
+def drop_assertions(graph: fx.Graph, inputs: set[str] | None) -> None:
+    """Erase assertions on values, what only they read, and placeholders that are not among `inputs`: those are fixed."""
     for node in reversed(list(graph.nodes)):
-        dead = node.op == "placeholder" and node.target.partition(".")[0] in fixed
+        dead = node.op == "placeholder" and inputs is not None and str(node.target).lstrip("*") not in inputs
         if node.op == "call_function" and (node.target in ASSERTS or getattr(node.target, "__name__", "") == "_assert_is_none"):
-            count, dead = count + 1, True
+            dead = True
         only_asserted = "asserted" in node.meta and not node.users
         if dead or only_asserted:
             for i in node.all_input_nodes:
                 if i.op != "placeholder":
                     i.meta["asserted"] = True
             graph.erase_node(node)
-    return count
 
 
 class Differ(Exception):
@@ -218,7 +216,7 @@ def capture(model: Any, example: dict[str, Any]) -> Captured:
     if isinstance(model, fx.GraphModule):
         graph = fx.Graph(tracer_cls=None)
         graph.output(graph.graph_copy(model.graph, {}))
-        drop_assertions(graph, {})
+        drop_assertions(graph, None)
         return Captured(graph, model)
     fixed = fixed_inputs(model, example)
     modes = {m.training for m in model.modules()}

@@ -1,5 +1,5 @@
-// The rows of maps.inc over arrays of any strides. A map only ever sees contiguous chunks of one type: operands that are
-// strided, broadcast or of another dtype pass through a small buffer.
+// The rows of maps.inc over arrays of any strides. A map only ever sees contiguous chunks of one type: operands that
+// are strided, broadcast or of another dtype pass through a small buffer.
 #include "cpu/strided.h"
 
 namespace needle::NEEDLE_ISA {
@@ -130,8 +130,10 @@ constexpr int count_attrs(const char* attrs) {
 template <class Map, int ARITY, bool INTEGERS>
 void dispatch(const Call& c, int n_attr) {
   switch (c.in[ARITY - 1].dtype) {
-    case DType::f32: return run<float, ARITY>(c, n_attr, chunk<Map, ARITY, float>);
-    case DType::f64: return run<double, ARITY>(c, n_attr, chunk<Map, ARITY, double>);
+    case DType::f32:
+      return run<float, ARITY>(c, n_attr, chunk<Map, ARITY, float>);
+    case DType::f64:
+      return run<double, ARITY>(c, n_attr, chunk<Map, ARITY, double>);
     case DType::i64:
       if constexpr (INTEGERS) run<int64_t, ARITY>(c, n_attr, chunk<Map, ARITY, int64_t>);
       return;

@@ -110,15 +110,17 @@ void copy(const Call& c) {
   if (loop.inner() * loop.outer() == 0) return;
   DType to = c.out[0].dtype, from = c.in[0].dtype;
   if (to != from)
-    return with_type(to, [&](auto t) {
-      with_type(from, [&](auto s) { copy_rows<decltype(t), decltype(s)>(c, loop); });
-    });
+    return with_type(to,
+                     [&](auto t) { with_type(from, [&](auto s) { copy_rows<decltype(t), decltype(s)>(c, loop); }); });
   bool transposed = transposes(loop);
   // Only the size matters: bits are copied as they are.
   switch (dtype_size(to)) {
-    case 1: return transposed ? copy_transposed<uint8_t>(c, loop) : copy_rows<uint8_t, uint8_t>(c, loop);
-    case 4: return transposed ? copy_transposed<int32_t>(c, loop) : copy_rows<int32_t, int32_t>(c, loop);
-    case 8: return transposed ? copy_transposed<int64_t>(c, loop) : copy_rows<int64_t, int64_t>(c, loop);
+    case 1:
+      return transposed ? copy_transposed<uint8_t>(c, loop) : copy_rows<uint8_t, uint8_t>(c, loop);
+    case 4:
+      return transposed ? copy_transposed<int32_t>(c, loop) : copy_rows<int32_t, int32_t>(c, loop);
+    case 8:
+      return transposed ? copy_transposed<int64_t>(c, loop) : copy_rows<int64_t, int64_t>(c, loop);
   }
 }
 
@@ -150,7 +152,8 @@ void fill(const Call& c) {
 
 namespace {
 
-// Calls f(n, first channel, channels, row, pixels) for the rows of a blocked view; whole planes where they have no gaps.
+// Calls f(n, first channel, channels, row, pixels) for the rows of a blocked view; whole planes where they have no
+// gaps.
 template <class F>
 NEEDLE_INLINE void for_rows(const Exec* exec, const View& plain, const View& blocked, const F& f) {
   int64_t h = plain.shape[2], w = plain.shape[3], b = blocked.shape[4], blocks = blocked.shape[1];
@@ -206,6 +209,16 @@ void from_blocked(const Call& c) {
     }
   });
 }
+
+namespace {
+
+// A plain array seen as one with blocks of a single channel.
+View as_blocked(View v) {
+  if (v.rank == 4) v.rank = 5, v.shape[4] = 1, v.stride[4] = 1;
+  return v;
+}
+
+}  // namespace
 
 // Writes zeros around a blocked (or plain 4-D) view, whose rows are contiguous.
 void zero_halo(const Call& c) {

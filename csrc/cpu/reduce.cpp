@@ -5,9 +5,9 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-constexpr int64_t kRow = 2048;     // elements of a contiguous row that are summed in float
-constexpr int64_t kColumns = 64;   // neighbouring outputs reduced together
-constexpr int64_t kFlush = 64;     // terms of a column that are summed in float
+constexpr int64_t kRow = 2048;    // elements of a contiguous row that are summed in float
+constexpr int64_t kColumns = 64;  // neighbouring outputs reduced together
+constexpr int64_t kFlush = 64;    // terms of a column that are summed in float
 
 struct Sum {
   template <class A>
@@ -83,7 +83,8 @@ NEEDLE_INLINE A reduce_row(const T* p, int64_t stride, int64_t n) {
 
 // `count` columns of a row, all contiguous: acc[j] = combine(acc[j], column j over the reduced positions [begin, end)).
 template <class Op, class T, class A>
-NEEDLE_INLINE void reduce_columns(A* acc, const T* base, int64_t count, const Loop<1>& reduced, int64_t begin, int64_t end) {
+NEEDLE_INLINE void reduce_columns(A* acc, const T* base, int64_t count, const Loop<1>& reduced, int64_t begin,
+                                  int64_t end) {
   auto o = Odometer<1>::start(reduced, reduced.rank, begin);
   if constexpr (sizeof(T) == 4 && T(0.5) != T(0)) {
     constexpr int kVectors = kColumns / V::N;
@@ -144,7 +145,8 @@ void reduce_as(const Call& c, bool mean) {
   if (cut.groups < 4 * c.exec->threads && count * outputs > 65536)
     cut.parts = maximum_of(1, minimum_of(cut.units, minimum_of(ceil_div(8 * c.exec->threads, cut.groups),
                                                                count * outputs / 16384 / cut.groups)));
-  A* partial = cut.parts > 1 ? static_cast<A*>(c.exec->scratch(2, cut.groups * cut.parts * kColumns * sizeof(A))) : nullptr;
+  A* partial =
+      cut.parts > 1 ? static_cast<A*>(c.exec->scratch(2, cut.groups * cut.parts * kColumns * sizeof(A))) : nullptr;
   const T* x = in.as<T>();
   T* y = out.as<T>();
   double scale = mean ? 1.0 / static_cast<double>(count) : 1.0;
@@ -196,11 +198,16 @@ void reduce_as(const Call& c, bool mean) {
 template <class Op>
 void reduce(const Call& c, bool mean = false) {
   switch (c.in[0].dtype) {
-    case DType::f32: return reduce_as<Op, float>(c, mean);
-    case DType::f64: return reduce_as<Op, double>(c, mean);
-    case DType::i32: return reduce_as<Op, int32_t>(c, mean);
-    case DType::i64: return reduce_as<Op, int64_t>(c, mean);
-    case DType::b8: return;
+    case DType::f32:
+      return reduce_as<Op, float>(c, mean);
+    case DType::f64:
+      return reduce_as<Op, double>(c, mean);
+    case DType::i32:
+      return reduce_as<Op, int32_t>(c, mean);
+    case DType::i64:
+      return reduce_as<Op, int64_t>(c, mean);
+    case DType::b8:
+      return;
   }
 }
 

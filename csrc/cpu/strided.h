@@ -1,4 +1,5 @@
-// Loops over strided arrays: dimensions sorted and merged, cut into tasks; conversion between dtypes; lanes of f32 and f64.
+// Loops over strided arrays: dimensions sorted and merged, cut into tasks; conversion between dtypes; lanes of f32 and
+// f64.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -62,11 +63,16 @@ NEEDLE_INLINE T from_double(double value) {
 template <class F>
 NEEDLE_INLINE void with_type(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::f32: return f(float{});
-    case DType::f64: return f(double{});
-    case DType::i32: return f(int32_t{});
-    case DType::i64: return f(int64_t{});
-    case DType::b8: return f(bool{});
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::i32:
+      return f(int32_t{});
+    case DType::i64:
+      return f(int64_t{});
+    case DType::b8:
+      return f(bool{});
   }
 }
 
@@ -94,8 +100,8 @@ NEEDLE_INLINE void parallel_ranges(const Exec* exec, int64_t items, int64_t work
   parallel_for(exec, ceil_div(items, g), [&](int64_t t) { f(t * g, minimum_of(items, (t + 1) * g)); });
 }
 
-// N arrays of one shape. Dimensions of size 1 are gone, the rest are sorted by the first array's stride, large to small,
-// and neighbours that all arrays step through as one are merged. Rank is at least 1.
+// N arrays of one shape. Dimensions of size 1 are gone, the rest are sorted by the first array's stride, large to
+// small, and neighbours that all arrays step through as one are merged. Rank is at least 1.
 template <int N>
 struct Loop {
   int rank = 0;
@@ -183,13 +189,5 @@ struct Odometer {
     }
   }
 };
-
-// A 4-D array (N, C, H, W), or a 5-D one in blocks of channels, as the latter: a plain array has blocks of one channel.
-NEEDLE_INLINE View as_blocked(const View& v) {
-  View b = v;
-  if (v.rank == 5) return b;
-  b.rank = 5, b.shape[4] = 1, b.stride[4] = 1;
-  return b;
-}
 
 }  // namespace needle::NEEDLE_ISA

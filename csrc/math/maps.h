@@ -1,5 +1,6 @@
-// The maps of maps.inc as functors, and `activate`, on any lane type T: a SIMD vector V, float, double, int32_t, int64_t.
-// On the CPU "cpu/simd.h" comes first and gives V and the namespace; a GPU source defines NEEDLE_MAP_INLINE before.
+// The maps of maps.inc as functors, and `activate`, on any lane type T: a SIMD vector V, float, double, int32_t,
+// int64_t. On the CPU "cpu/simd.h" comes first and gives V and the namespace; a GPU source defines NEEDLE_MAP_INLINE
+// before.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -34,13 +35,13 @@ enum Activation {
 namespace needle::NEEDLE_ISA {
 
 // The lane operations that "cpu/simd.h" gives for V, for one element.
-#define NEEDLE_SCALAR_LANE(T)                                           \
-  NEEDLE_MAP_INLINE T max(T a, T b) { return a > b ? a : b; }           \
-  NEEDLE_MAP_INLINE T min(T a, T b) { return a < b ? a : b; }           \
-  NEEDLE_MAP_INLINE T abs(T a) { return a < T(0) ? -a : a; }            \
-  NEEDLE_MAP_INLINE bool lt(T a, T b) { return a < b; }                 \
-  NEEDLE_MAP_INLINE bool le(T a, T b) { return a <= b; }                \
-  NEEDLE_MAP_INLINE bool eq(T a, T b) { return a == b; }                \
+#define NEEDLE_SCALAR_LANE(T)                                 \
+  NEEDLE_MAP_INLINE T max(T a, T b) { return a > b ? a : b; } \
+  NEEDLE_MAP_INLINE T min(T a, T b) { return a < b ? a : b; } \
+  NEEDLE_MAP_INLINE T abs(T a) { return a < T(0) ? -a : a; }  \
+  NEEDLE_MAP_INLINE bool lt(T a, T b) { return a < b; }       \
+  NEEDLE_MAP_INLINE bool le(T a, T b) { return a <= b; }      \
+  NEEDLE_MAP_INLINE bool eq(T a, T b) { return a == b; }      \
   NEEDLE_MAP_INLINE T select(bool m, T a, T b) { return m ? a : b; }
 NEEDLE_SCALAR_LANE(float)
 NEEDLE_SCALAR_LANE(double)
@@ -230,26 +231,26 @@ NEEDLE_MAP_INLINE T silu_grad(T x, T dy) {
 }
 
 // relu_map::apply(x, p, q), add_map::apply(x, y, p, q), where_map::apply(x, y, z, p, q), ... for every row of maps.inc.
-#define UNARY(name, dtypes, attrs, expr)                                     \
-  struct name##_map {                                                        \
-    template <class T>                                                       \
+#define UNARY(name, dtypes, attrs, expr)                                         \
+  struct name##_map {                                                            \
+    template <class T>                                                           \
     NEEDLE_MAP_INLINE T apply(T x, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
-      return expr;                                                           \
-    }                                                                        \
+      return expr;                                                               \
+    }                                                                            \
   };
-#define BINARY(name, dtypes, attrs, expr)                                         \
-  struct name##_map {                                                             \
-    template <class T>                                                            \
+#define BINARY(name, dtypes, attrs, expr)                                             \
+  struct name##_map {                                                                 \
+    template <class T>                                                                \
     NEEDLE_MAP_INLINE T apply(T x, T y, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
-      return expr;                                                                \
-    }                                                                             \
+      return expr;                                                                    \
+    }                                                                                 \
   };
-#define TERNARY(name, dtypes, attrs, expr)                                             \
-  struct name##_map {                                                                  \
-    template <class T>                                                                 \
+#define TERNARY(name, dtypes, attrs, expr)                                                 \
+  struct name##_map {                                                                      \
+    template <class T>                                                                     \
     NEEDLE_MAP_INLINE T apply(T x, T y, T z, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
-      return expr;                                                                     \
-    }                                                                                  \
+      return expr;                                                                         \
+    }                                                                                      \
   };
 #include "math/maps.inc"
 #undef UNARY
@@ -260,12 +261,18 @@ NEEDLE_MAP_INLINE T silu_grad(T x, T dy) {
 template <class T>
 NEEDLE_MAP_NOINLINE T activate_transcendental(int code, float alpha, T x) {
   switch (code) {
-    case kSigmoid: return sigmoid(x);
-    case kSilu: return silu_map::apply(x, x, x);
-    case kTanh: return tanh(x);
-    case kGelu: return gelu(x);
-    case kElu: return elu(x, T(alpha));
-    case kGeluTanh: return gelu_tanh(x);
+    case kSigmoid:
+      return sigmoid(x);
+    case kSilu:
+      return silu_map::apply(x, x, x);
+    case kTanh:
+      return tanh(x);
+    case kGelu:
+      return gelu(x);
+    case kElu:
+      return elu(x, T(alpha));
+    case kGeluTanh:
+      return gelu_tanh(x);
   }
   return x;
 }
@@ -273,12 +280,18 @@ NEEDLE_MAP_NOINLINE T activate_transcendental(int code, float alpha, T x) {
 template <class T>
 NEEDLE_MAP_INLINE T activate(int code, float alpha, T x) {
   switch (code) {
-    case kNone: return x;
-    case kRelu: return max(T(0), x);
-    case kRelu6: return min(T(6), max(T(0), x));
-    case kLeakyRelu: return leaky_relu_map::apply(x, T(alpha), x);
-    case kHardswish: return x * hardsigmoid(x);
-    case kHardsigmoid: return hardsigmoid(x);
+    case kNone:
+      return x;
+    case kRelu:
+      return max(T(0), x);
+    case kRelu6:
+      return min(T(6), max(T(0), x));
+    case kLeakyRelu:
+      return leaky_relu_map::apply(x, T(alpha), x);
+    case kHardswish:
+      return x * hardsigmoid(x);
+    case kHardsigmoid:
+      return hardsigmoid(x);
   }
   return activate_transcendental(code, alpha, x);
 }

@@ -14,7 +14,7 @@ from .common import pair
 from .conv import Conv2d, as_padding, conv2d_kernel
 from .fold import FoldedBias, FoldedWeight
 from .linalg import Linear, infer_linear, linear, linear_kernel
-from .norm import BatchNorm, batch_norm
+from .norm import BatchNorm, Positive, batch_norm
 from .planned import Halo, conv2d_halo, lower_conv2d, lower_linear
 
 
@@ -206,7 +206,7 @@ class FusedConvBatchNorm2d(Op):
 
     @classmethod
     def samples(cls) -> list:
-        v = [(6,), (6,), (6,), "positive (6,)"]
+        v = [(6,), (6,), (6,), Positive((6,))]
         return [
             ({"activation": "relu", "padding": (1, 1, 1, 1)}, [(2, 3, 5, 6), (6, 3, 3, 3), *v]),
             ({"has_bias": True, "has_residual": True}, [(1, 3, 5, 6), (6, 3, 1, 1), (6,), *v, (1, 6, 5, 6)]),
@@ -256,7 +256,7 @@ class FusedLinearBatchNorm(Op):
 
     @classmethod
     def samples(cls) -> list:
-        v = [(6,), (6,), (6,), "positive (6,)"]
+        v = [(6,), (6,), (6,), Positive((6,))]
         return [({"activation": "relu", "has_bias": True}, [(4, 3), (6, 3), (6,), *v])]
 
 

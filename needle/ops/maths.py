@@ -246,7 +246,7 @@ class Round(Step):
     """The nearest integer; halves go to the even one."""
 
     kernel = "round"
-    ufunc = np.round
+    ufunc = np.rint
 
 
 @tensor_method()

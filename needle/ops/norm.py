@@ -197,5 +197,5 @@ def batch_norm(
             count = math.prod(x.shape[a] for a in other_axes(x))
             batch_var = mul_scalar(batch_var, count / max(count - 1, 1))
         for running, batch in ((running_mean, batch_mean), (running_var, batch_var)):
-            running.data = add(mul_scalar(running.detach(), 1 - momentum), mul_scalar(batch, momentum))
+            running.data = add(mul_scalar(running, 1 - momentum), mul_scalar(batch, momentum))
     return y

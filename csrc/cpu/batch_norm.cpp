@@ -1,0 +1,202 @@
+// Batch normalisation of (N, C, S) arrays, by given statistics also of blocked ones; layer normalisation of rows.
+#include "cpu/strided.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+constexpr int64_t kSection = 512;  // terms that are summed in the array's own type; sections are added in double
+
+// Calls f(T{}) for float or double.
+template <class F>
+NEEDLE_INLINE void with_float(DType dtype, const F& f) {
+  dtype == DType::f32 ? f(float{}) : f(double{});
+}
+
+// Adds to totals[0..SUMS) the sums of f(i, n, sums) over a row; f adds its lanes to sums, lanes beyond n being zero.
+template <class T, int SUMS, class F>
+NEEDLE_INLINE void add_row(double* totals, int64_t size, const F& f) {
+  using L = typename LanesOf<T>::type;
+  for (int64_t first = 0; first < size; first += kSection) {
+    L sums[SUMS];
+    for (L& s : sums) s = L(T(0));
+    for_lanes<T>(minimum_of(kSection, size - first), [&](int64_t i, int n) { f(first + i, n, sums); });
+    for (int k = 0; k < SUMS; k++) totals[k] += static_cast<double>(reduce_add(sums[k]));
+  }
+}
+
+// Lanes of x - mean, those beyond n zero.
+template <class T, class L>
+NEEDLE_INLINE L centred(const T* p, int n, L mean) {
+  L v = load_lanes(p, n) - mean;
+  if (n == LanesOf<T>::width) return v;
+  T lanes[LanesOf<T>::width];
+  store(lanes, v);
+  return load_n(lanes, n);
+}
+
+template <class T>
+NEEDLE_INLINE T* row_of(const View& v, int64_t n, int64_t channel) {
+  return v.as<T>() + n * v.stride[0] + channel * v.stride[1];
+}
+
+// y = activation((x - mean) * scale + bias) over a contiguous row.
+template <class T>
+NEEDLE_INLINE void normalise(T* y, const T* x, int64_t size, T mean, T scale, T bias, int code, float alpha) {
+  using L = typename LanesOf<T>::type;
+  for_lanes<T>(size, [&](int64_t i, int n) {
+    L v = (load_lanes(x + i, n) - L(mean)) * L(scale) + L(bias);
+    store_lanes(y + i, activate(code, alpha, v), n);
+  });
+}
+
+// Mean and biased variance of `rows` rows, in two passes: E(x^2) - E(x)^2 would cancel.
+template <class T, class F>
+NEEDLE_INLINE void statistics(int64_t rows, int64_t size, const F& row, double* mean, double* var) {
+  using L = typename LanesOf<T>::type;
+  double count = static_cast<double>(rows * size), total = 0, squares = 0;
+  for (int64_t r = 0; r < rows; r++)
+    add_row<T, 1>(&total, size, [&](int64_t i, int n, L* s) { s[0] = s[0] + load_lanes(row(r) + i, n); });
+  *mean = total / count;
+  L centre(static_cast<T>(*mean));
+  for (int64_t r = 0; r < rows; r++)
+    add_row<T, 1>(&squares, size, [&](int64_t i, int n, L* s) {
+      L d = centred(row(r) + i, n, centre);
+      s[0] = fma(d, d, s[0]);
+    });
+  double off = static_cast<double>(static_cast<T>(*mean)) - *mean;  // the centre is a rounded mean
+  *var = max(squares / count - off * off, 0.0);
+}
+
+void batch_norm_blocked(const Call& c) {
+  const View &out = c.out[0], &x = c.in[0];
+  const float *mean = c.in[1].as<float>(), *var = c.in[2].as<float>(), *weight = c.in[3].as<float>(),
+              *bias = c.in[4].as<float>();
+  int64_t channels = c.in[1].shape[0], h = x.shape[2], blocks = x.shape[1], size = x.shape[4];
+  int code = static_cast<int>(c.i(1));
+  float alpha = c.f(2);
+  parallel_ranges(c.exec, x.shape[0] * blocks * h, x.shape[3] * size, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      int64_t row = t % h, block = t / h % blocks, image = t / h / blocks, first = block * size;
+      int valid = static_cast<int>(minimum_of(size, channels - first));
+      float centre[kBlock] = {}, scale[kBlock] = {}, shift[kBlock] = {};
+      for (int k = 0; k < valid; k++) {
+        centre[k] = mean[first + k], shift[k] = bias[first + k];
+        scale[k] = static_cast<float>(weight[first + k] / ::sqrt(static_cast<double>(var[first + k]) + c.attr[0]));
+      }
+      float* y = row_of<float>(out, image, block) + row * out.stride[2];
+      const float* p = row_of<float>(x, image, block) + row * x.stride[2];
+      for (int64_t i = 0; i < x.shape[3]; i++)
+        for_lanes<float>(size, [&](int64_t k, int n) {
+          V v = (load_lanes(p + i * size + k, n) - load_lanes(centre + k, n)) * load_lanes(scale + k, n);
+          store_lanes(y + i * size + k, activate(code, alpha, v + load_lanes(shift + k, n)), n);
+        });
+    }
+  });
+}
+
+}  // namespace
+
+void batch_norm(const Call& c) {
+  if (c.in[0].rank == 5) return batch_norm_blocked(c);
+  int64_t channels = c.in[0].shape[1], size = c.in[0].shape[2];
+  with_float(c.in[0].dtype, [&](auto t) {
+    using T = decltype(t);
+    auto value = [&](int k, int64_t channel) { return c.in[k].as<T>()[channel]; };
+    parallel_ranges(c.exec, c.in[0].shape[0] * channels, size, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; r++) {
+        int64_t n = r / channels, k = r % channels;
+        T scale = static_cast<T>(value(3, k) / ::sqrt(static_cast<double>(value(2, k)) + c.attr[0]));
+        normalise(row_of<T>(c.out[0], n, k), row_of<T>(c.in[0], n, k), size, value(1, k), scale, value(4, k),
+                  static_cast<int>(c.i(1)), c.f(2));
+      }
+    });
+  });
+}
+
+void batch_norm_train(const Call& c) {
+  const View& x = c.in[0];
+  int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2];
+  with_float(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_ranges(c.exec, channels, 4 * rows * size, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; k++) {
+        double mean, var;
+        statistics<T>(rows, size, [&](int64_t n) { return row_of<T>(x, n, k); }, &mean, &var);
+        double inverse = 1 / ::sqrt(var + c.attr[0]);
+        c.out[1].as<T>()[k] = static_cast<T>(mean);
+        c.out[2].as<T>()[k] = static_cast<T>(var);
+        c.out[3].as<T>()[k] = static_cast<T>(inverse);
+        T scale = static_cast<T>(inverse * c.in[1].as<T>()[k]);
+        for (int64_t n = 0; n < rows; n++)
+          normalise(row_of<T>(c.out[0], n, k), row_of<T>(x, n, k), size, static_cast<T>(mean), scale,
+                    c.in[2].as<T>()[k], static_cast<int>(c.i(1)), c.f(2));
+      }
+    });
+  });
+}
+
+// With m = N S and z = (x - mean) inv_std: dx = weight inv_std (dy - sum(dy) / m - z sum(dy z) / m).
+void batch_norm_train_grad(const Call& c) {
+  const View &x = c.in[0], &dy = c.in[4], &dx = c.out[0];
+  int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2];
+  with_float(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    using L = typename LanesOf<T>::type;
+    parallel_ranges(c.exec, channels, 4 * rows * size, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; k++) {
+        double inverse = c.in[2].as<T>()[k], weight = c.in[3].as<T>()[k], sums[2] = {0, 0};  // of dy, of dy (x - mean)
+        L mean(c.in[1].as<T>()[k]);
+        for (int64_t n = 0; n < rows; n++)
+          add_row<T, 2>(sums, size, [&](int64_t i, int m, L* s) {
+            L g = load_lanes(row_of<T>(dy, n, k) + i, m);
+            s[0] = s[0] + g;
+            s[1] = fma(g, load_lanes(row_of<T>(x, n, k) + i, m) - mean, s[1]);
+          });
+        c.out[1].as<T>()[k] = static_cast<T>(sums[1] * inverse);
+        c.out[2].as<T>()[k] = static_cast<T>(sums[0]);
+        double count = static_cast<double>(rows * size);
+        L scale(static_cast<T>(weight * inverse)), average(static_cast<T>(sums[0] / count));
+        L slope(static_cast<T>(sums[1] * inverse * inverse / count));
+        for (int64_t n = 0; n < rows; n++) {
+          const T *xr = row_of<T>(x, n, k), *g = row_of<T>(dy, n, k);
+          T* to = row_of<T>(dx, n, k);
+          for_lanes<T>(size, [&](int64_t i, int m) {
+            L d = load_lanes(g + i, m) - average - (load_lanes(xr + i, m) - mean) * slope;
+            store_lanes(to + i, d * scale, m);
+          });
+        }
+      }
+    });
+  });
+}
+
+// Rows of x (M, D); outputs y, mean (M), 1 / sqrt(var + eps) (M). Weight and bias may be left out.
+void layer_norm(const Call& c) {
+  int64_t size = c.in[0].shape[1];
+  with_float(c.in[0].dtype, [&](auto t) {
+    using T = decltype(t);
+    using L = typename LanesOf<T>::type;
+    const T* weight = c.n_in > 1 ? c.in[1].as<T>() : nullptr;
+    const T* bias = c.n_in > 2 ? c.in[2].as<T>() : nullptr;
+    parallel_ranges(c.exec, c.in[0].shape[0], 3 * size, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; r++) {
+        const T* x = c.in[0].as<T>() + r * c.in[0].stride[0];
+        T* y = c.out[0].as<T>() + r * c.out[0].stride[0];
+        double mean, var;
+        statistics<T>(1, size, [&](int64_t) { return x; }, &mean, &var);
+        double inverse = 1 / ::sqrt(var + c.attr[0]);
+        c.out[1].as<T>()[r] = static_cast<T>(mean);
+        c.out[2].as<T>()[r] = static_cast<T>(inverse);
+        L centre(static_cast<T>(mean)), scale(static_cast<T>(inverse));
+        for_lanes<T>(size, [&](int64_t i, int n) {
+          L v = (load_lanes(x + i, n) - centre) * scale;
+          if (weight) v = v * load_lanes(weight + i, n);
+          if (bias) v = v + load_lanes(bias + i, n);
+          store_lanes(y + i, v, n);
+        });
+      }
+    });
+  });
+}
+
+}  // namespace needle::NEEDLE_ISA

@@ -1,0 +1,263 @@
+"""Conversion rules, one sample each, and the cases that other converters get wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import torch2needle  # noqa: E402
+from torch2needle import registry  # noqa: E402
+from torch2needle.models import randomize  # noqa: E402
+
+IMAGE, MATRIX = (2, 4, 9, 7), (3, 8)
+MODULES: list[tuple[Callable, tuple[int, ...]]] = [
+    (lambda: nn.Conv2d(4, 6, 3), IMAGE),
+    (lambda: nn.Conv2d(4, 6, (3, 1), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2), IMAGE),
+    (lambda: nn.Conv2d(4, 6, 3, padding="same", bias=False), IMAGE),
+    (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1), IMAGE),
+    (lambda: nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False), IMAGE),
+    (lambda: nn.BatchNorm2d(4, eps=1e-3, momentum=0.3), IMAGE),
+    (lambda: nn.BatchNorm2d(4, affine=False), IMAGE),
+    (lambda: nn.BatchNorm2d(4, track_running_stats=False), IMAGE),
+    (lambda: nn.BatchNorm1d(8), MATRIX),
+    (lambda: nn.Linear(8, 5), MATRIX),
+    (lambda: nn.Linear(8, 5, bias=False), (2, 3, 8)),
+    (lambda: nn.ReLU(inplace=True), MATRIX),
+    (nn.ReLU6, MATRIX),
+    (lambda: nn.LeakyReLU(0.2), MATRIX),
+    (nn.Sigmoid, MATRIX),
+    (nn.Tanh, MATRIX),
+    (nn.SiLU, MATRIX),
+    (nn.GELU, MATRIX),
+    (lambda: nn.GELU("tanh"), MATRIX),
+    (nn.Hardswish, MATRIX),
+    (nn.Hardsigmoid, MATRIX),
+    (lambda: nn.ELU(0.7), MATRIX),
+    (lambda: nn.Softmax(1), MATRIX),
+    (lambda: nn.LogSoftmax(-1), MATRIX),
+    (lambda: nn.MaxPool2d(3, 2, 1), IMAGE),
+    (lambda: nn.MaxPool2d(2, ceil_mode=True), IMAGE),
+    (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), IMAGE),
+    (lambda: nn.AdaptiveAvgPool2d((3, None)), IMAGE),
+    (nn.Identity, MATRIX),
+    (nn.Flatten, IMAGE),
+    (lambda: nn.Upsample(scale_factor=2), IMAGE),
+    (lambda: nn.UpsamplingBilinear2d(scale_factor=2), IMAGE),
+    (lambda: nn.Upsample(size=(5, 11), mode="bilinear"), IMAGE),
+    (lambda: nn.ZeroPad2d((1, 2, 0, 3)), IMAGE),
+    (lambda: nn.ConstantPad2d(1, 0.5), IMAGE),
+]
+FUNCTIONS: list[tuple[Callable, tuple[int, ...]]] = [
+    (lambda x: F.relu(x) + torch.relu(x) * x.relu(), MATRIX),
+    (lambda x: F.relu6(x) - F.leaky_relu(x, 0.3) / 2, MATRIX),
+    (lambda x: F.silu(x) + F.gelu(x) + F.hardswish(x) + F.hardsigmoid(x) + F.elu(x), MATRIX),
+    (lambda x: torch.sigmoid(x) + x.tanh() - 1, MATRIX),
+    (lambda x: 2 - x + 3 * x - x / 4, MATRIX),
+    (lambda x: 1 / (x * x + 1) + (-x) ** 2, MATRIX),
+    (lambda x: torch.add(x, x, alpha=2) - torch.sub(x, 1, alpha=3), MATRIX),
+    (lambda x: torch.matmul(x, x.transpose(0, 1)) + x @ x.permute(1, 0), MATRIX),
+    (lambda x: torch.exp(x) + torch.log(x.abs() + 1) + torch.sqrt(x.abs()), MATRIX),
+    (lambda x: x.clamp(-0.5, 0.5) + torch.clamp(x, min=0.1) + torch.maximum(x, -x), MATRIX),
+    (lambda x: x.mean(1, keepdim=True) + x.sum(dim=-1, keepdim=True), MATRIX),
+    (lambda x: x.mean([2, 3]) + torch.mean(x, (2, 3)), IMAGE),
+    (lambda x: F.softmax(x, dim=1) + x.softmax(1) + F.log_softmax(x, 1), MATRIX),
+    (lambda x: torch.cat([x, x], 1) + torch.cat((x, x), dim=1), IMAGE),
+    (lambda x: x.view(x.size(0), -1) + x.reshape(x.shape[0], -1) + torch.flatten(x, 1), IMAGE),
+    (lambda x: x.view(x.size(0), 2, x.size(1) // 2, x.shape[2], x.shape[3]).permute(0, 2, 1, 3, 4).contiguous(), IMAGE),
+    (lambda x: x[:, 1:3, ::2, -1] + x[:, 0:1, ::2, 0], IMAGE),
+    (lambda x: x.unsqueeze(1).squeeze(1) + x[:, :, None].squeeze(2), IMAGE),
+    (lambda x: torch.split(x, [1, 3], 1)[1], IMAGE),
+    (lambda x: F.pad(x, [1, 2, 0, 1], value=0.5), IMAGE),
+    (lambda x: F.interpolate(x, size=(x.shape[2] * 2, 5), mode="bilinear", align_corners=True), IMAGE),
+    (lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"), IMAGE),
+    (lambda x: F.max_pool2d(x, kernel_size=3, stride=2, padding=1) + F.avg_pool2d(x, 3, stride=2, padding=1), IMAGE),
+    (lambda x: F.adaptive_avg_pool2d(x, (2, 3)), IMAGE),
+    (lambda x: F.dropout(x, 0.5, training=False), IMAGE),
+]
+
+
+class Calls(nn.Module):
+    """A module around a function of the input."""
+
+    def __init__(self, f: Callable, *children: nn.Module) -> None:
+        super().__init__()
+        self.f = f
+        self.parts = nn.ModuleList(children)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.f(x, *self.parts)
+
+
+def close(ours: Any, theirs: torch.Tensor, tolerance: float = 1e-5) -> None:
+    want = theirs.detach().numpy()
+    assert tuple(ours.shape) == want.shape
+    assert np.abs(ours.numpy() - want).max() <= tolerance * max(1e-30, np.abs(want).max())
+
+
+def converts(model: nn.Module, shape: tuple[int, ...], **kwargs: Any) -> Any:
+    """Convert, and compare in both modes."""
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    net = torch2needle.convert(randomize(model), **kwargs)
+    assert list(net.state_dict()) == list(model.state_dict())
+    for mode in (False, True):
+        model.train(mode), net.train(mode)
+        close(net(x.clone()), model(x.clone()))
+        for key, value in model.state_dict().items():
+            close(net.state_dict()[key], value)
+    return net
+
+
+@pytest.mark.parametrize(("make", "shape"), MODULES, ids=[f"{i}-{type(m()).__name__}" for i, (m, _) in enumerate(MODULES)])
+def test_module_rule(make: Callable, shape: tuple[int, ...]) -> None:
+    converts(nn.Sequential(make()), shape)
+
+
+@pytest.mark.parametrize(("f", "shape"), FUNCTIONS)
+def test_function_rule(f: Callable, shape: tuple[int, ...]) -> None:
+    converts(Calls(f), shape)
+    converts(Calls(f), shape, example=(torch.randn(shape),))
+
+
+ADVERSARIAL: dict[str, tuple[Callable, list[Callable]]] = {
+    "conv used twice": (lambda x, c, b: c(x) + b(c(x)), [lambda: nn.Conv2d(4, 4, 1), lambda: nn.BatchNorm2d(4)]),
+    "conv read twice": (lambda x, c, b: (lambda y: y + b(y))(c(x)), [lambda: nn.Conv2d(4, 4, 1), lambda: nn.BatchNorm2d(4)]),
+    "relu_ before skip": (lambda x, c: (lambda y: (F.relu_(y), y + x)[1])(c(x)), [lambda: nn.Conv2d(4, 4, 1)]),
+    "inplace module": (lambda x, c, r: (lambda y: (r(y), y + x)[1])(c(x)), [lambda: nn.Conv2d(4, 4, 1), lambda: nn.ReLU(True)]),
+    "inplace keyword": (lambda x: (lambda y: (F.relu(y, inplace=True), y)[1])(x * 2), []),
+    "add_ seen by a view": (lambda x: (lambda y: (lambda v: (y.add_(1), v + 0)[1])(y.view(2, -1)))(x * 2), []),
+    "output is input": (lambda x: x, []),
+}
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_adversarial(name: str) -> None:
+    f, children = ADVERSARIAL[name]
+    converts(Calls(f, *(c() for c in children)), IMAGE)
+
+
+def test_iadd_changes_the_alias() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        z = y
+        z += 1
+        return y
+
+    converts(Calls(f), MATRIX)
+
+
+def test_write_through_a_view_is_refused() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[:, 0].add_(1)
+        return y
+
+    with pytest.raises(torch2needle.Unsupported, match="through a view"):
+        torch2needle.convert(Calls(f))
+
+
+def test_tied_weights_stay_tied() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    net = converts(model, MATRIX)
+    assert len(net.parameters()) == 3
+
+
+class Functional(nn.Module):
+    """BatchNorm and dropout as functions of the module's own flag and tensors, under names that begin with underscores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("_mean", torch.zeros(4))
+        self.register_buffer("_var", torch.ones(4))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+        y = F.batch_norm(x, self._mean, self._var, self._scale, None, self.training, 0.2)
+        y = F.dropout(y, 0.0 if mask is None else 0.5, self.training)
+        return {"y": y, "pair": (x, None), "scale": self._scale * 2}
+
+
+def test_functional_flags_inputs_and_outputs() -> None:
+    model = Functional()
+    net = torch2needle.convert(randomize(model))
+    assert any("batch_norm" in t for t in net.report.follows_mode)
+    for mode in (False, True):
+        model.train(mode), net.train(mode)
+        x = torch.randn(IMAGE)
+        ours, theirs = net(x), model(x)
+        close(ours["y"], theirs["y"])
+        close(ours["scale"], theirs["scale"])
+        close(ours["pair"][0], x)
+        assert ours["pair"][1] is None
+        close(net.state_dict()["_mean"], model._mean)
+    assert net.input_names == ["x"]
+    twin = copy.deepcopy(net)
+    close(twin(x)["y"], model(x)["y"])
+
+
+def test_gradients() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(True), nn.Flatten(), nn.Linear(120, 3))
+    net = torch2needle.convert(randomize(model))
+    x = torch.randn(IMAGE)
+    (model(x) ** 2).sum().backward()
+    y = net(x)
+    (y * y).sum().backward()
+    for (name, p), q in zip(model.named_parameters(), net.parameters(), strict=True):
+        assert np.abs(q.grad.numpy() - p.grad.numpy()).max() < 1e-4 * max(1.0, float(p.grad.abs().max())), name
+
+
+def test_the_error_lists_everything() -> None:
+    class Bad(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reflect = nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect")
+            self.rnn = nn.LSTM(3, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.frac(self.reflect(x)) + self.rnn(x)[0] + torch.relu(x).sort()[0]
+
+    with pytest.raises(torch2needle.ConversionError) as e:
+        torch2needle.convert(Bad())
+    text = str(e.value)
+    for part in ("torch.frac", "reflect", "torch.nn.LSTM", "torch.Tensor.sort", "test_convert.py:", "@torch2needle.rule"):
+        assert part in text, part
+    report = torch2needle.check(Bad())
+    assert not report.ok and len(report.unsupported) == 4
+    assert torch2needle.check(nn.Sequential(nn.ReLU())).ok
+
+
+def test_control_flow_names_the_line() -> None:
+    with pytest.raises(torch2needle.ConversionError, match=r"control flow .*|test_convert.py"):
+        torch2needle.convert(Calls(lambda x: x if x.sum() > 0 else -x))
+
+
+def test_duplicate_rules_are_errors() -> None:
+    with pytest.raises(ValueError, match="has a rule already"):
+        registry.rule(torch.relu)(lambda input: input)
+
+
+def test_torch_model_is_untouched() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+    model[1].eval()
+    before = [(n, m.training) for n, m in model.named_modules()]
+    net = torch2needle.convert(model)
+    assert [(n, m.training) for n, m in model.named_modules()] == before
+    assert [m.training for m in net.modules()] == [t for _, t in before]
+
+
+def test_share_uses_torch_memory() -> None:
+    model = nn.Sequential(nn.Linear(8, 5))
+    net = torch2needle.convert(model, share=True)
+    with torch.no_grad():
+        model[0].weight.fill_(0.5)
+    assert (net.state_dict()["0.weight"].numpy() == 0.5).all()
