@@ -97,8 +97,8 @@ class Op:
             return self
         return type(self)(**{k: map_deferred(v, f) for k, v in self.attributes().items()})
 
-    def must_decompose(self) -> bool:
-        """True for a fused op that has to run its unfused form, such as one with a BatchNorm in training mode."""
+    def must_decompose(self, *inputs: Any) -> bool:
+        """True for a fused op that has to run its unfused form on these: a BatchNorm in training, shapes that broadcast."""
         return False
 
     def infer(self, *inputs: Any) -> Any:
@@ -174,7 +174,7 @@ class Op:
             if t.recorder is not None:
                 return t.recorder.record(self, inputs)
         needs_grad = any(t.requires_grad for t in inputs)
-        if self.must_decompose() or (needs_grad and not self.has_own_gradient()):
+        if self.must_decompose(*inputs) or (needs_grad and not self.has_own_gradient()):
             return self.decompose(*inputs)
         self.infer(*inputs)
         data = self._run(inputs)

@@ -36,7 +36,6 @@ class Builder:
         self.steps: list[tuple[str, list[NDArray], list[NDArray], tuple[float, ...]]] = []
         self.labels: list[str] = []
         self.buffers: list[Buffer] = []
-        self.constants: list[Constant] = []
         self._constant_arrays: dict[int, NDArray] = {}
         self.label = ""
 
@@ -75,9 +74,8 @@ class Builder:
 
     def constant(self, c: Constant) -> NDArray:
         if id(c) not in self._constant_arrays:
-            self.constants.append(c)
             a = c.array
-            handle = Buffer(a._handle.nbytes, CONSTANT, len(self.constants) - 1, c)
+            handle = Buffer(a._handle.nbytes, CONSTANT, constant=c)
             self._constant_arrays[id(c)] = NDArray.make(a.shape, a.strides, handle=handle, offset=a._offset, dtype=a.dtype)
         return self._constant_arrays[id(c)]
 
@@ -109,6 +107,10 @@ class Builder:
 
     def finish(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> PlanInfo:
         arena = [b for b in self.buffers if b.space == ARENA and b.first >= 0]
+        packed = [a._handle for a in self._constant_arrays.values() if a._handle.first >= 0]
+        for i, b in enumerate(packed):
+            b.index = i
+        constants = [b.constant for b in packed]
         lifetimes = [Lifetime(b.nbytes, b.first, b.last) for b in arena]
         offsets, total = plan_offsets(lifetimes)
         where = {id(b): o for b, o in zip(arena, offsets, strict=True)}
@@ -120,21 +122,31 @@ class Builder:
 
         steps = [(KERNELS[n], [ref(a) for a in outs], [ref(a) for a in ins], attrs) for n, outs, ins, attrs in self.steps]
         plan = _core.Plan(steps, total, inputs, outputs)
-        plan.set_constants([c.array._ref for c in self.constants])
-        return PlanInfo(plan, self, lifetimes, offsets, total)
+        info = PlanInfo(plan, constants, self, lifetimes, offsets, total)
+        info.refresh()
+        return info
 
 
 class PlanInfo:
     """A finished plan and what people want to know about it."""
 
-    def __init__(self, plan: Any, builder: Builder, lifetimes: list[Lifetime], offsets: list[int], arena: int) -> None:
-        self.core, self.constants = plan, builder.constants
+    def __init__(
+        self,
+        plan: Any,
+        constants: list[Constant],
+        builder: Builder,
+        lifetimes: list[Lifetime],
+        offsets: list[int],
+        arena: int,
+    ) -> None:
+        self.core, self.constants = plan, constants
         self.names = [s[0] for s in builder.steps]
         self.labels, self.shapes = builder.labels, [s[1][0].shape for s in builder.steps]
         self.lifetimes, self.offsets, self.arena_bytes = lifetimes, offsets, arena
         self.lower_bound = lower_bound(lifetimes)
 
     def refresh(self) -> None:
+        """Hand the constants' present arrays to the core."""
         self.core.set_constants([c.array._ref for c in self.constants])
 
     def __str__(self) -> str:

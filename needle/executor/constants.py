@@ -10,34 +10,41 @@ from needle.backend_ndarray import NDArray
 
 
 class Constant:
-    """One array: `source` is a parameter's Tensor, or None for a derived array `make(*inputs)`."""
+    """One array: `source` is a parameter's Tensor, or None for a derived array `make(*inputs)`.
+
+    A derived array that only other constants read (a folded, not yet packed weight) is dropped after use.
+    """
 
     def __init__(self, source: Tensor | None, make: Callable[..., NDArray] | None, inputs: Sequence[Constant]) -> None:
         self.source, self.make, self.inputs = source, make, tuple(inputs)
-        self.array: NDArray
         self.stamp: Any = None
+        self._array: NDArray | None = None
         self.refresh()
 
-    def _stamp(self) -> Any:
-        if self.source is not None:
-            handle = self.source.cached_data._handle
-            return (handle, handle.version)
-        return tuple(i.stamp for i in self.inputs)
+    @property
+    def array(self) -> NDArray:
+        if self._array is None:
+            assert self.make is not None
+            self._array = self.make(*(i.array for i in self.inputs)).compact()
+        return self._array
+
+    def drop(self) -> None:
+        if self.source is None:
+            self._array = None
 
     def refresh(self) -> bool:
-        """Bring the array up to date (inputs first); True when it changed."""
-        stamp = self._stamp()
+        """Notice changed parameters (inputs first); True when the array is another one now."""
+        if self.source is not None:
+            array = self.source.cached_data
+            self.source.watched = True
+            array._handle.watch()
+            stamp: Any = (array._handle, array._handle.version)
+        else:
+            stamp = tuple(i.stamp for i in self.inputs)
         if stamp == self.stamp:
             return False
-        if self.source is not None:
-            self.array = self.source.cached_data
-            self.source.watched = True
-            self.array._handle.watch()
-            stamp = self._stamp()
-        else:
-            assert self.make is not None
-            self.array = self.make(*(i.array for i in self.inputs)).compact()
         self.stamp = stamp
+        self._array = array if self.source is not None else None
         return True
 
 
@@ -63,3 +70,9 @@ class ConstantPool:
     def refresh(self) -> bool:
         changed = [c.refresh() for c in self.constants.values()]
         return any(changed)
+
+    def drop_unused(self, used: set[int]) -> None:
+        """Free the derived arrays whose id is not in `used`."""
+        for c in self.constants.values():
+            if id(c) not in used:
+                c.drop()

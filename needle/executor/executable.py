@@ -81,6 +81,7 @@ class Executable:
                 self._epoch = _core.epoch()
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)
+                self._drop_unused()
             self._plans.move_to_end(key)
             return plan
 
@@ -89,6 +90,10 @@ class Executable:
         if self._pool.refresh():
             for plan in self._plans.values():
                 plan.info.refresh()
+            self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        self._pool.drop_unused({id(c) for p in self._plans.values() for c in p.info.constants})
 
     def refresh(self) -> None:
         """Pack the parameters again; needed only after writing to them through an exported DLPack view."""

@@ -34,7 +34,8 @@ class GraphModule(Module):
         super().__init__()
         for name, value in root.__dict__.items():
             if not name.startswith("_") or name == "_public" or name in root._public:
-                self.__dict__[name] = value
+                flat = isinstance(value, list) and not root.member_name(name)  # Sequential's list: its items are the members
+                self.__dict__.update({str(i): v for i, v in enumerate(value)} if flat else {name: value})
         self._graph = graph
         self._report: Any = None
         self._last_use = last_uses(graph)
@@ -154,7 +155,7 @@ def symbolic(module: Module, example: tuple | None = None) -> GraphModule:
     if isinstance(module, GraphModule):
         return module
     recorder = ModuleRecorder(module)
-    if id(module) in {id(m) for m in module.modules() if m.is_leaf}:
+    if module.is_leaf:
         raise Unsupported(f"{type(module).__name__} is one layer; wrap it in nn.Sequential to make a graph")
     names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.default is p.empty]
     specs = [Spec(tuple(e.shape), str(e.dtype)) for e in example] if example else [None] * len(names)

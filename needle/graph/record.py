@@ -103,7 +103,7 @@ class Recorder:
         self.writes[id(tensor)] = (tensor, value)
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
-        if op.must_decompose():
+        if op.must_decompose(*inputs):
             return op.decompose(*inputs)
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
         specs = [s.spec for s in symbols]  # type: ignore[attr-defined]

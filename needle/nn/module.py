@@ -167,7 +167,7 @@ class Module:
             own[k].data = Tensor(a, device=own[k].device, dtype=own[k].dtype, requires_grad=False)
 
     def train(self, mode: bool = True) -> Module:
-        for m in self.modules():
+        for _, m in self.named_modules():  # `modules` is a list in Sequential
             m.training = mode
         return self
 
@@ -175,7 +175,7 @@ class Module:
         return self.train(False)
 
     def apply(self, f: Callable[[Module], Any]) -> Module:
-        for m in self.modules():
+        for _, m in self.named_modules():
             f(m)
         return self
 

@@ -28,6 +28,7 @@ from .fused import (
     fused_linear_batchnorm_relu,
     fused_linear_relu,
 )
+from .fused_norm import fused_batchnorm_relu
 from .join import TupleGetItem, chunk, concat, dilate, make_tuple, split, split_sizes, stack, tuple_get_item, undilate
 from .linalg import linear, matmul
 from .maths import absolute, ceil, cos, erf, exp, floor, log, reciprocal, round, rsqrt, sign, sin, softplus, sqrt

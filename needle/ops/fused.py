@@ -25,6 +25,18 @@ def act_reference(name: str, alpha: float, x: np.ndarray) -> np.ndarray:
     return (cls(alpha) if cls.has_alpha else cls()).reference(x)
 
 
+def residual_broadcasts(fused: Any, inputs: Any) -> bool:
+    """True where the residual is not of the convolution's shape, so that only the unfused add can take it."""
+    x, w, _, *_, residual = fused.split(inputs)
+    return residual is not None and tuple(residual.shape) != fused.conv.infer(x, w).shape
+
+
+def count_batch(count: Any, x: Tensor) -> None:
+    """Add one to torch's num_batches_tracked, as the BatchNorm layers do."""
+    if count is not None and x.recorder is None:
+        count.data = count + 1
+
+
 @op
 class FusedLinearActivation(Op):
     """activation(x W^T + b); inputs x, weight, [bias]. Gradient from the stored output where the activation allows it."""
@@ -90,6 +102,9 @@ class FusedConv2dActivation(Op):
     def is_weight(self, index: int) -> bool:
         return 0 < index < 2 + self.has_bias
 
+    def must_decompose(self, *inputs: Any) -> bool:
+        return residual_broadcasts(self, inputs)
+
     def infer(self, *inputs: Any) -> Spec:
         x, w, bias, residual = self.split(inputs)
         out = self.conv.infer(x, w, bias)
@@ -143,7 +158,7 @@ class FusedConv2dActivation(Op):
 class FusedConvBatchNorm2d(Op):
     """activation(batch_norm(conv2d(x, w)) + residual).
 
-    Inputs x, w, [conv bias], bn weight, bn bias, running mean, running variance, [residual].
+    Inputs x, w, [conv bias], bn weight, bn bias, running mean, running variance, [residual], [num_batches_tracked].
     """
 
     stride: tuple = (1, 1)
@@ -158,9 +173,10 @@ class FusedConvBatchNorm2d(Op):
     alpha: float = 0.0
     has_bias: bool = False
     has_residual: bool = False
+    has_count: bool = False
 
-    def must_decompose(self) -> bool:
-        return bool(self.training)
+    def must_decompose(self, *inputs: Any) -> bool:
+        return bool(self.training) or residual_broadcasts(self, inputs)
 
     @property
     def conv(self) -> Conv2d:
@@ -200,6 +216,8 @@ class FusedConvBatchNorm2d(Op):
 
     def decompose(self, *inputs: Tensor) -> Tensor:
         x, w, bias, (gamma, beta, mean, var), residual = self.split(inputs)
+        if self.training:
+            count_batch(inputs[-1] if self.has_count else None, x)
         y = self.conv(x, w) if bias is None else self.conv(x, w, bias)
         y = batch_norm(y, mean, var, gamma, beta, self.training, self.momentum, self.eps, self.unbiased)
         return apply_activation(self.activation, y if residual is None else y + residual, self.alpha)
@@ -215,7 +233,9 @@ class FusedConvBatchNorm2d(Op):
 
 @op
 class FusedLinearBatchNorm(Op):
-    """activation(batch_norm(x W^T + b)); inputs x, weight (out, in), [bias], bn weight, bn bias, running mean, running variance."""
+    """activation(batch_norm(x W^T + b)); inputs x, weight (out, in), [bias], bn weight, bn bias, running mean, running variance,
+    [num_batches_tracked].
+    """
 
     eps: float = 1e-5
     momentum: float = 0.1
@@ -224,14 +244,15 @@ class FusedLinearBatchNorm(Op):
     activation: str = "none"
     alpha: float = 0.0
     has_bias: bool = False
+    has_count: bool = False
 
-    def must_decompose(self) -> bool:
-        return bool(self.training)
+    def must_decompose(self, *inputs: Any) -> bool:
+        return bool(self.training) or len(inputs[0].shape) != 2  # a third axis makes other channels than the features
 
     def folded(self, inputs: Any) -> tuple[Op, FoldedWeight, FoldedBias, list[Any], list[Any]]:
         x, w, *rest = inputs
         bias = [rest.pop(0)] if self.has_bias else []
-        gamma, beta, mean, var = rest
+        gamma, beta, mean, var = rest[:4]
         linear_op = FusedLinearActivation(self.activation, self.alpha) if self.activation != "none" else Linear("torch")
         return linear_op, FoldedWeight(self.eps), FoldedBias(self.eps), [w, mean, var, gamma, beta, *bias], [x]
 
@@ -244,13 +265,15 @@ class FusedLinearBatchNorm(Op):
 
     def reference(self, x: np.ndarray, w: np.ndarray, *rest: np.ndarray) -> np.ndarray:
         bias = rest[:1] if self.has_bias else ()
-        gamma, beta, mean, var = rest[len(bias) :]
+        gamma, beta, mean, var = rest[len(bias) : len(bias) + 4]
         y = BatchNorm(self.eps).reference(Linear("torch").reference(x, w, *bias), mean, var, gamma, beta)
         return act_reference(self.activation, self.alpha, y)
 
     def decompose(self, x: Tensor, w: Tensor, *rest: Tensor) -> Tensor:
         bias = rest[0] if self.has_bias else None
-        gamma, beta, mean, var = rest[1:] if self.has_bias else rest
+        gamma, beta, mean, var = rest[self.has_bias : self.has_bias + 4]
+        if self.training:
+            count_batch(rest[-1] if self.has_count else None, x)
         y = batch_norm(linear(x, w, bias, layout="torch"), mean, var, gamma, beta, self.training, self.momentum, self.eps, self.unbiased)
         return apply_activation(self.activation, y, self.alpha)
 

@@ -53,7 +53,7 @@ class BatchNorm(Op):
         return index > 0
 
     def compute(self, x: NDArray, *values: NDArray) -> Any:
-        out = NDArray.empty(x.shape)
+        out = NDArray.empty(x.shape, x.dtype)
         self.lower(None, [x, *values], out)
         return out
 
@@ -103,8 +103,8 @@ class BatchNormTrain(Op):
         return (Spec(tuple(x.shape), str(x.dtype)), per_channel, per_channel, per_channel)
 
     def compute(self, x: NDArray, weight: NDArray, bias: NDArray) -> Any:
-        y = NDArray.empty(x.shape)
-        stats = [NDArray.empty(weight.shape) for _ in range(3)]
+        y = NDArray.empty(x.shape, x.dtype)
+        stats = [NDArray.empty(weight.shape, x.dtype) for _ in range(3)]
         call("batch_norm_train", [as_rows(y), *stats], [as_rows(x), weight, bias], self.eps, 0, 0)
         return (y, *stats)
 
@@ -137,7 +137,7 @@ class BatchNormTrainGrad(Op):
         return (Spec(tuple(x.shape), str(x.dtype)), per_channel, per_channel)
 
     def compute(self, x: NDArray, mean: NDArray, inverse: NDArray, weight: NDArray, dy: NDArray) -> Any:
-        dx, dw, db = NDArray.empty(x.shape), NDArray.empty(weight.shape), NDArray.empty(weight.shape)
+        dx, dw, db = NDArray.empty(x.shape, x.dtype), NDArray.empty(weight.shape, x.dtype), NDArray.empty(weight.shape, x.dtype)
         call("batch_norm_train_grad", [as_rows(dx), dw, db], [as_rows(x), mean, inverse, weight, as_rows(dy)])
         return dx, dw, db
 

@@ -44,7 +44,7 @@ class Pool(Op):
         raise NotImplementedError
 
     def compute(self, x: NDArray) -> Any:
-        out = NDArray.empty(self.infer(x).shape)
+        out = NDArray.empty(*self.infer(x))
         self.lower(None, [x], out)
         return out
 
@@ -53,7 +53,7 @@ class Pool(Op):
 
 
 def run_grad(name: str, dx_shape: tuple, arrays: list[NDArray], attributes: tuple) -> NDArray:
-    dx = NDArray.empty(dx_shape)
+    dx = NDArray.empty(dx_shape, arrays[-1].dtype)
     call(name, [dx], [a.compact() for a in arrays], *attributes)
     return dx
 

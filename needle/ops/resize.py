@@ -70,7 +70,7 @@ class Interpolate(Resize):
         return Spec((*x.shape[:2], *(int(s) for s in size)), str(x.dtype))
 
     def compute(self, x: NDArray) -> Any:
-        out = NDArray.empty(self.infer(x).shape)
+        out = NDArray.empty(*self.infer(x))
         self.lower(None, [x], out)
         return out
 
@@ -116,7 +116,7 @@ class InterpolateGrad(Resize):
         return Spec(self.shape, str(dy.dtype))
 
     def compute(self, dy: NDArray) -> Any:
-        dx = NDArray.empty(self.shape)
+        dx = NDArray.empty(self.shape, dy.dtype)
         scales = self._scales(self.shape[2:], dy.shape[2:])
         corners = (self.align_corners,) if self.mode == "bilinear" else ()
         call(f"interpolate_{self.mode}_grad", [dx], [dy.compact()], *corners, *scales)

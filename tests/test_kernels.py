@@ -1,0 +1,125 @@
+"""Every op's samples through the executor: plain and blocked kernels against numpy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import needle as ndl
+from needle import _core
+from needle.autograd import OPS, Op, Spec
+from needle.nn.module import Parameter
+from needle.ops.conv import Conv2d
+from needle.ops.norm import Positive
+
+TOLERANCE = 5e-6
+
+
+def cases() -> list[Any]:
+    found = []
+    for name, cls in sorted(OPS.items()):
+        for i, (attributes, shapes) in enumerate(cls.samples()):
+            op = cls(**attributes)
+            single = op.n_out == 1 and all(not isinstance(s, Spec) or s.dtype == "float32" for s in shapes)
+            if single and (cls.has_own_lowering() or cls.compute is not Op.compute):
+                found.append(pytest.param(op, shapes, id=f"{name}-{i}"))
+    return found
+
+
+def inputs_for(op: Op, shapes: list[Any]) -> list[np.ndarray]:
+    rng = np.random.default_rng(len(shapes))
+    low, high = getattr(op, "domain", (-2.0, 2.0))
+    arrays = []
+    for s in shapes:
+        positive = isinstance(s, Positive)
+        shape = s.shape if isinstance(s, Spec) else tuple(s)
+        arrays.append(rng.uniform(0.1 if positive else low, 2.0 if positive else high, shape).astype("float32"))
+    return arrays
+
+
+def check(got: Any, want: np.ndarray) -> None:
+    got = np.asarray(got)
+    assert got.shape == want.shape
+    scale = max(np.abs(want).max(), 1e-30) if want.size else 1.0
+    assert np.abs(got - want).max(initial=0) <= TOLERANCE * scale
+
+
+def planned(op: Op, arrays: list[np.ndarray], blocked: bool) -> tuple[Any, str]:
+    """The op's result in an executable, its weights being parameters; `blocked`: images come out of a 1x1 convolution."""
+    weights = {i: Parameter(a) for i, a in enumerate(arrays) if i > 0 and op.is_weight(i)}
+    data = [a for i, a in enumerate(arrays) if i not in weights]
+
+    def run(*xs: ndl.Tensor) -> ndl.Tensor:
+        left = iter(xs)
+        values = [weights[i] if i in weights else next(left) for i in range(len(arrays))]
+        if blocked:
+            for i, v in enumerate(values):
+                if i not in weights and len(v.shape) == 4:
+                    eye = Parameter(np.eye(v.shape[1], dtype="float32")[:, :, None, None])
+                    values[i] = Conv2d()(v, eye)
+        return op(*values)
+
+    exe = ndl.compile(run, tuple(data))
+    return exe(*data), str(exe.plan)
+
+
+@pytest.mark.parametrize(("op", "shapes"), cases())
+def test_planned_op(op: Op, shapes: list[Any]) -> None:
+    arrays = inputs_for(op, shapes)
+    want = op(*(ndl.Tensor(a.astype("float64"), device=ndl.cpu_numpy(), requires_grad=False) for a in arrays)).numpy()
+    check(planned(op, arrays, False)[0], want)
+    if any(a.ndim == 4 for a in arrays):
+        check(planned(op, arrays, True)[0], want)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 7, 13, 28])
+@pytest.mark.parametrize("channels", [(1, 1), (3, 16), (16, 33), (32, 64), (48, 80)])
+@pytest.mark.parametrize("kernel", [(1, 1, 0), (3, 1, 1), (3, 2, 1), (5, 3, 2)])
+def test_convolution(kernel: tuple[int, int, int], channels: tuple[int, int], size: int, threads: int) -> None:
+    (k, stride, padding), (c, o) = kernel, channels
+    rng = np.random.default_rng(k)
+    x, w = rng.standard_normal((2, c, size, size + 1)), rng.standard_normal((o, c, k, k))
+    b = rng.standard_normal(o)
+    op = Conv2d((stride, stride), (padding,) * 4)
+    want = op.reference(x, w, b)
+    before = ndl.get_num_threads()
+    ndl.set_num_threads(threads)
+    try:
+        check(planned(op, [a.astype("float32") for a in (x, w, b)], False)[0], want)
+    finally:
+        ndl.set_num_threads(before)
+
+
+def test_every_kernel_is_reached_by_a_public_name() -> None:
+    """A row that nothing calls would be dead code: every kernel is an op's, or named in needle's sources."""
+    from pathlib import Path
+
+    sources = "".join(p.read_text() for p in Path(ndl.__file__).parent.rglob("*.py"))
+    tests = "".join(p.read_text() for p in (Path(__file__).parents[1] / "profiling").glob("*.py"))
+    unused = [n for n in _core.kernels() if f'"{n}"' not in sources + tests]
+    known = {n for n in unused if n.endswith("_grad") or n in {o.kernel for o in OPS.values()} or n in ndl.ops.ACTIVATIONS}
+    assert set(unused) - known <= {"argmax", "square", "sub", "min"}
+
+
+class TestArguments:
+    def test_wrong_number_of_inputs(self) -> None:
+        with pytest.raises(ValueError, match=r"\[relu\] expects 1 to 1 inputs, got 0."):
+            _core.kernels()["relu"]([_core.empty([1], "float32")], [], [])
+
+    def test_wrong_dtype(self) -> None:
+        with pytest.raises(TypeError, match=r"\[exp\] has no kernel for dtype int64."):
+            _core.kernels()["exp"]([_core.empty([1], "int64")], [_core.empty([1], "int64")], [])
+
+    def test_view_outside_storage(self) -> None:
+        a = _core.empty([4], "float32")
+        with pytest.raises(ValueError, match="reaches outside its storage"):
+            _core.Array(a.storage, [5], [1], 0, "float32")
+        with pytest.raises(ValueError, match="reaches outside its storage"):
+            _core.Array(a.storage, [2], [-1], 0, "float32")
+
+    def test_too_many_dimensions(self) -> None:
+        with pytest.raises(ValueError, match="at most 8 dimensions, got 9"):
+            _core.empty([1] * 9, "float32")
