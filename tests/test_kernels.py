@@ -40,7 +40,7 @@ def inputs_for(op: Op, shapes: list[Any]) -> list[np.ndarray]:
 
 
 def check(got: Any, want: np.ndarray) -> None:
-    got = np.asarray(got)
+    got, want = np.asarray(got).astype("float64"), want.astype("float64")
     assert got.shape == want.shape
     scale = max(np.abs(want).max(), 1e-30) if want.size else 1.0
     assert np.abs(got - want).max(initial=0) <= TOLERANCE * scale
@@ -91,17 +91,6 @@ def test_convolution(kernel: tuple[int, int, int], channels: tuple[int, int], si
         check(planned(op, [a.astype("float32") for a in (x, w, b)], False)[0], want)
     finally:
         ndl.set_num_threads(before)
-
-
-def test_every_kernel_is_reached_by_a_public_name() -> None:
-    """A row that nothing calls would be dead code: every kernel is an op's, or named in needle's sources."""
-    from pathlib import Path
-
-    sources = "".join(p.read_text() for p in Path(ndl.__file__).parent.rglob("*.py"))
-    tests = "".join(p.read_text() for p in (Path(__file__).parents[1] / "profiling").glob("*.py"))
-    unused = [n for n in _core.kernels() if f'"{n}"' not in sources + tests]
-    known = {n for n in unused if n.endswith("_grad") or n in {o.kernel for o in OPS.values()} or n in ndl.ops.ACTIVATIONS}
-    assert set(unused) - known <= {"argmax", "square", "sub", "min"}
 
 
 class TestArguments:

@@ -64,7 +64,7 @@ def run(op: Op, xs: Sequence[Tensor]) -> list[Tensor]:
 
 def float32_exact(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The same values for both precisions."""
-    return [a.astype("float32").astype("float64") if a.dtype.kind == "f" else a for a in arrays]
+    return [a.astype("float32").astype("float64") if a.dtype.kind == "f" else a for a in map(np.asarray, arrays)]
 
 
 def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float = TOLERANCE) -> None:

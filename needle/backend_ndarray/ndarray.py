@@ -177,6 +177,8 @@ class NDArray:
         return self._shape[0]
 
     def __repr__(self) -> str:
+        if PLANNING.builder is not None:
+            return f"NDArray(shape={self._shape}, dtype={self._dtype})"
         return f"NDArray({self.numpy()}, device={self.device})"
 
     # -- conversions -------------------------------------------------------------------------------------------------
@@ -204,6 +206,9 @@ class NDArray:
 
     def _copy(self) -> NDArray:
         return self.astype(self._dtype)
+
+    def __deepcopy__(self, memo: Any) -> NDArray:
+        return self._copy()
 
     # -- views -------------------------------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ class Planner:
             out = self.blocked[home] if home is not node else self._allocate(node)
             self.blocked[node] = out
             op.lower(self.builder, ins, out)
-        elif op.has_own_lowering():
+        elif op.has_own_lowering() and op.layout != "blocked":
             out = self.plain[home] if home is not node else NDArray.empty(spec.shape, spec.dtype)
             if not out.is_compact():
                 out = NDArray.empty(spec.shape, spec.dtype)

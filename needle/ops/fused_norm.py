@@ -11,7 +11,7 @@ from needle.backend_ndarray import NDArray, call
 
 from .activation import activation_code, apply_activation
 from .fused import act_reference, count_batch
-from .norm import BatchNorm, as_rows, batch_norm
+from .norm import BatchNorm, as_rows, batch_norm, dense
 
 
 @op
@@ -46,7 +46,7 @@ class FusedBatchNormActivation(Op):
         x, gamma, beta, mean, var = inputs[:5]
         image, target = (x, out) if x.ndim == 5 else (as_rows(x), as_rows(out))
         code = activation_code(self.activation)
-        call("batch_norm", [target], [image, mean, var, gamma, beta], self.eps, code, self.alpha)
+        call("batch_norm", [target], [image, *dense(mean, var, gamma, beta)], self.eps, code, self.alpha)
 
     def reference(self, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, mean: np.ndarray, var: np.ndarray, *_: Any) -> Any:
         return act_reference(self.activation, self.alpha, BatchNorm(self.eps).reference(x, mean, var, gamma, beta))

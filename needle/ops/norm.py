@@ -26,6 +26,11 @@ def as_rows(x: NDArray) -> NDArray:
     return x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
 
 
+def dense(*vectors: NDArray) -> list[NDArray]:
+    """Values per channel as the kernels read them: without gaps."""
+    return [v.compact() for v in vectors]
+
+
 def check_channels(label: str, x: Any, *values: Any) -> None:
     if len(x.shape) < 2:
         raise ValueError(f"[{label}] expects shape (N, C, ...), got {tuple(x.shape)}.")
@@ -60,7 +65,7 @@ class BatchNorm(Op):
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         x, *values = inputs
         image, target = (x, out) if x.ndim == 5 else (as_rows(x), as_rows(out))
-        call("batch_norm", [target], [image, *values], self.eps, 0, 0)
+        call("batch_norm", [target], [image, *dense(*values)], self.eps, 0, 0)
 
     def reference(self, x: np.ndarray, mean: np.ndarray, var: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
         shape = channel_shape(x)
@@ -105,7 +110,7 @@ class BatchNormTrain(Op):
     def compute(self, x: NDArray, weight: NDArray, bias: NDArray) -> Any:
         y = NDArray.empty(x.shape, x.dtype)
         stats = [NDArray.empty(weight.shape, x.dtype) for _ in range(3)]
-        call("batch_norm_train", [as_rows(y), *stats], [as_rows(x), weight, bias], self.eps, 0, 0)
+        call("batch_norm_train", [as_rows(y), *stats], [as_rows(x), *dense(weight, bias)], self.eps, 0, 0)
         return (y, *stats)
 
     def reference(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
@@ -138,7 +143,7 @@ class BatchNormTrainGrad(Op):
 
     def compute(self, x: NDArray, mean: NDArray, inverse: NDArray, weight: NDArray, dy: NDArray) -> Any:
         dx, dw, db = NDArray.empty(x.shape, x.dtype), NDArray.empty(weight.shape, x.dtype), NDArray.empty(weight.shape, x.dtype)
-        call("batch_norm_train_grad", [as_rows(dx), dw, db], [as_rows(x), mean, inverse, weight, as_rows(dy)])
+        call("batch_norm_train_grad", [as_rows(dx), dw, db], [as_rows(x), *dense(mean, inverse, weight), as_rows(dy)])
         return dx, dw, db
 
     def reference(self, x: np.ndarray, mean: np.ndarray, inverse: np.ndarray, weight: np.ndarray, dy: np.ndarray) -> Any:

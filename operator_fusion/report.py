@@ -1,0 +1,75 @@
+"""What fusion did: one line per fusion and per near miss, as data and as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+
+@dataclasses.dataclass(frozen=True)
+class Fired:
+    pattern: str
+    nodes_in: list[str]
+    node_out: str
+    op: str
+    module_paths: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class NearMiss:
+    """A pattern that was found at `node`, but refused."""
+
+    pattern: str
+    node: str
+    nodes: list[str]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FusionReport:
+    fired: list[Fired]
+    near_misses: list[NearMiss]
+    nodes_before: int
+    nodes_after: int
+    nodes: dict[str, tuple[str, str, str]]  # name -> module path, op or kind, the ops that read it
+    dry_run: bool = False
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Fusions by pattern, most frequent first."""
+        return dict(Counter(f.pattern for f in self.fired).most_common())
+
+    def explain(self, name: str) -> str:
+        """What happened to a node, by its name or its module's path (or to all below a path), before or after fusion."""
+        names = {n for n, (path, _, _) in self.nodes.items() if name == n or f"{path}.".startswith(f"{name}.")}
+        names |= {n for f in self.fired if f.node_out == name for n in f.nodes_in}
+        if not names:
+            raise KeyError(f"[explain] expects a node's name or a module's path, got {name}.")
+        verb = "would become" if self.dry_run else "became"
+        lines = [
+            f"{', '.join(f.nodes_in)} {verb} {f.node_out} ({f.op}) by {f.pattern}."
+            for f in self.fired
+            if names.intersection(f.nodes_in)
+        ]
+        lines += [f"{m.pattern} did not apply at {m.node}: {m.reason}." for m in self.near_misses if names.intersection(m.nodes)]
+        mentioned = {n for f in self.fired for n in f.nodes_in} | {n for m in self.near_misses for n in m.nodes}
+        for n in (n for n in self.nodes if n in names - mentioned):
+            _, kind, users = self.nodes[n]
+            lines.append(f"{n} is {kind}, read by {users or 'nothing'}: no pattern has these steps.")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        title = f"{len(self.fired)} fusions{' would apply' if self.dry_run else ''}, {self.nodes_before} -> {self.nodes_after} nodes"
+        lines = [title, *(f"  {n:4d}  {pattern}" for pattern, n in self.counts.items())]
+        if self.fired:
+            lines += ["", *table(["pattern", "node", "stands for"], [[f.pattern, f.node_out, ", ".join(f.nodes_in)] for f in self.fired])]
+        if self.near_misses:
+            rows = [[m.pattern, m.node, m.reason] for m in self.near_misses]
+            lines += ["", f"{len(rows)} near misses", *table(["pattern", "node", "reason"], rows)]
+        return "\n".join(lines)
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
+    rule = ["-" * w for w in widths]
+    return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in [head, rule, *rows]]
