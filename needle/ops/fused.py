@@ -178,6 +178,9 @@ class FusedConvBatchNorm2d(Op):
     def must_decompose(self, *inputs: Any) -> bool:
         return bool(self.training) or residual_broadcasts(self, inputs)
 
+    def is_weight(self, index: int) -> bool:
+        return 0 < index < 6 + self.has_bias
+
     @property
     def conv(self) -> Conv2d:
         return Conv2d(self.stride, self.padding, self.dilation, self.groups)
@@ -248,6 +251,9 @@ class FusedLinearBatchNorm(Op):
 
     def must_decompose(self, *inputs: Any) -> bool:
         return bool(self.training) or len(inputs[0].shape) != 2  # a third axis makes other channels than the features
+
+    def is_weight(self, index: int) -> bool:
+        return index > 0
 
     def folded(self, inputs: Any) -> tuple[Op, FoldedWeight, FoldedBias, list[Any], list[Any]]:
         x, w, *rest = inputs
