@@ -39,7 +39,9 @@ def as_tensor(x: Any) -> Any:
     if isinstance(x, Tensor) or not (isinstance(x, NDArray | np.ndarray) or hasattr(x, "__dlpack__")):
         return x
     if default_device() == cpu_numpy():
-        return Tensor.make_const(x.numpy() if isinstance(x, NDArray) else np.asarray(x.detach() if hasattr(x, "detach") else x))
+        return Tensor.make_const(
+            x.numpy() if isinstance(x, NDArray) else np.asarray(x.detach() if hasattr(x, "detach") else x)
+        )
     return Tensor.make_const(as_ndarray(x))
 
 

@@ -155,7 +155,9 @@ def load(path: str | os.PathLike) -> GraphModule:
     try:
         return _build(document, arrays)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as e:
-        raise ValueError(f"[load] the graph in {os.fspath(path)} does not fit this version or its tensors: {e}.") from None
+        raise ValueError(
+            f"[load] the graph in {os.fspath(path)} does not fit this version or its tensors: {e}."
+        ) from None
 
 
 def _build(document: dict[str, Any], arrays: dict[str, np.ndarray]) -> GraphModule:

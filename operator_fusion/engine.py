@@ -10,7 +10,7 @@ from needle.autograd import Op
 from needle.graph import Graph, GraphModule, Node, symbolic
 from needle.nn import Module, Parameter
 
-from .matcher import Match, Pattern, Step, find_steps
+from .matcher import Match, Pattern, Step, find_steps, of_parameters
 from .report import Fired, FusionReport, NearMiss
 
 Condition = Callable[[Match], "str | None"]
@@ -196,8 +196,13 @@ def fuse(
     graph, fired = plan.rewrite()
     fused = GraphModule(source.graph.copy() if dry_run else graph, source)
     fused._report = source.report
-    fused.fusion_report = FusionReport(fired, plan.misses, len(source.graph.nodes), len(graph.nodes), describe(plan), dry_run)
+    fused.fusion_report = FusionReport(fired, plan.misses, count_calls(source.graph), count_calls(graph), describe(plan), dry_run)
     return fused
+
+
+def count_calls(graph: Graph) -> int:
+    """Nodes that compute; what a weight goes through before it is packed is not counted."""
+    return sum(n.kind == "module" or n.kind == "op" and not of_parameters(n) for n in graph)
 
 
 def describe(plan: Plan) -> dict[str, tuple[str, str, str]]:

@@ -29,7 +29,7 @@ class NearMiss:
 class FusionReport:
     fired: list[Fired]
     near_misses: list[NearMiss]
-    nodes_before: int
+    nodes_before: int  # layer calls and ops
     nodes_after: int
     nodes: dict[str, tuple[str, str, str]]  # name -> module path, op or kind, the ops that read it
     dry_run: bool = False
@@ -59,7 +59,7 @@ class FusionReport:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        title = f"{len(self.fired)} fusions{' would apply' if self.dry_run else ''}, {self.nodes_before} -> {self.nodes_after} nodes"
+        title = f"{len(self.fired)} fusions{' would apply' if self.dry_run else ''}, {self.nodes_before} -> {self.nodes_after} calls"
         lines = [title, *(f"  {n:4d}  {pattern}" for pattern, n in self.counts.items())]
         if self.fired:
             lines += ["", *table(["pattern", "node", "stands for"], [[f.pattern, f.node_out, ", ".join(f.nodes_in)] for f in self.fired])]

@@ -111,7 +111,9 @@ def main() -> None:
             spread = f"({r['ratio_min']:.2f}-{r['ratio_max']:.2f})"
             print(f"  {r['engine']:<22}{r['ms']:9.2f} ms   {r['ratio']:5.2f}x needle compiled {spread}")
     if args.json:
-        Path(args.json).write_text(json.dumps({"cpu": cpu_name(), "isa": ndl.isa(), "threads": args.threads, "results": results}, indent=1))
+        Path(args.json).write_text(
+            json.dumps({"cpu": cpu_name(), "isa": ndl.isa(), "threads": args.threads, "results": results}, indent=1)
+        )
 
 
 if __name__ == "__main__":

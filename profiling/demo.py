@@ -56,7 +56,12 @@ def run_model(name: str, rounds: int) -> dict:
     done = time.perf_counter()
 
     as_torch = lambda t: torch.from_numpy(t.numpy())  # noqa: E731
-    outputs = {"torch eager": plain, "needle eager": as_torch(net(x)), "needle fused": as_torch(fused(x)), "needle compiled": exe(x)}
+    outputs = {
+        "torch eager": plain,
+        "needle eager": as_torch(net(x)),
+        "needle fused": as_torch(fused(x)),
+        "needle compiled": exe(x),
+    }
     calls = {
         "torch eager": lambda: model(x),
         "needle eager": lambda: net(x),

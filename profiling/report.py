@@ -74,7 +74,9 @@ def write(results: list[dict], folder: Path, cpu: str) -> Path:
     for r in results:
         medians = {k: 1e3 * sorted(v)[len(v) // 2] for k, v in r["times"].items()}
         base = medians["torch eager"]
-        r["rows"] = [{"engine": k, "ms": ms, "speedup": base / ms, "error": r["errors"][k]} for k, ms in medians.items()]
+        r["rows"] = [
+            {"engine": k, "ms": ms, "speedup": base / ms, "error": r["errors"][k]} for k, ms in medians.items()
+        ]
         r["images"] = [speed_plot(r["rows"]), output_plot(r)]
         r["slowest"] = sorted(r["profile"], key=lambda row: -row[2])[:15]
     folder.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,17 @@ def test_kernel_files_use_no_standard_containers() -> None:
 
 
 def test_folders_have_a_readme() -> None:
-    folders = ["csrc", "csrc/core", "csrc/cpu", "csrc/gpu", "csrc/math", "csrc/python", "needle", "needle/ops", "needle/nn"]
+    folders = [
+        "csrc",
+        "csrc/core",
+        "csrc/cpu",
+        "csrc/gpu",
+        "csrc/math",
+        "csrc/python",
+        "needle",
+        "needle/ops",
+        "needle/nn",
+    ]
     folders += ["needle/graph", "needle/executor", "torch2needle", "operator_fusion", "scripts", "profiling", "tests"]
     missing = [f for f in folders if not (ROOT / f / "README.md").is_file()]
     assert not missing

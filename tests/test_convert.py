@@ -117,7 +117,9 @@ def converts(model: nn.Module, shape: tuple[int, ...], **kwargs: Any) -> Any:
     return net
 
 
-@pytest.mark.parametrize(("make", "shape"), MODULES, ids=[f"{i}-{type(m()).__name__}" for i, (m, _) in enumerate(MODULES)])
+@pytest.mark.parametrize(
+    ("make", "shape"), MODULES, ids=[f"{i}-{type(m()).__name__}" for i, (m, _) in enumerate(MODULES)]
+)
 def test_module_rule(make: Callable, shape: tuple[int, ...]) -> None:
     converts(nn.Sequential(make()), shape)
 
@@ -130,9 +132,15 @@ def test_function_rule(f: Callable, shape: tuple[int, ...]) -> None:
 
 ADVERSARIAL: dict[str, tuple[Callable, list[Callable]]] = {
     "conv used twice": (lambda x, c, b: c(x) + b(c(x)), [lambda: nn.Conv2d(4, 4, 1), lambda: nn.BatchNorm2d(4)]),
-    "conv read twice": (lambda x, c, b: (lambda y: y + b(y))(c(x)), [lambda: nn.Conv2d(4, 4, 1), lambda: nn.BatchNorm2d(4)]),
+    "conv read twice": (
+        lambda x, c, b: (lambda y: y + b(y))(c(x)),
+        [lambda: nn.Conv2d(4, 4, 1), lambda: nn.BatchNorm2d(4)],
+    ),
     "relu_ before skip": (lambda x, c: (lambda y: (F.relu_(y), y + x)[1])(c(x)), [lambda: nn.Conv2d(4, 4, 1)]),
-    "inplace module": (lambda x, c, r: (lambda y: (r(y), y + x)[1])(c(x)), [lambda: nn.Conv2d(4, 4, 1), lambda: nn.ReLU(True)]),
+    "inplace module": (
+        lambda x, c, r: (lambda y: (r(y), y + x)[1])(c(x)),
+        [lambda: nn.Conv2d(4, 4, 1), lambda: nn.ReLU(True)],
+    ),
     "inplace keyword": (lambda x: (lambda y: (F.relu(y, inplace=True), y)[1])(x * 2), []),
     "add_ seen by a view": (lambda x: (lambda y: (lambda v: (y.add_(1), v + 0)[1])(y.view(2, -1)))(x * 2), []),
     "output is input": (lambda x: x, []),
@@ -229,7 +237,14 @@ def test_the_error_lists_everything() -> None:
     with pytest.raises(torch2needle.ConversionError) as e:
         torch2needle.convert(Bad())
     text = str(e.value)
-    for part in ("torch.frac", "reflect", "torch.nn.LSTM", "torch.Tensor.sort", "test_convert.py:", "@torch2needle.rule"):
+    for part in (
+        "torch.frac",
+        "reflect",
+        "torch.nn.LSTM",
+        "torch.Tensor.sort",
+        "test_convert.py:",
+        "@torch2needle.rule",
+    ):
         assert part in text, part
     report = torch2needle.check(Bad())
     assert not report.ok and len(report.unsupported) == 4

@@ -243,7 +243,9 @@ def test_constant_outputs_and_outputs_that_are_inputs() -> None:
 
 class TestErrors:
     def test_training_mode(self) -> None:
-        with pytest.raises(ValueError, match=r"\[compile\] 1 modules are in training mode \(first: bn1\); call net.eval\(\)."):
+        with pytest.raises(
+            ValueError, match=r"\[compile\] 1 modules are in training mode \(first: bn1\); call net.eval\(\)."
+        ):
             ndl.compile(small_net().train(), (image(1, 3, 8, 8),))
 
     def test_wrong_channels(self) -> None:

@@ -27,7 +27,9 @@ def test_isas_agree(tmp_path: Path) -> None:
     for isa in ("scalar", "avx2", "avx512"):
         out = tmp_path / f"{isa}.npz"
         code = RUN.format(tests=str(Path(__file__).parent), out=str(out))
-        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "NEEDLE_ISA": isa}, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "NEEDLE_ISA": isa}, capture_output=True, text=True
+        )
         if "is not supported by this CPU" in done.stderr:
             continue
         assert done.returncode == 0, done.stderr
@@ -41,7 +43,9 @@ def test_isas_agree(tmp_path: Path) -> None:
 
 
 def test_unknown_isa_is_one_sentence() -> None:
-    done = subprocess.run([sys.executable, "-c", "import needle"], env={**os.environ, "NEEDLE_ISA": "mmx"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import needle"], env={**os.environ, "NEEDLE_ISA": "mmx"}, capture_output=True, text=True
+    )
     assert "[needle] NEEDLE_ISA expects scalar, avx2 or avx512, got mmx." in done.stderr
 
 

@@ -17,7 +17,18 @@ from needle.ops.common import vjp
 from needle.ops.norm import Positive
 
 TOLERANCE = 5e-6  # of a float32 kernel, relative to the largest value
-NOT_DIFFERENTIABLE = {"Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "Sign", "Floor", "Ceil", "Round"}
+NOT_DIFFERENTIABLE = {
+    "Equal",
+    "NotEqual",
+    "Greater",
+    "GreaterEqual",
+    "Less",
+    "LessEqual",
+    "Sign",
+    "Floor",
+    "Ceil",
+    "Round",
+}
 
 OWN = [n for n, c in OPS.items() if c.__module__.startswith("needle.ops.") and c.samples()]
 CASES = [pytest.param(n, i, id=f"{n}-{i}") for n in OWN for i in range(len(OPS[n].samples()))]
@@ -31,7 +42,11 @@ def case(name: str, index: int) -> tuple[Op, list[np.ndarray]]:
 
 def draw(shape: Any, low: float, high: float) -> np.ndarray:
     if isinstance(shape, Spec):
-        return (np.random.rand(*shape.shape) * 4).astype(shape.dtype) if shape.dtype != "bool" else np.random.rand(*shape.shape) > 0.5
+        return (
+            (np.random.rand(*shape.shape) * 4).astype(shape.dtype)
+            if shape.dtype != "bool"
+            else np.random.rand(*shape.shape) > 0.5
+        )
     if isinstance(shape, Positive):
         low, high = 0.3, 2.0
     return np.asarray(np.random.uniform(low, high, tuple(shape)))
@@ -132,7 +147,10 @@ def test_gradient_agrees_with_finite_differences(name: str, index: int) -> None:
                 moved = [a.copy() for a in arrays]
                 moved[i].reshape(-1)[j] += step
                 if name == "BatchNormTrainGrad":
-                    moved[1:3] = [moved[0].mean(axes_of(moved[0])), 1 / np.sqrt(moved[0].var(axes_of(moved[0])) + op.attributes()["eps"])]
+                    moved[1:3] = [
+                        moved[0].mean(axes_of(moved[0])),
+                        1 / np.sqrt(moved[0].var(axes_of(moved[0])) + op.attributes()["eps"]),
+                    ]
                 ends.append(value(moved))
             want = (ends[0] - ends[1]) / 2e-6
             assert abs(g.numpy().reshape(-1)[j] - want) <= 1e-5 * max(1.0, abs(want), float(np.abs(g.numpy()).max()))
@@ -161,7 +179,10 @@ def test_kernel_gradient_agrees_with_float64(name: str, index: int) -> None:
 BACKENDS = [pytest.param(True, id="numpy-f64"), pytest.param(False, id="cpu-f32")]
 
 TORCH_CASES = {
-    "conv2d": (lambda m, x, w, b: m.conv2d(x, w, b, stride=(2, 1), padding=(1, 2), dilation=(1, 2)), [(2, 3, 9, 8), (5, 3, 3, 2), (5,)]),
+    "conv2d": (
+        lambda m, x, w, b: m.conv2d(x, w, b, stride=(2, 1), padding=(1, 2), dilation=(1, 2)),
+        [(2, 3, 9, 8), (5, 3, 3, 2), (5,)],
+    ),
     "conv2d_same": (lambda m, x, w: m.conv2d(x, w, padding="same"), [(1, 3, 7, 8), (4, 3, 4, 3)]),
     "conv2d_depthwise": (lambda m, x, w: m.conv2d(x, w, padding=1, groups=6), [(1, 6, 7, 8), (6, 1, 3, 3)]),
     "conv2d_leftover_rows": (lambda m, x, w: m.conv2d(x, w, stride=2, padding=1), [(2, 4, 14, 14), (8, 4, 3, 3)]),
@@ -169,7 +190,10 @@ TORCH_CASES = {
         lambda m, x, w, b: m.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1),
         [(2, 4, 5, 6), (4, 3, 3, 3), (3,)],
     ),
-    "conv_transpose2d_groups": (lambda m, x, w: m.conv_transpose2d(x, w, stride=3, groups=2), [(1, 4, 3, 4), (4, 2, 2, 2)]),
+    "conv_transpose2d_groups": (
+        lambda m, x, w: m.conv_transpose2d(x, w, stride=3, groups=2),
+        [(1, 4, 3, 4), (4, 2, 2, 2)],
+    ),
     "conv_transpose2d_output_padding_of_stride": (
         lambda m, x, w: m.conv_transpose2d(x, w, stride=1, dilation=2, output_padding=1),
         [(1, 2, 4, 5), (2, 3, 2, 2)],
@@ -184,7 +208,10 @@ TORCH_CASES = {
     "nearest_size": (lambda m, x: m.interpolate(x, size=(7, 3)), [(2, 3, 5, 4)]),
     "nearest_scale": (lambda m, x: m.interpolate(x, scale_factor=2.5), [(2, 3, 5, 4)]),
     "bilinear_scale": (lambda m, x: m.interpolate(x, scale_factor=(1.7, 0.6), mode="bilinear"), [(2, 3, 5, 4)]),
-    "bilinear_corners": (lambda m, x: m.interpolate(x, size=(9, 7), mode="bilinear", align_corners=True), [(2, 3, 5, 4)]),
+    "bilinear_corners": (
+        lambda m, x: m.interpolate(x, size=(9, 7), mode="bilinear", align_corners=True),
+        [(2, 3, 5, 4)],
+    ),
     "batch_norm_train": (
         lambda m, x, w, b: m.batch_norm(x, None, None, weight=w, bias=b, training=True),
         [(4, 3, 5, 6), (3,), (3,)],
@@ -248,7 +275,9 @@ def test_subtraction_is_two_nodes() -> None:
 def test_course_conv_is_nhwc() -> None:
     z, w = tensors([np.random.randn(3, 14, 14, 4), np.random.randn(3, 3, 4, 8)], True)
     out = ops.conv(z, w, stride=2, padding=1)
-    want = F.conv2d(torch.tensor(z.numpy()).permute(0, 3, 1, 2), torch.tensor(w.numpy()).permute(3, 2, 0, 1), stride=2, padding=1)
+    want = F.conv2d(
+        torch.tensor(z.numpy()).permute(0, 3, 1, 2), torch.tensor(w.numpy()).permute(3, 2, 0, 1), stride=2, padding=1
+    )
     np.testing.assert_allclose(out.numpy(), want.permute(0, 2, 3, 1).numpy(), rtol=1e-10, atol=1e-10)
 
 

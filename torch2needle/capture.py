@@ -162,7 +162,9 @@ def drop_assertions(graph: fx.Graph, inputs: set[str] | None) -> None:
     """Erase assertions on values, what only they read, and placeholders that are not among `inputs`: those are fixed."""
     for node in reversed(list(graph.nodes)):
         dead = node.op == "placeholder" and inputs is not None and str(node.target).lstrip("*") not in inputs
-        if node.op == "call_function" and (node.target in ASSERTS or getattr(node.target, "__name__", "") == "_assert_is_none"):
+        if node.op == "call_function" and (
+            node.target in ASSERTS or getattr(node.target, "__name__", "") == "_assert_is_none"
+        ):
             dead = True
         only_asserted = "asserted" in node.meta and not node.users
         if dead or only_asserted:
@@ -201,7 +203,15 @@ def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) ->
     for b, t, e in zip(graph.nodes, train.nodes, evaluate.nodes, strict=True):
         if not (b.op, b.target) == (t.op, t.target) == (e.op, e.target):
             raise Differ
-        marked.append((b, *(mark_flags(*args, owner_path(b)) for args in ((b.args, t.args, e.args), (b.kwargs, t.kwargs, e.kwargs)))))
+        marked.append(
+            (
+                b,
+                *(
+                    mark_flags(*args, owner_path(b))
+                    for args in ((b.args, t.args, e.args), (b.kwargs, t.kwargs, e.kwargs))
+                ),
+            )
+        )
     for node, args, kwargs in marked:
         if (args, kwargs) != (node.args, node.kwargs):
             node.args, node.kwargs = args, kwargs
@@ -210,7 +220,9 @@ def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) ->
 def capture(model: Any, example: dict[str, Any]) -> Captured:
     """The fx graph of a module, with training flags marked; a GraphModule is taken as it is."""
     if isinstance(model, torch.export.ExportedProgram):
-        raise Unsupported("[convert] expects an nn.Module or fx.GraphModule, got an ExportedProgram (pass the module itself).")
+        raise Unsupported(
+            "[convert] expects an nn.Module or fx.GraphModule, got an ExportedProgram (pass the module itself)."
+        )
     if not isinstance(model, nn.Module):
         raise TypeError(f"[convert] expects an nn.Module or fx.GraphModule, got {type(model).__name__}.")
     if isinstance(model, fx.GraphModule):
@@ -226,7 +238,9 @@ def capture(model: Any, example: dict[str, Any]) -> Captured:
         captured = Captured(graph, model, constants)
     except Exception as e:
         raise capture_error(model, e) from e
-    captured.notes += [f"input {k} is fixed to {v!r}; pass example= with it to make it an input" for k, v in fixed.items()]
+    captured.notes += [
+        f"input {k} is fixed to {v!r}; pass example= with it to make it an input" for k, v in fixed.items()
+    ]
     try:
         both = [trace(model, fixed, m)[0] for m in (True, False)]
         flags_in_both_modes(graph, both[0], both[1])
@@ -238,7 +252,9 @@ def capture(model: Any, example: dict[str, Any]) -> Captured:
 
 def capture_error(model: nn.Module, e: Exception) -> ConversionError:
     """A report with the user's line at which capture ended."""
-    frames = [f for f in traceback.extract_tb(e.__traceback__) if is_foreign(f.filename) and "torch2needle" not in f.filename]
+    frames = [
+        f for f in traceback.extract_tb(e.__traceback__) if is_foreign(f.filename) and "torch2needle" not in f.filename
+    ]
     location = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown line"
     text = str(e).split("\n")[0].rstrip(".")
     if isinstance(e, torch.fx.proxy.TraceError):

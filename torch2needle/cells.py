@@ -41,7 +41,9 @@ class Cell:
         if self.stale:
             return
         if self.view is None:
-            self.mark(f"it reads a reshape taken before {where} changed the value in place, which may or may not share memory")
+            self.mark(
+                f"it reads a reshape taken before {where} changed the value in place, which may or may not share memory"
+            )
             return
         self.value = self.view(self.base.value)  # type: ignore[union-attr]
         for child in self.views:

@@ -42,8 +42,16 @@ def any_tensor(value: Any) -> bool:
 class Interpreter:
     """`env` maps fx nodes to cells; `tainted` holds those that depend on a failure, whose own trouble may come from it."""
 
-    def __init__(self, captured: Captured, builder: TreeBuilder, recorder: ModuleRecorder, report: Report, prefix: str = "") -> None:
-        self.captured, self.builder, self.recorder, self.report, self.prefix = captured, builder, recorder, report, prefix
+    def __init__(
+        self, captured: Captured, builder: TreeBuilder, recorder: ModuleRecorder, report: Report, prefix: str = ""
+    ) -> None:
+        self.captured, self.builder, self.recorder, self.report, self.prefix = (
+            captured,
+            builder,
+            recorder,
+            report,
+            prefix,
+        )
         self.env: dict[fx.Node, Cell] = {}
         self.tainted: set[fx.Node] = set()
 
@@ -67,7 +75,11 @@ class Interpreter:
         missing = isinstance(e, MissingRule)
         if node not in self.tainted or missing:
             self.tainted.add(node)
-            reason = str(e).split("\n")[0].rstrip(".") if isinstance(e, Unsupported | ValueError) else f"{type(e).__name__}: {e}"
+            reason = (
+                str(e).split("\n")[0].rstrip(".")
+                if isinstance(e, Unsupported | ValueError)
+                else f"{type(e).__name__}: {e}"
+            )
             target = self.target(node) if node.op != "get_attr" else node.target
             row = Row(target_name(target), "unsupported", 1, [self.path(node)], node_location(node), reason)
             if missing:
@@ -139,7 +151,9 @@ class Interpreter:
             return Cell(self.inline(node, module, args, kwargs))
         layer = self.builder.modules[id(module)]
         result = layer(*args, **kwargs)
-        return self.finish(node, result, getattr(module, "inplace", False), getattr(rule, "view", None), lambda v: layer(v))
+        return self.finish(
+            node, result, getattr(module, "inplace", False), getattr(rule, "view", None), lambda v: layer(v)
+        )
 
     def inline(self, node: fx.Node, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         """A submodule without a rule, as GraphModules of other tracers call them: capture and run it here."""
@@ -175,7 +189,9 @@ class Interpreter:
 
     def note_flag(self, node: fx.Node, target: Any, flag: Any, has_flag: bool) -> None:
         if isinstance(flag, Mode):
-            self.report.follows_mode.append(f"{target_name(target)} at {node_location(node)} follows {short([flag.path])}")
+            self.report.follows_mode.append(
+                f"{target_name(target)} at {node_location(node)} follows {short([flag.path])}"
+            )
         elif has_flag:
             value = "its default" if flag is None else flag
             self.report.constant_flags.append(f"{target_name(target)} at {node_location(node)}: training is {value}")
@@ -201,7 +217,9 @@ def input_specs(graph: fx.Graph, example: dict[str, Any]) -> dict[str, Spec | No
     return specs
 
 
-def interpret(captured: Captured, root: Module, builder: TreeBuilder, report: Report, example: dict[str, Any]) -> ModuleRecorder | None:
+def interpret(
+    captured: Captured, root: Module, builder: TreeBuilder, report: Report, example: dict[str, Any]
+) -> ModuleRecorder | None:
     """Record the captured graph on `root`'s modules; None when the report has failures."""
     recorder = ModuleRecorder(root)
     inputs = {}

@@ -32,7 +32,9 @@ def rule(*targets: Any, view: str | None = None) -> Callable[[Callable], Callabl
         for target in dict.fromkeys(targets):
             table = MODULE_RULES if isinstance(target, type) and issubclass(target, nn.Module) else FUNCTION_RULES
             if table.get(target, f) is not f:
-                raise ValueError(f"[rule] {target_name(target)} has a rule already, got another in {f.__module__}.{f.__name__}.")
+                raise ValueError(
+                    f"[rule] {target_name(target)} has a rule already, got another in {f.__module__}.{f.__name__}."
+                )
             table[target] = f
         return f
 

@@ -75,7 +75,9 @@ class ConversionError(Unsupported):
     def __init__(self, report: Report) -> None:
         self.report = report
         bad = report.unsupported
-        lines = [f"[convert] expects operations with rules, got {sum(r.count for r in bad)} calls of {len(bad)} kinds without."]
+        lines = [
+            f"[convert] expects operations with rules, got {sum(r.count for r in bad)} calls of {len(bad)} kinds without."
+        ]
         for r in bad:
             lines += ["", f"{r.op} ({r.count}x) in {short(r.paths)}, {r.location}", f"  {r.reason}."]
             lines += [f"  nearest rule: {r.nearest}"] if r.nearest else []

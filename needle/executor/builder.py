@@ -76,7 +76,9 @@ class Builder:
         if id(c) not in self._constant_arrays:
             a = c.array
             handle = Buffer(a._handle.nbytes, CONSTANT, constant=c)
-            self._constant_arrays[id(c)] = NDArray.make(a.shape, a.strides, handle=handle, offset=a._offset, dtype=a.dtype)
+            self._constant_arrays[id(c)] = NDArray.make(
+                a.shape, a.strides, handle=handle, offset=a._offset, dtype=a.dtype
+            )
         return self._constant_arrays[id(c)]
 
     def is_constant(self, array: NDArray) -> bool:
@@ -120,7 +122,9 @@ class Builder:
             offset = a._offset * itemsize(a.dtype) + where.get(id(b), 0)
             return (b.space, b.index, offset, a.shape, a.strides, a.dtype)
 
-        steps = [(KERNELS[n], [ref(a) for a in outs], [ref(a) for a in ins], attrs) for n, outs, ins, attrs in self.steps]
+        steps = [
+            (KERNELS[n], [ref(a) for a in outs], [ref(a) for a in ins], attrs) for n, outs, ins, attrs in self.steps
+        ]
         plan = _core.Plan(steps, total, inputs, outputs)
         info = PlanInfo(plan, constants, self, lifetimes, offsets, total)
         info.refresh()
@@ -150,6 +154,9 @@ class PlanInfo:
         self.core.set_constants([c.array._ref for c in self.constants])
 
     def __str__(self) -> str:
-        rows = [f"{i:3}  {n:<24}{'x'.join(map(str, s)):<24}{l}" for i, (n, s, l) in enumerate(zip(self.names, self.shapes, self.labels, strict=True))]
+        rows = [
+            f"{i:3}  {n:<24}{'x'.join(map(str, s)):<24}{l}"
+            for i, (n, s, l) in enumerate(zip(self.names, self.shapes, self.labels, strict=True))
+        ]
         head = f"{len(rows)} steps, arena {self.arena_bytes / 1e6:.2f} MB (lower bound {self.lower_bound / 1e6:.2f} MB)"
         return "\n".join([head, *rows])

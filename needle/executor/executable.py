@@ -138,7 +138,9 @@ class Executable:
         ins = [a._ref for a in arrays]
         outs = plan.core.run_new(ins)
         times = zip(*(plan.core.profile(outs, ins) for _ in range(rounds)), strict=True)
-        return [(n, l, sorted(t)[rounds // 2]) for n, l, t in zip(plan.info.names, plan.info.labels, times, strict=True)]
+        return [
+            (n, l, sorted(t)[rounds // 2]) for n, l, t in zip(plan.info.names, plan.info.labels, times, strict=True)
+        ]
 
 
 def compile(model: Module | Callable, example: Any) -> Executable:  # noqa: A001 - the public name is settled
@@ -151,7 +153,9 @@ def compile(model: Module | Callable, example: Any) -> Executable:  # noqa: A001
     if isinstance(model, Module):
         training = [p or type(m).__name__ for p, m in model.named_modules() if m.mode_dependent and m.training]
         if training:
-            raise ValueError(f"[compile] {len(training)} modules are in training mode (first: {training[0]}); call net.eval().")
+            raise ValueError(
+                f"[compile] {len(training)} modules are in training mode (first: {training[0]}); call net.eval()."
+            )
     exe = Executable(model)
     example = example if isinstance(example, tuple) else (example,)
     exe._prepare(example, {})

@@ -38,7 +38,11 @@ def fold_batch_norms(graph: Graph) -> Graph:
             return None
         producer = node.args[0]
         axis = OUTPUT_AXIS.get(type(producer.target)) if producer.kind == "op" else None
-        if axis is None or len(users[producer]) > 1 or any(not constant(a) for a in (*producer.args[1:], *node.args[1:])):
+        if (
+            axis is None
+            or len(users[producer]) > 1
+            or any(not constant(a) for a in (*producer.args[1:], *node.args[1:]))
+        ):
             return None
         layer = producer.target
         x, w, *bias_node = (done[a] for a in producer.args)
@@ -46,7 +50,9 @@ def fold_batch_norms(graph: Graph) -> Graph:
         if isinstance(layer, Linear) and layer.layout_of_weight == "needle":
             axis = 1
         parts = [w, mean, var, gamma, beta, *bias_node]
-        folds = [add_op(new, f(op.eps, axis), parts, f"{producer.name}_{f.__name__}") for f in (FoldedWeight, FoldedBias)]
+        folds = [
+            add_op(new, f(op.eps, axis), parts, f"{producer.name}_{f.__name__}") for f in (FoldedWeight, FoldedBias)
+        ]
         return add_op(new, layer, [x, *folds], producer.name)
 
     return graph.copy(replace)

@@ -137,7 +137,10 @@ class Planner:
         spec = node.meta["spec"]
         blocked = self.is_blocked[node]
         if blocked:
-            ins = [self._as_blocked(n) if n.meta["spec"].ndim == 4 and not op.is_weight(i) else self.plain[n] for i, n in enumerate(node.args)]
+            ins = [
+                self._as_blocked(n) if n.meta["spec"].ndim == 4 and not op.is_weight(i) else self.plain[n]
+                for i, n in enumerate(node.args)
+            ]
         else:
             ins = [self._as_plain(n) for n in node.args]
         home = self.home[node]
@@ -199,7 +202,9 @@ class Planner:
     def _stem(self, node: Node) -> bool:
         """Few channels and only convolutions as blocked readers: one narrow block instead of zero-padded channels."""
         readers = [u for u in self.users[node] if self.is_blocked.get(u)]
-        return node.meta["spec"].shape[1] < BLOCK and all(u.target.reads_narrow_blocks(*(a.meta["spec"] for a in u.args)) for u in readers)
+        return node.meta["spec"].shape[1] < BLOCK and all(
+            u.target.reads_narrow_blocks(*(a.meta["spec"] for a in u.args)) for u in readers
+        )
 
     def _leave(self) -> list[tuple[tuple[int, ...], str]]:
         """Write the graph's outputs; a value whose memory is all its own becomes the output without a copy."""

@@ -34,7 +34,9 @@ class GraphModule(Module):
         super().__init__()
         for name, value in root.__dict__.items():
             if not name.startswith("_") or name == "_public" or name in root._public:
-                flat = isinstance(value, list) and not root.member_name(name)  # Sequential's list: its items are the members
+                flat = isinstance(value, list) and not root.member_name(
+                    name
+                )  # Sequential's list: its items are the members
                 self.__dict__.update({str(i): v for i, v in enumerate(value)} if flat else {name: value})
         self._graph = graph
         self._report: Any = None

@@ -149,7 +149,9 @@ class Recorder:
             axis += symbol.spec.ndim
         key = (symbol.node, axis)
         if key not in self._sizes:
-            node = self.graph.add("scalar", "size", (symbol.node, axis), f"{symbol.node.name}_size{axis}".replace("-", "m"))
+            node = self.graph.add(
+                "scalar", "size", (symbol.node, axis), f"{symbol.node.name}_size{axis}".replace("-", "m")
+            )
             if symbol.spec is not None:
                 node.meta["example"] = symbol.spec.shape[axis]
             self._sizes[key] = Dim(node, self.graph)
@@ -183,4 +185,3 @@ def trace(fn: Callable, *examples: Any, names: Sequence[str] | None = None) -> G
     else:
         graph = recorder.finish(result)
     return graph
-

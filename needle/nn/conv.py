@@ -40,7 +40,9 @@ class Conv(Module):
     ) -> None:
         super().__init__()
         if in_channels % groups or out_channels % groups:
-            raise ValueError(f"[Conv] channels {in_channels} and {out_channels} expect to be multiples of groups, got {groups}.")
+            raise ValueError(
+                f"[Conv] channels {in_channels} and {out_channels} expect to be multiples of groups, got {groups}."
+            )
         kh, kw = pair(kernel_size)
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, (kh, kw)
         self.stride, self.dilation, self.groups, self._layout = pair(stride), pair(dilation), groups, layout
@@ -55,14 +57,18 @@ class Conv(Module):
         self.bias: Tensor | None = None
         if bias:
             bound = 1 / (per_group * taps) ** 0.5
-            self.bias = Parameter(init.rand(out_channels, low=-bound, high=bound, device=device, dtype=dtype), device=device, dtype=dtype)
+            self.bias = Parameter(
+                init.rand(out_channels, low=-bound, high=bound, device=device, dtype=dtype), device=device, dtype=dtype
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self._layout == "torch" else ops.permute(self.weight, (3, 2, 0, 1))
         return ops.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, {self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        return (
+            f"{self.in_channels}, {self.out_channels}, {self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        )
 
 
 class ConvTranspose2d(Module):
@@ -132,7 +138,13 @@ class AvgPool2d(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.avg_pool2d(
-            x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override
+            x,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
         )
 
 

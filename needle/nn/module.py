@@ -160,7 +160,11 @@ class Module:
         own = dict(self.named_tensors())
         problems = [f"missing {k}" for k in own if k not in state] + [f"unexpected {k}" for k in state if k not in own]
         arrays = {k: np.asarray(v.detach() if isinstance(v, Tensor) else v) for k, v in state.items() if k in own}
-        problems += [f"{k} has shape {a.shape}, not {tuple(own[k].shape)}" for k, a in arrays.items() if a.shape != tuple(own[k].shape)]
+        problems += [
+            f"{k} has shape {a.shape}, not {tuple(own[k].shape)}"
+            for k, a in arrays.items()
+            if a.shape != tuple(own[k].shape)
+        ]
         if problems:
             raise ValueError(f"[load_state_dict] {len(problems)} names do not fit: {'; '.join(problems[:8])}.")
         for k, a in arrays.items():

@@ -46,7 +46,9 @@ class BatchNorm2d(Module):
             self.running_var = init.ones(dim, device=device, dtype=dtype)
         self.num_batches_tracked: Tensor | None = None
         if count_batches and track_running_stats:
-            self.num_batches_tracked = Tensor(np.array(0, dtype="int64"), device=device, dtype="int64", requires_grad=False)
+            self.num_batches_tracked = Tensor(
+                np.array(0, dtype="int64"), device=device, dtype="int64", requires_grad=False
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.num_batches_tracked is not None and x.recorder is None:

@@ -16,7 +16,20 @@ from .elementwise import add, add_scalar, cast, divide_scalar, minimum, mul_scal
 from .maths import absolute, erf, erf_array, exp
 
 ACTIVATIONS: dict[str, type[Activation]] = {}  # by kernel name; filled as the classes are made
-CODES = ("none", "relu", "relu6", "leaky_relu", "sigmoid", "silu", "tanh", "gelu", "hardswish", "hardsigmoid", "elu", "gelu_tanh")
+CODES = (
+    "none",
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "sigmoid",
+    "silu",
+    "tanh",
+    "gelu",
+    "hardswish",
+    "hardsigmoid",
+    "elu",
+    "gelu_tanh",
+)
 
 
 def activation_code(name: str) -> int:

@@ -37,16 +37,22 @@ def as_padding(padding: Any, kernel: Any, stride: Any, dilation: Any, label: str
     return (top, left, top, left)
 
 
-def windows(x: np.ndarray, padding: Four, kernel: tuple, stride: tuple, dilation: tuple, size: tuple, value: float = 0) -> Any:
+def windows(
+    x: np.ndarray, padding: Four, kernel: tuple, stride: tuple, dilation: tuple, size: tuple, value: float = 0
+) -> Any:
     """(i, j, x under kernel element i, j) for padded x; `size` is the output's."""
     return each_window(pad_images(x, padding, kernel, stride, dilation, size, value), kernel, stride, dilation, size)
 
 
-def pad_images(x: np.ndarray, padding: Four, kernel: tuple, stride: tuple, dilation: tuple, size: tuple, value: float = 0) -> np.ndarray:
+def pad_images(
+    x: np.ndarray, padding: Four, kernel: tuple, stride: tuple, dilation: tuple, size: tuple, value: float = 0
+) -> np.ndarray:
     """x with its padding, and more at the end where windows reach further; negative padding crops."""
     top, left = padding[:2]
     reach = [d * (k - 1) + s * (n - 1) + 1 for d, k, s, n in zip(dilation, kernel, stride, size, strict=True)]
-    bottom, right = (max(p, r - n - b) for p, r, n, b in zip(padding[2:], reach, x.shape[-2:], (top, left), strict=True))
+    bottom, right = (
+        max(p, r - n - b) for p, r, n, b in zip(padding[2:], reach, x.shape[-2:], (top, left), strict=True)
+    )
     pads = [(max(top, 0), max(bottom, 0)), (max(left, 0), max(right, 0))]
     x = np.pad(x, [(0, 0)] * (x.ndim - 2) + pads, constant_values=value)
     return x[..., max(-top, 0) :, max(-left, 0) :]
@@ -61,7 +67,9 @@ def each_window(x: np.ndarray, kernel: tuple, stride: tuple, dilation: tuple, si
             yield i, j, x[..., rows, x0 : x0 + stride[1] * (size[1] - 1) + 1 : stride[1]]
 
 
-def conv2d_array(x: np.ndarray, w: np.ndarray, stride: tuple, padding: Four, dilation: tuple, groups: int) -> np.ndarray:
+def conv2d_array(
+    x: np.ndarray, w: np.ndarray, stride: tuple, padding: Four, dilation: tuple, groups: int
+) -> np.ndarray:
     """Convolution in numpy: one matrix product per kernel element."""
     n, channels = x.shape[:2]
     outputs, kernel = w.shape[0], w.shape[2:]
@@ -79,14 +87,19 @@ def conv_transpose2d_array(x: np.ndarray, w: np.ndarray, op: ConvTranspose2d, si
     kernel, g = w.shape[2:], op.groups
     outputs = w.shape[1] * g
     (sh, sw), (dh, dw), (top, left) = op.stride, op.dilation, op.padding[:2]
-    full = [max(s * (m - 1) + d * (k - 1) + 1, p + o) for s, m, d, k, p, o in zip(op.stride, x.shape[2:], op.dilation, kernel, (top, left), size, strict=True)]
+    full = [
+        max(s * (m - 1) + d * (k - 1) + 1, p + o)
+        for s, m, d, k, p, o in zip(op.stride, x.shape[2:], op.dilation, kernel, (top, left), size, strict=True)
+    ]
     out = np.zeros((n, outputs, *full), np.result_type(x, w))
     wg = w.reshape(g, channels // g, outputs // g, *kernel).swapaxes(1, 2)
     xg = x.reshape(n, g, channels // g, -1)
     for i in range(kernel[0]):
         for j in range(kernel[1]):
             part = (wg[..., i, j] @ xg).reshape(n, outputs, height, width)
-            out[:, :, i * dh : i * dh + sh * height : sh, j * dw : j * dw + sw * width : sw][..., :height, :width] += part
+            out[:, :, i * dh : i * dh + sh * height : sh, j * dw : j * dw + sw * width : sw][..., :height, :width] += (
+                part
+            )
     out = np.pad(out, [(0, 0), (0, 0), (max(-top, 0), 0), (max(-left, 0), 0)])
     return out[:, :, max(top, 0) :, max(left, 0) :][:, :, : size[0], : size[1]]
 
@@ -102,7 +115,9 @@ def infer_conv2d(op: Any, x: Any, w: Any, bias: Any = None) -> Spec:
     p = op.padding
     size = [conv_size(x.shape[2 + i], w.shape[2 + i], op.stride[i], p[i], p[2 + i], op.dilation[i]) for i in (0, 1)]
     if min(size) < 0:
-        raise ValueError(f"[{op.label}] kernel {tuple(w.shape[2:])} is larger than the padded input {tuple(x.shape[2:])}.")
+        raise ValueError(
+            f"[{op.label}] kernel {tuple(w.shape[2:])} is larger than the padded input {tuple(x.shape[2:])}."
+        )
     return Spec((x.shape[0], w.shape[0], *size), str(x.dtype))
 
 
@@ -116,11 +131,24 @@ def check_bias(label: str, bias: Any, channels: int) -> None:
         raise ValueError(f"[{label}] bias expects shape ({channels},), got {tuple(bias.shape)}.")
 
 
-def conv2d_kernel(op: Any, x: NDArray, w: NDArray, bias: NDArray | None, activation: str = "none", alpha: float = 0.0) -> NDArray:
+def conv2d_kernel(
+    op: Any, x: NDArray, w: NDArray, bias: NDArray | None, activation: str = "none", alpha: float = 0.0
+) -> NDArray:
     """Kernel conv2d with the attributes of `op`."""
     out = NDArray.empty(infer_conv2d(op, x, w).shape)
     top, left, bottom, right = op.padding
-    attrs = (*op.stride, top, left, bottom, right, *op.dilation, op.groups, activation_code(activation), alpha, bias is not None)
+    attrs = (
+        *op.stride,
+        top,
+        left,
+        bottom,
+        right,
+        *op.dilation,
+        op.groups,
+        activation_code(activation),
+        alpha,
+        bias is not None,
+    )
     call("conv2d", [out], [x, w] + ([] if bias is None else [bias]), *attrs)
     return out
 
@@ -180,7 +208,9 @@ def conv2d_gradient(op: Any, out_grad: Tensor, x: Tensor, w: Tensor, has_bias: b
     grads: list[Any] = [None, None]
     if x.requires_grad:
         rest = tuple(
-            (x.shape[2 + i] + op.padding[i] + op.padding[2 + i] - op.dilation[i] * (w.shape[2 + i] - 1) - 1) % op.stride[i] for i in (0, 1)
+            (x.shape[2 + i] + op.padding[i] + op.padding[2 + i] - op.dilation[i] * (w.shape[2 + i] - 1) - 1)
+            % op.stride[i]
+            for i in (0, 1)
         )
         grads[0] = ConvTranspose2d(op.stride, op.padding, rest, op.dilation, op.groups)(out_grad, w)
     if w.requires_grad:
@@ -189,7 +219,13 @@ def conv2d_gradient(op: Any, out_grad: Tensor, x: Tensor, w: Tensor, has_bias: b
 
 
 def conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> Tensor:
     """2-d convolution. padding: an int, a pair, (top, left, bottom, right), "same" or "valid"."""
     stride, dilation = pair(stride), pair(dilation)
@@ -243,7 +279,9 @@ class ConvTranspose2d(Op):
         if x.requires_grad:
             grads[0] = Conv2d(self.stride, self._conv_padding(), self.dilation, self.groups)(out_grad, w)
         if w.requires_grad:
-            grads[1] = Conv2dWeightGrad(tuple(w.shape[2:]), self.stride, self._conv_padding(), self.dilation, self.groups)(out_grad, x)
+            grads[1] = Conv2dWeightGrad(
+                tuple(w.shape[2:]), self.stride, self._conv_padding(), self.dilation, self.groups
+            )(out_grad, x)
         return (*grads, summation(out_grad, (0, 2, 3))) if len(node.inputs) > 2 else tuple(grads)
 
     def halo(self, index: int, out: Spec, *inputs: Spec) -> Halo:
@@ -265,7 +303,10 @@ class ConvTranspose2d(Op):
             ({}, [(2, 3, 4, 5), (3, 4, 3, 3), (4,)]),
             (two, [(1, 4, 5, 4), (4, 6, 3, 3)]),
             ({"stride": (2, 2)}, [(1, 18, 4, 4), (18, 5, 2, 2), (5,)]),
-            ({"stride": (2, 1), "dilation": (2, 1), "groups": 2, "padding": (1, 0, 1, 0)}, [(1, 4, 5, 4), (4, 3, 3, 2)]),
+            (
+                {"stride": (2, 1), "dilation": (2, 1), "groups": 2, "padding": (1, 0, 1, 0)},
+                [(1, 4, 5, 4), (4, 3, 3, 2)],
+            ),
         ]
 
 
@@ -318,7 +359,15 @@ class Conv2dWeightGrad(Op):
         conv = Conv2d(self.stride, self.padding, self.dilation, self.groups)
         grad_x = None
         if x.requires_grad:
-            size = zip(x.shape[2:], self.kernel_size, self.stride, self.padding[:2], self.padding[2:], self.dilation, strict=True)
+            size = zip(
+                x.shape[2:],
+                self.kernel_size,
+                self.stride,
+                self.padding[:2],
+                self.padding[2:],
+                self.dilation,
+                strict=True,
+            )
             rest = tuple((s + a + b - d * (k - 1) - 1) % t for s, k, t, a, b, d in size)
             grad_x = ConvTranspose2d(self.stride, self.padding, rest, self.dilation, self.groups)(dy, out_grad)
         return grad_x, conv(x, out_grad)

@@ -50,7 +50,9 @@ class Folded(Op):
 
     def reference(self, weight: np.ndarray, *rest: np.ndarray) -> np.ndarray:
         mean, var, gamma, beta, *bias = rest
-        return fold_batch_norm(weight, bias[0] if bias else None, mean, var, gamma, beta, self.eps, self.axis)[self.index]
+        return fold_batch_norm(weight, bias[0] if bias else None, mean, var, gamma, beta, self.eps, self.axis)[
+            self.index
+        ]
 
     def compute(self, *arrays: NDArray) -> NDArray:
         return NDArray(self.reference(*(a.numpy() for a in arrays)))

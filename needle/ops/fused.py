@@ -280,7 +280,17 @@ class FusedLinearBatchNorm(Op):
         gamma, beta, mean, var = rest[self.has_bias : self.has_bias + 4]
         if self.training:
             count_batch(rest[-1] if self.has_count else None, x)
-        y = batch_norm(linear(x, w, bias, layout="torch"), mean, var, gamma, beta, self.training, self.momentum, self.eps, self.unbiased)
+        y = batch_norm(
+            linear(x, w, bias, layout="torch"),
+            mean,
+            var,
+            gamma,
+            beta,
+            self.training,
+            self.momentum,
+            self.eps,
+            self.unbiased,
+        )
         return apply_activation(self.activation, y, self.alpha)
 
     @classmethod
@@ -342,7 +352,18 @@ def fused_conv_batchnorm2d(
     stride, dilation = pair(stride), pair(dilation)
     full = as_padding(padding, tuple(weight.shape[2:4]), stride, dilation, "conv2d")
     fused = FusedConvBatchNorm2d(
-        stride, full, dilation, groups, eps, momentum, training, unbiased, activation, 0.0, bias is not None, residual is not None
+        stride,
+        full,
+        dilation,
+        groups,
+        eps,
+        momentum,
+        training,
+        unbiased,
+        activation,
+        0.0,
+        bias is not None,
+        residual is not None,
     )
     extra = [] if bias is None else [bias]
     return fused(x, weight, *extra, gamma, beta, running_mean, running_var, *([] if residual is None else [residual]))
@@ -368,5 +389,3 @@ def fused_conv2d_relu(
     full = as_padding(padding, tuple(weight.shape[2:4]), stride, dilation, "conv2d")
     fused = FusedConv2dActivation(stride, full, dilation, groups, "relu", 0.0, bias is not None, residual is not None)
     return fused(x, weight, *([] if bias is None else [bias]), *([] if residual is None else [residual]))
-
-

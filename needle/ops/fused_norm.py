@@ -48,7 +48,9 @@ class FusedBatchNormActivation(Op):
         code = activation_code(self.activation)
         call("batch_norm", [target], [image, *dense(mean, var, gamma, beta)], self.eps, code, self.alpha)
 
-    def reference(self, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, mean: np.ndarray, var: np.ndarray, *_: Any) -> Any:
+    def reference(
+        self, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, mean: np.ndarray, var: np.ndarray, *_: Any
+    ) -> Any:
         return act_reference(self.activation, self.alpha, BatchNorm(self.eps).reference(x, mean, var, gamma, beta))
 
     def decompose(self, x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, *count: Tensor) -> Tensor:

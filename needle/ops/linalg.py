@@ -25,7 +25,9 @@ class MatMul(Op):
             raise ValueError(f"[matmul] operands need at least one axis, got {tuple(a.shape)} and {tuple(b.shape)}.")
         inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
         if a.shape[-1] != inner:
-            raise ValueError(f"[matmul] b expects {a.shape[-1]} rows, got {inner}, for {tuple(a.shape)} @ {tuple(b.shape)}.")
+            raise ValueError(
+                f"[matmul] b expects {a.shape[-1]} rows, got {inner}, for {tuple(a.shape)} @ {tuple(b.shape)}."
+            )
         batch = broadcast_shape("matmul", tuple(a.shape[:-2]), tuple(b.shape[:-2]))
         return Spec((*batch, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())), str(a.dtype))
 
@@ -62,7 +64,14 @@ class MatMul(Op):
 
     @classmethod
     def samples(cls) -> list:
-        shapes = [((5, 7), (7, 3)), ((2, 1, 5, 7), (3, 7, 4)), ((2, 5, 7), (7, 3)), ((7,), (7, 3)), ((2, 5, 7), (7,)), ((7,), (7,))]
+        shapes = [
+            ((5, 7), (7, 3)),
+            ((2, 1, 5, 7), (3, 7, 4)),
+            ((2, 5, 7), (7, 3)),
+            ((7,), (7, 3)),
+            ((2, 5, 7), (7,)),
+            ((7,), (7,)),
+        ]
         return [({}, list(s)) for s in shapes]
 
 
@@ -71,7 +80,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return MatMul()(a, b)
 
 
-def linear_kernel(x: NDArray, weight: NDArray, bias: NDArray | None, layout: str, activation: str, alpha: float) -> NDArray:
+def linear_kernel(
+    x: NDArray, weight: NDArray, bias: NDArray | None, layout: str, activation: str, alpha: float
+) -> NDArray:
     """activation(x @ weight + bias) in one kernel call; layout as in Linear."""
     matrix = weight if layout == "needle" else weight.permute((1, 0))
     rows = x.reshape((-1, x.shape[-1]))

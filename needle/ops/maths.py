@@ -12,6 +12,7 @@ from needle.autograd import Tensor, op, tensor_method
 from .common import Unary
 from .elementwise import divide, mul_scalar, multiply, negate
 
+
 @op
 class Exp(Unary):
     """e ** x."""
@@ -97,8 +98,6 @@ class Abs(Unary):
 @tensor_method("abs", "__abs__")
 def absolute(a: Tensor) -> Tensor:
     return Abs()(a)
-
-
 
 
 @op

@@ -88,7 +88,10 @@ class BatchNorm(Op):
 
     @classmethod
     def samples(cls) -> list:
-        return [({"eps": 1e-3}, [(2, 5, 4, 3), (5,), Positive((5,)), (5,), (5,)]), ({}, [(4, 3), (3,), Positive((3,)), (3,), (3,)])]
+        return [
+            ({"eps": 1e-3}, [(2, 5, 4, 3), (5,), Positive((5,)), (5,), (5,)]),
+            ({}, [(4, 3), (3,), Positive((3,)), (3,), (3,)]),
+        ]
 
 
 class Positive(tuple):
@@ -142,11 +145,17 @@ class BatchNormTrainGrad(Op):
         return (Spec(tuple(x.shape), str(x.dtype)), per_channel, per_channel)
 
     def compute(self, x: NDArray, mean: NDArray, inverse: NDArray, weight: NDArray, dy: NDArray) -> Any:
-        dx, dw, db = NDArray.empty(x.shape, x.dtype), NDArray.empty(weight.shape, x.dtype), NDArray.empty(weight.shape, x.dtype)
+        dx, dw, db = (
+            NDArray.empty(x.shape, x.dtype),
+            NDArray.empty(weight.shape, x.dtype),
+            NDArray.empty(weight.shape, x.dtype),
+        )
         call("batch_norm_train_grad", [as_rows(dx), dw, db], [as_rows(x), *dense(mean, inverse, weight), as_rows(dy)])
         return dx, dw, db
 
-    def reference(self, x: np.ndarray, mean: np.ndarray, inverse: np.ndarray, weight: np.ndarray, dy: np.ndarray) -> Any:
+    def reference(
+        self, x: np.ndarray, mean: np.ndarray, inverse: np.ndarray, weight: np.ndarray, dy: np.ndarray
+    ) -> Any:
         axes, shape = other_axes(x), channel_shape(x)
         n = x.size // x.shape[1]
         normal = (x - mean.reshape(shape)) * inverse.reshape(shape)

@@ -22,7 +22,9 @@ def merged_groups(groups: int, in_per_group: int, out_per_group: int, block: int
     return 1
 
 
-def pack(kernel: str, merged: int, block: int, channels: tuple[int, int], attrs: tuple[int, ...], w: NDArray) -> NDArray:
+def pack(
+    kernel: str, merged: int, block: int, channels: tuple[int, int], attrs: tuple[int, ...], w: NDArray
+) -> NDArray:
     """Weights packed by `kernel` for `merged` groups with `channels` (in, out) in all."""
     in_blocks, out_blocks = -(-channels[0] // merged // block), -(-channels[1] // merged // BLOCK)
     out = NDArray.empty((merged, out_blocks, in_blocks, w.shape[2] * w.shape[3] * block * BLOCK))
@@ -50,7 +52,10 @@ def conv2d_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
     """Zero rows and columns that a convolution reads around its input."""
     top, left = op.padding[:2]
     ends = [
-        (out.shape[2 + d] - 1) * op.stride[d] - op.padding[d] + (w.shape[2 + d] - 1) * op.dilation[d] - (x.shape[2 + d] - 1)
+        (out.shape[2 + d] - 1) * op.stride[d]
+        - op.padding[d]
+        + (w.shape[2 + d] - 1) * op.dilation[d]
+        - (x.shape[2 + d] - 1)
         for d in (0, 1)
     ]
     return (max(0, top), max(0, left), max(0, ends[0]), max(0, ends[1]))
@@ -127,4 +132,6 @@ def lower_linear(
         call("matmul", [target], ins, activation, alpha, bias is not None)
         return
     packed = builder.derive(("pack_matrix", layout), partial(pack_matrix, layout), weight)
-    call("matmul_packed", [target], [rows, packed, *planned_bias(builder, bias)], activation, alpha, bias is not None, 0)
+    call(
+        "matmul_packed", [target], [rows, packed, *planned_bias(builder, bias)], activation, alpha, bias is not None, 0
+    )

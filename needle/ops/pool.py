@@ -18,10 +18,14 @@ def pool_size(op: Any, x: Any) -> tuple[int, int]:
     if len(x.shape) != 4:
         raise ValueError(f"[{op.label}] expects shape (N, C, H, W), got {tuple(x.shape)}.")
     sizes = []
-    for size, k, s, p, d in zip(x.shape[2:], op.kernel_size, op.stride, op.padding, getattr(op, "dilation", (1, 1)), strict=True):
+    for size, k, s, p, d in zip(
+        x.shape[2:], op.kernel_size, op.stride, op.padding, getattr(op, "dilation", (1, 1)), strict=True
+    ):
         span = size + 2 * p - d * (k - 1) - 1
         if span < 0:
-            raise ValueError(f"[{op.label}] kernel {op.kernel_size} is larger than the padded input {tuple(x.shape[2:])}.")
+            raise ValueError(
+                f"[{op.label}] kernel {op.kernel_size} is larger than the padded input {tuple(x.shape[2:])}."
+            )
         n = (-(-span // s) if op.ceil_mode else span // s) + 1
         if op.ceil_mode and (n - 1) * s >= size + p:
             n -= 1  # the last window would start in the padding after the image
@@ -86,7 +90,9 @@ class MaxPool2d(Pool):
         """Maxima, and which kernel element they came from; of equal ones the first."""
         size = pool_size(self, x)
         best, at = np.full((*x.shape[:2], *size), -np.inf, x.dtype), np.zeros((*x.shape[:2], *size), int)
-        for i, j, window in windows(x, (*self.padding, *self.padding), self.kernel_size, self.stride, self.dilation, size, -np.inf):
+        for i, j, window in windows(
+            x, (*self.padding, *self.padding), self.kernel_size, self.stride, self.dilation, size, -np.inf
+        ):
             better = (window > best) | np.isnan(window)
             best, at = np.where(better, window, best), np.where(better, i * self.kernel_size[1] + j, at)
         return best, at
@@ -99,7 +105,10 @@ class MaxPool2d(Pool):
         return [
             ({"kernel_size": (2, 2), "stride": (2, 2)}, [(2, 3, 6, 7)]),
             ({"kernel_size": (3, 3), "stride": (2, 2), "padding": (1, 1)}, [(1, 17, 9, 8)]),
-            ({"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 2), "ceil_mode": True}, [(1, 2, 8, 9)]),
+            (
+                {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 2), "ceil_mode": True},
+                [(1, 2, 8, 9)],
+            ),
         ]
 
 
@@ -173,7 +182,9 @@ class AvgPool2d(Pool):
 
     def reference(self, x: np.ndarray) -> Any:
         size = pool_size(self, x)
-        total = sum(w for _, _, w in windows(x, (*self.padding, *self.padding), self.kernel_size, self.stride, (1, 1), size))
+        total = sum(
+            w for _, _, w in windows(x, (*self.padding, *self.padding), self.kernel_size, self.stride, (1, 1), size)
+        )
         return total / self.divisor(x).astype(x.dtype)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
@@ -228,7 +239,9 @@ def avg_pool2d(
     divisor_override: int | None = None,
 ) -> Tensor:
     stride = kernel_size if stride is None or stride == [] else stride
-    op = AvgPool2d(pair(kernel_size), pair(stride), pair(padding), bool(ceil_mode), bool(count_include_pad), divisor_override)
+    op = AvgPool2d(
+        pair(kernel_size), pair(stride), pair(padding), bool(ceil_mode), bool(count_include_pad), divisor_override
+    )
     return op(x)
 
 

@@ -47,7 +47,10 @@ class Resize(Op):
     def _matrices(self, size: tuple, out: tuple, dtype: Any) -> list[np.ndarray]:
         a = self.attributes()
         scales = self._scales(size, out)
-        return [resize_matrix(n, o, a["mode"], s, a["align_corners"]).astype(dtype) for n, o, s in zip(size, out, scales, strict=True)]
+        return [
+            resize_matrix(n, o, a["mode"], s, a["align_corners"]).astype(dtype)
+            for n, o, s in zip(size, out, scales, strict=True)
+        ]
 
 
 @op

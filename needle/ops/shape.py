@@ -221,7 +221,6 @@ def indexed_shape(shape: tuple[int, ...], index: tuple) -> tuple[int, ...]:
         raise IndexError(f"[getitem] {e}, for shape {tuple(shape)}.") from None
 
 
-
 @op
 class GetItem(Op):
     """x[index] for a basic index, in the form of `encode_index`."""

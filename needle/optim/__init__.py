@@ -124,7 +124,9 @@ class Adam(Optimizer):
     def update(self, p: Parameter, grad: Any, state: list[Any], first: bool) -> None:
         data, (m, v), wd = p.cached_data, state, self.weight_decay
         if not isinstance(data, np.ndarray):
-            call("adam_step", [data, m, v], [grad], self.lr, self.beta1, self.beta2, self.eps, wd, self.t, self.decoupled)
+            call(
+                "adam_step", [data, m, v], [grad], self.lr, self.beta1, self.beta2, self.eps, wd, self.t, self.decoupled
+            )
             return
         if self.decoupled:
             data *= 1 - self.lr * wd

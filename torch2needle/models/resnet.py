@@ -58,7 +58,9 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """`blocks`: how many blocks each of the four stages has."""
 
-    def __init__(self, block: type[BasicBlock] | type[Bottleneck], blocks: Sequence[int], num_classes: int = 1000) -> None:
+    def __init__(
+        self, block: type[BasicBlock] | type[Bottleneck], blocks: Sequence[int], num_classes: int = 1000
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)

@@ -118,5 +118,3 @@ def sum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 @rule(T.float)
 def to_float(input: Any) -> Any:
     return cast(input, "float32")
-
-

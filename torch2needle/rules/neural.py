@@ -100,7 +100,9 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
 
 
 @rule(F.conv2d)
-def conv2d(input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
+def conv2d(
+    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
     return ops.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 

@@ -1,0 +1,398 @@
+"""Fusion: every pattern against its unfused form, and what the engine must refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import needle as ndl
+import operator_fusion as of
+from needle import nn, ops
+from needle.graph import symbolic
+
+
+class Net(nn.Module):
+    """Layers by name and a forward given as a function of (net, x)."""
+
+    container = True
+
+    def __init__(self, forward: Any, **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = forward
+        self.__dict__.update(layers)
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
+
+
+def conv(cin: int = 4, cout: int = 4, bias: bool = False, **kwargs: Any) -> nn.Conv:
+    return nn.Conv(cin, cout, 3, bias=bias, layout="torch", padding=1, **kwargs)
+
+
+def bn(channels: int = 4) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, unbiased=True, count_batches=True)
+
+
+def data(*shape: int, seed: int = 0) -> ndl.Tensor:
+    return ndl.Tensor(np.random.RandomState(seed).randn(*shape).astype("float32"), requires_grad=True)
+
+
+def shake(net: nn.Module) -> None:
+    """Parameters and statistics unlike their initial ones and zeros."""
+    random = np.random.RandomState(1)
+    for name, t in net.named_tensors():
+        if t.dtype == "float32":
+            low = 0.5 if name.endswith("var") else -0.6
+            t.data = ndl.Tensor(random.uniform(low, 1.2, t.shape).astype("float32"), device=t.device)
+
+
+def flat(y: Any) -> list[Any]:
+    return list(y) if isinstance(y, tuple | list) else [y]
+
+
+def step(net: nn.Module, x: ndl.Tensor, state: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Outputs, gradients and buffers after one backward from the given state."""
+    net.load_state_dict(state)
+    ys = flat(net(x))
+    total = sum((ops.summation(y * data(*y.shape, seed=9)) for y in ys[1:]), ops.summation(ys[0] * data(*ys[0].shape, seed=9)))
+    total.backward()
+    found = [y.numpy() for y in ys] + [x.grad.numpy()] + [p.grad.numpy() for p in net.parameters()]
+    return found + [t.numpy() for t in net.state_dict().values()]
+
+
+def assert_same(net: nn.Module, fused: nn.Module, x: ndl.Tensor) -> None:
+    """The same values in evaluation, and the same training: values, gradients, buffers."""
+    shake(net)
+    state = {k: v.numpy() for k, v in net.state_dict().items()}
+    for mode in (False, True):
+        net.train(mode)
+        for a, b in zip(step(net, x, state), step(fused, x, state), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5 * max(1.0, float(np.abs(a).max(initial=0))))
+    net.load_state_dict(state)
+    net.eval()
+    frozen = ndl.Tensor(x.numpy(), requires_grad=False)
+    for a, b in zip(flat(net(frozen)), flat(fused(frozen)), strict=True):
+        np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(a.numpy()).max())))
+
+
+def reasons(fused: Any) -> list[str]:
+    return [m.reason for m in fused.fusion_report.near_misses]
+
+
+def counts(net: nn.Module, **kwargs: Any) -> dict[str, int]:
+    return of.fuse(net, **kwargs).fusion_report.counts
+
+
+@pytest.mark.parametrize("name", of.REGISTRY)
+def test_pattern(name: str) -> None:
+    net, shape = of.REGISTRY[name].sample()
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {name: 1}
+    assert_same(net, fused, data(*shape))
+
+
+def resnet_block(net: Any, x: Any) -> Any:
+    y = net.bn2(net.conv2(ops.relu(net.bn1(net.conv1(x)))))
+    return ops.relu(y + net.down_bn(net.down(x)))
+
+
+def block(forward: Any = resnet_block) -> Net:
+    layers = {"conv1": conv(), "bn1": bn(), "conv2": conv(), "bn2": bn()}
+    return Net(forward, **layers, down=nn.Conv(4, 4, 1, bias=False), down_bn=bn())
+
+
+def test_residual_of_two_conv_batch_norms() -> None:
+    net = block()
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ConvBatchNorm2dReLU": 1, "ConvBatchNorm2dAddReLU": 1, "ConvBatchNorm2d": 1}
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_residual_on_either_side(left: bool) -> None:
+    net = Net(lambda n, x: ops.relu(n.bn(n.conv(x)) + x if left else x + n.bn(n.conv(x))), conv=conv(), bn=bn())
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ConvBatchNorm2dAddReLU": 1}
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+def test_conv_used_twice() -> None:
+    def forward(n: Any, x: Any) -> Any:
+        y = n.conv(x)
+        return ops.relu(n.bn(y)) + y
+
+    net = Net(forward, conv=conv(), bn=bn())
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"BatchNormReLU": 1}
+    assert any(re.match("conv has 2 users: bn, ", r) for r in reasons(fused))
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+def test_conv_is_an_output() -> None:
+    def forward(n: Any, x: Any) -> Any:
+        y = n.conv(x)
+        return n.bn(y), y
+
+    net = Net(forward, conv=conv(), bn=bn())
+    fused = of.fuse(net)
+    assert not fused.fusion_report.fired
+    assert reasons(fused) == ["conv is an output of the graph"]
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+def test_conv_that_only_an_output_reads_besides_is_kept() -> None:
+    net = Net(lambda n, x: {"y": n.conv(x), "same": [n.conv(x)]}, conv=conv())
+    assert not of.fuse(net).fusion_report.fired
+
+
+def test_add_of_a_step_to_itself() -> None:
+    def forward(n: Any, x: Any) -> Any:
+        y = n.bn(n.conv(x))
+        return ops.relu(y + y)
+
+    net = Net(forward, conv=conv(), bn=bn())
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ConvBatchNorm2d": 1}
+    assert any("reads bn twice" in r for r in reasons(fused))
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+def test_module_called_twice_is_fused_at_each_call() -> None:
+    """Nothing is altered, so a shared layer is safe: each fused node reads the same parameters."""
+    net = Net(lambda n, x: ops.relu(n.bn(n.conv(ops.relu(n.bn(n.conv(x)))))), conv=conv(), bn=bn())
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ConvBatchNorm2dReLU": 2}
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+def test_batch_norm_shared_by_two_convs() -> None:
+    net = Net(lambda n, x: ops.relu(n.bn(n.a(x))) + ops.relu(n.bn(n.b(x))), a=conv(), b=conv(), bn=bn())
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts["ConvBatchNorm2dReLU"] == 2
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+def test_shared_statistics_keep_their_order() -> None:
+    def forward(n: Any, x: Any) -> Any:
+        first, second = n.bn(n.a(x)), n.bn(n.b(x))
+        return ops.relu(second), ops.relu(first)  # fusing `first` would run its batch norm last
+
+    net = Net(forward, a=conv(), b=conv(), bn=bn())
+    fused = of.fuse(net)
+    assert any("uses the statistics of bn before" in r for r in reasons(fused))
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+def test_functional_spellings_match_as_layers() -> None:
+    def forward(n: Any, x: Any) -> Any:
+        y = ops.conv2d(x, n.conv.weight, None, 1, 1)
+        y = ops.relu(ops.batch_norm(y, n.bn.running_mean, n.bn.running_var, n.bn.weight, n.bn.bias))
+        return ops.relu(ops.linear(ops.flatten(y, 1), n.fc.weight, n.fc.bias, layout="needle"))
+
+    net = Net(forward, conv=conv(), bn=bn(), fc=nn.Linear(4 * 36, 3))
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ConvBatchNorm2dReLU": 1, "LinearReLU": 1}
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_functional_batch_norm_layer(affine: bool) -> None:
+    def forward(n: Any, x: Any) -> Any:
+        extra = (n.bn.weight, n.bn.bias) if affine else ()
+        return ops.relu(n.f(n.conv(x), n.bn.running_mean, n.bn.running_var, *extra))
+
+    net = Net(forward, conv=conv(), bn=bn(), f=nn.FunctionalBatchNorm())
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ConvBatchNorm2dReLU": 1}
+    x = data(2, 4, 6, 6)
+    for mode in (False, True):
+        net.train(mode)
+        state = {k: v.numpy() for k, v in net.state_dict().items()}
+        y, mean = net(x).numpy(), net.bn.running_mean.numpy()
+        net.load_state_dict(state)
+        np.testing.assert_allclose(fused(x).numpy(), y, atol=1e-5)
+        np.testing.assert_allclose(net.bn.running_mean.numpy(), mean, atol=1e-6)
+
+
+def test_batch_norm_without_affine_parameters() -> None:
+    net = nn.Sequential(conv(), nn.BatchNorm2d(4, affine=False), nn.SiLU())
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ConvBatchNorm2dSiLU": 1}
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_without_statistics_is_a_near_miss(affine: bool) -> None:
+    net = Net(lambda n, x: n.bn(n.conv(x)), conv=conv(), bn=nn.BatchNorm2d(4, affine=affine, track_running_stats=False))
+    fused = of.fuse(net)
+    assert reasons(fused) == ["bn has no running statistics"]
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_residual_that_broadcasts(known: bool) -> None:
+    net = Net(lambda n, x: ops.relu(n.bn(n.conv(ops.mean(x, (2, 3), keepdims=True))) + x), conv=conv(), bn=bn())
+    x = data(2, 4, 6, 6)
+    fused = of.fuse(symbolic(net, (x,)) if known else net)
+    assert ("ConvBatchNorm2dAddReLU" in fused.fusion_report.counts) is not known
+    assert_same(net, fused, x)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_linear_batch_norm_over_three_axes(known: bool) -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU())  # 4 channels and 4 features: not the same axis
+    x = data(3, 4, 5)
+    fused = of.fuse(symbolic(net, (x,)) if known else net)
+    assert ("LinearBatchNormReLU" in fused.fusion_report.counts) is not known
+    assert_same(net, fused, x)
+
+
+@pytest.mark.parametrize("layout", ["torch", "needle"])
+def test_both_weight_layouts(layout: str) -> None:
+    net = nn.Sequential(nn.Linear(5, 4, layout=layout), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3, layout=layout), nn.Tanh())
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"LinearBatchNormReLU": 1, "LinearTanh": 1}
+    assert_same(net, fused, data(6, 5))
+
+
+def test_net_is_untouched_and_parameters_are_shared() -> None:
+    net = symbolic(block())
+    before, tensors = str(net.graph), dict(net.named_tensors())
+    fused = of.fuse(net)
+    assert str(net.graph) == before
+    assert list(fused.state_dict()) == list(net.state_dict())
+    assert all(t is tensors[name] for name, t in fused.named_tensors())
+    assert all(a is b for a, b in zip(fused.parameters(), net.parameters(), strict=True))
+    net.eval()
+    assert not any(m.training for _, m in fused.named_modules() if m.mode_dependent)
+
+
+def test_fusing_twice_changes_nothing() -> None:
+    fused = of.fuse(block())
+    assert not of.fuse(fused).fusion_report.fired
+
+
+def test_dry_run() -> None:
+    net = symbolic(block())
+    dry = of.fuse(net, dry_run=True)
+    assert str(dry.graph) == str(net.graph)
+    assert dry.fusion_report.counts == counts(net)
+    assert "3 fusions would apply" in str(dry.fusion_report)
+
+
+def test_disable_by_name_and_family() -> None:
+    net = nn.Sequential(conv(), bn(), nn.ReLU())
+    assert counts(net, disable=["ConvBatchNorm2dReLU"]) == {"ConvBatchNorm2d": 1}
+    assert counts(net, disable=["conv_bn_act", "conv_bn"]) == {"BatchNormReLU": 1}
+    assert counts(net, patterns=["conv_bn"]) == {"ConvBatchNorm2d": 1}
+    assert not counts(net, patterns=[])
+    with pytest.raises(ValueError, match=r"\[fuse\] a pattern expects .*, got conv_batch."):
+        of.fuse(net, disable=["conv_batch"])
+    with pytest.raises(TypeError, match="lists of names"):
+        of.fuse(net, disable="conv_bn")
+
+
+def test_order_of_patterns_does_not_matter() -> None:
+    names = ["ConvBatchNorm2dAddReLU", "ConvBatchNorm2dReLU", "ConvBatchNorm2d", "BatchNormReLU"]
+    net = block()
+    found = {tuple(sorted(counts(net, patterns=order).items())) for order in itertools.permutations(names)}
+    assert len(found) == 1
+
+
+def test_register() -> None:
+    known = of.REGISTRY["ConvReLU"]
+    with pytest.raises(ValueError, match=r"\[fuse\] pattern names are unique, got a second ConvReLU."):
+        of.register(known)
+    with pytest.raises(ValueError, match="names each step once"):
+        known.pattern.then("conv", known.pattern.links[0].op)
+    mine = dataclasses.replace(known, name="Mine", conditions=(lambda m: "never on Mondays",))
+    net = nn.Sequential(conv(), nn.ReLU())
+    assert reasons(of.fuse(net, patterns=[mine])) == ["never on Mondays"]
+    with pytest.raises(TypeError, match=r"\[fuse\] expects a needle Module, got int."):
+        of.fuse(3)
+
+
+def test_explain() -> None:
+    def forward(n: Any, x: Any) -> Any:
+        y = n.conv(x)
+        return n.block(ops.relu(n.bn(y)) + y)
+
+    net = Net(forward, conv=conv(), bn=bn(), block=nn.Sequential(conv(), nn.ReLU(), nn.MaxPool2d(2)))
+    fused = of.fuse(net)
+    assert "conv has 2 users" in of.explain(fused, "conv")
+    assert of.explain(net, "block.0") == "block_0, block_1 would become block_0_fused (FusedConv2dActivation) by ConvReLU."
+    assert "became block_0_fused" in of.explain(fused, "block_0_fused")
+    assert "block_2 is MaxPool2d" in of.explain(fused, "block").replace("MaxPool2d(", "MaxPool2d")
+    with pytest.raises(KeyError, match="expects a node's name"):
+        of.explain(fused, "layer9")
+
+
+def test_report_prints() -> None:
+    text = str(of.fuse(block()).fusion_report)
+    assert text.startswith("3 fusions, 9 -> 3 calls")
+    assert "ConvBatchNorm2dAddReLU  conv2_fused" in text
+
+
+def test_original_names(capsys: Any) -> None:
+    fusion = of.OperatorFusion()
+    fused = fusion.fuse_sequential([conv(), bn(), nn.ReLU()])
+    fusion.fuse_model(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    stats = fusion.get_fusion_stats()
+    assert stats["total_fusions"] == 2
+    assert stats["pattern_counts"] == {"ConvBatchNorm2dReLU": 1, "LinearReLU": 1}
+    assert stats["fusion_log"][0]["module_paths"] == ["0", "1", "2"]
+    assert fused(data(1, 4, 5, 5)).shape == (1, 4, 5, 5)
+    fusion.print_fusion_report()
+    assert "LinearReLU" in capsys.readouterr().out
+    of.fuse_operators(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), verbose=True)
+    assert "1 fusions" in capsys.readouterr().out
+
+
+class BasicBlock(nn.Module):
+    container = True
+
+    def __init__(self, cin: int, cout: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(cin, cout, stride=stride), bn(cout)
+        self.conv2, self.bn2, self.relu = conv(cout, cout), bn(cout), nn.ReLU()
+        self.down = None
+        if stride > 1:
+            self.down = nn.Sequential(nn.Conv(cin, cout, 1, stride, bias=False, layout="torch"), bn(cout))
+
+    def forward(self, x: Any) -> Any:
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(y + (x if self.down is None else self.down(x)))
+
+
+def resnet18(width: int = 4) -> nn.Module:
+    layers = [conv(3, width), bn(width), nn.ReLU(), nn.MaxPool2d(2)]
+    cin = width
+    for i in range(4):
+        for stride in (1 if i == 0 else 2, 1):
+            layers.append(BasicBlock(cin, width * 2**i, stride))
+            cin = width * 2**i
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(cin, 5, layout="torch"))
+
+
+def test_resnet18_counts() -> None:
+    net = resnet18()
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ConvBatchNorm2dReLU": 9, "ConvBatchNorm2dAddReLU": 8, "ConvBatchNorm2d": 3}
+    assert not fused.fusion_report.near_misses
+    net.eval()
+    x = data(2, 3, 32, 32)
+    y = net(x).numpy()
+    np.testing.assert_allclose(fused(x).numpy(), y, atol=1e-5 * np.abs(y).max())
+
+
+def test_compiled_fused_net_matches() -> None:
+    net = resnet18().eval()
+    x = data(2, 3, 32, 32)
+    y = net(x).numpy()
+    exe = ndl.compile(of.fuse(net), (x,))
+    np.testing.assert_allclose(exe(x).numpy(), y, atol=2e-5 * np.abs(y).max())
