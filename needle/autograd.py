@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from .backend_ndarray import Device, NDArray, cpu_numpy
 from .backend_selection import default_device
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # for type checkers only: it tells them that ops have the constructors of dataclasses
+
+    def dataclass_transform(**_: Any) -> Callable:
+        return lambda f: f
+
+
+T = TypeVar("T", bound="Op")
 TENSOR_COUNTER = 0
 OPS: dict[str, type[Op]] = {}  # every op class by name; filled by `op`, read by load
 
@@ -47,7 +56,7 @@ def map_deferred(value: Any, f: Callable[[Deferred], Any]) -> Any:
     return value
 
 
-def op(cls: type) -> type:
+def op(cls: type[T]) -> type[T]:
     """Class decorator: makes an op class a frozen dataclass and registers it under its name."""
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     if cls.__name__ in OPS:
@@ -56,6 +65,7 @@ def op(cls: type) -> type:
     return cls
 
 
+@dataclass_transform(frozen_default=True, eq_default=False)
 class Op:
     """Base of all ops. A subclass declares its attributes as dataclass fields and defines
 
@@ -200,10 +210,7 @@ def as_data(array: Any, device: Device | None, dtype: str | None) -> Any:
     if isinstance(array, Tensor):
         array = array.realize_cached_data()
     if device is None:
-        if isinstance(array, np.ndarray) or not isinstance(array, NDArray):
-            device = default_device()
-        else:
-            device = array.device
+        device = array.device if isinstance(array, NDArray) else default_device()
     if device == cpu_numpy():
         array = array.numpy() if isinstance(array, NDArray) else array
         if dtype is None and not hasattr(array, "dtype"):
@@ -339,6 +346,11 @@ class Tensor:
         compute_gradient_of_variables(self, out_grad)
 
     # -- operators: thin names over `needle.ops`, bound there to avoid a second list -----------------------------------
+
+    if TYPE_CHECKING:
+        _bound: Any = None
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _bound
+        __pow__ = __matmul__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _bound
 
     def __getattr__(self, name: str) -> Any:
         method = TENSOR_METHODS.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -49,8 +50,9 @@ def register(fusion: Fusion) -> Fusion:
 
 def select(patterns: Iterable[Fusion | str] | None, disable: Iterable[str]) -> list[Fusion]:
     """The fusions to use, largest pattern first, then in declaration order."""
-    if isinstance(patterns, str) or isinstance(disable, str):
-        raise TypeError(f"[fuse] patterns and disable expect lists of names, got {patterns if isinstance(patterns, str) else disable!r}.")
+    for names in (patterns, disable):
+        if isinstance(names, str):
+            raise TypeError(f"[fuse] patterns and disable expect lists of names, got {names!r}.")
     wanted = list(REGISTRY.values()) if patterns is None else [f for p in patterns for f in resolve(p)]
     off = {f.name for name in disable for f in resolve(name)}
     kept = {f.name: f for f in wanted if f.name not in off}
@@ -112,7 +114,7 @@ class Plan:
             if len(users) > 1:
                 return f"{node.name} has {len(users)} users: {', '.join(u.name for u in users)}"
         steps = list(match.steps.values())
-        for before, step in zip(steps, steps[1:], strict=False):
+        for before, step in itertools.pairwise(steps):
             if step.inputs.count(before.node) > 1:
                 return f"{step.node.name} reads {before.node.name} twice"
         for condition in fusion.conditions:
@@ -122,7 +124,7 @@ class Plan:
         return self._overtaken(match)
 
     def _overtaken(self, match: Match) -> str | None:
-        """The fused op runs where the match ends, so nobody in between may use the buffers that a step writes in training."""
+        """The fused op runs where the match ends: nobody in between may use the buffers that a step writes in training."""
         for step in match.steps.values():
             written = {id(t) for t in map(self._tensor, step.inputs) if t is not None and not isinstance(t, Parameter)}
             between = self.graph.nodes[self.order[step.node] + 1 : self.order[match.root]] if step.mode else []
@@ -143,8 +145,9 @@ class Plan:
 
     def rewrite(self) -> tuple[Graph, list[Fired]]:
         """The new graph, and a line for each fusion."""
-        new, done, params = Graph(), {}, {}
-        fired = []
+        new, fired = Graph(), []
+        done: dict[Node, Node] = {}
+        params: dict[Any, Node] = {}  # by path, or by identity of a constant
 
         def emit(node: Node) -> Node:
             """The new graph's node for one of the old graph, of a layer's recording, or made by a replacement."""
@@ -185,9 +188,10 @@ def fuse(
 ) -> GraphModule:
     """A GraphModule that computes what `net` computes with one op in place of several; `net` is untouched.
 
-    It has the same submodules and Parameter objects (so the same state_dict keys, and one `train()` flag for both), and trains
-    exactly as `net` does. patterns: Fusions or names, default all registered ones; disable: names or family names. A layer's
-    eps and momentum are read now. `.fusion_report` tells what fired and what nearly did; with dry_run it is all that changes.
+    It has the same submodules and Parameter objects (so the same state_dict keys, and one `train()` flag for both), and
+    trains exactly as `net` does. A layer's eps and momentum are read now. `.fusion_report` tells what fired and what nearly
+    did; with dry_run the graph is not fused. patterns: Fusions or names, default all registered; disable: names.
+    A name is a pattern's or a family's.
     """
     if not isinstance(net, Module):
         raise TypeError(f"[fuse] expects a needle Module, got {type(net).__name__}.")
@@ -196,13 +200,14 @@ def fuse(
     graph, fired = plan.rewrite()
     fused = GraphModule(source.graph.copy() if dry_run else graph, source)
     fused._report = source.report
-    fused.fusion_report = FusionReport(fired, plan.misses, count_calls(source.graph), count_calls(graph), describe(plan), dry_run)
+    calls = count_calls(source.graph), count_calls(graph)
+    fused.fusion_report = FusionReport(fired, plan.misses, *calls, describe(plan), dry_run)
     return fused
 
 
 def count_calls(graph: Graph) -> int:
     """Nodes that compute; what a weight goes through before it is packed is not counted."""
-    return sum(n.kind == "module" or n.kind == "op" and not of_parameters(n) for n in graph)
+    return sum(n.kind == "module" or (n.kind == "op" and not of_parameters(n)) for n in graph)
 
 
 def describe(plan: Plan) -> dict[str, tuple[str, str, str]]:
@@ -222,6 +227,6 @@ def describe(plan: Plan) -> dict[str, tuple[str, str, str]]:
 
 
 def explain(net: Module, name: str) -> str:
-    """What fusion did with one node or module path of `net` (a fused net, or one that could be fused), and why not more."""
+    """What fusion did with one node or module path of `net`, and why not more; of a net not fused, what it would do."""
     report = getattr(net, "fusion_report", None)
     return (report or fuse(net, dry_run=True).fusion_report).explain(name)

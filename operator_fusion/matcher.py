@@ -15,7 +15,7 @@ from needle.ops.norm import BatchNorm
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A graph node read as one op. A layer's step has the op that its forward records, with the layer's parameters as inputs.
+    """A graph node read as one op. A layer's step has the op that its forward records, its parameters among the inputs.
 
     inputs: nodes of the graph, or of the layer's own recording: its parameters and what is computed from them alone
     layer, path: of a module node; mode: the layer's training flag where the op depends on it, else False
@@ -67,7 +67,7 @@ def layer_step(node: Node, layer: nn.Module, paths: dict[int, str]) -> Step | No
     args = map_structure(node.args, enter)
     kwargs = args[-1] if args and isinstance(args[-1], dict) else {}
     if lacks_statistics(layer, args):
-        return Step(node, BatchNorm(layer.eps), (node.args[0],), layer, node.target, mode)  # type: ignore[attr-defined]
+        return Step(node, BatchNorm(layer.eps), (node.args[0],), layer, node.target, mode)  # type: ignore
     stand_in = copy.copy(layer)
     stand_in.training = False
     for name, value in layer.__dict__.items():
@@ -97,7 +97,7 @@ def lacks_statistics(layer: nn.Module, args: tuple) -> bool:
 
 
 def of_parameters(node: Node) -> bool:
-    return node.kind == "param" or node.kind == "op" and all(of_parameters(n) for n in node.inputs())
+    return node.kind == "param" or (node.kind == "op" and all(of_parameters(n) for n in node.inputs()))
 
 
 @dataclasses.dataclass(frozen=True)

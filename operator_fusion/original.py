@@ -39,7 +39,8 @@ class OperatorFusion:
         counts: dict[str, int] = {}
         for f in fired:
             counts[f.pattern] = counts.get(f.pattern, 0) + 1
-        return {"total_fusions": len(fired), "pattern_counts": counts, "fusion_log": [dataclasses.asdict(f) for f in fired]}
+        log = [dataclasses.asdict(f) for f in fired]
+        return {"total_fusions": len(fired), "pattern_counts": counts, "fusion_log": log}
 
 
 def fuse_operators(model: nn.Module, verbose: bool = True) -> GraphModule:

@@ -20,7 +20,7 @@ from needle.ops.shape import Permute
 from .engine import Fusion, register
 from .matcher import Match, Pattern, Step
 
-# -- what the steps of a match contribute to the fused op ----------------------------------------------------------------
+# -- what the steps of a match contribute to the fused op ------------------------------------------------------------
 
 
 def activation_attributes(match: Match) -> dict[str, Any]:
@@ -53,26 +53,26 @@ def conv_batch_norm(match: Match) -> tuple[Op, list[Node]]:
     residual = [match.residual()] if "add" in match else []
     values, count = batch_norm_inputs(bn)
     attributes = {**conv.op.attributes(), **batch_norm_attributes(bn), **activation_attributes(match)}
-    op = FusedConvBatchNorm2d(**attributes, has_bias=len(conv.inputs) > 2, has_residual=bool(residual))
-    return op, [*conv.inputs, *values, *residual, *count]
+    attributes |= {"has_bias": len(conv.inputs) > 2, "has_residual": bool(residual)}
+    return FusedConvBatchNorm2d(**attributes), [*conv.inputs, *values, *residual, *count]
 
 
 def conv_activation(match: Match) -> tuple[Op, list[Node]]:
     conv = match["conv"]
     residual = [match.residual()] if "add" in match else []
     attributes = {**conv.op.attributes(), **activation_attributes(match)}
-    op = FusedConv2dActivation(**attributes, has_bias=len(conv.inputs) > 2, has_residual=bool(residual))
-    return op, [*conv.inputs, *residual]
+    attributes |= {"has_bias": len(conv.inputs) > 2, "has_residual": bool(residual)}
+    return FusedConv2dActivation(**attributes), [*conv.inputs, *residual]
 
 
 def linear_batch_norm(match: Match) -> tuple[Op, list[Node]]:
     linear, bn = match["linear"], match["bn"]
     x, weight, *bias = linear.inputs
     if linear.op.layout_of_weight == "needle":  # type: ignore[attr-defined]
-        weight = Node("op", Permute((1, 0)), (weight,), f"{weight.name}_transposed")
+        weight = Node("op", Permute((1, 0)), (weight,), f"{weight.name}_transposed")  # type: ignore[call-arg]
     values, count = batch_norm_inputs(bn)
-    op = FusedLinearBatchNorm(**batch_norm_attributes(bn), **activation_attributes(match), has_bias=bool(bias))
-    return op, [x, weight, *bias, *values, *count]
+    attributes = {**batch_norm_attributes(bn), **activation_attributes(match), "has_bias": bool(bias)}
+    return FusedLinearBatchNorm(**attributes), [x, weight, *bias, *values, *count]
 
 
 def linear_activation(match: Match) -> tuple[Op, list[Node]]:
@@ -87,7 +87,7 @@ def batch_norm_activation(match: Match) -> tuple[Op, list[Node]]:
     return op, [bn.inputs[0], *values, *count]
 
 
-# -- conditions ----------------------------------------------------------------------------------------------------------
+# -- conditions ------------------------------------------------------------------------------------------------------
 
 
 def has_running_statistics(match: Match) -> str | None:
@@ -98,7 +98,7 @@ def normalises_features(match: Match) -> str | None:
     """A batch norm after a linear layer has the linear's outputs as channels only when there are two axes."""
     spec = match["linear"].inputs[0].meta.get("spec")
     if spec is not None and spec.ndim != 2:
-        return f"{match['linear'].node.name} has an input of {spec.ndim} axes, so {match['bn'].node.name} normalises another axis"
+        return f"{match['linear'].node.name} has an input of {spec.ndim} axes, of which {match['bn'].node.name} takes another"
     return None
 
 
@@ -110,7 +110,7 @@ def residual_has_same_shape(match: Match) -> str | None:
     return None
 
 
-# -- samples -------------------------------------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------------------------------------
 
 
 class Apply(nn.Module):
@@ -146,7 +146,7 @@ def sample(parts: tuple[str, ...], cls: type[Activation] | None, image: bool = T
     return build
 
 
-# -- the tables ----------------------------------------------------------------------------------------------------------
+# -- the tables ------------------------------------------------------------------------------------------------------
 
 STEPS: dict[str, tuple] = {"conv": (Conv2d,), "linear": (Linear,), "bn": (BatchNorm,), "add": (EWiseAdd, True)}
 
@@ -167,7 +167,12 @@ FAMILIES: list[tuple[str, str, tuple[str, ...], bool, Callable, tuple]] = [
 
 
 def declare(
-    family: str, prefix: str, parts: tuple[str, ...], cls: type[Activation] | None, replacement: Callable, conditions: tuple
+    family: str,
+    prefix: str,
+    parts: tuple[str, ...],
+    cls: type[Activation] | None,
+    replacement: Callable,
+    conditions: tuple,
 ) -> None:
     pattern = Pattern(())
     for part in parts:

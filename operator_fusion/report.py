@@ -40,7 +40,7 @@ class FusionReport:
         return dict(Counter(f.pattern for f in self.fired).most_common())
 
     def explain(self, name: str) -> str:
-        """What happened to a node, by its name or its module's path (or to all below a path), before or after fusion."""
+        """What happened to a node, by its name or its module's path, or to all nodes below a path."""
         names = {n for n, (path, _, _) in self.nodes.items() if name == n or f"{path}.".startswith(f"{name}.")}
         names |= {n for f in self.fired if f.node_out == name for n in f.nodes_in}
         if not names:
@@ -51,7 +51,8 @@ class FusionReport:
             for f in self.fired
             if names.intersection(f.nodes_in)
         ]
-        lines += [f"{m.pattern} did not apply at {m.node}: {m.reason}." for m in self.near_misses if names.intersection(m.nodes)]
+        missed = [m for m in self.near_misses if names.intersection(m.nodes)]
+        lines += [f"{m.pattern} did not apply at {m.node}: {m.reason}." for m in missed]
         mentioned = {n for f in self.fired for n in f.nodes_in} | {n for m in self.near_misses for n in m.nodes}
         for n in (n for n in self.nodes if n in names - mentioned):
             _, kind, users = self.nodes[n]
@@ -59,10 +60,12 @@ class FusionReport:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        title = f"{len(self.fired)} fusions{' would apply' if self.dry_run else ''}, {self.nodes_before} -> {self.nodes_after} calls"
+        verb = " would apply" if self.dry_run else ""
+        title = f"{len(self.fired)} fusions{verb}, {self.nodes_before} -> {self.nodes_after} calls"
         lines = [title, *(f"  {n:4d}  {pattern}" for pattern, n in self.counts.items())]
         if self.fired:
-            lines += ["", *table(["pattern", "node", "stands for"], [[f.pattern, f.node_out, ", ".join(f.nodes_in)] for f in self.fired])]
+            rows = [[f.pattern, f.node_out, ", ".join(f.nodes_in)] for f in self.fired]
+            lines += ["", *table(["pattern", "node", "stands for"], rows)]
         if self.near_misses:
             rows = [[m.pattern, m.node, m.reason] for m in self.near_misses]
             lines += ["", f"{len(rows)} near misses", *table(["pattern", "node", "reason"], rows)]

@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 PAGE = jinja2.Template(
     """<!doctype html><html lang="en"><meta charset="utf-8"><title>torch2needle report</title>

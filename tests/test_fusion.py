@@ -13,6 +13,7 @@ import pytest
 import needle as ndl
 import operator_fusion as of
 from needle import nn, ops
+from needle.backend_selection import BACKEND
 from needle.graph import symbolic
 
 
@@ -59,7 +60,9 @@ def step(net: nn.Module, x: ndl.Tensor, state: dict[str, np.ndarray]) -> list[np
     """Outputs, gradients and buffers after one backward from the given state."""
     net.load_state_dict(state)
     ys = flat(net(x))
-    total = sum((ops.summation(y * data(*y.shape, seed=9)) for y in ys[1:]), ops.summation(ys[0] * data(*ys[0].shape, seed=9)))
+    total = sum(
+        (ops.summation(y * data(*y.shape, seed=9)) for y in ys[1:]), ops.summation(ys[0] * data(*ys[0].shape, seed=9))
+    )
     total.backward()
     found = [y.numpy() for y in ys] + [x.grad.numpy()] + [p.grad.numpy() for p in net.parameters()]
     return found + [t.numpy() for t in net.state_dict().values()]
@@ -76,8 +79,14 @@ def assert_same(net: nn.Module, fused: nn.Module, x: ndl.Tensor) -> None:
     net.load_state_dict(state)
     net.eval()
     frozen = ndl.Tensor(x.numpy(), requires_grad=False)
+    for p in net.parameters():
+        p.requires_grad = False  # otherwise a fused op without a gradient of its own runs its unfused form
     for a, b in zip(flat(net(frozen)), flat(fused(frozen)), strict=True):
-        np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(a.numpy()).max())))
+        np.testing.assert_allclose(
+            b.numpy(), a.numpy(), rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(a.numpy()).max()))
+        )
+    for p in net.parameters():
+        p.requires_grad = True
 
 
 def reasons(fused: Any) -> list[str]:
@@ -93,7 +102,10 @@ def test_pattern(name: str) -> None:
     net, shape = of.REGISTRY[name].sample()
     fused = of.fuse(net)
     assert fused.fusion_report.counts == {name: 1}
-    assert_same(net, fused, data(*shape))
+    x = data(*shape)
+    assert_same(net, fused, x)
+    if BACKEND != "np":
+        np.testing.assert_allclose(ndl.compile(fused, (x,))(x).numpy(), net(x).numpy(), rtol=1e-5, atol=1e-5)
 
 
 def resnet_block(net: Any, x: Any) -> Any:
@@ -118,6 +130,13 @@ def test_residual_on_either_side(left: bool) -> None:
     net = Net(lambda n, x: ops.relu(n.bn(n.conv(x)) + x if left else x + n.bn(n.conv(x))), conv=conv(), bn=bn())
     fused = of.fuse(net)
     assert fused.fusion_report.counts == {"ConvBatchNorm2dAddReLU": 1}
+    assert_same(net, fused, data(2, 4, 6, 6))
+
+
+def test_residual_of_two_convs() -> None:
+    net = Net(lambda n, x: ops.relu(n.a(x) + n.b(x)), a=conv(bias=True), b=conv(bias=True))
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ConvAddReLU": 1}
     assert_same(net, fused, data(2, 4, 6, 6))
 
 
@@ -254,7 +273,9 @@ def test_linear_batch_norm_over_three_axes(known: bool) -> None:
 
 @pytest.mark.parametrize("layout", ["torch", "needle"])
 def test_both_weight_layouts(layout: str) -> None:
-    net = nn.Sequential(nn.Linear(5, 4, layout=layout), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3, layout=layout), nn.Tanh())
+    net = nn.Sequential(
+        nn.Linear(5, 4, layout=layout), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3, layout=layout), nn.Tanh()
+    )
     fused = of.fuse(net)
     assert fused.fusion_report.counts == {"LinearBatchNormReLU": 1, "LinearTanh": 1}
     assert_same(net, fused, data(6, 5))
@@ -325,9 +346,11 @@ def test_explain() -> None:
     net = Net(forward, conv=conv(), bn=bn(), block=nn.Sequential(conv(), nn.ReLU(), nn.MaxPool2d(2)))
     fused = of.fuse(net)
     assert "conv has 2 users" in of.explain(fused, "conv")
-    assert of.explain(net, "block.0") == "block_0, block_1 would become block_0_fused (FusedConv2dActivation) by ConvReLU."
+    assert (
+        of.explain(net, "block.0") == "block_0, block_1 would become block_0_fused (FusedConv2dActivation) by ConvReLU."
+    )
     assert "became block_0_fused" in of.explain(fused, "block_0_fused")
-    assert "block_2 is MaxPool2d" in of.explain(fused, "block").replace("MaxPool2d(", "MaxPool2d")
+    assert "block_2 is MaxPool2d" in of.explain(fused, "block")
     with pytest.raises(KeyError, match="expects a node's name"):
         of.explain(fused, "layer9")
 
@@ -336,63 +359,3 @@ def test_report_prints() -> None:
     text = str(of.fuse(block()).fusion_report)
     assert text.startswith("3 fusions, 9 -> 3 calls")
     assert "ConvBatchNorm2dAddReLU  conv2_fused" in text
-
-
-def test_original_names(capsys: Any) -> None:
-    fusion = of.OperatorFusion()
-    fused = fusion.fuse_sequential([conv(), bn(), nn.ReLU()])
-    fusion.fuse_model(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
-    stats = fusion.get_fusion_stats()
-    assert stats["total_fusions"] == 2
-    assert stats["pattern_counts"] == {"ConvBatchNorm2dReLU": 1, "LinearReLU": 1}
-    assert stats["fusion_log"][0]["module_paths"] == ["0", "1", "2"]
-    assert fused(data(1, 4, 5, 5)).shape == (1, 4, 5, 5)
-    fusion.print_fusion_report()
-    assert "LinearReLU" in capsys.readouterr().out
-    of.fuse_operators(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), verbose=True)
-    assert "1 fusions" in capsys.readouterr().out
-
-
-class BasicBlock(nn.Module):
-    container = True
-
-    def __init__(self, cin: int, cout: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = conv(cin, cout, stride=stride), bn(cout)
-        self.conv2, self.bn2, self.relu = conv(cout, cout), bn(cout), nn.ReLU()
-        self.down = None
-        if stride > 1:
-            self.down = nn.Sequential(nn.Conv(cin, cout, 1, stride, bias=False, layout="torch"), bn(cout))
-
-    def forward(self, x: Any) -> Any:
-        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        return self.relu(y + (x if self.down is None else self.down(x)))
-
-
-def resnet18(width: int = 4) -> nn.Module:
-    layers = [conv(3, width), bn(width), nn.ReLU(), nn.MaxPool2d(2)]
-    cin = width
-    for i in range(4):
-        for stride in (1 if i == 0 else 2, 1):
-            layers.append(BasicBlock(cin, width * 2**i, stride))
-            cin = width * 2**i
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(cin, 5, layout="torch"))
-
-
-def test_resnet18_counts() -> None:
-    net = resnet18()
-    fused = of.fuse(net)
-    assert fused.fusion_report.counts == {"ConvBatchNorm2dReLU": 9, "ConvBatchNorm2dAddReLU": 8, "ConvBatchNorm2d": 3}
-    assert not fused.fusion_report.near_misses
-    net.eval()
-    x = data(2, 3, 32, 32)
-    y = net(x).numpy()
-    np.testing.assert_allclose(fused(x).numpy(), y, atol=1e-5 * np.abs(y).max())
-
-
-def test_compiled_fused_net_matches() -> None:
-    net = resnet18().eval()
-    x = data(2, 3, 32, 32)
-    y = net(x).numpy()
-    exe = ndl.compile(of.fuse(net), (x,))
-    np.testing.assert_allclose(exe(x).numpy(), y, atol=2e-5 * np.abs(y).max())

@@ -42,7 +42,8 @@ class Captured:
 
 def is_foreign(filename: str) -> bool:
     """Neither ours nor torch's: the line that a user would look at."""
-    return not filename.startswith(TORCH_FOLDER) and filename != __file__ and not filename.startswith("<")
+    ours = os.path.dirname(filename) == os.path.dirname(__file__)
+    return not filename.startswith((TORCH_FOLDER, "<")) and not ours
 
 
 def user_location() -> str:

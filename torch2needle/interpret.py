@@ -139,7 +139,10 @@ class Interpreter:
         result = rule(*bound.args, **bound.kwargs)
         self.note_flag(node, target, bound.arguments.get("training"), "training" in bound.signature.parameters)
         inplace = is_inplace(target) or bound.arguments.get("inplace") is True
-        again = lambda v: rule(v, *bound.args[1:], **bound.kwargs)
+
+        def again(value: Any) -> Any:
+            return rule(value, *bound.args[1:], **bound.kwargs)
+
         return self.finish(node, result, inplace, getattr(rule, "view", None), again)
 
     def call_module(self, node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> Cell:
@@ -212,8 +215,10 @@ def input_specs(graph: fx.Graph, example: dict[str, Any]) -> dict[str, Spec | No
             if str(node.target).startswith("*"):
                 raise Unsupported(f"[convert] expects a forward with named inputs, got {node.target}.")
             x = example.get(str(node.target))
-            known = isinstance(x, torch.Tensor)
-            specs[str(node.target)] = Spec(tuple(x.shape), str(x.dtype).removeprefix("torch.")) if known else None
+            spec = None
+            if isinstance(x, torch.Tensor):
+                spec = Spec(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+            specs[str(node.target)] = spec
     return specs
 
 

@@ -38,10 +38,12 @@ struct View {
 // What a kernel may ask of its surroundings.
 struct Exec {
   int threads;  // upper bound of threads that `parallel` uses
-  // Runs body(ctx, task) for every task in [0, tasks), in any order, on up to `threads` threads; returns when all are done.
+  // Runs body(ctx, task) for every task in [0, tasks), in any order, on up to `threads` threads; returns when all are
+  // done.
   void (*parallel)(int64_t tasks, void (*body)(void* ctx, int64_t task), void* ctx);
-  // Memory of the calling thread, 64-byte aligned, not cleared; stays valid until the same thread asks for the same slot
-  // (0..3) again. Slot 0 and 1: inside task bodies. Slot 2 and 3: by the caller of `parallel`, shared with its tasks.
+  // Memory of the calling thread, 64-byte aligned, not cleared; stays valid until the same thread asks for the same
+  // slot (0..3) again. Slot 0 and 1: inside task bodies. Slot 2 and 3: by the caller of `parallel`, shared with its
+  // tasks.
   void* (*scratch)(int slot, size_t bytes);
   void* stream;  // device stream; null on CPU
 };
@@ -75,8 +77,7 @@ void parallel_for(const Exec* exec, int64_t tasks, const F& f) {
     for (int64_t t = 0; t < tasks; t++) f(t);
     return;
   }
-  exec->parallel(
-      tasks, [](void* ctx, int64_t task) { (*static_cast<const F*>(ctx))(task); }, const_cast<F*>(&f));
+  exec->parallel(tasks, [](void* ctx, int64_t task) { (*static_cast<const F*>(ctx))(task); }, const_cast<F*>(&f));
 }
 
 }  // namespace needle

@@ -107,8 +107,8 @@ void Plan::resolve(Frame& frame) const {
     for (const Ref& ref : step.out) place(ref);
     const View* in = frame.views.data() + frame.views.size();
     for (const Ref& ref : step.in) place(ref);
-    frame.calls.push_back({out, in, step.attr.data(), static_cast<int>(step.out.size()),
-                           static_cast<int>(step.in.size()), nullptr});
+    frame.calls.push_back(
+        {out, in, step.attr.data(), static_cast<int>(step.out.size()), static_cast<int>(step.in.size()), nullptr});
   }
 }
 

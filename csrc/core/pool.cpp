@@ -187,8 +187,8 @@ void set_num_threads(int n) { Pool::instance().resize(n); }
 
 Exec cpu_exec() {
   return {num_threads(),
-          [](int64_t tasks, void (*body)(void*, int64_t), void* ctx) { Pool::instance().run(tasks, body, ctx); }, scratch,
-          nullptr};
+          [](int64_t tasks, void (*body)(void*, int64_t), void* ctx) { Pool::instance().run(tasks, body, ctx); },
+          scratch, nullptr};
 }
 
 LiveRun::LiveRun() : mxcsr_(_mm_getcsr()) {

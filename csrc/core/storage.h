@@ -1,4 +1,5 @@
-// Reference-counted device memory. Writes bump a version; writes to watched memory (parameters of executables) bump the epoch.
+// Reference-counted device memory. Writes bump a version; writes to watched memory (parameters of executables) bump the
+// epoch.
 #pragma once
 #include <atomic>
 #include <functional>

@@ -32,7 +32,8 @@ const Isa& isa() {
     for (const Isa& i : all) {
       if (wanted && std::strcmp(wanted, i.name) != 0) continue;
       if (i.supported) return i;
-      if (wanted) throw std::runtime_error("[needle] NEEDLE_ISA=" + std::string(wanted) + " is not supported by this CPU.");
+      if (wanted)
+        throw std::runtime_error("[needle] NEEDLE_ISA=" + std::string(wanted) + " is not supported by this CPU.");
     }
     throw std::runtime_error("[needle] NEEDLE_ISA expects scalar, avx2 or avx512, got " + std::string(wanted) + ".");
   }();

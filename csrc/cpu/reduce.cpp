@@ -63,16 +63,23 @@ NEEDLE_INLINE A reduce_row(const T* p, int64_t stride, int64_t n) {
   int64_t i = 0;
   if constexpr (sizeof(T) == 4 && T(0.5) != T(0)) {
     if (stride == 1 && n >= V::N) {
-      V v[8];
-      for (V& x : v) x = V(static_cast<float>(Op::template initial<A>()));
-      for (; i + 8 * V::N <= n; i += 8 * V::N)
-        for (int k = 0; k < 8; k++) v[k] = Op::combine(v[k], V::load(p + i + k * V::N));
-      for (; i + V::N <= n; i += V::N) v[0] = Op::combine(v[0], V::load(p + i));
-      for (int k = 4; k > 0; k /= 2)
-        for (int j = 0; j < k; j++) v[j] = Op::combine(v[j], v[j + k]);
+      V total = V::load(p);
+      i = V::N;
+      if (n >= 8 * V::N) {
+        V v[8];
+        for (int k = 0; k < 8; k++) v[k] = V::load(p + k * V::N);
+        for (i = 8 * V::N; i + 8 * V::N <= n; i += 8 * V::N)
+          for (int k = 0; k < 8; k++) v[k] = Op::combine(v[k], V::load(p + i + k * V::N));
+        for (int k = 4; k > 0; k /= 2)
+          for (int j = 0; j < k; j++) v[j] = Op::combine(v[j], v[j + k]);
+        total = v[0];
+      }
+      for (; i + V::N <= n; i += V::N) total = Op::combine(total, V::load(p + i));
       float lanes[V::N];
-      v[0].store(lanes);
-      for (int k = 0; k < V::N; k++) a[k % 4] = Op::combine(a[k % 4], static_cast<A>(lanes[k]));
+      total.store(lanes);
+      for (int k = V::N / 2; k > 0; k /= 2)
+        for (int j = 0; j < k; j++) lanes[j] = Op::combine(lanes[j], lanes[j + k]);
+      a[0] = static_cast<A>(lanes[0]);
     }
   }
   for (; i + 4 <= n; i += 4)

@@ -1,5 +1,6 @@
-// The vector type V of the ISA this file is compiled for, all in namespace needle::NEEDLE_ISA so that no inline function
-// of one ISA can be linked into another. Every wrapper has the same members; Block is 16 floats in kPerBlock vectors.
+// The vector type V of the ISA this file is compiled for, all in namespace needle::NEEDLE_ISA so that no inline
+// function of one ISA can be linked into another. Every wrapper has the same members; Block is 16 floats in kPerBlock
+// vectors.
 //
 //   V::N                lanes            V::load / store(p)       unaligned
 //   V::load_n(p, n)     first n lanes, others 0               store_n(p, n)

@@ -11,6 +11,7 @@ struct V {
   static constexpr int N = 4;
   typedef float F __attribute__((vector_size(16)));
   typedef int32_t Mask __attribute__((vector_size(16)));
+  typedef uint32_t Bits __attribute__((vector_size(16)));
   F v;
 
   V() = default;
@@ -67,8 +68,10 @@ NEEDLE_INLINE float reduce_max(V a) {
 NEEDLE_INLINE V pow2(V n) { return (V::F)((__builtin_convertvector(n.v, V::Mask) + 127) << 23); }
 NEEDLE_INLINE V split(V x, V& m) {
   // Subtracting the bits of sqrt(1/2) puts the exponent step at sqrt(2) instead of 2.
-  V::Mask e = ((V::Mask)x.v - 0x3f3504f3) >> 23;
-  m = (V::F)((V::Mask)x.v - (e << 23));
+  // Unsigned, because the bits of a negative x are below what a signed difference can hold.
+  V::Bits bits = (V::Bits)x.v;
+  V::Mask e = (V::Mask)(bits - 0x3f3504f3u) >> 23;
+  m = (V::F)(bits - ((V::Bits)e << 23));
   return __builtin_convertvector(e, V::F);
 }
 

@@ -1,6 +1,7 @@
 // The kernel rows of this ISA, made from the .inc lists.
-#include "cpu/simd.h"
 #include "cpu/table.h"
+
+#include "cpu/simd.h"
 #include "math/maps.h"
 
 namespace needle::NEEDLE_ISA {

@@ -2,8 +2,8 @@
 #pragma once
 #include "core/call.h"
 
-#define NEEDLE_DECLARE_ISA(isa) \
-  namespace needle::isa {       \
+#define NEEDLE_DECLARE_ISA(isa)   \
+  namespace needle::isa {         \
   const KernelRow* table(int* n); \
   }
 NEEDLE_DECLARE_ISA(scalar)

@@ -43,7 +43,8 @@ View make_view(const Dims& shape, const Dims* strides, DType dtype) {
   v.dtype = dtype;
   int64_t n = 1;
   for (int i = v.rank - 1; i >= 0; i--) {
-    if (shape[i] < 0) throw py::value_error("[needle] shape entries are not negative, got " + std::to_string(shape[i]) + ".");
+    if (shape[i] < 0)
+      throw py::value_error("[needle] shape entries are not negative, got " + std::to_string(shape[i]) + ".");
     v.shape[i] = shape[i];
     v.stride[i] = strides ? (*strides)[i] : n;
     n *= shape[i];
@@ -51,7 +52,8 @@ View make_view(const Dims& shape, const Dims* strides, DType dtype) {
   return v;
 }
 
-Array make_array(std::shared_ptr<Storage> storage, const Dims& shape, const Dims& strides, int64_t offset, DType dtype) {
+Array make_array(std::shared_ptr<Storage> storage, const Dims& shape, const Dims& strides, int64_t offset,
+                 DType dtype) {
   if (shape.size() != strides.size()) throw py::value_error("[needle] shape and strides have different lengths.");
   View v = make_view(shape, &strides, dtype);
   int64_t low = offset, high = offset;
@@ -61,7 +63,8 @@ Array make_array(std::shared_ptr<Storage> storage, const Dims& shape, const Dims
   }
   int64_t size = static_cast<int64_t>(dtype_size(dtype));
   if (v.size() && (low < 0 || (high + 1) * size > static_cast<int64_t>(storage->bytes())))
-    throw py::value_error("[needle] a view reaches outside its storage of " + std::to_string(storage->bytes()) + " bytes.");
+    throw py::value_error("[needle] a view reaches outside its storage of " + std::to_string(storage->bytes()) +
+                          " bytes.");
   v.data = static_cast<char*>(storage->data()) + offset * size;
   return {std::move(storage), v};
 }
@@ -105,7 +108,8 @@ void call_row(const KernelRow& row, const std::vector<Array*>& outs, const std::
 
 py::array to_numpy(const Array& a) {
   std::vector<py::ssize_t> shape(a.view.shape, a.view.shape + a.view.rank), strides(a.view.rank);
-  for (int i = 0; i < a.view.rank; i++) strides[i] = a.view.stride[i] * static_cast<py::ssize_t>(dtype_size(a.view.dtype));
+  for (int i = 0; i < a.view.rank; i++)
+    strides[i] = a.view.stride[i] * static_cast<py::ssize_t>(dtype_size(a.view.dtype));
   auto* owner = new std::shared_ptr<Storage>(a.storage);
   py::capsule base(owner, [](void* p) { delete static_cast<std::shared_ptr<Storage>*>(p); });
   return py::array(py::dtype(info(a.view.dtype).name), shape, strides, a.view.data, base);
@@ -130,11 +134,13 @@ py::capsule to_dlpack(const Array& a) {
 }
 
 Array from_dlpack(const py::capsule& capsule) {
-  if (!PyCapsule_IsValid(capsule.ptr(), "dltensor")) throw py::value_error("[from_dlpack] expects an unused 'dltensor' capsule.");
+  if (!PyCapsule_IsValid(capsule.ptr(), "dltensor"))
+    throw py::value_error("[from_dlpack] expects an unused 'dltensor' capsule.");
   auto* m = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   const DLTensor& t = m->dl_tensor;
   if (t.device.device_type != 1)
-    throw py::value_error("[from_dlpack] expects CPU memory, got device type " + std::to_string(t.device.device_type) + ".");
+    throw py::value_error("[from_dlpack] expects CPU memory, got device type " + std::to_string(t.device.device_type) +
+                          ".");
   int dtype = -1;
   for (int i = 0; i < 5; i++)
     if (t.dtype.code == kDTypes[i].dl.code && t.dtype.bits == kDTypes[i].dl.bits && t.dtype.lanes == 1) dtype = i;
@@ -148,8 +154,10 @@ Array from_dlpack(const py::capsule& capsule) {
   for (int i = 0; i < v.rank && v.size(); i++) (v.stride[i] < 0 ? low : high) += (v.shape[i] - 1) * v.stride[i];
   char* first = static_cast<char*>(t.data) + t.byte_offset;
   v.data = first;
-  auto storage = std::make_shared<Storage>(cpu_backend(), first + low * size, v.size() ? (high - low + 1) * size : 0,
-                                           [m] { if (m->deleter) m->deleter(m); });
+  auto storage =
+      std::make_shared<Storage>(cpu_backend(), first + low * size, v.size() ? (high - low + 1) * size : 0, [m] {
+        if (m->deleter) m->deleter(m);
+      });
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
   return {std::move(storage), v};
 }
@@ -166,8 +174,8 @@ Ref make_ref(const RefTuple& t) {
 using StepTuple = std::tuple<const KernelRow*, std::vector<RefTuple>, std::vector<RefTuple>, std::vector<double>>;
 using Border = std::pair<Dims, std::string>;
 
-std::unique_ptr<Plan> make_plan(const std::vector<StepTuple>& steps, size_t arena_bytes, const std::vector<Border>& inputs,
-                                const std::vector<Border>& outputs) {
+std::unique_ptr<Plan> make_plan(const std::vector<StepTuple>& steps, size_t arena_bytes,
+                                const std::vector<Border>& inputs, const std::vector<Border>& outputs) {
   std::vector<Step> list;
   for (const auto& [row, outs, ins, attr] : steps) {
     Step s{row, {}, {}, attr};
@@ -208,8 +216,8 @@ void check_border(const char* kind, size_t i, const View& got, const View& want)
 void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Array*>& ins, double* seconds) {
   if (ins.size() != plan.inputs().size() || outs.size() != plan.outputs().size())
     throw py::value_error("[executable] expects " + std::to_string(plan.inputs().size()) + " inputs and " +
-                          std::to_string(plan.outputs().size()) + " outputs, got " + std::to_string(ins.size()) + " and " +
-                          std::to_string(outs.size()) + ".");
+                          std::to_string(plan.outputs().size()) + " outputs, got " + std::to_string(ins.size()) +
+                          " and " + std::to_string(outs.size()) + ".");
   std::vector<void*> in(ins.size()), out(outs.size());
   std::vector<Array> copies;  // inputs of any stride are compacted, strided outputs are written at the end
   std::vector<std::pair<Array*, Array>> late;
@@ -252,32 +260,41 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<Array>(m, "Array")
       .def(py::init([](std::shared_ptr<Storage> s, const Dims& shape, const Dims& strides, int64_t offset,
-                       const std::string& dtype) { return make_array(std::move(s), shape, strides, offset, parse_dtype(dtype)); }),
+                       const std::string& dtype) {
+             return make_array(std::move(s), shape, strides, offset, parse_dtype(dtype));
+           }),
            py::arg("storage"), py::arg("shape"), py::arg("strides"), py::arg("offset"), py::arg("dtype"))
       .def_readonly("storage", &Array::storage)
-      .def_property_readonly("shape", [](const Array& a) { return py::tuple(py::cast(Dims(a.view.shape, a.view.shape + a.view.rank))); })
-      .def_property_readonly("strides", [](const Array& a) { return py::tuple(py::cast(Dims(a.view.stride, a.view.stride + a.view.rank))); })
-      .def_property_readonly("offset", [](const Array& a) {
-        return (static_cast<char*>(a.view.data) - static_cast<char*>(a.storage->data())) / static_cast<int64_t>(dtype_size(a.view.dtype));
-      })
+      .def_property_readonly(
+          "shape", [](const Array& a) { return py::tuple(py::cast(Dims(a.view.shape, a.view.shape + a.view.rank))); })
+      .def_property_readonly(
+          "strides",
+          [](const Array& a) { return py::tuple(py::cast(Dims(a.view.stride, a.view.stride + a.view.rank))); })
+      .def_property_readonly("offset",
+                             [](const Array& a) {
+                               return (static_cast<char*>(a.view.data) - static_cast<char*>(a.storage->data())) /
+                                      static_cast<int64_t>(dtype_size(a.view.dtype));
+                             })
       .def_property_readonly("dtype", [](const Array& a) { return info(a.view.dtype).name; })
       .def("contiguous", [](const Array& a) { return a.view.contiguous(); })
       .def("numpy", to_numpy)
       .def("dlpack", to_dlpack);
 
-  m.def("empty", [](const Dims& shape, const std::string& dtype) { return empty(cpu_backend(), shape, parse_dtype(dtype)); });
+  m.def("empty",
+        [](const Dims& shape, const std::string& dtype) { return empty(cpu_backend(), shape, parse_dtype(dtype)); });
   m.def("from_dlpack", from_dlpack);
 
   py::class_<KernelRow>(m, "Kernel")
       .def_property_readonly("name", [](const KernelRow& r) { return r.name; })
       .def_property_readonly("attrs", [](const KernelRow& r) { return py::str(r.attrs).attr("split")(); })
-      .def_property_readonly("dtypes", [](const KernelRow& r) {
-        py::list names;
-        for (const char* s = r.dtypes; *s; s++)
-          for (const auto& d : kDTypes)
-            if (d.letter == *s) names.append(d.name);
-        return names;
-      })
+      .def_property_readonly("dtypes",
+                             [](const KernelRow& r) {
+                               py::list names;
+                               for (const char* s = r.dtypes; *s; s++)
+                                 for (const auto& d : kDTypes)
+                                   if (d.letter == *s) names.append(d.name);
+                               return names;
+                             })
       .def_readonly("min_in", &KernelRow::min_in)
       .def_readonly("max_in", &KernelRow::max_in)
       .def_readonly("n_out", &KernelRow::n_out)
@@ -292,25 +309,30 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<Plan>(m, "Plan")
       .def(py::init(&make_plan), py::arg("steps"), py::arg("arena_bytes"), py::arg("inputs"), py::arg("outputs"))
-      .def("set_constants", [](Plan& p, const std::vector<Array*>& arrays) {
-        Plan::Constants c;
-        for (Array* a : arrays) c.push_back(a->storage);
-        p.set_constants(std::move(c));
-      })
-      .def("run", [](Plan& p, const std::vector<Array*>& outs, const std::vector<Array*>& ins) { run_plan(p, outs, ins, nullptr); })
-      .def("run_new", [](Plan& p, const std::vector<Array*>& ins) {
-        std::vector<Array> outs;
-        std::vector<Array*> refs;
-        for (const View& v : p.outputs()) outs.push_back(empty(p.backend(), Dims(v.shape, v.shape + v.rank), v.dtype));
-        for (Array& a : outs) refs.push_back(&a);
-        run_plan(p, refs, ins, nullptr);
-        return outs;
-      })
-      .def("profile", [](Plan& p, const std::vector<Array*>& outs, const std::vector<Array*>& ins) {
-        std::vector<double> seconds(p.steps().size());
-        run_plan(p, outs, ins, seconds.data());
-        return seconds;
-      })
+      .def("set_constants",
+           [](Plan& p, const std::vector<Array*>& arrays) {
+             Plan::Constants c;
+             for (Array* a : arrays) c.push_back(a->storage);
+             p.set_constants(std::move(c));
+           })
+      .def("run", [](Plan& p, const std::vector<Array*>& outs,
+                     const std::vector<Array*>& ins) { run_plan(p, outs, ins, nullptr); })
+      .def("run_new",
+           [](Plan& p, const std::vector<Array*>& ins) {
+             std::vector<Array> outs;
+             std::vector<Array*> refs;
+             for (const View& v : p.outputs())
+               outs.push_back(empty(p.backend(), Dims(v.shape, v.shape + v.rank), v.dtype));
+             for (Array& a : outs) refs.push_back(&a);
+             run_plan(p, refs, ins, nullptr);
+             return outs;
+           })
+      .def("profile",
+           [](Plan& p, const std::vector<Array*>& outs, const std::vector<Array*>& ins) {
+             std::vector<double> seconds(p.steps().size());
+             run_plan(p, outs, ins, seconds.data());
+             return seconds;
+           })
       .def_property_readonly("arena_bytes", &Plan::arena_bytes)
       .def_property_readonly("frames", &Plan::frames);
 

@@ -1,17 +1,5 @@
-from .ndarray import (
-    Device,
-    NDArray,
-    array,
-    call,
-    cpu,
-    cpu_numpy,
-    cuda,
-    default_device,
-    empty,
-    from_dlpack,
-    full,
-    hip,
-)
+from .device import Device, cpu, cpu_numpy, cuda, default_device, hip
+from .ndarray import NDArray, array, call, empty, from_dlpack, full
 
 __all__ = [
     "Device",

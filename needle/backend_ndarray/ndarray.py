@@ -17,55 +17,9 @@ import numpy as np
 
 from needle import _core
 
+from .device import Device, default_device
+
 KERNELS = _core.kernels()
-
-
-class Device:
-    """A place for arrays. Devices are equal by name; `enabled()` is False where the hardware is missing."""
-
-    def __init__(self, name: str, available: bool) -> None:
-        self.name, self._available = name, available
-
-    def __repr__(self) -> str:
-        return f"{self.name}()"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Device) and self.name == other.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def enabled(self) -> bool:
-        return self._available
-
-    def require(self) -> None:
-        if not self._available:
-            raise RuntimeError(f"[{self.name}] this machine or build has no such device.")
-
-
-_CPU, _CUDA, _HIP = Device("cpu", True), Device("cuda", False), Device("hip", False)
-_NUMPY = Device("cpu_numpy", True)
-
-
-def cpu() -> Device:
-    return _CPU
-
-
-def cuda() -> Device:
-    return _CUDA
-
-
-def hip() -> Device:
-    return _HIP
-
-
-def cpu_numpy() -> Device:
-    """numpy arrays computed by each op's `reference`: the oracle, also in float64."""
-    return _NUMPY
-
-
-def default_device() -> Device:
-    return _CPU
 
 
 def itemsize(dtype: str) -> int:
@@ -101,6 +55,13 @@ class NDArray:
     """See the module's docstring. `NDArray(x)` copies numpy arrays, numbers, sequences and other NDArrays."""
 
     __slots__ = ("_device", "_dtype", "_handle", "_offset", "_reference", "_shape", "_strides")
+    _shape: tuple[int, ...]
+    _strides: tuple[int, ...]
+    _offset: int
+    _dtype: str
+    _device: Device
+    _handle: Any  # a Storage of the core, or a plan's Buffer
+    _reference: Any  # the core's Array of this view; None until a kernel needs it
     __array_priority__ = 1000  # numpy scalars on the left leave the operation to us
 
     def __init__(self, other: Any, device: Device | None = None, dtype: str | None = None) -> None:
@@ -264,7 +225,8 @@ class NDArray:
         shape, strides, offset, dim = [], [], self._offset, 0
         for i in index:
             if i is None:
-                shape.append(1), strides.append(0)
+                shape.append(1)
+                strides.append(0)
                 continue
             if dim >= self.ndim:
                 raise IndexError(f"[getitem] too many indices for shape {self._shape}, got {len(index)}.")

@@ -143,7 +143,7 @@ class Executable:
         ]
 
 
-def compile(model: Module | Callable, example: Any) -> Executable:  # noqa: A001 - the public name is settled
+def compile(model: Module | Callable, example: Any) -> Executable:
     """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example`.
 
     Other shapes get their own plan on first use. Raises ValueError when layers are in training mode.

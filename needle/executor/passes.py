@@ -64,4 +64,4 @@ OUTPUT_AXIS = {Conv2d: 0, ConvTranspose2d: 1, Linear: 0}
 
 def constant(node: Node) -> bool:
     """A parameter, or computed from parameters alone."""
-    return node.kind == "param" or node.kind == "op" and all(map(constant, node.args))
+    return node.kind == "param" or (node.kind == "op" and all(map(constant, node.args)))

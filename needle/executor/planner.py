@@ -51,7 +51,7 @@ class Planner:
     def _wants_blocked(self, node: Node) -> bool:
         """True where the value of `node` should be nChw16c."""
         op, spec = node.target, node.meta["spec"]
-        if op.layout == "plain" or isinstance(spec, tuple) and not isinstance(spec, Spec):
+        if op.layout == "plain" or (isinstance(spec, tuple) and not isinstance(spec, Spec)):
             return False
         if spec.ndim != 4 or any(n.meta["spec"].dtype != "float32" for n in (node, *node.args)):
             return False
@@ -97,9 +97,10 @@ class Planner:
         offset = 0
         for x in concat.args:
             home = self.home.get(x)
-            free = home is not None and home not in self.slot and concat.args.count(x) == 1
+            free = home not in self.slot and concat.args.count(x) == 1
             # A value may live in the slice only if all of its memory has the concat's height and width.
-            if free and self.is_blocked.get(home) and x.meta["spec"].shape[1] % BLOCK == 0 and offset % BLOCK == 0:
+            aligned = x.meta["spec"].shape[1] % BLOCK == 0 and offset % BLOCK == 0
+            if home is not None and free and aligned and self.is_blocked.get(home):
                 self.slot[home] = (concat, offset)
                 merged = self.group[home] | self.group[concat]
                 for m in merged:
@@ -216,9 +217,9 @@ class Planner:
             spec, index = node.meta["spec"], len(borders)
             borders.append((tuple(spec.shape), spec.dtype))
             value = self.plain.get(node)
-            buffer = value._handle if value is not None else None
+            buffer: Any = None if value is None else value._handle
             own = buffer is not None and buffer.space == ARENA and id(buffer) not in taken
-            if own and value.is_compact() and buffer.nbytes == value.size * itemsize(spec.dtype):
+            if value is not None and own and value.is_compact() and buffer.nbytes == value.size * itemsize(spec.dtype):
                 buffer.space, buffer.index = OUTPUT, index
                 taken.add(id(buffer))
                 return
@@ -240,7 +241,7 @@ def constant_nodes(graph: Graph) -> set[Node]:
     """Parameters and what is computed from them alone."""
     constant: set[Node] = set()
     for n in graph:
-        if n.kind == "param" or n.kind == "op" and all(i in constant for i in n.inputs()):
+        if n.kind == "param" or (n.kind == "op" and all(i in constant for i in n.inputs())):
             constant.add(n)
     return constant
 

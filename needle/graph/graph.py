@@ -172,7 +172,8 @@ class Graph:
 
     def copy(self, replace: Callable[[Node, Graph, dict[Node, Node]], Node | None] | None = None) -> Graph:
         """A new graph. `replace(node, new_graph, done)` may add nodes itself and return the one that stands for `node`."""
-        new, done = Graph(), {}
+        new = Graph()
+        done: dict[Node, Node] = {}
         for node in self.nodes:
             made = replace(node, new, done) if replace else None
             done[node] = made or new.copy_node(node, done)
@@ -199,7 +200,8 @@ class Graph:
         for node in reversed(self.nodes):
             if node in needed:
                 needed.update(node.inputs())
-        kept, done = Graph(), {}
+        kept = Graph()
+        done: dict[Node, Node] = {}
         for node in self.nodes:
             if node in needed:
                 done[node] = kept.copy_node(node, done)

@@ -29,6 +29,7 @@ class GraphModule(Module):
     """Interprets its graph, eagerly on tensors and by recording on symbols. Trainable; batch and sizes stay free."""
 
     container = True
+    fusion_report: Any  # set by operator_fusion.fuse
 
     def __init__(self, graph: Graph, root: Module) -> None:
         super().__init__()

@@ -29,6 +29,7 @@ from .fused import (
     fused_linear_relu,
 )
 from .fused_norm import fused_batchnorm_relu
+from .indexing import getitem
 from .join import TupleGetItem, chunk, concat, dilate, make_tuple, split, split_sizes, stack, tuple_get_item, undilate
 from .linalg import linear, matmul
 from .maths import absolute, ceil, cos, erf, exp, floor, log, reciprocal, round, rsqrt, sign, sin, softplus, sqrt
@@ -36,7 +37,7 @@ from .norm import batch_norm
 from .pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from .reduce import amax, amin, mean, summation
 from .resize import interpolate
-from .shape import broadcast_to, flatten, flip, getitem, pad, permute, reshape, squeeze, transpose, unsqueeze
+from .shape import broadcast_to, flatten, flip, pad, permute, reshape, squeeze, transpose, unsqueeze
 from .softmax import cross_entropy, log_softmax, logsoftmax, logsumexp, softmax, softmax_loss
 
 abs = absolute

@@ -43,7 +43,7 @@ def apply_activation(name: str, x: Tensor, alpha: float = 0.0) -> Tensor:
     """Activation `name` of x as an op of its own."""
     if name == "none":
         return x
-    cls = ACTIVATIONS[name]
+    cls: Any = ACTIVATIONS[name]
     return (cls(alpha) if cls.has_alpha else cls())(x)
 
 

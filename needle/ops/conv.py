@@ -177,7 +177,8 @@ class Conv2d(Op):
         return out if bias is None else out + bias.reshape(-1, 1, 1)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return conv2d_gradient(self, out_grad, *node.inputs[:2], has_bias=len(node.inputs) > 2)
+        x, w, *bias = node.inputs
+        return conv2d_gradient(self, out_grad, x, w, has_bias=bool(bias))
 
     def halo(self, index: int, out: Spec, *inputs: Spec) -> Halo:
         return conv2d_halo(self, out, *inputs[:2])

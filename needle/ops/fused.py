@@ -21,7 +21,7 @@ from .planned import Halo, conv2d_halo, lower_conv2d, lower_linear
 def act_reference(name: str, alpha: float, x: np.ndarray) -> np.ndarray:
     if name == "none":
         return x
-    cls = ACTIVATIONS[name]
+    cls: Any = ACTIVATIONS[name]
     return (cls(alpha) if cls.has_alpha else cls()).reference(x)
 
 
@@ -59,11 +59,11 @@ class FusedLinearActivation(Op):
         return act_reference(self.activation, self.alpha, Linear(self.layout_of_weight).reference(*arrays))
 
     def decompose(self, *inputs: Tensor) -> Tensor:
-        return apply_activation(self.activation, linear(*inputs, layout=self.layout_of_weight), self.alpha)
+        return apply_activation(self.activation, Linear(self.layout_of_weight)(*inputs), self.alpha)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         cls = ACTIVATIONS[self.activation]
-        before = node if cls.from_output else linear(*node.inputs, layout=self.layout_of_weight)
+        before = node if cls.from_output else Linear(self.layout_of_weight)(*node.inputs)
         grad = ActivationGrad(self.activation, self.alpha if cls.has_alpha else None)(before, out_grad)
         return Linear(self.layout_of_weight).gradient(grad, node)
 
@@ -326,7 +326,7 @@ def fused_linear_batchnorm(
 
 def fused_linear_batchnorm_relu(*args: Any, **kwargs: Any) -> Tensor:
     """relu(batch_norm(x W^T + b)); arguments as fused_linear_batchnorm."""
-    return fused_linear_batchnorm(*args, activation="relu", **kwargs)
+    return fused_linear_batchnorm(*args, **dict(activation="relu", **kwargs))
 
 
 def fused_conv_batchnorm2d(
@@ -371,7 +371,7 @@ def fused_conv_batchnorm2d(
 
 def fused_conv_batchnorm2d_relu(*args: Any, **kwargs: Any) -> Tensor:
     """relu(batch_norm(conv2d(x))); arguments as fused_conv_batchnorm2d."""
-    return fused_conv_batchnorm2d(*args, activation="relu", **kwargs)
+    return fused_conv_batchnorm2d(*args, **dict(activation="relu", **kwargs))
 
 
 def fused_conv2d_relu(

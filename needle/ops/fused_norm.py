@@ -16,7 +16,7 @@ from .norm import BatchNorm, as_rows, batch_norm, dense
 
 @op
 class FusedBatchNormActivation(Op):
-    """activation(batch_norm(x)); inputs x (N, C, *), bn weight, bn bias, running mean, running variance, [num_batches_tracked]."""
+    """activation(batch_norm(x)), x (N, C, *); inputs x, weight, bias, running mean and variance, [num_batches_tracked]."""
 
     eps: float = 1e-5
     momentum: float = 0.1

@@ -12,8 +12,8 @@ from needle.backend_ndarray import NDArray, call
 
 from .common import cast_array, check_axis, promote
 from .elementwise import add
+from .indexing import ScatterItem, encode_index, getitem
 from .planned import BLOCK
-from .shape import ScatterItem, encode_index, getitem
 
 
 def along(axis: int, ndim: int, item: Any) -> tuple:
@@ -149,7 +149,7 @@ class Split(TupleOp):
         spec = Spec((*x.shape[:axis], *x.shape[axis + 1 :]), str(x.dtype))
         return spec if self.parts == 1 else (spec,) * self.parts
 
-    def compute(self, x: NDArray) -> Any:
+    def compute(self, x: Any) -> Any:
         return tuple(x[along(self.axis, x.ndim, i)] for i in range(self.parts))
 
     def reference(self, x: np.ndarray) -> Any:

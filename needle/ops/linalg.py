@@ -35,11 +35,8 @@ class MatMul(Op):
         shape = self.infer(a, b).shape
         a = a.reshape((1, -1)) if a.ndim == 1 else a
         b = b.reshape((-1, 1)) if b.ndim == 1 else b
-        if b.ndim == 2 and a.ndim > 2 and a.is_compact():  # one product over all rows
-            out = a.reshape((-1, a.shape[-1])) @ b
-        else:
-            out = a @ b
-        return out.reshape(shape)
+        one_product = b.ndim == 2 and a.ndim > 2 and a.is_compact()  # over all rows
+        return (a.reshape((-1, a.shape[-1])) @ b if one_product else a @ b).reshape(shape)
 
     def reference(self, a: np.ndarray, b: np.ndarray) -> Any:
         return a @ b

@@ -253,4 +253,4 @@ def round(a: Tensor) -> Tensor:
     return Round()(a)
 
 
-abs = absolute  # noqa: A001  torch's name
+abs = absolute  # torch's name

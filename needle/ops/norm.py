@@ -168,7 +168,7 @@ class BatchNormTrainGrad(Op):
         from .common import vjp
         from .join import make_tuple
 
-        x, m, inverse, weight, dy = node.inputs
+        x, _, _, weight, dy = node.inputs
         axes, shape = other_axes(x), channel_shape(x)
         n = math.prod(x.shape[a] for a in axes)
         centred = subtract(x, mean(x, axes, keepdims=True))
@@ -199,7 +199,11 @@ def batch_norm(
     if weight is None or bias is None:
         like = running_mean if running_mean is not None else weight if weight is not None else bias
         channels = like.shape[0] if like is not None else x.shape[1]
-        where = {"device": x.device, "dtype": like.dtype if like is not None else x.dtype, "requires_grad": False}
+        where: dict[str, Any] = {
+            "device": x.device,
+            "dtype": like.dtype if like is not None else x.dtype,
+            "requires_grad": False,
+        }
         weight = ones(channels, **where) if weight is None else weight
         bias = zeros(channels, **where) if bias is None else bias
     if not training and running_mean is not None and running_var is not None:

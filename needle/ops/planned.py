@@ -71,7 +71,8 @@ def lower_conv2d(
     alpha: float = 0.0,
 ) -> None:
     """Plan out = activation(conv(x, w) + bias + residual); `inputs`: blocked x, w, and the bias or None."""
-    x, w, bias = (*inputs, None)[:3]
+    x, w = inputs[:2]
+    bias = inputs[2] if len(inputs) > 2 else None
     block, (o, per_group, kh, kw) = x.shape[4], w.shape
     channels = (per_group * op.groups, o)
     merged: tuple[int, ...] = ()
@@ -98,7 +99,8 @@ def conv_transpose2d_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
 
 
 def lower_conv_transpose2d(builder: Any, op: Any, inputs: list[NDArray], out: NDArray) -> None:
-    x, w, bias = (*inputs, None)[:3]
+    x, w = inputs[:2]
+    bias = inputs[2] if len(inputs) > 2 else None
     block, (i, per_group, kh, kw) = x.shape[4], w.shape
     merged = merged_groups(op.groups, i // op.groups, per_group, block)
     attrs = (op.groups, block, *op.stride, *op.dilation)
@@ -124,7 +126,8 @@ def lower_linear(
     builder: Any, layout: str, inputs: list[NDArray], out: NDArray, activation: int = 0, alpha: float = 0.0
 ) -> None:
     """Plan out = activation(x W + b); weights that come from the input are packed in the run."""
-    x, weight, bias = (*inputs, None)[:3]
+    x, weight = inputs[:2]
+    bias = inputs[2] if len(inputs) > 2 else None
     rows, target = x.reshape((-1, x.shape[-1])), out.reshape((-1, out.shape[-1]))
     constant = all(builder.is_constant(a) for a in inputs[1:])
     if not constant:

@@ -1,13 +1,12 @@
-"""Ops that only rearrange: reshape, transpose, broadcast, indexing, padding, flipping."""
+"""Ops that only rearrange: reshape, transpose, broadcast, padding, flipping."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
-from needle.autograd import Deferred, Op, Spec, Tensor, op, tensor_method
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.ndarray import resolve_shape
 
@@ -189,100 +188,6 @@ def broadcast_to(a: Tensor, *args: Any, shape: Any = None) -> Tensor:
     return BroadcastTo(as_shape(args) if shape is None else tuple(shape))(a)
 
 
-# -- indexing ------------------------------------------------------------------------------------------------------------
-
-
-def encode_index(index: Any) -> tuple:
-    """A basic index as an attribute: numbers, None, "..." and (start, stop, step) tuples, which may hold Dims."""
-    items = []
-    for i in index if isinstance(index, tuple) else (index,):
-        if isinstance(i, slice):
-            items.append((i.start, i.stop, i.step))
-        elif i is Ellipsis:
-            items.append("...")
-        elif i is None or isinstance(i, Deferred):
-            items.append(i)
-        elif hasattr(i, "__index__") and not isinstance(i, bool):
-            items.append(operator.index(i))
-        else:
-            raise TypeError(f"[getitem] expects integers, slices, None and ..., got {type(i).__name__}.")
-    return tuple(items)
-
-
-def decode_index(index: tuple) -> tuple:
-    return tuple(slice(*i) if isinstance(i, tuple) else Ellipsis if isinstance(i, str) else i for i in index)
-
-
-def indexed_shape(shape: tuple[int, ...], index: tuple) -> tuple[int, ...]:
-    """Shape of x[index], found on an array without memory."""
-    try:
-        return np.broadcast_to(np.empty((), "bool"), shape)[decode_index(index)].shape
-    except IndexError as e:
-        raise IndexError(f"[getitem] {e}, for shape {tuple(shape)}.") from None
-
-
-@op
-class GetItem(Op):
-    """x[index] for a basic index, in the form of `encode_index`."""
-
-    index: tuple
-
-    def infer(self, x: Any) -> Any:
-        return Spec(indexed_shape(tuple(x.shape), self.index), x.dtype)
-
-    def compute(self, x: NDArray) -> Any:
-        return x[decode_index(self.index)]
-
-    def reference(self, x: np.ndarray) -> Any:
-        return x[decode_index(self.index)]
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return ScatterItem(self.index, tuple(node.inputs[0].shape))(out_grad)
-
-    @classmethod
-    def samples(cls) -> list:
-        cases = [(slice(1, 4, 2), Ellipsis, 2), (None, -1), (Ellipsis, slice(None, 2)), (slice(None, None, 3), None, 1)]
-        return [({"index": encode_index(c)}, [(5, 3, 4)]) for c in cases]
-
-
-@tensor_method("getitem", "__getitem__")
-def getitem(a: Tensor, index: Any) -> Tensor:
-    """a[index] with integers, slices, None and ...; sizes in it may be symbolic."""
-    return GetItem(encode_index(index))(a)
-
-
-@op
-class ScatterItem(Op):
-    """Zeros of `shape` with x at [index]: the gradient of GetItem."""
-
-    index: tuple
-    shape: tuple
-
-    def infer(self, x: Any) -> Any:
-        want = indexed_shape(self.shape, self.index)
-        if tuple(x.shape) != want:
-            raise ValueError(f"[scatter_item] expects shape {want}, got {tuple(x.shape)}.")
-        return Spec(self.shape, x.dtype)
-
-    def compute(self, x: NDArray) -> Any:
-        out = NDArray.empty(self.shape, x.dtype)
-        out.fill(0.0)
-        out[decode_index(self.index)] = x
-        return out
-
-    def reference(self, x: np.ndarray) -> Any:
-        out = np.zeros(self.shape, x.dtype)
-        out[decode_index(self.index)] = x
-        return out
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return GetItem(self.index)(out_grad)
-
-    @classmethod
-    def samples(cls) -> list:
-        return [({"index": ((1, 4, 2), "...", 2), "shape": (5, 3, 4)}, [(2, 3)])]
-
-
 @op
 class Pad(Op):
     """A constant around the last axes: `pads` holds (before, after) for each of them; negative ones crop."""
@@ -295,7 +200,7 @@ class Pad(Op):
         lead = len(x.shape) - len(self.pads)
         if lead < 0:
             raise ValueError(f"[pad] {len(self.pads)} pairs are too many for shape {tuple(x.shape)}.")
-        return [(0, 0)] * lead + [(int(l), int(r)) for l, r in self.pads]  # noqa: E741
+        return [(0, 0)] * lead + [(int(l), int(r)) for l, r in self.pads]
 
     def infer(self, x: Any) -> Any:
         shape = tuple(s + before + after for s, (before, after) in zip(x.shape, self._all(x), strict=True))
@@ -336,7 +241,7 @@ class Pad(Op):
         return out
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return Pad(tuple((-l, -r) for l, r in self.pads))(out_grad)  # noqa: E741
+        return Pad(tuple((-l, -r) for l, r in self.pads))(out_grad)
 
     @classmethod
     def samples(cls) -> list:

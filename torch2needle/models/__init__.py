@@ -9,11 +9,11 @@ from .vgg import VGG, vgg16
 
 __all__ = [
     "MLP",
+    "VGG",
     "ResNet",
     "ResNet9",
     "ResNet9Wide",
     "UNet",
-    "VGG",
     "mlp",
     "randomize",
     "resnet9",

@@ -25,7 +25,7 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
             if isinstance(module, _BatchNorm):
                 if module.weight is not None:
                     uniform(module.weight, 0.5, 1.5)
-                if module.running_mean is not None:
+                if module.running_mean is not None and module.running_var is not None:
                     uniform(module.running_mean, -0.3, 0.3)
                     uniform(module.running_var, 0.5, 1.5)
     return model

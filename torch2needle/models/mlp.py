@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ class MLP(nn.Module):
     def __init__(self, sizes: Sequence[int] = (784, 1024, 1024, 10)) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True):
+        for n_in, n_out in itertools.pairwise(sizes):
             layers += [nn.Linear(n_in, n_out), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
 

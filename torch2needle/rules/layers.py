@@ -127,13 +127,15 @@ def elu(m: nn.ELU) -> Any:
 
 @rule(nn.Softmax)
 def softmax(m: nn.Softmax) -> Any:
-    require(m.dim is not None, "dim=None depends on the rank; give softmax its dim")
+    if m.dim is None:
+        raise Unsupported("dim=None depends on the rank; give softmax its dim")
     return needle_nn.Softmax(m.dim)
 
 
 @rule(nn.LogSoftmax)
 def log_softmax(m: nn.LogSoftmax) -> Any:
-    require(m.dim is not None, "dim=None depends on the rank; give log_softmax its dim")
+    if m.dim is None:
+        raise Unsupported("dim=None depends on the rank; give log_softmax its dim")
     return needle_nn.LogSoftmax(m.dim)
 
 

@@ -1,0 +1,241 @@
+"""The main job: every benchmark model converted once, fused, compiled and trained, held against torch in float64."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import needle as ndl
+import operator_fusion
+import torch2needle
+from needle.graph import trace
+from torch2needle import models
+
+MODELS: dict[str, tuple[Callable[[], torch.nn.Module], list[tuple[int, ...]]]] = {
+    "resnet18": (models.resnet18, [(1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 75, 97)]),
+    "resnet50": (models.resnet50, [(1, 3, 64, 64), (2, 3, 33, 65)]),
+    "vgg16": (models.vgg16, [(1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 50, 71)]),
+    "resnet9_wide": (models.resnet9_wide, [(1, 3, 32, 32), (3, 3, 32, 32)]),
+    "unet": (lambda: models.unet(base=32), [(1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 53, 75)]),
+    "unet_bilinear": (lambda: models.unet(base=32, bilinear=True), [(1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 53, 75)]),
+    "mlp": (models.mlp, [(1, 784), (3, 784), (64, 784)]),
+}
+
+
+def largest(got: Any, want: np.ndarray) -> float:
+    return float(np.abs(np.asarray(got, "float64") - want).max() / np.abs(want).max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_converted_fused_compiled(name: str) -> None:
+    """Within max(1e-5, 4 x torch's own float32 error) of float64 torch, at several shapes of one converted model."""
+    build, shapes = MODELS[name]
+    torch.manual_seed(0)
+    model = models.randomize(build(), seed=0).eval()
+    exact = copy.deepcopy(model).double()
+    net = torch2needle.convert(model)
+    fused = operator_fusion.fuse(net)
+    plain, fast = (ndl.compile(n, (torch.zeros(*shapes[0]),)) for n in (net, fused))
+    assert fused.fusion_report.counts
+    for shape in shapes:
+        x = torch.randn(*shape)
+        with torch.no_grad():
+            want, own = exact(x.double()).numpy(), model(x).numpy()
+        limit = max(1e-5, 4 * largest(own, want))
+        results = {"eager": net(x).numpy(), "fused": fused(x).numpy(), "compiled": plain(x), "fused compiled": fast(x)}
+        for how, got in results.items():
+            assert largest(got, want) <= limit, (how, shape)
+
+
+def loss_of(out: Any, y: Any, cross_entropy: Callable) -> Any:
+    if len(out.shape) == 4:
+        out = out.permute((0, 2, 3, 1)).reshape((-1, out.shape[1]))
+    return cross_entropy(out, y)
+
+
+def train_torch(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> dict[str, np.ndarray]:
+    opt = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for _ in range(steps):
+        opt.zero_grad()
+        loss_of(model(x), y, torch.nn.functional.cross_entropy).backward()
+        opt.step()
+    return {k: v.detach().double().numpy() for k, v in model.state_dict().items()}
+
+
+def train_needle(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int, fuse: bool) -> ndl.nn.Module:
+    net = torch2needle.convert(model)
+    run = operator_fusion.fuse(net) if fuse else net
+    run.train()
+    opt = ndl.optim.SGD(net.parameters(), 0.05, momentum=0.9, rule="torch")
+    labels = ndl.Tensor(y.numpy(), dtype="int64", requires_grad=False)
+    for _ in range(steps):
+        opt.reset_grad()
+        loss_of(run(ndl.Tensor(x.numpy(), requires_grad=False)), labels, ndl.ops.cross_entropy).backward()
+        opt.step()
+    return run
+
+
+def training_case(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    """A model and batch whose five steps float32 torch itself repeats to 1e-6 of float64.
+
+    ResNet-18 from torchvision's plain initialisation is chaotic at this learning rate (float32 torch drifts by some per cent
+    from float64), with its option zero_init_residual it is not.
+    """
+    torch.manual_seed(0)
+    if name == "unet":
+        return models.unet(n_channels=3, n_classes=2, base=8).train(), torch.randn(4, 3, 50, 46), torch.randint(0, 2, (4 * 50 * 46,))
+    model = models.resnet18(num_classes=10).train()
+    for key, p in model.named_parameters():
+        if key.endswith("bn2.weight"):
+            torch.nn.init.zeros_(p)
+    return model, torch.randn(8, 3, 64, 64), torch.randint(0, 10, (8,))
+
+
+@pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("name", ["resnet18", "unet"])
+def test_five_steps_of_sgd(name: str, fuse: bool) -> None:
+    """Updates and BatchNorm buffers within 1e-3 of the largest update; afterwards the executable equals the net."""
+    model, x, y = training_case(name)
+    start = {k: v.double().numpy() for k, v in model.state_dict().items()}
+    want = train_torch(copy.deepcopy(model), x, y, 5)
+    run = train_needle(model, x, y, 5, fuse)
+    got = {k: v.numpy().astype("float64") for k, v in run.state_dict().items()}
+    assert list(got) == list(want)
+    largest_update = max(np.abs(want[k] - start[k]).max() for k in want if not k.endswith("num_batches_tracked"))
+    for k in want:
+        assert np.abs(got[k] - want[k]).max() <= 1e-3 * largest_update, k
+    run.eval()
+    exe = ndl.compile(run, (x,))
+    assert largest(exe(x), run(x).numpy().astype("float64")) <= 1e-5
+    run.train()
+    loss_of(run(x), ndl.Tensor(y.numpy(), dtype="int64"), ndl.ops.cross_entropy).backward()
+    ndl.optim.SGD(run.parameters(), 0.05, rule="torch").step()
+    run.eval()
+    assert largest(exe(x), run(x).numpy().astype("float64")) <= 1e-5
+
+
+def test_resnet18_compiles_in_two_seconds() -> None:
+    net = operator_fusion.fuse(torch2needle.convert(models.resnet18().eval()))
+    start = time.perf_counter()
+    ndl.compile(net, (torch.zeros(1, 3, 224, 224),))
+    assert time.perf_counter() - start < 2
+
+
+def live_bytes(net: ndl.nn.Module, shape: tuple[int, ...]) -> int:
+    """Largest sum of live bytes of the unaliased trace: every op's result has memory of its own until its last use."""
+    graph = trace(net, ndl.autograd.Spec(shape))
+    last = {used: i for i, n in enumerate(graph) for used in n.inputs()}
+    events = [0] * (len(graph.nodes) + 1)
+    for i, n in enumerate(graph):
+        if n.kind == "op" and n in last:
+            nbytes = 4 * int(np.prod(n.meta["spec"].shape))
+            events[i] += nbytes
+            events[last[n] + 1] -= nbytes
+    return int(np.cumsum(events).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("resnet18", (1, 3, 224, 224)), ("unet", (1, 3, 256, 256)), ("unet", (2, 3, 100, 140)), ("mlp", (64, 784))]
+)
+def test_arena_is_within_a_tenth_of_the_live_bytes(name: str, shape: tuple[int, ...]) -> None:
+    net = operator_fusion.fuse(torch2needle.convert(getattr(models, name)().eval()))
+    exe = ndl.compile(net, (np.zeros(shape, "float32"),))
+    assert exe.memory["arena"] <= 1.10 * live_bytes(net, shape)
+
+
+def test_a_second_run_grows_memory_by_less_than_a_mebibyte() -> None:
+    x = torch.randn(1, 3, 256, 256)
+    exe = ndl.compile(operator_fusion.fuse(torch2needle.convert(models.unet(base=32).eval())), (x,))
+    exe(x)
+    exe(x)
+    gc.collect()
+    before = resident_kib()
+    exe(x)
+    gc.collect()
+    assert resident_kib() - before < 1024
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
+
+
+def resident_kib() -> int:
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
+
+
+def test_no_python_frame_during_a_run() -> None:
+    x = torch.randn(1, 3, 64, 64)
+    exe = ndl.compile(operator_fusion.fuse(torch2needle.convert(models.resnet18().eval())), (x,))
+    exe(x)
+    inside, seen = False, []
+
+    def watch(frame: Any, event: str, arg: Any) -> None:
+        nonlocal inside
+        if getattr(arg, "__name__", "") == "run_new":
+            inside = event == "c_call"
+        elif inside:
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(watch)
+    try:
+        exe(x)
+    finally:
+        sys.setprofile(None)
+    assert not seen
+
+
+class TestBadInput:
+    """One sentence each, never a crash."""
+
+    @pytest.fixture
+    def exe(self) -> ndl.Executable:
+        return ndl.compile(torch2needle.convert(models.resnet18().eval()), (torch.zeros(1, 3, 64, 64),))
+
+    def test_channels(self, exe: ndl.Executable) -> None:
+        with pytest.raises(ValueError, match=r"^\[conv2d\] weight expects 3 input channels, got 4\.$"):
+            exe(torch.zeros(1, 4, 64, 64))
+
+    def test_rank(self, exe: ndl.Executable) -> None:
+        with pytest.raises(ValueError, match=r"^\[conv2d\] .*got .*\.$"):
+            exe(torch.zeros(3, 64, 64))
+
+    def test_dtype(self, exe: ndl.Executable) -> None:
+        with pytest.raises((TypeError, ValueError), match=r"^\[\w+\] .*\.$"):
+            exe(torch.zeros(1, 3, 64, 64, dtype=torch.float64))
+
+    def test_half_precision(self, exe: ndl.Executable) -> None:
+        with pytest.raises(TypeError, match=r"^\[from_dlpack\] expects float32.*16 bits\.$"):
+            exe(torch.zeros(1, 3, 64, 64, dtype=torch.float16))
+
+    def test_device(self) -> None:
+        with pytest.raises(RuntimeError, match=r"^\[cuda\] this machine or build has no such device\.$"):
+            ndl.Tensor([1.0], device=ndl.cuda())
+
+    def test_too_small(self, exe: ndl.Executable) -> None:
+        with pytest.raises(ValueError, match=r"^\[\w+\] .*\.$"):
+            exe(torch.zeros(1, 3, 0, 64))
+
+    def test_missing_input(self, exe: ndl.Executable) -> None:
+        with pytest.raises(TypeError, match=r"is missing\.$"):
+            exe()
+
+    def test_unsupported_module(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Sequential(torch.nn.LocalResponseNorm(2), torch.nn.FractionalMaxPool2d(2, 3)))
+        with pytest.raises(torch2needle.ConversionError, match=r"(?s)local_response_norm .*1\.0.*fractional_max_pool2d .*1\.1") as e:
+            torch2needle.convert(model)
+        assert "test_main_job.py:" in str(e.value)
+
+    def test_nan_weights_are_reported(self) -> None:
+        model = models.mlp().eval()
+        with torch.no_grad():
+            next(model.parameters())[0, 0] = float("nan")
+        net = torch2needle.convert(model)
+        assert "NaN" in str(net.report) or "nan" in str(net.report)
+        assert np.isnan(ndl.compile(net, (torch.zeros(1, 784),))(torch.ones(1, 784)).numpy()).any()
