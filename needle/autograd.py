@@ -1,208 +1,17 @@
-"""Tensors, the op base class and reverse-mode differentiation.
-
-An op is a frozen dataclass: its fields are its attributes. `Op.__call__` is the one hook of the framework: on real tensors it
-computes, on symbols (`needle.graph`) it records.
-"""
+"""Tensors and reverse-mode differentiation. The tape is each tensor's `op` and `inputs`."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .backend_ndarray import Device, NDArray, cpu_numpy
 from .backend_selection import default_device
+from .op import OPS, Deferred, Op, Spec, Unsupported, map_deferred, op
 
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:  # for type checkers only: it tells them that ops have the constructors of dataclasses
-
-    def dataclass_transform(**_: Any) -> Callable:
-        return lambda f: f
-
-
-T = TypeVar("T", bound="Op")
 TENSOR_COUNTER = 0
-OPS: dict[str, type[Op]] = {}  # every op class by name; filled by `op`, read by load
-
-
-class Unsupported(Exception):
-    """An operation that cannot be recorded or converted; the text says why and what to do."""
-
-
-class Spec(NamedTuple):
-    """Shape and dtype of a tensor that is not computed yet."""
-
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-
-class Deferred:
-    """An attribute whose value is known only when the op runs: a symbolic dim, a module's training flag."""
-
-
-def map_deferred(value: Any, f: Callable[[Deferred], Any]) -> Any:
-    """`value` with `f` applied to every Deferred in its nested tuples."""
-    if isinstance(value, Deferred):
-        return f(value)
-    if isinstance(value, tuple | list):
-        return tuple(map_deferred(v, f) for v in value)
-    return value
-
-
-def op(cls: type[T]) -> type[T]:
-    """Class decorator: makes an op class a frozen dataclass and registers it under its name."""
-    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    if cls.__name__ in OPS:
-        raise ValueError(f"[op] there is already an op named {cls.__name__}.")
-    OPS[cls.__name__] = cls
-    return cls
-
-
-@dataclass_transform(frozen_default=True, eq_default=False)
-class Op:
-    """Base of all ops. A subclass declares its attributes as dataclass fields and defines
-
-    infer(*inputs) -> Spec           shapes and dtypes (inputs are Tensors or Specs); raises ValueError on bad ones
-    compute(*arrays) -> NDArray      on the device, by default element-wise kernel `kernel`
-    reference(*arrays) -> ndarray    numpy, in the arrays' dtype; or
-    decompose(*tensors) -> Tensor    in terms of other ops
-    gradient(out_grad, node)         gradients of the inputs, as tensors; None where there is none
-    samples() -> list of (attributes, input shapes)
-    """
-
-    kernel: ClassVar[str | None] = None  # element-wise kernel of the table
-    n_out: ClassVar[int] = 1
-    layout: ClassVar[str] = "plain"  # what the executor may feed it: plain, any (follows its input) or blocked
-    zero_is_safe: ClassVar[bool] = True  # finite at 0, so that it may run over padded channels
-    joins_channels: ClassVar[bool] = False  # its inputs may be written straight into slices of its output
-
-    @property
-    def name(self) -> str:
-        return type(self).__name__
-
-    @property
-    def label(self) -> str:
-        """How the op is called in messages: its kernel's or class's name in lower case."""
-        return self.kernel or "".join("_" + c.lower() if c.isupper() else c for c in self.name).strip("_")
-
-    def attributes(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-
-    def deferred(self) -> list[Deferred]:
-        found: list[Deferred] = []
-        for value in self.attributes().values():
-            map_deferred(value, found.append)
-        return found
-
-    def resolve(self, f: Callable[[Deferred], Any]) -> Op:
-        """The op with its deferred attributes replaced by values."""
-        if not self.deferred():
-            return self
-        return type(self)(**{k: map_deferred(v, f) for k, v in self.attributes().items()})
-
-    def must_decompose(self, *inputs: Any) -> bool:
-        """True for a fused op that has to run its unfused form on these: a BatchNorm in training, shapes that broadcast."""
-        return False
-
-    def infer(self, *inputs: Any) -> Any:
-        raise NotImplementedError
-
-    def compute(self, *arrays: NDArray) -> Any:
-        if self.kernel is None:
-            return None
-        return arrays[0].ewise(self.kernel, *arrays[1:], attrs=[float(v) for v in self.attributes().values()])
-
-    def reference(self, *arrays: np.ndarray) -> Any:
-        return None
-
-    def decompose(self, *inputs: Tensor) -> Any:
-        raise NotImplementedError(f"[{self.label}] has neither a kernel here nor a decomposition.")
-
-    def gradient(self, out_grad: Any, node: Tensor) -> Any:
-        raise NotImplementedError(f"[{self.label}] has no gradient.")
-
-    def gradient_as_tuple(self, out_grad: Any, node: Tensor) -> tuple[Any, ...]:
-        grads = self.gradient(out_grad, node)
-        return grads if isinstance(grads, tuple) else tuple(grads) if isinstance(grads, list) else (grads,)
-
-    @classmethod
-    def has_own_gradient(cls) -> bool:
-        return cls.gradient is not Op.gradient
-
-    # -- what the executor asks (needle/executor/planner.py) ------------------------------------------------------------
-
-    @property
-    def in_place(self) -> bool:
-        """May write over an input of the same shape that nobody reads later."""
-        return self.kernel is not None
-
-    @classmethod
-    def has_own_lowering(cls) -> bool:
-        return cls.kernel is not None or cls.lower is not Op.lower
-
-    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        """Add the op's steps to a plan, writing to `out`; both plain, or both blocked where `layout` allows it."""
-        from .backend_ndarray import call
-
-        attrs = [float(v) for v in self.attributes().values()]
-        call(str(self.kernel), [out], [i.broadcast_to(out.shape) for i in inputs], *attrs)
-
-    def is_weight(self, index: int) -> bool:
-        """True for an input that stays plain (and is packed if constant) when the op runs blocked."""
-        return False
-
-    def accepts_blocked(self, *inputs: Spec) -> bool:
-        """Whether an op of layout "any" can run blocked on inputs of these shapes."""
-        images = [s for i, s in enumerate(inputs) if not self.is_weight(i)]
-        return all(s.ndim == 4 and s.shape[1] == images[0].shape[1] for s in images)
-
-    def aliases(self, out: Any, *inputs: Any) -> bool:
-        """True when the result is the first input unchanged."""
-        return False
-
-    def halo(self, index: int, out: Spec, *inputs: Spec) -> tuple[int, int, int, int]:
-        """Zero rows and columns (top, left, bottom, right) that a blocked input needs around it."""
-        return (0, 0, 0, 0)
-
-    def reads_narrow_blocks(self, *inputs: Spec) -> bool:
-        """Whether the first input may be one block of C < 16 channels."""
-        return False
-
-    @classmethod
-    def samples(cls) -> list[tuple[dict[str, Any], list[tuple[int, ...]]]]:
-        return []
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        for t in inputs:
-            if t.recorder is not None:
-                return t.recorder.record(self, inputs)
-        needs_grad = any(t.requires_grad for t in inputs)
-        if self.must_decompose(*inputs) or (needs_grad and not self.has_own_gradient()):
-            return self.decompose(*inputs)
-        self.infer(*inputs)
-        data = self._run(inputs)
-        if data is None:
-            return self.decompose(*inputs)
-        kind = TensorTuple if self.n_out > 1 else Tensor
-        return kind._from_data(data, self if needs_grad else None, inputs if needs_grad else ())
-
-    def _run(self, inputs: Sequence[Tensor]) -> Any:
-        arrays = [t.cached_data for t in inputs]
-        on_numpy = [isinstance(a, np.ndarray) for a in arrays]
-        if any(on_numpy):
-            if not all(on_numpy):
-                raise ValueError(f"[{self.label}] inputs are on different devices: cpu_numpy() and cpu().")
-            with np.errstate(all="ignore"):
-                out = self.reference(*arrays)
-            return np.asarray(out) if isinstance(out, np.generic) else out
-        return self.compute(*arrays)
 
 
 def as_data(array: Any, device: Device | None, dtype: str | None) -> Any:
@@ -447,4 +256,23 @@ def find_topo_sort(nodes: Sequence[Tensor]) -> list[Tensor]:
     return order
 
 
+Op.results = (Tensor, TensorTuple)
 Value, TensorOp = Tensor, Op  # the course's names
+
+__all__ = [
+    "OPS",
+    "Deferred",
+    "Op",
+    "Spec",
+    "Tensor",
+    "TensorOp",
+    "TensorTuple",
+    "Unsupported",
+    "Value",
+    "compute_gradient_of_variables",
+    "find_topo_sort",
+    "map_deferred",
+    "op",
+    "sum_grads",
+    "tensor_method",
+]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_executor import live_bytes
 
 import needle as ndl
 import operator_fusion
 import torch2needle
-from needle.graph import trace
 from torch2needle import models
 
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], list[tuple[int, ...]]]] = {
@@ -92,7 +89,11 @@ def training_case(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tenso
     """
     torch.manual_seed(0)
     if name == "unet":
-        return models.unet(n_channels=3, n_classes=2, base=8).train(), torch.randn(4, 3, 50, 46), torch.randint(0, 2, (4 * 50 * 46,))
+        return (
+            models.unet(n_channels=3, n_classes=2, base=8).train(),
+            torch.randn(4, 3, 50, 46),
+            torch.randint(0, 2, (4 * 50 * 46,)),
+        )
     model = models.resnet18(num_classes=10).train()
     for key, p in model.named_parameters():
         if key.endswith("bn2.weight"):
@@ -130,65 +131,14 @@ def test_resnet18_compiles_in_two_seconds() -> None:
     assert time.perf_counter() - start < 2
 
 
-def live_bytes(net: ndl.nn.Module, shape: tuple[int, ...]) -> int:
-    """Largest sum of live bytes of the unaliased trace: every op's result has memory of its own until its last use."""
-    graph = trace(net, ndl.autograd.Spec(shape))
-    last = {used: i for i, n in enumerate(graph) for used in n.inputs()}
-    events = [0] * (len(graph.nodes) + 1)
-    for i, n in enumerate(graph):
-        if n.kind == "op" and n in last:
-            nbytes = 4 * int(np.prod(n.meta["spec"].shape))
-            events[i] += nbytes
-            events[last[n] + 1] -= nbytes
-    return int(np.cumsum(events).max())
-
-
 @pytest.mark.parametrize(
-    ("name", "shape"), [("resnet18", (1, 3, 224, 224)), ("unet", (1, 3, 256, 256)), ("unet", (2, 3, 100, 140)), ("mlp", (64, 784))]
+    ("name", "shape"),
+    [("resnet18", (1, 3, 224, 224)), ("unet", (1, 3, 256, 256)), ("unet", (2, 3, 100, 140)), ("mlp", (64, 784))],
 )
 def test_arena_is_within_a_tenth_of_the_live_bytes(name: str, shape: tuple[int, ...]) -> None:
     net = operator_fusion.fuse(torch2needle.convert(getattr(models, name)().eval()))
     exe = ndl.compile(net, (np.zeros(shape, "float32"),))
     assert exe.memory["arena"] <= 1.10 * live_bytes(net, shape)
-
-
-def test_a_second_run_grows_memory_by_less_than_a_mebibyte() -> None:
-    x = torch.randn(1, 3, 256, 256)
-    exe = ndl.compile(operator_fusion.fuse(torch2needle.convert(models.unet(base=32).eval())), (x,))
-    exe(x)
-    exe(x)
-    gc.collect()
-    before = resident_kib()
-    exe(x)
-    gc.collect()
-    assert resident_kib() - before < 1024
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
-
-
-def resident_kib() -> int:
-    with open("/proc/self/status") as f:
-        return next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
-
-
-def test_no_python_frame_during_a_run() -> None:
-    x = torch.randn(1, 3, 64, 64)
-    exe = ndl.compile(operator_fusion.fuse(torch2needle.convert(models.resnet18().eval())), (x,))
-    exe(x)
-    inside, seen = False, []
-
-    def watch(frame: Any, event: str, arg: Any) -> None:
-        nonlocal inside
-        if getattr(arg, "__name__", "") == "run_new":
-            inside = event == "c_call"
-        elif inside:
-            seen.append(frame.f_code.co_name)
-
-    sys.setprofile(watch)
-    try:
-        exe(x)
-    finally:
-        sys.setprofile(None)
-    assert not seen
 
 
 class TestBadInput:
@@ -227,8 +177,13 @@ class TestBadInput:
             exe()
 
     def test_unsupported_module(self) -> None:
-        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Sequential(torch.nn.LocalResponseNorm(2), torch.nn.FractionalMaxPool2d(2, 3)))
-        with pytest.raises(torch2needle.ConversionError, match=r"(?s)local_response_norm .*1\.0.*fractional_max_pool2d .*1\.1") as e:
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3),
+            torch.nn.Sequential(torch.nn.LocalResponseNorm(2), torch.nn.FractionalMaxPool2d(2, 3)),
+        )
+        with pytest.raises(
+            torch2needle.ConversionError, match=r"(?s)local_response_norm .*1\.0.*fractional_max_pool2d .*1\.1"
+        ) as e:
             torch2needle.convert(model)
         assert "test_main_job.py:" in str(e.value)
 

@@ -5,8 +5,10 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 
 #include "cpu/table.h"
 
@@ -40,13 +42,57 @@ const Isa& isa() {
   return chosen;
 }
 
-void* alloc(size_t bytes) {
-  bool huge = bytes >= 2 * kHugePage;
-  void* p = nullptr;
-  if (posix_memalign(&p, huge ? kHugePage : 64, bytes ? bytes : 64) != 0) return nullptr;
-  if (huge) madvise(p, bytes, MADV_HUGEPAGE);
-  return p;
-}
+// Freed blocks are kept for the next array of their size: fresh pages cost more than most kernels that fill them, and
+// outputs of the same size do not make the process grow from run to run.
+class BlockCache {
+ public:
+  void* alloc(size_t bytes) {
+    size_t size = rounded(bytes);
+    if (size >= kSmallest) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto it = blocks_.find(size);
+      if (it != blocks_.end()) {
+        void* p = it->second;
+        blocks_.erase(it);
+        cached_ -= size;
+        return p;
+      }
+    }
+    bool huge = size >= 2 * kHugePage;
+    void* p = nullptr;
+    if (posix_memalign(&p, huge ? kHugePage : 64, size) != 0) return nullptr;
+    if (huge) madvise(p, size, MADV_HUGEPAGE);
+    return p;
+  }
+
+  void free(void* p, size_t bytes) {
+    size_t size = rounded(bytes);
+    if (size >= kSmallest) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (cached_ + size <= kLimit) {
+        blocks_.emplace(size, p);
+        cached_ += size;
+        return;
+      }
+    }
+    std::free(p);
+  }
+
+  static BlockCache& instance() {
+    static BlockCache* cache = new BlockCache;  // never destroyed: arrays may outlive static destructors
+    return *cache;
+  }
+
+ private:
+  static constexpr size_t kSmallest = size_t{64} << 10, kLimit = size_t{256} << 20;  // bytes
+  static size_t rounded(size_t bytes) {
+    size_t unit = bytes >= kSmallest ? 4096 : 64;
+    return bytes ? (bytes + unit - 1) / unit * unit : 64;
+  }
+  std::mutex mutex_;
+  std::unordered_multimap<size_t, void*> blocks_;
+  size_t cached_ = 0;
+};
 
 bool properties(DeviceProperties* out) {
   *out = {};
@@ -66,8 +112,8 @@ const Backend* cpu_backend() {
     int n = 0;
     const KernelRow* rows = isa().table(&n);
     return Backend{"cpu",
-                   alloc,
-                   [](void* p, size_t) { std::free(p); },
+                   [](size_t bytes) { return BlockCache::instance().alloc(bytes); },
+                   [](void* p, size_t bytes) { BlockCache::instance().free(p, bytes); },
                    [](void* dst, const void* src, size_t bytes, void*) { std::memcpy(dst, src, bytes); },
                    [](void*) {},
                    properties,
