@@ -201,10 +201,10 @@ class Planner:
         return self.blocked[node]
 
     def _stem(self, node: Node) -> bool:
-        """Few channels and only convolutions as blocked readers: one narrow block instead of zero-padded channels."""
+        """Few channels and read as a convolution's image only: one narrow block instead of zero-padded channels."""
         readers = [u for u in self.users[node] if self.is_blocked.get(u)]
         return node.meta["spec"].shape[1] < BLOCK and all(
-            u.target.reads_narrow_blocks(*(a.meta["spec"] for a in u.args)) for u in readers
+            node not in u.args[1:] and u.target.reads_narrow_blocks(*(a.meta["spec"] for a in u.args)) for u in readers
         )
 
     def _leave(self) -> list[tuple[tuple[int, ...], str]]:
