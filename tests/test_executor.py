@@ -66,6 +66,27 @@ def test_compiled_equals_eager(shape: tuple[int, ...], channels: int) -> None:
         close(got, want.numpy())
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["conv", "transposed", "linear", "linear-needle"])
+def test_batch_norms_are_folded(kind: str, groups: int) -> None:
+    layer, norm, x = {
+        "conv": lambda: (nn.Conv(6, 8, 3, groups=groups, layout="torch"), nn.BatchNorm2d(8), image(2, 6, 7, 5)),
+        "transposed": lambda: (
+            nn.ConvTranspose2d(6, 8, 3, stride=2, groups=groups),
+            nn.BatchNorm2d(8),
+            image(2, 6, 7, 5),
+        ),
+        "linear": lambda: (nn.Linear(6, 8, layout="torch"), nn.BatchNorm1d(8), image(4, 6)),
+        "linear-needle": lambda: (nn.Linear(6, 8), nn.BatchNorm1d(8), image(4, 6)),
+    }[kind]()
+    for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+        t.data = ndl.Tensor(np.random.rand(8).astype("float32") + 0.5)
+    net = nn.Sequential(layer, norm).eval()
+    exe = ndl.compile(net, (x,))
+    close(exe(x), net(ndl.Tensor(x)).numpy())
+    assert "batch_norm" not in exe.plan.names
+
+
 def test_inputs_of_any_stride_and_kind() -> None:
     net = small_net()
     x = image(16, 3, 18, 2)
