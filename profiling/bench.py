@@ -56,11 +56,11 @@ def engines(name: str) -> tuple[dict[str, Callable[[], object]], float]:
     return calls, compiled_in
 
 
-def median_time(call: Callable[[], object], budget: float) -> float:
-    """Median seconds of a few calls within about `budget` seconds."""
+def median_time(call: Callable[[], object], budget: float, least: int = 3) -> float:
+    """Median seconds of at least `least` calls, more of them while `budget` seconds last."""
     times: list[float] = []
     end = time.perf_counter() + budget
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 50):
+    while len(times) < least or (time.perf_counter() < end and len(times) < 50):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)

@@ -1,6 +1,6 @@
 """The main job on real pictures: convert, check, fuse, compile and run ResNet-18 and a UNet; table and HTML report.
 
-`python profiling/demo.py [--out report] [--rounds 5]`
+`python profiling/demo.py [--out report] [--rounds 3]`
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run_model(name: str, rounds: int) -> dict:
     with torch.no_grad():
         for _ in range(rounds):
             for k, call in calls.items():
-                times[k].append(median_time(call, 0.3))
+                times[k].append(median_time(call, 0.3, least=1))
     return {
         "name": name,
         "shape": tuple(x.shape),
@@ -81,7 +81,7 @@ def run_model(name: str, rounds: int) -> dict:
         "agree": float((exe(x).argmax(1) == plain.argmax(1)).float().mean()),
         "times": times,
         "fusions": str(fused.fusion_report),
-        "profile": exe.profile(x, rounds=5),
+        "profile": exe.profile(x, rounds=3),
         "memory": exe.memory,
         "pictures": shown,
         "output": exe(x).numpy(),
@@ -91,7 +91,7 @@ def run_model(name: str, rounds: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="report")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     print(f"{cpu_name()}, {ndl.isa()}, {ndl.get_num_threads()} threads; batch: two photographs")
     results = []
