@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 import numpy as np
-import report
 import torch
-from bench import cpu_name, median_time
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import needle as ndl
 import operator_fusion
+import report
 import torch2needle
+from bench import cpu_name, median_time
 from torch2needle import models
 
 SIZES = {"resnet18": (224, 224), "unet": (256, 384)}  # height, width

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_fusion import bn, conv, data
 
 import needle as ndl
 import operator_fusion as of
 from needle import nn
 from needle.backend_selection import BACKEND
+from test_fusion import bn, conv, data
 
 
 def test_original_names(capsys: Any) -> None:

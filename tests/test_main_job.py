@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_executor import live_bytes
 
 import needle as ndl
 import operator_fusion
 import torch2needle
+from test_executor import live_bytes
 from torch2needle import models
 
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], list[tuple[int, ...]]]] = {

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from test_executor import close, image, small_net
 
 import needle as ndl
+from test_executor import close, image, small_net
 
 
 @pytest.fixture
