@@ -1,7 +1,8 @@
 """`save` and `load`: a model as one safetensors file, the graph as JSON in its metadata. Nothing in it is executed.
 
-Metadata key "needle": {"version", "graph": [node...], "modules": {path: [class, arguments]}, "training": [paths],
-"aliases": {path: path}, "parameters": [paths]}. Values: numbers, strings, null, lists, and one-key objects for the rest.
+Metadata key "needle": {"version", "graph": [node...], "modules": {path: [class, arguments]}, "tree": [module paths],
+"tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths]}. Values: numbers, strings, null,
+lists, and one-key objects for the rest.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "version": VERSION,
         "graph": rows,
         "modules": modules,
+        "tree": [p for p, _ in net.named_modules() if p],
+        "tensors": list(tensors),
         "training": [p for p, m in net.named_modules() if m.training],
         "aliases": aliases,
         "parameters": [k for k, t in tensors.items() if isinstance(t, Parameter)],
@@ -160,19 +163,26 @@ def load(path: str | os.PathLike) -> GraphModule:
         ) from None
 
 
+def _layer(row: list[Any], decoder: _Decoder) -> Module:
+    """The needle layer of a row [class, arguments], made as it was made before saving."""
+    name, arguments = row
+    layer = getattr(nn, name)
+    if not (isinstance(layer, type) and issubclass(layer, Module)):
+        raise KeyError(name)
+    return layer(**{k: decoder.value(v) for k, v in arguments.items()})
+
+
 def _build(document: dict[str, Any], arrays: dict[str, np.ndarray]) -> GraphModule:
     root, decoder = Tree(), _Decoder(Tree())
     decoder.root = root
-    for path, (name, arguments) in document["modules"].items():
-        layer = getattr(nn, name)
-        if not (isinstance(layer, type) and issubclass(layer, Module)):
-            raise KeyError(name)
-        set_submodule(root, path, layer(**{k: decoder.value(v) for k, v in arguments.items()}))
+    modules = document["modules"]
+    for path in dict.fromkeys([*document["tree"], *modules]):  # in the order in which state_dict lists them
+        set_submodule(root, path, _layer(modules[path], decoder) if path in modules else Tree())
     parameters = set(document["parameters"])
     made: dict[str, Tensor] = {}
-    for path, a in arrays.items():
+    for path in sorted(arrays, key=document["tensors"].index):
         kind = Parameter if path in parameters else Tensor
-        made[path] = kind(a, dtype=str(a.dtype), requires_grad=path in parameters)
+        made[path] = kind(arrays[path], dtype=str(arrays[path].dtype), requires_grad=path in parameters)
         set_tensor(root, path, made[path])
     for path, first in document["aliases"].items():
         set_tensor(root, path, made[first])

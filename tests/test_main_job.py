@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,21 @@ def test_five_steps_of_sgd(name: str, fuse: bool) -> None:
     ndl.optim.SGD(run.parameters(), 0.05, rule="torch").step()
     run.eval()
     assert largest(exe(x), run(x).numpy().astype("float64")) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["resnet18", "unet"])
+def test_one_call_and_a_saved_model(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    build = {"resnet18": models.resnet18, "unet": lambda: models.unet(base=8)}[name]
+    model, x = models.randomize(build(), seed=0).eval(), torch.randn(2, 3, 45, 37)
+    with torch.no_grad():
+        want = model(x).double().numpy()
+    assert largest(torch2needle.compile(model, (x,))(x), want) <= 1e-5
+    fused = operator_fusion.fuse(torch2needle.convert(model))
+    ndl.save(fused, tmp_path / "model.safetensors")
+    again = ndl.load(tmp_path / "model.safetensors")
+    assert list(again.state_dict()) == list(model.state_dict())
+    assert largest(ndl.compile(again, (x,))(x), want) <= 1e-5
 
 
 def test_resnet18_compiles_in_two_seconds() -> None:
