@@ -9,12 +9,9 @@ import numpy as np
 from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
+from needle.ops.common import pair
 
 from .module import Module, Parameter
-
-
-def pair(value: Any) -> tuple[Any, Any]:
-    return (value, value) if not isinstance(value, tuple | list) else (value[0], value[-1])
 
 
 class Conv(Module):
