@@ -82,6 +82,7 @@ class Op:
     layout: ClassVar[str] = "plain"  # what the executor may feed it: plain, any (follows its input) or blocked
     zero_is_safe: ClassVar[bool] = True  # finite at 0, so that it may run over padded channels
     results: ClassVar[tuple[Any, Any]]  # (Tensor, TensorTuple), set by autograd.py, which needs this class first
+    is_view: ClassVar[bool] = False  # its result may share memory with its inputs
     joins_channels: ClassVar[bool] = False  # its inputs may be written straight into slices of its output
 
     @property

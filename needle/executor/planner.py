@@ -27,6 +27,7 @@ class Planner:
         self.home: dict[Node, Node] = {}  # the node whose memory a value lives in
         self.slot: dict[Node, tuple[Node, int]] = {}  # home -> (concat, first channel)
         self.group: dict[Node, set[Node]] = {}  # home -> every value in the same memory
+        self.borrowed: set[Node] = set()  # views of memory that nobody may write: inputs, constants, plain copies
         self.plain: dict[Node, NDArray] = {}
         self.blocked: dict[Node, NDArray] = {}
 
@@ -70,6 +71,9 @@ class Planner:
         self.home[node], self.group[node] = node, {node}
         if op.aliases(node.meta["spec"], *(n.meta["spec"] for n in node.args)):
             self._join(node, node.args[0])
+        elif op.is_view:
+            for x in node.args:
+                self._share(node, x)
         elif op.in_place:
             for x in node.args:
                 if self._can_overwrite(x, node):
@@ -85,13 +89,24 @@ class Planner:
             self.group[home].add(node)
             self.group[node] = self.group[home]
 
+    def _share(self, node: Node, x: Node) -> None:
+        """A view lives in its input's memory, in a shape of its own."""
+        if x not in self.home or self.is_blocked.get(x):
+            self.borrowed.add(node)
+            return
+        merged = self.group[self.home[x]] | {node}
+        for m in merged:
+            self.group[m] = merged
+
     def _can_overwrite(self, x: Node, node: Node) -> bool:
         if x not in self.home or self.is_blocked.get(x) != self.is_blocked[node]:
             return False
         if x.meta["spec"] != node.meta["spec"] or node.args.count(x) > 1:
             return False
-        here = self.order[node]
-        return all(self.order[u] <= here for m in self.group[self.home[x]] for u in self.users[m])
+        here, group = self.order[node], self.group[self.home[x]]
+        if not self.borrowed.isdisjoint(group):
+            return False
+        return all(self.order[u] <= here for m in group for u in self.users[m])
 
     def _place_slices(self, concat: Node) -> None:
         offset = 0
@@ -145,8 +160,8 @@ class Planner:
         else:
             ins = [self._as_plain(n) for n in node.args]
         home = self.home[node]
-        if home is not node and op.aliases(spec, *(n.meta["spec"] for n in node.args)) and blocked:
-            self.blocked[node] = ins[0]
+        if home is not node and op.aliases(spec, *(n.meta["spec"] for n in node.args)):
+            (self.blocked if blocked else self.plain)[node] = ins[0]
         elif blocked:
             out = self.blocked[home] if home is not node else self._allocate(node)
             self.blocked[node] = out

@@ -140,6 +140,7 @@ class Split(TupleOp):
     axis: int
     parts: int
 
+    is_view = True
     n_out = property(lambda self: self.parts)  # type: ignore[assignment]
 
     def infer(self, x: Any) -> Any:
@@ -217,6 +218,7 @@ class TupleGetItem(Op):
     """Item `index` of a TensorTuple."""
 
     index: int
+    is_view = True
 
     def infer(self, t: Any) -> Any:
         if isinstance(t, TensorTuple):
@@ -244,6 +246,7 @@ class MakeTuple(TupleOp):
 
     parts: int
 
+    is_view = True
     n_out = property(lambda self: self.parts)  # type: ignore[assignment]
 
     def infer(self, *xs: Any) -> Any:

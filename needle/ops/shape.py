@@ -23,6 +23,7 @@ class Reshape(Op):
     """The same elements in another shape; one entry of `shape` may be -1."""
 
     shape: tuple
+    is_view = True
 
     def infer(self, x: Any) -> Any:
         return Spec(resolve_shape(self.shape, x.shape), x.dtype)
@@ -56,6 +57,7 @@ class Flatten(Op):
 
     start_dim: int = 0
     end_dim: int = -1
+    is_view = True
 
     def infer(self, x: Any) -> Any:
         if not x.shape:
@@ -90,6 +92,7 @@ class Permute(Op):
     """Axes in another order."""
 
     axes: tuple
+    is_view = True
 
     def _order(self, x: Any) -> tuple[int, ...]:
         order = tuple(check_axis("permute", a, x.shape) for a in self.axes)
@@ -124,6 +127,7 @@ class Transpose(Op):
     """Two axes exchanged; None: the last two."""
 
     axes: Any = None
+    is_view = True
 
     def _pair(self, x: Any) -> tuple[int, int]:
         a, b = (-1, -2) if self.axes is None else self.axes
@@ -161,6 +165,7 @@ class BroadcastTo(Op):
     """Axes of size 1 stretched and leading axes added, as numpy does; -1 keeps a size."""
 
     shape: tuple
+    is_view = True
 
     def infer(self, x: Any) -> Any:
         lead = len(self.shape) - len(x.shape)
@@ -263,6 +268,7 @@ class Flip(Op):
     """Axes reversed."""
 
     axes: tuple
+    is_view = True
 
     def infer(self, x: Any) -> Any:
         check_axes("flip", self.axes, x.shape)
@@ -292,6 +298,7 @@ class Squeeze(Op):
     """Without its axes of size 1, or (`axes`) without those named axes that have size 1."""
 
     axes: Any = None
+    is_view = True
 
     def infer(self, x: Any) -> Any:
         axes = check_axes("squeeze", self.axes, x.shape)
@@ -321,6 +328,7 @@ class Unsqueeze(Op):
     """With a new axis of size 1."""
 
     axis: int
+    is_view = True
 
     def infer(self, x: Any) -> Any:
         axis = check_axis("unsqueeze", self.axis, (*x.shape, 1))
