@@ -9,7 +9,7 @@ import numpy as np
 
 from .backend_ndarray import Device, NDArray, cpu_numpy
 from .backend_selection import default_device
-from .op import OPS, Deferred, Op, Spec, Unsupported, map_deferred, op
+from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, op
 
 TENSOR_COUNTER = 0
 
@@ -271,6 +271,7 @@ __all__ = [
     "Value",
     "compute_gradient_of_variables",
     "find_topo_sort",
+    "is_on",
     "map_deferred",
     "op",
     "sum_grads",

@@ -47,6 +47,11 @@ class Deferred:
     """An attribute whose value is known only when the op runs: a symbolic dim, a module's training flag."""
 
 
+def is_on(flag: Any) -> bool:
+    """The value of a training flag; False while a Deferred one is only recorded."""
+    return not isinstance(flag, Deferred) and bool(flag)
+
+
 def map_deferred(value: Any, f: Callable[[Deferred], Any]) -> Any:
     """`value` with `f` applied to every Deferred in its nested tuples."""
     if isinstance(value, Deferred):
@@ -137,6 +142,11 @@ class Op:
     @classmethod
     def has_own_gradient(cls) -> bool:
         return cls.gradient is not Op.gradient
+
+    @classmethod
+    def has_kernel(cls) -> bool:
+        """Whether `compute` does the work; where it does not, `decompose` runs in its place."""
+        return cls.kernel is not None or cls.compute is not Op.compute
 
     # -- what the executor asks (needle/executor/planner.py) ------------------------------------------------------------
 

@@ -1,9 +1,12 @@
-"""Graph passes of the executor: constants folded before the plan is made. They change no result and name every fold."""
+"""Graph passes of the executor: ops without a kernel decomposed, constants folded. They change no result and name every fold."""
 
 from __future__ import annotations
 
-from needle.autograd import Op
-from needle.graph import Graph, Node
+from collections.abc import Sequence
+from typing import Any
+
+from needle.autograd import Op, Tensor
+from needle.graph import Graph, Node, Recorder, Symbol
 from needle.ops.conv import Conv2d, ConvTranspose2d
 from needle.ops.fold import FoldedBias, FoldedWeight
 from needle.ops.linalg import Linear
@@ -11,8 +14,44 @@ from needle.ops.norm import BatchNorm
 
 
 def optimize(graph: Graph) -> Graph:
-    """Batch norms folded into the weights before them; nodes that nothing reads dropped."""
-    return fold_batch_norms(graph).prune()
+    """Kernels for every op; batch norms folded into the weights before them; nodes that nothing reads dropped."""
+    return fold_batch_norms(decompose(graph)).prune()
+
+
+class Decomposer(Recorder):
+    """Records into a graph that is being copied; an op without a kernel becomes its decomposition."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(static=True)
+        self.graph = graph
+
+    def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        return super().record(op, inputs) if is_planned(op) else op.decompose(*inputs)
+
+
+def is_planned(op: Op) -> bool:
+    return op.has_kernel() or hasattr(op, "folded")
+
+
+def decompose(graph: Graph) -> Graph:
+    """Ops without a kernel in terms of ops that have one."""
+    tuples: dict[Node, Any] = {}  # results of decomposed ops with several outputs
+
+    def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
+        if node.kind != "op":
+            return None
+        if node.args and node.args[0] in tuples:
+            return tuples[node.args[0]][node.target.index].node
+        if is_planned(node.target):
+            return None
+        recorder = Decomposer(new)
+        out = node.target.decompose(*(Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args))
+        if isinstance(out, tuple):
+            tuples[node] = out
+        first = out[0] if isinstance(out, tuple) else out
+        return first.node
+
+    return graph.copy(replace)
 
 
 def add_op(graph: Graph, op: Op, args: list[Node], name: str) -> Node:

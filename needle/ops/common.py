@@ -119,6 +119,10 @@ class Elementwise(Op):
     domain: ClassVar[tuple[float, float]] = (-3.0, 3.0)  # where tests draw inputs
     ufunc: ClassVar[Any] = None  # the op in numpy
 
+    @classmethod
+    def has_kernel(cls) -> bool:
+        return cls.kernel is not None
+
     def operand_dtype(self, *inputs: Any) -> str:
         """dtype that the kernel computes in: every input is cast to it."""
         dtype = inputs[0].dtype

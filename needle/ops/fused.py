@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, is_on, op
 from needle.backend_ndarray import NDArray, call
 
 from .activation import ACTIVATIONS, ActivationGrad, activation_code, apply_activation
@@ -176,7 +176,7 @@ class FusedConvBatchNorm2d(Op):
     has_count: bool = False
 
     def must_decompose(self, *inputs: Any) -> bool:
-        return bool(self.training) or residual_broadcasts(self, inputs)
+        return is_on(self.training) or residual_broadcasts(self, inputs)
 
     def is_weight(self, index: int) -> bool:
         return 0 < index < 6 + self.has_bias
@@ -250,7 +250,7 @@ class FusedLinearBatchNorm(Op):
     has_count: bool = False
 
     def must_decompose(self, *inputs: Any) -> bool:
-        return bool(self.training) or len(inputs[0].shape) != 2  # a third axis makes other channels than the features
+        return is_on(self.training) or len(inputs[0].shape) != 2  # a third axis makes other channels than the features
 
     def is_weight(self, index: int) -> bool:
         return index > 0

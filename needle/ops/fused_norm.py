@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Tensor, op
+from needle.autograd import Op, Tensor, is_on, op
 from needle.backend_ndarray import NDArray, call
 
 from .activation import activation_code, apply_activation
@@ -29,7 +29,7 @@ class FusedBatchNormActivation(Op):
     zero_is_safe = BatchNorm.zero_is_safe
 
     def must_decompose(self, *inputs: Any) -> bool:
-        return bool(self.training)
+        return is_on(self.training)
 
     def is_weight(self, index: int) -> bool:
         return index > 0
