@@ -19,7 +19,7 @@ NEEDLE_INLINE void add_row(double* totals, int64_t size, const F& f) {
   for (int64_t first = 0; first < size; first += kSection) {
     L sums[SUMS];
     for (L& s : sums) s = L(T(0));
-    for_lanes<T>(minimum_of(kSection, size - first), [&](int64_t i, int n) { f(first + i, n, sums); });
+    for_lanes<T>(smaller(kSection, size - first), [&](int64_t i, int n) { f(first + i, n, sums); });
     for (int k = 0; k < SUMS; k++) totals[k] += static_cast<double>(reduce_add(sums[k]));
   }
 }
@@ -77,7 +77,7 @@ void batch_norm_blocked(const Call& c) {
   parallel_ranges(c.exec, x.shape[0] * blocks * h, x.shape[3] * size, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       int64_t row = t % h, block = t / h % blocks, image = t / h / blocks, first = block * size;
-      int valid = static_cast<int>(minimum_of(size, channels - first));
+      int valid = static_cast<int>(smaller(size, channels - first));
       float centre[kBlock] = {}, scale[kBlock] = {}, shift[kBlock] = {};
       for (int k = 0; k < valid; k++) {
         centre[k] = mean[first + k], shift[k] = bias[first + k];

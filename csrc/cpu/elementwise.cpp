@@ -64,14 +64,14 @@ void row(int64_t n, const Operand* ops, const int64_t* at, int64_t first, ChunkF
     if (constant[k])
       with_type(ops[k].dtype, [&](auto s) {
         T value = static_cast<T>(*reinterpret_cast<decltype(s)*>(data[k]));
-        for (int64_t i = 0; i < minimum_of(n, kChunk); i++) buffer[k][i] = value;
+        for (int64_t i = 0; i < smaller(n, kChunk); i++) buffer[k][i] = value;
       });
   }
   bool whole = all;
   for (int k = 0; k <= ARITY; k++) whole = whole && direct[k];
   int64_t step = whole ? n : kChunk;
   for (int64_t i = 0; i < n; i += step) {
-    int64_t m = minimum_of(step, n - i);
+    int64_t m = smaller(step, n - i);
     const T* in[ARITY];
     for (int k = 1; k <= ARITY; k++) {
       if (direct[k]) {
@@ -104,12 +104,12 @@ void run(const Call& c, int n_attr, ChunkFunction<T> f) {
   for (int k = 0; k <= ARITY; k++)
     ops[k] = {views[k]->template as<char>(), views[k]->dtype, loop.stride[k][loop.rank - 1]};
   // Long rows are cut, so that a single one can be shared between threads.
-  int64_t piece = minimum_of(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
+  int64_t piece = smaller(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
   parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
     auto o = Odometer<ARITY + 1>::start(loop, loop.rank - 1, begin / pieces);
     int64_t part = begin % pieces;
     for (int64_t i = begin; i < end; i++) {
-      row<T, ARITY>(minimum_of(piece, n - part * piece), ops, o.at, part * piece, f, p, q);
+      row<T, ARITY>(smaller(piece, n - part * piece), ops, o.at, part * piece, f, p, q);
       if (++part == pieces) o.next(), part = 0;
     }
   });

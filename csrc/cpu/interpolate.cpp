@@ -13,13 +13,13 @@ struct Source {
 NEEDLE_INLINE Source bilinear_source(int64_t out, bool align_corners, double scale, int64_t size) {
   double at = align_corners ? out * scale : (out + 0.5) * scale - 0.5;
   if (at < 0) at = 0;
-  int64_t low = minimum_of(static_cast<int64_t>(at), size - 1);
-  return {low, minimum_of(low + 1, size - 1), at - static_cast<double>(low)};
+  int64_t low = smaller(static_cast<int64_t>(at), size - 1);
+  return {low, smaller(low + 1, size - 1), at - static_cast<double>(low)};
 }
 
 // torch computes the index in float, which decides where a product falls on an integer.
 NEEDLE_INLINE int64_t nearest_source(int64_t out, float scale, int64_t size) {
-  return minimum_of(static_cast<int64_t>(static_cast<float>(out) * scale), size - 1);
+  return smaller(static_cast<int64_t>(static_cast<float>(out) * scale), size - 1);
 }
 
 const Source* bilinear_columns(const Call& c, int64_t outputs, int64_t size) {

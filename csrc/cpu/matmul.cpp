@@ -1,25 +1,10 @@
 // Matrix products on the register tile: eager with any strides, and with a right side packed before.
-#include <cstring>
+#include "cpu/matmul.h"
 
-#include "cpu/tile.h"
+#include <cstring>
 
 namespace needle::NEEDLE_ISA {
 namespace {
-
-struct Matmul {
-  int64_t M, N, K;
-  const float* a;
-  int64_t a_m, a_k;
-  const float* b;  // blocks of 16 columns
-  int64_t b_n, b_k;
-  const float* bias;      // padded to 16
-  const float* residual;  // M x N or null
-  int64_t r_m;
-  float* c;
-  int64_t c_m;
-  int activation;
-  float alpha;
-};
 
 void copy_lanes(const float* src, int64_t s_m, float* dst, int64_t d_m, int64_t rows, int64_t lanes) {
   for (int64_t m = 0; m < rows; m++) std::memcpy(dst + m * d_m, src + m * s_m, lanes * 4);
@@ -46,7 +31,8 @@ void partial_tiles(Tile t, int blocks, int64_t rows, int64_t lanes) {
   }
 }
 
-// Rows [m0, m1) times blocks [n0, n1) of 16 columns.
+}  // namespace
+
 void product(const Matmul& g, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   const int64_t zero = 0;
   Tile t = {};
@@ -85,7 +71,6 @@ void product(const Matmul& g, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   }
 }
 
-// Column blocks [n0, n1) of B into dst: [n][K][16], zero padded.
 void pack_columns(const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N, int64_t n0, int64_t n1, float* dst) {
   constexpr int64_t kTogether = 4;  // four lines of a row at once: rows may be a page apart
   for (; s_n == 1 && n0 + kTogether <= n1 && (n0 + kTogether) * kBlock <= N;
@@ -107,6 +92,8 @@ void pack_columns(const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N
     }
   }
 }
+
+namespace {
 
 void pack_columns_parallel(const Exec* exec, const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N,
                            float* dst) {
@@ -189,15 +176,6 @@ void run(const Exec* exec, Matmul g) {
   });
 }
 
-NEEDLE_INLINE int64_t batch_offset(const View& v, int64_t index) {
-  int64_t at = 0;
-  for (int d = v.rank - 3; d >= 0; d--) {
-    at += index % v.shape[d] * v.stride[d];
-    index /= v.shape[d];
-  }
-  return at;
-}
-
 NEEDLE_INLINE bool same_for_all_batches(const View& v) {
   for (int d = 0; d < v.rank - 2; d++)
     if (v.shape[d] > 1 && v.stride[d] != 0) return false;
@@ -232,10 +210,10 @@ void matmul_packed(const Call& c) {
   if (out.size() == 0) return;
   const View* residual = c.i(3) ? &c.in[c.i(2) ? 3 : 2] : nullptr;
   const int64_t K = a.shape[1];
-  run(c.exec,
-      {out.shape[0], out.shape[1], K, a.as<const float>(), a.stride[0], 1, c.in[1].as<const float>(), K * kBlock,
-       kBlock, c.i(2) ? c.in[2].as<const float>() : nullptr, residual ? residual->as<const float>() : nullptr,
-       residual ? residual->stride[0] : 0, out.as<float>(), out.stride[0], static_cast<int>(c.i(0)), c.f(1)});
+  run(c.exec, {out.shape[0], out.shape[1], K, a.as<const float>(), a.stride[0], 1, c.in[1].as<const float>(),
+               K * kBlock, kBlock, out.as<float>(), out.stride[0], c.i(2) ? c.in[2].as<const float>() : nullptr,
+               residual ? residual->as<const float>() : nullptr, residual ? residual->stride[0] : 0,
+               static_cast<int>(c.i(0)), c.f(1)});
 }
 
 // attrs: activation alpha has_bias
@@ -272,11 +250,11 @@ void matmul(const Call& c) {
               packed,
               K * kBlock,
               kBlock,
+              out.as<float>(),
+              N,
               c.i(2) ? bias : nullptr,
               nullptr,
               0,
-              out.as<float>(),
-              N,
               static_cast<int>(c.i(0)),
               c.f(1)};
   const float* b_data = b.as<const float>();

@@ -51,10 +51,10 @@ void copy_transposed(const Call& c, const Loop<2>& loop) {
     auto o = Odometer<2>::start(loop, r - 2, begin / tiles);
     int64_t tile = begin % tiles;
     for (int64_t t = begin; t < end; t++) {
-      int64_t j = tile * kTile, width = minimum_of(kTile, n - j);
+      int64_t j = tile * kTile, width = smaller(kTile, n - j);
       for (int64_t i = 0; i < m; i += kTile)
         transpose(out + o.at[0] + j * loop.stride[0][r - 2] + i, loop.stride[0][r - 2],
-                  in + o.at[1] + i * loop.stride[1][r - 1] + j, loop.stride[1][r - 1], minimum_of(kTile, m - i), width);
+                  in + o.at[1] + i * loop.stride[1][r - 1] + j, loop.stride[1][r - 1], smaller(kTile, m - i), width);
       if (++tile == tiles) o.next(), tile = 0;
     }
   });
@@ -64,14 +64,14 @@ template <class T, class S>
 void copy_rows(const Call& c, const Loop<2>& loop) {
   int64_t n = loop.inner(), rows = loop.outer();
   int64_t out_step = loop.stride[0][loop.rank - 1], in_step = loop.stride[1][loop.rank - 1];
-  int64_t piece = minimum_of(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
+  int64_t piece = smaller(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
   T* out = c.out[0].as<T>();
   const S* in = c.in[0].as<S>();
   parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
     auto o = Odometer<2>::start(loop, loop.rank - 1, begin / pieces);
     int64_t part = begin % pieces;
     for (int64_t i = begin; i < end; i++) {
-      int64_t first = part * piece, m = minimum_of(piece, n - first);
+      int64_t first = part * piece, m = smaller(piece, n - first);
       T* to = out + o.at[0] + first * out_step;
       const S* from = in + o.at[1] + first * in_step;
       if (out_step == 1 && in_step == 1) {
@@ -133,12 +133,12 @@ void fill(const Call& c) {
     using T = decltype(t);
     T value = from_double<T>(c.attr[0]);
     T* out = c.out[0].as<T>();
-    int64_t piece = minimum_of(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
+    int64_t piece = smaller(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
     parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
       auto o = Odometer<1>::start(loop, loop.rank - 1, begin / pieces);
       int64_t part = begin % pieces;
       for (int64_t i = begin; i < end; i++) {
-        int64_t first = part * piece, m = minimum_of(piece, n - first);
+        int64_t first = part * piece, m = smaller(piece, n - first);
         T* p = out + o.at[0] + first * step;
         if (step == 1)
           for (int64_t j = 0; j < m; j++) p[j] = value;
@@ -159,13 +159,13 @@ NEEDLE_INLINE void for_rows(const Exec* exec, const View& plain, const View& blo
   int64_t h = plain.shape[2], w = plain.shape[3], b = blocked.shape[4], blocks = blocked.shape[1];
   if (plain.shape[0] * h * w == 0) return;
   if (h == 1 || (plain.stride[2] == w * plain.stride[3] && blocked.stride[2] == w * b)) {
-    int64_t piece = maximum_of(64, grain(exec, h * w * blocks * plain.shape[0], b) / 8 * 8);
-    piece = minimum_of(piece, h * w);
+    int64_t piece = larger(64, grain(exec, h * w * blocks * plain.shape[0], b) / 8 * 8);
+    piece = smaller(piece, h * w);
     int64_t pieces = ceil_div(h * w, piece);
     parallel_ranges(exec, plain.shape[0] * blocks * pieces, piece * b, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) {
         int64_t first = t % pieces * piece, block = t / pieces % blocks, n = t / pieces / blocks;
-        f(n, block, int64_t{0}, first, minimum_of(piece, h * w - first));
+        f(n, block, int64_t{0}, first, smaller(piece, h * w - first));
       }
     });
     return;
@@ -183,7 +183,7 @@ void to_blocked(const Call& c) {
   for_rows(c.exec, in, out, [&](int64_t n, int64_t block, int64_t row, int64_t first, int64_t pixels) {
     float* to = out.as<float>() + n * out.stride[0] + block * out.stride[1] + row * out.stride[2] + first * b;
     const float* from = in.as<float>() + n * in.stride[0] + block * b * sc + row * in.stride[2] + first * sw;
-    int64_t valid = maximum_of(0, minimum_of(b, channels - block * b));
+    int64_t valid = larger(0, smaller(b, channels - block * b));
     if (sw == 1) {
       transpose(to, b, from, sc, valid, pixels);
     } else {
@@ -201,7 +201,7 @@ void from_blocked(const Call& c) {
   for_rows(c.exec, out, in, [&](int64_t n, int64_t block, int64_t row, int64_t first, int64_t pixels) {
     float* to = out.as<float>() + n * out.stride[0] + block * b * sc + row * out.stride[2] + first * sw;
     const float* from = in.as<float>() + n * in.stride[0] + block * in.stride[1] + row * in.stride[2] + first * b;
-    int64_t valid = maximum_of(0, minimum_of(b, channels - block * b));
+    int64_t valid = larger(0, smaller(b, channels - block * b));
     if (sw == 1) {
       transpose(to, sc, from, b, pixels, valid);
     } else {

@@ -14,7 +14,7 @@ NEEDLE_INLINE void for_parameters(const Call& c, const F& f) {
     constexpr int64_t kPiece = 4096;
     parallel_ranges(c.exec, ceil_div(size, kPiece), kPiece, [&](int64_t begin, int64_t end) {
       int64_t first = begin * kPiece;
-      for_lanes<T>(minimum_of(size, end * kPiece) - first, [&](int64_t i, int n) { f(t, first + i, n); });
+      for_lanes<T>(smaller(size, end * kPiece) - first, [&](int64_t i, int n) { f(t, first + i, n); });
     });
   };
   c.out[0].dtype == DType::f32 ? run(float{}) : run(double{});

@@ -20,7 +20,7 @@ struct Span {
 NEEDLE_INLINE Span clip(int64_t out, int64_t stride, int64_t pad, int64_t kernel, int64_t dilation, int64_t size) {
   int64_t begin = out * stride - pad, end = begin + (kernel - 1) * dilation + 1;
   if (begin < 0) begin += ceil_div(-begin, dilation) * dilation;
-  return {begin, minimum_of(end, size), dilation};
+  return {begin, smaller(end, size), dilation};
 }
 
 // Positions that one output of an adaptive pool averages.
@@ -140,7 +140,7 @@ NEEDLE_INLINE int64_t avg_divisor(const Call& c, const Window& w, int64_t y, int
   if (c.i(7) != 0) return c.i(7);
   if (c.i(6) == 0) return (sy.end - sy.begin) * (sx.end - sx.begin);
   int64_t top = y * w.stride_h - w.pad_top, left = x * w.stride_w - w.pad_left;
-  return (minimum_of(top + w.kernel_h, h + w.pad_top) - top) * (minimum_of(left + w.kernel_w, wd + w.pad_left) - left);
+  return (smaller(top + w.kernel_h, h + w.pad_top) - top) * (smaller(left + w.kernel_w, wd + w.pad_left) - left);
 }
 
 }  // namespace
@@ -180,7 +180,7 @@ void avg_pool2d_grad(const Call& c) {
 
 void adaptive_avg_pool2d(const Call& c) {
   const View &in = c.in[0], &out = c.out[0];
-  int64_t pixels = maximum_of(1, out.shape[2] * out.shape[3]);
+  int64_t pixels = larger(1, out.shape[2] * out.shape[3]);
   for_output_rows(c, in.shape[2] * in.shape[3] / pixels + 1,
                   [&](auto pixel, const auto& x, const auto& y, int64_t row) {
                     using P = decltype(pixel);

@@ -97,7 +97,7 @@ NEEDLE_INLINE void reduce_columns(A* acc, const T* base, int64_t count, const Lo
     constexpr int kVectors = kColumns / V::N;
     float partial[kColumns];
     for (int64_t i = begin; i < end; i += kFlush) {
-      int64_t last = minimum_of(end, i + kFlush);
+      int64_t last = smaller(end, i + kFlush);
       if (count == kColumns) {
         V v[kVectors];
         for (V& x : v) x = V(static_cast<float>(Op::template initial<A>()));
@@ -146,11 +146,11 @@ void reduce_as(const Call& c, bool mean) {
   int64_t row = reduced.inner(), row_stride = reduced.stride[0][reduced.rank - 1];
   bool columns = row_stride != 1 && kept.stride[0][kept.rank - 1] == 1 && kept.inner() > 1 && count > 1;
   int64_t pieces = ceil_div(row, kRow), chunks = ceil_div(kept.inner(), kColumns);
-  Cut cut = columns ? Cut{kept.outer() * chunks, minimum_of(kColumns, kept.inner()), count, 1}
+  Cut cut = columns ? Cut{kept.outer() * chunks, smaller(kColumns, kept.inner()), count, 1}
                     : Cut{outputs, 1, reduced.outer() * pieces, 1};
   // Too few groups for the threads: the units of each are shared, and their results are combined at the end.
   if (cut.groups < 4 * c.exec->threads && count * outputs > 65536)
-    cut.parts = maximum_of(1, minimum_of(cut.units, minimum_of(ceil_div(8 * c.exec->threads, cut.groups),
+    cut.parts = larger(1, smaller(cut.units, smaller(ceil_div(8 * c.exec->threads, cut.groups),
                                                                count * outputs / 16384 / cut.groups)));
   A* partial =
       cut.parts > 1 ? static_cast<A*>(c.exec->scratch(2, cut.groups * cut.parts * kColumns * sizeof(A))) : nullptr;
@@ -167,7 +167,7 @@ void reduce_as(const Call& c, bool mean) {
     auto o = Odometer<2>::start(kept, columns ? kept.rank - 1 : kept.rank, columns ? group / chunks : group);
     int64_t first = columns ? group % chunks * kColumns : 0;
     at[0] = o.at[0] + first, at[1] = o.at[1] + first * kept.stride[1][kept.rank - 1];
-    return columns ? minimum_of(kColumns, kept.inner() - first) : 1;
+    return columns ? smaller(kColumns, kept.inner() - first) : 1;
   };
   int64_t work = cut.width * count / cut.parts;
   parallel_ranges(c.exec, cut.groups * cut.parts, work, [&](int64_t first, int64_t last) {
@@ -185,7 +185,7 @@ void reduce_as(const Call& c, bool mean) {
         int64_t piece = begin % pieces;
         for (int64_t u = begin; u < end; u++) {
           const T* p = x + at[0] + r.at[0] + piece * kRow * row_stride;
-          acc[0] = Op::combine(acc[0], reduce_row<Op, T, A>(p, row_stride, minimum_of(kRow, row - piece * kRow)));
+          acc[0] = Op::combine(acc[0], reduce_row<Op, T, A>(p, row_stride, smaller(kRow, row - piece * kRow)));
           if (++piece == pieces) r.next(), piece = 0;
         }
       }

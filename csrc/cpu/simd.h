@@ -28,4 +28,8 @@
 namespace needle::NEEDLE_ISA {
 constexpr int kBlock = 16;  // channels per block of every blocked layout
 constexpr int kPerBlock = kBlock / V::N;
+NEEDLE_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+NEEDLE_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+NEEDLE_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 }  // namespace needle::NEEDLE_ISA

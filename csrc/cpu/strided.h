@@ -81,15 +81,11 @@ NEEDLE_INLINE void convert(T* out, int64_t out_stride, const S* in, int64_t in_s
   for (int64_t i = 0; i < n; i++) out[i * out_stride] = static_cast<T>(in[i * in_stride]);
 }
 
-NEEDLE_INLINE int64_t minimum_of(int64_t a, int64_t b) { return a < b ? a : b; }
-NEEDLE_INLINE int64_t maximum_of(int64_t a, int64_t b) { return a > b ? a : b; }
-NEEDLE_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Items per task, so that a task has at least `least` units of work and a thread gets up to eight tasks.
 NEEDLE_INLINE int64_t grain(const Exec* exec, int64_t items, int64_t work_per_item, int64_t least = 16384) {
-  if (exec->threads == 1 || items * work_per_item <= 2 * least) return maximum_of(items, 1);
-  int64_t by_work = ceil_div(least, maximum_of(work_per_item, 1));
-  return maximum_of(by_work, ceil_div(items, 8 * static_cast<int64_t>(exec->threads)));
+  if (exec->threads == 1 || items * work_per_item <= 2 * least) return larger(items, 1);
+  int64_t by_work = ceil_div(least, larger(work_per_item, 1));
+  return larger(by_work, ceil_div(items, 8 * static_cast<int64_t>(exec->threads)));
 }
 
 // f(begin, end) over [0, items), in tasks.
@@ -97,7 +93,7 @@ template <class F>
 NEEDLE_INLINE void parallel_ranges(const Exec* exec, int64_t items, int64_t work_per_item, const F& f) {
   if (items <= 0) return;
   int64_t g = grain(exec, items, work_per_item);
-  parallel_for(exec, ceil_div(items, g), [&](int64_t t) { f(t * g, minimum_of(items, (t + 1) * g)); });
+  parallel_for(exec, ceil_div(items, g), [&](int64_t t) { f(t * g, smaller(items, (t + 1) * g)); });
 }
 
 // N arrays of one shape. Dimensions of size 1 are gone, the rest are sorted by the first array's stride, large to

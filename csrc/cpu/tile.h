@@ -41,9 +41,6 @@ NEEDLE_INLINE int tile_blocks(int64_t rows, int64_t left) {
 // kWideBlocks.
 void tiles(Tile t, int blocks, int64_t rows);
 
-NEEDLE_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-NEEDLE_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-NEEDLE_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 NEEDLE_INLINE int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }  // b > 0
 
 // Number of tasks for `flops` of work: 6 per thread so that dynamic scheduling can balance, each above some 5 us.
