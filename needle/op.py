@@ -7,6 +7,7 @@ computes, on symbols (`needle.graph`) it records.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -139,6 +140,11 @@ class Op:
         grads = self.gradient(out_grad, node)
         return grads if isinstance(grads, tuple) else tuple(grads) if isinstance(grads, list) else (grads,)
 
+    def flops(self, out: Any, *inputs: Any) -> int:
+        """Floating-point operations of one call by shapes, a multiply-add as two: one per result unless the op says more."""
+        outs = out if self.n_out > 1 else (out,)
+        return 0 if self.is_view else sum(math.prod(o.shape) for o in outs)
+
     @classmethod
     def has_own_gradient(cls) -> bool:
         return cls.gradient is not Op.gradient
@@ -196,9 +202,11 @@ class Op:
             if t.recorder is not None:
                 return t.recorder.record(self, inputs)
         needs_grad = any(t.requires_grad for t in inputs)
-        if self.must_decompose(*inputs) or (needs_grad and not self.has_own_gradient()):
+        if self.must_decompose(*inputs):
             return self.decompose(*inputs)
         self.infer(*inputs)
+        if needs_grad and not self.has_own_gradient():
+            return self.decompose(*inputs)
         data = self._run(inputs)
         if data is None:
             return self.decompose(*inputs)

@@ -30,7 +30,7 @@ class TreeBuilder:
     def build(self, module: nn.Module, path: str = "") -> Module:
         if id(module) in self.modules:
             return self.modules[id(module)]
-        layer = self._layer(module) if path else Tree()
+        layer = (self._layer(module) if path else Tree()).train(module.training)
         self.modules[id(module)] = layer
         for name, p in module._parameters.items():
             if p is not None:
@@ -88,4 +88,5 @@ def put(layer: Module, name: str, value: Any) -> None:
     """Hang a child or tensor into the tree under torch's name."""
     if name.startswith("_") and name not in layer._public:
         layer._public = (*layer._public, name)
+    layer.__dict__.pop(name, None)  # torch's order, not that of the layer's constructor
     layer.__dict__[name] = value

@@ -107,7 +107,8 @@ class Recorder:
             return op.decompose(*inputs)
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
         specs = [s.spec for s in symbols]  # type: ignore[attr-defined]
-        known = all(s is not None for s in specs)
+        sizes = [d for d in op.deferred() if isinstance(d, Dim)]
+        known = all(s is not None for s in specs) and all("example" in d.node.meta for d in sizes)
         out = op.resolve(self._example).infer(*specs) if known else None
         node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
         if op.n_out == 1:
@@ -119,11 +120,7 @@ class Recorder:
         return tuple(self._symbol(n, out[i] if out else None) for i, n in enumerate(items))
 
     def _example(self, deferred: Any) -> Any:
-        if isinstance(deferred, Dim):
-            if "example" not in deferred.node.meta:
-                raise Unsupported(f"the size {deferred.node.name} is not known; pass example=")
-            return deferred.node.meta["example"]
-        return deferred.value()
+        return deferred.node.meta["example"] if isinstance(deferred, Dim) else deferred.value()
 
     def module(self, path: str, args: tuple, kwargs: dict, spec: Any = None) -> Any:
         """Record the call of a leaf module."""

@@ -4,8 +4,10 @@ from .initialise import randomize
 from .mlp import MLP, mlp
 from .resnet import ResNet, resnet18, resnet34, resnet50, resnet101
 from .resnet9 import ResNet9, ResNet9Wide, resnet9, resnet9_wide
+from .transformer import TransformerClassifier, transformer
 from .unet import UNet, unet
 from .vgg import VGG, vgg16
+from .vit import VisionTransformer, vit
 
 __all__ = [
     "MLP",
@@ -13,7 +15,9 @@ __all__ = [
     "ResNet",
     "ResNet9",
     "ResNet9Wide",
+    "TransformerClassifier",
     "UNet",
+    "VisionTransformer",
     "mlp",
     "randomize",
     "resnet9",
@@ -22,6 +26,8 @@ __all__ = [
     "resnet34",
     "resnet50",
     "resnet101",
+    "transformer",
     "unet",
     "vgg16",
+    "vit",
 ]

@@ -1,0 +1,139 @@
+"""Attention and torch's transformer layers: conversion samples, masks, biases, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import needle as ndl
+import torch2needle
+from conversion import close, converts
+
+SEQUENCES, QUERY, KEY = (2, 5, 12), (2, 4, 12), (2, 7, 12)
+FORBIDDEN = torch.triu(torch.ones(5, 5), 1).bool()
+PADDING = torch.tensor([[False] * 5, [False, False, False, True, True]])
+
+
+class One(nn.Module):
+    """A module whose forward is a function of its one part and the input."""
+
+    def __init__(self, part: nn.Module | None, f: Callable) -> None:
+        super().__init__()
+        self.part, self.f = part, f
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.f(self.part, x)
+
+
+class Two(One):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:  # type: ignore[override]
+        return self.f(self.part, x, y)
+
+
+def mha(*args: Any, **kwargs: Any) -> nn.MultiheadAttention:
+    return nn.MultiheadAttention(12, 3, *args, **{"batch_first": True, **kwargs})
+
+
+SELF: dict[str, tuple[Callable, Callable]] = {
+    "weights": (mha, lambda m, x: m(x, x, x)),
+    "weights per head": (mha, lambda m, x: m(x, x, x, average_attn_weights=False)),
+    "output only": (mha, lambda m, x: m(x, x, x, need_weights=False)[0]),
+    "no bias": (lambda: mha(bias=False), lambda m, x: m(x, x, x, need_weights=False)[0]),
+    "sequence first": (lambda: mha(batch_first=False), lambda m, x: m(x, x, x)),
+    "boolean mask": (mha, lambda m, x: m(x, x, x, attn_mask=FORBIDDEN)[0]),
+    "float mask": (mha, lambda m, x: m(x, x, x, attn_mask=torch.eye(5), need_weights=False)[0]),
+    "mask per head": (mha, lambda m, x: m(x, x, x, attn_mask=torch.stack([FORBIDDEN] * 6), need_weights=False)[0]),
+    "padding": (mha, lambda m, x: m(x, x, x, key_padding_mask=PADDING, need_weights=False)[0]),
+    "both masks": (mha, lambda m, x: m(x, x, x, key_padding_mask=PADDING, attn_mask=FORBIDDEN)[0]),
+    "causal hint": (mha, lambda m, x: m(x, x, x, attn_mask=FORBIDDEN, is_causal=True, need_weights=False)[0]),
+    "bias kv": (lambda: mha(add_bias_kv=True), lambda m, x: m(x, x, x)),
+    "zero attention": (lambda: mha(add_zero_attn=True), lambda m, x: m(x, x, x, attn_mask=FORBIDDEN)[0]),
+    "both rows": (lambda: mha(add_bias_kv=True, add_zero_attn=True), lambda m, x: m(x, x, x, need_weights=False)[0]),
+    "sdpa": (lambda: None, lambda m, x: F.scaled_dot_product_attention(x, x + 1, x * 2)),
+    "sdpa causal": (lambda: None, lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.3)),
+    "sdpa mask": (lambda: None, lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=~FORBIDDEN)),
+}
+
+
+@pytest.mark.parametrize("name", SELF)
+def test_self_attention(name: str) -> None:
+    make, f = SELF[name]
+    fixed = name in ("padding", "both masks", "mask per head")  # constants of the batch's size
+    converts(One(make(), f), SEQUENCES, batch=not fixed)
+
+
+def test_unbatched() -> None:
+    converts(One(mha(), lambda m, x: m(x, x, x)), (5, 12), batch=False)
+    converts(One(mha(batch_first=False), lambda m, x: m(x, x, x)), (5, 12), batch=False)
+
+
+def test_cross_attention() -> None:
+    converts(Two(mha(), lambda m, x, y: m(x, y, y)[0]), QUERY, KEY)
+    converts(Two(mha(), lambda m, x, y: m(x, y, y * 2, need_weights=False)[0]), QUERY, KEY)
+    converts(Two(mha(kdim=6, vdim=6), lambda m, x, y: m(x, y, y)[0]), QUERY, (2, 7, 6))
+    converts(Two(mha(kdim=6, vdim=6, bias=False), lambda m, x, y: m(x, y, y)[0]), QUERY, (2, 7, 6))
+
+
+ENCODERS: dict[str, Callable] = {
+    "post norm": lambda: nn.TransformerEncoderLayer(12, 3, 20, 0.0, batch_first=True),
+    "pre norm gelu": lambda: nn.TransformerEncoderLayer(12, 3, 20, 0.0, "gelu", norm_first=True, batch_first=True),
+    "activation module": lambda: nn.TransformerEncoderLayer(12, 3, 20, 0.0, nn.SiLU(), batch_first=True),
+    "no bias": lambda: nn.TransformerEncoderLayer(12, 3, 20, 0.0, batch_first=True, bias=False),
+    "sequence first": lambda: nn.TransformerEncoderLayer(12, 3, 20, 0.0),
+    "stack": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(12, 3, 20, 0.0, batch_first=True), 2, nn.LayerNorm(12)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder(name: str) -> None:
+    converts(nn.Sequential(ENCODERS[name]()), SEQUENCES)
+
+
+def test_encoder_masks() -> None:
+    layer = ENCODERS["stack"]()
+    converts(One(layer, lambda m, x: m(x, mask=FORBIDDEN)), SEQUENCES)
+    # In evaluation torch's fast path gives zeros where a sequence is padded; those positions mean nothing.
+    model = One(layer, lambda m, x: m(x, src_key_padding_mask=PADDING)).train()
+    converts(model, SEQUENCES, batch=False, modes=(True,))
+
+
+def test_decoder() -> None:
+    layer = nn.TransformerDecoderLayer(12, 3, 20, 0.0, batch_first=True)
+    converts(Two(layer, lambda m, x, y: m(x, y)), QUERY, KEY)
+    before = nn.TransformerDecoderLayer(12, 3, 20, 0.0, "gelu", norm_first=True, batch_first=True)
+    converts(Two(nn.TransformerDecoder(before, 2), lambda m, x, y: m(x, y)), QUERY, KEY)
+
+
+def test_whole_transformer() -> None:
+    model = nn.Transformer(12, 3, 2, 2, 20, 0.0, batch_first=True)
+    converts(Two(model, lambda m, x, y: m(x, y)), KEY, QUERY)
+
+
+def test_dropout_follows_the_mode() -> None:
+    """In evaluation none; in training probabilities are dropped, so that two calls differ."""
+    model = One(mha(0.5), lambda m, x: m(x, x, x, need_weights=False)[0])
+    net = converts(model, SEQUENCES, modes=(False,))
+    x = ndl.Tensor(np.random.randn(*SEQUENCES).astype("float32"))
+    close(net(x), net(x))
+    net.train()
+    assert np.abs(net(x).numpy() - net(x).numpy()).max() > 1e-3
+    with pytest.raises(ValueError, match="training mode"):
+        ndl.compile(net, (x,))
+
+
+def test_refusals() -> None:
+    def reason(f: Callable) -> str:
+        return torch2needle.check(One(None, f)).unsupported[0].reason
+
+    assert "enable_gqa" in reason(lambda m, x: F.scaled_dot_product_attention(x, x, x, enable_gqa=True))
+    assert "dropout_p" in reason(lambda m, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1))
+    with pytest.raises(ValueError, match=r"^\[attention\] k expects 4 features as q has, got 5\.$"):
+        ndl.ops.scaled_dot_product_attention(*(ndl.Tensor(np.zeros(s, "f")) for s in ((3, 4), (3, 5), (3, 4))))

@@ -1,0 +1,89 @@
+"""Rules of attention and torch's transformer layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
+
+from needle import nn as needle_nn
+from needle import ops
+from needle.autograd import Unsupported
+from torch2needle.registry import rule
+from torch2needle.rules.layers import require
+
+
+@rule(F.scaled_dot_product_attention)
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    require(not enable_gqa, "enable_gqa=True is not supported; repeat the heads of key and value")
+    require(dropout_p == 0, "dropout_p > 0 holds in evaluation, too; use nn.MultiheadAttention or dropout of your own")
+    return ops.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale)
+
+
+@rule(nn.MultiheadAttention)
+def multihead_attention(m: nn.MultiheadAttention) -> Any:
+    return needle_nn.MultiheadAttention(
+        m.embed_dim,
+        m.num_heads,
+        m.dropout,
+        m.in_proj_bias is not None,
+        m.bias_k is not None,
+        m.add_zero_attn,
+        m.kdim,
+        m.vdim,
+        m.batch_first,
+    )
+
+
+def feed_forward_arguments(m: Any) -> dict[str, Any]:
+    """Arguments of an encoder or decoder layer; an activation that is a module becomes a child like any other."""
+    names = {F.relu: "relu", F.gelu: "gelu"}
+    activation = "relu" if isinstance(m.activation, nn.Module) else names.get(m.activation)
+    if activation is None:
+        raise Unsupported(f"activation expects F.relu, F.gelu or a module, got {m.activation}")
+    return {
+        "d_model": m.self_attn.embed_dim,
+        "nhead": m.self_attn.num_heads,
+        "dim_feedforward": m.linear1.out_features,
+        "dropout": m.dropout.p,
+        "activation": activation,
+        "layer_norm_eps": m.norm1.eps,
+        "batch_first": m.self_attn.batch_first,
+        "norm_first": m.norm_first,
+        "bias": m.linear1.bias is not None,
+    }
+
+
+@rule(nn.TransformerEncoderLayer)
+def transformer_encoder_layer(m: nn.TransformerEncoderLayer) -> Any:
+    return needle_nn.TransformerEncoderLayer(**feed_forward_arguments(m))
+
+
+@rule(nn.TransformerDecoderLayer)
+def transformer_decoder_layer(m: nn.TransformerDecoderLayer) -> Any:
+    return needle_nn.TransformerDecoderLayer(**feed_forward_arguments(m))
+
+
+@rule(nn.TransformerEncoder)
+def transformer_encoder(m: nn.TransformerEncoder) -> Any:
+    return needle_nn.TransformerEncoder()
+
+
+@rule(nn.TransformerDecoder)
+def transformer_decoder(m: nn.TransformerDecoder) -> Any:
+    return needle_nn.TransformerDecoder()
+
+
+@rule(nn.Transformer)
+def transformer(m: nn.Transformer) -> Any:
+    return needle_nn.EncoderDecoder()
