@@ -172,6 +172,10 @@ class Op:
         attrs = [float(v) for v in self.attributes().values()]
         call(str(self.kernel), [out], [i.broadcast_to(out.shape) for i in inputs], *attrs)
 
+    def plan(self, builder: Any, inputs: list[NDArray]) -> Any:
+        """Add the op's steps to a plan and return its value, for ops that do not write to memory given to them."""
+        return self.compute(*inputs)
+
     def is_weight(self, index: int) -> bool:
         """True for an input that stays plain (and is packed if constant) when the op runs blocked."""
         return False

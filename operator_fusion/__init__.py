@@ -8,12 +8,14 @@ from needle.ops import (
     fused_linear_batchnorm,
     fused_linear_batchnorm_relu,
     fused_linear_relu,
+    fused_multihead_attention,
 )
 
 from .engine import REGISTRY, Fusion, explain, fuse, register
-from .matcher import Match, Pattern, Step
+from .matcher import Match, Pattern
 from .original import OperatorFusion, fuse_operators
 from .report import Fired, FusionReport, NearMiss
+from .steps import Step, Steps
 
 from . import patterns  # isort: skip  (registers them)
 
@@ -27,6 +29,7 @@ __all__ = [
     "OperatorFusion",
     "Pattern",
     "Step",
+    "Steps",
     "explain",
     "fuse",
     "fuse_operators",
@@ -37,6 +40,7 @@ __all__ = [
     "fused_linear_batchnorm",
     "fused_linear_batchnorm_relu",
     "fused_linear_relu",
+    "fused_multihead_attention",
     "patterns",
     "register",
 ]

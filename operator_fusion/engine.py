@@ -10,17 +10,22 @@ from typing import Any
 from needle.autograd import Op
 from needle.graph import Graph, GraphModule, Node, symbolic
 from needle.nn import Module, Parameter
+from needle.ops import TupleGetItem
 
-from .matcher import Match, Pattern, Step, find_steps, of_parameters
+from .matcher import Match, Pattern
+from .measure import deltas
 from .report import Fired, FusionReport, NearMiss
+from .steps import Step, find_steps, of_parameters
 
 Condition = Callable[[Match], "str | None"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """One op that stands for a chain of steps.
+    """One op that stands for several steps.
 
+    pattern: a chain of steps (`Pattern`), or any object with a length and `matches(root, steps)`
+    why: what makes the fused op equal to the steps, in one sentence
     replacement: Match -> (the fused op, its input nodes: nodes of the graph, inputs of steps, or new `Node`s over them)
     conditions: each returns None, or the reason why this match may not be fused
     family: a second name, shared by the variants of one table, for `disable`
@@ -28,10 +33,11 @@ class Fusion:
     """
 
     name: str
-    pattern: Pattern
+    pattern: Pattern | Any
     replacement: Callable[[Match], tuple[Op, list[Node]]]
     conditions: tuple[Condition, ...] = ()
     family: str = ""
+    why: str = ""
     sample: Callable[[], tuple[Module, tuple[int, ...]]] | None = None
 
 
@@ -76,8 +82,7 @@ class Plan:
     def __init__(self, net: GraphModule, fusions: list[Fusion]) -> None:
         self.net, self.graph = net, net.graph
         self.steps = find_steps(net)
-        self.users = self.graph.users()
-        self.order = {n: i for i, n in enumerate(self.graph)}
+        self.users, self.order = self.steps.users, self.steps.order
         self.taken: dict[Node, tuple[Fusion, Match]] = {}
         self.fired: list[tuple[Fusion, Match]] = []
         self.misses: list[NearMiss] = []
@@ -107,21 +112,34 @@ class Plan:
             if node in self.taken:
                 other, at = self.taken[node]
                 return f"{node.name} is part of {other.name} at {at.root.name}"
-        for node in match.nodes[:-1]:
-            users = self.users[node]
-            if any(u.kind == "output" for u in users):
-                return f"{node.name} is an output of the graph"
-            if len(users) > 1:
-                return f"{node.name} has {len(users)} users: {', '.join(u.name for u in users)}"
-        steps = list(match.steps.values())
-        for before, step in itertools.pairwise(steps):
-            if step.inputs.count(before.node) > 1:
-                return f"{step.node.name} reads {before.node.name} twice"
+        reason = match.problem or self._used_outside(match)
+        if reason:
+            return reason
         for condition in fusion.conditions:
             reason = condition(match)
             if reason:
                 return reason
         return self._overtaken(match)
+
+    def _used_outside(self, match: Match) -> str | None:
+        """What a step computes may not be needed once it is part of the fused op."""
+        inside, outputs = set(match.nodes), match.outputs
+        for node in (n for n in match.nodes if n not in outputs):
+            users = self.users[node]
+            if any(u.kind == "output" for u in users):
+                return f"{node.name} is an output of the graph"
+            others = [u for u in users if u not in inside and not self._size_for(u, inside)]
+            if others if match.closed else users[1:]:
+                return f"{node.name} has {len(users)} users: {', '.join(u.name for u in users)}"
+        if not match.closed:
+            for before, step in itertools.pairwise(match.steps.values()):
+                if step.inputs.count(before.node) > 1:
+                    return f"{step.node.name} reads {before.node.name} twice"
+        return None
+
+    def _size_for(self, node: Node, inside: set[Node]) -> bool:
+        """A size that only steps of the match use."""
+        return node.kind == "scalar" and all(u in inside or self._size_for(u, inside) for u in self.users[node])
 
     def _overtaken(self, match: Match) -> str | None:
         """The fused op runs where the match ends: nobody in between may use the buffers that a step writes in training."""
@@ -142,6 +160,10 @@ class Plan:
         """Identities of the tensors that a node reads or writes besides its data inputs."""
         own = self.net.get_submodule(node.target).named_tensors() if node.kind == "module" else ()
         return {id(t) for _, t in own} | {id(t) for t in map(self._tensor, node.inputs()) if t is not None}
+
+    def _size_for_taken(self, node: Node) -> bool:
+        """A size that only fused steps asked for."""
+        return node.kind == "scalar" and bool(self.users[node]) and self._size_for(node, set(self.taken))
 
     def rewrite(self) -> tuple[Graph, list[Fired]]:
         """The new graph, and a line for each fusion."""
@@ -167,7 +189,8 @@ class Plan:
 
         for node in self.graph:
             if node not in self.taken:
-                emit(node)
+                if not self._size_for_taken(node):
+                    emit(node)
                 continue
             fusion, match = self.taken[node]
             if node is match.root:
@@ -175,8 +198,11 @@ class Plan:
                 fused = Node("op", op, tuple(inputs), f"{match.nodes[0].name}_fused")
                 covers = [n.name for n in match.nodes]
                 fused.meta = {**node.meta, "pattern": fusion.name, "covers": covers}
-                done[node] = emit(fused)
-                fired.append(Fired(fusion.name, covers, done[node].name, op.name, match.paths))
+                made = emit(fused)
+                for i, n in enumerate(match.outputs):
+                    done[n] = made if len(match.outputs) == 1 else emit(Node("op", TupleGetItem(i), (fused,), n.name))
+                checks = [c.__name__.replace("_", " ") for c in fusion.conditions]
+                fired.append(Fired(fusion.name, covers, made.name, op.name, match.paths, fusion.why, checks))
         return new, fired
 
 
@@ -185,21 +211,29 @@ def fuse(
     patterns: Iterable[Fusion | str] | None = None,
     dry_run: bool = False,
     disable: Iterable[str] = (),
+    example: Any = None,
 ) -> GraphModule:
     """A GraphModule that computes what `net` computes with one op in place of several; `net` is untouched.
 
     It has the same submodules and Parameter objects (so the same state_dict keys, and one `train()` flag for both), and
     trains exactly as `net` does. A layer's eps and momentum are read now. `.fusion_report` tells what fired and what nearly
     did; with dry_run the graph is not fused. patterns: Fusions or names, default all registered; disable: names.
-    A name is a pattern's or a family's.
+    A name is a pattern's or a family's. example: inputs on which every fused op is compared with the steps it stands for; the
+    largest differences then stand in the report.
     """
     if not isinstance(net, Module):
         raise TypeError(f"[fuse] expects a needle Module, got {type(net).__name__}.")
     source = symbolic(net)
     plan = Plan(source, select(patterns, disable))
     graph, fired = plan.rewrite()
-    fused = GraphModule(source.graph.copy() if dry_run else graph, source)
+    fused = GraphModule(graph, source)
     fused._report = source.report
+    if example is not None:
+        inputs = example if isinstance(example, tuple | list | dict) else (example,)
+        fired = [dataclasses.replace(f, delta=d) for f, d in zip(fired, deltas(fused, fired, inputs), strict=True)]
+    if dry_run:
+        fused = GraphModule(source.graph.copy(), source)
+        fused._report = source.report
     calls = count_calls(source.graph), count_calls(graph)
     fused.fusion_report = FusionReport(fired, plan.misses, *calls, describe(plan), dry_run)
     return fused

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from needle import nn
-from needle.autograd import Op, Tensor
+from needle.autograd import Op
 from needle.graph import Node
-from needle.ops.activation import ACTIVATIONS, Activation, apply_activation
-from needle.ops.conv import Conv2d
+from needle.ops.activation import ACTIVATIONS, Activation
+from needle.ops.conv import Conv2d, ConvTranspose2d
 from needle.ops.elementwise import EWiseAdd
 from needle.ops.fused import FusedConv2dActivation, FusedConvBatchNorm2d, FusedLinearActivation, FusedLinearBatchNorm
 from needle.ops.fused_norm import FusedBatchNormActivation
+from needle.ops.fused_transpose import FusedConvTranspose2dActivation, FusedConvTransposeBatchNorm2d
 from needle.ops.linalg import Linear
 from needle.ops.norm import BatchNorm
 from needle.ops.shape import Permute
 
+from .attention import AttentionPattern, CorePattern, fused_attention, fused_core
 from .engine import Fusion, register
-from .matcher import Match, Pattern, Step
+from .matcher import Match, Pattern
+from .samples import AttentionSample, CoreSample, Siblings, sample
+from .siblings import SiblingPattern, fused_linears, same_biases
+from .steps import Step
 
 # -- what the steps of a match contribute to the fused op ------------------------------------------------------------
 
@@ -63,6 +67,18 @@ def conv_activation(match: Match) -> tuple[Op, list[Node]]:
     attributes = {**conv.op.attributes(), **activation_attributes(match)}
     attributes |= {"has_bias": len(conv.inputs) > 2, "has_residual": bool(residual)}
     return FusedConv2dActivation(**attributes), [*conv.inputs, *residual]
+
+
+def transpose_batch_norm(match: Match) -> tuple[Op, list[Node]]:
+    conv, bn = match["conv"], match["bn"]
+    values, count = batch_norm_inputs(bn)
+    attributes = {**conv.op.attributes(), **batch_norm_attributes(bn), **activation_attributes(match)}
+    return FusedConvTransposeBatchNorm2d(**attributes, has_bias=len(conv.inputs) > 2), [*conv.inputs, *values, *count]
+
+
+def transpose_activation(match: Match) -> tuple[Op, list[Node]]:
+    conv = match["conv"]
+    return FusedConvTranspose2dActivation(**conv.op.attributes(), **activation_attributes(match)), list(conv.inputs)
 
 
 def linear_batch_norm(match: Match) -> tuple[Op, list[Node]]:
@@ -110,45 +126,16 @@ def residual_has_same_shape(match: Match) -> str | None:
     return None
 
 
-# -- samples ---------------------------------------------------------------------------------------------------------
-
-
-class Apply(nn.Module):
-    """The functional spelling of an activation, for those that have no layer."""
-
-    container = True
-
-    def __init__(self, kernel: str) -> None:
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, x: Tensor) -> Tensor:
-        return apply_activation(self.kernel, x, 0.3)
-
-
-def sample(parts: tuple[str, ...], cls: type[Activation] | None, image: bool = True) -> Callable:
-    """A net with one match: `parts` of conv, linear, bn, add, then the activation."""
-
-    def build() -> tuple[nn.Module, tuple[int, ...]]:
-        make = {
-            "conv": lambda: nn.Conv(4, 4, 3, bias="bn" not in parts),
-            "linear": lambda: nn.Linear(4, 4),
-            "bn": lambda: nn.BatchNorm2d(4, count_batches=True) if image else nn.BatchNorm1d(4),
-        }
-        net: nn.Module = nn.Sequential(*(make[p]() for p in parts if p != "add"))
-        if "add" in parts:
-            net = nn.Residual(net)
-        if cls is not None:
-            layer = getattr(nn, cls.__name__, None)
-            net = nn.Sequential(net, layer() if layer else Apply(str(cls.kernel)))
-        return net, (3, 4, 6, 5) if image else (6, 4)
-
-    return build
-
-
 # -- the tables ------------------------------------------------------------------------------------------------------
 
-STEPS: dict[str, tuple] = {"conv": (Conv2d,), "linear": (Linear,), "bn": (BatchNorm,), "add": (EWiseAdd, True)}
+# step of a family -> label in the pattern, its op, whether the step before may be either of its inputs
+STEPS: dict[str, tuple] = {
+    "conv": ("conv", Conv2d),
+    "transpose": ("conv", ConvTranspose2d),
+    "linear": ("linear", Linear),
+    "bn": ("bn", BatchNorm),
+    "add": ("add", EWiseAdd, True),
+}
 
 # family, name before the activation's, steps, with an activation or without, replacement, conditions
 BN, ADD, FEATURES = (has_running_statistics,), (residual_has_same_shape,), (normalises_features,)
@@ -159,11 +146,18 @@ FAMILIES: list[tuple[str, str, tuple[str, ...], bool, Callable, tuple]] = [
     ("conv_bn", "ConvBatchNorm2d", ("conv", "bn"), False, conv_batch_norm, BN),
     ("conv_add_act", "ConvAdd", ("conv", "add"), True, conv_activation, ADD),
     ("conv_act", "Conv", ("conv",), True, conv_activation, ()),
+    ("transpose_bn_act", "ConvTransposeBatchNorm2d", ("transpose", "bn"), True, transpose_batch_norm, BN),
+    ("transpose_bn", "ConvTransposeBatchNorm2d", ("transpose", "bn"), False, transpose_batch_norm, BN),
+    ("transpose_act", "ConvTranspose", ("transpose",), True, transpose_activation, ()),
     ("linear_bn_act", "LinearBatchNorm", ("linear", "bn"), True, linear_batch_norm, BN + FEATURES),
     ("linear_bn", "LinearBatchNorm", ("linear", "bn"), False, linear_batch_norm, BN + FEATURES),
     ("linear_act", "Linear", ("linear",), True, linear_activation, ()),
     ("bn_act", "BatchNorm", ("bn",), True, batch_norm_activation, BN),
 ]
+
+# why a family's fused op equals its steps
+FOLDED = "in evaluation the batch norm is a scale and a shift per channel, which the weights before it take"
+FINISHED = "the kernel finishes its sums with what follows while they are in registers"
 
 
 def declare(
@@ -176,14 +170,50 @@ def declare(
 ) -> None:
     pattern = Pattern(())
     for part in parts:
-        pattern = pattern.then(part, *STEPS[part])
+        pattern = pattern.then(*STEPS[part])
     if cls is not None:
         pattern = pattern.then("act", cls)
     name = prefix + (cls.__name__ if cls else "")
     image = "linear" not in parts
-    register(Fusion(name, pattern, replacement, conditions, family, sample(parts, cls, image)))
+    why = FOLDED if "bn" in parts[1:] else FINISHED
+    if "bn" in parts[1:] and len(pattern) > 2:
+        why = f"{FOLDED}; {FINISHED}"
+    register(Fusion(name, pattern, replacement, conditions, family, why, sample(parts, cls, image)))
 
 
 for family, prefix, parts, with_activation, replacement, conditions in FAMILIES:
     for cls in ACTIVATIONS.values() if with_activation else (None,):
         declare(family, prefix, parts, cls, replacement, conditions)
+
+
+register(
+    Fusion(
+        "MultiHeadAttention",
+        AttentionPattern(),
+        fused_attention,
+        family="attention",
+        why="heads are views of the projections, and one kernel keeps a block of scores in cache between its products",
+        sample=lambda: (AttentionSample(), (2, 5, 8)),
+    )
+)
+register(
+    Fusion(
+        "ScaledDotProductAttention",
+        CorePattern(),
+        fused_core,
+        family="attention",
+        why="one kernel keeps a block of scores in cache between its two products",
+        sample=lambda: (CoreSample(), (2, 5, 8)),
+    )
+)
+register(
+    Fusion(
+        "MergedLinears",
+        SiblingPattern(),
+        fused_linears,
+        (same_biases,),
+        family="merged_linears",
+        why="products of one input with several matrices are one product with the matrices side by side",
+        sample=lambda: (Siblings(), (4, 6)),
+    )
+)

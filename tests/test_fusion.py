@@ -14,7 +14,7 @@ import needle as ndl
 import operator_fusion as of
 from needle import nn, ops
 from needle.backend_selection import BACKEND
-from needle.graph import symbolic
+from needle.graph import GraphModule, symbolic
 
 
 class Net(nn.Module):
@@ -106,6 +106,39 @@ def test_pattern(name: str) -> None:
     assert_same(net, fused, x)
     if BACKEND != "np":
         np.testing.assert_allclose(ndl.compile(fused, (x,))(x).numpy(), net(x).numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", of.REGISTRY)
+def test_pattern_does_not_fire_where_a_step_is_an_output(name: str) -> None:
+    """Every value inside a match is asked for in turn; then the whole pattern must leave it alone."""
+    net, shape = of.REGISTRY[name].sample()
+    fused = of.fuse(net)
+    outputs = {n.name for n in symbolic(net).graph.output.inputs()}
+    inner = [n for n in fused.fusion_report.fired[0].nodes_in if n not in outputs]
+    if name == "MergedLinears":
+        return  # all of its steps are outputs of the fused op
+    assert inner
+    for wanted in inner:
+        opened = symbolic(net)
+        node = next(n for n in opened.graph if n.name == wanted)
+        result = opened.graph.output.args[0]
+        opened.graph.output.args = ((result, node),)
+        opened = GraphModule(opened.graph, opened)
+        report = of.fuse(opened).fusion_report
+        assert name not in report.counts, wanted
+        x = data(*shape)
+        for a, b in zip(opened(x), of.fuse(opened)(x), strict=True):
+            np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_differences_are_measured() -> None:
+    net = block().eval()
+    shake(net)
+    report = of.fuse(net, example=data(2, 4, 6, 6)).fusion_report
+    assert all(f.delta is not None and 0 < f.delta < 1e-5 for f in report.fired)
+    assert "difference" in str(report)
+    net.train()
+    assert all(f.delta is None for f in of.fuse(net, example=data(2, 4, 6, 6)).fusion_report.fired)
 
 
 def resnet_block(net: Any, x: Any) -> Any:
@@ -346,9 +379,12 @@ def test_explain() -> None:
     net = Net(forward, conv=conv(), bn=bn(), block=nn.Sequential(conv(), nn.ReLU(), nn.MaxPool2d(2)))
     fused = of.fuse(net)
     assert "conv has 2 users" in of.explain(fused, "conv")
-    assert (
-        of.explain(net, "block.0") == "block_0, block_1 would become block_0_fused (FusedConv2dActivation) by ConvReLU."
-    )
+    text = of.explain(net, "block.0")
+    first = "block_0, block_1 (block.0, block.1) would become block_0_fused (FusedConv2dActivation) by ConvReLU."
+    assert text.startswith(first)
+    assert "why: the kernel finishes" in text and "checked: no step is read elsewhere" in text
+    measured = of.explain(of.fuse(net, example=data(1, 4, 6, 6)), "block.0")
+    assert "largest difference to the unfused steps: " in measured
     assert "became block_0_fused" in of.explain(fused, "block_0_fused")
     assert "block_2 is MaxPool2d" in of.explain(fused, "block")
     with pytest.raises(KeyError, match="expects a node's name"):

@@ -168,10 +168,16 @@ def test_kernel_gradient_agrees_with_float64(name: str, index: int) -> None:
     arrays = float32_exact(arrays)
     weights = float32_exact(cotangents(op, arrays))
     got, want = (gradients(op, tensors(arrays, numpy), weights) for numpy in (False, True))
+    largest = max((np.abs(b.numpy()).max(initial=0) for b in want if b is not None), default=0)
     for a, b in zip(got, want, strict=True):
         assert (a is None) == (b is None)
-        if a is not None:
-            assert_close(a.numpy().astype("float64"), b.numpy(), 2e-5)
+        if a is None:
+            continue
+        exact = b.numpy()
+        if np.abs(exact).max(initial=0) < 1e-10 * largest:  # zero by cancellation, such as that of a key's bias
+            assert np.abs(a.numpy()).max() <= 2e-5 * largest
+        else:
+            assert_close(a.numpy().astype("float64"), exact, 2e-5)
 
 
 # -- against torch -------------------------------------------------------------------------------------------------------

@@ -193,6 +193,12 @@ class NDArray:
         source = self.compact()
         return source._view(shape, contiguous_strides(shape))
 
+    def split_last(self, parts: int) -> NDArray:
+        """(..., parts * n) as a view (..., parts, n), of any strides."""
+        *shape, size = self._shape
+        *strides, step = self._strides
+        return self._view([*shape, parts, size // parts], [*strides, size // parts * step, step])
+
     def permute(self, axes: Sequence[int]) -> NDArray:
         return self._view([self._shape[a] for a in axes], [self._strides[a] for a in axes])
 

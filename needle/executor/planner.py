@@ -173,7 +173,7 @@ class Planner:
             self.plain[node] = out
             op.lower(self.builder, ins, out)
         else:
-            result = op.compute(*ins)
+            result = op.plan(self.builder, ins)
             if result is None:
                 raise Unsupported(f"[compile] {op.label} has no kernel that the executor can plan")
             self.plain[node] = result

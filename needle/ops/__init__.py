@@ -67,6 +67,7 @@ from .fused import (
     fused_linear_batchnorm_relu,
     fused_linear_relu,
 )
+from .fused_attention import fused_multihead_attention
 from .fused_norm import fused_batchnorm_relu
 from .gather import gather, index_tensors, masked_fill, take, take_along
 from .heads import attention_bias, merge_heads, split_heads

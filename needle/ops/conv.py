@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,27 +15,9 @@ from .common import pair
 from .planned import Halo, conv2d_halo, conv_transpose2d_halo, lower_conv2d, lower_conv_transpose2d
 from .reduce import summation
 from .shape import permute
+from .spatial import as_padding, conv_size, infer_conv, infer_conv_transpose
 
 Four = tuple[int, int, int, int]  # top, left, bottom, right
-
-
-def conv_size(size: int, kernel: int, stride: int, before: int, after: int, dilation: int) -> int:
-    return (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
-
-
-def as_padding(padding: Any, kernel: Any, stride: Any, dilation: Any, label: str) -> tuple:
-    """(top, left, bottom, right) from an int, a pair, four numbers, "same" or "valid"."""
-    if padding == "valid":
-        return (0, 0, 0, 0)
-    if padding == "same":
-        if stride != (1, 1):
-            raise ValueError(f"[{label}] padding 'same' expects stride 1, got {stride}.")
-        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        return (total[0] // 2, total[1] // 2, total[0] - total[0] // 2, total[1] - total[1] // 2)
-    if isinstance(padding, tuple | list) and len(padding) == 4:
-        return tuple(padding)
-    top, left = pair(padding)
-    return (top, left, top, left)
 
 
 def windows(
@@ -104,38 +87,11 @@ def conv_transpose2d_array(x: np.ndarray, w: np.ndarray, op: ConvTranspose2d, si
     return out[:, :, max(top, 0) :, max(left, 0) :][:, :, : size[0], : size[1]]
 
 
-def infer_conv2d(op: Any, x: Any, w: Any, bias: Any = None) -> Spec:
-    """Output of a convolution with the attributes of `op`; checks the operands."""
-    check_images(op.label, x, w)
-    if x.shape[1] != w.shape[1] * op.groups:
-        raise ValueError(f"[{op.label}] weight expects {w.shape[1] * op.groups} input channels, got {x.shape[1]}.")
-    if w.shape[0] % op.groups:
-        raise ValueError(f"[{op.label}] {w.shape[0]} output channels do not divide into {op.groups} groups.")
-    check_bias(op.label, bias, w.shape[0])
-    p = op.padding
-    size = [conv_size(x.shape[2 + i], w.shape[2 + i], op.stride[i], p[i], p[2 + i], op.dilation[i]) for i in (0, 1)]
-    if min(size) < 0:
-        raise ValueError(
-            f"[{op.label}] kernel {tuple(w.shape[2:])} is larger than the padded input {tuple(x.shape[2:])}."
-        )
-    return Spec((x.shape[0], w.shape[0], *size), str(x.dtype))
-
-
-def check_images(label: str, x: Any, w: Any) -> None:
-    if len(x.shape) != 4 or len(w.shape) != 4:
-        raise ValueError(f"[{label}] expects a 4-d input and weight, got {tuple(x.shape)} and {tuple(w.shape)}.")
-
-
-def check_bias(label: str, bias: Any, channels: int) -> None:
-    if bias is not None and tuple(bias.shape) != (channels,):
-        raise ValueError(f"[{label}] bias expects shape ({channels},), got {tuple(bias.shape)}.")
-
-
 def conv2d_kernel(
     op: Any, x: NDArray, w: NDArray, bias: NDArray | None, activation: str = "none", alpha: float = 0.0
 ) -> NDArray:
     """Kernel conv2d with the attributes of `op`."""
-    out = NDArray.empty(infer_conv2d(op, x, w).shape)
+    out = NDArray.empty(infer_conv(op, x, w).shape)
     top, left, bottom, right = op.padding
     attrs = (
         *op.stride,
@@ -164,10 +120,13 @@ class Conv2d(Op):
     layout = "blocked"
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
-        return infer_conv2d(self, x, w, bias)
+        return infer_conv(self, x, w, bias)
 
     def is_weight(self, index: int) -> bool:
         return index > 0
+
+    def flops(self, out: Any, x: Any, w: Any, *rest: Any) -> int:
+        return 2 * prod(out.shape) * prod(w.shape[1:])
 
     def compute(self, x: NDArray, w: NDArray, bias: NDArray | None = None) -> Any:
         return conv2d_kernel(self, x, w, bias)
@@ -235,6 +194,15 @@ def conv2d(
     return op(x, weight, *(() if bias is None else (bias,)))
 
 
+def conv_transpose2d_kernel(
+    op: Any, x: NDArray, w: NDArray, bias: NDArray | None, activation: str = "none", alpha: float = 0.0
+) -> NDArray:
+    out = NDArray.empty(op.infer(x, w).shape)
+    attrs = (*op.stride, *op.padding[:2], *op.dilation, op.groups, activation_code(activation), alpha, bias is not None)
+    call("conv_transpose2d", [out], [x, w] + ([] if bias is None else [bias]), *attrs)
+    return out
+
+
 @op
 class ConvTranspose2d(Op):
     """Inputs: x (N, I, H, W), weight (I, O / groups, KH, KW), optionally bias (O,): the input gradient of a convolution."""
@@ -250,25 +218,13 @@ class ConvTranspose2d(Op):
         return index > 0
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
-        check_images("conv_transpose2d", x, w)
-        if x.shape[1] != w.shape[0]:
-            raise ValueError(f"[conv_transpose2d] weight expects {w.shape[0]} input channels, got {x.shape[1]}.")
-        if w.shape[0] % self.groups:
-            raise ValueError(f"[conv_transpose2d] {w.shape[0]} input channels do not divide into {self.groups} groups.")
-        check_bias("conv_transpose2d", bias, w.shape[1] * self.groups)
-        size = []
-        for i in (0, 1):
-            reach = self.stride[i] * (x.shape[2 + i] - 1) + self.dilation[i] * (w.shape[2 + i] - 1) + 1
-            size.append(reach - self.padding[i] - self.padding[2 + i] + self.output_padding[i])
-        if min(size) < 0:
-            raise ValueError(f"[conv_transpose2d] padding {self.padding} is larger than the output.")
-        return Spec((x.shape[0], w.shape[1] * self.groups, *size), str(x.dtype))
+        return infer_conv_transpose(self, x, w, bias)
+
+    def flops(self, out: Any, x: Any, w: Any, *rest: Any) -> int:
+        return 2 * prod(x.shape) * prod(w.shape[1:])
 
     def compute(self, x: NDArray, w: NDArray, bias: NDArray | None = None) -> Any:
-        out = NDArray.empty(self.infer(x, w).shape)
-        attrs = (*self.stride, *self.padding[:2], *self.dilation, self.groups, 0, 0, bias is not None)
-        call("conv_transpose2d", [out], [x, w] + ([] if bias is None else [bias]), *attrs)
-        return out
+        return conv_transpose2d_kernel(self, x, w, bias)
 
     def reference(self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> Any:
         out = conv_transpose2d_array(x, w, self, self.infer(x, w).shape[2:])
@@ -340,6 +296,9 @@ class Conv2dWeightGrad(Op):
 
     def infer(self, x: Any, dy: Any) -> Any:
         return Spec((dy.shape[1], x.shape[1] // self.groups, *self.kernel_size), str(x.dtype))
+
+    def flops(self, out: Any, x: Any, dy: Any) -> int:
+        return 2 * prod(dy.shape) * prod(out.shape[1:])
 
     def compute(self, x: NDArray, dy: NDArray) -> Any:
         out = NDArray.empty(self.infer(x, dy).shape)

@@ -40,7 +40,7 @@ class SplitHeads(Op):
         return [*first[:-1], ndim - 1, first[-1], ndim]
 
     def compute(self, x: NDArray) -> Any:
-        return x.reshape((*x.shape[:-1], self.heads, x.shape[-1] // self.heads)).permute(self._order(x.ndim))
+        return x.split_last(self.heads).permute(self._order(x.ndim))
 
     def reference(self, x: np.ndarray) -> Any:
         return x.reshape((*x.shape[:-1], self.heads, x.shape[-1] // self.heads)).transpose(self._order(x.ndim))

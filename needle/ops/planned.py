@@ -98,7 +98,9 @@ def conv_transpose2d_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
     return (before[0], before[1], after[0], after[1])
 
 
-def lower_conv_transpose2d(builder: Any, op: Any, inputs: list[NDArray], out: NDArray) -> None:
+def lower_conv_transpose2d(
+    builder: Any, op: Any, inputs: list[NDArray], out: NDArray, activation: int = 0, alpha: float = 0.0
+) -> None:
     x, w = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
     block, (i, per_group, kh, kw) = x.shape[4], w.shape
@@ -107,7 +109,7 @@ def lower_conv_transpose2d(builder: Any, op: Any, inputs: list[NDArray], out: ND
     make = partial(pack, "conv_transpose2d_pack", merged, block, (i, per_group * op.groups), attrs)
     ins = [x, builder.derive(("conv_transpose2d_pack", *attrs), make, w), *planned_bias(builder, bias)]
     geometry = (kh, kw, *op.stride, *op.padding[:2], *op.dilation)
-    call("conv_transpose2d_blocked", [out], ins, *geometry, merged, 0, 0, bias is not None)
+    call("conv_transpose2d_blocked", [out], ins, *geometry, merged, activation, alpha, bias is not None)
 
 
 def as_matrix(layout: str, weight: NDArray) -> NDArray:

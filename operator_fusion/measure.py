@@ -1,0 +1,45 @@
+"""How far every fused op is from the steps that it stands for, in numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.graph import Dim, GraphModule, Node
+
+from .report import Fired
+
+
+def deltas(net: GraphModule, fired: list[Fired], inputs: Any) -> list[float | None]:
+    """For each fused node: the largest difference to its unfused form on the same inputs, relative to the largest value.
+
+    None for one whose unfused form runs anyway (a batch norm in training).
+    """
+    wanted = {f.node_out for f in fired}
+    readers = {n for node in net.graph if node.name in wanted for n in node.inputs()}
+    values: dict[Node, Any] = {}
+    found: dict[str, float | None] = {}
+
+    def watch(node: Node, value: Any) -> None:
+        if node in readers:
+            values[node] = value
+        if node.name not in wanted:
+            return
+        args = [values[a].detach() for a in node.args]
+        op = node.target.resolve(lambda d: values[d.node] if isinstance(d, Dim) else d.value())
+        if op.must_decompose(*args):
+            found[node.name] = None
+            return
+        # Detached arguments, or a fused op without a gradient of its own would run its unfused form here, too.
+        results = op(*args), op.decompose(*args)
+        pairs = zip(*(list(r) if op.n_out > 1 else [r] for r in results), strict=True)
+        found[node.name] = max(largest_difference(a.numpy(), b.numpy()) for a, b in pairs)
+
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
+    net.run(*args, **kwargs, watch=watch)
+    return [found[f.node_out] for f in fired]
+
+
+def largest_difference(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.abs(got - want).max(initial=0) / max(np.abs(want).max(initial=0), 1e-30))
