@@ -13,6 +13,7 @@ from .backend_selection import default_device
 from .executor import Executable, compile
 from .interop import as_ndarray
 from .ops import *  # noqa: F403
+from .profiler import profile
 from .serialize import load, save
 
 

@@ -90,7 +90,7 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "aliases": aliases,
         "parameters": [k for k, t in tensors.items() if isinstance(t, Parameter)],
     }
-    arrays = {k: np.ascontiguousarray(t.numpy()) for k, t in tensors.items() if k not in aliases}
+    arrays = {k: np.ascontiguousarray(t.numpy()).reshape(t.shape) for k, t in tensors.items() if k not in aliases}
     save_file(arrays, path, metadata={"needle": json.dumps(document)})
 
 

@@ -110,6 +110,12 @@ def has_running_statistics(match: Match) -> str | None:
     return f"{match['bn'].node.name} has no running statistics" if len(match["bn"].inputs) < 5 else None
 
 
+def has_momentum(match: Match) -> str | None:
+    """A cumulative average (momentum=None) depends on the layer's count of batches."""
+    layer = match["bn"].layer
+    return f"{match['bn'].node.name} averages over all batches" if getattr(layer, "momentum", 0.1) is None else None
+
+
 def normalises_features(match: Match) -> str | None:
     """A batch norm after a linear layer has the linear's outputs as channels only when there are two axes."""
     spec = match["linear"].inputs[0].meta.get("spec")
@@ -138,7 +144,7 @@ STEPS: dict[str, tuple] = {
 }
 
 # family, name before the activation's, steps, with an activation or without, replacement, conditions
-BN, ADD, FEATURES = (has_running_statistics,), (residual_has_same_shape,), (normalises_features,)
+BN, ADD, FEATURES = (has_running_statistics, has_momentum), (residual_has_same_shape,), (normalises_features,)
 FAMILIES: list[tuple[str, str, tuple[str, ...], bool, Callable, tuple]] = [
     ("conv_bn_add_act", "ConvBatchNorm2dAdd", ("conv", "bn", "add"), True, conv_batch_norm, BN + ADD),
     ("conv_bn_add", "ConvBatchNorm2dAdd", ("conv", "bn", "add"), False, conv_batch_norm, BN + ADD),

@@ -1,85 +1,121 @@
-"""The demo's HTML page: one self-contained file with tables and plots."""
+"""Reports of pipeline runs: console tables, profile.json, trace.json, and index.html rendered from what the JSON holds."""
 
 from __future__ import annotations
 
-import base64
-import io
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import jinja2
-import matplotlib
-import numpy as np
+import torch
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-PAGE = jinja2.Template(
-    """<!doctype html><html lang="en"><meta charset="utf-8"><title>torch2needle report</title>
-<style>body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .8rem;border-bottom:1px solid #ddd;text-align:right}
-td:first-child,th:first-child{text-align:left}pre{background:#f6f6f6;padding:1rem;overflow:auto;font-size:12px}
-img{max-width:100%}</style>
-<h1>torch2needle report</h1><p>{{ cpu }}; input: two photographs of scikit-learn.</p>
-{% for r in results %}
-<h2>{{ r.name }} {{ r.shape }}</h2>
-<p>Convert {{ "%.2f"|format(r.seconds.convert) }} s, fuse {{ "%.2f"|format(r.seconds.fuse) }} s,
-compile {{ "%.2f"|format(r.seconds.compile) }} s. Largest class agrees with torch in {{ "%.2f"|format(100*r.agree) }} %.
-Arena {{ "%.1f"|format(r.memory.arena/1e6) }} MB (lower bound {{ "%.1f"|format(r.memory.lower_bound/1e6) }} MB),
-weights {{ "%.1f"|format(r.memory.constants/1e6) }} MB.</p>
-<table><tr><th>engine</th><th>median ms</th><th>torch eager / this</th><th>error against float64</th></tr>
-{% for row in r.rows %}<tr><td>{{ row.engine }}</td><td>{{ "%.2f"|format(row.ms) }}</td>
-<td>{{ "%.2f"|format(row.speedup) }}x</td><td>{{ "%.1e"|format(row.error) }}</td></tr>{% endfor %}</table>
-{% for image in r.images %}<img alt="plot" src="data:image/png;base64,{{ image }}">{% endfor %}
-<details><summary>Slowest steps</summary><table><tr><th>node</th><th>kernel</th><th>ms</th></tr>
-{% for kernel, node, seconds in r.slowest %}<tr><td>{{ node }}</td><td>{{ kernel }}</td>
-<td>{{ "%.3f"|format(1e3*seconds) }}</td></tr>{% endfor %}</table></details>
-<details><summary>Fusions</summary><pre>{{ r.fusions|e }}</pre></details>
-{% endfor %}</html>"""
-)
+import needle as ndl
+from needle.profiler import plots, write_file
+from needle.profiler.page import environment, profile_plots
+from needle.profiler.result import text_table
+from needle.profiler.trace import chrome_events
 
 
-def png(figure: plt.Figure) -> str:
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=110, bbox_inches="tight")
-    plt.close(figure)
-    return base64.b64encode(data.getvalue()).decode()
+def document(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Results with what they were measured on: all that is written and shown."""
+    first = next(iter(results[0]["profiles"].values()))
+    versions = {"needle": ndl.__version__, "torch": torch.__version__}
+    return {"machine": first["machine"], "versions": versions, "results": list(results)}
 
 
-def speed_plot(rows: list[dict]) -> str:
-    figure, axes = plt.subplots(figsize=(7, 2.2))
-    axes.barh([r["engine"] for r in rows][::-1], [r["ms"] for r in rows][::-1], color="#4878a8")
-    axes.set_xlabel("median ms per batch")
-    return png(figure)
+def stage_texts(row: dict[str, Any], agree: dict[str, float]) -> dict[str, str]:
+    """The cells of one stage, for the console and for the page."""
+    ratios = {p: f"{s['median']:.2f}x ({s['min']:.2f}-{s['max']:.2f})" for p, s in row["speedup"].items()}
+    return {
+        "stage": row["name"],
+        "median ms": f"{1e3 * row['median']:.3f}",
+        "min": f"{1e3 * row['min']:.3f}",
+        "max": f"{1e3 * row['max']:.3f}",
+        **{f"against {p}": text for p, text in ratios.items()},
+        "error, float64": f"{row['float64']:.1e}",
+        "error, float32": f"{row['float32']:.1e}",
+        "agree": f"{100 * agree[row['name']]:.2f}%",
+    }
 
 
-def output_plot(result: dict) -> str:
-    """Pictures beside what the model says: class scores, or a class map."""
-    figure, axes = plt.subplots(2, 2, figsize=(8, 5))
-    for row, picture, out in zip(axes, result["pictures"], result["output"], strict=True):
-        row[0].imshow(picture)
-        row[0].axis("off")
-        if out.ndim == 1:
-            top = np.argsort(out)[-5:]
-            row[1].barh([str(i) for i in top], out[top], color="#a86048")
-            row[1].set_title("five largest scores (random weights)", fontsize=9)
-        else:
-            row[1].imshow(out.argmax(0), cmap="tab10")
-            row[1].axis("off")
-            row[1].set_title("class map (random weights)", fontsize=9)
-    return png(figure)
+def stage_cells(result: dict[str, Any]) -> list[dict[str, str]]:
+    return [stage_texts(r, result["agreement"]["agree"]) for r in result["stages"]]
 
 
-def write(results: list[dict], folder: Path, cpu: str) -> Path:
-    """Write `folder`/index.html and return its path."""
-    for r in results:
-        medians = {k: 1e3 * sorted(v)[len(v) // 2] for k, v in r["times"].items()}
-        base = medians["torch eager"]
-        r["rows"] = [
-            {"engine": k, "ms": ms, "speedup": base / ms, "error": r["errors"][k]} for k, ms in medians.items()
+def console(doc: dict[str, Any], limit: int = 12) -> str:
+    """The report as text."""
+    m, lines = doc["machine"], []
+    peaks = f"peak {m['peak_gflops']:.0f} GF/s, {m['bandwidth_gbs']:.1f} GB/s from memory"
+    lines.append(f"\n{m['cpu']}, {m['isa']}, {m['threads']} threads, {peaks}; torch {doc['versions']['torch']}")
+    for r in doc["results"]:
+        steps = ", ".join(f"{k.replace('_', ' ')} {v:.2f} s" for k, v in r["seconds"].items())
+        lines += ["", f"{r['model']} {tuple(r['input'])}, {r['rounds']} alternating rounds; {steps}"]
+        cells = stage_cells(r)
+        widths = {k: max(len(k), *(len(c[k]) for c in cells)) for k in cells[0]}
+        for c in ({k: k for k in widths}, *cells):
+            lines.append("  ".join(v.ljust(widths[k]) if k == "stage" else v.rjust(widths[k]) for k, v in c.items()))
+        lines += r["notes"]
+        for name, profile in r["profiles"].items():
+            rows = sorted(profile["rows"], key=lambda row: -row["seconds"])
+            lines += ["", f"{r['model']} {name}, slowest operators", text_table(rows[:limit], len(rows))]
+        counts = ", ".join(f"{n} {p}" for p, n in r["fusion"]["counts"].items())
+        lines += [
+            "",
+            f"fusion: {r['fusion']['nodes_before']} -> {r['fusion']['nodes_after']} calls; {counts or 'none'}",
         ]
-        r["images"] = [speed_plot(r["rows"]), output_plot(r)]
-        r["slowest"] = sorted(r["profile"], key=lambda row: -row[2])[:15]
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "index.html"
-    page.write_text(PAGE.render(results=results, cpu=cpu))
-    return page
+        memory = r["profiles"].get("compiled", {}).get("memory")
+        if memory:
+            reuse = f"{len(memory['buffers'])} buffers, reused {memory['reuse']:.1f} times"
+            bound = f"lower bound {memory['lower_bound'] / 1e6:.2f} MB"
+            lines.append(f"memory: arena {memory['arena'] / 1e6:.2f} MB ({bound}), {reuse}")
+    return "\n".join(lines)
+
+
+def result_plots(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """(title, data URL): times of the stages, and speed-ups."""
+    rows = result["stages"]
+    names, medians = [r["name"] for r in rows], [1e3 * r["median"] for r in rows]
+    span = [(1e3 * r["min"], 1e3 * r["max"]) for r in rows]
+    times = plots.bars(
+        names, medians, span, [f"{v:.2f} ms" for v in medians], "ms for one batch (whisker: least to largest)"
+    )
+    ratios = [r["speedup"]["torch eager"] for r in rows]
+    shown = [(s["min"], s["max"]) for s in ratios]
+    texts = [f"{s['median']:.2f}x" for s in ratios]
+    speed = plots.bars(names, [s["median"] for s in ratios], shown, texts, "times as fast as torch eager")
+    return [("Time of each stage", plots.inline(times)), ("Speed-up", plots.inline(speed))]
+
+
+def render(doc: dict[str, Any], images: Sequence[Sequence[str]]) -> str:
+    """The page. `images`: pictures of each result as data URLs; every number comes from `doc`."""
+    views = [
+        {
+            "stages": stage_cells(r),
+            "plots": result_plots(r),
+            "profiles": {name: profile_plots(p) for name, p in r["profiles"].items()},
+            "images": list(shown),
+        }
+        for r, shown in zip(doc["results"], images, strict=True)
+    ]
+    return environment(Path(__file__).parent).get_template("pipeline.html").render(doc=doc, views=views)
+
+
+def write(folder: Path, doc: dict[str, Any], images: Sequence[Sequence[str]]) -> Path:
+    """Write profile.json, trace.json and index.html into `folder`; returns the page's path. All is made before any is written."""
+    trace = {f"{r['model']} {name}": p for r in doc["results"] for name, p in r["profiles"].items()}
+    text = json.dumps(doc, indent=1)
+    files = {
+        "profile.json": text,
+        "trace.json": json.dumps(chrome_events(trace)),
+        "index.html": render(json.loads(text), images),
+    }
+    return [write_file(folder / name, content) for name, content in files.items()][-1]
+
+
+def require_agreement(doc: dict[str, Any]) -> None:
+    """Ends the program when a stage of needle is further from float64 than its limit."""
+    for r in doc["results"]:
+        for s in r["stages"]:
+            if s["name"].startswith("needle") and not s["float64"] <= r["limit"]:
+                text = f"{s['name']} differs from float64 torch by {s['float64']:.1e}"
+                raise SystemExit(f"[pipeline] {r['model']}: {text}, the limit is {r['limit']:.1e}.")

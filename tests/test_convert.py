@@ -21,68 +21,10 @@ from torch2needle.models import randomize  # noqa: E402
 
 IMAGE, MATRIX = (2, 4, 9, 7), (3, 8)
 MODULES: list[tuple[Callable, tuple[int, ...]]] = [
-    (lambda: nn.Conv2d(4, 6, 3), IMAGE),
-    (lambda: nn.Conv2d(4, 6, (3, 1), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2), IMAGE),
-    (lambda: nn.Conv2d(4, 6, 3, padding="same", bias=False), IMAGE),
-    (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1), IMAGE),
-    (lambda: nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False), IMAGE),
-    (lambda: nn.BatchNorm2d(4, eps=1e-3, momentum=0.3), IMAGE),
-    (lambda: nn.BatchNorm2d(4, affine=False), IMAGE),
-    (lambda: nn.BatchNorm2d(4, track_running_stats=False), IMAGE),
-    (lambda: nn.BatchNorm1d(8), MATRIX),
     (lambda: nn.Linear(8, 5), MATRIX),
     (lambda: nn.Linear(8, 5, bias=False), (2, 3, 8)),
-    (lambda: nn.ReLU(inplace=True), MATRIX),
-    (nn.ReLU6, MATRIX),
-    (lambda: nn.LeakyReLU(0.2), MATRIX),
-    (nn.Sigmoid, MATRIX),
-    (nn.Tanh, MATRIX),
-    (nn.SiLU, MATRIX),
-    (nn.GELU, MATRIX),
-    (lambda: nn.GELU("tanh"), MATRIX),
-    (nn.Hardswish, MATRIX),
-    (nn.Hardsigmoid, MATRIX),
-    (lambda: nn.ELU(0.7), MATRIX),
-    (lambda: nn.Softmax(1), MATRIX),
-    (lambda: nn.LogSoftmax(-1), MATRIX),
-    (lambda: nn.MaxPool2d(3, 2, 1), IMAGE),
-    (lambda: nn.MaxPool2d(2, ceil_mode=True), IMAGE),
-    (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), IMAGE),
-    (lambda: nn.AdaptiveAvgPool2d((3, None)), IMAGE),
     (nn.Identity, MATRIX),
     (nn.Flatten, IMAGE),
-    (lambda: nn.Upsample(scale_factor=2), IMAGE),
-    (lambda: nn.UpsamplingBilinear2d(scale_factor=2), IMAGE),
-    (lambda: nn.Upsample(size=(5, 11), mode="bilinear"), IMAGE),
-    (lambda: nn.ZeroPad2d((1, 2, 0, 3)), IMAGE),
-    (lambda: nn.ConstantPad2d(1, 0.5), IMAGE),
-]
-FUNCTIONS: list[tuple[Callable, tuple[int, ...]]] = [
-    (lambda x: F.relu(x) + torch.relu(x) * x.relu(), MATRIX),
-    (lambda x: F.relu6(x) - F.leaky_relu(x, 0.3) / 2, MATRIX),
-    (lambda x: F.silu(x) + F.gelu(x) + F.hardswish(x) + F.hardsigmoid(x) + F.elu(x), MATRIX),
-    (lambda x: torch.sigmoid(x) + x.tanh() - 1, MATRIX),
-    (lambda x: 2 - x + 3 * x - x / 4, MATRIX),
-    (lambda x: 1 / (x * x + 1) + (-x) ** 2, MATRIX),
-    (lambda x: torch.add(x, x, alpha=2) - torch.sub(x, 1, alpha=3), MATRIX),
-    (lambda x: torch.matmul(x, x.transpose(0, 1)) + x @ x.permute(1, 0), MATRIX),
-    (lambda x: torch.exp(x) + torch.log(x.abs() + 1) + torch.sqrt(x.abs()), MATRIX),
-    (lambda x: x.clamp(-0.5, 0.5) + torch.clamp(x, min=0.1) + torch.maximum(x, -x), MATRIX),
-    (lambda x: x.mean(1, keepdim=True) + x.sum(dim=-1, keepdim=True), MATRIX),
-    (lambda x: x.mean([2, 3]) + torch.mean(x, (2, 3)), IMAGE),
-    (lambda x: F.softmax(x, dim=1) + x.softmax(1) + F.log_softmax(x, 1), MATRIX),
-    (lambda x: torch.cat([x, x], 1) + torch.cat((x, x), dim=1), IMAGE),
-    (lambda x: x.view(x.size(0), -1) + x.reshape(x.shape[0], -1) + torch.flatten(x, 1), IMAGE),
-    (lambda x: x.view(x.size(0), 2, x.size(1) // 2, x.shape[2], x.shape[3]).permute(0, 2, 1, 3, 4).contiguous(), IMAGE),
-    (lambda x: x[:, 1:3, ::2, -1] + x[:, 0:1, ::2, 0], IMAGE),
-    (lambda x: x.unsqueeze(1).squeeze(1) + x[:, :, None].squeeze(2), IMAGE),
-    (lambda x: torch.split(x, [1, 3], 1)[1], IMAGE),
-    (lambda x: F.pad(x, [1, 2, 0, 1], value=0.5), IMAGE),
-    (lambda x: F.interpolate(x, size=(x.shape[2] * 2, 5), mode="bilinear", align_corners=True), IMAGE),
-    (lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"), IMAGE),
-    (lambda x: F.max_pool2d(x, kernel_size=3, stride=2, padding=1) + F.avg_pool2d(x, 3, stride=2, padding=1), IMAGE),
-    (lambda x: F.adaptive_avg_pool2d(x, (2, 3)), IMAGE),
-    (lambda x: F.dropout(x, 0.5, training=False), IMAGE),
 ]
 
 
@@ -91,12 +33,6 @@ FUNCTIONS: list[tuple[Callable, tuple[int, ...]]] = [
 )
 def test_module_rule(make: Callable, shape: tuple[int, ...]) -> None:
     converts(nn.Sequential(make()), shape)
-
-
-@pytest.mark.parametrize(("f", "shape"), FUNCTIONS)
-def test_function_rule(f: Callable, shape: tuple[int, ...]) -> None:
-    converts(Calls(f), shape)
-    converts(Calls(f), shape, example=True)
 
 
 ADVERSARIAL: dict[str, tuple[Callable, list[Callable]]] = {
@@ -132,10 +68,10 @@ def test_iadd_changes_the_alias() -> None:
     converts(Calls(f), MATRIX)
 
 
-def test_write_through_a_view_is_refused() -> None:
+def test_write_through_what_may_be_a_copy_is_refused() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        y[:, 0].add_(1)
+        y.reshape(-1).add_(1)
         return y
 
     with pytest.raises(torch2needle.Unsupported, match="through a view"):
@@ -197,20 +133,20 @@ def test_the_error_lists_everything() -> None:
     class Bad(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.reflect = nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect")
+            self.pool = nn.MaxPool2d(2, return_indices=True)
             self.rnn = nn.LSTM(3, 3)
 
         def forward(self, x: torch.Tensor) -> Any:
-            return torch.frac(self.reflect(x)) + self.rnn(x)[0] + torch.relu(x).sort()[0]
+            return torch.digamma(self.pool(x)[0]) + self.rnn(x)[0] + torch.relu(x).kthvalue(1)[0]
 
     with pytest.raises(torch2needle.ConversionError) as e:
         torch2needle.convert(Bad())
     text = str(e.value)
     for part in (
-        "torch.frac",
-        "reflect",
+        "torch.digamma",
+        "return_indices",
         "torch.nn.LSTM",
-        "torch.Tensor.sort",
+        "torch.Tensor.kthvalue",
         "test_convert.py:",
         "@torch2needle.rule",
     ):

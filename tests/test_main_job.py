@@ -195,10 +195,10 @@ class TestBadInput:
     def test_unsupported_module(self) -> None:
         model = torch.nn.Sequential(
             torch.nn.Conv2d(3, 4, 3),
-            torch.nn.Sequential(torch.nn.LocalResponseNorm(2), torch.nn.FractionalMaxPool2d(2, 3)),
+            torch.nn.Sequential(torch.nn.LPPool2d(2, 2), torch.nn.FractionalMaxPool2d(2, 3)),
         )
         with pytest.raises(
-            torch2needle.ConversionError, match=r"(?s)local_response_norm .*1\.0.*fractional_max_pool2d .*1\.1"
+            torch2needle.ConversionError, match=r"(?s)lp_pool2d .*1\.0.*fractional_max_pool2d .*1\.1"
         ) as e:
             torch2needle.convert(model)
         assert "test_main_job.py:" in str(e.value)

@@ -1,10 +1,28 @@
-"""PyTorch models to needle: convert, check, compile, and rules of your own."""
+"""PyTorch models to needle: convert, check, compile, verify, explain, and rules of your own."""
 
 from needle.autograd import Unsupported
 
 from . import rules  # registers the rules
 from .convert import check, compile, convert
+from .explain import explain
+from .original import convert_function_node, convert_layer, load_torch_weights_by_mapping, torch2needle_fx
 from .registry import rule
 from .report import ConversionError
+from .verify import Verification, verify
 
-__all__ = ["ConversionError", "Unsupported", "check", "compile", "convert", "rule", "rules"]
+__all__ = [
+    "ConversionError",
+    "Unsupported",
+    "Verification",
+    "check",
+    "compile",
+    "convert",
+    "convert_function_node",
+    "convert_layer",
+    "explain",
+    "load_torch_weights_by_mapping",
+    "rule",
+    "rules",
+    "torch2needle_fx",
+    "verify",
+]

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from tqdm import tqdm
 
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
+from needle.nn.module import Module
 
 from .capture import capture
-from .interpret import interpret
 from .registry import target_name
 from .report import ConversionError, Report, Row
+from .trace_log import interpret_with_log
 from .weights import TreeBuilder
+
+BAR_DELAY = 2.0  # seconds before a bar shows
+
+
+def progress(text: str, total: int) -> tqdm:
+    """A bar for work that takes long, on a terminal only."""
+    return tqdm(total=total, desc=text, delay=BAR_DELAY, leave=False, disable=None)
+
+
+class CountingBuilder(TreeBuilder):
+    """Calls `done` after each module."""
+
+    def __init__(self, share: bool, report: Report, done: Callable[[], Any]) -> None:
+        super().__init__(share, report)
+        self.done = done
+
+    def build(self, module: nn.Module, path: str = "") -> Module:
+        layer = super().build(module, path)
+        self.done()
+        return layer
 
 
 def example_by_name(model: Any, example: Any) -> dict[str, Any]:
@@ -38,9 +61,11 @@ def run(model: Any, example: Any, share: bool) -> tuple[GraphModule | None, Repo
     inputs = example_by_name(model, example)
     captured = capture(model, inputs)
     report.notes += captured.notes
-    builder = TreeBuilder(share, report)
-    root = builder.build(captured.model)
-    recorder = interpret(captured, root, builder, report, inputs)
+    parts = sum(1 for _ in captured.model.modules()) + len(captured.graph.nodes)
+    with progress("convert", parts) as bar:
+        builder = CountingBuilder(share, report, bar.update)
+        root = builder.build(captured.model)
+        recorder = interpret_with_log(captured, root, builder, report, inputs, bar.update)
     if recorder is None:
         return None, report
     net = GraphModule(recorder.graph.prune(), root)

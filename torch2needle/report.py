@@ -21,6 +21,23 @@ class Row:
     stub: str = ""
 
 
+@dataclass(frozen=True)
+class Call:
+    """One captured node and what stands for it in the needle graph."""
+
+    step: int
+    kind: str  # fx's: placeholder, get_attr, call_module, call_function, call_method, output
+    name: str  # of the fx node
+    target: str
+    args: str
+    needle: str  # the layer's class, the ops, or what else became of it
+    shape: tuple[int, ...] | None  # of the result, where an example is known
+    path: str  # the module that makes the call
+    location: str  # the user's file:line
+    rule: str
+    nodes: list[str]  # of the needle graph, parameters left out
+
+
 @dataclass
 class Report:
     """`ok` when every call has a rule that takes it; `str` gives the table."""
@@ -29,6 +46,7 @@ class Report:
     follows_mode: list[str] = field(default_factory=list)  # flags that follow net.train() and net.eval()
     constant_flags: list[str] = field(default_factory=list)  # flags that stay as captured
     notes: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # every captured node, in order
 
     @property
     def unsupported(self) -> list[Row]:
@@ -54,13 +72,17 @@ class Report:
             self.notes.append(text)
 
     def __str__(self) -> str:
-        cells = [("status", "op", "count", "module", "source", "reason")]
-        cells += [(r.status, r.op, str(r.count), short(r.paths), r.location, r.reason) for r in self.rows]
-        widths = [max(len(c[i]) for c in cells) for i in range(5)]
-        lines = ["  ".join([*(v.ljust(w) for v, w in zip(c, widths, strict=False)), c[5]]).rstrip() for c in cells]
+        head = ["status", "op", "count", "module", "source", "reason"]
+        lines = table(head, [[r.status, r.op, str(r.count), short(r.paths), r.location, r.reason] for r in self.rows])
         lines += [f"follows train()/eval(): {t}" for t in self.follows_mode]
         lines += [f"stays constant: {t}" for t in self.constant_flags]
         return "\n".join(lines + [f"note: {t}" for t in self.notes])
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Lines of aligned columns."""
+    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
+    return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in [head, *rows]]
 
 
 def short(paths: list[str]) -> str:

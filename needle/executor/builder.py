@@ -11,10 +11,11 @@ from needle.autograd import Unsupported
 from needle.backend_ndarray.ndarray import KERNELS, PLANNING, NDArray, itemsize
 
 from .constants import Constant, ConstantPool
-from .memory import Lifetime, lower_bound, plan_offsets
+from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
 
 ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
 BLOCK = 16  # channels per block of nChw16c
+LAYOUT = ("to_blocked", "from_blocked", "zero_halo")  # kernels of steps that the planner adds itself
 
 
 class Buffer:
@@ -23,6 +24,7 @@ class Buffer:
     def __init__(self, nbytes: int, space: int = ARENA, index: int = 0, constant: Constant | None = None) -> None:
         self.nbytes, self.space, self.index, self.constant = nbytes, space, index, constant
         self.first, self.last = -1, -1
+        self.blocked = False  # holds nChw16c
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported("the value of an array is not known while its plan is built")
@@ -68,6 +70,7 @@ class Builder:
         blocks, rows, row = -(-c // block), h + top + bottom, (w + left + right) * block
         strides = (blocks * rows * row, rows * row, row, block, 1)
         handle = self.buffer(n * blocks * rows * row * 4)
+        handle.blocked = True
         return NDArray.make((n, blocks, h, w, block), strides, handle=handle, offset=top * row + left * block)
 
     # -- constants ---------------------------------------------------------------------------------------------------
@@ -126,9 +129,16 @@ class Builder:
             (KERNELS[n], [ref(a) for a in outs], [ref(a) for a in ins], attrs) for n, outs, ins, attrs in self.steps
         ]
         plan = _core.Plan(steps, total, inputs, outputs)
-        info = PlanInfo(plan, constants, self, lifetimes, offsets, total)
+        info = PlanInfo(plan, constants, self, arena, offsets, total)
         info.refresh()
         return info
+
+
+def halo_bytes(image: NDArray, halo: Sequence[float]) -> int:
+    """Bytes of the ring (top, bottom, left, right) around a blocked image."""
+    n, blocks, h, w, block = image.shape
+    top, bottom, left, right = map(int, halo)
+    return n * blocks * block * ((h + top + bottom) * (w + left + right) - h * w) * itemsize(image.dtype)
 
 
 class PlanInfo:
@@ -139,15 +149,29 @@ class PlanInfo:
         plan: Any,
         constants: list[Constant],
         builder: Builder,
-        lifetimes: list[Lifetime],
+        buffers: list[Buffer],
         offsets: list[int],
         arena: int,
     ) -> None:
         self.core, self.constants = plan, constants
         self.names = [s[0] for s in builder.steps]
         self.labels, self.shapes = builder.labels, [s[1][0].shape for s in builder.steps]
-        self.lifetimes, self.offsets, self.arena_bytes = lifetimes, offsets, arena
-        self.lower_bound = lower_bound(lifetimes)
+        self.traffic = [
+            (distinct_bytes(ins), halo_bytes(outs[0], attrs) if n == "zero_halo" else distinct_bytes(outs))
+            for n, outs, ins, attrs in builder.steps
+        ]  # bytes read and written by every step
+        self.arena_bytes = arena
+        self.lower_bound = lower_bound([Lifetime(b.nbytes, b.first, b.last) for b in buffers])
+        filled: dict[int, int] = {}  # buffer -> the first step that writes data to it, not only a halo
+        for i, (_, outs, ins, _) in enumerate(builder.steps):
+            if ins:
+                for a in outs:
+                    filled.setdefault(id(a._handle), i)
+        self.buffers = [
+            PlannedBuffer(self.labels[i], self.names[i], b.first, b.last, offset, b.nbytes)
+            for b, offset in zip(buffers, offsets, strict=True)
+            for i in [filled.get(id(b), b.first)]
+        ]
 
     def refresh(self) -> None:
         """Hand the constants' present arrays to the core."""

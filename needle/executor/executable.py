@@ -5,22 +5,46 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from needle import _core
 from needle.autograd import Spec
 from needle.backend_ndarray import NDArray
 from needle.backend_selection import BACKEND
-from needle.graph import map_structure, trace
+from needle.graph import Graph, Node, map_structure, trace
 from needle.interop import array_kind, as_ndarray, mirror
 from needle.nn.module import Module
 
 from .builder import PlanInfo
 from .constants import ConstantPool
+from .memory import MemoryReport
 from .passes import optimize
 from .planner import Planner
 
 MAX_PLANS = 8  # input shapes whose plans are kept
+
+
+class Origin(NamedTuple):
+    """The op that a plan's steps come from."""
+
+    path: str  # the module of its first parameter, "" where it has none
+    flops: int
+
+
+def origins(graph: Graph, fn: Callable) -> dict[str, Origin]:
+    """Every op of a traced graph by its node's name, which labels the plan's steps."""
+    paths = {id(t): p for p, t in fn.named_tensors()} if isinstance(fn, Module) else {}
+    owner: dict[Node, str] = {}  # nodes computed from parameters alone -> module
+    found: dict[str, Origin] = {}
+    for n in graph:
+        if n.kind == "param":
+            owner[n] = paths.get(id(n.meta["tensor"]), "").rpartition(".")[0]
+        elif n.kind == "op":
+            path = next((owner[a] for a in n.args if a in owner), "")
+            if all(a in owner for a in n.args):
+                owner[n] = path
+            found[n.name] = Origin(path, n.target.flops(n.meta["spec"], *(a.meta["spec"] for a in n.args)))
+    return found
 
 
 class CompiledPlan:
@@ -30,7 +54,13 @@ class CompiledPlan:
         graph = optimize(trace(fn, *example))
         self.structure = graph.output.args[0]
         self.info: PlanInfo = Planner(graph, pool).plan()
+        self.origins = origins(graph, fn)
         self.core = self.info.core
+
+    def node(self, label: str) -> str:
+        """The module that a step's label stands for, or the label."""
+        origin = self.origins.get(label)
+        return origin.path if origin and origin.path else label
 
 
 class Executable:
@@ -105,7 +135,9 @@ class Executable:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plan, arrays, kind = self._prepare(args, kwargs)
         results = iter(plan.core.run_new([a._ref for a in arrays]))
-        return map_structure(plan.structure, lambda n: n if n is None else mirror(NDArray.wrap(next(results)), kind))
+        return map_structure(
+            plan.structure, lambda n: mirror(NDArray.wrap(next(results)), kind) if isinstance(n, Node) else n
+        )
 
     def run_into(self, outs: Any, *args: Any) -> None:
         """Run, writing the results into existing arrays (one array, or a flat sequence in the order of the outputs)."""
@@ -114,23 +146,31 @@ class Executable:
         plan.core.run([as_ndarray(o)._ref for o in targets], [a._ref for a in arrays])
 
     @property
-    def _last(self) -> PlanInfo:
-        return next(reversed(self._plans.values())).info
+    def name(self) -> str:
+        """The class of the module, or the name of the function, that was compiled."""
+        return type(self._fn).__name__ if isinstance(self._fn, Module) else getattr(self._fn, "__name__", "function")
+
+    @property
+    def last(self) -> CompiledPlan:
+        """The last used plan with what it was made from."""
+        return next(reversed(self._plans.values()))
 
     @property
     def plan(self) -> PlanInfo:
-        return self._last
+        return self.last.info
 
     @property
-    def memory(self) -> dict[str, int]:
-        """Bytes of the last used plan: its arena, the arena's lower bound, and the packed weights."""
-        info = self._last
-        return {
+    def memory(self) -> MemoryReport:
+        """The memory of the last used plan: its arena, the arena's lower bound, the packed weights, and every buffer."""
+        plan = self.last
+        info = plan.info
+        sizes = {
             "arena": info.arena_bytes,
             "lower_bound": info.lower_bound,
             "constants": sum(c.array._handle.nbytes for c in info.constants),
             "arenas": info.core.frames,
         }
+        return MemoryReport(sizes, [b._replace(label=plan.node(b.label)) for b in info.buffers], len(info.names))
 
     def profile(self, *args: Any, rounds: int = 10) -> list[tuple[str, str, float]]:
         """(kernel, node, median seconds) for every step."""

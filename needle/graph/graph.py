@@ -101,6 +101,18 @@ class Dim(Deferred):
     def __truediv__(self, other: Any) -> Dim:
         return self._apply("truediv", self, other)
 
+    def __rtruediv__(self, other: Any) -> Dim:
+        return self._apply("truediv", other, self)
+
+    def __pow__(self, other: Any) -> Dim:
+        return self._apply("pow", self, other)
+
+    def __floor__(self) -> Dim:
+        return self._apply("floor", self, 1)
+
+    def __ceil__(self) -> Dim:
+        return -(-self).__floor__()
+
     def __mod__(self, other: Any) -> Dim:
         return self._apply("mod", self, other)
 
@@ -137,6 +149,8 @@ SCALAR_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "floordiv": lambda a, b: a // b,
     "truediv": lambda a, b: a / b,
     "mod": lambda a, b: a % b,
+    "pow": lambda a, b: a**b,
+    "floor": lambda a, b: int(a // b),
 }
 
 

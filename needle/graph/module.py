@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
-from needle.nn.module import Module
+from needle.nn.module import Module, find_recorder
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, map_structure
 from .record import Recorder, Symbol
@@ -81,12 +82,24 @@ class GraphModule(Module):
         return [values[n] for n in names]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._interpret(self.bind(args, kwargs))
+
+    def run(self, *args: Any, watch: Callable[[Node, Any], Any], **kwargs: Any) -> Any:
+        """The result of a call; `watch(node, value)` is called after each node, in the graph's order."""
+        return self._interpret(self.bind(args, kwargs), watch)
+
+    def _interpret(self, values: list[Any], watch: Callable[[Node, Any], Any] | None = None) -> Any:
         from needle.interop import as_tensor
 
-        inputs = iter([as_tensor(v) for v in self.bind(args, kwargs)])
+        recorder = find_recorder(values)
+        inputs = iter([as_tensor(v) for v in values])
         env: dict[Node, Any] = {}
         for node in self._graph:
             env[node] = self._evaluate(node, env, inputs)
+            if recorder is not None and node.kind == "param":  # else what is made of parameters alone would be frozen
+                env[node] = recorder.param(env[node])
+            if watch is not None:
+                watch(node, env[node])
             for done in self._last_use.get(node, ()):
                 del env[done]
         return env[self._graph.output]
@@ -148,9 +161,16 @@ class ModuleRecorder(Recorder):
         super().__init__(static=False)
         self.leaf_paths = {id(m): p for p, m in root.named_modules() if m.is_leaf and p}
         self.param_paths = {id(t): p for p, t in root.named_tensors()}
+        self.calls: dict[str, int] = {}  # how often each layer was called so far
 
     def module(self, path: str, args: tuple, kwargs: dict, module: Any = None) -> Any:
-        return record_module(self, path, args, kwargs, module)
+        before = len(self.graph.nodes)
+        result = record_module(self, path, args, kwargs, module)
+        count = self.calls[path] = self.calls.get(path, 0) + 1
+        for node in self.graph.nodes[before:]:
+            if node.kind == "module":  # a fused node keeps the meta of the last call it covers
+                node.meta |= {"path": path, "call": count - 1}
+        return result
 
 
 def symbolic(module: Module, example: tuple | None = None) -> GraphModule:

@@ -100,6 +100,7 @@ class Recorder:
         return self._params[id(tensor)]
 
     def write(self, tensor: Tensor, value: Symbol) -> None:
+        tensor = tensor.node.meta["tensor"] if isinstance(tensor, Symbol) else tensor
         self.writes[id(tensor)] = (tensor, value)
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:

@@ -107,10 +107,70 @@ class Dropout(Module):
 
 def dropout(x: Tensor, p: float = 0.5, training: Any = True) -> Tensor:
     """See Dropout."""
-    if not training:
-        return x
-    keep = np.random.rand(*x.shape) <= 1 - p
-    return x * Tensor(keep.astype(x.dtype) / (1 - p), device=x.device, dtype=x.dtype, requires_grad=False)
+    return drop(x, x.shape, p) if training else x
+
+
+def drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
+    """x with elements, or what one element of `shape` broadcasts to, zeroed with probability p and the rest scaled."""
+    keep = (np.random.rand(*shape) <= 1 - p).astype(x.dtype)
+    return x * Tensor(keep / (1 - p) if p < 1 else keep * 0, device=x.device, dtype=x.dtype, requires_grad=False)
+
+
+def channel_shape(x: Tensor, batched: bool = True) -> tuple[int, ...]:
+    """The shape of x with one element per channel: (N, C, 1, ...), or of one sample (C, 1, ...)."""
+    return tuple(s if i <= batched else 1 for i, s in enumerate(x.shape))
+
+
+class Dropout1d(Dropout):
+    """Dropout of whole channels of (N, C, L), or of one sample (C, L)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return drop(x, channel_shape(x, x.ndim == 3), self.p) if self.training and self.p else x
+
+
+class Dropout2d(Dropout):
+    """Dropout of whole channels of (N, C, *); the first two axes count as N and C, however many there are, as in torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return drop(x, channel_shape(x), self.p) if self.training and self.p else x
+
+
+class Dropout3d(Dropout):
+    """Dropout of whole channels of (N, C, D, H, W), or of one sample (C, D, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return drop(x, channel_shape(x, x.ndim == 5), self.p) if self.training and self.p else x
+
+
+SELU_LIMIT = -1.7580993408473766  # selu at minus infinity: what alpha dropout puts in place of an element
+
+
+def alpha_drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
+    """As `drop`, but with selu's limit for zero and scaled and shifted so that mean 0 and variance 1 stay.
+
+    Klambauer et al., arXiv 1706.02515.
+    """
+    if p == 1:
+        return x * 0.0
+    keep = np.random.rand(*shape) <= 1 - p
+    scale = ((1 - p) * (1 + p * SELU_LIMIT**2)) ** -0.5
+    shift = np.where(keep, 0.0, SELU_LIMIT * scale) - SELU_LIMIT * scale * p
+    where: dict[str, Any] = {"device": x.device, "dtype": x.dtype, "requires_grad": False}
+    return x * Tensor(keep * scale, **where) + Tensor(shift, **where)
+
+
+class AlphaDropout(Dropout):
+    """Dropout that keeps mean 0 and variance 1, for networks of selu."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return alpha_drop(x, x.shape, self.p) if self.training and self.p else x
+
+
+class FeatureAlphaDropout(Dropout):
+    """AlphaDropout of whole channels of (N, C, *)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return alpha_drop(x, channel_shape(x), self.p) if self.training and self.p else x
 
 
 class SoftmaxLoss(Module):
@@ -121,27 +181,21 @@ class SoftmaxLoss(Module):
 
 
 class Softmax(Module):
-    def __init__(self, axis: int = -1) -> None:
+    """Softmax along an axis; None: torch's old rule, the first axis of 0, 1 or 3, else the second."""
+
+    def __init__(self, axis: int | None = -1) -> None:
         super().__init__()
         self.axis = axis
 
+    def axis_of(self, x: Tensor) -> int:
+        if self.axis is not None:
+            return self.axis
+        return 0 if x.ndim in (0, 1, 3) else 1
+
     def forward(self, x: Tensor) -> Tensor:
-        return ops.softmax(x, self.axis)
+        return ops.softmax(x, self.axis_of(x))
 
 
 class LogSoftmax(Softmax):
     def forward(self, x: Tensor) -> Tensor:
-        return ops.log_softmax(x, self.axis)
-
-
-class Upsample(Module):
-    """See ops.interpolate."""
-
-    def __init__(
-        self, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None
-    ) -> None:
-        super().__init__()
-        self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)
+        return ops.log_softmax(x, self.axis_of(x))

@@ -1,8 +1,9 @@
-"""Convolutions and pooling as layers, NCHW."""
+"""Convolutions as layers, NCHW."""
 
 from __future__ import annotations
 
-from typing import Any
+from math import prod
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -10,15 +11,38 @@ from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
 from needle.ops.common import pair
+from needle.ops.spatial import as_padding, per_axis
 
 from .module import Module, Parameter
+
+
+def pad_around(x: Tensor, padding: Any, kernel: tuple, dilation: tuple, mode: str) -> tuple[Tensor, Any]:
+    """x with the padding of a convolution in a mode other than zeros, and the padding that is left to do."""
+    if mode == "zeros":
+        return x, padding
+    n = len(kernel)
+    full = as_padding(padding, kernel, (1,) * n, dilation, "conv")
+    pads = [full[j] for i in reversed(range(n)) for j in (i, n + i)]
+    return (ops.pad(x, pads, mode=mode) if any(pads) else x), 0
+
+
+def draw_weights(
+    shape: tuple[int, ...], biases: int, fan_in: int, device: Device | None, dtype: str
+) -> tuple[Parameter, Tensor | None]:
+    """A weight and, for a number of biases, a bias as torch draws them: uniform, by the inputs of one output."""
+    weight = Parameter(init.kaiming_uniform(fan_in, 1, shape=shape), device=device, dtype=dtype)
+    if not biases:
+        return weight, None
+    bound = 1 / fan_in**0.5
+    return weight, Parameter(init.rand(biases, low=-bound, high=bound), device=device, dtype=dtype)
 
 
 class Conv(Module):
     """2-D convolution, NCHW in and out.
 
     layout="needle": weight (k, k, C_in, C_out), padding (k - 1) // 2 unless given; layout="torch": weight
-    (C_out, C_in / groups, k_h, k_w), padding 0 unless given. `padding`: int, pair, "same" or "valid".
+    (C_out, C_in / groups, k_h, k_w), padding 0 unless given. `padding`: int, pair, "same" or "valid"; `padding_mode`:
+    "zeros", "reflect", "replicate" or "circular".
     """
 
     def __init__(
@@ -34,6 +58,7 @@ class Conv(Module):
         dilation: Any = 1,
         groups: int = 1,
         layout: str = "needle",
+        padding_mode: str = "zeros",
     ) -> None:
         super().__init__()
         if in_channels % groups or out_channels % groups:
@@ -45,7 +70,7 @@ class Conv(Module):
         self.stride, self.dilation, self.groups, self._layout = pair(stride), pair(dilation), groups, layout
         if padding is None:
             padding = ((kh - 1) // 2, (kw - 1) // 2) if layout == "needle" else 0
-        self.padding = padding
+        self.padding, self.padding_mode = padding, padding_mode
         taps, per_group = kh * kw, in_channels // groups
         shape = (kh, kw, per_group, out_channels)
         drawn = init.kaiming_uniform(per_group * taps, out_channels * taps, shape=shape, device=device, dtype=dtype)
@@ -60,7 +85,8 @@ class Conv(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self._layout == "torch" else ops.permute(self.weight, (3, 2, 0, 1))
-        return ops.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        x, padding = pad_around(x, self.padding, self.kernel_size, self.dilation, self.padding_mode)
+        return ops.conv2d(x, weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
     def extra_repr(self) -> str:
         return (
@@ -68,8 +94,58 @@ class Conv(Module):
         )
 
 
+class Conv1d(Module):
+    """1-D convolution over (N, C, L); weight (C_out, C_in / groups, k) as torch's. Arguments as torch.nn.Conv1d."""
+
+    axes: ClassVar[int] = 1
+    convolve: ClassVar[Any] = staticmethod(ops.conv1d)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Device | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__()
+        label = type(self).__name__
+        if in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"[{label}] channels {in_channels} and {out_channels} expect to be multiples of groups, got {groups}."
+            )
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size = per_axis(label, kernel_size, self.axes)
+        self.stride, self.dilation = per_axis(label, stride, self.axes), per_axis(label, dilation, self.axes)
+        self.padding, self.padding_mode, self.groups = padding, padding_mode, groups
+        shape = (out_channels, in_channels // groups, *self.kernel_size)
+        self.weight, self.bias = draw_weights(shape, out_channels if bias else 0, prod(shape[1:]), device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, padding = pad_around(x, self.padding, self.kernel_size, self.dilation, self.padding_mode)
+        return self.convolve(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+    extra_repr = Conv.extra_repr
+
+
+class Conv3d(Conv1d):
+    """3-D convolution over (N, C, D, H, W); weight (C_out, C_in / groups, k_d, k_h, k_w) as torch's."""
+
+    axes = 3
+    convolve = staticmethod(ops.conv3d)
+
+
 class ConvTranspose2d(Module):
     """Transposed 2-D convolution; weight (C_in, C_out / groups, k_h, k_w) as torch's."""
+
+    axes: ClassVar[int] = 2
+    convolve: ClassVar[Any] = staticmethod(ops.conv_transpose2d)
 
     def __init__(
         self,
@@ -86,71 +162,29 @@ class ConvTranspose2d(Module):
         dtype: str = "float32",
     ) -> None:
         super().__init__()
-        kh, kw = pair(kernel_size)
-        self.stride, self.padding, self.output_padding = pair(stride), pair(padding), pair(output_padding)
-        self.dilation, self.groups = pair(dilation), groups
-        shape = (in_channels, out_channels // groups, kh, kw)
-        fan_in = out_channels // groups * kh * kw
-        self.weight = Parameter(init.kaiming_uniform(fan_in, 1, shape=shape), device=device, dtype=dtype)
-        self.bias: Tensor | None = None
-        if bias:
-            bound = 1 / fan_in**0.5
-            self.bias = Parameter(init.rand(out_channels, low=-bound, high=bound), device=device, dtype=dtype)
+        label = type(self).__name__
+        kernel = per_axis(label, kernel_size, self.axes)
+        given = (per_axis(label, v, self.axes) for v in (stride, padding, output_padding, dilation))
+        self.stride, self.padding, self.output_padding, self.dilation = given
+        self.groups = groups
+        shape = (in_channels, out_channels // groups, *kernel)
+        self.weight, self.bias = draw_weights(shape, out_channels if bias else 0, prod(shape[1:]), device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.conv_transpose2d(
+        return self.convolve(
             x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
 
 
-class MaxPool2d(Module):
-    """See ops.max_pool2d."""
+class ConvTranspose1d(ConvTranspose2d):
+    """Transposed 1-D convolution; weight (C_in, C_out / groups, k) as torch's."""
 
-    def __init__(
-        self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-    ) -> None:
-        super().__init__()
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
-        self.dilation, self.ceil_mode = dilation, ceil_mode
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+    axes = 1
+    convolve = staticmethod(ops.conv_transpose1d)
 
 
-class AvgPool2d(Module):
-    """See ops.avg_pool2d."""
+class ConvTranspose3d(ConvTranspose2d):
+    """Transposed 3-D convolution; weight (C_in, C_out / groups, k_d, k_h, k_w) as torch's."""
 
-    def __init__(
-        self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
-        self.ceil_mode, self.count_include_pad, self.divisor_override = ceil_mode, count_include_pad, divisor_override
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.avg_pool2d(
-            x,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
-
-
-class AdaptiveAvgPool2d(Module):
-    """See ops.adaptive_avg_pool2d."""
-
-    def __init__(self, output_size: Any) -> None:
-        super().__init__()
-        self.output_size = output_size
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.adaptive_avg_pool2d(x, self.output_size)
+    axes = 3
+    convolve = staticmethod(ops.conv_transpose3d)

@@ -22,15 +22,3 @@ class FunctionalBatchNorm(Module):
     def forward(self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> Tensor:
         training = self.training or mean is None
         return ops.batch_norm(x, mean, var, weight, bias, training, self.momentum, self.eps, unbiased=True)
-
-
-class ConstantPad2d(Module):
-    """Pads (left, right, top, bottom) with one value."""
-
-    def __init__(self, padding: Any, value: float = 0.0) -> None:
-        super().__init__()
-        self.padding, self.value = padding, value
-
-    def forward(self, x: Tensor) -> Tensor:
-        p = self.padding
-        return ops.pad(x, (p,) * 4 if isinstance(p, int) else tuple(p), value=self.value)

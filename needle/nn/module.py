@@ -47,7 +47,7 @@ class Module:
 
         @functools.wraps(init)
         def wrapped(self: Module, *args: Any, **kwargs: Any) -> None:
-            if type(self) is cls:
+            if "_config" not in self.__dict__:  # the outermost constructor: that of the object's own class
                 bound = signature.bind(self, *args, **kwargs).arguments
                 self._config = {k: v for k, v in bound.items() if k != "self"}
             init(self, *args, **kwargs)

@@ -1,11 +1,13 @@
-"""Normalisation layers."""
+"""Normalisation layers. Their parameters and buffers have torch's names and shapes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from needle import init, ops
-from needle.autograd import Tensor
+from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray import Device
 
 from .module import Module, Parameter
@@ -15,7 +17,8 @@ class BatchNorm2d(Module):
     """Batch normalisation over (N, C, H, W) per channel (Ioffe and Szegedy, 2015).
 
     running = (1 - momentum) running + momentum batch; running_var follows the biased batch variance, or torch's unbiased one
-    with unbiased=True. `count_batches` adds torch's buffer num_batches_tracked.
+    with unbiased=True. momentum None: the average over all batches. `count_batches` (always on then) adds torch's buffer
+    num_batches_tracked.
     """
 
     mode_dependent = True
@@ -24,7 +27,7 @@ class BatchNorm2d(Module):
         self,
         dim: int,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         device: Device | None = None,
         dtype: str = "float32",
         affine: bool = True,
@@ -45,14 +48,19 @@ class BatchNorm2d(Module):
             self.running_mean = init.zeros(dim, device=device, dtype=dtype)
             self.running_var = init.ones(dim, device=device, dtype=dtype)
         self.num_batches_tracked: Tensor | None = None
-        if count_batches and track_running_stats:
+        if (count_batches or momentum is None) and track_running_stats:
             self.num_batches_tracked = Tensor(
                 np.array(0, dtype="int64"), device=device, dtype="int64", requires_grad=False
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        momentum = self.momentum
         if self.training and self.num_batches_tracked is not None and x.recorder is None:
             self.num_batches_tracked.data = self.num_batches_tracked + 1
+        if self.training and momentum is None and self.num_batches_tracked is not None:
+            if x.recorder is not None:
+                raise Unsupported("momentum=None averages over all batches, which a recorded step does not count")
+            momentum = 1 / self.num_batches_tracked.item()
         return ops.batch_norm(
             x,
             self.running_mean,
@@ -60,7 +68,7 @@ class BatchNorm2d(Module):
             self.weight,
             self.bias,
             training=self.training or self.running_mean is None,
-            momentum=self.momentum,
+            momentum=momentum,
             eps=self.eps,
             unbiased=self.unbiased,
         )
@@ -73,17 +81,171 @@ class BatchNorm1d(BatchNorm2d):
     """Batch normalisation over (N, C) or (N, C, L)."""
 
 
-class LayerNorm1d(Module):
+class BatchNorm3d(BatchNorm2d):
+    """Batch normalisation over (N, C, D, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.reshape(super().forward(ops.flatten(x, 2)), x.shape)
+
+
+class FunctionalInstanceNorm(Module):
+    """Instance normalisation with the statistics and parameters given at the call."""
+
+    mode_dependent = True
+
+    def __init__(self, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+
+    def forward(self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> Tensor:
+        own = self.training or mean is None
+        return ops.instance_norm(x, mean, var, weight, bias, own, self.momentum, self.eps)
+
+
+class InstanceNorm(Module):
+    """Each channel of each sample normalised by itself: x (N, C, *) with `rank` axes after the channels, or one sample (C, *).
+
+    Tensors as torch's: weight and bias (C,) if affine; running statistics, used in evaluation, if track_running_stats.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        rank: int = 2,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Device | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__()
+        self.dim, self.rank, self.eps, self.momentum = dim, rank, eps, momentum
+        self.mode_dependent = track_running_stats  # type: ignore[misc]
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+        self.running_mean: Tensor | None = None
+        self.running_var: Tensor | None = None
+        self.num_batches_tracked: Tensor | None = None
+        if affine:
+            self.weight = Parameter(init.ones(dim), device=device, dtype=dtype)
+            self.bias = Parameter(init.zeros(dim), device=device, dtype=dtype)
+        if track_running_stats:
+            self.running_mean = init.zeros(dim, device=device, dtype=dtype)
+            self.running_var = init.ones(dim, device=device, dtype=dtype)
+            # torch has this buffer and never counts.
+            self.num_batches_tracked = init.zeros(device=device, dtype="int64")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == self.rank + 1:
+            return ops.squeeze(self.forward(ops.unsqueeze(x, 0)), 0)
+        own = self.training or self.running_mean is None
+        return ops.instance_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, own, self.momentum, self.eps
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}"
+
+
+class GroupNorm(Module):
+    """Each sample of (N, C, *) normalised over groups of num_channels / num_groups channels; weight and bias (C,) if affine."""
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Device | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__()
+        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+        if affine:
+            self.weight = Parameter(init.ones(num_channels), device=device, dtype=dtype)
+            self.bias = Parameter(init.zeros(num_channels), device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
+
+
+class LocalResponseNorm(Module):
+    """See ops.local_response_norm; x (N, C, *)."""
+
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
+        super().__init__()
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
+
+
+class RMSNorm(Module):
+    """Division by the root mean square over the last axes, of shape `normalized_shape`, which weight has.
+
+    eps None: the dtype's.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | tuple[int, ...],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Device | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
+        self.weight: Tensor | None = None
+        if elementwise_affine:
+            self.weight = Parameter(init.ones(*self.normalized_shape), device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, len(self.normalized_shape), self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}"
+
+
+class LayerNorm(Module):
+    """Layer normalisation over the last axes, of shape `normalized_shape`, which weight and bias have, too."""
+
+    def __init__(
+        self,
+        normalized_shape: int | tuple[int, ...],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Device | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+        if elementwise_affine:
+            self.weight = Parameter(init.ones(*self.normalized_shape), device=device, dtype=dtype)
+            if bias:
+                self.bias = Parameter(init.zeros(*self.normalized_shape), device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, self.weight, self.bias, len(self.normalized_shape), self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}"
+
+
+class LayerNorm1d(LayerNorm):
     """Normalises each row of (batch, dim); parameters `weight` and `bias` of shape (dim,)."""
 
     def __init__(self, dim: int, eps: float = 1e-5, device: Device | None = None, dtype: str = "float32") -> None:
-        super().__init__()
-        self.dim, self.eps = dim, eps
-        self.weight = Parameter(init.ones(dim), device=device, dtype=dtype)
-        self.bias = Parameter(init.zeros(dim), device=device, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = ops.mean(x, -1, keepdims=True)
-        centred = x - mean
-        variance = ops.mean(centred * centred, -1, keepdims=True)
-        return centred * ops.rsqrt(variance + self.eps) * self.weight + self.bias
+        super().__init__(dim, eps, device=device, dtype=dtype)
+        self.dim = dim

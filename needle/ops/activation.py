@@ -11,7 +11,7 @@ from needle.autograd import Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
 from .common import Elementwise, Unary, gradient_of_decomposition
-from .comparison import gt, lt
+from .comparison import ge, gt, lt
 from .elementwise import add, add_scalar, cast, divide_scalar, minimum, mul_scalar, multiply, negate, where
 from .maths import absolute, erf, erf_array, exp
 
@@ -293,7 +293,7 @@ class Hardswish(Activation):
     @staticmethod
     def slope(x: Tensor, alpha: Any) -> Tensor:
         inside = cast(lt(absolute(x), 3.0), x.dtype)
-        return add(multiply(inside, add_scalar(divide_scalar(x, 3.0), 0.5)), cast(gt(x, 3.0), x.dtype))
+        return add(multiply(inside, add_scalar(divide_scalar(x, 3.0), 0.5)), cast(ge(x, 3.0), x.dtype))
 
 
 @tensor_method()

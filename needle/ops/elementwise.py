@@ -329,8 +329,8 @@ class Where(Elementwise):
         zero = as_operand(0.0, out_grad)
         return (
             None,
-            unbroadcast(where(condition, out_grad, zero), a.shape),
-            unbroadcast(where(condition, zero, out_grad), b.shape),
+            unbroadcast(where(condition, out_grad, zero), a.shape) if a.requires_grad else None,
+            unbroadcast(where(condition, zero, out_grad), b.shape) if b.requires_grad else None,
         )
 
     @classmethod

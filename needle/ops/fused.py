@@ -44,6 +44,7 @@ class FusedLinearActivation(Op):
     activation: str = "relu"
     alpha: float = 0.0
     layout_of_weight: str = "torch"
+    flops = Linear.flops
 
     @property
     def label(self) -> str:
@@ -88,6 +89,7 @@ class FusedConv2dActivation(Op):
     has_bias: bool = False
     has_residual: bool = False
     layout = "blocked"
+    flops = Conv2d.flops
 
     @property
     def conv(self) -> Conv2d:
@@ -174,6 +176,7 @@ class FusedConvBatchNorm2d(Op):
     has_bias: bool = False
     has_residual: bool = False
     has_count: bool = False
+    flops = Conv2d.flops
 
     def must_decompose(self, *inputs: Any) -> bool:
         return is_on(self.training) or residual_broadcasts(self, inputs)
@@ -248,6 +251,7 @@ class FusedLinearBatchNorm(Op):
     alpha: float = 0.0
     has_bias: bool = False
     has_count: bool = False
+    flops = Linear.flops
 
     def must_decompose(self, *inputs: Any) -> bool:
         return is_on(self.training) or len(inputs[0].shape) != 2  # a third axis makes other channels than the features

@@ -44,7 +44,7 @@ class FusedBatchNormActivation(Op):
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         x, gamma, beta, mean, var = inputs[:5]
-        image, target = (x, out) if x.ndim == 5 else (as_rows(x), as_rows(out))
+        image, target = (x, out) if x.is_blocked else (as_rows(x), as_rows(out))
         code = activation_code(self.activation)
         call("batch_norm", [target], [image, *dense(mean, var, gamma, beta)], self.eps, code, self.alpha)
 

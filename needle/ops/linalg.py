@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ class MatMul(Op):
             )
         batch = broadcast_shape("matmul", tuple(a.shape[:-2]), tuple(b.shape[:-2]))
         return Spec((*batch, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())), str(a.dtype))
+
+    def flops(self, out: Any, a: Any, b: Any) -> int:
+        return 2 * prod(out.shape) * a.shape[-1]
 
     def compute(self, a: NDArray, b: NDArray) -> Any:
         shape = self.infer(a, b).shape
@@ -118,6 +122,9 @@ class Linear(Op):
 
     def infer(self, x: Any, weight: Any, bias: Any = None) -> Any:
         return infer_linear("linear", self.layout_of_weight, x, weight, bias)
+
+    def flops(self, out: Any, x: Any, *rest: Any) -> int:
+        return 2 * prod(out.shape) * x.shape[-1]
 
     def compute(self, x: NDArray, weight: NDArray, bias: NDArray | None = None) -> Any:
         return linear_kernel(x, weight, bias, self.layout_of_weight, "none", 0.0)

@@ -10,7 +10,8 @@ import numpy as np
 from needle.autograd import Tensor, op, tensor_method
 
 from .common import Unary
-from .elementwise import divide, mul_scalar, multiply, negate
+from .comparison import gt
+from .elementwise import divide, divide_scalar, mul_scalar, multiply, negate, where
 
 
 @op
@@ -190,8 +191,12 @@ class Softplus(Unary):
 
 
 @tensor_method()
-def softplus(a: Tensor) -> Tensor:
-    return Softplus()(a)
+def softplus(a: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + e ** (beta a)) / beta, but a itself where beta a > threshold."""
+    scaled = a if beta == 1 else mul_scalar(a, beta)
+    y = Softplus()(scaled)
+    y = y if beta == 1 else divide_scalar(y, beta)
+    return y if threshold >= 20 else where(gt(scaled, threshold), a, y)  # beyond 20 they are equal in float32
 
 
 class Step(Unary):

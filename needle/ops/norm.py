@@ -64,7 +64,7 @@ class BatchNorm(Op):
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         x, *values = inputs
-        image, target = (x, out) if x.ndim == 5 else (as_rows(x), as_rows(out))
+        image, target = (x, out) if x.is_blocked else (as_rows(x), as_rows(out))
         call("batch_norm", [target], [image, *dense(*values)], self.eps, 0, 0)
 
     def reference(self, x: np.ndarray, mean: np.ndarray, var: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
@@ -91,6 +91,7 @@ class BatchNorm(Op):
         return [
             ({"eps": 1e-3}, [(2, 5, 4, 3), (5,), Positive((5,)), (5,), (5,)]),
             ({}, [(4, 3), (3,), Positive((3,)), (3,), (3,)]),
+            ({}, [(2, 3, 2, 3, 4), (3,), Positive((3,)), (3,), (3,)]),
         ]
 
 
@@ -188,7 +189,7 @@ def batch_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     training: bool = False,
-    momentum: float = 0.1,
+    momentum: float | None = 0.1,
     eps: float = 1e-5,
     unbiased: bool = True,
 ) -> Tensor:
@@ -197,23 +198,30 @@ def batch_norm(
     from needle.init import ones, zeros
 
     if weight is None or bias is None:
-        like = running_mean if running_mean is not None else weight if weight is not None else bias
-        channels = like.shape[0] if like is not None else x.shape[1]
-        where: dict[str, Any] = {
-            "device": x.device,
-            "dtype": like.dtype if like is not None else x.dtype,
-            "requires_grad": False,
-        }
+        known = [t for t in (running_mean, weight, bias) if t is not None]
+        where: dict[str, Any] = {"device": x.device, "dtype": (known[0] if known else x).dtype, "requires_grad": False}
+        channels = known_size(known[0], 0) if known else known_size(x, 1)
         weight = ones(channels, **where) if weight is None else weight
         bias = zeros(channels, **where) if bias is None else bias
     if not training and running_mean is not None and running_var is not None:
         return BatchNorm(eps)(x, running_mean, running_var, weight, bias)
     y, batch_mean, batch_var, _ = BatchNormTrain(eps)(x, weight, bias)
     if running_mean is not None and running_var is not None:
-        batch_mean, batch_var = batch_mean.detach(), batch_var.detach()
-        if unbiased:
-            count = math.prod(x.shape[a] for a in other_axes(x))
-            batch_var = mul_scalar(batch_var, count / max(count - 1, 1))
-        for running, batch in ((running_mean, batch_mean), (running_var, batch_var)):
-            running.data = add(mul_scalar(running, 1 - momentum), mul_scalar(batch, momentum))
+        count = math.prod(x.shape[a] for a in other_axes(x))
+        batch_var = batch_var.detach()
+        move(running_mean, batch_mean.detach(), momentum)
+        move(running_var, mul_scalar(batch_var, count / max(count - 1, 1)) if unbiased else batch_var, momentum)
     return y
+
+
+def known_size(t: Any, axis: int) -> int:
+    """A size as a number, also of a symbol whose spec is known."""
+    spec = getattr(t, "spec", None)
+    return (t if spec is None else spec).shape[axis]
+
+
+def move(running: Tensor, batch: Tensor, momentum: float | None) -> None:
+    """Move a running statistic towards the batch's."""
+    if momentum is None:
+        raise ValueError("[batch_norm] momentum expects a number in training, got None.")
+    running.data = add(mul_scalar(running, 1 - momentum), mul_scalar(batch, momentum))

@@ -9,28 +9,35 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
-from .common import pair
 from .conv import each_window, pad_images, windows
+from .spatial import check_spatial, per_axis
 
 
-def pool_size(op: Any, x: Any) -> tuple[int, int]:
-    """Output height and width of a pooling with the attributes of `op`."""
-    if len(x.shape) != 4:
-        raise ValueError(f"[{op.label}] expects shape (N, C, H, W), got {tuple(x.shape)}.")
+def pool_sizes(op: Any, x: Any) -> tuple[int, ...]:
+    """Output size along every spatial axis of a pooling with the attributes of `op`."""
+    check_spatial(op.label, x, len(op.kernel_size))
+    dilations = getattr(op, "dilation", (1,) * len(op.kernel_size))
     sizes = []
-    for size, k, s, p, d in zip(
-        x.shape[2:], op.kernel_size, op.stride, op.padding, getattr(op, "dilation", (1, 1)), strict=True
-    ):
+    for size, k, s, p, d in zip(x.shape[2:], op.kernel_size, op.stride, op.padding, dilations, strict=True):
+        if 2 * p > k:
+            raise ValueError(f"[{op.label}] padding {op.padding} is more than half of the kernel {op.kernel_size}.")
         span = size + 2 * p - d * (k - 1) - 1
-        if span < 0:
+        n = (-(-span // s) if op.ceil_mode else span // s) + 1
+        if n < 1 or not size:
             raise ValueError(
                 f"[{op.label}] kernel {op.kernel_size} is larger than the padded input {tuple(x.shape[2:])}."
             )
-        n = (-(-span // s) if op.ceil_mode else span // s) + 1
         if op.ceil_mode and (n - 1) * s >= size + p:
             n -= 1  # the last window would start in the padding after the image
         sizes.append(n)
-    return sizes[0], sizes[1]
+    return tuple(sizes)
+
+
+def window(label: str, n: int, kernel_size: Any, stride: Any, *others: Any) -> Any:
+    """Kernel size, stride (by default the kernel's size) and other arguments, each with one value per axis."""
+    kernel = per_axis(label, kernel_size, n)
+    given = stride is not None and stride != [] and stride != ()
+    return (kernel, per_axis(label, stride, n) if given else kernel, *(per_axis(label, o, n) for o in others))
 
 
 class Pool(Op):
@@ -39,7 +46,7 @@ class Pool(Op):
     layout = "any"
 
     def infer(self, x: Any) -> Any:
-        return Spec((*x.shape[:2], *pool_size(self, x)), str(x.dtype))
+        return Spec((*x.shape[:2], *pool_sizes(self, x)), str(x.dtype))
 
     def kernel_attributes(self) -> tuple:
         raise NotImplementedError
@@ -72,11 +79,6 @@ class MaxPool2d(Pool):
     dilation: tuple = (1, 1)
     ceil_mode: bool = False
 
-    def infer(self, x: Any) -> Any:
-        if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
-            raise ValueError(f"[max_pool2d] padding {self.padding} is more than half of the kernel {self.kernel_size}.")
-        return Pool.infer(self, x)
-
     def row(self) -> str:
         return "max_pool2d"
 
@@ -88,7 +90,7 @@ class MaxPool2d(Pool):
 
     def _winners(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Maxima, and which kernel element they came from; of equal ones the first."""
-        size = pool_size(self, x)
+        size = pool_sizes(self, x)
         best, at = np.full((*x.shape[:2], *size), -np.inf, x.dtype), np.zeros((*x.shape[:2], *size), int)
         for i, j, window in windows(
             x, (*self.padding, *self.padding), self.kernel_size, self.stride, self.dilation, size, -np.inf
@@ -147,8 +149,9 @@ class MaxPool2dGrad(Op):
 def max_pool2d(
     x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Tensor:
-    stride = kernel_size if stride is None or stride == [] else stride
-    return MaxPool2d(pair(kernel_size), pair(stride), pair(padding), pair(dilation), bool(ceil_mode))(x)
+    """Arguments as in torch: numbers or pairs; the stride is the kernel's size unless given."""
+    kernel, step, pads, spread = window("max_pool2d", 2, kernel_size, stride, padding, dilation)
+    return MaxPool2d(kernel, step, pads, spread, bool(ceil_mode))(x)
 
 
 @op
@@ -170,7 +173,7 @@ class AvgPool2d(Pool):
 
     def divisor(self, x: Any) -> np.ndarray:
         """(OH, OW): by what the sum of each window is divided."""
-        size = pool_size(self, x)
+        size = pool_sizes(self, x)
         if self.divisor_override:
             return np.full(size, float(self.divisor_override))
         counts = []
@@ -181,7 +184,7 @@ class AvgPool2d(Pool):
         return np.outer(*counts).astype("float64")
 
     def reference(self, x: np.ndarray) -> Any:
-        size = pool_size(self, x)
+        size = pool_sizes(self, x)
         total = sum(
             w for _, _, w in windows(x, (*self.padding, *self.padding), self.kernel_size, self.stride, (1, 1), size)
         )
@@ -238,11 +241,18 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    stride = kernel_size if stride is None or stride == [] else stride
-    op = AvgPool2d(
-        pair(kernel_size), pair(stride), pair(padding), bool(ceil_mode), bool(count_include_pad), divisor_override
-    )
-    return op(x)
+    """Arguments as in torch: numbers or pairs; the stride is the kernel's size unless given."""
+    kernel, step, pads = window("avg_pool2d", 2, kernel_size, stride, padding)
+    return AvgPool2d(kernel, step, pads, bool(ceil_mode), bool(count_include_pad), divisor_override)(x)
+
+
+def infer_adaptive(op: Any, x: Any) -> Spec:
+    """Output of an adaptive pooling with the attribute `output_size`, in which None keeps the input's size."""
+    check_spatial(op.label, x, len(op.output_size))
+    size = tuple(n if s is None else int(s) for s, n in zip(op.output_size, x.shape[2:], strict=True))
+    if min(x.shape[2:]) < 1 or min(size) < 1:
+        raise ValueError(f"[{op.label}] output size {size} and input {tuple(x.shape)} are expected not to be empty.")
+    return Spec((*x.shape[:2], *size), str(x.dtype))
 
 
 @op
@@ -258,10 +268,7 @@ class AdaptiveAvgPool2d(Pool):
         return ()
 
     def infer(self, x: Any) -> Any:
-        if len(x.shape) != 4:
-            raise ValueError(f"[adaptive_avg_pool2d] expects shape (N, C, H, W), got {tuple(x.shape)}.")
-        size = tuple(n if s is None else int(s) for s, n in zip(self.output_size, x.shape[2:], strict=True))
-        return Spec((*x.shape[:2], *size), str(x.dtype))
+        return infer_adaptive(self, x)
 
     def reference(self, x: np.ndarray) -> Any:
         rows, columns = region_means(tuple(x.shape[2:]), self.infer(x).shape[2:])
@@ -309,4 +316,4 @@ class AdaptiveAvgPool2dGrad(Op):
 
 def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
     """output_size: a number, or a pair in which None keeps the input's size."""
-    return AdaptiveAvgPool2d(pair(output_size))(x)
+    return AdaptiveAvgPool2d(per_axis("adaptive_avg_pool2d", output_size, 2))(x)

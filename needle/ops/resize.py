@@ -1,4 +1,4 @@
-"""Interpolation of images, as torch.nn.functional.interpolate."""
+"""Interpolation over one, two or three axes, as torch.nn.functional.interpolate."""
 
 from __future__ import annotations
 
@@ -10,9 +10,23 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
-from .common import pair
+from .linalg import matmul
+from .pool import AdaptiveAvgPool2d
+from .pool_nd import AdaptiveAvgPoolNd
+from .spatial import SHAPES, on_frames, on_row, per_axis
 
-MODES = ("nearest", "bilinear")
+MODES = {  # the numbers of axes that each mode resizes
+    "nearest": (1, 2, 3),
+    "nearest-exact": (1, 2, 3),
+    "area": (1, 2, 3),
+    "linear": (1,),
+    "bilinear": (2,),
+    "bicubic": (2,),
+    "trilinear": (3,),
+}
+KERNELS = ("nearest", "bilinear")  # modes with kernels for images
+CORNERS = ("linear", "bilinear", "bicubic", "trilinear")  # modes that take align_corners
+CUBIC = -0.75  # torch's coefficient of bicubic convolution (Keys, 1981)
 
 
 def source_scale(n: int, out: int, factor: float | None, align_corners: bool) -> float:
@@ -26,8 +40,17 @@ def resize_matrix(n: int, out: int, mode: str, scale: float, align_corners: bool
     """The (out, n) matrix that resizes one axis."""
     m = np.zeros((out, n))
     at = np.arange(out)
-    if mode == "nearest":  # torch computes the index in float32
-        m[at, np.minimum((at * np.float32(scale)).astype(int), n - 1)] = 1
+    if mode.startswith("nearest"):  # torch computes the index in float32
+        step = np.float32(scale)
+        exact = mode == "nearest-exact"
+        index = np.maximum((at + np.float32(0.5)) * step - np.float32(0.5), 0) + np.float32(0.5) if exact else at * step
+        m[at, np.minimum(index.astype(int), n - 1)] = 1
+        return m
+    if mode == "bicubic":
+        x = at * scale if align_corners else (at + 0.5) * scale - 0.5
+        low = np.minimum(np.floor(x), n - 1).astype(int)
+        for offset, weight in zip((-1, 0, 1, 2), cubic_weights(np.clip(x - low, 0, 1)), strict=True):
+            np.add.at(m, (at, np.clip(low + offset, 0, n - 1)), weight)
         return m
     x = at * scale if align_corners else np.maximum((at + 0.5) * scale - 0.5, 0)
     low = np.minimum(x.astype(int), n - 1)
@@ -36,12 +59,25 @@ def resize_matrix(n: int, out: int, mode: str, scale: float, align_corners: bool
     return m
 
 
+def cubic_weights(t: np.ndarray) -> list[np.ndarray]:
+    """Weights of the four neighbours of a point at `t` between the second and the third."""
+
+    def near(d: np.ndarray) -> np.ndarray:
+        return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
+
+    def far(d: np.ndarray) -> np.ndarray:
+        return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
 class Resize(Op):
     layout = "any"
 
     def _scales(self, size: tuple, out: tuple) -> list[float]:
         a = self.attributes()
-        factors = a["scale_factor"] or (None, None)
+        given = None if a.get("recompute_scale_factor") else a["scale_factor"]
+        factors = per_axis("interpolate", given, len(size))
         return [source_scale(n, o, f, a["align_corners"]) for n, o, f in zip(size, out, factors, strict=True)]
 
     def _matrices(self, size: tuple, out: tuple, dtype: Any) -> list[np.ndarray]:
@@ -55,22 +91,53 @@ class Resize(Op):
 
 @op
 class Interpolate(Resize):
-    """x (N, C, H, W) at another size; `scale_factor` fixes the sampling step, and the size where that is None."""
+    """x (N, C, L), (N, C, H, W) or (N, C, D, H, W) at another size; size and scale_factor: one number or one per axis.
+
+    `scale_factor` fixes the size where that is None, and the sampling step unless `recompute_scale_factor` is set.
+    """
 
     size: Any = None
     scale_factor: Any = None
     mode: str = "nearest"
     align_corners: bool = False
+    recompute_scale_factor: bool = False
 
     def infer(self, x: Any) -> Any:
-        if len(x.shape) != 4:
-            raise ValueError(f"[interpolate] expects shape (N, C, H, W), got {tuple(x.shape)}.")
-        size = self.size
-        if size is None:
-            size = tuple(math.floor(n * f) for n, f in zip(x.shape[2:], self.scale_factor, strict=True))
-        if min(size) < 1:
-            raise ValueError(f"[interpolate] size {tuple(size)} is empty.")
-        return Spec((*x.shape[:2], *(int(s) for s in size)), str(x.dtype))
+        n = len(x.shape) - 2
+        if n not in MODES[self.mode]:
+            shapes = " or ".join(SHAPES[i] for i in MODES[self.mode])
+            raise ValueError(f"[interpolate] mode {self.mode} expects shape {shapes}, got {tuple(x.shape)}.")
+        if self.size is None:
+            factors = per_axis("interpolate", self.scale_factor, n)
+            size = tuple(math.floor(m * f) for m, f in zip(x.shape[2:], factors, strict=True))
+        else:
+            size = tuple(int(s) for s in per_axis("interpolate", self.size, n))
+        if min(size) < 1 or min(x.shape[2:]) < 1:
+            raise ValueError(f"[interpolate] expects sizes of at least 1, got {tuple(x.shape[2:])} and {size}.")
+        return Spec((*x.shape[:2], *size), str(x.dtype))
+
+    def must_decompose(self, *inputs: Any) -> bool:
+        recorder = inputs[0].recorder
+        if recorder is not None and not recorder.static:
+            return False
+        return self.mode not in KERNELS or len(inputs[0].shape) != 4
+
+    def decompose(self, x: Tensor) -> Tensor:
+        before, after = tuple(x.shape[2:]), self.infer(x).shape[2:]
+        if self.mode == "area":
+            return (AdaptiveAvgPool2d(after) if len(after) == 2 else AdaptiveAvgPoolNd(after))(x)
+        mode = {"linear": "bilinear", "trilinear": "bilinear"}.get(self.mode, self.mode)
+        steps = self._scales(before, after)
+
+        def images(size: tuple, scales: tuple) -> Any:
+            return lambda t: resize_images(t, size, scales, mode, self.align_corners)
+
+        if len(after) == 1:
+            return on_row(images((1, *after), (1.0, *steps)), x)
+        if len(after) == 2:
+            return images(after, tuple(steps))(x)
+        depth = images((after[0], after[1] * after[2]), (steps[0], 1.0))
+        return on_frames(images(after[1:], tuple(steps[1:])), depth, x)
 
     def compute(self, x: NDArray) -> Any:
         out = NDArray.empty(*self.infer(x))
@@ -90,7 +157,8 @@ class Interpolate(Resize):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a = self.attributes()
-        return InterpolateGrad(tuple(node.inputs[0].shape), a["scale_factor"], a["mode"], a["align_corners"])(out_grad)
+        shape, given = tuple(node.inputs[0].shape), None if a["recompute_scale_factor"] else a["scale_factor"]
+        return InterpolateGrad(shape, given, a["mode"], a["align_corners"])(out_grad)
 
     @classmethod
     def samples(cls) -> list:
@@ -102,6 +170,14 @@ class Interpolate(Resize):
             ({"size": (7, 3), **bilinear}, x),
             ({"scale_factor": (2.0, 2.0), "align_corners": True, **bilinear}, [(1, 17, 5, 4)]),
             ({"scale_factor": (1.7, 0.6), **bilinear}, x),
+            ({"scale_factor": 1.7, "recompute_scale_factor": True, **bilinear}, x),
+            ({"size": 7, "mode": "linear"}, [(2, 3, 5)]),
+            ({"size": (4, 3, 6)}, [(1, 2, 3, 5, 4)]),
+            ({"scale_factor": (1.5, 2.0, 0.7), "mode": "trilinear"}, [(1, 2, 3, 5, 4)]),
+            ({"size": (7, 3), "mode": "nearest-exact"}, x),
+            ({"scale_factor": (1.7, 0.6), "mode": "bicubic"}, x),
+            ({"size": (3, 4), "mode": "bicubic", "align_corners": True}, x),
+            ({"scale_factor": 0.5, "mode": "area"}, [(2, 3, 5)]),
         ]
 
 
@@ -133,18 +209,44 @@ class InterpolateGrad(Resize):
         return Interpolate(tuple(node.inputs[0].shape[2:]), self.scale_factor, self.mode, self.align_corners)(out_grad)
 
 
+def resize_images(x: Tensor, size: tuple, scales: tuple, mode: str, align_corners: bool) -> Tensor:
+    """x (N, C, H, W) at `size` with input pixels per output pixel `scales`: by kernels, else by a matrix per axis."""
+    before = tuple(x.shape[2:])
+    if mode == "nearest-exact" and all(o % n == 0 and s == n / o for n, o, s in zip(before, size, scales, strict=True)):
+        mode = "nearest"  # the same pixels
+    if mode in KERNELS:
+        factors = None if align_corners else tuple(1 / s for s in scales)
+        return Interpolate(size, factors, mode, align_corners)(x)
+    for axis in (1, 0):
+        if size[axis] == before[axis] and scales[axis] == 1:
+            continue
+        matrix = resize_matrix(before[axis], size[axis], mode, scales[axis], align_corners)
+        values = Tensor(matrix.T if axis else matrix, device=x.device, dtype=x.dtype, requires_grad=False)
+        x = matmul(x, values) if axis else matmul(values, x)
+    return x
+
+
 def interpolate(
-    x: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None
+    x: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
 ) -> Tensor:
-    """x (N, C, H, W) resized to `size` (may be symbolic) or by `scale_factor`; numbers or pairs."""
+    """x (N, C, and one to three axes) resized to `size` (may be symbolic) or by `scale_factor`; numbers or one per axis."""
     if (size is None) == (scale_factor is None):
         raise ValueError("[interpolate] expects either size or scale_factor.")
     if mode not in MODES:
-        raise ValueError(f"[interpolate] mode expects {' or '.join(MODES)}, got {mode}.")
-    if mode == "nearest" and align_corners:
-        raise ValueError("[interpolate] align_corners goes with mode bilinear only.")
-    factors = None if scale_factor is None else tuple(float(f) for f in pair(scale_factor))
-    return Interpolate(None if size is None else pair(size), factors, mode, bool(align_corners))(x)
+        raise ValueError(f"[interpolate] mode expects {', '.join(MODES)}, got {mode}.")
+    if align_corners and mode not in CORNERS:
+        raise ValueError(f"[interpolate] align_corners goes with modes {', '.join(CORNERS)} only, got {mode}.")
+    if recompute_scale_factor and scale_factor is None:
+        raise ValueError("[interpolate] recompute_scale_factor goes with scale_factor only.")
+    if isinstance(scale_factor, tuple | list):
+        scale_factor = tuple(float(f) for f in scale_factor)
+    size = tuple(size) if isinstance(size, list) else size
+    return Interpolate(size, scale_factor, mode, bool(align_corners), bool(recompute_scale_factor))(x)
 
 
 upsample = interpolate

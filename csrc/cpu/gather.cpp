@@ -1,0 +1,67 @@
+// Rows of a table by their numbers, and the reverse: rows added into a table.
+#include "cpu/strided.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+NEEDLE_INLINE int64_t number_at(const View& v, int64_t i) {
+  return v.dtype == DType::i32 ? v.as<int32_t>()[i * v.stride[0]] : v.as<int64_t>()[i * v.stride[0]];
+}
+
+// What a row outside of the table is made of: a kernel cannot raise.
+NEEDLE_INLINE float missing(float) { return __builtin_nanf(""); }
+NEEDLE_INLINE double missing(double) { return __builtin_nan(""); }
+template <class T>
+NEEDLE_INLINE T missing(T) {
+  return T(0);
+}
+
+}  // namespace
+
+// Table (N, D) and numbers (M) to (M, D).
+void gather_rows(const Call& c) {
+  const View &out = c.out[0], &table = c.in[0], &numbers = c.in[1];
+  int64_t count = table.shape[0], size = table.shape[1];
+  with_type(table.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_ranges(c.exec, out.shape[0], size, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) {
+        int64_t row = number_at(numbers, i);
+        T* to = out.as<T>() + i * out.stride[0];
+        if (row < 0 || row >= count) {
+          for (int64_t j = 0; j < size; j++) to[j * out.stride[1]] = missing(T(0));
+          continue;
+        }
+        const T* from = table.as<T>() + row * table.stride[0];
+        if (out.stride[1] == 1 && table.stride[1] == 1)
+          std::memcpy(to, from, size * sizeof(T));
+        else
+          convert(to, out.stride[1], from, table.stride[1], size);
+      }
+    });
+  });
+}
+
+// Rows (M, D) and numbers (M) to a table (N, D) that holds their sums, in the order of the rows; those of number `skip`
+// and those outside of the table are left out.
+void scatter_add_rows(const Call& c) {
+  const View &out = c.out[0], &rows = c.in[0], &numbers = c.in[1];
+  int64_t count = out.shape[0], skip = c.i(0);
+  with_type(rows.dtype, [&](auto t) {
+    using T = decltype(t);
+    // Tasks are ranges of columns, so that no two add to one element.
+    parallel_ranges(c.exec, out.shape[1], count + rows.shape[0], [&](int64_t begin, int64_t end) {
+      for (int64_t k = 0; k < count; k++)
+        for (int64_t j = begin; j < end; j++) out.as<T>()[k * out.stride[0] + j * out.stride[1]] = T(0);
+      for (int64_t i = 0; i < rows.shape[0]; i++) {
+        int64_t row = number_at(numbers, i);
+        if (row < 0 || row >= count || row == skip) continue;
+        T* to = out.as<T>() + row * out.stride[0];
+        const T* from = rows.as<T>() + i * rows.stride[0];
+        for (int64_t j = begin; j < end; j++) to[j * out.stride[1]] += from[j * rows.stride[1]];
+      }
+    });
+  });
+}
+
+}  // namespace needle::NEEDLE_ISA

@@ -1,0 +1,41 @@
+"""Tables of vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from needle import init, ops
+from needle.autograd import Tensor
+from needle.backend_ndarray import Device
+
+from .module import Module, Parameter
+
+
+class Embedding(Module):
+    """Indices (*) to rows (*, embedding_dim) of `weight` (num_embeddings, embedding_dim), drawn from N(0, 1).
+
+    padding_idx: a row that starts as zeros and gets no gradient.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        device: Device | None = None,
+        dtype: str = "float32",
+        padding_idx: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        drawn = init.randn(num_embeddings, embedding_dim, device=device, dtype=dtype)
+        if padding_idx is not None:
+            values = drawn.numpy()
+            values[padding_idx] = 0
+            drawn = Tensor(np.asarray(values), device=device, dtype=dtype)
+        self.weight = Parameter(drawn, device=device, dtype=dtype)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return ops.embedding(indices, self.weight, self.padding_idx)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"

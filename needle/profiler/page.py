@@ -1,0 +1,43 @@
+"""HTML pages of profiles: one self-contained file, rendered from the plain data that JSON holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import plots
+from .result import COLUMNS, TEXTS, short
+
+try:
+    import jinja2
+except ImportError:
+    raise ImportError("[profile] pages need jinja2: pip install 'torch2needle[report]'.") from None
+
+FOLDER = Path(__file__).parent
+
+
+def environment(*folders: Path) -> jinja2.Environment:
+    """Templates of this folder and of others, with the tables' columns and formats at hand."""
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, FOLDER]), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    env.globals |= {"COLUMNS": COLUMNS, "TEXTS": TEXTS}
+    env.filters |= {"short": short, "shape": lambda s: " x ".join(map(str, s))}
+    return env
+
+
+def profile_plots(profile: dict[str, Any]) -> list[tuple[str, str]]:
+    """(title, data URL) of every picture of one profile."""
+    rows, memory = profile["rows"], profile["memory"]
+    drawn = [("Time by operator", plots.operator_times(rows)), ("Roofline", plots.roofline(rows, profile["machine"]))]
+    if "buffers" in memory:
+        drawn.append(("Memory plan", plots.memory_plan(memory)))
+    elif profile["timeline"]:
+        drawn.append(("Memory", plots.memory_line(profile["timeline"])))
+    return [(title, plots.inline(figure)) for title, figure in drawn]
+
+
+def profile_page(profile: dict[str, Any]) -> str:
+    """The page of one profile."""
+    template = environment().get_template("profile.html")
+    return template.render(profile=profile, machine=profile["machine"], pictures=profile_plots(profile))

@@ -1,0 +1,143 @@
+"""`profile`: runs a model a few times, with and without timers inside."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from needle.executor import Executable, compile
+from needle.executor.builder import LAYOUT
+from needle.executor.executable import CompiledPlan
+from needle.graph import map_structure
+from needle.interop import as_tensor
+from needle.nn.module import Module
+
+from .peaks import measure_peaks
+from .record import Call, recording
+from .result import Event, Profile, Row
+
+
+def profile(model: Module | Executable, x: Any, rounds: int = 10, compiled: bool = False) -> Profile:
+    """Where the time of `model(x)` goes.
+
+    model: a Module (its eager forward, op by op) or an Executable (the steps of its plan); with `compiled` a Module is
+        compiled first. Modules that behave differently in training must be in eval mode: a profile changes nothing.
+    x: the input, or a tuple of inputs; arrays of any library.
+    rounds: timed runs, of which the medians are taken; whole runs without timers alternate with them.
+    """
+    if rounds < 1:
+        raise ValueError(f"[profile] rounds expects at least 1, got {rounds}.")
+    args = x if isinstance(x, tuple) else (x,)
+    if isinstance(model, Executable):
+        return profile_executable(model, args, rounds)
+    if not isinstance(model, Module):
+        raise TypeError(f"[profile] expects a Module or an Executable, got {type(model).__name__}.")
+    if compiled:
+        return profile_executable(compile(model, args), args, rounds)
+    return profile_module(model, args, rounds)
+
+
+def shapes(args: tuple) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    map_structure(args, lambda a: found.append(tuple(a.shape)) if hasattr(a, "shape") else None)
+    return found
+
+
+def whole(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def progress(rounds: int) -> Any:
+    """Shown only when the profile takes longer than a second."""
+    return tqdm(range(rounds), desc="profile", unit="round", leave=False, delay=1)
+
+
+def profile_module(model: Module, args: tuple, rounds: int) -> Profile:
+    training = [p or type(m).__name__ for p, m in model.named_modules() if m.mode_dependent and m.training]
+    if training:
+        raise ValueError(
+            f"[profile] {len(training)} modules are in training mode (first: {training[0]}); call net.eval()."
+        )
+    inputs = tuple(map_structure(args, as_tensor))
+    model(*inputs)
+    peaks = measure_peaks()
+    times, runs = [], []
+    for _ in progress(rounds):
+        times.append(whole(lambda: model(*inputs)))
+        with recording(model) as recorder:
+            model(*inputs)
+        runs.append(recorder.calls)
+    with recording(model) as tracked:
+        tracked.track = True
+        start = time.perf_counter()
+        model(*inputs)
+    rows = merge(runs)
+    row_of = {r[:3]: i for i, r in enumerate(rows)}
+    timeline = [Event(c.name, c.op, c.start - start, c.seconds, c.live, row_of.get(c[:3])) for c in tracked.calls]
+    peak = max((e.live for e in timeline), default=0)
+    name = type(model).__name__
+    return Profile("eager", name, shapes(args), rounds, times, rows, timeline, peaks, {"peak": peak})
+
+
+def merge(runs: Sequence[Sequence[Call]]) -> list[Row]:
+    """One row for all calls of an op at one place with one shape."""
+    seconds: dict[tuple[str, str, tuple[int, ...]], list[float]] = {}
+    facts: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    for i, calls in enumerate(runs):
+        for c in calls:
+            key = c[:3]
+            seconds.setdefault(key, [0.0] * len(runs))[i] += c.seconds
+            if i == 0:
+                sums = facts.setdefault(key, [0] * 5)
+                facts[key] = [a + b for a, b in zip(sums, (1, c.flops, c.read, c.written, c.memory), strict=True)]
+    return [
+        Row(*key, n, statistics.median(seconds[key]), flops, read, written, memory)
+        for key, (n, flops, read, written, memory) in facts.items()
+    ]
+
+
+def profile_executable(exe: Executable, args: tuple, rounds: int) -> Profile:
+    exe(*args)
+    peaks = measure_peaks()
+    times, runs = [], []
+    for _ in progress(rounds):
+        times.append(whole(lambda: exe(*args)))
+        runs.append(exe.profile(*args, rounds=1))
+    plan = exe.last
+    info = plan.info
+    seconds = [statistics.median(step) for step in zip(*([t for _, _, t in r] for r in runs), strict=True)]
+    flops = step_flops(plan, seconds)
+    memory = exe.memory
+    live = memory.live
+    rows, timeline, start = [], [], 0.0
+    for i, (label, kernel, shape, (read, written)) in enumerate(
+        zip(info.labels, info.names, info.shapes, info.traffic, strict=True)
+    ):
+        new = sum(b.nbytes for b in memory.buffers if b.first == i)
+        name = plan.node(label)
+        rows.append(Row(name, kernel, tuple(shape), 1, seconds[i], flops[i], read, written, new))
+        timeline.append(Event(name, kernel, start, seconds[i], live[i], i))
+        start += seconds[i]
+    return Profile("compiled", exe.name, shapes(args), rounds, times, rows, timeline, peaks, memory.timeline())
+
+
+def step_flops(plan: CompiledPlan, seconds: Sequence[float]) -> list[int]:
+    """Operations of every step: an op's belong to its slowest kernel, shared by that kernel's steps; the others move data."""
+    steps: dict[str, list[int]] = {}
+    for i, (label, kernel) in enumerate(zip(plan.info.labels, plan.info.names, strict=True)):
+        if label in plan.origins and kernel not in LAYOUT:
+            steps.setdefault(label, []).append(i)
+    flops = [0] * len(seconds)
+    for label, own in steps.items():
+        kernel = plan.info.names[max(own, key=lambda i: seconds[i])]
+        working = [i for i in own if plan.info.names[i] == kernel]
+        each, rest = divmod(plan.origins[label].flops, len(working))
+        for i in working:
+            flops[i] = each + (rest if i == working[0] else 0)
+    return flops

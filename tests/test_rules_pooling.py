@@ -1,0 +1,137 @@
+"""Rules of pooling over one, two and three axes, against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import torch2needle  # noqa: E402
+from conversion import Calls, converts  # noqa: E402
+
+LINE, IMAGE, VOLUME = (2, 4, 11), (2, 4, 9, 7), (2, 3, 5, 6, 7)
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "max1d": (lambda: nn.MaxPool1d(3), LINE),
+    "max1d all": (lambda: nn.MaxPool1d(3, 2, 1, 2, ceil_mode=True), LINE),
+    "max1d stride over kernel": (lambda: nn.MaxPool1d(2, 4), LINE),
+    "max1d ceil last window in padding": (lambda: nn.MaxPool1d(2, 2, 1, ceil_mode=True), LINE),
+    "max1d ceil kernel over input": (lambda: nn.MaxPool1d(3, 2, ceil_mode=True), (2, 4, 2)),
+    "max2d": (lambda: nn.MaxPool2d(3, 2, 1), IMAGE),
+    "max2d ceil": (lambda: nn.MaxPool2d(2, ceil_mode=True), IMAGE),
+    "max2d ceil kernel over input": (lambda: nn.MaxPool2d((2, 3), 2, ceil_mode=True), (2, 4, 1, 7)),
+    "max2d dilated": (lambda: nn.MaxPool2d((3, 2), (1, 3), (1, 1), (2, 3)), IMAGE),
+    "max3d": (lambda: nn.MaxPool3d(2), VOLUME),
+    "max3d all": (lambda: nn.MaxPool3d((3, 2, 3), (2, 1, 3), (1, 1, 0), (1, 2, 2), ceil_mode=True), VOLUME),
+    "max3d flat": (lambda: nn.MaxPool3d((1, 2, 2), ceil_mode=True), (1, 3, 1, 5, 5)),
+    "avg1d": (lambda: nn.AvgPool1d(3), LINE),
+    "avg1d all": (lambda: nn.AvgPool1d(4, 3, 2, ceil_mode=True, count_include_pad=False), LINE),
+    "avg1d ceil": (lambda: nn.AvgPool1d(3, 3, 1, ceil_mode=True), LINE),
+    "avg2d": (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), IMAGE),
+    "avg2d ceil": (lambda: nn.AvgPool2d((2, 3), (4, 2), (1, 1), ceil_mode=True), IMAGE),
+    "avg2d divisor": (lambda: nn.AvgPool2d(3, 2, 1, True, divisor_override=4), IMAGE),
+    "avg3d": (lambda: nn.AvgPool3d(2), VOLUME),
+    "avg3d ceil": (lambda: nn.AvgPool3d(3, 2, 1, ceil_mode=True), VOLUME),
+    "avg3d inside only": (lambda: nn.AvgPool3d((2, 3, 3), (2, 2, 3), 1, True, count_include_pad=False), VOLUME),
+    "avg3d divisor": (lambda: nn.AvgPool3d((2, 3, 2), 2, (1, 1, 0), divisor_override=5), VOLUME),
+    "adaptive avg1d": (lambda: nn.AdaptiveAvgPool1d(4), LINE),
+    "adaptive avg2d": (lambda: nn.AdaptiveAvgPool2d((3, None)), IMAGE),
+    "adaptive avg2d larger": (lambda: nn.AdaptiveAvgPool2d((13, 8)), IMAGE),
+    "adaptive avg3d": (lambda: nn.AdaptiveAvgPool3d((3, None, 2)), VOLUME),
+    "adaptive avg3d larger": (lambda: nn.AdaptiveAvgPool3d(8), VOLUME),
+    "adaptive avg3d one": (lambda: nn.AdaptiveAvgPool3d(1), VOLUME),
+    "adaptive max1d": (lambda: nn.AdaptiveMaxPool1d(4), LINE),
+    "adaptive max1d larger": (lambda: nn.AdaptiveMaxPool1d(14), LINE),
+    "adaptive max2d": (lambda: nn.AdaptiveMaxPool2d((4, None)), IMAGE),
+    "adaptive max2d divisor": (lambda: nn.AdaptiveMaxPool2d((3, 1)), IMAGE),
+    "adaptive max2d larger": (lambda: nn.AdaptiveMaxPool2d(10), IMAGE),
+    "adaptive max3d": (lambda: nn.AdaptiveMaxPool3d((2, 4, None)), VOLUME),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module(name: str) -> None:
+    make, shape = MODULES[name]
+    converts(nn.Sequential(make()), shape)
+
+
+FUNCTIONS: dict[str, tuple[Callable, tuple[int, ...]]] = {
+    "max1d": (lambda x: F.max_pool1d(x, 3, stride=2, padding=1) + torch.max_pool1d(x, [3], [2], 1), LINE),
+    "max2d": (lambda x: F.max_pool2d(x, kernel_size=3, stride=2, padding=1) + torch.max_pool2d(x, 3, 2, 1), IMAGE),
+    "max3d": (lambda x: F.max_pool3d(x, (1, 2, 2)) + torch.max_pool3d(x, (1, 2, 2)), VOLUME),
+    "avg1d": (lambda x: F.avg_pool1d(x, 2, ceil_mode=True), LINE),
+    "avg2d": (lambda x: F.avg_pool2d(x, (3, 2), stride=2, padding=1), IMAGE),
+    "avg3d": (lambda x: F.avg_pool3d(x, 3, 2, 1, divisor_override=2), VOLUME),
+    "adaptive avg": (lambda x: F.adaptive_avg_pool1d(x, 1) + torch.adaptive_avg_pool1d(x, 11), LINE),
+    "adaptive avg2d": (lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 3, 2)), IMAGE),
+    "adaptive avg3d": (lambda x: F.adaptive_avg_pool3d(x, (2, 3, 1)), VOLUME),
+    "adaptive max1d": (lambda x: F.adaptive_max_pool1d(x, 3), LINE),
+    "adaptive max2d": (lambda x: F.adaptive_max_pool2d(x, (2, 5)), IMAGE),
+    "adaptive max3d": (lambda x: F.adaptive_max_pool3d(x, (2, 3, 1)), VOLUME),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name: str) -> None:
+    f, shape = FUNCTIONS[name]
+    converts(Calls(f), shape)
+    converts(Calls(f), shape, example=True)
+
+
+TIES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "max1d": (nn.MaxPool1d(3, 1), (1, 2, 8)),
+    "max3d": (nn.MaxPool3d(2, 1), (1, 2, 3, 4, 4)),
+    "adaptive max2d": (nn.AdaptiveMaxPool2d((2, 3)), (1, 2, 5, 5)),
+    "adaptive max3d": (nn.AdaptiveMaxPool3d((2, 2, 1)), (1, 1, 3, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_of_equal_values_the_same_one_gets_the_gradient(name: str) -> None:
+    module, shape = TIES[name]
+    torch.manual_seed(1)
+    converts(nn.Sequential(module), torch.randint(0, 2, shape).float())
+
+
+REFUSED: dict[str, nn.Module] = {
+    "module": nn.Sequential(nn.MaxPool2d(2, return_indices=True)),
+    "adaptive module": nn.Sequential(nn.AdaptiveMaxPool1d(2, return_indices=True)),
+    "function": Calls(lambda x: F.max_pool2d(x, 2, return_indices=True)[0]),
+    "function 1d": Calls(lambda x: F.max_pool1d(x, 2, return_indices=True)[0]),
+    "adaptive function": Calls(lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)[0]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_indices_are_refused(name: str) -> None:
+    with pytest.raises(torch2needle.ConversionError, match="return_indices=True is not supported"):
+        torch2needle.convert(REFUSED[name])
+
+
+ERRORS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
+    "unbatched": (
+        nn.AvgPool3d(2),
+        (3, 4, 4, 4),
+        r"\[avg_pool3d\] expects shape \(N, C, D, H, W\), got \(3, 4, 4, 4\)\.",
+    ),
+    "unbatched line": (nn.MaxPool1d(2), (3, 4), r"\[max_pool1d\] expects shape \(N, C, L\), got \(3, 4\)\."),
+    "padding": (
+        nn.MaxPool1d(2, padding=2),
+        (1, 3, 4),
+        r"\[max_pool1d\] padding \(2,\) is more than half of the kernel",
+    ),
+    "too small": (nn.AvgPool2d(5), (1, 3, 4, 9), r"\[avg_pool2d\] kernel \(5, 5\) is larger than the padded input"),
+    "adaptive": (nn.AdaptiveMaxPool2d(2), (3, 4, 4), r"\[adaptive_max_pool2d\] expects shape \(N, C, H, W\)"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_one_sentence(name: str) -> None:
+    module, shape, message = ERRORS[name]
+    net = torch2needle.convert(nn.Sequential(module))
+    with pytest.raises(ValueError, match=message):
+        net(torch.randn(shape))

@@ -1,0 +1,58 @@
+"""Rules of embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from needle import nn as needle_nn
+from needle import ops
+from needle.autograd import Unsupported
+from torch2needle.registry import rule
+
+
+def check(max_norm: float | None, scale_grad_by_freq: bool, sparse: bool) -> None:
+    if max_norm is not None:
+        raise Unsupported("max_norm writes to the weight in every call")
+    if scale_grad_by_freq:
+        raise Unsupported("scale_grad_by_freq=True is not supported")
+    if sparse:
+        raise Unsupported("sparse=True makes sparse gradients, which needle does not have")
+
+
+@rule(nn.Embedding)
+def embedding_layer(m: nn.Embedding) -> Any:
+    check(m.max_norm, m.scale_grad_by_freq, m.sparse)
+    return needle_nn.Embedding(m.num_embeddings, m.embedding_dim, padding_idx=m.padding_idx)
+
+
+@rule(F.embedding)
+def embedding(
+    input: Any,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    check(max_norm, scale_grad_by_freq, sparse)
+    return ops.embedding(input, weight, padding_idx)
+
+
+@rule(torch.embedding)
+def torch_embedding(
+    weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Any:
+    check(None, scale_grad_by_freq, sparse)
+    return ops.embedding(indices, weight, padding_idx if padding_idx >= 0 else None)
+
+
+@rule(F.one_hot)
+def one_hot(input: Any, num_classes: int = -1) -> Any:
+    if isinstance(num_classes, int) and num_classes < 0:
+        raise Unsupported("num_classes=-1 depends on the values; give it a number")
+    return ops.one_hot(input, num_classes)
