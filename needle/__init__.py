@@ -7,7 +7,7 @@ from . import graph, nn  # isort: skip - layers call ops and init
 from . import executor, serialize  # isort: skip - both need layers and graphs
 from ._core import isa, set_num_threads
 from ._core import num_threads as get_num_threads
-from .autograd import Tensor, TensorTuple, Unsupported
+from .autograd import Tensor, TensorTuple, Unsupported, no_grad
 from .backend_ndarray import Device, NDArray, cpu, cpu_numpy, cuda, hip
 from .backend_selection import default_device
 from .executor import Executable, compile

@@ -9,9 +9,10 @@ import numpy as np
 
 from .backend_ndarray import Device, NDArray, cpu_numpy
 from .backend_selection import default_device
-from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, op
+from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, op
 
 TENSOR_COUNTER = 0
+NO_GRADIENT = ("int32", "int64", "bool")  # dtypes of tensors that are constants to differentiation
 
 
 def as_data(array: Any, device: Device | None, dtype: str | None) -> Any:
@@ -59,6 +60,8 @@ class Tensor:
     @classmethod
     def _from_data(cls, data: Any, op: Op | None = None, inputs: Sequence[Tensor] = ()) -> Any:
         self = cls.__new__(cls)
+        if op is not None and str(getattr(data, "dtype", "float")) in NO_GRADIENT:
+            op, inputs = None, ()  # nothing flows back through numbers and truths
         self._init(data, op, inputs, op is not None)
         return self
 
@@ -273,6 +276,7 @@ __all__ = [
     "find_topo_sort",
     "is_on",
     "map_deferred",
+    "no_grad",
     "op",
     "sum_grads",
     "tensor_method",

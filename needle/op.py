@@ -7,8 +7,10 @@ computes, on symbols (`needle.graph`) it records.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,6 +33,25 @@ OPS: dict[str, type[Op]] = {}  # every op class by name; filled by `op`, read by
 
 class Unsupported(Exception):
     """An operation that cannot be recorded or converted; the text says why and what to do."""
+
+
+class Tape(threading.local):
+    """Whether ops of this thread remember what made their results."""
+
+    recording = True
+
+
+TAPE = Tape()
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Context or decorator in which results need no gradient, as torch's."""
+    before, TAPE.recording = TAPE.recording, False
+    try:
+        yield
+    finally:
+        TAPE.recording = before
 
 
 class Spec(NamedTuple):
@@ -205,7 +226,7 @@ class Op:
         for t in inputs:
             if t.recorder is not None:
                 return t.recorder.record(self, inputs)
-        needs_grad = any(t.requires_grad for t in inputs)
+        needs_grad = TAPE.recording and any(t.requires_grad for t in inputs)
         if self.must_decompose(*inputs):
             return self.decompose(*inputs)
         self.infer(*inputs)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from needle.autograd import Tensor, no_grad
 from needle.graph import Dim, GraphModule, Node
 
 from .report import Fired
@@ -26,19 +27,27 @@ def deltas(net: GraphModule, fired: list[Fired], inputs: Any) -> list[float | No
             values[node] = value
         if node.name not in wanted:
             return
-        args = [values[a].detach() for a in node.args]
+        args = [values[a] for a in node.args]
         op = node.target.resolve(lambda d: values[d.node] if isinstance(d, Dim) else d.value())
         if op.must_decompose(*args):
             found[node.name] = None
             return
-        # Detached arguments, or a fused op without a gradient of its own would run its unfused form here, too.
-        results = op(*args), op.decompose(*args)
+        results = as_planned(op, args), op.decompose(*args)
         pairs = zip(*(list(r) if op.n_out > 1 else [r] for r in results), strict=True)
         found[node.name] = max(largest_difference(a.numpy(), b.numpy()) for a, b in pairs)
 
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
-    net.run(*args, **kwargs, watch=watch)
+    with no_grad():  # else a fused op without a gradient of its own would run its unfused form
+        net.run(*args, **kwargs, watch=watch)
     return [found[f.node_out] for f in fired]
+
+
+def as_planned(op: Any, args: list[Tensor]) -> Any:
+    """The fused op's value as executables compute it: with batch norms in the weights."""
+    if not hasattr(op, "folded"):
+        return op(*args)
+    layer, weight, bias, parts, (x, *rest) = op.folded(args)
+    return layer(x, weight(*parts), bias(*parts), *rest)
 
 
 def largest_difference(got: np.ndarray, want: np.ndarray) -> float:

@@ -14,7 +14,7 @@ from .common import pair
 from .conv import Conv2d, as_padding, conv2d_kernel
 from .fold import FoldedBias, FoldedWeight
 from .linalg import Linear, infer_linear, linear, linear_kernel
-from .norm import BatchNorm, Positive, batch_norm
+from .norm import BatchNorm, Positive, apply_batch_norm, batch_norm
 from .planned import Halo, conv2d_halo, lower_conv2d, lower_linear
 
 
@@ -29,6 +29,14 @@ def residual_broadcasts(fused: Any, inputs: Any) -> bool:
     """True where the residual is not of the convolution's shape, so that only the unfused add can take it."""
     x, w, _, *_, residual = fused.split(inputs)
     return residual is not None and tuple(residual.shape) != fused.conv.infer(x, w).shape
+
+
+def add_and_activate(out: NDArray, residual: NDArray, activation: str, alpha: float) -> NDArray:
+    """out = activation(out + residual), in place."""
+    call("add", [out], [out, residual])
+    if activation != "none":
+        call(activation, [out], [out], *((alpha,) if ACTIVATIONS[activation].has_alpha else ()))
+    return out
 
 
 def count_batch(count: Any, x: Tensor) -> None:
@@ -119,11 +127,7 @@ class FusedConv2dActivation(Op):
         if residual is None:
             return conv2d_kernel(self.conv, x, w, bias, self.activation, self.alpha)
         out = conv2d_kernel(self.conv, x, w, bias)
-        call("add", [out], [out, residual])
-        if self.activation != "none":
-            cls = ACTIVATIONS[self.activation]
-            call(self.activation, [out], [out], *((self.alpha,) if cls.has_alpha else ()))
-        return out
+        return add_and_activate(out, residual, self.activation, self.alpha)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, w, bias, residual = self.split(inputs)
@@ -212,8 +216,12 @@ class FusedConvBatchNorm2d(Op):
         return out
 
     def compute(self, *inputs: NDArray) -> NDArray:
-        conv, weight, bias, parts, (x, *residual) = self.folded(inputs)
-        return conv.compute(x, weight.compute(*parts), bias.compute(*parts), *residual)
+        # An eager call does not fold: that would cost more than the pass over the result which it saves.
+        x, w, bias, (gamma, beta, mean, var), residual = self.split(inputs)
+        out = conv2d_kernel(self.conv, x, w, bias)
+        code = activation_code(self.activation) if residual is None else 0
+        apply_batch_norm(out, out, mean, var, gamma, beta, eps=self.eps, activation=code, alpha=self.alpha)
+        return out if residual is None else add_and_activate(out, residual, self.activation, self.alpha)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, w, bias, (gamma, beta, mean, var), residual = self.split(inputs)
@@ -270,8 +278,12 @@ class FusedLinearBatchNorm(Op):
         return Linear("torch").infer(x, w)
 
     def compute(self, *inputs: NDArray) -> NDArray:
-        linear_op, weight, bias, parts, (x,) = self.folded(inputs)
-        return linear_op.compute(x, weight.compute(*parts), bias.compute(*parts))
+        x, w, *rest = inputs
+        gamma, beta, mean, var = rest[self.has_bias : self.has_bias + 4]
+        out = linear_kernel(x, w, rest[0] if self.has_bias else None, "torch", "none", 0.0)
+        code = activation_code(self.activation)
+        apply_batch_norm(out, out, mean, var, gamma, beta, eps=self.eps, activation=code, alpha=self.alpha)
+        return out
 
     def reference(self, x: np.ndarray, w: np.ndarray, *rest: np.ndarray) -> np.ndarray:
         bias = rest[:1] if self.has_bias else ()

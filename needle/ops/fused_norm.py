@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Tensor, is_on, op
-from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray import NDArray
 
 from .activation import activation_code, apply_activation
 from .fused import act_reference, count_batch
-from .norm import BatchNorm, as_rows, batch_norm, dense
+from .norm import BatchNorm, apply_batch_norm, batch_norm
 
 
 @op
@@ -44,9 +44,8 @@ class FusedBatchNormActivation(Op):
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         x, gamma, beta, mean, var = inputs[:5]
-        image, target = (x, out) if x.is_blocked else (as_rows(x), as_rows(out))
         code = activation_code(self.activation)
-        call("batch_norm", [target], [image, *dense(mean, var, gamma, beta)], self.eps, code, self.alpha)
+        apply_batch_norm(out, x, mean, var, gamma, beta, eps=self.eps, activation=code, alpha=self.alpha)
 
     def reference(
         self, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, mean: np.ndarray, var: np.ndarray, *_: Any

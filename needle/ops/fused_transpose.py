@@ -13,7 +13,7 @@ from .activation import activation_code, apply_activation
 from .conv import ConvTranspose2d, conv_transpose2d_kernel
 from .fold import FoldedBias, FoldedWeight
 from .fused import act_reference, count_batch
-from .norm import BatchNorm, Positive, batch_norm
+from .norm import BatchNorm, Positive, apply_batch_norm, batch_norm
 from .planned import Halo, conv_transpose2d_halo, lower_conv_transpose2d
 
 
@@ -89,6 +89,9 @@ class FusedConvTransposeBatchNorm2d(Op):
     def must_decompose(self, *inputs: Any) -> bool:
         return is_on(self.training)
 
+    def is_weight(self, index: int) -> bool:
+        return index > 0
+
     @property
     def conv(self) -> ConvTranspose2d:
         return ConvTranspose2d(self.stride, self.padding, self.output_padding, self.dilation, self.groups)
@@ -111,8 +114,11 @@ class FusedConvTransposeBatchNorm2d(Op):
         return out
 
     def compute(self, *inputs: NDArray) -> NDArray:
-        conv, weight, bias, parts, (x,) = self.folded(inputs)
-        return conv.compute(x, weight.compute(*parts), bias.compute(*parts))
+        (x, w), bias, (gamma, beta, mean, var), _ = self.split(inputs)
+        out = conv_transpose2d_kernel(self.conv, x, w, bias[0] if bias else None)
+        code = activation_code(self.activation)
+        apply_batch_norm(out, out, mean, var, gamma, beta, eps=self.eps, activation=code, alpha=self.alpha)
+        return out
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x, w), bias, (gamma, beta, mean, var), _ = self.split(inputs)

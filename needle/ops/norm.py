@@ -43,6 +43,14 @@ def other_axes(x: Any) -> tuple[int, ...]:
     return (0, *range(2, len(x.shape)))
 
 
+def apply_batch_norm(
+    out: NDArray, x: NDArray, *values: NDArray, eps: float, activation: int = 0, alpha: float = 0.0
+) -> None:
+    """Kernel call: out = activation(batch_norm(x)); `values`: mean, variance, weight, bias. out may be x."""
+    image, target = (x, out) if x.is_blocked else (as_rows(x), as_rows(out))
+    call("batch_norm", [target], [image, *dense(*values)], eps, activation, alpha)
+
+
 @op
 class BatchNorm(Op):
     """(x - mean) / sqrt(var + eps) * weight + bias per channel, with given statistics. x (N, C, *)."""
@@ -63,9 +71,7 @@ class BatchNorm(Op):
         return out
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        x, *values = inputs
-        image, target = (x, out) if x.is_blocked else (as_rows(x), as_rows(out))
-        call("batch_norm", [target], [image, *dense(*values)], self.eps, 0, 0)
+        apply_batch_norm(out, *inputs, eps=self.eps)
 
     def reference(self, x: np.ndarray, mean: np.ndarray, var: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
         shape = channel_shape(x)
