@@ -1,119 +1,260 @@
-"""torch (eager, channels_last) and needle (eager, fused, compiled) on the same models, alternating. `--json FILE`, `--rounds N`.
+"""needle beside torch, ONNX Runtime, OpenVINO, ncnn and MNN on the same models: `python profiling/bench.py`.
 
-Every round times every engine once; a ratio is the median over rounds of peer / ours with its least and largest value.
+Every peer runs in a process of its own with the same cores and threads. A round times every peer once (median of a burst),
+one after another; a ratio is the median over rounds of peer / needle compiled, with its least and largest value.
+Nobody is timed on a wrong answer: outputs are held against float64 torch. Peers that fail or are missing get a row, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import platform
+import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import torch
+from tqdm import tqdm
 
 import needle as ndl
-import operator_fusion
-import torch2needle
-from torch2needle import models
+from peers.formats import MODELS, Task
+from peers.processes import Child, Exports, WorkerError, free_cores
+from peers.table import OURS, Peer, select, table, version
+from peers.worker import median_time
 
-MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
-    "resnet18 @224": (models.resnet18, (1, 3, 224, 224)),
-    "unet @256": (models.unet, (1, 3, 256, 256)),
-    "mlp b64": (models.mlp, (64, 784)),
-    "vgg16 @224": (models.vgg16, (1, 3, 224, 224)),
-}
+__all__ = ["PAUSE", "cpu_name", "median_time"]  # what the other scripts take from here
+
+LIMIT = 1e-4  # error against float64 torch, relative to the largest value; float32 gives 1e-6, a bfloat16 or float16 run 1e-3
+PAUSE = 0.25  # seconds before a burst: OpenMP threads of the peer before spin for up to 0.2 s
 
 
 def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.is_file() else ():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
-    return "unknown"
+    return platform.processor() or "unknown"
 
 
-def engines(name: str) -> tuple[dict[str, Callable[[], object]], float]:
-    """Calls by engine, and the seconds that needle took to compile."""
-    build, shape = MODELS[name]
-    torch.manual_seed(0)
-    model = build().eval()
-    x = torch.randn(*shape)
-    net = torch2needle.convert(model)
-    fused = operator_fusion.fuse(net)
-    start = time.perf_counter()
-    exe = ndl.compile(fused, (x,))
-    compiled_in = time.perf_counter() - start
-    calls: dict[str, Callable[[], object]] = {"torch eager": lambda: model(x)}
-    if len(shape) == 4:
-        last = build().eval()
-        last.load_state_dict(model.state_dict())
-        last = last.to(memory_format=torch.channels_last)
-        x_last = x.contiguous(memory_format=torch.channels_last)
-        calls["torch channels_last"] = lambda: last(x_last)
-    calls |= {"needle eager": lambda: net(x), "needle fused": lambda: fused(x), "needle compiled": lambda: exe(x)}
-    return calls, compiled_in
+def judged(row: dict[str, Any], reply: dict[str, Any]) -> bool:
+    """Write what a worker measured into its row; False when its answer is wrong or the peer does not apply."""
+    if "does_not_apply" in reply:
+        row.update(status="does not apply", reason=reply["does_not_apply"])
+        return False
+    row.update({k: reply[k] for k in ("import_s", "first_s", "memory_mb", "error") if k in reply})
+    if reply["error"] is None or reply["error"] > LIMIT:
+        reason = reply.get("reason") or f"differs from float64 torch by {reply['error']:.1e}, the limit is {LIMIT:.0e}"
+        row.update(status="wrong", reason=reason)
+        return False
+    return True
 
 
-def median_time(call: Callable[[], object], budget: float, least: int = 3) -> float:
-    """Median seconds of at least `least` calls, more of them while `budget` seconds last."""
-    times: list[float] = []
-    end = time.perf_counter() + budget
-    while len(times) < least or (time.perf_counter() < end and len(times) < 50):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def started(
+    name: str, peer: Peer | None, task: Task, args: argparse.Namespace, exports: Exports
+) -> tuple[dict, Child | None]:
+    """The peer's row, and its worker after the first run; no worker when there is nothing to time."""
+    row: dict[str, Any] = {"engine": name, "status": "ok", "reason": "", "rounds_ms": []}
+    if peer is None:
+        row.update(status="unknown", reason=f"no such peer; there are {', '.join(table(args.extra))}")
+        return row, None
+    if missing := peer.missing():
+        row.update(status="not installed", reason=f"pip install {' '.join(missing)}")
+        return row, None
+    child = None
+    try:
+        row["export_s"] = exports.seconds(peer.format)
+        child = Child("serve", name, task, args.cores, args.extra)
+        if judged(row, child.ask(args.timeout)):
+            return row, child
+        child.kill()
+    except BaseException as e:
+        if child is not None:
+            child.kill()
+        if not isinstance(e, WorkerError):
+            raise
+        row.update(status="failed", reason=str(e))
+    return row, None
 
 
-def compare(name: str, rounds: int, budget: float) -> dict:
-    calls, compiled_in = engines(name)
-    times: dict[str, list[float]] = {k: [] for k in calls}
-    with torch.no_grad():
-        for call in calls.values():
-            call()
-        for _ in range(rounds):
-            for engine, call in calls.items():
-                times[engine].append(median_time(call, budget))
-    rows = []
-    for engine, seconds in times.items():
-        ratios = [s / o for s, o in zip(seconds, times["needle compiled"], strict=True)]
-        rows.append(
-            {
-                "engine": engine,
-                "ms": 1e3 * statistics.median(seconds),
-                "ratio": statistics.median(ratios),
-                "ratio_min": min(ratios),
-                "ratio_max": max(ratios),
-            }
-        )
-    return {"model": name, "compile_s": compiled_in, "rows": rows}
+def add_ratios(rows: list[dict[str, Any]]) -> None:
+    """Median, least and largest over rounds of peer / needle compiled; None where one of the two was not timed."""
+    ours = next(r for r in rows if r["engine"] == OURS)
+    for row in rows:
+        ratios: list[float] = []
+        if row["status"] == ours["status"] == "ok":
+            ratios = [a / b for a, b in zip(row["rounds_ms"], ours["rounds_ms"], strict=True)]
+        row["ms"] = statistics.median(row["rounds_ms"]) if row["status"] == "ok" else None
+        for key, of in (("ratio", statistics.median), ("ratio_min", min), ("ratio_max", max)):
+            row[key] = of(ratios) if ratios else None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+def compare(
+    model: str, args: argparse.Namespace, peers: dict[str, Peer | None], folder: str, bar: tqdm
+) -> dict[str, Any]:
+    """All rows of one model."""
+    task = Task(folder, model, args.batch or MODELS[model].batch, args.threads)
+    rows: list[dict[str, Any]] = []
+    children: dict[str, Child] = {}
+    with contextlib.ExitStack() as stack:
+        exports = Exports(task, args.timeout)
+        bar.set_description(f"{model}: float64 torch")
+        exports.seconds("torch")
+        bar.update()
+        for name, peer in peers.items():
+            bar.set_description(f"{model}: {name} loads")
+            row, child = started(name, peer, task, args, exports)
+            rows.append(row)
+            if child is not None:
+                children[name] = stack.enter_context(child)
+            bar.update(1 if child is not None else 1 + args.rounds)
+        for r in range(args.rounds):
+            shift = r % max(1, len(rows))  # nobody always runs after the same neighbour's load
+            for row in rows[shift:] + rows[:shift]:
+                child = children.get(row["engine"])
+                if child is None:
+                    continue
+                bar.set_description(f"{model}: round {r + 1}/{args.rounds}, {row['engine']}")
+                time.sleep(PAUSE)
+                try:
+                    reply = child.ask(args.timeout, {"budget": args.budget})
+                    row["rounds_ms"].append(1e3 * reply["seconds"])
+                    keep = judged(row, reply)
+                except WorkerError as e:
+                    row.update(status="failed", reason=str(e))
+                    keep = False
+                if not keep:
+                    children.pop(row["engine"]).kill()
+                bar.update(1 if keep else args.rounds - r)
+    add_ratios(rows)
+    return {"model": model, "title": MODELS[model].title, "shape": list(task.shape), "rows": rows}
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def lines_of(result: dict[str, Any]) -> list[str]:
+    """The model's table. Ratios under 1: the peer is faster."""
+    lines = [f"{result['title']}, batch {result['shape'][0]}"]
+    lines.append(
+        f"  {'engine':<20}{'ms':>9}{'peer / ours':>13}{'min-max':>12}{'first s':>9}{'export s':>10}{'peak MB':>9}{'error':>9}"
+    )
+    for r in result["rows"]:
+        spread = "" if r["ratio"] is None else f"{r['ratio_min']:.2f}-{r['ratio_max']:.2f}"
+        line = f"  {r['engine']:<20}{number(r['ms'], '.2f'):>9}{number(r['ratio'], '.2f'):>13}{spread:>12}"
+        line += f"{number(r.get('first_s'), '.2f'):>9}{number(r.get('export_s'), '.1f'):>10}"
+        line += f"{number(r.get('memory_mb'), '.0f'):>9}{number(r.get('error'), '.0e'):>9}"
+        lines.append(line if r["status"] == "ok" else f"{line}  {r['status']}: {r['reason']}")
+    return lines
+
+
+def untimed(row: dict[str, Any]) -> str:
+    """Why a row has no ratio, in a word or two; empty where it has one."""
+    return "" if row["ratio"] is not None else "no ratio" if row["status"] == "ok" else row["status"]
+
+
+def summary(results: list[dict[str, Any]]) -> list[str]:
+    """peer / needle compiled, models beside one another."""
+    titles = [r["title"] for r in results]
+    lines = ["peer / needle compiled (over 1: needle is faster)"]
+    lines.append(f"  {'engine':<20}" + "".join(f"{t:>{len(t) + 3}}" for t in titles))
+    for i, row in enumerate(results[0]["rows"]):
+        cells = [r["rows"][i] for r in results]
+        shown = [untimed(c) or f"{c['ratio']:.2f}" for c in cells]
+        cut = [f"{s[: len(t) + 2]:>{len(t) + 3}}" for s, t in zip(shown, titles, strict=True)]
+        lines.append(f"  {row['engine']:<20}" + "".join(cut))
+    return lines
+
+
+def plot(results: list[dict[str, Any]], path: str, note: str) -> None:
+    """One panel per model: bars of peer / needle compiled with least and largest round; peers without a time say why."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = [r["engine"] for r in results[0]["rows"]][::-1]
+    size = (2.6 * len(results) + 1.6, 0.32 * len(names) + 1.4)
+    figure, axes = plt.subplots(1, len(results), figsize=size, sharey=True, squeeze=False)
+    for axis, result in zip(axes[0], results, strict=True):
+        for y, r in enumerate(result["rows"][::-1]):
+            if r["ratio"] is None:
+                axis.text(0.03, y, untimed(r), va="center", fontsize=7, color="#888888")
+                continue
+            spread = [[r["ratio"] - r["ratio_min"]], [r["ratio_max"] - r["ratio"]]]
+            axis.barh(y, r["ratio"], xerr=spread, color="#a86048" if r["engine"].startswith("needle") else "#4878a8")
+            axis.text(r["ratio_max"], y, f" {r['ratio']:.2f}", va="center", fontsize=7)
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.margins(x=0.18)
+        axis.set_xlim(left=0)
+        axis.set_title(f"{result['title']} b{result['shape'][0]}", fontsize=8)
+        axis.tick_params(labelsize=7)
+        axis.set_yticks(range(len(names)), names)
+    figure.supxlabel(f"time / time of needle compiled (over 1: needle is faster); {note}", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--peers", nargs="+", help='names, or first words ("torch"); all without it')
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=0.5, help="seconds per engine and round")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    ndl.set_num_threads(args.threads)
-    results = []
-    print(f"{cpu_name()}, {ndl.isa()}, {args.threads} threads, {args.rounds} alternating rounds")
-    for name in args.models:
-        result = compare(name, args.rounds, args.budget)
-        results.append(result)
-        print(f"\n{name}: needle compiled it in {result['compile_s']:.2f} s")
-        for r in result["rows"]:
-            spread = f"({r['ratio_min']:.2f}-{r['ratio_max']:.2f})"
-            print(f"  {r['engine']:<22}{r['ms']:9.2f} ms   {r['ratio']:5.2f}x needle compiled {spread}")
-    if args.json:
-        Path(args.json).write_text(
-            json.dumps({"cpu": cpu_name(), "isa": ndl.isa(), "threads": args.threads, "results": results}, indent=1)
-        )
+    parser.add_argument("--batch", type=int, help="for every model (default 1, MLP 64)")
+    parser.add_argument("--budget", type=float, default=0.5, help="seconds per peer and round")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds until a silent worker is killed")
+    parser.add_argument("--extra", metavar="FILE.py", help="a file with more peers: PEERS, a list of peers.table.Peer")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE.png")
+    args = parser.parse_args(argv)
+    for name in ("rounds", "threads", "batch"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} expects at least 1, got {value}.")
+    if args.plot and version("matplotlib") is None:
+        parser.error("--plot needs matplotlib.")
+    args.cores = free_cores(args.threads)
+    return args
+
+
+def run(args: argparse.Namespace, say: Callable[[str], None]) -> None:
+    peers = select(args.peers, table(args.extra))
+    packages = sorted({q for p in peers.values() if p for q in p.packages} | {"torch", "numpy"})
+    versions = {p: version(p) for p in packages} | {"needle": ndl.__version__, "python": platform.python_version()}
+    document: dict[str, Any] = {"cpu": cpu_name(), "isa": ndl.isa(), "threads": args.threads, "cores": args.cores}
+    document |= {"rounds": args.rounds, "limit": LIMIT, "versions": versions, "results": []}
+    note = f"{cpu_name()}, {ndl.isa()}, {args.threads} threads, {args.rounds} alternating rounds"
+    say(note)
+    steps = len(args.models) * (1 + len(peers) * (1 + args.rounds))
+    with tqdm(total=steps, disable=None, leave=False) as bar:
+        for model in args.models:
+            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                result = compare(model, args, peers, folder, bar)
+            document["results"].append(result)
+            say("\n" + "\n".join(lines_of(result)))
+            if args.json:  # after every model, so that an interrupted run keeps what it has
+                Path(args.json).write_text(json.dumps(document, indent=1) + "\n")
+    say("\n" + "\n".join(summary(document["results"])))
+    if args.plot:
+        plot(document["results"], args.plot, note)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = arguments(argv)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same clean way out
+    try:
+        run(args, tqdm.write)
+    except WorkerError as e:
+        raise SystemExit(f"[bench] {e}.") from None
+    except KeyboardInterrupt:
+        raise SystemExit("[bench] interrupted; workers are killed, temporary files removed.") from None
 
 
 if __name__ == "__main__":

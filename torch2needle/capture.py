@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from needle.autograd import Unsupported
 
@@ -23,6 +24,7 @@ from .report import ConversionError, Report, Row
 
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 ASSERTS = {torch._assert}
+FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "tensor", "scalar_tensor")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _inplace(name: str) -> Callable:
     return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
 
 
-for _name in INPLACE_OPERATORS - {"setitem"}:
+for _name in (INPLACE_OPERATORS - {"setitem"}) | {"iand", "ior", "ixor", "imod"}:
     setattr(InplaceProxy, f"__{_name}__", _inplace(_name))
 
 
@@ -99,6 +101,16 @@ class Tracer(fx.Tracer):
         node.meta["location"] = user_location()
         return node
 
+    def path_of_module(self, mod: nn.Module) -> str:
+        """A container that the forward makes by itself, such as a slice of a Sequential, stands where it is called."""
+        try:
+            return super().path_of_module(mod)
+        except NameError:
+            if find_module_rule(mod) is not None:
+                raise
+            stack = list(self.module_stack.values())
+            return stack[-1][0] if stack else ""
+
     def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         """A module of torch's own that cannot be traced becomes a leaf, so that the report names it and goes on."""
         if not type(m).__module__.startswith("torch.nn.modules") or has_hooks(m):
@@ -114,6 +126,34 @@ class Tracer(fx.Tracer):
             for node in reversed(list(self.graph.nodes)[before:]):
                 self.graph.erase_node(node)
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+@contextmanager
+def accepting_proxies(model: nn.Module, tracer: fx.Tracer) -> Iterator[None]:
+    """Capture what fx cannot: torch.zeros and its like with sizes of proxies, and `len` in the forwards of the model."""
+
+    def accept(function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found: list[Any] = []
+            fx.node.map_aggregate((args, kwargs), lambda a: found.append(a) if isinstance(a, fx.Proxy) else None)  # type: ignore[arg-type]
+            return tracer.create_proxy("call_function", function, args, kwargs) if found else function(*args, **kwargs)
+
+        return call
+
+    foreign = [inspect.unwrap(type(m).forward) for m in model.modules() if not type(m).__module__.startswith("torch.")]
+    places = [vars(torch)] * len(FACTORIES) + [f.__globals__ for f in foreign if hasattr(f, "__globals__")]
+    names = [*FACTORIES, *["len"] * (len(places) - len(FACTORIES))]
+    saved = [(place, name, place.get(name)) for place, name in zip(places, names, strict=True)]
+    try:
+        for place, name, function in saved:
+            place[name] = accept(function or len)
+        yield
+    finally:
+        for place, name, function in saved:
+            if function is None:
+                place.pop(name, None)
+            else:
+                place[name] = function
 
 
 @contextmanager
@@ -139,8 +179,13 @@ def fixed_inputs(model: nn.Module, example: dict[str, Any]) -> dict[str, Any]:
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
         if p.name in example:
-            if not isinstance(example[p.name], torch.Tensor):
-                fixed[p.name] = example[p.name]
+            value = example[p.name]
+            if isinstance(value, tuple | list | dict) and any(isinstance(v, torch.Tensor) for v in tree_leaves(value)):
+                raise Unsupported(
+                    f"[convert] input {p.name} holds tensors in a {type(value).__name__}; give each an input of its own."
+                )
+            if not isinstance(value, torch.Tensor):
+                fixed[p.name] = value
         elif p.default is not p.empty:
             fixed[p.name] = p.default
     return fixed
@@ -153,8 +198,13 @@ def trace(model: nn.Module, fixed: dict[str, Any], training: bool | None) -> tup
             for m in model.modules():
                 m.training = training
         before = set(vars(model))
-        graph = Tracer().trace(model, concrete_args=fixed or None)
+        tracer = Tracer()
+        with accepting_proxies(model, tracer):
+            graph = tracer.trace(model, concrete_args=fixed or None)
         constants = {k: v for k, v in vars(model).items() if k not in before and isinstance(v, torch.Tensor)}
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and str(node.target).startswith("*") and not node.users:
+            graph.erase_node(node)
     drop_assertions(graph, set(inspect.signature(model.forward).parameters) - set(fixed))
     return graph, constants
 

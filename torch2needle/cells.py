@@ -8,11 +8,33 @@ from typing import Any
 from needle.autograd import Unsupported
 
 
-class Cell:
-    """One storage, or a view of another. `view` computes this value from `base`'s; None where torch may have copied."""
+def written_by(put: Callable) -> Callable[[Callable], Callable]:
+    """Decorator under `rule` for views: `put(base, value, *arguments)` is the base after a write of `value` through the view."""
 
-    def __init__(self, value: Any, base: Cell | None = None, view: Callable[[Any], Any] | None = None) -> None:
-        self.value, self.base, self.view = value, base, view
+    def mark(f: Callable) -> Callable:
+        f.put = put  # type: ignore[attr-defined]
+        return f
+
+    return mark
+
+
+class Cell:
+    """One storage, or a view of another.
+
+    view: computes this value from that of `base`; None where torch may have copied.
+    put: computes the base's value from it and this value, after a write through this view; None where that is not known.
+    owner: what the storage belongs to, if the forward did not make it.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        base: Cell | None = None,
+        view: Callable[[Any], Any] | None = None,
+        put: Callable[[Any, Any], Any] | None = None,
+        owner: str = "",
+    ) -> None:
+        self.value, self.base, self.view, self.put, self.owner = value, base, view, put, owner
         self.views: list[Cell] = []
         self.stale = ""
         if base is not None:
@@ -23,19 +45,32 @@ class Cell:
             raise Unsupported(self.stale)
         return self.value
 
+    def root(self) -> Cell:
+        return self if self.base is None else self.base.root()
+
     def write(self, value: Any, where: str) -> None:
-        """Replace the value; views follow where they can be computed again, everything else in the storage goes stale."""
+        """Replace the value; the storage and its views follow where they can be computed again, else they go stale."""
         self.value = value
-        cell = self
-        while cell.base is not None:
-            text = f"it reads a value that {where} changed in place through a view; write that step out of place"
-            cell.base.stale = text
-            for sibling in cell.base.views:
-                if sibling is not cell:
-                    sibling.mark(text)
-            cell = cell.base
         for child in self.views:
             child.follow(where)
+        if self.base is not None:
+            self.base.receive(self, where)
+
+    def receive(self, child: Cell, where: str) -> None:
+        """A view of this value was written."""
+        if child.put is None or self.stale:
+            text = f"it reads a value that {where} changed in place through a view; write that step out of place"
+            self.stale = self.stale or text
+            for sibling in self.views:
+                if sibling is not child:
+                    sibling.mark(text)
+        else:
+            self.value = child.put(self.value, child.value)
+            for sibling in self.views:
+                if sibling is not child:
+                    sibling.follow(where)
+        if self.base is not None:
+            self.base.receive(self, where)
 
     def follow(self, where: str) -> None:
         if self.stale:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +11,22 @@ import torch
 from torch import fx, nn
 
 from needle.autograd import Spec, Tensor, Unsupported
-from needle.graph import Mode, ModuleRecorder
+from needle.graph import Dim, Mode, ModuleRecorder, Symbol
 from needle.nn.module import Module
 
 from .capture import Captured, TrainingFlag, capture, node_location, owner_path
 from .cells import Cell
 from .registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, stub, target_name
 from .report import Report, Row, short
+from .rules.arithmetic import DtypeOf
+from .rules.shapes import Pieces
 from .weights import TreeBuilder
+
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes numpy's names, too
+KEYWORD_OPERATORS = (operator.and_, operator.or_)  # their underscore avoids a keyword
+BITWISE_ASSIGNMENTS = (operator.iand, operator.ior, operator.ixor, operator.imod)
+HALVES = (torch.float16, torch.bfloat16)
+HALF_METHODS = (torch.Tensor.half, torch.Tensor.bfloat16)
 
 
 def plain(value: Any, f: Callable[[Any], Any]) -> Any:
@@ -33,10 +43,23 @@ def plain(value: Any, f: Callable[[Any], Any]) -> Any:
     return f(value)
 
 
-def any_tensor(value: Any) -> bool:
-    found: list[bool] = []
-    plain(value, lambda v: found.append(isinstance(v, Tensor)))
-    return any(found)
+def leaves(value: Any) -> list[Any]:
+    found: list[Any] = []
+    plain(value, found.append)
+    return found
+
+
+def mentioned(values: list[Any]) -> Any:
+    """A tensor whose size or dtype is among `values`, or None."""
+    for v in values:
+        if isinstance(v, DtypeOf):
+            return v.tensor
+        if isinstance(v, Dim):
+            node = v.node
+            while node.target != "size":
+                node = next(a.node for a in node.args if isinstance(a, Dim))
+            return node.args[0]
+    return None
 
 
 class Interpreter:
@@ -59,7 +82,7 @@ class Interpreter:
         """The symbolic result. `inputs`: symbols by placeholder name."""
         for node in self.captured.graph.nodes:
             if node.op == "placeholder":
-                self.env[node] = Cell(inputs[str(node.target)])
+                self.env[node] = Cell(inputs[str(node.target)], owner=f"input {node.target}")
                 continue
             if any(n in self.tainted for n in node.all_input_nodes):
                 self.tainted.add(node)
@@ -113,11 +136,13 @@ class Interpreter:
         return self.recorder.param(self.builder.tensor(t, "a constant of the forward"))
 
     def get_attr(self, node: fx.Node) -> Cell:
-        value: Any = self.captured.constants.get(str(node.target), self.captured.model)
-        if value is self.captured.model:
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
-        return Cell(self.constant(value) if isinstance(value, torch.Tensor) else value)
+        made = self.captured.constants.get(str(node.target))
+        if made is not None:
+            return Cell(self.constant(made))
+        value: Any = self.captured.model
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        return Cell(self.constant(value) if isinstance(value, torch.Tensor) else value, owner=f"model {node.target}")
 
     def call(self, node: fx.Node) -> Cell:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
@@ -125,25 +150,56 @@ class Interpreter:
             return self.call_module(node, args, kwargs)
         if node.op == "call_method" and not isinstance(args[0], Tensor):
             return Cell(getattr(args[0], str(node.target))(*args[1:], **kwargs))
-        if not any_tensor((args, kwargs)):  # sizes, tuples, numbers: Python itself
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
-            return Cell(self.constant(result) if isinstance(result, torch.Tensor) else result)
         target = self.target(node)
-        if node.op == "call_function" and not isinstance(args[0], Tensor) and is_getitem(target):
-            index = args[1]
-            return Cell(args[0][index], self.base(node), lambda v: v[index])
+        values = leaves((args, kwargs))
+        if node.op == "call_function" and is_getitem(target) and not isinstance(args[0], Tensor):
+            return self.item(node, args[0], args[1])
+        if not any(isinstance(v, Tensor) for v in values):
+            return Cell(self.python(target, args, kwargs, values))
+        if isinstance(target, type) and issubclass(target, tuple):  # a named tuple among the results
+            return Cell(target(*args, **kwargs))
+        if target is getattr and not isinstance(args[0], Tensor):  # of a named tuple
+            return Cell(getattr(*args), self.base(node), lambda v: getattr(v, args[1]))
         rule = find_function_rule(target)
+        kwargs = {NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
+        if any(v in HALVES for v in values if isinstance(v, torch.dtype)) or target in HALF_METHODS:
+            self.report.note(f"the cast to a 16-bit float at {node_location(node)} is computed in float32")
         if rule is None:
             raise MissingRule(f"there is no rule for {target_name(target)}")
         bound = bind(rule, target, args, kwargs)
         result = rule(*bound.args, **bound.kwargs)
         self.note_flag(node, target, bound.arguments.get("training"), "training" in bound.signature.parameters)
-        inplace = is_inplace(target) or bound.arguments.get("inplace") is True
+        inplace = writes(target) or bound.arguments.get("inplace") is True
 
         def again(value: Any) -> Any:
             return rule(value, *bound.args[1:], **bound.kwargs)
 
-        return self.finish(node, result, inplace, getattr(rule, "view", None), again)
+        put: Any = getattr(rule, "put", None)
+        back = put and (lambda base, value: put(base, value, *bound.args[1:], **bound.kwargs))
+        return self.finish(node, result, inplace, getattr(rule, "view", None), again, back)
+
+    def python(self, target: Any, args: tuple, kwargs: dict[str, Any], values: list[Any]) -> Any:
+        """A call without tensors, of sizes, tuples and numbers: Python's own result, or a rule's for tensors made of sizes."""
+        for v in values:
+            if isinstance(v, Pieces):
+                len(v)  # says what is not known
+        like = mentioned(values)
+        rule = None if like is None else find_function_rule(target)
+        if rule is not None and "like" in inspect.signature(rule).parameters:
+            hook = like if isinstance(like, Tensor) else Symbol(like, self.recorder, like.meta.get("spec"))
+            return rule(*args, like=hook, **kwargs)
+        result = target(*args, **kwargs)
+        return self.constant(result) if isinstance(result, torch.Tensor) else result
+
+    def item(self, node: fx.Node, value: Any, index: Any) -> Cell:
+        """One of several values, such as a piece of a split."""
+
+        def put(base: Any, item: Any) -> Any:
+            items = list(base)
+            items[index] = item
+            return tuple(items)
+
+        return Cell(value[index], self.base(node), lambda v: v[index], put)
 
     def call_module(self, node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> Cell:
         module = self.captured.model.get_submodule(str(node.target))
@@ -168,27 +224,30 @@ class Interpreter:
         inner = Interpreter(captured, self.builder, self.recorder, self.report, self.path(node))
         return inner.run({**dict(zip(names, args, strict=False)), **kwargs})
 
-    def finish(self, node: fx.Node, result: Any, inplace: bool, view: str | None, again: Callable) -> Cell:
+    def finish(
+        self, node: fx.Node, result: Any, inplace: bool, view: str | None, again: Callable, put: Any = None
+    ) -> Cell:
         """The cell of a result: that of the first argument when the call wrote into it, a view's, or one of its own."""
         base = self.base(node)
         self.report.add(Row(target_name(self.target(node)), "converted", 1, [self.path(node)], node_location(node)))
         if inplace and base is not None:
-            self.check_write(node)
+            self.check_write(base)
             base.write(result, f"{target_name(self.target(node))} at {node_location(node)}")
             return base
         if view is None or base is None:
             return Cell(result)
-        return Cell(result, base, again if view == "always" else None)
+        return Cell(result, base, again if view == "always" else None, put)
 
     def base(self, node: fx.Node) -> Cell | None:
-        return self.env[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
+        first = node.args[0] if node.args else node.kwargs.get("input")
+        return self.env[first] if isinstance(first, fx.Node) else None
 
-    def check_write(self, node: fx.Node) -> None:
-        written = node.args[0]
-        if written.op == "get_attr":  # type: ignore[union-attr]
-            raise Unsupported(f"it writes {written.target} in place, which belongs to the model")  # type: ignore[union-attr]
-        if written.op == "placeholder":  # type: ignore[union-attr]
-            self.report.note(f"torch writes input {written.target} in place; the converted model leaves it as it is")  # type: ignore[union-attr]
+    def check_write(self, cell: Cell) -> None:
+        kind, _, name = cell.root().owner.partition(" ")
+        if kind == "model":
+            raise Unsupported(f"it writes {name} in place, which belongs to the model")
+        if kind == "input":
+            self.report.note(f"torch writes input {name} in place; the converted model leaves it as it is")
 
     def note_flag(self, node: fx.Node, target: Any, flag: Any, has_flag: bool) -> None:
         if isinstance(flag, Mode):
@@ -198,6 +257,10 @@ class Interpreter:
         elif has_flag:
             value = "its default" if flag is None else flag
             self.report.constant_flags.append(f"{target_name(target)} at {node_location(node)}: training is {value}")
+
+
+def writes(target: Any) -> bool:
+    return (is_inplace(target) and target not in KEYWORD_OPERATORS) or target in BITWISE_ASSIGNMENTS
 
 
 class MissingRule(Unsupported):

@@ -177,6 +177,11 @@ class NDArray:
         offset = self._offset if offset is None else offset
         return NDArray.make(shape, strides, self._device, self._handle, offset, self._dtype)
 
+    @property
+    def is_blocked(self) -> bool:
+        """True for a value in blocks of 16 channels, (N, C/16, H, W, 16); only plans have such."""
+        return getattr(self._handle, "blocked", False)
+
     def is_compact(self) -> bool:
         n = 1
         for size, stride in zip(reversed(self._shape), reversed(self._strides), strict=True):

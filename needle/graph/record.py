@@ -40,7 +40,9 @@ class Symbol(Tensor):
         return default_device()
 
     def detach(self) -> Tensor:
-        return self
+        from needle.ops import stop_gradient
+
+        return self if self.recorder.static else stop_gradient(self)
 
     def numpy(self) -> Any:
         raise Unsupported(f"the value of {self.node.name} is not known while recording")
@@ -79,6 +81,7 @@ class Recorder:
         self.writes: dict[int, tuple[Tensor, Symbol]] = {}  # buffers that the call would have written
         self.param_paths: dict[int, str] = {}
         self._params: dict[int, Symbol] = {}
+        self._made: list[Tensor] = []
         self._sizes: dict[tuple[Node, int], Dim] = {}
 
     def input(self, name: str, spec: Spec | None) -> Symbol:
@@ -92,6 +95,9 @@ class Recorder:
         """The symbol of a real tensor that takes part: a parameter, buffer or constant."""
         if id(tensor) in self.writes:
             return self.writes[id(tensor)][1]
+        if id(tensor) not in self._params and tensor.op is not None and self.static and tensor.op.n_out == 1:
+            self._made.append(tensor)  # its id stays its own
+            self._params[id(tensor)] = self.record(tensor.op, tensor.inputs)  # made of parameters, which may change
         if id(tensor) not in self._params:
             path = self.param_paths.get(id(tensor))
             node = self.graph.add("param", path or tensor, (), path or "constant")

@@ -9,25 +9,60 @@ import numpy as np
 from needle.autograd import Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
-from .common import Binary, as_operand, cast_array, promote
+from .common import Binary, ScalarOp, as_operand, cast_array, promote, promote_scalar
+
+
+def compared_as(dtype: str) -> str:
+    """The dtype of the kernel: it writes 0 and 1 in its operands' dtype."""
+    return "int32" if dtype == "bool" else dtype
 
 
 class Comparison(Binary):
+    """Of two tensors."""
+
     def operand_dtype(self, a: Any, b: Any) -> str:
-        dtype = promote(str(a.dtype), str(b.dtype))
-        return "int32" if dtype == "bool" else dtype
+        return compared_as(promote(str(a.dtype), str(b.dtype)))
 
     def infer(self, a: Any, b: Any) -> Any:
         return Spec(Binary.infer(self, a, b).shape, "bool")
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         dtype = self.operand_dtype(*inputs)
-        ones = NDArray.empty(out.shape, dtype)  # the kernels write 0 and 1 in their operands' dtype
+        ones = NDArray.empty(out.shape, dtype)
         call(str(self.kernel), [ones], [cast_array(x, dtype).broadcast_to(out.shape) for x in inputs])
         call("copy", [out], [ones])
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return None, None
+
+
+class ScalarComparison(ScalarOp):
+    """Of a tensor with one number, attribute `scalar`."""
+
+    negated = False  # the opposite of what the kernel finds
+
+    def operand_dtype(self, x: Any) -> str:
+        return compared_as(promote_scalar(str(x.dtype), self.attributes()["scalar"]))
+
+    def infer(self, x: Any) -> Any:
+        return Spec(tuple(x.shape), "bool")
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        dtype = self.operand_dtype(*inputs)
+        ones = NDArray.empty(out.shape, dtype)
+        call(str(self.kernel), [ones], [cast_array(inputs[0], dtype)], float(self.attributes()["scalar"]))
+        if self.negated:
+            call("eq_scalar", [ones], [ones], 0.0)
+        call("copy", [out], [ones])
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return None
+
+
+def compare(a: Tensor, b: Any, with_tensor: Any, with_scalar: Any) -> Tensor:
+    if isinstance(b, Tensor | NDArray) or np.ndim(b) > 0:
+        return with_tensor()(a, as_operand(b, a))
+    return with_scalar(b)(a)
 
 
 @op
@@ -38,9 +73,18 @@ class Equal(Comparison):
     ufunc = np.equal
 
 
+@op
+class EqualScalar(ScalarComparison):
+    """x == scalar."""
+
+    scalar: Any
+    kernel = "eq_scalar"
+    ufunc = np.equal
+
+
 @tensor_method()
 def eq(a: Tensor, b: Any) -> Tensor:
-    return Equal()(a, as_operand(b, a))
+    return compare(a, b, Equal, EqualScalar)
 
 
 @op
@@ -51,9 +95,19 @@ class NotEqual(Comparison):
     ufunc = np.not_equal
 
 
+@op
+class NotEqualScalar(ScalarComparison):
+    """x != scalar."""
+
+    scalar: Any
+    kernel = "eq_scalar"
+    negated = True
+    ufunc = np.not_equal
+
+
 @tensor_method()
 def ne(a: Tensor, b: Any) -> Tensor:
-    return NotEqual()(a, as_operand(b, a))
+    return compare(a, b, NotEqual, NotEqualScalar)
 
 
 @op
@@ -64,9 +118,18 @@ class GreaterEqual(Comparison):
     ufunc = np.greater_equal
 
 
+@op
+class GreaterEqualScalar(ScalarComparison):
+    """x >= scalar."""
+
+    scalar: Any
+    kernel = "ge_scalar"
+    ufunc = np.greater_equal
+
+
 @tensor_method("ge", "__ge__")
 def ge(a: Tensor, b: Any) -> Tensor:
-    return GreaterEqual()(a, as_operand(b, a))
+    return compare(a, b, GreaterEqual, GreaterEqualScalar)
 
 
 @op
@@ -77,9 +140,18 @@ class Greater(Comparison):
     ufunc = np.greater
 
 
+@op
+class GreaterScalar(ScalarComparison):
+    """x > scalar."""
+
+    scalar: Any
+    kernel = "gt_scalar"
+    ufunc = np.greater
+
+
 @tensor_method("gt", "__gt__")
 def gt(a: Tensor, b: Any) -> Tensor:
-    return Greater()(a, as_operand(b, a))
+    return compare(a, b, Greater, GreaterScalar)
 
 
 @op
@@ -90,9 +162,18 @@ class LessEqual(Comparison):
     ufunc = np.less_equal
 
 
+@op
+class LessEqualScalar(ScalarComparison):
+    """x <= scalar."""
+
+    scalar: Any
+    kernel = "le_scalar"
+    ufunc = np.less_equal
+
+
 @tensor_method("le", "__le__")
 def le(a: Tensor, b: Any) -> Tensor:
-    return LessEqual()(a, as_operand(b, a))
+    return compare(a, b, LessEqual, LessEqualScalar)
 
 
 @op
@@ -103,6 +184,15 @@ class Less(Comparison):
     ufunc = np.less
 
 
+@op
+class LessScalar(ScalarComparison):
+    """x < scalar."""
+
+    scalar: Any
+    kernel = "lt_scalar"
+    ufunc = np.less
+
+
 @tensor_method("lt", "__lt__")
 def lt(a: Tensor, b: Any) -> Tensor:
-    return Less()(a, as_operand(b, a))
+    return compare(a, b, Less, LessScalar)

@@ -1,4 +1,4 @@
-"""Basic indexing: x[index] with integers, slices, None and ..., and its gradient."""
+"""Basic indexing: x[index] with integers, slices, None and ..., its gradient, and assignment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Deferred, Op, Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call
+
+from .common import unbroadcast
 
 
 def encode_index(index: Any) -> tuple:
@@ -101,3 +103,69 @@ class ScatterItem(Op):
     @classmethod
     def samples(cls) -> list:
         return [({"index": ((1, 4, 2), "...", 2), "shape": (5, 3, 4)}, [(2, 3)])]
+
+
+@op
+class SetItem(Op):
+    """x with a second tensor, or attribute `value`, at [index]."""
+
+    index: tuple
+    value: Any = None
+
+    def infer(self, x: Any, *part: Any) -> Any:
+        want = indexed_shape(tuple(x.shape), self.index)
+        for p in part:
+            lead = (1,) * max(0, len(p.shape) - len(want))  # axes of size 1 in front fall away, as in numpy
+            if tuple(p.shape[: len(lead)]) != lead or not broadcasts(tuple(p.shape[len(lead) :]), want):
+                raise ValueError(f"[setitem] expects a value that broadcasts to {want}, got shape {tuple(p.shape)}.")
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def compute(self, *inputs: NDArray) -> Any:
+        out = NDArray.empty(*self.infer(*inputs))
+        self.lower(None, list(inputs), out)
+        return out
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        call("copy", [out], [inputs[0]])
+        target = out[decode_index(self.index)]
+        if len(inputs) == 1:
+            call("fill", [target], [], float(self.value))
+            return
+        part = inputs[1]
+        part = part.reshape(part.shape[max(0, part.ndim - target.ndim) :])
+        call("copy", [target], [part.broadcast_to(target.shape)])
+
+    def reference(self, x: np.ndarray, *part: np.ndarray) -> Any:
+        out = x.copy()
+        out[decode_index(self.index)] = part[0] if part else self.value
+        return out
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        kept = SetItem(self.index, 0.0)(out_grad)
+        if len(node.inputs) == 1:
+            return kept
+        part = node.inputs[1]
+        inner = getitem(out_grad, decode_index(self.index))
+        shape = part.shape[max(0, len(part.shape) - len(inner.shape)) :]
+        return kept, unbroadcast(inner, shape) if shape == part.shape else unbroadcast(inner, shape).reshape(part.shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        index = encode_index((slice(1, 4, 2), Ellipsis, 2))
+        return [
+            ({"index": index}, [(5, 3, 4), (2, 3)]),
+            ({"index": index}, [(5, 3, 4), (1, 2, 1)]),
+            ({"index": index, "value": 1.5}, [(5, 3, 4)]),
+        ]
+
+
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    tail = to[len(to) - len(shape) :]
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(shape, tail, strict=True))
+
+
+def setitem(a: Tensor, index: Any, value: Any) -> Tensor:
+    """A copy of a with `value`, a tensor or a number, at a basic index."""
+    if isinstance(value, Tensor):
+        return SetItem(encode_index(index))(a, value)
+    return SetItem(encode_index(index), value)(a)

@@ -11,6 +11,7 @@ from needle.autograd import Op, Spec, Tensor, TensorTuple, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
 from .common import cast_array, check_axis, promote
+from .composed import Composed
 from .elementwise import add
 from .indexing import ScatterItem, encode_index, getitem
 from .planned import BLOCK
@@ -51,7 +52,7 @@ class Concat(Op):
         return self.axis in (1, -3) and whole_blocks
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        axis, start = 1 if out.ndim == 5 else self.axis, 0
+        axis, start = 1 if out.is_blocked else self.axis, 0
         for x in inputs:
             part = out[along(axis, out.ndim, slice(start, start + x.shape[axis]))]
             start += x.shape[axis]
@@ -177,6 +178,50 @@ def split_sizes(a: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[T
         pieces.append(getitem(a, (*lead, slice(start, start + size), *tail)))
         start += size
     return tuple(pieces)
+
+
+@op
+class Piece(Composed):
+    """Slice number `index` of the pieces of `size` along an axis, or of `pieces` about equal ones where that is given.
+
+    The last piece may be smaller; with `even` the first ones are larger by one instead, as in torch.tensor_split. `count`:
+    how many pieces the model was written for.
+    """
+
+    axis: int
+    index: int
+    size: Any = None
+    pieces: Any = None
+    even: bool = False
+    count: Any = None
+
+    def _bounds(self, total: int) -> tuple[int, int]:
+        if self.even:
+            small, larger = divmod(total, self.pieces)
+            start = self.index * small + min(self.index, larger)
+            return start, start + small + (self.index < larger)
+        size = self.size if self.pieces is None else max(1, -(-total // self.pieces))
+        count = max(1, -(-total // size))
+        if self.index >= count or self.count not in (None, count):
+            raise ValueError(
+                f"[split] expects {self.count or self.index + 1} pieces along axis {self.axis}, got {count}."
+            )
+        return self.index * size, min(total, (self.index + 1) * size)
+
+    def infer(self, x: Any) -> Any:
+        axis = check_axis("split", self.axis, x.shape)
+        start, stop = self._bounds(x.shape[axis])
+        return Spec((*x.shape[:axis], stop - start, *x.shape[axis + 1 :]), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        axis = check_axis("split", self.axis, x.shape)
+        return getitem(x, along(axis, len(x.shape), slice(*self._bounds(x.shape[axis]))))
+
+    @classmethod
+    def samples(cls) -> list:
+        x = [(2, 7, 3)]
+        cases: list[dict[str, Any]] = [{"size": 3, "index": 2}, {"pieces": 2, "index": 1}]
+        return [({"axis": 1, **c}, x) for c in (*cases, {"pieces": 3, "even": True, "index": 0, "count": 3})]
 
 
 @tensor_method()

@@ -1,4 +1,4 @@
-"""Reductions over axes: sum, mean, max. Over all axes (None) the result is 0-d."""
+"""Reductions over axes: sum, mean, max, product, variance, norms. Over all axes (None) the result is 0-d."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray
 
 from .common import FLOATS, as_axes, cast_array, check_axes
-from .comparison import eq
-from .elementwise import cast, divide, divide_scalar, multiply
-from .shape import broadcast_to, reshape
+from .comparison import eq, ne
+from .composed import Composed
+from .elementwise import add, cast, divide, divide_scalar, multiply, power_scalar, subtract, where
+from .maths import absolute, sqrt
+from .shape import broadcast_to, pad, permute, reshape
 
 
 class Reduction(Op):
@@ -136,3 +138,96 @@ class Min(Extreme):
 @tensor_method("amin", "min")
 def amin(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
     return Min(as_axes(axes), keepdims)(a)
+
+
+# -- composed ------------------------------------------------------------------------------------------------------------
+
+
+class ComposedReduction(Composed):
+    """`axes` and `keepdims` as in Reduction; runs as other ops."""
+
+    def infer(self, x: Any) -> Any:
+        axes = check_axes(self.label, self.attributes()["axes"], x.shape)
+        keep = self.attributes()["keepdims"]
+        return Spec(tuple(1 if d in axes else s for d, s in enumerate(x.shape) if keep or d not in axes), str(x.dtype))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axes": a, "keepdims": k}, [(3, 5, 4)]) for a, k in ((None, False), ((0, -1), True), (1, False))]
+
+
+@op
+class Variance(ComposedReduction):
+    """Mean squared distance from the mean; the sum is divided by the count less `correction`."""
+
+    axes: Any = None
+    correction: Any = 1
+    keepdims: bool = False
+
+    def decompose(self, x: Tensor) -> Tensor:
+        axes = check_axes("variance", self.axes, x.shape)
+        centred = subtract(x, mean(x, axes, keepdims=True))
+        count = max(0.0, math.prod(x.shape[a] for a in axes) - self.correction)
+        total = summation(multiply(centred, centred), axes, self.keepdims)
+        return multiply(total, 1 / count if count else math.inf)
+
+
+@tensor_method("variance", "var")
+def variance(a: Tensor, axes: Any = None, correction: Any = 1, keepdims: bool = False) -> Tensor:
+    return Variance(as_axes(axes), correction, keepdims)(a)
+
+
+def std(a: Tensor, axes: Any = None, correction: Any = 1, keepdims: bool = False) -> Tensor:
+    return sqrt(variance(a, axes, correction, keepdims))
+
+
+@op
+class Product(ComposedReduction):
+    """Product over axes, by halves. Integers and bools multiply to int64."""
+
+    axes: Any = None
+    keepdims: bool = False
+
+    def infer(self, x: Any) -> Any:
+        return Spec(ComposedReduction.infer(self, x).shape, str(x.dtype) if x.dtype in FLOATS else "int64")
+
+    def decompose(self, x: Tensor) -> Tensor:
+        shape, dtype = self.infer(x)
+        axes = check_axes("product", self.axes, x.shape)
+        kept = [i for i in range(len(x.shape)) if i not in axes]
+        rows = reshape(permute(cast(x, dtype), (*kept, *axes)), (math.prod(x.shape[i] for i in kept), -1))
+        n = rows.shape[1]
+        while n > 1:
+            rows = pad(rows, (0, n % 2), value=1.0)
+            n = (n + 1) // 2
+            rows = multiply(rows[:, :n], rows[:, n:])
+        return reshape(rows, shape)
+
+
+def prod(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    return Product(as_axes(axes), keepdims)(a)
+
+
+def every(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    """Whether all elements differ from zero."""
+    return ne(amin(cast(ne(a, 0), "int32"), axes, keepdims), 0)
+
+
+def some(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    """Whether any element differs from zero."""
+    return ne(amax(cast(ne(a, 0), "int32"), axes, keepdims), 0)
+
+
+def vector_norm(a: Tensor, order: float = 2.0, axes: Any = None, keepdims: bool = False) -> Tensor:
+    """The vector norm of an order (inf and 0 included) over axes; its gradient at a zero vector is zero."""
+    if order == 0:
+        return summation(cast(ne(a, 0), a.dtype), axes, keepdims)
+    if order in (math.inf, -math.inf):
+        return (amax if order > 0 else amin)(absolute(a), axes, keepdims)
+    if order == 1:
+        return summation(absolute(a), axes, keepdims)
+    powers = multiply(a, a) if order == 2 else power_scalar(absolute(a), order)
+    total = summation(powers, axes, keepdims)
+    zero = eq(total, 0.0)
+    root = power_scalar(where(zero, add(multiply(total, 0.0), 1.0), total), 1 / order)  # sqrt has no slope at 0
+    return where(zero, multiply(total, 0.0), root)

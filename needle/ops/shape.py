@@ -89,12 +89,14 @@ def flatten(a: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 @op
 class Permute(Op):
-    """Axes in another order."""
+    """Axes in another order; None: in the reverse one."""
 
-    axes: tuple
+    axes: Any
     is_view = True
 
     def _order(self, x: Any) -> tuple[int, ...]:
+        if self.axes is None:
+            return tuple(reversed(range(len(x.shape))))
         order = tuple(check_axis("permute", a, x.shape) for a in self.axes)
         if sorted(order) != list(range(len(x.shape))):
             raise ValueError(f"[permute] axes {self.axes} are no permutation of the axes of shape {tuple(x.shape)}.")
@@ -114,12 +116,13 @@ class Permute(Op):
 
     @classmethod
     def samples(cls) -> list:
-        return [({"axes": (2, 0, -2)}, [(2, 3, 4)])]
+        return [({"axes": (2, 0, -2)}, [(2, 3, 4)]), ({"axes": None}, [(2, 3, 4)])]
 
 
 @tensor_method()
 def permute(a: Tensor, *axes: Any) -> Tensor:
-    return Permute(as_shape(axes))(a)
+    """a with its axes in another order; without one in the reverse."""
+    return Permute(as_shape(axes) if axes else None)(a)
 
 
 @op
@@ -235,7 +238,7 @@ class Pad(Op):
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         (x,) = inputs
-        target, source = self._regions(x if x.ndim != 5 else Spec((*x.shape[:4],)))
+        target, source = self._regions(x if not x.is_blocked else Spec((*x.shape[:4],)))
         call("fill", [out], [], float(self.value))
         call("copy", [out[target]], [x[source]])
 

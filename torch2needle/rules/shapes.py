@@ -1,18 +1,19 @@
-"""Rules of shapes, views, indexing and joining. Sizes may be symbolic; ops resolve negative axes when they run."""
+"""Rules of shapes, views and joining. Sizes may be symbolic; ops resolve negative axes when they run."""
 
 from __future__ import annotations
 
 import builtins
-import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from needle import ops
-from needle.autograd import Unsupported
+from needle.autograd import Tensor, Unsupported
+from torch2needle.cells import written_by
 from torch2needle.registry import rule
+from torch2needle.rules.arithmetic import DtypeOf
 
 T = torch.Tensor
 
@@ -20,6 +21,34 @@ T = torch.Tensor
 def varargs(values: tuple) -> tuple:
     """f(1, 2) and f((1, 2)) alike."""
     return tuple(values[0]) if len(values) == 1 and isinstance(values[0], tuple | list) else tuple(values)
+
+
+def shape_of(size: tuple) -> tuple:
+    """A size given as numbers or as one sequence, such as the shape of a tensor."""
+    if len(size) == 1 and not isinstance(size[0], int) and hasattr(size[0], "__iter__"):
+        return tuple(size[0])
+    return tuple(size)
+
+
+def or_keyword(name: str) -> Callable[[Callable], Callable]:
+    """Decorator under `rule` for methods that take numbers one by one, as one sequence, or as a keyword of that name."""
+
+    def wrap(f: Callable) -> Callable:
+        def accept(input: Any, *values: Any, **named: Any) -> Any:
+            return f(input, *((named.pop(name),) if name in named else values), **named)
+
+        accept.__name__, accept.__qualname__, accept.__module__ = f.__name__, f.__qualname__, f.__module__
+        return accept
+
+    return wrap
+
+
+def back_in_shape(base: Any, value: Any, *_: Any, **__: Any) -> Any:
+    """For views that only change the shape: what the base becomes when the view is written."""
+    return ops.reshape_like(value, base)
+
+
+# -- joining -------------------------------------------------------------------------------------------------------------
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
@@ -32,21 +61,43 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     return ops.stack(list(tensors), dim)
 
 
-@rule(torch.flatten, T.flatten, view="maybe")
+@rule(torch.hstack)
+def hstack(tensors: Sequence[Any]) -> Any:
+    return ops.concat(list(tensors), 0 if tensors[0].ndim == 1 else 1)
+
+
+@rule(torch.vstack, torch.row_stack)
+def vstack(tensors: Sequence[Any]) -> Any:
+    return ops.stack(list(tensors)) if tensors[0].ndim == 1 else ops.concat(list(tensors), 0)
+
+
+# -- views of all elements -----------------------------------------------------------------------------------------------
+
+
+@rule(torch.flatten, T.flatten, torch.ravel, T.ravel, view="maybe")
 def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     return ops.flatten(input, start_dim, end_dim)
 
 
+@rule(torch.unflatten, T.unflatten, view="always")
+@written_by(back_in_shape)
+def unflatten(input: Any, dim: int, sizes: Any) -> Any:
+    return ops.unflatten(input, dim, sizes)
+
+
 @rule(T.view, view="always")
+@written_by(back_in_shape)
+@or_keyword("size")
 def view(input: Any, *shape: Any) -> Any:
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
         raise Unsupported("view(dtype) reinterprets memory")
-    return ops.reshape(input, shape=varargs(shape))
+    return ops.reshape(input, shape=shape_of(shape))
 
 
 @rule(T.reshape, view="maybe")
+@or_keyword("shape")
 def reshape_method(input: Any, *shape: Any) -> Any:
-    return ops.reshape(input, shape=varargs(shape))
+    return ops.reshape(input, shape=shape_of(shape))
 
 
 @rule(torch.reshape, view="maybe")
@@ -54,19 +105,85 @@ def reshape(input: Any, shape: Any) -> Any:
     return ops.reshape(input, shape=tuple(shape))
 
 
+@rule(T.view_as, view="always")
+@written_by(back_in_shape)
+def view_as(input: Any, other: Any) -> Any:
+    return ops.reshape_like(input, other)
+
+
+@rule(T.reshape_as, view="maybe")
+def reshape_as(input: Any, other: Any) -> Any:
+    return ops.reshape_like(input, other)
+
+
+@rule(torch.unsqueeze, T.unsqueeze, T.unsqueeze_, view="always")
+@written_by(back_in_shape)
+def unsqueeze(input: Any, dim: int) -> Any:
+    return ops.unsqueeze(input, dim)
+
+
+@rule(torch.squeeze, T.squeeze, T.squeeze_, view="always")
+@written_by(back_in_shape)
+def squeeze(input: Any, dim: Any = None) -> Any:
+    return ops.squeeze(input, dim)
+
+
+def permuted_back(base: Any, value: Any, *axes: Any, dims: Any = None) -> Any:
+    given = varargs(axes) if dims is None else dims
+    order = [d % len(given) for d in given]
+    return ops.permute(value, tuple(order.index(i) for i in range(len(order))))
+
+
 @rule(torch.permute, view="always")
+@written_by(permuted_back)
 def permute(input: Any, dims: Any) -> Any:
     return ops.permute(input, tuple(dims))
 
 
 @rule(T.permute, view="always")
+@written_by(permuted_back)
+@or_keyword("dims")
 def permute_method(input: Any, *dims: Any) -> Any:
     return ops.permute(input, varargs(dims))
 
 
-@rule(torch.transpose, T.transpose, torch.swapaxes, T.swapaxes, view="always")
+@rule(torch.transpose, T.transpose, torch.swapaxes, T.swapaxes, torch.swapdims, T.swapdims, view="always")
+@written_by(lambda base, value, dim0, dim1: ops.transpose(value, (dim0, dim1)))
 def transpose(input: Any, dim0: int, dim1: int) -> Any:
     return ops.transpose(input, (dim0, dim1))
+
+
+@rule(torch.t, T.t, view="always")
+@written_by(lambda base, value: ops.permute(value))
+def t(input: Any) -> Any:
+    return ops.permute(input)
+
+
+@rule(torch.movedim, T.movedim, torch.moveaxis, T.moveaxis, view="always")
+@written_by(lambda base, value, source, destination: ops.moveaxis(value, destination, source))
+def movedim(input: Any, source: Any, destination: Any) -> Any:
+    return ops.moveaxis(input, source, destination)
+
+
+@rule(T.expand, view="always")
+@or_keyword("size")
+def expand(input: Any, *size: Any, implicit: bool = False) -> Any:
+    return ops.broadcast_to(input, shape=shape_of(size))
+
+
+@rule(torch.broadcast_to, T.broadcast_to, view="always")
+def broadcast_to(input: Any, size: Any) -> Any:
+    return ops.broadcast_to(input, shape=tuple(size))
+
+
+@rule(T.expand_as, view="always")
+def expand_as(input: Any, other: Any) -> Any:
+    return ops.broadcast_like(input, other)
+
+
+@rule(torch.diagonal, T.diagonal, view="always")
+def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    return ops.diagonal(input, offset, dim1, dim2)
 
 
 @rule(T.contiguous, view="maybe")
@@ -74,14 +191,157 @@ def contiguous(input: Any, memory_format: Any = None) -> Any:
     return input
 
 
-@rule(torch.detach, T.detach, view="always")
-def detach(input: Any) -> Any:
-    raise Unsupported("detach would have to cut the gradient, which a converted graph cannot express")
-
-
 @rule(T.clone, torch.clone)
 def clone(input: Any, *, memory_format: Any = None) -> Any:
     return input
+
+
+@rule(torch.detach, T.detach, view="always")
+def detach(input: Any) -> Any:
+    return ops.stop_gradient(input)
+
+
+# -- copies --------------------------------------------------------------------------------------------------------------
+
+
+@rule(T.repeat)
+@or_keyword("repeats")
+def repeat(input: Any, *repeats: Any) -> Any:
+    return ops.tile(input, varargs(repeats))
+
+
+@rule(torch.tile)
+def tile(input: Any, dims: Any) -> Any:
+    return ops.tile(input, tuple(dims))
+
+
+@rule(T.tile)
+@or_keyword("dims")
+def tile_method(input: Any, *dims: Any) -> Any:
+    return ops.tile(input, varargs(dims))
+
+
+@rule(torch.repeat_interleave, T.repeat_interleave)
+def repeat_interleave(input: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
+    if isinstance(repeats, Tensor):
+        raise Unsupported("repeats expects a number, got a tensor")
+    return ops.repeat_interleave(input, repeats, dim)
+
+
+@rule(torch.roll, T.roll)
+def roll(input: Any, shifts: Any, dims: Any = None) -> Any:
+    return ops.roll(input, shifts, None if dims == () else dims)
+
+
+@rule(torch.flip)
+def flip(input: Any, dims: Any) -> Any:
+    return ops.flip(input, dims)
+
+
+@rule(T.flip)
+@or_keyword("dims")
+def flip_method(input: Any, *dims: Any) -> Any:
+    return ops.flip(input, varargs(dims))
+
+
+@rule(torch.fliplr, T.fliplr)
+def fliplr(input: Any) -> Any:
+    return ops.flip(input, 1)
+
+
+@rule(torch.flipud, T.flipud)
+def flipud(input: Any) -> Any:
+    return ops.flip(input, 0)
+
+
+@rule(torch.tril, T.tril, T.tril_)
+def tril(input: Any, diagonal: Any = 0) -> Any:
+    return ops.triangle(input, False, diagonal)
+
+
+@rule(torch.triu, T.triu, T.triu_)
+def triu(input: Any, diagonal: Any = 0) -> Any:
+    return ops.triangle(input, True, diagonal)
+
+
+# -- pieces --------------------------------------------------------------------------------------------------------------
+
+
+class Pieces:
+    """The pieces of a tensor whose number is not known: `a, b = x.split(4)` asks for single ones."""
+
+    def __init__(self, make: Callable[[int], Any], what: str) -> None:
+        self.make, self.what = make, what
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, int) or index < 0:
+            self.__len__()
+        return self.make(index)
+
+    def __len__(self) -> int:
+        raise Unsupported(f"{self.what} gives a number of pieces that depends on the size; pass example=")
+
+    def __iter__(self) -> Any:
+        return iter(range(len(self)))
+
+
+def known_size(input: Any, dim: int) -> Any:
+    """The example's size of an axis, or None without an example."""
+    spec = getattr(input, "spec", None)
+    return None if spec is None else spec.shape[dim]
+
+
+def joined(base: Any, value: Any, _: Any = None, dim: int = 0, **__: Any) -> Any:
+    return ops.concat(list(value), dim)
+
+
+@rule(torch.chunk, T.chunk, view="always")
+@written_by(joined)
+def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
+    total = known_size(input, dim)
+    count = chunks if total is None else max(1, -(-total // max(1, -(-total // chunks))))
+    return tuple(ops.Piece(dim, i, pieces=chunks, count=count)(input) for i in range(count))
+
+
+@rule(torch.split, T.split, torch.functional.split, view="always")
+@written_by(joined)
+def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
+    size = split_size_or_sections
+    if isinstance(size, tuple | list):
+        return ops.split_sizes(tensor, size, dim)
+    total = known_size(tensor, dim)
+    step = size if isinstance(size, int) else size.node.meta.get("example")
+    if total is None or step is None:
+        return Pieces(lambda i: ops.Piece(dim, i, size=size)(tensor), "split")
+    count = max(1, -(-total // step))
+    return tuple(ops.Piece(dim, i, size=size, count=count)(tensor) for i in range(count))
+
+
+@rule(torch.tensor_split, T.tensor_split, view="always")
+@written_by(joined)
+def tensor_split(input: Any, indices_or_sections: Any, dim: int = 0) -> Any:
+    if isinstance(indices_or_sections, int):
+        n = indices_or_sections
+        return tuple(ops.Piece(dim, i, pieces=n, even=True)(input) for i in range(n))
+    bounds = [0, *indices_or_sections, None]
+    return tuple(ops.getitem(input, at(dim, slice(a, b))) for a, b in pairwise(bounds))
+
+
+@rule(torch.unbind, T.unbind, view="always")
+@written_by(lambda base, value, dim=0: ops.stack(list(value), dim))
+def unbind(input: Any, dim: int = 0) -> Any:
+    count = known_size(input, dim)
+    if count is None:
+        return Pieces(lambda i: ops.getitem(input, at(dim, i)), "unbind")
+    return tuple(ops.squeeze(ops.Piece(dim, i, size=1, count=count)(input), dim) for i in range(count))
+
+
+def at(dim: int, item: Any) -> tuple:
+    """Index that applies `item` to one axis of a tensor of unknown rank."""
+    return (Ellipsis, item, *(slice(None),) * (-dim - 1)) if dim < 0 else (*(slice(None),) * dim, item)
+
+
+# -- sizes and attributes ------------------------------------------------------------------------------------------------
 
 
 @rule(T.size)
@@ -89,51 +349,50 @@ def size(input: Any, dim: int | None = None) -> Any:
     return input.shape if dim is None else input.shape[dim]
 
 
-@rule(T.dim)
+@rule(T.dim, T.ndimension)
 def dim(input: Any) -> int:
     return input.ndim
 
 
-@rule(builtins.getattr)
-def get_attribute(input: Any, name: str) -> Any:
-    if name == "shape":
-        return input.shape
-    if name == "ndim":
-        return input.ndim
-    if name == "dtype":
+@rule(T.numel, torch.numel, T.nelement)
+def numel(input: Any) -> Any:
+    total: Any = 1
+    for i in range(input.ndim):
+        total = total * input.shape[i]
+    return total
+
+
+@rule(len)
+def length(input: Any) -> Any:
+    return input.shape[0]
+
+
+@rule(T.is_floating_point, torch.is_floating_point)
+def is_floating_point(input: Any) -> bool:
+    return input.dtype.startswith("float")
+
+
+def dtype_of(input: Any) -> Any:
+    try:
         return getattr(torch, input.dtype)
-    if name == "device":
-        return torch.device("cpu")
-    raise Unsupported(f"the attribute {name} of a tensor has no rule")
+    except Unsupported:
+        return DtypeOf(input)
 
 
-@rule(operator.getitem, view="always")
-def getitem(input: Any, index: Any) -> Any:
-    return ops.getitem(input, index)
+ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "shape": lambda x: x.shape,
+    "ndim": lambda x: x.ndim,
+    "dtype": dtype_of,
+    "device": lambda x: torch.device("cpu"),
+    "is_cuda": lambda x: False,
+    "T": ops.permute,
+    "mT": ops.transpose,
+    "data": ops.stop_gradient,
+}
 
 
-@rule(torch.unsqueeze, T.unsqueeze, view="always")
-def unsqueeze(input: Any, dim: int) -> Any:
-    return ops.unsqueeze(input, dim)
-
-
-@rule(torch.squeeze, T.squeeze, view="always")
-def squeeze(input: Any, dim: Any = None) -> Any:
-    return ops.squeeze(input, dim)
-
-
-@rule(torch.chunk, T.chunk, view="always")
-def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
-    return ops.chunk(input, chunks, dim)
-
-
-@rule(torch.split, T.split, view="always")
-def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
-    return ops.split_sizes(tensor, split_size_or_sections, dim)
-
-
-@rule(F.pad)
-def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
-    if mode != "constant":
-        raise Unsupported(f"mode expects constant, got {mode}")
-    return ops.pad(input, tuple(pad), value=value or 0.0)
+@rule(builtins.getattr, view="always")
+def get_attribute(input: Any, name: str) -> Any:
+    if name not in ATTRIBUTES:
+        raise Unsupported(f"the attribute {name} of a tensor has no rule")
+    return ATTRIBUTES[name](input)

@@ -1,0 +1,295 @@
+"""Arithmetic composed of other ops: whole quotients and remainders, one-sided limits, logic, exact small values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Spec, Tensor, Unsupported, op, tensor_method
+from needle.backend_ndarray import NDArray
+
+from .activation import tanh
+from .common import FLOATS, ScalarOp, Unary, as_operand, broadcast_shape, promote, promote_scalar
+from .comparison import eq, ge, le, lt, ne
+from .composed import Composed
+from .elementwise import add, cast, divide, mul_scalar, multiply, negate, subtract, where
+from .maths import absolute, ceil, exp, floor, log
+
+# -- limits --------------------------------------------------------------------------------------------------------------
+
+
+@op
+class ClampMin(ScalarOp):
+    """The larger of x and the scalar; the gradient is 1 on the limit."""
+
+    scalar: Any
+    kernel = "maximum_scalar"
+    ufunc = np.maximum
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return multiply(out_grad, cast(ge(node.inputs[0], self.scalar), out_grad.dtype))
+
+
+@op
+class ClampMax(ScalarOp):
+    """The smaller of x and the scalar; the gradient is 1 on the limit."""
+
+    scalar: Any
+    kernel = "minimum_scalar"
+    ufunc = np.minimum
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return multiply(out_grad, cast(le(node.inputs[0], self.scalar), out_grad.dtype))
+
+
+def clamp_min(a: Tensor, low: Any) -> Tensor:
+    return ClampMin(low)(a)
+
+
+def clamp_max(a: Tensor, high: Any) -> Tensor:
+    return ClampMax(high)(a)
+
+
+# -- whole quotients -----------------------------------------------------------------------------------------------------
+
+
+def trunc(a: Tensor) -> Tensor:
+    """a without its fraction."""
+    return where(lt(a, 0.0), ceil(a), floor(a))
+
+
+def frac(a: Tensor) -> Tensor:
+    """What `trunc` drops."""
+    return subtract(a, trunc(a))
+
+
+class Whole(Composed):
+    """Of a tensor with a second one, or with attribute `scalar`; `rounding` is floor or trunc.
+
+    Computed in float64, where the quotient of two float32 numbers or of integers below 2 ** 52 never rounds up to a whole one.
+    """
+
+    def infer(self, a: Any, *b: Any) -> Any:
+        shape = broadcast_shape(self.label, tuple(a.shape), *(tuple(x.shape) for x in b))
+        scalar = self.attributes()["scalar"]
+        return Spec(shape, promote(str(a.dtype), str(b[0].dtype)) if b else promote_scalar(str(a.dtype), scalar))
+
+    def operands(self, a: Tensor, *b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """a and b as float64, and their whole quotient."""
+        x, y = cast(a, "float64"), cast(b[0] if b else as_operand(self.attributes()["scalar"], a), "float64")
+        quotient = divide(x, y)
+        return x, y, floor(quotient) if self.attributes()["rounding"] == "floor" else trunc(quotient)
+
+    @classmethod
+    def samples(cls) -> list:
+        two = [(4, 33), (33,)]
+        return [({"rounding": r}, two) for r in ("floor", "trunc")] + [
+            ({"rounding": "floor", "scalar": -0.7}, [(4, 33)]),
+            ({"rounding": "trunc", "scalar": 2}, [Spec((4, 5), "int64")]),
+        ]
+
+
+@op
+class WholeQuotient(Whole):
+    """a / b rounded down, or towards zero."""
+
+    rounding: str
+    scalar: Any = None
+
+    def decompose(self, a: Tensor, *b: Tensor) -> Tensor:
+        return cast(self.operands(a, *b)[2], self.infer(a, *b).dtype)
+
+
+@op
+class Remainder(Whole):
+    """What the whole quotient leaves of a: with the sign of b for floor, of a for trunc."""
+
+    rounding: str
+    scalar: Any = None
+
+    def decompose(self, a: Tensor, *b: Tensor) -> Tensor:
+        x, y, quotient = self.operands(a, *b)
+        return cast(subtract(x, multiply(quotient, y)), self.infer(a, *b).dtype)
+
+
+def _whole(cls: Any, a: Any, b: Any, rounding: str) -> Tensor:
+    if not isinstance(a, Tensor):
+        a = Tensor(a, device=b.device, dtype=promote_scalar(b.dtype, a), requires_grad=False)
+    return cls(rounding)(a, b) if isinstance(b, Tensor) else cls(rounding, b)(a)
+
+
+@tensor_method("floor_divide", "__floordiv__")
+def floor_divide(a: Any, b: Any, rounding: str = "floor") -> Tensor:
+    """The whole quotient of two tensors, or of a tensor and a number."""
+    return _whole(WholeQuotient, a, b, rounding)
+
+
+@tensor_method("remainder", "__mod__")
+def remainder(a: Any, b: Any) -> Tensor:
+    """a modulo b, with the sign of b, as Python has it."""
+    return _whole(Remainder, a, b, "floor")
+
+
+def fmod(a: Any, b: Any) -> Tensor:
+    """a modulo b, with the sign of a, as C has it."""
+    return _whole(Remainder, a, b, "trunc")
+
+
+# -- logic ---------------------------------------------------------------------------------------------------------------
+
+
+def truth(a: Tensor) -> Tensor:
+    """Whether elements differ from zero, as bool."""
+    try:
+        known = a.dtype
+    except Unsupported:
+        known = ""
+    return a if known == "bool" else ne(a, 0)
+
+
+def logical_not(a: Tensor) -> Tensor:
+    return eq(a, 0)
+
+
+def logical_and(a: Tensor, b: Tensor) -> Tensor:
+    a = truth(a)
+    return where(a, truth(b), a)
+
+
+def logical_or(a: Tensor, b: Tensor) -> Tensor:
+    a = truth(a)
+    return where(a, a, truth(b))
+
+
+def logical_xor(a: Tensor, b: Tensor) -> Tensor:
+    return ne(truth(a), truth(b))
+
+
+LOGIC = {"and": logical_and, "or": logical_or, "xor": logical_xor}
+
+
+@op
+class Bitwise(Composed):
+    """`operator` and, or, xor of bool tensors; integers have no kernel."""
+
+    operator: str
+
+    def infer(self, a: Any, b: Any) -> Any:
+        for x in (a, b):
+            if x.dtype != "bool":
+                raise ValueError(f"[bitwise_{self.operator}] expects bool tensors, got {x.dtype}.")
+        return Spec(broadcast_shape("bitwise", tuple(a.shape), tuple(b.shape)), "bool")
+
+    def decompose(self, a: Tensor, b: Tensor) -> Tensor:
+        self.infer(a, b)
+        return LOGIC[self.operator](a, b)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"operator": o}, [Spec((4, 9), "bool"), Spec((9,), "bool")]) for o in LOGIC]
+
+
+@op
+class BitwiseNot(Composed):
+    """Every bit of bools or integers turned over."""
+
+    def infer(self, x: Any) -> Any:
+        if x.dtype in FLOATS:
+            raise ValueError(f"[bitwise_not] expects bools or integers, got {x.dtype}.")
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        self.infer(x)
+        return eq(x, 0) if x.dtype == "bool" else add(negate(x), -1)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [Spec((4, 9), d)]) for d in ("bool", "int64")]
+
+
+def bitwise(operator: str, a: Tensor, b: Any) -> Tensor:
+    return Bitwise(operator)(a, as_operand(b, a))
+
+
+def bitwise_not(a: Tensor) -> Tensor:
+    return BitwiseNot()(a)
+
+
+def isnan(a: Tensor) -> Tensor:
+    return ne(a, a)
+
+
+def isinf(a: Tensor) -> Tensor:
+    return eq(absolute(a), math.inf)
+
+
+def isfinite(a: Tensor) -> Tensor:
+    return lt(absolute(a), math.inf)
+
+
+# -- exact near zero -----------------------------------------------------------------------------------------------------
+
+
+class OwnGradient(Unary):
+    """A function whose value is a composition and whose gradient is its own."""
+
+    layout = "plain"
+
+    def value(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def has_kernel(cls) -> bool:
+        return True
+
+    @classmethod
+    def has_own_lowering(cls) -> bool:
+        return False
+
+    def compute(self, x: NDArray) -> Any:
+        return self.value(Tensor.make_const(x)).cached_data
+
+    def reference(self, x: np.ndarray) -> Any:
+        return self.ufunc(x)
+
+
+@op
+class Log1p(OwnGradient):
+    """log(1 + x), also where 1 + x rounds (W. Kahan's correction by (1 + x) - 1)."""
+
+    ufunc = np.log1p
+    domain = (-0.6, 3.0)
+
+    def value(self, x: Tensor) -> Tensor:
+        u = add(x, 1.0)
+        done = eq(u, 1.0)
+        exact = multiply(log(u), divide(x, where(done, u, add(u, -1.0))))
+        return where(eq(u, math.inf), u, where(done, x, exact))
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return divide(out_grad, add(node.inputs[0], 1.0))
+
+
+@tensor_method()
+def log1p(a: Tensor) -> Tensor:
+    return Log1p()(a)
+
+
+@op
+class Expm1(OwnGradient):
+    """e ** x - 1, as tanh(x / 2) (e ** x + 1), which keeps the digits of a small x."""
+
+    ufunc = np.expm1
+
+    def value(self, x: Tensor) -> Tensor:
+        return multiply(tanh(mul_scalar(x, 0.5)), add(exp(x), 1.0))
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return multiply(out_grad, add(node, 1.0))
+
+
+@tensor_method()
+def expm1(a: Tensor) -> Tensor:
+    return Expm1()(a)

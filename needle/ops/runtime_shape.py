@@ -1,0 +1,323 @@
+"""Rearrangements that need the real shape: each runs as views and copies of other ops, so that models keep sizes free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import NDArray
+from needle.backend_ndarray.ndarray import resolve_shape
+
+from .common import as_axes, check_axis
+from .composed import Composed
+from .elementwise import cast, where
+from .indexing import getitem
+from .join import along, concat
+from .shape import Pad, broadcast_to, flatten, permute, reshape, unsqueeze
+
+
+@op
+class Unflatten(Composed):
+    """One axis as several of the given sizes, of which one may be -1."""
+
+    axis: int
+    sizes: tuple
+
+    def infer(self, x: Any) -> Any:
+        axis = check_axis("unflatten", self.axis, x.shape)
+        sizes = resolve_shape(self.sizes, (x.shape[axis],))
+        return Spec((*x.shape[:axis], *sizes, *x.shape[axis + 1 :]), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return reshape(x, self.infer(x).shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": -2, "sizes": (2, -1)}, [(3, 6, 4)])]
+
+
+def unflatten(a: Tensor, axis: int, sizes: Any) -> Tensor:
+    return Unflatten(axis, tuple(sizes))(a)
+
+
+@op
+class MoveAxis(Composed):
+    """Axes `source` moved to the places `target`; the others keep their order."""
+
+    source: Any
+    target: Any
+
+    def _order(self, x: Any) -> tuple[int, ...]:
+        pairs = [(v,) if isinstance(v, int) else v for v in (self.source, self.target)]
+        source, target = ([check_axis("moveaxis", a, x.shape) for a in p] for p in pairs)
+        rest = iter([i for i in range(len(x.shape)) if i not in source])
+        place = dict(zip(target, source, strict=True))
+        return tuple(place[i] if i in place else next(rest) for i in range(len(x.shape)))
+
+    def infer(self, x: Any) -> Any:
+        return Spec(tuple(x.shape[i] for i in self._order(x)), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return permute(x, self._order(x))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"source": 1, "target": -1}, [(2, 3, 4)]), ({"source": (0, -1), "target": (1, 0)}, [(2, 3, 4)])]
+
+
+def moveaxis(a: Tensor, source: Any, target: Any) -> Tensor:
+    return MoveAxis(as_axes(source), as_axes(target))(a)
+
+
+@op
+class Tile(Composed):
+    """x repeated `times` along each of its last axes; more numbers than axes add axes in front."""
+
+    times: tuple
+
+    def infer(self, x: Any) -> Any:
+        rank = max(len(x.shape), len(self.times))
+        shape = (1,) * (rank - len(x.shape)) + tuple(x.shape)
+        times = (1,) * (rank - len(self.times)) + tuple(self.times)
+        return Spec(tuple(int(s * t) for s, t in zip(shape, times, strict=True)), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        out = self.infer(x).shape
+        shape = (1,) * (len(out) - len(x.shape)) + tuple(x.shape)
+        times = (1,) * (len(out) - len(self.times)) + tuple(int(t) for t in self.times)
+        apart = reshape(x, [n for s in shape for n in (1, s)])
+        wide = broadcast_to(apart, [n for s, t in zip(shape, times, strict=True) for n in (t, s)])
+        return reshape(wide, out)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"times": (2, 1, 3)}, [(3, 4)]), ({"times": (2,)}, [(2, 3)])]
+
+
+def tile(a: Tensor, times: Any) -> Tensor:
+    """numpy.tile; torch's repeat where `times` has a number for every axis."""
+    return Tile(tuple(times))(a)
+
+
+@op
+class RepeatInterleave(Composed):
+    """Every element `times` times in a row along an axis."""
+
+    times: Any
+    axis: int
+
+    def infer(self, x: Any) -> Any:
+        axis = check_axis("repeat_interleave", self.axis, x.shape)
+        return Spec((*x.shape[:axis], x.shape[axis] * self.times, *x.shape[axis + 1 :]), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        out = self.infer(x).shape
+        axis = self.axis % len(x.shape)
+        apart = unsqueeze(x, axis + 1)
+        shape = (*x.shape[: axis + 1], self.times, *x.shape[axis + 1 :])
+        return reshape(broadcast_to(apart, shape), out)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"times": 3, "axis": a}, [(2, 3, 4)]) for a in (1, -1)]
+
+
+def repeat_interleave(a: Tensor, times: Any, axis: int | None = None) -> Tensor:
+    return RepeatInterleave(times, 0)(flatten(a)) if axis is None else RepeatInterleave(times, axis)(a)
+
+
+@op
+class Roll(Composed):
+    """Axes turned by `shifts`: what leaves at the end enters at the front."""
+
+    shifts: tuple
+    axes: tuple
+
+    def infer(self, x: Any) -> Any:
+        for a in self.axes:
+            check_axis("roll", a, x.shape)
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        for shift, axis in zip(self.shifts, self.axes, strict=True):
+            size = x.shape[axis]
+            cut = size - int(shift) % size if size else 0
+            if cut != size and size:
+                parts = [slice(cut, size), slice(0, cut)]
+                x = concat([getitem(x, along(axis, len(x.shape), p)) for p in parts], axis)
+        return x
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"shifts": (2, -1), "axes": (0, -1)}, [(5, 4)]), ({"shifts": (7,), "axes": (1,)}, [(2, 3)])]
+
+
+def roll(a: Tensor, shifts: Any, axes: Any = None) -> Tensor:
+    """torch.roll; without axes the elements of all of a."""
+    shifts = as_axes(shifts)
+    if axes is None:
+        return reshape_like(Roll((shifts,) if not isinstance(shifts, tuple) else shifts, (0,))(flatten(a)), a)
+    both = [v if isinstance(v, tuple) else (v,) for v in (shifts, as_axes(axes))]
+    return Roll(*both)(a)
+
+
+@op
+class BroadcastLike(Composed):
+    """x stretched to the shape of a second tensor, whose values play no part."""
+
+    def infer(self, x: Any, like: Any) -> Any:
+        return Spec(tuple(like.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor, like: Tensor) -> Tensor:
+        return broadcast_to(x, tuple(like.shape))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(3, 1), (2, 3, 4)])]
+
+
+def broadcast_like(a: Tensor, like: Tensor) -> Tensor:
+    return BroadcastLike()(a, like)
+
+
+@op
+class ReshapeLike(Composed):
+    """x in the shape of a second tensor, whose values play no part."""
+
+    def infer(self, x: Any, like: Any) -> Any:
+        return Spec(resolve_shape(tuple(like.shape), tuple(x.shape)), str(x.dtype))
+
+    def decompose(self, x: Tensor, like: Tensor) -> Tensor:
+        return reshape(x, tuple(like.shape))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(3, 4), (2, 6)])]
+
+
+def reshape_like(a: Tensor, like: Tensor) -> Tensor:
+    return ReshapeLike()(a, like)
+
+
+@op
+class CastLike(Composed):
+    """x in the dtype of a second tensor, whose values play no part."""
+
+    def infer(self, x: Any, like: Any) -> Any:
+        return Spec(tuple(x.shape), str(like.dtype))
+
+    def decompose(self, x: Tensor, like: Tensor) -> Tensor:
+        return x if x.dtype == like.dtype else cast(x, like.dtype)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(3, 4), Spec((2,), "int64")])]
+
+
+def cast_like(a: Tensor, like: Tensor) -> Tensor:
+    return CastLike()(a, like)
+
+
+@op
+class Triangle(Composed):
+    """The last two axes with zeros above (upper False) or below the diagonal of a number."""
+
+    upper: bool
+    diagonal: Any = 0
+
+    def infer(self, x: Any) -> Any:
+        if len(x.shape) < 2:
+            raise ValueError(f"[triangle] expects at least two axes, got shape {tuple(x.shape)}.")
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        rows, columns = self.infer(x).shape[-2:]
+        lower = np.tri(rows, columns, int(self.diagonal) - self.upper, dtype=bool)
+        mask = Tensor(lower != self.upper, device=x.device, dtype="bool", requires_grad=False)
+        return where(mask, x, Tensor(0, device=x.device, dtype=x.dtype, requires_grad=False))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"upper": u, "diagonal": d}, [(2, 4, 5)]) for u, d in ((False, 0), (True, 1), (False, -1))]
+
+
+def triangle(a: Tensor, upper: bool, diagonal: Any = 0) -> Tensor:
+    """torch.triu (upper) and torch.tril."""
+    return Triangle(upper, diagonal)(a)
+
+
+@op
+class Diagonal(Op):
+    """The diagonal number `offset` of the last two axes, as the last axis."""
+
+    offset: int = 0
+    is_view = True
+
+    def infer(self, x: Any) -> Any:
+        rows, columns = x.shape[-2:]
+        n = min(rows - max(0, -self.offset), columns - max(0, self.offset))
+        return Spec((*x.shape[:-2], max(0, n)), str(x.dtype))
+
+    def compute(self, x: NDArray) -> Any:
+        shape = self.infer(x).shape
+        start = x[..., max(0, -self.offset) :, max(0, self.offset) :]
+        strides = (*start.strides[:-2], start.strides[-2] + start.strides[-1])
+        return NDArray.make(shape, strides, x.device, start._handle, start._offset, x.dtype)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return np.diagonal(x, self.offset, -2, -1)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x = node.inputs[0]
+        rows, columns = x.shape[-2:]
+        full = [(0, 0)] * (len(x.shape) - 2)
+        mask = np.eye(rows, columns, self.offset, dtype=bool)
+        zero, on = (Tensor(v, device=x.device, dtype=d, requires_grad=False) for v, d in ((0, x.dtype), (mask, "bool")))
+        before, after = max(0, -self.offset), rows - max(0, -self.offset) - out_grad.shape[-1]
+        column = unsqueeze(Pad((*full[1:], (before, after)))(out_grad), -1)
+        return where(on, broadcast_to(column, x.shape), zero)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"offset": o}, [(2, 4, 5)]) for o in (0, 1, -2)]
+
+
+def diagonal(a: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+    """torch.diagonal."""
+    if (axis1, axis2) != (-2, -1):
+        a = moveaxis(a, (axis1, axis2), (-2, -1))
+    return Diagonal(offset)(a)
+
+
+@op
+class StopGradient(Op):
+    """x as a constant: the gradient ends here."""
+
+    is_view = True
+
+    def infer(self, x: Any) -> Any:
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def compute(self, x: NDArray) -> Any:
+        return x
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return None
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        out = Op.__call__(self, *inputs)
+        return out if out.recorder is not None else out.detach()
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(4, 3)])]
+
+
+def stop_gradient(a: Tensor) -> Tensor:
+    """a, through which no gradient flows."""
+    return StopGradient()(a)

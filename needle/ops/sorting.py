@@ -1,0 +1,191 @@
+"""Order along an axis: the place of the largest element, sorting, running sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
+from needle.backend_ndarray import NDArray, call
+
+from .common import FLOATS, check_axis
+from .comparison import eq, gt, lt
+from .composed import Composed
+from .elementwise import add, cast, multiply, negate
+from .gather import gather
+from .indexing import getitem
+from .reduce import summation
+from .shape import broadcast_to, flatten, pad, reshape, squeeze, transpose, unsqueeze
+
+
+@op
+class ArgMax(Op):
+    """The number (int64) of the largest element along an axis, the first among equal ones; the axis stays with size 1."""
+
+    axis: int
+
+    def infer(self, x: Any) -> Any:
+        axis = check_axis("argmax", self.axis, x.shape)
+        return Spec(tuple(1 if d == axis else s for d, s in enumerate(x.shape)), "int64")
+
+    def compute(self, x: NDArray) -> Any:
+        out = NDArray.empty(*self.infer(x))
+        call("argmax", [out], [x], self.axis % x.ndim)
+        return out
+
+    def reference(self, x: np.ndarray) -> Any:
+        return np.argmax(x, self.axis, keepdims=True)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return None
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": a}, [(3, 5, 4)]) for a in (0, -1)]
+
+
+@tensor_method()
+def argmax(a: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Number of the largest element along an axis; of all elements without one."""
+    if axis is None:
+        return squeeze(ArgMax(0)(flatten(a)), 0)
+    found = ArgMax(axis)(a)
+    return found if keepdims else squeeze(found, axis)
+
+
+@tensor_method()
+def argmin(a: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Number of the smallest element along an axis; of all elements without one."""
+    return argmax(negate(a), axis, keepdims)
+
+
+@op
+class MaxAlong(Op):
+    """The largest element along one axis, which stays with size 1; the gradient goes to the first of equal ones."""
+
+    axis: int
+
+    def infer(self, x: Any) -> Any:
+        return Spec(ArgMax(self.axis).infer(x).shape, str(x.dtype))
+
+    def compute(self, x: NDArray) -> Any:
+        return x.reduce("max", (self.axis % x.ndim,), True)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.max(self.axis, keepdims=True)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x = node.inputs[0]
+        axis = self.axis % len(x.shape)
+        shape = [1] * len(x.shape)
+        shape[axis] = -1
+        numbers = np.arange(x.shape[axis]).reshape(shape)
+        return multiply(cast(eq(ArgMax(axis)(x.detach()), numbers), x.dtype), broadcast_to(out_grad, x.shape))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": a}, [(3, 5, 4)]) for a in (0, -1)]
+
+
+def max_along(a: Tensor, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """(values, numbers) of the largest elements along an axis."""
+    values = MaxAlong(axis)(a)
+    return (values if keepdims else squeeze(values, axis)), argmax(a, axis, keepdims)
+
+
+def min_along(a: Tensor, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """(values, numbers) of the smallest elements along an axis."""
+    values, numbers = max_along(negate(a), axis, keepdims)
+    return negate(values), numbers
+
+
+@op
+class ArgSort(Op):
+    """The numbers (int64) of the elements along an axis in their order; equal ones keep theirs.
+
+    A plan finds them by counting, for each element, those before it: n * n comparisons.
+    """
+
+    axis: int = -1
+    descending: bool = False
+
+    def must_decompose(self, *inputs: Any) -> bool:
+        return any(t.recorder is not None and t.recorder.static for t in inputs)
+
+    def infer(self, x: Any) -> Any:
+        check_axis("argsort", self.axis, x.shape)
+        return Spec(tuple(x.shape), "int64")
+
+    def compute(self, x: NDArray) -> Any:
+        return NDArray(self.reference(x.numpy_view()), dtype="int64")
+
+    def reference(self, x: np.ndarray) -> Any:
+        if not self.descending:
+            return np.argsort(x, self.axis, kind="stable")
+        backwards = np.flip(np.argsort(np.flip(x, self.axis), self.axis, kind="stable"), self.axis)
+        return x.shape[self.axis] - 1 - backwards
+
+    def decompose(self, x: Tensor) -> Tensor:
+        last = transpose(x, (self.axis, -1))
+        n = last.shape[-1]
+        mine, other = unsqueeze(last, -1), unsqueeze(last, -2)
+        before = cast((gt if self.descending else lt)(other, mine), "int32")
+        earlier = Tensor(np.tri(n, k=-1), device=x.device, dtype="int32", requires_grad=False)
+        place = summation(add(before, multiply(cast(eq(other, mine), "int32"), earlier)), -1)  # of every element
+        numbers = Tensor(np.arange(n), device=x.device, dtype="int64", requires_grad=False)
+        found = multiply(cast(eq(unsqueeze(place, -2), reshape(numbers, (-1, 1))), "int64"), numbers)
+        return transpose(summation(found, -1), (self.axis, -1))
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return None
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": 1}, [(3, 5, 4)]), ({"axis": -1, "descending": True}, [Spec((4, 9), "int64")])]
+
+
+def argsort(a: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
+    return ArgSort(axis, descending)(a)
+
+
+def sort(a: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """(values, numbers) in order along an axis."""
+    numbers = argsort(a, axis, descending)
+    return gather(a, axis, numbers), numbers
+
+
+def topk(a: Tensor, k: Any, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """(values, numbers) of the k largest (or smallest) elements along an axis, in order."""
+    first = (slice(0, k), *(slice(None),) * (-axis - 1)) if axis < 0 else (*(slice(None),) * axis, slice(0, k))
+    numbers = getitem(argsort(a, axis, largest), (Ellipsis, *first) if axis < 0 else first)
+    return gather(a, axis, numbers), numbers
+
+
+@op
+class CumSum(Composed):
+    """Sums of all elements up to each along an axis, by doubling steps. Integers and bools sum to int64."""
+
+    axis: int
+
+    def infer(self, x: Any) -> Any:
+        check_axis("cumsum", self.axis, x.shape)
+        return Spec(tuple(x.shape), str(x.dtype) if x.dtype in FLOATS else "int64")
+
+    def decompose(self, x: Tensor) -> Tensor:
+        axis, step = self.axis % len(x.shape), 1
+        total = cast(x, self.infer(x).dtype)
+        while step < x.shape[axis]:
+            after = (0, 0) * (len(x.shape) - axis - 1)
+            total = add(total, pad(total, (*after, step, -step)))
+            step *= 2
+        return total
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axis": 1}, [(3, 5, 4)]), ({"axis": -1}, [(2, 9)]), ({"axis": 0}, [Spec((5, 2), "int32")])]
+
+
+@tensor_method()
+def cumsum(a: Tensor, axis: int) -> Tensor:
+    return CumSum(axis)(a)

@@ -1,0 +1,133 @@
+"""Rules of tensors that a forward makes from sizes and dtypes of others, and of numbers computed from sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from needle import ops
+from needle.autograd import Unsupported
+from needle.graph import Dim
+from torch2needle.registry import rule
+from torch2needle.rules.arithmetic import DtypeOf, cast, dtype_name
+from torch2needle.rules.shapes import varargs
+
+T = torch.Tensor
+
+
+def filled(like: Any, value: Any, shape: Any, dtype: Any) -> Any:
+    if isinstance(dtype, DtypeOf):
+        return ops.full_like(dtype.tensor, value, shape)
+    return ops.full_like(like, value, shape, None if dtype is None else dtype_name(dtype))
+
+
+def default_dtype(value: Any, dtype: Any) -> Any:
+    if dtype is not None:
+        return dtype
+    return (
+        torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.get_default_dtype()
+    )
+
+
+@rule(torch.zeros_like, torch.empty_like)
+def zeros_like(input: Any, *, dtype: Any = None, **_: Any) -> Any:
+    return filled(input, 0, None, dtype)
+
+
+@rule(torch.ones_like)
+def ones_like(input: Any, *, dtype: Any = None, **_: Any) -> Any:
+    return filled(input, 1, None, dtype)
+
+
+@rule(torch.full_like)
+def full_like(input: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
+    return filled(input, fill_value, None, dtype)
+
+
+@rule(T.new_zeros, T.new_empty)
+def new_zeros(input: Any, *size: Any, dtype: Any = None, **_: Any) -> Any:
+    return filled(input, 0, varargs(size), dtype)
+
+
+@rule(T.new_ones)
+def new_ones(input: Any, *size: Any, dtype: Any = None, **_: Any) -> Any:
+    return filled(input, 1, varargs(size), dtype)
+
+
+@rule(T.new_full)
+def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
+    return filled(input, fill_value, tuple(size), dtype)
+
+
+@rule(T.zero_)
+def zero_(input: Any) -> Any:
+    return filled(input, 0, None, None)
+
+
+@rule(T.fill_)
+def fill_(input: Any, value: Any) -> Any:
+    return filled(input, value, None, None)
+
+
+# `like`: the tensor whose size or dtype the call mentions; the interpreter hands it in.
+
+
+@rule(torch.zeros, torch.empty)
+def zeros(*size: Any, dtype: Any = None, like: Any, **_: Any) -> Any:
+    return filled(like, 0, varargs(size), dtype or torch.get_default_dtype())
+
+
+@rule(torch.ones)
+def ones(*size: Any, dtype: Any = None, like: Any, **_: Any) -> Any:
+    return filled(like, 1, varargs(size), dtype or torch.get_default_dtype())
+
+
+@rule(torch.full)
+def full(size: Any, fill_value: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+    return filled(like, fill_value, tuple(size), default_dtype(fill_value, dtype))
+
+
+@rule(torch.arange)
+def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+    start, end = (0, start) if end is None else (start, end)
+    known = None if dtype is None or isinstance(dtype, DtypeOf) else dtype_name(dtype)
+    numbers = ops.arange_like(like, start, end, step, known)
+    return cast(numbers, dtype) if isinstance(dtype, DtypeOf) else numbers
+
+
+@rule(torch.eye)
+def eye(n: Any, m: Any = None, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+    rows = ops.unsqueeze(ops.arange_like(like, 0, n), 1)
+    columns = ops.arange_like(like, 0, n if m is None else m)
+    return cast(ops.eq(rows, columns), dtype or torch.get_default_dtype())
+
+
+@rule(torch.linspace)
+def linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+    numbers = cast(ops.arange_like(like, 0, steps), torch.float64)
+    return cast(numbers * ((end - start) / (steps - 1)) + start, dtype or torch.get_default_dtype())
+
+
+@rule(torch.tensor, torch.scalar_tensor)
+def tensor(data: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+    if not isinstance(data, Dim):
+        raise Unsupported("a tensor of sizes is not supported; write it with arange, full or zeros")
+    return filled(like, data, (), dtype or torch.int64)
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------------
+
+
+@rule(math.sqrt)
+def sqrt(x: Any, *, like: Any = None) -> Any:
+    return x**0.5
+
+
+@rule(math.prod)
+def product(values: Any, *, like: Any = None) -> Any:
+    total: Any = 1
+    for v in values:
+        total = total * v
+    return total
