@@ -7,8 +7,8 @@ computes, on symbols (`needle.graph`) it records.
 from __future__ import annotations
 
 import dataclasses
-import threading
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar

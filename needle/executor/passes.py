@@ -35,21 +35,22 @@ def is_planned(op: Op) -> bool:
 
 def decompose(graph: Graph) -> Graph:
     """Ops without a kernel in terms of ops that have one."""
-    tuples: dict[Node, Any] = {}  # results of decomposed ops with several outputs
+    tuples: dict[Node, list[Node]] = {}  # results of decomposed ops with several outputs
 
     def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
         if node.kind != "op":
             return None
         if node.args and node.args[0] in tuples:
-            return tuples[node.args[0]][node.target.index].node
+            return tuples[node.args[0]][node.target.index]
         if is_planned(node.target):
             return None
         recorder = Decomposer(new)
         out = node.target.decompose(*(Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args))
+        # A decomposition may give a constant, which is no symbol.
+        nodes = [recorder._to_node(t) for t in (out if isinstance(out, tuple) else (out,))]
         if isinstance(out, tuple):
-            tuples[node] = out
-        first = out[0] if isinstance(out, tuple) else out
-        return first.node
+            tuples[node] = nodes
+        return nodes[0]
 
     return graph.copy(replace)
 

@@ -78,16 +78,15 @@ from .pool import (
     MaxPool3d,
 )
 from .resize import Upsample
-from .transformer import EncoderDecoder, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer
+from .transformer import (
+    EncoderDecoder,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 
 __all__ = [
-    "EncoderDecoder",
-    "TransformerEncoderLayer",
-    "TransformerEncoder",
-    "TransformerDecoderLayer",
-    "TransformerDecoder",
-    "ScaledDotProductAttention",
-    "MultiheadAttention",
     "CELU",
     "ELU",
     "GELU",
@@ -118,6 +117,7 @@ __all__ = [
     "Dropout2d",
     "Dropout3d",
     "Embedding",
+    "EncoderDecoder",
     "FeatureAlphaDropout",
     "Flatten",
     "FunctionalBatchNorm",
@@ -141,6 +141,7 @@ __all__ = [
     "MaxPool3d",
     "Mish",
     "Module",
+    "MultiheadAttention",
     "PReLU",
     "Pad",
     "Parameter",
@@ -149,6 +150,7 @@ __all__ = [
     "ReLU",
     "ReLU6",
     "Residual",
+    "ScaledDotProductAttention",
     "Sequential",
     "SiLU",
     "Sigmoid",
@@ -162,6 +164,10 @@ __all__ = [
     "Tanh",
     "Tanhshrink",
     "Threshold",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "Upsample",
     "dropout",
 ]

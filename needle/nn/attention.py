@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
@@ -120,12 +118,12 @@ class MultiheadAttention(Module):
                 else [whole[part] for part in thirds]
             )
             biases = [None if self.in_proj_bias is None else self.in_proj_bias[part] for part in thirds]
-            projected = [
-                ops.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)
-            ]
+            projected = [ops.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
         q, k, v = (ops.split_heads(x, self.num_heads, not self.batch_first) for x in projected)
         # One more key and value for all queries: a parameter, zeros, or both. 0 * the first row gives it the batch's shape.
-        for extra_k, extra_v in [(self.bias_k, self.bias_v)] * (self.bias_k is not None) + [(None, None)] * self.add_zero_attn:
+        for extra_k, extra_v in [(self.bias_k, self.bias_v)] * (self.bias_k is not None) + [
+            (None, None)
+        ] * self.add_zero_attn:
             k, v = (self._with_row(x, row) for x, row in ((k, extra_k), (v, extra_v)))
         return [q, k, v]
 

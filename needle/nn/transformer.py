@@ -199,6 +199,4 @@ class EncoderDecoder(Module):
         if self.encoder is None or self.decoder is None:
             raise ValueError("[EncoderDecoder] expects an encoder and a decoder, got None.")
         memory = self.encoder(src, src_mask, src_key_padding_mask)
-        return self.decoder(
-            tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
-        )
+        return self.decoder(tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)

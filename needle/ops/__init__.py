@@ -72,7 +72,19 @@ from .fused_norm import fused_batchnorm_relu
 from .gather import gather, index_tensors, masked_fill, take, take_along
 from .heads import attention_bias, merge_heads, split_heads
 from .indexing import getitem, setitem
-from .join import Piece, TupleGetItem, chunk, concat, dilate, make_tuple, split, split_sizes, stack, tuple_get_item, undilate
+from .join import (
+    Piece,
+    TupleGetItem,
+    chunk,
+    concat,
+    dilate,
+    make_tuple,
+    split,
+    split_sizes,
+    stack,
+    tuple_get_item,
+    undilate,
+)
 from .layer_norm import group_norm, instance_norm, layer_norm, local_response_norm, normalize, rms_norm
 from .linalg import linear, matmul
 from .maths import absolute, ceil, cos, erf, exp, floor, log, reciprocal, round, rsqrt, sign, sin, softplus, sqrt

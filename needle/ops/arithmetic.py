@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Spec, Tensor, Unsupported, op, tensor_method
+from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
 from needle.backend_ndarray import NDArray
 
 from .activation import tanh
 from .common import FLOATS, ScalarOp, Unary, as_operand, broadcast_shape, promote, promote_scalar
 from .comparison import eq, ge, le, lt, ne
-from .composed import Composed
 from .elementwise import add, cast, divide, mul_scalar, multiply, negate, subtract, where
 from .maths import absolute, ceil, exp, floor, log
 
@@ -65,7 +64,7 @@ def frac(a: Tensor) -> Tensor:
     return subtract(a, trunc(a))
 
 
-class Whole(Composed):
+class Whole(Op):
     """Of a tensor with a second one, or with attribute `scalar`; `rounding` is floor or trunc.
 
     Computed in float64, where the quotient of two float32 numbers or of integers below 2 ** 52 never rounds up to a whole one.
@@ -171,7 +170,7 @@ LOGIC = {"and": logical_and, "or": logical_or, "xor": logical_xor}
 
 
 @op
-class Bitwise(Composed):
+class Bitwise(Op):
     """`operator` and, or, xor of bool tensors; integers have no kernel."""
 
     operator: str
@@ -192,7 +191,7 @@ class Bitwise(Composed):
 
 
 @op
-class BitwiseNot(Composed):
+class BitwiseNot(Op):
     """Every bit of bools or integers turned over."""
 
     def infer(self, x: Any) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from needle.autograd import Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op
 
 from .activation import elu, sigmoid, tanh
 from .common import check_axis
 from .comparison import ge, gt, le
-from .composed import Composed
 from .elementwise import Clamp, add_scalar, clamp, divide, mul_scalar, multiply, negate, subtract, where
 from .indexing import getitem
 from .maths import absolute, softplus
@@ -85,7 +84,7 @@ def threshold(a: Tensor, threshold: float, value: float) -> Tensor:
 
 
 @op
-class PReLU(Composed):
+class PReLU(Op):
     """x where x > 0, else weight * x; weight (1,), or (C,) for x (N, C, *). He et al., arXiv 1502.01852."""
 
     def infer(self, x: Any, weight: Any) -> Spec:
@@ -112,7 +111,7 @@ def prelu(a: Tensor, weight: Tensor) -> Tensor:
 
 
 @op
-class GLU(Composed):
+class GLU(Op):
     """The first half along an axis times the sigmoid of the second (Dauphin et al., arXiv 1612.08083)."""
 
     axis: int = -1

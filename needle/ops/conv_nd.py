@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from needle.autograd import Tensor, op
+from needle.autograd import Op, Tensor, op
 
-from .composed import Composed
 from .conv import Conv2d, ConvTranspose2d
 from .elementwise import add
 from .indexing import ScatterItem, encode_index, getitem
@@ -16,7 +15,7 @@ from .spatial import as_padding, infer_conv, infer_conv_transpose, on_axis, per_
 
 
 @op
-class Conv1d(Composed):
+class Conv1d(Op):
     """Inputs: x (N, I, L), weight (O, I / groups, K), optionally bias (O,). padding: (left, right)."""
 
     stride: tuple = (1,)
@@ -43,7 +42,7 @@ class Conv1d(Composed):
 
 
 @op
-class Conv3d(Composed):
+class Conv3d(Op):
     """Inputs: x (N, I, D, H, W), weight (O, I / groups, KD, KH, KW), optionally bias (O,).
 
     padding: (front, top, left, back, bottom, right). A 2-d convolution over frames whose channels are those of KD frames.
@@ -97,7 +96,7 @@ class Conv3d(Composed):
 
 
 @op
-class ConvTranspose1d(Composed):
+class ConvTranspose1d(Op):
     """Inputs: x (N, I, L), weight (I, O / groups, K), optionally bias (O,). padding: (left, right)."""
 
     stride: tuple = (1,)
@@ -123,7 +122,7 @@ class ConvTranspose1d(Composed):
 
 
 @op
-class ConvTranspose3d(Composed):
+class ConvTranspose3d(Op):
     """Inputs: x (N, I, D, H, W), weight (I, O / groups, KD, KH, KW), optionally bias (O,); padding as in Conv3d.
 
     A 2-d transposed convolution gives the KD frames that each input frame adds to; they are summed where they fall.

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Spec, Tensor, op
-
-from .composed import Composed
+from needle.autograd import Op, Spec, Tensor, op
 
 
 @op
-class Full(Composed):
+class Full(Op):
     """One value everywhere. `shape` and `dtype` None are those of the input, whose values play no part."""
 
     value: Any
@@ -38,7 +36,7 @@ def full_like(like: Tensor, value: Any, shape: Any = None, dtype: str | None = N
 
 
 @op
-class Arange(Composed):
+class Arange(Op):
     """Numbers from start to before end. The input gives only the device (and, recorded, the place in the graph)."""
 
     start: Any

@@ -73,9 +73,7 @@ class FusedMultiHeadAttention(Op):
             return None
         sources, weights, biases, output, mask = self.split(inputs)
         bias = biases or [None] * 3
-        q, k, v = (
-            linear_kernel(x, w, b, "torch", "none", 0.0) for x, w, b in zip(sources, weights, bias, strict=True)
-        )
+        q, k, v = (linear_kernel(x, w, b, "torch", "none", 0.0) for x, w, b in zip(sources, weights, bias, strict=True))
         merged = self._attend(q, k, v, mask)
         return linear_kernel(merged, output[0], output[1] if self.has_out_bias else None, "torch", "none", 0.0)
 

@@ -105,7 +105,13 @@ class FusedConvTransposeBatchNorm2d(Op):
         (x, w), bias, (gamma, beta, mean, var), _ = self.split(inputs)
         attributes = {**self.conv.attributes(), "activation": self.activation, "alpha": self.alpha}
         parts = [w, mean, var, gamma, beta, *bias]
-        return FusedConvTranspose2dActivation(**attributes), FoldedWeight(self.eps, 1), FoldedBias(self.eps, 1), parts, [x]
+        return (
+            FusedConvTranspose2dActivation(**attributes),
+            FoldedWeight(self.eps, 1),
+            FoldedBias(self.eps, 1),
+            parts,
+            [x],
+        )
 
     def infer(self, *inputs: Any) -> Spec:
         (x, w), bias, (gamma, beta, mean, var), _ = self.split(inputs)

@@ -14,7 +14,6 @@ from needle.backend_ndarray.ndarray import PLANNING
 
 from .common import broadcast_shape, cast_array, check_axis, promote_scalar
 from .comparison import lt
-from .composed import Composed
 from .elementwise import add, mul_scalar, where
 from .shape import broadcast_to, reshape
 
@@ -125,7 +124,7 @@ def take(a: Tensor, index: Tensor, axis: int = 0) -> Tensor:
 
 
 @op
-class Gather(Composed):
+class Gather(Op):
     """Elements along an axis: out[i][j] = x[index[i][j]][j] for axis 0. `index` is at most as long as x on other axes."""
 
     axis: int
@@ -163,7 +162,7 @@ def gather(a: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 @op
-class TakeAlong(Composed):
+class TakeAlong(Op):
     """As Gather, with x and the index broadcast together on the other axes."""
 
     axis: int
@@ -193,7 +192,7 @@ def take_along(a: Tensor, index: Tensor, axis: int) -> Tensor:
 
 
 @op
-class IndexTensors(Composed):
+class IndexTensors(Op):
     """x[..., i, j, ...] for integer tensors on neighbouring axes from `axis` on; their broadcast shape stands in their place."""
 
     axis: int
@@ -230,7 +229,7 @@ def index_tensors(a: Tensor, indices: Sequence[Tensor], axis: int = 0) -> Tensor
 
 
 @op
-class MaskedFill(Composed):
+class MaskedFill(Op):
     """x with one value where a bool mask holds; `leading`: the mask's axes are the first of x, not the last."""
 
     value: Any

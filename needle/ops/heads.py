@@ -135,5 +135,3 @@ class AttentionBias(Op):
 
 def attention_bias(mask: Tensor, heads: int, padding: bool = False) -> Tensor:
     return AttentionBias(heads, padding)(mask)
-
-

@@ -11,7 +11,6 @@ from needle.autograd import Op, Spec, Tensor, TensorTuple, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
 from .common import cast_array, check_axis, promote
-from .composed import Composed
 from .elementwise import add
 from .indexing import ScatterItem, encode_index, getitem
 from .planned import BLOCK
@@ -181,7 +180,7 @@ def split_sizes(a: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[T
 
 
 @op
-class Piece(Composed):
+class Piece(Op):
     """Slice number `index` of the pieces of `size` along an axis, or of `pieces` about equal ones where that is given.
 
     The last piece may be smaller; with `even` the first ones are larger by one instead, as in torch.tensor_split. `count`:

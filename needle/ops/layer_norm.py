@@ -11,7 +11,6 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
 from .comparison import eq
-from .composed import Composed
 from .elementwise import add, divide, maximum, mul_scalar, multiply, power_scalar, subtract, where
 from .indexing import getitem
 from .maths import absolute, rsqrt, sqrt
@@ -147,7 +146,7 @@ def layer_norm(
 
 
 @op
-class RMSNorm(Composed, RowNorm):
+class RMSNorm(RowNorm):
     """x / sqrt(mean(x ** 2) + eps) * weight over the last `axes` axes; eps None: the dtype's.
 
     Zhang and Sennrich, arXiv 1910.07467.
@@ -279,7 +278,7 @@ def instance_norm(
 
 
 @op
-class LocalResponseNorm(Composed):
+class LocalResponseNorm(Op):
     """x / (k + alpha * mean of x ** 2 over `size` neighbouring channels) ** beta; x (N, C, *), zeros beyond its channels.
 
     Krizhevsky et al., ImageNet Classification with Deep Convolutional Neural Networks (2012), with alpha / size for alpha.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from needle.autograd import Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op
 
-from .composed import Composed
 from .indexing import getitem
 from .join import concat
 from .shape import Pad, broadcast_to, flip
@@ -36,7 +35,7 @@ class ConstantPad(Pad):
 
 
 @op
-class EdgePad(Composed):
+class EdgePad(Op):
     """The last axes continued: `pads` holds (before, after) for each of them; negative ones crop.
 
     mode: "reflect" (cba|abc|cba without the edge twice), "replicate" (aaa|abc|ccc), "circular" (abc|abc|abc; crops first).

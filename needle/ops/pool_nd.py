@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from needle.autograd import Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op
 
-from .composed import Composed
 from .indexing import getitem
 from .join import along, concat
 from .pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d, infer_adaptive, pool_sizes, window
 from .spatial import on_frames, on_row, per_axis
 
 
-class PoolNd(Composed):
+class PoolNd(Op):
     """A pooling over as many axes as its attributes have entries: one or three."""
 
     kind = ""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from needle.autograd import Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op
 
-from .composed import Composed
 from .elementwise import add
 from .indexing import ScatterItem, encode_index, getitem
 from .join import along, stack
@@ -16,7 +15,7 @@ from .spatial import check_spatial, conv_size, per_axis
 
 
 @op
-class PixelShuffle(Composed):
+class PixelShuffle(Op):
     """(..., C r r, H, W) to (..., C, H r, W r). Shi et al., arXiv 1609.05158."""
 
     factor: int
@@ -47,7 +46,7 @@ def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
 
 
 @op
-class PixelUnshuffle(Composed):
+class PixelUnshuffle(Op):
     """(..., C, H r, W r) to (..., C r r, H, W): the inverse of PixelShuffle."""
 
     factor: int
@@ -78,7 +77,7 @@ def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
 
 
 @op
-class ChannelShuffle(Composed):
+class ChannelShuffle(Op):
     """x (N, C, ...): channels of `groups` groups interleaved. Zhang et al., arXiv 1707.01083."""
 
     groups: int
@@ -124,7 +123,7 @@ def places(label: str, op: Any, size: Any) -> tuple[int, ...]:
 
 
 @op
-class Im2col(Composed):
+class Im2col(Op):
     """Windows of x (N, C, H, W) as columns: (N, C KH KW, windows)."""
 
     kernel_size: tuple
@@ -155,7 +154,7 @@ def unfold(x: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, str
 
 
 @op
-class Col2im(Composed):
+class Col2im(Op):
     """Columns (N, C KH KW, windows) added where the windows lie in images (N, C, H, W) of `output_size`."""
 
     output_size: tuple

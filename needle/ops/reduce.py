@@ -12,7 +12,6 @@ from needle.backend_ndarray import NDArray
 
 from .common import FLOATS, as_axes, cast_array, check_axes
 from .comparison import eq, ne
-from .composed import Composed
 from .elementwise import add, cast, divide, divide_scalar, multiply, power_scalar, subtract, where
 from .maths import absolute, sqrt
 from .shape import broadcast_to, pad, permute, reshape
@@ -143,7 +142,7 @@ def amin(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
 # -- composed ------------------------------------------------------------------------------------------------------------
 
 
-class ComposedReduction(Composed):
+class ComposedReduction(Op):
     """`axes` and `keepdims` as in Reduction; runs as other ops."""
 
     def infer(self, x: Any) -> Any:

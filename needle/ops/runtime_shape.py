@@ -11,7 +11,6 @@ from needle.backend_ndarray import NDArray
 from needle.backend_ndarray.ndarray import resolve_shape
 
 from .common import as_axes, check_axis
-from .composed import Composed
 from .elementwise import cast, where
 from .indexing import getitem
 from .join import along, concat
@@ -19,7 +18,7 @@ from .shape import Pad, broadcast_to, flatten, permute, reshape, unsqueeze
 
 
 @op
-class Unflatten(Composed):
+class Unflatten(Op):
     """One axis as several of the given sizes, of which one may be -1."""
 
     axis: int
@@ -43,7 +42,7 @@ def unflatten(a: Tensor, axis: int, sizes: Any) -> Tensor:
 
 
 @op
-class MoveAxis(Composed):
+class MoveAxis(Op):
     """Axes `source` moved to the places `target`; the others keep their order."""
 
     source: Any
@@ -72,7 +71,7 @@ def moveaxis(a: Tensor, source: Any, target: Any) -> Tensor:
 
 
 @op
-class Tile(Composed):
+class Tile(Op):
     """x repeated `times` along each of its last axes; more numbers than axes add axes in front."""
 
     times: tuple
@@ -102,7 +101,7 @@ def tile(a: Tensor, times: Any) -> Tensor:
 
 
 @op
-class RepeatInterleave(Composed):
+class RepeatInterleave(Op):
     """Every element `times` times in a row along an axis."""
 
     times: Any
@@ -129,7 +128,7 @@ def repeat_interleave(a: Tensor, times: Any, axis: int | None = None) -> Tensor:
 
 
 @op
-class Roll(Composed):
+class Roll(Op):
     """Axes turned by `shifts`: what leaves at the end enters at the front."""
 
     shifts: tuple
@@ -164,7 +163,7 @@ def roll(a: Tensor, shifts: Any, axes: Any = None) -> Tensor:
 
 
 @op
-class BroadcastLike(Composed):
+class BroadcastLike(Op):
     """x stretched to the shape of a second tensor, whose values play no part."""
 
     def infer(self, x: Any, like: Any) -> Any:
@@ -183,7 +182,7 @@ def broadcast_like(a: Tensor, like: Tensor) -> Tensor:
 
 
 @op
-class ReshapeLike(Composed):
+class ReshapeLike(Op):
     """x in the shape of a second tensor, whose values play no part."""
 
     def infer(self, x: Any, like: Any) -> Any:
@@ -202,7 +201,7 @@ def reshape_like(a: Tensor, like: Tensor) -> Tensor:
 
 
 @op
-class CastLike(Composed):
+class CastLike(Op):
     """x in the dtype of a second tensor, whose values play no part."""
 
     def infer(self, x: Any, like: Any) -> Any:
@@ -221,7 +220,7 @@ def cast_like(a: Tensor, like: Tensor) -> Tensor:
 
 
 @op
-class Triangle(Composed):
+class Triangle(Op):
     """The last two axes with zeros above (upper False) or below the diagonal of a number."""
 
     upper: bool

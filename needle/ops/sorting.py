@@ -11,7 +11,6 @@ from needle.backend_ndarray import NDArray, call
 
 from .common import FLOATS, check_axis
 from .comparison import eq, gt, lt
-from .composed import Composed
 from .elementwise import add, cast, multiply, negate
 from .gather import gather
 from .indexing import getitem
@@ -163,7 +162,7 @@ def topk(a: Tensor, k: Any, axis: int = -1, largest: bool = True) -> tuple[Tenso
 
 
 @op
-class CumSum(Composed):
+class CumSum(Op):
     """Sums of all elements up to each along an axis, by doubling steps. Integers and bools sum to int64."""
 
     axis: int

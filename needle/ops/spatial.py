@@ -8,7 +8,6 @@ from typing import Any
 
 from needle.autograd import Spec, Tensor
 
-from .composed import Composed  # noqa: F401
 from .shape import reshape, squeeze, unsqueeze
 
 SHAPES = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}

@@ -30,6 +30,7 @@ class TransformerClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
+        self.position: torch.Tensor
         self.register_buffer("position", sinusoids(max_length, width))
         self.dropout = nn.Dropout(dropout)
         layer = nn.TransformerEncoderLayer(width, heads, feed_forward, dropout, batch_first=True)
