@@ -178,6 +178,7 @@ def fusion_data(report: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
+@ndl.no_grad()
 def run(options: Options) -> tuple[dict[str, Any], list[str]]:
     """Everything about one model: plain data, and pictures as data URLs. Raises OptionError for what cannot be served."""
     require_device(options)

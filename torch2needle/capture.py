@@ -83,7 +83,7 @@ def _inplace(name: str) -> Callable:
     return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
 
 
-for _name in (INPLACE_OPERATORS - {"setitem"}) | {"iand", "ior", "ixor", "imod"}:
+for _name in INPLACE_OPERATORS - {"setitem"}:
     setattr(InplaceProxy, f"__{_name}__", _inplace(_name))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,12 +11,12 @@ from tqdm import tqdm
 
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
-from needle.nn.module import Module
 
 from .capture import capture
+from .interpret import interpret
 from .registry import target_name
 from .report import ConversionError, Report, Row
-from .trace_log import interpret_with_log
+from .trace_log import LoggingInterpreter
 from .weights import TreeBuilder
 
 BAR_DELAY = 2.0  # seconds before a bar shows
@@ -26,27 +27,12 @@ def progress(text: str, total: int) -> tqdm:
     return tqdm(total=total, desc=text, delay=BAR_DELAY, leave=False, disable=None)
 
 
-class CountingBuilder(TreeBuilder):
-    """Calls `done` after each module."""
-
-    def __init__(self, share: bool, report: Report, done: Callable[[], Any]) -> None:
-        super().__init__(share, report)
-        self.done = done
-
-    def build(self, module: nn.Module, path: str = "") -> Module:
-        layer = super().build(module, path)
-        self.done()
-        return layer
-
-
 def example_by_name(model: Any, example: Any) -> dict[str, Any]:
     """The example inputs under the names of the forward's parameters."""
     if example is None or isinstance(example, dict):
         return dict(example or {})
     if not isinstance(example, tuple | list):
         example = (example,)
-    import inspect
-
     if not isinstance(model, nn.Module):
         return {}
     names = [p.name for p in inspect.signature(model.forward).parameters.values()]
@@ -63,9 +49,10 @@ def run(model: Any, example: Any, share: bool) -> tuple[GraphModule | None, Repo
     report.notes += captured.notes
     parts = sum(1 for _ in captured.model.modules()) + len(captured.graph.nodes)
     with progress("convert", parts) as bar:
-        builder = CountingBuilder(share, report, bar.update)
+        builder = TreeBuilder(share, report, bar.update)
         root = builder.build(captured.model)
-        recorder = interpret_with_log(captured, root, builder, report, inputs, bar.update)
+        logging = partial(LoggingInterpreter, root=root, done=bar.update)
+        recorder = interpret(captured, root, builder, report, inputs, logging)
     if recorder is None:
         return None, report
     net = GraphModule(recorder.graph.prune(), root)

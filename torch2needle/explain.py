@@ -33,7 +33,7 @@ def explain(net: Any, name: str) -> str:
     For each call: torch's operation, the user's line, the rule, the needle layer or ops, training flags; and what fusion did
     with it when `net` is fused. Raises KeyError for a name that is none of these.
     """
-    net = getattr(net, "_fn", net) if isinstance(net, Executable) else net
+    net = net.model if isinstance(net, Executable) else net
     if not isinstance(net, GraphModule):
         raise TypeError(f"[explain] expects a converted GraphModule or its Executable, got {type(net).__name__}.")
     report = report_of(net)

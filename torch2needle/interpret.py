@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +22,6 @@ from .rules.shapes import Pieces
 from .weights import TreeBuilder
 
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes numpy's names, too
-KEYWORD_OPERATORS = (operator.and_, operator.or_)  # their underscore avoids a keyword
-BITWISE_ASSIGNMENTS = (operator.iand, operator.ior, operator.ixor, operator.imod)
 HALVES = (torch.float16, torch.bfloat16)
 HALF_METHODS = (torch.Tensor.half, torch.Tensor.bfloat16)
 
@@ -169,7 +166,7 @@ class Interpreter:
         bound = bind(rule, target, args, kwargs)
         result = rule(*bound.args, **bound.kwargs)
         self.note_flag(node, target, bound.arguments.get("training"), "training" in bound.signature.parameters)
-        inplace = writes(target) or bound.arguments.get("inplace") is True
+        inplace = is_inplace(target) or bound.arguments.get("inplace") is True
 
         def again(value: Any) -> Any:
             return rule(value, *bound.args[1:], **bound.kwargs)
@@ -259,10 +256,6 @@ class Interpreter:
             self.report.constant_flags.append(f"{target_name(target)} at {node_location(node)}: training is {value}")
 
 
-def writes(target: Any) -> bool:
-    return (is_inplace(target) and target not in KEYWORD_OPERATORS) or target in BITWISE_ASSIGNMENTS
-
-
 class MissingRule(Unsupported):
     """No rule for the target, as against a rule that refused."""
 
@@ -286,7 +279,12 @@ def input_specs(graph: fx.Graph, example: dict[str, Any]) -> dict[str, Spec | No
 
 
 def interpret(
-    captured: Captured, root: Module, builder: TreeBuilder, report: Report, example: dict[str, Any]
+    captured: Captured,
+    root: Module,
+    builder: TreeBuilder,
+    report: Report,
+    example: dict[str, Any],
+    interpreter: Callable[..., Interpreter] = Interpreter,
 ) -> ModuleRecorder | None:
     """Record the captured graph on `root`'s modules; None when the report has failures."""
     recorder = ModuleRecorder(root)
@@ -296,7 +294,7 @@ def interpret(
     for node in captured.graph.nodes:
         if node.op == "placeholder" and node.args:
             inputs[str(node.target)].node.meta["default"] = node.args[0]
-    result = Interpreter(captured, builder, recorder, report).run(inputs)
+    result = interpreter(captured, builder, recorder, report).run(inputs)
     if not report.ok:
         return None
     recorder.finish(result)

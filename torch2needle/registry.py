@@ -16,7 +16,11 @@ from needle.autograd import Unsupported
 FUNCTION_RULES: dict[Any, Callable] = {}
 MODULE_RULES: dict[type[nn.Module], Callable] = {}
 # Python's in-place operators have no trailing underscore that would tell.
-INPLACE_OPERATORS = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imatmul", "ipow", "setitem"}
+INPLACE_OPERATORS = {
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "imatmul", "ipow", "iand", "ior", "ixor"),
+    "setitem",
+}
+KEYWORDS = {"and_", "or_"}  # operators whose underscore only avoids a keyword
 
 
 def rule(*targets: Any, view: str | None = None) -> Callable[[Callable], Callable]:
@@ -74,7 +78,7 @@ def is_inplace(target: Any) -> bool:
     name = getattr(target, "__name__", "")
     if name in INPLACE_OPERATORS:
         return True
-    return name.endswith("_") and not name.endswith("__")
+    return name.endswith("_") and not name.endswith("__") and name not in KEYWORDS
 
 
 def target_name(target: Any) -> str:

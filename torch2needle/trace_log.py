@@ -9,15 +9,14 @@ import torch
 from torch import fx
 
 from needle.autograd import Op, Tensor
-from needle.graph import ModuleRecorder, Symbol
+from needle.graph import Symbol
 from needle.nn.module import Module
 
-from .capture import Captured, TrainingFlag, node_location
+from .capture import TrainingFlag, node_location
 from .cells import Cell
-from .interpret import Interpreter, input_specs
+from .interpret import Interpreter
 from .registry import find_function_rule, find_module_rule, target_name
-from .report import Call, Report, table
-from .weights import TreeBuilder
+from .report import Call, table
 
 ARGS_WIDTH = 48  # characters of a call's arguments in the table
 
@@ -122,26 +121,3 @@ class LoggingInterpreter(Interpreter):
             )
         )
         self.done()
-
-
-def interpret_with_log(
-    captured: Captured,
-    root: Module,
-    builder: TreeBuilder,
-    report: Report,
-    example: dict[str, Any],
-    done: Callable[[], Any],
-) -> ModuleRecorder | None:
-    """`interpret`, with every call in `report.calls`."""
-    recorder = ModuleRecorder(root)
-    inputs = {}
-    for name, spec in input_specs(captured.graph, example).items():
-        inputs[name] = recorder.input(name, spec)
-    for node in captured.graph.nodes:
-        if node.op == "placeholder" and node.args:
-            inputs[str(node.target)].node.meta["default"] = node.args[0]
-    result = LoggingInterpreter(captured, builder, recorder, report, root=root, done=done).run(inputs)
-    if not report.ok:
-        return None
-    recorder.finish(result)
-    return recorder

@@ -229,19 +229,15 @@ def run_torch(
 @contextmanager
 def undisturbed(net: Module) -> Iterator[None]:
     """Run without a tape, so that fused kernels run; running statistics and numpy's stream are put back."""
-    tensors = {id(t): t for _, t in net.named_tensors()}.values()
-    asked = [(t, t.requires_grad) for t in tensors]
     moving = any(m.mode_dependent and m.training for _, m in net.named_modules())
-    saved = [(t, t.numpy()) for t in tensors if moving and not isinstance(t, Parameter)]
+    buffers = {id(t): t for _, t in net.named_tensors() if moving and not isinstance(t, Parameter)}.values()
+    saved = [(t, t.numpy()) for t in buffers]
     state = np.random.get_state()
-    for t, _ in asked:
-        t.requires_grad = False
     try:
-        yield
+        with ndl.no_grad():
+            yield
     finally:
         np.random.set_state(state)
-        for t, needed in asked:
-            t.requires_grad = needed
         for t, a in saved:
             t.data = Tensor(a, device=t.device, dtype=t.dtype, requires_grad=False)
 
@@ -275,7 +271,7 @@ def verify(model: nn.Module, net: Any, x: Any, *, compiled: bool = True, layers:
     """
     result = Verification()
     executable = net if isinstance(net, Executable) else None
-    module = getattr(net, "_fn", None) if executable is not None else net
+    module = net if executable is None else executable.model
     if not isinstance(model, nn.Module) or (executable is None and not isinstance(module, Module)):
         raise TypeError(
             f"[verify] expects a torch module and a needle Module or Executable, got {type(model).__name__} "

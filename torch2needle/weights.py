@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from .report import Report
 class TreeBuilder:
     """Builds needle modules; shared modules and shared (tied) parameters stay shared."""
 
-    def __init__(self, share: bool, report: Report) -> None:
+    def __init__(self, share: bool, report: Report, done: Callable[[], Any] = lambda: None) -> None:
         self.share, self.report = share, report
+        self.done = done  # called after each module
         self.modules: dict[int, Module] = {}  # by id of the torch module
         self.tensors: dict[int, Tensor] = {}  # by id of the torch tensor
         self.failures: dict[int, str] = {}  # why a module's rule refused
@@ -42,6 +44,7 @@ class TreeBuilder:
             if child is not None:
                 put(layer, name, self.build(child, f"{path}.{name}" if path else name))
         layer.training = module.training
+        self.done()
         return layer
 
     def _layer(self, module: nn.Module) -> Module:

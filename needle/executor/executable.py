@@ -70,13 +70,13 @@ class Executable:
     """
 
     def __init__(self, fn: Callable) -> None:
-        self._fn, self._pool = fn, ConstantPool()
+        self.model, self._pool = fn, ConstantPool()  # the Module or function that it runs
         self._plans: OrderedDict[Any, CompiledPlan] = OrderedDict()
         self._epoch = 0
         self._lock = threading.Lock()
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple:
-        bind = getattr(self._fn, "bind", None)
+        bind = getattr(self.model, "bind", None)
         if bind is not None:
             return tuple(bind(args, kwargs))
         if kwargs:
@@ -106,7 +106,7 @@ class Executable:
                 self._refresh()
             plan = self._plans.get(key)
             if plan is None:
-                plan = CompiledPlan(self._fn, specs, self._pool)
+                plan = CompiledPlan(self.model, specs, self._pool)
                 self._plans[key] = plan
                 self._epoch = _core.epoch()
                 if len(self._plans) > MAX_PLANS:
@@ -148,7 +148,7 @@ class Executable:
     @property
     def name(self) -> str:
         """The class of the module, or the name of the function, that was compiled."""
-        return type(self._fn).__name__ if isinstance(self._fn, Module) else getattr(self._fn, "__name__", "function")
+        return type(self.model).__name__ if isinstance(self.model, Module) else getattr(self.model, "__name__", "function")
 
     @property
     def last(self) -> CompiledPlan:

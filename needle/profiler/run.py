@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from needle.autograd import no_grad
 from needle.executor import Executable, compile
 from needle.executor.builder import LAYOUT
 from needle.executor.executable import CompiledPlan
@@ -58,6 +59,7 @@ def progress(rounds: int) -> Any:
     return tqdm(range(rounds), desc="profile", unit="round", leave=False, delay=1)
 
 
+@no_grad()  # so that fused ops without a gradient of their own run as they are
 def profile_module(model: Module, args: tuple, rounds: int) -> Profile:
     training = [p or type(m).__name__ for p, m in model.named_modules() if m.mode_dependent and m.training]
     if training:

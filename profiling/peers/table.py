@@ -150,7 +150,7 @@ def needle_eager(task: Task) -> Call:
 
     ndl.set_num_threads(task.threads)
     net, x = torch2needle.convert(task.torch_model()), task.input()
-    return lambda: net(x).numpy()
+    return ndl.no_grad()(lambda: net(x).numpy())
 
 
 def needle_fused(task: Task) -> Call:
@@ -158,7 +158,7 @@ def needle_fused(task: Task) -> Call:
 
     ndl.set_num_threads(task.threads)
     net, x = ndl.load(task.path("fused.safetensors")), task.input()
-    return lambda: net(x).numpy()
+    return ndl.no_grad()(lambda: net(x).numpy())
 
 
 def needle_compiled(task: Task) -> Call:
