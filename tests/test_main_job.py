@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,15 +19,32 @@ import torch2needle
 from test_executor import live_bytes
 from torch2needle import models
 
-MODELS: dict[str, tuple[Callable[[], torch.nn.Module], list[tuple[int, ...]]]] = {
+TOKENS = "tokens"  # a shape that begins with it is one of int64 tokens
+Shapes = list[tuple[Any, ...]]
+MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Shapes]] = {
     "resnet18": (models.resnet18, [(1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 75, 97)]),
+    "resnet34": (models.resnet34, [(1, 3, 64, 64), (2, 3, 41, 67)]),
     "resnet50": (models.resnet50, [(1, 3, 64, 64), (2, 3, 33, 65)]),
+    "resnet101": (models.resnet101, [(1, 3, 64, 64), (2, 3, 33, 65)]),
     "vgg16": (models.vgg16, [(1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 50, 71)]),
+    "vgg16_bn": (lambda: models.vgg16(batch_norm=True), [(1, 3, 64, 64), (2, 3, 50, 71)]),
+    "resnet9": (models.resnet9, [(1, 3, 32, 32), (3, 3, 32, 32)]),
     "resnet9_wide": (models.resnet9_wide, [(1, 3, 32, 32), (3, 3, 32, 32)]),
     "unet": (lambda: models.unet(base=32), [(1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 53, 75)]),
     "unet_bilinear": (lambda: models.unet(base=32, bilinear=True), [(1, 3, 64, 64), (3, 3, 64, 64), (1, 3, 53, 75)]),
     "mlp": (models.mlp, [(1, 784), (3, 784), (64, 784)]),
+    "mlp_deep": (lambda: models.mlp((33, 65, 17, 129, 5)), [(1, 33), (7, 33)]),
+    "transformer": (models.transformer, [(TOKENS, 1, 9), (TOKENS, 3, 33), (TOKENS, 2, 1)]),
+    "vit": (models.vit, [(1, 3, 64, 64), (3, 3, 64, 64)]),
 }
+
+
+def inputs(shape: tuple[Any, ...], classes: int = 1000) -> torch.Tensor:
+    return torch.randint(0, classes, shape[1:]) if shape[0] == TOKENS else torch.randn(*shape)
+
+
+def exactly(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if x.is_floating_point() else x
 
 
 def largest(got: Any, want: np.ndarray) -> float:
@@ -42,16 +60,16 @@ def test_converted_fused_compiled(name: str) -> None:
     exact = copy.deepcopy(model).double()
     net = torch2needle.convert(model)
     fused = operator_fusion.fuse(net)
-    plain, fast = (ndl.compile(n, (torch.zeros(*shapes[0]),)) for n in (net, fused))
+    plain, fast = (ndl.compile(n, (torch.zeros_like(inputs(shapes[0])),)) for n in (net, fused))
     assert fused.fusion_report.counts
     for shape in shapes:
-        x = torch.randn(*shape)
-        with torch.no_grad():
-            want, own = exact(x.double()).numpy(), model(x).numpy()
-        limit = max(1e-5, 4 * largest(own, want))
-        results = {"eager": net(x).numpy(), "fused": fused(x).numpy(), "compiled": plain(x), "fused compiled": fast(x)}
+        x = inputs(shape)
+        with torch.no_grad(), ndl.no_grad():
+            want, own = exact(exactly(x)).numpy(), model(x).numpy()
+            limit = max(1e-5, 4 * largest(own, want))
+            results = {"eager": net(x), "fused": fused(x), "compiled": plain(x), "fused compiled": fast(x)}
         for how, got in results.items():
-            assert largest(got, want) <= limit, (how, shape)
+            assert largest(got.numpy(), want) <= limit, (how, shape)
 
 
 def loss_of(out: Any, y: Any, cross_entropy: Callable) -> Any:
@@ -60,8 +78,10 @@ def loss_of(out: Any, y: Any, cross_entropy: Callable) -> Any:
     return cross_entropy(out, y)
 
 
-def train_torch(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> dict[str, np.ndarray]:
-    opt = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+def train_torch(
+    model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int, lr: float = 0.05
+) -> dict[str, np.ndarray]:
+    opt = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
     for _ in range(steps):
         opt.zero_grad()
         loss_of(model(x), y, torch.nn.functional.cross_entropy).backward()
@@ -69,58 +89,90 @@ def train_torch(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps:
     return {k: v.detach().double().numpy() for k, v in model.state_dict().items()}
 
 
-def train_needle(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int, fuse: bool) -> ndl.nn.Module:
+def train_needle(
+    model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int, fuse: bool, lr: float = 0.05
+) -> ndl.nn.Module:
     net = torch2needle.convert(model)
     run = operator_fusion.fuse(net) if fuse else net
     run.train()
-    opt = ndl.optim.SGD(net.parameters(), 0.05, momentum=0.9, rule="torch")
+    opt = ndl.optim.SGD(net.parameters(), lr, momentum=0.9, rule="torch")
     labels = ndl.Tensor(y.numpy(), dtype="int64", requires_grad=False)
     for _ in range(steps):
         opt.reset_grad()
-        loss_of(run(ndl.Tensor(x.numpy(), requires_grad=False)), labels, ndl.ops.cross_entropy).backward()
+        loss_of(run(ndl.Tensor(x.numpy(), dtype=str(x.dtype)[6:], requires_grad=False)), labels, ndl.ops.cross_entropy).backward()
         opt.step()
     return run
 
 
-def training_case(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
-    """A model and batch whose five steps float32 torch itself repeats to 1e-6 of float64.
+def update_error(got: dict[str, Any], want: dict[str, Any], start: dict[str, Any]) -> float:
+    """Largest difference of what training changed, relative to the largest change: of parameters, and of buffers apart."""
+    names = [k for k in want if not k.endswith("num_batches_tracked")]
+    buffers = {k for k in names if "running_" in k}
+    worst = 0.0
+    for group in (buffers, set(names) - buffers):
+        largest_update = max((np.abs(want[k] - start[k]).max() for k in group), default=0)
+        worst = max([worst, *(np.abs(got[k] - want[k]).max() / largest_update for k in group)])
+    return worst
 
-    ResNet-18 from torchvision's plain initialisation is chaotic at this learning rate (float32 torch drifts by some per cent
-    from float64), with its option zero_init_residual it is not.
-    """
-    torch.manual_seed(0)
-    if name == "unet":
-        return (
-            models.unet(n_channels=3, n_classes=2, base=8).train(),
-            torch.randn(4, 3, 50, 46),
-            torch.randint(0, 2, (4 * 50 * 46,)),
-        )
-    model = models.resnet18(num_classes=10).train()
+
+def zero_residuals(model: torch.nn.Module, last: str) -> torch.nn.Module:
+    """torchvision's option zero_init_residual: every block begins as the identity."""
     for key, p in model.named_parameters():
-        if key.endswith("bn2.weight"):
+        if key.endswith(f"{last}.weight"):
             torch.nn.init.zeros_(p)
-    return model, torch.randn(8, 3, 64, 64), torch.randint(0, 10, (8,))
+    return model
+
+
+# A model, the input's shape, classes, learning rate. ResNets from torchvision's plain initialisation are chaotic (float32 torch
+# drifts by some per cent from float64), with zero_residuals not. VGG with batch norm and ResNet9Wide have max pools over batch
+# norms: where rounding flips one choice in a million, updates move by a per cent, in torch as in needle.
+TRAINED: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...], int, float]] = {
+    "resnet18": (lambda: zero_residuals(models.resnet18(10), "bn2"), (8, 3, 64, 64), 10, 0.05),
+    "resnet34": (lambda: zero_residuals(models.resnet34(10), "bn2"), (8, 3, 64, 64), 10, 0.05),
+    "resnet50": (lambda: zero_residuals(models.resnet50(10), "bn3"), (8, 3, 64, 64), 10, 0.05),
+    "resnet101": (lambda: zero_residuals(models.resnet101(10), "bn3"), (8, 3, 64, 64), 10, 0.01),
+    "vgg16": (lambda: models.vgg16(10, dropout=0.0, hidden=256), (4, 3, 64, 64), 10, 0.01),
+    "vgg16_bn": (lambda: models.vgg16(10, batch_norm=True, dropout=0.0, hidden=256), (4, 3, 64, 64), 10, 0.001),
+    "resnet9": (models.resnet9, (8, 3, 32, 32), 10, 0.05),
+    "resnet9_wide": (models.resnet9_wide, (8, 3, 32, 32), 10, 0.001),
+    "unet": (lambda: models.unet(n_classes=2, base=8), (4, 3, 50, 46), 2, 0.05),
+    "unet_bilinear": (lambda: models.unet(n_classes=2, base=8, bilinear=True), (4, 3, 50, 46), 2, 0.05),
+    "mlp": (models.mlp, (16, 784), 10, 0.05),
+    "transformer": (lambda: models.transformer(dropout=0.0), (TOKENS, 4, 17), 10, 0.05),
+    "vit": (models.vit, (4, 3, 64, 64), 10, 0.05),
+}
+
+
+def training_case(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, float]:
+    torch.manual_seed(0)
+    build, shape, classes, lr = TRAINED[name]
+    model, x = build().train(), inputs(shape)
+    count = math.prod(shape) // 3 if name.startswith("unet") else x.shape[0]
+    return model, x, torch.randint(0, classes, (count,)), lr
 
 
 @pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
-@pytest.mark.parametrize("name", ["resnet18", "unet"])
+@pytest.mark.parametrize("name", TRAINED)
 def test_five_steps_of_sgd(name: str, fuse: bool) -> None:
-    """Updates and BatchNorm buffers within 1e-3 of the largest update; afterwards the executable equals the net."""
-    model, x, y = training_case(name)
+    """Updates of parameters and of buffers within 1e-3 of the largest of each; afterwards the executable equals the net."""
+    model, x, y, lr = training_case(name)
     start = {k: v.double().numpy() for k, v in model.state_dict().items()}
-    want = train_torch(copy.deepcopy(model), x, y, 5)
-    run = train_needle(model, x, y, 5, fuse)
+    want = train_torch(copy.deepcopy(model), x, y, 5, lr)
+    run = train_needle(model, x, y, 5, fuse, lr)
     got = {k: v.numpy().astype("float64") for k, v in run.state_dict().items()}
     assert list(got) == list(want)
-    largest_update = max(np.abs(want[k] - start[k]).max() for k in want if not k.endswith("num_batches_tracked"))
-    for k in want:
-        assert np.abs(got[k] - want[k]).max() <= 1e-3 * largest_update, k
+    error = update_error(got, want, start)
+    if error > 1e-3:  # a ReLU or a max pool chose otherwise: then torch does so, too, when its input moves in the last digits
+        nudged = (x * (1 + 1e-6 * torch.randn_like(x)) for _ in range(4))
+        own = [update_error(train_torch(copy.deepcopy(model), n, y, 5, lr), want, start) for n in nudged]
+        assert error <= 3 * max(own), (error, own)
+    assert all(got[k] == want[k] for k in want if k.endswith("num_batches_tracked"))
     run.eval()
     exe = ndl.compile(run, (x,))
     assert largest(exe(x), run(x).numpy().astype("float64")) <= 1e-5
     run.train()
     loss_of(run(x), ndl.Tensor(y.numpy(), dtype="int64"), ndl.ops.cross_entropy).backward()
-    ndl.optim.SGD(run.parameters(), 0.05, rule="torch").step()
+    ndl.optim.SGD(run.parameters(), lr, rule="torch").step()
     run.eval()
     assert largest(exe(x), run(x).numpy().astype("float64")) <= 1e-5
 

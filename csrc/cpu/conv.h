@@ -68,8 +68,8 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int6
   for (int64_t block = block0, n; block < block1; block += n) {
     n = tile_blocks(p.pixels, block1 - block);
     const int64_t channel_block = group * p.blocks + block, run_floats = p.length * kBlock;
-    int64_t chunks = smaller(p.n_runs, ceil_div(p.n_runs * run_floats * n * 4, kPanelBytes));
-    if (chunks < 1 || row1 - row0 == 1) chunks = 1;
+    const int64_t panels = row1 - row0 == 1 ? 1 : ceil_div(p.n_runs * run_floats * n * 4, kPanelBytes);
+    const int64_t chunks = larger(1, smaller(p.n_runs, larger(panels, p.n_runs * p.length / kChain)));
     const int64_t per_chunk = ceil_div(p.n_runs, chunks);
     int64_t run = 0;
     do {

@@ -9,7 +9,9 @@ WIDTHS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 
 
 
 class VGG(nn.Module):
-    def __init__(self, num_classes: int = 1000, batch_norm: bool = False, dropout: float = 0.5) -> None:
+    def __init__(
+        self, num_classes: int = 1000, batch_norm: bool = False, dropout: float = 0.5, hidden: int = 4096
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         n_in = 3
@@ -23,13 +25,13 @@ class VGG(nn.Module):
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
         self.classifier = nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096),
+            nn.Linear(512 * 7 * 7, hidden),
             nn.ReLU(True),
             nn.Dropout(dropout),
-            nn.Linear(4096, 4096),
+            nn.Linear(hidden, hidden),
             nn.ReLU(True),
             nn.Dropout(dropout),
-            nn.Linear(4096, num_classes),
+            nn.Linear(hidden, num_classes),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,5 +39,6 @@ class VGG(nn.Module):
         return self.classifier(torch.flatten(x, 1))
 
 
-def vgg16(num_classes: int = 1000, batch_norm: bool = False, dropout: float = 0.5) -> VGG:
-    return VGG(num_classes, batch_norm, dropout)
+def vgg16(num_classes: int = 1000, batch_norm: bool = False, dropout: float = 0.5, hidden: int = 4096) -> VGG:
+    """`hidden`: width of the classifier's layers."""
+    return VGG(num_classes, batch_norm, dropout, hidden)
