@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import autograd, backend_ndarray, backend_selection, init, interop, ops, optim
 from . import graph, nn  # isort: skip - layers call ops and init
 from . import executor, serialize  # isort: skip - both need layers and graphs
+from . import data, training  # isort: skip - training loops call layers and optimizers
 from ._core import isa, set_num_threads
 from ._core import num_threads as get_num_threads
 from .autograd import Tensor, TensorTuple, Unsupported, no_grad
@@ -15,6 +16,7 @@ from .interop import as_ndarray
 from .ops import *  # noqa: F403
 from .profiler import profile
 from .serialize import load, save
+from . import models  # isort: skip - models are made of layers
 
 
 def from_dlpack(x: object) -> Tensor:

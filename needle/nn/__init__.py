@@ -47,6 +47,7 @@ from .basic import (
     dropout,
 )
 from .conv import Conv, Conv1d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from .course_attention import AttentionLayer, MultiHeadAttention, Transformer, TransformerLayer
 from .embedding import Embedding
 from .functional import FunctionalBatchNorm
 from .module import Module, Parameter
@@ -77,6 +78,7 @@ from .pool import (
     MaxPool2d,
     MaxPool3d,
 )
+from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from .resize import Upsample
 from .transformer import (
     EncoderDecoder,
@@ -91,6 +93,9 @@ __all__ = [
     "ELU",
     "GELU",
     "GLU",
+    "GRU",
+    "LSTM",
+    "RNN",
     "SELU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
@@ -99,6 +104,7 @@ __all__ = [
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
     "AlphaDropout",
+    "AttentionLayer",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
@@ -122,6 +128,7 @@ __all__ = [
     "Flatten",
     "FunctionalBatchNorm",
     "FunctionalInstanceNorm",
+    "GRUCell",
     "GroupNorm",
     "Hardshrink",
     "Hardsigmoid",
@@ -129,6 +136,7 @@ __all__ = [
     "Hardtanh",
     "Identity",
     "InstanceNorm",
+    "LSTMCell",
     "LayerNorm",
     "LayerNorm1d",
     "LeakyReLU",
@@ -141,11 +149,13 @@ __all__ = [
     "MaxPool3d",
     "Mish",
     "Module",
+    "MultiHeadAttention",
     "MultiheadAttention",
     "PReLU",
     "Pad",
     "Parameter",
     "RMSNorm",
+    "RNNCell",
     "RReLU",
     "ReLU",
     "ReLU6",
@@ -164,10 +174,12 @@ __all__ = [
     "Tanh",
     "Tanhshrink",
     "Threshold",
+    "Transformer",
     "TransformerDecoder",
     "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
+    "TransformerLayer",
     "Upsample",
     "dropout",
 ]

@@ -50,7 +50,9 @@ class Linear(Module):
 
 
 class Flatten(Module):
-    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+    def __init__(
+        self, start_dim: int = 1, end_dim: int = -1, device: Device | None = None, dtype: str = "float32"
+    ) -> None:
         super().__init__()
         self.start_dim, self.end_dim = start_dim, end_dim
 
@@ -63,7 +65,7 @@ class Sequential(Module):
 
     container = True
 
-    def __init__(self, *modules: Module) -> None:
+    def __init__(self, *modules: Module, device: Device | None = None, dtype: str = "float32") -> None:
         super().__init__()
         self.modules = list(modules)  # type: ignore[method-assign,assignment]
 
@@ -81,7 +83,7 @@ class Residual(Module):
 
     container = True
 
-    def __init__(self, fn: Module) -> None:
+    def __init__(self, fn: Module, device: Device | None = None, dtype: str = "float32") -> None:
         super().__init__()
         self.fn = fn
 
@@ -94,7 +96,7 @@ class Dropout(Module):
 
     mode_dependent = True
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, device: Device | None = None, dtype: str = "float32") -> None:
         super().__init__()
         self.p = p
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from needle.autograd import Tensor
+from needle.autograd import Tensor, as_data
+from needle.backend_ndarray import Device
+
+BOOKKEEPING = ("_config", "_public", "_hooks", "_pre_hooks", "_modules", "_tensors", "_last_use")
+MAX_LINES = 20  # of the names in one message
+FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
 class Parameter(Tensor):
@@ -29,15 +35,40 @@ def find_recorder(values: Any) -> Any:
     return None
 
 
+class Difference(NamedTuple):
+    """How names given to `load_state_dict` differ from a module's own."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class HookHandle:
+    """What registering a hook returns; `remove` takes the hook off again."""
+
+    count = itertools.count()
+
+    def __init__(self, hooks: dict[int, Callable], hook: Callable) -> None:
+        self._hooks, self._key = hooks, next(self.count)
+        hooks[self._key] = hook
+
+    def remove(self) -> None:
+        self._hooks.pop(self._key, None)
+
+
 class Module:
-    """Base of layers and models. Members that are modules, tensors, or nested lists, tuples and dicts of them, are found."""
+    """Base of layers and models. Members that are modules, tensors, or nested lists, tuples and dicts of them, are found.
+
+    Every constructor takes `device` and `dtype`, which say where and how its tensors are made, if it has any.
+    """
 
     mode_dependent: ClassVar[bool] = False  # behaves differently in training
     container: ClassVar[bool] = False  # calls its children and nothing else: `symbolic` looks inside
 
     training = True
     _public: tuple[str, ...] = ()  # members whose names begin with an underscore, as some torch models have
-    _config: dict[str, Any]  # the constructor's arguments by name: what `save` writes and `load` calls
+    _config: Mapping[str, Any] = {}  # the constructor's arguments by name: what `save` writes and `load` calls
+    _hooks: Mapping[int, Callable] = {}
+    _pre_hooks: Mapping[int, Callable] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -49,13 +80,21 @@ class Module:
         def wrapped(self: Module, *args: Any, **kwargs: Any) -> None:
             if "_config" not in self.__dict__:  # the outermost constructor: that of the object's own class
                 bound = signature.bind(self, *args, **kwargs).arguments
-                self._config = {k: v for k, v in bound.items() if k != "self"}
+                # The device is where the layer was made, not part of what it is.
+                self._config = {k: v for k, v in bound.items() if k not in ("self", "device")}
             init(self, *args, **kwargs)
 
         cls.__init__ = wrapped  # type: ignore[method-assign]
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device | None = None, dtype: str = "float32") -> None:
         self.training = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Programs keep layers under names such as `_body`, too; in needle's own classes such names are private.
+        theirs = name.startswith("_") and type(self).__module__.partition(".")[0] != __name__.partition(".")[0]
+        if theirs and name not in BOOKKEEPING and isinstance(value, Module | Parameter | list | tuple | dict):
+            expose(self, name)
+        object.__setattr__(self, name, value)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"[{type(self).__name__}] defines no forward.")
@@ -64,7 +103,25 @@ class Module:
         recorder = find_recorder(args) or find_recorder(kwargs)
         if recorder is not None and id(self) in recorder.leaf_paths:
             return recorder.module(recorder.leaf_paths[id(self)], args, kwargs, self)
-        return self.forward(*args, **kwargs)
+        if not (self._hooks or self._pre_hooks):
+            return self.forward(*args, **kwargs)
+        for hook in list(self._pre_hooks.values()):
+            changed = hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        out = self.forward(*args, **kwargs)
+        for hook in list(self._hooks.values()):
+            changed = hook(self, args, out)
+            out = out if changed is None else changed
+        return out
+
+    def register_forward_pre_hook(self, hook: Callable) -> HookHandle:
+        """Call hook(module, args) before every forward; unless it returns None, its result takes the place of args."""
+        return HookHandle(self.__dict__.setdefault("_pre_hooks", {}), hook)
+
+    def register_forward_hook(self, hook: Callable) -> HookHandle:
+        """Call hook(module, args, output) after every forward; unless it returns None, its result is the output."""
+        return HookHandle(self.__dict__.setdefault("_hooks", {}), hook)
 
     @property
     def is_leaf(self) -> bool:
@@ -95,6 +152,9 @@ class Module:
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         return ((n, m) for n, m in self.members() if isinstance(m, Module))
+
+    def children(self) -> Iterator[Module]:
+        return (m for _, m in self.named_children())
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Every module of the tree once, under its first path."""
@@ -143,6 +203,17 @@ class Module:
     def parameters(self) -> list[Parameter]:
         return [p for _, p in self.named_parameters()]
 
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor that is no parameter once, under its first path."""
+        seen: set[int] = set()
+        for name, t in self.named_tensors():
+            if not isinstance(t, Parameter) and id(t) not in seen:
+                seen.add(id(t))
+                yield name, t
+
+    def buffers(self) -> list[Tensor]:
+        return [t for _, t in self.named_buffers()]
+
     def get_tensor(self, path: str) -> Tensor:
         for name, t in self.named_tensors():
             if name == path:
@@ -155,20 +226,59 @@ class Module:
         """Parameters and buffers by path; the values share memory with the module."""
         return {name: t.detach() for name, t in self.named_tensors()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy values (anything numpy reads) into the tensors of the same names; every name must match."""
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Difference:
+        """Copy values (anything numpy reads) into the tensors of the same names.
+
+        Raises ValueError, before anything is copied, for shapes that differ and, if strict, for names that only one side
+        has; otherwise those are returned.
+        """
         own = dict(self.named_tensors())
-        problems = [f"missing {k}" for k in own if k not in state] + [f"unexpected {k}" for k in state if k not in own]
-        arrays = {k: np.asarray(v.detach() if isinstance(v, Tensor) else v) for k, v in state.items() if k in own}
-        problems += [
-            f"{k} has shape {a.shape}, not {tuple(own[k].shape)}"
-            for k, a in arrays.items()
-            if a.shape != tuple(own[k].shape)
-        ]
+        arrays = {k: np.asarray(v.detach() if isinstance(v, Tensor) else v) for k, v in state.items()}
+        diff = Difference([k for k in own if k not in arrays], [k for k in arrays if k not in own])
+        wrong = [k for k, a in arrays.items() if k in own and a.shape != tuple(own[k].shape)]
+        problems = [f"shape       {k} is {tuple(own[k].shape)}, got {arrays[k].shape}" for k in wrong]
+        if strict:
+            problems += [f"missing     {k} {tuple(own[k].shape)}" for k in diff.missing_keys]
+            problems += [f"unexpected  {k} {arrays[k].shape}" for k in diff.unexpected_keys]
         if problems:
-            raise ValueError(f"[load_state_dict] {len(problems)} names do not fit: {'; '.join(problems[:8])}.")
+            rest = [f"and {len(problems) - MAX_LINES} more"] if len(problems) > MAX_LINES else []
+            lines = "".join(f"\n  {p}" for p in (*problems[:MAX_LINES], *rest))
+            count = len(own.keys() | arrays.keys())
+            raise ValueError(
+                f"[load_state_dict] {len(problems)} of {count} names do not fit {type(self).__name__}:{lines}"
+            )
         for k, a in arrays.items():
-            own[k].data = Tensor(a, device=own[k].device, dtype=own[k].dtype, requires_grad=False)
+            if k in own:
+                own[k].data = Tensor(a, device=own[k].device, dtype=own[k].dtype, requires_grad=False)
+        return diff
+
+    def to(self, *targets: Device | str, device: Device | None = None, dtype: str | None = None) -> Module:
+        """Move parameters, buffers and gradients to a device, or cast the floating ones to a dtype, or both; in place."""
+        for target in targets:
+            if isinstance(target, Device):
+                device = target
+            elif isinstance(target, str):
+                dtype = target
+            else:
+                raise TypeError(f"[to] expects a device or the name of a dtype, got {type(target).__name__}.")
+        if dtype not in (None, *FLOATING):
+            raise ValueError(f"[to] dtype expects one of {', '.join(FLOATING)}, got {dtype}.")
+        if device is not None:
+            device.require()
+
+        def move(t: Tensor) -> None:
+            wanted = dtype if t.dtype in FLOATING else None
+            if device in (None, t.device) and wanted in (None, t.dtype):
+                return
+            t.cached_data = as_data(t, device or t.device, wanted or t.dtype)
+            t.touch()
+
+        for _, t in self.named_tensors():
+            move(t)
+            if t.grad is not None:
+                t.grad = t.grad.detach()
+                move(t.grad)
+        return self
 
     def train(self, mode: bool = True) -> Module:
         for _, m in self.named_modules():  # `modules` is a list in Sequential
@@ -188,9 +298,10 @@ class Module:
 
     def __repr__(self) -> str:
         lines = [f"({n}): " + repr(c).replace("\n", "\n  ") for n, c in self.named_children()]
+        extra = self.extra_repr()
         if not lines:
-            return f"{type(self).__name__}({self.extra_repr()})"
-        return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
+            return f"{type(self).__name__}({extra})"
+        return f"{type(self).__name__}(\n  " + "\n  ".join([extra] * bool(extra) + lines) + "\n)"
 
 
 def split_path(module: Module, path: str) -> Iterator[Module]:
@@ -203,6 +314,12 @@ def split_path(module: Module, path: str) -> Iterator[Module]:
                 break
         else:
             raise KeyError(f"[module] there is no submodule named {path}.")
+
+
+def expose(module: Module, name: str) -> None:
+    """Make a member whose name begins with an underscore one that is found."""
+    if name.startswith("_"):
+        module._public = tuple(dict.fromkeys((*module._public, name)))
 
 
 class Tree(Module):
@@ -218,6 +335,8 @@ def set_submodule(root: Module, path: str, module: Module) -> None:
         child = root.__dict__.get(part)
         if child is None:
             child = Tree()
+            expose(root, part)
             root.__dict__[part] = child
         root = child
+    expose(root, last)
     root.__dict__[last] = module

@@ -59,8 +59,12 @@ def progress(rounds: int) -> Any:
     return tqdm(range(rounds), desc="profile", unit="round", leave=False, delay=1)
 
 
-@no_grad()  # so that fused ops without a gradient of their own run as they are
 def profile_module(model: Module, args: tuple, rounds: int) -> Profile:
+    with no_grad():  # so that fused ops without a gradient of their own run as they are
+        return profile_eager(model, args, rounds)
+
+
+def profile_eager(model: Module, args: tuple, rounds: int) -> Profile:
     training = [p or type(m).__name__ for p, m in model.named_modules() if m.mode_dependent and m.training]
     if training:
         raise ValueError(

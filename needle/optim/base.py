@@ -1,0 +1,120 @@
+"""What all optimizers share. They write parameters in place, keep their state outside the tape and never change gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from needle.autograd import Tensor
+from needle.backend_ndarray import NDArray
+from needle.nn.module import Parameter
+
+from .clip import clip_grad_norm
+
+
+class Optimizer:
+    """Base: `params`, `lr`, `reset_grad`, `step`. State arrays are made at a parameter's first step.
+
+    A subclass names its numbers (`options`) and state arrays (`slots`) and defines `update`.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("lr",)
+    lr: float
+
+    def __init__(self, params: Iterable[Parameter]) -> None:
+        self.params = list(params)
+        self.state: dict[int, list[Any]] = {}
+        self.t = 0  # steps so far
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ()
+
+    def reset_grad(self) -> None:
+        for p in self.params:
+            p.grad = None
+
+    zero_grad = reset_grad
+
+    def step(self) -> None:
+        self.t += 1
+        for i, p in enumerate(self.params):
+            if p.grad is None:
+                continue
+            first = i not in self.state
+            if first:
+                self.state[i] = [zeros_like(p.cached_data) for _ in self.slots]
+            if not isinstance(p.cached_data, np.ndarray) and not p.cached_data.is_compact():
+                p.data = Tensor.make_const(p.cached_data.compact())  # the kernels write contiguous memory
+            self.update(p, compact(p.grad.realize_cached_data()), self.state[i], first)
+            p.touch()
+
+    def update(self, p: Parameter, grad: Any, state: list[Any], first: bool) -> None:
+        raise NotImplementedError(f"[{type(self).__name__}] defines no update.")
+
+    def clip_grad_norm(self, max_norm: float = 0.25) -> float:
+        """See `needle.optim.clip_grad_norm`."""
+        return clip_grad_norm(self.params, max_norm)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"kind", "step", "options": {name: number}, "state": {parameter's place: {slot: numpy array}}}, all copies."""
+        arrays = {
+            i: {
+                slot: np.array(a if isinstance(a, np.ndarray) else a.numpy())
+                for slot, a in zip(self.slots, s, strict=True)
+            }
+            for i, s in self.state.items()
+        }
+        options = {name: getattr(self, name) for name in self.options}
+        return {"kind": type(self).__name__, "step": self.t, "options": options, "state": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` of an optimizer of the same kind over parameters of the same shapes gave."""
+        label = type(self).__name__
+        if state["kind"] != label:
+            raise ValueError(f"[{label}] the state expects to be of this optimizer, got {state['kind']}.")
+        if set(state["options"]) != set(self.options):
+            raise ValueError(f"[{label}] the state expects options {self.options}, got {tuple(state['options'])}.")
+        before = {name: getattr(self, name) for name in self.options}
+        self._set(state["options"])
+        try:
+            loaded = {int(i): self._arrays(int(i), arrays) for i, arrays in state["state"].items()}
+        except ValueError:
+            self._set(before)
+            raise
+        self.state, self.t = loaded, int(state["step"])
+
+    def _set(self, options: Mapping[str, Any]) -> None:
+        for name in self.options:
+            setattr(self, name, options[name])
+
+    def _arrays(self, i: int, arrays: Mapping[str, np.ndarray]) -> list[Any]:
+        label = type(self).__name__
+        if not 0 <= i < len(self.params):
+            raise ValueError(f"[{label}] the state expects {len(self.params)} parameters, got number {i}.")
+        if set(arrays) != set(self.slots):
+            raise ValueError(f"[{label}] the state expects arrays {self.slots}, got {tuple(arrays)}.")
+        p, made = self.params[i], []
+        for slot in self.slots:
+            if tuple(arrays[slot].shape) != tuple(p.shape):
+                raise ValueError(
+                    f"[{label}] {slot} of parameter {i} expects shape {p.shape}, got {arrays[slot].shape}."
+                )
+            made.append(Tensor(arrays[slot], device=p.device, dtype=p.dtype).cached_data)
+        return made
+
+
+def zeros_like(a: Any) -> Any:
+    if isinstance(a, np.ndarray):
+        return np.zeros_like(a)
+    out = NDArray.empty(a.shape, a.dtype)
+    out.fill(0.0)
+    return out
+
+
+def compact(a: Any) -> Any:
+    return a if isinstance(a, np.ndarray) else a.compact()

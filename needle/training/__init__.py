@@ -1,0 +1,29 @@
+"""Training loops of the course, checkpoints, and a command line over them."""
+
+from .checkpoint import load_checkpoint, save_checkpoint
+from .loops import (
+    epoch,
+    epoch_general_cifar10,
+    epoch_general_ptb,
+    evaluate_cifar10,
+    evaluate_ptb,
+)
+from .simple import loss_err, nn_epoch, parse_mnist, softmax_loss
+from .train import train_cifar10, train_mnist, train_ptb
+
+__all__ = [
+    "epoch",
+    "epoch_general_cifar10",
+    "epoch_general_ptb",
+    "evaluate_cifar10",
+    "evaluate_ptb",
+    "load_checkpoint",
+    "loss_err",
+    "nn_epoch",
+    "parse_mnist",
+    "save_checkpoint",
+    "softmax_loss",
+    "train_cifar10",
+    "train_mnist",
+    "train_ptb",
+]
