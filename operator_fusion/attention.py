@@ -7,6 +7,7 @@ and the product are run on an array of position numbers, and the result says whi
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,14 +43,19 @@ class Core:
     keys_last: bool = False  # k has its features before its rows, as the product wants it
 
 
+def is_scale(op: Any) -> bool:
+    return isinstance(op, MulScalar | DivScalar) and isinstance(op.scalar, int | float)
+
+
+def factor_of(op: Any) -> float:
+    return float(op.scalar if isinstance(op, MulScalar) else 1 / op.scalar)
+
+
 def scaled(node: Node, steps: Steps, nodes: list[Node]) -> tuple[Node, float]:
-    """What stands before multiplications by numbers, and their product."""
+    """What stands before products with numbers, and all the numbers in one; the products are added to `nodes`."""
     factor = 1.0
-    while node in steps and isinstance(steps[node].op, MulScalar | DivScalar):
-        op: Any = steps[node].op
-        if not isinstance(op.scalar, int | float):
-            break
-        factor *= op.scalar if isinstance(op, MulScalar) else 1 / op.scalar
+    while node in steps and is_scale(steps[node].op):
+        factor *= factor_of(steps[node].op)
         nodes.append(node)
         node = steps[node].inputs[0]
     return node, factor
@@ -140,11 +146,17 @@ class CorePattern:
 # -- projections ----------------------------------------------------------------------------------------------------------
 
 
-def views_back(node: Node, steps: Steps) -> tuple[Node, list[Node]]:
-    """What stands before a chain of views, and the chain, the last view first."""
+def views_back(node: Node, steps: Steps, scales: list[Node] | None = None) -> tuple[Node, list[Node]]:
+    """What stands before a chain of views, and the chain, the last view first; products with a number go into `scales`."""
     chain = []
-    while node in steps and steps[node].op.is_view and len(steps[node].inputs) == 1:
-        chain.append(node)
+    while node in steps:
+        op: Any = steps[node].op
+        if op.is_view and len(steps[node].inputs) == 1:
+            chain.append(node)
+        elif scales is not None and is_scale(op):
+            scales.append(node)
+        else:
+            break
         node = steps[node].inputs[0]
     return node, chain
 
@@ -182,13 +194,15 @@ class AttentionMatch(Match):
         output = steps[root]
         _, tail = views_back(output.inputs[0], steps)
         self.core, self.output = core, output
-        chains = [views_back(n, steps) for n in (core.q, core.k, core.v)]
+        scales: list[Node] = []
+        chains = [views_back(n, steps, None if n is core.v else scales) for n in (core.q, core.k, core.v)]
+        self.factor = math.prod(factor_of(steps[n].op) for n in scales)  # of q and k before the product
         self.projections: list[Step] = [steps[n] for n, _ in chains]
-        nodes = [root, *tail, *core.nodes, *(n for p, c in chains for n in (*c, p))]
+        nodes = [root, *tail, *core.nodes, *scales, *(n for p, c in chains for n in (*c, p))]
         inner = sorted(set(nodes), key=steps.order.__getitem__)
         super().__init__({n.name: steps.stand_in(n, core.op) for n in inner})
         self.shapes: dict[Node, tuple[int, ...]] = {}
-        self.heads, self.sequence_first = 0, False
+        self.heads, self.size, self.sequence_first = 0, 0, False
         self.thirds: list[int | None] = [None] * 3  # which third of a joint projection q, k and v are
         try:
             self.problem = self._split(chains, steps) or self._merged(tail, steps)
@@ -228,7 +242,7 @@ class AttentionMatch(Match):
                 return f"the features of {source.name} are laid out otherwise than head by head"
             if self.heads not in (0, heads):
                 return "q, k and v have different numbers of heads"
-            self.heads = heads
+            self.heads, self.size = heads, size if i < 2 else self.size
             self.thirds[i] = None if parts == 1 else fits[0]
         return ""
 
@@ -257,7 +271,7 @@ class AttentionPattern:
         core = find_core(last, steps)
         if core is None:
             return
-        sources = [views_back(n, steps)[0] for n in (core.q, core.k, core.v)]
+        sources = [views_back(n, steps, None if n is core.v else [])[0] for n in (core.q, core.k, core.v)]
         if all(n in steps and isinstance(steps[n].op, Linear) for n in sources):
             yield AttentionMatch(root, core, steps)
 
@@ -272,6 +286,9 @@ def fused_core(match: Any) -> tuple[Op, list[Node]]:
 
 def fused_attention(match: Any) -> tuple[Op, list[Node]]:
     core: Core = match.core
+    scale = core.op.scale
+    if match.factor != 1:
+        scale = match.factor * (match.size**-0.5 if scale is None else scale)
     sources, weights, biases = [], [], []
     for step, third in zip(match.projections, match.thirds, strict=True):
         x, weight, *bias = step.inputs
@@ -281,7 +298,7 @@ def fused_attention(match: Any) -> tuple[Op, list[Node]]:
     output = list(match.output.inputs[1:])
     op = FusedMultiHeadAttention(
         match.heads,
-        core.op.scale,
+        scale,
         core.op.causal,
         core.op.dropout,
         core.op.training,

@@ -137,3 +137,18 @@ def test_refusals() -> None:
     assert "dropout_p" in reason(lambda m, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1))
     with pytest.raises(ValueError, match=r"^\[attention\] k expects 4 features as q has, got 5\.$"):
         ndl.ops.scaled_dot_product_attention(*(ndl.Tensor(np.zeros(s, "f")) for s in ((3, 4), (3, 5), (3, 4))))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_slices_of_a_joint_weight_follow_it(frozen: bool) -> None:
+    """Cross attention reads thirds of in_proj_weight: they are recorded, also of a model that needs no gradients."""
+    model = Two(mha(), lambda m, x, y: m(x, y, y)[0]).requires_grad_(not frozen)
+    x, y = torch.randn(QUERY), torch.randn(KEY)
+    net = torch2needle.convert(model.eval())
+    exe = ndl.compile(net, (x, y))
+    exe(x, y)
+    with torch.no_grad():
+        model.part.in_proj_weight.mul_(-2.0)
+    net.load_state_dict({k: v.numpy() for k, v in model.state_dict().items()})
+    close(net(x, y), model(x, y))
+    close(exe(x, y), model(x, y))

@@ -95,7 +95,7 @@ class Recorder:
         """The symbol of a real tensor that takes part: a parameter, buffer or constant."""
         if id(tensor) in self.writes:
             return self.writes[id(tensor)][1]
-        if id(tensor) not in self._params and tensor.op is not None and self.static and tensor.op.n_out == 1:
+        if id(tensor) not in self._params and tensor.op is not None and tensor.op.n_out == 1:
             self._made.append(tensor)  # its id stays its own
             self._params[id(tensor)] = self.record(tensor.op, tensor.inputs)  # made of parameters, which may change
         if id(tensor) not in self._params:

@@ -111,13 +111,13 @@ class MultiheadAttention(Module):
             together = ops.linear(query, self.in_proj_weight, self.in_proj_bias)
             projected = [together[..., part] for part in thirds]
         else:
-            whole = self.in_proj_weight
+            whole, bias = self._own(query, self.in_proj_weight), self._own(query, self.in_proj_bias)
             weights = (
                 [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
                 if whole is None
                 else [whole[part] for part in thirds]
             )
-            biases = [None if self.in_proj_bias is None else self.in_proj_bias[part] for part in thirds]
+            biases = [None if bias is None else bias[part] for part in thirds]
             projected = [ops.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
         q, k, v = (ops.split_heads(x, self.num_heads, not self.batch_first) for x in projected)
         # One more key and value for all queries: a parameter, zeros, or both. 0 * the first row gives it the batch's shape.
@@ -127,9 +127,16 @@ class MultiheadAttention(Module):
             k, v = (self._with_row(x, row) for x, row in ((k, extra_k), (v, extra_v)))
         return [q, k, v]
 
+    @staticmethod
+    def _own(x: Tensor, parameter: Tensor | None) -> Tensor | None:
+        """A parameter; its symbol where x is one, so that what is computed from it is recorded and not frozen."""
+        return parameter if parameter is None or x.recorder is None else x.recorder.param(parameter)
+
     def _with_row(self, x: Tensor, row: Tensor | None) -> Tensor:
         zeros = x[..., :1, :] * 0.0
-        return ops.concat([x, zeros if row is None else zeros + ops.reshape(row, (self.num_heads, 1, -1))], -2)
+        return ops.concat(
+            [x, zeros if row is None else zeros + ops.reshape(self._own(x, row), (self.num_heads, 1, -1))], -2
+        )
 
     def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
         """Both masks as one that is added to the scores."""
