@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .backend_ndarray import Device, NDArray, cpu_numpy
+from .backend_ndarray import Device, NDArray, cpu_numpy, dtype_name, dtype_of
 from .backend_selection import default_device
+from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads
 from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, op
 
 TENSOR_COUNTER = 0
-NO_GRADIENT = ("int32", "int64", "bool")  # dtypes of tensors that are constants to differentiation
+# dtypes of tensors that are constants to differentiation, by name and as numpy has them
+NO_GRADIENT = frozenset(f(name) for name in ("int32", "int64", "bool") for f in (str, np.dtype))
 
 
 def as_data(array: Any, device: Device | None, dtype: str | None) -> Any:
     """numpy array (on cpu_numpy) or NDArray with the values of `array`."""
     if isinstance(array, Tensor):
+        device, dtype = device or array.device, dtype or array.dtype
         array = array.realize_cached_data()
     if device is None:
-        device = array.device if isinstance(array, NDArray) else default_device()
+        stays = isinstance(array, NDArray) and default_device() != cpu_numpy()
+        device = array.device if stays else default_device()
     if device == cpu_numpy():
         array = array.numpy() if isinstance(array, NDArray) else array
-        if dtype is None and not hasattr(array, "dtype"):
-            dtype = "float32"
-        return np.array(array, dtype=dtype)
+        return np.array(array, dtype=dtype_of(array, dtype))
     return NDArray(array, device=device, dtype=dtype)
 
 
@@ -33,25 +36,20 @@ class Tensor:
     """A value in the tape: `cached_data`, and the `op` and `inputs` that made it (None and () for leaves)."""
 
     recorder: Any = None  # set on symbols only
+    watched = False  # an executable packed this tensor's data
+    __array_priority__ = 1000  # numpy arrays and scalars on the left leave the operation to us
 
     def __init__(
-        self,
-        array: Any,
-        *,
-        device: Device | None = None,
-        dtype: str | None = None,
-        requires_grad: bool = True,
-        **_: Any,
+        self, array: Any, *, device: Device | None = None, dtype: Any = None, requires_grad: bool = True
     ) -> None:
         self._init(as_data(array, device, dtype), None, (), requires_grad)
 
     def _init(self, data: Any, op: Op | None, inputs: Sequence[Tensor], requires_grad: bool) -> None:
         global TENSOR_COUNTER
         TENSOR_COUNTER += 1
-        self.cached_data, self.op, self.inputs = data, op, tuple(inputs)
+        self.cached_data, self.op, self.inputs = data, op, inputs if type(inputs) is tuple else tuple(inputs)
         self.requires_grad = requires_grad
-        self.grad: Tensor | None = None
-        self.watched = False  # an executable packed this tensor's data
+        self._grad: Any = None
 
     def __del__(self) -> None:
         global TENSOR_COUNTER
@@ -60,17 +58,33 @@ class Tensor:
     @classmethod
     def _from_data(cls, data: Any, op: Op | None = None, inputs: Sequence[Tensor] = ()) -> Any:
         self = cls.__new__(cls)
-        if op is not None and str(getattr(data, "dtype", "float")) in NO_GRADIENT:
+        if op is not None and getattr(data, "dtype", None) in NO_GRADIENT:
             op, inputs = None, ()  # nothing flows back through numbers and truths
         self._init(data, op, inputs, op is not None)
         return self
+
+    @property
+    def grad(self) -> Any:
+        """The gradient that the last `backward` found, as a Tensor; None before."""
+        if type(self._grad) is not tuple:
+            return self._grad
+        gradient, data = self._grad[0](), self._grad[1]
+        return gradient if gradient is not None or data is None else Tensor.make_const(data)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self._grad = value
+
+    def keep_gradient(self, gradient: Tensor) -> None:
+        """Leaves own their gradient, results only its data: node and gradient would keep each other's graph alive."""
+        self._grad = gradient if self.op is None else (weakref.ref(gradient), gradient.cached_data)
 
     @staticmethod
     def make_const(data: Any, *, requires_grad: bool = False) -> Tensor:
         if isinstance(data, Tensor):
             data = data.realize_cached_data()
-        self = Tensor._from_data(data)
-        self.requires_grad = requires_grad
+        self = Tensor.__new__(Tensor)
+        self._init(data, None, (), requires_grad)
         return self
 
     def realize_cached_data(self) -> Any:
@@ -91,6 +105,8 @@ class Tensor:
         if value.recorder is not None:
             value.recorder.write(self, value)
             return
+        if value.device != self.device:
+            value = Tensor(value, device=self.device)
         if value.dtype != self.dtype or value.shape != self.shape:
             raise ValueError(f"[data] expects {self.dtype} {self.shape}, got {value.dtype} {value.shape}.")
         self.cached_data = value.cached_data
@@ -112,7 +128,7 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        return str(self.cached_data.dtype)
+        return dtype_name(self.cached_data.dtype)
 
     @property
     def ndim(self) -> int:
@@ -150,11 +166,14 @@ class Tensor:
     def __repr__(self) -> str:
         return f"needle.Tensor({self.numpy()!s})"
 
-    def backward(self, out_grad: Tensor | None = None) -> None:
-        from .init import ones
-
+    def backward(self, out_grad: Any = None) -> None:
+        """Set `.grad` of all tensors under this one; `out_grad` (default: ones) is the gradient of this tensor itself."""
         if out_grad is None:
-            out_grad = ones(*self.shape, dtype=self.dtype, device=self.device)
+            out_grad = np.ones(self.shape, "float32")
+        if not isinstance(out_grad, Tensor) or (out_grad.dtype, out_grad.device) != (self.dtype, self.device):
+            out_grad = Tensor(out_grad, device=self.device, dtype=self.dtype, requires_grad=False)
+        if out_grad.shape != self.shape:
+            raise ValueError(f"[backward] out_grad expects shape {self.shape}, got {out_grad.shape}.")
         compute_gradient_of_variables(self, out_grad)
 
     # -- operators: thin names over `needle.ops`, bound there to avoid a second list -----------------------------------
@@ -162,7 +181,8 @@ class Tensor:
     if TYPE_CHECKING:
         _bound: Any = None
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _bound
-        __pow__ = __matmul__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _bound
+        __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __getitem__ = _bound
+        __lt__ = __le__ = __gt__ = __ge__ = _bound
 
     def __getattr__(self, name: str) -> Any:
         method = TENSOR_METHODS.get(name)
@@ -205,58 +225,26 @@ class TensorTuple(Tensor):
     def tuple(self) -> tuple[Tensor, ...]:
         return tuple(self)
 
-    shape = property(lambda self: tuple(a.shape for a in self.cached_data))
-    dtype = property(lambda self: str(self.cached_data[0].dtype))
+    def __add__(self, other: Any) -> Any:
+        """Item by item, as gradients of tuples add up."""
+        from .ops import add, make_tuple
+
+        if len(self) != len(other):
+            raise ValueError(f"[add] expects a tuple of {len(self)} tensors, got {len(other)}.")
+        return make_tuple(*(add(a, b) for a, b in zip(self, other, strict=True)))
+
+    shape = property(lambda self: tuple(tuple(a.shape) for a in self.cached_data))
+    dtype = property(lambda self: dtype_name(self.cached_data[0].dtype))
+    device = property(lambda self: self[0].device)
+
+    def numpy(self) -> Any:
+        return tuple(t.numpy() for t in self)
 
     def detach(self) -> Tensor:
         return TensorTuple._from_data(self.cached_data)
 
     def __repr__(self) -> str:
         return f"needle.TensorTuple({list(self)})"
-
-
-def compute_gradient_of_variables(output: Tensor, out_grad: Tensor) -> None:
-    """Store the gradient of `output` in `.grad` of every tensor that it depends on and that requires one."""
-    grads: dict[int, list[Tensor]] = {id(output): [out_grad]}
-    for node in reversed(find_topo_sort([output])):
-        parts = grads.pop(id(node), None)
-        if parts is None or not node.requires_grad:
-            continue
-        node.grad = sum_grads(parts)
-        if node.op is None:
-            continue
-        for i, g in zip(node.inputs, node.op.gradient_as_tuple(node.grad, node), strict=True):
-            if g is not None and i.requires_grad:
-                grads.setdefault(id(i), []).append(g)
-
-
-def sum_grads(parts: list[Tensor]) -> Tensor:
-    total = parts[0]
-    for p in parts[1:]:
-        total = total + p
-    return total
-
-
-def find_topo_sort(nodes: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors that `nodes` depend on, in post-order depth first."""
-    order: list[Tensor] = []
-    seen: set[int] = set()
-    for root in nodes:
-        stack: list[tuple[Tensor, Iterator[Tensor]]] = []
-        if id(root) not in seen:
-            seen.add(id(root))
-            stack.append((root, iter(root.inputs)))
-        while stack:
-            node, inputs = stack[-1]
-            for i in inputs:
-                if id(i) not in seen:
-                    seen.add(id(i))
-                    stack.append((i, iter(i.inputs)))
-                    break
-            else:
-                order.append(node)
-                stack.pop()
-    return order
 
 
 Op.results = (Tensor, TensorTuple)

@@ -1,17 +1,36 @@
-"""`NEEDLE_BACKEND` picks the default device: nd (our kernels), np (numpy) or hip."""
+"""`NEEDLE_BACKEND` picks the default device and array class: nd (our kernels), np (numpy) or hip (nd on ROCm)."""
 
 from __future__ import annotations
 
 import os
 
+import numpy as np
+
 from . import backend_ndarray as nd
+from .backend_ndarray import Device, all_devices, cpu, cpu_numpy, cuda, hip
 
 BACKEND = os.environ.get("NEEDLE_BACKEND", "nd")
-if BACKEND not in ("nd", "np", "hip"):
+_DEFAULTS = {"nd": cpu, "np": cpu_numpy, "hip": hip}
+if BACKEND not in _DEFAULTS:
     raise RuntimeError(f"Unknown needle array backend {BACKEND}")
 
-_DEFAULTS = {"nd": nd.cpu, "np": nd.cpu_numpy, "hip": nd.hip}
+array_api = np if BACKEND == "np" else nd  # what course programs compute with in their own ops
+NDArray = array_api.ndarray if BACKEND == "np" else nd.NDArray
 
 
-def default_device() -> nd.Device:
+def default_device() -> Device:
     return _DEFAULTS[BACKEND]()
+
+
+__all__ = [
+    "BACKEND",
+    "Device",
+    "NDArray",
+    "all_devices",
+    "array_api",
+    "cpu",
+    "cpu_numpy",
+    "cuda",
+    "default_device",
+    "hip",
+]

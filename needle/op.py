@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -52,6 +53,11 @@ def no_grad() -> Iterator[None]:
         yield
     finally:
         TAPE.recording = before
+
+
+@lru_cache
+def snake_case(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).strip("_")
 
 
 class Spec(NamedTuple):
@@ -110,6 +116,8 @@ class Op:
     zero_is_safe: ClassVar[bool] = True  # finite at 0, so that it may run over padded channels
     results: ClassVar[tuple[Any, Any]]  # (Tensor, TensorTuple), set by autograd.py, which needs this class first
     is_view: ClassVar[bool] = False  # its result may share memory with its inputs
+    compute_infers: ClassVar[bool] = False  # `compute` checks its inputs by `infer` itself
+    float32_only: ClassVar[bool] = False  # its kernels take nothing else: float64 runs as `reference`, slow but right
     joins_channels: ClassVar[bool] = False  # its inputs may be written straight into slices of its output
 
     @property
@@ -119,10 +127,10 @@ class Op:
     @property
     def label(self) -> str:
         """How the op is called in messages: its kernel's or class's name in lower case."""
-        return self.kernel or "".join("_" + c.lower() if c.isupper() else c for c in self.name).strip("_")
+        return self.kernel or snake_case(self.name)
 
     def attributes(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return dict(vars(self))
 
     def deferred(self) -> list[Deferred]:
         found: list[Deferred] = []
@@ -141,12 +149,12 @@ class Op:
         return False
 
     def infer(self, *inputs: Any) -> Any:
-        raise NotImplementedError
+        raise Unsupported(f"[{self.label}] has no `infer`, which a graph needs to know shapes.")
 
     def compute(self, *arrays: NDArray) -> Any:
         if self.kernel is None:
             return None
-        return arrays[0].ewise(self.kernel, *arrays[1:], attrs=[float(v) for v in self.attributes().values()])
+        return arrays[0].ewise(self.kernel, arrays[1:], vars(self).values())
 
     def reference(self, *arrays: np.ndarray) -> Any:
         return None
@@ -165,6 +173,11 @@ class Op:
         """Floating-point operations of one call by shapes, a multiply-add as two: one per result unless the op says more."""
         outs = out if self.n_out > 1 else (out,)
         return 0 if self.is_view else sum(math.prod(o.shape) for o in outs)
+
+    @classmethod
+    def has_infer(cls) -> bool:
+        """False for ops in the course's form, which only compute, on whatever arrays they get."""
+        return cls.infer is not Op.infer
 
     @classmethod
     def has_own_gradient(cls) -> bool:
@@ -190,8 +203,7 @@ class Op:
         """Add the op's steps to a plan, writing to `out`; both plain, or both blocked where `layout` allows it."""
         from .backend_ndarray import call
 
-        attrs = [float(v) for v in self.attributes().values()]
-        call(str(self.kernel), [out], [i.broadcast_to(out.shape) for i in inputs], *attrs)
+        call(str(self.kernel), [out], [i.broadcast_to(out.shape) for i in inputs], *map(float, vars(self).values()))
 
     def plan(self, builder: Any, inputs: list[NDArray]) -> Any:
         """Add the op's steps to a plan and return its value, for ops that do not write to memory given to them."""
@@ -223,14 +235,16 @@ class Op:
         return []
 
     def __call__(self, *inputs: Tensor) -> Any:
+        needs_grad = False
         for t in inputs:
             if t.recorder is not None:
                 return t.recorder.record(self, inputs)
-        needs_grad = TAPE.recording and any(t.requires_grad for t in inputs)
+            needs_grad = needs_grad or t.requires_grad
         if self.must_decompose(*inputs):
             return self.decompose(*inputs)
-        self.infer(*inputs)
+        needs_grad = needs_grad and TAPE.recording
         if needs_grad and not self.has_own_gradient():
+            self.infer(*inputs)
             return self.decompose(*inputs)
         data = self._run(inputs)
         if data is None:
@@ -239,11 +253,20 @@ class Op:
 
     def _run(self, inputs: Sequence[Tensor]) -> Any:
         arrays = [t.cached_data for t in inputs]
-        on_numpy = [isinstance(a, np.ndarray) for a in arrays]
-        if any(on_numpy):
-            if not all(on_numpy):
-                raise ValueError(f"[{self.label}] inputs are on different devices: cpu_numpy() and cpu().")
-            with np.errstate(all="ignore"):
-                out = self.reference(*arrays)
-            return np.asarray(out) if isinstance(out, np.generic) else out
+        for a in arrays:
+            if isinstance(a, np.ndarray):
+                return self._run_on_numpy(inputs, arrays)
+        if not self.compute_infers and self.has_infer():
+            spec = self.infer(*inputs)
+            if self.float32_only and any(a.dtype == "float64" for a in arrays):
+                return NDArray(self.reference(*(a.numpy_view() for a in arrays)), dtype=spec.dtype)
         return self.compute(*arrays)
+
+    def _run_on_numpy(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> Any:
+        if not all(isinstance(a, np.ndarray | tuple) for a in arrays):
+            raise ValueError(f"[{self.label}] inputs are on different devices: cpu_numpy() and cpu().")
+        if self.has_infer():
+            self.infer(*inputs)
+        with np.errstate(all="ignore"):
+            out = self.reference(*arrays) if self.has_infer() else self.compute(*arrays)
+        return np.asarray(out) if isinstance(out, np.generic) else out

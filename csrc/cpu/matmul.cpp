@@ -49,7 +49,8 @@ void product(const Matmul& g, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   t.alpha = g.alpha;
   for (int64_t j = n0, n; j < n1; j += n) {
     n = tile_blocks(m1 - m0, n1 - j);
-    const int64_t chunks = m1 - m0 <= kTileRows ? 1 : larger(1, ceil_div(g.K * n * kBlock * 4, kPanelBytes));
+    const int64_t panels = m1 - m0 <= kTileRows ? 1 : ceil_div(g.K * n * kBlock * 4, kPanelBytes);
+    const int64_t chunks = larger(1, larger(panels, g.K / kChain));
     const int64_t per_chunk = ceil_div(g.K, chunks), lanes = smaller(n * kBlock, g.N - j * kBlock);
     int64_t k = 0;
     do {
@@ -219,6 +220,7 @@ void matmul_packed(const Call& c) {
 // attrs: activation alpha has_bias
 void matmul(const Call& c) {
   const View &a = c.in[0], &b = c.in[1], &out = c.out[0];
+  if (out.dtype != DType::f32) return matmul_other(c);
   if (out.size() == 0) return;
   const int r = a.rank;
   int64_t M = a.shape[r - 2], batch = 1;

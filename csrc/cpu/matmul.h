@@ -36,4 +36,7 @@ NEEDLE_INLINE int64_t batch_offset(const View& v, int64_t index) {
   return at;
 }
 
+// Kernel matmul for every dtype but float32.
+void matmul_other(const Call& c);
+
 }  // namespace needle::NEEDLE_ISA

@@ -3,6 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <set>
+#include <string_view>
+
 #include "core/plan.h"
 #include "core/pool.h"
 #include "cpu/backend.h"
@@ -26,10 +30,10 @@ constexpr DTypeInfo kDTypes[] = {{"float32", 'f', {2, 32, 1}},
 
 const DTypeInfo& info(DType d) { return kDTypes[static_cast<int>(d)]; }
 
-DType parse_dtype(const std::string& name) {
+DType parse_dtype(std::string_view name) {
   for (int i = 0; i < 5; i++)
     if (name == kDTypes[i].name) return static_cast<DType>(i);
-  throw py::type_error("[needle] dtype expects float32, float64, int32, int64 or bool, got " + name + ".");
+  throw py::type_error("[needle] dtype expects float32, float64, int32, int64 or bool, got " + std::string(name) + ".");
 }
 
 using Dims = std::vector<int64_t>;
@@ -77,33 +81,121 @@ Array empty(const Backend* backend, const Dims& shape, DType dtype) {
 }
 
 void check_call(const KernelRow& row, size_t n_out, size_t n_in, size_t n_attr, const View* first) {
-  std::string op = "[" + std::string(row.name) + "] ";
+  const std::string_view attrs = row.attrs;
+  const size_t names = attrs.empty() ? 0 : 1 + std::count(attrs.begin(), attrs.end(), ' ');
+  auto fail = [&](const std::string& text) { throw py::value_error("[" + std::string(row.name) + "] " + text); };
   if (static_cast<int>(n_out) != row.n_out)
-    throw py::value_error(op + "expects " + std::to_string(row.n_out) + " outputs, got " + std::to_string(n_out) + ".");
+    fail("expects " + std::to_string(row.n_out) + " outputs, got " + std::to_string(n_out) + ".");
   if (static_cast<int>(n_in) < row.min_in || static_cast<int>(n_in) > row.max_in)
-    throw py::value_error(op + "expects " + std::to_string(row.min_in) + " to " + std::to_string(row.max_in) +
-                          " inputs, got " + std::to_string(n_in) + ".");
-  size_t names = row.attrs[0] ? 1 : 0;
-  for (const char* s = row.attrs; *s; s++) names += *s == ' ';
+    fail("expects " + std::to_string(row.min_in) + " to " + std::to_string(row.max_in) + " inputs, got " +
+         std::to_string(n_in) + ".");
   if (names != n_attr)
-    throw py::value_error(op + "expects attributes '" + row.attrs + "', got " + std::to_string(n_attr) + " values.");
+    fail("expects attributes '" + std::string(attrs) + "', got " + std::to_string(n_attr) + " values.");
   if (first && !std::strchr(row.dtypes, info(first->dtype).letter))
-    throw py::type_error(op + "has no kernel for dtype " + info(first->dtype).name + ".");
+    throw py::type_error("[" + std::string(row.name) + "] has no kernel for dtype " + info(first->dtype).name + ".");
 }
 
-void call_row(const KernelRow& row, const std::vector<Array*>& outs, const std::vector<Array*>& ins,
-              const std::vector<double>& attr) {
-  check_call(row, outs.size(), ins.size(), attr.size(), ins.empty() ? nullptr : &ins[0]->view);
-  View out[8], in[16];
-  if (outs.size() > 8 || ins.size() > 16) throw py::value_error("[needle] too many operands.");
-  for (size_t i = 0; i < outs.size(); i++) out[i] = outs[i]->view;
-  for (size_t i = 0; i < ins.size(); i++) in[i] = ins[i]->view;
-  Exec exec = cpu_exec();
-  {
-    py::gil_scoped_release release;
-    row.run({out, in, attr.data(), static_cast<int>(outs.size()), static_cast<int>(ins.size()), &exec});
+// Element-wise kernels and copy convert their operands as they read them; all others take floats of one type only.
+bool converts(const KernelRow& row) {
+#define UNARY(name, dtypes, attrs, expr) #name,
+#define BINARY UNARY
+#define TERNARY UNARY
+  static const std::set<std::string_view> names = {
+#include "math/maps.inc"
+      "copy"};
+#undef UNARY
+#undef BINARY
+#undef TERNARY
+  return names.count(row.name) > 0;
+}
+
+void check_one_float(const KernelRow& row, const View* views, size_t n) {
+  auto floating = [](const View& v) { return v.dtype == DType::f32 || v.dtype == DType::f64; };
+  const View* first = nullptr;
+  for (size_t i = 0; i < n; i++) {
+    if (!floating(views[i])) continue;
+    if (!first) first = &views[i];
+    if (views[i].dtype != first->dtype && !converts(row))
+      throw py::type_error("[" + std::string(row.name) + "] expects operands of one dtype, got " +
+                           info(first->dtype).name + " and " + info(views[i].dtype).name + ".");
   }
-  for (Array* a : outs) a->storage->wrote();
+}
+
+// The items of a list or tuple, read in place: pybind11's vectors cost more than a small kernel.
+struct Items {
+  explicit Items(py::handle h, size_t most)
+      : fast(py::reinterpret_steal<py::object>(PySequence_Fast(h.ptr(), "[needle] expects a list or tuple."))) {
+    if (!fast) throw py::error_already_set();
+    size = static_cast<size_t>(PySequence_Fast_GET_SIZE(fast.ptr()));
+    if (size > most) throw py::value_error("[needle] expects at most " + std::to_string(most) + " operands.");
+  }
+  py::handle operator[](size_t i) const { return PySequence_Fast_GET_ITEM(fast.ptr(), i); }
+
+  py::object fast;
+  size_t size;
+};
+
+constexpr size_t kMost = 16;  // outputs, inputs, and half as many attributes of a call
+
+void run_row(const KernelRow& row, const View* out, size_t n_out, const View* in, size_t n_in, py::handle attrs) {
+  Items a(attrs, 2 * kMost);
+  double attr[2 * kMost];
+  for (size_t k = 0; k < a.size; k++) {
+    attr[k] = PyFloat_AsDouble(a[k].ptr());
+    if (attr[k] == -1.0 && PyErr_Occurred()) throw py::error_already_set();
+  }
+  check_call(row, n_out, n_in, a.size, n_in ? in : nullptr);
+  Exec exec = cpu_exec();
+  py::gil_scoped_release release;
+  row.run({out, in, attr, static_cast<int>(n_out), static_cast<int>(n_in), &exec});
+}
+
+void call_row(const KernelRow& row, py::handle outs, py::handle ins, py::handle attrs) {
+  Items o(outs, kMost), i(ins, kMost);
+  View view[2 * kMost];  // outputs, then inputs
+  Array* written[kMost];
+  for (size_t k = 0; k < o.size; k++) view[k] = (written[k] = &o[k].cast<Array&>())->view;
+  for (size_t k = 0; k < i.size; k++) view[o.size + k] = i[k].cast<Array&>().view;
+  check_one_float(row, view, o.size + i.size);
+  run_row(row, view, o.size, view + o.size, i.size, attrs);
+  for (size_t k = 0; k < o.size; k++) written[k]->storage->wrote();
+}
+
+// An element-wise row over inputs broadcast together, as numpy does, into a new array.
+Array map_row(const KernelRow& row, py::handle ins, std::string_view dtype, py::handle attrs) {
+  if (!converts(row)) throw py::value_error("[" + std::string(row.name) + "] is no element-wise kernel.");
+  Items items(ins, kMost);
+  View in[kMost];
+  Dims shape;
+  for (size_t k = 0; k < items.size; k++) {
+    in[k] = items[k].cast<Array&>().view;
+    if (in[k].rank > static_cast<int>(shape.size())) shape.insert(shape.begin(), in[k].rank - shape.size(), 1);
+    for (int d = 1; d <= in[k].rank; d++) {
+      int64_t& size = shape[shape.size() - d];
+      const int64_t n = in[k].shape[in[k].rank - d];
+      if (n != size && n != 1 && size != 1) {
+        std::string shapes;
+        for (size_t j = 0; j < items.size; j++) {
+          if (j) shapes.append(", ");
+          shapes.append(py::repr(items[j].attr("shape")).cast<std::string>());
+        }
+        throw py::value_error("[" + std::string(row.name) + "] shapes " + shapes + " do not broadcast together.");
+      }
+      if (size == 1) size = n;
+    }
+  }
+  Array out = empty(cpu_backend(), shape, parse_dtype(dtype));
+  for (size_t k = 0; k < items.size; k++) {
+    View v = out.view;
+    for (int d = 1; d <= v.rank; d++) {
+      const int from = in[k].rank - d;
+      v.stride[v.rank - d] = from < 0 || in[k].shape[from] != v.shape[v.rank - d] ? 0 : in[k].stride[from];
+    }
+    v.data = in[k].data, v.dtype = in[k].dtype;
+    in[k] = v;
+  }
+  run_row(row, &out.view, 1, in, items.size, attrs);
+  return out;
 }
 
 py::array to_numpy(const Array& a) {
@@ -254,6 +346,7 @@ PYBIND11_MODULE(_core, m) {
       .def(py::init([](size_t bytes) { return std::make_shared<Storage>(cpu_backend(), bytes); }), py::arg("nbytes"))
       .def("ptr", [](const Storage& s) { return reinterpret_cast<uintptr_t>(s.data()); })
       .def_property_readonly("nbytes", &Storage::bytes)
+      .def_property_readonly("size", [](const Storage& s) { return s.bytes() / sizeof(float); })
       .def_property_readonly("version", &Storage::version)
       .def("watch", &Storage::watch)
       .def("wrote", &Storage::wrote);
@@ -280,8 +373,12 @@ PYBIND11_MODULE(_core, m) {
       .def("numpy", to_numpy)
       .def("dlpack", to_dlpack);
 
-  m.def("empty",
-        [](const Dims& shape, const std::string& dtype) { return empty(cpu_backend(), shape, parse_dtype(dtype)); });
+  m.def("empty", [](py::handle shape, std::string_view dtype) {
+    Items sizes(shape, SIZE_MAX);
+    Dims dims(sizes.size);
+    for (size_t i = 0; i < dims.size(); i++) dims[i] = sizes[i].cast<int64_t>();
+    return empty(cpu_backend(), dims, parse_dtype(dtype));
+  });
   m.def("from_dlpack", from_dlpack);
 
   py::class_<KernelRow>(m, "Kernel")
@@ -298,7 +395,8 @@ PYBIND11_MODULE(_core, m) {
       .def_readonly("min_in", &KernelRow::min_in)
       .def_readonly("max_in", &KernelRow::max_in)
       .def_readonly("n_out", &KernelRow::n_out)
-      .def("__call__", call_row, py::arg("outs"), py::arg("ins"), py::arg("attrs"));
+      .def("__call__", call_row, py::arg("outs"), py::arg("ins"), py::arg("attrs"))
+      .def("map", map_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"));
 
   m.def("kernels", [] {
     py::dict d;

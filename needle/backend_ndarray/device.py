@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+import needle.backend_numpy as backend_numpy
+
+from . import course
+
 
 class Device:
-    """A place for arrays. Devices are equal by name; `enabled()` is False where the hardware is missing."""
+    """A place for arrays. Devices are equal by name; `enabled()` is False where the hardware is missing.
 
-    def __init__(self, name: str, available: bool) -> None:
-        self.name, self._available = name, available
+    Other attributes are those of the backend module: `device.Array(size)`, `device.ewise_add(a, b, out)`, ...
+    """
+
+    def __init__(self, name: str, module: ModuleType | None) -> None:
+        self.name, self.module = name, module
 
     def __repr__(self) -> str:
         return f"{self.name}()"
@@ -18,16 +28,30 @@ class Device:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def __getattr__(self, name: str) -> Any:
+        module = self.__dict__.get("module")
+        if module is None or not hasattr(module, name):
+            place = "this machine or build has no such device" if module is None else f"there is no function {name}"
+            raise AttributeError(f"[{self.__dict__.get('name')}] {place}.")
+        return getattr(module, name)
+
+    def __reduce__(self) -> Any:
+        return _named, (self.name,)
+
     def enabled(self) -> bool:
-        return self._available
+        return self.module is not None
 
     def require(self) -> None:
-        if not self._available:
+        if self.module is None:
             raise RuntimeError(f"[{self.name}] this machine or build has no such device.")
 
 
-_CPU, _CUDA, _HIP = Device("cpu", True), Device("cuda", False), Device("hip", False)
-_NUMPY = Device("cpu_numpy", True)
+_CPU, _CUDA, _HIP = Device("cpu", course), Device("cuda", None), Device("hip", None)
+_NUMPY = Device("cpu_numpy", backend_numpy)
+
+
+def _named(name: str) -> Device:
+    return next(d for d in all_devices() if d.name == name)
 
 
 def cpu() -> Device:
@@ -45,6 +69,10 @@ def hip() -> Device:
 def cpu_numpy() -> Device:
     """numpy arrays computed by each op's `reference`: the oracle, also in float64."""
     return _NUMPY
+
+
+def all_devices() -> list[Device]:
+    return [_CPU, _CUDA, _HIP, _NUMPY]
 
 
 def default_device() -> Device:

@@ -1,80 +1,49 @@
 """NDArray: a strided array of any dtype on a device; what users, autograd and DLPack see.
 
-Views share their storage (`_handle`) and have numpy's strides, counted in elements. Memory layouts of the executor never
-appear here.
+Views share their storage (`_handle`) and have numpy's strides, counted in elements. The executor's layouts never appear here.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-import threading
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from needle import _core
 
-from .device import Device, default_device
+from .device import Device, cpu, cpu_numpy
+from .dtypes import dtype_name, dtype_of, itemsize, promote, promote_scalar
+from .flat import Flat
+from .kernels import DTYPES, KERNELS, PLANNING, call, kernel_dtype
+from .strides import broadcast_strides, contiguous_strides, index_view, is_contiguous, resolve_shape
 
-KERNELS = _core.kernels()
-
-
-def itemsize(dtype: str) -> int:
-    return np.dtype(dtype).itemsize
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, n = [], 1
-    for s in reversed(shape):
-        strides.append(n)
-        n *= s
-    return tuple(reversed(strides))
-
-
-class _Planning(threading.local):
-    """While `builder` is set on a thread, memory is virtual and kernel calls become steps of the builder's plan."""
-
-    builder: Any = None
-
-
-PLANNING = _Planning()
-
-
-def call(name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], *attrs: float) -> None:
-    """Run kernel `name` of the CPU table, or plan its run; attributes in the order of its row."""
-    if PLANNING.builder is not None:
-        PLANNING.builder.call(name, outs, ins, attrs)
-        return
-    KERNELS[name]([o._ref for o in outs], [i._ref for i in ins], attrs)
+CPU = cpu()
 
 
 class NDArray:
     """See the module's docstring. `NDArray(x)` copies numpy arrays, numbers, sequences and other NDArrays."""
 
-    __slots__ = ("_device", "_dtype", "_handle", "_offset", "_reference", "_shape", "_strides")
+    __slots__ = ("_device", "_dtype", "_offset", "_reference", "_shape", "_storage", "_strides")
     _shape: tuple[int, ...]
     _strides: tuple[int, ...]
     _offset: int
     _dtype: str
     _device: Device
-    _handle: Any  # a Storage of the core, or a plan's Buffer
+    _storage: Any  # a Storage of the core, or a plan's Buffer; None until somebody asks for the handle
     _reference: Any  # the core's Array of this view; None until a kernel needs it
-    __array_priority__ = 1000  # numpy scalars on the left leave the operation to us
+    __array_priority__ = 1000  # numpy arrays and scalars on the left leave the operation to us
 
-    def __init__(self, other: Any, device: Device | None = None, dtype: str | None = None) -> None:
+    def __init__(self, other: Any, device: Device | None = None, dtype: Any = None) -> None:
         if isinstance(other, NDArray):
-            source = other if dtype in (None, other.dtype) else other.astype(dtype)
-            self._init(source.compact() if source is not other else source._copy())
+            self._init(other.astype(dtype or other._dtype, device))
             return
-        data = np.asarray(other)
-        if dtype is None:
-            dtype = "float32" if data.dtype.kind == "f" or not hasattr(other, "dtype") else str(data.dtype)
-        data = np.ascontiguousarray(data, dtype=dtype).reshape(data.shape)
-        (device or default_device()).require()
-        self._init(NDArray.empty(data.shape, dtype))
+        wanted = dtype_of(other, dtype)
+        dtype = "float32" if dtype is None and wanted == "float64" else wanted  # float64 is asked for by name
+        data = np.ascontiguousarray(other, dtype=dtype).reshape(np.shape(other))
+        self._init(NDArray.empty(data.shape, dtype, device))
         if data.size:
             self.numpy_view()[...] = data
 
@@ -82,34 +51,42 @@ class NDArray:
         for slot in NDArray.__slots__:
             setattr(self, slot, getattr(other, slot))
 
-    @staticmethod
+    @classmethod
     def make(
+        cls,
         shape: Sequence[int],
         strides: Sequence[int] | None = None,
         device: Device | None = None,
         handle: Any = None,
         offset: int = 0,
         dtype: str = "float32",
-    ) -> NDArray:
+    ) -> Any:
         """A view of `handle`, or fresh uninitialised memory when there is none. Strides and offset count elements."""
-        self = NDArray.__new__(NDArray)
-        self._shape = tuple(shape)
-        self._strides = contiguous_strides(self._shape) if strides is None else tuple(strides)
-        self._device = device or default_device()
-        self._device.require()
+        self = cls.__new__(cls)
+        self._shape = shape = tuple(shape)
+        self._strides = contiguous_strides(shape) if strides is None else tuple(strides)
+        self._device = CPU if device is None or device is CPU else check_device(device)
         self._dtype, self._offset = dtype, offset
-        self._handle = handle
-        self._reference = None
+        self._storage, self._reference = handle, None
         if handle is None and PLANNING.builder is not None:
-            self._handle = PLANNING.builder.buffer(math.prod(self._shape) * itemsize(dtype))
+            self._storage = PLANNING.builder.buffer(math.prod(shape) * itemsize(dtype))
         elif handle is None:
-            self._reference = _core.empty(self._shape, dtype)
-            self._handle = self._reference.storage
+            self._reference = _core.empty(shape, dtype)
         return self
 
     @staticmethod
-    def empty(shape: Sequence[int], dtype: str = "float32") -> NDArray:
-        return NDArray.make(shape, dtype=dtype)
+    def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = None) -> NDArray:
+        if PLANNING.builder is None and (device is None or device is CPU):
+            return NDArray._of(_core.empty(shape, dtype), tuple(shape), dtype)
+        return NDArray.make(shape, None, device, None, 0, dtype)
+
+    @staticmethod
+    def _of(ref: _core.Array, shape: tuple[int, ...], dtype: str) -> NDArray:
+        """An NDArray around a new array of the core."""
+        self = NDArray.__new__(NDArray)
+        self._shape, self._strides, self._offset = shape, contiguous_strides(shape), 0
+        self._device, self._dtype, self._storage, self._reference = CPU, dtype, None, ref
+        return self
 
     @staticmethod
     def wrap(ref: _core.Array) -> NDArray:
@@ -121,21 +98,32 @@ class NDArray:
     @property
     def _ref(self) -> _core.Array:
         if self._reference is None:
-            self._reference = _core.Array(self._handle, self._shape, self._strides, self._offset, self._dtype)
+            self._reference = _core.Array(self._storage, self._shape, self._strides, self._offset, self._dtype)
         return self._reference
 
-    shape = property(lambda self: self._shape)
-    strides = property(lambda self: self._strides)
-    dtype = property(lambda self: self._dtype)
-    device = property(lambda self: self._device)
-    ndim = property(lambda self: len(self._shape))
-
     @property
-    def size(self) -> int:
-        return math.prod(self._shape)
+    def _handle(self) -> Any:
+        if self._storage is None:
+            self._storage = self._reference.storage
+        return self._storage
+
+    shape = property(attrgetter("_shape"))
+    strides = property(attrgetter("_strides"))
+    dtype = property(attrgetter("_dtype"))
+    device = property(attrgetter("_device"))
+    ndim = property(lambda self: len(self._shape))
+    size = property(lambda self: math.prod(self._shape))
 
     def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("[ndarray] an array without axes has no length.")
         return self._shape[0]
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy_view())
+
+    def __float__(self) -> float:
+        return float(self.numpy_view().item())
 
     def __repr__(self) -> str:
         if PLANNING.builder is not None:
@@ -160,16 +148,26 @@ class NDArray:
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
 
-    def astype(self, dtype: str) -> NDArray:
-        out = NDArray.empty(self._shape, dtype)
+    def astype(self, dtype: Any, device: Device | None = None) -> NDArray:
+        """A compact copy."""
+        out = NDArray.empty(self._shape, dtype_name(dtype), device)
         call("copy", [out], [self])
         return out
 
-    def _copy(self) -> NDArray:
+    def copy(self) -> NDArray:
         return self.astype(self._dtype)
 
+    def as_dtype(self, dtype: str) -> NDArray:
+        """A copy only where the dtype differs."""
+        return self if self._dtype == dtype else self.astype(dtype)
+
+    def fitted(self, shape: tuple[int, ...], dtype: str) -> NDArray:
+        """As an operand of this shape and dtype."""
+        x = self if self._dtype == dtype else self.astype(dtype)
+        return x if x._shape == shape else x.broadcast_to(shape)
+
     def __deepcopy__(self, memo: Any) -> NDArray:
-        return self._copy()
+        return self.copy()
 
     # -- views -------------------------------------------------------------------------------------------------------
 
@@ -180,23 +178,18 @@ class NDArray:
     @property
     def is_blocked(self) -> bool:
         """True for a value in blocks of 16 channels, (N, C/16, H, W, 16); only plans have such."""
-        return getattr(self._handle, "blocked", False)
+        return getattr(self._storage, "blocked", False)
 
     def is_compact(self) -> bool:
-        n = 1
-        for size, stride in zip(reversed(self._shape), reversed(self._strides), strict=True):
-            if size != 1 and stride != n:
-                return False
-            n *= size
-        return True
+        return self._strides is contiguous_strides(self._shape) or is_contiguous(self._shape, self._strides)
 
     def compact(self) -> NDArray:
-        return self if self.is_compact() else self._copy()
+        return self if self.is_compact() else self.copy()
 
     def reshape(self, shape: Sequence[int] | int) -> NDArray:
+        """A view of a compact array; the result is compact."""
         shape = resolve_shape((shape,) if isinstance(shape, int) else shape, self._shape)
-        source = self.compact()
-        return source._view(shape, contiguous_strides(shape))
+        return self.compact()._view(shape, contiguous_strides(shape))
 
     def split_last(self, parts: int) -> NDArray:
         """(..., parts * n) as a view (..., parts, n), of any strides."""
@@ -205,108 +198,99 @@ class NDArray:
         return self._view([*shape, parts, size // parts], [*strides, size // parts * step, step])
 
     def permute(self, axes: Sequence[int]) -> NDArray:
+        if len(axes) != len(self._shape) or len({a % len(axes) for a in axes}) != len(axes):
+            raise ValueError(f"[permute] axes {tuple(axes)} are no permutation of the axes of shape {self._shape}.")
         return self._view([self._shape[a] for a in axes], [self._strides[a] for a in axes])
 
     def broadcast_to(self, shape: Sequence[int]) -> NDArray:
         shape = tuple(shape)
-        lead = len(shape) - self.ndim
-        strides = [0] * lead
-        for have, want, stride in zip(self._shape, shape[lead:], self._strides, strict=True):
-            if have != want and have != 1:
-                raise ValueError(f"[broadcast_to] expects a shape that broadcasts to {shape}, got {self._shape}.")
-            strides.append(stride if have == want else 0)
-        return self._view(shape, strides)
+        return self._view(shape, broadcast_strides(self._shape, self._strides, shape))
 
     def flip(self, axes: Sequence[int] | int) -> NDArray:
         strides, offset = list(self._strides), self._offset
         for a in (axes,) if isinstance(axes, int) else axes:
-            offset += (self._shape[a] - 1) * self._strides[a]
+            offset += max(0, self._shape[a] - 1) * strides[a]
             strides[a] = -strides[a]
         return self._view(self._shape, strides, offset)
 
     def process_slice(self, s: slice, dim: int) -> slice:
+        """`s` with its start, stop and step written out for an axis."""
         return slice(*s.indices(self._shape[dim]))
 
     def __getitem__(self, index: Any) -> NDArray:
-        index = index if isinstance(index, tuple) else (index,)
-        if Ellipsis in index:
-            at = index.index(Ellipsis)
-            fill = self.ndim - sum(i is not None for i in index) + 1
-            index = index[:at] + (slice(None),) * fill + index[at + 1 :]
-        shape, strides, offset, dim = [], [], self._offset, 0
-        for i in index:
-            if i is None:
-                shape.append(1)
-                strides.append(0)
-                continue
-            if dim >= self.ndim:
-                raise IndexError(f"[getitem] too many indices for shape {self._shape}, got {len(index)}.")
-            n, stride = self._shape[dim], self._strides[dim]
-            if isinstance(i, slice):
-                start, stop, step = i.indices(n)
-                shape.append(max(0, -(-(stop - start) // step)))
-                strides.append(stride * step)
-                offset += start * stride if shape[-1] else 0
-            else:
-                i = operator.index(i)
-                if not -n <= i < n:
-                    raise IndexError(f"[getitem] index {i} is out of range for axis {dim} of size {n}.")
-                offset += (i % n) * stride
-            dim += 1
-        return self._view(shape + list(self._shape[dim:]), strides + list(self._strides[dim:]), offset)
+        return self._view(*index_view(self._shape, self._strides, self._offset, index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         target = self[index]
-        if isinstance(value, NDArray):
-            call("copy", [target], [value.broadcast_to(target.shape)])
-        elif np.ndim(value) == 0:
-            call("fill", [target], [], float(value))
-        else:
-            self[index] = NDArray(value, dtype=self._dtype)
+        if not isinstance(value, NDArray):
+            if np.ndim(value) == 0 and not isinstance(value, int):
+                call("fill", [target], [], float(value))
+                return
+            value = NDArray(value, dtype=self._dtype)
+        source = value.broadcast_to(target._shape)
+        overlaps = source._handle is target._handle and (source._offset, source._strides) != (
+            target._offset,
+            target._strides,
+        )
+        call("copy", [target], [source.copy() if overlaps else source])
 
     @property
-    def flat(self) -> NDArray:
-        """1-D view of a compact array: writes go through."""
-        return self.reshape((self.size,))
+    def flat(self) -> Any:
+        """The elements in row-major order: writes go through."""
+        return self.reshape((self.size,)) if self.is_compact() else Flat(self)
 
     def fill(self, value: float) -> None:
         call("fill", [self], [], float(value))
 
     # -- arithmetic --------------------------------------------------------------------------------------------------
 
-    def ewise(self, name: str, *others: NDArray, attrs: Sequence[float] = ()) -> NDArray:
-        """Element-wise kernel `name` over this array and `others`, broadcast together."""
-        arrays = [self, *others]
-        shape = self._shape if not others else np.broadcast_shapes(*(a._shape for a in arrays))
-        dtype = self._dtype if not others else arrays[-1]._dtype
-        out = NDArray.empty(shape, dtype)
-        ins = [a if a._shape == shape else a.broadcast_to(shape) for a in arrays]
-        call(name, [out], ins, *attrs)
-        return out
+    def ewise(
+        self, name: str, others: Sequence[NDArray] = (), attrs: Iterable[float] = (), dtype: str = "", out: str = ""
+    ) -> NDArray:
+        """Element-wise kernel `name` over this array and `others`, broadcast together; `dtype`: of operands and result."""
+        shape, same = self._shape, True
+        for a in others:
+            dtype = dtype or promote(self._dtype, a._dtype)
+            same = same and a._shape == shape
+        dtype = dtype or self._dtype
+        if dtype not in DTYPES[name]:
+            dtype = kernel_dtype(name, dtype)
+        out = out or dtype
+        if PLANNING.builder is None:
+            ins = [a._reference or a._ref if a._dtype == dtype else a.astype(dtype)._ref for a in (self, *others)]
+            ref = KERNELS[name].map(ins, out, attrs)
+            return NDArray._of(ref, shape if same else ref.shape, out)
+        result = NDArray.empty(np.broadcast_shapes(shape, *(a._shape for a in others)), out)
+        call(name, [result], [a.fitted(result._shape, dtype) for a in (self, *others)], *attrs)
+        return result
 
-    def _binary(self, name: str, other: Any) -> NDArray:
+    def _binary(self, name: str, other: Any, out: str = "") -> NDArray:
+        """With another array, or with a number by the kernel `<name>_scalar`."""
         if isinstance(other, NDArray):
-            return self.ewise(name, other)
-        return self.ewise(f"{name}_scalar", attrs=(float(other),))
+            return self.ewise(name, (other,), (), "", out)
+        if np.ndim(other):
+            return self.ewise(name, (NDArray(other, self._device),), (), "", out)
+        return self.ewise(f"{name}_scalar", (), (float(other),), promote_scalar(self._dtype, other), out)
 
     def __add__(self, other: Any) -> NDArray:
         return self._binary("add", other)
 
-    __radd__ = __add__
-
     def __mul__(self, other: Any) -> NDArray:
         return self._binary("mul", other)
 
-    __rmul__ = __mul__
+    __radd__, __rmul__ = __add__, __mul__
 
     def __sub__(self, other: Any) -> NDArray:
-        return self.ewise("sub", other) if isinstance(other, NDArray) else self + (-other)
+        return self.ewise("sub", (other,)) if isinstance(other, NDArray) else self + (-np.asarray(other)[()])
 
     def __rsub__(self, other: Any) -> NDArray:
         return (-self) + other
 
     def __truediv__(self, other: Any) -> NDArray:
-        return self._binary("div", other)
+        return self._binary("div", other if isinstance(other, NDArray) else np.asarray(other, "float32")[()])
+
+    def __rtruediv__(self, other: Any) -> NDArray:
+        return self.ewise("rdiv_scalar", attrs=(float(other),))
 
     def __pow__(self, other: Any) -> NDArray:
         return self._binary("power", other)
@@ -314,14 +298,24 @@ class NDArray:
     def __neg__(self) -> NDArray:
         return self.ewise("neg")
 
+    # Comparisons give 0 and 1 in float32, the course's only dtype.
     def __eq__(self, other: object) -> NDArray:  # type: ignore[override]
-        return self._binary("eq", other)
+        return self._binary("eq", other, "float32")
+
+    def __ne__(self, other: object) -> NDArray:  # type: ignore[override]
+        return 1 - (self == other)
 
     def __ge__(self, other: Any) -> NDArray:
-        return self._binary("ge", other)
+        return self._binary("ge", other, "float32")
 
     def __gt__(self, other: Any) -> NDArray:
-        return self._binary("gt", other)
+        return self._binary("gt", other, "float32")
+
+    def __le__(self, other: Any) -> NDArray:
+        return self._binary("le", other, "float32")
+
+    def __lt__(self, other: Any) -> NDArray:
+        return self._binary("lt", other, "float32")
 
     def maximum(self, other: Any) -> NDArray:
         return self._binary("maximum", other)
@@ -336,10 +330,15 @@ class NDArray:
         return self.ewise("tanh")
 
     def __matmul__(self, other: NDArray) -> NDArray:
-        batch = np.broadcast_shapes(self._shape[:-2], other._shape[:-2])
-        a = self.broadcast_to((*batch, *self._shape[-2:]))
-        b = other.broadcast_to((*batch, *other._shape[-2:]))
-        out = NDArray.empty((*batch, self._shape[-2], other._shape[-1]), self._dtype)
+        """(..., M, K) @ (..., K, N), leading axes broadcast."""
+        if self.ndim < 2 or other.ndim < 2 or self._shape[-1] != other._shape[-2]:
+            raise ValueError(f"[matmul] expects (..., M, K) and (..., K, N), got {self._shape} and {other._shape}.")
+        dtype = kernel_dtype("matmul", promote(self._dtype, other._dtype))
+        batch = self._shape[:-2]
+        if batch != other._shape[:-2]:
+            batch = np.broadcast_shapes(batch, other._shape[:-2])
+        a, b = (x.fitted((*batch, *x._shape[-2:]), dtype) for x in (self, other))
+        out = NDArray.empty((*batch, self._shape[-2], other._shape[-1]), dtype, self._device)
         call("matmul", [out], [a, b], 0, 0, 0)
         return out
 
@@ -347,17 +346,19 @@ class NDArray:
 
     def reduce(self, name: str, axes: Sequence[int], keepdims: bool) -> NDArray:
         """Reduction kernel `name` over `axes` (non-negative)."""
-        kept = tuple(1 if d in axes else s for d, s in enumerate(self._shape))
-        out = NDArray.empty(kept, self._dtype)
-        call(name, [out], [self])
+        source = self.as_dtype(kernel_dtype(name, self._dtype))
+        out = NDArray.empty([1 if d in axes else s for d, s in enumerate(self._shape)], source._dtype, self._device)
+        call(name, [out], [source])
         return out if keepdims else out.reshape([s for d, s in enumerate(self._shape) if d not in axes])
 
     def _reduce_course(self, name: str, axis: int | Sequence[int] | None, keepdims: bool) -> NDArray:
         if axis is None:  # the course's rule: over everything gives shape (1,)
             out = self.reduce(name, range(self.ndim), True)
             return out if keepdims else out.reshape((1,))
-        axes = [a % self.ndim for a in ((axis,) if isinstance(axis, int) else axis)]
-        return self.reduce(name, axes, keepdims)
+        axes = (axis,) if isinstance(axis, int) else tuple(axis)
+        if any(not -self.ndim <= a < self.ndim for a in axes):
+            raise ValueError(f"[{name}] axis {axis} is out of range for shape {self._shape}.")
+        return self.reduce(name, [a % self.ndim for a in axes], keepdims)
 
     def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> NDArray:
         return self._reduce_course("sum", axis, keepdims)
@@ -366,34 +367,30 @@ class NDArray:
         return self._reduce_course("max", axis, keepdims)
 
     def pad(self, axes: Sequence[tuple[int, int]], value: float = 0.0) -> NDArray:
-        out = NDArray.empty([s + l + r for s, (l, r) in zip(self._shape, axes, strict=True)], self._dtype)
+        out = NDArray.empty([s + l + r for s, (l, r) in zip(self._shape, axes, strict=True)], self._dtype, self._device)
         out.fill(value)
         out[tuple(slice(l, l + s) for s, (l, _) in zip(self._shape, axes, strict=True))] = self
         return out
 
 
-def resolve_shape(shape: Sequence[int], old: Sequence[int]) -> tuple[int, ...]:
-    """`shape` with its -1 computed from `old`; raises when the sizes differ."""
-    shape, total = tuple(int(s) for s in shape), math.prod(old)
-    if shape.count(-1) == 1:
-        known = reduce(operator.mul, (s for s in shape if s != -1), 1)
-        if known and total % known == 0:
-            shape = tuple(total // known if s == -1 else s for s in shape)
-    if -1 in shape or math.prod(shape) != total:
-        raise ValueError(f"[reshape] expects a shape of {total} elements, got {shape}.")
-    return shape
+def check_device(device: Device) -> Device:
+    """`device`, if it holds NDArrays here."""
+    device.require()
+    if device == cpu_numpy():
+        raise ValueError("[ndarray] arrays on cpu_numpy() are numpy arrays; make a Tensor on it instead.")
+    return device
 
 
-def array(a: Any, dtype: str | None = None, device: Device | None = None) -> NDArray:
+def array(a: Any, dtype: Any = None, device: Device | None = None) -> NDArray:
     return NDArray(a, device=device, dtype=dtype)
 
 
 def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = None) -> NDArray:
-    return NDArray.empty(shape, dtype)
+    return NDArray.empty(shape, dtype, device)
 
 
 def full(shape: Sequence[int], value: float, dtype: str = "float32", device: Device | None = None) -> NDArray:
-    out = NDArray.empty(shape, dtype)
+    out = NDArray.empty(shape, dtype, device)
     out.fill(value)
     return out
 

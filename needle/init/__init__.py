@@ -73,7 +73,10 @@ def one_hot(
     n: int, i: Tensor, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False
 ) -> Tensor:
     """Rows of the n x n identity, one per entry of `i`."""
-    return _tensor(np.eye(n)[i.numpy().astype("int64")], device or i.device, dtype, requires_grad)
+    numbers = i.numpy().astype("int64")
+    if numbers.size and (numbers.min() < 0 or numbers.max() >= n):
+        raise IndexError(f"[one_hot] expects numbers in [0, {n}), got {numbers.min()} to {numbers.max()}.")
+    return _tensor(np.eye(n)[numbers], device or i.device, dtype, requires_grad)
 
 
 def _uniform(bound: float, shape: Sequence[int], **kwargs: Any) -> Tensor:

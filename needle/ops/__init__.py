@@ -53,8 +53,6 @@ from .elementwise import (
     mul_scalar,
     multiply,
     negate,
-    power,
-    power_scalar,
     subtract,
     where,
 )
@@ -102,6 +100,7 @@ from .pool_nd import (
     max_pool1d,
     max_pool3d,
 )
+from .power import power, power_scalar
 from .rearrange import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
 from .reduce import amax, amin, every, mean, prod, some, std, summation, variance, vector_norm
 from .resize import interpolate

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
 
 from needle.autograd import Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray, call
 
 from .common import Elementwise, Unary, gradient_of_decomposition
 from .comparison import ge, gt, lt
@@ -76,9 +76,8 @@ class ActivationGrad(Elementwise):
     gradient = gradient_of_decomposition
     kernel = "activation_grad"  # stands for the kernel of `activation`
 
-    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        ins = [x if x.shape == out.shape else x.broadcast_to(out.shape) for x in inputs]
-        call(f"{self.activation}_grad", [out], ins, *(() if self.alpha is None else (self.alpha,)))
+    def row(self) -> tuple[Any, Iterable[float]]:
+        return f"{self.activation}_grad", () if self.alpha is None else (self.alpha,)
 
     def decompose(self, x: Tensor, out_grad: Tensor) -> Tensor:
         return multiply(out_grad, ACTIVATIONS[self.activation].slope(x, self.alpha))
@@ -96,7 +95,7 @@ class ReLU(Activation):
     kernel = "relu"
     from_output = True
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return np.maximum(x, 0)
 
     @staticmethod
@@ -116,7 +115,7 @@ class ReLU6(Activation):
     kernel = "relu6"
     from_output = True
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return np.clip(x, 0, 6)
 
     @staticmethod
@@ -136,7 +135,7 @@ class LeakyReLU(Activation):
     kernel = "leaky_relu"
     has_alpha = True
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return np.where(x > 0, x, self.alpha * x)
 
     @staticmethod
@@ -159,7 +158,7 @@ class Sigmoid(Activation):
     kernel = "sigmoid"
     from_output = True
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return sigmoid_array(x)
 
     @staticmethod
@@ -201,7 +200,7 @@ class SiLU(Activation):
 
     kernel = "silu"
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return x * sigmoid_array(x)
 
     @staticmethod
@@ -221,7 +220,7 @@ class GELU(Activation):
 
     kernel = "gelu"
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return x * (1 + erf_array(x / math.sqrt(2.0))) / 2
 
     @staticmethod
@@ -237,7 +236,7 @@ class GELUTanh(Activation):
 
     kernel = "gelu_tanh"
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return x * (1 + np.tanh(GELU_SCALE * (x + GELU_CUBE * x**3))) / 2
 
     @staticmethod
@@ -267,7 +266,7 @@ class Hardsigmoid(Activation):
     kernel = "hardsigmoid"
     domain = (-5.0, 5.0)
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return np.clip(x + 3, 0, 6) / 6
 
     @staticmethod
@@ -287,7 +286,7 @@ class Hardswish(Activation):
     kernel = "hardswish"
     domain = (-5.0, 5.0)
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return x * np.clip(x + 3, 0, 6) / 6
 
     @staticmethod
@@ -309,7 +308,7 @@ class ELU(Activation):
     kernel = "elu"
     has_alpha = True
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return np.where(x > 0, x, self.alpha * np.expm1(np.minimum(x, 0)))
 
     @staticmethod

@@ -248,9 +248,9 @@ class OwnGradient(Unary):
         return False
 
     def compute(self, x: NDArray) -> Any:
-        return self.value(Tensor.make_const(x)).cached_data
+        return self.value(Tensor.make_const(x.as_dtype(self.operand_dtype(x)))).cached_data
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return self.ufunc(x)
 
 

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
-from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote, promote_scalar
+from needle.backend_ndarray.kernels import DTYPES, kernel_dtype
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")  # in the order of promotion
 SQRT_2, SQRT_2_OVER_PI = math.sqrt(2.0), math.sqrt(2.0 / math.pi)
 
 
-def promote(a: str, b: str) -> str:
-    """dtype of an operation on two dtypes: torch's rule, under which a float wins over every integer."""
-    if a == b:
-        return a
-    if a in FLOATS or b in FLOATS:
-        return max((d for d in (a, b) if d in FLOATS), key=FLOATS.index)
-    return str(np.promote_types(a, b))
+def float_dtype(dtype: Any) -> str:
+    """`dtype`, or float32 for integers and bools."""
+    return dtype_name(dtype) if dtype in FLOATS else "float32"
 
 
-def promote_scalar(dtype: str, scalar: Any) -> str:
-    return dtype if dtype in FLOATS or not isinstance(scalar, float) else "float32"
+def real_dtype(kernel: str | None, dtype: str) -> str:
+    """`dtype`, or float32 for the integers and bools that meet a kernel for real numbers."""
+    return dtype if dtype in FLOATS or "int64" in DTYPES.get(str(kernel), ()) else "float32"
 
 
 def cast_array(x: Any, dtype: str) -> Any:
     """numpy array or NDArray as `dtype`, itself where it has it already."""
-    return x if x.dtype == dtype else x.astype(dtype)
+    return x if dtype_name(x.dtype) == dtype else x.astype(dtype)
 
 
 def broadcast_shape(label: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -118,39 +115,56 @@ class Elementwise(Op):
     layout = "any"
     domain: ClassVar[tuple[float, float]] = (-3.0, 3.0)  # where tests draw inputs
     ufunc: ClassVar[Any] = None  # the op in numpy
+    result: ClassVar[str] = ""  # dtype of the result, where it is not that of the operands
+
+    compute_infers = True
 
     @classmethod
     def has_kernel(cls) -> bool:
         return cls.kernel is not None
 
     def operand_dtype(self, *inputs: Any) -> str:
-        """dtype that the kernel computes in: every input is cast to it."""
-        dtype = inputs[0].dtype
+        """dtype of the result, to which every input is cast: floats where the kernel is for real numbers."""
+        dtype = dtype_name(inputs[0].dtype)
         for x in inputs[1:]:
-            dtype = promote(dtype, x.dtype)
-        return str(dtype)
+            if x.dtype != dtype:
+                dtype = promote(dtype, dtype_name(x.dtype))
+        return dtype if dtype == "float32" else real_dtype(self.kernel, dtype)
 
     def infer(self, *inputs: Any) -> Any:
-        return Spec(broadcast_shape(self.label, *(x.shape for x in inputs)), self.operand_dtype(*inputs))
+        shape = tuple(inputs[0].shape)
+        for x in inputs[1:]:
+            if x.shape != shape:
+                shape = broadcast_shape(self.label, shape, tuple(x.shape))
+        return Spec(shape, self.result or self.operand_dtype(*inputs))
+
+    def row(self) -> tuple[Any, Iterable[float]]:
+        """The kernel and its attributes."""
+        return self.kernel, vars(self).values()
 
     def compute(self, *arrays: NDArray) -> Any:
         if self.kernel is None:
             return None
+        if type(self).lower is Elementwise.lower:
+            name, attrs = self.row()
+            dtype = self.operand_dtype(*arrays)
+            return arrays[0].ewise(name, arrays[1:], attrs, dtype, self.result or dtype)
         out = NDArray.empty(*self.infer(*arrays))
         self.lower(None, list(arrays), out)
         return out
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        dtype = self.operand_dtype(*inputs)
-        ins = [cast_array(x, dtype) for x in inputs]
-        ins = [x if x.shape == out.shape else x.broadcast_to(out.shape) for x in ins]
-        call(str(self.kernel), [out], ins, *(float(v) for v in self.attributes().values()))
+        name, attrs = self.row()
+        shape, dtype = out.shape, kernel_dtype(name, self.operand_dtype(*inputs))
+        call(name, [out], [x.fitted(shape, dtype) for x in inputs], *attrs)
 
     def reference(self, *arrays: np.ndarray) -> Any:
-        if self.ufunc is None:
-            return None
         dtype = self.operand_dtype(*arrays)
-        return self.ufunc(*(cast_array(x, dtype) for x in arrays), *self.attributes().values())
+        return self.formula(*(cast_array(x, dtype) for x in arrays))
+
+    def formula(self, *arrays: np.ndarray) -> Any:
+        """The op in numpy, on arrays of one dtype."""
+        return self.ufunc(*arrays, *vars(self).values()) if self.ufunc is not None else None
 
 
 class Unary(Elementwise):
@@ -168,8 +182,12 @@ class Binary(Elementwise):
 class ScalarOp(Elementwise):
     """An array with one number, attribute `scalar`."""
 
-    def operand_dtype(self, x: Any) -> str:
-        return promote_scalar(str(x.dtype), self.attributes()["scalar"])
+    def operand_dtype(self, *inputs: Any) -> str:
+        dtype = promote_scalar(dtype_name(inputs[0].dtype), vars(self)["scalar"])
+        return dtype if dtype == "float32" else real_dtype(self.kernel, dtype)
+
+    def formula(self, *arrays: np.ndarray) -> Any:
+        return self.ufunc(arrays[0], np.asarray(vars(self)["scalar"], arrays[0].dtype))
 
     @classmethod
     def samples(cls) -> list:

@@ -6,31 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray, call
+from needle.autograd import Tensor, op, tensor_method
+from needle.backend_ndarray import NDArray, call, dtype_name
 
-from .common import Binary, ScalarOp, as_operand, cast_array, promote, promote_scalar
-
-
-def compared_as(dtype: str) -> str:
-    """The dtype of the kernel: it writes 0 and 1 in its operands' dtype."""
-    return "int32" if dtype == "bool" else dtype
+from .common import Binary, ScalarOp, as_operand, promote, promote_scalar
 
 
 class Comparison(Binary):
     """Of two tensors."""
 
-    def operand_dtype(self, a: Any, b: Any) -> str:
-        return compared_as(promote(str(a.dtype), str(b.dtype)))
+    result = "bool"
 
-    def infer(self, a: Any, b: Any) -> Any:
-        return Spec(Binary.infer(self, a, b).shape, "bool")
-
-    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        dtype = self.operand_dtype(*inputs)
-        ones = NDArray.empty(out.shape, dtype)
-        call(str(self.kernel), [ones], [cast_array(x, dtype).broadcast_to(out.shape) for x in inputs])
-        call("copy", [out], [ones])
+    def operand_dtype(self, *inputs: Any) -> str:
+        return promote(*(dtype_name(x.dtype) for x in inputs))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return None, None
@@ -39,21 +27,10 @@ class Comparison(Binary):
 class ScalarComparison(ScalarOp):
     """Of a tensor with one number, attribute `scalar`."""
 
-    negated = False  # the opposite of what the kernel finds
+    result = "bool"
 
-    def operand_dtype(self, x: Any) -> str:
-        return compared_as(promote_scalar(str(x.dtype), self.attributes()["scalar"]))
-
-    def infer(self, x: Any) -> Any:
-        return Spec(tuple(x.shape), "bool")
-
-    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        dtype = self.operand_dtype(*inputs)
-        ones = NDArray.empty(out.shape, dtype)
-        call(str(self.kernel), [ones], [cast_array(inputs[0], dtype)], float(self.attributes()["scalar"]))
-        if self.negated:
-            call("eq_scalar", [ones], [ones], 0.0)
-        call("copy", [out], [ones])
+    def operand_dtype(self, *inputs: Any) -> str:
+        return promote_scalar(dtype_name(inputs[0].dtype), self.attributes()["scalar"])
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return None
@@ -100,9 +77,12 @@ class NotEqualScalar(ScalarComparison):
     """x != scalar."""
 
     scalar: Any
-    kernel = "eq_scalar"
-    negated = True
+    kernel = "eq_scalar"  # and the opposite of what it finds
     ufunc = np.not_equal
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        call("eq_scalar", [out], [inputs[0].as_dtype(self.operand_dtype(*inputs))], float(self.scalar))
+        call("eq_scalar", [out], [out], 0.0)
 
 
 @tensor_method()

@@ -117,6 +117,7 @@ class Conv2d(Op):
     padding: tuple = (0, 0, 0, 0)
     dilation: tuple = (1, 1)
     groups: int = 1
+    float32_only = True
     layout = "blocked"
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
@@ -212,6 +213,7 @@ class ConvTranspose2d(Op):
     output_padding: tuple = (0, 0)
     dilation: tuple = (1, 1)
     groups: int = 1
+    float32_only = True
     layout = "blocked"
 
     def is_weight(self, index: int) -> bool:
@@ -294,6 +296,8 @@ class Conv2dWeightGrad(Op):
     dilation: tuple = (1, 1)
     groups: int = 1
 
+    float32_only = True
+
     def infer(self, x: Any, dy: Any) -> Any:
         return Spec((dy.shape[1], x.shape[1] // self.groups, *self.kernel_size), str(x.dtype))
 
@@ -341,7 +345,56 @@ class Conv2dWeightGrad(Op):
         return cases
 
 
+IMAGES, KERNELS, LAST = (0, 3, 1, 2), (3, 2, 0, 1), (0, 2, 3, 1)  # from the course's layouts to ours, and back
+
+
+@op
+class Conv(Op):
+    """The course's convolution: Z (N, H, W, C), weight (k, k, I, O), result NHWC. Graphs hold what it consists of."""
+
+    stride: int = 1
+    padding: int = 1
+    float32_only = True
+
+    def _conv2d(self) -> Conv2d:
+        return Conv2d(pair(self.stride), (self.padding,) * 4)
+
+    def must_decompose(self, *inputs: Any) -> bool:
+        return any(t.recorder is not None for t in inputs)
+
+    def infer(self, z: Any, w: Any) -> Any:
+        if len(z.shape) != 4 or len(w.shape) != 4:
+            raise ValueError(f"[conv] expects NHWC images and (k, k, I, O) weights, got {z.shape} and {w.shape}.")
+        specs = [Spec(tuple(t.shape[a] for a in order), t.dtype) for t, order in ((z, IMAGES), (w, KERNELS))]
+        out = self._conv2d().infer(*specs)
+        return Spec(tuple(out.shape[a] for a in LAST), out.dtype)
+
+    def flops(self, out: Any, z: Any, w: Any) -> int:
+        return 2 * prod(out.shape) * prod(w.shape[:3])
+
+    def compute(self, z: NDArray, w: NDArray) -> Any:
+        return self._conv2d().compute(z.permute(IMAGES), w.permute(KERNELS)).permute(LAST)
+
+    def reference(self, z: np.ndarray, w: np.ndarray) -> Any:
+        return self._conv2d().reference(z.transpose(IMAGES), w.transpose(KERNELS)).transpose(LAST)
+
+    def decompose(self, z: Tensor, w: Tensor) -> Tensor:
+        return permute(self._conv2d()(permute(z, IMAGES), permute(w, KERNELS)), LAST)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        z, w = node.inputs
+        x, kernels = permute(z, IMAGES), permute(w, KERNELS)
+        x.requires_grad, kernels.requires_grad = z.requires_grad, w.requires_grad  # under no_grad, too
+        grads = conv2d_gradient(self._conv2d(), permute(out_grad, IMAGES), x, kernels, has_bias=False)
+        return tuple(
+            None if g is None else permute(g, back) for g, back in zip(grads, (LAST, (2, 3, 1, 0)), strict=True)
+        )
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(2, 5, 6, 3), (3, 3, 3, 4)]), ({"stride": 2}, [(1, 14, 14, 2), (3, 3, 2, 3)])]
+
+
 def conv(Z: Tensor, weight: Tensor, stride: int = 1, padding: int = 1) -> Tensor:
     """The course's convolution: Z (N, H, W, C), weight (k, k, I, O), result NHWC."""
-    x, w = permute(Z, (0, 3, 1, 2)), permute(weight, (3, 2, 0, 1))
-    return permute(conv2d(x, w, None, stride, padding), (0, 2, 3, 1))
+    return Conv(stride, padding)(Z, weight)

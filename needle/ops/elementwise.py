@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from needle.autograd import Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray import NDArray, call, dtype_name
 
 from .common import (
     Binary,
@@ -40,7 +41,7 @@ class EWiseAdd(Binary):
 @tensor_method("add", "__add__", "__radd__")
 def add(a: Tensor, b: Any) -> Tensor:
     """Sum of two tensors of broadcasting shapes, or of a tensor and a number."""
-    return EWiseAdd()(a, b) if isinstance(b, Tensor) else _with_scalar(a, b, AddScalar, EWiseAdd)
+    return EWiseAdd()(a, b) if isinstance(b, Tensor) else with_scalar(a, b, AddScalar, EWiseAdd)
 
 
 @op
@@ -77,7 +78,7 @@ class EWiseMul(Binary):
 @tensor_method("multiply", "mul", "__mul__", "__rmul__")
 def multiply(a: Tensor, b: Any) -> Tensor:
     """Product of two tensors of broadcasting shapes, or of a tensor and a number."""
-    return EWiseMul()(a, b) if isinstance(b, Tensor) else _with_scalar(a, b, MulScalar, EWiseMul)
+    return EWiseMul()(a, b) if isinstance(b, Tensor) else with_scalar(a, b, MulScalar, EWiseMul)
 
 
 @op
@@ -132,9 +133,6 @@ class EWiseDiv(Binary):
     zero_is_safe = False
     domain = (0.3, 3.0)
 
-    def operand_dtype(self, a: Any, b: Any) -> str:
-        return promote_scalar(promote(str(a.dtype), str(b.dtype)), 1.0)
-
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a, b = node.inputs
         over_b = divide(out_grad, b)
@@ -145,7 +143,7 @@ class EWiseDiv(Binary):
 @tensor_method("divide", "div", "__truediv__")
 def divide(a: Tensor, b: Any) -> Tensor:
     """Quotient of two tensors of broadcasting shapes, or of a tensor and a number."""
-    return EWiseDiv()(a, b) if isinstance(b, Tensor) else _with_scalar(a, b, DivScalar, EWiseDiv)
+    return EWiseDiv()(a, b) if isinstance(b, Tensor) else with_scalar(a, b, DivScalar, EWiseDiv)
 
 
 @op
@@ -173,73 +171,17 @@ class RDivScalar(ScalarOp):
     zero_is_safe = False
     domain = (0.3, 3.0)
 
-    def reference(self, x: np.ndarray) -> Any:
-        return self.scalar / cast_array(x, self.operand_dtype(x))
+    def formula(self, x: np.ndarray) -> Any:
+        return np.asarray(self.scalar, x.dtype) / x
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return negate(multiply(out_grad, divide(node, node.inputs[0])))
 
 
 @tensor_method("__rtruediv__")
-def rdivide(a: Tensor, scalar: Any) -> Tensor:
-    """scalar / a."""
-    return RDivScalar(_real(scalar))(a)
-
-
-@op
-class EWisePow(Binary):
-    """a ** b. At base 0 the gradient of the exponent is 0 for a positive exponent, as torch has it."""
-
-    kernel = "power"
-    ufunc = np.power
-    zero_is_safe = False
-    domain = (0.3, 2.0)
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        a, b = node.inputs
-        grad_a = multiply(out_grad, multiply(b, power(a, add(b, -1.0)))) if a.requires_grad else None
-        grad_b = None
-        if b.requires_grad:
-            from .maths import log
-
-            by_log = multiply(out_grad, multiply(node, log(a)))
-            grad_b = unbroadcast(where(eq(node, 0.0), multiply(node, out_grad), by_log), b.shape)
-        return (unbroadcast(grad_a, a.shape) if grad_a is not None else None), grad_b
-
-
-@tensor_method("power", "pow", "__pow__")
-def power(a: Tensor, b: Any) -> Tensor:
-    """a to the power of b, element by element; b may be a number."""
-    return EWisePow()(a, b) if isinstance(b, Tensor) else power_scalar(a, b)
-
-
-@op
-class PowerScalar(ScalarOp):
-    """x ** scalar."""
-
-    scalar: Any
-    kernel = "power_scalar"
-    ufunc = np.power
-    zero_is_safe = False
-    domain = (0.3, 3.0)
-
-    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        special = {2: "square", 0.5: "sqrt", -1: "reciprocal", -0.5: "rsqrt"}.get(self.scalar)
-        if special is None:
-            ScalarOp.lower(self, builder, inputs, out)
-        else:  # many times faster than the general power
-            call(special, [out], [cast_array(inputs[0], out.dtype)])
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        if self.scalar == 0:
-            return mul_scalar(out_grad, 0.0)
-        x = node.inputs[0]
-        slope = x if self.scalar == 2 else power_scalar(x, self.scalar - 1)
-        return multiply(out_grad, mul_scalar(slope, self.scalar))
-
-
-def power_scalar(a: Tensor, scalar: Any) -> Tensor:
-    return PowerScalar(scalar)(a)
+def rdivide(a: Tensor, b: Any) -> Tensor:
+    """b / a for a number or array b."""
+    return EWiseDiv()(as_operand(b, a), a) if np.ndim(b) else RDivScalar(_real(b))(a)
 
 
 # -- selection -----------------------------------------------------------------------------------------------------------
@@ -289,8 +231,12 @@ class Clamp(Unary):
     high: Any
     kernel = "clamp"
 
-    def reference(self, x: np.ndarray) -> Any:
-        return np.clip(x, self.low, self.high)
+    def operand_dtype(self, *inputs: Any) -> str:
+        finite = [v for v in (self.low, self.high) if not isinstance(v, float) or math.isfinite(v)]
+        return promote_scalar(dtype_name(inputs[0].dtype), sum(finite))
+
+    def formula(self, x: np.ndarray) -> Any:
+        return np.clip(x, self.low, self.high).astype(x.dtype)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return multiply(out_grad, cast(eq(node, node.inputs[0]), out_grad.dtype))
@@ -378,7 +324,7 @@ def _real(scalar: Any) -> Any:
     return float(scalar) if isinstance(scalar, int | np.number) else scalar
 
 
-def _with_scalar(a: Tensor, b: Any, by_scalar: Any, by_array: Any) -> Tensor:
+def with_scalar(a: Tensor, b: Any, by_scalar: Any, by_array: Any) -> Tensor:
     """`a` op `b` for a b that is no Tensor: a number (or symbolic size), else an array."""
     if isinstance(b, np.ndarray | NDArray):
         return by_array()(a, as_operand(b, a))

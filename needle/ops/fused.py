@@ -96,6 +96,7 @@ class FusedConv2dActivation(Op):
     alpha: float = 0.0
     has_bias: bool = False
     has_residual: bool = False
+    float32_only = True
     layout = "blocked"
     flops = Conv2d.flops
 
@@ -181,6 +182,8 @@ class FusedConvBatchNorm2d(Op):
     has_residual: bool = False
     has_count: bool = False
     flops = Conv2d.flops
+
+    float32_only = True
 
     def must_decompose(self, *inputs: Any) -> bool:
         return is_on(self.training) or residual_broadcasts(self, inputs)

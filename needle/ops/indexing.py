@@ -47,7 +47,7 @@ class GetItem(Op):
     """x[index] for a basic index, in the form of `encode_index`."""
 
     index: tuple
-    is_view = True
+    is_view = compute_infers = True
 
     def infer(self, x: Any) -> Any:
         return Spec(indexed_shape(tuple(x.shape), self.index), x.dtype)

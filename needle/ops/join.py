@@ -317,16 +317,20 @@ def make_tuple(*tensors: Tensor) -> Any:
 
 def dilate(a: Tensor, axes: Any, dilation: int) -> Tensor:
     """`dilation` zeros after every element along the axes; axes that a has not are ignored."""
-    axes = [x for x in ((axes,) if isinstance(axes, int) else axes) if x < a.ndim]
+    axes = present_axes(axes, a.ndim)
     shape = tuple(s * (dilation + 1) if i in axes else s for i, s in enumerate(a.shape))
     return ScatterItem(dilated_index(a.ndim, axes, dilation), shape)(a)
 
 
 def undilate(a: Tensor, axes: Any, dilation: int) -> Tensor:
     """The elements that `dilate` spread out."""
-    axes = (axes,) if isinstance(axes, int) else axes
+    axes = present_axes(axes, a.ndim)
     index = [slice(None, None, dilation + 1 if i in axes else 1) for i in range(a.ndim)]
     return getitem(a, tuple(index))
+
+
+def present_axes(axes: int | Sequence[int], ndim: int) -> list[int]:
+    return [x % ndim for x in ((axes,) if isinstance(axes, int) else axes) if -ndim <= x < ndim]
 
 
 def dilated_index(ndim: int, axes: Sequence[int], dilation: int) -> tuple:

@@ -11,10 +11,11 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
 from .comparison import eq
-from .elementwise import add, divide, maximum, mul_scalar, multiply, power_scalar, subtract, where
+from .elementwise import add, divide, maximum, mul_scalar, multiply, subtract, where
 from .indexing import getitem
 from .maths import absolute, rsqrt, sqrt
 from .norm import BatchNormTrain, BatchNormTrainGrad, batch_norm, channel_shape, move
+from .power import power_scalar
 from .reduce import amax, mean, summation
 from .shape import Pad, reshape
 

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray import NDArray, call, dtype_name, promote
 
 from .activation import activation_code
-from .common import broadcast_shape, unbroadcast
+from .common import as_operand, broadcast_shape, cast_array, unbroadcast
 from .planned import lower_linear
 from .reduce import summation
-from .shape import reshape, transpose
+from .shape import reshape, reshaped, transpose
 
 
 @op
 class MatMul(Op):
     """a @ b: (..., M, K) times (..., K, N), leading axes broadcast; a 1-d operand is a row or a column, as in numpy."""
+
+    compute_infers = True
 
     def infer(self, a: Any, b: Any) -> Any:
         if not a.shape or not b.shape:
@@ -30,7 +32,11 @@ class MatMul(Op):
                 f"[matmul] b expects {a.shape[-1]} rows, got {inner}, for {tuple(a.shape)} @ {tuple(b.shape)}."
             )
         batch = broadcast_shape("matmul", tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-        return Spec((*batch, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())), str(a.dtype))
+        return Spec((*batch, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())), self._dtype(a, b))
+
+    def _dtype(self, a: Any, b: Any) -> str:
+        dtype = promote(dtype_name(a.dtype), dtype_name(b.dtype))
+        return "int64" if dtype == "bool" else dtype
 
     def flops(self, out: Any, a: Any, b: Any) -> int:
         return 2 * prod(out.shape) * a.shape[-1]
@@ -40,27 +46,26 @@ class MatMul(Op):
         a = a.reshape((1, -1)) if a.ndim == 1 else a
         b = b.reshape((-1, 1)) if b.ndim == 1 else b
         one_product = b.ndim == 2 and a.ndim > 2 and a.is_compact()  # over all rows
-        return (a.reshape((-1, a.shape[-1])) @ b if one_product else a @ b).reshape(shape)
+        out = a.reshape((-1, a.shape[-1])) @ b if one_product else a @ b
+        return out if out.shape == shape else out.reshape(shape)
 
     def reference(self, a: np.ndarray, b: np.ndarray) -> Any:
-        return a @ b
+        dtype = self._dtype(a, b)
+        return cast_array(a, dtype) @ cast_array(b, dtype)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a, b = node.inputs
-        row, column = a.ndim == 1, b.ndim == 1
-        a2 = reshape(a, (1, -1)) if row else a
-        b2 = reshape(b, (-1, 1)) if column else b
-        shape = out_grad.shape
-        if row:
-            shape = (*shape[:-1], 1, shape[-1]) if not column else (1,)
-        g = reshape(out_grad, (*shape, 1) if column else shape)
+        a2 = reshaped(a, (1, *a.shape) if a.ndim == 1 else a.shape)
+        b2 = reshaped(b, (*b.shape, 1) if b.ndim == 1 else b.shape)
+        batch = broadcast_shape("matmul", a2.shape[:-2], b2.shape[:-2])
+        g = reshaped(out_grad, (*batch, a2.shape[-2], b2.shape[-1]))
         grad_a = grad_b = None
         if a.requires_grad:
-            grad_a = reshape(unbroadcast(matmul(g, transpose(b2)), a2.shape), a.shape)
+            grad_a = reshaped(unbroadcast(matmul(g, transpose(b2)), a2.shape), a.shape)
         if b.requires_grad:
             if b2.ndim == 2 and a2.ndim > 2:  # one product instead of a batch of them and a sum
                 a2, g = reshape(a2, (-1, a2.shape[-1])), reshape(g, (-1, g.shape[-1]))
-            grad_b = reshape(unbroadcast(matmul(transpose(a2), g), b2.shape), b.shape)
+            grad_b = reshaped(unbroadcast(matmul(transpose(a2), g), b2.shape), b.shape)
         return grad_a, grad_b
 
     @classmethod
@@ -77,8 +82,14 @@ class MatMul(Op):
 
 
 @tensor_method("matmul", "__matmul__")
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    return MatMul()(a, b)
+def matmul(a: Tensor, b: Any) -> Tensor:
+    return MatMul()(a, as_operand(b, a))
+
+
+@tensor_method("__rmatmul__")
+def rmatmul(a: Tensor, b: Any) -> Tensor:
+    """b @ a for an array b."""
+    return MatMul()(as_operand(b, a), a)
 
 
 def linear_kernel(
@@ -87,8 +98,11 @@ def linear_kernel(
     """activation(x @ weight + bias) in one kernel call; layout as in Linear."""
     matrix = weight if layout == "needle" else weight.permute((1, 0))
     rows = x.reshape((-1, x.shape[-1]))
-    out = NDArray.empty((rows.shape[0], matrix.shape[1]))
-    ins = [rows, matrix] + ([] if bias is None else [bias.reshape((-1,))])
+    dtype = rows.dtype
+    for a in (matrix, bias):
+        dtype = dtype if a is None else promote(dtype, a.dtype)
+    out = NDArray.empty((rows.shape[0], matrix.shape[1]), dtype)
+    ins = [a.as_dtype(dtype) for a in (rows, matrix, *([] if bias is None else [bias.reshape((-1,))]))]
     call("matmul", [out], ins, activation_code(activation), alpha, bias is not None)
     return out.reshape((*x.shape[:-1], matrix.shape[1]))
 
@@ -99,19 +113,22 @@ def infer_linear(label: str, layout: str, x: Any, weight: Any, bias: Any = None)
         raise ValueError(f"[{label}] weight expects {rows} input features, got shape {tuple(x.shape)}.")
     if bias is not None and int(np.prod(bias.shape)) != columns:
         raise ValueError(f"[{label}] bias expects {columns} values, got shape {tuple(bias.shape)}.")
-    return Spec((*x.shape[:-1], columns), str(x.dtype))
+    dtype = dtype_name(x.dtype)
+    for other in (weight,) if bias is None else (weight, bias):
+        dtype = promote(dtype, dtype_name(other.dtype))
+    return Spec((*x.shape[:-1], columns), dtype)
 
 
 def linear_gradient(out_grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, layout: str) -> tuple[Any, ...]:
     """Gradients of x, weight and (if there is one) bias."""
-    rows, g = reshape(x, (-1, x.shape[-1])), reshape(out_grad, (-1, out_grad.shape[-1]))
+    rows, g = (t if len(t.shape) == 2 else reshape(t, (-1, t.shape[-1])) for t in (x, out_grad))
     other = "torch" if layout == "needle" else "needle"
     grad_x = linear(out_grad, weight, layout=other) if x.requires_grad else None
     a, b = (rows, g) if layout == "needle" else (g, rows)
     grad_w = matmul(transpose(a), b) if weight.requires_grad else None
     if bias is None:
         return grad_x, grad_w
-    return grad_x, grad_w, reshape(summation(g, (0,)), bias.shape) if bias.requires_grad else None
+    return grad_x, grad_w, reshaped(summation(g, (0,)), bias.shape) if bias.requires_grad else None
 
 
 @op

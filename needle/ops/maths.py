@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Tensor, op, tensor_method
+from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
 
 from .common import Unary
 from .comparison import gt
@@ -73,7 +74,7 @@ class Rsqrt(Unary):
     zero_is_safe = False
     domain = (0.2, 4.0)
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return 1 / np.sqrt(x)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
@@ -157,7 +158,7 @@ class Erf(Unary):
 
     kernel = "erf"
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return erf_array(x)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
@@ -181,7 +182,7 @@ class Softplus(Unary):
 
     kernel = "softplus"
 
-    def reference(self, x: np.ndarray) -> Any:
+    def formula(self, x: np.ndarray) -> Any:
         return np.logaddexp(0, x)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
@@ -219,8 +220,21 @@ def sign(a: Tensor) -> Tensor:
     return Sign()(a)
 
 
+class Rounding(Step):
+    """To an integer; integers are one already and keep their dtype."""
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        return dtype_name(inputs[0].dtype)
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        call(str(self.kernel) if out.dtype in FLOATS else "copy", [out], inputs)
+
+    def formula(self, x: np.ndarray) -> Any:
+        return self.ufunc(x) if x.dtype.kind == "f" else x
+
+
 @op
-class Floor(Step):
+class Floor(Rounding):
     """The largest integer that is not above x."""
 
     kernel = "floor"
@@ -233,7 +247,7 @@ def floor(a: Tensor) -> Tensor:
 
 
 @op
-class Ceil(Step):
+class Ceil(Rounding):
     """The smallest integer that is not below x."""
 
     kernel = "ceil"
@@ -246,7 +260,7 @@ def ceil(a: Tensor) -> Tensor:
 
 
 @op
-class Round(Step):
+class Round(Rounding):
     """The nearest integer; halves go to the even one."""
 
     kernel = "round"

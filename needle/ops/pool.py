@@ -9,7 +9,11 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
+from .comparison import gt
 from .conv import each_window, pad_images, windows
+from .elementwise import where
+from .indexing import getitem
+from .shape import pad
 from .spatial import check_spatial, per_axis
 
 
@@ -143,7 +147,26 @@ class MaxPool2dGrad(Op):
         return dx[:, :, top : top + x.shape[2], left : left + x.shape[3]]
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        raise NotImplementedError("[max_pool2d] has no second derivative.")
+        return None, at_winners(self._forward(), node.inputs[0].detach(), out_grad)
+
+
+def at_winners(pool: MaxPool2d, x: Tensor, values: Tensor) -> Tensor:
+    """`values`, of the shape of x, where every window of x has its maximum."""
+    ends, steps, size = [], [], pool_sizes(pool, x)
+    for n, count, k, s, p, d in zip(
+        x.shape[2:], size, pool.kernel_size, pool.stride, pool.padding, pool.dilation, strict=True
+    ):
+        span = s * (count - 1) + 1  # from the first window's place to the last one's
+        ends.append((p, max(p, d * (k - 1) + span - n - p)))
+        steps.append([slice(i * d, i * d + span, s) for i in range(k)])
+    wide, held = (pad(t, (*ends[1], *ends[0]), value=v) for t, v in ((x, -np.inf), (values, 0.0)))
+    places = [(slice(None), slice(None), rows, columns) for rows in steps[0] for columns in steps[1]]
+    best, picked = getitem(wide, places[0]), getitem(held, places[0])
+    for place in places[1:]:
+        here = getitem(wide, place)
+        better = gt(here, best)
+        best, picked = where(better, here, best), where(better, getitem(held, place), picked)
+    return picked
 
 
 def max_pool2d(

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, dtype_name
 
-from .common import FLOATS, as_axes, cast_array, check_axes
+from .common import FLOATS, as_axes, cast_array, check_axes, float_dtype
 from .comparison import eq, ne
-from .elementwise import add, cast, divide, divide_scalar, multiply, power_scalar, subtract, where
+from .elementwise import add, cast, divide, divide_scalar, multiply, subtract, where
 from .maths import absolute, sqrt
+from .power import power_scalar
 from .shape import broadcast_to, pad, permute, reshape
 
 
@@ -21,9 +22,10 @@ class Reduction(Op):
     """`axes` may be None (all), one axis or several, and negative."""
 
     row = ""  # kernel
+    compute_infers = True
 
     def result_dtype(self, x: Any) -> str:
-        return str(x.dtype)
+        return dtype_name(x.dtype)
 
     def infer(self, x: Any) -> Any:
         axes, keep = self._arguments(x)
@@ -36,7 +38,8 @@ class Reduction(Op):
 
     def compute(self, x: NDArray) -> Any:
         axes, keep = self._arguments(x)
-        return cast_array(x, self.result_dtype(x)).reduce(self.row, axes, keep)
+        dtype = self.result_dtype(x)
+        return cast_array(cast_array(x, dtype).reduce(self.row, axes, keep), dtype)  # the kernels know no bools
 
     def spread(self, t: Tensor, x: Tensor) -> Tensor:
         """A result of the reduction of x, with the reduced axes stretched to x's shape again."""
@@ -59,7 +62,7 @@ class Summation(Reduction):
     row = "sum"
 
     def result_dtype(self, x: Any) -> str:
-        return str(x.dtype) if x.dtype in FLOATS else "int64"
+        return dtype_name(x.dtype) if x.dtype in FLOATS else "int64"
 
     def reference(self, x: np.ndarray) -> Any:
         return np.sum(x, axis=as_axes(self.axes), keepdims=self.keepdims, dtype=self.result_dtype(x))
@@ -75,14 +78,17 @@ def summation(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
 
 @op
 class Mean(Reduction):
-    """Mean over axes."""
+    """Mean over axes; of integers as float32."""
 
     axes: Any = None
     keepdims: bool = False
     row = "mean"
 
+    def result_dtype(self, x: Any) -> str:
+        return float_dtype(x.dtype)
+
     def reference(self, x: np.ndarray) -> Any:
-        return np.mean(x, axis=as_axes(self.axes), keepdims=self.keepdims)
+        return np.mean(x, axis=as_axes(self.axes), keepdims=self.keepdims, dtype=self.result_dtype(x))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]

@@ -23,7 +23,7 @@ class Reshape(Op):
     """The same elements in another shape; one entry of `shape` may be -1."""
 
     shape: tuple
-    is_view = True
+    is_view = compute_infers = True
 
     def infer(self, x: Any) -> Any:
         return Spec(resolve_shape(self.shape, x.shape), x.dtype)
@@ -51,13 +51,18 @@ def reshape(a: Tensor, *args: Any, shape: Any = None) -> Tensor:
 view = reshape
 
 
+def reshaped(a: Tensor, shape: tuple) -> Tensor:
+    """a in a shape that it may have already."""
+    return a if tuple(a.shape) == tuple(shape) else reshape(a, shape)
+
+
 @op
 class Flatten(Op):
     """Axes start_dim to end_dim as one."""
 
     start_dim: int = 0
     end_dim: int = -1
-    is_view = True
+    is_view = compute_infers = True
 
     def infer(self, x: Any) -> Any:
         if not x.shape:
@@ -92,7 +97,7 @@ class Permute(Op):
     """Axes in another order; None: in the reverse one."""
 
     axes: Any
-    is_view = True
+    is_view = compute_infers = True
 
     def _order(self, x: Any) -> tuple[int, ...]:
         if self.axes is None:
@@ -130,7 +135,7 @@ class Transpose(Op):
     """Two axes exchanged; None: the last two."""
 
     axes: Any = None
-    is_view = True
+    is_view = compute_infers = True
 
     def _pair(self, x: Any) -> tuple[int, int]:
         a, b = (-1, -2) if self.axes is None else self.axes
@@ -168,7 +173,7 @@ class BroadcastTo(Op):
     """Axes of size 1 stretched and leading axes added, as numpy does; -1 keeps a size."""
 
     shape: tuple
-    is_view = True
+    is_view = compute_infers = True
 
     def infer(self, x: Any) -> Any:
         lead = len(self.shape) - len(x.shape)
@@ -203,6 +208,7 @@ class Pad(Op):
     pads: tuple
     value: Any = 0.0
     layout = "any"
+    compute_infers = True
 
     def _all(self, x: Any) -> list[tuple[int, int]]:
         lead = len(x.shape) - len(self.pads)
@@ -271,7 +277,7 @@ class Flip(Op):
     """Axes reversed."""
 
     axes: tuple
-    is_view = True
+    is_view = compute_infers = True
 
     def infer(self, x: Any) -> Any:
         check_axes("flip", self.axes, x.shape)
@@ -301,7 +307,7 @@ class Squeeze(Op):
     """Without its axes of size 1, or (`axes`) without those named axes that have size 1."""
 
     axes: Any = None
-    is_view = True
+    is_view = compute_infers = True
 
     def infer(self, x: Any) -> Any:
         axes = check_axes("squeeze", self.axes, x.shape)
@@ -331,7 +337,7 @@ class Unsqueeze(Op):
     """With a new axis of size 1."""
 
     axis: int
-    is_view = True
+    is_view = compute_infers = True
 
     def infer(self, x: Any) -> Any:
         axis = check_axis("unsqueeze", self.axis, (*x.shape, 1))

@@ -10,7 +10,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
-from .common import as_axes, check_axes, check_axis
+from .common import as_axes, cast_array, check_axes, check_axis, float_dtype
 from .elementwise import cast, divide_scalar, multiply, negate, subtract
 from .maths import exp
 from .reduce import summation
@@ -19,6 +19,7 @@ from .shape import broadcast_to, reshape
 
 def on_rows(kernel: str, axis: int, *arrays: NDArray) -> NDArray:
     """A kernel over rows, run over any axis."""
+    arrays = tuple(a.as_dtype(float_dtype(a.dtype)) for a in arrays)
     axis %= arrays[0].ndim
     order = [i for i in range(arrays[0].ndim) if i != axis] + [axis]
     moved = [a.permute(order) for a in arrays]
@@ -33,7 +34,7 @@ class RowOp(Op):
 
     def infer(self, x: Any, *others: Any) -> Any:
         check_axis(self.label, self.attributes()["axis"], x.shape)
-        return Spec(tuple(x.shape), str(x.dtype))
+        return Spec(tuple(x.shape), float_dtype(x.dtype))
 
     @classmethod
     def samples(cls) -> list:
@@ -50,6 +51,7 @@ class Softmax(RowOp):
         return on_rows("softmax", self.axis, x)
 
     def reference(self, x: np.ndarray) -> Any:
+        x = cast_array(x, float_dtype(x.dtype))
         e = np.exp(x - x.max(self.axis, keepdims=True))
         return e / e.sum(self.axis, keepdims=True)
 
@@ -96,6 +98,7 @@ class LogSoftmax(RowOp):
         return on_rows("log_softmax", self.axis, x)
 
     def reference(self, x: np.ndarray) -> Any:
+        x = cast_array(x, float_dtype(x.dtype))
         x = x - x.max(self.axis, keepdims=True)
         return x - np.log(np.exp(x).sum(self.axis, keepdims=True))
 
@@ -142,19 +145,20 @@ class LogSumExp(Op):
 
     def infer(self, x: Any) -> Any:
         axes = check_axes("logsumexp", self.axes, x.shape)
-        return Spec(tuple(s for i, s in enumerate(x.shape) if i not in axes), str(x.dtype))
+        return Spec(tuple(s for i, s in enumerate(x.shape) if i not in axes), float_dtype(x.dtype))
 
     def compute(self, x: NDArray) -> Any:
         axes = check_axes("logsumexp", self.axes, x.shape)
         kept = [i for i in range(x.ndim) if i not in axes]
         shape = self.infer(x).shape
+        x = x.as_dtype(float_dtype(x.dtype))
         rows = x.permute([*kept, *axes]).reshape((int(np.prod(shape)), -1))
         out = NDArray.empty((rows.shape[0], 1), x.dtype)
         call("logsumexp", [out], [rows])
         return out.reshape(shape)
 
     def reference(self, x: np.ndarray) -> Any:
-        axes = as_axes(self.axes)
+        axes, x = as_axes(self.axes), cast_array(x, float_dtype(x.dtype))
         top = x.max(axes, keepdims=True)
         return np.log(np.exp(x - top).sum(axes)) + top.reshape(self.infer(x).shape)
 

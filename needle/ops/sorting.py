@@ -8,6 +8,7 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray.kernels import kernel_dtype
 
 from .common import FLOATS, check_axis
 from .comparison import eq, gt, lt
@@ -30,7 +31,7 @@ class ArgMax(Op):
 
     def compute(self, x: NDArray) -> Any:
         out = NDArray.empty(*self.infer(x))
-        call("argmax", [out], [x], self.axis % x.ndim)
+        call("argmax", [out], [x.as_dtype(kernel_dtype("argmax", x.dtype))], self.axis % x.ndim)
         return out
 
     def reference(self, x: np.ndarray) -> Any:
@@ -69,7 +70,7 @@ class MaxAlong(Op):
         return Spec(ArgMax(self.axis).infer(x).shape, str(x.dtype))
 
     def compute(self, x: NDArray) -> Any:
-        return x.reduce("max", (self.axis % x.ndim,), True)
+        return x.reduce("max", (self.axis % x.ndim,), True).as_dtype(x.dtype)
 
     def reference(self, x: np.ndarray) -> Any:
         return x.max(self.axis, keepdims=True)

@@ -1,0 +1,66 @@
+// Matrix products of float64 and integers: plain loops over rows, for models and checks that leave float32.
+#include <cstring>
+
+#include "cpu/matmul.h"
+#include "math/maps.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+constexpr int64_t kColumns = 512;  // of a row of the result, which stay in the L1 cache while K goes by
+
+// Rows [begin, end) of all batches. Integers come as unsigned ones, whose overflow wraps.
+template <class T>
+void product_of_rows(const Call& c, int64_t begin, int64_t end) {
+  const View &a = c.in[0], &b = c.in[1], &out = c.out[0];
+  const int r = a.rank;
+  const int64_t M = a.shape[r - 2], K = a.shape[r - 1], N = b.shape[r - 1];
+  const int64_t a_k = a.stride[r - 1], b_k = b.stride[r - 2], b_n = b.stride[r - 1];
+  for (int64_t n0 = 0; n0 < N; n0 += kColumns) {
+    const int64_t n = smaller(kColumns, N - n0);
+    for (int64_t row = begin; row < end; row++) {
+      const T* x = a.as<const T>() + batch_offset(a, row / M) + row % M * a.stride[r - 2];
+      const T* y = b.as<const T>() + batch_offset(b, row / M) + n0 * b_n;
+      T* to = out.as<T>() + row * N + n0;
+      std::memset(to, 0, n * sizeof(T));
+      for (int64_t k = 0; k < K; k++, y += b_k) {
+        const T factor = x[k * a_k];
+        if (b_n == 1)
+          for (int64_t j = 0; j < n; j++) to[j] += factor * y[j];
+        else
+          for (int64_t j = 0; j < n; j++) to[j] += factor * y[j * b_n];
+      }
+      if (c.i(2))
+        for (int64_t j = 0; j < n; j++) to[j] += c.in[2].as<const T>()[(n0 + j) * c.in[2].stride[0]];
+      if constexpr (T(0.5) != T(0))
+        for (int64_t j = 0; j < n && c.i(0); j++) to[j] = activate(static_cast<int>(c.i(0)), c.f(1), to[j]);
+    }
+  }
+}
+
+template <class T>
+void all_rows(const Call& c) {
+  const View& a = c.in[0];
+  int64_t rows = 1;
+  for (int d = 0; d < a.rank - 1; d++) rows *= a.shape[d];
+  const int64_t tasks = smaller(rows, task_count(c.exec, 2. * c.out[0].size() * a.shape[a.rank - 1]));
+  parallel_for(c.exec, tasks, [&](int64_t t) { product_of_rows<T>(c, rows * t / tasks, rows * (t + 1) / tasks); });
+}
+
+}  // namespace
+
+void matmul_other(const Call& c) {
+  if (c.out[0].size() == 0) return;
+  switch (c.out[0].dtype) {
+    case DType::f64:
+      return all_rows<double>(c);
+    case DType::i32:
+      return all_rows<uint32_t>(c);
+    case DType::i64:
+      return all_rows<uint64_t>(c);
+    default:
+      return;
+  }
+}
+
+}  // namespace needle::NEEDLE_ISA

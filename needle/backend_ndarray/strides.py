@@ -1,0 +1,90 @@
+"""Arithmetic of views: which strides and offset show the same memory as another shape."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+Dims = tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def contiguous_strides(shape: Dims) -> Dims:
+    strides, n = [], 1
+    for s in reversed(shape):
+        strides.append(n)
+        n *= s
+    return tuple(reversed(strides))
+
+
+def is_contiguous(shape: Dims, strides: Dims) -> bool:
+    n = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != n:
+            return False
+        n *= size
+    return True
+
+
+def resolve_shape(shape: Sequence[int], old: Sequence[int]) -> Dims:
+    """`shape` with its -1 computed from `old`; raises when the sizes differ."""
+    shape, total = tuple(map(int, shape)), math.prod(old)
+    if -1 in shape and shape.count(-1) == 1:
+        known = math.prod(s for s in shape if s != -1)
+        if known and total % known == 0:
+            shape = tuple(total // known if s == -1 else s for s in shape)
+    if -1 in shape or math.prod(shape) != total:
+        raise ValueError(f"[reshape] expects a shape of {total} elements, got {shape}.")
+    return shape
+
+
+def broadcast_strides(shape: Dims, strides: Dims, to: Dims) -> Dims:
+    """Strides that show `shape` as the shape `to`."""
+    lead = len(to) - len(shape)
+    if lead < 0 or any(have not in (1, want) for have, want in zip(shape, to[lead:], strict=True)):
+        raise ValueError(f"[broadcast_to] expects a shape that broadcasts to {to}, got {shape}.")
+    return (0,) * lead + tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+
+
+def expand_index(index: Any, ndim: int) -> tuple:
+    """An index as a tuple in which ... is written out."""
+    index = index if isinstance(index, tuple) else (index,)
+    for at, i in enumerate(index):
+        if i is Ellipsis:
+            fill = ndim - sum(j is not None for j in index) + 1
+            return index[:at] + (slice(None),) * fill + index[at + 1 :]
+    return index
+
+
+def index_view(shape: Dims, strides: Dims, offset: int, index: Any) -> tuple[list[int], list[int], int]:
+    """(shape, strides, offset) of x[index] for integers, slices, None and ..."""
+    index = expand_index(index, len(shape))
+    new_shape, new_strides, dim = [], [], 0
+    for i in index:
+        if i is None:
+            new_shape.append(1)
+            new_strides.append(0)
+            continue
+        if dim >= len(shape):
+            raise IndexError(f"[getitem] too many indices for shape {shape}, got {len(index)}.")
+        n, stride = shape[dim], strides[dim]
+        dim += 1
+        if isinstance(i, slice):
+            start, stop, step = i.indices(n)
+            size = max(0, -(-(stop - start) // step))
+            new_shape.append(size)
+            new_strides.append(stride * step)
+            offset += start * stride if size else 0
+            continue
+        if isinstance(i, bool | np.bool_) or not hasattr(i, "__index__"):
+            raise TypeError(f"[getitem] expects integers, slices, None and ..., got {type(i).__name__}.")
+        i = operator.index(i)
+        if not -n <= i < n:
+            raise IndexError(f"[getitem] index {i} is out of range for axis {dim - 1} of size {n}.")
+        offset += (i % n) * stride
+    return [*new_shape, *shape[dim:]], [*new_strides, *strides[dim:]], offset

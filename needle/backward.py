@@ -1,0 +1,54 @@
+"""The walk over the tape: topological order and gradients; `needle.autograd` has these functions, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .autograd import Tensor
+
+
+def compute_gradient_of_variables(output: Tensor, out_grad: Tensor) -> None:
+    """Store the gradient of `output` in `.grad` of every tensor that it depends on and that requires one."""
+    grads: dict[int, list[Tensor]] = {id(output): [out_grad]}
+    for node in reversed(find_topo_sort([output])):
+        parts = grads.pop(id(node), None)
+        if parts is None or not node.requires_grad:
+            continue
+        total = sum_grads(parts)
+        node.keep_gradient(total)
+        if node.op is None:
+            continue
+        for i, g in zip(node.inputs, node.op.gradient_as_tuple(total, node), strict=True):
+            if g is not None and i.requires_grad:
+                grads.setdefault(id(i), []).append(g)
+
+
+def sum_grads(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for p in parts[1:]:
+        total = total + p
+    return total
+
+
+def find_topo_sort(nodes: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors that `nodes` depend on, in post-order depth first."""
+    order: list[Tensor] = []
+    seen: set[int] = set()
+    for root in nodes:
+        stack: list[tuple[Tensor, Iterator[Tensor]]] = []
+        if id(root) not in seen:
+            seen.add(id(root))
+            stack.append((root, iter(root.inputs)))
+        while stack:
+            node, inputs = stack[-1]
+            for i in inputs:
+                if id(i) not in seen:
+                    seen.add(id(i))
+                    stack.append((i, iter(i.inputs)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order

@@ -1,0 +1,114 @@
+"""Powers, of integers, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Deferred, Tensor, op, tensor_method
+from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
+
+from .common import Binary, ScalarOp, as_operand, promote, promote_scalar, unbroadcast
+from .comparison import eq
+from .elementwise import add, mul_scalar, multiply, where, with_scalar
+from .maths import log
+
+
+@op
+class EWisePow(Binary):
+    """a ** b. At base 0 the gradient of the exponent is 0 for a positive exponent, as torch has it."""
+
+    kernel = "power"
+    ufunc = np.power
+    zero_is_safe = False
+    domain = (0.3, 2.0)
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        return promote(*(dtype_name(x.dtype) for x in inputs))
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        if out.dtype in FLOATS:
+            Binary.lower(self, builder, inputs, out)
+            return
+        exact = NDArray.empty(out.shape, "float64")  # whole up to 2 ** 53
+        call("power", [exact], [x.astype("float64").broadcast_to(out.shape) for x in inputs])
+        call("round", [exact], [exact])
+        call("copy", [out], [exact])
+
+    def formula(self, a: np.ndarray, b: np.ndarray) -> Any:
+        return np.power(a, b) if a.dtype.kind == "f" else np.rint(np.power(a.astype("float64"), b)).astype(a.dtype)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        a, b = node.inputs
+        grad_a = multiply(out_grad, multiply(b, power(a, add(b, -1.0)))) if a.requires_grad else None
+        grad_b = None
+        if b.requires_grad:
+            by_log = multiply(out_grad, multiply(node, log(a)))
+            grad_b = unbroadcast(where(eq(node, 0.0), multiply(node, out_grad), by_log), b.shape)
+        return (unbroadcast(grad_a, a.shape) if grad_a is not None else None), grad_b
+
+
+@tensor_method("power", "pow", "__pow__")
+def power(a: Tensor, b: Any) -> Tensor:
+    """a to the power of b, element by element; b may be a number."""
+    return EWisePow()(a, b) if isinstance(b, Tensor) else with_scalar(a, b, PowerScalar, EWisePow)
+
+
+@tensor_method("__rpow__")
+def rpower(a: Tensor, b: Any) -> Tensor:
+    """b ** a for a b that is no Tensor."""
+    return EWisePow()(as_operand(b, a), a)
+
+
+@op
+class PowerScalar(ScalarOp):
+    """x ** scalar."""
+
+    scalar: Any
+    kernel = "power_scalar"
+    ufunc = np.power
+    zero_is_safe = False
+    domain = (0.3, 3.0)
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        dtype = promote_scalar(dtype_name(inputs[0].dtype), self.scalar)
+        if dtype not in FLOATS and not isinstance(self.scalar, Deferred) and self.scalar < 0:
+            raise ValueError(f"[power] the exponent of integers expects a number of at least 0, got {self.scalar}.")
+        return dtype
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        special = {2: "square", 0.5: "sqrt", -1: "reciprocal", -0.5: "rsqrt"}.get(self.scalar)
+        x = inputs[0].as_dtype(out.dtype)
+        if special is not None:  # many times faster than the general power
+            call(special, [out], [x])
+        elif out.dtype in FLOATS:
+            call("power_scalar", [out], [x], float(self.scalar))
+        else:
+            self._by_squares(x, out)
+
+    def _by_squares(self, x: NDArray, out: NDArray) -> None:
+        """Whole powers of integers, which wrap as products do."""
+        left, factor = int(self.scalar), x
+        product = NDArray.empty(out.shape, out.dtype)
+        product.fill(1.0)
+        while left:
+            if left % 2:
+                call("mul", [product], [product, factor])
+            left //= 2
+            if left:
+                square = NDArray.empty(out.shape, out.dtype)
+                call("square", [square], [factor])
+                factor = square
+        call("copy", [out], [product])
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        if self.scalar == 0:
+            return mul_scalar(out_grad, 0.0)
+        x = node.inputs[0]
+        slope = x if self.scalar == 2 else power_scalar(x, self.scalar - 1)
+        return multiply(out_grad, mul_scalar(slope, self.scalar))
+
+
+def power_scalar(a: Tensor, scalar: Any) -> Tensor:
+    return PowerScalar(scalar)(a)
