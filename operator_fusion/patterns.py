@@ -10,7 +10,8 @@ from needle.graph import Node
 from needle.ops.activation import ACTIVATIONS, Activation
 from needle.ops.conv import Conv2d, ConvTranspose2d
 from needle.ops.elementwise import EWiseAdd
-from needle.ops.fused import FusedConv2dActivation, FusedConvBatchNorm2d, FusedLinearActivation, FusedLinearBatchNorm
+from needle.ops.fused import FusedConv2dActivation, FusedConvBatchNorm2d
+from needle.ops.fused_linear import FusedLinearActivation, FusedLinearBatchNorm
 from needle.ops.fused_norm import FusedBatchNormActivation
 from needle.ops.fused_transpose import FusedConvTranspose2dActivation, FusedConvTransposeBatchNorm2d
 from needle.ops.linalg import Linear

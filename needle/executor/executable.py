@@ -148,7 +148,9 @@ class Executable:
     @property
     def name(self) -> str:
         """The class of the module, or the name of the function, that was compiled."""
-        return type(self.model).__name__ if isinstance(self.model, Module) else getattr(self.model, "__name__", "function")
+        return (
+            type(self.model).__name__ if isinstance(self.model, Module) else getattr(self.model, "__name__", "function")
+        )
 
     @property
     def last(self) -> CompiledPlan:

@@ -57,15 +57,9 @@ from .elementwise import (
     where,
 )
 from .embedding import embedding, one_hot
-from .fused import (
-    fused_conv2d_relu,
-    fused_conv_batchnorm2d,
-    fused_conv_batchnorm2d_relu,
-    fused_linear_batchnorm,
-    fused_linear_batchnorm_relu,
-    fused_linear_relu,
-)
+from .fused import fused_conv2d_relu, fused_conv_batchnorm2d, fused_conv_batchnorm2d_relu
 from .fused_attention import fused_multihead_attention
+from .fused_linear import fused_linear_batchnorm, fused_linear_batchnorm_relu, fused_linear_relu
 from .fused_norm import fused_batchnorm_relu
 from .gather import gather, index_tensors, masked_fill, take, take_along
 from .heads import attention_bias, merge_heads, split_heads
