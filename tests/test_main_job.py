@@ -99,7 +99,9 @@ def train_needle(
     labels = ndl.Tensor(y.numpy(), dtype="int64", requires_grad=False)
     for _ in range(steps):
         opt.reset_grad()
-        loss_of(run(ndl.Tensor(x.numpy(), dtype=str(x.dtype)[6:], requires_grad=False)), labels, ndl.ops.cross_entropy).backward()
+        loss_of(
+            run(ndl.Tensor(x.numpy(), dtype=str(x.dtype)[6:], requires_grad=False)), labels, ndl.ops.cross_entropy
+        ).backward()
         opt.step()
     return run
 
@@ -162,7 +164,9 @@ def test_five_steps_of_sgd(name: str, fuse: bool) -> None:
     got = {k: v.numpy().astype("float64") for k, v in run.state_dict().items()}
     assert list(got) == list(want)
     error = update_error(got, want, start)
-    if error > 1e-3:  # a ReLU or a max pool chose otherwise: then torch does so, too, when its input moves in the last digits
+    if (
+        error > 1e-3
+    ):  # a ReLU or a max pool chose otherwise: then torch does so, too, when its input moves in the last digits
         nudged = (x * (1 + 1e-6 * torch.randn_like(x)) for _ in range(4))
         own = [update_error(train_torch(copy.deepcopy(model), n, y, 5, lr), want, start) for n in nudged]
         assert error <= 3 * max(own), (error, own)

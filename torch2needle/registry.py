@@ -45,6 +45,23 @@ def rule(*targets: Any, view: str | None = None) -> Callable[[Callable], Callabl
     return register
 
 
+def rule_family(table: dict[Callable, tuple[Any, ...]]) -> Callable[[Callable], Callable]:
+    """Decorator: from needle's op to the rule in terms of it; `table` gives each op the torch targets that it stands for.
+
+    For functions that differ in their number of dimensions only.
+    """
+
+    def register(make: Callable[[Callable], Callable]) -> Callable:
+        for op, targets in table.items():
+            f = make(op)
+            f.__name__ = f.__qualname__ = op.__name__
+            f.__module__ = make.__module__
+            rule(*targets)(f)
+        return make
+
+    return register
+
+
 def find_module_rule(module: nn.Module) -> Callable | None:
     """The rule of the module's class, or of a base that the class extends by nothing but a constructor."""
     if has_hooks(module) or parametrize.is_parametrized(module):

@@ -151,7 +151,7 @@ void reduce_as(const Call& c, bool mean) {
   // Too few groups for the threads: the units of each are shared, and their results are combined at the end.
   if (cut.groups < 4 * c.exec->threads && count * outputs > 65536)
     cut.parts = larger(1, smaller(cut.units, smaller(ceil_div(8 * c.exec->threads, cut.groups),
-                                                               count * outputs / 16384 / cut.groups)));
+                                                     count * outputs / 16384 / cut.groups)));
   A* partial =
       cut.parts > 1 ? static_cast<A*>(c.exec->scratch(2, cut.groups * cut.parts * kColumns * sizeof(A))) : nullptr;
   const T* x = in.as<T>();

@@ -31,8 +31,9 @@ constexpr int kWideRows = V::N == 16 ? 7 : V::N == 8 ? 1 : 0;
 constexpr int kWideBlocks = 4;
 constexpr int64_t kPanelBytes = 256 << 10;  // weights of one block group that stay in L2 while rows pass by
 
-// Terms that one register sums up before they join what memory holds: the rounding error grows with the length of a chain
-// (4608 terms at once: 2.5 times torch's error, in chains of 256: 1.2 times), and a visit to memory every 256 costs 1 %.
+// Terms that one register sums up before they join what memory holds: the rounding error grows with the length of a
+// chain (4608 terms at once: 2.5 times torch's error, in chains of 256: 1.2 times), and a visit to memory every 256
+// costs 1 %.
 constexpr int64_t kChain = 256;
 
 // Blocks of the next tile, when `left` blocks are left and rows come in stretches of `rows`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from needle import nn as needle_nn
 from needle import ops
-from torch2needle.registry import rule
+from torch2needle.registry import rule, rule_family
 
 
 def arguments(m: Any) -> dict[str, Any]:
@@ -57,64 +58,40 @@ def conv_transpose3d_module(m: nn.ConvTranspose3d) -> Any:
     return needle_nn.ConvTranspose3d(**arguments(m), output_padding=m.output_padding)
 
 
-@rule(F.conv1d, torch.conv1d)
-def conv1d(
-    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> Any:
-    return ops.conv1d(input, weight, bias, stride, padding, dilation, groups)
+@rule_family(
+    {
+        ops.conv1d: (F.conv1d, torch.conv1d),
+        ops.conv2d: (F.conv2d, torch.conv2d),
+        ops.conv3d: (F.conv3d, torch.conv3d),
+    }
+)
+def conv(op: Callable) -> Callable:
+    def convert(
+        input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    ) -> Any:
+        return op(input, weight, bias, stride, padding, dilation, groups)
+
+    return convert
 
 
-@rule(F.conv2d, torch.conv2d)
-def conv2d(
-    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> Any:
-    return ops.conv2d(input, weight, bias, stride, padding, dilation, groups)
+@rule_family(
+    {
+        ops.conv_transpose1d: (F.conv_transpose1d, torch.conv_transpose1d),
+        ops.conv_transpose2d: (F.conv_transpose2d, torch.conv_transpose2d),
+        ops.conv_transpose3d: (F.conv_transpose3d, torch.conv_transpose3d),
+    }
+)
+def conv_transpose(op: Callable) -> Callable:
+    def convert(
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Any:
+        return op(input, weight, bias, stride, padding, output_padding, groups, dilation)
 
-
-@rule(F.conv3d, torch.conv3d)
-def conv3d(
-    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> Any:
-    return ops.conv3d(input, weight, bias, stride, padding, dilation, groups)
-
-
-@rule(F.conv_transpose1d, torch.conv_transpose1d)
-def conv_transpose1d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    return ops.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-@rule(F.conv_transpose2d, torch.conv_transpose2d)
-def conv_transpose2d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    return ops.conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-@rule(F.conv_transpose3d, torch.conv_transpose3d)
-def conv_transpose3d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    return ops.conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return convert

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from needle import nn as needle_nn
 from needle import ops
 from needle.autograd import Unsupported
-from torch2needle.registry import rule
+from torch2needle.registry import rule, rule_family
 
 
 def require_no_indices(return_indices: bool) -> None:
@@ -85,46 +86,27 @@ def adaptive_max_pool3d_module(m: nn.AdaptiveMaxPool3d) -> Any:
     return needle_nn.AdaptiveMaxPool3d(m.output_size)
 
 
-@rule(F.max_pool1d, torch.max_pool1d)
-def max_pool1d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    require_no_indices(return_indices)
-    return ops.max_pool1d(input, kernel_size, stride or None, padding, dilation, ceil_mode)
+@rule_family(
+    {
+        ops.max_pool1d: (F.max_pool1d, torch.max_pool1d),
+        ops.max_pool2d: (F.max_pool2d, torch.max_pool2d),
+        ops.max_pool3d: (F.max_pool3d, torch.max_pool3d),
+    }
+)
+def max_pool(op: Callable) -> Callable:
+    def convert(
+        input: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
+        require_no_indices(return_indices)
+        return op(input, kernel_size, stride or None, padding, dilation, ceil_mode)
 
-
-@rule(F.max_pool2d, torch.max_pool2d)
-def max_pool2d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    require_no_indices(return_indices)
-    return ops.max_pool2d(input, kernel_size, stride or None, padding, dilation, ceil_mode)
-
-
-@rule(F.max_pool3d, torch.max_pool3d)
-def max_pool3d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    require_no_indices(return_indices)
-    return ops.max_pool3d(input, kernel_size, stride or None, padding, dilation, ceil_mode)
+    return convert
 
 
 @rule(F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices, torch.max_pool1d_with_indices)
@@ -144,63 +126,46 @@ def avg_pool1d(
     return ops.avg_pool1d(input, kernel_size, stride or None, padding, ceil_mode, count_include_pad)
 
 
-@rule(F.avg_pool2d)
-def avg_pool2d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    return ops.avg_pool2d(input, kernel_size, stride or None, padding, ceil_mode, count_include_pad, divisor_override)
+@rule_family({ops.avg_pool2d: (F.avg_pool2d,), ops.avg_pool3d: (F.avg_pool3d,)})
+def avg_pool(op: Callable) -> Callable:
+    def convert(
+        input: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        return op(input, kernel_size, stride or None, padding, ceil_mode, count_include_pad, divisor_override)
+
+    return convert
 
 
-@rule(F.avg_pool3d)
-def avg_pool3d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    return ops.avg_pool3d(input, kernel_size, stride or None, padding, ceil_mode, count_include_pad, divisor_override)
+@rule_family(
+    {
+        ops.adaptive_avg_pool1d: (F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d),
+        ops.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
+        ops.adaptive_avg_pool3d: (F.adaptive_avg_pool3d,),
+    }
+)
+def adaptive_avg_pool(op: Callable) -> Callable:
+    return lambda input, output_size: op(input, output_size)
 
 
-@rule(F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d)
-def adaptive_avg_pool1d(input: Any, output_size: Any) -> Any:
-    return ops.adaptive_avg_pool1d(input, output_size)
+@rule_family(
+    {
+        ops.adaptive_max_pool1d: (F.adaptive_max_pool1d,),
+        ops.adaptive_max_pool2d: (F.adaptive_max_pool2d,),
+        ops.adaptive_max_pool3d: (F.adaptive_max_pool3d,),
+    }
+)
+def adaptive_max_pool(op: Callable) -> Callable:
+    def convert(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+        require_no_indices(return_indices)
+        return op(input, output_size)
 
-
-@rule(F.adaptive_avg_pool2d)
-def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
-    return ops.adaptive_avg_pool2d(input, output_size)
-
-
-@rule(F.adaptive_avg_pool3d)
-def adaptive_avg_pool3d(input: Any, output_size: Any) -> Any:
-    return ops.adaptive_avg_pool3d(input, output_size)
-
-
-@rule(F.adaptive_max_pool1d)
-def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    require_no_indices(return_indices)
-    return ops.adaptive_max_pool1d(input, output_size)
-
-
-@rule(F.adaptive_max_pool2d)
-def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    require_no_indices(return_indices)
-    return ops.adaptive_max_pool2d(input, output_size)
-
-
-@rule(F.adaptive_max_pool3d)
-def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    require_no_indices(return_indices)
-    return ops.adaptive_max_pool3d(input, output_size)
+    return convert
 
 
 INDEXED = (F.adaptive_max_pool1d_with_indices, F.adaptive_max_pool2d_with_indices, F.adaptive_max_pool3d_with_indices)
