@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +20,7 @@ SMALL = ["--epochs", "2", "--batch-size", "8"]
 
 
 def run(*args: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "needle.training", *args], capture_output=True, text=True, env=environment
-    )
+    return subprocess.run([sys.executable, "-m", "needle.training", *args], capture_output=True, text=True)
 
 
 def test_as_a_program(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ class TestOptions:
 
 
 def run_script(name: str, *argv: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(filter(None, [str(ROOT / "profiling"), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, str(ROOT / "profiling" / name), *argv]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
 

@@ -172,7 +172,8 @@ class Machine:
 
     def push_name(self, name: str) -> None:
         if name not in NAMES:
-            raise Refused(f"holds more than plain data, got {name.replace(' ', '.'):.60}")
+            shown = ascii(name.replace(" ", ".")).strip("'\"")  # a name of the file's, which may hold anything
+            raise Refused(f"holds more than plain data, got {shown:.60}")
         self.stack.append(Name(NAMES[name]))
 
     def reduce(self, function: Any, arguments: Any) -> Any:
