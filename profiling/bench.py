@@ -22,23 +22,16 @@ from typing import Any
 from tqdm import tqdm
 
 import needle as ndl
+from needle.profiler import cpu_name
 from peers.formats import MODELS, Task
 from peers.processes import Child, Exports, WorkerError, free_cores
 from peers.table import OURS, Peer, select, table, version
 from peers.worker import median_time
 
-__all__ = ["PAUSE", "cpu_name", "median_time"]  # what the other scripts take from here
+__all__ = ["PAUSE", "median_time"]  # what the other scripts take from here
 
 LIMIT = 1e-4  # error against float64 torch, relative to the largest value; float32 gives 1e-6, a bfloat16 or float16 run 1e-3
 PAUSE = 0.25  # seconds before a burst: OpenMP threads of the peer before spin for up to 0.2 s
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.is_file() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
 
 
 def judged(row: dict[str, Any], reply: dict[str, Any]) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 
 import numpy as np
 
 import needle as ndl
 from needle import _core
+from needle.profiler import fma_peak
 
 # name, kind, sizes: conv (C_in, C_out, height = width, kernel, stride), gemm (M, N, K)
 SHAPES = [
@@ -27,17 +27,6 @@ SHAPES = [
     ("gemm 128x256x1024", "gemm", (128, 256, 1024)),
     ("gemm 256x512x512", "gemm", (256, 512, 512)),
 ]
-
-
-def fma_peak() -> float:
-    """GF/s of one core: the best of a few short loops of independent FMAs."""
-    out = ndl.backend_ndarray.full((2,), 0.0)
-    kernel, best = _core.kernels()["fma_peak"], 0.0
-    for _ in range(5):
-        start = time.perf_counter()
-        kernel([out._ref], [], [1_000_000.0])
-        best = max(best, float(out.numpy()[1]) / (time.perf_counter() - start) / 1e9)
-    return best
 
 
 def step_for(kind: str, sizes: tuple[int, ...]) -> tuple[ndl.Executable, np.ndarray, float, str]:
@@ -64,7 +53,7 @@ def measure(rounds: int = 9) -> list[dict]:
     speeds: dict[str, list[float]] = {name: [] for name, *_ in layers}
     for _ in range(rounds):
         for name, exe, x, gflop, kernel in layers:
-            peak = fma_peak()  # beside each measurement: clocks and neighbours change from second to second
+            peak = fma_peak() / 1e9  # beside each measurement: clocks and neighbours change from second to second
             seconds = next(t for k, _, t in exe.profile(x, rounds=15) if k == kernel)
             speeds[name].append(gflop / seconds)
             rates[name].append(gflop / seconds / peak)
@@ -80,7 +69,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     rows = measure(args.rounds)
-    print(f"one thread, {_core.isa()}, FMA peak {fma_peak():.1f} GF/s")
+    print(f"one thread, {_core.isa()}, FMA peak {fma_peak() / 1e9:.1f} GF/s")
     for r in rows:
         print(f"{r['shape']:<28}{r['gflops']:8.1f} GF/s {100 * r['of_peak']:6.1f} %")
     shares = [r["of_peak"] for r in rows]

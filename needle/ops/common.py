@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -11,8 +10,6 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote, promote_scalar
 from needle.backend_ndarray.kernels import DTYPES, kernel_dtype
-
-SQRT_2, SQRT_2_OVER_PI = math.sqrt(2.0), math.sqrt(2.0 / math.pi)
 
 
 def float_dtype(dtype: Any) -> str:
