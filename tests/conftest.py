@@ -1,6 +1,9 @@
-"""Fixtures that every test gets: a fixed random stream."""
+"""Fixtures: a fixed random stream for every test, a resting collector for those that count live tensors."""
 
 from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -9,3 +12,12 @@ import pytest
 @pytest.fixture(autouse=True)
 def seed() -> None:
     np.random.seed(0)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What earlier tests left is gone, and what a test makes must go without Python's search for cycles."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -97,8 +97,8 @@ def test_numpy_on_the_left() -> None:
         close(got.numpy(), want)
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_live_tensors_are_counted() -> None:
-    gc.collect()
     before = ndl.autograd.TENSOR_COUNTER
     x = tensor(4)
     y = ops.exp(x) + x
@@ -192,20 +192,16 @@ def test_results_have_gradients_too() -> None:
     assert y.grad is None
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_steps_leave_no_garbage_for_the_collector() -> None:
     w, x = tensor(3, 3), tensor(4, 3, requires_grad=False)
-    gc.collect()
-    gc.disable()
-    try:
-        counts = []
-        for _ in range(4):
-            w.grad = None
-            pieces = ops.split(ops.exp(x @ w), 1)
-            (ops.tanh(pieces[0]) * pieces[1]).sum().backward()
-            counts.append(ndl.autograd.TENSOR_COUNTER)
-        assert counts[1:] == counts[:1] * 3
-    finally:
-        gc.enable()
+    counts = []
+    for _ in range(4):
+        w.grad = None
+        pieces = ops.split(ops.exp(x @ w), 1)
+        (ops.tanh(pieces[0]) * pieces[1]).sum().backward()
+        counts.append(ndl.autograd.TENSOR_COUNTER)
+    assert counts[1:] == counts[:1] * 3
 
 
 def test_no_grad_records_nothing() -> None:

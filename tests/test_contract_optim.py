@@ -104,6 +104,7 @@ def test_twenty_steps_of_the_courses_rules(name: str, device: Any) -> None:
         np.testing.assert_allclose(p.numpy(), w, rtol=5e-5, atol=5e-6)
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize("name", MAKERS)
 def test_steps_count_no_tensors_and_leave_gradients(name: str, device: Any) -> None:

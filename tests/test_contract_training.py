@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import json
 from collections.abc import Callable
@@ -143,21 +142,17 @@ def test_an_epoch_is_the_plain_loop() -> None:
     np.testing.assert_array_equal(results[1], results[3])
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_epochs_leave_no_tensors() -> None:
     loader = data.DataLoader(data.NDArrayDataset(*classes()), 16)
     model = small_model()
     opt = optim.Adam(model.parameters())
     training.epoch(loader, model, opt)
-    gc.collect()
     before = autograd.TENSOR_COUNTER
-    gc.disable()  # what a step made goes with the step, not when Python looks for cycles
-    try:
-        for _ in range(3):
-            training.epoch(loader, model, opt)
-            training.epoch(loader, model)
-        assert autograd.TENSOR_COUNTER == before
-    finally:
-        gc.enable()
+    for _ in range(3):
+        training.epoch(loader, model, opt)
+        training.epoch(loader, model)
+    assert autograd.TENSOR_COUNTER == before
 
 
 def test_cifar10_passes_give_accuracy(seeds: list[int]) -> None:

@@ -73,6 +73,7 @@ def test_needle_sgd_is_dampened(device: Any) -> None:
         np.testing.assert_allclose(p.numpy(), w, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize("make", [optim.SGD, optim.Adam])
 def test_step_leaves_gradients_and_tensor_count(make: Any, device: Any) -> None:
