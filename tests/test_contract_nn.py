@@ -183,6 +183,16 @@ def test_softmax_loss(shape: tuple[int, int], dtype: str) -> None:
     close(x.grad, xt.grad)
 
 
+@pytest.mark.parametrize("label", [-1, 3])
+def test_losses_know_their_classes(label: int) -> None:
+    with pytest.raises(IndexError, match=rf"\[cross_entropy\] index expects 0 to 2, got {label}\."):
+        nn.SoftmaxLoss()(pair(2, 3)[0], Tensor(np.array([0, label]), dtype="int64"))
+    with pytest.raises(
+        ValueError, match=r"\[cross_entropy\] expects logits \(N, C\) and labels \(N,\), got \(2, 3\) and \(3,\)\."
+    ):
+        nn.SoftmaxLoss()(pair(2, 3)[0], Tensor(np.zeros(3), dtype="int64"))
+
+
 def test_residual_flatten_identity_sequential() -> None:
     x, xt = pair(3, 2, 5)
     inner = nn.Sequential(nn.Linear(10, 10), nn.Tanh())

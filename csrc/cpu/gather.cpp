@@ -4,10 +4,6 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-NEEDLE_INLINE int64_t number_at(const View& v, int64_t i) {
-  return v.dtype == DType::i32 ? v.as<int32_t>()[i * v.stride[0]] : v.as<int64_t>()[i * v.stride[0]];
-}
-
 // What a row outside of the table is made of: a kernel cannot raise.
 NEEDLE_INLINE float missing(float) { return __builtin_nanf(""); }
 NEEDLE_INLINE double missing(double) { return __builtin_nan(""); }

@@ -1,4 +1,5 @@
 // Softmax and its relatives over the rows of (M, D) views, whose rows are contiguous.
+
 #include "cpu/rows.h"
 
 namespace needle::NEEDLE_ISA {
@@ -20,6 +21,16 @@ NEEDLE_INLINE void for_each_row(const Call& c, int64_t work_per_element, const F
 template <class T>
 NEEDLE_INLINE T* row_of(const View& v, int64_t r) {
   return v.as<T>() + r * v.stride[0];
+}
+
+// log of the sum of e ** x over a row.
+template <class T>
+NEEDLE_INLINE T log_sum_exp(const T* x, int64_t d) {
+  using L = typename LanesOf<T>::type;
+  T top = row_max(x, d);
+  if (top - top != 0) top = 0;  // infinite: the sum itself is 0 or infinite
+  return static_cast<T>(top +
+                        ::log(row_sum<T>(d, [&](int64_t i, int n) { return exp(load_lanes(x + i, n) - L(top)); })));
 }
 
 }  // namespace
@@ -59,12 +70,35 @@ void logsumexp(const Call& c) {
   int64_t d = c.in[0].shape[1];
   for_each_row(c, 4, [&](auto t, int64_t r) {
     using T = decltype(t);
-    using L = typename LanesOf<T>::type;
+    *row_of<T>(c.out[0], r) = log_sum_exp(row_of<T>(c.in[0], r), d);
+  });
+}
+
+// Logits (M, D) and class numbers (M) to losses (M); a number that is no class gives NaN, since a kernel cannot raise.
+void cross_entropy(const Call& c) {
+  int64_t d = c.in[0].shape[1];
+  for_each_row(c, 4, [&](auto t, int64_t r) {
+    using T = decltype(t);
     const T* x = row_of<T>(c.in[0], r);
-    T top = row_max(x, d);
-    if (top - top != 0) top = 0;  // infinite: the sum itself is 0 or infinite
-    double sum = row_sum<T>(d, [&](int64_t i, int n) { return exp(load_lanes(x + i, n) - L(top)); });
-    *row_of<T>(c.out[0], r) = static_cast<T>(top + ::log(sum));
+    const int64_t label = number_at(c.in[1], r);
+    const bool known = label >= 0 && label < d;
+    *row_of<T>(c.out[0], r) = known ? log_sum_exp(x, d) - x[label] : static_cast<T>(__builtin_nan(""));
+  });
+}
+
+// From logits, class numbers and the gradient of the losses (M): (softmax(x) - one hot) * gradient. The softmax is
+// computed again: reading one that was kept would cost more memory traffic than its exponentials cost time.
+void cross_entropy_grad(const Call& c) {
+  int64_t d = c.in[0].shape[1];
+  for_each_row(c, 8, [&](auto t, int64_t r) {
+    using T = decltype(t);
+    using L = typename LanesOf<T>::type;
+    const T *x = row_of<T>(c.in[0], r), g = *row_of<T>(c.in[2], r);
+    T* dx = row_of<T>(c.out[0], r);
+    const L shift(log_sum_exp(x, d)), scale(g);
+    for_lanes<T>(d, [&](int64_t i, int n) { store_lanes(dx + i, exp(load_lanes(x + i, n) - shift) * scale, n); });
+    const int64_t label = number_at(c.in[1], r);
+    if (label >= 0 && label < d) dx[label] -= g;
   });
 }
 

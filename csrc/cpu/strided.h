@@ -186,4 +186,9 @@ struct Odometer {
   }
 };
 
+// Element i of a vector of int32 or int64.
+NEEDLE_INLINE int64_t number_at(const View& v, int64_t i) {
+  return v.dtype == DType::i32 ? v.as<int32_t>()[i * v.stride[0]] : v.as<int64_t>()[i * v.stride[0]];
+}
+
 }  // namespace needle::NEEDLE_ISA

@@ -40,6 +40,7 @@ from .composed_activation import (
 from .conv import conv, conv2d, conv_transpose2d
 from .conv_nd import conv1d, conv3d, conv_transpose1d, conv_transpose3d
 from .creation import arange_like, full_like
+from .cross_entropy import cross_entropy, softmax_loss
 from .einsum import einsum
 from .elementwise import (
     add,
@@ -112,7 +113,7 @@ from .runtime_shape import (
     unflatten,
 )
 from .shape import broadcast_to, flatten, flip, permute, reshape, squeeze, transpose, unsqueeze
-from .softmax import cross_entropy, log_softmax, logsoftmax, logsumexp, softmax, softmax_loss
+from .softmax import log_softmax, logsoftmax, logsumexp, softmax
 from .sorting import argmax, argmin, argsort, cumsum, max_along, min_along, sort, topk
 
 abs = absolute

@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, logsumexp, cross entropy."""
+"""Softmax, its logarithm, logsumexp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
 from .common import as_axes, cast_array, check_axes, check_axis, float_dtype
-from .elementwise import cast, divide_scalar, multiply, negate, subtract
+from .elementwise import multiply, negate, subtract
 from .maths import exp
 from .reduce import summation
 from .shape import broadcast_to, reshape
@@ -177,20 +177,3 @@ class LogSumExp(Op):
 @tensor_method()
 def logsumexp(a: Tensor, axes: Any = None) -> Tensor:
     return LogSumExp(as_axes(axes))(a)
-
-
-def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """-log softmax(logits)[label]. logits (N, C); labels (N,): class numbers of any dtype. reduction: mean, sum or none."""
-    from .comparison import eq
-
-    classes = logits.shape[1]
-    column = reshape(cast(labels, logits.dtype), (-1, 1))
-    hot = cast(eq(column, np.arange(classes, dtype=logits.dtype)), logits.dtype)
-    losses = negate(summation(multiply(log_softmax(logits, 1), hot), (1,)))
-    if reduction == "none":
-        return losses
-    total = summation(losses)
-    return total if reduction == "sum" else divide_scalar(total, logits.shape[0])
-
-
-softmax_loss = cross_entropy
