@@ -44,7 +44,27 @@ void copy_from_block(const float* src, float* dst, int64_t channels, int64_t pix
     for (int64_t i = 0; i < pixels; i++) dst[c * pixels + i] = src[i * kBlock + c];
 }
 
+// Taps [first, first + count) of an axis that meet the image, at least one.
+void used_taps(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad, int64_t* first,
+               int64_t* count) {
+  int64_t k0 = 0, k1 = kernel;
+  while (k0 + 1 < k1 && (out - 1) * stride + k0 * dilation - pad < 0) k0++;
+  while (k1 - 1 > k0 && (k1 - 1) * dilation - pad >= in) k1--;
+  *first = k0;
+  *count = k1 - k0;
+}
+
 }  // namespace
+
+void cut_taps(View& w, int64_t in_h, int64_t in_w, int64_t out_h, int64_t out_w, int64_t stride_h, int64_t stride_w,
+              int64_t dilation_h, int64_t dilation_w, int64_t* pad_top, int64_t* pad_left) {
+  int64_t y, x;
+  used_taps(in_h, out_h, w.shape[2], stride_h, dilation_h, *pad_top, &y, &w.shape[2]);
+  used_taps(in_w, out_w, w.shape[3], stride_w, dilation_w, *pad_left, &x, &w.shape[3]);
+  w.data = w.as<float>() + y * w.stride[2] + x * w.stride[3];
+  *pad_top -= y * dilation_h;
+  *pad_left -= x * dilation_w;
+}
 
 void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top,
                   int64_t left, int64_t H, int64_t W, float* dst, int64_t room) {

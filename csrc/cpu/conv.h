@@ -119,6 +119,33 @@ void block_images(const Exec* exec, const View& x, int64_t first, int64_t images
 // channel c is always lane c % 16 of block c / 16.
 void unblock_images(const Exec* exec, const float* src, int64_t images, float* dst, int64_t channels, int64_t pixels);
 
+// Cuts the kernel rows and columns of `w` that meet nothing but padding, and the padding that they need. The
+// convolution goes from images of in_h x in_w to out_h x out_w.
+void cut_taps(View& w, int64_t in_h, int64_t in_w, int64_t out_h, int64_t out_w, int64_t stride_h, int64_t stride_w,
+              int64_t dilation_h, int64_t dilation_w, int64_t* pad_top, int64_t* pad_left);
+
+constexpr int64_t kBatchFloats = 128 << 10;  // images that a thread works on at a time stay in its L2
+
+// Calls f(exec, first, images, room) for batches of images with `floats` of room for each. Where they are `many`, every
+// task has its own: what a thread writes it also reads, without a way through the caches of other cores.
+template <class F>
+void each_batch(const Exec* exec, int64_t images, int64_t floats, double flops, bool many, const F& f) {
+  if (!many || images < 2 * exec->threads) {
+    const int64_t batch = larger(1, smaller(images, (int64_t{4} << 20) / floats));
+    float* room = static_cast<float*>(exec->scratch(3, batch * floats * 4));
+    for (int64_t n = 0; n < images; n += batch) f(exec, n, smaller(batch, images - n), room);
+    return;
+  }
+  const Exec alone = {1, exec->parallel, exec->scratch, nullptr};
+  const int64_t tasks = smaller(images, task_count(exec, flops));
+  const int64_t batch = larger(1, smaller(ceil_div(images, tasks), kBatchFloats / floats));
+  parallel_for(exec, tasks, [&](int64_t t) {
+    float* room = static_cast<float*>(exec->scratch(1, batch * floats * 4));
+    const int64_t end = images * (t + 1) / tasks;
+    for (int64_t n = images * t / tasks; n < end; n += batch) f(&alone, n, smaller(batch, end - n), room);
+  });
+}
+
 // One tap of one input block of packed weights: dst[b][lane] = src[lane * s_lane + b * s_in], zeros beyond.
 void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int64_t inputs, int64_t block, float* dst);
 

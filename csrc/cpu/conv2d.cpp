@@ -153,11 +153,16 @@ void conv2d_blocked(const Call& c) {
 
 // attrs: stride_h stride_w pad_top pad_left pad_bottom pad_right dilation_h dilation_w groups activation alpha has_bias
 void conv2d(const Call& c) {
-  const View &x = c.in[0], &w = c.in[1], &y = c.out[0];
+  const View &x = c.in[0], &y = c.out[0];
+  View w = c.in[1];
   if (y.size() == 0) return;
   const int64_t groups = c.i(8), C = x.shape[1], O = w.shape[0], OH = y.shape[2], OW = y.shape[3];
   const bool depthwise = groups == C && C == O && C > 1;
-  const Geometry g = {w.shape[2], w.shape[3], c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7)};
+  Geometry g = {0, 0, c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7)};
+  cut_taps(w, x.shape[2], x.shape[3], OH, OW, g.stride_h, g.stride_w, g.dilation_h, g.dilation_w, &g.pad_top,
+           &g.pad_left);
+  g.kernel_h = w.shape[2];
+  g.kernel_w = w.shape[3];
   const int64_t block = C < kBlock && !depthwise ? C : kBlock;
   const int64_t merged = depthwise ? 1 : merged_groups(groups, w.shape[1], O / groups, block);
   const int64_t XB = ceil_div(C, block), in_blocks = ceil_div(C / merged, block);
@@ -167,15 +172,12 @@ void conv2d(const Call& c) {
   const int64_t panel =
       depthwise ? g.kernel_h * g.kernel_w * kBlock : in_blocks * g.kernel_h * g.kernel_w * block * kBlock;
 
-  // Shared by all images: weights, bias, runs. Per image: blocked x and y, as many images at a time as L3 can hold.
+  // Shared by all images: weights, bias, runs. Per image: blocked x and y.
   const int64_t w_floats = YB * panel, n_runs = run_count(g, in_blocks);
   float* packed = static_cast<float*>(c.exec->scratch(2, (w_floats + YB * kBlock) * 4 + n_runs * 8));
   float* bias = packed + w_floats;
   int64_t* runs = reinterpret_cast<int64_t*>(bias + YB * kBlock);
   const int64_t x_floats = XB * H * W * block, y_floats = YB * OH * OW * kBlock, x_room = ceil_div(x_floats, 16) * 16;
-  const int64_t batch = larger(1, smaller(x.shape[0], (int64_t{4} << 20) / (x_floats + y_floats)));
-  float* xb = static_cast<float*>(c.exec->scratch(3, batch * (x_room + y_floats) * 4));
-  float* yb = xb + batch * x_room;
 
   if (depthwise)
     depthwise_pack_weights(w, packed);
@@ -186,67 +188,77 @@ void conv2d(const Call& c) {
     for (int64_t o = 0; o < O; o++) bias[o] = c.in[2].as<const float>()[o * c.in[2].stride[0]];
   fill_runs(g, in_blocks, block, H * W * block, W * block, runs);
 
-  for (int64_t n0 = 0; n0 < x.shape[0]; n0 += batch) {
-    const int64_t images = smaller(batch, x.shape[0] - n0);
-    block_images(c.exec, x, n0, images, block, g.pad_top, g.pad_left, H, W, xb, x_room);
-    if (depthwise) {
-      depthwise_pass(c.exec, {images,
-                              XB,
-                              OH,
-                              OW,
-                              g.kernel_h,
-                              g.kernel_w,
-                              g.stride_h,
-                              g.stride_w,
-                              g.dilation_h,
-                              g.dilation_w,
-                              xb,
-                              x_room,
-                              H * W * kBlock,
-                              W * kBlock,
-                              packed,
-                              yb,
-                              y_floats,
-                              OH * OW * kBlock,
-                              OW * kBlock,
-                              bias,
-                              nullptr,
-                              0,
-                              0,
-                              0,
-                              static_cast<int>(c.i(9)),
-                              c.f(10)});
-    } else {
-      ConvPass p = {};
-      p.images = images;
-      p.rows = OH;
-      p.pixels = p.last_pixels = OW;
-      p.groups = merged;
-      p.blocks = OB;
-      p.x = xb;
-      p.x_image = x_room;
-      p.x_group = in_blocks * H * W * block;
-      p.x_row = g.stride_h * W * block;
-      p.x_pixel = g.stride_w * block;
-      p.w = packed;
-      p.w_block = panel;
-      p.w_group = OB * panel;
-      p.y = yb;
-      p.y_image = y_floats;
-      p.y_block = OH * OW * kBlock;
-      p.y_row = OW * kBlock;
-      p.y_pixel = kBlock;
-      p.bias = bias;
-      p.runs = runs;
-      p.n_runs = n_runs;
-      p.length = (g.dilation_w == 1 ? g.kernel_w : 1) * block;
-      p.activation = static_cast<int>(c.i(9));
-      p.alpha = c.f(10);
-      if (g.kernel_h == 1 && g.kernel_w == 1 && p.x_row == OW * p.x_pixel) flatten(p);
-      run(c.exec, p, images * x_floats, w_floats);
-    }
-    unblock_images(c.exec, yb, images, y.as<float>() + n0 * O * OH * OW, O, OH * OW);
-  }
+  const bool many = w_floats < x.shape[0] * x_floats;  // else tasks stream parts of the weights
+  const double flops = 2. * x.shape[0] * OH * OW * w_floats;
+  each_batch(c.exec, x.shape[0], x_room + y_floats, flops, many,
+             [&](const Exec* exec, int64_t first, int64_t images, float* xb) {
+               float* yb = xb + images * x_room;
+               block_images(exec, x, first, images, block, g.pad_top, g.pad_left, H, W, xb, x_room);
+               if (depthwise) {
+                 depthwise_pass(exec, {images,
+                                       XB,
+                                       OH,
+                                       OW,
+                                       g.kernel_h,
+                                       g.kernel_w,
+                                       g.stride_h,
+                                       g.stride_w,
+                                       g.dilation_h,
+                                       g.dilation_w,
+                                       xb,
+                                       x_room,
+                                       H * W * kBlock,
+                                       W * kBlock,
+                                       packed,
+                                       yb,
+                                       y_floats,
+                                       OH * OW * kBlock,
+                                       OW * kBlock,
+                                       bias,
+                                       nullptr,
+                                       0,
+                                       0,
+                                       0,
+                                       static_cast<int>(c.i(9)),
+                                       c.f(10)});
+               } else {
+                 ConvPass p = {};
+                 p.images = images;
+                 p.rows = OH;
+                 p.pixels = p.last_pixels = OW;
+                 p.groups = merged;
+                 p.blocks = OB;
+                 p.x = xb;
+                 p.x_image = x_room;
+                 p.x_group = in_blocks * H * W * block;
+                 p.x_row = g.stride_h * W * block;
+                 p.x_pixel = g.stride_w * block;
+                 p.w = packed;
+                 p.w_block = panel;
+                 p.w_group = OB * panel;
+                 p.y = yb;
+                 p.y_image = y_floats;
+                 p.y_block = OH * OW * kBlock;
+                 p.y_row = OW * kBlock;
+                 p.y_pixel = kBlock;
+                 p.bias = bias;
+                 p.runs = runs;
+                 p.n_runs = n_runs;
+                 p.length = (g.dilation_w == 1 ? g.kernel_w : 1) * block;
+                 p.activation = static_cast<int>(c.i(9));
+                 p.alpha = c.f(10);
+                 if (OH * OW == 1) {  // images of one pixel are the pixels of one image
+                   p.images = 1;
+                   p.pixels = p.last_pixels = images;
+                   p.x_pixel = p.x_image;
+                   p.y_pixel = p.y_image;
+                 } else if (g.kernel_h == 1 && g.kernel_w == 1 && p.x_row == OW * p.x_pixel) {
+                   flatten(p);
+                 }
+                 run(exec, p, images * x_floats, w_floats);
+               }
+               unblock_images(exec, yb, images, y.as<float>() + first * O * OH * OW, O, OH * OW);
+             });
 }
 
 }  // namespace needle::NEEDLE_ISA

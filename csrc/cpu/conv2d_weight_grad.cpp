@@ -107,16 +107,24 @@ void run(const Exec* exec, const Sizes& s, const Pass& p) {
   });
 }
 
-void unpack(const Exec* exec, const Sizes& s, const float* sums, float* dw) {
+// The sum of all parts into dw.
+void unpack(const Exec* exec, const Sizes& s, const float* sums, int64_t parts, int64_t part_floats, const View& dw) {
   const int64_t per_group = s.O / s.groups, blocks = ceil_div(per_group, kBlock), T = s.taps();
   const int64_t all = s.groups * blocks * s.I, tasks = smaller(all, task_count(exec, 20. * s.O * s.I * T));
   parallel_for(exec, tasks, [&](int64_t t) {
     for (int64_t at = all * t / tasks; at < all * (t + 1) / tasks; at++) {
       const int64_t i = at % s.I, block = at / s.I, first = block % blocks * kBlock;
       const float* from = sums + (block * T * s.I + i) * kBlock;
-      float* to = dw + ((block / blocks * per_group + first) * s.I + i) * T;
-      for (int64_t lane = 0; lane < smaller(kBlock, per_group - first); lane++)
-        for (int64_t tap = 0; tap < T; tap++) to[lane * s.I * T + tap] = from[tap * s.I * kBlock + lane];
+      float* to = dw.as<float>() + (block / blocks * per_group + first) * dw.stride[0] + i * dw.stride[1];
+      for (int64_t tap = 0; tap < T; tap++) {
+        const float* block_sum = from + tap * s.I * kBlock;
+        float lanes[kBlock] = {};
+        for (int64_t p = 0; p < parts; p++)
+          for (int lane = 0; lane < kBlock; lane++) lanes[lane] += block_sum[p * part_floats + lane];
+        float* at_tap = to + tap / s.kernel_w * dw.stride[2] + tap % s.kernel_w * dw.stride[3];
+        for (int64_t lane = 0; lane < smaller(kBlock, per_group - first); lane++)
+          at_tap[lane * dw.stride[0]] = lanes[lane];
+      }
     }
   });
 }
@@ -125,36 +133,64 @@ void unpack(const Exec* exec, const Sizes& s, const float* sums, float* dw) {
 
 // attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups
 void conv2d_weight_grad(const Call& c) {
-  const View &x = c.in[0], &dy = c.in[1], &dw = c.out[0];
+  const View &x = c.in[0], &dy = c.in[1];
+  View dw = c.out[0];
   if (dw.size() == 0) return;
-  if (dy.size() == 0) {
-    std::memset(dw.data, 0, dw.size() * 4);
-    return;
-  }
+  int64_t pad_top = c.i(2), pad_left = c.i(3);
+  const bool depthwise = dw.shape[1] == 1 && dw.shape[0] == x.shape[1] && x.shape[1] > 1;
+  if (!depthwise)
+    cut_taps(dw, x.shape[2], x.shape[3], dy.shape[2], dy.shape[3], c.i(0), c.i(1), c.i(4), c.i(5), &pad_top, &pad_left);
+  if (dy.size() == 0 || dw.size() < c.out[0].size()) std::memset(c.out[0].data, 0, c.out[0].size() * 4);
+  if (dy.size() == 0) return;
   Sizes s = {x.shape[1],  dw.shape[0], c.i(6),      dw.shape[1], dy.shape[2],
              dy.shape[3], dw.shape[2], dw.shape[3], c.i(0),      c.i(1),
              c.i(4),      c.i(5),      0,           0,           0};
   s.H = (s.OH - 1) * s.stride_h + (s.kernel_h - 1) * s.dilation_h + 1;
   s.W = (s.OW - 1) * s.stride_w + (s.kernel_w - 1) * s.dilation_w + 1;
-  if (s.I == 1 && s.O == s.C && s.C > 1) return depthwise_weight_grad(c, s.H, s.W);
-  s.plane = ceil_div(s.H * s.W, kBlock) * kBlock;
-  if (s.plane / kBlock % 2 == 0) s.plane += kBlock;
+  if (depthwise) return depthwise_weight_grad(c, s.H, s.W);
+  s.plane = s.H * s.W;
+  if (s.plane >= kBlock) {
+    s.plane = ceil_div(s.plane, kBlock) * kBlock;
+    if (s.plane / kBlock % 2 == 0) s.plane += kBlock;
+  }
 
   const int64_t dy_channels = s.groups * ceil_div(s.O / s.groups, kBlock) * kBlock, pixels = s.OH * s.OW;
-  const int64_t per_image = s.C * s.plane + dy_channels * pixels;
-  const int64_t batch = larger(1, smaller(x.shape[0], (int64_t{16} << 20) / per_image));
-  float* planes = static_cast<float*>(c.exec->scratch(2, batch * (s.C * s.plane * 4 + s.OH * sizeof(int64_t))));
-  int64_t* runs = reinterpret_cast<int64_t*>(planes + batch * s.C * s.plane);
-  float* sums = static_cast<float*>(c.exec->scratch(3, dy_channels * (s.taps() * s.I + batch * pixels) * 4));
-  float* gradient = sums + dy_channels * s.taps() * s.I;
-  for (int64_t i = 0; i < batch * s.OH; i++) runs[i] = i / s.OH * s.C * s.plane + i % s.OH * s.stride_h * s.W;
-  for (int64_t n = 0; n < x.shape[0]; n += batch) {
-    const int64_t images = smaller(batch, x.shape[0] - n);
-    pad_planes(c.exec, x, n, images, s, c.i(2), c.i(3), planes);
-    block_gradient(c.exec, dy, n, images, s, gradient);
-    run(c.exec, s, {planes, gradient, sums, runs, images * s.OH, n > 0});
+  const int64_t N = x.shape[0], sum_floats = dy_channels * s.taps() * s.I;
+  const int64_t per_image = s.C * s.plane + dy_channels * pixels + ceil_div(2 * s.OH, kBlock) * kBlock;
+  // Small sums: every task has images and sums of its own. Large ones: all threads share a batch, each owns some sums.
+  const int64_t parts = 2 * c.exec->threads;
+  const bool many = N >= parts && parts * sum_floats <= N * per_image;
+  float* sums = static_cast<float*>(c.exec->scratch(2, (many ? parts : 1) * sum_floats * 4));
+  auto add_images = [&](const Exec* exec, int64_t first, int64_t images, float* room, float* to, bool accumulate) {
+    float* gradient = room + images * s.C * s.plane;
+    int64_t* runs = reinterpret_cast<int64_t*>(gradient + images * dy_channels * pixels);
+    pad_planes(exec, x, first, images, s, pad_top, pad_left, room);
+    block_gradient(exec, dy, first, images, s, gradient);
+    Sizes sizes = s;
+    int64_t n_runs = images * s.OH;
+    if (pixels == 1) {  // images of one pixel are the pixels of one image
+      sizes.OW = images;
+      sizes.stride_w = s.C * s.plane;
+      n_runs = 1;
+    }
+    for (int64_t i = 0; i < n_runs; i++) runs[i] = i / s.OH * s.C * s.plane + i % s.OH * s.stride_h * s.W;
+    run(exec, sizes, {room, gradient, to, runs, n_runs, accumulate});
+  };
+  if (many) {
+    const Exec alone = {1, c.exec->parallel, c.exec->scratch, nullptr};
+    const int64_t batch = larger(1, smaller(ceil_div(N, parts), kBatchFloats / per_image));
+    parallel_for(c.exec, parts, [&](int64_t t) {
+      float* room = static_cast<float*>(c.exec->scratch(1, batch * per_image * 4));
+      const int64_t begin = N * t / parts, end = N * (t + 1) / parts;
+      for (int64_t n = begin; n < end; n += batch)
+        add_images(&alone, n, smaller(batch, end - n), room, sums + t * sum_floats, n > begin);
+    });
+  } else {
+    const int64_t batch = larger(1, smaller(N, (int64_t{16} << 20) / per_image));
+    float* room = static_cast<float*>(c.exec->scratch(3, batch * per_image * 4));
+    for (int64_t n = 0; n < N; n += batch) add_images(c.exec, n, smaller(batch, N - n), room, sums, n > 0);
   }
-  unpack(c.exec, s, sums, dw.as<float>());
+  unpack(c.exec, s, sums, many ? parts : 1, sum_floats, dw);
 }
 
 }  // namespace needle::NEEDLE_ISA

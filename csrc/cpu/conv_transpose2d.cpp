@@ -193,9 +193,14 @@ void conv_transpose2d_blocked(const Call& c) {
 
 // attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias
 void conv_transpose2d(const Call& c) {
-  const View &x = c.in[0], &w = c.in[1], &y = c.out[0];
+  const View &x = c.in[0], &y = c.out[0];
+  View w = c.in[1];
   if (y.size() == 0) return;
-  const Geometry g = {w.shape[2], w.shape[3], c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5)};
+  Geometry g = {0, 0, c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5)};
+  cut_taps(w, y.shape[2], y.shape[3], x.shape[2], x.shape[3], g.stride_h, g.stride_w, g.dilation_h, g.dilation_w,
+           &g.pad_top, &g.pad_left);
+  g.kernel_h = w.shape[2];
+  g.kernel_w = w.shape[3];
   const int64_t groups = c.i(6), C = x.shape[1], O = y.shape[1], OH = y.shape[2], OW = y.shape[3];
   const int64_t block = C < kBlock ? C : kBlock, merged = merged_groups(groups, C / groups, O / groups, block);
   const int64_t XB = ceil_div(C, block), in_blocks = ceil_div(C / merged, block);
@@ -210,43 +215,49 @@ void conv_transpose2d(const Call& c) {
   float* bias = packed + w_floats;
   Phase* phases = reinterpret_cast<Phase*>(bias + YB * kBlock);
   const int64_t x_floats = XB * H * W * block, y_floats = YB * OH * OW * kBlock, x_room = ceil_div(x_floats, 16) * 16;
-  const int64_t batch = larger(1, smaller(x.shape[0], (int64_t{4} << 20) / (x_floats + y_floats)));
-  float* xb = static_cast<float*>(c.exec->scratch(3, batch * (x_room + y_floats) * 4));
-  float* yb = xb + batch * x_room;
   pack_parallel(c.exec, w, g, groups, merged, block, packed);
   std::memset(bias, 0, YB * kBlock * 4);
   if (c.i(9))
     for (int64_t o = 0; o < O; o++) bias[o] = c.in[2].as<const float>()[o * c.in[2].stride[0]];
   const int64_t* runs = fill_phases(g, in_blocks, block, H * W * block, W * block, phases);
 
-  for (int64_t n0 = 0; n0 < x.shape[0]; n0 += batch) {
-    const int64_t images = smaller(batch, x.shape[0] - n0);
-    block_images(c.exec, x, n0, images, block, top, left, H, W, xb, x_room);
-    ConvPass p = {};
-    p.images = images;
-    p.rows = OH;
-    p.pixels = OW;
-    p.groups = merged;
-    p.blocks = OB;
-    p.x = xb + (top * W + left) * block;
-    p.x_image = x_room;
-    p.x_group = in_blocks * H * W * block;
-    p.x_row = W * block;
-    p.x_pixel = block;
-    p.w = packed;
-    p.w_block = panel;
-    p.w_group = OB * panel;
-    p.y = yb;
-    p.y_image = y_floats;
-    p.y_block = OH * OW * kBlock;
-    p.y_row = OW * kBlock;
-    p.y_pixel = kBlock;
-    p.bias = bias;
-    p.activation = static_cast<int>(c.i(7));
-    p.alpha = c.f(8);
-    run(c.exec, g, p, phases, runs, images * x_floats, w_floats);
-    unblock_images(c.exec, yb, images, y.as<float>() + n0 * O * OH * OW, O, OH * OW);
-  }
+  const bool many = w_floats < x.shape[0] * x_floats;  // else tasks stream parts of the weights
+  const double flops = 2. * x.shape[0] * x.shape[2] * x.shape[3] * w_floats;
+  each_batch(c.exec, x.shape[0], x_room + y_floats, flops, many,
+             [&](const Exec* exec, int64_t first, int64_t images, float* xb) {
+               float* yb = xb + images * x_room;
+               block_images(exec, x, first, images, block, top, left, H, W, xb, x_room);
+               ConvPass p = {};
+               p.images = images;
+               p.rows = OH;
+               p.pixels = OW;
+               p.groups = merged;
+               p.blocks = OB;
+               p.x = xb + (top * W + left) * block;
+               p.x_image = x_room;
+               p.x_group = in_blocks * H * W * block;
+               p.x_row = W * block;
+               p.x_pixel = block;
+               p.w = packed;
+               p.w_block = panel;
+               p.w_group = OB * panel;
+               p.y = yb;
+               p.y_image = y_floats;
+               p.y_block = OH * OW * kBlock;
+               p.y_row = OW * kBlock;
+               p.y_pixel = kBlock;
+               p.bias = bias;
+               p.activation = static_cast<int>(c.i(7));
+               p.alpha = c.f(8);
+               if (OH * OW * g.stride_h * g.stride_w == 1) {  // images of one pixel are the pixels of one image
+                 p.images = 1;
+                 p.pixels = images;
+                 p.x_pixel = p.x_image;
+                 p.y_pixel = p.y_image;
+               }
+               run(exec, g, p, phases, runs, images * x_floats, w_floats);
+               unblock_images(exec, yb, images, y.as<float>() + first * O * OH * OW, O, OH * OW);
+             });
 }
 
 }  // namespace needle::NEEDLE_ISA
