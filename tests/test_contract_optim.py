@@ -307,3 +307,55 @@ def test_clip_grad_value(device: Any) -> None:
         np.testing.assert_allclose(params[i].grad.numpy(), grads[i].clip(-0.3, 0.3), rtol=1e-6)
     assert params[2].grad is None
     np.testing.assert_array_equal(held.numpy(), grads[0])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_step_is_one_kernel_call_for_all_parameters_of_a_dtype(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = parameters(ndl.cpu())
+    params += [
+        nn.Parameter(np.random.randn(n), device=ndl.cpu(), dtype=d) for n, d in ((3000, "float64"), (70000, "float32"))
+    ]
+    opt, calls = MAKERS[name](params), []
+    alone = [nn.Parameter(p, device=p.device, dtype=p.dtype) for p in params]
+    singly = [MAKERS[name]([p]) for p in alone]
+    run = optim.base.call
+    monkeypatch.setattr(optim.base, "call", lambda *args: (calls.append(args[0]), run(*args)))
+    for _ in range(3):
+        give_gradients(params)
+        for p, q, single in zip(params, alone, singly, strict=True):
+            p.grad = ndl.Tensor(p.grad, device=p.device, dtype=p.dtype, requires_grad=False)
+            q.grad = ndl.Tensor(p.grad, device=p.device, dtype=p.dtype, requires_grad=False)
+            single.step()
+        calls.clear()
+        opt.step()
+        assert len(calls) == 2
+    equal(values(params), values(alone))
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_gradient_of_another_shape_is_an_error(name: str, device: Any) -> None:
+    params = parameters(device)
+    give_gradients(params)
+    params[1].grad = ndl.Tensor(np.ones(3, "float32"), device=device)
+    before = values(params)
+    with pytest.raises(ValueError, match=r"gradient of parameter 1 expects shape \(7,\), got \(3,\)"):
+        MAKERS[name](params).step()
+    equal(before, values(params))
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_a_parameter_given_twice_is_stepped_twice(device: Any) -> None:
+    (p,) = parameters(device)[:1]
+    before = p.numpy()
+    (grad,) = give_gradients([p])
+    optim.SGD([p, p], 0.5).step()
+    np.testing.assert_allclose(p.numpy(), before - grad, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_of_any_strides() -> None:
+    p = nn.Parameter(np.zeros((5, 3), "float32"), device=ndl.cpu())
+    grad = np.random.randn(3, 5).astype("float32")
+    p.grad = ndl.Tensor(grad, requires_grad=False, device=ndl.cpu()).transpose().detach()
+    optim.SGD([p], 1.0).step()
+    np.testing.assert_array_equal(p.numpy(), -grad.T)

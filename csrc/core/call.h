@@ -61,6 +61,8 @@ struct Call {
 
 using Kernel = void (*)(const Call&);
 
+constexpr int kAnyGroups = -1;  // as `max_in`: any number of groups of `n_out` outputs and `min_in` inputs
+
 // One row of the kernel table. `dtypes` lists what the first input may be, by letter (f d i l b).
 struct KernelRow {
   const char* name;

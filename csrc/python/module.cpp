@@ -84,9 +84,13 @@ void check_call(const KernelRow& row, size_t n_out, size_t n_in, size_t n_attr, 
   const std::string_view attrs = row.attrs;
   const size_t names = attrs.empty() ? 0 : 1 + std::count(attrs.begin(), attrs.end(), ' ');
   auto fail = [&](const std::string& text) { throw py::value_error("[" + std::string(row.name) + "] " + text); };
-  if (static_cast<int>(n_out) != row.n_out)
+  if (row.max_in == kAnyGroups) {
+    if (n_out % row.n_out || n_out / row.n_out * row.min_in != n_in)
+      fail("expects " + std::to_string(row.n_out) + " outputs for " + std::to_string(row.min_in) + " inputs, got " +
+           std::to_string(n_out) + " for " + std::to_string(n_in) + ".");
+  } else if (static_cast<int>(n_out) != row.n_out)
     fail("expects " + std::to_string(row.n_out) + " outputs, got " + std::to_string(n_out) + ".");
-  if (static_cast<int>(n_in) < row.min_in || static_cast<int>(n_in) > row.max_in)
+  else if (static_cast<int>(n_in) < row.min_in || static_cast<int>(n_in) > row.max_in)
     fail("expects " + std::to_string(row.min_in) + " to " + std::to_string(row.max_in) + " inputs, got " +
          std::to_string(n_in) + ".");
   if (names != n_attr)
@@ -135,6 +139,13 @@ struct Items {
   size_t size;
 };
 
+Dims dims_of(py::handle shape) {
+  Items sizes(shape, SIZE_MAX);
+  Dims dims(sizes.size);
+  for (size_t i = 0; i < dims.size(); i++) dims[i] = sizes[i].cast<int64_t>();
+  return dims;
+}
+
 constexpr size_t kMost = 16;  // outputs, inputs, and half as many attributes of a call
 
 void run_row(const KernelRow& row, const View* out, size_t n_out, const View* in, size_t n_in, py::handle attrs) {
@@ -151,14 +162,16 @@ void run_row(const KernelRow& row, const View* out, size_t n_out, const View* in
 }
 
 void call_row(const KernelRow& row, py::handle outs, py::handle ins, py::handle attrs) {
-  Items o(outs, kMost), i(ins, kMost);
-  View view[2 * kMost];  // outputs, then inputs
-  Array* written[kMost];
-  for (size_t k = 0; k < o.size; k++) view[k] = (written[k] = &o[k].cast<Array&>())->view;
+  const size_t most = row.max_in == kAnyGroups ? SIZE_MAX : kMost;
+  Items o(outs, most), i(ins, most);
+  View few[2 * kMost];
+  std::vector<View> many(o.size + i.size > 2 * kMost ? o.size + i.size : 0);
+  View* view = many.empty() ? few : many.data();  // outputs, then inputs
+  for (size_t k = 0; k < o.size; k++) view[k] = o[k].cast<Array&>().view;
   for (size_t k = 0; k < i.size; k++) view[o.size + k] = i[k].cast<Array&>().view;
   check_one_float(row, view, o.size + i.size);
   run_row(row, view, o.size, view + o.size, i.size, attrs);
-  for (size_t k = 0; k < o.size; k++) written[k]->storage->wrote();
+  for (size_t k = 0; k < o.size; k++) o[k].cast<Array&>().storage->wrote();
 }
 
 // An element-wise row over inputs broadcast together, as numpy does, into a new array.
@@ -196,6 +209,25 @@ Array map_row(const KernelRow& row, py::handle ins, std::string_view dtype, py::
   }
   run_row(row, &out.view, 1, in, items.size, attrs);
   return out;
+}
+
+// A row over inputs into a new array of shape `to`, given back as one of shape `shape` with as many elements.
+Array new_row(const KernelRow& row, py::handle ins, std::string_view dtype, py::handle attrs, py::handle to,
+              py::handle shape) {
+  Items items(ins, kMost);
+  View view[1 + kMost];  // the output, then inputs
+  Array out = empty(cpu_backend(), dims_of(to), parse_dtype(dtype));
+  view[0] = out.view;
+  for (size_t k = 0; k < items.size; k++) view[1 + k] = items[k].cast<Array&>().view;
+  check_one_float(row, view, 1 + items.size);
+  run_row(row, view, 1, view + 1, items.size, attrs);
+  if (shape.is(to)) return out;
+  View shown = make_view(dims_of(shape), nullptr, out.view.dtype);
+  if (shown.size() != out.view.size())
+    throw py::value_error("[" + std::string(row.name) + "] expects a result of " + std::to_string(out.view.size()) +
+                          " elements, got a shape of " + std::to_string(shown.size()) + ".");
+  shown.data = out.view.data;
+  return {std::move(out.storage), shown};
 }
 
 py::array to_numpy(const Array& a) {
@@ -374,10 +406,7 @@ PYBIND11_MODULE(_core, m) {
       .def("dlpack", to_dlpack);
 
   m.def("empty", [](py::handle shape, std::string_view dtype) {
-    Items sizes(shape, SIZE_MAX);
-    Dims dims(sizes.size);
-    for (size_t i = 0; i < dims.size(); i++) dims[i] = sizes[i].cast<int64_t>();
-    return empty(cpu_backend(), dims, parse_dtype(dtype));
+    return empty(cpu_backend(), dims_of(shape), parse_dtype(dtype));
   });
   m.def("from_dlpack", from_dlpack);
 
@@ -396,7 +425,8 @@ PYBIND11_MODULE(_core, m) {
       .def_readonly("max_in", &KernelRow::max_in)
       .def_readonly("n_out", &KernelRow::n_out)
       .def("__call__", call_row, py::arg("outs"), py::arg("ins"), py::arg("attrs"))
-      .def("map", map_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"));
+      .def("map", map_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"))
+      .def("new", new_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"), py::arg("to"), py::arg("shape"));
 
   m.def("kernels", [] {
     py::dict d;

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from needle.backend_ndarray import call
 from needle.nn.module import Parameter
 
 from .base import Optimizer
@@ -35,13 +34,12 @@ class Adam(Optimizer):
     def slots(self) -> tuple[str, ...]:
         return ("mean", "square")
 
-    def update(self, p: Parameter, grad: Any, state: list[Any], first: bool) -> None:
-        data, (m, v), wd = p.cached_data, state, self.weight_decay
-        if not isinstance(data, np.ndarray):
-            call(
-                "adam_step", [data, m, v], [grad], self.lr, self.beta1, self.beta2, self.eps, wd, self.t, self.decoupled
-            )
-            return
+    def kernel(self, first: bool) -> tuple[Any, ...]:
+        rates = (self.lr, self.beta1, self.beta2, self.eps, self.weight_decay)
+        return ("adam_step", *rates, self.t, self.decoupled)
+
+    def formula(self, data: np.ndarray, grad: np.ndarray, state: list[Any], first: bool) -> None:
+        (m, v), wd = state, self.weight_decay
         if self.decoupled:
             data *= 1 - self.lr * wd
             g = grad

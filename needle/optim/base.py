@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from needle.autograd import Tensor
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call
 from needle.nn.module import Parameter
 
 from .clip import clip_grad_norm
@@ -17,7 +17,7 @@ from .clip import clip_grad_norm
 class Optimizer:
     """Base: `params`, `lr`, `reset_grad`, `step`. State arrays are made at a parameter's first step.
 
-    A subclass names its numbers (`options`) and state arrays (`slots`) and defines `update`.
+    A subclass names its numbers (`options`) and state arrays (`slots`) and defines `kernel` and `formula`.
     """
 
     options: ClassVar[tuple[str, ...]] = ("lr",)
@@ -39,20 +39,45 @@ class Optimizer:
     zero_grad = reset_grad
 
     def step(self) -> None:
+        for i, p in enumerate(self.params):
+            if p.grad is not None and p.grad.shape != p.shape:
+                label, got = type(self).__name__, p.grad.shape
+                raise ValueError(f"[{label}] the gradient of parameter {i} expects shape {p.shape}, got {got}.")
         self.t += 1
+        groups: dict[Any, list[tuple[Parameter, Any, list[Any]]]] = {}  # what one kernel call steps together
+        turns: dict[int, int] = {}  # a parameter given twice is stepped twice, one time after the other
         for i, p in enumerate(self.params):
             if p.grad is None:
                 continue
+            data, grad = p.cached_data, p.grad.realize_cached_data()
             first = i not in self.state
             if first:
-                self.state[i] = [zeros_like(p.cached_data) for _ in self.slots]
-            if not isinstance(p.cached_data, np.ndarray) and not p.cached_data.is_compact():
-                p.data = Tensor.make_const(p.cached_data.compact())  # the kernels write contiguous memory
-            self.update(p, compact(p.grad.realize_cached_data()), self.state[i], first)
-            p.touch()
+                self.state[i] = [zeros_like(data) for _ in self.slots]
+            if isinstance(data, np.ndarray):
+                self.formula(data, grad, self.state[i], first)
+                continue
+            if not data.is_compact():
+                p.data = Tensor.make_const(data.compact())  # the kernels write contiguous memory
+            turn = turns[id(p)] = turns.get(id(p), -1) + 1
+            groups.setdefault((turn, first, data.dtype), []).append((p, grad.compact(), self.state[i]))
+        for (_, first, _), group in groups.items():
+            name, *attrs = self.kernel(first)
+            outs = [a for p, _, state in group for a in self.operands(p.cached_data, state)]
+            call(name, outs, [grad for _, grad, _ in group], *attrs)
+            for p, _, _ in group:
+                p.touch()
 
-    def update(self, p: Parameter, grad: Any, state: list[Any], first: bool) -> None:
-        raise NotImplementedError(f"[{type(self).__name__}] defines no update.")
+    def kernel(self, first: bool) -> tuple[Any, ...]:
+        """The kernel that steps parameters on a device, and its attributes; `first`: at their first step."""
+        raise NotImplementedError(f"[{type(self).__name__}] defines no kernel.")
+
+    def operands(self, data: Any, state: list[Any]) -> list[Any]:
+        """What the kernel writes for a parameter."""
+        return [data, *state]
+
+    def formula(self, data: np.ndarray, grad: np.ndarray, state: list[Any], first: bool) -> None:
+        """The step in numpy, in place."""
+        raise NotImplementedError(f"[{type(self).__name__}] defines no formula.")
 
     def clip_grad_norm(self, max_norm: float = 0.25) -> float:
         """See `needle.optim.clip_grad_norm`."""
@@ -114,7 +139,3 @@ def zeros_like(a: Any) -> Any:
     out = NDArray.empty(a.shape, a.dtype)
     out.fill(0.0)
     return out
-
-
-def compact(a: Any) -> Any:
-    return a if isinstance(a, np.ndarray) else a.compact()

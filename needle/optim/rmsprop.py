@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from needle.backend_ndarray import NDArray
 from needle.nn.module import Parameter
 
 from .base import Optimizer
@@ -40,23 +39,26 @@ class RMSprop(Optimizer):
     def slots(self) -> tuple[str, ...]:
         return ("square",) + ("momentum",) * bool(self.momentum) + ("mean",) * self.centered
 
-    def update(self, p: Parameter, grad: Any, state: list[Any], first: bool) -> None:
-        data, arrays = p.cached_data, dict(zip(self.slots, state, strict=True))
-        g = grad + data * self.weight_decay if self.weight_decay else grad
-        square = arrays["square"]
-        square[...] = square * self.alpha + g * g * (1 - self.alpha)
+    def kernel(self, first: bool) -> tuple[Any, ...]:
+        rates = (self.lr, self.alpha, self.eps, self.weight_decay, self.momentum)
+        return ("rmsprop_step", *rates, self.centered)
+
+    def operands(self, data: Any, state: list[Any]) -> list[Any]:
+        arrays = dict(zip(self.slots, state, strict=True))  # the kernel leaves alone what stands in for a missing one
+        return [data, *(arrays.get(slot, state[0]) for slot in ("square", "momentum", "mean"))]
+
+    def formula(self, data: np.ndarray, grad: np.ndarray, state: list[Any], first: bool) -> None:
+        arrays = dict(zip(self.slots, state, strict=True))
+        g, square = grad + self.weight_decay * data, arrays["square"]
+        square[...] = self.alpha * square + (1 - self.alpha) * g * g
         spread = square
         if self.centered:
             mean = arrays["mean"]
-            mean[...] = mean * self.alpha + g * (1 - self.alpha)
+            mean[...] = self.alpha * mean + (1 - self.alpha) * g
             spread = square - mean * mean
-        step = g / (square_root(spread) + self.eps)
+        step = g / (np.sqrt(spread) + self.eps)
         if self.momentum:
             u = arrays["momentum"]
-            u[...] = u * self.momentum + step
+            u[...] = self.momentum * u + step
             step = u
-        data[...] = data - step * self.lr
-
-
-def square_root(a: Any) -> Any:
-    return a.ewise("sqrt") if isinstance(a, NDArray) else np.sqrt(a)
+        data -= self.lr * step

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from needle.backend_ndarray import call
 from needle.nn.module import Parameter
 
 from .base import Optimizer
@@ -45,18 +44,17 @@ class SGD(Optimizer):
     def slots(self) -> tuple[str, ...]:
         return ("momentum",)
 
-    def update(self, p: Parameter, grad: Any, state: list[Any], first: bool) -> None:
-        data, (u,) = p.cached_data, state
-        mu, wd = self.momentum, self.weight_decay
-        if isinstance(data, np.ndarray):
-            g = grad + wd * data
-            if self.rule == "needle":
-                u[...] = mu * u + (1 - mu) * g
-                data -= self.lr * u
-            else:
-                u[...] = g if first else mu * u + (1 - self.dampening) * g
-                data -= self.lr * (g + mu * u if self.nesterov else u)
-        elif self.rule == "needle":
-            call("needle_sgd_step", [data, u], [grad], self.lr, mu, wd)
+    def kernel(self, first: bool) -> tuple[Any, ...]:
+        if self.rule == "needle":
+            return ("needle_sgd_step", self.lr, self.momentum, self.weight_decay)
+        return ("sgd_step", self.lr, self.momentum, self.dampening, self.weight_decay, self.nesterov, first)
+
+    def formula(self, data: np.ndarray, grad: np.ndarray, state: list[Any], first: bool) -> None:
+        (u,), mu = state, self.momentum
+        g = grad + self.weight_decay * data
+        if self.rule == "needle":
+            u[...] = mu * u + (1 - mu) * g
+            data -= self.lr * u
         else:
-            call("sgd_step", [data, u], [grad], self.lr, mu, self.dampening, wd, self.nesterov, first)
+            u[...] = g if first else mu * u + (1 - self.dampening) * g
+            data -= self.lr * (g + mu * u if self.nesterov else u)
