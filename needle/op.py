@@ -249,7 +249,8 @@ class Op:
         data = self._run(inputs)
         if data is None:
             return self.decompose(*inputs)
-        return self.results[self.n_out > 1]._from_data(data, self if needs_grad else None, inputs if needs_grad else ())
+        make = self.results[self.n_out > 1]._from_data
+        return make(data, self, inputs) if needs_grad else make(data)
 
     def _run(self, inputs: Sequence[Tensor]) -> Any:
         arrays = [t.cached_data for t in inputs]

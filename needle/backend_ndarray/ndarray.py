@@ -18,7 +18,7 @@ from .device import Device, cpu, cpu_numpy
 from .dtypes import dtype_name, dtype_of, itemsize, promote, promote_scalar
 from .flat import Flat
 from .kernels import DTYPES, KERNELS, PLANNING, call, kernel_dtype
-from .strides import broadcast_strides, contiguous_strides, index_view, is_contiguous, resolve_shape
+from .strides import broadcast_strides, contiguous_strides, index_view, is_contiguous, is_permutation, resolve_shape
 
 CPU = cpu()
 
@@ -87,6 +87,18 @@ class NDArray:
         self._shape, self._strides, self._offset = shape, contiguous_strides(shape), 0
         self._device, self._dtype, self._storage, self._reference = CPU, dtype, None, ref
         return self
+
+    @staticmethod
+    def made(
+        name: str, ins: Sequence[NDArray], dtype: str, to: tuple[int, ...], shape: tuple[int, ...], *attrs: float
+    ) -> NDArray:
+        """What kernel `name` writes to a new array of shape `to`, seen as one of `shape`."""
+        if PLANNING.builder is None:
+            refs = [i._reference or i._ref for i in ins]
+            return NDArray._of(KERNELS[name].new(refs, dtype, attrs, to, shape), shape, dtype)
+        out = NDArray.empty(to, dtype)
+        call(name, [out], ins, *attrs)
+        return out if shape == to else out.reshape(shape)
 
     @staticmethod
     def wrap(ref: _core.Array) -> NDArray:
@@ -198,7 +210,7 @@ class NDArray:
         return self._view([*shape, parts, size // parts], [*strides, size // parts * step, step])
 
     def permute(self, axes: Sequence[int]) -> NDArray:
-        if len(axes) != len(self._shape) or len({a % len(axes) for a in axes}) != len(axes):
+        if not is_permutation(tuple(axes), len(self._shape)):
             raise ValueError(f"[permute] axes {tuple(axes)} are no permutation of the axes of shape {self._shape}.")
         return self._view([self._shape[a] for a in axes], [self._strides[a] for a in axes])
 
@@ -347,9 +359,10 @@ class NDArray:
     def reduce(self, name: str, axes: Sequence[int], keepdims: bool) -> NDArray:
         """Reduction kernel `name` over `axes` (non-negative)."""
         source = self.as_dtype(kernel_dtype(name, self._dtype))
-        out = NDArray.empty([1 if d in axes else s for d, s in enumerate(self._shape)], source._dtype, self._device)
-        call(name, [out], [source])
-        return out if keepdims else out.reshape([s for d, s in enumerate(self._shape) if d not in axes])
+        kept = shape = tuple([1 if d in axes else s for d, s in enumerate(self._shape)])
+        if not keepdims:
+            shape = tuple([s for d, s in enumerate(self._shape) if d not in axes])
+        return NDArray.made(name, [source], source._dtype, kept, shape)
 
     def _reduce_course(self, name: str, axis: int | Sequence[int] | None, keepdims: bool) -> NDArray:
         if axis is None:  # the course's rule: over everything gives shape (1,)

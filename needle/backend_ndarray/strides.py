@@ -31,6 +31,11 @@ def is_contiguous(shape: Dims, strides: Dims) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)
+def is_permutation(axes: Dims, ndim: int) -> bool:
+    return len(axes) == ndim and len({a % ndim for a in axes}) == ndim
+
+
 def resolve_shape(shape: Sequence[int], old: Sequence[int]) -> Dims:
     """`shape` with its -1 computed from `old`; raises when the sizes differ."""
     shape, total = tuple(map(int, shape)), math.prod(old)
@@ -38,7 +43,7 @@ def resolve_shape(shape: Sequence[int], old: Sequence[int]) -> Dims:
         known = math.prod(s for s in shape if s != -1)
         if known and total % known == 0:
             shape = tuple(total // known if s == -1 else s for s in shape)
-    if -1 in shape or math.prod(shape) != total:
+    if min(shape, default=0) < 0 or math.prod(shape) != total:
         raise ValueError(f"[reshape] expects a shape of {total} elements, got {shape}.")
     return shape
 
@@ -46,9 +51,9 @@ def resolve_shape(shape: Sequence[int], old: Sequence[int]) -> Dims:
 def broadcast_strides(shape: Dims, strides: Dims, to: Dims) -> Dims:
     """Strides that show `shape` as the shape `to`."""
     lead = len(to) - len(shape)
-    if lead < 0 or any(have not in (1, want) for have, want in zip(shape, to[lead:], strict=True)):
+    if lead < 0 or any([have not in (1, want) for have, want in zip(shape, to[lead:], strict=True)]):
         raise ValueError(f"[broadcast_to] expects a shape that broadcasts to {to}, got {shape}.")
-    return (0,) * lead + tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+    return (0,) * lead + tuple([0 if n == 1 else s for n, s in zip(shape, strides, strict=True)])
 
 
 def expand_index(index: Any, ndim: int) -> tuple:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,14 +43,24 @@ def check_axis(label: str, axis: int, shape: Sequence[int]) -> int:
     return axis % max(len(shape), 1)
 
 
+@lru_cache(maxsize=1024)
+def _normal_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...] | None:
+    """`axes` in ascending order, none negative; None where one is out of range or there twice."""
+    found = sorted({a % max(ndim, 1) for a in axes})
+    return tuple(found) if len(found) == len(axes) and all(-ndim <= a < max(ndim, 1) for a in axes) else None
+
+
 def check_axes(label: str, axes: int | Sequence[int] | None, shape: Sequence[int]) -> tuple[int, ...]:
     """Non-negative axes in ascending order; None means all."""
     if axes is None:
         return tuple(range(len(shape)))
-    found = sorted(check_axis(label, a, shape) for a in ((axes,) if isinstance(axes, int) else axes))
-    if len(set(found)) != len(found):
+    wanted = (axes,) if isinstance(axes, int) else tuple(axes)
+    normal = _normal_axes(wanted, len(shape))
+    if normal is None:
+        for a in wanted:
+            check_axis(label, a, shape)
         raise ValueError(f"[{label}] axes {axes} name an axis twice.")
-    return tuple(found)
+    return normal
 
 
 def as_axes(axes: Any) -> Any:

@@ -33,7 +33,7 @@ class Reduction(Op):
         return Spec(shape, self.result_dtype(x))
 
     def _arguments(self, x: Any) -> tuple[tuple[int, ...], bool]:
-        attributes = self.attributes()
+        attributes = vars(self)
         return check_axes(self.label, attributes["axes"], x.shape), attributes["keepdims"]
 
     def compute(self, x: NDArray) -> Any:

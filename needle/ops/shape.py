@@ -147,7 +147,7 @@ class Transpose(Op):
         return Spec(tuple(shape), x.dtype)
 
     def compute(self, x: NDArray) -> Any:
-        order, (a, b) = list(range(x.ndim)), self._pair(x)
+        order, (a, b) = list(range(len(x.shape))), self._pair(x)
         order[a], order[b] = b, a
         return x.permute(order)
 
@@ -177,8 +177,8 @@ class BroadcastTo(Op):
 
     def infer(self, x: Any) -> Any:
         lead = len(self.shape) - len(x.shape)
-        shape = tuple(x.shape[i - lead] if s == -1 and i >= lead else int(s) for i, s in enumerate(self.shape))
-        if lead < 0 or any(a not in (1, b) for a, b in zip(x.shape, shape[lead:], strict=True)):
+        shape = tuple([x.shape[i - lead] if s == -1 and i >= lead else int(s) for i, s in enumerate(self.shape)])
+        if lead < 0 or any([a not in (1, b) for a, b in zip(x.shape, shape[lead:], strict=True)]):
             raise ValueError(f"[broadcast_to] shape {tuple(x.shape)} does not broadcast to {shape}.")
         return Spec(shape, x.dtype)
 
