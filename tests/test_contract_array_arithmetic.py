@@ -165,3 +165,24 @@ def test_arrays_at_the_left_of_a_tensor() -> None:
     t = ndl.Tensor([1.0, 2.0], device=ndl.cpu())
     assert isinstance(t * nd.array([2.0, 3.0]), ndl.Tensor)
     same(t * nd.array([2.0, 3.0]), [2.0, 6.0])
+
+
+def test_functions_by_numpys_names() -> None:
+    x, a = made(3, 4)
+    same(nd.exp(a), np.exp(x))
+    same(nd.log(nd.exp(a)), np.log(np.exp(x)))
+    same(nd.tanh(a), np.tanh(x))
+    same(nd.maximum(a, 0.5), np.maximum(x, np.float32(0.5)))
+    same(nd.sum(a, axis=1), x.sum(1))
+    same(nd.max(a, axis=(0, 1), keepdims=True), x.max(keepdims=True))
+    same(nd.reshape(a, (2, 6)), x.reshape(2, 6))
+    same(nd.flip(a, (1,)), x[:, ::-1])
+    same(nd.broadcast_to(a, (2, 3, 4)), np.broadcast_to(x, (2, 3, 4)))
+    same(nd.full((2, 3), 1.5), np.full((2, 3), np.float32(1.5)))
+
+
+@pytest.mark.parametrize("shape", [(2, -3), (-2, -3), (-1, -1), (4,)])
+def test_reshape_to_another_size_is_an_error(shape: tuple[int, ...]) -> None:
+    _, a = made(2, 3)
+    with pytest.raises(ValueError, match=r"\[reshape\] expects a shape of 6 elements"):
+        a.reshape(shape)

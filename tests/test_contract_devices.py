@@ -231,3 +231,8 @@ def test_backend_functions_make_an_array_class() -> None:
     same(view, np.full((2, 2), 3.0))
     view[0, 1] = 5.0
     assert nd.cpu().to_numpy(handle, (6,), (1,), 0).tolist() == [5, 3, 3, 3, 3, 3]
+
+
+def test_course_modules_are_there_after_importing_needle() -> None:
+    code = "import needle as ndl; ndl.ops.ops_mathematic.MatMul, ndl.nn.nn_basic.Linear, ndl.data.datasets, ndl.all_devices()"
+    subprocess.run([sys.executable, "-c", code], check=True)

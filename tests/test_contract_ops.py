@@ -278,3 +278,13 @@ def test_mixed_floats_meet_in_the_larger() -> None:
     np.testing.assert_allclose((a @ b).numpy(), a.numpy().astype("float64") @ b.numpy(), rtol=1e-12)
     with pytest.raises(TypeError, match=r"\[softmax_grad\] expects operands of one dtype, got float32 and float64\."):
         ops.softmax(a).op.gradient(b, ops.softmax(a))
+
+
+@pytest.mark.parametrize("name", ["EWiseAdd", "PowerScalar", "MatMul", "Summation", "Stack", "Split", "Conv"])
+def test_op_classes_by_the_courses_names(name: str) -> None:
+    assert getattr(ndl.ops, name) is getattr(ndl.ops.ops_mathematic, name) is ndl.autograd.OPS[name]
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = ndl.ops.Nothing
+    a = ndl.Tensor(np.ones((2, 2)))
+    assert isinstance((a + a).op, ndl.ops.EWiseAdd)
+    assert isinstance((a - a).inputs[1].op, ndl.ops.Negate)

@@ -1,13 +1,18 @@
 from .device import Device, all_devices, cpu, cpu_numpy, cuda, default_device, hip
 from .dtypes import FLOATS, dtype_name, dtype_of, promote, promote_scalar
-from .ndarray import NDArray, array, call, empty, from_dlpack, full
+from .functions import broadcast_to, empty, exp, flip, from_dlpack, full, log, max, maximum, reshape, sum, tanh
+from .ndarray import NDArray, array, call
+
+BackendDevice = Device  # the course's name
 
 __all__ = [
     "FLOATS",
+    "BackendDevice",
     "Device",
     "NDArray",
     "all_devices",
     "array",
+    "broadcast_to",
     "call",
     "cpu",
     "cpu_numpy",
@@ -16,9 +21,17 @@ __all__ = [
     "dtype_name",
     "dtype_of",
     "empty",
+    "exp",
+    "flip",
     "from_dlpack",
     "full",
     "hip",
+    "log",
+    "max",
+    "maximum",
     "promote",
     "promote_scalar",
+    "reshape",
+    "sum",
+    "tanh",
 ]

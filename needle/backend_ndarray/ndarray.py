@@ -396,18 +396,3 @@ def check_device(device: Device) -> Device:
 
 def array(a: Any, dtype: Any = None, device: Device | None = None) -> NDArray:
     return NDArray(a, device=device, dtype=dtype)
-
-
-def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = None) -> NDArray:
-    return NDArray.empty(shape, dtype, device)
-
-
-def full(shape: Sequence[int], value: float, dtype: str = "float32", device: Device | None = None) -> NDArray:
-    out = NDArray.empty(shape, dtype, device)
-    out.fill(value)
-    return out
-
-
-def from_dlpack(x: Any) -> NDArray:
-    """Zero-copy NDArray over any object with `__dlpack__` on the CPU."""
-    return NDArray.wrap(_core.from_dlpack(x.__dlpack__()))

@@ -183,3 +183,5 @@ __all__ = [
     "Upsample",
     "dropout",
 ]
+
+from . import nn_basic  # noqa: E402 - it takes the names above

@@ -1,4 +1,8 @@
-"""Every op as a function; the op classes live in the modules below."""
+"""Every op as a function, and by `__getattr__` as a class; the classes live in the modules below."""
+
+from typing import Any as _Any
+
+from needle.op import OPS as _OPS
 
 from .activation import ACTIVATIONS, elu, gelu, hardsigmoid, hardswish, leaky_relu, relu, relu6, sigmoid, silu, tanh
 from .arithmetic import (
@@ -116,7 +120,18 @@ from .shape import broadcast_to, flatten, flip, permute, reshape, squeeze, trans
 from .softmax import log_softmax, logsoftmax, logsumexp, softmax
 from .sorting import argmax, argmin, argsort, cumsum, max_along, min_along, sort, topk
 
+
+def __getattr__(name: str) -> _Any:
+    """Op classes by name, as in the course: `ops.EWiseAdd`, `isinstance(t.op, ops.MatMul)`."""
+    try:
+        return _OPS[name]
+    except KeyError:
+        raise AttributeError(f"module 'needle.ops' has no attribute '{name}'") from None
+
+
 abs = absolute
 cat = concat
 
 __all__ = [n for n in dir() if not n.startswith("_")]
+
+from . import ops_mathematic  # noqa: E402 - it takes the names above
