@@ -186,3 +186,21 @@ def test_reshape_to_another_size_is_an_error(shape: tuple[int, ...]) -> None:
     _, a = made(2, 3)
     with pytest.raises(ValueError, match=r"\[reshape\] expects a shape of 6 elements"):
         a.reshape(shape)
+
+
+@pytest.mark.parametrize("view", ["permuted", "sliced", "flipped", "broadcast"])
+def test_kernels_walk_strides_without_a_copy(view: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, a = made(6, 8, 10)
+    pick = {
+        "permuted": lambda v: v.permute((2, 0, 1)) if v is a else v.transpose(2, 0, 1),
+        "sliced": lambda v: v[::2, :, 1::3],
+        "flipped": lambda v: v.flip((1,)) if v is a else v[:, ::-1],
+        "broadcast": lambda v: v[:, :1].broadcast_to((6, 8, 10)) if v is a else np.broadcast_to(v[:, :1], v.shape),
+    }[view]
+    b, y = pick(a), pick(x)
+    monkeypatch.setattr(nd.NDArray, "astype", lambda self, *args: pytest.fail("an operand was copied"))
+    same(b.exp(), np.exp(y))
+    same(b + b * 2, y + y * 2)
+    same(b >= 0, (y >= 0).astype("float32"))
+    same(b.max(axis=1), y.max(1))
+    np.testing.assert_allclose(b.sum(axis=(0, 2)).numpy(), y.sum((0, 2)), rtol=1e-5, atol=1e-5)

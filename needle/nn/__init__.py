@@ -184,4 +184,4 @@ __all__ = [
     "dropout",
 ]
 
-from . import nn_basic  # noqa: E402 - it takes the names above
+from . import nn_basic  # noqa: F401 - it takes the names above
