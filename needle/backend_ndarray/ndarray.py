@@ -349,10 +349,9 @@ class NDArray:
         batch = self._shape[:-2]
         if batch != other._shape[:-2]:
             batch = np.broadcast_shapes(batch, other._shape[:-2])
-        a, b = (x.fitted((*batch, *x._shape[-2:]), dtype) for x in (self, other))
-        out = NDArray.empty((*batch, self._shape[-2], other._shape[-1]), dtype, self._device)
-        call("matmul", [out], [a, b], 0, 0, 0)
-        return out
+        ins = [x.fitted((*batch, *x._shape[-2:]), dtype) for x in (self, other)]
+        shape = (*batch, self._shape[-2], other._shape[-1])
+        return NDArray.made("matmul", ins, dtype, shape, shape, 0, 0, 0)
 
     # -- reductions --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray, call, dtype_name, promote
+from needle.backend_ndarray import NDArray, dtype_name, promote
 
 from .activation import activation_code
 from .common import as_operand, broadcast_shape, cast_array, unbroadcast
@@ -42,6 +42,8 @@ class MatMul(Op):
         return 2 * prod(out.shape) * a.shape[-1]
 
     def compute(self, a: NDArray, b: NDArray) -> Any:
+        if len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]:
+            return a @ b
         shape = self.infer(a, b).shape
         a = a.reshape((1, -1)) if a.ndim == 1 else a
         b = b.reshape((-1, 1)) if b.ndim == 1 else b
@@ -97,21 +99,22 @@ def linear_kernel(
 ) -> NDArray:
     """activation(x @ weight + bias) in one kernel call; layout as in Linear."""
     matrix = weight if layout == "needle" else weight.permute((1, 0))
-    rows = x.reshape((-1, x.shape[-1]))
-    dtype = rows.dtype
-    for a in (matrix, bias):
-        dtype = dtype if a is None else promote(dtype, a.dtype)
-    out = NDArray.empty((rows.shape[0], matrix.shape[1]), dtype)
-    ins = [a.as_dtype(dtype) for a in (rows, matrix, *([] if bias is None else [bias.reshape((-1,))]))]
-    call("matmul", [out], ins, activation_code(activation), alpha, bias is not None)
-    return out.reshape((*x.shape[:-1], matrix.shape[1]))
+    ins = [x if len(x.shape) == 2 else x.reshape((-1, x.shape[-1])), matrix]
+    if bias is not None:
+        ins.append(bias if len(bias.shape) == 1 else bias.reshape((-1,)))
+    dtype = x.dtype
+    for a in ins:
+        dtype = promote(dtype, a.dtype)
+    ins = [a.as_dtype(dtype) for a in ins]
+    to, shape = (ins[0].shape[0], matrix.shape[1]), (*x.shape[:-1], matrix.shape[1])
+    return NDArray.made("matmul", ins, dtype, to, shape, activation_code(activation), alpha, bias is not None)
 
 
 def infer_linear(label: str, layout: str, x: Any, weight: Any, bias: Any = None) -> Spec:
     rows, columns = weight.shape if layout == "needle" else reversed(weight.shape)
     if not x.shape or x.shape[-1] != rows:
         raise ValueError(f"[{label}] weight expects {rows} input features, got shape {tuple(x.shape)}.")
-    if bias is not None and int(np.prod(bias.shape)) != columns:
+    if bias is not None and prod(bias.shape) != columns:
         raise ValueError(f"[{label}] bias expects {columns} values, got shape {tuple(bias.shape)}.")
     dtype = dtype_name(x.dtype)
     for other in (weight,) if bias is None else (weight, bias):
