@@ -60,5 +60,6 @@ NEEDLE_INLINE V split(V x, V& m) {
   m = _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_castps_si256(x.v), _mm256_slli_epi32(e, 23)));
   return _mm256_cvtepi32_ps(e);
 }
+NEEDLE_INLINE void spin_pause() { _mm_pause(); }
 
 }  // namespace needle::avx2

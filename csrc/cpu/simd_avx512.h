@@ -48,5 +48,6 @@ NEEDLE_INLINE V split(V x, V& m) {
   m = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_castps_si512(x.v), _mm512_slli_epi32(e, 23)));
   return _mm512_cvtepi32_ps(e);
 }
+NEEDLE_INLINE void spin_pause() { _mm_pause(); }
 
 }  // namespace needle::avx512

@@ -74,5 +74,6 @@ NEEDLE_INLINE V split(V x, V& m) {
   m = (V::F)(bits - ((V::Bits)e << 23));
   return __builtin_convertvector(e, V::F);
 }
+NEEDLE_INLINE void spin_pause() { asm volatile("" ::: "memory"); }
 
 }  // namespace needle::scalar

@@ -1,29 +1,71 @@
 """Recurrent layers: RNN, LSTM, GRU and their cells. Sequences are (T, B, features); a state is (B, hidden) per layer.
 
-Weights W_ih (in, gates * hidden), W_hh (hidden, gates * hidden), biases (gates * hidden,): torch's, transposed.
+layout "needle": cells with W_ih (in, gates * hidden), W_hh (hidden, gates * hidden), biases (gates * hidden,); layout "torch":
+torch's names and shapes, weight_ih (gates * hidden, in), in a layer with the suffix _l0, _l0_reverse, _l1, ...
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from needle import init, ops
 from needle.autograd import Deferred, Tensor, Unsupported
 from needle.backend_ndarray import Device
+from needle.ops.recurrent import NONLINEARITIES, gru_step, lstm_step, rnn_step
 
+from .basic import Dropout
 from .module import Module, Parameter
 
-NONLINEARITIES = {"tanh": ops.tanh, "relu": ops.relu}
+NAMES = {
+    "needle": ("W_ih", "W_hh", "bias_ih", "bias_hh"),
+    "torch": ("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
+}
 
 
-def unstack(x: Tensor) -> Any:
-    """The slices of x along its first axis."""
-    return ops.split(x, 0) if x.shape[0] > 1 else (x[0],)
+class Weights(NamedTuple):
+    """What one cell multiplies by and adds; biases may be None."""
+
+    ih: Tensor
+    hh: Tensor
+    bias_ih: Tensor | None
+    bias_hh: Tensor | None
+
+
+def draw_weights(
+    owner: Module, suffix: str, input_size: int, width: int, bias: bool, device: Device | None, dtype: str
+) -> None:
+    """Gives `owner` the parameters of one cell with `width` = gates * hidden."""
+    bound = math.sqrt(1 / owner.hidden_size)
+    matrices: list[tuple[int, ...]] = [(input_size, width), (owner.hidden_size, width)]
+    if owner.layout == "torch":
+        matrices = [m[::-1] for m in matrices]
+    for name, shape in zip(NAMES[owner.layout], [*matrices, (width,), (width,)], strict=True):
+        value = None
+        if bias or len(shape) == 2:
+            drawn = init.rand(*shape, low=-bound, high=bound, device=device, dtype=dtype)
+            value = Parameter(drawn, device=device, dtype=dtype)
+        setattr(owner, name + suffix, value)
+
+
+def weights_of(owner: Module, suffix: str = "") -> Weights:
+    return Weights(*(getattr(owner, name + suffix) for name in NAMES[owner.layout]))
+
+
+def check_layout(label: str, layout: str) -> str:
+    if layout not in NAMES:
+        raise ValueError(f"[{label}] layout expects needle or torch, got {layout}.")
+    return layout
+
+
+def known_shape(x: Any) -> tuple[int, ...] | None:
+    """The shape, also a symbol's, where it is known."""
+    spec = x if x.recorder is None else x.spec
+    return None if spec is None else tuple(spec.shape)
 
 
 class Cell(Module):
-    """One time step. `project` is the part of a step that needs no state, so a layer does it for all steps at once."""
+    """One time step."""
 
     container = True
     gates: ClassVar[int] = 1
@@ -36,47 +78,37 @@ class Cell(Module):
         bias: bool = True,
         device: Device | None = None,
         dtype: str = "float32",
+        layout: str = "needle",
     ) -> None:
         super().__init__()
         self.input_size, self.hidden_size = input_size, hidden_size
-        bound = math.sqrt(1 / hidden_size)
+        self.layout = check_layout(type(self).__name__, layout)
+        draw_weights(self, "", input_size, self.gates * hidden_size, bias, device, dtype)
 
-        def draw(*shape: int) -> Parameter:
-            drawn = init.rand(*shape, low=-bound, high=bound, device=device, dtype=dtype)
-            return Parameter(drawn, device=device, dtype=dtype)
-
-        width = self.gates * hidden_size
-        self.W_ih, self.W_hh = draw(input_size, width), draw(hidden_size, width)
-        self.bias_ih: Tensor | None = draw(width) if bias else None
-        self.bias_hh: Tensor | None = draw(width) if bias else None
-
-    def project(self, x: Tensor) -> Tensor:
-        """x (..., input_size) to what it adds to the gates (..., gates * hidden)."""
-        return ops.linear(x, self.W_ih, self.bias_ih, layout="needle")
-
-    def recur(self, h: Tensor) -> Tensor:
-        """What h (B, hidden) adds to the gates (B, gates * hidden)."""
-        return ops.linear(h, self.W_hh, self.bias_hh, layout="needle")
-
-    def split(self, gates: Tensor, count: int) -> Any:
-        """(B, count * hidden) as one (B, hidden) per gate."""
-        return ops.split(ops.reshape(gates, (-1, count, self.hidden_size)), 1)
-
-    def zeros(self, x: Tensor) -> Any:
-        """The state before the first step; it takes part like any other, so that W_hh has a gradient after one step, too."""
-        shape = (x.shape[-2], self.hidden_size)
-        zeros = tuple(ops.full_like(x, 0.0, shape, self.W_hh.dtype) for _ in range(self.states))
-        return zeros if self.states > 1 else zeros[0]
-
-    def step(self, projected: Tensor, state: Any) -> Any:
-        """The next state, from `project` of the step's input and the state before."""
+    def step(self, projected: Tensor, recurred: Tensor, state: list[Tensor]) -> Any:
+        """The next state, from what the input and h add to the gates and the state before."""
         raise NotImplementedError(f"[{type(self).__name__}] defines no step.")
 
-    def forward(self, x: Tensor, h: Any = None) -> Any:
-        return self.step(self.project(x), self.zeros(x) if h is None else h)
+    def forward(self, x: Tensor, h: Any = None, hx: Any = None) -> Any:
+        """hx: torch's name of h."""
+        w, h, shape = weights_of(self), hx if h is None else h, known_shape(x)
+        if shape is not None and len(shape) != 2:
+            raise Unsupported(f"[{type(self).__name__}] x expects shape (B, {self.input_size}), got {shape}.")
+        state = zero_state(x, x.shape[0], self.hidden_size, w.hh.dtype, self.states) if h is None else as_parts(h)
+        projected = ops.linear(x, w.ih, w.bias_ih, layout=self.layout)
+        return self.step(projected, ops.linear(state[0], w.hh, w.bias_hh, layout=self.layout), state)
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, bias={self.bias_ih is not None}"
+
+
+def zero_state(x: Tensor, batch: Any, size: int, dtype: str, count: int) -> list[Tensor]:
+    """The state before the first step; it takes part like any other, so that W_hh has a gradient after one step, too."""
+    return [ops.full_like(x, 0.0, (batch, size), dtype) for _ in range(count)]
+
+
+def as_parts(state: Any) -> list[Tensor]:
+    return list(state) if isinstance(state, tuple | list) else [state]
 
 
 class RNNCell(Cell):
@@ -90,14 +122,19 @@ class RNNCell(Cell):
         nonlinearity: str = "tanh",
         device: Device | None = None,
         dtype: str = "float32",
+        layout: str = "needle",
     ) -> None:
-        if nonlinearity not in NONLINEARITIES:
-            raise ValueError(f"[RNNCell] nonlinearity expects tanh or relu, got {nonlinearity}.")
-        super().__init__(input_size, hidden_size, bias, device, dtype)
-        self.nonlinearity = nonlinearity
+        super().__init__(input_size, hidden_size, bias, device, dtype, layout)
+        self.nonlinearity = check_nonlinearity(nonlinearity)
 
-    def step(self, projected: Tensor, state: Tensor) -> Tensor:
-        return NONLINEARITIES[self.nonlinearity](projected + self.recur(state))
+    def step(self, projected: Tensor, recurred: Tensor, state: list[Tensor]) -> Tensor:
+        return rnn_step(projected, recurred, self.nonlinearity)
+
+
+def check_nonlinearity(name: str) -> str:
+    if name not in NONLINEARITIES:
+        raise ValueError(f"[RNNCell] nonlinearity expects tanh or relu, got {name}.")
+    return name
 
 
 class LSTMCell(Cell):
@@ -108,11 +145,8 @@ class LSTMCell(Cell):
 
     gates, states = 4, 2
 
-    def step(self, projected: Tensor, state: Any) -> tuple[Tensor, Tensor]:
-        h, c = state
-        i, f, g, o = self.split(projected + self.recur(h), 4)
-        c = ops.sigmoid(f) * c + ops.sigmoid(i) * ops.tanh(g)
-        return ops.sigmoid(o) * ops.tanh(c), c
+    def step(self, projected: Tensor, recurred: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return lstm_step(projected, recurred, state[1])[:2]
 
 
 class GRUCell(Cell):
@@ -124,76 +158,119 @@ class GRUCell(Cell):
 
     gates = 3
 
-    def step(self, projected: Tensor, state: Tensor) -> Tensor:
-        recurred, both = self.recur(state), 2 * self.hidden_size
-        r, z = self.split(ops.sigmoid(projected[:, :both] + recurred[:, :both]), 2)
-        n = ops.tanh(projected[:, both:] + r * recurred[:, both:])
-        return n + z * (state - n)
+    def step(self, projected: Tensor, recurred: Tensor, state: list[Tensor]) -> Tensor:
+        return gru_step(projected, recurred, state[0])[0]
 
 
 class Recurrent(Module):
     """Layers of cells over time: x (T, B, in), state or None to (T, B, hidden) and the last state of every layer.
 
-    A state is (num_layers, B, hidden), or for an LSTM the tuple (h, c) of two of them.
+    A state is (num_layers, B, hidden), or for an LSTM the tuple (h, c) of two of them. batch_first: x and the output are
+    (B, T, ...). bidirectional: every layer also runs backwards, outputs are (T, B, 2 * hidden), states have both directions
+    of a layer after each other (Schuster and Paliwal, 1997). dropout: on what each layer but the last gives, in training.
     """
 
     container = True
+    cell: ClassVar[type[Cell]]
     cells_name: ClassVar[str]
 
-    def __init__(self, cells: list[Cell]) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        device: Device | None = None,
+        dtype: str = "float32",
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        layout: str = "needle",
+    ) -> None:
         super().__init__()
-        if not cells:
-            raise ValueError(f"[{type(self).__name__}] num_layers expects at least 1, got 0.")
-        self.input_size, self.hidden_size, self.num_layers = cells[0].input_size, cells[0].hidden_size, len(cells)
-        setattr(self, self.cells_name, cells)
+        label = type(self).__name__
+        if num_layers < 1:
+            raise ValueError(f"[{label}] num_layers expects at least 1, got {num_layers}.")
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self.layout = check_layout(label, layout)
+        wide = hidden_size * (1 + bidirectional)
+        sizes = [input_size if k == 0 else wide for k in range(num_layers) for _ in range(1 + bidirectional)]
+        if layout == "torch":
+            for suffix, size in zip(self.suffixes, sizes, strict=True):
+                draw_weights(self, suffix, size, self.cell.gates * hidden_size, bias, device, dtype)
+        else:
+            setattr(self, self.cells_name, [self.make_cell(n, bias, device, dtype) for n in sizes])
+        self.dropout = Dropout(dropout) if dropout else None
+
+    def make_cell(self, input_size: int, bias: bool, device: Device | None, dtype: str) -> Cell:
+        return self.cell(input_size, self.hidden_size, bias, device=device, dtype=dtype)
 
     @property
-    def cells(self) -> list[Any]:
-        return getattr(self, self.cells_name)
+    def suffixes(self) -> list[str]:
+        """Of the names of torch's parameters, per layer and direction."""
+        return [f"_l{k}{end}" for k in range(self.num_layers) for end in ("", "_reverse")[: 1 + self.bidirectional]]
 
-    def forward(self, x: Tensor, h0: Any = None) -> tuple[Tensor, Any]:
-        per_layer = self._check(x, h0)
-        finals = []
-        for cell, state in zip(self.cells, per_layer, strict=True):
-            state = cell.zeros(x) if state is None else state
+    def weights(self) -> list[Weights]:
+        """Per layer and direction."""
+        if self.layout == "torch":
+            return [weights_of(self, suffix) for suffix in self.suffixes]
+        return [weights_of(cell) for cell in getattr(self, self.cells_name)]
+
+    def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
+        """The parts of the state after all steps, each (T, B, hidden), from `projected`, the input's part of the gates."""
+        raise NotImplementedError(f"[{type(self).__name__}] defines no sequence.")
+
+    def forward(self, x: Tensor, h0: Any = None, hx: Any = None) -> tuple[Tensor, Any]:
+        """hx: torch's name of h0."""
+        h0 = None if h0 is None and hx is None else as_parts(hx if h0 is None else h0)
+        self._check(x, h0)
+        x = ops.permute(x, (1, 0, 2)) if self.batch_first else x
+        weights, finals, batch = self.weights(), [], x.shape[1]
+        count, directions = self.cell.states, 1 + self.bidirectional
+        for i in range(0, len(weights), directions):
             outputs = []
-            for projected in unstack(cell.project(x)):
-                state = cell.step(projected, state)
-                outputs.append(state[0] if cell.states > 1 else state)
-            x = ops.stack(outputs, 0)
-            finals.append(state)
-        if self.cells[0].states == 1:
-            return x, ops.stack(finals, 0)
-        return x, tuple(ops.stack(parts, 0) for parts in zip(*finals, strict=True))
+            for k in range(i, i + directions):
+                w = weights[k]
+                state = (
+                    zero_state(x, batch, self.hidden_size, w.hh.dtype, count) if h0 is None else [part[k] for part in h0]
+                )
+                results = self.sequence(ops.linear(x, w.ih, w.bias_ih, layout=self.layout), w, state, k > i)
+                outputs.append(results[0])
+                finals.append([part[0 if k > i else -1] for part in results])
+            x = outputs[0] if directions == 1 else ops.concat(outputs, -1)
+            if self.dropout is not None and i + directions < len(weights):
+                x = self.dropout(x)
+        last = tuple(ops.stack(parts, 0) for parts in zip(*finals, strict=True))
+        return ops.permute(x, (1, 0, 2)) if self.batch_first else x, last if count > 1 else last[0]
 
-    def _check(self, x: Tensor, h0: Any) -> list[Any]:
-        """The state of each layer; raises for shapes that do not fit."""
-        label, shape = type(self).__name__, x.shape
-        if isinstance(shape[0], Deferred):
-            raise Unsupported(f"{label} needs a known number of steps, so no graph can hold it; call or compile it")
-        if x.ndim != 3 or shape[2] != self.input_size:
-            raise ValueError(f"[{label}] x expects shape (T, B, {self.input_size}), got {tuple(shape)}.")
-        if shape[0] == 0:
-            raise ValueError(f"[{label}] x expects at least one step, got shape {tuple(shape)}.")
-        if h0 is None:
-            return [None] * self.num_layers
-        count, want = self.cells[0].states, (self.num_layers, shape[1], self.hidden_size)
-        parts = tuple(h0) if count > 1 else (h0,)
-        if len(parts) != count or any(tuple(p.shape) != want for p in parts):
-            raise ValueError(
-                f"[{label}] state expects {count} of shape {want}, got {', '.join(str(tuple(p.shape)) for p in parts)}."
-            )
-        layers = zip(*(unstack(p) for p in parts), strict=True)
-        return [state if count > 1 else state[0] for state in layers]
+    def _check(self, x: Tensor, h0: list[Tensor] | None) -> None:
+        """Raises for shapes that do not fit, as far as they are known."""
+        label, count, shape = type(self).__name__, self.cell.states, known_shape(x)
+        if h0 is not None and len(h0) != count:
+            raise ValueError(f"[{label}] state expects {count} of them, got {len(h0)}.")
+        if shape is None:
+            return
+        steps, batch = (1, 0) if self.batch_first else (0, 1)
+        order = "(B, T, " if self.batch_first else "(T, B, "
+        if len(shape) != 3 or shape[2] != self.input_size:
+            raise ValueError(f"[{label}] x expects shape {order}{self.input_size}), got {shape}.")
+        if shape[steps] == 0:
+            raise ValueError(f"[{label}] x expects at least one step, got shape {shape}.")
+        known = [known_shape(p) for p in h0 or ()]
+        want = (self.num_layers * (1 + self.bidirectional), shape[batch], self.hidden_size)
+        if any(s is not None and s != want for s in known):
+            raise ValueError(f"[{label}] state expects {count} of shape {want}, got {', '.join(map(str, known))}.")
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
+        options = [f"{n}=True" for n in ("batch_first", "bidirectional") if getattr(self, n)]
+        return ", ".join([f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}", *options])
 
 
 class RNN(Recurrent):
     """Elman network, cells in `rnn_cells`; see Recurrent and RNNCell."""
 
-    cells_name = "rnn_cells"
+    cells_name, cell = "rnn_cells", RNNCell
 
     def __init__(
         self,
@@ -204,32 +281,35 @@ class RNN(Recurrent):
         nonlinearity: str = "tanh",
         device: Device | None = None,
         dtype: str = "float32",
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        layout: str = "needle",
     ) -> None:
-        sizes = [input_size] + [hidden_size] * (num_layers - 1)
-        super().__init__([RNNCell(n, hidden_size, bias, nonlinearity, device, dtype) for n in sizes[:num_layers]])
+        self.nonlinearity = check_nonlinearity(nonlinearity)
+        options = (device, dtype, batch_first, dropout, bidirectional, layout)
+        super().__init__(input_size, hidden_size, num_layers, bias, *options)
+
+    def make_cell(self, input_size: int, bias: bool, device: Device | None, dtype: str) -> Cell:
+        return RNNCell(input_size, self.hidden_size, bias, self.nonlinearity, device, dtype)
+
+    def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
+        return (ops.rnn(projected, w.hh, *state, w.bias_hh, reverse, self.layout, self.nonlinearity),)
 
 
 class LSTM(Recurrent):
     """Long short-term memory, cells in `lstm_cells`, states (h, c); see Recurrent and LSTMCell."""
 
-    cells_name = "lstm_cells"
-    cell: ClassVar[type[Cell]] = LSTMCell
+    cells_name, cell = "lstm_cells", LSTMCell
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        device: Device | None = None,
-        dtype: str = "float32",
-    ) -> None:
-        sizes = [input_size] + [hidden_size] * (num_layers - 1)
-        super().__init__([self.cell(n, hidden_size, bias, device, dtype) for n in sizes[:num_layers]])
+    def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
+        return ops.lstm(projected, w.hh, *state, w.bias_hh, reverse, self.layout)
 
 
-class GRU(LSTM):
+class GRU(Recurrent):
     """Gated recurrent units, cells in `gru_cells`; see Recurrent and GRUCell."""
 
-    cells_name = "gru_cells"
-    cell = GRUCell
+    cells_name, cell = "gru_cells", GRUCell
+
+    def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
+        return (ops.gru(projected, w.hh, *state, w.bias_hh, reverse, self.layout),)

@@ -101,6 +101,7 @@ from .pool_nd import (
 )
 from .power import power, power_scalar
 from .rearrange import channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
+from .recurrent import gru, lstm, rnn
 from .reduce import amax, amin, every, mean, prod, some, std, summation, variance, vector_norm
 from .resize import interpolate
 from .runtime_shape import (
