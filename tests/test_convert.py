@@ -134,7 +134,7 @@ def test_the_error_lists_everything() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.pool = nn.MaxPool2d(2, return_indices=True)
-            self.rnn = nn.LSTM(3, 3)
+            self.rnn = nn.LSTM(3, 3, proj_size=2)
 
         def forward(self, x: torch.Tensor) -> Any:
             return torch.digamma(self.pool(x)[0]) + self.rnn(x)[0] + torch.relu(x).kthvalue(1)[0]
