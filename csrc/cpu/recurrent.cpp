@@ -20,15 +20,16 @@ void forward(const Call& c, const Cell& cell) {
       pack_columns(w.as<const float>() + g * s.H * w.stride[1], w.stride[0], w.stride[1], s.H, s.H, block, block + 1,
                    dst + g * s.H * kBlock);
   };
-  recur<kGates>(c.exec, s, s.T, s.H, state, pack, [&](int64_t step, int64_t m, int64_t column, int n, const float* p) {
-    auto gate = [&](int64_t g) {
-      const V x = V::load(p + g * kBlock);
-      return bias ? x + load_lanes(bias + g * s.H + column, n) : x;
-    };
-    const V h = cell(s, step, m, column, n, load_lanes(state.row(step, m) + column, n), gate);
-    store_lanes(out.as<float>() + s.at(step, m, s.H) + column, h, n);
-    store_lanes(state.row(step + 1, m) + column, h, n);
-  });
+  recur<kGates>(c.exec, s, s.T, s.H, state, true, pack,
+                [&](int64_t step, int64_t m, int64_t column, int n, const float* p) {
+                  auto gate = [&](int64_t g) {
+                    const V x = V::load(p + g * kBlock);
+                    return bias ? x + load_lanes(bias + g * s.H + column, n) : x;
+                  };
+                  const V h = cell(s, step, m, column, n, load_lanes(state.row(step, m) + column, n), gate);
+                  store_lanes(out.as<float>() + s.at(step, m, s.H) + column, h, n);
+                  store_lanes(state.row(step + 1, m) + column, h, n);
+                });
 }
 
 NEEDLE_INLINE const float* gates_at(const View& v, const Sequence& s, int64_t step, int64_t m, int64_t column) {

@@ -29,10 +29,11 @@ struct Alternating {
 
 // Per step, p (rows, gates of a few blocks of hidden units) = previous (B, K) times a matrix with `gates` blocks of 16
 // columns for each block of hidden units, then point(step, row, column, lanes, p at gate 0): gate g is 16 g further.
-// pack(block, dst) gives the columns of one block of hidden units: [gate][K][16].
+// pack(block, dst) gives the columns of one block of hidden units: [gate][K][16]. has_first: whether there is a
+// previous matrix before the first step; else it is zero.
 template <int kGates, class Pack, class Point>
-void recur(const Exec* exec, const Sequence& s, int64_t steps, int64_t K, const Alternating& previous, const Pack& pack,
-           const Point& point) {
+void recur(const Exec* exec, const Sequence& s, int64_t steps, int64_t K, const Alternating& previous, bool has_first,
+           const Pack& pack, const Point& point) {
   constexpr int64_t kHidden = kUnit % kGates ? kUnit / 2 : kUnit / kGates;  // blocks of hidden units at a time
   const int64_t blocks = ceil_div(s.H, kBlock), units = ceil_div(blocks, kHidden), block_size = kGates * K * kBlock;
   float* packed = static_cast<float*>(exec->scratch(2, blocks * block_size * 4));
@@ -48,9 +49,12 @@ void recur(const Exec* exec, const Sequence& s, int64_t steps, int64_t K, const 
       const int64_t first = unit * kHidden, count = smaller(kHidden, blocks - first), ld = count * kGates * kBlock;
       for (int64_t m0 = 0; m0 < s.B; m0 += kStepRows) {
         const int64_t rows = smaller(kStepRows, s.B - m0);
-        product({rows, ld, K, previous.row(step, m0), previous.ld, 1, packed + first * block_size, K * kBlock, kBlock,
-                 p, ld},
-                0, rows, 0, count * kGates);
+        if (step > 0 || has_first)
+          product({rows, ld, K, previous.row(step, m0), previous.ld, 1, packed + first * block_size, K * kBlock, kBlock,
+                   p, ld},
+                  0, rows, 0, count * kGates);
+        else
+          std::memset(p, 0, rows * ld * 4);
         for (int64_t m = 0; m < rows; m++)
           for (int64_t j = 0; j < count; j++) {
             const int64_t column = (first + j) * kBlock;

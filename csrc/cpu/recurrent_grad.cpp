@@ -14,23 +14,23 @@ void backward(const Call& c, const View& w, const View& dy, const View& dgates, 
   const int64_t K = kGates * s.H;
   Alternating gates = {nullptr, s.B, Alternating::stride(K)};
   gates.data = static_cast<float*>(c.exec->scratch(3, 2 * s.B * gates.ld * 4));
-  std::memset(gates.data, 0, s.B * gates.ld * 4);  // nothing comes from after the last step
   std::memset(dh0.as<float>(), 0, s.B * s.H * 4);
   auto pack = [&](int64_t block, float* dst) {
     pack_columns(w.as<const float>(), w.stride[1], w.stride[0], K, s.H, block, block + 1, dst);
   };
-  recur<1>(c.exec, s, s.T + 1, K, gates, pack, [&](int64_t back, int64_t m, int64_t column, int n, const float* p) {
-    float* first = dh0.as<float>() + m * s.H + column;
-    const V carried = load_lanes(first, n) + V::load(p);
-    const int64_t step = s.T - 1 - back;
-    if (step < 0) return store_lanes(first, carried, n);
-    const V dh = carried + load_lanes(dy.as<const float>() + s.at(step, m, s.H) + column, n);
-    float *to = dgates.as<float>() + s.at(step, m, K) + column, *next = gates.row(back + 1, m) + column;
-    cell(s, step, m, column, n, dh, [&](int64_t g, V d) {
-      store_lanes(to + g * s.H, d, n);
-      store_lanes(next + g * s.H, d, n);
-    });
-  });
+  recur<1>(c.exec, s, s.T + 1, K, gates, false, pack,
+           [&](int64_t back, int64_t m, int64_t column, int n, const float* p) {
+             float* first = dh0.as<float>() + m * s.H + column;
+             const V carried = load_lanes(first, n) + V::load(p);
+             const int64_t step = s.T - 1 - back;
+             if (step < 0) return store_lanes(first, carried, n);
+             const V dh = carried + load_lanes(dy.as<const float>() + s.at(step, m, s.H) + column, n);
+             float *to = dgates.as<float>() + s.at(step, m, K) + column, *next = gates.row(back + 1, m) + column;
+             cell(s, step, m, column, n, dh, [&](int64_t g, V d) {
+               store_lanes(to + g * s.H, d, n);
+               store_lanes(next + g * s.H, d, n);
+             });
+           });
 }
 
 NEEDLE_INLINE V sigmoid_slope(V y) { return y * (V(1.f) - y); }
