@@ -10,9 +10,9 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 from needle import init, ops
-from needle.autograd import Deferred, Tensor, Unsupported
+from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray import Device
-from needle.ops.recurrent import NONLINEARITIES, gru_step, lstm_step, rnn_step
+from needle.ops.recurrent import gru_step, lstm_step, rnn_step
 
 from .basic import Dropout
 from .module import Module, Parameter
@@ -33,7 +33,7 @@ class Weights(NamedTuple):
 
 
 def draw_weights(
-    owner: Module, suffix: str, input_size: int, width: int, bias: bool, device: Device | None, dtype: str
+    owner: Any, suffix: str, input_size: int, width: int, bias: bool, device: Device | None, dtype: str
 ) -> None:
     """Gives `owner` the parameters of one cell with `width` = gates * hidden."""
     bound = math.sqrt(1 / owner.hidden_size)
@@ -48,7 +48,7 @@ def draw_weights(
         setattr(owner, name + suffix, value)
 
 
-def weights_of(owner: Module, suffix: str = "") -> Weights:
+def weights_of(owner: Any, suffix: str = "") -> Weights:
     return Weights(*(getattr(owner, name + suffix) for name in NAMES[owner.layout]))
 
 
@@ -99,7 +99,7 @@ class Cell(Module):
         return self.step(projected, ops.linear(state[0], w.hh, w.bias_hh, layout=self.layout), state)
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, bias={self.bias_ih is not None}"
+        return f"{self.input_size}, {self.hidden_size}, bias={weights_of(self).bias_ih is not None}"
 
 
 def zero_state(x: Tensor, batch: Any, size: int, dtype: str, count: int) -> list[Tensor]:
@@ -132,7 +132,7 @@ class RNNCell(Cell):
 
 
 def check_nonlinearity(name: str) -> str:
-    if name not in NONLINEARITIES:
+    if name not in ("tanh", "relu"):
         raise ValueError(f"[RNNCell] nonlinearity expects tanh or relu, got {name}.")
     return name
 
@@ -211,11 +211,16 @@ class Recurrent(Module):
         """Of the names of torch's parameters, per layer and direction."""
         return [f"_l{k}{end}" for k in range(self.num_layers) for end in ("", "_reverse")[: 1 + self.bidirectional]]
 
+    @property
+    def cells(self) -> list[Any]:
+        """Per layer and direction, in needle's layout."""
+        return getattr(self, self.cells_name)
+
     def weights(self) -> list[Weights]:
         """Per layer and direction."""
         if self.layout == "torch":
             return [weights_of(self, suffix) for suffix in self.suffixes]
-        return [weights_of(cell) for cell in getattr(self, self.cells_name)]
+        return [weights_of(cell) for cell in self.cells]
 
     def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
         """The parts of the state after all steps, each (T, B, hidden), from `projected`, the input's part of the gates."""
@@ -233,7 +238,9 @@ class Recurrent(Module):
             for k in range(i, i + directions):
                 w = weights[k]
                 state = (
-                    zero_state(x, batch, self.hidden_size, w.hh.dtype, count) if h0 is None else [part[k] for part in h0]
+                    zero_state(x, batch, self.hidden_size, w.hh.dtype, count)
+                    if h0 is None
+                    else [part[k] for part in h0]
                 )
                 results = self.sequence(ops.linear(x, w.ih, w.bias_ih, layout=self.layout), w, state, k > i)
                 outputs.append(results[0])
@@ -294,7 +301,7 @@ class RNN(Recurrent):
         return RNNCell(input_size, self.hidden_size, bias, self.nonlinearity, device, dtype)
 
     def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
-        return (ops.rnn(projected, w.hh, *state, w.bias_hh, reverse, self.layout, self.nonlinearity),)
+        return (ops.rnn(projected, w.hh, state[0], w.bias_hh, reverse, self.layout, self.nonlinearity),)
 
 
 class LSTM(Recurrent):
@@ -303,7 +310,7 @@ class LSTM(Recurrent):
     cells_name, cell = "lstm_cells", LSTMCell
 
     def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
-        return ops.lstm(projected, w.hh, *state, w.bias_hh, reverse, self.layout)
+        return ops.lstm(projected, w.hh, state[0], state[1], w.bias_hh, reverse, self.layout)
 
 
 class GRU(Recurrent):
@@ -312,4 +319,4 @@ class GRU(Recurrent):
     cells_name, cell = "gru_cells", GRUCell
 
     def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
-        return (ops.gru(projected, w.hh, *state, w.bias_hh, reverse, self.layout),)
+        return (ops.gru(projected, w.hh, state[0], w.bias_hh, reverse, self.layout),)

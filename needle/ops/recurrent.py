@@ -5,8 +5,6 @@ from __future__ import annotations
 from math import prod
 from typing import Any, ClassVar
 
-import numpy as np
-
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
@@ -17,8 +15,6 @@ from .indexing import getitem
 from .join import PartialTuple, concat, make_tuple, stack
 from .linalg import linear
 
-NONLINEARITIES = {"tanh": tanh, "relu": relu}
-
 
 def parts_of(gates: Tensor, count: int) -> list[Tensor]:
     """(B, count * H) as `count` of (B, H)."""
@@ -28,7 +24,8 @@ def parts_of(gates: Tensor, count: int) -> list[Tensor]:
 
 def rnn_step(projected: Tensor, recurred: Tensor, nonlinearity: str) -> Tensor:
     """The next state from what the input and the state add to it."""
-    return NONLINEARITIES[nonlinearity](add(projected, recurred))
+    total = add(projected, recurred)
+    return relu(total) if nonlinearity == "relu" else tanh(total)
 
 
 def lstm_step(projected: Tensor, recurred: Tensor, c: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
