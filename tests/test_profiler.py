@@ -87,6 +87,15 @@ def test_compiled_rows_are_the_plan(compiled: Profile) -> None:
     assert all(r.flops == 0 for r in compiled.rows if r.op in ("to_blocked", "from_blocked", "zero_halo"))
 
 
+def test_ops_with_several_results_count_all_of_them() -> None:
+    rows = {r.op: r for r in ndl.profile(nn.LSTM(3, 5), np.ones((4, 2, 3), "float32"), rounds=1).rows}
+    steps = rows["lstm"]
+    assert steps.flops == 2 * 4 * 2 * 5 * 20 and steps.shape == (4, 2, 5)
+    assert steps.written == steps.memory == 4 * 4 * 2 * (5 + 5 + 20)  # h, c and the gates
+    assert steps.read == 4 * (4 * 2 * 20 + 5 * 20 + 2 * 2 * 5 + 20)
+    assert rows["tuple_get_item"].written == 0
+
+
 def test_profile_of_one_call_leaves_no_hooks() -> None:
     before = Op._run, nn.Module.__call__
     model = Net().eval()

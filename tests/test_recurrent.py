@@ -189,6 +189,18 @@ def test_a_recorded_layer_compiles_once_for_all_sizes(kind: str) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("kind", KINDS)
+def test_float64_runs_the_steps(kind: str) -> None:
+    layer = KINDS[kind][0](3, 5, dtype="float64", device=ndl.cpu())
+    x = np.random.randn(4, 2, 3)
+    out = layer(Tensor(x, device=ndl.cpu(), dtype="float64"))[0]
+    theirs = KINDS[kind][1](3, 5).double()
+    for a, b in zip(layer.parameters(), theirs.parameters(), strict=True):
+        b.data = torch.tensor(a.numpy().T)
+    close(out, theirs(torch.tensor(x))[0].detach(), 1e-13)
+
+
+@compiled
 def test_compiled_layers_see_new_weights() -> None:
     model = Tagger("lstm", "needle")
     x = np.random.randn(4, 2, 3).astype("float32")

@@ -4,8 +4,9 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-// in: projected (T, B, gates H), weight (H, gates H) of any strides, h0 (B, H), ..., bias (gates H) last if has_bias;
-// out[0]: (T, B, H). cell(step, row, column, lanes, h, gate) gives the next h, where gate(g) is what h adds to gate g.
+// in: projected (T, B, gates H) with dense rows, weight (H, gates H) of any strides, h0 (B, H), ..., bias (gates H)
+// last if has_bias; out[0]: (T, B, H). cell(step, row, column, lanes, h, gate) gives the next h, where gate(g) is what
+// h adds to gate g.
 template <int kGates, class Cell>
 void forward(const Call& c, const Cell& cell) {
   const View &out = c.out[0], &w = c.in[1];
@@ -32,8 +33,8 @@ void forward(const Call& c, const Cell& cell) {
                 });
 }
 
-NEEDLE_INLINE const float* gates_at(const View& v, const Sequence& s, int64_t step, int64_t m, int64_t column) {
-  return v.as<const float>() + s.at(step, m, v.shape[2]) + column;
+NEEDLE_INLINE const float* projected_at(const View& v, const Sequence& s, int64_t step, int64_t m, int64_t column) {
+  return v.as<const float>() + s.time(step) * v.stride[0] + m * v.stride[1] + column;
 }
 
 }  // namespace
@@ -42,7 +43,7 @@ NEEDLE_INLINE const float* gates_at(const View& v, const Sequence& s, int64_t st
 void rnn(const Call& c) {
   const bool relu = c.i(2);
   forward<1>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V, auto gate) {
-    const V x = load_lanes(gates_at(c.in[0], s, step, m, column), n) + gate(0);
+    const V x = load_lanes(projected_at(c.in[0], s, step, m, column), n) + gate(0);
     return relu ? max(V(0.f), x) : tanh(x);
   });
 }
@@ -50,7 +51,7 @@ void rnn(const Call& c) {
 // in[3]: c0; out: h, c, and the gates i, f, g, o after their activations. attrs: reverse has_bias
 void lstm(const Call& c) {
   forward<4>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V, auto gate) {
-    const float* x = gates_at(c.in[0], s, step, m, column);
+    const float* x = projected_at(c.in[0], s, step, m, column);
     float *kept = c.out[2].as<float>() + s.at(step, m, 4 * s.H) + column, *cells = c.out[1].as<float>();
     auto total = [&](int64_t g) { return load_lanes(x + g * s.H, n) + gate(g); };
     const V i = sigmoid(total(0)), f = sigmoid(total(1)), g = tanh(total(2)), o = sigmoid(total(3));
@@ -66,7 +67,7 @@ void lstm(const Call& c) {
 // out: h, and r, z, n after their activations beside what h added to n: (T, B, 4 H). attrs: reverse has_bias
 void gru(const Call& c) {
   forward<3>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V h, auto gate) {
-    const float* x = gates_at(c.in[0], s, step, m, column);
+    const float* x = projected_at(c.in[0], s, step, m, column);
     float* kept = c.out[1].as<float>() + s.at(step, m, 4 * s.H) + column;
     const V recurred = gate(2);
     const V r = sigmoid(load_lanes(x, n) + gate(0)), z = sigmoid(load_lanes(x + s.H, n) + gate(1));

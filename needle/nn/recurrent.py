@@ -10,7 +10,7 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 from needle import init, ops
-from needle.autograd import Tensor, Unsupported
+from needle.autograd import Tensor
 from needle.backend_ndarray import Device
 from needle.ops.recurrent import gru_step, lstm_step, rnn_step
 
@@ -93,7 +93,7 @@ class Cell(Module):
         """hx: torch's name of h."""
         w, h, shape = weights_of(self), hx if h is None else h, known_shape(x)
         if shape is not None and len(shape) != 2:
-            raise Unsupported(f"[{type(self).__name__}] x expects shape (B, {self.input_size}), got {shape}.")
+            raise ValueError(f"[{type(self).__name__}] x expects shape (B, {self.input_size}), got {shape}.")
         state = zero_state(x, x.shape[0], self.hidden_size, w.hh.dtype, self.states) if h is None else as_parts(h)
         projected = ops.linear(x, w.ih, w.bias_ih, layout=self.layout)
         return self.step(projected, ops.linear(state[0], w.hh, w.bias_hh, layout=self.layout), state)

@@ -101,13 +101,17 @@ class Recurrence(Op):
     def matrix(self, weight: NDArray) -> NDArray:
         return weight if self.layout_of_weight == "needle" else weight.permute((1, 0))
 
+    def must_decompose(self, *inputs: Any) -> bool:
+        """In float64, for which there are no kernels. A graph with free sizes keeps the op until it is called."""
+        recorder = inputs[0].recorder
+        return (recorder is None or recorder.static) and any(x.dtype != "float32" for x in inputs)
+
     def compute(self, *inputs: NDArray) -> Any:
-        if any(x.dtype != "float32" for x in inputs):
-            return None
         projected, weight, *rest = inputs
         specs = self.infer(*inputs)
         outs = [NDArray.empty(s.shape) for s in (specs if self.n_out > 1 else [specs])]
-        ins = [projected.compact(), self.matrix(weight), *(x.compact() for x in rest)]
+        dense_rows = projected.strides[2] == 1
+        ins = [projected if dense_rows else projected.compact(), self.matrix(weight), *(x.compact() for x in rest)]
         call(self.label, outs, ins, self.reverse, self.has_bias, *self.attrs())
         return tuple(outs) if self.n_out > 1 else outs[0]
 

@@ -63,7 +63,8 @@ class Recorder:
         return threading.get_ident() == self._thread
 
     def add(self, op: Op, inputs: Sequence[Any], result: Any, start: float, seconds: float) -> None:
-        outs, ins = result if isinstance(result, tuple) else (result,), [t.cached_data for t in inputs]
+        outs, *given = (a if isinstance(a, tuple) else (a,) for a in (result, *(t.cached_data for t in inputs)))
+        ins = [a for arrays in given for a in arrays]
         fresh = [o for o in outs if not any(same_memory(o, i) for i in ins)]
         is_view = op.is_view and not fresh  # only the shape changed: no bytes moved
         memory = sum(nbytes(o) for o in fresh)
