@@ -112,6 +112,29 @@ def test_second_derivatives_through_the_kernel(kind: str, shared: bool) -> None:
         close(got, want, 1e-4)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_loss_of_the_last_cell_state_alone(reverse: bool) -> None:
+    """No gradient comes in for h then, and only one step's for c."""
+    arrays = drawn("lstm", 4, 2, 5)
+    sides = []
+    for numpy in (True, BACKEND == "np"):
+        xs = on(arrays, numpy)
+        c = apply("lstm", xs, reverse=reverse)[1][0 if reverse else -1]
+        ops.summation(c * c).backward()
+        sides.append([x.grad for x in xs])
+    for want, got in zip(*sides, strict=True):
+        close(got, want)
+
+
+@compiled
+def test_an_empty_batch_gives_empty_states() -> None:
+    layer = nn.GRU(3, 5)
+    out, last = layer(Tensor(np.zeros((4, 0, 3), "float32")))
+    assert out.shape == (4, 0, 5) and last.shape == (1, 0, 5)
+    out.backward()
+    assert all(not p.grad.numpy().any() for p in layer.parameters())
+
+
 def torch_twin(kind: str, ours: Any, layers: int) -> Any:
     """torch's layer in both directions with the weights of ours."""
     theirs = KINDS[kind][1](ours.input_size, ours.hidden_size, layers, bidirectional=True, batch_first=True).double()
