@@ -159,7 +159,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
     args.cores = free_cores(args.threads)
-    print(f"{cpu_name()}, {isa()}, {args.threads} threads, {args.rounds} alternating rounds; torch / needle over 1: needle is faster")
+    print(
+        f"{cpu_name()}, {isa()}, {args.threads} threads, {args.rounds} alternating rounds; torch / needle over 1: needle is faster"
+    )
     results = []
     for name in args.rows:
         results.append(r := compare(name, args))

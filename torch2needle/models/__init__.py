@@ -1,6 +1,7 @@
 """Our own torch definitions of the models that we convert, with torchvision's parameter names where it has them."""
 
 from .initialise import randomize
+from .lstm import LSTMClassifier, lstm
 from .mlp import MLP, mlp
 from .resnet import ResNet, resnet18, resnet34, resnet50, resnet101
 from .resnet9 import ResNet9, ResNet9Wide, resnet9, resnet9_wide
@@ -12,12 +13,14 @@ from .vit import VisionTransformer, vit
 __all__ = [
     "MLP",
     "VGG",
+    "LSTMClassifier",
     "ResNet",
     "ResNet9",
     "ResNet9Wide",
     "TransformerClassifier",
     "UNet",
     "VisionTransformer",
+    "lstm",
     "mlp",
     "randomize",
     "resnet9",
