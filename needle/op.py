@@ -119,6 +119,15 @@ class Op:
     compute_infers: ClassVar[bool] = False  # `compute` checks its inputs by `infer` itself
     float32_only: ClassVar[bool] = False  # its kernels take nothing else: float64 runs as `reference`, slow but right
     joins_channels: ClassVar[bool] = False  # its inputs may be written straight into slices of its output
+    # What a subclass defines, looked up once: eager calls ask for every op.
+    has_infer: ClassVar[bool]  # False for ops in the course's form, which only compute, on whatever arrays they get
+    has_own_gradient: ClassVar[bool]
+    may_decompose: ClassVar[bool]  # it has its own `must_decompose`
+
+    def __init_subclass__(cls) -> None:
+        cls.has_infer = cls.infer is not Op.infer
+        cls.has_own_gradient = cls.gradient is not Op.gradient
+        cls.may_decompose = cls.must_decompose is not Op.must_decompose
 
     @property
     def name(self) -> str:
@@ -173,15 +182,6 @@ class Op:
         """Floating-point operations of one call by shapes, a multiply-add as two: one per result unless the op says more."""
         outs = out if self.n_out > 1 else (out,)
         return 0 if self.is_view else sum(math.prod(o.shape) for o in outs)
-
-    @classmethod
-    def has_infer(cls) -> bool:
-        """False for ops in the course's form, which only compute, on whatever arrays they get."""
-        return cls.infer is not Op.infer
-
-    @classmethod
-    def has_own_gradient(cls) -> bool:
-        return cls.gradient is not Op.gradient
 
     @classmethod
     def has_kernel(cls) -> bool:
@@ -240,10 +240,10 @@ class Op:
             if t.recorder is not None:
                 return t.recorder.record(self, inputs)
             needs_grad = needs_grad or t.requires_grad
-        if self.must_decompose(*inputs):
+        if self.may_decompose and self.must_decompose(*inputs):
             return self.decompose(*inputs)
         needs_grad = needs_grad and TAPE.recording
-        if needs_grad and not self.has_own_gradient():
+        if needs_grad and not self.has_own_gradient:
             self.infer(*inputs)
             return self.decompose(*inputs)
         data = self._run(inputs)
@@ -257,7 +257,7 @@ class Op:
         for a in arrays:
             if isinstance(a, np.ndarray):
                 return self._run_on_numpy(inputs, arrays)
-        if not self.compute_infers and self.has_infer():
+        if not self.compute_infers and self.has_infer:
             spec = self.infer(*inputs)
             if self.float32_only and any(a.dtype == "float64" for a in arrays):
                 return NDArray(self.reference(*(a.numpy_view() for a in arrays)), dtype=spec.dtype)
@@ -266,8 +266,8 @@ class Op:
     def _run_on_numpy(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> Any:
         if not all(isinstance(a, np.ndarray | tuple) for a in arrays):
             raise ValueError(f"[{self.label}] inputs are on different devices: cpu_numpy() and cpu().")
-        if self.has_infer():
+        if self.has_infer:
             self.infer(*inputs)
         with np.errstate(all="ignore"):
-            out = self.reference(*arrays) if self.has_infer() else self.compute(*arrays)
+            out = self.reference(*arrays) if self.has_infer else self.compute(*arrays)
         return np.asarray(out) if isinstance(out, np.generic) else out

@@ -159,9 +159,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
     args.cores = free_cores(args.threads)
-    print(
-        f"{cpu_name()}, {isa()}, {args.threads} threads, {args.rounds} alternating rounds; torch / needle over 1: needle is faster"
-    )
+    note = f"{args.threads} threads, {args.rounds} alternating rounds"
+    print(f"{cpu_name()}, {isa()}, {note}; torch / needle over 1: needle is faster")
     results = []
     for name in args.rows:
         results.append(r := compare(name, args))

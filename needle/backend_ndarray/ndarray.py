@@ -18,7 +18,16 @@ from .device import Device, cpu, cpu_numpy
 from .dtypes import dtype_name, dtype_of, itemsize, promote, promote_scalar
 from .flat import Flat
 from .kernels import DTYPES, KERNELS, PLANNING, call, kernel_dtype
-from .strides import broadcast_strides, contiguous_strides, index_view, is_contiguous, is_permutation, resolve_shape
+from .strides import (
+    broadcast_strides,
+    contiguous_strides,
+    flip_view,
+    index_view,
+    is_contiguous,
+    is_permutation,
+    reduced_shapes,
+    resolve_shape,
+)
 
 CPU = cpu()
 
@@ -219,11 +228,8 @@ class NDArray:
         return self._view(shape, broadcast_strides(self._shape, self._strides, shape))
 
     def flip(self, axes: Sequence[int] | int) -> NDArray:
-        strides, offset = list(self._strides), self._offset
-        for a in (axes,) if isinstance(axes, int) else axes:
-            offset += max(0, self._shape[a] - 1) * strides[a]
-            strides[a] = -strides[a]
-        return self._view(self._shape, strides, offset)
+        axes = (axes,) if isinstance(axes, int) else axes
+        return self._view(self._shape, *flip_view(self._shape, self._strides, self._offset, axes))
 
     def process_slice(self, s: slice, dim: int) -> slice:
         """`s` with its start, stop and step written out for an axis."""
@@ -358,10 +364,8 @@ class NDArray:
     def reduce(self, name: str, axes: Sequence[int], keepdims: bool) -> NDArray:
         """Reduction kernel `name` over `axes` (non-negative)."""
         source = self.as_dtype(kernel_dtype(name, self._dtype))
-        kept = shape = tuple([1 if d in axes else s for d, s in enumerate(self._shape)])
-        if not keepdims:
-            shape = tuple([s for d, s in enumerate(self._shape) if d not in axes])
-        return NDArray.made(name, [source], source._dtype, kept, shape)
+        kept, left = reduced_shapes(self._shape, tuple(axes))
+        return NDArray.made(name, [source], source._dtype, kept, kept if keepdims else left)
 
     def _reduce_course(self, name: str, axis: int | Sequence[int] | None, keepdims: bool) -> NDArray:
         if axis is None:  # the course's rule: over everything gives shape (1,)

@@ -48,12 +48,28 @@ def resolve_shape(shape: Sequence[int], old: Sequence[int]) -> Dims:
     return shape
 
 
+@lru_cache(maxsize=1024)
+def reduced_shapes(shape: Dims, axes: Dims) -> tuple[Dims, Dims]:
+    """`shape` with 1 at `axes`, and without them."""
+    kept = tuple(1 if d in axes else s for d, s in enumerate(shape))
+    return kept, tuple(s for d, s in enumerate(shape) if d not in axes)
+
+
 def broadcast_strides(shape: Dims, strides: Dims, to: Dims) -> Dims:
     """Strides that show `shape` as the shape `to`."""
     lead = len(to) - len(shape)
     if lead < 0 or any([have not in (1, want) for have, want in zip(shape, to[lead:], strict=True)]):
         raise ValueError(f"[broadcast_to] expects a shape that broadcasts to {to}, got {shape}.")
     return (0,) * lead + tuple([0 if n == 1 else s for n, s in zip(shape, strides, strict=True)])
+
+
+def flip_view(shape: Dims, strides: Dims, offset: int, axes: Sequence[int]) -> tuple[list[int], int]:
+    """(strides, offset) that show `axes` backwards."""
+    turned = list(strides)
+    for a in axes:
+        offset += max(0, shape[a] - 1) * turned[a]
+        turned[a] = -turned[a]
+    return turned, offset
 
 
 def expand_index(index: Any, ndim: int) -> tuple:

@@ -10,7 +10,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, dtype_name
 
-from .common import FLOATS, as_axes, cast_array, check_axes, float_dtype
+from .common import FLOATS, as_axes, check_axes, float_dtype
 from .comparison import eq, ne
 from .elementwise import add, cast, divide, divide_scalar, multiply, subtract, where
 from .maths import absolute, sqrt
@@ -39,7 +39,8 @@ class Reduction(Op):
     def compute(self, x: NDArray) -> Any:
         axes, keep = self._arguments(x)
         dtype = self.result_dtype(x)
-        return cast_array(cast_array(x, dtype).reduce(self.row, axes, keep), dtype)  # the kernels know no bools
+        out = (x if x.dtype == dtype else x.astype(dtype)).reduce(self.row, axes, keep)
+        return out if out.dtype == dtype else out.astype(dtype)  # the kernels know no bools
 
     def spread(self, t: Tensor, x: Tensor) -> Tensor:
         """A result of the reduction of x, with the reduced axes stretched to x's shape again."""
