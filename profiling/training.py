@@ -124,14 +124,20 @@ def worker(engine: str, name: str, args: argparse.Namespace) -> Iterator[Connect
         process.kill()
 
 
+def check_losses(name: str, losses: dict[str, list[float]]) -> float:
+    """How far the engines' losses differ, relative to the largest; ends the script where that is too far."""
+    off = float(np.abs(np.subtract(*losses.values())).max() / np.abs(losses["torch"]).max())
+    if not off <= TOLERANCE:
+        raise SystemExit(f"[training] losses of {name} differ by {off:.1e}, got {losses}.")
+    return off
+
+
 def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds per step by engine, and the ratio torch / needle: median, least and largest over rounds."""
     with contextlib.ExitStack() as stack:
         lines = {e: stack.enter_context(worker(e, name, args)) for e in ENGINES}
         losses = {e: line.recv() for e, line in lines.items()}
-        off = float(np.abs(np.subtract(*losses.values())).max() / np.abs(losses["torch"]).max())
-        if not off <= TOLERANCE:
-            raise SystemExit(f"[training] losses of {name} differ by {off:.1e}, got {losses}.")
+        off = check_losses(name, losses)
         times: dict[str, list[float]] = {e: [] for e in ENGINES}
         for r in range(args.rounds):
             for engine in list(ENGINES)[:: -1 if r % 2 else 1]:
