@@ -145,16 +145,23 @@ void product_by_rows(Matmul g, int64_t m0, int64_t m1, int64_t n0, int64_t n1, i
 }
 
 NEEDLE_INLINE int64_t rows_per_block(int64_t M, int64_t K) {
-  const int64_t most = larger(ceil_div(56, kTileRows), (64 << 10) / larger(K, 1) / kTileRows) * kTileRows;
+  const int64_t most = larger(ceil_div(56, kTileRows), (96 << 10) / larger(K, 1) / kTileRows) * kTileRows;
   const int64_t blocks = ceil_div(M, most);
   return ceil_div(ceil_div(M, blocks), kTileRows) * kTileRows;
 }
 
-// One product with packed columns, on all threads.
+// One product with packed columns, on all threads. Tasks are a unit of columns where that is some 40 us of work:
+// smaller ones cost nothing, and the threads end together.
 void run(const Exec* exec, Matmul g) {
-  const int64_t row_block = rows_per_block(g.M, g.K), row_tasks = ceil_div(g.M, row_block);
+  const double flops = 2. * g.M * g.N * g.K;
   const int64_t blocks = ceil_div(g.N, kBlock), step = g.M <= kWideRows ? kWideBlocks : kTileBlocks;
-  const int64_t units = ceil_div(blocks, step), wanted = task_count(exec, 2. * g.M * g.N * g.K);
+  const int64_t units = ceil_div(blocks, step);
+  const int64_t wanted = larger(task_count(exec, flops), exec->threads == 1 ? 1 : static_cast<int64_t>(flops / 4e6));
+  const int64_t least_rows =
+      ceil_div(smaller(exec->threads, wanted), units);  // stretches of rows, where columns are few
+  const int64_t row_block =
+      smaller(rows_per_block(g.M, g.K), ceil_div(ceil_div(g.M, least_rows), kTileRows) * kTileRows);
+  const int64_t row_tasks = ceil_div(g.M, row_block);
   const int64_t per_task = ceil_div(units, smaller(units, ceil_div(wanted, row_tasks))),
                 n_tasks = ceil_div(units, per_task);
   const bool copy = needs_copy(g);
