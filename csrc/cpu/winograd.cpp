@@ -1,0 +1,254 @@
+// Fused Winograd convolution on nChw16c: 3 x 3, stride 1. A block of tiles goes through input transform, products and
+// output transform while it lies in the cache (Gelashvili, Shavit and Zlateski, arXiv 1912.02165).
+#include "cpu/winograd.h"
+
+#include "math/maps.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+struct Job {
+  int64_t tiles_y, tiles_x, height, width;  // of an output image
+  int64_t in_blocks, out_blocks;
+  const float* x;  // includes the padding
+  int64_t x_image, x_block, x_row;
+  const float* w;  // [ob][xi][ic][16]
+  float* y;
+  int64_t y_image, y_block, y_row;
+  const float* bias;
+  const float* residual;
+  int64_t r_image, r_block, r_row;
+  int activation;
+  float alpha;
+  // Transformed input lies as [xi][ib][tile][16], `pitch` tiles to an input block, `v_xi` floats to a plane.
+  int64_t pitch, v_xi;
+  const int64_t* runs;  // of the input blocks of one tile
+};
+
+struct Tiles {
+  int64_t first, n;
+};
+
+struct Place {
+  int64_t image, y, x;  // of the tile's first pixel
+  int rows, cols;       // that lie in the image
+};
+
+template <class F>
+NEEDLE_INLINE Place place(const Job& j, int64_t tile) {
+  const int64_t row = tile / j.tiles_x, image = row / j.tiles_y;
+  const int64_t y = (row - image * j.tiles_y) * F::kOut, x = (tile - row * j.tiles_x) * F::kOut;
+  return {image, y, x, static_cast<int>(smaller(F::kOut, j.height - y)),
+          static_cast<int>(smaller(F::kOut, j.width - x))};
+}
+
+// Pairs [from, to) of (input block, tile) are transformed.
+template <class F>
+void transform_inputs(const Job& j, Tiles t, int64_t from, int64_t to, float* v) {
+  constexpr int A = F::kIn;
+  alignas(64) float edge[A * A * kBlock];
+  for (int64_t i = from; i < to; i++) {
+    const int64_t ib = i / t.n, tile = i - ib * t.n;
+    const Place p = place<F>(j, t.first + tile);
+    const float* d = j.x + p.image * j.x_image + ib * j.x_block + p.y * j.x_row + p.x * kBlock;
+    int64_t d_row = j.x_row;
+    if (p.rows < F::kOut || p.cols < F::kOut) {  // beyond the halo lies other data
+      std::memset(edge, 0, sizeof edge);
+      for (int y = 0; y < p.rows + 2; y++)
+        std::memcpy(edge + y * A * kBlock, d + y * d_row, (p.cols + 2) * kBlock * sizeof(float));
+      d = edge;
+      d_row = A * kBlock;
+    }
+    winograd_input<F>(d, d_row, v + (ib * j.pitch + tile) * kBlock, j.v_xi);
+  }
+}
+
+__attribute__((noinline)) void activate_stored(const Job& j, float* y, int rows, int cols) {
+  for (int r = 0; r < rows; r++)
+    for (int at = 0; at < cols * kBlock; at += V::N) {
+      float* p = y + r * j.y_row + at;
+      activate(j.activation, j.alpha, V::load(p)).store(p);
+    }
+}
+
+template <class F>
+void transform_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const float* m, int64_t m_xi) {
+  for (int64_t i = 0; i < n; i++) {
+    const Place p = place<F>(j, first + i);
+    float* to = j.y + p.image * j.y_image + ob * j.y_block + p.y * j.y_row + p.x * kBlock;
+    const float* r =
+        j.residual ? j.residual + p.image * j.r_image + ob * j.r_block + p.y * j.r_row + p.x * kBlock : nullptr;
+    const float* bias = j.bias ? j.bias + ob * kBlock : nullptr;
+    const bool relu = j.activation == kRelu;
+    winograd_output<F>(m + i * kBlock, m_xi, p.rows, p.cols, [&](int y, int x, int lane, V value) {
+      if (bias) value = value + V::load(bias + lane);
+      if (r) value = value + V::load(r + y * j.r_row + x * kBlock + lane);
+      if (relu) value = max(V(0.f), value);
+      value.store(to + y * j.y_row + x * kBlock + lane);
+    });
+    if (j.activation > kRelu) activate_stored(j, to, p.rows, p.cols);
+  }
+}
+
+constexpr int64_t kProductTiles = kTileRows * (56 / kTileRows);  // whose products of two blocks stay in L2
+
+// Output blocks [ob, end) of tiles from their transformed input; `m` holds the products of one group of blocks.
+template <class F>
+void products(const Job& j, Tiles t, const float* v, int64_t ob, int64_t end, float* m) {
+  constexpr int kXi = F::kIn * F::kIn;
+  const int64_t step = ceil_div(t.n, ceil_div(t.n, kProductTiles));
+  Tile g = {};
+  g.a_m = g.c_m = g.b_k = kBlock;
+  g.a_k = 1;
+  g.runs = j.runs;
+  g.length = kBlock;
+  g.b_n = kXi * j.in_blocks * kBlock * kBlock;
+  for (int64_t blocks; ob < end; ob += blocks) {
+    blocks = tile_blocks(step, end - ob);
+    for (int64_t first = 0; first < t.n; first += step) {
+      const int64_t n = smaller(step, t.n - first), m_xi = (blocks * n + 1) * kBlock;
+      g.c_n = n * kBlock;
+      for (int xi = 0; xi < kXi; xi++)
+        for (int64_t ib = 0; ib < j.in_blocks; ib += kChain / kBlock) {
+          g.a = v + xi * j.v_xi + (ib * j.pitch + first) * kBlock;
+          g.n_runs = smaller(kChain / kBlock, j.in_blocks - ib);
+          g.b = j.w + ob * g.b_n + (xi * j.in_blocks + ib) * kBlock * kBlock;
+          g.c = m + xi * m_xi;
+          g.accumulate = ib > 0;
+          tiles(g, static_cast<int>(blocks), n);
+        }
+      for (int64_t b = 0; b < blocks; b++) transform_outputs<F>(j, t.first + first, n, ob + b, m + b * g.c_n, m_xi);
+    }
+  }
+}
+
+// A register tile of rows for each thread: with fewer tiles than that the threads share the output channels instead.
+constexpr int64_t kTilesPerThread = V::N == 16 ? 8 : 12;
+constexpr int64_t kOwnBytes = 512 << 10;   // transformed input of a task: half of a common L2
+constexpr int64_t kSharedBytes = 8 << 20;  // transformed input that all threads read: a part of L3
+
+template <class F>
+void run(const Exec* exec, Job& j, int64_t images) {
+  constexpr int kXi = F::kIn * F::kIn;
+  j.tiles_y = ceil_div(j.height, F::kOut);
+  j.tiles_x = ceil_div(j.width, F::kOut);
+  const int64_t all = images * j.tiles_y * j.tiles_x, tile_floats = kXi * j.in_blocks * kBlock;
+  const bool shared = all < kTilesPerThread * exec->threads;
+  const int64_t room = (shared ? kSharedBytes : kOwnBytes) / 4 / (tile_floats * kTileRows) * kTileRows;
+  int64_t parts = ceil_div(all, larger(room, kTileRows));
+  if (!shared) parts = ceil_div(parts, exec->threads) * exec->threads;
+  j.pitch = ceil_div(all, parts);
+  parts = ceil_div(all, j.pitch);
+  j.v_xi = (j.in_blocks * j.pitch + 1) * kBlock;  // + 1: a stride of 4 KB would use a few sets of the cache only
+  int64_t* runs = static_cast<int64_t*>(exec->scratch(3, j.in_blocks * sizeof(int64_t)));
+  for (int64_t ib = 0; ib < j.in_blocks; ib++) runs[ib] = ib * j.pitch * kBlock;
+  j.runs = runs;
+
+  const size_t v_bytes = kXi * j.v_xi * 4, m_bytes = kXi * (kProductTiles * kWideBlocks + 1) * kBlock * 4;
+  float* v = shared ? static_cast<float*>(exec->scratch(2, v_bytes)) : nullptr;
+  auto part = [&](int64_t i) { return Tiles{i * j.pitch, smaller(j.pitch, all - i * j.pitch)}; };
+  if (!shared) {
+    parallel_for(exec, parts, [&](int64_t i) {
+      float* own = static_cast<float*>(exec->scratch(0, v_bytes));
+      float* m = static_cast<float*>(exec->scratch(1, m_bytes));
+      transform_inputs<F>(j, part(i), 0, j.in_blocks * part(i).n, own);
+      products<F>(j, part(i), own, 0, j.out_blocks, m);
+    });
+    return;
+  }
+  for (int64_t i = 0; i < parts; i++) {
+    const Tiles t = part(i);
+    const int64_t pairs = j.in_blocks * t.n, step = tile_blocks(t.n, j.out_blocks),
+                  units = ceil_div(j.out_blocks, step);
+    const int64_t in_tasks = smaller(pairs, task_count(exec, 400. * tile_floats * t.n / kXi));
+    const int64_t out_tasks = smaller(units, 6 * exec->threads);
+    parallel_for(exec, in_tasks, [&](int64_t task) {
+      transform_inputs<F>(j, t, pairs * task / in_tasks, pairs * (task + 1) / in_tasks, v);
+    });
+    parallel_for(exec, out_tasks, [&](int64_t task) {
+      float* m = static_cast<float*>(exec->scratch(1, m_bytes));
+      const int64_t end = smaller(j.out_blocks, units * (task + 1) / out_tasks * step);
+      products<F>(j, t, v, units * task / out_tasks * step, end, m);
+    });
+  }
+}
+
+template <class F>
+void pack(const Exec* exec, const View& w, float* dst) {
+  constexpr int A = F::kIn;
+  const int64_t O = w.shape[0], I = w.shape[1], channels = ceil_div(I, kBlock) * kBlock, blocks = ceil_div(O, kBlock);
+  const int64_t tasks = smaller(blocks * channels, task_count(exec, 200. * O * I));
+  parallel_for(exec, tasks, [&](int64_t t) {
+    for (int64_t at = blocks * channels * t / tasks; at < blocks * channels * (t + 1) / tasks; at++) {
+      const int64_t ob = at / channels, i = at - ob * channels;
+      float* d = dst + (ob * A * A * channels + i) * kBlock;
+      for (int64_t lane = 0; lane < kBlock; lane++, d++) {
+        const int64_t o = ob * kBlock + lane;
+        double g[3][3] = {}, half[A][3];
+        if (o < O && i < I)
+          for (int y = 0; y < 3; y++)
+            for (int x = 0; x < 3; x++)
+              g[y][x] = w.as<const float>()[o * w.stride[0] + i * w.stride[1] + y * w.stride[2] + x * w.stride[3]];
+        for (int y = 0; y < A; y++)
+          for (int x = 0; x < 3; x++)
+            half[y][x] = F::kFilter[y][0] * g[0][x] + F::kFilter[y][1] * g[1][x] + F::kFilter[y][2] * g[2][x];
+        for (int y = 0; y < A; y++)
+          for (int x = 0; x < A; x++)
+            d[(y * A + x) * channels * kBlock] = static_cast<float>(
+                half[y][0] * F::kFilter[x][0] + half[y][1] * F::kFilter[x][1] + half[y][2] * F::kFilter[x][2]);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+// attrs: tile
+void winograd_pack(const Call& c) {
+  if (c.out[0].size() == 0) return;
+  if (c.i(0) == Winograd4::kOut)
+    pack<Winograd4>(c.exec, c.in[0], c.out[0].as<float>());
+  else
+    pack<Winograd2>(c.exec, c.in[0], c.out[0].as<float>());
+}
+
+namespace {
+
+template <class F>
+void convolve(const Call& c) {
+  const View &x = c.in[0], &y = c.out[0];
+  if (y.size() == 0) return;
+  Job j = {};
+  j.height = y.shape[2];
+  j.width = y.shape[3];
+  j.in_blocks = x.shape[1];
+  j.out_blocks = y.shape[1];
+  j.x = x.as<const float>() - c.i(0) * x.stride[2] - c.i(1) * kBlock;
+  j.x_image = x.stride[0];
+  j.x_block = x.stride[1];
+  j.x_row = x.stride[2];
+  j.w = c.in[1].as<const float>();
+  j.y = y.as<float>();
+  j.y_image = y.stride[0];
+  j.y_block = y.stride[1];
+  j.y_row = y.stride[2];
+  j.bias = c.i(4) ? c.in[2].as<const float>() : nullptr;
+  if (c.i(5)) {
+    const View& r = c.in[c.i(4) ? 3 : 2];
+    j.residual = r.as<const float>();
+    j.r_image = r.stride[0];
+    j.r_block = r.stride[1];
+    j.r_row = r.stride[2];
+  }
+  j.activation = static_cast<int>(c.i(2));
+  j.alpha = c.f(3);
+  run<F>(c.exec, j, y.shape[0]);
+}
+
+}  // namespace
+
+// attrs: pad_top pad_left activation alpha has_bias has_residual
+void conv2d_winograd_f2(const Call& c) { convolve<Winograd2>(c); }
+void conv2d_winograd_f4(const Call& c) { convolve<Winograd4>(c); }
+
+}  // namespace needle::NEEDLE_ISA

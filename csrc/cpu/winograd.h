@@ -1,0 +1,116 @@
+// Winograd's minimal filtering F(m x m, 3 x 3) (Lavin and Gray, arXiv 1509.09308): its transforms in one dimension.
+#pragma once
+#include <cstring>
+
+#include "cpu/tile.h"
+
+namespace needle::NEEDLE_ISA {
+
+// Points 0, 1, -1, inf: fewer additions than a direct sum, hence the more accurate one.
+struct Winograd2 {
+  static constexpr int kOut = 2, kIn = 4;
+  static constexpr double kFilter[kIn][3] = {{1, 0, 0}, {.5, .5, .5}, {.5, -.5, .5}, {0, 0, 1}};
+
+  NEEDLE_INLINE void input(const V* d, V* o) {
+    o[0] = d[0] - d[2];
+    o[1] = d[1] + d[2];
+    o[2] = d[2] - d[1];
+    o[3] = d[3] - d[1];
+  }
+  NEEDLE_INLINE void output(const V* m, V* o) {
+    o[0] = m[0] + (m[1] + m[2]);
+    o[1] = m[3] + (m[1] - m[2]);
+  }
+};
+
+// Points 0, +-a, +-b, inf with a = 3/4, b = 3/2: every input coefficient is exact, and the error half of that of the
+// usual 0, +-1, +-2.
+struct Winograd4 {
+  static constexpr int kOut = 4, kIn = 6;
+  static constexpr double a = .75, b = 1.5, fa = 1 / (2 * a * a * (a * a - b * b)),
+                          fb = 1 / (2 * b * b * (b * b - a * a));
+  static constexpr double kFilter[kIn][3] = {{1 / (a * a * b * b), 0, 0}, {fa, fa * a, fa * a * a},
+                                             {fa, -fa * a, fa * a * a},   {fb, fb * b, fb * b * b},
+                                             {fb, -fb * b, fb * b * b},   {0, 0, 1}};
+
+  NEEDLE_INLINE void input(const V* d, V* o) {
+    const V sum(static_cast<float>(a * a + b * b)), product(static_cast<float>(a * a * b * b));
+    const V va(static_cast<float>(a)), vb(static_cast<float>(b)), aa(static_cast<float>(a * a)),
+        bb(static_cast<float>(b * b));
+    const V even_a = fnma(bb, d[2], d[4]), odd_a = fnma(bb, d[1], d[3]);
+    const V even_b = fnma(aa, d[2], d[4]), odd_b = fnma(aa, d[1], d[3]);
+    o[0] = fma(product, d[0], fnma(sum, d[2], d[4]));
+    o[1] = fma(va, odd_a, even_a);
+    o[2] = fnma(va, odd_a, even_a);
+    o[3] = fma(vb, odd_b, even_b);
+    o[4] = fnma(vb, odd_b, even_b);
+    o[5] = fma(product, d[1], fnma(sum, d[3], d[5]));
+  }
+  NEEDLE_INLINE void output(const V* m, V* o) {
+    const V va(static_cast<float>(a)), vb(static_cast<float>(b)), aa(static_cast<float>(a * a)),
+        bb(static_cast<float>(b * b));
+    const V aaa(static_cast<float>(a * a * a)), bbb(static_cast<float>(b * b * b));
+    const V even_a = m[1] + m[2], odd_a = m[1] - m[2], even_b = m[3] + m[4], odd_b = m[3] - m[4];
+    o[0] = m[0] + (even_a + even_b);
+    o[1] = fma(vb, odd_b, va * odd_a);
+    o[2] = fma(bb, even_b, aa * even_a);
+    o[3] = fma(bbb, odd_b, fma(aaa, odd_a, m[5]));
+  }
+};
+
+// d: kIn x kIn blocks of 16 channels, rows `d_row` apart; results `v_xi` apart.
+template <class F>
+NEEDLE_INLINE void winograd_input(const float* d, int64_t d_row, float* v, int64_t v_xi) {
+  constexpr int A = F::kIn;
+  for (int lane = 0; lane < kBlock; lane += V::N) {
+    V m[A][A];
+#pragma GCC unroll 6
+    for (int x = 0; x < A; x++) {
+      V column[A], o[A];
+#pragma GCC unroll 6
+      for (int y = 0; y < A; y++) column[y] = V::load(d + y * d_row + x * kBlock + lane);
+      F::input(column, o);
+#pragma GCC unroll 6
+      for (int y = 0; y < A; y++) m[y][x] = o[y];
+    }
+#pragma GCC unroll 6
+    for (int y = 0; y < A; y++) {
+      V o[A];
+      F::input(m[y], o);
+#pragma GCC unroll 6
+      for (int x = 0; x < A; x++) o[x].store(v + (y * A + x) * v_xi + lane);
+    }
+  }
+}
+
+// kOut x kOut pixels from kIn x kIn products `m_xi` apart, given to `store(y, x, lane, value)` where y < rows, x <
+// cols.
+template <class F, class Store>
+NEEDLE_INLINE void winograd_output(const float* m, int64_t m_xi, int rows, int cols, const Store& store) {
+  constexpr int A = F::kIn, M = F::kOut;
+  for (int lane = 0; lane < kBlock; lane += V::N) {
+    V half[M][A];
+#pragma GCC unroll 6
+    for (int x = 0; x < A; x++) {
+      V column[A], o[M];
+#pragma GCC unroll 6
+      for (int y = 0; y < A; y++) column[y] = V::load(m + (y * A + x) * m_xi + lane);
+      F::output(column, o);
+#pragma GCC unroll 4
+      for (int y = 0; y < M; y++) half[y][x] = o[y];
+    }
+#pragma GCC unroll 4
+    for (int y = 0; y < M; y++) {
+      if (y >= rows) break;
+      V o[M];
+      F::output(half[y], o);
+#pragma GCC unroll 4
+      for (int x = 0; x < M; x++) {
+        if (x >= cols) break;
+        store(y, x, lane, o[x]);
+      }
+    }
+  }
+}
+
+}  // namespace needle::NEEDLE_ISA
