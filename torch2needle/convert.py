@@ -99,8 +99,8 @@ def check(model: Any, example: Any = None) -> Report:
         return report
 
 
-def compile(model: Any, example: Any, *, fuse: bool = True) -> Any:
-    """`convert`, `operator_fusion.fuse` and `needle.compile` in one call."""
+def compile(model: Any, example: Any, *, fuse: bool = True, winograd: str = "auto") -> Any:
+    """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` as there: "auto", "f2" or "off"."""
     import needle
 
     example = example if isinstance(example, tuple | dict) else (example,)
@@ -109,4 +109,4 @@ def compile(model: Any, example: Any, *, fuse: bool = True) -> Any:
         import operator_fusion
 
         net = operator_fusion.fuse(net)
-    return needle.compile(net, tuple(example.values()) if isinstance(example, dict) else example)
+    return needle.compile(net, tuple(example.values()) if isinstance(example, dict) else example, winograd=winograd)

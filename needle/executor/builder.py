@@ -33,8 +33,8 @@ class Buffer:
 class Builder:
     """Steps, buffers and constants of one plan."""
 
-    def __init__(self, pool: ConstantPool) -> None:
-        self.pool = pool
+    def __init__(self, pool: ConstantPool, winograd: str = "auto") -> None:
+        self.pool, self.winograd = pool, winograd
         self.steps: list[tuple[str, list[NDArray], list[NDArray], tuple[float, ...]]] = []
         self.labels: list[str] = []
         self.buffers: list[Buffer] = []

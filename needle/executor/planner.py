@@ -18,8 +18,8 @@ NO_HALO: Halo = (0, 0, 0, 0)
 class Planner:
     """Plans one graph at its traced shapes."""
 
-    def __init__(self, graph: Graph, pool: ConstantPool) -> None:
-        self.graph, self.builder = graph, Builder(pool)
+    def __init__(self, graph: Graph, pool: ConstantPool, winograd: str) -> None:
+        self.graph, self.builder = graph, Builder(pool, winograd)
         self.order = {n: i for i, n in enumerate(graph)}
         self.users = graph.users()
         self.constant = constant_nodes(graph)

@@ -8,6 +8,8 @@ from typing import Any
 from needle.autograd import Spec
 from needle.backend_ndarray import NDArray, call
 
+from . import winograd
+
 BLOCK = 16  # channels per block, columns per packed panel
 
 Halo = tuple[int, int, int, int]  # top, left, bottom, right
@@ -75,6 +77,13 @@ def lower_conv2d(
     bias = inputs[2] if len(inputs) > 2 else None
     block, (o, per_group, kh, kw) = x.shape[4], w.shape
     channels = (per_group * op.groups, o)
+    flags = (activation, alpha, bias is not None, residual is not None)
+    rest = [*planned_bias(builder, bias), *([] if residual is None else [residual])]
+    scheme = winograd.choose(builder.winograd, op, x, w, out)
+    if scheme:
+        packed = builder.derive(("winograd_pack", scheme.name), partial(winograd.pack, scheme, x.shape[1]), w)
+        call(f"conv2d_winograd_{scheme.name}", [out], [x, packed, *rest], *op.padding[:2], *flags)
+        return
     merged: tuple[int, ...] = ()
     if 1 < op.groups == channels[0] == o and block == BLOCK:
         kernel, packed = "depthwise_blocked", builder.derive("depthwise_pack", pack_depthwise, w)
@@ -83,9 +92,8 @@ def lower_conv2d(
         merged = (merged_groups(op.groups, per_group, o // op.groups, block),)
         make = partial(pack, "conv2d_pack", merged[0], block, channels, (op.groups, block))
         packed = builder.derive(("conv2d_pack", op.groups, block), make, w)
-    ins = [x, packed, *planned_bias(builder, bias), *([] if residual is None else [residual])]
     geometry = (kh, kw, *op.stride, *op.padding[:2], *op.dilation)
-    call(kernel, [out], ins, *geometry, *merged, activation, alpha, bias is not None, residual is not None)
+    call(kernel, [out], [x, packed, *rest], *geometry, *merged, *flags)
 
 
 def conv_transpose2d_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
