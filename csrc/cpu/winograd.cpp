@@ -124,9 +124,9 @@ void products(const Job& j, Tiles t, const float* v, int64_t ob, int64_t end, fl
 
 // With fewer tiles for each thread than this the threads share the output channels, and every weight is read once.
 constexpr int64_t kTilesPerThread = V::N == 16 ? 8 : 12;
-constexpr int64_t kLeastTiles = V::N == 16 ? 14 : 12;  // of a part, because every part reads all weights
-constexpr int64_t kOwnBytes = 512 << 10;               // transformed input of a task: half of a common L2
-constexpr int64_t kSharedBytes = 8 << 20;              // transformed input that all threads read: a part of L3
+constexpr int64_t kFewTiles = 28;          // so few are not divided further: every part reads all weights
+constexpr int64_t kOwnBytes = 512 << 10;   // transformed input of a task: half of a common L2
+constexpr int64_t kSharedBytes = 8 << 20;  // transformed input that all threads read: a part of L3
 
 template <class F>
 void run(const Exec* exec, Job& j, int64_t images) {
@@ -136,7 +136,7 @@ void run(const Exec* exec, Job& j, int64_t images) {
   const int64_t all = images * j.tiles_y * j.tiles_x, tile_floats = kXi * j.in_blocks * kBlock;
   const bool shared = all < kTilesPerThread * exec->threads;
   const int64_t room = (shared ? kSharedBytes : kOwnBytes) / 4 / (tile_floats * kTileRows) * kTileRows;
-  int64_t parts = all < 2 * kLeastTiles ? 1 : ceil_div(all, larger(room, kLeastTiles));
+  int64_t parts = all < kFewTiles ? 1 : ceil_div(all, larger(room, kTileRows));
   if (!shared) parts = ceil_div(parts, exec->threads) * exec->threads;
   j.pitch = ceil_div(all, parts);
   parts = ceil_div(all, j.pitch);
