@@ -134,10 +134,12 @@ void run(const Exec* exec, Job& j, int64_t images) {
   j.tiles_y = ceil_div(j.height, F::kOut);
   j.tiles_x = ceil_div(j.width, F::kOut);
   const int64_t all = images * j.tiles_y * j.tiles_x, tile_floats = kXi * j.in_blocks * kBlock;
-  const bool shared = all < kTilesPerThread * exec->threads;
+  const double flops = 2. * kXi * all * j.in_blocks * j.out_blocks * kBlock * kBlock;
+  const int64_t threads = smaller(exec->threads, task_count(exec, flops));
+  const bool shared = threads > 1 && all < kTilesPerThread * threads;
   const int64_t room = (shared ? kSharedBytes : kOwnBytes) / 4 / (tile_floats * kTileRows) * kTileRows;
   int64_t parts = all < kFewTiles ? 1 : ceil_div(all, larger(room, kTileRows));
-  if (!shared) parts = ceil_div(parts, exec->threads) * exec->threads;
+  if (!shared) parts = ceil_div(parts, threads) * threads;
   j.pitch = ceil_div(all, parts);
   parts = ceil_div(all, j.pitch);
   j.v_xi = (j.in_blocks * j.pitch + 1) * kBlock;  // + 1: a stride of 4 KB would use a few sets of the cache only
@@ -162,7 +164,7 @@ void run(const Exec* exec, Job& j, int64_t images) {
     const int64_t pairs = j.in_blocks * t.n, step = tile_blocks(t.n, j.out_blocks),
                   units = ceil_div(j.out_blocks, step);
     const int64_t in_tasks = smaller(pairs, task_count(exec, 400. * tile_floats * t.n / kXi));
-    const int64_t out_tasks = smaller(units, 6 * exec->threads);
+    const int64_t out_tasks = smaller(units, 6 * threads);
     parallel_for(exec, in_tasks, [&](int64_t task) {
       transform_inputs<F>(j, t, pairs * task / in_tasks, pairs * (task + 1) / in_tasks, v);
     });
