@@ -52,6 +52,8 @@ void transform_inputs(const Job& j, Tiles t, int64_t from, int64_t to, float* v)
     const Place p = place<F>(j, t.first + tile);
     const float* d = j.x + p.image * j.x_image + ib * j.x_block + p.y * j.x_row + p.x * kBlock;
     int64_t d_row = j.x_row;
+    for (int y = 0; y < A; y++)  // the tile after the next: hardware follows too few rows at once
+      for (int x = 2 * F::kOut + 2; x < 3 * F::kOut + 2; x++) __builtin_prefetch(d + y * d_row + x * kBlock);
     if (p.rows < F::kOut || p.cols < F::kOut) {  // beyond the halo lies other data
       std::memset(edge, 0, sizeof edge);
       for (int y = 0; y < p.rows + 2; y++)
