@@ -107,7 +107,7 @@ def worst(name: str) -> tuple[float, str]:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
 def test_kernel(name: str, threads: int) -> None:
     before = ndl.get_num_threads()
     ndl.set_num_threads(threads)
@@ -223,7 +223,7 @@ def test_runs_are_the_same_to_the_last_bit() -> None:
     assert "conv2d_winograd_f4" in exe.plan.names
     before, want = ndl.get_num_threads(), exe(x)
     try:
-        for threads in (1, 2, 3):
+        for threads in (1, 2, 3, 16):
             ndl.set_num_threads(threads)
             assert all((exe(x) == want).all() for _ in range(3))
     finally:

@@ -92,7 +92,9 @@ void transform_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const
   }
 }
 
-constexpr int64_t kProductTiles = kTileRows * (56 / kTileRows);  // whose products of two blocks stay in L2
+// Products that are formed at a time and stay in L2: of so many tiles, for one or two blocks.
+constexpr int64_t kProductTiles = kTileRows * (56 / kTileRows), kProducts = kProductTiles * kTileBlocks;
+static_assert(kProducts >= kWideRows * kWideBlocks);
 
 // Output blocks [ob, end) of tiles from their transformed input; `m` holds the products of one group of blocks.
 template <class F>
@@ -149,7 +151,7 @@ void run(const Exec* exec, Job& j, int64_t images) {
   for (int64_t ib = 0; ib < j.in_blocks; ib++) runs[ib] = ib * j.pitch * kBlock;
   j.runs = runs;
 
-  const size_t v_bytes = kXi * j.v_xi * 4, m_bytes = kXi * (kProductTiles * kWideBlocks + 1) * kBlock * 4;
+  const size_t v_bytes = kXi * j.v_xi * 4, m_bytes = kXi * (kProducts + 1) * kBlock * 4;
   float* v = shared ? static_cast<float*>(exec->scratch(2, v_bytes)) : nullptr;
   auto part = [&](int64_t i) { return Tiles{i * j.pitch, smaller(j.pitch, all - i * j.pitch)}; };
   if (!shared) {
@@ -163,17 +165,17 @@ void run(const Exec* exec, Job& j, int64_t images) {
   }
   for (int64_t i = 0; i < parts; i++) {
     const Tiles t = part(i);
-    const int64_t pairs = j.in_blocks * t.n, step = tile_blocks(t.n, j.out_blocks),
-                  units = ceil_div(j.out_blocks, step);
-    const int64_t in_tasks = smaller(pairs, task_count(exec, 400. * tile_floats * t.n / kXi));
-    const int64_t out_tasks = smaller(units, 6 * threads);
+    const int64_t pairs = j.in_blocks * t.n, in_tasks = smaller(pairs, task_count(exec, 400. * pairs * kBlock));
     parallel_for(exec, in_tasks, [&](int64_t task) {
       transform_inputs<F>(j, t, pairs * task / in_tasks, pairs * (task + 1) / in_tasks, v);
     });
-    parallel_for(exec, out_tasks, [&](int64_t task) {
+    const int64_t blocks = tile_blocks(t.n, j.out_blocks), units = ceil_div(j.out_blocks, blocks);
+    const int64_t stretches = smaller(ceil_div(t.n, kTileRows), ceil_div(2 * threads, units));
+    parallel_for(exec, units * stretches, [&](int64_t task) {
       float* m = static_cast<float*>(exec->scratch(1, m_bytes));
-      const int64_t end = smaller(j.out_blocks, units * (task + 1) / out_tasks * step);
-      products<F>(j, t, v, units * task / out_tasks * step, end, m);
+      const int64_t ob = task / stretches * blocks, stretch = task % stretches;
+      const int64_t first = t.n * stretch / stretches, n = t.n * (stretch + 1) / stretches - first;
+      products<F>(j, {t.first + first, n}, v + first * kBlock, ob, smaller(j.out_blocks, ob + blocks), m);
     });
   }
 }
@@ -205,19 +207,6 @@ void pack(const Exec* exec, const View& w, float* dst) {
     }
   });
 }
-
-}  // namespace
-
-// attrs: tile
-void winograd_pack(const Call& c) {
-  if (c.out[0].size() == 0) return;
-  if (c.i(0) == Winograd4::kOut)
-    pack<Winograd4>(c.exec, c.in[0], c.out[0].as<float>());
-  else
-    pack<Winograd2>(c.exec, c.in[0], c.out[0].as<float>());
-}
-
-namespace {
 
 template <class F>
 void convolve(const Call& c) {
@@ -251,6 +240,15 @@ void convolve(const Call& c) {
 }
 
 }  // namespace
+
+// attrs: tile
+void winograd_pack(const Call& c) {
+  if (c.out[0].size() == 0) return;
+  if (c.i(0) == Winograd4::kOut)
+    pack<Winograd4>(c.exec, c.in[0], c.out[0].as<float>());
+  else
+    pack<Winograd2>(c.exec, c.in[0], c.out[0].as<float>());
+}
 
 // attrs: pad_top pad_left activation alpha has_bias has_residual
 void conv2d_winograd_f2(const Call& c) { convolve<Winograd2>(c); }
