@@ -71,7 +71,7 @@ COLUMNS = (
     Column("gflops", "GF/s", short, "operations per second"),
     Column("gbs", "GB/s", short, "bytes per second"),
     Column("intensity", "F/B", short, "operations per byte"),
-    Column("roofline", "roof", lambda x: "-" if x is None else f"{100 * x:.0f}%", "least time of its operations and bytes over measured"),
+    Column("roofline", "roof", lambda x: "-" if x is None else f"{100 * x:.0f}%", "least time of the op over measured"),
     Column("memory_mb", "out", short, "megabytes of new memory for the output"),
 )
 TEXTS = 3  # the first columns are text, the others numbers
