@@ -150,13 +150,12 @@ NEEDLE_INLINE int64_t rows_per_block(int64_t M, int64_t K) {
   return ceil_div(ceil_div(M, blocks), kTileRows) * kTileRows;
 }
 
-// One product with packed columns, on all threads. Tasks are a unit of columns where that is some 40 us of work:
-// smaller ones cost nothing, and the threads end together.
+// One product with packed columns, on all threads.
 void run(const Exec* exec, Matmul g) {
   const double flops = 2. * g.M * g.N * g.K;
   const int64_t blocks = ceil_div(g.N, kBlock), step = g.M <= kWideRows ? kWideBlocks : kTileBlocks;
   const int64_t units = ceil_div(blocks, step);
-  const int64_t wanted = larger(task_count(exec, flops), exec->threads == 1 ? 1 : static_cast<int64_t>(flops / 4e6));
+  const int64_t wanted = task_count(exec, flops);
   const int64_t least_rows =
       ceil_div(smaller(exec->threads, wanted), units);  // stretches of rows, where columns are few
   const int64_t row_block =

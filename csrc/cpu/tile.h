@@ -48,10 +48,11 @@ void tiles(Tile t, int blocks, int64_t rows);
 
 NEEDLE_INLINE int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }  // b > 0
 
-// Number of tasks for `flops` of work: 6 per thread so that dynamic scheduling can balance, each above some 5 us.
+// Number of tasks for `flops` of work, each above some 5 us: 6 per thread so that dynamic scheduling can balance, more
+// of them where they stay above some 40 us, so that threads end together.
 NEEDLE_INLINE int64_t task_count(const Exec* exec, double flops) {
-  int64_t by_work = static_cast<int64_t>(flops / 5e5);
-  return exec->threads == 1 ? 1 : larger(1, smaller(6 * exec->threads, by_work));
+  const int64_t short_tasks = static_cast<int64_t>(flops / 5e5), long_tasks = static_cast<int64_t>(flops / 4e6);
+  return exec->threads == 1 ? 1 : larger(1, smaller(short_tasks, larger(6 * exec->threads, long_tasks)));
 }
 
 // dst[i * dst_stride + j] = src[j * src_stride + i] for i < n, j < 16. Four-lane shuffles are enough: it is memory
