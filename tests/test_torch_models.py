@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from torch2needle import models  # noqa: E402
+from torch2needle.models.efficientnet import StochasticDepth  # noqa: E402
 
 SQUARES = [(1, 3, 64, 64), (3, 3, 96, 72), (2, 3, 65, 33)]
 CASES: list[tuple[str, Callable, list[tuple[int, ...]]]] = [
@@ -21,6 +22,9 @@ CASES: list[tuple[str, Callable, list[tuple[int, ...]]]] = [
     ("resnet50", models.resnet50, SQUARES[:1]),
     ("resnet9", models.resnet9, [(1, 3, 32, 32), (3, 3, 32, 32)]),
     ("resnet9_wide", models.resnet9_wide, [(2, 3, 32, 32)]),
+    ("mobilenet_v2", lambda: models.mobilenet_v2(dropout=0.0), [(1, 3, 64, 64), (3, 3, 96, 64)]),
+    ("efficientnet_b0", lambda: models.efficientnet_b0(dropout=0.0), [(1, 3, 64, 64), (3, 3, 96, 64)]),
+    ("densenet121", models.densenet121, [(1, 3, 64, 64), (3, 3, 96, 64)]),
     ("unet", lambda: models.unet(base=8), [(1, 3, 32, 32), (3, 3, 45, 61), (2, 3, 37, 64)]),
     ("unet_bilinear", lambda: models.unet(base=8, bilinear=True), [(1, 3, 32, 32), (3, 3, 45, 61), (2, 3, 37, 64)]),
 ]
@@ -58,12 +62,21 @@ def torch_states(model: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor) 
     return {k: (v - before[k]).numpy() for k, v in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("name", "shape"), [("resnet18", (2, 3, 64, 64)), ("unet", (2, 3, 32, 32))])
+SMALL = {
+    "resnet18": lambda: models.resnet18(10),
+    "unet": lambda: models.unet(base=8),
+    "mobilenet_v2": lambda: models.mobilenet_v2(10, dropout=0.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("resnet18", (2, 3, 64, 64)), ("unet", (2, 3, 32, 32)), ("mobilenet_v2", (2, 3, 64, 64))]
+)
 def test_five_training_steps_match_torch(name: str, shape: tuple[int, ...]) -> None:
     """Against float64 torch. One ReLU that flips by rounding moves ResNet-18's updates by 1 % or more, in torch, too, so the
     bound is 1e-3 or twice float32 torch's own difference."""
     torch.manual_seed(0)
-    model = (models.resnet18(10) if name == "resnet18" else models.unet(base=8)).train()
+    model = SMALL[name]().train()
     net, double = torch2needle.convert(model), copy.deepcopy(model).double()
     x = torch.randn(shape)
     weight = torch.randn_like(copy.deepcopy(model)(x)) / 100
@@ -83,8 +96,55 @@ def test_five_training_steps_match_torch(name: str, shape: tuple[int, ...]) -> N
 
 
 def test_parameter_counts() -> None:
-    counts = {"resnet18": 11_689_512, "resnet50": 25_557_032, "resnet101": 44_549_160}
+    counts = {
+        "resnet18": 11_689_512,
+        "resnet50": 25_557_032,
+        "resnet101": 44_549_160,
+        "mobilenet_v2": 3_504_872,
+        "efficientnet_b0": 5_288_548,
+        "densenet121": 7_978_856,
+    }
     for name, count in counts.items():
         assert sum(p.numel() for p in getattr(models, name)().parameters()) == count
     assert sum(p.numel() for p in models.resnet9().parameters()) == 431_946
     assert sum(p.numel() for p in models.unet(3, 2).parameters()) == 31_037_698
+
+
+def test_names_are_torchvisions() -> None:
+    """First, last and every kind of parameter, as in torchvision's state dicts."""
+    want = {
+        "mobilenet_v2": (314, "features.0.0.weight", "features.1.conv.1.weight", "features.2.conv.3.running_var"),
+        "efficientnet_b0": (
+            360,
+            "features.1.0.block.1.fc2.bias",
+            "features.2.1.block.3.1.weight",
+            "features.8.0.weight",
+        ),
+        "densenet121": (
+            727,
+            "features.conv0.weight",
+            "features.denseblock4.denselayer16.norm2.bias",
+            "features.norm5.bias",
+        ),
+    }
+    for name, (count, *names) in want.items():
+        state = getattr(models, name)().state_dict()
+        assert len(state) == count
+        classifier = "classifier.weight" if name == "densenet121" else "classifier.1.weight"
+        assert {*names, classifier} <= set(state)
+
+
+def test_stochastic_depth_drops_whole_samples() -> None:
+    model = StochasticDepth(0.5).eval()
+    net, x = torch2needle.convert(model), torch.rand(64, 3, 4, 5) + 1
+    assert difference(net(x), x) == 0
+    net.train()
+    np.random.seed(0)
+    factors = net(x).numpy() / x.numpy()
+    per_sample = factors[:, 0, 0, 0]
+    assert np.allclose(factors, per_sample[:, None, None, None])
+    assert sorted(set(np.round(per_sample, 5))) == [0, 2]
+    depths = [
+        m.drop.p for m in models.efficientnet_b0(stochastic_depth=0.2).modules() if isinstance(m, StochasticDepth)
+    ]
+    assert len(depths) == 9 and depths == sorted(depths) and 0 < depths[0] < depths[-1] < 0.2

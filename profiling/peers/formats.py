@@ -28,6 +28,10 @@ MODELS = {
     "resnet50": Model("ResNet-50 @224", "resnet50", (3, 224, 224)),
     "unet": Model("UNet 31 M @256", "unet", (3, 256, 256)),
     "vgg16": Model("VGG-16 @224", "vgg16", (3, 224, 224)),
+    "resnet9_wide": Model("ResNet9 wide @32", "resnet9_wide", (3, 32, 32)),
+    "mobilenet_v2": Model("MobileNetV2 @224", "mobilenet_v2", (3, 224, 224)),
+    "efficientnet_b0": Model("EfficientNet-B0 @224", "efficientnet_b0", (3, 224, 224)),
+    "densenet121": Model("DenseNet-121 @224", "densenet121", (3, 224, 224)),
     "mlp": Model("MLP 784-1024-1024-10", "mlp", (784,), 64),
 }
 
