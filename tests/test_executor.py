@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import needle as ndl
+import operator_fusion
 from needle import nn
 from needle.autograd import Spec
 from needle.executor.memory import Lifetime, lower_bound, plan_offsets
-from needle.graph import map_structure, trace
+from needle.graph import map_structure, symbolic, trace
 
 
 def small_net(channels: int = 16) -> nn.Module:
@@ -64,6 +65,35 @@ def test_compiled_equals_eager(shape: tuple[int, ...], channels: int) -> None:
     exe = ndl.compile(net, (image(1, 3, 12, 12),))
     for got, want in zip(exe(x), net(ndl.Tensor(x)), strict=True):
         close(got, want.numpy())
+
+
+def test_growing_concats_share_one_memory() -> None:
+    """A list that grows by one convolution and is joined anew for each, as in a DenseNet: nothing is copied or reordered."""
+
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv(3, 32, 3, padding=1, layout="torch")
+            for i in range(3):
+                setattr(self, f"norm{i}", nn.BatchNorm2d(32 + 16 * i))
+                setattr(self, f"conv{i}", nn.Conv(32 + 16 * i, 16, 3, padding=1, layout="torch"))
+
+        def forward(self, x):
+            parts = [self.stem(x)]
+            for i in range(3):
+                y = ndl.ops.relu(getattr(self, f"norm{i}")(ndl.ops.concat(parts, 1)))
+                parts.append(getattr(self, f"conv{i}")(y))
+            return ndl.ops.adaptive_avg_pool2d(ndl.ops.concat(parts, 1), 1), ndl.ops.concat(parts[:2], 1)
+
+    np.random.seed(0)
+    net = Dense().eval()
+    for model in (net, operator_fusion.fuse(symbolic(net))):
+        x = image(2, 3, 9, 7)
+        exe = ndl.compile(model, (x,))
+        for got, want in zip(exe(x), net(ndl.Tensor(x)), strict=True):
+            close(got, want.numpy())
+        assert "copy" not in exe.last.info.names
+        assert exe.last.info.names.count("to_blocked") == 1
 
 
 @pytest.mark.parametrize("groups", [1, 2])

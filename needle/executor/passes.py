@@ -1,7 +1,8 @@
-"""Graph passes of the executor: ops without a kernel decomposed, constants folded. They change no result and name every fold."""
+"""Graph passes of the executor: ops without a kernel decomposed, constants folded, concats nested. They change no result."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,15 @@ from needle.autograd import Op, Tensor
 from needle.graph import Graph, Node, Recorder, Symbol
 from needle.ops.conv import Conv2d, ConvTranspose2d
 from needle.ops.fold import FoldedBias, FoldedWeight
+from needle.ops.fused_norm import FusedBatchNormActivation
+from needle.ops.join import Concat
 from needle.ops.linalg import Linear
 from needle.ops.norm import BatchNorm
 
 
 def optimize(graph: Graph) -> Graph:
     """Kernels for every op; batch norms folded into the weights before them; nodes that nothing reads dropped."""
-    return fold_batch_norms(decompose(graph)).prune()
+    return nest_concats(fold_batch_norms(decompose(graph)).prune())
 
 
 class Decomposer(Recorder):
@@ -74,6 +77,8 @@ def fold_batch_norms(graph: Graph) -> Graph:
             layer, weight, bias, parts, (x, *rest) = op.folded([done[a] for a in node.args])
             folds = [add_op(new, f, parts, f"{node.name}_{f.label}") for f in (weight, bias)]
             return add_op(new, layer, [x, *folds, *rest], node.name)
+        if isinstance(op, FusedBatchNormActivation) and op.has_count:  # only training counts batches
+            return add_op(new, dataclasses.replace(op, has_count=False), [done[a] for a in node.args[:5]], node.name)
         if not isinstance(op, BatchNorm):
             return None
         producer = node.args[0]
@@ -94,6 +99,26 @@ def fold_batch_norms(graph: Graph) -> Graph:
             add_op(new, f(op.eps, axis), parts, f"{producer.name}_{f.__name__}") for f in (FoldedWeight, FoldedBias)
         ]
         return add_op(new, layer, [x, *folds], producer.name)
+
+    return graph.copy(replace)
+
+
+def nest_concats(graph: Graph) -> Graph:
+    """cat(a, b, c) reads cat(a, b) where the graph has it: so the planner keeps a list that grows in one memory (DenseNet)."""
+    known: dict[tuple, Node] = {}  # (axis, inputs) -> concat, all of the old graph
+
+    def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
+        if node.kind != "op" or not isinstance(node.target, Concat):
+            return None
+        args = node.args
+        same = known.setdefault((node.target.axis, args), node)
+        if same is not node:
+            return done[same]
+        for n in range(len(args) - 1, 0, -1):
+            shorter = known.get((node.target.axis, args[:n]))
+            if shorter is not None:
+                return add_op(new, node.target, [done[a] for a in (shorter, *args[n:])], node.name)
+        return None
 
     return graph.copy(replace)
 
