@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from needle import _core
 from needle.autograd import OPS, Op, Spec
 from needle.nn.module import Parameter
 from needle.ops.conv import Conv2d
+from needle.ops.elementwise import EWiseAdd, EWiseMul
+from needle.ops.fused import FusedConv2dActivation
 from needle.ops.norm import Positive
 
 TOLERANCE = 5e-6
@@ -91,6 +94,62 @@ def test_convolution(kernel: tuple[int, int, int], channels: tuple[int, int], si
         check(planned(op, [a.astype("float32") for a in (x, w, b)], False)[0], want)
     finally:
         ndl.set_num_threads(before)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "relu6", "silu", "tanh"])
+@pytest.mark.parametrize("geometry", [(3, 1), (3, 2), (5, 1), (5, 2)], ids=lambda g: f"{g[0]}x{g[0]}s{g[1]}")
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 14, 17])
+def test_depthwise_convolution(size: int, geometry: tuple[int, int], activation: str) -> None:
+    """Rows of every length that is cut into parts of other sizes, the last block of channels partly filled."""
+    (k, stride), c = geometry, 40
+    rng = np.random.default_rng(size)
+    op = FusedConv2dActivation((stride, stride), (k // 2,) * 4, groups=c, activation=activation, has_bias=True)
+    x, w, b = 4 * rng.standard_normal((2, c, 4, size)), rng.standard_normal((c, 1, k, k)), rng.standard_normal(c)
+    got, plan = planned(op, [a.astype("float32") for a in (x, w, b)], True)
+    assert "depthwise_blocked" in plan
+    check(got, op.reference(x, w, b))
+    residual = rng.standard_normal(op.infer(*(Spec(a.shape, "float32") for a in (x, w, b))).shape)
+    added = dataclasses.replace(op, has_residual=True)
+    check(
+        planned(added, [a.astype("float32") for a in (x, w, b, residual)], True)[0], added.reference(x, w, b, residual)
+    )
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (7, 7), (40, 33)])
+def test_factors_per_channel(size: tuple[int, int], blocked: bool) -> None:
+    """x times a gate per channel, as in squeeze-and-excite: the gate repeats along the pixels of a block."""
+    rng = np.random.default_rng(0)
+    x, gate = rng.standard_normal((2, 40, *size)), rng.standard_normal((2, 40, 1, 1))
+    for op in (EWiseMul(), EWiseAdd()):
+        arrays = [a.astype("float32") for a in (x, gate)]
+        check(planned(op, arrays, blocked)[0], op.reference(x, gate))
+        check(planned(op, arrays[::-1], blocked)[0], op.reference(gate, x))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32"])
+@pytest.mark.parametrize("columns", [1, 3, 16, 63, 64, 65])
+def test_rows_that_repeat(columns: int, dtype: str) -> None:
+    """A short vector broadcast over many rows, alone and beside operands with gaps, of another dtype, or constant."""
+    rng = np.random.default_rng(columns)
+    for rows in (1, 2, 9, 700):
+        x, v = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((rows, columns), (columns,)))
+        tx, tv = (ndl.Tensor(a, dtype=dtype, requires_grad=False) for a in (x, v))
+        assert np.array_equal((tx + tv).numpy(), x + v)
+        assert np.array_equal((tv * tx).numpy(), v * x)
+        wide = ndl.Tensor(np.concatenate([x, x], 1), dtype=dtype, requires_grad=False)
+        assert np.array_equal((wide[:, :columns] + tv).numpy(), x + v)
+        assert np.array_equal(ndl.ops.where(tx > 0, tx, tv).numpy(), np.where(x > 0, x, v))
+
+
+def test_exponential_at_the_ends_of_float32() -> None:
+    x = np.array(
+        [-np.inf, -200, -103.9, -103, -90, -87.4, -1e-8, 0, 1, 88, 88.72, 88.8, 200, np.inf, np.nan], "float32"
+    )
+    with np.errstate(over="ignore"):
+        want = np.exp(x.astype("float64")).astype("float32")
+    got = ndl.ops.exp(ndl.Tensor(np.tile(x, 3), requires_grad=False)).numpy()
+    assert np.allclose(got, np.tile(want, 3), rtol=3e-7, atol=2e-45, equal_nan=True)
 
 
 class TestArguments:

@@ -74,22 +74,29 @@ void batch_norm_blocked(const Call& c) {
   int64_t channels = c.in[1].shape[0], h = x.shape[2], blocks = x.shape[1], size = x.shape[4];
   int code = static_cast<int>(c.i(1));
   float alpha = c.f(2);
+  const double eps = c.attr[0];
   parallel_ranges(c.exec, x.shape[0] * blocks * h, x.shape[3] * size, [&](int64_t begin, int64_t end) {
+    float centre[kBlock], scale[kBlock], shift[kBlock];
+    const auto values_of = [&](int64_t first, int64_t valid) __attribute__((always_inline)) {
+      for (int64_t k = valid; k < kBlock; k++) centre[k] = scale[k] = shift[k] = 0;
+      for (int64_t k = 0; k < valid; k++) {
+        centre[k] = mean[first + k], shift[k] = bias[first + k];
+        scale[k] = static_cast<float>(weight[first + k] / ::sqrt(static_cast<double>(var[first + k]) + eps));
+      }
+    };
     for (int64_t t = begin; t < end; t++) {
       int64_t row = t % h, block = t / h % blocks, image = t / h / blocks, first = block * size;
-      int valid = static_cast<int>(smaller(size, channels - first));
-      float centre[kBlock] = {}, scale[kBlock] = {}, shift[kBlock] = {};
-      for (int k = 0; k < valid; k++) {
-        centre[k] = mean[first + k], shift[k] = bias[first + k];
-        scale[k] = static_cast<float>(weight[first + k] / ::sqrt(static_cast<double>(var[first + k]) + c.attr[0]));
-      }
+      if (row == 0 || t == begin)
+        first + kBlock <= channels ? values_of(first, kBlock) : values_of(first, channels - first);
       float* y = row_of<float>(out, image, block) + row * out.stride[2];
       const float* p = row_of<float>(x, image, block) + row * x.stride[2];
-      for (int64_t i = 0; i < x.shape[3]; i++)
+      with_activation(code, alpha, [&](const auto& f) {
         for_lanes<float>(size, [&](int64_t k, int n) {
-          V v = (load_lanes(p + i * size + k, n) - load_lanes(centre + k, n)) * load_lanes(scale + k, n);
-          store_lanes(y + i * size + k, activate(code, alpha, v + load_lanes(shift + k, n)), n);
+          const V m = load_lanes(centre + k, n), s = load_lanes(scale + k, n), b = load_lanes(shift + k, n);
+          for (int64_t i = 0; i < x.shape[3]; i++)
+            store_lanes(y + i * size + k, f((load_lanes(p + i * size + k, n) - m) * s + b), n);
         });
+      });
     }
   });
 }

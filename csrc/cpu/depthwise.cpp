@@ -13,8 +13,8 @@ struct Strides {
 };
 
 template <int PIXELS>
-NEEDLE_INLINE void pixels(const Strides& s, const float* x, const float* w, const float* bias, const float* residual,
-                          float* y, int activation, float alpha) {
+void pixels(const Strides& s, const float* x, const float* w, const float* bias, const float* residual, float* y,
+            int activation, float alpha) {
   V acc[PIXELS][kPerBlock];
 #pragma GCC unroll 8
   for (int i = 0; i < PIXELS; i++)
@@ -38,12 +38,27 @@ NEEDLE_INLINE void pixels(const Strides& s, const float* x, const float* w, cons
       const int64_t at = i * kBlock + v * V::N;
       V sum = acc[i][v];
       if (residual) sum = sum + V::load(residual + at);
-      if (activation == 1) sum = max(V(0.f), sum);
+      if (activation == kRelu || activation == kRelu6) sum = max(V(0.f), sum);  // in this order NaN stays NaN
+      if (activation == kRelu6) sum = min(V(6.f), sum);
       sum.store(y + at);
     }
-  if (activation > 1)
-    for (int64_t at = 0; at < PIXELS * kBlock; at += V::N) activate(activation, alpha, V::load(y + at)).store(y + at);
+  if (activation > kRelu6)
+    with_activation(activation, alpha, [&](const auto& f) {
+      for (int64_t at = 0; at < PIXELS * kBlock; at += V::N) f(V::load(y + at)).store(y + at);
+    });
 }
+
+using PixelsFn = void (*)(const Strides&, const float*, const float*, const float*, const float*, float*, int, float);
+constexpr PixelsFn kPixelsFn[] = {
+    nullptr,   pixels<1>, pixels<2>,
+#if !defined(NEEDLE_ISA_SCALAR)
+    pixels<3>, pixels<4>,
+#endif
+#if defined(NEEDLE_ISA_AVX512)
+    pixels<5>, pixels<6>, pixels<7>, pixels<8>,
+#endif
+};
+static_assert(sizeof kPixelsFn / sizeof *kPixelsFn == kPixels + 1);
 
 void rows(const DepthwisePass& p, int64_t first, int64_t last) {
   const Strides s = {p.kernel_h, p.kernel_w, p.dilation_h * p.x_row, p.dilation_w * kBlock, p.stride_w * kBlock};
@@ -55,12 +70,12 @@ void rows(const DepthwisePass& p, int64_t first, int64_t last) {
     const float* residual = p.residual ? p.residual + image * p.r_image + block * p.r_block + y * p.r_row : nullptr;
     float* out = p.y + image * p.y_image + block * p.y_block + y * p.y_row;
     int64_t i = 0;
-    for (; i + kPixels <= p.pixels; i += kPixels)
-      pixels<kPixels>(s, in + i * s.x_pixel, w, bias, residual ? residual + i * kBlock : nullptr, out + i * kBlock,
-                      p.activation, p.alpha);
-    for (; i < p.pixels; i++)
-      pixels<1>(s, in + i * s.x_pixel, w, bias, residual ? residual + i * kBlock : nullptr, out + i * kBlock,
-                p.activation, p.alpha);
+    for (int64_t left = ceil_div(p.pixels, kPixels); left > 0; left--) {  // parts of nearly one size
+      const int64_t n = ceil_div(p.pixels - i, left);
+      kPixelsFn[n](s, in + i * s.x_pixel, w, bias, residual ? residual + i * kBlock : nullptr, out + i * kBlock,
+                   p.activation, p.alpha);
+      i += n;
+    }
   }
 }
 

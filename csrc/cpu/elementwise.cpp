@@ -37,6 +37,7 @@ struct Operand {
   char* data;
   DType dtype;
   int64_t stride;  // of the innermost dimension
+  int64_t period;  // 0, or after how many elements the row repeats
 };
 
 template <class T>
@@ -56,7 +57,15 @@ void row(int64_t n, const Operand* ops, const int64_t* at, int64_t first, ChunkF
   T buffer[ARITY + 1][kChunk];
   bool direct[ARITY + 1], constant[ARITY + 1], all = true;
   char* data[ARITY + 1];
+  int64_t most = kChunk;
   for (int k = 0; k <= ARITY; k++) {
+    if (ops[k].period) {
+      direct[k] = false, constant[k] = true, most = kChunk / ops[k].period * ops[k].period;
+      const T* values = reinterpret_cast<T*>(ops[k].data) + at[k];
+      for (int64_t i = 0; i < smaller(n, most); i += ops[k].period)
+        std::memcpy(buffer[k] + i, values, ops[k].period * sizeof(T));
+      continue;
+    }
     direct[k] = ops[k].dtype == dtype_of<T> && (ops[k].stride == 1 || n == 1);
     constant[k] = k > 0 && ops[k].stride == 0 && !direct[k];
     all = all && (direct[k] || constant[k]);
@@ -69,7 +78,7 @@ void row(int64_t n, const Operand* ops, const int64_t* at, int64_t first, ChunkF
   }
   bool whole = all;
   for (int k = 0; k <= ARITY; k++) whole = whole && direct[k];
-  int64_t step = whole ? n : kChunk;
+  int64_t step = whole ? n : most;
   for (int64_t i = 0; i < n; i += step) {
     int64_t m = smaller(step, n - i);
     const T* in[ARITY];
@@ -92,19 +101,41 @@ void row(int64_t n, const Operand* ops, const int64_t* at, int64_t first, ChunkF
   }
 }
 
+constexpr int64_t kRepeats = INT64_MIN;  // instead of a stride
+
+// Factors per channel of blocked images, and others of few elements that every row of a loop reads again: makes the two
+// innermost dimensions one, in which such an operand repeats with the period that is returned, else 1.
+template <class T, int ARITY>
+int64_t repeated(const View* const* views, Loop<ARITY + 1>& loop) {
+  const int r = loop.rank;
+  const int64_t n = loop.inner();
+  if (r < 2 || n > 64) return 1;
+  bool repeats[ARITY + 1];
+  for (int k = 0; k <= ARITY; k++) {
+    const int64_t outer = loop.stride[k][r - 2], inner = loop.stride[k][r - 1];
+    repeats[k] = k > 0 && outer == 0 && inner == 1 && views[k]->dtype == dtype_of<T>;
+    if (!repeats[k] && outer != inner * n) return 1;
+  }
+  for (int k = 0; k <= ARITY; k++) loop.stride[k][r - 2] = repeats[k] ? kRepeats : loop.stride[k][r - 1];
+  loop.shape[r - 2] *= n, loop.rank--;
+  return n;
+}
+
 template <class T, int ARITY>
 void run(const Call& c, int n_attr, ChunkFunction<T> f) {
   const View* views[ARITY + 1] = {c.out};
   for (int k = 0; k < ARITY; k++) views[k + 1] = c.in + k;
   Loop<ARITY + 1> loop = loop_over<ARITY + 1>(views);
+  if (loop.inner() * loop.outer() == 0) return;
+  const int64_t period = repeated<T, ARITY>(views, loop);
   int64_t n = loop.inner(), rows = loop.outer();
-  if (n * rows == 0) return;
   T p = n_attr > 0 ? from_double<T>(c.attr[0]) : T(0), q = n_attr > 1 ? from_double<T>(c.attr[1]) : T(0);
   Operand ops[ARITY + 1];
   for (int k = 0; k <= ARITY; k++)
-    ops[k] = {views[k]->template as<char>(), views[k]->dtype, loop.stride[k][loop.rank - 1]};
+    ops[k] = {views[k]->template as<char>(), views[k]->dtype, loop.stride[k][loop.rank - 1],
+              loop.stride[k][loop.rank - 1] == kRepeats ? period : 0};
   // Long rows are cut, so that a single one can be shared between threads.
-  int64_t piece = smaller(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
+  int64_t piece = smaller(n, ceil_div(grain(c.exec, n * rows, 1), period) * period), pieces = ceil_div(n, piece);
   parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
     auto o = Odometer<ARITY + 1>::start(loop, loop.rank - 1, begin / pieces);
     int64_t part = begin % pieces;

@@ -24,16 +24,29 @@ NEEDLE_INLINE void transpose4(float* out, int64_t out_stride, const float* in, i
   store4(out + 3 * out_stride, __builtin_shufflevector(ab1, cd1, 2, 3, 6, 7));
 }
 
+// out[3 * j + i] = in[i * in_stride + j] for i in 0..2, j in 0..3.
+NEEDLE_INLINE void interleave3(float* out, const float* in, int64_t in_stride) {
+  F4 a = load4(in), b = load4(in + in_stride), c = load4(in + 2 * in_stride);
+  F4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  store4(out, __builtin_shufflevector(ab0, c, 0, 1, 4, 2));
+  store4(out + 4, __builtin_shufflevector(__builtin_shufflevector(ab0, c, 3, 5, 3, 5), ab1, 0, 1, 4, 5));
+  store4(out + 8, __builtin_shufflevector(c, ab1, 2, 6, 7, 3));
+}
+
 // out[j * out_stride + i] = in[i * in_stride + j], i < m, j < n.
 template <class T>
 NEEDLE_INLINE void transpose(T* out, int64_t out_stride, const T* in, int64_t in_stride, int64_t m, int64_t n) {
   int64_t m4 = 0, n4 = 0;
   if constexpr (sizeof(T) == 4) {
-    m4 = m / 4 * 4, n4 = n / 4 * 4;
+    const bool colours = m == 3 && out_stride == 3;
+    m4 = colours ? 3 : m / 4 * 4, n4 = n / 4 * 4;
     for (int64_t j = 0; j < n4; j += 4)
-      for (int64_t i = 0; i < m4; i += 4)
-        transpose4(reinterpret_cast<float*>(out + j * out_stride + i), out_stride,
-                   reinterpret_cast<const float*>(in + i * in_stride + j), in_stride);
+      if (colours)
+        interleave3(reinterpret_cast<float*>(out + j * 3), reinterpret_cast<const float*>(in + j), in_stride);
+      else
+        for (int64_t i = 0; i < m4; i += 4)
+          transpose4(reinterpret_cast<float*>(out + j * out_stride + i), out_stride,
+                     reinterpret_cast<const float*>(in + i * in_stride + j), in_stride);
   }
   for (int64_t j = 0; j < n; j++)
     for (int64_t i = j < n4 ? m4 : 0; i < m; i++) out[j * out_stride + i] = in[i * in_stride + j];
@@ -230,13 +243,16 @@ void zero_halo(const Call& c) {
   parallel_ranges(c.exec, out.shape[0] * out.shape[1], work, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       float* plane = out.as<float>() + t / out.shape[1] * out.stride[0] + t % out.shape[1] * out.stride[1];
+      const auto clear = [](float* p, int64_t n) {
+        for_lanes<float>(n, [&](int64_t i, int m) { store_lanes(p + i, V(0.f), m); });
+      };
       for (int64_t y = -top; y < rows - top; y++) {
         float* p = plane + y * out.stride[2] - left * b;
         if (y < 0 || y >= h) {
-          std::memset(p, 0, (left + w + right) * b * sizeof(float));
+          clear(p, (left + w + right) * b);
         } else {
-          std::memset(p, 0, left * b * sizeof(float));
-          std::memset(p + (left + w) * b, 0, right * b * sizeof(float));
+          clear(p, left * b);
+          clear(p + (left + w) * b, right * b);
         }
       }
     }

@@ -6,7 +6,7 @@
 //   V::load_n(p, n)     first n lanes, others 0               store_n(p, n)
 //   fma(a, b, c) = a*b + c   fnma = c - a*b    max/min as x86: the second operand when either is NaN
 //   lt/le/eq -> Mask, select(mask, a, b) = mask ? a : b
-//   round: nearest even      pow2(n) = 2^n for integral n in [-126, 127]
+//   round: nearest even      ldexp(x, n) = x 2^n for integral n, results down to subnormals and up to infinity
 //   spin_pause(): tells the core that a loop waits for another thread
 //   split(x, m) = e: x = m * 2^e, m in [sqrt(1/2), sqrt(2)), for normal x > 0
 #pragma once

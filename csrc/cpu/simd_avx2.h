@@ -53,6 +53,10 @@ NEEDLE_INLINE float reduce_max(V a) {
 NEEDLE_INLINE V pow2(V n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23));
 }
+NEEDLE_INLINE V ldexp(V x, V n) {  // in two factors, to reach subnormals and infinity
+  V half = round(n * V(0.5f));
+  return x * pow2(half) * pow2(n - half);
+}
 NEEDLE_INLINE V split(V x, V& m) {
   // Subtracting the bits of sqrt(1/2) puts the exponent step at sqrt(2) instead of 2.
   __m256i bits = _mm256_sub_epi32(_mm256_castps_si256(x.v), _mm256_set1_epi32(0x3f3504f3));

@@ -38,9 +38,7 @@ NEEDLE_INLINE V::Mask eq(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ
 NEEDLE_INLINE V select(V::Mask m, V a, V b) { return _mm512_mask_blend_ps(m, b.v, a.v); }
 NEEDLE_INLINE float reduce_add(V a) { return _mm512_reduce_add_ps(a.v); }
 NEEDLE_INLINE float reduce_max(V a) { return _mm512_reduce_max_ps(a.v); }
-NEEDLE_INLINE V pow2(V n) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23));
-}
+NEEDLE_INLINE V ldexp(V x, V n) { return _mm512_scalef_ps(x.v, n.v); }
 NEEDLE_INLINE V split(V x, V& m) {
   // Subtracting the bits of sqrt(1/2) puts the exponent step at sqrt(2) instead of 2.
   __m512i bits = _mm512_sub_epi32(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x3f3504f3));

@@ -66,6 +66,10 @@ NEEDLE_INLINE float reduce_max(V a) {
   return m;
 }
 NEEDLE_INLINE V pow2(V n) { return (V::F)((__builtin_convertvector(n.v, V::Mask) + 127) << 23); }
+NEEDLE_INLINE V ldexp(V x, V n) {  // in two factors, to reach subnormals and infinity
+  V half = round(n * V(0.5f));
+  return x * pow2(half) * pow2(n - half);
+}
 NEEDLE_INLINE V split(V x, V& m) {
   // Subtracting the bits of sqrt(1/2) puts the exponent step at sqrt(2) instead of 2.
   // Unsigned, because the bits of a negative x are below what a signed difference can hold.

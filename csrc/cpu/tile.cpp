@@ -9,12 +9,14 @@ namespace needle::NEEDLE_ISA {
 namespace {
 
 __attribute__((noinline)) void activate_stored(const Tile& t, int rows, int blocks) {
-  for (int m = 0; m < rows; m++)
-    for (int j = 0; j < blocks; j++)
-      for (int v = 0; v < kBlock; v += V::N) {
-        float* c = t.c + m * t.c_m + j * t.c_n + v;
-        activate(t.activation, t.alpha, V::load(c)).store(c);
-      }
+  with_activation(t.activation, t.alpha, [&](const auto& f) {
+    for (int m = 0; m < rows; m++)
+      for (int j = 0; j < blocks; j++)
+        for (int v = 0; v < kBlock; v += V::N) {
+          float* c = t.c + m * t.c_m + j * t.c_n + v;
+          f(V::load(c)).store(c);
+        }
+  });
 }
 
 template <int ROWS, int BLOCKS>
@@ -73,17 +75,23 @@ void tile(const Tile& t) {
       for (int j = 0; j < BLOCKS * P; j++)
         acc[m][j] = acc[m][j] + V::load(t.residual + m * t.r_m + j / P * t.r_n + j % P * V::N);
   }
-  if (t.activation == 1) {
+  if (t.activation == kRelu || t.activation == kRelu6) {
 #pragma GCC unroll 16
     for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 8
       for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = max(V(0.f), acc[m][j]);  // in this order NaN stays NaN
   }
+  if (t.activation == kRelu6) {
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+      for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = min(V(6.f), acc[m][j]);
+  }
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 8
     for (int j = 0; j < BLOCKS * P; j++) acc[m][j].store(t.c + m * t.c_m + j / P * t.c_n + j % P * V::N);
-  if (t.activation > 1) activate_stored(t, ROWS, BLOCKS);
+  if (t.activation > kRelu6) activate_stored(t, ROWS, BLOCKS);
 }
 
 using TileFn = void (*)(const Tile&);

@@ -60,7 +60,7 @@ NEEDLE_MAP_INLINE double fma(double a, double b, double c) { return a * b + c; }
 NEEDLE_MAP_INLINE float fnma(float a, float b, float c) { return fma(-a, b, c); }
 NEEDLE_MAP_INLINE float sqrt(float a) { return ::sqrtf(a); }
 NEEDLE_MAP_INLINE float round(float a) { return ::rintf(a); }
-NEEDLE_MAP_INLINE float pow2(float n) { return ::ldexpf(1.f, static_cast<int>(n)); }
+NEEDLE_MAP_INLINE float ldexp(float x, float n) { return ::ldexpf(x, static_cast<int>(n)); }
 NEEDLE_MAP_INLINE float split(float x, float& m) {
   int e;
   m = ::frexpf(x, &e);
@@ -112,7 +112,7 @@ NEEDLE_MAP_INLINE T floor(T x) {
   return select(lt(x, r), r - T(1), r);
 }
 
-// x = n ln 2 + r, |r| <= ln 2 / 2; polynomial of Cephes expf. 2^n in two factors reaches subnormals and infinity.
+// x = n ln 2 + r, |r| <= ln 2 / 2; polynomial of Cephes expf.
 template <class T>
 NEEDLE_MAP_INLINE T exp(T x) {
   x = min(T(89.f), max(T(-104.f), x));
@@ -124,8 +124,7 @@ NEEDLE_MAP_INLINE T exp(T x) {
   s = fma(r, s, T(1.6666665459e-1f));
   s = fma(r, s, T(5.0000001201e-1f));
   s = fma(r * r, s, r) + T(1.f);
-  T half = round(n * T(0.5f));
-  return s * pow2(half) * pow2(n - half);
+  return ldexp(s, n);
 }
 
 // x = m 2^e, m in [sqrt(1/2), sqrt(2)); polynomial of Cephes logf in m - 1.
@@ -294,6 +293,28 @@ NEEDLE_MAP_INLINE T activate(int code, float alpha, T x) {
       return hardsigmoid(x);
   }
   return activate_transcendental(code, alpha, x);
+}
+
+// Calls body(f) with the activation as f(x), so that a loop in `body` does not choose again for every vector.
+template <class Body>
+NEEDLE_MAP_INLINE void with_activation(int code, float alpha, const Body& body) {
+  switch (code) {
+    case kNone:
+      return body([](auto x) { return x; });
+    case kRelu:
+      return body([](auto x) { return max(decltype(x)(0), x); });
+    case kSigmoid:
+      return body([](auto x) { return sigmoid(x); });
+    case kSilu:
+      return body([](auto x) { return silu_map::apply(x, x, x); });
+    case kGelu:
+      return body([](auto x) { return gelu(x); });
+    case kGeluTanh:
+      return body([](auto x) { return gelu_tanh(x); });
+    case kHardswish:
+      return body([](auto x) { return x * hardsigmoid(x); });
+  }
+  body([=](auto x) { return activate(code, alpha, x); });
 }
 
 }  // namespace needle::NEEDLE_ISA
