@@ -48,7 +48,11 @@ def test_model_matches_torch(make: Callable, shapes: list[tuple[int, ...]]) -> N
         assert difference(net(x), model(x)) < 1e-5, shape
     if shapes[-1][0] > 1:
         model.train(), net.train()
-        assert difference(net(x), model(x)) < 1e-5
+        exact = copy.deepcopy(model).double()(x.double())
+        own = float(
+            (model(x) - exact).abs().max() / exact.abs().max()
+        )  # many batch norms of few values amplify rounding
+        assert difference(net(x), exact) <= max(1e-5, 4 * own)
 
 
 def torch_states(model: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor) -> dict[str, np.ndarray]:
