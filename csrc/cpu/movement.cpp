@@ -243,16 +243,13 @@ void zero_halo(const Call& c) {
   parallel_ranges(c.exec, out.shape[0] * out.shape[1], work, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       float* plane = out.as<float>() + t / out.shape[1] * out.stride[0] + t % out.shape[1] * out.stride[1];
-      const auto clear = [](float* p, int64_t n) {
-        for_lanes<float>(n, [&](int64_t i, int m) { store_lanes(p + i, V(0.f), m); });
-      };
       for (int64_t y = -top; y < rows - top; y++) {
         float* p = plane + y * out.stride[2] - left * b;
         if (y < 0 || y >= h) {
-          clear(p, (left + w + right) * b);
+          std::memset(p, 0, (left + w + right) * b * sizeof(float));
         } else {
-          clear(p, left * b);
-          clear(p + (left + w) * b, right * b);
+          std::memset(p, 0, left * b * sizeof(float));
+          std::memset(p + (left + w) * b, 0, right * b * sizeof(float));
         }
       }
     }
