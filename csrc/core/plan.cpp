@@ -148,9 +148,10 @@ void Plan::run(const std::vector<void*>& inputs, const std::vector<void*>& outpu
   for (const auto& b : frame->borders)
     b.view->data = static_cast<char*>(b.space == Space::input ? inputs[b.index] : outputs[b.index]) + b.offset;
   {
-    LiveRun live;
-    Exec exec = cpu_exec();
     using clock = std::chrono::steady_clock;
+    LiveRun live(seconds_.load(std::memory_order_relaxed));
+    Exec exec = cpu_exec();
+    const auto begin = clock::now();
     for (size_t i = 0; i < steps_.size(); i++) {
       Call& call = frame->calls[i];
       call.exec = &exec;
@@ -162,6 +163,7 @@ void Plan::run(const std::vector<void*>& inputs, const std::vector<void*>& outpu
       steps_[i].row->run(call);
       seconds[i] = std::chrono::duration<double>(clock::now() - start).count();
     }
+    seconds_.store(std::chrono::duration<double>(clock::now() - begin).count(), std::memory_order_relaxed);
   }
   release(std::move(frame));
 }

@@ -1,5 +1,6 @@
 // The executor: a flat list of kernel calls over one arena, run without Python, allocation or lookups.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -58,6 +59,7 @@ class Plan {
   std::vector<View> inputs_, outputs_;
   mutable std::mutex mutex_;
   std::shared_ptr<const Constants> constants_;
+  std::atomic<double> seconds_{0};  // of the last run
   std::vector<std::unique_ptr<Frame>> free_;
   size_t frames_ = 0;
 };

@@ -1,5 +1,6 @@
 #include "core/pool.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@ namespace {
 
 constexpr unsigned kFlushDenormals = 0x8040;  // FTZ | DAZ
 constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr double kLong = 5e-4;  // seconds; OpenMP's threads take 0.1 to 0.2 ms to end and to start again
 
 // Threads of one job: the caller opens the job, workers join while it is open, the caller closes it and waits for the
 // ones that joined. A worker that wakes late costs nothing: it finds the job closed.
@@ -29,12 +31,15 @@ class Pool {
  public:
   void run(int64_t tasks, void (*body)(void*, int64_t), void* ctx) {
     std::unique_lock<std::mutex> lock(job_, std::defer_lock);
-    if (inside_ || !lock.try_lock()) {  // a task, or a run beside another that has the workers, goes alone
+    // A task goes alone, and so does a run beside another that has the workers. Every run in flight has a core for its
+    // caller: what is left is for workers, since more threads than cores wait for each other at the end of every job.
+    const int live = live_.load(std::memory_order_relaxed), room = threads() - (live > 1 ? live : 1);
+    if (inside_ || room < 1 || !lock.try_lock()) {
       for (int64_t t = 0; t < tasks; t++) body(ctx, t);
       return;
     }
     start_workers();
-    body_ = body, ctx_ = ctx, tasks_ = tasks;
+    body_ = body, ctx_ = ctx, tasks_ = tasks, room_ = room;
     next_.store(0, std::memory_order_relaxed);
     open_.store(true);
     sequence_.fetch_add(1);
@@ -58,7 +63,17 @@ class Pool {
     new (&job_) std::mutex;
     for (auto& w : workers_) w.detach();
     new (&workers_) std::vector<std::thread>;
-    joined_ = 0, parked_ = 0, live_ = 0, open_ = false, inside_ = false;
+    joined_ = 0, parked_ = 0, live_ = 0, open_ = false, inside_ = false, forked_ = true;
+  }
+
+  // Threads of the OpenMP runtime under torch spin for some 5 ms after a parallel region, on the cores that workers
+  // need. OpenMP's soft pause ends those of the calling thread; without any it takes 0.6 us. In a forked child they are
+  // gone, and the runtime would wait for them.
+  void rest_openmp() {
+    using Pause = int (*)(int);
+    if (threads() == 1 || forked_) return;
+    if (!pause_) pause_ = reinterpret_cast<Pause>(dlsym(RTLD_DEFAULT, "omp_pause_resource_all"));
+    if (Pause pause = pause_) pause(1);
   }
 
   std::atomic<int> live_{0};
@@ -126,8 +141,8 @@ class Pool {
       wait(seen);
       seen = sequence_.load();
       if (quit_) return;
-      joined_.fetch_add(1);
-      if (open_.load()) drain();
+      const int before = joined_.fetch_add(1);
+      if (open_.load() && before < room_) drain();
       joined_.fetch_sub(1);
     }
   }
@@ -150,10 +165,13 @@ class Pool {
   std::mutex job_;
   std::vector<std::thread> workers_;
   std::atomic<bool> quit_{false};
+  std::atomic<int (*)(int)> pause_{nullptr};
+  bool forked_ = false;
 
   void (*body_)(void*, int64_t) = nullptr;
   void* ctx_ = nullptr;
   int64_t tasks_ = 0;
+  int room_ = 0;  // workers that may take tasks
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<uint32_t> sequence_{0};
   alignas(64) std::atomic<bool> open_{false};
@@ -191,7 +209,8 @@ Exec cpu_exec() {
           scratch, nullptr};
 }
 
-LiveRun::LiveRun() : mxcsr_(_mm_getcsr()) {
+LiveRun::LiveRun(double expected) : mxcsr_(_mm_getcsr()) {
+  if (expected >= kLong) Pool::instance().rest_openmp();
   _mm_setcsr(mxcsr_ | kFlushDenormals);
   Pool::instance().live_.fetch_add(1);
 }

@@ -11,9 +11,10 @@ void set_num_threads(int n);  // n >= 1
 Exec cpu_exec();
 
 // While alive on a thread: workers spin a little between ops instead of parking, and denormals are flushed to zero.
+// A run that expects to take long first has this thread's OpenMP threads, if there are any, leave the cores.
 class LiveRun {
  public:
-  LiveRun();
+  explicit LiveRun(double expected_seconds = 0);
   ~LiveRun();
   LiveRun(const LiveRun&) = delete;
   LiveRun& operator=(const LiveRun&) = delete;

@@ -112,8 +112,9 @@ class NDArray:
     @staticmethod
     def wrap(ref: _core.Array) -> NDArray:
         """An NDArray around an array that the core made."""
-        self = NDArray.make(ref.shape, ref.strides, handle=ref.storage, offset=ref.offset, dtype=ref.dtype)
-        self._reference = ref
+        self = NDArray.__new__(NDArray)
+        self._shape, self._strides, self._offset = ref.shape, ref.strides, ref.offset
+        self._device, self._dtype, self._storage, self._reference = CPU, ref.dtype, None, ref
         return self
 
     @property

@@ -40,7 +40,7 @@ class GraphModule(Module):
                     name
                 )  # Sequential's list: its items are the members
                 self.__dict__.update({str(i): v for i, v in enumerate(value)} if flat else {name: value})
-        self._graph = graph
+        self._graph, self._inputs = graph, graph.inputs
         self._report: Any = None
         self._last_use = last_uses(graph)
         self._tensors: dict[str, Tensor] | None = None
@@ -56,7 +56,7 @@ class GraphModule(Module):
 
     @property
     def input_names(self) -> list[str]:
-        return [n.target for n in self._graph.inputs]
+        return [n.target for n in self._inputs]
 
     def tensor(self, path: str) -> Tensor:
         """The parameter or buffer at `path`, looked up once."""
@@ -66,7 +66,9 @@ class GraphModule(Module):
 
     def bind(self, args: tuple, kwargs: dict) -> list[Any]:
         """One value per graph input, from a call's arguments."""
-        nodes = self._graph.inputs
+        nodes = self._inputs
+        if not kwargs and len(args) == len(nodes):
+            return list(args)
         values = {n.target: n.meta["default"] for n in nodes if "default" in n.meta}
         names = self.input_names
         if len(args) > len(names):
