@@ -80,11 +80,12 @@ class Tensor:
         """Leaves own their gradient, results only its data: node and gradient would keep each other's graph alive."""
         self._grad = gradient if self.op is None else (weakref.ref(gradient), gradient.cached_data)
 
-    @staticmethod
-    def make_const(data: Any, *, requires_grad: bool = False) -> Tensor:
+    @classmethod
+    def make_const(cls, data: Any, *, requires_grad: bool = False) -> Any:
+        """A leaf over `data` itself, which is not copied."""
         if isinstance(data, Tensor):
             data = data.realize_cached_data()
-        self = Tensor.__new__(Tensor)
+        self = cls.__new__(cls)
         self._init(data, None, (), requires_grad)
         return self
 

@@ -260,7 +260,7 @@ class Op:
         if not self.compute_infers and self.has_infer:
             spec = self.infer(*inputs)
             if self.float32_only and any(a.dtype == "float64" for a in arrays):
-                return NDArray(self.reference(*(a.numpy_view() for a in arrays)), dtype=spec.dtype)
+                return NDArray(self.reference(*(a.read() for a in arrays)), dtype=spec.dtype)
         return self.compute(*arrays)
 
     def _run_on_numpy(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> Any:

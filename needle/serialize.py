@@ -15,10 +15,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from . import nn
+from . import _core, nn
 from .autograd import OPS, Op, Tensor
+from .backend_ndarray import NDArray, cpu_numpy
+from .backend_selection import default_device
 from .graph import Dim, Graph, GraphModule, Mode, Node, symbolic
 from .graph.graph import KINDS, SCALAR_OPERATORS
+from .init import no_drawing
 from .nn.module import Module, Parameter, Tree, set_submodule
 
 VERSION = 1
@@ -91,12 +94,20 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "parameters": [k for k, t in tensors.items() if isinstance(t, Parameter)],
     }
     arrays = {k: np.ascontiguousarray(t.numpy()).reshape(t.shape) for k, t in tensors.items() if k not in aliases}
-    save_file(arrays, path, metadata={"needle": json.dumps(document)})
+    # Beside it, then in its place: models that were loaded from the file still read the old one.
+    beside = f"{os.fspath(path)}.{os.getpid()}.part"
+    try:
+        save_file(arrays, beside, metadata={"needle": json.dumps(document)})
+        os.replace(beside, path)
+    finally:
+        if os.path.exists(beside):
+            os.remove(beside)
 
 
 class _Decoder:
     def __init__(self, root: Module) -> None:
         self.graph, self.root = Graph(), root
+        self.tensors: dict[str, Tensor] = {}
 
     def value(self, v: Any) -> Any:
         if isinstance(v, list):
@@ -128,7 +139,7 @@ class _Decoder:
             name, attributes = target
             target = OPS[name](**{k: self.value(v) for k, v in attributes.items()})
         elif kind == "param":
-            self.root.get_tensor(target)
+            self.tensors[target]  # noqa: B018 - KeyError where there is none
         elif kind == "scalar" and target != "size" and target not in SCALAR_OPERATORS:
             raise KeyError(target)
         node = self.graph.add(kind, target, self.value(row["args"]), row["name"])
@@ -136,14 +147,35 @@ class _Decoder:
             node.meta["default"] = self.value(row["default"])
 
 
+DTYPES = {"F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "BOOL": "bool"}
+
+
+def map_tensors(path: str | os.PathLike) -> dict[str, NDArray]:
+    """The tensors of a safetensors file as arrays in its pages."""
+    with open(path, "rb") as f:
+        length = int.from_bytes(f.read(8), "little")
+        header = json.loads(f.read(length))
+    header.pop("__metadata__", None)
+    file = _core.FileMap(os.fspath(path))
+    rows = {k: (8 + length + row["data_offsets"][0], row["shape"], row["dtype"]) for k, row in header.items()}
+    unknown = {dtype for *_, dtype in rows.values()} - DTYPES.keys()
+    if unknown:
+        raise ValueError(f"it holds tensors of dtype {min(unknown)}")
+    return {k: NDArray.wrap(file.array(at, shape, DTYPES[dtype])) for k, (at, shape, dtype) in rows.items()}
+
+
 def load(path: str | os.PathLike) -> GraphModule:
-    """Read a model that `save` wrote. Raises ValueError for a file that is truncated, foreign or inconsistent."""
+    """Read a model that `save` wrote. Raises ValueError for a file that is truncated, foreign or inconsistent.
+
+    Weights stay in the file's pages until they are read, and get memory of their own when they are written; the file never
+    changes. While the model lives, replace the file (as `save` does) rather than write into it.
+    """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"[load] there is no file {os.fspath(path)}.")
     try:
         with safe_open(path, framework="numpy") as f:
-            metadata = f.metadata() or {}
-            arrays = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 - not a dict
+            metadata = f.metadata() or {}  # opening has checked the header and the file's size
+        arrays = map_tensors(path)
     except (SafetensorError, OSError, ValueError, TypeError, MemoryError) as e:
         raise ValueError(f"[load] {os.fspath(path)} is not a complete safetensors file: {e}.") from None
     if "needle" not in metadata:
@@ -169,10 +201,11 @@ def _layer(row: list[Any], decoder: _Decoder) -> Module:
     layer = getattr(nn, name)
     if not (isinstance(layer, type) and issubclass(layer, Module)):
         raise KeyError(name)
-    return layer(**{k: decoder.value(v) for k, v in arguments.items()})
+    with no_drawing():
+        return layer(**{k: decoder.value(v) for k, v in arguments.items()})
 
 
-def _build(document: dict[str, Any], arrays: dict[str, np.ndarray]) -> GraphModule:
+def _build(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule:
     root, decoder = Tree(), _Decoder(Tree())
     decoder.root = root
     modules = document["modules"]
@@ -182,13 +215,18 @@ def _build(document: dict[str, Any], arrays: dict[str, np.ndarray]) -> GraphModu
     made: dict[str, Tensor] = {}
     for path in sorted(arrays, key=document["tensors"].index):
         kind = Parameter if path in parameters else Tensor
-        made[path] = kind(arrays[path], dtype=str(arrays[path].dtype), requires_grad=path in parameters)
+        data = arrays[path].numpy() if default_device() == cpu_numpy() else arrays[path]
+        made[path] = kind.make_const(data, requires_grad=path in parameters)
         set_tensor(root, path, made[path])
     for path, first in document["aliases"].items():
         set_tensor(root, path, made[first])
     training = set(document["training"])
     for path, m in root.named_modules():
         m.training = path in training
+    decoder.tensors = dict(root.named_tensors())
+    missing = decoder.tensors.keys() - made.keys() - document["aliases"].keys()
+    if missing:
+        raise ValueError(f"it holds no tensor {min(missing)}")
     for row in document["graph"]:
         decoder.node(row)
     if not decoder.graph.nodes or decoder.graph.output.kind != "output":

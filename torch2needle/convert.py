@@ -99,8 +99,10 @@ def check(model: Any, example: Any = None) -> Report:
         return report
 
 
-def compile(model: Any, example: Any, *, fuse: bool = True, winograd: str = "auto") -> Any:
-    """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` as there: "auto", "f2" or "off"."""
+def compile(model: Any, example: Any, *, fuse: bool = True, winograd: str = "auto", memory: str = "normal") -> Any:
+    """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` ("auto", "f2", "off") and `memory`
+    ("normal", "low") as there.
+    """
     import needle
 
     example = example if isinstance(example, tuple | dict) else (example,)
@@ -109,4 +111,5 @@ def compile(model: Any, example: Any, *, fuse: bool = True, winograd: str = "aut
         import operator_fusion
 
         net = operator_fusion.fuse(net)
-    return needle.compile(net, tuple(example.values()) if isinstance(example, dict) else example, winograd=winograd)
+    inputs = tuple(example.values()) if isinstance(example, dict) else example
+    return needle.compile(net, inputs, winograd=winograd, memory=memory)

@@ -7,6 +7,7 @@
 #include <set>
 #include <string_view>
 
+#include "core/file_map.h"
 #include "core/plan.h"
 #include "core/pool.h"
 #include "cpu/backend.h"
@@ -170,6 +171,7 @@ void call_row(const KernelRow& row, py::handle outs, py::handle ins, py::handle 
   for (size_t k = 0; k < o.size; k++) view[k] = o[k].cast<Array&>().view;
   for (size_t k = 0; k < i.size; k++) view[o.size + k] = i[k].cast<Array&>().view;
   check_one_float(row, view, o.size + i.size);
+  for (size_t k = 0; k < o.size; k++) o[k].cast<Array&>().storage->lend();
   run_row(row, view, o.size, view + o.size, i.size, attrs);
   for (size_t k = 0; k < o.size; k++) o[k].cast<Array&>().storage->wrote();
 }
@@ -230,13 +232,38 @@ Array new_row(const KernelRow& row, py::handle ins, std::string_view dtype, py::
   return {std::move(out.storage), shown};
 }
 
-py::array to_numpy(const Array& a) {
+// `write`: whether the numpy array may be written to.
+py::array to_numpy(const Array& a, bool write) {
   std::vector<py::ssize_t> shape(a.view.shape, a.view.shape + a.view.rank), strides(a.view.rank);
   for (int i = 0; i < a.view.rank; i++)
     strides[i] = a.view.stride[i] * static_cast<py::ssize_t>(dtype_size(a.view.dtype));
   auto* owner = new std::shared_ptr<Storage>(a.storage);
   py::capsule base(owner, [](void* p) { delete static_cast<std::shared_ptr<Storage>*>(p); });
-  return py::array(py::dtype(info(a.view.dtype).name), shape, strides, a.view.data, base);
+  py::array out(py::dtype(info(a.view.dtype).name), shape, strides, a.view.data, base);
+  if (write)
+    a.storage->lend();
+  else
+    out.attr("flags").attr("writeable") = false;
+  return out;
+}
+
+// Bytes `first` ... of a file as an array, which reads them when they are used; a copy where the dtype's alignment asks
+// for one.
+Array from_file(const std::shared_ptr<FileMap>& file, int64_t first, const Dims& shape, const std::string& dtype) {
+  View v = make_view(shape, nullptr, parse_dtype(dtype));
+  const size_t size = dtype_size(v.dtype), bytes = v.size() * size;
+  if (first < 0 || static_cast<size_t>(first) > file->bytes() || bytes > file->bytes() - first)
+    throw py::value_error("[load] a tensor reaches outside its file of " + std::to_string(file->bytes()) + " bytes.");
+  char* data = file->data() + first;
+  if (!bytes || reinterpret_cast<uintptr_t>(data) % size) {
+    Array copy = empty(cpu_backend(), shape, v.dtype);
+    std::memcpy(copy.view.data, data, bytes);
+    return copy;
+  }
+  v.data = data;
+  auto storage = std::make_shared<Storage>(
+      cpu_backend(), data, bytes, [file] {}, [file, data, bytes] { file->forget(data, bytes); });
+  return {std::move(storage), v};
 }
 
 struct Exported {
@@ -246,6 +273,7 @@ struct Exported {
 };
 
 py::capsule to_dlpack(const Array& a) {
+  a.storage->lend();
   auto* e = new Exported{{}, a.storage, a.view};
   e->tensor = {{e->view.data, {1, 0}, e->view.rank, info(e->view.dtype).dl, e->view.shape, e->view.stride, 0},
                e,
@@ -348,6 +376,7 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
   static const KernelRow* copy = find_row("copy");
   for (size_t i = 0; i < ins.size(); i++) check_border("input", i, ins[i]->view, plan.inputs()[i]);
   for (size_t i = 0; i < outs.size(); i++) check_border("output", i, outs[i]->view, plan.outputs()[i]);
+  for (Array* a : outs) a->storage->lend();
   auto dense = [&](const View& v) { return empty(plan.backend(), Dims(v.shape, v.shape + v.rank), v.dtype); };
   {
     py::gil_scoped_release release;
@@ -376,12 +405,21 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
 PYBIND11_MODULE(_core, m) {
   py::class_<Storage, std::shared_ptr<Storage>>(m, "Storage")
       .def(py::init([](size_t bytes) { return std::make_shared<Storage>(cpu_backend(), bytes); }), py::arg("nbytes"))
-      .def("ptr", [](const Storage& s) { return reinterpret_cast<uintptr_t>(s.data()); })
+      .def("ptr",
+           [](Storage& s) {
+             s.lend();
+             return reinterpret_cast<uintptr_t>(s.data());
+           })
       .def_property_readonly("nbytes", &Storage::bytes)
       .def_property_readonly("size", [](const Storage& s) { return s.bytes() / sizeof(float); })
       .def_property_readonly("version", &Storage::version)
       .def("watch", &Storage::watch)
-      .def("wrote", &Storage::wrote);
+      .def("wrote", &Storage::wrote)
+      .def("trim", &Storage::trim);
+
+  py::class_<FileMap, std::shared_ptr<FileMap>>(m, "FileMap")
+      .def(py::init<const std::string&>(), py::arg("path"))
+      .def("array", from_file, py::arg("first"), py::arg("shape"), py::arg("dtype"));
 
   py::class_<Array>(m, "Array")
       .def(py::init([](std::shared_ptr<Storage> s, const Dims& shape, const Dims& strides, int64_t offset,
@@ -402,7 +440,7 @@ PYBIND11_MODULE(_core, m) {
                              })
       .def_property_readonly("dtype", [](const Array& a) { return info(a.view.dtype).name; })
       .def("contiguous", [](const Array& a) { return a.view.contiguous(); })
-      .def("numpy", to_numpy)
+      .def("numpy", to_numpy, py::arg("write") = true)
       .def("dlpack", to_dlpack);
 
   m.def("empty", [](py::handle shape, std::string_view dtype) {

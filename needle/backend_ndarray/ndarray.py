@@ -158,8 +158,12 @@ class NDArray:
         """numpy array over the same memory."""
         return self._ref.numpy()
 
+    def read(self) -> np.ndarray:
+        """numpy array over the same memory that cannot be written to."""
+        return self._ref.numpy(False)
+
     def numpy(self) -> np.ndarray:
-        return self._ref.numpy().copy()
+        return self.read().copy()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)

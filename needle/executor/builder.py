@@ -10,6 +10,8 @@ from needle import _core
 from needle.autograd import Unsupported
 from needle.backend_ndarray.ndarray import KERNELS, PLANNING, NDArray, itemsize
 
+from needle.ops.winograd import DEFAULT, Choice
+
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
 
@@ -33,8 +35,8 @@ class Buffer:
 class Builder:
     """Steps, buffers and constants of one plan."""
 
-    def __init__(self, pool: ConstantPool, winograd: str = "auto") -> None:
-        self.pool, self.winograd = pool, winograd
+    def __init__(self, pool: ConstantPool, choice: Choice = DEFAULT) -> None:
+        self.pool, self.choice = pool, choice
         self.steps: list[tuple[str, list[NDArray], list[NDArray], tuple[float, ...]]] = []
         self.labels: list[str] = []
         self.buffers: list[Buffer] = []

@@ -12,7 +12,8 @@ from needle.backend_ndarray import NDArray
 class Constant:
     """One array: `source` is a parameter's Tensor, or None for a derived array `make(*inputs)`.
 
-    A derived array that only other constants read (a folded, not yet packed weight) is dropped after use.
+    A derived array that only other constants read (a folded, not yet packed weight) is dropped after use; a parameter's
+    pages that lie in a file are given back to it.
     """
 
     def __init__(self, source: Tensor | None, make: Callable[..., NDArray] | None, inputs: Sequence[Constant]) -> None:
@@ -26,11 +27,15 @@ class Constant:
         if self._array is None:
             assert self.make is not None
             self._array = self.make(*(i.array for i in self.inputs)).compact()
+            for i in self.inputs:
+                i.drop()
         return self._array
 
     def drop(self) -> None:
         if self.source is None:
             self._array = None
+        elif self._array is not None:
+            self._array._handle.trim()
 
     def refresh(self) -> bool:
         """Notice changed parameters (inputs first); True when the array is another one now."""

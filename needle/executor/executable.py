@@ -14,7 +14,7 @@ from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
 from needle.interop import array_kind, as_ndarray, mirror
 from needle.nn.module import Module
-from needle.ops.winograd import check_setting
+from needle.ops.winograd import DEFAULT, Choice
 
 from .builder import PlanInfo
 from .constants import ConstantPool
@@ -51,10 +51,10 @@ def origins(graph: Graph, fn: Callable) -> dict[str, Origin]:
 class CompiledPlan:
     """A plan with the structure of the outputs it computes."""
 
-    def __init__(self, fn: Callable, example: Any, pool: ConstantPool, winograd: str) -> None:
+    def __init__(self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice) -> None:
         graph = optimize(trace(fn, *example))
         self.structure = graph.output.args[0]
-        self.info: PlanInfo = Planner(graph, pool, winograd).plan()
+        self.info: PlanInfo = Planner(graph, pool, choice).plan()
         self.origins = origins(graph, fn)
         self.core = self.info.core
 
@@ -70,9 +70,9 @@ class Executable:
     `plan`: steps of the last used shape; `memory`: its arena. A changed parameter is packed again before the next run.
     """
 
-    def __init__(self, fn: Callable, winograd: str = "auto") -> None:
+    def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:
         self.model, self._pool = fn, ConstantPool()  # the Module or function that it runs
-        self._winograd = check_setting(winograd)
+        self._choice = choice.check()
         self._plans: OrderedDict[Any, CompiledPlan] = OrderedDict()
         self._epoch = 0
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class Executable:
                 self._refresh()
             plan = self._plans.get(key)
             if plan is None:
-                plan = CompiledPlan(self.model, specs, self._pool, self._winograd)
+                plan = CompiledPlan(self.model, specs, self._pool, self._choice)
                 self._plans[key] = plan
                 self._epoch = _core.epoch()
                 if len(self._plans) > MAX_PLANS:
@@ -187,7 +187,7 @@ class Executable:
         ]
 
 
-def compile(model: Module | Callable, example: Any, *, winograd: str = "auto") -> Executable:
+def compile(model: Module | Callable, example: Any, *, winograd: str = "auto", memory: str = "normal") -> Executable:
     """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example`.
 
     Other shapes get their own plan on first use. Raises ValueError when layers are in training mode.
@@ -197,6 +197,11 @@ def compile(model: Module | Callable, example: Any, *, winograd: str = "auto") -
     largest value. "f2": at most F(2x2, 3x3), as accurate as a direct sum. "off": direct sums only. A NaN or infinity
     reaches every pixel of its tile. Packed weights of F(4x4, 3x3) take 4 times, of F(2x2, 3x3) 1.8 times the memory of
     plain ones. `exe.plan` shows the choice as the steps' kernels.
+
+    memory: "low" lets a convolution take Winograd's algorithm only where it saves much time for each byte that its weights
+    grow by, so packed weights take little more than plain ones; convolutions with many channels on small images become
+    slower, a whole model mostly by a third or less. "normal" counts time alone. Results differ by rounding. A model from
+    `load` keeps its own weights in the file's pages, which `compile` gives back, so that only packed weights stay.
     """
     if BACKEND == "np":
         raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
@@ -206,7 +211,7 @@ def compile(model: Module | Callable, example: Any, *, winograd: str = "auto") -
             raise ValueError(
                 f"[compile] {len(training)} modules are in training mode (first: {training[0]}); call net.eval()."
             )
-    exe = Executable(model, winograd)
+    exe = Executable(model, Choice(winograd, memory))
     example = example if isinstance(example, tuple) else (example,)
     exe._prepare(example, {})
     return exe

@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from needle.autograd import Tensor
-from needle.backend_ndarray import Device
+from needle.backend_ndarray import Device, NDArray, cpu_numpy
+from needle.backend_selection import default_device
+
+
+class _Drawing(threading.local):
+    off = False
+
+
+DRAWING = _Drawing()
+
+
+@contextmanager
+def no_drawing() -> Iterator[None]:
+    """Random tensors made inside have a shape and one zero as memory: for layers whose parameters are replaced at once."""
+    before, DRAWING.off = DRAWING.off, True
+    try:
+        yield
+    finally:
+        DRAWING.off = before
+
+
+def _hollow(shape: Sequence[int], dtype: str, requires_grad: bool) -> Tensor:
+    zero = np.zeros((), dtype)
+    on_numpy = default_device() == cpu_numpy()
+    data = np.broadcast_to(zero, shape) if on_numpy else NDArray(zero, dtype=dtype).broadcast_to(shape)
+    return Tensor.make_const(data, requires_grad=requires_grad)
 
 
 def _tensor(array: Any, device: Device | None, dtype: str, requires_grad: bool) -> Tensor:
@@ -25,6 +52,8 @@ def rand(
     requires_grad: bool = False,
 ) -> Tensor:
     """Uniform in [low, high)."""
+    if DRAWING.off:
+        return _hollow(shape, dtype, requires_grad)
     return _tensor(np.random.rand(*shape) * (high - low) + low, device, dtype, requires_grad)
 
 
@@ -37,6 +66,8 @@ def randn(
     requires_grad: bool = False,
 ) -> Tensor:
     """Normal with the given mean and standard deviation."""
+    if DRAWING.off:
+        return _hollow(shape, dtype, requires_grad)
     return _tensor(np.random.randn(*shape) * std + mean, device, dtype, requires_grad)
 
 

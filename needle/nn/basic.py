@@ -36,7 +36,9 @@ class Linear(Module):
         super().__init__()
         self.in_features, self.out_features, self._layout = in_features, out_features, layout
         weight = init.kaiming_uniform(in_features, out_features, device=device, dtype=dtype)
-        self.weight = Parameter(weight if layout == "needle" else weight.numpy().T, device=device, dtype=dtype)
+        self.weight = Parameter(
+            weight if layout == "needle" else ops.permute(weight, (1, 0)), device=device, dtype=dtype
+        )
         self.bias: Tensor | None = None
         if bias:
             drawn = init.kaiming_uniform(out_features, 1, device=device, dtype=dtype).numpy()

@@ -74,7 +74,7 @@ class Conv(Module):
         taps, per_group = kh * kw, in_channels // groups
         shape = (kh, kw, per_group, out_channels)
         drawn = init.kaiming_uniform(per_group * taps, out_channels * taps, shape=shape, device=device, dtype=dtype)
-        weight = drawn if layout == "needle" else np.ascontiguousarray(drawn.numpy().transpose(3, 2, 0, 1))
+        weight = drawn if layout == "needle" else ops.permute(drawn, (3, 2, 0, 1))
         self.weight = Parameter(weight, device=device, dtype=dtype)
         self.bias: Tensor | None = None
         if bias:

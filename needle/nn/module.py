@@ -12,6 +12,7 @@ import numpy as np
 
 from needle.autograd import Tensor, as_data
 from needle.backend_ndarray import Device
+from needle.init import DRAWING
 
 BOOKKEEPING = ("_config", "_public", "_hooks", "_pre_hooks", "_modules", "_tensors", "_last_use")
 MAX_LINES = 20  # of the names in one message
@@ -20,6 +21,12 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 class Parameter(Tensor):
     """A tensor that optimizers train."""
+
+    def __init__(self, array: Any, *, requires_grad: bool = True, **options: Any) -> None:
+        if DRAWING.off and isinstance(array, Tensor):
+            self._init(array.cached_data, None, (), requires_grad)
+        else:
+            super().__init__(array, requires_grad=requires_grad, **options)
 
 
 def find_recorder(values: Any) -> Any:

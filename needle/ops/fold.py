@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, op
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, from_dlpack
 
 
 def fold_batch_norm(
@@ -24,18 +24,24 @@ def fold_batch_norm(
 
     Computed in float64 and returned in the weight's dtype: gamma / sqrt(var + eps) would lose digits in float32.
     """
-    w, m, v, g, b = (a.astype("float64") for a in (weight, mean, var, gamma, beta))
+    m, v, g, b = (a.astype("float64") for a in (mean, var, gamma, beta))
     scale = g / np.sqrt(v + eps)
-    shape = [1] * w.ndim
+    shape = [1] * weight.ndim
     shape[axis] = -1
-    if w.shape[axis] != len(scale):  # grouped transposed convolution: (I, O / groups, ...), groups along the first axis
-        groups = len(scale) // w.shape[axis]
-        grouped = w.reshape(groups, -1, *w.shape[1:])
-        folded = (grouped * scale.reshape(groups, 1, -1, *[1] * (w.ndim - 2))).reshape(w.shape)
+    if weight.shape[axis] != len(scale):  # grouped transposed convolution: (I, O / groups, ...), groups along axis 0
+        groups = len(scale) // weight.shape[axis]
+        grouped = weight.reshape(groups, -1, *weight.shape[1:])
+        folded = scaled(grouped, scale.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)
     else:
-        folded = w * scale.reshape(shape)
+        folded = scaled(weight, scale.reshape(shape))
     shift = (0 if bias is None else bias.reshape(-1).astype("float64")) - m
-    return folded.astype(weight.dtype), (shift * scale + b).astype(weight.dtype)
+    return folded, (shift * scale + b).astype(weight.dtype)
+
+
+def scaled(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """weight * scale in float64, a few rows at a time: no copy of the whole weight in float64."""
+    out = np.empty(weight.shape, weight.dtype)
+    return np.multiply(weight, scale, out=out, dtype="float64", casting="same_kind")
 
 
 class Folded(Op):
@@ -55,7 +61,7 @@ class Folded(Op):
         ]
 
     def compute(self, *arrays: NDArray) -> NDArray:
-        return NDArray(self.reference(*(a.numpy() for a in arrays)))
+        return from_dlpack(self.reference(*(a.read() for a in arrays)))
 
 
 @op

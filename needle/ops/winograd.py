@@ -34,13 +34,27 @@ EXPOSED = (
 )
 
 
-def check_setting(winograd: str) -> str:
-    if winograd not in SETTINGS:
-        raise ValueError(f"[compile] winograd expects one of {', '.join(SETTINGS)}, got {winograd!r}.")
-    return winograd
+# What `compile(memory=...)` lets weights cost: vector FMAs that a run has to save for one byte more of packed weights.
+FMAS_PER_KEPT_BYTE = {"normal": 0.0, "low": 2.0}
 
 
-def choose(setting: str, op: Any, x: NDArray, w: NDArray, out: NDArray) -> Scheme | None:
+class Choice(NamedTuple):
+    """The settings of a plan: keys of SETTINGS and of FMAS_PER_KEPT_BYTE."""
+
+    winograd: str = "auto"
+    memory: str = "normal"
+
+    def check(self) -> Choice:
+        for name, value, known in zip(self._fields, self, (SETTINGS, FMAS_PER_KEPT_BYTE), strict=True):
+            if value not in known:
+                raise ValueError(f"[compile] {name} expects one of {', '.join(known)}, got {value!r}.")
+        return self
+
+
+DEFAULT = Choice()
+
+
+def choose(setting: Choice, op: Any, x: NDArray, w: NDArray, out: NDArray) -> Scheme | None:
     """The cheapest algorithm for a blocked convolution, None for the direct one."""
     unit = (1, 1)
     if w.shape[2:] != (3, 3) or op.groups != 1 or op.stride != unit or op.dilation != unit or x.shape[4] != BLOCK:
@@ -50,14 +64,15 @@ def choose(setting: str, op: Any, x: NDArray, w: NDArray, out: NDArray) -> Schem
     pairs = in_blocks * out_blocks
 
     def cost(work: float, taps: int) -> float:
-        fetch = pairs * BLOCK * BLOCK * taps * 4 * FMAS_PER_BYTE
-        return max(work, fetch) + EXPOSED * min(work, fetch)
+        kept = pairs * BLOCK * BLOCK * taps * 4
+        fetch = kept * FMAS_PER_BYTE
+        return max(work, fetch) + EXPOSED * min(work, fetch) + kept * FMAS_PER_KEPT_BYTE[setting.memory]
 
     def scheme_cost(s: Scheme) -> float:
         tiles = n * -(-height // s.tile) * -(-width // s.tile)
         return cost(tiles * (in_blocks * s.input + out_blocks * s.output + s.points * pairs * BLOCK), s.points)
 
-    best = min(SETTINGS[setting], key=scheme_cost, default=None)
+    best = min(SETTINGS[setting.winograd], key=scheme_cost, default=None)
     direct = cost(prod((n, height, width)) * 9 * pairs * BLOCK, 9)
     return best if best is not None and scheme_cost(best) < direct else None
 

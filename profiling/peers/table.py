@@ -161,13 +161,17 @@ def needle_fused(task: Task) -> Call:
     return ndl.no_grad()(lambda: net(x).numpy())
 
 
-def needle_compiled(task: Task) -> Call:
+def needle_compiled(task: Task, memory: str = "normal") -> Call:
     import needle as ndl
 
     ndl.set_num_threads(task.threads)
     x = task.input()
-    exe = ndl.compile(ndl.load(task.path("fused.safetensors")), (x,))
+    exe = ndl.compile(ndl.load(task.path("fused.safetensors")), (x,), memory=memory)
     return lambda: exe(x)
+
+
+def needle_low(task: Task) -> Call:
+    return needle_compiled(task, memory="low")
 
 
 TORCH = ("torch", "torch2needle.models")
@@ -183,6 +187,7 @@ PEERS = (
     Peer("mnn small blocks", "mnn", mnn_small_blocks, ("MNN",), ("MNN", *ONNX)),
     Peer("needle eager", "torch", needle_eager, TORCH, ("torch",)),
     Peer("needle fused", "needle", needle_fused, ("needle",), ("torch",)),
+    Peer("needle low", "needle", needle_low, ("needle",), ("torch",)),
     Peer(OURS, "needle", needle_compiled, ("needle",), ("torch",)),
 )
 
