@@ -139,7 +139,7 @@ class _Decoder:
             name, attributes = target
             target = OPS[name](**{k: self.value(v) for k, v in attributes.items()})
         elif kind == "param":
-            self.tensors[target]  # noqa: B018 - KeyError where there is none
+            self.tensors[target]
         elif kind == "scalar" and target != "size" and target not in SCALAR_OPERATORS:
             raise KeyError(target)
         node = self.graph.add(kind, target, self.value(row["args"]), row["name"])

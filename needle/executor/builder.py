@@ -9,7 +9,6 @@ from typing import Any
 from needle import _core
 from needle.autograd import Unsupported
 from needle.backend_ndarray.ndarray import KERNELS, PLANNING, NDArray, itemsize
-
 from needle.ops.winograd import DEFAULT, Choice
 
 from .constants import Constant, ConstantPool

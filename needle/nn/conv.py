@@ -5,8 +5,6 @@ from __future__ import annotations
 from math import prod
 from typing import Any, ClassVar
 
-import numpy as np
-
 from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device

@@ -45,7 +45,8 @@ class Choice(NamedTuple):
     memory: str = "normal"
 
     def check(self) -> Choice:
-        for name, value, known in zip(self._fields, self, (SETTINGS, FMAS_PER_KEPT_BYTE), strict=True):
+        allowed = (("winograd", self.winograd, [*SETTINGS]), ("memory", self.memory, [*FMAS_PER_KEPT_BYTE]))
+        for name, value, known in allowed:
             if value not in known:
                 raise ValueError(f"[compile] {name} expects one of {', '.join(known)}, got {value!r}.")
         return self
