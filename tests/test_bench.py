@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bench
+from peers.formats import Task
+from peers.processes import Child, Exports, WorkerError
+from peers.table import OURS, PEERS, Peer, select, table
+from peers.worker import compared
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "profiling"))
-
-import bench  # noqa: E402
-from peers.formats import Task  # noqa: E402
-from peers.processes import Child, Exports, WorkerError  # noqa: E402
-from peers.table import OURS, PEERS, Peer, select, table  # noqa: E402
-from peers.worker import compared  # noqa: E402
-
 EXTRA = """
 import os, sys, time
 import numpy as np
@@ -195,11 +193,12 @@ def test_silent_worker_is_an_error_and_is_killed(extra: Path, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
-def test_interrupt_kills_workers_and_removes_files(extra: Path, tmp_path: Path, by: signal.Signals) -> None:
+def test_interrupt_kills_workers_and_removes_files(
+    extra: Path, tmp_path: Path, script_environment: dict[str, str], by: signal.Signals
+) -> None:
     files, pid_file = tmp_path / "files", tmp_path / "pid"
     files.mkdir()
-    environment = {**os.environ, "TMPDIR": str(files), "BENCH_PID": str(pid_file)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    environment = {**script_environment, "TMPDIR": str(files), "BENCH_PID": str(pid_file)}
     command = [sys.executable, str(ROOT / "profiling/bench.py"), "--models", "mlp", "--batch", "1", "--rounds", "1"]
     command += ["--peers", "torch eager", "slow", "--extra", str(extra)]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,15 +17,13 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 pytest.importorskip("sklearn")
 
+import pipeline
+import report
+import stages
+from pictures import as_pixels, picture_crops
+from pipeline import OptionError, Options
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "profiling"))
-
-import pipeline  # noqa: E402
-import report  # noqa: E402
-import stages  # noqa: E402
-from pictures import as_pixels, picture_crops  # noqa: E402
-from pipeline import OptionError, Options  # noqa: E402
-
 STAGES = ["torch eager", "torch channels_last", "needle eager", "needle fused", "needle compiled"]
 CASES = {
     "resnet18": Options("resnet18", height=64, width=64, classes=10, rounds=2, pictures=4),
@@ -218,24 +215,23 @@ class TestOptions:
             stages.build(self.options("--model", "resnet50", "--weights", str(tmp_path / "w.pt")))
 
 
-def run_script(name: str, *argv: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, [str(ROOT / "profiling"), os.environ.get("PYTHONPATH")]))
+def run_script(environment: dict[str, str], name: str, *argv: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "profiling" / name), *argv]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
-def test_script_with_the_numpy_backend(tmp_path: Path) -> None:
+def test_script_with_the_numpy_backend(tmp_path: Path, script_environment: dict[str, str]) -> None:
     """The oracle's backend has no compiled stage; everything else is the same."""
     argv = ["--backend", "np", "--base", "4", "--height", "32", "--width", "32", "--rounds", "1", "--pictures", "1"]
-    done = run_script("profile_full_pipeline_unet.py", *argv, "--out", str(tmp_path))
+    done = run_script(script_environment, "profile_full_pipeline_unet.py", *argv, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     (r,) = json.loads((tmp_path / "profile.json").read_text())["results"]
     assert [s["name"] for s in r["stages"]] == STAGES[:4]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["index.html", "profile.json", "trace.json"]
 
 
-def test_script_says_one_sentence() -> None:
-    done = run_script("profile_full_pipeline_resnet.py", "--dtype", "float16")
+def test_script_says_one_sentence(script_environment: dict[str, str]) -> None:
+    done = run_script(script_environment, "profile_full_pipeline_resnet.py", "--dtype", "float16")
     assert done.returncode == 1
     assert done.stderr == "[pipeline] --dtype expects float32, got float16.\n"
     assert done.stdout == ""

@@ -115,10 +115,10 @@ def test_a_forked_child_runs_after_torch_ran_in_its_parent() -> None:
     subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)
 
 
-def test_profiling_script(tmp_path: Path) -> None:
+def test_profiling_script(tmp_path: Path, script_environment: dict[str, str]) -> None:
     script, file = Path(__file__).parents[1] / "profiling" / "sharing.py", tmp_path / "sharing.json"
     quick = ["--models", "mlp", "--rounds", "1", "--seconds", "0.05", "--json", str(file)]
-    done = subprocess.run([sys.executable, str(script), *quick], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(script), *quick], capture_output=True, text=True, env=script_environment)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(file.read_text())["results"]
     assert row["title"] in done.stdout
