@@ -99,9 +99,17 @@ def check(model: Any, example: Any = None) -> Report:
         return report
 
 
-def compile(model: Any, example: Any, *, fuse: bool = True, winograd: str = "auto", memory: str = "normal") -> Any:
-    """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` ("auto", "f2", "off") and `memory`
-    ("normal", "low") as there.
+def compile(
+    model: Any,
+    example: Any,
+    *,
+    fuse: bool = True,
+    winograd: str = "auto",
+    memory: str = "normal",
+    tune: bool = False,
+) -> Any:
+    """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` ("auto", "f2", "off"), `memory`
+    ("normal", "low") and `tune` as there.
     """
     import needle
 
@@ -112,4 +120,4 @@ def compile(model: Any, example: Any, *, fuse: bool = True, winograd: str = "aut
 
         net = operator_fusion.fuse(net)
     inputs = tuple(example.values()) if isinstance(example, dict) else example
-    return needle.compile(net, inputs, winograd=winograd, memory=memory)
+    return needle.compile(net, inputs, winograd=winograd, memory=memory, tune=tune)

@@ -14,13 +14,14 @@ from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
 from needle.interop import array_kind, as_ndarray, mirror
 from needle.nn.module import Module
-from needle.ops.winograd import DEFAULT, Choice
+from needle.ops.winograd import DEFAULT, Choice, unmeasured
 
 from .builder import PlanInfo
 from .constants import ConstantPool
 from .memory import MemoryReport
 from .passes import optimize
 from .planner import Planner
+from .tuner import step_times, tuned
 
 MAX_PLANS = 8  # input shapes whose plans are kept
 
@@ -51,10 +52,11 @@ def origins(graph: Graph, fn: Callable) -> dict[str, Origin]:
 class CompiledPlan:
     """A plan with the structure of the outputs it computes."""
 
-    def __init__(self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice) -> None:
+    def __init__(self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray]) -> None:
         graph = optimize(trace(fn, *example))
         self.structure = graph.output.args[0]
-        self.info: PlanInfo = Planner(graph, pool, choice).plan()
+        make = lambda measured: Planner(graph, pool, choice, measured).plan()  # noqa: E731
+        self.info: PlanInfo = tuned(make, inputs, choice.algorithms) if choice.tune else make(unmeasured)
         self.origins = origins(graph, fn)
         self.core = self.info.core
 
@@ -99,16 +101,16 @@ class Executable:
             return Spec(arrays[-1].shape, arrays[-1].dtype)
 
         specs = map_structure(inputs, enter)
-        return self._plan_for(specs), arrays, kind
+        return self._plan_for(specs, arrays), arrays, kind
 
-    def _plan_for(self, specs: tuple) -> CompiledPlan:
+    def _plan_for(self, specs: tuple, inputs: list[NDArray]) -> CompiledPlan:
         key = repr(specs)
         with self._lock:
             if self._epoch != _core.epoch():
                 self._refresh()
             plan = self._plans.get(key)
             if plan is None:
-                plan = CompiledPlan(self.model, specs, self._pool, self._choice)
+                plan = CompiledPlan(self.model, specs, self._pool, self._choice, inputs)
                 self._plans[key] = plan
                 self._epoch = _core.epoch()
                 if len(self._plans) > MAX_PLANS:
@@ -179,15 +181,12 @@ class Executable:
     def profile(self, *args: Any, rounds: int = 10) -> list[tuple[str, str, float]]:
         """(kernel, node, median seconds) for every step."""
         plan, arrays, _ = self._prepare(args, {})
-        ins = [a._ref for a in arrays]
-        outs = plan.core.run_new(ins)
-        times = zip(*(plan.core.profile(outs, ins) for _ in range(rounds)), strict=True)
-        return [
-            (n, l, sorted(t)[rounds // 2]) for n, l, t in zip(plan.info.names, plan.info.labels, times, strict=True)
-        ]
+        return list(zip(plan.info.names, plan.info.labels, step_times(plan.info, arrays, rounds), strict=True))
 
 
-def compile(model: Module | Callable, example: Any, *, winograd: str = "auto", memory: str = "normal") -> Executable:
+def compile(
+    model: Module | Callable, example: Any, *, winograd: str = "auto", memory: str = "normal", tune: bool = False
+) -> Executable:
     """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example`.
 
     Other shapes get their own plan on first use. Raises ValueError when layers are in training mode.
@@ -202,6 +201,10 @@ def compile(model: Module | Callable, example: Any, *, winograd: str = "auto", m
     grow by, so packed weights take little more than plain ones; convolutions with many channels on small images become
     slower, a whole model mostly by a third or less. "normal" counts time alone. Results differ by rounding. A model from
     `load` keeps its own weights in the file's pages, which `compile` gives back, so that only packed weights stay.
+
+    tune: choose every layer's algorithm by its time on this machine in place of an estimate: each allowed one runs in a plan
+    of the whole model, with cold caches (a few seconds). The times are kept in `$NEEDLE_CACHE` (else `$XDG_CACHE_HOME` or
+    `~/.cache`, folder torch2needle) for this CPU, instruction set and number of threads; known layers are not timed again.
     """
     if BACKEND == "np":
         raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
@@ -211,7 +214,7 @@ def compile(model: Module | Callable, example: Any, *, winograd: str = "auto", m
             raise ValueError(
                 f"[compile] {len(training)} modules are in training mode (first: {training[0]}); call net.eval()."
             )
-    exe = Executable(model, Choice(winograd, memory))
+    exe = Executable(model, Choice(winograd, memory, tune))
     example = example if isinstance(example, tuple) else (example,)
     exe._prepare(example, {})
     return exe

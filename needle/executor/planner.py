@@ -7,7 +7,7 @@ from typing import Any
 from needle.autograd import Op, Spec, Tensor, Unsupported
 from needle.backend_ndarray.ndarray import NDArray, call, itemsize
 from needle.graph import Graph, Node, map_structure
-from needle.ops.winograd import Choice
+from needle.ops.winograd import Choice, Measured, unmeasured
 
 from .builder import ARENA, BLOCK, INPUT, OUTPUT, Builder, PlanInfo
 from .constants import ConstantPool
@@ -19,8 +19,8 @@ NO_HALO: Halo = (0, 0, 0, 0)
 class Planner:
     """Plans one graph at its traced shapes."""
 
-    def __init__(self, graph: Graph, pool: ConstantPool, choice: Choice) -> None:
-        self.graph, self.builder = graph, Builder(pool, choice)
+    def __init__(self, graph: Graph, pool: ConstantPool, choice: Choice, measured: Measured = unmeasured) -> None:
+        self.graph, self.builder = graph, Builder(pool, choice, measured)
         self.order = {n: i for i, n in enumerate(graph)}
         self.users = graph.users()
         self.constant = constant_nodes(graph)

@@ -79,7 +79,7 @@ def lower_conv2d(
     channels = (per_group * op.groups, o)
     flags = (activation, alpha, bias is not None, residual is not None)
     rest = [*planned_bias(builder, bias), *([] if residual is None else [residual])]
-    scheme = winograd.choose(builder.choice, op, x, w, out)
+    scheme = winograd.choose(builder, op, x, w, out)
     if scheme:
         packed = builder.derive(("winograd_pack", scheme.name), partial(winograd.pack, scheme, x.shape[1]), w)
         call(f"conv2d_winograd_{scheme.name}", [out], [x, packed, *rest], *op.padding[:2], *flags)

@@ -1,8 +1,11 @@
-"""Winograd's minimal filtering in plans (Lavin and Gray, arXiv 1509.09308): which 3x3 convolutions take it, by a cost model."""
+"""Winograd's minimal filtering in plans (Lavin and Gray, arXiv 1509.09308): which 3x3 convolutions take it.
+
+A cost model estimates the time of every algorithm; `compile(tune=True)` measures it (needle/executor/tuner.py).
+"""
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from needle.backend_ndarray import NDArray, call
@@ -23,12 +26,14 @@ class Scheme(NamedTuple):
         return (self.tile + 2) ** 2
 
 
+DIRECT = Scheme("direct", 1, input=0, output=0)
 F2 = Scheme("f2", 2, input=64, output=44)
 F4 = Scheme("f4", 4, input=216, output=172)
-SETTINGS = {"auto": (F4, F2), "f2": (F2,), "off": ()}  # what `compile(winograd=...)` lets a plan choose from
+# What `compile(winograd=...)` lets a plan choose from; the first of equals.
+SETTINGS = {"auto": (DIRECT, F4, F2), "f2": (DIRECT, F2), "off": (DIRECT,)}
 
-# Vector FMAs in the time in which one byte of weights comes from memory: 2 cores x 3.5 GHz x 1 FMA over 28 GB/s.
-FMAS_PER_BYTE = 0.25
+FMAS_PER_SECOND = 7e9  # of vectors, with 2 cores at 3.5 GHz
+FMAS_PER_BYTE = FMAS_PER_SECOND / 28e9  # vector FMAs in the time in which one byte of weights comes from memory
 EXPOSED = (
     0.4  # measured: share of the shorter of the two, computing and fetching weights, that the longer does not hide
 )
@@ -43,6 +48,11 @@ class Choice(NamedTuple):
 
     winograd: str = "auto"
     memory: str = "normal"
+    tune: bool = False
+
+    @property
+    def algorithms(self) -> list[str]:
+        return [s.name for s in SETTINGS[self.winograd]]
 
     def check(self) -> Choice:
         allowed = (("winograd", self.winograd, [*SETTINGS]), ("memory", self.memory, [*FMAS_PER_KEPT_BYTE]))
@@ -54,28 +64,41 @@ class Choice(NamedTuple):
 
 DEFAULT = Choice()
 
+Measured = Callable[[str], Mapping[str, float]]  # from a layer to seconds by algorithm
 
-def choose(setting: Choice, op: Any, x: NDArray, w: NDArray, out: NDArray) -> Scheme | None:
-    """The cheapest algorithm for a blocked convolution, None for the direct one."""
+
+def unmeasured(layer: str) -> Mapping[str, float]:
+    return {}
+
+
+def choose(builder: Any, op: Any, x: NDArray, w: NDArray, out: NDArray) -> Scheme | None:
+    """The cheapest algorithm for a blocked convolution, None for the direct one; noted in `builder.layers`.
+
+    Measured times count where every allowed algorithm has one, else estimates.
+    """
     unit = (1, 1)
     if w.shape[2:] != (3, 3) or op.groups != 1 or op.stride != unit or op.dilation != unit or x.shape[4] != BLOCK:
         return None
     n, out_blocks, height, width, _ = out.shape
     in_blocks = x.shape[1]
     pairs = in_blocks * out_blocks
+    choice: Choice = builder.choice
+    layer = f"3x3 {n}x{in_blocks * BLOCK}x{height}x{width} to {out_blocks * BLOCK}"
+    seconds = builder.measured(layer)
+    measured = all(a in seconds for a in choice.algorithms)
 
-    def cost(work: float, taps: int) -> float:
-        kept = pairs * BLOCK * BLOCK * taps * 4
-        fetch = kept * FMAS_PER_BYTE
-        return max(work, fetch) + EXPOSED * min(work, fetch) + kept * FMAS_PER_KEPT_BYTE[setting.memory]
-
-    def scheme_cost(s: Scheme) -> float:
+    def cost(s: Scheme) -> float:
+        kept = pairs * BLOCK * BLOCK * s.points * 4
         tiles = n * -(-height // s.tile) * -(-width // s.tile)
-        return cost(tiles * (in_blocks * s.input + out_blocks * s.output + s.points * pairs * BLOCK), s.points)
+        work = tiles * (in_blocks * s.input + out_blocks * s.output + s.points * pairs * BLOCK)
+        fetch = kept * FMAS_PER_BYTE
+        estimate = max(work, fetch) + EXPOSED * min(work, fetch)
+        time = seconds[s.name] * FMAS_PER_SECOND if measured else estimate
+        return time + kept * FMAS_PER_KEPT_BYTE[choice.memory]
 
-    best = min(SETTINGS[setting.winograd], key=scheme_cost, default=None)
-    direct = cost(prod((n, height, width)) * 9 * pairs * BLOCK, 9)
-    return best if best is not None and scheme_cost(best) < direct else None
+    best = min(SETTINGS[choice.winograd], key=cost)
+    builder.layers.append((len(builder.steps), layer, best.name))
+    return None if best is DIRECT else best
 
 
 def pack(scheme: Scheme, in_blocks: int, w: NDArray) -> NDArray:

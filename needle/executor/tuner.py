@@ -1,0 +1,108 @@
+"""Tuning: the algorithms of a plan's layers timed in the order of the network, with cold caches; the times stay on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import statistics
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from needle import _core
+from needle.backend_ndarray import NDArray
+from needle.ops.winograd import Measured
+
+from .builder import PlanInfo
+
+VERSION = 1  # of the file, and of kernels whose times can be compared
+ROUNDS = 7
+FLUSH = 64 << 20  # bytes written between runs, more than the last cache holds
+
+
+def step_times(info: PlanInfo, inputs: Sequence[NDArray], rounds: int, cold: bool = False) -> list[float]:
+    """Median seconds of every step of a plan; cold: other data passed through the caches before every run."""
+    ins = [a._ref for a in inputs]
+    outs = info.core.run_new(ins)
+    other = np.zeros(FLUSH // 4 if cold else 0, "float32")
+    runs = []
+    for _ in range(rounds):
+        other += 1
+        runs.append(info.core.profile(outs, ins))
+    return [statistics.median(t) for t in zip(*runs, strict=True)]
+
+
+class Timings:
+    """Seconds by layer and algorithm on this CPU with this instruction set and number of threads."""
+
+    def __init__(self) -> None:
+        from needle.profiler.peaks import cpu_name
+
+        self.machine = [VERSION, cpu_name(), _core.isa(), _core.num_threads()]
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        folder = os.environ.get("NEEDLE_CACHE") or os.path.join(cache, "torch2needle")
+        name = hashlib.sha256(json.dumps(self.machine).encode()).hexdigest()[:16]
+        self.path = Path(folder).expanduser() / f"tuning-{name}.json"
+        self.seconds = self._read()
+
+    def _read(self) -> dict[str, dict[str, float]]:
+        """What the file says; anything else than such a file counts as empty and is written anew."""
+        try:
+            document = json.loads(self.path.read_text())
+            if document["machine"] != self.machine:
+                return {}
+            return {
+                str(layer): {str(a): float(t) for a, t in times.items() if math.isfinite(t) and t > 0}
+                for layer, times in document["seconds"].items()
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return {}
+
+    def __call__(self, layer: str) -> Mapping[str, float]:
+        return self.seconds.get(layer, {})
+
+    def save(self) -> None:
+        """Write the file, with what other processes have added to it since."""
+        merged = self._read()
+        for layer, times in self.seconds.items():
+            merged[layer] = merged.get(layer, {}) | times
+        text = json.dumps({"machine": self.machine, "seconds": merged}, indent=1, sort_keys=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".tuning-", delete=False) as f:
+                f.write(text)
+            os.replace(f.name, self.path)
+        except OSError as e:
+            warnings.warn(f"[compile] measured times are not kept: {e}.", stacklevel=2)
+
+
+def only(name: str, algorithms: Sequence[str]) -> Measured:
+    """Times by which a plan chooses algorithm `name` wherever there is a choice."""
+    times = {a: 0.0 if a == name else math.inf for a in algorithms}
+    return lambda layer: times
+
+
+def tuned(make: Callable[[Measured], PlanInfo], inputs: Sequence[NDArray], algorithms: Sequence[str]) -> PlanInfo:
+    """The plan that `make` builds by measured times; layers without them are timed first, in plans of one algorithm each."""
+    timings = Timings()
+    info = make(timings)
+    unknown = {layer for _, layer, _ in info.layers if not set(algorithms) <= timings(layer).keys()}
+    if not unknown:
+        return info
+    found: dict[str, dict[str, list[float]]] = {layer: {a: [] for a in algorithms} for layer in unknown}
+    for name in tqdm(algorithms, desc="tune", delay=2.0, leave=False, disable=None):
+        trial = make(only(name, algorithms))
+        times = step_times(trial, inputs, ROUNDS, cold=True)
+        for step, layer, used in trial.layers:
+            if layer in unknown:
+                found[layer][used].append(times[step])
+    for layer, by_algorithm in found.items():
+        timings.seconds[layer] = {a: statistics.mean(t) for a, t in by_algorithm.items()}
+    timings.save()
+    return make(timings)
