@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -185,11 +186,8 @@ def test_no_python_inside_a_run() -> None:
     assert events == []
 
 
-def test_the_gil_is_free_during_a_run() -> None:
-    net, x = small_net(64), image(1, 3, 256, 256)
-    exe = ndl.compile(net, (x,))
-    threads = ndl.get_num_threads()
-    ndl.set_num_threads(1)
+def counting_beside(run: Callable[[], object]) -> float:
+    """Speed of a counting thread beside runs, as a share of its speed alone."""
     counted, stop = 0, threading.Event()
 
     def count() -> None:
@@ -198,23 +196,32 @@ def test_the_gil_is_free_during_a_run() -> None:
             for _ in range(1000):
                 counted += 1
 
+    thread = threading.Thread(target=count)
+    thread.start()
     try:
-        thread = threading.Thread(target=count)
-        thread.start()
         start = time.perf_counter()
         while time.perf_counter() - start < 0.3:
             time.sleep(0.01)
-        solo = counted / 0.3
+        solo = counted / (time.perf_counter() - start)
         counted, start = 0, time.perf_counter()
         while time.perf_counter() - start < 1:
-            exe(x)
-        beside = counted / (time.perf_counter() - start)
+            run()
+        return counted / (time.perf_counter() - start) / solo
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the counting thread needs a core")
+def test_the_gil_is_free_during_a_run() -> None:
+    net, x = small_net(64), image(1, 3, 256, 256)
+    exe = ndl.compile(net, (x,))
+    threads = ndl.get_num_threads()
+    ndl.set_num_threads(1)
+    try:  # neighbours share the machine: the best of three
+        assert any(counting_beside(lambda: exe(x)) > 0.5 for _ in range(3))
+    finally:
         ndl.set_num_threads(threads)
-    if len(os.sched_getaffinity(0)) > 1:
-        assert beside > 0.5 * solo  # the issue's 80 % is measured by profiling; here neighbours share the machine
 
 
 def test_runs_in_two_threads_agree() -> None:

@@ -11,11 +11,14 @@ import pytest
 import needle as ndl
 from needle import _core
 from needle.autograd import OPS, Op, Spec
+from needle.backend_ndarray import array, call
 from needle.nn.module import Parameter
+from needle.ops.activation import activation_code
 from needle.ops.conv import Conv2d
 from needle.ops.elementwise import EWiseAdd, EWiseMul
-from needle.ops.fused import FusedConv2dActivation
+from needle.ops.fused import FusedConv2dActivation, act_reference
 from needle.ops.norm import Positive
+from needle.ops.planned import pack_strassen
 
 TOLERANCE = 5e-6
 
@@ -150,6 +153,48 @@ def test_exponential_at_the_ends_of_float32() -> None:
         want = np.exp(x.astype("float64")).astype("float32")
     got = ndl.ops.exp(ndl.Tensor(np.tile(x, 3), requires_grad=False)).numpy()
     assert np.allclose(got, np.tile(want, 3), rtol=3e-7, atol=2e-45, equal_nan=True)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("layout", ["needle", "torch"])
+@pytest.mark.parametrize("sizes", [(1, 2, 32), (2, 14, 64), (7, 32, 96), (33, 1026, 160), (121, 514, 32)], ids=str)
+def test_strassen(sizes: tuple[int, int, int], layout: str, threads: int, activation: str) -> None:
+    """Also rows that lie in a larger array, an odd number of rows, and columns in an odd number of blocks."""
+    m, k, n = sizes
+    rng = np.random.default_rng(m)
+    x, w, b = rng.standard_normal((m, k)), rng.standard_normal((k, n)), rng.standard_normal(n)
+    want = act_reference(activation, 0.0, x @ w + b)
+    rows = array(np.pad(x, ((0, 0), (3, 5))).astype("float32"))[:, 3 : 3 + k]
+    weight = array(np.ascontiguousarray(w.T if layout == "torch" else w).astype("float32"))
+    around = array(np.full((m, n + 7), 5.0, "float32"))
+    ins = [rows, pack_strassen(layout, weight), array(b.astype("float32"))]
+    before = ndl.get_num_threads()
+    ndl.set_num_threads(threads)
+    try:
+        call("matmul_strassen", [around[:, 4 : 4 + n]], ins, activation_code(activation), 0.0, True)
+    finally:
+        ndl.set_num_threads(before)
+    check(around.numpy()[:, 4 : 4 + n], want)
+    assert (np.delete(around.numpy(), range(4, 4 + n), 1) == 5).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kernel"),
+    [({}, "strassen"), ({"winograd": "f2"}, "packed"), ({"winograd": "off"}, "packed"), ({"memory": "low"}, "packed")],
+    ids=str,
+)
+def test_linear_layers_with_many_rows_take_strassen(settings: dict[str, str], kernel: str) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((128, 512)).astype("float32"), rng.standard_normal((512, 512)).astype("float32")
+    net = ndl.nn.Linear(512, 512, bias=False)
+    net.weight.data = ndl.Tensor(w)
+    exe = ndl.compile(net.eval(), (x,), **settings)
+    assert exe.plan.names == [f"matmul_{kernel}"]
+    check(exe(x), x.astype("float64") @ w)
+    few = exe(x[:4])
+    assert exe.plan.names == ["matmul_packed"]
+    check(few, x[:4].astype("float64") @ w)
 
 
 class TestArguments:

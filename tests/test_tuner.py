@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import needle as ndl
 from needle.executor import tuner
 from test_winograd import layer
 
-LAYER = "3x3 1x64x32x32 to 64"
+LAYER = "conv 3x3 1x64x32x32 to 64"
 KERNELS = {"direct": "conv2d_blocked", "f2": "conv2d_winograd_f2", "f4": "conv2d_winograd_f4"}
 
 
@@ -65,6 +66,12 @@ def test_a_setting_limits_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel(winograd="off") == KERNELS["direct"]
     assert kernel(winograd="f2") == KERNELS["direct"]  # the first of equals
     assert kernel(memory="low") == KERNELS["f4"]  # 0.2 ms for 0.4 MB
+
+
+def test_linear_layers_are_timed_too(cache: Path) -> None:
+    x = np.zeros((64, 256), "float32")
+    ndl.compile(ndl.nn.Linear(256, 256).eval(), (x,), tune=True)
+    assert tuner.Timings()("linear 64x256 to 256").keys() == {"direct", "strassen"}
 
 
 def test_other_threads_have_times_of_their_own() -> None:

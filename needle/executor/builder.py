@@ -9,7 +9,7 @@ from typing import Any
 from needle import _core
 from needle.autograd import Unsupported
 from needle.backend_ndarray.ndarray import KERNELS, PLANNING, NDArray, itemsize
-from needle.ops.winograd import DEFAULT, Choice, Measured, unmeasured
+from needle.ops.algorithms import DEFAULT, Choice, Measured, Option, unmeasured
 
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
@@ -36,7 +36,7 @@ class Builder:
 
     def __init__(self, pool: ConstantPool, choice: Choice = DEFAULT, measured: Measured = unmeasured) -> None:
         self.pool, self.choice, self.measured = pool, choice, measured
-        self.layers: list[tuple[int, str, str]] = []  # (step, layer, algorithm) where there was a choice
+        self.options: list[Option] = []  # the layers with a choice of algorithms
         self.steps: list[tuple[str, list[NDArray], list[NDArray], tuple[float, ...]]] = []
         self.labels: list[str] = []
         self.buffers: list[Buffer] = []
@@ -157,7 +157,7 @@ class PlanInfo:
     ) -> None:
         self.core, self.constants = plan, constants
         self.names = [s[0] for s in builder.steps]
-        self.layers = builder.layers
+        self.options = builder.options
         self.labels, self.shapes = builder.labels, [s[1][0].shape for s in builder.steps]
         self.traffic = [
             (distinct_bytes(ins), halo_bytes(outs[0], attrs) if n == "zero_halo" else distinct_bytes(outs))

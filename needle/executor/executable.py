@@ -14,7 +14,7 @@ from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
 from needle.interop import array_kind, as_ndarray, mirror
 from needle.nn.module import Module
-from needle.ops.winograd import DEFAULT, Choice, unmeasured
+from needle.ops.algorithms import DEFAULT, Choice, unmeasured
 
 from .builder import PlanInfo
 from .constants import ConstantPool
@@ -56,7 +56,7 @@ class CompiledPlan:
         graph = optimize(trace(fn, *example))
         self.structure = graph.output.args[0]
         make = lambda measured: Planner(graph, pool, choice, measured).plan()  # noqa: E731
-        self.info: PlanInfo = tuned(make, inputs, choice.algorithms) if choice.tune else make(unmeasured)
+        self.info: PlanInfo = tuned(make, inputs) if choice.tune else make(unmeasured)
         self.origins = origins(graph, fn)
         self.core = self.info.core
 
@@ -191,11 +191,12 @@ def compile(
 
     Other shapes get their own plan on first use. Raises ValueError when layers are in training mode.
 
-    winograd: which 3x3 convolutions of stride 1 may use Winograd's algorithm (Lavin and Gray, arXiv 1509.09308).
-    "auto": F(4x4, 3x3), F(2x2, 3x3) or none, by estimated time; each layer stays within 5e-6 of float64, relative to its
-    largest value. "f2": at most F(2x2, 3x3), as accurate as a direct sum. "off": direct sums only. A NaN or infinity
-    reaches every pixel of its tile. Packed weights of F(4x4, 3x3) take 4 times, of F(2x2, 3x3) 1.8 times the memory of
-    plain ones. `exe.plan` shows the choice as the steps' kernels.
+    winograd: which layers may use algorithms with fewer multiplications: 3x3 convolutions of stride 1 Winograd's (Lavin and
+    Gray, arXiv 1509.09308), linear layers one step of Strassen's (Numer. Math. 13, 1969). "auto": F(4x4, 3x3), F(2x2, 3x3),
+    Strassen or none, by estimated time; each layer stays within 5e-6 of float64, relative to its largest value. "f2": at
+    most F(2x2, 3x3), as accurate as a direct sum. "off": direct sums only. A NaN or infinity reaches every pixel of its
+    tile, or a second row of results. Packed weights of F(4x4, 3x3) take 4 times, of the other two 1.8
+    times the memory of plain ones. `exe.plan` shows the choice as the steps' kernels.
 
     memory: "low" lets a convolution take Winograd's algorithm only where it saves much time for each byte that its weights
     grow by, so packed weights take little more than plain ones; convolutions with many channels on small images become

@@ -7,7 +7,7 @@ from typing import Any
 from needle.autograd import Op, Spec, Tensor, Unsupported
 from needle.backend_ndarray.ndarray import NDArray, call, itemsize
 from needle.graph import Graph, Node, map_structure
-from needle.ops.winograd import Choice, Measured, unmeasured
+from needle.ops.algorithms import Choice, Measured, unmeasured
 
 from .builder import ARENA, BLOCK, INPUT, OUTPUT, Builder, PlanInfo
 from .constants import ConstantPool

@@ -9,6 +9,7 @@ import os
 import statistics
 import tempfile
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from needle import _core
 from needle.backend_ndarray import NDArray
-from needle.ops.winograd import Measured
+from needle.ops.algorithms import Measured
 
 from .builder import PlanInfo
 
@@ -82,27 +83,28 @@ class Timings:
             warnings.warn(f"[compile] measured times are not kept: {e}.", stacklevel=2)
 
 
-def only(name: str, algorithms: Sequence[str]) -> Measured:
-    """Times by which a plan chooses algorithm `name` wherever there is a choice."""
-    times = {a: 0.0 if a == name else math.inf for a in algorithms}
+def only(algorithm: str, algorithms: set[str]) -> Measured:
+    """Times by which a plan takes `algorithm` wherever it may."""
+    times = {a: 0.0 if a == algorithm else math.inf for a in algorithms}
     return lambda layer: times
 
 
-def tuned(make: Callable[[Measured], PlanInfo], inputs: Sequence[NDArray], algorithms: Sequence[str]) -> PlanInfo:
+def tuned(make: Callable[[Measured], PlanInfo], inputs: Sequence[NDArray]) -> PlanInfo:
     """The plan that `make` builds by measured times; layers without them are timed first, in plans of one algorithm each."""
     timings = Timings()
     info = make(timings)
-    unknown = {layer for _, layer, _ in info.layers if not set(algorithms) <= timings(layer).keys()}
+    unknown = {o.layer: o.candidates for o in info.options if not set(o.candidates) <= timings(o.layer).keys()}
     if not unknown:
         return info
-    found: dict[str, dict[str, list[float]]] = {layer: {a: [] for a in algorithms} for layer in unknown}
-    for name in tqdm(algorithms, desc="tune", delay=2.0, leave=False, disable=None):
+    algorithms = {a for candidates in unknown.values() for a in candidates}
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for name in tqdm(sorted(algorithms), desc="tune", delay=2.0, leave=False, disable=None):
         trial = make(only(name, algorithms))
         times = step_times(trial, inputs, ROUNDS, cold=True)
-        for step, layer, used in trial.layers:
-            if layer in unknown:
-                found[layer][used].append(times[step])
-    for layer, by_algorithm in found.items():
-        timings.seconds[layer] = {a: statistics.mean(t) for a, t in by_algorithm.items()}
+        for o in trial.options:
+            found[o.layer, o.taken].append(times[o.step])
+    for (layer, name), seconds in found.items():
+        if layer in unknown:
+            timings.seconds.setdefault(layer, {})[name] = statistics.mean(seconds)
     timings.save()
     return make(timings)

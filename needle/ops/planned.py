@@ -8,7 +8,8 @@ from typing import Any
 from needle.autograd import Spec
 from needle.backend_ndarray import NDArray, call
 
-from . import winograd
+from . import algorithms, winograd
+from .algorithms import DIRECT, Cost
 
 BLOCK = 16  # channels per block, columns per packed panel
 
@@ -79,11 +80,15 @@ def lower_conv2d(
     channels = (per_group * op.groups, o)
     flags = (activation, alpha, bias is not None, residual is not None)
     rest = [*planned_bias(builder, bias), *([] if residual is None else [residual])]
-    scheme = winograd.choose(builder, op, x, w, out)
-    if scheme:
-        packed = builder.derive(("winograd_pack", scheme.name), partial(winograd.pack, scheme, x.shape[1]), w)
-        call(f"conv2d_winograd_{scheme.name}", [out], [x, packed, *rest], *op.padding[:2], *flags)
-        return
+    costs = winograd.conv_costs(op, x, w, out)
+    if costs:
+        layer = f"conv 3x3 {x.shape[0]}x{x.shape[1] * BLOCK}x{out.shape[2]}x{out.shape[3]} to {out.shape[1] * BLOCK}"
+        name = algorithms.choose(builder, layer, costs)
+        if name != DIRECT:
+            make = partial(winograd.pack, winograd.SCHEMES[name], x.shape[1])
+            packed = builder.derive(("winograd_pack", name), make, w)
+            call(f"conv2d_winograd_{name}", [out], [x, packed, *rest], *op.padding[:2], *flags)
+            return
     merged: tuple[int, ...] = ()
     if 1 < op.groups == channels[0] == o and block == BLOCK:
         kernel, packed = "depthwise_blocked", builder.derive("depthwise_pack", pack_depthwise, w)
@@ -132,6 +137,23 @@ def pack_matrix(layout: str, weight: NDArray) -> NDArray:
     return out
 
 
+def pack_strassen(layout: str, weight: NDArray) -> NDArray:
+    b = as_matrix(layout, weight)
+    out = NDArray.empty((7, b.shape[1] // (2 * BLOCK), b.shape[0] // 2, BLOCK))
+    call("strassen_pack", [out], [b])
+    return out
+
+
+def linear_costs(m: int, n: int, k: int) -> dict[str, Cost]:
+    """Costs of a product (m, k) by (k, n): direct, and by one step of Strassen's algorithm (Numer. Math. 13, 1969)."""
+    costs = {DIRECT: Cost(m * n * k / BLOCK, n * k * 4)}
+    if k % 2 == 0 and n % (2 * BLOCK) == 0:
+        rows, columns, terms = -(-m // 2), n // 2, k // 2
+        sums = 40 * rows * terms + 42 * rows * columns  # of rows and of results
+        costs["strassen"] = Cost((7 * rows * columns * terms + sums) / BLOCK, 7 * columns * terms * 4)
+    return costs
+
+
 def lower_linear(
     builder: Any, layout: str, inputs: list[NDArray], out: NDArray, activation: int = 0, alpha: float = 0.0
 ) -> None:
@@ -144,7 +166,11 @@ def lower_linear(
         ins = [rows, as_matrix(layout, weight), *([] if bias is None else [bias.reshape((-1,))])]
         call("matmul", [target], ins, activation, alpha, bias is not None)
         return
-    packed = builder.derive(("pack_matrix", layout), partial(pack_matrix, layout), weight)
-    call(
-        "matmul_packed", [target], [rows, packed, *planned_bias(builder, bias)], activation, alpha, bias is not None, 0
-    )
+    (m, n), k = target.shape, rows.shape[1]
+    flags = (activation, alpha, bias is not None)
+    if algorithms.choose(builder, f"linear {m}x{k} to {n}", linear_costs(m, n, k)) == DIRECT:
+        packed = builder.derive(("pack_matrix", layout), partial(pack_matrix, layout), weight)
+        call("matmul_packed", [target], [rows, packed, *planned_bias(builder, bias)], *flags, 0)
+    else:
+        packed = builder.derive(("strassen_pack", layout), partial(pack_strassen, layout), weight)
+        call("matmul_strassen", [target], [rows, packed, *planned_bias(builder, bias)], *flags)
