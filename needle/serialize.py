@@ -1,18 +1,20 @@
 """`save` and `load`: a model as one safetensors file, the graph as JSON in its metadata. Nothing in it is executed.
 
 Metadata key "needle": {"version", "graph": [node...], "modules": {path: [class, arguments]}, "tree": [module paths],
-"tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths]}. Values: numbers, strings, null,
-lists, and one-key objects for the rest.
+"tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths], "constants": [names]}. Constants are
+tensors of the graph alone. Values: numbers, strings, null, lists, and one-key objects for the rest.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from . import _core, nn
@@ -22,15 +24,26 @@ from .backend_selection import default_device
 from .graph import Dim, Graph, GraphModule, Mode, Node, symbolic
 from .graph.graph import KINDS, SCALAR_OPERATORS
 from .init import no_drawing
-from .nn.module import Module, Parameter, Tree, set_submodule
+from .nn.module import Module, Parameter, Tree, expose, set_submodule
 
-VERSION = 1
+VERSION = 2
+KEYS = {"version", "graph", "modules", "tree", "tensors", "training", "aliases", "parameters", "constants"}
+MAX_MESSAGE = 300  # characters of a reason, which may quote the file
 
 
 class _Encoder:
-    def __init__(self, graph: Graph, literals: dict[str, Tensor]) -> None:
+    def __init__(self, graph: Graph, taken: Container[str]) -> None:
         self.index = {n: i for i, n in enumerate(graph)}
-        self.literals = literals
+        self.taken = taken  # names that the module's tensors have
+        self.constants: dict[str, Tensor] = {}
+        self.names: dict[int, str] = {}  # of constants, by identity
+
+    def constant(self, t: Tensor) -> str:
+        if id(t) not in self.names:
+            free = (f"constant {i}" for i in itertools.count(len(self.names)))
+            name = next(n for n in free if n not in self.taken and n not in self.constants)
+            self.names[id(t)], self.constants[name] = name, t
+        return self.names[id(t)]
 
     def value(self, v: Any) -> Any:
         if v is None or isinstance(v, bool | int | float | str):
@@ -58,9 +71,7 @@ class _Encoder:
         if isinstance(target, Op):
             target = [target.name, {k: self.value(v) for k, v in target.attributes().items()}]
         elif isinstance(target, Tensor):
-            path = f"constants.{n.name}"
-            self.literals[path] = target
-            target = path
+            target = {"constant": self.constant(target)}
         row = {"kind": n.kind, "target": target, "args": self.value(n.args), "name": n.name}
         if "default" in n.meta:
             row["default"] = self.value(n.meta["default"])
@@ -71,7 +82,7 @@ def save(model: Module, path: str | os.PathLike) -> None:
     """Write a GraphModule (or any module that `needle.graph.symbolic` takes) to `path`."""
     net = symbolic(model)
     tensors: dict[str, Tensor] = dict(net.named_tensors())
-    encoder = _Encoder(net.graph, tensors)
+    encoder = _Encoder(net.graph, tensors.keys())
     rows = [encoder.node(n) for n in net.graph]
     modules = {}
     for name in dict.fromkeys(n.target for n in net.graph if n.kind == "module"):
@@ -92,8 +103,10 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "training": [p for p, m in net.named_modules() if m.training],
         "aliases": aliases,
         "parameters": [k for k, t in tensors.items() if isinstance(t, Parameter)],
+        "constants": list(encoder.constants),
     }
-    arrays = {k: np.ascontiguousarray(t.numpy()).reshape(t.shape) for k, t in tensors.items() if k not in aliases}
+    written = {k: t for k, t in tensors.items() if k not in aliases} | encoder.constants
+    arrays = {k: np.ascontiguousarray(t.numpy()).reshape(t.shape) for k, t in written.items()}
     # Beside it, then in its place: models that were loaded from the file still read the old one.
     beside = f"{os.fspath(path)}.{os.getpid()}.part"
     try:
@@ -105,9 +118,16 @@ def save(model: Module, path: str | os.PathLike) -> None:
 
 
 class _Decoder:
-    def __init__(self, root: Module) -> None:
+    """Rows of the file as nodes of a graph. What it is given may be anything that JSON can hold."""
+
+    def __init__(self, root: Module, tensors: Container[str], constants: dict[str, Tensor]) -> None:
         self.graph, self.root = Graph(), root
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors, self.constants = tensors, constants
+
+    def earlier(self, index: Any) -> Node:
+        if type(index) is not int or not 0 <= index < len(self.graph.nodes):
+            raise ValueError(f"node {len(self.graph.nodes)} reads node {index!r}")
+        return self.graph.nodes[index]
 
     def value(self, v: Any) -> Any:
         if isinstance(v, list):
@@ -116,9 +136,11 @@ class _Decoder:
             return v
         ((key, x),) = v.items()
         if key == "node":
-            return self.graph.nodes[x]
+            return self.earlier(x)
         if key == "dim":
-            return Dim(self.graph.nodes[x], self.graph)
+            if self.earlier(x).kind != "scalar":
+                raise ValueError(f"node {x} is no size")
+            return Dim(self.earlier(x), self.graph)
         if key == "mode":
             return Mode(self.root.get_submodule(x), x)
         if key == "tuple":
@@ -129,22 +151,47 @@ class _Decoder:
             return slice(*(self.value(i) for i in x))
         if key == "ellipsis":
             return Ellipsis
-        raise KeyError(key)
+        raise ValueError(f"there is no kind of value named {key}")
 
-    def node(self, row: dict[str, Any]) -> None:
-        kind, target = row["kind"], row["target"]
-        if kind not in KINDS:
-            raise KeyError(kind)
+    def target(self, kind: str, target: Any) -> Any:
         if kind == "op":
             name, attributes = target
-            target = OPS[name](**{k: self.value(v) for k, v in attributes.items()})
-        elif kind == "param":
-            self.tensors[target]
-        elif kind == "scalar" and target != "size" and target not in SCALAR_OPERATORS:
-            raise KeyError(target)
-        node = self.graph.add(kind, target, self.value(row["args"]), row["name"])
+            return OPS[name](**{k: self.value(v) for k, v in attributes.items()})
+        if kind == "param" and isinstance(target, dict):
+            return self.constants[target["constant"]]
+        known = {
+            "param": self.tensors,
+            "module": [p for p, m in self.root.named_modules() if m.is_leaf],
+            "scalar": ["size", *SCALAR_OPERATORS],
+            "output": [""],
+        }
+        if not isinstance(target, str) or target not in known.get(kind, [target]):
+            raise ValueError(f"there is no {kind} {target!r}")
+        return target
+
+    def node(self, row: dict[str, Any]) -> None:
+        kind, name = row["kind"], row["name"]
+        if kind not in KINDS or not isinstance(name, str) or row.keys() - {"kind", "target", "args", "name", "default"}:
+            raise ValueError(f"row {len(self.graph.nodes)} is no node")
+        args = self.value(row["args"])
+        if not isinstance(args, tuple):
+            raise ValueError(f"{name} has no arguments")
+        if kind == "op" and not all(isinstance(a, Node) for a in args):
+            raise ValueError(f"{name} is an op whose inputs are not all nodes")
+        if kind == "scalar" and (len(args) != 2 or (row["target"] == "size" and not isinstance(args[0], Node))):
+            raise ValueError(f"{name} is no size")
+        node = self.graph.add(kind, self.target(kind, row["target"]), args, name)
         if "default" in row:
             node.meta["default"] = self.value(row["default"])
+
+    def finish(self) -> Graph:
+        nodes = self.graph.nodes
+        if [n for n in nodes if n.kind == "output"] != nodes[-1:] or len(self.graph.output.args) != 1:
+            raise ValueError("the graph has no single output at its end")
+        names = [n.target for n in nodes if n.kind == "input"]
+        if len(set(names)) != len(names):
+            raise ValueError("two inputs have one name")
+        return self.graph
 
 
 DTYPES = {"F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "BOOL": "bool"}
@@ -176,8 +223,8 @@ def load(path: str | os.PathLike) -> GraphModule:
         with safe_open(path, framework="numpy") as f:
             metadata = f.metadata() or {}  # opening has checked the header and the file's size
         arrays = map_tensors(path)
-    except (SafetensorError, OSError, ValueError, TypeError, MemoryError) as e:
-        raise ValueError(f"[load] {os.fspath(path)} is not a complete safetensors file: {e}.") from None
+    except Exception as e:  # a file may be wrong in any way, and what it is told about must be one sentence
+        raise ValueError(f"[load] {os.fspath(path)} is not a complete safetensors file: {reason(e)}.") from None
     if "needle" not in metadata:
         raise ValueError(f"[load] {os.fspath(path)} holds tensors but no needle graph.")
     try:
@@ -185,53 +232,69 @@ def load(path: str | os.PathLike) -> GraphModule:
         version = document["version"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"[load] the graph in {os.fspath(path)} is not readable.") from None
-    if version != VERSION:
-        raise ValueError(f"[load] expects format version {VERSION}, got {version!r}.")
+    if type(version) is not int or version != VERSION:
+        raise ValueError(f"[load] expects format version {VERSION}, got {short(repr(version))}.")
     try:
         return _build(document, arrays)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as e:
+    except Exception as e:
         raise ValueError(
-            f"[load] the graph in {os.fspath(path)} does not fit this version or its tensors: {e}."
+            f"[load] the graph in {os.fspath(path)} does not fit this version or its tensors: {reason(e)}."
         ) from None
+
+
+def reason(e: Exception) -> str:
+    """What went wrong, as part of one sentence."""
+    text = f"there is no {e.args[0]}" if type(e) is KeyError and e.args else str(e) or type(e).__name__
+    return short(text).rstrip(".")
+
+
+def short(text: str) -> str:
+    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
 
 
 def _layer(row: list[Any], decoder: _Decoder) -> Module:
     """The needle layer of a row [class, arguments], made as it was made before saving."""
     name, arguments = row
     layer = getattr(nn, name)
-    if not (isinstance(layer, type) and issubclass(layer, Module)):
-        raise KeyError(name)
+    if not (isinstance(layer, type) and issubclass(layer, Module)) or layer.container:
+        raise ValueError(f"{name} is not a layer")
     with no_drawing():
         return layer(**{k: decoder.value(v) for k, v in arguments.items()})
 
 
 def _build(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule:
-    root, decoder = Tree(), _Decoder(Tree())
-    decoder.root = root
-    modules = document["modules"]
-    for path in dict.fromkeys([*document["tree"], *modules]):  # in the order in which state_dict lists them
-        set_submodule(root, path, _layer(modules[path], decoder) if path in modules else Tree())
+    if document.keys() != KEYS:
+        raise ValueError(f"its keys differ in {', '.join(sorted(document.keys() ^ KEYS))}")
     parameters = set(document["parameters"])
-    made: dict[str, Tensor] = {}
-    for path in sorted(arrays, key=document["tensors"].index):
+
+    def tensor(path: str) -> Tensor:
         kind = Parameter if path in parameters else Tensor
         data = arrays[path].numpy() if default_device() == cpu_numpy() else arrays[path]
-        made[path] = kind.make_const(data, requires_grad=path in parameters)
-        set_tensor(root, path, made[path])
-    for path, first in document["aliases"].items():
-        set_tensor(root, path, made[first])
+        return kind.make_const(data, requires_grad=path in parameters)
+
+    root, modules = Tree(), document["modules"]
+    constants = {name: tensor(name) for name in document["constants"]}
+    decoder = _Decoder(root, document["tensors"], constants)
+    for path in dict.fromkeys([*document["tree"], *modules]):  # in the order in which state_dict lists them
+        set_submodule(root, path, _layer(modules[path], decoder) if path in modules else Tree())
+    aliases = document["aliases"]
+    made = {path: tensor(path) for path in document["tensors"] if path not in aliases}
+    left = arrays.keys() - made.keys() - constants.keys()
+    if left:
+        raise ValueError(f"nothing reads tensor {min(left)}")
+    for path, t in (made | {path: made[first] for path, first in aliases.items()}).items():
+        set_tensor(root, path, t)
+    differ = {path for path, _ in root.named_tensors()} ^ set(document["tensors"])
+    if differ:
+        raise ValueError(f"tensor {min(differ)} is in the file or in the layers alone")
+    in_order(root, document["tensors"])
     training = set(document["training"])
     for path, m in root.named_modules():
         m.training = path in training
-    decoder.tensors = dict(root.named_tensors())
-    missing = decoder.tensors.keys() - made.keys() - document["aliases"].keys()
-    if missing:
-        raise ValueError(f"it holds no tensor {min(missing)}")
     for row in document["graph"]:
         decoder.node(row)
-    if not decoder.graph.nodes or decoder.graph.output.kind != "output":
-        raise ValueError("the graph has no output")
-    net = GraphModule(decoder.graph, root)
+    net = GraphModule(decoder.finish(), root)
     net.training = "" in training
     return net
 
@@ -240,13 +303,35 @@ def set_tensor(root: Module, path: str, value: Tensor) -> None:
     """Put `value` at `path`; it must have the shape of the tensor that a layer made there."""
     *parents, last = path.split(".")
     for part in parents:
-        root = root.__dict__.setdefault(part, Tree())
+        if part not in root.__dict__:
+            set_submodule(root, part, Tree())
+        root = root.__dict__[part]
         if not isinstance(root, Module):
             raise ValueError(f"{path} is below something that is not a module")
     old = root.__dict__.get(last)
     if isinstance(old, Tensor) and tuple(old.shape) != tuple(value.shape):
         raise ValueError(f"{path} has shape {tuple(value.shape)}, the layer expects {tuple(old.shape)}")
+    if isinstance(old, Tensor) and old.dtype.startswith("float") != value.dtype.startswith("float"):
+        raise ValueError(f"{path} has dtype {value.dtype}, the layer expects {old.dtype}")
+    if old is not None and not isinstance(old, Tensor):
+        raise ValueError(f"{path} is a tensor and something else")
+    expose(root, last)
     root.__dict__[last] = value
+
+
+def in_order(root: Module, paths: list[str]) -> None:
+    """List members as the saved model did: optimizers number parameters in this order."""
+    seen = set()
+    for path in paths:
+        module: Any = root
+        for part in path.split("."):
+            members = module.__dict__
+            if part not in members:  # inside a list of a layer's own
+                break
+            if (id(module), part) not in seen:
+                seen.add((id(module), part))
+                members[part] = members.pop(part)
+            module = members[part]
 
 
 __all__ = ["VERSION", "load", "save"]

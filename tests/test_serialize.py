@@ -80,7 +80,7 @@ def test_foreign_files(tmp_path: Path) -> None:
 
 def test_newer_version(tmp_path: Path) -> None:
     save_file({"a": np.zeros(3, "float32")}, tmp_path / "f", metadata={"needle": json.dumps({"version": 99})})
-    with pytest.raises(ValueError, match="expects format version 1, got 99"):
+    with pytest.raises(ValueError, match="expects format version 2, got 99"):
         ndl.load(tmp_path / "f")
 
 

@@ -9,6 +9,7 @@ from .original import convert_function_node, convert_layer, load_torch_weights_b
 from .registry import rule
 from .report import ConversionError
 from .verify import Verification, verify
+from .weights import to_torch
 
 __all__ = [
     "ConversionError",
@@ -23,6 +24,7 @@ __all__ = [
     "load_torch_weights_by_mapping",
     "rule",
     "rules",
+    "to_torch",
     "torch2needle_fx",
     "verify",
 ]

@@ -15,10 +15,11 @@ from needle.nn.module import Module
 
 from .capture import Captured, TrainingFlag, capture, node_location, owner_path
 from .cells import Cell
-from .registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, stub, target_name
-from .report import Report, Row, short
+from .registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, target_name
+from .report import Report, Row, short, status_of
 from .rules.arithmetic import DtypeOf
 from .rules.shapes import Pieces
+from .stubs import stub
 from .weights import TreeBuilder
 
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes numpy's names, too
@@ -83,6 +84,7 @@ class Interpreter:
                 continue
             if any(n in self.tainted for n in node.all_input_nodes):
                 self.tainted.add(node)
+            self.first = len(self.recorder.graph.nodes)  # of those that this call records
             try:
                 if node.op == "output":
                     return self.resolve(node.args[0])
@@ -103,7 +105,9 @@ class Interpreter:
             target = self.target(node) if node.op != "get_attr" else node.target
             row = Row(target_name(target), "unsupported", 1, [self.path(node)], node_location(node), reason)
             if missing:
-                row.nearest, row.stub = nearest_rule(target), stub(target, len(node.args))
+                module = self.captured.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+                row.nearest = nearest_rule(target)
+                row.stub = stub(node, target, module, lambda n: self.env[n].value)
             self.report.add(row)
         self.env[node] = Cell(self.recorder.input("unknown", None))
 
@@ -226,7 +230,8 @@ class Interpreter:
     ) -> Cell:
         """The cell of a result: that of the first argument when the call wrote into it, a view's, or one of its own."""
         base = self.base(node)
-        self.report.add(Row(target_name(self.target(node)), "converted", 1, [self.path(node)], node_location(node)))
+        status = status_of(self.recorder.graph.nodes[self.first :])
+        self.report.add(Row(target_name(self.target(node)), status, 1, [self.path(node)], node_location(node)))
         if inplace and base is not None:
             self.check_write(base)
             base.write(result, f"{target_name(self.target(node))} at {node_location(node)}")

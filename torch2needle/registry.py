@@ -106,10 +106,10 @@ def target_name(target: Any) -> str:
     name = getattr(target, "__name__", str(target))
     if getattr(torch.Tensor, name, None) is target:
         return f"torch.Tensor.{name}"
-    if getattr(torch.nn.functional, name, None) is target:
-        return f"torch.nn.functional.{name}"
-    if getattr(torch, name, None) is target:
-        return f"torch.{name}"
+    for public in (nn.functional, torch, torch.special, torch.linalg, torch.fft):  # torch.fft.fft is called fft_fft
+        short = name.removeprefix(public.__name__.rpartition(".")[2] + "_")
+        if getattr(public, short, None) is target:
+            return f"{public.__name__}.{short}"
     module = (getattr(target, "__module__", "") or "").removeprefix("_")  # operator's functions live in _operator
     return f"{module}.{name}" if module else name
 
@@ -120,23 +120,6 @@ def nearest_rule(target: Any) -> str:
     names = {target_name(k).rpartition(".")[2].lower(): target_name(k) for k in table}
     found = difflib.get_close_matches(target_name(target).rpartition(".")[2].lower(), names, n=1, cutoff=0.6)
     return names[found[0]] if found else ""
-
-
-def stub(target: Any, n_args: int = 1) -> str:
-    """The lines that would add a rule for the target."""
-    if isinstance(target, type):
-        body = "def convert_module(module):\n    return needle.nn. ...  # a layer with parameters named and shaped as torch's"
-    else:
-        body = f"def convert_function{signature_text(target, n_args)}:\n    return ...  # in needle's public functions"
-    return f"@torch2needle.rule({target_name(target)})\n{body}"
-
-
-def signature_text(target: Any, n_args: int) -> str:
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (ValueError, TypeError):
-        return f"({', '.join(['input', 'other', *(f'a{i}' for i in range(2, n_args))][: max(n_args, 1)])})"
-    return str(inspect.Signature([p.replace(annotation=p.empty) for p in parameters]))
 
 
 def bind(f: Callable, target: Any, args: tuple, kwargs: dict[str, Any]) -> inspect.BoundArguments:

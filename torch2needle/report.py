@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from needle.autograd import Unsupported
+from needle.autograd import Op, Unsupported
+from needle.executor.passes import is_planned
+from needle.graph import Node
+from needle.ops import TupleGetItem
+
+STATUSES = ("native", "decomposed", "free", "unsupported")
 
 
 @dataclass
@@ -12,7 +21,7 @@ class Row:
     """Calls of one target from one source line."""
 
     op: str
-    status: str  # converted | unsupported
+    status: str  # native: one needle layer or op; decomposed: several; free: nothing is left to compute; unsupported
     count: int
     paths: list[str]  # modules that make the call
     location: str  # the user's file:line
@@ -71,12 +80,48 @@ class Report:
         if text not in self.notes:
             self.notes.append(text)
 
+    def json(self) -> str:
+        """The report without the captured calls, as a JSON object with `ok` beside the report's fields."""
+        fields = {"rows": [dataclasses.asdict(r) for r in self.rows]}
+        fields |= {k: getattr(self, k) for k in ("follows_mode", "constant_flags", "notes")}
+        return json.dumps({"ok": self.ok, **fields}, indent=2)
+
+    def remedies(self) -> list[str]:
+        """For each unsupported row its reason and, where a rule is missing, the lines that would add one."""
+        lines: list[str] = []
+        for r in self.unsupported:
+            lines += ["", f"{r.op} ({r.count}x) in {short(r.paths)}, {r.location}", f"  {r.reason}."]
+            lines += [f"  nearest rule: {r.nearest}"] if r.nearest else []
+            lines += ["  to add one:", *(f"    {line}".rstrip() for line in r.stub.splitlines())] if r.stub else []
+        return lines
+
     def __str__(self) -> str:
-        head = ["status", "op", "count", "module", "source", "reason"]
-        lines = table(head, [[r.status, r.op, str(r.count), short(r.paths), r.location, r.reason] for r in self.rows])
+        counts: Counter[str] = Counter()
+        for r in self.rows:
+            counts[r.status] += r.count
+        total = f"{sum(counts.values())} calls of {len({r.op for r in self.rows})} operations"
+        lines = [f"{total}: {', '.join(f'{counts[s]} {s}' for s in STATUSES if counts[s])}"] if self.rows else []
+        lines += overview(self.rows)
         lines += [f"follows train()/eval(): {t}" for t in self.follows_mode]
         lines += [f"stays constant: {t}" for t in self.constant_flags]
-        return "\n".join(lines + [f"note: {t}" for t in self.notes])
+        return "\n".join(lines + [f"note: {t}" for t in self.notes] + self.remedies())
+
+
+def overview(rows: list[Row]) -> list[str]:
+    """A line for each row, without columns that are empty in all."""
+    head = ["status", "op", "count", "module", "source", "nearest rule"]
+    cells = [[r.status, r.op, str(r.count), short(r.paths), r.location, r.nearest] for r in rows]
+    keep = [i for i in range(len(head)) if any(c[i] for c in cells)]
+    return table([head[i] for i in keep], [[c[i] for i in keep] for c in cells]) if cells else []
+
+
+def status_of(nodes: Sequence[Node]) -> str:
+    """The status of a call that recorded these nodes of the needle graph."""
+    work = [n for n in nodes if n.kind in ("op", "module") and not isinstance(n.target, TupleGetItem)]
+    if not work:
+        return "free"
+    one = len(work) == 1 and not (isinstance(work[0].target, Op) and not is_planned(work[0].target))
+    return "native" if one else "decomposed"
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -97,11 +142,7 @@ class ConversionError(Unsupported):
     def __init__(self, report: Report) -> None:
         self.report = report
         bad = report.unsupported
-        lines = [
+        head = (
             f"[convert] expects operations with rules, got {sum(r.count for r in bad)} calls of {len(bad)} kinds without."
-        ]
-        for r in bad:
-            lines += ["", f"{r.op} ({r.count}x) in {short(r.paths)}, {r.location}", f"  {r.reason}."]
-            lines += [f"  nearest rule: {r.nearest}"] if r.nearest else []
-            lines += ["  to add one:", *(f"    {line}" for line in r.stub.splitlines())] if r.stub else []
-        super().__init__("\n".join(lines))
+        )
+        super().__init__("\n".join([head, "", *overview(bad), *report.remedies()]))

@@ -1,4 +1,4 @@
-"""The needle module tree of a torch model: layers by rule, containers, parameters and buffers under torch's names."""
+"""The needle module tree of a torch model: layers by rule, parameters and buffers under torch's names, there and back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 import needle as ndl
 from needle.autograd import Tensor, Unsupported
+from needle.executor import Executable
 from needle.interop import as_ndarray
 from needle.nn.module import Module, Parameter, Tree
 
@@ -93,3 +94,44 @@ def put(layer: Module, name: str, value: Any) -> None:
         layer._public = (*layer._public, name)
     layer.__dict__.pop(name, None)  # torch's order, not that of the layer's constructor
     layer.__dict__[name] = value
+
+
+def to_torch(net: Any, model: nn.Module | None = None) -> dict[str, torch.Tensor]:
+    """The weights that a converted net has now, as a torch state_dict under torch's names: new tensors, on the CPU.
+
+    net: what `convert`, `fuse` or `needle.load` gave, or an Executable of it. Tied names get one tensor; running statistics
+    and other buffers are among them. What torch had in 16 bits is float32 here.
+    model: this torch model takes the values, too, in its own tensors, dtypes and devices; names and shapes must be its own,
+    else ValueError before anything is copied.
+    """
+    net = net.model if isinstance(net, Executable) else net
+    if not isinstance(net, Module):
+        raise TypeError(f"[to_torch] expects a needle Module or Executable, got {type(net).__name__}.")
+    made: dict[int, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, t in net.named_tensors():
+        if id(t) not in made:
+            made[id(t)] = torch.from_numpy(np.array(t.numpy()))
+        state[name] = made[id(t)]
+    if model is not None:
+        load_into(model, state)
+    return state
+
+
+def load_into(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    own = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
+    missing, unexpected = [k for k in own if k not in state], [k for k in state if k not in own]
+    for text, names in (("lacks", missing), ("has no", unexpected)):
+        if names:
+            who = "the net" if text == "lacks" else "the model"
+            raise ValueError(f"[to_torch] {who} {text} {names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}.")
+    first: dict[int, str] = {}
+    for k, t in own.items():
+        if t.shape != state[k].shape:
+            raise ValueError(f"[to_torch] {k} expects shape {tuple(t.shape)}, got {tuple(state[k].shape)}.")
+        tied = first.setdefault(id(t), k)
+        if not torch.equal(state[k], state[tied]):
+            raise ValueError(f"[to_torch] {tied} and {k} are one tensor in the model, the net has two that differ.")
+    with torch.no_grad():
+        for k, t in own.items():
+            t.copy_(state[k])

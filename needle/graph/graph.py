@@ -162,10 +162,12 @@ class Graph:
         self._names: dict[str, int] = {}
 
     def add(self, kind: str, target: Any, args: tuple, name: str) -> Node:
-        name = name.replace(".", "_")
-        count = self._names.get(name, 0)
-        self._names[name] = count + 1
-        node = Node(kind, target, args, f"{name}_{count}" if count else name)
+        stem = name = name.replace(".", "_")
+        while name in self._names:  # a second `x` may not take the name of an input that is called x_1
+            name = f"{stem}_{self._names[stem]}"
+            self._names[stem] += 1
+        self._names[name] = 1
+        node = Node(kind, target, args, name)
         self.nodes.append(node)
         return node
 

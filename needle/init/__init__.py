@@ -24,7 +24,7 @@ DRAWING = _Drawing()
 
 @contextmanager
 def no_drawing() -> Iterator[None]:
-    """Random tensors made inside have a shape and one zero as memory: for layers whose parameters are replaced at once."""
+    """Tensors made inside have a shape and one zero as memory: for layers whose tensors are all replaced at once."""
     before, DRAWING.off = DRAWING.off, True
     try:
         yield
@@ -81,6 +81,8 @@ def randb(
 def constant(
     *shape: int, c: float = 1.0, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False
 ) -> Tensor:
+    if DRAWING.off:
+        return _hollow(shape, dtype, requires_grad)
     return _tensor(np.full(shape, c), device, dtype, requires_grad)
 
 

@@ -28,7 +28,7 @@ class Embedding(Module):
         super().__init__()
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         drawn = init.randn(num_embeddings, embedding_dim, device=device, dtype=dtype)
-        if padding_idx is not None:
+        if padding_idx is not None and not init.DRAWING.off:
             values = drawn.numpy()
             values[padding_idx] = 0
             drawn = Tensor(np.asarray(values), device=device, dtype=dtype)
