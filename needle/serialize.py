@@ -14,7 +14,7 @@ from collections.abc import Container
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from . import _core, nn
@@ -79,7 +79,7 @@ class _Encoder:
 
 
 def save(model: Module, path: str | os.PathLike) -> None:
-    """Write a GraphModule (or any module that `needle.graph.symbolic` takes) to `path`."""
+    """Write a GraphModule (or any module that `needle.graph.symbolic` takes) to `path`; OSError where that cannot be."""
     net = symbolic(model)
     tensors: dict[str, Tensor] = dict(net.named_tensors())
     encoder = _Encoder(net.graph, tensors.keys())
@@ -112,6 +112,8 @@ def save(model: Module, path: str | os.PathLike) -> None:
     try:
         save_file(arrays, beside, metadata={"needle": json.dumps(document)})
         os.replace(beside, path)
+    except (OSError, SafetensorError) as e:
+        raise OSError(f"[save] cannot write {os.fspath(path)}: {reason(e)}.") from None
     finally:
         if os.path.exists(beside):
             os.remove(beside)

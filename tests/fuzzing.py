@@ -1,0 +1,350 @@
+"""Damaged needle files: each is refused in one sentence or loads whole, in a process with little memory and no torch.
+
+`scripts/fuzz [--full]` runs it by hand; `tests/test_fuzz_load.py` a few hundred cases in CI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import needle as ndl
+from needle import nn, ops
+
+MEMORY = 1 << 30  # bytes of address space that a worker may take beyond what its imports took
+SECONDS = 10  # that one file may take
+WORKER_SECONDS = 900
+SENTENCE_START, SENTENCE_END = "[load] ", "."
+
+
+# -- files to damage -----------------------------------------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """Free sizes, ties, a constant, a flag that follows the mode, nested outputs, an input with a default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(7, 6, padding_idx=1), nn.BatchNorm1d(6)
+        self.one, self.two = nn.Linear(6, 6, layout="torch"), nn.Linear(6, 6, layout="torch")
+        self.two.weight = self.one.weight
+        self.fixed = (ndl.Tensor(np.arange(6, dtype="float32"), requires_grad=False),)
+
+    def forward(self, x: Any) -> Any:
+        y = ops.reshape(self.two(ops.relu(self.one(x))), (x.shape[0], 6))
+        return {"y": (self.norm(y) + self.fixed[0], None), "n": x.shape[0], "x": x}
+
+
+class Image(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+        )
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x)
+
+
+def nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """Models with the shape of an input each."""
+    import operator_fusion
+
+    np.random.seed(0)
+    image = Image().eval()
+    recurrent = nn.Sequential(nn.Linear(6, 6), nn.LSTM(6, 4, 2)).eval()
+    return {
+        "wide": (Wide().eval(), (5, 6)),
+        "image": (image, (2, 3, 6, 6)),
+        "fused": (operator_fusion.fuse(image), (2, 3, 6, 6)),
+        "recurrent": (recurrent, (3, 2, 6)),
+    }
+
+
+# -- damage --------------------------------------------------------------------------------------------------------------
+
+Mutation = Callable[[bytearray, random.Random], bytes]
+INTEGERS = (0, 1, -1, 2, 255, 2**31 - 1, -(2**31), 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30)
+VALUES: tuple[Any, ...] = (*INTEGERS, 0.5, 1e308, float("nan"), None, True, "", "x", "constant 0", "../x", [], {}, [[]], {"node": 0})
+
+
+class Ran:
+    """Unpickled, it leaves a file behind."""
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (os.environ["FUZZ_CANARY"],))
+
+
+def flip(data: bytearray, rng: random.Random) -> bytes:
+    for _ in range(rng.choice((1, 1, 2, 8, 64))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(data)
+
+
+def flip_header(data: bytearray, rng: random.Random) -> bytes:
+    end = min(len(data), 8 + int.from_bytes(data[:8], "little"))
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        data[rng.randrange(end)] = rng.randrange(256)
+    return bytes(data)
+
+
+def truncate(data: bytearray, rng: random.Random) -> bytes:
+    return bytes(data[: rng.randrange(len(data))])
+
+
+def extend(data: bytearray, rng: random.Random) -> bytes:
+    return bytes(data) + rng.randbytes(rng.choice((1, 7, 8, 64, 4096)))
+
+
+def cut_out(data: bytearray, rng: random.Random) -> bytes:
+    first = rng.randrange(len(data))
+    del data[first : first + rng.choice((1, 8, 100, 1000))]
+    return bytes(data)
+
+
+def repeat(data: bytearray, rng: random.Random) -> bytes:
+    first = rng.randrange(len(data))
+    return bytes(data[:first] + data[first : first + rng.choice((1, 8, 100, 1000))] + data[first:])
+
+
+def header_length(data: bytearray, rng: random.Random) -> bytes:
+    true = int.from_bytes(data[:8], "little")
+    wrong = rng.choice((0, 1, true - 1, true + 1, true * 2, len(data), 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 1))
+    return struct.pack("<Q", wrong) + bytes(data[8:])
+
+
+def foreign(data: bytearray, rng: random.Random) -> bytes:
+    body = rng.randbytes(rng.choice((0, 1, 8, 100, 5000)))
+    kinds = (
+        body,
+        b"PK\x03\x04" + body,
+        b"\x89PNG\r\n\x1a\n" + body,
+        b"\x7fELF" + body,
+        b"\x1f\x8b" + body,
+        b"GGUF" + body,
+        zlib.compress(bytes(data)),
+        pickle.dumps({"state_dict": Ran(), "x": body}),
+        json.dumps({"a": list(body)}).encode(),
+        b"{" * len(body),
+        struct.pack("<Q", 2) + b"{}" + body,
+        bytes(len(body)),
+    )
+    return rng.choice(kinds)
+
+
+def places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """(container, key) of everything in nested lists and dicts."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in list(items):
+        found.append((value, key))
+        places(inner, found)
+    return found
+
+
+def damage(value: Any, rng: random.Random) -> None:
+    """Change one thing somewhere in nested lists and dicts."""
+    container, key = rng.choice(places(value, []))
+    other, other_key = rng.choice(places(value, []))
+    how = rng.randrange(6)
+    if how == 0:
+        del container[key]
+    elif how == 1:
+        container[key] = json.loads(json.dumps(other[other_key]))
+    elif how == 2 and isinstance(container, dict):
+        container[rng.choice(("x", "", "graph", "os.system", str(other_key)))] = container.pop(key)
+    elif how == 3 and isinstance(container, list):
+        container.insert(key, json.loads(json.dumps(container[key])))
+    elif how == 4 and isinstance(container[key], int):
+        container[key] += rng.choice((-1, 1))
+    else:
+        container[key] = rng.choice(VALUES)
+
+
+def edit_graph(data: bytearray, rng: random.Random) -> bytes:
+    """Valid JSON that says something else: graph, layers, lists of tensors."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    document = json.loads(header["__metadata__"]["needle"])
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        damage(document, rng)
+    header["__metadata__"]["needle"] = json.dumps(document)
+    return with_header(header, data[end:])
+
+
+def edit_numbers(data: bytearray, rng: random.Random) -> bytes:
+    """Attributes of ops and arguments of layers that say something else, or nothing sensible."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    document = json.loads(header["__metadata__"]["needle"])
+    rows = [r["target"][1] for r in document["graph"] if r["kind"] == "op"] + [m[1] for m in document["modules"].values()]
+    found = [place for row in rows for place in places(row, []) if isinstance(place[0][place[1]], int | float)]
+    for _ in range(rng.choice((1, 1, 2))):
+        container, key = rng.choice(found)
+        if rng.random() < 0.5:
+            container[key] += rng.choice((-3, -1, 1, 2, 5))
+        else:
+            container[key] = rng.choice((*INTEGERS, 1000, -5, 0.5))
+    header["__metadata__"]["needle"] = json.dumps(document)
+    return with_header(header, data[end:])
+
+
+def edit_header(data: bytearray, rng: random.Random) -> bytes:
+    """Names, dtypes, shapes and places of tensors."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    for _ in range(rng.choice((1, 1, 2))):
+        damage({k: v for k, v in header.items() if k != "__metadata__"} if rng.random() < 0.9 else header, rng)
+    return with_header(header, data[end:])
+
+
+def deep(data: bytearray, rng: random.Random) -> bytes:
+    """Nesting that recursive readers do not survive."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    depth = rng.choice((500, 5000, 200_000))
+    text = rng.choice(("[" * depth, "[" * depth + "]" * depth, '{"tuple":[' * depth + "]}" * depth))
+    header["__metadata__"]["needle"] = header["__metadata__"]["needle"].replace("[", text, 1)
+    return with_header(header, data[end:])
+
+
+def with_header(header: Any, rest: bytes | bytearray) -> bytes:
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + bytes(rest)
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *(flip, flip_header, flip_header, truncate, extend, cut_out, repeat, header_length, foreign),
+    *(edit_graph, edit_graph, edit_graph, edit_numbers, edit_numbers, edit_numbers, edit_header, edit_header, deep),
+)
+
+
+# -- the worker ----------------------------------------------------------------------------------------------------------
+
+
+def whole(net: Any) -> None:
+    """All of what was loaded is there: values can be read, the graph printed, and saved again."""
+    str(net.graph), repr(net)
+    for t in net.state_dict().values():
+        t.numpy()
+    net.input_names, net.parameters()
+
+
+def one(path: Path, x: np.ndarray) -> str:
+    """What became of one file; raises where that may not be."""
+    try:
+        net = ndl.load(path)
+    except ValueError as e:
+        text = str(e)
+        if not (text.startswith(SENTENCE_START) and text.endswith(SENTENCE_END)) or "\n" in text or len(text) > 600:
+            raise AssertionError(f"not one sentence: {text!r}") from None
+        return "refused"
+    whole(net)
+    try:
+        net(ndl.Tensor(x))
+        ndl.compile(net, (x,))(x)
+    except Exception:  # a changed graph may do anything but end the process
+        return "loaded, does not run"
+    return "loaded, runs"
+
+
+def worker(folder: Path, first: int, last: int) -> None:
+    """Cases `first` to `last`; prints a line before and after each, so that a crash is seen and named."""
+    files = {f.stem: (bytearray(f.read_bytes()), np.load(f.with_suffix(".npy"))) for f in folder.glob("*.needle")}
+    names = sorted(files)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    path = folder / f"damaged-{first}"
+    for case in range(first, last):
+        rng = random.Random(case)
+        mutation, name = rng.choice(MUTATIONS), rng.choice(names)
+        data, x = files[name]
+        path.write_bytes(mutation(bytearray(data), rng))
+        print(f"{case} {mutation.__name__} {name}", end=" ", flush=True)
+        signal.alarm(SECONDS)
+        print(f": {one(path, x)}", flush=True)
+        signal.alarm(0)
+
+
+def check(first: int, last: int, report: Callable[[int], Any] = lambda done: None) -> tuple[Counter[str], list[str]]:
+    """(how many cases ended how, failures) of cases `first` to `last`, each batch in a process of its own."""
+    found: Counter[str] = Counter()
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name, (net, shape) in nets().items():
+            ndl.save(net, folder / f"{name}.needle")
+            np.save(folder / f"{name}.npy", np.random.randn(*shape).astype("float32"))
+        canary = folder / "canary"
+        environment = {**os.environ, "FUZZ_CANARY": str(canary), "NEEDLE_NUM_THREADS": "1"}
+        case = first
+        while case < last:
+            end = min(case + 500, last)
+            code = [sys.executable, __file__, "--worker", str(folder), str(case), str(end)]
+            done = subprocess.run(code, env=environment, capture_output=True, text=True, timeout=WORKER_SECONDS)
+            lines = done.stdout.splitlines()
+            found.update(line.partition(" : ")[2] for line in lines if " : " in line)
+            if done.returncode:
+                why = (done.stderr.strip().splitlines() or [""])[-1]
+                failures.append(f"{lines[-1] if lines else case} ended with {done.returncode}: {why}")
+                case += max(len(lines), 1)
+            else:
+                case = end
+            if canary.exists():
+                failures.append(f"code ran between cases {case - len(lines)} and {case}")
+                canary.rmdir()
+            report(case - first)
+    return found, failures
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--worker"]:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        worker(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        return 0
+    from tqdm import tqdm
+
+    parser = argparse.ArgumentParser("scripts/fuzz", description="Load damaged needle files.")
+    parser.add_argument("--full", action="store_true", help="12,000 files and profiling/results/fuzz-load.json")
+    parser.add_argument("--first", type=int, default=0, help="the first case; each is made from its number")
+    parser.add_argument("--cases", type=int, default=1000, help="how many")
+    args = parser.parse_args()
+    cases = 12_000 if args.full else args.cases
+    start = time.time()
+    with tqdm(total=cases, disable=None) as bar:
+        found, failures = check(args.first, args.first + cases, lambda done: bar.update(done - bar.n))
+    result = {
+        "files": sum(found.values()),
+        "seconds": round(time.time() - start),
+        "memory limit of a process": MEMORY,
+        "kinds of damage": dict(Counter(m.__name__ for m in MUTATIONS)),
+        "results": dict(sorted(found.items())),
+        "failures": failures,
+    }
+    print(json.dumps(result, indent=2))
+    if args.full:
+        place = Path(__file__).parents[1] / "profiling" / "results" / "fuzz-load.json"
+        place.write_text(json.dumps(result, indent=2) + "\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""`python -m torch2needle`."""
+
+import sys
+
+from .command import main
+
+sys.exit(main())
