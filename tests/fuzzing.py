@@ -82,7 +82,22 @@ def nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
 
 Mutation = Callable[[bytearray, random.Random], bytes]
 INTEGERS = (0, 1, -1, 2, 255, 2**31 - 1, -(2**31), 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30)
-VALUES: tuple[Any, ...] = (*INTEGERS, 0.5, 1e308, float("nan"), None, True, "", "x", "constant 0", "../x", [], {}, [[]], {"node": 0})
+VALUES: tuple[Any, ...] = (
+    *INTEGERS,
+    0.5,
+    1e308,
+    float("nan"),
+    None,
+    True,
+    "",
+    "x",
+    "constant 0",
+    "../x",
+    [],
+    {},
+    [[]],
+    {"node": 0},
+)
 
 
 class Ran:
@@ -193,7 +208,9 @@ def edit_numbers(data: bytearray, rng: random.Random) -> bytes:
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     document = json.loads(header["__metadata__"]["needle"])
-    rows = [r["target"][1] for r in document["graph"] if r["kind"] == "op"] + [m[1] for m in document["modules"].values()]
+    rows = [r["target"][1] for r in document["graph"] if r["kind"] == "op"] + [
+        m[1] for m in document["modules"].values()
+    ]
     found = [place for row in rows for place in places(row, []) if isinstance(place[0][place[1]], int | float)]
     for _ in range(rng.choice((1, 1, 2))):
         container, key = rng.choice(found)

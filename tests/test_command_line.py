@@ -76,7 +76,9 @@ def run(folder: Path, *args: str) -> tuple[int, str, str]:
 
 
 def test_every_subcommand_as_a_process(folder: Path) -> None:
-    code, out, err = run(folder, "convert", "command_nets:Net", "--kwargs", '{"width": 6}', "--fuse", "-o", "net.needle")
+    code, out, err = run(
+        folder, "convert", "command_nets:Net", "--kwargs", '{"width": 6}', "--fuse", "-o", "net.needle"
+    )
     assert (code, err) == (0, "") and out.startswith("net.needle: 1 calls, 180 parameters, ")
     shape = ("--input", "2x3x8x9")
     kwargs = ("--args", "[6]")
@@ -85,7 +87,9 @@ def test_every_subcommand_as_a_process(folder: Path) -> None:
     code, out, err = run(folder, "check", "command_nets:Bad", "--json")
     report = json.loads(out)
     assert (code, err) == (1, "") and not report["ok"] and len(report["rows"]) == 3
-    code, out, err = run(folder, "profile", "net.needle", *shape, "--html", "p.html", "--trace", "t.json", "--rounds", "2")
+    code, out, err = run(
+        folder, "profile", "net.needle", *shape, "--html", "p.html", "--trace", "t.json", "--rounds", "2"
+    )
     assert (code, err) == (0, "") and out.endswith("wrote p.html\nwrote t.json\n")
     assert json.loads((folder / "t.json").read_text()) and "<html" in (folder / "p.html").read_text()
     code, out, err = run(folder, "fuse", "command_nets:Net", "--dry-run")
@@ -167,12 +171,24 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "check": (("check", "command_nets:Bad"), 1, ""),
     "no match": (("verify", "command_nets:Random", *IMAGE), 1, ""),
     "other weights": (("verify", "command_nets:Net", *IMAGE, "--seed", "3", "--net", "net.needle"), 1, ""),
-    "no such name": (("check", "resnet19"), 2, "[model] expects package.module:callable, a file that exists, or one of"),
-    "no such module": (("check", "no_such_module:f"), 2, "[model] cannot import no_such_module:f: ModuleNotFoundError:"),
+    "no such name": (
+        ("check", "resnet19"),
+        2,
+        "[model] expects package.module:callable, a file that exists, or one of",
+    ),
+    "no such module": (
+        ("check", "no_such_module:f"),
+        2,
+        "[model] cannot import no_such_module:f: ModuleNotFoundError:",
+    ),
     "no such callable": (("check", "command_nets:nothing"), 2, "[model] cannot import command_nets:nothing: Attribute"),
     "no module": (("check", "command_nets:number"), 2, "[model] command_nets:number failed: TypeError:"),
     "not a model": (("check", "builtins:dict"), 2, "[model] expects builtins:dict to give an nn.Module, got dict."),
-    "fails": (("check", "command_nets:fails"), 2, "[model] command_nets:fails failed: RuntimeError: no such checkpoint."),
+    "fails": (
+        ("check", "command_nets:fails"),
+        2,
+        "[model] command_nets:fails failed: RuntimeError: no such checkpoint.",
+    ),
     "arguments": (("check", "command_nets:Net", "--args", "[1,2,3]"), 2, "[model] command_nets:Net failed: TypeError:"),
     "no weights": (("check", "command_nets:Net", "--weights", "none.pt"), 2, "[weights] none.pt does not fit:"),
     "no net": (("verify", "command_nets:Net", *IMAGE, "--net", "none"), 2, "[load] there is no file none."),

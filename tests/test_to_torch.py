@@ -31,7 +31,9 @@ class Norms(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 6, 3, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False), nn.BatchNorm2d(6, momentum=0.3)])
+        self.norms = nn.ModuleList(
+            [nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False), nn.BatchNorm2d(6, momentum=0.3)]
+        )
         self.last = nn.BatchNorm2d(6, track_running_stats=False)
         self._hidden = nn.Parameter(torch.ones(6, 1, 1))
         self.register_buffer("offset", torch.arange(6.0).view(6, 1, 1))

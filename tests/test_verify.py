@@ -269,7 +269,7 @@ def test_explain() -> None:
     assert re.search(r"bn1: torch\.nn\.BatchNorm2d\(conv1\) at .*test_verify\.py:\d+ became BatchNorm2d\(6", text)
     assert re.search(r"by torch2needle\.rules\.\w+\.batch_norm2d \(node bn1\)", text)
     assert "bn1 follows train() and eval(); it is in evaluation" in text
-    assert "fusion" not in text
+    assert re.search(r"fusion: conv1, bn1, relu\b.* would become conv1_fused \(FusedConvBatchNorm2d\)", text)
     fused = operator_fusion.fuse(net)
     text = torch2needle.explain(fused, "conv1")
     assert re.search(r"conv1, bn1, relu\b.* became conv1_fused \(FusedConvBatchNorm2d\) by ConvBatchNorm2dReLU", text)
@@ -280,6 +280,26 @@ def test_explain() -> None:
     assert "input" in torch2needle.explain(net, "x")
     if COMPILED:
         assert "BatchNorm2d" in torch2needle.explain(ndl.compile(fused, (x,)), "bn1")
+
+
+def test_explain_says_why_a_fusion_did_not_apply() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, x: Any) -> Any:
+            y = self.conv(x)
+            return torch.frac(self.bn(y)) + y
+
+    net = torch2needle.convert(Reads().eval())
+    for form in (net, operator_fusion.fuse(net)):
+        text = torch2needle.explain(form, "conv")
+        assert re.search(r"conv: torch\.nn\.Conv2d\(x\) at .*test_verify\.py:\d+ became Conv\(3, 4", text)
+        assert "by torch2needle.rules.convolution." in text and "(node conv)" in text
+        assert "fusion: ConvBatchNorm2d did not apply at bn: conv has 2 users: bn, add" in text
+    text = torch2needle.explain(net, "frac")
+    assert re.search(r"frac in the model: torch\.frac\(bn\) at .*:\d+ became .*, .* by torch2needle\.rules\.", text)
 
 
 def test_explain_flags_of_functions() -> None:

@@ -29,7 +29,9 @@ from .report import ConversionError
 from .verify import Verification, verify
 
 BUILT_IN = sorted(n for n in models.__all__ if n.islower() and n != "randomize")
-DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)}
+DTYPES = {
+    str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
+}
 INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
 
 DESCRIPTION = f"""Convert PyTorch models to needle, check, compare, profile and fuse them.
@@ -38,7 +40,7 @@ MODEL is one of
   package.module:callable  a function or class that makes the model (--args, --kwargs), or a model itself
   file.pt2                 what torch.export.save wrote
   a saved needle file      for profile and fuse, and as verify --net
-  a built-in name          {', '.join(BUILT_IN)}"""
+  a built-in name          {", ".join(BUILT_IN)}"""
 
 EPILOG = """examples:
   torch2needle check resnet18 --input 1x3x224x224

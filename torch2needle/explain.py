@@ -31,7 +31,7 @@ def explain(net: Any, name: str) -> str:
     """What became of a module's path (and all below it), a node of the graph, or a captured call, of a converted net.
 
     For each call: torch's operation, the user's line, the rule, the needle layer or ops, training flags; and what fusion did
-    with it when `net` is fused. Raises KeyError for a name that is none of these.
+    with it, or would do where `net` is not fused, and why not more. Raises KeyError for a name that is none of these.
     """
     net = net.model if isinstance(net, Executable) else net
     if not isinstance(net, GraphModule):
@@ -92,9 +92,7 @@ def node_text(node: Node, net: GraphModule) -> str:
 
 
 def fusion_text(net: GraphModule, names: list[str]) -> list[str]:
-    """What fusion says of the first of `names` that it knows; nothing for a net that is not fused."""
-    if not hasattr(net, "fusion_report"):
-        return []
+    """What fusion did, or would do where the net is not fused, with the first of `names` that it knows."""
     import operator_fusion
 
     for name in names:

@@ -142,7 +142,5 @@ class ConversionError(Unsupported):
     def __init__(self, report: Report) -> None:
         self.report = report
         bad = report.unsupported
-        head = (
-            f"[convert] expects operations with rules, got {sum(r.count for r in bad)} calls of {len(bad)} kinds without."
-        )
+        head = f"[convert] expects operations with rules, got {sum(r.count for r in bad)} calls of {len(bad)} kinds without."
         super().__init__("\n".join([head, "", *overview(bad), *report.remedies()]))

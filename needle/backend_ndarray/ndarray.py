@@ -195,6 +195,9 @@ class NDArray:
     def __deepcopy__(self, memo: Any) -> NDArray:
         return self.copy()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("[pickle] arrays and models of needle are not pickled; write a model with needle.save(net, path).")
+
     # -- views -------------------------------------------------------------------------------------------------------
 
     def _view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> NDArray:

@@ -129,6 +129,9 @@ class Executable:
     def _drop_unused(self) -> None:
         self._pool.drop_unused({id(c) for p in self._plans.values() for c in p.info.constants})
 
+    def __reduce__(self) -> Any:
+        raise TypeError("[compile] an Executable is neither copied nor pickled; compile a copy of its model.")
+
     def refresh(self) -> None:
         """Pack the parameters again; needed only after writing to them through an exported DLPack view."""
         with self._lock:

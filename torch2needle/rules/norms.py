@@ -211,6 +211,6 @@ def normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out:
 
 @rule(torch._weight_norm)
 def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
-    """What torch.nn.utils.weight_norm and its parametrised form call; dim -1 takes the norm of all (Salimans and Kingma, 2016)."""
+    """What both forms of torch.nn.utils.weight_norm call; dim -1 takes the norm of all (Salimans and Kingma, 2016)."""
     axes = tuple(i for i in range(v.ndim) if dim == -1 or i != dim)
     return v * (g / ops.vector_norm(v, 2.0, axes, dim != -1))

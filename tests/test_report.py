@@ -1,0 +1,180 @@
+"""`check` and the text of what cannot be converted: all of it at once, with lines to paste that work once filled in."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import needle  # noqa: E402
+import torch2needle  # noqa: E402
+from needle.backend_selection import BACKEND  # noqa: E402
+from torch2needle import registry  # noqa: E402
+
+GOLDEN = Path(__file__).parent / "golden"
+HERE = str(Path(__file__).resolve())
+
+
+class Unusual(nn.Module):
+    """Three operations without rules, one of them in two lines, and one that its rule refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.pool = nn.FractionalMaxPool2d(2, output_size=(2, 3))
+        self.drop = nn.Dropout()
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        y = torch.special.i0(self.fc(x))
+        y = torch.special.i0(y) + torch.frac(x).view(x.size(0), -1)
+        y = y.index_reduce(0, mask, y, "prod") + self.drop(x)
+        return self.pool(x[None, None]), F.max_pool1d(x, 2, return_indices=True), y
+
+
+EXAMPLE = (torch.ones(4, 8), torch.zeros(4, dtype=torch.int64))
+
+
+def golden(name: str, text: str) -> None:
+    """`text` is that of tests/golden, with this file's place in it as FILE; line numbers count."""
+    assert text.replace(HERE, "FILE") + "\n" == (GOLDEN / name).read_text()
+
+
+def test_the_report_of_an_unsupported_model() -> None:
+    report = torch2needle.check(Unusual().eval(), EXAMPLE)
+    golden("report.txt", str(report))
+    assert not report and not report.ok
+
+
+def test_the_error_of_an_unsupported_model() -> None:
+    with pytest.raises(torch2needle.ConversionError) as e:
+        torch2needle.convert(Unusual().eval(), EXAMPLE)
+    golden("error.txt", str(e.value))
+
+
+def test_json() -> None:
+    report = torch2needle.check(Unusual().eval(), EXAMPLE)
+    data = json.loads(report.json())
+    assert list(data) == ["ok", "rows", "follows_mode", "constant_flags", "notes"] and data["ok"] is False
+    assert [r["op"] for r in data["rows"]] == [r.op for r in report.rows]
+    row = next(r for r in data["rows"] if r["op"] == "torch.special.i0")
+    assert row["status"] == "unsupported" and row["location"].startswith(HERE) and "def test_" in row["stub"]
+    assert json.loads(torch2needle.check(nn.Sequential(nn.ReLU())).json())["ok"] is True
+
+
+def test_statuses() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return torch.frac(self.fc(x)).view(x.size(0), -1) * 2
+
+    report = torch2needle.check(Model(), (torch.ones(4, 8),))
+    found = {r.op: r.status for r in report.rows}
+    assert found == {
+        "torch.nn.Linear": "native",
+        "torch.frac": "decomposed",
+        "torch.Tensor.size": "free",
+        "torch.Tensor.view": "native",
+        "operator.mul": "native",
+    }
+    assert str(report).startswith("5 calls of 5 operations: 3 native, 1 decomposed, 1 free\n")
+    assert "nearest rule" not in str(report)
+
+
+# -- stubs ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rules() -> Iterator[None]:
+    """Rules that a test adds are taken back."""
+    tables: list[dict] = [registry.FUNCTION_RULES, registry.MODULE_RULES]
+    before = [dict(t) for t in tables]
+    yield
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
+
+
+class Calls(nn.Module):
+    """A forward of `f`; `layer` is handed to it."""
+
+    def __init__(self, f: Any, layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.f, self.layer = f, layer
+
+    def forward(self, x: Any) -> Any:
+        return self.f(x, self.layer)
+
+
+# What a model calls, the keys whose rules are taken away first, and what a user writes for the line to fill in.
+BODIES: dict[str, tuple[Any, list[Any], str]] = {
+    "function": (lambda x, _: torch.special.expit(x), [torch.special.expit], "return ops.sigmoid(input)"),
+    "keywords": (
+        lambda x, _: torch.addcmul(x, x + 1, tensor2=x * x, value=0.5),
+        [torch.addcmul],
+        "return input + value * tensor1 * tensor2",
+    ),
+    "method": (lambda x, _: (x * 2).square(), [torch.Tensor.square], "return input * input"),
+    "list": (lambda x, _: torch.cat([x, x + 1], dim=1), [torch.cat], "return ops.concat(tensors, dim)"),
+    "operator": (lambda x, _: x / (x * x + 1), [operator.truediv], "return input * other**-1.0"),
+    "module": (lambda x, layer: layer(x)[0], [nn.GRU], "return original(module)"),
+}
+PARAMETERS = {"keywords": "(input, tensor1, tensor2, value=1)", "list": "(tensors, dim=0)"}  # torch's have no signature
+
+
+@pytest.mark.skipif(BACKEND == "np", reason="verify compiles")
+@pytest.mark.parametrize("example", [True, False], ids=["example", "no example"])
+@pytest.mark.parametrize("name", BODIES)
+def test_stubs_are_rules_with_tests_once_filled_in(name: str, example: bool, rules: None) -> None:
+    f, targets, body = BODIES[name]
+    original = [
+        t.pop(target) for target in targets for t in (registry.FUNCTION_RULES, registry.MODULE_RULES) if target in t
+    ]
+    assert original
+    model = Calls(f, nn.GRU(8, 3, batch_first=True) if name == "module" else None).eval()
+    x = torch.rand(2, 5, 8) if name == "module" else torch.rand(2, 8)
+    report = torch2needle.check(model, (x,) if example else None)
+    (row,) = report.unsupported
+    assert row.reason.startswith("there is no rule for ") and str(report).count("def test_convert_") == 1
+    (line,) = [t for t in row.stub.splitlines() if "raise NotImplementedError(" in t]
+    text = row.stub
+    if name in PARAMETERS:
+        head = next(t for t in text.splitlines() if t.startswith("def convert_"))
+        text = text.replace(head, f"{head.partition('(')[0]}{PARAMETERS[name]}:")
+    if name == "module" and not example:
+        text = text.replace("torch.rand((2, 8))", "torch.rand((2, 5, 8))")
+
+    unfilled: dict[str, Any] = {}
+    exec(row.stub, unfilled)  # as pasted: its test fails, and says what is to be done
+    test = next(v for k, v in unfilled.items() if k.startswith("test_convert_"))
+    with pytest.raises((torch2needle.ConversionError, torch2needle.Unsupported), match=r"its result|a layer of needle"):
+        test()
+
+    for t in (registry.FUNCTION_RULES, registry.MODULE_RULES):
+        for target in targets:
+            t.pop(target, None)
+    filled: dict[str, Any] = {"ops": needle.ops, "original": original[0]}
+    exec(text.replace(line, f"    {body}"), filled)
+    next(v for k, v in filled.items() if k.startswith("test_convert_"))()
+    assert torch2needle.verify(model, torch2needle.convert(model, (x,)), x)
+
+
+def test_a_wrong_rule_fails_its_test(rules: None) -> None:
+    registry.FUNCTION_RULES.pop(torch.special.expit)
+    (row,) = torch2needle.check(Calls(BODIES["function"][0])).unsupported
+    (line,) = [t for t in row.stub.splitlines() if "raise NotImplementedError(" in t]
+    names: dict[str, Any] = {}
+    exec(row.stub.replace(line, "    return input * 2"), names)
+    with pytest.raises(AssertionError):
+        names["test_convert_expit"]()
