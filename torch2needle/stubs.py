@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import keyword
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -73,7 +72,10 @@ def stub(node: fx.Node, target: Any, module: nn.Module | None, value: Callable[[
         parameters, call = "(module)", f"self.layer({arguments.call(node.args, node.kwargs)})"
         hint = "a layer of needle.nn with parameters named and shaped as torch's"
     else:
-        parameters, hint = signature_text(target, len(node.args)), "its result in needle's public functions"
+        parameters, hint = (
+            signature_text(target, len(node.args), node.kwargs),
+            "its result in needle's public functions",
+        )
         if full.startswith("torch.Tensor."):
             itself = arguments.text(node.args[0])
             call = f"{itself}.{full.rpartition('.')[2]}({arguments.call(node.args[1:], node.kwargs)})"
@@ -118,12 +120,12 @@ def constructor(module: nn.Module, name: str) -> str:
     return f"{name}()  # with the arguments of {type(module).__name__}"
 
 
-def signature_text(target: Any, n_args: int) -> str:
+def signature_text(target: Any, n_args: int, keywords: Iterable[str]) -> str:
     try:
         parameters = inspect.signature(target).parameters.values()
         text = str(inspect.Signature([p.replace(annotation=p.empty) for p in parameters]))
         ast.parse(f"def f{text}: pass")  # defaults that have no literal form
         return text
     except (ValueError, TypeError, SyntaxError):
-        names = ["input", "other", *(f"a{i}" for i in range(2, n_args))][: max(n_args, 1)]
-        return f"({', '.join(n for n in names if not keyword.iskeyword(n))})"
+        names = ["input", "other", *(f"a{i}" for i in range(2, n_args))][:n_args]
+        return f"({', '.join([*names, *keywords])})"

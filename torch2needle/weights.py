@@ -55,7 +55,7 @@ class TreeBuilder:
         state = np.random.get_state()  # layers draw initial weights, which the user's stream must not notice
         try:
             return rule(module)
-        except Unsupported as e:
+        except (Unsupported, NotImplementedError) as e:
             self.failures[id(module)] = str(e)
             return Tree()
         finally:
