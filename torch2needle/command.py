@@ -228,9 +228,11 @@ def needle_net(args: argparse.Namespace) -> GraphModule:
 
 def load_net(path: str) -> GraphModule:
     try:
-        return ndl.load(path).eval()
+        net = ndl.load(path)
     except (OSError, ValueError) as e:
         raise UsageError(str(e)) from e
+    net.eval()
+    return net
 
 
 # -- tasks ---------------------------------------------------------------------------------------------------------------

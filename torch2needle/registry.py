@@ -107,9 +107,9 @@ def target_name(target: Any) -> str:
     if getattr(torch.Tensor, name, None) is target:
         return f"torch.Tensor.{name}"
     for public in (nn.functional, torch, torch.special, torch.linalg, torch.fft):  # torch.fft.fft is called fft_fft
-        short = name.removeprefix(public.__name__.rpartition(".")[2] + "_")
-        if getattr(public, short, None) is target:
-            return f"{public.__name__}.{short}"
+        stem = str(name).removeprefix(public.__name__.rpartition(".")[2] + "_")
+        if getattr(public, stem, None) is target:
+            return f"{public.__name__}.{stem}"
     module = (getattr(target, "__module__", "") or "").removeprefix("_")  # operator's functions live in _operator
     return f"{module}.{name}" if module else name
 

@@ -89,10 +89,16 @@ class Report:
     def remedies(self) -> list[str]:
         """For each unsupported row its reason and, where a rule is missing, the lines that would add one."""
         lines: list[str] = []
+        shown: set[str] = set()  # a second rule for one operation would be an error
         for r in self.unsupported:
             lines += ["", f"{r.op} ({r.count}x) in {short(r.paths)}, {r.location}", f"  {r.reason}."]
             lines += [f"  nearest rule: {r.nearest}"] if r.nearest else []
-            lines += ["  to add one:", *(f"    {line}".rstrip() for line in r.stub.splitlines())] if r.stub else []
+            if r.stub:
+                above = [f"  to add one: as above, for {r.op}"]
+                lines += (
+                    above if r.op in shown else ["  to add one:", *(f"    {t}".rstrip() for t in r.stub.splitlines())]
+                )
+                shown.add(r.op)
         return lines
 
     def __str__(self) -> str:
