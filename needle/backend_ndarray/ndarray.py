@@ -196,7 +196,9 @@ class NDArray:
         return self.copy()
 
     def __reduce__(self) -> Any:
-        raise TypeError("[pickle] arrays and models of needle are not pickled; write a model with needle.save(net, path).")
+        raise TypeError(
+            "[pickle] arrays and models of needle are not pickled; write a model with needle.save(net, path)."
+        )
 
     # -- views -------------------------------------------------------------------------------------------------------
 
