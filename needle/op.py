@@ -118,6 +118,7 @@ class Op:
     is_view: ClassVar[bool] = False  # its result may share memory with its inputs
     compute_infers: ClassVar[bool] = False  # `compute` checks its inputs by `infer` itself
     float32_only: ClassVar[bool] = False  # its kernels take nothing else: float64 runs as `reference`, slow but right
+    library: ClassVar[str] = "needle"  # another library's call cannot be saved and runs between plans, not in one
     joins_channels: ClassVar[bool] = False  # its inputs may be written straight into slices of its output
     # What a subclass defines, looked up once: eager calls ask for every op.
     has_infer: ClassVar[bool]  # False for ops in the course's form, which only compute, on whatever arrays they get

@@ -69,6 +69,10 @@ class _Encoder:
     def node(self, n: Node) -> dict[str, Any]:
         target: Any = n.target
         if isinstance(target, Op):
+            if target.library != "needle":
+                raise ValueError(
+                    f"[save] expects ops of needle alone, got {target.label}, which {target.library} runs ({n.name})."
+                )
             target = [target.name, {k: self.value(v) for k, v in target.attributes().items()}]
         elif isinstance(target, Tensor):
             target = {"constant": self.constant(target)}

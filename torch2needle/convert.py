@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from needle.autograd import Unsupported
 from needle.graph import GraphModule
 
 from .capture import capture
+from .fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .interpret import interpret
 from .registry import target_name
 from .report import ConversionError, Report, Row
@@ -41,7 +43,7 @@ def example_by_name(model: Any, example: Any) -> dict[str, Any]:
     return dict(zip(names, example, strict=False))
 
 
-def run(model: Any, example: Any, share: bool) -> tuple[GraphModule | None, Report]:
+def run(model: Any, example: Any, share: bool, fallback: str = "error") -> tuple[GraphModule | None, Report]:
     """Capture, run every rule, and collect; the net is None when something is unsupported."""
     report = Report()
     inputs = example_by_name(model, example)
@@ -51,8 +53,8 @@ def run(model: Any, example: Any, share: bool) -> tuple[GraphModule | None, Repo
     with progress("convert", parts) as bar:
         builder = TreeBuilder(share, report, bar.update)
         root = builder.build(captured.model)
-        logging = partial(LoggingInterpreter, root=root, done=bar.update)
-        recorder = interpret(captured, root, builder, report, inputs, logging)
+        kind = FallbackInterpreter if fallback == "torch" else LoggingInterpreter
+        recorder = interpret(captured, root, builder, report, inputs, partial(kind, root=root, done=bar.update))
     if recorder is None:
         return None, report
     net = GraphModule(recorder.graph.prune(), root)
@@ -75,15 +77,18 @@ def convert(
     example: inputs as a tuple or a dict by name. Ranks and dtypes are then known to rules that need them, and inputs with
         defaults that appear in it become inputs. Batch and image sizes stay free either way.
     share: use torch's memory for the weights (through DLPack) instead of copies.
+    fallback: "torch" lets torch run the calls that have no rule or whose rule refuses, through DLPack and without copies, and
+        warns of them; it needs `example`. Such a model trains and compiles, but cannot be saved.
     Raises ConversionError, which lists everything that is unsupported at once.
     """
     if dynamic != "auto":
         raise ValueError(f"[convert] dynamic expects 'auto', got {dynamic!r}.")
-    if fallback != "error":
-        raise ValueError(f"[convert] fallback expects 'error', got {fallback!r}.")
-    net, report = run(model, example, share)
+    if fallback not in ("error", "torch"):
+        raise ValueError(f"[convert] fallback expects 'error' or 'torch', got {fallback!r}.")
+    net, report = run(model, example, share, fallback)
     if net is None:
         raise ConversionError(report)
+    warn_of_torch(report)
     return net
 
 
@@ -107,17 +112,30 @@ def compile(
     winograd: str = "auto",
     memory: str = "normal",
     tune: bool = False,
+    fallback: str = "error",
 ) -> Any:
     """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` ("auto", "f2", "off"), `memory`
-    ("normal", "low") and `tune` as there.
+    ("normal", "low"), `tune` and `fallback` ("error", "torch": with a warning that says which share of the time torch takes)
+    as there.
     """
+    example = example if isinstance(example, tuple | dict) else (example,)
+    with warnings.catch_warnings():
+        if fallback == "torch":
+            warnings.simplefilter("ignore")  # the one below says more
+        net = convert(model, example, fallback=fallback)
+    inputs = tuple(example.values()) if isinstance(example, dict) else example
+    exe = executable(net, inputs, fuse, winograd=winograd, memory=memory, tune=tune)
+    if fallback == "torch":
+        warn_of_share(exe, net.report, inputs)
+    return exe
+
+
+def executable(net: GraphModule, inputs: tuple, fuse: bool, **options: Any) -> Any:
+    """`net`, fused or not, compiled with `options`."""
     import needle
 
-    example = example if isinstance(example, tuple | dict) else (example,)
-    net = convert(model, example)
     if fuse:
         import operator_fusion
 
         net = operator_fusion.fuse(net)
-    inputs = tuple(example.values()) if isinstance(example, dict) else example
-    return needle.compile(net, inputs, winograd=winograd, memory=memory, tune=tune)
+    return needle.compile(net, inputs, **options)

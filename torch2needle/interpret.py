@@ -222,8 +222,11 @@ class Interpreter:
         except Exception:
             raise MissingRule(f"there is no rule for {target_name(type(module))}") from None
         names = [str(n.target) for n in captured.graph.nodes if n.op == "placeholder"]
-        inner = Interpreter(captured, self.builder, self.recorder, self.report, self.path(node))
+        inner = self.inner(captured, self.path(node))
         return inner.run({**dict(zip(names, args, strict=False)), **kwargs})
+
+    def inner(self, captured: Captured, prefix: str) -> Interpreter:
+        return Interpreter(captured, self.builder, self.recorder, self.report, prefix)
 
     def finish(
         self, node: fx.Node, result: Any, inplace: bool, view: str | None, again: Callable, put: Any = None

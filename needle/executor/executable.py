@@ -20,7 +20,7 @@ from .builder import PlanInfo
 from .constants import ConstantPool
 from .memory import MemoryReport
 from .passes import optimize
-from .planner import Planner
+from .split import SplitPlan, plan_graph
 from .tuner import step_times, tuned
 
 MAX_PLANS = 8  # input shapes whose plans are kept
@@ -55,8 +55,8 @@ class CompiledPlan:
     def __init__(self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray]) -> None:
         graph = optimize(trace(fn, *example))
         self.structure = graph.output.args[0]
-        make = lambda measured: Planner(graph, pool, choice, measured).plan()  # noqa: E731
-        self.info: PlanInfo = tuned(make, inputs) if choice.tune else make(unmeasured)
+        make = lambda measured: plan_graph(graph, pool, choice, measured)  # noqa: E731
+        self.info: PlanInfo | SplitPlan = tuned(make, inputs) if choice.tune else make(unmeasured)
         self.origins = origins(graph, fn)
         self.core = self.info.core
 
@@ -165,7 +165,7 @@ class Executable:
         return next(reversed(self._plans.values()))
 
     @property
-    def plan(self) -> PlanInfo:
+    def plan(self) -> PlanInfo | SplitPlan:
         return self.last.info
 
     @property

@@ -21,13 +21,14 @@ from needle.backend_ndarray import NDArray
 from needle.ops.algorithms import Measured
 
 from .builder import PlanInfo
+from .split import SplitPlan
 
 VERSION = 1  # of the file, and of kernels whose times can be compared
 ROUNDS = 7
 FLUSH = 64 << 20  # bytes written between runs, more than the last cache holds
 
 
-def step_times(info: PlanInfo, inputs: Sequence[NDArray], rounds: int, cold: bool = False) -> list[float]:
+def step_times(info: PlanInfo | SplitPlan, inputs: Sequence[NDArray], rounds: int, cold: bool = False) -> list[float]:
     """Median seconds of every step of a plan; cold: other data passed through the caches before every run."""
     ins = [a._ref for a in inputs]
     outs = info.core.run_new(ins)
@@ -89,7 +90,7 @@ def only(algorithm: str, algorithms: set[str]) -> Measured:
     return lambda layer: times
 
 
-def tuned(make: Callable[[Measured], PlanInfo], inputs: Sequence[NDArray]) -> PlanInfo:
+def tuned(make: Callable[[Measured], PlanInfo | SplitPlan], inputs: Sequence[NDArray]) -> PlanInfo | SplitPlan:
     """The plan that `make` builds by measured times; layers without them are timed first, in plans of one algorithm each."""
     timings = Timings()
     info = make(timings)

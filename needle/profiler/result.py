@@ -96,6 +96,16 @@ class Profile:
         """Median seconds of a whole run."""
         return statistics.median(self.times)
 
+    def libraries(self) -> dict[str, float]:
+        """Share of the rows' time in every other library, whose calls are named library.function."""
+        total = sum(r.seconds for r in self.rows)
+        shares: dict[str, float] = {}
+        for r in self.rows:
+            library, dot, _ = r.op.partition(".")
+            if dot:
+                shares[library] = shares.get(library, 0.0) + (r.seconds / total if total else 0.0)
+        return shares
+
     def by_op(self) -> Profile:
         """The same with one row for each op or kernel."""
         groups: dict[str, list[Row]] = {}
@@ -157,7 +167,9 @@ class Profile:
         head = (
             f"{self.model} {self.kind}, input {inputs}: {1e3 * self.seconds:.3f} ms ({spread}) in {self.rounds} rounds"
         )
-        return f"{self.peaks}\n{head}; {inside:.3f} ms in {len(self.rows)} rows\n{self.table(limit=30)}"
+        head += f"; {inside:.3f} ms in {len(self.rows)} rows"
+        head += "".join(f"; {100 * share:.1f}% of it in {library}" for library, share in self.libraries().items())
+        return f"{self.peaks}\n{head}\n{self.table(limit=30)}"
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         write_file(path, json.dumps(self.to_dict(), indent=1))
