@@ -2,7 +2,7 @@
 
 from needle.autograd import Unsupported
 
-from . import rules  # registers the rules
+from . import dynamo, rules  # registers the backend of torch.compile, and the rules
 from .convert import check, compile, convert
 from .explain import explain
 from .original import convert_function_node, convert_layer, load_torch_weights_by_mapping, torch2needle_fx
@@ -20,6 +20,7 @@ __all__ = [
     "convert",
     "convert_function_node",
     "convert_layer",
+    "dynamo",
     "explain",
     "load_torch_weights_by_mapping",
     "rule",

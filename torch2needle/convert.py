@@ -121,7 +121,7 @@ def compile(
     example = example if isinstance(example, tuple | dict) else (example,)
     with warnings.catch_warnings():
         if fallback == "torch":
-            warnings.simplefilter("ignore")  # the one below says more
+            warnings.filterwarnings("ignore", r"\[convert\]")  # the one below says more
         net = convert(model, example, fallback=fallback)
     inputs = tuple(example.values()) if isinstance(example, dict) else example
     exe = executable(net, inputs, fuse, winograd=winograd, memory=memory, tune=tune)

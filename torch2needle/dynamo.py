@@ -1,0 +1,295 @@
+"""`torch.compile(model, backend="needle")`: the graphs that Dynamo hands over, compiled by needle where no gradient is needed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from needle.autograd import Spec, Tensor, Unsupported
+from needle.interop import as_ndarray
+from needle.serialize import DTYPES
+
+from .convert import convert, executable
+from .fallback import spec_of, tensor_leaves
+from .registry import target_name
+from .report import ConversionError
+
+OPTIONS = {"fuse": True, "winograd": "auto", "memory": "normal"}
+MAX_ENTRIES = 64  # sets of parameters for which one graph is kept compiled: blocks of one class share their graph
+SAID: set[str] = set()
+
+
+def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable:
+    """Dynamo's backend. options: `fuse`, `winograd`, `memory` as in `torch2needle.compile`.
+
+    Where a gradient is needed, the graph runs in torch. Parameters and buffers are packed; a change by torch's operations or
+    optimizers is seen by their version, a write through `p.data` is not.
+    """
+    chosen = {**OPTIONS, **(options or {})}
+    unknown = chosen.keys() - OPTIONS.keys()
+    if unknown:
+        raise ValueError(f"[dynamo] options expects some of {', '.join(OPTIONS)}, got {min(unknown)}.")
+    if torch.is_grad_enabled() and needs_gradient(example_inputs):
+        say("gradients are needed; for needle, call it under torch.no_grad() or torch.inference_mode()")
+        return gm.forward
+    return DynamoGraph(gm, example_inputs, chosen)
+
+
+def say(reason: str) -> None:
+    if reason not in SAID:
+        SAID.add(reason)
+        warnings.warn(f"[dynamo] a graph runs in torch: {reason}.", stacklevel=3)
+
+
+def is_static(node: fx.Node, example: Any) -> bool:
+    """A parameter or buffer of a module, which is the same tensor in most calls."""
+    kind = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
+    return isinstance(example, torch.Tensor) and (isinstance(example, torch.nn.Parameter) or kind is not None)
+
+
+class DynamoGraph:
+    """One graph of Dynamo, converted at its first call for each set of parameters."""
+
+    def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any]) -> None:
+        self.gm, self.options = gm, options
+        self.nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        pairs = list(zip(self.nodes, example_inputs, strict=True))
+        self.static = [i for i, (n, e) in enumerate(pairs) if is_static(n, e)]
+        self.inputs = [i for i, (_, e) in enumerate(pairs) if isinstance(e, torch.Tensor) and i not in self.static]
+        self.numbers = [i for i, (_, e) in enumerate(pairs) if not isinstance(e, torch.Tensor)]
+        self.sizes = sizes_of_inputs(self.nodes, self.numbers, self.inputs)
+        self.fixed = [
+            i for i in self.numbers if i not in self.sizes
+        ]  # numbers that the needle graph holds as constants
+        self.entries: OrderedDict[Any, Entry] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        key = (*[id(args[i]) for i in self.static], *[args[i] for i in self.fixed])
+        entry = self.entries.get(key) or self.add(key, args)
+        if entry.exe is None or (torch.is_grad_enabled() and needs_gradient(args)):
+            return self.gm.forward(*args)
+        stamps = [(args[i]._version, args[i].data_ptr()) for i in self.static]
+        if stamps != entry.stamps:
+            with self.lock:
+                entry.follow([args[i] for i in self.static], stamps)
+        try:
+            return entry.exe(*[args[i] for i in self.inputs])
+        except Exception as e:  # a shape that no plan takes
+            say(reason_of(e))
+            return self.gm.forward(*args)
+
+    def add(self, key: Any, args: tuple) -> Entry:
+        with self.lock:
+            if key in self.entries:
+                return self.entries[key]
+            for k in [k for k, e in self.entries.items() if not e.alive()]:
+                del self.entries[k]
+            entry = Entry([args[i] for i in self.static])
+            reason, specs = survey(self.gm, args, self.inputs, self.static)
+            try:
+                if not reason:
+                    self.build(entry, args, specs)
+            except Exception as e:
+                entry.exe, reason = None, reason_of(e)
+            if reason:
+                say(reason)
+            key = (*key[: len(self.static)], *[args[i] for i in self.fixed])  # building may fix sizes
+            self.entries[key] = entry
+            if len(self.entries) > MAX_ENTRIES:
+                self.entries.popitem(last=False)
+            return entry
+
+    def build(self, entry: Entry, args: tuple, specs: list[Spec]) -> None:
+        """Convert with free sizes by needle's rules alone, else with sizes fixed and torch for what has no rule."""
+        inputs = tuple(args[i] for i in self.inputs)
+        example = {self.nodes[i].name: args[i] for i in self.inputs}
+        try:
+            net = convert(self.rewrite(args), example, share=True)
+        except ConversionError:
+            self.sizes, self.fixed = {}, self.numbers
+            net = convert(self.rewrite(args), example, share=True, fallback="torch")
+        names = {id(args[i]): self.nodes[i].name for i in reversed(self.static)}  # of tied ones the first
+        entry.tensors = [net.tensor(names[id(args[i])]) for i in self.static]
+        entry.stamps = [(args[i]._version, args[i].data_ptr()) for i in self.static]
+        exe = executable(net, inputs, **self.options)
+        made = [spec_of(t) for t in tensor_leaves(exe(*inputs))]
+        if made != specs:
+            raise Unsupported(f"its results would be {made} instead of {specs}")
+        entry.exe = exe
+
+    def rewrite(self, args: tuple) -> fx.GraphModule:
+        """The graph with parameters and buffers as attributes, and numbers as sizes of inputs or constants."""
+        graph, done = fx.Graph(), {}
+        attributes: dict[str, Any] = {}
+        for i, node in enumerate(self.nodes):
+            if i in self.inputs:
+                done[node] = graph.placeholder(node.name)
+        for i, node in enumerate(self.nodes):
+            if i in self.static:
+                attributes[node.name] = args[i]
+                done[node] = graph.get_attr(node.name)
+            elif i in self.sizes:
+                tensor, axis = self.sizes[i]
+                done[node] = graph.call_method("size", (done[self.nodes[tensor]], axis))
+            elif i in self.numbers:
+                done[node] = args[i]
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder" or node.target is torch._C._set_grad_enabled:
+                continue
+            if node.op in ("get_attr", "call_module"):
+                value: Any = self.gm
+                for part in str(node.target).split("."):
+                    value = getattr(value, part)
+                attributes[str(node.target)] = value
+            done[node] = graph.node_copy(node, lambda n: done[n])
+        made = fx.GraphModule(attributes, graph)
+        made.training = False
+        return made
+
+
+class Entry:
+    """A graph compiled over one set of parameters; `exe` is None where torch runs it."""
+
+    def __init__(self, static: list[torch.Tensor]) -> None:
+        self.exe: Any = None
+        self.tensors: list[Tensor] = []  # needle's, over the memory of torch's
+        self.stamps: list[tuple[int, int]] = []  # version and address of torch's
+        self.owners = [weakref.ref(t) for t in static]
+
+    def alive(self) -> bool:
+        return all(o() is not None for o in self.owners)
+
+    def follow(self, static: list[torch.Tensor], stamps: list[tuple[int, int]]) -> None:
+        """Give needle the present memory of the parameters that changed; the executable packs them again."""
+        for t, ours, old, new in zip(static, self.tensors, self.stamps, stamps, strict=True):
+            if old != new:
+                ours.data = Tensor.make_const(as_ndarray(t))
+        self.stamps = stamps
+
+
+def reason_of(e: Exception) -> str:
+    """One line; of a ConversionError the first call and why."""
+    if isinstance(e, ConversionError):
+        row = e.report.unsupported[0]
+        return f"{row.op} at {row.location}: {row.reason}"
+    text = str(e).split("\n")[0].rstrip(".")
+    return text if isinstance(e, Unsupported | ValueError) else f"{type(e).__name__}: {text}"
+
+
+def needs_gradient(args: Sequence[Any]) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in args)
+
+
+def sizes_of_inputs(nodes: list[fx.Node], numbers: list[int], inputs: list[int]) -> dict[int, tuple[int, int]]:
+    """The numbers that are sizes of inputs: index -> (index of the input, axis)."""
+
+    def symbol(x: Any) -> Any:
+        return x.node.expr if isinstance(x, torch.SymInt) else None
+
+    axes = {symbol(size): (i, axis) for i in inputs for axis, size in enumerate(nodes[i].meta["example_value"].shape)}
+    found = {i: axes.get(symbol(nodes[i].meta.get("example_value"))) for i in numbers}
+    return {i: place for i, place in found.items() if place and symbol(nodes[i].meta["example_value"]) is not None}
+
+
+class Randomness(TorchDispatchMode):
+    """Notes the ops that draw random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            given = {p.name: a for p, a in zip(func._schema.arguments, args, strict=False)} | (kwargs or {})
+            if given.get("dropout_p", 0.0) or "scaled_dot_product" not in func.__name__:
+                self.ops.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]) -> tuple[str, list[Spec]]:
+    """Why torch has to run the graph, or "", and the specs of its results; from a run without data."""
+    tensors = [t for t in args if isinstance(t, torch.Tensor)]
+    if not inputs:
+        return "it has no tensor input", []
+    if any(True for _ in gm.parameters()):
+        return "it calls modules that Dynamo did not inline", []
+    for node in gm.graph.nodes:
+        place = getattr(node.target, "__module__", "") or ""
+        if place.startswith(("torch.amp", "torch._functorch")) or (
+            node.target is torch._C._set_grad_enabled and node.args[0]
+        ):
+            return f"it changes torch's state by {target_name(node.target)}", []
+    for t in tensors:
+        if t.device.type != "cpu" or t.layout != torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter):
+            return f"an input is a {type(t).__name__} on {t.device}", []
+        if str(t.dtype)[6:] not in DTYPES.values():
+            return f"an input has dtype {t.dtype}", []
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on", []
+    if any(args[i].is_inference() for i in static):
+        return "its parameters were made under inference_mode, so that changes cannot be seen", []
+    randomness = Randomness()
+    try:
+        with torch.inference_mode(False), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), randomness:
+            fakes = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors}
+            versions = {i: t._version for i, t in fakes.items()}
+            outs = tensor_leaves(gm.forward(*(fakes.get(id(a), a) for a in args)))
+    except Exception as e:
+        return reason_of(e), []
+    if any(t._version != versions[i] for i, t in fakes.items()):
+        return "it writes an input or a buffer in place", []
+    if randomness.ops:
+        return f"it draws random numbers ({randomness.ops[0]})", []
+    storages = [t.untyped_storage()._cdata for t in (*outs, *fakes.values()) if t.numel()]
+    if len(set(storages)) < len(storages):
+        return "a result shares memory with an input or another result", []
+    bad = [t.dtype for t in outs if str(t.dtype)[6:] not in DTYPES.values()]
+    return (f"a result has dtype {bad[0]}" if bad else ""), [spec_of(t) for t in outs]
+
+
+class InTree(importlib.metadata.Distribution):
+    """Shows Dynamo the entry point when this package is imported from a folder where it was not installed."""
+
+    def read_text(self, filename: str) -> str | None:
+        texts = {
+            "METADATA": "Name: torch2needle",
+            "entry_points.txt": "[torch_dynamo_backends]\nneedle = torch2needle.dynamo:backend",
+        }
+        return texts.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return path
+
+
+class Finder(importlib.metadata.DistributionFinder):
+    def find_spec(self, *args: Any) -> None:
+        return None
+
+    def find_distributions(self, context: Any = None) -> Iterator[InTree]:
+        return iter([] if context is not None and context.name else [InTree()])
+
+
+def register() -> None:
+    """Make the name known; torch._dynamo takes a second or more to import, so it finds the name when it is needed."""
+    if "torch._dynamo" not in sys.modules:
+        sys.meta_path.append(Finder())
+        return
+    from torch._dynamo.backends import registry
+
+    if "needle" not in registry._BACKENDS:
+        registry.register_backend(backend, name="needle")
+
+
+register()
