@@ -1,4 +1,4 @@
-"""torch.compile(backend="needle") against torch: partial graphs, changed weights, modes, sizes, threads, and what runs in torch."""
+"""torch.compile(backend="needle") against torch: partial graphs, changed weights, modes, sizes, threads, what stays in torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conversion import close
 from torch import nn
 
 import torch2needle
+from conversion import close
 from torch2needle import dynamo
 from torch2needle.models import UNet, randomize, resnet18
 
@@ -30,7 +30,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One item for every run of a graph by needle."""
+    """One item for every run of a graph by needle: which executable it was."""
     made: list[int] = []
     executable = dynamo.executable
 
@@ -38,10 +38,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         exe = executable(*args, **kwargs)
 
         def run(*inputs: Any) -> Any:
-            made.append(1)
+            made.append(id(exe))
             return exe(*inputs)
 
-        run.exe = exe  # type: ignore[attr-defined]
         return run
 
     monkeypatch.setattr(dynamo, "executable", counted)
@@ -220,8 +219,7 @@ def test_blocks_of_one_class_keep_their_own_weights(runs: list[int]) -> None:
         for _ in range(2):
             for b in blocks:
                 close(b(x), b.forward(x))
-    graphs = {id(c) for c in CREATED}
-    assert len(runs) >= 16 and len(graphs) == 2
+    assert len(runs) >= 16 and len(set(runs)) == 8
 
 
 def test_training_then_evaluation(runs: list[int]) -> None:
@@ -270,7 +268,7 @@ def test_parameter_that_comes_to_need_a_gradient() -> None:
         (lambda x: x.add_(1).relu(), "in place"),
         (lambda x: x + torch.randn(3, 4), "random"),
         (lambda x: F.dropout(x, 0.5), "random"),
-        (lambda x: (x.half() * 2), "dtype"),
+        (lambda x: x.half() * 2, "dtype"),
     ],
     ids=["view", "write", "random", "dropout", "half"],
 )

@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -76,14 +77,15 @@ class DynamoGraph:
         self.lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
-        key = (*[id(args[i]) for i in self.static], *[args[i] for i in self.fixed])
+        static = [args[i] for i in self.static]
+        key = (*map(id, static), *[args[i] for i in self.fixed])
         entry = self.entries.get(key) or self.add(key, args)
         if entry.exe is None or (torch.is_grad_enabled() and needs_gradient(args)):
             return self.gm.forward(*args)
-        stamps = [(args[i]._version, args[i].data_ptr()) for i in self.static]
+        stamps = stamps_of(static)
         if stamps != entry.stamps:
             with self.lock:
-                entry.follow([args[i] for i in self.static], stamps)
+                entry.follow(static, stamps)
         try:
             return entry.exe(*[args[i] for i in self.inputs])
         except Exception as e:  # a shape that no plan takes
@@ -122,7 +124,7 @@ class DynamoGraph:
             net = convert(self.rewrite(args), example, share=True, fallback="torch")
         names = {id(args[i]): self.nodes[i].name for i in reversed(self.static)}  # of tied ones the first
         entry.tensors = [net.tensor(names[id(args[i])]) for i in self.static]
-        entry.stamps = [(args[i]._version, args[i].data_ptr()) for i in self.static]
+        entry.stamps = stamps_of([args[i] for i in self.static])
         exe = executable(net, inputs, **self.options)
         made = [spec_of(t) for t in tensor_leaves(exe(*inputs))]
         if made != specs:
@@ -165,18 +167,24 @@ class Entry:
     def __init__(self, static: list[torch.Tensor]) -> None:
         self.exe: Any = None
         self.tensors: list[Tensor] = []  # needle's, over the memory of torch's
-        self.stamps: list[tuple[int, int]] = []  # version and address of torch's
+        self.stamps: list[int] = []  # versions and addresses of torch's
         self.owners = [weakref.ref(t) for t in static]
 
     def alive(self) -> bool:
         return all(o() is not None for o in self.owners)
 
-    def follow(self, static: list[torch.Tensor], stamps: list[tuple[int, int]]) -> None:
+    def follow(self, static: list[torch.Tensor], stamps: list[int]) -> None:
         """Give needle the present memory of the parameters that changed; the executable packs them again."""
-        for t, ours, old, new in zip(static, self.tensors, self.stamps, stamps, strict=True):
-            if old != new:
+        n = len(static)
+        for i, (t, ours) in enumerate(zip(static, self.tensors, strict=True)):
+            if (stamps[i], stamps[n + i]) != (self.stamps[i], self.stamps[n + i]):
                 ours.data = Tensor.make_const(as_ndarray(t))
         self.stamps = stamps
+
+
+def stamps_of(tensors: list[torch.Tensor]) -> list[int]:
+    """What a change of the tensors changes: all versions, then all addresses."""
+    return [*map(attrgetter("_version"), tensors), *map(torch.Tensor.data_ptr, tensors)]
 
 
 def reason_of(e: Exception) -> str:
