@@ -162,9 +162,9 @@ def test_nothing_is_copied() -> None:
     seen: list[int] = []
 
     def call(x: torch.Tensor) -> torch.Tensor:
-        seen.append(x.data_ptr())
         made = torch.special.i0e(x)
-        seen.append(made.data_ptr())
+        if type(x) is torch.Tensor:  # else a run without data, to infer shapes
+            seen.extend((x.data_ptr(), made.data_ptr()))
         return made
 
     model = Calls(lambda x: torch.special.i0e(x.relu()) * 2)

@@ -23,7 +23,7 @@ from needle.serialize import DTYPES
 
 from .capture import Captured, node_location
 from .cells import Cell
-from .interpret import leaves, plain
+from .interpret import MissingRule, leaves, plain
 from .registry import target_name
 from .report import Report, Row
 from .rules.arithmetic import DtypeOf
@@ -231,7 +231,10 @@ class FallbackInterpreter(LoggingInterpreter):
             if node in self.tainted:
                 raise
             reason = str(e).split("\n")[0].rstrip(".") if isinstance(e, Unsupported | ValueError) else repr(e)
-            cell = self.torch_call(node, reason)
+            try:
+                cell = self.torch_call(node, reason)
+            except Unsupported as u:
+                raise (MissingRule if isinstance(e, MissingRule) else Unsupported)(str(u)) from None
             made = [n.name for n in self.recorder.graph.nodes[first:] if n.kind != "param"]
             self.log(node, "torch", cell.value, made)
             return cell
