@@ -85,8 +85,7 @@ class ModuleCall:
     """A torch module as a function of its parameters and buffers; the flag of `train()` comes first."""
 
     def __init__(self, module: nn.Module) -> None:
-        tensors = dict(module.named_parameters(remove_duplicate=False))
-        tensors |= dict(module.named_buffers(remove_duplicate=False))
+        tensors = tensors_of(module)
         self.names = list(tensors)
         # A copy, whose flags may change; the tensors are the user's and only stand there.
         self.module = copy.deepcopy(module, {id(t): t for t in tensors.values()})
@@ -94,6 +93,13 @@ class ModuleCall:
     def __call__(self, training: bool, tensors: tuple, *args: Any, **kwargs: Any) -> Any:
         self.module.train(training)
         return torch.func.functional_call(self.module, dict(zip(self.names, tensors, strict=True)), args, kwargs)
+
+
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
 
 
 def torch_tensor(array: Any) -> torch.Tensor:
@@ -259,7 +265,7 @@ class FallbackInterpreter(LoggingInterpreter):
         call, inputs = self.close(expression, text)
         if any(s.spec is None for s in inputs):
             raise Unsupported(f"{reason}; to run it in torch, pass example=")  # which gives shapes and dtypes
-        call, result, base_index = self.probe(call, [s.spec for s in inputs], reason)
+        call, result, base_index = self.probe(call, [s.spec for s in inputs if s.spec], reason)
         writes = call.expression.writes
         self.report.add(Row(name, "torch", 1, [self.path(node)], node_location(node), reason))
         if any(str(t.dtype)[6:] not in DTYPES.values() for t in tensor_leaves(result)):
@@ -281,8 +287,7 @@ class FallbackInterpreter(LoggingInterpreter):
     def module_call(self, node: fx.Node, args: tuple) -> tuple[Callable, tuple]:
         module = self.captured.model.get_submodule(str(node.target))
         function = ModuleCall(module)
-        tensors = dict(module.named_parameters(remove_duplicate=False))
-        tensors |= dict(module.named_buffers(remove_duplicate=False))
+        tensors = tensors_of(module)
         symbols = tuple(self.constant(t) for t in tensors.values())
         layer = self.builder.modules.get(id(module))
         training = module.training if layer is None else Mode(layer, self.path(node))

@@ -219,7 +219,9 @@ class SplitPlan:
     frames = property(lambda self: max((p.core.frames for p in self.parts), default=0))
 
     def __str__(self) -> str:
-        return "\n".join(str(info) if info else f"{n.target.label}  {n.name}" for info, n in self._steps() if n or info)
+        return "\n".join(
+            str(info) if node is None else f"{node.target.label}  {node.name}" for info, node in self._steps()
+        )
 
 
 def is_call(node: Node) -> bool:
