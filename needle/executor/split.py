@@ -10,8 +10,8 @@ from typing import Any
 from needle.backend_ndarray import NDArray
 from needle.backend_ndarray.ndarray import call, itemsize
 from needle.graph import Graph, Node, map_structure
-from needle.ops.join import TupleGetItem
 from needle.ops.algorithms import Choice, Measured, Option, unmeasured
+from needle.ops.join import TupleGetItem
 
 from .builder import PlanInfo
 from .constants import ConstantPool
