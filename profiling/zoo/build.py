@@ -1,0 +1,86 @@
+"""An entry of `models.json` as a torch module with random weights, and its inputs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+LIST = Path(__file__).with_name("models.json")
+# Operators that torchvision's import registers fakes for; its wheel for another build of torch does not bring them.
+SCHEMAS = ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",)
+SCHEMAS += ("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",)
+KEPT: list[torch.library.Library] = []  # the declared names end with it
+
+
+def allow_imports() -> None:
+    """Make torchvision importable beside a torch that its wheel was not built for; torchaudio has no such way and is hidden."""
+    sys.modules.setdefault("torchaudio", None)  # type: ignore[arg-type]
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        declared = torch.library.Library("torchvision", "DEF")
+        for schema in SCHEMAS:
+            declared.define(schema)
+        KEPT.append(declared)
+        importlib.import_module("torchvision")
+
+
+def entries() -> list[dict[str, Any]]:
+    return json.loads(LIST.read_text())
+
+
+def evaluate(value: Any) -> Any:
+    """{"call": "module.Name", "args": [...], "kwargs": {...}} as the call's result, also inside lists and arguments."""
+    if isinstance(value, list):
+        return [evaluate(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "call" not in value:
+        return {k: evaluate(v) for k, v in value.items()}
+    module, _, name = value["call"].rpartition(".")
+    return getattr(importlib.import_module(module), name)(
+        *evaluate(value.get("args", [])), **evaluate(value.get("kwargs", {}))
+    )
+
+
+def disturb(model: nn.Module) -> nn.Module:
+    """Make what libraries initialise as constants matter: norms' scales, shifts and statistics, layer scales, zeroed layers."""
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point() and p.numel() and bool((p == p.flatten()[0]).all()):
+                bound = (3.0 / p[0].numel()) ** 0.5 if p.ndim > 1 and not p.any() else 0.2
+                p += torch.empty_like(p).uniform_(-bound, bound)
+        for m in model.modules():
+            if isinstance(m, _BatchNorm) and m.running_mean is not None and m.running_var is not None:
+                m.running_mean.uniform_(-0.3, 0.3)
+                m.running_var.uniform_(0.5, 1.5)
+    return model
+
+
+def build(entry: dict[str, Any]) -> nn.Module:
+    """The model in evaluation, seeded."""
+    allow_imports()
+    torch.manual_seed(0)
+    model = evaluate(entry["model"])
+    return disturb(model).eval()
+
+
+def tensor(spec: dict[str, Any]) -> torch.Tensor:
+    """{"shape"} normal numbers; with "below" integers under it; with "mask" an attention mask whose last quarter is 0."""
+    shape = spec["shape"]
+    if "mask" in spec:
+        return (torch.arange(shape[-1]) < shape[-1] * 3 // 4).long().expand(shape).clone()
+    return torch.randint(0, spec["below"], shape) if "below" in spec else torch.randn(shape)
+
+
+def inputs(entry: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+    """The inputs by name: those of the first run, then those of other batch and image sizes that torch takes, too."""
+    torch.manual_seed(1)
+    return [{name: tensor(spec) for name, spec in given.items()} for given in entry["inputs"]]
