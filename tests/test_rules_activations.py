@@ -214,6 +214,17 @@ class Follows(nn.Module):
         return self.f(x, self.training)
 
 
+def stochastic_depth(input: torch.Tensor, p: float, mode: str, training: bool = True) -> torch.Tensor:
+    """torchvision's function, which need not be installed: whole samples are dropped, or in mode "batch" all at once."""
+    if not training or p == 0:
+        return input
+    size = [input.shape[0] if mode == "row" else 1] + [1] * (input.ndim - 1)
+    return input * torch.empty(size).bernoulli_(1 - p).div_(1 - p)
+
+
+stochastic_depth.__module__ = "torchvision.ops.stochastic_depth"
+torch.fx.wrap("stochastic_depth")
+
 DROPOUTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {  # ..., axes of what is dropped as one
     "Dropout": (lambda: nn.Dropout(0.3), (40, 50), 0),
     "Dropout inplace": (lambda: nn.Dropout(0.3, True), (40, 50), 0),
@@ -231,6 +242,7 @@ DROPOUTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {  #
     "F.dropout3d": (lambda: Follows(lambda x, t: F.dropout3d(x, 0.3, t)), (40, 50, 2, 1, 2), 3),
     "F.alpha_dropout": (lambda: Follows(lambda x, t: F.alpha_dropout(x, 0.3, t)), (40, 50), 0),
     "F.feature_alpha_dropout": (lambda: Follows(lambda x, t: F.feature_alpha_dropout(x, 0.3, t)), (40, 50, 3), 1),
+    "stochastic_depth": (lambda: Follows(lambda x, t: stochastic_depth(x, 0.3, "row", t)), (2000, 3, 2), 2),
     "torch.dropout": (lambda: Follows(lambda x, t: torch.dropout(x, 0.3, t)), (40, 50), 0),
     "torch.feature_dropout": (lambda: Follows(lambda x, t: torch.feature_dropout(x, 0.3, t)), (40, 50, 3), 1),
     "torch.alpha_dropout": (lambda: Follows(lambda x, t: torch.alpha_dropout(x, 0.3, t)), (40, 50), 0),
@@ -306,6 +318,13 @@ def test_rrelu_draws_slopes_in_training(make: Callable) -> None:
     assert abs(slopes.mean() - 0.25) < 0.02
     y.backward()
     np.testing.assert_allclose(grad_of(x)[~positive], slopes, rtol=1e-5)
+
+
+def test_stochastic_depth_of_a_batch_drops_all_or_nothing() -> None:
+    net = torch2needle.convert(Follows(lambda x, t: stochastic_depth(x, 0.5, "batch", t))).train()
+    seen = {float(v) for _ in range(40) for v in np.unique(net(torch.ones(3, 4, 2)).numpy())}
+    assert seen == {0.0, 2.0}
+    assert all(np.unique(net(torch.ones(3, 4, 2)).numpy()).size == 1 for _ in range(10))
 
 
 def test_the_flag_of_a_functional_dropout_is_reported() -> None:

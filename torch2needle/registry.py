@@ -27,7 +27,8 @@ def rule(*targets: Any, view: str | None = None) -> Callable[[Callable], Callabl
     """Decorator: the conversion rule of torch functions, tensor methods (`torch.Tensor.view`) or module classes.
 
     A function's rule has torch's own signature and a body in needle's public API. A module's rule takes the torch module and
-    returns a needle layer whose parameters have torch's names and shapes; the converter fills them.
+    returns a needle layer whose parameters have torch's names and shapes; the converter fills them. A function of a library
+    that need not be installed is given as its full name.
     view: "always" when torch's result shares memory with the first argument, "maybe" when that depends on strides or mode.
     """
 
@@ -85,7 +86,7 @@ def method(name: str) -> Any:
 
 def find_function_rule(target: Any) -> Callable | None:
     try:
-        return FUNCTION_RULES.get(target)
+        return FUNCTION_RULES.get(target) or FUNCTION_RULES.get(target_name(target))
     except TypeError:  # not hashable, so no key either
         return None
 

@@ -44,6 +44,7 @@ from .basic import (
     Sequential,
     Softmax,
     SoftmaxLoss,
+    StochasticDepth,
     dropout,
 )
 from .conv import Conv, Conv1d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
@@ -171,6 +172,7 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "StochasticDepth",
     "Tanh",
     "Tanhshrink",
     "Threshold",

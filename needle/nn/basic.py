@@ -146,6 +146,18 @@ class Dropout3d(Dropout):
         return drop(x, channel_shape(x, x.ndim == 5), self.p) if self.training and self.p else x
 
 
+class StochasticDepth(Dropout):
+    """Dropout of whole samples of (N, *): of each for itself in mode "row", of all or none in "batch" (arXiv 1603.09382)."""
+
+    def __init__(self, p: float = 0.5, mode: str = "row") -> None:
+        super().__init__(p)
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = [1] * (x.ndim - 1)
+        return drop(x, (x.shape[0] if self.mode == "row" else 1, *ones), self.p) if self.training and self.p else x
+
+
 SELU_LIMIT = -1.7580993408473766  # selu at minus infinity: what alpha dropout puts in place of an element
 
 

@@ -1,1 +1,1 @@
-"""The models that conversion is measured on: the list as data (`models.json`), how an entry becomes a model, one run of one model."""
+"""The models that conversion is measured on: the list (`models.json`), how an entry becomes a model, one run of one model."""

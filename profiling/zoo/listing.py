@@ -19,6 +19,8 @@ from torch import nn
 from .build import LIST, allow_imports, build, inputs
 
 LARGEST = 60e6
+WORDS, DIGITS = r"tiny|small|base|large|[tsblhm]|b\d|\d+|\d+gf|\d+mf|x\d_\d|\d+x\d+d", r"\d+(_\d+)*"
+SIZE = rf"(_({WORDS}))+$|(?<=[a-z]){DIGITS}(?=_bn|$|_32|_64|_2)"  # what tells torchvision's models of a family apart
 Entry = dict[str, Any]
 
 WIDTHS = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
@@ -173,8 +175,7 @@ def torchvision_models() -> Iterator[Entry]:
     families: dict[tuple[Any, str], list[str]] = {}
     for module in (models, models.segmentation):
         for name in models.list_models(module=module):
-            size = r"(_(tiny|small|base|large|[tsblhm]|b\d|\d+|\d+gf|\d+mf|x\d_\d|\d+x\d+d))+$|(?<=[a-z])\d+(_\d+)*(?=_bn|$|_32|_64|_2)"
-            families.setdefault((module, re.sub(size, "", name)), []).append(name)
+            families.setdefault((module, re.sub(SIZE, "", name)), []).append(name)
     for (module, _), names in families.items():
         name = min(names, key=parameters)
         extra = {"weights_backbone": None} if module is models.segmentation else {}

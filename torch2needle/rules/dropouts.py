@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ def feature_alpha_dropout_layer(m: nn.FeatureAlphaDropout) -> Any:
     return needle_nn.FeatureAlphaDropout(m.p)
 
 
-def drop(layer: type[needle_nn.Dropout], input: Any, p: float, training: Any) -> Any:
+def drop(layer: Callable[[float], needle_nn.Dropout], input: Any, p: float, training: Any) -> Any:
     """The call as a layer that follows the flag of the module which makes it."""
     if training is False or p == 0:
         return input
@@ -102,3 +104,8 @@ def torch_alpha_dropout(input: Any, p: float, train: Any) -> Any:
 @rule(torch.feature_alpha_dropout, torch.feature_alpha_dropout_, view="maybe")
 def torch_feature_alpha_dropout(input: Any, p: float, train: Any) -> Any:
     return drop(needle_nn.FeatureAlphaDropout, input, p, train)
+
+
+@rule("torchvision.ops.stochastic_depth.stochastic_depth", view="maybe")
+def stochastic_depth(input: Any, p: float, mode: str, training: Any = True) -> Any:
+    return drop(partial(needle_nn.StochasticDepth, mode=mode), input, p, training)

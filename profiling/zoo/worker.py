@@ -1,0 +1,145 @@
+"""One model of the list, in a process of its own: `python -m zoo.worker NAME` prints one JSON line for each stage.
+
+Stages: torch (float32 and float64 references), convert, plain, fused, compiled, free (the other inputs of the entry, plain).
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+import needle as ndl
+import operator_fusion
+import torch2needle
+from torch2needle.verify import Arrays, compare, leaves, run_torch, to_needle
+
+from .build import build, entries, inputs
+
+MEMORY = 4 * 2**30  # bytes of private memory
+
+
+def say(stage: str, **facts: Any) -> None:
+    print(json.dumps({"stage": stage, **facts}), flush=True)
+
+
+def one_line(e: BaseException) -> str:
+    text = next((line.strip() for line in str(e).splitlines() if line.strip()), "no message")
+    return f"{type(e).__name__}: {text}"[:300]
+
+
+def references(model: torch.nn.Module, given: dict[str, torch.Tensor]) -> tuple[Arrays, Arrays, str]:
+    """Outputs of torch in float32 and in float64; where it cannot run in float64, float32 twice and why."""
+    own = run_torch(model, given, False, [], lambda *_: None)
+    try:
+        return own, run_torch(model, given, True, [], lambda *_: None), ""
+    except RuntimeError as e:  # such as a forward that casts to float32 halfway
+        return own, own, one_line(e)
+
+
+def judge(got: Any, own: Arrays, exact: Arrays) -> dict[str, Any]:
+    """The worst output's error against float64 torch, torch's own, and whether all are within the bound."""
+    found = leaves(got)
+    if len(found) != len(exact):
+        return {"ok": False, "reason": f"torch gives {len(exact)} outputs, needle {len(found)}"}
+    pairs = zip(found.values(), exact.items(), strict=True)
+    errors = [compare(ours, want, own[place], top1=False) for ours, (place, want) in pairs]
+    worst = max(errors, key=lambda e: e.max_rel / e.limit)
+    if not np.isfinite(worst.max_rel):
+        shapes = f"{list(worst.shape)} for {[list(w.shape) for w in exact.values()]}"
+        return {"ok": False, "reason": f"shapes or finite values differ: {shapes}"[:300]}
+    return {"ok": bool(worst.ok), "error": worst.max_rel, "torch_error": worst.torch_rel}
+
+
+class Timed:
+    """Runs stages: what one raises becomes its row, and the later ones are left out."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def __call__(self, stage: str, work: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            facts, value = work()
+        except torch2needle.ConversionError as e:
+            rows = [{"op": r.op, "count": r.count, "reason": r.reason} for r in e.report.unsupported]
+            facts, value = {"ok": False, "missing": rows}, None
+        except Exception as e:
+            facts, value = {"ok": False, "reason": one_line(e)}, None
+        say(stage, **facts, seconds=round(time.perf_counter() - start, 2))
+        self.failed |= not facts["ok"]
+        return value
+
+
+def main(name: str) -> None:
+    warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    entry = next(e for e in entries() if e["name"] == name)
+    stage = Timed()
+
+    def torch_side() -> Any:
+        model = build(entry)
+        every = inputs(entry)
+        own, exact, note = references(model, every[0])
+        facts: dict[str, Any] = {"ok": all(np.isfinite(v).all() for v in exact.values())}
+        facts |= {"parameters": sum(p.numel() for p in model.parameters())} | ({"note": note} if note else {})
+        return facts, (model, every, own, exact)
+
+    def to_net(net: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+        return {k: to_needle(v, None) for k, v in given.items() if k in net.input_names}
+
+    def eager(net: Any, given: dict[str, torch.Tensor], own: Arrays, exact: Arrays) -> dict[str, Any]:
+        with ndl.no_grad():
+            return judge(net(**to_net(net, given)), own, exact)
+
+    made = stage("torch", torch_side)
+    if made is None:
+        return
+    model, (given, *others), own, exact = made
+
+    def convert() -> Any:
+        net = torch2needle.convert(model, given)
+        capture = next((n for n in net.report.notes if "export" in n), "")
+        return {"ok": True, "nodes": len(net.graph.nodes), **({"capture": capture[:200]} if capture else {})}, net
+
+    net = stage("convert", convert)
+    if net is None:
+        return
+    stage("plain", lambda: (eager(net, given, own, exact), None))
+
+    def fuse() -> Any:
+        fused = operator_fusion.fuse(net)
+        return eager(fused, given, own, exact), fused
+
+    def compiled(fused: Any) -> Any:
+        values = tuple(net.bind((), to_net(net, given)))
+        executable = ndl.compile(fused, values)
+        executable(*values)  # the first run packs weights
+        return judge(executable(*values), own, exact), None
+
+    fused = stage("fused", fuse)
+    if fused is not None:
+        stage("compiled", lambda: compiled(fused))
+
+    def free() -> Any:
+        rows = []
+        for other in others:
+            own, exact, _ = references(model, other)
+            try:
+                row = eager(net, other, own, exact)
+            except Exception as e:
+                row = {"ok": False, "reason": one_line(e)}
+            rows.append({"shapes": [list(v.shape) for v in other.values()], **row})
+        return {"ok": all(r["ok"] for r in rows), "inputs": rows}, None
+
+    stage("free", free)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
