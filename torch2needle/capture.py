@@ -159,17 +159,19 @@ def accepting_proxies(model: nn.Module, tracer: fx.Tracer) -> Iterator[None]:
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Put back what tracing and mode switches change: flags, tensors that fx hangs on the root, caches of the forward."""
-    tables = ("_buffers", "_parameters", "_modules")
-    saved = [(m, dict(vars(m)), [dict(vars(m)[t]) for t in tables]) for m in model.modules()]
+    kinds = (dict, list, set)  # a container that the forward fills stays the same object
+    saved = [
+        (m, dict(vars(m)), [(v, v.copy()) for v in vars(m).values() if isinstance(v, kinds)]) for m in model.modules()
+    ]
     try:
         yield
     finally:
         for m, state, contents in saved:
             vars(m).clear()
             vars(m).update(state)
-            for t, content in zip(tables, contents, strict=True):
-                vars(m)[t].clear()
-                vars(m)[t].update(content)
+            for container, content in contents:
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(content)
 
 
 def fixed_inputs(model: nn.Module, example: dict[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,8 @@ class Builder:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Sequence[float]) -> None:
+        if not any(a.size for a in outs):  # of an empty batch
+            return
         fixed = [a if isinstance(a._handle, Buffer) else self._literal(a) for a in ins]
         for a in (*outs, *fixed):
             b = a._handle

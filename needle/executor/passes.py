@@ -86,6 +86,7 @@ def fold_batch_norms(graph: Graph) -> Graph:
         if (
             axis is None
             or len(users[producer]) > 1
+            or (isinstance(producer.target, Linear) and node.meta["spec"].ndim != 2)  # features are not the channels
             or any(not constant(a) for a in (*producer.args[1:], *node.args[1:]))
         ):
             return None

@@ -8,6 +8,7 @@ from needle.autograd import Op, Spec, Tensor, Unsupported
 from needle.backend_ndarray.ndarray import NDArray, call, itemsize
 from needle.graph import Graph, Node, map_structure
 from needle.ops.algorithms import Choice, Measured, unmeasured
+from needle.ops.join import TupleGetItem
 
 from .builder import ARENA, BLOCK, INPUT, OUTPUT, Builder, PlanInfo
 from .constants import ConstantPool
@@ -147,9 +148,8 @@ class Planner:
     def _lower(self, node: Node) -> None:
         op = node.target
         if node in self.constant:
-            make = lambda *arrays: eager(op, arrays)  # noqa: E731
-            key = ("op", op.name, repr(op.attributes()))
-            self.plain[node] = self.builder.derive(key, make, *(self.plain[n] for n in node.args))
+            if isinstance(node.meta["spec"], Spec):  # items of a tuple are derived one by one
+                self.plain[node] = self._derive(node)
             return
         spec = node.meta["spec"]
         blocked = self.is_blocked[node]
@@ -178,6 +178,17 @@ class Planner:
             if result is None:
                 raise Unsupported(f"[compile] {op.label} has no kernel that the executor can plan")
             self.plain[node] = result
+
+    def _derive(self, node: Node) -> NDArray:
+        """The value of a node that depends on parameters only."""
+        op, args = node.target, node.args
+        key: tuple = ("op", op.name, repr(op.attributes()))
+        make = lambda *arrays: eager(op, arrays)  # noqa: E731
+        if isinstance(op, TupleGetItem):
+            whole, args = args[0].target, args[0].args
+            key = (*key, whole.name, repr(whole.attributes()))
+            make = lambda *arrays: eager(whole, arrays)[op.index]  # noqa: E731
+        return self.builder.derive(key, make, *(self.plain[n] for n in args))
 
     def _allocate(self, node: Node) -> NDArray:
         """Memory for a blocked value, its halo zeroed: its slice of a concat, or a buffer of its own."""
@@ -262,5 +273,5 @@ def constant_nodes(graph: Graph) -> set[Node]:
     return constant
 
 
-def eager(op: Op, arrays: tuple[NDArray, ...]) -> NDArray:
+def eager(op: Op, arrays: tuple[NDArray, ...]) -> Any:
     return op(*(Tensor.make_const(a) for a in arrays)).cached_data

@@ -51,25 +51,41 @@ def evaluate(value: Any) -> Any:
 
 
 def disturb(model: nn.Module) -> nn.Module:
-    """Make what libraries initialise as constants matter: norms' scales, shifts and statistics, layer scales, zeroed layers."""
+    """Make what libraries initialise as constants matter: norms' scales and shifts, layer scales, zeroed layers."""
     with torch.no_grad():
         for p in model.parameters():
             if p.is_floating_point() and p.numel() and bool((p == p.flatten()[0]).all()):
                 bound = (3.0 / p[0].numel()) ** 0.5 if p.ndim > 1 and not p.any() else 0.2
                 p += torch.empty_like(p).uniform_(-bound, bound)
-        for m in model.modules():
-            if isinstance(m, _BatchNorm) and m.running_mean is not None and m.running_var is not None:
-                m.running_mean.uniform_(-0.3, 0.3)
-                m.running_var.uniform_(0.5, 1.5)
     return model
+
+
+def settle(model: nn.Module, given: dict[str, torch.Tensor]) -> None:
+    """BatchNorm statistics near those of an input, as after training; others make deep networks blow up rounding errors."""
+
+    def observe(m: Any, args: tuple) -> None:
+        axes = [i for i in range(args[0].ndim) if i != 1]
+        spread = args[0].var(axes, correction=0) + 1e-2
+        m.running_mean.copy_(args[0].mean(axes) + spread.sqrt() * torch.empty_like(spread).uniform_(-0.3, 0.3))
+        m.running_var.copy_(spread * torch.empty_like(spread).uniform_(0.7, 1.3))
+
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    hooks = [m.register_forward_pre_hook(observe) for m in norms]
+    with torch.no_grad():
+        if norms:
+            model(**given)
+    for hook in hooks:
+        hook.remove()
 
 
 def build(entry: dict[str, Any]) -> nn.Module:
     """The model in evaluation, seeded."""
     allow_imports()
     torch.manual_seed(0)
-    model = evaluate(entry["model"])
-    return disturb(model).eval()
+    model = disturb(evaluate(entry["model"])).eval()
+    if "inputs" in entry:
+        settle(model, inputs(entry)[-1])
+    return model
 
 
 def tensor(spec: dict[str, Any]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""One model of the list, in a process of its own: `python -m zoo.worker NAME` prints one JSON line for each stage.
+"""One model of the list, in a process of its own: `python -m zoo.worker NAME SECONDS` prints one JSON line for each stage.
 
 Stages: torch (float32 and float64 references), convert, plain, fused, compiled, free (the other inputs of the entry, plain).
 """
@@ -77,9 +77,10 @@ class Timed:
         return value
 
 
-def main(name: str) -> None:
+def main(name: str, seconds: int) -> None:
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     entry = next(e for e in entries() if e["name"] == name)
     stage = Timed()
 
@@ -142,4 +143,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))
