@@ -23,6 +23,7 @@ from .backend_ndarray import NDArray, cpu_numpy
 from .backend_selection import default_device
 from .graph import Dim, Graph, GraphModule, Mode, Node, symbolic
 from .graph.graph import KINDS, SCALAR_OPERATORS
+from .graph.inputs import META
 from .init import no_drawing
 from .nn.module import Module, Parameter, Tree, expose, set_submodule
 
@@ -77,9 +78,7 @@ class _Encoder:
         elif isinstance(target, Tensor):
             target = {"constant": self.constant(target)}
         row = {"kind": n.kind, "target": target, "args": self.value(n.args), "name": n.name}
-        if "default" in n.meta:
-            row["default"] = self.value(n.meta["default"])
-        return row
+        return row | {k: self.value(n.meta[k]) for k in META if k in n.meta}
 
 
 def save(model: Module, path: str | os.PathLike) -> None:
@@ -177,7 +176,7 @@ class _Decoder:
 
     def node(self, row: dict[str, Any]) -> None:
         kind, name = row["kind"], row["name"]
-        if kind not in KINDS or not isinstance(name, str) or row.keys() - {"kind", "target", "args", "name", "default"}:
+        if kind not in KINDS or not isinstance(name, str) or row.keys() - {"kind", "target", "args", "name", *META}:
             raise ValueError(f"row {len(self.graph.nodes)} is no node")
         args = self.value(row["args"])
         if not isinstance(args, tuple):
@@ -187,8 +186,7 @@ class _Decoder:
         if kind == "scalar" and (len(args) != 2 or (row["target"] == "size" and not isinstance(args[0], Node))):
             raise ValueError(f"{name} is no size")
         node = self.graph.add(kind, self.target(kind, row["target"]), args, name)
-        if "default" in row:
-            node.meta["default"] = self.value(row["default"])
+        node.meta |= {k: self.value(row[k]) for k in META if k in row}
 
     def finish(self) -> Graph:
         nodes = self.graph.nodes

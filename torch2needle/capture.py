@@ -40,6 +40,7 @@ class Captured:
     model: nn.Module
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # tensors that the forward made by itself
     notes: list[str] = field(default_factory=list)
+    arguments: dict[str, Any] | None = None  # of a call: those that are no inputs with the values that capture fixed
 
 
 def is_foreign(filename: str) -> bool:
@@ -60,6 +61,7 @@ def node_location(node: fx.Node) -> str:
     if "location" in node.meta:
         return node.meta["location"]
     found = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
+    found = [f for f in found if is_foreign(f[0])] or found
     return ":".join(found[-1]) if found else "unknown line"
 
 
@@ -272,12 +274,8 @@ def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) ->
 
 def capture(model: Any, example: dict[str, Any]) -> Captured:
     """The fx graph of a module, with training flags marked; a GraphModule is taken as it is."""
-    if isinstance(model, torch.export.ExportedProgram):
-        raise Unsupported(
-            "[convert] expects an nn.Module or fx.GraphModule, got an ExportedProgram (pass the module itself)."
-        )
     if not isinstance(model, nn.Module):
-        raise TypeError(f"[convert] expects an nn.Module or fx.GraphModule, got {type(model).__name__}.")
+        raise TypeError(f"[convert] expects an nn.Module, fx.GraphModule or ExportedProgram, got {type(model).__name__}.")
     if isinstance(model, fx.GraphModule):
         graph = fx.Graph(tracer_cls=None)
         graph.output(graph.graph_copy(model.graph, {}))
@@ -303,7 +301,7 @@ def capture(model: Any, example: dict[str, Any]) -> Captured:
     return captured
 
 
-def capture_error(model: nn.Module, e: Exception) -> ConversionError:
+def capture_error(model: nn.Module, e: Exception, how: str = "torch.fx") -> ConversionError:
     """A report with the user's line at which capture ended."""
     frames = [
         f for f in traceback.extract_tb(e.__traceback__) if is_foreign(f.filename) and "torch2needle" not in f.filename
@@ -313,5 +311,5 @@ def capture_error(model: nn.Module, e: Exception) -> ConversionError:
     if isinstance(e, torch.fx.proxy.TraceError):
         text = f"the forward's control flow depends on a tensor's value or size ({text})"
     report = Report()
-    report.add(Row("torch.fx capture", "unsupported", 1, [type(model).__name__], location, text))
+    report.add(Row(f"{how} capture", "unsupported", 1, [type(model).__name__], location, text))
     return ConversionError(report)

@@ -7,13 +7,15 @@ import warnings
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
+from torch.export import ExportedProgram
 from tqdm import tqdm
 
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
 
-from .capture import capture
+from .capture import Captured, capture
+from .export import captures, from_program
 from .fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .interpret import interpret
 from .registry import target_name
@@ -43,17 +45,68 @@ def example_by_name(model: Any, example: Any) -> dict[str, Any]:
     return dict(zip(names, example, strict=False))
 
 
-def run(model: Any, example: Any, share: bool, fallback: str = "error") -> tuple[GraphModule | None, Report]:
-    """Capture, run every rule, and collect; the net is None when something is unsupported."""
-    report = Report()
-    inputs = example_by_name(model, example)
-    captured = capture(model, inputs)
+def run(
+    model: Any, example: Any, share: bool, dynamic: Any = "auto", fallback: str = "error"
+) -> tuple[GraphModule | None, Report]:
+    """Capture, run every rule, and collect; the net is None when something is unsupported.
+
+    Torch runs calls, where `fallback` allows it, in models alone that no capture converts whole.
+    """
+    net, report = first_whole(model, example, share, dynamic, LoggingInterpreter)
+    if net is None and fallback == "torch":
+        net, report = first_whole(model, example, share, dynamic, FallbackInterpreter)
+    return net, report
+
+
+def first_whole(
+    model: Any, example: Any, share: bool, dynamic: Any, kind: type[LoggingInterpreter]
+) -> tuple[GraphModule | None, Report]:
+    """The first capture that converts whole, else None with the report of the one that came nearest.
+
+    torch.fx captures first; where it cannot, or its graph has calls without a rule, torch.export follows the example.
+    """
+    if isinstance(model, ExportedProgram):
+        return build(from_program(model), {}, share, "torch.export", kind)
+    exportable = isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule) and example is not None
+    try:
+        inputs = example_by_name(model, example)
+        net, report = build(capture(model, inputs), inputs, share, "torch.fx", kind)
+    except ConversionError as e:
+        net, report = None, e.report
+    except Unsupported as e:
+        if not exportable:
+            raise
+        net, report = None, Report(rows=[Row("torch.fx capture", "unsupported", 1, [""], "unknown line", reason_of(e))])
+    if net is not None:
+        return net, report
+    if not exportable:
+        if any(r.op == "torch.fx capture" for r in report.rows):
+            report.unsupported[0].reason += "; pass example= to capture with torch.export"
+        return None, report
+    why = "; ".join(f"{r.op}: {r.reason}" for r in report.unsupported[:1])
+    best = report
+    try:
+        for captured in captures(model, example, dynamic):
+            net, found = build(captured, {}, share, f"torch.export, since torch.fx could not ({why})", kind)
+            if net is not None:
+                return net, found
+            if best is report or len(found.unsupported) < len(best.unsupported):
+                best = found
+    except ConversionError as e:
+        report.note(f"torch.export could not capture it either: {e.report.unsupported[0].reason}")
+    return None, best
+
+
+def build(
+    captured: Captured, inputs: dict[str, Any], share: bool, how: str, kind: type[LoggingInterpreter]
+) -> tuple[GraphModule | None, Report]:
+    """Run every rule over a captured graph."""
+    report = Report(capture=how)
     report.notes += captured.notes
     parts = sum(1 for _ in captured.model.modules()) + len(captured.graph.nodes)
     with progress("convert", parts) as bar:
         builder = TreeBuilder(share, report, bar.update)
         root = builder.build(captured.model)
-        kind = FallbackInterpreter if fallback == "torch" else LoggingInterpreter
         recorder = interpret(captured, root, builder, report, inputs, partial(kind, root=root, done=bar.update))
     if recorder is None:
         return None, report
@@ -63,11 +116,15 @@ def run(model: Any, example: Any, share: bool, fallback: str = "error") -> tuple
     return net, report
 
 
+def reason_of(e: Exception) -> str:
+    return str(e).split("\n")[0].rstrip(".")
+
+
 def convert(
     model: Any,
     example: Any = None,
     *,
-    dynamic: str = "auto",
+    dynamic: str | bool = "auto",
     share: bool = False,
     fallback: str = "error",
 ) -> GraphModule:
@@ -81,11 +138,11 @@ def convert(
         warns of them; it needs `example`. Such a model trains and compiles, but cannot be saved.
     Raises ConversionError, which lists everything that is unsupported at once.
     """
-    if dynamic != "auto":
-        raise ValueError(f"[convert] dynamic expects 'auto', got {dynamic!r}.")
+    if dynamic not in ("auto", False):
+        raise ValueError(f"[convert] dynamic expects 'auto' or False, got {dynamic!r}.")
     if fallback not in ("error", "torch"):
         raise ValueError(f"[convert] fallback expects 'error' or 'torch', got {fallback!r}.")
-    net, report = run(model, example, share, fallback)
+    net, report = run(model, example, share, dynamic, fallback)
     if net is None:
         raise ConversionError(report)
     warn_of_torch(report)

@@ -15,6 +15,7 @@ from needle.nn.module import Module
 
 from .capture import Captured, TrainingFlag, capture, node_location, owner_path
 from .cells import Cell
+from .aten import is_overload
 from .registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, target_name
 from .report import Report, Row, short, status_of
 from .rules.arithmetic import DtypeOf
@@ -169,6 +170,8 @@ class Interpreter:
             raise MissingRule(f"there is no rule for {target_name(target)}")
         bound = bind(rule, target, args, kwargs)
         result = rule(*bound.args, **bound.kwargs)
+        if is_overload(target) and len(target._schema.returns) > 1 and not isinstance(result, tuple | list):
+            raise Unsupported("the rule gives one of the results that the graph reads")
         self.note_flag(node, target, bound.arguments.get("training"), "training" in bound.signature.parameters)
         inplace = is_inplace(target) or bound.arguments.get("inplace") is True
 
@@ -177,7 +180,7 @@ class Interpreter:
 
         put: Any = getattr(rule, "put", None)
         back = put and (lambda base, value: put(base, value, *bound.args[1:], **bound.kwargs))
-        return self.finish(node, result, inplace, getattr(rule, "view", None), again, back)
+        return self.finish(node, result, inplace, view_kind(node, rule), again, back)
 
     def python(self, target: Any, args: tuple, kwargs: dict[str, Any], values: list[Any]) -> Any:
         """A call without tensors, of sizes, tuples and numbers: Python's own result, or a rule's for tensors made of sizes."""
@@ -188,6 +191,10 @@ class Interpreter:
         rule = None if like is None else find_function_rule(target)
         if rule is not None and "like" in inspect.signature(rule).parameters:
             hook = like if isinstance(like, Tensor) else Symbol(like, self.recorder, like.meta.get("spec"))
+            if is_overload(target):
+                bound = bind(rule, target, args, kwargs)
+                bound.arguments["like"] = hook
+                return rule(*bound.args, **bound.kwargs)
             return rule(*args, like=hook, **kwargs)
         result = target(*args, **kwargs)
         return self.constant(result) if isinstance(result, torch.Tensor) else result
@@ -241,7 +248,7 @@ class Interpreter:
             return base
         if view is None or base is None:
             return Cell(result)
-        return Cell(result, base, again if view == "always" else None, put)
+        return Cell(result, base, *((again, put) if view == "always" else ()))
 
     def base(self, node: fx.Node) -> Cell | None:
         first = node.args[0] if node.args else node.kwargs.get("input")
@@ -268,6 +275,12 @@ class MissingRule(Unsupported):
     """No rule for the target, as against a rule that refused."""
 
 
+def view_kind(node: fx.Node, rule: Callable) -> str | None:
+    """As the rule says, unless capture knows whether the result shares memory with the first argument."""
+    view = getattr(rule, "view", None)
+    return {True: "always", False: None}.get(node.meta.get("shares"), view) if view == "maybe" else view
+
+
 def is_getitem(target: Any) -> bool:
     return getattr(target, "__name__", "") == "getitem"
 
@@ -278,10 +291,11 @@ def input_specs(graph: fx.Graph, example: dict[str, Any]) -> dict[str, Spec | No
         if node.op == "placeholder":
             if str(node.target).startswith("*"):
                 raise Unsupported(f"[convert] expects a forward with named inputs, got {node.target}.")
-            x = example.get(str(node.target))
+            x = node.meta.get("val", example.get(str(node.target)))
             spec = None
             if isinstance(x, torch.Tensor):
-                spec = Spec(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+                shape = tuple(s if isinstance(s, int) else s.node.hint for s in x.shape)
+                spec = Spec(shape, str(x.dtype).removeprefix("torch."))
             specs[str(node.target)] = spec
     return specs
 
@@ -300,10 +314,14 @@ def interpret(
     for name, spec in input_specs(captured.graph, example).items():
         inputs[name] = recorder.input(name, spec)
     for node in captured.graph.nodes:
-        if node.op == "placeholder" and node.args:
-            inputs[str(node.target)].node.meta["default"] = node.args[0]
+        if node.op == "placeholder":
+            own = inputs[str(node.target)].node.meta
+            own |= {"default": node.args[0]} if node.args else {}
+            own |= {k: node.meta[k] for k in ("place", "sizes") if k in node.meta}
     result = interpreter(captured, builder, recorder, report).run(inputs)
     if not report.ok:
         return None
     recorder.finish(result)
+    if captured.arguments is not None:
+        recorder.graph.output.meta["arguments"] = captured.arguments
     return recorder

@@ -13,6 +13,8 @@ from torch.nn.utils import parametrize
 
 from needle.autograd import Unsupported
 
+from .aten import bind_overload, find_linked_rule, is_overload
+
 FUNCTION_RULES: dict[Any, Callable] = {}
 MODULE_RULES: dict[type[nn.Module], Callable] = {}
 # Python's in-place operators have no trailing underscore that would tell.
@@ -24,11 +26,12 @@ KEYWORDS = {"and_", "or_"}  # operators whose underscore only avoids a keyword
 
 
 def rule(*targets: Any, view: str | None = None) -> Callable[[Callable], Callable]:
-    """Decorator: the conversion rule of torch functions, tensor methods (`torch.Tensor.view`) or module classes.
+    """Decorator: the conversion rule of torch functions, tensor methods (`torch.Tensor.view`), aten overloads or module classes.
 
-    A function's rule has torch's own signature and a body in needle's public API. A module's rule takes the torch module and
-    returns a needle layer whose parameters have torch's names and shapes; the converter fills them. A function of a library
-    that need not be installed is given as its full name.
+    A function's rule has torch's own signature and a body in needle's public API; aten overloads of the same name
+    (`torch.ops.aten.relu.default`) share it unless they are given one of their own. A module's rule takes the torch module
+    and returns a needle layer whose parameters have torch's names and shapes; the converter fills them. A function of a
+    library that need not be installed is given as its full name.
     view: "always" when torch's result shares memory with the first argument, "maybe" when that depends on strides or mode.
     """
 
@@ -85,22 +88,26 @@ def method(name: str) -> Any:
 
 
 def find_function_rule(target: Any) -> Callable | None:
+    """The target's rule; an aten overload without one of its own has that of the torch function or method of its name."""
     try:
-        return FUNCTION_RULES.get(target) or FUNCTION_RULES.get(target_name(target))
+        rule = FUNCTION_RULES.get(target) or FUNCTION_RULES.get(target_name(target))
     except TypeError:  # not hashable, so no key either
         return None
+    return find_linked_rule(target, FUNCTION_RULES) if rule is None and is_overload(target) else rule
 
 
 def is_inplace(target: Any) -> bool:
-    """True for relu_, Tensor.add_, operator.iadd."""
-    name = getattr(target, "__name__", "")
-    if name in INPLACE_OPERATORS:
+    """True for relu_, Tensor.add_, operator.iadd, aten.relu_.default."""
+    name = target._opname if is_overload(target) else getattr(target, "__name__", "")
+    if name in INPLACE_OPERATORS or name.strip("_") in INPLACE_OPERATORS:
         return True
     return name.endswith("_") and not name.endswith("__") and name not in KEYWORDS
 
 
 def target_name(target: Any) -> str:
     """How a user would write the target."""
+    if is_overload(target):
+        return f"torch.ops.{target}"
     if isinstance(target, type):
         short = target.__module__.startswith("torch.nn.modules")
         return f"torch.nn.{target.__name__}" if short else f"{target.__module__}.{target.__qualname__}"
@@ -119,12 +126,15 @@ def nearest_rule(target: Any) -> str:
     """The name of the rule that looks most like the target, or nothing."""
     table = MODULE_RULES if isinstance(target, type) else FUNCTION_RULES
     names = {target_name(k).rpartition(".")[2].lower(): target_name(k) for k in table}
-    found = difflib.get_close_matches(target_name(target).rpartition(".")[2].lower(), names, n=1, cutoff=0.6)
+    own = target._opname if is_overload(target) else target_name(target).rpartition(".")[2]
+    found = difflib.get_close_matches(own.lower(), names, n=1, cutoff=0.6)
     return names[found[0]] if found else ""
 
 
 def bind(f: Callable, target: Any, args: tuple, kwargs: dict[str, Any]) -> inspect.BoundArguments:
     """The call's arguments by the rule's names, so that position or keyword makes no difference."""
+    if is_overload(target):
+        return bind_overload(f, target, args, kwargs, FUNCTION_RULES)
     try:
         return inspect.signature(f).bind(*args, **kwargs)
     except TypeError as e:

@@ -51,6 +51,7 @@ class Call:
 class Report:
     """`ok` when every call has a rule that takes it; `str` gives the table."""
 
+    capture: str = ""  # which capture made the graph, and why not the other
     rows: list[Row] = field(default_factory=list)
     follows_mode: list[str] = field(default_factory=list)  # flags that follow net.train() and net.eval()
     constant_flags: list[str] = field(default_factory=list)  # flags that stay as captured
@@ -83,7 +84,7 @@ class Report:
     def json(self) -> str:
         """The report without the captured calls, as a JSON object with `ok` beside the report's fields."""
         fields = {"rows": [dataclasses.asdict(r) for r in self.rows]}
-        fields |= {k: getattr(self, k) for k in ("follows_mode", "constant_flags", "notes")}
+        fields |= {k: getattr(self, k) for k in ("capture", "follows_mode", "constant_flags", "notes")}
         return json.dumps({"ok": self.ok, **fields}, indent=2)
 
     def remedies(self) -> list[str]:
@@ -106,7 +107,8 @@ class Report:
         for r in self.rows:
             counts[r.status] += r.count
         total = f"{sum(counts.values())} calls of {len({r.op for r in self.rows})} operations"
-        lines = [f"{total}: {', '.join(f'{counts[s]} {s}' for s in STATUSES if counts[s])}"] if self.rows else []
+        lines = [f"captured by {self.capture}"] if self.capture else []
+        lines += [f"{total}: {', '.join(f'{counts[s]} {s}' for s in STATUSES if counts[s])}"] if self.rows else []
         lines += overview(self.rows)
         lines += [f"follows train()/eval(): {t}" for t in self.follows_mode]
         lines += [f"stays constant: {t}" for t in self.constant_flags]

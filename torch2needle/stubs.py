@@ -14,6 +14,7 @@ from torch import fx, nn
 from needle.autograd import Tensor
 from needle.graph import Symbol
 
+from .aten import is_overload, stub_signature
 from .registry import target_name
 
 FILL_IN = "raise NotImplementedError"  # how the line begins that users replace
@@ -121,6 +122,8 @@ def constructor(module: nn.Module, name: str) -> str:
 
 
 def signature_text(target: Any, n_args: int, keywords: Iterable[str]) -> str:
+    if is_overload(target):
+        return stub_signature(target)
     try:
         parameters = inspect.signature(target).parameters.values()
         text = str(inspect.Signature([p.replace(annotation=p.empty) for p in parameters]))

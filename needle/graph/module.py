@@ -10,6 +10,7 @@ from needle.autograd import Deferred, Spec, Tensor, Unsupported
 from needle.nn.module import Module, find_recorder
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, map_structure
+from .inputs import Inputs
 from .record import Recorder, Symbol
 
 
@@ -40,7 +41,7 @@ class GraphModule(Module):
                     name
                 )  # Sequential's list: its items are the members
                 self.__dict__.update({str(i): v for i, v in enumerate(value)} if flat else {name: value})
-        self._graph, self._inputs = graph, graph.inputs
+        self._graph, self._inputs = graph, Inputs(graph, type(self).__name__)
         self._report: Any = None
         self._last_use = last_uses(graph)
         self._tensors: dict[str, Tensor] | None = None
@@ -56,7 +57,7 @@ class GraphModule(Module):
 
     @property
     def input_names(self) -> list[str]:
-        return [n.target for n in self._inputs]
+        return list(self._inputs.names)
 
     def tensor(self, path: str) -> Tensor:
         """The parameter or buffer at `path`, looked up once."""
@@ -66,22 +67,7 @@ class GraphModule(Module):
 
     def bind(self, args: tuple, kwargs: dict) -> list[Any]:
         """One value per graph input, from a call's arguments."""
-        nodes = self._inputs
-        if not kwargs and len(args) == len(nodes):
-            return list(args)
-        values = {n.target: n.meta["default"] for n in nodes if "default" in n.meta}
-        names = self.input_names
-        if len(args) > len(names):
-            raise TypeError(f"[{type(self).__name__}] expects at most {len(names)} inputs, got {len(args)}.")
-        values.update(zip(names, args, strict=False))
-        unknown = [k for k in kwargs if k not in names]
-        if unknown:
-            raise TypeError(f"[{type(self).__name__}] expects inputs {', '.join(names)}, got {unknown[0]}.")
-        values.update(kwargs)
-        missing = [n for n in names if n not in values]
-        if missing:
-            raise TypeError(f"[{type(self).__name__}] input {missing[0]} is missing.")
-        return [values[n] for n in names]
+        return self._inputs.bind(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._interpret(self.bind(args, kwargs))

@@ -1,0 +1,171 @@
+"""Rules of aten overloads whose name or arguments are not those of a torch function; the others share that function's rule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from needle import ops
+from needle.autograd import Tensor, Unsupported
+from torch2needle.cells import written_by
+from torch2needle.registry import rule, rule_family
+from torch2needle.rules import creation
+from torch2needle.rules.indexing import getitem, setitem
+from torch2needle.rules.resizing import fold, interpolate, pad, unfold
+from torch2needle.rules.shapes import at, back_in_shape, joined
+
+aten = torch.ops.aten
+END = 2**63 - 1  # how aten writes the end of an axis
+
+
+# -- the same value ------------------------------------------------------------------------------------------------------
+
+
+@rule(aten.alias.default, view="always")
+@written_by(back_in_shape)
+def alias(input: Any) -> Any:
+    return input
+
+
+@rule(aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.detach_copy.default)
+def copied(input: Any) -> Any:
+    return input
+
+
+@rule(aten.detach_.default, view="always")
+def detach_(input: Any) -> Any:
+    return ops.stop_gradient(input)
+
+
+# -- indexing ------------------------------------------------------------------------------------------------------------
+
+
+def span(dim: int, start: Any, end: Any, step: int) -> tuple:
+    return at(dim, slice(start, None if isinstance(end, int) and end >= END else end, None if step == 1 else step))
+
+
+@rule(aten.slice.Tensor, view="always")
+@written_by(
+    lambda base, value, dim=0, start=None, end=None, step=1: ops.setitem(base, span(dim, start, end, step), value)
+)
+def slice_tensor(input: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    return ops.getitem(input, span(dim, start, end, step))
+
+
+def index_of(indices: Any) -> tuple:
+    """aten's list of tensors, with None for whole axes, as torch's index."""
+    items = [slice(None) if i is None else i for i in indices]
+    while items and isinstance(items[-1], slice):
+        items.pop()
+    return tuple(items)
+
+
+@rule(aten.index.Tensor)
+def index(input: Any, indices: Any) -> Any:
+    return getitem(input, index_of(indices))
+
+
+@rule(aten.index_put.default, aten.index_put_.default)
+def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    if accumulate:
+        raise Unsupported("accumulate=True adds up where indices repeat")
+    return setitem(input, index_of(indices), values)
+
+
+@rule(aten.split_with_sizes.default, view="always")
+@written_by(joined)
+def split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
+    return ops.split_sizes(input, split_sizes, dim)
+
+
+# -- images --------------------------------------------------------------------------------------------------------------
+
+
+MODES = {
+    "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    "nearest-exact": ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+    "linear": ("upsample_linear1d",),
+    "bilinear": ("upsample_bilinear2d",),
+    "bicubic": ("upsample_bicubic2d",),
+    "trilinear": ("upsample_trilinear3d",),
+    "bilinear, antialias": ("_upsample_bilinear2d_aa",),
+    "bicubic, antialias": ("_upsample_bicubic2d_aa",),
+}
+
+
+def resized(mode: str) -> Any:
+    def upsample(input: Any, output_size: Any, align_corners: bool | None = None, scale_factors: Any = None) -> Any:
+        name, _, antialias = mode.partition(", ")
+        scales = None if output_size is not None else scale_factors
+        return interpolate(input, output_size, scales, name, align_corners, antialias=bool(antialias))
+
+    upsample.__name__ = upsample.__qualname__ = f"upsample_{mode.replace(', ', '_').replace('-', '_')}"
+    return upsample
+
+
+for _mode, _names in MODES.items():
+    rule(*(getattr(aten, n).vec for n in _names))(resized(_mode))
+
+
+@rule(aten.constant_pad_nd.default)
+def constant_pad_nd(input: Any, pad: Any, value: float = 0) -> Any:
+    return ops.pad(input, tuple(pad), "constant", value)
+
+
+for _name, _mode in (("reflection", "reflect"), ("replication", "replicate")):
+    for _rank in (1, 2, 3):
+        rule(getattr(aten, f"{_name}_pad{_rank}d").default)(lambda input, padding, mode=_mode: pad(input, padding, mode))
+
+
+@rule(aten.im2col.default)
+def im2col(input: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    return unfold(input, kernel_size, dilation, padding, stride)
+
+
+@rule(aten.col2im.default)
+def col2im(input: Any, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    return fold(input, output_size, kernel_size, dilation, padding, stride)
+
+
+@rule_family(
+    {
+        ops.adaptive_max_pool1d: (aten.adaptive_max_pool1d.default,),
+        ops.adaptive_max_pool2d: (aten.adaptive_max_pool2d.default,),
+        ops.adaptive_max_pool3d: (aten.adaptive_max_pool3d.default,),
+    }
+)
+def adaptive_max_pool(op: Any) -> Any:
+    """Values without their indices: a graph that reads those fails where it does."""
+    return lambda input, output_size: (op(input, output_size), None)
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------------
+
+
+@rule(aten.sym_size.int)
+def sym_size(input: Any, dim: int) -> Any:
+    return input.shape[dim]
+
+
+@rule(aten.sym_numel.default)
+def sym_numel(input: Any) -> Any:
+    return math.prod(input.shape)
+
+
+@rule(torch.sym_float)
+def sym_float(a: Any, *, like: Any = None) -> Any:
+    return a * 1.0
+
+
+
+
+@rule(aten.arange.default)
+def arange(end: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+    return creation.arange(end, dtype=dtype, like=like)
+
+
+@rule(aten.fill_.Tensor, aten.fill.Tensor)
+def fill(input: Any, value: Tensor) -> Any:
+    return ops.broadcast_like(ops.cast_like(value, input), input)
