@@ -292,6 +292,16 @@ def test_conversion_leaves_no_trace_in_caches() -> None:
     close(net(x), model(x))
 
 
+def test_branch_on_being_a_tensor() -> None:
+    """A proxy that is no tensor would take the other branch, in silence (monai's BasicUNet does so)."""
+
+    def forward(x: Any) -> Any:
+        return (x * 2 if isinstance(x, torch.Tensor) else x * 3) + (1 if isinstance(x, tuple | list) else 0)
+
+    x = torch.randn(2, 3)
+    close(torch2needle.convert(Calls(forward))(x), x * 2)
+
+
 def test_antialias_is_refused() -> None:
     model = Calls(lambda x: F.interpolate(x, (4, 4), mode="bilinear", antialias=True))
     with pytest.raises(torch2needle.ConversionError, match="antialias=True is not supported"):

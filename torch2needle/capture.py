@@ -74,7 +74,14 @@ def owner_path(node: fx.Node) -> str:
 
 
 class InplaceProxy(fx.Proxy):
-    """A proxy on which `x += y` and `x[i] = y` are captured as what they are; fx would record a plain add."""
+    """A proxy on which `x += y` and `x[i] = y` are captured as what they are; fx would record a plain add.
+
+    It passes for a tensor in a forward's `isinstance(x, torch.Tensor)`, whose other branch would be captured in silence.
+    """
+
+    @property
+    def __class__(self) -> Any:
+        return torch.Tensor
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
@@ -97,6 +104,9 @@ class Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InplaceProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
