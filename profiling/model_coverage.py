@@ -71,10 +71,10 @@ def passed(row: Row, form: str) -> bool:
 
 
 def complaint(row: Row) -> str:
-    """Why the first stage that failed did, or an empty string."""
+    """Why the first stage that failed did, or an empty string; a size that capture fixed and the net refuses is no failure."""
     for stage in STAGES:
         facts = row.get(stage, {"ok": False, "reason": "did not run"})
-        if not facts["ok"]:
+        if not facts["ok"] and not facts.get("fixed"):
             return f"{stage}: {reason_of(facts)}"
     return ""
 
@@ -83,7 +83,7 @@ def reason_of(facts: Row) -> str:
     if facts.get("missing"):
         return "; ".join(f"{m['op']} ({m['count']}x): {m['reason']}" for m in facts["missing"])
     if "inputs" in facts:
-        return next(f"{i['shapes']}: {reason_of(i)}" for i in facts["inputs"] if not i["ok"])
+        return next(f"{i['shapes']}: {reason_of(i)}" for i in facts["inputs"] if not i["ok"] and not i.get("fixed"))
     if "error" in facts:
         return f"error {facts['error']:.1e}, torch's own {facts['torch_error']:.1e}"
     return facts.get("reason", "torch's output is not finite")

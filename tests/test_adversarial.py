@@ -292,14 +292,15 @@ def test_conversion_leaves_no_trace_in_caches() -> None:
     close(net(x), model(x))
 
 
-def test_branch_on_being_a_tensor() -> None:
-    """A proxy that is no tensor would take the other branch, in silence (monai's BasicUNet does so)."""
-
-    def forward(x: Any) -> Any:
+class Branches(nn.Module):
+    def forward(self, x: Any) -> Any:
         return (x * 2 if isinstance(x, torch.Tensor) else x * 3) + (1 if isinstance(x, tuple | list) else 0)
 
+
+def test_branch_on_being_a_tensor() -> None:
+    """A proxy that is no tensor would take the other branch in silence."""
     x = torch.randn(2, 3)
-    close(torch2needle.convert(Calls(forward))(x), x * 2)
+    close(torch2needle.convert(Branches())(x), x * 2)
 
 
 def test_antialias_is_refused() -> None:

@@ -70,6 +70,7 @@ PIECES: list[tuple[Callable, tuple, tuple]] = [
     (lambda x: x.tensor_split((2, 5), 1)[1] + x.tensor_split([3], dim=1)[0], MATRIX, BOTH),
     (lambda x: x.unbind(1)[2] + torch.unbind(x, -1)[3], MATRIX, BOTH),
     (lambda x: torch.stack(x.unbind(1)[::2], 1), MATRIX, KNOWN),
+    (lambda x: torch.cat([x.new_zeros(0), x, torch.zeros(0)], 1), MATRIX, KNOWN),
     (lambda x: x.split(x.size(1) // 2, 1)[1], MATRIX, BOTH),
     (
         lambda x: x.select(1, 2) + torch.select(x, -1, -1) + x.narrow(1, 2, 1)[:, 0] + torch.narrow(x, -1, 0, 1)[:, 0],

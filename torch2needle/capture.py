@@ -26,6 +26,8 @@ TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 ASSERTS = {torch._assert}
 FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "tensor", "scalar_tensor")
 
+STAND_IN = torch.empty(0)
+
 
 @dataclass(frozen=True)
 class TrainingFlag:
@@ -74,14 +76,7 @@ def owner_path(node: fx.Node) -> str:
 
 
 class InplaceProxy(fx.Proxy):
-    """A proxy on which `x += y` and `x[i] = y` are captured as what they are; fx would record a plain add.
-
-    It passes for a tensor in a forward's `isinstance(x, torch.Tensor)`, whose other branch would be captured in silence.
-    """
-
-    @property
-    def __class__(self) -> Any:
-        return torch.Tensor
+    """A proxy on which `x += y` and `x[i] = y` are captured as what they are; fx would record a plain add."""
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
@@ -104,9 +99,6 @@ class Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InplaceProxy(node, self)
-
-    def create_arg(self, a: Any) -> Any:
-        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -142,7 +134,7 @@ class Tracer(fx.Tracer):
 
 @contextmanager
 def accepting_proxies(model: nn.Module, tracer: fx.Tracer) -> Iterator[None]:
-    """Capture what fx cannot: torch.zeros and its like with sizes of proxies, and `len` in the forwards of the model."""
+    """Capture what fx cannot: torch.zeros and its like with sizes of proxies; `len` and `isinstance` in the model's forwards."""
 
     def accept(function: Callable) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -152,13 +144,20 @@ def accepting_proxies(model: nn.Module, tracer: fx.Tracer) -> Iterator[None]:
 
         return call
 
+    def is_instance(value: Any, kinds: Any) -> bool:
+        """A proxy passes for a tensor: the other branch would be captured in silence."""
+        return isinstance(STAND_IN if isinstance(value, fx.Proxy) else value, kinds)
+
     foreign = [inspect.unwrap(type(m).forward) for m in model.modules() if not type(m).__module__.startswith("torch.")]
-    places = [vars(torch)] * len(FACTORIES) + [f.__globals__ for f in foreign if hasattr(f, "__globals__")]
-    names = [*FACTORIES, *["len"] * (len(places) - len(FACTORIES))]
-    saved = [(place, name, place.get(name)) for place, name in zip(places, names, strict=True)]
+    places = {id(f.__globals__): f.__globals__ for f in foreign if hasattr(f, "__globals__")}.values()
+    made = [(vars(torch), name, accept(getattr(torch, name))) for name in FACTORIES]
+    for place in places:
+        made += [(place, "len", accept(place.get("len", len)))]
+        made += [(place, "isinstance", is_instance)] if "isinstance" not in place else []
+    saved = [(place, name, place.get(name)) for place, name, _ in made]
     try:
-        for place, name, function in saved:
-            place[name] = accept(function or len)
+        for place, name, function in made:
+            place[name] = function
         yield
     finally:
         for place, name, function in saved:
@@ -285,7 +284,9 @@ def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) ->
 def capture(model: Any, example: dict[str, Any]) -> Captured:
     """The fx graph of a module, with training flags marked; a GraphModule is taken as it is."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"[convert] expects an nn.Module, fx.GraphModule or ExportedProgram, got {type(model).__name__}.")
+        raise TypeError(
+            f"[convert] expects an nn.Module, fx.GraphModule or ExportedProgram, got {type(model).__name__}."
+        )
     if isinstance(model, fx.GraphModule):
         graph = fx.Graph(tracer_cls=None)
         graph.output(graph.graph_copy(model.graph, {}))

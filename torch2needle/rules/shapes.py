@@ -53,7 +53,8 @@ def back_in_shape(base: Any, value: Any, *_: Any, **__: Any) -> Any:
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    return ops.concat(list(tensors), dim)
+    some = [t for t in tensors if t.spec is None or tuple(t.spec.shape) != (0,)]  # torch leaves empty vectors out
+    return ops.concat(some or list(tensors), dim)
 
 
 @rule(torch.stack)
