@@ -57,10 +57,20 @@ def test_writes_through_chains_of_views() -> None:
     converts(model(chain), MATRIX)
 
 
-def test_writes_to_the_model_are_refused() -> None:
+@pytest.mark.parametrize("part", [Ellipsis, 0])
+def test_writes_to_buffers_last(part: Any) -> None:
+    theirs = model(lambda self, x: (self.offset[part].add_(1), x + self.offset)[1])
+    ours = torch2needle.convert(theirs)
+    for _ in range(2):
+        x = torch.randn(MATRIX)
+        close(ours(x), theirs(x))
+        close(ours.state_dict()["offset"], theirs.offset)
+
+
+def test_writes_to_parameters_are_refused() -> None:
     for write in (
-        lambda self, x: (self.offset.add_(1), x + self.offset)[1],
-        lambda self, x: (self.offset[0].add_(1), x + self.offset)[1],
+        lambda self, x: (self.fc.bias.add_(1), self.fc(x))[1],
+        lambda self, x: (self.fc.bias[0].add_(1), self.fc(x))[1],
     ):
         with pytest.raises(torch2needle.ConversionError, match="belongs to the model"):
             torch2needle.convert(model(write))

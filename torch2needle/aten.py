@@ -13,10 +13,11 @@ from torch._ops import OpOverload
 
 from needle.autograd import Unsupported
 
-# Where aten's name may be a public one. Functions of the first three are the overloads themselves, with arguments in the same order.
+# Where aten's name may be a public one. Functions in SAME are the overloads themselves: they have the same order of arguments.
 SAME = (torch, torch._C._nn, torch.Tensor)
 OTHERS = (F, operator)
 PREFIXED = {"linalg_": torch.linalg, "special_": torch.special, "fft_": torch.fft}
+FLAGS = ("training", "train", "use_input_stats")  # torch's names of training flags
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 

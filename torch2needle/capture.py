@@ -132,6 +132,12 @@ class Tracer(fx.Tracer):
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
 
 
+def foreign_globals(model: nn.Module) -> list[dict[str, Any]]:
+    """The names that the forwards of the model see, torch's own left out."""
+    foreign = [inspect.unwrap(type(m).forward) for m in model.modules() if not type(m).__module__.startswith("torch.")]
+    return [f.__globals__ for f in foreign if hasattr(f, "__globals__")]
+
+
 @contextmanager
 def accepting_proxies(model: nn.Module, tracer: fx.Tracer) -> Iterator[None]:
     """Capture what fx cannot: torch.zeros and its like with sizes of proxies; `len` and `isinstance` in the model's forwards."""
@@ -148,8 +154,7 @@ def accepting_proxies(model: nn.Module, tracer: fx.Tracer) -> Iterator[None]:
         """A proxy passes for a tensor: the other branch would be captured in silence."""
         return isinstance(STAND_IN if isinstance(value, fx.Proxy) else value, kinds)
 
-    foreign = [inspect.unwrap(type(m).forward) for m in model.modules() if not type(m).__module__.startswith("torch.")]
-    places = {id(f.__globals__): f.__globals__ for f in foreign if hasattr(f, "__globals__")}.values()
+    places = {id(g): g for g in foreign_globals(model)}.values()
     made = [(vars(torch), name, accept(getattr(torch, name))) for name in FACTORIES]
     for place in places:
         made += [(place, "len", accept(place.get("len", len)))]

@@ -16,42 +16,52 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
-from .capture import Captured, capture_error, untouched
-from .program import capture_program, input_places
+from .capture import Captured, capture_error, foreign_globals, untouched
+from .program import capture_program
+from .structure import input_places
 
 Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
+SMALL = 400  # nodes up to which heights and widths are tried: torch.export takes half a minute for larger graphs
 PROBES = (1, 2, 3, 5, 8, 16)  # added to an example's size, to see whether a condition on it holds for others
 
 
 def captures(model: nn.Module, example: Any, dynamic: Any) -> Iterator[Captured]:
     """Captures with fewer and fewer free sizes, for the first that converts; raises ConversionError where none can be made."""
     call = call_of(example)
-    tries: list[tuple[Axes, Any]] = []
-    if dynamic == "auto":
-        batch, wider = batched(call)
-        tries = [(axes, wider) for axes in free_axes(wider, batch)]
-    tries.append(({}, call))
-    error: Exception | None = None
-    found, done = False, []
-    while tries:
-        free, (args, kwargs) = tries.pop(0)
-        if free in done:
-            continue
-        done.append(free)
-        try:
-            program, notes = export(model, args, kwargs, free)
-        except Exception as e:
-            error = e
-            continue
-        held = held_axes(program)
-        if held:  # the forward's branches hang on these sizes
-            less = {i: tuple(a for a in axes if (i, a) not in held) for i, axes in free.items()}
-            tries.insert(0, ({i: axes for i, axes in less.items() if axes}, (args, kwargs)))
-            continue
-        found = True
+    batch, wider = batched(call) if dynamic == "auto" else (None, call)
+    rows, images = free_axes(wider, batch)
+    some = attempt(model, wider, rows) if rows else None
+    small = some is None or len(some[0].graph.nodes) <= SMALL
+    if images and small:
+        most = attempt(model, wider, images)
+        if most is not None:
+            yield from_program(most[0], model, most[1])
+    if some is not None:
+        yield from_program(some[0], model, some[1])
+    try:
+        program, notes = export(model, *call, {})
+    except Exception as e:
+        if some is None:
+            raise capture_error(model, e, "torch.export") from e
+    else:
         yield from_program(program, model, notes)
-    if not found and error is not None:
-        raise capture_error(model, error, "torch.export") from error
+
+
+def attempt(model: nn.Module, call: Any, free: Axes) -> tuple[ExportedProgram, list[str]] | None:
+    """The program and notes with as many of the sizes free as the forward's branches do not hang on; None without any."""
+    while free:
+        try:
+            program, notes = export(model, *call, free)
+        except Exception:  # also where a size is another one's multiple: the caller tries fewer
+            return None
+        held = held_axes(program)
+        if not held:
+            return program, notes
+        less = {i: tuple(a for a in axes if (i, a) not in held) for i, axes in free.items()}
+        if less == free:
+            return None
+        free = {i: axes for i, axes in less.items() if axes}
+    return None
 
 
 def call_of(example: Any) -> tuple[tuple, dict[str, Any]]:
@@ -80,19 +90,17 @@ def batched(call: Any) -> tuple[int | None, Any]:
     return 2, pytree.tree_map(double, call)
 
 
-def free_axes(call: Any, batch: int | None) -> list[Axes]:
-    """What to leave free, as axes by number of the tensor: the batch with heights and widths of images, then the batch."""
+def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
+    """The batch's axes, by number of the tensor, and the same with heights and widths where there are images."""
     if batch is None:
-        return []
-    first = {i: (0,) for i, t in enumerate(tensors(call)) if t.ndim and t.shape[0] == batch}
+        return {}, {}
+    rows = {i: (0,) for i, t in enumerate(tensors(call)) if t.ndim and t.shape[0] == batch}
     images = {i: (2, 3) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()}
-    both = {i: (*first.get(i, ()), *images.get(i, ())) for i in {**first, **images}}
-    return [both, first] if images else [first]
+    both = {i: (*rows.get(i, ()), *images.get(i, ())) for i in {**rows, **images}}
+    return rows, both if images else {}
 
 
-def export(
-    model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes
-) -> tuple[ExportedProgram, list[str]]:
+def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes) -> tuple[ExportedProgram, list[str]]:
     """torch.export above decomposition, in evaluation mode."""
     args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
     shapes = ShapesCollection()
@@ -100,11 +108,28 @@ def export(
         if i in free:
             shapes[t] = dict.fromkeys(free[i], Dim.AUTO)
     notes: list[str] = []
-    with untouched(model), warnings.catch_warnings(), plain_outputs(model, notes):
+    with untouched(model), warnings.catch_warnings(), plain_outputs(model, notes), free_len(model):
         warnings.simplefilter("ignore")
         model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
         return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), notes
+
+
+@contextmanager
+def free_len(model: nn.Module) -> Iterator[None]:
+    """`len(x)` of a tensor in the model's forwards is its free size; Python's must be a number."""
+
+    def free(value: Any) -> Any:
+        return value.shape[0] if isinstance(value, torch.Tensor) else len(value)
+
+    places = [g for g in foreign_globals(model) if "len" not in g]
+    for place in places:
+        place["len"] = free
+    try:
+        yield
+    finally:
+        for place in places:
+            place.pop("len", None)
 
 
 @contextmanager
@@ -157,7 +182,11 @@ def limits(size: Any, ranges: dict[str, Any]) -> tuple[int, int | None, str]:
         return size, size, ""
     r = ranges.get(str(size))
     least = 1 if r is None or r.lower <= 2 else int(r.lower)
-    return least, int(r.upper) if r is not None and r.upper.is_number and r.upper < 2**62 else None, str(size) if r is not None else ""
+    return (
+        least,
+        int(r.upper) if r is not None and r.upper.is_number and r.upper < 2**62 else None,
+        str(size) if r is not None else "",
+    )
 
 
 # -- conditions ----------------------------------------------------------------------------------------------------------
@@ -186,8 +215,8 @@ def held_axes(program: ExportedProgram) -> set[tuple[int, int]]:
             return next((v for v, s in symbols.items() if str(s) == str(size)), None) or add(symbols, size)
 
         formula = SIZE.sub(name, text)
-        if PLAIN.fullmatch(formula) is None or not holds(formula, symbols):
-            held.update(axis for axes in where.values() for axis in axes)
+        broken = breaking(formula, symbols) if PLAIN.fullmatch(formula) else {str(v) for v in symbols.values()}
+        held.update(axis for size, axes in where.items() if size in broken for axis in axes)
     return held
 
 
@@ -197,8 +226,12 @@ def add(symbols: dict[str, Any], size: Any) -> str:
     return name
 
 
-def holds(formula: str, symbols: dict[str, Any]) -> bool:
-    """True when the condition holds for larger sizes, one changed at a time."""
+def breaking(formula: str, symbols: dict[str, Any]) -> set[str]:
+    """The free sizes that break the condition when they alone become larger."""
     hints = {v: s if isinstance(s, int) else s.node.hint for v, s in symbols.items()}
-    cases = [hints | {v: hints[v] + more} for v in hints if not isinstance(symbols[v], int) for more in PROBES]
-    return all(eval(formula, {"__builtins__": {}, "max": max, "min": min}, case) for case in cases)
+
+    def holds(case: dict[str, int]) -> bool:
+        return bool(eval(formula, {"__builtins__": {}, "max": max, "min": min}, case))
+
+    changed = [(v, hints | {v: hints[v] + more}) for v, s in symbols.items() if not isinstance(s, int) for more in PROBES]
+    return {str(symbols[v]) for v, case in changed if not holds(case)}

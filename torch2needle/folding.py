@@ -57,7 +57,9 @@ def moving_nodes(graph: fx.Graph, fixed: dict[str, torch.Tensor]) -> set[fx.Node
     while True:
         before, first = len(moving), dict[Any, int]()
         for i, node in enumerate(graph.nodes):
-            if node not in moving and (moves(node, fixed, last_write, memory) or not moving.isdisjoint(node.all_input_nodes)):
+            if node not in moving and (
+                moves(node, fixed, last_write, memory) or not moving.isdisjoint(node.all_input_nodes)
+            ):
                 moving.add(node)
             if node in moving:
                 first.setdefault(memory.of(node), i)
@@ -68,7 +70,9 @@ def moving_nodes(graph: fx.Graph, fixed: dict[str, torch.Tensor]) -> set[fx.Node
 
 
 def writes(node: fx.Node) -> bool:
-    return node.op == "call_function" and is_inplace(node.target) and bool(node.args) and isinstance(node.args[0], fx.Node)
+    return (
+        node.op == "call_function" and is_inplace(node.target) and bool(node.args) and isinstance(node.args[0], fx.Node)
+    )
 
 
 def moves(node: fx.Node, fixed: dict[str, torch.Tensor], last_write: dict[Any, int], memory: Memory) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,13 @@ from torch import fx, nn
 
 from needle.autograd import Spec, Tensor, Unsupported
 from needle.graph import Dim, Mode, ModuleRecorder, Symbol
+from needle.nn import WriteBuffer
 from needle.nn.module import Module
 
+from .aten import FLAGS, is_overload
 from .capture import Captured, TrainingFlag, capture, node_location, owner_path
 from .cells import Cell
-from .aten import is_overload
+from .layer_calls import call_layer
 from .registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, target_name
 from .report import Report, Row, short, status_of
 from .rules.arithmetic import DtypeOf
@@ -75,6 +78,8 @@ class Interpreter:
             prefix,
         )
         self.env: dict[fx.Node, Cell] = {}
+        self.attributes: dict[str, Cell] = {}  # of the model, by path
+        self.written: dict[str, Cell] = {}  # its buffers that the forward writes
         self.tainted: set[fx.Node] = set()
 
     def run(self, inputs: dict[str, Any]) -> Any:
@@ -138,13 +143,26 @@ class Interpreter:
         return self.recorder.param(self.builder.tensor(t, "a constant of the forward"))
 
     def get_attr(self, node: fx.Node) -> Cell:
-        made = self.captured.constants.get(str(node.target))
+        name = str(node.target)
+        made = self.captured.constants.get(name)
         if made is not None:
             return Cell(self.constant(made))
-        value: Any = self.captured.model
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        return Cell(self.constant(value) if isinstance(value, torch.Tensor) else value, owner=f"model {node.target}")
+        if name not in self.attributes:
+            value: Any = self.captured.model
+            for part in name.split("."):
+                value = getattr(value, part)
+            known = self.constant(value) if isinstance(value, torch.Tensor) else value
+            self.attributes[name] = Cell(known, owner=f"model {name}")
+        return self.attributes[name]
+
+    def effects(self) -> list[Tensor]:
+        """Writes of the buffers that the forward changed, as calls of layers."""
+        made = []
+        for name, cell in self.written.items():
+            before = self.constant(operator.attrgetter(name)(self.captured.model))
+            mode = Mode(self.builder.modules[id(self.captured.model)], self.prefix)
+            made.append(call_layer(mode, WriteBuffer(), before, cell.read()))
+        return made
 
     def call(self, node: fx.Node) -> Cell:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
@@ -172,7 +190,8 @@ class Interpreter:
         result = rule(*bound.args, **bound.kwargs)
         if is_overload(target) and len(target._schema.returns) > 1 and not isinstance(result, tuple | list):
             raise Unsupported("the rule gives one of the results that the graph reads")
-        self.note_flag(node, target, bound.arguments.get("training"), "training" in bound.signature.parameters)
+        flag = next((n for n in FLAGS if n in bound.signature.parameters), "")
+        self.note_flag(node, target, bound.arguments.get(flag), bool(flag))
         inplace = is_inplace(target) or bound.arguments.get("inplace") is True
 
         def again(value: Any) -> Any:
@@ -257,7 +276,9 @@ class Interpreter:
     def check_write(self, cell: Cell) -> None:
         kind, _, name = cell.root().owner.partition(" ")
         if kind == "model":
-            raise Unsupported(f"it writes {name} in place, which belongs to the model")
+            if name not in dict(self.captured.model.named_buffers()) or self.prefix:
+                raise Unsupported(f"it writes {name} in place, which belongs to the model")
+            self.written[name] = cell.root()
         if kind == "input":
             self.report.note(f"torch writes input {name} in place; the converted model leaves it as it is")
 
@@ -318,10 +339,11 @@ def interpret(
             own = inputs[str(node.target)].node.meta
             own |= {"default": node.args[0]} if node.args else {}
             own |= {k: node.meta[k] for k in ("place", "sizes") if k in node.meta}
-    result = interpreter(captured, builder, recorder, report).run(inputs)
+    running = interpreter(captured, builder, recorder, report)
+    result = running.run(inputs)
     if not report.ok:
         return None
-    recorder.finish(result)
+    recorder.finish(result, running.effects())
     if captured.arguments is not None:
         recorder.graph.output.meta["arguments"] = captured.arguments
     return recorder

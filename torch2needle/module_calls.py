@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from .aten import is_overload
 from .registry import find_module_rule, is_inplace
 
 
@@ -36,7 +38,7 @@ def leaf_call(node: fx.Node, model: nn.Module) -> tuple[str, str] | None:
 
 def is_layer(module: nn.Module) -> bool:
     """Of torch's own, only those that make one tensor of one."""
-    several = isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.Bilinear) or any(True for _ in module.children())
+    several = isinstance(module, nn.RNNCellBase | nn.Bilinear) or any(True for _ in module.children())
     return find_module_rule(module) is not None and not (several and type(module).__module__.startswith("torch.nn."))
 
 
@@ -55,6 +57,8 @@ def attribute(node: fx.Node, model: nn.Module) -> Any:
 def replace(graph: fx.Graph, model: nn.Module, path: str, nodes: list[fx.Node]) -> None:
     module, inside = model.get_submodule(path), set(nodes)
     own = {id(t) for t in (*module.parameters(), *module.buffers())}
+    if isinstance(module, nn.RNNBase):
+        return replace_recurrent(graph, path, nodes)
     results = [n for n in nodes if any(u not in inside for u in n.users)]
     inputs = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside and is_tensor(i))
     given = [i for i in inputs if id(attribute(i, model)) not in own]
@@ -68,3 +72,35 @@ def replace(graph: fx.Graph, model: nn.Module, path: str, nodes: list[fx.Node]) 
     results[0].replace_all_uses_with(call, lambda user: user not in inside)
     for n in reversed(nodes):
         graph.erase_node(n)
+
+
+def replace_recurrent(graph: fx.Graph, path: str, nodes: list[fx.Node]) -> None:
+    """One call of torch's lstm, gru or rnn; states that the layer makes are left to needle's."""
+    inside = set(nodes)
+    cores = [n for n in nodes if "hx" in argument_names(n)]
+    items = [u for c in cores for u in c.users if u.target is operator.getitem]
+    if len(cores) != 1 or any(u not in inside for n in nodes if n not in items for u in n.users):
+        return
+    x, state = cores[0].args[:2]
+    given = state if isinstance(state, list | tuple) else [state]
+    made = [n in inside or n.op == "get_attr" for n in given]
+    if x in inside or any(made) != all(made):
+        return
+    with graph.inserting_before(cores[0]):
+        call = graph.call_module(path, (x,) if all(made) else (x, tuple(state) if len(given) > 1 else state))
+        call.meta = {k: v for k, v in cores[0].meta.items() if k != "val"}
+        second = graph.call_function(operator.getitem, (call, 1)) if len(given) > 1 else call
+        for item in items:
+            place = item.args[1]
+            new = graph.call_function(
+                operator.getitem, (second, place - 1) if place and second is not call else (call, place)
+            )
+            for n in {new, second} - {call}:
+                n.meta = dict(item.meta if n is new else call.meta)
+            item.replace_all_uses_with(new)
+    for n in reversed(nodes):
+        graph.erase_node(n)
+
+
+def argument_names(node: fx.Node) -> list[str]:
+    return [a.name for a in node.target._schema.arguments] if is_overload(node.target) else []  # type: ignore[union-attr]

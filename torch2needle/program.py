@@ -12,26 +12,33 @@ from torch.utils import _pytree as pytree
 
 from needle.autograd import Unsupported
 
-from .aten import is_overload
+from .aten import FLAGS, is_overload
 from .capture import Captured, TrainingFlag, owner_path
 from .folding import fold
 from .module_calls import call_modules
+from .structure import arguments, input_places, structure
 
 aten = torch.ops.aten
 # Their results are their first arguments, or nothing that a value depends on.
-CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size")
-FLAGS = ("train", "training", "use_input_stats")
+CHECKS = (
+    "_assert_tensor_metadata",
+    "_assert_scalar",
+    "_assert_async",
+    "sym_constrain_range",
+    "sym_constrain_range_for_size",
+)
 MODES = ("batchnorm", "instancenorm", "dropout", "activation")  # torch's modules with layers whose flag is their own
 
 
 def capture_program(program: torch.export.ExportedProgram, model: nn.Module | None, notes: list[str]) -> Captured:
     """model: what was exported in evaluation mode; None for a program that came without, which gets a tree of its names."""
-    flags_of = {p: m.training for p, m in model.named_modules()} if model is not None else None
+    flags_of = dict.fromkeys((p for p, _ in model.named_modules()), False) if model is not None else None
     builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
     graph = builder.build()
     fold(graph, builder.constants, builder.fixed_tensors())
     drop_unread_numbers(graph)
     if model is not None:
+        note_shared_memory(graph)
         call_modules(graph, model)
     follow_modes(graph, flags_of)
     captured = Captured(graph, builder.model, builder.constants, list(dict.fromkeys(notes)))
@@ -82,7 +89,9 @@ class ProgramBuilder:
         result = self.copy(self.program.graph, self.program.graph_module, values)
         specs = self.program.graph_signature.output_specs
         kinds = [s.kind.name for s in specs]
-        self.graph.output(structure([r for r, k in zip(result, kinds, strict=True) if k == "USER_OUTPUT"], self.out_spec))
+        self.graph.output(
+            structure([r for r, k in zip(result, kinds, strict=True) if k == "USER_OUTPUT"], self.out_spec)
+        )
         self.writes = [(s.target, r) for s, r in zip(specs, result, strict=True) if s.kind.name == "BUFFER_MUTATION"]
         if self.writes:
             raise Unsupported("[convert] expects a program of torch.export.export, got one after run_decompositions().")
@@ -102,7 +111,9 @@ class ProgramBuilder:
         attributes = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         lifted = signature.inputs_to_lifted_tensor_constants
         places = input_places(self.program)
-        fixed = {n.name: n.meta.get("val") for n in self.program.graph.nodes if n.op == "placeholder" and n.name in places}
+        fixed = {
+            n.name: n.meta.get("val") for n in self.program.graph.nodes if n.op == "placeholder" and n.name in places
+        }
         self.arguments = arguments(self.program, fixed)
         values: dict[fx.Node, Any] = {}
         for old in self.program.graph.nodes:
@@ -194,61 +205,27 @@ def is_float(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def input_places(program: torch.export.ExportedProgram) -> dict[str, tuple]:
-    """For each of the user's inputs, the argument and the keys in it: ("batch", "ids")."""
-    names = [s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
-    args, kwargs = pytree.tree_unflatten(range(len(names)), program.call_spec.in_spec)
-    arguments = argument_names(program)
-    found = {}
-    for path, i in pytree.tree_flatten_with_path((args, kwargs))[0]:
-        side, first, *rest = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", None))) for k in path)
-        found[names[i]] = (arguments[first] if side == 0 else first, *rest)
-    return found
-
-
-def arguments(program: torch.export.ExportedProgram, values: dict[str, Any]) -> dict[str, Any]:
-    """The call's arguments in order, with the values that are no tensors; None for those that hold tensors."""
-    flat = [values[s.arg.name] for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
-    args, kwargs = pytree.tree_unflatten(flat, program.call_spec.in_spec)
-    given = dict(zip(argument_names(program), (*args, *kwargs.values()), strict=True))
-    moving = (torch.Tensor, torch.SymInt)
-    return {k: None if any(isinstance(x, moving) for x in pytree.tree_leaves(v)) else v for k, v in given.items()}
-
-
-def argument_names(program: torch.export.ExportedProgram) -> list[str]:
-    signature = program.module_call_graph[0].signature
-    if signature is not None and signature.forward_arg_names is not None:
-        return list(signature.forward_arg_names)
-    args, kwargs = program.call_spec.in_spec.children()
-    return [*(f"x{i}" for i in range(args.num_children)), *kwargs.context]
-
-
-def structure(values: list[Any], spec: Any) -> Any:
-    """The flat results in the program's structure; classes of libraries become dicts of their fields."""
-    if spec.is_leaf():
-        return values.pop(0)
-    parts = [structure(values, child) for child in spec.children()]
-    if spec.type in (tuple, list):
-        return spec.type(parts)
-    if issubclass(spec.type, tuple) and hasattr(spec.type, "_fields"):
-        return spec.type(*parts)
-    keys = spec.context
-    if isinstance(keys, list | tuple) and len(keys) == 2 and isinstance(keys[0], list) and len(keys[0]) == len(parts):
-        return dict(zip(keys[0], parts, strict=True)) | dict.fromkeys(keys[1])  # a registered dataclass
-    if isinstance(keys, list | tuple) and len(keys) == len(parts) and all(isinstance(k, str | int) for k in keys):
-        return dict(zip(keys, parts, strict=True))
-    raise Unsupported(f"[convert] the structure of an output is not known, got {spec.type.__name__}.")
-
-
 # -- passes --------------------------------------------------------------------------------------------------------------
 
 
 def drop_unread_numbers(graph: fx.Graph) -> None:
     """Erase arithmetic on sizes that only checks read."""
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
-            if node.meta.get("val") is not None:
-                graph.erase_node(node)
+        if (
+            node.op == "call_function"
+            and not node.users
+            and not isinstance(node.meta.get("val"), torch.Tensor | tuple | list | None)
+        ):
+            graph.erase_node(node)
+
+
+def note_shared_memory(graph: fx.Graph) -> None:
+    """Whether reshape and its like copied: their results' storages tell, except in a program read from a file."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
+        if isinstance(value, torch.Tensor) and isinstance(first, torch.Tensor):
+            node.meta["shares"] = value.untyped_storage()._cdata == first.untyped_storage()._cdata
 
 
 def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None) -> None:

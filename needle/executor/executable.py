@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from needle import _core
-from needle.autograd import Spec
+from needle.autograd import Spec, Unsupported
 from needle.backend_ndarray import NDArray
 from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
@@ -53,7 +53,13 @@ class CompiledPlan:
     """A plan with the structure of the outputs it computes."""
 
     def __init__(self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray]) -> None:
-        graph = optimize(trace(fn, *example))
+        traced = trace(fn, *example)
+        if traced.output.meta.get("writes"):
+            count = len(traced.output.meta["writes"])
+            raise Unsupported(
+                f"[compile] the model writes {count} of its buffers in every call; call it without compile."
+            )
+        graph = optimize(traced)
         self.structure = graph.output.args[0]
         make = lambda measured: plan_graph(graph, pool, choice, measured)  # noqa: E731
         self.info: PlanInfo | SplitPlan = tuned(make, inputs) if choice.tune else make(unmeasured)

@@ -119,6 +119,12 @@ class Dim(Deferred):
     def __neg__(self) -> Dim:
         return self._apply("sub", 0, self)
 
+    def larger(self, other: Any) -> Dim:
+        return self._apply("max", self, other)
+
+    def smaller(self, other: Any) -> Dim:
+        return self._apply("min", self, other)
+
     def __int__(self) -> int:
         raise Unsupported(f"the size {self.node.name} is not known while recording; pass example=")
 
@@ -151,6 +157,8 @@ SCALAR_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "mod": lambda a, b: a % b,
     "pow": lambda a, b: a**b,
     "floor": lambda a, b: int(a // b),
+    "max": max,
+    "min": min,
 }
 
 

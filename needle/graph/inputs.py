@@ -75,10 +75,16 @@ class Inputs:
             if not isinstance(shape, tuple):  # a symbol, or no array
                 continue
             if len(shape) != len(sizes):
-                raise ValueError(f"[{self.label}] input {node.target} expects {len(sizes)} axes, got shape {tuple(shape)}.")
+                raise ValueError(
+                    f"[{self.label}] input {node.target} expects {len(sizes)} axes, got shape {tuple(shape)}."
+                )
             for axis, (got, (least, most, name)) in enumerate(zip(shape, sizes, strict=True)):
                 want = seen.setdefault(name, got) if name else got
                 if isinstance(got, int) and (got < least or (most is not None and got > most) or got != want):
-                    text = f"at least {least}" if most is None else str(least) if most == least else f"{least} to {most}"
+                    text = (
+                        f"at least {least}" if most is None else str(least) if most == least else f"{least} to {most}"
+                    )
                     text = text if got == want else str(want)
-                    raise ValueError(f"[{self.label}] input {node.target} expects size {text} in axis {axis}, got {got}.")
+                    raise ValueError(
+                        f"[{self.label}] input {node.target} expects size {text} in axis {axis}, got {got}."
+                    )

@@ -106,8 +106,9 @@ class Recorder:
         return self._params[id(tensor)]
 
     def write(self, tensor: Tensor, value: Symbol) -> None:
-        tensor = tensor.node.meta["tensor"] if isinstance(tensor, Symbol) else tensor
-        self.writes[id(tensor)] = (tensor, value)
+        tensor = tensor.node.meta.get("tensor") if isinstance(tensor, Symbol) else tensor  # type: ignore[assignment]
+        if tensor is not None:  # else only shapes are asked for
+            self.writes[id(tensor)] = (tensor, value)
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
         if op.must_decompose(*inputs):
@@ -161,8 +162,10 @@ class Recorder:
             self._sizes[key] = Dim(node, self.graph)
         return self._sizes[key]
 
-    def finish(self, result: Any) -> Graph:
-        self.graph.add("output", "", (map_structure(result, self._to_node),), "output")
+    def finish(self, result: Any, effects: Sequence[Tensor] = ()) -> Graph:
+        """The graph of `result`; `effects`: what is computed although the result does not read it."""
+        args = (result, list(effects)) if effects else (result,)
+        self.graph.add("output", "", map_structure(args, self._to_node), "output")
         return self.graph
 
 

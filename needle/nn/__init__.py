@@ -50,7 +50,7 @@ from .basic import (
 from .conv import Conv, Conv1d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .course_attention import AttentionLayer, MultiHeadAttention, Transformer, TransformerLayer
 from .embedding import Embedding
-from .functional import FunctionalBatchNorm
+from .functional import FunctionalBatchNorm, WriteBuffer
 from .module import Module, Parameter
 from .norm import (
     BatchNorm1d,
@@ -183,6 +183,7 @@ __all__ = [
     "TransformerEncoderLayer",
     "TransformerLayer",
     "Upsample",
+    "WriteBuffer",
     "dropout",
 ]
 

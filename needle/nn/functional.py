@@ -10,6 +10,14 @@ from needle.autograd import Tensor
 from .module import Module
 
 
+class WriteBuffer(Module):
+    """Writes a value into a buffer, both given at the call."""
+
+    def forward(self, buffer: Tensor, value: Tensor) -> Tensor:
+        buffer.data = value.detach()
+        return value
+
+
 class FunctionalBatchNorm(Module):
     """Batch normalisation, in torch's rule, with the statistics and parameters given at the call."""
 

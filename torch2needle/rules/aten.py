@@ -9,6 +9,7 @@ import torch
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
+from needle.graph import Dim
 from torch2needle.cells import written_by
 from torch2needle.registry import rule, rule_family
 from torch2needle.rules import creation
@@ -116,7 +117,9 @@ def constant_pad_nd(input: Any, pad: Any, value: float = 0) -> Any:
 
 for _name, _mode in (("reflection", "reflect"), ("replication", "replicate")):
     for _rank in (1, 2, 3):
-        rule(getattr(aten, f"{_name}_pad{_rank}d").default)(lambda input, padding, mode=_mode: pad(input, padding, mode))
+        rule(getattr(aten, f"{_name}_pad{_rank}d").default)(
+            lambda input, padding, mode=_mode: pad(input, padding, mode)
+        )
 
 
 @rule(aten.im2col.default)
@@ -159,6 +162,24 @@ def sym_float(a: Any, *, like: Any = None) -> Any:
     return a * 1.0
 
 
+@rule(torch.sym_int)
+def sym_int(a: Any, *, like: Any = None) -> Any:
+    return math.floor(a)
+
+
+@rule(torch.sym_sum)
+def sym_sum(args: Any, *, like: Any = None) -> Any:
+    return sum(args)
+
+
+@rule(torch.sym_max)
+def sym_max(a: Any, b: Any, *, like: Any = None) -> Any:
+    return a.larger(b) if isinstance(a, Dim) else b.larger(a)
+
+
+@rule(torch.sym_min)
+def sym_min(a: Any, b: Any, *, like: Any = None) -> Any:
+    return a.smaller(b) if isinstance(a, Dim) else b.smaller(a)
 
 
 @rule(aten.arange.default)

@@ -53,8 +53,14 @@ def back_in_shape(base: Any, value: Any, *_: Any, **__: Any) -> Any:
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    some = [t for t in tensors if t.spec is None or tuple(t.spec.shape) != (0,)]  # torch leaves empty vectors out
-    return ops.concat(some or list(tensors), dim)
+    tensors = [t for t in tensors if not is_nothing(t)] or tensors[:1]
+    return ops.concat(list(tensors), dim)
+
+
+def is_nothing(t: Any) -> bool:
+    """torch.cat leaves out tensors of shape (0,) whatever the others' rank, as caches begin."""
+    spec = getattr(t, "spec", None)
+    return spec is not None and spec.shape == (0,)
 
 
 @rule(torch.stack)
@@ -76,6 +82,7 @@ def vstack(tensors: Sequence[Any]) -> Any:
 
 
 @rule(torch.flatten, T.flatten, torch.ravel, T.ravel, view="maybe")
+@written_by(back_in_shape)
 def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     return ops.flatten(input, start_dim, end_dim)
 
@@ -96,12 +103,14 @@ def view(input: Any, *shape: Any) -> Any:
 
 
 @rule(T.reshape, view="maybe")
+@written_by(back_in_shape)
 @or_keyword("shape")
 def reshape_method(input: Any, *shape: Any) -> Any:
     return ops.reshape(input, shape=shape_of(shape))
 
 
 @rule(torch.reshape, view="maybe")
+@written_by(back_in_shape)
 def reshape(input: Any, shape: Any) -> Any:
     return ops.reshape(input, shape=tuple(shape))
 
@@ -113,6 +122,7 @@ def view_as(input: Any, other: Any) -> Any:
 
 
 @rule(T.reshape_as, view="maybe")
+@written_by(back_in_shape)
 def reshape_as(input: Any, other: Any) -> Any:
     return ops.reshape_like(input, other)
 
@@ -188,6 +198,7 @@ def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 
 @rule(T.contiguous, view="maybe")
+@written_by(back_in_shape)
 def contiguous(input: Any, memory_format: Any = None) -> Any:
     return input
 
