@@ -1,0 +1,74 @@
+"""scripts/coverage: its list, one model run end to end, and how failures are told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+import model_coverage as coverage
+
+LISTED = json.loads(coverage.LIST.read_text())
+
+
+def test_the_list_and_the_sample() -> None:
+    names = [e["name"] for e in LISTED]
+    assert len(set(names)) == len(names)
+    assert len(set(coverage.SAMPLE)) == 20
+    assert set(coverage.SAMPLE) <= set(names)
+    for entry in LISTED:
+        assert len(entry["inputs"]) == 3
+        batches = [next(iter(given.values()))["shape"][0] for given in entry["inputs"]]
+        assert batches == [1, 2, 3]
+
+
+def test_a_model_without_other_libraries() -> None:
+    row = coverage.run("audio/WaveLSTM", 100)
+    assert list(row) == list(coverage.STAGES)
+    assert all(coverage.passed(row, form) for form in coverage.FORMS)
+    assert coverage.complaint(row) == ""
+    assert row["plain"]["error"] < 1e-5
+    assert len(row["free"]["inputs"]) == 2
+
+
+def test_a_process_that_ends_early_is_a_row() -> None:
+    row = coverage.run("audio/WaveLSTM", 1)
+    assert coverage.complaint(row) == "torch: took more than 1 s of processor time"
+    assert "StopIteration" in coverage.complaint(coverage.run("no such model", 100))
+
+
+def stage(ok: bool = True, **facts: object) -> dict:
+    return {"ok": ok, **facts}
+
+
+NUMBERS = {"error": 2e-3, "torch_error": 1e-6}
+GOOD = {s: stage(error=1e-7, torch_error=1e-7) for s in coverage.STAGES}
+MISSING = {"torch": stage(), "convert": stage(False, missing=[{"op": "torch.frac", "count": 2, "reason": "no rule"}])}
+WRONG = {**GOOD, "compiled": stage(False, **NUMBERS)}
+FIXED = {**GOOD, "free": stage(False, fixed=True, inputs=[stage(False, fixed=True, shapes=[[2, 3]], reason="size")])}
+SIZES = {**GOOD, "free": stage(False, inputs=[stage(shapes=[[2, 3]]), stage(False, shapes=[[3, 3]], **NUMBERS)])}
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (GOOD, ""),
+        (MISSING, "convert: torch.frac (2x): no rule"),
+        (WRONG, "compiled: error 2.0e-03, torch's own 1.0e-06"),
+        (FIXED, ""),
+        (SIZES, "free: [[3, 3]]: error 2.0e-03, torch's own 1.0e-06"),
+    ],
+    ids=["good", "missing", "wrong", "fixed size", "wrong at a size"],
+)
+def test_complaint(row: dict, text: str) -> None:
+    assert coverage.complaint(row) == text
+
+
+def test_page_counts_by_library_and_groups_reasons() -> None:
+    page = coverage.page({"c/f": FIXED, "a/x": GOOD, "a/y": MISSING, "b/z": WRONG, "b/w": MISSING})
+    assert "| a | 1 / 2 (50 %) | 1 / 2 (50 %) | 1 / 2 (50 %) | 1 / 2 (50 %) |" in page
+    assert "| all | 3 / 5 (60 %) | 3 / 5 (60 %) | 2 / 5 (40 %) | 2 / 5 (40 %), 1 refused |" in page
+    assert "- a/y, b/w: convert: torch.frac (2x): no rule" in page
+    assert "- b/z: compiled: error" in page
