@@ -126,6 +126,12 @@ def shown(row: Row, form: str) -> str:
     return f"{facts['error']:.1e} ({facts['torch_error']:.1e})" if "error" in facts else "-"
 
 
+def write(path: Path, rows: dict[str, Row]) -> None:
+    """A JSON object with a line for each model."""
+    lines = ",\n".join(f"  {json.dumps(n)}: {json.dumps(r)}" for n, r in rows.items())
+    path.write_text(f'{{"cpu": {json.dumps(cpu_name())}, "isa": {json.dumps(isa())}, "models": {{\n{lines}\n}}}}\n')
+
+
 def report(name: str, row: Row) -> None:
     forms = "  ".join(f"{f} {'ok' if passed(row, f) else 'no'}" for f in FORMS)
     seconds = sum(s.get("seconds", 0) for s in row.values())
@@ -157,8 +163,7 @@ def main() -> None:
             rows[name] = run(name, args.seconds)
             report(name, rows[name])
         if args.json:  # after every model, so that an interrupted run keeps what it has
-            document = {"cpu": cpu_name(), "isa": isa(), "models": {n: rows[n] for n in listed if n in rows}}
-            args.json.write_text(json.dumps(document, indent=1) + "\n")
+            write(args.json, {n: rows[n] for n in listed if n in rows})
     if args.table:
         args.table.write_text(page({n: rows[n] for n in listed if n in rows}))
     failed = [n for n in chosen if complaint(rows[n])]

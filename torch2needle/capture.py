@@ -165,11 +165,11 @@ def accepting_proxies(model: nn.Module, tracer: fx.Tracer) -> Iterator[None]:
             place[name] = function
         yield
     finally:
-        for place, name, function in saved:
-            if function is None:
+        for place, name, before in saved:
+            if before is None:
                 place.pop(name, None)
             else:
-                place[name] = function
+                place[name] = before
 
 
 @contextmanager

@@ -14,8 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 LIST = Path(__file__).with_name("models.json")
 # Operators that torchvision's import registers fakes for; its wheel for another build of torch does not bring them.
-SCHEMAS = ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",)
-SCHEMAS += ("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",)
+SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
 KEPT: list[torch.library.Library] = []  # the declared names end with it
 
 
@@ -56,7 +58,7 @@ def disturb(model: nn.Module) -> nn.Module:
         for p in model.parameters():
             if p.is_floating_point() and p.numel() and bool((p == p.flatten()[0]).all()):
                 bound = (3.0 / p[0].numel()) ** 0.5 if p.ndim > 1 and not p.any() else 0.2
-                p += torch.empty_like(p).uniform_(-bound, bound)
+                p.add_(torch.empty_like(p).uniform_(-bound, bound))
     return model
 
 

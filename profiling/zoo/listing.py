@@ -86,7 +86,7 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"decoder_hidden_size": 32},
     ),
 }
-TEXT_INPUTS = {  # beside input_ids; (N, T) each
+TEXT_INPUTS: dict[str, Entry] = {  # beside input_ids; (N, T) each
     "BertForSequenceClassification": {"attention_mask": {"mask": True}, "token_type_ids": {"below": 2}},
     "DistilBertModel": {"attention_mask": {"mask": True}},
     "RobertaModel": {"attention_mask": {"mask": True}},
@@ -127,7 +127,7 @@ UNETS: dict[str, dict[str, Any]] = {
         **{"up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"]},
     },
 }
-AUDIO = {
+AUDIO: dict[str, list[list[tuple[int, ...]]]] = {
     "DeepSpeech2": [[(1, 1, 64, 50)], [(2, 1, 64, 70)], [(3, 1, 64, 41)]],
     "CRNN": [[(1, 1, 40, 64)], [(2, 1, 55, 64)], [(3, 1, 20, 64)]],
     "GRUDenoiser": [[(1, 30, 129), (2, 1, 96)], [(2, 20, 129), (2, 2, 96)], [(3, 41, 129), (2, 3, 96)]],
@@ -178,7 +178,7 @@ def torchvision_models() -> Iterator[Entry]:
             families.setdefault((module, re.sub(SIZE, "", name)), []).append(name)
     for (module, _), names in families.items():
         name = min(names, key=parameters)
-        extra = {"weights_backbone": None} if module is models.segmentation else {}
+        extra: Entry = {"weights_backbone": None} if module is models.segmentation else {}
         extra |= {"init_weights": True} if name in ("googlenet", "inception_v3") else {}  # else a warning
         model = call("torchvision.models.get_model", name, weights=None, **extra)
         yield with_images({"name": f"torchvision/{name}", "model": model}, [(128, 128), (224, 224), (299, 299)])
@@ -197,7 +197,7 @@ def timm_models() -> Iterator[Entry]:
             model = timm.create_model(name, pretrained=False) if model is None else model
             if sum(p.numel() for p in model.parameters()) > LARGEST:
                 continue
-            own = model.default_cfg["input_size"]
+            own: Any = model.default_cfg["input_size"]  # type: ignore[index]
             entry = {"name": f"timm/{name}", "model": call("timm.create_model", name, pretrained=False)}
             yield with_images(entry, [*([(128, 128)] if own[1] > 128 else []), tuple(own[1:])], own[0])
             break
@@ -211,7 +211,7 @@ def transformers_models() -> Iterator[Entry]:
             size = arguments.get("image_size", 64)
             yield with_images(entry, [(size, size)])
             continue
-        named = {"input_ids": {"below": 500}, **TEXT_INPUTS.get(name, {})}
+        named: Entry = {"input_ids": {"below": 500}, **TEXT_INPUTS.get(name, {})}
         lengths = ((1, 16), (2, 11), (3, 24))
         entry["inputs"] = [{k: {"shape": list(s), **v} for k, v in named.items()} for s in lengths]
         yield entry
