@@ -28,7 +28,7 @@ SAMPLE = (  # what CI runs: small, and together most rules
     *("torchvision/mobilenet_v3_small", "torchvision/shufflenet_v2_x0_5", "torchvision/squeezenet1_1"),
     *("torchvision/regnet_x_400mf", "torchvision/resnet18", "torchvision/efficientnet_b0"),
     *("timm/convnext_atto", "timm/ghostnet_050", "timm/resnest14d", "timm/pvt_v2_b0", "timm/test_vit_relpos"),
-    *("timm/starnet_s1", "timm/mobilevit_s", "timm/xcit_nano_12_p8_224"),
+    *("timm/starnet_s1", "timm/xcit_nano_12_p8_224", "monai/UNet"),
     *("transformers/BertForSequenceClassification", "transformers/GPT2LMHeadModel", "transformers/T5EncoderModel"),
     *("transformers/ConvNextForImageClassification", "audio/CRNN", "audio/DeepSpeech2"),
 )

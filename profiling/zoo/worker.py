@@ -107,8 +107,8 @@ def main(name: str, seconds: int) -> None:
 
     def convert() -> Any:
         net = torch2needle.convert(model, given)
-        capture = next((n for n in net.report.notes if "export" in n), "")
-        return {"ok": True, "nodes": len(net.graph.nodes), **({"capture": capture[:200]} if capture else {})}, net
+        capture = net.report.capture.split(",")[0]
+        return {"ok": True, "nodes": len(net.graph.nodes), "capture": capture}, net
 
     net = stage("convert", convert)
     if net is None:
