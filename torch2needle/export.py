@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import re
 import warnings
 from collections.abc import Iterator
@@ -108,11 +109,20 @@ def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes) ->
         if i in free:
             shapes[t] = dict.fromkeys(free[i], Dim.AUTO)
     notes: list[str] = []
-    with untouched(model), warnings.catch_warnings(), plain_outputs(model, notes), free_len(model):
+    with untouched(model), warnings.catch_warnings(), plain_outputs(model, kwargs, notes), free_len(model):
         warnings.simplefilter("ignore")
         model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
         return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), notes
+
+
+def named_keywords(forward: Any, kwargs: dict[str, Any]) -> inspect.Signature:
+    """The forward's signature with the names that the call gives for **kwargs, which torch.export cannot leave free."""
+    signature = inspect.signature(forward)
+    kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if len(kept) < len(signature.parameters):
+        kept += [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY) for k in kwargs if k not in signature.parameters]
+    return signature.replace(parameters=kept)
 
 
 @contextmanager
@@ -133,7 +143,7 @@ def free_len(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def plain_outputs(model: nn.Module, notes: list[str]) -> Iterator[None]:
+def plain_outputs(model: nn.Module, kwargs: dict[str, Any], notes: list[str]) -> Iterator[None]:
     """The forward returns dicts instead of a library's output classes, and None for what holds no tensors to export."""
     forward = model.forward
 
@@ -155,6 +165,7 @@ def plain_outputs(model: nn.Module, notes: list[str]) -> Iterator[None]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return plain(forward(*args, **kwargs))
 
+    wrapped.__signature__ = named_keywords(forward, kwargs)  # type: ignore[attr-defined]
     model.forward = wrapped  # type: ignore[method-assign]
     try:
         yield
@@ -233,5 +244,7 @@ def breaking(formula: str, symbols: dict[str, Any]) -> set[str]:
     def holds(case: dict[str, int]) -> bool:
         return bool(eval(formula, {"__builtins__": {}, "max": max, "min": min}, case))
 
-    changed = [(v, hints | {v: hints[v] + more}) for v, s in symbols.items() if not isinstance(s, int) for more in PROBES]
+    changed = [
+        (v, hints | {v: hints[v] + more}) for v, s in symbols.items() if not isinstance(s, int) for more in PROBES
+    ]
     return {str(symbols[v]) for v, case in changed if not holds(case)}
