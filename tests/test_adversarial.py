@@ -267,6 +267,11 @@ def test_halves_are_computed_in_float32_and_said_so(dtype: torch.dtype) -> None:
     assert any("computed in float32" in note for note in net.report.notes)
 
 
+class Frozen(dict):
+    def clear(self) -> None:
+        raise TypeError("frozen")
+
+
 class Cached(nn.Module):
     """A table that the forward computes once and keeps in a dictionary of the module."""
 
@@ -275,6 +280,7 @@ class Cached(nn.Module):
         self.table = nn.Parameter(torch.randn(4, 6))
         self.cache: dict[str, torch.Tensor] = {}
         self.seen: list[torch.Tensor] = []
+        self.config = Frozen(width=6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if "rows" not in self.cache:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -175,10 +176,13 @@ def accepting_proxies(model: nn.Module, tracer: fx.Tracer) -> Iterator[None]:
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Put back what tracing and mode switches change: flags, tensors that fx hangs on the root, caches of the forward."""
-    kinds = (dict, list, set)  # a container that the forward fills stays the same object
-    saved = [
-        (m, dict(vars(m)), [(v, v.copy()) for v in vars(m).values() if isinstance(v, kinds)]) for m in model.modules()
-    ]
+    kinds = (
+        dict,
+        OrderedDict,
+        list,
+        set,
+    )  # a container that the forward fills stays the same object; frozen kinds are let be
+    saved = [(m, dict(vars(m)), [(v, v.copy()) for v in vars(m).values() if type(v) in kinds]) for m in model.modules()]
     try:
         yield
     finally:
