@@ -1,0 +1,86 @@
+"""Aten calls of exported programs against torch, and models of libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+import needle as ndl  # noqa: E402
+import torch2needle  # noqa: E402
+from conversion import Calls, close  # noqa: E402
+
+# Functions of one (2, 3, 4, 4) tensor, whose aten calls are held against torch.
+CALLS: list[Callable] = [
+    lambda x: x[:, 1:, ::2, -1] + x[0, None, 1:, 0, :2],
+    lambda x: x[:, [0, 2]] - x[:, torch.tensor([1, 1])],
+    lambda x: torch.cat([torch.empty(0), x, x * 2], dim=-1),
+    lambda x: F.interpolate(x, scale_factor=2) + F.interpolate(x, size=(8, 8), mode="bilinear", align_corners=True),
+    lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"),
+    lambda x: F.pad(x, (1, 1, 0, 2), value=2.0).sum((0, 2)),
+    lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect") * F.pad(x, (2, 0, 0, 2), mode="replicate"),
+    lambda x: F.fold(F.unfold(x, 2, stride=2), (4, 4), 2, stride=2),
+    lambda x: F.adaptive_max_pool2d(x, 2) + F.adaptive_avg_pool2d(x, (2, 2)) - F.avg_pool2d(x, 2) * F.max_pool2d(x, 2),
+    lambda x: torch.split(x, [1, 2], dim=1)[1] + x.split(2, dim=1)[0] + x.chunk(3, 1)[2] * x.unbind(1)[0][:, None],
+    lambda x: x.swapaxes(1, 2).movedim(0, 3).transpose(0, -1).flip(0).roll(1, 2).reshape(2, -1),
+    lambda x: torch.baddbmm(x[0], x[1], x[0], beta=0.5, alpha=2) + torch.einsum("bij,bjk->bik", x[0], x[1]),
+    lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.3),
+    lambda x: F.embedding(torch.tensor([[0, 1], [1, 0]]), x[:, 0, 0]) + F.layer_norm(x[0, 0], (4,))[:2],
+    lambda x: F.group_norm(x, 3, eps=0.1) + F.instance_norm(x) + F.batch_norm(x, None, None, training=True),
+    lambda x: F.gelu(x, approximate="tanh") + F.elu(x, 0.5) + F.hardtanh(x, -0.5, 0.5) + F.softplus(x, 2),
+    lambda x: x.clamp(-0.5).clamp_max(0.5).pow(2) + 2**x + x.abs().rsqrt() + x.sub(1, alpha=2) + torch.rsub(x, 1),
+    lambda x: x.var(1, correction=0) + x.std(dim=1) + x.amax(1) + x.max(1).values + x.mean(1) + x.logsumexp(1),
+    lambda x: torch.where(x > 0, x, 0.5) + x.masked_fill(x < -1, 3.0) + (x > 0).float() + torch.zeros_like(x),
+    lambda x: x.view(2, -1).softmax(-1).cumsum(1) + x.flatten(1).argsort(1) + torch.arange(48) + x.new_ones(2, 48),
+    lambda x: x.expand(2, 3, 4, 4).repeat(1, 2, 1, 1).unflatten(1, (3, 2)).squeeze(0).tril(1) * torch.full((4,), 2.0),
+    lambda x: x.to(torch.float64).to(x.dtype) + x.float().type_as(x) + x.detach() + x.clone().contiguous(),
+    lambda x: (
+        torch.linalg.vector_norm(x, 3, dim=(1, 2)) + x.norm(dim=(1, 3)) + torch.addmm(x[0, 0, 0], x[0, 1, :2], x[1, 1])
+    ),
+]
+
+
+@pytest.mark.parametrize("f", CALLS, ids=[str(i) for i in range(len(CALLS))])
+def test_aten_calls(f: Callable) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, 4, 4)
+    net = torch2needle.convert(torch.export.export(Calls(f), (x,), strict=False))
+    assert net.report.capture == "torch.export"
+    close(net(x), f(x))
+    close(ndl.compile(net, x)(x), f(x))
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2"])
+def test_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 50}
+    extra = {"bos_token_id": 0, "eos_token_id": 0} if name == "GPT2" else {"intermediate_size": 64}
+    try:
+        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes, **extra)).eval()
+    except (ImportError, RuntimeError) as e:  # its import of torchvision, built for another torch
+        pytest.skip(str(e).split("\n")[0])
+    ids = torch.randint(0, 50, (1, 7))
+    net = torch2needle.convert(model, {"input_ids": ids})
+    assert list(net.state_dict()) == list(model.state_dict())
+    for batch in (1, 3):
+        ids = torch.randint(0, 50, (batch, 7))
+        got, want = net(input_ids=ids), model(input_ids=ids)
+        assert list(got) == list(want)
+        close(got["last_hidden_state"], want.last_hidden_state)
+
+
+def test_timm() -> None:
+    try:
+        timm = pytest.importorskip("timm")
+    except RuntimeError as e:
+        pytest.skip(str(e))
+    model = timm.create_model("mobilevit_s", pretrained=False).eval()
+    x = torch.randn(1, 3, 64, 64)
+    net = torch2needle.convert(model, x)
+    for batch in (1, 2):
+        x = torch.randn(batch, 3, 64, 64)
+        close(net(x), model(x))
