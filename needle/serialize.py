@@ -23,7 +23,7 @@ from .backend_ndarray import NDArray, cpu_numpy
 from .backend_selection import default_device
 from .graph import Dim, Graph, GraphModule, Mode, Node, symbolic
 from .graph.graph import KINDS, SCALAR_OPERATORS
-from .graph.inputs import META
+from .graph.inputs import META, check_meta
 from .init import no_drawing
 from .nn.module import Module, Parameter, Tree, expose, set_submodule
 
@@ -195,6 +195,7 @@ class _Decoder:
         names = [n.target for n in nodes if n.kind == "input"]
         if len(set(names)) != len(names):
             raise ValueError("two inputs have one name")
+        check_meta(self.graph)
         return self.graph
 
 

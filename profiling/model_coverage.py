@@ -105,12 +105,13 @@ def page(rows: dict[str, Row]) -> str:
         fixed = sum(bool(r.get("free", {}).get("fixed")) for r in own)
         cells[-1] += f", {fixed} refused" if fixed else ""
         lines.append(f"| {library} | {' | '.join(cells)} |")
-    lines += ["", "Refused: torch.export fixed a size, and the net says so for others.", ""]
+    lines += ["", "Refused: torch.export fixed a size, and the net says so for others."]
     reasons: dict[str, list[str]] = collections.defaultdict(list)
     for name, row in rows.items():
         if text := complaint(row):
             reasons[text].append(name)
-    lines += ["Failures, by the first stage that failed:" if reasons else "No failures.", ""]
+    lines += ["", "Failures, by the first stage that failed:" if reasons else "No failures."]
+    lines += [""] if reasons else []
     for text, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
         lines.append(f"- {', '.join(names)}: {text}".replace("|", "\\|"))
     lines += ["", "Error against float64 torch, of the largest output; in brackets float32 torch's own:", ""]

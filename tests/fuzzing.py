@@ -27,6 +27,7 @@ import numpy as np
 
 import needle as ndl
 from needle import nn, ops
+from needle.graph import symbolic
 
 MEMORY = 1 << 30  # bytes of address space that a worker may take beyond what its imports took
 SECONDS = 10  # that one file may take
@@ -70,8 +71,12 @@ def nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     np.random.seed(0)
     image = Image().eval()
     recurrent = nn.Sequential(nn.Linear(6, 6), nn.LSTM(6, 4, 2)).eval()
+    bound = symbolic(Wide().eval())
+    bound.graph.inputs[0].meta.update(place=("batch", "x", 0), sizes=((1, None, "n"), (6, 6, "")))
+    bound.graph.output.meta["arguments"] = {"batch": None, "flag": True, "scale": 0.5}
     return {
         "wide": (Wide().eval(), (5, 6)),
+        "bound": (bound, (5, 6)),
         "image": (image, (2, 3, 6, 6)),
         "fused": (operator_fusion.fuse(image), (2, 3, 6, 6)),
         "recurrent": (recurrent, (3, 2, 6)),

@@ -44,7 +44,7 @@ class Two(nn.Module):
 class Differs(nn.Module):
     """Captured, it is another function than when it runs."""
     def forward(self, x):
-        return x if isinstance(x, torch.fx.Proxy) else x + 1
+        return x + 1 if type(x) is torch.Tensor else x
 
 def fails():
     raise RuntimeError("no such\\ncheckpoint")

@@ -187,13 +187,6 @@ def test_star_arguments() -> None:
         torch2needle.convert(model(used))
 
 
-def test_tensors_in_containers_are_refused_as_inputs() -> None:
-    net = model(lambda self, x: self.fc(x["a"]) + x["b"])
-    x = {"a": torch.randn(MATRIX), "b": torch.randn(MATRIX)}
-    with pytest.raises((torch2needle.ConversionError, torch2needle.Unsupported), match="input x holds tensors"):
-        torch2needle.convert(net, {"x": x})
-
-
 # -- sharing -------------------------------------------------------------------------------------------------------------
 
 

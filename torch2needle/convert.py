@@ -90,7 +90,7 @@ def first_whole(
             net, found = build(captured, {}, share, f"torch.export, since torch.fx could not ({why})", kind)
             if net is not None:
                 return net, found
-            if best is report or len(found.unsupported) < len(best.unsupported):
+            if not best.capture or len(found.unsupported) < len(best.unsupported):
                 best = found
     except ConversionError as e:
         report.note(f"torch.export could not capture it either: {e.report.unsupported[0].reason}")

@@ -21,6 +21,7 @@ from .capture import Captured, capture_error, foreign_globals, untouched
 from .program import capture_program
 from .structure import input_places
 
+Call = tuple[tuple, dict[str, Any]]  # positional and named arguments
 Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
 SMALL = 400  # nodes up to which heights and widths are tried: torch.export takes half a minute for larger graphs
 PROBES = (1, 2, 3, 5, 8, 16)  # added to an example's size, to see whether a condition on it holds for others
@@ -48,7 +49,7 @@ def captures(model: nn.Module, example: Any, dynamic: Any) -> Iterator[Captured]
         yield from_program(program, model, notes)
 
 
-def attempt(model: nn.Module, call: Any, free: Axes) -> tuple[ExportedProgram, list[str]] | None:
+def attempt(model: nn.Module, call: Call, free: Axes) -> tuple[ExportedProgram, list[str]] | None:
     """The program and notes with as many of the sizes free as the forward's branches do not hang on; None without any."""
     while free:
         try:
@@ -65,7 +66,7 @@ def attempt(model: nn.Module, call: Any, free: Axes) -> tuple[ExportedProgram, l
     return None
 
 
-def call_of(example: Any) -> tuple[tuple, dict[str, Any]]:
+def call_of(example: Any) -> Call:
     """A dict holds inputs by name, anything else the positional ones."""
     if isinstance(example, dict):
         return (), dict(example)
@@ -76,7 +77,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
-def batched(call: Any) -> tuple[int | None, Any]:
+def batched(call: Call) -> tuple[int | None, Call]:
     """(the batch's size, the call); a batch of one is doubled, since torch.export takes a size of one as fixed."""
     first = next((t for t in tensors(call) if t.ndim), None)
     if first is None or not first.shape[0]:
@@ -95,8 +96,8 @@ def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
     """The batch's axes, by number of the tensor, and the same with heights and widths where there are images."""
     if batch is None:
         return {}, {}
-    rows = {i: (0,) for i, t in enumerate(tensors(call)) if t.ndim and t.shape[0] == batch}
-    images = {i: (2, 3) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()}
+    rows: Axes = {i: (0,) for i, t in enumerate(tensors(call)) if t.ndim and t.shape[0] == batch}
+    images: Axes = {i: (2, 3) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()}
     both = {i: (*rows.get(i, ()), *images.get(i, ())) for i in {**rows, **images}}
     return rows, both if images else {}
 
@@ -149,8 +150,8 @@ def plain_outputs(model: nn.Module, kwargs: dict[str, Any], notes: list[str]) ->
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple | list):
-            items = [plain(v) for v in value]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            parts = [plain(v) for v in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
             items = value.items() if isinstance(value, dict) else vars(value).items()
             if type(value) is not dict:

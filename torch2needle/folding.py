@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ def fold(graph: fx.Graph, constants: dict[str, torch.Tensor], fixed: dict[str, t
 
     def read(user: fx.Node, n: fx.Node) -> Any:
         """What stands for `n` in its user: the value as it is at that place of the graph."""
-        value = values[n]
+        value = values.get(n, n)
         if not isinstance(value, torch.Tensor):
             return value
         key = f"constant_{n.name}" + (f"_{value._version}" if written else "")
@@ -36,9 +37,9 @@ def fold(graph: fx.Graph, constants: dict[str, torch.Tensor], fixed: dict[str, t
     with torch.no_grad():
         for node in list(graph.nodes):
             if node in moving:
-                made = {n: read(node, n) for n in node.all_input_nodes if n in values}
-                node.args = fx.node.map_arg(node.args, lambda n, made=made: made.get(n, n))
-                node.kwargs = fx.node.map_arg(node.kwargs, lambda n, made=made: made.get(n, n))
+                read_by = partial(read, node)
+                node.args = fx.node.map_arg(node.args, read_by)
+                node.kwargs = fx.node.map_arg(node.kwargs, read_by)
             elif node.op == "get_attr":
                 value = fixed[str(node.target)].detach()
                 values[node] = value.clone() if written else value

@@ -299,7 +299,9 @@ class MissingRule(Unsupported):
 def view_kind(node: fx.Node, rule: Callable) -> str | None:
     """As the rule says, unless capture knows whether the result shares memory with the first argument."""
     view = getattr(rule, "view", None)
-    return {True: "always", False: None}.get(node.meta.get("shares"), view) if view == "maybe" else view
+    if view == "maybe" and "shares" in node.meta:
+        return "always" if node.meta["shares"] else None
+    return view
 
 
 def is_getitem(target: Any) -> bool:

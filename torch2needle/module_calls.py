@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -81,7 +81,7 @@ def replace_recurrent(graph: fx.Graph, path: str, nodes: list[fx.Node]) -> None:
     items = [u for c in cores for u in c.users if u.target is operator.getitem]
     if len(cores) != 1 or any(u not in inside for n in nodes if n not in items for u in n.users):
         return
-    x, state = cores[0].args[:2]
+    x, state = cast(tuple[fx.Node, Any], cores[0].args[:2])
     given = state if isinstance(state, list | tuple) else [state]
     made = [n in inside or n.op == "get_attr" for n in given]
     if x in inside or any(made) != all(made):
@@ -91,7 +91,7 @@ def replace_recurrent(graph: fx.Graph, path: str, nodes: list[fx.Node]) -> None:
         call.meta = {k: v for k, v in cores[0].meta.items() if k != "val"}
         second = graph.call_function(operator.getitem, (call, 1)) if len(given) > 1 else call
         for item in items:
-            place = item.args[1]
+            place = cast(int, item.args[1])
             new = graph.call_function(
                 operator.getitem, (second, place - 1) if place and second is not call else (call, place)
             )

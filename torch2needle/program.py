@@ -48,7 +48,7 @@ def capture_program(program: torch.export.ExportedProgram, model: nn.Module | No
 
 def skeleton(program: torch.export.ExportedProgram) -> nn.Module:
     """Modules without forwards that hold the program's parameters and buffers under their names."""
-    root, made = nn.Module(), {}
+    root = nn.Module()
     signature = program.graph_signature
     lasting = set(signature.buffers) - set(signature.non_persistent_buffers)
     owners = {owner_path(n) for n in program.graph.nodes}
@@ -59,7 +59,6 @@ def skeleton(program: torch.export.ExportedProgram) -> nn.Module:
             continue
         *parents, last = name.split(".")
         owner = submodule(root, parents)
-        value = made.setdefault(id(value), value)
         if isinstance(value, nn.Parameter):
             owner.register_parameter(last, value)
         else:

@@ -17,7 +17,8 @@ def input_places(program: torch.export.ExportedProgram) -> dict[str, tuple]:
     arguments = argument_names(program)
     found = {}
     for path, i in pytree.tree_flatten_with_path((args, kwargs))[0]:
-        side, first, *rest = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", None))) for k in path)
+        keys: list[Any] = [getattr(k, "key", getattr(k, "idx", getattr(k, "name", None))) for k in path]
+        side, first, *rest = keys
         found[names[i]] = (arguments[first] if side == 0 else first, *rest)
     return found
 

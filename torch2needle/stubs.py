@@ -14,7 +14,7 @@ from torch import fx, nn
 from needle.autograd import Tensor
 from needle.graph import Symbol
 
-from .aten import is_overload, stub_signature
+from .aten import base_name, is_overload, stub_signature
 from .registry import target_name
 
 FILL_IN = "raise NotImplementedError"  # how the line begins that users replace
@@ -65,7 +65,8 @@ def example(value: Any) -> str:
 def stub(node: fx.Node, target: Any, module: nn.Module | None, value: Callable[[fx.Node], Any]) -> str:
     """A rule to fill in and its test, for the captured call `node` of `target`; `module` is the one called, if any."""
     full = target_name(target)
-    name = re.sub(r"\W+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", full.rpartition(".")[2])).strip("_").lower()
+    last = base_name(target) if is_overload(target) else full.rpartition(".")[2]
+    name = re.sub(r"\W+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last)).strip("_").lower()
     arguments = Arguments(value)
     setup: list[str] = []
     if module is not None:

@@ -14,6 +14,38 @@ from .graph import Graph, Node
 META = ("default", "place", "sizes", "arguments")  # what a saved graph keeps
 
 
+def check_meta(graph: Graph) -> None:
+    """Raise ValueError for a graph, of unknown origin, whose META is not as above."""
+    for node in graph.nodes:
+        allowed = (
+            ("default", "place", "sizes") if node.kind == "input" else ("arguments",) if node.kind == "output" else ()
+        )
+        for key in node.meta.keys() & set(META):
+            if key not in allowed or not (key == "default" or FORMS[key](node.meta[key])):
+                raise ValueError(f"{node.name} has no {key} that can be")
+
+
+def is_place(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and bool(value)
+        and isinstance(value[0], str)
+        and all(type(k) in (str, int) for k in value)
+    )
+
+
+def is_size(value: Any) -> bool:
+    least, most, name = value if isinstance(value, tuple) and len(value) == 3 else (None, None, None)
+    return type(least) is int and (most is None or type(most) is int) and isinstance(name, str)
+
+
+FORMS = {
+    "place": is_place,
+    "sizes": lambda value: isinstance(value, tuple) and all(map(is_size, value)),
+    "arguments": lambda value: isinstance(value, dict) and all(isinstance(k, str) for k in value),
+}
+
+
 class Inputs:
     """Binds a call's arguments, which have the structure that capture saw, to the graph's inputs."""
 
