@@ -133,7 +133,7 @@ class Functional(nn.Module):
 
 def test_functions_follow_the_flag() -> None:
     net = converts(Functional(), IMAGE)
-    assert sum("norm" in line for line in net.report.follows_mode) == 1  # torch.batch_norm takes no keyword `training`
+    assert sum("norm" in line for line in net.report.follows_mode) == 2
 
 
 def test_running_statistics_over_many_batches() -> None:

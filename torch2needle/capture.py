@@ -313,7 +313,7 @@ def capture(model: Any, example: dict[str, Any]) -> Captured:
         f"input {k} is fixed to {v!r}; pass example= with it to make it an input" for k, v in fixed.items()
     ]
     try:
-        both = [trace(model, fixed, m)[0] for m in (True, False)]
+        both = [graph if m is mode else trace(model, fixed, m)[0] for m in (True, False)]
         flags_in_both_modes(graph, both[0], both[1])
     except Exception:  # also when only one mode can be traced, such as one with an auxiliary loss
         how = "as its modules' flags are" if mode is None else "in training mode" if mode else "in evaluation mode"

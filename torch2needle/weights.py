@@ -12,6 +12,7 @@ from torch import nn
 import needle as ndl
 from needle.autograd import Tensor, Unsupported
 from needle.executor import Executable
+from needle.init import no_drawing
 from needle.interop import as_ndarray
 from needle.nn.module import Module, Parameter, Tree
 
@@ -52,14 +53,12 @@ class TreeBuilder:
         rule = find_module_rule(module)
         if rule is None:
             return Tree()
-        state = np.random.get_state()  # layers draw initial weights, which the user's stream must not notice
         try:
-            return rule(module)
+            with no_drawing():
+                return rule(module)
         except (Unsupported, NotImplementedError) as e:
             self.failures[id(module)] = str(e)
             return Tree()
-        finally:
-            np.random.set_state(state)
 
     def tensor(self, t: torch.Tensor, path: str = "") -> Tensor:
         """The needle Parameter or buffer for a torch one, over a copy of its values or, shared, over its memory."""
@@ -69,7 +68,7 @@ class TreeBuilder:
             if data.dtype in (torch.bfloat16, torch.float16):
                 self.report.note(f"{path} is {data.dtype} and computed in float32")
                 data = data.float()
-            if data.is_floating_point() and not bool(torch.isfinite(data).all()):
+            if data.is_floating_point() and not finite(data):
                 self.report.note(f"{path} holds NaN or infinite values")
             kind = Parameter if isinstance(t, nn.Parameter) else Tensor
             dtype = str(data.dtype).removeprefix("torch.")
@@ -80,6 +79,11 @@ class TreeBuilder:
             made.requires_grad = isinstance(t, nn.Parameter) and t.requires_grad
             self.tensors[id(t)] = made
         return self.tensors[id(t)]
+
+
+def finite(data: torch.Tensor) -> bool:
+    """Whether all values are finite; a sum says so in one pass, unless it overflows."""
+    return bool(torch.isfinite(data.sum())) or bool(torch.isfinite(data).all())
 
 
 def parameter_over(data: Any) -> Parameter:

@@ -24,7 +24,7 @@ DRAWING = _Drawing()
 
 @contextmanager
 def no_drawing() -> Iterator[None]:
-    """Tensors made inside have a shape and one zero as memory: for layers whose tensors are all replaced at once."""
+    """Tensors made inside have one value as memory, a constant's own and NaN for drawn ones: for layers that get others' weights."""
     before, DRAWING.off = DRAWING.off, True
     try:
         yield
@@ -32,10 +32,10 @@ def no_drawing() -> Iterator[None]:
         DRAWING.off = before
 
 
-def _hollow(shape: Sequence[int], dtype: str, requires_grad: bool) -> Tensor:
-    zero = np.zeros((), dtype)
+def _hollow(value: float, shape: Sequence[int], dtype: str, requires_grad: bool) -> Tensor:
+    one = np.asarray(value).astype(dtype)
     on_numpy = default_device() == cpu_numpy()
-    data = np.broadcast_to(zero, shape) if on_numpy else NDArray(zero, dtype=dtype).broadcast_to(shape)
+    data = np.broadcast_to(one, shape) if on_numpy else NDArray(one, dtype=dtype).broadcast_to(shape)
     return Tensor.make_const(data, requires_grad=requires_grad)
 
 
@@ -53,7 +53,7 @@ def rand(
 ) -> Tensor:
     """Uniform in [low, high)."""
     if DRAWING.off:
-        return _hollow(shape, dtype, requires_grad)
+        return _hollow(math.nan, shape, dtype, requires_grad)
     return _tensor(np.random.rand(*shape) * (high - low) + low, device, dtype, requires_grad)
 
 
@@ -67,7 +67,7 @@ def randn(
 ) -> Tensor:
     """Normal with the given mean and standard deviation."""
     if DRAWING.off:
-        return _hollow(shape, dtype, requires_grad)
+        return _hollow(math.nan, shape, dtype, requires_grad)
     return _tensor(np.random.randn(*shape) * std + mean, device, dtype, requires_grad)
 
 
@@ -82,7 +82,7 @@ def constant(
     *shape: int, c: float = 1.0, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False
 ) -> Tensor:
     if DRAWING.off:
-        return _hollow(shape, dtype, requires_grad)
+        return _hollow(c, shape, dtype, requires_grad)
     return _tensor(np.full(shape, c), device, dtype, requires_grad)
 
 
