@@ -24,7 +24,7 @@ DRAWING = _Drawing()
 
 @contextmanager
 def no_drawing() -> Iterator[None]:
-    """Tensors made inside have one value as memory, a constant's own and NaN for drawn ones: for layers that get others' weights."""
+    """Tensors made inside have one value in memory, drawn ones NaN: for layers whose weights are replaced by others at once."""
     before, DRAWING.off = DRAWING.off, True
     try:
         yield
