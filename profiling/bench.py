@@ -31,6 +31,7 @@ from peers.worker import median_time
 __all__ = ["PAUSE", "median_time"]  # what the other scripts take from here
 
 LIMIT = 1e-4  # error against float64 torch, relative to the largest value; float32 gives 1e-6, a bfloat16 or float16 run 1e-3
+LONGEST = 8  # steps that are printed; the JSON holds all
 PAUSE = 0.25  # seconds before a burst: OpenMP threads of the peer before spin for up to 0.2 s
 
 
@@ -123,8 +124,10 @@ def compare(
                 if not keep:
                     children.pop(row["engine"]).kill()
                 bar.update(1 if keep else args.rounds - r)
+        layers = children[OURS].ask(args.timeout, {"layers": True}) if OURS in children else {}
     add_ratios(rows)
-    return {"model": model, "title": MODELS[model].title, "shape": list(task.shape), "rows": rows}
+    result = {"model": model, "title": MODELS[model].title, "shape": list(task.shape), "rows": rows}
+    return result | {"layers": layers}
 
 
 def number(value: float | None, form: str) -> str:
@@ -143,6 +146,19 @@ def lines_of(result: dict[str, Any]) -> list[str]:
         line += f"{number(r.get('first_s'), '.2f'):>9}{number(r.get('export_s'), '.1f'):>10}"
         line += f"{number(r.get('memory_mb'), '.0f'):>9}{number(r.get('error'), '.0e'):>9}"
         lines.append(line if r["status"] == "ok" else f"{line}  {r['status']}: {r['reason']}")
+    return lines + layer_lines(result["layers"])
+
+
+def layer_lines(layers: dict[str, Any]) -> list[str]:
+    """The longest steps of needle compiled."""
+    if not layers:
+        return []
+    total, peaks = sum(r["ms"] for r in layers["rows"]), layers["machine"]
+    head = f"where {total:.2f} ms go; peak {peaks['peak_gflops']:.0f} GF/s, memory {peaks['bandwidth_gbs']:.0f} GB/s"
+    lines = [f"  {head:<62}{'ms':>8}{'FMA peak':>10}{'bandwidth':>11}{'roofline':>10}"]
+    for r in sorted(layers["rows"], key=lambda r: -r["ms"])[:LONGEST]:
+        shares = f"{r['fma_peak']:>10.0%}{r['bandwidth']:>11.0%}{number(r['roofline'], '.0%'):>10}"
+        lines.append(f"  {r['name'][:37]:<38}{r['op'][:23]:<24}{r['ms']:>8.3f}{shares}")
     return lines
 
 

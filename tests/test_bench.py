@@ -95,6 +95,15 @@ def test_document(written: tuple[dict[str, Any], str]) -> None:
     assert result["model"] == "mlp" and result["shape"] == [3, 784]
 
 
+def test_layers(written: tuple[dict[str, Any], str]) -> None:
+    document, text = written
+    layers = document["results"][0]["layers"]
+    linear = [r for r in layers["rows"] if r["op"].startswith("matmul")]
+    assert len(linear) == 3 and all(0 < r["fma_peak"] < 1.2 and r["ms"] > 0 for r in linear)
+    assert layers["machine"]["peak_gflops"] > 1 and f"peak {layers['machine']['peak_gflops']:.0f} GF/s" in text
+    assert all(r["name"] in text for r in linear)
+
+
 def test_ratios_follow_from_the_rounds(rows: dict[str, dict[str, Any]]) -> None:
     ours = rows[OURS]["rounds_ms"]
     for name in ("torch eager", OURS):

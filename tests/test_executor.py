@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -222,6 +223,19 @@ def test_the_gil_is_free_during_a_run() -> None:
         assert any(counting_beside(lambda: exe(x)) > 0.5 for _ in range(3))
     finally:
         ndl.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("given", "want"), [("3", 3), ("1", 1)])
+def test_threads_by_environment(given: str, want: int) -> None:
+    code = "import needle; print(needle.get_num_threads())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "NEEDLE_NUM_THREADS": given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) == want
 
 
 def test_runs_in_two_threads_agree() -> None:

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -161,13 +162,37 @@ def needle_fused(task: Task) -> Call:
     return ndl.no_grad()(lambda: net(x).numpy())
 
 
+class NeedleCall:
+    """An executable on its input; `layers` tells where a run's time goes."""
+
+    def __init__(self, exe: Any, x: Any) -> None:
+        self.exe, self.x = exe, x
+
+    def __call__(self) -> Any:
+        return self.exe(self.x)
+
+    def layers(self) -> dict[str, Any]:
+        """Peak rates, and for each step milliseconds and shares of FMA peak, memory bandwidth and roofline."""
+        import needle as ndl
+
+        found = ndl.profile(self.exe, (self.x,), rounds=20).to_dict()
+        machine = {k: found["machine"][k] for k in ("peak_gflops", "bandwidth_gbs")}
+        rows = []
+        for r in found["rows"]:
+            row = {"name": r["name"], "op": r["op"], "shape": r["shape"], "ms": round(r["ms"], 4)}
+            row["fma_peak"] = round((r["gflops"] or 0.0) / machine["peak_gflops"], 3)
+            row["bandwidth"] = round((r["gbs"] or 0.0) / machine["bandwidth_gbs"], 3)
+            rows.append(row | {"roofline": r["roofline"] and round(r["roofline"], 3)})
+        return {"machine": machine, "rows": rows}
+
+
 def needle_compiled(task: Task, memory: str = "normal") -> Call:
     import needle as ndl
 
     ndl.set_num_threads(task.threads)
     x = task.input()
     exe = ndl.compile(ndl.load(task.path("fused.safetensors")), (x,), memory=memory)
-    return lambda: exe(x)
+    return NeedleCall(exe, x)
 
 
 def needle_low(task: Task) -> Call:

@@ -1,6 +1,7 @@
 """The process that writes one format or runs one peer. Started by `processes.Child`; speaks JSON, one line a message.
 
-`export` writes the files and ends. `serve` loads once, then answers each {"budget": seconds} with the median time of a burst.
+`export` writes the files and ends. `serve` loads once, then answers each {"budget": seconds} with the median time of a burst,
+and {"layers": true} with where needle's time goes.
 """
 
 from __future__ import annotations
@@ -76,8 +77,12 @@ def serve(name: str, extra: str | None, task: Task, send: Callable[[dict], None]
     times = {"import_s": imported - start, "first_s": done - imported}
     send({**times, "memory_mb": peak_memory(), **compared(out, want)})
     for line in sys.stdin:
+        order = json.loads(line)
+        if "layers" in order:
+            send(call.layers())  # type: ignore[attr-defined]
+            continue
         call()  # caches and thread pools wake outside the clock
-        seconds = median_time(call, json.loads(line)["budget"])
+        seconds = median_time(call, order["budget"])
         memory = peak_memory()
         send({"seconds": seconds, "memory_mb": memory, **compared(call(), want)})
 
