@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import pickle
@@ -194,7 +195,7 @@ def damage(value: Any, rng: random.Random) -> None:
     elif how == 4 and isinstance(container[key], int):
         container[key] += rng.choice((-1, 1))
     else:
-        container[key] = rng.choice(VALUES)
+        container[key] = copy.deepcopy(rng.choice(VALUES))
 
 
 def edit_graph(data: bytearray, rng: random.Random) -> bytes:

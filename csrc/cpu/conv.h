@@ -42,10 +42,10 @@ NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double f
   int64_t tasks = task_count(exec, flops);
   if (w_floats < x_floats) tasks = larger(tasks, x_floats / (128 << 10));  // input of a task stays in L2
   s.block_tasks = w_floats > x_floats ? smaller(tasks, units) : 1;
-  s.row_tasks = smaller(ceil_div(tasks, s.block_tasks), rows);
+  s.row_tasks = s.block_tasks >= 4 * exec->threads ? 1 : smaller(ceil_div(tasks, s.block_tasks), rows);
   if (s.block_tasks == 1) s.block_tasks = smaller(larger(1, tasks / s.row_tasks), units);
-  s.rows = ceil_div(rows, s.row_tasks);
-  s.units = ceil_div(units, s.block_tasks);
+  s.rows = s.block_tasks == 1 ? fair_share(exec, rows, s.row_tasks) : ceil_div(rows, s.row_tasks);
+  s.units = s.row_tasks == 1 ? fair_share(exec, units, s.block_tasks) : ceil_div(units, s.block_tasks);
   s.row_tasks = ceil_div(rows, s.rows);
   s.block_tasks = ceil_div(units, s.units);
   return s;

@@ -55,6 +55,18 @@ NEEDLE_INLINE int64_t task_count(const Exec* exec, double flops) {
   return exec->threads == 1 ? 1 : larger(1, smaller(short_tasks, larger(6 * exec->threads, long_tasks)));
 }
 
+// Units of a task, when `units` of equal work are to make about `tasks` of them: such that no thread gets more than
+// others.
+NEEDLE_INLINE int64_t fair_share(const Exec* exec, int64_t units, int64_t tasks) {
+  const int64_t most = ceil_div(units, tasks);
+  int64_t best = most, least = INT64_MAX;
+  for (int64_t share = most; 2 * share >= most; share--) {
+    const int64_t load = ceil_div(ceil_div(units, share), exec->threads) * share;
+    if (load < least) least = load, best = share;
+  }
+  return best;
+}
+
 // dst[i * dst_stride + j] = src[j * src_stride + i] for i < n, j < 16. Four-lane shuffles are enough: it is memory
 // bound.
 void transpose_to_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n);
