@@ -179,6 +179,25 @@ def test_strassen(sizes: tuple[int, int, int], layout: str, threads: int, activa
     assert (np.delete(around.numpy(), range(4, 4 + n), 1) == 5).all()
 
 
+def test_strassen_keeps_rows_and_columns_apart() -> None:
+    """Each within its own size: of small rows beside large ones, and of rows and columns of zeros, which padding makes."""
+    rng = np.random.default_rng(0)
+    m, k, n = 33, 64, 96
+    x, w = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    x *= 10.0 ** rng.integers(-30, 15, (m, 1))
+    w *= 10.0 ** rng.integers(-5, 5, (1, n))
+    x[[2, 20]], w[:, [5, 70]] = 0, 0
+    b = np.where(rng.random(n) < 0.5, 0, 1).astype("float32")
+    x32, w32, out = x.astype("float32"), w.astype("float32"), array(np.empty((m, n), "float32"))
+    ins = [array(x32), pack_strassen("needle", array(w32)), array(b * 0)]
+    call("matmul_strassen", [out], ins, activation_code("none"), 0.0, True)
+    want = x32.astype("float64") @ w32.astype("float64")
+    scale = np.linalg.norm(x32.astype("float64"), axis=1)[:, None] * np.linalg.norm(w32.astype("float64"), axis=0)
+    assert (np.abs(out.numpy() - want) <= 1e-6 * scale).all()
+    call("matmul_strassen", [out], [*ins[:2], array(b)], activation_code("none"), 0.0, True)
+    assert (out.numpy()[[2, 20]] == b).all() and (out.numpy()[:, [5, 70]] == b[[5, 70]]).all()
+
+
 @pytest.mark.parametrize(
     ("settings", "kernel"),
     [({}, "strassen"), ({"winograd": "f2"}, "packed"), ({"winograd": "off"}, "packed"), ({"memory": "low"}, "packed")],

@@ -1,5 +1,8 @@
 // Linear layers by one step of Strassen's algorithm: seven products of half size where there were eight. Sums of
-// weights are packed before; sums of rows and of results stay in cache.
+// weights are packed before; sums of rows and of results stay in cache. The sums mix two rows and two columns, whose
+// rounding errors would reach each other: powers of two bring all rows and columns to one size before (Ballard et al.,
+// SIAM J. Matrix Anal. Appl. 37, 2016), and a row of zeros gives exactly the bias.
+#include <cmath>
 #include <cstring>
 
 #include "cpu/matmul.h"
@@ -20,57 +23,92 @@ struct Sum {
 constexpr Sum kA[kProducts] = {{0, 3, 1}, {2, 3, 1}, {0, -1, 0}, {3, -1, 0}, {0, 1, 1}, {2, 0, -1}, {1, 3, -1}};
 constexpr Sum kB[kProducts] = {{0, 3, 1}, {0, -1, 0}, {1, 3, -1}, {2, 0, -1}, {3, -1, 0}, {0, 1, 1}, {2, 3, 1}};
 
-// The last row of an odd number has no partner: zeros stand for it.
-void sum_of_rows(const Sum& s, const float* a, int64_t a_m, int64_t M, int64_t row, int64_t K, float* dst) {
-  const int64_t half = ceil_div(M, 2);
-  auto quarter = [&](int q) -> const float* {
-    const int64_t m = row + q / 2 * half;
-    return q < 0 || m >= M ? nullptr : a + m * a_m + q % 2 * K;
-  };
-  const float *x = quarter(s.first), *y = quarter(s.second);
-  if (!x && !y) {
-    std::memset(dst, 0, K * 4);
-  } else if (!y) {
-    std::memcpy(dst, x, K * 4);
-  } else {
-    for (int64_t k = 0; k < K; k++) dst[k] = (x ? x[k] : 0.f) + s.sign * y[k];
-  }
+// The power of two that divides values of at most `largest` to below 1; 0 for zeros, 1 for what is not finite.
+float power(float largest) {
+  if (largest == 0 || !(largest < INFINITY)) return largest == 0 ? 0.f : 1.f;
+  int e;
+  std::frexp(largest, &e);
+  return std::ldexp(1.f, e < -126 ? -126 : e > 126 ? 126 : e);
 }
+
+float inverse(float power) { return power == 0 ? 0.f : 1 / power; }
+
+// The largest absolute value; NaN does not count.
+float largest(const float* x, int64_t n) {
+  V most(0.f);
+  int64_t i = 0;
+  for (; i + V::N <= n; i += V::N) most = max(abs(V::load(x + i)), most);
+  if (i < n) most = max(abs(V::load_n(x + i, static_cast<int>(n - i))), most);
+  return reduce_max(most);
+}
+
+// The last row of an odd number has no partner: zeros stand for it.
+void sum_of_rows(const Sum& s, const float* a, int64_t a_m, int64_t M, int64_t row, int64_t K, const float* powers,
+                 float* dst) {
+  const int64_t half = ceil_div(M, 2);
+  float factor[2];
+  const float* term[2];
+  for (int i = 0; i < 2; i++) {
+    const int q = i ? s.second : s.first;
+    const int64_t m = row + q / 2 * half;
+    term[i] = q < 0 || m >= M ? nullptr : a + m * a_m + q % 2 * K;
+    factor[i] = term[i] ? (i ? s.sign : 1.f) * inverse(powers[m]) : 0.f;
+  }
+  const float *x = term[0] ? term[0] : term[1], *y = term[1] ? term[1] : term[0];
+  if (!x) std::memset(dst, 0, K * 4);
+  for (int64_t k = 0; x && k < K; k++) dst[k] = factor[0] * x[k] + factor[1] * y[k];
+}
+
+// What products become results with: of two blocks of columns, one in each half.
+struct Columns {
+  const float *power0, *power1, *bias0, *bias1;  // bias: or null
+};
 
 // c = activation(quarter's sum of products + bias) for one block of columns in each half, of one row in each half.
 template <class F>
-NEEDLE_INLINE void combine(const float* p, int64_t step, const float* bias0, const float* bias1, float* top0,
-                           float* top1, float* low0, float* low1, const F& f) {
+NEEDLE_INLINE void combine(const float* p, int64_t step, const Columns& c, float top_power, float low_power,
+                           float* top0, float* top1, float* low0, float* low1, const F& f) {
   for (int v = 0; v < kBlock; v += V::N) {
     V m[kProducts];
     for (int i = 0; i < kProducts; i++) m[i] = V::load(p + i * step + v);
-    const V left = bias0 ? V::load(bias0 + v) : V(0.f), right = bias1 ? V::load(bias1 + v) : V(0.f);
-    f((m[0] + m[3]) + (m[6] - m[4]) + left).store(top0 + v);
-    f(m[2] + m[4] + right).store(top1 + v);
+    const V bias0 = c.bias0 ? V::load(c.bias0 + v) : V(0.f), bias1 = c.bias1 ? V::load(c.bias1 + v) : V(0.f);
+    const V left = V::load(c.power0 + v), right = V::load(c.power1 + v), top(top_power), low(low_power);
+    f(fma(((m[0] + m[3]) + (m[6] - m[4])) * top, left, bias0)).store(top0 + v);
+    f(fma((m[2] + m[4]) * top, right, bias1)).store(top1 + v);
     if (!low0) continue;
-    f(m[1] + m[3] + left).store(low0 + v);
-    f((m[0] + m[2]) + (m[5] - m[1]) + right).store(low1 + v);
+    f(fma((m[1] + m[3]) * low, left, bias0)).store(low0 + v);
+    f(fma(((m[0] + m[2]) + (m[5] - m[1])) * low, right, bias1)).store(low1 + v);
   }
 }
 
 }  // namespace
 
-// Sums of the quarters of B (K, N), K even and N of whole blocks in each half: [7][N / 32][K / 2][16].
+// Sums of the quarters of B (K, N), K even and N of whole blocks in each half: [7][N / 32][K / 2][16], then the powers
+// of two of the columns.
 void strassen_pack(const Call& c) {
   const View& b = c.in[0];
   const int64_t K = b.shape[0] / 2, blocks = b.shape[1] / kWidth;
   float* out = c.out[0].as<float>();
   parallel_for(c.exec, blocks, [&](int64_t j) {
-    auto quarter = [&](int q) {
-      return b.as<const float>() + q / 2 * K * b.stride[0] + (q % 2 * blocks + j) * kBlock * b.stride[1];
-    };
-    float* other = static_cast<float*>(c.exec->scratch(0, K * kBlock * 4));
+    float* scaled = static_cast<float*>(c.exec->scratch(0, 4 * K * kBlock * 4));  // a block of each half: [2][2 K][16]
+    for (int half = 0; half < 2; half++) {
+      const int64_t column = (half * blocks + j) * kBlock;
+      float *s = scaled + half * 2 * K * kBlock, *powers = out + kProducts * blocks * K * kBlock + column;
+      pack_columns(b.as<const float>() + column * b.stride[1], b.stride[0], b.stride[1], 2 * K, kBlock, 0, 1, s);
+      float factor[kBlock] = {};
+      for (int64_t k = 0; k < 2 * K; k++)
+        for (int lane = 0; lane < kBlock; lane++)
+          factor[lane] = std::fmax(factor[lane], std::fabs(s[k * kBlock + lane]));
+      for (int lane = 0; lane < kBlock; lane++) factor[lane] = inverse(powers[lane] = power(factor[lane]));
+      for (int64_t k = 0; k < 2 * K; k++)
+        for (int lane = 0; lane < kBlock; lane++) s[k * kBlock + lane] *= factor[lane];
+    }
+    auto quarter = [&](int q) { return scaled + (q % 2 * 2 + q / 2) * K * kBlock; };
     for (int i = 0; i < kProducts; i++) {
       float* dst = out + (i * blocks + j) * K * kBlock;
-      pack_columns(quarter(kB[i].first), b.stride[0], b.stride[1], K, kBlock, 0, 1, dst);
-      if (kB[i].second < 0) continue;
-      pack_columns(quarter(kB[i].second), b.stride[0], b.stride[1], K, kBlock, 0, 1, other);
-      for (int64_t k = 0; k < K * kBlock; k++) dst[k] += kB[i].sign * other[k];
+      std::memcpy(dst, quarter(kB[i].first), K * kBlock * 4);
+      const float* other = quarter(larger(0, kB[i].second));
+      for (int64_t k = 0; k < K * kBlock && kB[i].second >= 0; k++) dst[k] += kB[i].sign * other[k];
     }
   });
 }
@@ -84,11 +122,16 @@ void matmul_strassen(const Call& c) {
   const float* bias = c.i(2) ? c.in[2].as<const float>() : nullptr;
   float* dst = out.as<float>();
 
-  float* sums = static_cast<float*>(c.exec->scratch(3, kProducts * half * ld * 4));
+  const float* column_powers = packed + kProducts * blocks * K * kBlock;
+  float* sums = static_cast<float*>(c.exec->scratch(3, (kProducts * half * ld + M) * 4));
+  float* powers = sums + kProducts * half * ld;
   const int64_t row_tasks = smaller(half, task_count(c.exec, 40. * M * K));
   parallel_for(c.exec, row_tasks, [&](int64_t t) {
-    for (int64_t m = half * t / row_tasks; m < half * (t + 1) / row_tasks; m++)
-      for (int i = 0; i < kProducts; i++) sum_of_rows(kA[i], src, a.stride[0], M, m, K, sums + (i * half + m) * ld);
+    for (int64_t m = half * t / row_tasks; m < half * (t + 1) / row_tasks; m++) {
+      for (int64_t r = m; r < M; r += half) powers[r] = power(largest(src + r * a.stride[0], 2 * K));
+      for (int i = 0; i < kProducts; i++)
+        sum_of_rows(kA[i], src, a.stride[0], M, m, K, powers, sums + (i * half + m) * ld);
+    }
   });
 
   const int64_t chunks = ceil_div(half, kRows), rows = ceil_div(half, chunks);
@@ -111,10 +154,14 @@ void matmul_strassen(const Call& c) {
         for (int64_t m = 0; m < n_rows; m++) {
           float* top = dst + (m0 + m) * out.stride[0] + j * kBlock;
           float* low = m0 + m + half < M ? top + half * out.stride[0] : nullptr;
-          for (int64_t b = 0; b < n; b++, top += kBlock, low = low ? low + kBlock : nullptr)
-            combine(products + m * kWidth + b * kBlock, step, bias ? bias + (j + b) * kBlock : nullptr,
-                    bias ? bias + (blocks + j + b) * kBlock : nullptr, top, top + blocks * kBlock, low,
+          for (int64_t b = 0; b < n; b++, top += kBlock, low = low ? low + kBlock : nullptr) {
+            const int64_t left = (j + b) * kBlock, right = left + blocks * kBlock;
+            combine(products + m * kWidth + b * kBlock, step,
+                    {column_powers + left, column_powers + right, bias ? bias + left : nullptr,
+                     bias ? bias + right : nullptr},
+                    powers[m0 + m], low ? powers[m0 + m + half] : 0.f, top, top + blocks * kBlock, low,
                     low ? low + blocks * kBlock : nullptr, f);
+          }
         }
       });
     }

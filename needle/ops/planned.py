@@ -139,7 +139,7 @@ def pack_matrix(layout: str, weight: NDArray) -> NDArray:
 
 def pack_strassen(layout: str, weight: NDArray) -> NDArray:
     b = as_matrix(layout, weight)
-    out = NDArray.empty((7, b.shape[1] // (2 * BLOCK), b.shape[0] // 2, BLOCK))
+    out = NDArray.empty((7 * b.shape[1] // 2 * b.shape[0] // 2 + b.shape[1],))
     call("strassen_pack", [out], [b])
     return out
 
@@ -149,7 +149,7 @@ def linear_costs(m: int, n: int, k: int) -> dict[str, Cost]:
     costs = {DIRECT: Cost(m * n * k / BLOCK, n * k * 4)}
     if k % 2 == 0 and n % (2 * BLOCK) == 0:
         rows, columns, terms = -(-m // 2), n // 2, k // 2
-        sums = 40 * rows * terms + 42 * rows * columns  # of rows and of results
+        sums = 50 * rows * terms + 50 * rows * columns  # of rows and of results
         costs["strassen"] = Cost((7 * rows * columns * terms + sums) / BLOCK, 7 * columns * terms * 4)
     return costs
 
