@@ -1,0 +1,335 @@
+// Convolution, its weight gradient and transposed convolution as implicit GEMM, for images of any strides (NCHW, NHWC).
+// Depthwise ones go to depthwise.cu.
+#include "gpu/conv.h"
+#include "gpu/gemm.cuh"
+
+namespace needle::gpu {
+namespace {
+
+// Pixel (y, x) of the result meets input pixel (y, x) * step + first + (i, j) * tap under weight (i, j). All
+// convolutions are this one, on suitable views: w is (O, C / groups, KH, KW), and a group of channels has weights
+// `w_group` further.
+struct Correlation {
+  View x, w, out;
+  int64_t groups, w_group, step_h, step_w, first_h, first_w, tap_h, tap_w;
+};
+
+int32_t narrow(int64_t v) { return static_cast<int32_t>(v); }
+
+bool quads(std::initializer_list<int64_t> strides, const void* data) {
+  for (int64_t s : strides) {
+    if (s % 4 != 0) return false;
+  }
+  return aligned(data);
+}
+
+bool channels_last(const View& v) { return v.stride[1] == 1 && v.shape[1] > 1 && v.stride[3] != 1; }
+
+// Pixels (n, y, x) of an image as an axis; one step along y and x is `step` input pixels.
+Axis pixel_axis(const View& v, int64_t height, int64_t width, int64_t step_h, int64_t step_w) {
+  Axis a;
+  a.digits = {height, width};
+  a.stride[0] = narrow(v.stride[0]);
+  a.stride[1] = narrow(step_h * v.stride[2]);
+  a.stride[2] = narrow(step_w * v.stride[3]);
+  a.y_step[1] = narrow(step_h);
+  a.x_step[1] = narrow(step_w);
+  return a;
+}
+
+// Channels and weights (c, i, j), in the order (i, j, c) when channels are neighbours in memory.
+struct Taps {
+  int64_t channels, height, width;
+  bool last;
+  int64_t size() const { return channels * height * width; }
+  Digits digits() const { return last ? Digits{width, channels} : Digits{height, width}; }
+  void strides(int64_t c, int64_t i, int64_t j, int (&to)[3]) const {
+    to[0] = narrow(last ? i : c), to[1] = narrow(last ? j : i), to[2] = narrow(last ? c : j);
+  }
+  // As an axis of a view whose axes are (any, c, i, j).
+  Axis axis(const View& v, int64_t tap_h, int64_t tap_w) const {
+    Axis a;
+    a.digits = digits();
+    strides(v.stride[1], tap_h * v.stride[2], tap_w * v.stride[3], a.stride);
+    return a;
+  }
+};
+
+// The image (x) as the matrix pixels x taps; its y and x run over the padded image.
+Operand image_operand(const Correlation& c, const Taps& taps) {
+  const View& x = c.x;
+  Operand a = {};
+  a.data = x.as<float>() + c.first_h * x.stride[2] + c.first_w * x.stride[3];
+  a.height = narrow(x.shape[2]), a.width = narrow(x.shape[3]);
+  a.y = narrow(c.first_h), a.x = narrow(c.first_w);
+  a.row = pixel_axis(x, c.out.shape[2], c.out.shape[3], c.step_h, c.step_w);
+  a.depth = taps.axis(x, c.tap_h, c.tap_w);
+  int at = taps.last ? 0 : 1;
+  a.depth.y_step[at] = narrow(c.tap_h);
+  a.depth.x_step[at] = narrow(c.tap_w);
+  a.by_row = !taps.last;
+  int64_t pixels = c.out.shape[2] * c.out.shape[3];
+  if (taps.last) {
+    a.wide = x.stride[1] == 1 && taps.channels % 4 == 0 && quads({x.stride[0], x.stride[2], x.stride[3]}, x.data);
+  } else {  // neighbours in an image whose every pixel is read once
+    a.wide = taps.height * taps.width == 1 && x.shape[2] * x.shape[3] == pixels && x.shape[3] == c.out.shape[3] &&
+             c.step_h == 1 && c.step_w == 1 && c.first_h == 0 && c.first_w == 0 && x.stride[3] == 1 &&
+             x.stride[2] == x.shape[3] && pixels % 4 == 0 && quads({x.stride[0], x.stride[1]}, x.data);
+  }
+  return a;
+}
+
+// A matrix without an outside.
+Operand whole(const View& v, Axis row, Axis depth) {
+  Operand a = {};
+  a.data = v.as<float>();
+  a.row = row;
+  a.depth = depth;
+  a.height = a.width = 1;
+  for (Axis* axis : {&a.row, &a.depth}) axis->y_step[0] = axis->y_step[1] = axis->x_step[0] = axis->x_step[1] = 0;
+  return a;
+}
+
+Axis channel_axis(const View& v, int axis) {
+  Axis a;
+  a.stride[0] = narrow(v.stride[axis]);
+  return a;
+}
+
+Operand weight_operand(const Correlation& c, const Taps& taps) {
+  const View& w = c.w;
+  Operand a = whole(w, channel_axis(w, 0), taps.axis(w, 1, 1));
+  a.by_row = w.stride[0] == 1 && w.shape[0] > 1;
+  if (a.by_row) {
+    a.wide = w.shape[0] / c.groups % 4 == 0 && quads({w.stride[1], w.stride[2], w.stride[3], c.w_group}, w.data);
+  } else if (taps.last) {
+    a.wide =
+        w.stride[1] == 1 && taps.channels % 4 == 0 && quads({w.stride[0], w.stride[2], w.stride[3], c.w_group}, w.data);
+  } else {
+    a.wide = w.stride[3] == 1 && w.stride[2] == taps.width && w.stride[1] == taps.height * taps.width &&
+             taps.size() % 4 == 0 && quads({w.stride[0], c.w_group}, w.data);
+  }
+  return a;
+}
+
+// The results' places: rows are pixels when channels are neighbours in memory, else channels.
+Place place(const View& v, bool pixels_first) {
+  Place p = {};
+  p.data = v.as<float>();
+  int (&pixel)[3] = pixels_first ? p.row : p.column, (&channel)[3] = pixels_first ? p.column : p.row;
+  pixel[0] = narrow(v.stride[0]), pixel[1] = narrow(v.stride[2]), pixel[2] = narrow(v.stride[3]);
+  channel[0] = narrow(v.stride[1]);
+  return p;
+}
+
+bool columns_are_quads(const View& v, bool pixels_first, int64_t per_group) {
+  if (pixels_first)
+    return v.stride[1] == 1 && per_group % 4 == 0 && quads({v.stride[0], v.stride[2], v.stride[3]}, v.data);
+  return v.stride[3] == 1 && v.stride[2] == v.shape[3] && v.shape[2] * v.shape[3] % 4 == 0 &&
+         quads({v.stride[0], v.stride[1]}, v.data);
+}
+
+struct Epilogue {
+  const View *scale = nullptr, *bias = nullptr, *residual = nullptr;
+  int activation = kNone;
+  float alpha = 0;
+  int precision = kExact;
+};
+
+void check_size(const char* op, int64_t n) {
+  if (n > INT32_MAX - 256) fail(op, "pixels, channels and taps are below 2^31 - 256", std::to_string(n));
+}
+
+void correlate(const char* op, const Correlation& c, const Epilogue& e, gpuStream_t stream) {
+  const View& out = c.out;
+  if (out.size() == 0) return;
+  for (const View* v : {&c.x, &c.w, &out, e.residual ? e.residual : &out}) check_span(op, *v, 0);
+  Taps taps = {c.w.shape[1], c.w.shape[2], c.w.shape[3], channels_last(c.x)};
+  int64_t pixels = out.shape[0] * out.shape[2] * out.shape[3], per_group = out.shape[1] / c.groups;
+  check_size(op, pixels);
+  check_size(op, taps.size());
+  bool pixels_first = channels_last(out);
+  Operand image = image_operand(c, taps), weights = weight_operand(c, taps);
+  Digits pixel = {out.shape[2], out.shape[3]};
+  Gemm p = {};
+  p.batch.rank = 1;
+  p.batch.shape[0] = narrow(c.groups);
+  int64_t image_step = taps.channels * c.x.stride[1], residual_step = 0;
+  image.wide = image.wide && image_step % 4 == 0;
+  p.wide = columns_are_quads(out, pixels_first, per_group);
+  if (e.residual) {
+    View contiguous = *e.residual;  // its elements are read one by one, so alignment does not matter
+    contiguous.data = nullptr;
+    p.wide = p.wide && columns_are_quads(contiguous, pixels_first, per_group);
+    p.residual = place(*e.residual, pixels_first);
+    residual_step = per_group * e.residual->stride[1];
+  }
+  p.a = pixels_first ? image : weights;
+  p.b = pixels_first ? weights : image;
+  p.out = place(out, pixels_first);
+  (pixels_first ? p.row : p.column) = pixel;
+  p.batch.a[0] = pixels_first ? image_step : c.w_group;
+  p.batch.b[0] = pixels_first ? c.w_group : image_step;
+  p.batch.out[0] = per_group * out.stride[1];
+  p.batch.residual[0] = residual_step;
+  p.batch.channels = per_group;
+  auto per_channel = [&](const View* v) {
+    if (!v) return PerChannel{};
+    return PerChannel{v->as<float>(), pixels_first ? 0 : v->stride[0], pixels_first ? v->stride[0] : 0};
+  };
+  p.scale = per_channel(e.scale);
+  p.bias = per_channel(e.bias);
+  p.m = narrow(pixels_first ? pixels : per_group);
+  p.n = narrow(pixels_first ? per_group : pixels);
+  p.k = narrow(c.x.shape[0] ? taps.size() : 0);
+  p.per_split = p.k ? p.k : 1;
+  p.activation = e.activation;
+  p.alpha = e.alpha;
+  run_gemm(op, p, true, e.precision, stream);
+}
+
+void convolve(const char* op, const View& x, const View& w, const View& out, const Geometry& g, const Epilogue& e,
+              gpuStream_t stream) {
+  if (g.groups > 1 && w.shape[1] == 1 && e.precision == kExact)
+    return depthwise(x, w, out, g, e.scale, e.bias, e.residual, e.activation, e.alpha, stream);
+  correlate(op,
+            {x, w, out, g.groups, w.shape[0] / g.groups * w.stride[0], g.stride_h, g.stride_w, -g.pad_top, -g.pad_left,
+             g.dilation_h, g.dilation_w},
+            e, stream);
+}
+
+__global__ void GPU_BOUNDS(256, 4) clear(float* out, int64_t size) {
+  int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (i < size) out[i] = 0;
+}
+
+// The first tap of those that output pixels with remainder `phase` meet, and their number and distance.
+struct Phase {
+  int64_t tap, count, apart;
+  Phase(int64_t phase, int64_t pad, int64_t kernel, int64_t stride, int64_t dilation) : tap(0), apart(1) {
+    while (apart * dilation % stride != 0) apart++;
+    while (tap < apart && (phase + pad - tap * dilation) % stride != 0) tap++;
+    count = tap < apart && tap < kernel ? (kernel - tap + apart - 1) / apart : 0;
+  }
+};
+
+}  // namespace
+
+// attrs: stride_h stride_w pad_top pad_left pad_bottom pad_right dilation_h dilation_w groups activation alpha has_bias
+void conv2d(const Call& c) {
+  Epilogue e;
+  e.bias = c.i(11) ? &c.in[2] : nullptr;
+  e.activation = static_cast<int>(c.i(9));
+  e.alpha = c.f(10);
+  convolve("conv2d", c.in[0], c.in[1], c.out[0], {c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7), c.i(8)}, e,
+           static_cast<gpuStream_t>(c.exec->stream));
+}
+
+// y = activation(conv(x, w) * scale + bias + residual), scale and bias per channel; inputs in this order.
+// attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_scale has_bias
+// has_residual precision
+void conv2d_fused(const Call& c) {
+  Epilogue e;
+  int next = 2;
+  e.scale = c.i(9) ? &c.in[next++] : nullptr;
+  e.bias = c.i(10) ? &c.in[next++] : nullptr;
+  e.residual = c.i(11) ? &c.in[next++] : nullptr;
+  if (c.n_in != next)
+    fail("conv2d_fused", "expects " + std::to_string(next) + " inputs for its attributes", std::to_string(c.n_in));
+  e.activation = static_cast<int>(c.i(7));
+  e.alpha = c.f(8);
+  e.precision = static_cast<int>(c.i(12));
+  convolve("conv2d_fused", c.in[0], c.in[1], c.out[0], {c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5), c.i(6)}, e,
+           static_cast<gpuStream_t>(c.exec->stream));
+}
+
+// Every phase of output pixels is a convolution of stride 1 with its own taps, which run backwards over the input.
+// attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias
+void conv_transpose2d(const Call& c) {
+  const View &x = c.in[0], &w = c.in[1], &out = c.out[0];
+  const Geometry g = {c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5), c.i(6)};
+  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
+  Epilogue e;
+  e.bias = c.i(9) ? &c.in[2] : nullptr;
+  e.activation = static_cast<int>(c.i(7));
+  e.alpha = c.f(8);
+  if (out.size() == 0) return;
+  if (g.groups > 1 && g.groups == x.shape[1] && w.shape[1] == 1)
+    return depthwise_transpose(x, w, out, g, e.bias, e.activation, e.alpha, stream);
+  const int64_t in = w.shape[0] / g.groups;
+  for (int64_t y0 = 0; y0 < g.stride_h && y0 < out.shape[2]; y0++) {
+    for (int64_t x0 = 0; x0 < g.stride_w && x0 < out.shape[3]; x0++) {
+      Phase h(y0, g.pad_top, w.shape[2], g.stride_h, g.dilation_h),
+          v(x0, g.pad_left, w.shape[3], g.stride_w, g.dilation_w);
+      Correlation part = {x,
+                          w,
+                          out,
+                          g.groups,
+                          in * w.stride[0],
+                          1,
+                          1,
+                          (y0 + g.pad_top - h.tap * g.dilation_h) / g.stride_h,
+                          (x0 + g.pad_left - v.tap * g.dilation_w) / g.stride_w,
+                          -h.apart * g.dilation_h / g.stride_h,
+                          -v.apart * g.dilation_w / g.stride_w};
+      part.w.data = w.as<float>() + h.tap * w.stride[2] + v.tap * w.stride[3];
+      part.w.shape[0] = w.shape[1] * g.groups, part.w.shape[1] = h.count && v.count ? in : 0;
+      part.w.stride[0] = w.stride[1], part.w.stride[1] = w.stride[0];
+      part.w.shape[2] = h.count, part.w.shape[3] = v.count;
+      part.w.stride[2] *= h.apart, part.w.stride[3] *= v.apart;
+      part.out.data = out.as<float>() + y0 * out.stride[2] + x0 * out.stride[3];
+      part.out.shape[2] = (out.shape[2] - y0 + g.stride_h - 1) / g.stride_h;
+      part.out.shape[3] = (out.shape[3] - x0 + g.stride_w - 1) / g.stride_w;
+      part.out.stride[2] *= g.stride_h, part.out.stride[3] *= g.stride_w;
+      correlate("conv_transpose2d", part, e, stream);
+    }
+  }
+}
+
+// x (N, C, H, W) and dy (N, O, OH, OW) to a contiguous dw (O, C / groups, KH, KW): dy as channels x pixels times x as
+// taps x pixels. Parts of the pixels are summed by blocks of their own, in no fixed order.
+// attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups
+void conv2d_weight_grad(const Call& c) {
+  const char* op = "conv2d_weight_grad";
+  const View &x = c.in[0], &dy = c.in[1], &dw = c.out[0];
+  const Geometry g = {c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5), c.i(6)};
+  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
+  if (dw.size() == 0) return;
+  if (!dw.contiguous()) fail(op, "the result is contiguous", "strides");
+  if (g.groups > 1 && dw.shape[1] == 1 && dw.shape[0] == x.shape[1]) return depthwise_weight_grad(x, dy, dw, g, stream);
+  for (const View* v : {&x, &dy, &dw}) check_span(op, *v, 0);
+  Taps taps = {dw.shape[1], dw.shape[2], dw.shape[3], channels_last(x)};
+  int64_t pixels = dy.shape[0] * dy.shape[2] * dy.shape[3], per_group = dw.shape[0] / g.groups;
+  check_size(op, pixels);
+  check_size(op, taps.size());
+  Gemm p = {};
+  p.a = whole(dy, channel_axis(dy, 1), pixel_axis(dy, dy.shape[2], dy.shape[3], 1, 1));
+  p.a.by_row = channels_last(dy);
+  p.a.wide = columns_are_quads(dy, p.a.by_row, per_group) && per_group * dy.stride[1] % 4 == 0;
+  Correlation forward = {x,          dw,         dy,          g.groups,     0,           g.stride_h,
+                         g.stride_w, -g.pad_top, -g.pad_left, g.dilation_h, g.dilation_w};
+  p.b = image_operand(forward, taps);
+  std::swap(p.b.row, p.b.depth);
+  p.b.by_row = !p.b.by_row;
+  p.b.wide = p.b.wide && taps.channels * x.stride[1] % 4 == 0;
+  p.out.data = dw.as<float>();
+  p.out.row[0] = narrow(dw.stride[0]);
+  p.column = taps.digits();
+  taps.strides(dw.stride[1], dw.stride[2], dw.stride[3], p.out.column);
+  p.batch.rank = 1;
+  p.batch.shape[0] = narrow(g.groups);
+  p.batch.a[0] = per_group * dy.stride[1];
+  p.batch.b[0] = taps.channels * x.stride[1];
+  p.batch.out[0] = per_group * dw.stride[0];
+  p.m = narrow(per_group);
+  p.n = narrow(taps.size());
+  p.k = narrow(pixels);
+  int64_t tiles = (p.m + 63) / 64 * ((p.n + 63) / 64) * g.groups, parts = (2 * device_units() + tiles - 1) / tiles;
+  int64_t per_part = (pixels + parts - 1) / parts, least = 256;  // of k, so that a block's sums repay being added
+  p.per_split = narrow((per_part < least ? least : per_part + 15) / 16 * 16);
+  if (pixels == 0 || p.per_split < p.k)
+    launch(clear, dim3(static_cast<unsigned>((dw.size() + 255) / 256)), 256, 0, stream, dw.as<float>(), dw.size());
+  if (pixels) run_gemm(op, p, true, kExact, stream);
+}
+
+}  // namespace needle::gpu

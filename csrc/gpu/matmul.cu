@@ -1,0 +1,258 @@
+// Products of matrices, single and batched, of any strides: on tiles (gemm.cu), or when there are at most 8 rows with a
+// wave per four columns, which reads the right side once. float64 and integers: one thread per result.
+#include "gpu/gemm.cuh"
+
+namespace needle::gpu {
+namespace {
+
+constexpr int kWaves = 4, kWaveColumns = 4;
+
+template <bool WIDE>
+__device__ __forceinline__ void load_lane(float (&to)[WIDE ? 4 : 1], const Operand& a, int i, int k) {
+  const float* p = a.data + (i * a.row.stride[0] + k * a.depth.stride[0]);
+  if constexpr (WIDE) {
+    float4 v = read4(p);
+    to[0] = v.x;
+    to[1] = v.y;
+    to[2] = v.z;
+    to[3] = v.w;
+  } else {
+    to[0] = *p;
+  }
+}
+
+__device__ __forceinline__ float finish(const Gemm& p, float v, int i, int j) {
+  if (p.bias.data) v += p.bias.data[j * p.bias.column];
+  if (p.residual.data) v += p.residual.data[i * p.residual.row[0] + j * p.residual.column[0]];
+  return device::activate(p.activation, p.alpha, v);
+}
+
+// A wave makes kWaveColumns columns of up to ROWS rows: its lanes split k, then add up. Rows and columns past the end
+// read the last one again instead of branching.
+template <int ROWS, bool WIDE>
+__global__ void GPU_BOUNDS(kWaves* WAVE, 2) matmul_rows(Gemm p) {
+  constexpr int V = WIDE ? 4 : 1;
+  int64_t first = (static_cast<int64_t>(blockIdx.x) * kWaves + threadIdx.x / WAVE) * kWaveColumns;
+  if (first >= p.n) return;  // the whole wave leaves
+  int n0 = static_cast<int>(first);
+  float sum[ROWS][kWaveColumns] = {};
+#pragma unroll 1
+  for (int64_t k = lane_id() * V; k < p.k; k += WAVE * V) {
+    float x[ROWS][V], w[V];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) load_lane<WIDE>(x[i], p.a, i < p.m ? i : p.m - 1, static_cast<int>(k));
+#pragma unroll
+    for (int c = 0; c < kWaveColumns; c++) {
+      load_lane<WIDE>(w, p.b, n0 + c < p.n ? n0 + c : p.n - 1, static_cast<int>(k));
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[i][c] += x[i][v] * w[v];
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+    for (int c = 0; c < kWaveColumns; c++) {
+      float total = wave_sum(sum[i][c]);
+      if (lane_id() == i * kWaveColumns + c && i < p.m && n0 + c < p.n) {
+        p.out.data[i * p.out.row[0] + (n0 + c) * p.out.column[0]] = finish(p, total, i, n0 + c);
+      }
+    }
+  }
+}
+static_assert(8 * kWaveColumns <= WAVE, "each lane writes at most one output");
+
+template <int ROWS>
+void launch_rows(const Gemm& p, gpuStream_t stream) {
+  int64_t columns = kWaves * kWaveColumns, grid = (p.n + columns - 1) / columns;
+  bool wide = p.a.wide && p.b.wide && !p.a.by_row;
+  launch(wide ? matmul_rows<ROWS, true> : matmul_rows<ROWS, false>, dim3(static_cast<unsigned>(grid)), kWaves * WAVE, 0,
+         stream, p);
+}
+
+// Views of one rank: (..., m, k), (..., k, n), (..., m, n), and a bias (n).
+struct Views {
+  View a, b, out, bias;
+  int activation;
+  float alpha;
+};
+
+template <class T>
+__global__ void GPU_BOUNDS(256, 2) matmul_each(Views p, int64_t size) {
+  int r = p.out.rank;
+  int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (index >= size) return;
+  const T *a = static_cast<const T*>(p.a.data), *b = static_cast<const T*>(p.b.data);
+  T* out = static_cast<T*>(p.out.data);
+  int64_t rest = index, column = index % p.out.shape[r - 1];
+  for (int d = r - 1; d >= 0; d--) {
+    int64_t digit = rest % p.out.shape[d];
+    rest /= p.out.shape[d];
+    out += digit * p.out.stride[d];
+    if (d != r - 1) a += digit * p.a.stride[d];
+    if (d != r - 2) b += digit * p.b.stride[d];
+  }
+  T sum = 0;
+  for (int64_t k = 0; k < p.a.shape[r - 1]; k++) sum += a[k * p.a.stride[r - 1]] * b[k * p.b.stride[r - 2]];
+  if (p.bias.data) sum += static_cast<const T*>(p.bias.data)[column * p.bias.stride[0]];
+  if constexpr (std::is_floating_point_v<T>) sum = device::activate(p.activation, p.alpha, sum);
+  *out = sum;
+}
+
+template <class T>
+void launch_each(const Views& p, gpuStream_t stream) {
+  launch(matmul_each<T>, dim3(static_cast<unsigned>((p.out.size() + 255) / 256)), 256, 0, stream, p, p.out.size());
+}
+
+// Batch and row axes as one, when their strides allow it.
+bool rows_collapse(const View& v, int64_t* stride) {
+  int64_t n = 1, first = 0;
+  for (int d = v.rank - 2; d >= 0; d--) {
+    if (v.shape[d] == 1) continue;
+    if (n == 1) first = v.stride[d];
+    if (v.stride[d] != n * first) return false;
+    n *= v.shape[d];
+  }
+  *stride = first;
+  return true;
+}
+
+bool batches_are_quads(const View& v) {
+  for (int d = 0; d < v.rank - 2; d++) {
+    if (v.shape[d] > 1 && v.stride[d] % 4 != 0) return false;
+  }
+  return true;
+}
+
+Operand operand(const View& v, int64_t rows, int64_t row, int64_t k, int64_t depth) {
+  Operand a = {};
+  a.data = v.as<float>();
+  a.row.stride[0] = static_cast<int>(row);
+  a.depth.stride[0] = static_cast<int>(depth);
+  a.by_row = row == 1 && depth != 1;
+  int64_t near = a.by_row ? row : depth, far = a.by_row ? depth : row, extent = a.by_row ? rows : k;
+  a.wide = near == 1 && far % 4 == 0 && extent % 4 == 0 && aligned(v.data) && batches_are_quads(v);
+  return a;
+}
+
+Place place(const View& v, int64_t row) {
+  Place p = {};
+  p.data = v.as<float>();
+  p.row[0] = static_cast<int>(row);
+  p.column[0] = static_cast<int>(v.stride[v.rank - 1]);
+  return p;
+}
+
+// out = act(a b + bias + residual); bias and residual may be null.
+void product(const char* op, const Call& c, const View& a, const View& b, const View* bias, const View* residual,
+             int precision, int activation, float alpha) {
+  const View& out = c.out[0];
+  const int r = a.rank;
+  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
+  if (out.size() == 0) return;
+  for (int64_t extent : {out.size() / out.shape[r - 1], a.shape[r - 1], b.shape[r - 1]}) {
+    if (extent > INT32_MAX - 256) fail(op, "extents are below 2^31 - 256", std::to_string(extent));
+  }
+  if (out.dtype != DType::f32) {
+    Views v = {a, b, out, bias ? *bias : View{}, activation, alpha};
+    if (out.dtype == DType::f64) return launch_each<double>(v, stream);
+    if (out.dtype == DType::i32) return launch_each<uint32_t>(v, stream);  // unsigned: overflow wraps
+    return launch_each<uint64_t>(v, stream);
+  }
+  Gemm p = {};
+  int64_t m = a.shape[r - 2], n = b.shape[r - 1], k = a.shape[r - 1];
+  int64_t a_row = a.stride[r - 2], out_row = out.stride[r - 2], residual_row = residual ? residual->stride[r - 2] : 0;
+  bool shared = true;
+  int64_t batch = 1;
+  for (int d = 0; d < r - 2; d++) {
+    shared = shared && (b.shape[d] == 1 || b.stride[d] == 0);
+    batch *= a.shape[d];
+  }
+  if (shared && rows_collapse(a, &a_row) && rows_collapse(out, &out_row) &&
+      (!residual || rows_collapse(*residual, &residual_row))) {
+    m *= batch;
+  } else {
+    a_row = a.stride[r - 2], out_row = out.stride[r - 2], residual_row = residual ? residual->stride[r - 2] : 0;
+    for (int d = 0; d < r - 2; d++) {
+      int at = p.batch.rank++;
+      p.batch.shape[at] = static_cast<int>(a.shape[d]);
+      p.batch.a[at] = a.stride[d];
+      p.batch.b[at] = b.stride[d];
+      p.batch.out[at] = out.stride[d];
+      p.batch.residual[at] = residual ? residual->stride[d] : 0;
+    }
+  }
+  for (const View& v : {a, b, out, residual ? *residual : out}) check_span(op, v, p.batch.rank);
+  p.a = operand(a, m, a_row, k, a.stride[r - 1]);
+  p.b = operand(b, n, b.stride[r - 1], k, b.stride[r - 2]);
+  p.out = place(out, out_row);
+  p.wide = out.stride[r - 1] == 1 && out_row % 4 == 0 && n % 4 == 0 && aligned(out.data) && batches_are_quads(out);
+  if (residual) {
+    p.residual = place(*residual, residual_row);
+    p.wide = p.wide && residual->stride[r - 1] == 1;
+  }
+  if (bias) p.bias = {bias->as<float>(), 0, bias->stride[0]};
+  p.m = static_cast<int>(m);
+  p.n = static_cast<int>(n);
+  p.k = static_cast<int>(k);
+  p.per_split = p.k ? p.k : 1;
+  p.activation = activation;
+  p.alpha = alpha;
+  // Lanes along k would read a right side that is dense along n in single floats; a tile reads it whole.
+  if (m <= 8 && !p.b.by_row && p.batch.rank == 0) {
+    if (m == 1) return launch_rows<1>(p, stream);
+    if (m <= 4) return launch_rows<4>(p, stream);
+    return launch_rows<8>(p, stream);
+  }
+  run_gemm(op, p, false, precision, stream);
+}
+
+std::string shape(const View& v) {
+  std::string s = "(";
+  for (int i = 0; i < v.rank; i++) s += (i ? ", " : "") + std::to_string(v.shape[i]);
+  return s + ")";
+}
+
+void validate(const char* op, const Call& c, bool has_bias, bool has_residual) {
+  int expected = 2 + has_bias + has_residual;
+  if (c.n_in != expected)
+    fail(op, "expects " + std::to_string(expected) + " inputs for its attributes", std::to_string(c.n_in));
+  for (int i = 0; i < c.n_in; i++) {
+    if (c.in[i].dtype != c.out[0].dtype)
+      fail(op, "inputs are of the output's dtype", "another for input " + std::to_string(i));
+  }
+  if (c.i(0) < kNone || c.i(0) > kGeluTanh) fail(op, "activation is one of math/maps.h", std::to_string(c.i(0)));
+}
+
+}  // namespace
+
+// a (..., m, k), b (..., k, n) of one rank, bias (n); attrs: activation alpha has_bias
+void matmul(const Call& c) {
+  validate("matmul", c, c.i(2), false);
+  product("matmul", c, c.in[0], c.in[1], c.i(2) ? &c.in[2] : nullptr, nullptr, kExact, static_cast<int>(c.i(0)),
+          c.f(1));
+}
+
+// attrs: activation alpha has_bias has_residual precision
+void matmul_fused(const Call& c) {
+  validate("matmul_fused", c, c.i(2), c.i(3));
+  const View *bias = c.i(2) ? &c.in[2] : nullptr, *residual = c.i(3) ? &c.in[2 + (bias != nullptr)] : nullptr;
+  product("matmul_fused", c, c.in[0], c.in[1], bias, residual, static_cast<int>(c.i(4)), static_cast<int>(c.i(0)),
+          c.f(1));
+}
+
+// x (m, k), w (n, k) as torch stores it; attrs: activation alpha has_bias
+void linear(const Call& c) {
+  validate("linear", c, c.i(2), false);
+  const View &x = c.in[0], &w = c.in[1];
+  if (x.rank != 2) fail("linear", "x expects rank 2", shape(x));
+  if (w.rank != 2 || w.shape[1] != x.shape[1])
+    fail("linear", "w expects shape (N, " + std::to_string(x.shape[1]) + ")", shape(w));
+  View turned = w;
+  for (int d = 0; d < 2; d++) turned.shape[d] = w.shape[1 - d], turned.stride[d] = w.stride[1 - d];
+  product("linear", c, x, turned, c.i(2) ? &c.in[2] : nullptr, nullptr, kExact, static_cast<int>(c.i(0)), c.f(1));
+}
+
+}  // namespace needle::gpu

@@ -1,0 +1,291 @@
+"""Products, convolutions, pools, norms, softmax and attention on the GPU backends, against numpy in float64.
+
+In the host emulation at both wave widths on any machine, and on a CUDA device where there is one.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import numpy as np
+import pytest
+
+from needle.ops.conv import Conv2dWeightGrad, ConvTranspose2d, conv2d_array, conv_transpose2d_array
+from test_gpu import ACTIVATIONS, NONE, RELU, Backend, Call, Exec, View, backend, cuda, emulation, normal  # noqa: F401
+
+DTYPES = ["float32", "float64", "int32", "int64", "bool"]
+GELU = 7
+EXACT, TF32, FLOAT16, BFLOAT16 = range(4)
+TOLERANCE = {EXACT: 5e-6, TF32: 2e-3, FLOAT16: 2e-3, BFLOAT16: 2e-2}  # of the largest result
+
+
+def run(backend: Backend, name: str, outs: list[np.ndarray], ins: list[np.ndarray], *attrs: float) -> None:
+    """Runs a kernel on copies in device memory; every array keeps its strides, and what lies between its elements."""
+    held = []
+
+    def view(a: np.ndarray) -> View:
+        low = sum(min(0, (n - 1) * s) for n, s in zip(a.shape, a.strides, strict=True))
+        high = sum(max(0, (n - 1) * s) for n, s in zip(a.shape, a.strides, strict=True))
+        span = high - low + a.itemsize if a.size else 0
+        p = backend.table.alloc(span)
+        assert p, "out of device memory"
+        backend.table.copy(p, a.ctypes.data + low, span, None)
+        held.append((p, a.ctypes.data + low, span))
+        strides = [s // a.itemsize for s in a.strides]
+        return View(p - low, (c.c_int64 * 8)(*a.shape), (c.c_int64 * 8)(*strides), a.ndim, DTYPES.index(str(a.dtype)))
+
+    row = backend.rows[name]
+    assert len(attrs) == len(row.attrs.split()) and row.min_in <= len(ins) <= row.max_in and len(outs) == row.n_out
+    out_views, in_views = (View * len(outs))(*map(view, outs)), (View * len(ins))(*map(view, ins))
+    executor = Exec(1, None, None, None)
+    row.run(Call(out_views, in_views, (c.c_double * len(attrs))(*attrs), len(outs), len(ins), c.pointer(executor)))
+    backend.table.sync(None)
+    for p, home, span in held[: len(outs)]:
+        backend.table.copy(home, p, span, None)
+    backend.table.sync(None)
+    for p, _, span in held:
+        backend.table.free(p, span)
+
+
+def close(got: np.ndarray, exact: np.ndarray, tolerance: float = 5e-6) -> None:
+    assert got.shape == exact.shape
+    if exact.size:
+        error = np.abs(got - exact).max() / max(np.abs(exact).max(), 1e-30)
+        assert error < tolerance, f"error {error:.2e}"
+
+
+def nans(*shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.full(shape, np.nan if dtype.startswith("float") else -1, dtype)
+
+
+def inside(a: np.ndarray, gap: int = 3) -> np.ndarray:
+    """The same values as a slice of a larger array, along every axis."""
+    whole = np.full([n + 2 * gap for n in a.shape], 7, a.dtype)
+    part = whole[tuple(slice(gap, gap + n) for n in a.shape)]
+    part[...] = a
+    return part
+
+
+def channels_last(a: np.ndarray) -> np.ndarray:
+    """(N, C, H, W) whose memory is (N, H, W, C)."""
+    return np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+def double(*arrays: np.ndarray) -> list[np.ndarray]:
+    return [a.astype(np.float64) for a in arrays]
+
+
+MATRICES = [  # batch of a, batch of b, m, k, n
+    ((), (), 17, 33, 65),
+    ((), (), 130, 40, 132),
+    ((), (), 5, 64, 12),
+    ((3,), (3,), 9, 17, 33),
+    ((3,), (1,), 9, 17, 33),
+    ((2, 1), (2, 3), 4, 16, 20),
+    ((2, 3), (1, 3), 66, 8, 68),
+    ((2,), (2,), 1, 1, 1),
+    ((2,), (2,), 3, 0, 5),
+    ((0,), (0,), 3, 4, 5),
+]
+
+
+@pytest.mark.parametrize("case", MATRICES, ids=str)
+@pytest.mark.parametrize("order", ["plain", "transposed", "strided"])
+def test_matmul(backend: Backend, case: tuple, order: str) -> None:
+    batch_a, batch_b, m, k, n = case
+    a, b, bias = normal(*batch_a, m, k), normal(*batch_b, k, n, seed=1), normal(n, seed=2)
+    if order == "transposed":
+        a, b = (np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2) for x in (a, b))
+    if order == "strided":
+        a, b, bias = inside(a)[..., ::-1], inside(b), inside(bias)
+    batch = np.broadcast_shapes(batch_a, batch_b)
+    a, b = np.broadcast_to(a, (*batch, m, k)), np.broadcast_to(b, (*batch, k, n))
+    exact = np.matmul(*double(a, b))
+    out = nans(*batch, m, n)
+    run(backend, "matmul", [out], [a, b], NONE, 0, 0)
+    close(out, exact)
+    run(backend, "matmul", [out], [a, b, bias], RELU, 0, 1)
+    close(out, np.maximum(exact + bias, 0))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
+def test_matmul_of_other_dtypes(backend: Backend, dtype: str) -> None:
+    values = np.random.default_rng(0).integers(-9, 9, (3, 5, 17)), np.random.default_rng(1).integers(-9, 9, (3, 17, 6))
+    a, b = (inside(v.astype(dtype)) for v in values)
+    out = nans(3, 5, 6, dtype=dtype)
+    run(backend, "matmul", [out], [a, b, b[0, 0]], NONE, 0, 1)
+    assert (out == a @ b + b[0, 0]).all()
+
+
+@pytest.mark.parametrize("precision", range(4))
+@pytest.mark.parametrize("m,k,n", [(70, 65, 130), (260, 48, 260), (17, 100, 33)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_matmul_fused(backend: Backend, precision: int, m: int, k: int, n: int, turned: bool) -> None:
+    a, b, bias, residual = normal(m, k), normal(k, n, seed=1), normal(n, seed=2), normal(m, n, seed=3)
+    if turned:
+        a, b = np.asfortranarray(a), np.asfortranarray(b)
+    out = nans(m, n)
+    run(backend, "matmul_fused", [out], [a, b, bias, inside(residual)], RELU, 0, 1, 1, precision)
+    exact = np.maximum(np.matmul(*double(a, b)) + bias + residual, 0)
+    close(out, exact, TOLERANCE[precision])
+    if precision != EXACT and backend.table.name != b"hip":
+        assert np.abs(out - exact).max() > 1e-5, "lower precision must be what ran"
+
+
+@pytest.mark.parametrize("precision", [TF32, FLOAT16, BFLOAT16])
+def test_lower_precision_rounds_to_nearest(backend: Backend, precision: int) -> None:
+    """Ties, subnormals, infinities and NaN of the storage format, seen through a product with the identity."""
+    bits = {TF32: 10, FLOAT16: 10, BFLOAT16: 7}[precision]
+    step = 2.0**-bits
+    x = np.array([1 + step, 1 + 1.5 * step, 1 + 0.75 * step, -1 - 0.25 * step, 2.0**-17, np.inf, np.nan, 3], np.float32)
+    a = np.zeros((16, 16), np.float32)
+    a[np.arange(8), np.arange(8)] = x
+    a = np.repeat(a, 2, axis=0)[:20]
+    out = nans(20, 16)
+    with np.errstate(invalid="ignore"):
+        run(backend, "matmul_fused", [out], [a[:, :5], np.eye(5, 16, dtype="float32")], NONE, 0, 0, 0, precision)
+    expected = [1 + step, 1 + 2 * step, 1 + step, -1, 2.0**-17]
+    if precision == TF32:
+        expected[1] = 1 + 2 * step  # a tie goes away from zero
+    assert out[range(0, 10, 2), range(5)].tolist() == expected
+    run(backend, "matmul_fused", [out], [a, np.full((16, 16), 1, "float32")], NONE, 0, 0, 0, precision)
+    assert np.isposinf(out[10]).all() and np.isnan(out[12]).all()
+
+
+@pytest.mark.parametrize("precision", [EXACT, FLOAT16])
+@pytest.mark.parametrize("code", [4, GELU])
+def test_matmul_other_activations(backend: Backend, precision: int, code: int) -> None:
+    from math import erf
+
+    act = ACTIVATIONS.get(code, lambda v: v * 0.5 * (1 + np.vectorize(erf)(v / np.sqrt(2))))
+    a, b = normal(140, 20), normal(20, 140, seed=1)
+    out = nans(140, 140)
+    run(backend, "matmul_fused", [out], [a, b], code, 0, 0, 0, precision)
+    close(out, act(np.matmul(*double(a, b))), TOLERANCE[precision])
+
+
+# (N, C, H, W), (O, KH, KW), stride, padding (top, left, bottom, right), dilation, groups
+CONVS = [
+    ((2, 3, 6, 7), (4, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    ((1, 4, 9, 8), (6, 3, 2), (2, 1), (1, 2, 1, 2), (1, 2), 1),
+    ((2, 4, 14, 14), (6, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 2),
+    ((1, 20, 5, 5), (20, 2, 2), (1, 1), (0, 1, 1, 0), (1, 1), 20),
+    ((1, 6, 9, 7), (12, 3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 6),
+    ((1, 5, 8, 8), (5, 5, 5), (1, 2), (2, 2, 2, 2), (1, 1), 5),
+    ((2, 17, 5, 5), (33, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    ((2, 12, 4, 6), (16, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    ((1, 33, 1, 1), (17, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    ((1, 1, 1, 1), (1, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    ((1, 8, 7, 9), (12, 3, 3), (1, 1), (-1, 2, 1, -1), (1, 1), 1),
+    ((1, 16, 18, 18), (130, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+]
+LAYOUTS = {"nchw": lambda a: a, "nhwc": channels_last, "strided": inside}
+
+
+def conv_case(case: tuple) -> tuple:
+    x, (o, kh, kw), stride, padding, dilation, groups = case
+    w = normal(o, x[1] // groups, kh, kw, seed=1)
+    x = normal(*x)
+    return x, w, stride, padding, dilation, groups, conv2d_array(*double(x, w), stride, padding, dilation, groups)
+
+
+@pytest.mark.parametrize("case", CONVS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_conv2d(backend: Backend, case: tuple, layout: str) -> None:
+    x, w, stride, padding, dilation, groups, exact = conv_case(case)
+    bias, shape = normal(w.shape[0], seed=2), LAYOUTS[layout]
+    out = shape(nans(*exact.shape))
+    attrs = (*stride, *padding, *dilation, groups)
+    run(backend, "conv2d", [out], [shape(x), shape(w)], *attrs, NONE, 0, 0)
+    close(out, exact)
+    run(backend, "conv2d", [out], [shape(x), shape(w), inside(bias)], *attrs, RELU, 0, 1)
+    close(out, np.maximum(exact + bias.reshape(-1, 1, 1), 0))
+
+
+@pytest.mark.parametrize("case", CONVS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", range(4))
+def test_conv2d_fused(backend: Backend, case: tuple, layout: str, precision: int) -> None:
+    x, w, stride, padding, dilation, groups, exact = conv_case(case)
+    scale, bias, residual = normal(w.shape[0], seed=2), normal(w.shape[0], seed=3), normal(*exact.shape, seed=4)
+    shape = LAYOUTS[layout]
+    out, code = shape(nans(*exact.shape)), 3 if precision == EXACT else RELU
+    ins = [shape(x), shape(w), scale, inside(bias), shape(residual)]
+    run(backend, "conv2d_fused", [out], ins, *stride, *padding[:2], *dilation, groups, code, 0.1, 1, 1, 1, precision)
+    exact = exact * scale.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1) + residual
+    close(out, np.maximum(exact, 0.1 * exact if code == 3 else 0), TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("case", CONVS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_conv2d_gradients(backend: Backend, case: tuple, layout: str) -> None:
+    x, w, stride, padding, dilation, groups, y = conv_case(case)
+    dy, shape = normal(*y.shape, seed=5), LAYOUTS[layout]
+    exact = Conv2dWeightGrad(w.shape[2:], stride, padding, dilation, groups).reference(*double(x, dy))
+    dw = nans(*w.shape)
+    run(backend, "conv2d_weight_grad", [dw], [shape(x), shape(dy)], *stride, *padding[:2], *dilation, groups)
+    close(dw, exact)
+    op = ConvTranspose2d(stride, padding, (0, 0), dilation, groups)
+    exact = conv_transpose2d_array(*double(dy, w), op, x.shape[2:])
+    dx = shape(nans(*x.shape))
+    run(
+        backend,
+        "conv_transpose2d",
+        [dx],
+        [shape(dy), shape(w)],
+        *stride,
+        *padding[:2],
+        *dilation,
+        groups,
+        NONE,
+        0,
+        0,
+    )
+    close(dx, exact)
+
+
+def test_conv2d_weight_grad_of_many_pixels(backend: Backend) -> None:
+    """Enough pixels that several blocks share a result."""
+    x, dy = normal(2, 5, 40, 41), normal(2, 7, 40, 41, seed=1)
+    exact = Conv2dWeightGrad((3, 3), (1, 1), (1, 1, 1, 1)).reference(*double(x, dy))
+    for shape in (np.ascontiguousarray, channels_last):
+        dw = nans(7, 5, 3, 3)
+        run(backend, "conv2d_weight_grad", [dw], [shape(x), shape(dy)], 1, 1, 1, 1, 1, 1, 1)
+        close(dw, exact)
+
+
+# (N, C, H, W), (O, KH, KW), stride, padding, output padding, dilation, groups
+TRANSPOSED = [
+    ((2, 3, 4, 5), (4, 3, 3), (1, 1), (0, 0, 0, 0), (0, 0), (1, 1), 1),
+    ((1, 4, 5, 4), (6, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), (1, 1), 1),
+    ((1, 18, 4, 4), (5, 2, 2), (2, 2), (0, 0, 0, 0), (0, 0), (1, 1), 1),
+    ((1, 4, 5, 4), (4, 3, 2), (2, 1), (1, 0, 1, 0), (0, 0), (2, 1), 2),
+    ((1, 3, 3, 3), (4, 2, 2), (3, 3), (0, 0, 0, 0), (2, 2), (1, 1), 1),
+    ((1, 9, 4, 3), (9, 4, 4), (2, 3), (1, 1, 1, 1), (0, 0), (1, 1), 9),
+    ((1, 2, 4, 4), (3, 3, 3), (3, 2), (0, 0, 0, 0), (0, 0), (2, 3), 1),
+]
+
+
+@pytest.mark.parametrize("case", TRANSPOSED, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_conv_transpose2d(backend: Backend, case: tuple, layout: str) -> None:
+    size, (o, kh, kw), stride, padding, rest, dilation, groups = case
+    x, w, bias = normal(*size), normal(size[1], o // groups, kh, kw, seed=1), normal(o, seed=2)
+    op, shape = ConvTranspose2d(stride, padding, rest, dilation, groups), LAYOUTS[layout]
+    exact = conv_transpose2d_array(*double(x, w), op, op.infer(x, w).shape[2:])
+    out = shape(nans(*exact.shape))
+    attrs = (*stride, *padding[:2], *dilation, groups)
+    run(backend, "conv_transpose2d", [out], [shape(x), shape(w), bias], *attrs, RELU, 0, 1)
+    close(out, np.maximum(exact + bias.reshape(-1, 1, 1), 0))
+
+
+def test_conv2d_is_fast_enough_in_the_emulation(backend: Backend) -> None:
+    """Tests of whole models run on it: three layers of implicit GEMM in two seconds."""
+    from time import perf_counter
+
+    cases = [((1, 16, 16, 16), 32, 3, 1), ((1, 32, 8, 8), 64, 3, 1), ((1, 64, 8, 8), 128, 1, 0)]
+    arrays = [(normal(*x), normal(o, x[1], k, k), nans(1, o, *x[2:]), p) for x, o, k, p in cases]
+    start = perf_counter()
+    for x, w, out, p in arrays:
+        run(backend, "conv2d", [out], [x, w], 1, 1, p, p, p, p, 1, 1, 1, RELU, 0, 0)
+    assert perf_counter() - start < 2
