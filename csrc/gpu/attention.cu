@@ -1,0 +1,230 @@
+// softmax(q k^T * scale + mask) v without the scores ever lying in memory: a block keeps 64 queries, walks over the keys
+// in tiles of 64 and corrects its sums whenever a row's maximum rises (Dao et al., FlashAttention, 2022).
+#include "gpu/gemm.cuh"
+
+namespace needle::gpu {
+namespace {
+
+constexpr int kQueries = 64, kKeys = 64, kFeatures = 32, kThreads = 256, kValueKeys = 16;
+constexpr int kMost = kMaxRank - 2;
+
+struct Matrix {
+  const void* data;
+  int64_t row, column, batch[kMost];
+};
+
+struct Problem {
+  Matrix q, k, v, mask, out;  // mask.data may be null
+  int rank, batch[kMost];
+  int queries, keys, features, values, query_blocks, value_blocks;
+  float scale;
+  bool causal, bool_mask, wide;
+};
+
+__device__ __forceinline__ int64_t batch_offset(const Problem& p, const Matrix& m, unsigned index) {
+  int64_t at = 0;
+  for (int d = p.rank - 1; d >= 0; d--) {
+    at += index % static_cast<unsigned>(p.batch[d]) * m.batch[d];
+    index /= static_cast<unsigned>(p.batch[d]);
+  }
+  return at;
+}
+
+// to[column][row] = from[first_row + row][first_column + column], zero beyond; neighbouring threads read neighbours.
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], const float* from, int64_t row, int64_t column,
+                                            int rows, int columns) {
+  bool along = column == 1;
+#pragma unroll
+  for (int e = threadIdx.x; e < ROWS * COLUMNS; e += kThreads) {
+    int i = along ? e / COLUMNS : e % ROWS, j = along ? e % COLUMNS : e / ROWS;
+    to[j][i] = i < rows && j < columns ? from[i * row + j * column] : 0;
+  }
+}
+
+// Thread (r, c) of 16 x 16 has queries 4 r to 4 r + 3, keys 4 c to 4 c + 3 of a tile, and of every 64 values 4 c to 4 c + 3.
+template <int VALUES>
+__global__ void GPU_BOUNDS(kThreads, 2) attention_tile(Problem p) {
+  struct alignas(16) Shared {
+    union {
+      struct {
+        float q[kFeatures][kQueries + 4], k[kFeatures][kKeys + 4];
+      };
+      float v[kValueKeys][VALUES];
+    };
+    float scores[kKeys][kQueries + 4];
+  };
+  GPU_SHARED(Shared, shared);
+  constexpr int kChunks = VALUES / 64;
+  const int value0 = static_cast<int>(blockIdx.x) % p.value_blocks * VALUES;
+  const int query0 = static_cast<int>(blockIdx.x) / p.value_blocks % p.query_blocks * kQueries;
+  const unsigned head = blockIdx.x / (p.value_blocks * p.query_blocks);
+  const float* q = static_cast<const float*>(p.q.data) + batch_offset(p, p.q, head) + query0 * p.q.row;
+  const float* k = static_cast<const float*>(p.k.data) + batch_offset(p, p.k, head);
+  const float* v = static_cast<const float*>(p.v.data) + batch_offset(p, p.v, head) + value0 * p.v.column;
+  const int64_t mask = batch_offset(p, p.mask, head);
+  const int r = static_cast<int>(threadIdx.x) / 16 * 4, c = static_cast<int>(threadIdx.x) % 16 * 4;
+  const int seen = p.causal && query0 + kQueries < p.keys ? query0 + kQueries : p.keys;
+
+  float sum[4][4 * kChunks] = {}, total[4] = {}, top[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) top[i] = -HUGE_VALF;
+#pragma unroll 1
+  for (int key0 = 0; key0 < seen; key0 += kKeys) {
+    float score[4][4] = {};
+#pragma unroll 1
+    for (int e = 0; e < p.features; e += kFeatures) {
+      block_sync();
+      load_turned<kQueries, kFeatures>(shared.q, q + e * p.q.column, p.q.row, p.q.column, p.queries - query0, p.features - e);
+      load_turned<kKeys, kFeatures>(shared.k, k + key0 * p.k.row + e * p.k.column, p.k.row, p.k.column, p.keys - key0,
+                                    p.features - e);
+      block_sync();
+#pragma unroll 8
+      for (int f = 0; f < kFeatures; f++) {
+        float4 a = read4(&shared.q[f][r]), b = read4(&shared.k[f][c]);
+        const float x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+          for (int j = 0; j < 4; j++) score[i][j] += x[i] * y[j];
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int query = query0 + r + i;
+      float most = top[i];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int key = key0 + c + j;
+        float s = score[i][j] * p.scale;
+        if (key >= p.keys || query >= p.queries || (p.causal && key > query)) {
+          s = -HUGE_VALF;
+        } else if (p.mask.data) {
+          const int64_t at = mask + query * p.mask.row + key * p.mask.column;
+          if (p.bool_mask) {
+            s = static_cast<const bool*>(p.mask.data)[at] ? s : -HUGE_VALF;
+          } else {
+            s += static_cast<const float*>(p.mask.data)[at];
+          }
+        }
+        score[i][j] = s;
+        most = device::maximum_map::apply(most, s, s, s);
+      }
+      most = wave_max<16>(most);
+      const bool none = most == -HUGE_VALF;  // no key so far: the row stays zero
+      const float kept = none ? 1 : device::exp(top[i] - most);
+      float part = 0;
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        score[i][j] = none ? 0 : device::exp(score[i][j] - most) * (score[i][j] != -HUGE_VALF);
+        part += score[i][j];
+      }
+      top[i] = most;
+      total[i] = total[i] * kept + wave_sum<16>(part);
+#pragma unroll
+      for (int j = 0; j < 4 * kChunks; j++) sum[i][j] *= kept;
+    }
+    block_sync();
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      write4(&shared.scores[c + j][r], make_float4(score[0][j], score[1][j], score[2][j], score[3][j]));
+#pragma unroll 1
+    for (int first = 0; first < kKeys && key0 + first < seen; first += kValueKeys) {
+      block_sync();
+#pragma unroll
+      for (int e = threadIdx.x; e < kValueKeys * VALUES; e += kThreads) {
+        int i = e / VALUES, j = e % VALUES, key = key0 + first + i;
+        shared.v[i][j] = key < p.keys && value0 + j < p.values ? v[key * p.v.row + j * p.v.column] : 0;
+      }
+      block_sync();
+#pragma unroll 4
+      for (int key = 0; key < kValueKeys; key++) {
+        float4 a = read4(&shared.scores[first + key][r]);
+        const float x[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+        for (int n = 0; n < kChunks; n++) {
+          float4 b = read4(&shared.v[key][64 * n + c]);
+          const float y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) sum[i][4 * n + j] += x[i] * y[j];
+          }
+        }
+      }
+    }
+  }
+
+  float* out = static_cast<float*>(const_cast<void*>(p.out.data)) + batch_offset(p, p.out, head);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int query = query0 + r + i;
+    if (query >= p.queries) continue;
+    const float scale = total[i] == 0 ? 0 : 1 / total[i];
+#pragma unroll
+    for (int n = 0; n < kChunks; n++) {
+      const int column = value0 + 64 * n + c;
+      float* to = out + query * p.out.row + column * p.out.column;
+      const float* s = &sum[i][4 * n];
+      if (p.wide && column < p.values) {
+        write4(to, make_float4(s[0] * scale, s[1] * scale, s[2] * scale, s[3] * scale));
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          if (column + j < p.values) to[j * p.out.column] = s[j] * scale;
+        }
+      }
+    }
+  }
+}
+
+Matrix matrix(const View& v) {
+  Matrix m = {v.data, v.stride[v.rank - 2], v.stride[v.rank - 1], {}};
+  for (int d = 0; d < v.rank - 2; d++) m.batch[d] = v.stride[d];
+  return m;
+}
+
+template <int VALUES>
+void start(Problem p, int64_t heads, gpuStream_t stream) {
+  p.value_blocks = (p.values + VALUES - 1) / VALUES;
+  int64_t blocks = heads * p.query_blocks * p.value_blocks;
+  if (blocks > INT32_MAX) fail("attention", "at most 2^31 blocks", std::to_string(blocks));
+  launch(attention_tile<VALUES>, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, p);
+}
+
+}  // namespace
+
+// q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool (keeps where true) or float (added); a query that
+// sees no key gives zeros. attrs: scale causal has_mask
+void attention(const Call& c) {
+  const View &q = c.in[0], &k = c.in[1], &v = c.in[2], &out = c.out[0];
+  if (out.size() == 0) return;
+  const int r = q.rank;
+  for (int64_t extent : {q.shape[r - 2], q.shape[r - 1], k.shape[r - 2], v.shape[r - 1]}) {
+    if (extent > INT32_MAX - 256) fail("attention", "extents are below 2^31 - 256", std::to_string(extent));
+  }
+  Problem p = {};
+  p.q = matrix(q), p.k = matrix(k), p.v = matrix(v), p.out = matrix(out);
+  if (c.i(2)) {
+    p.mask = matrix(c.in[3]);
+    p.bool_mask = c.in[3].dtype == DType::b8;
+  }
+  p.rank = r - 2;
+  int64_t heads = 1;
+  for (int d = 0; d < r - 2; d++) heads *= p.batch[d] = static_cast<int>(out.shape[d]);
+  p.queries = static_cast<int>(q.shape[r - 2]);
+  p.features = static_cast<int>(q.shape[r - 1]);
+  p.keys = static_cast<int>(k.shape[r - 2]);
+  p.values = static_cast<int>(v.shape[r - 1]);
+  p.query_blocks = (p.queries + kQueries - 1) / kQueries;
+  p.scale = c.f(0);
+  p.causal = c.i(1) != 0;
+  p.wide = p.out.column == 1 && p.out.row % 4 == 0 && p.values % 4 == 0 && aligned(out.data);
+  for (int d = 0; d < r - 2; d++) p.wide = p.wide && (out.shape[d] == 1 || out.stride[d] % 4 == 0);
+  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
+  if (p.values <= 64) return start<64>(p, heads, stream);
+  start<128>(p, heads, stream);
+}
+
+}  // namespace needle::gpu

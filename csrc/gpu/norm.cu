@@ -1,0 +1,243 @@
+// Batch normalisation of (N, C, S) views, by given statistics or by its own, with gradient; layer normalisation of rows.
+#include "gpu/gemm.cuh"
+#include "gpu/team.cuh"
+
+namespace needle::gpu {
+namespace {
+
+template <class T>
+struct Channels {  // (N, C, S) of any strides; element i of a channel is pixel i % S of image i / S
+  T* data;
+  int64_t n, c, s;
+  Divisor pixels;
+  explicit Channels(const View& v)
+      : data(v.as<T>()), n(v.stride[0]), c(v.stride[1]), s(v.stride[2]), pixels(v.shape[2]) {}
+  __device__ __forceinline__ T& at(int64_t channel, int64_t i) const {
+    int image = pixels.quotient(static_cast<int>(i));
+    return data[image * n + channel * c + (i - image * static_cast<int64_t>(pixels.d)) * s];
+  }
+};
+
+template <class T>
+__device__ __forceinline__ T inverse_root(T v) {
+  return 1 / device::sqrt(v);
+}
+
+// Four elements a thread, where both views have them as neighbours; the statistics are read through the caches.
+template <class T, int V>
+struct Normalise {
+  Channels<T> x, y;
+  const T *mean, *var, *weight, *bias;
+  T eps;
+  int activation;
+  float alpha;
+  int64_t size;  // of a channel
+  Divisor channels, units;
+  bool channels_last;
+
+  __device__ __forceinline__ T value(T v, int64_t c) const {
+    v = (v - mean[c]) * (weight[c] * inverse_root(var[c] + eps)) + bias[c];
+    return device::activate(activation, alpha, v);
+  }
+};
+
+template <class T, int V>
+__global__ void GPU_BOUNDS(256, 4) normalise(Normalise<T, V> p, int64_t threads) {
+  int64_t index = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (index >= threads) return;
+  int64_t c, i, fast = p.channels_last ? p.channels.d / V : p.units.d, rest = index / fast;
+  if (p.channels_last) {
+    c = (index - rest * fast) * V;
+    i = rest;
+  } else {  // units: quads of an image
+    int64_t image = rest / p.channels.d;
+    c = rest - image * p.channels.d;
+    i = image * p.x.pixels.d + (index - rest * fast) * V;
+  }
+  const T* from = &p.x.at(c, i);
+  T* to = &p.y.at(c, i);
+  if constexpr (V == 1) {
+    *to = p.value(*from, c);
+  } else {
+    int64_t step = p.channels_last;
+    float4 v = read4(from);
+    write4(to, make_float4(p.value(v.x, c), p.value(v.y, c + step), p.value(v.z, c + 2 * step), p.value(v.w, c + 3 * step)));
+  }
+}
+
+template <class T>
+struct Train {
+  Channels<T> x, y;
+  const T *weight, *bias;
+  T *mean, *var, *inverse;
+  T eps;
+  int activation;
+  float alpha;
+  int64_t size;
+
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t c, bool exists) const {
+    T sum = 0, square = 0;
+    int64_t count = exists ? size : 0;
+    for (int64_t i = team.first; i < count; i += Team::step) sum += x.at(c, i);
+    T centre = team.sum(sum) / size;
+    sum = 0;  // of what rounding the mean left
+    for (int64_t i = team.first; i < count; i += Team::step) {
+      T d = x.at(c, i) - centre;
+      sum += d;
+      square += d * d;
+    }
+    T off = team.sum(sum) / size, variance = device::max(team.sum(square) / size - off * off, T(0));
+    if (!exists) return;
+    T scale = inverse_root(variance + eps);
+    if (team.first == 0) mean[c] = centre + off, var[c] = variance, inverse[c] = scale;
+    T shift = centre + off;
+    for (int64_t i = team.first; i < count; i += Team::step)
+      y.at(c, i) = device::activate(activation, alpha, (x.at(c, i) - shift) * (scale * weight[c]) + bias[c]);
+  }
+};
+
+// With m = N S and z = (x - mean) inverse: dx = weight inverse (dy - sum(dy) / m - z sum(dy z) / m).
+template <class T>
+struct TrainGrad {
+  Channels<T> x, dy, dx;
+  const T *mean, *inverse, *weight;
+  T *dweight, *dbias;
+  int64_t size;
+
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t c, bool exists) const {
+    T sum = 0, product = 0, centre = exists ? mean[c] : 0;
+    int64_t count = exists ? size : 0;
+    for (int64_t i = team.first; i < count; i += Team::step) {
+      T g = dy.at(c, i);
+      sum += g;
+      product += g * (x.at(c, i) - centre);
+    }
+    sum = team.sum(sum);
+    product = team.sum(product);
+    if (!exists) return;
+    T scale = inverse[c];
+    if (team.first == 0) dweight[c] = product * scale, dbias[c] = sum;
+    T average = sum / size, slope = product * scale * scale / size;
+    for (int64_t i = team.first; i < count; i += Team::step)
+      dx.at(c, i) = (dy.at(c, i) - average - (x.at(c, i) - centre) * slope) * (scale * weight[c]);
+  }
+};
+
+template <class T>
+struct LayerNorm {
+  Rows<T> x, y;
+  const T *weight, *bias;  // either may be null
+  T *mean, *inverse;
+  T eps;
+  int64_t d;
+
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    T sum = 0, square = 0;
+    for (int64_t i = team.first; i < d; i += Team::step) sum += x[row][i];
+    T centre = team.sum(sum) / d;
+    for (int64_t i = team.first; i < d; i += Team::step) square += (x[row][i] - centre) * (x[row][i] - centre);
+    T scale = inverse_root(team.sum(square) / d + eps);
+    if (team.first == 0) mean[row] = centre, inverse[row] = scale;
+    for (int64_t i = team.first; i < d; i += Team::step) {
+      T v = (x[row][i] - centre) * scale;
+      if (weight) v *= weight[i];
+      if (bias) v += bias[i];
+      y[row][i] = v;
+    }
+  }
+};
+
+bool channels_last(const View& v) { return v.shape[1] > 1 && v.stride[1] == 1 && (v.shape[2] == 1 || v.stride[2] != 1); }
+
+int64_t channel_size(const View& v) {
+  int64_t size = v.shape[0] * v.shape[2];
+  if (size > INT32_MAX) fail("batch_norm", "a channel has at most 2^31 elements", std::to_string(size));
+  return size;
+}
+
+template <class F>
+void with_float(DType dtype, const F& f) {
+  dtype == DType::f32 ? f(float{}) : f(double{});
+}
+
+// Teams of a block per channel; where channels are neighbours, of one lane of every wave.
+template <class Op>
+void launch_channels(const Op& op, const View& x, gpuStream_t stream) {
+  if (channels_last(x) && x.shape[1] >= WAVE / 2)
+    return launch_teams<ColumnTeam>(op, x.shape[1], stream);
+  launch_teams<BlockTeam>(op, x.shape[1], stream);
+}
+
+bool quads(const View& v, bool last) {
+  int64_t near = last ? v.stride[1] : v.stride[2], extent = last ? v.shape[1] : v.shape[2];
+  return v.dtype == DType::f32 && near == 1 && extent % 4 == 0 && v.stride[0] % 4 == 0 &&
+         (last ? v.stride[2] : v.stride[1]) % 4 == 0 && aligned(v.data);
+}
+
+}  // namespace
+
+// attrs: eps activation alpha; inputs x, mean, variance, weight, bias
+void batch_norm(const Call& c) {
+  const View &x = c.in[0], &y = c.out[0];
+  if (y.size() == 0) return;
+  bool last = channels_last(x), wide = quads(x, last) && quads(y, last);
+  int64_t size = channel_size(x);
+  auto start = [&](auto t, auto width) {
+    using T = decltype(t);
+    constexpr int V = decltype(width)::value;
+    Normalise<T, V> p = {Channels<T>(x),     Channels<T>(y),     c.in[1].as<T>(), c.in[2].as<T>(),
+                         c.in[3].as<T>(),    c.in[4].as<T>(),    static_cast<T>(c.attr[0]), static_cast<int>(c.i(1)),
+                         c.f(2),             size,               x.shape[1],      x.shape[2] / V,
+                         last};
+    int64_t threads = y.size() / V, blocks = (threads + 255) / 256;
+    if (blocks > INT32_MAX) fail("batch_norm", "at most 2^31 blocks", std::to_string(blocks));
+    launch(normalise<T, V>, dim3(static_cast<unsigned>(blocks)), 256, 0, static_cast<gpuStream_t>(c.exec->stream), p,
+           threads);
+  };
+  if (x.dtype == DType::f64) return start(double{}, std::integral_constant<int, 1>());
+  if (wide) return start(float{}, std::integral_constant<int, 4>());
+  start(float{}, std::integral_constant<int, 1>());
+}
+
+// attrs: eps activation alpha; inputs x, weight, bias; outputs y, mean, biased variance, 1 / sqrt(variance + eps)
+void batch_norm_train(const Call& c) {
+  with_float(c.in[0].dtype, [&](auto t) {
+    using T = decltype(t);
+    Train<T> op = {Channels<T>(c.in[0]), Channels<T>(c.out[0]), c.in[1].as<T>(),           c.in[2].as<T>(),
+                   c.out[1].as<T>(),     c.out[2].as<T>(),      c.out[3].as<T>(),          static_cast<T>(c.attr[0]),
+                   static_cast<int>(c.i(1)), c.f(2),            channel_size(c.in[0])};
+    launch_channels(op, c.in[0], static_cast<gpuStream_t>(c.exec->stream));
+  });
+}
+
+// inputs x, mean, 1 / sqrt(variance + eps), weight, dy; outputs dx, dweight, dbias
+void batch_norm_train_grad(const Call& c) {
+  with_float(c.in[0].dtype, [&](auto t) {
+    using T = decltype(t);
+    TrainGrad<T> op = {Channels<T>(c.in[0]), Channels<T>(c.in[4]), Channels<T>(c.out[0]), c.in[1].as<T>(),
+                       c.in[2].as<T>(),      c.in[3].as<T>(),      c.out[1].as<T>(),      c.out[2].as<T>(),
+                       channel_size(c.in[0])};
+    launch_channels(op, c.in[0], static_cast<gpuStream_t>(c.exec->stream));
+  });
+}
+
+// Rows of x (M, D); outputs y, mean (M), 1 / sqrt(variance + eps) (M). Weight and bias may be left out. attrs: eps
+void layer_norm(const Call& c) {
+  with_float(c.in[0].dtype, [&](auto t) {
+    using T = decltype(t);
+    LayerNorm<T> op = {Rows<T>(c.in[0]),
+                       Rows<T>(c.out[0]),
+                       c.n_in > 1 ? c.in[1].as<T>() : nullptr,
+                       c.n_in > 2 ? c.in[2].as<T>() : nullptr,
+                       c.out[1].as<T>(),
+                       c.out[2].as<T>(),
+                       static_cast<T>(c.attr[0]),
+                       c.in[0].shape[1]};
+    launch_rows(op, c.in[0].shape[0], c.in[0].shape[1], static_cast<gpuStream_t>(c.exec->stream));
+  });
+}
+
+}  // namespace needle::gpu

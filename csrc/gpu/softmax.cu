@@ -1,0 +1,183 @@
+// Softmax and its relatives over the rows of (M, D) views, whose rows are contiguous. What a thread reads again it has
+// read a moment ago: from the second pass on rows come from the first-level cache.
+#include "gpu/team.cuh"
+
+namespace needle::gpu {
+namespace {
+
+template <class T, class Team>
+__device__ __forceinline__ T row_max(const Team& team, const T* x, int64_t d) {
+  T top = -infinity<T>();
+  for (int64_t i = team.first; i < d; i += Team::step) top = device::maximum_map::apply(top, x[i], top, top);
+  return team.max(top);
+}
+
+// The sum of e ** (x - top) over a row.
+template <class T, class Team>
+__device__ __forceinline__ T exp_sum(const Team& team, const T* x, int64_t d, T top) {
+  T sum = 0;
+  for (int64_t i = team.first; i < d; i += Team::step) sum += device::exp(x[i] - top);
+  return team.sum(sum);
+}
+
+template <class T, class Team>
+__device__ __forceinline__ T log_sum_exp(const Team& team, const T* x, int64_t d) {
+  T top = row_max(team, x, d);
+  if (top - top != 0) top = 0;  // infinite: the sum itself is 0 or infinite
+  return top + device::log(exp_sum(team, x, d, top));
+}
+
+template <class T>
+struct Softmax {
+  Rows<T> x, y;
+  int64_t d;
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    T top = row_max(team, x[row], d), sum = 0;
+    for (int64_t i = team.first; i < d; i += Team::step) {
+      T e = device::exp(x[row][i] - top);
+      y[row][i] = e;
+      sum += e;
+    }
+    T scale = 1 / team.sum(sum);
+    for (int64_t i = team.first; i < d; i += Team::step) y[row][i] *= scale;
+  }
+};
+
+template <class T>
+struct LogSoftmax {
+  Rows<T> x, y;
+  int64_t d;
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    T top = row_max(team, x[row], d), shift = device::log(exp_sum(team, x[row], d, top));
+    for (int64_t i = team.first; i < d; i += Team::step) y[row][i] = x[row][i] - top - shift;
+  }
+};
+
+template <class T>
+struct LogSumExp {
+  Rows<T> x, y;
+  int64_t d;
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    T v = log_sum_exp(team, x[row], d);
+    if (team.first == 0) *y[row] = v;
+  }
+};
+
+template <class T>
+struct SoftmaxGrad {
+  Rows<T> y, dy, dx;
+  int64_t d;
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    T dot = 0;
+    for (int64_t i = team.first; i < d; i += Team::step) dot += y[row][i] * dy[row][i];
+    dot = team.sum(dot);
+    for (int64_t i = team.first; i < d; i += Team::step) dx[row][i] = y[row][i] * (dy[row][i] - dot);
+  }
+};
+
+template <class T>
+struct LogSoftmaxGrad {
+  Rows<T> y, dy, dx;
+  int64_t d;
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    T sum = 0;
+    for (int64_t i = team.first; i < d; i += Team::step) sum += dy[row][i];
+    sum = team.sum(sum);
+    for (int64_t i = team.first; i < d; i += Team::step) dx[row][i] = dy[row][i] - device::exp(y[row][i]) * sum;
+  }
+};
+
+struct Labels {
+  const void* data;
+  int64_t stride;
+  bool wide;
+  explicit Labels(const View& v) : data(v.data), stride(v.stride[0]), wide(v.dtype == DType::i64) {}
+  __device__ __forceinline__ int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i * stride] : static_cast<const int32_t*>(data)[i * stride];
+  }
+};
+
+template <class T>
+struct CrossEntropy {
+  Rows<T> x, loss;
+  Labels labels;
+  int64_t d;
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    T total = log_sum_exp(team, x[row], d);
+    int64_t label = labels[row];
+    if (team.first == 0) *loss[row] = label >= 0 && label < d ? total - x[row][label] : static_cast<T>(__builtin_nan(""));
+  }
+};
+
+template <class T>
+struct CrossEntropyGrad {
+  Rows<T> x, g, dx;
+  Labels labels;
+  int64_t d;
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    T shift = log_sum_exp(team, x[row], d), scale = *g[row];
+    int64_t label = labels[row];
+    for (int64_t i = team.first; i < d; i += Team::step)
+      dx[row][i] = device::exp(x[row][i] - shift) * scale - (i == label ? scale : 0);
+  }
+};
+
+// make(T{}) gives the operation on rows of float or double.
+template <class Make>
+void run(const Call& c, const Make& make) {
+  const View& x = c.in[0];
+  if (x.shape[1] == 0) return;
+  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
+  if (x.dtype == DType::f32) return launch_rows(make(float{}), x.shape[0], x.shape[1], stream);
+  launch_rows(make(double{}), x.shape[0], x.shape[1], stream);
+}
+
+template <template <class> class Op>
+void unary(const Call& c) {
+  run(c, [&](auto t) {
+    using T = decltype(t);
+    return Op<T>{Rows<T>(c.in[0]), Rows<T>(c.out[0]), c.in[0].shape[1]};
+  });
+}
+
+template <template <class> class Op>
+void binary(const Call& c) {
+  run(c, [&](auto t) {
+    using T = decltype(t);
+    return Op<T>{Rows<T>(c.in[0]), Rows<T>(c.in[1]), Rows<T>(c.out[0]), c.in[0].shape[1]};
+  });
+}
+
+}  // namespace
+
+void softmax(const Call& c) { unary<Softmax>(c); }
+void log_softmax(const Call& c) { unary<LogSoftmax>(c); }
+void logsumexp(const Call& c) { unary<LogSumExp>(c); }
+void softmax_grad(const Call& c) { binary<SoftmaxGrad>(c); }
+void log_softmax_grad(const Call& c) { binary<LogSoftmaxGrad>(c); }
+
+// Logits (M, D) and class numbers (M) to losses (M); a number that is no class gives NaN, since a kernel cannot raise.
+void cross_entropy(const Call& c) {
+  run(c, [&](auto t) {
+    using T = decltype(t);
+    return CrossEntropy<T>{Rows<T>(c.in[0]), Rows<T>(c.out[0]), Labels(c.in[1]), c.in[0].shape[1]};
+  });
+}
+
+// From logits, class numbers and the gradient of the losses (M): (softmax(x) - one hot) * gradient.
+void cross_entropy_grad(const Call& c) {
+  run(c, [&](auto t) {
+    using T = decltype(t);
+    return CrossEntropyGrad<T>{Rows<T>(c.in[0]), Rows<T>(c.in[2]), Rows<T>(c.out[0]), Labels(c.in[1]),
+                               c.in[0].shape[1]};
+  });
+}
+
+}  // namespace needle::gpu

@@ -1,0 +1,115 @@
+// Threads that share a reduction: a team walks over elements first, first + step, ... and adds up or compares what its
+// members found. Every thread of a block calls sum and max equally often, also one with nothing to do.
+#pragma once
+#include "core/call.h"
+#include "gpu/portable.cuh"
+
+namespace needle::gpu {
+
+constexpr int kTeamThreads = 256;
+
+struct WaveTeam {
+  static constexpr int step = WAVE, per_block = kTeamThreads / WAVE;
+  int first = lane_id();
+  template <class T>
+  __device__ __forceinline__ T sum(T v) const {
+    return wave_sum(v);
+  }
+  template <class T>
+  __device__ __forceinline__ T max(T v) const {
+    return wave_max(v);
+  }
+};
+
+template <class T>
+struct WaveValues {
+  T v[kTeamThreads / WAVE];
+};
+
+struct BlockTeam {
+  static constexpr int step = kTeamThreads, per_block = 1;
+  int first = static_cast<int>(threadIdx.x);
+  template <class T>
+  __device__ __forceinline__ T sum(T v) const {
+    GPU_SHARED(WaveValues<T>, waves);
+    v = wave_sum(v);
+    block_sync();  // until everyone has read what an earlier sum left here
+    if (lane_id() == 0) waves.v[threadIdx.x / WAVE] = v;
+    block_sync();
+    return wave_sum(lane_id() < kTeamThreads / WAVE ? waves.v[lane_id()] : T(0));
+  }
+  template <class T>
+  __device__ __forceinline__ T max(T v) const {
+    GPU_SHARED(WaveValues<T>, waves);
+    v = wave_max(v);
+    block_sync();
+    if (lane_id() == 0) waves.v[threadIdx.x / WAVE] = v;
+    block_sync();
+    return wave_max(waves.v[lane_id() % (kTeamThreads / WAVE)]);
+  }
+};
+
+// A team per lane, one member in each wave: neighbouring teams read neighbouring elements.
+struct ColumnTeam {
+  static constexpr int step = kTeamThreads / WAVE, per_block = WAVE;
+  int first = static_cast<int>(threadIdx.x / WAVE);
+  template <class T>
+  struct Values {
+    T v[step][WAVE];
+  };
+  template <class T>
+  __device__ __forceinline__ T sum(T v) const {
+    GPU_SHARED(Values<T>, values);
+    block_sync();
+    values.v[first][lane_id()] = v;
+    block_sync();
+    T total = 0;
+#pragma unroll
+    for (int w = 0; w < step; w++) total += values.v[w][lane_id()];
+    return total;
+  }
+};
+
+// op(team, n) for every n in [0, size), a team each.
+template <class Team, class Op>
+__global__ void GPU_BOUNDS(kTeamThreads, 4) team_kernel(Op op, int64_t size) {
+  constexpr bool kColumns = std::is_same_v<Team, ColumnTeam>;
+  int64_t n = static_cast<int64_t>(blockIdx.x) * Team::per_block + (kColumns ? lane_id() : threadIdx.x / Team::step);
+  if constexpr (!kColumns) {
+    if (n >= size) return;  // a whole wave leaves
+  }
+  op(Team(), n, n < size);
+}
+
+template <class Team, class Op>
+void launch_teams(const Op& op, int64_t size, gpuStream_t stream) {
+  int64_t blocks = (size + Team::per_block - 1) / Team::per_block;
+  if (blocks == 0) return;
+  if (blocks > INT32_MAX) fail("launch", "at most 2^31 blocks", std::to_string(blocks));
+  launch(team_kernel<Team, Op>, dim3(static_cast<unsigned>(blocks)), kTeamThreads, 0, stream, op, size);
+}
+
+// Rows of `length`: a wave each, unless they are long and too few to fill the device.
+template <class Op>
+void launch_rows(const Op& op, int64_t rows, int64_t length, gpuStream_t stream) {
+  if (length > 16 * WAVE || (length > 2 * WAVE && rows < 8LL * device_units()))
+    return launch_teams<BlockTeam>(op, rows, stream);
+  launch_teams<WaveTeam>(op, rows, stream);
+}
+
+// Rows of a (M, D) view, whose elements are neighbours.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride;
+  Rows() = default;
+  explicit Rows(const View& v) : data(v.as<T>()), stride(v.rank ? v.stride[0] : 0) {}
+  __device__ __forceinline__ T* operator[](int64_t row) const { return data + row * stride; }
+};
+
+template <class T>
+__device__ __forceinline__ T infinity() {
+  return static_cast<T>(__builtin_huge_val());
+}
+
+}  // namespace needle::gpu
