@@ -11,6 +11,15 @@ import ctypes as c
 import numpy as np
 import pytest
 
+from needle.ops.pool import (
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool2dGrad,
+    AvgPool2d,
+    AvgPool2dGrad,
+    MaxPool2d,
+    MaxPool2dGrad,
+)
+from needle.ops.resize import Interpolate, InterpolateGrad
 from needle.ops.conv import Conv2dWeightGrad, ConvTranspose2d, conv2d_array, conv_transpose2d_array
 from test_gpu import ACTIVATIONS, NONE, RELU, Backend, Call, Exec, View, backend, cuda, emulation, normal  # noqa: F401
 
@@ -435,3 +444,67 @@ def test_attention(backend: Backend, case: tuple, causal: bool, mask: str) -> No
     out = memory.swapaxes(-2, -3) if batch else memory
     run(backend, "attention", [out], [q, k, v, *extra], 0.7, causal, bool(extra))
     close(out, exact)
+
+
+def sample_cases(*classes: type) -> list:
+    """(op, shapes) of the samples of image ops."""
+    return [(cls(**attributes), shapes[0]) for cls in classes for attributes, shapes in cls.samples()]
+
+
+@pytest.mark.parametrize("case", sample_cases(MaxPool2d, AvgPool2d, AdaptiveAvgPool2d), ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_pools(backend: Backend, case: tuple, layout: str, dtype: str) -> None:
+    op, size = case
+    shape, tolerance = LAYOUTS[layout], FLOATS[dtype]
+    x = normal(*size).astype(dtype).round(1)  # with ties, of which the first wins
+    exact = op.reference(x.astype(float))
+    out, dx = shape(nans(*exact.shape, dtype=dtype)), shape(nans(*size, dtype=dtype))
+    run(backend, op.row(), [out], [shape(x)], *op.kernel_attributes())
+    close(out, exact, tolerance)
+    dy = normal(*exact.shape, seed=1).astype(dtype)
+    if isinstance(op, MaxPool2d):
+        exact = MaxPool2dGrad(*op.attributes().values()).reference(x, dy.astype(float))
+        run(backend, "max_pool2d_grad", [dx], [shape(x), shape(dy)], *op.kernel_attributes())
+    else:
+        grad = AvgPool2dGrad(op, size) if isinstance(op, AvgPool2d) else AdaptiveAvgPool2dGrad(size)
+        exact = grad.reference(dy.astype(float))
+        run(backend, f"{op.row()}_grad", [dx], [shape(dy)], *op.kernel_attributes())
+    close(dx, exact, tolerance)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [(2, 70, 7, 7), (1, 3, 30, 20), (3, 1, 5, 5)], ids=str)
+def test_global_average(backend: Backend, layout: str, size: tuple) -> None:
+    x, shape = normal(*size) + 1, LAYOUTS[layout]
+    out = shape(nans(*size[:2], 1, 1))
+    run(backend, "adaptive_avg_pool2d", [out], [shape(x)])
+    close(out, x.astype(float).mean((2, 3), keepdims=True))
+
+
+def test_max_pool_keeps_nan(backend: Backend) -> None:
+    x = normal(1, 1, 4, 4)
+    x[0, 0, 0, 0] = np.nan
+    out = np.zeros((1, 1, 2, 2), np.float32)
+    run(backend, "max_pool2d", [out], [x], 2, 2, 2, 2, 0, 0, 1, 1)
+    assert np.isnan(out[0, 0, 0, 0]) and not np.isnan(out.reshape(-1)[1:]).any()
+
+
+RESIZES = [((2, 3, 5, 4), (10, 8)), ((1, 17, 5, 4), (3, 9)), ((1, 2, 9, 8), (4, 3)), ((1, 1, 1, 1), (3, 2)), ((1, 3, 6, 5), (1, 1))]
+
+
+@pytest.mark.parametrize("case", RESIZES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "corners"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_interpolate(backend: Backend, case: tuple, layout: str, mode: str, dtype: str) -> None:
+    (size, to), corners = case, mode == "corners"
+    kind = "nearest" if mode == "nearest" else "bilinear"
+    op, shape = Interpolate(size=to, mode=kind, align_corners=corners), LAYOUTS[layout]
+    x, dy = normal(*size).astype(dtype), normal(*size[:2], *to, seed=1).astype(dtype)
+    attrs = (*(() if kind == "nearest" else (corners,)), *op._scales(size[2:], to))
+    out, dx = shape(nans(*dy.shape, dtype=dtype)), shape(nans(*size, dtype=dtype))
+    run(backend, f"interpolate_{kind}", [out], [shape(x)], *attrs)
+    close(out, op.reference(x.astype(float)), FLOATS[dtype])
+    run(backend, f"interpolate_{kind}_grad", [dx], [shape(dy)], *attrs)
+    close(dx, InterpolateGrad(size, None, kind, corners).reference(dy.astype(float)), FLOATS[dtype])

@@ -35,16 +35,17 @@ template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], const float* from, int64_t row, int64_t column,
                                             int rows, int columns) {
   bool along = column == 1;
-#pragma unroll
+#pragma unroll 4
   for (int e = threadIdx.x; e < ROWS * COLUMNS; e += kThreads) {
     int i = along ? e / COLUMNS : e % ROWS, j = along ? e % COLUMNS : e / ROWS;
     to[j][i] = i < rows && j < columns ? from[i * row + j * column] : 0;
   }
 }
 
+// Blocks per unit: with two CUDA's threads would spill.
 // Thread (r, c) of 16 x 16 has queries 4 r to 4 r + 3, keys 4 c to 4 c + 3 of a tile, and of every 64 values 4 c to 4 c + 3.
 template <int VALUES>
-__global__ void GPU_BOUNDS(kThreads, 2) attention_tile(Problem p) {
+__global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Problem p) {
   struct alignas(16) Shared {
     union {
       struct {
@@ -132,7 +133,7 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_tile(Problem p) {
 #pragma unroll 1
     for (int first = 0; first < kKeys && key0 + first < seen; first += kValueKeys) {
       block_sync();
-#pragma unroll
+#pragma unroll 4
       for (int e = threadIdx.x; e < kValueKeys * VALUES; e += kThreads) {
         int i = e / VALUES, j = e % VALUES, key = key0 + first + i;
         shared.v[i][j] = key < p.keys && value0 + j < p.values ? v[key * p.v.row + j * p.v.column] : 0;

@@ -8,8 +8,19 @@ namespace needle::gpu {
 
 constexpr int kTeamThreads = 256;
 
+struct ThreadTeam {  // no team at all
+  static constexpr int step = 1, per_block = kTeamThreads;
+  static constexpr int first = 0;
+  __device__ static __forceinline__ int place() { return static_cast<int>(threadIdx.x); }
+  template <class T>
+  __device__ __forceinline__ T sum(T v) const {
+    return v;
+  }
+};
+
 struct WaveTeam {
   static constexpr int step = WAVE, per_block = kTeamThreads / WAVE;
+  __device__ static __forceinline__ int place() { return static_cast<int>(threadIdx.x / WAVE); }
   int first = lane_id();
   template <class T>
   __device__ __forceinline__ T sum(T v) const {
@@ -28,6 +39,7 @@ struct WaveValues {
 
 struct BlockTeam {
   static constexpr int step = kTeamThreads, per_block = 1;
+  __device__ static __forceinline__ int place() { return 0; }
   int first = static_cast<int>(threadIdx.x);
   template <class T>
   __device__ __forceinline__ T sum(T v) const {
@@ -52,6 +64,7 @@ struct BlockTeam {
 // A team per lane, one member in each wave: neighbouring teams read neighbouring elements.
 struct ColumnTeam {
   static constexpr int step = kTeamThreads / WAVE, per_block = WAVE;
+  __device__ static __forceinline__ int place() { return lane_id(); }
   int first = static_cast<int>(threadIdx.x / WAVE);
   template <class T>
   struct Values {
@@ -70,15 +83,12 @@ struct ColumnTeam {
   }
 };
 
-// op(team, n) for every n in [0, size), a team each.
+// op(team, n, exists) for every n in [0, size), a team each; of a ColumnTeam also for those of its block beyond `size`,
+// which only take part in its sums.
 template <class Team, class Op>
 __global__ void GPU_BOUNDS(kTeamThreads, 4) team_kernel(Op op, int64_t size) {
-  constexpr bool kColumns = std::is_same_v<Team, ColumnTeam>;
-  int64_t n = static_cast<int64_t>(blockIdx.x) * Team::per_block + (kColumns ? lane_id() : threadIdx.x / Team::step);
-  if constexpr (!kColumns) {
-    if (n >= size) return;  // a whole wave leaves
-  }
-  op(Team(), n, n < size);
+  int64_t n = static_cast<int64_t>(blockIdx.x) * Team::per_block + Team::place();
+  if (n < size || std::is_same_v<Team, ColumnTeam>) op(Team(), n, n < size);
 }
 
 template <class Team, class Op>
