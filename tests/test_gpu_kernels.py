@@ -11,6 +11,10 @@ import ctypes as c
 import numpy as np
 import pytest
 
+from needle.ops.activation import ACTIVATIONS as OPS
+from needle.ops.activation import CODES
+from needle.ops.conv import Conv2dWeightGrad, ConvTranspose2d, conv2d_array, conv_transpose2d_array
+from needle.ops.fused import act_reference
 from needle.ops.pool import (
     AdaptiveAvgPool2d,
     AdaptiveAvgPool2dGrad,
@@ -20,7 +24,6 @@ from needle.ops.pool import (
     MaxPool2dGrad,
 )
 from needle.ops.resize import Interpolate, InterpolateGrad
-from needle.ops.conv import Conv2dWeightGrad, ConvTranspose2d, conv2d_array, conv_transpose2d_array
 from test_gpu import ACTIVATIONS, NONE, RELU, Backend, Call, Exec, View, backend, cuda, emulation, normal  # noqa: F401
 
 DTYPES = ["float32", "float64", "int32", "int64", "bool"]
@@ -490,7 +493,13 @@ def test_max_pool_keeps_nan(backend: Backend) -> None:
     assert np.isnan(out[0, 0, 0, 0]) and not np.isnan(out.reshape(-1)[1:]).any()
 
 
-RESIZES = [((2, 3, 5, 4), (10, 8)), ((1, 17, 5, 4), (3, 9)), ((1, 2, 9, 8), (4, 3)), ((1, 1, 1, 1), (3, 2)), ((1, 3, 6, 5), (1, 1))]
+RESIZES = [
+    ((2, 3, 5, 4), (10, 8)),
+    ((1, 17, 5, 4), (3, 9)),
+    ((1, 2, 9, 8), (4, 3)),
+    ((1, 1, 1, 1), (3, 2)),
+    ((1, 3, 6, 5), (1, 1)),
+]
 
 
 @pytest.mark.parametrize("case", RESIZES, ids=str)
@@ -508,3 +517,22 @@ def test_interpolate(backend: Backend, case: tuple, layout: str, mode: str, dtyp
     close(out, op.reference(x.astype(float)), FLOATS[dtype])
     run(backend, f"interpolate_{kind}_grad", [dx], [shape(dy)], *attrs)
     close(dx, InterpolateGrad(size, None, kind, corners).reference(dy.astype(float)), FLOATS[dtype])
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("m,n", [(1, 1), (70, 33), (5, 130)])
+def test_gradient_of_a_linear_layer(backend: Backend, name: str, m: int, n: int) -> None:
+    """dz and db in one pass, then dx and dw by the products on strided views."""
+    x, w, dy, alpha, step = normal(m, 17), normal(n, 17, seed=1), normal(m, n, seed=2), 0.3, 1e-6
+    z = np.matmul(*double(x, w.T))
+    exact = dy * (act_reference(name, alpha, z + step) - act_reference(name, alpha, z - step)) / (2 * step)
+    value = act_reference(name, alpha, z) if name != "none" and OPS[name].from_output else z
+    code = CODES.index(name)
+    dz, db, dx, dw = nans(m, n), nans(n), nans(m, 17), nans(n, 17)
+    run(backend, "activation_bias_grad", [dz, db], [inside(value.astype(np.float32)), dy], code, alpha)
+    close(dz, exact, 1e-5)
+    close(db, exact.sum(0), 1e-5)
+    run(backend, "matmul", [dx], [dz, w], NONE, 0, 0)
+    run(backend, "matmul", [dw], [np.asfortranarray(dz.T), x], NONE, 0, 0)
+    close(dx, exact @ w, 1e-5)
+    close(dw, exact.T @ x, 1e-5)

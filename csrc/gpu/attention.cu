@@ -1,5 +1,5 @@
-// softmax(q k^T * scale + mask) v without the scores ever lying in memory: a block keeps 64 queries, walks over the keys
-// in tiles of 64 and corrects its sums whenever a row's maximum rises (Dao et al., FlashAttention, 2022).
+// softmax(q k^T * scale + mask) v without the scores ever lying in memory: a block keeps 64 queries, walks over the
+// keys in tiles of 64 and corrects its sums whenever a row's maximum rises (Dao et al., FlashAttention, 2022).
 #include "gpu/gemm.cuh"
 
 namespace needle::gpu {
@@ -32,8 +32,8 @@ __device__ __forceinline__ int64_t batch_offset(const Problem& p, const Matrix& 
 
 // to[column][row] = from[first_row + row][first_column + column], zero beyond; neighbouring threads read neighbours.
 template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], const float* from, int64_t row, int64_t column,
-                                            int rows, int columns) {
+__device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], const float* from, int64_t row,
+                                            int64_t column, int rows, int columns) {
   bool along = column == 1;
 #pragma unroll 4
   for (int e = threadIdx.x; e < ROWS * COLUMNS; e += kThreads) {
@@ -42,8 +42,9 @@ __device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], cons
   }
 }
 
-// Blocks per unit: with two CUDA's threads would spill.
-// Thread (r, c) of 16 x 16 has queries 4 r to 4 r + 3, keys 4 c to 4 c + 3 of a tile, and of every 64 values 4 c to 4 c + 3.
+// Thread (r, c) of 16 x 16 has queries 4 r to 4 r + 3, keys 4 c to 4 c + 3 of a tile, and of every 64 values 4 c to 4 c
+// + 3.
+// One block per unit on CUDA: beside a second one its threads would spill.
 template <int VALUES>
 __global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Problem p) {
   struct alignas(16) Shared {
@@ -76,7 +77,8 @@ __global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Problem p) {
 #pragma unroll 1
     for (int e = 0; e < p.features; e += kFeatures) {
       block_sync();
-      load_turned<kQueries, kFeatures>(shared.q, q + e * p.q.column, p.q.row, p.q.column, p.queries - query0, p.features - e);
+      load_turned<kQueries, kFeatures>(shared.q, q + e * p.q.column, p.q.row, p.q.column, p.queries - query0,
+                                       p.features - e);
       load_turned<kKeys, kFeatures>(shared.k, k + key0 * p.k.row + e * p.k.column, p.k.row, p.k.column, p.keys - key0,
                                     p.features - e);
       block_sync();
@@ -196,8 +198,8 @@ void start(Problem p, int64_t heads, gpuStream_t stream) {
 
 }  // namespace
 
-// q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool (keeps where true) or float (added); a query that
-// sees no key gives zeros. attrs: scale causal has_mask
+// q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool (keeps where true) or float (added); a query
+// that sees no key gives zeros. attrs: scale causal has_mask
 void attention(const Call& c) {
   const View &q = c.in[0], &k = c.in[1], &v = c.in[2], &out = c.out[0];
   if (out.size() == 0) return;

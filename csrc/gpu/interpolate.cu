@@ -9,7 +9,9 @@ namespace {
 struct Source {
   int low, high;
   double part;
-  __device__ __forceinline__ double weight(int at) const { return (low == at ? 1 - part : 0) + (high == at ? part : 0); }
+  __device__ __forceinline__ double weight(int at) const {
+    return (low == at ? 1 - part : 0) + (high == at ? part : 0);
+  }
 };
 
 struct Bilinear {

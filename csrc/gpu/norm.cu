@@ -1,4 +1,5 @@
-// Batch normalisation of (N, C, S) views, by given statistics or by its own, with gradient; layer normalisation of rows.
+// Batch normalisation of (N, C, S) views, by given statistics or by its own, with gradient; layer normalisation of
+// rows.
 #include "gpu/gemm.cuh"
 #include "gpu/team.cuh"
 
@@ -61,7 +62,8 @@ __global__ void GPU_BOUNDS(256, 4) normalise(Normalise<T, V> p, int64_t threads)
   } else {
     int64_t step = p.channels_last;
     float4 v = read4(from);
-    write4(to, make_float4(p.value(v.x, c), p.value(v.y, c + step), p.value(v.z, c + 2 * step), p.value(v.w, c + 3 * step)));
+    write4(to, make_float4(p.value(v.x, c), p.value(v.y, c + step), p.value(v.z, c + 2 * step),
+                           p.value(v.w, c + 3 * step)));
   }
 }
 
@@ -150,7 +152,9 @@ struct LayerNorm {
   }
 };
 
-bool channels_last(const View& v) { return v.shape[1] > 1 && v.stride[1] == 1 && (v.shape[2] == 1 || v.stride[2] != 1); }
+bool channels_last(const View& v) {
+  return v.shape[1] > 1 && v.stride[1] == 1 && (v.shape[2] == 1 || v.stride[2] != 1);
+}
 
 int64_t channel_size(const View& v) {
   int64_t size = v.shape[0] * v.shape[2];
@@ -166,8 +170,7 @@ void with_float(DType dtype, const F& f) {
 // Teams of a block per channel; where channels are neighbours, of one lane of every wave.
 template <class Op>
 void launch_channels(const Op& op, const View& x, gpuStream_t stream) {
-  if (channels_last(x) && x.shape[1] >= WAVE / 2)
-    return launch_teams<ColumnTeam>(op, x.shape[1], stream);
+  if (channels_last(x) && x.shape[1] >= WAVE / 2) return launch_teams<ColumnTeam>(op, x.shape[1], stream);
   launch_teams<BlockTeam>(op, x.shape[1], stream);
 }
 
@@ -188,9 +191,18 @@ void batch_norm(const Call& c) {
   auto start = [&](auto t, auto width) {
     using T = decltype(t);
     constexpr int V = decltype(width)::value;
-    Normalise<T, V> p = {Channels<T>(x),     Channels<T>(y),     c.in[1].as<T>(), c.in[2].as<T>(),
-                         c.in[3].as<T>(),    c.in[4].as<T>(),    static_cast<T>(c.attr[0]), static_cast<int>(c.i(1)),
-                         c.f(2),             size,               x.shape[1],      x.shape[2] / V,
+    Normalise<T, V> p = {Channels<T>(x),
+                         Channels<T>(y),
+                         c.in[1].as<T>(),
+                         c.in[2].as<T>(),
+                         c.in[3].as<T>(),
+                         c.in[4].as<T>(),
+                         static_cast<T>(c.attr[0]),
+                         static_cast<int>(c.i(1)),
+                         c.f(2),
+                         size,
+                         x.shape[1],
+                         x.shape[2] / V,
                          last};
     int64_t threads = y.size() / V, blocks = (threads + 255) / 256;
     if (blocks > INT32_MAX) fail("batch_norm", "at most 2^31 blocks", std::to_string(blocks));
@@ -206,9 +218,12 @@ void batch_norm(const Call& c) {
 void batch_norm_train(const Call& c) {
   with_float(c.in[0].dtype, [&](auto t) {
     using T = decltype(t);
-    Train<T> op = {Channels<T>(c.in[0]), Channels<T>(c.out[0]), c.in[1].as<T>(),           c.in[2].as<T>(),
-                   c.out[1].as<T>(),     c.out[2].as<T>(),      c.out[3].as<T>(),          static_cast<T>(c.attr[0]),
-                   static_cast<int>(c.i(1)), c.f(2),            channel_size(c.in[0])};
+    Train<T> op = {Channels<T>(c.in[0]),     Channels<T>(c.out[0]),
+                   c.in[1].as<T>(),          c.in[2].as<T>(),
+                   c.out[1].as<T>(),         c.out[2].as<T>(),
+                   c.out[3].as<T>(),         static_cast<T>(c.attr[0]),
+                   static_cast<int>(c.i(1)), c.f(2),
+                   channel_size(c.in[0])};
     launch_channels(op, c.in[0], static_cast<gpuStream_t>(c.exec->stream));
   });
 }
@@ -217,9 +232,9 @@ void batch_norm_train(const Call& c) {
 void batch_norm_train_grad(const Call& c) {
   with_float(c.in[0].dtype, [&](auto t) {
     using T = decltype(t);
-    TrainGrad<T> op = {Channels<T>(c.in[0]), Channels<T>(c.in[4]), Channels<T>(c.out[0]), c.in[1].as<T>(),
-                       c.in[2].as<T>(),      c.in[3].as<T>(),      c.out[1].as<T>(),      c.out[2].as<T>(),
-                       channel_size(c.in[0])};
+    TrainGrad<T> op = {Channels<T>(c.in[0]), Channels<T>(c.in[4]), Channels<T>(c.out[0]),
+                       c.in[1].as<T>(),      c.in[2].as<T>(),      c.in[3].as<T>(),
+                       c.out[1].as<T>(),     c.out[2].as<T>(),     channel_size(c.in[0])};
     launch_channels(op, c.in[0], static_cast<gpuStream_t>(c.exec->stream));
   });
 }

@@ -226,7 +226,8 @@ void avg_pool2d_grad(const Call& c) {
   });
 }
 
-// Large bins, as in a global average, are summed by a wave along the pixels, or by a team for each of a wave's channels.
+// Large bins, as in a global average, are summed by a wave along the pixels, or by a team for each of a wave's
+// channels.
 void adaptive_avg_pool2d(const Call& c) {
   const View &x = c.in[0], &y = c.out[0];
   if (y.size() == 0) return;

@@ -111,7 +111,8 @@ struct CrossEntropy {
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
     T total = log_sum_exp(team, x[row], d);
     int64_t label = labels[row];
-    if (team.first == 0) *loss[row] = label >= 0 && label < d ? total - x[row][label] : static_cast<T>(__builtin_nan(""));
+    if (team.first == 0)
+      *loss[row] = label >= 0 && label < d ? total - x[row][label] : static_cast<T>(__builtin_nan(""));
   }
 };
 

@@ -86,7 +86,7 @@ struct ColumnTeam {
 // op(team, n, exists) for every n in [0, size), a team each; of a ColumnTeam also for those of its block beyond `size`,
 // which only take part in its sums.
 template <class Team, class Op>
-__global__ void GPU_BOUNDS(kTeamThreads, 4) team_kernel(Op op, int64_t size) {
+__global__ void GPU_BOUNDS(kTeamThreads, 3) team_kernel(Op op, int64_t size) {
   int64_t n = static_cast<int64_t>(blockIdx.x) * Team::per_block + Team::place();
   if (n < size || std::is_same_v<Team, ColumnTeam>) op(Team(), n, n < size);
 }
