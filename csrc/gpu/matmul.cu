@@ -1,6 +1,8 @@
 // Products of matrices, single and batched, of any strides: on tiles (gemm.cu), or when there are at most 8 rows with a
-// wave per four columns, which reads the right side once. float64 and integers: one thread per result.
+// wave per four columns or a lane of every wave per column, which read the right side once. float64 and integers: one
+// thread per result.
 #include "gpu/gemm.cuh"
+#include "gpu/team.cuh"
 
 namespace needle::gpu {
 namespace {
@@ -64,8 +66,36 @@ __global__ void GPU_BOUNDS(kWaves* WAVE, 2) matmul_rows(Gemm p) {
 }
 static_assert(8 * kWaveColumns <= WAVE, "each lane writes at most one output");
 
+// The same for a right side whose neighbours are columns: a lane per column, the waves of a block split k.
 template <int ROWS>
-void launch_rows(const Gemm& p, gpuStream_t stream) {
+struct Columns {
+  Gemm p;
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t n, bool exists) const {
+    int column = static_cast<int>(exists ? n : p.n - 1);
+    float sum[ROWS] = {};
+#pragma unroll 4
+    for (int k = team.first; k < p.k; k += Team::step) {
+      float w[1], x[1];
+      load_lane<false>(w, p.b, column, k);
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) {
+        load_lane<false>(x, p.a, i < p.m ? i : p.m - 1, k);
+        sum[i] += x[0] * w[0];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+      float total = team.sum(sum[i]);
+      if (team.first == i % Team::step && exists && i < p.m)
+        p.out.data[i * p.out.row[0] + column * p.out.column[0]] = finish(p, total, i, column);
+    }
+  }
+};
+
+template <int ROWS>
+void launch_few(const Gemm& p, gpuStream_t stream) {
+  if (p.b.by_row) return launch_teams<ColumnTeam>(Columns<ROWS>{p}, p.n, stream);
   int64_t columns = kWaves * kWaveColumns, grid = (p.n + columns - 1) / columns;
   bool wide = p.a.wide && p.b.wide && !p.a.by_row;
   launch(wide ? matmul_rows<ROWS, true> : matmul_rows<ROWS, false>, dim3(static_cast<unsigned>(grid)), kWaves * WAVE, 0,
@@ -200,11 +230,10 @@ void product(const char* op, const Call& c, const View& a, const View& b, const 
   p.per_split = p.k ? p.k : 1;
   p.activation = activation;
   p.alpha = alpha;
-  // Lanes along k would read a right side that is dense along n in single floats; a tile reads it whole.
-  if (m <= 8 && !p.b.by_row && p.batch.rank == 0) {
-    if (m == 1) return launch_rows<1>(p, stream);
-    if (m <= 4) return launch_rows<4>(p, stream);
-    return launch_rows<8>(p, stream);
+  if (m <= 8 && p.batch.rank == 0) {
+    if (m == 1) return launch_few<1>(p, stream);
+    if (m <= 4) return launch_few<4>(p, stream);
+    return launch_few<8>(p, stream);
   }
   run_gemm(op, p, false, precision, stream);
 }

@@ -1,0 +1,71 @@
+"""Runs GPU kernels on numpy arrays of any strides and compares results; shared by the tests of kernel families."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import numpy as np
+
+from test_gpu import Backend, Call, Exec, View
+
+DTYPES = ["float32", "float64", "int32", "int64", "bool"]
+FLOATS = {"float32": 5e-6, "float64": 1e-14}  # and what their results may be off, of the largest
+
+
+def run(backend: Backend, name: str, outs: list[np.ndarray], ins: list[np.ndarray], *attrs: float) -> None:
+    """Runs a kernel on copies in device memory; every array keeps its strides, and what lies between its elements."""
+    held = []
+
+    def view(a: np.ndarray) -> View:
+        low = sum(min(0, (n - 1) * s) for n, s in zip(a.shape, a.strides, strict=True))
+        high = sum(max(0, (n - 1) * s) for n, s in zip(a.shape, a.strides, strict=True))
+        span = high - low + a.itemsize if a.size else 0
+        p = backend.table.alloc(span)
+        assert p, "out of device memory"
+        backend.table.copy(p, a.ctypes.data + low, span, None)
+        held.append((p, a.ctypes.data + low, span))
+        strides = [s // a.itemsize for s in a.strides]
+        return View(p - low, (c.c_int64 * 8)(*a.shape), (c.c_int64 * 8)(*strides), a.ndim, DTYPES.index(str(a.dtype)))
+
+    row = backend.rows[name]
+    assert len(attrs) == len(row.attrs.split()) and row.min_in <= len(ins) <= row.max_in and len(outs) == row.n_out
+    out_views, in_views = (View * len(outs))(*map(view, outs)), (View * len(ins))(*map(view, ins))
+    executor = Exec(1, None, None, None)
+    row.run(Call(out_views, in_views, (c.c_double * len(attrs))(*attrs), len(outs), len(ins), c.pointer(executor)))
+    backend.table.sync(None)
+    for p, home, span in held[: len(outs)]:
+        backend.table.copy(home, p, span, None)
+    backend.table.sync(None)
+    for p, _, span in held:
+        backend.table.free(p, span)
+
+
+def close(got: np.ndarray, exact: np.ndarray, tolerance: float = 5e-6) -> None:
+    assert got.shape == exact.shape
+    if exact.size:
+        error = np.abs(got - exact).max() / max(np.abs(exact).max(), 1e-30)
+        assert error < tolerance, f"error {error:.2e}"
+
+
+def nans(*shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.full(shape, np.nan if dtype.startswith("float") else -1, dtype)
+
+
+def inside(a: np.ndarray, gap: int = 3) -> np.ndarray:
+    """The same values as a slice of a larger array, along every axis."""
+    whole = np.full([n + 2 * gap for n in a.shape], 7, a.dtype)
+    part = whole[tuple(slice(gap, gap + n) for n in a.shape)]
+    part[...] = a
+    return part
+
+
+def channels_last(a: np.ndarray) -> np.ndarray:
+    """(N, C, H, W) whose memory is (N, H, W, C)."""
+    return np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+def double(*arrays: np.ndarray) -> list[np.ndarray]:
+    return [a.astype(np.float64) for a in arrays]
+
+
+LAYOUTS = {"nchw": lambda a: a, "nhwc": channels_last, "strided": inside}

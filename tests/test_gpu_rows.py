@@ -1,0 +1,234 @@
+"""Softmax, norms, attention, pools and resizing on the GPU backends against numpy in float64: in the host emulation at both
+wave widths on any machine, and on a CUDA device where there is one."""
+
+# ruff: noqa: F811  (fixtures are imported by name)
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpu_kernels import FLOATS, LAYOUTS, close, double, inside, nans, run
+from needle.ops.pool import (
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool2dGrad,
+    AvgPool2d,
+    AvgPool2dGrad,
+    MaxPool2d,
+    MaxPool2dGrad,
+)
+from needle.ops.resize import Interpolate, InterpolateGrad
+from test_gpu import RELU, Backend, backend, cuda, emulation, normal  # noqa: F401
+
+
+def soft(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+ROWS = [(1, 1), (3, 5), (70, 33), (5, 64), (2, 200), (3, 1025), (2, 3000)]
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_softmax(backend: Backend, shape: tuple, dtype: str) -> None:
+    x, dy = (normal(*shape, seed=s).astype(dtype) * 3 for s in (0, 1))
+    m, d = shape
+    labels = np.random.default_rng(0).integers(0, d, m)
+    p, tolerance = soft(x.astype(np.float64)), FLOATS[dtype]
+    log_p = np.log(p)
+    total = np.log(np.exp(x.astype(np.float64)).sum(-1))
+
+    def row(name: str, exact: np.ndarray, *ins: np.ndarray) -> None:
+        out = inside(nans(*exact.shape, dtype=dtype))[tuple(slice(0, n) for n in exact.shape)]
+        run(backend, name, [out], list(ins))
+        close(out, exact, tolerance)
+
+    x, dy = inside(x), inside(dy)
+    row("softmax", p, x)
+    row("log_softmax", log_p, x)
+    row("logsumexp", total.reshape(-1, 1), x)
+    row("softmax_grad", p * (dy - (p * dy).sum(-1, keepdims=True)), p.astype(dtype), dy)
+    row("log_softmax_grad", dy - p * dy.sum(-1, keepdims=True), log_p.astype(dtype), dy)
+    one_hot = labels[:, None] == np.arange(d)
+    for kind in ("int32", "int64"):
+        row("cross_entropy", -log_p[np.arange(m), labels], x, labels.astype(kind))
+        row("cross_entropy_grad", (p - one_hot) * dy[:, :1], x, labels.astype(kind), dy[:, 0])
+
+
+def test_softmax_of_extremes(backend: Backend) -> None:
+    x = np.array([[0, -np.inf, 1e30, 1e30], [-1e30, 0, 3, -np.inf], [0, np.nan, 0, 0]], np.float32)
+    out = nans(3, 4)
+    run(backend, "softmax", [out], [x])
+    close(out[:2], soft(x[:2].astype(np.float64)))
+    assert np.isnan(out[2]).all()
+    loss = np.zeros(2, np.float32)
+    run(backend, "cross_entropy", [loss], [x[:2], np.array([4, -1])])
+    assert np.isnan(loss).all()
+
+
+IMAGES = [(2, 5, 12), (4, 3, 1), (3, 17, 49), (2, 64, 36), (1, 1, 1), (2, 33, 400), (70, 32, 1)]
+
+
+def channels_inside(x: np.ndarray) -> np.ndarray:
+    """(N, C, S) whose memory is (N, S, C)."""
+    return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("layout", [np.ascontiguousarray, channels_inside, inside], ids=["ncs", "nsc", "strided"])
+def test_batch_norm(backend: Backend, shape: tuple, dtype: str, layout: object) -> None:
+    n, channels, s = shape
+    x, dy = (layout(normal(*shape, seed=k).astype(dtype) + 2) for k in (0, 1))
+    mean, weight, bias = (normal(channels, seed=k).astype(dtype) for k in (2, 3, 4))
+    var, tolerance, eps = np.abs(normal(channels, seed=5)).astype(dtype) + 0.1, 4 * FLOATS[dtype], 1e-3
+    per_channel = (1, -1, 1)
+    out = layout(nans(*shape, dtype=dtype))
+    exact = (x.astype(float) - mean.reshape(per_channel)) * (weight / np.sqrt(var + eps)).reshape(per_channel)
+    run(backend, "batch_norm", [out], [x, mean, var, weight, bias], eps, RELU, 0)
+    close(out, np.maximum(exact + bias.reshape(per_channel), 0), tolerance)
+
+    stats = [nans(channels, dtype=dtype) for _ in range(3)]
+    run(backend, "batch_norm_train", [out, *stats], [x, weight, bias], eps, 0, 0)
+    m, v = x.astype(float).mean((0, 2)), x.astype(float).var((0, 2))
+    inverse = 1 / np.sqrt(v + eps)
+    z = (x - m.reshape(per_channel)) * inverse.reshape(per_channel)
+    close(out, z * weight.reshape(per_channel) + bias.reshape(per_channel), tolerance)
+    for got, exact in zip(stats, (m, v, inverse), strict=True):
+        close(got, exact, tolerance)
+
+    dx, dw, db = layout(nans(*shape, dtype=dtype)), nans(channels, dtype=dtype), nans(channels, dtype=dtype)
+    ins = [x, m.astype(dtype), inverse.astype(dtype), weight, dy]
+    run(backend, "batch_norm_train_grad", [dx, dw, db], ins)
+    g, gz = dy.sum((0, 2)), (dy * z).sum((0, 2))
+    close(db, g, 10 * tolerance)
+    close(dw, gz, 10 * tolerance)
+    exact = dy - (g.reshape(per_channel) + z * gz.reshape(per_channel)) / (n * s)
+    scale = (weight * inverse).reshape(per_channel)
+    assert np.abs(dx - exact * scale).max() < 10 * tolerance * np.abs(dy * scale).max()
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_layer_norm(backend: Backend, shape: tuple, dtype: str) -> None:
+    x = inside(normal(*shape).astype(dtype) + 3)
+    weight, bias = (normal(shape[1], seed=k).astype(dtype) for k in (1, 2))
+    m, v = x.astype(float).mean(1), x.astype(float).var(1)
+    inverse = 1 / np.sqrt(v + 1e-5)
+    z, tolerance = (x - m[:, None]) * inverse[:, None], 4 * FLOATS[dtype]
+    for ins, exact in (([], z), ([weight], z * weight), ([weight, bias], z * weight + bias)):
+        y, mean, inv = nans(*shape, dtype=dtype), nans(shape[0], dtype=dtype), nans(shape[0], dtype=dtype)
+        run(backend, "layer_norm", [y, mean, inv], [x, *ins], 1e-5)
+        close(y, exact, tolerance)
+        close(mean, m, tolerance)
+        close(inv, inverse, tolerance)
+
+
+ATTENTIONS = [  # batch, queries, keys, features, values
+    ((2, 3), 5, 7, 8, 16),
+    ((), 33, 33, 5, 3),
+    ((1, 1), 1, 150, 40, 1),
+    ((2,), 70, 130, 64, 64),
+    ((1,), 65, 1, 33, 132),
+    ((1,), 1, 1, 1, 1),
+    ((2,), 3, 0, 4, 5),
+]
+
+
+@pytest.mark.parametrize("case", ATTENTIONS, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", ["none", "bool", "float"])
+def test_attention(backend: Backend, case: tuple, causal: bool, mask: str) -> None:
+    batch, length, source, features, values = case
+    q, k = normal(*batch, length, features), inside(normal(*batch, source, features, seed=1))
+    v = np.ascontiguousarray(normal(*batch, source, values, seed=2).swapaxes(-1, -2)).swapaxes(-1, -2)
+    s = np.matmul(*double(q, k.swapaxes(-1, -2))) * 0.7
+    extra = []
+    if mask == "bool":
+        keep = np.random.default_rng(0).random((length, source)) < 0.7
+        keep[0] = False
+        s = np.where(keep, s, -np.inf)
+        extra = [np.broadcast_to(keep, (*batch, length, source))]
+    if mask == "float":
+        added = normal(length, source, seed=3)
+        added[:, :1] = -np.inf
+        s = s + added
+        extra = [np.broadcast_to(added, (*batch, length, source))]
+    if causal:
+        s = np.where(np.tril(np.ones((length, source), bool)), s, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True, initial=-1e30))
+    exact = p / np.maximum(p.sum(-1, keepdims=True), 1e-300) @ v.astype(float)
+    memory = nans(*batch[:-1], length, *batch[-1:], values)  # (..., L, heads, D), as the op asks for it
+    out = memory.swapaxes(-2, -3) if batch else memory
+    run(backend, "attention", [out], [q, k, v, *extra], 0.7, causal, bool(extra))
+    close(out, exact)
+
+
+def sample_cases(*classes: type) -> list:
+    """(op, shapes) of the samples of image ops."""
+    return [(cls(**attributes), shapes[0]) for cls in classes for attributes, shapes in cls.samples()]
+
+
+@pytest.mark.parametrize("case", sample_cases(MaxPool2d, AvgPool2d, AdaptiveAvgPool2d), ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_pools(backend: Backend, case: tuple, layout: str, dtype: str) -> None:
+    op, size = case
+    shape, tolerance = LAYOUTS[layout], FLOATS[dtype]
+    x = normal(*size).astype(dtype).round(1)  # with ties, of which the first wins
+    exact = op.reference(x.astype(float))
+    out, dx = shape(nans(*exact.shape, dtype=dtype)), shape(nans(*size, dtype=dtype))
+    run(backend, op.row(), [out], [shape(x)], *op.kernel_attributes())
+    close(out, exact, tolerance)
+    dy = normal(*exact.shape, seed=1).astype(dtype)
+    if isinstance(op, MaxPool2d):
+        exact = MaxPool2dGrad(*op.attributes().values()).reference(x, dy.astype(float))
+        run(backend, "max_pool2d_grad", [dx], [shape(x), shape(dy)], *op.kernel_attributes())
+    else:
+        grad = AvgPool2dGrad(op, size) if isinstance(op, AvgPool2d) else AdaptiveAvgPool2dGrad(size)
+        exact = grad.reference(dy.astype(float))
+        run(backend, f"{op.row()}_grad", [dx], [shape(dy)], *op.kernel_attributes())
+    close(dx, exact, tolerance)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [(2, 70, 7, 7), (1, 3, 30, 20), (3, 1, 5, 5)], ids=str)
+def test_global_average(backend: Backend, layout: str, size: tuple) -> None:
+    x, shape = normal(*size) + 1, LAYOUTS[layout]
+    out = shape(nans(*size[:2], 1, 1))
+    run(backend, "adaptive_avg_pool2d", [out], [shape(x)])
+    close(out, x.astype(float).mean((2, 3), keepdims=True))
+
+
+def test_max_pool_keeps_nan(backend: Backend) -> None:
+    x = normal(1, 1, 4, 4)
+    x[0, 0, 0, 0] = np.nan
+    out = np.zeros((1, 1, 2, 2), np.float32)
+    run(backend, "max_pool2d", [out], [x], 2, 2, 2, 2, 0, 0, 1, 1)
+    assert np.isnan(out[0, 0, 0, 0]) and not np.isnan(out.reshape(-1)[1:]).any()
+
+
+RESIZES = [
+    ((2, 3, 5, 4), (10, 8)),
+    ((1, 17, 5, 4), (3, 9)),
+    ((1, 2, 9, 8), (4, 3)),
+    ((1, 1, 1, 1), (3, 2)),
+    ((1, 3, 6, 5), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", RESIZES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "corners"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_interpolate(backend: Backend, case: tuple, layout: str, mode: str, dtype: str) -> None:
+    (size, to), corners = case, mode == "corners"
+    kind = "nearest" if mode == "nearest" else "bilinear"
+    op, shape = Interpolate(size=to, mode=kind, align_corners=corners), LAYOUTS[layout]
+    x, dy = normal(*size).astype(dtype), normal(*size[:2], *to, seed=1).astype(dtype)
+    attrs = (*(() if kind == "nearest" else (corners,)), *op._scales(size[2:], to))
+    out, dx = shape(nans(*dy.shape, dtype=dtype)), shape(nans(*size, dtype=dtype))
+    run(backend, f"interpolate_{kind}", [out], [shape(x)], *attrs)
+    close(out, op.reference(x.astype(float)), FLOATS[dtype])
+    run(backend, f"interpolate_{kind}_grad", [dx], [shape(dy)], *attrs)
+    close(dx, InterpolateGrad(size, None, kind, corners).reference(dy.astype(float)), FLOATS[dtype])
