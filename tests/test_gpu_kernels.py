@@ -4,6 +4,8 @@ machine, and on a CUDA device where there is one."""
 # ruff: noqa: F811  (fixtures are imported by name)
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from needle.ops.activation import ACTIVATIONS as OPS
 from needle.ops.activation import CODES
 from needle.ops.conv import Conv2dWeightGrad, ConvTranspose2d, conv2d_array, conv_transpose2d_array
 from needle.ops.fused import act_reference
-from test_gpu import ACTIVATIONS, NONE, RELU, Backend, backend, cuda, emulation, normal  # noqa: F401
+from test_gpu import ACTIVATIONS, NONE, RELU, ROOT, Backend, backend, cuda, emulation, normal  # noqa: F401
 
 GELU = 7
 EXACT, TF32, FLOAT16, BFLOAT16 = range(4)
@@ -260,3 +262,17 @@ def test_gradient_of_a_linear_layer(backend: Backend, name: str, m: int, n: int)
     run(backend, "matmul", [dw], [np.asfortranarray(dz.T), x], NONE, 0, 0)
     close(dx, exact @ w, 1e-5)
     close(dw, exact.T @ x, 1e-5)
+
+
+def rows_of(folder: str) -> dict[str, str]:
+    """Kernel rows of a backend's source by name, without spaces."""
+    text = "".join(p.read_text() for p in sorted((ROOT / "csrc" / folder).glob("*.inc"))).replace('"\n    "', "")
+    return {name: re.sub(r"\s+", " ", rest) for name, rest in re.findall(r"^ROW\((\w+),\s*(.*?)\)$", text, re.M | re.S)}
+
+
+def test_rows_are_those_of_the_cpu() -> None:
+    """The same name is the same call on every device: views, dtypes and attributes."""
+    gpu, cpu = rows_of("gpu"), rows_of("cpu")
+    shared = gpu.keys() & cpu.keys()
+    assert {"matmul", "conv2d", "attention", "batch_norm_train_grad"} <= shared
+    assert {name: gpu[name] for name in shared} == {name: cpu[name] for name in shared}
