@@ -44,7 +44,7 @@ __device__ __forceinline__ int64_t offset(const Digits& digits, const int (&stri
 }
 
 constexpr int kNowhere = INT32_MIN;   // `at` of what lies past a matrix's end: no offset of an operand
-constexpr int kOutside = -(1 << 30);  // the place of what lies past an image's end: two of them still fit an int
+constexpr int kOutside = -(1 << 29);  // the place of what lies past an image's end: sums of such places fit an int
 
 template <bool IMAGE>
 __device__ __forceinline__ Line line(const Axis& axis, int i, int size) {
