@@ -172,6 +172,19 @@ class Op:
     def decompose(self, *inputs: Tensor) -> Any:
         raise NotImplementedError(f"[{self.label}] has neither a kernel here nor a decomposition.")
 
+    def te(self, t: Any, out: Any, *inputs: Any) -> Any:
+        """The op as a tensor expression, for the export to TVM (needle/tvm), which gives `t`: te, topi, tirx, array, elementwise.
+
+        inputs: te.Tensors; out: the result's Spec, with expressions for sizes that are free. Ops without one of their own
+        are exported as their `decompose`, or else as their `reference` on arrays that record.
+        """
+        made = self.reference(*map(t.array, inputs))
+        return [a.tensor for a in made] if self.n_out > 1 else made.tensor
+
+    def relax(self, t: Any, out: Any, *inputs: Any) -> Any:
+        """The op as an operator of Relax, where that is better than a tensor expression; None: it is not."""
+        return None
+
     def gradient(self, out_grad: Any, node: Tensor) -> Any:
         raise NotImplementedError(f"[{self.label}] has no gradient.")
 

@@ -219,11 +219,7 @@ def compile(
     if BACKEND == "np":
         raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
     if isinstance(model, Module):
-        training = [p or type(m).__name__ for p, m in model.named_modules() if m.mode_dependent and m.training]
-        if training:
-            raise ValueError(
-                f"[compile] {len(training)} modules are in training mode (first: {training[0]}); call net.eval()."
-            )
+        model.check_evaluation("compile")
     exe = Executable(model, Choice(winograd, memory, tune))
     example = example if isinstance(example, tuple) else (example,)
     exe._prepare(example, {})

@@ -292,6 +292,14 @@ class Module:
             m.training = mode
         return self
 
+    def check_evaluation(self, label: str) -> None:
+        """Raise ValueError where layers are in training mode that do something else in evaluation."""
+        training = [p or type(m).__name__ for p, m in self.named_modules() if m.mode_dependent and m.training]
+        if training:
+            raise ValueError(
+                f"[{label}] {len(training)} modules are in training mode (first: {training[0]}); call net.eval()."
+            )
+
     def eval(self) -> Module:
         return self.train(False)
 

@@ -170,6 +170,9 @@ class Elementwise(Op):
         dtype = self.operand_dtype(*arrays)
         return self.formula(*(cast_array(x, dtype) for x in arrays))
 
+    def te(self, t: Any, out: Any, *inputs: Any) -> Any:
+        return t.elementwise(self.reference, out.shape, inputs, out.dtype)
+
     def formula(self, *arrays: np.ndarray) -> Any:
         """The op in numpy, on arrays of one dtype."""
         return self.ufunc(*arrays, *vars(self).values()) if self.ufunc is not None else None

@@ -10,81 +10,14 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
+from . import expressions
 from .activation import activation_code
 from .common import pair
 from .planned import Halo, conv2d_halo, conv_transpose2d_halo, lower_conv2d, lower_conv_transpose2d
 from .reduce import summation
 from .shape import permute
-from .spatial import as_padding, conv_size, infer_conv, infer_conv_transpose
-
-Four = tuple[int, int, int, int]  # top, left, bottom, right
-
-
-def windows(
-    x: np.ndarray, padding: Four, kernel: tuple, stride: tuple, dilation: tuple, size: tuple, value: float = 0
-) -> Any:
-    """(i, j, x under kernel element i, j) for padded x; `size` is the output's."""
-    return each_window(pad_images(x, padding, kernel, stride, dilation, size, value), kernel, stride, dilation, size)
-
-
-def pad_images(
-    x: np.ndarray, padding: Four, kernel: tuple, stride: tuple, dilation: tuple, size: tuple, value: float = 0
-) -> np.ndarray:
-    """x with its padding, and more at the end where windows reach further; negative padding crops."""
-    top, left = padding[:2]
-    reach = [d * (k - 1) + s * (n - 1) + 1 for d, k, s, n in zip(dilation, kernel, stride, size, strict=True)]
-    bottom, right = (
-        max(p, r - n - b) for p, r, n, b in zip(padding[2:], reach, x.shape[-2:], (top, left), strict=True)
-    )
-    pads = [(max(top, 0), max(bottom, 0)), (max(left, 0), max(right, 0))]
-    x = np.pad(x, [(0, 0)] * (x.ndim - 2) + pads, constant_values=value)
-    return x[..., max(-top, 0) :, max(-left, 0) :]
-
-
-def each_window(x: np.ndarray, kernel: tuple, stride: tuple, dilation: tuple, size: tuple) -> Any:
-    """(i, j, view of padded x under kernel element i, j)."""
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            y0, x0 = i * dilation[0], j * dilation[1]
-            rows = slice(y0, y0 + stride[0] * (size[0] - 1) + 1, stride[0])
-            yield i, j, x[..., rows, x0 : x0 + stride[1] * (size[1] - 1) + 1 : stride[1]]
-
-
-def conv2d_array(
-    x: np.ndarray, w: np.ndarray, stride: tuple, padding: Four, dilation: tuple, groups: int
-) -> np.ndarray:
-    """Convolution in numpy: one matrix product per kernel element."""
-    n, channels = x.shape[:2]
-    outputs, kernel = w.shape[0], w.shape[2:]
-    size = [conv_size(x.shape[2 + i], kernel[i], stride[i], padding[i], padding[2 + i], dilation[i]) for i in (0, 1)]
-    wg = w.reshape(groups, outputs // groups, channels // groups, *kernel)
-    out = np.zeros((n, groups, outputs // groups, size[0] * size[1]), np.result_type(x, w))
-    for i, j, window in windows(x, padding, kernel, stride, dilation, tuple(size)):
-        out += wg[..., i, j] @ window.reshape(n, groups, channels // groups, -1)
-    return out.reshape(n, outputs, *size)
-
-
-def conv_transpose2d_array(x: np.ndarray, w: np.ndarray, op: ConvTranspose2d, size: tuple[int, int]) -> np.ndarray:
-    """Transposed convolution in numpy: every input pixel adds its multiple of the kernel to the output."""
-    n, channels, height, width = x.shape
-    kernel, g = w.shape[2:], op.groups
-    outputs = w.shape[1] * g
-    (sh, sw), (dh, dw), (top, left) = op.stride, op.dilation, op.padding[:2]
-    full = [
-        max(s * (m - 1) + d * (k - 1) + 1, p + o)
-        for s, m, d, k, p, o in zip(op.stride, x.shape[2:], op.dilation, kernel, (top, left), size, strict=True)
-    ]
-    out = np.zeros((n, outputs, *full), np.result_type(x, w))
-    wg = w.reshape(g, channels // g, outputs // g, *kernel).swapaxes(1, 2)
-    xg = x.reshape(n, g, channels // g, -1)
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            part = (wg[..., i, j] @ xg).reshape(n, outputs, height, width)
-            out[:, :, i * dh : i * dh + sh * height : sh, j * dw : j * dw + sw * width : sw][..., :height, :width] += (
-                part
-            )
-    out = np.pad(out, [(0, 0), (0, 0), (max(-top, 0), 0), (max(-left, 0), 0)])
-    return out[:, :, max(top, 0) :, max(left, 0) :][:, :, : size[0], : size[1]]
+from .spatial import as_padding, infer_conv, infer_conv_transpose
+from .windows import conv2d_array, conv_transpose2d_array, windows
 
 
 def conv2d_kernel(
@@ -135,6 +68,9 @@ class Conv2d(Op):
     def reference(self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> Any:
         out = conv2d_array(x, w, self.stride, self.padding, self.dilation, self.groups)
         return out if bias is None else out + bias.reshape(-1, 1, 1)
+
+    def te(self, t: Any, out: Any, x: Any, w: Any, *bias: Any) -> Any:
+        return expressions.conv2d(t, self, out, x, w, *bias)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, w, *bias = node.inputs
@@ -232,6 +168,9 @@ class ConvTranspose2d(Op):
         out = conv_transpose2d_array(x, w, self, self.infer(x, w).shape[2:])
         return out if bias is None else out + bias.reshape(-1, 1, 1)
 
+    def te(self, t: Any, out: Any, x: Any, w: Any, *bias: Any) -> Any:
+        return expressions.conv_transpose2d(t, self, out, x, w, *bias)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, w = node.inputs[:2]
         grads: list[Any] = [None, None]
@@ -317,6 +256,9 @@ class Conv2dWeightGrad(Op):
         for i, j, window in windows(x, self.padding, self.kernel_size, self.stride, self.dilation, dy.shape[2:]):
             og[..., i, j] = (dyg @ window.reshape(n, g, x.shape[1] // g, -1).swapaxes(-1, -2)).sum(0)
         return out
+
+    def te(self, t: Any, out: Any, x: Any, dy: Any) -> Any:
+        return expressions.conv2d_weight_grad(t, self, out, x, dy)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, dy = node.inputs

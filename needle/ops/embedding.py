@@ -11,6 +11,7 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.ndarray import PLANNING
 
+from . import expressions
 from .common import cast_array
 from .comparison import eq, ne
 from .elementwise import cast, multiply
@@ -69,6 +70,9 @@ class Embedding(Op):
         check_numbers("embedding", numbers, weight.shape[0])
         return weight[numbers]
 
+    def te(self, t: Any, out: Any, indices: Any, weight: Any) -> Any:
+        return expressions.rows(t, out, weight, indices, 0, wrap=False)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         indices, weight = node.inputs
         rows = weight.shape[0]
@@ -117,6 +121,15 @@ class EmbeddingGrad(Op):
         if self.skip >= 0:
             out[self.skip] = 0
         return out
+
+    def relax(self, t: Any, out: Any, indices: Any, out_grad: Any) -> Any:
+        r, (count, size) = t.relax.op, (math.prod(t.sizes(indices)), out.shape[1])
+        numbers = r.reshape(r.astype(indices, "int64"), (count, 1))
+        rows = r.reshape(out_grad, (count, size))
+        if self.skip >= 0:
+            kept = r.not_equal(numbers, t.relax.const(self.skip, "int64"))
+            rows = r.multiply(rows, r.astype(kept, out.dtype))
+        return r.scatter_nd(r.zeros((self.rows, size), out.dtype), numbers, rows, "add")
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         indices = node.inputs[0]

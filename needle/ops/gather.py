@@ -12,6 +12,7 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.ndarray import PLANNING
 
+from . import expressions
 from .common import broadcast_shape, cast_array, check_axis, promote_scalar
 from .comparison import lt
 from .elementwise import add, mul_scalar, where
@@ -67,6 +68,9 @@ class Take(Op):
     def reference(self, x: np.ndarray, index: np.ndarray) -> Any:
         return np.take(x, index, axis=self.axis)
 
+    def te(self, t: Any, out: Any, x: Any, index: Any) -> Any:
+        return expressions.rows(t, out, x, index, self.axis % len(x.shape), wrap=True)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, index = node.inputs
         return TakeGrad(self.axis % len(x.shape), x.shape[self.axis])(out_grad, index), None
@@ -109,6 +113,19 @@ class TakeGrad(Op):
         rest = [s for i, s in enumerate(out.shape) if i != self.axis]
         np.add.at(np.moveaxis(out, self.axis, 0), index.reshape(-1), self._rows_first(g, index).reshape(-1, *rest))
         return out
+
+    def relax(self, t: Any, out: Any, g: Any, index: Any) -> Any:
+        r, k, shape = t.relax.op, len(t.sizes(index)), t.sizes(g)
+        place = range(self.axis, self.axis + k)
+        rest = [i for i in range(len(shape)) if i not in place]
+        count = math.prod(t.sizes(index))
+        numbers = r.reshape(r.astype(index, "int64"), (count, 1))
+        below = r.less(numbers, t.relax.const(0, "int64"))
+        numbers = r.add(numbers, r.multiply(r.astype(below, "int64"), t.relax.const(self.size, "int64")))
+        rows = r.reshape(r.permute_dims(g, [*place, *rest]), (count, *(shape[i] for i in rest)))
+        total = r.scatter_nd(r.zeros((self.size, *(shape[i] for i in rest)), out.dtype), numbers, rows, "add")
+        order = axis_first(len(out.shape), self.axis)
+        return r.permute_dims(total, [order.index(i) for i in range(len(order))])
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return Take(self.axis)(out_grad, node.inputs[1]), None

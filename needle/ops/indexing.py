@@ -10,6 +10,7 @@ import numpy as np
 from needle.autograd import Deferred, Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
+from . import expressions
 from .common import unbroadcast
 
 
@@ -97,6 +98,9 @@ class ScatterItem(Op):
         out[decode_index(self.index)] = x
         return out
 
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return expressions.scatter(t, out.shape, self.index, x, lambda *_: expressions.zero(t, x))
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return GetItem(self.index)(out_grad)
 
@@ -139,6 +143,15 @@ class SetItem(Op):
         out = x.copy()
         out[decode_index(self.index)] = part[0] if part else self.value
         return out
+
+    def te(self, t: Any, out: Any, x: Any, *part: Any) -> Any:
+        want = indexed_shape(t.plain(x.shape), self.index)
+        if part:
+            value = t.topi.reshape(part[0], part[0].shape[max(0, len(part[0].shape) - len(want)) :])
+            value = t.topi.broadcast_to(value, want)
+        else:
+            value = t.te.compute(want, lambda *_: t.tirx.const(self.value, str(x.dtype)), name="value")
+        return expressions.scatter(t, out.shape, self.index, value, x)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         kept = SetItem(self.index, 0.0)(out_grad)

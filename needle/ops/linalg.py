@@ -12,9 +12,10 @@ from needle.backend_ndarray import NDArray, dtype_name, promote
 
 from .activation import activation_code
 from .common import as_operand, broadcast_shape, cast_array, unbroadcast
+from .elementwise import add
 from .planned import lower_linear
 from .reduce import summation
-from .shape import reshape, reshaped, transpose
+from .shape import broadcast_to, reshape, reshaped, transpose
 
 
 @op
@@ -155,6 +156,13 @@ class Linear(Op):
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         lower_linear(builder, self.layout_of_weight, inputs, out)
+
+    def decompose(self, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+        product = matmul(x, weight if self.layout_of_weight == "needle" else transpose(weight))
+        if not bias:
+            return product
+        row = bias[0] if product.ndim > 1 else reshaped(bias[0], product.shape)
+        return add(product, broadcast_to(row, product.shape))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, weight, *bias = node.inputs

@@ -173,6 +173,8 @@ def erf(a: Tensor) -> Tensor:
 
 def erf_array(x: np.ndarray) -> np.ndarray:
     """erf in float64, rounded to the dtype of x; numpy has none."""
+    if not isinstance(x, np.ndarray | np.generic):  # records, as in an export
+        return x.erf()
     return np.vectorize(math.erf, otypes=["float64"])(x).astype(x.dtype)
 
 

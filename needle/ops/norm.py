@@ -10,6 +10,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
+from . import expressions
 from .elementwise import add, mul_scalar, multiply, negate, subtract
 from .maths import rsqrt
 from .reduce import mean, summation
@@ -77,6 +78,9 @@ class BatchNorm(Op):
         shape = channel_shape(x)
         scale = weight / np.sqrt(var + self.eps)
         return (x - mean.reshape(shape)) * scale.reshape(shape) + bias.reshape(shape)
+
+    def te(self, t: Any, out: Any, x: Any, *values: Any) -> Any:
+        return expressions.batch_norm(t, self, out, x, *values)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, mean_, var, weight, _ = node.inputs

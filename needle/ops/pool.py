@@ -9,12 +9,13 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
+from . import expressions
 from .comparison import gt
-from .conv import each_window, pad_images, windows
 from .elementwise import where
 from .indexing import getitem
 from .shape import pad
 from .spatial import check_spatial, per_axis
+from .windows import each_window, pad_images, windows
 
 
 def pool_sizes(op: Any, x: Any) -> tuple[int, ...]:
@@ -103,6 +104,9 @@ class MaxPool2d(Pool):
             best, at = np.where(better, window, best), np.where(better, i * self.kernel_size[1] + j, at)
         return best, at
 
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return expressions.max_pool2d(t, self, out, x)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return MaxPool2dGrad(*self.attributes().values())(node.inputs[0], out_grad)
 
@@ -145,6 +149,9 @@ class MaxPool2dGrad(Op):
             window += dy * (at == i * self.kernel_size[1] + j)
         top, left = self.padding
         return dx[:, :, top : top + x.shape[2], left : left + x.shape[3]]
+
+    def te(self, t: Any, out: Any, x: Any, dy: Any) -> Any:
+        return expressions.max_pool2d_grad(t, self, out, x, dy)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return None, at_winners(self._forward(), node.inputs[0].detach(), out_grad)
@@ -213,6 +220,9 @@ class AvgPool2d(Pool):
         )
         return total / self.divisor(x).astype(x.dtype)
 
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return expressions.avg_pool2d(t, self, out, x)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return AvgPool2dGrad(self, tuple(node.inputs[0].shape))(out_grad)
 
@@ -250,6 +260,9 @@ class AvgPool2dGrad(Op):
             window += part
         top, left = p.padding
         return dx[:, :, top : top + self.shape[2], left : left + self.shape[3]]
+
+    def te(self, t: Any, out: Any, dy: Any) -> Any:
+        return expressions.avg_pool2d_grad(t, self.pool, out, dy)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return self.pool(out_grad)
@@ -297,6 +310,9 @@ class AdaptiveAvgPool2d(Pool):
         rows, columns = region_means(tuple(x.shape[2:]), self.infer(x).shape[2:])
         return rows.astype(x.dtype) @ x @ columns.T.astype(x.dtype)
 
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return t.topi.nn.adaptive_pool(x, out.shape[2:], "avg")
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return AdaptiveAvgPool2dGrad(tuple(node.inputs[0].shape))(out_grad)
 
@@ -332,6 +348,9 @@ class AdaptiveAvgPool2dGrad(Op):
     def reference(self, dy: np.ndarray) -> Any:
         rows, columns = region_means(self.shape[2:], dy.shape[2:])
         return rows.T.astype(dy.dtype) @ dy @ columns.astype(dy.dtype)
+
+    def te(self, t: Any, out: Any, dy: Any) -> Any:
+        return expressions.adaptive_avg_pool2d_grad(t, out, dy)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return adaptive_avg_pool2d(out_grad, tuple(node.inputs[0].shape[2:]))

@@ -10,6 +10,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
+from . import expressions
 from .linalg import matmul
 from .pool import AdaptiveAvgPool2d
 from .pool_nd import AdaptiveAvgPoolNd
@@ -155,6 +156,9 @@ class Interpolate(Resize):
         rows, columns = self._matrices(x.shape[2:], self.infer(x).shape[2:], x.dtype)
         return rows @ x @ columns.T
 
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return expressions.interpolate(t, self, out, x, self._scales(t.plain(x.shape[2:]), out.shape[2:]))
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a = self.attributes()
         shape, given = tuple(node.inputs[0].shape), None if a["recompute_scale_factor"] else a["scale_factor"]
@@ -204,6 +208,9 @@ class InterpolateGrad(Resize):
     def reference(self, dy: np.ndarray) -> Any:
         rows, columns = self._matrices(self.shape[2:], dy.shape[2:], dy.dtype)
         return rows.T @ dy @ columns
+
+    def te(self, t: Any, out: Any, dy: Any) -> Any:
+        return expressions.interpolate_grad(t, self, out, dy, self._scales(out.shape[2:], t.plain(dy.shape[2:])))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return Interpolate(tuple(node.inputs[0].shape[2:]), self.scale_factor, self.mode, self.align_corners)(out_grad)

@@ -10,6 +10,7 @@ from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.ndarray import resolve_shape
 
+from . import expressions
 from .common import as_axes, check_axes, check_axis, unbroadcast
 
 
@@ -33,6 +34,9 @@ class Reshape(Op):
 
     def reference(self, x: np.ndarray) -> Any:
         return x.reshape(self.shape)
+
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return t.topi.reshape(x, out.shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return reshape(out_grad, node.inputs[0].shape)
@@ -78,6 +82,9 @@ class Flatten(Op):
 
     def reference(self, x: np.ndarray) -> Any:
         return x.reshape(self.infer(x).shape)
+
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return t.topi.reshape(x, out.shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return reshape(out_grad, node.inputs[0].shape)
@@ -188,6 +195,9 @@ class BroadcastTo(Op):
     def reference(self, x: np.ndarray) -> Any:
         return np.broadcast_to(x, self.infer(x).shape)
 
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return t.topi.broadcast_to(x, out.shape)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return unbroadcast(out_grad, node.inputs[0].shape)
 
@@ -254,6 +264,9 @@ class Pad(Op):
         out[target] = x[source]
         return out
 
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return expressions.padded(t, x, [b for b, _ in self._all(x)], out.shape, t.tirx.const(self.value, out.dtype))
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return Pad(tuple((-l, -r) for l, r in self.pads))(out_grad)
 
@@ -319,6 +332,9 @@ class Squeeze(Op):
     def reference(self, x: np.ndarray) -> Any:
         return x.reshape(self.infer(x).shape)
 
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return t.topi.reshape(x, out.shape)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return reshape(out_grad, node.inputs[0].shape)
 
@@ -348,6 +364,9 @@ class Unsqueeze(Op):
 
     def reference(self, x: np.ndarray) -> Any:
         return x.reshape(self.infer(x).shape)
+
+    def te(self, t: Any, out: Any, x: Any) -> Any:
+        return t.topi.reshape(x, out.shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return reshape(out_grad, node.inputs[0].shape)

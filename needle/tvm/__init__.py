@@ -1,5 +1,22 @@
 """needle models in Apache TVM: export to Relax, fusion, tuning, execution (see README.md)."""
 
-from .require import installed, require_tuning
+from .require import installed, require_tuning  # isort: skip  (first: it says what to install)
 
-__all__ = ["installed", "require_tuning"]
+from .executable import TvmExecutable, compile
+from .export import parameter_values, to_tvm_tensor
+from .pipeline import build, functions, fuse, target_of
+from .tuning import tune
+
+__all__ = [
+    "TvmExecutable",
+    "build",
+    "compile",
+    "functions",
+    "fuse",
+    "installed",
+    "parameter_values",
+    "require_tuning",
+    "target_of",
+    "to_tvm_tensor",
+    "tune",
+]

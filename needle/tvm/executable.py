@@ -1,0 +1,105 @@
+"""A model that TVM compiled: called like one of needle's executables, on arrays of any library, without copies."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import from_dlpack as needle_array
+from needle.graph import map_structure
+from needle.interop import array_kind, as_ndarray, mirror
+
+from . import tuning
+from .export import to_tvm_tensor
+from .pipeline import MODES, build, fuse, target_of
+
+
+class TvmExecutable:
+    """`module`: the Relax module that was built. Calling it gives what the model gives, in arrays of the inputs' library."""
+
+    def __init__(self, module: Any, library: Any, device: str) -> None:
+        self.module, self.device = module, device
+        self.vm = relax.VirtualMachine(library, tvm.cuda() if device == "cuda" else tvm.cpu())
+
+    def __call__(self, *args: Any) -> Any:
+        given: list[Any] = []
+        map_structure(list(args), lambda a: given.append(a) if hasattr(a, "shape") else None)
+        kind = array_kind(given[0]) if given else "needle"
+        out = self.vm["main"](*(self._enter(as_ndarray(a)) for a in given))
+        return self._leave(out, kind)
+
+    def _enter(self, a: NDArray) -> Any:
+        a = a.compact()
+        if self.device == "cuda":
+            return tvm.runtime.tensor(a.numpy_view(), tvm.cuda())
+        return tvm.runtime.from_dlpack(a)
+
+    def _leave(self, out: Any, kind: str) -> Any:
+        if not hasattr(out, "shape"):
+            return tuple(self._leave(o, kind) for o in out)
+        if self.device == "cuda":  # waits for the device
+            return mirror(as_ndarray(out.numpy()), kind)
+        return mirror(needle_array(out), kind)
+
+
+def load_or_build(path: Path, make: Callable[[], Any], recompile: bool) -> Any:
+    """The library at `path`, or what `make` builds, which is then kept there."""
+    if path.exists() and not recompile:
+        try:
+            return tvm.runtime.load_module(str(path))
+        except Exception as e:  # a file of another machine or half a file: anything TVM can raise
+            warnings.warn(f"[tvm] {path} is built anew: {e}.", stacklevel=2)
+    library = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"part{os.getpid()}-{path.name}")
+        library.export_library(str(part))
+        os.replace(part, path)
+    except (OSError, RuntimeError) as e:
+        warnings.warn(f"[tvm] the compiled module is not kept: {e}.", stacklevel=2)
+    return library
+
+
+def compile(
+    model: Any,
+    example: Any,
+    mode: str = "optimized",
+    *,
+    device: str = "cpu",
+    trials: int = tuning.TRIALS,
+    recompile: bool = False,
+    symbolic_batch: bool = False,
+) -> TvmExecutable:
+    """`model` compiled by TVM for the shapes of `example`, a tuple of inputs.
+
+    mode: "noopt" one function per op with the default schedule; "fusion" neighbouring ops fused; "optimized" fused, and
+    the schedules tuned by `trials` measurements. Tuning records and compiled modules are kept in `$NEEDLE_CACHE` (else
+    torch2needle in `$XDG_CACHE_HOME` or `~/.cache`); recompile: anew, the records of an "optimized" module, too.
+    """
+    if mode not in MODES:
+        raise ValueError(f"[tvm] mode expects {', '.join(MODES)}, got {mode}.")
+    target = target_of(device)
+    example = example if isinstance(example, tuple) else (example,)
+    module = to_tvm_tensor(model, *example, symbolic_batch=symbolic_batch)
+    if mode != "noopt":
+        module = fuse(module)
+    folder = tuning.module_folder(module, target)
+    weights = tuning.weights_digest(module)
+    name = f"{mode}-{trials}-{weights}.so" if mode == "optimized" else f"{mode}-{weights}.so"
+
+    def make() -> Any:
+        if mode != "optimized":
+            return build(module, target)
+        if recompile:
+            tuning.forget(module, target)
+        tuning.tune(module, target, trials)
+        return build(tuning.apply_records(module, target, folder), target)
+
+    return TvmExecutable(module, load_or_build(folder / name, make, recompile), device)

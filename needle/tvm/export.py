@@ -1,0 +1,281 @@
+"""needle models as Relax modules: every op of a traced call becomes a tensor expression or an operator of Relax."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx, topi
+
+from needle.autograd import Tensor
+from needle.graph import Graph, Node, Recorder, map_structure, trace
+from needle.interop import as_ndarray, as_tensor
+from needle.nn import Module
+from needle.op import Op, Spec, Unsupported, snake_case
+from needle.ops.join import TupleGetItem
+from needle.ops.shape import BroadcastTo
+
+from .arrays import Array, converted, elementwise, plain
+
+BATCHES = (2, 3, 5)  # at which a model of free batch is traced: two give the sizes, the third checks them
+
+
+class Namespaces:
+    """What an op's `te` and `relax` need of TVM."""
+
+    te, tirx, topi, relax, numpy = te, tirx, topi, relax, np
+    array, elementwise, plain = staticmethod(Array), staticmethod(elementwise), staticmethod(plain)
+
+    @staticmethod
+    def number(x: Any, dtype: Any) -> Any:
+        """A size or count as a number of `dtype`."""
+        return converted(x, str(dtype)) if hasattr(x, "ty") else tirx.const(x, str(dtype))
+
+    @staticmethod
+    def index(x: Any) -> Any:
+        return tirx.const(x, "int64") if isinstance(x, int) else x
+
+    @staticmethod
+    def float32(x: float) -> float:
+        return float(np.float32(x))
+
+    @staticmethod
+    def sizes(x: Any) -> tuple[Any, ...]:
+        """The shape of a Relax expression."""
+        return plain(x.ty.shape)
+
+
+def nearer(cls: type[Op], first: str, second: str) -> bool:
+    """Whether `cls` gets `first` from a class at least as near as the one that it gets `second` from."""
+    owners = [next(i for i, c in enumerate(cls.__mro__) if name in vars(c)) for name in (first, second)]
+    return owners[0] <= owners[1] and getattr(cls, first) is not getattr(Op, first)
+
+
+def is_exported(cls: type[Op]) -> bool:
+    """Whether the op itself is exported, not its decomposition."""
+    whole = nearer(cls, "te", "decompose") or nearer(cls, "relax", "decompose") or cls.decompose is Op.decompose
+    return whole or cls is TupleGetItem
+
+
+class ExportRecorder(Recorder):
+    """Records the ops that are exported; the others become what they consist of."""
+
+    def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        if not is_exported(type(op)):
+            return op.decompose(*inputs)
+        if nearer(type(op), "relax", "decompose") and op.may_decompose:  # it would run as something slower
+            symbols = [t if t.recorder is self else self.param(t) for t in inputs]
+            node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
+            return self._symbol(node, op.infer(*(s.spec for s in symbols)))  # type: ignore[attr-defined]
+        return super().record(op, inputs)
+
+
+def te_name(op: Op) -> str:
+    """te_matmul, te_ewise_add, te_broadcast_to, te_relu: the names of the original."""
+    if op.name.startswith("EWise"):
+        return "te_ewise_" + snake_case(op.name.removeprefix("EWise"))
+    return f"te_{'matmul' if op.name == 'MatMul' else op.label}"
+
+
+def traced(fn: Callable, examples: Sequence[Any], names: Sequence[str]) -> Graph:
+    recorder = ExportRecorder(static=True)
+    if isinstance(fn, Module):
+        recorder.param_paths = {id(t): name for name, t in reversed(list(fn.named_tensors()))}
+    return trace(fn, *examples, names=names, recorder=recorder)
+
+
+class Exporter:
+    """Emits one graph into a BlockBuilder; `shapes`: per node its shape, or its shapes, with the free sizes as variables."""
+
+    def __init__(self, graph: Graph, shapes: dict[Node, Any], params_as_inputs: bool, use_te: bool) -> None:
+        self.graph, self.shapes, self.use_te = graph, shapes, use_te
+        self.params_as_inputs = params_as_inputs
+        self.builder = relax.BlockBuilder()
+        self.values: dict[Node, Any] = {}
+        self.known: dict[Node, Tensor] = {}  # values that depend on parameters alone
+
+    def variable(self, node: Node, name: str) -> Any:
+        spec = node.meta["spec"]
+        return relax.Var(name, relax.TensorType(self.shapes[node], spec.dtype))
+
+    def module(self) -> Any:
+        inputs = [self.variable(n, n.name) for n in self.graph.inputs]
+        self.values.update(zip(self.graph.inputs, inputs, strict=True))
+        params = [n for n in self.graph if n.kind == "param" and isinstance(n.target, str)]
+        taken = [self.variable(n, n.name) for n in params] if self.params_as_inputs else []
+        self.values.update(zip(params, taken, strict=False))
+        for node in self.graph:
+            if node.kind == "param" and node not in self.values:
+                self.known[node] = node.meta["tensor"].detach()
+        with self.builder.function("main", inputs + taken, attrs={"num_input": len(inputs)}):
+            with self.builder.dataflow():
+                for node in self.graph:
+                    if node.kind == "op":
+                        self.emit(node)
+                result = self.builder.emit_output(self.result())
+            self.builder.emit_func_output(result)
+        return self.builder.get()
+
+    def result(self) -> Any:
+        leaves: list[Any] = []
+        structure = self.graph.output.args[0]
+        map_structure(structure, lambda n: leaves.append(self.value(n)) if isinstance(n, Node) else None)
+        return leaves[0] if isinstance(structure, Node) else relax.Tuple(leaves)
+
+    def value(self, node: Node) -> Any:
+        if node not in self.values:
+            shape, tensor = self.shapes[node], self.known[node]
+            if plain(shape) == tuple(tensor.shape):
+                self.values[node] = relax.const(tensor.numpy(), tensor.dtype)
+            else:
+                self.values[node] = self.free_constant(node, tensor, shape)
+        return self.values[node]
+
+    def free_constant(self, node: Node, tensor: Tensor, shape: Any) -> Any:
+        """A constant whose shape follows a free size: possible where it holds one value."""
+        numbers = np.unique(tensor.numpy())
+        if len(numbers) != 1:
+            raise Unsupported(f"[tvm] {node.name} holds numbers for one batch size; export it without symbolic_batch.")
+        return self.builder.emit(relax.op.full(shape, relax.const(numbers[0], tensor.dtype), tensor.dtype))
+
+    def emit(self, node: Node) -> None:
+        op = node.target
+        if all(a in self.known for a in node.args) and not isinstance(op, BroadcastTo):  # stretching it would take memory
+            self.known[node] = op(*(self.known[a] for a in node.args))
+            return
+        if isinstance(op, TupleGetItem):
+            self.values[node] = self.builder.emit(relax.TupleGetItem(self.value(node.args[0]), op.index))
+            return
+        inputs = [self.value(a) for a in node.args]
+        specs = node.meta["spec"] if op.n_out > 1 else (node.meta["spec"],)
+        shapes = self.shapes[node] if op.n_out > 1 else (self.shapes[node],)
+        outs = [Spec(tuple(shape), spec.dtype) for shape, spec in zip(shapes, specs, strict=True)]
+        whole = None if self.use_te and nearer(type(op), "te", "relax") else op.relax(
+            Namespaces, outs if op.n_out > 1 else outs[0], *inputs
+        )
+        if whole is not None:
+            self.values[node] = self.builder.emit(whole, op.label)
+            return
+
+        def expression(*arguments: Any) -> Any:
+            xs, shapes = arguments[: len(inputs)], arguments[len(inputs) :]
+            specs = [Spec(plain(s), o.dtype) for s, o in zip(shapes, outs, strict=True)]
+            made = op.te(Namespaces, specs if op.n_out > 1 else specs[0], *xs)
+            if op.n_out > 1:
+                return list(made)
+            return topi.identity(made) if any(made.same_as(x) for x in xs) else made  # a function has to write its result
+
+        hint = te_name(op)
+        expression.__name__ = hint
+        try:
+            self.values[node] = self.builder.emit_te(expression, *inputs, *(s.shape for s in outs), primfunc_name_hint=hint)
+        except (NotImplementedError, TypeError, AttributeError) as e:
+            raise Unsupported(f"[tvm] {op.label} cannot be exported: {e}.") from e
+
+
+def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:
+    return [map_structure(e, lambda s: Spec((batch, *s.shape[1:]), s.dtype) if isinstance(s, Spec) else s) for e in examples]
+
+
+def free_size(sizes: Sequence[int], batch: Any) -> Any:
+    """The size that is sizes[i] at batch BATCHES[i], as an expression of `batch`."""
+    first, second, third = sizes
+    slope, rest = divmod(second - first, BATCHES[1] - BATCHES[0])
+    offset = first - slope * BATCHES[0]
+    if rest or offset + slope * BATCHES[2] != third:
+        raise Unsupported(f"[tvm] a size is no multiple of the batch: {sizes} at batches {BATCHES}.")
+    return batch * slope + offset if slope else first
+
+
+def free_shapes(graphs: Sequence[Graph], batch: Any) -> dict[Node, Any]:
+    """The shapes of the first graph's nodes with the batch free, found by comparing traces at several batches."""
+    shapes: dict[Node, Any] = {}
+    if len({len(g.nodes) for g in graphs}) > 1:
+        raise Unsupported("[tvm] the model does other things at another batch size; export it without symbolic_batch.")
+    for nodes in zip(*graphs, strict=True):
+        node = nodes[0]
+        if len({(n.kind, type(n.target), n.name) for n in nodes}) > 1 or not same_attributes(nodes):
+            raise Unsupported(f"[tvm] {node.name} differs between batch sizes; export the model without symbolic_batch.")
+        specs = [n.meta.get("spec") for n in nodes]
+        if specs[0] is None:
+            continue
+        if isinstance(specs[0], Spec):
+            shapes[node] = join_shapes([s.shape for s in specs], batch)
+        else:
+            shapes[node] = tuple(join_shapes([s.shape for s in item], batch) for item in zip(*specs, strict=True))
+    return shapes
+
+
+def join_shapes(shapes: Sequence[tuple[int, ...]], batch: Any) -> tuple[Any, ...]:
+    return tuple(free_size(s, batch) for s in zip(*shapes, strict=True))
+
+
+def same_attributes(nodes: Sequence[Node]) -> bool:
+    """Whether the ops of several traces are one op; a result's shape may differ, for expressions take it from the result."""
+    if nodes[0].kind != "op":
+        return True
+    attributes = [{k: v for k, v in n.target.attributes().items() if k != "shape"} for n in nodes]
+    return all(str(a) == str(attributes[0]) for a in attributes)
+
+
+def as_example(x: Any) -> Any:
+    """Shape and dtype of a tensor of any library; everything else as it is."""
+    if isinstance(x, Spec):
+        return x
+    x = as_tensor(x)
+    return Spec(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else x
+
+
+def to_tvm_tensor(
+    model: Callable,
+    *args: Any,
+    params_as_inputs: bool = False,
+    te: bool = True,
+    symbolic_batch: bool = False,
+) -> Any:
+    """Relax IRModule whose `main` computes model(*args).
+
+    args: tensors of any library or Specs (shape, dtype), of which only shapes and dtypes count. params_as_inputs: parameters
+    and buffers are further inputs of `main`, in the order of `parameter_names`, instead of constants. te: tensor expressions
+    (fused and tuned by TVM) for every op; else Relax's operators where an op has one. symbolic_batch: axis 0 of every input
+    is free. Raises Unsupported for what cannot be exported.
+    """
+    if isinstance(model, Module):
+        model.check_evaluation("to_tvm_tensor")
+    examples = map_structure(list(args), as_example)
+    names = input_names(model, examples)
+    if not symbolic_batch:
+        graph = traced(model, examples, names).prune()
+        return Exporter(graph, exact_shapes(graph), params_as_inputs, te).module()
+    graphs = [traced(model, with_batch(examples, b), names).prune() for b in BATCHES]
+    shapes = free_shapes(graphs, tirx.Var("batch", "int64"))
+    return Exporter(graphs[0], shapes, params_as_inputs, te).module()
+
+
+def exact_shapes(graph: Graph) -> dict[Node, Any]:
+    specs = {n: n.meta["spec"] for n in graph if n.meta.get("spec") is not None}
+    return {n: s.shape if isinstance(s, Spec) else tuple(i.shape for i in s) for n, s in specs.items()}
+
+
+def input_names(model: Callable, examples: Sequence[Any]) -> list[str]:
+    """Names of the inputs after the parameters of the model's call; nested ones are numbered."""
+    try:
+        known = list(inspect.signature(getattr(model, "forward", model)).parameters)
+    except (TypeError, ValueError):
+        known = []
+    names: list[str] = []
+    for i, e in enumerate(examples):
+        stem = known[i] if i < len(known) and known[i] not in ("args", "kwargs") else f"x{i}"
+        leaves: list[Any] = []
+        map_structure(e, lambda s: leaves.append(s) if isinstance(s, Spec) else None)  # noqa: B023
+        names += [stem] if isinstance(e, Spec) else [f"{stem}_{k}" for k in range(len(leaves))]
+    return names
+
+
+def parameter_values(model: Module, *args: Any) -> list[Tensor]:
+    """What a module exported with params_as_inputs takes after its inputs."""
+    graph = traced(model, map_structure(list(args), as_example), input_names(model, map_structure(list(args), as_example)))
+    return [n.meta["tensor"] for n in graph.prune() if n.kind == "param" and isinstance(n.target, str)]

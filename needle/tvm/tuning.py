@@ -1,0 +1,148 @@
+"""Tuning by TVM's meta-schedule. The records lie on disk per (model, shapes, target) and survive an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tqdm import tqdm
+from tvm import relax
+from tvm.s_tir import meta_schedule as ms
+
+from .require import installed, require_tuning
+
+VERSION = 1  # of what is kept on disk
+RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"  # TVM's names
+TRIALS = 64
+
+
+def cache_folder() -> Path:
+    """$NEEDLE_CACHE, else torch2needle in $XDG_CACHE_HOME or ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("NEEDLE_CACHE") or os.path.join(cache, "torch2needle")).expanduser()
+
+
+def digest(*parts: str | bytes) -> str:
+    h = hashlib.sha256()
+    for p in parts:
+        h.update(p.encode() if isinstance(p, str) else p)
+        h.update(b"\0")
+    return h.hexdigest()[:16]
+
+
+def module_folder(module: Any, target: Any) -> Path:
+    """Where tuning records and compiled modules of a fused module lie: by functions, shapes and target, not by weights."""
+    text = module.script(show_meta=False)
+    return cache_folder() / f"tvm-{digest(str(VERSION), *installed(), str(target), text)}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that readers see all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".part-", delete=False) as f:
+        f.write(text)
+    os.replace(f.name, path)
+
+
+def repair(folder: Path) -> int:
+    """Drop what an interruption left half written; returns the number of records that are left."""
+    rows: dict[str, list[str]] = {}
+    for name in (WORKLOADS, RECORDS):
+        path = folder / name
+        lines = path.read_text().splitlines() if path.exists() else []
+        rows[name] = [line for line in lines if is_json(line)]
+        if name == RECORDS:  # a record names its workload by number
+            rows[name] = [line for line in rows[name] if json.loads(line)[0] < len(rows[WORKLOADS])]
+        if rows[name] != lines:
+            write_whole(path, "".join(line + "\n" for line in rows[name]))
+    return len(rows[RECORDS])
+
+
+def is_json(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), list)
+    except ValueError:
+        return False
+
+
+@ms.derived_object
+class Progress(ms.measure_callback.PyMeasureCallback):
+    """Moves a progress bar by the schedules that were measured."""
+
+    def __init__(self, step: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.step = step
+
+    def apply(self, task_scheduler: Any, task_id: int, candidates: Any, builder_results: Any, runner_results: Any) -> None:
+        self.step(len(runner_results))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without meta-schedule's tables on the terminal; they are in its logs."""
+    logger = logging.getLogger("tvm")
+    before, logger.level = logger.level, logging.ERROR
+    try:
+        yield
+    finally:
+        logger.level = before
+
+
+def tune(module: Any, target: Any, trials: int = TRIALS, cost_model: str = "xgb", seed: int = 0) -> Path:
+    """Measure schedules of a fused module's functions until `trials` are on record; returns the folder of the records.
+
+    What an earlier call has measured counts, also one that was interrupted. Raises RuntimeError where tuning cannot run.
+    """
+    require_tuning()
+    folder = module_folder(module, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    left = trials - repair(folder)
+    if left <= 0:
+        return folder
+    callbacks = ms.measure_callback
+    with tqdm(total=left, desc="tune", disable=None) as bar, quiet(), target:
+        ms.relax_integration.tune_relax(
+            module,
+            {},
+            target,
+            str(folder),
+            max_trials_global=left,
+            num_trials_per_iter=min(16, left),
+            cost_model=cost_model,
+            seed=seed,
+            measure_callbacks=[
+                callbacks.AddToDatabase(),
+                callbacks.RemoveBuildArtifact(),
+                callbacks.UpdateCostModel(),
+                Progress(bar.update),
+            ],
+        )
+    return folder
+
+
+def forget(module: Any, target: Any) -> None:
+    """Remove records and compiled modules of a fused module."""
+    folder = module_folder(module, target)
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def apply_records(module: Any, target: Any, folder: Path) -> Any:
+    """The module with the best schedule on record for each of its functions."""
+    repair(folder)
+    with target:
+        return relax.transform.MetaScheduleApplyDatabase(str(folder))(module)
+
+
+def weights_digest(module: Any) -> str:
+    """Of the module with its constants."""
+    return digest(re.sub(r"0x[0-9a-f]+", "", tvm.ir.save_json(module)))
