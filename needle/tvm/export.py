@@ -64,13 +64,13 @@ class ExportRecorder(Recorder):
     """Records the ops that are exported; the others become what they consist of."""
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        symbols = [t if t.recorder is self else self.param(t) for t in inputs]
         if not is_exported(type(op)):
-            return op.decompose(*inputs)
+            return map_structure(op.decompose(*symbols), lambda t: t if t.recorder is self else self.param(t))
         if nearer(type(op), "relax", "decompose") and op.may_decompose:  # it would run as something slower
-            symbols = [t if t.recorder is self else self.param(t) for t in inputs]
             node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
             return self._symbol(node, op.infer(*(s.spec for s in symbols)))  # type: ignore[attr-defined]
-        return super().record(op, inputs)
+        return super().record(op, symbols)
 
 
 def te_name(op: Op) -> str:

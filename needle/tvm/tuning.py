@@ -16,6 +16,7 @@ from typing import Any
 import tvm
 from tqdm import tqdm
 from tvm import relax
+from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from .require import installed, require_tuning
@@ -74,7 +75,7 @@ def is_json(line: str) -> bool:
         return False
 
 
-@ms.derived_object
+@derived_object
 class Progress(ms.measure_callback.PyMeasureCallback):
     """Moves a progress bar by the schedules that were measured."""
 
