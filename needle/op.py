@@ -119,6 +119,7 @@ class Op:
     compute_infers: ClassVar[bool] = False  # `compute` checks its inputs by `infer` itself
     float32_only: ClassVar[bool] = False  # its kernels take nothing else: float64 runs as `reference`, slow but right
     library: ClassVar[str] = "needle"  # another library's call cannot be saved and runs between plans, not in one
+    relax_only: ClassVar[bool] = False  # exported to TVM by `relax`: as a tensor expression it would be slow
     joins_channels: ClassVar[bool] = False  # its inputs may be written straight into slices of its output
     # What a subclass defines, looked up once: eager calls ask for every op.
     has_infer: ClassVar[bool]  # False for ops in the course's form, which only compute, on whatever arrays they get
@@ -182,7 +183,7 @@ class Op:
         return [a.tensor for a in made] if self.n_out > 1 else made.tensor
 
     def relax(self, t: Any, out: Any, *inputs: Any) -> Any:
-        """The op as an operator of Relax, where that is better than a tensor expression; None: it is not."""
+        """The op as an operator of Relax, for an export without tensor expressions; None where it has none."""
         return None
 
     def gradient(self, out_grad: Any, node: Tensor) -> Any:

@@ -173,6 +173,14 @@ class Elementwise(Op):
     def te(self, t: Any, out: Any, *inputs: Any) -> Any:
         return t.elementwise(self.reference, out.shape, inputs, out.dtype)
 
+    def relax(self, t: Any, out: Any, *inputs: Any) -> Any:
+        """By the operator that has the name of the kernel or of numpy's function, where all is of one dtype."""
+        found = getattr(t.relax.op, getattr(self.ufunc, "__name__", ""), None) or getattr(t.relax.op.nn, self.label, None)
+        if found is None or set(vars(self)) - {"scalar"} or {t.dtype(x) for x in inputs} != {out.dtype}:
+            return None
+        scalar = [t.relax.const(v, out.dtype) for v in vars(self).values()]
+        return found(*inputs, *scalar)
+
     def formula(self, *arrays: np.ndarray) -> Any:
         """The op in numpy, on arrays of one dtype."""
         return self.ufunc(*arrays, *vars(self).values()) if self.ufunc is not None else None

@@ -72,6 +72,10 @@ class Conv2d(Op):
     def te(self, t: Any, out: Any, x: Any, w: Any, *bias: Any) -> Any:
         return expressions.conv2d(t, self, out, x, w, *bias)
 
+    def relax(self, t: Any, out: Any, x: Any, w: Any, *bias: Any) -> Any:
+        made = t.relax.op.nn.conv2d(x, w, self.stride, self.padding, self.dilation, self.groups)
+        return t.relax.op.add(made, t.relax.op.reshape(bias[0], (1, -1, 1, 1))) if bias else made
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, w, *bias = node.inputs
         return conv2d_gradient(self, out_grad, x, w, has_bias=bool(bias))

@@ -42,6 +42,10 @@ class Reduction(Op):
         out = (x if x.dtype == dtype else x.astype(dtype)).reduce(self.row, axes, keep)
         return out if out.dtype == dtype else out.astype(dtype)  # the kernels know no bools
 
+    def relax(self, t: Any, out: Any, x: Any) -> Any:
+        axes, keep = self._arguments(Spec(t.sizes(x)))
+        return getattr(t.relax.op, self.row)(x, list(axes), keep) if t.dtype(x) == out.dtype else None
+
     def spread(self, t: Tensor, x: Tensor) -> Tensor:
         """A result of the reduction of x, with the reduced axes stretched to x's shape again."""
         axes, _ = self._arguments(x)

@@ -38,6 +38,9 @@ class Reshape(Op):
     def te(self, t: Any, out: Any, x: Any) -> Any:
         return t.topi.reshape(x, out.shape)
 
+    def relax(self, t: Any, out: Any, x: Any) -> Any:
+        return t.relax.op.reshape(x, out.shape)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return reshape(out_grad, node.inputs[0].shape)
 
@@ -86,6 +89,9 @@ class Flatten(Op):
     def te(self, t: Any, out: Any, x: Any) -> Any:
         return t.topi.reshape(x, out.shape)
 
+    def relax(self, t: Any, out: Any, x: Any) -> Any:
+        return t.relax.op.reshape(x, out.shape)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return reshape(out_grad, node.inputs[0].shape)
 
@@ -122,6 +128,9 @@ class Permute(Op):
 
     def reference(self, x: np.ndarray) -> Any:
         return x.transpose(self.axes)
+
+    def relax(self, t: Any, out: Any, x: Any) -> Any:
+        return t.relax.op.permute_dims(x, self._order(Spec(t.sizes(x))))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return permute(out_grad, tuple(int(i) for i in np.argsort(self._order(node.inputs[0]))))
@@ -197,6 +206,9 @@ class BroadcastTo(Op):
 
     def te(self, t: Any, out: Any, x: Any) -> Any:
         return t.topi.broadcast_to(x, out.shape)
+
+    def relax(self, t: Any, out: Any, x: Any) -> Any:
+        return t.relax.op.broadcast_to(x, out.shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return unbroadcast(out_grad, node.inputs[0].shape)
@@ -335,6 +347,9 @@ class Squeeze(Op):
     def te(self, t: Any, out: Any, x: Any) -> Any:
         return t.topi.reshape(x, out.shape)
 
+    def relax(self, t: Any, out: Any, x: Any) -> Any:
+        return t.relax.op.reshape(x, out.shape)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return reshape(out_grad, node.inputs[0].shape)
 
@@ -367,6 +382,9 @@ class Unsqueeze(Op):
 
     def te(self, t: Any, out: Any, x: Any) -> Any:
         return t.topi.reshape(x, out.shape)
+
+    def relax(self, t: Any, out: Any, x: Any) -> Any:
+        return t.relax.op.reshape(x, out.shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return reshape(out_grad, node.inputs[0].shape)

@@ -55,6 +55,9 @@ class Softmax(RowOp):
         e = np.exp(x - x.max(self.axis, keepdims=True))
         return e / e.sum(self.axis, keepdims=True)
 
+    def relax(self, t: Any, out: Any, x: Any) -> Any:
+        return t.relax.op.nn.softmax(x, self.axis)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return SoftmaxGrad(self.axis)(node, out_grad)
 
@@ -101,6 +104,9 @@ class LogSoftmax(RowOp):
         x = cast_array(x, float_dtype(x.dtype))
         x = x - x.max(self.axis, keepdims=True)
         return x - np.log(np.exp(x).sum(self.axis, keepdims=True))
+
+    def relax(self, t: Any, out: Any, x: Any) -> Any:
+        return t.relax.op.nn.log_softmax(x, self.axis)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return LogSoftmaxGrad(self.axis)(node, out_grad)

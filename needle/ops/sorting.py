@@ -109,6 +109,7 @@ class ArgSort(Op):
 
     axis: int = -1
     descending: bool = False
+    relax_only = True
 
     def must_decompose(self, *inputs: Any) -> bool:
         return any(t.recorder is not None and t.recorder.static for t in inputs)

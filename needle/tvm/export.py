@@ -43,21 +43,22 @@ class Namespaces:
         return float(np.float32(x))
 
     @staticmethod
+    def dtype(x: Any) -> str:
+        """dtype of a Relax expression."""
+        return str(x.ty.dtype)
+
+    @staticmethod
     def sizes(x: Any) -> tuple[Any, ...]:
         """The shape of a Relax expression."""
         return plain(x.ty.shape)
 
 
-def nearer(cls: type[Op], first: str, second: str) -> bool:
-    """Whether `cls` gets `first` from a class at least as near as the one that it gets `second` from."""
-    owners = [next(i for i, c in enumerate(cls.__mro__) if name in vars(c)) for name in (first, second)]
-    return owners[0] <= owners[1] and getattr(cls, first) is not getattr(Op, first)
-
-
 def is_exported(cls: type[Op]) -> bool:
-    """Whether the op itself is exported, not its decomposition."""
-    whole = nearer(cls, "te", "decompose") or nearer(cls, "relax", "decompose") or cls.decompose is Op.decompose
-    return whole or cls is TupleGetItem
+    """Whether the op itself is exported, not its decomposition: it has a `te` at least as near as its `decompose`."""
+    if cls.relax_only or cls.decompose is Op.decompose or cls is TupleGetItem:
+        return True
+    te, decompose = (next(i for i, c in enumerate(cls.__mro__) if name in vars(c)) for name in ("te", "decompose"))
+    return te <= decompose
 
 
 class ExportRecorder(Recorder):
@@ -67,7 +68,7 @@ class ExportRecorder(Recorder):
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
         if not is_exported(type(op)):
             return map_structure(op.decompose(*symbols), lambda t: t if t.recorder is self else self.param(t))
-        if nearer(type(op), "relax", "decompose") and op.may_decompose:  # it would run as something slower
+        if op.relax_only:  # also where a plan decomposes it
             node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
             return self._symbol(node, op.infer(*(s.spec for s in symbols)))  # type: ignore[attr-defined]
         return super().record(op, symbols)
@@ -153,9 +154,8 @@ class Exporter:
         specs = node.meta["spec"] if op.n_out > 1 else (node.meta["spec"],)
         shapes = self.shapes[node] if op.n_out > 1 else (self.shapes[node],)
         outs = [Spec(tuple(shape), spec.dtype) for shape, spec in zip(shapes, specs, strict=True)]
-        whole = None if self.use_te and nearer(type(op), "te", "relax") else op.relax(
-            Namespaces, outs if op.n_out > 1 else outs[0], *inputs
-        )
+        as_given = outs if op.n_out > 1 else outs[0]
+        whole = op.relax(Namespaces, as_given, *inputs) if op.relax_only or not self.use_te else None
         if whole is not None:
             self.values[node] = self.builder.emit(whole, op.label)
             return
