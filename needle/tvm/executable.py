@@ -11,14 +11,17 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray import from_dlpack as needle_array
 from needle.graph import map_structure
 from needle.interop import array_kind, as_ndarray, mirror
 
 from . import tuning
+from .arrays import plain
 from .export import to_tvm_tensor
 from .pipeline import MODES, build, fuse, target_of
+
+ALIGNMENT = 64  # bytes, which TVM expects of memory that it has not allocated
 
 
 class TvmExecutable:
@@ -27,18 +30,32 @@ class TvmExecutable:
     def __init__(self, module: Any, library: Any, device: str) -> None:
         self.module, self.device = module, device
         self.vm = relax.VirtualMachine(library, tvm.cuda() if device == "cuda" else tvm.cpu())
+        self.expected = [(plain(p.ty.shape), str(p.ty.dtype)) for p in module["main"].params]
 
     def __call__(self, *args: Any) -> Any:
         given: list[Any] = []
         map_structure(list(args), lambda a: given.append(a) if hasattr(a, "shape") else None)
         kind = array_kind(given[0]) if given else "needle"
-        out = self.vm["main"](*(self._enter(as_ndarray(a)) for a in given))
-        return self._leave(out, kind)
+        arrays = [as_ndarray(a) for a in given]
+        self._check(arrays)
+        return self._leave(self.vm["main"](*map(self._enter, arrays)), kind)
+
+    def _check(self, arrays: list[NDArray]) -> None:
+        if len(arrays) != len(self.expected):
+            raise ValueError(f"[tvm] the model expects {len(self.expected)} inputs, got {len(arrays)}.")
+        for a, (shape, dtype) in zip(arrays, self.expected, strict=True):
+            sizes = zip(a.shape, shape, strict=False)
+            if a.ndim != len(shape) or a.dtype != dtype or any(isinstance(w, int) and w != s for s, w in sizes):
+                raise ValueError(f"[tvm] an input expects {dtype} {shape}, got {a.dtype} {a.shape}.")
 
     def _enter(self, a: NDArray) -> Any:
         a = a.compact()
         if self.device == "cuda":
             return tvm.runtime.tensor(a.numpy_view(), tvm.cuda())
+        if a.numpy_view().ctypes.data % ALIGNMENT:
+            fresh = NDArray.empty(a.shape, a.dtype)
+            call("copy", [fresh], [a])
+            a = fresh
         return tvm.runtime.from_dlpack(a)
 
     def _leave(self, out: Any, kind: str) -> Any:

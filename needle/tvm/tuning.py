@@ -24,6 +24,7 @@ from .require import installed, require_tuning
 VERSION = 1  # of what is kept on disk
 RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"  # TVM's names
 TRIALS = 64
+TIMEOUT = 60  # seconds for one candidate
 
 
 def cache_folder() -> Path:
@@ -87,15 +88,32 @@ class Progress(ms.measure_callback.PyMeasureCallback):
         self.step(len(runner_results))
 
 
+@derived_object
+class InProcess(ms.builder.PyBuilder):
+    """Compiles candidates here: TVM's own builder starts processes for every batch of them, each of which imports TVM first."""
+
+    def build(self, build_inputs: Any) -> list[Any]:
+        return [self.one(i) for i in build_inputs]
+
+    @staticmethod
+    def one(given: Any) -> Any:
+        local = ms.builder.local_builder
+        try:
+            return ms.builder.BuilderResult(local.default_export(local.default_build(given.mod, given.target, None)), None)
+        except Exception as e:  # a candidate that TVM cannot compile is no error of the search
+            return ms.builder.BuilderResult(None, str(e))
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without meta-schedule's tables on the terminal; they are in its logs."""
-    logger = logging.getLogger("tvm")
-    before, logger.level = logger.level, logging.ERROR
+    logger = logging.getLogger("tvm.s_tir.meta_schedule")
+    before = logger.level
+    logger.setLevel(logging.ERROR)  # which it gives to the handler that it makes for the terminal
     try:
         yield
     finally:
-        logger.level = before
+        logger.setLevel(before)
 
 
 def tune(module: Any, target: Any, trials: int = TRIALS, cost_model: str = "xgb", seed: int = 0) -> Path:
@@ -120,6 +138,8 @@ def tune(module: Any, target: Any, trials: int = TRIALS, cost_model: str = "xgb"
             num_trials_per_iter=min(16, left),
             cost_model=cost_model,
             seed=seed,
+            builder=InProcess(),
+            runner=ms.runner.LocalRunner(timeout_sec=TIMEOUT),
             measure_callbacks=[
                 callbacks.AddToDatabase(),
                 callbacks.RemoveBuildArtifact(),

@@ -1,0 +1,160 @@
+"""`python -m needle.tvm.eval -m mlp -d cpu`: a network through TVM unfused, fused and tuned, beside needle eager and compiled."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import needle as ndl
+from needle import _core
+from needle.profiler.peaks import cpu_name
+
+from . import tuning
+from .executable import TvmExecutable
+from .executable import compile as compile_with_tvm
+from .networks import NETWORKS, network
+from .pipeline import MODES, functions
+from .require import installed
+
+TOLERANCE = 1e-4
+ROUNDS = 9
+AT_LEAST = 0.02  # seconds that one round of one runner takes, by repeating short calls
+
+
+def measure(runners: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Seconds per call of every runner in each of the rounds, in which they alternate."""
+    repeats = {}
+    for name, run in runners.items():
+        run()
+        start = time.perf_counter()
+        run()
+        repeats[name] = max(1, int(AT_LEAST / max(time.perf_counter() - start, 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(rounds):
+        for name, run in runners.items():
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                run()
+            times[name].append((time.perf_counter() - start) / repeats[name])
+    return times
+
+
+def ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
+    """a over b per round: median, least and largest."""
+    parts = sorted(x / y for x, y in zip(a, b, strict=True))
+    return {"median": statistics.median(parts), "min": parts[0], "max": parts[-1]}
+
+
+def compiled(net: Any, x: Any, options: argparse.Namespace) -> dict[str, TvmExecutable]:
+    made = {}
+    for mode in MODES:
+        made[mode] = compile_with_tvm(
+            net, (x,), mode, device=options.device, trials=options.trials, recompile=options.recompile
+        )
+    return made
+
+
+def evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    """What the table and the JSON file show."""
+    net = network(options.model)
+    batch = options.batch or NETWORKS[options.model][2]
+    given = NETWORKS[options.model][1](batch)
+    x = ndl.Tensor(given, dtype=str(given.dtype), requires_grad=False)
+    executables = compiled(net, x, options)
+    if options.show:
+        show(executables)
+    plan = ndl.compile(net, (x,))
+    runners: dict[str, Callable[[], Any]] = {mode: (lambda e=e: e(x)) for mode, e in executables.items()}  # type: ignore[misc]
+    runners |= {"needle eager": lambda: net(x), "needle compiled": lambda: plan(x)}
+    with ndl.no_grad():
+        want = net(x).numpy()
+        errors = {name: float(np.abs(run().numpy() - want).max() / np.abs(want).max()) for name, run in runners.items()}
+        equal = {name: bool(np.allclose(run().numpy(), want, TOLERANCE, TOLERANCE)) for name, run in runners.items()}
+        times = measure(runners, options.rounds)
+    return {
+        "model": options.model,
+        "batch": batch,
+        "device": options.device,
+        "cpu": cpu_name(),
+        "threads": _core.num_threads(),
+        "tvm": installed(),
+        "trials": options.trials,
+        "functions": functions(executables["fusion"].module),
+        "milliseconds": {name: statistics.median(t) * 1e3 for name, t in times.items()},
+        "over_needle": {name: ratio(t, times["needle eager"]) for name, t in times.items()},
+        "over_noopt": {name: ratio(t, times["noopt"]) for name, t in times.items()},
+        "error": errors,
+        "equal": equal,
+    }
+
+
+def show(executables: dict[str, TvmExecutable]) -> None:
+    for mode, title in zip(MODES, ("translated", "fused", "scheduled"), strict=True):
+        print(f"# {title}\n{executables[mode].module.script(show_meta=False)}")
+
+
+def table(result: dict[str, Any]) -> str:
+    head = f"{result['model']}, batch {result['batch']}, {result['cpu']}, {result['threads']} threads, {result['trials']} trials"
+    rows = [f"{'':16}{'ms':>10}{'over needle':>14}{'over noopt':>14}{'error':>10}"]
+    for name, ms in result["milliseconds"].items():
+        by_needle, by_noopt = (result[k][name]["median"] for k in ("over_needle", "over_noopt"))
+        mark = "" if result["equal"][name] else "  differs"
+        rows.append(f"{name:16}{ms:10.3f}{by_needle:14.3f}{by_noopt:14.3f}{result['error'][name]:10.1e}{mark}")
+    return "\n".join([head, *rows])
+
+
+def chart(result: dict[str, Any], path: Path) -> bool:
+    """A bar per mode; False without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    names, ms = zip(*result["milliseconds"].items(), strict=True)
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.add_subplot()
+    bars = axes.barh(names, ms, color=["#9aa5b1"] * 2 + ["#2f6f9f"] + ["#c98b3c"] * 2)
+    axes.bar_label(bars, fmt="%.3g ms", padding=3)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.margins(x=0.15)
+    axes.set_title(f"{result['model']}, batch {result['batch']}")
+    figure.savefig(path)
+    return True
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m needle.tvm.eval", description=__doc__)
+    p.add_argument("-m", "--model", choices=list(NETWORKS), required=True)
+    p.add_argument("-d", "--device", choices=["cpu", "cuda"], default="cpu")
+    p.add_argument("-r", "--recompile", action="store_true", help="tune and compile anew")
+    p.add_argument("--trials", type=int, default=tuning.TRIALS, help="schedules measured for the optimized mode")
+    p.add_argument("--batch", type=int)
+    p.add_argument("--rounds", type=int, default=ROUNDS)
+    p.add_argument("--show", action="store_true", help="print the module translated, fused and scheduled")
+    p.add_argument("--json", type=Path, help="write the numbers to this file")
+    p.add_argument("--chart", type=Path, help="draw them into this file (needs matplotlib)")
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 1 where a result differs from needle's by more than 1e-4."""
+    options = parser().parse_args(arguments)
+    result = evaluate(options)
+    print(table(result))
+    if options.json:
+        tuning.write_whole(options.json, json.dumps(result, indent=1) + "\n")
+    if options.chart and not chart(result, options.chart):
+        print("no chart: matplotlib is not installed (pip install torch2needle[report])")
+    return 0 if all(result["equal"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
