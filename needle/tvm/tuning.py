@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import importlib
+import inspect
 import json
 import logging
 import os
@@ -18,9 +21,11 @@ from tqdm import tqdm
 from tvm import relax
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
+from tvm_ffi import register_error
 
 from .require import installed, require_tuning
 
+register_error("KeyboardInterrupt", KeyboardInterrupt)  # else Ctrl-C in a callback comes out as another error
 VERSION = 1  # of what is kept on disk
 RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"  # TVM's names
 TRIALS = 64
@@ -105,6 +110,28 @@ class InProcess(ms.builder.PyBuilder):
 
 
 @contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time tunes a module: records name workloads by their place in a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def load_intrinsics() -> None:
+    """Import TVM's tensor intrinsics, each of which walks the stack and, per frame, all modules of the process.
+
+    With torch imported that takes minutes; without the search for modules, which nothing there needs, a second.
+    """
+    before = inspect.getmodule
+    inspect.getmodule = lambda *_: None  # type: ignore[assignment]
+    try:
+        importlib.import_module("tvm.s_tir.tensor_intrin")
+    finally:
+        inspect.getmodule = before
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """Without meta-schedule's tables on the terminal; they are in its logs."""
     logger = logging.getLogger("tvm.s_tir.meta_schedule")
@@ -123,19 +150,24 @@ def tune(module: Any, target: Any, trials: int = TRIALS, cost_model: str = "xgb"
     """
     require_tuning()
     folder = module_folder(module, target)
-    folder.mkdir(parents=True, exist_ok=True)
-    left = trials - repair(folder)
-    if left <= 0:
-        return folder
+    with alone(folder):
+        left = trials - repair(folder)
+        if left > 0:
+            measure(module, target, folder, left, cost_model, seed)
+    return folder
+
+
+def measure(module: Any, target: Any, folder: Path, trials: int, cost_model: str, seed: int) -> None:
+    load_intrinsics()
     callbacks = ms.measure_callback
-    with tqdm(total=left, desc="tune", disable=None) as bar, quiet(), target:
+    with tqdm(total=trials, desc="tune", disable=None) as bar, quiet(), target:
         ms.relax_integration.tune_relax(
             module,
             {},
             target,
             str(folder),
-            max_trials_global=left,
-            num_trials_per_iter=min(16, left),
+            max_trials_global=trials,
+            num_trials_per_iter=min(16, trials),
             cost_model=cost_model,
             seed=seed,
             builder=InProcess(),
@@ -147,7 +179,6 @@ def tune(module: Any, target: Any, trials: int = TRIALS, cost_model: str = "xgb"
                 Progress(bar.update),
             ],
         )
-    return folder
 
 
 def forget(module: Any, target: Any) -> None:

@@ -1,0 +1,95 @@
+"""Every op's samples through the export to TVM: built, run, and held against numpy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+import tvm
+from tvm import relax
+
+import needle as ndl
+from needle.autograd import OPS
+from needle.op import Spec
+from needle.tvm import to_tvm_tensor
+from needle.tvm.arrays import Array
+from test_ops import OWN, assert_close, case, float32_exact, run, tensors
+
+TARGET = {"kind": "llvm", "mcpu": "x86-64", "opt-level": 1}  # tests compile more than they run
+GRADIENTS = {  # ops that only gradients make, which have no samples of their own
+    "MaxPool2dGrad": lambda x: ndl.ops.max_pool2d(x, 3, 2, 1, 1, True),
+    "AvgPool2dGrad": lambda x: ndl.ops.avg_pool2d(x, 3, 2, 1, True, False),
+    "AdaptiveAvgPool2dGrad": lambda x: ndl.ops.adaptive_avg_pool2d(x, (3, 4)),
+    "InterpolateGrad": lambda x: ndl.ops.interpolate(x, size=(12, 5), mode="bilinear"),
+    "InterpolateGrad-nearest": lambda x: ndl.ops.interpolate(x, scale_factor=1.7),
+    "Split": lambda x: ndl.ops.stack([ndl.ops.relu(x), x], 1) ** 2,
+}
+
+
+def through_tvm(f: Any, xs: list[Any], te: bool = True) -> list[np.ndarray]:
+    """The results of f by the default schedules."""
+    module = to_tvm_tensor(f, *xs, te=te)
+    library = tvm.compile(relax.transform.LegalizeOps()(module), target=tvm.target.Target(TARGET))
+    out = relax.VirtualMachine(library, tvm.cpu())["main"](*(tvm.runtime.tensor(x.numpy()) for x in xs))
+    return [o.numpy() for o in ([out] if hasattr(out, "numpy") else out)]
+
+
+def check(op: Any, arrays: list[np.ndarray], te: bool) -> None:
+    want = run(op, tensors(arrays, True))
+    xs = [x.detach() for x in tensors(arrays, False)]
+    specs = op.infer(*(Spec(tuple(x.shape), x.dtype) for x in xs))
+    got = through_tvm(lambda *a: op(*a), xs, te)
+    for a, b, spec in zip(got, want, specs if op.n_out > 1 else [specs], strict=True):
+        assert str(a.dtype) == spec.dtype
+        assert_close(a.astype("float64"), b.numpy().astype("float64"))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_samples_as_tensor_expressions(name: str) -> None:
+    for i in range(len(OPS[name].samples())):
+        op, arrays = case(name, i)
+        check(op, float32_exact(arrays), te=True)
+
+
+@pytest.mark.parametrize("name", [n for n in OWN if type(OPS[n]).relax is not OPS[n].relax or OPS[n].relax_only])
+def test_first_sample_as_relax_operators(name: str) -> None:
+    op, arrays = case(name, 0)
+    check(op, float32_exact(arrays), te=False)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name: str) -> None:
+    x = float32_exact([np.random.randn(2, 3, 7, 6)])[0]
+
+    def gradient(x: ndl.Tensor) -> ndl.Tensor:
+        from needle.ops.common import vjp
+
+        leaf = ndl.Tensor.make_const(x, requires_grad=True) if x.recorder is None else x
+        leaf.requires_grad = True
+        out = GRADIENTS[name](leaf)
+        return vjp(out, out, [leaf])[0]
+
+    want = gradient(tensors([x], True)[0].detach()).numpy()
+    assert_close(through_tvm(gradient, [tensors([x], False)[0].detach()])[0].astype("float64"), want)
+
+
+def test_numbers_outside_of_a_table_give_nan() -> None:
+    weight, numbers = np.random.randn(4, 3).astype("float32"), np.array([1, 7, -1], "int64")
+    xs = tensors([numbers, weight], False)
+    out = through_tvm(lambda i, w: ndl.ops.embedding(i, w), [x.detach() for x in xs])[0]
+    assert (out[0] == weight[1]).all()
+    assert np.isnan(out[1:]).all()
+
+
+def test_arrays_index_as_numpy_does() -> None:
+    x = np.random.randn(4, 5, 6).astype("float32")
+    a = Array(tvm.te.placeholder(x.shape, "float32"))
+    for index in (2, (..., -1), (slice(1, 4, 2), None), (slice(None, None, -2), slice(4, 1, -1), 0)):
+        assert a[index].shape == x[index].shape
+    assert a.reshape(2, -1, 3).shape == (2, 20, 3)
+    with pytest.raises(ndl.graph.graph.Unsupported, match="arctan"):
+        np.arctan(a)
