@@ -229,7 +229,9 @@ def test_pairs_that_crash_are_refused(pair: tuple[str, str], monkeypatch: pytest
     monkeypatch.setattr(require, "installed", lambda: pair)
     with pytest.raises(RuntimeError, match=rf"^\[tvm\] tuning is refused: .*got {pair[0]} with {pair[1]}\.$"):
         nt.tune(nt.fuse(nt.to_tvm_tensor(small_mlp(), Spec((1, 12)))), nt.target_of("cpu"), trials=1)
-    assert nt.compile(small_mlp(), (Spec((1, 12)),), "fusion") is not None  # what is compiled without tuning is not refused
+    assert (
+        nt.compile(small_mlp(), (Spec((1, 12)),), "fusion") is not None
+    )  # what is compiled without tuning is not refused
 
 
 def test_without_tvm_the_import_says_what_to_install(tmp_path: Path) -> None:

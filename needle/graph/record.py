@@ -169,9 +169,7 @@ class Recorder:
         return self.graph
 
 
-def trace(
-    fn: Callable, *examples: Any, names: Sequence[str] | None = None, recorder: Recorder | None = None
-) -> Graph:
+def trace(fn: Callable, *examples: Any, names: Sequence[str] | None = None, recorder: Recorder | None = None) -> Graph:
     """Record one call of `fn` at the shapes of `examples` (Tensors, arrays or Specs; nested ones are allowed).
 
     The graph has only input, param, op and output nodes; parameters are the real Tensors. Buffers that the call writes are

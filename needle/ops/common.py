@@ -175,8 +175,15 @@ class Elementwise(Op):
 
     def relax(self, t: Any, out: Any, *inputs: Any) -> Any:
         """By the operator that has the name of the kernel or of numpy's function, where all is of one dtype."""
-        found = getattr(t.relax.op, getattr(self.ufunc, "__name__", ""), None) or getattr(t.relax.op.nn, self.label, None)
-        if found is None or set(vars(self)) - {"scalar"} or out.dtype == "bool" or {t.dtype(x) for x in inputs} != {out.dtype}:
+        found = getattr(t.relax.op, getattr(self.ufunc, "__name__", ""), None) or getattr(
+            t.relax.op.nn, self.label, None
+        )
+        if (
+            found is None
+            or set(vars(self)) - {"scalar"}
+            or out.dtype == "bool"
+            or {t.dtype(x) for x in inputs} != {out.dtype}
+        ):
             return None
         scalar = [t.relax.const(v, out.dtype) for v in vars(self).values()]
         return found(*inputs, *scalar)

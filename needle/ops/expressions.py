@@ -287,7 +287,7 @@ def scatter(t: Any, shape: Any, index: Any, x: Any, otherwise: Any) -> Any:
                 inner.append(p)
             elif isinstance(i, tuple):
                 numbers = range(*slice(*i).indices(size))
-                first, step = (numbers[0], numbers.step) if len(numbers) else (size, 1)
+                first, step = (numbers[0], numbers.step) if numbers else (size, 1)
                 offset = (p - first) if step > 0 else (first - p)
                 conditions += [offset >= 0, offset < len(numbers) * abs(step), t.tirx.EQ(offset % abs(step), 0)]
                 inner.append(offset // abs(step))

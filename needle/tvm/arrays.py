@@ -23,7 +23,9 @@ def plain(shape: Sequence[Any]) -> tuple[Any, ...]:
 def constant(value: Any, dtype: Any) -> Any:
     dtype = np.dtype(dtype)
     value = value.item() if isinstance(value, np.ndarray | np.generic) else value
-    return tirx.const(bool(value) if dtype == bool else int(value) if dtype.kind == "i" else float(value), str(dtype))
+    return tirx.const(
+        bool(value) if dtype.kind == "b" else int(value) if dtype.kind == "i" else float(value), str(dtype)
+    )
 
 
 def dtype_of(expression: Any) -> str:
@@ -152,7 +154,7 @@ def evaluate(name: str, operands: Sequence[Element | Any]) -> Element:
         return Element(tirx.Select(condition, *made))
     if name not in UFUNCS:
         raise Unsupported(f"[tvm] numpy's {name} has no tensor expression.")
-    if dtype == bool and name in COMPARISONS:
+    if dtype.kind == "b" and name in COMPARISONS:
         made = [converted(v, "int8") for v in made]
     return Element(UFUNCS[name](*made))
 
@@ -241,7 +243,7 @@ class Array(Recorded):
         at = next((k for k, i in enumerate(index) if i is Ellipsis), None)
         index = (*index, *full) if at is None else (*index[:at], *full, *index[at + 1 :])
         shape: list[Any] = []
-        places: list[Callable[[Any], Any]] = []  # from the result's indices to this one's, axis by axis
+        places: list[tuple[int | None, Any, int]] = []  # per own axis: the result's, its step, the start
         sizes = iter(self.shape)
         for i in index:
             if i is None:
@@ -250,11 +252,15 @@ class Array(Recorded):
             size = next(sizes)
             if isinstance(i, slice):
                 start, count, step = (0, size, 1) if i == slice(None) else self._span(i, size)
-                places.append(lambda out, d=len(shape), a=start, s=step: out[d] * s + a)
+                places.append((len(shape), step, start))
                 shape.append(count)
             else:
-                places.append(lambda _, a=i if i >= 0 else size + i: a)
-        return Array(te.compute(tuple(shape), lambda *out: self.tensor(*[p(out) for p in places]), name="slice"))
+                places.append((None, 0, i if i >= 0 else size + i))
+
+        def compute(*out: Any) -> Any:
+            return self.tensor(*[start if d is None else out[d] * step + start for d, step, start in places])
+
+        return Array(te.compute(tuple(shape), compute, name="slice"))
 
     @staticmethod
     def _span(part: slice, size: Any) -> tuple[int, int, int]:
@@ -299,7 +305,7 @@ class Array(Recorded):
         return Array(te.compute(shape, compute, name="reduce"))
 
     def _largest(self, reducer: Callable[..., Any], axis: Any, keepdims: bool) -> Array:
-        if self.dtype == bool:
+        if self.dtype.kind == "b":
             return self.astype("int8")._reduce(reducer, axis, keepdims).astype(bool)
         return self._reduce(reducer, axis, keepdims)
 

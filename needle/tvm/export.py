@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from tvm import relax, te, tirx, topi
 
 from needle.autograd import Tensor
 from needle.graph import Graph, Node, Recorder, map_structure, trace
-from needle.interop import as_ndarray, as_tensor
+from needle.interop import as_tensor
 from needle.nn import Module
 from needle.op import Op, Spec, Unsupported, snake_case
 from needle.ops.join import TupleGetItem
@@ -144,7 +143,9 @@ class Exporter:
 
     def emit(self, node: Node) -> None:
         op = node.target
-        if all(a in self.known for a in node.args) and not isinstance(op, BroadcastTo):  # stretching it would take memory
+        if all(a in self.known for a in node.args) and not isinstance(
+            op, BroadcastTo
+        ):  # stretching it would take memory
             self.known[node] = op(*(self.known[a] for a in node.args))
             return
         if isinstance(op, TupleGetItem):
@@ -166,18 +167,24 @@ class Exporter:
             made = op.te(Namespaces, specs if op.n_out > 1 else specs[0], *xs)
             if op.n_out > 1:
                 return list(made)
-            return topi.identity(made) if any(made.same_as(x) for x in xs) else made  # a function has to write its result
+            return (
+                topi.identity(made) if any(made.same_as(x) for x in xs) else made
+            )  # a function has to write its result
 
         hint = te_name(op)
         expression.__name__ = hint
         try:
-            self.values[node] = self.builder.emit_te(expression, *inputs, *(s.shape for s in outs), primfunc_name_hint=hint)
+            self.values[node] = self.builder.emit_te(
+                expression, *inputs, *(s.shape for s in outs), primfunc_name_hint=hint
+            )
         except (NotImplementedError, TypeError, AttributeError) as e:
             raise Unsupported(f"[tvm] {op.label} cannot be exported: {e}.") from e
 
 
 def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:
-    return [map_structure(e, lambda s: Spec((batch, *s.shape[1:]), s.dtype) if isinstance(s, Spec) else s) for e in examples]
+    return [
+        map_structure(e, lambda s: Spec((batch, *s.shape[1:]), s.dtype) if isinstance(s, Spec) else s) for e in examples
+    ]
 
 
 def free_size(sizes: Sequence[int], batch: Any) -> Any:
@@ -198,7 +205,9 @@ def free_shapes(graphs: Sequence[Graph], batch: Any) -> dict[Node, Any]:
     for nodes in zip(*graphs, strict=True):
         node = nodes[0]
         if len({(n.kind, type(n.target), n.name) for n in nodes}) > 1 or not same_attributes(nodes):
-            raise Unsupported(f"[tvm] {node.name} differs between batch sizes; export the model without symbolic_batch.")
+            raise Unsupported(
+                f"[tvm] {node.name} differs between batch sizes; export the model without symbolic_batch."
+            )
         specs = [n.meta.get("spec") for n in nodes]
         if specs[0] is None:
             continue
@@ -277,5 +286,7 @@ def input_names(model: Callable, examples: Sequence[Any]) -> list[str]:
 
 def parameter_values(model: Module, *args: Any) -> list[Tensor]:
     """What a module exported with params_as_inputs takes after its inputs."""
-    graph = traced(model, map_structure(list(args), as_example), input_names(model, map_structure(list(args), as_example)))
+    graph = traced(
+        model, map_structure(list(args), as_example), input_names(model, map_structure(list(args), as_example))
+    )
     return [n.meta["tensor"] for n in graph.prune() if n.kind == "param" and isinstance(n.target, str)]

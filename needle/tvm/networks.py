@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,7 @@ class BasicBlock(nn.Module):
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            *conv_bn(width_in, width, stride), nn.ReLU(), *conv_bn(width, width, 1)
-        )
+        self.body = nn.Sequential(*conv_bn(width_in, width, stride), nn.ReLU(), *conv_bn(width, width, 1))
         same = stride == 1 and width_in == width
         self.shortcut = nn.Identity() if same else nn.Sequential(*conv_bn(width_in, width, stride, kernel=1))
 
@@ -27,7 +26,10 @@ class BasicBlock(nn.Module):
 
 
 def conv_bn(width_in: int, width: int, stride: int, kernel: int = 3) -> list[nn.Module]:
-    return [nn.Conv(width_in, width, kernel, stride, bias=False, layout="torch", padding=kernel // 2), nn.BatchNorm2d(width)]
+    return [
+        nn.Conv(width_in, width, kernel, stride, bias=False, layout="torch", padding=kernel // 2),
+        nn.BatchNorm2d(width),
+    ]
 
 
 def resnet18(num_classes: int = 10) -> nn.Module:
@@ -53,11 +55,11 @@ class UNet(nn.Module):
 
     def __init__(self, base: int = 8, channels: int = 3, classes: int = 2) -> None:
         super().__init__()
-        widths = [base << i for i in range(5)]
+        steps = list(pairwise(base << i for i in range(5)))
         self.first = double_conv(channels, base)
-        self.down = [double_conv(a, b) for a, b in zip(widths, widths[1:], strict=False)]
-        self.up = [nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(widths, widths[1:], strict=False)]
-        self.join = [double_conv(b, a) for a, b in zip(widths, widths[1:], strict=False)]
+        self.down = [double_conv(a, b) for a, b in steps]
+        self.up = [nn.ConvTranspose2d(b, a, 2, 2) for a, b in steps]
+        self.join = [double_conv(b, a) for a, b in steps]
         self.last = nn.Conv(base, classes, 1, layout="torch")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,9 +89,7 @@ class Scores(nn.Module):
 
 def mlp(width: int = 512) -> nn.Module:
     """784 inputs, two hidden layers of one width, 10 scores."""
-    return nn.Sequential(
-        nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
-    )
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def transformer() -> nn.Module:

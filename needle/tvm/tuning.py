@@ -89,7 +89,9 @@ class Progress(ms.measure_callback.PyMeasureCallback):
         super().__init__()
         self.step = step
 
-    def apply(self, task_scheduler: Any, task_id: int, candidates: Any, builder_results: Any, runner_results: Any) -> None:
+    def apply(
+        self, task_scheduler: Any, task_id: int, candidates: Any, builder_results: Any, runner_results: Any
+    ) -> None:
         self.step(len(runner_results))
 
 
@@ -104,7 +106,9 @@ class InProcess(ms.builder.PyBuilder):
     def one(given: Any) -> Any:
         local = ms.builder.local_builder
         try:
-            return ms.builder.BuilderResult(local.default_export(local.default_build(given.mod, given.target, None)), None)
+            return ms.builder.BuilderResult(
+                local.default_export(local.default_build(given.mod, given.target, None)), None
+            )
         except Exception as e:  # a candidate that TVM cannot compile is no error of the search
             return ms.builder.BuilderResult(None, str(e))
 
@@ -136,6 +140,9 @@ def quiet() -> Iterator[None]:
     """Without meta-schedule's tables on the terminal; they are in its logs."""
     logger = logging.getLogger("tvm.s_tir.meta_schedule")
     before = logger.level
+    for handler in list(logger.handlers):  # an earlier tuning's, at which TVM would stumble
+        logger.removeHandler(handler)
+        handler.close()
     logger.setLevel(logging.ERROR)  # which it gives to the handler that it makes for the terminal
     try:
         yield
