@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,13 @@ from .require import installed
 
 TOLERANCE = 1e-4
 ROUNDS = 9
+COLOURS = {
+    "noopt": "#9aa5b1",
+    "fusion": "#9aa5b1",
+    "optimized": "#2f6f9f",
+    "needle eager": "#c98b3c",
+    "needle compiled": "#c98b3c",
+}
 AT_LEAST = 0.02  # seconds that one round of one runner takes, by repeating short calls
 
 
@@ -62,26 +69,28 @@ def compiled(net: Any, x: Any, options: argparse.Namespace) -> dict[str, TvmExec
     return made
 
 
-def evaluate(options: argparse.Namespace) -> dict[str, Any]:
-    """What the table and the JSON file show."""
-    net = network(options.model)
-    batch = options.batch or NETWORKS[options.model][2]
-    given = NETWORKS[options.model][1](batch)
-    x = ndl.Tensor(given, dtype=str(given.dtype), requires_grad=False)
+def evaluate(
+    net: Any, x: ndl.Tensor, options: argparse.Namespace, others: dict[str, Callable[[], Any]] | None = None
+) -> dict[str, Any]:
+    """What the table and the JSON file show. `others`: further engines by name, each of which runs the same network on x."""
     executables = compiled(net, x, options)
     if options.show:
         show(executables)
     plan = ndl.compile(net, (x,))
     runners: dict[str, Callable[[], Any]] = {mode: (lambda e=e: e(x)) for mode, e in executables.items()}  # type: ignore[misc]
-    runners |= {"needle eager": lambda: net(x), "needle compiled": lambda: plan(x)}
+    runners |= {"needle eager": lambda: net(x), "needle compiled": lambda: plan(x), **(others or {})}
     with ndl.no_grad():
         want = net(x).numpy()
-        errors = {name: float(np.abs(run().numpy() - want).max() / np.abs(want).max()) for name, run in runners.items()}
-        equal = {name: bool(np.allclose(run().numpy(), want, TOLERANCE, TOLERANCE)) for name, run in runners.items()}
+        errors = {
+            name: float(np.abs(np.asarray(run()) - want).max() / np.abs(want).max()) for name, run in runners.items()
+        }
+        equal = {
+            name: bool(np.allclose(np.asarray(run()), want, TOLERANCE, TOLERANCE)) for name, run in runners.items()
+        }
         times = measure(runners, options.rounds)
     return {
         "model": options.model,
-        "batch": batch,
+        "batch": options.batch,
         "device": options.device,
         "cpu": cpu_name(),
         "threads": _core.num_threads(),
@@ -120,7 +129,7 @@ def chart(result: dict[str, Any], path: Path) -> bool:
     names, ms = zip(*result["milliseconds"].items(), strict=True)
     figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.add_subplot()
-    bars = axes.barh(names, ms, color=["#9aa5b1"] * 2 + ["#2f6f9f"] + ["#c98b3c"] * 2)
+    bars = axes.barh(names, ms, color=[COLOURS.get(n, "#7a9a6b") for n in names])
     axes.bar_label(bars, fmt="%.3g ms", padding=3)
     axes.invert_yaxis()
     axes.set_xscale("log")
@@ -130,9 +139,9 @@ def chart(result: dict[str, Any], path: Path) -> bool:
     return True
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(networks: Iterable[str] = NETWORKS) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m needle.tvm.eval", description=__doc__)
-    p.add_argument("-m", "--model", choices=list(NETWORKS), required=True)
+    p.add_argument("-m", "--model", choices=list(networks), required=True)
     p.add_argument("-d", "--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("-r", "--recompile", action="store_true", help="tune and compile anew")
     p.add_argument("--trials", type=int, default=tuning.TRIALS, help="schedules measured for the optimized mode")
@@ -144,16 +153,24 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 1 where a result differs from needle's by more than 1e-4."""
-    options = parser().parse_args(arguments)
-    result = evaluate(options)
+def report(result: dict[str, Any], options: argparse.Namespace) -> int:
+    """Print and write the result; 0, or 1 where one differs from needle's."""
     print(table(result))
     if options.json:
         tuning.write_whole(options.json, json.dumps(result, indent=1) + "\n")
     if options.chart and not chart(result, options.chart):
         print("no chart: matplotlib is not installed (pip install torch2needle[report])")
     return 0 if all(result["equal"].values()) else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 1 where a result differs from needle's by more than 1e-4."""
+    options = parser().parse_args(arguments)
+    _, inputs, usual = NETWORKS[options.model]
+    options.batch = options.batch or usual
+    given = inputs(options.batch)
+    x = ndl.Tensor(given, dtype=str(given.dtype), requires_grad=False)
+    return report(evaluate(network(options.model), x, options), options)
 
 
 if __name__ == "__main__":

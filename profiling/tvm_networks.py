@@ -1,0 +1,46 @@
+"""torch's networks through needle to TVM, beside torch: `python profiling/tvm_networks.py -m mlp [--trials N] [--json F] ...`.
+
+Options as of `python -m needle.tvm.eval`, whose table this extends by torch eager.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+
+import needle as ndl
+import torch2needle
+from needle.tvm import eval as evaluation
+from torch2needle import models
+
+# name -> (the network, its inputs for a batch, usual batch)
+NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[int], torch.Tensor], int]] = {
+    "mlp": (models.mlp, lambda batch: torch.randn(batch, 784), 64),
+    "transformer": (models.transformer, lambda batch: torch.randint(0, 1000, (batch, 64)), 8),
+    "conv": (models.resnet9, lambda batch: torch.randn(batch, 3, 32, 32), 8),
+    "resnet18": (models.resnet18, lambda batch: torch.randn(batch, 3, 64, 64), 1),
+    "unet": (lambda: models.unet(base=8), lambda batch: torch.randn(batch, 3, 64, 64), 1),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = evaluation.parser(NETWORKS).parse_args(arguments)
+    build, inputs, usual = NETWORKS[options.model]
+    options.batch = options.batch or usual
+    torch.manual_seed(0)
+    torch.set_num_threads(ndl.get_num_threads())
+    model, given = models.randomize(build()).eval(), inputs(options.batch)
+    net = torch2needle.convert(model, (given,)).eval()
+    x = ndl.Tensor(given.numpy(), dtype=str(given.numpy().dtype), requires_grad=False)
+
+    def eager() -> torch.Tensor:
+        with torch.inference_mode():
+            return model(given)
+
+    return evaluation.report(evaluation.evaluate(net, x, options, {"torch eager": eager}), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
