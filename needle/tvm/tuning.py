@@ -29,6 +29,7 @@ register_error("KeyboardInterrupt", KeyboardInterrupt)  # else Ctrl-C in a callb
 VERSION = 1  # of what is kept on disk
 RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"  # TVM's names
 TRIALS = 64
+LITTLE = 0.01  # of a module's arithmetic: a function below is not worth trials
 TIMEOUT = 60  # seconds for one candidate
 
 
@@ -164,19 +165,26 @@ def tune(module: Any, target: Any, trials: int = TRIALS, cost_model: str = "xgb"
     return folder
 
 
+def worth_tuning(tasks: list[Any]) -> list[Any]:
+    """Those tasks that make up all but little of the arithmetic, if any does; the rest keeps its default schedule."""
+    flops = [float(tvm.s_tir.analysis.estimate_tir_flops(t.dispatched[0])) * t.weight for t in tasks]
+    least = LITTLE * sum(flops)
+    return [t for t, f in zip(tasks, flops, strict=True) if f >= least]
+
+
 def measure(module: Any, target: Any, folder: Path, trials: int, cost_model: str, seed: int) -> None:
     load_intrinsics()
-    callbacks = ms.measure_callback
+    callbacks, relax_tasks = ms.measure_callback, ms.relax_integration
     with tqdm(total=trials, desc="tune", disable=None) as bar, quiet(), target:
-        ms.relax_integration.tune_relax(
-            module,
-            {},
-            target,
-            str(folder),
+        tasks = worth_tuning(relax_tasks.extract_tasks(module, target))
+        contexts, weights = relax_tasks.extracted_tasks_to_tune_contexts(tasks, str(folder), seed=seed)
+        ms.tune.tune_tasks(
+            tasks=contexts,
+            task_weights=weights,
+            work_dir=str(folder),
             max_trials_global=trials,
-            num_trials_per_iter=min(16, trials),
+            num_trials_per_iter=max(1, min(16, trials // len(tasks))),
             cost_model=cost_model,
-            seed=seed,
             builder=InProcess(),
             runner=ms.runner.LocalRunner(timeout_sec=TIMEOUT),
             measure_callbacks=[
