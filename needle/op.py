@@ -180,7 +180,7 @@ class Op:
         are exported as their `decompose`, or else as their `reference` on arrays that record.
         """
         made = self.reference(*map(t.array, inputs))
-        return [a.tensor for a in made] if self.n_out > 1 else made.tensor
+        return [a.tensor for a in made] if isinstance(made, tuple) else made.tensor
 
     def relax(self, t: Any, out: Any, *inputs: Any) -> Any:
         """The op as an operator of Relax, for an export without tensor expressions; None where it has none."""

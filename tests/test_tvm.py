@@ -261,6 +261,7 @@ def test_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: 
     assert list(found["milliseconds"]) == ["noopt", "fusion", "optimized", "needle eager", "needle compiled"]
     assert found["functions"].count(FUSED) == 2
     assert picture.stat().st_size > 1000
-    monkeypatch.setattr(evaluation, "TOLERANCE", -1.0)
+    call = nt.TvmExecutable.__call__
+    monkeypatch.setattr(nt.TvmExecutable, "__call__", lambda self, x: call(self, x) + 0.01)
     assert evaluation.main(command[:-1]) == 1
     assert "differs" in capsys.readouterr().out

@@ -167,6 +167,7 @@ class Exporter:
             made = op.te(Namespaces, specs if op.n_out > 1 else specs[0], *xs)
             if op.n_out > 1:
                 return list(made)
+            made = made[0] if isinstance(made, list) else made  # a tuple of one
             return (
                 topi.identity(made) if any(made.same_as(x) for x in xs) else made
             )  # a function has to write its result
