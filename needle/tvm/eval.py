@@ -157,7 +157,7 @@ def report(result: dict[str, Any], options: argparse.Namespace) -> int:
     """Print and write the result; 0, or 1 where one differs from needle's."""
     print(table(result))
     if options.json:
-        tuning.write_whole(options.json, json.dumps(result, indent=1) + "\n")
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
     if options.chart and not chart(result, options.chart):
         print("no chart: matplotlib is not installed (pip install torch2needle[report])")
     return 0 if all(result["equal"].values()) else 1

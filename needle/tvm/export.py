@@ -143,9 +143,8 @@ class Exporter:
 
     def emit(self, node: Node) -> None:
         op = node.target
-        if all(a in self.known for a in node.args) and not isinstance(
-            op, BroadcastTo
-        ):  # stretching it would take memory
+        stretched = isinstance(op, BroadcastTo)  # which would take memory
+        if all(a in self.known for a in node.args) and not stretched:
             self.known[node] = op(*(self.known[a] for a in node.args))
             return
         if isinstance(op, TupleGetItem):
@@ -168,9 +167,8 @@ class Exporter:
             if op.n_out > 1:
                 return list(made)
             made = made[0] if isinstance(made, list) else made  # a tuple of one
-            return (
-                topi.identity(made) if any(made.same_as(x) for x in xs) else made
-            )  # a function has to write its result
+            unwritten = any(made.same_as(x) for x in xs)  # a function has to write its result
+            return topi.identity(made) if unwritten else made
 
         hint = te_name(op)
         expression.__name__ = hint
