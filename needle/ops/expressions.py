@@ -221,7 +221,7 @@ def interpolate_grad(t: Any, op: Any, out: Any, dy: Any, scales: Any) -> Any:
             none, weight = t.tirx.const(0.0, "float64"), t.tirx.const(0.0, "float64")
             for row, a in source(t, i, size, op, f):
                 weight = weight + t.tirx.Select(
-                    t.tirx.EQ(row, p), t.tirx.const(1.0, "float64") if a is None else a, none
+                    t.tirx.EQ(row, t.number(p, "int64")), t.tirx.const(1.0, "float64") if a is None else a, none
                 )
             share = share * weight.astype(str(dy.dtype))
         return t.te.sum(share, axis=axes)
