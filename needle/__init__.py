@@ -9,7 +9,7 @@ from . import data, training  # isort: skip - training loops call layers and opt
 from ._core import isa, set_num_threads
 from ._core import num_threads as get_num_threads
 from .autograd import Tensor, TensorTuple, Unsupported, no_grad
-from .backend_ndarray import Device, NDArray, all_devices, cpu, cpu_numpy, cuda, hip
+from .backend_ndarray import Device, NDArray, all_devices, cpu, cpu_numpy, cuda, emulation, hip
 from .backend_selection import default_device
 from .executor import Executable, compile
 from .interop import as_ndarray

@@ -1,4 +1,4 @@
-"""`NEEDLE_BACKEND` picks the default device and array class: nd (our kernels), np (numpy) or hip (nd on ROCm)."""
+"""`NEEDLE_BACKEND` picks the default device and array class: nd (our kernels), np (numpy), or nd on a GPU: cuda, hip, emulation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import numpy as np
 
 from . import backend_ndarray as nd
-from .backend_ndarray import Device, all_devices, cpu, cpu_numpy, cuda, hip
+from .backend_ndarray import Device, all_devices, cpu, cpu_numpy, cuda, emulation, hip
 
 BACKEND = os.environ.get("NEEDLE_BACKEND", "nd")
-_DEFAULTS = {"nd": cpu, "np": cpu_numpy, "hip": hip}
+_DEFAULTS = {"nd": cpu, "np": cpu_numpy, "cuda": cuda, "hip": hip, "emulation": emulation}
 if BACKEND not in _DEFAULTS:
     raise RuntimeError(f"Unknown needle array backend {BACKEND}")
 
@@ -32,5 +32,6 @@ __all__ = [
     "cpu_numpy",
     "cuda",
     "default_device",
+    "emulation",
     "hip",
 ]

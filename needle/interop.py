@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .autograd import Tensor
-from .backend_ndarray import NDArray, cpu_numpy, from_dlpack
+from .backend_ndarray import NDArray, cpu, cpu_numpy, from_dlpack
 from .backend_selection import default_device
 
 
@@ -50,7 +50,7 @@ def mirror(x: NDArray, kind: str) -> Any:
     if kind in ("needle", "builtins"):
         return Tensor.make_const(x)
     if kind == "numpy":
-        return x.numpy_view()
+        return x.numpy_view() if x.device == cpu() else x.numpy()
     library = sys.modules.get(kind)
     if library is None or not hasattr(library, "from_dlpack"):
         return x

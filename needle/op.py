@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from .backend_ndarray import NDArray
+from .backend_ndarray import NDArray, NoKernel, cpu
+from .backend_ndarray.kernels import DECOMPOSED, on_device
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 
     from .autograd import Tensor
+    from .backend_ndarray import Device
 else:  # for type checkers only: it tells them that ops have the constructors of dataclasses
 
     def dataclass_transform(**_: Any) -> Callable:
@@ -29,6 +31,7 @@ else:  # for type checkers only: it tells them that ops have the constructors of
 
 
 T = TypeVar("T", bound="Op")
+CPU = cpu()
 OPS: dict[str, type[Op]] = {}  # every op class by name; filled by `op`, read by load
 
 
@@ -36,10 +39,19 @@ class Unsupported(Exception):
     """An operation that cannot be recorded or converted; the text says why and what to do."""
 
 
+def on(device: Device, array: Any) -> Any:
+    """An op's result on the device of its inputs: what its `compute` found in numpy is still on the CPU."""
+    return NDArray(array, device) if isinstance(array, NDArray) and array.device != device else array
+
+
 class Tape(threading.local):
-    """Whether ops of this thread remember what made their results."""
+    """Whether ops of this thread remember what made their results, and which of them run as their decompositions."""
 
     recording = True
+    lacking = ""  # the kernel that the last of them would need
+
+    def __init__(self) -> None:
+        self.decomposing: list[Any] = []
 
 
 TAPE = Tape()
@@ -263,24 +275,60 @@ class Op:
             return self.decompose(*inputs)
         data = self._run(inputs)
         if data is None:
-            return self.decompose(*inputs)
+            return self._run_decomposed(inputs)
         make = self.results[self.n_out > 1]._from_data
         return make(data, self, inputs) if needs_grad else make(data)
+
+    def _run_decomposed(self, inputs: Sequence[Tensor]) -> Any:
+        here = (type(self), tuple(t.shape for t in inputs))
+        if here in TAPE.decomposing:  # a decomposition for other modes came back to the op itself
+            raise NoKernel(f"[{self.label}] has neither a kernel for these inputs nor a decomposition: {TAPE.lacking}")
+        TAPE.decomposing.append(here)
+        try:
+            return self.decompose(*inputs)
+        finally:
+            TAPE.decomposing.pop()
 
     def _run(self, inputs: Sequence[Tensor]) -> Any:
         arrays = [t.cached_data for t in inputs]
         for a in arrays:
-            if isinstance(a, np.ndarray):
-                return self._run_on_numpy(inputs, arrays)
+            if type(a) is not NDArray or a._device is not CPU:
+                return self._run_elsewhere(inputs, arrays)
+        return self._run_here(inputs, arrays)
+
+    def _run_here(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> Any:
         if not self.compute_infers and self.has_infer:
             spec = self.infer(*inputs)
             if self.float32_only and any(a.dtype == "float64" for a in arrays):
                 return NDArray(self.reference(*(a.read() for a in arrays)), dtype=spec.dtype)
         return self.compute(*arrays)
 
+    def _run_elsewhere(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> Any:
+        """On numpy arrays, on a GPU, or on tuples of arrays."""
+        if any(isinstance(a, np.ndarray) for a in arrays):
+            return self._run_on_numpy(inputs, arrays)
+        parts = [a for array in arrays for a in (array if isinstance(array, tuple) else (array,))]
+        devices = list(dict.fromkeys(a.device for a in parts if isinstance(a, NDArray)))
+        if len(devices) > 1:
+            raise ValueError(f"[{self.label}] inputs are on different devices: {devices[0]} and {devices[1]}.")
+        device = devices[0] if devices else CPU
+        if device == CPU:
+            return self._run_here(inputs, arrays)
+        try:
+            with on_device(device):
+                out = self._run_here(inputs, arrays)
+        except NoKernel as e:
+            if type(self).decompose is Op.decompose:
+                raise NoKernel(f"[{self.label}] has neither a kernel for these inputs nor a decomposition: {e}") from e
+            DECOMPOSED[device.name, self.label] += 1
+            TAPE.lacking = str(e)
+            return None
+        return tuple(on(device, a) for a in out) if isinstance(out, tuple | list) else on(device, out)
+
     def _run_on_numpy(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> Any:
         if not all(isinstance(a, np.ndarray | tuple) for a in arrays):
-            raise ValueError(f"[{self.label}] inputs are on different devices: cpu_numpy() and cpu().")
+            found = next(a.device for a in arrays if isinstance(a, NDArray))
+            raise ValueError(f"[{self.label}] inputs are on different devices: cpu_numpy() and {found}.")
         if self.has_infer:
             self.infer(*inputs)
         with np.errstate(all="ignore"):

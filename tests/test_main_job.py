@@ -240,7 +240,7 @@ class TestBadInput:
             exe(torch.zeros(1, 3, 64, 64, dtype=torch.float16))
 
     def test_device(self) -> None:
-        with pytest.raises(RuntimeError, match=r"^\[cuda\] this machine or build has no such device\.$"):
+        with pytest.raises(RuntimeError, match=r"^\[cuda\] this machine or build has no such device"):
             ndl.Tensor([1.0], device=ndl.cuda())
 
     def test_too_small(self, exe: ndl.Executable) -> None:

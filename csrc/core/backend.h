@@ -17,7 +17,7 @@ struct Backend {
   void (*free)(void* p, size_t bytes);
   void (*copy)(void* dst, const void* src, size_t bytes, void* stream);  // either side may be host memory
   void (*sync)(void* stream);
-  bool (*properties)(DeviceProperties* out);  // false when there is no such device
+  bool (*properties)(DeviceProperties* out);  // false when there is no such device; `name` then says why
   const KernelRow* rows;
   int n_rows;
 };

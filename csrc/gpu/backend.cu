@@ -25,7 +25,10 @@ void* device_alloc(size_t bytes) {
   return nullptr;
 }
 
-void device_free(void* p, size_t) { check(gpuFree(p), "free"); }
+// A device that failed, or that the process is leaving, says so at its next use.
+void device_free(void* p, size_t) {
+  if (gpuFree(p) != gpuSuccess) (void)gpuGetLastError();
+}
 
 void device_copy(void* dst, const void* src, size_t bytes, void* stream) {
   if (bytes) check(gpuMemcpyAsync(dst, src, bytes, gpuMemcpyDefault, static_cast<gpuStream_t>(stream)), "copy");
@@ -36,9 +39,12 @@ void device_sync(void* stream) { check(gpuStreamSynchronize(static_cast<gpuStrea
 bool device_properties(DeviceProperties* out) {
   int n = 0, device = 0;
   DeviceProperty p;
-  if (gpuGetDeviceCount(&n) != gpuSuccess || n == 0 || gpuGetDevice(&device) != gpuSuccess ||
-      gpuGetDeviceProperties(&p, device) != gpuSuccess) {
+  gpuError_t error = gpuGetDeviceCount(&n);
+  if (error == gpuSuccess && n > 0) error = gpuGetDevice(&device);
+  if (error == gpuSuccess && n > 0) error = gpuGetDeviceProperties(&p, device);
+  if (error != gpuSuccess || n == 0) {  // too old a driver is such an error, too
     (void)gpuGetLastError();
+    std::snprintf(out->name, sizeof out->name, "%s", error != gpuSuccess ? gpuGetErrorString(error) : "no device");
     return false;
   }
   std::snprintf(out->name, sizeof out->name, "%s", p.name);

@@ -2,9 +2,11 @@
 #pragma once
 #include <cstdint>
 
+constexpr int32_t kDLCPU = 1, kDLCUDA = 2, kDLROCM = 10;  // device types
+
 extern "C" {
 struct DLDevice {
-  int32_t device_type;  // 1 CPU, 2 CUDA, 10 ROCm
+  int32_t device_type;
   int32_t device_id;
 };
 struct DLDataType {

@@ -7,6 +7,7 @@
 #include <set>
 #include <string_view>
 
+#include "core/device.h"
 #include "core/file_map.h"
 #include "core/plan.h"
 #include "core/pool.h"
@@ -74,12 +75,21 @@ Array make_array(std::shared_ptr<Storage> storage, const Dims& shape, const Dims
   return {std::move(storage), v};
 }
 
-Array empty(const Backend* backend, const Dims& shape, DType dtype) {
+Array empty(Device* device, const Dims& shape, DType dtype) {
   View v = make_view(shape, nullptr, dtype);
-  auto storage = std::make_shared<Storage>(backend, v.size() * dtype_size(dtype));
+  auto storage = device->allocate(v.size() * dtype_size(dtype));
   v.data = storage->data();
   return {std::move(storage), v};
 }
+
+struct BoundKernel {  // a row of a device's table
+  const KernelRow* row;
+  Device* device;
+};
+
+struct NoKernel : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 void check_call(const KernelRow& row, size_t n_out, size_t n_in, size_t n_attr, const View* first) {
   const std::string_view attrs = row.attrs;
@@ -97,7 +107,14 @@ void check_call(const KernelRow& row, size_t n_out, size_t n_in, size_t n_attr, 
   if (names != n_attr)
     fail("expects attributes '" + std::string(attrs) + "', got " + std::to_string(n_attr) + " values.");
   if (first && !std::strchr(row.dtypes, info(first->dtype).letter))
-    throw py::type_error("[" + std::string(row.name) + "] has no kernel for dtype " + info(first->dtype).name + ".");
+    throw NoKernel("[" + std::string(row.name) + "] has no kernel for dtype " + info(first->dtype).name + ".");
+}
+
+void check_place(const BoundKernel& kernel, const Array& a) {
+  const Backend *want = kernel.device->backend(), *got = a.storage->backend();
+  if (got != want)
+    throw py::value_error("[" + std::string(kernel.row->name) + "] operands are on different devices: " + want->name +
+                          " and " + got->name + ".");
 }
 
 // Element-wise kernels and copy convert their operands as they read them; all others take floats of one type only.
@@ -149,41 +166,48 @@ Dims dims_of(py::handle shape) {
 
 constexpr size_t kMost = 16;  // outputs, inputs, and half as many attributes of a call
 
-void run_row(const KernelRow& row, const View* out, size_t n_out, const View* in, size_t n_in, py::handle attrs) {
+void run_row(const BoundKernel& kernel, const View* out, size_t n_out, const View* in, size_t n_in, py::handle attrs) {
   Items a(attrs, 2 * kMost);
   double attr[2 * kMost];
   for (size_t k = 0; k < a.size; k++) {
     attr[k] = PyFloat_AsDouble(a[k].ptr());
     if (attr[k] == -1.0 && PyErr_Occurred()) throw py::error_already_set();
   }
-  check_call(row, n_out, n_in, a.size, n_in ? in : nullptr);
-  Exec exec = cpu_exec();
+  check_call(*kernel.row, n_out, n_in, a.size, n_in ? in : nullptr);
   py::gil_scoped_release release;
-  row.run({out, in, attr, static_cast<int>(n_out), static_cast<int>(n_in), &exec});
+  kernel.device->run(*kernel.row, out, static_cast<int>(n_out), in, static_cast<int>(n_in), attr);
 }
 
-void call_row(const KernelRow& row, py::handle outs, py::handle ins, py::handle attrs) {
+View operand(const BoundKernel& kernel, py::handle array) {
+  const Array& a = array.cast<Array&>();
+  check_place(kernel, a);
+  return a.view;
+}
+
+void call_row(const BoundKernel& kernel, py::handle outs, py::handle ins, py::handle attrs) {
+  const KernelRow& row = *kernel.row;
   const size_t most = row.max_in == kAnyGroups ? SIZE_MAX : kMost;
   Items o(outs, most), i(ins, most);
   View few[2 * kMost];
   std::vector<View> many(o.size + i.size > 2 * kMost ? o.size + i.size : 0);
   View* view = many.empty() ? few : many.data();  // outputs, then inputs
-  for (size_t k = 0; k < o.size; k++) view[k] = o[k].cast<Array&>().view;
-  for (size_t k = 0; k < i.size; k++) view[o.size + k] = i[k].cast<Array&>().view;
+  for (size_t k = 0; k < o.size; k++) view[k] = operand(kernel, o[k]);
+  for (size_t k = 0; k < i.size; k++) view[o.size + k] = operand(kernel, i[k]);
   check_one_float(row, view, o.size + i.size);
   for (size_t k = 0; k < o.size; k++) o[k].cast<Array&>().storage->lend();
-  run_row(row, view, o.size, view + o.size, i.size, attrs);
+  run_row(kernel, view, o.size, view + o.size, i.size, attrs);
   for (size_t k = 0; k < o.size; k++) o[k].cast<Array&>().storage->wrote();
 }
 
 // An element-wise row over inputs broadcast together, as numpy does, into a new array.
-Array map_row(const KernelRow& row, py::handle ins, std::string_view dtype, py::handle attrs) {
+Array map_row(const BoundKernel& kernel, py::handle ins, std::string_view dtype, py::handle attrs) {
+  const KernelRow& row = *kernel.row;
   if (!converts(row)) throw py::value_error("[" + std::string(row.name) + "] is no element-wise kernel.");
   Items items(ins, kMost);
   View in[kMost];
   Dims shape;
   for (size_t k = 0; k < items.size; k++) {
-    in[k] = items[k].cast<Array&>().view;
+    in[k] = operand(kernel, items[k]);
     if (in[k].rank > static_cast<int>(shape.size())) shape.insert(shape.begin(), in[k].rank - shape.size(), 1);
     for (int d = 1; d <= in[k].rank; d++) {
       int64_t& size = shape[shape.size() - d];
@@ -199,7 +223,7 @@ Array map_row(const KernelRow& row, py::handle ins, std::string_view dtype, py::
       if (size == 1) size = n;
     }
   }
-  Array out = empty(cpu_backend(), shape, parse_dtype(dtype));
+  Array out = empty(kernel.device, shape, parse_dtype(dtype));
   for (size_t k = 0; k < items.size; k++) {
     View v = out.view;
     for (int d = 1; d <= v.rank; d++) {
@@ -209,20 +233,21 @@ Array map_row(const KernelRow& row, py::handle ins, std::string_view dtype, py::
     v.data = in[k].data, v.dtype = in[k].dtype;
     in[k] = v;
   }
-  run_row(row, &out.view, 1, in, items.size, attrs);
+  run_row(kernel, &out.view, 1, in, items.size, attrs);
   return out;
 }
 
 // A row over inputs into a new array of shape `to`, given back as one of shape `shape` with as many elements.
-Array new_row(const KernelRow& row, py::handle ins, std::string_view dtype, py::handle attrs, py::handle to,
+Array new_row(const BoundKernel& kernel, py::handle ins, std::string_view dtype, py::handle attrs, py::handle to,
               py::handle shape) {
+  const KernelRow& row = *kernel.row;
   Items items(ins, kMost);
   View view[1 + kMost];  // the output, then inputs
-  Array out = empty(cpu_backend(), dims_of(to), parse_dtype(dtype));
+  Array out = empty(kernel.device, dims_of(to), parse_dtype(dtype));
   view[0] = out.view;
-  for (size_t k = 0; k < items.size; k++) view[1 + k] = items[k].cast<Array&>().view;
+  for (size_t k = 0; k < items.size; k++) view[1 + k] = operand(kernel, items[k]);
   check_one_float(row, view, 1 + items.size);
-  run_row(row, view, 1, view + 1, items.size, attrs);
+  run_row(kernel, view, 1, view + 1, items.size, attrs);
   if (shape.is(to)) return out;
   View shown = make_view(dims_of(shape), nullptr, out.view.dtype);
   if (shown.size() != out.view.size())
@@ -232,8 +257,52 @@ Array new_row(const KernelRow& row, py::handle ins, std::string_view dtype, py::
   return {std::move(out.storage), shown};
 }
 
+const KernelRow* find_row(Device* device, const char* name) {
+  const Backend* b = device->backend();
+  for (int i = 0; i < b->n_rows; i++)
+    if (std::strcmp(b->rows[i].name, name) == 0) return &b->rows[i];
+  throw NoKernel("[" + std::string(name) + "] there is no such kernel on " + b->name + "().");
+}
+
+Array dense_copy(Device* device, const Array& a) {
+  const KernelRow* copy = find_row(device, "copy");
+  Array out = empty(device, Dims(a.view.shape, a.view.shape + a.view.rank), a.view.dtype);
+  device->run(*copy, &out.view, 1, &a.view, 1, nullptr);
+  return out;
+}
+
+// A copy of device memory: numpy cannot see the memory itself.
+py::array fetched(Device* device, const Array& a, bool write) {
+  const char* name = device->backend()->name;
+  if (write)
+    throw py::value_error("[numpy] memory of " + std::string(name) + "() is not numpy's, .numpy() gives a copy.");
+  std::vector<py::ssize_t> shape(a.view.shape, a.view.shape + a.view.rank);
+  py::array out(py::dtype(info(a.view.dtype).name), shape);
+  if (a.view.size() == 0) return out;
+  void* to = out.mutable_data();
+  py::gil_scoped_release release;
+  Array dense = a.view.contiguous() ? a : dense_copy(device, a);
+  device->copy(to, dense.view.data, a.view.size() * dtype_size(a.view.dtype));
+  return out;
+}
+
+// Fills a contiguous array from a numpy array of its dtype.
+void store(Array& a, const py::array& values) {
+  const size_t bytes = a.view.size() * dtype_size(a.view.dtype);
+  if (!a.view.contiguous() || static_cast<size_t>(values.nbytes()) != bytes || !(values.flags() & py::array::c_style))
+    throw py::value_error("[store] expects contiguous arrays of one size.");
+  if (bytes) {
+    const void* from = values.data();
+    py::gil_scoped_release release;
+    Device::of(a.storage->backend())->copy(a.view.data, from, bytes);
+  }
+  a.storage->wrote();
+}
+
 // `write`: whether the numpy array may be written to.
 py::array to_numpy(const Array& a, bool write) {
+  Device* device = Device::of(a.storage->backend());
+  if (!device->is_cpu()) return fetched(device, a, write);
   std::vector<py::ssize_t> shape(a.view.shape, a.view.shape + a.view.rank), strides(a.view.rank);
   for (int i = 0; i < a.view.rank; i++)
     strides[i] = a.view.stride[i] * static_cast<py::ssize_t>(dtype_size(a.view.dtype));
@@ -256,7 +325,7 @@ Array from_file(const std::shared_ptr<FileMap>& file, int64_t first, const Dims&
     throw py::value_error("[load] a tensor reaches outside its file of " + std::to_string(file->bytes()) + " bytes.");
   char* data = file->data() + first;
   if (!bytes || reinterpret_cast<uintptr_t>(data) % size) {
-    Array copy = empty(cpu_backend(), shape, v.dtype);
+    Array copy = empty(Device::cpu(), shape, v.dtype);
     std::memcpy(copy.view.data, data, bytes);
     return copy;
   }
@@ -272,10 +341,22 @@ struct Exported {
   View view;
 };
 
+// The emulation's memory is the host's, which other libraries may read and write.
+int32_t dlpack_device(const Backend* backend) {
+  const std::string_view name = backend->name;
+  return name == "cuda" ? kDLCUDA : name == "hip" ? kDLROCM : kDLCPU;
+}
+
 py::capsule to_dlpack(const Array& a) {
   a.storage->lend();
   auto* e = new Exported{{}, a.storage, a.view};
-  e->tensor = {{e->view.data, {1, 0}, e->view.rank, info(e->view.dtype).dl, e->view.shape, e->view.stride, 0},
+  e->tensor = {{e->view.data,
+                {dlpack_device(a.storage->backend()), 0},
+                e->view.rank,
+                info(e->view.dtype).dl,
+                e->view.shape,
+                e->view.stride,
+                0},
                e,
                [](DLManagedTensor* t) { delete static_cast<Exported*>(t->manager_ctx); }};
   return py::capsule(&e->tensor, "dltensor", [](PyObject* capsule) {
@@ -285,14 +366,15 @@ py::capsule to_dlpack(const Array& a) {
   });
 }
 
-Array from_dlpack(const py::capsule& capsule) {
+Array from_dlpack(const py::capsule& capsule, Device* device) {
   if (!PyCapsule_IsValid(capsule.ptr(), "dltensor"))
     throw py::value_error("[from_dlpack] expects an unused 'dltensor' capsule.");
   auto* m = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   const DLTensor& t = m->dl_tensor;
-  if (t.device.device_type != 1)
-    throw py::value_error("[from_dlpack] expects CPU memory, got device type " + std::to_string(t.device.device_type) +
-                          ".");
+  const int32_t type = dlpack_device(device->backend());
+  if (t.device.device_type != type || t.device.device_id != 0)
+    throw py::value_error("[from_dlpack] expects memory of device type " + std::to_string(type) + ":0, got " +
+                          std::to_string(t.device.device_type) + ":" + std::to_string(t.device.device_id) + ".");
   int dtype = -1;
   for (int i = 0; i < 5; i++)
     if (t.dtype.code == kDTypes[i].dl.code && t.dtype.bits == kDTypes[i].dl.bits && t.dtype.lanes == 1) dtype = i;
@@ -307,7 +389,7 @@ Array from_dlpack(const py::capsule& capsule) {
   char* first = static_cast<char*>(t.data) + t.byte_offset;
   v.data = first;
   auto storage =
-      std::make_shared<Storage>(cpu_backend(), first + low * size, v.size() ? (high - low + 1) * size : 0, [m] {
+      std::make_shared<Storage>(device->backend(), first + low * size, v.size() ? (high - low + 1) * size : 0, [m] {
         if (m->deleter) m->deleter(m);
       });
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
@@ -323,17 +405,17 @@ Ref make_ref(const RefTuple& t) {
   return {static_cast<Space>(space), index, offset, make_view(shape, &strides, parse_dtype(dtype))};
 }
 
-using StepTuple = std::tuple<const KernelRow*, std::vector<RefTuple>, std::vector<RefTuple>, std::vector<double>>;
+using StepTuple = std::tuple<const BoundKernel*, std::vector<RefTuple>, std::vector<RefTuple>, std::vector<double>>;
 using Border = std::pair<Dims, std::string>;
 
 std::unique_ptr<Plan> make_plan(const std::vector<StepTuple>& steps, size_t arena_bytes,
                                 const std::vector<Border>& inputs, const std::vector<Border>& outputs) {
   std::vector<Step> list;
-  for (const auto& [row, outs, ins, attr] : steps) {
-    Step s{row, {}, {}, attr};
+  for (const auto& [kernel, outs, ins, attr] : steps) {
+    Step s{kernel->row, {}, {}, attr};
     for (const auto& r : outs) s.out.push_back(make_ref(r));
     for (const auto& r : ins) s.in.push_back(make_ref(r));
-    check_call(*row, s.out.size(), s.in.size(), attr.size(), s.in.empty() ? nullptr : &s.in[0].view);
+    check_call(*kernel->row, s.out.size(), s.in.size(), attr.size(), s.in.empty() ? nullptr : &s.in[0].view);
     list.push_back(std::move(s));
   }
   auto views = [](const std::vector<Border>& borders) {
@@ -342,13 +424,6 @@ std::unique_ptr<Plan> make_plan(const std::vector<StepTuple>& steps, size_t aren
     return v;
   };
   return std::make_unique<Plan>(cpu_backend(), std::move(list), arena_bytes, views(inputs), views(outputs));
-}
-
-const KernelRow* find_row(const char* name) {
-  const Backend* b = cpu_backend();
-  for (int i = 0; i < b->n_rows; i++)
-    if (std::strcmp(b->rows[i].name, name) == 0) return &b->rows[i];
-  throw std::runtime_error("[needle] there is no kernel named " + std::string(name) + ".");
 }
 
 std::string describe(const View& v) {
@@ -373,11 +448,13 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
   std::vector<void*> in(ins.size()), out(outs.size());
   std::vector<Array> copies;  // inputs of any stride are compacted, strided outputs are written at the end
   std::vector<std::pair<Array*, Array>> late;
-  static const KernelRow* copy = find_row("copy");
+  static const KernelRow* copy = find_row(Device::cpu(), "copy");
   for (size_t i = 0; i < ins.size(); i++) check_border("input", i, ins[i]->view, plan.inputs()[i]);
   for (size_t i = 0; i < outs.size(); i++) check_border("output", i, outs[i]->view, plan.outputs()[i]);
   for (Array* a : outs) a->storage->lend();
-  auto dense = [&](const View& v) { return empty(plan.backend(), Dims(v.shape, v.shape + v.rank), v.dtype); };
+  auto dense = [&](const View& v) {
+    return empty(Device::of(plan.backend()), Dims(v.shape, v.shape + v.rank), v.dtype);
+  };
   {
     py::gil_scoped_release release;
     Exec exec = cpu_exec();
@@ -400,9 +477,47 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
   for (Array* a : outs) a->storage->wrote();
 }
 
+py::dict kernels(Device* device) {
+  py::dict d;
+  const Backend* b = device->backend();
+  for (int i = 0; i < b->n_rows; i++) d[b->rows[i].name] = BoundKernel{&b->rows[i], device};
+  return d;
+}
+
+// Why there is no such device, or None.
+py::object missing(Device* device) {
+  DeviceProperties p;
+  std::string why;
+  return device->present(&p, &why) ? py::none() : py::object(py::str(why));
+}
+
+py::dict properties(Device* device) {
+  DeviceProperties p;
+  std::string why;
+  if (!device->present(&p, &why))
+    throw std::runtime_error("[" + std::string(device->backend()->name) + "] " + why + ".");
+  using namespace py::literals;
+  return py::dict("name"_a = p.name, "warp"_a = p.warp, "units"_a = p.units, "memory"_a = p.memory);
+}
+
+py::dict memory(Device* device) {
+  MemoryStatistics s = device->cache().statistics();
+  using namespace py::literals;
+  return py::dict("used"_a = s.used, "cached"_a = s.cached, "peak"_a = s.peak, "taken"_a = s.taken,
+                  "reused"_a = s.reused);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
+  py::register_exception<NoKernel>(m, "NoKernel", PyExc_TypeError);
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const OutOfMemory& e) {
+      PyErr_SetString(PyExc_MemoryError, e.what());
+    }
+  });
   py::class_<Storage, std::shared_ptr<Storage>>(m, "Storage")
       .def(py::init([](size_t bytes) { return std::make_shared<Storage>(cpu_backend(), bytes); }), py::arg("nbytes"))
       .def("ptr",
@@ -441,37 +556,52 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("dtype", [](const Array& a) { return info(a.view.dtype).name; })
       .def("contiguous", [](const Array& a) { return a.view.contiguous(); })
       .def("numpy", to_numpy, py::arg("write") = true)
+      .def("store", store, py::arg("values"))
       .def("dlpack", to_dlpack);
 
   m.def("empty", [](py::handle shape, std::string_view dtype) {
-    return empty(cpu_backend(), dims_of(shape), parse_dtype(dtype));
+    return empty(Device::cpu(), dims_of(shape), parse_dtype(dtype));
   });
-  m.def("from_dlpack", from_dlpack);
+  m.def("from_dlpack", from_dlpack, py::arg("capsule"), py::arg("device"));
 
-  py::class_<KernelRow>(m, "Kernel")
-      .def_property_readonly("name", [](const KernelRow& r) { return r.name; })
-      .def_property_readonly("attrs", [](const KernelRow& r) { return py::str(r.attrs).attr("split")(); })
+  py::class_<BoundKernel>(m, "Kernel")
+      .def_property_readonly("name", [](const BoundKernel& k) { return k.row->name; })
+      .def_property_readonly("attrs", [](const BoundKernel& k) { return py::str(k.row->attrs).attr("split")(); })
       .def_property_readonly("dtypes",
-                             [](const KernelRow& r) {
+                             [](const BoundKernel& k) {
                                py::list names;
-                               for (const char* s = r.dtypes; *s; s++)
+                               for (const char* s = k.row->dtypes; *s; s++)
                                  for (const auto& d : kDTypes)
                                    if (d.letter == *s) names.append(d.name);
                                return names;
                              })
-      .def_readonly("min_in", &KernelRow::min_in)
-      .def_readonly("max_in", &KernelRow::max_in)
-      .def_readonly("n_out", &KernelRow::n_out)
+      .def_property_readonly("min_in", [](const BoundKernel& k) { return k.row->min_in; })
+      .def_property_readonly("max_in", [](const BoundKernel& k) { return k.row->max_in; })
+      .def_property_readonly("n_out", [](const BoundKernel& k) { return k.row->n_out; })
       .def("__call__", call_row, py::arg("outs"), py::arg("ins"), py::arg("attrs"))
       .def("map", map_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"))
       .def("new", new_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"), py::arg("to"), py::arg("shape"));
 
-  m.def("kernels", [] {
-    py::dict d;
-    const Backend* b = cpu_backend();
-    for (int i = 0; i < b->n_rows; i++) d[b->rows[i].name] = py::cast(&b->rows[i], py::return_value_policy::reference);
-    return d;
-  });
+  m.def("kernels", [] { return kernels(Device::cpu()); });
+
+  py::class_<Device, std::unique_ptr<Device, py::nodelete>>(m, "Device")
+      .def_property_readonly("name", [](Device& d) { return d.backend()->name; })
+      .def("missing", missing)
+      .def("properties", properties)
+      .def("kernels", kernels)
+      .def("empty", [](Device& d, py::handle shape,
+                       std::string_view dtype) { return empty(&d, dims_of(shape), parse_dtype(dtype)); })
+      .def("allocate", &Device::allocate, py::arg("nbytes"))
+      .def("sync", &Device::sync, py::call_guard<py::gil_scoped_release>())
+      .def("memory", memory)
+      .def("release_memory", [](Device& d) { d.cache().release(); })
+      .def(
+          "limit_cache", [](Device& d, size_t bytes) { d.cache().limit(bytes); }, py::arg("nbytes"))
+      .def_property(
+          "stream", [](Device& d) { return reinterpret_cast<uintptr_t>(d.stream()); },
+          [](Device& d, uintptr_t stream) { d.set_stream(reinterpret_cast<void*>(stream)); });
+  m.def("cpu", &Device::cpu, py::return_value_policy::reference);
+  m.def("open", &Device::open, py::arg("path"), py::return_value_policy::reference);
 
   py::class_<Plan>(m, "Plan")
       .def(py::init(&make_plan), py::arg("steps"), py::arg("arena_bytes"), py::arg("inputs"), py::arg("outputs"))
@@ -488,7 +618,7 @@ PYBIND11_MODULE(_core, m) {
              std::vector<Array> outs;
              std::vector<Array*> refs;
              for (const View& v : p.outputs())
-               outs.push_back(empty(p.backend(), Dims(v.shape, v.shape + v.rank), v.dtype));
+               outs.push_back(empty(Device::of(p.backend()), Dims(v.shape, v.shape + v.rank), v.dtype));
              for (Array& a : outs) refs.push_back(&a);
              run_plan(p, refs, ins, nullptr);
              return outs;

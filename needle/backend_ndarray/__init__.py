@@ -1,4 +1,4 @@
-from .device import Device, all_devices, cpu, cpu_numpy, cuda, default_device, hip
+from .device import Device, NoKernel, all_devices, cpu, cpu_numpy, cuda, default_device, emulation, hip
 from .dtypes import FLOATS, dtype_name, dtype_of, promote, promote_scalar
 from .functions import broadcast_to, empty, exp, flip, from_dlpack, full, log, max, maximum, reshape, sum, tanh
 from .ndarray import NDArray, array, call
@@ -10,6 +10,7 @@ __all__ = [
     "BackendDevice",
     "Device",
     "NDArray",
+    "NoKernel",
     "all_devices",
     "array",
     "broadcast_to",
@@ -21,6 +22,7 @@ __all__ = [
     "dtype_name",
     "dtype_of",
     "empty",
+    "emulation",
     "exp",
     "flip",
     "from_dlpack",

@@ -1,13 +1,32 @@
-"""Devices: where arrays live."""
+"""Devices: where arrays live. GPUs come from libraries, which are looked for and opened at first use."""
 
 from __future__ import annotations
 
-from types import ModuleType
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import needle.backend_numpy as backend_numpy
+from needle import _core
 
-from . import course
+from .course import Course
+
+NoKernel = _core.NoKernel  # a device has no kernel of a name, or not for a dtype
+FOLDER = "NEEDLE_GPU_LIBRARIES"  # environment variable: where libraries lie that are not beside needle._core
+
+
+class Kernels(dict):
+    """A device's kernels by name."""
+
+    def __init__(self, core: Any) -> None:
+        super().__init__(core.kernels())
+        self.device = core.name
+
+    def __missing__(self, name: str) -> Any:
+        known = ", ".join(sorted(self)) or "none"
+        raise NoKernel(f"[{name}] there is no such kernel on {self.device}(), which has {known}.")
 
 
 class Device:
@@ -16,8 +35,17 @@ class Device:
     Other attributes are those of the backend module: `device.Array(size)`, `device.ewise_add(a, b, out)`, ...
     """
 
-    def __init__(self, name: str, module: ModuleType | None) -> None:
-        self.name, self.module = name, module
+    core: Any = None  # the core's device; None for cpu_numpy() and for what is not open
+    kernels: dict[str, Any]
+
+    def __init__(self, name: str, module: Any = None, core: Any = None) -> None:
+        self.name, self.module, self.kernels = name, module, {}
+        if core is not None:
+            self._use(core)
+
+    def _use(self, core: Any) -> None:
+        self.core, self.kernels = core, Kernels(core)
+        self.module = Course(core, self.kernels)
 
     def __repr__(self) -> str:
         return f"{self.name}()"
@@ -29,29 +57,97 @@ class Device:
         return hash(self.name)
 
     def __getattr__(self, name: str) -> Any:
-        module = self.__dict__.get("module")
-        if module is None or not hasattr(module, name):
-            place = "this machine or build has no such device" if module is None else f"there is no function {name}"
-            raise AttributeError(f"[{self.__dict__.get('name')}] {place}.")
-        return getattr(module, name)
+        if name.startswith("__") and name not in ("__device_name__", "__tile_size__"):
+            raise AttributeError(name)  # what copy and pickle ask for opens no library
+        why = self.missing()
+        if why is None and hasattr(self.module, name):
+            return getattr(self.module, name)
+        raise AttributeError(why or f"[{self.name}] there is no function {name}.")
 
     def __reduce__(self) -> Any:
         return _named, (self.name,)
 
+    def missing(self) -> str | None:
+        """Why the device cannot be used, in one sentence; None when it can."""
+        return None if self.module is not None else f"[{self.name}] this machine or build has no such device."
+
     def enabled(self) -> bool:
-        return self.module is not None
+        return self.missing() is None
 
     def require(self) -> None:
-        if self.module is None:
-            raise RuntimeError(f"[{self.name}] this machine or build has no such device.")
+        why = self.missing()
+        if why is not None:
+            raise RuntimeError(why)
 
 
-_CPU, _CUDA, _HIP = Device("cpu", course), Device("cuda", None), Device("hip", None)
+class GpuDevice(Device):
+    """A device whose kernels and memory come from libneedle_<name>.so."""
+
+    def missing(self) -> str | None:
+        if self.module is not None:
+            return None
+        why = f"[{self.name}] this machine or build has no such device"
+        file = f"libneedle_{self.name}.so"
+        path = next((p for p in (folder / file for folder in library_folders()) if p.exists()), None)
+        if path is None:
+            return f"{why}: {file} is neither beside needle nor in the folder of {FOLDER}."
+        try:
+            core = _core.open(str(path))
+        except RuntimeError as e:
+            return f"{why}: {e}"
+        if core.name != self.name:
+            return f"{why}: {path} is a library of {core.name}()."
+        missing = core.missing()
+        if missing is not None:
+            return f"{why}: {missing}."
+        self._use(core)
+        return None
+
+    def _opened(self) -> Any:
+        self.require()
+        return self.core
+
+    def properties(self) -> dict[str, Any]:
+        """Name, warp (lanes), units (multiprocessors) and memory (bytes, 0 if unknown)."""
+        return self._opened().properties()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use, cached and at the peak; how many arrays took new memory and how many a freed block."""
+        return self._opened().memory()
+
+    def release_memory(self) -> None:
+        """Give freed memory, which is kept for later arrays, back to the device."""
+        self._opened().release_memory()
+
+    def synchronize(self) -> None:
+        """Wait until everything that was started is done."""
+        self._opened().sync()
+
+    @contextmanager
+    def stream(self, handle: int) -> Iterator[None]:
+        """Work on another stream (its address), such as torch's, instead of the device's default one."""
+        core = self._opened()
+        before, core.stream = core.stream, handle
+        try:
+            yield
+        finally:
+            core.stream = before
+
+
+def library_folders() -> list[Path]:
+    extra = os.environ.get(FOLDER)
+    return [Path(_core.__file__).parent, *([Path(extra)] if extra else [])]
+
+
+_CPU = Device("cpu", None, _core.cpu())
+_CUDA, _HIP = GpuDevice("cuda"), GpuDevice("hip")
+_EMULATED = {wave: GpuDevice(f"emulation_w{wave}") for wave in (32, 64)}
 _NUMPY = Device("cpu_numpy", backend_numpy)
+DLPACK = {1: _CPU, 2: _CUDA, 10: _HIP}  # device types of the exchange format
 
 
 def _named(name: str) -> Device:
-    return next(d for d in all_devices() if d.name == name)
+    return next(d for d in (*all_devices(), *_EMULATED.values()) if d.name == name)
 
 
 def cpu() -> Device:
@@ -64,6 +160,13 @@ def cuda() -> Device:
 
 def hip() -> Device:
     return _HIP
+
+
+def emulation(wave: int = 32) -> Device:
+    """The GPU kernels run on the host with `wave` (32 or 64) lanes, slowly: for tests on machines without a GPU."""
+    if wave not in _EMULATED:
+        raise ValueError(f"[emulation] wave expects 32 or 64, got {wave}.")
+    return _EMULATED[wave]
 
 
 def cpu_numpy() -> Device:

@@ -7,7 +7,7 @@ from typing import Any
 
 from needle import _core
 
-from .device import Device
+from .device import DLPACK, Device
 from .ndarray import NDArray
 
 
@@ -58,5 +58,13 @@ def full(shape: Sequence[int], value: float, dtype: str = "float32", device: Dev
 
 
 def from_dlpack(x: Any) -> NDArray:
-    """Zero-copy NDArray over any object with `__dlpack__` on the CPU."""
-    return NDArray.wrap(_core.from_dlpack(x.__dlpack__()))
+    """Zero-copy NDArray over any object with `__dlpack__`, on the device where its memory is."""
+    kind, number = map(int, x.__dlpack_device__()) if hasattr(x, "__dlpack_device__") else (1, 0)
+    device = DLPACK.get(kind)
+    if device is None:
+        raise ValueError(f"[from_dlpack] expects memory of {', '.join(map(str, DLPACK.values()))}, got device type {kind}.")
+    device.require()
+    if kind == 1:
+        return NDArray.wrap(_core.from_dlpack(x.__dlpack__(), device.core))
+    stream = device.core.stream or int(kind == 2)  # CUDA's default stream has the number 1 here, ROCm's 0
+    return NDArray.wrap(_core.from_dlpack(x.__dlpack__(stream=stream), device.core), device)

@@ -14,10 +14,10 @@ import numpy as np
 
 from needle import _core
 
-from .device import Device, cpu, cpu_numpy
+from .device import DLPACK, Device, cpu, cpu_numpy
 from .dtypes import dtype_name, dtype_of, itemsize, promote, promote_scalar
 from .flat import Flat
-from .kernels import DTYPES, KERNELS, PLANNING, call, kernel_dtype
+from .kernels import DTYPES, KERNELS, PLACE, PLANNING, call, kernel_dtype
 from .strides import (
     broadcast_strides,
     contiguous_strides,
@@ -53,8 +53,7 @@ class NDArray:
         dtype = "float32" if dtype is None and wanted == "float64" else wanted  # float64 is asked for by name
         data = np.ascontiguousarray(other, dtype=dtype).reshape(np.shape(other))
         self._init(NDArray.empty(data.shape, dtype, device))
-        if data.size:
-            self.numpy_view()[...] = data
+        self._ref.store(data)
 
     def _init(self, other: NDArray) -> None:
         for slot in NDArray.__slots__:
@@ -74,27 +73,28 @@ class NDArray:
         self = cls.__new__(cls)
         self._shape = shape = tuple(shape)
         self._strides = contiguous_strides(shape) if strides is None else tuple(strides)
+        device = PLACE.device if device is None else device
         self._device = CPU if device is None or device is CPU else check_device(device)
         self._dtype, self._offset = dtype, offset
         self._storage, self._reference = handle, None
         if handle is None and PLANNING.builder is not None:
             self._storage = PLANNING.builder.buffer(math.prod(shape) * itemsize(dtype))
         elif handle is None:
-            self._reference = _core.empty(shape, dtype)
+            self._reference = self._device.core.empty(shape, dtype)
         return self
 
     @staticmethod
     def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = None) -> NDArray:
-        if PLANNING.builder is None and (device is None or device is CPU):
-            return NDArray._of(_core.empty(shape, dtype), tuple(shape), dtype)
+        if PLANNING.builder is None and (device is CPU or (device is None and PLACE.device is None)):
+            return NDArray._of(_core.empty(shape, dtype), tuple(shape), dtype, CPU)
         return NDArray.make(shape, None, device, None, 0, dtype)
 
     @staticmethod
-    def _of(ref: _core.Array, shape: tuple[int, ...], dtype: str) -> NDArray:
+    def _of(ref: _core.Array, shape: tuple[int, ...], dtype: str, device: Device) -> NDArray:
         """An NDArray around a new array of the core."""
         self = NDArray.__new__(NDArray)
         self._shape, self._strides, self._offset = shape, contiguous_strides(shape), 0
-        self._device, self._dtype, self._storage, self._reference = CPU, dtype, None, ref
+        self._device, self._dtype, self._storage, self._reference = device, dtype, None, ref
         return self
 
     @staticmethod
@@ -104,17 +104,18 @@ class NDArray:
         """What kernel `name` writes to a new array of shape `to`, seen as one of `shape`."""
         if PLANNING.builder is None:
             refs = [i._reference or i._ref for i in ins]
-            return NDArray._of(KERNELS[name].new(refs, dtype, attrs, to, shape), shape, dtype)
+            device = ins[0]._device
+            return NDArray._of(device.kernels[name].new(refs, dtype, attrs, to, shape), shape, dtype, device)
         out = NDArray.empty(to, dtype)
         call(name, [out], ins, *attrs)
         return out if shape == to else out.reshape(shape)
 
     @staticmethod
-    def wrap(ref: _core.Array) -> NDArray:
+    def wrap(ref: _core.Array, device: Device = CPU) -> NDArray:
         """An NDArray around an array that the core made."""
         self = NDArray.__new__(NDArray)
         self._shape, self._strides, self._offset = ref.shape, ref.strides, ref.offset
-        self._device, self._dtype, self._storage, self._reference = CPU, ref.dtype, None, ref
+        self._device, self._dtype, self._storage, self._reference = device, ref.dtype, None, ref
         return self
 
     @property
@@ -142,10 +143,10 @@ class NDArray:
         return self._shape[0]
 
     def __bool__(self) -> bool:
-        return bool(self.numpy_view())
+        return bool(self.read())
 
     def __float__(self) -> float:
-        return float(self.numpy_view().item())
+        return float(self.read().item())
 
     def __repr__(self) -> str:
         if PLANNING.builder is not None:
@@ -155,28 +156,34 @@ class NDArray:
     # -- conversions -------------------------------------------------------------------------------------------------
 
     def numpy_view(self) -> np.ndarray:
-        """numpy array over the same memory."""
+        """numpy array over the same memory, which has to be the CPU's."""
         return self._ref.numpy()
 
     def read(self) -> np.ndarray:
-        """numpy array over the same memory that cannot be written to."""
+        """numpy array that is not for writing: over the same memory on the CPU, else a copy."""
         return self._ref.numpy(False)
 
     def numpy(self) -> np.ndarray:
-        return self.read().copy()
+        return self.read().copy() if self._device is CPU else self.read()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        core = self._device.core
+        if core.stream != (0 if stream in (None, 1) else stream) and stream != -1:
+            core.sync()  # the other side works on another stream
         return self._ref.dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
+        return next((kind for kind, device in DLPACK.items() if device is self._device), 1), 0
 
     def astype(self, dtype: Any, device: Device | None = None) -> NDArray:
-        """A compact copy."""
-        out = NDArray.empty(self._shape, dtype_name(dtype), device)
+        """A compact copy, on the array's device if none is given."""
+        device, dtype = device or self._device, dtype_name(dtype)
+        if device != self._device:
+            return NDArray(self.as_dtype(dtype).read(), device, dtype)
+        out = NDArray.empty(self._shape, dtype, device)
         call("copy", [out], [self])
         return out
 
@@ -254,7 +261,7 @@ class NDArray:
             if np.ndim(value) == 0 and not isinstance(value, int):
                 call("fill", [target], [], float(value))
                 return
-            value = NDArray(value, dtype=self._dtype)
+            value = NDArray(value, self._device, self._dtype)
         source = value.broadcast_to(target._shape)
         overlaps = source._handle is target._handle and (source._offset, source._strides) != (
             target._offset,
@@ -286,8 +293,8 @@ class NDArray:
         out = out or dtype
         if PLANNING.builder is None:
             ins = [a._reference or a._ref if a._dtype == dtype else a.astype(dtype)._ref for a in (self, *others)]
-            ref = KERNELS[name].map(ins, out, attrs)
-            return NDArray._of(ref, shape if same else ref.shape, out)
+            ref = self._device.kernels[name].map(ins, out, attrs)
+            return NDArray._of(ref, shape if same else ref.shape, out, self._device)
         result = NDArray.empty(np.broadcast_shapes(shape, *(a._shape for a in others)), out)
         call(name, [result], [a.fitted(result._shape, dtype) for a in (self, *others)], *attrs)
         return result

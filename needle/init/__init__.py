@@ -32,10 +32,10 @@ def no_drawing() -> Iterator[None]:
         DRAWING.off = before
 
 
-def _hollow(value: float, shape: Sequence[int], dtype: str, requires_grad: bool) -> Tensor:
-    one = np.asarray(value).astype(dtype)
-    on_numpy = default_device() == cpu_numpy()
-    data = np.broadcast_to(one, shape) if on_numpy else NDArray(one, dtype=dtype).broadcast_to(shape)
+def _hollow(value: float, shape: Sequence[int], device: Device | None, dtype: str, requires_grad: bool) -> Tensor:
+    one, device = np.asarray(value).astype(dtype), device or default_device()
+    on_numpy = device == cpu_numpy()
+    data = np.broadcast_to(one, shape) if on_numpy else NDArray(one, device, dtype).broadcast_to(shape)
     return Tensor.make_const(data, requires_grad=requires_grad)
 
 
@@ -53,7 +53,7 @@ def rand(
 ) -> Tensor:
     """Uniform in [low, high)."""
     if DRAWING.off:
-        return _hollow(math.nan, shape, dtype, requires_grad)
+        return _hollow(math.nan, shape, device, dtype, requires_grad)
     return _tensor(np.random.rand(*shape) * (high - low) + low, device, dtype, requires_grad)
 
 
@@ -67,7 +67,7 @@ def randn(
 ) -> Tensor:
     """Normal with the given mean and standard deviation."""
     if DRAWING.off:
-        return _hollow(math.nan, shape, dtype, requires_grad)
+        return _hollow(math.nan, shape, device, dtype, requires_grad)
     return _tensor(np.random.randn(*shape) * std + mean, device, dtype, requires_grad)
 
 
@@ -82,7 +82,7 @@ def constant(
     *shape: int, c: float = 1.0, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False
 ) -> Tensor:
     if DRAWING.off:
-        return _hollow(c, shape, dtype, requires_grad)
+        return _hollow(c, shape, device, dtype, requires_grad)
     return _tensor(np.full(shape, c), device, dtype, requires_grad)
 
 

@@ -27,7 +27,7 @@ def check_numbers(label: str, indices: Any, count: int) -> None:
     """Raise for an index outside of [0, count). While a plan is built there are no values yet: its run gives NaN there."""
     if math.prod(indices.shape) == 0 or (PLANNING.builder is not None and isinstance(indices, NDArray)):
         return
-    values = indices.numpy_view() if isinstance(indices, NDArray) else indices
+    values = indices.read() if isinstance(indices, NDArray) else indices
     low, high = values.min(), values.max()
     if low < 0 or high >= count:
         raise IndexError(f"[{label}] index expects 0 to {count - 1}, got {int(low if low < 0 else high)}.")

@@ -31,7 +31,7 @@ def axis_first(ndim: int, axis: int) -> list[int]:
 def row_numbers(label: str, index: NDArray, size: int) -> NDArray:
     """1-d row numbers for the kernels, negative ones counted from the end; checked where their values are known."""
     if PLANNING.builder is None:
-        values = index.numpy_view()
+        values = index.read()
         if values.size and (values.min() < -size or values.max() >= size):
             raise IndexError(
                 f"[{label}] index expects numbers in [{-size}, {size}), got {values.min()} to {values.max()}."

@@ -59,8 +59,8 @@ class Optimizer:
             if not data.is_compact():
                 p.data = Tensor.make_const(data.compact())  # the kernels write contiguous memory
             turn = turns[id(p)] = turns.get(id(p), -1) + 1
-            groups.setdefault((turn, first, data.dtype), []).append((p, grad.compact(), self.state[i]))
-        for (_, first, _), group in groups.items():
+            groups.setdefault((turn, first, data.dtype, data.device), []).append((p, grad.compact(), self.state[i]))
+        for (_, first, *_), group in groups.items():
             name, *attrs = self.kernel(first)
             outs = [a for p, _, state in group for a in self.operands(p.cached_data, state)]
             call(name, outs, [grad for _, grad, _ in group], *attrs)
@@ -136,6 +136,6 @@ class Optimizer:
 def zeros_like(a: Any) -> Any:
     if isinstance(a, np.ndarray):
         return np.zeros_like(a)
-    out = NDArray.empty(a.shape, a.dtype)
+    out = NDArray.empty(a.shape, a.dtype, a.device)
     out.fill(0.0)
     return out

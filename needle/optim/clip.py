@@ -15,7 +15,7 @@ from needle.nn.module import Parameter
 def as_numpy(t: Tensor) -> np.ndarray:
     """The values, without a copy."""
     data = t.realize_cached_data()
-    return data if isinstance(data, np.ndarray) else data.numpy_view()
+    return data if isinstance(data, np.ndarray) else data.read()
 
 
 def norm(arrays: list[np.ndarray], order: float) -> float:

@@ -1,0 +1,153 @@
+// Kernels that only move elements: copies between any strides and dtypes, fills.
+#include "gpu/strided.cuh"
+
+namespace needle::gpu {
+namespace {
+
+struct Copy {
+  Loop<2> loop;  // output, input
+  void *out, *in;
+  DType to, from;
+};
+
+// Bits as they are.
+template <class T>
+__global__ void GPU_BOUNDS(kThreads, 4) copy_bits(Copy c) {
+  const uint32_t n = static_cast<uint32_t>(c.loop.total);
+#pragma unroll 1
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < n; i += gridDim.x * kThreads) {
+    int64_t at[2];
+    c.loop.locate(i, at);
+    static_cast<T*>(c.out)[at[0]] = static_cast<const T*>(c.in)[at[1]];
+  }
+}
+
+// Through T, which holds every value of the input's dtype.
+template <class T>
+__global__ void GPU_BOUNDS(kThreads, 4) copy_values(Copy c) {
+  const uint32_t n = static_cast<uint32_t>(c.loop.total);
+#pragma unroll 1
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < n; i += gridDim.x * kThreads) {
+    int64_t at[2];
+    c.loop.locate(i, at);
+    store_as<T>(c.out, c.to, at[0], load_as<T>(c.in, c.from, at[1]));
+  }
+}
+
+// What copies from one place to another have in common: `rows` x `columns` matrices, contiguous along rows in the
+// input and along columns in the output, at the places of a loop.
+struct Transpose {
+  Loop<2> batch;  // output, input
+  const uint32_t* in;
+  uint32_t* out;
+  int64_t in_column, out_row;
+  int rows, columns, row_tiles, tiles;  // the output is rows x columns
+};
+
+constexpr int kTile = 32;
+
+__global__ void GPU_BOUNDS(kThreads, 4) copy_transposed(Transpose t) {
+  struct Tile {
+    uint32_t value[kTile][kTile + 1];
+  };
+  GPU_SHARED(Tile, tile);
+  int64_t at[2];
+  t.batch.locate(blockIdx.x / t.tiles, at);
+  const int place = blockIdx.x % t.tiles, x = threadIdx.x % kTile, y = threadIdx.x / kTile;
+  const int row = place % t.row_tiles * kTile, column = place / t.row_tiles * kTile;
+  for (int j = y; j < kTile && column + j < t.columns; j += kThreads / kTile)
+    if (row + x < t.rows) tile.value[j][x] = t.in[at[1] + row + x + (column + j) * t.in_column];
+  block_sync();
+  for (int j = y; j < kTile && row + j < t.rows; j += kThreads / kTile)
+    if (column + x < t.columns) t.out[at[0] + (row + j) * t.out_row + column + x] = tile.value[x][j];
+}
+
+// Whether the output's rows are columns of the input; if so, that copy.
+bool transposed(const Call& call, const Loop<2>& loop) {
+  const int last = loop.rank - 1;
+  if (loop.rank < 2 || loop.stride[0][last] != 1 || loop.shape[last] < kTile / 2) return false;
+  int other = -1;
+  for (int d = 0; d < last; d++)
+    if (loop.stride[1][d] == 1 && loop.shape[d] >= kTile / 2) other = d;
+  if (other < 0) return false;
+  Transpose t = {};
+  for (int d = 0; d < last; d++) {
+    int64_t strides[2] = {loop.stride[0][d], loop.stride[1][d]};
+    if (d != other) t.batch.add(loop.shape[d], strides);
+  }
+  t.batch.finish("copy");
+  t.in = call.in[0].as<uint32_t>(), t.out = call.out[0].as<uint32_t>();
+  t.rows = static_cast<int>(loop.shape[other]), t.columns = static_cast<int>(loop.shape[last]);
+  t.in_column = loop.stride[1][last], t.out_row = loop.stride[0][other];
+  t.row_tiles = (t.rows + kTile - 1) / kTile;
+  t.tiles = t.row_tiles * ((t.columns + kTile - 1) / kTile);
+  if (t.batch.total * t.tiles > INT32_MAX) return false;
+  launch(copy_transposed, dim3(static_cast<unsigned>(t.batch.total * t.tiles)), kThreads, 0, stream_of(call), t);
+  return true;
+}
+
+struct Fill {
+  Loop<1> loop;
+  void* out;
+};
+
+template <class T>
+__global__ void GPU_BOUNDS(kThreads, 4) fill_bits(Fill f, T value) {
+  const uint32_t n = static_cast<uint32_t>(f.loop.total);
+#pragma unroll 1
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < n; i += gridDim.x * kThreads) {
+    int64_t at[1];
+    f.loop.locate(i, at);
+    static_cast<T*>(f.out)[at[0]] = value;
+  }
+}
+
+template <class T, class S>
+void fill_with(const Call& c, const Fill& f, S value) {
+  static_assert(sizeof(T) == sizeof(S), "the value's bits are written");
+  T bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  launch(fill_bits<T>, grid_for(f.loop.total), kThreads, 0, stream_of(c), f, bits);
+}
+
+}  // namespace
+
+void copy(const Call& call) {
+  const View* views[] = {call.out, call.in};
+  Copy c = {loop_over<2>("copy", views), call.out[0].data, call.in[0].data, call.out[0].dtype, call.in[0].dtype};
+  if (c.loop.total == 0) return;
+  auto go = [&](auto kernel) { launch(kernel, grid_for(c.loop.total), kThreads, 0, stream_of(call), c); };
+  if (c.to != c.from) {
+    if (c.from == DType::f32) return go(copy_values<float>);
+    return c.from == DType::f64 ? go(copy_values<double>) : go(copy_values<int64_t>);
+  }
+  switch (dtype_size(c.to)) {
+    case 1:
+      return go(copy_bits<uint8_t>);
+    case 4:
+      return transposed(call, c.loop) ? void() : go(copy_bits<uint32_t>);
+    case 8:
+      return go(copy_bits<uint64_t>);
+  }
+}
+
+void fill(const Call& call) {
+  const View* views[] = {call.out};
+  Fill f = {loop_over<1>("fill", views), call.out[0].data};
+  if (f.loop.total == 0) return;
+  const double value = call.attr[0];
+  switch (call.out[0].dtype) {
+    case DType::f32:
+      return fill_with<uint32_t>(call, f, static_cast<float>(value));
+    case DType::f64:
+      return fill_with<uint64_t>(call, f, value);
+    case DType::i32:
+      return fill_with<uint32_t>(call, f, from_double<int32_t>(value));
+    case DType::i64:
+      return fill_with<uint64_t>(call, f, from_double<int64_t>(value));
+    case DType::b8:
+      return fill_with<uint8_t>(call, f, static_cast<bool>(value));
+  }
+}
+
+}  // namespace needle::gpu

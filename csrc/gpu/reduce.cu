@@ -1,0 +1,274 @@
+// Sum, mean, maximum and minimum over any set of dimensions, and argmax. Floats add up in float for at most kFlush
+// terms and from there on in double, integers in int64.
+#include "gpu/strided.cuh"
+
+namespace needle::gpu {
+namespace {
+
+constexpr int kFlush = 64;
+
+template <class T>
+using Accumulator = typename std::conditional<std::is_integral<T>::value, int64_t, double>::type;
+
+// `limit`: where every value starts from, given by the host.
+struct Sum {
+  template <class A>
+  static __device__ __forceinline__ A combine(A a, A b) {
+    return a + b;
+  }
+  static double limit() { return 0; }
+};
+struct Max {
+  template <class A>
+  static __device__ __forceinline__ A combine(A a, A b) {
+    return device::maximum_map::apply(a, b, a, a);
+  }
+  static double limit() { return -HUGE_VAL; }
+};
+struct Min {
+  template <class A>
+  static __device__ __forceinline__ A combine(A a, A b) {
+    return device::minimum_map::apply(a, b, a, a);
+  }
+  static double limit() { return HUGE_VAL; }
+};
+
+// Every output is the reduction of `count` elements, in `parts` of `piece` elements that make partial results.
+template <class T>
+struct Reduction {
+  Loop<2> kept;     // input, output; sorted by the input's strides
+  Loop<1> reduced;  // input
+  const T* in;
+  T* out;
+  Accumulator<T>* partial;  // parts x outputs, or null
+  uint32_t outputs, count, piece;
+  Accumulator<T> start;  // the neutral element
+  T low;                 // the same as a T
+  double scale;          // of a mean, else 0
+};
+
+template <class T>
+__device__ __forceinline__ void finish(const Reduction<T>& r, int64_t at, Accumulator<T> value) {
+  r.out[at] = static_cast<T>(r.scale != 0 ? static_cast<Accumulator<T>>(static_cast<double>(value) * r.scale) : value);
+}
+template <class T>
+__device__ __forceinline__ void write(const Reduction<T>& r, uint32_t output, int64_t at, Accumulator<T> value) {
+  if (r.partial) {
+    r.partial[static_cast<int64_t>(blockIdx.y) * r.outputs + output] = value;
+  } else {
+    finish(r, at, value);
+  }
+}
+
+// The elements begin, begin + step, ... of an output.
+template <class Op, class T>
+__device__ __forceinline__ Accumulator<T> reduce_elements(const Reduction<T>& r, const T* from, uint32_t begin,
+                                                          uint32_t end, uint32_t step) {
+  using A = Accumulator<T>;
+  A total = r.start;
+#pragma unroll 1
+  while (begin < end) {
+    T sum = r.low;
+    int n = 0;
+#pragma unroll 1
+    for (; n < kFlush && begin < end; n++, begin += step) {
+      int64_t at[1];
+      r.reduced.locate(begin, at);
+      if constexpr (std::is_integral<T>::value) {
+        total = Op::combine(total, static_cast<A>(from[at[0]]));
+      } else {
+        sum = Op::combine(sum, from[at[0]]);
+      }
+    }
+    total = Op::combine(total, static_cast<A>(sum));
+  }
+  return total;
+}
+
+// A thread per output: neighbouring threads read neighbouring elements where outputs are neighbours in the input.
+template <class Op, class T>
+__global__ void GPU_BOUNDS(kThreads, 4) reduce_columns(Reduction<T> r) {
+  const uint32_t output = blockIdx.x * kThreads + threadIdx.x;
+  if (output >= r.outputs) return;
+  int64_t at[2];
+  r.kept.locate(output, at);
+  const uint32_t begin = blockIdx.y * r.piece, end = r.count - begin < r.piece ? r.count : begin + r.piece;
+  write(r, output, at[1], reduce_elements<Op>(r, r.in + at[0], begin, end, 1));
+}
+
+// A block per output, of as many waves as the launch gives it.
+template <class Op, class T>
+__global__ void GPU_BOUNDS(kThreads, 4) reduce_rows(Reduction<T> r) {
+  using A = Accumulator<T>;
+  struct Waves {
+    A value[kThreads / WAVE];
+  };
+  GPU_SHARED(Waves, waves);
+  const uint32_t output = blockIdx.x;
+  int64_t at[2];
+  r.kept.locate(output, at);
+  const uint32_t begin = blockIdx.y * r.piece, end = r.count - begin < r.piece ? r.count : begin + r.piece;
+  A total = reduce_elements<Op>(r, r.in + at[0], begin + threadIdx.x, end, blockDim.x);
+#pragma unroll
+  for (int bits = WAVE / 2; bits > 0; bits /= 2) total = Op::combine(total, shfl_xor<WAVE>(total, bits));
+  if (lane_id() == 0) waves.value[threadIdx.x / WAVE] = total;
+  block_sync();
+  if (threadIdx.x != 0) return;
+  for (unsigned w = 1; w < blockDim.x / WAVE; w++) total = Op::combine(total, waves.value[w]);
+  write(r, output, at[1], total);
+}
+
+// Partial results of each output to one.
+template <class Op, class T>
+__global__ void GPU_BOUNDS(kThreads, 4) combine_parts(Reduction<T> r, int parts) {
+  const uint32_t output = blockIdx.x * kThreads + threadIdx.x;
+  if (output >= r.outputs) return;
+  Accumulator<T> total = r.partial[output];
+#pragma unroll 1
+  for (int part = 1; part < parts; part++)
+    total = Op::combine(total, r.partial[static_cast<int64_t>(part) * r.outputs + output]);
+  int64_t at[2];
+  r.kept.locate(output, at);
+  finish(r, at[1], total);
+}
+
+unsigned blocks_of(uint32_t n, uint32_t size) { return n / size + (n % size != 0); }
+
+template <class Op, class T>
+void reduce_as(const char* name, const Call& c, bool mean) {
+  const View &in = c.in[0], &out = c.out[0];
+  Reduction<T> r = {};
+  for (int d = 0; d < in.rank; d++) {
+    int64_t strides[2] = {in.stride[d], out.stride[d]};
+    if (out.shape[d] == in.shape[d]) {
+      r.kept.add(in.shape[d], strides);
+    } else {
+      r.reduced.add(in.shape[d], strides);
+    }
+  }
+  r.kept.finish(name), r.reduced.finish(name);
+  r.in = in.as<T>(), r.out = out.as<T>();
+  r.outputs = static_cast<uint32_t>(r.kept.total), r.count = static_cast<uint32_t>(r.reduced.total);
+  r.low = from_double<T>(Op::limit()), r.start = from_double<Accumulator<T>>(Op::limit());
+  r.scale = mean ? 1.0 / static_cast<double>(r.count) : 0;
+  if (r.outputs == 0) return;
+
+  // Lanes take what is contiguous: outputs, or the elements of one.
+  const bool columns = r.reduced.stride[0][r.reduced.rank - 1] != 1 && r.kept.stride[0][r.kept.rank - 1] == 1 &&
+                       r.kept.shape[r.kept.rank - 1] >= WAVE / 2;
+  const unsigned block = columns || r.count > 8 * WAVE ? kThreads : WAVE;
+  const unsigned blocks = columns ? blocks_of(r.outputs, kThreads) : r.outputs;
+  // Too few blocks for the device: each output's elements are shared.
+  const uint32_t least = columns ? 64 : 16 * kThreads, wanted = 4u * static_cast<unsigned>(device_units());
+  uint32_t parts = blocks < wanted && r.count > 2 * least ? blocks_of(wanted, blocks) : 1;
+  if (parts > blocks_of(r.count, least)) parts = blocks_of(r.count, least);
+  r.piece = r.count ? blocks_of(r.count, parts) : 1;
+  parts = r.count ? blocks_of(r.count, r.piece) : 1;
+  if (parts > 1)
+    r.partial = static_cast<Accumulator<T>*>(
+        c.exec->scratch(0, static_cast<size_t>(parts) * r.outputs * sizeof(Accumulator<T>)));
+  launch(columns ? reduce_columns<Op, T> : reduce_rows<Op, T>, dim3(blocks, parts), block, 0, stream_of(c), r);
+  if (parts > 1)
+    launch(combine_parts<Op, T>, dim3(blocks_of(r.outputs, kThreads)), kThreads, 0, stream_of(c), r,
+           static_cast<int>(parts));
+}
+
+template <class Op>
+void reduce(const char* name, const Call& c, bool mean = false) {
+  switch (c.in[0].dtype) {
+    case DType::f32:
+      return reduce_as<Op, float>(name, c, mean);
+    case DType::f64:
+      return reduce_as<Op, double>(name, c, mean);
+    case DType::i32:
+      return reduce_as<Op, int32_t>(name, c, mean);
+    case DType::i64:
+      return reduce_as<Op, int64_t>(name, c, mean);
+    case DType::b8:
+      return;
+  }
+}
+
+template <class T>
+struct Search {
+  Loop<2> kept;  // input, output
+  const T* in;
+  int64_t* out;
+  int64_t stride;
+  uint32_t outputs, count;
+};
+
+// Whether element a, number i, comes before element b, number j: a NaN counts as the largest, as in torch.
+template <class T>
+__device__ __forceinline__ bool precedes(T a, int64_t i, T b, int64_t j) {
+  const bool a_nan = a != a, b_nan = b != b;
+  if (a_nan || b_nan) return a_nan && (!b_nan || i < j);
+  return a > b || (a == b && i < j);
+}
+
+// A wave per output.
+template <class T>
+__global__ void GPU_BOUNDS(kThreads, 4) find_largest(Search<T> s) {
+  const uint32_t output = blockIdx.x * (kThreads / WAVE) + threadIdx.x / WAVE;
+  if (output >= s.outputs) return;  // the whole wave leaves
+  int64_t at[2];
+  s.kept.locate(output, at);
+  const T* from = s.in + at[0];
+  uint32_t first = static_cast<uint32_t>(lane_id());
+  int64_t best = first < s.count ? first : 0;  // lanes beyond the end search again what lane 0 found
+  T top = from[best * s.stride];
+#pragma unroll 1
+  for (uint32_t i = first + WAVE; i < s.count; i += WAVE) {
+    T x = from[i * s.stride];
+    if (precedes<T>(x, i, top, best)) top = x, best = i;
+  }
+#pragma unroll
+  for (int bits = WAVE / 2; bits > 0; bits /= 2) {
+    T x = shfl_xor<WAVE>(top, bits);
+    int64_t i = shfl_xor<WAVE>(best, bits);
+    if (precedes<T>(x, i, top, best)) top = x, best = i;
+  }
+  if (lane_id() == 0) s.out[at[1]] = best;
+}
+
+template <class T>
+void argmax_as(const Call& c) {
+  const int axis = static_cast<int>(c.i(0));
+  const View &in = c.in[0], &out = c.out[0];
+  Search<T> s = {};
+  for (int d = 0; d < in.rank; d++) {
+    int64_t strides[2] = {in.stride[d], out.stride[d]};
+    if (d != axis) s.kept.add(in.shape[d], strides);
+  }
+  s.kept.finish("argmax");
+  s.in = in.as<T>(), s.out = out.as<int64_t>(), s.stride = in.stride[axis];
+  if (in.shape[axis] > INT32_MAX)
+    fail("argmax", "an axis has at most 2^31 - 1 elements", std::to_string(in.shape[axis]));
+  s.outputs = static_cast<uint32_t>(s.kept.total), s.count = static_cast<uint32_t>(in.shape[axis]);
+  if (s.outputs == 0 || s.count == 0) return;
+  launch(find_largest<T>, dim3(blocks_of(s.outputs, kThreads / WAVE)), kThreads, 0, stream_of(c), s);
+}
+
+}  // namespace
+
+void sum(const Call& c) { reduce<Sum>("sum", c); }
+void mean(const Call& c) { reduce<Sum>("mean", c, true); }
+void max(const Call& c) { reduce<Max>("max", c); }
+void min(const Call& c) { reduce<Min>("min", c); }
+
+void argmax(const Call& c) {
+  switch (c.in[0].dtype) {
+    case DType::f32:
+      return argmax_as<float>(c);
+    case DType::f64:
+      return argmax_as<double>(c);
+    case DType::i32:
+      return argmax_as<int32_t>(c);
+    case DType::i64:
+      return argmax_as<int64_t>(c);
+    case DType::b8:
+      return;
+  }
+}
+
+}  // namespace needle::gpu
