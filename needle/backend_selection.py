@@ -1,4 +1,4 @@
-"""`NEEDLE_BACKEND` picks the default device and array class: nd (our kernels), np (numpy), or nd on a GPU: cuda, hip, emulation."""
+"""`NEEDLE_BACKEND` picks the default device and array class: nd (our kernels), np (numpy), nd on a GPU (cuda, hip, emulation)."""
 
 from __future__ import annotations
 

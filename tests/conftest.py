@@ -6,9 +6,12 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+
+from gpu_devices import PRESENT, gpu_device
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +32,12 @@ def no_collector() -> Iterator[None]:
 def script_environment() -> dict[str, str]:
     """For subprocesses of profiling's scripts: its modules are importable under PYTHONSAFEPATH, too, as they are here."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@pytest.fixture(scope="module", params=PRESENT)
+def gpu(request: pytest.FixtureRequest) -> Any:
+    """Every GPU device that is here. Each array has memory of exactly its size, so that reading beyond its end shows."""
+    device = gpu_device(request.param)
+    device.limit_cache(0)
+    yield device
+    device.limit_cache(None)

@@ -344,9 +344,7 @@ def test_absent_device() -> None:
     for device in (ndl.cuda(), ndl.hip()):
         if not device.enabled():
             for call in (torch2needle_fx, convert_layer):
-                with pytest.raises(
-                    RuntimeError, match=rf"^\[{device.name}\] this machine or build has no such device"
-                ):
+                with pytest.raises(RuntimeError, match=rf"^\[{device.name}\] this machine or build has no such device"):
                     call(nn.Linear(2, 2), device)
 
 

@@ -432,7 +432,12 @@ std::string describe(const View& v) {
   return s + (v.rank == 1 ? ",)" : ")");
 }
 
-void check_border(const char* kind, size_t i, const View& got, const View& want) {
+void check_border(const Plan& plan, const char* kind, size_t i, const Array& array, const View& want) {
+  const View& got = array.view;
+  const Backend *place = plan.backend(), *found = array.storage->backend();
+  if (place != found)
+    throw py::value_error("[executable] " + std::string(kind) + " " + std::to_string(i) + " expects an array on " +
+                          place->name + "(), got " + found->name + "().");
   bool same = got.rank == want.rank && got.dtype == want.dtype;
   for (int d = 0; same && d < got.rank; d++) same = got.shape[d] == want.shape[d];
   if (!same)
@@ -449,8 +454,8 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
   std::vector<Array> copies;  // inputs of any stride are compacted, strided outputs are written at the end
   std::vector<std::pair<Array*, Array>> late;
   static const KernelRow* copy = find_row(Device::cpu(), "copy");
-  for (size_t i = 0; i < ins.size(); i++) check_border("input", i, ins[i]->view, plan.inputs()[i]);
-  for (size_t i = 0; i < outs.size(); i++) check_border("output", i, outs[i]->view, plan.outputs()[i]);
+  for (size_t i = 0; i < ins.size(); i++) check_border(plan, "input", i, *ins[i], plan.inputs()[i]);
+  for (size_t i = 0; i < outs.size(); i++) check_border(plan, "output", i, *outs[i], plan.outputs()[i]);
   for (Array* a : outs) a->storage->lend();
   auto dense = [&](const View& v) {
     return empty(Device::of(plan.backend()), Dims(v.shape, v.shape + v.rank), v.dtype);

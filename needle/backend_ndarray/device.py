@@ -119,6 +119,10 @@ class GpuDevice(Device):
         """Give freed memory, which is kept for later arrays, back to the device."""
         self._opened().release_memory()
 
+    def limit_cache(self, nbytes: int | None) -> None:
+        """How much freed memory to keep; None: all of it. With 0 every array has memory of exactly its size for itself."""
+        self._opened().limit_cache(2**64 - 1 if nbytes is None else nbytes)
+
     def synchronize(self) -> None:
         """Wait until everything that was started is done."""
         self._opened().sync()

@@ -59,10 +59,12 @@ def full(shape: Sequence[int], value: float, dtype: str = "float32", device: Dev
 
 def from_dlpack(x: Any) -> NDArray:
     """Zero-copy NDArray over any object with `__dlpack__`, on the device where its memory is."""
-    kind, number = map(int, x.__dlpack_device__()) if hasattr(x, "__dlpack_device__") else (1, 0)
+    kind = int(x.__dlpack_device__()[0]) if hasattr(x, "__dlpack_device__") else 1
     device = DLPACK.get(kind)
     if device is None:
-        raise ValueError(f"[from_dlpack] expects memory of {', '.join(map(str, DLPACK.values()))}, got device type {kind}.")
+        raise ValueError(
+            f"[from_dlpack] expects memory of {', '.join(map(str, DLPACK.values()))}, got device type {kind}."
+        )
     device.require()
     if kind == 1:
         return NDArray.wrap(_core.from_dlpack(x.__dlpack__(), device.core))

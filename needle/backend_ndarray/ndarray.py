@@ -17,7 +17,7 @@ from needle import _core
 from .device import DLPACK, Device, cpu, cpu_numpy
 from .dtypes import dtype_name, dtype_of, itemsize, promote, promote_scalar
 from .flat import Flat
-from .kernels import DTYPES, KERNELS, PLACE, PLANNING, call, kernel_dtype
+from .kernels import DTYPES, PLACE, PLANNING, call, kernel_dtype
 from .strides import (
     broadcast_strides,
     contiguous_strides,

@@ -8,7 +8,8 @@ from typing import Any
 
 from needle import _core
 from needle.autograd import Unsupported
-from needle.backend_ndarray.ndarray import KERNELS, PLANNING, NDArray, itemsize
+from needle.backend_ndarray.kernels import KERNELS, PLANNING
+from needle.backend_ndarray.ndarray import NDArray, itemsize
 from needle.ops.algorithms import DEFAULT, Choice, Measured, Option, unmeasured
 
 from .constants import Constant, ConstantPool

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from needle import _core
 from needle.autograd import Spec, Unsupported
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, cpu
 from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
 from needle.interop import array_kind, as_ndarray, mirror
@@ -59,6 +59,9 @@ class CompiledPlan:
             raise Unsupported(
                 f"[compile] the model writes {count} of its buffers in every call; call it without compile."
             )
+        places = [n.meta["tensor"].device for n in traced if n.kind == "param"]
+        if any(place != cpu() for place in places):
+            raise ValueError(f"[compile] expects a model on cpu(), got {next(p for p in places if p != cpu())}.")
         graph = optimize(traced)
         self.structure = graph.output.args[0]
         make = lambda measured: plan_graph(graph, pool, choice, measured)  # noqa: E731

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from needle import _core
-from needle.backend_ndarray.ndarray import KERNELS, NDArray, call
+from needle.backend_ndarray.kernels import KERNELS
+from needle.backend_ndarray.ndarray import NDArray, call
 from needle.executor.builder import Builder
 from needle.executor.constants import ConstantPool
 

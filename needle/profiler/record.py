@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from needle.backend_ndarray import NDArray
 from needle.executor.memory import distinct_bytes
 from needle.graph import GraphModule, Node
 from needle.nn.module import Module
@@ -82,6 +83,13 @@ class Recorder:
             weakref.finalize(storage, self._live.pop, id(storage), None)
 
 
+def wait_for(out: Any) -> None:
+    """Until a GPU has made an op's results; elsewhere they are there."""
+    for a in out if isinstance(out, tuple) else (out,):
+        if isinstance(a, NDArray) and a.device.core is not None:
+            a.device.core.sync()
+
+
 def nbytes(array: Any) -> int:
     return math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
@@ -103,6 +111,7 @@ def recording(model: Module) -> Iterator[Recorder]:
             return run(self, inputs)
         start = time.perf_counter()
         out = run(self, inputs)
+        wait_for(out)
         seconds = time.perf_counter() - start
         if out is not None:  # None: it has no kernel here, and the ops of its decomposition follow
             recorder.add(self, inputs, out, start, seconds)

@@ -90,6 +90,7 @@ class Profile:
     timeline: list[Event]
     peaks: Peaks
     memory: dict[str, Any]  # eager: peak; compiled: MemoryReport.timeline()
+    decomposed: dict[str, int] = dataclasses.field(default_factory=dict)  # ops of a run for which a GPU has no kernel
 
     @property
     def seconds(self) -> float:
@@ -148,6 +149,7 @@ class Profile:
             "rows": [self._record(r, total) for r in self.rows],
             "timeline": [e._asdict() for e in self.timeline],
             "memory": self.memory,
+            "decomposed": self.decomposed,
         }
 
     def table(self, sort: str = "ms", limit: int | None = None) -> str:
@@ -169,6 +171,10 @@ class Profile:
         )
         head += f"; {inside:.3f} ms in {len(self.rows)} rows"
         head += "".join(f"; {100 * share:.1f}% of it in {library}" for library, share in self.libraries().items())
+        if self.decomposed:
+            head += "\nwithout a kernel, run as other ops: " + ", ".join(
+                f"{k} {n}x" for k, n in self.decomposed.items()
+            )
         return f"{self.peaks}\n{head}\n{self.table(limit=30)}"
 
     def to_json(self, path: str | os.PathLike[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from needle.autograd import no_grad
+from needle.backend_ndarray.kernels import DECOMPOSED
 from needle.executor import Executable, compile
 from needle.executor.builder import LAYOUT
 from needle.executor.executable import CompiledPlan
@@ -79,16 +80,18 @@ def profile_eager(model: Module, args: tuple, rounds: int) -> Profile:
         with recording(model) as recorder:
             model(*inputs)
         runs.append(recorder.calls)
+    before = DECOMPOSED.copy()
     with recording(model) as tracked:
         tracked.track = True
         start = time.perf_counter()
         model(*inputs)
+    decomposed = {f"{op} on {device}": n for (device, op), n in (DECOMPOSED - before).items()}
     rows = merge(runs)
     row_of = {r[:3]: i for i, r in enumerate(rows)}
     timeline = [Event(c.name, c.op, c.start - start, c.seconds, c.live, row_of.get(c[:3])) for c in tracked.calls]
     peak = max((e.live for e in timeline), default=0)
     name = type(model).__name__
-    return Profile("eager", name, shapes(args), rounds, times, rows, timeline, peaks, {"peak": peak})
+    return Profile("eager", name, shapes(args), rounds, times, rows, timeline, peaks, {"peak": peak}, decomposed)
 
 
 def merge(runs: Sequence[Sequence[Call]]) -> list[Row]:

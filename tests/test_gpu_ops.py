@@ -1,0 +1,136 @@
+"""Every op's samples on GPU devices against float64: values, strided inputs, gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import needle as ndl
+from needle.autograd import Op, Tensor
+from needle.backend_ndarray import Device, NDArray, NoKernel
+from needle.backend_ndarray.kernels import KERNELS
+from test_ops import (
+    CASES,
+    STEPS,
+    assert_close,
+    case,
+    cotangents,
+    differentiable,
+    float32_exact,
+    gradients,
+    run,
+    tensors,
+)
+
+# CPU layouts and plans: no device has these.
+CPU_ONLY = {
+    n for n in KERNELS if n.endswith(("_pack", "_packed", "_blocked")) or n.startswith(("strassen", "conv2d_w"))
+}
+CPU_ONLY |= {"to_blocked", "from_blocked", "zero_halo", "pack_matrix", "matmul_strassen", "fma_peak"}
+# Families that are still to come; samples that need one of them are skipped.
+LATER = {
+    *(f"{n}{g}" for n in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d") for g in ("", "_grad")),
+    *(f"{n}{g}" for n in ("interpolate_bilinear", "interpolate_nearest") for g in ("", "_grad")),
+    *("batch_norm", "batch_norm_train", "batch_norm_train_grad", "layer_norm"),
+    *(f"{n}{g}" for n in ("softmax", "log_softmax", "cross_entropy") for g in ("", "_grad")),
+    *("logsumexp", "matmul", "attention", "conv2d", "conv2d_weight_grad", "conv_transpose2d"),
+    *(f"{n}{g}" for n in ("rnn", "lstm", "gru") for g in ("", "_grad")),
+}
+
+
+def test_the_table_has_the_kernels_of_the_cpu(gpu: Device) -> None:
+    assert set(KERNELS) - set(gpu.kernels) <= CPU_ONLY | LATER
+    for name, kernel in gpu.kernels.items():
+        if name in KERNELS:
+            same = KERNELS[name]
+            assert (kernel.attrs, kernel.n_out) == (same.attrs, same.n_out)
+            assert set(kernel.dtypes) <= set(same.dtypes)
+
+
+def leaves(arrays: list[np.ndarray], device: Device, strided: bool = False) -> list[Tensor]:
+    made = []
+    for a in arrays:
+        floating = a.dtype.kind == "f"
+        a = a.astype("float32") if floating else a
+        if strided and a.ndim:
+            view = NDArray(np.repeat(a, 2, axis=-1), device, str(a.dtype))[..., ::2]
+            made.append(Tensor.make_const(view, requires_grad=floating))
+        else:
+            made.append(Tensor(a, device=device, dtype=str(a.dtype), requires_grad=floating))
+    return made
+
+
+def or_skip(f: Any, *args: Any) -> Any:
+    """f(*args); skips where it takes a kernel that is to come."""
+    try:
+        return f(*args)
+    except NoKernel as e:
+        if not any(f"[{name}]" in str(e) for name in LATER):
+            raise
+        pytest.skip(str(e).partition(", which has")[0])
+
+
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_kernel_agrees_with_float64(gpu: Device, name: str, index: int) -> None:
+    op, arrays = case(name, index)
+    arrays = float32_exact(arrays)
+    strided = index % 2 == 1
+    got = or_skip(run, op, [x.detach() for x in leaves(arrays, gpu, strided)])
+    for a, b in zip(got, run(op, tensors(arrays, True)), strict=True):
+        assert a.device == gpu
+        assert_close(a.numpy().astype("float64"), b.numpy().astype("float64"))
+
+
+FIRST = [p for p in CASES if p.values[1] == 0 and p.values[0] not in STEPS]
+
+
+@pytest.mark.parametrize(("name", "index"), FIRST)
+def test_gradient_agrees_with_float64(gpu: Device, name: str, index: int) -> None:
+    op, arrays = case(name, index)
+    if not differentiable(name, op, arrays):
+        pytest.skip("no gradient by definition")
+    arrays = float32_exact(arrays)
+    weights = float32_exact(cotangents(op, arrays))
+    got = or_skip(gradients, op, leaves(arrays, gpu), weights)
+    want = gradients(op, tensors(arrays, True), weights)
+    largest = max((np.abs(b.numpy()).max(initial=0) for b in want if b is not None), default=0)
+    for a, b in zip(got, want, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.device == gpu
+            error = np.abs(a.numpy().astype("float64") - b.numpy()).max(initial=0)
+            assert error <= 2e-5 * max(np.abs(b.numpy()).max(initial=0), largest * 1e-3, 1e-3)
+
+
+class TestFallback:
+    def test_counted_and_in_the_profile(self, gpu: Device) -> None:
+        class Net(ndl.nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return Doubled()(x) + 1
+
+        x = Tensor([1.0, 2.0], device=gpu)
+        assert Net()(x).numpy().tolist() == [3, 5]
+        profile = ndl.profile(Net(), x, rounds=1)
+        assert profile.decomposed == {f"doubled on {gpu.name}": 1}
+        assert f"run as other ops: doubled on {gpu.name} 1x" in str(profile)
+
+    def test_without_decomposition(self, gpu: Device) -> None:
+        with pytest.raises(
+            NoKernel, match=r"^\[missing\] has neither .* no such kernel on \w+\(\), which has abs, ada.*, where\.$"
+        ):
+            Missing()(Tensor([1.0], device=gpu, requires_grad=False))
+
+
+class Missing(Op):
+    def infer(self, x: Any) -> Any:
+        return ndl.autograd.Spec(tuple(x.shape), x.dtype)
+
+    def compute(self, x: NDArray) -> NDArray:
+        return NDArray.made("no_such_kernel", [x], x.dtype, x.shape, x.shape)
+
+
+class Doubled(Missing):
+    def decompose(self, x: Tensor) -> Tensor:
+        return x + x
