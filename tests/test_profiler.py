@@ -179,7 +179,7 @@ def test_json_is_the_dict(any_profile: Profile, tmp_path: Path) -> None:
     data = json.loads((tmp_path / "p.json").read_text())
     assert data == json.loads(json.dumps(any_profile.to_dict()))
     assert set(data) == {
-        "kind", "model", "inputs", "rounds", "machine", "seconds", "seconds_in_rows", "rows", "timeline", "memory",
+        "kind", "model", "inputs", "rounds", "machine", "seconds", "seconds_in_rows", "rows", "timeline", "memory", "decomposed",
     }  # fmt: skip
     assert data["inputs"] == [list(INPUT)]
     assert {"cpu", "isa", "threads", "peak_gflops", "bandwidth_gbs", "cache_gbs", "copies"} == set(data["machine"])
