@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import needle as ndl
-from needle.autograd import Tensor
+from needle.autograd import OPS, Tensor
 from needle.backend_ndarray import Device, NDArray, call
-from needle.backend_ndarray.kernels import KERNELS
+from needle.backend_ndarray.kernels import KERNELS, on_device
 
 DTYPES = ["float32", "float64", "int32", "int64", "bool"]
 
@@ -321,3 +321,33 @@ def test_optimizers(gpu: Device, kind: str, dtype: str) -> None:
     got, want = (after_steps(kind, OPTIMIZERS[kind], d, dtype) for d in (gpu, ndl.cpu()))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5 if dtype == "float32" else 1e-12, atol=2e-6)
+
+
+# -- recurrent layers ----------------------------------------------------------------------------------------------------
+
+
+def recurrent(op: Any, arrays: list[np.ndarray], grads: list[np.ndarray], device: Device) -> list[np.ndarray]:
+    """The outputs of a layer's kernel, then those of its gradient's."""
+    with on_device(device):
+        inputs, given = ([NDArray(a, device) for a in some] for some in (arrays, grads))
+        outs = op.compute(*inputs)
+        outs = list(outs) if isinstance(outs, tuple) else [outs]
+        dx, dgates, state = op.gate_gradients(inputs, outs, given)
+        return [a.numpy() for a in (*outs, dx, dgates, *state)]
+
+
+@pytest.mark.parametrize("options", [{}, {"reverse": True, "layout_of_weight": "torch"}, {"has_bias": True}], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 2, 5), (4, 9, 33), (2, 17, 70)], ids=str)
+@pytest.mark.parametrize("name", ["Rnn", "Lstm", "Gru"])
+def test_recurrent_layers(gpu: Device, name: str, sizes: tuple[int, int, int], options: dict[str, Any]) -> None:
+    op = OPS[name](**options)
+    steps, batch, size = sizes
+    width = op.gates * size
+    weight = (width, size) if "layout_of_weight" in options else (size, width)
+    shapes = [(steps, batch, width), weight, *[(batch, size)] * op.states, *[(width,)] * op.has_bias]
+    arrays = [values(s) / 3 for s in shapes]
+    for count in range(1, op.states + 1):  # the gradient of an LSTM's cells may be left out
+        grads = [values((steps, batch, size)) for _ in range(count)]
+        got, want = (recurrent(op, arrays, grads, d) for d in (gpu, ndl.cpu()))
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())

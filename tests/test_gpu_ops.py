@@ -35,7 +35,6 @@ LATER = {
     *("batch_norm", "batch_norm_train", "batch_norm_train_grad", "layer_norm"),
     *(f"{n}{g}" for n in ("softmax", "log_softmax", "cross_entropy") for g in ("", "_grad")),
     *("logsumexp", "matmul", "attention", "conv2d", "conv2d_weight_grad", "conv_transpose2d"),
-    *(f"{n}{g}" for n in ("rnn", "lstm", "gru") for g in ("", "_grad")),
 }
 
 

@@ -137,17 +137,6 @@ __device__ __forceinline__ void store_as(void* p, DType dtype, int64_t i, T v) {
   }
 }
 
-template <class T>
-constexpr DType dtype_of = DType::b8;
-template <>
-constexpr DType dtype_of<float> = DType::f32;
-template <>
-constexpr DType dtype_of<double> = DType::f64;
-template <>
-constexpr DType dtype_of<int32_t> = DType::i32;
-template <>
-constexpr DType dtype_of<int64_t> = DType::i64;
-
 // `value` as a T; infinities and large values become the limits of an integer type.
 template <class T>
 T from_double(double value) {
