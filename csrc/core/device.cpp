@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "core/pool.h"
-#include "cpu/backend.h"
 
 namespace needle {
 namespace {
@@ -106,11 +105,6 @@ MemoryStatistics MemoryCache::statistics() const {
 
 // ---- devices -------------------------------------------------------------------------------------------------------
 
-Device* Device::cpu() {
-  static auto* device = new Device(cpu_backend());
-  return device;
-}
-
 Device* Device::open(const std::string& path) {
   std::lock_guard<std::mutex> lock(opening);
   Device*& device = opened()[path];
@@ -128,7 +122,7 @@ Device* Device::open(const std::string& path) {
 }
 
 Device* Device::of(const Backend* backend) {
-  if (backend == cpu_backend()) return cpu();
+  if (backend == cpu()->backend_) return cpu();
   std::lock_guard<std::mutex> lock(opening);
   for (auto& [path, device] : opened())
     if (device->backend_ == backend) return device;

@@ -45,7 +45,7 @@ class MemoryCache {
 
 class Device {
  public:
-  static Device* cpu();
+  static Device* cpu();  // defined where its kernels are, in csrc/cpu
   // The device of the library at `path`, opened once per process. Throws when it cannot be opened.
   static Device* open(const std::string& path);
   static Device* of(const Backend* backend);  // the one that has this backend

@@ -10,6 +10,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "core/device.h"
 #include "cpu/table.h"
 
 namespace needle {
@@ -121,6 +122,11 @@ const Backend* cpu_backend() {
                    n};
   }();
   return &backend;
+}
+
+Device* Device::cpu() {
+  static auto* device = new Device(cpu_backend());
+  return device;
 }
 
 }  // namespace needle
