@@ -32,6 +32,15 @@ def test_arrays_come_back(gpu: Device, shape: tuple[int, ...], dtype: str) -> No
         assert np.array_equal(got, a)
 
 
+@pytest.mark.parametrize("count", [(1 << 20) + 1, (3 << 20) - 5])
+def test_large_arrays_come_back(gpu: Device, count: int) -> None:
+    """In pieces through pinned memory, of which the last is a part."""
+    a = np.arange(count, dtype="float32")
+    x = NDArray(a, gpu)
+    assert np.array_equal(x.numpy(), a)
+    assert np.array_equal(x[::-3].numpy(), a[::-3])
+
+
 @pytest.mark.parametrize("to", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_casts_and_moves(gpu: Device, dtype: str, to: str) -> None:

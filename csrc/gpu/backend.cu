@@ -1,5 +1,7 @@
 // The device as needle sees it: five functions and the kernel rows, handed over by one C symbol.
 #include <cstdio>
+#include <cstring>
+#include <mutex>
 
 #include "core/backend.h"
 #include "gpu/portable.cuh"
@@ -30,8 +32,65 @@ void device_free(void* p, size_t) {
   if (gpuFree(p) != gpuSuccess) (void)gpuGetLastError();
 }
 
+void copy_async(void* dst, const void* src, size_t bytes, gpuStream_t stream) {
+  check(gpuMemcpyAsync(dst, src, bytes, gpuMemcpyDefault, stream), "copy");
+}
+
+// Two pinned pieces of host memory: while the device copies from or to one, the host fills or empties the other.
+class Staging {
+ public:
+  static constexpr size_t kPiece = 4 << 20;
+
+  // False where there is no pinned memory to be had.
+  bool copy(char* dst, const char* src, size_t bytes, bool to_device, gpuStream_t stream) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!ready_ && !prepare()) return false;
+    const size_t pieces = (bytes + kPiece - 1) / kPiece;
+    auto size = [&](size_t i) { return i + 1 < pieces ? kPiece : bytes - i * kPiece; };
+    for (size_t i = 0; i < pieces + 1; i++) {
+      if (i < pieces) {
+        check(gpuEventSynchronize(done_[i % 2]), "copy");
+        if (to_device) std::memcpy(piece_[i % 2], src + i * kPiece, size(i));
+        copy_async(to_device ? dst + i * kPiece : piece_[i % 2], to_device ? piece_[i % 2] : src + i * kPiece, size(i),
+                   stream);
+        check(gpuEventRecord(done_[i % 2], stream), "copy");
+      }
+      if (to_device || i == 0) continue;
+      check(gpuEventSynchronize(done_[(i - 1) % 2]), "copy");
+      std::memcpy(dst + (i - 1) * kPiece, piece_[(i - 1) % 2], size(i - 1));
+    }
+    return true;
+  }
+
+ private:
+  bool prepare() {
+    for (int i = 0; i < 2; i++) {
+      void* p = nullptr;
+      if (gpuMallocHost(&p, kPiece) != gpuSuccess) {
+        (void)gpuGetLastError();
+        return false;
+      }
+      piece_[i] = static_cast<char*>(p);
+      check(gpuEventCreateWithFlags(&done_[i], gpuEventDisableTiming), "copy");
+    }
+    return ready_ = true;
+  }
+  std::mutex mutex_;
+  char* piece_[2] = {};
+  gpuEvent_t done_[2] = {};
+  bool ready_ = false;
+};
+
 void device_copy(void* dst, const void* src, size_t bytes, void* stream) {
-  if (bytes) check(gpuMemcpyAsync(dst, src, bytes, gpuMemcpyDefault, static_cast<gpuStream_t>(stream)), "copy");
+  static auto* staging = new Staging;  // never destroyed: the driver may be gone by then
+  gpuStream_t s = static_cast<gpuStream_t>(stream);
+  if (bytes > Staging::kPiece) {
+    const bool to_device = is_device_memory(dst), from_device = is_device_memory(src);
+    if (to_device != from_device &&
+        staging->copy(static_cast<char*>(dst), static_cast<const char*>(src), bytes, to_device, s))
+      return;
+  }
+  if (bytes) copy_async(dst, src, bytes, s);
 }
 
 void device_sync(void* stream) { check(gpuStreamSynchronize(static_cast<gpuStream_t>(stream)), "sync"); }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -40,6 +41,8 @@ inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 enum gpuError_t { gpuSuccess, gpuErrorMemoryAllocation, gpuErrorNoDevice };
 enum gpuMemcpyKind { gpuMemcpyDefault };
+enum gpuEventFlags { gpuEventDisableTiming };
+using gpuEvent_t = int;
 using gpuStream_t = void*;
 struct gpuDeviceProp {
   char name[256];
@@ -254,6 +257,20 @@ void run(dim3 grid, unsigned block, size_t dynamic_bytes, F&& body) {
   }
 }
 
+struct Allocations {
+  std::mutex mutex;
+  std::map<const char*, size_t> bytes;  // by first byte
+};
+inline Allocations* const the_allocations = new Allocations;
+
+inline bool is_device_memory(const void* p) {
+  std::lock_guard<std::mutex> lock(the_allocations->mutex);
+  auto it = the_allocations->bytes.upper_bound(static_cast<const char*>(p));
+  if (it == the_allocations->bytes.begin()) return false;
+  --it;
+  return static_cast<const char*>(p) < it->first + it->second;
+}
+
 }  // namespace needle::emulation
 
 inline gpuError_t gpuGetDeviceCount(int* n) {
@@ -292,11 +309,17 @@ inline gpuError_t gpuMalloc(void** p, size_t bytes) {
   std::memset(base + kPage, 0xff, pages);
   mprotect(base + kPage + pages, kPage, PROT_NONE);
   *p = base + kPage + pages - data;
+  std::lock_guard<std::mutex> lock(needle::emulation::the_allocations->mutex);
+  needle::emulation::the_allocations->bytes[static_cast<const char*>(*p)] = data;
   return gpuSuccess;
 }
 inline gpuError_t gpuFree(void* p) {
   using needle::emulation::kPage;
   if (!p) return gpuSuccess;
+  {
+    std::lock_guard<std::mutex> lock(needle::emulation::the_allocations->mutex);
+    needle::emulation::the_allocations->bytes.erase(static_cast<const char*>(p));
+  }
   size_t header[2];
   std::memcpy(header, reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(p) / kPage * kPage - kPage), sizeof header);
   munmap(reinterpret_cast<void*>(header[0]), header[1]);
@@ -306,4 +329,14 @@ inline gpuError_t gpuMemcpyAsync(void* dst, const void* src, size_t bytes, gpuMe
   std::memmove(dst, src, bytes);
   return gpuSuccess;
 }
+inline gpuError_t gpuMallocHost(void** p, size_t bytes) {
+  *p = std::malloc(bytes);
+  return *p ? gpuSuccess : gpuErrorMemoryAllocation;
+}
+inline gpuError_t gpuEventCreateWithFlags(gpuEvent_t* e, unsigned) {
+  *e = 0;
+  return gpuSuccess;
+}
+inline gpuError_t gpuEventRecord(gpuEvent_t, gpuStream_t) { return gpuSuccess; }
+inline gpuError_t gpuEventSynchronize(gpuEvent_t) { return gpuSuccess; }
 inline gpuError_t gpuStreamSynchronize(gpuStream_t) { return gpuSuccess; }

@@ -24,8 +24,10 @@
 #ifndef NEEDLE_WAVE
 #define NEEDLE_WAVE 64  // gfx90a and gfx942; the host pass has to agree, so this cannot come from the device's macros
 #endif
+#define gpuMallocHost hipHostMalloc
 #else
 #include <cuda_runtime.h>
+#define gpuMallocHost cudaMallocHost
 #define NEEDLE_VENDOR(name) cuda##name
 #define NEEDLE_WAVE 32
 #endif
@@ -43,6 +45,11 @@
 #define gpuMalloc NEEDLE_VENDOR(Malloc)
 #define gpuFree NEEDLE_VENDOR(Free)
 #define gpuMemcpyAsync NEEDLE_VENDOR(MemcpyAsync)
+#define gpuEvent_t NEEDLE_VENDOR(Event_t)
+#define gpuEventCreateWithFlags NEEDLE_VENDOR(EventCreateWithFlags)
+#define gpuEventDisableTiming NEEDLE_VENDOR(EventDisableTiming)
+#define gpuEventRecord NEEDLE_VENDOR(EventRecord)
+#define gpuEventSynchronize NEEDLE_VENDOR(EventSynchronize)
 #define gpuMemcpyDefault NEEDLE_VENDOR(MemcpyDefault)
 #define gpuFuncSetAttribute NEEDLE_VENDOR(FuncSetAttribute)
 #define gpuFuncAttributeMaxDynamicSharedMemorySize NEEDLE_VENDOR(FuncAttributeMaxDynamicSharedMemorySize)
@@ -186,6 +193,28 @@ inline void check(gpuError_t e, const char* op) {
   if (e == gpuSuccess) return;
   (void)gpuGetLastError();  // otherwise the next launch would report this error again
   fail(op, "the device refused the call", gpuGetErrorString(e));
+}
+
+// Whether `p` is memory of the device; host memory that no one told the driver about is an error to HIP.
+inline bool is_device_memory(const void* p) {
+#if defined(NEEDLE_EMULATION)
+  return emulation::is_device_memory(p);
+#elif defined(__HIP__)
+  hipPointerAttribute_t a;
+  if (hipPointerGetAttributes(&a, p) != hipSuccess) {
+    (void)hipGetLastError();
+    return false;
+  }
+#if HIP_VERSION_MAJOR >= 6
+  return a.type == hipMemoryTypeDevice;
+#else
+  return a.memoryType == hipMemoryTypeDevice;
+#endif
+#else
+  cudaPointerAttributes a;
+  check(cudaPointerGetAttributes(&a, p), "copy");
+  return a.type == cudaMemoryTypeDevice;
+#endif
 }
 
 // The current device's compute units: what a grid has to fill.
