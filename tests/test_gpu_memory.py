@@ -283,6 +283,14 @@ class TestTraining:
         assert losses[0][-1] < losses[0][0]
         np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
+    def test_models_move(self, gpu: Device) -> None:
+        net = ndl.nn.Sequential(ndl.nn.Linear(3, 2), ndl.nn.BatchNorm2d(2))
+        before = {name: t.numpy() for name, t in net.state_dict().items()}
+        for device in (gpu, ndl.cpu()):
+            net.to(device)
+            assert all(t.device == device for t in net.state_dict().values())
+            assert all(np.array_equal(t.numpy(), before[name]) for name, t in net.state_dict().items())
+
     def test_save_and_load(self, gpu: Device, tmp_path: Path) -> None:
         net = ndl.nn.Sequential(ndl.nn.Linear(3, 2, device=gpu))
         ndl.save(net, tmp_path / "net")
