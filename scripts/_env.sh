@@ -1,5 +1,5 @@
 # Sourced by the other scripts: `.venv` with the project and its test and report tools installed.
-# The wheel is built again only when a source changed.
+# The wheel is built again only when a source changed, with csrc/torch: torch comes first, so that the build finds it.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -14,10 +14,10 @@ fi
 if [ "$(cat "$venv/stamp" 2>/dev/null || true)" != "$stamp" ]; then
   echo "== building the wheel (a few minutes the first time)"
   mkdir -p build/wheel
+  "$venv/bin/pip" install -q torch==2.13.0 "scikit-build-core>=0.11" "pybind11>=3,<4"
   if ! ls build/wheel/"$stamp"/*.whl >/dev/null 2>&1; then
-    "$venv/bin/pip" wheel -q . --no-deps -w build/wheel/"$stamp" -C build-dir=build/cmake
+    NEEDLE_TORCH=1 "$venv/bin/pip" wheel -q . --no-deps --no-build-isolation -w build/wheel/"$stamp" -C build-dir=build/cmake
   fi
-  "$venv/bin/pip" install -q torch==2.13.0
   wheel=$(ls build/wheel/"$stamp"/*.whl)
   "$venv/bin/pip" install -q "$wheel[report,dev]"
   "$venv/bin/pip" install -q --force-reinstall --no-deps "$wheel"

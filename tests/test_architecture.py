@@ -53,6 +53,7 @@ def test_folders_have_a_readme() -> None:
         "csrc/gpu",
         "csrc/math",
         "csrc/python",
+        "csrc/torch",
         "needle",
         "needle/ops",
         "needle/nn",

@@ -29,19 +29,26 @@ void copy_to_block(const BlockCopy& b) {
       transpose_to_block(s, b.s_channel, d, kBlock, x1 - x0);
       continue;
     }
+    if (b.channels == kBlock && b.s_channel == 1) {
+      for (int64_t i = 0; i < x1 - x0; i++) std::memcpy(d + i * kBlock, s + i * b.s_pixel, kBlock * 4);
+      continue;
+    }
     if (b.channels < b.block) std::memset(d, 0, (x1 - x0) * b.block * 4);
     for (int64_t c = 0; c < b.channels; c++)
       for (int64_t i = 0; i < x1 - x0; i++) d[i * b.block + c] = s[c * b.s_channel + i * b.s_pixel];
   }
 }
 
-void copy_from_block(const float* src, float* dst, int64_t channels, int64_t pixels) {
-  if (channels == kBlock) {
-    transpose_from_block(src, kBlock, dst, pixels, pixels);
-    return;
+void copy_from_block(const float* src, float* dst, int64_t channels, int64_t s_channel, int64_t s_pixel,
+                     int64_t pixels) {
+  if (channels == kBlock && s_pixel == 1) {
+    transpose_from_block(src, kBlock, dst, s_channel, pixels);
+  } else if (channels == kBlock && s_channel == 1) {
+    for (int64_t i = 0; i < pixels; i++) std::memcpy(dst + i * s_pixel, src + i * kBlock, kBlock * 4);
+  } else {
+    for (int64_t c = 0; c < channels; c++)
+      for (int64_t i = 0; i < pixels; i++) dst[c * s_channel + i * s_pixel] = src[i * kBlock + c];
   }
-  for (int64_t c = 0; c < channels; c++)
-    for (int64_t i = 0; i < pixels; i++) dst[c * pixels + i] = src[i * kBlock + c];
 }
 
 // Taps [first, first + count) of an axis that meet the image, at least one.
@@ -94,14 +101,14 @@ void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int
   }
 }
 
-void unblock_images(const Exec* exec, const float* src, int64_t images, float* dst, int64_t channels, int64_t pixels) {
-  const int64_t blocks = ceil_div(channels, kBlock), copies = images * blocks;
-  const int64_t tasks = smaller(copies, task_count(exec, 20. * copies * pixels * kBlock));
+void unblock_images(const Exec* exec, const float* src, int64_t images, const View& y, int64_t first) {
+  const int64_t channels = y.shape[1], pixels = y.shape[2] * y.shape[3], blocks = ceil_div(channels, kBlock);
+  const int64_t copies = images * blocks, tasks = smaller(copies, task_count(exec, 20. * copies * pixels * kBlock));
   parallel_for(exec, tasks, [&](int64_t t) {
     for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
       const int64_t c = i % blocks * kBlock;
-      copy_from_block(src + i * pixels * kBlock, dst + (i / blocks * channels + c) * pixels,
-                      smaller(kBlock, channels - c), pixels);
+      copy_from_block(src + i * pixels * kBlock, y.as<float>() + (first + i / blocks) * y.stride[0] + c * y.stride[1],
+                      smaller(kBlock, channels - c), y.stride[1], y.shape[3] > 1 ? y.stride[3] : y.stride[2], pixels);
     }
   });
 }

@@ -115,9 +115,9 @@ NEEDLE_INLINE int64_t merged_groups(int64_t groups, int64_t in_per_group, int64_
 // apart: the first pixel of x lies at (top, left), zeros are around it, and what falls outside is cut off.
 void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top,
                   int64_t left, int64_t H, int64_t W, float* dst, int64_t room);
-// The reverse for dense blocks of 16: dst has images x channels contiguous planes. Merged groups have whole blocks, so
-// channel c is always lane c % 16 of block c / 16.
-void unblock_images(const Exec* exec, const float* src, int64_t images, float* dst, int64_t channels, int64_t pixels);
+// The reverse for dense blocks of 16, into images [first, first + images) of y (N, C, H, W) whose pixels are evenly
+// spaced. Merged groups have whole blocks, so channel c is always lane c % 16 of block c / 16.
+void unblock_images(const Exec* exec, const float* src, int64_t images, const View& y, int64_t first);
 
 // Cuts the kernel rows and columns of `w` that meet nothing but padding, and the padding that they need. The
 // convolution goes from images of in_h x in_w to out_h x out_w.

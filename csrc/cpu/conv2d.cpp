@@ -257,7 +257,7 @@ void conv2d(const Call& c) {
                  }
                  run(exec, p, images * x_floats, w_floats);
                }
-               unblock_images(exec, yb, images, y.as<float>() + first * O * OH * OW, O, OH * OW);
+               unblock_images(exec, yb, images, y, first);
              });
 }
 

@@ -256,7 +256,7 @@ void conv_transpose2d(const Call& c) {
                  p.y_pixel = p.y_image;
                }
                run(exec, g, p, phases, runs, images * x_floats, w_floats);
-               unblock_images(exec, yb, images, y.as<float>() + first * O * OH * OW, O, OH * OW);
+               unblock_images(exec, yb, images, y, first);
              });
 }
 

@@ -1,0 +1,419 @@
+// torch.ops.needle.*: schemas and the implementations for CPU and CUDA. Gradients, shapes without data, autocast and
+// the unfused forms are registered by torch2needle/torch_ops.py.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "torch/kernels.h"
+
+namespace needle::torch_ops {
+namespace {
+
+using torch::headeronly::MemoryFormat;
+using torch::headeronly::ScalarType;
+using Pair = std::vector<int64_t>;
+using Maybe = std::optional<Tensor>;
+
+template <class... A>
+Tensor call(const char* op, const A&... args) {
+  std::array<StableIValue, sizeof...(A)> stack{torch::stable::detail::from(args)...};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// ---- checks --------------------------------------------------------------------------------------------------------
+
+std::string shape_of(const Tensor& t) {
+  std::string s = "(";
+  for (int64_t i = 0; i < t.dim(); i++) s += (i ? ", " : "") + std::to_string(t.size(i));
+  return s + (t.dim() == 1 ? ",)" : ")");
+}
+
+void check_rank(const char* op, const char* name, const Tensor& t, int64_t rank) {
+  if (t.dim() != rank)
+    fail(op, std::string(name) + " expects " + std::to_string(rank) + " axes, got shape " + shape_of(t) + ".");
+}
+
+void check_vector(const char* op, const char* name, const Maybe& t, int64_t size) {
+  if (t && (t->dim() != 1 || t->size(0) != size))
+    fail(op, std::string(name) + " expects shape (" + std::to_string(size) + ",), got " + shape_of(*t) + ".");
+}
+
+void check_like(const char* op, const Tensor& input, const char* name, const Maybe& t) {
+  if (!t) return;
+  if (t->scalar_type() != input.scalar_type()) fail(op, std::string(name) + " has another dtype than input.");
+  if (!(t->device() == input.device())) fail(op, std::string(name) + " is on another device than input.");
+}
+
+struct Named {
+  const char* name;
+  const Maybe& tensor;
+};
+
+void check_all(const char* op, const Tensor& input, std::initializer_list<Named> others) {
+  for (const Named& n : others) check_like(op, input, n.name, n.tensor);
+}
+
+// ---- memory --------------------------------------------------------------------------------------------------------
+
+// Dense with channels last and not dense with channels first: sizes of 1 leave both open, which counts as first.
+bool channels_last(const Tensor& t) {
+  if (t.is_contiguous() || t.dim() != 4) return false;
+  int64_t expected = 1;
+  for (int64_t axis : {1, 3, 2, 0}) {
+    if (t.size(axis) != 1 && t.stride(axis) != expected) return false;
+    expected *= t.size(axis);
+  }
+  return true;
+}
+
+Tensor empty(const Tensor& like, const std::vector<int64_t>& size, bool last = false) {
+  return torch::stable::empty(size, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
+                              last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+}
+
+Operands operands(const View& x, const View& w, const Maybe& bias) {
+  Operands in;
+  in.add(x).add(w);
+  if (bias) in.add(view_of(*bias));
+  return in;
+}
+
+// The activation in place, by its own kernel.
+void activate(const Tensor& t, std::string_view activation, double alpha) {
+  if (activation == "none") return;
+  const std::string name(activation);
+  const View v = view_of(t);
+  const KernelRow* plain = find(name.c_str(), "", t);
+  if (plain)
+    run(plain, t, v, Operands().add(v), {});
+  else
+    run(find(name.c_str(), "alpha", t), t, v, Operands().add(v), {alpha});
+}
+
+// ---- linear --------------------------------------------------------------------------------------------------------
+
+constexpr const char* kLinearAttributes = "activation alpha has_bias";
+constexpr int64_t kFewRows =
+    16;  // below, packing torch's weights costs more than torch's product, which reads them in place
+
+// activation(x W^T + bias) over the last axis.
+Tensor linear_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, std::string_view activation, double alpha) {
+  constexpr const char* op = "linear_bias_act";
+  const double code = activation_code(op, activation);
+  check_rank(op, "weight", w, 2);
+  if (x.dim() == 0 || x.size(-1) != w.size(1))
+    fail(op, "weight expects " + (x.dim() ? std::to_string(x.size(-1)) : "no") + " input features, got shape " +
+                 shape_of(w) + ".");
+  check_vector(op, "bias", bias, w.size(0));
+  check_all(op, x, {{"weight", w}, {"bias", bias}});
+  const int64_t K = w.size(1), N = w.size(0), rank = x.dim();
+  const KernelRow *matmul = find("matmul", kLinearAttributes, x), *linear = find("linear", kLinearAttributes, x);
+  const bool rows = rank <= 2 || x.is_contiguous();
+  if (rank > kMaxRank || K == 0 || !(matmul || (linear && rows)))
+    return call("needle_unfused::linear_bias_act", x, w, bias, std::string(activation), alpha);
+  int64_t M = 1;
+  for (int64_t i = 0; i + 1 < rank; i++) M *= x.size(i);
+  if (!linear && M < kFewRows) {
+    Tensor out = call("aten::linear", x, w, bias);
+    activate(out, activation, alpha);
+    return out;
+  }
+  std::vector<int64_t> size(x.sizes().begin(), x.sizes().end());
+  size.back() = N;
+  Tensor out = empty(x, size);
+  View a = view_of(x);
+  if (rows) a = view_of(x, {M, K}, {rank > 1 ? x.stride(-2) : K, x.stride(-1)});
+  const View y = rows ? view_of(out, {M, N}, {N, 1}) : view_of(out);
+  if (linear) {
+    run(linear, x, y, operands(a, view_of(w), bias), {code, alpha, bias ? 1.0 : 0.0});
+  } else {
+    View b = view_of(w, {K, N}, {w.stride(1), w.stride(0)});
+    int64_t shape[kMaxRank];
+    std::copy(a.shape, a.shape + a.rank - 2, shape);
+    shape[a.rank - 2] = K, shape[a.rank - 1] = N;
+    run(matmul, x, y, operands(a, broadcast(b, shape, a.rank), bias), {code, alpha, bias ? 1.0 : 0.0});
+  }
+  return out;
+}
+
+// ---- convolution ---------------------------------------------------------------------------------------------------
+
+struct Geometry {
+  const Pair &stride, &padding, &dilation;
+  int64_t groups;
+};
+
+void check_geometry(const char* op, const Tensor& x, const Tensor& w, const Geometry& g, int64_t in_channels) {
+  check_rank(op, "input", x, 4);
+  check_rank(op, "weight", w, 4);
+  for (int i = 0; i < 2; i++)
+    if (g.stride[i] < 1 || g.dilation[i] < 1 || g.padding[i] < 0)
+      fail(op, "stride and dilation expect at least 1 and padding at least 0.");
+  if (g.groups < 1 || x.size(1) % g.groups || w.size(0) % g.groups)
+    fail(op, "groups expects a divisor of the channels, got " + std::to_string(g.groups) + " for weight of shape " +
+                 shape_of(w) + ".");
+  if (x.size(1) != in_channels)
+    fail(op,
+         "weight expects " + std::to_string(in_channels) + " input channels, got input of shape " + shape_of(x) + ".");
+}
+
+std::vector<int64_t> conv_size(const char* op, const Tensor& x, const Tensor& w, const Geometry& g) {
+  std::vector<int64_t> size = {x.size(0), w.size(0)};
+  for (int i = 0; i < 2; i++) {
+    const int64_t room = x.size(2 + i) + 2 * g.padding[i] - g.dilation[i] * (w.size(2 + i) - 1) - 1;
+    if (room < 0) fail(op, "the kernel is larger than the padded input of shape " + shape_of(x) + ".");
+    size.push_back(room / g.stride[i] + 1);
+  }
+  return size;
+}
+
+constexpr const char* kConvAttributes =
+    "stride_h stride_w pad_top pad_left pad_bottom pad_right dilation_h dilation_w groups activation alpha has_bias";
+
+// The kernels for a convolution, or null.
+const KernelRow* conv_kernel(const Tensor& x) { return find("conv2d", kConvAttributes, x); }
+
+// A kernel of one pixel on channels-last images is a matrix product, without copies of the images.
+bool is_product(const Tensor& x, const Tensor& w, const Geometry& g) {
+  return channels_last(x) && w.size(2) == 1 && w.size(3) == 1 && g.groups == 1 && g.stride == Pair{1, 1} &&
+         g.padding == Pair{0, 0} && find("matmul", kLinearAttributes, x);
+}
+
+Tensor convolve(const KernelRow* kernel, const Tensor& x, const Tensor& w, const Maybe& bias, const Geometry& g,
+                const std::vector<int64_t>& size, double activation, double alpha) {
+  const bool last = channels_last(x);
+  Tensor out = empty(x, size, last);
+  if (is_product(x, w, g)) {
+    const int64_t C = x.size(1), O = size[1], rows = size[0] * size[2] * size[3];
+    run(find("matmul", kLinearAttributes, x), x, view_of(out, {rows, O}, {O, 1}),
+        operands(view_of(x, {rows, C}, {C, 1}), view_of(w, {C, O}, {w.stride(1), w.stride(0)}), bias),
+        {activation, alpha, bias ? 1.0 : 0.0});
+    return out;
+  }
+  const auto n = [](int64_t i) { return static_cast<double>(i); };
+  run(kernel, x, view_of(out), operands(view_of(x), view_of(w), bias),
+      {n(g.stride[0]), n(g.stride[1]), n(g.padding[0]), n(g.padding[1]), n(g.padding[0]), n(g.padding[1]),
+       n(g.dilation[0]), n(g.dilation[1]), n(g.groups), activation, alpha, bias ? 1.0 : 0.0});
+  return out;
+}
+
+// activation(conv2d(x, w) + bias).
+Tensor conv2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, const Pair& stride, const Pair& padding,
+                       const Pair& dilation, int64_t groups, std::string_view activation, double alpha) {
+  constexpr const char* op = "conv2d_bias_act";
+  const Geometry g = {stride, padding, dilation, groups};
+  const double code = activation_code(op, activation);
+  check_geometry(op, x, w, g, w.dim() == 4 ? w.size(1) * groups : 0);
+  check_vector(op, "bias", bias, w.size(0));
+  check_all(op, x, {{"weight", w}, {"bias", bias}});
+  const KernelRow* kernel = conv_kernel(x);
+  const auto size = conv_size(op, x, w, g);
+  if (!kernel || w.numel() == 0)
+    return call("needle_unfused::conv2d_bias_act", x, w, bias, stride, padding, dilation, groups,
+                std::string(activation), alpha);
+  return convolve(kernel, x, w, bias, g, size, code, alpha);
+}
+
+float value(const Maybe& t, int64_t i, float other) {
+  return t ? static_cast<const float*>(t->data_ptr())[i * t->stride(0)] : other;
+}
+
+// activation(batch_norm(conv2d(x, w) + bias)) by given statistics. The batch norm goes into the weights; where those
+// are more than the result, into a pass over the result.
+Tensor conv2d_bn_act(const Tensor& x, const Tensor& w, const Maybe& bias, const Tensor& mean, const Tensor& var,
+                     const Maybe& gamma, const Maybe& beta, const Pair& stride, const Pair& padding,
+                     const Pair& dilation, int64_t groups, double eps, std::string_view activation, double alpha) {
+  constexpr const char* op = "conv2d_bn_act";
+  const Geometry g = {stride, padding, dilation, groups};
+  const double code = activation_code(op, activation);
+  check_geometry(op, x, w, g, w.dim() == 4 ? w.size(1) * groups : 0);
+  const int64_t O = w.size(0);
+  for (const auto& [name, t] :
+       {Named{"bias", bias}, {"running_mean", mean}, {"running_var", var}, {"bn_weight", gamma}, {"bn_bias", beta}})
+    check_vector(op, name, t, O);
+  check_all(op, x, {{"weight", w}, {"bias", bias}, {"running_mean", mean}, {"running_var", var}});
+  check_all(op, x, {{"bn_weight", gamma}, {"bn_bias", beta}});
+  const KernelRow *kernel = conv_kernel(x), *multiply = find("mul", "", x), *add = find("add", "", x);
+  const auto size = conv_size(op, x, w, g);
+  if (!kernel || !multiply || !add || !x.is_cpu() || w.numel() == 0)
+    return call("needle_unfused::conv2d_bn_act", x, w, bias, mean, var, gamma, beta, stride, padding, dilation, groups,
+                eps, std::string(activation), alpha);
+  Tensor scale = empty(x, {O}), shift = empty(x, {O});
+  for (int64_t o = 0; o < O; o++) {
+    const double s = value(gamma, o, 1) / std::sqrt(static_cast<double>(value(var, o, 1)) + eps);
+    static_cast<float*>(scale.data_ptr())[o] = static_cast<float>(s);
+    static_cast<float*>(shift.data_ptr())[o] =
+        static_cast<float>(value(beta, o, 0) + (static_cast<double>(value(bias, o, 0)) - value(mean, o, 0)) * s);
+  }
+  const auto per_output = [&](const View& v, const Tensor& t, int axis) {
+    View channels = view_of(t, {O, 1, 1, 1}, {1, 0, 0, 0});
+    if (axis == 1) std::swap(channels.shape[0], channels.shape[1]), std::swap(channels.stride[0], channels.stride[1]);
+    return Operands().add(v).add(broadcast(channels, v.shape, 4));
+  };
+  if (w.numel() > size[0] * O * size[2] * size[3]) {
+    Tensor out = convolve(kernel, x, w, std::nullopt, g, size, 0, 0);
+    const View y = view_of(out);
+    run(multiply, x, y, per_output(y, scale, 1), {});
+    run(add, x, y, per_output(y, shift, 1), {});
+    activate(out, activation, alpha);
+    return out;
+  }
+  Tensor folded = torch::stable::empty_like(w);
+  run(multiply, x, view_of(folded), per_output(view_of(w), scale, 0), {});
+  return convolve(kernel, x, folded, shift, g, size, code, alpha);
+}
+
+// activation(conv_transpose2d(x, w) + bias).
+Tensor conv_transpose2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, const Pair& stride,
+                                 const Pair& padding, const Pair& output_padding, int64_t groups, const Pair& dilation,
+                                 std::string_view activation, double alpha) {
+  constexpr const char* op = "conv_transpose2d_bias_act";
+  const Geometry g = {stride, padding, dilation, groups};
+  const double code = activation_code(op, activation);
+  check_geometry(op, x, w, g, w.dim() == 4 ? w.size(0) : 0);
+  check_vector(op, "bias", bias, w.size(1) * groups);
+  check_all(op, x, {{"weight", w}, {"bias", bias}});
+  std::vector<int64_t> size = {x.size(0), w.size(1) * groups};
+  for (int i = 0; i < 2; i++) {
+    if (output_padding[i] < 0 || output_padding[i] >= std::max(stride[i], dilation[i]))
+      fail(op, "output_padding expects less than stride or dilation, got " + std::to_string(output_padding[i]) + ".");
+    size.push_back((x.size(2 + i) - 1) * stride[i] - 2 * padding[i] + dilation[i] * (w.size(2 + i) - 1) +
+                   output_padding[i] + 1);
+    if (size.back() < 1) fail(op, "padding leaves no output for input of shape " + shape_of(x) + ".");
+  }
+  const KernelRow* kernel =
+      find("conv_transpose2d",
+           "stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias", x);
+  if (!kernel || w.numel() == 0)
+    return call("needle_unfused::conv_transpose2d_bias_act", x, w, bias, stride, padding, output_padding, groups,
+                dilation, std::string(activation), alpha);
+  Tensor out = empty(x, size, channels_last(x));
+  const auto n = [](int64_t i) { return static_cast<double>(i); };
+  run(kernel, x, view_of(out), operands(view_of(x), view_of(w), bias),
+      {n(stride[0]), n(stride[1]), n(padding[0]), n(padding[1]), n(dilation[0]), n(dilation[1]), n(groups), code, alpha,
+       bias ? 1.0 : 0.0});
+  return out;
+}
+
+// ---- batch norm, attention -----------------------------------------------------------------------------------------
+
+// activation(batch_norm(x)) by given statistics, x (N, C, *).
+Tensor batch_norm_act(const Tensor& x, const Tensor& mean, const Tensor& var, const Maybe& gamma, const Maybe& beta,
+                      double eps, std::string_view activation, double alpha) {
+  constexpr const char* op = "batch_norm_act";
+  const double code = activation_code(op, activation);
+  if (x.dim() < 2) fail(op, "input expects at least 2 axes, got shape " + shape_of(x) + ".");
+  const int64_t C = x.size(1), rows = x.size(0) * C;
+  for (const auto& [name, t] : {Named{"running_mean", mean}, {"running_var", var}, {"weight", gamma}, {"bias", beta}})
+    check_vector(op, name, t, C);
+  check_all(op, x, {{"running_mean", mean}, {"running_var", var}, {"weight", gamma}, {"bias", beta}});
+  const KernelRow* kernel = find("batch_norm", "eps activation alpha", x);
+  const bool dense = mean.is_contiguous() && var.is_contiguous() && (!gamma || gamma->is_contiguous()) &&
+                     (!beta || beta->is_contiguous());
+  if (!kernel || !x.is_contiguous() || !dense || x.numel() == 0)
+    return call("needle_unfused::batch_norm_act", x, mean, var, gamma, beta, eps, std::string(activation), alpha);
+  const int64_t size = x.numel() / rows;
+  Tensor out = empty(x, {x.sizes().begin(), x.sizes().end()});
+  const auto vector = [&](const Maybe& t, double other) {
+    return t ? *t : torch::stable::full({&C, 1}, other, ScalarType::Float, std::nullopt, x.device());
+  };
+  const Tensor weight = vector(gamma, 1), bias = vector(beta, 0);
+  Operands in;
+  in.add(view_of(x, {x.size(0), C, size}, {C * size, size, 1})).add(view_of(mean)).add(view_of(var));
+  in.add(view_of(weight)).add(view_of(bias));
+  run(kernel, x, view_of(out, {x.size(0), C, size}, {C * size, size, 1}), in, {eps, code, alpha});
+  return out;
+}
+
+// softmax(q k^T * scale + mask) v. The result of four axes lies in memory as (N, L, heads, D), free to merge the heads.
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask, bool causal,
+                 std::optional<double> scale) {
+  constexpr const char* op = "attention";
+  const int r = static_cast<int>(q.dim());
+  if (r < 2 || k.dim() != r || v.dim() != r)
+    fail(op, "query, key and value expect as many axes, at least 2, got " + shape_of(q) + ", " + shape_of(k) + ", " +
+                 shape_of(v) + ".");
+  for (int i = 0; i < r - 2; i++)
+    if (k.size(i) != q.size(i) || v.size(i) != q.size(i))
+      fail(op, "key and value expect query's leading axes, got " + shape_of(q) + ", " + shape_of(k) + ", " +
+                   shape_of(v) + ".");
+  if (k.size(-1) != q.size(-1) || k.size(-2) != v.size(-2))
+    fail(op, "key expects query's features and value's rows, got " + shape_of(q) + ", " + shape_of(k) + ", " +
+                 shape_of(v) + ".");
+  check_all(op, q, {{"key", k}, {"value", v}});
+  std::vector<int64_t> scores(q.sizes().begin(), q.sizes().end());
+  scores.back() = k.size(-2);
+  if (mask) {
+    if (mask->scalar_type() != ScalarType::Bool) check_like(op, q, "attn_mask", mask);
+    for (int64_t i = 1; i <= mask->dim(); i++)
+      if (mask->dim() > r || (mask->size(-i) != 1 && mask->size(-i) != scores[r - i]))
+        fail(op, "attn_mask expects a shape that broadcasts to the scores, got " + shape_of(*mask) + ".");
+  }
+  const KernelRow* kernel = find("attention", "scale causal has_mask", q);
+  if (!kernel || r > kMaxRank || k.numel() == 0) return call("needle_unfused::attention", q, k, v, mask, causal, scale);
+  std::vector<int64_t> size(q.sizes().begin(), q.sizes().end());
+  size.back() = v.size(-1);
+  if (r == 4) std::swap(size[1], size[2]);
+  Tensor memory = empty(q, size);
+  Tensor out = r == 4 ? torch::stable::transpose(memory, 1, 2) : memory;
+  Operands in;
+  in.add(view_of(q)).add(view_of(k)).add(view_of(v));
+  if (mask) in.add(broadcast(view_of(*mask), scores.data(), r));
+  run(kernel, q, view_of(out), in,
+      {scale ? *scale : 1 / std::sqrt(static_cast<double>(std::max<int64_t>(1, q.size(-1)))), causal ? 1.0 : 0.0,
+       mask ? 1.0 : 0.0});
+  return out;
+}
+
+}  // namespace
+
+#define NEEDLE_CONV "int[2] stride=1, int[2] padding=0, int[2] dilation=1, int groups=1"
+#define NEEDLE_STATISTICS "Tensor running_mean, Tensor running_var"
+#define NEEDLE_ACTIVATION "str activation=\"relu\", float alpha=0.0"
+
+#define NEEDLE_GENERAL(m)                                                                                            \
+  m.def("linear_bias_act(Tensor input, Tensor weight, Tensor? bias=None, " NEEDLE_ACTIVATION ") -> Tensor");         \
+  m.def("conv2d_bias_act(Tensor input, Tensor weight, Tensor? bias=None, " NEEDLE_CONV ", " NEEDLE_ACTIVATION        \
+        ") -> Tensor");                                                                                              \
+  m.def("conv2d_bn_act(Tensor input, Tensor weight, Tensor? bias, " NEEDLE_STATISTICS                                \
+        ", Tensor? bn_weight=None, Tensor? bn_bias=None, " NEEDLE_CONV ", float eps=1e-5, " NEEDLE_ACTIVATION        \
+        ") -> Tensor");                                                                                              \
+  m.def(                                                                                                             \
+      "conv_transpose2d_bias_act(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, int[2] padding=0," \
+      " int[2] output_padding=0, int groups=1, int[2] dilation=1, " NEEDLE_ACTIVATION ") -> Tensor");                \
+  m.def("batch_norm_act(Tensor input, " NEEDLE_STATISTICS                                                            \
+        ", Tensor? weight=None, Tensor? bias=None, float eps=1e-5, " NEEDLE_ACTIVATION ") -> Tensor");               \
+  m.def(                                                                                                             \
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False,"              \
+      " float? scale=None) -> Tensor")
+
+STABLE_TORCH_LIBRARY(needle, m) {
+  m.set_python_module("torch2needle.torch_ops");
+  NEEDLE_GENERAL(m);
+  m.def("linear_relu(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.def("conv2d_bias_relu(Tensor input, Tensor weight, Tensor? bias=None, " NEEDLE_CONV ") -> Tensor");
+  m.def("conv2d_bn_relu(Tensor input, Tensor weight, Tensor? bias, " NEEDLE_STATISTICS
+        ", Tensor? bn_weight=None, Tensor? bn_bias=None, " NEEDLE_CONV ", float eps=1e-5) -> Tensor");
+  m.def("batch_norm_relu(Tensor input, " NEEDLE_STATISTICS
+        ", Tensor? weight=None, Tensor? bias=None, float eps=1e-5) -> Tensor");
+}
+
+// What runs where a device or a dtype has no kernel; defined in Python, as are the forms with ReLU.
+STABLE_TORCH_LIBRARY(needle_unfused, m) { NEEDLE_GENERAL(m); }
+
+#define NEEDLE_KERNELS(m)                                                     \
+  m.impl("linear_bias_act", TORCH_BOX(&linear_bias_act));                     \
+  m.impl("conv2d_bias_act", TORCH_BOX(&conv2d_bias_act));                     \
+  m.impl("conv2d_bn_act", TORCH_BOX(&conv2d_bn_act));                         \
+  m.impl("conv_transpose2d_bias_act", TORCH_BOX(&conv_transpose2d_bias_act)); \
+  m.impl("batch_norm_act", TORCH_BOX(&batch_norm_act));                       \
+  m.impl("attention", TORCH_BOX(&attention))
+
+STABLE_TORCH_LIBRARY_IMPL(needle, CPU, m) { NEEDLE_KERNELS(m); }
+STABLE_TORCH_LIBRARY_IMPL(needle, CUDA, m) { NEEDLE_KERNELS(m); }  // ROCm's devices, too
+
+}  // namespace needle::torch_ops

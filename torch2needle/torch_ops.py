@@ -1,0 +1,246 @@
+"""`torch.ops.needle.*`: needle's fused kernels inside PyTorch. Importing this module loads and registers them.
+
+linear_relu, linear_bias_act, conv2d_bias_relu, conv2d_bias_act, conv2d_bn_relu, conv2d_bn_act, conv_transpose2d_bias_act,
+batch_norm_relu, batch_norm_act, attention: arguments as in torch.nn.functional, activations as in needle
+(`needle.ops.activation.CODES`), batch norms by their running statistics. float32 runs in needle's kernels; other dtypes, and
+devices without the kernel, run the unfused form (`torch.ops.needle_unfused.*`). All have gradients and shapes without data, and
+run in float32 under autocast. csrc/torch/README.md says more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._library.autograd import Info, make_autograd_impl
+
+import needle
+from needle import _core
+from needle.ops.activation import CODES
+
+from . import torch_gradients
+
+NEEDLE, UNFUSED = torch.ops.needle, torch.ops.needle_unfused
+LIBRARY = Path(needle.__file__).parent / "libneedle_torch.so"
+GPU_LIBRARIES = ("libneedle_hip.so",) if torch.version.hip else ("libneedle_cuda.so",)
+
+
+def layout_of(x: torch.Tensor) -> torch.memory_format:
+    """The layout of results: channels last where images x have them so, unless x is dense the other way, too."""
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def images(x: torch.Tensor, *size: Any) -> torch.Tensor:
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout_of(x))
+
+
+# ---- shapes without data ---------------------------------------------------------------------------------------------
+
+
+def linear_shape(input, weight, bias=None, activation="relu", alpha=0.0):
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+def conv2d_shape(input, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), *_, **__):
+    pairs = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    size = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in pairs]
+    return images(input, input.shape[0], weight.shape[0], *size)
+
+
+def conv2d_bn_shape(
+    input, weight, bias, mean, var, gamma=None, beta=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), *_, **__
+):
+    return conv2d_shape(input, weight, bias, stride, padding, dilation)
+
+
+def conv_transpose2d_shape(
+    input,
+    weight,
+    bias=None,
+    stride=(1, 1),
+    padding=(0, 0),
+    output_padding=(0, 0),
+    groups=1,
+    dilation=(1, 1),
+    *_,
+    **__,
+):
+    pairs = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, strict=True)
+    size = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in pairs]
+    return images(input, input.shape[0], weight.shape[1] * groups, *size)
+
+
+def batch_norm_shape(input, *_, **__):
+    return images(input, *input.shape)
+
+
+def attention_shape(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    size = (*query.shape[:-1], value.shape[-1])
+    if query.ndim != 4:
+        return query.new_empty(size)
+    return query.new_empty((size[0], size[2], size[1], size[3])).transpose(1, 2)
+
+
+# ---- unfused forms, in the layout of the fused ones ------------------------------------------------------------------
+
+
+def activate(x: torch.Tensor, activation: str, alpha: float = 0.0) -> torch.Tensor:
+    if activation == "none":
+        return x
+    if activation == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    if activation in ("leaky_relu", "elu"):
+        return getattr(F, activation)(x, alpha)
+    return getattr(torch, activation)(x) if activation in ("relu", "sigmoid", "tanh") else getattr(F, activation)(x)
+
+
+def unfused_linear(input, weight, bias=None, activation="relu", alpha=0.0):
+    return activate(F.linear(input, weight, bias).contiguous(), activation, alpha)
+
+
+def unfused_conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, activation="relu", alpha=0.0):
+    y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    return activate(y.contiguous(memory_format=layout_of(input)), activation, alpha)
+
+
+def unfused_conv2d_bn(
+    input,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    bn_weight=None,
+    bn_bias=None,
+    stride=1,
+    padding=0,
+    dilation=1,
+    groups=1,
+    eps=1e-5,
+    activation="relu",
+    alpha=0.0,
+):
+    y = F.conv2d(input, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=layout_of(input))
+    return unfused_batch_norm(y, running_mean, running_var, bn_weight, bn_bias, eps, activation, alpha)
+
+
+def unfused_conv_transpose2d(
+    input,
+    weight,
+    bias=None,
+    stride=1,
+    padding=0,
+    output_padding=0,
+    groups=1,
+    dilation=1,
+    activation="relu",
+    alpha=0.0,
+):
+    y = F.conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return activate(y.contiguous(memory_format=layout_of(input)), activation, alpha)
+
+
+def unfused_batch_norm(
+    input, running_mean, running_var, weight=None, bias=None, eps=1e-5, activation="relu", alpha=0.0
+):
+    y = F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
+    return activate(y.contiguous(memory_format=layout_of(input)), activation, alpha)
+
+
+def unfused_attention(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    if is_causal and attn_mask is not None:  # torch takes one of the two
+        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        attn_mask = attn_mask & seen if attn_mask.dtype == torch.bool else attn_mask.masked_fill(~seen, -math.inf)
+        is_causal = False
+    y = F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+    return y.transpose(1, 2).contiguous().transpose(1, 2) if y.ndim == 4 else y.contiguous()
+
+
+# ---- forms with ReLU -------------------------------------------------------------------------------------------------
+
+
+def linear_relu(input, weight, bias=None):
+    return NEEDLE.linear_bias_act(input, weight, bias)
+
+
+def conv2d_bias_relu(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    return NEEDLE.conv2d_bias_act(input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d_bn_relu(input, weight, bias, running_mean, running_var, bn_weight=None, bn_bias=None, *geometry_and_eps):
+    return NEEDLE.conv2d_bn_act(input, weight, bias, running_mean, running_var, bn_weight, bn_bias, *geometry_and_eps)
+
+
+def batch_norm_relu(input, running_mean, running_var, weight=None, bias=None, eps=1e-5):
+    return NEEDLE.batch_norm_act(input, running_mean, running_var, weight, bias, eps)
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+# op: (shape without data, unfused form, what backward keeps, backward); without the last two the unfused form is differentiated
+OPS: dict[str, tuple[Callable, ...]] = {
+    "linear_bias_act": (linear_shape, unfused_linear, *torch_gradients.LINEAR),
+    "conv2d_bias_act": (conv2d_shape, unfused_conv2d, *torch_gradients.CONV2D),
+    "conv2d_bn_act": (conv2d_bn_shape, unfused_conv2d_bn, *torch_gradients.CONV2D_BN),
+    "conv_transpose2d_bias_act": (conv_transpose2d_shape, unfused_conv_transpose2d, *torch_gradients.CONV_TRANSPOSE2D),
+    "batch_norm_act": (batch_norm_shape, unfused_batch_norm, *torch_gradients.BATCH_NORM),
+    "attention": (attention_shape, unfused_attention),
+}
+WITH_RELU = (linear_relu, conv2d_bias_relu, conv2d_bn_relu, batch_norm_relu)
+
+
+def with_gradient(name: str, form: Callable, setup: Any = None, backward: Any = None) -> Callable:
+    """What runs for tensors that may need gradients: the op with its own, or a form that torch differentiates.
+
+    That is the unfused one where an op has no gradient of its own, and for an activation whose slope its result does not tell
+    the op without it.
+    """
+    op = getattr(NEEDLE, name).default
+    fused = make_autograd_impl(op, Info(backward, setup))
+    names = [a.name for a in op._schema.arguments]
+    defaults = [a.default_value if a.has_default_value() else None for a in op._schema.arguments]
+    at = names.index("activation") if "activation" in names else len(names)
+
+    def kernel(keyset: Any, *args: Any) -> torch.Tensor:
+        args = (*args, *defaults[len(args) :])  # the dispatcher leaves out what equals its default
+        own = backward is not None and args[at] in torch_gradients.FROM_OUTPUT
+        if own or not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+            return fused(keyset, *args)
+        return form(*args) if backward is None else activate(op(*args[:at], "none", 0.0), *args[at:])
+
+    return kernel
+
+
+def load() -> list[Any]:
+    """Loads the library, hands it the kernel tables, and registers what is written in Python, in the libraries it returns."""
+    if not LIBRARY.exists():
+        raise ImportError(
+            f"[torch_ops] {LIBRARY.name} is not built: install from the sources with `NEEDLE_TORCH=1 pip install .`."
+        )
+    torch.ops.load_library(str(LIBRARY))
+    opener = ctypes.CDLL(str(LIBRARY)).needle_torch_open
+    opener.restype = ctypes.c_char_p
+    gpu = [path for name in GPU_LIBRARIES if (path := LIBRARY.parent / name).exists()]
+    for is_gpu, path in [(0, Path(_core.__file__)), *((1, path) for path in gpu)]:
+        error = opener(is_gpu, str(path).encode(), " ".join(CODES).encode())
+        if error:
+            raise ImportError(f"[torch_ops] {path.name} gave no kernels: {error.decode()}.")
+    fused, unfused = (torch.library.Library(name, "IMPL") for name in ("needle", "needle_unfused"))
+    for function in WITH_RELU:
+        fused.impl(function.__name__, function, "CompositeImplicitAutograd")
+    for name, (shape, form, *gradient) in OPS.items():
+        unfused.impl(name, form, "CompositeImplicitAutograd")
+        qualified = f"needle::{name}"
+        torch.library.register_fake(qualified, shape)
+        fused.impl(name, with_gradient(name, form, *gradient), "Autograd", with_keyset=True)
+        for device in ("cpu", "cuda"):
+            torch.library.register_autocast(qualified, device, torch.float32)
+    return [fused, unfused]
+
+
+_LIBRARIES = load()  # registrations last as long as these objects
