@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from . import torch_gradients
 
 NEEDLE, UNFUSED = torch.ops.needle, torch.ops.needle_unfused
 LIBRARY = Path(needle.__file__).parent / "libneedle_torch.so"
-GPU_LIBRARIES = ("libneedle_hip.so",) if torch.version.hip else ("libneedle_cuda.so",)
+GPU_LIBRARY = "libneedle_hip.so" if torch.version.hip else "libneedle_cuda.so"
 
 
 def layout_of(x: torch.Tensor) -> torch.memory_format:
@@ -225,8 +226,8 @@ def load() -> list[Any]:
     torch.ops.load_library(str(LIBRARY))
     opener = ctypes.CDLL(str(LIBRARY)).needle_torch_open
     opener.restype = ctypes.c_char_p
-    gpu = [path for name in GPU_LIBRARIES if (path := LIBRARY.parent / name).exists()]
-    for is_gpu, path in [(0, Path(_core.__file__)), *((1, path) for path in gpu)]:
+    gpu = Path(os.environ.get("NEEDLE_GPU_LIBRARIES", LIBRARY.parent)) / GPU_LIBRARY
+    for is_gpu, path in [(0, Path(_core.__file__)), (1, gpu)][: 1 + gpu.exists()]:
         error = opener(is_gpu, str(path).encode(), " ".join(CODES).encode())
         if error:
             raise ImportError(f"[torch_ops] {path.name} gave no kernels: {error.decode()}.")

@@ -218,10 +218,6 @@ Tensor conv2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, cons
   return convolve(kernel, x, w, bias, g, size, code, alpha);
 }
 
-float value(const Maybe& t, int64_t i, float other) {
-  return t ? static_cast<const float*>(t->data_ptr())[i * t->stride(0)] : other;
-}
-
 // activation(batch_norm(conv2d(x, w) + bias)) by given statistics. The batch norm goes into the weights; where those
 // are more than the result, into a pass over the result.
 Tensor conv2d_bn_act(const Tensor& x, const Tensor& w, const Maybe& bias, const Tensor& mean, const Tensor& var,
@@ -238,17 +234,23 @@ Tensor conv2d_bn_act(const Tensor& x, const Tensor& w, const Maybe& bias, const 
   check_all(op, x, {{"weight", w}, {"bias", bias}, {"running_mean", mean}, {"running_var", var}});
   check_all(op, x, {{"bn_weight", gamma}, {"bn_bias", beta}});
   const KernelRow *kernel = conv_kernel(x), *multiply = find("mul", "", x), *add = find("add", "", x);
+  const KernelRow *subtract = find("sub", "", x), *negate = find("neg", "", x), *rsqrt = find("rsqrt", "", x),
+                  *add_scalar = find("add_scalar", "scalar", x);
   const auto size = conv_size(op, x, w, g);
-  if (!kernel || !multiply || !add || !x.is_cpu() || w.numel() == 0)
+  if (!kernel || !multiply || !add || !subtract || !negate || !rsqrt || !add_scalar || w.numel() == 0)
     return call("needle_unfused::conv2d_bn_act", x, w, bias, mean, var, gamma, beta, stride, padding, dilation, groups,
                 eps, std::string(activation), alpha);
-  Tensor scale = empty(x, {O}), shift = empty(x, {O});
-  for (int64_t o = 0; o < O; o++) {
-    const double s = value(gamma, o, 1) / std::sqrt(static_cast<double>(value(var, o, 1)) + eps);
-    static_cast<float*>(scale.data_ptr())[o] = static_cast<float>(s);
-    static_cast<float*>(shift.data_ptr())[o] =
-        static_cast<float>(value(beta, o, 0) + (static_cast<double>(value(bias, o, 0)) - value(mean, o, 0)) * s);
-  }
+  Tensor scale = empty(x, {O}), shift = empty(x, {O});  // the result: conv2d(x, w) * scale + shift
+  const View s = view_of(scale), t = view_of(shift);
+  run(add_scalar, x, s, Operands().add(view_of(var)), {eps});
+  run(rsqrt, x, s, Operands().add(s), {});
+  if (gamma) run(multiply, x, s, Operands().add(s).add(view_of(*gamma)), {});
+  if (bias)
+    run(subtract, x, t, Operands().add(view_of(*bias)).add(view_of(mean)), {});
+  else
+    run(negate, x, t, Operands().add(view_of(mean)), {});
+  run(multiply, x, t, Operands().add(t).add(s), {});
+  if (beta) run(add, x, t, Operands().add(t).add(view_of(*beta)), {});
   const auto per_output = [&](const View& v, const Tensor& t, int axis) {
     View channels = view_of(t, {O, 1, 1, 1}, {1, 0, 0, 0});
     if (axis == 1) std::swap(channels.shape[0], channels.shape[1]), std::swap(channels.stride[0], channels.stride[1]);
