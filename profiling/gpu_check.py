@@ -91,11 +91,12 @@ def op_rows() -> list[Row]:
     return rows + [Row(f"linear-relu {m} x {k}-{n}", partial(linear_relu, m, k, n), "float32") for m, k, n in linears]
 
 
-def needle_op(block: torch.nn.Module) -> Callable:
+def needle_op(block: torch.nn.Sequential) -> Callable:
     """A block of layers as one call of torch.ops.needle."""
     from torch2needle.torch_ops import NEEDLE
 
-    first, second, *_ = block
+    first: Any = block[0]
+    second: Any = block[1]
     if isinstance(first, torch.nn.Linear):
         return lambda x: NEEDLE.linear_relu(x, first.weight, first.bias)
     statistics_ = (second.running_mean, second.running_var, second.weight, second.bias)
