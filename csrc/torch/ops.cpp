@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "torch/checks.h"
 #include "torch/kernels.h"
 
 namespace needle::torch_ops {
@@ -15,46 +16,12 @@ namespace {
 using torch::headeronly::MemoryFormat;
 using torch::headeronly::ScalarType;
 using Pair = std::vector<int64_t>;
-using Maybe = std::optional<Tensor>;
 
 template <class... A>
 Tensor call(const char* op, const A&... args) {
   std::array<StableIValue, sizeof...(A)> stack{torch::stable::detail::from(args)...};
   STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
-// ---- checks --------------------------------------------------------------------------------------------------------
-
-std::string shape_of(const Tensor& t) {
-  std::string s = "(";
-  for (int64_t i = 0; i < t.dim(); i++) s += (i ? ", " : "") + std::to_string(t.size(i));
-  return s + (t.dim() == 1 ? ",)" : ")");
-}
-
-void check_rank(const char* op, const char* name, const Tensor& t, int64_t rank) {
-  if (t.dim() != rank)
-    fail(op, std::string(name) + " expects " + std::to_string(rank) + " axes, got shape " + shape_of(t) + ".");
-}
-
-void check_vector(const char* op, const char* name, const Maybe& t, int64_t size) {
-  if (t && (t->dim() != 1 || t->size(0) != size))
-    fail(op, std::string(name) + " expects shape (" + std::to_string(size) + ",), got " + shape_of(*t) + ".");
-}
-
-void check_like(const char* op, const Tensor& input, const char* name, const Maybe& t) {
-  if (!t) return;
-  if (t->scalar_type() != input.scalar_type()) fail(op, std::string(name) + " has another dtype than input.");
-  if (!(t->device() == input.device())) fail(op, std::string(name) + " is on another device than input.");
-}
-
-struct Named {
-  const char* name;
-  const Maybe& tensor;
-};
-
-void check_all(const char* op, const Tensor& input, std::initializer_list<Named> others) {
-  for (const Named& n : others) check_like(op, input, n.name, n.tensor);
 }
 
 // ---- memory --------------------------------------------------------------------------------------------------------
