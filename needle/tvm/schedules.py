@@ -10,10 +10,12 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, te
+from tvm.s_tir import dlight
 
 from .targets import lanes
 
 ROWS = {16: 12, 8: 6, 4: 4}  # rows of a matrix tile by lanes: with two vectors per row they fill the registers
+PARALLEL_FROM = 1 << 16  # elements; fewer take less time than waking threads
 SHARED = "shared"
 
 
@@ -31,7 +33,7 @@ def schedule_matmul(func: Any, target: Any, block: str = "matmul") -> Any:
     product = s.get_sblock(block)
     m, n = (int(s.get(loop).extent) for loop in s.get_loops(product)[:2])
     rows, columns = min(ROWS[min(width, 16)], m), 2 * width
-    operands = [str(r.buffer.name) for r in s.get(product).reads]
+    operands = [str(r.source.name) for r in s.get(product).reads]
     second = s.get(product).reads[1]
     j_first = second.region[0].min.same_as(s.get(product).iter_vars[1].var)
     s.pad_einsum(product, [rows, columns, 1])
@@ -67,6 +69,17 @@ def schedule_matmul(func: Any, target: Any, block: str = "matmul") -> Any:
     *_, row, column = s.get_loops(start)
     s.unroll(row)
     s.vectorize(column)
+    return s.mod["main"]
+
+
+def schedule_loops(func: Any, target: Any) -> Any:
+    """For CPUs: the last block, whose results do not depend on each other, in vectors on all cores."""
+    s = s_tir.Schedule(func)
+    (last,) = s.get_output_blocks(s.get_sblock("root"))
+    outer, inner = s.split(s.fuse(*s.get_loops(last)), [None, lanes(target)])
+    if s.get(outer).extent.value * lanes(target) >= PARALLEL_FROM:
+        s.parallel(outer)
+    s.vectorize(inner)
     return s.mod["main"]
 
 
@@ -177,6 +190,12 @@ def schedule_matmul_gpu(func: Any, shared: bool = True, tile: int = 8, threads: 
     s.unroll(xi)
     s.decompose_reduction(product, ko)
     return s.mod["main"]
+
+
+def schedule_gpu(func: Any, target: Any) -> Any:
+    """TVM's own rule for any function: one thread per result."""
+    with target:
+        return dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(tvm.IRModule({"main": func}))["main"]
 
 
 CUDA = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .require import installed
+import tvm
+from tvm.target import codegen
 
-installed()  # what follows needs TVM; without it the line above is never reached
-import tvm  # noqa: E402
-from tvm.target import codegen  # noqa: E402
-
-LINE = 128  # bits of the narrowest vectors that any CPU here has
+NARROWEST = 128  # bits of the narrowest vectors that any CPU here has
 
 
 def host_target() -> Any:
@@ -30,4 +27,4 @@ def as_target(target: Any, host: Any = "llvm") -> Any:
 
 def lanes(target: Any) -> int:
     """float32 values in one vector of a CPU."""
-    return max(int(codegen.llvm_get_vector_width(target)), LINE) // 32
+    return max(int(codegen.llvm_get_vector_width(target)), NARROWEST) // 32

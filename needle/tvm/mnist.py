@@ -1,0 +1,169 @@
+"""Logistic regression and a network of three layers on digits, every operation a TVM kernel.
+
+python -m needle.tvm.mnist -l -m logreg|mlp|all [--data FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from needle import ops
+from needle.data.dataset import scaled
+from needle.data.datasets import read_mnist
+from needle.training.command import positive, positive_float
+from needle.training.train import mnist_file
+
+from .executor import Executor, gradients, sgd_update, softmax_cross_entropy, variables
+
+HIDDEN = (256, 100)
+SHARE = 0.8  # of the samples to learn from, where training and test files are one
+
+
+class Digits(NamedTuple):
+    """Images (N, features) float32 in [0, 1] and class numbers (N,)."""
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+
+
+def read_digits(folder: str | None) -> Digits:
+    """MNIST's files, gzip or plain; without the training files, the first 80 % of the t10k ones against the rest.
+
+    Without a folder: scikit-learn's 1,797 digits, shuffled once and divided the same way.
+    """
+    if folder is None:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as e:
+            raise ValueError(f"[mnist] scikit-learn's digits need `pip install torch2needle[report]`, got: {e}.") from e
+        x, y = load_digits(return_X_y=True)
+        order = np.random.RandomState(0).permutation(len(x))  # its order is by writers, whose hands differ
+        return divided((x / 16).astype("float32")[order], y[order])
+    train, test = (
+        [mnist_file(folder, f"{kind}-{part}-ubyte") for part in ("images-idx3", "labels-idx1")]
+        for kind in ("train", "t10k")
+    )
+    x, y = read_mnist(test[0], test[1])
+    x = scaled(x.reshape(len(x), -1))
+    try:
+        images, labels = read_mnist(train[0], train[1])
+    except FileNotFoundError:
+        return divided(x, y)
+    return Digits((scaled(images.reshape(len(images), -1)), labels), (x, y))
+
+
+def divided(x: np.ndarray, y: np.ndarray) -> Digits:
+    n = int(len(x) * SHARE)
+    return Digits((x[:n], y[:n]), (x[n:], y[n:]))
+
+
+class Classifier:
+    """Linear layers with ReLU between them; its training step and its logits are executors over the same kernels."""
+
+    def __init__(self, sizes: Sequence[int], learning_rate: float, *, scheduled: bool = True) -> None:
+        random = np.random.RandomState(0)
+        names = [f"{kind}{i}" for i in range(1, len(sizes)) for kind in ("W", "b")]
+        x, labels, *self.weights = variables("X", "labels", *names)
+        self.x, self.labels = x, labels
+        self.values = []
+        for n, m in zip(sizes[:-1], sizes[1:], strict=True):
+            scale = np.sqrt(2 / n) if len(sizes) > 2 else 0.0
+            self.values += [(random.randn(n, m) * scale).astype("float32"), np.zeros(m, "float32")]
+        for weight, bias in zip(self.weights[::2], self.weights[1::2], strict=True):
+            x = (x if weight is self.weights[0] else ops.relu(x)) @ weight + bias
+        loss = softmax_cross_entropy(x, labels)
+        found = gradients(loss, self.weights)
+        updates = [sgd_update(w, g, learning_rate) for w, g in zip(self.weights, found, strict=True)]
+        self.step = Executor([loss, *updates], scheduled=scheduled)
+        self.logits = Executor([x], scheduled=scheduled)
+
+    def epoch(self, x: np.ndarray, y: np.ndarray, batch: int) -> float:
+        """Mean loss of one pass in whole batches, in the order of the samples."""
+        rows, losses = np.eye(int(y.max()) + 1, dtype="float32")[y], []
+        for start in range(0, len(x) - batch + 1, batch):
+            part = slice(start, start + batch)
+            feed = {self.x: x[part], self.labels: rows[part], **dict(zip(self.weights, self.values, strict=True))}
+            loss, *self.values = self.step.run(feed)
+            losses.append(loss.numpy()[0])
+        return float(np.mean(losses))
+
+    def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
+        (logits,) = self.logits.run({self.x: x, **dict(zip(self.weights, self.values, strict=True))}, True)
+        return float((logits.argmax(1) == y).mean())
+
+
+MODELS: dict[str, Callable[[int, int], list[int]]] = {
+    "logreg": lambda features, classes: [features, classes],
+    "mlp": lambda features, classes: [features, *HIDDEN, classes],
+}
+
+
+def train(name: str, digits: Digits, args: argparse.Namespace) -> float:
+    """Print the epochs of a model and its test accuracy, which is also the result."""
+    x, y = digits.train
+    sizes = MODELS[name](x.shape[1], int(y.max()) + 1)
+    batch = min(args.batch_size, len(x))
+    model = Classifier(sizes, args.lr)
+    print(f"{name} {'-'.join(map(str, sizes))}: {len(x)} digits to learn, {len(digits.test[0])} to test, batch {batch}")
+    model.epoch(x[:batch], y[:batch], batch)  # compiles the kernels
+    times = []
+    for number in range(1, args.epochs + 1):
+        start = time.perf_counter()
+        loss = model.epoch(x, y, batch)
+        times.append(time.perf_counter() - start)
+        print(f"epoch {number}/{args.epochs}: {f'loss {loss:.4f}, ' if args.loss else ''}{times[-1]:.3f} s", flush=True)
+    accuracy = model.accuracy(*digits.test)
+    print(f"{name}: test accuracy {accuracy:.4f}, {np.median(times):.3f} s per epoch", flush=True)
+    if args.compare:
+        compare(sizes, digits, args, batch)
+    return accuracy
+
+
+def compare(sizes: Sequence[int], digits: Digits, args: argparse.Namespace, batch: int) -> float:
+    """Time of an epoch with TVM's default loops for matrix products over the time with scheduled ones; alternating."""
+    x, y = digits.train
+    models = [Classifier(sizes, args.lr, scheduled=s) for s in (True, False)]
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(args.rounds + 1):
+        for model, taken in zip(models, times, strict=True):
+            start = time.perf_counter()
+            model.epoch(x if number else x[:batch], y if number else y[:batch], batch)  # the first compiles
+            taken.append(time.perf_counter() - start)
+    ours, default = (float(np.median(t[1:])) for t in times)
+    print(f"epoch with scheduled products {ours:.3f} s, with default ones {default:.3f} s: {default / ours:.1f} times")
+    return default / ours
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m needle.tvm.mnist", description=__doc__)
+    add = parser.add_argument
+    add("-m", "--model", choices=(*MODELS, "all"), default="all", help="which model to train")
+    add("-l", "--loss", action="store_true", help="print the loss of every epoch")
+    add("--data", metavar="FOLDER", help="MNIST's IDX files (default: scikit-learn's digits)")
+    add("--epochs", type=positive, default=15, help="passes over the digits (default 15)")
+    add("--batch-size", type=positive, default=50, help="digits in a step (default 50)")
+    add("--lr", type=positive_float, default=0.1, help="learning rate (default 0.1)")
+    add("--compare", action="store_true", help="also time an epoch with TVM's default loops for matrix products")
+    add("--rounds", type=positive, default=3, help="epochs of each kind for --compare (default 3)")
+    args = parser.parse_args(argv)
+    try:
+        digits = read_digits(args.data)
+        for name in MODELS if args.model == "all" else (args.model,):
+            train(name, digits, args)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+    except (OSError, ValueError) as e:
+        print(e, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
