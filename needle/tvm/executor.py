@@ -186,7 +186,8 @@ class Executor:
     def infer_shape(self, feed_shapes: Mapping[Symbol, Sequence[int]]) -> dict[Symbol, tuple[int, ...]]:
         """Replay the graph at these shapes; the shapes of what is fed and evaluated."""
         needed = self._needed()
-        tape, made = Tape(), {}
+        tape = Tape()
+        made: dict[Node, Any] = {}  # nodes of the user's graph -> their symbols, tensors and sizes here
         fed = {s.node: (s, tuple(shape)) for s, shape in feed_shapes.items()}
         for node in needed:
             if node.kind == "input":
@@ -204,7 +205,7 @@ class Executor:
                 if node not in made:
                     made |= self._gradients(node, needed, made)
             else:
-                made[node] = node.target.resolve(lambda d: made[d.node])(*(made[a] for a in node.args))
+                made[node] = self._replayed(node, made)
         self.inputs = {s: made[n].node for n, (s, _) in fed.items() if n in made}
         self.outputs = [self._symbol(tape, made[s.node]).node for s in self.eval_node_list]
         self.graph = tape.graph
@@ -224,6 +225,10 @@ class Executor:
     @staticmethod
     def _symbol(tape: Tape, value: Any) -> Symbol:
         return value if isinstance(value, Symbol) else tape.param(value)
+
+    @staticmethod
+    def _replayed(node: Node, made: Mapping[Node, Any]) -> Any:
+        return node.target.resolve(lambda d: made[d.node])(*(made[a] for a in node.args))
 
     @staticmethod
     def _gradients(node: Node, needed: Sequence[Node], made: Mapping[Node, Any]) -> dict[Node, Any]:
@@ -329,7 +334,7 @@ class Executor:
     def run(self, feed_dict: Mapping[Symbol, Any], convert_to_numpy_ret_vals: bool = False) -> list[Any]:
         """The evaluated nodes, fresh tvm tensors (or numpy arrays), from arrays for the variables (tvm's or numpy's)."""
         shapes = {s: tuple(a.shape) for s, a in feed_dict.items()}
-        if shapes != self.feed_shapes or not self.node_to_arr_map and not self.steps:
+        if shapes != self.feed_shapes or (not self.node_to_arr_map and not self.steps):
             self.memory_plan(shapes)
         arrays: dict[Node, Any] = {**self.node_to_arr_map, **self.constants}
         for symbol, node in self.inputs.items():

@@ -6,6 +6,7 @@ python -m needle.tvm.mnist -l -m logreg|mlp|all [--data FOLDER]
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -72,7 +73,7 @@ class Classifier:
         x, labels, *self.weights = variables("X", "labels", *names)
         self.x, self.labels = x, labels
         self.values = []
-        for n, m in zip(sizes[:-1], sizes[1:], strict=True):
+        for n, m in itertools.pairwise(sizes):
             scale = np.sqrt(2 / n) if len(sizes) > 2 else 0.0
             self.values += [(random.randn(n, m) * scale).astype("float32"), np.zeros(m, "float32")]
         for weight, bias in zip(self.weights[::2], self.weights[1::2], strict=True):
