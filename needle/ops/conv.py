@@ -25,21 +25,17 @@ def conv2d_kernel(
 ) -> NDArray:
     """Kernel conv2d with the attributes of `op`."""
     out = NDArray.empty(infer_conv(op, x, w).shape)
-    top, left, bottom, right = op.padding
-    attrs = (
-        *op.stride,
-        top,
-        left,
-        bottom,
-        right,
-        *op.dilation,
-        op.groups,
-        activation_code(activation),
-        alpha,
-        bias is not None,
-    )
-    call("conv2d", [out], [x, w] + ([] if bias is None else [bias]), *attrs)
+    conv2d_into(out, op, x, w, bias, activation, alpha)
     return out
+
+
+def conv2d_into(
+    out: NDArray, op: Any, x: NDArray, w: NDArray, bias: NDArray | None, activation: str = "none", alpha: float = 0.0
+) -> None:
+    """conv2d_kernel with its result in an array that is there."""
+    code = activation_code(activation)
+    attrs = (*op.stride, *op.padding, *op.dilation, op.groups, code, alpha, bias is not None)
+    call("conv2d", [out], [x, w] + ([] if bias is None else [bias]), *attrs)
 
 
 @op

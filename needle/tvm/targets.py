@@ -1,28 +1,22 @@
-"""Targets: what TVM compiles for."""
+"""Targets by name, and how wide their vectors are."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import tvm
 from tvm.target import codegen
 
-NARROWEST = 128  # bits of the narrowest vectors that any CPU here has
+from .pipeline import target_of
 
-
-def host_target() -> Any:
-    """This machine's CPU, its instruction set and number of cores included."""
-    return tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": os.cpu_count() or 1})
+NARROWEST = 128  # bits of the vectors that every 64-bit CPU has
 
 
 def as_target(target: Any, host: Any = "llvm") -> Any:
     """A Target from one, from a dict or from a kind; "llvm" alone is this machine's CPU."""
     if isinstance(target, tvm.target.Target):
         return target
-    if target == "llvm":
-        return host_target()
-    return tvm.target.Target(target, host=as_target(host))
+    return target_of() if target == "llvm" else tvm.target.Target(target, host=as_target(host))
 
 
 def lanes(target: Any) -> int:
