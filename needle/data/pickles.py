@@ -1,7 +1,8 @@
 """Pickles of plain data, read without `pickle`: a small machine of our own that calls nothing and imports nothing.
 
-It knows dicts, lists, tuples, bytes, text, integers and numpy arrays of integers, as Python 2 and 3 write them in every binary
-protocol. numpy's own names in a file stand for placeholders; arrays are made here, after their sizes are checked.
+It knows dicts, lists, tuples, bytes, text, integers and numpy arrays of integers (on demand of floats, too), as Python 2 and 3
+write them in every binary protocol. numpy's own names in a file stand for placeholders; arrays are made here, after their
+sizes are checked.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ NAMES = {
     "_codecs encode": ENCODE,
 }
 INTEGERS = frozenset(f"{sign}{size}" for sign in "iu" for size in (1, 2, 4, 8))
+NUMBERS = INTEGERS | {"f4", "f8"}
 
 
 class Refused(Exception):
@@ -42,12 +44,13 @@ class Name:
 
 
 class DType:
-    """numpy.dtype of integers; its byte order comes with BUILD."""
+    """numpy.dtype, one of `known`; its byte order comes with BUILD."""
 
-    def __init__(self, code: Any) -> None:
+    def __init__(self, code: Any, known: frozenset[str]) -> None:
         code = code.decode("latin-1") if isinstance(code, bytes) else code
-        if not isinstance(code, str) or code not in INTEGERS:
-            raise Refused(f"holds an array that is not of integers, got dtype {code!r:.20}")
+        if not isinstance(code, str) or code not in known:
+            what = "numbers" if known is NUMBERS else "integers"
+            raise Refused(f"holds an array that is not of {what}, got dtype {code!r:.20}")
         self.code, self.order = code, "="
 
     def build(self, state: Any) -> None:
@@ -99,8 +102,8 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class Machine:
-    def __init__(self, data: bytes) -> None:
-        self.data, self.encoded = data, 0
+    def __init__(self, data: bytes, dtypes: frozenset[str] = INTEGERS) -> None:
+        self.data, self.dtypes, self.encoded = data, dtypes, 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -180,7 +183,7 @@ class Machine:
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise TypeError
         if function.kind == DTYPE:
-            return DType(arguments[0])
+            return DType(arguments[0], self.dtypes)
         if function.kind == RECONSTRUCT:
             return Array()
         if function.kind == FROM_BUFFER:
@@ -196,8 +199,11 @@ class Machine:
         raise TypeError
 
 
-def read_pickle(path: str | os.PathLike) -> dict[bytes, Any]:
-    """The dict in a pickle file: its keys as bytes; arrays, lists, bytes and numbers. ValueError for anything else."""
+def read_pickle(path: str | os.PathLike, dtypes: frozenset[str] = INTEGERS) -> dict[bytes, Any]:
+    """The dict in a pickle file: its keys as bytes; arrays, lists, bytes and numbers. ValueError for anything else.
+
+    dtypes: of the arrays that are let in, INTEGERS or NUMBERS.
+    """
     name = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"[read_pickle] there is no file {name}.")
@@ -208,7 +214,7 @@ def read_pickle(path: str | os.PathLike) -> dict[bytes, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd escapes in text that is refused anyway
-            content = Machine(data).run()
+            content = Machine(data, dtypes).run()
         if not isinstance(content, dict):
             raise Refused(f"expects a dict, got {type(content).__name__}")
         return {k: v.value if isinstance(v, Array) else v for k, v in content.items()}

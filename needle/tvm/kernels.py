@@ -128,18 +128,23 @@ def make_matrix_mul(
     scheduled: bool = True,
 ) -> Callable[..., None]:
     """f(a, b, out): out = a @ b of matrices, either one transposed first. scheduled: by `schedule_matmul`."""
-    m, k = reversed(tuple(shape_a)) if transpose_a else shape_a
-    rows, n = reversed(tuple(shape_b)) if transpose_b else shape_b
-    if k != rows:
-        raise ValueError(
-            f"[make_matrix_mul] b expects {k} rows, got {rows}, for {tuple(shape_a)} and {tuple(shape_b)}."
-        )
     a, b = te.placeholder(tuple(shape_a), dtype, name="a"), te.placeholder(tuple(shape_b), dtype, name="b")
+    out = matmul_te(a, b, transpose_a, transpose_b)
+    return build([a, b, out], tgt, tgt_host, func_name, schedule_matmul if scheduled else None)
+
+
+def matmul_te(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+    """a @ b of matrices, either one transposed first, as block `matmul` for `schedule_matmul`."""
+    m, k = reversed(a.shape) if transpose_a else a.shape
+    rows, n = reversed(b.shape) if transpose_b else b.shape
+    if int(k) != int(rows):
+        raise ValueError(
+            f"[make_matrix_mul] b expects {k} rows, got {rows}, for {tuple(a.shape)} and {tuple(b.shape)}."
+        )
     r = te.reduce_axis((0, k), name="k")
     left = (lambda i: a[r, i]) if transpose_a else lambda i: a[i, r]
     right = (lambda j: b[j, r]) if transpose_b else lambda j: b[r, j]
-    out = te.compute((m, n), lambda i, j: te.sum(left(i) * right(j), axis=r), name="matmul")
-    return build([a, b, out], tgt, tgt_host, func_name, schedule_matmul if scheduled else None)
+    return te.compute((m, n), lambda i, j: te.sum(left(i) * right(j), axis=r), name="matmul")
 
 
 def conv2d_te(x: Any, w: Any, padding: int = 0, stride: int = 1) -> Any:
