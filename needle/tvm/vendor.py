@@ -28,7 +28,7 @@ from needle.ops.fused_linear import FusedLinearActivation, FusedLinearBatchNorm
 from needle.ops.linalg import Linear
 from needle.ops.norm import BatchNorm
 
-from .export import ExportRecorder, Exporter, as_example, exact_shapes, input_names
+from .export import Exporter, ExportRecorder, as_example, exact_shapes, input_names
 
 # -- packed functions ----------------------------------------------------------------------------------------------------
 
