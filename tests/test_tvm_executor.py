@@ -125,7 +125,7 @@ def values(n: int) -> list[np.ndarray]:
 def test_executor_agrees_with_the_tape_and_keeps_its_plan() -> None:
     nodes, evaluated, eager = network()
     ex = Executor(evaluated, tvm.cpu(0))
-    plan = None
+    plan, last = None, 0
     for n in (8, 8, 3, 8):
         given = values(n)
         got = ex.run(dict(zip(nodes, given, strict=True)), convert_to_numpy_ret_vals=True)
