@@ -209,7 +209,7 @@ def test_learning_mnist() -> None:
 def test_epoch_with_scheduled_products_is_eight_times_shorter(capsys: pytest.CaptureFixture) -> None:
     x, y = np.random.random_sample((800, 784)).astype("float32"), np.arange(800) % 10
     digits = mnist.Digits((x, y), (x, y))
-    ratio = mnist.compare([784, *mnist.HIDDEN, 10], digits, arguments(rounds=3), 50)
+    ratio = mnist.compare([784, *mnist.HIDDEN, 10], digits, arguments(rounds=4), 100)
     with capsys.disabled():
         print(f"\n784-256-100-10: {ratio:.1f} times")
     assert ratio >= 8

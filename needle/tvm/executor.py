@@ -351,7 +351,9 @@ class Executor:
     def _fed(self, array: Any) -> Any:
         if isinstance(array, tvm.runtime.Tensor):
             return array
-        return tvm.runtime.tensor(np.ascontiguousarray(array, "float32"), self.ctx)
+        if self.target != "llvm":
+            return tvm.runtime.tensor(np.ascontiguousarray(array, "float32"), self.ctx)
+        return tvm.runtime.from_dlpack(NDArray(array, dtype="float32"))  # aligned, and copied faster than by TVM
 
     def _array(self, arrays: dict[Node, Any], node: Node) -> Any:
         if node not in arrays:  # a reshaped node

@@ -23,6 +23,11 @@ def largest_divisor(n: int, limit: int) -> int:
     return next(d for d in range(min(n, limit), 0, -1) if n % d == 0)
 
 
+def tile_rows(m: int, most: int) -> int:
+    """Rows of a tile, at most `most`, that pad m rows least."""
+    return min(range(min(m, most), min(m, most) // 2, -1), key=lambda rows: -(-m // rows) * rows)
+
+
 def schedule_matmul(func: Any, target: Any, block: str = "matmul") -> Any:
     """For CPUs: block(i, j) summed over k, operands transposed or not.
 
@@ -32,7 +37,7 @@ def schedule_matmul(func: Any, target: Any, block: str = "matmul") -> Any:
     width = lanes(target)
     product = s.get_sblock(block)
     m, n = (int(s.get(loop).extent) for loop in s.get_loops(product)[:2])
-    rows, columns = min(ROWS[min(width, 16)], m), 2 * width
+    rows, columns = tile_rows(m, ROWS[min(width, 16)]), 2 * width
     operands = [str(r.source.name) for r in s.get(product).reads]
     second = s.get(product).reads[1]
     j_first = second.region[0].min.same_as(s.get(product).iter_vars[1].var)
