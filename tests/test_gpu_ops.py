@@ -30,18 +30,10 @@ CPU_ONLY = {
     n for n in KERNELS if n.endswith(("_pack", "_packed", "_blocked")) or n.startswith(("strassen", "conv2d_w"))
 }
 CPU_ONLY |= {"to_blocked", "from_blocked", "zero_halo", "pack_matrix", "matmul_strassen", "fma_peak"}
-# Families that are still to come; samples that need one of them are skipped.
-LATER = {
-    *(f"{n}{g}" for n in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d") for g in ("", "_grad")),
-    *(f"{n}{g}" for n in ("interpolate_bilinear", "interpolate_nearest") for g in ("", "_grad")),
-    *("batch_norm", "batch_norm_train", "batch_norm_train_grad", "layer_norm"),
-    *(f"{n}{g}" for n in ("softmax", "log_softmax", "cross_entropy") for g in ("", "_grad")),
-    *("logsumexp", "matmul", "attention", "conv2d", "conv2d_weight_grad", "conv_transpose2d"),
-}
 
 
 def test_the_table_has_the_kernels_of_the_cpu(gpu: Device) -> None:
-    assert set(KERNELS) - set(gpu.kernels) <= CPU_ONLY | LATER
+    assert set(KERNELS) - set(gpu.kernels) <= CPU_ONLY
     for name, kernel in gpu.kernels.items():
         if name in KERNELS:
             same = KERNELS[name]
@@ -62,22 +54,12 @@ def leaves(arrays: list[np.ndarray], device: Device, strided: bool = False) -> l
     return made
 
 
-def or_skip(f: Any, *args: Any) -> Any:
-    """f(*args); skips where it takes a kernel that is to come."""
-    try:
-        return f(*args)
-    except NoKernel as e:
-        if not any(f"[{name}]" in str(e) for name in LATER):
-            raise
-        pytest.skip(str(e).partition(", which has")[0])
-
-
 @pytest.mark.parametrize(("name", "index"), CASES)
 def test_kernel_agrees_with_float64(gpu: Device, name: str, index: int) -> None:
     op, arrays = case(name, index)
     arrays = float32_exact(arrays)
     strided = index % 2 == 1
-    got = or_skip(run, op, [x.detach() for x in leaves(arrays, gpu, strided)])
+    got = run(op, [x.detach() for x in leaves(arrays, gpu, strided)])
     for a, b in zip(got, run(op, tensors(arrays, True)), strict=True):
         assert a.device == gpu
         assert_close(a.numpy().astype("float64"), b.numpy().astype("float64"))
@@ -93,7 +75,7 @@ def test_gradient_agrees_with_float64(gpu: Device, name: str, index: int) -> Non
         pytest.skip("no gradient by definition")
     arrays = float32_exact(arrays)
     weights = float32_exact(cotangents(op, arrays))
-    got = or_skip(gradients, op, leaves(arrays, gpu), weights)
+    got = gradients(op, leaves(arrays, gpu), weights)
     want = gradients(op, tensors(arrays, True), weights)
     assert all(g is None or g.device == gpu for g in got)
     assert_gradients_close(got, want)
