@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ KEPT: list[torch.library.Library] = []  # the declared names end with it
 def allow_imports() -> None:
     """Make torchvision importable beside a torch that its wheel was not built for; torchaudio has no such way and is hidden."""
     sys.modules.setdefault("torchaudio", None)  # type: ignore[arg-type]
+    if importlib.util.find_spec("torchvision") is None:
+        return
     try:
         importlib.import_module("torchvision")
     except RuntimeError:
