@@ -186,14 +186,8 @@ class Tensor:
         __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __getitem__ = _bound
         __lt__ = __le__ = __gt__ = __ge__ = _bound
 
-    def __getattr__(self, name: str) -> Any:
-        method = TENSOR_METHODS.get(name)
-        if method is None:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return method.__get__(self)
-
-
-TENSOR_METHODS: dict[str, Callable] = {}
+        def __getattr__(self, name: str) -> Any:
+            """The methods that `tensor_method` adds."""
 
 
 def tensor_method(*names: str) -> Callable[[Callable], Callable]:
@@ -201,10 +195,7 @@ def tensor_method(*names: str) -> Callable[[Callable], Callable]:
 
     def bind(f: Callable) -> Callable:
         for name in names or (f.__name__,):
-            if name.startswith("__"):
-                setattr(Tensor, name, f)
-            else:
-                TENSOR_METHODS[name] = f
+            setattr(Tensor, name, f)
         return f
 
     return bind

@@ -21,6 +21,8 @@ from .shape import broadcast_to, pad, permute, reshape
 class Reduction(Op):
     """`axes` may be None (all), one axis or several, and negative."""
 
+    axes: Any
+    keepdims: bool
     row = ""  # kernel
     compute_infers = True
 
@@ -33,8 +35,7 @@ class Reduction(Op):
         return Spec(shape, self.result_dtype(x))
 
     def _arguments(self, x: Any) -> tuple[tuple[int, ...], bool]:
-        attributes = vars(self)
-        return check_axes(self.label, attributes["axes"], x.shape), attributes["keepdims"]
+        return check_axes(self.label, self.axes, x.shape), self.keepdims
 
     def compute(self, x: NDArray) -> Any:
         axes, keep = self._arguments(x)
