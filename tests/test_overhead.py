@@ -1,4 +1,4 @@
-"""profiling/overhead.py: the core's calls are found, and Python costs no more than a slow machine explains."""
+"""profiling/overhead.py: the core's calls are found, and no op costs many times what it costs in torch."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = overhead.measure(rounds=11)
     assert [r["op"] for r in rows] == list(overhead.OPS)
     assert all(0 < r["core_us"] < r["needle_us"] and r["torch_us"] > 0 for r in rows)
-    assert all(r["python_us"] <= 25 for r in rows)  # 5 on a quiet machine: profiling/results
+    assert all(r["needle_us"] <= 10 * r["torch_us"] for r in rows)  # at most 2.5 on a quiet machine: profiling/results
