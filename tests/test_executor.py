@@ -165,16 +165,61 @@ def test_changed_parameters_are_packed_again() -> None:
     close(exe(x)[1], net(ndl.Tensor(x))[1].numpy())
 
 
+class Joined(ndl.nn.Module):
+    """Two inputs, the second maybe none, and two results."""
+
+    def forward(self, x, y=None):
+        z = x * 2 if y is None else x * 2 + y
+        return {"sum": z, "relu": (z.relu(),)}
+
+
+def test_numpy_arrays_of_every_kind() -> None:
+    """What goes to the plan as it is and what does not give the same."""
+    net, (x, y) = Joined(), (image(3, 5), image(3, 5))
+    exe = ndl.compile(net, (x, y))
+    locked = x.copy()
+    locked.flags.writeable = False
+    shifted = np.frombuffer(b"." + x.tobytes(), "uint8")[1:].view("float32").reshape(3, 5)
+    kinds = [
+        x,
+        locked,
+        np.asfortranarray(x),
+        image(3, 10)[:, ::2],
+        x[::-1],
+        shifted,
+        x.astype(">f4"),
+        np.array(x, "float64"),
+    ]
+    for a in kinds + kinds[::-1]:
+        for b in (y, y.T.copy().T):
+            out = exe(a, b)
+            assert isinstance(out["sum"], np.ndarray) and isinstance(out["relu"][0], np.ndarray)
+            close(out["sum"], np.array(a * 2 + b))
+            close(out["relu"][0], np.maximum(np.array(a * 2 + b), 0))
+    close(exe(x)["sum"], x * 2)
+    close(exe(x[:2], y[:2])["sum"], x[:2] * 2 + y[:2])
+    close(exe(x, y)["sum"], x * 2 + y)
+    out = exe(x, y)["sum"]
+    kept = out.copy()
+    exe(y, x)
+    assert np.array_equal(out, kept)  # results are the caller's
+    with pytest.raises(TypeError, match="positional inputs only, got y"):
+        exe(x, y=y)
+    with pytest.raises(TypeError, match="positional arguments"):
+        exe(x, y, x)
+
+
 def test_no_python_inside_a_run() -> None:
     net, x = small_net(), image(1, 3, 32, 32)
     exe = ndl.compile(net, (x,))
-    plan, events = exe.plan.core, []
+    plan, events, runs = exe.plan.core, [], []
     inside = False
 
     def watch(frame, event, arg) -> None:
         nonlocal inside
-        if event in ("c_call", "c_return") and getattr(arg, "__name__", "") == "run_new":
+        if event in ("c_call", "c_return") and getattr(arg, "__name__", "") in ("run_new", "run_numpy"):
             inside = event == "c_call"
+            runs.append(arg.__name__)
         elif inside:
             events.append((event, frame.f_code.co_name))
 
@@ -182,8 +227,10 @@ def test_no_python_inside_a_run() -> None:
     sys.setprofile(watch)
     try:
         exe(x)
+        exe(ndl.Tensor(x))
     finally:
         sys.setprofile(None)
+    assert runs == ["run_numpy"] * 4 + ["run_new"] * 2  # the first way declines the tensor
     assert events == []
 
 

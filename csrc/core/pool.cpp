@@ -22,7 +22,7 @@ namespace needle {
 namespace {
 
 constexpr unsigned kFlushDenormals = 0x8040;  // FTZ | DAZ
-constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr auto kSpin = std::chrono::microseconds(80);
 constexpr int kMostShares = 64;
 constexpr double kLong = 5e-4;  // seconds; OpenMP's threads take 0.1 to 0.2 ms to end and to start again
 
@@ -155,7 +155,7 @@ class Pool {
 
   void wait(uint32_t seen) {
     auto until = std::chrono::steady_clock::now() + kSpin;
-    while (live_.load(std::memory_order_relaxed) > 0) {
+    for (;;) {
       for (int i = 0; i < 64; i++) {
         if (sequence_.load(std::memory_order_relaxed) != seen) return;
         _mm_pause();

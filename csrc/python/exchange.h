@@ -21,13 +21,28 @@ inline Array dense_copy(Device* device, const Array& a) {
   return out;
 }
 
+inline py::dtype numpy_dtype(DType d) {
+  switch (d) {
+    case DType::f32:
+      return py::dtype::of<float>();
+    case DType::f64:
+      return py::dtype::of<double>();
+    case DType::i32:
+      return py::dtype::of<int32_t>();
+    case DType::i64:
+      return py::dtype::of<int64_t>();
+    default:
+      return py::dtype::of<bool>();
+  }
+}
+
 // A copy of device memory: numpy cannot see the memory itself.
 inline py::array fetched(Device* device, const Array& a, bool write) {
   const char* name = device->backend()->name;
   if (write)
     throw py::value_error("[numpy] memory of " + std::string(name) + "() is not numpy's, .numpy() gives a copy.");
   std::vector<py::ssize_t> shape(a.view.shape, a.view.shape + a.view.rank);
-  py::array out(py::dtype(info(a.view.dtype).name), shape);
+  py::array out(numpy_dtype(a.view.dtype), shape);
   if (a.view.size() == 0) return out;
   void* to = out.mutable_data();
   py::gil_scoped_release release;
@@ -58,7 +73,7 @@ inline py::array to_numpy(const Array& a, bool write) {
     strides[i] = a.view.stride[i] * static_cast<py::ssize_t>(dtype_size(a.view.dtype));
   auto* owner = new std::shared_ptr<Storage>(a.storage);
   py::capsule base(owner, [](void* p) { delete static_cast<std::shared_ptr<Storage>*>(p); });
-  py::array out(py::dtype(info(a.view.dtype).name), shape, strides, a.view.data, base);
+  py::array out(numpy_dtype(a.view.dtype), shape, strides, a.view.data, base);
   if (write)
     a.storage->lend();
   else

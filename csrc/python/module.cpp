@@ -95,6 +95,34 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
   for (Array* a : outs) a->storage->wrote();
 }
 
+// Results as numpy arrays; None where `run_new` has to look closer: at parameters changed since `epoch`, or at inputs
+// that are no numpy arrays of the plan's shapes and dtypes, lying as the plan reads them. One call, since the lines of
+// code and data that Python takes for the same cost a tenth of a millisecond after a run that has emptied the caches.
+py::object run_numpy(Plan& plan, const py::tuple& inputs, uint64_t parameters) {
+  const std::vector<View>& want = plan.inputs();
+  if (plan.backend() != cpu_backend() || inputs.size() != want.size() || epoch().load() != parameters)
+    return py::none();
+  std::vector<void*> in, out;
+  for (size_t i = 0; i < want.size(); i++) {
+    if (!py::isinstance<py::array>(inputs[i])) return py::none();
+    const auto a = py::reinterpret_borrow<py::array>(inputs[i]);
+    bool same = a.ndim() == want[i].rank && (a.flags() & py::array::c_style);
+    for (int d = 0; same && d < want[i].rank; d++) same = a.shape(d) == want[i].shape[d];
+    if (!same || !a.dtype().is(numpy_dtype(want[i].dtype))) return py::none();
+    in.push_back(const_cast<void*>(a.data()));
+    if (reinterpret_cast<uintptr_t>(in.back()) % dtype_size(want[i].dtype)) return py::none();
+  }
+  py::list results;
+  for (const View& v : plan.outputs()) {
+    const Array a = empty(Device::cpu(), Dims(v.shape, v.shape + v.rank), v.dtype);
+    out.push_back(a.view.data);
+    results.append(to_numpy(a, true));
+  }
+  py::gil_scoped_release release;
+  plan.run(in, out);
+  return results;
+}
+
 py::dict kernels(Device* device) {
   py::dict d;
   const Backend* b = device->backend();
@@ -241,6 +269,7 @@ PYBIND11_MODULE(_core, m) {
              run_plan(p, refs, ins, nullptr);
              return outs;
            })
+      .def("run_numpy", run_numpy, py::arg("inputs"), py::arg("epoch"))
       .def("profile",
            [](Plan& p, const std::vector<Array*>& outs, const std::vector<Array*>& ins) {
              std::vector<double> seconds(p.steps().size());

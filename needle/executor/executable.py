@@ -69,6 +69,13 @@ class CompiledPlan:
         self.origins = origins(graph, fn)
         self.core = self.info.core
 
+    def outputs(self, results: list) -> Any:
+        """A run's results in the structure that the model returns."""
+        if isinstance(self.structure, Node):
+            return results[0]
+        left = iter(results)
+        return map_structure(self.structure, lambda n: next(left) if isinstance(n, Node) else n)
+
     def node(self, label: str) -> str:
         """The module that a step's label stands for, or the label."""
         origin = self.origins.get(label)
@@ -85,6 +92,7 @@ class Executable:
         self.model, self._pool = fn, ConstantPool()  # the Module or function that it runs
         self._choice = choice.check()
         self._plans: OrderedDict[Any, CompiledPlan] = OrderedDict()
+        self._direct: CompiledPlan | None = None  # of the last call, if its arguments were the plan's inputs
         self._epoch = 0
         self._lock = threading.Lock()
 
@@ -110,7 +118,10 @@ class Executable:
             return Spec(arrays[-1].shape, arrays[-1].dtype)
 
         specs = map_structure(inputs, enter)
-        return self._plan_for(specs, arrays), arrays, kind
+        plan = self._plan_for(specs, arrays)
+        same = not kwargs and len(args) == len(arrays) == len(inputs) and all(isinstance(s, Spec) for s in specs)
+        self._direct = plan if same and isinstance(plan.info, PlanInfo) else None
+        return plan, arrays, kind
 
     def _plan_for(self, specs: tuple, inputs: list[NDArray]) -> CompiledPlan:
         key = repr(specs)
@@ -149,11 +160,12 @@ class Executable:
             self._refresh()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs and (direct := self._direct) is not None:
+            found = direct.core.run_numpy(args, self._epoch)  # type: ignore[union-attr]
+            if found is not None:
+                return direct.outputs(found)
         plan, arrays, kind = self._prepare(args, kwargs)
-        results = iter(plan.core.run_new([a._ref for a in arrays]))
-        return map_structure(
-            plan.structure, lambda n: mirror(NDArray.wrap(next(results)), kind) if isinstance(n, Node) else n
-        )
+        return plan.outputs([mirror(NDArray.wrap(r), kind) for r in plan.core.run_new([a._ref for a in arrays])])
 
     def run_into(self, outs: Any, *args: Any) -> None:
         """Run, writing the results into existing arrays (one array, or a flat sequence in the order of the outputs)."""
