@@ -54,7 +54,7 @@ NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double f
 // One stretch of rows [row0, row1) of images x rows for output blocks [block0, block1) of one group.
 static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int64_t group, int64_t block0,
                              int64_t block1) {
-  Tile t;
+  Tile t = {};
   t.a_m = p.x_pixel;
   t.a_k = 1;
   t.length = p.length;

@@ -59,6 +59,8 @@ void product(const Matmul& g, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
       t.a = g.a + m0 * g.a_m + k * g.a_k;
       t.b = g.b + j * g.b_n + k * g.b_k;
       t.c = g.c + m0 * g.c_m + j * kBlock;
+      const float* next = k + per_chunk < g.K ? t.b + per_chunk * g.b_k : j + n < n1 ? g.b + (j + n) * g.b_n : g.next;
+      t.ahead = next ? next - t.b : 0;
       t.accumulate = !first;
       t.bias = first && g.bias ? g.bias + j * kBlock : nullptr;
       t.residual = first && g.residual ? g.residual + m0 * g.r_m + j * kBlock : nullptr;

@@ -18,6 +18,7 @@ struct Matmul {
   int64_t r_m = 0;
   int activation = 0;
   float alpha = 0;
+  const float* next = nullptr;  // what is read after b
 };
 
 // Rows [m0, m1) times blocks [n0, n1) of 16 columns, on the calling thread.

@@ -148,6 +148,7 @@ void matmul_strassen(const Call& c) {
                     kBlock, nullptr,    kWidth};
         g.b = packed + (i * blocks + j) * K * kBlock;
         g.c = products + i * step;
+        g.next = i + 1 < kProducts ? g.b + blocks * K * kBlock : j + 2 < end ? packed + (j + 2) * K * kBlock : nullptr;
         product(g, 0, n_rows, 0, n);
       }
       with_activation(static_cast<int>(c.i(0)), c.f(1), [&](const auto& f) {

@@ -29,7 +29,8 @@ void tile(const Tile& t) {
     for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = V(0.f);
 
   // Rows in fives off one pointer: base + {0, 1, 2, 4} * step are x86 addressing modes, and so is base + step3.
-  const int64_t step = t.a_m * 4, step3 = t.a_m * 12, a_k = t.a_k, b_n = t.b_n, b_k = t.b_k, length = t.length;
+  const int64_t step = t.a_m * 4, step3 = t.a_m * 12, a_k = t.a_k, b_n = t.b_n, b_k = t.b_k, length = t.length,
+                ahead = t.ahead;
   const float* b = t.b;
   for (int64_t r = 0; r < t.n_runs; r++) {
     const char* p0 = reinterpret_cast<const char*>(t.a + t.runs[r]);
@@ -39,6 +40,10 @@ void tile(const Tile& t) {
       V w[BLOCKS * P];
 #pragma GCC unroll 8
       for (int j = 0; j < BLOCKS * P; j++) w[j] = V::load(b + j / P * b_n + j % P * V::N);
+      if (V::N == 16 && 2 * ROWS * BLOCKS > kTileRows * kTileBlocks) {  // AVX2's tile has no slots left for them
+#pragma GCC unroll 8
+        for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(b + ahead + j * b_n, 0, 2);
+      }
 #pragma GCC unroll 16
       for (int m = 0; m < ROWS; m++) {
         const char* base = m < 5 ? p0 : m < 10 ? p5 : p10;
@@ -129,9 +134,11 @@ NEEDLE_INLINE void transpose4(const float* src, int64_t src_stride, float* dst, 
 
 void tiles(Tile t, int blocks, int64_t rows) {
   const int most = blocks == kWideBlocks ? kWideRows : kTileRows;
+  const int64_t ahead = t.ahead;
   const TileFn* fn = table[blocks];
   for (int64_t left = ceil_div(rows, most); left > 0; left--) {
     const int64_t n = ceil_div(rows, left);
+    t.ahead = left == 1 ? ahead : 0;
     fn[n](t);
     t.a += n * t.a_m;
     t.c += n * t.c_m;

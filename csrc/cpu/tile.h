@@ -22,6 +22,7 @@ struct Tile {
   bool accumulate;
   int activation;
   float alpha;
+  int64_t ahead;  // from b to what is read after it, which the last rows fetch into L2; 0: nothing
 };
 
 // Shapes that reach the FMA peak with the registers of the ISA: 14 x 2 (few rows: 7 x 4) of 32 zmm, 6 x 1 of 16 ymm.
