@@ -2,6 +2,7 @@
 // Depthwise ones go to depthwise.cu.
 #include "gpu/conv.h"
 #include "gpu/gemm.cuh"
+#include "gpu/vendor/choose.h"
 
 namespace needle::gpu {
 namespace {
@@ -188,14 +189,24 @@ void correlate(const char* op, const Correlation& c, const Epilogue& e, gpuStrea
   run_gemm(op, p, true, e.precision, stream);
 }
 
-void convolve(const char* op, const View& x, const View& w, const View& out, const Geometry& g, const Epilogue& e,
-              gpuStream_t stream) {
+void convolve_here(const char* op, const View& x, const View& w, const View& out, const Geometry& g, const Epilogue& e,
+                   gpuStream_t stream) {
   if (g.groups > 1 && w.shape[1] == 1 && e.precision == kExact)
     return depthwise(x, w, out, g, e.scale, e.bias, e.residual, e.activation, e.alpha, stream);
   correlate(op,
             {x, w, out, g.groups, w.shape[0] / g.groups * w.stride[0], g.stride_h, g.stride_w, -g.pad_top, -g.pad_left,
              g.dilation_h, g.dilation_w},
             e, stream);
+}
+
+void convolve(const char* op, const View& x, const View& w, const View& out, const Geometry& g, const Epilogue& e,
+              const Exec* exec) {
+  auto ours = [&] { convolve_here(op, x, w, out, g, e, static_cast<gpuStream_t>(exec->stream)); };
+  if (x.size() == 0 || w.size() == 0 || out.size() == 0 || !vendor::wanted(vendor::kConv2d)) return ours();
+  auto given = [](const View* v) { return v ? *v : View{}; };
+  vendor::choose({vendor::kConv2d, x, w, out, given(e.scale), given(e.bias), given(e.residual), g.stride_h, g.stride_w,
+                  g.pad_top, g.pad_left, g.dilation_h, g.dilation_w, g.groups, e.activation, e.precision, e.alpha},
+                 exec, ours);
 }
 
 __global__ void GPU_BOUNDS(256, 4) clear(float* out, int64_t size) {
@@ -221,8 +232,7 @@ void conv2d(const Call& c) {
   e.bias = c.i(11) ? &c.in[2] : nullptr;
   e.activation = static_cast<int>(c.i(9));
   e.alpha = c.f(10);
-  convolve("conv2d", c.in[0], c.in[1], c.out[0], {c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7), c.i(8)}, e,
-           static_cast<gpuStream_t>(c.exec->stream));
+  convolve("conv2d", c.in[0], c.in[1], c.out[0], {c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7), c.i(8)}, e, c.exec);
 }
 
 // y = activation(conv(x, w) * scale + bias + residual), scale and bias per channel; inputs in this order.
@@ -240,7 +250,7 @@ void conv2d_fused(const Call& c) {
   e.alpha = c.f(8);
   e.precision = static_cast<int>(c.i(12));
   convolve("conv2d_fused", c.in[0], c.in[1], c.out[0], {c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5), c.i(6)}, e,
-           static_cast<gpuStream_t>(c.exec->stream));
+           c.exec);
 }
 
 // Every phase of output pixels is a convolution of stride 1 with its own taps, which run backwards over the input.

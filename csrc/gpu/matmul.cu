@@ -3,6 +3,7 @@
 // thread per result.
 #include "gpu/gemm.cuh"
 #include "gpu/team.cuh"
+#include "gpu/vendor/choose.h"
 
 namespace needle::gpu {
 namespace {
@@ -175,6 +176,36 @@ Place place(const View& v, int64_t row) {
   return p;
 }
 
+void run_float(const char* op, const Gemm& p, int precision, gpuStream_t stream) {
+  if (p.m > 8 || p.batch.rank > 0) return run_gemm(op, p, false, precision, stream);
+  if (p.m == 1) return launch_few<1>(p, stream);
+  if (p.m <= 4) return launch_few<4>(p, stream);
+  launch_few<8>(p, stream);
+}
+
+View matrix(const void* data, int64_t batch, int64_t rows, int64_t columns, int64_t step, int64_t row, int64_t column) {
+  return {const_cast<void*>(data), {batch, rows, columns}, {step, row, column}, data ? 3 : 0, DType::f32};
+}
+
+// The product for a vendor's library, which knows but one axis of batches; false when there are more.
+bool for_vendor(const Gemm& p, int precision, vendor::Problem* to) {
+  if (p.batch.rank > 1 || p.k == 0) return false;
+  const bool one = p.batch.rank == 0;
+  const int64_t n = one ? 1 : p.batch.shape[0];
+  auto step = [&](const int64_t* of) { return one ? 0 : of[0]; };
+  to->kind = vendor::kMatmul;
+  to->a = matrix(p.a.data, n, p.m, p.k, step(p.batch.a), p.a.row.stride[0], p.a.depth.stride[0]);
+  to->b = matrix(p.b.data, n, p.k, p.n, step(p.batch.b), p.b.depth.stride[0], p.b.row.stride[0]);
+  to->out = matrix(p.out.data, n, p.m, p.n, step(p.batch.out), p.out.row[0], p.out.column[0]);
+  to->residual =
+      matrix(p.residual.data, n, p.m, p.n, step(p.batch.residual), p.residual.row[0], p.residual.column[0]);
+  if (p.bias.data) to->bias = {const_cast<float*>(p.bias.data), {p.n}, {p.bias.column}, 1, DType::f32};
+  to->activation = p.activation;
+  to->precision = precision;
+  to->alpha = p.alpha;
+  return true;
+}
+
 // out = act(a b + bias + residual); bias and residual may be null.
 void product(const char* op, const Call& c, const View& a, const View& b, const View* bias, const View* residual,
              int precision, int activation, float alpha) {
@@ -230,12 +261,10 @@ void product(const char* op, const Call& c, const View& a, const View& b, const 
   p.per_split = p.k ? p.k : 1;
   p.activation = activation;
   p.alpha = alpha;
-  if (m <= 8 && p.batch.rank == 0) {
-    if (m == 1) return launch_few<1>(p, stream);
-    if (m <= 4) return launch_few<4>(p, stream);
-    return launch_few<8>(p, stream);
-  }
-  run_gemm(op, p, false, precision, stream);
+  auto ours = [&] { run_float(op, p, precision, stream); };
+  vendor::Problem problem = {};
+  if (!vendor::wanted(vendor::kMatmul) || !for_vendor(p, precision, &problem)) return ours();
+  vendor::choose(problem, c.exec, ours);
 }
 
 std::string shape(const View& v) {

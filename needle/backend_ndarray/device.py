@@ -12,6 +12,7 @@ import needle.backend_numpy as backend_numpy
 from needle import _core
 
 from .course import Course
+from .vendor import Vendors
 
 NoKernel = _core.NoKernel  # a device has no kernel of a name, or not for a dtype
 FOLDER = "NEEDLE_GPU_LIBRARIES"  # environment variable: where libraries lie that are not beside needle._core
@@ -83,6 +84,8 @@ class Device:
 class GpuDevice(Device):
     """A device whose kernels and memory come from libneedle_<name>.so."""
 
+    _vendors: Vendors
+
     def missing(self) -> str | None:
         if self.module is not None:
             return None
@@ -100,6 +103,7 @@ class GpuDevice(Device):
         missing = core.missing()
         if missing is not None:
             return f"{why}: {missing}."
+        self._vendors = Vendors(str(path))
         self._use(core)
         return None
 
@@ -122,6 +126,22 @@ class GpuDevice(Device):
     def limit_cache(self, nbytes: int | None) -> None:
         """How much freed memory to keep; None: all of it. With 0 every array has memory of exactly its size for itself."""
         self._opened().limit_cache(2**64 - 1 if nbytes is None else nbytes)
+
+    def vendors(self) -> dict[str, Any]:
+        """`mode` (auto, on, off) and `libraries`: name, whether open, and version and place or why not."""
+        self.require()
+        return {key: value for key, value in self._vendors.report().items() if key != "choices"}
+
+    def use_vendors(self, mode: str | None) -> None:
+        """Vendors' libraries where they are faster (auto), wherever they can (on) or never (off); None: as NEEDLE_GPU_VENDOR
+        says. Earlier choices are forgotten."""
+        self.require()
+        self._vendors.use(mode)
+
+    def choices(self) -> list[dict[str, Any]]:
+        """Products and convolutions met so far: shapes, `taken` (a library's name or "needle"), microseconds, and `why`."""
+        self.require()
+        return list(self._vendors.report()["choices"])
 
     def synchronize(self) -> None:
         """Wait until everything that was started is done."""

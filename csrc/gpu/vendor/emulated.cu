@@ -1,0 +1,44 @@
+// The emulation's vendor: a library that a test builds and names in NEEDLE_EMULATION_VENDOR. It has
+//   const char* test_vendor_prepare(const Problem*, size_t* workspace)     null, or why it cannot do this
+//   int test_vendor_run(const Problem*, void* workspace, void* stream)     0, or an error code
+#include <cstdlib>
+
+#include "gpu/portable.cuh"
+#include "gpu/vendor/load.h"
+#include "gpu/vendor/table.h"
+
+namespace needle::gpu::vendor {
+namespace {
+
+const char* (*can)(const Problem*, size_t*);
+int (*does)(const Problem*, void*, void*);
+
+bool open(std::string* text) {
+  const char* path = std::getenv("NEEDLE_EMULATION_VENDOR");
+  if (!path) {
+    *text = "NEEDLE_EMULATION_VENDOR names no library";
+    return false;
+  }
+  void* library = open_library({path}, text);
+  if (!library || !find(library, "test_vendor_prepare", &can, text) || !find(library, "test_vendor_run", &does, text))
+    return false;
+  *text = place(can);
+  return true;
+}
+
+void* prepare(const Problem& p, size_t* workspace, std::string* text) {
+  const char* why = can(&p, workspace);
+  if (why) *text = why;
+  return why ? nullptr : new char;
+}
+
+int run(void*, const Problem& p, void* workspace, void* stream) { return does(&p, workspace, stream); }
+
+void forget(void* plan) { delete static_cast<char*>(plan); }
+
+}  // namespace
+
+const Library kTestProducts = {"test_products", kMatmul, open, prepare, run, forget};
+const Library kTestConvolutions = {"test_convolutions", kConv2d, open, prepare, run, forget};
+
+}  // namespace needle::gpu::vendor

@@ -1,0 +1,160 @@
+// Products with epilogues through cuBLASLt or hipBLASLt, whose functions differ by prefix only. Their matrices are
+// column-major, so the product made is out^T = b^T a^T, and a bias runs along its rows.
+#pragma once
+#include <memory>
+#include <mutex>
+
+#include "gpu/gemm.cuh"
+#include "gpu/vendor/load.h"
+#include "gpu/vendor/problem.h"
+
+// The functions by their names without prefix.
+#define LT_FUNCTIONS(F)                                                                                                \
+  F(Create)                                                                                                            \
+  F(MatmulDescCreate)                                                                                                  \
+  F(MatmulDescDestroy) F(MatmulDescSetAttribute) F(MatrixLayoutCreate) F(MatrixLayoutDestroy)                          \
+      F(MatrixLayoutSetAttribute) F(MatmulPreferenceCreate) F(MatmulPreferenceDestroy) F(MatmulPreferenceSetAttribute) \
+          F(MatmulAlgoGetHeuristic) F(Matmul)
+
+namespace needle::gpu::vendor {
+
+// A column-major matrix in memory: `turned` when the product takes its transpose.
+struct Columns {
+  bool turned;
+  int64_t rows, columns, leading, batch;
+};
+
+// The transpose of `v` (batch, rows, columns) as such a matrix; false when neither axis is dense.
+inline bool as_columns(const View& v, Columns* to) {
+  const int64_t rows = v.shape[1], columns = v.shape[2];
+  auto fits = [](int64_t near, int64_t extent, int64_t far, int64_t others) {
+    return (near == 1 || extent == 1) && (far >= extent || others == 1);
+  };
+  if (fits(v.stride[2], columns, v.stride[1], rows)) {
+    *to = {false, columns, rows, rows == 1 ? columns : v.stride[1], v.stride[0]};
+  } else if (fits(v.stride[1], rows, v.stride[2], columns)) {
+    *to = {true, rows, columns, columns == 1 ? rows : v.stride[2], v.stride[0]};
+  } else {
+    return false;
+  }
+  return to->batch >= 0;
+}
+
+// `Api` has the library's types, its functions `f` and its constants.
+template <class Api>
+struct Lt {
+  struct Plan {
+    typename Api::Operation operation = nullptr;
+    typename Api::Layout a = nullptr, b = nullptr, c = nullptr, out = nullptr;
+    typename Api::Preference preference = nullptr;
+    typename Api::Result chosen = {};
+    ~Plan() {
+      for (auto* layout : {a, b, c, out}) {
+        if (layout) (void)Api::f.MatrixLayoutDestroy(layout);
+      }
+      if (preference) (void)Api::f.MatmulPreferenceDestroy(preference);
+      if (operation) (void)Api::f.MatmulDescDestroy(operation);
+    }
+  };
+
+  // 0, or the first error of the calls so far.
+  struct Status {
+    int error = 0;
+    template <class S>
+    void operator()(S status) {
+      if (!error) error = static_cast<int>(status);
+    }
+  };
+
+  static typename Api::Handle handle(int* error) {
+    static int failed = 0;
+    static typename Api::Handle handle = [] {
+      typename Api::Handle made = nullptr;
+      failed = static_cast<int>(Api::f.Create(&made));
+      return made;
+    }();
+    *error = failed;
+    return handle;
+  }
+
+  template <class T>
+  static auto set(typename Api::Operation operation, typename Api::Attribute attribute, T value) {
+    return Api::f.MatmulDescSetAttribute(operation, attribute, &value, sizeof value);
+  }
+
+  static auto layout(typename Api::Layout* to, const Columns& m, int64_t batch, Status& status) {
+    status(Api::f.MatrixLayoutCreate(to, Api::kFloat, static_cast<uint64_t>(m.rows), static_cast<uint64_t>(m.columns),
+                                     m.leading));
+    const int32_t count = static_cast<int32_t>(batch);
+    if (status.error || batch == 1) return;
+    status(Api::f.MatrixLayoutSetAttribute(*to, Api::kBatchCount, &count, sizeof count));
+    status(Api::f.MatrixLayoutSetAttribute(*to, Api::kBatchStride, &m.batch, sizeof m.batch));
+  }
+
+  static const char* refused(const Problem& p, Columns* a, Columns* b, Columns* c, Columns* out) {
+    if (p.activation != kNone && p.activation != kRelu && p.activation != kGeluTanh) return "no epilogue for it";
+    if (p.scale.data) return "no scale in its epilogue";
+    if (p.bias.data && p.bias.stride[0] != 1 && p.bias.shape[0] != 1) return "a bias with gaps";
+    if (!as_columns(p.a, a) || !as_columns(p.b, b)) return "an operand without a dense axis";
+    if (!as_columns(p.out, out) || out->turned) return "a result whose rows have gaps";
+    if (p.residual.data && (!as_columns(p.residual, c) || c->turned)) return "a residual whose rows have gaps";
+    return nullptr;
+  }
+
+  static void* prepare(const Problem& p, size_t* workspace, std::string* text) {
+    Columns a, b, c, out;
+    if (const char* why = refused(p, &a, &b, &c, &out)) {
+      *text = why;
+      return nullptr;
+    }
+    if (!p.residual.data) c = out;
+    Status status;
+    typename Api::Handle library = handle(&status.error);
+    auto plan = std::make_unique<Plan>();
+    const int64_t batch = p.out.shape[0];
+    if (!status.error) status(Api::f.MatmulDescCreate(&plan->operation, Api::compute(p.precision), Api::kFloat));
+    if (!status.error) {
+      status(set(plan->operation, Api::kTransA, b.turned ? Api::kTurned : Api::kPlain));  // sides change places
+      status(set(plan->operation, Api::kTransB, a.turned ? Api::kTurned : Api::kPlain));
+      status(set(plan->operation, Api::kEpilogue, Api::epilogue(p.activation, p.bias.data != nullptr)));
+      if (p.bias.data) status(set(plan->operation, Api::kBiasPointer, p.bias.data));
+      layout(&plan->a, b, batch, status);
+      layout(&plan->b, a, batch, status);
+      layout(&plan->c, c, batch, status);
+      layout(&plan->out, out, batch, status);
+      status(Api::f.MatmulPreferenceCreate(&plan->preference));
+    }
+    int found = 0;
+    if (!status.error) {
+      const uint64_t limit = kMaxWorkspace;
+      status(Api::f.MatmulPreferenceSetAttribute(plan->preference, Api::kMaxWorkspaceBytes, &limit, sizeof limit));
+      Api::alignments(plan->preference, p, [&](auto s) { status(s); });
+    }
+    if (!status.error)
+      status(Api::f.MatmulAlgoGetHeuristic(library, plan->operation, plan->a, plan->b, plan->c, plan->out,
+                                           plan->preference, 1, &plan->chosen, &found));
+    if (status.error || found == 0) {
+      *text = "it has no algorithm, status " + std::to_string(status.error);
+      return nullptr;
+    }
+    *workspace = plan->chosen.workspaceSize;
+    return plan.release();
+  }
+
+  static int run(void* made, const Problem& p, void* workspace, void* stream) {
+    const Plan& plan = *static_cast<Plan*>(made);
+    Status status;
+    typename Api::Handle library = handle(&status.error);
+    if (p.bias.data) status(set(plan.operation, Api::kBiasPointer, p.bias.data));
+    if (status.error) return status.error;
+    const float one = 1, beta = p.residual.data ? 1 : 0;
+    const void* c = p.residual.data ? p.residual.data : p.out.data;
+    return static_cast<int>(Api::f.Matmul(library, plan.operation, &one, p.b.data, plan.a, p.a.data, plan.b, &beta, c,
+                                          plan.c, p.out.data, plan.out, &plan.chosen.algo, workspace,
+                                          plan.chosen.workspaceSize, static_cast<gpuStream_t>(stream)));
+  }
+
+  static void forget(void* plan) { delete static_cast<Plan*>(plan); }
+};
+
+}  // namespace needle::gpu::vendor

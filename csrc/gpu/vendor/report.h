@@ -1,0 +1,35 @@
+// What was chosen, and why, as text.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "gpu/vendor/problem.h"
+
+namespace needle::gpu::vendor {
+
+// The library for one kind of problem; `text` is its version and place, or why it is not open.
+struct Opened {
+  const Library* library = nullptr;
+  const char* name = "";
+  std::string text;
+};
+
+struct Choice {
+  const Library* library = nullptr;  // null: our own kernel
+  void* plan = nullptr;
+  size_t workspace = 0;
+  double ours_us = 0, theirs_us = 0;  // 0: not timed
+  int error = 0;                      // the library's, which ended its use here
+  std::string why;                    // our own kernel
+  Problem problem = {};
+};
+
+std::string number(double v);
+
+// {"mode": .., "libraries": [..], "choices": [..]}
+std::string report(const char* mode, const Opened (&opened)[2], const std::vector<const Choice*>& choices);
+
+std::string report();            // of this process
+void restart(const char* mode);  // forgets all choices and looks for libraries anew; "" is NEEDLE_GPU_VENDOR's mode
+
+}  // namespace needle::gpu::vendor

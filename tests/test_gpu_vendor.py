@@ -1,0 +1,353 @@
+"""Vendors' libraries: with one that a test builds and tells how to behave, in the emulation at both wave widths."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_devices import gpu_device
+from gpu_kernels import LAYOUTS
+from needle.backend_ndarray import Device, NDArray, array, call
+from needle.ops.conv import conv2d_array
+
+ROOT = Path(__file__).resolve().parent.parent
+NONE, RELU, SIGMOID = 0, 1, 4
+EXACT, TF32 = 0, 1
+
+
+class Library:
+    """The test's vendor: `behave` before a problem comes first, `runs` since then."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(str(path))
+
+    def behave(
+        self, refuses: bool = False, fails_after: int = -1, milliseconds: int = 0, off_by: float = 0, workspace: int = 0
+    ) -> None:
+        self._library.behave(refuses, fails_after, milliseconds, ctypes.c_double(off_by), ctypes.c_size_t(workspace))
+
+    def runs(self) -> int:
+        return self._library.runs()
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        pytest.skip("a C++ compiler is missing")
+    out = tmp_path_factory.mktemp("vendor") / "libtest_vendor.so"
+    source = ROOT / "tests" / "gpu_vendor.cpp"
+    options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'csrc'}"]
+    subprocess.run([compiler, *options, source, "-o", out], check=True)
+    return Library(out)
+
+
+@pytest.fixture(scope="module", params=["emulation_w32", "emulation_w64"])
+def emulated(request: pytest.FixtureRequest) -> Device:
+    return gpu_device(request.param)
+
+
+@pytest.fixture
+def device(emulated: Device, library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """With the library open, well-behaved and used wherever it can."""
+    monkeypatch.setenv("NEEDLE_EMULATION_VENDOR", str(library.path))
+    library.behave()
+    emulated.use_vendors("on")
+    yield emulated
+    monkeypatch.undo()
+    emulated.use_vendors(None)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def on(device: Device, a: np.ndarray) -> NDArray:
+    """On the device with numpy's strides."""
+    order = sorted(range(a.ndim), key=lambda d: -a.strides[d])
+    dense = array(np.ascontiguousarray(a.transpose(order)), device=device)
+    return dense.permute(tuple(int(d) for d in np.argsort(order)))
+
+
+def matmul(
+    device: Device, m: int = 20, k: int = 12, n: int = 9, activation: int = RELU, precision: int = EXACT
+) -> None:
+    """Runs one with bias and residual and compares with float64."""
+    a, b, bias, residual = normal(m, k), normal(k, n, seed=1), normal(n, seed=2), normal(m, n, seed=3)
+    out = NDArray.empty((m, n), "float32", device)
+    call("matmul_fused", [out], [on(device, v) for v in (a, b, bias, residual)], activation, 0, 1, 1, precision)
+    exact = a.astype(np.float64) @ b + bias + residual
+    exact = {NONE: exact, RELU: np.maximum(exact, 0), SIGMOID: 1 / (1 + np.exp(-exact))}[activation]
+    assert np.abs(out.numpy() - exact).max() < (1e-5 if precision == EXACT else 1e-1)
+
+
+def taken(device: Device) -> list[str]:
+    return [choice["taken"] for choice in device.choices()]
+
+
+def test_missing(emulated: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEEDLE_EMULATION_VENDOR", raising=False)
+    emulated.use_vendors("auto")
+    matmul(emulated)
+    found = emulated.vendors()
+    assert found["mode"] == "auto"
+    assert [lib["open"] for lib in found["libraries"]] == [False, False]
+    assert found["libraries"][0]["text"] == "NEEDLE_EMULATION_VENDOR names no library"
+    monkeypatch.setenv("NEEDLE_EMULATION_VENDOR", "/nowhere/libtest.so")
+    emulated.use_vendors("auto")
+    assert "/nowhere/libtest.so" in emulated.vendors()["libraries"][0]["text"]
+    assert emulated.choices() == []
+    monkeypatch.undo()
+    emulated.use_vendors(None)
+
+
+def test_open(device: Device, library: Library) -> None:
+    assert device.vendors() == {
+        "mode": "on",
+        "libraries": [
+            {"name": "test_products", "open": True, "text": str(library.path)},
+            {"name": "test_convolutions", "open": True, "text": str(library.path)},
+        ],
+    }
+
+
+@pytest.mark.parametrize("milliseconds,winner", [(0, "test_products"), (60, "needle")])
+def test_the_faster_one_is_taken(device: Device, library: Library, milliseconds: int, winner: str) -> None:
+    library.behave(milliseconds=milliseconds)
+    device.use_vendors("auto")
+    matmul(device, 12, 4, 4)
+    (choice,) = device.choices()
+    assert choice["taken"] == winner
+    assert choice["why"] == ("" if winner == "test_products" else "slower")
+    assert (choice["ours_us"] > choice["theirs_us"] > 0) == (winner == "test_products")
+    before = library.runs()
+    matmul(device, 12, 4, 4)
+    assert library.runs() - before == (winner == "test_products")
+    assert len(device.choices()) == 1
+
+
+def test_a_choice_says_what_it_is_for(device: Device) -> None:
+    matmul(device, 20, 12, 9, precision=TF32)
+    (choice,) = device.choices()
+    assert choice["op"] == "matmul"
+    assert choice["shapes"] == [[1, 20, 12], [1, 12, 9], [1, 20, 9]]
+    assert choice["strides"] == [[0, 12, 1], [0, 9, 1], [0, 9, 1]]
+    assert (choice["precision"], choice["activation"]) == ("tf32", RELU)
+    assert (choice["scale"], choice["bias"], choice["residual"]) == (False, True, True)
+    assert choice["taken"] == "test_products"
+
+
+def test_forced_on(device: Device, library: Library) -> None:
+    library.behave(milliseconds=60)
+    matmul(device)
+    assert taken(device) == ["test_products"]
+    assert device.choices()[0]["theirs_us"] == 0  # not timed
+
+
+def test_forced_off(device: Device, library: Library) -> None:
+    device.use_vendors("off")
+    matmul(device)
+    assert (library.runs(), device.choices()) == (0, [])
+    assert device.vendors()["libraries"][0] == {
+        "name": "test_products",
+        "open": False,
+        "text": "vendors' libraries are off",
+    }
+
+
+def test_refuses(device: Device, library: Library) -> None:
+    library.behave(refuses=True)
+    matmul(device)
+    (choice,) = device.choices()
+    assert (choice["taken"], choice["why"], library.runs()) == ("needle", "not today", 0)
+
+
+@pytest.mark.parametrize("fails_after", [0, 1, 3])
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_an_error_ends_its_use(device: Device, library: Library, fails_after: int, mode: str) -> None:
+    """At the first run, while it is timed, or later: the result is right, and needle's kernel goes on."""
+    device.use_vendors(mode)
+    library.behave(fails_after=fails_after)
+    for _ in range(5):
+        matmul(device, 12, 4, 4)
+    (choice,) = device.choices()
+    assert (choice["taken"], choice["why"]) == ("needle", "error 7")
+
+
+def test_a_wrong_result_is_noticed(device: Device, library: Library) -> None:
+    library.behave(off_by=0.01)
+    matmul(device)
+    (choice,) = device.choices()
+    assert choice["taken"] == "needle" and choice["why"].startswith("results differ by ")
+    matmul(device, precision=TF32)  # for which so much is rounding
+    assert sorted(taken(device)) == ["needle", "test_products"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_not_a_number_on_one_side_is_noticed(device: Device, library: Library, value: float) -> None:
+    library.behave(off_by=value)
+    matmul(device)
+    assert taken(device) == ["needle"]
+
+
+def test_not_a_number_on_both_sides_is_no_difference(device: Device) -> None:
+    a = normal(10, 10)
+    a[3, 4], a[5, 6] = np.nan, np.inf
+    out = NDArray.empty((10, 10), "float32", device)
+    with np.errstate(invalid="ignore"):
+        call("matmul", [out], [on(device, a), on(device, normal(10, 10, seed=1))], NONE, 0, 0)
+    assert taken(device) == ["test_products"]
+
+
+def test_choices_are_by_shape_layout_and_epilogue(device: Device) -> None:
+    for arguments in ({}, {"m": 21}, {"activation": NONE}, {"precision": TF32}, {"m": 20}):
+        matmul(device, **arguments)
+    assert len(device.choices()) == 4
+    out = NDArray.empty((4, 5), "float32", device)
+    a, b = normal(4, 6), normal(6, 5, seed=1)
+    for operand in (a, np.asfortranarray(a)):
+        call("matmul", [out], [on(device, operand), on(device, b)], NONE, 0, 0)
+        assert np.abs(out.numpy() - a @ b).max() < 1e-5
+    assert len(device.choices()) == 6
+
+
+def test_workspace(device: Device, library: Library) -> None:
+    """It is the calling thread's scratch memory, as large as asked for: beyond its end the emulation has no memory."""
+    device.limit_cache(0)
+    library.behave(workspace=100_001)
+    matmul(device)
+    assert taken(device) == ["test_products"]
+    device.limit_cache(None)
+
+
+def test_a_result_that_is_an_operand(device: Device, library: Library) -> None:
+    """It would not survive being tried: our kernel runs once."""
+    a, b, out = normal(9, 5), normal(5, 7, seed=1), on(device, normal(9, 7, seed=2))
+    call("matmul_fused", [out], [on(device, a), on(device, b), out], NONE, 0, 0, 1, EXACT)
+    assert np.abs(out.numpy() - (a @ b + normal(9, 7, seed=2))).max() < 1e-5
+    assert (library.runs(), device.choices()) == (0, [])
+
+
+def test_products(device: Device, library: Library) -> None:
+    """Batches, shared sides, a layer's transposed weight, float64 (ours alone) and empty ones."""
+    cases = [
+        ((3,), (3,), 4, 5, 6),
+        ((3,), (1,), 4, 5, 6),
+        ((2, 3), (2, 3), 4, 5, 6),
+        ((), (), 1, 5, 6),
+        ((), (), 4, 0, 6),
+    ]
+    for batch_a, batch_b, m, k, n in cases:
+        a, b = normal(*batch_a, m, k), normal(*batch_b, k, n, seed=1)
+        out = NDArray.empty((*batch_a, m, n), "float32", device)
+        right = array(np.ascontiguousarray(b), device=device).broadcast_to((*batch_a, k, n))
+        call("matmul", [out], [array(a, device=device), right], NONE, 0, 0)
+        assert np.abs(out.numpy() - a @ b).max() < 1e-5
+    assert taken(device) == ["test_products"] * 3  # not two axes of batches, and no empty sums
+    x, w, bias = normal(5, 6), normal(7, 6, seed=1), normal(7, seed=2)
+    out = NDArray.empty((5, 7), "float32", device)
+    call("linear", [out], [on(device, v) for v in (x, w, bias)], RELU, 0, 1)
+    assert np.abs(out.numpy() - np.maximum(x @ w.T + bias, 0)).max() < 1e-5
+    assert len(device.choices()) == 4
+    before = library.runs()
+    out = NDArray.empty((5, 7), "float64", device)
+    call("matmul", [out], [array(v.astype("float64"), "float64", device) for v in (x, w.T.copy())], NONE, 0, 0)
+    assert library.runs() == before
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    "shape,weight,stride,padding,dilation,groups",
+    [
+        ((2, 3, 6, 7), (4, 3, 3), (1, 1), (0, 0), (1, 1), 1),
+        ((1, 4, 9, 8), (6, 3, 2), (2, 1), (1, 2), (1, 2), 1),
+        ((2, 4, 8, 8), (6, 3, 3), (2, 2), (1, 1), (1, 1), 2),
+        ((1, 6, 5, 5), (6, 3, 3), (1, 1), (1, 1), (1, 1), 6),
+    ],
+)
+def test_conv2d(device: Device, layout: str, shape, weight, stride, padding, dilation, groups) -> None:
+    """What the library is told about a convolution is what our kernels do: they are compared before it is taken."""
+    o, *kernel = weight
+    x, w = normal(*shape), normal(o, shape[1] // groups, *kernel, seed=1)
+    exact = conv2d_array(x.astype(np.float64), w.astype(np.float64), stride, (*padding, *padding), dilation, groups)
+    scale, bias, residual = normal(o, seed=2), normal(o, seed=3), normal(*exact.shape, seed=4)
+    inputs = [LAYOUTS[layout](v) if v.ndim == 4 else v for v in (x, w, scale, bias, residual)]
+    out = on(device, LAYOUTS[layout](np.zeros(exact.shape, np.float32)))
+    window = (*stride, *padding, *dilation, groups)
+    call("conv2d_fused", [out], [on(device, v) for v in inputs], *window, RELU, 0, 1, 1, 1, EXACT)
+    channel = (slice(None), None, None)
+    exact = np.maximum(exact * scale[channel] + bias[channel] + residual, 0)
+    assert np.abs(out.numpy() - exact).max() / np.abs(exact).max() < 5e-6
+    (choice,) = device.choices()
+    assert (choice["op"], choice["taken"], choice["window"]) == ("conv2d", "test_convolutions", list(window))
+
+
+@pytest.mark.parametrize("way", ["folder", "wheel"])
+def test_where_libraries_are_looked_for(
+    way: str, emulated: Device, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the folder of NEEDLE_VENDOR_LIBRARIES, and in the folders of wheels on the path of modules."""
+    folder = tmp_path if way == "folder" else tmp_path / "nvidia" / "test" / "lib"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(library.path, folder / f"lib{way}.so")
+    code = """
+import os, sys, needle as ndl
+print(ndl.emulation(int(sys.argv[1])).vendors()["libraries"][0]["text"])
+"""
+    environment = {**os.environ, "NEEDLE_EMULATION_VENDOR": f"lib{way}.so", "NEEDLE_GPU_VENDOR": "auto"}
+    environment["PYTHONPATH"] = os.pathsep.join([*filter(None, sys.path), *([str(tmp_path)] if way == "wheel" else [])])
+    environment["NEEDLE_VENDOR_LIBRARIES"] = f"/nowhere:{tmp_path}" if way == "folder" else ""
+    command = [sys.executable, "-c", code, emulated.name.removeprefix("emulation_w")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == str(folder / f"lib{way}.so"), done.stderr
+
+
+def test_modes(emulated: Device) -> None:
+    with pytest.raises(ValueError, match="expects one of auto, on, off, got maybe"):
+        emulated.use_vendors("maybe")
+
+
+def in_process(emulated: Device, library: Library, mode: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs `code` where `dot(n)` multiplies on the device and `library` is the test's."""
+    prelude = f"""
+import ctypes, numpy as np, needle as ndl
+from needle.backend_ndarray import NDArray, array, call
+device = ndl.emulation({emulated.name.removeprefix("emulation_w")})
+library = ctypes.CDLL({str(library.path)!r})
+def dot(n):
+    a, out = array(np.eye(n, dtype="float32"), device=device), NDArray.empty((n, n), "float32", device)
+    call("matmul", [out], [a, a], 0, 0, 0)
+    assert (out.numpy() == np.eye(n)).all()
+"""
+    environment = {**os.environ, "NEEDLE_EMULATION_VENDOR": str(library.path), "NEEDLE_GPU_VENDOR": mode}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run([sys.executable, "-c", prelude + code], env=environment, capture_output=True, text=True)
+
+
+def test_a_failure_is_said_once(emulated: Device, library: Library) -> None:
+    code = """
+for n in (10, 11, 12):
+    library.behave(False, 0, 0, ctypes.c_double(0), ctypes.c_size_t(0))
+    dot(n)
+print([c["why"] for c in device.choices()])
+"""
+    done = in_process(emulated, library, "auto", code)
+    assert done.stdout.strip() == str(["error 7"] * 3), done.stderr
+    assert done.stderr == "[vendor] test_products: error 7; needle's own kernels go on (said once).\n"
+
+
+def test_the_environment_chooses_the_mode(emulated: Device, library: Library) -> None:
+    code = "dot(12); print(device.vendors()['mode'], [c['taken'] for c in device.choices()])"
+    assert in_process(emulated, library, "on", code).stdout.strip() == "on ['test_products']"
+    assert in_process(emulated, library, "off", code).stdout.strip() == "off []"
+    wrong = in_process(emulated, library, "maybe", code)
+    assert wrong.stderr.strip().endswith("[vendor] NEEDLE_GPU_VENDOR expects off, on or auto, got maybe.")
