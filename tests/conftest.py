@@ -13,6 +13,9 @@ import pytest
 
 from gpu_devices import PRESENT, gpu_device
 
+# Tests of kernels are about needle's own; tests/test_gpu_vendor.py asks for vendors' libraries.
+os.environ.setdefault("NEEDLE_GPU_VENDOR", "off")
+
 
 @pytest.fixture(autouse=True)
 def seed() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_devices import gpu_device
+from gpu_devices import PRESENT, gpu_device
 from gpu_kernels import LAYOUTS
 from needle.backend_ndarray import Device, NDArray, array, call
 from needle.ops.conv import conv2d_array
@@ -309,6 +309,35 @@ print(ndl.emulation(int(sys.argv[1])).vendors()["libraries"][0]["text"])
     command = [sys.executable, "-c", code, emulated.name.removeprefix("emulation_w")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == str(folder / f"lib{way}.so"), done.stderr
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_what_is_here(name: str, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On hardware, cuBLASLt and cuDNN or hipBLASLt and MIOpen wherever they can: they agree with our kernels."""
+    device = gpu_device(name)
+    monkeypatch.setenv("NEEDLE_EMULATION_VENDOR", str(library.path))
+    library.behave()
+    device.use_vendors("on")
+    for precision in range(4):
+        for activation in (NONE, RELU):
+            matmul(device, 64, 48, 32, activation, precision)
+    for layout in LAYOUTS.values():
+        x, w, bias, residual = (
+            normal(2, 8, 9, 9),
+            normal(16, 8, 3, 3, seed=1),
+            normal(16, seed=2),
+            normal(2, 16, 9, 9, seed=3),
+        )
+        exact = conv2d_array(x.astype(np.float64), w.astype(np.float64), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        exact = np.maximum(exact + bias[:, None, None] + residual, 0)
+        inputs = [on(device, v) for v in (layout(x), layout(w), bias, layout(residual))]
+        out = on(device, layout(np.zeros(exact.shape, np.float32)))
+        call("conv2d_fused", [out], inputs, 1, 1, 1, 1, 1, 1, 1, RELU, 0, 0, 1, 1, EXACT)
+        assert np.abs(out.numpy() - exact).max() / np.abs(exact).max() < 5e-6
+    faults = [c for c in device.choices() if c["why"].startswith(("error", "results"))]
+    monkeypatch.undo()
+    device.use_vendors(None)
+    assert not faults
 
 
 def test_modes(emulated: Device) -> None:

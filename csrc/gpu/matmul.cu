@@ -197,8 +197,7 @@ bool for_vendor(const Gemm& p, int precision, vendor::Problem* to) {
   to->a = matrix(p.a.data, n, p.m, p.k, step(p.batch.a), p.a.row.stride[0], p.a.depth.stride[0]);
   to->b = matrix(p.b.data, n, p.k, p.n, step(p.batch.b), p.b.depth.stride[0], p.b.row.stride[0]);
   to->out = matrix(p.out.data, n, p.m, p.n, step(p.batch.out), p.out.row[0], p.out.column[0]);
-  to->residual =
-      matrix(p.residual.data, n, p.m, p.n, step(p.batch.residual), p.residual.row[0], p.residual.column[0]);
+  to->residual = matrix(p.residual.data, n, p.m, p.n, step(p.batch.residual), p.residual.row[0], p.residual.column[0]);
   if (p.bias.data) to->bias = {const_cast<float*>(p.bias.data), {p.n}, {p.bias.column}, 1, DType::f32};
   to->activation = p.activation;
   to->precision = precision;

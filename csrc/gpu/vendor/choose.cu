@@ -61,7 +61,7 @@ void prepare(State& s) {
   for (int kind : {kMatmul, kConv2d}) {
     Opened& o = s.opened[kind];
     o = {};
-    const Library* library = kLibraries[kind];
+    const Library* library = library_for(kind);
     if (!library) {
       o.text = "this build had no headers of it";
     } else if (s.mode == kOff) {

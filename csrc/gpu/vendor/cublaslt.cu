@@ -75,6 +75,9 @@ bool open(std::string* text) {
 
 }  // namespace
 
-const Library kCublasLt = {"cublasLt", kMatmul, open, Lt<Cublas>::prepare, Lt<Cublas>::run, Lt<Cublas>::forget};
+const Library* cublaslt() {
+  static const Library library = {"cublasLt", kMatmul, open, Lt<Cublas>::prepare, Lt<Cublas>::run, Lt<Cublas>::forget};
+  return &library;
+}
 
 }  // namespace needle::gpu::vendor

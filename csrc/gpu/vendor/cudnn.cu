@@ -13,11 +13,12 @@
 namespace needle::gpu::vendor {
 namespace {
 
-#define CUDNN_FUNCTIONS(F)                                                                                      \
-  F(GetVersion)                                                                                                 \
-  F(Create)                                                                                                     \
-  F(SetStream) F(BackendCreateDescriptor) F(BackendDestroyDescriptor) F(BackendFinalize) F(BackendSetAttribute) \
-      F(BackendGetAttribute) F(BackendExecute)
+#define CUDNN_FUNCTIONS(F)   \
+  F(GetVersion)              \
+  F(Create)                  \
+  F(SetStream)               \
+  F(BackendCreateDescriptor) \
+  F(BackendDestroyDescriptor) F(BackendFinalize) F(BackendSetAttribute) F(BackendGetAttribute) F(BackendExecute)
 
 struct Functions {
 #define F(name) decltype(&cudnn##name) name;
@@ -371,6 +372,9 @@ bool open(std::string* text) {
 
 }  // namespace
 
-const Library kCudnn = {"cudnn", kConv2d, open, prepare, run, forget};
+const Library* cudnn() {
+  static const Library library = {"cudnn", kConv2d, open, prepare, run, forget};
+  return &library;
+}
 
 }  // namespace needle::gpu::vendor

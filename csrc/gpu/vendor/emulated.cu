@@ -38,7 +38,13 @@ void forget(void* plan) { delete static_cast<char*>(plan); }
 
 }  // namespace
 
-const Library kTestProducts = {"test_products", kMatmul, open, prepare, run, forget};
-const Library kTestConvolutions = {"test_convolutions", kConv2d, open, prepare, run, forget};
+const Library* test_products() {
+  static const Library library = {"test_products", kMatmul, open, prepare, run, forget};
+  return &library;
+}
+const Library* test_convolutions() {
+  static const Library library = {"test_convolutions", kConv2d, open, prepare, run, forget};
+  return &library;
+}
 
 }  // namespace needle::gpu::vendor

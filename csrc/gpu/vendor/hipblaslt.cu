@@ -98,6 +98,10 @@ bool open(std::string* text) {
 
 }  // namespace
 
-const Library kHipblasLt = {"hipblasLt", kMatmul, open, Lt<Hipblas>::prepare, Lt<Hipblas>::run, Lt<Hipblas>::forget};
+const Library* hipblaslt() {
+  static const Library library = {"hipblasLt",          kMatmul,          open,
+                                  Lt<Hipblas>::prepare, Lt<Hipblas>::run, Lt<Hipblas>::forget};
+  return &library;
+}
 
 }  // namespace needle::gpu::vendor

@@ -9,12 +9,13 @@
 #include "gpu/vendor/problem.h"
 
 // The functions by their names without prefix.
-#define LT_FUNCTIONS(F)                                                                                                \
-  F(Create)                                                                                                            \
-  F(MatmulDescCreate)                                                                                                  \
-  F(MatmulDescDestroy) F(MatmulDescSetAttribute) F(MatrixLayoutCreate) F(MatrixLayoutDestroy)                          \
-      F(MatrixLayoutSetAttribute) F(MatmulPreferenceCreate) F(MatmulPreferenceDestroy) F(MatmulPreferenceSetAttribute) \
-          F(MatmulAlgoGetHeuristic) F(Matmul)
+#define LT_FUNCTIONS(F)                                                                              \
+  F(Create)                                                                                          \
+  F(MatmulDescCreate)                                                                                \
+  F(MatmulDescDestroy)                                                                               \
+  F(MatmulDescSetAttribute)                                                                          \
+  F(MatrixLayoutCreate) F(MatrixLayoutDestroy) F(MatrixLayoutSetAttribute) F(MatmulPreferenceCreate) \
+      F(MatmulPreferenceDestroy) F(MatmulPreferenceSetAttribute) F(MatmulAlgoGetHeuristic) F(Matmul)
 
 namespace needle::gpu::vendor {
 

@@ -47,13 +47,15 @@ int miopenExecuteFusionPlan(miopenHandle_t, miopenFusionPlanDescriptor_t, miopen
 namespace needle::gpu::vendor {
 namespace {
 
-#define MIOPEN_FUNCTIONS(F)                                                                                           \
-  F(GetVersion)                                                                                                       \
-  F(Create) F(SetStream) F(CreateTensorDescriptor) F(Set4dTensorDescriptorEx) F(DestroyTensorDescriptor)              \
-      F(CreateConvolutionDescriptor) F(InitConvolutionDescriptor) F(DestroyConvolutionDescriptor) F(CreateFusionPlan) \
-          F(DestroyFusionPlan) F(CreateOpConvForward) F(CreateOpBiasForward) F(CreateOpActivationForward)             \
-              F(CompileFusionPlan) F(CreateOperatorArgs) F(DestroyOperatorArgs) F(SetOpArgsConvForward)               \
-                  F(SetOpArgsBiasForward) F(SetOpArgsActivForward) F(ExecuteFusionPlan)
+#define MIOPEN_FUNCTIONS(F)                                                                                      \
+  F(GetVersion)                                                                                                  \
+  F(Create)                                                                                                      \
+  F(SetStream)                                                                                                   \
+  F(CreateTensorDescriptor) F(Set4dTensorDescriptorEx) F(DestroyTensorDescriptor) F(CreateConvolutionDescriptor) \
+      F(InitConvolutionDescriptor) F(DestroyConvolutionDescriptor) F(CreateFusionPlan) F(DestroyFusionPlan)      \
+          F(CreateOpConvForward) F(CreateOpBiasForward) F(CreateOpActivationForward) F(CompileFusionPlan)        \
+              F(CreateOperatorArgs) F(DestroyOperatorArgs) F(SetOpArgsConvForward) F(SetOpArgsBiasForward)       \
+                  F(SetOpArgsActivForward) F(ExecuteFusionPlan)
 
 struct Functions {
 #define F(name) decltype(&miopen##name) name;
@@ -211,6 +213,9 @@ bool open(std::string* text) {
 
 }  // namespace
 
-const Library kMiopen = {"MIOpen", kConv2d, open, prepare, run, forget};
+const Library* miopen() {
+  static const Library library = {"MIOpen", kConv2d, open, prepare, run, forget};
+  return &library;
+}
 
 }  // namespace needle::gpu::vendor

@@ -1,29 +1,30 @@
-// The libraries of this build.
+// The libraries of this build. Functions, for clang would take constants to the device as well.
 #pragma once
 #include "gpu/vendor/problem.h"
 
 namespace needle::gpu::vendor {
 
 #if defined(NEEDLE_EMULATION)
-extern const Library kTestProducts, kTestConvolutions;
-inline const Library* const kLibraries[] = {&kTestProducts, &kTestConvolutions};
+const Library* test_products();
+const Library* test_convolutions();
+inline const Library* library_for(int kind) { return kind == kMatmul ? test_products() : test_convolutions(); }
 #elif defined(__HIP__)
-extern const Library kHipblasLt, kMiopen;
-inline const Library* const kLibraries[] = {&kHipblasLt, &kMiopen};
-#else  // CMake says which headers are there
-extern const Library kCublasLt, kCudnn;
-inline const Library* const kLibraries[] = {
-#ifdef NEEDLE_CUBLASLT
-    &kCublasLt,
+const Library* hipblaslt();
+const Library* miopen();
+inline const Library* library_for(int kind) { return kind == kMatmul ? hipblaslt() : miopen(); }
 #else
-    nullptr,
+const Library* cublaslt();
+const Library* cudnn();
+inline const Library* library_for(int kind) {  // CMake says whose headers are there
+#ifdef NEEDLE_CUBLASLT
+  if (kind == kMatmul) return cublaslt();
 #endif
 #ifdef NEEDLE_CUDNN
-    &kCudnn,
-#else
-    nullptr,
+  if (kind == kConv2d) return cudnn();
 #endif
-};
+  (void)kind;
+  return nullptr;
+}
 #endif
 
 }  // namespace needle::gpu::vendor
