@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "gpu/gemm.cuh"
-#include "gpu/vendor/agree.cuh"
+#include "gpu/vendor/agree.h"
 #include "gpu/vendor/choose.h"
 #include "gpu/vendor/load.h"
 #include "gpu/vendor/report.h"

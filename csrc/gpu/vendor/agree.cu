@@ -1,16 +1,12 @@
-// Do two results of the same problem agree?
-#pragma once
+// Parts of the comparison by waves on the device, put together on the host.
 #include <cfloat>
 #include <cmath>
 #include <vector>
 
-#include "gpu/portable.cuh"
+#include "gpu/vendor/agree.h"
 
 namespace needle::gpu::vendor {
-
-struct Largest {
-  float value, difference;  // of the finite values and of all differences; NaN where one side alone is not a number
-};
+namespace {
 
 __global__ void GPU_BOUNDS(256, 4) compare_results(const float* a, const float* b, int64_t size, Largest* parts) {
   float value = 0, difference = 0;
@@ -26,11 +22,9 @@ __global__ void GPU_BOUNDS(256, 4) compare_results(const float* a, const float* 
   if (lane_id() == 0) parts[(blockIdx.x * 256 + threadIdx.x) / WAVE] = {value, difference};
 }
 
-// What a has and b has in `size` floats, put together on the host; `parts` is device memory for kParts of them.
-constexpr unsigned kBlocks = 128;
-constexpr size_t kParts = kBlocks * (256 / WAVE);
+}  // namespace
 
-inline float relative_difference(const float* a, const float* b, int64_t size, Largest* parts, gpuStream_t stream) {
+float relative_difference(const float* a, const float* b, int64_t size, Largest* parts, gpuStream_t stream) {
   launch(compare_results, dim3(kBlocks), 256, 0, stream, a, b, size, parts);
   std::vector<Largest> found(kParts);
   check(gpuMemcpyAsync(found.data(), parts, kParts * sizeof(Largest), gpuMemcpyDefault, stream), "vendor");
