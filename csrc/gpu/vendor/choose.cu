@@ -76,13 +76,13 @@ void prepare(State& s) {
 
 // ---- what a plan depends on -----------------------------------------------------------------------------------------
 
-std::string key(const Problem& p) {
+std::string key(const Problem& p, const Exec* exec) {
   int64_t words[16 + 6 * (2 * 4 + 2)];
   int n = 0;
   int32_t alpha;
   std::memcpy(&alpha, &p.alpha, sizeof alpha);
   for (int64_t v : {int64_t{p.kind}, p.stride_h, p.stride_w, p.pad_top, p.pad_left, p.dilation_h, p.dilation_w,
-                    p.groups, p.activation, p.precision, int64_t{alpha}})
+                    p.groups, p.activation, p.precision, int64_t{alpha}, int64_t{exec->scratch != nullptr}})
     words[n++] = v;
   for (const View* v : {&p.a, &p.b, &p.out, &p.scale, &p.bias, &p.residual}) {
     words[n++] = v->data ? alignment(v->data) : 0;
@@ -117,7 +117,7 @@ bool writes_operand(const Problem& p) {
 // ---- trying ---------------------------------------------------------------------------------------------------------
 
 bool capturing(gpuStream_t stream) {
-#ifdef NEEDLE_EMULATION
+#ifdef NEEDLE_EMULATION  // which records launches, and no library makes any
   (void)stream;
   return false;
 #else
@@ -238,7 +238,7 @@ void choose(const Problem& p, const Exec* exec, void (*ours)(const void*), const
     if (c.workspace && !workspace) workspace = exec->scratch(kWorkspaceSlot, c.workspace);
     return library->run(c.plan, p, workspace, stream);
   };
-  auto [it, is_new] = s.choices.try_emplace(key(p));
+  auto [it, is_new] = s.choices.try_emplace(key(p, exec));
   Choice& c = it->second;
   if (is_new) {
     if (capturing(stream)) {  // tried when it comes next
