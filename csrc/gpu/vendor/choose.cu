@@ -228,10 +228,13 @@ bool wanted(Kind kind) {
 
 void choose(const Problem& p, const Exec* exec, void (*ours)(const void*), const void* context) {
   State& s = state();
-  std::lock_guard<std::mutex> lock(s.mutex);  // libraries' handles are for one thread at a time
+  std::unique_lock<std::mutex> lock(s.mutex);  // libraries' handles are for one thread at a time
   const Library* library = s.opened[p.kind].library;
   auto run_ours = [&] { ours(context); };
-  if (!library || writes_operand(p)) return run_ours();
+  if (!library || writes_operand(p)) {
+    lock.unlock();
+    return run_ours();
+  }
   gpuStream_t stream = static_cast<gpuStream_t>(exec->stream);
   void* workspace = nullptr;
   auto run_theirs = [&](Choice& c) {
@@ -269,6 +272,7 @@ void choose(const Problem& p, const Exec* exec, void (*ours)(const void*), const
     library->forget(std::exchange(c.plan, nullptr));
     say_once(library->name, c.why);
   }
+  lock.unlock();
   run_ours();
 }
 
