@@ -6,7 +6,7 @@ import ctypes as c
 
 import numpy as np
 
-from test_gpu import Backend, Call, Exec, View
+from test_gpu import SCRATCH, Backend, Call, Exec, View
 
 DTYPES = ["float32", "float64", "int32", "int64", "bool"]
 FLOATS = {"float32": 5e-6, "float64": 1e-14}  # and what their results may be off, of the largest
@@ -30,13 +30,21 @@ def run(backend: Backend, name: str, outs: list[np.ndarray], ins: list[np.ndarra
     row = backend.rows[name]
     assert len(attrs) == len(row.attrs.split()) and row.min_in <= len(ins) <= row.max_in and len(outs) == row.n_out
     out_views, in_views = (View * len(outs))(*map(view, outs)), (View * len(ins))(*map(view, ins))
-    executor = Exec(1, None, None, None)
+    slots: dict[int, tuple[int, int]] = {}
+
+    def scratch(slot: int, nbytes: int) -> int:
+        if slot in slots:
+            backend.table.free(*slots[slot])
+        slots[slot] = (backend.table.alloc(nbytes), nbytes)
+        return slots[slot][0]
+
+    executor = Exec(1, None, SCRATCH(scratch), None)
     row.run(Call(out_views, in_views, (c.c_double * len(attrs))(*attrs), len(outs), len(ins), c.pointer(executor)))
     backend.table.sync(None)
     for p, home, span in held[: len(outs)]:
         backend.table.copy(home, p, span, None)
     backend.table.sync(None)
-    for p, _, span in held:
+    for p, span in [(p, span) for p, _, span in held] + list(slots.values()):
         backend.table.free(p, span)
 
 

@@ -29,8 +29,11 @@ class View(c.Structure):
     ]
 
 
+SCRATCH = c.CFUNCTYPE(c.c_void_p, c.c_int, c.c_size_t)
+
+
 class Exec(c.Structure):
-    _fields_ = [("threads", c.c_int), ("parallel", c.c_void_p), ("scratch", c.c_void_p), ("stream", c.c_void_p)]
+    _fields_ = [("threads", c.c_int), ("parallel", c.c_void_p), ("scratch", SCRATCH), ("stream", c.c_void_p)]
 
 
 class Call(c.Structure):
@@ -105,7 +108,9 @@ class Backend:
 
         ins = (View * len(inputs))(*[view(a) for a in inputs])
         outs = (View * 1)(view(out))
-        call = Call(outs, ins, (c.c_double * len(attrs))(*attrs), 1, len(inputs), c.pointer(Exec(1, None, None, None)))
+        call = Call(
+            outs, ins, (c.c_double * len(attrs))(*attrs), 1, len(inputs), c.pointer(Exec(1, None, SCRATCH(), None))
+        )
         self.rows[name].run(call)
         self.table.sync(None)
         if held[-1][1]:

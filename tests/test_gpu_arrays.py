@@ -286,16 +286,43 @@ def test_gather_rows(gpu: Device, dtype: str, numbers: str) -> None:
     assert np.array_equal(made.numpy()[:4], table[rows[:4]])
 
 
+NUMBERS = {  # of rows of a table of 7: sorted in one block or several, runs within a piece of 64 and over many
+    "none": lambda n: np.full(n, -1),
+    "few": lambda n: np.random.randint(-1, 8, n),
+    "one": lambda n: np.full(n, 5),
+    "sorted": lambda n: np.arange(n) * 7 // n,
+    "in turns": lambda n: np.arange(n)[::-1] % 7,
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize("shape", [(1, 1), (50, 37), (64, 3), (257, 5), (1100, 2)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_scatter_add_rows(gpu: Device, dtype: str) -> None:
-    rows, numbers = values((50, 37), dtype), np.random.randint(-1, 8, 50)
-    made = NDArray(np.ones((7, 37)), gpu, dtype)
-    call("scatter_add_rows", [made], [NDArray(rows, gpu, dtype), NDArray(numbers, gpu)], 2.0)
-    want = np.zeros((7, 37))
+def test_scatter_add_rows(gpu: Device, shape: tuple, kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums in an order that does not change: with threads the other way round the same to the last bit."""
+    rows, numbers = values(shape, dtype), NUMBERS[kind](shape[0])
+    want = np.zeros((7, shape[1]))
     for row, number in zip(rows, numbers, strict=True):
         if 0 <= number < 7 and number != 2:
             want[number] += row
-    np.testing.assert_allclose(made.numpy(), want, atol=1e-5 if dtype == "float32" else 1e-12)
+    found = []
+    for order in "01":
+        monkeypatch.setenv("NEEDLE_EMULATION_REVERSE", order)
+        made = NDArray(np.ones((7, shape[1])), gpu, dtype)
+        call("scatter_add_rows", [made], [NDArray(rows, gpu, dtype), NDArray(numbers, gpu)], 2.0)
+        np.testing.assert_allclose(made.numpy(), want, atol=1e-5 if dtype == "float32" else 1e-12)
+        found.append(made.numpy())
+    assert np.array_equal(*found)
+
+
+def test_scatter_add_rows_of_a_large_table_and_strides(gpu: Device) -> None:
+    rows = values((300, 20), "float32")
+    numbers = np.random.randint(0, 100_000, 300).astype("int32")
+    want = np.zeros((100_000, 10))
+    np.add.at(want, numbers, rows[::-1, ::2])
+    made = NDArray(np.ones((100_000, 10)), gpu)
+    call("scatter_add_rows", [made], [NDArray(rows, gpu)[::-1, ::2], NDArray(numbers, gpu)], -1.0)
+    np.testing.assert_allclose(made.numpy(), want, atol=1e-5)
 
 
 # -- optimizers ----------------------------------------------------------------------------------------------------------

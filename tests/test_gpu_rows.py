@@ -132,6 +132,11 @@ ATTENTIONS = [  # batch, queries, keys, features, values
     ((1,), 65, 1, 33, 132),
     ((1,), 1, 1, 1, 1),
     ((2,), 3, 0, 4, 5),
+    ((1,), 1, 2000, 64, 64),  # few queries: the keys are shared out, in as many parts as fill the device or hold 256
+    ((2, 1), 8, 700, 40, 132),
+    ((), 5, 257, 33, 70),
+    ((3, 8), 2, 321, 8, 65),
+    ((1,), 9, 500, 16, 16),
 ]
 
 
@@ -162,6 +167,35 @@ def test_attention(backend: Backend, case: tuple, causal: bool, mask: str) -> No
     out = memory.swapaxes(-2, -3) if batch else memory
     run(backend, "attention", [out], [q, k, v, *extra], 0.7, causal, bool(extra))
     close(out, exact)
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+def test_attention_of_few_queries_over_hidden_and_invalid_keys(backend: Backend, queries: int) -> None:
+    """Whole parts of the keys that are hidden; NaN in one key reaches every result, infinite values only where they weigh."""
+    q, k, v = normal(queries, 20), normal(1500, 20, seed=1), normal(1500, 9, seed=2)
+    keep = np.zeros((queries, 1500), bool)
+    keep[:, 700:710] = True
+    s = np.where(keep, double(q)[0] @ double(k)[0].T, -np.inf)
+    out = nans(queries, 9)
+    run(backend, "attention", [out], [q, k, v, keep], 1.0, 0, 1)
+    close(out, soft(s) @ double(v)[0])
+    k[1200] = np.nan
+    run(backend, "attention", [out], [q, k, v, keep], 1.0, 0, 1)
+    close(out, soft(s) @ double(v)[0])
+    run(backend, "attention", [out], [q, k, v], 1.0, 0, 0)
+    assert np.isnan(out).all()
+
+
+@pytest.mark.parametrize("case", [c for c in ATTENTIONS if c[2] > 200], ids=str)
+def test_attention_does_not_depend_on_thread_order(backend: Backend, case: tuple, monkeypatch) -> None:
+    batch, length, source, features, values = case
+    ins = [normal(*batch, length, features), normal(*batch, source, features), normal(*batch, source, values)]
+    found = []
+    for order in "01":
+        monkeypatch.setenv("NEEDLE_EMULATION_REVERSE", order)
+        found.append(nans(*batch, length, values))
+        run(backend, "attention", found[-1:], ins, 0.7, 0, 0)
+    assert np.array_equal(*found)
 
 
 def sample_cases(*classes: type) -> list:

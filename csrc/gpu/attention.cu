@@ -1,52 +1,17 @@
 // softmax(q k^T * scale + mask) v without the scores ever lying in memory: a block keeps 64 queries, walks over the
 // keys in tiles of 64 and corrects its sums whenever a row's maximum rises (Dao et al., FlashAttention, 2022).
-#include "gpu/gemm.cuh"
+#include "gpu/attention.cuh"
 
 namespace needle::gpu {
 namespace {
 
-constexpr int kQueries = 64, kKeys = 64, kFeatures = 32, kThreads = 256, kValueKeys = 16;
-constexpr int kMost = kMaxRank - 2;
-
-struct Matrix {
-  const void* data;
-  int64_t row, column, batch[kMost];
-};
-
-struct Problem {
-  Matrix q, k, v, mask, out;  // mask.data may be null
-  int rank, batch[kMost];
-  int queries, keys, features, values, query_blocks, value_blocks;
-  float scale;
-  bool causal, bool_mask, wide;
-};
-
-__device__ __forceinline__ int64_t batch_offset(const Problem& p, const Matrix& m, unsigned index) {
-  int64_t at = 0;
-  for (int d = p.rank - 1; d >= 0; d--) {
-    at += index % static_cast<unsigned>(p.batch[d]) * m.batch[d];
-    index /= static_cast<unsigned>(p.batch[d]);
-  }
-  return at;
-}
-
-// to[column][row] = from[first_row + row][first_column + column], zero beyond; neighbouring threads read neighbours.
-template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], const float* from, int64_t row,
-                                            int64_t column, int rows, int columns) {
-  bool along = column == 1;
-#pragma unroll 4
-  for (int e = threadIdx.x; e < ROWS * COLUMNS; e += kThreads) {
-    int i = along ? e / COLUMNS : e % ROWS, j = along ? e % COLUMNS : e / ROWS;
-    to[j][i] = i < rows && j < columns ? from[i * row + j * column] : 0;
-  }
-}
+constexpr int kQueries = 64, kKeys = 64, kFeatures = kAttentionFeatures, kThreads = kAttentionThreads, kValueKeys = 16;
 
 // Thread (r, c) of 16 x 16 has queries 4 r to 4 r + 3, keys 4 c to 4 c + 3 of a tile, and of every 64 values 4 c to 4 c
 // + 3.
 // One block per unit on CUDA: beside a second one its threads would spill.
 template <int VALUES>
-__global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Problem p) {
+__global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Attention p) {
   struct alignas(16) Shared {
     union {
       struct {
@@ -100,17 +65,7 @@ __global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Problem p) {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const int key = key0 + c + j;
-        float s = score[i][j] * p.scale;
-        if (key >= p.keys || query >= p.queries || (p.causal && key > query)) {
-          s = -HUGE_VALF;
-        } else if (p.mask.data) {
-          const int64_t at = mask + query * p.mask.row + key * p.mask.column;
-          if (p.bool_mask) {
-            s = static_cast<const bool*>(p.mask.data)[at] ? s : -HUGE_VALF;
-          } else {
-            s += static_cast<const float*>(p.mask.data)[at];
-          }
-        }
+        const float s = masked_score(p, mask, score[i][j], query, key);
         score[i][j] = s;
         most = device::maximum_map::apply(most, s, s, s);
       }
@@ -189,7 +144,7 @@ Matrix matrix(const View& v) {
 }
 
 template <int VALUES>
-void start(Problem p, int64_t heads, gpuStream_t stream) {
+void start(Attention p, int64_t heads, gpuStream_t stream) {
   p.value_blocks = (p.values + VALUES - 1) / VALUES;
   int64_t blocks = heads * p.query_blocks * p.value_blocks;
   if (blocks > INT32_MAX) fail("attention", "at most 2^31 blocks", std::to_string(blocks));
@@ -207,7 +162,7 @@ void attention(const Call& c) {
   for (int64_t extent : {q.shape[r - 2], q.shape[r - 1], k.shape[r - 2], v.shape[r - 1]}) {
     if (extent > INT32_MAX - 256) fail("attention", "extents are below 2^31 - 256", std::to_string(extent));
   }
-  Problem p = {};
+  Attention p = {};
   p.q = matrix(q), p.k = matrix(k), p.v = matrix(v), p.out = matrix(out);
   if (c.i(2)) {
     p.mask = matrix(c.in[3]);
@@ -223,6 +178,7 @@ void attention(const Call& c) {
   p.query_blocks = (p.queries + kQueries - 1) / kQueries;
   p.scale = c.f(0);
   p.causal = c.i(1) != 0;
+  if (p.queries <= kFewQueries) return attention_few(p, heads, c.exec);
   p.wide = p.out.column == 1 && p.out.row % 4 == 0 && p.values % 4 == 0 && aligned(out.data);
   for (int d = 0; d < r - 2; d++) p.wide = p.wide && (out.shape[d] == 1 || out.stride[d] % 4 == 0);
   gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);

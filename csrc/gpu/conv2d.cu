@@ -2,6 +2,7 @@
 // Depthwise ones go to depthwise.cu.
 #include "gpu/conv.h"
 #include "gpu/gemm.cuh"
+#include "gpu/team.cuh"
 #include "gpu/vendor/choose.h"
 
 namespace needle::gpu {
@@ -209,10 +210,21 @@ void convolve(const char* op, const View& x, const View& w, const View& out, con
                  exec, ours);
 }
 
-__global__ void GPU_BOUNDS(256, 4) clear(float* out, int64_t size) {
-  int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
-  if (i < size) out[i] = 0;
-}
+// Element n of the result is the sum over parts, in an order that does not change; zero without any.
+struct AddParts {
+  const float* parts;
+  float* out;
+  int64_t size;
+  int count;
+  template <class Team>
+  __device__ void operator()(const Team& team, int64_t n, bool exists) const {
+    float sum = 0;
+#pragma unroll 4
+    for (int i = team.first; i < count && exists; i += Team::step) sum += parts[i * size + n];
+    sum = team.sum(sum);
+    if (exists && team.first == 0) out[n] = sum;
+  }
+};
 
 // The first tap of those that output pixels with remainder `phase` meet, and their number and distance.
 struct Phase {
@@ -297,7 +309,7 @@ void conv_transpose2d(const Call& c) {
 }
 
 // x (N, C, H, W) and dy (N, O, OH, OW) to a contiguous dw (O, C / groups, KH, KW): dy as channels x pixels times x as
-// taps x pixels. Parts of the pixels are summed by blocks of their own, in no fixed order.
+// taps x pixels. Parts of the pixels are summed by blocks of their own, then added up.
 // attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups
 void conv2d_weight_grad(const Call& c) {
   const char* op = "conv2d_weight_grad";
@@ -337,9 +349,14 @@ void conv2d_weight_grad(const Call& c) {
   int64_t tiles = (p.m + 63) / 64 * ((p.n + 63) / 64) * g.groups, parts = (2 * device_units() + tiles - 1) / tiles;
   int64_t per_part = (pixels + parts - 1) / parts, least = 256;  // of k, so that a block's sums repay being added
   p.per_split = narrow((per_part < least ? least : per_part + 15) / 16 * 16);
-  if (pixels == 0 || p.per_split < p.k)
-    launch(clear, dim3(static_cast<unsigned>((dw.size() + 255) / 256)), 256, 0, stream, dw.as<float>(), dw.size());
+  AddParts add = {nullptr, dw.as<float>(), dw.size(), (p.k + p.per_split - 1) / p.per_split};
+  if (add.count > 1) {
+    p.out.data = static_cast<float*>(c.exec->scratch(0, static_cast<size_t>(add.count) * dw.size() * sizeof(float)));
+    p.part = dw.size();
+    add.parts = p.out.data;
+  }
   if (pixels) run_gemm(op, p, true, kExact, stream);
+  if (add.count != 1) launch_teams<ColumnTeam>(add, dw.size(), stream);
 }
 
 }  // namespace needle::gpu

@@ -13,7 +13,7 @@ struct Rows {
   DType number_dtype;
   Divider width;
   uint32_t total;
-  int64_t row_stride, column_stride, table_row, table_column, number_stride, count, skip;
+  int64_t row_stride, column_stride, table_row, table_column, number_stride, count;
 };
 
 template <class T>
@@ -39,18 +39,135 @@ __global__ void GPU_BOUNDS(kThreads, 4) read_rows(Rows<T> r) {
   }
 }
 
-// Sums in the order in which threads come: on hardware the last bits of a float may differ from run to run.
-template <class T>
-__global__ void GPU_BOUNDS(kThreads, 4) add_rows(Rows<T> r) {
-#pragma unroll 1
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < r.total; i += gridDim.x * kThreads) {
-    const uint32_t row = r.width.divide(i);
-    const int64_t column = i - row * r.width.size;
-    const int64_t number = load_as<int64_t>(r.numbers, r.number_dtype, row * r.number_stride);
-    if (number < 0 || number >= r.count || number == r.skip) continue;
-    atomic_add(r.table + number * r.table_row + column * r.table_column,
-               r.rows[row * r.row_stride + column * r.column_stride]);
+// Rows are added into a table in an order that does not change: sorted by their numbers, equal ones by their places.
+// Every thread sums a piece of that order in one column; sums that reach beyond a piece are kept apart and added up
+// afterwards.
+using Key = uint64_t;  // the number above, the row below
+constexpr uint32_t kLeftOut = 0xffffffffu, kPiece = 64, kTogether = 8;
+
+__device__ __forceinline__ uint32_t number_of(Key key) { return static_cast<uint32_t>(key >> 32); }
+
+struct Chunk {
+  Key keys[kThreads];
+};
+
+// Keys of the rows, each kThreads of them sorted. `skip`: a number to leave out.
+__global__ void GPU_BOUNDS(kThreads, 4)
+    sort_chunks(const void* numbers, DType dtype, int64_t stride, int64_t count, int64_t skip, Key* to, uint32_t rows) {
+  GPU_SHARED(Chunk, chunk);
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  Key mine = ~Key{0};
+  if (i < rows) {
+    const int64_t number = load_as<int64_t>(numbers, dtype, i * stride);
+    const bool kept = number >= 0 && number < count && number != skip;
+    mine = (kept ? static_cast<Key>(number) : kLeftOut) << 32 | i;
   }
+  chunk.keys[threadIdx.x] = mine;
+  block_sync();
+  uint32_t place = 0;
+#pragma unroll 8
+  for (unsigned k = 0; k < kThreads; k++) place += chunk.keys[k] < mine;
+  if (i < rows) to[blockIdx.x * kThreads + place] = mine;
+}
+
+// Two neighbouring sorted runs to one: a key's place is its own and that which it would have in the other run.
+__global__ void GPU_BOUNDS(kThreads, 4) merge_runs(const Key* from, Key* to, uint32_t rows, uint32_t run) {
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= rows) return;
+  const Key mine = from[i];
+  const uint32_t first = i & ~(2 * run - 1), other = (i & run) ? first : first + run;
+  const uint32_t begin = other < rows ? other : rows;
+  uint32_t low = begin, high = rows - begin < run ? rows : begin + run;
+#pragma unroll 1
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (from[middle] < mine) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  to[first + (i & (run - 1)) + (low - begin)] = mine;
+}
+
+template <class T>
+struct Scatter {
+  Rows<T> r;
+  const Key* keys;  // sorted
+  T* parts;         // two per piece and column: of the run of a number that comes from before, of one that goes on
+  uint32_t count, work;
+};
+
+template <class T>
+__device__ __forceinline__ void put(const Scatter<T>& s, uint32_t number, uint32_t piece, int64_t column, T sum,
+                                    bool from_before, bool goes_on) {
+  if (number == kLeftOut) return;
+  if (from_before || goes_on) {
+    s.parts[(2 * static_cast<int64_t>(piece) + !from_before) * s.r.width.size + column] = sum;
+  } else {
+    s.r.table[number * s.r.table_row + column * s.r.table_column] = sum;
+  }
+}
+
+template <class T>
+__global__ void GPU_BOUNDS(kThreads, 4) sum_pieces(Scatter<T> s) {
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= s.work) return;
+  const uint32_t piece = s.r.width.divide(i), begin = piece * kPiece;
+  const uint32_t end = s.count - begin < kPiece ? s.count : begin + kPiece;
+  const int64_t column = i - piece * s.r.width.size;
+  uint32_t number = number_of(s.keys[begin]);
+  bool from_before = begin > 0 && number_of(s.keys[begin - 1]) == number;
+  T sum = 0;
+#pragma unroll 1
+  for (uint32_t at = begin; at < end; at += kTogether) {
+    uint32_t numbers[kTogether];
+    T values[kTogether];
+#pragma unroll
+    for (uint32_t k = 0; k < kTogether; k++) {  // all loads before the first store
+      const Key key = s.keys[at + k < end ? at + k : end - 1];
+      numbers[k] = number_of(key);
+      values[k] = s.r.rows[static_cast<uint32_t>(key) * s.r.row_stride + column * s.r.column_stride];
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kTogether; k++) {
+      if (at + k >= end) continue;
+      if (numbers[k] != number) {
+        put(s, number, piece, column, sum, from_before, false);
+        number = numbers[k], from_before = false, sum = 0;
+      }
+      sum += values[k];
+    }
+  }
+  put(s, number, piece, column, sum, from_before, end < s.count && number_of(s.keys[end]) == number);
+}
+
+// The thread of the piece in which a run begins that goes on beyond it adds up the run's parts.
+template <class T>
+__global__ void GPU_BOUNDS(kThreads, 4) add_parts(Scatter<T> s) {
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= s.work) return;
+  const uint32_t piece = s.r.width.divide(i), begin = piece * kPiece;
+  if (s.count - begin <= kPiece) return;
+  const uint32_t number = number_of(s.keys[begin + kPiece - 1]);
+  if (number == kLeftOut || number_of(s.keys[begin + kPiece]) != number) return;
+  if (begin > 0 && number_of(s.keys[begin - 1]) == number) return;
+  uint32_t low = begin + kPiece, high = s.count;  // where the run ends
+#pragma unroll 1
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (number_of(s.keys[middle]) <= number) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  const int64_t column = i - piece * s.r.width.size, width = s.r.width.size;
+  const uint32_t last = (low - 1) / kPiece;
+  T sum = s.parts[(2 * static_cast<int64_t>(piece) + 1) * width + column];
+#pragma unroll 8
+  for (uint32_t p = piece + 1; p <= last; p++) sum += s.parts[2 * static_cast<int64_t>(p) * width + column];
+  s.r.table[number * s.r.table_row + column * s.r.table_column] = sum;
 }
 
 template <class T>
@@ -68,8 +185,7 @@ Rows<T> rows_of(const char* op, const View& rows, const View& table, const View&
           table.stride[0],
           table.stride[1],
           numbers.stride[0],
-          table.shape[0],
-          0};
+          table.shape[0]};
 }
 
 template <class T>
@@ -80,9 +196,28 @@ void gather_as(const Call& c) {
 
 template <class T>
 void scatter_as(const Call& c) {
-  Rows<T> r = rows_of<T>("scatter_add_rows", c.in[0], c.out[0], c.in[1]);
-  r.skip = c.i(0);
-  if (r.total) launch(add_rows<T>, grid_for(r.total), kThreads, 0, stream_of(c), r);
+  const char* op = "scatter_add_rows";
+  Scatter<T> s = {};
+  s.r = rows_of<T>(op, c.in[0], c.out[0], c.in[1]);
+  if (s.r.total == 0) return;
+  if (s.r.count > INT32_MAX) fail(op, "a table has at most 2^31 - 1 rows", std::to_string(s.r.count));
+  s.count = static_cast<uint32_t>(c.in[0].shape[0]);
+  const uint32_t pieces = (s.count + kPiece - 1) / kPiece;
+  s.work = pieces * s.r.width.size;
+  Key* keys = static_cast<Key*>(c.exec->scratch(0, 2 * sizeof(Key) * s.count));
+  Key* sorted = keys + s.count;
+  s.parts = static_cast<T*>(c.exec->scratch(1, 2 * sizeof(T) * s.work));
+  const gpuStream_t stream = stream_of(c);
+  auto blocks = [](uint32_t n) { return dim3((n + kThreads - 1) / kThreads); };
+  launch(sort_chunks, blocks(s.count), kThreads, 0, stream, s.r.numbers, s.r.number_dtype, s.r.number_stride, s.r.count,
+         c.i(0), sorted, s.count);
+  for (uint32_t run = kThreads; run < s.count; run *= 2) {
+    std::swap(keys, sorted);
+    launch(merge_runs, blocks(s.count), kThreads, 0, stream, keys, sorted, s.count, run);
+  }
+  s.keys = sorted;
+  launch(sum_pieces<T>, blocks(s.work), kThreads, 0, stream, s);
+  if (pieces > 1) launch(add_parts<T>, blocks(s.work), kThreads, 0, stream, s);
 }
 
 }  // namespace

@@ -150,20 +150,17 @@ __device__ __forceinline__ void put_sums(const Gemm& p, const Offsets& o, const 
     return p.activation == kRelu ? device::relu_map::apply(v, v, v) : v;
   };
   block_sync();
-  bool wide = p.wide && gridDim.y == 1;
 #pragma unroll 1
-  for (int e = threadIdx.x * (wide ? 4 : 1); e < ROWS * COLUMNS; e += blockDim.x * (wide ? 4 : 1)) {
+  for (int e = threadIdx.x * (p.wide ? 4 : 1); e < ROWS * COLUMNS; e += blockDim.x * (p.wide ? 4 : 1)) {
     int row = e / COLUMNS, column = e % COLUMNS, i = m0 + row, j = n0 + column;
     if (i >= p.m || j >= p.n) continue;
     const float* v = sums + row * LINE + column;
     float* out = p.out.data + o.out + offset<IMAGE>(p.row, p.out.row, i) + offset<IMAGE>(p.column, p.out.column, j);
     int64_t r = o.residual + offset<IMAGE>(p.row, p.residual.row, i) + offset<IMAGE>(p.column, p.residual.column, j);
-    if (wide) {
+    if (p.wide) {
       float4 f = read4(v);
       write4(out, make_float4(finish(f.x, i, j, r), finish(f.y, i, j + 1, r + 1), finish(f.z, i, j + 2, r + 2),
                               finish(f.w, i, j + 3, r + 3)));
-    } else if (gridDim.y > 1) {
-      atomic_add(out, *v);
     } else {
       *out = finish(*v, i, j, r);
     }
@@ -192,6 +189,7 @@ struct Block {
   __device__ __forceinline__ explicit Block(const Gemm& p) {
     unsigned columns = (p.n + BN - 1) / BN, tiles = columns * ((p.m + BM - 1) / BM), tile = blockIdx.x % tiles;
     offsets = batch_offsets(p.batch, blockIdx.x / tiles);
+    offsets.out += blockIdx.y * p.part;
     m0 = static_cast<int>(tile / columns * BM);
     n0 = static_cast<int>(tile % columns * BN);
     k0 = static_cast<int>(blockIdx.y) * p.per_split;

@@ -69,7 +69,8 @@ struct Gemm {
   bool wide;            // four columns from a multiple of four on are one aligned float4 of out, neighbours in residual
   PerChannel scale, bias;
   Batch batch;
-  int m, n, k, per_split;  // a block sums per_split of k; several of them add their sums to a cleared `out`
+  int m, n, k, per_split;  // a block sums per_split of k; what the next blocks sum lies `part` elements further each
+  int64_t part;
   int activation;
   float alpha;
 };
