@@ -1,17 +1,20 @@
-"""Fixtures: a fixed random stream for every test, a resting collector for those that count live tensors, scripts' environment."""
+"""Fixtures: a fixed random stream for every test, devices, a resting collector for those that count live tensors, scripts'
+environment. The last lines of a run say how many tests were skipped for want of which device."""
 
 from __future__ import annotations
 
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gpu_devices import PRESENT, gpu_device
+from gpu_devices import DEVICES, DRIVERS, MISSING, MODEL_DEVICES, gpu_device, parameters
+from needle import backend_selection
 
 # Tests of kernels are about needle's own; tests/test_gpu_vendor.py asks for vendors' libraries.
 os.environ.setdefault("NEEDLE_GPU_VENDOR", "off")
@@ -37,10 +40,48 @@ def script_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-@pytest.fixture(scope="module", params=PRESENT)
+@pytest.fixture(scope="module", params=parameters(DEVICES))
 def gpu(request: pytest.FixtureRequest) -> Any:
     """Every GPU device that is here. Each array has memory of exactly its size, so that reading beyond its end shows."""
     device = gpu_device(request.param)
     device.limit_cache(0)
     yield device
     device.limit_cache(None)
+
+
+@pytest.fixture(params=parameters(MODEL_DEVICES))
+def anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The default device, which is every one that models run on in turn (gpu_devices.py)."""
+    if request.param != "cpu":
+        device = gpu_device(request.param)
+        monkeypatch.setitem(backend_selection._DEFAULTS, backend_selection.BACKEND, lambda: device)
+    return backend_selection.default_device()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--emulate", action="store_true", help="all tests of models in the emulation, too: hours")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "emulated: small enough to run in the emulation of GPUs")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def kept(item: pytest.Item) -> bool:
+        name = item.callspec.params.get("anywhere", "") if hasattr(item, "callspec") else ""
+        return not name.startswith("emulation") or item.get_closest_marker("emulated") is not None
+
+    if not config.getoption("emulate"):
+        items[:] = filter(kept, items)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    found = [(name, reasons[MISSING.format(name)]) for name in DRIVERS]
+    for name, count in found:
+        if count:
+            terminalreporter.write_line(f"{count} tests were skipped: {MISSING.format(name)}.")

@@ -12,6 +12,7 @@ from torch import nn
 
 import needle as ndl
 import torch2needle
+from gpu_devices import compiles, ours
 from torch2needle.models import randomize
 
 TOLERANCE = 1e-5  # relative to the largest value
@@ -55,6 +56,11 @@ def draw(shapes: Any) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(s) if isinstance(s, tuple) else s.clone() for s in shapes)
 
 
+def placed(inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """The inputs on the default device, as torch's where that is the CPU."""
+    return inputs if ndl.default_device() in (ndl.cpu(), ndl.cpu_numpy()) else tuple(map(ours, inputs))
+
+
 def wider(shapes: Any) -> list[Any]:
     """The same inputs with one more in the batch."""
     return [(s[0] + 1, *s[1:]) if isinstance(s, tuple) else torch.cat([s, s[:1]]) for s in shapes]
@@ -77,10 +83,10 @@ def gradients_agree(model: nn.Module, net: ndl.nn.Module, inputs: tuple[torch.Te
     pairs = list(zip(ours_in, theirs_in, strict=True))
     own = dict(net.named_parameters())
     pairs += [(own[k], p) for k, p in model.named_parameters() if k in own]
-    for ours, theirs in pairs:
+    for mine, theirs in pairs:
         if theirs.grad is not None:
-            assert ours.grad is not None
-            close(ours.grad, theirs.grad, tolerance)
+            assert mine.grad is not None
+            close(mine.grad, theirs.grad, tolerance)
 
 
 def converts(
@@ -105,7 +111,7 @@ def converts(
     assert list(net.state_dict()) == list(model.state_dict())
     for mode in sorted(modes, reverse=True):
         model.train(mode), net.train(mode)
-        close(net(*draw(inputs)), model(*draw(inputs)), tolerance)
+        close(net(*placed(draw(inputs))), model(*draw(inputs)), tolerance)
         for key, value in model.state_dict().items():
             close(net.state_dict()[key], value, tolerance)
         if gradient:
@@ -116,7 +122,7 @@ def converts(
         with torch.no_grad():
             if batch:
                 more = draw(wider(shapes))
-                close(net(*draw(more)), model(*draw(more)), tolerance)
-            if executable:
-                close(ndl.compile(net, inputs)(*draw(inputs)), model(*draw(inputs)), tolerance)
+                close(net(*placed(draw(more))), model(*draw(more)), tolerance)
+            if executable and compiles():
+                close(ndl.compile(net, placed(inputs))(*placed(draw(inputs))), model(*draw(inputs)), tolerance)
     return net

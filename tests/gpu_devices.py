@@ -1,18 +1,47 @@
-"""GPU devices for tests: the emulation at both wave widths on any machine, and hardware where there is some."""
+"""GPU devices for tests: the emulation at both wave widths on any machine, and hardware where there is some.
+
+`everywhere` marks a test of models or fusion: it runs on the default device, on cuda and on hip, each being the default one
+meanwhile. One that is `emulated`, too, is small enough for the emulation; `pytest --emulate` takes all of them there.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import needle as ndl
 from needle.backend_ndarray import Device
+from needle.backend_ndarray.device import library_folders
+from needle.backend_selection import BACKEND
 
 DEVICES = {d.name: d for d in (ndl.emulation(32), ndl.emulation(64), ndl.cuda(), ndl.hip())}
 DRIVERS = {"cuda": "/dev/nvidiactl", "hip": "/dev/kfd"}  # files that are there when a driver is
 PRESENT = [name for name in DEVICES if name not in DRIVERS or Path(DRIVERS[name]).exists()]
+LIBRARIES: dict[str, Path] = {}  # by device, of those that are open
+MISSING = "this machine has no {} device"
+MODEL_DEVICES = ["cpu", *DEVICES] if BACKEND == "nd" else ["cpu"]  # another backend has one device
+everywhere = pytest.mark.usefixtures("anywhere")
+emulated = pytest.mark.emulated
+
+
+def parameters(names: Iterable[str]) -> list[Any]:
+    """Names of devices as parameters of a fixture; of those that are not here the tests are skipped, which is counted."""
+    absent = [name for name in DRIVERS if name not in PRESENT]
+    skip = {name: pytest.mark.skip(reason=MISSING.format(name)) for name in absent}
+    return [pytest.param(name, marks=skip[name]) if name in skip else name for name in names]
+
+
+def find_libraries() -> None:
+    """Opens what lies where needle looks now: the environment variable names one folder, builds have one each."""
+    for name in PRESENT:
+        if name not in LIBRARIES and DEVICES[name].enabled():
+            places = (folder / f"libneedle_{name}.so" for folder in library_folders())
+            LIBRARIES[name] = next(path for path in places if path.exists())
 
 
 def gpu_device(name: str) -> Device:
@@ -20,9 +49,37 @@ def gpu_device(name: str) -> Device:
     from test_gpu import build
 
     if name not in PRESENT:
-        pytest.skip(f"this machine has no {name} device")
-    if not DEVICES[name].enabled():
+        pytest.skip(MISSING.format(name))
+    find_libraries()
+    if name not in LIBRARIES:
         folder = name.partition("_")[0]
         os.environ["NEEDLE_GPU_LIBRARIES"] = str(build(folder, f"-DNEEDLE_{folder.upper()}=ON"))
         DEVICES[name].require()
+        find_libraries()
     return DEVICES[name]
+
+
+def gpu_library(name: str) -> Path:
+    """The file of the device's library."""
+    gpu_device(name)
+    return LIBRARIES[name]
+
+
+def ours(x: Any) -> ndl.Tensor:
+    """A torch tensor of the CPU on the default device."""
+    return ndl.Tensor(x.numpy(), dtype=str(x.dtype)[6:], requires_grad=False)
+
+
+@cache
+def has_executor(device: Device) -> bool:
+    """Whether `compile` takes models on the device."""
+    try:
+        ndl.compile(ndl.nn.Linear(1, 1, device=device), ndl.Tensor([[1.0]], device=device))
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
+def compiles() -> bool:
+    """Whether `compile` takes models on the present default device."""
+    return has_executor(ndl.default_device())

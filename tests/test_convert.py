@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 
 import torch2needle  # noqa: E402
 from conversion import Calls, close, converts  # noqa: E402
+from gpu_devices import everywhere  # noqa: E402
 from torch2needle import registry  # noqa: E402
 from torch2needle.models import randomize  # noqa: E402
 
@@ -28,6 +29,7 @@ MODULES: list[tuple[Callable, tuple[int, ...]]] = [
 ]
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("make", "shape"), MODULES, ids=[f"{i}-{type(m()).__name__}" for i, (m, _) in enumerate(MODULES)]
 )
@@ -52,12 +54,14 @@ ADVERSARIAL: dict[str, tuple[Callable, list[Callable]]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_adversarial(name: str) -> None:
     f, children = ADVERSARIAL[name]
     converts(Calls(f, *(c() for c in children)), IMAGE)
 
 
+@everywhere
 def test_iadd_changes_the_alias() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -78,6 +82,7 @@ def test_write_through_what_may_be_a_copy_is_refused() -> None:
         torch2needle.convert(Calls(f))
 
 
+@everywhere
 def test_tied_weights_stay_tied() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = model[0].weight

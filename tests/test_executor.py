@@ -272,17 +272,24 @@ def test_the_gil_is_free_during_a_run() -> None:
         ndl.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("given", "want"), [("3", 3), ("1", 1)])
-def test_threads_by_environment(given: str, want: int) -> None:
+def with_threads(given: str) -> subprocess.CompletedProcess:
     code = "import needle; print(needle.get_num_threads())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "NEEDLE_NUM_THREADS": given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(done.stdout) == want
+    env = {**os.environ, "NEEDLE_NUM_THREADS": given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("given", "want"), [("3", 3), (" 1", 1)])
+def test_threads_by_environment(given: str, want: int) -> None:
+    assert int(with_threads(given).stdout) == want
+    assert int(with_threads("").stdout) >= 1
+
+
+@pytest.mark.parametrize("given", ["four", "0", "-2", "2.5", "4x"])
+def test_threads_by_environment_that_are_no_number(given: str) -> None:
+    done = with_threads(given)
+    assert done.returncode == 1
+    want = f"RuntimeError: [needle] NEEDLE_NUM_THREADS expects a whole number of at least 1, got {given}."
+    assert done.stderr.splitlines()[-1] == want
 
 
 def test_runs_in_two_threads_agree() -> None:

@@ -12,9 +12,11 @@ import pytest
 
 import needle as ndl
 import operator_fusion as of
+from gpu_devices import compiles, emulated, everywhere
 from needle import nn, ops
-from needle.backend_selection import BACKEND
 from needle.graph import GraphModule, symbolic
+
+pytestmark = everywhere
 
 
 class Net(nn.Module):
@@ -97,6 +99,7 @@ def counts(net: nn.Module, **kwargs: Any) -> dict[str, int]:
     return of.fuse(net, **kwargs).fusion_report.counts
 
 
+@emulated
 @pytest.mark.parametrize("name", of.REGISTRY)
 def test_pattern(name: str) -> None:
     net, shape = of.REGISTRY[name].sample()
@@ -104,7 +107,7 @@ def test_pattern(name: str) -> None:
     assert fused.fusion_report.counts == {name: 1}
     x = data(*shape)
     assert_same(net, fused, x)
-    if BACKEND != "np":
+    if compiles():
         np.testing.assert_allclose(ndl.compile(fused, (x,))(x).numpy(), net(x).numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -151,6 +154,7 @@ def block(forward: Any = resnet_block) -> Net:
     return Net(forward, **layers, down=nn.Conv(4, 4, 1, bias=False), down_bn=bn())
 
 
+@emulated
 def test_residual_of_two_conv_batch_norms() -> None:
     net = block()
     fused = of.fuse(net)
@@ -229,6 +233,7 @@ def test_batch_norm_shared_by_two_convs() -> None:
     assert_same(net, fused, data(2, 4, 6, 6))
 
 
+@emulated
 def test_shared_statistics_keep_their_order() -> None:
     def forward(n: Any, x: Any) -> Any:
         first, second = n.bn(n.a(x)), n.bn(n.b(x))

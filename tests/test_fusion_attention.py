@@ -10,9 +10,12 @@ import pytest
 
 import needle as ndl
 import operator_fusion as of
+from gpu_devices import compiles, emulated, everywhere
 from needle import nn, ops
 from needle.graph import symbolic
 from test_fusion import Net, assert_same, bn, conv, counts, data, reasons
+
+pytestmark = everywhere
 
 WIDTH, HEADS = 12, 3
 SIZE = WIDTH // HEADS
@@ -107,6 +110,7 @@ def build(name: str) -> Net:
     return net
 
 
+@emulated
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_becomes_one_op(name: str) -> None:
     net = build(name)
@@ -123,14 +127,14 @@ def test_becomes_one_op(name: str) -> None:
 def test_sizes_stay_free(name: str) -> None:
     net = build(name).eval()
     fused = of.fuse(net)
-    exe = ndl.compile(fused, (data(2, 5, WIDTH),))
+    runs = [fused, ndl.compile(fused, (data(2, 5, WIDTH),))] if compiles() else [fused]
     for shape in ((2, 5, WIDTH), (1, 1, WIDTH), (3, 17, WIDTH)):
         if name == "layer, cross attention" and shape[1] < 3:
             continue
         x = data(*shape, seed=3)
         want = net(x).numpy()
-        for got in (fused(x), exe(x)):
-            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-5)
+        for run in runs:
+            np.testing.assert_allclose(run(x).numpy(), want, rtol=1e-5, atol=1e-5)
 
 
 def test_dropout_follows_the_mode() -> None:
@@ -196,6 +200,8 @@ def test_joined_layers_of_different_widths() -> None:
     fused = of.fuse(net)
     assert fused.fusion_report.counts == {"MergedLinears": 1}
     assert_same(net, fused, data(2, 5, WIDTH))
+    if not compiles():
+        return
     x = data(4, WIDTH)
     for got, want in zip(ndl.compile(fused, (x,))(x), net(x), strict=True):
         np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""GPU kernels: in the host emulation at both wave widths on any machine, and on a CUDA device where there is one."""
+"""GPU kernels: in the host emulation at both wave widths on any machine, and on CUDA and HIP devices where there are some."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from gpu_devices import DEVICES, gpu_library, parameters
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = ROOT / "csrc" / "gpu"
@@ -136,26 +138,9 @@ def build(folder: str, *options: str) -> Path:
     return where
 
 
-@pytest.fixture(scope="session")
-def emulation() -> Path:
-    return build("emulation", "-DNEEDLE_EMULATION=ON")
-
-
-@pytest.fixture(scope="session")
-def cuda() -> Path:
-    if not shutil.which("nvcc") or not Path("/dev/nvidiactl").exists():
-        pytest.skip("nvcc or a CUDA device is missing; scripts/hip_check tries the library without a device")
-    return build("cuda", "-DNEEDLE_CUDA=ON", "-DNEEDLE_CUDA_ARCHITECTURES=80")
-
-
-@pytest.fixture(scope="session", params=["w32", "w64", "cuda"])
+@pytest.fixture(scope="session", params=parameters(DEVICES))
 def backend(request: pytest.FixtureRequest) -> Backend:
-    if request.param != "cuda":
-        return Backend(request.getfixturevalue("emulation") / f"libneedle_emulation_{request.param}.so")
-    loaded = Backend(request.getfixturevalue("cuda") / "libneedle_cuda.so")
-    if loaded.properties() is None:
-        pytest.skip("no CUDA device")
-    return loaded
+    return Backend(gpu_library(request.param))
 
 
 def linear(backend: Backend, x, w, b, activation, out=None) -> None:
@@ -275,7 +260,7 @@ def test_linear_keeps_nan(backend: Backend, m: int) -> None:
 def test_properties(backend: Backend) -> None:
     p = backend.properties()
     assert p is not None and p.units > 0
-    assert p.warp == (64 if backend.table.name == b"emulation_w64" else 32)
+    assert p.warp == (64 if backend.table.name in (b"emulation_w64", b"hip") else 32)
 
 
 def test_rows_name_their_kernels(backend: Backend) -> None:
@@ -296,16 +281,11 @@ def test_linear_does_not_depend_on_thread_order(backend: Backend, m: int, n: int
     linear(backend, normal(m, k), normal(n, k, seed=1), normal(n, seed=2), RELU)
 
 
-@pytest.mark.parametrize("library", ["w32", "w64", "cuda"])
-def test_no_device(library: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a device a library loads, says so, and neither allocates nor crashes."""
-    if library == "cuda":
-        loaded = Backend(request.getfixturevalue("cuda") / "libneedle_cuda.so")
-        if loaded.properties() is not None:
-            pytest.skip("there is a CUDA device")
-    else:
-        loaded = Backend(request.getfixturevalue("emulation") / f"libneedle_emulation_{library}.so")
-        monkeypatch.setenv("NEEDLE_EMULATION_DEVICES", "0")
+@pytest.mark.parametrize("name", ["emulation_w32", "emulation_w64"])
+def test_no_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a device a library loads, says so, and neither allocates nor crashes. scripts/hip_check tries the vendors'."""
+    loaded = Backend(gpu_library(name))
+    monkeypatch.setenv("NEEDLE_EMULATION_DEVICES", "0")
     assert loaded.properties() is None
     assert not loaded.table.alloc(16)
     assert loaded.self_check().startswith("[self_check] the device refused the call, got ")

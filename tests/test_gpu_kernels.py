@@ -14,7 +14,7 @@ from needle.ops.activation import ACTIVATIONS as OPS
 from needle.ops.activation import CODES
 from needle.ops.conv import Conv2dWeightGrad, ConvTranspose2d, conv2d_array, conv_transpose2d_array
 from needle.ops.fused import act_reference
-from test_gpu import ACTIVATIONS, NONE, RELU, ROOT, Backend, backend, cuda, emulation, normal  # noqa: F401
+from test_gpu import ACTIVATIONS, NONE, RELU, ROOT, Backend, backend, normal  # noqa: F401
 
 GELU = 7
 EXACT, TF32, FLOAT16, BFLOAT16 = range(4)

@@ -17,7 +17,7 @@ from needle.ops.pool import (
     MaxPool2dGrad,
 )
 from needle.ops.resize import Interpolate, InterpolateGrad
-from test_gpu import RELU, Backend, backend, cuda, emulation, normal  # noqa: F401
+from test_gpu import RELU, Backend, backend, normal  # noqa: F401
 
 
 def soft(x: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ import pytest
 import needle as ndl
 from needle import nn
 from needle.autograd import Spec
+from needle.backend_ndarray import Device
 from needle.backend_selection import BACKEND
 from needle.op import OPS, Op
 from needle.profiler import Peaks, Profile, write_file
@@ -335,3 +336,17 @@ def test_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 
 def test_short_numbers() -> None:
     assert [short(v) for v in (None, 0, 0.01234, 1.234, 12.34, 1234.5)] == ["-", "0", "0.012", "1.23", "12.3", "1234"]
+
+
+def test_a_gpu_is_not_held_against_the_cpus_peaks(gpu: Device, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 4, device=gpu), nn.ReLU()).eval()
+    profile = ndl.profile(net, ndl.Tensor(np.ones((2, 3)), device=gpu), rounds=2)
+    data = profile.to_dict()
+    assert set(data["machine"]) == {"device", "name", "units"} and data["machine"]["device"] == repr(gpu)
+    assert [r["roofline"] for r in data["rows"]] == [None, None] and all(r["gflops"] is not None for r in data["rows"])
+    assert (
+        str(profile).splitlines()[0].endswith(f"{gpu!r}, {data['machine']['units']} units: its peaks are not measured")
+    )
+    profile.html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "its peaks are not measured" in page and "Roofline" not in page

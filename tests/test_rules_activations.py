@@ -14,6 +14,7 @@ from torch import nn
 import needle as ndl
 import torch2needle
 from conversion import Calls, close, converts
+from gpu_devices import everywhere
 from needle.autograd import Tensor
 
 THRESHOLD_: Any = F.threshold_  # type: ignore[attr-defined]
@@ -108,6 +109,7 @@ FUNCTIONS: dict[str, Callable] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("make", "shape"), MODULES, ids=[f"{i}-{type(m()).__name__}" for i, (m, _) in enumerate(MODULES)]
 )
@@ -115,12 +117,14 @@ def test_module(make: Callable, shape: tuple[int, ...]) -> None:
     converts(nn.Sequential(make()), shape, batch=len(shape) != 3 or type(make()) is not nn.Softmax)
 
 
+@everywhere
 @pytest.mark.parametrize("example", [False, True], ids=["free", "example"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name: str, example: bool) -> None:
     converts(Calls(FUNCTIONS[name]), MATRIX, example=example)
 
 
+@everywhere
 @pytest.mark.parametrize("shape", [MATRIX, ROWS, IMAGE], ids=str)
 def test_softmax_without_dim_needs_the_rank(shape: tuple[int, ...]) -> None:
     f = Calls(lambda x: F.softmax(x) + F.log_softmax(x) + F.softmin(x))
@@ -286,6 +290,7 @@ def test_dropout_in_training(name: str) -> None:
     np.testing.assert_array_equal(net(leaf).numpy(), ours)
 
 
+@everywhere
 @pytest.mark.parametrize("p", [0.0, 1.0])
 @pytest.mark.parametrize("layer", [nn.Dropout, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout])
 def test_dropout_at_its_ends(layer: Any, p: float) -> None:

@@ -15,7 +15,8 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import torch2needle  # noqa: E402
-from conversion import converts, leaves  # noqa: E402
+from conversion import converts, leaves, placed  # noqa: E402
+from gpu_devices import everywhere  # noqa: E402
 
 X = (3, 8)
 XY = ((3, 8), (3, 8))
@@ -56,7 +57,7 @@ def agrees(f: Callable, *shapes: Any, example: Any = (False, True), **options: A
     for known in example:
         net = converts(model, *shapes, example=known, **options)
         inputs = tuple(torch.randn(s) if isinstance(s, tuple) else s for s in shapes)
-        got, want = leaves(net(*inputs)), leaves(model(*inputs))
+        got, want = leaves(net(*placed(inputs))), leaves(model(*inputs))
         for g, w in zip(got, want, strict=True):
             assert g.dtype == str(w.dtype).removeprefix("torch.")
             if not w.dtype.is_floating_point:
@@ -188,16 +189,19 @@ CASTS: list[tuple[Callable, tuple]] = [
 ]
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shapes"), ARITHMETIC)
 def test_arithmetic(f: Callable, shapes: tuple) -> None:
     agrees(f, *shapes, example=(True,) if shapes[0] is not X and len(shapes) == 1 else (False, True))
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shapes"), PRODUCTS)
 def test_products(f: Callable, shapes: tuple) -> None:
     agrees(f, *shapes, batch=False)
 
 
+@everywhere
 @pytest.mark.parametrize(("equation", "shapes"), EINSUMS, ids=[e for e, _ in EINSUMS])
 def test_einsum(equation: str, shapes: tuple) -> None:
     functions = [
@@ -208,6 +212,7 @@ def test_einsum(equation: str, shapes: tuple) -> None:
     agrees(functions[len(shapes) - 1], *shapes, batch=False)
 
 
+@everywhere
 @pytest.mark.parametrize("equation", ["...ij,...jk->...ik", "b...d,de->b...e", "...hd,hd"])
 def test_einsum_with_an_ellipsis(equation: str) -> None:
     shapes = {"...hd,hd": ((2, 3, 4, 5), (4, 5)), "b...d,de->b...e": ((2, 3, 4), (4, 5))}
@@ -215,16 +220,19 @@ def test_einsum_with_an_ellipsis(equation: str) -> None:
     agrees(f, *shapes.get(equation, ((2, 3, 4, 5), (5, 6))), batch=False, example=(True,))
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shapes"), COMPARISONS)
 def test_comparison(f: Callable, shapes: tuple) -> None:
     agrees(f, *shapes)
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shapes"), REDUCTIONS)
 def test_reduction(f: Callable, shapes: tuple) -> None:
     agrees(f, *shapes)
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shapes"), CASTS)
 def test_cast(f: Callable, shapes: tuple) -> None:
     agrees(f, *shapes)

@@ -14,6 +14,7 @@ from torch import nn
 import needle as ndl
 import torch2needle
 from conversion import close, converts
+from gpu_devices import everywhere
 
 SEQUENCES, QUERY, KEY = (2, 5, 12), (2, 4, 12), (2, 7, 12)
 FORBIDDEN = torch.triu(torch.ones(5, 5), 1).bool()
@@ -61,6 +62,7 @@ SELF: dict[str, tuple[Callable, Callable]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", SELF)
 def test_self_attention(name: str) -> None:
     make, f = SELF[name]
@@ -68,11 +70,13 @@ def test_self_attention(name: str) -> None:
     converts(One(make(), f), SEQUENCES, batch=not fixed)
 
 
+@everywhere
 def test_unbatched() -> None:
     converts(One(mha(), lambda m, x: m(x, x, x)), (5, 12), batch=False)
     converts(One(mha(batch_first=False), lambda m, x: m(x, x, x)), (5, 12), batch=False)
 
 
+@everywhere
 def test_cross_attention() -> None:
     converts(Two(mha(), lambda m, x, y: m(x, y, y)[0]), QUERY, KEY)
     converts(Two(mha(), lambda m, x, y: m(x, y, y * 2, need_weights=False)[0]), QUERY, KEY)
@@ -92,11 +96,13 @@ ENCODERS: dict[str, Callable] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder(name: str) -> None:
     converts(nn.Sequential(ENCODERS[name]()), SEQUENCES)
 
 
+@everywhere
 def test_encoder_masks() -> None:
     layer = ENCODERS["stack"]()
     converts(One(layer, lambda m, x: m(x, mask=FORBIDDEN)), SEQUENCES)
@@ -105,6 +111,7 @@ def test_encoder_masks() -> None:
     converts(model, SEQUENCES, batch=False, modes=(True,))
 
 
+@everywhere
 def test_decoder() -> None:
     layer = nn.TransformerDecoderLayer(12, 3, 20, 0.0, batch_first=True)
     converts(Two(layer, lambda m, x, y: m(x, y)), QUERY, KEY)
@@ -112,6 +119,7 @@ def test_decoder() -> None:
     converts(Two(nn.TransformerDecoder(before, 2), lambda m, x, y: m(x, y)), QUERY, KEY)
 
 
+@everywhere
 def test_whole_transformer() -> None:
     model = nn.Transformer(12, 3, 2, 2, 20, 0.0, batch_first=True)
     converts(Two(model, lambda m, x, y: m(x, y)), KEY, QUERY)

@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import Calls, close, converts  # noqa: E402
+from gpu_devices import everywhere  # noqa: E402
 
 LINE, IMAGE, VOLUME = (2, 4, 11), (2, 4, 9, 7), (2, 4, 5, 6, 7)
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -67,6 +68,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", MODULES)
 def test_module(name: str) -> None:
     make, shape = MODULES[name]
@@ -96,6 +98,7 @@ FUNCTIONS: dict[str, tuple[Callable, tuple[int, ...], int, tuple[int, ...]]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name: str) -> None:
     f, weight, outputs, shape = FUNCTIONS[name]
@@ -103,6 +106,7 @@ def test_function(name: str) -> None:
     converts(Functional(f, *weight, outputs=outputs), shape, example=True)
 
 
+@everywhere
 def test_weights_computed_from_the_input() -> None:
     converts(Calls(lambda x: F.conv1d(x, x[:1, :, :3] * 2)), LINE, batch=False)
     converts(Calls(lambda x: F.conv3d(x, x[:1, :, :2, :3, :2] * 2, padding=1)), VOLUME, batch=False)

@@ -17,6 +17,7 @@ import needle as ndl
 import operator_fusion
 import torch2needle
 from conversion import Calls, close, converts
+from gpu_devices import everywhere
 from needle.autograd import Tensor
 from needle.ops.common import vjp
 
@@ -90,6 +91,7 @@ FUNCTIONS: dict[str, tuple[Callable, bool]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize(("make", "shape"), NORMS, ids=[f"{i}-{type(m()).__name__}" for i, (m, _) in enumerate(NORMS)])
 def test_module(make: Callable, shape: tuple[int, ...]) -> None:
     one_sample = isinstance(make(), nn.InstanceNorm1d | nn.InstanceNorm2d) and shape[0] == make().num_features
@@ -97,6 +99,7 @@ def test_module(make: Callable, shape: tuple[int, ...]) -> None:
     converts(nn.Sequential(make()), shape, batch=not one_sample)
 
 
+@everywhere
 @pytest.mark.parametrize("example", [False, True], ids=["free", "example"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name: str, example: bool) -> None:
@@ -108,6 +111,7 @@ def test_function(name: str, example: bool) -> None:
             torch2needle.convert(Calls(f))
 
 
+@everywhere
 @pytest.mark.parametrize("shape", [MATRIX, ROWS, VOLUME], ids=["2d", "3d", "5d"])
 def test_batch_norm_of_other_ranks(shape: tuple[int, ...]) -> None:
     converts(Calls(lambda x: F.batch_norm(x, V, V, V, V)), shape)
@@ -131,6 +135,7 @@ class Functional(nn.Module):
         return y + torch.batch_norm(x, self.weight, None, self.mean, self.var, self.training, 0.1, 1e-5, False)
 
 
+@everywhere
 def test_functions_follow_the_flag() -> None:
     net = converts(Functional(), IMAGE)
     assert sum("norm" in line for line in net.report.follows_mode) == 2
@@ -151,6 +156,7 @@ def test_running_statistics_over_many_batches() -> None:
     close(net(x), model(x))
 
 
+@everywhere
 def test_sync_batch_norm_in_evaluation() -> None:
     converts(nn.Sequential(nn.SyncBatchNorm(8)), IMAGE, modes=(False,))
 
@@ -277,6 +283,7 @@ EMBEDDINGS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_embedding(name: str) -> None:
     make, words = EMBEDDINGS[name]
@@ -284,6 +291,7 @@ def test_embedding(name: str) -> None:
     converts(make(), words, example=True)
 
 
+@everywhere
 def test_tied_embedding() -> None:
     """The table as the weight of the last layer, as language models have it: one gradient, from both uses."""
 

@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 
 import torch2needle  # noqa: E402
 from conversion import Calls, converts  # noqa: E402
+from gpu_devices import everywhere  # noqa: E402
 
 LINE, IMAGE, VOLUME = (2, 4, 11), (2, 4, 9, 7), (2, 3, 5, 6, 7)
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -53,6 +54,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", MODULES)
 def test_module(name: str) -> None:
     make, shape = MODULES[name]
@@ -75,6 +77,7 @@ FUNCTIONS: dict[str, tuple[Callable, tuple[int, ...]]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name: str) -> None:
     f, shape = FUNCTIONS[name]
@@ -90,6 +93,7 @@ TIES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", TIES)
 def test_of_equal_values_the_same_one_gets_the_gradient(name: str) -> None:
     module, shape = TIES[name]

@@ -13,6 +13,7 @@ from torch import nn
 import needle as ndl
 import torch2needle
 from conversion import close, converts, gradients_agree
+from gpu_devices import everywhere
 from needle.backend_selection import BACKEND
 
 RUNS_PLANS = BACKEND != "np"
@@ -51,6 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layers(kind: str, options: str) -> None:
@@ -58,10 +60,12 @@ def test_layers(kind: str, options: str) -> None:
     converts(model, (4, 3, 5), executable=RUNS_PLANS)
 
 
+@everywhere
 def test_relu() -> None:
     converts(One(nn.RNN(5, 7, 2, nonlinearity="relu"), lambda m, x: m(x)[0]), (4, 3, 5), executable=RUNS_PLANS)
 
 
+@everywhere
 @pytest.mark.parametrize("kind", LAYERS)
 def test_parts_of_the_result(kind: str) -> None:
     def last(m: nn.Module, x: torch.Tensor) -> Any:
@@ -84,6 +88,7 @@ def test_given_states(kind: str, options: str) -> None:
     close(net(*other), model(*other))
 
 
+@everywhere
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", CELLS)
 def test_cells(kind: str, bias: bool) -> None:
@@ -93,6 +98,7 @@ def test_cells(kind: str, bias: bool) -> None:
     converts(model, (3, 5), *[(3, 7)] * (1 + (kind == "lstm")), executable=RUNS_PLANS)
 
 
+@everywhere
 def test_cells_in_a_loop() -> None:
     def unrolled(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
         h = m(x)

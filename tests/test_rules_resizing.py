@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 
 import torch2needle  # noqa: E402
 from conversion import Calls, converts  # noqa: E402
+from gpu_devices import everywhere  # noqa: E402
 
 LINE, IMAGE, VOLUME = (2, 4, 7), (2, 3, 6, 5), (1, 2, 4, 5, 6)
 PADS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -67,12 +68,14 @@ REARRANGED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", PADS)
 def test_padding_module(name: str) -> None:
     make, shape = PADS[name]
     converts(nn.Sequential(make()), shape)
 
 
+@everywhere
 @pytest.mark.parametrize("name", PAD_CALLS)
 def test_padding_function(name: str) -> None:
     f, shape = PAD_CALLS[name]
@@ -80,6 +83,7 @@ def test_padding_function(name: str) -> None:
     converts(Calls(f), shape, example=True)
 
 
+@everywhere
 @pytest.mark.parametrize("name", REARRANGED)
 def test_rearranged(name: str) -> None:
     make, shape = REARRANGED[name]
@@ -116,6 +120,7 @@ def describe(case: tuple[tuple[int, ...], dict[str, Any]]) -> str:
     return f"{len(case[0]) - 2}d-" + "-".join(f"{k}={v}" for k, v in case[1].items())
 
 
+@everywhere
 @pytest.mark.parametrize(("shape", "arguments"), sizes(), ids=map(describe, sizes()))
 def test_interpolate(shape: tuple[int, ...], arguments: dict[str, Any]) -> None:
     converts(Calls(lambda x: F.interpolate(x, **arguments)), shape)
@@ -133,6 +138,7 @@ UPSAMPLE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", UPSAMPLE)
 def test_upsample(name: str) -> None:
     make, shape = UPSAMPLE[name]
@@ -150,6 +156,7 @@ CALLS: dict[str, tuple[Callable, tuple[int, ...]]] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", CALLS)
 def test_interpolate_with_sizes_of_tensors(name: str) -> None:
     f, shape = CALLS[name]

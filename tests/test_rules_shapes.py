@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import close  # noqa: E402
+from gpu_devices import everywhere  # noqa: E402
 from test_rules_arithmetic import One, agrees  # noqa: E402
 
 IMAGE, MATRIX = (2, 4, 9, 7), (3, 8)
@@ -129,27 +130,32 @@ CREATIONS: list[tuple[Callable, tuple, tuple]] = [
 ]
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shape"), VIEWS)
 def test_view(f: Callable, shape: tuple) -> None:
     square = "diagonal" in f.__code__.co_names
     agrees(f, shape, example=KNOWN if KNOWN_RANK & {*f.__code__.co_names} else BOTH, batch=not square)
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shape", "example"), PIECES)
 def test_pieces(f: Callable, shape: tuple, example: tuple) -> None:
     agrees(f, shape, example=example)
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shape", "example"), JOINS)
 def test_joins(f: Callable, shape: tuple, example: tuple) -> None:
     agrees(f, shape, example=example)
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shape", "example"), INDICES)
 def test_indices(f: Callable, shape: tuple, example: tuple) -> None:
     agrees(f, shape, example=example)
 
 
+@everywhere
 @pytest.mark.parametrize(("f", "shape", "example"), CREATIONS)
 def test_creation(f: Callable, shape: tuple, example: tuple) -> None:
     agrees(
@@ -160,6 +166,7 @@ def test_creation(f: Callable, shape: tuple, example: tuple) -> None:
     )
 
 
+@everywhere
 def test_unpacked_pieces() -> None:
     def f(x: Any) -> Any:
         a, b = x.split(4, 1)
@@ -170,6 +177,7 @@ def test_unpacked_pieces() -> None:
     agrees(f, MATRIX)
 
 
+@everywhere
 def test_gather_with_indices_from_the_input() -> None:
     index = torch.tensor([[0, 3, 7], [2, 2, 1], [5, 0, 0]])
     agrees(lambda x, i: x.gather(1, i) + torch.take_along_dim(x, i, 1), MATRIX, index)
@@ -237,6 +245,7 @@ WRITES: dict[str, Callable] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_reach_every_view(name: str) -> None:
     write = WRITES[name]
@@ -250,6 +259,7 @@ def test_writes_reach_every_view(name: str) -> None:
     agrees(f, MATRIX, batch="mask" not in name)
 
 
+@everywhere
 def test_augmented_assignment_to_a_slice() -> None:
     def f(x: Any) -> Any:
         y = x.clone()
@@ -261,6 +271,7 @@ def test_augmented_assignment_to_a_slice() -> None:
     agrees(f, MATRIX)
 
 
+@everywhere
 def test_writes_into_pieces() -> None:
     def f(x: Any) -> Any:
         y = x * 2
@@ -294,6 +305,7 @@ def test_refused(name: str) -> None:
         torch2needle.convert(One(f))
 
 
+@everywhere
 def test_masks_computed_from_two_inputs() -> None:
     agrees(
         lambda x, m: x.masked_fill(m == 0, -1e9) + torch.where(m.bool(), x, -x), MATRIX, torch.tensor([[1, 0] * 4] * 3)

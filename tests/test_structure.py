@@ -18,6 +18,7 @@ import needle as ndl  # noqa: E402
 import operator_fusion  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import close, converts, leaves  # noqa: E402
+from gpu_devices import everywhere  # noqa: E402
 from torch2needle.models import randomize  # noqa: E402
 
 MATRIX, IMAGE = (3, 8), (2, 4, 6, 5)
@@ -335,14 +336,17 @@ class Length(nn.Module):
         return x / len(x) + len((1, 2))
 
 
+@everywhere
 def test_containers() -> None:
     converts(Containers(), MATRIX)
 
 
+@everywhere
 def test_functions_of_parameters_and_buffers() -> None:
     converts(Functional(), MATRIX)
 
 
+@everywhere
 def test_len_of_a_tensor() -> None:
     converts(Length(), MATRIX)
 
@@ -379,6 +383,7 @@ class Leaves(fx.Tracer):
         return isinstance(m, Block | nn.Sequential) or super().is_leaf_module(m, name)
 
 
+@everywhere
 def test_graph_modules_with_calls_of_unknown_containers() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:

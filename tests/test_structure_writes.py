@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import close, converts, leaves  # noqa: E402
+from gpu_devices import everywhere  # noqa: E402
 from test_structure import MATRIX, model, writes_list  # noqa: E402
 from torch2needle.models import randomize  # noqa: E402
 
@@ -38,11 +39,13 @@ WRITING: dict[str, Any] = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", WRITING)
 def test_writes(name: str) -> None:
     converts(model(WRITING[name]), MATRIX, gradient=name != "input")
 
 
+@everywhere
 def test_writes_through_chains_of_views() -> None:
     def chain(self: Any, x: Any) -> Any:
         y = self.fc(x)

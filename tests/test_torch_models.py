@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
+from gpu_devices import everywhere, ours  # noqa: E402
 from torch2needle import models  # noqa: E402
 from torch2needle.models.efficientnet import StochasticDepth  # noqa: E402
 
@@ -37,6 +38,7 @@ def difference(ours: ndl.Tensor, theirs: torch.Tensor) -> float:
     return float(np.abs(ours.numpy() - want).max() / np.abs(want).max())
 
 
+@everywhere
 @pytest.mark.parametrize(("make", "shapes"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_model_matches_torch(make: Callable, shapes: list[tuple[int, ...]]) -> None:
     torch.manual_seed(0)
@@ -45,14 +47,14 @@ def test_model_matches_torch(make: Callable, shapes: list[tuple[int, ...]]) -> N
     assert list(net.state_dict()) == list(model.state_dict())
     for shape in shapes:
         x = torch.randn(shape)
-        assert difference(net(x), model(x)) < 1e-5, shape
+        assert difference(net(ours(x)), model(x)) < 1e-5, shape
     if shapes[-1][0] > 1:
         model.train(), net.train()
         exact = copy.deepcopy(model).double()(x.double())
         own = float(
             (model(x) - exact).abs().max() / exact.abs().max()
         )  # many batch norms of few values amplify rounding
-        assert difference(net(x), exact) <= max(1e-5, 4 * own)
+        assert difference(net(ours(x)), exact) <= max(1e-5, 4 * own)
 
 
 def torch_states(model: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor) -> dict[str, np.ndarray]:
@@ -73,6 +75,7 @@ SMALL = {
 }
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("name", "shape"), [("resnet18", (2, 3, 64, 64)), ("unet", (2, 3, 32, 32)), ("mobilenet_v2", (2, 3, 64, 64))]
 )
@@ -88,15 +91,15 @@ def test_five_training_steps_match_torch(name: str, shape: tuple[int, ...]) -> N
     optimizer = ndl.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, rule="torch")
     for _ in range(5):
         optimizer.reset_grad()
-        ndl.ops.summation(net(x) * ndl.Tensor(weight.numpy(), requires_grad=False)).backward()
+        ndl.ops.summation(net(ours(x)) * ndl.Tensor(weight.numpy(), requires_grad=False)).backward()
         optimizer.step()
-    ours = {k: t.numpy() - before[k] for k, t in net.state_dict().items()}
+    got = {k: t.numpy() - before[k] for k, t in net.state_dict().items()}
     single, exact = torch_states(model, x, weight), torch_states(double, x.double(), weight.double())
     for statistics in (True, False):
         keys = [k for k, v in exact.items() if v.dtype == np.float64 and ("running" in k) == statistics]
         largest = max(np.abs(exact[k]).max() for k in keys)
         theirs = max(np.abs(single[k] - exact[k]).max() for k in keys)
-        assert max(np.abs(ours[k] - exact[k]).max() for k in keys) <= max(1e-3 * largest, 2 * theirs)
+        assert max(np.abs(got[k] - exact[k]).max() for k in keys) <= max(1e-3 * largest, 2 * theirs)
 
 
 def test_parameter_counts() -> None:
@@ -138,13 +141,14 @@ def test_names_are_torchvisions() -> None:
         assert {*names, classifier} <= set(state)
 
 
+@everywhere
 def test_stochastic_depth_drops_whole_samples() -> None:
     model = StochasticDepth(0.5).eval()
     net, x = torch2needle.convert(model), torch.rand(64, 3, 4, 5) + 1
-    assert difference(net(x), x) == 0
+    assert difference(net(ours(x)), x) == 0
     net.train()
     np.random.seed(0)
-    factors = net(x).numpy() / x.numpy()
+    factors = net(ours(x)).numpy() / x.numpy()
     per_sample = factors[:, 0, 0, 0]
     assert np.allclose(factors, per_sample[:, None, None, None])
     assert sorted(set(np.round(per_sample, 5))) == [0, 2]

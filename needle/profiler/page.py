@@ -29,7 +29,9 @@ def environment(*folders: Path) -> jinja2.Environment:
 def profile_plots(profile: dict[str, Any]) -> list[tuple[str, str]]:
     """(title, data URL) of every picture of one profile."""
     rows, memory = profile["rows"], profile["memory"]
-    drawn = [("Time by operator", plots.operator_times(rows)), ("Roofline", plots.roofline(rows, profile["machine"]))]
+    drawn = [("Time by operator", plots.operator_times(rows))]
+    if "peak_gflops" in profile["machine"]:
+        drawn.append(("Roofline", plots.roofline(rows, profile["machine"])))
     if "buffers" in memory:
         drawn.append(("Memory plan", plots.memory_plan(memory)))
     elif profile["timeline"]:

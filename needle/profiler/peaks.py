@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from needle import _core
+from needle.backend_ndarray import Device
+from needle.backend_ndarray.device import GpuDevice
 from needle.backend_ndarray.kernels import KERNELS
 from needle.backend_ndarray.ndarray import NDArray, call
 from needle.executor.builder import Builder
@@ -56,6 +58,23 @@ class Peaks(NamedTuple):
     def __str__(self) -> str:
         rates = f"peak {self.flops / 1e9:.0f} GF/s, {self.bandwidth / 1e9:.1f} GB/s from memory"
         return f"{self.cpu}, {self.isa}, {self.threads} threads: {rates}, {self.cached[0][1] / 1e9:.0f} GB/s from cache"
+
+
+class Gpu(NamedTuple):
+    """A GPU, whose peaks are not measured: its profiles have times and rates, but no share of a peak."""
+
+    device: str
+    name: str
+    units: int
+
+    def seconds(self, flops: float, nbytes: float) -> None:
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._asdict()
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.device}, {self.units} units: its peaks are not measured"
 
 
 def cpu_name() -> str:
@@ -117,6 +136,14 @@ def copy_rates(threads: int) -> tuple[tuple[int, float], ...]:
     rates.append(stream_rate(sizes[-1], tries=4))
     # Less memory is never slower than more, except by noise.
     return tuple((s, max(rates[i:])) for i, s in enumerate(sizes))
+
+
+def peaks_of(device: Device) -> Peaks | Gpu:
+    """What stands at the top of a profile on `device`, and what its times are compared with."""
+    if not isinstance(device, GpuDevice):
+        return measure_peaks()
+    facts = device.properties()
+    return Gpu(repr(device), facts["name"], facts["units"])
 
 
 def measure_peaks() -> Peaks:

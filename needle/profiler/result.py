@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .files import write_file
-from .peaks import Peaks
+from .peaks import Gpu, Peaks
 from .trace import chrome_events
 
 WIDTH = 120  # columns of a table
@@ -88,7 +88,7 @@ class Profile:
     times: list[float]  # seconds of whole runs without timers inside
     rows: list[Row]
     timeline: list[Event]
-    peaks: Peaks
+    peaks: Peaks | Gpu
     memory: dict[str, Any]  # eager: peak; compiled: MemoryReport.timeline()
     decomposed: dict[str, int] = dataclasses.field(default_factory=dict)  # ops of a run for which a GPU has no kernel
 

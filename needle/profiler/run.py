@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from needle.autograd import no_grad
+from needle.backend_ndarray import Device, cpu
 from needle.backend_ndarray.kernels import DECOMPOSED
 from needle.executor import Executable, compile
 from needle.executor.builder import LAYOUT
@@ -18,7 +19,7 @@ from needle.graph import map_structure
 from needle.interop import as_tensor
 from needle.nn.module import Module
 
-from .peaks import measure_peaks
+from .peaks import peaks_of
 from .record import Call, recording
 from .result import Event, Profile, Row
 
@@ -49,10 +50,20 @@ def shapes(args: tuple) -> list[tuple[int, ...]]:
     return found
 
 
-def whole(run: Callable[[], Any]) -> float:
+def whole(run: Callable[[], Any], device: Device) -> float:
+    """Seconds until the results are there."""
     start = time.perf_counter()
     run()
+    if device.core is not None:
+        device.core.sync()
     return time.perf_counter() - start
+
+
+def place_of(model: Module, inputs: tuple) -> Device:
+    """The device of the model's parameters and buffers, else of its inputs."""
+    found = [t.device for _, t in model.named_tensors()]
+    map_structure(inputs, lambda a: found.append(a.device) if hasattr(a, "device") else None)
+    return next(iter(found), cpu())
 
 
 def progress(rounds: int) -> Any:
@@ -73,10 +84,11 @@ def profile_eager(model: Module, args: tuple, rounds: int) -> Profile:
         )
     inputs = tuple(map_structure(args, as_tensor))
     model(*inputs)
-    peaks = measure_peaks()
+    device = place_of(model, inputs)
+    peaks = peaks_of(device)
     times, runs = [], []
     for _ in progress(rounds):
-        times.append(whole(lambda: model(*inputs)))
+        times.append(whole(lambda: model(*inputs), device))
         with recording(model) as recorder:
             model(*inputs)
         runs.append(recorder.calls)
@@ -113,10 +125,11 @@ def merge(runs: Sequence[Sequence[Call]]) -> list[Row]:
 
 def profile_executable(exe: Executable, args: tuple, rounds: int) -> Profile:
     exe(*args)
-    peaks = measure_peaks()
+    device = getattr(exe.last, "device", cpu())
+    peaks = peaks_of(device)
     times, runs = [], []
     for _ in progress(rounds):
-        times.append(whole(lambda: exe(*args)))
+        times.append(whole(lambda: exe(*args), device))
         runs.append(exe.profile(*args, rounds=1))
     plan = exe.last
     info = plan.info
