@@ -49,8 +49,9 @@ def test_sanitizer_sample(status: int, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("device", ["cuda", "hip"])
 def test_the_sample_has_tests(device: str, script_environment: dict[str, str]) -> None:
-    command = [*gpu_check.sample(device), "--collect-only", "-q"]
-    done = subprocess.run(command, cwd=gpu_check.ROOT, env=script_environment, capture_output=True, text=True)
+    command = [*gpu_check.sample(device), "--collect-only"]
+    environment = script_environment | {"PYTEST_ADDOPTS": "--verbosity=-1"}
+    done = subprocess.run(command, cwd=gpu_check.ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("::test_linear") >= 4
 
 

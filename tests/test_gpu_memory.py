@@ -26,7 +26,6 @@ CODES = {"cuda": (2, 0), "hip": (10, 0)}
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_devices_that_tests_ran_on(name: str) -> None:
-    """Skipped for hardware that is not here, so that it is counted once."""
     device = gpu_device(name)
     found = device.properties()
     assert found["warp"] == (64 if name in ("hip", "emulation_w64") else 32)
