@@ -26,6 +26,7 @@ from .graph.graph import KINDS, SCALAR_OPERATORS
 from .graph.inputs import META, check_meta
 from .init import no_drawing
 from .nn.module import Module, Parameter, Tree, expose, set_submodule
+from .op import on
 
 VERSION = 2
 KEYS = {"version", "graph", "modules", "tree", "tensors", "training", "aliases", "parameters", "constants"}
@@ -219,8 +220,9 @@ def map_tensors(path: str | os.PathLike) -> dict[str, NDArray]:
 def load(path: str | os.PathLike) -> GraphModule:
     """Read a model that `save` wrote. Raises ValueError for a file that is truncated, foreign or inconsistent.
 
-    Weights stay in the file's pages until they are read, and get memory of their own when they are written; the file never
-    changes. While the model lives, replace the file (as `save` does) rather than write into it.
+    Weights come to the default device. On the CPU they stay in the file's pages until they are read, and get memory of their own
+    when they are written; the file never changes. While the model lives, replace the file (as `save` does) rather than write
+    into it.
     """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"[load] there is no file {os.fspath(path)}.")
@@ -271,11 +273,11 @@ def _layer(row: list[Any], decoder: _Decoder) -> Module:
 def _build(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule:
     if document.keys() != KEYS:
         raise ValueError(f"its keys differ in {', '.join(sorted(document.keys() ^ KEYS))}")
-    parameters = set(document["parameters"])
+    parameters, device = set(document["parameters"]), default_device()
 
     def tensor(path: str) -> Tensor:
         kind = Parameter if path in parameters else Tensor
-        data = arrays[path].numpy() if default_device() == cpu_numpy() else arrays[path]
+        data = arrays[path].numpy() if device == cpu_numpy() else on(device, arrays[path])
         return kind.make_const(data, requires_grad=path in parameters)
 
     root, modules = Tree(), document["modules"]

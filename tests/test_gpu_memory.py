@@ -290,6 +290,26 @@ class TestTraining:
             assert all(t.device == device for t in net.state_dict().values())
             assert all(np.array_equal(t.numpy(), before[name]) for name, t in net.state_dict().items())
 
+    def test_constants_of_a_graph_move_with_it(self, gpu: Device) -> None:
+        class Net(ndl.nn.Module):
+            container = True
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = ndl.nn.Linear(3, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.linear(x) + Tensor([1.0, 2.0, 3.0], requires_grad=False)
+
+        net = ndl.graph.symbolic(Net())
+        x = np.random.randn(2, 3).astype("float32")
+        want = net(Tensor(x)).numpy()
+        for module in (net, ndl.nn.Sequential(net)):
+            module.to(gpu)
+            np.testing.assert_allclose(module(Tensor(x, device=gpu)).numpy(), want, rtol=1e-6)
+            module.to(ndl.cpu())
+            np.testing.assert_array_equal(module(Tensor(x)).numpy(), want)
+
     def test_save_and_load(self, gpu: Device, tmp_path: Path) -> None:
         net = ndl.nn.Sequential(ndl.nn.Linear(3, 2, device=gpu))
         ndl.save(net, tmp_path / "net")

@@ -65,6 +65,9 @@ class GraphModule(Module):
             self._tensors = dict(self.named_tensors())
         return self._tensors[path]
 
+    def _constants(self) -> list[Tensor]:
+        return [n.target for n in self._graph if n.kind == "param" and isinstance(n.target, Tensor)]
+
     def bind(self, args: tuple, kwargs: dict) -> list[Any]:
         """One value per graph input, from a call's arguments."""
         return self._inputs.bind(args, kwargs)

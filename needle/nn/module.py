@@ -259,6 +259,10 @@ class Module:
                 own[k].data = Tensor(a, device=own[k].device, dtype=own[k].dtype, requires_grad=False)
         return diff
 
+    def _constants(self) -> list[Tensor]:
+        """Tensors that a graph holds beside parameters and buffers."""
+        return []
+
     def to(self, *targets: Device | str, device: Device | None = None, dtype: str | None = None) -> Module:
         """Move parameters, buffers and gradients to a device, or cast the floating ones to a dtype, or both; in place."""
         for target in targets:
@@ -280,7 +284,8 @@ class Module:
             t.cached_data = as_data(t, device or t.device, wanted or t.dtype)
             t.touch()
 
-        for _, t in self.named_tensors():
+        constants = [t for _, m in self.named_modules() for t in m._constants()]
+        for t in [*(t for _, t in self.named_tensors()), *constants]:
             move(t)
             if t.grad is not None:
                 t.grad = t.grad.detach()
