@@ -83,3 +83,8 @@ def has_executor(device: Device) -> bool:
 def compiles() -> bool:
     """Whether `compile` takes models on the present default device."""
     return has_executor(ndl.default_device())
+
+
+def need_executor() -> None:
+    if not compiles():
+        pytest.skip(f"there is no executor for {ndl.default_device()}")

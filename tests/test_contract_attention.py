@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import needle as ndl
+from gpu_devices import everywhere, need_executor
 from needle import nn
 from needle.autograd import Tensor
-from needle.backend_selection import BACKEND
 
 # batch, queries, keys, heads, width of a head
+pytestmark = everywhere
 CORES = [(1, 1, 1, 1, 1), (2, 5, 5, 3, 7), (3, 17, 17, 2, 12), (2, 3, 8, 1, 33)]
 # batch, steps, features, heads, width of a head, hidden
 LAYERS = [(1, 1, 1, 1, 1, 1), (2, 5, 6, 3, 2, 7), (3, 9, 17, 2, 11, 33)]
@@ -285,9 +286,9 @@ def test_transformer_defaults_and_errors() -> None:
         nn.Transformer(4, 5, 1, sequence_len=3)(Tensor(draw(4, 1, 4)))
 
 
-@pytest.mark.skipif(BACKEND == "np", reason="the numpy backend has no executor")
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_compiled_and_saved_transformers(batch_first: bool, tmp_path: Any) -> None:
+    need_executor()
     model = nn.Transformer(6, 7, 2, num_head=3, dim_head=5, batch_first=batch_first, dropout=0.3).eval()
     exe = ndl.compile(model, (draw(5, 3, 6),))
     ndl.save(model, tmp_path / "model.st")
@@ -297,4 +298,4 @@ def test_compiled_and_saved_transformers(batch_first: bool, tmp_path: Any) -> No
         want, h = model(Tensor(x))
         np.testing.assert_allclose(exe(x)[0], want.numpy(), atol=1e-5)
         assert exe(x)[1].shape == h.shape
-        np.testing.assert_allclose(loaded(x)[0].numpy(), want.numpy(), atol=1e-6)
+        np.testing.assert_allclose(loaded(Tensor(x))[0].numpy(), want.numpy(), atol=1e-6)

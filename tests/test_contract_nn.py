@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import needle as ndl
+from gpu_devices import everywhere
 from needle import init, nn
 from needle.autograd import Tensor
+
+pytestmark = everywhere
 
 
 def close(ours: Any, want: Any, tolerance: float = 1e-5) -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import needle as ndl
+from gpu_devices import everywhere, need_executor
 from needle import nn
 from needle.autograd import Tensor
-from needle.backend_selection import BACKEND
 
+pytestmark = everywhere
 KINDS = {"rnn": (nn.RNN, torch.nn.RNN, 1), "lstm": (nn.LSTM, torch.nn.LSTM, 4), "gru": (nn.GRU, torch.nn.GRU, 3)}
 CELLS = {
     "rnn": (nn.RNNCell, torch.nn.RNNCell),
@@ -173,10 +174,10 @@ def test_double_precision_on_numpy(kind: str) -> None:
     close(out, theirs(torch.tensor(x))[0], 1e-13)
 
 
-@pytest.mark.skipif(BACKEND == "np", reason="the numpy backend has no executor")
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (5, 3, 7, 11, 2)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_equals_eager(kind: str, sizes: tuple[int, ...]) -> None:
+    need_executor()
     steps, batch, n_in, hidden, layers = sizes
     layer = KINDS[kind][0](n_in, hidden, layers)
     x = np.random.randn(steps, batch, n_in).astype("float32")
