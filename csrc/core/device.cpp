@@ -17,9 +17,9 @@ std::map<std::string, Device*>& opened() {
 
 std::string megabytes(size_t bytes) { return std::to_string((bytes + 524288) >> 20) + " MiB"; }
 
-// Of one thread, which runs one kernel at a time: memory of kernels that asked for some.
-thread_local Device* running = nullptr;
-thread_local std::map<std::pair<Device*, int>, std::shared_ptr<Storage>> scratch_memory;
+// Of one thread, which runs one kernel at a time.
+thread_local std::map<Device*, Scratch> eager_scratch;
+thread_local Scratch* running = nullptr;
 
 }  // namespace
 
@@ -33,7 +33,7 @@ size_t MemoryCache::rounded(size_t bytes) const {
   return std::max<size_t>(1, (bytes + unit - 1) / unit) * unit;
 }
 
-std::pair<void*, size_t> MemoryCache::take(size_t bytes, void* stream) {
+std::pair<void*, size_t> MemoryCache::take(size_t bytes, void* stream, const char* what) {
   std::lock_guard<std::mutex> lock(mutex_);
   const size_t size = rounded(bytes);
   auto it = free_.find({stream, size});
@@ -53,7 +53,7 @@ std::pair<void*, size_t> MemoryCache::take(size_t bytes, void* stream) {
       std::string total = backend_->properties(&properties) && properties.memory
                               ? " of " + megabytes(static_cast<size_t>(properties.memory))
                               : "";
-      throw OutOfMemory("[" + std::string(backend_->name) + "] out of memory: an array of " + megabytes(bytes) +
+      throw OutOfMemory("[" + std::string(backend_->name) + "] out of memory: " + what + " of " + megabytes(bytes) +
                         " does not fit beside " + megabytes(statistics_.used) + " in use" + total + ".");
     }
     statistics_.taken++;
@@ -136,21 +136,26 @@ bool Device::present(DeviceProperties* properties, std::string* why) const {
   return false;
 }
 
-std::shared_ptr<Storage> Device::allocate(size_t bytes) {
+std::shared_ptr<Storage> Device::allocate(size_t bytes, const char* what) {
   if (is_cpu()) return std::make_shared<Storage>(backend_, bytes);
   void* stream = stream_;
-  auto [p, size] = cache_.take(bytes, stream);
+  auto [p, size] = cache_.take(bytes, stream, what);
   return std::make_shared<Storage>(backend_, p, bytes,
                                    [this, p = p, size = size, stream] { cache_.give(p, size, stream); });
 }
 
-void* Device::scratch(int slot, size_t bytes) {
-  auto& memory = scratch_memory[{running, slot}];
+void* Scratch::take(int slot, size_t bytes) {
+  auto& memory = slot_[slot];
   if (!memory || memory->bytes() < bytes) {
     memory.reset();
-    memory = running->allocate(bytes);
+    memory = device_->allocate(bytes, "a kernel's workspace");
   }
   return memory->data();
+}
+
+Exec Device::exec(Scratch* scratch, void* stream) {
+  running = scratch;
+  return {1, nullptr, [](int slot, size_t bytes) { return running->take(slot, bytes); }, stream};
 }
 
 void Device::run(const KernelRow& row, const View* out, int n_out, const View* in, int n_in, const double* attr) {
@@ -159,8 +164,7 @@ void Device::run(const KernelRow& row, const View* out, int n_out, const View* i
     row.run({out, in, attr, n_out, n_in, &exec});
     return;
   }
-  running = this;
-  Exec exec{1, nullptr, scratch, stream_};
+  Exec exec = Device::exec(&eager_scratch.try_emplace(this, this).first->second, stream_);
   row.run({out, in, attr, n_out, n_in, &exec});
 }
 
@@ -172,8 +176,7 @@ void Device::copy(void* dst, const void* src, size_t bytes) {
 void Device::set_stream(void* stream) {
   if (stream == stream_) return;
   sync();
-  for (auto it = scratch_memory.begin(); it != scratch_memory.end();)
-    it = it->first.first == this ? scratch_memory.erase(it) : std::next(it);
+  eager_scratch.erase(this);
   stream_ = stream;
 }
 

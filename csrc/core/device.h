@@ -27,7 +27,7 @@ struct MemoryStatistics {
 class MemoryCache {
  public:
   explicit MemoryCache(const Backend* backend) : backend_(backend) {}
-  std::pair<void*, size_t> take(size_t bytes, void* stream);  // a block and its size; throws OutOfMemory
+  std::pair<void*, size_t> take(size_t bytes, void* stream, const char* what);  // a block and its size; or OutOfMemory
   void give(void* p, size_t size, void* stream) noexcept;
   void release();            // gives all freed blocks back to the device
   void limit(size_t bytes);  // of freed blocks; with 0 every array has memory of exactly its size for itself
@@ -43,6 +43,19 @@ class MemoryCache {
   MemoryStatistics statistics_ = {};
 };
 
+class Device;
+
+// Memory that kernels on a device ask for through Exec: a block for each of its slots, which grows and is kept.
+class Scratch {
+ public:
+  explicit Scratch(Device* device) : device_(device) {}
+  void* take(int slot, size_t bytes);
+
+ private:
+  Device* device_;
+  std::shared_ptr<Storage> slot_[4];
+};
+
 class Device {
  public:
   static Device* cpu();  // defined where its kernels are, in csrc/cpu
@@ -55,7 +68,10 @@ class Device {
   // Whether there is hardware; if not, `why` gets the driver's reason.
   bool present(DeviceProperties* properties, std::string* why) const;
 
-  std::shared_ptr<Storage> allocate(size_t bytes);
+  // `what` will lie there, for the message of OutOfMemory.
+  std::shared_ptr<Storage> allocate(size_t bytes, const char* what = "an array");
+  // What this thread's next kernels on a GPU are called with; `scratch` outlives those calls.
+  static Exec exec(Scratch* scratch, void* stream);
   void run(const KernelRow& row, const View* out, int n_out, const View* in, int n_in, const double* attr);
   void copy(void* dst, const void* src, size_t bytes);  // between host and device; returns when it is done
   void sync() { backend_->sync(stream_); }
@@ -66,7 +82,6 @@ class Device {
 
  private:
   explicit Device(const Backend* backend) : backend_(backend), cache_(backend) {}
-  static void* scratch(int slot, size_t bytes);
   const Backend* backend_;
   MemoryCache cache_;
   std::atomic<void*> stream_{nullptr};

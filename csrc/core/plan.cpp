@@ -17,14 +17,29 @@ struct Plan::Frame {
     int32_t index;
     int64_t offset;
   };
-  std::unique_ptr<Storage> arena;
+  explicit Frame(Device* device) : scratch(device) {}
+  std::shared_ptr<Storage> arena;
   std::shared_ptr<const Constants> constants;
   std::vector<View> views;
   std::vector<Call> calls;
   std::vector<Border> borders;
+  Scratch scratch;  // what kernels ask for stays where it is: graphs hold its address
+  bool ran = false;
+  void* graph = nullptr;
+  std::vector<std::shared_ptr<Storage>> inputs, outputs;  // of the graph
+};
+
+// A frame for one run, given back even when a kernel throws.
+struct Plan::Lease {
+  explicit Lease(Plan* plan) : plan(plan), frame(plan->acquire()) {}
+  ~Lease() { plan->release(std::move(frame)); }
+  Plan* plan;
+  std::unique_ptr<Frame> frame;
 };
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 // First and last byte (relative to the view's pointer) that a view reaches.
 std::pair<int64_t, int64_t> extent(const View& v) {
@@ -46,14 +61,15 @@ void check_range(const Step& step, const Ref& ref, size_t bytes) {
 
 }  // namespace
 
-Plan::Plan(const Backend* backend, std::vector<Step> steps, size_t arena_bytes, std::vector<View> inputs,
+Plan::Plan(Device* device, std::vector<Step> steps, size_t arena_bytes, std::vector<View> inputs,
            std::vector<View> outputs)
-    : backend_(backend),
+    : device_(device),
       steps_(std::move(steps)),
       arena_bytes_(std::max<size_t>(arena_bytes, 64)),
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)),
-      constants_(std::make_shared<Constants>()) {
+      constants_(std::make_shared<Constants>()),
+      recordable_(device->backend()->graphs != nullptr) {
   auto bytes = [&](const std::vector<View>& views, const Step& step, const Ref& ref) {
     if (ref.index < 0 || ref.index >= static_cast<int>(views.size()))
       throw std::out_of_range("[plan] step '" + std::string(step.row->name) + "' names a border that does not exist.");
@@ -68,7 +84,9 @@ Plan::Plan(const Backend* backend, std::vector<Step> steps, size_t arena_bytes, 
       }
 }
 
-Plan::~Plan() = default;
+Plan::~Plan() {
+  for (auto& frame : free_) forget(*frame);
+}
 
 void Plan::set_constants(Constants constants) {
   for (const Step& step : steps_)
@@ -76,7 +94,11 @@ void Plan::set_constants(Constants constants) {
       if (ref.space == Space::constant) {
         if (ref.index < 0 || ref.index >= static_cast<int>(constants.size()))
           throw std::out_of_range("[plan] step '" + std::string(step.row->name) + "' names a missing constant.");
-        check_range(step, ref, constants[ref.index]->bytes());
+        const Storage& storage = *constants[ref.index];
+        if (storage.backend() != device_->backend())
+          throw std::invalid_argument("[plan] constants of a plan on " + std::string(device_->backend()->name) +
+                                      "() are there, got one on " + storage.backend()->name + "().");
+        check_range(step, ref, storage.bytes());
       }
   auto fresh = std::make_shared<const Constants>(std::move(constants));
   std::lock_guard<std::mutex> lock(mutex_);
@@ -121,17 +143,19 @@ std::unique_ptr<Plan::Frame> Plan::acquire() {
     if (!free_.empty()) {
       frame = std::move(free_.back());
       free_.pop_back();
-    } else {
-      frames_++;
     }
   }
   bool fresh = !frame;
   if (fresh) {
-    frame = std::make_unique<Frame>();
-    frame->arena = std::make_unique<Storage>(backend_, arena_bytes_);
-    std::memset(frame->arena->data(), 0, arena_bytes_);  // padded channels start as zeros, never as NaN
+    frame = std::make_unique<Frame>(device_);
+    frame->arena = device_->allocate(arena_bytes_, "a plan's arena");
+    // Padded channels start as zeros, never as NaN; plans on GPUs have none.
+    if (device_->is_cpu()) std::memset(frame->arena->data(), 0, arena_bytes_);
+    std::lock_guard<std::mutex> lock(mutex_);
+    frames_++;
   }
   if (fresh || frame->constants != constants) {
+    forget(*frame);
     frame->constants = std::move(constants);
     resolve(*frame);
   }
@@ -143,29 +167,102 @@ void Plan::release(std::unique_ptr<Frame> frame) {
   free_.push_back(std::move(frame));
 }
 
-void Plan::run(const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds) {
-  auto frame = acquire();
-  for (const auto& b : frame->borders)
+// ---- running -------------------------------------------------------------------------------------------------------
+
+void Plan::start(Frame& frame, const Exec& exec, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
+                 double* seconds) const {
+  for (const auto& b : frame.borders)
     b.view->data = static_cast<char*>(b.space == Space::input ? inputs[b.index] : outputs[b.index]) + b.offset;
-  {
-    using clock = std::chrono::steady_clock;
-    LiveRun live(seconds_.load(std::memory_order_relaxed));
-    Exec exec = cpu_exec();
-    const auto begin = clock::now();
-    for (size_t i = 0; i < steps_.size(); i++) {
-      Call& call = frame->calls[i];
-      call.exec = &exec;
-      if (!seconds) {
-        steps_[i].row->run(call);
-        continue;
-      }
-      auto start = clock::now();
+  if (seconds) device_->sync();
+  for (size_t i = 0; i < steps_.size(); i++) {
+    Call& call = frame.calls[i];
+    call.exec = &exec;
+    if (!seconds) {
       steps_[i].row->run(call);
-      seconds[i] = std::chrono::duration<double>(clock::now() - start).count();
+      continue;
     }
-    seconds_.store(std::chrono::duration<double>(clock::now() - begin).count(), std::memory_order_relaxed);
+    auto begin = Clock::now();
+    steps_[i].row->run(call);
+    device_->sync();
+    seconds[i] = std::chrono::duration<double>(Clock::now() - begin).count();
   }
-  release(std::move(frame));
+}
+
+// Whether the frame has a graph; makes one where the device can.
+bool Plan::record(Frame& frame) {
+  if (frame.graph || !recordable_) return frame.graph;
+  const Graphs* graphs = device_->backend()->graphs;
+  try {
+    auto fixed = [&](const std::vector<View>& views, std::vector<std::shared_ptr<Storage>>& to) {
+      std::vector<void*> places;
+      if (to.empty())
+        for (const View& v : views) to.push_back(device_->allocate(v.size() * dtype_size(v.dtype)));
+      for (const auto& storage : to) places.push_back(storage->data());
+      return places;
+    };
+    const auto inputs = fixed(inputs_, frame.inputs), outputs = fixed(outputs_, frame.outputs);
+    void* stream = graphs->begin();
+    std::exception_ptr error;
+    try {
+      start(frame, Device::exec(&frame.scratch, stream), inputs, outputs, nullptr);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    frame.graph = graphs->end(stream);  // also what was begun in vain
+    if (frame.graph) graphs_++;
+    if (error) {
+      forget(frame);
+      std::rethrow_exception(error);
+    }
+    if (!frame.graph) throw std::runtime_error("[graph] the device cannot record this plan's kernels.");
+  } catch (const std::exception& e) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    graph_error_ = e.what();
+    recordable_ = false;
+  }
+  return frame.graph;
+}
+
+void Plan::forget(Frame& frame) noexcept {
+  if (!frame.graph) return;
+  try {
+    device_->sync();                 // it may be running
+  } catch (const std::exception&) {  // a device that failed says so at its next use
+  }
+  device_->backend()->graphs->destroy(frame.graph);
+  frame.graph = nullptr;
+  graphs_--;
+}
+
+std::string Plan::graph_error() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return graph_error_;
+}
+
+void Plan::run(const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds) {
+  Lease lease(this);
+  Frame& frame = *lease.frame;
+  if (device_->is_cpu()) {
+    LiveRun live(seconds_.load(std::memory_order_relaxed));
+    const auto begin = Clock::now();
+    start(frame, cpu_exec(), inputs, outputs, seconds);
+    seconds_.store(std::chrono::duration<double>(Clock::now() - begin).count(), std::memory_order_relaxed);
+    return;
+  }
+  void* stream = device_->stream();
+  const Backend* backend = device_->backend();
+  // The first run shows how much workspace its kernels need, for which a recorded one cannot ask.
+  if (seconds || !frame.ran || !record(frame)) {
+    start(frame, Device::exec(&frame.scratch, stream), inputs, outputs, seconds);
+    frame.ran = true;
+    return;
+  }
+  auto bytes = [](const View& v) { return v.size() * dtype_size(v.dtype); };
+  for (size_t i = 0; i < inputs.size(); i++)
+    backend->copy(frame.inputs[i]->data(), inputs[i], bytes(inputs_[i]), stream);
+  backend->graphs->launch(frame.graph, stream);
+  for (size_t i = 0; i < outputs.size(); i++)
+    backend->copy(outputs[i], frame.outputs[i]->data(), bytes(outputs_[i]), stream);
 }
 
 }  // namespace needle

@@ -1,11 +1,13 @@
-// The executor: a flat list of kernel calls over one arena, run without Python, allocation or lookups.
+// The executor: a flat list of kernel calls over one arena, run without Python, allocation or lookups. On a GPU a run
+// only starts the work, in the device's stream; from the second run on as one graph, where the device has graphs.
 #pragma once
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
-#include "core/storage.h"
+#include "core/device.h"
 
 namespace needle {
 
@@ -29,7 +31,7 @@ class Plan {
  public:
   using Constants = std::vector<std::shared_ptr<Storage>>;
 
-  Plan(const Backend* backend, std::vector<Step> steps, size_t arena_bytes, std::vector<View> inputs,
+  Plan(Device* device, std::vector<Step> steps, size_t arena_bytes, std::vector<View> inputs,
        std::vector<View> outputs);
 
   ~Plan();
@@ -37,23 +39,31 @@ class Plan {
   // Replaces the packed weights; runs in flight keep the ones they started with.
   void set_constants(Constants constants);
 
-  // `inputs` and `outputs` are contiguous and have the plan's shapes. `seconds`, if given, gets one time per step.
+  // `inputs` and `outputs` lie on the device, are contiguous and have the plan's shapes. `seconds`, if given, gets one
+  // time per step.
   void run(const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds = nullptr);
 
-  const Backend* backend() const { return backend_; }
+  Device* device() const { return device_; }
   const std::vector<View>& inputs() const { return inputs_; }
   const std::vector<View>& outputs() const { return outputs_; }
   const std::vector<Step>& steps() const { return steps_; }
   size_t arena_bytes() const { return arena_bytes_; }
   size_t frames() const;
+  size_t graphs() const { return graphs_; }  // frames that are run as graphs
+  std::string graph_error() const;           // why none can be made, empty otherwise
 
  private:
   struct Frame;  // one run in flight: its arena and the calls resolved to pointers
+  struct Lease;
   std::unique_ptr<Frame> acquire();
   void release(std::unique_ptr<Frame> frame);
   void resolve(Frame& frame) const;
+  void start(Frame& frame, const Exec& exec, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
+             double* seconds) const;
+  bool record(Frame& frame);
+  void forget(Frame& frame) noexcept;
 
-  const Backend* backend_;
+  Device* device_;
   std::vector<Step> steps_;
   size_t arena_bytes_;
   std::vector<View> inputs_, outputs_;
@@ -62,6 +72,9 @@ class Plan {
   std::atomic<double> seconds_{0};  // of the last run
   std::vector<std::unique_ptr<Frame>> free_;
   size_t frames_ = 0;
+  std::atomic<size_t> graphs_{0};
+  std::atomic<bool> recordable_;
+  std::string graph_error_;
 };
 
 }  // namespace needle

@@ -1,4 +1,4 @@
-// The device as needle sees it: five functions and the kernel rows, handed over by one C symbol.
+// The device as needle sees it: five functions, graphs and the kernel rows, handed over by one C symbol.
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -84,13 +84,11 @@ class Staging {
 void device_copy(void* dst, const void* src, size_t bytes, void* stream) {
   static auto* staging = new Staging;  // never destroyed: the driver may be gone by then
   gpuStream_t s = static_cast<gpuStream_t>(stream);
-  if (bytes > Staging::kPiece) {
-    const bool to_device = is_device_memory(dst), from_device = is_device_memory(src);
-    if (to_device != from_device &&
-        staging->copy(static_cast<char*>(dst), static_cast<const char*>(src), bytes, to_device, s))
-      return;
-  }
-  if (bytes) copy_async(dst, src, bytes, s);
+  if (!bytes) return;
+  const bool to_device = is_device_memory(dst), inside = to_device && is_device_memory(src);
+  if (!inside && staging->copy(static_cast<char*>(dst), static_cast<const char*>(src), bytes, to_device, s)) return;
+  copy_async(dst, src, bytes, s);
+  if (!inside) check(gpuStreamSynchronize(s), "copy");
 }
 
 void device_sync(void* stream) { check(gpuStreamSynchronize(static_cast<gpuStream_t>(stream)), "sync"); }
@@ -113,8 +111,44 @@ bool device_properties(DeviceProperties* out) {
   return true;
 }
 
+// The default stream cannot be captured; in a stream of its own nothing waits for other work, since nothing runs.
+void* graph_begin() {
+  gpuStream_t stream = nullptr;
+  check(gpuStreamCreateWithFlags(&stream, gpuStreamNonBlocking), "graph");
+  const gpuError_t error = gpuStreamBeginCapture(stream, gpuStreamCaptureModeThreadLocal);
+  if (error == gpuSuccess) return stream;
+  (void)gpuStreamDestroy(stream);
+  check(error, "graph");
+  return nullptr;
+}
+
+void* graph_end(void* captured) {
+  gpuStream_t stream = static_cast<gpuStream_t>(captured);
+  gpuGraph_t graph = nullptr;
+  gpuGraphExec_t made = nullptr;
+  if (gpuStreamEndCapture(stream, &graph) != gpuSuccess ||
+      gpuGraphInstantiateWithFlags(&made, graph, 0) != gpuSuccess) {
+    (void)gpuGetLastError();
+    made = nullptr;
+  }
+  if (graph) (void)gpuGraphDestroy(graph);
+  (void)gpuStreamDestroy(stream);
+  return made;
+}
+
+void graph_launch(void* graph, void* stream) {
+  check(gpuGraphLaunch(static_cast<gpuGraphExec_t>(graph), static_cast<gpuStream_t>(stream)), "graph");
+}
+
+void graph_destroy(void* graph) {
+  if (gpuGraphExecDestroy(static_cast<gpuGraphExec_t>(graph)) != gpuSuccess) (void)gpuGetLastError();
+}
+
+constexpr Graphs kGraphs = {graph_begin, graph_end, graph_launch, graph_destroy};
+
 constexpr Backend kBackend = {kVendor,     device_alloc,      device_free, device_copy,
-                              device_sync, device_properties, kRows,       sizeof kRows / sizeof kRows[0]};
+                              device_sync, device_properties, kRows,       sizeof kRows / sizeof kRows[0],
+                              &kGraphs};
 
 }  // namespace
 }  // namespace needle::gpu

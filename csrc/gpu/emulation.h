@@ -2,6 +2,7 @@
 // and shuffles really wait for each other. It is stricter than hardware: new memory and shared memory hold NaN, device
 // arrays end at an unreadable page, and a barrier that some threads never reach is an error that names them.
 //   NEEDLE_EMULATION_DEVICES=0   no device       NEEDLE_EMULATION_REVERSE=1   threads of a block run last to first
+//   NEEDLE_EMULATION_GRAPHS=0    streams cannot be captured
 #pragma once
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -10,11 +11,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -39,9 +42,11 @@ struct alignas(16) float4 {
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-enum gpuError_t { gpuSuccess, gpuErrorMemoryAllocation, gpuErrorNoDevice };
+enum gpuError_t { gpuSuccess, gpuErrorMemoryAllocation, gpuErrorNoDevice, gpuErrorStreamCaptureUnsupported };
 enum gpuMemcpyKind { gpuMemcpyDefault };
 enum gpuEventFlags { gpuEventDisableTiming };
+enum gpuStreamFlags { gpuStreamNonBlocking };
+enum gpuStreamCaptureMode { gpuStreamCaptureModeThreadLocal };
 using gpuEvent_t = int;
 using gpuStream_t = void*;
 struct gpuDeviceProp {
@@ -83,6 +88,30 @@ struct Device {  // one device, one launch at a time
   alignas(16) unsigned char shared[kSharedBytes];
 };
 inline Device* const the_device = new Device;
+
+// What a stream does, kept to be done later: functions that hold their arguments by value.
+struct Graph {
+  std::vector<std::function<void()>> work;
+  bool broken = false;
+};
+// The stream that this thread captures, if it does. Waiting, and taking or freeing memory, then break the graph.
+struct Capture {
+  void* stream = nullptr;
+  Graph* graph = nullptr;
+};
+inline thread_local Capture capture;
+inline bool breaks_capture() {
+  if (capture.graph) capture.graph->broken = true;
+  return capture.graph != nullptr;
+}
+template <class F>
+void submit(void* stream, const F& work) {
+  if (!capture.graph) return work();
+  if (stream != capture.stream)
+    throw std::runtime_error(
+        "[launch] a kernel takes the stream that it is given, got another one while that is captured.");
+  capture.graph->work.push_back(work);
+}
 inline Device& device() { return *the_device; }
 
 // Only the first entry into a fiber uses ucontext, whose switches make system calls; later ones use setjmp, which is
@@ -291,7 +320,10 @@ inline gpuError_t gpuGetDeviceProperties(gpuDeviceProp* p, int) {
 }
 inline gpuError_t gpuGetLastError() { return gpuSuccess; }
 inline const char* gpuGetErrorString(gpuError_t e) {
-  return e == gpuSuccess ? "no error" : e == gpuErrorNoDevice ? "no device" : "out of memory";
+  return e == gpuSuccess                 ? "no error"
+         : e == gpuErrorNoDevice         ? "no device"
+         : e == gpuErrorMemoryAllocation ? "out of memory"
+                                         : "operation not permitted when stream is capturing";
 }
 // An array ends at an unreadable page (up to the 16-byte rounding); the page before its first holds the mapping's
 // length.
@@ -300,6 +332,7 @@ inline gpuError_t gpuMalloc(void** p, size_t bytes) {
   int n;
   if (gpuGetDeviceCount(&n) != gpuSuccess) return gpuErrorNoDevice;
   if (bytes > SIZE_MAX / 2) return gpuErrorMemoryAllocation;
+  if (needle::emulation::breaks_capture()) return gpuErrorStreamCaptureUnsupported;
   size_t data = (bytes + 15) / 16 * 16, pages = (data + kPage - 1) / kPage * kPage, total = kPage + pages + kPage;
   void* raw = mmap(nullptr, total + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return gpuErrorMemoryAllocation;
@@ -316,6 +349,7 @@ inline gpuError_t gpuMalloc(void** p, size_t bytes) {
 inline gpuError_t gpuFree(void* p) {
   using needle::emulation::kPage;
   if (!p) return gpuSuccess;
+  if (needle::emulation::breaks_capture()) return gpuErrorStreamCaptureUnsupported;
   {
     std::lock_guard<std::mutex> lock(needle::emulation::the_allocations->mutex);
     needle::emulation::the_allocations->bytes.erase(static_cast<const char*>(p));
@@ -325,8 +359,8 @@ inline gpuError_t gpuFree(void* p) {
   munmap(reinterpret_cast<void*>(header[0]), header[1]);
   return gpuSuccess;
 }
-inline gpuError_t gpuMemcpyAsync(void* dst, const void* src, size_t bytes, gpuMemcpyKind, gpuStream_t) {
-  std::memmove(dst, src, bytes);
+inline gpuError_t gpuMemcpyAsync(void* dst, const void* src, size_t bytes, gpuMemcpyKind, gpuStream_t stream) {
+  needle::emulation::submit(stream, [=] { std::memmove(dst, src, bytes); });
   return gpuSuccess;
 }
 inline gpuError_t gpuMallocHost(void** p, size_t bytes) {
@@ -339,4 +373,48 @@ inline gpuError_t gpuEventCreateWithFlags(gpuEvent_t* e, unsigned) {
 }
 inline gpuError_t gpuEventRecord(gpuEvent_t, gpuStream_t) { return gpuSuccess; }
 inline gpuError_t gpuEventSynchronize(gpuEvent_t) { return gpuSuccess; }
-inline gpuError_t gpuStreamSynchronize(gpuStream_t) { return gpuSuccess; }
+inline gpuError_t gpuStreamSynchronize(gpuStream_t) {
+  return needle::emulation::breaks_capture() ? gpuErrorStreamCaptureUnsupported : gpuSuccess;
+}
+inline gpuError_t gpuStreamCreateWithFlags(gpuStream_t* s, unsigned) {
+  *s = new char;
+  return gpuSuccess;
+}
+inline gpuError_t gpuStreamDestroy(gpuStream_t s) {
+  delete static_cast<char*>(s);
+  return gpuSuccess;
+}
+using gpuGraph_t = needle::emulation::Graph*;
+using gpuGraphExec_t = needle::emulation::Graph*;
+inline gpuError_t gpuStreamBeginCapture(gpuStream_t s, gpuStreamCaptureMode) {
+  const char* graphs = std::getenv("NEEDLE_EMULATION_GRAPHS");
+  if ((graphs && *graphs == '0') || !s || needle::emulation::breaks_capture()) return gpuErrorStreamCaptureUnsupported;
+  needle::emulation::capture = {s, new needle::emulation::Graph};
+  return gpuSuccess;
+}
+inline gpuError_t gpuStreamEndCapture(gpuStream_t s, gpuGraph_t* graph) {
+  auto& capture = needle::emulation::capture;
+  if (!s || s != capture.stream) return gpuErrorStreamCaptureUnsupported;
+  *graph = capture.graph;
+  capture = {};
+  if (!(*graph)->broken) return gpuSuccess;
+  delete *graph;
+  *graph = nullptr;
+  return gpuErrorStreamCaptureUnsupported;
+}
+inline gpuError_t gpuGraphInstantiateWithFlags(gpuGraphExec_t* made, gpuGraph_t graph, unsigned long long) {
+  *made = new needle::emulation::Graph(*graph);
+  return gpuSuccess;
+}
+inline gpuError_t gpuGraphLaunch(gpuGraphExec_t graph, gpuStream_t) {
+  for (const auto& work : graph->work) work();
+  return gpuSuccess;
+}
+inline gpuError_t gpuGraphExecDestroy(gpuGraphExec_t graph) {
+  delete graph;
+  return gpuSuccess;
+}
+inline gpuError_t gpuGraphDestroy(gpuGraph_t graph) {
+  delete graph;
+  return gpuSuccess;
+}

@@ -42,6 +42,18 @@
 #define gpuGetDeviceProperties NEEDLE_VENDOR(GetDeviceProperties)
 #define gpuStream_t NEEDLE_VENDOR(Stream_t)
 #define gpuStreamSynchronize NEEDLE_VENDOR(StreamSynchronize)
+#define gpuStreamCreateWithFlags NEEDLE_VENDOR(StreamCreateWithFlags)
+#define gpuStreamNonBlocking NEEDLE_VENDOR(StreamNonBlocking)
+#define gpuStreamDestroy NEEDLE_VENDOR(StreamDestroy)
+#define gpuStreamBeginCapture NEEDLE_VENDOR(StreamBeginCapture)
+#define gpuStreamCaptureModeThreadLocal NEEDLE_VENDOR(StreamCaptureModeThreadLocal)
+#define gpuStreamEndCapture NEEDLE_VENDOR(StreamEndCapture)
+#define gpuGraph_t NEEDLE_VENDOR(Graph_t)
+#define gpuGraphDestroy NEEDLE_VENDOR(GraphDestroy)
+#define gpuGraphExec_t NEEDLE_VENDOR(GraphExec_t)
+#define gpuGraphInstantiateWithFlags NEEDLE_VENDOR(GraphInstantiateWithFlags)
+#define gpuGraphLaunch NEEDLE_VENDOR(GraphLaunch)
+#define gpuGraphExecDestroy NEEDLE_VENDOR(GraphExecDestroy)
 #define gpuMalloc NEEDLE_VENDOR(Malloc)
 #define gpuFree NEEDLE_VENDOR(Free)
 #define gpuMemcpyAsync NEEDLE_VENDOR(MemcpyAsync)
@@ -239,8 +251,7 @@ template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, unsigned block, size_t shared, gpuStream_t stream, const A&... args) {
   static_assert(sizeof...(P) == sizeof...(A), "a kernel gets as many arguments as it has parameters");
 #if defined(NEEDLE_EMULATION)
-  (void)stream;
-  emulation::run(grid, block, shared, [&] { kernel(static_cast<P>(args)...); });
+  emulation::submit(stream, [=] { emulation::run(grid, block, shared, [&] { kernel(static_cast<P>(args)...); }); });
 #else
   if (shared > (48 << 10)) {  // CUDA gives more than 48 KiB only when asked
     check(gpuFuncSetAttribute(reinterpret_cast<const void*>(kernel), gpuFuncAttributeMaxDynamicSharedMemorySize,

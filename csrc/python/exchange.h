@@ -36,6 +36,14 @@ inline py::dtype numpy_dtype(DType d) {
   }
 }
 
+// A contiguous array of the host on a device; it may be changed again when this returns, though the copy may be under
+// way.
+inline Array moved(Device* device, const Array& a) {
+  Array out = empty(device, Dims(a.view.shape, a.view.shape + a.view.rank), a.view.dtype);
+  device->backend()->copy(out.view.data, a.view.data, a.view.size() * dtype_size(a.view.dtype), device->stream());
+  return out;
+}
+
 // A copy of device memory: numpy cannot see the memory itself.
 inline py::array fetched(Device* device, const Array& a, bool write) {
   const char* name = device->backend()->name;

@@ -21,10 +21,13 @@ Ref make_ref(const RefTuple& t) {
 using StepTuple = std::tuple<const BoundKernel*, std::vector<RefTuple>, std::vector<RefTuple>, std::vector<double>>;
 using Border = std::pair<Dims, std::string>;
 
-std::unique_ptr<Plan> make_plan(const std::vector<StepTuple>& steps, size_t arena_bytes,
+std::unique_ptr<Plan> make_plan(Device* device, const std::vector<StepTuple>& steps, size_t arena_bytes,
                                 const std::vector<Border>& inputs, const std::vector<Border>& outputs) {
   std::vector<Step> list;
   for (const auto& [kernel, outs, ins, attr] : steps) {
+    if (kernel->device != device)
+      throw py::value_error("[plan] steps are kernels of " + std::string(device->backend()->name) + "(), got '" +
+                            kernel->row->name + "' of " + kernel->device->backend()->name + "().");
     Step s{kernel->row, {}, {}, attr};
     for (const auto& r : outs) s.out.push_back(make_ref(r));
     for (const auto& r : ins) s.in.push_back(make_ref(r));
@@ -36,7 +39,7 @@ std::unique_ptr<Plan> make_plan(const std::vector<StepTuple>& steps, size_t aren
     for (const auto& [shape, dtype] : borders) v.push_back(make_view(shape, nullptr, parse_dtype(dtype)));
     return v;
   };
-  return std::make_unique<Plan>(cpu_backend(), std::move(list), arena_bytes, views(inputs), views(outputs));
+  return std::make_unique<Plan>(device, std::move(list), arena_bytes, views(inputs), views(outputs));
 }
 
 std::string describe(const View& v) {
@@ -45,10 +48,11 @@ std::string describe(const View& v) {
   return s + (v.rank == 1 ? ",)" : ")");
 }
 
-void check_border(const Plan& plan, const char* kind, size_t i, const Array& array, const View& want) {
+// host: memory of the CPU will do on every device.
+void check_border(const Plan& plan, const char* kind, bool host, size_t i, const Array& array, const View& want) {
   const View& got = array.view;
-  const Backend *place = plan.backend(), *found = array.storage->backend();
-  if (place != found)
+  const Backend *place = plan.device()->backend(), *found = array.storage->backend();
+  if (place != found && !(found == cpu_backend() && host))
     throw py::value_error("[executable] " + std::string(kind) + " " + std::to_string(i) + " expects an array on " +
                           place->name + "(), got " + found->name + "().");
   bool same = got.rank == want.rank && got.dtype == want.dtype;
@@ -64,33 +68,31 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
                           std::to_string(plan.outputs().size()) + " outputs, got " + std::to_string(ins.size()) +
                           " and " + std::to_string(outs.size()) + ".");
   std::vector<void*> in(ins.size()), out(outs.size());
-  std::vector<Array> copies;  // inputs of any stride are compacted, strided outputs are written at the end
+  std::vector<Array> copies;  // inputs of any stride and from the host become compact; strided outputs are written last
   std::vector<std::pair<Array*, Array>> late;
-  static const KernelRow* copy = find_row(Device::cpu(), "copy");
-  for (size_t i = 0; i < ins.size(); i++) check_border(plan, "input", i, *ins[i], plan.inputs()[i]);
-  for (size_t i = 0; i < outs.size(); i++) check_border(plan, "output", i, *outs[i], plan.outputs()[i]);
+  Device* device = plan.device();
+  for (size_t i = 0; i < ins.size(); i++) check_border(plan, "input", true, i, *ins[i], plan.inputs()[i]);
+  for (size_t i = 0; i < outs.size(); i++) check_border(plan, "output", false, i, *outs[i], plan.outputs()[i]);
   for (Array* a : outs) a->storage->lend();
-  auto dense = [&](const View& v) {
-    return empty(Device::of(plan.backend()), Dims(v.shape, v.shape + v.rank), v.dtype);
-  };
   {
     py::gil_scoped_release release;
-    Exec exec = cpu_exec();
     for (size_t i = 0; i < ins.size(); i++) {
-      in[i] = ins[i]->view.data;
-      if (ins[i]->view.contiguous()) continue;
-      copies.push_back(dense(ins[i]->view));
-      copy->run({&copies.back().view, &ins[i]->view, nullptr, 1, 1, &exec});
-      in[i] = copies.back().view.data;
+      Array a = *ins[i];
+      if (!a.view.contiguous()) a = dense_copy(Device::of(a.storage->backend()), a);
+      if (a.storage->backend() != device->backend()) a = moved(device, a);
+      in[i] = a.view.data;
+      copies.push_back(std::move(a));
     }
     for (size_t i = 0; i < outs.size(); i++) {
-      out[i] = outs[i]->view.data;
-      if (outs[i]->view.contiguous()) continue;
-      late.emplace_back(outs[i], dense(outs[i]->view));
+      const View& v = outs[i]->view;
+      out[i] = v.data;
+      if (v.contiguous()) continue;
+      late.emplace_back(outs[i], empty(device, Dims(v.shape, v.shape + v.rank), v.dtype));
       out[i] = late.back().second.view.data;
     }
     plan.run(in, out, seconds);
-    for (auto& [target, source] : late) copy->run({&target->view, &source.view, nullptr, 1, 1, &exec});
+    for (auto& [target, source] : late)
+      device->run(*find_row(device, "copy"), &target->view, 1, &source.view, 1, nullptr);
   }
   for (Array* a : outs) a->storage->wrote();
 }
@@ -100,7 +102,7 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
 // code and data that Python takes for the same cost a tenth of a millisecond after a run that has emptied the caches.
 py::object run_numpy(Plan& plan, const py::tuple& inputs, uint64_t parameters) {
   const std::vector<View>& want = plan.inputs();
-  if (plan.backend() != cpu_backend() || inputs.size() != want.size() || epoch().load() != parameters)
+  if (!plan.device()->is_cpu() || inputs.size() != want.size() || epoch().load() != parameters)
     return py::none();
   std::vector<void*> in, out;
   for (size_t i = 0; i < want.size(); i++) {
@@ -200,6 +202,7 @@ PYBIND11_MODULE(_core, m) {
                                       static_cast<int64_t>(dtype_size(a.view.dtype));
                              })
       .def_property_readonly("dtype", [](const Array& a) { return info(a.view.dtype).name; })
+      .def_property_readonly("device", [](const Array& a) { return a.storage->backend()->name; })
       .def("contiguous", [](const Array& a) { return a.view.contiguous(); })
       .def("numpy", to_numpy, py::arg("write") = true)
       .def("store", store, py::arg("values"))
@@ -224,6 +227,12 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("min_in", [](const BoundKernel& k) { return k.row->min_in; })
       .def_property_readonly("max_in", [](const BoundKernel& k) { return k.row->max_in; })
       .def_property_readonly("n_out", [](const BoundKernel& k) { return k.row->n_out; })
+      .def("check",
+           [](const BoundKernel& k, size_t n_out, size_t n_in, size_t n_attr, std::string_view dtype) {
+             View first;
+             if (n_in) first.dtype = parse_dtype(dtype);
+             check_call(*k.row, n_out, n_in, n_attr, n_in ? &first : nullptr);
+           })
       .def("__call__", call_row, py::arg("outs"), py::arg("ins"), py::arg("attrs"))
       .def("map", map_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"))
       .def("new", new_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"), py::arg("to"), py::arg("shape"));
@@ -237,7 +246,8 @@ PYBIND11_MODULE(_core, m) {
       .def("kernels", kernels)
       .def("empty", [](Device& d, py::handle shape,
                        std::string_view dtype) { return empty(&d, dims_of(shape), parse_dtype(dtype)); })
-      .def("allocate", &Device::allocate, py::arg("nbytes"))
+      .def(
+          "allocate", [](Device& d, size_t bytes) { return d.allocate(bytes); }, py::arg("nbytes"))
       .def("sync", &Device::sync, py::call_guard<py::gil_scoped_release>())
       .def("memory", memory)
       .def("release_memory", [](Device& d) { d.cache().release(); })
@@ -250,7 +260,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("open", &Device::open, py::arg("path"), py::return_value_policy::reference);
 
   py::class_<Plan>(m, "Plan")
-      .def(py::init(&make_plan), py::arg("steps"), py::arg("arena_bytes"), py::arg("inputs"), py::arg("outputs"))
+      .def(py::init(&make_plan), py::arg("device"), py::arg("steps"), py::arg("arena_bytes"), py::arg("inputs"),
+           py::arg("outputs"))
       .def("set_constants",
            [](Plan& p, const std::vector<Array*>& arrays) {
              Plan::Constants c;
@@ -264,7 +275,7 @@ PYBIND11_MODULE(_core, m) {
              std::vector<Array> outs;
              std::vector<Array*> refs;
              for (const View& v : p.outputs())
-               outs.push_back(empty(Device::of(p.backend()), Dims(v.shape, v.shape + v.rank), v.dtype));
+               outs.push_back(empty(p.device(), Dims(v.shape, v.shape + v.rank), v.dtype));
              for (Array& a : outs) refs.push_back(&a);
              run_plan(p, refs, ins, nullptr);
              return outs;
@@ -277,7 +288,9 @@ PYBIND11_MODULE(_core, m) {
              return seconds;
            })
       .def_property_readonly("arena_bytes", &Plan::arena_bytes)
-      .def_property_readonly("frames", &Plan::frames);
+      .def_property_readonly("frames", &Plan::frames)
+      .def_property_readonly("graphs", &Plan::graphs)
+      .def_property_readonly("graph_error", &Plan::graph_error);
 
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", [](int n) {

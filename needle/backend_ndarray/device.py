@@ -66,7 +66,7 @@ class Device:
         raise AttributeError(why or f"[{self.name}] there is no function {name}.")
 
     def __reduce__(self) -> Any:
-        return _named, (self.name,)
+        return device_named, (self.name,)
 
     def missing(self) -> str | None:
         """Why the device cannot be used, in one sentence; None when it can."""
@@ -170,7 +170,7 @@ _NUMPY = Device("cpu_numpy", backend_numpy)
 DLPACK = {1: _CPU, 2: _CUDA, 10: _HIP}  # device types of the exchange format
 
 
-def _named(name: str) -> Device:
+def device_named(name: str) -> Device:
     return next(d for d in (*all_devices(), *_EMULATED.values()) if d.name == name)
 
 

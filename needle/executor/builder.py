@@ -8,9 +8,10 @@ from typing import Any
 
 from needle import _core
 from needle.autograd import Unsupported
-from needle.backend_ndarray.kernels import KERNELS, PLANNING
+from needle.backend_ndarray import Device, cpu
+from needle.backend_ndarray.kernels import PLANNING, on_device
 from needle.backend_ndarray.ndarray import NDArray, itemsize
-from needle.ops.algorithms import DEFAULT, Choice, Measured, Option, unmeasured
+from needle.ops.algorithms import DEFAULT, PRECISIONS, Choice, Measured, Option, unmeasured
 
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
@@ -33,10 +34,17 @@ class Buffer:
 
 
 class Builder:
-    """Steps, buffers and constants of one plan."""
+    """Steps, buffers and constants of one plan.
 
-    def __init__(self, pool: ConstantPool, choice: Choice = DEFAULT, measured: Measured = unmeasured) -> None:
+    packs: its kernels take blocked images and packed weights, as the CPU's do; else they take plain arrays.
+    """
+
+    def __init__(
+        self, pool: ConstantPool, choice: Choice = DEFAULT, measured: Measured = unmeasured, device: Device | None = None
+    ) -> None:
         self.pool, self.choice, self.measured = pool, choice, measured
+        self.device = device or cpu()
+        self.packs, self.precision = self.device == cpu(), PRECISIONS[choice.precision]
         self.options: list[Option] = []  # the layers with a choice of algorithms
         self.steps: list[tuple[str, list[NDArray], list[NDArray], tuple[float, ...]]] = []
         self.labels: list[str] = []
@@ -48,7 +56,8 @@ class Builder:
     def active(self, on: bool = True) -> Iterator[None]:
         before, PLANNING.builder = PLANNING.builder, self if on else None
         try:
-            yield
+            with on_device(None if self.packs else self.device):
+                yield
         finally:
             PLANNING.builder = before
 
@@ -104,12 +113,25 @@ class Builder:
         if not any(a.size for a in outs):  # of an empty batch
             return
         fixed = [a if isinstance(a._handle, Buffer) else self._literal(a) for a in ins]
+        name, attrs = self._in_precision(name, fixed, attrs)
+        self.device.kernels[name].check(len(outs), len(ins), len(attrs), fixed[0].dtype if fixed else "")
         for a in (*outs, *fixed):
             b = a._handle
             b.first = len(self.steps) if b.first < 0 else b.first
             b.last = len(self.steps)
         self.steps.append((name, list(outs), fixed, tuple(map(float, attrs))))
         self.labels.append(self.label)
+
+    def _in_precision(
+        self, name: str, ins: Sequence[NDArray], attrs: Sequence[float]
+    ) -> tuple[str, Sequence[float]]:
+        """A product as the row that takes a precision, where the plan asks for another one than float32."""
+        kernels = self.device.kernels
+        fused = kernels.get(f"{name}_fused") if self.precision else None
+        if fused is None or ins[0].dtype != "float32":
+            return name, attrs
+        given = dict(zip(kernels[name].attrs, attrs, strict=True)) | {"precision": self.precision}
+        return f"{name}_fused", [given.get(a, 0) for a in fused.attrs]
 
     def _literal(self, array: NDArray) -> NDArray:
         """An array that an op made by itself while planning, not from a parameter."""
@@ -130,10 +152,11 @@ class Builder:
             offset = a._offset * itemsize(a.dtype) + where.get(id(b), 0)
             return (b.space, b.index, offset, a.shape, a.strides, a.dtype)
 
+        kernels = self.device.kernels
         steps = [
-            (KERNELS[n], [ref(a) for a in outs], [ref(a) for a in ins], attrs) for n, outs, ins, attrs in self.steps
+            (kernels[n], [ref(a) for a in outs], [ref(a) for a in ins], attrs) for n, outs, ins, attrs in self.steps
         ]
-        plan = _core.Plan(steps, total, inputs, outputs)
+        plan = _core.Plan(self.device.core, steps, total, inputs, outputs)
         info = PlanInfo(plan, constants, self, arena, offsets, total)
         info.refresh()
         return info
@@ -144,6 +167,12 @@ def halo_bytes(image: NDArray, halo: Sequence[float]) -> int:
     n, blocks, h, w, block = image.shape
     top, bottom, left, right = map(int, halo)
     return n * blocks * block * ((h + top + bottom) * (w + left + right) - h * w) * itemsize(image.dtype)
+
+
+def step_precision(kernel: Any, attrs: Sequence[float]) -> str:
+    """What a step multiplies in, "" where that is what its arrays hold."""
+    code = dict(zip(kernel.attrs, attrs, strict=False)).get("precision", 0)
+    return next(name for name, number in PRECISIONS.items() if number == code) if code else ""
 
 
 class PlanInfo:
@@ -160,7 +189,9 @@ class PlanInfo:
     ) -> None:
         self.core, self.constants = plan, constants
         self.names = [s[0] for s in builder.steps]
-        self.options = builder.options
+        self.options, self.device = builder.options, builder.device
+        kernels = builder.device.kernels
+        self.precisions = [step_precision(kernels[n], attrs) for n, _, _, attrs in builder.steps]
         self.labels, self.shapes = builder.labels, [s[1][0].shape for s in builder.steps]
         self.traffic = [
             (distinct_bytes(ins), halo_bytes(outs[0], attrs) if n == "zero_halo" else distinct_bytes(outs))
@@ -185,8 +216,16 @@ class PlanInfo:
 
     def __str__(self) -> str:
         rows = [
-            f"{i:3}  {n:<24}{'x'.join(map(str, s)):<24}{l}"
-            for i, (n, s, l) in enumerate(zip(self.names, self.shapes, self.labels, strict=True))
+            f"{i:3}  {f'{n} {p}':<24}{'x'.join(map(str, s)):<24}{l}"
+            for i, (n, p, s, l) in enumerate(zip(self.names, self.precisions, self.shapes, self.labels, strict=True))
         ]
         head = f"{len(rows)} steps, arena {self.arena_bytes / 1e6:.2f} MB (lower bound {self.lower_bound / 1e6:.2f} MB)"
-        return "\n".join([head, *rows])
+        return "\n".join([head + self._on_device(), *rows])
+
+    def _on_device(self) -> str:
+        """Where and how a plan of a GPU runs."""
+        if self.device == cpu():
+            return ""
+        if self.core.graph_error:
+            return f", on {self.device}, step by step: {self.core.graph_error}"
+        return f", on {self.device}, {'one graph' if self.core.graphs else 'a graph from the second run on'}"

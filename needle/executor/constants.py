@@ -18,6 +18,7 @@ class Constant:
 
     def __init__(self, source: Tensor | None, make: Callable[..., NDArray] | None, inputs: Sequence[Constant]) -> None:
         self.source, self.make, self.inputs = source, make, tuple(inputs)
+        self.device = None if source is None else source.device
         self.stamp: Any = None
         self._array: NDArray | None = None
         self.refresh()
@@ -36,6 +37,12 @@ class Constant:
             self._array = None
         elif self._array is not None:
             self._array._handle.trim()
+
+    def check_device(self) -> None:
+        if self.source is not None and self.source.device != self.device:
+            raise ValueError(
+                f"[executable] parameters were compiled on {self.device}, got one on {self.source.device}; compile again."
+            )
 
     def refresh(self) -> bool:
         """Notice changed parameters (inputs first); True when the array is another one now."""
@@ -73,6 +80,8 @@ class ConstantPool:
         return self.constants[full]
 
     def refresh(self) -> bool:
+        for c in self.constants.values():
+            c.check_device()
         changed = [c.refresh() for c in self.constants.values()]
         return any(changed)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from needle import _core
 from needle.autograd import Spec, Unsupported
-from needle.backend_ndarray import NDArray, cpu
+from needle.backend_ndarray import Device, NDArray, cpu, cpu_numpy
 from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
 from needle.interop import array_kind, as_ndarray, mirror
@@ -49,23 +49,41 @@ def origins(graph: Graph, fn: Callable) -> dict[str, Origin]:
     return found
 
 
+def place_of(fn: Callable, inputs: list[NDArray]) -> Device:
+    """Where a model runs: the device of its parameters and buffers, of a function the one of its inputs; memory of the CPU
+    may be an input everywhere.
+    """
+    found = list(dict.fromkeys(t.device for _, t in fn.named_tensors())) if isinstance(fn, Module) else []
+    found = found or [d for d in dict.fromkeys(a.device for a in inputs) if d != cpu()] or [cpu()]
+    if len(found) > 1:
+        raise ValueError(f"[compile] expects a model on one device, got {found[0]} and {found[1]}.")
+    if found[0] == cpu_numpy():
+        raise ValueError("[compile] expects a model on cpu() or a GPU, got cpu_numpy().")
+    return found[0]
+
+
 class CompiledPlan:
     """A plan with the structure of the outputs it computes."""
 
     def __init__(self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray]) -> None:
-        traced = trace(fn, *example)
+        self.device = device = place_of(fn, inputs)
+        if device == cpu() and choice.precision != "float32":
+            raise ValueError(f"[compile] precision expects float32 on {device}, got {choice.precision!r}.")
+        traced = trace(fn, *example, device=device)
         if traced.output.meta.get("writes"):
             count = len(traced.output.meta["writes"])
             raise Unsupported(
                 f"[compile] the model writes {count} of its buffers in every call; call it without compile."
             )
         places = [n.meta["tensor"].device for n in traced if n.kind == "param"]
-        if any(place != cpu() for place in places):
-            raise ValueError(f"[compile] expects a model on cpu(), got {next(p for p in places if p != cpu())}.")
-        graph = optimize(traced)
+        if any(place != device for place in places):
+            other = next(p for p in places if p != device)
+            raise ValueError(f"[compile] expects parameters on {device}, got one on {other}.")
+        graph = optimize(traced, device)
+        self.decomposed = {f"{op} on {device.name}": n for op, n in graph.output.meta["decomposed"].items()}
         self.structure = graph.output.args[0]
-        make = lambda measured: plan_graph(graph, pool, choice, measured)  # noqa: E731
-        self.info: PlanInfo | SplitPlan = tuned(make, inputs) if choice.tune else make(unmeasured)
+        make = lambda measured: plan_graph(graph, pool, choice, measured, device)  # noqa: E731
+        self.info: PlanInfo | SplitPlan = tuned(make, inputs, device) if choice.tune else make(unmeasured)
         self.origins = origins(graph, fn)
         self.core = self.info.core
 
@@ -85,6 +103,8 @@ class CompiledPlan:
 class Executable:
     """Runs a model without Python inside a run. Takes torch, numpy or needle arrays and returns the same kind; has no gradient.
 
+    On a GPU a run is work in the device's stream, for which only numpy results wait; from a shape's second run on it is one
+    graph. Inputs may lie in the CPU's memory; results are on the device, numpy's excepted.
     `plan`: steps of the last used shape; `memory`: its arena. A changed parameter is packed again before the next run.
     """
 
@@ -140,11 +160,12 @@ class Executable:
             return plan
 
     def _refresh(self) -> None:
-        self._epoch = _core.epoch()
+        epoch = _core.epoch()
         if self._pool.refresh():
             for plan in self._plans.values():
                 plan.info.refresh()
             self._drop_unused()
+        self._epoch = epoch
 
     def _drop_unused(self) -> None:
         self._pool.drop_unused({id(c) for p in self._plans.values() for c in p.info.constants})
@@ -165,7 +186,8 @@ class Executable:
             if found is not None:
                 return direct.outputs(found)
         plan, arrays, kind = self._prepare(args, kwargs)
-        return plan.outputs([mirror(NDArray.wrap(r), kind) for r in plan.core.run_new([a._ref for a in arrays])])
+        results = plan.core.run_new([a._ref for a in arrays])
+        return plan.outputs([mirror(NDArray.wrap(r, plan.device), kind) for r in results])
 
     def run_into(self, outs: Any, *args: Any) -> None:
         """Run, writing the results into existing arrays (one array, or a flat sequence in the order of the outputs)."""
@@ -209,11 +231,23 @@ class Executable:
 
 
 def compile(
-    model: Module | Callable, example: Any, *, winograd: str = "auto", memory: str = "normal", tune: bool = False
+    model: Module | Callable,
+    example: Any,
+    *,
+    winograd: str = "auto",
+    memory: str = "normal",
+    tune: bool = False,
+    precision: str = "float32",
 ) -> Executable:
-    """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example`.
+    """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example` and the
+    device of the model's parameters (a function's: of its inputs).
 
     Other shapes get their own plan on first use. Raises ValueError when layers are in training mode.
+
+    precision: on a GPU, what matrix products and convolutions multiply in: "float32" exactly, or "tf32", "float16",
+    "bfloat16": operands are rounded on their way in, sums and everything between layers stay float32 (so float16 overflows
+    only beyond 65504 in an operand). Transposed convolutions, recurrent layers and the attention kernel stay float32;
+    `exe.plan` names the precision of each step. On the CPU only "float32" is there, and what follows is for the CPU.
 
     winograd: which layers may use algorithms with fewer multiplications: 3x3 convolutions of stride 1 Winograd's (Lavin and
     Gray, arXiv 1509.09308), linear layers one step of Strassen's (Numer. Math. 13, 1969). "auto": F(4x4, 3x3), F(2x2, 3x3),
@@ -235,7 +269,7 @@ def compile(
         raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
     if isinstance(model, Module):
         model.check_evaluation("compile")
-    exe = Executable(model, Choice(winograd, memory, tune))
+    exe = Executable(model, Choice(winograd, memory, tune, precision))
     example = example if isinstance(example, tuple) else (example,)
     exe._prepare(example, {})
     return exe

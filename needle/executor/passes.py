@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from needle.autograd import Op, Tensor
+from needle.autograd import Op, Spec, Tensor
+from needle.backend_ndarray import Device, NoKernel
 from needle.graph import Graph, Node, Recorder, Symbol
 from needle.ops.conv import Conv2d, ConvTranspose2d
 from needle.ops.fold import FoldedBias, FoldedWeight
@@ -15,39 +17,52 @@ from needle.ops.join import Concat
 from needle.ops.linalg import Linear
 from needle.ops.norm import BatchNorm
 
+from .planner import missing_kernel
 
-def optimize(graph: Graph) -> Graph:
+
+def optimize(graph: Graph, device: Device) -> Graph:
     """Kernels for every op; batch norms folded into the weights before them; nodes that nothing reads dropped."""
-    return nest_concats(fold_batch_norms(decompose(graph)).prune())
+    return nest_concats(fold_batch_norms(decompose(graph, device)).prune())
 
 
 class Decomposer(Recorder):
     """Records into a graph that is being copied; an op without a kernel becomes its decomposition."""
 
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(static=True)
+    def __init__(self, graph: Graph, device: Device) -> None:
+        super().__init__(static=True, device=device)
         self.graph = graph
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
-        return super().record(op, inputs) if is_planned(op) else op.decompose(*inputs)
+        specs = [Spec(tuple(t.shape), t.dtype) for t in inputs]
+        return super().record(op, inputs) if is_planned(op, specs, self.device) else op.decompose(*inputs)
 
 
-def is_planned(op: Op) -> bool:
-    return op.has_kernel() or hasattr(op, "folded")
+def is_planned(op: Op, inputs: Sequence[Any], device: Device) -> bool:
+    """Whether the device has what an op needs for inputs of these shapes and dtypes."""
+    if hasattr(op, "folded"):
+        return True
+    missing = missing_kernel(op, inputs, device) if op.has_kernel() else None
+    if missing is not None and type(op).decompose is Op.decompose:
+        raise NoKernel(f"[{op.label}] has neither a kernel for these inputs nor a decomposition: {missing}")
+    return op.has_kernel() and missing is None
 
 
-def decompose(graph: Graph) -> Graph:
+def decompose(graph: Graph, device: Device) -> Graph:
     """Ops without a kernel in terms of ops that have one."""
     tuples: dict[Node, list[Node]] = {}  # results of decomposed ops with several outputs
+    lacking: Counter[str] = Counter()  # ops that have a kernel elsewhere
 
     def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
         if node.kind != "op":
             return None
         if node.args and node.args[0] in tuples:
             return tuples[node.args[0]][node.target.index]
-        if is_planned(node.target):
+        if constant(node) and node.target.has_kernel():
+            return None  # computed once, as eager does
+        if is_planned(node.target, [a.meta["spec"] for a in node.args], device):
             return None
-        recorder = Decomposer(new)
+        lacking.update([node.target.label] if node.target.has_kernel() else [])
+        recorder = Decomposer(new, device)
         out = node.target.decompose(*(Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args))
         # A decomposition may give a constant, which is no symbol.
         nodes = [recorder._to_node(t) for t in (out if isinstance(out, tuple) else (out,))]
@@ -55,7 +70,9 @@ def decompose(graph: Graph) -> Graph:
             tuples[node] = nodes
         return nodes[0]
 
-    return graph.copy(replace)
+    made = graph.copy(replace)
+    made.output.meta["decomposed"] = lacking
+    return made
 
 
 def add_op(graph: Graph, op: Op, args: list[Node], name: str) -> Node:

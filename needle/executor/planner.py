@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.backend_ndarray import Device, NoKernel, cpu
 from needle.backend_ndarray.ndarray import NDArray, call, itemsize
 from needle.graph import Graph, Node, map_structure
 from needle.ops.algorithms import Choice, Measured, unmeasured
@@ -20,8 +22,15 @@ NO_HALO: Halo = (0, 0, 0, 0)
 class Planner:
     """Plans one graph at its traced shapes."""
 
-    def __init__(self, graph: Graph, pool: ConstantPool, choice: Choice, measured: Measured = unmeasured) -> None:
-        self.graph, self.builder = graph, Builder(pool, choice, measured)
+    def __init__(
+        self,
+        graph: Graph,
+        pool: ConstantPool,
+        choice: Choice,
+        measured: Measured = unmeasured,
+        device: Device | None = None,
+    ) -> None:
+        self.graph, self.builder = graph, Builder(pool, choice, measured, device)
         self.order = {n: i for i, n in enumerate(graph)}
         self.users = graph.users()
         self.constant = constant_nodes(graph)
@@ -54,7 +63,7 @@ class Planner:
     def _wants_blocked(self, node: Node) -> bool:
         """True where the value of `node` should be nChw16c."""
         op, spec = node.target, node.meta["spec"]
-        if op.layout == "plain" or (isinstance(spec, tuple) and not isinstance(spec, Spec)):
+        if not self.builder.packs or op.layout == "plain" or (isinstance(spec, tuple) and not isinstance(spec, Spec)):
             return False
         if spec.ndim != 4 or any(n.meta["spec"].dtype != "float32" for n in (node, *node.args)):
             return False
@@ -167,17 +176,8 @@ class Planner:
             out = self.blocked[home] if home is not node else self._allocate(node)
             self.blocked[node] = out
             op.lower(self.builder, ins, out)
-        elif op.has_own_lowering() and op.layout != "blocked":
-            out = self.plain[home] if home is not node else NDArray.empty(spec.shape, spec.dtype)
-            if not out.is_compact():
-                out = NDArray.empty(spec.shape, spec.dtype)
-            self.plain[node] = out
-            op.lower(self.builder, ins, out)
         else:
-            result = op.plan(self.builder, ins)
-            if result is None:
-                raise Unsupported(f"[compile] {op.label} has no kernel that the executor can plan")
-            self.plain[node] = result
+            self.plain[node] = lower_plain(self.builder, op, spec, ins, None if home is node else self.plain[home])
 
     def _derive(self, node: Node) -> NDArray:
         """The value of a node that depends on parameters only."""
@@ -258,6 +258,34 @@ class Planner:
 
         map_structure(self.graph.output.args[0], lambda n: write(n) if isinstance(n, Node) else None)
         return borders
+
+
+def lower_plain(builder: Builder, op: Op, spec: Any, ins: list[NDArray], home: NDArray | None = None) -> Any:
+    """Plan an op on plain arrays and return its value. home: memory of an input that it may overwrite."""
+    if op.has_own_lowering() and not (op.layout == "blocked" and builder.packs):
+        out = home if home is not None and home.is_compact() else NDArray.empty(spec.shape, spec.dtype)
+        op.lower(builder, ins, out)
+        return out
+    result = op.plan(builder, ins)
+    if result is None:
+        raise Unsupported(f"[compile] {op.label} has no kernel that the executor can plan")
+    return result
+
+
+def missing_kernel(op: Op, inputs: Sequence[Any], device: Device) -> NoKernel | None:
+    """Why a GPU cannot run an op on inputs of these shapes and dtypes; found by planning the op alone."""
+    if device == cpu() or not all(isinstance(s, Spec) for s in inputs):
+        return None
+    builder = Builder(ConstantPool(), device=device)
+    with builder.active():
+        arrays = [builder.border(INPUT, i, s.shape, s.dtype) for i, s in enumerate(inputs)]
+        try:
+            lower_plain(builder, op, op.infer(*inputs), arrays)
+        except NoKernel as e:
+            return e
+        except Unsupported:  # said with its place when the graph is planned
+            return None
+    return None
 
 
 def parameter(node: Node) -> Tensor:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import Device, NDArray
+from needle.backend_ndarray.device import device_named
 from needle.backend_ndarray.ndarray import call, itemsize
 from needle.graph import Graph, Node, map_structure
 from needle.ops.algorithms import Choice, Measured, Option, unmeasured
@@ -19,12 +20,12 @@ from .planner import Planner, parameter
 
 
 def plan_graph(
-    graph: Graph, pool: ConstantPool, choice: Choice, measured: Measured = unmeasured
+    graph: Graph, pool: ConstantPool, choice: Choice, measured: Measured = unmeasured, device: Device | None = None
 ) -> PlanInfo | SplitPlan:
     """One plan, or several where other libraries run some of the graph's ops."""
     if any(is_foreign(n) for n in graph):
-        return SplitPlan(graph, pool, choice, measured)
-    return Planner(graph, pool, choice, measured).plan()
+        return SplitPlan(graph, pool, choice, measured, device)
+    return Planner(graph, pool, choice, measured, device).plan()
 
 
 def is_foreign(node: Node) -> bool:
@@ -59,7 +60,9 @@ class Stage:
 class SplitPlan:
     """Runs stages in turn; has what the users of a PlanInfo and of its core ask for."""
 
-    def __init__(self, graph: Graph, pool: ConstantPool, choice: Choice, measured: Measured) -> None:
+    def __init__(
+        self, graph: Graph, pool: ConstantPool, choice: Choice, measured: Measured, device: Device | None
+    ) -> None:
         self.graph, self.core = graph, self
         self.constant: set[Node] = set()
         for node in graph:
@@ -82,7 +85,7 @@ class SplitPlan:
         for stage in self.stages:
             if stage.outputs:
                 stage.graph.add("output", "", (tuple(stage.done[n] for n in stage.outputs),), "output")
-                stage.info = Planner(stage.graph, pool, choice, measured).plan()
+                stage.info = Planner(stage.graph, pool, choice, measured, device).plan()
         self.parts = [s.info for s in self.stages if s.info]
 
     # -- decisions ---------------------------------------------------------------------------------------------------
@@ -123,7 +126,7 @@ class SplitPlan:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _run(self, ins: Sequence[Any], times: list[float] | None = None) -> list[NDArray]:
-        env: dict[Node, Any] = {n: NDArray.wrap(a) for n, a in zip(self.graph.inputs, ins, strict=True)}
+        env: dict[Node, Any] = {n: wrap(a) for n, a in zip(self.graph.inputs, ins, strict=True)}
         copies: dict[Node, Any] = {}  # results that are inputs
         for stage in self.stages:
             if stage.info is not None:
@@ -132,7 +135,7 @@ class SplitPlan:
                 if times is not None:
                     times += stage.info.core.profile(outs, refs)
                 for n, o in zip(stage.outputs, outs, strict=True):
-                    (copies if n.kind == "input" else env)[n] = NDArray.wrap(o)
+                    (copies if n.kind == "input" else env)[n] = wrap(o)
             for n in stage.calls:
                 start = time.perf_counter()
                 env[n] = n.target.compute(*(env[a] if a in env else parameter(a).cached_data for a in n.args))
@@ -146,7 +149,7 @@ class SplitPlan:
 
     def run(self, outs: Sequence[Any], ins: Sequence[Any]) -> None:
         for out, a in zip(outs, self._run(ins), strict=True):
-            call("copy", [NDArray.wrap(out)], [a])
+            call("copy", [wrap(out)], [a])
 
     def profile(self, outs: Sequence[Any], ins: Sequence[Any]) -> list[float]:
         times: list[float] = []
@@ -229,6 +232,11 @@ def is_call(node: Node) -> bool:
     return is_foreign(node) or (
         node.kind == "op" and isinstance(node.target, TupleGetItem) and is_foreign(node.args[0])
     )
+
+
+def wrap(ref: Any) -> NDArray:
+    """An NDArray on the device where the core's array is."""
+    return NDArray.wrap(ref, device_named(ref.device))
 
 
 def specs(node: Node) -> list[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from needle import _core
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import Device, NDArray, cpu
 from needle.ops.algorithms import Measured
 
 from .builder import PlanInfo
@@ -41,12 +41,13 @@ def step_times(info: PlanInfo | SplitPlan, inputs: Sequence[NDArray], rounds: in
 
 
 class Timings:
-    """Seconds by layer and algorithm on this CPU with this instruction set and number of threads."""
+    """Seconds by layer and algorithm on this CPU with this instruction set and number of threads, or on this GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
         from needle.profiler.peaks import cpu_name
 
-        self.machine = [VERSION, cpu_name(), _core.isa(), _core.num_threads()]
+        on_cpu = [cpu_name(), _core.isa(), _core.num_threads()]
+        self.machine = [VERSION, *(on_cpu if device == cpu() else [device.name, *device.core.properties().values()])]
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         folder = os.environ.get("NEEDLE_CACHE") or os.path.join(cache, "torch2needle")
         name = hashlib.sha256(json.dumps(self.machine).encode()).hexdigest()[:16]
@@ -90,9 +91,11 @@ def only(algorithm: str, algorithms: set[str]) -> Measured:
     return lambda layer: times
 
 
-def tuned(make: Callable[[Measured], PlanInfo | SplitPlan], inputs: Sequence[NDArray]) -> PlanInfo | SplitPlan:
+def tuned(
+    make: Callable[[Measured], PlanInfo | SplitPlan], inputs: Sequence[NDArray], device: Device
+) -> PlanInfo | SplitPlan:
     """The plan that `make` builds by measured times; layers without them are timed first, in plans of one algorithm each."""
-    timings = Timings()
+    timings = Timings(device)
     info = make(timings)
     unknown = {o.layer: o.candidates for o in info.options if not set(o.candidates) <= timings(o.layer).keys()}
     if not unknown:

@@ -37,7 +37,7 @@ class Symbol(Tensor):
     def device(self) -> Any:
         from needle.backend_selection import default_device
 
-        return default_device()
+        return self.recorder.device or default_device()
 
     def detach(self) -> Tensor:
         from needle.ops import stop_gradient
@@ -73,10 +73,13 @@ class SymbolicShape:
 
 
 class Recorder:
-    """Collects the ops applied to its symbols. `static`: shapes are the examples' (trace), else they stay free."""
+    """Collects the ops applied to its symbols. `static`: shapes are the examples' (trace), else they stay free.
 
-    def __init__(self, static: bool, leaf_paths: dict[int, str] | None = None) -> None:
-        self.graph, self.static = Graph(), static
+    device: where symbols are, by default on the default device.
+    """
+
+    def __init__(self, static: bool, leaf_paths: dict[int, str] | None = None, device: Any = None) -> None:
+        self.graph, self.static, self.device = Graph(), static, device
         self.leaf_paths = leaf_paths or {}  # id(module) -> path of the modules recorded as one node
         self.writes: dict[int, tuple[Tensor, Symbol]] = {}  # buffers that the call would have written
         self.param_paths: dict[int, str] = {}
@@ -169,13 +172,19 @@ class Recorder:
         return self.graph
 
 
-def trace(fn: Callable, *examples: Any, names: Sequence[str] | None = None, recorder: Recorder | None = None) -> Graph:
+def trace(
+    fn: Callable,
+    *examples: Any,
+    names: Sequence[str] | None = None,
+    recorder: Recorder | None = None,
+    device: Any = None,
+) -> Graph:
     """Record one call of `fn` at the shapes of `examples` (Tensors, arrays or Specs; nested ones are allowed).
 
     The graph has only input, param, op and output nodes; parameters are the real Tensors. Buffers that the call writes are
     extra outputs: the output is (result, [written values]) with `graph.output.meta["writes"]` the tensors.
     """
-    recorder = Recorder(static=True) if recorder is None else recorder
+    recorder = Recorder(static=True, device=device) if recorder is None else recorder
     count = iter(range(1 << 30))
 
     def enter(x: Any) -> Any:

@@ -21,15 +21,24 @@ EXPOSED = 0.4  # measured: share of the shorter of computing and fetching weight
 FMAS_PER_KEPT_BYTE = {"normal": 0.0, "low": 2.0}
 
 
+# What `compile(precision=...)` lets products compute in, with the numbers that kernels of GPUs know them by.
+PRECISIONS = {"float32": 0, "tf32": 1, "float16": 2, "bfloat16": 3}
+
+
 class Choice(NamedTuple):
-    """The settings of a plan: keys of SETTINGS and of FMAS_PER_KEPT_BYTE, and whether times are measured."""
+    """The settings of a plan: keys of SETTINGS, FMAS_PER_KEPT_BYTE and PRECISIONS, and whether times are measured."""
 
     winograd: str = "auto"
     memory: str = "normal"
     tune: bool = False
+    precision: str = "float32"
 
     def check(self) -> Choice:
-        allowed = (("winograd", self.winograd, [*SETTINGS]), ("memory", self.memory, [*FMAS_PER_KEPT_BYTE]))
+        allowed = (
+            ("winograd", self.winograd, [*SETTINGS]),
+            ("memory", self.memory, [*FMAS_PER_KEPT_BYTE]),
+            ("precision", self.precision, [*PRECISIONS]),
+        )
         for name, value, known in allowed:
             if value not in known:
                 raise ValueError(f"[compile] {name} expects one of {', '.join(known)}, got {value!r}.")

@@ -40,10 +40,19 @@ def plan_joined(builder: Any, x: NDArray, weights: Sequence[NDArray], biases: Se
             lower_linear(builder, "torch", [x, w, *biases[i : i + 1]], out)
         return outs
     whole = NDArray.empty((*x.shape[:-1], sum(w.shape[0] for w in weights)))
+    if not builder.packs:
+        joined = [builder.derive("join_rows", join_rows, *parts) for parts in (weights, biases) if parts]
+        lower_linear(builder, "torch", [x, *joined], whole)
+        return slices(whole, weights)
     packed = builder.derive("join_and_pack", join_and_pack, *weights)
     bias = [builder.derive("join_and_pad", join_and_pad, *biases)] if biases else []
     rows, target = (a.reshape((-1, a.shape[-1])) for a in (x, whole))
     call("matmul_packed", [target], [rows, packed, *bias], 0, 0.0, bool(biases), 0)
+    return slices(whole, weights)
+
+
+def slices(whole: NDArray, weights: Sequence[NDArray]) -> list[NDArray]:
+    """The parts of a joined result that belong to each weight (out, in)."""
     ends = np.cumsum([w.shape[0] for w in weights])
     return [whole[..., int(e) - w.shape[0] : int(e)] for e, w in zip(ends, weights, strict=True)]
 

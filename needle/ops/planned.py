@@ -1,4 +1,7 @@
-"""The planned forms of convolutions and linear layers: weights packed once, images in blocks of 16 channels with zero halos."""
+"""The planned forms of convolutions and linear layers: weights packed once, images in blocks of 16 channels with zero halos.
+
+A builder that does not pack (of a GPU) gets plain arrays and kernels that take them.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +76,15 @@ def lower_conv2d(
     activation: int = 0,
     alpha: float = 0.0,
 ) -> None:
-    """Plan out = activation(conv(x, w) + bias + residual); `inputs`: blocked x, w, and the bias or None."""
+    """Plan out = activation(conv(x, w) + bias + residual); `inputs`: x (blocked if the builder packs), w, and the bias or None."""
     x, w = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
+    if not builder.packs:
+        ins = [*inputs, *([] if residual is None else [residual])]
+        geometry = (*op.stride, *op.padding[:2], *op.dilation, op.groups)
+        flags = (False, bias is not None, residual is not None, builder.precision)
+        call("conv2d_fused", [out], ins, *geometry, activation, alpha, *flags)
+        return
     block, (o, per_group, kh, kw) = x.shape[4], w.shape
     channels = (per_group * op.groups, o)
     flags = (activation, alpha, bias is not None, residual is not None)
@@ -116,13 +125,17 @@ def lower_conv_transpose2d(
 ) -> None:
     x, w = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
+    flags = (activation, alpha, bias is not None)
+    if not builder.packs:
+        call("conv_transpose2d", [out], inputs, *op.stride, *op.padding[:2], *op.dilation, op.groups, *flags)
+        return
     block, (i, per_group, kh, kw) = x.shape[4], w.shape
     merged = merged_groups(op.groups, i // op.groups, per_group, block)
     attrs = (op.groups, block, *op.stride, *op.dilation)
     make = partial(pack, "conv_transpose2d_pack", merged, block, (i, per_group * op.groups), attrs)
     ins = [x, builder.derive(("conv_transpose2d_pack", *attrs), make, w), *planned_bias(builder, bias)]
     geometry = (kh, kw, *op.stride, *op.padding[:2], *op.dilation)
-    call("conv_transpose2d_blocked", [out], ins, *geometry, merged, activation, alpha, bias is not None)
+    call("conv_transpose2d_blocked", [out], ins, *geometry, merged, *flags)
 
 
 def as_matrix(layout: str, weight: NDArray) -> NDArray:
@@ -157,12 +170,11 @@ def linear_costs(m: int, n: int, k: int) -> dict[str, Cost]:
 def lower_linear(
     builder: Any, layout: str, inputs: list[NDArray], out: NDArray, activation: int = 0, alpha: float = 0.0
 ) -> None:
-    """Plan out = activation(x W + b); weights that come from the input are packed in the run."""
+    """Plan out = activation(x W + b); weights that come from the input are packed in the run, if at all."""
     x, weight = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
     rows, target = x.reshape((-1, x.shape[-1])), out.reshape((-1, out.shape[-1]))
-    constant = all(builder.is_constant(a) for a in inputs[1:])
-    if not constant:
+    if not builder.packs or not all(builder.is_constant(a) for a in inputs[1:]):
         ins = [rows, as_matrix(layout, weight), *([] if bias is None else [bias.reshape((-1,))])]
         call("matmul", [target], ins, activation, alpha, bias is not None)
         return
