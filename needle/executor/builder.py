@@ -40,7 +40,11 @@ class Builder:
     """
 
     def __init__(
-        self, pool: ConstantPool, choice: Choice = DEFAULT, measured: Measured = unmeasured, device: Device | None = None
+        self,
+        pool: ConstantPool,
+        choice: Choice = DEFAULT,
+        measured: Measured = unmeasured,
+        device: Device | None = None,
     ) -> None:
         self.pool, self.choice, self.measured = pool, choice, measured
         self.device = device or cpu()
@@ -122,9 +126,7 @@ class Builder:
         self.steps.append((name, list(outs), fixed, tuple(map(float, attrs))))
         self.labels.append(self.label)
 
-    def _in_precision(
-        self, name: str, ins: Sequence[NDArray], attrs: Sequence[float]
-    ) -> tuple[str, Sequence[float]]:
+    def _in_precision(self, name: str, ins: Sequence[NDArray], attrs: Sequence[float]) -> tuple[str, Sequence[float]]:
         """A product as the row that takes a precision, where the plan asks for another one than float32."""
         kernels = self.device.kernels
         fused = kernels.get(f"{name}_fused") if self.precision else None

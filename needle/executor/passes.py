@@ -39,7 +39,7 @@ class Decomposer(Recorder):
 
 def is_planned(op: Op, inputs: Sequence[Any], device: Device) -> bool:
     """Whether the device has what an op needs for inputs of these shapes and dtypes."""
-    if hasattr(op, "folded"):
+    if hasattr(op, "folded") or op.library != "needle":
         return True
     missing = missing_kernel(op, inputs, device) if op.has_kernel() else None
     if missing is not None and type(op).decompose is Op.decompose:

@@ -76,7 +76,7 @@ def lower_conv2d(
     activation: int = 0,
     alpha: float = 0.0,
 ) -> None:
-    """Plan out = activation(conv(x, w) + bias + residual); `inputs`: x (blocked if the builder packs), w, and the bias or None."""
+    """Plan out = activation(conv(x, w) + bias + residual); `inputs`: x (blocked where the builder packs), w, bias or None."""
     x, w = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
     if not builder.packs:
