@@ -177,10 +177,7 @@ class TestErrors:
         with pytest.raises(ValueError, match="reaches outside its storage of 12 bytes"):
             gpu.to_numpy(gpu.Array(3), (4,), (1,), 0)
 
-    def test_executables_are_for_the_cpu(self, gpu: Device) -> None:
-        net = ndl.nn.Linear(3, 2, device=gpu)
-        with pytest.raises(ValueError, match=rf"^\[compile\] expects a model on cpu\(\), got {gpu.name}\(\)\.$"):
-            ndl.compile(net, (np.ones((1, 3), "float32"),))
+    def test_executables_of_the_cpu(self, gpu: Device) -> None:
         exe = ndl.compile(lambda x: x + 1, (np.ones(3, "float32"),))
         with pytest.raises(
             ValueError, match=rf"^\[executable\] input 0 expects an array on cpu\(\), got {gpu.name}\(\)\.$"

@@ -7,10 +7,12 @@ import warnings
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from tqdm import tqdm
 
+import needle
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
 
@@ -171,19 +173,22 @@ def compile(
     winograd: str = "auto",
     memory: str = "normal",
     tune: bool = False,
+    precision: str = "float32",
     fallback: str = "error",
 ) -> Any:
     """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` ("auto", "f2", "off"), `memory`
-    ("normal", "low"), `tune` and `fallback` ("error", "torch": with a warning that says which share of the time torch takes)
-    as there.
+    ("normal", "low"), `tune`, `precision` ("float32"; on a GPU also "tf32", "float16", "bfloat16") and `fallback` ("error",
+    "torch": with a warning that says which share of the time torch takes) as there. A model on a GPU stays there.
     """
     example = example if isinstance(example, tuple | dict) else (example,)
     with warnings.catch_warnings():
         if fallback == "torch":
             warnings.filterwarnings("ignore", r"\[convert\]")  # the one below says more
         net = convert(model, example, fallback=fallback)
+    if any(t.device.type == "cuda" for t in model.parameters()):
+        net.to(needle.hip() if torch.version.hip else needle.cuda())
     inputs = tuple(example.values()) if isinstance(example, dict) else example
-    exe = executable(net, inputs, fuse, winograd=winograd, memory=memory, tune=tune)
+    exe = executable(net, inputs, fuse, winograd=winograd, memory=memory, tune=tune, precision=precision)
     if fallback == "torch":
         warn_of_share(exe, net.report, inputs)
     return exe
@@ -191,8 +196,6 @@ def compile(
 
 def executable(net: GraphModule, inputs: tuple, fuse: bool, **options: Any) -> Any:
     """`net`, fused or not, compiled with `options`."""
-    import needle
-
     if fuse:
         import operator_fusion
 

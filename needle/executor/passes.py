@@ -39,9 +39,9 @@ class Decomposer(Recorder):
 
 def is_planned(op: Op, inputs: Sequence[Any], device: Device) -> bool:
     """Whether the device has what an op needs for inputs of these shapes and dtypes."""
-    if hasattr(op, "folded") or op.library != "needle":
+    if hasattr(op, "folded"):
         return True
-    missing = missing_kernel(op, inputs, device) if op.has_kernel() else None
+    missing = missing_kernel(op, inputs, device) if op.has_kernel() and op.library == "needle" else None
     if missing is not None and type(op).decompose is Op.decompose:
         raise NoKernel(f"[{op.label}] has neither a kernel for these inputs nor a decomposition: {missing}")
     return op.has_kernel() and missing is None

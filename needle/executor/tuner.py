@@ -12,6 +12,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -43,11 +44,14 @@ def step_times(info: PlanInfo | SplitPlan, inputs: Sequence[NDArray], rounds: in
 class Timings:
     """Seconds by layer and algorithm on this CPU with this instruction set and number of threads, or on this GPU."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device | None = None) -> None:
         from needle.profiler.peaks import cpu_name
 
-        on_cpu = [cpu_name(), _core.isa(), _core.num_threads()]
-        self.machine = [VERSION, *(on_cpu if device == cpu() else [device.name, *device.core.properties().values()])]
+        self.machine: list[Any] = [VERSION]
+        if device is None or device == cpu():
+            self.machine += [cpu_name(), _core.isa(), _core.num_threads()]
+        else:
+            self.machine += [device.name, *device.core.properties().values()]
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         folder = os.environ.get("NEEDLE_CACHE") or os.path.join(cache, "torch2needle")
         name = hashlib.sha256(json.dumps(self.machine).encode()).hexdigest()[:16]

@@ -146,7 +146,9 @@ def profile_executable(exe: Executable, args: tuple, rounds: int) -> Profile:
         rows.append(Row(name, kernel, tuple(shape), 1, seconds[i], flops[i], read, written, new))
         timeline.append(Event(name, kernel, start, seconds[i], live[i], i))
         start += seconds[i]
-    return Profile("compiled", exe.name, shapes(args), rounds, times, rows, timeline, peaks, memory.timeline(), plan.decomposed)
+    return Profile(
+        "compiled", exe.name, shapes(args), rounds, times, rows, timeline, peaks, memory.timeline(), plan.decomposed
+    )
 
 
 def step_flops(plan: CompiledPlan, seconds: Sequence[float]) -> list[int]:
