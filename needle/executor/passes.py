@@ -17,7 +17,7 @@ from needle.ops.join import Concat
 from needle.ops.linalg import Linear
 from needle.ops.norm import BatchNorm
 
-from .planner import missing_kernel
+from .planner import constant_nodes, missing_kernel
 
 
 def optimize(graph: Graph, device: Device) -> Graph:
@@ -34,22 +34,27 @@ class Decomposer(Recorder):
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
         specs = [Spec(tuple(t.shape), t.dtype) for t in inputs]
-        return super().record(op, inputs) if is_planned(op, specs, self.device) else op.decompose(*inputs)
+        return super().record(op, inputs) if runs_on(self.device, op, specs) else op.decompose(*inputs)
 
 
-def is_planned(op: Op, inputs: Sequence[Any], device: Device) -> bool:
-    """Whether the device has what an op needs for inputs of these shapes and dtypes."""
-    if hasattr(op, "folded"):
-        return True
-    missing = missing_kernel(op, inputs, device) if op.has_kernel() and op.library == "needle" else None
-    if missing is not None and type(op).decompose is Op.decompose:
+def is_planned(op: Op) -> bool:
+    return op.has_kernel() or hasattr(op, "folded")
+
+
+def runs_on(device: Device, op: Op, inputs: Sequence[Any]) -> bool:
+    """Whether an op stays in a plan of the device, for inputs of these shapes and dtypes."""
+    if not op.has_kernel() or hasattr(op, "folded") or op.library != "needle":
+        return is_planned(op)
+    missing = missing_kernel(op, inputs, device)
+    if missing and type(op).decompose is Op.decompose:
         raise NoKernel(f"[{op.label}] has neither a kernel for these inputs nor a decomposition: {missing}")
-    return op.has_kernel() and missing is None
+    return not missing
 
 
 def decompose(graph: Graph, device: Device) -> Graph:
     """Ops without a kernel in terms of ops that have one."""
     tuples: dict[Node, list[Node]] = {}  # results of decomposed ops with several outputs
+    fixed = constant_nodes(graph)
     lacking: Counter[str] = Counter()  # ops that have a kernel elsewhere
 
     def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
@@ -57,9 +62,9 @@ def decompose(graph: Graph, device: Device) -> Graph:
             return None
         if node.args and node.args[0] in tuples:
             return tuples[node.args[0]][node.target.index]
-        if constant(node) and node.target.has_kernel():
+        if node in fixed and node.target.has_kernel():
             return None  # computed once, as eager does
-        if is_planned(node.target, [a.meta["spec"] for a in node.args], device):
+        if runs_on(device, node.target, [a.meta["spec"] for a in node.args]):
             return None
         lacking.update([node.target.label] if node.target.has_kernel() else [])
         recorder = Decomposer(new, device)

@@ -272,20 +272,20 @@ def lower_plain(builder: Builder, op: Op, spec: Any, ins: list[NDArray], home: N
     return result
 
 
-def missing_kernel(op: Op, inputs: Sequence[Any], device: Device) -> NoKernel | None:
-    """Why a GPU cannot run an op on inputs of these shapes and dtypes; found by planning the op alone."""
+def missing_kernel(op: Op, inputs: Sequence[Any], device: Device) -> str:
+    """Why a GPU cannot run an op on inputs of these shapes and dtypes, or ""; found by planning the op alone."""
     if device == cpu() or not all(isinstance(s, Spec) for s in inputs):
-        return None
+        return ""
     builder = Builder(ConstantPool(), device=device)
     with builder.active():
         arrays = [builder.border(INPUT, i, s.shape, s.dtype) for i, s in enumerate(inputs)]
         try:
             lower_plain(builder, op, op.infer(*inputs), arrays)
         except NoKernel as e:
-            return e
+            return str(e)
         except Unsupported:  # said with its place when the graph is planned
-            return None
-    return None
+            pass
+    return ""
 
 
 def parameter(node: Node) -> Tensor:

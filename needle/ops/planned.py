@@ -82,8 +82,8 @@ def lower_conv2d(
     if not builder.packs:
         ins = [*inputs, *([] if residual is None else [residual])]
         geometry = (*op.stride, *op.padding[:2], *op.dilation, op.groups)
-        flags = (False, bias is not None, residual is not None, builder.precision)
-        call("conv2d_fused", [out], ins, *geometry, activation, alpha, *flags)
+        parts = (False, bias is not None, residual is not None)
+        call("conv2d_fused", [out], ins, *geometry, activation, alpha, *parts, builder.precision)
         return
     block, (o, per_group, kh, kw) = x.shape[4], w.shape
     channels = (per_group * op.groups, o)
