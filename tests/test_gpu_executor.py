@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,132 +12,13 @@ import pytest
 import torch
 
 import needle as ndl
-import operator_fusion
 import torch2needle
 from gpu_devices import DEVICES, gpu_device
+from gpu_nets import NETS, arrays, close, exact, fused_form, image, make, resnet_on
 from needle import nn
-from needle.autograd import Op, Spec, Tensor
-from needle.backend_ndarray import Device, NDArray, NoKernel
-from needle.graph import symbolic
+from needle.autograd import Tensor
+from needle.backend_ndarray import Device, NDArray
 from test_ops import CASES, assert_close, case, float32_exact, run, tensors
-
-
-def image(*shape: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape, dtype="float32")
-
-
-class Block(nn.Module):
-    """relu(norm(conv(relu(norm(conv(x))))) + x)"""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = (nn.Conv(channels, channels, 3, padding=1, layout="torch") for _ in range(2))
-        self.norm1, self.norm2 = (nn.BatchNorm2d(channels) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = ndl.ops.relu(self.norm1(self.conv1(x)))
-        return ndl.ops.relu(self.norm2(self.conv2(y)) + x)
-
-
-class ResNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv(3, 8, 3, stride=2, padding=1, layout="torch"), nn.BatchNorm2d(8)
-        self.block, self.depthwise = Block(8), nn.Conv(8, 8, 3, padding=1, groups=8, layout="torch")
-        self.head = nn.Linear(8, 5, layout="torch")
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = ndl.ops.max_pool2d(ndl.ops.relu(self.norm(self.stem(x))), 2)
-        y = ndl.ops.silu(self.depthwise(self.block(y)))
-        return self.head(ndl.ops.flatten(ndl.ops.adaptive_avg_pool2d(y, 1), 1))
-
-
-class UNet(nn.Module):
-    """Two levels; gives the map and its softmax over channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.deep = nn.Conv(2, 4, 3, padding=1, layout="torch"), nn.Conv(4, 8, 3, padding=1, layout="torch")
-        self.up, self.last = nn.ConvTranspose2d(8, 4, 2, stride=2), nn.Conv(12, 3, 1, layout="torch")
-
-    def forward(self, x: Tensor) -> Any:
-        a = ndl.ops.relu(self.down(x))
-        b = ndl.ops.relu(self.deep(ndl.ops.max_pool2d(a, 2)))
-        wide = ndl.ops.interpolate(b, size=a.shape[2:], mode="bilinear")
-        up = ndl.ops.relu(self.up(b))
-        pads = (0, a.shape[3] - up.shape[3], 0, a.shape[2] - up.shape[2])
-        maps = self.last(ndl.ops.concat((ndl.ops.pad(up, pads) + a, wide), 1))
-        return {"maps": maps, "shares": ndl.ops.softmax(maps, 1)}
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 20, layout="torch"), nn.BatchNorm1d(20), nn.GELU(), nn.Linear(20, 5))
-
-
-def transformer() -> nn.Module:
-    return nn.Sequential(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True))
-
-
-class Lstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(6, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        y, (h, c) = self.lstm(x)
-        return self.head(ndl.ops.reshape(y, (-1, 5))), h, c
-
-
-NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[int, ...]]] = {
-    "mlp": (mlp, (3, 12), (10, 12)),
-    "resnet": (ResNet, (1, 3, 12, 12), (2, 3, 9, 11)),
-    "unet": (UNet, (1, 2, 8, 8), (2, 2, 7, 9)),
-    "transformer": (transformer, (1, 7, 16), (2, 5, 16)),
-    "lstm": (Lstm, (4, 2, 6), (2, 3, 6)),
-}
-
-
-def make(name: str) -> nn.Module:
-    """The same weights in every call; statistics of batch norms are not those of new ones."""
-    np.random.seed(0)
-    net = NETS[name][0]().eval()
-    for _, m in net.named_modules():
-        if isinstance(m, nn.BatchNorm2d):
-            for t in (m.running_mean, m.running_var, m.weight, m.bias):
-                t.data = ndl.Tensor(np.random.rand(*t.shape).astype("float32") + 0.5)
-    return net
-
-
-def fused_form(net: nn.Module, x: np.ndarray) -> nn.Module:
-    return operator_fusion.fuse(symbolic(net, (x,)))
-
-
-def leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return [x for v in value for x in leaves(v)] if isinstance(value, tuple | list) else [value]
-
-
-def arrays(value: Any) -> list[np.ndarray]:
-    return [np.asarray(x.numpy() if hasattr(x, "numpy") else x) for x in leaves(value)]
-
-
-def exact(net: nn.Module, x: np.ndarray) -> list[np.ndarray]:
-    """In float64; `net` is on the CPU again afterwards."""
-    before = {n: t.numpy() for n, t in net.state_dict().items()}
-    net.to(ndl.cpu_numpy(), "float64")
-    want = arrays(net(Tensor(x.astype("float64"), device=ndl.cpu_numpy(), dtype="float64")))
-    net.to(ndl.cpu(), "float32")
-    assert all(np.array_equal(t.numpy(), before[n]) for n, t in net.state_dict().items())
-    return want
-
-
-def close(got: Any, want: Any, tolerance: float = 1e-5) -> None:
-    got, want = arrays(got), arrays(want)
-    assert len(got) == len(want)
-    for a, b in zip(got, want, strict=True):
-        assert a.shape == b.shape
-        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
@@ -176,13 +56,6 @@ def test_samples(gpu: Device, name: str, index: int) -> None:
             assert_close(a.numpy().astype("float64"), b.numpy().astype("float64"))
 
 
-def resnet_on(device: Device, fused: bool = False) -> tuple[nn.Module, np.ndarray, list[np.ndarray]]:
-    net, x = make("resnet"), image(2, 3, 9, 11)
-    want = exact(net, x)
-    net.to(device)
-    return fused_form(net, x) if fused else net, x, want
-
-
 def test_epilogues(gpu: Device) -> None:
     """Batch norms lie in the weights; bias, residual and activation in the kernels."""
     net, x, want = resnet_on(gpu, fused=True)
@@ -197,6 +70,35 @@ def test_epilogues(gpu: Device) -> None:
     ]
     plain, _, _ = resnet_on(gpu)
     assert "batch_norm" not in ndl.compile(plain, x).plan.names
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 6, 5), (2, 3, 1, 5), (2, 3, 6, 1), (1, 3, 1, 1)], ids=lambda s: "x".join(map(str, s))
+)
+def test_images_stay_in_channels_last_order(gpu: Device, shape: tuple[int, ...]) -> None:
+    """From the first convolution to the last nothing is moved; norms that are not folded read and write in that order."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = (nn.Conv(c, 4, 3, padding=1, layout="torch") for c in (3, 4))
+            self.norm, self.head = nn.BatchNorm2d(4), nn.Conv(8, 2, 1, layout="torch")
+
+        def forward(self, x: Tensor) -> Tensor:
+            a = self.conv1(x)
+            b = self.conv2(ndl.ops.relu(self.norm(a * ndl.ops.sigmoid(a))))
+            wide = ndl.ops.concat((ndl.ops.tanh(b + a), ndl.ops.max_pool2d(a, 3, 1, 1)), 1)
+            return self.head(wide)
+
+    np.random.seed(0)
+    net, x = Net().eval(), image(*shape)
+    want = exact(net, x)
+    net.to(gpu)
+    exe = ndl.compile(net, x)
+    for _ in range(2):
+        close(exe(x), want)
+    assert exe.plan.names.count("copy") == 2  # into the concat
+    assert "batch_norm" in exe.plan.names
 
 
 def test_projections_are_one_product(gpu: Device) -> None:
@@ -376,77 +278,6 @@ class TestGraphs:
             with gpu.stream(stream):
                 close(exe(NDArray(image(30), gpu)), [np.exp(image(30)) + 1])
         assert exe.plan.core.graphs == 1
-
-
-class TestPrecision:
-    ERRORS = {"float32": 1e-6, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 2e-2}
-
-    @pytest.mark.parametrize("precision", ERRORS)
-    def test_products(self, gpu: Device, precision: str) -> None:
-        net, x = make("mlp"), image(20, 12)
-        want = exact(net, x)[0]
-        net.to(gpu)
-        exe = ndl.compile(net, x, precision=precision)
-        error = max(np.abs(exe(x) - want).max() for _ in range(2)) / np.abs(want).max()
-        assert error < self.ERRORS[precision]
-        if precision in ("float16", "bfloat16"):
-            assert error > 1e-5
-        assert str(exe.plan).count(precision) == (0 if precision == "float32" else 2)
-
-    def test_convolutions(self, gpu: Device) -> None:
-        net, x, want = resnet_on(gpu, fused=True)
-        exe = ndl.compile(net, x, precision="bfloat16")
-        error = np.abs(exe(x) - want[0]).max() / np.abs(want[0]).max()
-        assert 1e-5 < error < 5e-2
-        assert exe.plan.precisions[0] == "bfloat16" and exe.plan.precisions[1] == ""
-
-    def test_integers_stay_exact(self, gpu: Device) -> None:
-        a = np.full((3, 3), 2**40 + 1)
-        exe = ndl.compile(lambda x: x @ x, NDArray(a, gpu, "int64"), precision="float16")
-        assert np.array_equal(exe(NDArray(a, gpu, "int64")).numpy(), a @ a)
-
-    def test_errors(self, gpu: Device) -> None:
-        net, x, _ = resnet_on(ndl.cpu())
-        with pytest.raises(ValueError, match=r"^\[compile\] precision expects float32 on cpu\(\), got 'float16'\.$"):
-            ndl.compile(net, x, precision="float16")
-        with pytest.raises(ValueError, match=r"\[compile\] precision expects one of float32, tf32, .* got 'half'\.$"):
-            ndl.compile(net, x, precision="half")
-
-
-class Twice(Op):
-    """An op whose kernel no device has."""
-
-    def infer(self, x: Any) -> Spec:
-        return Spec(tuple(x.shape), x.dtype)
-
-    def compute(self, x: NDArray) -> NDArray:
-        x + x  # a step that must not stay
-        return NDArray.made("no_such_kernel", [x], x.dtype, x.shape, x.shape)
-
-
-class Doubled(Twice):
-    def decompose(self, x: Tensor) -> Tensor:
-        return x + x
-
-
-class TestDecomposed:
-    def test_counted(self, gpu: Device) -> None:
-        exe = ndl.compile(lambda x: Doubled()(x + 1) + Doubled()(x), NDArray(image(3), gpu))
-        assert exe.plan.names == ["add_scalar", "add", "add", "add"]
-        close(exe(NDArray(image(3), gpu)), [4 * image(3) + 2])
-        assert exe.last.decomposed == {f"doubled on {gpu.name}": 2}
-        text = str(ndl.profile(exe, NDArray(image(3), gpu), rounds=1))
-        assert f"run as other ops: doubled on {gpu.name} 2x" in text
-
-    def test_without_decomposition(self, gpu: Device) -> None:
-        with pytest.raises(NoKernel, match=r"^\[twice\] has neither a kernel .* no such kernel on \w+\(\), which has"):
-            ndl.compile(lambda x: Twice()(x), NDArray(image(3), gpu))
-
-    def test_dtype_without_a_kernel(self, gpu: Device) -> None:
-        conv = nn.Conv(2, 2, 1, layout="torch")
-        conv.to(gpu, "float64")
-        with pytest.raises(NoKernel, match=r"^\[conv2d\] has neither a kernel for these inputs nor a decomposition: "):
-            ndl.compile(conv, NDArray(np.ones((1, 2, 3, 3)), gpu, "float64"))
 
 
 class TestErrors:

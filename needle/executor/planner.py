@@ -177,7 +177,9 @@ class Planner:
             self.blocked[node] = out
             op.lower(self.builder, ins, out)
         else:
-            self.plain[node] = lower_plain(self.builder, op, spec, ins, None if home is node else self.plain[home])
+            leaves = all(u.kind == "output" for u in self.users[node])
+            place = None if home is node else self.plain[home]
+            self.plain[node] = lower_plain(self.builder, op, spec, ins, place, leaves)
 
     def _derive(self, node: Node) -> NDArray:
         """The value of a node that depends on parameters only."""
@@ -260,16 +262,37 @@ class Planner:
         return borders
 
 
-def lower_plain(builder: Builder, op: Op, spec: Any, ins: list[NDArray], home: NDArray | None = None) -> Any:
-    """Plan an op on plain arrays and return its value. home: memory of an input that it may overwrite."""
+def lower_plain(
+    builder: Builder, op: Op, spec: Any, ins: list[NDArray], home: NDArray | None = None, leaves: bool = False
+) -> Any:
+    """Plan an op on plain arrays and return its value. home: memory of an input that it may overwrite; leaves: only the
+    plan's outputs read it.
+    """
     if op.has_own_lowering() and not (op.layout == "blocked" and builder.packs):
-        out = home if home is not None and home.is_compact() else NDArray.empty(spec.shape, spec.dtype)
+        usable = home is not None and (home.is_compact() or (op.layout == "any" and is_channels_last(home)))
+        out = home if usable else plain_memory(builder, op, spec, ins, leaves)
         op.lower(builder, ins, out)
         return out
     result = op.plan(builder, ins)
     if result is None:
         raise Unsupported(f"[compile] {op.label} has no kernel that the executor can plan")
     return result
+
+
+def plain_memory(builder: Builder, op: Op, spec: Any, ins: list[NDArray], leaves: bool) -> NDArray:
+    """Memory for a result. From a convolution on, images of GPUs lie in the order (N, H, W, C), in which their kernels read
+    four channels at once.
+    """
+    follows = op.layout == "any" and any(map(is_channels_last, ins))
+    if builder.packs or spec.ndim != 4 or leaves or not (op.layout == "blocked" or follows):
+        return NDArray.empty(spec.shape, spec.dtype)
+    n, c, h, w = spec.shape
+    return NDArray.empty((n, h, w, c), spec.dtype).permute((0, 3, 1, 2))
+
+
+def is_channels_last(array: NDArray) -> bool:
+    """An image (N, C, H, W) that lies in memory as (N, H, W, C), not as (N, C, H, W)."""
+    return array.ndim == 4 and not array.is_compact() and array.permute((0, 2, 3, 1)).is_compact()
 
 
 def missing_kernel(op: Op, inputs: Sequence[Any], device: Device) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
-from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray import NDArray, call, cpu
 
 from . import expressions
 from .elementwise import add, mul_scalar, multiply, negate, subtract
@@ -23,7 +23,11 @@ def channel_shape(x: Any) -> tuple[int, ...]:
 
 
 def as_rows(x: NDArray) -> NDArray:
-    """x (N, C, *) as (N, C, S)."""
+    """x (N, C, *) as (N, C, S); on GPUs, whose kernels take any strides, a view of images in either order of memory."""
+    if x.ndim == 4 and x.device != cpu():
+        (height, width), (down, right) = x.shape[2:], x.strides[2:]
+        if 1 in (height, width) or down == width * right:
+            return x._view((*x.shape[:2], height * width), (*x.strides[:2], down if width == 1 else right))
     return x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
 
 

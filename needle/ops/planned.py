@@ -38,6 +38,11 @@ def pack(
     return out
 
 
+def channels_last(w: NDArray) -> NDArray:
+    """A weight (O, I, KH, KW) as (O, KH, KW, I), the order in which a kernel meets an image's pixels."""
+    return w.permute((0, 2, 3, 1)).compact()
+
+
 def pack_depthwise(w: NDArray) -> NDArray:
     out = NDArray.empty((-(-w.shape[0] // BLOCK), w.shape[2] * w.shape[3], BLOCK))
     call("depthwise_pack", [out], [w])
@@ -80,7 +85,9 @@ def lower_conv2d(
     x, w = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
     if not builder.packs:
-        ins = [*inputs, *([] if residual is None else [residual])]
+        if x.strides[1] == 1 < w.shape[1] and w.shape[2] * w.shape[3] > 1 and builder.is_constant(w):
+            w = builder.derive("channels_last", channels_last, w).permute((0, 3, 1, 2))
+        ins = [x, w, *inputs[2:], *([] if residual is None else [residual])]
         geometry = (*op.stride, *op.padding[:2], *op.dilation, op.groups)
         parts = (False, bias is not None, residual is not None)
         call("conv2d_fused", [out], ins, *geometry, activation, alpha, *parts, builder.precision)

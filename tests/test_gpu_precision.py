@@ -1,0 +1,85 @@
+"""compile on GPU devices: precisions of products, and ops that a device has no kernel for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import needle as ndl
+from gpu_nets import close, exact, image, make, resnet_on
+from needle import nn
+from needle.autograd import Op, Spec, Tensor
+from needle.backend_ndarray import Device, NDArray, NoKernel
+
+
+class TestPrecision:
+    ERRORS = {"float32": 1e-6, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 2e-2}
+
+    @pytest.mark.parametrize("precision", ERRORS)
+    def test_products(self, gpu: Device, precision: str) -> None:
+        net, x = make("mlp"), image(20, 12)
+        want = exact(net, x)[0]
+        net.to(gpu)
+        exe = ndl.compile(net, x, precision=precision)
+        error = max(np.abs(exe(x) - want).max() for _ in range(2)) / np.abs(want).max()
+        assert error < self.ERRORS[precision]
+        if precision in ("float16", "bfloat16"):
+            assert error > 1e-5
+        assert str(exe.plan).count(precision) == (0 if precision == "float32" else 2)
+
+    def test_convolutions(self, gpu: Device) -> None:
+        net, x, want = resnet_on(gpu, fused=True)
+        exe = ndl.compile(net, x, precision="bfloat16")
+        error = np.abs(exe(x) - want[0]).max() / np.abs(want[0]).max()
+        assert 1e-5 < error < 5e-2
+        assert exe.plan.precisions[0] == "bfloat16" and exe.plan.precisions[1] == ""
+
+    def test_integers_stay_exact(self, gpu: Device) -> None:
+        a = np.full((3, 3), 2**40 + 1)
+        exe = ndl.compile(lambda x: x @ x, NDArray(a, gpu, "int64"), precision="float16")
+        assert np.array_equal(exe(NDArray(a, gpu, "int64")).numpy(), a @ a)
+
+    def test_errors(self, gpu: Device) -> None:
+        net, x, _ = resnet_on(ndl.cpu())
+        with pytest.raises(ValueError, match=r"^\[compile\] precision expects float32 on cpu\(\), got 'float16'\.$"):
+            ndl.compile(net, x, precision="float16")
+        with pytest.raises(ValueError, match=r"\[compile\] precision expects one of float32, tf32, .* got 'half'\.$"):
+            ndl.compile(net, x, precision="half")
+
+
+class Twice(Op):
+    """An op whose kernel no device has."""
+
+    def infer(self, x: Any) -> Spec:
+        return Spec(tuple(x.shape), x.dtype)
+
+    def compute(self, x: NDArray) -> NDArray:
+        x + x  # a step that must not stay
+        return NDArray.made("no_such_kernel", [x], x.dtype, x.shape, x.shape)
+
+
+class Doubled(Twice):
+    def decompose(self, x: Tensor) -> Tensor:
+        return x + x
+
+
+class TestDecomposed:
+    def test_counted(self, gpu: Device) -> None:
+        exe = ndl.compile(lambda x: Doubled()(x + 1) + Doubled()(x), NDArray(image(3), gpu))
+        assert exe.plan.names == ["add_scalar", "add", "add", "add"]
+        close(exe(NDArray(image(3), gpu)), [4 * image(3) + 2])
+        assert exe.last.decomposed == {f"doubled on {gpu.name}": 2}
+        text = str(ndl.profile(exe, NDArray(image(3), gpu), rounds=1))
+        assert f"run as other ops: doubled on {gpu.name} 2x" in text
+
+    def test_without_decomposition(self, gpu: Device) -> None:
+        with pytest.raises(NoKernel, match=r"^\[twice\] has neither a kernel .* no such kernel on \w+\(\), which has"):
+            ndl.compile(lambda x: Twice()(x), NDArray(image(3), gpu))
+
+    def test_dtype_without_a_kernel(self, gpu: Device) -> None:
+        conv = nn.Conv(2, 2, 1, layout="torch")
+        conv.to(gpu, "float64")
+        with pytest.raises(NoKernel, match=r"^\[conv2d\] has neither a kernel for these inputs nor a decomposition: "):
+            ndl.compile(conv, NDArray(np.ones((1, 2, 3, 3)), gpu, "float64"))
