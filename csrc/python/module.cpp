@@ -102,8 +102,7 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
 // code and data that Python takes for the same cost a tenth of a millisecond after a run that has emptied the caches.
 py::object run_numpy(Plan& plan, const py::tuple& inputs, uint64_t parameters) {
   const std::vector<View>& want = plan.inputs();
-  if (!plan.device()->is_cpu() || inputs.size() != want.size() || epoch().load() != parameters)
-    return py::none();
+  if (!plan.device()->is_cpu() || inputs.size() != want.size() || epoch().load() != parameters) return py::none();
   std::vector<void*> in, out;
   for (size_t i = 0; i < want.size(); i++) {
     if (!py::isinstance<py::array>(inputs[i])) return py::none();

@@ -269,8 +269,10 @@ def lower_plain(
     plan's outputs read it.
     """
     if op.has_own_lowering() and not (op.layout == "blocked" and builder.packs):
-        usable = home is not None and (home.is_compact() or (op.layout == "any" and is_channels_last(home)))
-        out = home if usable else plain_memory(builder, op, spec, ins, leaves)
+        if home is not None and (home.is_compact() or (op.layout == "any" and is_channels_last(home))):
+            out = home
+        else:
+            out = plain_memory(builder, op, spec, ins, leaves)
         op.lower(builder, ins, out)
         return out
     result = op.plan(builder, ins)

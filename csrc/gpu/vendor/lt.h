@@ -9,13 +9,12 @@
 #include "gpu/vendor/problem.h"
 
 // The functions by their names without prefix.
-#define LT_FUNCTIONS(F)                                                                              \
-  F(Create)                                                                                          \
-  F(MatmulDescCreate)                                                                                \
-  F(MatmulDescDestroy)                                                                               \
-  F(MatmulDescSetAttribute)                                                                          \
-  F(MatrixLayoutCreate) F(MatrixLayoutDestroy) F(MatrixLayoutSetAttribute) F(MatmulPreferenceCreate) \
-      F(MatmulPreferenceDestroy) F(MatmulPreferenceSetAttribute) F(MatmulAlgoGetHeuristic) F(Matmul)
+// clang-format off
+#define LT_FUNCTIONS(F) \
+  F(Create) F(MatmulDescCreate) F(MatmulDescDestroy) F(MatmulDescSetAttribute) F(MatrixLayoutCreate) \
+  F(MatrixLayoutDestroy) F(MatrixLayoutSetAttribute) F(MatmulPreferenceCreate) F(MatmulPreferenceDestroy) \
+  F(MatmulPreferenceSetAttribute) F(MatmulAlgoGetHeuristic) F(Matmul)
+// clang-format on
 
 namespace needle::gpu::vendor {
 

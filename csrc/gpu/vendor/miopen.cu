@@ -47,15 +47,15 @@ int miopenExecuteFusionPlan(miopenHandle_t, miopenFusionPlanDescriptor_t, miopen
 namespace needle::gpu::vendor {
 namespace {
 
-#define MIOPEN_FUNCTIONS(F)                                                                                      \
-  F(GetVersion)                                                                                                  \
-  F(Create)                                                                                                      \
-  F(SetStream)                                                                                                   \
-  F(CreateTensorDescriptor) F(Set4dTensorDescriptorEx) F(DestroyTensorDescriptor) F(CreateConvolutionDescriptor) \
-      F(InitConvolutionDescriptor) F(DestroyConvolutionDescriptor) F(CreateFusionPlan) F(DestroyFusionPlan)      \
-          F(CreateOpConvForward) F(CreateOpBiasForward) F(CreateOpActivationForward) F(CompileFusionPlan)        \
-              F(CreateOperatorArgs) F(DestroyOperatorArgs) F(SetOpArgsConvForward) F(SetOpArgsBiasForward)       \
-                  F(SetOpArgsActivForward) F(ExecuteFusionPlan)
+// clang-format off
+#define MIOPEN_FUNCTIONS(F) \
+  F(GetVersion) F(Create) F(SetStream) F(CreateTensorDescriptor) F(Set4dTensorDescriptorEx) \
+  F(DestroyTensorDescriptor) F(CreateConvolutionDescriptor) F(InitConvolutionDescriptor) \
+  F(DestroyConvolutionDescriptor) F(CreateFusionPlan) F(DestroyFusionPlan) F(CreateOpConvForward) \
+  F(CreateOpBiasForward) F(CreateOpActivationForward) F(CompileFusionPlan) F(CreateOperatorArgs) \
+  F(DestroyOperatorArgs) F(SetOpArgsConvForward) F(SetOpArgsBiasForward) F(SetOpArgsActivForward) \
+  F(ExecuteFusionPlan)
+// clang-format on
 
 struct Functions {
 #define F(name) decltype(&miopen##name) name;
