@@ -307,6 +307,15 @@ class TestErrors:
             exe.run_into(np.zeros(3, "float32"), NDArray(image(3), gpu))
         close(exe(NDArray(image(3), gpu)), [image(3) + 1])
 
+    def test_functions_stay_where_they_were_compiled(self, gpu: Device) -> None:
+        exe = ndl.compile(lambda x: x + 1, np.zeros(3, "float32"))
+        for n in (3, 4):
+            with pytest.raises(
+                ValueError, match=rf"^\[executable\] input 0 expects an array on cpu\(\), got {gpu.name}\(\)\.$"
+            ):
+                exe(NDArray(image(n), gpu))
+        assert exe(Tensor(image(5))).device == ndl.cpu()
+
     def test_moved_models(self, gpu: Device) -> None:
         net, x, want = resnet_on(gpu)
         exe = ndl.compile(net, x)

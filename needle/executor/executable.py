@@ -65,8 +65,10 @@ def place_of(fn: Callable, inputs: list[NDArray]) -> Device:
 class CompiledPlan:
     """A plan with the structure of the outputs it computes."""
 
-    def __init__(self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray]) -> None:
-        self.device = device = place_of(fn, inputs)
+    def __init__(
+        self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray], device: Device
+    ) -> None:
+        self.device = device
         if device == cpu() and choice.precision != "float32":
             raise ValueError(f"[compile] precision expects float32 on {device}, got {choice.precision!r}.")
         traced = trace(fn, *example, device=device)
@@ -113,6 +115,7 @@ class Executable:
         self._choice = choice.check()
         self._plans: OrderedDict[Any, CompiledPlan] = OrderedDict()
         self._direct: CompiledPlan | None = None  # of the last call, if its arguments were the plan's inputs
+        self._device: Device | None = None  # that of its first plan
         self._epoch = 0
         self._lock = threading.Lock()
 
@@ -150,7 +153,9 @@ class Executable:
                 self._refresh()
             plan = self._plans.get(key)
             if plan is None:
-                plan = CompiledPlan(self.model, specs, self._pool, self._choice, inputs)
+                device = self._device or place_of(self.model, inputs)
+                plan = CompiledPlan(self.model, specs, self._pool, self._choice, inputs, device)
+                self._device = device
                 self._plans[key] = plan
                 self._epoch = _core.epoch()
                 if len(self._plans) > MAX_PLANS:

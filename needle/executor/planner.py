@@ -269,12 +269,10 @@ def lower_plain(
     plan's outputs read it.
     """
     if op.has_own_lowering() and not (op.layout == "blocked" and builder.packs):
-        if home is not None and (home.is_compact() or (op.layout == "any" and is_channels_last(home))):
-            out = home
-        else:
-            out = plain_memory(builder, op, spec, ins, leaves)
-        op.lower(builder, ins, out)
-        return out
+        if home is None or not (home.is_compact() or (op.layout == "any" and is_channels_last(home))):
+            home = plain_memory(builder, op, spec, ins, leaves)
+        op.lower(builder, ins, home)
+        return home
     result = op.plan(builder, ins)
     if result is None:
         raise Unsupported(f"[compile] {op.label} has no kernel that the executor can plan")
