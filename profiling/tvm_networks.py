@@ -15,6 +15,21 @@ import torch2needle
 from needle.tvm import eval as evaluation
 from torch2needle import models
 
+
+
+class LanguageModel(torch.nn.Module):
+    """Tokens (length, batch) to scores of the next one (length * batch, tokens), through two LSTM layers."""
+
+    def __init__(self, tokens: int = 100, embedding: int = 32, hidden: int = 64) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(tokens, embedding)
+        self.lstm = torch.nn.LSTM(embedding, hidden, num_layers=2)
+        self.head = torch.nn.Linear(hidden, tokens)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(self.embedding(x))[0].flatten(0, 1))
+
+
 # name -> (the network, its inputs for a batch, usual batch)
 NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[int], torch.Tensor], int]] = {
     "mlp": (models.mlp, lambda batch: torch.randn(batch, 784), 64),
@@ -22,6 +37,7 @@ NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[int], torch.T
     "conv": (models.resnet9, lambda batch: torch.randn(batch, 3, 32, 32), 8),
     "resnet18": (models.resnet18, lambda batch: torch.randn(batch, 3, 64, 64), 1),
     "unet": (lambda: models.unet(base=8), lambda batch: torch.randn(batch, 3, 64, 64), 1),
+    "lstm": (LanguageModel, lambda batch: torch.randint(0, 100, (16, batch)), 8),
 }
 
 

@@ -15,16 +15,18 @@ from tvm import relax
 import needle as ndl
 from needle.autograd import OPS
 from needle.op import Op, Spec, Unsupported
-from needle.ops.join import Split
+from needle.ops.fold import Folded, FoldedBias, FoldedWeight
+from needle.ops.join import MakeTuple, Split, TupleGetItem
 from needle.ops.norm import BatchNormTrainGrad
 from needle.ops.pool import AdaptiveAvgPool2dGrad, AvgPool2d, AvgPool2dGrad, MaxPool2dGrad
+from needle.ops.recurrent import RecurrentGrad
 from needle.ops.resize import InterpolateGrad
 from needle.tvm import to_tvm_tensor
 from needle.tvm.arrays import Array
 from test_ops import OWN, assert_close, case, float32_exact, run, tensors
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64", "opt-level": 1}  # tests compile more than they run
-GRADIENTS = {  # ops that only gradients make, which have no samples of their own: op, shapes of inputs
+MADE = {  # ops that only gradients and passes make, which have no samples of their own: op, shapes of inputs
     "max_pool2d": (MaxPool2dGrad((3, 3), (2, 2), (1, 1), (1, 1), True), [(2, 3, 7, 6), (2, 3, 4, 4)]),
     "avg_pool2d": (AvgPool2dGrad(AvgPool2d((3, 3), (2, 2), (1, 1), True, False), (2, 3, 7, 6)), [(2, 3, 4, 4)]),
     "adaptive_avg_pool2d": (AdaptiveAvgPool2dGrad((2, 3, 7, 6)), [(2, 3, 3, 4)]),
@@ -32,7 +34,12 @@ GRADIENTS = {  # ops that only gradients make, which have no samples of their ow
     "nearest": (InterpolateGrad((2, 3, 7, 6), (1.7, 1.7), "nearest", False), [(2, 3, 11, 10)]),
     "batch_norm": (BatchNormTrainGrad(1e-5), [(4, 3, 2, 2), (3,), (3,), (3,), (4, 3, 2, 2)]),
     "stack": (Split(1, 3), [(2, 3, 4)]),
+    "folded weight": (FoldedWeight(1e-5, 1), [(4, 6, 3, 3), *[(6,)] * 4]),
+    "folded weight of groups": (FoldedWeight(1e-5, 1), [(4, 3, 2, 2), *[(6,)] * 4]),
+    "folded bias": (FoldedBias(1e-5), [(6, 4), *[(6,)] * 5]),
+    "folded no bias": (FoldedBias(1e-5), [(6, 4), *[(6,)] * 4]),
 }
+RECURRENT = [(name, i) for name in ("Rnn", "Lstm", "Gru") for i in range(len(OPS[name].samples()))]
 
 
 def through_tvm(f: Any, xs: list[Any], te: bool = True) -> list[np.ndarray]:
@@ -44,7 +51,8 @@ def through_tvm(f: Any, xs: list[Any], te: bool = True) -> list[np.ndarray]:
 
 
 def check(op: Any, arrays: list[np.ndarray], te: bool) -> None:
-    want = run(op, tensors(arrays, True))
+    folded = isinstance(op, Folded)  # computed in numpy everywhere
+    want = [ndl.Tensor(op.reference(*arrays))] if folded else run(op, tensors(arrays, True))
     xs = [x.detach() for x in tensors(arrays, False)]
     specs = op.infer(*(Spec(tuple(x.shape), x.dtype) for x in xs))
     got = through_tvm(lambda *a: op(*a), xs, te)
@@ -66,10 +74,28 @@ def test_first_sample_as_relax_operators(name: str) -> None:
     check(op, float32_exact(arrays), te=False)
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients(name: str) -> None:
-    op, shapes = GRADIENTS[name]
-    check(op, float32_exact([np.random.randn(*shape) for shape in shapes]), te=True)
+@pytest.mark.parametrize("name", MADE)
+def test_ops_without_samples(name: str) -> None:
+    op, shapes = MADE[name]
+    draw = np.random.rand if isinstance(op, Folded) else np.random.randn  # a variance is positive
+    check(op, float32_exact([draw(*shape) for shape in shapes]), te=True)
+
+
+@pytest.mark.parametrize(("name", "index"), RECURRENT)
+def test_gradients_of_recurrences(name: str, index: int) -> None:
+    """Their inputs hang together: the outputs are those of the inputs before them."""
+    of, arrays = case(name, index)
+    arrays = float32_exact(arrays)
+    outs = [t.numpy() for t in run(of, tensors(arrays, True))]
+    for has_dc in [False, True][: of.states]:
+        grads = [np.random.randn(*outs[0].shape) for _ in range(1 + has_dc)]
+        check(RecurrentGrad(of, has_dc), float32_exact([*arrays, *outs, *grads]), te=True)
+
+
+def test_no_op_is_left_out() -> None:
+    ours = {name for name, cls in OPS.items() if cls.__module__.startswith("needle.ops.")}
+    made = {type(op).__name__ for op, _ in MADE.values()}
+    assert ours == {*OWN, *made, RecurrentGrad.__name__, TupleGetItem.__name__, MakeTuple.__name__}
 
 
 def test_numbers_outside_of_a_table_give_nan() -> None:

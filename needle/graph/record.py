@@ -123,7 +123,10 @@ class Recorder:
         out = op.resolve(self._example).infer(*specs) if known else None
         node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
         if op.n_out == 1:
-            return self._symbol(node, out)
+            made = self._symbol(node, out)
+            if any(s.requires_grad for s in symbols):  # a decomposition that differentiates
+                made.op, made.inputs, made.requires_grad = op, tuple(symbols), True
+            return made
         node.meta["spec"] = out
         from needle.ops import TupleGetItem
 

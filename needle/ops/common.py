@@ -98,11 +98,15 @@ def as_operand(value: Any, like: Tensor) -> Tensor:
     return Tensor(value, device=like.device, dtype=dtype, requires_grad=False)
 
 
-def vjp(output: Tensor, out_grad: Tensor, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Gradients of `inputs` as differentiable tensors; the walk stops at them and stores nothing in `.grad`."""
+def vjp(output: Any, out_grad: Any, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Gradients of `inputs` as differentiable tensors; the walk stops at them and stores nothing in `.grad`.
+
+    Several outputs of a graph, a plain tuple, come with a tuple of gradients.
+    """
+    outputs, seeds = (output, out_grad) if type(output) is tuple else ((output,), (out_grad,))
     stop = {id(t) for t in inputs}
-    grads: dict[int, list[Tensor]] = {id(output): [out_grad]}
-    for node in reversed(find_topo_sort([output])):
+    grads: dict[int, list[Tensor]] = {id(o): [g] for o, g in zip(outputs, seeds, strict=True)}
+    for node in reversed(find_topo_sort(outputs)):
         if id(node) in stop or id(node) not in grads or node.op is None:
             continue
         total = sum_grads(grads.pop(id(node)))

@@ -28,8 +28,8 @@ def fold_batch_norm(
     scale = g / np.sqrt(v + eps)
     shape = [1] * weight.ndim
     shape[axis] = -1
-    if weight.shape[axis] != len(scale):  # grouped transposed convolution: (I, O / groups, ...), groups along axis 0
-        groups = len(scale) // weight.shape[axis]
+    if weight.shape[axis] != scale.size:  # grouped transposed convolution: (I, O / groups, ...), groups along axis 0
+        groups = scale.size // weight.shape[axis]
         grouped = weight.reshape(groups, -1, *weight.shape[1:])
         folded = scaled(grouped, scale.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)
     else:
@@ -39,7 +39,9 @@ def fold_batch_norm(
 
 
 def scaled(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """weight * scale in float64, a few rows at a time: no copy of the whole weight in float64."""
+    """weight * scale in float64; numpy does it a few rows at a time, without a copy of the whole weight in float64."""
+    if not isinstance(weight, np.ndarray):  # an array that records
+        return (weight.astype("float64") * scale).astype(weight.dtype)
     out = np.empty(weight.shape, weight.dtype)
     return np.multiply(weight, scale, out=out, dtype="float64", casting="same_kind")
 

@@ -270,8 +270,10 @@ class RecurrentGrad(Op):
 
     def decompose(self, *inputs: Tensor) -> Any:
         given, _, grads = self.split(inputs)
-        given = [alias(t) if t.requires_grad else Tensor.make_const(t, requires_grad=True) for t in given]
+        given = [leaf(t) for t in given]
         out = self.of.decompose(*given)
+        if type(out) is tuple:  # of a graph
+            return vjp(out[: len(grads)], tuple(grads), given)
         seed = grads[0] if self.of.n_out == 1 else PartialTuple(out, dict(enumerate(grads)))
         return make_tuple(*vjp(out, seed, given))
 
@@ -284,6 +286,13 @@ class RecurrentGrad(Op):
 def alias(t: Tensor) -> Tensor:
     """The same values as another node, so that one tensor in two places has two gradients."""
     return mul_scalar(t, 1.0)
+
+
+def leaf(t: Tensor) -> Tensor:
+    """The same values as a node of its own that requires a gradient."""
+    made = alias(t) if t.requires_grad or t.recorder is not None else Tensor.make_const(t)
+    made.requires_grad = True
+    return made
 
 
 def recurrence(cls: type[Any], inputs: Any, bias_hh: Tensor | None, reverse: bool, layout: str, *extra: Any) -> Any:
