@@ -13,8 +13,8 @@ import torch
 import needle as ndl
 import torch2needle
 from needle.tvm import eval as evaluation
+from needle.tvm.command import exit_code
 from torch2needle import models
-
 
 
 class LanguageModel(torch.nn.Module):
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with torch.inference_mode():
             return model(given)
 
-    return evaluation.report(evaluation.evaluate(net, x, options, {"torch eager": eager}), options)
+    return exit_code(lambda: evaluation.report(evaluation.evaluate(net, x, options, {"torch eager": eager}), options))
 
 
 if __name__ == "__main__":

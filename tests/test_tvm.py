@@ -15,13 +15,14 @@ import pytest
 pytest.importorskip("tvm")
 
 import torch
+import tvm
 
 import needle as ndl
 import needle.tvm as nt
 from needle import nn
 from needle.op import Spec, Unsupported
 from needle.tvm import eval as evaluation
-from needle.tvm import require, tuning
+from needle.tvm import require, schedules, tuning
 from needle.tvm.networks import NETWORKS, network
 
 FUSED = "fused_te_matmul_te_broadcast_to_te_ewise_add_te_relu"
@@ -39,7 +40,7 @@ def inputs(name: str, batch: int) -> ndl.Tensor:
 
 
 def small_mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)).eval()
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)).eval()
 
 
 def test_fused_function_of_a_layer_stands_twice_in_an_mlp() -> None:
@@ -53,24 +54,17 @@ def test_reshape_stays_outside_of_the_fused_functions_before_it() -> None:
     assert nt.functions(nt.fuse(nt.to_tvm_tensor(net, Spec((2, 3, 2)))))[-1] == FUSED
 
 
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("mode", ["noopt", "fusion"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_agree_with_needle(name: str, batch: int) -> None:
-    net, x = network(name), inputs(name, batch)
-    want = net(x).numpy()
-    for mode in ("noopt", "fusion"):
-        got = nt.compile(net, (x,), mode)(x).numpy()
+def test_networks_agree_with_needle(name: str, mode: str) -> None:
+    """At batch 1 and 8: of one module, or of two where the batch is not the first axis."""
+    net, free = network(name), name != "lstm"
+    exe = nt.compile(net, (inputs(name, 4),), mode, symbolic_batch=True) if free else None
+    for batch in (1, 8):
+        x = inputs(name, batch)
+        want, got = net(x).numpy(), (exe or nt.compile(net, (x,), mode))(x).numpy()
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
         assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
-
-
-@pytest.mark.parametrize("name", ["mlp", "conv", "transformer", "unet"])
-def test_one_module_runs_at_several_batches(name: str) -> None:
-    net = network(name)
-    exe = nt.compile(net, (inputs(name, 4),), "fusion", symbolic_batch=True)
-    for batch in (1, 3):
-        x = inputs(name, batch)
-        np.testing.assert_allclose(exe(x).numpy(), net(x).numpy(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_that_counts_its_batch_is_refused_a_free_one() -> None:
@@ -89,7 +83,7 @@ def test_values_of_the_example_are_not_baked_in() -> None:
 
 
 def test_parameters_as_inputs() -> None:
-    net, x = small_mlp(), ndl.Tensor(np.random.randn(3, 12).astype("float32"))
+    net, x = small_mlp(), ndl.Tensor(np.random.randn(3, 16).astype("float32"))
     module = nt.to_tvm_tensor(net, x, params_as_inputs=True)
     values = nt.parameter_values(net, x)
     assert len(module["main"].params) == 1 + len(values) == 7
@@ -100,7 +94,7 @@ def test_parameters_as_inputs() -> None:
 
 
 def test_relax_operators_on_request() -> None:
-    net, x = small_mlp(), ndl.Tensor(np.random.randn(3, 12).astype("float32"))
+    net, x = small_mlp(), ndl.Tensor(np.random.randn(3, 16).astype("float32"))
     module = nt.to_tvm_tensor(net, x, te=False)
     assert "R.matmul" in module.script()
     exe = nt.TvmExecutable(module, nt.build(module, nt.target_of("cpu")), "cpu")
@@ -161,11 +155,11 @@ def test_wrong_inputs_are_errors_of_one_sentence(exe: Any) -> None:
     with pytest.raises(ValueError, match=r"^\[tvm\] the model expects 1 inputs, got 2\.$"):
         exe(np.zeros((4, 8), "float32"), np.zeros((4, 8), "float32"))
     with pytest.raises(ValueError, match=r"^\[tvm\] mode expects noopt, fusion, optimized, got fast\.$"):
-        nt.compile(small_mlp(), (Spec((1, 12)),), "fast")
+        nt.compile(small_mlp(), (Spec((1, 16)),), "fast")
 
 
 def test_compiled_modules_are_kept(cache: Path) -> None:
-    net, x = small_mlp(), Spec((3, 12))
+    net, x = small_mlp(), Spec((3, 16))
     nt.compile(net, (x,), "fusion")
     (kept,) = cache.glob("tvm-*/fusion-*.so")
     before = kept.stat().st_mtime_ns
@@ -179,7 +173,7 @@ def test_compiled_modules_are_kept(cache: Path) -> None:
 
 
 def test_a_damaged_library_is_built_anew(cache: Path) -> None:
-    net, x = small_mlp(), np.random.randn(3, 12).astype("float32")
+    net, x = small_mlp(), np.random.randn(3, 16).astype("float32")
     nt.compile(net, (x,), "noopt")
     (kept,) = cache.glob("tvm-*/noopt-*.so")
     kept.write_bytes(b"half a file")
@@ -192,7 +186,7 @@ def test_a_damaged_library_is_built_anew(cache: Path) -> None:
 
 
 def test_tuning_keeps_records_and_goes_on_after_an_interruption(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, x = small_mlp(), np.random.randn(3, 12).astype("float32")
+    net, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), np.random.randn(3, 16).astype("float32")
     module, target = nt.fuse(nt.to_tvm_tensor(net, x)), nt.target_of("cpu")
     moves: list[int] = []
 
@@ -217,7 +211,7 @@ def test_tuning_keeps_records_and_goes_on_after_an_interruption(cache: Path, mon
     with (folder / tuning.RECORDS).open("a") as f:
         f.write('[0, [[[["GetBlo')  # what a killed process leaves
     exe = nt.compile(net, (x,), "optimized", trials=kept + 2)
-    assert tuning.repair(folder) >= kept + 1
+    assert kept < tuning.repair(folder) <= kept + 2
     np.testing.assert_allclose(exe(x), net(ndl.Tensor(x)).numpy(), rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(tuning.ms.relax_integration, "tune_relax", None)  # enough is on record
     nt.tune(module, target, trials=kept)
@@ -228,9 +222,9 @@ def test_tuning_keeps_records_and_goes_on_after_an_interruption(cache: Path, mon
 def test_pairs_that_crash_are_refused(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(require, "installed", lambda: pair)
     with pytest.raises(RuntimeError, match=rf"^\[tvm\] tuning is refused: .*got {pair[0]} with {pair[1]}\.$"):
-        nt.tune(nt.fuse(nt.to_tvm_tensor(small_mlp(), Spec((1, 12)))), nt.target_of("cpu"), trials=1)
+        nt.tune(nt.fuse(nt.to_tvm_tensor(small_mlp(), Spec((1, 16)))), nt.target_of("cpu"), trials=1)
     assert (
-        nt.compile(small_mlp(), (Spec((1, 12)),), "fusion") is not None
+        nt.compile(small_mlp(), (Spec((1, 16)),), "fusion") is not None
     )  # what is compiled without tuning is not refused
 
 
@@ -245,12 +239,46 @@ def test_without_tvm_the_import_says_what_to_install(tmp_path: Path) -> None:
     )
 
 
+# -- GPUs ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm"])
+def test_cuda_source_of_a_network(name: str) -> None:
+    """Every kernel runs in threads, large ones in several groups; an MLP's layers keep their name and share what they read."""
+    module = nt.fuse(nt.to_tvm_tensor(network(name), inputs(name, 8)))
+    built = nt.build(module, tvm.target.Target(schedules.CUDA, host="llvm"))
+    (library,) = (part for host in built.mod.imports for part in (host, *host.imports) if part.kind == "cuda")
+    lines = library.inspect_source().split("__global__")[1:]
+    definitions = [part for part in lines if part.split("\n")[0].endswith("{")]
+    assert len(definitions) >= len(set(nt.functions(module)))
+    assert all("threadIdx.x" in k for k in definitions) and any("blockIdx." in k for k in definitions)
+    if name == "mlp":
+        (layer,) = (k for k in definitions if f"{FUSED}_kernel(" in k)
+        assert "__shared__" in layer and "__syncthreads" in layer
+
+
+@pytest.mark.skipif(tvm.cuda().exist, reason="a CUDA device is here")
+def test_cuda_without_a_device_is_one_sentence(capsys: pytest.CaptureFixture) -> None:
+    assert evaluation.main(["-m", "mlp", "-d", "cuda"]) == 1
+    assert capsys.readouterr().err.startswith("[tvm] device cuda expects an NVIDIA GPU and a TVM built for CUDA")
+    with pytest.raises(RuntimeError, match=r"^\[tvm\] device cuda expects .*\.$"):
+        nt.compile(small_mlp(), (Spec((1, 16)),), "fusion", device="cuda")
+
+
+@pytest.mark.skipif(not tvm.cuda().exist, reason="no CUDA device")
+def test_network_on_cuda() -> None:
+    net, x = network("mlp"), inputs("mlp", 8)
+    for mode in ("noopt", "fusion"):
+        got = nt.compile(net, (x,), mode, device="cuda")(x).numpy()
+        np.testing.assert_allclose(got, net(x).numpy(), rtol=1e-4, atol=1e-4)
+
+
 # -- the command ---------------------------------------------------------------------------------------------------------
 
 
 def test_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setitem(NETWORKS, "mlp", (small_mlp, lambda batch: np.random.randn(batch, 12).astype("float32"), 2))
+    monkeypatch.setitem(NETWORKS, "mlp", (small_mlp, lambda batch: np.random.randn(batch, 16).astype("float32"), 2))
     results, picture = tmp_path / "mlp.json", tmp_path / "mlp.png"
     command = ["-m", "mlp", "--trials", "2", "--rounds", "3", "--show"]
     assert evaluation.main([*command, "--json", str(results), "--chart", str(picture)]) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -14,15 +13,13 @@ from typing import Any
 import numpy as np
 
 import needle as ndl
-from needle import _core
-from needle.profiler.peaks import cpu_name
 
 from . import tuning
+from .command import exit_code, machine, write_json
 from .executable import TvmExecutable
 from .executable import compile as compile_with_tvm
 from .networks import NETWORKS, network
 from .pipeline import MODES, functions
-from .require import installed
 
 TOLERANCE = 1e-4
 ROUNDS = 9
@@ -92,9 +89,7 @@ def evaluate(
         "model": options.model,
         "batch": options.batch,
         "device": options.device,
-        "cpu": cpu_name(),
-        "threads": _core.num_threads(),
-        "tvm": installed(),
+        **machine(),
         "trials": options.trials,
         "functions": functions(executables["fusion"].module),
         "milliseconds": {name: statistics.median(t) * 1e3 for name, t in times.items()},
@@ -157,20 +152,20 @@ def report(result: dict[str, Any], options: argparse.Namespace) -> int:
     """Print and write the result; 0, or 1 where one differs from needle's."""
     print(table(result))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(options.json, result)
     if options.chart and not chart(result, options.chart):
         print("no chart: matplotlib is not installed (pip install torch2needle[report])")
     return 0 if all(result["equal"].values()) else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 1 where a result differs from needle's by more than 1e-4."""
+    """0; 1 where a result differs from needle's by more than 1e-4 or something is lacking; 130 where stopped."""
     options = parser().parse_args(arguments)
     _, inputs, usual = NETWORKS[options.model]
     options.batch = options.batch or usual
     given = inputs(options.batch)
     x = ndl.Tensor(given, dtype=str(given.dtype), requires_grad=False)
-    return report(evaluate(network(options.model), x, options), options)
+    return exit_code(lambda: report(evaluate(network(options.model), x, options), options))
 
 
 if __name__ == "__main__":

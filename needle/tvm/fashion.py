@@ -23,6 +23,7 @@ from needle.data.pickles import NUMBERS, read_pickle
 from needle.training.command import positive
 from needle.training.train import mnist_file
 
+from .command import exit_code
 from .kernels import conv2d_te, matmul_te
 from .pipeline import build, fuse, target_of
 from .schedules import schedule_conv2d, schedule_loops, schedule_matmul
@@ -263,15 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--picture", metavar="FILE", default="fashion.png", help="where the predictions are drawn (default fashion.png)"
     )
     args = parser.parse_args(argv)
-    try:
-        run(args)
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
-        return 130
-    except (OSError, ValueError) as e:
-        print(e, file=sys.stderr)
-        return 1
-    return 0
+    return exit_code(lambda: run(args))
 
 
 if __name__ == "__main__":

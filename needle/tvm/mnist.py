@@ -10,10 +10,12 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import needle as ndl
 from needle import nn, ops, optim
 from needle.autograd import Tensor
 from needle.data.dataset import scaled
@@ -21,6 +23,7 @@ from needle.data.datasets import read_mnist
 from needle.training.command import positive, positive_float
 from needle.training.train import mnist_file
 
+from .command import exit_code, machine, write_json
 from .executor import Executor, gradients, sgd_update, softmax_cross_entropy, variables
 
 HIDDEN = (256, 100)
@@ -106,8 +109,8 @@ MODELS: dict[str, Callable[[int, int], list[int]]] = {
 }
 
 
-def train(name: str, digits: Digits, args: argparse.Namespace) -> float:
-    """Print the epochs of a model and its test accuracy, which is also the result."""
+def train(name: str, digits: Digits, args: argparse.Namespace) -> dict[str, Any]:
+    """Print the epochs of a model and its test accuracy; the result has that and the seconds of an epoch."""
     x, y = digits.train
     sizes = MODELS[name](x.shape[1], int(y.max()) + 1)
     batch = min(args.batch_size, len(x))
@@ -120,15 +123,19 @@ def train(name: str, digits: Digits, args: argparse.Namespace) -> float:
         loss = model.epoch(x, y, batch)
         times.append(time.perf_counter() - start)
         print(f"epoch {number}/{args.epochs}: {f'loss {loss:.4f}, ' if args.loss else ''}{times[-1]:.3f} s", flush=True)
-    accuracy = model.accuracy(*digits.test)
-    print(f"{name}: test accuracy {accuracy:.4f}, {np.median(times):.3f} s per epoch", flush=True)
+    accuracy, seconds = model.accuracy(*digits.test), float(np.median(times))
+    print(f"{name}: test accuracy {accuracy:.4f}, {seconds:.3f} s per epoch", flush=True)
+    result: dict[str, Any] = {"sizes": sizes, "learned": len(x), "tested": len(digits.test[0]), "batch": batch}
+    result |= {"epochs": args.epochs, "accuracy": accuracy, "seconds": seconds}
     if args.compare:
-        compare(sizes, digits, args, batch)
-    return accuracy
+        result["compared"] = compare(sizes, digits, args, batch)
+    return result
 
 
-def needle_epoch(sizes: Sequence[int], learning_rate: float) -> Callable[[np.ndarray, np.ndarray, int], Any]:
-    """The same network in needle, eagerly: a function that runs an epoch as `Classifier.epoch` does."""
+def needle_epochs(
+    sizes: Sequence[int], learning_rate: float
+) -> dict[str, Callable[[np.ndarray, np.ndarray, int], Any]]:
+    """The same network in needle: an epoch as `Classifier.epoch` runs it, eagerly; and a pass of the compiled network."""
     layers: list[nn.Module] = []
     for n, m in itertools.pairwise(sizes):
         layers += [nn.Linear(n, m), nn.ReLU()]
@@ -143,24 +150,35 @@ def needle_epoch(sizes: Sequence[int], learning_rate: float) -> Callable[[np.nda
             loss.backward()
             rule.step()
 
-    return epoch
+    def forward(x: np.ndarray, y: np.ndarray, batch: int) -> None:
+        plan = ndl.compile(model, (x[:batch],))
+        for start in range(0, len(x) - batch + 1, batch):
+            plan(x[start : start + batch])
+
+    return {"needle eager": epoch, "needle compiled, forward only": forward}
 
 
-def compare(sizes: Sequence[int], digits: Digits, args: argparse.Namespace, batch: int) -> float:
-    """Time of an epoch with TVM's default loops for matrix products over the time with scheduled ones; alternating."""
+def compare(sizes: Sequence[int], digits: Digits, args: argparse.Namespace, batch: int) -> dict[str, Any]:
+    """Seconds per epoch, medians of alternating ones, with scheduled products, TVM's default ones, and in needle.
+
+    A compiled network of needle has no gradients: its number is a pass forward over the same digits, compilation included.
+    """
     x, y = digits.train
-    tvm_epochs = [Classifier(sizes, args.lr, scheduled=s).epoch for s in (True, False)]
-    epochs: list[Callable] = [*tvm_epochs, needle_epoch(sizes, args.lr)]
-    times: list[list[float]] = [[] for _ in epochs]
+    epochs: dict[str, Callable] = {
+        **{kind: Classifier(sizes, args.lr, scheduled=kind == "scheduled").epoch for kind in ("scheduled", "default")},
+        **needle_epochs(sizes, args.lr),
+    }
+    times: dict[str, list[float]] = {kind: [] for kind in epochs}
     for number in range(args.rounds + 1):
-        for epoch, taken in zip(epochs, times, strict=True):
+        for kind, epoch in epochs.items():
             start = time.perf_counter()
             epoch(x if number else x[:batch], y if number else y[:batch], batch)  # the first compiles
-            taken.append(time.perf_counter() - start)
-    ours, default, needle = (float(np.median(t[1:])) for t in times)
-    print(f"epoch with scheduled products {ours:.3f} s, with default ones {default:.3f} s: {default / ours:.1f} times")
-    print(f"epoch in needle, eagerly, {needle:.3f} s")
-    return default / ours
+            times[kind].append(time.perf_counter() - start)
+    seconds = {kind: float(np.median(t[1:])) for kind, t in times.items()}
+    ratio = seconds["default"] / seconds["scheduled"]
+    print("seconds per epoch: " + ", ".join(f"{kind} {s:.3f}" for kind, s in seconds.items()))
+    print(f"with scheduled products {ratio:.1f} times as fast as with default ones")
+    return {"seconds": seconds, "default_over_scheduled": ratio}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -174,18 +192,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--lr", type=positive_float, default=0.1, help="learning rate (default 0.1)")
     add("--compare", action="store_true", help="also time an epoch with TVM's default loops for matrix products")
     add("--rounds", type=positive, default=3, help="epochs of each kind for --compare (default 3)")
+    add("--json", type=Path, metavar="FILE", help="write the numbers to this file")
     args = parser.parse_args(argv)
-    try:
+
+    def run() -> None:
         digits = read_digits(args.data)
-        for name in MODELS if args.model == "all" else (args.model,):
-            train(name, digits, args)
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
-        return 130
-    except (OSError, ValueError) as e:
-        print(e, file=sys.stderr)
-        return 1
-    return 0
+        found = {name: train(name, digits, args) for name in (MODELS if args.model == "all" else (args.model,))}
+        if args.json:
+            write_json(args.json, {**machine(), **found})
+
+    return exit_code(run)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 TVM, FFI = "apache-tvm", "apache-tvm-ffi"
 PINNED = ("0.27.0.post1", "0.1.14.post1")  # what the extra installs
-TUNES = {PINNED, ("0.26.0", "0.1.12"), ("0.25.0", "0.1.12")}  # other pairs crash the process when tuning starts
+TUNES = {  # pairs that tuned when tried; others crash or hang the process when tuning starts
+    PINNED,
+    ("0.27.0.post1", "0.1.14.post0"),
+    ("0.27.0", "0.1.14.post1"),
+    ("0.26.0", "0.1.13.post3"),
+    ("0.26.0", "0.1.13.post2"),
+}
 INSTALL = "install it with `pip install torch2needle[tvm]`"
 
 try:

@@ -31,6 +31,7 @@ RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"  # 
 TRIALS = 64
 LITTLE = 0.01  # of a module's arithmetic: a function below is not worth trials
 TIMEOUT = 60  # seconds for one candidate
+POPULATION = 128  # schedules among which the search picks a round's trials; TVM's 512 take four times as long to breed
 
 
 def cache_folder() -> Path:
@@ -152,7 +153,7 @@ def quiet() -> Iterator[None]:
 
 
 def tune(module: Any, target: Any, trials: int = TRIALS, cost_model: str = "xgb", seed: int = 0) -> Path:
-    """Measure schedules of a fused module's functions until `trials` are on record; returns the folder of the records.
+    """Measure schedules of a fused module's functions, `trials` at most; returns the folder of the records.
 
     What an earlier call has measured counts, also one that was interrupted. Raises RuntimeError where tuning cannot run.
     """
@@ -177,13 +178,16 @@ def measure(module: Any, target: Any, folder: Path, trials: int, cost_model: str
     callbacks, relax_tasks = ms.measure_callback, ms.relax_integration
     with tqdm(total=trials, desc="tune", disable=None) as bar, quiet(), target:
         tasks = worth_tuning(relax_tasks.extract_tasks(module, target))
-        contexts, weights = relax_tasks.extracted_tasks_to_tune_contexts(tasks, str(folder), seed=seed)
+        search = ms.search_strategy.EvolutionarySearch(population_size=POPULATION)
+        contexts, weights = relax_tasks.extracted_tasks_to_tune_contexts(tasks, str(folder), strategy=search, seed=seed)
+        at_once = max(1, min(16, trials // len(tasks)))
         ms.tune.tune_tasks(
             tasks=contexts,
             task_weights=weights,
             work_dir=str(folder),
-            max_trials_global=trials,
-            num_trials_per_iter=max(1, min(16, trials // len(tasks))),
+            max_trials_global=trials - at_once + 1,  # a round that starts below this ends at `trials`
+            max_trials_per_task=trials,
+            num_trials_per_iter=at_once,
             cost_model=cost_model,
             builder=InProcess(),
             runner=ms.runner.LocalRunner(timeout_sec=TIMEOUT),
