@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -41,15 +42,20 @@ NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[int], torch.T
 }
 
 
+def prepared(name: str, batch: int) -> tuple[torch.nn.Module, torch.Tensor, Any, ndl.Tensor]:
+    """The network and an input in torch, and the same in needle."""
+    build, inputs, _ = NETWORKS[name]
+    torch.manual_seed(0)
+    model, given = models.randomize(build()).eval(), inputs(batch)
+    x = ndl.Tensor(given.numpy(), dtype=str(given.numpy().dtype), requires_grad=False)
+    return model, given, torch2needle.convert(model, (given,)).eval(), x
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = evaluation.parser(NETWORKS).parse_args(arguments)
-    build, inputs, usual = NETWORKS[options.model]
-    options.batch = options.batch or usual
-    torch.manual_seed(0)
+    options.batch = options.batch or NETWORKS[options.model][2]
     torch.set_num_threads(ndl.get_num_threads())
-    model, given = models.randomize(build()).eval(), inputs(options.batch)
-    net = torch2needle.convert(model, (given,)).eval()
-    x = ndl.Tensor(given.numpy(), dtype=str(given.numpy().dtype), requires_grad=False)
+    model, given, net, x = prepared(options.model, options.batch)
 
     def eager() -> torch.Tensor:
         with torch.inference_mode():
