@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 TVM, FFI = "apache-tvm", "apache-tvm-ffi"
 PINNED = ("0.27.0.post1", "0.1.14.post1")  # what the extra installs
-TUNES = {  # pairs that tuned when tried; others crash or hang the process when tuning starts
+TUNES = {  # pairs that tuned when tried; others crash when tuning starts, or TVM does not load
     PINNED,
     ("0.27.0.post1", "0.1.14.post0"),
     ("0.27.0", "0.1.14.post1"),

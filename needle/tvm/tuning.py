@@ -31,7 +31,7 @@ RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"  # 
 TRIALS = 64
 LITTLE = 0.01  # of a module's arithmetic: a function below is not worth trials
 TIMEOUT = 60  # seconds for one candidate
-POPULATION = 128  # schedules among which the search picks a round's trials; TVM's 512 take four times as long to breed
+POPULATION = 128  # schedules among which the search picks a round's trials; TVM's 512 take three times as long
 
 
 def cache_folder() -> Path:
