@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import needle as ndl
 from gpu_devices import PRESENT, gpu_device
 from gpu_kernels import LAYOUTS
 from needle.backend_ndarray import Device, NDArray, array, call
@@ -380,3 +381,16 @@ def test_the_environment_chooses_the_mode(emulated: Device, library: Library) ->
     assert in_process(emulated, library, "off", code).stdout.strip() == "off []"
     wrong = in_process(emulated, library, "maybe", code)
     assert wrong.stderr.strip().endswith("[vendor] NEEDLE_GPU_VENDOR expects off, on or auto, got maybe.")
+
+
+def test_a_plan_records_the_librarys_runs(device: Device, library: Library) -> None:
+    net = ndl.nn.Sequential(ndl.nn.Linear(12, 9), ndl.nn.ReLU()).to(device)
+    weight, bias = (p.numpy() for p in net.parameters())
+    exe = ndl.compile(net, ndl.Tensor(normal(20, 12), device=device))
+    before = library.runs()
+    for seed in range(5):
+        x = normal(20, 12, seed=seed)
+        exact = np.maximum(x.astype(np.float64) @ weight + bias, 0)
+        assert np.abs(exe(ndl.Tensor(x, device=device)).numpy() - exact).max() < 1e-5
+    assert taken(device) == ["test_products"] and exe.plan.core.graphs == 1
+    assert library.runs() >= before + 5

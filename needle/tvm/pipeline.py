@@ -17,7 +17,9 @@ def target_of(device: str = "cpu") -> Any:
     """TVM's target for this machine: "cpu" with the instructions that needle's kernels use here, or "cuda"."""
     if device == "cuda":
         if not tvm.cuda().exist:
-            raise RuntimeError("[tvm] device cuda expects an NVIDIA GPU and a TVM built for CUDA, got no device that TVM sees.")
+            raise RuntimeError(
+                "[tvm] device cuda expects an NVIDIA GPU and a TVM built for CUDA, got no device that TVM sees."
+            )
         return tvm.target.Target.from_device(tvm.cuda())
     if device != "cpu":
         raise ValueError(f"[tvm] device expects cpu or cuda, got {device}.")

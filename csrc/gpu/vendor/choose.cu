@@ -117,9 +117,8 @@ bool writes_operand(const Problem& p) {
 // ---- trying ---------------------------------------------------------------------------------------------------------
 
 bool capturing(gpuStream_t stream) {
-#ifdef NEEDLE_EMULATION  // which records launches, and no library makes any
-  (void)stream;
-  return false;
+#ifdef NEEDLE_EMULATION
+  return emulation::capture.graph && emulation::capture.stream == stream;
 #else
   gpuStreamCaptureStatus status = gpuStreamCaptureStatusNone;
   if (gpuStreamIsCapturing(stream, &status) == gpuSuccess) return status != gpuStreamCaptureStatusNone;

@@ -32,7 +32,11 @@ void* prepare(const Problem& p, size_t* workspace, std::string* text) {
   return why ? nullptr : new char;
 }
 
-int run(void*, const Problem& p, void* workspace, void* stream) { return does(&p, workspace, stream); }
+int run(void*, const Problem& p, void* workspace, void* stream) {
+  if (!emulation::capture.graph) return does(&p, workspace, stream);
+  emulation::submit(stream, [=] { (void)does(&p, workspace, stream); });
+  return 0;
+}
 
 void forget(void* plan) { delete static_cast<char*>(plan); }
 
