@@ -25,7 +25,7 @@ def test_emulation(tmp_path: Path, script_environment: dict[str, str]) -> None:
         assert row["ms"]["torch eager"] > 0 and row["ms"]["torch.compile"] > 0
         reason = row["unmeasured"].get("needle", "")
         if "relu" in row["row"]:
-            assert not reason or reason.startswith("[torch_ops]"), reason
+            assert not reason or reason.startswith(("[torch_ops]", "this device has no kernel for it")), reason
         else:
             assert not reason
         assert bool(reason) != bool(row["ratios"])

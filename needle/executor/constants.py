@@ -7,6 +7,7 @@ from typing import Any
 
 from needle.autograd import Tensor
 from needle.backend_ndarray import NDArray
+from needle.backend_ndarray.kernels import on_device
 
 
 class Constant:
@@ -27,7 +28,9 @@ class Constant:
     def array(self) -> NDArray:
         if self._array is None:
             assert self.make is not None
-            self._array = self.make(*(i.array for i in self.inputs)).compact()
+            arrays = [i.array for i in self.inputs]
+            with on_device(arrays[0].device if arrays else None):
+                self._array = self.make(*arrays).compact()
             for i in self.inputs:
                 i.drop()
         return self._array
