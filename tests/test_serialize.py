@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import needle as ndl
+from needle.op import OPS
 from test_executor import close, image, small_net
 
 
@@ -41,6 +44,17 @@ def test_runs_without_torch(saved: Path) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "(1, 7)"
+
+
+def test_needle_alone_knows_every_op() -> None:
+    """A file may hold any op, and `load` imports neither fusions nor rules."""
+    known = subprocess.run(
+        [sys.executable, "-c", "import needle.op; print(*needle.op.OPS)"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    for module in pkgutil.iter_modules(ndl.ops.__path__, "needle.ops."):
+        importlib.import_module(module.name)
+    ops = {name for name, cls in OPS.items() if cls.__module__.startswith("needle.")}
+    assert ops <= set(known)
 
 
 def test_missing_file(tmp_path: Path) -> None:
