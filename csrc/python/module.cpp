@@ -119,9 +119,11 @@ py::object run_numpy(Plan& plan, const py::tuple& inputs, uint64_t parameters) {
     out.push_back(a.view.data);
     results.append(to_numpy(a, true));
   }
-  py::gil_scoped_release release;
-  plan.run(in, out);
-  return results;
+  {
+    py::gil_scoped_release release;
+    plan.run(in, out);
+  }
+  return results;  // with the lock: it may count a reference
 }
 
 py::dict kernels(Device* device) {
