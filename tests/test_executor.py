@@ -402,6 +402,43 @@ class TestErrors:
             exe.run_into((np.zeros((1, 10, 8, 9), "float32"), np.zeros((1, 7), "float32")), x)
 
 
+class Separable(nn.Module):
+    """Layers that a depthwise convolution may follow, and what may come after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.point = nn.Conv(8, 32, 1, layout="torch")
+        self.grouped = nn.Conv(32, 32, 3, padding=1, groups=2, layout="torch")
+        self.dense = nn.Conv(32, 32, 3, padding=1, layout="torch")
+        self.spatial = nn.Conv(32, 32, 3, padding=1, groups=32, layout="torch")
+
+
+PAIRS = {  # what runs -> whether the depthwise convolution is one step with the one before
+    "alone": (lambda net, x: net.spatial(net.point(x)), True),
+    "before a layer with a choice": (lambda net, x: net.dense(net.spatial(net.point(x))), True),
+    "two readers": (lambda net, x: net.spatial(p := net.point(x)) + p, False),
+    "an output, too": (lambda net, x: (net.spatial(p := net.point(x)), p), False),
+    "a step between": (lambda net, x: net.spatial(ndl.ops.relu(net.point(x))), False),
+    "groups": (lambda net, x: net.spatial(net.grouped(net.point(x))), False),
+    "a layer with a choice": (lambda net, x: net.spatial(net.dense(net.point(x))), False),
+    "a slice of a concat": (lambda net, x: ndl.ops.concat((p := net.point(x), net.spatial(p)), 1), False),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_convolution_and_depthwise_as_one_step(case: str) -> None:
+    (run, merged), net, x = PAIRS[case], Separable().eval(), image(2, 8, 20, 20)
+    exe = ndl.compile(lambda v: run(net, v), (x,))
+    got, want = exe(x), run(net, ndl.Tensor(x))
+    for g, w in zip(*((v if isinstance(v, tuple) else (v,)) for v in (got, want)), strict=True):
+        close(g, w.numpy())
+    assert ("conv2d_depthwise" in exe.plan.names) == merged
+    assert "depthwise_blocked" in exe.plan.names or merged
+    for option in exe.plan.options:
+        assert exe.plan.names[option.step].startswith("conv2d_") and option.layer.startswith("conv 3x3")
+        assert exe.plan.names[option.step] != "conv2d_depthwise"
+
+
 def test_profile_names_every_step() -> None:
     net, x = small_net(), image(1, 3, 16, 16)
     exe = ndl.compile(net, (x,))

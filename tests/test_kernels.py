@@ -82,7 +82,7 @@ def test_planned_op(op: Op, shapes: list[Any]) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 7, 13, 28])
-@pytest.mark.parametrize("channels", [(1, 1), (3, 16), (16, 33), (32, 64), (48, 80)])
+@pytest.mark.parametrize("channels", [(1, 1), (3, 16), (16, 33), (32, 64), (37, 24), (48, 80)])
 @pytest.mark.parametrize("kernel", [(1, 1, 0), (3, 1, 1), (3, 2, 1), (5, 3, 2)])
 def test_convolution(kernel: tuple[int, int, int], channels: tuple[int, int], size: int, threads: int) -> None:
     (k, stride, padding), (c, o) = kernel, channels
@@ -108,14 +108,42 @@ def test_depthwise_convolution(size: int, geometry: tuple[int, int], activation:
     rng = np.random.default_rng(size)
     op = FusedConv2dActivation((stride, stride), (k // 2,) * 4, groups=c, activation=activation, has_bias=True)
     x, w, b = 4 * rng.standard_normal((2, c, 4, size)), rng.standard_normal((c, 1, k, k)), rng.standard_normal(c)
-    got, plan = planned(op, [a.astype("float32") for a in (x, w, b)], True)
-    assert "depthwise_blocked" in plan
-    check(got, op.reference(x, w, b))
+    for blocked, kernel in ((False, "depthwise_blocked"), (True, "conv2d_depthwise")):
+        got, plan = planned(op, [a.astype("float32") for a in (x, w, b)], blocked)
+        assert kernel in plan
+        check(got, op.reference(x, w, b))
     residual = rng.standard_normal(op.infer(*(Spec(a.shape, "float32") for a in (x, w, b))).shape)
     added = dataclasses.replace(op, has_residual=True)
     check(
         planned(added, [a.astype("float32") for a in (x, w, b, residual)], True)[0], added.reference(x, w, b, residual)
     )
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("size", [1, 2, 7, 14, 70])
+@pytest.mark.parametrize("channels", [(3, 17), (24, 100)])
+@pytest.mark.parametrize("first", [(1, 1), (3, 1), (3, 2)], ids=lambda g: f"{g[0]}x{g[0]}s{g[1]}")
+@pytest.mark.parametrize("second", [(3, 1, 1), (3, 2, 1), (5, 2, 1), (2, 3, 1), (3, 1, 2)], ids=str)
+def test_convolution_before_depthwise(
+    second: tuple[int, int, int], first: tuple[int, int], channels: tuple[int, int], size: int, threads: int
+) -> None:
+    """One kernel for both, with bands of rows that are kept, skipped by strides, and shared by tasks."""
+    (k, stride, dilation), (c, o) = second, channels
+    rng = np.random.default_rng(size)
+    conv = FusedConv2dActivation((first[1],) * 2, (first[0] // 2,) * 4, activation="silu", has_bias=True)
+    depthwise = Conv2d((stride, stride), (dilation * (k // 2),) * 4, (dilation, dilation), groups=o)
+    x, w = rng.standard_normal((2, c, size, size + 2)), rng.standard_normal((o, c, first[0], first[0]))
+    b, w2 = rng.standard_normal(o), rng.standard_normal((o, 1, k, k))
+    weights = [Parameter(a.astype("float32")) for a in (w, b, w2)]
+    data = x.astype("float32")
+    before = ndl.get_num_threads()
+    ndl.set_num_threads(threads)
+    try:
+        exe = ndl.compile(lambda v: depthwise(conv(v, *weights[:2]), weights[2]), (data,), winograd="off")
+        check(exe(data), depthwise.reference(conv.reference(x, w, b), w2))
+    finally:
+        ndl.set_num_threads(before)
+    assert "conv2d_depthwise" in exe.plan.names and "depthwise_blocked" not in exe.plan.names
 
 
 @pytest.mark.parametrize("blocked", [False, True])

@@ -286,6 +286,23 @@ def test_flops() -> None:
     assert OPS["Reshape"]((6,)).flops(Spec((6,)), Spec((2, 3))) == 0
 
 
+def test_a_step_of_two_ops_counts_both() -> None:
+    class Separable(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.point = nn.Conv(8, 32, 1, layout="torch")
+            self.spatial = nn.Conv(32, 32, 3, padding=1, groups=32, layout="torch")
+
+        def forward(self, x):
+            return self.spatial(self.point(x))
+
+    x = np.zeros((1, 8, 10, 10), "float32")
+    profile = ndl.profile(ndl.compile(Separable().eval(), x), x, rounds=1)
+    (row,) = (r for r in profile.rows if r.op == "conv2d_depthwise")
+    assert row.name == "point + spatial"
+    assert row.flops == 2 * 32 * 100 * (8 + 9)
+
+
 class TestErrors:
     def test_training_mode(self) -> None:
         model = nn.Sequential(nn.BatchNorm2d(3))

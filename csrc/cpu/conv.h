@@ -22,9 +22,12 @@ struct ConvPass {
   int64_t r_image, r_block, r_row, r_pixel;
   const int64_t* runs;
   int64_t n_runs, length;
+  int64_t cut;  // terms that the last run lacks
   int activation;
   float alpha;
 };
+
+ConvPass conv2d_pass(const Call& c);  // of a call of conv2d_blocked; its runs lie in scratch 2
 
 // Tasks of a convolution: stretches of rows (over all images) times stretches of output blocks (over all groups).
 struct ConvSplit {
@@ -76,6 +79,7 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int6
       t.runs = p.runs + run;
       t.n_runs = smaller(per_chunk, p.n_runs - run);
       t.b = p.w + group * p.w_group + block * p.w_block + run * run_floats;
+      t.cut = run + t.n_runs == p.n_runs ? p.cut : 0;
       t.accumulate = run > 0;
       t.bias = p.bias && run == 0 ? p.bias + channel_block * kBlock : nullptr;
       t.activation = run + per_chunk >= p.n_runs ? p.activation : 0;
@@ -162,7 +166,10 @@ struct DepthwisePass {
   int activation;
   float alpha;
 };
+DepthwisePass depthwise_pass_of(const Call& c);  // of a call of depthwise_blocked
 void depthwise_pass(const Exec* exec, const DepthwisePass& p);
+// Rows [first, last) of all: those of the first block of the first image, of its second block, and so on.
+void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last);
 void depthwise_pack_weights(const View& w, float* dst);
 void depthwise_weight_grad(const Call& c, int64_t H, int64_t W);  // conv2d_weight_grad; H, W: of the padded input
 

@@ -102,11 +102,8 @@ void conv2d_pack(const Call& c) {
                 c.out[0].as<float>());
 }
 
-// attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias
-//        has_residual
-void conv2d_blocked(const Call& c) {
+ConvPass conv2d_pass(const Call& c) {
   const View &x = c.in[0], &w = c.in[1], &y = c.out[0];
-  if (y.size() == 0) return;
   const Geometry g = geometry(c, 0);
   const int64_t in_blocks = w.shape[2], block = x.shape[4];
   int64_t* runs = static_cast<int64_t*>(c.exec->scratch(2, run_count(g, in_blocks) * sizeof(int64_t)));
@@ -143,12 +140,21 @@ void conv2d_blocked(const Call& c) {
   p.runs = runs;
   p.n_runs = run_count(g, in_blocks);
   p.length = (g.dilation_w == 1 ? g.kernel_w : 1) * block;
+  if (g.kernel_h == 1 && g.kernel_w == 1) p.cut = p.n_runs * block - c.i(13);
   p.activation = static_cast<int>(c.i(9));
   p.alpha = c.f(10);
+  return p;
+}
+
+// attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias
+//        has_residual channels (of a group's input)
+void conv2d_blocked(const Call& c) {
+  if (c.out[0].size() == 0) return;
+  ConvPass p = conv2d_pass(c);
   const bool dense = p.x_row == p.pixels * p.x_pixel && p.y_row == p.pixels * p.y_pixel &&
                      (!p.residual || p.r_row == p.pixels * p.r_pixel);
-  if (dense && g.kernel_h == 1 && g.kernel_w == 1) flatten(p);
-  run(c.exec, p, x.size(), p.groups * p.w_group);
+  if (dense && c.i(0) == 1 && c.i(1) == 1) flatten(p);
+  run(c.exec, p, c.in[0].size(), p.groups * p.w_group);
 }
 
 // attrs: stride_h stride_w pad_top pad_left pad_bottom pad_right dilation_h dilation_w groups activation alpha has_bias

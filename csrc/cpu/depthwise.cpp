@@ -60,7 +60,9 @@ constexpr PixelsFn kPixelsFn[] = {
 };
 static_assert(sizeof kPixelsFn / sizeof *kPixelsFn == kPixels + 1);
 
-void rows(const DepthwisePass& p, int64_t first, int64_t last) {
+}  // namespace
+
+void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last) {
   const Strides s = {p.kernel_h, p.kernel_w, p.dilation_h * p.x_row, p.dilation_w * kBlock, p.stride_w * kBlock};
   for (int64_t row = first; row < last; row++) {
     const int64_t y = row % p.rows, block = row / p.rows % p.blocks, image = row / p.rows / p.blocks;
@@ -79,13 +81,11 @@ void rows(const DepthwisePass& p, int64_t first, int64_t last) {
   }
 }
 
-}  // namespace
-
 void depthwise_pass(const Exec* exec, const DepthwisePass& p) {
   const int64_t all = p.images * p.blocks * p.rows;
   const double work = 8. * all * p.pixels * kBlock * p.kernel_h * p.kernel_w;  // runs at some quarter of the FMA peak
   const int64_t tasks = smaller(all, task_count(exec, work));
-  parallel_for(exec, tasks, [&](int64_t t) { rows(p, all * t / tasks, all * (t + 1) / tasks); });
+  parallel_for(exec, tasks, [&](int64_t t) { depthwise_rows(p, all * t / tasks, all * (t + 1) / tasks); });
 }
 
 void depthwise_pack_weights(const View& w, float* dst) {
@@ -137,38 +137,41 @@ void depthwise_pack(const Call& c) {
   if (c.in[0].size() > 0) depthwise_pack_weights(c.in[0], c.out[0].as<float>());
 }
 
+DepthwisePass depthwise_pass_of(const Call& c) {
+  const View &x = c.in[0], &y = c.out[0];
+  const View* r = c.i(11) ? &c.in[c.i(10) ? 3 : 2] : nullptr;
+  return {y.shape[0],
+          y.shape[1],
+          y.shape[2],
+          y.shape[3],
+          c.i(0),
+          c.i(1),
+          c.i(2),
+          c.i(3),
+          c.i(6),
+          c.i(7),
+          x.as<const float>() - c.i(4) * x.stride[2] - c.i(5) * kBlock,
+          x.stride[0],
+          x.stride[1],
+          x.stride[2],
+          c.in[1].as<const float>(),
+          y.as<float>(),
+          y.stride[0],
+          y.stride[1],
+          y.stride[2],
+          c.i(10) ? c.in[2].as<const float>() : nullptr,
+          r ? r->as<const float>() : nullptr,
+          r ? r->stride[0] : 0,
+          r ? r->stride[1] : 0,
+          r ? r->stride[2] : 0,
+          static_cast<int>(c.i(8)),
+          c.f(9)};
+}
+
 // attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w activation alpha has_bias
 // has_residual
 void depthwise_blocked(const Call& c) {
-  const View &x = c.in[0], &y = c.out[0];
-  if (y.size() == 0) return;
-  const View* r = c.i(11) ? &c.in[c.i(10) ? 3 : 2] : nullptr;
-  depthwise_pass(c.exec, {y.shape[0],
-                          y.shape[1],
-                          y.shape[2],
-                          y.shape[3],
-                          c.i(0),
-                          c.i(1),
-                          c.i(2),
-                          c.i(3),
-                          c.i(6),
-                          c.i(7),
-                          x.as<const float>() - c.i(4) * x.stride[2] - c.i(5) * kBlock,
-                          x.stride[0],
-                          x.stride[1],
-                          x.stride[2],
-                          c.in[1].as<const float>(),
-                          y.as<float>(),
-                          y.stride[0],
-                          y.stride[1],
-                          y.stride[2],
-                          c.i(10) ? c.in[2].as<const float>() : nullptr,
-                          r ? r->as<const float>() : nullptr,
-                          r ? r->stride[0] : 0,
-                          r ? r->stride[1] : 0,
-                          r ? r->stride[2] : 0,
-                          static_cast<int>(c.i(8)),
-                          c.f(9)});
+  if (c.out[0].size() > 0) depthwise_pass(c.exec, depthwise_pass_of(c));
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -36,7 +36,7 @@ void tile(const Tile& t) {
     const char* p0 = reinterpret_cast<const char*>(t.a + t.runs[r]);
     const char* p5 = p0 + 5 * step;
     const char* p10 = p5 + 5 * step;
-    for (int64_t k = length; k > 0; k--) {
+    for (int64_t k = r + 1 < t.n_runs ? length : length - t.cut; k > 0; k--) {
       V w[BLOCKS * P];
 #pragma GCC unroll 8
       for (int j = 0; j < BLOCKS * P; j++) w[j] = V::load(b + j / P * b_n + j % P * V::N);

@@ -12,6 +12,7 @@ struct Tile {
   int64_t a_m, a_k;
   const int64_t* runs;
   int64_t n_runs, length;
+  int64_t cut;  // terms that the last run lacks
   const float* b;
   int64_t b_n, b_k;
   float* c;

@@ -15,6 +15,7 @@ from needle.ops.algorithms import DEFAULT, PRECISIONS, Choice, Measured, Option,
 
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
+from .merge import Step, merge_depthwise
 
 ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
 BLOCK = 16  # channels per block of nChw16c
@@ -50,8 +51,7 @@ class Builder:
         self.device = device or cpu()
         self.packs, self.precision = self.device == cpu(), PRECISIONS[choice.precision]
         self.options: list[Option] = []  # the layers with a choice of algorithms
-        self.steps: list[tuple[str, list[NDArray], list[NDArray], tuple[float, ...]]] = []
-        self.labels: list[str] = []
+        self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
         self._constant_arrays: dict[int, NDArray] = {}
         self.label = ""
@@ -119,12 +119,7 @@ class Builder:
         fixed = [a if isinstance(a._handle, Buffer) else self._literal(a) for a in ins]
         name, attrs = self._in_precision(name, fixed, attrs)
         self.device.kernels[name].check(len(outs), len(ins), len(attrs), fixed[0].dtype if fixed else "")
-        for a in (*outs, *fixed):
-            b = a._handle
-            b.first = len(self.steps) if b.first < 0 else b.first
-            b.last = len(self.steps)
-        self.steps.append((name, list(outs), fixed, tuple(map(float, attrs))))
-        self.labels.append(self.label)
+        self.steps.append(Step(name, list(outs), fixed, tuple(map(float, attrs)), self.label))
 
     def _in_precision(self, name: str, ins: Sequence[NDArray], attrs: Sequence[float]) -> tuple[str, Sequence[float]]:
         """A product as the row that takes a precision, where the plan asks for another one than float32."""
@@ -139,7 +134,18 @@ class Builder:
         """An array that an op made by itself while planning, not from a parameter."""
         return self.constant(self.pool.derive(("literal", id(array)), lambda: array, ()))
 
+    def _merge(self) -> None:
+        """Pairs of steps that the device has one kernel for as one."""
+        self.steps, number = merge_depthwise(self.steps, {o.step for o in self.options}, self.device.kernels)
+        self.options = [o._replace(step=number[o.step]) for o in self.options]
+
     def finish(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> PlanInfo:
+        self._merge()
+        for i, step in enumerate(self.steps):
+            for a in (*step.outs, *step.ins):
+                b = a._handle
+                b.first = i if b.first < 0 else b.first
+                b.last = i
         arena = [b for b in self.buffers if b.space == ARENA and b.first >= 0]
         packed = [a._handle for a in self._constant_arrays.values() if a._handle.first >= 0]
         for i, b in enumerate(packed):
@@ -155,9 +161,7 @@ class Builder:
             return (b.space, b.index, offset, a.shape, a.strides, a.dtype)
 
         kernels = self.device.kernels
-        steps = [
-            (kernels[n], [ref(a) for a in outs], [ref(a) for a in ins], attrs) for n, outs, ins, attrs in self.steps
-        ]
+        steps = [(kernels[s.kernel], [ref(a) for a in s.outs], [ref(a) for a in s.ins], s.attrs) for s in self.steps]
         plan = _core.Plan(self.device.core, steps, total, inputs, outputs)
         info = PlanInfo(plan, constants, self, arena, offsets, total)
         info.refresh()
@@ -190,21 +194,24 @@ class PlanInfo:
         arena: int,
     ) -> None:
         self.core, self.constants = plan, constants
-        self.names = [s[0] for s in builder.steps]
+        self.names = [s.kernel for s in builder.steps]
         self.options, self.device = builder.options, builder.device
         kernels = builder.device.kernels
-        self.precisions = [step_precision(kernels[n], attrs) for n, _, _, attrs in builder.steps]
-        self.labels, self.shapes = builder.labels, [s[1][0].shape for s in builder.steps]
+        self.precisions = [step_precision(kernels[s.kernel], s.attrs) for s in builder.steps]
+        self.labels, self.shapes = [s.label for s in builder.steps], [s.outs[0].shape for s in builder.steps]
         self.traffic = [
-            (distinct_bytes(ins), halo_bytes(outs[0], attrs) if n == "zero_halo" else distinct_bytes(outs))
-            for n, outs, ins, attrs in builder.steps
+            (
+                distinct_bytes(s.ins),
+                halo_bytes(s.outs[0], s.attrs) if s.kernel == "zero_halo" else distinct_bytes(s.outs),
+            )
+            for s in builder.steps
         ]  # bytes read and written by every step
         self.arena_bytes = arena
         self.lower_bound = lower_bound([Lifetime(b.nbytes, b.first, b.last) for b in buffers])
         filled: dict[int, int] = {}  # buffer -> the first step that writes data to it, not only a halo
-        for i, (_, outs, ins, _) in enumerate(builder.steps):
-            if ins:
-                for a in outs:
+        for i, s in enumerate(builder.steps):
+            if s.ins:
+                for a in s.outs:
                     filled.setdefault(id(a._handle), i)
         self.buffers = [
             PlannedBuffer(self.labels[i], self.names[i], b.first, b.last, offset, b.nbytes)

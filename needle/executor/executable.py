@@ -19,6 +19,7 @@ from needle.ops.algorithms import DEFAULT, Choice, unmeasured
 from .builder import PlanInfo
 from .constants import ConstantPool
 from .memory import MemoryReport
+from .merge import JOIN
 from .passes import optimize
 from .split import SplitPlan, plan_graph
 from .tuner import step_times, tuned
@@ -98,8 +99,8 @@ class CompiledPlan:
 
     def node(self, label: str) -> str:
         """The module that a step's label stands for, or the label."""
-        origin = self.origins.get(label)
-        return origin.path if origin and origin.path else label
+        origins = [self.origins.get(part) for part in label.split(JOIN)]
+        return JOIN.join(o.path if o and o.path else part for o, part in zip(origins, label.split(JOIN), strict=True))
 
 
 class Executable:

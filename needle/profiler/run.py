@@ -15,6 +15,7 @@ from needle.backend_ndarray.kernels import DECOMPOSED
 from needle.executor import Executable, compile
 from needle.executor.builder import LAYOUT
 from needle.executor.executable import CompiledPlan
+from needle.executor.merge import JOIN
 from needle.graph import map_structure
 from needle.interop import as_tensor
 from needle.nn.module import Module
@@ -155,13 +156,15 @@ def step_flops(plan: CompiledPlan, seconds: Sequence[float]) -> list[int]:
     """Operations of every step: an op's belong to its slowest kernel, shared by that kernel's steps; the others move data."""
     steps: dict[str, list[int]] = {}
     for i, (label, kernel) in enumerate(zip(plan.info.labels, plan.info.names, strict=True)):
-        if label in plan.origins and kernel not in LAYOUT:
-            steps.setdefault(label, []).append(i)
+        if kernel not in LAYOUT:
+            for part in label.split(JOIN):
+                if part in plan.origins:
+                    steps.setdefault(part, []).append(i)
     flops = [0] * len(seconds)
     for label, own in steps.items():
         kernel = plan.info.names[max(own, key=lambda i: seconds[i])]
         working = [i for i in own if plan.info.names[i] == kernel]
         each, rest = divmod(plan.origins[label].flops, len(working))
         for i in working:
-            flops[i] = each + (rest if i == working[0] else 0)
+            flops[i] += each + (rest if i == working[0] else 0)
     return flops

@@ -1,0 +1,114 @@
+// A convolution and the depthwise one that alone reads it, as one kernel: a task makes some rows of the image between
+// the two, for one tile's channels, and reads them while they lie in its core's cache.
+#include "cpu/conv.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+constexpr int64_t kBandBytes = 64 << 10;     // rows between the two
+constexpr int64_t kImageFloats = 128 << 10;  // of the input that a task reads for all channels: stays in L2
+
+struct Pair {
+  ConvPass conv;
+  DepthwisePass depthwise;
+  int64_t pad_top, pad_left;
+  int64_t span;             // rows between that one row of the result reads
+  int64_t pitch, capacity;  // floats of a row, rows of a band
+  int64_t step;             // blocks of a band
+};
+
+// Rows [first, last) of an image of the result, output blocks [block0, block1).
+void part(const Pair& p, float* band, int64_t image, int64_t first, int64_t last, int64_t block0, int64_t block1) {
+  const int64_t height = p.conv.rows, stride = p.depthwise.stride_h, blocks = block1 - block0;
+  const int64_t room = p.capacity * p.pitch, most = (p.capacity - p.span) / stride + 1;
+  const int64_t inside = p.conv.pixels * kBlock, left = p.pad_left * kBlock;
+  for (float* row = band; row < band + blocks * room; row += p.pitch) {  // columns beside the image stay zero
+    std::memset(row, 0, left * 4);
+    std::memset(row + left + inside, 0, (p.pitch - left - inside) * 4);
+  }
+  ConvPass conv = p.conv;
+  DepthwisePass depthwise = p.depthwise;
+  depthwise.images = 1;
+  depthwise.blocks = blocks;
+  depthwise.x = band;
+  depthwise.x_block = room;
+  depthwise.x_row = p.pitch;
+  depthwise.w += block0 * depthwise.kernel_h * depthwise.kernel_w * kBlock;
+  if (depthwise.bias) depthwise.bias += block0 * kBlock;
+  conv.y_image = 0;
+  conv.y_block = room;
+  conv.y_row = p.pitch;
+  int64_t low = 0, high = 0;  // rows that the band holds
+  for (int64_t y = first, n; y < last; y += n) {
+    n = smaller(most, last - y);
+    const int64_t from = y * stride - p.pad_top, to = from + (n - 1) * stride + p.span;
+    const int64_t made = y == first ? from : larger(from, high);
+    const int64_t begin = smaller(larger(made, 0), to), end = larger(begin, smaller(to, height));
+    for (int64_t b = 0; b < blocks; b++) {
+      float* rows = band + b * room;
+      if (made > from) std::memmove(rows, rows + (from - low) * p.pitch, (made - from) * p.pitch * 4);
+      std::memset(rows + (made - from) * p.pitch, 0, (begin - made) * p.pitch * 4);
+      std::memset(rows + (end - from) * p.pitch, 0, (to - end) * p.pitch * 4);
+    }
+    conv.y = band + left - block0 * room - from * p.pitch;
+    conv_part(conv, image * height + begin, image * height + end, 0, block0, block1);
+    depthwise.rows = n;
+    depthwise.y = p.depthwise.y + image * depthwise.y_image + block0 * depthwise.y_block + y * depthwise.y_row;
+    depthwise_rows(depthwise, 0, blocks * n);
+    low = from;
+    high = to;
+  }
+}
+
+// Bands that `rows` of the result are cut into, such that the thread that gets most makes as few rows as can be;
+// neighbours both make the rows that both read.
+int64_t band_count(const Exec* exec, const Pair& p, int64_t units, int64_t rows, int64_t at_least) {
+  int64_t best = smaller(at_least, rows), least = INT64_MAX;
+  for (int64_t bands = best; bands <= smaller(rows, larger(best, 6 * exec->threads)); bands++) {
+    const int64_t made = (ceil_div(rows, bands) - 1) * p.depthwise.stride_h + p.span;
+    const int64_t load = ceil_div(units * bands, exec->threads) * made;
+    if (load < least) least = load, best = bands;
+  }
+  return best;
+}
+
+}  // namespace
+
+// Inputs: x, w, bias?, depthwise w, depthwise bias?.
+// attrs: those of conv2d_blocked, those of depthwise_blocked, height width of the image between
+void conv2d_depthwise(const Call& c) {
+  constexpr int kFirst = 14, kSize = kFirst + 12;  // attributes of the depthwise convolution; of the image between
+  const View &x = c.in[0], &y = c.out[0];
+  if (y.size() == 0) return;
+  const int n = 2 + static_cast<int>(c.i(11));
+  View between = y;
+  between.shape[2] = c.i(kSize);
+  between.shape[3] = c.i(kSize + 1);
+  const View reads[] = {between, c.in[n], c.in[c.n_in - 1]};
+  Pair p;
+  p.conv = conv2d_pass({&between, c.in, c.attr, 1, n, c.exec});
+  p.depthwise = depthwise_pass_of({&y, reads, c.attr + kFirst, 1, c.n_in - n + 1, c.exec});
+  const DepthwisePass& d = p.depthwise;
+  p.conv.y_pixel = kBlock;
+  p.pad_top = c.i(kFirst + 4);
+  p.pad_left = c.i(kFirst + 5);
+  p.span = (d.kernel_h - 1) * d.dilation_h + 1;
+  p.step = p.conv.pixels <= kWideRows && p.conv.blocks >= kWideBlocks ? kWideBlocks : kTileBlocks;
+  const int64_t read = (d.pixels - 1) * d.stride_w + (d.kernel_w - 1) * d.dilation_w + 1;
+  p.pitch = larger(p.pad_left + p.conv.pixels, read) * kBlock;
+  p.capacity = larger(kBandBytes / (p.step * p.pitch * 4), p.span);
+  p.capacity = smaller(p.capacity, (d.rows - 1) * d.stride_h + p.span);
+
+  const int64_t units = ceil_div(p.conv.blocks, p.step);
+  const int64_t at_least = ceil_div(x.size() / x.shape[0], kImageFloats);
+  const int64_t bands = band_count(c.exec, p, d.images * units, d.rows, at_least), rows = ceil_div(d.rows, bands);
+  parallel_for(c.exec, d.images * bands * units, [&](int64_t t) {
+    const int64_t unit = t % units, first = t / units % bands * rows, block = unit * p.step;
+    if (first >= d.rows) return;
+    float* band = static_cast<float*>(c.exec->scratch(0, p.step * p.capacity * p.pitch * 4));
+    part(p, band, t / units / bands, first, smaller(first + rows, d.rows), block,
+         smaller(block + p.step, p.conv.blocks));
+  });
+}
+
+}  // namespace needle::NEEDLE_ISA
