@@ -89,7 +89,6 @@ void conv2d_depthwise(const Call& c) {
   p.conv = conv2d_pass({&between, c.in, c.attr, 1, n, c.exec});
   p.depthwise = depthwise_pass_of({&y, reads, c.attr + kFirst, 1, c.n_in - n + 1, c.exec});
   const DepthwisePass& d = p.depthwise;
-  p.conv.y_pixel = kBlock;
   p.pad_top = c.i(kFirst + 4);
   p.pad_left = c.i(kFirst + 5);
   p.span = (d.kernel_h - 1) * d.dilation_h + 1;

@@ -105,18 +105,15 @@ def lower_conv2d(
             packed = builder.derive(("winograd_pack", name), make, w)
             call(f"conv2d_winograd_{name}", [out], [x, packed, *rest], *op.padding[:2], *flags)
             return
-    merged: tuple[int, ...] = ()
-    inputs_per_group: tuple[int, ...] = ()
-    if 1 < op.groups == channels[0] == o and block == BLOCK:
-        kernel, packed = "depthwise_blocked", builder.derive("depthwise_pack", pack_depthwise, w)
-    else:
-        kernel = "conv2d_blocked"
-        merged = (merged_groups(op.groups, per_group, o // op.groups, block),)
-        inputs_per_group = (channels[0] // merged[0],)
-        make = partial(pack, "conv2d_pack", merged[0], block, channels, (op.groups, block))
-        packed = builder.derive(("conv2d_pack", op.groups, block), make, w)
     geometry = (kh, kw, *op.stride, *op.padding[:2], *op.dilation)
-    call(kernel, [out], [x, packed, *rest], *geometry, *merged, *flags, *inputs_per_group)
+    if 1 < op.groups == channels[0] == o and block == BLOCK:
+        packed = builder.derive("depthwise_pack", pack_depthwise, w)
+        call("depthwise_blocked", [out], [x, packed, *rest], *geometry, *flags)
+        return
+    merged = merged_groups(op.groups, per_group, o // op.groups, block)
+    make = partial(pack, "conv2d_pack", merged, block, channels, (op.groups, block))
+    packed = builder.derive(("conv2d_pack", op.groups, block), make, w)
+    call("conv2d_blocked", [out], [x, packed, *rest], *geometry, merged, *flags, channels[0] // merged)
 
 
 def conv_transpose2d_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
