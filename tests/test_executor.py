@@ -19,6 +19,10 @@ from needle import nn
 from needle.autograd import Spec
 from needle.executor.memory import Lifetime, lower_bound, plan_offsets
 from needle.graph import map_structure, symbolic, trace
+from needle.nn.module import Parameter
+from needle.ops.conv import Conv2d
+from needle.ops.fused import FusedConv2dActivation
+from needle.ops.pool import MaxPool2d
 
 
 def small_net(channels: int = 16) -> nn.Module:
@@ -423,6 +427,38 @@ PAIRS = {  # what runs -> whether the depthwise convolution is one step with the
     "a layer with a choice": (lambda net, x: net.spatial(net.dense(net.point(x))), False),
     "a slice of a concat": (lambda net, x: ndl.ops.concat((p := net.point(x), net.spatial(p)), 1), False),
 }
+
+
+POOLS = {  # a layer and what follows -> whether both are one step
+    "relu": (FusedConv2dActivation(padding=(1,) * 4), {"kernel_size": (2, 2), "stride": (2, 2)}, True),
+    "no activation": (Conv2d(padding=(1,) * 4), {"kernel_size": (2, 2), "stride": (2, 2)}, True),
+    "another activation": (
+        FusedConv2dActivation(padding=(1,) * 4, activation="silu"),
+        {"kernel_size": (2, 2), "stride": (2, 2)},
+        False,
+    ),
+    "overlapping windows": (Conv2d(padding=(1,) * 4), {"kernel_size": (3, 3), "stride": (2, 2)}, False),
+    "padding": (Conv2d(padding=(1,) * 4), {"kernel_size": (2, 2), "stride": (2, 2), "padding": (1, 1)}, False),
+    "a last window of one row": (
+        Conv2d(padding=(1,) * 4),
+        {"kernel_size": (2, 2), "stride": (2, 2), "ceil_mode": True},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", POOLS)
+def test_winograd_convolution_and_pool_as_one_step(case: str) -> None:
+    conv, pool, merged = POOLS[case]
+    weight, x = Parameter(image(32, 32, 3, 3)), image(2, 32, 27, 30)
+    exe = ndl.compile(lambda v: MaxPool2d(**pool)(conv(v, weight)), (x,))
+    alone = ndl.compile(lambda v: conv(v, weight), (x,))
+    want = MaxPool2d(**pool)(ndl.Tensor(alone(x)))
+    assert (exe(x) == want.numpy()).all()
+    assert "conv2d_winograd_f4" in exe.plan.names
+    assert ("max_pool2d" not in exe.plan.names) == merged
+    (option,) = exe.plan.options
+    assert exe.plan.names[option.step] == "conv2d_winograd_f4"
 
 
 @pytest.mark.parametrize("case", PAIRS)

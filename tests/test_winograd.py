@@ -55,6 +55,7 @@ def error(
     activation: str = "none",
     residual: bool = False,
     bias: bool = True,
+    pool: bool = False,
 ) -> float:
     """Largest error relative to the largest value; what lies outside of the halo is NaN, the output is a slice."""
     (c, o), (h, w) = channels, size
@@ -69,6 +70,9 @@ def error(
     want = Conv2d(padding=(padding,) * 4).reference(*(a.astype("float64") for a in (x, weight)))
     want = want + (0 if b is None else b.astype("float64")[:, None, None]) + (0 if r is None else r)
     want = act_reference(activation, alpha, want)
+    if pool:
+        oh, ow = oh // 2, ow // 2
+        want = want[:, :, : 2 * oh, : 2 * ow].reshape(batch, o, oh, 2, ow, 2).max((3, 5))
 
     _, source = blocked(x, 3, np.nan, padding)
     before = 32  # channels of the concat before this slice
@@ -78,7 +82,7 @@ def error(
     ins += [] if b is None else [pad_vector(array(b))]
     ins += [] if r is None else [blocked(r, 1, np.nan)[1]]
     code = activation_code(activation)
-    call(f"conv2d_winograd_{name}", [out], ins, padding, padding, code, alpha, b is not None, r is not None)
+    call(f"conv2d_winograd_{name}", [out], ins, padding, padding, code, alpha, b is not None, r is not None, pool)
 
     ring = whole.numpy()
     ring[:, before // 16 :, 2:-2, 2:-2] = OUTSIDE
@@ -95,6 +99,10 @@ def cases(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{channels[0]}to{channels[1]}", {"size": (9, 14), "channels": channels}
     for size in ((30, 29), (64, 65)):
         yield f"{size[0]}x{size[1]}", {"size": size, "channels": (33, 48), "batch": 2}
+    for size in ((2, 2), (3, 5), (8, 12), (11, 10), (18, 33)):
+        for activation in ("none", "relu"):
+            case = {"size": size, "activation": activation, "channels": (33, 48), "batch": 2, "pool": True}
+            yield f"{size[0]}x{size[1]}-{activation}-pool", {**case, "bias": activation == "relu"}
     for padding in (0, 2):
         yield f"padding{padding}", {"size": (7, 9), "padding": padding, "bias": False}
     for activation in ("none", *ACTIVATIONS):

@@ -20,6 +20,7 @@ struct Job {
   int64_t r_image, r_block, r_row;
   int activation;
   float alpha;
+  bool pool;  // y has the largest of every 2 x 2 pixels
   // Transformed input lies as [xi][ib][tile][16], `pitch` tiles to an input block, `v_xi` floats to a plane.
   int64_t pitch, v_xi;
   const int64_t* runs;  // of the input blocks of one tile
@@ -73,6 +74,25 @@ __attribute__((noinline)) void activate_stored(const Job& j, float* y, int rows,
     }
 }
 
+// The same for y that has the largest of every 2 x 2 pixels, after a ReLU or no activation.
+template <class F>
+void pool_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const float* m, int64_t m_xi) {
+  for (int64_t i = 0; i < n; i++) {
+    const Place p = place<F>(j, first + i);
+    float* to = j.y + p.image * j.y_image + ob * j.y_block + p.y / 2 * j.y_row + p.x / 2 * kBlock;
+    const float* bias = j.bias ? j.bias + ob * kBlock : nullptr;
+    V top[F::kOut / 2] = {};  // of the pixels so far in every window of a row of them
+    winograd_output<F>(m + i * kBlock, m_xi, p.rows, p.cols, [&](int y, int x, int lane, V value) {
+      V& v = top[x / 2];
+      v = y % 2 == 0 && x % 2 == 0 ? value : maximum_map::apply(v, value, v, v);
+      if (y % 2 == 0 || x % 2 == 0) return;
+      V largest = bias ? v + V::load(bias + lane) : v;
+      if (j.activation == kRelu) largest = max(V(0.f), largest);
+      largest.store(to + y / 2 * j.y_row + x / 2 * kBlock + lane);
+    });
+  }
+}
+
 template <class F>
 void transform_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const float* m, int64_t m_xi) {
   for (int64_t i = 0; i < n; i++) {
@@ -121,7 +141,8 @@ void products(const Job& j, Tiles t, const float* v, int64_t ob, int64_t end, fl
           g.accumulate = ib > 0;
           tiles(g, static_cast<int>(blocks), n);
         }
-      for (int64_t b = 0; b < blocks; b++) transform_outputs<F>(j, t.first + first, n, ob + b, m + b * g.c_n, m_xi);
+      for (int64_t b = 0; b < blocks; b++)
+        (j.pool ? pool_outputs<F> : transform_outputs<F>)(j, t.first + first, n, ob + b, m + b * g.c_n, m_xi);
     }
   }
 }
@@ -213,8 +234,9 @@ void convolve(const Call& c) {
   const View &x = c.in[0], &y = c.out[0];
   if (y.size() == 0) return;
   Job j = {};
-  j.height = y.shape[2];
-  j.width = y.shape[3];
+  j.pool = c.i(6);
+  j.height = y.shape[2] * (j.pool ? 2 : 1);
+  j.width = y.shape[3] * (j.pool ? 2 : 1);
   j.in_blocks = x.shape[1];
   j.out_blocks = y.shape[1];
   j.x = x.as<const float>() - c.i(0) * x.stride[2] - c.i(1) * kBlock;
@@ -250,7 +272,7 @@ void winograd_pack(const Call& c) {
     pack<Winograd2>(c.exec, c.in[0], c.out[0].as<float>());
 }
 
-// attrs: pad_top pad_left activation alpha has_bias has_residual
+// attrs: pad_top pad_left activation alpha has_bias has_residual pool
 void conv2d_winograd_f2(const Call& c) { convolve<Winograd2>(c); }
 void conv2d_winograd_f4(const Call& c) { convolve<Winograd4>(c); }
 

@@ -15,7 +15,7 @@ from needle.ops.algorithms import DEFAULT, PRECISIONS, Choice, Measured, Option,
 
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
-from .merge import Step, merge_depthwise
+from .merge import Step, merge_pairs
 
 ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
 BLOCK = 16  # channels per block of nChw16c
@@ -136,7 +136,7 @@ class Builder:
 
     def _merge(self) -> None:
         """Pairs of steps that the device has one kernel for as one."""
-        self.steps, number = merge_depthwise(self.steps, {o.step for o in self.options}, self.device.kernels)
+        self.steps, number = merge_pairs(self.steps, self.device.kernels, {o.step for o in self.options})
         self.options = [o._replace(step=number[o.step]) for o in self.options]
 
     def finish(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> PlanInfo:

@@ -103,7 +103,7 @@ def lower_conv2d(
         if name != DIRECT:
             make = partial(winograd.pack, winograd.SCHEMES[name], x.shape[1])
             packed = builder.derive(("winograd_pack", name), make, w)
-            call(f"conv2d_winograd_{name}", [out], [x, packed, *rest], *op.padding[:2], *flags)
+            call(f"conv2d_winograd_{name}", [out], [x, packed, *rest], *op.padding[:2], *flags, False)
             return
     geometry = (kh, kw, *op.stride, *op.padding[:2], *op.dilation)
     if 1 < op.groups == channels[0] == o and block == BLOCK:
