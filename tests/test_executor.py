@@ -415,6 +415,7 @@ class Separable(nn.Module):
         self.grouped = nn.Conv(32, 32, 3, padding=1, groups=2, layout="torch")
         self.dense = nn.Conv(32, 32, 3, padding=1, layout="torch")
         self.spatial = nn.Conv(32, 32, 3, padding=1, groups=32, layout="torch")
+        self.tall = nn.Conv(32, 32, (128, 1), padding=(64, 0), groups=32, layout="torch")
 
 
 PAIRS = {  # what runs -> whether the depthwise convolution is one step with the one before
@@ -425,6 +426,7 @@ PAIRS = {  # what runs -> whether the depthwise convolution is one step with the
     "a step between": (lambda net, x: net.spatial(ndl.ops.relu(net.point(x))), False),
     "groups": (lambda net, x: net.spatial(net.grouped(net.point(x))), False),
     "a layer with a choice": (lambda net, x: net.spatial(net.dense(net.point(x))), False),
+    "too many rows at a time": (lambda net, x: net.tall(net.point(x)), False),
     "a slice of a concat": (lambda net, x: ndl.ops.concat((p := net.point(x), net.spatial(p)), 1), False),
 }
 

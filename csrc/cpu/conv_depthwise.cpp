@@ -60,14 +60,15 @@ void part(const Pair& p, float* band, int64_t image, int64_t first, int64_t last
   }
 }
 
-// Bands that `rows` of the result are cut into, such that the thread that gets most makes as few rows as can be;
-// neighbours both make the rows that both read.
+// Bands that `rows` of the result are cut into: the more of those by which the thread that gets most makes at most 2 %
+// more rows than it has to; neighbours both make the rows that both read.
 int64_t band_count(const Exec* exec, const Pair& p, int64_t units, int64_t rows, int64_t at_least) {
   int64_t best = smaller(at_least, rows), least = INT64_MAX;
   for (int64_t bands = best; bands <= smaller(rows, larger(best, 6 * exec->threads)); bands++) {
     const int64_t made = (ceil_div(rows, bands) - 1) * p.depthwise.stride_h + p.span;
     const int64_t load = ceil_div(units * bands, exec->threads) * made;
-    if (load < least) least = load, best = bands;
+    least = smaller(load, least);
+    if (load <= least + least / 50) best = bands;
   }
   return best;
 }

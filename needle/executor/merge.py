@@ -10,6 +10,7 @@ from needle.backend_ndarray.ndarray import NDArray
 from needle.ops.activation import activation_code
 
 JOIN = " + "  # between the labels of a merged step
+PIXEL_BYTES, BAND_BYTES = 2 * 16 * 4, 256 << 10  # of a tile's channels; of rows that stay in L2
 
 
 class Step(NamedTuple):
@@ -26,10 +27,12 @@ Attributes = dict[str, float]  # of a step, by name
 
 
 def with_depthwise(conv: Step, depthwise: Step, a: Attributes, b: Attributes) -> Step | None:
-    """A direct convolution and the depthwise one after it."""
-    if a["groups"] > 1 or a["has_residual"] or b["has_residual"]:
+    """A direct convolution and the depthwise one after it, unless that reads too many rows at a time."""
+    height, width = depthwise.ins[0].shape[2:4]
+    rows = (b["kernel_h"] - 1) * b["dilation_h"] + 1
+    if a["groups"] > 1 or a["has_residual"] or b["has_residual"] or rows * width * PIXEL_BYTES > BAND_BYTES:
         return None
-    attrs = (*conv.attrs, *depthwise.attrs, *depthwise.ins[0].shape[2:4])
+    attrs = (*conv.attrs, *depthwise.attrs, height, width)
     return Step("conv2d_depthwise", depthwise.outs, [*conv.ins, *depthwise.ins[1:]], attrs, "")
 
 
