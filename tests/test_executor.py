@@ -427,6 +427,10 @@ PAIRS = {  # what runs -> whether the depthwise convolution is one step with the
     "groups": (lambda net, x: net.spatial(net.grouped(net.point(x))), False),
     "a layer with a choice": (lambda net, x: net.spatial(net.dense(net.point(x))), False),
     "too many rows at a time": (lambda net, x: net.tall(net.point(x)), False),
+    "padding below zero": (
+        lambda net, x: Conv2d(padding=(-1, -2, 0, 0), groups=32)(net.point(x), net.spatial.weight),
+        False,
+    ),
     "a slice of a concat": (lambda net, x: ndl.ops.concat((p := net.point(x), net.spatial(p)), 1), False),
 }
 

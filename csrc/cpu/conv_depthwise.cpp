@@ -64,7 +64,8 @@ void part(const Pair& p, float* band, int64_t image, int64_t first, int64_t last
 // more rows than it has to; neighbours both make the rows that both read.
 int64_t band_count(const Exec* exec, const Pair& p, int64_t units, int64_t rows, int64_t at_least) {
   int64_t best = smaller(at_least, rows), least = INT64_MAX;
-  for (int64_t bands = best; bands <= smaller(rows, larger(best, 6 * exec->threads)); bands++) {
+  const int64_t most = exec->threads == 1 ? best : smaller(rows, larger(best, 6 * exec->threads));
+  for (int64_t bands = best; bands <= most; bands++) {
     const int64_t made = (ceil_div(rows, bands) - 1) * p.depthwise.stride_h + p.span;
     const int64_t load = ceil_div(units * bands, exec->threads) * made;
     least = smaller(load, least);

@@ -27,10 +27,12 @@ Attributes = dict[str, float]  # of a step, by name
 
 
 def with_depthwise(conv: Step, depthwise: Step, a: Attributes, b: Attributes) -> Step | None:
-    """A direct convolution and the depthwise one after it, unless that reads too many rows at a time."""
+    """A direct convolution and the depthwise one after it, unless that reads too many rows at a time or skips the first."""
     height, width = depthwise.ins[0].shape[2:4]
     rows = (b["kernel_h"] - 1) * b["dilation_h"] + 1
-    if a["groups"] > 1 or a["has_residual"] or b["has_residual"] or rows * width * PIXEL_BYTES > BAND_BYTES:
+    if rows * width * PIXEL_BYTES > BAND_BYTES or min(b["pad_top"], b["pad_left"]) < 0:
+        return None
+    if a["groups"] > 1 or a["has_residual"] or b["has_residual"]:
         return None
     attrs = (*conv.attrs, *depthwise.attrs, height, width)
     return Step("conv2d_depthwise", depthwise.outs, [*conv.ins, *depthwise.ins[1:]], attrs, "")
