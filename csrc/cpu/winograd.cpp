@@ -74,39 +74,30 @@ __attribute__((noinline)) void activate_stored(const Job& j, float* y, int rows,
     }
 }
 
-// The same for y that has the largest of every 2 x 2 pixels, after a ReLU or no activation.
-template <class F>
-void pool_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const float* m, int64_t m_xi) {
-  for (int64_t i = 0; i < n; i++) {
-    const Place p = place<F>(j, first + i);
-    float* to = j.y + p.image * j.y_image + ob * j.y_block + p.y / 2 * j.y_row + p.x / 2 * kBlock;
-    const float* bias = j.bias ? j.bias + ob * kBlock : nullptr;
-    V top[F::kOut / 2] = {};  // of the pixels so far in every window of a row of them
-    winograd_output<F>(m + i * kBlock, m_xi, p.rows, p.cols, [&](int y, int x, int lane, V value) {
-      V& v = top[x / 2];
-      v = y % 2 == 0 && x % 2 == 0 ? value : maximum_map::apply(v, value, v, v);
-      if (y % 2 == 0 || x % 2 == 0) return;
-      V largest = bias ? v + V::load(bias + lane) : v;
-      if (j.activation == kRelu) largest = max(V(0.f), largest);
-      largest.store(to + y / 2 * j.y_row + x / 2 * kBlock + lane);
-    });
-  }
-}
-
-template <class F>
+// kPool: y has the largest of every 2 x 2 pixels, which are in one tile; then there is no residual, and no activation
+// but ReLU.
+template <class F, bool kPool>
 void transform_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const float* m, int64_t m_xi) {
+  constexpr int kStep = kPool ? 2 : 1;
   for (int64_t i = 0; i < n; i++) {
     const Place p = place<F>(j, first + i);
-    float* to = j.y + p.image * j.y_image + ob * j.y_block + p.y * j.y_row + p.x * kBlock;
+    float* to = j.y + p.image * j.y_image + ob * j.y_block + p.y / kStep * j.y_row + p.x / kStep * kBlock;
     const float* r =
         j.residual ? j.residual + p.image * j.r_image + ob * j.r_block + p.y * j.r_row + p.x * kBlock : nullptr;
     const float* bias = j.bias ? j.bias + ob * kBlock : nullptr;
     const bool relu = j.activation == kRelu;
+    V top[F::kOut / 2] = {};  // of every window in a row of them, as far as its pixels came
     winograd_output<F>(m + i * kBlock, m_xi, p.rows, p.cols, [&](int y, int x, int lane, V value) {
+      if (kPool) {
+        V& v = top[x / 2];
+        v = y % 2 == 0 && x % 2 == 0 ? value : maximum_map::apply(v, value, v, v);
+        if (y % 2 == 0 || x % 2 == 0) return;
+        value = v;
+      }
       if (bias) value = value + V::load(bias + lane);
       if (r) value = value + V::load(r + y * j.r_row + x * kBlock + lane);
       if (relu) value = max(V(0.f), value);
-      value.store(to + y * j.y_row + x * kBlock + lane);
+      value.store(to + y / kStep * j.y_row + x / kStep * kBlock + lane);
     });
     if (j.activation > kRelu) activate_stored(j, to, p.rows, p.cols);
   }
@@ -142,7 +133,8 @@ void products(const Job& j, Tiles t, const float* v, int64_t ob, int64_t end, fl
           tiles(g, static_cast<int>(blocks), n);
         }
       for (int64_t b = 0; b < blocks; b++)
-        (j.pool ? pool_outputs<F> : transform_outputs<F>)(j, t.first + first, n, ob + b, m + b * g.c_n, m_xi);
+        (j.pool ? transform_outputs<F, true> : transform_outputs<F, false>)(j, t.first + first, n, ob + b,
+                                                                            m + b * g.c_n, m_xi);
     }
   }
 }
