@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -148,6 +149,19 @@ def test_packed_weights(scheme: Scheme) -> None:
     assert packed.shape == (2, scheme.points, 32, 16)
     assert np.isclose(packed.numpy()[0, :, 0, 1:], 0).all()  # input channel 0 reaches output channel 0 only
     assert (packed.numpy()[1, :, 20:] == 0).all()  # padded channels
+
+
+def test_error_table(tmp_path: Path, script_environment: dict[str, str]) -> None:
+    script, file = Path(__file__).parents[1] / "profiling" / "winograd_errors.py", tmp_path / "errors.json"
+    command = [sys.executable, str(script), "--channels", "3", "33", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, env=script_environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    assert {"scalar", ndl.isa()} <= found.keys()
+    for errors in found.values():
+        assert set(errors) == {"direct", "f2", "f4"}
+        assert all(0 < e <= TOLERANCE for by_channels in errors.values() for e in by_channels.values())
+    assert all(isa in done.stdout for isa in found)
 
 
 def layer(c: int, o: int, size: int, **attributes: Any) -> tuple[Any, np.ndarray]:
