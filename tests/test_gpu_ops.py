@@ -29,7 +29,15 @@ from test_ops import (
 CPU_ONLY = {
     n for n in KERNELS if n.endswith(("_pack", "_packed", "_blocked")) or n.startswith(("strassen", "conv2d_w"))
 }
-CPU_ONLY |= {"to_blocked", "from_blocked", "zero_halo", "pack_matrix", "matmul_strassen", "fma_peak"}
+CPU_ONLY |= {
+    "to_blocked",
+    "from_blocked",
+    "zero_halo",
+    "pack_matrix",
+    "matmul_strassen",
+    "conv2d_depthwise",
+    "fma_peak",
+}
 
 
 def test_the_table_has_the_kernels_of_the_cpu(gpu: Device) -> None:
