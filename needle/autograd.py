@@ -12,7 +12,7 @@ import numpy as np
 from .backend_ndarray import Device, NDArray, cpu_numpy, dtype_name, dtype_of
 from .backend_selection import default_device
 from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads
-from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, op
+from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, one_of, op
 
 TENSOR_COUNTER = 0
 # dtypes of tensors that are constants to differentiation, by name and as numpy has them
@@ -258,6 +258,7 @@ __all__ = [
     "is_on",
     "map_deferred",
     "no_grad",
+    "one_of",
     "op",
     "sum_grads",
     "tensor_method",

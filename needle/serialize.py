@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Container
+from dataclasses import Field, fields
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from . import _core, nn
-from .autograd import OPS, Op, Tensor
+from .autograd import OPS, Deferred, Op, Tensor
 from .backend_ndarray import NDArray, cpu_numpy
 from .backend_selection import default_device
 from .graph import Dim, Graph, GraphModule, Mode, Node, symbolic
@@ -48,6 +49,7 @@ class _Encoder:
         return self.names[id(t)]
 
     def value(self, v: Any) -> Any:
+        v = v.item() if isinstance(v, np.generic) else v
         if v is None or isinstance(v, bool | int | float | str):
             return v
         if isinstance(v, Node):
@@ -123,6 +125,18 @@ def save(model: Module, path: str | os.PathLike) -> None:
             os.remove(beside)
 
 
+TYPES: dict[str, Any] = {"int": int, "float": int | float, "bool": bool, "str": str, "tuple": tuple}
+
+
+def _attribute(cls: type[Op], field: Field, value: Any) -> Any:
+    """An attribute of an op, which is what the op's class says it is, or is known only when the op runs."""
+    value = tuple(value) if field.type == "tuple" and isinstance(value, list) else value
+    kind = TYPES.get(str(field.type), object)
+    if not isinstance(value, kind | Deferred) or (isinstance(value, bool) and kind is TYPES["int"]):
+        raise ValueError(f"{cls.__name__} expects {field.type} as {field.name} and got {value}")
+    return value
+
+
 class _Decoder:
     """Rows of the file as nodes of a graph. What it is given may be anything that JSON can hold."""
 
@@ -162,7 +176,10 @@ class _Decoder:
     def target(self, kind: str, target: Any) -> Any:
         if kind == "op":
             name, attributes = target
-            return OPS[name](**{k: self.value(v) for k, v in attributes.items()})
+            cls, given = OPS[name], {k: self.value(v) for k, v in attributes.items()}
+            return cls(
+                **{f.name: _attribute(cls, f, given.pop(f.name)) for f in fields(cls) if f.name in given}, **given
+            )
         if kind == "param" and isinstance(target, dict):
             return self.constants[target["constant"]]
         known = {

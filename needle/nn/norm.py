@@ -10,6 +10,7 @@ from needle import init, ops
 from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray import Device
 
+from .arguments import check_divides
 from .module import Module, Parameter
 
 
@@ -161,6 +162,7 @@ class GroupNorm(Module):
         dtype: str = "float32",
     ) -> None:
         super().__init__()
+        check_divides("GroupNorm", "num_channels", "num_groups", num_groups, num_channels)
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
