@@ -105,12 +105,16 @@ class Tensor:
 
     @data.setter
     def data(self, value: Any) -> None:
+        """Takes any shape of equal size: the course sets a bias (1, n) from (n,)."""
         value = value if isinstance(value, Tensor) else Tensor(value, device=self.device, dtype=self.dtype)
         if value.recorder is not None:
-            value.recorder.write(self, value)
+            same = not value.recorder.static or tuple(value.shape) == tuple(self.shape)
+            value.recorder.write(self, value if same else value.reshape(self.shape))
             return
         if value.device != self.device:
             value = Tensor(value, device=self.device)
+        if value.size == self.size:
+            value = value if value.shape == self.shape else value.detach().reshape(self.shape)
         if value.dtype != self.dtype or value.shape != self.shape:
             raise ValueError(f"[data] expects {self.dtype} {self.shape}, got {value.dtype} {value.shape}.")
         self.cached_data = value.cached_data

@@ -156,8 +156,8 @@ def changed(layer: Module, made: Module) -> str:
     ours, theirs = ({k: v for k, v in vars(m).items() if not isinstance(v, Tensor | Module)} for m in (layer, made))
     if layer._hooks or layer._pre_hooks:
         return "hook"
-    names = dict.fromkeys([*ours, *theirs])
-    return next((n for n in names if n not in BOOKKEEPING and ours.get(n) != theirs.get(n)), "")
+    names = [n for n in dict.fromkeys([*ours, *theirs]) if n not in BOOKKEEPING]
+    return next((n for n in names if repr(ours.get(n)) != repr(theirs.get(n))), "")
 
 
 TYPES: dict[str, Any] = {"int": int, "float": int | float, "bool": bool, "str": str, "tuple": tuple}

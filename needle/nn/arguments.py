@@ -140,7 +140,7 @@ CHECKS = named(
         floating: "dtype",
     }
 )
-OTHER = {"self", "modules", "fn", "layer", "norm", "encoder", "decoder"}  # modules
+MODULES = {"self", "modules", "fn", "layer", "norm", "encoder", "decoder"}
 
 
 def optional(parameter: inspect.Parameter) -> bool:
@@ -150,7 +150,7 @@ def optional(parameter: inspect.Parameter) -> bool:
 def checks_of(cls: Any, signature: inspect.Signature) -> dict[str, tuple[Check, bool]]:
     """Per argument its check and whether None will do, for a constructor of one of needle's own layers."""
     own = {**CHECKS, **cls.arguments}
-    return {n: (own[n], optional(p)) for n, p in signature.parameters.items() if n not in OTHER}
+    return {n: (own[n], optional(p)) for n, p in signature.parameters.items() if n not in MODULES}
 
 
 def check_arguments(label: str, checks: Mapping[str, tuple[Check, bool]], given: dict[str, Any]) -> None:
