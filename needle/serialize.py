@@ -1,8 +1,9 @@
 """`save` and `load`: a model as one safetensors file, the graph as JSON in its metadata. Nothing in it is executed.
 
 Metadata key "needle": {"version", "graph": [node...], "modules": {path: [class, arguments]}, "tree": [module paths],
-"tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths], "constants": [names]}. Constants are
-tensors of the graph alone. Values: numbers, strings, null, lists, and one-key objects for the rest.
+"tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths], "torch_rule": [paths],
+"constants": [names]}. Constants are tensors of the graph alone; parameters under torch_rule are trained by torch's rules.
+Values: numbers, strings, null, lists, and one-key objects for the rest.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .op import on
 
 VERSION = 2
 KEYS = {"version", "graph", "modules", "tree", "tensors", "training", "aliases", "parameters", "constants"}
+LATER_KEYS = {"torch_rule"}  # that files of this version may lack
 MAX_MESSAGE = 300  # characters of a reason, which may quote the file
 
 
@@ -107,6 +109,7 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "training": [p for p, m in net.named_modules() if m.training],
         "aliases": aliases,
         "parameters": [k for k, t in tensors.items() if isinstance(t, Parameter)],
+        "torch_rule": [k for k, t in tensors.items() if isinstance(t, Parameter) and t.rule == "torch"],
         "constants": list(encoder.constants),
     }
     written = {k: t for k, t in tensors.items() if k not in aliases} | encoder.constants
@@ -271,16 +274,21 @@ def _layer(row: list[Any], decoder: _Decoder) -> Module:
 
 
 def _build(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule:
-    if document.keys() != KEYS:
+    if document.keys() - LATER_KEYS != KEYS:
         raise ValueError(f"its keys differ in {', '.join(sorted(document.keys() ^ KEYS))}")
     parameters, device = set(document["parameters"]), default_device()
 
     def tensor(path: str) -> Tensor:
         kind = Parameter if path in parameters else Tensor
         data = arrays[path].numpy() if device == cpu_numpy() else on(device, arrays[path])
-        return kind.make_const(data, requires_grad=path in parameters)
+        made = kind.make_const(data, requires_grad=path in parameters)
+        if path in torch_rule:
+            made.rule = "torch"
+        return made
 
     root, modules = Tree(), document["modules"]
+    converted = any(arguments.get("layout") == "torch" for _, arguments in modules.values())
+    torch_rule = set(document.get("torch_rule", parameters if converted else ()))
     constants = {name: tensor(name) for name in document["constants"]}
     decoder = _Decoder(root, document["tensors"], constants)
     for path in dict.fromkeys([*document["tree"], *modules]):  # in the order in which state_dict lists them
