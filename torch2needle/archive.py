@@ -1,6 +1,6 @@
 """Programs that torch.export.save wrote, read so that nothing in the file can run.
 
-torch.export.load is for files of one's own: it unpickles inputs, pickled weights and constants, opens compiled libraries, evaluates
+torch.export.load is for files of one's own: it unpickles inputs, weights and constants, opens compiled libraries, evaluates
 expressions and guards as Python, writes source code with the names of values in it and calls what a node's target names, be it
 torch.os.system. Here no pickle is read but with weights_only, and every word of a program is checked before torch gets it.
 """
@@ -35,14 +35,7 @@ class Unsafe(Exception):
 
 
 def load_program(path: str) -> ExportedProgram:
-    """The one program in the archive. ValueError for what is damaged, or could run code."""
-    try:
-        return read(path)
-    except Unsafe as e:
-        raise ValueError(f"{path} holds {e}") from None
-
-
-def read(path: str) -> ExportedProgram:
+    """The one program in the archive, without its sample inputs. Unsafe where it could run code, else what torch raises."""
     from torch._export.serde import schema, serialize
     from torch.export.pt2_archive import _package as package
 
@@ -71,7 +64,7 @@ def read(path: str) -> ExportedProgram:
             if payload.use_pickle or not str(payload.path_name).startswith(kinds):
                 raise Unsafe(f"a pickled object, {key}")
         parts.append(load(reader, name))
-    return serialize.ExportedProgramDeserializer().deserialize(program, *parts, b"")  # without its sample inputs
+    return serialize.ExportedProgramDeserializer().deserialize(program, *parts, b"")
 
 
 def load_pickle(content: bytes, what: str) -> dict[str, torch.Tensor]:
@@ -165,29 +158,35 @@ def parse(text: str) -> ast.expr:
 
 def plain(node: ast.AST, text: str, call: Callable[[ast.Call], bool], access: bool) -> None:
     """Arithmetic and comparisons of names and numbers, and what `call` lets through; `access`: subscripts, too."""
-    parts: list[ast.AST] = []
-    if isinstance(node, ast.Call) and call(node):
+    good = isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare | ast.BoolOp)
+    if isinstance(node, ast.Constant):
+        is_word = isinstance(node.value, str) and WORD.fullmatch(node.value) is not None
+        good = is_word or isinstance(node.value, bool | int | float | None)
+    elif isinstance(node, ast.Name):
+        good = "__" not in node.id
+    elif isinstance(node, ast.Subscript):
+        good = access
+    elif isinstance(node, ast.Call):
+        good = call(node)
+    if not good:
+        raise Unsafe(f"an expression that could run code, got {shown(text)}")
+    parts = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
+    if isinstance(node, ast.Call):
         parts = [*node.args, *(k.value for k in node.keywords)]
         parts += [node.func.value] if isinstance(node.func, ast.Attribute) else []
-        power = isinstance(node.func, ast.Name) and ("Pow" in node.func.id or "Shift" in node.func.id)
-    elif isinstance(node, ast.BinOp | ast.UnaryOp | ast.Compare | ast.BoolOp):
-        parts = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
-        power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift)
-    elif isinstance(node, ast.Subscript) and access:
-        parts, power = [node.value, node.slice], False
-    elif isinstance(node, ast.Name) and "__" not in node.id:
-        return
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | None):
-        return
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and WORD.fullmatch(node.value):
-        return
-    else:
-        raise Unsafe(f"an expression that could run code, got {shown(text)}")
-    numbers = [n.value for p in parts[1:] for n in ast.walk(p) if isinstance(n, ast.Constant)]
-    if power and any(isinstance(n, int | float) and abs(n) > LARGEST_POWER for n in numbers):
-        raise Unsafe(f"an expression of a huge power, got {shown(text)}")
+    if is_power(node):
+        exponents = [n.value for n in ast.walk(parts[-1]) if isinstance(n, ast.Constant)]
+        huge = len(exponents) > 1 or any(isinstance(n, int | float) and abs(n) > LARGEST_POWER for n in exponents)
+        if huge or any(is_power(n) for p in parts for n in ast.walk(p)):
+            raise Unsafe(f"an expression of a huge power, got {shown(text)}")
     for part in parts:
         plain(part, text, call, access)
+
+
+def is_power(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and ("Pow" in node.func.id or "Shift" in node.func.id)
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift)
 
 
 def check_expression(text: str) -> None:
