@@ -1,26 +1,19 @@
-"""Damaged needle files: each is refused in one sentence or loads whole, in a process with little memory and no torch.
-
-`scripts/fuzz [--full]` runs it by hand; `tests/test_fuzz_load.py` a few hundred cases in CI.
-"""
+"""Damaged needle files: each is refused in one sentence or loads whole, in a process with little memory and no torch."""
 
 from __future__ import annotations
 
-import argparse
+import atexit
 import copy
+import functools
 import json
 import os
 import pickle
 import random
-import resource
-import signal
+import shutil
 import struct
-import subprocess
-import sys
 import tempfile
-import time
 import zlib
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +23,10 @@ import needle as ndl
 from needle import nn, ops
 from needle.graph import symbolic
 
-MEMORY = 1 << 30  # bytes of address space that a worker may take beyond what its imports took
-SECONDS = 10  # that one file may take
-WORKER_SECONDS = 900
+from .frame import Wrong
+
+NAME, SAMPLE, FULL, SECONDS = "files", 400, 20_000, 10
+MEMORY, NO_TORCH = 1 << 30, True
 SENTENCE_START, SENTENCE_END = "[load] ", "."
 
 
@@ -63,6 +57,9 @@ class Image(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.body(x)
+
+
+NETS = ("bound", "fused", "image", "recurrent", "wide")
 
 
 def nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
@@ -259,7 +256,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 )
 
 
-# -- the worker ----------------------------------------------------------------------------------------------------------
+# -- the check -----------------------------------------------------------------------------------------------------------
 
 
 def whole(net: Any) -> None:
@@ -277,7 +274,7 @@ def one(path: Path, x: np.ndarray) -> str:
     except ValueError as e:
         text = str(e)
         if not (text.startswith(SENTENCE_START) and text.endswith(SENTENCE_END)) or "\n" in text or len(text) > 600:
-            raise AssertionError(f"not one sentence: {text!r}") from None
+            raise Wrong(f"not one sentence: {text!r}") from None
         return "refused"
     whole(net)
     try:
@@ -288,86 +285,40 @@ def one(path: Path, x: np.ndarray) -> str:
     return "loaded, runs"
 
 
-def worker(folder: Path, first: int, last: int) -> None:
-    """Cases `first` to `last`; prints a line before and after each, so that a crash is seen and named."""
-    files = {f.stem: (bytearray(f.read_bytes()), np.load(f.with_suffix(".npy"))) for f in folder.glob("*.needle")}
-    names = sorted(files)
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    path = folder / f"damaged-{first}"
-    for case in range(first, last):
-        rng = random.Random(case)
-        mutation, name = rng.choice(MUTATIONS), rng.choice(names)
-        data, x = files[name]
-        path.write_bytes(mutation(bytearray(data), rng))
-        print(f"{case} {mutation.__name__} {name}", end=" ", flush=True)
-        signal.alarm(SECONDS)
-        print(f": {one(path, x)}", flush=True)
-        signal.alarm(0)
+@functools.cache
+def folder() -> Path:
+    """Of this process, for the damaged file and for what a pickle in it would leave behind."""
+    place = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    os.environ["FUZZ_CANARY"] = str(place / "canary")
+    return place
 
 
-def check(first: int, last: int, report: Callable[[int], Any] = lambda done: None) -> tuple[Counter[str], list[str]]:
-    """(how many cases ended how, failures) of cases `first` to `last`, each batch in a process of its own."""
-    found: Counter[str] = Counter()
-    failures: list[str] = []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        for name, (net, shape) in nets().items():
-            ndl.save(net, folder / f"{name}.needle")
-            np.save(folder / f"{name}.npy", np.random.randn(*shape).astype("float32"))
-        canary = folder / "canary"
-        environment = {**os.environ, "FUZZ_CANARY": str(canary), "NEEDLE_NUM_THREADS": "1"}
-        case = first
-        while case < last:
-            end = min(case + 500, last)
-            code = [sys.executable, __file__, "--worker", str(folder), str(case), str(end)]
-            done = subprocess.run(code, env=environment, capture_output=True, text=True, timeout=WORKER_SECONDS)
-            lines = done.stdout.splitlines()
-            found.update(line.partition(" : ")[2] for line in lines if " : " in line)
-            if done.returncode:
-                why = (done.stderr.strip().splitlines() or [""])[-1]
-                failures.append(f"{lines[-1] if lines else case} ended with {done.returncode}: {why}")
-                case += max(len(lines), 1)
-            else:
-                case = end
-            if canary.exists():
-                failures.append(f"code ran between cases {case - len(lines)} and {case}")
-                canary.rmdir()
-            report(case - first)
-    return found, failures
+@functools.cache
+def saved() -> dict[str, tuple[bytes, np.ndarray]]:
+    """Every net as a file's bytes, with an input."""
+    made, path = {}, folder() / "net"
+    for name, (net, shape) in nets().items():
+        ndl.save(net, path)
+        made[name] = (path.read_bytes(), np.random.RandomState(0).randn(*shape).astype("float32"))
+    return made
 
 
-def main() -> int:
-    if sys.argv[1:2] == ["--worker"]:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-        worker(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
-        return 0
-    from tqdm import tqdm
-
-    parser = argparse.ArgumentParser("scripts/fuzz", description="Load damaged needle files.")
-    parser.add_argument("--full", action="store_true", help="12,000 files and profiling/results/fuzz-load.json")
-    parser.add_argument("--first", type=int, default=0, help="the first case; each is made from its number")
-    parser.add_argument("--cases", type=int, default=1000, help="how many")
-    args = parser.parse_args()
-    cases = 12_000 if args.full else args.cases
-    start = time.time()
-    with tqdm(total=cases, disable=None) as bar:
-        found, failures = check(args.first, args.first + cases, lambda done: bar.update(done - bar.n))
-    result = {
-        "files": sum(found.values()),
-        "seconds": round(time.time() - start),
-        "memory limit of a process": MEMORY,
-        "kinds of damage": dict(Counter(m.__name__ for m in MUTATIONS)),
-        "results": dict(sorted(found.items())),
-        "failures": failures,
-    }
-    print(json.dumps(result, indent=2))
-    if args.full:
-        place = Path(__file__).parents[1] / "profiling" / "results" / "fuzz-load.json"
-        place.write_text(json.dumps(result, indent=2) + "\n")
-    return 1 if failures else 0
+def draw(rng: random.Random) -> Any:
+    return (rng.choice(MUTATIONS).__name__, rng.choice(NETS), rng.getrandbits(32))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def check(case: Any) -> str:
+    mutation, name, seed = case
+    data, x = saved()[name]
+    path = folder() / "damaged"
+    path.write_bytes(globals()[mutation](bytearray(data), random.Random(seed)))
+    how = one(path, x)
+    if (folder() / "canary").exists():
+        (folder() / "canary").rmdir()
+        raise Wrong("code in the file ran")
+    return how
+
+
+def smaller(case: Any) -> Iterable[Any]:
+    return ()

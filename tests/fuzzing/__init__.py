@@ -1,0 +1,1 @@
+"""Searches for what is wrong in silence (README.md)."""

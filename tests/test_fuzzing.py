@@ -1,0 +1,77 @@
+"""The frame of the searches: what it calls a failure, and that it finds and shrinks it. CI runs `scripts/fuzz --sample`."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import needle as ndl
+from fuzzing import files, frame
+from needle.backend_selection import BACKEND
+
+pytestmark = pytest.mark.skipif(BACKEND == "np", reason="searches compile")
+
+
+def test_failures_that_differ_in_numbers_alone_are_one() -> None:
+    assert frame.same_reason("3 of 1.5e-3") == frame.same_reason("70 of 2.5") == "N of N"
+
+
+def test_a_case_is_made_from_its_number_alone() -> None:
+    assert frame.draw(files, 3) == frame.draw(files, 3) != frame.draw(files, 4)
+
+
+LINES = """
+import os, random, signal, time
+NAME, SAMPLE, FULL, SECONDS = "{name}", 60, 60, 1
+def draw(rng): return [rng.randrange(100) for _ in range(3)]
+def smaller(case): return [case[:i] + case[i + 1:] for i in range(len(case))]
+def check(case):
+    if max(case, default=0) > 97: raise ValueError(f"{{max(case)}} is large")
+    if 13 in case: os.kill(os.getpid(), signal.SIGSEGV)
+    if 14 in case: time.sleep(60)
+    return "agrees"
+"""
+
+
+def test_crashes_hangs_and_failures_are_found_and_shrunk() -> None:
+    """A kind of its own beside the others, for the processes that the frame starts."""
+    path = Path(frame.__file__).with_name("made_up_for_a_test.py")
+    try:
+        path.write_text(LINES.format(name=path.stem))
+        found = frame.search(path.stem, 0, 60)
+        cases = [frame.draw(frame.kind_named(path.stem), seed) for seed in range(60)]
+    finally:
+        path.unlink()
+        sys.modules.pop(f"fuzzing.{path.stem}", None)
+    assert found.cases == 60 and found.outcomes["agrees"] == sum(not {13, 14, 98, 99} & {*c} for c in cases)
+    by_reason = {f["why"]: f["case"] for f in sorted(found.failures, key=lambda f: -len(f["case"]))}
+    large = {"ValueError: 98 is large": "[98]", "ValueError: 99 is large": "[99]"}  # the shortest of each
+    assert by_reason.items() <= {"crash: SIGSEGV": "[13]", "hangs": "[14]", **large}.items() and len(by_reason) >= 3
+
+
+def test_damaged_files() -> None:
+    found = frame.search("files", 0, 200)
+    assert not found.failures
+    assert found.cases == 200 and found.outcomes["refused"] > 100 and found.outcomes["loaded, runs"] > 2
+
+
+@pytest.mark.parametrize("mutation", sorted({m.__name__ for m in files.MUTATIONS}))
+def test_every_kind_of_damage_changes_the_file(mutation: str) -> None:
+    data, _ = files.saved()["wide"]
+    f = getattr(files, mutation)
+    assert sum(f(bytearray(data), random.Random(i)) != data for i in range(20)) >= 15
+
+
+def test_what_the_check_of_files_calls_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, raised in ((ValueError("[load] two\nlines."), frame.Wrong), (MemoryError(), MemoryError)):
+
+        def load(path: Path, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(ndl, "load", load)
+        with pytest.raises(raised):
+            files.one(tmp_path, np.zeros(1, "float32"))
