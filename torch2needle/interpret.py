@@ -151,7 +151,8 @@ class Interpreter:
             made = self.captured.constants.get(name)
             value = operator.attrgetter(name)(self.captured.model) if made is None else made
             known = self.constant(value) if isinstance(value, torch.Tensor) else value
-            self.attributes[name] = Cell(known, owner=f"{'model' if made is None else 'constant'} {name}")
+            kind = "model" if made is None else "lifted" if "val" in node.meta else "constant"
+            self.attributes[name] = Cell(known, owner=f"{kind} {name}")
         return self.attributes[name]
 
     def effects(self) -> list[Tensor]:
@@ -291,7 +292,7 @@ class Interpreter:
         if view is None or base is None:
             return Cell(result)
         alike = view != "always" or result is base.value
-        return Cell(result, base, *((again, put) if view != "maybe" else ()), alike=alike)
+        return Cell(result, base, *((again, put) if view in ("always", "same") else ()), alike=alike)
 
     def reshape(self, old: Cell, new: Cell) -> Cell:
         """After an in-place unsqueeze_ and its like: every name of the tensor has the new shape, older views keep theirs."""
@@ -304,7 +305,9 @@ class Interpreter:
         return new
 
     def base(self, node: fx.Node) -> Cell | None:
-        first = node.args[0] if node.args else node.kwargs.get("input")
+        first: Any = node.args[0] if node.args else node.kwargs.get("input")
+        if isinstance(first, str):  # einsum's
+            first = node.args[1][0] if isinstance(node.args[1], tuple | list) else node.args[1]
         return self.env[first] if isinstance(first, fx.Node) else None
 
     def check_write(self, cell: Cell) -> None:
@@ -312,10 +315,12 @@ class Interpreter:
         if kind == "model":
             if name not in dict(self.captured.model.named_buffers()) or self.prefix:
                 raise Unsupported(f"it writes {name} in place, which belongs to the model")
+            other = second_name(self.captured, name)
+            if other:
+                raise Unsupported(f"it writes {name} in place, which {other} may share")
             self.written[name] = cell.root()
-        other = second_name(self.captured, name) if kind in ("model", "constant") else ""
-        if other:
-            raise Unsupported(f"it writes {name} in place, which {other} may share")
+        if kind == "constant":  # what Python did with it meanwhile is not in the graph
+            raise Unsupported("it writes a tensor that the forward made by itself; pass example= to capture that")
         if kind == "input":
             self.report.note(f"torch writes input {name} in place; the converted model leaves it as it is")
 

@@ -33,7 +33,7 @@ def rule(*targets: Any, view: str | Callable[..., str | None] | None = None) -> 
     and returns a needle layer whose parameters have torch's names and shapes; the converter fills them. A function of a
     library that need not be installed is given as its full name.
     view: "always" when torch's result shares memory with the first argument, "same" when it is that tensor, "maybe" when that
-    depends on strides, dtype or mode; or a function of the call's arguments that says which.
+    depends on strides or dtype, "mode" when on what no example tells; or a function of the call's arguments that says which.
     """
 
     def register(f: Callable) -> Callable:

@@ -10,10 +10,12 @@ from torch import fx
 
 from needle import ops
 from needle.autograd import Spec, Tensor, Unsupported
-from needle.graph import Symbol
+from needle.graph import Node, Symbol
 
 from .capture import Captured
 from .registry import find_module_rule
+
+ORDER = ("bool", "uint8", "int32", "int64", "float32", "float64")  # of two operands the later one is the result's
 
 
 def as_stored(result: Any, base: Any) -> Any:
@@ -22,23 +24,21 @@ def as_stored(result: Any, base: Any) -> Any:
         return result
     old, new = getattr(base, "spec", None), result.spec
     if old is None or new is None:
-        return ops.cast_like(result, base) if changes_dtype(result) else result
+        return ops.cast_like(result, base) if likely_dtype(result.node) != likely_dtype(base.node) else result
     if tuple(old.shape) != tuple(new.shape):
         raise Unsupported(f"it writes values of shape {tuple(new.shape)} into a tensor of shape {tuple(old.shape)}")
     return result if old.dtype == new.dtype else ops.cast(result, old.dtype)
 
 
-def changes_dtype(result: Symbol) -> bool:
-    """Where dtypes are not known: an operand is no float32, or the op gives something else for float32."""
-    node = result.node
-    specs = [n.meta.get("spec") for n in node.inputs()]
-    if any(s is not None and s.dtype != "float32" for s in specs):
-        return True
+def likely_dtype(node: Node) -> str:
+    """Of a value whose dtype is not known: what it would be if the inputs were float32. Two that are equal need no cast."""
+    if node.meta.get("spec") is not None:
+        return node.meta["spec"].dtype
+    dtypes = [likely_dtype(n) for n in node.inputs() if n.kind != "scalar"]
     try:
-        made = node.target.infer(*(s or Spec((1, 1), "float32") for s in specs))
-    except Exception:  # a layer, or an op of other ranks; those that compare take any
-        return False
-    return isinstance(made, Spec) and made.dtype != "float32"
+        return node.target.infer(*(Spec((1, 1), d) for d in dtypes)).dtype
+    except Exception:  # an input, a layer, or an op that does not take these shapes
+        return max(dtypes, key=ORDER.index, default="float32")
 
 
 def view_kind(node: fx.Node, rule: Callable, args: tuple, inplace: bool) -> str | None:
@@ -56,7 +56,7 @@ def view_kind(node: fx.Node, rule: Callable, args: tuple, inplace: bool) -> str 
 
 
 def second_name(captured: Captured, name: str) -> str:
-    """What else of the model, or of the tensors that its forward made, lies in the memory of `name` or reads it; or nothing."""
+    """What else of the model lies in the memory of `name` or reads it; or nothing."""
     tensors = dict(captured.constants)
     for path, module in captured.model.named_modules():
         own = {**vars(module), **module._parameters, **module._buffers}

@@ -383,7 +383,7 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 
     return scaled(input, beta) + scaled(ops.summation(ops.matmul(batch1, batch2), 0), alpha)
 
 
-@rule(torch.einsum)
+@rule(torch.einsum, view="mode")  # of one operand, such as "ij->ji"
 def einsum(equation: str, *operands: Any) -> Any:
     many = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     return ops.einsum(equation, *many)
