@@ -139,3 +139,44 @@ def test_windows_on_instruction_set(isa: str) -> None:
     if "is not supported by this CPU" in done.stderr:
         pytest.skip(f"this CPU has no {isa}")
     assert done.returncode == 0, done.stderr
+
+
+def conv(**attributes: Any) -> Any:
+    return lambda: ops.Conv2d(**{"stride": (1, 1), **attributes})(ones(1, 2, 4, 4), ones(2, 2, 3, 3))
+
+
+def ones(*shape: int) -> ndl.Tensor:
+    return ndl.Tensor(np.ones(shape, "float32"))
+
+
+WINDOW = {"kernel_size": (2, 2), "stride": (2, 2)}
+REFUSED = [  # what a call or a damaged file may ask for, and a word of the answer
+    (conv(stride=(0, 1)), "stride"),
+    (conv(dilation=(1, -1)), "dilation"),
+    (conv(stride=(1, 0.5)), "stride"),
+    (conv(stride=(1,)), "padding|dilation"),
+    (conv(groups=0), "groups"),
+    (conv(padding=(1,)), "padding"),
+    (lambda: ops.conv2d(ones(1, 1, 3, 3), ones(1, 1, 0, 3)), "kernel"),
+    (lambda: ops.conv_transpose2d(ones(1, 1, 3, 3), ones(1, 1, 2, 2), output_padding=-1), "output_padding"),
+    (lambda: ops.conv3d(ones(1, 1, 3, 3, 3), ones(1, 1, 2, 2, 2), dilation=0), "dilation"),
+    (lambda: ops.max_pool2d(ones(1, 1, 3, 3), 2, dilation=0), "dilation"),
+    (lambda: ops.max_pool1d(ones(1, 1, 3), 2, 0), "stride"),
+    (lambda: ops.avg_pool3d(ones(1, 1, 3, 3, 3), 2, padding=-1), "padding"),
+    (lambda: ops.avg_pool2d(ones(1, 1, 3, 3), 0, 1), "kernel_size"),
+    (lambda: ops.unfold(ones(1, 1, 3, 3), 2, stride=0), "stride"),
+    (lambda: ops.fold(ones(1, 4, 4), 3, 2, dilation=0), "dilation"),
+    (lambda: ops.Conv2dWeightGrad((3, 3))(ones(1, 1, 3, 3), ones(2, 1, 1, 1)), "gradient"),
+    (lambda: ops.Conv2dWeightGrad((3, 3))(ones(1, 1, 3, 3), ones(1, 1, 5, 5)), "gradient"),
+    (lambda: ops.MaxPool2dGrad(**WINDOW)(ones(1, 1, 4, 4), ones(1, 9, 2, 2)), "gradient"),
+    (lambda: ops.AvgPool2dGrad(ops.AvgPool2d(**WINDOW), (1, 1, 4, 4))(ones(1, 1, 9, 2)), "gradient"),
+    (lambda: ops.AdaptiveAvgPool2dGrad((1, 1, 4, 4))(ones(3, 1, 2, 2)), "gradient"),
+    (lambda: ops.InterpolateGrad((1, 1, 4, 4), None, "nearest", False)(ones(1, 3, 2, 2)), "gradient"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_no_window_can_be_is_refused(number: int) -> None:
+    call, word = REFUSED[number]
+    with pytest.raises(ValueError, match=rf"^\[\w+\] [^\n]*({word})[^\n]*\.$"):
+        call()

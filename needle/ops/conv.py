@@ -16,7 +16,7 @@ from .common import pair
 from .planned import Halo, conv2d_halo, conv_transpose2d_halo, lower_conv2d, lower_conv_transpose2d
 from .reduce import summation
 from .shape import permute
-from .spatial import as_padding, infer_conv, infer_conv_transpose
+from .spatial import ANY, as_padding, check_gradient, infer_conv, infer_conv_transpose, windows_of
 from .windows import conv2d_array, conv_transpose2d_array, windows
 
 
@@ -48,6 +48,7 @@ class Conv2d(Op):
     groups: int = 1
     float32_only = True
     layout = "blocked"
+    __post_init__ = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv(self, x, w, bias)
@@ -151,6 +152,7 @@ class ConvTranspose2d(Op):
     groups: int = 1
     float32_only = True
     layout = "blocked"
+    __post_init__ = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
 
     def is_weight(self, index: int) -> bool:
         return index > 0
@@ -234,11 +236,13 @@ class Conv2dWeightGrad(Op):
     padding: tuple = (0, 0, 0, 0)
     dilation: tuple = (1, 1)
     groups: int = 1
-
     float32_only = True
+    __post_init__ = windows_of(kernel_size=1, stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, dy: Any) -> Any:
-        return Spec((dy.shape[1], x.shape[1] // self.groups, *self.kernel_size), str(x.dtype))
+        weight = Spec((dy.shape[1], x.shape[1] // self.groups, *self.kernel_size), str(x.dtype))
+        check_gradient(self.label, infer_conv(self, x, weight).shape, dy)
+        return weight
 
     def flops(self, out: Any, x: Any, dy: Any) -> int:
         return 2 * prod(dy.shape) * prod(out.shape[1:])

@@ -19,7 +19,7 @@ from . import frame
 from . import op_calls as o
 from . import op_calls_shapes as s
 
-NAME, SAMPLE, FULL, SECONDS = "gradients", 250, 20_000, 30
+NAME, SAMPLE, FULL, SECONDS = "gradients", 250, 20_000, 60
 ROUNDING = 1e-5  # of the largest value; more where torch in float32 rounds worse
 WORST = 2e-2  # what torch's own rounding may excuse
 
@@ -82,7 +82,7 @@ def values(kind: str, shape: tuple) -> torch.Tensor:
         "positive": lambda: x.abs() + 0.1,
         "unit": lambda: torch.rand(shape) * 0.98 + 0.01,
         "zeros": lambda: torch.zeros(shape),
-        "ties": lambda: x.round(),
+        "ties": lambda: x.round() + 0.0,  # no -0
         "different": lambda: torch.randperm(x.numel()).reshape(shape) / 7,
         "rows": lambda: (
             x[..., :1].expand(shape).clone() if x.ndim and x.shape[-1] else x
