@@ -128,7 +128,7 @@ def test_windows_on_gpus(gpu: Device) -> None:
 @pytest.mark.skipif(BACKEND == "np", reason="instruction sets are those of our kernels")
 @pytest.mark.parametrize("isa", ["scalar", "avx2"])
 def test_windows_on_instruction_set(isa: str) -> None:
-    code = "import needle as ndl, test_window_corners as t; assert all(t.agrees(c, ndl.cpu()) for c in t.TABLE); t.many(ndl.cpu(), 60)"
+    code = "from test_window_corners import *; assert all(agrees(c, ndl.cpu()) for c in TABLE); many(ndl.cpu(), 60)"
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -158,6 +158,8 @@ REFUSED = [  # what a call or a damaged file may ask for, and a word of the answ
     (conv(groups=0), "groups"),
     (conv(padding=(1,)), "padding"),
     (lambda: ops.conv2d(ones(1, 1, 3, 3), ones(1, 1, 0, 3)), "kernel"),
+    (lambda: ops.conv2d(ones(1, 1, 3, 3), ones(1, 1, 2, 2), stride=(1, 1, 2)), "one number or 2"),
+    (lambda: ops.FusedConv2dActivation((0, 1)), "stride"),
     (lambda: ops.conv_transpose2d(ones(1, 1, 3, 3), ones(1, 1, 2, 2), output_padding=-1), "output_padding"),
     (lambda: ops.conv3d(ones(1, 1, 3, 3, 3), ones(1, 1, 2, 2, 2), dilation=0), "dilation"),
     (lambda: ops.max_pool2d(ones(1, 1, 3, 3), 2, dilation=0), "dilation"),

@@ -34,13 +34,17 @@ def windows_of(**least: float) -> Callable[[Any], None]:
         first = given[next(iter(least))]
         axes = len(first) if isinstance(first, tuple) else 0
         for name, low in least.items():
-            values = (given[name],) if name == "groups" else given[name]
-            counts = (1,) if name == "groups" else (axes, 2 * axes) if name == "padding" else (axes,)
-            if not isinstance(values, tuple) or len(values) not in counts:
-                raise ValueError(f"[{self.label}] {name} expects one number per axis, got {given[name]}.")
-            if not all(isinstance(v, Deferred) or (isinstance(v, Integral) and v >= low) for v in values):
-                which = "" if low == ANY else f" of at least {low}"
-                raise ValueError(f"[{self.label}] {name} expects whole numbers{which}, got {given[name]}.")
+            values = given[name]
+            if name == "groups":
+                values = (values,)
+            elif not isinstance(values, tuple) or (
+                len(values) != axes and (len(values) != 2 * axes or name != "padding")
+            ):
+                raise ValueError(f"[{self.label}] {name} expects one number per axis, got {values}.")
+            for v in values:
+                if not ((type(v) is int or isinstance(v, Integral)) and v >= low) and not isinstance(v, Deferred):
+                    which = "" if low == ANY else f" of at least {low}"
+                    raise ValueError(f"[{self.label}] {name} expects whole numbers{which}, got {given[name]}.")
 
     return check
 

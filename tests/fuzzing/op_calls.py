@@ -287,7 +287,10 @@ def resize(rng: random.Random) -> Call:
         }
     if mode in ("linear", "bilinear", "bicubic", "trilinear"):
         kwargs |= maybe(rng, align_corners=(True, False))
-    x = ((rng.choice((1, 2)), rng.choice((1, 2, 16, 17)), *size), rng.choice(("normal", "normal", "ties", "nan" if "linear" in mode else "zeros")))
+    x = (
+        (rng.choice((1, 2)), rng.choice((1, 2, 16, 17)), *size),
+        rng.choice(("normal", "normal", "ties", "nan" if "linear" in mode else "zeros")),
+    )
     return {"call": "F.interpolate", "args": ["x0"], "kwargs": kwargs, "inputs": [x]}
 
 
