@@ -22,7 +22,7 @@ from .common import (
     promote_scalar,
     unbroadcast,
 )
-from .comparison import eq, ne
+from .comparison import eq, gt, lt, ne
 
 # -- arithmetic ----------------------------------------------------------------------------------------------------------
 
@@ -223,6 +223,37 @@ class EWiseMinimum(Extremum):
 @tensor_method()
 def minimum(a: Tensor, b: Any) -> Tensor:
     return EWiseMinimum()(a, as_operand(b, a))
+
+
+@op
+class AtLeast(EWiseMaximum):
+    """a, or the limit b where a is below it: a has the gradient where they are equal, as in torch.clamp with tensors."""
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return limit_gradient(out_grad, node, lt(*node.inputs))
+
+
+def at_least(a: Tensor, low: Any) -> Tensor:
+    return AtLeast()(a, as_operand(low, a))
+
+
+@op
+class AtMost(EWiseMinimum):
+    """a, or the limit b where a is above it: gradient as AtLeast."""
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return limit_gradient(out_grad, node, gt(*node.inputs))
+
+
+def at_most(a: Tensor, high: Any) -> Tensor:
+    return AtMost()(a, as_operand(high, a))
+
+
+def limit_gradient(out_grad: Tensor, node: Tensor, beyond: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a number and its limit; what is no number has none."""
+    a, b = node.inputs
+    kept = where(eq(node, node), out_grad, 0.0)
+    return unbroadcast(where(beyond, 0.0, kept), a.shape), unbroadcast(where(beyond, out_grad, 0.0), b.shape)
 
 
 @op
