@@ -26,15 +26,12 @@ class PlanError(RuntimeError):
 
 
 class Region(NamedTuple):
-    """Bytes of a buffer: `run` of them at `start`, repeated by `axes` of (count, stride), which grow outwards."""
+    """Bytes of a buffer from `start` to `stop`: `run` of them, repeated by `axes` of (count, stride), which grow outwards."""
 
     start: int
+    stop: int
     run: int
     axes: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.run + sum((n - 1) * stride for n, stride in self.axes)
 
 
 class Value(NamedTuple):
@@ -66,7 +63,12 @@ def bytes_of(
         else:
             axes.append((n, stride))
     start += sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
-    return Region(start * size, run * size, tuple((n, s * size) for n, s in axes))
+    stop = start + run + sum((n - 1) * s for n, s in axes)
+    return Region(start * size, stop * size, run * size, tuple((n, s * size) for n, s in axes))
+
+
+def whole(nbytes: int) -> Region:
+    return Region(0, nbytes, nbytes)
 
 
 def region(array: NDArray, halo: Halo = NO_HALO) -> Region | None:
@@ -134,7 +136,7 @@ class Memory:
 
     def holds(self, part: Region) -> bool:
         """Whether every byte of a region has been written."""
-        if part in self.parts or Region(0, self.nbytes) in self.parts:
+        if part in self.parts or whole(self.nbytes) in self.parts:
             return True
         if self.mask is None:
             self.mask = self.blank()
@@ -228,7 +230,7 @@ def check_outputs(
     for i, (shape, dtype) in enumerate(outputs):
         nbytes = math.prod(shape) * itemsize(dtype)
         buffer = found.get(i)
-        if nbytes and (buffer is None or buffer.nbytes != nbytes or not memory[id(buffer)].holds(Region(0, nbytes))):
+        if nbytes and (buffer is None or buffer.nbytes != nbytes or not memory[id(buffer)].holds(whole(nbytes))):
             raise PlanError(f"[plan] output {i} is not written whole.")
 
 
