@@ -10,7 +10,7 @@ import pytest
 
 import needle as ndl
 import torch2needle
-from needle import nn, ops
+from needle import nn
 from needle.graph import symbolic
 
 torch = pytest.importorskip("torch")
