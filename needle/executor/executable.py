@@ -91,6 +91,7 @@ class CompiledPlan:
         if any(place != device for place in places):
             other = next(p for p in places if p != device)
             raise ValueError(f"[compile] expects parameters on {device}, got one on {other}.")
+        self.modules: list[Module] = traced.output.meta["modules"]
         check_floats(traced, constant_nodes(traced))
         graph = optimize(traced, device)
         self.decomposed = {f"{op} on {device.name}": n for op, n in graph.output.meta["decomposed"].items()}
@@ -128,7 +129,7 @@ class Executable:
         self._direct: CompiledPlan | None = None  # of the last call, if its arguments were the plan's inputs
         self._device: Device | None = None  # that of its first plan
         self._epoch = 0
-        self._watch, self._changes = Watch(None), STRUCTURE.changes
+        self._watch, self._changes = Watch(()), STRUCTURE.changes
         self._lock = threading.Lock()
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple:
@@ -167,7 +168,9 @@ class Executable:
                 plan = CompiledPlan(self.model, specs, self._pool, self._choice, inputs, device)
                 self._device = device
                 self._plans[key] = plan
-                self._watch, self._changes = Watch(self.model), STRUCTURE.changes  # a forward may set attributes
+                whole = [self.model] if isinstance(self.model, Module) else []
+                called = [m for p in self._plans.values() for m in p.modules]
+                self._watch, self._changes = Watch(whole or called), STRUCTURE.changes  # a forward may set attributes
                 self._epoch = _core.epoch()
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from needle.nn.module import HOOKS, Module
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
-
-
-def modules_of(fn: Any) -> Iterator[Module]:
-    """Every module of a model; of a function those that it names or holds."""
-    if isinstance(fn, Module):
-        yield from (m for _, m in fn.named_modules())
-        return
-    held = [getattr(fn, "__self__", None), *getattr(fn, "args", ()), *getattr(fn, "keywords", {}).values()]
-    held += [getattr(fn, "func", None)] if isinstance(fn, functools.partial) else []
-    code = getattr(fn, "__code__", None)
-    if code is not None:
-        held += [fn.__globals__.get(name) for name in code.co_names]
-        for cell in fn.__closure__ or ():
-            with contextlib.suppress(ValueError):  # not filled yet
-                held.append(cell.cell_contents)
-    for value in held:
-        if isinstance(value, Module):
-            yield from modules_of(value)
 
 
 def saved(value: Any) -> Any:
@@ -58,10 +38,11 @@ def containers(value: Any) -> Iterator[list | dict]:
 
 
 class Watch:
-    """The modules of a model with their members and attributes."""
+    """Modules, and all below them, with their members and attributes."""
 
-    def __init__(self, fn: Any) -> None:
-        self.state = [(m, self.attributes(m)) for m in modules_of(fn)]
+    def __init__(self, modules: Iterable[Module]) -> None:
+        found = {id(m): m for module in modules for _, m in module.named_modules()}
+        self.state = [(m, self.attributes(m)) for m in found.values()]
         lists = [c for m, _ in self.state for name, v in m.__dict__.items() if m.is_seen(name) for c in containers(v)]
         plain = [all(isinstance(v, Module) for v in (c.values() if isinstance(c, dict) else c)) for c in lists]
         self.lists = [(c, c.copy()) for c, p in zip(lists, plain, strict=True) if p]

@@ -149,6 +149,8 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = find_recorder(args) or find_recorder(kwargs)
+        if recorder is not None:
+            recorder.modules[id(self)] = self
         if recorder is not None and id(self) in recorder.leaf_paths:
             return recorder.module(recorder.leaf_paths[id(self)], args, kwargs, self)
         if not (self._hooks or self._pre_hooks):
