@@ -54,7 +54,8 @@ def bytes_of(
         start -= top * strides[2] + left * strides[3]
     if 0 in shape:
         return None
-    run, axes = 1, []
+    run = 1
+    axes: list[tuple[int, int]] = []
     for stride, n in sorted((abs(s), n) for n, s in zip(shape, strides, strict=True) if s and n != 1):
         if not axes and stride == run:
             run *= n
@@ -246,8 +247,8 @@ def check_arena(steps: Sequence[Step], offsets: dict[int, int]) -> None:
     clash = (first[:, None] <= last) & (first <= last[:, None]) & (start[:, None] < stop) & (start < stop[:, None])
     np.fill_diagonal(clash, False)
     if clash.any():
-        a, b = (int(first[k]) for k in np.argwhere(clash)[0])
-        raise PlanError(f"[plan] the buffers that {told(steps, steps[a])} and step {b} make lie on each other.")
+        one, other = (int(first[k]) for k in np.argwhere(clash)[0])
+        raise PlanError(f"[plan] the buffers that {told(steps, steps[one])} and step {other} make lie on each other.")
 
 
 def told(steps: Sequence[Step], step: Step) -> str:

@@ -1,7 +1,7 @@
-"""Random calls of one executable: after each, its results are those of the model as it is then, or a sentence says why not.
+"""Random calls of one executable: its results are those of the model as it is then, or a sentence says why not.
 
-A case is a model and a list of (action, number); actions change shapes, kinds of arrays, parameters, attributes and modes, write into
-given arrays, or run in several threads.
+A case is a model and a list of (action, number); actions change shapes, kinds of arrays, parameters, attributes and modes, write
+into given arrays, or run in several threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHAPES = ((1, 3, 8, 8), (2, 3, 8, 8), (0, 3, 8, 8), (3, 3, 9, 7), (1, 3, 12, 5),
 
 
 class Net(nn.Module):
-    """What executables fold, pack, join and alias: convolutions with batch norms, joins, a linear layer, buffers, a plain list."""
+    """What executables fold, pack, join and alias: convolutions, batch norms, joins, linear layers, buffers, a plain list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,16 @@ class Session:
 
     def refused_call(self, n: int) -> None:
         x = fresh(self.shape, n)
-        kinds = (x.astype("float64"), x.tolist(), x[0], x[:, :2], x.astype("complex64"), None, 3.0, x.astype("uint8"))
+        kinds = (
+            x.astype("float64"),
+            x.tolist(),
+            fresh(self.shape[1:], n),
+            x[:, :2],
+            x.astype("complex64"),
+            None,
+            3.0,
+            x.astype("uint8"),
+        )
         self.refused(lambda: self.exe(kinds[n % len(kinds)]))
 
     def refused(self, f: Callable[[], Any]) -> None:

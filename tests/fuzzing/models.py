@@ -1,4 +1,4 @@
-"""Random networks: eager, planned, fused, saved and loaded agree with numpy in float64; with guards around every buffer of a plan.
+"""Random networks: eager, planned, fused, saved and loaded agree with numpy in float64; plans run with guards.
 
 A network is a list of (name, numbers). The numbers choose operands and attributes among those that are possible, so that a list
 stays a network when some of it is taken away.
@@ -181,7 +181,7 @@ def concat(d: Draw, shapes: list[Any]) -> Made | None:
         for k, (s, t) in enumerate(shapes)
         if len(s) == len(shape)
         and t == shapes[i][1]
-        and all(a == b or j == axis for j, (a, b) in enumerate(zip(s, shape)))
+        and all(a == b or j == axis for j, (a, b) in enumerate(zip(s, shape, strict=True)))
     ]
     parts = [d([i, *alike[::-1]]) for _ in range(d([2, 2, 2, 3, 4]))]
     if sum(shapes[p][0][axis] for p in parts) > 120:
@@ -193,7 +193,7 @@ def binary(d: Draw, shapes: list[Any]) -> Made | None:
     if (x := rows(d, shapes)) is None:
         return None
     i, shape = x
-    fits = lambda s: len(s) <= len(shape) and all(a in (1, b) for a, b in zip(s[::-1], shape[::-1]))  # noqa: E731
+    fits = lambda s: len(s) <= len(shape) and all(a in (1, b) for a, b in zip(s[::-1], shape[::-1], strict=False))  # noqa: E731
     alike = [k for k, (s, t) in enumerate(shapes) if t.startswith("float") and fits(s)]
     k = d([*alike[::-1]])
     f = d([ops.add, ops.add, ops.add, ops.multiply, ops.maximum, lambda a, b: a - b, lambda a, b: ops.relu(a + b)])
@@ -360,10 +360,7 @@ def build(case: dict, inputs: Sequence[np.ndarray]) -> Net:
     for name, numbers in case["nodes"]:
         d = Draw(numbers)
         shapes = [(tuple(v.shape), v.dtype) for v in values]
-        if name == "again":
-            made = repeated(d, net, shapes)
-        else:
-            made = NODES[name][1](d, shapes)
+        made = repeated(d, net, shapes) if name == "again" else NODES[name][1](d, shapes)
         if made is None:
             continue
         f, operands = made
@@ -496,12 +493,10 @@ def check(case: dict) -> str:
     if len({s[0] for s, _ in case["inputs"]}) == 1 and not fixes_batch(case):
         calls += [arrays(case, batch, 1) for batch in (1, 2)]
     results = [wanted(c) for c in calls]
-    done = 0
     for label, _, model in forms(net, case):
         exe = ndl.compile(model, tuple(inputs))
         for given, (want, close) in zip(calls, results, strict=True):
             differs(f"{label} batch {given[0].shape[0]}", exe(*given), want, close)
-        done += 1
     return f"agrees, {case['dtype']}"
 
 
