@@ -178,7 +178,12 @@ class Tensor:
         return f"needle.Tensor({self.numpy()!s})"
 
     def backward(self, out_grad: Any = None) -> None:
-        """Set `.grad` of all tensors under this one; `out_grad` (default: ones) is the gradient of this tensor itself."""
+        """Set `.grad` of all tensors under this one, and add to that of parameters.
+
+        out_grad: the gradient of this tensor itself, ones unless given.
+        """
+        if not self.requires_grad:
+            raise ValueError("[backward] expects a result of tensors that need a gradient, got one that needs none.")
         if out_grad is None:
             out_grad = np.ones(self.shape, "float32")
         if not isinstance(out_grad, Tensor) or (out_grad.dtype, out_grad.device) != (self.dtype, self.device):

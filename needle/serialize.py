@@ -1,8 +1,9 @@
 """`save` and `load`: a model as one safetensors file, the graph as JSON in its metadata. Nothing in it is executed.
 
 Metadata key "needle": {"version", "graph": [node...], "modules": {path: [class, arguments]}, "tree": [module paths],
-"tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths], "constants": [names]}. Constants are
-tensors of the graph alone. Values: numbers, strings, null, lists, and one-key objects for the rest.
+"tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths], "torch_rule": [paths],
+"constants": [names]}. Constants are tensors of the graph alone; parameters under torch_rule are trained by torch's rules.
+Values: numbers, strings, null, lists, and one-key objects for the rest.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .op import on
 
 VERSION = 2
 KEYS = {"version", "graph", "modules", "tree", "tensors", "training", "aliases", "parameters", "constants"}
+LATER_KEYS = {"torch_rule"}  # that files of this version may lack
 MAX_MESSAGE = 300  # characters of a reason, which may quote the file
 
 
@@ -111,6 +113,7 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "training": [p for p, m in net.named_modules() if m.training],
         "aliases": aliases,
         "parameters": [k for k, t in tensors.items() if isinstance(t, Parameter)],
+        "torch_rule": [k for k, t in tensors.items() if isinstance(t, Parameter) and t.rule == "torch"],
         "constants": list(encoder.constants),
     }
     written = {k: t for k, t in tensors.items() if k not in aliases} | encoder.constants
@@ -311,17 +314,22 @@ def _layer(row: list[Any], decoder: _Decoder) -> Module:
 
 def _loaded(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule:
     parameters, device = set(document["parameters"]), default_device()
+    converted = any(arguments.get("layout") == "torch" for _, arguments in document["modules"].values())
+    torch_rule = set(document.get("torch_rule", parameters if converted else ()))
 
     def tensor(path: str) -> Tensor:
         kind = Parameter if path in parameters else Tensor
         data = arrays[path].numpy() if device == cpu_numpy() else on(device, arrays[path])
-        return kind.make_const(data, requires_grad=path in parameters)
+        made = kind.make_const(data, requires_grad=path in parameters)
+        if path in torch_rule:
+            made.rule = "torch"
+        return made
 
     return _build(document, arrays.keys(), tensor)
 
 
 def _build(document: dict[str, Any], names: Set[str], tensor: Callable[[str], Tensor]) -> GraphModule:
-    if document.keys() != KEYS:
+    if document.keys() - LATER_KEYS != KEYS:
         raise ValueError(f"its keys differ in {', '.join(sorted(document.keys() ^ KEYS))}")
     root, modules = Tree(), document["modules"]
     constants = {name: tensor(name) for name in document["constants"]}

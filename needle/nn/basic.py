@@ -193,9 +193,9 @@ class FeatureAlphaDropout(Dropout):
 
 
 class SoftmaxLoss(Module):
-    """Mean cross entropy of logits (batch, classes) and integer labels (batch,)."""
+    """Mean cross entropy of logits (batch, classes, *) and class numbers (batch, *): see `ops.cross_entropy`."""
 
-    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, y: Any) -> Tensor:
         return ops.cross_entropy(logits, y)
 
 

@@ -66,7 +66,7 @@ def load_checkpoint(
         if document["version"] != VERSION:
             raise ValueError(f"version {document['version']}")
         epochs, results, schedule_state = int(document["epochs"]), document["results"], document["schedule"]
-        saved = {key: document["optimizer"][key] for key in ("kind", "step", "options")}
+        saved = {key: document["optimizer"][key] for key in ("kind", "step", "options")} | document["optimizer"]
         saved["state"] = optimizer_arrays(arrays)
         generator, *rest = document["random"]
         if generator != "MT19937" or arrays["random/keys"].shape != (624,) or not 0 <= rest[0] <= 624:
