@@ -199,6 +199,14 @@ class LocalResponseNorm(Module):
         return ops.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
 
 
+def check_normalized(label: str, normalized: tuple[int, ...], x: Any) -> None:
+    """Raises where x, as far as its shape is known, does not end in the shape that a layer was made for."""
+    spec = x if x.recorder is None else x.spec
+    if spec is not None and tuple(spec.shape)[-len(normalized) :] != normalized:
+        ends = ", ".join(map(str, normalized))
+        raise ValueError(f"[{label}] x expects shape (..., {ends}), got {tuple(spec.shape)}.")
+
+
 class RMSNorm(Module):
     """Division by the root mean square over the last axes, of shape `normalized_shape`, which weight has.
 
@@ -221,6 +229,7 @@ class RMSNorm(Module):
             self.weight = Parameter(init.ones(*self.normalized_shape), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_normalized("RMSNorm", self.normalized_shape, x)
         x, weight = promoted(x, self.weight)
         return ops.rms_norm(x, weight, len(self.normalized_shape), self.eps)
 
@@ -251,6 +260,7 @@ class LayerNorm(Module):
                 self.bias = Parameter(init.zeros(*self.normalized_shape), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_normalized(type(self).__name__, self.normalized_shape, x)
         x, weight, bias = promoted(x, self.weight, self.bias)
         return ops.layer_norm(x, weight, bias, len(self.normalized_shape), self.eps)
 
