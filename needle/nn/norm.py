@@ -117,7 +117,8 @@ class FunctionalInstanceNorm(Module):
 class InstanceNorm(Module):
     """Each channel of each sample normalised by itself: x (N, C, *) with `rank` axes after the channels, or one sample (C, *).
 
-    Tensors as torch's: weight and bias (C,) if affine; running statistics, used in evaluation, if track_running_stats.
+    Tensors as torch's: weight and bias (C,) if affine; running statistics, used in evaluation, if track_running_stats, which
+    momentum None leaves as they are.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class InstanceNorm(Module):
         dim: int,
         rank: int = 2,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
         device: Device | None = None,
@@ -153,7 +154,9 @@ class InstanceNorm(Module):
             return ops.squeeze(self.forward(ops.unsqueeze(x, 0)), 0)
         own = self.training or self.running_mean is None
         x, weight, bias = promoted(x, self.weight, self.bias)
-        return ops.instance_norm(x, self.running_mean, self.running_var, weight, bias, own, self.momentum, self.eps)
+        return ops.instance_norm(
+            x, self.running_mean, self.running_var, weight, bias, own, self.momentum or 0.0, self.eps
+        )
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}"

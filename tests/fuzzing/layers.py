@@ -101,9 +101,7 @@ def known(e: Exception) -> bool:
     return isinstance(e, TypeError) and "argument" in str(e)
 
 
-def run(
-    row: Row, given: dict[str, Any], xs: list[torch.Tensor], training: bool, source: Any
-) -> list[np.ndarray]:
+def run(row: Row, given: dict[str, Any], xs: list[torch.Tensor], training: bool, source: Any) -> list[np.ndarray]:
     layer = getattr(ndl.nn, row.needle or row.torch)(**row.needles(given)).train(training)
     if source is not None:
         names, theirs = list(layer.state_dict()), source.state_dict()
