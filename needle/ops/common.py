@@ -68,13 +68,6 @@ def as_axes(axes: Any) -> Any:
     return tuple(axes) if isinstance(axes, list | tuple) else axes
 
 
-def pair(value: Any) -> tuple[Any, Any]:
-    """(height, width) from one number or two."""
-    if isinstance(value, tuple | list):
-        return (value[0], value[-1])
-    return (value, value)
-
-
 def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`grad` summed over the axes that broadcasting added or stretched."""
     from .reduce import summation
