@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.autograd import Op, Spec, Tensor, TensorTuple, Unsupported
+from needle.op import remembering
 
 from .graph import Dim, Graph, Node, map_structure
 
@@ -99,9 +100,12 @@ class Recorder:
         """The symbol of a real tensor that takes part: a parameter, buffer or constant."""
         if id(tensor) in self.writes:
             return self.writes[id(tensor)][1]
-        if id(tensor) not in self._params and tensor.op is not None and tensor.op.n_out == 1:
+        if id(tensor) not in self._params and tensor.op is not None:
             self._made.append(tensor)  # its id stays its own
-            self._params[id(tensor)] = self.record(tensor.op, tensor.inputs)  # made of parameters, which may change
+            if isinstance(tensor.inputs[0], TensorTuple):  # made of parameters, which may change
+                self._params[id(tensor)] = self.param(tensor.inputs[0])[tensor.op.index]  # type: ignore[index,attr-defined]
+            else:
+                self._params[id(tensor)] = self.record(tensor.op, tensor.inputs)
         if id(tensor) not in self._params:
             path = self.param_paths.get(id(tensor))
             node = self.graph.add("param", path or tensor, (), path or "constant")
@@ -113,6 +117,11 @@ class Recorder:
         tensor = tensor.node.meta.get("tensor") if isinstance(tensor, Symbol) else tensor  # type: ignore[assignment]
         if tensor is not None:  # else only shapes are asked for
             self.writes[id(tensor)] = (tensor, value)
+
+    def pop_writes(self) -> list[tuple[Tensor, Symbol]]:
+        """The buffers that the call would have written, with what it would have written; `param` is the old value again."""
+        writes, self.writes = list(self.writes.values()), {}
+        return writes
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
         if op.must_decompose(*inputs):
@@ -198,7 +207,8 @@ def trace(
         i = next(count)
         return recorder.input(names[i] if names else f"x{i}", Spec(tuple(x.shape), str(x.dtype).removeprefix("torch.")))
 
-    result = fn(*map_structure(examples, enter))
+    with remembering():
+        result = fn(*map_structure(examples, enter))
     if recorder.writes:
         written = [v for _, v in recorder.writes.values()]
         graph = recorder.finish((result, written))
