@@ -166,7 +166,7 @@ def test_rows_by_words() -> None:
 @pytest.mark.parametrize("device", ["cuda", "hip"])
 def test_the_sample_has_tests(device: str, script_environment: dict[str, str]) -> None:
     command = [*map(str, gpu_check.sample(device)), "--collect-only"]
-    environment = script_environment | {"PYTEST_ADDOPTS": "--verbosity=-1"}
+    environment = script_environment | {"PYTEST_ADDOPTS": "--verbosity=-1", "NEEDLE_TEST_DEVICES": device}
     done = subprocess.run(command, cwd=gpu_check.ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("::test_linear") >= 4
 
