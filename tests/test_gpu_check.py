@@ -19,7 +19,7 @@ import torch
 import gpu_check
 import gpu_rows
 from gpu_devices import gpu_library
-from needle.backend_ndarray import _core
+from needle import _core
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from needle.backend_ndarray import _core
+from needle import _core
 from needle.ops.activation import CODES
 
 if not (Path(_core.__file__).parent / "libneedle_torch.so").exists():
