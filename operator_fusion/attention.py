@@ -103,7 +103,8 @@ def find_core(node: Node, steps: Steps) -> Core | None:
         k = steps[k].inputs[0]
         k, of_k2 = scaled(k, steps, nodes)
         of_k *= of_k2
-    op = ScaledDotProductAttention(False, factor * of_q * of_k, mask is not None, dropout, training)
+    strict = mask is not None  # softmax gives NaN where the mask leaves no key
+    op = ScaledDotProductAttention(False, factor * of_q * of_k, mask is not None, dropout, training, strict)
     return Core(q, k, v, mask, op, nodes, keys_last)
 
 
@@ -233,12 +234,14 @@ class AttentionMatch(Match):
             if found.ndim != 4:
                 return f"{source.name} is not split into heads"
             heads, size = found.shape[1], found.shape[3]
-            parts = features // (heads * size)
+            parts = next((n for n in (1, 3) if n * heads * size == features), 0)
+            if not parts:
+                return f"the heads of {source.name} are not made of its features alone"
             split = SplitHeads(heads, self.sequence_first)
             fits = [
                 j for j, part in enumerate(np.split(numbers, parts, -1)) if np.array_equal(split.reference(part), found)
             ]
-            if parts not in (1, 3) or not fits:
+            if not fits:
                 return f"the features of {source.name} are laid out otherwise than head by head"
             if self.heads not in (0, heads):
                 return "q, k and v have different numbers of heads"
@@ -306,6 +309,7 @@ def fused_attention(match: Any) -> tuple[Op, list[Node]]:
         len(output) > 1,
         core.mask is not None,
         match.sequence_first,
+        core.op.strict,
     )
     return op, [*sources, *weights, *biases, *output, *([] if core.mask is None else [core.mask])]
 
