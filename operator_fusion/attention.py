@@ -41,10 +41,12 @@ class Core:
     op: ScaledDotProductAttention  # with every attribute
     nodes: list[Node]
     keys_last: bool = False  # k has its features before its rows, as the product wants it
+    four_axes: bool = True  # False where its steps name axis 3 as the last one of a tensor whose axes are not known
 
 
 def is_scale(op: Any) -> bool:
-    return isinstance(op, MulScalar | DivScalar) and isinstance(op.scalar, int | float)
+    number = isinstance(op, MulScalar | DivScalar) and isinstance(op.scalar, int | float)
+    return number and (isinstance(op, MulScalar) or op.scalar != 0)
 
 
 def factor_of(op: Any) -> float:
@@ -105,7 +107,9 @@ def find_core(node: Node, steps: Steps) -> Core | None:
         of_k *= of_k2
     strict = mask is not None  # softmax gives NaN where the mask leaves no key
     op = ScaledDotProductAttention(False, factor * of_q * of_k, mask is not None, dropout, training, strict)
-    return Core(q, k, v, mask, op, nodes, keys_last)
+    spec = weights.meta.get("spec")
+    from_front = soft.op.axis == 3 or any(names_axis_3(n, steps) for n in nodes)
+    return Core(q, k, v, mask, op, nodes, keys_last, not from_front or (spec is not None and spec.ndim == 4))
 
 
 def leads_to_product(node: Node, steps: Steps) -> bool:
@@ -120,6 +124,11 @@ def swaps_last_two(node: Node, steps: Steps) -> bool:
     return isinstance(op, Permute) and tuple(op.axes) in ((0, 1, 3, 2), (0, 2, 1))
 
 
+def names_axis_3(node: Node, steps: Steps) -> bool:
+    op: Any = steps[node].op if node in steps else None
+    return isinstance(op, Transpose) and op.axes is not None and max(op.axes) == 3
+
+
 class CoreMatch(Match):
     """An attention product spelled out."""
 
@@ -130,6 +139,8 @@ class CoreMatch(Match):
         super().__init__({n.name: steps.stand_in(n, core.op) for n in nodes})
         self.core = core
         self.problem = "its keys are not transposed by a step of their own" if core.keys_last else ""
+        if not core.four_axes:
+            self.problem = "axis 3 is the last one of four axes alone, and its inputs' shapes are not known"
 
 
 class CorePattern:

@@ -46,7 +46,16 @@ class ScaledDotProductAttention(Op):
         return 1 / math.sqrt(max(1, q.shape[-1])) if self.scale is None else self.scale
 
     def must_decompose(self, *inputs: Any) -> bool:
-        return self.dropout > 0 and is_on(self.training)
+        return (self.dropout > 0 and is_on(self.training)) or self.wider(*inputs)
+
+    def wider(self, q: Any, k: Any, v: Any, *mask: Any) -> bool:
+        """A mask that is added has more rows than there are scores: only the sum itself can take it."""
+        return self.strict and any(
+            broadcast_shape("attention", m.shape, self.scores(q, k)) != self.scores(q, k) for m in mask
+        )
+
+    def scores(self, q: Any, k: Any) -> tuple[int, ...]:
+        return (*broadcast_shape("attention", q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
 
     def infer(self, q: Any, k: Any, v: Any, *mask: Any) -> Any:
         if min(len(x.shape) for x in (q, k, v)) < 2:
@@ -56,6 +65,9 @@ class ScaledDotProductAttention(Op):
         if k.shape[-2] != v.shape[-2]:
             raise ValueError(f"[attention] v expects {k.shape[-2]} rows as k has, got {v.shape[-2]}.")
         batch = broadcast_shape("attention", *(tuple(x.shape[:-2]) for x in (q, k, v)))
+        if self.wider(q, k, v, *mask):
+            *more, length, _ = broadcast_shape("attention", mask[0].shape, self.scores(q, k))
+            return Spec((*broadcast_shape("attention", more, batch), length, v.shape[-1]), str(q.dtype))
         for m in mask:
             scores = (*batch, q.shape[-2], k.shape[-2])
             if broadcast_shape("attention", tuple(m.shape), scores) != scores:

@@ -119,7 +119,9 @@ class Model(nn.Module):
         super().__init__()
         self.case, made = case, []
         for name, width, o in case["steps"]:
-            made.append(made[o] if name == "again" else nn.Identity() if name in ("add", "mul") else layer(name, width, o))
+            made.append(
+                made[o] if name == "again" else nn.Identity() if name in ("add", "mul") else layer(name, width, o)
+            )
         self.layers = nn.ModuleList(made)
         if case["tied"]:
             self.tie()
@@ -153,13 +155,21 @@ def drawn_step(rng: random.Random, values: list[torch.Tensor], steps: list[Any])
     rank, width = x.ndim, x.shape[1] if x.ndim > 1 else 1
     last = x.shape[-1]
     c = rng.choice
-    norm = {"eps": c((1e-5, 1e-5, 0.5, 100.0, 1e-12)), "momentum": c((0.1, 0.1, 0.7, 1.0, 0.0, None)), "affine": c((True, True, False))}
+    norm = {
+        "eps": c((1e-5, 1e-5, 0.5, 100.0, 1e-12)),
+        "momentum": c((0.1, 0.1, 0.7, 1.0, 0.0, None)),
+        "affine": c((True, True, False)),
+    }
     tracked = norm | {"track_running_stats": c((True, True, True, False))}
     plain = {**tracked, "momentum": tracked["momentum"] if tracked["momentum"] is not None else 0.3}
     groups = c([1, 1, 1, width])
     conv = {
-        "stride": c((1, 1, 1, 2)), "padding": c((0, 1, 1, 2)), "dilation": c((1, 1, 2)), "groups": groups,
-        "bias": c((True, False)), "padding_mode": c(("zeros", "zeros", "zeros", "circular")),
+        "stride": c((1, 1, 1, 2)),
+        "padding": c((0, 1, 1, 2)),
+        "dilation": c((1, 1, 2)),
+        "groups": groups,
+        "bias": c((True, False)),
+        "padding_mode": c(("zeros", "zeros", "zeros", "circular")),
     }
     sizes = (width, c((1, 3, 4)) * groups if groups > 1 else c((1, 3, 4, width)), c((1, 3, 3)))
     choices: list[tuple] = [(c(list(ACTIVATIONS)), width, {})] * 4
@@ -173,9 +183,16 @@ def drawn_step(rng: random.Random, values: list[torch.Tensor], steps: list[Any])
         cls = "BatchNorm2d" if rank == 4 else "BatchNorm1d"
         choices += [(cls, width, {"sizes": (width,), "options": tracked})] * 4
         what = c(("batch_norm", "batch_norm", "instance_norm")) if rank > 2 else "batch_norm"
-        functional = {"what": what, "flag": c((None, None, True, False)), "momentum": c((0.1, 0.9)), "affine": norm["affine"]}
+        functional = {
+            "what": what,
+            "flag": c((None, None, True, False)),
+            "momentum": c((0.1, 0.9)),
+            "affine": norm["affine"],
+        }
         choices += [("FunctionalNorm", width, functional)]
-        choices += [("Linear", width, {"sizes": (last, c((1, 3, last))), "options": {"bias": c((True, False))}})] * (6 - rank)
+        choices += [("Linear", width, {"sizes": (last, c((1, 3, last))), "options": {"bias": c((True, False))}})] * (
+            6 - rank
+        )
     if rank == 3 and last > 1:
         o = {
             "heads": c((0, 1, 2)), "inner": c((2, 4, 6)), "joint": c((True, False)), "bias": c((True, False)),
@@ -197,7 +214,9 @@ def drawn_step(rng: random.Random, values: list[torch.Tensor], steps: list[Any])
 
 
 def draw(rng: random.Random) -> dict[str, Any]:
-    shape = rng.choice([(2, 3, 5, 6), (1, 4, 4, 4), (3, 1, 3, 3), (4, 3), (5, 8), (2, 5, 6), (1, 5, 4), (2, 5, 1), (2, 3, 1, 1)])
+    shape = rng.choice(
+        [(2, 3, 5, 6), (1, 4, 4, 4), (3, 1, 3, 3), (4, 3), (5, 8), (2, 5, 6), (1, 5, 4), (2, 5, 1), (2, 3, 1, 1)]
+    )
     case: dict[str, Any] = {"shape": shape, "steps": [], "outputs": [], "tied": rng.random() < 0.15}
     case |= {"frozen": rng.random() < 0.2, "mixed": rng.random() < 0.2, "example": rng.random() < 0.5}
     values = [torch.ones(shape)]
@@ -217,7 +236,10 @@ def draw(rng: random.Random) -> dict[str, Any]:
 def smaller(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
     n = len(case["steps"])
     for i in range(n):
-        yield case | {"steps": case["steps"][:i] + case["steps"][i + 1 :], "outputs": [o for o in case["outputs"] if o < n]}
+        yield case | {
+            "steps": case["steps"][:i] + case["steps"][i + 1 :],
+            "outputs": [o for o in case["outputs"] if o < n],
+        }
     for key in ("tied", "frozen", "mixed", "example"):
         if case[key]:
             yield case | {key: False}
@@ -283,7 +305,7 @@ def set_modes(theirs: nn.Module, net: Any, case: dict[str, Any], mode: bool) -> 
     ours = dict(net.named_modules())
     for name, m in theirs.named_modules():
         if name in ours:
-            ours[name].training = m.training
+            ours[name].train(m.training)  # with the layers that stand for its functions
 
 
 def trained(net: Any, x: torch.Tensor, state: dict[str, np.ndarray]) -> list[np.ndarray]:
