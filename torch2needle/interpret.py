@@ -299,7 +299,9 @@ class Interpreter:
         if old.owner.startswith("model"):
             raise Unsupported(f"it gives {old.owner.partition(' ')[2]} another shape, which belongs to the model")
         if not old.is_one_tensor():
-            raise Unsupported("it gives a tensor another shape that may have a second name; write that step out of place")
+            raise Unsupported(
+                "it gives a tensor another shape that may have a second name; write that step out of place"
+            )
         for cells in (self.env, self.attributes, old.base.items if old.base else {}):
             cells.update({k: new for k, c in cells.items() if c is old})  # type: ignore[attr-defined]
         return new
