@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
-from .common import as_axes, cast_array, check_axes, check_axis, float_dtype
+from .common import as_axes, cast_array, check_axes, check_axis, float_dtype, with_axis
 from .elementwise import multiply, negate, subtract
 from .maths import exp
 from .reduce import summation
@@ -19,14 +20,15 @@ from .shape import broadcast_to, reshape
 
 def on_rows(kernel: str, axis: int, *arrays: NDArray) -> NDArray:
     """A kernel over rows, run over any axis."""
-    arrays = tuple(a.as_dtype(float_dtype(a.dtype)) for a in arrays)
+    shape = arrays[0].shape
+    arrays = tuple(with_axis(a.as_dtype(float_dtype(a.dtype))) for a in arrays)
     axis %= arrays[0].ndim
     order = [i for i in range(arrays[0].ndim) if i != axis] + [axis]
     moved = [a.permute(order) for a in arrays]
-    rows = [m.reshape((-1, m.shape[-1])) for m in moved]
+    rows = [m.reshape((math.prod(m.shape[:-1]), m.shape[-1])) for m in moved]
     out = NDArray.empty(rows[0].shape, rows[0].dtype)
     call(kernel, [out], rows)
-    return out.reshape(moved[0].shape).permute([int(i) for i in np.argsort(order)]).compact()
+    return out.reshape(moved[0].shape).permute([int(i) for i in np.argsort(order)]).compact().reshape(shape)
 
 
 class RowOp(Op):
@@ -51,9 +53,10 @@ class Softmax(RowOp):
         return on_rows("softmax", self.axis, x)
 
     def reference(self, x: np.ndarray) -> Any:
-        x = cast_array(x, float_dtype(x.dtype))
-        e = np.exp(x - x.max(self.axis, keepdims=True))
-        return e / e.sum(self.axis, keepdims=True)
+        shape, x = x.shape, with_axis(cast_array(x, float_dtype(x.dtype)))
+        e = np.exp(x - x.max(self.axis, keepdims=True, initial=-np.inf))
+        y = e / e.sum(self.axis, keepdims=True)
+        return y if shape else y.reshape(())
 
     def relax(self, t: Any, out: Any, x: Any) -> Any:
         return t.relax.op.nn.softmax(x, self.axis)
@@ -101,9 +104,10 @@ class LogSoftmax(RowOp):
         return on_rows("log_softmax", self.axis, x)
 
     def reference(self, x: np.ndarray) -> Any:
-        x = cast_array(x, float_dtype(x.dtype))
-        x = x - x.max(self.axis, keepdims=True)
-        return x - np.log(np.exp(x).sum(self.axis, keepdims=True))
+        shape, x = x.shape, with_axis(cast_array(x, float_dtype(x.dtype)))
+        x = x - x.max(self.axis, keepdims=True, initial=-np.inf)
+        y = x - np.log(np.exp(x).sum(self.axis, keepdims=True))
+        return y if shape else y.reshape(())
 
     def relax(self, t: Any, out: Any, x: Any) -> Any:
         return t.relax.op.nn.log_softmax(x, self.axis)
@@ -158,15 +162,18 @@ class LogSumExp(Op):
         kept = [i for i in range(x.ndim) if i not in axes]
         shape = self.infer(x).shape
         x = x.as_dtype(float_dtype(x.dtype))
-        rows = x.permute([*kept, *axes]).reshape((int(np.prod(shape)), -1))
+        count = math.prod(x.shape[i] for i in axes if x.shape)
+        rows = x.permute([*kept, *axes] if x.shape else []).reshape((math.prod(shape), count))
         out = NDArray.empty((rows.shape[0], 1), x.dtype)
-        call("logsumexp", [out], [rows])
+        out.fill(-math.inf) if count == 0 else call("logsumexp", [out], [rows])
         return out.reshape(shape)
 
     def reference(self, x: np.ndarray) -> Any:
         axes, x = as_axes(self.axes), cast_array(x, float_dtype(x.dtype))
-        top = x.max(axes, keepdims=True)
-        return np.log(np.exp(x - top).sum(axes)) + top.reshape(self.infer(x).shape)
+        shape, x = self.infer(x).shape, with_axis(x)
+        top = x.max(axes, keepdims=True, initial=-np.inf)
+        top = np.where(top - top == 0, top, 0)  # infinite: the sum itself is 0 or infinite
+        return np.log(np.exp(x - top).sum(axes)) + top.reshape(shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
