@@ -149,13 +149,15 @@ class LogSoftmaxGrad(RowOp):
 
 @op
 class LogSumExp(Op):
-    """log of the sum of e ** x over axes (None: all); the axes vanish."""
+    """log of the sum of e ** x over axes (None: all), which vanish or have size 1."""
 
     axes: Any = None
+    keepdims: bool = False
 
     def infer(self, x: Any) -> Any:
-        axes = check_axes("logsumexp", self.axes, x.shape)
-        return Spec(tuple(s for i, s in enumerate(x.shape) if i not in axes), float_dtype(x.dtype))
+        axes, keep = check_axes("logsumexp", self.axes, x.shape), self.keepdims
+        shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape) if keep or i not in axes)
+        return Spec(shape, float_dtype(x.dtype))
 
     def compute(self, x: NDArray) -> Any:
         axes = check_axes("logsumexp", self.axes, x.shape)
@@ -173,7 +175,7 @@ class LogSumExp(Op):
         shape, x = self.infer(x).shape, with_axis(x)
         top = x.max(axes, keepdims=True, initial=-np.inf)
         top = np.where(top - top == 0, top, 0)  # infinite: the sum itself is 0 or infinite
-        return np.log(np.exp(x - top).sum(axes)) + top.reshape(shape)
+        return np.log(np.exp(x - top).sum(axes, keepdims=self.keepdims)).reshape(shape) + top.reshape(shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
@@ -184,9 +186,9 @@ class LogSumExp(Op):
 
     @classmethod
     def samples(cls) -> list:
-        return [({"axes": a}, [(3, 4, 5)]) for a in (None, 1, (0, -1))]
+        return [({"axes": a}, [(3, 4, 5)]) for a in (None, 1, (0, -1))] + [({"axes": 1, "keepdims": True}, [(3, 4, 5)])]
 
 
 @tensor_method()
-def logsumexp(a: Tensor, axes: Any = None) -> Tensor:
-    return LogSumExp(as_axes(axes))(a)
+def logsumexp(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    return LogSumExp(as_axes(axes), keepdims)(a)

@@ -1,4 +1,4 @@
-"""Arguments of torch calls for drawn programs: by the rule's own generator where it needs one, else by the names of its parameters.
+"""Arguments of torch calls for drawn programs: by a generator of their own, else by the names of the rule's parameters.
 
 Everything drawn is plain data. A reference to an earlier value is ("v", number) or ("v", number, item), a constant of the
 model ("c", dtype, shape, seed, kind), a dtype ("dtype", name), a slice ("slice", start, stop, step), a list ("list", ...).
@@ -126,7 +126,10 @@ def arguments(s: State, rule: Callable, name: str) -> Drawn | None:
     ref, x = found
     key = name.rpartition(".")[2].rstrip("_") if not name.startswith("operator") else name.rpartition(".")[2]
     f = SPECIAL.get(name) or SPECIAL.get(key) or SPECIAL.get(rule.__name__)
-    return f(s, x, ref) if f else by_signature(s, rule, name, x, ref)
+    made = f(s, x, ref) if f else by_signature(s, rule, name, x, ref)
+    if made is not None and name.startswith("torch.Tensor.") and isinstance(made[0][0], int | float):
+        return (*reversed(made[0]),), made[1]
+    return made
 
 
 def by_signature(s: State, rule: Callable, name: str, x: torch.Tensor, ref: Any) -> Drawn | None:

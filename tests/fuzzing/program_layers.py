@@ -61,7 +61,7 @@ def product(s: State, x: T, ref: Any) -> Drawn | None:
 @special("addmm", "baddbmm", "addmv", "addbmm")
 def added(s: State, x: T, ref: Any) -> Drawn | None:
     rank = s.rng.choice((2, 3, 3))
-    a = s.some(s.shape(rank))
+    a = s.some(tuple(max(n, 1) for n in s.shape(rank)))  # torch itself differs from call to call where there are none
     n = a[1].shape[-1]
     shape = s.rng.choice(((n,), (n, 2))) if rank == 2 else (a[1].shape[0], n, 3)
     b = s.some(shape)
@@ -143,7 +143,7 @@ def convolutions(n: int, transposed: bool) -> Any:
 
 def pools(n: int, kind: str) -> Any:
     def draw(s: State, x: T, ref: Any) -> Drawn:
-        x_ref, image = images(s, n)
+        x_ref, _ = images(s, n)
         if kind == "adaptive":
             sizes = (1, 2, 3, 5)
             return (
@@ -302,6 +302,13 @@ def torch_embedding(s: State, x: T, ref: Any) -> Drawn:
 @special("one_hot")
 def one_hot(s: State, x: T, ref: Any) -> Drawn:
     return (s.fresh(s.shape(), "int64", "below 4")[0], s.rng.choice((4, 5))), {}
+
+
+@special("softmax", "log_softmax", "softmin")
+def softmax(s: State, x: T, ref: Any) -> Drawn | None:
+    """Of floats: of integers torch takes those of which there are none."""
+    found = s.pick(lambda t: t.is_floating_point())
+    return found and ((found[0], s.axis(found[1].ndim)), some_of(s, dtype=("dtype", s.rng.choice(("float32", "float64")))))
 
 
 @special("prelu")

@@ -142,15 +142,7 @@ def std_mean(
 
 @rule(torch.logsumexp, T.logsumexp, torch.special.logsumexp)
 def logsumexp(input: Any, dim: Any, keepdim: bool = False) -> Any:
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    y = ops.logsumexp(input, dims)
-    if not keepdim:
-        return y
-    if len({d < 0 for d in dims}) > 1:
-        dims = tuple(d % input.ndim for d in dims)
-    for d in sorted(dims, reverse=dims[0] < 0):
-        y = ops.unsqueeze(y, d)
-    return y
+    return ops.logsumexp(input, axes(dim), keepdim)
 
 
 @rule(torch.all, T.all)
