@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
+from needle.autograd import Op, Spec, Tensor, Unsupported, one_of, op, tensor_method
 from needle.backend_ndarray import NDArray, call, dtype_name
 
 from .activation import tanh
@@ -111,6 +111,8 @@ class Whole(Elementwise):
     scalar: Any
     kernels: ClassVar[dict[str, str]]
     compute_infers = False
+    layout = "plain"
+    __post_init__ = one_of(rounding=("floor", "trunc"))
 
     @classmethod
     def has_kernel(cls) -> bool:
@@ -271,6 +273,7 @@ class Bitwise(Op):
     """`operator` and, or, xor of bool tensors; integers have no kernel."""
 
     operator: str
+    __post_init__ = one_of(operator=LOGIC)
 
     def infer(self, a: Any, b: Any) -> Any:
         for x in (a, b):

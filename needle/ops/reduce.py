@@ -143,7 +143,7 @@ class Max(Extreme):
         return self.over_axes(np.max, x)
 
 
-@tensor_method("amax", "max")
+@tensor_method()
 def amax(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
     return Max(as_axes(axes), keepdims)(a)
 
@@ -160,7 +160,7 @@ class Min(Extreme):
         return self.over_axes(np.min, x)
 
 
-@tensor_method("amin", "min")
+@tensor_method()
 def amin(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
     return Min(as_axes(axes), keepdims)(a)
 

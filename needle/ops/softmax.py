@@ -175,7 +175,7 @@ class LogSumExp(Op):
         shape, x = self.infer(x).shape, with_axis(x)
         top = x.max(axes, keepdims=True, initial=-np.inf)
         top = np.where(top - top == 0, top, 0)  # infinite: the sum itself is 0 or infinite
-        return np.log(np.exp(x - top).sum(axes, keepdims=self.keepdims)).reshape(shape) + top.reshape(shape)
+        return (np.log(np.exp(x - top).sum(axes, keepdims=True)) + top).reshape(shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
