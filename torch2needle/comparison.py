@@ -9,12 +9,17 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
+from torch._ops import OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+import needle as ndl
 from needle.autograd import Unsupported
+from needle.graph import GraphModule
+from needle.nn import WriteBuffer
 
 from .aten import FLAGS
 from .capture import Captured, TrainingFlag, user_location
@@ -28,6 +33,13 @@ TOLERANCE = {
     torch.float32: 1e-4,
 }  # of the largest value; a fast path of torch's own may round otherwise
 HALF_TOLERANCE = 3e-2
+NET_TOLERANCE = 1e-2  # of needle's result: what another order of sums may make of a deep network, and no wrong rule
+TIES = 0.1  # of whole numbers may differ, since a rounding error picks another of almost equal values
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class BadExample(Unsupported):
+    """The model refuses the example that was given."""
 
 
 class Fails(Exception):
@@ -41,6 +53,8 @@ class Behaviour:
     results: list[list[Any]]
     reached: list[frozenset[int]]
     functions: set[str]
+    drawing: bool = False
+    changing: bool = False  # attributes of the model
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -58,20 +72,26 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
     """Runs the calls one after the other from the model's present state, which they leave as it is."""
     made = Behaviour([], [], set())
     writes = Writes()
-    with same_chance(), untouched(model), torch.inference_mode(False):
+    with same_chance(), untouched(model) as state, torch.inference_mode(False):
         if training is not None:
             model.train(training)
         try:
             for i, call in enumerate(calls):
                 args, kwargs = fresh(call)
                 with torch.set_grad_enabled(not i), writes, Hooks(made.functions):
-                    result = pytree.tree_leaves(plain_result(function(*args, **kwargs)), is_leaf=lambda v: v is None)
+                    result = flat(plain_result(function(*args, **kwargs)))
                 if not i:
                     made.reached = [reached(t, made.functions) for t in result]
                 made.results.append([t.detach().clone() if isinstance(t, torch.Tensor) else t for t in result])
         finally:
             writes.undo()
+            made.changing = state.changed()
+    made.drawing = bool(writes.drawing)
     return made
+
+
+def flat(result: Any, *kinds: type) -> list[Any]:
+    return pytree.tree_leaves(result, is_leaf=lambda v: v is None or isinstance(v, kinds))
 
 
 def reached(result: Any, functions: set[str]) -> frozenset[int]:
@@ -127,7 +147,7 @@ def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) ->
     raise AssertionError
 
 
-def difference(ours: Any, theirs: Any) -> str:
+def difference(ours: Any, theirs: Any, tolerance: float = 0.0) -> str:
     """What distinguishes two leaves of results, or nothing."""
     if not isinstance(theirs, torch.Tensor):
         if isinstance(ours, torch.Tensor):
@@ -207,11 +227,12 @@ def shuffled(call: Call) -> Call:
     return pytree.tree_map(mix, call)
 
 
-def larger_batch(call: Call) -> Sizes:
-    """One more in the batch, which is the first axis of the first tensor that has axes."""
+def other_batch(call: Call) -> Sizes:
+    """Another batch, as small as can be; it is the first axis of the first tensor that has axes."""
     given = tensors(call)
     batch = next((t.shape[0] for t in given if t.ndim), 0)
-    return {(i, 0): batch + 1 for i, t in enumerate(given) if batch and t.ndim and t.shape[0] == batch}
+    other = 3 if batch == 2 else 2
+    return {(i, 0): other for i, t in enumerate(given) if batch and t.ndim and t.shape[0] == batch}
 
 
 class Hooks(TorchFunctionMode):
@@ -234,10 +255,17 @@ class Flags(TorchFunctionMode):
         super().__init__()
         self.found: dict[str, set[bool]] = {}
 
+    def around(self, function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
-        overloads = packet.overloads() if packet is not None else ()
+        overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
         named = [
             dict(zip((a.name for a in getattr(packet, o)._schema.arguments), args, strict=False)) for o in overloads
         ]
@@ -267,7 +295,11 @@ class Judge:
 
     def fault(self, captured: Captured, sizes: Sequence[Sizes] | None = None) -> str:
         """How the graph differs from the model on the example and on a second call after it, of `sizes` that the model takes."""
-        return self.against(captured, *self.pair([larger_batch(self.call)] if sizes is None else sizes))
+        calls, theirs = self.pair([other_batch(self.call)] if sizes is None else sizes)
+        fault = self.against(captured, calls, theirs)
+        if not fault and theirs.changing:  # what it keeps may count only for inputs of the same sizes
+            fault = self.against(captured, *self.pair([]))
+        return fault
 
     def against(self, captured: Captured, calls: list[Call], theirs: Behaviour) -> str:
         run = functools.partial(evaluate, captured, self.names)
@@ -292,11 +324,41 @@ class Judge:
         if self.training is None and self.model.training:
             self.training = False  # such as a batch norm in training mode, which takes no single image
             return self.pair(sizes)
-        raise Unsupported(f"[convert] expects an example that the model takes: {failure}.")
+        raise BadExample(f"[convert] expects an example that the model takes: {failure}.")
+
+    def fault_of_net(self, net: GraphModule, inputs: dict[str, Any] | None) -> str:
+        """How the converted model differs from the model on the example; inputs: the example by name, where names are all."""
+        theirs = next(iter(self.pairs.values()))[1]
+        if theirs.drawing or ndl.default_device() != ndl.cpu() or any(m.training for m in net.modules()):
+            return ""
+        halves = (t.dtype in HALVES for t in (*self.model.parameters(), *self.model.buffers(), *tensors(self.call)))
+        if any(halves) or any(isinstance(m, WriteBuffer) for m in net.modules()):
+            return ""
+        args, kwargs = (
+            fresh(self.call) if inputs is None else ((), {n: inputs[n] for n in net.input_names if n in inputs})
+        )
+        try:
+            with ndl.no_grad():
+                result = flat(net(*args, **kwargs), ndl.Tensor)
+        except Exception as e:
+            return f"the converted model fails ({first_line(e)})"
+        ours = [torch.from_numpy(np.array(t.numpy())) if isinstance(t, ndl.Tensor) else t for t in result]
+        wanted = [t.cpu() if isinstance(t, torch.Tensor) else t for t in theirs.results[0]]
+        if len(ours) != len(wanted):
+            return f"the converted model gives {len(ours)} values instead of {len(wanted)}"
+        for k, (a, b) in enumerate(zip(ours, wanted, strict=True)):
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+                near = (
+                    not b.is_floating_point() and float((a != b).double().mean()) < TIES
+                )  # an argmax of what is almost equal
+                a = b if near else a.to(b.dtype)
+            if text := difference(a, b, NET_TOLERANCE):
+                return f"the converted model's output {k} {text} on the example"
+        return ""
 
     def differs_in_training(self, captured: Captured) -> bool:
         """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
-        calls = [resized(self.call, larger_batch(self.call))]
+        calls = [resized(self.call, other_batch(self.call))]
         try:
             theirs = behaviour(self.model, self.model, calls, True)
             return bool(
@@ -314,8 +376,7 @@ class Judge:
         for training in (False, True):
             flags = Flags()
             try:
-                with flags:
-                    behaviour(self.model, self.model, [resized(self.call, larger_batch(self.call))], training)
+                behaviour(flags.around(self.model), self.model, [resized(self.call, other_batch(self.call))], training)
             except Exception:
                 return set()
             seen.append(flags.found)

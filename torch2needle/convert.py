@@ -17,7 +17,7 @@ from needle.autograd import Unsupported
 from needle.graph import GraphModule
 
 from .capture import Captured, capture
-from .comparison import Judge
+from .comparison import BadExample, Judge
 from .export import allow_one, call_of, captures, from_program, larger
 from .fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .guard import LOCK, same_chance
@@ -76,25 +76,43 @@ def first_whole(
     refuse_unseen(model, example)
     exportable = isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule) and example is not None
     judge = Judge(model, call_of(example)) if exportable else None
-    net = None
     try:
         inputs = example_by_name(model, example)
         captured = capture(model, inputs)
         net, report = build(captured, inputs, share, "torch.fx", kind)
-        if net is not None and judge is not None and (fault := judge.fault(captured)):
-            net, report = None, Report(rows=[failed("torch.fx capture", fault)])
+        if (
+            net is not None
+            and judge is not None
+            and (fault := judge.fault(captured) or judge.fault_of_net(net, inputs))
+        ):
+            raise Unsupported(fault)
+    except BadExample:
+        raise
     except ConversionError as e:
-        report = e.report
+        net, report = None, e.report
     except (Unsupported, AttributeError, RuntimeError, NotImplementedError) as e:
         if not exportable:
             raise
-        report = Report(rows=[failed("torch.fx capture", reason_of(e))])
+        net, report = None, Report(rows=[failed("torch.fx capture", reason_of(e))])
     if net is not None:
         return net, report
     if judge is None:
         if any(r.op == "torch.fx capture" for r in report.rows):
             report.unsupported[0].reason += "; pass example= to capture with torch.export"
         return None, report
+    return exported(model, example, share, dynamic, kind, judge, report)
+
+
+def exported(
+    model: nn.Module,
+    example: Any,
+    share: bool,
+    dynamic: Any,
+    kind: type[LoggingInterpreter],
+    judge: Judge,
+    report: Report,
+) -> tuple[GraphModule | None, Report]:
+    """The first capture of torch.export that converts whole; `report` says why torch.fx's did not."""
     why = "; ".join(f"{r.op}: {r.reason}" for r in report.unsupported[:1])
     best = report
     try:
@@ -109,9 +127,14 @@ def first_whole(
             allow_one(captured, judge.call, functools.partial(judge.agrees_at, captured))
             net, found = build(captured, {}, share, f"torch.export, since torch.fx could not ({why})", kind)
             if net is not None:
-                return net, found
+                if not (fault := judge.fault_of_net(net, None)):
+                    return net, found
+                report.add(failed("torch.export capture", fault))
+                continue
             if not best.capture or len(found.unsupported) < len(best.unsupported):
                 best = found
+    except BadExample:
+        raise
     except ConversionError as e:
         report.rows += e.report.rows
     except Exception as e:

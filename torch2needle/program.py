@@ -201,7 +201,7 @@ class ProgramBuilder:
         if not isinstance(value, fx.Node) or not is_float(value):
             return value
         made = self.graph.call_function(aten.detach.default, (value,))
-        made.meta = dict(value.meta)
+        made.meta = {k: v for k, v in value.meta.items() if k != "nn_module_stack"}  # no part of the layer before it
         return made
 
 
