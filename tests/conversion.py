@@ -68,6 +68,7 @@ def wider(shapes: Any) -> list[Any]:
 
 def gradients_agree(model: nn.Module, net: ndl.nn.Module, inputs: tuple[torch.Tensor, ...], tolerance: float) -> None:
     """Gradients of inputs and parameters of a weighted sum of every output, against torch."""
+    net.reset_grad()  # gradients add up, as the twin's
     theirs_in = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
     ours_in = [ndl.Tensor(x.numpy(), dtype=str(x.dtype)[6:], requires_grad=x.is_floating_point()) for x in inputs]
     outs = [o for o in leaves(model(*(x.clone() if x.requires_grad else x for x in theirs_in))) if o.requires_grad]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from needle.autograd import Tensor, as_data
 from needle.backend_ndarray import Device
-from needle.init import DRAWING
+from needle.init import DRAWING, zeros_like
+
+from .arguments import Check, check_arguments, checks_of
 
 BOOKKEEPING = ("_config", "_public", "_hooks", "_pre_hooks", "_modules", "_tensors", "_last_use")
 MAX_LINES = 20  # of the names in one message
@@ -20,13 +22,32 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
 class Parameter(Tensor):
-    """A tensor that optimizers train."""
+    """A tensor that optimizers train. Its gradients add up, from one `backward` to the next, until they are reset."""
+
+    rule = "needle"  # whose rules and defaults optimizers take for it; "torch" where a model was converted
 
     def __init__(self, array: Any, *, requires_grad: bool = True, **options: Any) -> None:
         if DRAWING.off and isinstance(array, Tensor):
             self._init(array.cached_data, None, (), requires_grad)
         else:
             super().__init__(array, requires_grad=requires_grad, **options)
+
+    def keep_gradient(self, gradient: Tensor) -> None:
+        held = self.grad
+        if held is not None:  # the sum is a constant: it would keep the values of every batch
+            if (held.shape, held.dtype, held.device) != (gradient.shape, gradient.dtype, gradient.device):
+                raise ValueError(
+                    f"[backward] expects to add {gradient.dtype} {gradient.shape} to the gradient that a parameter has, "
+                    f"got {held.dtype} {held.shape}; reset_grad() forgets it."
+                )
+            gradient = held.detach() + gradient.detach()
+        self._grad = gradient
+
+
+def reset_gradients(parameters: Iterable[Tensor], set_to_none: bool = True) -> None:
+    """Forget the gradients, or make those that there are zeros."""
+    for p in parameters:
+        p.grad = None if set_to_none or p.grad is None else zeros_like(p, requires_grad=False)
 
 
 def find_recorder(values: Any) -> Any:
@@ -73,6 +94,7 @@ class Module:
 
     training = True
     _public: tuple[str, ...] = ()  # members whose names begin with an underscore, as some torch models have
+    arguments: ClassVar[Mapping[str, Check]] = {}  # what its constructor takes, where that is not CHECKS
     _config: Mapping[str, Any] = {}  # the constructor's arguments by name: what `save` writes and `load` calls
     _hooks: Mapping[int, Callable] = {}
     _pre_hooks: Mapping[int, Callable] = {}
@@ -82,14 +104,16 @@ class Module:
         if "__init__" not in cls.__dict__:
             return
         init, signature = cls.__init__, inspect.signature(cls.__init__)
+        checks = checks_of(cls, signature) if cls.__module__.startswith("needle.nn.") else {}
 
         @functools.wraps(init)
         def wrapped(self: Module, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(self, *args, **kwargs)
+            check_arguments(type(self).__name__, checks, bound.arguments)
             if "_config" not in self.__dict__:  # the outermost constructor: that of the object's own class
-                bound = signature.bind(self, *args, **kwargs).arguments
                 # The device is where the layer was made, not part of what it is.
-                self._config = {k: v for k, v in bound.items() if k not in ("self", "device")}
-            init(self, *args, **kwargs)
+                self._config = {k: v for k, v in bound.arguments.items() if k not in ("self", "device")}
+            init(*bound.args, **bound.kwargs)
 
         cls.__init__ = wrapped  # type: ignore[method-assign]
 
@@ -209,6 +233,12 @@ class Module:
 
     def parameters(self) -> list[Parameter]:
         return [p for _, p in self.named_parameters()]
+
+    def reset_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, which else add up; or make them zeros."""
+        reset_gradients(self.parameters(), set_to_none)
+
+    zero_grad = reset_grad
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that is no parameter once, under its first path."""

@@ -48,6 +48,18 @@ def stopped(value: Any) -> Any:
     return plain(value, lambda v: ops.stop_gradient(v) if isinstance(v, Tensor) else v)
 
 
+@rule(aten.numpy_T.default, view="always")
+@written_by(lambda base, value: ops.permute(value))
+def numpy_t(input: Any) -> Any:
+    return ops.permute(input)
+
+
+@rule(aten.mT.default, view="always")
+@written_by(lambda base, value: ops.transpose(value))
+def m_t(input: Any) -> Any:
+    return ops.transpose(input)
+
+
 # -- indexing ------------------------------------------------------------------------------------------------------------
 
 
