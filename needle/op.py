@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -108,6 +108,18 @@ def op(cls: type[T]) -> type[T]:
         raise ValueError(f"[op] there is already an op named {cls.__name__}.")
     OPS[cls.__name__] = cls
     return cls
+
+
+def one_of(**words: Collection[str]) -> Callable[[Any], None]:
+    """For `__post_init__ = one_of(...)` in an op: attributes that are one of some words."""
+
+    def check(self: Any) -> None:
+        for name, known in words.items():
+            value = vars(self)[name]
+            if not isinstance(value, str) or value not in known:
+                raise ValueError(f"[{self.label}] {name} expects one of {', '.join(known)}, got {value}.")
+
+    return check
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)

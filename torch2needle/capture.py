@@ -101,6 +101,21 @@ class Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InplaceProxy(node, self)
 
+    def create_arg(self, a: Any) -> Any:
+        arg = super().create_arg(a)
+        if isinstance(a, torch.Tensor) and isinstance(arg, fx.Node):
+            arg.meta["read"] = a, a._version
+        return arg
+
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        """A tensor that the forward made by itself is a constant: it may not be written after a traced call read it."""
+        graph = super().trace(*args, **kwargs)
+        for node in graph.nodes:
+            tensor, version = node.meta.pop("read", (None, None))
+            if tensor is not None and tensor._version != version:
+                raise Unsupported(f"the forward writes a tensor of its own after the graph reads it, near {node_location(node)}")
+        return graph
+
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         node.meta["location"] = user_location()

@@ -18,12 +18,18 @@ def written_by(put: Callable) -> Callable[[Callable], Callable]:
     return mark
 
 
+def overlaps(base: Any, value: Any, *_: Any, **__: Any) -> Any:
+    """`written_by(overlaps)`: several elements of the view are one of its base, so that a part of it changes others."""
+    raise Unsupported("it writes a view whose elements share memory with each other; clone it first")
+
+
 class Cell:
     """One storage, or a view of another.
 
     view: computes this value from that of `base`; None where torch may have copied.
     put: computes the base's value from it and this value, after a write through this view; None where that is not known.
     owner: what the storage belongs to, if the forward did not make it.
+    alike: torch may have given the tensor of `base` itself instead of another one over its memory.
     """
 
     def __init__(
@@ -33,9 +39,11 @@ class Cell:
         view: Callable[[Any], Any] | None = None,
         put: Callable[[Any, Any], Any] | None = None,
         owner: str = "",
+        alike: bool = False,
     ) -> None:
-        self.value, self.base, self.view, self.put, self.owner = value, base, view, put, owner
+        self.value, self.base, self.view, self.put, self.owner, self.alike = value, base, view, put, owner, alike
         self.views: list[Cell] = []
+        self.items: dict[Any, Cell] = {}  # the values that a tuple or list holds, once they were asked for
         self.stale = ""
         if base is not None:
             base.views.append(self)
@@ -47,6 +55,10 @@ class Cell:
 
     def root(self) -> Cell:
         return self if self.base is None else self.base.root()
+
+    def is_one_tensor(self) -> bool:
+        """No other cell may stand for the same tensor: a new shape of it is seen here alone."""
+        return not self.alike and not any(child.alike for child in self.views)
 
     def write(self, value: Any, where: str) -> None:
         """Replace the value; the storage and its views follow where they can be computed again, else they go stale."""
@@ -60,15 +72,12 @@ class Cell:
         """A view of this value was written."""
         if child.put is None or self.stale:
             text = f"it reads a value that {where} changed in place through a view; write that step out of place"
-            self.stale = self.stale or text
-            for sibling in self.views:
-                if sibling is not child:
-                    sibling.mark(text)
-        else:
-            self.value = child.put(self.value, child.value)
-            for sibling in self.views:
-                if sibling is not child:
-                    sibling.follow(where)
+            self.root().mark(text, but=child)
+            return
+        self.value = child.put(self.value, child.value)
+        for sibling in self.views:
+            if sibling is not child:
+                sibling.follow(where)
         if self.base is not None:
             self.base.receive(self, where)
 
@@ -76,15 +85,17 @@ class Cell:
         if self.stale:
             return
         if self.view is None:
-            self.mark(
-                f"it reads a reshape taken before {where} changed the value in place, which may or may not share memory"
-            )
+            text = f"it reads a reshape taken before {where} changed the value in place, which may or may not share memory"
+            self.mark(text)
             return
         self.value = self.view(self.base.value)  # type: ignore[union-attr]
         for child in self.views:
             child.follow(where)
 
-    def mark(self, text: str) -> None:
-        self.stale = text
+    def mark(self, text: str, but: Cell | None = None) -> None:
+        """This value and its views cannot be known any more, except `but` and its views."""
+        if self is but:
+            return
+        self.stale = self.stale or text
         for child in self.views:
-            child.mark(text)
+            child.mark(text, but)

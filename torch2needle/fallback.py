@@ -330,6 +330,8 @@ class FallbackInterpreter(LoggingInterpreter):
             if written != [base]:
                 raise Unsupported(f"{instead}: it writes an argument")
             result = ins[written[0]]
+            if result.shape != specs[written[0]].shape or not result.is_contiguous():
+                raise Unsupported(f"{instead}: it gives its argument another shape or storage")
         if not all(isinstance(t, torch.Tensor | None) for t in tree_leaves(result)) or not tensor_leaves(result):
             raise Unsupported(f"{instead}: its result is no tensor")
         storage = {t.untyped_storage()._cdata: i for i, t in enumerate(ins)}

@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from .aten import is_overload
-from .registry import is_inplace
+from .registry import find_function_rule, is_inplace
 
 
 def fold(graph: fx.Graph, constants: dict[str, torch.Tensor], fixed: dict[str, torch.Tensor]) -> None:
@@ -98,6 +98,8 @@ class Memory:
                 for arg, value in zip(node.target._schema.arguments, node.args, strict=False):
                     if arg.alias_info is not None and isinstance(value, fx.Node):
                         self.join(node, value)
+                if getattr(find_function_rule(node.target), "view", None) == "mode":
+                    self.join(node, node.all_input_nodes[0])  # torch.export copies where torch may not
 
     def of(self, key: Any) -> Any:
         while key in self.parent:

@@ -25,6 +25,7 @@ from .rules.arithmetic import DtypeOf
 from .rules.shapes import Pieces
 from .stubs import stub
 from .weights import TreeBuilder
+from .writes import as_stored, second_name, view_kind
 
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes numpy's names, too
 HALVES = (torch.float16, torch.bfloat16)
@@ -81,12 +82,14 @@ class Interpreter:
         self.attributes: dict[str, Cell] = {}  # of the model, by path
         self.written: dict[str, Cell] = {}  # its buffers that the forward writes
         self.tainted: set[fx.Node] = set()
+        self.given: dict[str, Cell] = {}  # cells of the caller, by placeholder name
 
     def run(self, inputs: dict[str, Any]) -> Any:
         """The symbolic result. `inputs`: symbols by placeholder name."""
         for node in self.captured.graph.nodes:
             if node.op == "placeholder":
-                self.env[node] = Cell(inputs[str(node.target)], owner=f"input {node.target}")
+                name = str(node.target)
+                self.env[node] = self.given.get(name) or Cell(inputs[name], owner=f"input {name}")
                 continue
             if any(n in self.tainted for n in node.all_input_nodes):
                 self.tainted.add(node)
@@ -144,15 +147,12 @@ class Interpreter:
 
     def get_attr(self, node: fx.Node) -> Cell:
         name = str(node.target)
-        made = self.captured.constants.get(name)
-        if made is not None:
-            return Cell(self.constant(made))
         if name not in self.attributes:
-            value: Any = self.captured.model
-            for part in name.split("."):
-                value = getattr(value, part)
+            made = self.captured.constants.get(name)
+            value = operator.attrgetter(name)(self.captured.model) if made is None else made
             known = self.constant(value) if isinstance(value, torch.Tensor) else value
-            self.attributes[name] = Cell(known, owner=f"model {name}")
+            kind = "model" if made is None else "lifted" if "val" in node.meta else "constant"
+            self.attributes[name] = Cell(known, owner=f"{kind} {name}")
         return self.attributes[name]
 
     def effects(self) -> list[Tensor]:
@@ -180,6 +180,8 @@ class Interpreter:
             return Cell(target(*args, **kwargs))
         if target is getattr and not isinstance(args[0], Tensor):  # of a named tuple
             return Cell(getattr(*args), self.base(node), lambda v: getattr(v, args[1]))
+        if kwargs.get("out") is not None:
+            raise Unsupported("it writes its result into out=; assign it with copy_")
         rule = find_function_rule(target)
         kwargs = {NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
         if any(v in HALVES for v in values if isinstance(v, torch.dtype)) or target in HALF_METHODS:
@@ -199,7 +201,7 @@ class Interpreter:
 
         put: Any = getattr(rule, "put", None)
         back = put and (lambda base, value: put(base, value, *bound.args[1:], **bound.kwargs))
-        return self.finish(node, result, inplace, view_kind(node, rule), again, back)
+        return self.finish(node, result, inplace, view_kind(node, rule, bound.args, inplace), again, back)
 
     def python(self, target: Any, args: tuple, kwargs: dict[str, Any], values: list[Any]) -> Any:
         """A call without tensors, of sizes, tuples and numbers: Python's own result, or a rule's for tensors made of sizes."""
@@ -226,7 +228,13 @@ class Interpreter:
             items[index] = item
             return tuple(items)
 
-        return Cell(value[index], self.base(node), lambda v: v[index], put)
+        base = self.base(node)
+        if base is None or isinstance(index, slice):
+            return Cell(value[index], base, lambda v: v[index])
+        index = index + len(value) if index < 0 else index
+        if index not in base.items:
+            base.items[index] = Cell(value[index], base, lambda v: v[index], put)
+        return base.items[index]
 
     def call_module(self, node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> Cell:
         module = self.captured.model.get_submodule(str(node.target))
@@ -234,22 +242,34 @@ class Interpreter:
             raise Unsupported(self.builder.failures[id(module)])
         rule = find_module_rule(module)
         if rule is None:
-            return Cell(self.inline(node, module, args, kwargs))
+            return self.inline(node, module, args, kwargs)
         layer = self.builder.modules[id(module)]
         result = layer(*args, **kwargs)
-        return self.finish(
-            node, result, getattr(module, "inplace", False), getattr(rule, "view", None), lambda v: layer(v)
-        )
+        inplace = getattr(module, "inplace", False)
+        view, put = view_kind(node, rule, args, inplace), getattr(rule, "put", None)
+        return self.finish(node, result, inplace, view, lambda v: layer(v), put)
 
-    def inline(self, node: fx.Node, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def inline(self, node: fx.Node, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Cell:
         """A submodule without a rule, as GraphModules of other tracers call them: capture and run it here."""
         try:
             captured = capture(module, {})
         except Exception:
             raise MissingRule(f"there is no rule for {target_name(type(module))}") from None
         names = [str(n.target) for n in captured.graph.nodes if n.op == "placeholder"]
+        nodes = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
         inner = self.inner(captured, self.path(node))
-        return inner.run({**dict(zip(names, args, strict=False)), **kwargs})
+        inner.given = {k: self.env[n] for k, n in nodes.items() if isinstance(n, fx.Node)}
+        return inner.cell_of(captured.graph.output_node().args[0], inner.run(values))
+
+    def cell_of(self, result: Any, value: Any) -> Cell:
+        """The cell of a graph's result: that of its node, or of a structure with the cells of its nodes."""
+        if isinstance(result, fx.Node):
+            return self.env[result]
+        cell = Cell(value)
+        if isinstance(result, tuple | list) and value is not None:
+            cell.items = {i: self.cell_of(r, v) for i, (r, v) in enumerate(zip(result, value, strict=True))}
+        return cell
 
     def inner(self, captured: Captured, prefix: str) -> Interpreter:
         return Interpreter(captured, self.builder, self.recorder, self.report, prefix)
@@ -259,18 +279,35 @@ class Interpreter:
     ) -> Cell:
         """The cell of a result: that of the first argument when the call wrote into it, a view's, or one of its own."""
         base = self.base(node)
+        if inplace and base is not None:
+            self.check_write(base)
+            if view is not None:
+                return self.reshape(base, Cell(result, base, again, put))
+            result = as_stored(result, base.value)
         status = status_of(self.recorder.graph.nodes[self.first :])
         self.report.add(Row(target_name(self.target(node)), status, 1, [self.path(node)], node_location(node)))
         if inplace and base is not None:
-            self.check_write(base)
             base.write(result, f"{target_name(self.target(node))} at {node_location(node)}")
             return base
         if view is None or base is None:
             return Cell(result)
-        return Cell(result, base, *((again, put) if view == "always" else ()))
+        alike = view != "always" or result is base.value
+        return Cell(result, base, *((again, put) if view in ("always", "same") else ()), alike=alike)
+
+    def reshape(self, old: Cell, new: Cell) -> Cell:
+        """After an in-place unsqueeze_ and its like: every name of the tensor has the new shape, older views keep theirs."""
+        if old.owner.startswith("model"):
+            raise Unsupported(f"it gives {old.owner.partition(' ')[2]} another shape, which belongs to the model")
+        if not old.is_one_tensor():
+            raise Unsupported("it gives a tensor another shape that may have a second name; write that step out of place")
+        for cells in (self.env, self.attributes, old.base.items if old.base else {}):
+            cells.update({k: new for k, c in cells.items() if c is old})  # type: ignore[attr-defined]
+        return new
 
     def base(self, node: fx.Node) -> Cell | None:
-        first = node.args[0] if node.args else node.kwargs.get("input")
+        first: Any = node.args[0] if node.args else node.kwargs.get("input")
+        if isinstance(first, str):  # einsum's
+            first = node.args[1][0] if isinstance(node.args[1], tuple | list) else node.args[1]
         return self.env[first] if isinstance(first, fx.Node) else None
 
     def check_write(self, cell: Cell) -> None:
@@ -278,7 +315,12 @@ class Interpreter:
         if kind == "model":
             if name not in dict(self.captured.model.named_buffers()) or self.prefix:
                 raise Unsupported(f"it writes {name} in place, which belongs to the model")
+            other = second_name(self.captured, name)
+            if other:
+                raise Unsupported(f"it writes {name} in place, which {other} may share")
             self.written[name] = cell.root()
+        if kind == "constant":  # what Python did with it meanwhile is not in the graph
+            raise Unsupported("it writes a tensor that the forward made by itself; pass example= to capture that")
         if kind == "input":
             self.report.note(f"torch writes input {name} in place; the converted model leaves it as it is")
 
@@ -294,14 +336,6 @@ class Interpreter:
 
 class MissingRule(Unsupported):
     """No rule for the target, as against a rule that refused."""
-
-
-def view_kind(node: fx.Node, rule: Callable) -> str | None:
-    """As the rule says, unless capture knows whether the result shares memory with the first argument."""
-    view = getattr(rule, "view", None)
-    if view == "maybe" and "shares" in node.meta:
-        return "always" if node.meta["shares"] else None
-    return view
 
 
 def is_getitem(target: Any) -> bool:

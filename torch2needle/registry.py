@@ -25,14 +25,15 @@ INPLACE_OPERATORS = {
 KEYWORDS = {"and_", "or_"}  # operators whose underscore only avoids a keyword
 
 
-def rule(*targets: Any, view: str | None = None) -> Callable[[Callable], Callable]:
+def rule(*targets: Any, view: str | Callable[..., str | None] | None = None) -> Callable[[Callable], Callable]:
     """Decorator: the conversion rule of torch functions, tensor methods (`torch.Tensor.view`), aten overloads or module classes.
 
     A function's rule has torch's own signature and a body in needle's public API; aten overloads of the same name
     (`torch.ops.aten.relu.default`) share it unless they are given one of their own. A module's rule takes the torch module
     and returns a needle layer whose parameters have torch's names and shapes; the converter fills them. A function of a
     library that need not be installed is given as its full name.
-    view: "always" when torch's result shares memory with the first argument, "maybe" when that depends on strides or mode.
+    view: "always" when torch's result shares memory with the first argument, "same" when it is that tensor, "maybe" when that
+    depends on strides or dtype, "mode" when on what no example tells; or a function of the call's arguments that says which.
     """
 
     def register(f: Callable) -> Callable:

@@ -56,7 +56,7 @@ class TreeBuilder:
         try:
             with no_drawing():
                 return rule(module)
-        except (Unsupported, NotImplementedError) as e:
+        except (Unsupported, NotImplementedError, ValueError, TypeError) as e:  # the last two: arguments out of range
             self.failures[id(module)] = str(e)
             return Tree()
 

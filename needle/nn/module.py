@@ -14,6 +14,8 @@ from needle.autograd import Tensor, as_data
 from needle.backend_ndarray import Device
 from needle.init import DRAWING, zeros_like
 
+from .arguments import Check, check_arguments, checks_of
+
 BOOKKEEPING = ("_config", "_public", "_hooks", "_pre_hooks", "_modules", "_tensors", "_last_use")
 MAX_LINES = 20  # of the names in one message
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -92,6 +94,7 @@ class Module:
 
     training = True
     _public: tuple[str, ...] = ()  # members whose names begin with an underscore, as some torch models have
+    arguments: ClassVar[Mapping[str, Check]] = {}  # what its constructor takes, where that is not CHECKS
     _config: Mapping[str, Any] = {}  # the constructor's arguments by name: what `save` writes and `load` calls
     _hooks: Mapping[int, Callable] = {}
     _pre_hooks: Mapping[int, Callable] = {}
@@ -101,14 +104,16 @@ class Module:
         if "__init__" not in cls.__dict__:
             return
         init, signature = cls.__init__, inspect.signature(cls.__init__)
+        checks = checks_of(cls, signature) if cls.__module__.startswith("needle.nn.") else {}
 
         @functools.wraps(init)
         def wrapped(self: Module, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(self, *args, **kwargs)
+            check_arguments(type(self).__name__, checks, bound.arguments)
             if "_config" not in self.__dict__:  # the outermost constructor: that of the object's own class
-                bound = signature.bind(self, *args, **kwargs).arguments
                 # The device is where the layer was made, not part of what it is.
-                self._config = {k: v for k, v in bound.items() if k not in ("self", "device")}
-            init(self, *args, **kwargs)
+                self._config = {k: v for k, v in bound.arguments.items() if k not in ("self", "device")}
+            init(*bound.args, **bound.kwargs)
 
         cls.__init__ = wrapped  # type: ignore[method-assign]
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from needle import init, ops
 from needle.autograd import Tensor, Unsupported
-from needle.backend_ndarray import Device
+from needle.backend_ndarray import Device, cpu_numpy, promote
 
+from .arguments import check_divides
 from .module import Module, Parameter
+
+
+def promoted(x: Tensor, *parameters: Tensor | None) -> list[Any]:
+    """All in one dtype where numpy's rules hold, under which a layer of float32 takes float64 inputs; else as they are."""
+    given = [t for t in (x, *parameters) if t is not None]
+    if x.recorder is not None or x.device != cpu_numpy() or len({t.dtype for t in given}) == 1:
+        return [x, *parameters]
+    dtype = functools.reduce(promote, (t.dtype for t in given))
+    return [t if t is None or t.dtype == dtype else ops.cast(t, dtype) for t in (x, *parameters)]
 
 
 class BatchNorm2d(Module):
@@ -61,12 +72,13 @@ class BatchNorm2d(Module):
             if x.recorder is not None:
                 raise Unsupported("momentum=None averages over all batches, which a recorded step does not count")
             momentum = 1 / self.num_batches_tracked.item()
+        x, weight, bias = promoted(x, self.weight, self.bias)
         return ops.batch_norm(
             x,
             self.running_mean,
             self.running_var,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             training=self.training or self.running_mean is None,
             momentum=momentum,
             eps=self.eps,
@@ -140,9 +152,8 @@ class InstanceNorm(Module):
         if x.ndim == self.rank + 1:
             return ops.squeeze(self.forward(ops.unsqueeze(x, 0)), 0)
         own = self.training or self.running_mean is None
-        return ops.instance_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, own, self.momentum, self.eps
-        )
+        x, weight, bias = promoted(x, self.weight, self.bias)
+        return ops.instance_norm(x, self.running_mean, self.running_var, weight, bias, own, self.momentum, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}"
@@ -161,6 +172,7 @@ class GroupNorm(Module):
         dtype: str = "float32",
     ) -> None:
         super().__init__()
+        check_divides("GroupNorm", "num_channels", "num_groups", num_groups, num_channels)
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
@@ -169,7 +181,8 @@ class GroupNorm(Module):
             self.bias = Parameter(init.zeros(num_channels), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        x, weight, bias = promoted(x, self.weight, self.bias)
+        return ops.group_norm(x, self.num_groups, weight, bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
@@ -208,7 +221,8 @@ class RMSNorm(Module):
             self.weight = Parameter(init.ones(*self.normalized_shape), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, len(self.normalized_shape), self.eps)
+        x, weight = promoted(x, self.weight)
+        return ops.rms_norm(x, weight, len(self.normalized_shape), self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}"
@@ -237,7 +251,8 @@ class LayerNorm(Module):
                 self.bias = Parameter(init.zeros(*self.normalized_shape), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.layer_norm(x, self.weight, self.bias, len(self.normalized_shape), self.eps)
+        x, weight, bias = promoted(x, self.weight, self.bias)
+        return ops.layer_norm(x, weight, bias, len(self.normalized_shape), self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}"

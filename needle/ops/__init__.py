@@ -135,4 +135,4 @@ cat = concat
 
 __all__ = [n for n in dir() if not n.startswith("_")]
 
-from . import fused_transpose, ops_mathematic  # noqa: E402 - ops that `load` has to know; the other takes the names above
+from . import fused_transpose, ops_mathematic, values  # noqa: E402 - ops that `load` has to know; the others take names

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
+from needle.autograd import Op, Spec, Tensor, Unsupported, one_of, op, tensor_method
 from needle.backend_ndarray import NDArray
 
 from .activation import tanh
@@ -69,6 +69,8 @@ class Whole(Op):
 
     Computed in float64, where the quotient of two float32 numbers or of integers below 2 ** 52 never rounds up to a whole one.
     """
+
+    __post_init__ = one_of(rounding=("floor", "trunc"))
 
     def infer(self, a: Any, *b: Any) -> Any:
         shape = broadcast_shape(self.label, tuple(a.shape), *(tuple(x.shape) for x in b))
@@ -174,6 +176,7 @@ class Bitwise(Op):
     """`operator` and, or, xor of bool tensors; integers have no kernel."""
 
     operator: str
+    __post_init__ = one_of(operator=LOGIC)
 
     def infer(self, a: Any, b: Any) -> Any:
         for x in (a, b):

@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
-from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote, promote_scalar
+from needle.backend_ndarray import FLOATS, REAL, NDArray, call, dtype_name, promote, promote_scalar
 from needle.backend_ndarray.kernels import DTYPES, kernel_dtype
 
 
 def float_dtype(dtype: Any) -> str:
-    """`dtype`, or float32 for integers and bools."""
-    return dtype_name(dtype) if dtype in FLOATS else "float32"
+    """`dtype`, or float32 (under numpy's rules float64) for integers and bools."""
+    return dtype_name(dtype) if dtype in FLOATS else REAL
 
 
 def real_dtype(kernel: str | None, dtype: str) -> str:
     """`dtype`, or float32 for the integers and bools that meet a kernel for real numbers."""
-    return dtype if dtype in FLOATS or "int64" in DTYPES.get(str(kernel), ()) else "float32"
+    return dtype if dtype in FLOATS or "int64" in DTYPES.get(str(kernel), ()) else REAL
 
 
 def cast_array(x: Any, dtype: str) -> Any:

@@ -107,7 +107,7 @@ class GreaterEqualScalar(ScalarComparison):
     ufunc = np.greater_equal
 
 
-@tensor_method("ge", "__ge__")
+@tensor_method()
 def ge(a: Tensor, b: Any) -> Tensor:
     return compare(a, b, GreaterEqual, GreaterEqualScalar)
 
@@ -129,7 +129,7 @@ class GreaterScalar(ScalarComparison):
     ufunc = np.greater
 
 
-@tensor_method("gt", "__gt__")
+@tensor_method()
 def gt(a: Tensor, b: Any) -> Tensor:
     return compare(a, b, Greater, GreaterScalar)
 
@@ -151,7 +151,7 @@ class LessEqualScalar(ScalarComparison):
     ufunc = np.less_equal
 
 
-@tensor_method("le", "__le__")
+@tensor_method()
 def le(a: Tensor, b: Any) -> Tensor:
     return compare(a, b, LessEqual, LessEqualScalar)
 
@@ -173,6 +173,6 @@ class LessScalar(ScalarComparison):
     ufunc = np.less
 
 
-@tensor_method("lt", "__lt__")
+@tensor_method()
 def lt(a: Tensor, b: Any) -> Tensor:
     return compare(a, b, Less, LessScalar)

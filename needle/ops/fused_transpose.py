@@ -28,6 +28,7 @@ class FusedConvTranspose2dActivation(Op):
     groups: int = 1
     activation: str = "relu"
     alpha: float = 0.0
+    float32_only = True
     layout = "blocked"
     flops = ConvTranspose2d.flops
 
@@ -84,6 +85,7 @@ class FusedConvTransposeBatchNorm2d(Op):
     alpha: float = 0.0
     has_bias: bool = False
     has_count: bool = False
+    float32_only = True
     flops = ConvTranspose2d.flops
 
     def must_decompose(self, *inputs: Any) -> bool:

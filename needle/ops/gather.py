@@ -13,8 +13,9 @@ from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.ndarray import PLANNING
 
 from . import expressions
+from .arithmetic import logical_or
 from .common import broadcast_shape, cast_array, check_axis, promote_scalar
-from .comparison import lt
+from .comparison import ge, lt
 from .elementwise import add, mul_scalar, where
 from .shape import broadcast_to, reshape
 
@@ -228,9 +229,13 @@ class IndexTensors(Op):
         axis = self.axis % len(x.shape)
         sizes = x.shape[axis : axis + len(index)]
         number = None
+        outside = None  # of its own axis, where the number in all of them may still be a valid one
         for i, size in zip(index, sizes, strict=True):
             wrapped = where(lt(i, 0), add(i, size), i)
             number = wrapped if number is None else add(mul_scalar(number, size), wrapped)
+            beyond = logical_or(lt(wrapped, 0), ge(wrapped, size))
+            outside = beyond if outside is None else logical_or(outside, beyond)
+        number = where(outside, math.prod(sizes), number)  # which `take` refuses
         flat = reshape(x, (*x.shape[:axis], math.prod(sizes), *x.shape[axis + len(index) :]))
         return take(flat, number, axis)  # type: ignore[arg-type]
 

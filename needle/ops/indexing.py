@@ -24,7 +24,7 @@ def encode_index(index: Any) -> tuple:
             items.append("...")
         elif i is None or isinstance(i, Deferred):
             items.append(i)
-        elif hasattr(i, "__index__") and not isinstance(i, bool):
+        elif hasattr(i, "__index__") and not isinstance(i, bool | Tensor):
             items.append(operator.index(i))
         else:
             raise TypeError(f"[getitem] expects integers, slices, None and ..., got {type(i).__name__}.")
@@ -68,7 +68,7 @@ class GetItem(Op):
         return [({"index": encode_index(c)}, [(5, 3, 4)]) for c in cases]
 
 
-@tensor_method("getitem", "__getitem__")
+@tensor_method()
 def getitem(a: Tensor, index: Any) -> Tensor:
     """a[index] with integers, slices, None and ...; sizes in it may be symbolic."""
     return GetItem(encode_index(index))(a)

@@ -55,7 +55,7 @@ class Concat(Op):
         for x in inputs:
             part = out[along(axis, out.ndim, slice(start, start + x.shape[axis]))]
             start += x.shape[axis]
-            if x._handle is not part._handle:  # else its maker has written it in place
+            if not x.is_same_view(part):  # else its maker has written it in place
                 call("copy", [part], [x])
 
     def reference(self, *xs: np.ndarray) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op, tensor_method
+from needle.autograd import Op, Spec, Tensor, one_of, op, tensor_method
 from needle.backend_ndarray import NDArray, dtype_name, promote
 
 from .activation import activation_code
@@ -138,11 +138,15 @@ def linear_gradient(out_grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | 
     return grad_x, grad_w, reshaped(summation(g, (0,)), bias.shape) if bias.requires_grad else None
 
 
+LAYOUTS = ("torch", "needle")
+
+
 @op
 class Linear(Op):
     """x @ weight + bias over the last axis of x. layout: "torch" weight (out, in), "needle" weight (in, out)."""
 
     layout_of_weight: str = "torch"
+    __post_init__ = one_of(layout_of_weight=LAYOUTS)
 
     def infer(self, x: Any, weight: Any, bias: Any = None) -> Any:
         return infer_linear("linear", self.layout_of_weight, x, weight, bias)

@@ -129,7 +129,7 @@ class Max(Extreme):
         return np.max(x, axis=as_axes(self.axes), keepdims=self.keepdims)
 
 
-@tensor_method("amax", "max")
+@tensor_method()
 def amax(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
     return Max(as_axes(axes), keepdims)(a)
 
@@ -146,7 +146,7 @@ class Min(Extreme):
         return np.min(x, axis=as_axes(self.axes), keepdims=self.keepdims)
 
 
-@tensor_method("amin", "min")
+@tensor_method()
 def amin(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
     return Min(as_axes(axes), keepdims)(a)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, one_of, op
 from needle.backend_ndarray import NDArray, call
 
 from . import expressions
@@ -74,6 +74,7 @@ def cubic_weights(t: np.ndarray) -> list[np.ndarray]:
 
 class Resize(Op):
     layout = "any"
+    __post_init__ = one_of(mode=MODES)
 
     def _scales(self, size: tuple, out: tuple) -> list[float]:
         a = self.attributes()
@@ -233,6 +234,17 @@ def resize_images(x: Tensor, size: tuple, scales: tuple, mode: str, align_corner
     return x
 
 
+def check_resize(label: str, size: Any, scale_factor: Any, mode: str, corners: Any, recompute: Any) -> None:
+    if (size is None) == (scale_factor is None):
+        raise ValueError(f"[{label}] expects either size or scale_factor.")
+    if mode not in MODES:
+        raise ValueError(f"[{label}] mode expects {', '.join(MODES)}, got {mode}.")
+    if corners and mode not in CORNERS:
+        raise ValueError(f"[{label}] align_corners goes with modes {', '.join(CORNERS)} only, got {mode}.")
+    if recompute and scale_factor is None:
+        raise ValueError(f"[{label}] recompute_scale_factor goes with scale_factor only.")
+
+
 def interpolate(
     x: Tensor,
     size: Any = None,
@@ -242,14 +254,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
 ) -> Tensor:
     """x (N, C, and one to three axes) resized to `size` (may be symbolic) or by `scale_factor`; numbers or one per axis."""
-    if (size is None) == (scale_factor is None):
-        raise ValueError("[interpolate] expects either size or scale_factor.")
-    if mode not in MODES:
-        raise ValueError(f"[interpolate] mode expects {', '.join(MODES)}, got {mode}.")
-    if align_corners and mode not in CORNERS:
-        raise ValueError(f"[interpolate] align_corners goes with modes {', '.join(CORNERS)} only, got {mode}.")
-    if recompute_scale_factor and scale_factor is None:
-        raise ValueError("[interpolate] recompute_scale_factor goes with scale_factor only.")
+    check_resize("interpolate", size, scale_factor, mode, align_corners, recompute_scale_factor)
     if isinstance(scale_factor, tuple | list):
         scale_factor = tuple(float(f) for f in scale_factor)
     size = tuple(size) if isinstance(size, list) else size

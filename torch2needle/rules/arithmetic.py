@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
+from torch2needle.cells import written_by
 from torch2needle.registry import rule
 
 T = torch.Tensor
@@ -118,7 +119,8 @@ def neg(input: Any) -> Any:
     return -input
 
 
-@rule(torch.positive, T.positive, operator.pos, view="always")
+@rule(torch.positive, T.positive, operator.pos, view="same")
+@written_by(lambda base, value: value)
 def positive(input: Any) -> Any:
     return input
 
@@ -278,42 +280,42 @@ def minimum(input: Any, other: Any) -> Any:
 # -- casts ---------------------------------------------------------------------------------------------------------------
 
 
-@rule(T.float)
+@rule(T.float, view="maybe")
 def to_float(input: Any, memory_format: Any = None) -> Any:
     return cast(input, "float32")
 
 
-@rule(T.half, T.bfloat16)
+@rule(T.half, T.bfloat16, view="maybe")
 def to_half(input: Any, memory_format: Any = None) -> Any:
     return cast(input, "float32")
 
 
-@rule(T.double)
+@rule(T.double, view="maybe")
 def to_double(input: Any, memory_format: Any = None) -> Any:
     return cast(input, "float64")
 
 
-@rule(T.long)
+@rule(T.long, view="maybe")
 def to_long(input: Any, memory_format: Any = None) -> Any:
     return cast(input, "int64")
 
 
-@rule(T.int)
+@rule(T.int, view="maybe")
 def to_int(input: Any, memory_format: Any = None) -> Any:
     return cast(input, "int32")
 
 
-@rule(T.bool)
+@rule(T.bool, view="maybe")
 def to_bool(input: Any, memory_format: Any = None) -> Any:
     return cast(input, "bool")
 
 
-@rule(T.type_as)
+@rule(T.type_as, view="maybe")
 def type_as(input: Any, other: Any) -> Any:
     return ops.cast_like(input, other)
 
 
-@rule(T.type)
+@rule(T.type, view="maybe")
 def type(input: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
     if dtype is None:
         raise Unsupported("type() without a dtype returns a string")
@@ -332,7 +334,8 @@ def to(input: Any, *args: Any, dtype: Any = None, device: Any = None, other: Any
     return ops.cast_like(input, other) if other is not None else cast(input, dtype)
 
 
-@rule(T.cpu, T.cuda, view="always")
+@rule(T.cpu, T.cuda, view="same")
+@written_by(lambda base, value, *_, **__: value)
 def to_device(input: Any, *_: Any, **__: Any) -> Any:
     return input
 
@@ -380,7 +383,7 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 
     return scaled(input, beta) + scaled(ops.summation(ops.matmul(batch1, batch2), 0), alpha)
 
 
-@rule(torch.einsum)
+@rule(torch.einsum, view="mode")  # of one operand, such as "ij->ji"
 def einsum(equation: str, *operands: Any) -> Any:
     many = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     return ops.einsum(equation, *many)

@@ -40,6 +40,18 @@ def detach_(input: Any) -> Any:
     return ops.stop_gradient(input)
 
 
+@rule(aten.numpy_T.default, view="always")
+@written_by(lambda base, value: ops.permute(value))
+def numpy_t(input: Any) -> Any:
+    return ops.permute(input)
+
+
+@rule(aten.mT.default, view="always")
+@written_by(lambda base, value: ops.transpose(value))
+def m_t(input: Any) -> Any:
+    return ops.transpose(input)
+
+
 # -- indexing ------------------------------------------------------------------------------------------------------------
 
 

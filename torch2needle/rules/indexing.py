@@ -44,7 +44,16 @@ def is_basic(item: Any) -> bool:
     return not isinstance(item, Tensor | list | np.ndarray)
 
 
-@rule(operator.getitem, view="always")
+def shares_memory(input: Any, index: Any) -> str | None:
+    """Slices and numbers give views, lists and tensors copies; a tensor of one number counts as that number."""
+    items = index if isinstance(index, tuple) else (index,)
+    if not all(is_basic(i) for i in items):
+        specs = [getattr(i, "spec", None) for i in items if isinstance(i, Tensor)]
+        return "maybe" if any(s is None or not s.shape for s in specs) else None
+    return None if any(isinstance(i, bool) for i in items) else "always"
+
+
+@rule(operator.getitem, view=shares_memory)
 @written_by(lambda base, value, index: setitem(base, index, value))
 def getitem(input: Any, index: Any) -> Any:
     items = index if isinstance(index, tuple) else (index,)

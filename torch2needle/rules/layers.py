@@ -8,6 +8,7 @@ from torch import nn
 
 from needle import nn as needle_nn
 from needle.autograd import Unsupported
+from torch2needle.cells import written_by
 from torch2needle.registry import rule
 
 
@@ -21,7 +22,8 @@ def linear(m: nn.Linear) -> Any:
     return needle_nn.Linear(m.in_features, m.out_features, bias=m.bias is not None, layout="torch")
 
 
-@rule(nn.Identity, view="always")
+@rule(nn.Identity, view="same")
+@written_by(lambda base, value: value)
 def identity(m: nn.Identity) -> Any:
     return needle_nn.Identity()
 

@@ -11,7 +11,7 @@ import torch
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
-from torch2needle.cells import written_by
+from torch2needle.cells import overlaps, written_by
 from torch2needle.registry import rule
 from torch2needle.rules.arithmetic import DtypeOf
 
@@ -46,6 +46,11 @@ def or_keyword(name: str) -> Callable[[Callable], Callable]:
 def back_in_shape(base: Any, value: Any, *_: Any, **__: Any) -> Any:
     """For views that only change the shape: what the base becomes when the view is written."""
     return ops.reshape_like(value, base)
+
+
+def unchanged(base: Any, value: Any, *_: Any, **__: Any) -> Any:
+    """For views of all elements in the same shape."""
+    return value
 
 
 # -- joining -------------------------------------------------------------------------------------------------------------
@@ -158,13 +163,14 @@ def permute_method(input: Any, *dims: Any) -> Any:
     return ops.permute(input, varargs(dims))
 
 
-@rule(torch.transpose, T.transpose, torch.swapaxes, T.swapaxes, torch.swapdims, T.swapdims, view="always")
+@rule(torch.transpose, T.transpose, T.transpose_, view="always")
+@rule(torch.swapaxes, T.swapaxes, T.swapaxes_, torch.swapdims, T.swapdims, T.swapdims_, view="always")
 @written_by(lambda base, value, dim0, dim1: ops.transpose(value, (dim0, dim1)))
 def transpose(input: Any, dim0: int, dim1: int) -> Any:
     return ops.transpose(input, (dim0, dim1))
 
 
-@rule(torch.t, T.t, view="always")
+@rule(torch.t, T.t, T.t_, view="always")
 @written_by(lambda base, value: ops.permute(value))
 def t(input: Any) -> Any:
     return ops.permute(input)
@@ -177,17 +183,20 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
 
 
 @rule(T.expand, view="always")
+@written_by(overlaps)
 @or_keyword("size")
 def expand(input: Any, *size: Any, implicit: bool = False) -> Any:
     return ops.broadcast_to(input, shape=shape_of(size))
 
 
 @rule(torch.broadcast_to, T.broadcast_to, view="always")
+@written_by(overlaps)
 def broadcast_to(input: Any, size: Any) -> Any:
     return ops.broadcast_to(input, shape=tuple(size))
 
 
 @rule(T.expand_as, view="always")
+@written_by(overlaps)
 def expand_as(input: Any, other: Any) -> Any:
     return ops.broadcast_like(input, other)
 
@@ -198,7 +207,7 @@ def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 
 @rule(T.contiguous, view="maybe")
-@written_by(back_in_shape)
+@written_by(unchanged)
 def contiguous(input: Any, memory_format: Any = None) -> Any:
     return input
 
@@ -208,7 +217,7 @@ def clone(input: Any, *, memory_format: Any = None) -> Any:
     return input
 
 
-@rule(torch.detach, T.detach, view="always")
+@rule(torch.detach, T.detach, T.detach_, view="always")
 def detach(input: Any) -> Any:
     return ops.stop_gradient(input)
 
@@ -403,7 +412,14 @@ ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def attribute_written(base: Any, value: Any, name: str) -> Any:
+    if name not in ("T", "mT"):
+        raise Unsupported(f"it writes through .{name}, which hides the write from gradients")
+    return ATTRIBUTES[name](value)
+
+
 @rule(builtins.getattr, view="always")
+@written_by(attribute_written)
 def get_attribute(input: Any, name: str) -> Any:
     if name not in ATTRIBUTES:
         raise Unsupported(f"the attribute {name} of a tensor has no rule")
