@@ -286,8 +286,8 @@ def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
     limits = [-np.inf if min is None else min, np.inf if max is None else max]
     if all(is_limit(v) for v in limits):
         return Clamp(*limits)(a)
-    low = a if min is None else maximum(a, min)
-    return low if max is None else minimum(low, max)
+    low = a if min is None else at_least(a, min)
+    return low if max is None else at_most(low, max)
 
 
 def is_limit(scalar: Any) -> bool:
