@@ -113,7 +113,9 @@ class Tracer(fx.Tracer):
         for node in graph.nodes:
             tensor, version = node.meta.pop("read", (None, None))
             if tensor is not None and tensor._version != version:
-                raise Unsupported(f"the forward writes a tensor of its own after the graph reads it, near {node_location(node)}")
+                raise Unsupported(
+                    f"the forward writes a tensor of its own after the graph reads it, near {node_location(node)}"
+                )
         return graph
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from .layer_calls import call_layer
 from .registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, target_name
 from .report import Report, Row, short, status_of
 from .rules.arithmetic import DtypeOf
-from .rules.shapes import Pieces
+from .rules.shapes import Absent, Pieces
 from .stubs import stub
 from .weights import TreeBuilder
 from .writes import as_stored, second_name, view_kind
@@ -96,7 +96,9 @@ class Interpreter:
             self.first = len(self.recorder.graph.nodes)  # of those that this call records
             try:
                 if node.op == "output":
-                    return self.resolve(node.args[0])
+                    result = self.resolve(node.args[0])
+                    demand(leaves(result))
+                    return result
                 self.env[node] = self.get_attr(node) if node.op == "get_attr" else self.call(node)
             except Exception as e:
                 self.fail(node, e)
@@ -182,6 +184,7 @@ class Interpreter:
             return Cell(getattr(*args), self.base(node), lambda v: getattr(v, args[1]))
         if kwargs.get("out") is not None:
             raise Unsupported("it writes its result into out=; assign it with copy_")
+        demand(v for v in values if isinstance(v, Absent))
         rule = find_function_rule(target)
         kwargs = {NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
         if any(v in HALVES for v in values if isinstance(v, torch.dtype)) or target in HALF_METHODS:
@@ -205,9 +208,7 @@ class Interpreter:
 
     def python(self, target: Any, args: tuple, kwargs: dict[str, Any], values: list[Any]) -> Any:
         """A call without tensors, of sizes, tuples and numbers: Python's own result, or a rule's for tensors made of sizes."""
-        for v in values:
-            if isinstance(v, Pieces):
-                len(v)  # says what is not known
+        demand(values)
         like = mentioned(values)
         rule = None if like is None else find_function_rule(target)
         if rule is not None and "like" in inspect.signature(rule).parameters:
@@ -299,7 +300,9 @@ class Interpreter:
         if old.owner.startswith("model"):
             raise Unsupported(f"it gives {old.owner.partition(' ')[2]} another shape, which belongs to the model")
         if not old.is_one_tensor():
-            raise Unsupported("it gives a tensor another shape that may have a second name; write that step out of place")
+            raise Unsupported(
+                "it gives a tensor another shape that may have a second name; write that step out of place"
+            )
         for cells in (self.env, self.attributes, old.base.items if old.base else {}):
             cells.update({k: new for k, c in cells.items() if c is old})  # type: ignore[attr-defined]
         return new
@@ -332,6 +335,13 @@ class Interpreter:
         elif has_flag:
             value = "its default" if flag is None else flag
             self.report.constant_flags.append(f"{target_name(target)} at {node_location(node)}: training is {value}")
+
+
+def demand(values: Iterable[Any]) -> None:
+    """Raises where a value that is used is not known."""
+    for v in values:
+        if isinstance(v, Pieces):
+            len(v)  # says what is not known
 
 
 class MissingRule(Unsupported):

@@ -308,6 +308,19 @@ class Pieces:
         return iter(range(len(self)))
 
 
+class Absent(Pieces):
+    """A result that a rule does not give, such as the indices of a pool: whoever reads it is refused."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __getitem__(self, index: Any) -> Any:
+        raise Unsupported(self.why)
+
+    def __len__(self) -> int:
+        raise Unsupported(self.why)
+
+
 def known_size(input: Any, dim: int) -> Any:
     """The example's size of an axis, or None without an example."""
     spec = getattr(input, "spec", None)
