@@ -19,7 +19,6 @@ from .common import (
     ScalarOp,
     Unary,
     as_operand,
-    broadcast_shape,
     cast_array,
     fits_attribute,
     promote_scalar,

@@ -85,7 +85,9 @@ class State:
 
     def like(self, x: torch.Tensor, dtype: str = "") -> tuple[Any, torch.Tensor]:
         """A tensor that broadcasts with x."""
-        found = self.pick(lambda t: broadcast(t.shape, x.shape) and dtype in ("", str(t.dtype)[6:]))
+        found = self.pick(  # not itself: 0 / 0 instead of 1 may be a rounding
+            lambda t: t is not x and broadcast(t.shape, x.shape) and dtype in ("", str(t.dtype)[6:])
+        )
         if found and self.chance(0.6):
             return found
         shape = [1 if self.chance(0.25) else s for s in x.shape]

@@ -212,7 +212,8 @@ def drawn_step(s: State, case: dict[str, Any], name: str) -> Any:
             result = program(trial).call(*step, values)
     except Exception:
         return None
-    if too_large(result) or (name.rpartition(".")[2] in ORDERED and has_ties(result)) or not defined(name, made, s):
+    tied = name.rpartition(".")[2] in ORDERED and has_ties(result)
+    if result is NotImplemented or too_large(result) or tied or not defined(name, made, s):
         return None
     case["steps"].append(step)
     if is_inplace(target):
