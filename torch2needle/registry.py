@@ -19,7 +19,7 @@ FUNCTION_RULES: dict[Any, Callable] = {}
 MODULE_RULES: dict[type[nn.Module], Callable] = {}
 # Python's in-place operators have no trailing underscore that would tell.
 INPLACE_OPERATORS = {
-    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "imatmul", "ipow", "iand", "ior", "ixor"),
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
     "setitem",
 }
 KEYWORDS = {"and_", "or_"}  # operators whose underscore only avoids a keyword

@@ -335,7 +335,7 @@ def joined(base: Any, value: Any, _: Any = None, dim: int = 0, **__: Any) -> Any
 @written_by(joined)
 def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
     total = known_size(input, dim)
-    count = chunks if total is None else max(1, -(-total // max(1, -(-total // chunks))))
+    count = chunks if not total else max(1, -(-total // max(1, -(-total // chunks))))
     return tuple(ops.Piece(dim, i, pieces=chunks, count=count)(input) for i in range(count))
 
 
