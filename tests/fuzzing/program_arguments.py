@@ -177,7 +177,9 @@ def parameter(s: State, p: inspect.Parameter, x: torch.Tensor) -> Any:
         return s.rng.choice((0, 1, 2, 5))
     if p.name == "approximate":
         return s.rng.choice(("none", "tanh"))
-    if p.name in ("fill_value", "alpha", "beta"):
+    if p.name in ("alpha", "beta"):
+        return s.rng.choice(SCALARS)
+    if p.name == "fill_value":
         return s.scalar()
     if p.name in ("offset", "diagonal", "decimals", "shifts"):
         return s.rng.randrange(-3, 4)
@@ -247,7 +249,9 @@ def masked_fill(s: State, x: torch.Tensor, ref: Any) -> Drawn:
 
 @special("clamp", "clip")
 def clamp(s: State, x: torch.Tensor, ref: Any) -> Drawn:
-    low, high = (s.like(x)[0] if s.chance(0.2) else s.scalar() if s.chance(0.8) else None for _ in range(2))
+    if s.chance(0.2):
+        return (ref, s.like(x)[0], s.like(x)[0] if s.chance(0.5) else None), {}
+    low, high = (s.scalar() if s.chance(0.8) else None for _ in range(2))
     return (ref, low, high), {}
 
 

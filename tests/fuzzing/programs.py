@@ -212,7 +212,7 @@ def drawn_step(s: State, case: dict[str, Any], name: str) -> Any:
             result = program(trial).call(*step, values)
     except Exception:
         return None
-    tied = name.rpartition(".")[2] in ORDERED and has_ties(result)
+    tied = name.rpartition(".")[2] in ORDERED and has_ties(name, made, program(trial).value(made[0][0], s.values))
     if result is NotImplemented or too_large(result) or tied or not defined(name, made, s):
         return None
     case["steps"].append(step)
@@ -241,9 +241,15 @@ def too_large(result: Any) -> bool:
     return any(t.numel() > 4000 or str(t.dtype)[6:] not in (*DTYPES, "float16", "bfloat16") for t in tensors(result))
 
 
-def has_ties(result: Any) -> bool:
-    """Whether equal elements leave the order open; argsort does not show them."""
-    return not isinstance(result, tuple) or any(len(set(v.flatten().tolist())) < v.numel() for v in result[:1])
+def has_ties(name: str, made: Any, x: torch.Tensor) -> bool:
+    """Whether equal elements leave the order open."""
+    args, kwargs = made
+    place = 2 if name.endswith("topk") else 1
+    axis = kwargs.get("dim", args[place] if len(args) > place else -1)
+    if x.ndim == 0 or x.dtype == torch.bool:
+        return x.ndim > 0
+    steps = x.sort(dim=axis).values.diff(dim=axis)
+    return bool((steps == 0).any() or steps.isnan().any())
 
 
 def defined(name: str, made: Any, s: State) -> bool:
@@ -338,9 +344,9 @@ class Judge:
                         away = np.where(away > 0, np.nan, 0.0)
                     away = np.where((e == m) | (np.isnan(e) & np.isnan(m)), 0.0, away) if e.dtype.kind == "f" else away
                     self.unsure[k] = self.unsure[k] + 8 * away
-        for u in self.unsure:  # what one element was spared by chance
-            if u.size and np.isfinite(u).any():
-                np.maximum(u, np.mean(u[np.isfinite(u)]), out=u)
+        for k, u in enumerate(self.unsure):  # what one element was spared by chance
+            if np.isfinite(u).any():
+                self.unsure[k] = np.maximum(u, np.mean(u, where=np.isfinite(u)))
 
 
 def shaker(how: int) -> Callable[[Any], Any]:
