@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
-from needle.backend_ndarray import FLOATS, REAL, NDArray, call, dtype_name, promote, promote_scalar
+from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote, promote_scalar
 from needle.backend_ndarray.kernels import DTYPES, kernel_dtype
 
 
 def float_dtype(dtype: Any) -> str:
-    """`dtype`, or float32 (under numpy's rules float64) for integers and bools."""
-    return dtype_name(dtype) if dtype in FLOATS else REAL
+    """`dtype`, or float32 for integers and bools."""
+    return dtype_name(dtype) if dtype in FLOATS else "float32"
 
 
 def real_dtype(kernel: str | None, dtype: str) -> str:
     """`dtype`, or float32 for the integers and bools that meet a kernel for real numbers."""
-    return dtype if dtype in FLOATS or "int64" in DTYPES.get(str(kernel), ()) else REAL
+    return dtype if dtype in FLOATS or "int64" in DTYPES.get(str(kernel), ()) else "float32"
 
 
 def result_dtype(*operands: Any) -> str:
@@ -99,13 +99,6 @@ def check_axes(label: str, axes: int | Sequence[int] | None, shape: Sequence[int
 def as_axes(axes: Any) -> Any:
     """Axes as an attribute: None, an int or a tuple."""
     return tuple(axes) if isinstance(axes, list | tuple) else axes
-
-
-def pair(value: Any) -> tuple[Any, Any]:
-    """(height, width) from one number or two."""
-    if isinstance(value, tuple | list):
-        return (value[0], value[-1])
-    return (value, value)
 
 
 def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -23,7 +23,7 @@ from .common import (
     result_dtype,
     unbroadcast,
 )
-from .comparison import eq
+from .comparison import eq, ne
 
 # -- arithmetic ----------------------------------------------------------------------------------------------------------
 
@@ -189,12 +189,14 @@ def rdivide(a: Tensor, b: Any) -> Tensor:
 
 
 class Extremum(Binary):
-    """Element-wise maximum or minimum; equal elements share the gradient by halves, as in torch."""
+    """Element-wise maximum or minimum; equal elements share the gradient by halves, beside NaN both have it, as in torch."""
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a, b = node.inputs
         tie = mul_scalar(cast(eq(a, b), out_grad.dtype), 0.5)
-        shares = [add(cast(eq(node, x), out_grad.dtype), negate(tie)) for x in (a, b)]
+        beside_nan = cast(ne(node, node), out_grad.dtype)
+        wins = [add(cast(eq(node, x), out_grad.dtype), beside_nan) for x in (a, b)]
+        shares = [subtract(w, tie) for w in wins]
         return tuple(unbroadcast(multiply(out_grad, s), x.shape) for s, x in zip(shares, (a, b), strict=True))
 
 

@@ -10,14 +10,14 @@ from needle.autograd import Deferred, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
 
 from .common import Binary, ScalarOp, as_operand, promote_scalar, result_dtype, unbroadcast
-from .comparison import eq
+from .comparison import eq, ge
 from .elementwise import add, mul_scalar, multiply, where, with_scalar
 from .maths import log
 
 
 @op
 class EWisePow(Binary):
-    """a ** b. At base 0 the gradient of the exponent is 0 for a positive exponent, as torch has it."""
+    """a ** b. At base 0 the gradient of an exponent that is not negative is 0, as torch has it."""
 
     kernel = "power"
     ufunc = np.power
@@ -37,11 +37,15 @@ class EWisePow(Binary):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a, b = node.inputs
-        grad_a = multiply(out_grad, multiply(b, power(a, add(b, -1.0)))) if a.requires_grad else None
+        grad_a = None
+        if a.requires_grad:
+            slope = multiply(b, power(a, add(b, -1.0)))
+            grad_a = multiply(out_grad, where(eq(b, 0.0), 0.0, slope))  # not 0 times what 1 / 0 is
         grad_b = None
         if b.requires_grad:
             by_log = multiply(out_grad, multiply(node, log(a)))
-            grad_b = unbroadcast(where(eq(node, 0.0), multiply(node, out_grad), by_log), b.shape)
+            at_zero = where(ge(b, 0.0), 0.0, by_log)
+            grad_b = unbroadcast(where(eq(a, 0.0), at_zero, by_log), b.shape)
         return (unbroadcast(grad_a, a.shape) if grad_a is not None else None), grad_b
 
 

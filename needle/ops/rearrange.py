@@ -11,7 +11,7 @@ from .elementwise import add
 from .indexing import ScatterItem, encode_index, getitem
 from .join import along, stack
 from .shape import Pad, permute, reshape
-from .spatial import check_spatial, conv_size, per_axis
+from .spatial import check_spatial, conv_size, per_axis, windows_of
 
 
 @op
@@ -134,6 +134,7 @@ class Im2col(Op):
     dilation: tuple = (1, 1)
     padding: tuple = (0, 0)
     stride: tuple = (1, 1)
+    __post_init__ = windows_of(kernel_size=1, dilation=1, padding=0, stride=1)
 
     def infer(self, x: Any) -> Any:
         check_spatial("unfold", x, 2)
@@ -166,6 +167,7 @@ class Col2im(Op):
     dilation: tuple = (1, 1)
     padding: tuple = (0, 0)
     stride: tuple = (1, 1)
+    __post_init__ = windows_of(kernel_size=1, dilation=1, padding=0, stride=1)
 
     def infer(self, x: Any) -> Any:
         count = math.prod(places("fold", self, self.output_size))

@@ -203,7 +203,10 @@ def variance(a: Tensor, axes: Any = None, correction: Any = 1, keepdims: bool = 
 
 
 def std(a: Tensor, axes: Any = None, correction: Any = 1, keepdims: bool = False) -> Tensor:
-    return sqrt(variance(a, axes, correction, keepdims))
+    """The root of the variance; its gradient at equal elements is zero, as in torch."""
+    square = variance(a, axes, correction, keepdims)
+    zero = eq(square, 0.0)
+    return where(zero, 0.0, sqrt(where(zero, 1.0, square)))
 
 
 @op
@@ -255,7 +258,12 @@ def vector_norm(a: Tensor, order: float = 2.0, axes: Any = None, keepdims: bool 
         return (amax if order > 0 else amin)(absolute(a), axes, keepdims)
     if order == 1:
         return summation(absolute(a), axes, keepdims)
-    powers = multiply(a, a) if order == 2 else power_scalar(absolute(a), order)
+    size = absolute(a) if order != 2 else a
+    if order < 1:  # a root of the elements has no slope at 0 either: there torch's is zero
+        none = eq(size, 0.0)
+        powers = where(none, 0.0 if order > 0 else math.inf, power_scalar(where(none, 1.0, size), order))
+    else:
+        powers = multiply(a, a) if order == 2 else power_scalar(size, order)
     total = summation(powers, axes, keepdims)
     zero = eq(total, 0.0)
     root = power_scalar(where(zero, add(multiply(total, 0.0), 1.0), total), 1 / order)  # sqrt has no slope at 0

@@ -14,7 +14,7 @@ from . import expressions
 from .linalg import matmul
 from .pool import AdaptiveAvgPool2d
 from .pool_nd import AdaptiveAvgPoolNd
-from .spatial import SHAPES, on_frames, on_row, per_axis
+from .spatial import SHAPES, check_gradient, on_frames, on_row, per_axis
 
 MODES = {  # the numbers of axes that each mode resizes
     "nearest": (1, 2, 3),
@@ -200,6 +200,7 @@ class InterpolateGrad(Resize):
     layout = "plain"
 
     def infer(self, dy: Any) -> Any:
+        check_gradient(self.label, (*self.shape[:2], *dy.shape[2:4]), dy)
         return Spec(self.shape, str(dy.dtype))
 
     def compute(self, dy: NDArray) -> Any:

@@ -72,9 +72,8 @@ class Flatten(Op):
     is_view = compute_infers = True
 
     def infer(self, x: Any) -> Any:
-        if not x.shape:
-            return Spec((1,), x.dtype)
-        first, last = check_axis("flatten", self.start_dim, x.shape), check_axis("flatten", self.end_dim, x.shape)
+        axes = x.shape or (1,)  # a 0-d tensor becomes one of an axis
+        first, last = check_axis("flatten", self.start_dim, axes), check_axis("flatten", self.end_dim, axes)
         if first > last:
             raise ValueError(f"[flatten] start_dim {self.start_dim} comes after end_dim {self.end_dim}.")
         flat = int(np.prod(x.shape[first : last + 1]))
