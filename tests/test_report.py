@@ -186,7 +186,7 @@ def test_stub_of_an_overload(rules: None, monkeypatch: pytest.MonkeyPatch) -> No
     exec(square, names)
     with pytest.raises(torch2needle.ConversionError, match="the converted model's output 0 is off by"):
         names["test_convert_special_i0"]()
-    assert all("is off by" in r.reason for r in torch2needle.check(model, x).unsupported)  # the rule is found
+    assert any("is off by" in r.reason for r in torch2needle.check(model, x).unsupported)  # the rule is found
 
 
 def test_a_wrong_rule_fails_its_test(rules: None) -> None:
