@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .backend_ndarray import Device, NDArray, cpu_numpy, dtype_name, dtype_of
-from .backend_selection import default_device
+from .backend_selection import BACKEND, default_device
 from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads
-from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, op
+from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, one_of, op
 
 TENSOR_COUNTER = 0
 # dtypes of tensors that are constants to differentiation, by name and as numpy has them
@@ -29,6 +31,8 @@ def as_data(array: Any, device: Device | None, dtype: str | None) -> Any:
         device = array.device if stays else default_device()
     if device == cpu_numpy():
         array = array.numpy() if isinstance(array, NDArray) else array
+        if BACKEND == "np" and not hasattr(array, "dtype"):
+            dtype = dtype or "float64"  # what numpy gives numbers and lists: the course checks gradients to 1e-6
         return np.array(array, dtype=dtype_of(array, dtype))
     return NDArray(array, device=device, dtype=dtype)
 
@@ -103,12 +107,16 @@ class Tensor:
 
     @data.setter
     def data(self, value: Any) -> None:
+        """Takes any shape of equal size: the course sets a bias (1, n) from (n,)."""
         value = value if isinstance(value, Tensor) else Tensor(value, device=self.device, dtype=self.dtype)
         if value.recorder is not None:
-            value.recorder.write(self, value)
+            same = not value.recorder.static or tuple(value.shape) == tuple(self.shape)
+            value.recorder.write(self, value if same else value.reshape(self.shape))
             return
         if value.device != self.device:
             value = Tensor(value, device=self.device)
+        if value.size == self.size:
+            value = value if value.shape == self.shape else value.detach().reshape(self.shape)
         if value.dtype != self.dtype or value.shape != self.shape:
             raise ValueError(f"[data] expects {self.dtype} {self.shape}, got {value.dtype} {value.shape}.")
         self.cached_data = value.cached_data
@@ -147,9 +155,6 @@ class Tensor:
     def numpy(self) -> np.ndarray:
         return self.cached_data.copy() if isinstance(self.cached_data, np.ndarray) else self.cached_data.numpy()
 
-    def item(self) -> float:
-        return self.numpy().item()
-
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self.cached_data.__dlpack__(**kwargs)
 
@@ -160,16 +165,25 @@ class Tensor:
         return np.asarray(self.numpy(), dtype=dtype)
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("[len] expects at least one axis, got shape ().")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
+    __hash__ = object.__hash__  # `==` compares elements, yet sets and dicts keep tensors by identity
+
     def __repr__(self) -> str:
         return f"needle.Tensor({self.numpy()!s})"
 
     def backward(self, out_grad: Any = None) -> None:
-        """Set `.grad` of all tensors under this one; `out_grad` (default: ones) is the gradient of this tensor itself."""
+        """Set `.grad` of all tensors under this one, and add to that of parameters.
+
+        out_grad: the gradient of this tensor itself, ones unless given.
+        """
+        if not self.requires_grad:
+            raise ValueError("[backward] expects a result of tensors that need a gradient, got one that needs none.")
         if out_grad is None:
             out_grad = np.ones(self.shape, "float32")
         if not isinstance(out_grad, Tensor) or (out_grad.dtype, out_grad.device) != (self.dtype, self.device):
@@ -184,7 +198,8 @@ class Tensor:
         _bound: Any = None
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _bound
         __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __getitem__ = _bound
-        __lt__ = __le__ = __gt__ = __ge__ = _bound
+        __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __xor__ = __invert__ = _bound
+        __float__ = __int__ = __index__ = _bound
 
         def __getattr__(self, name: str) -> Any:
             """The methods that `tensor_method` adds."""
@@ -194,11 +209,32 @@ def tensor_method(*names: str) -> Callable[[Callable], Callable]:
     """Function decorator: makes a public op function a method of Tensor; dunder names become operators."""
 
     def bind(f: Callable) -> Callable:
+        f = axis_names(f)
         for name in names or (f.__name__,):
             setattr(Tensor, name, f)
         return f
 
     return bind
+
+
+def axis_names(f: Callable) -> Callable:
+    """f, which takes `axis` or `axes` and perhaps `keepdims`, by the names that numpy and torch have for them, too."""
+    parameters = inspect.signature(f).parameters
+    own = next((p for p in ("axes", "axis") if p in parameters), "")
+    others = dict.fromkeys({"dim", "dims", "axis", "axes"} - parameters.keys(), own) if own else {}
+    if "keepdims" in parameters:
+        others["keepdim"] = "keepdims"
+    if not others:
+        return f
+
+    @functools.wraps(f)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        given = {others.get(k, k): v for k, v in kwargs.items()}
+        if len(given) < len(kwargs):
+            raise TypeError(f"[{f.__name__}] expects one name for one argument, got {', '.join(kwargs)}.")
+        return f(*args, **given)
+
+    return named
 
 
 class TensorTuple(Tensor):
@@ -258,6 +294,7 @@ __all__ = [
     "is_on",
     "map_deferred",
     "no_grad",
+    "one_of",
     "op",
     "sum_grads",
     "tensor_method",

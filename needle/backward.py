@@ -22,7 +22,19 @@ def compute_gradient_of_variables(output: Tensor, out_grad: Tensor) -> None:
             continue
         for i, g in zip(node.inputs, node.op.gradient_as_tuple(total, node), strict=True):
             if g is not None and i.requires_grad:
-                grads.setdefault(id(i), []).append(g)
+                grads.setdefault(id(i), []).append(g if same_dtype(g, i) else cast_as(g, i))
+
+
+def same_dtype(gradient: Tensor, of: Tensor) -> bool:
+    a, b = gradient.cached_data, of.cached_data
+    return type(a) is tuple or type(b) is tuple or a.dtype == b.dtype
+
+
+def cast_as(gradient: Tensor, of: Tensor) -> Tensor:
+    """The gradient in its tensor's dtype: ops on several dtypes compute, and differentiate, in the widest."""
+    from .ops import cast
+
+    return cast(gradient, of.dtype)
 
 
 def sum_grads(parts: list[Tensor]) -> Tensor:

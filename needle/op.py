@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -48,6 +48,7 @@ class Tape(threading.local):
     """Whether ops of this thread remember what made their results, and which of them run as their decompositions."""
 
     recording = True
+    remembering = False  # also of results that need no gradient
     lacking = ""  # the kernel that the last of them would need
 
     def __init__(self) -> None:
@@ -55,6 +56,22 @@ class Tape(threading.local):
 
 
 TAPE = Tape()
+
+
+RECORDERS = 0  # calls being recorded, in any thread: eager calls look no further while there are none
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Context in which every result remembers what made it: what a forward makes of buffers alone is recorded, not frozen."""
+    global RECORDERS
+    before, TAPE.remembering = TAPE.remembering, True
+    RECORDERS += 1
+    try:
+        yield
+    finally:
+        TAPE.remembering = before
+        RECORDERS -= 1
 
 
 @contextmanager
@@ -108,6 +125,18 @@ def op(cls: type[T]) -> type[T]:
         raise ValueError(f"[op] there is already an op named {cls.__name__}.")
     OPS[cls.__name__] = cls
     return cls
+
+
+def one_of(**words: Collection[str]) -> Callable[[Any], None]:
+    """For `__post_init__ = one_of(...)` in an op: attributes that are one of some words."""
+
+    def check(self: Any) -> None:
+        for name, known in words.items():
+            value = vars(self)[name]
+            if not isinstance(value, str) or value not in known:
+                raise ValueError(f"[{self.label}] {name} expects one of {', '.join(known)}, got {value}.")
+
+    return check
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -277,7 +306,12 @@ class Op:
         if data is None:
             return self._run_decomposed(inputs)
         make = self.results[self.n_out > 1]._from_data
-        return make(data, self, inputs) if needs_grad else make(data)
+        if needs_grad:
+            return make(data, self, inputs)
+        made = make(data)
+        if RECORDERS and TAPE.remembering:
+            made.op, made.inputs = self, inputs
+        return made
 
     def _run_decomposed(self, inputs: Sequence[Tensor]) -> Any:
         here = (type(self), tuple(t.shape for t in inputs))

@@ -1,35 +1,39 @@
 """`save` and `load`: a model as one safetensors file, the graph as JSON in its metadata. Nothing in it is executed.
 
 Metadata key "needle": {"version", "graph": [node...], "modules": {path: [class, arguments]}, "tree": [module paths],
-"tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths], "constants": [names]}. Constants are
-tensors of the graph alone. Values: numbers, strings, null, lists, and one-key objects for the rest.
+"tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths], "torch_rule": [paths],
+"constants": [names]}. Constants are tensors of the graph alone; parameters under torch_rule are trained by torch's rules.
+Values: numbers, strings, null, lists, and one-key objects for the rest.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
-from collections.abc import Container
+from collections.abc import Callable, Container, Set
+from dataclasses import Field, fields
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from . import _core, nn
-from .autograd import OPS, Op, Tensor
+from . import nn
+from .autograd import OPS, Deferred, Op, Tensor
 from .backend_ndarray import NDArray, cpu_numpy
 from .backend_selection import default_device
+from .files import DTYPES, map_tensors, write_tensors
 from .graph import Dim, Graph, GraphModule, Mode, Node, symbolic
 from .graph.graph import KINDS, SCALAR_OPERATORS
 from .graph.inputs import META, check_meta
 from .init import no_drawing
-from .nn.module import Module, Parameter, Tree, expose, set_submodule
+from .nn.module import BOOKKEEPING, Module, Parameter, Tree, expose, set_submodule
 from .op import on
 
 VERSION = 2
 KEYS = {"version", "graph", "modules", "tree", "tensors", "training", "aliases", "parameters", "constants"}
+LATER_KEYS = {"torch_rule"}  # that files of this version may lack
 MAX_MESSAGE = 300  # characters of a reason, which may quote the file
 
 
@@ -48,6 +52,7 @@ class _Encoder:
         return self.names[id(t)]
 
     def value(self, v: Any) -> Any:
+        v = v.item() if isinstance(v, np.generic) else v
         if v is None or isinstance(v, bool | int | float | str):
             return v
         if isinstance(v, Node):
@@ -88,10 +93,11 @@ def save(model: Module, path: str | os.PathLike) -> None:
     tensors: dict[str, Tensor] = dict(net.named_tensors())
     encoder = _Encoder(net.graph, tensors.keys())
     rows = [encoder.node(n) for n in net.graph]
-    modules = {}
-    for name in dict.fromkeys(n.target for n in net.graph if n.kind == "module"):
-        layer = net.get_submodule(name)
-        modules[name] = [type(layer).__name__, {k: encoder.value(v) for k, v in layer._config.items()}]
+    layers = {n.target: net.get_submodule(n.target) for n in net.graph if n.kind == "module"}
+    modules = {
+        path: [type(layer).__name__, {k: encoder.value(v) for k, v in arguments_of(layer).items()}]
+        for path, layer in layers.items()
+    }
     first: dict[int, str] = {}
     aliases = {}
     for name, t in tensors.items():
@@ -107,20 +113,66 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "training": [p for p, m in net.named_modules() if m.training],
         "aliases": aliases,
         "parameters": [k for k, t in tensors.items() if isinstance(t, Parameter)],
+        "torch_rule": [k for k, t in tensors.items() if isinstance(t, Parameter) and t.rule == "torch"],
         "constants": list(encoder.constants),
     }
     written = {k: t for k, t in tensors.items() if k not in aliases} | encoder.constants
+    text = _checked(document, written, layers)
     arrays = {k: np.ascontiguousarray(t.numpy()).reshape(t.shape) for k, t in written.items()}
-    # Beside it, then in its place: models that were loaded from the file still read the old one.
-    beside = f"{os.fspath(path)}.{os.getpid()}.part"
     try:
-        save_file(arrays, beside, metadata={"needle": json.dumps(document)})
-        os.replace(beside, path)
+        write_tensors(path, arrays, {"needle": text})
     except (OSError, SafetensorError) as e:
         raise OSError(f"[save] cannot write {os.fspath(path)}: {reason(e)}.") from None
-    finally:
-        if os.path.exists(beside):
-            os.remove(beside)
+
+
+def arguments_of(layer: Module) -> dict[str, Any]:
+    """What a layer's constructor was given, and what its attributes of these names were set to since."""
+    now = {k: vars(layer)[k] for k in inspect.signature(type(layer).__init__).parameters if k in vars(layer)}
+    own = {k: v for k, v in now.items() if isinstance(v, bool | int | float | str | tuple)}
+    if isinstance(now.get("bias", 0), Tensor | None):
+        own["bias"] = now["bias"] is not None
+    return {**layer._config, **own}
+
+
+def _checked(document: dict[str, Any], written: dict[str, Tensor], layers: dict[str, Module]) -> str:
+    """The document as text, of which `load` makes the same net; ValueError where it would not."""
+    foreign = {k: t.dtype for k, t in written.items() if t.dtype not in DTYPES.values()}
+    if foreign:
+        name, dtype = min(foreign.items())
+        raise ValueError(f"[save] expects tensors of {', '.join(DTYPES.values())}, got {name} of {dtype}.")
+    try:
+        text = json.dumps(document)
+        again = _build(json.loads(text), written.keys(), lambda name: written[name])
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise ValueError(f"[save] expects layers as they were made, which load would refuse: {reason(e)}.") from None
+    for path, layer in layers.items():
+        name = changed(layer, again.get_submodule(path))
+        if name:
+            raise ValueError(
+                f"[save] expects layers as they were made, got {path} ({type(layer).__name__}) with another {name}."
+            )
+    return text
+
+
+def changed(layer: Module, made: Module) -> str:
+    """An attribute or hook of a layer that the same layer, newly made, has not; "" for none."""
+    ours, theirs = ({k: v for k, v in vars(m).items() if not isinstance(v, Tensor | Module)} for m in (layer, made))
+    if layer._hooks or layer._pre_hooks:
+        return "hook"
+    names = [n for n in dict.fromkeys([*ours, *theirs]) if n not in BOOKKEEPING]
+    return next((n for n in names if repr(ours.get(n)) != repr(theirs.get(n))), "")
+
+
+TYPES: dict[str, Any] = {"int": int, "float": int | float, "bool": bool, "str": str, "tuple": tuple}
+
+
+def _attribute(cls: type[Op], field: Field, value: Any) -> Any:
+    """An attribute of an op, which is what the op's class says it is, or is known only when the op runs."""
+    value = tuple(value) if field.type == "tuple" and isinstance(value, list) else value
+    kind = TYPES.get(str(field.type), object)
+    if not isinstance(value, kind | Deferred) or (isinstance(value, bool) and kind is TYPES["int"]):
+        raise ValueError(f"{cls.__name__} expects {field.type} as {field.name} and got {value}")
+    return value
 
 
 class _Decoder:
@@ -162,7 +214,10 @@ class _Decoder:
     def target(self, kind: str, target: Any) -> Any:
         if kind == "op":
             name, attributes = target
-            return OPS[name](**{k: self.value(v) for k, v in attributes.items()})
+            cls, given = OPS[name], {k: self.value(v) for k, v in attributes.items()}
+            return cls(
+                **{f.name: _attribute(cls, f, given.pop(f.name)) for f in fields(cls) if f.name in given}, **given
+            )
         if kind == "param" and isinstance(target, dict):
             return self.constants[target["constant"]]
         known = {
@@ -191,30 +246,17 @@ class _Decoder:
 
     def finish(self) -> Graph:
         nodes = self.graph.nodes
-        if [n for n in nodes if n.kind == "output"] != nodes[-1:] or len(self.graph.output.args) != 1:
+        if not nodes or [n for n in nodes if n.kind == "output"] != nodes[-1:]:
             raise ValueError("the graph has no single output at its end")
+        args = self.graph.output.args  # the result, and in nets that write buffers a list of what else is computed
+        effects = args[1] if len(args) == 2 else []
+        if len(args) not in (1, 2) or type(effects) is not list or not all(isinstance(n, Node) for n in effects):
+            raise ValueError("the output is no result")
         names = [n.target for n in nodes if n.kind == "input"]
         if len(set(names)) != len(names):
             raise ValueError("two inputs have one name")
         check_meta(self.graph)
         return self.graph
-
-
-DTYPES = {"F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "BOOL": "bool"}
-
-
-def map_tensors(path: str | os.PathLike) -> dict[str, NDArray]:
-    """The tensors of a safetensors file as arrays in its pages."""
-    with open(path, "rb") as f:
-        length = int.from_bytes(f.read(8), "little")
-        header = json.loads(f.read(length))
-    header.pop("__metadata__", None)
-    file = _core.FileMap(os.fspath(path))
-    rows = {k: (8 + length + row["data_offsets"][0], row["shape"], row["dtype"]) for k, row in header.items()}
-    unknown = {dtype for *_, dtype in rows.values()} - DTYPES.keys()
-    if unknown:
-        raise ValueError(f"it holds tensors of dtype {min(unknown)}")
-    return {k: NDArray.wrap(file.array(at, shape, DTYPES[dtype])) for k, (at, shape, dtype) in rows.items()}
 
 
 def load(path: str | os.PathLike) -> GraphModule:
@@ -242,7 +284,7 @@ def load(path: str | os.PathLike) -> GraphModule:
     if type(version) is not int or version != VERSION:
         raise ValueError(f"[load] expects format version {VERSION}, got {short(repr(version))}.")
     try:
-        return _build(document, arrays)
+        return _loaded(document, arrays)
     except Exception as e:
         raise ValueError(
             f"[load] the graph in {os.fspath(path)} does not fit this version or its tensors: {reason(e)}."
@@ -270,16 +312,25 @@ def _layer(row: list[Any], decoder: _Decoder) -> Module:
         return layer(**{k: decoder.value(v) for k, v in arguments.items()})
 
 
-def _build(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule:
-    if document.keys() != KEYS:
-        raise ValueError(f"its keys differ in {', '.join(sorted(document.keys() ^ KEYS))}")
+def _loaded(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule:
     parameters, device = set(document["parameters"]), default_device()
+    converted = any(arguments.get("layout") == "torch" for _, arguments in document["modules"].values())
+    torch_rule = set(document.get("torch_rule", parameters if converted else ()))
 
     def tensor(path: str) -> Tensor:
         kind = Parameter if path in parameters else Tensor
         data = arrays[path].numpy() if device == cpu_numpy() else on(device, arrays[path])
-        return kind.make_const(data, requires_grad=path in parameters)
+        made = kind.make_const(data, requires_grad=path in parameters)
+        if path in torch_rule:
+            made.rule = "torch"
+        return made
 
+    return _build(document, arrays.keys(), tensor)
+
+
+def _build(document: dict[str, Any], names: Set[str], tensor: Callable[[str], Tensor]) -> GraphModule:
+    if document.keys() - LATER_KEYS != KEYS:
+        raise ValueError(f"its keys differ in {', '.join(sorted(document.keys() ^ KEYS))}")
     root, modules = Tree(), document["modules"]
     constants = {name: tensor(name) for name in document["constants"]}
     decoder = _Decoder(root, document["tensors"], constants)
@@ -287,7 +338,7 @@ def _build(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule:
         set_submodule(root, path, _layer(modules[path], decoder) if path in modules else Tree())
     aliases = document["aliases"]
     made = {path: tensor(path) for path in document["tensors"] if path not in aliases}
-    left = arrays.keys() - made.keys() - constants.keys()
+    left = names - made.keys() - constants.keys()
     if left:
         raise ValueError(f"nothing reads tensor {min(left)}")
     for path, t in (made | {path: made[first] for path, first in aliases.items()}).items():

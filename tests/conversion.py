@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,7 @@ def wider(shapes: Any) -> list[Any]:
 
 def gradients_agree(model: nn.Module, net: ndl.nn.Module, inputs: tuple[torch.Tensor, ...], tolerance: float) -> None:
     """Gradients of inputs and parameters of a weighted sum of every output, against torch."""
+    net.reset_grad()  # gradients add up, as the twin's
     theirs_in = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
     ours_in = [ndl.Tensor(x.numpy(), dtype=str(x.dtype)[6:], requires_grad=x.is_floating_point()) for x in inputs]
     outs = [o for o in leaves(model(*(x.clone() if x.requires_grad else x for x in theirs_in))) if o.requires_grad]
@@ -87,6 +89,22 @@ def gradients_agree(model: nn.Module, net: ndl.nn.Module, inputs: tuple[torch.Te
         if theirs.grad is not None:
             assert mine.grad is not None
             close(mine.grad, theirs.grad, tolerance)
+
+
+def saved_and_loaded(net: ndl.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """What `save` accepts, `load` takes, and it gives the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/net"
+        try:
+            ndl.save(net, path)
+        except ValueError as e:
+            assert str(e).startswith("[save] ")
+            return
+        again = ndl.load(path)
+        np.random.seed(0)
+        want = net(*placed(draw(inputs)))
+        np.random.seed(0)
+        close(again(*placed(draw(inputs))), want, 0)
 
 
 def converts(
@@ -123,6 +141,7 @@ def converts(
             if batch:
                 more = draw(wider(shapes))
                 close(net(*placed(draw(more))), model(*draw(more)), tolerance)
+            saved_and_loaded(net, inputs)
             if executable and compiles():
                 close(ndl.compile(net, placed(inputs))(*placed(draw(inputs))), model(*draw(inputs)), tolerance)
     return net

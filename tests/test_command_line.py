@@ -17,7 +17,8 @@ from safetensors.torch import save_file  # noqa: E402
 
 import needle as ndl  # noqa: E402
 from needle.backend_selection import BACKEND  # noqa: E402
-from torch2needle.command import main  # noqa: E402
+from torch2needle import models  # noqa: E402
+from torch2needle.command import BUILT_IN, main  # noqa: E402
 
 pytestmark = pytest.mark.skipif(BACKEND == "np", reason="most tasks compile")
 
@@ -49,6 +50,16 @@ class Differs(nn.Module):
 def fails():
     raise RuntimeError("no such\\ncheckpoint")
 
+class NoWeights(nn.Module):
+    def forward(self, x):
+        return x.flatten(1) + 1
+
+def deep():
+    return deep()
+
+def quits():
+    raise SystemExit(3)
+
 number = 3
 ready = Net(2)
 '''
@@ -66,7 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(folder: Path, *args: str) -> tuple[int, str, str]:
     """Exit code, output and errors of a process of its own, which finds the models in its current folder."""
     root = Path(sys.modules["torch2needle"].__file__ or "").parents[1]
-    env = os.environ | {"PYTHONPATH": str(root)}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(root)])}
     done = subprocess.run(
         [sys.executable, "-m", "torch2needle", *args], cwd=folder, env=env, capture_output=True, text=True, timeout=120
     )
@@ -188,22 +199,45 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
         "[model] command_nets:fails failed: RuntimeError: no such checkpoint.",
     ),
     "arguments": (("check", "command_nets:Net", "--args", "[1,2,3]"), 2, "[model] command_nets:Net failed: TypeError:"),
-    "no weights": (("check", "command_nets:Net", "--weights", "none.pt"), 2, "[weights] none.pt does not fit:"),
+    "no weights": (("check", "command_nets:Net", "--weights", "none.pt"), 2, "[weights] there is no file none.pt."),
     "no net": (("verify", "command_nets:Net", *IMAGE, "--net", "none"), 2, "[load] there is no file none."),
     "foreign net": (("profile", "command_nets.py", *IMAGE), 2, "[load] command_nets.py is not a complete safetensors"),
-    "foreign pt2": (("check", "none.pt2"), 2, "[model] cannot read none.pt2:"),
+    "foreign pt2": (("check", "none.pt2"), 2, "[model] there is no file none.pt2."),
     "check a file": (("check", "net.needle"), 2, "[model] check expects a torch model, got the file net.needle."),
     "weights twice": (("fuse", "net.needle", "--weights", "w.pt"), 2, "[model] a needle file holds its weights"),
     "inputs": (("profile", "net.needle", "--input", "1x4x6x6"), 2, "[profile] the model does not run on these inputs:"),
     "names": (("check", "command_nets:Two", "--input", "x=3", "--input", "3"), 2, "[input] expects a name of its own"),
     "pattern": (("fuse", "command_nets:Net", "--disable", "no"), 2, "[fuse] a pattern expects a registered name"),
     "output": (("convert", "command_nets:Net", "-o", "no/such/folder"), 2, "[save] cannot write no/such/folder:"),
+    "output is a folder": (("convert", "command_nets:Net", "-o", "folder"), 2, "[save] cannot write folder:"),
+    "shape": (
+        ("verify", "command_nets:Net", "--input", "1x4x6x6"),
+        2,
+        "[input] the model does not run on these inputs: RuntimeError: Given groups=1",
+    ),
+    "shape, checked": (("check", "command_nets:Net", "--input", "1x4x6x6"), 2, "[input] the model does not run"),
+    "shape, converted": (("convert", "command_nets:Net", "--input", "1x4x6x6"), 2, "[input] the model does not run"),
+    "dtype": (("verify", "command_nets:Net", "--input", "1x3x6x6:int64"), 2, "[input] the model does not run"),
+    "unknown name": (("verify", "command_nets:Net", "--input", "y=1x3x6x6"), 2, "[input] the model does not run"),
+    "one too many": (("verify", "command_nets:Net", *IMAGE, *IMAGE), 2, "[input] the model does not run"),
+    "no weights fit": (
+        ("verify", "command_nets:NoWeights", *IMAGE, "--weights", "empty"),
+        2,
+        "[weights] empty does not",
+    ),
+    "empty program": (("check", "empty.pt2"), 2, "[model] cannot read empty.pt2: PytorchStreamReader failed"),
+    "empty net": (("profile", "empty", *IMAGE), 2, "[load] empty is not a complete safetensors file"),
+    "broken module": (("check", "broken_nets:f"), 2, "[model] cannot import broken_nets:f: SyntaxError:"),
+    "endless": (("check", "command_nets:deep"), 2, "[model] command_nets:deep failed: RecursionError:"),
+    "quits": (("check", "command_nets:quits"), 2, "[model] command_nets:quits failed: SystemExit: 3."),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_exit_codes(name: str, folder: Path, capsys: Any) -> None:
     args, code, text = WRONG[name]
+    (folder / "empty").touch(), (folder / "empty.pt2").touch(), (folder / "folder").mkdir()
+    (folder / "broken_nets.py").write_text("def f(:")
     assert main(["convert", "command_nets:Net", "-o", "net.needle"]) == 0
     capsys.readouterr()
     assert main(args) == code
@@ -220,6 +254,12 @@ USAGE = {
     "shape": (["check", "mlp", "--input", "1,2"], "expects [name=]1x3x224x224[:dtype]"),
     "dtype": (["check", "mlp", "--input", "1x2:float8"], "expects [name=]1x3x224x224[:dtype]"),
     "json": (["check", "mlp", "--kwargs", "{width:1}"], "expects JSON"),
+    "memory": (["verify", "mlp", "--input", "99999999999999x3"], "expects what fits into the"),
+    "rank": (["check", "mlp", "--input", "x".join("1" * 17)], "expects [name=]1x3x224x224[:dtype]"),
+    "digits": (["check", "mlp", "--input", "9" * 19], "expects [name=]1x3x224x224[:dtype]"),
+    "seed": (["check", "mlp", "--seed", "-1"], "expects a whole number of at least 0"),
+    "rounds": (["profile", "mlp", "--input", "1", "--rounds", "0"], "expects a whole number of at least 1"),
+    "deep json": (["check", "mlp", "--args", "[" * 100_000], "expects JSON"),
     "array": (["check", "mlp", "--kwargs", "[1]"], "expects a JSON object"),
     "dry run": (["fuse", "mlp", "--dry-run", "-o", "x"], "--dry-run writes nothing"),
 }
@@ -232,6 +272,43 @@ def test_usage(name: str, capsys: Any) -> None:
         main(args)
     err = capsys.readouterr().err
     assert e.value.code == 2 and any(t in err for t in text.split("|"))
+
+
+def test_the_built_in_models_are_listed() -> None:
+    assert sorted(n for n in models.__all__ if n.islower() and n != "randomize") == BUILT_IN
+
+
+def without(folder: Path, module: str, *args: str) -> tuple[int, str, str]:
+    """`run` where a module is not installed: one that fails to be imported stands before it."""
+    (folder / f"{module}.py").write_text(f'raise ModuleNotFoundError("No module named {module!r}")')
+    return run(folder, *args)
+
+
+@pytest.mark.parametrize("module", ["torch", "numpy", "needle"])
+def test_help_imports_nothing(module: str, folder: Path) -> None:
+    """That is why it answers at once: numpy alone takes 0.2 s, torch seconds."""
+    code, out, err = without(folder, module, "--help")
+    assert (code, err) == (0, "") and "resnet18" in out
+
+
+def test_without_torch(folder: Path) -> None:
+    code, out, err = without(folder, "torch", "check", "mlp")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("[torch2needle] torch is missing, `pip install torch` brings it")
+
+
+def test_a_needle_file_needs_no_torch(folder: Path) -> None:
+    assert main(["convert", "command_nets:Net", "-o", "net.needle"]) == 0
+    for args in (("fuse", "net.needle"), ("profile", "net.needle", *IMAGE, "--rounds", "1")):
+        code, out, err = without(folder, "torch", *args)
+        assert (code, err) == (0, "") and out, err
+
+
+def test_no_message_installs_from_an_index() -> None:
+    """The distribution is on none: extras come from a checkout, as in pip install ".[tvm]"."""
+    root = Path(__file__).parents[1]
+    files = [p for ending in ("py", "md", "toml") for p in root.glob(f"[!.b]*/**/*.{ending}")] + [root / "README.md"]
+    assert [p for p in files if "torch2needle" + "[" in p.read_text()] == []
 
 
 def test_interrupt(folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def test_batch_norm_follows_the_biased_variance(layer_type: Any, shape: tuple[in
         close(x.grad, xt.grad, 1e-4)
         close(layer.weight.grad, weight.grad, 1e-4)
         close(layer.bias.grad, bias.grad)
-        weight.grad = bias.grad = None
+        weight.grad = bias.grad = layer.weight.grad = layer.bias.grad = None
         mean = 0.7 * mean + 0.3 * x.numpy().astype("float64").mean(axes)
         var = 0.7 * var + 0.3 * x.numpy().astype("float64").var(axes)
         close(layer.running_mean, mean)
@@ -194,6 +194,55 @@ def test_losses_know_their_classes(label: int) -> None:
         ValueError, match=r"\[cross_entropy\] expects logits \(N, C\) and labels \(N,\), got \(2, 3\) and \(3,\)\."
     ):
         nn.SoftmaxLoss()(pair(2, 3)[0], Tensor(np.zeros(3), dtype="int64"))
+
+
+LABELS: dict[str, Any] = {
+    "torch": torch.tensor,
+    "torch-int32": lambda y: torch.tensor(y, dtype=torch.int32),
+    "torch-uint8": lambda y: torch.tensor(y, dtype=torch.uint8),
+    "numpy": np.asarray,
+    "numpy-int32": lambda y: np.asarray(y, "int32"),
+    "numpy-float": lambda y: np.asarray(y, "float64"),
+    "list": np.ndarray.tolist,
+    "tensor": lambda y: Tensor(y, dtype="int64"),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "shape", [(4, 3), (4, 3, 5), (2, 5, 3, 4), (1, 1, 1), (0, 3, 2), (2, 3, 0), (2, 3, 1, 2, 2)], ids=str
+)
+@pytest.mark.parametrize("kind", LABELS)
+def test_cross_entropy_of_labels_of_any_kind_and_logits_of_any_rank(kind: str, shape: Any, reduction: str) -> None:
+    labels = np.random.randint(0, shape[1], (shape[0], *shape[2:]))
+    if kind == "list" and not shape[0]:
+        kind = "numpy"  # an empty list has one axis
+    x, xt = pair(*shape)
+    loss = ndl.ops.cross_entropy(x, LABELS[kind](labels), reduction)
+    want = torch.nn.functional.cross_entropy(xt, torch.tensor(labels), reduction=reduction)
+    assert tuple(loss.shape) == tuple(want.shape)
+    loss.sum().backward(), want.sum().backward()
+    np.testing.assert_allclose(loss.numpy(), want.detach().numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(x.grad.numpy(), xt.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+BAD_LABELS: dict[str, tuple[Any, str]] = {
+    "no class": ([0, 3], r"index expects 0 to 2, got 3"),
+    "ignored by torch": (np.array([0, -100]), r"index expects 0 to 2, got -100"),
+    "a fraction": ([0.0, 0.5], r"index expects whole numbers, got 0.5"),
+    "nan": (np.array([0.0, np.nan]), r"index expects whole numbers, got nan"),
+    "probabilities": (np.full((2, 3), 1 / 3), r"expects logits \(N, C\) and labels \(N,\), got \(2, 3\) and \(2, 3\)"),
+    "text": (["a", "b"], r"labels expect class numbers, got <U1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LABELS)
+def test_what_is_no_label_is_refused(name: str) -> None:
+    labels, text = BAD_LABELS[name]
+    with pytest.raises((IndexError, ValueError, TypeError), match=rf"^\[cross_entropy\] {text}\.$"):
+        nn.SoftmaxLoss()(pair(2, 3)[0], labels)
+    with pytest.raises(ValueError, match=r"\[cross_entropy\] reduction expects mean, sum or none, got avg\."):
+        ndl.ops.cross_entropy(pair(2, 3)[0], [0, 1], "avg")
 
 
 def test_residual_flatten_identity_sequential() -> None:

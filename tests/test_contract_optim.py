@@ -20,11 +20,11 @@ STEPS = 20
 PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "sgd": (
         lambda p: torch.optim.SGD(p, 0.05, 0.9, 0.2, 0.01),
-        lambda p: optim.SGD(p, 0.05, 0.9, 0.01, dampening=0.2, rule="torch"),
+        lambda p: optim.SGD(p, 0.05, 0.9, weight_decay=0.01, dampening=0.2, rule="torch"),
     ),
     "sgd_nesterov": (
         lambda p: torch.optim.SGD(p, 0.05, 0.8, weight_decay=0.1, nesterov=True),
-        lambda p: optim.SGD(p, 0.05, 0.8, 0.1, nesterov=True, rule="torch"),
+        lambda p: optim.SGD(p, 0.05, 0.8, weight_decay=0.1, nesterov=True, rule="torch"),
     ),
     "sgd_plain": (lambda p: torch.optim.SGD(p, 0.1), lambda p: optim.SGD(p, 0.1)),
     "adam": (

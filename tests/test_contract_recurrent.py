@@ -204,7 +204,7 @@ def test_errors_name_the_shapes() -> None:
         ValueError, match=r"\[LSTM\] state expects 2 of shape \(2, 2, 4\), got \(2, 1, 4\), \(2, 1, 4\)\."
     ):
         layer(x, (h, h))
-    with pytest.raises(ValueError, match=r"\[RNNCell\] nonlinearity expects tanh or relu, got sine\."):
+    with pytest.raises(ValueError, match=r"\[RNN\] nonlinearity expects tanh or relu, got sine\."):
         nn.RNN(3, 4, nonlinearity="sine")
     with pytest.raises(ValueError, match=r"\[GRU\] num_layers expects at least 1, got 0\."):
         nn.GRU(3, 4, 0)

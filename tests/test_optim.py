@@ -17,7 +17,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda p: torch.optim.SGD(p, 0.1), lambda p: optim.SGD(p, 0.1, rule="torch")),
     "sgd_momentum": (
         lambda p: torch.optim.SGD(p, 0.1, 0.9, 0.3, 0.01),
-        lambda p: optim.SGD(p, 0.1, 0.9, 0.01, dampening=0.3, rule="torch"),
+        lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.01, dampening=0.3, rule="torch"),
     ),
     "sgd_nesterov": (
         lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True),

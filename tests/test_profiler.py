@@ -332,7 +332,7 @@ except ImportError as e:
     print(e)
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"\[profile\] .* pip install 'torch2needle\[report\]'\.", done.stdout.strip())
+    assert re.fullmatch(r"\[profile\] .* pip install '\.\[report\]'\.", done.stdout.strip())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json", "t.json"]
 
 

@@ -235,7 +235,7 @@ def test_without_tvm_the_import_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last == (
-        "ImportError: [tvm] needle.tvm needs Apache TVM, install it with `pip install torch2needle[tvm]`, got: hidden."
+        "ImportError: [tvm] needle.tvm needs Apache TVM, install it in a checkout with `pip install '.[tvm]'`, got: hidden."
     )
 
 

@@ -1,15 +1,24 @@
-"""PyTorch models to needle: convert, check, compile, verify, explain, and rules of your own."""
+"""PyTorch models to needle: convert, check, compile, verify, explain, and rules of your own.
 
-from needle.autograd import Unsupported
+torch is imported when the first of these names is asked for, so that `torch2needle --help` answers at once.
+"""
 
-from . import dynamo, rules  # registers the backend of torch.compile, and the rules
-from .convert import check, compile, convert
-from .explain import explain
-from .original import convert_function_node, convert_layer, load_torch_weights_by_mapping, torch2needle_fx
-from .registry import rule
-from .report import ConversionError
-from .verify import Verification, verify
-from .weights import to_torch
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from needle.autograd import Unsupported
+
+    from . import dynamo, rules
+    from .convert import check, compile, convert
+    from .explain import explain
+    from .original import convert_function_node, convert_layer, load_torch_weights_by_mapping, torch2needle_fx
+    from .registry import rule
+    from .report import ConversionError
+    from .verify import Verification, verify
+    from .weights import to_torch
 
 __all__ = [
     "ConversionError",
@@ -29,3 +38,35 @@ __all__ = [
     "torch2needle_fx",
     "verify",
 ]
+MODULES = ("dynamo", "rules")  # register the backend of torch.compile, and the rules
+HOMES = ("convert", "explain", "original", "registry", "report", "verify", "weights")
+
+
+def load() -> None:
+    """Import all that has a public name."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as e:
+        raise ImportError(f"[torch2needle] torch is missing, `pip install torch` brings it, got: {e}.") from e
+    for module in (importlib.import_module(f"{__name__}.{m}") for m in (*MODULES, *HOMES)):
+        found = {n: v for n, v in vars(module).items() if n in __all__ and not isinstance(v, types.ModuleType)}
+        globals().update(found)
+
+
+class Package(types.ModuleType):
+    """Where a function and a submodule have one name, it is the function's."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        load()
+        return globals()[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in HOMES and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = Package
+if sys.modules.get("torch"):
+    load()

@@ -6,33 +6,38 @@ Exit codes: 0 fine, 1 the model is not wholly convertible or does not match, 2 b
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import logging
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from .named import (
+    BUILT_IN,
+    UsageError,
+    converted,
+    inputs_of,
+    is_program,
+    load_net,
+    needle_net,
+    one_line,
+    refuse_inputs,
+    torch_model,
+)
 
-import needle as ndl
-import operator_fusion
-from needle.graph import GraphModule
-from needle.training.command import Help, count, positive
+if TYPE_CHECKING:  # when it runs, needle and torch are imported where they are needed: --help answers at once
+    from needle.graph import GraphModule
 
-from . import models
-from .convert import check, convert
-from .report import ConversionError
-from .verify import Verification, verify
-
-BUILT_IN = sorted(n for n in models.__all__ if n.islower() and n != "randomize")
-DTYPES = {
-    str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
-}
-INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
+DTYPES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1}  # bytes
+INPUT = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d{1,18}(?:x\d{1,18}){0,15})(?::(?P<dtype>\w+))?", re.ASCII
+)
 
 DESCRIPTION = f"""Convert PyTorch models to needle, check, compare, profile and fuse them.
 
@@ -53,20 +58,28 @@ EPILOG = """examples:
 exit codes: 0 fine, 1 not wholly convertible or no match, 2 bad usage, 130 stopped"""
 
 
-class UsageError(Exception):
-    """What the command line asks for is not there or cannot be read; one sentence."""
+class Texts(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults in help texts, where there are any; descriptions and examples keep their lines."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False, [], {}) else super()._get_help_string(action)
 
 
-class Texts(Help, argparse.RawDescriptionHelpFormatter):
-    """Defaults in help texts; descriptions and examples keep their lines."""
+def at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expects a whole number of at least {least}, got {text!r}")
+        return int(text)
+
+    return parse
 
 
 def object_of(kind: type) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
             value = json.loads(text)
-        except ValueError as e:
-            raise argparse.ArgumentTypeError(f"expects JSON, got {text!r} ({e})") from None
+        except (ValueError, RecursionError) as e:
+            raise argparse.ArgumentTypeError(f"expects JSON, got {text[:60]!r} ({e})") from None
         if not isinstance(value, kind):
             raise argparse.ArgumentTypeError(f"expects a JSON {'array' if kind is list else 'object'}, got {text!r}")
         return value
@@ -74,7 +87,7 @@ def object_of(kind: type) -> Callable[[str], Any]:
     return parse
 
 
-def shape_of(text: str) -> tuple[str, tuple[int, ...], torch.dtype]:
+def shape_of(text: str) -> tuple[str, tuple[int, ...], str]:
     """The name (or ""), shape and dtype of an input such as x=1x3x224x224:float32."""
     found = INPUT.fullmatch(text)
     if found is None or (found["dtype"] or "float32") not in DTYPES:
@@ -82,7 +95,11 @@ def shape_of(text: str) -> tuple[str, tuple[int, ...], torch.dtype]:
             f"expects [name=]1x3x224x224[:dtype], dtype one of {', '.join(DTYPES)}, got {text!r}"
         )
     shape = () if found["shape"] == "scalar" else tuple(map(int, found["shape"].split("x")))
-    return found["name"] or "", shape, DTYPES[found["dtype"] or "float32"]
+    dtype = found["dtype"] or "float32"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if math.prod(shape) * DTYPES[dtype] > memory:
+        raise argparse.ArgumentTypeError(f"expects what fits into the {memory / 1e9:.0f} GB of memory, got {text!r}")
+    return found["name"] or "", shape, dtype
 
 
 def common(parser: argparse.ArgumentParser, needs_input: bool) -> None:
@@ -90,6 +107,7 @@ def common(parser: argparse.ArgumentParser, needs_input: bool) -> None:
     add("model", metavar="MODEL", help="package.module:callable, a .pt2 file, a saved needle file or a built-in name")
     add("--args", type=object_of(list), default=[], metavar="JSON", help="positional arguments of the callable")
     add("--kwargs", type=object_of(dict), default={}, metavar="JSON", help="keyword arguments of the callable")
+    add("--trust", action="store_true", help="read a .pt2 file with torch.export.load: code in the file can run")
     add("--weights", metavar="FILE", help="a state dict: .safetensors, or what torch.save wrote")
     add(
         "--input",
@@ -100,7 +118,7 @@ def common(parser: argparse.ArgumentParser, needs_input: bool) -> None:
         metavar="SHAPE",
         help="an input, [name=]1x3x224x224[:dtype] or scalar; once for each; filled with random numbers (integers: 0 or 1)",
     )
-    add("--seed", type=count, default=0, help="of random weights and inputs")
+    add("--seed", type=at_least(0), default=0, help="of random weights and inputs")
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -124,7 +142,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = task("profile", "measure where the time of a model goes", True)
     add("--html", metavar="FILE", help="write a page with pictures")
     add("--trace", metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
-    add("--rounds", type=positive, default=10, help="timed runs")
+    add("--rounds", type=at_least(1), default=10, help="timed runs")
     add("--eager", action="store_true", help="op by op, neither fused nor compiled")
     add = task("fuse", "report which operators become one, and why others do not")
     add("--dry-run", action="store_true", help="only say what would happen")
@@ -136,110 +154,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-# -- what is named -------------------------------------------------------------------------------------------------------
-
-
-def one_line(e: BaseException) -> str:
-    return " ".join(str(e).split()).rstrip(".") or type(e).__name__
-
-
-def find(name: str) -> Any:
-    """The object behind package.module:callable or a built-in name."""
-    if name in BUILT_IN:
-        return getattr(models, name)
-    module, colon, path = name.partition(":")
-    if not colon:
-        raise UsageError(
-            f"[model] expects package.module:callable, a file that exists, or one of {', '.join(BUILT_IN)}, got {name}."
-        )
-    if "" not in sys.path:  # installed commands do not search the current folder, as `python -m` does
-        sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except Exception as e:  # the user's own module may fail in any way
-        raise UsageError(f"[model] cannot import {name}: {type(e).__name__}: {one_line(e)}.") from e
-    return found
-
-
-def torch_model(args: argparse.Namespace) -> Any:
-    """The nn.Module, or ExportedProgram of a .pt2 file, in evaluation and with its weights."""
-    if args.model.endswith(".pt2"):
-        if args.weights or args.args or args.kwargs:
-            raise UsageError("[model] a .pt2 file holds its weights and takes no --weights, --args or --kwargs.")
-        try:
-            return torch.export.load(args.model)
-        except Exception as e:
-            raise UsageError(f"[model] cannot read {args.model}: {one_line(e)}.") from e
-    if os.path.isfile(args.model):
-        raise UsageError(f"[model] {args.task} expects a torch model, got the file {args.model}.")
-    made = find(args.model)
-    torch.manual_seed(args.seed)
-    if not isinstance(made, nn.Module):
-        try:
-            made = made(*args.args, **args.kwargs)
-        except Exception as e:
-            raise UsageError(f"[model] {args.model} failed: {type(e).__name__}: {one_line(e)}.") from e
-    if not isinstance(made, nn.Module):
-        raise UsageError(f"[model] expects {args.model} to give an nn.Module, got {type(made).__name__}.")
-    if args.weights:
-        load_weights(made, args.weights)
-    return made.eval()
-
-
-def load_weights(model: nn.Module, path: str) -> None:
-    try:
-        if path.endswith(".safetensors"):
-            from safetensors.torch import load_file
-
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(state)
-    except Exception as e:
-        raise UsageError(f"[weights] {path} does not fit: {one_line(e)}.") from e
-
-
-def inputs_of(args: argparse.Namespace) -> Any:
-    """Random inputs: a tuple, a dict where they have names, or None where there are none."""
-    generator = torch.Generator().manual_seed(args.seed)
-
-    def draw(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        if dtype.is_floating_point:
-            return torch.randn(shape, generator=generator, dtype=dtype)
-        return torch.randint(2, shape, generator=generator).to(dtype)
-
-    names = [name for name, _, _ in args.input if name]
-    if names and (len(names) < len(args.input) or len(set(names)) < len(names)):
-        raise UsageError(f"[input] expects a name of its own for every input or for none, got {', '.join(names)}.")
-    values = [draw(shape, dtype) for _, shape, dtype in args.input]
-    return dict(zip(names, values, strict=True)) if names else tuple(values) or None
-
-
-def needle_net(args: argparse.Namespace) -> GraphModule:
-    """A conversion of the model, or the net of a saved needle file."""
-    if os.path.isfile(args.model) and not args.model.endswith(".pt2"):
-        if args.weights or args.args or args.kwargs:
-            raise UsageError("[model] a needle file holds its weights and takes no --weights, --args or --kwargs.")
-        return load_net(args.model)
-    return convert(torch_model(args), inputs_of(args))
-
-
-def load_net(path: str) -> GraphModule:
-    try:
-        net = ndl.load(path)
-    except (OSError, ValueError) as e:
-        raise UsageError(str(e)) from e
-    net.eval()
-    return net
-
-
 # -- tasks ---------------------------------------------------------------------------------------------------------------
 
 
 def write(net: GraphModule, path: str) -> str:
     """Save, and read what was written; one line about it."""
+    import needle as ndl
+
     try:
         ndl.save(net, path)
     except OSError as e:
@@ -251,42 +172,61 @@ def write(net: GraphModule, path: str) -> str:
 
 
 def default_output(name: str) -> str:
-    last = Path(name).stem if name.endswith(".pt2") else name.rpartition(":")[2].rpartition(".")[2]
+    last = Path(name).stem if is_program(name) else name.rpartition(":")[2].rpartition(".")[2]
     return f"{last}.needle"
 
 
+def fused(net: GraphModule, wanted: bool) -> GraphModule:
+    import operator_fusion
+
+    return operator_fusion.fuse(net) if wanted else net
+
+
 def run_convert(args: argparse.Namespace) -> int:
-    net = convert(torch_model(args), inputs_of(args))
-    net = operator_fusion.fuse(net) if args.fuse else net
+    model = torch_model(args)
+    net = fused(converted(model, inputs_of(args)), args.fuse)
     print(write(net, args.output or default_output(args.model)))
     return 0
 
 
 def run_check(args: argparse.Namespace) -> int:
-    report = check(torch_model(args), inputs_of(args))
+    from . import check
+
+    model = torch_model(args)
+    inputs = inputs_of(args)
+    report = check(model, inputs)
+    if not report.ok and not is_program(args.model):
+        refuse_inputs(model, inputs)
     print(report.json() if args.json else report)
     return 0 if report.ok else 1
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    model, inputs = torch_model(args), inputs_of(args)
-    net = load_net(args.net) if args.net else convert(model, inputs)
-    net = operator_fusion.fuse(net) if args.fuse else net
+    from . import verify
+
+    model = torch_model(args)
+    inputs = inputs_of(args)
+    if args.net and is_program(args.model):
+        converted(model, None)  # torch runs no program from a file before its check
+    net = fused(load_net(args.net) if args.net else converted(model, inputs), args.fuse)
     try:
-        result: Verification = verify(model if isinstance(model, nn.Module) else model.module(), net, inputs)
-    except (ValueError, TypeError, RuntimeError) as e:  # such as an input that the model does not take
-        raise UsageError(f"[verify] the model does not run on these inputs: {one_line(e)}.") from e
+        result = verify(model.module() if is_program(args.model) else model, net, inputs)
+    except Exception as e:
+        refuse_inputs(model, inputs)
+        raise ValueError(f"[verify] {args.net or 'needle'} does not run where torch does: {one_line(e)}.") from e
     print(result)
     return 0 if result else 1
 
 
 def run_profile(args: argparse.Namespace) -> int:
+    import needle as ndl
+
     net, inputs = needle_net(args), inputs_of(args)
     try:
         x = tuple(net.bind((), inputs) if isinstance(inputs, dict) else inputs)
-        target = net if args.eager else ndl.compile(operator_fusion.fuse(net), x)
+        target = net if args.eager else ndl.compile(fused(net, True), x)
         found = ndl.profile(target, x, rounds=args.rounds)
-    except (ValueError, TypeError, RuntimeError) as e:
+    except Exception as e:
         raise UsageError(f"[profile] the model does not run on these inputs: {one_line(e)}.") from e
     print(found.table())
     for path, save in ((args.html, found.html), (args.trace, found.chrome_trace)):
@@ -300,30 +240,57 @@ def run_profile(args: argparse.Namespace) -> int:
 
 
 def run_fuse(args: argparse.Namespace) -> int:
-    net, example = needle_net(args), inputs_of(args)
+    import operator_fusion
+
+    net = needle_net(args)
     try:
-        fused = operator_fusion.fuse(net, dry_run=args.dry_run, disable=args.disable, example=example)
+        made = operator_fusion.fuse(net, dry_run=args.dry_run, disable=args.disable, example=inputs_of(args))
     except (ValueError, TypeError) as e:
-        raise UsageError(one_line(e) + ".") from e
-    print(fused.fusion_report)
+        raise UsageError(f"{one_line(e)}.") from e
+    print(made.fusion_report)
     if args.output:
-        print(write(fused, args.output))
+        print(write(made, args.output))
     return 0
 
 
 RUNS = {"convert": run_convert, "check": run_check, "verify": run_verify, "profile": run_profile, "fuse": run_fuse}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    args = arguments(argv)
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Warnings of ours are a line each; what libraries warn of and log about themselves is not shown."""
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        if str(message).startswith("["):
+            print(f"warning: {message}", file=sys.stderr)
+
+    logging.disable(logging.ERROR)
     try:
-        return RUNS[args.task](args)
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        args = arguments(argv)
+        with quiet():
+            code = RUNS[args.task](args)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
-    except UsageError as e:
+    except BrokenPipeError:  # who reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except (UsageError, ImportError) as e:
         print(e, file=sys.stderr)
         return 2
-    except (ConversionError, ndl.autograd.Unsupported, ValueError, TypeError) as e:
-        print(e, file=sys.stderr)
+    except Exception as e:
+        if os.environ.get("NEEDLE_TRACEBACK"):
+            raise
+        print(e if str(e).startswith("[") else f"[{args.task}] {type(e).__name__}: {one_line(e)}.", file=sys.stderr)
         return 1

@@ -1,6 +1,6 @@
 """A traced torch model as a Relax module, by maps that users extend; and torch's functions as packed functions of TVM.
 
-The only module of this package that needs Apache TVM: `pip install torch2needle[tvm]`.
+The only module of this package that needs Apache TVM: `pip install ".[tvm]"` in a checkout.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class TreeBuilder:
         try:
             with no_drawing():
                 return rule(module)
-        except (Unsupported, NotImplementedError) as e:
+        except (Unsupported, NotImplementedError, ValueError, TypeError) as e:  # the last two: arguments out of range
             self.failures[id(module)] = str(e)
             return Tree()
 
@@ -77,6 +77,8 @@ class TreeBuilder:
             else:
                 made = kind(data.cpu().contiguous().numpy(), dtype=dtype, device=ndl.autograd.default_device())
             made.requires_grad = isinstance(t, nn.Parameter) and t.requires_grad
+            if isinstance(made, Parameter):
+                made.rule = "torch"
             self.tensors[id(t)] = made
         return self.tensors[id(t)]
 

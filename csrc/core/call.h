@@ -63,7 +63,8 @@ using Kernel = void (*)(const Call&);
 
 constexpr int kAnyGroups = -1;  // as `max_in`: any number of groups of `n_out` outputs and `min_in` inputs
 
-// One row of the kernel table. `dtypes` lists what the first input may be, by letter (f d i l b).
+// One row of the kernel table. `dtypes` says what operands may be, by letters (f d i l b): a word for every input, and
+// for every output after "->". "=" is the dtype of the first operand, "*" any; operands without a word are "=".
 struct KernelRow {
   const char* name;
   int min_in, max_in, n_out;

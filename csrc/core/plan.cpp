@@ -100,9 +100,19 @@ void Plan::set_constants(Constants constants) {
                                       "() are there, got one on " + storage.backend()->name + "().");
         check_range(step, ref, storage.bytes());
       }
+  if (guard_)
+    for (auto& storage : constants) storage = Guard::copy(storage->backend(), storage->data(), storage->bytes());
   auto fresh = std::make_shared<const Constants>(std::move(constants));
   std::lock_guard<std::mutex> lock(mutex_);
   constants_ = std::move(fresh);
+}
+
+void Plan::guard(std::vector<GuardedBuffer> buffers) {
+  if (!device_->is_cpu()) throw std::invalid_argument("[plan] guards are for plans on the CPU.");
+  for (const auto& b : buffers)
+    if (b.offset < kGuardBytes || b.offset + b.bytes + kGuardBytes > arena_bytes_)
+      throw std::out_of_range("[plan] a buffer has no room for its guards.");
+  guard_ = std::make_unique<const Guard>(std::move(buffers));
 }
 
 size_t Plan::frames() const {
@@ -177,6 +187,13 @@ void Plan::start(Frame& frame, const Exec& exec, const std::vector<void*>& input
   for (size_t i = 0; i < steps_.size(); i++) {
     Call& call = frame.calls[i];
     call.exec = &exec;
+    if (guard_) {
+      char* arena = static_cast<char*>(frame.arena->data());
+      guard_->before(static_cast<int>(i), arena);
+      steps_[i].row->run(call);
+      guard_->after(static_cast<int>(i), arena, steps_[i].row->name);
+      continue;
+    }
     if (!seconds) {
       steps_[i].row->run(call);
       continue;
@@ -186,6 +203,30 @@ void Plan::start(Frame& frame, const Exec& exec, const std::vector<void*>& input
     device_->sync();
     seconds[i] = std::chrono::duration<double>(Clock::now() - begin).count();
   }
+}
+
+// On copies of inputs and outputs between zones.
+void Plan::run_guarded(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
+                       double* seconds) const {
+  auto bytes = [](const View& v) { return v.size() * dtype_size(v.dtype); };
+  std::vector<std::shared_ptr<Storage>> copies;
+  std::vector<void*> in, out;
+  auto add = [&](const View& v, const void* data, std::vector<void*>& to) {
+    copies.push_back(Guard::copy(device_->backend(), data, bytes(v)));
+    to.push_back(copies.back()->data());
+  };
+  for (size_t i = 0; i < inputs.size(); i++) add(inputs_[i], inputs[i], in);
+  for (const View& v : outputs_) add(v, nullptr, out);
+  start(frame, cpu_exec(), in, out, seconds);
+  for (const Constants* held : {static_cast<const Constants*>(&copies), frame.constants.get()})
+    for (const auto& storage : *held)
+      if (!Guard::intact(*storage))
+        throw std::runtime_error("[plan] a kernel wrote outside of an input, output or constant of " +
+                                 std::to_string(storage->bytes()) + " bytes.");
+  for (size_t i = 0; i < inputs.size(); i++)
+    if (std::memcmp(in[i], inputs[i], bytes(inputs_[i])))
+      throw std::runtime_error("[plan] a kernel wrote to input " + std::to_string(i) + ".");
+  for (size_t i = 0; i < outputs.size(); i++) std::memcpy(outputs[i], out[i], bytes(outputs_[i]));
 }
 
 // Whether the frame has a graph; makes one where the device can.
@@ -245,7 +286,7 @@ void Plan::run(const std::vector<void*>& inputs, const std::vector<void*>& outpu
   if (device_->is_cpu()) {
     LiveRun live(seconds_.load(std::memory_order_relaxed));
     const auto begin = Clock::now();
-    start(frame, cpu_exec(), inputs, outputs, seconds);
+    guard_ ? run_guarded(frame, inputs, outputs, seconds) : start(frame, cpu_exec(), inputs, outputs, seconds);
     seconds_.store(std::chrono::duration<double>(Clock::now() - begin).count(), std::memory_order_relaxed);
     return;
   }

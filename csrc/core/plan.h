@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/guard.h"
 
 namespace needle {
 
@@ -36,6 +37,10 @@ class Plan {
 
   ~Plan();
 
+  // From now on runs look for what kernels write outside of these buffers, of inputs, outputs and constants; on the
+  // CPU.
+  void guard(std::vector<GuardedBuffer> buffers);
+
   // Replaces the packed weights; runs in flight keep the ones they started with.
   void set_constants(Constants constants);
 
@@ -60,6 +65,8 @@ class Plan {
   void resolve(Frame& frame) const;
   void start(Frame& frame, const Exec& exec, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
              double* seconds) const;
+  void run_guarded(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
+                   double* seconds) const;
   bool record(Frame& frame);
   void forget(Frame& frame) noexcept;
 
@@ -67,6 +74,7 @@ class Plan {
   std::vector<Step> steps_;
   size_t arena_bytes_;
   std::vector<View> inputs_, outputs_;
+  std::unique_ptr<const Guard> guard_;
   mutable std::mutex mutex_;
   std::shared_ptr<const Constants> constants_;
   std::atomic<double> seconds_{0};  // of the last run

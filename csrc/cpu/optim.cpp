@@ -30,44 +30,51 @@ NEEDLE_INLINE void for_parameters(const Call& c, int outputs, const F& f) {
   });
 }
 
+// The gradient with weight decay; without, weights stay out of it: 0 times infinity is NaN.
+template <class L>
+NEEDLE_INLINE L decayed(L g, L w, L decay, bool on) {
+  return on ? g + decay * w : g;
+}
+
 }  // namespace
 
-// torch.optim.SGD: the first step starts the velocity at the gradient.
+// torch.optim.SGD: the first step starts the velocity at the gradient; without momentum it is not touched.
 void sgd_step(const Call& c) {
-  bool nesterov = c.i(4), first = c.i(5);
+  bool moves = c.attr[1] != 0, decays = c.attr[3] != 0, nesterov = c.i(4), first = c.i(5);
   for_parameters(c, 2, [&](auto t, const View* out, const View* in, int64_t i, int n) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
     auto number = [](double x) { return L(static_cast<T>(x)); };
     T *p = out[0].as<T>() + i, *velocity = out[1].as<T>() + i;
-    L w = load_lanes(p, n), g = load_lanes(in->as<T>() + i, n) + number(c.attr[3]) * w;
+    L w = load_lanes(p, n), g = decayed(load_lanes(in->as<T>() + i, n), w, number(c.attr[3]), decays);
     L momentum = number(c.attr[1]);
     L v = first ? g : momentum * load_lanes(velocity, n) + number(1 - c.attr[2]) * g;
-    store_lanes(velocity, v, n);
+    if (moves) store_lanes(velocity, v, n);
     store_lanes(p, w - number(c.attr[0]) * (nesterov ? g + momentum * v : v), n);
   });
 }
 
 // The course's rule: the velocity is a running mean of gradients.
 void needle_sgd_step(const Call& c) {
+  bool decays = c.attr[2] != 0;
   for_parameters(c, 2, [&](auto t, const View* out, const View* in, int64_t i, int n) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
     auto number = [](double x) { return L(static_cast<T>(x)); };
     T *p = out[0].as<T>() + i, *velocity = out[1].as<T>() + i;
-    L w = load_lanes(p, n), g = load_lanes(in->as<T>() + i, n) + number(c.attr[2]) * w;
+    L w = load_lanes(p, n), g = decayed(load_lanes(in->as<T>() + i, n), w, number(c.attr[2]), decays);
     L u = number(c.attr[1]) * load_lanes(velocity, n) + number(1 - c.attr[1]) * g;
     store_lanes(velocity, u, n);
     store_lanes(p, w - number(c.attr[0]) * u, n);
   });
 }
 
-// torch.optim.Adam, and AdamW when `decoupled`.
+// torch.optim.Adam, and AdamW when `decoupled`; the largest second moment is not touched unless `amsgrad`.
 void adam_step(const Call& c) {
   double lr = c.attr[0], beta1 = c.attr[1], beta2 = c.attr[2], eps = c.attr[3], decay = c.attr[4], step = c.attr[5];
-  bool decoupled = c.i(6);
+  bool decoupled = c.i(6), amsgrad = c.i(7);
   double step_size = lr / (1 - ::pow(beta1, step)), root = 1 / ::sqrt(1 - ::pow(beta2, step));
-  for_parameters(c, 3, [&](auto t, const View* out, const View* in, int64_t i, int n) {
+  for_parameters(c, 4, [&](auto t, const View* out, const View* in, int64_t i, int n) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
     auto number = [](double x) { return L(static_cast<T>(x)); };
@@ -76,18 +83,23 @@ void adam_step(const Call& c) {
     if (decoupled)
       w = w * number(1 - lr * decay);
     else
-      g = g + number(decay) * w;
+      g = decayed(g, w, number(decay), decay != 0);
     L m = number(beta1) * load_lanes(mp, n) + number(1 - beta1) * g;
     L v = number(beta2) * load_lanes(vp, n) + number(1 - beta2) * g * g;
     store_lanes(mp, m, n);
     store_lanes(vp, v, n);
+    if (amsgrad) {
+      T* largest = out[3].as<T>() + i;
+      v = max(load_lanes(largest, n), v);
+      store_lanes(largest, v, n);
+    }
     store_lanes(p, w - number(step_size) * m / (sqrt(v) * number(root) + number(eps)), n);
   });
 }
 
 // torch.optim.RMSprop: running mean of squares, momentum, running mean; the last two are not touched unless used.
 void rmsprop_step(const Call& c) {
-  bool centered = c.i(5);
+  bool decays = c.attr[3] != 0, centered = c.i(5);
   for_parameters(c, 4, [&](auto t, const View* out, const View* in, int64_t i, int n) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
@@ -99,7 +111,7 @@ void rmsprop_step(const Call& c) {
       return mean;
     };
     T* p = out[0].as<T>() + i;
-    L w = load_lanes(p, n), g = load_lanes(in->as<T>() + i, n) + number(c.attr[3]) * w;
+    L w = load_lanes(p, n), g = decayed(load_lanes(in->as<T>() + i, n), w, number(c.attr[3]), decays);
     L spread = running(out[1], g * g);
     if (centered) {
       L mean = running(out[3], g);

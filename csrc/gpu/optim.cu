@@ -18,7 +18,7 @@ struct Parameters {
 };
 
 struct Rates {  // attributes as the kernels use them
-  double v[8];
+  double v[9];
 };
 
 // f(outputs, gradient, i) for the elements of this block's piece.
@@ -35,15 +35,21 @@ __device__ __forceinline__ void for_piece(const Parameters<T>& p, const F& f) {
   }
 }
 
-// torch.optim.SGD: the first step starts the velocity at the gradient.
+// The gradient with weight decay; without, weights stay out of it: 0 times infinity is NaN.
+template <class T>
+__device__ __forceinline__ T decayed(T g, T w, T decay) {
+  return decay != 0 ? g + decay * w : g;
+}
+
+// torch.optim.SGD: the first step starts the velocity at the gradient; without momentum it is not touched.
 template <class T>
 __global__ void GPU_BOUNDS(kThreads, 4) step_sgd(Parameters<T> p, Rates r) {
   const T lr = T(r.v[0]), momentum = T(r.v[1]), fresh = T(1 - r.v[2]), decay = T(r.v[3]);
   const bool nesterov = r.v[4] != 0, start = r.v[5] != 0;
   for_piece(p, [&](T* const* out, const T* grad, int64_t i) {
-    T w = out[0][i], g = grad[i] + decay * w;
+    T w = out[0][i], g = decayed(grad[i], w, decay);
     T v = start ? g : momentum * out[1][i] + fresh * g;
-    out[1][i] = v;
+    if (momentum != 0) out[1][i] = v;
     out[0][i] = w - lr * (nesterov ? g + momentum * v : v);
   });
 }
@@ -53,7 +59,7 @@ template <class T>
 __global__ void GPU_BOUNDS(kThreads, 4) step_needle_sgd(Parameters<T> p, Rates r) {
   const T lr = T(r.v[0]), momentum = T(r.v[1]), fresh = T(1 - r.v[1]), decay = T(r.v[2]);
   for_piece(p, [&](T* const* out, const T* grad, int64_t i) {
-    T w = out[0][i], g = grad[i] + decay * w;
+    T w = out[0][i], g = decayed(grad[i], w, decay);
     T u = momentum * out[1][i] + fresh * g;
     out[1][i] = u;
     out[0][i] = w - lr * u;
@@ -61,21 +67,26 @@ __global__ void GPU_BOUNDS(kThreads, 4) step_needle_sgd(Parameters<T> p, Rates r
 }
 
 // torch.optim.Adam, and AdamW when `decoupled`: rates are its step size and the root of its second correction.
+// The largest second moment is not touched unless `amsgrad`.
 template <class T>
 __global__ void GPU_BOUNDS(kThreads, 4) step_adam(Parameters<T> p, Rates r) {
   const T shrink = T(1 - r.v[0] * r.v[4]), beta1 = T(r.v[1]), beta2 = T(r.v[2]), fresh1 = T(1 - r.v[1]),
-          fresh2 = T(1 - r.v[2]), eps = T(r.v[3]), decay = T(r.v[4]), size = T(r.v[5]), root = T(r.v[7]);
-  const bool decoupled = r.v[6] != 0;
+          fresh2 = T(1 - r.v[2]), eps = T(r.v[3]), decay = T(r.v[4]), size = T(r.v[5]), root = T(r.v[8]);
+  const bool decoupled = r.v[6] != 0, amsgrad = r.v[7] != 0;
   for_piece(p, [&](T* const* out, const T* grad, int64_t i) {
     T w = out[0][i], g = grad[i];
     if (decoupled) {
       w = w * shrink;
     } else {
-      g = g + decay * w;
+      g = decayed(g, w, decay);
     }
     T m = beta1 * out[1][i] + fresh1 * g, v = beta2 * out[2][i] + fresh2 * g * g;
     out[1][i] = m;
     out[2][i] = v;
+    if (amsgrad) {
+      if (!(v < out[3][i])) out[3][i] = v;  // NaN, too
+      v = out[3][i];
+    }
     out[0][i] = w - size * m / (device::sqrt(v) * root + eps);
   });
 }
@@ -87,7 +98,7 @@ __global__ void GPU_BOUNDS(kThreads, 4) step_rmsprop(Parameters<T> p, Rates r) {
           momentum = T(r.v[4]);
   const bool has_momentum = r.v[4] != 0, centered = r.v[5] != 0;
   for_piece(p, [&](T* const* out, const T* grad, int64_t i) {
-    T w = out[0][i], g = grad[i] + decay * w;
+    T w = out[0][i], g = decayed(grad[i], w, decay);
     T spread = alpha * out[1][i] + fresh * g * g;
     out[1][i] = spread;
     if (centered) {
@@ -143,10 +154,10 @@ void needle_sgd_step(const Call& c) {
   if (c.n_in) STEP(2, rates(c, 3), step_needle_sgd);
 }
 void adam_step(const Call& c) {
-  Rates r = rates(c, 7);
+  Rates r = rates(c, 8);
   r.v[5] = c.attr[0] / (1 - std::pow(c.attr[1], c.attr[5]));
-  r.v[7] = 1 / std::sqrt(1 - std::pow(c.attr[2], c.attr[5]));
-  if (c.n_in) STEP(3, r, step_adam);
+  r.v[8] = 1 / std::sqrt(1 - std::pow(c.attr[2], c.attr[5]));
+  if (c.n_in) STEP(4, r, step_adam);
 }
 void rmsprop_step(const Call& c) {
   if (c.n_in) STEP(4, rates(c, 6), step_rmsprop);

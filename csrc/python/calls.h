@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <sstream>
 #include <string_view>
 
 #include "core/device.h"
@@ -78,16 +79,71 @@ inline Array empty(Device* device, const Dims& shape, DType dtype) {
   return {std::move(storage), v};
 }
 
-struct BoundKernel {  // a row of a device's table
-  const KernelRow* row;
-  Device* device;
-};
-
 struct NoKernel : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-inline void check_call(const KernelRow& row, size_t n_out, size_t n_in, size_t n_attr, const View* first) {
+// What a row's operands may be, from its `dtypes` (core/call.h): a bit for each dtype, or 0 for the first operand's
+// own.
+struct Operands {
+  static constexpr int kWords = 4;  // no row says more
+  uint8_t in[kWords] = {}, out[kWords] = {};
+
+  explicit Operands(const KernelRow& row) {
+    std::istringstream words(row.dtypes);
+    std::string word;
+    uint8_t* to = row.max_in ? in : out;
+    for (int k = 0; words >> word;) {
+      if (word == "->") {
+        to = out, k = 0;
+        continue;
+      }
+      uint8_t bits = word == "*" ? 31 : 0;
+      for (int d = 0; d < 5; d++) bits |= (word.find(kDTypes[d].letter) != std::string::npos) << d;
+      to[k++] = bits;
+    }
+  }
+
+  static std::string names(uint8_t bits) {
+    std::string text;
+    for (int d = 0; d < 5; d++)
+      if (bits >> d & 1) text += (text.empty() ? "" : bits >> (d + 1) ? ", " : " or ") + std::string(kDTypes[d].name);
+    return text;
+  }
+};
+
+struct BoundKernel {  // a row of a device's table
+  BoundKernel(const KernelRow* row, Device* device) : row(row), device(device), operands(*row) {}
+
+  // Outputs and inputs as the row's dtypes ask for.
+  void check_dtypes(const View* out, size_t n_out, const View* in, size_t n_in) const {
+    if (n_in + n_out == 0) return;
+    const DType first = n_in ? in->dtype : out->dtype;
+    auto check = [&](const View* views, size_t n, const uint8_t* words, const char* kind) {
+      for (size_t k = 0; k < n; k++) {
+        const uint8_t bits = words[k < Operands::kWords ? k : Operands::kWords - 1];
+        const DType got = views[k].dtype;
+        if (bits ? bits >> static_cast<int>(got) & 1 : got == first) continue;
+        const std::string name = "[" + std::string(row->name) + "] ";
+        if (!bits)
+          throw py::type_error(name + "expects operands of one dtype, got " + info(first).name + " and " +
+                               info(got).name + ".");
+        if (k == 0 && (n_in == 0 || views == in))
+          throw NoKernel(name + "has no kernel for dtype " + info(got).name + ".");
+        throw py::type_error(name + kind + " " + std::to_string(k) + " expects " + Operands::names(bits) + ", got " +
+                             info(got).name + ".");
+      }
+    };
+    check(in, n_in, operands.in, "input");
+    check(out, n_out, operands.out, "output");
+  }
+
+  const KernelRow* row;
+  Device* device;
+  Operands operands;
+};
+
+inline void check_counts(const KernelRow& row, size_t n_out, size_t n_in, size_t n_attr) {
   const std::string_view attrs = row.attrs;
   const size_t names = attrs.empty() ? 0 : 1 + std::count(attrs.begin(), attrs.end(), ' ');
   auto fail = [&](const std::string& text) { throw py::value_error("[" + std::string(row.name) + "] " + text); };
@@ -102,8 +158,6 @@ inline void check_call(const KernelRow& row, size_t n_out, size_t n_in, size_t n
          std::to_string(n_in) + ".");
   if (names != n_attr)
     fail("expects attributes '" + std::string(attrs) + "', got " + std::to_string(n_attr) + " values.");
-  if (first && !std::strchr(row.dtypes, info(first->dtype).letter))
-    throw NoKernel("[" + std::string(row.name) + "] has no kernel for dtype " + info(first->dtype).name + ".");
 }
 
 inline void check_place(const BoundKernel& kernel, const Array& a) {
@@ -113,8 +167,8 @@ inline void check_place(const BoundKernel& kernel, const Array& a) {
                           " and " + got->name + ".");
 }
 
-// Element-wise kernels and copy convert their operands as they read them; all others take floats of one type only.
-inline bool converts(const KernelRow& row) {
+// Element-wise kernels and copy.
+inline bool is_map(const KernelRow& row) {
 #define UNARY(name, dtypes, attrs, expr) #name,
 #define BINARY UNARY
 #define TERNARY UNARY
@@ -125,18 +179,6 @@ inline bool converts(const KernelRow& row) {
 #undef BINARY
 #undef TERNARY
   return names.count(row.name) > 0;
-}
-
-inline void check_one_float(const KernelRow& row, const View* views, size_t n) {
-  auto floating = [](const View& v) { return v.dtype == DType::f32 || v.dtype == DType::f64; };
-  const View* first = nullptr;
-  for (size_t i = 0; i < n; i++) {
-    if (!floating(views[i])) continue;
-    if (!first) first = &views[i];
-    if (views[i].dtype != first->dtype && !converts(row))
-      throw py::type_error("[" + std::string(row.name) + "] expects operands of one dtype, got " +
-                           info(first->dtype).name + " and " + info(views[i].dtype).name + ".");
-  }
 }
 
 // The items of a list or tuple, read in place: pybind11's vectors cost more than a small kernel.
@@ -170,7 +212,8 @@ inline void run_row(const BoundKernel& kernel, const View* out, size_t n_out, co
     attr[k] = PyFloat_AsDouble(a[k].ptr());
     if (attr[k] == -1.0 && PyErr_Occurred()) throw py::error_already_set();
   }
-  check_call(*kernel.row, n_out, n_in, a.size, n_in ? in : nullptr);
+  check_counts(*kernel.row, n_out, n_in, a.size);
+  kernel.check_dtypes(out, n_out, in, n_in);
   py::gil_scoped_release release;
   kernel.device->run(*kernel.row, out, static_cast<int>(n_out), in, static_cast<int>(n_in), attr);
 }
@@ -190,7 +233,6 @@ inline void call_row(const BoundKernel& kernel, py::handle outs, py::handle ins,
   View* view = many.empty() ? few : many.data();  // outputs, then inputs
   for (size_t k = 0; k < o.size; k++) view[k] = operand(kernel, o[k]);
   for (size_t k = 0; k < i.size; k++) view[o.size + k] = operand(kernel, i[k]);
-  check_one_float(row, view, o.size + i.size);
   for (size_t k = 0; k < o.size; k++) o[k].cast<Array&>().storage->lend();
   run_row(kernel, view, o.size, view + o.size, i.size, attrs);
   for (size_t k = 0; k < o.size; k++) o[k].cast<Array&>().storage->wrote();
@@ -199,7 +241,7 @@ inline void call_row(const BoundKernel& kernel, py::handle outs, py::handle ins,
 // An element-wise row over inputs broadcast together, as numpy does, into a new array.
 inline Array map_row(const BoundKernel& kernel, py::handle ins, std::string_view dtype, py::handle attrs) {
   const KernelRow& row = *kernel.row;
-  if (!converts(row)) throw py::value_error("[" + std::string(row.name) + "] is no element-wise kernel.");
+  if (!is_map(row)) throw py::value_error("[" + std::string(row.name) + "] is no element-wise kernel.");
   Items items(ins, kMost);
   View in[kMost];
   Dims shape;
@@ -243,7 +285,6 @@ inline Array new_row(const BoundKernel& kernel, py::handle ins, std::string_view
   Array out = empty(kernel.device, dims_of(to), parse_dtype(dtype));
   view[0] = out.view;
   for (size_t k = 0; k < items.size; k++) view[1 + k] = operand(kernel, items[k]);
-  check_one_float(row, view, 1 + items.size);
   run_row(kernel, view, 1, view + 1, items.size, attrs);
   if (shape.is(to)) return out;
   View shown = make_view(dims_of(shape), nullptr, out.view.dtype);

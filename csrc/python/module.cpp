@@ -32,7 +32,11 @@ std::unique_ptr<Plan> make_plan(Device* device, const std::vector<StepTuple>& st
     Step s{kernel->row, {}, {}, attr};
     for (const auto& r : outs) s.out.push_back(make_ref(r));
     for (const auto& r : ins) s.in.push_back(make_ref(r));
-    check_call(*kernel->row, s.out.size(), s.in.size(), attr.size(), s.in.empty() ? nullptr : &s.in[0].view);
+    check_counts(*kernel->row, s.out.size(), s.in.size(), attr.size());
+    std::vector<View> views;
+    for (const auto* refs : {&s.out, &s.in})
+      for (const Ref& r : *refs) views.push_back(r.view);
+    kernel->check_dtypes(views.data(), s.out.size(), views.data() + s.out.size(), s.in.size());
     list.push_back(std::move(s));
   }
   auto views = [](const std::vector<Border>& borders) {
@@ -221,7 +225,7 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("dtypes",
                              [](const BoundKernel& k) {
                                py::list names;
-                               for (const char* s = k.row->dtypes; *s; s++)
+                               for (const char* s = k.row->dtypes; *s && *s != ' '; s++)
                                  for (const auto& d : kDTypes)
                                    if (d.letter == *s) names.append(d.name);
                                return names;
@@ -229,12 +233,17 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("min_in", [](const BoundKernel& k) { return k.row->min_in; })
       .def_property_readonly("max_in", [](const BoundKernel& k) { return k.row->max_in; })
       .def_property_readonly("n_out", [](const BoundKernel& k) { return k.row->n_out; })
-      .def("check",
-           [](const BoundKernel& k, size_t n_out, size_t n_in, size_t n_attr, std::string_view dtype) {
-             View first;
-             if (n_in) first.dtype = parse_dtype(dtype);
-             check_call(*k.row, n_out, n_in, n_attr, n_in ? &first : nullptr);
-           })
+      .def(
+          "check",
+          [](const BoundKernel& k, const std::vector<std::string_view>& outs, const std::vector<std::string_view>& ins,
+             size_t n_attr) {
+            std::vector<View> views(outs.size() + ins.size());
+            for (size_t i = 0; i < views.size(); i++)
+              views[i].dtype = parse_dtype(i < outs.size() ? outs[i] : ins[i - outs.size()]);
+            check_counts(*k.row, outs.size(), ins.size(), n_attr);
+            k.check_dtypes(views.data(), outs.size(), views.data() + outs.size(), ins.size());
+          },
+          py::arg("outs"), py::arg("ins"), py::arg("n_attr"))
       .def("__call__", call_row, py::arg("outs"), py::arg("ins"), py::arg("attrs"))
       .def("map", map_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"))
       .def("new", new_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"), py::arg("to"), py::arg("shape"));
@@ -270,6 +279,14 @@ PYBIND11_MODULE(_core, m) {
              for (Array* a : arrays) c.push_back(a->storage);
              p.set_constants(std::move(c));
            })
+      .def(
+          "guard",
+          [](Plan& p, const std::vector<std::tuple<size_t, size_t, int, int>>& buffers) {
+            std::vector<GuardedBuffer> list;
+            for (const auto& [offset, bytes, first, last] : buffers) list.push_back({offset, bytes, first, last});
+            p.guard(std::move(list));
+          },
+          py::arg("buffers"))
       .def("run", [](Plan& p, const std::vector<Array*>& outs,
                      const std::vector<Array*>& ins) { run_plan(p, outs, ins, nullptr); })
       .def("run_new",
@@ -294,6 +311,7 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("graphs", &Plan::graphs)
       .def_property_readonly("graph_error", &Plan::graph_error);
 
+  m.attr("GUARD_BYTES") = kGuardBytes;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", [](int n) {
     if (n < 1) throw py::value_error("[set_num_threads] expects at least 1, got " + std::to_string(n) + ".");

@@ -218,6 +218,14 @@ class NDArray:
         """True for a value in blocks of 16 channels, (N, C/16, H, W, 16); only plans have such."""
         return getattr(self._storage, "blocked", False)
 
+    def is_same_view(self, other: NDArray) -> bool:
+        """True for a view of the same elements in the same order."""
+        return self._handle is other._handle and (self._offset, self._shape, self._strides) == (
+            other._offset,
+            other._shape,
+            other._strides,
+        )
+
     def is_compact(self) -> bool:
         return self._strides is contiguous_strides(self._shape) or is_contiguous(self._shape, self._strides)
 
@@ -263,10 +271,7 @@ class NDArray:
                 return
             value = NDArray(value, self._device, self._dtype)
         source = value.broadcast_to(target._shape)
-        overlaps = source._handle is target._handle and (source._offset, source._strides) != (
-            target._offset,
-            target._strides,
-        )
+        overlaps = source._handle is target._handle and not source.is_same_view(target)
         call("copy", [target], [source.copy() if overlaps else source])
 
     @property

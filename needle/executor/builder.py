@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,8 @@ from needle.ops.algorithms import DEFAULT, PRECISIONS, Choice, Measured, Option,
 
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
-from .merge import Step, merge_pairs
+from .merge import NO_HALO, Halo, Step, merge_pairs
+from .verify_plan import Value, verify_plan
 
 ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
 BLOCK = 16  # channels per block of nChw16c
@@ -29,6 +31,9 @@ class Buffer:
         self.nbytes, self.space, self.index, self.constant = nbytes, space, index, constant
         self.first, self.last = -1, -1
         self.blocked = False  # holds nChw16c
+
+    is_made = property(lambda self: self.space == ARENA or self.space == OUTPUT)  # steps write it
+    is_output = property(lambda self: self.space == OUTPUT)
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported("the value of an array is not known while its plan is built")
@@ -55,6 +60,8 @@ class Builder:
         self.buffers: list[Buffer] = []
         self._constant_arrays: dict[int, NDArray] = {}
         self.label = ""
+        self.halos: dict[int, Halo] = {}  # what the present op reads around its images, by id
+        self.values: list[Value] = []  # what ops read, for the verifier
 
     @contextmanager
     def active(self, on: bool = True) -> Iterator[None]:
@@ -115,11 +122,13 @@ class Builder:
 
     def call(self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Sequence[float]) -> None:
         if not any(a.size for a in outs):  # of an empty batch
+            self.options = [o for o in self.options if o.step < len(self.steps)]  # none for the step that is left out
             return
         fixed = [a if isinstance(a._handle, Buffer) else self._literal(a) for a in ins]
         name, attrs = self._in_precision(name, fixed, attrs)
-        self.device.kernels[name].check(len(outs), len(ins), len(attrs), fixed[0].dtype if fixed else "")
-        self.steps.append(Step(name, list(outs), fixed, tuple(map(float, attrs)), self.label))
+        self.device.kernels[name].check([a.dtype for a in outs], [a.dtype for a in fixed], len(attrs))
+        halos = [self.halos.get(id(a), NO_HALO) for a in fixed] if self.halos else ()
+        self.steps.append(Step(name, list(outs), fixed, tuple(map(float, attrs)), self.label, halos))
 
     def _in_precision(self, name: str, ins: Sequence[NDArray], attrs: Sequence[float]) -> tuple[str, Sequence[float]]:
         """A product as the row that takes a precision, where the plan asks for another one than float32."""
@@ -138,8 +147,11 @@ class Builder:
         """Pairs of steps that the device has one kernel for as one."""
         self.steps, number = merge_pairs(self.steps, self.device.kernels, {o.step for o in self.options})
         self.options = [o._replace(step=number[o.step]) for o in self.options]
+        number.append(len(self.steps))
+        self.values = [v._replace(born=number[v.born] if v.born >= 0 else -1, read=number[v.read]) for v in self.values]
 
-    def finish(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> PlanInfo:
+    def finish(self, inputs: Sequence[Any], outputs: Sequence[Any], verify: bool = True) -> PlanInfo:
+        """verify: False for a plan of steps whose values do not matter, such as one that is only timed."""
         self._merge()
         for i, step in enumerate(self.steps):
             for a in (*step.outs, *step.ins):
@@ -151,9 +163,13 @@ class Builder:
         for i, b in enumerate(packed):
             b.index = i
         constants = [b.constant for b in packed]
-        lifetimes = [Lifetime(b.nbytes, b.first, b.last) for b in arena]
+        zone = _core.GUARD_BYTES if guarded() and self.device == cpu() else 0  # before and behind every buffer
+        lifetimes = [Lifetime(b.nbytes + 2 * zone, b.first, b.last) for b in arena]
         offsets, total = plan_offsets(lifetimes)
+        offsets = [o + zone for o in offsets]
         where = {id(b): o for b, o in zip(arena, offsets, strict=True)}
+        if verify:
+            verify_plan(self.steps, self.values, where, outputs)
 
         def ref(a: NDArray) -> tuple:
             b = a._handle
@@ -163,9 +179,16 @@ class Builder:
         kernels = self.device.kernels
         steps = [(kernels[s.kernel], [ref(a) for a in s.outs], [ref(a) for a in s.ins], s.attrs) for s in self.steps]
         plan = _core.Plan(self.device.core, steps, total, inputs, outputs)
+        if zone:
+            plan.guard([(o, b.nbytes, b.first, b.last) for b, o in zip(arena, offsets, strict=True)])
         info = PlanInfo(plan, constants, self, arena, offsets, total)
         info.refresh()
         return info
+
+
+def guarded() -> bool:
+    """Whether plans made now look for what steps write outside of their buffers, or read before it is written; slow."""
+    return os.environ.get("NEEDLE_GUARD", "0") not in ("", "0")
 
 
 def halo_bytes(image: NDArray, halo: Sequence[float]) -> int:

@@ -13,6 +13,10 @@ JOIN = " + "  # between the labels of a merged step
 PIXEL_BYTES, BAND_BYTES = 2 * 16 * 4, 256 << 10  # of a tile's channels; of rows that stay in L2
 
 
+Halo = tuple[int, int, int, int]  # zero rows and columns around an image: top, left, bottom, right
+NO_HALO: Halo = (0, 0, 0, 0)
+
+
 class Step(NamedTuple):
     """One kernel call of a plan."""
 
@@ -21,6 +25,7 @@ class Step(NamedTuple):
     ins: Sequence[NDArray]
     attrs: tuple[float, ...]
     label: str  # the graph node that it computes
+    halos: Sequence[Halo] = ()  # what it reads around each of `ins`, where it reads around one
 
 
 Attributes = dict[str, float]  # of a step, by name
@@ -35,7 +40,8 @@ def with_depthwise(conv: Step, depthwise: Step, a: Attributes, b: Attributes) ->
     if a["groups"] > 1 or a["has_residual"] or b["has_residual"]:
         return None
     attrs = (*conv.attrs, *depthwise.attrs, height, width)
-    return Step("conv2d_depthwise", depthwise.outs, [*conv.ins, *depthwise.ins[1:]], attrs, "")
+    halos = [*conv.halos, *[NO_HALO] * len(depthwise.ins[1:])] if conv.halos else ()
+    return Step("conv2d_depthwise", depthwise.outs, [*conv.ins, *depthwise.ins[1:]], attrs, "", halos)
 
 
 def with_pool(conv: Step, pool: Step, a: Attributes, b: Attributes) -> Step | None:
@@ -56,11 +62,6 @@ RULES: dict[tuple[str, str], Rule] = {
 }
 
 
-def same(a: NDArray, b: NDArray) -> bool:
-    """Views of the same elements in the same order."""
-    return (id(a._handle), a._offset, a.shape, a.strides) == (id(b._handle), b._offset, b.shape, b.strides)
-
-
 def merge_pairs(steps: Sequence[Step], kernels: Any, fixed: set[int]) -> tuple[list[Step], list[int]]:
     """The steps with every pair of RULES as one, and by each old step's number its new one.
 
@@ -77,7 +78,7 @@ def merge_pairs(steps: Sequence[Step], kernels: Any, fixed: set[int]) -> tuple[l
         if not any(second.kernel == reader for _, reader in RULES):
             continue
         others = users[id(second.ins[0]._handle)] - {i}
-        makers = (j for j in others if steps[j].kernel != "zero_halo" and same(steps[j].outs[0], second.ins[0]))
+        makers = (j for j in others if steps[j].kernel != "zero_halo" and steps[j].outs[0].is_same_view(second.ins[0]))
         at = next(makers, i)
         rule = RULES.get((steps[at].kernel, second.kernel))
         between = {*others, *range(at + 1, i)} - {at}

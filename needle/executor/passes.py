@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from needle.autograd import Op, Spec, Tensor
-from needle.backend_ndarray import Device, NoKernel
+from needle.backend_ndarray import Device, NoKernel, cpu
 from needle.graph import Graph, Node, Recorder, Symbol
 from needle.ops.conv import Conv2d, ConvTranspose2d
 from needle.ops.fold import FoldedBias, FoldedWeight
@@ -18,6 +18,7 @@ from needle.ops.linalg import Linear
 from needle.ops.norm import BatchNorm
 
 from .planner import constant_nodes, missing_kernel
+from .split import in_numpy
 
 
 def optimize(graph: Graph, device: Device) -> Graph:
@@ -43,11 +44,20 @@ def is_planned(op: Op) -> bool:
 
 def runs_on(device: Device, op: Op, inputs: Sequence[Any]) -> bool:
     """Whether an op stays in a plan of the device, for inputs of these shapes and dtypes."""
-    if not op.has_kernel() or hasattr(op, "folded") or op.library != "needle":
-        return is_planned(op)
+    if op.library != "needle":
+        return op.has_kernel()
+    if hasattr(op, "folded"):
+        return not in_numpy(op, inputs)
+    if not op.has_kernel():
+        return False
     missing = missing_kernel(op, inputs, device)
     if missing and type(op).decompose is Op.decompose:
-        raise NoKernel(f"[{op.label}] has neither a kernel for these inputs nor a decomposition: {missing}")
+        if device == cpu() and in_numpy(op, inputs):
+            return True
+        if device != cpu():
+            raise NoKernel(f"[{op.label}] has neither a kernel for these inputs nor a decomposition: {missing}")
+        found = ", ".join(dict.fromkeys(s.dtype for s in inputs if isinstance(s, Spec)))
+        raise TypeError(f"[{op.label}] cannot run on {found} on {device}; cast its inputs, x.astype('float32').")
     return not missing
 
 
@@ -64,11 +74,13 @@ def decompose(graph: Graph, device: Device) -> Graph:
             return tuples[node.args[0]][node.target.index]
         if node in fixed and node.target.has_kernel():
             return None  # computed once, as eager does
-        if runs_on(device, node.target, [a.meta["spec"] for a in node.args]):
+        op, specs = node.target, [a.meta["spec"] for a in node.args]
+        folds = not hasattr(op, "folded") or all(a in fixed for i, a in enumerate(node.args) if op.is_weight(i))
+        if folds and runs_on(device, op, specs):
             return None
-        lacking.update([node.target.label] if node.target.has_kernel() else [])
+        lacking.update([op.label] if op.has_kernel() else [])
         recorder = Decomposer(new, device)
-        out = node.target.decompose(*(Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args))
+        out = op.decompose(*(Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args))
         # A decomposition may give a constant, which is no symbol.
         nodes = [recorder._to_node(t) for t in (out if isinstance(out, tuple) else (out,))]
         if isinstance(out, tuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from needle.autograd import Op, Spec, Tensor, Unsupported
-from needle.backend_ndarray import Device, NoKernel, cpu
+from needle.backend_ndarray import FLOATS, Device, NoKernel, cpu
 from needle.backend_ndarray.ndarray import NDArray, call, itemsize
 from needle.graph import Graph, Node, map_structure
 from needle.ops.algorithms import Choice, Measured, unmeasured
@@ -14,9 +14,8 @@ from needle.ops.join import TupleGetItem
 
 from .builder import ARENA, BLOCK, INPUT, OUTPUT, Builder, PlanInfo
 from .constants import ConstantPool
-
-Halo = tuple[int, int, int, int]  # zero rows and columns around an image: top, left, bottom, right
-NO_HALO: Halo = (0, 0, 0, 0)
+from .merge import NO_HALO, Halo
+from .verify_plan import Value
 
 
 class Planner:
@@ -41,6 +40,7 @@ class Planner:
         self.borrowed: set[Node] = set()  # views of memory that nobody may write: inputs, constants, plain copies
         self.plain: dict[Node, NDArray] = {}
         self.blocked: dict[Node, NDArray] = {}
+        self.born: dict[tuple[Node, bool], int] = {}  # the step after which a value is there, plain or blocked
 
     def plan(self) -> PlanInfo:
         for node in self.graph:
@@ -163,12 +163,15 @@ class Planner:
         spec = node.meta["spec"]
         blocked = self.is_blocked[node]
         if blocked:
-            ins = [
-                self._as_blocked(n) if n.meta["spec"].ndim == 4 and not op.is_weight(i) else self.plain[n]
-                for i, n in enumerate(node.args)
-            ]
+            images = [n.meta["spec"].ndim == 4 and not op.is_weight(i) for i, n in enumerate(node.args)]
+            ins = [self._as_blocked(n) if b else self.plain[n] for n, b in zip(node.args, images, strict=True)]
+            specs = [n.meta["spec"] for n in node.args]
+            self.builder.halos = {id(x): op.halo(i, spec, *specs) for i, x in enumerate(ins) if images[i]}
         else:
+            images = [False] * len(node.args)
             ins = [self._as_plain(n) for n in node.args]
+        for n, image in zip(node.args, images, strict=True):
+            self._read(n, image)
         home = self.home[node]
         if home is not node and op.aliases(spec, *(n.meta["spec"] for n in node.args)):
             (self.blocked if blocked else self.plain)[node] = ins[0]
@@ -180,6 +183,18 @@ class Planner:
             leaves = all(u.kind == "output" for u in self.users[node])
             place = None if home is node else self.plain[home]
             self.plain[node] = lower_plain(self.builder, op, spec, ins, place, leaves)
+        self.builder.halos = {}
+        self._made(node, blocked)
+
+    def _made(self, node: Node, blocked: bool) -> None:
+        """The value of `node` is there after the steps so far."""
+        self.born[node, blocked] = len(self.builder.steps) - 1
+
+    def _read(self, node: Node, blocked: bool) -> None:
+        """The next step reads the value of `node`."""
+        value = (self.blocked if blocked else self.plain)[node]
+        if isinstance(value, NDArray) and value._handle.is_made:
+            self.builder.values.append(Value(value, self.born.get((node, blocked), -1), len(self.builder.steps)))
 
     def _derive(self, node: Node) -> NDArray:
         """The value of a node that depends on parameters only."""
@@ -216,7 +231,9 @@ class Planner:
         """The value as a plain (N, C, H, W) array."""
         if node not in self.plain:
             self.plain[node] = NDArray.empty(node.meta["spec"].shape)
+            self._read(node, True)
             call("from_blocked", [self.plain[node]], [self.blocked[node]])
+            self._made(node, False)
         return self.plain[node]
 
     def _as_blocked(self, node: Node) -> NDArray:
@@ -226,7 +243,9 @@ class Planner:
             block = spec.shape[1] if self._stem(node) else BLOCK
             self.blocked[node] = out = self.builder.blocked(spec.shape, halo, block)
             self._zero(out, halo)
+            self._read(node, False)
             call("to_blocked", [out], [self.plain[node]])
+            self._made(node, True)
         return self.blocked[node]
 
     def _stem(self, node: Node) -> bool:
@@ -246,6 +265,7 @@ class Planner:
             spec, index = node.meta["spec"], len(borders)
             borders.append((tuple(spec.shape), spec.dtype))
             value = self.plain.get(node)
+            self._read(node, value is None)
             buffer: Any = None if value is None else value._handle
             own = buffer is not None and buffer.space == ARENA and id(buffer) not in taken
             if value is not None and own and value.is_compact() and buffer.nbytes == value.size * itemsize(spec.dtype):
@@ -274,8 +294,10 @@ def lower_plain(
         op.lower(builder, ins, home)
         return home
     result = op.plan(builder, ins)
-    if result is None:
-        raise Unsupported(f"[compile] {op.label} has no kernel that the executor can plan")
+    made = result if isinstance(result, tuple | list) else (result,)
+    specs = spec if isinstance(spec, tuple) and not isinstance(spec, Spec) else (spec,)
+    if result is None or any(a.dtype != s.dtype for a, s in zip(made, specs, strict=False)):
+        raise NoKernel(f"[{op.label}] has no kernel for dtype {', '.join(dict.fromkeys(a.dtype for a in ins))}.")
     return result
 
 
@@ -296,8 +318,10 @@ def is_channels_last(array: NDArray) -> bool:
 
 
 def missing_kernel(op: Op, inputs: Sequence[Any], device: Device) -> str:
-    """Why a GPU cannot run an op on inputs of these shapes and dtypes, or ""; found by planning the op alone."""
-    if device == cpu() or not all(isinstance(s, Spec) for s in inputs):
+    """Why a plan of the device cannot run an op on inputs of these shapes and dtypes, or ""; found by planning the op alone.
+    The CPU lacks nothing for float32.
+    """
+    if not all(isinstance(s, Spec) for s in inputs) or (device == cpu() and all(s.dtype == "float32" for s in inputs)):
         return ""
     builder = Builder(ConstantPool(), device=device)
     with builder.active():
@@ -306,6 +330,10 @@ def missing_kernel(op: Op, inputs: Sequence[Any], device: Device) -> str:
             lower_plain(builder, op, op.infer(*inputs), arrays)
         except NoKernel as e:
             return str(e)
+        except (
+            TypeError
+        ) as e:  # a lowering that thinks of one dtype; two that never meet are said when the graph is planned
+            return "" if len({s.dtype for s in inputs} & set(FLOATS)) > 1 else str(e)
         except Unsupported:  # said with its place when the graph is planned
             pass
     return ""
@@ -324,5 +352,5 @@ def constant_nodes(graph: Graph) -> set[Node]:
     return constant
 
 
-def eager(op: Op, arrays: tuple[NDArray, ...]) -> Any:
+def eager(op: Op, arrays: Sequence[NDArray]) -> Any:
     return op(*(Tensor.make_const(a) for a in arrays)).cached_data

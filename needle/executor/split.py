@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from needle.autograd import Op
 from needle.backend_ndarray import Device, NDArray
 from needle.backend_ndarray.device import device_named
 from needle.backend_ndarray.ndarray import call, itemsize
@@ -16,7 +17,7 @@ from needle.ops.join import TupleGetItem
 
 from .builder import PlanInfo
 from .constants import ConstantPool
-from .planner import Planner, parameter
+from .planner import Planner, eager, parameter
 
 
 def plan_graph(
@@ -28,8 +29,16 @@ def plan_graph(
     return Planner(graph, pool, choice, measured, device).plan()
 
 
+def in_numpy(op: Op, inputs: Sequence[Any]) -> bool:
+    """True for an op that eager calls compute in numpy, for want of kernels for float64."""
+    return op.float32_only and any(s.dtype == "float64" for s in inputs)
+
+
 def is_foreign(node: Node) -> bool:
-    return node.kind == "op" and node.target.library != "needle"
+    """A call of another library, or of numpy."""
+    if node.kind != "op":
+        return False
+    return node.target.library != "needle" or in_numpy(node.target, [a.meta["spec"] for a in node.args])
 
 
 class Stage:
@@ -138,7 +147,8 @@ class SplitPlan:
                     (copies if n.kind == "input" else env)[n] = wrap(o)
             for n in stage.calls:
                 start = time.perf_counter()
-                env[n] = n.target.compute(*(env[a] if a in env else parameter(a).cached_data for a in n.args))
+                arrays = [env[a] if a in env else parameter(a).cached_data for a in n.args]
+                env[n] = n.target.compute(*arrays) if n.target.library != "needle" else eager(n.target, arrays)
                 if times is not None and is_foreign(n):
                     times.append(time.perf_counter() - start)
         env.update(copies)

@@ -8,6 +8,7 @@ from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
 
+from .arguments import check_order
 from .basic import Softmax
 from .module import Module, Parameter
 
@@ -101,6 +102,7 @@ class LogSigmoid(Module):
 class Hardtanh(Module):
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
         super().__init__()
+        check_order("Hardtanh", "max_val", "min_val", max_val, min_val)
         self.min_val, self.max_val = min_val, max_val
 
     def forward(self, x: Tensor) -> Tensor:
@@ -186,6 +188,7 @@ class RReLU(Module):
 
     def __init__(self, lower: float = 1 / 8, upper: float = 1 / 3) -> None:
         super().__init__()
+        check_order("RReLU", "upper", "lower", upper, lower)
         self.lower, self.upper = lower, upper
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
 
+from .arguments import check_divides
 from .basic import Dropout, Linear
 from .module import Module, Parameter
 
@@ -50,10 +51,7 @@ class MultiheadAttention(Module):
         dtype: str = "float32",
     ) -> None:
         super().__init__()
-        if embed_dim % num_heads:
-            raise ValueError(
-                f"[MultiheadAttention] embed_dim expects a multiple of num_heads {num_heads}, got {embed_dim}."
-            )
+        check_divides("MultiheadAttention", "embed_dim", "num_heads", num_heads, embed_dim)
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
         self.add_zero_attn = add_zero_attn
 

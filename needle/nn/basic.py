@@ -10,6 +10,7 @@ from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
 
+from .arguments import choice
 from .module import Module, Parameter
 
 
@@ -149,6 +150,8 @@ class Dropout3d(Dropout):
 class StochasticDepth(Dropout):
     """Dropout of whole samples of (N, *): of each for itself in mode "row", of all or none in "batch" (arXiv 1603.09382)."""
 
+    arguments = {"mode": choice("row", "batch")}
+
     def __init__(self, p: float = 0.5, mode: str = "row") -> None:
         super().__init__(p)
         self.mode = mode
@@ -190,9 +193,9 @@ class FeatureAlphaDropout(Dropout):
 
 
 class SoftmaxLoss(Module):
-    """Mean cross entropy of logits (batch, classes) and integer labels (batch,)."""
+    """Mean cross entropy of logits (batch, classes, *) and class numbers (batch, *): see `ops.cross_entropy`."""
 
-    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, y: Any) -> Tensor:
         return ops.cross_entropy(logits, y)
 
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
-from needle.ops.common import pair
 from needle.ops.spatial import as_padding, per_axis
 
+from .arguments import check_divides, integers
 from .module import Module, Parameter
 
 
@@ -31,7 +31,7 @@ def draw_weights(
     weight = Parameter(init.kaiming_uniform(fan_in, 1, shape=shape), device=device, dtype=dtype)
     if not biases:
         return weight, None
-    bound = 1 / fan_in**0.5
+    bound = 1 / max(fan_in, 1) ** 0.5
     return weight, Parameter(init.rand(biases, low=-bound, high=bound), device=device, dtype=dtype)
 
 
@@ -59,15 +59,15 @@ class Conv(Module):
         padding_mode: str = "zeros",
     ) -> None:
         super().__init__()
-        if in_channels % groups or out_channels % groups:
-            raise ValueError(
-                f"[Conv] channels {in_channels} and {out_channels} expect to be multiples of groups, got {groups}."
-            )
-        kh, kw = pair(kernel_size)
+        label = type(self).__name__
+        check_divides(label, "channels", "groups", groups, in_channels, out_channels)
+        kh, kw = per_axis(label, kernel_size, 2)
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, (kh, kw)
-        self.stride, self.dilation, self.groups, self._layout = pair(stride), pair(dilation), groups, layout
+        self.stride, self.dilation = per_axis(label, stride, 2), per_axis(label, dilation, 2)
+        self.groups, self._layout = groups, layout
         if padding is None:
             padding = ((kh - 1) // 2, (kw - 1) // 2) if layout == "needle" else 0
+        as_padding(padding, self.kernel_size, self.stride, self.dilation, label)
         self.padding, self.padding_mode = padding, padding_mode
         taps, per_group = kh * kw, in_channels // groups
         shape = (kh, kw, per_group, out_channels)
@@ -76,7 +76,7 @@ class Conv(Module):
         self.weight = Parameter(weight, device=device, dtype=dtype)
         self.bias: Tensor | None = None
         if bias:
-            bound = 1 / (per_group * taps) ** 0.5
+            bound = 1 / max(per_group * taps, 1) ** 0.5
             self.bias = Parameter(
                 init.rand(out_channels, low=-bound, high=bound, device=device, dtype=dtype), device=device, dtype=dtype
             )
@@ -114,13 +114,11 @@ class Conv1d(Module):
     ) -> None:
         super().__init__()
         label = type(self).__name__
-        if in_channels % groups or out_channels % groups:
-            raise ValueError(
-                f"[{label}] channels {in_channels} and {out_channels} expect to be multiples of groups, got {groups}."
-            )
+        check_divides(label, "channels", "groups", groups, in_channels, out_channels)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size = per_axis(label, kernel_size, self.axes)
         self.stride, self.dilation = per_axis(label, stride, self.axes), per_axis(label, dilation, self.axes)
+        as_padding(padding, self.kernel_size, self.stride, self.dilation, label)
         self.padding, self.padding_mode, self.groups = padding, padding_mode, groups
         shape = (out_channels, in_channels // groups, *self.kernel_size)
         self.weight, self.bias = draw_weights(shape, out_channels if bias else 0, prod(shape[1:]), device, dtype)
@@ -144,6 +142,7 @@ class ConvTranspose2d(Module):
 
     axes: ClassVar[int] = 2
     convolve: ClassVar[Any] = staticmethod(ops.conv_transpose2d)
+    arguments = {"padding": integers(0)}
 
     def __init__(
         self,
@@ -161,6 +160,7 @@ class ConvTranspose2d(Module):
     ) -> None:
         super().__init__()
         label = type(self).__name__
+        check_divides(label, "channels", "groups", groups, in_channels, out_channels)
         kernel = per_axis(label, kernel_size, self.axes)
         given = (per_axis(label, v, self.axes) for v in (stride, padding, output_padding, dilation))
         self.stride, self.padding, self.output_padding, self.dilation = given

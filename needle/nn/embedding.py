@@ -26,6 +26,8 @@ class Embedding(Module):
         padding_idx: int | None = None,
     ) -> None:
         super().__init__()
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise ValueError(f"[Embedding] padding_idx expects a row of {num_embeddings}, got {padding_idx}.")
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         drawn = init.randn(num_embeddings, embedding_dim, device=device, dtype=dtype)
         if padding_idx is not None and not init.DRAWING.off:

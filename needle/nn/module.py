@@ -5,28 +5,75 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from needle import _core
 from needle.autograd import Tensor, as_data
 from needle.backend_ndarray import Device
-from needle.init import DRAWING
+from needle.init import DRAWING, zeros_like
 
-BOOKKEEPING = ("_config", "_public", "_hooks", "_pre_hooks", "_modules", "_tensors", "_last_use")
+from .arguments import Check, check_arguments, checks_of
+
+BOOKKEEPING = (
+    "_config",
+    "_public",
+    "_hooks",
+    "_pre_hooks",
+    "_modules",
+    "_tensors",
+    "_last_use",
+    "_watched",
+    "_found_at",
+)
+HOOKS = ("_hooks", "_pre_hooks")
 MAX_LINES = 20  # of the names in one message
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
+class Structure:
+    """How often attributes of modules were set that someone watches, and how often members among them."""
+
+    changes = members = 0
+
+    def changed(self, *values: Any) -> None:
+        self.changes += 1
+        self.members += any(isinstance(v, Module | Tensor | list | tuple | dict) for v in values)
+        _core.bump_epoch()
+
+
+STRUCTURE = Structure()
+
+
 class Parameter(Tensor):
-    """A tensor that optimizers train."""
+    """A tensor that optimizers train. Its gradients add up, from one `backward` to the next, until they are reset."""
+
+    rule = "needle"  # whose rules and defaults optimizers take for it; "torch" where a model was converted
 
     def __init__(self, array: Any, *, requires_grad: bool = True, **options: Any) -> None:
         if DRAWING.off and isinstance(array, Tensor):
             self._init(array.cached_data, None, (), requires_grad)
         else:
             super().__init__(array, requires_grad=requires_grad, **options)
+
+    def keep_gradient(self, gradient: Tensor) -> None:
+        held = self.grad
+        if held is not None:  # the sum is a constant: it would keep the values of every batch
+            if (held.shape, held.dtype, held.device) != (gradient.shape, gradient.dtype, gradient.device):
+                raise ValueError(
+                    f"[backward] expects to add {gradient.dtype} {gradient.shape} to the gradient that a parameter has, "
+                    f"got {held.dtype} {held.shape}; reset_grad() forgets it."
+                )
+            gradient = held.detach() + gradient.detach()
+        self._grad = gradient
+
+
+def reset_gradients(parameters: Iterable[Tensor], set_to_none: bool = True) -> None:
+    """Forget the gradients, or make those that there are zeros."""
+    for p in parameters:
+        p.grad = None if set_to_none or p.grad is None else zeros_like(p, requires_grad=False)
 
 
 def find_recorder(values: Any) -> Any:
@@ -57,9 +104,11 @@ class HookHandle:
     def __init__(self, hooks: dict[int, Callable], hook: Callable) -> None:
         self._hooks, self._key = hooks, next(self.count)
         hooks[self._key] = hook
+        STRUCTURE.changed()
 
     def remove(self) -> None:
         self._hooks.pop(self._key, None)
+        STRUCTURE.changed()
 
 
 class Module:
@@ -72,7 +121,9 @@ class Module:
     container: ClassVar[bool] = False  # calls its children and nothing else: `symbolic` looks inside
 
     training = True
+    _watched = False  # an executable, or a graph, has looked at its attributes
     _public: tuple[str, ...] = ()  # members whose names begin with an underscore, as some torch models have
+    arguments: ClassVar[Mapping[str, Check]] = {}  # what its constructor takes, where that is not CHECKS
     _config: Mapping[str, Any] = {}  # the constructor's arguments by name: what `save` writes and `load` calls
     _hooks: Mapping[int, Callable] = {}
     _pre_hooks: Mapping[int, Callable] = {}
@@ -82,14 +133,16 @@ class Module:
         if "__init__" not in cls.__dict__:
             return
         init, signature = cls.__init__, inspect.signature(cls.__init__)
+        checks = checks_of(cls, signature) if cls.__module__.startswith("needle.nn.") else {}
 
         @functools.wraps(init)
         def wrapped(self: Module, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(self, *args, **kwargs)
+            check_arguments(type(self).__name__, checks, bound.arguments)
             if "_config" not in self.__dict__:  # the outermost constructor: that of the object's own class
-                bound = signature.bind(self, *args, **kwargs).arguments
                 # The device is where the layer was made, not part of what it is.
-                self._config = {k: v for k, v in bound.items() if k not in ("self", "device")}
-            init(self, *args, **kwargs)
+                self._config = {k: v for k, v in bound.arguments.items() if k not in ("self", "device")}
+            init(*bound.args, **bound.kwargs)
 
         cls.__init__ = wrapped  # type: ignore[method-assign]
 
@@ -98,16 +151,30 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Programs keep layers under names such as `_body`, too; in needle's own classes such names are private.
-        theirs = name.startswith("_") and type(self).__module__.partition(".")[0] != __name__.partition(".")[0]
-        if theirs and name not in BOOKKEEPING and isinstance(value, Module | Parameter | list | tuple | dict):
+        if name[0] == "_" and self.is_seen(name) and isinstance(value, Module | Parameter | list | tuple | dict):
             expose(self, name)
+        if self._watched and self.__dict__.get(name, self) is not value and self.is_seen(name):
+            STRUCTURE.changed(value, self.__dict__.get(name))
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._watched:
+            STRUCTURE.changed(self.__dict__.get(name))
+        object.__delattr__(self, name)
+
+    def is_seen(self, name: str) -> bool:
+        """Whether an attribute is part of what the module is: all but needle's own private ones."""
+        if name[0] != "_":
+            return True
+        return name not in BOOKKEEPING and type(self).__module__.partition(".")[0] != __name__.partition(".")[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"[{type(self).__name__}] defines no forward.")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = find_recorder(args) or find_recorder(kwargs)
+        if recorder is not None:
+            recorder.modules[id(self)] = self
         if recorder is not None and id(self) in recorder.leaf_paths:
             return recorder.module(recorder.leaf_paths[id(self)], args, kwargs, self)
         if not (self._hooks or self._pre_hooks):
@@ -209,6 +276,12 @@ class Module:
 
     def parameters(self) -> list[Parameter]:
         return [p for _, p in self.named_parameters()]
+
+    def reset_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, which else add up; or make them zeros."""
+        reset_gradients(self.parameters(), set_to_none)
+
+    zero_grad = reset_grad
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that is no parameter once, under its first path."""
@@ -360,3 +433,4 @@ def set_submodule(root: Module, path: str, module: Module) -> None:
         root = child
     expose(root, last)
     root.__dict__[last] = module
+    STRUCTURE.changed(module)

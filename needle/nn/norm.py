@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from needle import init, ops
 from needle.autograd import Tensor, Unsupported
-from needle.backend_ndarray import Device
+from needle.backend_ndarray import Device, cpu_numpy, promote
 
+from .arguments import check_divides
 from .module import Module, Parameter
+
+
+def promoted(x: Tensor, *parameters: Tensor | None) -> list[Any]:
+    """All in one dtype where numpy's rules hold, under which a layer of float32 takes float64 inputs; else as they are."""
+    given = [t for t in (x, *parameters) if t is not None]
+    if x.recorder is not None or x.device != cpu_numpy() or len({t.dtype for t in given}) == 1:
+        return [x, *parameters]
+    dtype = functools.reduce(promote, (t.dtype for t in given))
+    return [t if t is None or t.dtype == dtype else ops.cast(t, dtype) for t in (x, *parameters)]
 
 
 class BatchNorm2d(Module):
@@ -61,12 +72,13 @@ class BatchNorm2d(Module):
             if x.recorder is not None:
                 raise Unsupported("momentum=None averages over all batches, which a recorded step does not count")
             momentum = 1 / self.num_batches_tracked.item()
+        x, weight, bias = promoted(x, self.weight, self.bias)
         return ops.batch_norm(
             x,
             self.running_mean,
             self.running_var,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             training=self.training or self.running_mean is None,
             momentum=momentum,
             eps=self.eps,
@@ -105,7 +117,8 @@ class FunctionalInstanceNorm(Module):
 class InstanceNorm(Module):
     """Each channel of each sample normalised by itself: x (N, C, *) with `rank` axes after the channels, or one sample (C, *).
 
-    Tensors as torch's: weight and bias (C,) if affine; running statistics, used in evaluation, if track_running_stats.
+    Tensors as torch's: weight and bias (C,) if affine; running statistics, used in evaluation, if track_running_stats, which
+    momentum None leaves as they are.
     """
 
     def __init__(
@@ -113,7 +126,7 @@ class InstanceNorm(Module):
         dim: int,
         rank: int = 2,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
         device: Device | None = None,
@@ -140,8 +153,9 @@ class InstanceNorm(Module):
         if x.ndim == self.rank + 1:
             return ops.squeeze(self.forward(ops.unsqueeze(x, 0)), 0)
         own = self.training or self.running_mean is None
+        x, weight, bias = promoted(x, self.weight, self.bias)
         return ops.instance_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, own, self.momentum, self.eps
+            x, self.running_mean, self.running_var, weight, bias, own, self.momentum or 0.0, self.eps
         )
 
     def extra_repr(self) -> str:
@@ -161,6 +175,7 @@ class GroupNorm(Module):
         dtype: str = "float32",
     ) -> None:
         super().__init__()
+        check_divides("GroupNorm", "num_channels", "num_groups", num_groups, num_channels)
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
@@ -169,7 +184,8 @@ class GroupNorm(Module):
             self.bias = Parameter(init.zeros(num_channels), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        x, weight, bias = promoted(x, self.weight, self.bias)
+        return ops.group_norm(x, self.num_groups, weight, bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
@@ -184,6 +200,14 @@ class LocalResponseNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
+
+
+def check_normalized(label: str, normalized: tuple[int, ...], x: Any) -> None:
+    """Raises where x, as far as its shape is known, does not end in the shape that a layer was made for."""
+    spec = x if x.recorder is None else x.spec
+    if spec is not None and tuple(spec.shape)[-len(normalized) :] != normalized:
+        ends = ", ".join(map(str, normalized))
+        raise ValueError(f"[{label}] x expects shape (..., {ends}), got {tuple(spec.shape)}.")
 
 
 class RMSNorm(Module):
@@ -208,7 +232,9 @@ class RMSNorm(Module):
             self.weight = Parameter(init.ones(*self.normalized_shape), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, len(self.normalized_shape), self.eps)
+        check_normalized("RMSNorm", self.normalized_shape, x)
+        x, weight = promoted(x, self.weight)
+        return ops.rms_norm(x, weight, len(self.normalized_shape), self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}"
@@ -237,7 +263,9 @@ class LayerNorm(Module):
                 self.bias = Parameter(init.zeros(*self.normalized_shape), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.layer_norm(x, self.weight, self.bias, len(self.normalized_shape), self.eps)
+        check_normalized(type(self).__name__, self.normalized_shape, x)
+        x, weight, bias = promoted(x, self.weight, self.bias)
+        return ops.layer_norm(x, weight, bias, len(self.normalized_shape), self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}"

@@ -6,8 +6,17 @@ from typing import Any, ClassVar
 
 from needle import ops
 from needle.autograd import Tensor
+from needle.ops.spatial import per_axis
 
+from .arguments import integers
 from .module import Module
+
+
+def check_window(label: str, kernel: Any, padding: Any) -> None:
+    """Raises where a window may lie in the padding alone."""
+    n = max(len(v) if isinstance(v, tuple) else 1 for v in (kernel, padding))
+    if any(p > k // 2 for p, k in zip(per_axis(label, padding, n), per_axis(label, kernel, n), strict=True)):
+        raise ValueError(f"[{label}] padding expects at most half of kernel_size {kernel}, got {padding}.")
 
 
 class MaxPool2d(Module):
@@ -19,6 +28,7 @@ class MaxPool2d(Module):
         self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> None:
         super().__init__()
+        check_window(type(self).__name__, kernel_size, padding)
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         self.dilation, self.ceil_mode = dilation, ceil_mode
 
@@ -50,6 +60,7 @@ class AvgPool1d(Module):
         count_include_pad: bool = True,
     ) -> None:
         super().__init__()
+        check_window(type(self).__name__, kernel_size, padding)
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
 
@@ -72,6 +83,7 @@ class AvgPool2d(Module):
         divisor_override: int | None = None,
     ) -> None:
         super().__init__()
+        check_window(type(self).__name__, kernel_size, padding)
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         self.ceil_mode, self.count_include_pad, self.divisor_override = ceil_mode, count_include_pad, divisor_override
 
@@ -97,6 +109,7 @@ class AdaptiveAvgPool2d(Module):
     """See ops.adaptive_avg_pool2d."""
 
     pool: ClassVar[Any] = staticmethod(ops.adaptive_avg_pool2d)
+    arguments = {"output_size": integers(1, holes=True)}  # None: the size of the input
 
     def __init__(self, output_size: Any) -> None:
         super().__init__()

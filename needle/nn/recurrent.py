@@ -14,6 +14,7 @@ from needle.autograd import Tensor
 from needle.backend_ndarray import Device
 from needle.ops.recurrent import gru_step, lstm_step, rnn_step
 
+from .arguments import integer
 from .basic import Dropout
 from .module import Module, Parameter
 
@@ -52,12 +53,6 @@ def weights_of(owner: Any, suffix: str = "") -> Weights:
     return Weights(*(getattr(owner, name + suffix) for name in NAMES[owner.layout]))
 
 
-def check_layout(label: str, layout: str) -> str:
-    if layout not in NAMES:
-        raise ValueError(f"[{label}] layout expects needle or torch, got {layout}.")
-    return layout
-
-
 def known_shape(x: Any) -> tuple[int, ...] | None:
     """The shape, also a symbol's, where it is known."""
     spec = x if x.recorder is None else x.spec
@@ -82,7 +77,7 @@ class Cell(Module):
     ) -> None:
         super().__init__()
         self.input_size, self.hidden_size = input_size, hidden_size
-        self.layout = check_layout(type(self).__name__, layout)
+        self.layout = layout
         draw_weights(self, "", input_size, self.gates * hidden_size, bias, device, dtype)
 
     def step(self, projected: Tensor, recurred: Tensor, state: list[Tensor]) -> Any:
@@ -125,16 +120,10 @@ class RNNCell(Cell):
         layout: str = "needle",
     ) -> None:
         super().__init__(input_size, hidden_size, bias, device, dtype, layout)
-        self.nonlinearity = check_nonlinearity(nonlinearity)
+        self.nonlinearity = nonlinearity
 
     def step(self, projected: Tensor, recurred: Tensor, state: list[Tensor]) -> Tensor:
         return rnn_step(projected, recurred, self.nonlinearity)
-
-
-def check_nonlinearity(name: str) -> str:
-    if name not in ("tanh", "relu"):
-        raise ValueError(f"[RNNCell] nonlinearity expects tanh or relu, got {name}.")
-    return name
 
 
 class LSTMCell(Cell):
@@ -173,6 +162,7 @@ class Recurrent(Module):
     container = True
     cell: ClassVar[type[Cell]]
     cells_name: ClassVar[str]
+    arguments = {"num_layers": integer(1)}
 
     def __init__(
         self,
@@ -188,12 +178,9 @@ class Recurrent(Module):
         layout: str = "needle",
     ) -> None:
         super().__init__()
-        label = type(self).__name__
-        if num_layers < 1:
-            raise ValueError(f"[{label}] num_layers expects at least 1, got {num_layers}.")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first, self.bidirectional = batch_first, bidirectional
-        self.layout = check_layout(label, layout)
+        self.layout = layout
         wide = hidden_size * (1 + bidirectional)
         sizes = [input_size if k == 0 else wide for k in range(num_layers) for _ in range(1 + bidirectional)]
         if layout == "torch":
@@ -293,7 +280,7 @@ class RNN(Recurrent):
         bidirectional: bool = False,
         layout: str = "needle",
     ) -> None:
-        self.nonlinearity = check_nonlinearity(nonlinearity)
+        self.nonlinearity = nonlinearity
         options = (device, dtype, batch_first, dropout, bidirectional, layout)
         super().__init__(input_size, hidden_size, num_layers, bias, *options)
 

@@ -6,12 +6,16 @@ from typing import Any
 
 from needle import ops
 from needle.autograd import Tensor
+from needle.ops.resize import MODES, check_resize
 
+from .arguments import choice, integers
 from .module import Module
 
 
 class Upsample(Module):
     """See ops.interpolate."""
+
+    arguments = {"size": integers(1), "mode": choice(*MODES)}
 
     def __init__(
         self,
@@ -22,6 +26,7 @@ class Upsample(Module):
         recompute_scale_factor: bool | None = None,
     ) -> None:
         super().__init__()
+        check_resize("Upsample", size, scale_factor, mode, align_corners, recompute_scale_factor)
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
         self.recompute_scale_factor = recompute_scale_factor
 

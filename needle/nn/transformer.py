@@ -34,8 +34,6 @@ class FeedForward(Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"[{type(self).__name__}] activation expects relu or gelu, got {activation}.")
         self.norm_first = norm_first
         self.activation: Any = ACTIVATIONS[activation]  # or a layer that a converted model has
         self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from .common import float_dtype, gradient_of_decomposition
 from .elementwise import multiply, subtract
 from .embedding import as_numbers, check_numbers, one_hot
 from .reduce import mean, summation
-from .shape import unsqueeze
+from .shape import permute, reshape, unsqueeze
 from .softmax import softmax
 
 
@@ -33,15 +34,15 @@ class CrossEntropy(Op):
         return Spec(tuple(labels.shape), float_dtype(logits.dtype))
 
     def compute(self, logits: NDArray, labels: NDArray) -> NDArray:
-        labels = as_numbers(labels)
         check_numbers("cross_entropy", labels, logits.shape[1])
+        labels = as_numbers(labels)
         out = NDArray.empty(labels.shape, float_dtype(logits.dtype))
         call("cross_entropy", [out], [logits.as_dtype(out.dtype).compact(), labels])
         return out
 
     def reference(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        labels = as_numbers(labels)
         check_numbers("cross_entropy", labels, logits.shape[1])
+        labels = as_numbers(labels)
         shifted = logits - logits.max(1, keepdims=True)
         return np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
 
@@ -84,9 +85,33 @@ class CrossEntropyGrad(Op):
         return [({}, [(7, 5), Spec((7,), "int64"), (7,)])]
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """-log softmax(logits)[label]. logits (N, C); labels (N,): class numbers of any dtype. reduction: mean, sum or none."""
-    losses = CrossEntropy()(logits, labels)
+def as_labels(labels: Any, logits: Tensor) -> Tensor:
+    """Class numbers of a list or of another library as a Tensor on the device of the logits."""
+    if isinstance(labels, Tensor):
+        return labels
+    for plain in ("detach", "cpu"):  # of torch's tensors
+        labels = getattr(labels, plain)() if hasattr(labels, plain) else labels
+    numbers = np.asarray(labels)
+    if numbers.dtype.kind not in "biuf":
+        raise TypeError(f"[cross_entropy] labels expect class numbers, got {numbers.dtype}.")
+    dtype = "float64" if numbers.dtype.kind == "f" else "int64"
+    return Tensor(numbers.astype(dtype), device=logits.device, dtype=dtype, requires_grad=False)
+
+
+def cross_entropy(logits: Tensor, labels: Any, reduction: str = "mean") -> Tensor:
+    """-log softmax(logits)[label]. logits (N, C, *); labels (N, *): class numbers of any dtype, in a Tensor, list or array.
+
+    reduction: mean, sum or none. IndexError for a number that is no class.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"[cross_entropy] reduction expects mean, sum or none, got {reduction}.")
+    labels = as_labels(labels, logits)
+    shape, places = tuple(logits.shape), tuple(labels.shape)
+    if len(shape) > 2 and places == (shape[0], *shape[2:]):
+        rows = reshape(permute(logits, (0, *range(2, len(shape)), 1)), (math.prod(places), shape[1]))
+        losses = reshape(CrossEntropy()(rows, reshape(labels, (math.prod(places),))), places)
+    else:
+        losses = CrossEntropy()(logits, labels)
     return losses if reduction == "none" else summation(losses) if reduction == "sum" else mean(losses)
 
 

@@ -24,10 +24,13 @@ def as_numbers(indices: Any) -> Any:
 
 
 def check_numbers(label: str, indices: Any, count: int) -> None:
-    """Raise for an index outside of [0, count). While a plan is built there are no values yet: its run gives NaN there."""
+    """Raise for an index that is no whole number in [0, count). While a plan is built there are no values: its run gives NaN."""
     if math.prod(indices.shape) == 0 or (PLANNING.builder is not None and isinstance(indices, NDArray)):
         return
     values = indices.read() if isinstance(indices, NDArray) else indices
+    if values.dtype.kind == "f" and not (values == np.floor(values)).all():
+        broken = values[values != np.floor(values)].flat[0]
+        raise IndexError(f"[{label}] index expects whole numbers, got {broken:g}.")
     low, high = values.min(), values.max()
     if low < 0 or high >= count:
         raise IndexError(f"[{label}] index expects 0 to {count - 1}, got {int(low if low < 0 else high)}.")
@@ -60,15 +63,15 @@ class Embedding(Op):
         return out
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        indices, weight = as_numbers(inputs[0]), inputs[1]
+        indices, weight = inputs
         check_numbers("embedding", indices, weight.shape[0])
+        indices = as_numbers(indices)
         count = math.prod(indices.shape)
         call("gather_rows", [out.reshape((count, weight.shape[1]))], [weight, indices.reshape((count,))])
 
     def reference(self, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        numbers = as_numbers(indices)
-        check_numbers("embedding", numbers, weight.shape[0])
-        return weight[numbers]
+        check_numbers("embedding", indices, weight.shape[0])
+        return weight[as_numbers(indices)]
 
     def te(self, t: Any, out: Any, indices: Any, weight: Any) -> Any:
         return expressions.rows(t, out, weight, indices, 0, wrap=False)

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, is_on, op
+from needle.autograd import Op, Spec, Tensor, is_on, one_of, op
 from needle.backend_ndarray import NDArray
 
 from .activation import ACTIVATIONS, ActivationGrad, activation_code, apply_activation
 from .fold import FoldedBias, FoldedWeight
 from .fused import act_reference, count_batch
-from .linalg import Linear, infer_linear, linear, linear_kernel
+from .linalg import LAYOUTS, Linear, infer_linear, linear, linear_kernel
 from .norm import BatchNorm, Positive, apply_batch_norm, batch_norm
 from .planned import lower_linear
 
@@ -24,6 +24,7 @@ class FusedLinearActivation(Op):
     activation: str = "relu"
     alpha: float = 0.0
     layout_of_weight: str = "torch"
+    __post_init__ = one_of(layout_of_weight=LAYOUTS)
     flops = Linear.flops
 
     @property

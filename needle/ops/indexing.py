@@ -11,7 +11,7 @@ from needle.autograd import Deferred, Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
 from . import expressions
-from .common import unbroadcast
+from .common import as_operand, fits_attribute, unbroadcast
 
 
 def encode_index(index: Any) -> tuple:
@@ -24,7 +24,7 @@ def encode_index(index: Any) -> tuple:
             items.append("...")
         elif i is None or isinstance(i, Deferred):
             items.append(i)
-        elif hasattr(i, "__index__") and not isinstance(i, bool):
+        elif hasattr(i, "__index__") and not isinstance(i, bool | Tensor):
             items.append(operator.index(i))
         else:
             raise TypeError(f"[getitem] expects integers, slices, None and ..., got {type(i).__name__}.")
@@ -68,7 +68,7 @@ class GetItem(Op):
         return [({"index": encode_index(c)}, [(5, 3, 4)]) for c in cases]
 
 
-@tensor_method("getitem", "__getitem__")
+@tensor_method()
 def getitem(a: Tensor, index: Any) -> Tensor:
     """a[index] with integers, slices, None and ...; sizes in it may be symbolic."""
     return GetItem(encode_index(index))(a)
@@ -179,6 +179,6 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 def setitem(a: Tensor, index: Any, value: Any) -> Tensor:
     """A copy of a with `value`, a tensor or a number, at a basic index."""
-    if isinstance(value, Tensor):
-        return SetItem(encode_index(index))(a, value)
+    if isinstance(value, Tensor) or not fits_attribute(value):
+        return SetItem(encode_index(index))(a, as_operand(value, a))
     return SetItem(encode_index(index), value)(a)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op, tensor_method
+from needle.autograd import Op, Spec, Tensor, one_of, op, tensor_method
 from needle.backend_ndarray import NDArray, dtype_name, promote
 
 from .activation import activation_code
-from .common import as_operand, broadcast_shape, cast_array, unbroadcast
-from .elementwise import add
+from .common import as_operand, broadcast_shape, cast_array, result_dtype, unbroadcast
+from .elementwise import add, multiply
 from .planned import lower_linear
 from .reduce import summation
 from .shape import broadcast_to, reshape, reshaped, transpose
@@ -98,6 +98,35 @@ def rmatmul(a: Tensor, b: Any) -> Tensor:
     return MatMul()(as_operand(b, a), a)
 
 
+@op
+class Inner(Op):
+    """Sums of products over the last axes of a (..., K) and b (..., K): their other axes one after another."""
+
+    def infer(self, a: Any, b: Any) -> Any:
+        if not a.shape or not b.shape:
+            return Spec(broadcast_shape("inner", tuple(a.shape), tuple(b.shape)), result_dtype(a, b))
+        if a.shape[-1] != b.shape[-1]:
+            raise ValueError(f"[inner] last axes expect one size, got {tuple(a.shape)} and {tuple(b.shape)}.")
+        return Spec((*a.shape[:-1], *b.shape[:-1]), MatMul()._dtype(a, b))
+
+    def decompose(self, a: Tensor, b: Tensor) -> Tensor:
+        shape = self.infer(a, b).shape
+        if not a.shape or not b.shape:
+            return multiply(a, b)
+        k = a.shape[-1]
+        rows, others = (reshape(t, (prod(t.shape[:-1]), k)) for t in (a, b))
+        return reshape(matmul(rows, transpose(others)), shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(5,), (5,)]), ({}, [(2, 3, 4), (5, 4)])]
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Products summed over the last axes of both."""
+    return Inner()(a, b)
+
+
 def linear_kernel(
     x: NDArray, weight: NDArray, bias: NDArray | None, layout: str, activation: str, alpha: float
 ) -> NDArray:
@@ -138,11 +167,15 @@ def linear_gradient(out_grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | 
     return grad_x, grad_w, reshaped(summation(g, (0,)), bias.shape) if bias.requires_grad else None
 
 
+LAYOUTS = ("torch", "needle")
+
+
 @op
 class Linear(Op):
     """x @ weight + bias over the last axis of x. layout: "torch" weight (out, in), "needle" weight (in, out)."""
 
     layout_of_weight: str = "torch"
+    __post_init__ = one_of(layout_of_weight=LAYOUTS)
 
     def infer(self, x: Any, weight: Any, bias: Any = None) -> Any:
         return infer_linear("linear", self.layout_of_weight, x, weight, bias)

@@ -11,7 +11,7 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call, cpu
 
 from . import expressions
-from .elementwise import add, mul_scalar, multiply, negate, subtract
+from .elementwise import add, cast, mul_scalar, multiply, negate, subtract
 from .maths import rsqrt
 from .reduce import mean, summation
 from .shape import reshape
@@ -238,4 +238,7 @@ def move(running: Tensor, batch: Tensor, momentum: float | None) -> None:
     """Move a running statistic towards the batch's."""
     if momentum is None:
         raise ValueError("[batch_norm] momentum expects a number in training, got None.")
-    running.data = add(mul_scalar(running, 1 - momentum), mul_scalar(batch, momentum))
+    moved = add(mul_scalar(running, 1 - momentum), mul_scalar(batch, momentum))
+    if moved.recorder is None and moved.dtype != running.dtype:  # numpy's rules let a layer take wider inputs
+        moved = cast(moved, running.dtype)
+    running.data = moved

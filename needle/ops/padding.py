@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, one_of, op
 
 from .indexing import getitem
 from .join import concat
@@ -43,6 +43,7 @@ class EdgePad(Op):
 
     pads: tuple
     mode: str
+    __post_init__ = one_of(mode=EDGE_MODES)
 
     def _pairs(self, x: Any) -> list[tuple[int, int]]:
         lead = len(x.shape) - len(self.pads)

@@ -180,9 +180,10 @@ def lower_linear(
     x, weight = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
     rows, target = x.reshape((-1, x.shape[-1])), out.reshape((-1, out.shape[-1]))
-    if not builder.packs or not all(builder.is_constant(a) for a in inputs[1:]):
+    packs = builder.packs and all(builder.is_constant(a) for a in inputs[1:])
+    if not packs or any(a.dtype != "float32" for a in inputs):
         ins = [rows, as_matrix(layout, weight), *([] if bias is None else [bias.reshape((-1,))])]
-        call("matmul", [target], ins, activation, alpha, bias is not None)
+        call("matmul", [target], [a.as_dtype(out.dtype) for a in ins], activation, alpha, bias is not None)
         return
     (m, n), k = target.shape, rows.shape[1]
     flags = (activation, alpha, bias is not None)

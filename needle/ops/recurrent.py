@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, ClassVar
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, one_of, op
 from needle.backend_ndarray import NDArray, call
 
 from .activation import relu, sigmoid, tanh
@@ -13,7 +13,7 @@ from .common import vjp
 from .elementwise import add, mul_scalar, multiply, subtract
 from .indexing import getitem
 from .join import PartialTuple, concat, make_tuple, stack
-from .linalg import linear
+from .linalg import LAYOUTS, linear
 
 
 def parts_of(gates: Tensor, count: int) -> list[Tensor]:
@@ -58,6 +58,7 @@ class Recurrence(Op):
     reverse: bool
     layout_of_weight: str
     has_bias: bool
+    __post_init__ = one_of(layout_of_weight=LAYOUTS)
 
     @property
     def n_in(self) -> int:
@@ -168,6 +169,7 @@ class Rnn(Recurrence):
     layout_of_weight: str = "needle"
     has_bias: bool = False
     nonlinearity: str = "tanh"
+    __post_init__ = one_of(layout_of_weight=LAYOUTS, nonlinearity=("tanh", "relu"))
 
     def attrs(self) -> tuple:
         return (self.nonlinearity == "relu",)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, one_of, op
 from needle.backend_ndarray import NDArray, call
 
 from . import expressions
 from .linalg import matmul
 from .pool import AdaptiveAvgPool2d
 from .pool_nd import AdaptiveAvgPoolNd
-from .spatial import SHAPES, on_frames, on_row, per_axis
+from .spatial import SHAPES, check_gradient, on_frames, on_row, per_axis
 
 MODES = {  # the numbers of axes that each mode resizes
     "nearest": (1, 2, 3),
@@ -27,13 +27,17 @@ MODES = {  # the numbers of axes that each mode resizes
 }
 KERNELS = ("nearest", "bilinear")  # modes with kernels for images
 CORNERS = ("linear", "bilinear", "bicubic", "trilinear")  # modes that take align_corners
+FACTOR_COUNTS = ("nearest-exact", "bicubic")  # modes that resize by a factor also where the size stays
 CUBIC = -0.75  # torch's coefficient of bicubic convolution (Keys, 1981)
 
 
-def source_scale(n: int, out: int, factor: float | None, align_corners: bool) -> float:
+def source_scale(n: int, out: int, factor: float | None, align_corners: bool, mode: str) -> float:
     """Input pixels per output pixel along one axis."""
     if align_corners:
         return (n - 1) / (out - 1) if out > 1 else 0.0
+    # As in torch, whatever the factor was: the same size is the same pixels, twice the size each of them twice.
+    if (out == n and mode not in FACTOR_COUNTS) or (out == 2 * n and mode == "nearest"):
+        return n / out
     return 1 / factor if factor else n / out
 
 
@@ -42,10 +46,8 @@ def resize_matrix(n: int, out: int, mode: str, scale: float, align_corners: bool
     m = np.zeros((out, n))
     at = np.arange(out)
     if mode.startswith("nearest"):  # torch computes the index in float32
-        step = np.float32(scale)
-        exact = mode == "nearest-exact"
-        index = np.maximum((at + np.float32(0.5)) * step - np.float32(0.5), 0) + np.float32(0.5) if exact else at * step
-        m[at, np.minimum(index.astype(int), n - 1)] = 1
+        place = at.astype("float32") + np.float32(0.5 if mode == "nearest-exact" else 0)
+        m[at, np.minimum((place * np.float32(scale)).astype(int), n - 1)] = 1
         return m
     if mode == "bicubic":
         x = at * scale if align_corners else (at + 0.5) * scale - 0.5
@@ -74,12 +76,14 @@ def cubic_weights(t: np.ndarray) -> list[np.ndarray]:
 
 class Resize(Op):
     layout = "any"
+    __post_init__ = one_of(mode=MODES)
 
     def _scales(self, size: tuple, out: tuple) -> list[float]:
         a = self.attributes()
         given = None if a.get("recompute_scale_factor") else a["scale_factor"]
         factors = per_axis("interpolate", given, len(size))
-        return [source_scale(n, o, f, a["align_corners"]) for n, o, f in zip(size, out, factors, strict=True)]
+        corners, mode = a["align_corners"], a["mode"]
+        return [source_scale(n, o, f, corners, mode) for n, o, f in zip(size, out, factors, strict=True)]
 
     def _matrices(self, size: tuple, out: tuple, dtype: Any) -> list[np.ndarray]:
         a = self.attributes()
@@ -196,6 +200,7 @@ class InterpolateGrad(Resize):
     layout = "plain"
 
     def infer(self, dy: Any) -> Any:
+        check_gradient(self.label, (*self.shape[:2], *dy.shape[2:4]), dy)
         return Spec(self.shape, str(dy.dtype))
 
     def compute(self, dy: NDArray) -> Any:
@@ -233,6 +238,17 @@ def resize_images(x: Tensor, size: tuple, scales: tuple, mode: str, align_corner
     return x
 
 
+def check_resize(label: str, size: Any, scale_factor: Any, mode: str, corners: Any, recompute: Any) -> None:
+    if (size is None) == (scale_factor is None):
+        raise ValueError(f"[{label}] expects either size or scale_factor.")
+    if mode not in MODES:
+        raise ValueError(f"[{label}] mode expects {', '.join(MODES)}, got {mode}.")
+    if corners and mode not in CORNERS:
+        raise ValueError(f"[{label}] align_corners goes with modes {', '.join(CORNERS)} only, got {mode}.")
+    if recompute and scale_factor is None:
+        raise ValueError(f"[{label}] recompute_scale_factor goes with scale_factor only.")
+
+
 def interpolate(
     x: Tensor,
     size: Any = None,
@@ -242,14 +258,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
 ) -> Tensor:
     """x (N, C, and one to three axes) resized to `size` (may be symbolic) or by `scale_factor`; numbers or one per axis."""
-    if (size is None) == (scale_factor is None):
-        raise ValueError("[interpolate] expects either size or scale_factor.")
-    if mode not in MODES:
-        raise ValueError(f"[interpolate] mode expects {', '.join(MODES)}, got {mode}.")
-    if align_corners and mode not in CORNERS:
-        raise ValueError(f"[interpolate] align_corners goes with modes {', '.join(CORNERS)} only, got {mode}.")
-    if recompute_scale_factor and scale_factor is None:
-        raise ValueError("[interpolate] recompute_scale_factor goes with scale_factor only.")
+    check_resize("interpolate", size, scale_factor, mode, align_corners, recompute_scale_factor)
     if isinstance(scale_factor, tuple | list):
         scale_factor = tuple(float(f) for f in scale_factor)
     size = tuple(size) if isinstance(size, list) else size

@@ -2,63 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
-from needle.nn.module import Parameter
-
 from .base import Optimizer
+from .group import Group
+
+OPTIONS = {"lr": 0.01, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False}
 
 
 class RMSprop(Optimizer):
-    """Steps divided by a running root mean square of the gradient (Tieleman and Hinton, 2012), in torch's rule.
+    """Steps divided by a running root mean square of the gradient (Tieleman and Hinton, 2012), in torch's rule by any name.
 
     s = alpha s + (1 - alpha) g^2; u = momentum u + g / (sqrt(s) + eps); w -= lr u, with weight decay in g.
-    centered: s less the square of a running mean of g (Graves, arXiv 1308.0850).
+    centered: s less the square of a running mean of g (Graves, arXiv 1308.0850). maximize: steps up the gradient.
+    RMSprop(params, lr, alpha, eps, weight_decay, momentum, centered).
     """
 
-    options = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
+    rules: ClassVar[Mapping[str, Mapping[str, Any]]] = dict.fromkeys(("needle", "torch"), OPTIONS | {"maximize": False})
+    arguments: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(("needle", "torch"), tuple(OPTIONS))
+    slots = ("square", "momentum", "mean")
+    required = ("square",)
 
-    def __init__(
-        self,
-        params: Iterable[Parameter],
-        lr: float = 0.01,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-        centered: bool = False,
-    ) -> None:
-        super().__init__(params)
-        self.lr, self.alpha, self.eps, self.weight_decay = lr, alpha, eps, weight_decay
-        self.momentum, self.centered = momentum, centered
+    def slots_of(self, group: Group) -> tuple[str, ...]:
+        return ("square",) + ("momentum",) * bool(group["momentum"]) + ("mean",) * group["centered"]
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        return ("square",) + ("momentum",) * bool(self.momentum) + ("mean",) * self.centered
+    def kernel(self, group: Group, step: int, first: bool) -> tuple[Any, ...]:
+        names = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
+        return ("rmsprop_step", *(group[name] for name in names))
 
-    def kernel(self, first: bool) -> tuple[Any, ...]:
-        rates = (self.lr, self.alpha, self.eps, self.weight_decay, self.momentum)
-        return ("rmsprop_step", *rates, self.centered)
-
-    def operands(self, data: Any, state: list[Any]) -> list[Any]:
-        arrays = dict(zip(self.slots, state, strict=True))  # the kernel leaves alone what stands in for a missing one
-        return [data, *(arrays.get(slot, state[0]) for slot in ("square", "momentum", "mean"))]
-
-    def formula(self, data: np.ndarray, grad: np.ndarray, state: list[Any], first: bool) -> None:
-        arrays = dict(zip(self.slots, state, strict=True))
-        g, square = grad + self.weight_decay * data, arrays["square"]
-        square[...] = self.alpha * square + (1 - self.alpha) * g * g
+    def formula(self, group: Group, data: np.ndarray, grad: np.ndarray, state: Mapping[str, Any], first: bool) -> None:
+        g, square, alpha = grad, state["square"], group["alpha"]
+        if group["weight_decay"]:
+            g = g + group["weight_decay"] * data
+        square[...] = alpha * square + (1 - alpha) * g * g
         spread = square
-        if self.centered:
-            mean = arrays["mean"]
-            mean[...] = self.alpha * mean + (1 - self.alpha) * g
+        if group["centered"]:
+            mean = state["mean"]
+            mean[...] = alpha * mean + (1 - alpha) * g
             spread = square - mean * mean
-        step = g / (np.sqrt(spread) + self.eps)
-        if self.momentum:
-            u = arrays["momentum"]
-            u[...] = self.momentum * u + step
+        step = g / (np.sqrt(spread) + group["eps"])
+        if group["momentum"]:
+            u = state["momentum"]
+            u[...] = group["momentum"] * u + step
             step = u
-        data -= self.lr * step
+        data -= group["lr"] * step

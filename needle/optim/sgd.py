@@ -2,59 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
-from needle.nn.module import Parameter
-
 from .base import Optimizer
+from .group import Group
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent with momentum.
+    """Stochastic gradient descent with momentum: SGD(params, lr, momentum, *, weight_decay, ...).
 
-    rule="needle": u = momentum u + (1 - momentum) (g + wd w); w -= lr u.
+    rule="needle": u = momentum u + (1 - momentum) (g + wd w); w -= lr u. Third argument: weight_decay.
     rule="torch":  v = momentum v + (1 - dampening) (g + wd w), the first v being g + wd w; w -= lr v (nesterov: g + momentum v).
+    maximize: steps up the gradient.
     """
 
-    options = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "rule")
+    rules: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "needle": {"lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "maximize": False},
+        "torch": {
+            "lr": 0.001,
+            "momentum": 0.0,
+            "dampening": 0.0,
+            "weight_decay": 0.0,
+            "nesterov": False,
+            "maximize": False,
+        },
+    }
+    # What comes third is weight_decay to the course and dampening to torch.
+    arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "needle": ("lr", "momentum", "weight_decay"),
+        "torch": ("lr", "momentum"),
+    }
+    slots = ("momentum",)
 
-    def __init__(
-        self,
-        params: Iterable[Parameter],
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        *,
-        dampening: float = 0.0,
-        nesterov: bool = False,
-        rule: str = "needle",
-    ) -> None:
-        super().__init__(params)
-        if rule not in ("needle", "torch"):
-            raise ValueError(f"[SGD] rule expects needle or torch, got {rule}.")
-        if rule == "needle" and (dampening or nesterov):
-            raise ValueError(f"[SGD] dampening and nesterov belong to rule torch, got {dampening} and {nesterov}.")
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.dampening, self.nesterov, self.rule = dampening, nesterov, rule
+    def check(self, group: Group) -> None:
+        if group.get("nesterov") and (not group["momentum"] or group["dampening"]):
+            raise ValueError(
+                f"[SGD] nesterov expects momentum and no dampening, got {group['momentum']} and {group['dampening']}."
+            )
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        return ("momentum",)
+    def slots_of(self, group: Group) -> tuple[str, ...]:
+        return self.slots if group["momentum"] else ()
 
-    def kernel(self, first: bool) -> tuple[Any, ...]:
-        if self.rule == "needle":
-            return ("needle_sgd_step", self.lr, self.momentum, self.weight_decay)
-        return ("sgd_step", self.lr, self.momentum, self.dampening, self.weight_decay, self.nesterov, first)
+    def kernel(self, group: Group, step: int, first: bool) -> tuple[Any, ...]:
+        lr, mu, wd = group["lr"], group["momentum"], group["weight_decay"]
+        if self.rule == "needle" and mu:
+            return ("needle_sgd_step", lr, mu, wd)
+        dampening = group.get("dampening", 0.0)  # without momentum both rules are one, and nothing is dampened
+        return ("sgd_step", lr, mu, dampening, wd, group.get("nesterov", False), first or not mu)
 
-    def formula(self, data: np.ndarray, grad: np.ndarray, state: list[Any], first: bool) -> None:
-        (u,), mu = state, self.momentum
-        g = grad + self.weight_decay * data
-        if self.rule == "needle":
-            u[...] = mu * u + (1 - mu) * g
-            data -= self.lr * u
-        else:
-            u[...] = g if first else mu * u + (1 - self.dampening) * g
-            data -= self.lr * (g + mu * u if self.nesterov else u)
+    def formula(self, group: Group, data: np.ndarray, grad: np.ndarray, state: Mapping[str, Any], first: bool) -> None:
+        mu, g = group["momentum"], grad
+        if group["weight_decay"]:
+            g = g + group["weight_decay"] * data
+        if mu:
+            u = state["momentum"]
+            if self.rule == "needle":
+                u[...] = mu * u + (1 - mu) * g
+            else:
+                u[...] = g if first else mu * u + (1 - group["dampening"]) * g
+            g = g + mu * u if group.get("nesterov") else u
+        data -= group["lr"] * g

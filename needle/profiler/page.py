@@ -11,7 +11,7 @@ from .result import COLUMNS, TEXTS, short
 try:
     import jinja2
 except ImportError:
-    raise ImportError("[profile] pages need jinja2: pip install 'torch2needle[report]'.") from None
+    raise ImportError("[profile] pages need jinja2: in a checkout, pip install '.[report]'.") from None
 
 FOLDER = Path(__file__).parent
 

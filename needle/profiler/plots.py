@@ -14,7 +14,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 except ImportError:
-    raise ImportError("[profile] pictures need matplotlib: pip install 'torch2needle[report]'.") from None
+    raise ImportError("[profile] pictures need matplotlib: in a checkout, pip install '.[report]'.") from None
 
 COLORS = ("#3b6ea5", "#d08c3f", "#5b9a68", "#a65b8b", "#7a6fb5", "#4fa3a5", "#c2605a", "#8c8c4a", "#888888")
 GREY = "#666666"

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from needle.files import write_tensors
 from needle.nn import Module
 from needle.optim import Optimizer, Schedule
 
@@ -49,14 +48,7 @@ def save_checkpoint(
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"[save_checkpoint] there is no folder {folder}.")
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".checkpoint-")
-    os.close(handle)
-    try:
-        save_file(arrays, temporary, metadata={KEY: json.dumps(document)})
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_tensors(path, arrays, {KEY: json.dumps(document)})
 
 
 def load_checkpoint(
@@ -74,7 +66,7 @@ def load_checkpoint(
         if document["version"] != VERSION:
             raise ValueError(f"version {document['version']}")
         epochs, results, schedule_state = int(document["epochs"]), document["results"], document["schedule"]
-        saved = {key: document["optimizer"][key] for key in ("kind", "step", "options")}
+        saved = {key: document["optimizer"][key] for key in ("kind", "step", "options")} | document["optimizer"]
         saved["state"] = optimizer_arrays(arrays)
         generator, *rest = document["random"]
         if generator != "MT19937" or arrays["random/keys"].shape != (624,) or not 0 <= rest[0] <= 624:

@@ -28,7 +28,12 @@ def softmax_loss(Z: Tensor, y_one_hot: Tensor) -> Tensor:
 
 
 def one_hot(y: Any, classes: int, device: Any) -> Tensor:
-    rows = np.eye(classes, dtype="float32")[np.asarray(y).astype("int64")]
+    numbers = np.asarray(y)
+    if ((numbers < 0) | (numbers >= classes) | (numbers != np.floor(numbers))).any():
+        raise IndexError(
+            f"[softmax_loss] labels expect whole numbers from 0 to {classes - 1}, got {numbers.max()} at most."
+        )
+    rows = np.eye(classes, dtype="float32")[numbers.astype("int64")]
     return Tensor(rows, device=device, requires_grad=False)
 
 
@@ -56,4 +61,4 @@ def gradient(w: Tensor) -> Tensor:
 def loss_err(h: Tensor, y: np.ndarray) -> tuple[Any, Any]:
     """Mean cross entropy of logits (N, C) and the share of samples whose largest logit is not the label's."""
     loss = softmax_loss(h, one_hot(y, h.shape[-1], h.device))
-    return loss.numpy(), np.mean(h.numpy().argmax(axis=1) != y)
+    return loss.numpy(), np.mean(h.numpy().argmax(axis=1) != np.asarray(y))

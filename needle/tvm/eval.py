@@ -154,7 +154,7 @@ def report(result: dict[str, Any], options: argparse.Namespace) -> int:
     if options.json:
         write_json(options.json, result)
     if options.chart and not chart(result, options.chart):
-        print("no chart: matplotlib is not installed (pip install torch2needle[report])")
+        print("no chart: matplotlib is not installed (in a checkout: pip install '.[report]')")
     return 0 if all(result["equal"].values()) else 1
 
 

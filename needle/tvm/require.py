@@ -13,7 +13,7 @@ TUNES = {  # pairs that tuned when tried; others crash when tuning starts, or TV
     ("0.26.0", "0.1.13.post3"),
     ("0.26.0", "0.1.13.post2"),
 }
-INSTALL = "install it with `pip install torch2needle[tvm]`"
+INSTALL = "install it in a checkout with `pip install '.[tvm]'`"
 
 try:
     import tvm

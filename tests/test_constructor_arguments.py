@@ -1,0 +1,191 @@
+"""What layers are made with: refused in one sentence at once, from Python and from files; ops' words likewise."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import needle as ndl
+from needle import nn, ops
+from needle.backend_selection import BACKEND
+from needle.nn.arguments import CHECKS, MODULES
+from needle.nn.module import Module
+
+Made = tuple[Any, tuple, dict]  # class, arguments, arguments by name
+
+WRONG: list[tuple[str, tuple, dict, str]] = [
+    ("Linear", (3, 2), {"layout": "Torch"}, "layout expects needle or torch, got Torch"),
+    ("Linear", (3, -1), {}, "out_features expects at least 0, got -1"),
+    ("Linear", (3.0, 2), {}, "in_features expects a whole number, got 3.0"),
+    ("Linear", (3, True), {}, "out_features expects a whole number, got True"),
+    ("Linear", (3, 2**40), {}, "out_features expects less than 2147483648, got 1099511627776"),
+    ("Linear", (3, 2), {"bias": "no"}, "bias expects True or False, got no"),
+    ("Linear", (3, 2), {"dtype": "int32"}, "dtype expects one of float16, bfloat16, float32, float64, got int32"),
+    ("Linear", (3, 2), {"device": "cpu"}, "device expects a device, got str"),
+    ("Conv", (3, 4, 0), {}, "kernel_size expects at least 1, got 0"),
+    ("Conv", (3, 4, (3, 3, 3)), {}, "expects one number or 2, got (3, 3, 3)"),
+    ("Conv", (3, 4, 3), {"stride": 0}, "stride expects at least 1, got 0"),
+    ("Conv", (3, 4, 3), {"stride": (2, -1)}, "stride expects at least 1, got -1"),
+    ("Conv", (3, 4, 3), {"dilation": 0}, "dilation expects at least 1, got 0"),
+    ("Conv", (3, 4, 3), {"padding": -1}, "padding expects at least 0, got -1"),
+    ("Conv", (3, 4, 3), {"padding": "full"}, "padding expects a whole number, got full"),
+    ("Conv", (3, 4, 3), {"padding": "same", "stride": 2}, "padding 'same' expects stride 1, got (2, 2)"),
+    ("Conv", (3, 4, 3), {"groups": 2}, "channels expects a multiple of groups 2, got 3 and 4"),
+    ("Conv", (4, 4, 3), {"groups": 0}, "groups expects at least 1, got 0"),
+    (
+        "Conv",
+        (4, 4, 3),
+        {"padding_mode": "zero"},
+        "padding_mode expects zeros, reflect, replicate or circular, got zero",
+    ),
+    ("Conv", (4, 4, 3), {"layout": ""}, "layout expects needle or torch, got ''"),
+    ("Conv1d", (3, 4, 3), {"dilation": (0,)}, "dilation expects at least 1, got 0"),
+    ("Conv3d", (3, 4, 3), {"groups": 3}, "channels expects a multiple of groups 3, got 3 and 4"),
+    ("ConvTranspose2d", (4, 3, 3), {"groups": 2}, "channels expects a multiple of groups 2, got 4 and 3"),
+    ("ConvTranspose2d", (4, 4, 3), {"padding": "same"}, "padding expects a whole number, got same"),
+    ("ConvTranspose1d", (4, 4, 3), {"output_padding": -1}, "output_padding expects at least 0, got -1"),
+    ("MaxPool2d", (2,), {"dilation": 0}, "dilation expects at least 1, got 0"),
+    ("MaxPool2d", (2,), {"stride": 0}, "stride expects at least 1, got 0"),
+    ("MaxPool1d", (3,), {"padding": 2}, "padding expects at most half of kernel_size 3, got 2"),
+    ("AvgPool2d", ((4, 2),), {"padding": (1, 2)}, "padding expects at most half of kernel_size (4, 2), got (1, 2)"),
+    ("AvgPool2d", (2,), {"divisor_override": 0}, "divisor_override expects at least 1, got 0"),
+    ("AvgPool1d", (-2,), {}, "kernel_size expects at least 1, got -2"),
+    ("AdaptiveAvgPool2d", ((2, -1),), {}, "output_size expects at least 1, got -1"),
+    ("BatchNorm2d", (-3,), {}, "dim expects at least 0, got -3"),
+    ("BatchNorm2d", (3,), {"eps": -1e-5}, "eps expects a number of at least 0, got -1e-05"),
+    ("BatchNorm2d", (3,), {"momentum": "x"}, "momentum expects a number, got x"),
+    ("GroupNorm", (3, 4), {}, "num_channels expects a multiple of num_groups 3, got 4"),
+    ("LayerNorm", ((),), {}, "normalized_shape expects a whole number, got ()"),
+    ("LocalResponseNorm", (0,), {}, "size expects at least 1, got 0"),
+    ("Dropout", (1.5,), {}, "p expects a number in [0, 1], got 1.5"),
+    ("Dropout", (float("nan"),), {}, "p expects a number in [0, 1], got nan"),
+    ("StochasticDepth", (0.5,), {"mode": "rows"}, "mode expects row or batch, got rows"),
+    ("Embedding", (3, 2), {"padding_idx": 3}, "padding_idx expects a row of 3, got 3"),
+    ("MultiheadAttention", (6, 4), {}, "embed_dim expects a multiple of num_heads 4, got 6"),
+    ("MultiheadAttention", (6, 0), {}, "num_heads expects at least 1, got 0"),
+    ("MultiHeadAttention", (), {"dropout": -0.1}, "dropout expects a number in [0, 1], got -0.1"),
+    ("Transformer", (4, 4, 1), {"sequence_len": 0}, "sequence_len expects at least 1, got 0"),
+    ("TransformerEncoderLayer", (4, 2), {"activation": "tanh"}, "activation expects relu or gelu, got tanh"),
+    ("LSTM", (3, 0), {}, "hidden_size expects at least 1, got 0"),
+    ("GRU", (3, 4, 0), {}, "num_layers expects at least 1, got 0"),
+    ("RNN", (3, 4), {"nonlinearity": "sine"}, "nonlinearity expects tanh or relu, got sine"),
+    ("GELU", ("erf",), {}, "approximate expects none or tanh, got erf"),
+    ("Hardtanh", (1.0, -1.0), {}, "max_val expects a number of at least min_val 1.0, got -1.0"),
+    ("RReLU", (0.5, 0.1), {}, "upper expects a number of at least lower 0.5, got 0.1"),
+    ("Softshrink", (-1.0,), {}, "lambd expects a number of at least 0, got -1.0"),
+    ("Pad", ((1, 2, 3),), {}, "padding expects an even number of pads, got (1, 2, 3)"),
+    ("Pad", ((1, 2), "wrap"), {}, "mode expects constant, reflect, replicate or circular, got wrap"),
+    ("Upsample", (), {}, "expects either size or scale_factor"),
+    ("Upsample", (3,), {"mode": "cubic"}, "mode expects nearest, nearest-exact, "),
+    ("Upsample", (0,), {}, "size expects at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize("name, args, kwargs, message", WRONG, ids=lambda v: str(v).replace(" ", "") if v else "-")
+def test_refused_at_once(name: str, args: tuple, kwargs: dict, message: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as e:
+        getattr(nn, name)(*args, **kwargs)
+    text = str(e.value)
+    assert text.startswith(f"[{name}] {message}") and text.endswith(".") and "\n" not in text
+
+
+def own_layers() -> list[type]:
+    found = [c for c in vars(nn).values() if isinstance(c, type) and issubclass(c, Module)]
+    return [c for c in found if c.__module__.startswith("needle.nn.")]
+
+
+@pytest.mark.parametrize("layer", own_layers(), ids=lambda c: c.__name__)
+def test_every_argument_of_every_layer_has_a_check(layer: Any) -> None:
+    known = {**CHECKS, **layer.arguments}.keys() | MODULES
+    names = inspect.signature(layer.__init__).parameters
+    assert [n for n in names if n not in known] == []
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv(np.int64(3), np.int32(4), [np.int64(3), 3]), nn.Dropout(np.float32(0.5))).eval()
+    assert net.modules[0].kernel_size == (3, 3)
+    ndl.save(net, tmp_path / "net")
+    assert type(ndl.load(tmp_path / "net").get_submodule("1").p) is float
+
+
+FROM_FILES: list[tuple[Any, tuple, str, Any, str]] = [
+    (lambda: nn.Linear(3, 2), (2, 3), "layout", "Torch", "layout expects needle or torch, got Torch"),
+    (lambda: nn.MaxPool2d(2, dilation=1), (1, 1, 6, 6), "dilation", 0, "dilation expects at least 1, got 0"),
+    (lambda: nn.AvgPool2d(2, stride=2), (1, 1, 6, 6), "stride", 0, "stride expects at least 1, got 0"),
+    (lambda: nn.Conv(2, 2, 3, groups=2), (1, 2, 6, 6), "groups", 0, "groups expects at least 1, got 0"),
+]
+
+
+def edited(path: Path, edit: Any) -> None:
+    """The file with its document changed."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    document = json.loads(header["__metadata__"]["needle"])
+    edit(document)
+    header["__metadata__"]["needle"] = json.dumps(document)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[end:])
+
+
+@pytest.mark.parametrize("make, shape, name, value, message", FROM_FILES, ids=[row[2] for row in FROM_FILES])
+def test_files_go_through_the_same_checks(
+    make: Any, shape: tuple, name: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    ndl.save(nn.Sequential(make()), tmp_path / "net")
+    edited(tmp_path / "net", lambda d: d["modules"]["0"][1].update({name: value}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ndl.load(tmp_path / "net")
+
+
+class Applied(nn.Module):
+    def __init__(self, f: Any) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: Any) -> Any:
+        return self.f(x)
+
+
+ATTRIBUTES: list[tuple[Any, str, Any, str]] = [
+    (
+        lambda x: ops.linear(x, x),
+        "layout_of_weight",
+        "Torch",
+        "layout_of_weight expects one of torch, needle, got Torch",
+    ),
+    (lambda x: ops.softmax(x), "axis", 0.5, "Softmax expects int as axis and got 0.5"),
+    (lambda x: ops.softmax(x), "axis", None, "Softmax expects int as axis and got None"),
+    (lambda x: ops.reshape(x, (3, 3)), "shape", 9, "Reshape expects tuple as shape and got 9"),
+    (lambda x: ops.leaky_relu(x, 0.1), "alpha", "x", "LeakyReLU expects float as alpha and got x"),
+    (lambda x: ops.pad(x, (1, 1), "reflect"), "mode", "mirror", "mode expects one of reflect, replicate, circular"),
+]
+
+
+@pytest.mark.parametrize("f, name, value, message", ATTRIBUTES, ids=[f"{r[1]}-{r[2]}" for r in ATTRIBUTES])
+def test_attributes_of_ops_in_files(f: Any, name: str, value: Any, message: str, tmp_path: Path) -> None:
+    ndl.save(Applied(f), tmp_path / "net")
+
+    def edit(document: Any) -> None:
+        rows = [row["target"][1] for row in document["graph"] if row["kind"] == "op" and name in row["target"][1]]
+        rows[0][name] = value
+
+    edited(tmp_path / "net", edit)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ndl.load(tmp_path / "net")
+
+
+@pytest.mark.skipif(BACKEND == "np", reason="compiles")
+def test_words_of_ops() -> None:
+    x = ndl.Tensor(np.ones((3, 3), "float32"))
+    with pytest.raises(ValueError, match=r"\[linear\] layout_of_weight expects one of torch, needle, got Torch\."):
+        ops.linear(x, x, layout="Torch")
+    with pytest.raises(ValueError, match=r"\[lstm\] layout_of_weight expects one of torch, needle, got x\."):
+        ops.lstm(x, x, x, x, layout="x")
