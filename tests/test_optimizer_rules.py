@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,24 @@ WAYS: dict[str, Callable[[Any, Path], Any]] = {
 def test_a_converted_model_stays_one(way: str, tmp_path: Path) -> None:
     net = WAYS[way](torch2needle.convert(model()), tmp_path / "net")
     assert optim.SGD(net.parameters(), 0.1).rule == "torch"
+
+
+def test_a_frozen_parameter_stays_frozen_in_a_file(tmp_path: Path) -> None:
+    source = model()
+    source[0].bias.requires_grad = False
+    ndl.save(torch2needle.convert(source), tmp_path / "net")
+    assert [k for k, p in ndl.load(tmp_path / "net").named_parameters() if not p.requires_grad] == ["0.bias"]
+
+
+def test_files_of_before_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the lists of rules and frozen parameters, the layers' layout says whose rules they follow."""
+    write = json.dumps
+    monkeypatch.setattr(
+        json, "dumps", lambda d: write({k: v for k, v in d.items() if k not in ("torch_rule", "frozen")})
+    )
+    for net, rule in ((torch2needle.convert(model()), "torch"), (nn.Sequential(nn.Linear(2, 2)), "needle")):
+        ndl.save(net, tmp_path / "net")
+        assert optim.SGD(ndl.load(tmp_path / "net").parameters()).rule == rule
 
 
 def test_a_saved_model_of_the_course_stays_one(tmp_path: Path) -> None:

@@ -384,8 +384,6 @@ class Ours(Run):
             ndl.save(self.net, Path(folder) / "net")
             net = placed(ndl.load(Path(folder) / "net"), self.case["dtype"])
         again = Ours(self.case, net, [name for name, _ in self.named])
-        for (_, old), (_, new) in zip(self.named, again.named, strict=True):
-            new.requires_grad = old.requires_grad
         again.optimizer.load_state_dict(self.optimizer.state_dict())
         for old, new in zip(self.schedules, again.schedules, strict=True):
             new.load_state_dict(old.state_dict())
@@ -404,8 +402,8 @@ def check(case: Any) -> str:
             shape = source(next(batches(case, 1))).shape
     except (RuntimeError, ValueError) as e:
         return f"torch refuses: {str(e).split('.')[0][:60]}"
-    if case["loss"] == "classes" and (len(shape) < 2 or not shape[1]):
-        return "no classes"
+    if not shape.numel() or (case["loss"] == "classes" and len(shape) < 2):
+        return "no loss"
     names = [name for name, _ in source.named_parameters()]
     if not names:
         return "no parameters"

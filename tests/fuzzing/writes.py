@@ -197,7 +197,9 @@ def index(rng: random.Random, rank: int) -> str:
     """Numbers, slices, new axes, an ellipsis, or a list."""
     if rng.random() < 0.15:
         return rng.choice(("[0]", "[1, 0]", "True"))
-    items = [rng.choice(("0", "-1", ":1", "1:", "::2", "None", "...", "-1:")) for _ in range(rng.randint(1, max(1, rank)))]
+    items = [
+        rng.choice(("0", "-1", ":1", "1:", "::2", "None", "...", "-1:")) for _ in range(rng.randint(1, max(1, rank)))
+    ]
     return ", ".join(items) + "," * (rng.random() < 0.3)
 
 
