@@ -285,6 +285,29 @@ def test_momentum_that_comes_later_starts_at_the_gradient() -> None:
     close(ours, theirs)
 
 
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop"])
+@pytest.mark.parametrize("target", ["float64", ndl.cpu_numpy()], ids=str)
+def test_the_state_follows_a_model_that_moves(target: Any, kind: str) -> None:
+    # eps: the gradient of a bias before a batch norm is rounding alone, which must not be blown up
+    options: dict[str, Any] = {"lr": 0.1} | {"SGD": {"momentum": 0.9}}.get(kind, {"eps": 0.1})
+    theirs, nets = model(), [torch2needle.convert(model()).to(d) for d in (ndl.cpu(), target)]
+    runs = [getattr(optim, kind)(net.parameters(), **options) for net in nets]
+    other = getattr(torch.optim, kind)(theirs.parameters(), **options)
+    for number in range(4):
+        if number == 2:
+            nets[0].to(target)
+        x = torch.randn(5, 4)
+        other.zero_grad(), (theirs(x) ** 2).mean().backward(), other.step()
+        for net, opt in zip(nets, runs, strict=True):
+            p = net.parameters()[0]
+            opt.zero_grad()
+            (net(ndl.Tensor(x.numpy(), device=p.device, dtype=p.dtype, requires_grad=False)) ** 2).mean().backward()
+            opt.step()
+    for net in nets:
+        own = dict(net.named_parameters())
+        close([own[k] for k, _ in theirs.named_parameters()], list(theirs.parameters()), 1e-3)
+
+
 def test_an_option_set_on_the_optimizer_is_set_in_all_groups() -> None:
     ours, _ = twins(ndl.cpu())
     opt = optim.Adam([{"params": ours[:1], "lr": 1.0}, {"params": ours[1:]}])

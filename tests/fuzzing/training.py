@@ -227,6 +227,9 @@ def draw(rng: random.Random) -> Any:
         "fused": rng.random() < 0.4,
         "resumes": rng.choice((None, None, None, 2)),  # after this step, from files
         "evaluates": rng.choice((None, None, 3)),  # every n-th step is in evaluation mode
+        "drops": rng.choice((0, 0, 0, 2, 3)),  # every n-th parameter has no gradient in every n-th step
+        "twice": rng.random() < 0.15,  # backward, over the same graph
+        "labels": rng.choice(("torch", "numpy", "list")),
     }
     return case
 
@@ -313,8 +316,13 @@ class Run:
         told = []
         for x, target in data:
             loss = self.loss(self.forward(x), target)
+            if self.case["twice"]:
+                self.backward_first(loss)
             loss.backward()
             told.append(loss.item())
+        for i, (_, p) in enumerate(self.named):
+            if self.case["drops"] and (i + number) % self.case["drops"] == 0:
+                p.grad = None
         told.append(float(self.clip() or 0.0))
         self.optimizer.step()
         for schedule in self.schedules:
@@ -322,6 +330,9 @@ class Run:
         return told
 
     def forward(self, x: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+    def backward_first(self, loss: Any) -> None:
         raise NotImplementedError
 
 
@@ -340,12 +351,18 @@ class Theirs(Run):
             return (y * target.to(self.dtype)).sum() / 8
         return ((y - target.to(self.dtype)) ** 2).mean()
 
+    def backward_first(self, loss: Any) -> None:
+        loss.backward(retain_graph=True)
+
     def clip(self) -> Any:
         how, *limits = self.case["clip"] or (None,)
         params = [p for _, p in self.named]
         if how == "norm":
             return torch.nn.utils.clip_grad_norm_(params, *limits).item()
         return torch.nn.utils.clip_grad_value_(params, *limits) if how == "value" else None
+
+
+LABELS: dict[str, Any] = {"torch": lambda t: t, "numpy": torch.Tensor.numpy, "list": torch.Tensor.tolist}
 
 
 class Ours(Run):
@@ -366,10 +383,13 @@ class Ours(Run):
 
     def loss(self, y: Any, target: torch.Tensor) -> Any:
         if self.case["loss"] == "classes":
-            return ndl.ops.cross_entropy(y, target)
+            return ndl.ops.cross_entropy(y, LABELS[self.case["labels"]](target))
         if self.case["loss"] == "sum":
             return (y * self.tensor(target)).sum() / 8
         return ndl.ops.mean((y - self.tensor(target)) ** 2)
+
+    def backward_first(self, loss: Any) -> None:
+        loss.backward()
 
     def clip(self) -> Any:
         how, *limits = self.case["clip"] or (None,)
@@ -484,7 +504,17 @@ def smaller(case: Any) -> Iterable[Any]:
         if len(layers) > 1:
             yield {**case, "layers": layers[:i] + layers[i + 1 :]}
     plain = {"schedules": [], "clip": None, "accumulate": 1, "groups": [], "frozen": 0, "thaws": None, "fused": False}
-    plain |= {"resumes": None, "evaluates": None, "zero": None, "loss": "square", "dtype": "float64", "steps": 1}
+    plain |= {
+        "resumes": None,
+        "evaluates": None,
+        "drops": 0,
+        "twice": False,
+        "labels": "torch",
+        "zero": None,
+        "loss": "square",
+        "dtype": "float64",
+        "steps": 1,
+    }
     plain["optimizer"] = ("SGD", {"lr": 0.01})
     for key, value in plain.items():
         if case[key] != value:
