@@ -452,8 +452,11 @@ def compare(case: dict[str, Any], source: nn.Module, names: list[str], shape: to
             (x, torch.randint(0, shape[1], (shape[0], *shape[2:])) if classes else torch.randn(shape))
             for x in batches(case, case["accumulate"])
         ]
-        want = judge.step(number, data)
-        own = want if plain is judge else plain.step(number, data)
+        try:
+            want = judge.step(number, data)
+            own = want if plain is judge else plain.step(number, data)
+        except RuntimeError as e:
+            return f"torch refuses: {str(e)[:60]}"
         if not np.isfinite(want).all() or max(map(abs, want)) > HUGE:
             return "diverges"
         if case["resumes"] == number:
