@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,24 @@ WAYS: dict[str, Callable[[Any, Path], Any]] = {
 def test_a_converted_model_stays_one(way: str, tmp_path: Path) -> None:
     net = WAYS[way](torch2needle.convert(model()), tmp_path / "net")
     assert optim.SGD(net.parameters(), 0.1).rule == "torch"
+
+
+def test_a_frozen_parameter_stays_frozen_in_a_file(tmp_path: Path) -> None:
+    source = model()
+    source[0].bias.requires_grad = False
+    ndl.save(torch2needle.convert(source), tmp_path / "net")
+    assert [k for k, p in ndl.load(tmp_path / "net").named_parameters() if not p.requires_grad] == ["0.bias"]
+
+
+def test_files_of_before_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the lists of rules and frozen parameters, the layers' layout says whose rules they follow."""
+    write = json.dumps
+    monkeypatch.setattr(
+        json, "dumps", lambda d: write({k: v for k, v in d.items() if k not in ("torch_rule", "frozen")})
+    )
+    for net, rule in ((torch2needle.convert(model()), "torch"), (nn.Sequential(nn.Linear(2, 2)), "needle")):
+        ndl.save(net, tmp_path / "net")
+        assert optim.SGD(ndl.load(tmp_path / "net").parameters()).rule == rule
 
 
 def test_a_saved_model_of_the_course_stays_one(tmp_path: Path) -> None:
@@ -264,6 +283,29 @@ def test_momentum_that_comes_later_starts_at_the_gradient() -> None:
         give(ours, theirs)
         a.step(), b.step()
     close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop"])
+@pytest.mark.parametrize("target", ["float64", ndl.cpu_numpy()], ids=str)
+def test_the_state_follows_a_model_that_moves(target: Any, kind: str) -> None:
+    # eps: the gradient of a bias before a batch norm is rounding alone, which must not be blown up
+    options: dict[str, Any] = {"lr": 0.1} | {"SGD": {"momentum": 0.9}}.get(kind, {"eps": 0.1})
+    theirs, nets = model(), [torch2needle.convert(model()).to(d) for d in (ndl.cpu(), target)]
+    runs = [getattr(optim, kind)(net.parameters(), **options) for net in nets]
+    other = getattr(torch.optim, kind)(theirs.parameters(), **options)
+    for number in range(4):
+        if number == 2:
+            nets[0].to(target)
+        x = torch.randn(5, 4)
+        other.zero_grad(), (theirs(x) ** 2).mean().backward(), other.step()
+        for net, opt in zip(nets, runs, strict=True):
+            p = net.parameters()[0]
+            opt.zero_grad()
+            (net(ndl.Tensor(x.numpy(), device=p.device, dtype=p.dtype, requires_grad=False)) ** 2).mean().backward()
+            opt.step()
+    for net in nets:
+        own = dict(net.named_parameters())
+        close([own[k] for k, _ in theirs.named_parameters()], list(theirs.parameters()), 1e-3)
 
 
 def test_an_option_set_on_the_optimizer_is_set_in_all_groups() -> None:
