@@ -25,7 +25,7 @@ WRONG: list[tuple[str, tuple, dict, str]] = [
     ("Linear", (3, -1), {}, "out_features expects at least 0, got -1"),
     ("Linear", (3.0, 2), {}, "in_features expects a whole number, got 3.0"),
     ("Linear", (3, True), {}, "out_features expects a whole number, got True"),
-    ("Linear", (3, 2**40), {}, "out_features expects less than 2147483648, got 1099511627776"),
+    ("Linear", (3, 2**40), {}, "out_features expects at most 2147483647, got 1099511627776"),
     ("Linear", (3, 2), {"bias": "no"}, "bias expects True or False, got no"),
     ("Linear", (3, 2), {"dtype": "int32"}, "dtype expects one of float16, bfloat16, float32, float64, got int32"),
     ("Linear", (3, 2), {"device": "cpu"}, "device expects a device, got str"),
