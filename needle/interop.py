@@ -25,6 +25,7 @@ def as_ndarray(x: Any) -> NDArray:
         x = x.cached_data
     if isinstance(x, NDArray):
         return x
+    x = np.asarray(x) if isinstance(x, np.generic) else x
     if isinstance(x, np.ndarray):
         if not x.flags.writeable or x.dtype.byteorder == ">":  # numpy exports only writeable memory of native order
             return NDArray(x.astype(x.dtype.newbyteorder("=")))

@@ -454,14 +454,14 @@ def other_shapes(xs: list[np.ndarray], rng: random.Random) -> list[np.ndarray]:
         elif how == 1:
             made[i] = x.astype(rng.choice(("float32", "float64", "int64", "int32", "bool")))
         elif how == 2 and x.ndim:
-            made[i] = x[..., 0] if rng.random() < 0.5 else x[0] if len(x) else x
+            made[i] = x.max(rng.choice((0, -1)), initial=0)
         elif how == 3 and x.ndim < 6:
             made[i] = x[None] if rng.random() < 0.5 else x[..., None]
         elif x.ndim:
             axis = rng.randrange(x.ndim)
             size = rng.choice((0, 1, x.shape[axis] + 1, max(x.shape[axis] - 1, 0), 2 * x.shape[axis]))
             made[i] = np.resize(x, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
-    return made
+    return [np.asarray(x) for x in made]
 
 
 def draw(rng: random.Random) -> Any:
