@@ -1,5 +1,5 @@
 """Fixtures: a fixed random stream for every test, devices, a resting collector for those that count live tensors, scripts'
-environment. The last lines of a run say how many tests were skipped for want of which device."""
+environment. The last lines of a run say for which devices no tests were made, and how many were skipped for which reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_devices import DEVICES, DRIVERS, MISSING, MODEL_DEVICES, gpu_device, parameters
+from gpu_devices import ABSENT, DEVICES, MODEL_DEVICES, gpu_device, parameters
 from needle import backend_selection
 
 # Tests of kernels are about needle's own; tests/test_gpu_vendor.py asks for vendors' libraries.
@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in terminalreporter.stats.get("skipped", [])
         if isinstance(report.longrepr, tuple)
     )
-    found = [(name, reasons[MISSING.format(name)]) for name in DRIVERS]
-    for name, count in found:
-        if count:
-            terminalreporter.write_line(f"{count} tests were skipped: {MISSING.format(name)}.")
+    if ABSENT:
+        terminalreporter.write_line(f"no tests for {', '.join(ABSENT)}: this machine has no such device.")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}.")

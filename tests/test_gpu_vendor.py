@@ -39,6 +39,10 @@ class Library:
     def runs(self) -> int:
         return self._library.runs()
 
+    def turns(self) -> int:
+        """Runs that found another's result where theirs had been, by what they are `off_by`."""
+        return self._library.turns()
+
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
@@ -134,6 +138,38 @@ def test_the_faster_one_is_taken(device: Device, library: Library, milliseconds:
     matmul(device, 12, 4, 4)
     assert library.runs() - before == (winner == "test_products")
     assert len(device.choices()) == 1
+
+
+def test_both_are_timed_in_turns(device: Device, library: Library) -> None:
+    """A GPU's clock rises while it works: of two that are timed one after the other, the second would win."""
+    library.behave(off_by=1e-5)
+    device.use_vendors("auto")
+    matmul(device, 12, 4, 4)
+    assert library.turns() >= 7
+    assert device.choices()[0]["ours_us"] > 0
+
+
+def test_a_want_of_memory_is_not_kept(emulated: Device, library: Library) -> None:
+    code = """
+import resource
+def product(n, memory=None):
+    a, b = (array(np.ones(s, "float32"), device=device) for s in ((n, 1), (1, 2048)))
+    out = NDArray.empty((n, 2048), "float32", device)
+    pages = int(open("/proc/self/statm").read().split()[0])
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory, -1))
+    call("matmul", [out], [a, b], 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    return [(c["taken"], c["why"]) for c in device.choices() if c["shapes"][0][1] == n]
+product(64)
+print(product(1024, 4 << 20))
+print([product(1024)[0][0] for _ in range(16)])
+"""
+    done = in_process(emulated, library, "on", code)
+    assert done.stdout.splitlines() == [
+        "[('needle', 'no memory to compare the results in')]",
+        str(["needle"] * 15 + ["test_products"]),
+    ], done.stderr
 
 
 def test_a_choice_says_what_it_is_for(device: Device) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -66,26 +65,14 @@ def test_conv2d(image: tuple, weight: tuple, padding: int, stride: int) -> None:
     run(tvm.compile(made, target=target_of())["main"], want, *arrays)
 
 
-def test_scheduled_matmul_is_ten_times_faster(capsys: pytest.CaptureFixture) -> None:
-    """512^3 in float32, alternating; a margin over ten times is what TVM.md's machines have, too."""
+def test_scheduled_matmul() -> None:
+    """512^3 in float32, scheduled and by TVM's default loops; profiling/results/tvm/matmul.json has their times."""
     n = 512
     a, b, out = random(n, n), random(n, n), tvm.runtime.empty((n, n), "float32")
     arrays = [tvm.runtime.tensor(a), tvm.runtime.tensor(b), out]
-    functions = [
-        kernels.make_matrix_mul((n, n), False, (n, n), False, "llvm", "llvm", "product", scheduled=s)
-        for s in (True, False)
-    ]
-    times: list[list[float]] = [[], []]
-    for _ in range(4):
-        for f, taken in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            f(*arrays)
-            taken.append(time.perf_counter() - start)
-    ours, default = (float(np.median(t[1:])) for t in times)
-    np.testing.assert_allclose(out.numpy(), a @ b, rtol=1e-3, atol=1e-3)
-    with capsys.disabled():
-        print(f"\n512^3: scheduled {ours * 1e3:.2f} ms, default {default * 1e3:.1f} ms: {default / ours:.0f} times")
-    assert default / ours >= 10
+    for scheduled in (True, False):
+        kernels.make_matrix_mul((n, n), False, (n, n), False, "llvm", "llvm", "product", scheduled=scheduled)(*arrays)
+        np.testing.assert_allclose(out.numpy(), a @ b, rtol=1e-3, atol=1e-3)
 
 
 # -- GPUs ----------------------------------------------------------------------------------------------------------------

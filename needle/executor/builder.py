@@ -122,6 +122,7 @@ class Builder:
 
     def call(self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Sequence[float]) -> None:
         if not any(a.size for a in outs):  # of an empty batch
+            self.options = [o for o in self.options if o.step < len(self.steps)]  # none for the step that is left out
             return
         fixed = [a if isinstance(a._handle, Buffer) else self._literal(a) for a in ins]
         name, attrs = self._in_precision(name, fixed, attrs)

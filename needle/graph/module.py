@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
-from needle.nn.module import Module, find_recorder
+from needle.nn.module import STRUCTURE, Module, find_recorder
 from needle.op import remembering
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, map_structure
@@ -49,7 +49,8 @@ class GraphModule(Module):
         self._report: Any = None
         self._last_use = last_uses(graph)
         self._tensors: dict[str, Tensor] | None = None
-        self._modules: dict[str, Module] = {n.target: self.get_submodule(n.target) for n in graph if n.kind == "module"}
+        self._modules: dict[str, Module] = {}
+        self._find()
 
     @property
     def graph(self) -> Graph:
@@ -63,10 +64,19 @@ class GraphModule(Module):
     def input_names(self) -> list[str]:
         return list(self._inputs.names)
 
+    def _find(self) -> None:
+        """Look up the submodules that the graph calls."""
+        self._modules = {n.target: self.get_submodule(n.target) for n in self._graph if n.kind == "module"}
+        self._tensors, self._found_at = None, STRUCTURE.members
+        for _, m in self.named_modules():
+            m.__dict__["_watched"] = True
+
     def tensor(self, path: str) -> Tensor:
         """The parameter or buffer at `path`, looked up once."""
         if self._tensors is None:
             self._tensors = dict(self.named_tensors())
+        if path not in self._tensors:
+            raise KeyError(f"[module] there is no parameter or buffer named {path}.")
         return self._tensors[path]
 
     def _constants(self) -> list[Tensor]:
@@ -86,6 +96,8 @@ class GraphModule(Module):
     def _interpret(self, values: list[Any], watch: Callable[[Node, Any], Any] | None = None) -> Any:
         from needle.interop import as_tensor
 
+        if self._found_at != STRUCTURE.members:
+            self._find()
         recorder = find_recorder(values)
         inputs = iter([as_tensor(v) for v in values])
         env: dict[Node, Any] = {}

@@ -84,6 +84,7 @@ class Recorder:
         self.leaf_paths = leaf_paths or {}  # id(module) -> path of the modules recorded as one node
         self.writes: dict[int, tuple[Tensor, Symbol]] = {}  # buffers that the call would have written
         self.param_paths: dict[int, str] = {}
+        self.modules: dict[int, Any] = {}  # called with symbols
         self._params: dict[int, Symbol] = {}
         self._made: list[Tensor] = []
         self._sizes: dict[tuple[Node, int], Dim] = {}
@@ -194,7 +195,8 @@ def trace(
     """Record one call of `fn` at the shapes of `examples` (Tensors, arrays or Specs; nested ones are allowed).
 
     The graph has only input, param, op and output nodes; parameters are the real Tensors. Buffers that the call writes are
-    extra outputs: the output is (result, [written values]) with `graph.output.meta["writes"]` the tensors.
+    extra outputs: the output is (result, [written values]) with `graph.output.meta["writes"]` the tensors; "modules" are those
+    that were called.
     """
     recorder = Recorder(static=True, device=device) if recorder is None else recorder
     count = iter(range(1 << 30))
@@ -213,4 +215,5 @@ def trace(
         graph.output.meta["writes"] = [t for t, _ in recorder.writes.values()]
     else:
         graph = recorder.finish(result)
+    graph.output.meta["modules"] = list(recorder.modules.values())
     return graph

@@ -58,10 +58,14 @@ class PixelUnshuffle(Op):
                 f"[pixel_unshuffle] expects shape (..., C, H, W) and H, W multiples of {r}, got {tuple(x.shape)}."
             )
         *lead, c, h, w = x.shape
+        if not math.prod(x.shape):  # torch leaves nothing as it is
+            return Spec(tuple(x.shape), str(x.dtype))
         return Spec((*lead, c * r * r, h // r, w // r), str(x.dtype))
 
     def decompose(self, x: Tensor) -> Tensor:
         shape, r = self.infer(x).shape, self.factor
+        if not math.prod(shape):
+            return x
         *lead, c, h, w = x.shape
         parts = reshape(x, (math.prod(lead), c, h // r, r, w // r, r))
         return reshape(permute(parts, (0, 1, 3, 5, 2, 4)), shape)

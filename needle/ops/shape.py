@@ -158,16 +158,19 @@ class Transpose(Op):
 
     def infer(self, x: Any) -> Any:
         shape, (a, b) = list(x.shape), self._pair(x)
-        shape[a], shape[b] = shape[b], shape[a]
+        if shape:
+            shape[a], shape[b] = shape[b], shape[a]
         return Spec(tuple(shape), x.dtype)
 
     def compute(self, x: NDArray) -> Any:
+        if not x.shape:
+            return x
         order, (a, b) = list(range(len(x.shape))), self._pair(x)
         order[a], order[b] = b, a
         return x.permute(order)
 
     def reference(self, x: np.ndarray) -> Any:
-        return x.swapaxes(*self._pair(x))
+        return x.swapaxes(*self._pair(x)) if x.shape else x
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return transpose(out_grad, self.axes)

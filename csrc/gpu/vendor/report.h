@@ -20,6 +20,7 @@ struct Choice {
   size_t workspace = 0;
   double ours_us = 0, theirs_us = 0;  // 0: not timed
   int error = 0;                      // the library's, which ended its use here
+  int again = 0;                      // calls until it is tried once more; 0: this choice is kept
   std::string why;                    // our own kernel
   Problem problem = {};
 };
