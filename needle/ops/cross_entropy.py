@@ -85,6 +85,9 @@ class CrossEntropyGrad(Op):
     """(softmax - one hot) * gradient: of logits (N, C, *), from them, labels (N, *) and the losses' gradient (N, *)."""
 
     def infer(self, logits: Any, labels: Any, out_grad: Any) -> Spec:
+        losses = CrossEntropy().infer(logits, labels)
+        if tuple(out_grad.shape) != losses.shape:
+            raise ValueError(f"[{self.label}] gradient expects shape {losses.shape}, got {tuple(out_grad.shape)}.")
         return Spec(tuple(logits.shape), str(out_grad.dtype))
 
     def compute(self, logits: NDArray, labels: NDArray, out_grad: NDArray) -> NDArray:
