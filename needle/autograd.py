@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .backend_ndarray import Device, NDArray, cpu_numpy, dtype_name, dtype_of
-from .backend_selection import default_device
+from .backend_selection import BACKEND, default_device
 from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads
 from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, one_of, op
 
@@ -31,6 +31,8 @@ def as_data(array: Any, device: Device | None, dtype: str | None) -> Any:
         device = array.device if stays else default_device()
     if device == cpu_numpy():
         array = array.numpy() if isinstance(array, NDArray) else array
+        if BACKEND == "np" and not hasattr(array, "dtype"):
+            dtype = dtype or "float64"  # what numpy gives numbers and lists: the course checks gradients to 1e-6
         return np.array(array, dtype=dtype_of(array, dtype))
     return NDArray(array, device=device, dtype=dtype)
 
@@ -227,7 +229,10 @@ def axis_names(f: Callable) -> Callable:
 
     @functools.wraps(f)
     def named(*args: Any, **kwargs: Any) -> Any:
-        return f(*args, **{others.get(k, k): v for k, v in kwargs.items()}) if kwargs else f(*args)
+        given = {others.get(k, k): v for k, v in kwargs.items()}
+        if len(given) < len(kwargs):
+            raise TypeError(f"[{f.__name__}] expects one name for one argument, got {', '.join(kwargs)}.")
+        return f(*args, **given)
 
     return named
 

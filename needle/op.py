@@ -48,6 +48,7 @@ class Tape(threading.local):
     """Whether ops of this thread remember what made their results, and which of them run as their decompositions."""
 
     recording = True
+    remembering = False  # also of results that need no gradient
     lacking = ""  # the kernel that the last of them would need
 
     def __init__(self) -> None:
@@ -55,6 +56,22 @@ class Tape(threading.local):
 
 
 TAPE = Tape()
+
+
+RECORDERS = 0  # calls being recorded, in any thread: eager calls look no further while there are none
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Context in which every result remembers what made it: what a forward makes of buffers alone is recorded, not frozen."""
+    global RECORDERS
+    before, TAPE.remembering = TAPE.remembering, True
+    RECORDERS += 1
+    try:
+        yield
+    finally:
+        TAPE.remembering = before
+        RECORDERS -= 1
 
 
 @contextmanager
@@ -289,7 +306,12 @@ class Op:
         if data is None:
             return self._run_decomposed(inputs)
         make = self.results[self.n_out > 1]._from_data
-        return make(data, self, inputs) if needs_grad else make(data)
+        if needs_grad:
+            return make(data, self, inputs)
+        made = make(data)
+        if RECORDERS and TAPE.remembering:
+            made.op, made.inputs = self, inputs
+        return made
 
     def _run_decomposed(self, inputs: Sequence[Tensor]) -> Any:
         here = (type(self), tuple(t.shape for t in inputs))

@@ -41,10 +41,12 @@ class Core:
     op: ScaledDotProductAttention  # with every attribute
     nodes: list[Node]
     keys_last: bool = False  # k has its features before its rows, as the product wants it
+    four_axes: bool = True  # False where its steps name axis 3 as the last one of a tensor whose axes are not known
 
 
 def is_scale(op: Any) -> bool:
-    return isinstance(op, MulScalar | DivScalar) and isinstance(op.scalar, int | float)
+    number = isinstance(op, MulScalar | DivScalar) and isinstance(op.scalar, int | float)
+    return number and (isinstance(op, MulScalar) or op.scalar != 0)
 
 
 def factor_of(op: Any) -> float:
@@ -103,8 +105,11 @@ def find_core(node: Node, steps: Steps) -> Core | None:
         k = steps[k].inputs[0]
         k, of_k2 = scaled(k, steps, nodes)
         of_k *= of_k2
-    op = ScaledDotProductAttention(False, factor * of_q * of_k, mask is not None, dropout, training)
-    return Core(q, k, v, mask, op, nodes, keys_last)
+    strict = mask is not None  # softmax gives NaN where the mask leaves no key
+    op = ScaledDotProductAttention(False, factor * of_q * of_k, mask is not None, dropout, training, strict)
+    spec = weights.meta.get("spec")
+    from_front = soft.op.axis == 3 or any(names_axis_3(n, steps) for n in nodes)
+    return Core(q, k, v, mask, op, nodes, keys_last, not from_front or (spec is not None and spec.ndim == 4))
 
 
 def leads_to_product(node: Node, steps: Steps) -> bool:
@@ -119,6 +124,11 @@ def swaps_last_two(node: Node, steps: Steps) -> bool:
     return isinstance(op, Permute) and tuple(op.axes) in ((0, 1, 3, 2), (0, 2, 1))
 
 
+def names_axis_3(node: Node, steps: Steps) -> bool:
+    op: Any = steps[node].op if node in steps else None
+    return isinstance(op, Transpose) and op.axes is not None and max(op.axes) == 3
+
+
 class CoreMatch(Match):
     """An attention product spelled out."""
 
@@ -129,6 +139,8 @@ class CoreMatch(Match):
         super().__init__({n.name: steps.stand_in(n, core.op) for n in nodes})
         self.core = core
         self.problem = "its keys are not transposed by a step of their own" if core.keys_last else ""
+        if not core.four_axes:
+            self.problem = "axis 3 is the last one of four axes alone, and its inputs' shapes are not known"
 
 
 class CorePattern:
@@ -233,12 +245,14 @@ class AttentionMatch(Match):
             if found.ndim != 4:
                 return f"{source.name} is not split into heads"
             heads, size = found.shape[1], found.shape[3]
-            parts = features // (heads * size)
+            parts = next((n for n in (1, 3) if n * heads * size == features), 0)
+            if not parts:
+                return f"the heads of {source.name} are not made of its features alone"
             split = SplitHeads(heads, self.sequence_first)
             fits = [
                 j for j, part in enumerate(np.split(numbers, parts, -1)) if np.array_equal(split.reference(part), found)
             ]
-            if parts not in (1, 3) or not fits:
+            if not fits:
                 return f"the features of {source.name} are laid out otherwise than head by head"
             if self.heads not in (0, heads):
                 return "q, k and v have different numbers of heads"
@@ -306,6 +320,7 @@ def fused_attention(match: Any) -> tuple[Op, list[Node]]:
         len(output) > 1,
         core.mask is not None,
         match.sequence_first,
+        core.op.strict,
     )
     return op, [*sources, *weights, *biases, *output, *([] if core.mask is None else [core.mask])]
 

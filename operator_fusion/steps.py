@@ -100,11 +100,16 @@ def layer_step(node: Node, layer: nn.Module, paths: dict[int, str]) -> Step | No
     op = last.target
     if mode and hasattr(op, "training"):
         op = dataclasses.replace(op, training=mode)
-    elif mode and not isinstance(op, BatchNorm):
+    elif mode and not (isinstance(op, BatchNorm) and trains_as_batch_norm(layer)):
         return None  # in training it is another op
     tracked = getattr(layer, "num_batches_tracked", None)
     count = None if tracked is None else recorder.param(tracked).node
     return Step(node, op, tuple(outer.get(n, n) for n in last.args), layer, node.target, mode, count)
+
+
+def trains_as_batch_norm(layer: nn.Module) -> bool:
+    """An instance norm with running statistics records a batch norm, too, but in evaluation alone."""
+    return type(layer).forward in (nn.BatchNorm2d.forward, nn.FunctionalBatchNorm.forward)
 
 
 def lacks_statistics(layer: nn.Module, args: tuple) -> bool:

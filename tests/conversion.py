@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,22 @@ def gradients_agree(model: nn.Module, net: ndl.nn.Module, inputs: tuple[torch.Te
             close(mine.grad, theirs.grad, tolerance)
 
 
+def saved_and_loaded(net: ndl.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """What `save` accepts, `load` takes, and it gives the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/net"
+        try:
+            ndl.save(net, path)
+        except ValueError as e:
+            assert str(e).startswith("[save] ")
+            return
+        again = ndl.load(path)
+        np.random.seed(0)
+        want = net(*placed(draw(inputs)))
+        np.random.seed(0)
+        close(again(*placed(draw(inputs))), want, 0)
+
+
 def converts(
     model: nn.Module,
     *shapes: Any,
@@ -124,6 +141,7 @@ def converts(
             if batch:
                 more = draw(wider(shapes))
                 close(net(*placed(draw(more))), model(*draw(more)), tolerance)
+            saved_and_loaded(net, inputs)
             if executable and compiles():
                 close(ndl.compile(net, placed(inputs))(*placed(draw(inputs))), model(*draw(inputs)), tolerance)
     return net

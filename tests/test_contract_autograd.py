@@ -14,6 +14,8 @@ from needle.autograd import NO_GRADIENT, Tensor, find_topo_sort
 from needle.backend_selection import BACKEND
 from values import close, tensor
 
+REAL = "float64" if BACKEND == "np" else "float32"  # of lists and Python's numbers
+
 # -- tensors -------------------------------------------------------------------------------------------------------------
 
 
@@ -21,7 +23,7 @@ def test_attributes() -> None:
     x = Tensor([[1.0, 2.0], [3.0, 4.0]])
     assert (x.shape, x.ndim, x.size, x.dtype, len(x)) == ((2, 2), 2, 4, x.dtype, 2)
     assert type(x.dtype) is str
-    assert x.dtype == "float32"
+    assert x.dtype == REAL
     assert x.device == ndl.default_device() == (ndl.cpu_numpy() if BACKEND == "np" else ndl.cpu())
     assert x.requires_grad
     assert x.is_leaf()
@@ -54,6 +56,9 @@ def test_data_is_a_detached_leaf_over_the_same_memory() -> None:
     assert x.requires_grad
     with pytest.raises(ValueError, match=r"\[data\] expects .* \(3,\), got .* \(4,\)\."):
         x.data = tensor(4)
+    row = Tensor(np.zeros((1, 3), "float32"))
+    row.data = Tensor(np.arange(3, dtype="float32"))  # any shape of equal size
+    assert row.numpy().tolist() == [[0.0, 1.0, 2.0]]
 
 
 def test_a_tensor_made_from_an_array_of_another_device_copies_it() -> None:
@@ -71,7 +76,7 @@ def test_a_tensor_made_from_an_array_of_another_device_copies_it() -> None:
 
 
 def test_dtypes() -> None:
-    assert Tensor([1, 2]).dtype == Tensor(3).dtype == "float32"
+    assert Tensor([1, 2]).dtype == Tensor([1.5]).dtype == Tensor(3).dtype == REAL
     assert Tensor(np.ones(2, "float64")).dtype == ("float64" if BACKEND == "np" else "float32")
     assert Tensor(np.ones(2), dtype="float64").dtype == Tensor([1], dtype=np.float64).dtype == "float64"
     assert [Tensor(np.ones(2, d)).dtype for d in ("int32", "int64", "bool")] == ["int32", "int64", "bool"]

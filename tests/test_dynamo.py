@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch2needle
-from conversion import close
+from conversion import close, leaves
 from torch2needle import dynamo
 from torch2needle.models import UNet, randomize, resnet18
 
@@ -41,6 +41,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             made.append(id(exe))
             return exe(*inputs)
 
+        run._pool = exe._pool
         return run
 
     monkeypatch.setattr(dynamo, "executable", counted)
@@ -179,6 +180,94 @@ def test_size_as_an_argument(runs: list[int]) -> None:
         x = torch.randn(rows, 8)
         close(ours(x, n), f(x, n))
     assert len(runs) >= 3
+
+
+def trained(model: nn.Module, x: torch.Tensor, **kwargs: Any) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **kwargs)
+    model(x).square().sum().backward()
+    optimizer.step()
+
+
+def written(model: nn.Module, x: torch.Tensor) -> None:
+    """What leaves versions and addresses as they are."""
+    model[3].weight.data.add_(1.0)
+    model[1].running_mean.data[0] = 3.0
+
+
+CHANGES: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "fused": lambda m, x: trained(m, x, fused=True),
+    "foreach": lambda m, x: trained(m, x, foreach=True),
+    "through data": written,
+    "rows turned": lambda m, x: m[0].weight.data.copy_(m[0].weight.data.flip(0)),
+    "signs": lambda m, x: m[0].weight.data.neg_(),
+    "numpy": lambda m, x: m[3].bias.detach().numpy().__setitem__(0, 5.0),
+    "one element": lambda m, x: m[0].weight.data.view(-1)[100:101].mul_(50),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_writes_that_torch_does_not_count_are_seen(change: str, runs: list[int]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 3)).eval()
+    randomize(model)
+    ours, xs = compiled(model), [torch.randn(2, 3, 9, 9), torch.randn(3, 3, 8, 8)]
+    with torch.no_grad():
+        before = [model(x) for x in xs]
+        for x, y in zip(xs, before, strict=True):
+            close(ours(x), y)
+    CHANGES[change](model, xs[0])
+    count = len(runs)
+    with torch.no_grad():
+        for x, y in zip(xs, before, strict=True):
+            want = model(x)
+            assert (want - y).abs().max() > 1e-3
+            close(ours(x), want)
+    assert len(runs) == count + 2 and not [t for t in dynamo.SAID if "gradients" not in t]
+
+
+def test_versions_alone() -> None:
+    """Asked for, only what torch counts is seen: a large model is then not read at every call."""
+    model, x = nn.Linear(64, 64).eval(), torch.randn(16, 64)
+    with torch.no_grad():
+        ours = compiled(model, options={"watch": "version"})
+        close(ours(x), model(x))
+        model.weight.add_(1)
+        close(ours(x), model(x))
+        with pytest.raises(Exception, match="watch expects content or version, got 'never'"):
+            compiled(model, options={"watch": "never"})(x)
+
+
+STRIDES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "transposed": lambda x: (x * 2).t(),
+    "a result in torch's order": lambda x: torch.relu(x.t()),
+    "slice": lambda x: (x + 1)[:, ::2],
+    "row": lambda x: (x + 1)[1],
+    "expanded": lambda x: (x[:1] * 2).expand(3, 6),
+    "two": lambda x: {"a": (x * 2).t(), "b": (x + 1, (x - 1)[:, 1:])},
+}
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("name", STRIDES)
+def test_results_have_torchs_strides(name: str, dynamic: bool | None, runs: list[int]) -> None:
+    """Dynamo and what comes after a graph break rely on them."""
+    f = STRIDES[name]
+    ours = compiled(f, dynamic=dynamic)
+    for rows in (3, 3, 3 if name == "expanded" else 5):
+        x = torch.randn(rows, 6)
+        got, want = leaves(ours(x)), leaves(f(x))
+        close(got, want)
+        assert [t.stride() for t in got] == [t.stride() for t in want]
+    assert len(runs) >= 3 or (name == "expanded" and any("share memory" in t for t in dynamo.SAID))
+
+
+def test_views_after_a_graph_break() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).t()
+        print(end="")
+        return y.t().view(-1) + y.reshape(-1)
+
+    x = torch.randn(4, 6)
+    close(compiled(f)(x), f(x))
 
 
 @pytest.mark.parametrize("change", ["add_", "optimizer", "data", "load", "replace"])

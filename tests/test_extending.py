@@ -128,6 +128,7 @@ def test_fusion(page: dict[str, Any]) -> None:
     x = ndl.Tensor(np.random.randn(*shape).astype("float32"))
     grads = []
     for n in (net, fused):
+        net.reset_grad()
         y = n(x)
         ndl.ops.summation(y * y).backward()
         grads.append([p.grad.numpy() for p in net.parameters()] + [x.grad.numpy(), y.numpy()])

@@ -61,6 +61,7 @@ def flat(y: Any) -> list[Any]:
 def step(net: nn.Module, x: ndl.Tensor, state: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Outputs, gradients and buffers after one backward from the given state."""
     net.load_state_dict(state)
+    net.reset_grad()
     ys = flat(net(x))
     total = sum(
         (ops.summation(y * data(*y.shape, seed=9)) for y in ys[1:]), ops.summation(ys[0] * data(*ys[0].shape, seed=9))

@@ -153,6 +153,92 @@ def test_dropout_follows_the_mode() -> None:
     np.testing.assert_allclose(fused(x).numpy(), net(x).numpy(), rtol=1e-5, atol=1e-5)
 
 
+ROWS: dict[str, tuple[Any, ...]] = {  # of the mask's five rows, those that hide every key
+    "all": (slice(None),),
+    "some": (slice(1, 3),),
+}
+LOW = {"-inf": -np.inf, "minimum": float(np.finfo("float32").min), "-1e9": -1e9}
+
+
+@pytest.mark.parametrize("spelling", ["written out", "op"])
+@pytest.mark.parametrize("low", LOW)
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_without_keys_are_as_in_the_unfused_form(rows: str, low: str, spelling: str) -> None:
+    """Eager, with a gradient, and compiled: -inf leaves no key (NaN, as softmax of the sum gives; zeros in torch's op)."""
+
+    def forward(n: Any, x: Any) -> Any:
+        if spelling == "op":
+            return ops.scaled_dot_product_attention(n.a(x), n.b(x), x, n.mask)
+        return core_with_mask(n.a(x), n.b(x), x, n.mask)
+
+    net = Net(forward, a=linear(), b=linear())
+    mask = np.zeros((1, 5, 5), "float32")
+    mask[:, ROWS[rows][0]] = LOW[low]
+    net.mask = ndl.Tensor(mask, requires_grad=False)
+    fused = of.fuse(net)
+    assert spelling == "op" or fused.fusion_report.counts["ScaledDotProductAttention"] == 1
+    x = data(2, 5, WIDTH)
+    frozen = ndl.Tensor(x.numpy(), requires_grad=False)
+    q, k, v = (t.numpy().astype("float64") for t in (net.a(x), net.b(x), x))
+    scores = (q @ k.swapaxes(1, 2) / (0.5**-1 if spelling != "op" else WIDTH**0.5)).astype("float32") + mask
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        want = weights / weights.sum(-1, keepdims=True) @ v
+    if spelling == "op":
+        want = np.nan_to_num(want)
+    found = [net(x), fused(x), fused(frozen)]
+    for p in net.parameters():
+        p.requires_grad = False
+    found += [net(frozen), fused(frozen), *([ndl.compile(fused, (frozen,))(frozen)] if compiles() else [])]
+    for y in found:
+        np.testing.assert_allclose(y.numpy(), want, rtol=1e-4, atol=1e-4)
+
+
+def core_with_mask(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return ops.matmul(ops.softmax(ops.matmul(q, ops.transpose(k)) * 0.5 + mask, -1), v)
+
+
+def test_a_mask_with_more_rows_than_scores() -> None:
+    net = Net(lambda n, x: core_with_mask(x, n.a(x), x, n.mask), a=linear())
+    net.mask = data(3, 5, 5)
+    fused = of.fuse(net)
+    assert fused.fusion_report.counts == {"ScaledDotProductAttention": 1}
+    x = ndl.Tensor(np.random.randn(5, WIDTH).astype("float32"), requires_grad=False)
+    np.testing.assert_allclose(fused(x).numpy(), net(x).numpy(), rtol=1e-5, atol=1e-5)
+    assert fused(x).shape == (3, 5, WIDTH)
+
+
+def test_axis_3_of_five() -> None:
+    def forward(n: Any, x: Any) -> Any:
+        scores = ops.matmul(x, ops.transpose(n.a(x), (2, 3)))
+        return ops.matmul(ops.softmax(scores, 3), x)
+
+    net = Net(forward, a=linear())
+    x = data(2, 2, WIDTH, WIDTH, WIDTH)
+    fused = of.fuse(net)
+    np.testing.assert_allclose(fused(x).numpy(), net(x).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def narrow(n: Any, x: Any) -> Any:
+    """The heads are made of more features than the projection has."""
+    k, v = (heads(ops.concat([p(x)] * 2, -1), x) for p in (n.k, n.v))
+    return n.out(merged(core(heads(n.q(x), x), k, v), x))
+
+
+def expanded(n: Any, x: Any) -> Any:
+    """One head of keys for every head of queries, as in multi-query attention."""
+    shape = (x.shape[0], HEADS, x.shape[1], SIZE)
+    k, v = (ops.broadcast_to(ops.unsqueeze(p(x), 1), shape) for p in (n.k, n.v))
+    return n.out(merged(core(heads(n.q(x), x), k, v), x))
+
+
+@pytest.mark.parametrize("forward", [narrow, expanded])
+def test_heads_that_are_not_the_features(forward: Any) -> None:
+    out = SIZE if forward is expanded else WIDTH // 2
+    net = Net(forward, q=linear(), k=linear(out), v=linear(out), out=linear())
+    assert_same(net, of.fuse(net), data(2, 5, WIDTH))
+
+
 def interleaved(n: Any, x: Any) -> Any:
     """Each head has its q, k and v side by side, which is another order of features than torch's."""
     qkv = ops.permute(ops.reshape(n.qkv(x), (x.shape[0], x.shape[1], HEADS, 3, SIZE)), (3, 0, 2, 1, 4))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import needle as ndl
 import operator_fusion as of
 from gpu_devices import emulated, everywhere, need_executor
 from needle import nn
-from test_fusion import bn, conv, data
+from test_fusion import Net, assert_same, bn, conv, data
 
 pytestmark = everywhere
 
@@ -84,3 +85,23 @@ def test_save_and_load(tmp_path: Any) -> None:
     loaded = ndl.load(tmp_path / "net.safetensors")
     np.testing.assert_allclose(loaded(x).numpy(), fused(x).numpy(), rtol=1e-5, atol=1e-5)
     assert list(loaded.state_dict()) and set(loaded.state_dict()) == set(net.state_dict())
+
+
+@pytest.mark.parametrize("norm", ["layer", "function"])
+def test_instance_norm_with_statistics_trains_as_itself(norm: str) -> None:
+    """In evaluation it records a batch norm, too."""
+
+    def forward(n: Any, x: Any) -> Any:
+        y = n.conv(x)
+        if norm == "layer":
+            return n.norm(y)
+        return n.norm(y, n.mean, n.var, n.weight, n.bias)
+
+    layer: nn.Module = nn.InstanceNorm(4, affine=True, track_running_stats=True)
+    net = Net(forward, conv=conv(), norm=layer if norm == "layer" else nn.FunctionalInstanceNorm())
+    if norm == "function":
+        net.mean, net.var = (ndl.Tensor(np.ones(4, "float32"), requires_grad=False) for _ in range(2))
+        net.weight, net.bias = (nn.Parameter(np.ones(4, "float32")) for _ in range(2))
+    fused = of.fuse(net)
+    assert not fused.fusion_report.counts
+    assert_same(net, fused, data(3, 4, 5, 6))

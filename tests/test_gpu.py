@@ -132,7 +132,10 @@ def build(folder: str, *options: str) -> Path:
     where.mkdir(parents=True, exist_ok=True)
     with open(where / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in ([cmake, "-S", GPU, "-B", where, *options], [cmake, "--build", where, "--parallel"]):
+        for command in (
+            [cmake, "-S", GPU, "-B", where, *options],
+            [cmake, "--build", where, "-j", str(os.cpu_count())],
+        ):
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
     return where

@@ -90,7 +90,7 @@ def test_layer_agrees_with_torch(name: str, device: Any) -> None:
         theirs.train(training), ours.train(training)
         xt = torch.tensor(x, requires_grad=True)
         xo = Tensor(x, device=device)
-        theirs.zero_grad()
+        theirs.zero_grad(), ours.zero_grad()
         want, got = theirs(xt), ours(xo)
         close(got, want)
         weight = np.random.randn(*want.shape).astype("float32")

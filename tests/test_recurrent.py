@@ -194,6 +194,7 @@ def test_recorded_with_free_steps_and_batch(kind: str, layout: str, tmp_path: An
                 np.testing.assert_allclose(a.numpy(), b, atol=1e-6)
     net(Tensor(x))[0].backward()
     got = [p.grad.numpy() for p in model.parameters()]
+    model.reset_grad()
     model(Tensor(x))[0].backward()
     for g, p in zip(got, model.parameters(), strict=True):
         np.testing.assert_allclose(g, p.grad.numpy(), atol=1e-5)

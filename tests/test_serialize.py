@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import needle as ndl
+from needle import nn
 from needle.op import OPS
+from needle.training.checkpoint import save_checkpoint
 from test_executor import close, image, small_net
 
 
@@ -111,3 +115,118 @@ def test_damaged_files_never_crash(saved: Path, data: st.DataObject) -> None:
         ndl.load(path)
     except ValueError as e:
         assert str(e).startswith("[load]")
+
+
+# -- what save writes, load takes ----------------------------------------------------------------------------------------
+
+
+class Writes(nn.Module):
+    """A running mean of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.layer = ndl.Tensor(np.zeros(3, "float32"), requires_grad=False), nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        self.mean.data = self.mean * 0.5 + ndl.ops.mean(x, 0)
+        return self.layer(x) + self.mean
+
+
+class Holds(nn.Module):
+    """Tensors in nested lists, tuples and dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = iter(ndl.Tensor(np.full(3, float(i), "float32")) for i in range(1, 9))
+        self.list, self.tuple = [next(made), [next(made)]], (next(made),)
+        self.dict = {"a": next(made), 1: {"x.y": next(made)}, "layers": [(nn.Linear(3, 3), next(made))]}
+        self._hidden, self._listed = next(made), [next(made)]
+
+    def forward(self, x: Any) -> Any:
+        layer, shift = self.dict["layers"][0]  # type: ignore[index]
+        y = layer(x * self.list[0] + self.list[1][0]) + shift + self.tuple[0]  # type: ignore[index]
+        return y * self.dict["a"] + self.dict[1]["x.y"] * self._hidden + self._listed[0]  # type: ignore[index]
+
+
+def edited(layer: nn.Module, **changes: Any) -> nn.Module:
+    for name, value in changes.items():
+        setattr(layer, name, value)
+    return nn.Sequential(layer)
+
+
+SAVED: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "buffer": (Writes, (2, 3)),
+    "nested": (Holds, (2, 3)),
+    "bias taken away": (lambda: edited(nn.Linear(3, 2), bias=None), (2, 3)),
+    "bias added": (lambda: edited(nn.Linear(3, 2, bias=False), bias=nn.Parameter(np.ones((1, 2)))), (2, 3)),
+    "weight of the same shape": (lambda: edited(nn.Linear(3, 2), weight=nn.Parameter(np.ones((3, 2)))), (2, 3)),
+    "eps": (lambda: edited(nn.LayerNorm1d(3), eps=0.5), (2, 3)),
+    "p": (lambda: edited(nn.Dropout(0.5), p=0.1).eval(), (2, 3)),
+    "slope": (lambda: edited(nn.LeakyReLU(0.5), negative_slope=0.1), (2, 3)),
+    "stride": (lambda: edited(nn.MaxPool2d(2), stride=1), (1, 1, 5, 5)),
+    "float64": (lambda: nn.Sequential(nn.Linear(3, 2)).to("float64"), (2, 3)),
+    "numpy's numbers": (lambda: Applied(lambda x: ndl.ops.leaky_relu(x, np.float32(0.25))), (2, 3)),
+}
+
+
+class Applied(nn.Module):
+    def __init__(self, f: Any) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: Any) -> Any:
+        return self.f(x)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_loaded_as_it_was(name: str, tmp_path: Path) -> None:
+    make, shape = SAVED[name]
+    model = make()
+    dtype = "float64" if name == "float64" else "float32"
+    xs = [ndl.Tensor(np.random.randn(*shape).astype(dtype)) for _ in range(2)]
+    ndl.save(model, tmp_path / "net")
+    again = ndl.load(tmp_path / "net")
+    for x in xs:  # the second call reads what the first wrote
+        close(again(x).numpy(), model(x).numpy(), 0)
+    assert list(again.state_dict()) == list(model.state_dict())
+    for key, value in model.state_dict().items():
+        close(again.state_dict()[key].numpy(), value.numpy(), 0)
+
+
+NOT_SAVED: dict[str, tuple[Any, str]] = {
+    "weight of another shape": (
+        lambda: edited(nn.Linear(3, 2), weight=nn.Parameter(np.ones((3, 4)))),
+        r"layers as they were made, .* 0\.weight has shape \(3, 4\), the layer expects \(3, 2\)\.",
+    ),
+    "layout": (lambda: edited(nn.Linear(3, 3), _layout="torch"), r"got 0 \(Linear\) with another _layout\."),
+    "forward": (lambda: edited(nn.ReLU(), forward=lambda x: -x), r"got 0 \(ReLU\) with another forward\."),
+    "value": (lambda: Applied(lambda x: ndl.ops.leaky_relu(x, {1: 2})), "expects float as alpha"),
+}
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    layer.register_forward_hook(lambda m, args, out: out * 2.0)
+    return nn.Sequential(layer)
+
+
+@pytest.mark.parametrize("name", [*NOT_SAVED, "hook"])
+def test_refused_by_save(name: str, tmp_path: Path) -> None:
+    make, message = NOT_SAVED.get(name, (hooked, r"got 0 \(Linear\) with another hook\."))
+    with pytest.raises(ValueError, match=r"\[save\] expects .*" + message):
+        ndl.save(make(), tmp_path / "net")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_files_follow_the_umask(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        ndl.save(small_net(), tmp_path / "net")
+        optimizer = ndl.optim.SGD(small_net().parameters(), lr=0.1)
+        save_checkpoint(tmp_path / "checkpoint", small_net(), optimizer, 1)
+    finally:
+        os.umask(before)
+    assert {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == dict.fromkeys(
+        ("net", "checkpoint"), 0o666 & ~mask
+    )

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import inspect
-import operator
-import os
+import random
 import re
 import sys
+import threading
 import traceback
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from needle.autograd import Unsupported
 
-from .registry import INPLACE_OPERATORS, find_module_rule, has_hooks
+from .guard import Writes, accepting_proxies, no_own_gradients, untouched
+from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
+from .registry import find_function_rule, find_module_rule, has_hooks, is_inplace, is_more_than_its_class, method
 from .report import ConversionError, Report, Row
 
-TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 ASSERTS = {torch._assert}
-FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "tensor", "scalar_tensor")
-
-STAND_IN = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -44,12 +41,6 @@ class Captured:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # tensors that the forward made by itself
     notes: list[str] = field(default_factory=list)
     arguments: dict[str, Any] | None = None  # of a call: those that are no inputs with the values that capture fixed
-
-
-def is_foreign(filename: str) -> bool:
-    """Neither ours nor torch's: the line that a user would look at."""
-    ours = os.path.dirname(filename) == os.path.dirname(__file__)
-    return not filename.startswith((TORCH_FOLDER, "<")) and not ours
 
 
 def user_location() -> str:
@@ -76,24 +67,39 @@ def owner_path(node: fx.Node) -> str:
     return stack[-1][0] if stack else ""
 
 
-class InplaceProxy(fx.Proxy):
-    """A proxy on which `x += y` and `x[i] = y` are captured as what they are; fx would record a plain add."""
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
-
-
-def _inplace(name: str) -> Callable:
-    function = getattr(operator, name)
-    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
-
-
-for _name in INPLACE_OPERATORS - {"setitem"}:
-    setattr(InplaceProxy, f"__{_name}__", _inplace(_name))
+def stop_gradient(value: Any) -> Any:
+    """What leaves a region without gradients: the tensors of a call with several results, detached."""
+    return tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, value)
 
 
 class Tracer(fx.Tracer):
     proxy_buffer_attributes = True  # else arithmetic on a buffer would be frozen into a constant
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread, self.refused = threading.get_ident(), list[str]()
+
+    def tracing(self) -> bool:
+        """Whether the caller is the forward under capture, and no other thread."""
+        return self.thread == threading.get_ident()
+
+    def refuse(self, what: str) -> Any:
+        """Ends the capture, also where the user's code that asked catches what is raised here."""
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(TRACING_FOLDERS):
+            frame = frame.f_back
+        if is_foreign(frame.f_code.co_filename):
+            self.refused.append(f"{what}, at {user_location()}")
+        raise fx.proxy.TraceError(f"the forward asks for {what}")
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        return self.refuse("the truth of a traced value")
+
+    def iter(self, obj: fx.Proxy) -> Any:
+        return self.refuse("the length of a traced value")
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        return self.refuse("the keys of a traced value")
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return find_module_rule(m) is not None
@@ -101,9 +107,12 @@ class Tracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InplaceProxy(node, self)
 
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if self.tracing() else attr_val
+
     def create_arg(self, a: Any) -> Any:
         arg = super().create_arg(a)
-        if isinstance(a, torch.Tensor) and isinstance(arg, fx.Node):
+        if isinstance(a, torch.Tensor) and isinstance(arg, fx.Node) and not a.is_inference():
             arg.meta["read"] = a, a._version
         return arg
 
@@ -113,12 +122,15 @@ class Tracer(fx.Tracer):
         for node in graph.nodes:
             tensor, version = node.meta.pop("read", (None, None))
             if tensor is not None and tensor._version != version:
-                raise Unsupported(f"the forward writes a tensor of its own after the graph reads it, near {node_location(node)}")
+                raise Unsupported(
+                    f"the forward writes a tensor of its own after the graph reads it, near {node_location(node)}"
+                )
         return graph
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         node.meta["location"] = user_location()
+        node.meta["no_grad"] = not torch.is_grad_enabled()
         return node
 
     def path_of_module(self, mod: nn.Module) -> str:
@@ -133,9 +145,11 @@ class Tracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         """A module of torch's own that cannot be traced becomes a leaf, so that the report names it and goes on."""
+        if not self.tracing():
+            return forward(*args, **kwargs)
         if not type(m).__module__.startswith("torch.nn.modules") or has_hooks(m):
             return super().call_module(m, forward, args, kwargs)
-        before, stack = len(self.graph.nodes), dict(self.module_stack)
+        before, stack, refused = len(self.graph.nodes), dict(self.module_stack), len(self.refused)
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -143,70 +157,10 @@ class Tracer(fx.Tracer):
                 raise  # a container: the trouble is in the user's code below it
             self.module_stack.clear()
             self.module_stack.update(stack)
+            del self.refused[refused:]
             for node in reversed(list(self.graph.nodes)[before:]):
                 self.graph.erase_node(node)
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
-
-
-def foreign_globals(model: nn.Module) -> list[dict[str, Any]]:
-    """The names that the forwards of the model see, torch's own left out."""
-    foreign = [inspect.unwrap(type(m).forward) for m in model.modules() if not type(m).__module__.startswith("torch.")]
-    return [f.__globals__ for f in foreign if hasattr(f, "__globals__")]
-
-
-@contextmanager
-def accepting_proxies(model: nn.Module, tracer: fx.Tracer) -> Iterator[None]:
-    """Capture what fx cannot: torch.zeros and its like with sizes of proxies; `len` and `isinstance` in the model's forwards."""
-
-    def accept(function: Callable) -> Callable:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            found: list[Any] = []
-            fx.node.map_aggregate((args, kwargs), lambda a: found.append(a) if isinstance(a, fx.Proxy) else None)  # type: ignore[arg-type]
-            return tracer.create_proxy("call_function", function, args, kwargs) if found else function(*args, **kwargs)
-
-        return call
-
-    def is_instance(value: Any, kinds: Any) -> bool:
-        """A proxy passes for a tensor: the other branch would be captured in silence."""
-        return isinstance(STAND_IN if isinstance(value, fx.Proxy) else value, kinds)
-
-    places = {id(g): g for g in foreign_globals(model)}.values()
-    made = [(vars(torch), name, accept(getattr(torch, name))) for name in FACTORIES]
-    for place in places:
-        made += [(place, "len", accept(place.get("len", len)))]
-        made += [(place, "isinstance", is_instance)] if "isinstance" not in place else []
-    saved = [(place, name, place.get(name)) for place, name, _ in made]
-    try:
-        for place, name, function in made:
-            place[name] = function
-        yield
-    finally:
-        for place, name, before in saved:
-            if before is None:
-                place.pop(name, None)
-            else:
-                place[name] = before
-
-
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Put back what tracing and mode switches change: flags, tensors that fx hangs on the root, caches of the forward."""
-    kinds = (
-        dict,
-        OrderedDict,
-        list,
-        set,
-    )  # a container that the forward fills stays the same object; frozen kinds are let be
-    saved = [(m, dict(vars(m)), [(v, v.copy()) for v in vars(m).values() if type(v) in kinds]) for m in model.modules()]
-    try:
-        yield
-    finally:
-        for m, state, contents in saved:
-            vars(m).clear()
-            vars(m).update(state)
-            for container, content in contents:
-                container.clear()
-                (container.extend if isinstance(container, list) else container.update)(content)
 
 
 def fixed_inputs(model: nn.Module, example: dict[str, Any]) -> dict[str, Any]:
@@ -230,20 +184,90 @@ def fixed_inputs(model: nn.Module, example: dict[str, Any]) -> dict[str, Any]:
 
 def trace(model: nn.Module, fixed: dict[str, Any], training: bool | None) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
     """The fx graph with every module in one mode (None: as they are), and the tensors that the forward made itself."""
-    with untouched(model):
+    writes = Writes()
+    with untouched(model) as state, torch.inference_mode(False), torch.enable_grad():
         if training is not None:
             for m in model.modules():
                 m.training = training
-        before = set(vars(model))
-        tracer = Tracer()
-        with accepting_proxies(model, tracer):
-            graph = tracer.trace(model, concrete_args=fixed or None)
-        constants = {k: v for k, v in vars(model).items() if k not in before and isinstance(v, torch.Tensor)}
+        before, chance = set(vars(model)), python_chance()
+        try:
+            with writes:
+                graph = symbolic(model, fixed)
+                constants = {k: v for k, v in vars(model).items() if k not in before and isinstance(v, torch.Tensor)}
+                if writes.drawing or python_chance() != chance:
+                    name = writes.drawing[0] if writes.drawing else "Python's or numpy's random"
+                    raise Unsupported(f"the forward draws random numbers ({name}), which capture would freeze")
+                if writes.before:
+                    raise Unsupported("the forward writes a tensor that is neither input, parameter nor buffer")
+                if state.changed():
+                    flags_in_both_modes(graph, graph, symbolic(model, fixed))
+        except Differ:
+            raise Unsupported("the forward changes an attribute of the model on which its next call depends") from None
+        finally:
+            writes.undo()
     for node in list(graph.nodes):
         if node.op == "placeholder" and str(node.target).startswith("*") and not node.users:
             graph.erase_node(node)
     drop_assertions(graph, set(inspect.signature(model.forward).parameters) - set(fixed))
+    stop_gradients(graph, model)
     return graph, constants
+
+
+def symbolic(model: nn.Module, fixed: dict[str, Any]) -> fx.Graph:
+    tracer = Tracer()
+    with accepting_proxies(model, tracer), no_own_gradients(tracer):
+        graph = tracer.trace(model, concrete_args=fixed or None)
+    if tracer.refused:  # the forward caught it and went on
+        raise fx.proxy.TraceError(f"the forward asks for {tracer.refused[0]}")
+    return graph
+
+
+def python_chance() -> tuple:
+    _, keys, *rest = np.random.get_state()
+    return random.getstate(), keys.tobytes(), rest  # type: ignore[union-attr]
+
+
+def stop_gradients(graph: fx.Graph, model: nn.Module) -> None:
+    """What the forward computes under torch.no_grad passes no gradients to what it computes elsewhere."""
+    for node in list(graph.nodes):
+        if not node.meta.get("no_grad"):
+            continue
+        root = written(node)
+        if root is not None and root.op != "get_attr" and not root.meta.get("no_grad"):
+            raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
+        kind = kind_of(node, model)
+        if node.op in ("placeholder", "output", "get_attr") or kind not in (torch.Tensor, tuple, None):
+            continue
+        outside = [u for u in node.users if not u.meta.get("no_grad") or u.op == "output"]
+        if outside:
+            with graph.inserting_after(node):
+                made = graph.call_function(torch.detach if kind is torch.Tensor else stop_gradient, (node,))
+            made.meta = {k: v for k, v in node.meta.items() if k != "no_grad"}
+            node.replace_all_uses_with(made, lambda u, outside=outside: u in outside)
+
+
+def written(node: fx.Node) -> fx.Node | None:
+    """The node whose result this one writes in place, through views."""
+    if (
+        not node.op.startswith("call_")
+        or not is_inplace(target_of(node))
+        or not node.args
+        or not isinstance(node.args[0], fx.Node)
+    ):
+        return None
+    root = node.args[0]
+    while (
+        root.args
+        and isinstance(root.args[0], fx.Node)
+        and (getattr(find_function_rule(target_of(root)), "view", None) or is_inplace(target_of(root)))
+    ):
+        root = root.args[0]
+    return root
+
+
+def target_of(node: fx.Node) -> Any:
+    """The function or tensor method that the node calls."""
+    return method(str(node.target)) if node.op == "call_method" else node.target if node.op == "call_function" else None
 
 
 def drop_assertions(graph: fx.Graph, inputs: set[str] | None) -> None:
@@ -312,10 +336,16 @@ def capture(model: Any, example: dict[str, Any]) -> Captured:
             f"[convert] expects an nn.Module, fx.GraphModule or ExportedProgram, got {type(model).__name__}."
         )
     if isinstance(model, fx.GraphModule):
+        if has_hooks(model):
+            raise Unsupported("[convert] expects a GraphModule without hooks; they are not in its graph.")
         graph = fx.Graph(tracer_cls=None)
         graph.output(graph.graph_copy(model.graph, {}))
         drop_assertions(graph, None)
         return Captured(graph, model)
+    if is_more_than_its_class(model):
+        raise capture_error(
+            model, Unsupported("the model has hooks, or a forward or __call__ of its own, which torch.fx does not see")
+        )
     fixed = fixed_inputs(model, example)
     modes = {m.training for m in model.modules()}
     mode = modes.pop() if len(modes) == 1 else None

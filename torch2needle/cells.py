@@ -85,7 +85,9 @@ class Cell:
         if self.stale:
             return
         if self.view is None:
-            text = f"it reads a reshape taken before {where} changed the value in place, which may or may not share memory"
+            text = (
+                f"it reads a reshape taken before {where} changed the value in place, which may or may not share memory"
+            )
             self.mark(text)
             return
         self.value = self.view(self.base.value)  # type: ignore[union-attr]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +17,12 @@ from needle.autograd import Unsupported
 from needle.graph import GraphModule
 
 from .capture import Captured, capture
-from .export import captures, from_program
+from .comparison import BadExample, Judge
+from .export import allow_one, call_of, captures, from_program, larger
 from .fallback import FallbackInterpreter, warn_of_share, warn_of_torch
+from .guard import LOCK, same_chance
 from .interpret import interpret
+from .refusals import refuse_unseen
 from .registry import target_name
 from .report import ConversionError, Report, Row
 from .trace_log import LoggingInterpreter
@@ -54,9 +57,10 @@ def run(
 
     Torch runs calls, where `fallback` allows it, in models alone that no capture converts whole.
     """
-    net, report = first_whole(model, example, share, dynamic, LoggingInterpreter)
-    if net is None and fallback == "torch":
-        net, report = first_whole(model, example, share, dynamic, FallbackInterpreter)
+    with LOCK, same_chance():
+        net, report = first_whole(model, example, share, dynamic, LoggingInterpreter)
+        if net is None and fallback == "torch":
+            net, report = first_whole(model, example, share, dynamic, FallbackInterpreter)
     return net, report
 
 
@@ -69,34 +73,77 @@ def first_whole(
     """
     if isinstance(model, ExportedProgram):
         return build(from_program(model), {}, share, "torch.export", kind)
+    refuse_unseen(model, example)
     exportable = isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule) and example is not None
+    judge = Judge(model, call_of(example)) if exportable else None
     try:
         inputs = example_by_name(model, example)
-        net, report = build(capture(model, inputs), inputs, share, "torch.fx", kind)
+        captured = capture(model, inputs)
+        net, report = build(captured, inputs, share, "torch.fx", kind)
+        if (
+            net is not None
+            and judge is not None
+            and (fault := judge.fault(captured) or judge.fault_of_net(net, inputs))
+        ):
+            raise Unsupported(fault)
+    except BadExample:
+        raise
     except ConversionError as e:
         net, report = None, e.report
-    except Unsupported as e:
+    except (Unsupported, AttributeError, RuntimeError, NotImplementedError) as e:
         if not exportable:
             raise
-        net, report = None, Report(rows=[Row("torch.fx capture", "unsupported", 1, [""], "unknown line", reason_of(e))])
+        net, report = None, Report(rows=[failed("torch.fx capture", reason_of(e))])
     if net is not None:
         return net, report
-    if not exportable:
+    if judge is None:
         if any(r.op == "torch.fx capture" for r in report.rows):
             report.unsupported[0].reason += "; pass example= to capture with torch.export"
         return None, report
+    return exported(model, example, share, dynamic, kind, judge, report)
+
+
+def exported(
+    model: nn.Module,
+    example: Any,
+    share: bool,
+    dynamic: Any,
+    kind: type[LoggingInterpreter],
+    judge: Judge,
+    report: Report,
+) -> tuple[GraphModule | None, Report]:
+    """The first capture of torch.export that converts whole; `report` says why torch.fx's did not."""
     why = "; ".join(f"{r.op}: {r.reason}" for r in report.unsupported[:1])
     best = report
     try:
-        for captured in captures(model, example, dynamic):
+        for captured in captures(model, example, dynamic, lambda: judge.changing):
+            if fault := judge.fault(captured, larger(captured, judge.call)):
+                report.add(failed("torch.export capture", fault))
+                continue
+            if judge.differs_in_training(captured):
+                captured.notes.append(
+                    "the graph differs between training and evaluation; it was captured in evaluation mode and stays so"
+                )
+            allow_one(captured, judge.call, functools.partial(judge.agrees_at, captured))
             net, found = build(captured, {}, share, f"torch.export, since torch.fx could not ({why})", kind)
             if net is not None:
-                return net, found
+                if not (fault := judge.fault_of_net(net, None)):
+                    return net, found
+                report.add(failed("torch.export capture", fault))
+                continue
             if not best.capture or len(found.unsupported) < len(best.unsupported):
                 best = found
+    except BadExample:
+        raise
     except ConversionError as e:
-        report.note(f"torch.export could not capture it either: {e.report.unsupported[0].reason}")
+        report.rows += e.report.rows
+    except Exception as e:
+        report.add(failed("torch.export capture", reason_of(e)))
     return None, best
+
+
+def failed(how: str, reason: str) -> Row:
+    return Row(how, "unsupported", 1, [""], "unknown line", reason.removeprefix("[convert] "))
 
 
 def build(
@@ -109,7 +156,9 @@ def build(
     with progress("convert", parts) as bar:
         builder = TreeBuilder(share, report, bar.update)
         root = builder.build(captured.model)
-        recorder = interpret(captured, root, builder, report, inputs, partial(kind, root=root, done=bar.update))
+        recorder = interpret(
+            captured, root, builder, report, inputs, functools.partial(kind, root=root, done=bar.update)
+        )
     if recorder is None:
         return None, report
     net = GraphModule(recorder.graph.prune(), root)

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
-from needle.autograd import Spec, Tensor, Unsupported
+from needle import _core
+from needle.autograd import Tensor, Unsupported
 from needle.interop import as_ndarray
 from needle.serialize import DTYPES
 
@@ -26,21 +29,25 @@ from .fallback import spec_of, tensor_leaves
 from .registry import target_name
 from .report import ConversionError
 
-OPTIONS = {"fuse": True, "winograd": "auto", "memory": "normal"}
+OPTIONS = {"fuse": True, "winograd": "auto", "memory": "normal", "watch": "content"}
+WATCH = ("content", "version")
 MAX_ENTRIES = 64  # sets of parameters for which one graph is kept compiled: blocks of one class share their graph
 SAID: set[str] = set()
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable:
-    """Dynamo's backend. options: `fuse`, `winograd`, `memory` as in `torch2needle.compile`.
+    """Dynamo's backend. options: `fuse`, `winograd`, `memory` as in `torch2needle.compile`; `watch`.
 
-    Where a gradient is needed, the graph runs in torch. Parameters and buffers are packed; a change by torch's operations or
-    optimizers is seen by their version, a write through `p.data` is not.
+    Where a gradient is needed, the graph runs in torch. Parameters and buffers are packed, and packed again when they changed:
+    with watch="content" every call reads those that are packed once, which sees any write; watch="version" compares the
+    versions alone that torch keeps, which optimizers with fused=True and writes through `p.data` do not change.
     """
     chosen = {**OPTIONS, **(options or {})}
     unknown = chosen.keys() - OPTIONS.keys()
     if unknown:
         raise ValueError(f"[dynamo] options expects some of {', '.join(OPTIONS)}, got {min(unknown)}.")
+    if chosen["watch"] not in WATCH:
+        raise ValueError(f"[dynamo] watch expects {' or '.join(WATCH)}, got {chosen['watch']!r}.")
     if torch.is_grad_enabled() and needs_gradient(example_inputs):
         say("gradients are needed; for needle, call it under torch.no_grad() or torch.inference_mode()")
         return gm.forward
@@ -63,7 +70,8 @@ class DynamoGraph:
     """One graph of Dynamo, converted at its first call for each set of parameters."""
 
     def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any]) -> None:
-        self.gm, self.options = gm, options
+        self.gm, self.options = gm, {k: v for k, v in options.items() if k != "watch"}
+        self.content = options["watch"] == "content"
         self.nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
         pairs = list(zip(self.nodes, example_inputs, strict=True))
         self.static = [i for i, (n, e) in enumerate(pairs) if is_static(n, e)]
@@ -82,15 +90,29 @@ class DynamoGraph:
         entry = self.entries.get(key) or self.add(key, args)
         if entry.exe is None or (torch.is_grad_enabled() and needs_gradient(args)):
             return self.gm.forward(*args)
-        stamps = stamps_of(static)
-        if stamps != entry.stamps:
-            with self.lock:
-                entry.follow(static, stamps)
+        with self.lock:
+            entry.follow(static, self.content)
+        inputs = [args[i] for i in self.inputs]
+        key = (*((*t.shape, *t.stride()) for t in inputs), *[args[i] for i in self.numbers])
+        form = entry.forms.get(key) or entry.forms.setdefault(key, self.form(args))
+        if form.reason:
+            say(form.reason)
+            return self.gm.forward(*args)
         try:
-            return entry.exe(*[args[i] for i in self.inputs])
+            result = entry.exe(*inputs)
+            form.check(result)
         except Exception as e:  # a shape that no plan takes
             say(reason_of(e))
             return self.gm.forward(*args)
+        if self.content:
+            with self.lock:
+                entry.watch(static)
+        return result if form.dense else form.given(result)
+
+    def form(self, args: tuple) -> Form:
+        """What torch gives for these shapes: sizes and strides, on which Dynamo relies, or why torch has to run it."""
+        reason, outs = survey(self.gm, args, self.inputs, self.static)
+        return Form(reason, outs)
 
     def add(self, key: Any, args: tuple) -> Entry:
         with self.lock:
@@ -99,10 +121,11 @@ class DynamoGraph:
             for k in [k for k, e in self.entries.items() if not e.alive()]:
                 del self.entries[k]
             entry = Entry([args[i] for i in self.static])
-            reason, specs = survey(self.gm, args, self.inputs, self.static)
+            form = self.form(args)
+            reason = form.reason
             try:
                 if not reason:
-                    self.build(entry, args, specs)
+                    self.build(entry, args, form)
             except Exception as e:
                 entry.exe, reason = None, reason_of(e)
             if reason:
@@ -113,7 +136,7 @@ class DynamoGraph:
                 self.entries.popitem(last=False)
             return entry
 
-    def build(self, entry: Entry, args: tuple, specs: list[Spec]) -> None:
+    def build(self, entry: Entry, args: tuple, form: Form) -> None:
         """Convert with free sizes by needle's rules alone, else with sizes fixed and torch for what has no rule."""
         inputs = tuple(args[i] for i in self.inputs)
         example = {self.nodes[i].name: args[i] for i in self.inputs}
@@ -124,11 +147,8 @@ class DynamoGraph:
             net = convert(self.rewrite(args), example, share=True, fallback="torch")
         names = {id(args[i]): self.nodes[i].name for i in reversed(self.static)}  # of tied ones the first
         entry.tensors = [net.tensor(names[id(args[i])]) for i in self.static]
-        entry.stamps = stamps_of([args[i] for i in self.static])
         exe = executable(net, inputs, **self.options)
-        made = [spec_of(t) for t in tensor_leaves(exe(*inputs))]
-        if made != specs:
-            raise Unsupported(f"its results would be {made} instead of {specs}")
+        form.check(exe(*inputs))
         entry.exe = exe
 
     def rewrite(self, args: tuple) -> fx.GraphModule:
@@ -161,25 +181,86 @@ class DynamoGraph:
         return made
 
 
+class Form:
+    """The results that torch gives for inputs of some shapes: their specs and strides."""
+
+    def __init__(self, reason: str, outs: list[torch.Tensor]) -> None:
+        self.specs = [spec_of(t) for t in outs]
+        self.strides = [t.stride() for t in outs]
+        self.dense = all(t.is_contiguous() for t in outs)
+        overlap = any(t.numel() and torch._debug_has_internal_overlap(t) == 1 for t in outs)
+        self.reason = reason or ("elements of a result share memory" if overlap else "")
+
+    def check(self, result: Any) -> None:
+        made = [spec_of(t) for t in tensor_leaves(result)]
+        if made != self.specs:
+            raise Unsupported(f"its results would be {made} instead of {self.specs}")
+
+    def given(self, result: Any) -> Any:
+        """The results in torch's strides."""
+        strides = iter(self.strides)
+
+        def restrided(t: Any) -> Any:
+            if not isinstance(t, torch.Tensor):
+                return t
+            want = next(strides)
+            return t if t.stride() == want else torch.empty_strided(t.shape, want, dtype=t.dtype).copy_(t)
+
+        return tree_map(restrided, result)
+
+
 class Entry:
     """A graph compiled over one set of parameters; `exe` is None where torch runs it."""
 
     def __init__(self, static: list[torch.Tensor]) -> None:
         self.exe: Any = None
         self.tensors: list[Tensor] = []  # needle's, over the memory of torch's
-        self.stamps: list[int] = []  # versions and addresses of torch's
+        self.forms: dict[Any, Form] = {}  # by shapes and strides of the inputs
+        self.stamps = stamps_of(static)  # versions and addresses of torch's
+        self.constants = 0  # of the executable, when it was last looked at
+        self.memory: dict[int, np.ndarray] = {}  # of those parameters that it copied, by number
+        self.digests: list[int] = []  # what that memory held
         self.owners = [weakref.ref(t) for t in static]
 
     def alive(self) -> bool:
         return all(o() is not None for o in self.owners)
 
-    def follow(self, static: list[torch.Tensor], stamps: list[int]) -> None:
+    def follow(self, static: list[torch.Tensor], content: bool) -> None:
         """Give needle the present memory of the parameters that changed; the executable packs them again."""
-        n = len(static)
-        for i, (t, ours) in enumerate(zip(static, self.tensors, strict=True)):
-            if (stamps[i], stamps[n + i]) != (self.stamps[i], self.stamps[n + i]):
-                ours.data = Tensor.make_const(as_ndarray(t))
+        n, stamps = len(static), stamps_of(static)
+        changed = {i for i in range(n) if (stamps[i], stamps[n + i]) != (self.stamps[i], self.stamps[n + i])}
+        if content:
+            self.memory |= {i: memory_of(static[i]) for i in changed & self.memory.keys()}
+            digests = _core.digests(list(self.memory.values()))
+            changed |= {i for i, a, b in zip(self.memory, digests, self.digests, strict=True) if a != b}
+            self.digests = digests
+        for i in changed:
+            self.tensors[i].data = Tensor.make_const(as_ndarray(static[i]))
         self.stamps = stamps
+
+    def watch(self, static: list[torch.Tensor]) -> None:
+        """After a run that may have made a plan: note what it copied of the parameters."""
+        made = self.exe._pool.constants
+        if len(made) != self.constants:
+            copied = {id(t) for t in derived_from(list(made.values()))}
+            self.memory = {i: memory_of(static[i]) for i, t in enumerate(self.tensors) if id(t) in copied}
+            self.digests = _core.digests(list(self.memory.values()))
+            self.constants = len(made)
+
+
+def derived_from(constants: list[Any]) -> list[Tensor]:
+    """The parameters of which an executable holds copies in another form; it reads the others where they are."""
+    found: list[Tensor] = []
+    left = [i for c in constants if c.source is None for i in c.inputs]
+    while left:
+        c = left.pop()
+        found += [c.source] if c.source is not None else []
+        left += c.inputs
+    return found
+
+
+def memory_of(t: torch.Tensor) -> np.ndarray:
+    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy()  # type: ignore[call-overload]
 
 
 def stamps_of(tensors: list[torch.Tensor]) -> list[int]:
@@ -226,8 +307,8 @@ class Randomness(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]) -> tuple[str, list[Spec]]:
-    """Why torch has to run the graph, or "", and the specs of its results; from a run without data."""
+def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]) -> tuple[str, list[torch.Tensor]]:
+    """Why torch has to run the graph, or "", and its results without data."""
     tensors = [t for t in args if isinstance(t, torch.Tensor)]
     if not inputs:
         return "it has no tensor input", []
@@ -264,7 +345,7 @@ def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]
     if len(set(storages)) < len(storages):
         return "a result shares memory with an input or another result", []
     bad = [t.dtype for t in outs if str(t.dtype)[6:] not in DTYPES.values()]
-    return (f"a result has dtype {bad[0]}" if bad else ""), [spec_of(t) for t in outs]
+    return (f"a result has dtype {bad[0]}" if bad else ""), outs
 
 
 class InTree(importlib.metadata.Distribution):

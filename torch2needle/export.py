@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,17 +16,19 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
-from .capture import Captured, capture_error, foreign_globals, untouched
+from .capture import Captured, capture_error
+from .comparison import Call, tensors
+from .guard import free_len, quiet, untouched
 from .program import capture_program
-from .structure import input_places
+from .structure import input_places, plain_result
 
-Call = tuple[tuple, dict[str, Any]]  # positional and named arguments
 Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
 SMALL = 400  # nodes up to which heights and widths are tried: torch.export takes half a minute for larger graphs
-PROBES = (1, 2, 3, 5, 8, 16)  # added to an example's size, to see whether a condition on it holds for others
+PROBES = 200  # sizes from the least and from the example's on that a condition is tried with
+MOST = 2**62  # what torch.export writes for no limit
 
 
-def captures(model: nn.Module, example: Any, dynamic: Any) -> Iterator[Captured]:
+def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]]) -> Iterator[Captured]:
     """Captures with fewer and fewer free sizes, for the first that converts; raises ConversionError where none can be made."""
     call = call_of(example)
     batch, wider = batched(call) if dynamic == "auto" else (None, call)
@@ -37,16 +38,16 @@ def captures(model: nn.Module, example: Any, dynamic: Any) -> Iterator[Captured]
     if images and small:
         most = attempt(model, wider, images)
         if most is not None:
-            yield from_program(most[0], model, most[1])
+            yield from_program(most[0], model, most[1], changing)
     if some is not None:
-        yield from_program(some[0], model, some[1])
+        yield from_program(some[0], model, some[1], changing)
     try:
         program, notes = export(model, *call, {})
     except Exception as e:
         if some is None:
             raise capture_error(model, e, "torch.export") from e
     else:
-        yield from_program(program, model, notes)
+        yield from_program(program, model, notes, changing)
 
 
 def attempt(model: nn.Module, call: Call, free: Axes) -> tuple[ExportedProgram, list[str]] | None:
@@ -71,10 +72,6 @@ def call_of(example: Any) -> Call:
     if isinstance(example, dict):
         return (), dict(example)
     return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
 def batched(call: Call) -> tuple[int | None, Call]:
@@ -110,11 +107,12 @@ def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes) ->
         if i in free:
             shapes[t] = dict.fromkeys(free[i], Dim.AUTO)
     notes: list[str] = []
-    with untouched(model), warnings.catch_warnings(), plain_outputs(model, kwargs, notes), free_len(model):
+    with untouched(model), warnings.catch_warnings(), plain_outputs(model, kwargs, notes), free_len(model), quiet():
         warnings.simplefilter("ignore")
         model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), notes
+        with torch.inference_mode(False), torch.enable_grad():
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), notes
 
 
 def named_keywords(forward: Any, kwargs: dict[str, Any]) -> inspect.Signature:
@@ -127,78 +125,91 @@ def named_keywords(forward: Any, kwargs: dict[str, Any]) -> inspect.Signature:
 
 
 @contextmanager
-def free_len(model: nn.Module) -> Iterator[None]:
-    """`len(x)` of a tensor in the model's forwards is its free size; Python's must be a number."""
-
-    def free(value: Any) -> Any:
-        return value.shape[0] if isinstance(value, torch.Tensor) else len(value)
-
-    places = [g for g in foreign_globals(model) if "len" not in g]
-    for place in places:
-        place["len"] = free
-    try:
-        yield
-    finally:
-        for place in places:
-            place.pop("len", None)
-
-
-@contextmanager
 def plain_outputs(model: nn.Module, kwargs: dict[str, Any], notes: list[str]) -> Iterator[None]:
-    """The forward returns dicts instead of a library's output classes, and None for what holds no tensors to export."""
+    """The forward returns dicts instead of a library's output classes."""
     forward = model.forward
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            parts = [plain(v) for v in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        if isinstance(value, dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-            items = value.items() if isinstance(value, dict) else vars(value).items()
-            if type(value) is not dict:
-                notes.append(f"the output {type(value).__name__} is a dict of the same keys")
-            return {k: plain(v) for k, v in items}
-        if value is None or isinstance(value, torch.Tensor | int | float | bool | str | torch.SymInt):
-            return value
-        notes.append(f"an output of type {type(value).__name__} is None")
-        return None
 
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return plain(forward(*args, **kwargs))
+        return plain_result(forward(*args, **kwargs), notes)
 
     wrapped.__signature__ = named_keywords(forward, kwargs)  # type: ignore[attr-defined]
+    own = vars(model).get("forward")
     model.forward = wrapped  # type: ignore[method-assign]
     try:
         yield
     finally:
         del model.forward
+        if own is not None:
+            model.forward = own
 
 
-def from_program(program: ExportedProgram, model: nn.Module | None = None, notes: list[str] | None = None) -> Captured:
+def from_program(
+    program: ExportedProgram,
+    model: nn.Module | None = None,
+    notes: list[str] | None = None,
+    changing: Callable[[], set[str]] = set,
+) -> Captured:
     """The captured graph of a program, with the sizes that its inputs may have."""
-    captured = capture_program(program, model, notes or [])
+    captured = capture_program(program, model, notes or [], changing)
     ranges = {str(s): r for s, r in program.range_constraints.items()}
+    held = held_axes(program) if model is None else set()
     free = []
-    for node in captured.graph.nodes:
-        if node.op == "placeholder":
-            shape = node.meta["val"].shape
-            node.meta["sizes"] = tuple(limits(s, ranges) for s in shape)
-            free += [f"{node.target} axis {i}" for i, s in enumerate(shape) if not isinstance(s, int)]
+    for i, node in enumerate(n for n in captured.graph.nodes if n.op == "placeholder"):
+        shape = [s.node.hint if (i, axis) in held else s for axis, s in enumerate(node.meta["val"].shape)]
+        node.meta["sizes"] = tuple(limits(s, ranges) for s in shape)
+        free += [f"{node.target} axis {axis}" for axis, s in enumerate(shape) if not isinstance(s, int)]
     captured.notes.append(f"free sizes: {', '.join(free) or 'none'}")
     return captured
 
 
 def limits(size: Any, ranges: dict[str, Any]) -> tuple[int, int | None, str]:
-    """(least, largest or None, name). torch.export assumes two or more, without telling whether the forward needs that."""
+    """(least, largest or None, name)."""
     if isinstance(size, int):
         return size, size, ""
     r = ranges.get(str(size))
-    least = 1 if r is None or r.lower <= 2 else int(r.lower)
-    return (
-        least,
-        int(r.upper) if r is not None and r.upper.is_number and r.upper < 2**62 else None,
-        str(size) if r is not None else "",
-    )
+    if r is None:
+        return 1, None, ""
+    return max(1, int(r.lower)), int(r.upper) if r.upper.is_number and r.upper < MOST else None, str(size)
+
+
+def larger(captured: Captured, call: Call) -> list[dict[tuple[int, int], int]]:
+    """Other sizes for the free axes of a captured graph: all one larger, and only those of the first."""
+    names = free_names(captured)
+    first = names[min(names)] if names else ""
+    given = tensors(call)
+    grown = {}
+    for i, axis in names:
+        least, most, _ = placeholders(captured)[i].meta["sizes"][axis]
+        size = max(least, given[i].shape[axis] + 1)
+        grown[i, axis] = size if most is None else min(size, most)
+    return [grown, {place: size for place, size in grown.items() if names[place] == first}]
+
+
+def placeholders(captured: Captured) -> list[Any]:
+    return [n for n in captured.graph.nodes if n.op == "placeholder"]
+
+
+def free_names(captured: Captured) -> dict[tuple[int, int], str]:
+    """The names of free sizes by (tensor, axis); equal sizes share a name."""
+    found = {}
+    for i, node in enumerate(placeholders(captured)):
+        found.update({(i, axis): name for axis, (_, _, name) in enumerate(node.meta["sizes"]) if name})
+    return found
+
+
+def allow_one(captured: Captured, call: Call, agrees: Callable[[dict[tuple[int, int], int]], bool]) -> None:
+    """torch.export takes sizes of one for a case of their own: allow them where the graph gives what the model gives."""
+    names, nodes, given = free_names(captured), placeholders(captured), tensors(call)
+    for name in dict.fromkeys(names.values()):
+        places = [p for p, n in names.items() if n == name]
+        if any(nodes[i].meta["sizes"][axis][0] != 2 for i, axis in places):
+            continue
+        if all(given[i].shape[axis] == 1 for i, axis in places) or agrees(dict.fromkeys(places, 1)):
+            for i, axis in places:
+                sizes = list(nodes[i].meta["sizes"])
+                sizes[axis] = (1, *sizes[axis][1:])
+                nodes[i].meta["sizes"] = tuple(sizes)
 
 
 # -- conditions ----------------------------------------------------------------------------------------------------------
@@ -227,7 +238,11 @@ def held_axes(program: ExportedProgram) -> set[tuple[int, int]]:
             return next((v for v, s in symbols.items() if str(s) == str(size)), None) or add(symbols, size)
 
         formula = SIZE.sub(name, text)
-        broken = breaking(formula, symbols) if PLAIN.fullmatch(formula) else {str(v) for v in symbols.values()}
+        broken = (
+            breaking(formula, symbols, program.range_constraints)
+            if PLAIN.fullmatch(formula)
+            else {str(v) for v in symbols.values()}
+        )
         held.update(axis for size, axes in where.items() if size in broken for axis in axes)
     return held
 
@@ -238,14 +253,23 @@ def add(symbols: dict[str, Any], size: Any) -> str:
     return name
 
 
-def breaking(formula: str, symbols: dict[str, Any]) -> set[str]:
-    """The free sizes that break the condition when they alone become larger."""
+def breaking(formula: str, symbols: dict[str, Any], ranges: Any) -> set[str]:
+    """The free sizes that break the condition when they alone take another value of their range."""
     hints = {v: s if isinstance(s, int) else s.node.hint for v, s in symbols.items()}
-
-    def holds(case: dict[str, int]) -> bool:
-        return bool(eval(formula, {"__builtins__": {}, "max": max, "min": min}, case))
-
-    changed = [
-        (v, hints | {v: hints[v] + more}) for v, s in symbols.items() if not isinstance(s, int) for more in PROBES
-    ]
-    return {str(symbols[v]) for v, case in changed if not holds(case)}
+    condition = compile(formula, "condition", "eval")
+    named = {int(n) + more for n in re.findall(r"\d+", re.sub(r"v\d+", "", formula)) for more in (-1, 0, 1)}
+    broken = set()
+    for v, s in symbols.items():
+        if isinstance(s, int):
+            continue
+        r = ranges.get(s.node.expr)
+        low = 2 if r is None else max(2, int(r.lower))
+        high = MOST if r is None or not r.upper.is_number or r.upper > MOST else int(r.upper)
+        values = [*range(low, min(high, low + PROBES)), *(hints[v] + i for i in range(PROBES)), *named]
+        for value in values:
+            if low <= value <= high:
+                case = hints | {v: value}
+                if not eval(condition, {"__builtins__": {}, "max": max, "min": min}, case):
+                    broken.add(str(s))
+                    break
+    return broken

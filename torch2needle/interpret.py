@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from needle.autograd import Spec, Tensor, Unsupported
 from needle.graph import Dim, Mode, ModuleRecorder, Symbol
+from needle.graph.record import SymbolicShape
 from needle.nn import WriteBuffer
 from needle.nn.module import Module
 
@@ -23,6 +24,7 @@ from .registry import bind, find_function_rule, find_module_rule, is_inplace, me
 from .report import Report, Row, short, status_of
 from .rules.arithmetic import DtypeOf
 from .rules.shapes import Pieces
+from .structure import plain
 from .stubs import stub
 from .weights import TreeBuilder
 from .writes import as_stored, second_name, view_kind
@@ -32,24 +34,18 @@ HALVES = (torch.float16, torch.bfloat16)
 HALF_METHODS = (torch.Tensor.half, torch.Tensor.bfloat16)
 
 
-def plain(value: Any, f: Callable[[Any], Any]) -> Any:
-    """`value` with `f` applied to its leaves; fx's immutable containers become plain ones."""
-    if isinstance(value, tuple):
-        items = [plain(v, f) for v in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [plain(v, f) for v in value]
-    if isinstance(value, dict):
-        return {k: plain(v, f) for k, v in value.items()}
-    if isinstance(value, slice):
-        return slice(plain(value.start, f), plain(value.stop, f), plain(value.step, f))
-    return f(value)
-
-
 def leaves(value: Any) -> list[Any]:
     found: list[Any] = []
     plain(value, found.append)
     return found
+
+
+def say_unknown(value: Any) -> None:
+    """Raises Unsupported for what stands for something that only an example tells."""
+    if isinstance(value, Pieces | SymbolicShape):
+        len(value)
+    if isinstance(value, DtypeOf):
+        raise Unsupported("an output is a dtype, which is not known; pass example=")
 
 
 def mentioned(values: list[Any]) -> Any:
@@ -96,7 +92,10 @@ class Interpreter:
             self.first = len(self.recorder.graph.nodes)  # of those that this call records
             try:
                 if node.op == "output":
-                    return self.resolve(node.args[0])
+                    result = self.resolve(node.args[0])
+                    for v in leaves(result):
+                        say_unknown(v)
+                    return result
                 self.env[node] = self.get_attr(node) if node.op == "get_attr" else self.call(node)
             except Exception as e:
                 self.fail(node, e)
@@ -208,6 +207,8 @@ class Interpreter:
         for v in values:
             if isinstance(v, Pieces):
                 len(v)  # says what is not known
+        if is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags:
+            raise Unsupported("it draws random numbers, which conversion would freeze")
         like = mentioned(values)
         rule = None if like is None else find_function_rule(target)
         if rule is not None and "like" in inspect.signature(rule).parameters:
@@ -243,6 +244,10 @@ class Interpreter:
         rule = find_module_rule(module)
         if rule is None:
             return self.inline(node, module, args, kwargs)
+        written = {id(operator.attrgetter(name)(self.captured.model)) for name in self.written}
+        for name, t in module.named_buffers():
+            if id(t) in written:
+                raise Unsupported(f"its buffer {name} is written before the call")
         layer = self.builder.modules[id(module)]
         result = layer(*args, **kwargs)
         inplace = getattr(module, "inplace", False)
@@ -299,7 +304,9 @@ class Interpreter:
         if old.owner.startswith("model"):
             raise Unsupported(f"it gives {old.owner.partition(' ')[2]} another shape, which belongs to the model")
         if not old.is_one_tensor():
-            raise Unsupported("it gives a tensor another shape that may have a second name; write that step out of place")
+            raise Unsupported(
+                "it gives a tensor another shape that may have a second name; write that step out of place"
+            )
         for cells in (self.env, self.attributes, old.base.items if old.base else {}):
             cells.update({k: new for k, c in cells.items() if c is old})  # type: ignore[attr-defined]
         return new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 from needle.autograd import Unsupported
 
 from .aten import FLAGS, is_overload
-from .capture import Captured, TrainingFlag, owner_path
+from .capture import Captured, TrainingFlag, node_location, owner_path, written
 from .folding import fold
 from .module_calls import call_modules
 from .structure import arguments, input_places, structure
@@ -30,8 +31,16 @@ CHECKS = (
 MODES = ("batchnorm", "instancenorm", "dropout", "activation")  # torch's modules with layers whose flag is their own
 
 
-def capture_program(program: torch.export.ExportedProgram, model: nn.Module | None, notes: list[str]) -> Captured:
-    """model: what was exported in evaluation mode; None for a program that came without, which gets a tree of its names."""
+def capture_program(
+    program: torch.export.ExportedProgram,
+    model: nn.Module | None,
+    notes: list[str],
+    changing: Callable[[], set[str]] = set,
+) -> Captured:
+    """model: what was exported in evaluation mode; None for a program that came without, which gets a tree of its names.
+
+    changing: gives the lines whose training flags change with the mode, where that is not plain from torch's own modules.
+    """
     flags_of = dict.fromkeys((p for p, _ in model.named_modules()), False) if model is not None else None
     builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
     graph = builder.build()
@@ -40,7 +49,7 @@ def capture_program(program: torch.export.ExportedProgram, model: nn.Module | No
     if model is not None:
         note_shared_memory(graph)
         call_modules(graph, model)
-    follow_modes(graph, flags_of)
+    follow_modes(graph, flags_of, changing)
     captured = Captured(graph, builder.model, builder.constants, list(dict.fromkeys(notes)))
     captured.arguments = builder.arguments
     return captured
@@ -184,6 +193,7 @@ class ProgramBuilder:
         if name == "wrap_with_autocast" and args[2]:
             self.notes.append("regions under autocast are computed in float32")
         if name == "wrap_with_set_grad_enabled" and not args[0]:
+            refuse_writes(body.graph, operands)
             return pytree.tree_map(self.detached, result)
         return result
 
@@ -191,8 +201,18 @@ class ProgramBuilder:
         if not isinstance(value, fx.Node) or not is_float(value):
             return value
         made = self.graph.call_function(aten.detach.default, (value,))
-        made.meta = dict(value.meta)
+        made.meta = {k: v for k, v in value.meta.items() if k != "nn_module_stack"}  # no part of the layer before it
         return made
+
+
+def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
+    """A write without gradients into what has some leaves torch's gradient that of the value before."""
+    given = dict(zip((n for n in graph.nodes if n.op == "placeholder"), operands, strict=True))
+    for node in graph.nodes:
+        root = written(node)
+        outer = given.get(root)
+        if isinstance(outer, fx.Node) and outer.op != "get_attr":
+            raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
 
 
 def is_check(node: fx.Node) -> bool:
@@ -227,14 +247,16 @@ def note_shared_memory(graph: fx.Graph) -> None:
             node.meta["shares"] = value.untyped_storage()._cdata == first.untyped_storage()._cdata
 
 
-def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None) -> None:
-    """Flags that equal their module's become the module's: `flags` by path, or by torch's own classes where None."""
+def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None, changing: Callable[[], set[str]]) -> None:
+    """Flags that their module's flag gave become the module's: `flags` by path, None for a program without its modules."""
     for node in graph.nodes:
         if node.op != "call_function" or not is_overload(node.target):
             continue
         path, names = owner_path(node).partition("@")[0], [a.name for a in node.target._schema.arguments]
         for i, name in enumerate(names[: len(node.args)]):
-            if name in FLAGS and (own_class(node) if flags is None else node.args[i] == flags.get(path)):
+            if name not in FLAGS or (flags is not None and node.args[i] != flags.get(path)):
+                continue
+            if own_class(node) or (flags is not None and node_location(node) in changing()):
                 node.update_arg(i, TrainingFlag(path))
 
 

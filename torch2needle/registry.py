@@ -22,6 +22,13 @@ INPLACE_OPERATORS = {
     *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "imatmul", "ipow", "iand", "ior", "ixor"),
     "setitem",
 }
+CALLS = {"forward", "__call__", "_call_impl"}  # what makes a call of a module another one
+CALLING = {
+    "__call__",
+    "__getattr__",
+    "__getattribute__",
+    "__new__",
+}  # of the names that Python reserves, those that a call reads
 KEYWORDS = {"and_", "or_"}  # operators whose underscore only avoids a keyword
 
 
@@ -71,16 +78,25 @@ def find_module_rule(module: nn.Module) -> Callable | None:
     """The rule of the module's class, or of a base that the class extends by nothing but a constructor."""
     if has_hooks(module) or parametrize.is_parametrized(module):
         return None  # calling it does more than its class says: trace through it
+    if any(isinstance(v, torch.Tensor) for v in vars(module).values()):
+        return None  # a weight that is no Parameter any more, and not among what the layer would be filled with
     for cls in type(module).__mro__:
         if cls in MODULE_RULES:
             return MODULE_RULES[cls]
-        if any(not k.startswith("__") and k != "extra_repr" for k in vars(cls)):
+        if any(k in CALLING or (not k.startswith("__") and k != "extra_repr") for k in vars(cls)):
             return None
     return None
 
 
 def has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether a call does something before or after the forward of its class, or another forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks) or not CALLS.isdisjoint(vars(module))
+
+
+def is_more_than_its_class(module: nn.Module) -> bool:
+    """Whether a call of the module does more than the forward of its class, which is all that torch.fx sees of a root."""
+    own = any(k in vars(cls) for cls in type(module).__mro__ for k in CALLS - {"forward"} if cls is not nn.Module)
+    return has_hooks(module) or own
 
 
 def method(name: str) -> Any:

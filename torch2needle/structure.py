@@ -2,12 +2,67 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from needle.autograd import Unsupported
+
+
+def plain(value: Any, f: Callable[[Any], Any]) -> Any:
+    """`value` with `f` applied to its leaves; fx's immutable containers become plain ones."""
+    if isinstance(value, tuple):
+        items = [plain(v, f) for v in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [plain(v, f) for v in value]
+    if isinstance(value, dict):
+        return {k: plain(v, f) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(plain(value.start, f), plain(value.stop, f), plain(value.step, f))
+    return f(value)
+
+
+PLAIN = (torch.Tensor, int, float, bool, str, torch.SymInt, torch.SymFloat, torch.SymBool)
+DEPTH = 6  # of objects in results
+
+
+def plain_result(value: Any, notes: list[str] | None = None, depth: int = DEPTH) -> Any:
+    """A result with dicts instead of a library's classes, such as outputs and caches, which says so in `notes`."""
+    if isinstance(value, tuple | list):
+        parts = [plain_result(v, notes, depth) for v in value]
+        return (
+            type(value)(*parts)
+            if hasattr(value, "_fields")
+            else tuple(parts)
+            if isinstance(value, torch.Size)
+            else type(value)(parts)
+        )
+    if isinstance(value, dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        items = value if isinstance(value, dict) else vars(value)
+        if type(value) is not dict and notes is not None:
+            notes.append(f"the output {type(value).__name__} is a dict of the same keys")
+        return {k: plain_result(v, notes, depth) for k, v in items.items()}
+    if value is None or isinstance(value, PLAIN):
+        return value
+    held = {k: v for k, v in getattr(value, "__dict__", {}).items() if depth and holds_tensors(v, depth - 1)}
+    if not held:
+        raise Unsupported(f"an output is of type {type(value).__name__}, which needle cannot give")
+    if notes is not None:
+        notes.append(f"the output {type(value).__name__} is a dict of its attributes that hold tensors")
+    return {k: plain_result(v, notes, depth - 1) for k, v in held.items()}
+
+
+def holds_tensors(value: Any, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, dict | tuple | list):
+        return any(holds_tensors(v, depth) for v in (value.values() if isinstance(value, dict) else value))
+    return depth > 0 and any(holds_tensors(v, depth - 1) for v in getattr(value, "__dict__", {}).values())
 
 
 def input_places(program: torch.export.ExportedProgram) -> dict[str, tuple]:
@@ -47,6 +102,8 @@ def structure(values: list[Any], spec: Any) -> Any:
     parts = [structure(values, child) for child in spec.children()]
     if spec.type in (tuple, list):
         return spec.type(parts)
+    if spec.type is namedtuple:
+        return spec.context(*parts)
     if issubclass(spec.type, tuple) and hasattr(spec.type, "_fields"):
         return spec.type(*parts)
     keys = spec.context

@@ -25,12 +25,12 @@ void scale_row(const float* src, int64_t step, int64_t n, float scale, float* ds
   for (int64_t i = 0; i < n; i++) dst[i] = src[i * step] * scale;
 }
 
-// Row x[0, n) becomes e ** (x - max); returns 1 / sum, or 0 where everything is masked.
-float exponentials(float* x, int64_t n) {
+// Row x[0, n) becomes e ** (x - max); returns 1 / sum, or `nothing` where everything is masked.
+float exponentials(float* x, int64_t n, float nothing) {
   const float top = row_max(x, n);
   if (top == -HUGE_VALF) {
     std::memset(x, 0, n * 4);
-    return 0;
+    return nothing;
   }
   const double sum = row_sum<float>(n, [&](int64_t i, int lanes) {
     V e = exp(load_lanes(x + i, lanes) - V(top));
@@ -43,12 +43,13 @@ float exponentials(float* x, int64_t n) {
 }  // namespace
 
 // q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool or f32; the last axis of out (..., L, D) is
-// dense.
+// dense. A query that sees no key gives zeros, with has_mask = 2 NaN.
 void attention(const Call& c) {
   const View &q = c.in[0], &k = c.in[1], &v = c.in[2], &out = c.out[0];
   if (out.size() == 0) return;
   const View* mask = c.i(2) ? &c.in[3] : nullptr;
   const bool causal = c.i(1);
+  const float nothing = c.i(2) == 2 ? NAN : 0;  // what a row without a key is multiplied by
   const int r = q.rank;
   const int64_t L = q.shape[r - 2], E = q.shape[r - 1], S = k.shape[r - 2], D = v.shape[r - 1];
   int64_t heads = 1;
@@ -86,7 +87,7 @@ void attention(const Call& c) {
         float* x = scores + i * ld;
         const int64_t n = causal ? smaller(limit, m + i + 1) : limit;
         if (mask) mask_row(*mask, batch_offset(*mask, head) + (m + i) * mask->stride[r - 2], n, x);
-        inverse[i] = exponentials(x, n);
+        inverse[i] = exponentials(x, n, nothing);
         std::memset(x + n, 0, (limit - n) * 4);
       }
       float* target = y + m * y_ld;

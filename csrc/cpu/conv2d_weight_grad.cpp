@@ -15,7 +15,7 @@ struct Sizes {
 void pad_planes(const Exec* exec, const View& x, int64_t first, int64_t images, const Sizes& s, int64_t top,
                 int64_t left, float* dst) {
   const int64_t copies = images * s.C, tasks = smaller(copies, task_count(exec, 10. * copies * s.plane));
-  const int64_t x0 = smaller(left, s.W), x1 = larger(x0, smaller(left + x.shape[3], s.W));
+  const int64_t x0 = smaller(larger(0, left), s.W), x1 = larger(x0, smaller(left + x.shape[3], s.W));
   parallel_for(exec, tasks, [&](int64_t t) {
     for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
       const float* plane = x.as<const float>() + (first + i / s.C) * x.stride[0] + i % s.C * x.stride[1];

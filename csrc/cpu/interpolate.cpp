@@ -4,13 +4,15 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-// An output position lies between two input positions; `part` is the weight of the second.
+// An output position lies between two input positions; `part` is the weight of the second. They are one where the size
+// stays, so that 0 times what lies beside a pixel lets no NaN in.
 struct Source {
   int64_t low, high;
   double part;
 };
 
 NEEDLE_INLINE Source bilinear_source(int64_t out, bool align_corners, double scale, int64_t size) {
+  if (scale == 1) return {smaller(out, size - 1), smaller(out, size - 1), 0};
   double at = align_corners ? out * scale : (out + 0.5) * scale - 0.5;
   if (at < 0) at = 0;
   int64_t low = smaller(static_cast<int64_t>(at), size - 1);
@@ -76,6 +78,7 @@ void interpolate_bilinear(const Call& c) {
     using T = typename P::T;
     Source sy = bilinear_source(y, c.i(0), c.attr[1], in.h);
     L v1(static_cast<T>(sy.part)), v0(static_cast<T>(1 - sy.part));
+    const bool one_row = sy.low == sy.high;  // of a sequence, in which infinity stays
     for (int64_t x = 0; x < out.w; x++) {
       const Source& sx = columns[x];
       L h1(static_cast<T>(sx.part)), h0(static_cast<T>(1 - sx.part));
@@ -84,7 +87,7 @@ void interpolate_bilinear(const Call& c) {
       for (int k = 0; k < P::K; k++) {
         int64_t o = k * P::width;
         L top = h0 * P::load(a + o) + h1 * P::load(b + o), bottom = h0 * P::load(d + o) + h1 * P::load(e + o);
-        P::store(out.at(y, x) + o, v0 * top + v1 * bottom);
+        P::store(out.at(y, x) + o, one_row ? top : v0 * top + v1 * bottom);
       }
     }
   });

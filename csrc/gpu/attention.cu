@@ -119,7 +119,7 @@ __global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Attention p) {
   for (int i = 0; i < 4; i++) {
     const int query = query0 + r + i;
     if (query >= p.queries) continue;
-    const float scale = total[i] == 0 ? 0 : 1 / total[i];
+    const float scale = total[i] == 0 ? p.nothing : 1 / total[i];
 #pragma unroll
     for (int n = 0; n < kChunks; n++) {
       const int column = value0 + 64 * n + c;
@@ -154,7 +154,7 @@ void start(Attention p, int64_t heads, gpuStream_t stream) {
 }  // namespace
 
 // q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool (keeps where true) or float (added); a query
-// that sees no key gives zeros. attrs: scale causal has_mask
+// that sees no key gives zeros, with has_mask = 2 NaN. attrs: scale causal has_mask
 void attention(const Call& c) {
   const View &q = c.in[0], &k = c.in[1], &v = c.in[2], &out = c.out[0];
   if (out.size() == 0) return;
@@ -178,6 +178,7 @@ void attention(const Call& c) {
   p.query_blocks = (p.queries + kQueries - 1) / kQueries;
   p.scale = c.f(0);
   p.causal = c.i(1) != 0;
+  p.nothing = c.i(2) == 2 ? NAN : 0;
   if (p.queries <= kFewQueries) return attention_few(p, heads, c.exec);
   p.wide = p.out.column == 1 && p.out.row % 4 == 0 && p.values % 4 == 0 && aligned(out.data);
   for (int d = 0; d < r - 2; d++) p.wide = p.wide && (out.shape[d] == 1 || out.stride[d] % 4 == 0);

@@ -15,7 +15,7 @@ struct Attention {
   Matrix q, k, v, mask, out;  // mask.data may be null
   int rank, batch[kMaxRank - 2];
   int queries, keys, features, values, query_blocks, value_blocks;
-  float scale;
+  float scale, nothing;  // `nothing`: what a query gives that sees no key, 0 or NaN
   bool causal, bool_mask, wide;
 };
 

@@ -114,7 +114,7 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_part(Attention p, Parts parts)
     for (int g = 0; g < kGroups; g++) weighted += shared.sums[g][i][e % VALUES];
     const float total = shared.total[i];
     if (parts.count == 1) {
-      out[i * p.out.row + column * p.out.column] = total == 0 ? 0 : weighted / total;
+      out[i * p.out.row + column * p.out.column] = total == 0 ? p.nothing : weighted / total;
     } else {
       parts.weighted[(static_cast<int64_t>(slot) * p.queries + i) * p.values + column] = weighted;
     }
@@ -145,7 +145,7 @@ __global__ void GPU_BOUNDS(kThreads, 4) attention_combine(Attention p, Parts par
     sum += kept * parts.weighted[at * p.values + column];
   }
   float* out = static_cast<float*>(const_cast<void*>(p.out.data)) + batch_offset(p, p.out, head);
-  out[i * p.out.row + column * p.out.column] = total == 0 ? 0 : sum / total;
+  out[i * p.out.row + column * p.out.column] = total == 0 ? p.nothing : sum / total;
 }
 
 template <int QUERIES, int VALUES>

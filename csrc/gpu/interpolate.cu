@@ -5,10 +5,15 @@
 namespace needle::gpu {
 namespace {
 
-// An output position lies between two input positions; `part` is the weight of the second.
+// An output position lies between two input positions; `part` is the weight of the second. They are one where the size
+// stays: 0 times what lies beside a pixel would let NaN and infinity in.
 struct Source {
   int low, high;
   double part;
+  template <class T>
+  __device__ __forceinline__ T mix(T a, T b) const {
+    return low == high ? a : static_cast<T>(1 - part) * a + static_cast<T>(part) * b;
+  }
   __device__ __forceinline__ double weight(int at) const {
     return (low == at ? 1 - part : 0) + (high == at ? part : 0);
   }
@@ -18,6 +23,7 @@ struct Bilinear {
   bool align_corners;
   double scale;
   __device__ __forceinline__ Source source(int out, int size) const {
+    if (scale == 1) return {out < size ? out : size - 1, out < size ? out : size - 1, 0};
     double at = align_corners ? out * scale : (out + 0.5) * scale - 0.5;
     if (at < 0) at = 0;
     int low = static_cast<int>(at);
@@ -57,11 +63,8 @@ struct Resize {
     if constexpr (std::is_same_v<Kind, Nearest>) {
       out.at(s) = in.at(s, y.low, x.low);
     } else {
-      T v1 = static_cast<T>(y.part), v0 = static_cast<T>(1 - y.part);
-      T h1 = static_cast<T>(x.part), h0 = static_cast<T>(1 - x.part);
-      T top = h0 * in.at(s, y.low, x.low) + h1 * in.at(s, y.low, x.high);
-      T bottom = h0 * in.at(s, y.high, x.low) + h1 * in.at(s, y.high, x.high);
-      out.at(s) = v0 * top + v1 * bottom;
+      T top = x.mix(in.at(s, y.low, x.low), in.at(s, y.low, x.high));
+      out.at(s) = y.mix(top, x.mix(in.at(s, y.high, x.low), in.at(s, y.high, x.high)));
     }
   }
 };

@@ -112,6 +112,92 @@ NEEDLE_MAP_INLINE T floor(T x) {
   return select(lt(x, r), r - T(1), r);
 }
 
+// Whole quotients and remainders as torch has them: those of floats are Python's, those of integers wrap. An integer
+// divided by 0 gives 0.
+NEEDLE_MAP_INLINE float fmod(float a, float b) { return ::fmodf(a, b); }
+NEEDLE_MAP_INLINE double fmod(double a, double b) { return ::fmod(a, b); }
+NEEDLE_MAP_INLINE float trunc(float a) { return ::truncf(a); }
+NEEDLE_MAP_INLINE double trunc(double a) { return ::trunc(a); }
+NEEDLE_MAP_INLINE float copysign(float a, float b) { return ::copysignf(a, b); }
+NEEDLE_MAP_INLINE double copysign(double a, double b) { return ::copysign(a, b); }
+
+struct Fmod {
+  template <class T>
+  NEEDLE_MAP_INLINE T apply(T a, T b) {
+    if constexpr (T(0.5) != T(0))
+      return fmod(a, b);
+    else
+      return b == T(0) || b == T(-1) ? T(0) : static_cast<T>(a % b);
+  }
+};
+struct Remainder {
+  template <class T>
+  NEEDLE_MAP_INLINE T apply(T a, T b) {
+    const T rest = Fmod::apply(a, b);
+    return rest != T(0) && (b < T(0)) != (rest < T(0)) ? rest + b : rest;
+  }
+};
+struct TruncDivide {
+  template <class T>
+  NEEDLE_MAP_INLINE T apply(T a, T b) {
+    if constexpr (T(0.5) != T(0))
+      return trunc(a / b);
+    else if (b == T(-1))
+      return static_cast<T>(0 - static_cast<uint64_t>(a));
+    else
+      return b == T(0) ? T(0) : static_cast<T>(a / b);
+  }
+};
+struct FloorDivide {
+  template <class T>
+  NEEDLE_MAP_INLINE T apply(T a, T b) {
+    const T rest = Fmod::apply(a, b);
+    const T less = rest != T(0) && (b < T(0)) != (rest < T(0)) ? T(1) : T(0);
+    if constexpr (T(0.5) != T(0)) {
+      if (b == T(0)) return a / b;
+      const T quotient = (a - rest) / b - less;  // a whole number but for its rounding
+      if (quotient == T(0)) return copysign(T(0), a / b);
+      const T whole = floor(quotient);
+      return quotient - whole > T(0.5) ? whole + T(1) : whole;
+    } else {
+      return TruncDivide::apply(a, b) - less;
+    }
+  }
+};
+struct Power {
+  template <class T>
+  NEEDLE_MAP_INLINE T apply(T a, T b) {
+    if (b < T(0)) return a == T(1) ? T(1) : a == T(-1) ? (b % 2 ? T(-1) : T(1)) : T(0);
+    uint64_t product = 1, factor = static_cast<uint64_t>(a);
+    for (; b; b /= 2, factor *= factor)
+      if (b % 2) product *= factor;
+    return static_cast<T>(product);
+  }
+};
+NEEDLE_MAP_INLINE int32_t pow(int32_t a, int32_t b) { return Power::apply(a, b); }
+NEEDLE_MAP_INLINE int64_t pow(int64_t a, int64_t b) { return Power::apply(a, b); }
+
+#define NEEDLE_WHOLE_OF(F, name, T) \
+  NEEDLE_MAP_INLINE T name(T a, T b) { return F::apply(a, b); }
+#define NEEDLE_WHOLE(F, name)                                   \
+  NEEDLE_WHOLE_OF(F, name, float)                               \
+  NEEDLE_WHOLE_OF(F, name, double)                              \
+  NEEDLE_WHOLE_OF(F, name, int32_t)                             \
+  NEEDLE_WHOLE_OF(F, name, int64_t)                             \
+  template <class T>                                            \
+  NEEDLE_MAP_INLINE T name(T x, T y) {                          \
+    float a[T::N], b[T::N];                                     \
+    x.store(a), y.store(b);                                     \
+    for (int i = 0; i < T::N; i++) a[i] = F::apply(a[i], b[i]); \
+    return T::load(a);                                          \
+  }
+NEEDLE_WHOLE(Fmod, c_remainder)
+NEEDLE_WHOLE(Remainder, remainder)
+NEEDLE_WHOLE(TruncDivide, trunc_divide)
+NEEDLE_WHOLE(FloorDivide, floor_divide)
+#undef NEEDLE_WHOLE
+#undef NEEDLE_WHOLE_OF
+
 // x = n ln 2 + r, |r| <= ln 2 / 2; polynomial of Cephes expf.
 template <class T>
 NEEDLE_MAP_INLINE T exp(T x) {

@@ -2,6 +2,7 @@
 #include "core/plan.h"
 #include "core/pool.h"
 #include "cpu/backend.h"
+#include "python/digest.h"
 #include "python/exchange.h"
 
 using namespace needle;
@@ -320,4 +321,12 @@ PYBIND11_MODULE(_core, m) {
   m.def("isa", &cpu_isa);
   m.def("epoch", [] { return epoch().load(); });
   m.def("bump_epoch", [] { epoch().fetch_add(1); });
+  m.def("digests", [](const std::vector<py::array_t<uint8_t, py::array::c_style>>& arrays) {
+    std::vector<std::pair<const void*, size_t>> memory;
+    for (const auto& a : arrays) memory.emplace_back(a.data(), a.nbytes());
+    std::vector<uint64_t> found;
+    py::gil_scoped_release release;
+    for (auto [data, bytes] : memory) found.push_back(digest(data, bytes));
+    return found;
+  });
 }

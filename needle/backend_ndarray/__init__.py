@@ -1,5 +1,5 @@
 from .device import Device, NoKernel, all_devices, cpu, cpu_numpy, cuda, default_device, emulation, hip
-from .dtypes import FLOATS, REAL, dtype_name, dtype_of, promote, promote_scalar
+from .dtypes import FLOATS, dtype_name, dtype_of, promote, promote_scalar
 from .functions import broadcast_to, empty, exp, flip, from_dlpack, full, log, max, maximum, reshape, sum, tanh
 from .ndarray import NDArray, array, call
 
@@ -7,7 +7,6 @@ BackendDevice = Device  # the course's name
 
 __all__ = [
     "FLOATS",
-    "REAL",
     "BackendDevice",
     "Device",
     "NDArray",

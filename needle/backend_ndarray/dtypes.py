@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
-NUMPY = (
-    os.environ.get("NEEDLE_BACKEND") == "np"
-)  # numpy's rules in place of torch's: course programs check gradients in float64
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # in the order of promotion
 
 
@@ -20,7 +16,6 @@ class _Names(dict):
         return dtype if isinstance(dtype, str) else np.dtype(dtype).name
 
 
-REAL = "float64" if NUMPY else "float32"  # dtype of what is made of whole numbers or of lists
 KEPT = ("float32", "float64", "int32", "int64", "bool")
 # Name of a dtype given as its name, a numpy dtype or a numpy type. Every op asks for it: hence no function.
 dtype_name = _Names({key: name for name in KEPT for key in (name, np.dtype(name))}).__getitem__
@@ -40,10 +35,10 @@ def itemsize(dtype: str) -> int:
 
 
 def dtype_of(values: Any, dtype: Any = None) -> str:
-    """dtype of an array made of `values`: the one asked for, else that of `values`; numbers and sequences are REAL."""
+    """dtype of an array made of `values`: the one asked for, else that of `values`; numbers and sequences are float32."""
     if dtype is not None:
         return dtype_name(dtype)
-    name = dtype_name(values.dtype) if hasattr(values, "dtype") else REAL
+    name = dtype_name(values.dtype) if hasattr(values, "dtype") else "float32"
     return WIDER.get(name, name)
 
 
@@ -51,8 +46,6 @@ def promote(a: str, b: str) -> str:
     """dtype of an operation on two dtypes: torch's rule, under which a float wins over every integer."""
     if a == b:
         return a
-    if NUMPY:
-        return np.promote_types(a, b).name
     if a in FLOATS or b in FLOATS:
         return max((d for d in (a, b) if d in FLOATS), key=FLOATS.index)
     return str(np.promote_types(a, b))
@@ -62,8 +55,6 @@ def promote_scalar(dtype: str, scalar: Any) -> str:
     """dtype of an operation on an array and a number: a fraction makes integers float32, a number makes bools int64."""
     if dtype in FLOATS:
         return dtype
-    if NUMPY and isinstance(scalar, int | float | np.generic):
-        return np.result_type(np.dtype(dtype), scalar).name
     if isinstance(scalar, float | np.floating):
         return "float32"
     return "int64" if dtype == "bool" and not isinstance(scalar, bool | np.bool_) else dtype

@@ -10,6 +10,10 @@ from needle.backend_ndarray import NDArray
 from needle.backend_ndarray.kernels import on_device
 
 
+def layout(array: NDArray) -> tuple[Any, ...]:
+    return array.shape, array.strides, array._offset, array.dtype
+
+
 class Constant:
     """One array: `source` is a parameter's Tensor, or None for a derived array `make(*inputs)`.
 
@@ -20,6 +24,7 @@ class Constant:
     def __init__(self, source: Tensor | None, make: Callable[..., NDArray] | None, inputs: Sequence[Constant]) -> None:
         self.source, self.make, self.inputs = source, make, tuple(inputs)
         self.device = None if source is None else source.device
+        self.layout = None if source is None else layout(source.cached_data)
         self.stamp: Any = None
         self._array: NDArray | None = None
         self.refresh()
@@ -40,6 +45,10 @@ class Constant:
             self._array = None
         elif self._array is not None:
             self._array._handle.trim()
+
+    def moved(self) -> bool:
+        """True for a parameter whose array has another shape, dtype or order in memory than plans were made for."""
+        return self.source is not None and layout(self.source.cached_data) != self.layout
 
     def check_device(self) -> None:
         if self.source is not None and self.source.device != self.device:
@@ -81,6 +90,9 @@ class ConstantPool:
         if full not in self.constants:
             self.constants[full] = Constant(None, make, inputs)
         return self.constants[full]
+
+    def moved(self) -> bool:
+        return any(c.moved() for c in self.constants.values())
 
     def refresh(self) -> bool:
         for c in self.constants.values():

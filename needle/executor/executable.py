@@ -13,16 +13,19 @@ from needle.backend_ndarray import Device, NDArray, cpu, cpu_numpy
 from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
 from needle.interop import array_kind, as_ndarray, mirror
-from needle.nn.module import Module
+from needle.nn.module import STRUCTURE, Module
 from needle.ops.algorithms import DEFAULT, Choice, unmeasured
 
+from .arguments import as_targets, check_arrays, check_floats, check_model, positional
 from .builder import PlanInfo
 from .constants import ConstantPool
 from .memory import MemoryReport
 from .merge import JOIN
 from .passes import optimize
+from .planner import constant_nodes
 from .split import SplitPlan, plan_graph
 from .tuner import step_times, tuned
+from .watch import Watch
 
 MAX_PLANS = 8  # input shapes whose plans are kept
 
@@ -72,7 +75,13 @@ class CompiledPlan:
         self.device = device
         if device == cpu() and choice.precision != "float32":
             raise ValueError(f"[compile] precision expects float32 on {device}, got {choice.precision!r}.")
-        traced = trace(fn, *example, device=device)
+        if not hasattr(fn, "bind"):
+            positional(fn, example, {})
+        try:
+            traced = trace(fn, *example, device=device)
+        except (AttributeError, TypeError):
+            check_arrays(example)
+            raise
         if traced.output.meta.get("writes"):
             count = len(traced.output.meta["writes"])
             raise Unsupported(
@@ -82,6 +91,8 @@ class CompiledPlan:
         if any(place != device for place in places):
             other = next(p for p in places if p != device)
             raise ValueError(f"[compile] expects parameters on {device}, got one on {other}.")
+        self.modules: list[Module] = traced.output.meta["modules"]
+        check_floats(traced, constant_nodes(traced))
         graph = optimize(traced, device)
         self.decomposed = {f"{op} on {device.name}": n for op, n in graph.output.meta["decomposed"].items()}
         self.structure = graph.output.args[0]
@@ -118,15 +129,14 @@ class Executable:
         self._direct: CompiledPlan | None = None  # of the last call, if its arguments were the plan's inputs
         self._device: Device | None = None  # that of its first plan
         self._epoch = 0
+        self._watch, self._changes = Watch(()), STRUCTURE.changes
         self._lock = threading.Lock()
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple:
         bind = getattr(self.model, "bind", None)
         if bind is not None:
             return tuple(bind(args, kwargs))
-        if kwargs:
-            raise TypeError(f"[executable] takes positional inputs only, got {next(iter(kwargs))}.")
-        return args
+        return positional(self.model, args, kwargs) if kwargs else args
 
     def _prepare(self, args: tuple, kwargs: dict) -> tuple[CompiledPlan, list[NDArray], str]:
         inputs = self._bind(args, kwargs)
@@ -158,6 +168,9 @@ class Executable:
                 plan = CompiledPlan(self.model, specs, self._pool, self._choice, inputs, device)
                 self._device = device
                 self._plans[key] = plan
+                whole = [self.model] if isinstance(self.model, Module) else []
+                called = [m for p in self._plans.values() for m in p.modules]
+                self._watch, self._changes = Watch(whole or called), STRUCTURE.changes  # a forward may set attributes
                 self._epoch = _core.epoch()
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)
@@ -166,12 +179,24 @@ class Executable:
             return plan
 
     def _refresh(self) -> None:
-        epoch = _core.epoch()
+        epoch, changes = _core.epoch(), STRUCTURE.changes
+        if self._changes != changes and not self._watch.holds():
+            if isinstance(self.model, Module):
+                self.model.check_evaluation("executable")
+            self._forget()
+        elif self._pool.moved():
+            self._forget()
+        self._changes = changes
         if self._pool.refresh():
             for plan in self._plans.values():
                 plan.info.refresh()
             self._drop_unused()
         self._epoch = epoch
+
+    def _forget(self) -> None:
+        """The model is another one: plan it anew."""
+        self._plans.clear()
+        self._pool, self._direct, self._device = ConstantPool(), None, None
 
     def _drop_unused(self) -> None:
         self._pool.drop_unused({id(c) for p in self._plans.values() for c in p.info.constants})
@@ -187,6 +212,8 @@ class Executable:
             self._refresh()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._watch.lists_hold():
+            STRUCTURE.changed()
         if not kwargs and (direct := self._direct) is not None:
             found = direct.core.run_numpy(args, self._epoch)  # type: ignore[union-attr]
             if found is not None:
@@ -197,9 +224,10 @@ class Executable:
 
     def run_into(self, outs: Any, *args: Any) -> None:
         """Run, writing the results into existing arrays (one array, or a flat sequence in the order of the outputs)."""
+        if not self._watch.lists_hold():
+            STRUCTURE.changed()
         plan, arrays, _ = self._prepare(args, {})
-        targets = outs if isinstance(outs, tuple | list) else (outs,)
-        plan.core.run([as_ndarray(o)._ref for o in targets], [a._ref for a in arrays])
+        plan.core.run([a._ref for a in as_targets(outs, arrays)], [a._ref for a in arrays])
 
     @property
     def name(self) -> str:
@@ -274,6 +302,7 @@ def compile(
     """
     if BACKEND == "np":
         raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
+    check_model(model)
     if isinstance(model, Module):
         model.check_evaluation("compile")
     exe = Executable(model, Choice(winograd, memory, tune, precision))

@@ -54,7 +54,10 @@ def runs_on(device: Device, op: Op, inputs: Sequence[Any]) -> bool:
     if missing and type(op).decompose is Op.decompose:
         if device == cpu() and in_numpy(op, inputs):
             return True
-        raise NoKernel(f"[{op.label}] has neither a kernel for these inputs nor a decomposition: {missing}")
+        if device != cpu():
+            raise NoKernel(f"[{op.label}] has neither a kernel for these inputs nor a decomposition: {missing}")
+        found = ", ".join(dict.fromkeys(s.dtype for s in inputs if isinstance(s, Spec)))
+        raise TypeError(f"[{op.label}] cannot run on {found} on {device}; cast its inputs, x.astype('float32').")
     return not missing
 
 

@@ -26,15 +26,12 @@ class PlanError(RuntimeError):
 
 
 class Region(NamedTuple):
-    """Bytes of a buffer: `run` of them at `start`, repeated by `axes` of (count, stride), which grow outwards."""
+    """Bytes of a buffer from `start` to `stop`: `run` of them, repeated by `axes` of (count, stride), which grow outwards."""
 
     start: int
+    stop: int
     run: int
     axes: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.run + sum((n - 1) * stride for n, stride in self.axes)
 
 
 class Value(NamedTuple):
@@ -57,7 +54,8 @@ def bytes_of(
         start -= top * strides[2] + left * strides[3]
     if 0 in shape:
         return None
-    run, axes = 1, []
+    run = 1
+    axes: list[tuple[int, int]] = []
     for stride, n in sorted((abs(s), n) for n, s in zip(shape, strides, strict=True) if s and n != 1):
         if not axes and stride == run:
             run *= n
@@ -66,7 +64,12 @@ def bytes_of(
         else:
             axes.append((n, stride))
     start += sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
-    return Region(start * size, run * size, tuple((n, s * size) for n, s in axes))
+    stop = start + run + sum((n - 1) * s for n, s in axes)
+    return Region(start * size, stop * size, run * size, tuple((n, s * size) for n, s in axes))
+
+
+def whole(nbytes: int) -> Region:
+    return Region(0, nbytes, nbytes)
 
 
 def region(array: NDArray, halo: Halo = NO_HALO) -> Region | None:
@@ -134,7 +137,7 @@ class Memory:
 
     def holds(self, part: Region) -> bool:
         """Whether every byte of a region has been written."""
-        if part in self.parts or Region(0, self.nbytes) in self.parts:
+        if part in self.parts or whole(self.nbytes) in self.parts:
             return True
         if self.mask is None:
             self.mask = self.blank()
@@ -228,7 +231,7 @@ def check_outputs(
     for i, (shape, dtype) in enumerate(outputs):
         nbytes = math.prod(shape) * itemsize(dtype)
         buffer = found.get(i)
-        if nbytes and (buffer is None or buffer.nbytes != nbytes or not memory[id(buffer)].holds(Region(0, nbytes))):
+        if nbytes and (buffer is None or buffer.nbytes != nbytes or not memory[id(buffer)].holds(whole(nbytes))):
             raise PlanError(f"[plan] output {i} is not written whole.")
 
 
@@ -244,8 +247,8 @@ def check_arena(steps: Sequence[Step], offsets: dict[int, int]) -> None:
     clash = (first[:, None] <= last) & (first <= last[:, None]) & (start[:, None] < stop) & (start < stop[:, None])
     np.fill_diagonal(clash, False)
     if clash.any():
-        a, b = (int(first[k]) for k in np.argwhere(clash)[0])
-        raise PlanError(f"[plan] the buffers that {told(steps, steps[a])} and step {b} make lie on each other.")
+        one, other = (int(first[k]) for k in np.argwhere(clash)[0])
+        raise PlanError(f"[plan] the buffers that {told(steps, steps[one])} and step {other} make lie on each other.")
 
 
 def told(steps: Sequence[Step], step: Step) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
-from needle.nn.module import Module, find_recorder
+from needle.nn.module import STRUCTURE, Module, find_recorder
+from needle.op import remembering
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, map_structure
 from .inputs import Inputs
@@ -33,7 +35,8 @@ class GraphModule(Module):
     container = True
     fusion_report: Any  # set by operator_fusion.fuse
 
-    def __init__(self, graph: Graph, root: Module) -> None:
+    def __init__(self, graph: Graph, root: Module, added: Mapping[str, Module] | None = None) -> None:
+        """`added`: layers that the graph calls beside those of `root`."""
         super().__init__()
         for name, value in root.__dict__.items():
             if not name.startswith("_") or name == "_public" or name in root._public:
@@ -41,11 +44,13 @@ class GraphModule(Module):
                     name
                 )  # Sequential's list: its items are the members
                 self.__dict__.update({str(i): v for i, v in enumerate(value)} if flat else {name: value})
+        self.__dict__.update(added or {})
         self._graph, self._inputs = graph, Inputs(graph, type(self).__name__)
         self._report: Any = None
         self._last_use = last_uses(graph)
         self._tensors: dict[str, Tensor] | None = None
-        self._modules: dict[str, Module] = {n.target: self.get_submodule(n.target) for n in graph if n.kind == "module"}
+        self._modules: dict[str, Module] = {}
+        self._find()
 
     @property
     def graph(self) -> Graph:
@@ -59,10 +64,19 @@ class GraphModule(Module):
     def input_names(self) -> list[str]:
         return list(self._inputs.names)
 
+    def _find(self) -> None:
+        """Look up the submodules that the graph calls."""
+        self._modules = {n.target: self.get_submodule(n.target) for n in self._graph if n.kind == "module"}
+        self._tensors, self._found_at = None, STRUCTURE.members
+        for _, m in self.named_modules():
+            m.__dict__["_watched"] = True
+
     def tensor(self, path: str) -> Tensor:
         """The parameter or buffer at `path`, looked up once."""
         if self._tensors is None:
             self._tensors = dict(self.named_tensors())
+        if path not in self._tensors:
+            raise KeyError(f"[module] there is no parameter or buffer named {path}.")
         return self._tensors[path]
 
     def _constants(self) -> list[Tensor]:
@@ -82,6 +96,8 @@ class GraphModule(Module):
     def _interpret(self, values: list[Any], watch: Callable[[Node, Any], Any] | None = None) -> Any:
         from needle.interop import as_tensor
 
+        if self._found_at != STRUCTURE.members:
+            self._find()
         recorder = find_recorder(values)
         inputs = iter([as_tensor(v) for v in values])
         env: dict[Node, Any] = {}
@@ -166,6 +182,8 @@ class ModuleRecorder(Recorder):
 
 def symbolic(module: Module, example: tuple | None = None) -> GraphModule:
     """A GraphModule that calls the same layers and parameters as `module`; batch and sizes stay free."""
+    from needle.nn import WriteBuffer
+
     if isinstance(module, GraphModule):
         return module
     recorder = ModuleRecorder(module)
@@ -173,5 +191,11 @@ def symbolic(module: Module, example: tuple | None = None) -> GraphModule:
         raise Unsupported(f"{type(module).__name__} is one layer; wrap it in nn.Sequential to make a graph")
     names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.default is p.empty]
     specs = [Spec(tuple(e.shape), str(e.dtype)) for e in example] if example else [None] * len(names)
-    result = module.forward(*(recorder.input(n, s) for n, s in zip(names, specs, strict=True)))
-    return GraphModule(recorder.finish(result), module)
+    with remembering():
+        result = module.forward(*(recorder.input(n, s) for n, s in zip(names, specs, strict=True)))
+    added, effects = {}, []
+    free = (f"write_{i}" for i in itertools.count() if f"write_{i}" not in vars(module))
+    for name, (buffer, value) in zip(free, recorder.pop_writes()):  # noqa: B905 - there are always more names
+        added[name] = WriteBuffer()
+        effects.append(recorder.module(name, (recorder.param(buffer), value), {}, added[name]))
+    return GraphModule(recorder.finish(result, effects), module, added)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.autograd import Op, Spec, Tensor, TensorTuple, Unsupported
+from needle.op import remembering
 
 from .graph import Dim, Graph, Node, map_structure
 
@@ -83,6 +84,7 @@ class Recorder:
         self.leaf_paths = leaf_paths or {}  # id(module) -> path of the modules recorded as one node
         self.writes: dict[int, tuple[Tensor, Symbol]] = {}  # buffers that the call would have written
         self.param_paths: dict[int, str] = {}
+        self.modules: dict[int, Any] = {}  # called with symbols
         self._params: dict[int, Symbol] = {}
         self._made: list[Tensor] = []
         self._sizes: dict[tuple[Node, int], Dim] = {}
@@ -98,9 +100,12 @@ class Recorder:
         """The symbol of a real tensor that takes part: a parameter, buffer or constant."""
         if id(tensor) in self.writes:
             return self.writes[id(tensor)][1]
-        if id(tensor) not in self._params and tensor.op is not None and tensor.op.n_out == 1:
+        if id(tensor) not in self._params and tensor.op is not None:
             self._made.append(tensor)  # its id stays its own
-            self._params[id(tensor)] = self.record(tensor.op, tensor.inputs)  # made of parameters, which may change
+            if isinstance(tensor.inputs[0], TensorTuple):  # made of parameters, which may change
+                self._params[id(tensor)] = self.param(tensor.inputs[0])[tensor.op.index]  # type: ignore[index,attr-defined]
+            else:
+                self._params[id(tensor)] = self.record(tensor.op, tensor.inputs)
         if id(tensor) not in self._params:
             path = self.param_paths.get(id(tensor))
             node = self.graph.add("param", path or tensor, (), path or "constant")
@@ -112,6 +117,11 @@ class Recorder:
         tensor = tensor.node.meta.get("tensor") if isinstance(tensor, Symbol) else tensor  # type: ignore[assignment]
         if tensor is not None:  # else only shapes are asked for
             self.writes[id(tensor)] = (tensor, value)
+
+    def pop_writes(self) -> list[tuple[Tensor, Symbol]]:
+        """The buffers that the call would have written, with what it would have written; `param` is the old value again."""
+        writes, self.writes = list(self.writes.values()), {}
+        return writes
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
         if op.must_decompose(*inputs):
@@ -185,7 +195,8 @@ def trace(
     """Record one call of `fn` at the shapes of `examples` (Tensors, arrays or Specs; nested ones are allowed).
 
     The graph has only input, param, op and output nodes; parameters are the real Tensors. Buffers that the call writes are
-    extra outputs: the output is (result, [written values]) with `graph.output.meta["writes"]` the tensors.
+    extra outputs: the output is (result, [written values]) with `graph.output.meta["writes"]` the tensors; "modules" are those
+    that were called.
     """
     recorder = Recorder(static=True, device=device) if recorder is None else recorder
     count = iter(range(1 << 30))
@@ -196,11 +207,13 @@ def trace(
         i = next(count)
         return recorder.input(names[i] if names else f"x{i}", Spec(tuple(x.shape), str(x.dtype).removeprefix("torch.")))
 
-    result = fn(*map_structure(examples, enter))
+    with remembering():
+        result = fn(*map_structure(examples, enter))
     if recorder.writes:
         written = [v for _, v in recorder.writes.values()]
         graph = recorder.finish((result, written))
         graph.output.meta["writes"] = [t for t, _ in recorder.writes.values()]
     else:
         graph = recorder.finish(result)
+    graph.output.meta["modules"] = list(recorder.modules.values())
     return graph

@@ -120,14 +120,14 @@ def xavier_uniform(
     fan_in: int, fan_out: int, gain: float = 1.0, shape: Sequence[int] | None = None, **kwargs: Any
 ) -> Tensor:
     """Uniform in +-gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
-    return _uniform(gain * math.sqrt(6 / (fan_in + fan_out)), shape or (fan_in, fan_out), **kwargs)
+    return _uniform(gain * math.sqrt(6 / max(fan_in + fan_out, 1)), shape or (fan_in, fan_out), **kwargs)
 
 
 def xavier_normal(
     fan_in: int, fan_out: int, gain: float = 1.0, shape: Sequence[int] | None = None, **kwargs: Any
 ) -> Tensor:
     """Normal with standard deviation gain sqrt(2 / (fan_in + fan_out))."""
-    return randn(*(shape or (fan_in, fan_out)), std=gain * math.sqrt(2 / (fan_in + fan_out)), **kwargs)
+    return randn(*(shape or (fan_in, fan_out)), std=gain * math.sqrt(2 / max(fan_in + fan_out, 1)), **kwargs)
 
 
 def _relu_gain(nonlinearity: str) -> float:
@@ -140,11 +140,11 @@ def kaiming_uniform(
     fan_in: int, fan_out: int, shape: Sequence[int] | None = None, nonlinearity: str = "relu", **kwargs: Any
 ) -> Tensor:
     """Uniform in +-sqrt(2) sqrt(3 / fan_in) (He et al., 2015); with `shape` the bound still uses fan_in."""
-    return _uniform(_relu_gain(nonlinearity) * math.sqrt(3 / fan_in), shape or (fan_in, fan_out), **kwargs)
+    return _uniform(_relu_gain(nonlinearity) * math.sqrt(3 / max(fan_in, 1)), shape or (fan_in, fan_out), **kwargs)
 
 
 def kaiming_normal(
     fan_in: int, fan_out: int, shape: Sequence[int] | None = None, nonlinearity: str = "relu", **kwargs: Any
 ) -> Tensor:
     """Normal with standard deviation sqrt(2 / fan_in)."""
-    return randn(*(shape or (fan_in, fan_out)), std=_relu_gain(nonlinearity) / math.sqrt(fan_in), **kwargs)
+    return randn(*(shape or (fan_in, fan_out)), std=_relu_gain(nonlinearity) / math.sqrt(max(fan_in, 1)), **kwargs)

@@ -31,7 +31,7 @@ def draw_weights(
     weight = Parameter(init.kaiming_uniform(fan_in, 1, shape=shape), device=device, dtype=dtype)
     if not biases:
         return weight, None
-    bound = 1 / fan_in**0.5
+    bound = 1 / max(fan_in, 1) ** 0.5
     return weight, Parameter(init.rand(biases, low=-bound, high=bound), device=device, dtype=dtype)
 
 
@@ -76,7 +76,7 @@ class Conv(Module):
         self.weight = Parameter(weight, device=device, dtype=dtype)
         self.bias: Tensor | None = None
         if bias:
-            bound = 1 / (per_group * taps) ** 0.5
+            bound = 1 / max(per_group * taps, 1) ** 0.5
             self.bias = Parameter(
                 init.rand(out_channels, low=-bound, high=bound, device=device, dtype=dtype), device=device, dtype=dtype
             )

@@ -10,15 +10,41 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from needle import _core
 from needle.autograd import Tensor, as_data
 from needle.backend_ndarray import Device
 from needle.init import DRAWING, zeros_like
 
 from .arguments import Check, check_arguments, checks_of
 
-BOOKKEEPING = ("_config", "_public", "_hooks", "_pre_hooks", "_modules", "_tensors", "_last_use")
+BOOKKEEPING = (
+    "_config",
+    "_public",
+    "_hooks",
+    "_pre_hooks",
+    "_modules",
+    "_tensors",
+    "_last_use",
+    "_watched",
+    "_found_at",
+)
+HOOKS = ("_hooks", "_pre_hooks")
 MAX_LINES = 20  # of the names in one message
 FLOATING = ("float16", "bfloat16", "float32", "float64")
+
+
+class Structure:
+    """How often attributes of modules were set that someone watches, and how often members among them."""
+
+    changes = members = 0
+
+    def changed(self, *values: Any) -> None:
+        self.changes += 1
+        self.members += any(isinstance(v, Module | Tensor | list | tuple | dict) for v in values)
+        _core.bump_epoch()
+
+
+STRUCTURE = Structure()
 
 
 class Parameter(Tensor):
@@ -78,9 +104,11 @@ class HookHandle:
     def __init__(self, hooks: dict[int, Callable], hook: Callable) -> None:
         self._hooks, self._key = hooks, next(self.count)
         hooks[self._key] = hook
+        STRUCTURE.changed()
 
     def remove(self) -> None:
         self._hooks.pop(self._key, None)
+        STRUCTURE.changed()
 
 
 class Module:
@@ -93,6 +121,7 @@ class Module:
     container: ClassVar[bool] = False  # calls its children and nothing else: `symbolic` looks inside
 
     training = True
+    _watched = False  # an executable, or a graph, has looked at its attributes
     _public: tuple[str, ...] = ()  # members whose names begin with an underscore, as some torch models have
     arguments: ClassVar[Mapping[str, Check]] = {}  # what its constructor takes, where that is not CHECKS
     _config: Mapping[str, Any] = {}  # the constructor's arguments by name: what `save` writes and `load` calls
@@ -122,16 +151,30 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Programs keep layers under names such as `_body`, too; in needle's own classes such names are private.
-        theirs = name.startswith("_") and type(self).__module__.partition(".")[0] != __name__.partition(".")[0]
-        if theirs and name not in BOOKKEEPING and isinstance(value, Module | Parameter | list | tuple | dict):
+        if name[0] == "_" and self.is_seen(name) and isinstance(value, Module | Parameter | list | tuple | dict):
             expose(self, name)
+        if self._watched and self.__dict__.get(name, self) is not value and self.is_seen(name):
+            STRUCTURE.changed(value, self.__dict__.get(name))
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._watched:
+            STRUCTURE.changed(self.__dict__.get(name))
+        object.__delattr__(self, name)
+
+    def is_seen(self, name: str) -> bool:
+        """Whether an attribute is part of what the module is: all but needle's own private ones."""
+        if name[0] != "_":
+            return True
+        return name not in BOOKKEEPING and type(self).__module__.partition(".")[0] != __name__.partition(".")[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"[{type(self).__name__}] defines no forward.")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = find_recorder(args) or find_recorder(kwargs)
+        if recorder is not None:
+            recorder.modules[id(self)] = self
         if recorder is not None and id(self) in recorder.leaf_paths:
             return recorder.module(recorder.leaf_paths[id(self)], args, kwargs, self)
         if not (self._hooks or self._pre_hooks):
@@ -390,3 +433,4 @@ def set_submodule(root: Module, path: str, module: Module) -> None:
         root = child
     expose(root, last)
     root.__dict__[last] = module
+    STRUCTURE.changed(module)

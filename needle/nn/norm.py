@@ -117,7 +117,8 @@ class FunctionalInstanceNorm(Module):
 class InstanceNorm(Module):
     """Each channel of each sample normalised by itself: x (N, C, *) with `rank` axes after the channels, or one sample (C, *).
 
-    Tensors as torch's: weight and bias (C,) if affine; running statistics, used in evaluation, if track_running_stats.
+    Tensors as torch's: weight and bias (C,) if affine; running statistics, used in evaluation, if track_running_stats, which
+    momentum None leaves as they are.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class InstanceNorm(Module):
         dim: int,
         rank: int = 2,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
         device: Device | None = None,
@@ -153,7 +154,9 @@ class InstanceNorm(Module):
             return ops.squeeze(self.forward(ops.unsqueeze(x, 0)), 0)
         own = self.training or self.running_mean is None
         x, weight, bias = promoted(x, self.weight, self.bias)
-        return ops.instance_norm(x, self.running_mean, self.running_var, weight, bias, own, self.momentum, self.eps)
+        return ops.instance_norm(
+            x, self.running_mean, self.running_var, weight, bias, own, self.momentum or 0.0, self.eps
+        )
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}"
@@ -199,6 +202,14 @@ class LocalResponseNorm(Module):
         return ops.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
 
 
+def check_normalized(label: str, normalized: tuple[int, ...], x: Any) -> None:
+    """Raises where x, as far as its shape is known, does not end in the shape that a layer was made for."""
+    spec = x if x.recorder is None else x.spec
+    if spec is not None and tuple(spec.shape)[-len(normalized) :] != normalized:
+        ends = ", ".join(map(str, normalized))
+        raise ValueError(f"[{label}] x expects shape (..., {ends}), got {tuple(spec.shape)}.")
+
+
 class RMSNorm(Module):
     """Division by the root mean square over the last axes, of shape `normalized_shape`, which weight has.
 
@@ -221,6 +232,7 @@ class RMSNorm(Module):
             self.weight = Parameter(init.ones(*self.normalized_shape), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_normalized("RMSNorm", self.normalized_shape, x)
         x, weight = promoted(x, self.weight)
         return ops.rms_norm(x, weight, len(self.normalized_shape), self.eps)
 
@@ -251,6 +263,7 @@ class LayerNorm(Module):
                 self.bias = Parameter(init.zeros(*self.normalized_shape), device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_normalized(type(self).__name__, self.normalized_shape, x)
         x, weight, bias = promoted(x, self.weight, self.bias)
         return ops.layer_norm(x, weight, bias, len(self.normalized_shape), self.eps)
 

@@ -12,6 +12,8 @@ from .arithmetic import (
     clamp_min,
     expm1,
     floor_divide,
+    fmax,
+    fmin,
     fmod,
     frac,
     isfinite,
@@ -83,7 +85,7 @@ from .join import (
     undilate,
 )
 from .layer_norm import group_norm, instance_norm, layer_norm, local_response_norm, normalize, rms_norm
-from .linalg import linear, matmul
+from .linalg import inner, linear, matmul
 from .maths import absolute, ceil, cos, erf, exp, floor, log, reciprocal, round, rsqrt, sign, sin, softplus, sqrt
 from .norm import batch_norm
 from .padding import pad

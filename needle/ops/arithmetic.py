@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, one_of, op, tensor_method
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call, dtype_name
 
 from .activation import tanh
-from .common import FLOATS, ScalarOp, Unary, as_operand, broadcast_shape, promote, promote_scalar
+from .common import (
+    FLOATS,
+    Elementwise,
+    ScalarOp,
+    Unary,
+    as_operand,
+    broadcast_shape,
+    cast_array,
+    fits_attribute,
+    promote_scalar,
+    result_dtype,
+    unbroadcast,
+)
 from .comparison import eq, ge, le, lt, ne
-from .elementwise import add, cast, divide, mul_scalar, multiply, negate, subtract, where
+from .elementwise import (
+    add,
+    cast,
+    divide,
+    is_limit,
+    maximum,
+    minimum,
+    mul_scalar,
+    multiply,
+    negate,
+    subtract,
+    where,
+)
 from .maths import absolute, ceil, exp, floor, log
 
 # -- limits --------------------------------------------------------------------------------------------------------------
@@ -44,11 +69,23 @@ class ClampMax(ScalarOp):
 
 
 def clamp_min(a: Tensor, low: Any) -> Tensor:
-    return ClampMin(low)(a)
+    return ClampMin(low)(a) if is_limit(low) else maximum(a, low)
 
 
 def clamp_max(a: Tensor, high: Any) -> Tensor:
-    return ClampMax(high)(a)
+    return ClampMax(high)(a) if is_limit(high) else minimum(a, high)
+
+
+def fmax(a: Tensor, b: Any) -> Tensor:
+    """The larger of a and b; what is no number loses."""
+    b = as_operand(b, a)
+    return where(isnan(a), b, where(isnan(b), a, maximum(a, b)))
+
+
+def fmin(a: Tensor, b: Any) -> Tensor:
+    """The smaller of a and b; what is no number loses."""
+    b = as_operand(b, a)
+    return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
 
 
 # -- whole quotients -----------------------------------------------------------------------------------------------------
@@ -64,24 +101,57 @@ def frac(a: Tensor) -> Tensor:
     return subtract(a, trunc(a))
 
 
-class Whole(Op):
+class Whole(Elementwise):
     """Of a tensor with a second one, or with attribute `scalar`; `rounding` is floor or trunc.
 
-    Computed in float64, where the quotient of two float32 numbers or of integers below 2 ** 52 never rounds up to a whole one.
+    Decomposed in float64, where the quotient of two float32 numbers or of integers below 2 ** 52 never rounds up to a whole one.
     """
 
+    rounding: str
+    scalar: Any
+    kernels: ClassVar[dict[str, str]]
+    compute_infers = False
+    layout = "plain"
     __post_init__ = one_of(rounding=("floor", "trunc"))
 
-    def infer(self, a: Any, *b: Any) -> Any:
-        shape = broadcast_shape(self.label, tuple(a.shape), *(tuple(x.shape) for x in b))
-        scalar = self.attributes()["scalar"]
-        return Spec(shape, promote(str(a.dtype), str(b[0].dtype)) if b else promote_scalar(str(a.dtype), scalar))
+    @classmethod
+    def has_kernel(cls) -> bool:
+        return True
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        dtype = result_dtype(*inputs) if len(inputs) > 1 else promote_scalar(dtype_name(inputs[0].dtype), self.scalar)
+        return "int64" if dtype == "bool" else dtype
+
+    def second(self, a: NDArray, b: Sequence[NDArray], dtype: str) -> NDArray:
+        """The divisor, as an array."""
+        if b:
+            return b[0]
+        made = NDArray.empty((), dtype, a.device)
+        made.fill(self.scalar)
+        return made
+
+    def compute(self, a: NDArray, *b: NDArray) -> Any:
+        dtype = self.operand_dtype(a, *b)
+        divisor = self.second(a, b, dtype)
+        check_divisor(self.label, divisor.read(), dtype)
+        return a.ewise(self.kernels[self.rounding], (divisor,), (), dtype, dtype)
+
+    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+        a, *b = inputs
+        operands = [x.fitted(out.shape, out.dtype) for x in (a, self.second(a, b, out.dtype))]
+        call(self.kernels[self.rounding], [out], operands)
+
+    def reference(self, a: np.ndarray, *b: np.ndarray) -> Any:
+        dtype = self.operand_dtype(a, *b)
+        x, y = cast_array(a, dtype), cast_array(b[0], dtype) if b else np.asarray(self.scalar, dtype)
+        check_divisor(self.label, y, dtype)
+        return self.formula(x, y)
 
     def operands(self, a: Tensor, *b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """a and b as float64, and their whole quotient."""
-        x, y = cast(a, "float64"), cast(b[0] if b else as_operand(self.attributes()["scalar"], a), "float64")
+        x, y = cast(a, "float64"), cast(b[0] if b else as_operand(self.scalar, a), "float64")
         quotient = divide(x, y)
-        return x, y, floor(quotient) if self.attributes()["rounding"] == "floor" else trunc(quotient)
+        return x, y, floor(quotient) if self.rounding == "floor" else trunc(quotient)
 
     @classmethod
     def samples(cls) -> list:
@@ -92,15 +162,29 @@ class Whole(Op):
         ]
 
 
+def check_divisor(label: str, divisor: np.ndarray, dtype: str) -> None:
+    if dtype not in FLOATS and not np.all(divisor):
+        raise ValueError(f"[{label}] an integer divisor expects numbers other than 0, got 0.")
+
+
 @op
 class WholeQuotient(Whole):
     """a / b rounded down, or towards zero."""
 
     rounding: str
     scalar: Any = None
+    kernels = {"floor": "floor_divide", "trunc": "trunc_divide"}
+
+    def formula(self, a: np.ndarray, b: np.ndarray) -> Any:
+        if self.rounding == "floor":
+            return np.floor_divide(a, b)
+        return np.trunc(a / b) if a.dtype.kind == "f" else np.floor_divide(a - np.fmod(a, b), b)
 
     def decompose(self, a: Tensor, *b: Tensor) -> Tensor:
         return cast(self.operands(a, *b)[2], self.infer(a, *b).dtype)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return (None,) * len(node.inputs)
 
 
 @op
@@ -109,16 +193,29 @@ class Remainder(Whole):
 
     rounding: str
     scalar: Any = None
+    kernels = {"floor": "remainder", "trunc": "fmod"}
+
+    def formula(self, a: np.ndarray, b: np.ndarray) -> Any:
+        return np.remainder(a, b) if self.rounding == "floor" else np.fmod(a, b)
 
     def decompose(self, a: Tensor, *b: Tensor) -> Tensor:
         x, y, quotient = self.operands(a, *b)
         return cast(subtract(x, multiply(quotient, y)), self.infer(a, *b).dtype)
 
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        a, *b = node.inputs
+        grads = [unbroadcast(out_grad, a.shape)]
+        if b:
+            times = WholeQuotient(self.rounding)(a.detach(), b[0].detach())
+            grads.append(unbroadcast(negate(multiply(out_grad, times)), b[0].shape))
+        return tuple(grads)
+
 
 def _whole(cls: Any, a: Any, b: Any, rounding: str) -> Tensor:
     if not isinstance(a, Tensor):
-        a = Tensor(a, device=b.device, dtype=promote_scalar(b.dtype, a), requires_grad=False)
-    return cls(rounding)(a, b) if isinstance(b, Tensor) else cls(rounding, b)(a)
+        a = as_operand(a, b)
+    by_tensor = isinstance(b, Tensor) or not fits_attribute(b)
+    return cls(rounding)(a, as_operand(b, a)) if by_tensor else cls(rounding, b)(a)
 
 
 @tensor_method("floor_divide", "__floordiv__")

@@ -10,14 +10,15 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, is_on, op
 from needle.backend_ndarray import NDArray, call
 
+from .arithmetic import logical_and
 from .common import broadcast_shape
-from .comparison import gt
-from .elementwise import add, cast, maximum, mul_scalar, multiply, where
+from .comparison import ne
+from .elementwise import add, mul_scalar, where
 from .linalg import matmul
 from .shape import transpose
 from .softmax import softmax
 
-MASKED = -1e30  # a score that no softmax keeps, yet finite: a row of nothing else has to become zeros, not NaN
+MASKED = -1e30  # a score that no softmax keeps beside others
 
 
 def lower_triangle(length: int, source: int) -> np.ndarray:
@@ -29,8 +30,9 @@ def lower_triangle(length: int, source: int) -> np.ndarray:
 class ScaledDotProductAttention(Op):
     """softmax(q k^T * scale + mask) v; inputs q (..., L, E), k (..., S, E), v (..., S, D), [mask].
 
-    mask: bool (True takes part) or float (added), broadcast to (..., L, S). A query that sees no key gives zeros, as in torch.
-    In training, dropout falls on the probabilities and the unfused form runs.
+    mask: bool (True takes part) or float (added), broadcast to (..., L, S). A query that sees no key, where all is False or
+    -inf, gives zeros, as in torch; with `strict` NaN, as softmax of the sum does. In training, dropout falls on the
+    probabilities and the unfused form runs.
     """
 
     causal: bool = False
@@ -38,12 +40,22 @@ class ScaledDotProductAttention(Op):
     has_mask: bool = False
     dropout: float = 0.0
     training: Any = False  # a bool, or a Mode that follows the layer
+    strict: bool = False
 
     def factor(self, q: Any) -> float:
         return 1 / math.sqrt(max(1, q.shape[-1])) if self.scale is None else self.scale
 
     def must_decompose(self, *inputs: Any) -> bool:
-        return self.dropout > 0 and is_on(self.training)
+        return (self.dropout > 0 and is_on(self.training)) or self.wider(*inputs)
+
+    def wider(self, q: Any, k: Any, v: Any, *mask: Any) -> bool:
+        """A mask that is added has more rows than there are scores: only the sum itself can take it."""
+        return self.strict and any(
+            broadcast_shape("attention", m.shape, self.scores(q, k)) != self.scores(q, k) for m in mask
+        )
+
+    def scores(self, q: Any, k: Any) -> tuple[int, ...]:
+        return (*broadcast_shape("attention", q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
 
     def infer(self, q: Any, k: Any, v: Any, *mask: Any) -> Any:
         if min(len(x.shape) for x in (q, k, v)) < 2:
@@ -53,6 +65,9 @@ class ScaledDotProductAttention(Op):
         if k.shape[-2] != v.shape[-2]:
             raise ValueError(f"[attention] v expects {k.shape[-2]} rows as k has, got {v.shape[-2]}.")
         batch = broadcast_shape("attention", *(tuple(x.shape[:-2]) for x in (q, k, v)))
+        if self.wider(q, k, v, *mask):
+            *more, length, _ = broadcast_shape("attention", mask[0].shape, self.scores(q, k))
+            return Spec((*broadcast_shape("attention", more, batch), length, v.shape[-1]), str(q.dtype))
         for m in mask:
             scores = (*batch, q.shape[-2], k.shape[-2])
             if broadcast_shape("attention", tuple(m.shape), scores) != scores:
@@ -76,7 +91,7 @@ class ScaledDotProductAttention(Op):
         for m in mask:
             m = m if m.dtype in ("bool", "float32") else m.astype("float32")
             ins.append(m.broadcast_to((*batch, q.shape[-2], k.shape[-2])))
-        call("attention", [out], ins, self.factor(q), self.causal, bool(mask))
+        call("attention", [out], ins, self.factor(q), self.causal, 1 + self.strict if mask else 0)
 
     def reference(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray) -> Any:
         s = (q @ k.swapaxes(-1, -2)) * self.factor(q)
@@ -84,24 +99,26 @@ class ScaledDotProductAttention(Op):
             s = np.where(m, s, -np.inf) if m.dtype == "bool" else s + m
         if self.causal:
             s = np.where(lower_triangle(*s.shape[-2:]), s, -np.inf)
-        top = s.max(-1, keepdims=True, initial=MASKED)
-        p = np.exp(s - top)
-        return p / np.maximum(p.sum(-1, keepdims=True), np.finfo(p.dtype).tiny) @ v
+        top = s.max(-1, keepdims=True, initial=-np.inf)
+        p = np.exp(s - np.where(top == -np.inf, 0, top))
+        total = p.sum(-1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            return p / (total if self.strict else np.maximum(total, np.finfo(p.dtype).tiny)) @ v
 
     def decompose(self, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
         from needle.nn.basic import dropout
 
         s = mul_scalar(matmul(q, transpose(k)), self.factor(q))
-        seen: Tensor | None = None  # 1 where a key takes part, else 0
+        seen: Tensor | None = None  # whether a key takes part
         for m in mask:
-            seen = cast(m if m.dtype == "bool" else gt(m, MASKED), s.dtype)
-            s = s if m.dtype == "bool" else maximum(add(s, m), MASKED)
+            seen = m if m.dtype == "bool" else ne(m, -math.inf)
+            s = s if m.dtype == "bool" else add(s, m)
         if self.causal:
             ones = lower_triangle(q.shape[-2], k.shape[-2])
-            triangle = Tensor(ones, device=q.device, dtype=s.dtype, requires_grad=False)
-            seen = triangle if seen is None else multiply(seen, triangle)
-        p = softmax(s if seen is None else where(gt(seen, 0.0), s, MASKED))
-        p = p if seen is None else multiply(p, seen)
+            triangle = Tensor(ones, device=q.device, dtype="bool", requires_grad=False)
+            seen = triangle if seen is None else logical_and(seen, triangle)
+        p = softmax(s if seen is None else where(seen, s, -math.inf))
+        p = p if seen is None or self.strict else where(seen, p, 0.0)
         return matmul(dropout(p, self.dropout, is_on(self.training)), v)
 
     @classmethod
@@ -113,6 +130,7 @@ class ScaledDotProductAttention(Op):
             ({"has_mask": True, "scale": 0.3}, [q, k, v, (2, 1, 1, 7)]),
             ({"has_mask": True, "causal": True}, [q, k, v, Spec((5, 7), "bool")]),
             ({}, [(1, 1, 40), (1, 150, 40), (1, 150, 1)]),
+            ({"has_mask": True, "strict": True}, [q, k, v, (5, 7)]),
         ]
 
 

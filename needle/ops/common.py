@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, ClassVar
 
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
-from needle.backend_ndarray import FLOATS, REAL, NDArray, call, dtype_name, promote, promote_scalar
+from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote, promote_scalar
 from needle.backend_ndarray.kernels import DTYPES, kernel_dtype
 
 
 def float_dtype(dtype: Any) -> str:
-    """`dtype`, or float32 (under numpy's rules float64) for integers and bools."""
-    return dtype_name(dtype) if dtype in FLOATS else REAL
+    """`dtype`, or float32 for integers and bools."""
+    return dtype_name(dtype) if dtype in FLOATS else "float32"
 
 
 def real_dtype(kernel: str | None, dtype: str) -> str:
     """`dtype`, or float32 for the integers and bools that meet a kernel for real numbers."""
-    return dtype if dtype in FLOATS or "int64" in DTYPES.get(str(kernel), ()) else REAL
+    return dtype if dtype in FLOATS or "int64" in DTYPES.get(str(kernel), ()) else "float32"
+
+
+def result_dtype(*operands: Any) -> str:
+    """dtype of an operation on several arrays: torch's rule, under which those without axes count only where they are of a
+    higher kind (bool, integer, float).
+    """
+    full = [dtype_name(x.dtype) for x in operands if x.shape != ()]
+    lone = [dtype_name(x.dtype) for x in operands if x.shape == ()]
+    dtype = reduce(promote, full or lone)
+    return dtype if not full else reduce(promote, (d for d in lone if KINDS[d] > KINDS[dtype]), dtype)
+
+
+KINDS = {**dict.fromkeys(FLOATS, 2), "int32": 1, "int64": 1, "bool": 0}
+
+
+def fits_attribute(scalar: Any) -> bool:
+    """Whether a kernel can take a number as an attribute, a double: larger whole numbers lose digits there."""
+    if isinstance(scalar, int) and not -(2**63) <= scalar < 2**63:
+        raise ValueError(f"[scalar] expects whole numbers of at most 64 bits, got {scalar}.")
+    return not isinstance(scalar, int) or -(2**53) <= scalar <= 2**53
 
 
 def cast_array(x: Any, dtype: str) -> Any:
@@ -38,7 +58,7 @@ def broadcast_shape(label: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_axis(label: str, axis: int, shape: Sequence[int]) -> int:
-    if not -len(shape) <= axis < max(len(shape), 1):
+    if not -max(len(shape), 1) <= axis < max(len(shape), 1):
         raise ValueError(f"[{label}] axis {axis} is out of range for shape {tuple(shape)}.")
     return axis % max(len(shape), 1)
 
@@ -47,7 +67,20 @@ def check_axis(label: str, axis: int, shape: Sequence[int]) -> int:
 def _normal_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...] | None:
     """`axes` in ascending order, none negative; None where one is out of range or there twice."""
     found = sorted({a % max(ndim, 1) for a in axes})
-    return tuple(found) if len(found) == len(axes) and all(-ndim <= a < max(ndim, 1) for a in axes) else None
+    return tuple(found) if len(found) == len(axes) and all(-max(ndim, 1) <= a < max(ndim, 1) for a in axes) else None
+
+
+def with_axis(x: Any) -> Any:
+    """x, or where it has no axes x as (1,): what runs along an axis takes numbers, too."""
+    return x if x.shape else x.reshape((1,))
+
+
+def check_filled(label: str, x: Any, axes: Sequence[int]) -> None:
+    """Raises where nothing is left to choose from along the axes."""
+    if x.shape and not all(x.shape[a] for a in axes):
+        raise ValueError(
+            f"[{label}] expects at least one element along axes {tuple(axes)}, got shape {tuple(x.shape)}."
+        )
 
 
 def check_axes(label: str, axes: int | Sequence[int] | None, shape: Sequence[int]) -> tuple[int, ...]:
@@ -68,13 +101,6 @@ def as_axes(axes: Any) -> Any:
     return tuple(axes) if isinstance(axes, list | tuple) else axes
 
 
-def pair(value: Any) -> tuple[Any, Any]:
-    """(height, width) from one number or two."""
-    if isinstance(value, tuple | list):
-        return (value[0], value[-1])
-    return (value, value)
-
-
 def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`grad` summed over the axes that broadcasting added or stretched."""
     from .reduce import summation
@@ -93,8 +119,8 @@ def as_operand(value: Any, like: Tensor) -> Tensor:
         return value
     try:
         dtype = promote_scalar(like.dtype, value) if np.ndim(value) == 0 else None
-    except Unsupported:
-        dtype = "float32"
+    except Unsupported:  # a number takes part in the dtype that `like` has when the graph runs
+        dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
     return Tensor(value, device=like.device, dtype=dtype, requires_grad=False)
 
 
@@ -140,7 +166,8 @@ class Elementwise(Op):
         dtype = dtype_name(inputs[0].dtype)
         for x in inputs[1:]:
             if x.dtype != dtype:
-                dtype = promote(dtype, dtype_name(x.dtype))
+                dtype = result_dtype(*inputs)
+                break
         return dtype if dtype == "float32" else real_dtype(self.kernel, dtype)
 
     def infer(self, *inputs: Any) -> Any:

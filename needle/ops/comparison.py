@@ -9,7 +9,7 @@ import numpy as np
 from needle.autograd import Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call, dtype_name
 
-from .common import Binary, ScalarOp, as_operand, promote, promote_scalar
+from .common import Binary, ScalarOp, as_operand, fits_attribute, promote_scalar, result_dtype
 
 
 class Comparison(Binary):
@@ -18,7 +18,7 @@ class Comparison(Binary):
     result = "bool"
 
     def operand_dtype(self, *inputs: Any) -> str:
-        return promote(*(dtype_name(x.dtype) for x in inputs))
+        return result_dtype(*inputs)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return None, None
@@ -37,7 +37,7 @@ class ScalarComparison(ScalarOp):
 
 
 def compare(a: Tensor, b: Any, with_tensor: Any, with_scalar: Any) -> Tensor:
-    if isinstance(b, Tensor | NDArray) or np.ndim(b) > 0:
+    if isinstance(b, Tensor | NDArray) or np.ndim(b) > 0 or not fits_attribute(b):
         return with_tensor()(a, as_operand(b, a))
     return with_scalar(b)(a)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import dtype_name
 
 from .activation import elu, sigmoid, tanh
-from .common import check_axis
+from .common import FLOATS, check_axis
 from .comparison import ge, gt, le
 from .elementwise import Clamp, add_scalar, clamp, divide, mul_scalar, multiply, negate, subtract, where
+from .gather import masked_fill
 from .indexing import getitem
 from .maths import absolute, softplus
 from .shape import reshape
@@ -42,6 +44,9 @@ def logsigmoid(a: Tensor) -> Tensor:
 @op
 class Hardtanh(Clamp):
     """x limited to [low, high]; other than clamp's, the gradient is 0 on the limits."""
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        return dtype_name(inputs[0].dtype)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
@@ -78,9 +83,28 @@ def softsign(a: Tensor) -> Tensor:
     return divide(a, add_scalar(absolute(a), 1.0))
 
 
+@op
+class Threshold(Op):
+    """x where x > threshold, else value; both as numbers of x's dtype."""
+
+    threshold: Any
+    value: Any
+
+    def infer(self, x: Any) -> Spec:
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        limit, value = (v if x.dtype in FLOATS else int(v) for v in (self.threshold, self.value))
+        return masked_fill(x, le(x, limit), value)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"threshold": 0.3, "value": -0.7}, [(4, 33)])]
+
+
 def threshold(a: Tensor, threshold: float, value: float) -> Tensor:
     """a where a > threshold, else value."""
-    return where(le(a, threshold), value, a)
+    return Threshold(threshold, value)(a)
 
 
 @op

@@ -12,11 +12,10 @@ from needle.backend_ndarray import NDArray, call
 
 from . import expressions
 from .activation import activation_code
-from .common import pair
 from .planned import Halo, conv2d_halo, conv_transpose2d_halo, lower_conv2d, lower_conv_transpose2d
 from .reduce import summation
 from .shape import permute
-from .spatial import as_padding, infer_conv, infer_conv_transpose
+from .spatial import ANY, as_padding, check_gradient, infer_conv, infer_conv_transpose, per_axis, windows_of
 from .windows import conv2d_array, conv_transpose2d_array, windows
 
 
@@ -48,6 +47,7 @@ class Conv2d(Op):
     groups: int = 1
     float32_only = True
     layout = "blocked"
+    __post_init__ = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv(self, x, w, bias)
@@ -125,7 +125,7 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """2-d convolution. padding: an int, a pair, (top, left, bottom, right), "same" or "valid"."""
-    stride, dilation = pair(stride), pair(dilation)
+    stride, dilation = per_axis("conv2d", stride, 2), per_axis("conv2d", dilation, 2)
     kernel = tuple(weight.shape[2:4]) if padding == "same" else ()
     op = Conv2d(stride, as_padding(padding, kernel, stride, dilation, "conv2d"), dilation, groups)
     return op(x, weight, *(() if bias is None else (bias,)))
@@ -151,6 +151,7 @@ class ConvTranspose2d(Op):
     groups: int = 1
     float32_only = True
     layout = "blocked"
+    __post_init__ = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
 
     def is_weight(self, index: int) -> bool:
         return index > 0
@@ -219,9 +220,9 @@ def conv_transpose2d(
     dilation: Any = 1,
 ) -> Tensor:
     """2-d transposed convolution, arguments as in torch."""
-    stride, dilation = pair(stride), pair(dilation)
+    stride, dilation, more = (per_axis("conv_transpose2d", v, 2) for v in (stride, dilation, output_padding))
     padding = as_padding(padding, (), stride, dilation, "conv_transpose2d")
-    op = ConvTranspose2d(stride, padding, pair(output_padding), dilation, groups)
+    op = ConvTranspose2d(stride, padding, more, dilation, groups)
     return op(x, weight, *(() if bias is None else (bias,)))
 
 
@@ -234,11 +235,13 @@ class Conv2dWeightGrad(Op):
     padding: tuple = (0, 0, 0, 0)
     dilation: tuple = (1, 1)
     groups: int = 1
-
     float32_only = True
+    __post_init__ = windows_of(kernel_size=1, stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, dy: Any) -> Any:
-        return Spec((dy.shape[1], x.shape[1] // self.groups, *self.kernel_size), str(x.dtype))
+        weight = Spec((dy.shape[1], x.shape[1] // self.groups, *self.kernel_size), str(x.dtype))
+        check_gradient(self.label, infer_conv(self, x, weight).shape, dy)
+        return weight
 
     def flops(self, out: Any, x: Any, dy: Any) -> int:
         return 2 * prod(dy.shape) * prod(out.shape[1:])
@@ -299,7 +302,7 @@ class Conv(Op):
     float32_only = True
 
     def _conv2d(self) -> Conv2d:
-        return Conv2d(pair(self.stride), (self.padding,) * 4)
+        return Conv2d((self.stride,) * 2, (self.padding,) * 4)
 
     def must_decompose(self, *inputs: Any) -> bool:
         return any(t.recorder is not None for t in inputs)

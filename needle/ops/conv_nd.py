@@ -11,7 +11,7 @@ from .elementwise import add
 from .indexing import ScatterItem, encode_index, getitem
 from .join import along, concat
 from .shape import Pad, permute, reshape, squeeze, unsqueeze
-from .spatial import as_padding, infer_conv, infer_conv_transpose, on_axis, per_axis
+from .spatial import ANY, as_padding, infer_conv, infer_conv_transpose, on_axis, per_axis, windows_of
 
 
 @op
@@ -22,6 +22,7 @@ class Conv1d(Op):
     padding: tuple = (0, 0)
     dilation: tuple = (1,)
     groups: int = 1
+    __post_init__ = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv(self, x, w, bias)
@@ -52,6 +53,7 @@ class Conv3d(Op):
     padding: tuple = (0, 0, 0, 0, 0, 0)
     dilation: tuple = (1, 1, 1)
     groups: int = 1
+    __post_init__ = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv(self, x, w, bias)
@@ -104,6 +106,7 @@ class ConvTranspose1d(Op):
     output_padding: tuple = (0,)
     dilation: tuple = (1,)
     groups: int = 1
+    __post_init__ = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv_transpose(self, x, w, bias)
@@ -133,6 +136,7 @@ class ConvTranspose3d(Op):
     output_padding: tuple = (0, 0, 0)
     dilation: tuple = (1, 1, 1)
     groups: int = 1
+    __post_init__ = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv_transpose(self, x, w, bias)

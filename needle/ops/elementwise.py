@@ -18,11 +18,12 @@ from .common import (
     as_operand,
     broadcast_shape,
     cast_array,
-    promote,
+    fits_attribute,
     promote_scalar,
+    result_dtype,
     unbroadcast,
 )
-from .comparison import eq
+from .comparison import eq, ne
 
 # -- arithmetic ----------------------------------------------------------------------------------------------------------
 
@@ -188,12 +189,14 @@ def rdivide(a: Tensor, b: Any) -> Tensor:
 
 
 class Extremum(Binary):
-    """Element-wise maximum or minimum; equal elements share the gradient by halves, as in torch."""
+    """Element-wise maximum or minimum; equal elements share the gradient by halves, beside NaN both have it, as in torch."""
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a, b = node.inputs
         tie = mul_scalar(cast(eq(a, b), out_grad.dtype), 0.5)
-        shares = [add(cast(eq(node, x), out_grad.dtype), negate(tie)) for x in (a, b)]
+        beside_nan = cast(ne(node, node), out_grad.dtype)
+        wins = [add(cast(eq(node, x), out_grad.dtype), beside_nan) for x in (a, b)]
+        shares = [subtract(w, tie) for w in wins]
         return tuple(unbroadcast(multiply(out_grad, s), x.shape) for s, x in zip(shares, (a, b), strict=True))
 
 
@@ -249,7 +252,16 @@ class Clamp(Unary):
 @tensor_method("clamp", "clip")
 def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """a limited to [min, max]; None leaves a side open."""
-    return Clamp(-np.inf if min is None else min, np.inf if max is None else max)(a)
+    limits = [-np.inf if min is None else min, np.inf if max is None else max]
+    if all(is_limit(v) for v in limits):
+        return Clamp(*limits)(a)
+    low = a if min is None else maximum(a, min)
+    return low if max is None else minimum(low, max)
+
+
+def is_limit(scalar: Any) -> bool:
+    """Whether a kernel can take a number as a limit: one that is no number makes everything that."""
+    return fits_attribute(scalar) and scalar == scalar
 
 
 @op
@@ -261,14 +273,14 @@ class Where(Elementwise):
     def infer(self, condition: Any, a: Any, b: Any) -> Any:
         if condition.dtype != "bool":
             raise ValueError(f"[where] condition expects dtype bool, got {condition.dtype}.")
-        return Spec(broadcast_shape("where", condition.shape, a.shape, b.shape), promote(a.dtype, b.dtype))
+        return Spec(broadcast_shape("where", condition.shape, a.shape, b.shape), result_dtype(a, b))
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         ins = [inputs[0], *(cast_array(x, out.dtype) for x in inputs[1:])]
         call("where", [out], [x.broadcast_to(out.shape) for x in ins])
 
     def reference(self, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> Any:
-        return np.where(condition, a, b).astype(promote(str(a.dtype), str(b.dtype)), copy=False)
+        return np.where(condition, *(cast_array(x, result_dtype(a, b)) for x in (a, b)))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         condition, a, b = node.inputs
@@ -326,6 +338,6 @@ def _real(scalar: Any) -> Any:
 
 def with_scalar(a: Tensor, b: Any, by_scalar: Any, by_array: Any) -> Tensor:
     """`a` op `b` for a b that is no Tensor: a number (or symbolic size), else an array."""
-    if isinstance(b, np.ndarray | NDArray):
+    if isinstance(b, np.ndarray | NDArray) or not fits_attribute(b):
         return by_array()(a, as_operand(b, a))
     return by_scalar(_real(b) if by_scalar is DivScalar else b)(a)

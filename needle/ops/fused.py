@@ -10,11 +10,11 @@ from needle.autograd import Op, Spec, Tensor, is_on, op
 from needle.backend_ndarray import NDArray, call
 
 from .activation import ACTIVATIONS, activation_code, apply_activation
-from .common import pair
-from .conv import Conv2d, as_padding, conv2d_kernel
+from .conv import Conv2d, conv2d_kernel
 from .fold import FoldedBias, FoldedWeight
 from .norm import BatchNorm, Positive, apply_batch_norm, batch_norm
 from .planned import Halo, conv2d_halo, lower_conv2d
+from .spatial import ANY, as_padding, per_axis, windows_of
 
 
 def act_reference(name: str, alpha: float, x: np.ndarray) -> np.ndarray:
@@ -57,6 +57,7 @@ class FusedConv2dActivation(Op):
     has_bias: bool = False
     has_residual: bool = False
     float32_only = True
+    __post_init__ = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
     layout = "blocked"
     flops = Conv2d.flops
 
@@ -144,6 +145,7 @@ class FusedConvBatchNorm2d(Op):
     flops = Conv2d.flops
 
     float32_only = True
+    __post_init__ = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
 
     def must_decompose(self, *inputs: Any) -> bool:
         return is_on(self.training) or residual_broadcasts(self, inputs)
@@ -228,7 +230,7 @@ def fused_conv_batchnorm2d(
     unbiased: bool = False,
 ) -> Tensor:
     """activation(batch_norm(conv2d(x)) + residual), NCHW; in training it updates the running statistics."""
-    stride, dilation = pair(stride), pair(dilation)
+    stride, dilation = per_axis("conv2d", stride, 2), per_axis("conv2d", dilation, 2)
     full = as_padding(padding, tuple(weight.shape[2:4]), stride, dilation, "conv2d")
     fused = FusedConvBatchNorm2d(
         stride,
@@ -264,7 +266,7 @@ def fused_conv2d_relu(
     residual: Tensor | None = None,
 ) -> Tensor:
     """relu(conv2d(x) + residual)."""
-    stride, dilation = pair(stride), pair(dilation)
+    stride, dilation = per_axis("conv2d", stride, 2), per_axis("conv2d", dilation, 2)
     full = as_padding(padding, tuple(weight.shape[2:4]), stride, dilation, "conv2d")
     fused = FusedConv2dActivation(stride, full, dilation, groups, "relu", 0.0, bias is not None, residual is not None)
     return fused(x, weight, *([] if bias is None else [bias]), *([] if residual is None else [residual]))

@@ -34,10 +34,12 @@ class FusedMultiHeadAttention(Op):
     has_out_bias: bool = True
     has_mask: bool = False
     sequence_first: bool = False
+    strict: bool = False  # as the attention's
 
     @property
     def attention(self) -> ScaledDotProductAttention:
-        return ScaledDotProductAttention(self.causal, self.scale, self.has_mask, self.dropout, self.training)
+        core = (self.causal, self.scale, self.has_mask, self.dropout, self.training, self.strict)
+        return ScaledDotProductAttention(*core)
 
     def split(self, inputs: Any) -> tuple[list[Any], list[Any], list[Any], list[Any], list[Any]]:
         """[query, key, value], their weights, their biases, [output weight, bias?], [mask?]."""

@@ -15,6 +15,7 @@ from .fold import FoldedBias, FoldedWeight
 from .fused import act_reference, count_batch
 from .norm import BatchNorm, Positive, apply_batch_norm, batch_norm
 from .planned import Halo, conv_transpose2d_halo, lower_conv_transpose2d
+from .spatial import ANY, windows_of
 
 
 @op
@@ -29,6 +30,7 @@ class FusedConvTranspose2dActivation(Op):
     activation: str = "relu"
     alpha: float = 0.0
     float32_only = True
+    __post_init__ = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
     layout = "blocked"
     flops = ConvTranspose2d.flops
 
@@ -86,6 +88,7 @@ class FusedConvTransposeBatchNorm2d(Op):
     has_bias: bool = False
     has_count: bool = False
     float32_only = True
+    __post_init__ = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
     flops = ConvTranspose2d.flops
 
     def must_decompose(self, *inputs: Any) -> bool:

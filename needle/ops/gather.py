@@ -14,7 +14,7 @@ from needle.backend_ndarray.ndarray import PLANNING
 
 from . import expressions
 from .arithmetic import logical_or
-from .common import broadcast_shape, cast_array, check_axis, promote_scalar
+from .common import FLOATS, broadcast_shape, cast_array, check_axis, promote_scalar, with_axis
 from .comparison import ge, lt
 from .elementwise import add, mul_scalar, where
 from .shape import broadcast_to, reshape
@@ -55,6 +55,7 @@ class Take(Op):
         return Spec((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]), str(x.dtype))
 
     def compute(self, x: NDArray, index: NDArray) -> Any:
+        x = with_axis(x)
         axis = self.axis % x.ndim
         source = cast_array(x, "int32" if x.dtype == "bool" else x.dtype)
         table = source.permute(axis_first(x.ndim, axis)).reshape((x.shape[axis], -1 if x.size else 0))
@@ -67,7 +68,7 @@ class Take(Op):
         return cast_array(out.reshape((*index.shape, *rest)).permute(order), x.dtype)
 
     def reference(self, x: np.ndarray, index: np.ndarray) -> Any:
-        return np.take(x, index, axis=self.axis)
+        return np.take(with_axis(x), index, axis=self.axis)
 
     def te(self, t: Any, out: Any, x: Any, index: Any) -> Any:
         return expressions.rows(t, out, x, index, self.axis % len(x.shape), wrap=True)
@@ -159,6 +160,8 @@ class Gather(Op):
         return Spec(tuple(index.shape), str(x.dtype))
 
     def decompose(self, x: Tensor, index: Tensor) -> Tensor:
+        if not x.shape:
+            return take(x, index)
         axis = self.axis % len(x.shape)
         grid = np.indices(index.shape, sparse=True)
         strides = [math.prod(x.shape[d + 1 :]) for d in range(len(x.shape))]
@@ -253,24 +256,34 @@ def index_tensors(a: Tensor, indices: Sequence[Tensor], axis: int = 0) -> Tensor
 
 @op
 class MaskedFill(Op):
-    """x with one value where a bool mask holds; `leading`: the mask's axes are the first of x, not the last."""
+    """x with one value where a bool mask holds; `leading`: the mask's axes are the first of x, not the last.
+
+    The value becomes one of x's dtype; with `promotes` x becomes one of the dtype that they have together.
+    """
 
     value: Any
     leading: bool = False
+    promotes: bool = False
 
     def infer(self, x: Any, mask: Any) -> Any:
         if mask.dtype != "bool":
             raise ValueError(f"[masked_fill] mask expects dtype bool, got {mask.dtype}.")
         shape = self._aligned(x, mask)
-        return Spec(broadcast_shape("masked_fill", tuple(x.shape), shape), promote_scalar(str(x.dtype), self.value))
+        return Spec(broadcast_shape("masked_fill", tuple(x.shape), shape), self._dtype(x))
+
+    def _dtype(self, x: Any) -> str:
+        if self.promotes:
+            return promote_scalar(str(x.dtype), self.value)
+        if x.dtype not in FLOATS and isinstance(self.value, float) and not math.isfinite(self.value):
+            raise ValueError(f"[masked_fill] value expects a number that {x.dtype} can hold, got {self.value}.")
+        return str(x.dtype)
 
     def _aligned(self, x: Any, mask: Any) -> tuple[int, ...]:
         after = len(x.shape) - len(mask.shape) if self.leading else 0
         return (*mask.shape, *(1,) * after)
 
     def decompose(self, x: Tensor, mask: Tensor) -> Tensor:
-        dtype = promote_scalar(x.dtype, self.value)
-        value = Tensor(self.value, device=x.device, dtype=dtype, requires_grad=False)
+        value = Tensor(self.value, device=x.device, dtype=self._dtype(x), requires_grad=False)
         return where(reshape(mask, self._aligned(x, mask)), value, x)
 
     @classmethod
@@ -281,6 +294,6 @@ class MaskedFill(Op):
         ]
 
 
-def masked_fill(a: Tensor, mask: Tensor, value: Any, leading: bool = False) -> Tensor:
-    """a with a number where `mask` (bool) holds."""
-    return MaskedFill(value, leading)(a, mask)
+def masked_fill(a: Tensor, mask: Tensor, value: Any, leading: bool = False, promotes: bool = False) -> Tensor:
+    """a with a number where `mask` (bool) holds; in the dtype of a, or with `promotes` of both."""
+    return MaskedFill(value, leading, promotes)(a, mask)

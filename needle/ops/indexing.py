@@ -11,7 +11,7 @@ from needle.autograd import Deferred, Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
 from . import expressions
-from .common import unbroadcast
+from .common import as_operand, fits_attribute, unbroadcast
 
 
 def encode_index(index: Any) -> tuple:
@@ -179,6 +179,6 @@ def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 def setitem(a: Tensor, index: Any, value: Any) -> Tensor:
     """A copy of a with `value`, a tensor or a number, at a basic index."""
-    if isinstance(value, Tensor):
-        return SetItem(encode_index(index))(a, value)
+    if isinstance(value, Tensor) or not fits_attribute(value):
+        return SetItem(encode_index(index))(a, as_operand(value, a))
     return SetItem(encode_index(index), value)(a)

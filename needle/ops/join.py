@@ -10,7 +10,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, TensorTuple, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
-from .common import cast_array, check_axis, promote
+from .common import cast_array, check_axis, result_dtype
 from .elementwise import add
 from .indexing import ScatterItem, encode_index, getitem
 from .planned import BLOCK
@@ -33,13 +33,11 @@ class Concat(Op):
         if not xs:
             raise ValueError("[concat] expects at least one tensor, got none.")
         axis, first = check_axis("concat", self.axis, xs[0].shape), tuple(xs[0].shape)
-        dtype = str(xs[0].dtype)
         for x in xs[1:]:
             shape = tuple(x.shape)
             if len(shape) != len(first) or shape[:axis] + shape[axis + 1 :] != first[:axis] + first[axis + 1 :]:
                 raise ValueError(f"[concat] shapes {first} and {shape} differ outside axis {self.axis}.")
-            dtype = promote(dtype, str(x.dtype))
-        return Spec((*first[:axis], sum(x.shape[axis] for x in xs), *first[axis + 1 :]), dtype)
+        return Spec((*first[:axis], sum(x.shape[axis] for x in xs), *first[axis + 1 :]), result_dtype(*xs))
 
     def compute(self, *xs: NDArray) -> Any:
         out = NDArray.empty(*self.infer(*xs))
@@ -96,7 +94,7 @@ class Stack(Op):
             if tuple(x.shape) != shape:
                 raise ValueError(f"[stack] shapes {shape} and {tuple(x.shape)} differ.")
         axis = check_axis("stack", self.axis, (*shape, 1))
-        return Spec((*shape[:axis], len(xs), *shape[axis:]), str(xs[0].dtype))
+        return Spec((*shape[:axis], len(xs), *shape[axis:]), result_dtype(*xs))
 
     def compute(self, *xs: NDArray) -> Any:
         spec = self.infer(*xs)
@@ -106,7 +104,8 @@ class Stack(Op):
         return out
 
     def reference(self, *xs: np.ndarray) -> Any:
-        return np.stack(xs, axis=self.axis)
+        dtype = self.infer(*xs).dtype
+        return np.stack([cast_array(x, dtype) for x in xs], axis=self.axis)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return split(out_grad, self.axis)

@@ -11,8 +11,8 @@ from needle.autograd import Op, Spec, Tensor, one_of, op, tensor_method
 from needle.backend_ndarray import NDArray, dtype_name, promote
 
 from .activation import activation_code
-from .common import as_operand, broadcast_shape, cast_array, unbroadcast
-from .elementwise import add
+from .common import as_operand, broadcast_shape, cast_array, result_dtype, unbroadcast
+from .elementwise import add, multiply
 from .planned import lower_linear
 from .reduce import summation
 from .shape import broadcast_to, reshape, reshaped, transpose
@@ -96,6 +96,35 @@ def matmul(a: Tensor, b: Any) -> Tensor:
 def rmatmul(a: Tensor, b: Any) -> Tensor:
     """b @ a for an array b."""
     return MatMul()(as_operand(b, a), a)
+
+
+@op
+class Inner(Op):
+    """Sums of products over the last axes of a (..., K) and b (..., K): their other axes one after another."""
+
+    def infer(self, a: Any, b: Any) -> Any:
+        if not a.shape or not b.shape:
+            return Spec(broadcast_shape("inner", tuple(a.shape), tuple(b.shape)), result_dtype(a, b))
+        if a.shape[-1] != b.shape[-1]:
+            raise ValueError(f"[inner] last axes expect one size, got {tuple(a.shape)} and {tuple(b.shape)}.")
+        return Spec((*a.shape[:-1], *b.shape[:-1]), MatMul()._dtype(a, b))
+
+    def decompose(self, a: Tensor, b: Tensor) -> Tensor:
+        shape = self.infer(a, b).shape
+        if not a.shape or not b.shape:
+            return multiply(a, b)
+        k = a.shape[-1]
+        rows, others = (reshape(t, (prod(t.shape[:-1]), k)) for t in (a, b))
+        return reshape(matmul(rows, transpose(others)), shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(5,), (5,)]), ({}, [(2, 3, 4), (5, 4)])]
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Products summed over the last axes of both."""
+    return Inner()(a, b)
 
 
 def linear_kernel(

@@ -214,7 +214,9 @@ class Sign(Step):
     """-1, 0 or 1."""
 
     kernel = "sign"
-    ufunc = np.sign
+
+    def formula(self, x: np.ndarray) -> Any:
+        return np.sign(x) if x.dtype != bool else x
 
 
 @tensor_method()

@@ -14,7 +14,7 @@ from .comparison import gt
 from .elementwise import where
 from .indexing import getitem
 from .shape import pad
-from .spatial import check_spatial, per_axis
+from .spatial import check_gradient, check_spatial, per_axis, windows_of
 from .windows import each_window, pad_images, windows
 
 
@@ -83,6 +83,7 @@ class MaxPool2d(Pool):
     padding: tuple = (0, 0)
     dilation: tuple = (1, 1)
     ceil_mode: bool = False
+    __post_init__ = windows_of(kernel_size=1, stride=1, padding=0, dilation=1)
 
     def row(self) -> str:
         return "max_pool2d"
@@ -131,11 +132,13 @@ class MaxPool2dGrad(Op):
     padding: tuple = (0, 0)
     dilation: tuple = (1, 1)
     ceil_mode: bool = False
+    __post_init__ = windows_of(kernel_size=1, stride=1, padding=0, dilation=1)
 
     def _forward(self) -> MaxPool2d:
         return MaxPool2d(*self.attributes().values())
 
     def infer(self, x: Any, dy: Any) -> Any:
+        check_gradient(self.label, self._forward().infer(x).shape, dy)
         return Spec(tuple(x.shape), str(x.dtype))
 
     def compute(self, x: NDArray, dy: NDArray) -> Any:
@@ -194,6 +197,7 @@ class AvgPool2d(Pool):
     ceil_mode: bool = False
     count_include_pad: bool = True
     divisor_override: int | None = None
+    __post_init__ = windows_of(kernel_size=1, stride=1, padding=0)
 
     def row(self) -> str:
         return "avg_pool2d"
@@ -246,6 +250,7 @@ class AvgPool2dGrad(Op):
     shape: tuple
 
     def infer(self, dy: Any) -> Any:
+        check_gradient(self.label, self.pool.infer(Spec(self.shape)).shape, dy)
         return Spec(self.shape, str(dy.dtype))
 
     def compute(self, dy: NDArray) -> Any:
@@ -340,6 +345,7 @@ class AdaptiveAvgPool2dGrad(Op):
     shape: tuple
 
     def infer(self, dy: Any) -> Any:
+        check_gradient(self.label, AdaptiveAvgPool2d(tuple(dy.shape[2:])).infer(Spec(self.shape)).shape, dy)
         return Spec(self.shape, str(dy.dtype))
 
     def compute(self, dy: NDArray) -> Any:

@@ -9,7 +9,7 @@ from needle.autograd import Op, Spec, Tensor, op
 from .indexing import getitem
 from .join import along, concat
 from .pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d, infer_adaptive, pool_sizes, window
-from .spatial import on_frames, on_row, per_axis
+from .spatial import on_frames, on_row, per_axis, windows_of
 
 
 class PoolNd(Op):
@@ -38,6 +38,7 @@ class MaxPoolNd(PoolNd):
     dilation: tuple
     ceil_mode: bool = False
     kind = "max"
+    __post_init__ = windows_of(kernel_size=1, stride=1, padding=0, dilation=1)
 
     def decompose(self, x: Tensor) -> Tensor:
         self.infer(x)
@@ -65,6 +66,7 @@ class AvgPoolNd(PoolNd):
     count_include_pad: bool = True
     divisor_override: int | None = None
     kind = "avg"
+    __post_init__ = windows_of(kernel_size=1, stride=1, padding=0)
 
     def decompose(self, x: Tensor) -> Tensor:
         self.infer(x)

@@ -9,15 +9,15 @@ import numpy as np
 from needle.autograd import Deferred, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
 
-from .common import Binary, ScalarOp, as_operand, promote, promote_scalar, unbroadcast
-from .comparison import eq
+from .common import Binary, ScalarOp, as_operand, promote_scalar, result_dtype, unbroadcast
+from .comparison import eq, ge
 from .elementwise import add, mul_scalar, multiply, where, with_scalar
 from .maths import log
 
 
 @op
 class EWisePow(Binary):
-    """a ** b. At base 0 the gradient of the exponent is 0 for a positive exponent, as torch has it."""
+    """a ** b. At base 0 the gradient of an exponent that is not negative is 0, as torch has it."""
 
     kernel = "power"
     ufunc = np.power
@@ -25,27 +25,27 @@ class EWisePow(Binary):
     domain = (0.3, 2.0)
 
     def operand_dtype(self, *inputs: Any) -> str:
-        return promote(*(dtype_name(x.dtype) for x in inputs))
-
-    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        if out.dtype in FLOATS:
-            Binary.lower(self, builder, inputs, out)
-            return
-        exact = NDArray.empty(out.shape, "float64")  # whole up to 2 ** 53
-        call("power", [exact], [x.astype("float64").broadcast_to(out.shape) for x in inputs])
-        call("round", [exact], [exact])
-        call("copy", [out], [exact])
+        dtype = result_dtype(*inputs)
+        return "int64" if dtype == "bool" else dtype
 
     def formula(self, a: np.ndarray, b: np.ndarray) -> Any:
-        return np.power(a, b) if a.dtype.kind == "f" else np.rint(np.power(a.astype("float64"), b)).astype(a.dtype)
+        """Of integers with a negative exponent only 1 and -1 are left."""
+        if a.dtype.kind == "f":
+            return np.power(a, b)
+        units = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b % 2), 0)).astype(a.dtype)
+        return np.where(b < 0, units, np.power(a, np.maximum(b, 0)))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a, b = node.inputs
-        grad_a = multiply(out_grad, multiply(b, power(a, add(b, -1.0)))) if a.requires_grad else None
+        grad_a = None
+        if a.requires_grad:
+            slope = multiply(b, power(a, add(b, -1.0)))
+            grad_a = multiply(out_grad, where(eq(b, 0.0), 0.0, slope))  # not 0 times what 1 / 0 is
         grad_b = None
         if b.requires_grad:
             by_log = multiply(out_grad, multiply(node, log(a)))
-            grad_b = unbroadcast(where(eq(node, 0.0), multiply(node, out_grad), by_log), b.shape)
+            at_zero = where(ge(b, 0.0), 0.0, by_log)
+            grad_b = unbroadcast(where(eq(a, 0.0), at_zero, by_log), b.shape)
         return (unbroadcast(grad_a, a.shape) if grad_a is not None else None), grad_b
 
 

@@ -11,7 +11,7 @@ from .elementwise import add
 from .indexing import ScatterItem, encode_index, getitem
 from .join import along, stack
 from .shape import Pad, permute, reshape
-from .spatial import check_spatial, conv_size, per_axis
+from .spatial import check_spatial, conv_size, per_axis, windows_of
 
 
 @op
@@ -58,10 +58,14 @@ class PixelUnshuffle(Op):
                 f"[pixel_unshuffle] expects shape (..., C, H, W) and H, W multiples of {r}, got {tuple(x.shape)}."
             )
         *lead, c, h, w = x.shape
+        if not math.prod(x.shape):  # torch leaves nothing as it is
+            return Spec(tuple(x.shape), str(x.dtype))
         return Spec((*lead, c * r * r, h // r, w // r), str(x.dtype))
 
     def decompose(self, x: Tensor) -> Tensor:
         shape, r = self.infer(x).shape, self.factor
+        if not math.prod(shape):
+            return x
         *lead, c, h, w = x.shape
         parts = reshape(x, (math.prod(lead), c, h // r, r, w // r, r))
         return reshape(permute(parts, (0, 1, 3, 5, 2, 4)), shape)
@@ -130,6 +134,7 @@ class Im2col(Op):
     dilation: tuple = (1, 1)
     padding: tuple = (0, 0)
     stride: tuple = (1, 1)
+    __post_init__ = windows_of(kernel_size=1, dilation=1, padding=0, stride=1)
 
     def infer(self, x: Any) -> Any:
         check_spatial("unfold", x, 2)
@@ -162,6 +167,7 @@ class Col2im(Op):
     dilation: tuple = (1, 1)
     padding: tuple = (0, 0)
     stride: tuple = (1, 1)
+    __post_init__ = windows_of(kernel_size=1, dilation=1, padding=0, stride=1)
 
     def infer(self, x: Any) -> Any:
         count = math.prod(places("fold", self, self.output_size))

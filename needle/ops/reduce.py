@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, dtype_name
 
-from .common import FLOATS, as_axes, check_axes, float_dtype
+from .common import FLOATS, as_axes, check_axes, check_filled, float_dtype, with_axis
 from .comparison import eq, ne
 from .elementwise import add, cast, divide, divide_scalar, multiply, subtract, where
 from .maths import absolute, sqrt
@@ -43,6 +44,11 @@ class Reduction(Op):
         out = (x if x.dtype == dtype else x.astype(dtype)).reduce(self.row, axes, keep)
         return out if out.dtype == dtype else out.astype(dtype)  # the kernels know no bools
 
+    def over_axes(self, f: Callable, x: Any, **options: Any) -> Any:
+        """numpy's f, which takes no axis of an array without axes."""
+        y = f(with_axis(x), axis=as_axes(self.axes), keepdims=self.keepdims, **options)
+        return y if x.shape else y.reshape(())
+
     def relax(self, t: Any, out: Any, x: Any) -> Any:
         axes, keep = self._arguments(Spec(t.sizes(x)))
         return getattr(t.relax.op, self.row)(x, list(axes), keep) if t.dtype(x) == out.dtype else None
@@ -71,7 +77,7 @@ class Summation(Reduction):
         return dtype_name(x.dtype) if x.dtype in FLOATS else "int64"
 
     def reference(self, x: np.ndarray) -> Any:
-        return np.sum(x, axis=as_axes(self.axes), keepdims=self.keepdims, dtype=self.result_dtype(x))
+        return self.over_axes(np.sum, x, dtype=self.result_dtype(x))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return self.spread(out_grad, node.inputs[0])
@@ -94,12 +100,12 @@ class Mean(Reduction):
         return float_dtype(x.dtype)
 
     def reference(self, x: np.ndarray) -> Any:
-        return np.mean(x, axis=as_axes(self.axes), keepdims=self.keepdims, dtype=self.result_dtype(x))
+        return self.over_axes(np.mean, x, dtype=self.result_dtype(x))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
         axes, _ = self._arguments(x)
-        return self.spread(divide_scalar(out_grad, math.prod(x.shape[a] for a in axes)), x)
+        return self.spread(divide_scalar(out_grad, math.prod(x.shape[a] for a in axes if x.shape)), x)
 
 
 @tensor_method()
@@ -109,6 +115,14 @@ def mean(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
 
 class Extreme(Reduction):
     """Largest or smallest element; equal ones share the gradient, as in torch.amax."""
+
+    def infer(self, x: Any) -> Any:
+        check_filled(self.label, x, check_axes(self.label, self.axes, x.shape))
+        return Reduction.infer(self, x)
+
+    def compute(self, x: NDArray) -> Any:
+        check_filled(self.label, x, check_axes(self.label, self.axes, x.shape))
+        return Reduction.compute(self, x)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
@@ -126,7 +140,7 @@ class Max(Extreme):
     row = "max"
 
     def reference(self, x: np.ndarray) -> Any:
-        return np.max(x, axis=as_axes(self.axes), keepdims=self.keepdims)
+        return self.over_axes(np.max, x)
 
 
 @tensor_method()
@@ -143,7 +157,7 @@ class Min(Extreme):
     row = "min"
 
     def reference(self, x: np.ndarray) -> Any:
-        return np.min(x, axis=as_axes(self.axes), keepdims=self.keepdims)
+        return self.over_axes(np.min, x)
 
 
 @tensor_method()
@@ -178,7 +192,7 @@ class Variance(ComposedReduction):
     def decompose(self, x: Tensor) -> Tensor:
         axes = check_axes("variance", self.axes, x.shape)
         centred = subtract(x, mean(x, axes, keepdims=True))
-        count = max(0.0, math.prod(x.shape[a] for a in axes) - self.correction)
+        count = max(0.0, math.prod(x.shape[a] for a in axes if x.shape) - self.correction)
         total = summation(multiply(centred, centred), axes, self.keepdims)
         return multiply(total, 1 / count if count else math.inf)
 
@@ -189,7 +203,10 @@ def variance(a: Tensor, axes: Any = None, correction: Any = 1, keepdims: bool = 
 
 
 def std(a: Tensor, axes: Any = None, correction: Any = 1, keepdims: bool = False) -> Tensor:
-    return sqrt(variance(a, axes, correction, keepdims))
+    """The root of the variance; its gradient at equal elements is zero, as in torch."""
+    square = variance(a, axes, correction, keepdims)
+    zero = eq(square, 0.0)
+    return where(zero, 0.0, sqrt(where(zero, 1.0, square)))
 
 
 @op
@@ -206,8 +223,12 @@ class Product(ComposedReduction):
         shape, dtype = self.infer(x)
         axes = check_axes("product", self.axes, x.shape)
         kept = [i for i in range(len(x.shape)) if i not in axes]
-        rows = reshape(permute(cast(x, dtype), (*kept, *axes)), (math.prod(x.shape[i] for i in kept), -1))
-        n = rows.shape[1]
+        n = math.prod(x.shape[i] for i in axes if x.shape)
+        if n == 0:
+            return Tensor(np.ones(shape, dtype), device=x.device, dtype=dtype, requires_grad=False)
+        rows = reshape(
+            permute(cast(x, dtype), (*kept, *axes) if x.shape else ()), (math.prod(x.shape[i] for i in kept), n)
+        )
         while n > 1:
             rows = pad(rows, (0, n % 2), value=1.0)
             n = (n + 1) // 2
@@ -221,12 +242,12 @@ def prod(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
 
 def every(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
     """Whether all elements differ from zero."""
-    return ne(amin(cast(ne(a, 0), "int32"), axes, keepdims), 0)
+    return eq(summation(eq(a, 0), axes, keepdims), 0)
 
 
 def some(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
     """Whether any element differs from zero."""
-    return ne(amax(cast(ne(a, 0), "int32"), axes, keepdims), 0)
+    return ne(summation(ne(a, 0), axes, keepdims), 0)
 
 
 def vector_norm(a: Tensor, order: float = 2.0, axes: Any = None, keepdims: bool = False) -> Tensor:
@@ -237,7 +258,12 @@ def vector_norm(a: Tensor, order: float = 2.0, axes: Any = None, keepdims: bool 
         return (amax if order > 0 else amin)(absolute(a), axes, keepdims)
     if order == 1:
         return summation(absolute(a), axes, keepdims)
-    powers = multiply(a, a) if order == 2 else power_scalar(absolute(a), order)
+    size = absolute(a) if order != 2 else a
+    if order < 1:  # a root of the elements has no slope at 0 either: there torch's is zero
+        none = eq(size, 0.0)
+        powers = where(none, 0.0 if order > 0 else math.inf, power_scalar(where(none, 1.0, size), order))
+    else:
+        powers = multiply(a, a) if order == 2 else power_scalar(size, order)
     total = summation(powers, axes, keepdims)
     zero = eq(total, 0.0)
     root = power_scalar(where(zero, add(multiply(total, 0.0), 1.0), total), 1 / order)  # sqrt has no slope at 0

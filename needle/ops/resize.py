@@ -14,7 +14,7 @@ from . import expressions
 from .linalg import matmul
 from .pool import AdaptiveAvgPool2d
 from .pool_nd import AdaptiveAvgPoolNd
-from .spatial import SHAPES, on_frames, on_row, per_axis
+from .spatial import SHAPES, check_gradient, on_frames, on_row, per_axis
 
 MODES = {  # the numbers of axes that each mode resizes
     "nearest": (1, 2, 3),
@@ -27,13 +27,17 @@ MODES = {  # the numbers of axes that each mode resizes
 }
 KERNELS = ("nearest", "bilinear")  # modes with kernels for images
 CORNERS = ("linear", "bilinear", "bicubic", "trilinear")  # modes that take align_corners
+FACTOR_COUNTS = ("nearest-exact", "bicubic")  # modes that resize by a factor also where the size stays
 CUBIC = -0.75  # torch's coefficient of bicubic convolution (Keys, 1981)
 
 
-def source_scale(n: int, out: int, factor: float | None, align_corners: bool) -> float:
+def source_scale(n: int, out: int, factor: float | None, align_corners: bool, mode: str) -> float:
     """Input pixels per output pixel along one axis."""
     if align_corners:
         return (n - 1) / (out - 1) if out > 1 else 0.0
+    # As in torch, whatever the factor was: the same size is the same pixels, twice the size each of them twice.
+    if (out == n and mode not in FACTOR_COUNTS) or (out == 2 * n and mode == "nearest"):
+        return n / out
     return 1 / factor if factor else n / out
 
 
@@ -42,10 +46,8 @@ def resize_matrix(n: int, out: int, mode: str, scale: float, align_corners: bool
     m = np.zeros((out, n))
     at = np.arange(out)
     if mode.startswith("nearest"):  # torch computes the index in float32
-        step = np.float32(scale)
-        exact = mode == "nearest-exact"
-        index = np.maximum((at + np.float32(0.5)) * step - np.float32(0.5), 0) + np.float32(0.5) if exact else at * step
-        m[at, np.minimum(index.astype(int), n - 1)] = 1
+        place = at.astype("float32") + np.float32(0.5 if mode == "nearest-exact" else 0)
+        m[at, np.minimum((place * np.float32(scale)).astype(int), n - 1)] = 1
         return m
     if mode == "bicubic":
         x = at * scale if align_corners else (at + 0.5) * scale - 0.5
@@ -80,7 +82,8 @@ class Resize(Op):
         a = self.attributes()
         given = None if a.get("recompute_scale_factor") else a["scale_factor"]
         factors = per_axis("interpolate", given, len(size))
-        return [source_scale(n, o, f, a["align_corners"]) for n, o, f in zip(size, out, factors, strict=True)]
+        corners, mode = a["align_corners"], a["mode"]
+        return [source_scale(n, o, f, corners, mode) for n, o, f in zip(size, out, factors, strict=True)]
 
     def _matrices(self, size: tuple, out: tuple, dtype: Any) -> list[np.ndarray]:
         a = self.attributes()
@@ -197,6 +200,7 @@ class InterpolateGrad(Resize):
     layout = "plain"
 
     def infer(self, dy: Any) -> Any:
+        check_gradient(self.label, (*self.shape[:2], *dy.shape[2:4]), dy)
         return Spec(self.shape, str(dy.dtype))
 
     def compute(self, dy: NDArray) -> Any:

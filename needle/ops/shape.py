@@ -72,9 +72,8 @@ class Flatten(Op):
     is_view = compute_infers = True
 
     def infer(self, x: Any) -> Any:
-        if not x.shape:
-            return Spec((1,), x.dtype)
-        first, last = check_axis("flatten", self.start_dim, x.shape), check_axis("flatten", self.end_dim, x.shape)
+        axes = x.shape or (1,)  # a 0-d tensor becomes one of an axis
+        first, last = check_axis("flatten", self.start_dim, axes), check_axis("flatten", self.end_dim, axes)
         if first > last:
             raise ValueError(f"[flatten] start_dim {self.start_dim} comes after end_dim {self.end_dim}.")
         flat = int(np.prod(x.shape[first : last + 1]))
@@ -159,16 +158,19 @@ class Transpose(Op):
 
     def infer(self, x: Any) -> Any:
         shape, (a, b) = list(x.shape), self._pair(x)
-        shape[a], shape[b] = shape[b], shape[a]
+        if shape:
+            shape[a], shape[b] = shape[b], shape[a]
         return Spec(tuple(shape), x.dtype)
 
     def compute(self, x: NDArray) -> Any:
+        if not x.shape:
+            return x
         order, (a, b) = list(range(len(x.shape))), self._pair(x)
         order[a], order[b] = b, a
         return x.permute(order)
 
     def reference(self, x: np.ndarray) -> Any:
-        return x.swapaxes(*self._pair(x))
+        return x.swapaxes(*self._pair(x)) if x.shape else x
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return transpose(out_grad, self.axes)

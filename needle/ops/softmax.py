@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 
-from .common import as_axes, cast_array, check_axes, check_axis, float_dtype
+from .common import as_axes, cast_array, check_axes, check_axis, float_dtype, with_axis
 from .elementwise import multiply, negate, subtract
 from .maths import exp
 from .reduce import summation
@@ -19,14 +20,15 @@ from .shape import broadcast_to, reshape
 
 def on_rows(kernel: str, axis: int, *arrays: NDArray) -> NDArray:
     """A kernel over rows, run over any axis."""
-    arrays = tuple(a.as_dtype(float_dtype(a.dtype)) for a in arrays)
+    shape = arrays[0].shape
+    arrays = tuple(with_axis(a.as_dtype(float_dtype(a.dtype))) for a in arrays)
     axis %= arrays[0].ndim
     order = [i for i in range(arrays[0].ndim) if i != axis] + [axis]
     moved = [a.permute(order) for a in arrays]
-    rows = [m.reshape((-1, m.shape[-1])) for m in moved]
+    rows = [m.reshape((math.prod(m.shape[:-1]), m.shape[-1])) for m in moved]
     out = NDArray.empty(rows[0].shape, rows[0].dtype)
     call(kernel, [out], rows)
-    return out.reshape(moved[0].shape).permute([int(i) for i in np.argsort(order)]).compact()
+    return out.reshape(moved[0].shape).permute([int(i) for i in np.argsort(order)]).compact().reshape(shape)
 
 
 class RowOp(Op):
@@ -51,9 +53,10 @@ class Softmax(RowOp):
         return on_rows("softmax", self.axis, x)
 
     def reference(self, x: np.ndarray) -> Any:
-        x = cast_array(x, float_dtype(x.dtype))
-        e = np.exp(x - x.max(self.axis, keepdims=True))
-        return e / e.sum(self.axis, keepdims=True)
+        shape, x = x.shape, with_axis(cast_array(x, float_dtype(x.dtype)))
+        e = np.exp(x - x.max(self.axis, keepdims=True, initial=-np.inf))
+        y = e / e.sum(self.axis, keepdims=True)
+        return y if shape else y.reshape(())
 
     def relax(self, t: Any, out: Any, x: Any) -> Any:
         return t.relax.op.nn.softmax(x, self.axis)
@@ -101,9 +104,10 @@ class LogSoftmax(RowOp):
         return on_rows("log_softmax", self.axis, x)
 
     def reference(self, x: np.ndarray) -> Any:
-        x = cast_array(x, float_dtype(x.dtype))
-        x = x - x.max(self.axis, keepdims=True)
-        return x - np.log(np.exp(x).sum(self.axis, keepdims=True))
+        shape, x = x.shape, with_axis(cast_array(x, float_dtype(x.dtype)))
+        x = x - x.max(self.axis, keepdims=True, initial=-np.inf)
+        y = x - np.log(np.exp(x).sum(self.axis, keepdims=True))
+        return y if shape else y.reshape(())
 
     def relax(self, t: Any, out: Any, x: Any) -> Any:
         return t.relax.op.nn.log_softmax(x, self.axis)
@@ -145,28 +149,33 @@ class LogSoftmaxGrad(RowOp):
 
 @op
 class LogSumExp(Op):
-    """log of the sum of e ** x over axes (None: all); the axes vanish."""
+    """log of the sum of e ** x over axes (None: all), which vanish or have size 1."""
 
     axes: Any = None
+    keepdims: bool = False
 
     def infer(self, x: Any) -> Any:
-        axes = check_axes("logsumexp", self.axes, x.shape)
-        return Spec(tuple(s for i, s in enumerate(x.shape) if i not in axes), float_dtype(x.dtype))
+        axes, keep = check_axes("logsumexp", self.axes, x.shape), self.keepdims
+        shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape) if keep or i not in axes)
+        return Spec(shape, float_dtype(x.dtype))
 
     def compute(self, x: NDArray) -> Any:
         axes = check_axes("logsumexp", self.axes, x.shape)
         kept = [i for i in range(x.ndim) if i not in axes]
         shape = self.infer(x).shape
         x = x.as_dtype(float_dtype(x.dtype))
-        rows = x.permute([*kept, *axes]).reshape((int(np.prod(shape)), -1))
+        count = math.prod(x.shape[i] for i in axes if x.shape)
+        rows = x.permute([*kept, *axes] if x.shape else []).reshape((math.prod(shape), count))
         out = NDArray.empty((rows.shape[0], 1), x.dtype)
-        call("logsumexp", [out], [rows])
+        out.fill(-math.inf) if count == 0 else call("logsumexp", [out], [rows])
         return out.reshape(shape)
 
     def reference(self, x: np.ndarray) -> Any:
         axes, x = as_axes(self.axes), cast_array(x, float_dtype(x.dtype))
-        top = x.max(axes, keepdims=True)
-        return np.log(np.exp(x - top).sum(axes)) + top.reshape(self.infer(x).shape)
+        shape, x = self.infer(x).shape, with_axis(x)
+        top = x.max(axes, keepdims=True, initial=-np.inf)
+        top = np.where(top - top == 0, top, 0)  # infinite: the sum itself is 0 or infinite
+        return (np.log(np.exp(x - top).sum(axes, keepdims=True)) + top).reshape(shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
@@ -177,9 +186,9 @@ class LogSumExp(Op):
 
     @classmethod
     def samples(cls) -> list:
-        return [({"axes": a}, [(3, 4, 5)]) for a in (None, 1, (0, -1))]
+        return [({"axes": a}, [(3, 4, 5)]) for a in (None, 1, (0, -1))] + [({"axes": 1, "keepdims": True}, [(3, 4, 5)])]
 
 
 @tensor_method()
-def logsumexp(a: Tensor, axes: Any = None) -> Tensor:
-    return LogSumExp(as_axes(axes))(a)
+def logsumexp(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    return LogSumExp(as_axes(axes), keepdims)(a)

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op, tensor_method
+from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.kernels import kernel_dtype
 
-from .common import FLOATS, check_axis
+from .arithmetic import bitwise_not, isnan, logical_and, logical_not, logical_or
+from .common import FLOATS, check_axis, check_filled, with_axis
 from .comparison import eq, gt, lt
 from .elementwise import add, cast, multiply, negate
 from .gather import gather
@@ -27,12 +28,15 @@ class ArgMax(Op):
 
     def infer(self, x: Any) -> Any:
         axis = check_axis("argmax", self.axis, x.shape)
+        check_filled("argmax", x, (axis,))
         return Spec(tuple(1 if d == axis else s for d, s in enumerate(x.shape)), "int64")
 
     def compute(self, x: NDArray) -> Any:
-        out = NDArray.empty(*self.infer(x))
-        call("argmax", [out], [x.as_dtype(kernel_dtype("argmax", x.dtype))], self.axis % x.ndim)
-        return out
+        shape, dtype = self.infer(x)
+        row = with_axis(x).as_dtype(kernel_dtype("argmax", x.dtype))
+        out = NDArray.empty(shape or (1,), dtype)
+        call("argmax", [out], [row], self.axis % row.ndim)
+        return out.reshape(shape)
 
     def reference(self, x: np.ndarray) -> Any:
         return np.argmax(x, self.axis, keepdims=True)
@@ -57,7 +61,7 @@ def argmax(a: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
 @tensor_method()
 def argmin(a: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Number of the smallest element along an axis; of all elements without one."""
-    return argmax(negate(a), axis, keepdims)
+    return argmax(mirrored(a), axis, keepdims)
 
 
 @op
@@ -70,13 +74,15 @@ class MaxAlong(Op):
         return Spec(ArgMax(self.axis).infer(x).shape, str(x.dtype))
 
     def compute(self, x: NDArray) -> Any:
-        return x.reduce("max", (self.axis % x.ndim,), True).as_dtype(x.dtype)
+        return x.reduce("max", (self.axis % x.ndim,), True).as_dtype(x.dtype) if x.shape else x
 
     def reference(self, x: np.ndarray) -> Any:
         return x.max(self.axis, keepdims=True)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
+        if not x.shape:
+            return out_grad
         axis = self.axis % len(x.shape)
         shape = [1] * len(x.shape)
         shape[axis] = -1
@@ -96,8 +102,27 @@ def max_along(a: Tensor, axis: int, keepdims: bool = False) -> tuple[Tensor, Ten
 
 def min_along(a: Tensor, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]:
     """(values, numbers) of the smallest elements along an axis."""
-    values, numbers = max_along(negate(a), axis, keepdims)
-    return negate(values), numbers
+    values, numbers = max_along(mirrored(a), axis, keepdims)
+    return mirrored(values), numbers
+
+
+@op
+class Mirror(Op):
+    """Values in the opposite order: -x, but ~x of bools and integers, of which the smallest has no opposite."""
+
+    def infer(self, x: Any) -> Any:
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return negate(x) if x.dtype in FLOATS else bitwise_not(x)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(4, 3)]), ({}, [Spec((4, 9), "bool")]), ({}, [Spec((4, 9), "int64")])]
+
+
+def mirrored(a: Tensor) -> Tensor:
+    return Mirror()(a)
 
 
 @op
@@ -122,18 +147,26 @@ class ArgSort(Op):
         return NDArray(self.reference(x.read()), dtype="int64")
 
     def reference(self, x: np.ndarray) -> Any:
+        if not x.shape:
+            return np.zeros((), "int64")
         if not self.descending:
             return np.argsort(x, self.axis, kind="stable")
         backwards = np.flip(np.argsort(np.flip(x, self.axis), self.axis, kind="stable"), self.axis)
         return x.shape[self.axis] - 1 - backwards
 
     def decompose(self, x: Tensor) -> Tensor:
+        if not x.shape:
+            return Tensor(0, device=x.device, dtype="int64", requires_grad=False)
         last = transpose(x, (self.axis, -1))
         n = last.shape[-1]
         mine, other = unsqueeze(last, -1), unsqueeze(last, -2)
-        before = cast((gt if self.descending else lt)(other, mine), "int32")
+        before, same = (gt if self.descending else lt)(other, mine), eq(other, mine)
+        if x.dtype in FLOATS:  # what is no number counts as the largest
+            first, second = (isnan(other), isnan(mine)) if self.descending else (isnan(mine), isnan(other))
+            before = logical_or(before, logical_and(first, logical_not(second)))
+            same = logical_or(same, logical_and(first, second))
         earlier = Tensor(np.tri(n, k=-1), device=x.device, dtype="int32", requires_grad=False)
-        place = summation(add(before, multiply(cast(eq(other, mine), "int32"), earlier)), -1)  # of every element
+        place = summation(add(cast(before, "int32"), multiply(cast(same, "int32"), earlier)), -1)  # of every element
         numbers = Tensor(np.arange(n), device=x.device, dtype="int64", requires_grad=False)
         found = multiply(cast(eq(unsqueeze(place, -2), reshape(numbers, (-1, 1))), "int64"), numbers)
         return transpose(summation(found, -1), (self.axis, -1))
@@ -159,8 +192,18 @@ def sort(a: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, T
     return gather(a, axis, numbers), numbers
 
 
+def known_rank(a: Tensor) -> int | None:
+    """The number of axes, None for a symbol of which it is not known."""
+    try:
+        return a.ndim
+    except Unsupported:
+        return None
+
+
 def topk(a: Tensor, k: Any, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """(values, numbers) of the k largest (or smallest) elements along an axis, in order."""
+    if known_rank(a) == 0 and isinstance(k, int) and k in (0, 1):  # either way all of it, as torch has it
+        return sort(a, axis)
     first = (slice(0, k), *(slice(None),) * (-axis - 1)) if axis < 0 else (*(slice(None),) * axis, slice(0, k))
     numbers = getitem(argsort(a, axis, largest), (Ellipsis, *first) if axis < 0 else first)
     return gather(a, axis, numbers), numbers
@@ -177,8 +220,10 @@ class CumSum(Op):
         return Spec(tuple(x.shape), str(x.dtype) if x.dtype in FLOATS else "int64")
 
     def decompose(self, x: Tensor) -> Tensor:
-        axis, step = self.axis % len(x.shape), 1
+        axis, step = self.axis % max(len(x.shape), 1), 1
         total = cast(x, self.infer(x).dtype)
+        if not x.shape:
+            return total
         while step < x.shape[axis]:
             after = (0, 0) * (len(x.shape) - axis - 1)
             total = add(total, pad(total, (*after, step, -step)))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
-from needle.autograd import Spec, Tensor
+from needle.autograd import Deferred, Spec, Tensor
 
 from .shape import reshape, squeeze, unsqueeze
 
+ANY = -math.inf  # as the least number: no limit
 SHAPES = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
 
 
@@ -19,6 +21,32 @@ def per_axis(label: str, value: Any, n: int) -> tuple:
     if len(values) not in (1, n):
         raise ValueError(f"[{label}] expects one number or {n}, got {values}.")
     return values * n if len(values) == 1 else values
+
+
+def windows_of(**least: float) -> Callable[[Any], None]:
+    """For `__post_init__ = windows_of(...)` in an op: the least of every attribute, a tuple of one whole number per axis.
+
+    `padding` may name both sides of every axis, and `groups` is one number.
+    """
+
+    def check(self: Any) -> None:
+        given = vars(self)
+        first = given[next(iter(least))]
+        axes = len(first) if isinstance(first, tuple) else 0
+        for name, low in least.items():
+            values = given[name]
+            if name == "groups":
+                values = (values,)
+            elif not isinstance(values, tuple) or (
+                len(values) != axes and (len(values) != 2 * axes or name != "padding")
+            ):
+                raise ValueError(f"[{self.label}] {name} expects one number per axis, got {values}.")
+            for v in values:
+                if not ((type(v) is int or isinstance(v, Integral)) and v >= low) and not isinstance(v, Deferred):
+                    which = "" if low == ANY else f" of at least {low}"
+                    raise ValueError(f"[{self.label}] {name} expects whole numbers{which}, got {given[name]}.")
+
+    return check
 
 
 def check_spatial(label: str, x: Any, n: int) -> None:
@@ -75,6 +103,7 @@ def infer_conv(op: Any, x: Any, w: Any, bias: Any = None) -> Spec:
     if w.shape[0] % op.groups:
         raise ValueError(f"[{op.label}] {w.shape[0]} output channels do not divide into {op.groups} groups.")
     check_bias(op.label, bias, w.shape[0])
+    check_taps(op.label, w)
     size = [conv_size(x.shape[2 + i], w.shape[2 + i], op.stride[i], p[i], p[n + i], op.dilation[i]) for i in range(n)]
     if min(size) < 1:
         raise ValueError(
@@ -92,6 +121,7 @@ def infer_conv_transpose(op: Any, x: Any, w: Any, bias: Any = None) -> Spec:
     if w.shape[0] % op.groups:
         raise ValueError(f"[{op.label}] {w.shape[0]} input channels do not divide into {op.groups} groups.")
     check_bias(op.label, bias, w.shape[1] * op.groups)
+    check_taps(op.label, w)
     size = []
     for i in range(n):
         reach = op.stride[i] * (x.shape[2 + i] - 1) + op.dilation[i] * (w.shape[2 + i] - 1) + 1
@@ -106,6 +136,17 @@ def check_images(label: str, x: Any, w: Any, n: int) -> None:
         raise ValueError(
             f"[{label}] expects an input {SHAPES[n]} and a {n + 2}-d weight, got {tuple(x.shape)} and {tuple(w.shape)}."
         )
+
+
+def check_gradient(label: str, shape: tuple, dy: Any) -> None:
+    """That dy is a gradient of what has `shape`."""
+    if tuple(dy.shape) != tuple(shape):
+        raise ValueError(f"[{label}] expects a gradient of shape {tuple(shape)}, got {tuple(dy.shape)}.")
+
+
+def check_taps(label: str, w: Any) -> None:
+    if min(w.shape[2:]) < 1:
+        raise ValueError(f"[{label}] expects a kernel of at least one element per axis, got {tuple(w.shape[2:])}.")
 
 
 def check_bias(label: str, bias: Any, channels: int) -> None:

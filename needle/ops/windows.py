@@ -51,7 +51,7 @@ def conv2d_array(
     wg = w.reshape(groups, outputs // groups, channels // groups, *kernel)
     out = np.zeros((n, groups, outputs // groups, size[0] * size[1]), np.result_type(x, w))
     for i, j, window in windows(x, padding, kernel, stride, dilation, tuple(size)):
-        out += wg[..., i, j] @ window.reshape(n, groups, channels // groups, -1)
+        out += wg[..., i, j] @ window.reshape(n, groups, channels // groups, size[0] * size[1])
     return out.reshape(n, outputs, *size)
 
 
@@ -67,7 +67,7 @@ def conv_transpose2d_array(x: np.ndarray, w: np.ndarray, op: Any, size: tuple[in
     ]
     out = np.zeros((n, outputs, *full), np.result_type(x, w))
     wg = w.reshape(g, channels // g, outputs // g, *kernel).swapaxes(1, 2)
-    xg = x.reshape(n, g, channels // g, -1)
+    xg = x.reshape(n, g, channels // g, height * width)
     for i in range(kernel[0]):
         for j in range(kernel[1]):
             part = (wg[..., i, j] @ xg).reshape(n, outputs, height, width)

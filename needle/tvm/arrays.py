@@ -323,7 +323,7 @@ class Array(Recorded):
         centred = self - self.mean(axis, keepdims=True)
         return (centred * centred).mean(axis, keepdims=keepdims)
 
-    def max(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Array:
+    def max(self, axis: Any = None, out: None = None, keepdims: bool = False, initial: float | None = None) -> Array:
         return self._largest(te.max, axis, keepdims)
 
     def min(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Array:

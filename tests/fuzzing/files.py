@@ -1,9 +1,13 @@
-"""Damaged needle files: each is refused in one sentence or loads whole, in a process with little memory and no torch."""
+"""Damaged needle files: each is refused in one sentence or loads whole, in a process with little memory and no torch.
+
+What loads is run twice, over memory that was filled with other bytes before: no result may depend on them.
+"""
 
 from __future__ import annotations
 
 import atexit
 import copy
+import ctypes
 import functools
 import json
 import os
@@ -21,12 +25,16 @@ import numpy as np
 
 import needle as ndl
 from needle import nn, ops
-from needle.graph import symbolic
+from needle.graph import Graph, GraphModule, symbolic
+from needle.nn.module import Tree
+from needle.op import OPS, Spec
 
 from .frame import Wrong
+from .layer_arguments import BY_NAME, ROWS, arguments
 
-NAME, SAMPLE, FULL, SECONDS = "files", 400, 20_000, 10
+NAME, SAMPLE, FULL, SECONDS = "files", 600, 20_000, 20
 MEMORY, NO_TORCH = 1 << 30, True
+ENVIRONMENT = {"NEEDLE_GUARD": "1"}  # writes outside of a plan's buffers are errors, and what is not written is NaN
 SENTENCE_START, SENTENCE_END = "[load] ", "."
 
 
@@ -60,6 +68,50 @@ class Image(nn.Module):
 
 
 NETS = ("bound", "fused", "image", "recurrent", "wide")
+
+
+def samples() -> list[str]:
+    """Names of nets of one op each: its name and the number of its sample."""
+    return [f"op {n} {i}" for n in sorted(OPS) if OPS[n].library == "needle" for i in range(len(OPS[n].samples()))]
+
+
+def values(spec: Any, op: Any, rng: np.random.RandomState) -> np.ndarray:
+    spec = spec if isinstance(spec, Spec) else Spec(spec)
+    if spec.dtype == "bool":
+        return rng.rand(*spec.shape) < 0.5
+    if spec.dtype.startswith("int"):
+        return rng.randint(0, 2, spec.shape).astype(spec.dtype)
+    return np.asarray(rng.uniform(*getattr(op, "domain", (-2.0, 2.0)), spec.shape)).astype(spec.dtype)
+
+
+def net_of_op(name: str) -> tuple[nn.Module, list[np.ndarray]]:
+    """A graph of one op; the inputs of its sample."""
+    _, name, i = name.split()
+    attributes, shapes = OPS[name].samples()[int(i)]
+    graph, op = Graph(), OPS[name](**attributes)
+    inputs = tuple(graph.add("input", f"x{k}", (), f"x{k}") for k in range(len(shapes)))
+    result: Any = graph.add("op", op, inputs, op.label)
+    if op.n_out > 1:
+        result = tuple(graph.add("op", OPS["TupleGetItem"](k), (result,), "item") for k in range(op.n_out))
+    graph.add("output", "", (result,), "output")
+    rng = np.random.RandomState(0)
+    return GraphModule(graph, Tree()), [values(s, op, rng) for s in shapes]
+
+
+def net_of_layer(name: str) -> tuple[nn.Module, list[np.ndarray]]:
+    _, name, number = name.split()
+    row, rng = BY_NAME[name], random.Random(int(number))
+    while True:
+        given = arguments(row, rng, 0.0)
+        shape = row.shape(given, rng)
+        x = np.asarray(np.random.RandomState(0).randn(*shape), "float32")
+        x = np.zeros(shape, "int64") if row.kind == "index" else x
+        try:
+            net = nn.Sequential(getattr(nn, row.needle or name)(**row.needles(given))).eval()
+            net(ndl.Tensor(x))
+            return net, [x]
+        except (ValueError, TypeError, IndexError):  # arguments that do not go together
+            continue
 
 
 def nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
@@ -225,6 +277,31 @@ def edit_numbers(data: bytearray, rng: random.Random) -> bytes:
     return with_header(header, data[end:])
 
 
+def edit_arguments(data: bytearray, rng: random.Random) -> bytes:
+    """Attributes of ops and arguments of layers of any kind of value, at any depth."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    document = json.loads(header["__metadata__"]["needle"])
+    rows = [r["target"][1] for r in document["graph"] if r["kind"] == "op"]
+    rows += [m[1] for m in document["modules"].values()]
+    found = [place for row in rows for place in places(row, [])] or places(document["graph"], [])
+    for _ in range(rng.choice((1, 1, 2))):
+        container, key = rng.choice(found)
+        old = container.get(key) if isinstance(container, dict) else container[key] if key < len(container) else None
+        if type(old) is int and rng.random() < 0.6:
+            container[key] = old + rng.choice((-3, -2, -1, 1, 2, 5)) if rng.random() < 0.5 else -old
+        elif type(old) is float and rng.random() < 0.6:
+            container[key] = rng.choice((-old, 0.0, old * 1e30, float("nan"), float("inf"), 1.5))
+        elif type(old) is bool and rng.random() < 0.7:
+            container[key] = not old
+        elif isinstance(old, list) and rng.random() < 0.6:
+            container[key] = rng.choice((old + old, old[:-1], old[::-1], [*old, rng.choice(INTEGERS)]))
+        elif isinstance(container, dict) or key < len(container):
+            container[key] = copy.deepcopy(rng.choice((*VALUES, *INTEGERS, 1000, -5, 1, 3)))
+    header["__metadata__"]["needle"] = json.dumps(document)
+    return with_header(header, data[end:])
+
+
 def edit_header(data: bytearray, rng: random.Random) -> bytes:
     """Names, dtypes, shapes and places of tensors."""
     end = 8 + int.from_bytes(data[:8], "little")
@@ -253,6 +330,7 @@ def with_header(header: Any, rest: bytes | bytearray) -> bytes:
 MUTATIONS: tuple[Mutation, ...] = (
     *(flip, flip_header, flip_header, truncate, extend, cut_out, repeat, header_length, foreign),
     *(edit_graph, edit_graph, edit_graph, edit_numbers, edit_numbers, edit_numbers, edit_header, edit_header, deep),
+    edit_arguments,
 )
 
 
@@ -267,7 +345,7 @@ def whole(net: Any) -> None:
     net.input_names, net.parameters()
 
 
-def one(path: Path, x: np.ndarray) -> str:
+def one(path: Path, xs: list[np.ndarray]) -> str:
     """What became of one file; raises where that may not be."""
     try:
         net = ndl.load(path)
@@ -277,12 +355,66 @@ def one(path: Path, x: np.ndarray) -> str:
             raise Wrong(f"not one sentence: {text!r}") from None
         return "refused"
     whole(net)
-    try:
-        net(ndl.Tensor(x))
-        ndl.compile(net, (x,))(x)
-    except Exception:  # a changed graph may do anything but end the process
-        return "loaded, does not run"
+    first, second = (results(path, xs, byte) for byte in (0x2A, 0xD5))
+    for form, a, b in zip(("eager", "compiled"), first, second, strict=True):
+        if not same(a, b):
+            raise Wrong(f"{form} depends on what was in memory before")
+    eager, compiled = first
+    if isinstance(eager, str) or isinstance(compiled, str):
+        return f"loaded, {'does not run' if isinstance(eager, str) else 'does not compile'}"
+    if not extreme(path) and not all(map(alike, eager, compiled)):
+        raise Wrong("compiled differs from eager")
     return "loaded, runs"
+
+
+def results(path: Path, xs: list[np.ndarray], byte: int) -> tuple[Any, Any]:
+    """What the net gives, eager and compiled, where fresh memory is filled with a byte; the name of an error for a failure."""
+    ctypes.CDLL(None).mallopt(-6, byte)  # M_PERTURB
+    net, found = ndl.load(path), []
+    for form in ("eager", "compiled"):
+        np.random.seed(0)
+        try:
+            out = net(*map(ndl.Tensor, xs)) if form == "eager" else ndl.compile(net, tuple(xs))(*xs)
+            found.append([np.array(o if isinstance(o, np.ndarray) else o.numpy()) for o in leaves(out)])
+        except Exception as e:  # a changed graph may do anything but end the process
+            if "outside" in str(e) and "[plan]" in str(e):
+                raise Wrong(f"{form}: {e}") from None
+            found.append(type(e).__name__)
+    return found[0], found[1]
+
+
+def leaves(value: Any) -> list[Any]:
+    """The tensors of a nested result, in order."""
+    if isinstance(value, tuple | list | dict):
+        return [x for v in (value.values() if isinstance(value, dict) else value) for x in leaves(v)]
+    return [value] if hasattr(value, "shape") else []
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, str) or isinstance(b, str):
+        return a == b
+    return len(a) == len(b) and all(
+        np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in zip(a, b, strict=True)
+    )
+
+
+def extreme(path: Path) -> bool:
+    """Whether attributes are so large that results overflow, in one order of computation or in another."""
+    data = path.read_bytes()
+    document = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["needle"])
+    numbers = [c[k] for c, k in places(document, []) if isinstance(c[k], int | float)]
+    return any(not abs(n) < 1e15 for n in numbers)
+
+
+def alike(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal within the rounding of a computation in another order."""
+    if a.shape != b.shape or a.dtype.kind != b.dtype.kind:
+        return False
+    if a.dtype.kind != "f":
+        return bool((a == b).all())
+    finite = np.isfinite(a) & np.isfinite(b)
+    scale = np.abs(a[finite]).max(initial=1e-30)
+    return bool((np.isfinite(a) == np.isfinite(b)).all() and (np.abs(a - b)[finite] <= 1e-3 * scale).all())
 
 
 @functools.cache
@@ -295,29 +427,44 @@ def folder() -> Path:
 
 
 @functools.cache
-def saved() -> dict[str, tuple[bytes, np.ndarray]]:
-    """Every net as a file's bytes, with an input."""
-    made, path = {}, folder() / "net"
-    for name, (net, shape) in nets().items():
+def saved(name: str) -> tuple[bytes, list[np.ndarray]] | None:
+    """A net as a file's bytes, with inputs; None where it cannot be saved."""
+    path = folder() / "net"
+    if name in NETS:
+        net, shape = nets()[name]
+        xs = [np.random.RandomState(0).randn(*shape).astype("float32")]
+    else:
+        net, xs = net_of_op(name) if name.startswith("op ") else net_of_layer(name)
+    try:
         ndl.save(net, path)
-        made[name] = (path.read_bytes(), np.random.RandomState(0).randn(*shape).astype("float32"))
-    return made
+    except ValueError:  # such as an op whose attribute is another op
+        return None
+    return path.read_bytes(), xs
 
 
 def draw(rng: random.Random) -> Any:
-    return (rng.choice(MUTATIONS).__name__, rng.choice(NETS), rng.getrandbits(32))
+    kind = rng.random()
+    if kind < 0.4:
+        return (rng.choice(MUTATIONS).__name__, rng.choice(NETS), rng.getrandbits(32))
+    name = rng.choice(samples()) if kind < 0.75 else f"layer {rng.choice(LAYERS)} {rng.randrange(10)}"
+    return ("edit_arguments", name, rng.getrandbits(32))
+
+
+LAYERS = [row.torch for row in ROWS if row.kind != "attention"]
 
 
 def check(case: Any) -> str:
     mutation, name, seed = case
-    data, x = saved()[name]
+    if (found := saved(name)) is None:
+        return "cannot be saved"
+    data, xs = found
     path = folder() / "damaged"
     path.write_bytes(globals()[mutation](bytearray(data), random.Random(seed)))
-    how = one(path, x)
+    how = one(path, xs)
     if (folder() / "canary").exists():
         (folder() / "canary").rmdir()
         raise Wrong("code in the file ran")
-    return how
+    return f"{name.split()[0]}: {how}" if name not in NETS else how
 
 
 def smaller(case: Any) -> Iterable[Any]:

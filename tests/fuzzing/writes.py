@@ -234,7 +234,9 @@ def draw(rng: random.Random) -> dict[str, Any]:
         kind = rng.choice(("make", "make", "write", "write", "pair", "layer"))
         table = {"make": MAKES, "write": WRITES, "pair": PAIRS, "layer": LAYERS}[kind]
         name = rng.choice(list(table))
-        arguments = (rng.randrange(len(values)),) if kind == "pair" else drawn_arguments(rng, table[name], t)
+        arguments = (rng.randrange(len(values)),) if kind == "pair" else ()
+        if kind in ("make", "write"):
+            arguments = drawn_arguments(rng, table[name], t)
         more = case | {"steps": [*case["steps"], (kind, name, place, *arguments)]}
         try:
             values = list(ran(more, None))
@@ -298,6 +300,10 @@ def nets(case: dict[str, Any], model: nn.Module, x: torch.Tensor) -> Iterator[An
             program = torch.export.export(model, (x,))
         except Exception as e:
             raise torch2needle.Unsupported(f"torch.export raises {type(e).__name__}") from None
+        with torch.no_grad():
+            pairs = zip(program.module()(x.clone()), copy.deepcopy(model)(x.clone()), strict=True)
+            if not all(torch.equal(a, b) for a, b in pairs):
+                raise torch2needle.Unsupported("torch.export's program differs from the model")
         yield torch2needle.convert(program)
     else:
         for captured in captures(model, (x,), "auto"):

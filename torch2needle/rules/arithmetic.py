@@ -111,7 +111,11 @@ def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
 
 @rule(torch.lerp, T.lerp, T.lerp_)
 def lerp(input: Any, end: Any, weight: Any) -> Any:
-    return input + (end - input) * weight
+    """From the nearer end, so that each is met exactly."""
+    from_start, from_end = input + (end - input) * weight, end - (end - input) * (1 - weight)
+    if isinstance(weight, Tensor):
+        return ops.where(ops.lt(ops.absolute(weight), 0.5), from_start, from_end)
+    return from_start if abs(weight) < 0.5 else from_end
 
 
 @rule(torch.neg, torch.negative, T.neg, T.neg_, T.negative, operator.neg)
@@ -125,16 +129,19 @@ def positive(input: Any) -> Any:
     return input
 
 
-@rule(torch.pow, T.pow, T.pow_, T.__rpow__, operator.pow, operator.ipow)
+@rule(torch.pow, T.pow, T.pow_, operator.pow, operator.ipow)
 def pow(input: Any, exponent: Any) -> Any:
-    if not isinstance(input, Tensor):
-        return ops.power(ops.full_like(exponent, float(input)), exponent)
     return input**exponent
+
+
+@rule(T.__rpow__)
+def rpow(input: Any, exponent: Any) -> Any:
+    return exponent**input
 
 
 @rule(torch.square, T.square, T.square_)
 def square(input: Any) -> Any:
-    return input * input
+    return input**2
 
 
 # -- functions of one tensor ---------------------------------------------------------------------------------------------
@@ -267,14 +274,24 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     return input if max is None else clamp_max(input, max)
 
 
-@rule(torch.maximum, T.maximum, torch.fmax, T.fmax)
+@rule(torch.maximum, T.maximum)
 def maximum(input: Any, other: Any) -> Any:
     return ops.maximum(input, other)
 
 
-@rule(torch.minimum, T.minimum, torch.fmin, T.fmin)
+@rule(torch.minimum, T.minimum)
 def minimum(input: Any, other: Any) -> Any:
     return ops.minimum(input, other)
+
+
+@rule(torch.fmax, T.fmax)
+def fmax(input: Any, other: Any) -> Any:
+    return ops.fmax(input, other)
+
+
+@rule(torch.fmin, T.fmin)
+def fmin(input: Any, other: Any) -> Any:
+    return ops.fmin(input, other)
 
 
 # -- casts ---------------------------------------------------------------------------------------------------------------
@@ -365,7 +382,7 @@ def dot(input: Any, tensor: Any) -> Any:
 
 @rule(torch.inner, T.inner)
 def inner(input: Any, other: Any) -> Any:
-    return ops.matmul(input, ops.permute(other))
+    return ops.inner(input, other)
 
 
 @rule(torch.outer, torch.ger, T.outer, T.ger)
@@ -375,12 +392,17 @@ def outer(input: Any, vec2: Any) -> Any:
 
 @rule(torch.addmm, T.addmm, torch.baddbmm, T.baddbmm, torch.addmv, T.addmv)
 def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return scaled(input, beta) + scaled(ops.matmul(mat1, mat2), alpha)
+    return added(input, ops.matmul(mat1, mat2), beta, alpha)
 
 
 @rule(torch.addbmm, T.addbmm)
 def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return scaled(input, beta) + scaled(ops.summation(ops.matmul(batch1, batch2), 0), alpha)
+    return added(input, ops.summation(ops.matmul(batch1, batch2), 0), beta, alpha)
+
+
+def added(input: Any, product: Any, beta: Any, alpha: Any) -> Any:
+    """With beta 0 the input plays no part, whatever its values."""
+    return scaled(product, alpha) if beta == 0 else scaled(input, beta) + scaled(product, alpha)
 
 
 @rule(torch.einsum, view="mode")  # of one operand, such as "ij->ji"

@@ -10,12 +10,14 @@ import torch
 from needle import ops
 from needle.autograd import Tensor, Unsupported
 from needle.graph import Dim
+from torch2needle.capture import stop_gradient
 from torch2needle.cells import written_by
 from torch2needle.registry import rule, rule_family
 from torch2needle.rules import creation
 from torch2needle.rules.indexing import getitem, setitem
 from torch2needle.rules.resizing import fold, interpolate, pad, unfold
 from torch2needle.rules.shapes import at, back_in_shape, joined
+from torch2needle.structure import plain
 
 aten = torch.ops.aten
 END = 2**63 - 1  # how aten writes the end of an axis
@@ -38,6 +40,12 @@ def copied(input: Any) -> Any:
 @rule(aten.detach_.default, view="always")
 def detach_(input: Any) -> Any:
     return ops.stop_gradient(input)
+
+
+@rule(stop_gradient, view="always")
+def stopped(value: Any) -> Any:
+    """Of a call with several results."""
+    return plain(value, lambda v: ops.stop_gradient(v) if isinstance(v, Tensor) else v)
 
 
 @rule(aten.numpy_T.default, view="always")

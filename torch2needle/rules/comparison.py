@@ -125,13 +125,16 @@ def select(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(yes, Tensor) and isinstance(no, Tensor):
         return ops.where(condition, yes, no)
     if isinstance(yes, Tensor):
-        return ops.masked_fill(yes, ops.logical_not(condition), no)
+        return ops.masked_fill(yes, ops.logical_not(condition), no, promotes=True)
     if isinstance(no, Tensor):
-        return ops.masked_fill(no, condition, yes)
-    dtype = "float32" if isinstance(yes, float) or isinstance(no, float) else "int64"
+        return ops.masked_fill(no, condition, yes, promotes=True)
+    kinds = {type(yes), type(no)}
+    dtype = "float32" if float in kinds else "bool" if kinds == {bool} else "int64"
     return ops.where(condition, *(ops.full_like(condition, v, dtype=dtype) for v in (yes, no)))
 
 
 @rule(torch.masked_fill, T.masked_fill, T.masked_fill_)
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
-    return ops.where(mask, value, input) if isinstance(value, Tensor) else ops.masked_fill(input, mask, value)
+    if isinstance(value, Tensor):
+        return ops.where(mask, ops.cast_like(value, input), input)
+    return ops.masked_fill(input, mask, value)

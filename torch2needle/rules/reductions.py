@@ -23,29 +23,41 @@ class Ordered(NamedTuple):
     indices: Any
 
 
+def axes(dim: Any) -> Any:
+    """torch's dim as axes: none of them means all."""
+    return None if isinstance(dim, tuple | list) and not dim else dim
+
+
+def cast_whole(total: Any, dtype: Any) -> Any:
+    """A total, which of bools and integers is int64, in the dtype that the call asks for."""
+    return (
+        total if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point) else cast(total, dtype)
+    )
+
+
 @rule(torch.mean, T.mean)
 def mean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return ops.mean(cast(input, dtype), dim, keepdims=keepdim)
+    return ops.mean(cast(input, dtype), axes(dim), keepdims=keepdim)
 
 
 @rule(torch.sum, T.sum)
 def sum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return ops.summation(cast(input, dtype), dim, keepdims=keepdim)
+    return cast_whole(ops.summation(cast(input, dtype), axes(dim), keepdims=keepdim), dtype)
 
 
 @rule(torch.prod, T.prod)
 def prod(input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return ops.prod(cast(input, dtype), dim, keepdim)
+    return cast_whole(ops.prod(cast(input, dtype), dim, keepdim), dtype)
 
 
 @rule(torch.amax, T.amax)
 def amax(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return ops.amax(input, dim or None if dim == () else dim, keepdim)
+    return ops.amax(input, axes(dim), keepdim)
 
 
 @rule(torch.amin, T.amin)
 def amin(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return ops.amin(input, dim or None if dim == () else dim, keepdim)
+    return ops.amin(input, axes(dim), keepdim)
 
 
 @rule(torch.max, T.max)
@@ -101,7 +113,7 @@ def var(
     input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: Any = None
 ) -> Any:
     dim, correction = spread_arguments(dim, unbiased, correction)
-    return ops.variance(input, dim, correction, keepdim)
+    return ops.variance(input, axes(dim), correction, keepdim)
 
 
 @rule(torch.std, T.std)
@@ -109,7 +121,7 @@ def std(
     input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: Any = None
 ) -> Any:
     dim, correction = spread_arguments(dim, unbiased, correction)
-    return ops.std(input, dim, correction, keepdim)
+    return ops.std(input, axes(dim), correction, keepdim)
 
 
 @rule(torch.var_mean)
@@ -117,7 +129,7 @@ def var_mean(
     input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: Any = None
 ) -> Any:
     dim, correction = spread_arguments(dim, unbiased, correction)
-    return ops.variance(input, dim, correction, keepdim), ops.mean(input, dim, keepdim)
+    return ops.variance(input, axes(dim), correction, keepdim), ops.mean(input, axes(dim), keepdim)
 
 
 @rule(torch.std_mean)
@@ -125,20 +137,12 @@ def std_mean(
     input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: Any = None
 ) -> Any:
     dim, correction = spread_arguments(dim, unbiased, correction)
-    return ops.std(input, dim, correction, keepdim), ops.mean(input, dim, keepdim)
+    return ops.std(input, axes(dim), correction, keepdim), ops.mean(input, axes(dim), keepdim)
 
 
 @rule(torch.logsumexp, T.logsumexp, torch.special.logsumexp)
 def logsumexp(input: Any, dim: Any, keepdim: bool = False) -> Any:
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    y = ops.logsumexp(input, dims)
-    if not keepdim:
-        return y
-    if len({d < 0 for d in dims}) > 1:
-        dims = tuple(d % input.ndim for d in dims)
-    for d in sorted(dims, reverse=dims[0] < 0):
-        y = ops.unsqueeze(y, d)
-    return y
+    return ops.logsumexp(input, axes(dim), keepdim)
 
 
 @rule(torch.all, T.all)
@@ -153,12 +157,12 @@ def any(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 @rule(torch.count_nonzero, T.count_nonzero)
 def count_nonzero(input: Any, dim: Any = None) -> Any:
-    return ops.summation(ops.ne(input, 0), dim)
+    return ops.summation(ops.ne(input, 0), axes(dim))
 
 
 @rule(torch.cumsum, T.cumsum)
 def cumsum(input: Any, dim: int, *, dtype: Any = None) -> Any:
-    return ops.cumsum(cast(input, dtype), dim)
+    return cast_whole(ops.cumsum(cast(input, dtype), dim), dtype)
 
 
 @rule(torch.sort, T.sort)
@@ -183,12 +187,12 @@ def topk(input: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool =
 def norm(input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None) -> Any:
     if p == "nuc":
         raise Unsupported("p expects a number or fro, got nuc")
-    return ops.vector_norm(cast(input, dtype), 2.0 if p in ("fro", None) else float(p), dim, keepdim)
+    return ops.vector_norm(cast(input, dtype), 2.0 if p in ("fro", None) else float(p), axes(dim), keepdim)
 
 
 @rule(torch.linalg.vector_norm)
 def vector_norm(input: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return ops.vector_norm(cast(input, dtype), float(ord), dim, keepdim)
+    return ops.vector_norm(cast(input, dtype), float(ord), axes(dim), keepdim)
 
 
 @rule(torch.linalg.norm)
@@ -201,6 +205,8 @@ def linalg_norm(input: Any, ord: Any = None, dim: Any = None, keepdim: bool = Fa
 
 @rule(F.cosine_similarity, torch.cosine_similarity)
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    shape = x1 * x2
+    x1, x2 = ops.broadcast_like(x1, shape), ops.broadcast_like(x2, shape)
     lengths = [ops.clamp_min(ops.vector_norm(x, 2.0, dim, True), eps) for x in (x1, x2)]
     return ops.summation((x1 / lengths[0]) * (x2 / lengths[1]), dim)
 

@@ -75,12 +75,14 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 @rule(torch.hstack)
 def hstack(tensors: Sequence[Any]) -> Any:
-    return ops.concat(list(tensors), 0 if tensors[0].ndim == 1 else 1)
+    tensors = [ops.flatten(t) if t.ndim == 0 else t for t in tensors]
+    return ops.concat(tensors, 0 if tensors[0].ndim == 1 else 1)
 
 
 @rule(torch.vstack, torch.row_stack)
 def vstack(tensors: Sequence[Any]) -> Any:
-    return ops.stack(list(tensors)) if tensors[0].ndim == 1 else ops.concat(list(tensors), 0)
+    rows = [ops.unsqueeze(ops.flatten(t), 0) if t.ndim < 2 else t for t in tensors]
+    return ops.concat(rows, 0)
 
 
 # -- views of all elements -----------------------------------------------------------------------------------------------

@@ -1,0 +1,535 @@
+"""Random networks: eager, planned, fused, saved and loaded agree with numpy in float64; plans run with guards.
+
+A network is a list of (name, numbers). The numbers choose operands and attributes among those that are possible, so that a list
+stays a network when some of it is taken away.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import needle as ndl
+from needle import nn, ops
+from needle.graph import symbolic
+
+from .frame import Wrong
+
+NAME, SAMPLE, FULL, SECONDS = "models", 60, 20_000, 60
+ENVIRONMENT = {"NEEDLE_GUARD": "1"}
+NUMBERS = 9  # of a node
+LIMIT = 1e4  # values beyond are not for comparing
+ROUNDING = {"float32": 2e-5, "float64": 1e-11}
+CHANNELS = (1, 2, 3, 5, 8, 16, 16, 16, 17, 24, 32, 32, 48)
+Shape = tuple[int, ...]
+Made = tuple[Callable[..., Any], Sequence[int]]  # a function or layer, and the values that it takes
+
+
+class Draw:
+    """The numbers of a node as choices."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers = iter(numbers)
+
+    def __call__(self, options: Sequence[Any]) -> Any:
+        return options[next(self.numbers, 0) % len(options)]
+
+
+# -- nodes: each takes its choices and the shapes of the values so far, and gives a function with its operands, or None ----------
+
+
+def image(d: Draw, shapes: list[Any]) -> tuple[int, Shape] | None:
+    """A value of four axes."""
+    found = [i for i, (s, t) in enumerate(shapes) if len(s) == 4 and s[1] and t.startswith("float")]
+    if not found:
+        return None
+    i = d(found[::-1])
+    return i, shapes[i][0]
+
+
+def rows(d: Draw, shapes: list[Any], least: int = 1, most: int = 8) -> tuple[int, Shape] | None:
+    """A value with this many axes."""
+    found = [i for i, (s, t) in enumerate(shapes) if least <= len(s) <= most and t.startswith("float")]
+    if not found:
+        return None
+    i = d(found[::-1])
+    return i, shapes[i][0]
+
+
+def divisors(*numbers: int) -> list[int]:
+    return [g for g in range(1, min(numbers) + 1) if all(n % g == 0 for n in numbers)]
+
+
+def conv(d: Draw, shapes: list[Any]) -> Made | None:
+    if (x := image(d, shapes)) is None:
+        return None
+    i, (_, c, h, w) = x
+    kernel, stride, dilation = d([1, 3, 3, 3, (3, 2), 5, (1, 3)]), d([1, 1, 1, 2, (2, 1)]), d([1, 1, 1, 2])
+    out = d(CHANNELS)
+    groups = d([1, 1, 1, c, *divisors(c, out)])
+    out = c * d([1, 1, 2]) if groups == c else out
+    groups = groups if out % groups == 0 else 1
+    padding = d([0, 1, 1, (1, 2), 2, (0, 1)])
+    size = lambda n, k, p: n + 2 * p - dilation * (k - 1)  # noqa: E731
+    pair = lambda v: v if isinstance(v, tuple) else (v, v)  # noqa: E731
+    if min(size(n, k, p) for n, k, p in zip((h, w), pair(kernel), pair(padding), strict=True)) < 1:
+        kernel, padding, dilation = 1, 0, 1
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return nn.Conv(c, out, kernel, bias=d([True, True, False]), layout="torch", **options), [i]
+
+
+def transposed(d: Draw, shapes: list[Any]) -> Made | None:
+    x = image(d, shapes)
+    if x is None or max(x[1][2:]) > 10:
+        return None
+    i, (_, c, _, _) = x
+    out, kernel, stride = d(CHANNELS), d([2, 3, 4, (2, 3)]), d([1, 2, 2, (1, 2)])
+    options = {"padding": d([0, 0, 1]), "groups": d([1, 1, *divisors(c, out)]), "dilation": d([1, 1, 1, 2])}
+    return nn.ConvTranspose2d(c, out, kernel, stride=stride, bias=d([True, False]), **options), [i]
+
+
+def batch_norm(d: Draw, shapes: list[Any]) -> Made | None:
+    if (x := rows(d, shapes, 2, 4)) is None or len(x[1]) == 3:
+        return None
+    i, shape = x
+    kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+    return kind(shape[1], eps=d([1e-5, 1e-3]), affine=d([True, True, False])), [i]
+
+
+def other_norm(d: Draw, shapes: list[Any]) -> Made | None:
+    if (x := rows(d, shapes, 2, 4)) is None:
+        return None
+    i, shape = x
+    if len(shape) == 4 and d([True, False]):
+        return nn.GroupNorm(d(divisors(shape[1])), shape[1], eps=0.1), [i]
+    return nn.LayerNorm(shape[-1], eps=0.1), [i]
+
+
+ACTIVATIONS: list[Callable[[], Callable]] = [
+    nn.ReLU,
+    nn.ReLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.GELU,
+    nn.SiLU,
+    nn.ReLU6,
+    nn.Hardswish,
+    nn.LeakyReLU,
+    nn.ELU,
+    lambda: ops.relu,
+    lambda: ops.softplus,
+    lambda: lambda x: ops.exp(-ops.abs(x)),
+    lambda: lambda x: ops.sqrt(ops.abs(x) + 0.5),
+    lambda: lambda x: x * 2.0 - 1.0,
+    lambda: lambda x: ops.clamp(x, -0.5, 1.5),
+    lambda: ops.negate,
+]
+
+
+def activation(d: Draw, shapes: list[Any]) -> Made | None:
+    x = rows(d, shapes, 0)
+    return None if x is None else (d(ACTIVATIONS)(), [x[0]])
+
+
+def pool(d: Draw, shapes: list[Any]) -> Made | None:
+    x = image(d, shapes)
+    if x is None or min(x[1][2:]) < 2:
+        return None
+    kernel, stride, padding = d([2, 2, (2, 1), 3]), d([2, 2, 1, (1, 2)]), d([0, 0, 1])
+    kernel = 2 if min(x[1][2:]) < 3 else kernel
+    padding = 0 if kernel == (2, 1) else padding
+    ceil = d([False, False, True])
+    if d([True, False]):
+        return (lambda x: ops.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil)), [x[0]]
+    count = d([True, False])
+    return (lambda x: ops.avg_pool2d(x, kernel, stride, padding, ceil, count)), [x[0]]
+
+
+def reduce(d: Draw, shapes: list[Any]) -> Made | None:
+    if (x := rows(d, shapes, 2)) is None or 0 in x[1]:
+        return None
+    i, shape = x
+    if len(shape) == 4 and (size := d([1, 1, 2, (1, 3), None])) is not None:
+        return (lambda x: ops.adaptive_avg_pool2d(x, size)), [i]
+    axes, keep = d([(-1,), (1,), (-1, -2)] if len(shape) > 2 else [(1,), (-1,)]), d([True, False])
+    kind = d([ops.mean, ops.summation, ops.amax])
+    return (lambda x: kind(x, axes, keep)), [i]
+
+
+def resize(d: Draw, shapes: list[Any]) -> Made | None:
+    x = image(d, shapes)
+    if x is None or max(x[1][2:]) > 10:
+        return None
+    options: dict[str, Any] = d([{"scale_factor": 2}, {"scale_factor": 2}, {"size": (5, 7)}, {"size": (3, 3)}])
+    mode = d([{"mode": "nearest"}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}])
+    return (lambda x: ops.interpolate(x, **options, **mode)), [x[0]]
+
+
+def concat(d: Draw, shapes: list[Any]) -> Made | None:
+    if (x := rows(d, shapes, 1, 4)) is None:
+        return None
+    i, shape = x
+    axis = d([1, 1, 1, 0, -1] if len(shape) > 1 else [0]) % len(shape)
+    alike = [
+        k
+        for k, (s, t) in enumerate(shapes)
+        if len(s) == len(shape)
+        and t == shapes[i][1]
+        and all(a == b or j == axis for j, (a, b) in enumerate(zip(s, shape, strict=True)))
+    ]
+    parts = [d([i, *alike[::-1]]) for _ in range(d([2, 2, 2, 3, 4]))]
+    if sum(shapes[p][0][axis] for p in parts) > 120:
+        return None
+    return (lambda *xs: ops.concat(xs, axis)), parts
+
+
+def binary(d: Draw, shapes: list[Any]) -> Made | None:
+    if (x := rows(d, shapes)) is None:
+        return None
+    i, shape = x
+    fits = lambda s: len(s) <= len(shape) and all(a in (1, b) for a, b in zip(s[::-1], shape[::-1], strict=False))  # noqa: E731
+    alike = [k for k, (s, t) in enumerate(shapes) if t.startswith("float") and fits(s)]
+    k = d([*alike[::-1]])
+    f = d([ops.add, ops.add, ops.add, ops.multiply, ops.maximum, lambda a, b: a - b, lambda a, b: ops.relu(a + b)])
+    return f, d([[i, k], [k, i]])
+
+
+def linear(d: Draw, shapes: list[Any]) -> Made | None:
+    if (x := rows(d, shapes, 1)) is None or not x[1][-1]:
+        return None
+    i, shape = x
+    return nn.Linear(shape[-1], d(CHANNELS), bias=d([True, True, False]), layout=d(["torch", "needle"])), [i]
+
+
+def embedding(d: Draw, shapes: list[Any]) -> Made | None:
+    found = [i for i, (_, t) in enumerate(shapes) if t == "int64"]
+    return (nn.Embedding(8, d(CHANNELS)), [d(found)]) if found else None
+
+
+def attention(d: Draw, shapes: list[Any]) -> Made | None:
+    x = rows(d, shapes, 3, 4)
+    if x is None or 0 in x[1] or x[1][-1] > 48:
+        return None
+    i, shape = x
+    causal = d([False, True])
+    if len(shape) == 3 and d([True, False]):
+        return Attention(shape[-1], d(divisors(shape[-1])), causal), [i]
+    return (lambda x: ops.scaled_dot_product_attention(x, x * 0.5, x, causal=causal)), [i]
+
+
+class Attention(nn.Module):
+    """As the models of torch write it: three projections, heads by reshape and transpose, one more projection."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, layout="torch") for _ in range(4))
+        self.heads, self.causal = heads, causal
+
+    def forward(self, x: Any) -> Any:
+        n, length, width = x.shape
+        split = lambda t: t.reshape((n, length, self.heads, width // self.heads)).transpose(1, 2)  # noqa: E731
+        y = ops.scaled_dot_product_attention(split(self.q(x)), split(self.k(x)), split(self.v(x)), causal=self.causal)
+        return self.out(y.transpose(1, 2).reshape((n, length, width)))
+
+
+def view(d: Draw, shapes: list[Any]) -> Made | None:
+    if (x := rows(d, shapes, 2)) is None:
+        return None
+    i, shape = x
+    n = len(shape)
+    half = max(1, shape[1] // 2)
+    order = d([(0, 2, 3, 1), (1, 0, 2, 3), (0, 1, 3, 2)]) if n == 4 else tuple(reversed(range(n)))
+    kinds: list[Callable] = [
+        lambda x: x[:, :half],
+        lambda x: x[:, half:] if shape[1] > half else x[:, -1:],
+        lambda x: ops.flip(x, (1,)),
+        lambda x: ops.permute(x, order),
+        lambda x: ops.flatten(x, 1),
+        lambda x: ops.reshape(x, shape),
+        lambda x: x[:, ::2],
+        lambda x: ops.unsqueeze(x, 1)[:, 0],
+        lambda x: ops.stack([x, x], 1)[:, 1],
+    ]
+    if n == 4:
+        kinds += [
+            lambda x: ops.pad(x, (1, 0, 2, 1)),
+            lambda x: ops.flatten(x, 2),
+            lambda x: ops.pad(x, (0, 0, 0, 0, 0, 1)),
+        ]
+    if n == 4 and shape[1] % 4 == 0:
+        kinds += [lambda x: ops.pixel_shuffle(x, 2)]
+    if n < 4:
+        kinds += [lambda x: ops.unsqueeze(ops.unsqueeze(x, -1), -1) if n == 2 else ops.unsqueeze(x, -1)]
+    return d(kinds), [i]
+
+
+def softmax(d: Draw, shapes: list[Any]) -> Made | None:
+    if (x := rows(d, shapes)) is None or 0 in x[1]:
+        return None
+    axis, kind = d([-1, 0, 1 % len(x[1])]), d([ops.softmax, ops.log_softmax])
+    return (lambda x: kind(x, axis)), [x[0]]
+
+
+def matmul(d: Draw, shapes: list[Any]) -> Made | None:
+    x = rows(d, shapes, 2, 4)
+    if x is None or x[1][-1] > 64:
+        return None
+    return (lambda x: ops.matmul(x, ops.transpose(x)) * 0.1), [x[0]]
+
+
+def choose(d: Draw, shapes: list[Any]) -> Made | None:
+    x = rows(d, shapes, 0)
+    return None if x is None else ((lambda x: ops.where(x > 0.0, x * 0.5, x * 0.25)), [x[0]])
+
+
+def parameter(d: Draw, shapes: list[Any]) -> Made | None:
+    x = rows(d, shapes, 1)
+    return None if x is None else (Shift(d([x[1], x[1][-1:], (1,)])), [x[0]])
+
+
+class Shift(nn.Module):
+    """x + a parameter."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(np.zeros(shape, "float32"))
+
+    def forward(self, x: Any) -> Any:
+        return x + self.weight
+
+
+NODES: dict[str, tuple[int, Callable[[Draw, list[Any]], Made | None]]] = {
+    "conv": (6, conv),
+    "transposed": (1, transposed),
+    "batch_norm": (3, batch_norm),
+    "norm": (1, other_norm),
+    "activation": (5, activation),
+    "pool": (2, pool),
+    "reduce": (1, reduce),
+    "resize": (1, resize),
+    "concat": (5, concat),
+    "binary": (4, binary),
+    "linear": (2, linear),
+    "embedding": (1, embedding),
+    "attention": (1, attention),
+    "view": (3, view),
+    "softmax": (1, softmax),
+    "matmul": (1, matmul),
+    "choose": (1, choose),
+    "parameter": (1, parameter),
+    "again": (2, lambda d, shapes: None),  # an earlier layer once more
+}
+
+
+class Net(nn.Module):
+    """Calls its steps in turn; returns some of the values. `layers` are the steps that are modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: list[nn.Module] = []
+        self._steps: list[tuple[Any, Sequence[int]]] = []  # a function or a layer's number
+        self._results: list[int] = []
+
+    def forward(self, x: Any) -> Any:
+        return self.run(x)
+
+    def run(self, *inputs: Any) -> Any:
+        values = list(inputs)
+        for f, operands in self._steps:
+            f = self.layers[f] if isinstance(f, int) else f
+            values.append(f(*(values[i] for i in operands)))
+        return tuple(values[i] for i in self._results)
+
+
+class Net2(Net):
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.run(x, y)
+
+
+def build(case: dict, inputs: Sequence[np.ndarray]) -> Net:
+    """The network with random parameters; nodes that cannot be, or whose values are too large, are left out."""
+    np.random.seed(case["weights"])
+    net = (Net if len(inputs) == 1 else Net2)().eval()
+    values = [ndl.Tensor(x, dtype=str(x.dtype)) for x in inputs]
+    for name, numbers in case["nodes"]:
+        d = Draw(numbers)
+        shapes = [(tuple(v.shape), v.dtype) for v in values]
+        made = repeated(d, net, shapes) if name == "again" else NODES[name][1](d, shapes)
+        if made is None:
+            continue
+        f, operands = made
+        layer = net.layers[f] if isinstance(f, int) else f
+        if isinstance(layer, nn.Module):
+            layer.eval()
+            if not isinstance(f, int):
+                randomize(layer)
+        try:
+            out = layer(*(values[i] for i in operands))
+        except ValueError as e:
+            if str(e).startswith("["):
+                continue
+            raise
+        array = out.numpy()
+        if array.size > 60_000 or array.ndim > 6 or (array.size and not np.abs(array).max() < LIMIT):
+            continue
+        if isinstance(f, nn.Module):
+            net.layers.append(f)
+            f = len(net.layers) - 1
+        net._steps.append((f, operands))
+        values.append(out)
+    net._results = [i % len(values) for i in case["outputs"]] or [len(values) - 1]
+    return net
+
+
+def repeated(d: Draw, net: Net, shapes: list[Any]) -> Made | None:
+    """A layer that has been used, on another value of the same shape but for the batch."""
+    used = [(f, operands) for f, operands in net._steps if isinstance(f, int)]
+    if not used:
+        return None
+    f, operands = d(used[::-1])
+    wanted = shapes[operands[0]]
+    fits = [
+        i
+        for i, s in enumerate(shapes)
+        if s[1] == wanted[1] and s[0][1:2] == wanted[0][1:2] and len(s[0]) == len(wanted[0])
+    ]
+    return f, [d(fits[::-1])]
+
+
+def randomize(layer: nn.Module) -> None:
+    for name, t in layer.named_tensors():
+        if t.dtype == "float32" and len(t.shape) < 2:
+            a = np.random.randn(*t.shape).astype("float32") * 0.5
+            t.data = ndl.Tensor(np.abs(a) + 0.5 if "var" in name else a + 0.1)
+
+
+def arrays(case: dict, batch: int | None = None, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(case["weights"] + seed)
+    made = []
+    for shape, dtype in case["inputs"]:
+        shape = shape if batch is None else (batch, *shape[1:])
+        made.append(rng.integers(0, 8, shape) if dtype == "int64" else rng.standard_normal(shape).astype(case["dtype"]))
+    return made
+
+
+def draw(rng: random.Random) -> dict:
+    names = [n for n, (weight, _) in NODES.items() for _ in range(weight)]
+    batch = rng.choice([0, 1, 1, 1, 2, 2, 3])
+    image = (batch, rng.choice(CHANNELS), rng.randint(1, 12), rng.randint(1, 12))
+    kinds = [(image, "float")] * 4 + [((batch, rng.randint(1, 6), rng.choice(CHANNELS)), "float")]
+    kinds += [((batch, rng.choice(CHANNELS)), "float"), ((batch, rng.randint(1, 5)), "int64")]
+    inputs = [rng.choice(kinds) for _ in range(rng.choice([1, 1, 1, 2]))]
+    nodes = [(rng.choice(names), tuple(rng.randrange(120) for _ in range(NUMBERS))) for _ in range(rng.randint(1, 16))]
+    outputs = [rng.choice([-1, -1, -2, -3, rng.randrange(40)]) for _ in range(rng.choice([1, 1, 2, 3]))]
+    return {
+        "inputs": inputs,
+        "nodes": nodes,
+        "outputs": outputs,
+        "dtype": rng.choice(["float32"] * 6 + ["float64"]),
+        "weights": rng.randrange(1000),
+    }
+
+
+# -- forms ---------------------------------------------------------------------------------------------------------------
+
+
+def forms(net: Net, case: dict) -> Iterator[tuple[str, Callable[..., Any], Any]]:
+    """(name, what computes the network, what is to be compiled or None)."""
+    import operator_fusion
+
+    graph = symbolic(net, tuple(arrays(case)))
+    yield "plan", net, net
+    yield "graph", graph, graph
+    fused = operator_fusion.fuse(graph)
+    yield "fused", fused, fused
+    with tempfile.TemporaryDirectory() as folder:
+        ndl.save(fused, path := Path(folder) / "net.needle")
+        yield "loaded", (loaded := ndl.load(path).eval()), loaded
+
+
+def differs(label: str, got: Sequence[Any], want: Sequence[np.ndarray], close: Sequence[float]) -> None:
+    for i, (g, w, tolerance) in enumerate(zip(got, want, close, strict=True)):
+        g = np.asarray(g)
+        if g.shape != w.shape:
+            raise Wrong(f"{label}: output {i} has shape {g.shape}, not {w.shape}")
+        if not w.size:
+            continue
+        if not np.array_equal(np.isnan(g), np.isnan(w)):
+            raise Wrong(f"{label}: output {i} is NaN elsewhere")
+        error = np.nanmax(np.abs(g - w), initial=0)
+        if not error <= tolerance:
+            raise Wrong(f"{label}: output {i} differs by {error:.1e}, {tolerance:.1e} allowed")
+
+
+def check(case: dict) -> str:
+    inputs = arrays(case)
+    net = build(case, arrays(case | {"dtype": "float32"}))
+    if not net._steps:
+        return "empty"
+    if case["dtype"] == "float64":
+        net.to("float64")
+    judge = copy.deepcopy(net).to(ndl.cpu_numpy(), "float64")
+
+    def wanted(inputs: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[float]]:
+        """The judge's values, and how far off they may be: rounding, or what eager's is, since some networks amplify it."""
+        exact = [x if x.dtype == "int64" else x.astype("float64") for x in inputs]
+        out = [t.numpy() for t in judge(*(ndl.Tensor(x, device=ndl.cpu_numpy(), dtype=str(x.dtype)) for x in exact))]
+        eager = [t.numpy() for t in net(*(ndl.Tensor(x, dtype=str(x.dtype)) for x in inputs))]
+        close = []
+        for g, w in zip(eager, out, strict=True):
+            size = np.nanmax(np.abs(w), initial=0) * ROUNDING[case["dtype"]] + 1e-12
+            differs("eager", [g], [w], [100 * size + 1e-5 * (case["dtype"] == "float32")])
+            close.append(size + 10 * np.nanmax(np.abs(g - w), initial=0))
+        return out, close
+
+    want, close = wanted(inputs)
+    calls = [inputs]
+    if len({s[0] for s, _ in case["inputs"]}) == 1 and not fixes_batch(case):
+        calls += [arrays(case, batch, 1) for batch in (1, 2)]
+    results = [wanted(c) for c in calls]
+    for label, _, model in forms(net, case):
+        exe = ndl.compile(model, tuple(inputs))
+        for given, (want, close) in zip(calls, results, strict=True):
+            differs(f"{label} batch {given[0].shape[0]}", exe(*given), want, close)
+    return f"agrees, {case['dtype']}"
+
+
+def fixes_batch(case: dict) -> bool:
+    """Whether something in the network holds a size of its inputs' batch."""
+    return any(
+        n in ("view", "concat", "binary", "parameter", "attention", "norm", "matmul", "again", "reduce", "linear")
+        for n, _ in case["nodes"]
+    )
+
+
+def smaller(case: dict) -> Iterable[dict]:
+    nodes = case["nodes"]
+    for size in (8, 4, 2, 1):
+        for i in range(0, len(nodes), size):
+            if len(nodes) > size:
+                yield case | {"nodes": nodes[:i] + nodes[i + size :]}
+    for i in range(len(case["outputs"])):
+        if len(case["outputs"]) > 1:
+            yield case | {"outputs": case["outputs"][:i] + case["outputs"][i + 1 :]}
+    for i in range(len(case["inputs"])):
+        if len(case["inputs"]) > 1:
+            yield case | {"inputs": case["inputs"][:i] + case["inputs"][i + 1 :]}
+    for i, (shape, dtype) in enumerate(case["inputs"]):
+        for axis, n in enumerate(shape):
+            if n > 1:
+                less = (*shape[:axis], n // 2 if axis != 1 else max(1, n - 1), *shape[axis + 1 :])
+                yield case | {"inputs": [*case["inputs"][:i], (less, dtype), *case["inputs"][i + 1 :]]}
+    if case["dtype"] != "float32":
+        yield case | {"dtype": "float32"}
+    for i, (name, numbers) in enumerate(nodes):
+        if any(numbers):
+            yield case | {"nodes": [*nodes[:i], (name, (0,) * NUMBERS), *nodes[i + 1 :]]}
+            for k, n in enumerate(numbers):
+                if n:
+                    yield case | {"nodes": [*nodes[:i], (name, (*numbers[:k], 0, *numbers[k + 1 :])), *nodes[i + 1 :]]}

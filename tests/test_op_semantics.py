@@ -1,0 +1,320 @@
+"""torch's rules at the corners of ops: dtypes that meet, whole numbers beyond 2 ** 53, NaN, no axes, no elements.
+
+Each function of tensors gives torch's dtype, shape and values eagerly, in a plan, saved and loaded, and in numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import needle as ndl
+import torch2needle
+from conversion import close, leaves
+
+NAN, INF, BIG = float("nan"), float("inf"), 2**53 + 1
+
+
+def t(*values: Any, dtype: str = "float32") -> torch.Tensor:
+    return torch.tensor(values, dtype=getattr(torch, dtype))
+
+
+def i64(*values: int) -> torch.Tensor:
+    return t(*values, dtype="int64")
+
+
+def bools(*values: bool) -> torch.Tensor:
+    return t(*values, dtype="bool")
+
+
+def written(x: torch.Tensor, value: Any) -> torch.Tensor:
+    x = x.clone()
+    x[0] = value
+    return x
+
+
+X = torch.arange(6.0).reshape(2, 3)
+LARGE = i64(BIG, BIG + 1, BIG - 1, 2**62 + 1)
+FLOATS = t(-5, 5, 3, 0, -0.0, INF, NAN, -INF)
+EMPTY, NUMBER = torch.zeros(0, 3), torch.tensor(3.0)
+
+CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
+    # dtypes that meet
+    "stack of int and float": (lambda x, y: torch.stack([x, y]), (i64(1, 2), t(0.5, 1.5))),
+    "stack of float32 and float64": (lambda x, y: torch.stack([x, y]), (t(1, 2), t(0.1, 0.2, dtype="float64"))),
+    "cat of bool and int": (lambda x, y: torch.cat([x, y]), (bools(True), i64(2))),
+    "float32 and float64": (
+        lambda x, y: (x + y, x * y, torch.where(x > 1, x, y)),
+        (t(1, 2), t(0.1, 0.2, dtype="float64")),
+    ),
+    "a float64 number": (
+        lambda x, y: (x + y, torch.maximum(x, y), x < y),
+        (t(1, 2), torch.tensor(0.1, dtype=torch.float64)),
+    ),
+    "an int64 number": (lambda x, y: (x + y, x * y, x // y), (t(1, 2, dtype="int32"), torch.tensor(7))),
+    "ints and a float64 number": (lambda x, y: (x + y, x / y), (i64(1, 2), torch.tensor(0.1, dtype=torch.float64))),
+    "where of bools": (lambda c, y: torch.where(c, y, c), (bools(True, False), bools(True, True))),
+    "where of numbers": (
+        lambda c: tuple(torch.where(c, a, b) for a, b in ((1, 2), (1.0, 2), (True, False), (True, 2))),
+        (bools(True, False),),
+    ),
+    "where of ints and numbers": (
+        lambda c, y: (torch.where(c, y, 2), torch.where(c, y, 2.5), torch.where(c, 2.5, y), torch.where(c, True, y)),
+        (bools(True, False), i64(3, 4)),
+    ),
+    "masked_fill of ints": (lambda x: (x.masked_fill(x > 1, 1.5), x.masked_fill(x > 1, True)), (i64(1, 2, 3),)),
+    "masked_fill of bools": (lambda x: x.masked_fill(x, 1), (bools(True, False),)),
+    "masked_fill by a tensor": (lambda x, y: x.masked_fill(x > 1, y), (i64(1, 2, 3), torch.tensor(1.5))),
+    "threshold of ints": (lambda x: (F.threshold(x, 1, 2.5), F.threshold(x, -1.5, 7)), (i64(-1, -2, 3),)),
+    "hardtanh of ints": (lambda x: (F.hardtanh(x), F.hardtanh(x, -1, 2), F.relu6(x)), (i64(1, 7, -3),)),
+    "clamp of ints": (lambda x: (x.clamp(0.5, 2), x.clamp(0, 2), x.clamp(min=0.5)), (i64(0, 2, 3),)),
+    "square of bools": (lambda x: torch.square(x), (bools(True, False),)),
+    "totals in a dtype": (
+        lambda x: (x.sum(dtype=torch.int32), x.cumsum(0, dtype=torch.int32), x.prod(dtype=torch.int32)),
+        (i64(2, 3),),
+    ),
+    # powers, quotients
+    "number ** ints": (lambda x: (0.5**x, 2**x, torch.pow(2.5, x)), (i64(1, 2, 3),)),
+    "ints ** ints": (lambda x, y: x**y, (i64(3, -3, 0, 2, 1, -1), i64(39, 39, 0, 63, -1, -3))),
+    "ints ** number": (lambda x: (x**2, x**3, x**0.5), (i64(3**13, 3),)),
+    "quotients of ints": (
+        lambda x: (
+            x / 2,
+            x // 2,
+            x % 3,
+            x % -3,
+            torch.fmod(x, -3),
+            torch.div(x, 2, rounding_mode="trunc"),
+            7 // x,
+            7 % x,
+        ),
+        (i64(-5, 5, 3),),
+    ),
+    "quotients of floats": (
+        lambda x: (x // 2, x % 3, x % -3, torch.fmod(x, -3), 7 // x, 7 % x, x // 0, x % 0, x % INF, x // INF),
+        (FLOATS,),
+    ),
+    "quotients of tensors": (
+        lambda x, y: (x // y, x % y, torch.fmod(x, y), torch.div(x, y, rounding_mode="trunc")),
+        (t(-5, 5, 1, 0.3, 6, -6, INF, 5), t(0.1, -0.1, 0.1, 0.1, INF, INF, 2, 0)),
+    ),
+    "the smallest int": (lambda x: (x // -1, -x, x.abs(), x * 2, x - 1, x**2), (i64(2**63 - 1, -(2**63)),)),
+    # whole numbers beyond 2 ** 53
+    "comparisons of large ints": (lambda x: (x == BIG, x != BIG, x < BIG, x <= BIG, x > BIG, x >= BIG), (LARGE,)),
+    "sums of large ints": (lambda x: (x + BIG, x - BIG, BIG - x, x.sum(), x.cumsum(0), x * 3), (LARGE,)),
+    "quotients of large ints": (lambda x: (x // 3, x % 7, torch.remainder(x, BIG), x // BIG), (LARGE,)),
+    "limits of large ints": (
+        lambda x: (x.clamp(min=BIG), x.clamp(max=BIG), x.clamp(-BIG, BIG)),
+        (i64(BIG + 2, -BIG - 2),),
+    ),
+    "large values": (
+        lambda x: (torch.full_like(x, BIG), x.masked_fill(x > 1, BIG), torch.where(x > 1, x, BIG), written(x, BIG)),
+        (i64(1, 2),),
+    ),
+    # not a number
+    "fmax and fmin": (
+        lambda x, y: (torch.fmax(x, y), torch.fmin(x, y), torch.maximum(x, y), torch.minimum(x, y)),
+        (t(NAN, 1, NAN, 2), t(1, NAN, NAN, 3)),
+    ),
+    "order with NaN": (
+        lambda x: (
+            *(
+                v
+                for descending in (False, True)
+                for v in (x.sort(descending=descending)[0], x.argsort(descending=descending))
+            ),
+            *(v for largest in (False, True) for v in (x.topk(2, largest=largest)[0], x.topk(2, largest=largest)[1])),
+            *(x.max(0)[0], x.max(0)[1], x.min(0)[0], x.min(0)[1], x.max(), x.argmin()),
+        ),
+        (t(1, NAN, 3, INF, -INF),),
+    ),
+    "limits that are NaN": (
+        lambda x: (x.clamp(NAN, 1), x.clamp(min=NAN), x.clamp(max=NAN), x.clamp(0, 1)),
+        (t(1, NAN),),
+    ),
+    "addmm without its input": (
+        lambda x, y: (
+            torch.addmm(x, y, y, beta=0),
+            torch.baddbmm(x, y[None], y[None], beta=0),
+            torch.addmv(x[0], y, y[0], beta=0),
+        ),
+        (torch.full((2, 2), NAN), torch.ones(2, 2)),
+    ),
+    "lerp": (
+        lambda x, y, w: (torch.lerp(x, y, 1.0), torch.lerp(x, y, 0.5), torch.lerp(x, y, 0.0), torch.lerp(x, y, w)),
+        (t(1e8, 0.1), t(0.3, INF), t(1, 0.3)),
+    ),
+    # axes
+    "no axes mean all": (
+        lambda x: (
+            x.sum(()),
+            x.mean(()),
+            x.var(()),
+            x.std(()),
+            x.sum([], True),
+            torch.amax(x, ()),
+            torch.count_nonzero(x, ()),
+        ),
+        (X,),
+    ),
+    "no axes mean none": (lambda x: (torch.any(x, ()), torch.all(x, ())), (X,)),
+    "inner": (lambda x, y: torch.inner(x, y), (torch.randn(2, 3, 4), torch.randn(5, 6, 4))),
+    "inner with a number": (lambda x, y: torch.inner(x, y), (NUMBER, torch.randn(5, 6, 4))),
+    "similarity of shapes that broadcast": (
+        lambda x, y: (
+            F.cosine_similarity(x, y, dim=0),
+            F.cosine_similarity(x, y),
+            F.cosine_similarity(y[:, :1], y, -1),
+        ),
+        (t(1, 2, 3), X),
+    ),
+    "extremes of bools": (
+        lambda x: (x.min(0)[0], x.min(0)[1], x.max(0)[1], x.amin(0), x.amax(0)),
+        (bools(True, False, True),),
+    ),
+    "a number along its axis": (
+        lambda x: (
+            x.softmax(0),
+            x.log_softmax(-1),
+            x.cumsum(0),
+            x.argmax(0),
+            x.logsumexp(0),
+            x.prod(0),
+            x.argsort(),
+            x.sum(-1),
+        ),
+        (NUMBER,),
+    ),
+    "a number in order": (
+        lambda x: (*(v for f in (x.sort(), x.max(0), x.min(0), torch.topk(x, 1)) for v in (f[0], f[1])),),
+        (NUMBER,),
+    ),
+    "a number picked": (
+        lambda x, i: (
+            torch.gather(x, 0, i),
+            x.index_select(0, i),
+            torch.take(x, i),
+            torch.hstack([x, x]),
+            torch.vstack([x, x]),
+        ),
+        (NUMBER, torch.tensor(0)),
+    ),
+    "no elements": (
+        lambda x: (
+            x.sum(),
+            x.mean(),
+            x.prod(),
+            x.prod(0),
+            x.var(),
+            x.std(0),
+            x.norm(),
+            x.all(),
+            x.any(),
+            x.any(0),
+            x.all(0),
+        ),
+        (EMPTY,),
+    ),
+    "no elements along an axis": (
+        lambda x: (x.amax(1), x.argmax(1), x.logsumexp(0), x.logsumexp(1), x.softmax(0), x.cumsum(0), x.argsort(0)),
+        (EMPTY,),
+    ),
+    # resizing by a factor
+    **{
+        f"{mode} by {factor}": (
+            lambda x, mode=mode, factor=factor: F.interpolate(x, scale_factor=factor, mode=mode),
+            (torch.randn(1, 2, 2, 3),),
+        )
+        for mode in ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
+        for factor in (1.3, (1.3, 1.4), (2.3, 0.7))
+    },
+}
+
+
+class Calls(nn.Module):
+    def __init__(self, f: Callable, count: int) -> None:
+        super().__init__()
+        self.f, self.count = f, count
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None, w: torch.Tensor | None = None) -> Any:
+        return self.f(*(x, y, w)[: self.count])
+
+
+def agrees(got: Any, want: Any) -> None:
+    assert [str(np.asarray(o.numpy()).dtype) for o in leaves(got)] == [str(o.dtype)[6:] for o in leaves(want)]
+    for mine, theirs in zip(leaves(got), leaves(want), strict=True):
+        mine, theirs = np.asarray(mine.numpy()), theirs.numpy()
+        assert mine.shape == theirs.shape
+        if theirs.dtype.kind == "f":
+            finite = np.isfinite(theirs)
+            np.testing.assert_array_equal(np.where(finite, 0, mine), np.where(finite, 0, theirs))
+            close(*(torch.tensor(np.where(finite, v, 0)) for v in (mine, theirs)))
+        else:
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.fixture(scope="module")
+def converted() -> Callable:
+    made: dict[str, Any] = {}
+
+    def net(name: str) -> Any:
+        f, inputs = CASES[name]
+        if name not in made:
+            model = Calls(f, len(inputs))
+            made[name] = torch2needle.convert(model, tuple(inputs)), model(*inputs)
+        return (*made[name], inputs)
+
+    return net
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_eager(name: str, converted: Callable) -> None:
+    net, want, inputs = converted(name)
+    agrees(net(*inputs), want)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name: str, converted: Callable) -> None:
+    net, want, inputs = converted(name)
+    agrees(ndl.compile(net, inputs)(*inputs), want)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_saved_and_loaded_in_numpy(name: str, converted: Callable, tmp_path: Path) -> None:
+    net, want, inputs = converted(name)
+    ndl.save(net, tmp_path / "net.needle")
+    loaded = ndl.load(tmp_path / "net.needle")
+    agrees(loaded(*inputs), want)
+    where = {"device": ndl.cpu_numpy(), "requires_grad": False}
+    agrees(loaded.to(ndl.cpu_numpy())(*(ndl.Tensor(x.numpy(), dtype=str(x.dtype)[6:], **where) for x in inputs)), want)
+
+
+REFUSED: dict[str, tuple[Callable, tuple[torch.Tensor, ...], str]] = {
+    "an integer divided by 0": (lambda x, y: x // y, (i64(1, 2), i64(1, 0)), "divisor expects numbers other than 0"),
+    "a remainder of 0": (lambda x: x % 0, (i64(1, 2),), "divisor expects numbers other than 0"),
+    "the largest of none": (lambda x: torch.amax(x, 0), (EMPTY,), "expects at least one element"),
+    "the place of the largest of none": (lambda x: x.argmax(), (EMPTY,), "expects at least one element"),
+    "infinity as an int": (
+        lambda x: x.masked_fill(x > 0, INF),
+        (i64(1, 2),),
+        "value expects a number that int64 can hold",
+    ),
+    "more than 64 bits": (lambda x: x + 2**64, (i64(1, 2),), "at most 64 bits"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_a_sentence(name: str) -> None:
+    """What torch refuses, too."""
+    f, inputs, text = REFUSED[name]
+    with pytest.raises((RuntimeError, IndexError, ZeroDivisionError, OverflowError, TypeError)):
+        f(*inputs)
+    with pytest.raises((ValueError, torch2needle.ConversionError), match=text):
+        torch2needle.convert(Calls(f, len(inputs)), inputs)(*inputs)

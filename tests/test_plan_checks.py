@@ -1,0 +1,266 @@
+"""Plans that would be wrong are refused: dtypes of every operand, reads of unwritten memory, overlaps; and the guarded mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import needle as ndl
+from needle import _core, nn
+from needle.autograd import Op, Spec, Tensor
+from needle.backend_ndarray import NoKernel
+from needle.backend_ndarray.kernels import KERNELS
+from needle.backend_ndarray.ndarray import NDArray
+from needle.executor import builder as builder_module
+from needle.executor import passes
+from needle.executor.builder import ARENA, INPUT, OUTPUT, Buffer, Builder
+from needle.executor.merge import NO_HALO, Step
+from needle.executor.verify_plan import PlanError, Value, verify_plan
+from needle.op import OPS
+
+
+def image(*shape: int) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal(shape, dtype="float32")
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEEDLE_GUARD", "1")
+
+
+class Joins(nn.Module):
+    """Concats of concats of one convolution's values."""
+
+    def __init__(self, combine: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.conv, self.combine = nn.Conv(16, 16, 3, padding=1, layout="torch"), combine
+
+    def forward(self, x: Any) -> Any:
+        return self.combine(self.conv(x), x)
+
+
+def cat(*parts: Any) -> Any:
+    return ndl.ops.concat(parts, 1)
+
+
+def nested(a: Any, x: Any) -> Any:
+    b = cat(a, x)
+    return cat(cat(b, ndl.ops.relu(a)), b)
+
+
+JOINS: dict[str, Callable[[Any, Any], Any]] = {
+    "nested": nested,
+    "reversed": lambda a, x: cat(x, cat(a, x), a),
+    "twice": lambda a, x: cat(cat(a, a), a, x),
+    "identity": lambda a, x: cat(a, ndl.ops.reshape(a, a.shape), a),
+    "in place": lambda a, x: cat(cat(a, x), ndl.ops.relu(a), ndl.ops.relu(cat(a, x))),
+    "two outputs": lambda a, x: (cat(a, x), cat(x, a), cat(cat(a, x), cat(x, a))),
+    "batch axis": lambda a, x: ndl.ops.concat([cat(a, x), cat(x, a)], 0),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", JOINS)
+def test_joins_of_joins(name: str, batch: int, guarded: None) -> None:
+    net, x = Joins(JOINS[name]).eval(), image(batch, 16, 6, 5)
+    got, want = ndl.compile(net, (x,))(x), net(ndl.Tensor(x))
+    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    for g, w in pairs:
+        assert np.abs(g - w.numpy()).max() <= 1e-5 * np.abs(w.numpy()).max()
+
+
+class TestMutations:
+    """With a mend taken out, the verifier finds the plan wrong, and so do guards without the verifier."""
+
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_copies_left_out(self, batch: int, monkeypatch: pytest.MonkeyPatch, guarded: None) -> None:
+        monkeypatch.setattr(NDArray, "is_same_view", lambda a, b: a._handle is b._handle)
+        net, x = Joins(nested).eval(), image(batch, 16, 6, 5)
+        with pytest.raises(PlanError, match=r"^\[plan\] step 5 \(from_blocked of output\) reads what no step"):
+            ndl.compile(net, (x,))
+        monkeypatch.setattr(builder_module, "verify_plan", lambda *_: None)
+        assert np.isnan(ndl.compile(net, (x,))(x)).any()
+
+    def test_dtypes_unchecked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(passes, "missing_kernel", lambda *_: "")
+        monkeypatch.setattr("needle.executor.executable.check_floats", lambda *_: None)
+
+        def call(self: Builder, name: str, outs: Any, ins: Any, attrs: Any) -> None:
+            fixed = [a if isinstance(a._handle, Buffer) else self._literal(a) for a in ins]
+            self.steps.append(Step(name, list(outs), fixed, tuple(map(float, attrs)), ""))
+
+        monkeypatch.setattr(Builder, "call", call)
+        with pytest.raises(
+            TypeError, match=r"^\[batch_norm\] expects operands of one dtype, got float64 and float32\.$"
+        ):
+            ndl.compile(nn.BatchNorm1d(4).eval(), (image(3, 4).astype("float64"),))
+
+    def test_overwritten_too_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("needle.executor.planner.Planner._can_overwrite", lambda self, x, node: x in self.home)
+        with pytest.raises(PlanError, match=r"overwrites what step \d+ still reads\.$"):
+            ndl.compile(lambda x: ndl.ops.relu(y := ndl.ops.exp(x)) * y, (image(3, 4),))
+
+    def test_halos_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("needle.executor.planner.Planner._zero", lambda *_: None)
+        with pytest.raises(PlanError, match=r"reads what no step before it writes\.$"):
+            ndl.compile(nn.Conv(16, 16, 3, padding=1, layout="torch"), (image(1, 16, 6, 5),))
+
+    def test_arena_without_lifetimes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(builder_module, "plan_offsets", lambda buffers: ([0] * len(buffers), 1 << 16))
+        with pytest.raises(PlanError, match=r"lie on each other\.$"):
+            ndl.compile(lambda x: ndl.ops.exp(x) * ndl.ops.sin(ndl.ops.exp(x)).sum((1,), True), (image(3, 4),))
+
+
+def buffer(nbytes: int, space: int = ARENA) -> Buffer:
+    return Buffer(nbytes, space)
+
+
+def view(b: Buffer, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0) -> NDArray:
+    return NDArray.make(shape, strides, handle=b, offset=offset)
+
+
+def copied(out: NDArray, x: NDArray, halo: Any = NO_HALO) -> Step:
+    return Step("copy", [out], [x], (), "copy", [halo])
+
+
+def steps_of(case: str) -> tuple[list[Step], list[Value], dict[int, int], list]:
+    """Two or three steps from an input of 8 elements to an output of 8, with one defect."""
+    x, y, a, b = buffer(32, INPUT), buffer(32, OUTPUT), buffer(32), buffer(32)
+    whole = [copied(view(a, [8]), view(x, [8])), copied(view(y, [8]), view(a, [8]))]
+    outputs = [((8,), "float32")]
+    image = view(c := buffer(4 * 6 * 6 * 16), (1, 1, 4, 4, 16), (576, 576, 96, 16, 1), 112)
+    last = copied(view(y, [8]), view(c, [8], [1], 112), NO_HALO)
+    cases: dict[str, tuple] = {
+        "right": (whole, [], {id(a): 0}, outputs),
+        "half": ([copied(view(a, [4]), view(x, [4])), whole[1]], [], {id(a): 0}, outputs),
+        "every second": ([copied(view(a, [4], [2]), view(x, [4])), whole[1]], [], {id(a): 0}, outputs),
+        "outside": ([copied(view(a, [8], offset=1), view(x, [8])), whole[1]], [], {id(a): 0}, outputs),
+        "output": ([whole[0], copied(view(y, [7]), view(a, [7]))], [], {id(a): 0}, outputs),
+        "no output": ([whole[0]], [], {id(a): 0}, outputs),
+        "input": ([copied(view(x, [8]), view(x, [8]))], [], {}, []),
+        "shifted": ([whole[0], copied(view(a, [4], offset=2), view(a, [4]))], [], {id(a): 0}, []),
+        "arena": (
+            [whole[0], copied(view(b, [8]), view(a, [8])), copied(view(y, [8]), view(b, [8]))],
+            [],
+            {id(a): 0, id(b): 16},
+            outputs,
+        ),
+        "value": (
+            [whole[0], copied(view(a, [2], offset=6), view(x, [2])), whole[1]],
+            [Value(view(a, [8]), 0, 2)],
+            {id(a): 0},
+            outputs,
+        ),
+        "halo": (
+            [
+                Step("zero_halo", [image], [], (1, 1, 1, 0), ""),
+                copied(image, view(buffer(1024, INPUT), image.shape)),
+                Step("copy", [view(y, [8])], [image], (), "", [(1, 1, 1, 1)]),
+                last,
+            ],
+            [],
+            {id(c): 0},
+            outputs,
+        ),
+    }
+    return cases[case]
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("right", None),
+        ("half", "reads what no step"),
+        ("every second", "reads what no step"),
+        ("outside", "outside its buffer of 32 bytes"),
+        ("output", "output 0 is not written whole"),
+        ("no output", "output 0 is not written whole"),
+        ("input", "writes to an input or a constant"),
+        ("shifted", "writes over a part of what it reads"),
+        ("arena", "lie on each other"),
+        ("value", "overwrites what step 2 still reads"),
+        ("halo", "reads what no step"),
+    ],
+)
+def test_verifier(case: str, error: str | None) -> None:
+    if error is None:
+        verify_plan(*steps_of(case))
+        return
+    with pytest.raises(PlanError, match=rf"^\[plan\] .*{error}.*\.$"):
+        verify_plan(*steps_of(case))
+
+
+def guarded_plan(halo: int) -> Any:
+    """zero_halo around a 2 x 2 image that has no room for it, between two buffers."""
+    image = (0, 0, _core.GUARD_BYTES, (1, 1, 2, 2, 16), (64, 64, 32, 16, 1), "float32")
+    step = (KERNELS["zero_halo"], [image], [], [halo, 0, 0, 0])
+    plan = _core.Plan(ndl.cpu().core, [step], 256 + 2 * _core.GUARD_BYTES, [], [])
+    plan.guard([(_core.GUARD_BYTES, 256, 0, 0)])
+    return plan
+
+
+def test_guards_find_what_is_written_outside() -> None:
+    guarded_plan(0).run([], [])
+    with pytest.raises(
+        RuntimeError, match=r"^\[plan\] step 0 'zero_halo' wrote outside of its operands, at a buffer of 256"
+    ):
+        guarded_plan(1).run([], [])
+
+
+DTYPES = {
+    "batch_norm-params": ("batch_norm", ["float64"], ["float64"] + ["float32"] * 4, 3, TypeError),
+    "batch_norm-out": ("batch_norm", ["float32"], ["float64"] * 5, 3, TypeError),
+    "matmul": ("matmul", ["float32"], ["float32", "int32"], 3, TypeError),
+    "packed": ("matmul_packed", ["float32"], ["float64", "float32"], 4, NoKernel),
+    "numbers": ("gather_rows", ["float32"], ["float32", "float32"], 0, TypeError),
+    "labels": ("cross_entropy", ["float32"], ["float32", "bool"], 0, TypeError),
+    "argmax": ("argmax", ["int32"], ["float32"], 1, TypeError),
+    "mask": ("attention", ["float32"], ["float32"] * 3 + ["int32"], 3, TypeError),
+    "halo": ("zero_halo", ["float64"], [], 4, NoKernel),
+    "softmax": ("softmax_grad", ["float64"], ["float64", "int64"], 0, TypeError),
+}
+
+
+@pytest.mark.parametrize("case", DTYPES)
+def test_every_operand_has_the_rows_dtype(case: str) -> None:
+    name, outs, ins, attrs, error = DTYPES[case]
+    with pytest.raises(error, match=rf"^\[{name}\] .*\.$"):
+        KERNELS[name].check(outs, ins, attrs)
+
+
+def arrays_of(shapes: Sequence[Any]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [
+        np.asarray(rng.integers(0, 2, s.shape), s.dtype) if isinstance(s, Spec) else rng.uniform(0.2, 2, s)
+        for s in (getattr(s, "shape", s) if not isinstance(s, Spec) else s for s in shapes)
+    ]
+
+
+SAMPLES = {f"{name}-{i}": (cls, *s) for name, cls in sorted(OPS.items()) for i, s in enumerate(cls.samples())}
+
+
+def values_of(op: Op, tensors: Sequence[Any]) -> list[Any]:
+    out = op(*tensors)
+    return list(out) if op.n_out > 1 or isinstance(out, tuple) else [out]
+
+
+FLOAT64 = [(case, weights) for case, s in SAMPLES.items() for weights in (False, True) if not weights or len(s[2]) > 1]
+
+
+@pytest.mark.parametrize(("case", "constant"), FLOAT64, ids=[f"{c}-{'weights' if w else 'inputs'}" for c, w in FLOAT64])
+def test_float64_plans_are_right(case: str, constant: bool) -> None:
+    """Every op on float64, compiled: float64's rounding, or a sentence."""
+    cls, attributes, shapes = SAMPLES[case]
+    op, arrays = cls(**attributes), arrays_of(shapes)
+    make = lambda a, device: Tensor(a, device=device, dtype=str(a.dtype), requires_grad=False)  # noqa: E731
+    want = [t.numpy() for t in values_of(op, [make(a, ndl.cpu_numpy()) for a in arrays])]
+    given = [make(a, ndl.cpu()) for a in arrays]
+    free, fixed = (given[:1], given[1:]) if constant else (given, [])
+    exe = ndl.compile(lambda *xs: tuple(values_of(op, [*xs, *fixed])), tuple(free))
+    for g, w in zip(exe(*free), want, strict=True):
+        g = g.numpy()
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
+        np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-9 * max(1, np.abs(w).max(initial=0)))

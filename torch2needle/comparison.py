@@ -1,0 +1,396 @@
+"""Whether a captured graph computes what its model computes: torch runs both, on the example and on inputs unlike it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch._ops import OpOverloadPacket
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+import needle as ndl
+from needle.autograd import Unsupported
+from needle.graph import GraphModule
+from needle.nn import WriteBuffer
+
+from .aten import FLAGS
+from .capture import Captured, TrainingFlag, user_location
+from .guard import Writes, same_chance, untouched
+from .structure import plain_result
+
+Sizes = dict[tuple[int, int], int]  # by (number of the tensor, axis)
+Call = tuple[tuple, dict[str, Any]]  # positional and named arguments
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+}  # of the largest value; a fast path of torch's own may round otherwise
+HALF_TOLERANCE = 3e-2
+NET_TOLERANCE = 1e-2  # of needle's result: what another order of sums may make of a deep network, and no wrong rule
+TIES = 0.1  # of whole numbers may differ, since a rounding error picks another of almost equal values
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class BadExample(Unsupported):
+    """The model refuses the example that was given."""
+
+
+class Fails(Exception):
+    """The model itself raises an error."""
+
+
+@dataclasses.dataclass
+class Behaviour:
+    """What some calls in a row gave, which parameters the results have gradients of, and what gradients pass through."""
+
+    results: list[list[Any]]
+    reached: list[frozenset[int]]
+    functions: set[str]
+    drawing: bool = False
+    changing: bool = False  # attributes of the model
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def fresh(call: Call) -> Call:
+    def copy(t: Any) -> Any:
+        return t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
+
+    return pytree.tree_map(copy, call)
+
+
+def behaviour(function: Callable, model: nn.Module, calls: list[Call], training: bool | None = None) -> Behaviour:
+    """Runs the calls one after the other from the model's present state, which they leave as it is."""
+    made = Behaviour([], [], set())
+    writes = Writes()
+    with same_chance(), untouched(model) as state, torch.inference_mode(False):
+        if training is not None:
+            model.train(training)
+        try:
+            for i, call in enumerate(calls):
+                args, kwargs = fresh(call)
+                with torch.set_grad_enabled(not i), writes, Hooks(made.functions):
+                    result = flat(plain_result(function(*args, **kwargs)))
+                if not i:
+                    made.reached = [reached(t, made.functions) for t in result]
+                made.results.append([t.detach().clone() if isinstance(t, torch.Tensor) else t for t in result])
+        finally:
+            writes.undo()
+            made.changing = state.changed()
+    made.drawing = bool(writes.drawing)
+    return made
+
+
+def flat(result: Any, *kinds: type) -> list[Any]:
+    return pytree.tree_leaves(result, is_leaf=lambda v: v is None or isinstance(v, kinds))
+
+
+def reached(result: Any, functions: set[str]) -> frozenset[int]:
+    """Ids of the tensors whose gradients a result's graph leads to; names of the user's autograd functions on the way."""
+    found: set[int] = set()
+    todo = [result.grad_fn] if isinstance(result, torch.Tensor) and result.grad_fn is not None else []
+    seen = set(todo)
+    while todo:
+        step = todo.pop()
+        if isinstance(step, torch.autograd.function.BackwardCFunction):
+            own = type(step)._forward_cls  # type: ignore[attr-defined]
+            functions.update([own.__name__] if not own.__module__.startswith("torch.") else [])
+        if (variable := getattr(step, "variable", None)) is not None and isinstance(variable, nn.Parameter):
+            found.add(id(variable))
+        for following, _ in step.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return frozenset(found)
+
+
+def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) -> Any:
+    """The captured graph in torch; constants are as they were at each call."""
+    given = dict(zip(names, args, strict=False)) | kwargs
+    flat = iter(tensors((args, kwargs)))
+    env: dict[fx.Node, Any] = {}
+
+    def leaf(v: Any) -> Any:
+        if isinstance(v, fx.Node):
+            return env[v]
+        return captured.model.get_submodule(v.path).training if isinstance(v, TrainingFlag) else v
+
+    def value(v: Any) -> Any:
+        return fx.node.map_aggregate(v, leaf)
+
+    for node in captured.graph.nodes:
+        name = str(node.target)
+        if node.op == "placeholder":
+            env[node] = next(flat) if "place" in node.meta else given[name] if name in given else node.args[0]
+        elif node.op == "get_attr":
+            constant = captured.constants.get(name)
+            env[node] = operator.attrgetter(name)(captured.model) if constant is None else constant.clone()
+        elif node.op == "output":
+            return value(node.args[0])
+        else:
+            args, kwargs = value(node.args), value(node.kwargs)
+            if node.op == "call_module":
+                env[node] = captured.model.get_submodule(name)(*args, **kwargs)
+            elif node.op == "call_method":
+                env[node] = getattr(args[0], name)(*args[1:], **kwargs)
+            else:
+                env[node] = node.target(*args, **kwargs)
+    raise AssertionError
+
+
+def difference(ours: Any, theirs: Any, tolerance: float = 0.0) -> str:
+    """What distinguishes two leaves of results, or nothing."""
+    if not isinstance(theirs, torch.Tensor):
+        if isinstance(ours, torch.Tensor):
+            return "is a tensor instead of Python's value"
+        return "" if ours == theirs or ours is theirs else f"is {ours!r} instead of {theirs!r}"
+    if not isinstance(ours, torch.Tensor):
+        return f"is {type(ours).__name__} instead of a tensor"
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return f"is {text_of(ours)} instead of {text_of(theirs)}"
+    if not theirs.numel():
+        return ""
+    if not theirs.is_floating_point():
+        return "" if torch.equal(ours, theirs) else "has other values"
+    a, b = ours.double(), theirs.double()
+    if not torch.equal(a.isnan(), b.isnan()) or not torch.equal(a[a.isinf()], b[b.isinf()]):
+        return "has NaN or infinite values elsewhere"
+    a, b = (torch.nan_to_num(t, 0, 0, 0) for t in (a, b))
+    error, size = float((a - b).abs().max()), float(b.abs().max())
+    return (
+        ""
+        if error <= TOLERANCE.get(theirs.dtype, HALF_TOLERANCE) * size
+        else f"is off by {error:.2g}, values being up to {size:.2g}"
+    )
+
+
+def text_of(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{tuple(t.shape)}"
+
+
+def disagreement(ours: Behaviour, theirs: Behaviour) -> str:
+    for i, (a, b) in enumerate(zip(ours.results, theirs.results, strict=True)):
+        where = "on the example" if not i else "at a second call, with other values or another batch,"
+        if len(a) != len(b):
+            return f"it gives {len(a)} values instead of {len(b)} {where}"
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            if text := difference(x, y):
+                return f"its output {k} {text} {where}"
+    for k, (mine, their) in enumerate(zip(ours.reached, theirs.reached, strict=True)):
+        if mine != their:
+            return f"output {k} passes gradients to {len(mine)} parameters instead of {len(their)}"
+    if theirs.functions:
+        return (
+            f"the forward has gradients of its own ({', '.join(sorted(theirs.functions))}), which capture does not see"
+        )
+    return ""
+
+
+# -- other inputs ----------------------------------------------------------------------------------------------------------
+
+
+def resized(call: Call, sizes: Sizes) -> Call:
+    """The call with other sizes by (number of the tensor, axis), filled by repeating."""
+    numbers = iter(range(len(tensors(call))))
+
+    def resize(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor):
+            return t
+        i = next(numbers)
+        for axis in range(t.ndim):
+            if (i, axis) in sizes and t.shape[axis]:
+                t = t.index_select(axis, torch.arange(sizes[i, axis], device=t.device) % t.shape[axis])
+        return t
+
+    return pytree.tree_map(resize, call)
+
+
+def shuffled(call: Call) -> Call:
+    """Other values of the same kind: those of each tensor in another order, real ones a little smaller."""
+
+    def mix(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor) or not t.numel():
+            return t
+        order = torch.randperm(t.numel(), generator=torch.Generator().manual_seed(0)).to(t.device)
+        mixed = t.detach().flatten()[order].reshape(t.shape)
+        return mixed * 0.9 if t.is_floating_point() else mixed
+
+    return pytree.tree_map(mix, call)
+
+
+def other_batch(call: Call) -> Sizes:
+    """Another batch, as small as can be; it is the first axis of the first tensor that has axes."""
+    given = tensors(call)
+    batch = next((t.shape[0] for t in given if t.ndim), 0)
+    other = 3 if batch == 2 else 2
+    return {(i, 0): other for i, t in enumerate(given) if batch and t.ndim and t.shape[0] == batch}
+
+
+class Hooks(TorchFunctionMode):
+    """Notes hooks that the forward registers on gradients."""
+
+    def __init__(self, found: set[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook):
+            self.found.add(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Flags(TorchFunctionMode):
+    """Notes the training flags that functions are given, by the user's line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, set[bool]] = {}
+
+    def around(self, function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
+        overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
+        named = [
+            dict(zip((a.name for a in getattr(packet, o)._schema.arguments), args, strict=False)) for o in overloads
+        ]
+        for given in (kwargs, *named):
+            for name in FLAGS:
+                if isinstance(given.get(name), bool):
+                    self.found.setdefault(user_location(), set()).add(given[name])
+        return func(*args, **kwargs)
+
+
+class Judge:
+    """The model's own behaviour, run once for all captures of it."""
+
+    def __init__(self, model: nn.Module, call: Call) -> None:
+        self.model, self.call = model, call
+        self.names = list(inspect.signature(model.forward).parameters)
+        self.training: bool | None = None  # the mode in which to run, None for the present one
+        self.pairs: dict[Any, tuple[list[Call], Behaviour]] = {}
+
+    def theirs(self, calls: list[Call]) -> Behaviour:
+        try:
+            return behaviour(self.model, self.model, calls, self.training)
+        except Unsupported:
+            raise
+        except Exception as e:
+            raise Fails(first_line(e)) from None
+
+    def fault(self, captured: Captured, sizes: Sequence[Sizes] | None = None) -> str:
+        """How the graph differs from the model on the example and on a second call after it, of `sizes` that the model takes."""
+        calls, theirs = self.pair([other_batch(self.call)] if sizes is None else sizes)
+        fault = self.against(captured, calls, theirs)
+        if not fault and theirs.changing:  # what it keeps may count only for inputs of the same sizes
+            fault = self.against(captured, *self.pair([]))
+        return fault
+
+    def against(self, captured: Captured, calls: list[Call], theirs: Behaviour) -> str:
+        run = functools.partial(evaluate, captured, self.names)
+        try:
+            ours = behaviour(run, captured.model, calls, self.training)
+        except Exception as e:
+            return f"it fails ({first_line(e)})"
+        return disagreement(ours, theirs)
+
+    def pair(self, sizes: Sequence[Sizes]) -> tuple[list[Call], Behaviour]:
+        """The example and what the model takes after it: other sizes, else other values, else the example again."""
+        key = tuple(tuple(sorted(s.items())) for s in sizes)
+        if key in self.pairs:
+            return self.pairs[key]
+        others = [shuffled(resized(self.call, s)) for s in sizes if s]
+        for other in (*others, shuffled(self.call), self.call):
+            try:
+                self.pairs[key] = [self.call, other], self.theirs([self.call, other])
+                return self.pairs[key]
+            except Fails as e:
+                failure = e
+        if self.training is None and self.model.training:
+            self.training = False  # such as a batch norm in training mode, which takes no single image
+            return self.pair(sizes)
+        raise BadExample(f"[convert] expects an example that the model takes: {failure}.")
+
+    def fault_of_net(self, net: GraphModule, inputs: dict[str, Any] | None) -> str:
+        """How the converted model differs from the model on the example; inputs: the example by name, where names are all."""
+        theirs = next(iter(self.pairs.values()))[1]
+        if theirs.drawing or ndl.default_device() != ndl.cpu() or any(m.training for m in net.modules()):
+            return ""
+        halves = (t.dtype in HALVES for t in (*self.model.parameters(), *self.model.buffers(), *tensors(self.call)))
+        if any(halves) or any(isinstance(m, WriteBuffer) for m in net.modules()):
+            return ""
+        args, kwargs = (
+            fresh(self.call) if inputs is None else ((), {n: inputs[n] for n in net.input_names if n in inputs})
+        )
+        try:
+            with ndl.no_grad():
+                result = flat(net(*args, **kwargs), ndl.Tensor)
+        except Exception as e:
+            return f"the converted model fails ({first_line(e)})"
+        ours = [torch.from_numpy(np.array(t.numpy())) if isinstance(t, ndl.Tensor) else t for t in result]
+        wanted = [t.cpu() if isinstance(t, torch.Tensor) else t for t in theirs.results[0]]
+        if len(ours) != len(wanted):
+            return f"the converted model gives {len(ours)} values instead of {len(wanted)}"
+        for k, (a, b) in enumerate(zip(ours, wanted, strict=True)):
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+                near = (
+                    not b.is_floating_point() and float((a != b).double().mean()) < TIES
+                )  # an argmax of what is almost equal
+                a = b if near else a.to(b.dtype)
+            if text := difference(a, b, NET_TOLERANCE):
+                return f"the converted model's output {k} {text} on the example"
+        return ""
+
+    def differs_in_training(self, captured: Captured) -> bool:
+        """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
+        calls = [resized(self.call, other_batch(self.call))]
+        try:
+            theirs = behaviour(self.model, self.model, calls, True)
+            return bool(
+                disagreement(
+                    behaviour(functools.partial(evaluate, captured, self.names), captured.model, calls, True), theirs
+                )
+            )
+        except Exception:
+            return False
+
+    @functools.cached_property
+    def changing(self) -> set[str]:
+        """Lines whose calls are given a training flag that is False in evaluation and True in training."""
+        seen: list[dict[str, set[bool]]] = []
+        for training in (False, True):
+            flags = Flags()
+            try:
+                behaviour(flags.around(self.model), self.model, [resized(self.call, other_batch(self.call))], training)
+            except Exception:
+                return set()
+            seen.append(flags.found)
+        return {line for line, given in seen[0].items() if given == {False} and seen[1].get(line) == {True}}
+
+    def agrees_at(self, captured: Captured, sizes: Sizes) -> bool:
+        """Whether the graph gives what the model gives at these sizes; False, too, where the model refuses them."""
+        calls = [resized(self.call, sizes)]
+        try:
+            theirs = self.theirs(calls)
+        except Fails:
+            return False
+        return not self.against(captured, calls, theirs)
+
+
+def first_line(e: Exception) -> str:
+    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}".rstrip(": .")
