@@ -336,7 +336,7 @@ def test_refused_in_a_sentence(name: str) -> None:
     with pytest.raises((RuntimeError, IndexError, ZeroDivisionError, OverflowError, TypeError)):
         f(*inputs)
     with pytest.raises((ValueError, torch2needle.ConversionError), match=text):
-        torch2needle.convert(Calls(f, len(inputs)), inputs)(*inputs)
+        torch2needle.convert(Calls(f, len(inputs)))(*inputs)
 
 
 def test_indices_of_pools_are_refused() -> None:
