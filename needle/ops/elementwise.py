@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray, call, dtype_name
+from needle.autograd import Spec, Tensor, Unsupported, op, tensor_method
+from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
 
 from .common import (
     Binary,
@@ -117,12 +117,21 @@ def negate(a: Tensor) -> Tensor:
 @tensor_method("subtract", "sub", "__sub__")
 def subtract(a: Tensor, b: Any) -> Tensor:
     """a - b, as add(a, negate(b))."""
-    return add(a, negate(b)) if isinstance(b, Tensor) else add(a, -b)
+    return add(a, opposite(b, a)) if isinstance(b, Tensor) else add(a, -b)
+
+
+def opposite(a: Tensor, other: Any) -> Tensor:
+    """-a; of integers that meet a float, as a float: the smallest integer has no opposite."""
+    try:
+        dtype = other.dtype if isinstance(other, Tensor) else promote_scalar(a.dtype, other)
+        return negate(cast(a, dtype) if dtype in FLOATS and a.dtype in ("int32", "int64") else a)
+    except Unsupported:
+        return negate(a)
 
 
 @tensor_method("__rsub__")
 def rsubtract(a: Tensor, b: Any) -> Tensor:
-    return add(negate(a), b)
+    return add(opposite(a, b), b)
 
 
 @op
