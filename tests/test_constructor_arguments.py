@@ -39,7 +39,12 @@ WRONG: list[tuple[str, tuple, dict, str]] = [
     ("Conv", (3, 4, 3), {"padding": "same", "stride": 2}, "padding 'same' expects stride 1, got (2, 2)"),
     ("Conv", (3, 4, 3), {"groups": 2}, "channels expects a multiple of groups 2, got 3 and 4"),
     ("Conv", (4, 4, 3), {"groups": 0}, "groups expects at least 1, got 0"),
-    ("Conv", (4, 4, 3), {"padding_mode": "zero"}, "padding_mode expects zeros, reflect, replicate or circular, got zero"),
+    (
+        "Conv",
+        (4, 4, 3),
+        {"padding_mode": "zero"},
+        "padding_mode expects zeros, reflect, replicate or circular, got zero",
+    ),
     ("Conv", (4, 4, 3), {"layout": ""}, "layout expects needle or torch, got ''"),
     ("Conv1d", (3, 4, 3), {"dilation": (0,)}, "dilation expects at least 1, got 0"),
     ("Conv3d", (3, 4, 3), {"groups": 3}, "channels expects a multiple of groups 3, got 3 and 4"),
@@ -150,7 +155,12 @@ class Applied(nn.Module):
 
 
 ATTRIBUTES: list[tuple[Any, str, Any, str]] = [
-    (lambda x: ops.linear(x, x), "layout_of_weight", "Torch", "layout_of_weight expects one of torch, needle, got Torch"),
+    (
+        lambda x: ops.linear(x, x),
+        "layout_of_weight",
+        "Torch",
+        "layout_of_weight expects one of torch, needle, got Torch",
+    ),
     (lambda x: ops.softmax(x), "axis", 0.5, "Softmax expects int as axis and got 0.5"),
     (lambda x: ops.softmax(x), "axis", None, "Softmax expects int as axis and got None"),
     (lambda x: ops.reshape(x, (3, 3)), "shape", 9, "Reshape expects tuple as shape and got 9"),
