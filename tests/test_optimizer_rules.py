@@ -181,6 +181,7 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "unknown": (lambda p: optim.SGD(p, learning_rate=0.1), "has no option learning_rate; rule needle has lr, momentum"),
     "unknown-in-group": (lambda p: optim.Adam([{"params": p, "beta": 1}]), "has no option beta;"),
     "unknown-later": (lambda p: optim.Adam(p).param_groups[0].update(step=1), "has no option step;"),
+    "unknown-by-or": (lambda p: optim.Adam(p).param_groups[0].__ior__({"lr": -1}), "lr expects a number of at least 0"),
     "other-rule": (lambda p: optim.SGD(p, dampening=0.1), "dampening belongs to rule torch, got rule needle"),
     "third-by-position": (lambda p: optim.SGD(p, 0.1, 0.9, 0.01, rule="torch"), "takes lr, momentum by position"),
     "too-many": (lambda p: optim.RMSprop(p, 0.1, 0.9, 0.1, 0.1, 0.1, True, True), "the rest by name, got 7 values"),
@@ -516,3 +517,27 @@ def test_gradients_have_the_dtype_of_their_tensor(device: Any, dtypes: tuple[str
         a.grad = b.grad = None
         y.sum().backward()
         assert [t.grad.dtype for t in (a, b) if t.grad is not None] == list(dtypes)
+
+
+class Signs(optim.Optimizer):
+    """An optimizer as programs write their own: a step of its own and no options."""
+
+    def __init__(self, params: list[Any], lr: float) -> None:
+        super().__init__(params)
+        self.lr = lr
+
+    def step(self) -> None:
+        for p in self.params:
+            p.data = p.data - self.lr * ndl.ops.sign(p.grad.detach())
+
+
+def test_an_optimizer_of_a_programs_own() -> None:
+    p = nn.Parameter(np.array([1.0, 2.0]))
+    opt = Signs([p], 0.5)
+    schedule = optim.ExponentialLR(opt, 0.5)
+    for _ in range(2):
+        opt.reset_grad()
+        (p * p).sum().backward()
+        opt.step(), schedule.step()
+    np.testing.assert_allclose(p.numpy(), [0.25, 1.25])
+    assert opt.lr == 0.125
