@@ -85,6 +85,7 @@ WRONG: list[tuple[str, tuple, dict, str]] = [
     ("Upsample", (), {}, "expects either size or scale_factor"),
     ("Upsample", (3,), {"mode": "cubic"}, "mode expects nearest, nearest-exact, "),
     ("Upsample", (0,), {}, "size expects at least 1, got 0"),
+    ("Upsample", (), {"scale_factor": float("inf")}, "scale_factor expects a number in [0, 1.04858e+06], got inf"),
 ]
 
 
@@ -214,3 +215,13 @@ def test_inputs_that_an_op_cannot_have(name: str) -> None:
     xs = [ndl.Tensor(np.zeros(s, d)) for s, d in zip(shapes, [*dtype, *["float32"] * 9], strict=False)]
     with pytest.raises((ValueError, IndexError, MemoryError)):
         ndl.op.OPS[op](**attributes)(*xs)
+
+
+def test_norms_refuse_what_torch_refuses() -> None:
+    x = ndl.Tensor(np.ones((1, 3), "float32"))
+    with pytest.raises(ValueError, match=r"\[BatchNorm1d\] expects more than one value per channel in training, got"):
+        nn.BatchNorm1d(3, unbiased=True)(x)
+    assert nn.BatchNorm1d(3)(x).shape == nn.BatchNorm1d(3, unbiased=True).eval()(x).shape == (1, 3)
+    for layer in (nn.LayerNorm((4,), elementwise_affine=False), nn.RMSNorm(4, elementwise_affine=False)):
+        with pytest.raises(ValueError, match=r"x expects shape \(\.\.\., 4\), got \(1, 3\)\."):
+            layer(x)

@@ -69,8 +69,8 @@ def number(least: float = -math.inf, most: float = math.inf) -> Check:
 
 
 def numbers(place: str, value: Any) -> Any:
-    """One number or a sequence of them, none negative."""
-    one = number(0.0)
+    """One factor or a sequence of them."""
+    one = number(0.0, float(LARGEST))
     return tuple(one(place, v) for v in value) if isinstance(value, tuple | list) and value else one(place, value)
 
 
