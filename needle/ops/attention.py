@@ -67,7 +67,7 @@ class ScaledDotProductAttention(Op):
         batch = broadcast_shape("attention", *(tuple(x.shape[:-2]) for x in (q, k, v)))
         if self.wider(q, k, v, *mask):
             *more, length, _ = broadcast_shape("attention", mask[0].shape, self.scores(q, k))
-            return Spec((*broadcast_shape("attention", more, batch), length, v.shape[-1]), str(q.dtype))
+            return Spec((*broadcast_shape("attention", tuple(more), batch), length, v.shape[-1]), str(q.dtype))
         for m in mask:
             scores = (*batch, q.shape[-2], k.shape[-2])
             if broadcast_shape("attention", tuple(m.shape), scores) != scores:

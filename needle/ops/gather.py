@@ -238,8 +238,8 @@ class IndexTensors(Op):
     def decompose(self, x: Tensor, *index: Tensor) -> Tensor:
         axis = self.axis % len(x.shape)
         sizes = x.shape[axis : axis + len(index)]
-        number = None
-        outside = None  # of its own axis, where the number in all of them may still be a valid one
+        number: Any = None
+        outside: Any = None  # of its own axis, where the number in all of them may still be a valid one
         for i, size in zip(index, sizes, strict=True):
             wrapped = where(lt(i, 0), add(i, size), i)
             number = wrapped if number is None else add(mul_scalar(number, size), wrapped)
@@ -247,7 +247,7 @@ class IndexTensors(Op):
             outside = beyond if outside is None else logical_or(outside, beyond)
         number = where(outside, math.prod(sizes), number)  # which `take` refuses
         flat = reshape(x, (*x.shape[:axis], math.prod(sizes), *x.shape[axis + len(index) :]))
-        return take(flat, number, axis)  # type: ignore[arg-type]
+        return take(flat, number, axis)
 
     @classmethod
     def samples(cls) -> list:
