@@ -152,6 +152,8 @@ void conv2d_weight_grad(const Call& c) {
   if (s.plane >= kBlock) {
     s.plane = ceil_div(s.plane, kBlock) * kBlock;
     if (s.plane / kBlock % 2 == 0) s.plane += kBlock;
+  } else {
+    s.plane += s.plane % 2;  // what follows the planes are numbers of 8 bytes
   }
 
   const int64_t dy_channels = s.groups * ceil_div(s.O / s.groups, kBlock) * kBlock, pixels = s.OH * s.OW;
