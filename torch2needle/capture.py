@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,11 +43,17 @@ class Captured:
     arguments: dict[str, Any] | None = None  # of a call: those that are no inputs with the values that capture fixed
 
 
+def user_lines() -> Iterator[str]:
+    """The user's lines that lead to the caller, the innermost first."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if is_foreign(frame.f_code.co_filename):
+            yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+
+
 def user_location() -> str:
-    frame = sys._getframe(1)
-    while frame is not None and not is_foreign(frame.f_code.co_filename):
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+    return next(user_lines(), "")
 
 
 def node_location(node: fx.Node) -> str:

@@ -22,7 +22,7 @@ from needle.graph import GraphModule
 from needle.nn import WriteBuffer
 
 from .aten import FLAGS
-from .capture import Captured, TrainingFlag, user_location
+from .capture import Captured, TrainingFlag, user_lines
 from .guard import Writes, same_chance, untouched
 from .structure import plain_result
 
@@ -249,7 +249,7 @@ class Hooks(TorchFunctionMode):
 
 
 class Flags(TorchFunctionMode):
-    """Notes the training flags that functions are given, by the user's line."""
+    """Notes the training flags that functions are given, by the user's lines: torch.export keeps those of forwards alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +272,8 @@ class Flags(TorchFunctionMode):
         for given in (kwargs, *named):
             for name in FLAGS:
                 if isinstance(given.get(name), bool):
-                    self.found.setdefault(user_location(), set()).add(given[name])
+                    for line in user_lines():
+                        self.found.setdefault(line, set()).add(given[name])
         return func(*args, **kwargs)
 
 

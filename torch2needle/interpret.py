@@ -247,10 +247,6 @@ class Interpreter:
         rule = find_module_rule(module)
         if rule is None:
             return self.inline(node, module, args, kwargs)
-        written = {id(operator.attrgetter(name)(self.captured.model)) for name in self.written}
-        for name, t in module.named_buffers():
-            if id(t) in written:
-                raise Unsupported(f"its buffer {name} is written before the call")
         layer = self.builder.modules[id(module)]
         result = layer(*args, **kwargs)
         inplace = getattr(module, "inplace", False)

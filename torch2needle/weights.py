@@ -40,7 +40,8 @@ class TreeBuilder:
             if p is not None:
                 put(layer, name, self.tensor(p, f"{path}.{name}" if path else name))
         for name, b in module._buffers.items():
-            if b is not None and name not in module._non_persistent_buffers_set:
+            saved = name not in module._non_persistent_buffers_set
+            if b is not None and (saved or name in layer.__dict__):  # what the layer reads, saved or not
                 put(layer, name, self.tensor(b, f"{path}.{name}" if path else name))
         for name, child in module._modules.items():
             if child is not None:

@@ -28,6 +28,8 @@ from .common import (
 from .comparison import eq, ge, le, lt, ne
 from .elementwise import (
     add,
+    at_least,
+    at_most,
     cast,
     divide,
     is_limit,
@@ -69,11 +71,11 @@ class ClampMax(ScalarOp):
 
 
 def clamp_min(a: Tensor, low: Any) -> Tensor:
-    return ClampMin(low)(a) if is_limit(low) else maximum(a, low)
+    return ClampMin(low)(a) if is_limit(low) else at_least(a, low)
 
 
 def clamp_max(a: Tensor, high: Any) -> Tensor:
-    return ClampMax(high)(a) if is_limit(high) else minimum(a, high)
+    return ClampMax(high)(a) if is_limit(high) else at_most(a, high)
 
 
 def fmax(a: Tensor, b: Any) -> Tensor:

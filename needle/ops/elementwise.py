@@ -23,7 +23,7 @@ from .common import (
     result_dtype,
     unbroadcast,
 )
-from .comparison import eq, ne
+from .comparison import eq, gt, lt, ne
 
 # -- arithmetic ----------------------------------------------------------------------------------------------------------
 
@@ -236,6 +236,37 @@ def minimum(a: Tensor, b: Any) -> Tensor:
 
 
 @op
+class AtLeast(EWiseMaximum):
+    """a, or the limit b where a is below it: a has the gradient where they are equal, as in torch.clamp with tensors."""
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return limit_gradient(out_grad, node, lt(*node.inputs))
+
+
+def at_least(a: Tensor, low: Any) -> Tensor:
+    return AtLeast()(a, as_operand(low, a))
+
+
+@op
+class AtMost(EWiseMinimum):
+    """a, or the limit b where a is above it: gradient as AtLeast."""
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return limit_gradient(out_grad, node, gt(*node.inputs))
+
+
+def at_most(a: Tensor, high: Any) -> Tensor:
+    return AtMost()(a, as_operand(high, a))
+
+
+def limit_gradient(out_grad: Tensor, node: Tensor, beyond: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a number and its limit; what is no number has none."""
+    a, b = node.inputs
+    kept = where(eq(node, node), out_grad, 0.0)
+    return unbroadcast(where(beyond, 0.0, kept), a.shape), unbroadcast(where(beyond, out_grad, 0.0), b.shape)
+
+
+@op
 class Clamp(Unary):
     """x limited to [low, high]; the gradient is 1 inside and on the limits."""
 
@@ -264,8 +295,8 @@ def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
     limits = [-np.inf if min is None else min, np.inf if max is None else max]
     if all(is_limit(v) for v in limits):
         return Clamp(*limits)(a)
-    low = a if min is None else maximum(a, min)
-    return low if max is None else minimum(low, max)
+    low = a if min is None else at_least(a, min)
+    return low if max is None else at_most(low, max)
 
 
 def is_limit(scalar: Any) -> bool:

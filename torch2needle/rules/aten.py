@@ -32,7 +32,13 @@ def alias(input: Any) -> Any:
     return input
 
 
-@rule(aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.detach_copy.default)
+@rule(aten.lift_fresh.default, view="same")
+@written_by(lambda base, value: value)
+def lifted(input: Any) -> Any:
+    return input
+
+
+@rule(aten.lift_fresh_copy.default, aten.detach_copy.default)
 def copied(input: Any) -> Any:
     return input
 
