@@ -73,19 +73,37 @@ def bitwise(name: str, input: Any, other: Any) -> Any:
     return ops.bitwise(name, input, other) if isinstance(input, Tensor) else ops.bitwise(name, other, input)
 
 
-@rule(torch.bitwise_and, T.bitwise_and, T.bitwise_and_, operator.and_, operator.iand)
+@rule(torch.bitwise_and, T.bitwise_and, operator.and_)
 def bitwise_and(input: Any, other: Any) -> Any:
     return bitwise("and", input, other)
 
 
-@rule(torch.bitwise_or, T.bitwise_or, T.bitwise_or_, operator.or_, operator.ior)
+@rule(torch.bitwise_or, T.bitwise_or, operator.or_)
 def bitwise_or(input: Any, other: Any) -> Any:
     return bitwise("or", input, other)
 
 
-@rule(torch.bitwise_xor, T.bitwise_xor, T.bitwise_xor_, operator.xor, operator.ixor)
+@rule(torch.bitwise_xor, T.bitwise_xor, operator.xor)
 def bitwise_xor(input: Any, other: Any) -> Any:
     return bitwise("xor", input, other)
+
+
+# In place the dtype stays, also where no example tells it.
+
+
+@rule(T.bitwise_and_, operator.iand)
+def bitwise_and_(input: Any, other: Any) -> Any:
+    return ops.cast_like(bitwise("and", input, other), input)
+
+
+@rule(T.bitwise_or_, operator.ior)
+def bitwise_or_(input: Any, other: Any) -> Any:
+    return ops.cast_like(bitwise("or", input, other), input)
+
+
+@rule(T.bitwise_xor_, operator.ixor)
+def bitwise_xor_(input: Any, other: Any) -> Any:
+    return ops.cast_like(bitwise("xor", input, other), input)
 
 
 @rule(torch.bitwise_not, T.bitwise_not, T.bitwise_not_, operator.invert)
