@@ -2,7 +2,8 @@
 
 Metadata key "needle": {"version", "graph": [node...], "modules": {path: [class, arguments]}, "tree": [module paths],
 "tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths], "torch_rule": [paths],
-"constants": [names]}. Constants are tensors of the graph alone; parameters under torch_rule are trained by torch's rules.
+"frozen": [paths], "constants": [names]}. Constants are tensors of the graph alone; parameters under torch_rule are trained by
+torch's rules, those under frozen not at all.
 Values: numbers, strings, null, lists, and one-key objects for the rest.
 """
 
@@ -33,7 +34,7 @@ from .op import on
 
 VERSION = 2
 KEYS = {"version", "graph", "modules", "tree", "tensors", "training", "aliases", "parameters", "constants"}
-LATER_KEYS = {"torch_rule"}  # that files of this version may lack
+LATER_KEYS = {"torch_rule", "frozen"}  # that files of this version may lack
 MAX_MESSAGE = 300  # characters of a reason, which may quote the file
 
 
@@ -114,6 +115,7 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "aliases": aliases,
         "parameters": [k for k, t in tensors.items() if isinstance(t, Parameter)],
         "torch_rule": [k for k, t in tensors.items() if isinstance(t, Parameter) and t.rule == "torch"],
+        "frozen": [k for k, t in tensors.items() if isinstance(t, Parameter) and not t.requires_grad],
         "constants": list(encoder.constants),
     }
     written = {k: t for k, t in tensors.items() if k not in aliases} | encoder.constants
@@ -316,11 +318,12 @@ def _loaded(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule
     parameters, device = set(document["parameters"]), default_device()
     converted = any(arguments.get("layout") == "torch" for _, arguments in document["modules"].values())
     torch_rule = set(document.get("torch_rule", parameters if converted else ()))
+    trained = parameters.difference(document.get("frozen", ()))
 
     def tensor(path: str) -> Tensor:
         kind = Parameter if path in parameters else Tensor
         data = arrays[path].numpy() if device == cpu_numpy() else on(device, arrays[path])
-        made = kind.make_const(data, requires_grad=path in parameters)
+        made = kind.make_const(data, requires_grad=path in trained)
         if path in torch_rule:
             made.rule = "torch"
         return made

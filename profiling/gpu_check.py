@@ -174,7 +174,7 @@ def device_name(device: str) -> str:
 
 
 def pytest(*arguments: object) -> list[object]:
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
 
 
 def sample(device: str) -> list[object]:
@@ -227,9 +227,10 @@ def rows(check: Check) -> None:
         path.unlink(missing_ok=True)
     while True:
         before = len(check.read(check.args.phase).get("rows", []))
-        options = ["--device", check.args.device, "--json", path, "--minutes", check.left() / 60 - 1]
-        command = [ROOT / "profiling" / "gpu_rows.py", check.args.phase, *options, "--mode", check.args.mode]
-        ended = check.run(check.args.phase, sys.executable, *command, "--", *check.args.words)
+        options = ["--device", check.args.device, "--json", path, "--minutes", max(0, check.left() / 60 - 1)]
+        options += ["--mode", check.args.mode]
+        command = [ROOT / "profiling" / "gpu_rows.py", check.args.phase, *check.args.words, *options]
+        ended = check.run(check.args.phase, sys.executable, *command)
         check.results = check.read(check.args.phase)
         if ended["good"] or check.left() < 60 or len(check.results.get("rows", [])) == before:
             check.results["ended"] = ended

@@ -25,6 +25,7 @@ import torch
 import needle as ndl
 import operator_fusion
 import torch2needle
+from gpu_check import for_this_torch
 from torch2needle import models
 
 ROUNDS, BURST = 9, 0.03  # seconds
@@ -123,6 +124,8 @@ def small_rows() -> list[Row]:
 
 def needle_op(block: torch.nn.Sequential) -> Callable:
     """A block of layers as one call of torch.ops.needle."""
+    if why := for_this_torch():
+        raise RuntimeError(why)
     from torch2needle.torch_ops import NEEDLE
 
     first: Any = block[0]

@@ -22,7 +22,7 @@ from torch2needle.command import BUILT_IN, main  # noqa: E402
 
 pytestmark = pytest.mark.skipif(BACKEND == "np", reason="most tasks compile")
 
-NETS = '''
+NETS = """
 import torch
 from torch import nn
 
@@ -42,14 +42,6 @@ class Two(nn.Module):
     def forward(self, x, ids, mask):
         return torch.where(mask, x, x + ids)
 
-class Differs(nn.Module):
-    """Captured, it is another function than when it runs."""
-    def forward(self, x):
-        return x + 1 if type(x) is torch.Tensor else x
-
-def fails():
-    raise RuntimeError("no such\\ncheckpoint")
-
 class NoWeights(nn.Module):
     def forward(self, x):
         return x.flatten(1) + 1
@@ -62,7 +54,7 @@ def quits():
 
 number = 3
 ready = Net(2)
-'''
+"""
 
 
 @pytest.fixture
@@ -178,7 +170,6 @@ IMAGE = ("--input", "1x3x6x6")
 WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "not convertible": (("convert", "command_nets:Bad"), 1, "[convert] expects operations with rules, got 2 calls"),
     "check": (("check", "command_nets:Bad"), 1, ""),
-    "no match": (("verify", "command_nets:Differs", *IMAGE), 1, ""),
     "other weights": (("verify", "command_nets:Net", *IMAGE, "--seed", "3", "--net", "net.needle"), 1, ""),
     "no such name": (
         ("check", "resnet19"),

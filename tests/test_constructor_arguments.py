@@ -25,7 +25,7 @@ WRONG: list[tuple[str, tuple, dict, str]] = [
     ("Linear", (3, -1), {}, "out_features expects at least 0, got -1"),
     ("Linear", (3.0, 2), {}, "in_features expects a whole number, got 3.0"),
     ("Linear", (3, True), {}, "out_features expects a whole number, got True"),
-    ("Linear", (3, 2**40), {}, "out_features expects less than 2147483648, got 1099511627776"),
+    ("Linear", (3, 2**40), {}, "out_features expects at most 2147483647, got 1099511627776"),
     ("Linear", (3, 2), {"bias": "no"}, "bias expects True or False, got no"),
     ("Linear", (3, 2), {"dtype": "int32"}, "dtype expects one of float16, bfloat16, float32, float64, got int32"),
     ("Linear", (3, 2), {"device": "cpu"}, "device expects a device, got str"),
@@ -85,6 +85,7 @@ WRONG: list[tuple[str, tuple, dict, str]] = [
     ("Upsample", (), {}, "expects either size or scale_factor"),
     ("Upsample", (3,), {"mode": "cubic"}, "mode expects nearest, nearest-exact, "),
     ("Upsample", (0,), {}, "size expects at least 1, got 0"),
+    ("Upsample", (), {"scale_factor": float("inf")}, "scale_factor expects a number in [0, 1.04858e+06], got inf"),
 ]
 
 
@@ -189,3 +190,38 @@ def test_words_of_ops() -> None:
         ops.linear(x, x, layout="Torch")
     with pytest.raises(ValueError, match=r"\[lstm\] layout_of_weight expects one of torch, needle, got x\."):
         ops.lstm(x, x, x, x, layout="x")
+
+
+UNFIT: dict[str, tuple[str, dict, list[tuple]]] = {  # ops whose kernels would read beside their inputs
+    "softmax": ("SoftmaxGrad", {"axis": -1}, [(4, 33), (4, 32)]),
+    "log softmax": ("LogSoftmaxGrad", {"axis": 1}, [(4, 3), (3, 3)]),
+    "cross entropy": ("CrossEntropyGrad", {}, [(7, 5), (6,), (7,)]),
+    "gradient of cross entropy": ("CrossEntropyGrad", {}, [(7, 5), (7,), (1,)]),
+    "batch norm": ("BatchNormTrainGrad", {"eps": 0.1}, [(2, 3, 4), (3,), (2,), (3,), (2, 3, 4)]),
+    "gradient of batch norm": ("BatchNormTrainGrad", {"eps": 0.1}, [(2, 3, 4), (3,), (3,), (3,), (2, 3, 2)]),
+    "take": ("TakeGrad", {"axis": 1, "size": 4}, [(2, 3), (5,)]),
+    "broadcast": ("BroadcastTo", {"shape": (4, 3, -5)}, [(3, 1)]),
+    "adaptive": ("AdaptiveMaxPoolNd", {"output_size": (1 << 20, 1)}, [(1, 1, 4, 4)]),
+    "interpolate": ("Interpolate", {"size": 2**63 - 1, "mode": "bilinear"}, [(1, 17, 5, 4)]),
+    "reshape": ("Full", {"value": 1.0, "shape": (2**33, 2**30, 2)}, [(2,)]),
+    "joined": ("FusedLinears", {"parts": 2**64, "has_bias": False}, [(4, 7), (5, 7)]),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_inputs_that_an_op_cannot_have(name: str) -> None:
+    op, attributes, shapes = UNFIT[name]
+    dtype = {"CrossEntropyGrad": ("float32", "int64", "float32"), "TakeGrad": ("float32", "int64")}.get(op, ())
+    xs = [ndl.Tensor(np.zeros(s, d)) for s, d in zip(shapes, [*dtype, *["float32"] * 9], strict=False)]
+    with pytest.raises((ValueError, IndexError, MemoryError)):
+        ndl.op.OPS[op](**attributes)(*xs)
+
+
+def test_norms_refuse_what_torch_refuses() -> None:
+    x = ndl.Tensor(np.ones((1, 3), "float32"))
+    with pytest.raises(ValueError, match=r"\[BatchNorm1d\] expects more than one value per channel in training, got"):
+        nn.BatchNorm1d(3, unbiased=True)(x)
+    assert nn.BatchNorm1d(3)(x).shape == nn.BatchNorm1d(3, unbiased=True).eval()(x).shape == (1, 3)
+    for layer in (nn.LayerNorm((4,), elementwise_affine=False), nn.RMSNorm(4, elementwise_affine=False)):
+        with pytest.raises(ValueError, match=r"x expects shape \(\.\.\., 4\), got \(1, 3\)\."):
+            layer(x)

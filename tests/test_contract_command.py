@@ -85,6 +85,14 @@ def test_mnist_resumes_to_the_same_lines(tmp_path: Path, capsys: Any) -> None:
     assert main([*args[:-6], "--split", "40", "--device", "cpu_numpy"]) == 0
 
 
+@pytest.mark.parametrize("size", ["9999999999999", "9" * 30])
+def test_sizes_beyond_memory_are_said(size: str, tmp_path: Path, capsys: Any) -> None:
+    write_mnist(tmp_path)
+    assert main(["mnist", "--data", str(tmp_path), "--hidden-dim", size]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("[") and err.count("\n") == 1
+
+
 def test_cifar10(tmp_path: Path, capsys: Any) -> None:
     if ndl.default_device() == ndl.cpu_numpy():
         pytest.skip("convolutions in numpy are slow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 import needle as ndl
-from fuzzing import files, frame
+from fuzzing import files, frame, layers
+from needle.backend_ndarray import NDArray
 from needle.backend_selection import BACKEND
+from needle.op import OPS
 
 pytestmark = pytest.mark.skipif(BACKEND == "np", reason="searches compile")
 
@@ -56,12 +59,14 @@ def test_crashes_hangs_and_failures_are_found_and_shrunk() -> None:
 def test_damaged_files() -> None:
     found = frame.search("files", 0, 200)
     assert not found.failures
-    assert found.cases == 200 and found.outcomes["refused"] > 100 and found.outcomes["loaded, runs"] > 2
+    assert found.cases == 200 and found.outcomes["refused"] > 40 and found.outcomes["op: loaded, runs"] > 5
 
 
 @pytest.mark.parametrize("mutation", sorted({m.__name__ for m in files.MUTATIONS}))
 def test_every_kind_of_damage_changes_the_file(mutation: str) -> None:
-    data, _ = files.saved()["wide"]
+    found = files.saved("wide")
+    assert found is not None
+    data = found[0]
     f = getattr(files, mutation)
     assert sum(f(bytearray(data), random.Random(i)) != data for i in range(20)) >= 15
 
@@ -74,4 +79,26 @@ def test_what_the_check_of_files_calls_a_failure(tmp_path: Path, monkeypatch: py
 
         monkeypatch.setattr(ndl, "load", load)
         with pytest.raises(raised):
-            files.one(tmp_path, np.zeros(1, "float32"))
+            files.one(tmp_path, [np.zeros(1, "float32")])
+
+
+def test_results_of_unwritten_memory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = files.saved("op Softmax 0")
+    assert found is not None
+    (tmp_path / "net").write_bytes(found[0])
+    assert files.one(tmp_path / "net", found[1]) == "loaded, runs"
+    monkeypatch.setattr(OPS["Softmax"], "compute", lambda op, x: NDArray.empty(x.shape))
+    try:
+        with pytest.raises(frame.Wrong, match="eager depends on what was in memory before"):
+            files.one(tmp_path / "net", found[1])
+    finally:
+        ctypes.CDLL(None).mallopt(-6, 0)
+
+
+def test_layers_with_other_results_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = ("Linear", {"in_features": 3, "out_features": 2}, (4, 3), False, 1)
+    assert layers.check(case) == "agrees"
+    assert layers.check(("Linear", {"in_features": 3, "out_features": -2}, (4, 3), False, 1)) == "both refuse"
+    monkeypatch.setattr(ndl.nn.Linear, "forward", lambda self, x: ndl.ops.linear(x, self.weight))
+    with pytest.raises(frame.Wrong, match="differs by"):
+        layers.check(case)

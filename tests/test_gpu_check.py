@@ -53,7 +53,7 @@ def cut_off() -> list[str]:
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `scripts/gpu_check` there: (*arguments) -> the process that ended."""
     home = tmp_path_factory.mktemp("machine")
-    unwanted = shutil.ignore_patterns("*.so", "__pycache__", "results", "build*", ".git")
+    unwanted = shutil.ignore_patterns("*.so", "__pycache__", "results")
     for name in SOURCES:
         source = ROOT / name
         shutil.copytree(source, home / name, ignore=unwanted) if source.is_dir() else shutil.copy(source, home)

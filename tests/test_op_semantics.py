@@ -5,6 +5,7 @@ Each function of tensors gives torch's dtype, shape and values eagerly, in a pla
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,10 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
         (t(-5, 5, 1, 0.3, 6, -6, INF, 5), t(0.1, -0.1, 0.1, 0.1, INF, INF, 2, 0)),
     ),
     "the smallest int": (lambda x: (x // -1, -x, x.abs(), x * 2, x - 1, x**2), (i64(2**63 - 1, -(2**63)),)),
+    "a float less the smallest int": (
+        lambda x, y: (0.5 - x, y - x, x - y),
+        (t(-(2**31), 7, dtype="int32"), t(0.5, 1.5)),
+    ),
     # whole numbers beyond 2 ** 53
     "comparisons of large ints": (lambda x: (x == BIG, x != BIG, x < BIG, x <= BIG, x > BIG, x >= BIG), (LARGE,)),
     "sums of large ints": (lambda x: (x + BIG, x - BIG, BIG - x, x.sum(), x.cumsum(0), x * 3), (LARGE,)),
@@ -138,6 +143,10 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     "limits that are NaN": (
         lambda x: (x.clamp(NAN, 1), x.clamp(min=NAN), x.clamp(max=NAN), x.clamp(0, 1)),
         (t(1, NAN),),
+    ),
+    "norms of infinite rows": (
+        lambda x: (F.layer_norm(x, (3,)), F.group_norm(x, 1), F.instance_norm(x[None])),
+        (t(INF, 1, 2, -INF, INF, 0, NAN, 1, 2, 3, 4, 6).reshape(4, 3),),
     ),
     "addmm without its input": (
         lambda x, y: (
@@ -226,6 +235,15 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
         lambda x: (x.amax(1), x.argmax(1), x.logsumexp(0), x.logsumexp(1), x.softmax(0), x.cumsum(0), x.argsort(0)),
         (EMPTY,),
     ),
+    "pieces of nothing": (lambda x: (*x.chunk(3), *x.split(2), *x.tensor_split(2)), (EMPTY,)),
+    "@= is out of place": (lambda x: (operator.imatmul(x, x), x), (torch.ones(2, 2),)),
+    "bits of ints": (lambda x, y: (x & y, x | y, x ^ 5, ~x), (i64(6, -3), i64(3, 12))),
+    "a line of one number": (lambda x: torch.linspace(0, 1, x.shape[0]), (torch.ones(1),)),
+    "the sign of bools": (lambda x: torch.sign(x), (bools(True, False),)),
+    "log of sums of no axes": (
+        lambda x: (x.logsumexp((0, 1), True), x.logsumexp(-1, True)),
+        (t(-INF, -INF, INF)[None],),
+    ),
     # resizing by a factor
     **{
         f"{mode} by {factor}": (
@@ -306,6 +324,7 @@ REFUSED: dict[str, tuple[Callable, tuple[torch.Tensor, ...], str]] = {
         (i64(1, 2),),
         "value expects a number that int64 can hold",
     ),
+    "more than int32 holds": (lambda x: x.clamp(max=2**40), (t(1, 2, dtype="int32"),), "that int32 can hold"),
     "more than 64 bits": (lambda x: x + 2**64, (i64(1, 2),), "at most 64 bits"),
 }
 
@@ -317,4 +336,20 @@ def test_refused_in_a_sentence(name: str) -> None:
     with pytest.raises((RuntimeError, IndexError, ZeroDivisionError, OverflowError, TypeError)):
         f(*inputs)
     with pytest.raises((ValueError, torch2needle.ConversionError), match=text):
-        torch2needle.convert(Calls(f, len(inputs)), inputs)(*inputs)
+        torch2needle.convert(Calls(f, len(inputs)))(*inputs)
+
+
+def test_indices_of_pools_are_refused() -> None:
+    """In an export they are a result that nobody asks for."""
+
+    class Pool(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return F.adaptive_max_pool1d(x, 2, return_indices=True)
+
+    with pytest.raises(torch2needle.ConversionError, match="indices"):
+        torch2needle.convert(torch.export.export(Pool(), (torch.randn(1, 2, 6),)))
+
+
+def test_pieces_of_unknown_number_are_refused() -> None:
+    with pytest.raises(torch2needle.ConversionError, match="number of pieces"):
+        torch2needle.convert(Calls(lambda x: x.split(1), 1))

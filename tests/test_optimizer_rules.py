@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,24 @@ def test_a_converted_model_stays_one(way: str, tmp_path: Path) -> None:
     assert optim.SGD(net.parameters(), 0.1).rule == "torch"
 
 
+def test_a_frozen_parameter_stays_frozen_in_a_file(tmp_path: Path) -> None:
+    source = model()
+    source[0].bias.requires_grad = False
+    ndl.save(torch2needle.convert(source), tmp_path / "net")
+    assert [k for k, p in ndl.load(tmp_path / "net").named_parameters() if not p.requires_grad] == ["0.bias"]
+
+
+def test_files_of_before_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the lists of rules and frozen parameters, the layers' layout says whose rules they follow."""
+    write = json.dumps
+    monkeypatch.setattr(
+        json, "dumps", lambda d: write({k: v for k, v in d.items() if k not in ("torch_rule", "frozen")})
+    )
+    for net, rule in ((torch2needle.convert(model()), "torch"), (nn.Sequential(nn.Linear(2, 2)), "needle")):
+        ndl.save(net, tmp_path / "net")
+        assert optim.SGD(ndl.load(tmp_path / "net").parameters()).rule == rule
+
+
 def test_a_saved_model_of_the_course_stays_one(tmp_path: Path) -> None:
     ndl.save(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), tmp_path / "net")
     assert optim.SGD(ndl.load(tmp_path / "net").parameters()).rule == "needle"
@@ -162,6 +181,7 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "unknown": (lambda p: optim.SGD(p, learning_rate=0.1), "has no option learning_rate; rule needle has lr, momentum"),
     "unknown-in-group": (lambda p: optim.Adam([{"params": p, "beta": 1}]), "has no option beta;"),
     "unknown-later": (lambda p: optim.Adam(p).param_groups[0].update(step=1), "has no option step;"),
+    "unknown-by-or": (lambda p: optim.Adam(p).param_groups[0].__ior__({"lr": -1}), "lr expects a number of at least 0"),
     "other-rule": (lambda p: optim.SGD(p, dampening=0.1), "dampening belongs to rule torch, got rule needle"),
     "third-by-position": (lambda p: optim.SGD(p, 0.1, 0.9, 0.01, rule="torch"), "takes lr, momentum by position"),
     "too-many": (lambda p: optim.RMSprop(p, 0.1, 0.9, 0.1, 0.1, 0.1, True, True), "the rest by name, got 7 values"),
@@ -264,6 +284,29 @@ def test_momentum_that_comes_later_starts_at_the_gradient() -> None:
         give(ours, theirs)
         a.step(), b.step()
     close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop"])
+@pytest.mark.parametrize("target", ["float64", ndl.cpu_numpy()], ids=str)
+def test_the_state_follows_a_model_that_moves(target: Any, kind: str) -> None:
+    # eps: the gradient of a bias before a batch norm is rounding alone, which must not be blown up
+    options: dict[str, Any] = {"lr": 0.1} | {"SGD": {"momentum": 0.9}}.get(kind, {"eps": 0.1})
+    theirs, nets = model(), [torch2needle.convert(model()).to(d) for d in (ndl.cpu(), target)]
+    runs = [getattr(optim, kind)(net.parameters(), **options) for net in nets]
+    other = getattr(torch.optim, kind)(theirs.parameters(), **options)
+    for number in range(4):
+        if number == 2:
+            nets[0].to(target)
+        x = torch.randn(5, 4)
+        other.zero_grad(), (theirs(x) ** 2).mean().backward(), other.step()
+        for net, opt in zip(nets, runs, strict=True):
+            p = net.parameters()[0]
+            opt.zero_grad()
+            (net(ndl.Tensor(x.numpy(), device=p.device, dtype=p.dtype, requires_grad=False)) ** 2).mean().backward()
+            opt.step()
+    for net in nets:
+        own = dict(net.named_parameters())
+        close([own[k] for k, _ in theirs.named_parameters()], list(theirs.parameters()), 1e-3)
 
 
 def test_an_option_set_on_the_optimizer_is_set_in_all_groups() -> None:
@@ -474,3 +517,27 @@ def test_gradients_have_the_dtype_of_their_tensor(device: Any, dtypes: tuple[str
         a.grad = b.grad = None
         y.sum().backward()
         assert [t.grad.dtype for t in (a, b) if t.grad is not None] == list(dtypes)
+
+
+class Signs(optim.Optimizer):
+    """An optimizer as programs write their own: a step of its own and no options."""
+
+    def __init__(self, params: list[Any], lr: float) -> None:
+        super().__init__(params)
+        self.lr = lr
+
+    def step(self) -> None:
+        for p in self.params:
+            p.data = p.data - self.lr * ndl.ops.sign(p.grad.detach())
+
+
+def test_an_optimizer_of_a_programs_own() -> None:
+    p = nn.Parameter(np.array([1.0, 2.0]))
+    opt = Signs([p], 0.5)
+    schedule = optim.ExponentialLR(opt, 0.5)
+    for _ in range(2):
+        opt.reset_grad()
+        (p * p).sum().backward()
+        opt.step(), schedule.step()
+    np.testing.assert_allclose(p.numpy(), [0.25, 1.25])
+    assert opt.lr == 0.125

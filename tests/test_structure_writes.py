@@ -3,6 +3,7 @@
 # ruff: noqa: PLC3002 (its tables of models are one-line lambdas)
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch2needle  # noqa: E402
 from conversion import close, converts, leaves  # noqa: E402
 from gpu_devices import everywhere  # noqa: E402
 from test_structure import MATRIX, model, writes_list  # noqa: E402
-from torch2needle.models import randomize  # noqa: E402
+from torch2needle.models import randomize
+from torch2needle.registry import FUNCTION_RULES, is_inplace, target_name  # noqa: E402
 
 # -- writes --------------------------------------------------------------------------------------------------------------
 
@@ -165,6 +167,61 @@ def test_writes_under_export(name: str) -> None:
         assert VIEWS[name][1] or name in EXPORT, e
     else:
         close(ours(x), want)
+
+
+TRIED: tuple[tuple, ...] = (  # arguments after the first, with which most functions take some of the tensors below
+    *(
+        (),
+        (0,),
+        (1,),
+        (2,),
+        (0, 1),
+        (1, 1),
+        (2, 0),
+        (0, 0, 1),
+        (0, 1, 2),
+        (1, 2, 1),
+        (1, 1, 1),
+        (2, 3, 4),
+        (0, 0, 2, 1),
+    ),
+    *(((2, 3, 4),), ((-1,),), ((6, 4),), ((0, 1, 2),), ((1, 2), 1), (0, (1, 3)), (1, (3, 1)), ((0, 0),), ((1,), (2,))),
+    *((0.5, False), (0.5,), (0.0,), ("T",), ("mT",), ("data",), (None,), (slice(0, 1),), ((..., 0),), ([0, 1],)),
+    *((torch.float32,), (torch.int64,), (torch.contiguous_format,), (torch.tensor([0]),), (torch.ones(2, 3, 4),)),
+)
+TENSORS = (
+    lambda: torch.randn(2, 3, 4),
+    lambda: torch.randn(4, 3, 2).transpose(0, 2),
+    lambda: torch.randn(5),
+    lambda: torch.randn(4, 4),
+    lambda: torch.randn(1, 3, 4, 4),
+    lambda: torch.randint(0, 2, (2, 3)),
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rules_say_what_shares_memory() -> None:
+    """Every function that has a rule, tried with many arguments: does its result lie in the memory of its first argument?"""
+    wrong, tried = set(), 0
+    for target, rule in FUNCTION_RULES.items():
+        if isinstance(target, str) or is_inplace(target):
+            continue
+        for make, arguments in itertools.product(TENSORS, TRIED):
+            t = make()
+            try:
+                result = target(t, *arguments)
+            except Exception:
+                continue
+            if not leaves(result) or t._version:
+                continue
+            tried += 1
+            shares = {r.untyped_storage()._cdata == t.untyped_storage()._cdata for r in leaves(result)}
+            view = getattr(rule, "view", None)
+            view = view(t, *arguments) if callable(view) else view
+            if (view is None and True in shares) or (view in ("always", "same") and False in shares):
+                wrong.add(target_name(target))
+    assert tried > 5000
+    assert wrong <= {"operator.getitem"}  # which asks for needle's tensors among its indices
 
 
 def constant_twice(self: Any, x: Any) -> Any:

@@ -256,6 +256,7 @@ class Block(torch.nn.Module):
         return NEEDLE.attention(y, y, y, is_causal=True)
 
 
+@pytest.mark.timeout(900)  # inductor calls a C++ compiler
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile(backend: str) -> None:
     """One graph, with free batch, in training and inference."""

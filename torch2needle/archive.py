@@ -48,7 +48,7 @@ def load_program(path: str) -> ExportedProgram:
     (name,) = names
     program = serialize._bytes_to_dataclass(schema.ExportedProgram, reader.read_bytes(f"{prefix}{name}{suffix}"))
     check_words(program, "")
-    parts = []
+    parts: list[Any] = []
     for folder, config, load in (
         (package.WEIGHTS_DIR, package.WEIGHTS_CONFIG_FILENAME_FORMAT, package._load_state_dict),
         (package.CONSTANTS_DIR, package.CONSTANTS_CONFIG_FILENAME_FORMAT, package._load_constants),
@@ -64,7 +64,8 @@ def load_program(path: str) -> ExportedProgram:
             if payload.use_pickle or not str(payload.path_name).startswith(kinds):
                 raise Unsafe(f"a pickled object, {key}")
         parts.append(load(reader, name))
-    return serialize.ExportedProgramDeserializer().deserialize(program, *parts, b"")
+    state, constants = parts
+    return serialize.ExportedProgramDeserializer().deserialize(program, state, constants, b"")
 
 
 def load_pickle(content: bytes, what: str) -> dict[str, torch.Tensor]:
@@ -218,8 +219,9 @@ def check_structure(text: str) -> None:
         elif isinstance(value, dict) and not inside and set(value) <= {"type", "context", "children_spec"}:
             check(value.get("children_spec"), False)
             context = value.get("context")
-            is_json = isinstance(context, str) and not WORD.fullmatch(context)
-            check(json.loads(context) if is_json else context, True)
+            if isinstance(context, str) and not WORD.fullmatch(context):
+                context = json.loads(context)
+            check(context, True)
         elif isinstance(value, dict) or (isinstance(value, str) and not WORD.fullmatch(value)):
             raise Unsafe("inputs of a kind that is not read from a file")
 

@@ -23,7 +23,7 @@ from .layer_calls import call_layer
 from .registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, target_name
 from .report import Report, Row, short, status_of
 from .rules.arithmetic import DtypeOf
-from .rules.shapes import Pieces
+from .rules.shapes import Absent, Pieces
 from .structure import plain
 from .stubs import stub
 from .weights import TreeBuilder
@@ -181,6 +181,9 @@ class Interpreter:
             return Cell(getattr(*args), self.base(node), lambda v: getattr(v, args[1]))
         if kwargs.get("out") is not None:
             raise Unsupported("it writes its result into out=; assign it with copy_")
+        for v in values:
+            if isinstance(v, Absent):
+                len(v)  # says why
         rule = find_function_rule(target)
         kwargs = {NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
         if any(v in HALVES for v in values if isinstance(v, torch.dtype)) or target in HALF_METHODS:

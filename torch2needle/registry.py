@@ -19,7 +19,7 @@ FUNCTION_RULES: dict[Any, Callable] = {}
 MODULE_RULES: dict[type[nn.Module], Callable] = {}
 # Python's in-place operators have no trailing underscore that would tell.
 INPLACE_OPERATORS = {
-    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "imatmul", "ipow", "iand", "ior", "ixor"),
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
     "setitem",
 }
 CALLS = {"forward", "__call__", "_call_impl"}  # what makes a call of a module another one

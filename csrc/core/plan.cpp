@@ -159,7 +159,7 @@ std::unique_ptr<Plan::Frame> Plan::acquire() {
   if (fresh) {
     frame = std::make_unique<Frame>(device_);
     frame->arena = device_->allocate(arena_bytes_, "a plan's arena");
-    // Padded channels start as zeros, never as NaN; plans on GPUs have none.
+    // Plans write all that they read (guarded runs fill it with NaN): this only touches the pages before the first run.
     if (device_->is_cpu()) std::memset(frame->arena->data(), 0, arena_bytes_);
     std::lock_guard<std::mutex> lock(mutex_);
     frames_++;

@@ -64,7 +64,7 @@ NEEDLE_INLINE void statistics(int64_t rows, int64_t size, const F& row, double* 
       s[0] = fma(d, d, s[0]);
     });
   double off = static_cast<double>(static_cast<T>(*mean)) - *mean;  // the centre is a rounded mean
-  *var = max(squares / count - off * off, 0.0);
+  *var = max(0.0, squares / count - off * off);  // in this order not a number stays none
 }
 
 void batch_norm_blocked(const Call& c) {

@@ -89,7 +89,7 @@ struct Train {
       sum += d;
       square += d * d;
     }
-    T off = team.sum(sum) / size, variance = device::max(team.sum(square) / size - off * off, T(0));
+    T off = team.sum(sum) / size, variance = device::max(T(0), team.sum(square) / size - off * off);
     if (!exists) return;
     T scale = inverse_root(variance + eps);
     if (team.first == 0) mean[c] = centre + off, var[c] = variance, inverse[c] = scale;

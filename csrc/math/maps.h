@@ -198,6 +198,19 @@ NEEDLE_WHOLE(FloorDivide, floor_divide)
 #undef NEEDLE_WHOLE
 #undef NEEDLE_WHOLE_OF
 
+// Of integers; floats have no bits for these, but every map is compiled for them.
+#define NEEDLE_BITS(name, sign)                                             \
+  NEEDLE_MAP_INLINE int32_t name(int32_t a, int32_t b) { return a sign b; } \
+  NEEDLE_MAP_INLINE int64_t name(int64_t a, int64_t b) { return a sign b; } \
+  template <class T>                                                        \
+  NEEDLE_MAP_INLINE T name(T a, T) {                                        \
+    return a;                                                               \
+  }
+NEEDLE_BITS(bits_and, &)
+NEEDLE_BITS(bits_or, |)
+NEEDLE_BITS(bits_xor, ^)
+#undef NEEDLE_BITS
+
 // x = n ln 2 + r, |r| <= ln 2 / 2; polynomial of Cephes expf.
 template <class T>
 NEEDLE_MAP_INLINE T exp(T x) {

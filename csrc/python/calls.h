@@ -36,6 +36,7 @@ inline DType parse_dtype(std::string_view name) {
 }
 
 using Dims = std::vector<int64_t>;
+constexpr int64_t kMostElements = int64_t{1} << 56;  // their bytes are counted in 64 bits
 
 inline View make_view(const Dims& shape, const Dims* strides, DType dtype) {
   if (shape.size() > kMaxRank)
@@ -48,6 +49,8 @@ inline View make_view(const Dims& shape, const Dims* strides, DType dtype) {
   for (int i = v.rank - 1; i >= 0; i--) {
     if (shape[i] < 0)
       throw py::value_error("[needle] shape entries are not negative, got " + std::to_string(shape[i]) + ".");
+    if (shape[i] && n > kMostElements / shape[i])
+      throw py::value_error("[needle] arrays have at most " + std::to_string(kMostElements) + " elements.");
     v.shape[i] = shape[i];
     v.stride[i] = strides ? (*strides)[i] : n;
     n *= shape[i];
@@ -59,10 +62,11 @@ inline Array make_array(std::shared_ptr<Storage> storage, const Dims& shape, con
                         DType dtype) {
   if (shape.size() != strides.size()) throw py::value_error("[needle] shape and strides have different lengths.");
   View v = make_view(shape, &strides, dtype);
-  int64_t low = offset, high = offset;
+  __extension__ typedef __int128 Wide;  // strides may be any numbers
+  Wide low = offset, high = offset;
   for (int i = 0; i < v.rank; i++) {
     if (v.shape[i] == 0) low = high = 0;
-    if (v.size()) (v.stride[i] < 0 ? low : high) += (v.shape[i] - 1) * v.stride[i];
+    if (v.size()) (v.stride[i] < 0 ? low : high) += static_cast<Wide>(v.shape[i] - 1) * v.stride[i];
   }
   int64_t size = static_cast<int64_t>(dtype_size(dtype));
   if (v.size() && (low < 0 || (high + 1) * size > static_cast<int64_t>(storage->bytes())))

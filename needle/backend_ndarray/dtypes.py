@@ -57,4 +57,6 @@ def promote_scalar(dtype: str, scalar: Any) -> str:
         return dtype
     if isinstance(scalar, float | np.floating):
         return "float32"
+    if dtype == "int32" and isinstance(scalar, int) and not -(2**31) <= scalar < 2**31:
+        raise ValueError(f"[scalar] expects a whole number that int32 can hold, got {scalar}.")
     return "int64" if dtype == "bool" and not isinstance(scalar, bool | np.bool_) else dtype

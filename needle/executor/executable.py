@@ -152,12 +152,11 @@ class Executable:
             return Spec(arrays[-1].shape, arrays[-1].dtype)
 
         specs = map_structure(inputs, enter)
-        plan = self._plan_for(specs, arrays)
         same = not kwargs and len(args) == len(arrays) == len(inputs) and all(isinstance(s, Spec) for s in specs)
-        self._direct = plan if same and isinstance(plan.info, PlanInfo) else None
-        return plan, arrays, kind
+        return self._plan_for(specs, arrays, same), arrays, kind
 
-    def _plan_for(self, specs: tuple, inputs: list[NDArray]) -> CompiledPlan:
+    def _plan_for(self, specs: tuple, inputs: list[NDArray], direct: bool) -> CompiledPlan:
+        """direct: whether a call's arguments are the plan's inputs, so that the next call may go to it at once."""
         key = repr(specs)
         with self._lock:
             if self._epoch != _core.epoch():
@@ -176,6 +175,7 @@ class Executable:
                     self._plans.popitem(last=False)
                 self._drop_unused()
             self._plans.move_to_end(key)
+            self._direct = plan if direct and isinstance(plan.info, PlanInfo) else None
             return plan
 
     def _refresh(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from needle.backend_ndarray import FLOATS, Device, dtype_name
 
+LARGEST = 1 << 20  # of windows and what goes with them
 Check = Callable[[str, Any], Any]
 
 
@@ -24,15 +25,15 @@ def wrong(place: str, expected: str, value: Any, error: type[Exception] = ValueE
     return error(f"{place} expects {expected}, got {text if len(text) <= 60 else text[:60] + '...'}.")
 
 
-def integer(least: int | None = None) -> Check:
+def integer(least: int | None = None, most: int = 2**31 - 1) -> Check:
     def check(place: str, value: Any) -> int:
         if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
             raise wrong(place, "a whole number", value, TypeError)
         found = operator.index(value)
         if least is not None and found < least:
             raise wrong(place, f"at least {least}", value)
-        if abs(found) >= 2**31:
-            raise wrong(place, f"less than {2**31}", value)
+        if abs(found) > most:
+            raise wrong(place, f"at most {most}", value)
         return found
 
     return check
@@ -40,7 +41,7 @@ def integer(least: int | None = None) -> Check:
 
 def integers(least: int | None = None, *words: str, holes: bool = False) -> Check:
     """One whole number or a sequence of them, or one of some words; with `holes` some may be None."""
-    one = integer(least)
+    one = integer(least, LARGEST)
 
     def check(place: str, value: Any) -> Any:
         if isinstance(value, str) and value in words:
@@ -68,8 +69,8 @@ def number(least: float = -math.inf, most: float = math.inf) -> Check:
 
 
 def numbers(place: str, value: Any) -> Any:
-    """One number or a sequence of them, none negative."""
-    one = number(0.0)
+    """One factor or a sequence of them."""
+    one = number(0.0, float(LARGEST))
     return tuple(one(place, v) for v in value) if isinstance(value, tuple | list) and value else one(place, value)
 
 

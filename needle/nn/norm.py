@@ -72,6 +72,10 @@ class BatchNorm2d(Module):
             if x.recorder is not None:
                 raise Unsupported("momentum=None averages over all batches, which a recorded step does not count")
             momentum = 1 / self.num_batches_tracked.item()
+        if self.training and self.unbiased and x.recorder is None and x.size == x.shape[1] > 0:
+            raise ValueError(
+                f"[{type(self).__name__}] expects more than one value per channel in training, got shape {x.shape}."
+            )
         x, weight, bias = promoted(x, self.weight, self.bias)
         return ops.batch_norm(
             x,

@@ -51,6 +51,8 @@ from .einsum import einsum
 from .elementwise import (
     add,
     add_scalar,
+    at_least,
+    at_most,
     cast,
     clamp,
     divide,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +14,11 @@ from needle.backend_ndarray import NDArray, call, dtype_name
 from .activation import tanh
 from .common import (
     FLOATS,
+    Binary,
     Elementwise,
     ScalarOp,
     Unary,
     as_operand,
-    broadcast_shape,
     cast_array,
     fits_attribute,
     promote_scalar,
@@ -28,6 +28,8 @@ from .common import (
 from .comparison import eq, ge, le, lt, ne
 from .elementwise import (
     add,
+    at_least,
+    at_most,
     cast,
     divide,
     is_limit,
@@ -69,11 +71,11 @@ class ClampMax(ScalarOp):
 
 
 def clamp_min(a: Tensor, low: Any) -> Tensor:
-    return ClampMin(low)(a) if is_limit(low) else maximum(a, low)
+    return ClampMin(low)(a) if is_limit(low) else at_least(a, low)
 
 
 def clamp_max(a: Tensor, high: Any) -> Tensor:
-    return ClampMax(high)(a) if is_limit(high) else minimum(a, high)
+    return ClampMax(high)(a) if is_limit(high) else at_most(a, high)
 
 
 def fmax(a: Tensor, b: Any) -> Tensor:
@@ -269,25 +271,37 @@ LOGIC = {"and": logical_and, "or": logical_or, "xor": logical_xor}
 
 
 @op
-class Bitwise(Op):
-    """`operator` and, or, xor of bool tensors; integers have no kernel."""
+class Bitwise(Binary):
+    """`operator` and, or, xor of bools and integers."""
 
     operator: str
-    __post_init__ = one_of(operator=LOGIC)
+    kernel = "bitwise_and"  # stands for that of `operator`
+    __post_init__ = one_of(operator=tuple(LOGIC))
 
-    def infer(self, a: Any, b: Any) -> Any:
-        for x in (a, b):
-            if x.dtype != "bool":
-                raise ValueError(f"[bitwise_{self.operator}] expects bool tensors, got {x.dtype}.")
-        return Spec(broadcast_shape("bitwise", tuple(a.shape), tuple(b.shape)), "bool")
+    def operand_dtype(self, *inputs: Any) -> str:
+        for x in inputs:
+            if x.dtype in FLOATS:
+                raise ValueError(f"[bitwise_{self.operator}] expects bools or integers, got {x.dtype}.")
+        return result_dtype(*inputs)
+
+    def row(self) -> tuple[Any, Iterable[float]]:
+        return f"bitwise_{self.operator}", ()
+
+    def formula(self, a: np.ndarray, b: np.ndarray) -> Any:
+        return getattr(np, f"bitwise_{self.operator}")(a, b)
 
     def decompose(self, a: Tensor, b: Tensor) -> Tensor:
-        self.infer(a, b)
+        if self.operand_dtype(a, b) != "bool":
+            raise ValueError(f"[bitwise_{self.operator}] of integers has no decomposition.")
         return LOGIC[self.operator](a, b)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return None, None
 
     @classmethod
     def samples(cls) -> list:
-        return [({"operator": o}, [Spec((4, 9), "bool"), Spec((9,), "bool")]) for o in LOGIC]
+        both = ("bool", "int64")
+        return [({"operator": o}, [Spec((4, 9), d), Spec((9,), d)]) for o in LOGIC for d in both]
 
 
 @op

@@ -255,9 +255,10 @@ class Conv2dWeightGrad(Op):
         n, g = x.shape[0], self.groups
         out = np.zeros(self.infer(x, dy).shape, np.result_type(x, dy))
         og = out.reshape(g, dy.shape[1] // g, x.shape[1] // g, *self.kernel_size)
-        dyg = dy.reshape(n, g, dy.shape[1] // g, -1)
+        pixels = prod(dy.shape[2:])
+        dyg = dy.reshape(n, g, dy.shape[1] // g, pixels)
         for i, j, window in windows(x, self.padding, self.kernel_size, self.stride, self.dilation, dy.shape[2:]):
-            og[..., i, j] = (dyg @ window.reshape(n, g, x.shape[1] // g, -1).swapaxes(-1, -2)).sum(0)
+            og[..., i, j] = (dyg @ window.reshape(n, g, x.shape[1] // g, pixels).swapaxes(-1, -2)).sum(0)
         return out
 
     def te(self, t: Any, out: Any, x: Any, dy: Any) -> Any:

@@ -15,36 +15,55 @@ from .common import float_dtype, gradient_of_decomposition
 from .elementwise import multiply, subtract
 from .embedding import as_numbers, check_numbers, one_hot
 from .reduce import mean, summation
-from .shape import permute, reshape, unsqueeze
+from .shape import permute, unsqueeze
 from .softmax import softmax
+
+
+def rows_of(logits: Any) -> Any:
+    """Logits (N, C, *) of either array class as rows (N * ..., C)."""
+    ndim, classes = len(logits.shape), logits.shape[1]
+    if ndim == 2:
+        return logits
+    axes = (0, *range(2, ndim), 1)
+    last = logits.transpose(axes) if isinstance(logits, np.ndarray) else logits.permute(axes).compact()
+    return last.reshape((math.prod(last.shape[:-1]), classes))
+
+
+def from_rows(rows: Any, shape: tuple[int, ...]) -> Any:
+    """What `rows_of` undoes: an array (N, C, *) of rows (N * ..., C)."""
+    ndim = len(shape)
+    if ndim == 2:
+        return rows
+    last = rows.reshape((shape[0], *shape[2:], shape[1]))
+    axes = (0, ndim - 1, *range(1, ndim - 1))
+    return last.transpose(axes) if isinstance(rows, np.ndarray) else last.permute(axes).compact()
 
 
 @op
 class CrossEntropy(Op):
-    """-log softmax(logits)[label] per row: logits (N, C), labels (N,) of class numbers to (N,).
+    """-log softmax(logits)[label] at every place: logits (N, C, *), labels (N, *) of class numbers to (N, *).
 
     In an executable, a number that is no class gives NaN.
     """
 
     def infer(self, logits: Any, labels: Any) -> Spec:
-        if len(logits.shape) != 2 or tuple(labels.shape) != tuple(logits.shape[:1]):
-            raise ValueError(
-                f"[cross_entropy] expects logits (N, C) and labels (N,), got {tuple(logits.shape)} and {tuple(labels.shape)}."
-            )
-        return Spec(tuple(labels.shape), float_dtype(logits.dtype))
+        shape, places = tuple(logits.shape), tuple(labels.shape)
+        if len(shape) < 2 or places != (shape[0], *shape[2:]):
+            raise ValueError(f"[cross_entropy] expects logits (N, C) and labels (N,), got {shape} and {places}.")
+        return Spec(places, float_dtype(logits.dtype))
 
     def compute(self, logits: NDArray, labels: NDArray) -> NDArray:
         check_numbers("cross_entropy", labels, logits.shape[1])
-        labels = as_numbers(labels)
-        out = NDArray.empty(labels.shape, float_dtype(logits.dtype))
-        call("cross_entropy", [out], [logits.as_dtype(out.dtype).compact(), labels])
-        return out
+        out = NDArray.empty((math.prod(labels.shape),), float_dtype(logits.dtype))
+        rows = rows_of(logits.as_dtype(out.dtype)).compact()
+        call("cross_entropy", [out], [rows, as_numbers(labels).compact().reshape(out.shape)])
+        return out.reshape(labels.shape)
 
     def reference(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         check_numbers("cross_entropy", labels, logits.shape[1])
-        labels = as_numbers(labels)
-        shifted = logits - logits.max(1, keepdims=True)
-        return np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
+        rows, numbers = rows_of(logits), as_numbers(labels).ravel()
+        shifted = rows - rows.max(1, keepdims=True)
+        return (np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(numbers)), numbers]).reshape(labels.shape)
 
     def te(self, t: Any, out: Any, logits: Any, labels: Any) -> Any:
         return expressions.cross_entropy(t, out, logits, labels)
@@ -54,35 +73,50 @@ class CrossEntropy(Op):
 
     @classmethod
     def samples(cls) -> list:
-        return [({}, [(7, 5), Spec((7,), "int64")]), ({}, [(3, 33), Spec((3,), "int32")])]
+        return [
+            ({}, [(7, 5), Spec((7,), "int64")]),
+            ({}, [(3, 33), Spec((3,), "int32")]),
+            ({}, [(2, 5, 3, 4), Spec((2, 3, 4), "int64")]),
+        ]
 
 
 @op
 class CrossEntropyGrad(Op):
-    """Gradient of the logits from logits (N, C), labels (N,) and the losses' gradient (N,): (softmax - one hot) * gradient."""
+    """(softmax - one hot) * gradient: of logits (N, C, *), from them, labels (N, *) and the losses' gradient (N, *)."""
 
     def infer(self, logits: Any, labels: Any, out_grad: Any) -> Spec:
+        losses = CrossEntropy().infer(logits, labels)
+        if tuple(out_grad.shape) != losses.shape:
+            raise ValueError(f"[{self.label}] gradient expects shape {losses.shape}, got {tuple(out_grad.shape)}.")
         return Spec(tuple(logits.shape), str(out_grad.dtype))
 
     def compute(self, logits: NDArray, labels: NDArray, out_grad: NDArray) -> NDArray:
-        out = NDArray.empty(logits.shape, out_grad.dtype)
-        call("cross_entropy_grad", [out], [logits.as_dtype(out.dtype).compact(), as_numbers(labels), out_grad])
-        return out
+        count = math.prod(labels.shape)
+        out = NDArray.empty((count, logits.shape[1]), out_grad.dtype)
+        numbers, grads = (a.compact().reshape((count,)) for a in (as_numbers(labels), out_grad))
+        call("cross_entropy_grad", [out], [rows_of(logits.as_dtype(out.dtype)).compact(), numbers, grads])
+        return from_rows(out, logits.shape)
 
     def reference(self, logits: np.ndarray, labels: np.ndarray, out_grad: np.ndarray) -> np.ndarray:
-        out = np.exp(logits - logits.max(1, keepdims=True))
+        rows, numbers = rows_of(logits), as_numbers(labels).ravel()
+        out = np.exp(rows - rows.max(1, keepdims=True))
         out /= out.sum(1, keepdims=True)
-        out[np.arange(len(labels)), as_numbers(labels)] -= 1
-        return out * out_grad[:, None]
+        out[np.arange(len(numbers)), numbers] -= 1
+        return from_rows(out * out_grad.reshape(-1, 1), logits.shape)
 
     def decompose(self, logits: Tensor, labels: Tensor, out_grad: Tensor) -> Tensor:
-        return multiply(subtract(softmax(logits, 1), one_hot(labels, logits.shape[1])), unsqueeze(out_grad, 1))
+        last = len(logits.shape) - 1
+        truth = permute(one_hot(labels, logits.shape[1]), (0, last, *range(1, last)))
+        return multiply(subtract(softmax(logits, 1), truth), unsqueeze(out_grad, 1))
 
     gradient = gradient_of_decomposition
 
     @classmethod
     def samples(cls) -> list:
-        return [({}, [(7, 5), Spec((7,), "int64"), (7,)])]
+        return [
+            ({}, [(7, 5), Spec((7,), "int64"), (7,)]),
+            ({}, [(2, 5, 3), Spec((2, 3), "int64"), (2, 3)]),
+        ]
 
 
 def as_labels(labels: Any, logits: Tensor) -> Tensor:
@@ -105,13 +139,7 @@ def cross_entropy(logits: Tensor, labels: Any, reduction: str = "mean") -> Tenso
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"[cross_entropy] reduction expects mean, sum or none, got {reduction}.")
-    labels = as_labels(labels, logits)
-    shape, places = tuple(logits.shape), tuple(labels.shape)
-    if len(shape) > 2 and places == (shape[0], *shape[2:]):
-        rows = reshape(permute(logits, (0, *range(2, len(shape)), 1)), (math.prod(places), shape[1]))
-        losses = reshape(CrossEntropy()(rows, reshape(labels, (math.prod(places),))), places)
-    else:
-        losses = CrossEntropy()(logits, labels)
+    losses = CrossEntropy()(logits, as_labels(labels, logits))
     return losses if reduction == "none" else summation(losses) if reduction == "sum" else mean(losses)
 
 

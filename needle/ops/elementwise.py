@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray, call, dtype_name
+from needle.autograd import Spec, Tensor, Unsupported, op, tensor_method
+from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
 
 from .common import (
     Binary,
@@ -23,7 +23,7 @@ from .common import (
     result_dtype,
     unbroadcast,
 )
-from .comparison import eq, ne
+from .comparison import eq, gt, lt, ne
 
 # -- arithmetic ----------------------------------------------------------------------------------------------------------
 
@@ -117,12 +117,21 @@ def negate(a: Tensor) -> Tensor:
 @tensor_method("subtract", "sub", "__sub__")
 def subtract(a: Tensor, b: Any) -> Tensor:
     """a - b, as add(a, negate(b))."""
-    return add(a, negate(b)) if isinstance(b, Tensor) else add(a, -b)
+    return add(a, opposite(b, a)) if isinstance(b, Tensor) else add(a, -b)
+
+
+def opposite(a: Tensor, other: Any) -> Tensor:
+    """-a; of integers that meet a float, as a float: the smallest integer has no opposite."""
+    try:
+        dtype = other.dtype if isinstance(other, Tensor) else promote_scalar(a.dtype, other)
+        return negate(cast(a, dtype) if dtype in FLOATS and a.dtype in ("int32", "int64") else a)
+    except Unsupported:
+        return negate(a)
 
 
 @tensor_method("__rsub__")
 def rsubtract(a: Tensor, b: Any) -> Tensor:
-    return add(negate(a), b)
+    return add(opposite(a, b), b)
 
 
 @op
@@ -227,6 +236,37 @@ def minimum(a: Tensor, b: Any) -> Tensor:
 
 
 @op
+class AtLeast(EWiseMaximum):
+    """a, or the limit b where a is below it: a has the gradient where they are equal, as in torch.clamp with tensors."""
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return limit_gradient(out_grad, node, lt(*node.inputs))
+
+
+def at_least(a: Tensor, low: Any) -> Tensor:
+    return AtLeast()(a, as_operand(low, a))
+
+
+@op
+class AtMost(EWiseMinimum):
+    """a, or the limit b where a is above it: gradient as AtLeast."""
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return limit_gradient(out_grad, node, gt(*node.inputs))
+
+
+def at_most(a: Tensor, high: Any) -> Tensor:
+    return AtMost()(a, as_operand(high, a))
+
+
+def limit_gradient(out_grad: Tensor, node: Tensor, beyond: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a number and its limit; what is no number has none."""
+    a, b = node.inputs
+    kept = where(eq(node, node), out_grad, 0.0)
+    return unbroadcast(where(beyond, 0.0, kept), a.shape), unbroadcast(where(beyond, out_grad, 0.0), b.shape)
+
+
+@op
 class Clamp(Unary):
     """x limited to [low, high]; the gradient is 1 inside and on the limits."""
 
@@ -255,8 +295,8 @@ def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
     limits = [-np.inf if min is None else min, np.inf if max is None else max]
     if all(is_limit(v) for v in limits):
         return Clamp(*limits)(a)
-    low = a if min is None else maximum(a, min)
-    return low if max is None else minimum(low, max)
+    low = a if min is None else at_least(a, min)
+    return low if max is None else at_most(low, max)
 
 
 def is_limit(scalar: Any) -> bool:

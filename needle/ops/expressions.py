@@ -259,16 +259,16 @@ def cross_entropy(t: Any, out: Any, logits: Any, labels: Any) -> Any:
     shifted = x - x.max(1, keepdims=True)
     total = t.numpy.log(t.numpy.exp(shifted).sum(1)).tensor
     picked = rows_of_each(t, out, shifted.tensor, labels)
-    return t.te.compute(out.shape, lambda i: total(i) - picked(i), name="cross_entropy")
+    return t.te.compute(out.shape, lambda *i: total(*i) - picked(*i), name="cross_entropy")
 
 
 def rows_of_each(t: Any, out: Any, x: Any, numbers: Any) -> Any:
-    """x[i, numbers[i]]; NaN for what is no column."""
+    """x[i, numbers[i, j], j]; NaN for what is no column."""
     nothing = t.tirx.const(float("nan"), str(x.dtype))
 
-    def compute(i: Any) -> Any:
-        number = numbers(i).astype("int64")
-        return t.tirx.if_then_else(inside(t, [(number, x.shape[1])]), x(i, number), nothing)
+    def compute(*i: Any) -> Any:
+        number = numbers(*i).astype("int64")
+        return t.tirx.if_then_else(inside(t, [(number, x.shape[1])]), x(i[0], number, *i[1:]), nothing)
 
     return t.te.compute(out.shape, compute, name="pick")
 

@@ -94,6 +94,13 @@ class TakeGrad(Op):
     relax_only = True
 
     def infer(self, g: Any, index: Any) -> Any:
+        check_index(self.label, index)
+        stop = self.axis + len(index.shape)
+        if self.axis < 0 or self.size < 0 or tuple(g.shape[self.axis : stop]) != tuple(index.shape):
+            raise ValueError(
+                f"[{self.label}] expects the index's shape {tuple(index.shape)} from axis {self.axis} of the gradient on, "
+                f"got {tuple(g.shape)}."
+            )
         return Spec((*g.shape[: self.axis], self.size, *g.shape[self.axis + len(index.shape) :]), str(g.dtype))
 
     def _rows_first(self, g: Any, index: Any) -> Any:

@@ -199,12 +199,12 @@ class Piece(Op):
             start = self.index * small + min(self.index, larger)
             return start, start + small + (self.index < larger)
         size = self.size if self.pieces is None else max(1, -(-total // self.pieces))
-        count = max(1, -(-total // size))
+        count = self.pieces if self.pieces is not None and total == 0 else max(1, -(-total // max(size, 1)))
         if self.index >= count or self.count not in (None, count):
             raise ValueError(
                 f"[split] expects {self.count or self.index + 1} pieces along axis {self.axis}, got {count}."
             )
-        return self.index * size, min(total, (self.index + 1) * size)
+        return min(total, self.index * size), min(total, (self.index + 1) * size)
 
     def infer(self, x: Any) -> Any:
         axis = check_axis("split", self.axis, x.shape)

@@ -72,6 +72,8 @@ class FusedLinears(Op):
         return [(w, *biases[i : i + 1]) for i, w in enumerate(weights)]
 
     def infer(self, x: Any, *rest: Any) -> Any:
+        if self.parts < 1 or len(rest) != self.parts * (1 + self.has_bias):
+            raise ValueError(f"[fused_linears] expects weights of {self.parts} layers, got {len(rest)} tensors.")
         return tuple(Linear().infer(x, *layer) for layer in self.split((x, *rest)))
 
     def flops(self, out: Any, x: Any, *rest: Any) -> int:

@@ -293,14 +293,17 @@ class LocalResponseNorm(Op):
     def infer(self, x: Any) -> Spec:
         if len(x.shape) < 2:
             raise ValueError(f"[local_response_norm] expects shape (N, C, ...), got {tuple(x.shape)}.")
+        if self.size < 1 or x.shape[1] < 1:
+            raise ValueError(f"[local_response_norm] expects a size and channels of at least 1, got {self.size}.")
         return Spec(tuple(x.shape), str(x.dtype))
 
     def decompose(self, x: Tensor) -> Tensor:
         n, channels = x.shape[:2]
         rows = reshape(x, (n, channels, math.prod(x.shape[2:])))
-        squares = Pad(((self.size // 2, (self.size - 1) // 2), (0, 0)))(multiply(rows, rows))
+        before, after = (min(side, channels - 1) for side in (self.size // 2, (self.size - 1) // 2))
+        squares = Pad(((before, after), (0, 0)))(multiply(rows, rows))
         total = getitem(squares, (slice(None), slice(0, channels)))
-        for i in range(1, self.size):
+        for i in range(1, before + after + 1):
             total = add(total, getitem(squares, (slice(None), slice(i, i + channels))))
         scale = power_scalar(add(mul_scalar(total, self.alpha / self.size), self.k), self.beta)
         return reshape(divide(rows, scale), x.shape)

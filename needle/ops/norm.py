@@ -156,8 +156,13 @@ class BatchNormTrainGrad(Op):
     n_out = 3
 
     def infer(self, x: Any, mean: Any, inverse: Any, weight: Any, dy: Any) -> Any:
-        per_channel = Spec((x.shape[1],), str(x.dtype))
-        return (Spec(tuple(x.shape), str(x.dtype)), per_channel, per_channel)
+        shape = tuple(x.shape)
+        wanted = (*[shape[1:2]] * 3, shape)
+        given = tuple(tuple(t.shape) for t in (mean, inverse, weight, dy))
+        if len(shape) < 2 or given != wanted:
+            raise ValueError(f"[{self.label}] expects shapes {wanted} beside x {shape}, got {given}.")
+        per_channel = Spec(shape[1:2], str(x.dtype))
+        return (Spec(shape, str(x.dtype)), per_channel, per_channel)
 
     def compute(self, x: NDArray, mean: NDArray, inverse: NDArray, weight: NDArray, dy: NDArray) -> Any:
         dx, dw, db = (

@@ -287,10 +287,15 @@ def avg_pool2d(
     return AvgPool2d(kernel, step, pads, bool(ceil_mode), bool(count_include_pad), divisor_override)(x)
 
 
+MOST_REGIONS = 1 << 16  # along an axis: regions of several sizes are pooled one by one
+
+
 def infer_adaptive(op: Any, x: Any) -> Spec:
     """Output of an adaptive pooling with the attribute `output_size`, in which None keeps the input's size."""
     check_spatial(op.label, x, len(op.output_size))
     size = tuple(n if s is None else int(s) for s, n in zip(op.output_size, x.shape[2:], strict=True))
+    if max(size) > MOST_REGIONS:
+        raise ValueError(f"[{op.label}] output size expects at most {MOST_REGIONS}, got {size}.")
     if min(x.shape[2:]) < 1 or min(size) < 1:
         raise ValueError(f"[{op.label}] output size {size} and input {tuple(x.shape)} are expected not to be empty.")
     return Spec((*x.shape[:2], *size), str(x.dtype))

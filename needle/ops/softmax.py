@@ -36,6 +36,9 @@ class RowOp(Op):
 
     def infer(self, x: Any, *others: Any) -> Any:
         check_axis(self.label, self.attributes()["axis"], x.shape)
+        if any(tuple(o.shape) != tuple(x.shape) for o in others):
+            shapes = ", ".join(str(tuple(t.shape)) for t in (x, *others))
+            raise ValueError(f"[{self.label}] expects one shape, got {shapes}.")
         return Spec(tuple(x.shape), float_dtype(x.dtype))
 
     @classmethod

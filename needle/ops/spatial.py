@@ -11,6 +11,7 @@ from needle.autograd import Deferred, Spec, Tensor
 
 from .shape import reshape, squeeze, unsqueeze
 
+LARGEST = 1 << 20  # kernels count the elements that windows reach in 64 bits
 ANY = -math.inf  # as the least number: no limit
 SHAPES = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
 
@@ -42,8 +43,9 @@ def windows_of(**least: float) -> Callable[[Any], None]:
             ):
                 raise ValueError(f"[{self.label}] {name} expects one number per axis, got {values}.")
             for v in values:
-                if not ((type(v) is int or isinstance(v, Integral)) and v >= low) and not isinstance(v, Deferred):
-                    which = "" if low == ANY else f" of at least {low}"
+                whole = type(v) is int or isinstance(v, Integral)
+                if not (whole and v >= low and abs(v) <= LARGEST) and not isinstance(v, Deferred):
+                    which = f" {'below' if low == ANY else f'from {low} to'} {LARGEST}"
                     raise ValueError(f"[{self.label}] {name} expects whole numbers{which}, got {given[name]}.")
 
     return check

@@ -126,6 +126,9 @@ class Optimizer:
                     grad = grad * -1
                 state = self.state.setdefault(p, {"step": 0})
                 state["step"] += 1
+                for slot in slots:
+                    if slot in state and place(state[slot]) != place(data):  # the model was moved or cast
+                        state[slot] = Tensor(state[slot], device=p.device, dtype=p.dtype).cached_data
                 missing = [slot for slot in slots if slot not in state]
                 state |= {slot: zeros_like(data) for slot in missing}
                 if isinstance(data, np.ndarray):
@@ -253,6 +256,10 @@ class Optimizer:
                 raise ValueError(f"[{label}] {slot} of parameter {i} expects shape {want}, got {arrays[slot].shape}.")
         made = {slot: Tensor(arrays[slot], device=p.device, dtype=p.dtype).cached_data for slot in sorted(names)}
         return {"step": int(arrays.get("step", steps)), **made}
+
+
+def place(a: Any) -> tuple[Any, Any]:
+    return a.dtype, None if isinstance(a, np.ndarray) else a.device
 
 
 def zeros_like(a: Any) -> Any:

@@ -20,7 +20,7 @@ def number(label: str, name: str, value: Any, least: float = 0.0, below: float =
     """`value` as a float in [least, below)."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"[{label}] {name} expects a number, got {type(value).__name__}.")
-    if not least <= value < below:
+    if not least <= float(value) < below:
         wanted = f"a number of at least {least:g}" if below == float("inf") else f"a number in [{least:g}, {below:g})"
         raise ValueError(f"[{label}] {name} expects {wanted}, got {value}.")
     return float(value)
@@ -76,8 +76,8 @@ class Group(UserDict):
                 raise ValueError(f"[{label}] {name} belongs to rule {other}, got rule {self.rule}; say rule={other!r}.")
             raise TypeError(f"[{label}] has no option {name}; rule {self.rule} has {', '.join(known)}.")
 
-    def __ior__(self, other: Any) -> Any:
-        self.update(other)
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
+        self.update(other)  # name by name, checked
         return self
 
     def options(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def parameters(label: str, params: Any) -> list[Tensor]:
             raise TypeError(
                 f"[{label}] expects needle's parameters (net.parameters()), got {kind.__module__}.{kind.__name__}."
             )
-        if not p.is_leaf():
+        if p.op is not None:
             raise ValueError(f"[{label}] expects parameters, got the result of {p.op.label}.")
     return found
 

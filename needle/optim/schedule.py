@@ -17,6 +17,10 @@ def positive(label: str, name: str, value: Any) -> int:
     return value
 
 
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 class Schedule:
     """Base: `value(epoch, base_lr)` gives a group's rate, from its rate before any schedule.
 
@@ -71,18 +75,19 @@ class Schedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        label, count = type(self).__name__, len(self.base_lrs)
+        label, groups = type(self).__name__, self.optimizer.param_groups
         if state["kind"] != label:
             raise ValueError(f"[{label}] the state expects to be of this schedule, got {state['kind']}.")
-        bases = state["base_lr"] if isinstance(state["base_lr"], list) else [state["base_lr"]]
-        epoch = state["epoch"]
-        if len(bases) != count or type(epoch) is not int or epoch < 0:
-            raise ValueError(f"[{label}] the state expects an epoch and {count} rates, got {epoch!r} and {len(bases)}.")
+        epoch, bases = state["epoch"], as_list(state["base_lr"])
+        if len(bases) != len(groups) or type(epoch) is not int or epoch < 0:
+            raise ValueError(
+                f"[{label}] expects an epoch and {len(groups)} rates, got {epoch!r} and {len(bases)} rates."
+            )
         self.resume(epoch, [number(label, "base_lr", base) for base in bases])
-        rates = state.get("lr", [float(self.value(self.epoch, base)) for base in self.base_lrs])
-        for group, lr, base in zip(
-            self.optimizer.param_groups, rates if isinstance(rates, list) else [rates], bases, strict=True
-        ):
+        rates = as_list(state.get("lr", [self.value(epoch, base) for base in self.base_lrs]))
+        if len(rates) != len(groups):
+            raise ValueError(f"[{label}] the state expects {len(groups)} rates, got {len(rates)}.")
+        for group, lr, base in zip(groups, rates, self.base_lrs, strict=True):
             group.data["lr"] = float(lr)
             group["initial_lr"] = base
 

@@ -191,4 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, RuntimeError) as e:
         print(e, file=sys.stderr)
         return 1
+    except (MemoryError, OverflowError) as e:
+        print(f"[training] the sizes are too large: {e}.", file=sys.stderr)
+        return 1
     return 0

@@ -250,7 +250,9 @@ def run(args: argparse.Namespace) -> None:
         picture(images, labels, predicted, args.picture)
         print(f"predictions: {args.picture}")
     except ImportError as e:
-        print(f"No picture without matplotlib, which `pip install '.[report]'` brings in a checkout: {e}", file=sys.stderr)
+        print(
+            f"No picture without matplotlib, which `pip install '.[report]'` brings in a checkout: {e}", file=sys.stderr
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

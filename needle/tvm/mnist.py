@@ -46,7 +46,9 @@ def read_digits(folder: str | None) -> Digits:
         try:
             from sklearn.datasets import load_digits
         except ImportError as e:
-            raise ValueError(f"[mnist] scikit-learn's digits need `pip install '.[report]'` in a checkout, got: {e}.") from e
+            raise ValueError(
+                f"[mnist] scikit-learn's digits need `pip install '.[report]'` in a checkout, got: {e}."
+            ) from e
         x, y = load_digits(return_X_y=True)
         order = np.random.RandomState(0).permutation(len(x))  # its order is by writers, whose hands differ
         return divided((x / 16).astype("float32")[order], y[order])

@@ -442,12 +442,34 @@ def saved(name: str) -> tuple[bytes, list[np.ndarray]] | None:
     return path.read_bytes(), xs
 
 
+def other_shapes(xs: list[np.ndarray], rng: random.Random) -> list[np.ndarray]:
+    """Inputs that need not go together: one or two with another size, rank or dtype, or in another's place."""
+    made = list(xs)
+    for _ in range(rng.choice((1, 1, 2))):
+        i = rng.randrange(len(made))
+        x, how = made[i], rng.randrange(6)
+        if how == 0:
+            j = rng.randrange(len(made))
+            made[i], made[j] = made[j], made[i]
+        elif how == 1:
+            made[i] = x.astype(rng.choice(("float32", "float64", "int64", "int32", "bool")))
+        elif how == 2 and x.ndim:
+            made[i] = x.max(rng.choice((0, -1)), initial=0)
+        elif how == 3 and x.ndim < 6:
+            made[i] = x[None] if rng.random() < 0.5 else x[..., None]
+        elif x.ndim:
+            axis = rng.randrange(x.ndim)
+            size = rng.choice((0, 1, x.shape[axis] + 1, max(x.shape[axis] - 1, 0), 2 * x.shape[axis]))
+            made[i] = np.resize(x, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+    return [np.asarray(x) for x in made]
+
+
 def draw(rng: random.Random) -> Any:
     kind = rng.random()
     if kind < 0.4:
         return (rng.choice(MUTATIONS).__name__, rng.choice(NETS), rng.getrandbits(32))
     name = rng.choice(samples()) if kind < 0.75 else f"layer {rng.choice(LAYERS)} {rng.randrange(10)}"
-    return ("edit_arguments", name, rng.getrandbits(32))
+    return (rng.choice(("edit_arguments", "edit_arguments", "shapes")), name, rng.getrandbits(32))
 
 
 LAYERS = [row.torch for row in ROWS if row.kind != "attention"]
@@ -459,7 +481,12 @@ def check(case: Any) -> str:
         return "cannot be saved"
     data, xs = found
     path = folder() / "damaged"
-    path.write_bytes(globals()[mutation](bytearray(data), random.Random(seed)))
+    rng = random.Random(seed)
+    if mutation == "shapes":
+        path.write_bytes(data)
+        xs = other_shapes(xs, rng)
+    else:
+        path.write_bytes(globals()[mutation](bytearray(data), rng))
     how = one(path, xs)
     if (folder() / "canary").exists():
         (folder() / "canary").rmdir()

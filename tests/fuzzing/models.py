@@ -38,6 +38,8 @@ class Draw:
         self.numbers = iter(numbers)
 
     def __call__(self, options: Sequence[Any]) -> Any:
+        if not options:
+            raise ValueError("[draw] there is nothing to choose from.")
         return options[next(self.numbers, 0) % len(options)]
 
 
@@ -360,16 +362,16 @@ def build(case: dict, inputs: Sequence[np.ndarray]) -> Net:
     for name, numbers in case["nodes"]:
         d = Draw(numbers)
         shapes = [(tuple(v.shape), v.dtype) for v in values]
-        made = repeated(d, net, shapes) if name == "again" else NODES[name][1](d, shapes)
-        if made is None:
-            continue
-        f, operands = made
-        layer = net.layers[f] if isinstance(f, int) else f
-        if isinstance(layer, nn.Module):
-            layer.eval()
-            if not isinstance(f, int):
-                randomize(layer)
         try:
+            made = repeated(d, net, shapes) if name == "again" else NODES[name][1](d, shapes)
+            if made is None:
+                continue
+            f, operands = made
+            layer = net.layers[f] if isinstance(f, int) else f
+            if isinstance(layer, nn.Module):
+                layer.eval()
+                if not isinstance(f, int):
+                    randomize(layer)
             out = layer(*(values[i] for i in operands))
         except ValueError as e:
             if str(e).startswith("["):

@@ -147,7 +147,7 @@ def reduction(rng: random.Random) -> Call:
     if kind == 1:
         return {"call": f"torch.{rng.choice(MANY_AXES)}", "args": ["x0"], "kwargs": kwargs, "inputs": [x]}
     if kind == 2:
-        kwargs |= maybe(rng, correction=(0, 1, 2, 3)) if rng.random() < 0.8 else maybe(rng, unbiased=(True, False))
+        kwargs |= maybe(rng, correction=(0, 1)) if rng.random() < 0.8 else maybe(rng, unbiased=(True, False))
         name = rng.choice(("std", "var", "std_mean", "var_mean"))
         results = 2 * (name in PAIRS)
         return {"call": f"torch.{name}", "args": ["x0"], "kwargs": kwargs, "inputs": [x], "results": results}

@@ -37,7 +37,7 @@ def some_of(s: State, **values: Any) -> dict[str, Any]:
 
 @special("matmul")
 def matmul(s: State, x: T, ref: Any) -> Drawn | None:
-    if not x.ndim:
+    if not x.ndim or x.dtype == torch.bool:  # of bools torch takes those of which there are none
         return None
     shape = (
         *(x.shape[:-2] if s.chance(0.4) else ()),
@@ -49,6 +49,8 @@ def matmul(s: State, x: T, ref: Any) -> Drawn | None:
 
 @special("mm", "bmm", "mv", "dot", "outer", "ger", "inner")
 def product(s: State, x: T, ref: Any) -> Drawn | None:
+    if x.dtype == torch.bool:
+        return None
     last = x.shape[-1] if x.ndim else 1
     shape = {1: (last,), 2: (last, s.rng.choice((1, 3))), 3: (*x.shape[:1], last, 2)}.get(x.ndim, ())
     if s.chance(0.3):
@@ -308,7 +310,10 @@ def one_hot(s: State, x: T, ref: Any) -> Drawn:
 def softmax(s: State, x: T, ref: Any) -> Drawn | None:
     """Of floats: of integers torch takes those of which there are none."""
     found = s.pick(lambda t: t.is_floating_point())
-    return found and ((found[0], s.axis(found[1].ndim)), some_of(s, dtype=("dtype", s.rng.choice(("float32", "float64")))))
+    return found and (
+        (found[0], s.axis(found[1].ndim)),
+        some_of(s, dtype=("dtype", s.rng.choice(("float32", "float64")))),
+    )
 
 
 @special("prelu")

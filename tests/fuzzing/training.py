@@ -227,6 +227,9 @@ def draw(rng: random.Random) -> Any:
         "fused": rng.random() < 0.4,
         "resumes": rng.choice((None, None, None, 2)),  # after this step, from files
         "evaluates": rng.choice((None, None, 3)),  # every n-th step is in evaluation mode
+        "drops": rng.choice((0, 0, 0, 2, 3)),  # every n-th parameter has no gradient in every n-th step
+        "twice": rng.random() < 0.15,  # backward, over the same graph
+        "labels": rng.choice(("torch", "numpy", "list")),
     }
     return case
 
@@ -313,8 +316,13 @@ class Run:
         told = []
         for x, target in data:
             loss = self.loss(self.forward(x), target)
+            if self.case["twice"]:
+                self.backward_first(loss)
             loss.backward()
             told.append(loss.item())
+        for i, (_, p) in enumerate(self.named):
+            if self.case["drops"] and (i + number) % self.case["drops"] == 0:
+                p.grad = None
         told.append(float(self.clip() or 0.0))
         self.optimizer.step()
         for schedule in self.schedules:
@@ -322,6 +330,9 @@ class Run:
         return told
 
     def forward(self, x: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+    def backward_first(self, loss: Any) -> None:
         raise NotImplementedError
 
 
@@ -340,12 +351,18 @@ class Theirs(Run):
             return (y * target.to(self.dtype)).sum() / 8
         return ((y - target.to(self.dtype)) ** 2).mean()
 
+    def backward_first(self, loss: Any) -> None:
+        loss.backward(retain_graph=True)
+
     def clip(self) -> Any:
         how, *limits = self.case["clip"] or (None,)
         params = [p for _, p in self.named]
         if how == "norm":
             return torch.nn.utils.clip_grad_norm_(params, *limits).item()
         return torch.nn.utils.clip_grad_value_(params, *limits) if how == "value" else None
+
+
+LABELS: dict[str, Any] = {"torch": lambda t: t, "numpy": torch.Tensor.numpy, "list": torch.Tensor.tolist}
 
 
 class Ours(Run):
@@ -366,10 +383,13 @@ class Ours(Run):
 
     def loss(self, y: Any, target: torch.Tensor) -> Any:
         if self.case["loss"] == "classes":
-            return ndl.ops.cross_entropy(y, target)
+            return ndl.ops.cross_entropy(y, LABELS[self.case["labels"]](target))
         if self.case["loss"] == "sum":
             return (y * self.tensor(target)).sum() / 8
         return ndl.ops.mean((y - self.tensor(target)) ** 2)
+
+    def backward_first(self, loss: Any) -> None:
+        loss.backward()
 
     def clip(self) -> Any:
         how, *limits = self.case["clip"] or (None,)
@@ -384,8 +404,6 @@ class Ours(Run):
             ndl.save(self.net, Path(folder) / "net")
             net = placed(ndl.load(Path(folder) / "net"), self.case["dtype"])
         again = Ours(self.case, net, [name for name, _ in self.named])
-        for (_, old), (_, new) in zip(self.named, again.named, strict=True):
-            new.requires_grad = old.requires_grad
         again.optimizer.load_state_dict(self.optimizer.state_dict())
         for old, new in zip(self.schedules, again.schedules, strict=True):
             new.load_state_dict(old.state_dict())
@@ -404,8 +422,8 @@ def check(case: Any) -> str:
             shape = source(next(batches(case, 1))).shape
     except (RuntimeError, ValueError) as e:
         return f"torch refuses: {str(e).split('.')[0][:60]}"
-    if case["loss"] == "classes" and (len(shape) < 2 or not shape[1]):
-        return "no classes"
+    if not shape.numel() or (case["loss"] == "classes" and len(shape) < 2):
+        return "no loss"
     names = [name for name, _ in source.named_parameters()]
     if not names:
         return "no parameters"
@@ -434,8 +452,11 @@ def compare(case: dict[str, Any], source: nn.Module, names: list[str], shape: to
             (x, torch.randint(0, shape[1], (shape[0], *shape[2:])) if classes else torch.randn(shape))
             for x in batches(case, case["accumulate"])
         ]
-        want = judge.step(number, data)
-        own = want if plain is judge else plain.step(number, data)
+        try:
+            want = judge.step(number, data)
+            own = want if plain is judge else plain.step(number, data)
+        except RuntimeError as e:
+            return f"torch refuses: {str(e)[:60]}"
         if not np.isfinite(want).all() or max(map(abs, want)) > HUGE:
             return "diverges"
         if case["resumes"] == number:
@@ -486,7 +507,17 @@ def smaller(case: Any) -> Iterable[Any]:
         if len(layers) > 1:
             yield {**case, "layers": layers[:i] + layers[i + 1 :]}
     plain = {"schedules": [], "clip": None, "accumulate": 1, "groups": [], "frozen": 0, "thaws": None, "fused": False}
-    plain |= {"resumes": None, "evaluates": None, "zero": None, "loss": "square", "dtype": "float64", "steps": 1}
+    plain |= {
+        "resumes": None,
+        "evaluates": None,
+        "drops": 0,
+        "twice": False,
+        "labels": "torch",
+        "zero": None,
+        "loss": "square",
+        "dtype": "float64",
+        "steps": 1,
+    }
     plain["optimizer"] = ("SGD", {"lr": 0.01})
     for key, value in plain.items():
         if case[key] != value:

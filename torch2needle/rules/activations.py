@@ -102,8 +102,15 @@ def rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: Any 
     return ops.leaky_relu(input, (lower + upper) / 2)
 
 
-@rule(F.elu, F.elu_)
+@rule(F.elu)
 def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    return ops.elu(input, alpha)
+
+
+@rule(F.elu_)
+def elu_(input: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    if scale != 1 or input_scale != 1:
+        raise Unsupported(f"scale and input_scale expect 1, got {scale} and {input_scale}")
     return ops.elu(input, alpha)
 
 

@@ -257,12 +257,12 @@ def frac(input: Any) -> Any:
 
 @rule(torch.clamp_min, T.clamp_min, T.clamp_min_)
 def clamp_min(input: Any, min: Any) -> Any:
-    return ops.maximum(input, min) if isinstance(min, Tensor) else ops.clamp_min(input, min)
+    return ops.at_least(input, min) if isinstance(min, Tensor) else ops.clamp_min(input, min)
 
 
 @rule(torch.clamp_max, T.clamp_max, T.clamp_max_)
 def clamp_max(input: Any, max: Any) -> Any:
-    return ops.minimum(input, max) if isinstance(max, Tensor) else ops.clamp_max(input, max)
+    return ops.at_most(input, max) if isinstance(max, Tensor) else ops.clamp_max(input, max)
 
 
 @rule(torch.clamp, torch.clip, T.clamp, T.clamp_, T.clip, T.clip_)

@@ -16,7 +16,7 @@ from torch2needle.registry import rule, rule_family
 from torch2needle.rules import creation
 from torch2needle.rules.indexing import getitem, setitem
 from torch2needle.rules.resizing import fold, interpolate, pad, unfold
-from torch2needle.rules.shapes import at, back_in_shape, joined
+from torch2needle.rules.shapes import Absent, at, back_in_shape, joined
 from torch2needle.structure import plain
 
 aten = torch.ops.aten
@@ -32,7 +32,13 @@ def alias(input: Any) -> Any:
     return input
 
 
-@rule(aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.detach_copy.default)
+@rule(aten.lift_fresh.default, view="same")
+@written_by(lambda base, value: value)
+def lifted(input: Any) -> Any:
+    return input
+
+
+@rule(aten.lift_fresh_copy.default, aten.detach_copy.default)
 def copied(input: Any) -> Any:
     return input
 
@@ -160,8 +166,8 @@ def col2im(input: Any, output_size: Any, kernel_size: Any, dilation: Any, paddin
     }
 )
 def adaptive_max_pool(op: Any) -> Any:
-    """Values without their indices: a graph that reads those fails where it does."""
-    return lambda input, output_size: (op(input, output_size), None)
+    """Values without their indices."""
+    return lambda input, output_size: (op(input, output_size), Absent("needle's pools return values without indices"))
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------------

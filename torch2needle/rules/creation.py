@@ -107,7 +107,9 @@ def eye(n: Any, m: Any = None, *, dtype: Any = None, like: Any, **_: Any) -> Any
 @rule(torch.linspace)
 def linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
     numbers = cast(ops.arange_like(like, 0, steps), torch.float64)
-    return cast(numbers * ((end - start) / (steps - 1)) + start, dtype or torch.get_default_dtype())
+    gaps = steps - 1
+    gaps = gaps.larger(1) if isinstance(gaps, Dim) else max(gaps, 1)
+    return cast(numbers * ((end - start) / gaps) + start, dtype or torch.get_default_dtype())
 
 
 @rule(torch.tensor, torch.scalar_tensor)

@@ -14,6 +14,7 @@ from needle.autograd import Unsupported
 from needle.graph import Mode
 from torch2needle.layer_calls import call_layer
 from torch2needle.registry import rule
+from torch2needle.rules.reductions import axes
 
 # -- modules -------------------------------------------------------------------------------------------------------------
 
@@ -206,7 +207,7 @@ def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float 
 def normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
     if out is not None:
         raise Unsupported("out= is not supported")
-    return ops.normalize(input, p, dim, eps)
+    return ops.normalize(input, p, axes(dim), eps)
 
 
 @rule(torch._weight_norm)

@@ -308,6 +308,19 @@ class Pieces:
         return iter(range(len(self)))
 
 
+class Absent(Pieces):
+    """A result that a rule does not give, such as the indices of a pool: whoever reads it is refused."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __getitem__(self, index: Any) -> Any:
+        raise Unsupported(self.why)
+
+    def __len__(self) -> int:
+        raise Unsupported(self.why)
+
+
 def known_size(input: Any, dim: int) -> Any:
     """The example's size of an axis, or None without an example."""
     spec = getattr(input, "spec", None)
@@ -322,7 +335,7 @@ def joined(base: Any, value: Any, _: Any = None, dim: int = 0, **__: Any) -> Any
 @written_by(joined)
 def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
     total = known_size(input, dim)
-    count = chunks if total is None else max(1, -(-total // max(1, -(-total // chunks))))
+    count = chunks if not total else max(1, -(-total // max(1, -(-total // chunks))))
     return tuple(ops.Piece(dim, i, pieces=chunks, count=count)(input) for i in range(count))
 
 
