@@ -20,6 +20,7 @@ import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import close  # noqa: E402
 from torch2needle.models import randomize  # noqa: E402
+from torch2needle.registry import FUNCTION_RULES  # noqa: E402
 
 T = torch.Tensor
 
@@ -349,4 +350,4 @@ def test_rules_of_aten_overloads() -> None:
         )
         assert "torch.ops.aten.special_i1.default" in {r.op for r in net.report.rows}
     finally:
-        del torch2needle.registry.FUNCTION_RULES[target]
+        del FUNCTION_RULES[target]
