@@ -230,7 +230,7 @@ def symbolic(model: nn.Module, fixed: dict[str, Any]) -> fx.Graph:
 
 def python_chance() -> tuple:
     _, keys, *rest = np.random.get_state()
-    return random.getstate(), keys.tobytes(), rest  # type: ignore[union-attr]
+    return random.getstate(), bytes(keys), rest  # type: ignore[arg-type]
 
 
 def stop_gradients(graph: fx.Graph, model: nn.Module) -> None:

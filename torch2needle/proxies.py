@@ -40,7 +40,7 @@ def result_kind(name: str) -> Any:
         return torch.Tensor if hasattr(nn.functional, name) else None
     schemas = [getattr(packet, o)._schema for o in packet.overloads()]
     texts = {tuple(str(r.type) for r in s.returns) for s in schemas if "Tensor" in str(s)}  # not those of numbers alone
-    return {("Tensor",): torch.Tensor, ("int",): int, ("bool",): bool}.get(texts.pop()) if len(texts) == 1 else None
+    return {"Tensor": torch.Tensor, "int": int, "bool": bool}.get(" ".join(texts.pop())) if len(texts) == 1 else None
 
 
 def kind_of(node: fx.Node, model: nn.Module) -> Any:
