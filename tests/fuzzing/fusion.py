@@ -144,7 +144,7 @@ class Model(nn.Module):
             else:
                 y = made(values[-1])
             values.append(y)
-        return tuple(values[i] for i in self.case["outputs"]) + (values[-1],)
+        return (*(values[i] for i in self.case["outputs"]), values[-1])
 
 
 # -- drawing -------------------------------------------------------------------------------------------------------------

@@ -308,7 +308,10 @@ def one_hot(s: State, x: T, ref: Any) -> Drawn:
 def softmax(s: State, x: T, ref: Any) -> Drawn | None:
     """Of floats: of integers torch takes those of which there are none."""
     found = s.pick(lambda t: t.is_floating_point())
-    return found and ((found[0], s.axis(found[1].ndim)), some_of(s, dtype=("dtype", s.rng.choice(("float32", "float64")))))
+    return found and (
+        (found[0], s.axis(found[1].ndim)),
+        some_of(s, dtype=("dtype", s.rng.choice(("float32", "float64")))),
+    )
 
 
 @special("prelu")
