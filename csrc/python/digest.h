@@ -5,8 +5,8 @@
 
 namespace needle::python {
 
-// Every step maps hash and word one to one, so that one changed word always shows; several escape with probability 2^-64.
-// Four chains, since each waits for its multiplication.
+// Every step maps hash and word one to one, so that one changed word always shows; several escape with probability
+// 2^-64. Four chains, since each waits for its multiplication.
 inline uint64_t digest(const void* data, size_t bytes) {
   constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
   const char* p = static_cast<const char*>(data);
