@@ -18,7 +18,7 @@ import torch2needle  # noqa: E402
 from conversion import close, converts, leaves  # noqa: E402
 from gpu_devices import everywhere  # noqa: E402
 from test_structure import MATRIX, model, writes_list  # noqa: E402
-from torch2needle.models import randomize
+from torch2needle.models import randomize  # noqa: E402
 from torch2needle.registry import FUNCTION_RULES, is_inplace, target_name  # noqa: E402
 
 # -- writes --------------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def view_of_a_constant(self: Any, x: Any) -> Any:
 def test_tensors_that_the_forward_makes(forward: Any) -> None:
     """torch.fx does not see what Python does with them."""
     x = torch.randn(MATRIX)
-    with pytest.raises(torch2needle.ConversionError, match="of its own after|made by itself"):
+    with pytest.raises(torch2needle.ConversionError, match=r"of its own after|made by itself"):
         torch2needle.convert(model(forward))
     close(torch2needle.convert(model(forward), (x,))(x), model(forward)(x))
 

@@ -296,7 +296,9 @@ class Interpreter:
         if view is None or base is None:
             return Cell(result)
         alike = view != "always" or result is base.value
-        return Cell(result, base, *((again, put) if view in ("always", "same") else ()), alike=alike)
+        if view not in ("always", "same"):
+            return Cell(result, base, alike=alike)
+        return Cell(result, base, again, put, alike=alike)
 
     def reshape(self, old: Cell, new: Cell) -> Cell:
         """After an in-place unsqueeze_ and its like: every name of the tensor has the new shape, older views keep theirs."""
@@ -306,8 +308,9 @@ class Interpreter:
             raise Unsupported(
                 "it gives a tensor another shape that may have a second name; write that step out of place"
             )
-        for cells in (self.env, self.attributes, old.base.items if old.base else {}):
-            cells.update({k: new for k, c in cells.items() if c is old})  # type: ignore[attr-defined]
+        tables: list[dict[Any, Cell]] = [self.env, self.attributes, old.base.items if old.base else {}]  # type: ignore[list-item]
+        for cells in tables:
+            cells.update({k: new for k, c in cells.items() if c is old})
         return new
 
     def base(self, node: fx.Node) -> Cell | None:
