@@ -128,6 +128,15 @@ def test_gradients_of_batches_add_up_in_parameters() -> None:
     assert all(p.grad is None for p in fused.parameters())
 
 
+def test_a_net_that_was_moved_is_fused_where_it_is() -> None:
+    """The gain that a batch norm without one has is a constant of the fused graph."""
+    source = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, affine=False))
+    fused = operator_fusion.fuse(torch2needle.convert(source).to(ndl.cpu_numpy(), "float64"))
+    x = torch.randn(3, 4)
+    got = fused(ndl.Tensor(x.numpy(), device=ndl.cpu_numpy(), dtype="float64"))
+    np.testing.assert_allclose(got.numpy(), source(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_a_second_backward_adds_and_plain_tensors_are_set() -> None:
     p, x = nn.Parameter(np.array([2.0, 3.0])), ndl.Tensor(np.array([5.0, 7.0]))
     y = (p * p * x).sum()
