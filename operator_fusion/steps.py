@@ -68,7 +68,8 @@ def layer_step(node: Node, layer: nn.Module, paths: dict[int, str]) -> Step | No
     if any(layer.named_children()):
         return None
     mode = Mode(layer, node.target) if layer.mode_dependent else False
-    recorder = Recorder(static=True)
+    tensors = [t for t in layer.__dict__.values() if isinstance(t, Tensor)]  # constants go where these are
+    recorder = Recorder(static=True, device=tensors[0].device if tensors else None)
     recorder.param_paths = paths
     outer: dict[Node, Node] = {}
 
