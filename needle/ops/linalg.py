@@ -167,7 +167,7 @@ def linear_gradient(out_grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | 
     return grad_x, grad_w, reshaped(summation(g, (0,)), bias.shape) if bias.requires_grad else None
 
 
-LAYOUTS = ("torch", "needle")
+LAYOUTS: tuple[str, ...] = ("torch", "needle")
 
 
 @op
@@ -175,7 +175,7 @@ class Linear(Op):
     """x @ weight + bias over the last axis of x. layout: "torch" weight (out, in), "needle" weight (in, out)."""
 
     layout_of_weight: str = "torch"
-    __post_init__ = one_of(layout_of_weight=LAYOUTS)
+    checks = one_of(layout_of_weight=LAYOUTS)
 
     def infer(self, x: Any, weight: Any, bias: Any = None) -> Any:
         return infer_linear("linear", self.layout_of_weight, x, weight, bias)
