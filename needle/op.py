@@ -119,9 +119,9 @@ def map_deferred(value: Any, f: Callable[[Deferred], Any]) -> Any:
 
 
 def op(cls: type[T]) -> type[T]:
-    """Class decorator: makes an op class a frozen dataclass and registers it under its name."""
-    if cls.validate is not None:
-        cls.__post_init__ = cls.validate  # type: ignore[attr-defined]
+    """Class decorator: makes an op class a frozen dataclass, which `checks` its attributes, and registers it under its name."""
+    if cls.checks is not None:
+        cls.__post_init__ = cls.checks  # type: ignore[attr-defined]
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     if cls.__name__ in OPS:
         raise ValueError(f"[op] there is already an op named {cls.__name__}.")
@@ -130,7 +130,7 @@ def op(cls: type[T]) -> type[T]:
 
 
 def one_of(**words: Collection[str]) -> Callable[[Any], None]:
-    """For `validate = one_of(...)` in an op: attributes that are one of some words."""
+    """For `checks = one_of(...)` in an op: attributes that are one of some words."""
 
     def check(self: Any) -> None:
         for name, known in words.items():
@@ -158,6 +158,7 @@ class Op:
     validate: ClassVar[Callable[[Any], None] | None] = None  # raises ValueError on attributes that make no sense
     layout: ClassVar[str] = "plain"  # what the executor may feed it: plain, any (follows its input) or blocked
     zero_is_safe: ClassVar[bool] = True  # finite at 0, so that it may run over padded channels
+    checks: ClassVar[Any] = None  # a function of the op, called when it is made: `one_of`, `windows_of`
     results: ClassVar[tuple[Any, Any]]  # (Tensor, TensorTuple), set by autograd.py, which needs this class first
     is_view: ClassVar[bool] = False  # its result may share memory with its inputs
     compute_infers: ClassVar[bool] = False  # `compute` checks its inputs by `infer` itself

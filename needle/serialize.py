@@ -217,8 +217,8 @@ class _Decoder:
         if kind == "op":
             name, attributes = target
             cls, given = OPS[name], {k: self.value(v) for k, v in attributes.items()}
-            declared = [f for f in fields(cls) if f.name in given]  # type: ignore[arg-type]
-            return cls(**{f.name: _attribute(cls, f, given.pop(f.name)) for f in declared}, **given)
+            known = {f.name: _attribute(cls, f, given[f.name]) for f in fields(cls) if f.name in given}  # type: ignore[arg-type]
+            return cls(**given | known)
         if kind == "param" and isinstance(target, dict):
             return self.constants[target["constant"]]
         known = {

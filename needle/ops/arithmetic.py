@@ -114,7 +114,7 @@ class Whole(Elementwise):
     kernels: ClassVar[dict[str, str]]
     compute_infers = False
     layout = "plain"
-    validate = one_of(rounding=("floor", "trunc"))
+    checks = one_of(rounding=("floor", "trunc"))
 
     @classmethod
     def has_kernel(cls) -> bool:
@@ -276,7 +276,7 @@ class Bitwise(Binary):
 
     operator: str
     kernel = "bitwise_and"  # stands for that of `operator`
-    validate = one_of(operator=tuple(LOGIC))
+    checks = one_of(operator=tuple(LOGIC))
 
     def operand_dtype(self, *inputs: Any) -> str:
         for x in inputs:

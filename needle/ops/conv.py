@@ -47,7 +47,7 @@ class Conv2d(Op):
     groups: int = 1
     float32_only = True
     layout = "blocked"
-    validate = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv(self, x, w, bias)
@@ -151,7 +151,7 @@ class ConvTranspose2d(Op):
     groups: int = 1
     float32_only = True
     layout = "blocked"
-    validate = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
 
     def is_weight(self, index: int) -> bool:
         return index > 0
@@ -236,7 +236,7 @@ class Conv2dWeightGrad(Op):
     dilation: tuple = (1, 1)
     groups: int = 1
     float32_only = True
-    validate = windows_of(kernel_size=1, stride=1, padding=ANY, dilation=1, groups=1)
+    checks = windows_of(kernel_size=1, stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, dy: Any) -> Any:
         weight = Spec((dy.shape[1], x.shape[1] // self.groups, *self.kernel_size), str(x.dtype))

@@ -22,7 +22,7 @@ class Conv1d(Op):
     padding: tuple = (0, 0)
     dilation: tuple = (1,)
     groups: int = 1
-    validate = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv(self, x, w, bias)
@@ -53,7 +53,7 @@ class Conv3d(Op):
     padding: tuple = (0, 0, 0, 0, 0, 0)
     dilation: tuple = (1, 1, 1)
     groups: int = 1
-    validate = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv(self, x, w, bias)
@@ -106,7 +106,7 @@ class ConvTranspose1d(Op):
     output_padding: tuple = (0,)
     dilation: tuple = (1,)
     groups: int = 1
-    validate = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv_transpose(self, x, w, bias)
@@ -136,7 +136,7 @@ class ConvTranspose3d(Op):
     output_padding: tuple = (0, 0, 0)
     dilation: tuple = (1, 1, 1)
     groups: int = 1
-    validate = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
 
     def infer(self, x: Any, w: Any, bias: Any = None) -> Any:
         return infer_conv_transpose(self, x, w, bias)

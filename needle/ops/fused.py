@@ -57,7 +57,7 @@ class FusedConv2dActivation(Op):
     has_bias: bool = False
     has_residual: bool = False
     float32_only = True
-    validate = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
     layout = "blocked"
     flops = Conv2d.flops
 
@@ -145,7 +145,7 @@ class FusedConvBatchNorm2d(Op):
     flops = Conv2d.flops
 
     float32_only = True
-    validate = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
 
     def must_decompose(self, *inputs: Any) -> bool:
         return is_on(self.training) or residual_broadcasts(self, inputs)

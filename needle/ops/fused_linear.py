@@ -24,7 +24,7 @@ class FusedLinearActivation(Op):
     activation: str = "relu"
     alpha: float = 0.0
     layout_of_weight: str = "torch"
-    validate = one_of(layout_of_weight=LAYOUTS)
+    checks = one_of(layout_of_weight=LAYOUTS)
     flops = Linear.flops
 
     @property

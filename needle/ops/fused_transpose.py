@@ -30,7 +30,7 @@ class FusedConvTranspose2dActivation(Op):
     activation: str = "relu"
     alpha: float = 0.0
     float32_only = True
-    validate = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
     layout = "blocked"
     flops = ConvTranspose2d.flops
 
@@ -88,7 +88,7 @@ class FusedConvTransposeBatchNorm2d(Op):
     has_bias: bool = False
     has_count: bool = False
     float32_only = True
-    validate = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
+    checks = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
     flops = ConvTranspose2d.flops
 
     def must_decompose(self, *inputs: Any) -> bool:

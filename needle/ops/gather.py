@@ -245,7 +245,7 @@ class IndexTensors(Op):
             number = wrapped if number is None else add(mul_scalar(number, size), wrapped)
             beyond = logical_or(lt(wrapped, 0), ge(wrapped, size))
             outside = beyond if outside is None else logical_or(outside, beyond)
-        number = where(outside, math.prod(sizes), number)  # which `take` refuses
+        number = where(outside, math.prod(sizes), number)  # type: ignore[arg-type] # which `take` refuses
         flat = reshape(x, (*x.shape[:axis], math.prod(sizes), *x.shape[axis + len(index) :]))
         return take(flat, number, axis)
 

@@ -175,7 +175,7 @@ class Linear(Op):
     """x @ weight + bias over the last axis of x. layout: "torch" weight (out, in), "needle" weight (in, out)."""
 
     layout_of_weight: str = "torch"
-    validate = one_of(layout_of_weight=LAYOUTS)
+    checks = one_of(layout_of_weight=LAYOUTS)
 
     def infer(self, x: Any, weight: Any, bias: Any = None) -> Any:
         return infer_linear("linear", self.layout_of_weight, x, weight, bias)

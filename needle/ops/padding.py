@@ -43,7 +43,7 @@ class EdgePad(Op):
 
     pads: tuple
     mode: str
-    validate = one_of(mode=EDGE_MODES)
+    checks = one_of(mode=EDGE_MODES)
 
     def _pairs(self, x: Any) -> list[tuple[int, int]]:
         lead = len(x.shape) - len(self.pads)

@@ -83,7 +83,7 @@ class MaxPool2d(Pool):
     padding: tuple = (0, 0)
     dilation: tuple = (1, 1)
     ceil_mode: bool = False
-    validate = windows_of(kernel_size=1, stride=1, padding=0, dilation=1)
+    checks = windows_of(kernel_size=1, stride=1, padding=0, dilation=1)
 
     def row(self) -> str:
         return "max_pool2d"
@@ -132,7 +132,7 @@ class MaxPool2dGrad(Op):
     padding: tuple = (0, 0)
     dilation: tuple = (1, 1)
     ceil_mode: bool = False
-    validate = windows_of(kernel_size=1, stride=1, padding=0, dilation=1)
+    checks = windows_of(kernel_size=1, stride=1, padding=0, dilation=1)
 
     def _forward(self) -> MaxPool2d:
         return MaxPool2d(*self.attributes().values())
@@ -197,7 +197,7 @@ class AvgPool2d(Pool):
     ceil_mode: bool = False
     count_include_pad: bool = True
     divisor_override: int | None = None
-    validate = windows_of(kernel_size=1, stride=1, padding=0)
+    checks = windows_of(kernel_size=1, stride=1, padding=0)
 
     def row(self) -> str:
         return "avg_pool2d"

@@ -38,7 +38,7 @@ class MaxPoolNd(PoolNd):
     dilation: tuple
     ceil_mode: bool = False
     kind = "max"
-    validate = windows_of(kernel_size=1, stride=1, padding=0, dilation=1)
+    checks = windows_of(kernel_size=1, stride=1, padding=0, dilation=1)
 
     def decompose(self, x: Tensor) -> Tensor:
         self.infer(x)
@@ -66,7 +66,7 @@ class AvgPoolNd(PoolNd):
     count_include_pad: bool = True
     divisor_override: int | None = None
     kind = "avg"
-    validate = windows_of(kernel_size=1, stride=1, padding=0)
+    checks = windows_of(kernel_size=1, stride=1, padding=0)
 
     def decompose(self, x: Tensor) -> Tensor:
         self.infer(x)

@@ -134,7 +134,7 @@ class Im2col(Op):
     dilation: tuple = (1, 1)
     padding: tuple = (0, 0)
     stride: tuple = (1, 1)
-    validate = windows_of(kernel_size=1, dilation=1, padding=0, stride=1)
+    checks = windows_of(kernel_size=1, dilation=1, padding=0, stride=1)
 
     def infer(self, x: Any) -> Any:
         check_spatial("unfold", x, 2)
@@ -167,7 +167,7 @@ class Col2im(Op):
     dilation: tuple = (1, 1)
     padding: tuple = (0, 0)
     stride: tuple = (1, 1)
-    validate = windows_of(kernel_size=1, dilation=1, padding=0, stride=1)
+    checks = windows_of(kernel_size=1, dilation=1, padding=0, stride=1)
 
     def infer(self, x: Any) -> Any:
         count = math.prod(places("fold", self, self.output_size))

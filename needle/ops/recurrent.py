@@ -58,7 +58,7 @@ class Recurrence(Op):
     reverse: bool
     layout_of_weight: str
     has_bias: bool
-    validate = one_of(layout_of_weight=LAYOUTS)
+    checks = one_of(layout_of_weight=LAYOUTS)
 
     @property
     def n_in(self) -> int:
@@ -169,7 +169,7 @@ class Rnn(Recurrence):
     layout_of_weight: str = "needle"
     has_bias: bool = False
     nonlinearity: str = "tanh"
-    validate = one_of(layout_of_weight=LAYOUTS, nonlinearity=("tanh", "relu"))
+    checks = one_of(layout_of_weight=LAYOUTS, nonlinearity=("tanh", "relu"))
 
     def attrs(self) -> tuple:
         return (self.nonlinearity == "relu",)

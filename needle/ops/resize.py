@@ -76,7 +76,7 @@ def cubic_weights(t: np.ndarray) -> list[np.ndarray]:
 
 class Resize(Op):
     layout = "any"
-    validate = one_of(mode=MODES)
+    checks = one_of(mode=MODES)
 
     def _scales(self, size: tuple, out: tuple) -> list[float]:
         a = self.attributes()

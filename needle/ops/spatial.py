@@ -25,7 +25,7 @@ def per_axis(label: str, value: Any, n: int) -> tuple:
 
 
 def windows_of(**least: float) -> Callable[[Any], None]:
-    """For `validate = windows_of(...)` in an op: the least of every attribute, a tuple of one whole number per axis.
+    """For `checks = windows_of(...)` in an op: the least of every attribute, a tuple of one whole number per axis.
 
     `padding` may name both sides of every axis, and `groups` is one number.
     """
