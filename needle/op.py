@@ -155,7 +155,6 @@ class Op:
 
     kernel: ClassVar[str | None] = None  # element-wise kernel of the table
     n_out: ClassVar[int] = 1
-    validate: ClassVar[Callable[[Any], None] | None] = None  # raises ValueError on attributes that make no sense
     layout: ClassVar[str] = "plain"  # what the executor may feed it: plain, any (follows its input) or blocked
     zero_is_safe: ClassVar[bool] = True  # finite at 0, so that it may run over padded channels
     checks: ClassVar[Any] = None  # a function of the op, called when it is made: `one_of`, `windows_of`
