@@ -81,11 +81,14 @@ def drawn_step(s: State, case: dict[str, Any], name: str) -> Any:
     tied = name.rpartition(".")[2] in ORDERED and has_ties(name, made, program(trial).value(made[0][0], s.values))
     if result is NotImplemented or too_large(result) or tied or not defined(name, made, s):
         return None
-    case["steps"].append(step)
     if is_inplace(target):
-        s.values = run_all(case)  # other values may share the memory
+        try:
+            s.values = run_all(trial)  # other values may share the memory
+        except Exception:  # which torch may refuse to write
+            return None
     else:
         s.values.append(result)
+    case["steps"].append(step)
     return step
 
 
