@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import needle as ndl
-from needle import _core, nn
+from needle import _core, nn, ops
 from needle.autograd import Op, Spec, Tensor
 from needle.backend_ndarray import NoKernel
 from needle.backend_ndarray.kernels import KERNELS
@@ -264,3 +264,13 @@ def test_float64_plans_are_right(case: str, constant: bool) -> None:
         g = g.numpy()
         assert (g.shape, g.dtype) == (w.shape, w.dtype)
         np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-9 * max(1, np.abs(w).max(initial=0)))
+
+
+def test_an_op_that_reads_a_view_of_its_input_does_not_write_over_it() -> None:
+    def pieces(x: Tensor) -> Tensor:
+        y = ops.relu(x)
+        return ops.where(ops.gt(y, 1.0), y, ops.broadcast_to(y[:, :1], y.shape))
+
+    x = np.random.randn(3, 4).astype("float32") * 2
+    y = np.maximum(x, 0)
+    np.testing.assert_array_equal(ndl.compile(pieces, (x,))(x), np.where(y > 1, y, y[:, :1]))

@@ -115,7 +115,7 @@ class Planner:
         if x.meta["spec"] != node.meta["spec"] or node.args.count(x) > 1:
             return False
         here, group = self.order[node], self.group[self.home[x]]
-        if not self.borrowed.isdisjoint(group):
+        if not self.borrowed.isdisjoint(group) or any(a in group for a in node.args if a is not x):
             return False
         return all(self.order[u] <= here for m in group for u in self.users[m])
 
