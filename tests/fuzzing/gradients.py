@@ -182,8 +182,8 @@ class Run:
         if not own or len(own) != len(self.weights):
             return
         total: Any = None
-        for o, w in zip(own, self.weights, strict=True):
-            part = (o * make(w)).sum()
+        for out, w in zip(own, self.weights, strict=True):
+            part = (out * make(w)).sum()
             total = part if total is None else total + part
         total.backward()
         leaf = {f"x{i}": x for i, x in enumerate(inputs)} | dict(model.named_parameters())
