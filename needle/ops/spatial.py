@@ -42,7 +42,7 @@ def windows_of(**least: float) -> Callable[[Any], None]:
             ):
                 raise ValueError(f"[{self.label}] {name} expects one number per axis, got {values}.")
             for v in values:
-                if not ((type(v) is int or isinstance(v, Integral)) and v >= low) and not isinstance(v, Deferred):
+                if not ((type(v) is int or isinstance(v, Integral)) and int(v) >= low) and not isinstance(v, Deferred):
                     which = "" if low == ANY else f" of at least {low}"
                     raise ValueError(f"[{self.label}] {name} expects whole numbers{which}, got {given[name]}.")
 
