@@ -44,7 +44,7 @@ def windows_of(**least: float) -> Callable[[Any], None]:
                 raise ValueError(f"[{self.label}] {name} expects one number per axis, got {values}.")
             for v in values:
                 whole = type(v) is int or isinstance(v, Integral)
-                if not (whole and v >= low and abs(v) <= LARGEST) and not isinstance(v, Deferred):
+                if not (whole and int(v) >= low and abs(int(v)) <= LARGEST) and not isinstance(v, Deferred):
                     which = f" {'below' if low == ANY else f'from {low} to'} {LARGEST}"
                     raise ValueError(f"[{self.label}] {name} expects whole numbers{which}, got {given[name]}.")
 
