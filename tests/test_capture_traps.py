@@ -336,6 +336,21 @@ def test_a_rule_that_computes_something_else_is_found() -> None:
     assert np.allclose(net(x).numpy(), model(x).detach().numpy(), atol=1e-6)
 
 
+class Residual(nn.Module):
+    def forward(self, x: T) -> T:
+        for _ in range(40):
+            y = x * 0.5
+            x = (x + torch.relu(y) if isinstance(y, torch.Tensor) else y) * 1.0
+            x.add_(0.1)
+        return x
+
+
+def test_many_paths_through_a_graph_are_walked_once() -> None:
+    """Two paths at each of forty steps: asking each for its dtype or type would never end."""
+    model, x = Residual(), torch.rand(2, 3)
+    assert np.allclose(torch2needle.convert(model)(x).numpy(), model(x).numpy(), rtol=1e-5)
+
+
 # -- threads, errors, re-entrancy ----------------------------------------------------------------------------------------------
 
 

@@ -137,6 +137,7 @@ class Tracer(fx.Tracer):
         node = super().create_node(*args, **kwargs)
         node.meta["location"] = user_location()
         node.meta["no_grad"] = not torch.is_grad_enabled()
+        node.meta["kind"] = kind_of(node, self.root)
         return node
 
     def path_of_module(self, mod: nn.Module) -> str:
@@ -215,7 +216,7 @@ def trace(model: nn.Module, fixed: dict[str, Any], training: bool | None) -> tup
         if node.op == "placeholder" and str(node.target).startswith("*") and not node.users:
             graph.erase_node(node)
     drop_assertions(graph, set(inspect.signature(model.forward).parameters) - set(fixed))
-    stop_gradients(graph, model)
+    stop_gradients(graph)
     return graph, constants
 
 
@@ -233,7 +234,7 @@ def python_chance() -> tuple:
     return random.getstate(), bytes(keys), rest  # type: ignore[arg-type]
 
 
-def stop_gradients(graph: fx.Graph, model: nn.Module) -> None:
+def stop_gradients(graph: fx.Graph) -> None:
     """What the forward computes under torch.no_grad passes no gradients to what it computes elsewhere."""
     for node in list(graph.nodes):
         if not node.meta.get("no_grad"):
@@ -241,7 +242,7 @@ def stop_gradients(graph: fx.Graph, model: nn.Module) -> None:
         root = written(node)
         if root is not None and root.op != "get_attr" and not root.meta.get("no_grad"):
             raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
-        kind = kind_of(node, model)
+        kind = node.meta["kind"]
         if node.op in ("placeholder", "output", "get_attr") or kind not in (torch.Tensor, tuple, None):
             continue
         outside = [u for u in node.users if not u.meta.get("no_grad") or u.op == "output"]

@@ -44,13 +44,13 @@ def result_kind(name: str) -> Any:
 
 
 def kind_of(node: fx.Node, model: nn.Module) -> Any:
-    """The type of a captured value, or None where only a run would tell."""
+    """The type of a captured value, from those of its inputs; None where only a run would tell."""
     if node.op in ("placeholder", "get_attr"):
         return torch.Tensor
     if node.op == "call_module":
         return tuple if isinstance(model.get_submodule(str(node.target)), SEVERAL) else torch.Tensor
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    parts = [kind_of(a, model) for a in node.all_input_nodes]
+    parts = [a.meta.get("kind") for a in node.all_input_nodes]
     if name == "getattr":
         return VALUES.get(str(node.args[1]))
     if name == "size":
@@ -91,7 +91,7 @@ class InplaceProxy(fx.Proxy):
         return self.kind() or self.tracer.refuse("the type of a value")  # type: ignore[attr-defined]
 
     def kind(self) -> Any:
-        return kind_of(self.node, self.tracer.root)  # type: ignore[attr-defined]
+        return self.node.meta.get("kind")
 
     def __getattr__(self, name: str) -> Any:
         if self.kind() is torch.Tensor:

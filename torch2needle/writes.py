@@ -15,6 +15,7 @@ from needle.graph import Node, Symbol
 from .capture import Captured
 from .registry import find_module_rule
 
+LIKELY = "likely dtype"  # among what is known of a node
 ORDER = ("bool", "uint8", "int32", "int64", "float32", "float64")  # of two operands the later one is the result's
 
 
@@ -32,9 +33,20 @@ def as_stored(result: Any, base: Any) -> Any:
 
 def likely_dtype(node: Node) -> str:
     """Of a value whose dtype is not known: what it would be if the inputs were float32. Two that are equal need no cast."""
+    todo = [node]
+    while todo:  # each node once: residual connections make a great many paths
+        missing = [n for n in todo[-1].inputs() if n.kind != "scalar" and LIKELY not in n.meta]
+        if missing:
+            todo += missing
+        else:
+            last = todo.pop()
+            last.meta[LIKELY] = dtype_from(last, [n.meta[LIKELY] for n in last.inputs() if n.kind != "scalar"])
+    return node.meta[LIKELY]
+
+
+def dtype_from(node: Node, dtypes: list[str]) -> str:
     if node.meta.get("spec") is not None:
         return node.meta["spec"].dtype
-    dtypes = [likely_dtype(n) for n in node.inputs() if n.kind != "scalar"]
     try:
         return node.target.infer(*(Spec((1, 1), d) for d in dtypes)).dtype
     except Exception:  # an input, a layer, or an op that does not take these shapes
