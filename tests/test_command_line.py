@@ -49,6 +49,9 @@ class NoWeights(nn.Module):
 def deep():
     return deep()
 
+def fails():
+    raise RuntimeError("no such checkpoint")
+
 def quits():
     raise SystemExit(3)
 

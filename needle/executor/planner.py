@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.autograd import Op, Spec, Tensor, TensorTuple, Unsupported
 from needle.backend_ndarray import FLOATS, Device, NoKernel, cpu
 from needle.backend_ndarray.ndarray import NDArray, call, itemsize
 from needle.graph import Graph, Node, map_structure
@@ -353,4 +353,5 @@ def constant_nodes(graph: Graph) -> set[Node]:
 
 
 def eager(op: Op, arrays: Sequence[NDArray]) -> Any:
-    return op(*(Tensor.make_const(a) for a in arrays)).cached_data
+    make = lambda a: TensorTuple._from_data(a) if isinstance(a, tuple) else Tensor.make_const(a)  # noqa: E731
+    return op(*map(make, arrays)).cached_data
