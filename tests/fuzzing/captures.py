@@ -24,7 +24,7 @@ import torch2needle
 
 from .frame import Wrong
 
-NAME, SAMPLE, FULL, SECONDS = "captures", 80, 20_000, 60
+NAME, SAMPLE, FULL, SECONDS = "captures", 150, 20_000, 60
 WIDTH = 3
 BATCHES = (1, 2, 3, 6)
 TOLERANCE = 2e-5

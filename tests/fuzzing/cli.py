@@ -24,7 +24,7 @@ from torch2needle.command import main
 
 from .frame import Wrong
 
-NAME, SAMPLE, FULL, SECONDS = "cli", 60, 2_000, 120
+NAME, SAMPLE, FULL, SECONDS = "cli", 200, 2_000, 120
 NETS = """
 import torch
 from torch import nn

@@ -16,7 +16,7 @@ import torch2needle  # registers the backend
 
 from .frame import Wrong
 
-NAME, SAMPLE, FULL, SECONDS = "dynamo", 20, 2_000, 120
+NAME, SAMPLE, FULL, SECONDS = "dynamo", 30, 2_000, 120
 TOLERANCE = 1e-4  # relative to the largest value; training steps between the calls carry differences on
 
 

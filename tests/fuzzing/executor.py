@@ -20,7 +20,7 @@ from needle.graph import symbolic
 
 from .frame import Wrong
 
-NAME, SAMPLE, FULL, SECONDS = "executor", 60, 5_000, 60
+NAME, SAMPLE, FULL, SECONDS = "executor", 300, 5_000, 60
 SENTENCES = (ValueError, TypeError, KeyError, RuntimeError)
 SHAPES = ((1, 3, 8, 8), (2, 3, 8, 8), (0, 3, 8, 8), (3, 3, 9, 7), (1, 3, 12, 5), (2, 3, 7, 8))
 

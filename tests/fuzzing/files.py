@@ -32,7 +32,7 @@ from needle.op import OPS, Spec
 from .frame import Wrong
 from .layer_arguments import BY_NAME, ROWS, arguments
 
-NAME, SAMPLE, FULL, SECONDS = "files", 600, 20_000, 20
+NAME, SAMPLE, FULL, SECONDS = "files", 2000, 20_000, 20
 MEMORY, NO_TORCH = 1 << 30, True
 ENVIRONMENT = {"NEEDLE_GUARD": "1"}  # writes outside of a plan's buffers are errors, and what is not written is NaN
 SENTENCE_START, SENTENCE_END = "[load] ", "."

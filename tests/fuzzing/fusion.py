@@ -20,7 +20,7 @@ from needle import ops
 
 from .frame import Wrong
 
-NAME, SAMPLE, FULL, SECONDS = "fusion", 150, 10_000, 60
+NAME, SAMPLE, FULL, SECONDS = "fusion", 300, 10_000, 60
 TOLERANCE = 2e-4  # relative to the largest value: gradients of batch norms over few samples cancel
 MIN = torch.finfo(torch.float32).min
 

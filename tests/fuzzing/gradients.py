@@ -19,7 +19,7 @@ from . import frame
 from . import op_calls as o
 from . import op_calls_shapes as s
 
-NAME, SAMPLE, FULL, SECONDS = "gradients", 250, 20_000, 60
+NAME, SAMPLE, FULL, SECONDS = "gradients", 1000, 20_000, 60
 ROUNDING = 1e-5  # of the largest value; more where torch in float32 rounds worse
 WORST = 2e-2  # what torch's own rounding may excuse
 

@@ -16,7 +16,7 @@ import needle as ndl
 from .frame import Wrong
 from .layer_arguments import BY_NAME, ROWS, WILD, Row, arguments
 
-NAME, SAMPLE, FULL, SECONDS = "layers", 1000, 20_000, 20
+NAME, SAMPLE, FULL, SECONDS = "layers", 3000, 20_000, 20
 MEMORY = 4 << 30
 TOLERANCE = 1e-5  # of the largest value
 warnings.filterwarnings("ignore")

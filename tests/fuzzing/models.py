@@ -21,7 +21,7 @@ from needle.graph import symbolic
 
 from .frame import Wrong
 
-NAME, SAMPLE, FULL, SECONDS = "models", 60, 20_000, 60
+NAME, SAMPLE, FULL, SECONDS = "models", 1000, 20_000, 60
 ENVIRONMENT = {"NEEDLE_GUARD": "1"}
 NUMBERS = 9  # of a node
 LIMIT = 1e4  # values beyond are not for comparing

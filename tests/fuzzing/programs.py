@@ -29,7 +29,7 @@ from .frame import Wrong
 from .program_arguments import DTYPES, State, arguments
 from .program_model import Program, make, program, targets
 
-NAME, SAMPLE, FULL, SECONDS = "programs", 1200, 200_000, 30
+NAME, SAMPLE, FULL, SECONDS = "programs", 3000, 200_000, 30
 STEPS = 7  # at most
 TOLERANCE = 1e-5  # relative to the largest value
 SHAKE = 3e-7  # relative: some roundings of float32

@@ -22,7 +22,7 @@ import torch2needle
 from .frame import Wrong
 from .small_models import CHANNELS, dense_row, image_row, model, sequence_row
 
-NAME, SAMPLE, FULL, SECONDS = "training", 40, 2_000, 60
+NAME, SAMPLE, FULL, SECONDS = "training", 120, 2_000, 60
 SENTENCE = re.compile(r"^\[[\w .-]+\] .*\.$", re.S)
 OWN_ERROR = 30  # times torch's own error in float32 that ours may have; beside it:
 TOLERANCE = {"float32": 2e-4, "float64": 1e-7}  # relative to the largest value of a tensor

@@ -20,7 +20,7 @@ import torch2needle
 
 from .frame import Wrong
 
-NAME, SAMPLE, FULL, SECONDS = "writes", 300, 20_000, 60
+NAME, SAMPLE, FULL, SECONDS = "writes", 600, 20_000, 60
 CAPTURES = ("fx", "fx", "fx", "example", "export", "program")
 MAKING = ("make", "layer")
 SOURCES = ("x", "x * 2", "buffer", "parameter", "constant", "attribute", "ones", "row")
