@@ -182,3 +182,13 @@ def test_what_no_window_can_be_is_refused(number: int) -> None:
     call, word = REFUSED[number]
     with pytest.raises(ValueError, match=rf"^\[\w+\] [^\n]*({word})[^\n]*\.$"):
         call()
+
+
+@pytest.mark.parametrize("call", [ops.conv1d, ops.conv2d, ops.conv3d, ops.conv_transpose2d])
+def test_convolutions_without_channels_are_refused(call: Any) -> None:
+    axes = {"1d": 1, "2d": 2, "3d": 3}[call.__name__[-2:]]
+    for inputs, outputs in ((0, 1), (1, 0)):
+        x = ndl.Tensor(np.zeros((2, inputs, *[4] * axes), "float32"))
+        shape = (inputs, outputs) if "transpose" in call.__name__ else (outputs, inputs)
+        with pytest.raises(ValueError, match=r"\[conv.*weight expects at least one channel"):
+            call(x, ndl.Tensor(np.zeros((*shape, *[3] * axes), "float32")))

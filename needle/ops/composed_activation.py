@@ -80,7 +80,7 @@ def softshrink(a: Tensor, lambd: float = 0.5) -> Tensor:
 
 def softsign(a: Tensor) -> Tensor:
     """a / (1 + |a|)."""
-    return divide(a, add_scalar(absolute(a), 1.0))
+    return divide(a, add_scalar(absolute(a), 1))
 
 
 @op

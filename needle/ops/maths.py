@@ -211,12 +211,12 @@ class Step(Unary):
 
 @op
 class Sign(Step):
-    """-1, 0 or 1."""
+    """-1, 0 or 1; 0 of a NaN, as torch has it."""
 
     kernel = "sign"
 
     def formula(self, x: np.ndarray) -> Any:
-        return np.sign(x) if x.dtype != bool else x
+        return np.sign(np.where(x == x, x, 0)) if x.dtype != bool else x
 
 
 @tensor_method()

@@ -149,6 +149,8 @@ def check_gradient(label: str, shape: tuple, dy: Any) -> None:
 def check_taps(label: str, w: Any) -> None:
     if min(w.shape[2:]) < 1:
         raise ValueError(f"[{label}] expects a kernel of at least one element per axis, got {tuple(w.shape[2:])}.")
+    if 0 in w.shape[:2]:
+        raise ValueError(f"[{label}] weight expects at least one channel, got shape {tuple(w.shape)}.")
 
 
 def check_bias(label: str, bias: Any, channels: int) -> None:

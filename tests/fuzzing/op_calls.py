@@ -48,13 +48,21 @@ def maps(count: int) -> list[str]:
     found = []
     for target in FUNCTION_RULES:
         name = target_name(target).replace("torch.nn.functional", "F").replace("torch.Tensor.", "Tensor.")
-        if "aten" in name or "dropout" in name or "rrelu" in name or name.endswith("_") or not callable(target):
+        inner = name.rpartition(".")[2].startswith("_")  # torch's own, which does not check what it is given
+        if (
+            inner
+            or "aten" in name
+            or "dropout" in name
+            or "rrelu" in name
+            or name.endswith("_")
+            or not callable(target)
+        ):
             continue
         try:
             out = target(*(torch.rand(2, 3, requires_grad=True) for _ in range(count)))
         except Exception:  # it takes something else
             continue
-        if isinstance(out, torch.Tensor) and out.shape == (2, 3) and out.requires_grad:
+        if isinstance(out, torch.Tensor) and out.shape == (2, 3) and out.requires_grad and out.dtype == torch.float32:
             found.append(name)
     return sorted(found)
 

@@ -191,6 +191,8 @@ class Judge:
                 + 1e-30
             )
             agree = np.abs(mine - want) <= room
+            own = unsure + np.abs(np.where(finite & np.isfinite(theirs), theirs - want, 0))
+            agree |= own > np.abs(want) / 2  # rounding alone makes anything of it, an infinity, too
         agree |= (
             (mine == theirs) | (np.isnan(mine) & np.isnan(theirs)) | (mine == want) | (np.isnan(mine) & np.isnan(want))
         )
