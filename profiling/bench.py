@@ -257,6 +257,7 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells ignore in what they start in the background
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same clean way out
     try:
         run(args, tqdm.write)
