@@ -21,6 +21,7 @@ from needle.nn.module import Module, Parameter
 from .convert import example_by_name, progress
 from .explain import source_line
 from .report import table
+from .structure import plain_result
 
 ABSOLUTE, FACTOR = (
     1e-5,
@@ -223,7 +224,7 @@ def run_torch(
         twin.get_submodule(path).register_forward_hook(hook(path))
     values = map_structure(inputs, lambda x: to_torch(x, dtype))
     with torch_defaults(torch.float64 if exact else torch.get_default_dtype()):
-        return leaves(twin(**values) if isinstance(values, dict) else twin(*values))
+        return leaves(plain_result(twin(**values) if isinstance(values, dict) else twin(*values)))
 
 
 @contextmanager

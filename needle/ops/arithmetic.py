@@ -276,6 +276,7 @@ class Bitwise(Binary):
 
     operator: str
     kernel = "bitwise_and"  # stands for that of `operator`
+    te = Binary.te  # also of integers, which have no decomposition
     checks = one_of(operator=tuple(LOGIC))
 
     def operand_dtype(self, *inputs: Any) -> str:

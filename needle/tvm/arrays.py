@@ -80,6 +80,7 @@ def exponential_near_zero(x: Any) -> Any:
 
 
 # numpy's functions by name, on TIR expressions of one dtype.
+BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 UFUNCS: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b,
     "subtract": lambda a, b: a - b,
@@ -102,6 +103,7 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "less_equal": tirx.LE,
     "greater": tirx.GT,
     "greater_equal": tirx.GE,
+    **{name: getattr(tirx, name) for name in BITS},
     **{name: getattr(tirx, name) for name in ("exp", "log", "sqrt", "sin", "cos", "tanh", "floor", "ceil", "erf")},
 }
 COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
@@ -154,7 +156,7 @@ def evaluate(name: str, operands: Sequence[Element | Any]) -> Element:
         return Element(tirx.Select(condition, *made))
     if name not in UFUNCS:
         raise Unsupported(f"[tvm] numpy's {name} has no tensor expression.")
-    if dtype.kind == "b" and name in COMPARISONS:
+    if dtype.kind == "b" and (name in COMPARISONS or name in BITS):
         made = [converted(v, "int8") for v in made]
     return Element(UFUNCS[name](*made))
 
