@@ -16,24 +16,14 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 import needle as ndl  # noqa: E402
+from named_nets import NETS  # noqa: E402
 from needle.backend_selection import BACKEND  # noqa: E402
 from torch2needle import models  # noqa: E402
 from torch2needle.command import BUILT_IN, main  # noqa: E402
 
 pytestmark = pytest.mark.skipif(BACKEND == "np", reason="most tasks compile")
 
-NETS = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self, width=4, bias=True):
-        super().__init__()
-        self.conv, self.bn = nn.Conv2d(3, width, 3, bias=bias), nn.BatchNorm2d(width)
-
-    def forward(self, x):
-        return torch.relu(self.bn(self.conv(x)))
-
+OWN_NETS = """
 class Bad(nn.Module):
     def forward(self, x):
         return torch.special.i0(x) + torch.special.i1(x)
@@ -42,18 +32,8 @@ class Two(nn.Module):
     def forward(self, x, ids, mask):
         return torch.where(mask, x, x + ids)
 
-class NoWeights(nn.Module):
-    def forward(self, x):
-        return x.flatten(1) + 1
-
-def deep():
-    return deep()
-
 def fails():
     raise RuntimeError("no such checkpoint")
-
-def quits():
-    raise SystemExit(3)
 
 number = 3
 ready = Net(2)
@@ -62,7 +42,7 @@ ready = Net(2)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "command_nets.py").write_text(NETS)
+    (tmp_path / "command_nets.py").write_text(NETS + OWN_NETS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("command_nets", None)

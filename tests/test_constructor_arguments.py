@@ -17,6 +17,7 @@ from needle import nn, ops
 from needle.backend_selection import BACKEND
 from needle.nn.arguments import CHECKS, MODULES
 from needle.nn.module import Module
+from values import Applied
 
 Made = tuple[Any, tuple, dict]  # class, arguments, arguments by name
 
@@ -144,15 +145,6 @@ def test_files_go_through_the_same_checks(
     edited(tmp_path / "net", lambda d: d["modules"]["0"][1].update({name: value}))
     with pytest.raises(ValueError, match=re.escape(message)):
         ndl.load(tmp_path / "net")
-
-
-class Applied(nn.Module):
-    def __init__(self, f: Any) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, x: Any) -> Any:
-        return self.f(x)
 
 
 ATTRIBUTES: list[tuple[Any, str, Any, str]] = [

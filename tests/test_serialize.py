@@ -22,6 +22,7 @@ from needle import nn
 from needle.op import OPS
 from needle.training.checkpoint import save_checkpoint
 from test_executor import close, image, small_net
+from values import Applied
 
 
 @pytest.fixture
@@ -167,15 +168,6 @@ SAVED: dict[str, tuple[Any, tuple[int, ...]]] = {
     "float64": (lambda: nn.Sequential(nn.Linear(3, 2)).to("float64"), (2, 3)),
     "numpy's numbers": (lambda: Applied(lambda x: ndl.ops.leaky_relu(x, np.float32(0.25))), (2, 3)),
 }
-
-
-class Applied(nn.Module):
-    def __init__(self, f: Any) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, x: Any) -> Any:
-        return self.f(x)
 
 
 @pytest.mark.parametrize("name", SAVED)

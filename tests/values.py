@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from needle import backend_ndarray as nd
+from needle import nn
 from needle.autograd import Tensor
 
 
@@ -30,3 +31,14 @@ def tensor(*shape: int, requires_grad: bool = True) -> Tensor:
 
 def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
     np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+class Applied(nn.Module):
+    """A module of a function of its input."""
+
+    def __init__(self, f: Any) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: Any) -> Any:
+        return self.f(x)

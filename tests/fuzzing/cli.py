@@ -20,22 +20,13 @@ import torch
 from safetensors.torch import save_file
 
 from archives import ATTACKS, CANARY, evil_pickle, rewrite, save_good
+from named_nets import NETS
 from torch2needle.command import main
 
 from .frame import Wrong
 
 NAME, SAMPLE, FULL, SECONDS = "cli", 200, 2_000, 120
-NETS = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self, width=4, bias=True):
-        super().__init__()
-        self.conv, self.bn = nn.Conv2d(3, width, 3, bias=bias), nn.BatchNorm2d(width)
-    def forward(self, x):
-        return torch.relu(self.bn(self.conv(x)))
-
+OWN_NETS = """
 class Line(nn.Module):
     def __init__(self):
         super().__init__()
@@ -46,10 +37,6 @@ class Line(nn.Module):
 class Two(nn.Module):
     def forward(self, x, ids, mask):
         return {"a": torch.where(mask, x, x + ids), "none": None}
-
-class NoWeights(nn.Module):
-    def forward(self, x):
-        return x.flatten(1) + 1
 
 class Bad(nn.Module):
     def forward(self, x):
@@ -67,8 +54,6 @@ class NoForward(nn.Module):
     pass
 
 def fails(): raise RuntimeError("no such\\ncheckpoint")
-def quits(): raise SystemExit(3)
-def deep(): return deep()
 number, ready = 3, Line()
 """
 MODELS = (
@@ -183,7 +168,7 @@ def folder() -> Path:
     """What command lines name, in a folder that goes with the process."""
     path = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, path, ignore_errors=True)
-    (path / "cli_nets.py").write_text(NETS)
+    (path / "cli_nets.py").write_text(NETS + OWN_NETS)
     (path / "cli_broken.py").write_text("def f(:")
     (path / "folder").mkdir()
     (path / "empty").touch(), (path / "empty.pt2").touch()
