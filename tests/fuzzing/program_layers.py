@@ -77,7 +77,7 @@ def added(s: State, x: T, ref: Any) -> Drawn | None:
 
 @special("einsum")
 def einsum(s: State, x: T, ref: Any) -> Drawn | None:
-    letters = "abcd"[: x.ndim]
+    letters = "abcdfghij"[: x.ndim]  # e is the other operand's
     kept = "".join(s.rng.sample(letters, s.rng.randint(0, x.ndim)))
     if not x.ndim or s.chance(0.4):
         return (f"{letters}->{kept}", ref), {}
