@@ -112,7 +112,7 @@ class Plan:
             if node in self.taken:
                 other, at = self.taken[node]
                 return f"{node.name} is part of {other.name} at {at.root.name}"
-        reason = match.problem or self._used_outside(match)
+        reason = match.problem or self._hooked(match) or self._used_outside(match)
         if reason:
             return reason
         for condition in fusion.conditions:
@@ -120,6 +120,11 @@ class Plan:
             if reason:
                 return reason
         return self._overtaken(match)
+
+    def _hooked(self, match: Match) -> str | None:
+        """A fused op calls no layer, so that a layer's hooks would not run."""
+        hooked = [n.name for n in match.nodes if n.kind == "module" and self.net.get_submodule(n.target).has_hooks]
+        return f"{hooked[0]} has hooks" if hooked else None
 
     def _used_outside(self, match: Match) -> str | None:
         """What a step computes may not be needed once it is part of the fused op."""
@@ -226,14 +231,12 @@ def fuse(
     source = symbolic(net)
     plan = Plan(source, select(patterns, disable))
     graph, fired = plan.rewrite()
-    fused = GraphModule(graph, source)
-    fused._report = source.report
+    fused = source.with_graph(graph)
     if example is not None:
         inputs = example if isinstance(example, tuple | list | dict) else (example,)
         fired = [dataclasses.replace(f, delta=d) for f, d in zip(fired, deltas(fused, fired, inputs), strict=True)]
     if dry_run:
-        fused = GraphModule(source.graph.copy(), source)
-        fused._report = source.report
+        fused = source.with_graph(source.graph.copy())
     calls = count_calls(source.graph), count_calls(graph)
     fused.fusion_report = FusionReport(fired, plan.misses, *calls, describe(plan), dry_run)
     return fused

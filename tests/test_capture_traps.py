@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ import needle as ndl  # noqa: E402
 import operator_fusion  # noqa: E402
 import torch2needle  # noqa: E402
 from fuzzing import captures as traps  # noqa: E402
+from torch2needle import comparison, export  # noqa: E402
 
 T = torch.Tensor
 BASE = {"block": (["one"], 4, None, ""), "output": "tensor", "signature": "plain", "hook": None, "training": False}
@@ -133,6 +136,26 @@ def test_hooks_of_all_modules_are_refused() -> None:
     finally:
         handle.remove()
     assert torch2needle.check(Linear(), torch.ones(2, 3)).ok
+
+
+def test_sizes_that_conditions_divide_by() -> None:
+    condition = compile("v0 % (v0 // 16) == 0", "condition", "eval")
+    assert [export.holds(condition, {"v0": size}) for size in (8, 32, 40)] == [False, True, True]
+
+
+def test_results_of_deep_models_may_round_otherwise() -> None:
+    ours, theirs = torch.tensor([1.0, 1.001]), torch.tensor([1.0, 1.0])
+    assert comparison.difference(ours, theirs) and not comparison.difference(ours, theirs, comparison.NET_TOLERANCE)
+
+
+def test_conversion_leaves_out_the_compiler_of_torch() -> None:
+    """Whose import takes a second."""
+    code = """
+import sys, torch, torch2needle
+net = torch2needle.convert(torch.nn.Linear(3, 2), torch.ones(1, 3))
+assert net.report.capture == "torch.fx" and "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def batched(f: Callable) -> Callable:

@@ -131,6 +131,36 @@ def test_hooks_run_in_graphs() -> None:
         np.testing.assert_allclose(ndl.compile(net, (x,))(x).numpy(), want, rtol=1e-6)
 
 
+class Noisy(nn.Module):
+    """Layers that are one forward in evaluation and another in training."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.fc = how, nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.fc(x)
+        if not self.training:
+            return y
+        return {"factor": lambda: y * 2.0, "outputs": lambda: (y, x), "calls": lambda: self.fc(x + 1.0)}[self.how]()
+
+
+@pytest.mark.parametrize("how", ["factor", "outputs", "calls"])
+def test_graphs_have_one_forward(how: str) -> None:
+    net = Noisy(how)
+    with pytest.raises(ndl.Unsupported, match="something else in training than in evaluation"):
+        ndl.graph.symbolic(net)
+    assert net.training and net.fc.training
+
+
+def test_hooks_of_the_root_run_in_graphs() -> None:
+    net = nn.Sequential(nn.Linear(2, 3))
+    net.register_forward_pre_hook(lambda m, args: args[0] + 1.0)
+    net.register_forward_hook(lambda m, args, out: out * 2.0)
+    x = Tensor(np.ones((1, 2), "float32"))
+    np.testing.assert_allclose(ndl.graph.symbolic(net)(x).numpy(), net(x).numpy(), rtol=1e-6)
+
+
 def test_to_moves_and_casts() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, count_batches=True))
     x = np.random.randn(5, 3).astype("float32")

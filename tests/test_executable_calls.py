@@ -165,6 +165,41 @@ def test_run_into_refuses(case: str) -> None:
         exe.run_into(make(), X)
 
 
+def test_run_into_refuses_parameters() -> None:
+    net, x = nn.Sequential(nn.Linear(3, 3, bias=False, layout="torch")).eval(), image(3, 3)
+    weight = next(iter(net.parameters()))
+    before = weight.numpy().copy()
+    with pytest.raises(ValueError, match=r"^\[run_into\] output 0 is a parameter or buffer of the model\.$"):
+        ndl.compile(net, (x,)).run_into(weight, x)
+    np.testing.assert_array_equal(weight.numpy(), before)
+
+
+WHOLE = [torch.floor_divide, torch.remainder, torch.fmod, lambda a, b: torch.div(a, b, rounding_mode="trunc")]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("divide", WHOLE, ids=["floor", "remainder", "fmod", "trunc"])
+def test_plans_divide_no_integer_by_zero(divide: Callable, dtype: str) -> None:
+    """Which torch refuses, too."""
+    a = np.arange(-12, 12, dtype=dtype).reshape(2, 3, 4)
+    divisors = [np.full(shape, 3, dtype) for shape in ((), (4,), (3, 1), (2, 3, 4))] + [np.full((4, 3), 3, dtype).T]
+
+    class Divide(torch.nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return divide(a, b)
+
+    for b in divisors:
+        exe = ndl.compile(torch2needle.convert(Divide(), (torch.from_numpy(a), torch.from_numpy(b))), (a, b))
+        close(exe(a, b), divide(torch.from_numpy(a), torch.from_numpy(b)))
+        for place in np.ndindex(b.shape):
+            wrong = b.copy()
+            wrong[place] = 0
+            with pytest.raises(ValueError, match=r"an integer divisor expects numbers other than 0, got 0\.$"):
+                exe(a, wrong)
+        if not b.ndim:
+            exe(a[:0], np.zeros_like(b))  # nothing is divided
+
+
 @pytest.mark.parametrize(
     "outs",
     [

@@ -332,6 +332,17 @@ def test_net_is_untouched_and_parameters_are_shared() -> None:
     assert not any(m.training for _, m in fused.named_modules() if m.mode_dependent)
 
 
+def test_hooks_run_as_before() -> None:
+    net = symbolic(nn.Sequential(nn.Conv(3, 4, 3, layout="torch"), nn.BatchNorm2d(4), nn.ReLU())).eval()
+    net.get_submodule("1").register_forward_hook(lambda m, args, out: out * 2.0)
+    net.register_forward_hook(lambda m, args, out: out + 1.0)
+    fused, x = of.fuse(net), ndl.Tensor(data(1, 3, 6, 6))
+    assert fused.fusion_report.counts == {}
+    assert any("has hooks" in miss.reason for miss in fused.fusion_report.near_misses)
+    np.testing.assert_array_equal(fused(x).numpy(), net(x).numpy())
+    assert net(x).numpy().min() >= 1.0
+
+
 def test_fusing_twice_changes_nothing() -> None:
     fused = of.fuse(block())
     assert not of.fuse(fused).fusion_report.fired

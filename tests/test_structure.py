@@ -188,6 +188,37 @@ def test_star_arguments() -> None:
         torch2needle.convert(model(used))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_as_many_inputs_as_given(count: int) -> None:
+    def total(self: Any, first: Any, *others: Any) -> Any:
+        for x in others:
+            first = first * 2 + x.softmax(-1)
+        return self.fc(first)
+
+    net, inputs = model(total), [torch.randn(MATRIX) for _ in range(count)]
+    ours = torch2needle.convert(net, inputs)
+    wider = [torch.randn(MATRIX[0] + 3, *MATRIX[1:]) for _ in range(count)]
+    for given in (inputs, wider):
+        close(ours(*given), net(*given))
+    assert torch2needle.verify(net, ours, tuple(wider)).ok
+
+
+def test_attributes_keep_their_shape() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.randn(8, 4)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.table.t_().sum()
+
+    net = Turned()
+    table, before = net.table, net.table.clone()
+    torch2needle.check(net, (torch.randn(MATRIX),))
+    torch2needle.check(net)
+    assert net.table is table and torch.equal(table, before)
+
+
 # -- sharing -------------------------------------------------------------------------------------------------------------
 
 

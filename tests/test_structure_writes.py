@@ -330,6 +330,42 @@ def test_branches_on_the_mode_are_noted() -> None:
     close(ours(x), net(x))
 
 
+class Cached(torch.nn.Module):
+    """Keeps in evaluation what it makes of a parameter, as the attentions of LeViT do with their biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.bias = torch.nn.Linear(8, 8), torch.nn.Parameter(torch.randn(8))
+        self.train()
+
+    def train(self, mode: bool = True) -> Any:
+        self.kept: dict[str, Any] = {}
+        return super().train(mode)
+
+    def forward(self, x: Any) -> Any:
+        if x.shape[0] == 0:  # for torch.export
+            raise ValueError("no rows")
+        if self.training:
+            return self.fc(x) + self.bias.exp()
+        if "bias" not in self.kept:
+            self.kept["bias"] = self.bias.exp()
+        return self.fc(x) + self.kept["bias"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_evaluation_keeps_converts(kept: bool) -> None:
+    net = Cached().eval()
+    x = torch.randn(MATRIX)
+    if kept:
+        with torch.no_grad():
+            net(x)
+    ours = torch2needle.convert(net, x)
+    close(ours(x), net(x))
+    ours.train()(x).sum().backward()
+    trained = ours.bias.grad is not None
+    assert trained or any("differs between training and evaluation" in n for n in ours.report.notes)
+
+
 def test_checkpoint_is_inlined() -> None:
     from torch.utils.checkpoint import checkpoint
 

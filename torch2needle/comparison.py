@@ -34,6 +34,7 @@ TOLERANCE = {
 }  # of the largest value; a fast path of torch's own may round otherwise
 HALF_TOLERANCE = 3e-2
 NET_TOLERANCE = 1e-2  # of needle's result: what another order of sums may make of a deep network, and no wrong rule
+IMAGE = 64  # sides from which on images are halved
 TIES = 0.1  # of whole numbers may differ, since a rounding error picks another of almost equal values
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -148,7 +149,7 @@ def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) ->
 
 
 def difference(ours: Any, theirs: Any, tolerance: float = 0.0) -> str:
-    """What distinguishes two leaves of results, or nothing."""
+    """What distinguishes two leaves of results, or nothing; `tolerance` in place of the dtype's where it is larger."""
     if not isinstance(theirs, torch.Tensor):
         if isinstance(ours, torch.Tensor):
             return "is a tensor instead of Python's value"
@@ -166,11 +167,8 @@ def difference(ours: Any, theirs: Any, tolerance: float = 0.0) -> str:
         return "has NaN or infinite values elsewhere"
     a, b = (torch.nan_to_num(t, 0, 0, 0) for t in (a, b))
     error, size = float((a - b).abs().max()), float(b.abs().max())
-    return (
-        ""
-        if error <= TOLERANCE.get(theirs.dtype, HALF_TOLERANCE) * size
-        else f"is off by {error:.2g}, values being up to {size:.2g}"
-    )
+    near = error <= max(tolerance, TOLERANCE.get(theirs.dtype, HALF_TOLERANCE)) * size
+    return "" if near else f"is off by {error:.2g}, values being up to {size:.2g}"
 
 
 def text_of(t: torch.Tensor) -> str:
@@ -185,13 +183,17 @@ def disagreement(ours: Behaviour, theirs: Behaviour) -> str:
         for k, (x, y) in enumerate(zip(a, b, strict=True)):
             if text := difference(x, y):
                 return f"its output {k} {text} {where}"
-    for k, (mine, their) in enumerate(zip(ours.reached, theirs.reached, strict=True)):
-        if mine != their:
-            return f"output {k} passes gradients to {len(mine)} parameters instead of {len(their)}"
     if theirs.functions:
         return (
             f"the forward has gradients of its own ({', '.join(sorted(theirs.functions))}), which capture does not see"
         )
+    return ""
+
+
+def lost_gradients(ours: Behaviour, theirs: Behaviour) -> str:
+    for k, (mine, their) in enumerate(zip(ours.reached, theirs.reached, strict=True)):
+        if mine != their:
+            return f"output {k} passes gradients to {len(mine)} parameters instead of {len(their)}"
     return ""
 
 
@@ -233,6 +235,12 @@ def other_batch(call: Call) -> Sizes:
     batch = next((t.shape[0] for t in given if t.ndim), 0)
     other = 3 if batch == 2 else 2
     return {(i, 0): other for i, t in enumerate(given) if batch and t.ndim and t.shape[0] == batch}
+
+
+def half_images(call: Call) -> Sizes:
+    """Images of half the height and width, which cost a model a quarter."""
+    images = [(i, t.shape) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()]
+    return {(i, axis): shape[axis] // 2 for i, shape in images for axis in (2, 3) if shape[axis] >= IMAGE}
 
 
 class Hooks(TorchFunctionMode):
@@ -296,7 +304,10 @@ class Judge:
 
     def fault(self, captured: Captured, sizes: Sequence[Sizes] | None = None) -> str:
         """How the graph differs from the model on the example and on a second call after it, of `sizes` that the model takes."""
-        calls, theirs = self.pair([other_batch(self.call)] if sizes is None else sizes)
+        if sizes is None:
+            batch = other_batch(self.call)
+            sizes = [batch | half_images(self.call), batch]
+        calls, theirs = self.pair(sizes)
         fault = self.against(captured, calls, theirs)
         if not fault and theirs.changing:  # what it keeps may count only for inputs of the same sizes
             fault = self.against(captured, *self.pair([]))
@@ -308,14 +319,28 @@ class Judge:
             ours = behaviour(run, captured.model, calls, self.training)
         except Exception as e:
             return f"it fails ({first_line(e)})"
-        return disagreement(ours, theirs)
+        if text := disagreement(ours, theirs):
+            return text
+        # What a model keeps between its calls in evaluation may have no gradients; they count in training.
+        text = lost_gradients(ours, theirs)
+        return "" if text and self.trains_alike(captured) else text
+
+    def trains_alike(self, captured: Captured) -> bool:
+        """Whether graph and model pass gradients to the same parameters in training."""
+        calls = [resized(self.call, other_batch(self.call))]  # a batch norm takes no single image
+        run = functools.partial(evaluate, captured, self.names)
+        try:
+            ours, theirs = (behaviour(f, self.model, calls, True) for f in (run, self.model))
+        except Exception:
+            return False
+        return not lost_gradients(ours, theirs)
 
     def pair(self, sizes: Sequence[Sizes]) -> tuple[list[Call], Behaviour]:
         """The example and what the model takes after it: other sizes, else other values, else the example again."""
         key = tuple(tuple(sorted(s.items())) for s in sizes)
         if key in self.pairs:
             return self.pairs[key]
-        others = [shuffled(resized(self.call, s)) for s in sizes if s]
+        others = [shuffled(resized(self.call, s)) for i, s in enumerate(sizes) if s and s not in sizes[:i]]
         for other in (*others, shuffled(self.call), self.call):
             try:
                 self.pairs[key] = [self.call, other], self.theirs([self.call, other])
@@ -363,7 +388,8 @@ class Judge:
         for call in (self.call, resized(self.call, other_batch(self.call))):  # a batch norm takes no single image
             try:
                 theirs = behaviour(self.model, self.model, [call], True)
-                return bool(disagreement(behaviour(run, captured.model, [call], True), theirs))
+                ours = behaviour(run, captured.model, [call], True)
+                return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs))
             except Exception:
                 continue
         return False

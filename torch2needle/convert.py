@@ -44,7 +44,10 @@ def example_by_name(model: Any, example: Any) -> dict[str, Any]:
         example = (example,)
     if not isinstance(model, nn.Module):
         return {}
-    names = [p.name for p in inspect.signature(model.forward).parameters.values()]
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(example) > len(names) and any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise Unsupported("the forward takes as many inputs as a call gives")
     if len(example) > len(names):
         raise ValueError(f"[convert] example expects at most {len(names)} inputs, got {len(example)}.")
     return dict(zip(names, example, strict=False))

@@ -174,10 +174,13 @@ def limits(size: Any, ranges: dict[str, Any]) -> tuple[int, int | None, str]:
 
 
 def larger(captured: Captured, call: Call) -> list[dict[tuple[int, int], int]]:
-    """Other sizes for the free axes of a captured graph: all one larger, and only those of the first."""
-    names = free_names(captured)
-    first = names[min(names)] if names else ""
+    """Other sizes for the free axes of a captured graph: all one larger, and only those of the first.
+
+    A size of one stays: the graph was captured at two, so that the example is another size already.
+    """
     given = tensors(call)
+    names = {(i, axis): name for (i, axis), name in free_names(captured).items() if given[i].shape[axis] != 1}
+    first = names[min(names)] if names else ""
     grown = {}
     for i, axis in names:
         least, most, _ = placeholders(captured)[i].meta["sizes"][axis]
@@ -232,6 +235,8 @@ def held_axes(program: ExportedProgram) -> set[tuple[int, int]]:
 
         def name(match: re.Match, symbols: dict = symbols, where: dict = where) -> str:
             place = tuple(ast.literal_eval(k) for k in re.findall(r"\[([^\]]+)\]", match[1]))
+            if place not in places:  # of *inputs, which the program calls inputs_0, inputs_1, ...
+                place = (f"{place[0]}_{place[1]}", *place[2:])
             tensor, axis = places[place], int(match[2])
             size = shapes[tensor][axis]
             where.setdefault(str(size), []).append((order[tensor], axis))
@@ -266,10 +271,13 @@ def breaking(formula: str, symbols: dict[str, Any], ranges: Any) -> set[str]:
         low = 2 if r is None else max(2, int(r.lower))
         high = MOST if r is None or not r.upper.is_number or r.upper > MOST else int(r.upper)
         values = [*range(low, min(high, low + PROBES)), *(hints[v] + i for i in range(PROBES)), *named]
-        for value in values:
-            if low <= value <= high:
-                case = hints | {v: value}
-                if not eval(condition, {"__builtins__": {}, "max": max, "min": min}, case):
-                    broken.add(str(s))
-                    break
+        if any(low <= value <= high and not holds(condition, hints | {v: value}) for value in values):
+            broken.add(str(s))
     return broken
+
+
+def holds(condition: Any, sizes: dict[str, int]) -> bool:
+    try:
+        return eval(condition, {"__builtins__": {}, "max": max, "min": min}, sizes)
+    except ZeroDivisionError:  # of sizes that others are multiples of
+        return False

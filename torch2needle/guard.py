@@ -37,6 +37,11 @@ class Writes(TorchDispatchMode):
         self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self.drawing: list[str] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import its compiler, which takes a second, to leave this mode out of it."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs):
@@ -99,7 +104,7 @@ class State:
     def __init__(self, model: nn.Module) -> None:
         self.objects: list[tuple[Any, dict]] = []
         self.containers: list[tuple[Any, Any]] = []
-        self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.tensors: list[tuple[torch.Tensor, tuple, torch.Tensor]] = []  # with their strides and offset, and a copy
         self.seen: set[int] = set()
         for m in model.modules():
             self.seen.add(id(m))
@@ -114,7 +119,7 @@ class State:
         self.seen.add(id(value))
         if isinstance(value, torch.Tensor):
             if has_storage(value) and value.device.type != "meta":
-                self.tensors.append((value, value.detach().clone()))
+                self.tensors.append((value, geometry(value), value.detach().clone()))
         elif isinstance(value, dict | list | set | deque | tuple):
             if not isinstance(value, tuple):
                 with contextlib.suppress(Exception):  # kinds that cannot be copied are let be
@@ -142,9 +147,16 @@ class State:
             if differs(container, content):
                 container.clear()
                 (container.extend if isinstance(container, list | deque) else container.update)(content)
-        for t, before in self.tensors:
+        for t, place, before in self.tensors:
+            if geometry(t) != place:  # as `t_` leaves it
+                t.data = t.data.as_strided(*place)
             if not same_bytes(t, before):
                 t.data.copy_(before)
+
+
+def geometry(t: torch.Tensor) -> tuple[Any, ...]:
+    """Shape, strides and offset."""
+    return t.shape, t.stride(), t.storage_offset()
 
 
 def differs(now: Any, before: Any) -> bool:

@@ -327,7 +327,7 @@ class Run:
         """The inputs that the net has: those that conversion fixed are left out."""
         names = getattr(self.module, "input_names", None)
         values = map_structure(self.inputs, lambda v: to_needle(v, device))
-        if names is None:
+        if names is None or (not isinstance(values, dict) and len(values) == len(names)):
             return ((), values) if isinstance(values, dict) else (values, {})
         return (), {k: v for k, v in example_by_name(self.model, values).items() if k in names}
 

@@ -1,5 +1,9 @@
 // The rows of maps.inc over arrays of any strides. A map only ever sees contiguous chunks of one type: operands that
 // are strided, broadcast or of another dtype pass through a small buffer.
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
 #include "cpu/strided.h"
 
 namespace needle::NEEDLE_ISA {
@@ -146,6 +150,29 @@ void run(const Call& c, int n_attr, ChunkFunction<T> f) {
   });
 }
 
+// Maps of whole quotients: by zero there is none.
+template <class Map>
+constexpr bool divides = std::is_same_v<Map, trunc_divide_map> || std::is_same_v<Map, floor_divide_map> ||
+                         std::is_same_v<Map, fmod_map> || std::is_same_v<Map, remainder_map>;
+
+void check_divisor(View divisor, const char* name) {
+  for (int d = 0; d < divisor.rank; d++)
+    if (divisor.stride[d] == 0 && divisor.shape[d] > 1) divisor.shape[d] = 1;
+  const View* views[] = {&divisor};
+  const Loop<1> loop = loop_over<1>(views);
+  const int64_t n = loop.inner(), stride = loop.stride[0][loop.rank - 1];
+  auto o = Odometer<1>::start(loop, loop.rank - 1, 0);
+  with_type(divisor.dtype, [&](auto s) {
+    for (int64_t row = 0; row < (n ? loop.outer() : 0); row++, o.next()) {
+      const auto* values = divisor.as<decltype(s)>() + o.at[0];
+      for (int64_t i = 0; i < n; i++)
+        if (values[i * stride] == decltype(s){})
+          throw std::domain_error("[" + std::string(name) +
+                                  "] an integer divisor expects numbers other than 0, got 0.");
+    }
+  });
+}
+
 constexpr bool has(const char* dtypes, char letter) {
   for (; *dtypes; dtypes++)
     if (*dtypes == letter) return true;
@@ -159,7 +186,9 @@ constexpr int count_attrs(const char* attrs) {
 
 // Computes in the dtype of the last input: `where` has a condition of another dtype in front. Bools count as int32.
 template <class Map, int ARITY, bool INTEGERS>
-void dispatch(const Call& c, int n_attr) {
+void dispatch(const Call& c, int n_attr, const char* name) {
+  if constexpr (divides<Map>)
+    if (c.in[1].dtype != DType::f32 && c.in[1].dtype != DType::f64 && c.out->size()) check_divisor(c.in[1], name);
   switch (c.in[ARITY - 1].dtype) {
     case DType::f32:
       return run<float, ARITY>(c, n_attr, chunk<Map, ARITY, float>);
@@ -178,7 +207,7 @@ void dispatch(const Call& c, int n_attr) {
 }  // namespace
 
 #define MAP(arity, name, dtypes, attrs) \
-  void name(const Call& c) { dispatch<name##_map, arity, has(dtypes, 'i')>(c, count_attrs(attrs)); }
+  void name(const Call& c) { dispatch<name##_map, arity, has(dtypes, 'i')>(c, count_attrs(attrs), #name); }
 #define UNARY(name, dtypes, attrs, expr) MAP(1, name, dtypes, attrs)
 #define BINARY(name, dtypes, attrs, expr) MAP(2, name, dtypes, attrs)
 #define TERNARY(name, dtypes, attrs, expr) MAP(3, name, dtypes, attrs)

@@ -100,6 +100,11 @@ class ConstantPool:
         changed = [c.refresh() for c in self.constants.values()]
         return any(changed)
 
+    def place(self, arrays: Sequence[NDArray]) -> int | None:
+        """Which of the arrays is memory of a parameter, None where none is."""
+        held = {id(c.source.cached_data._handle) for c in self.constants.values() if c.source is not None}
+        return next((i for i, a in enumerate(arrays) if id(a._handle) in held), None)
+
     def drop_unused(self, used: set[int]) -> None:
         """Free the derived arrays whose id is not in `used`."""
         for c in self.constants.values():

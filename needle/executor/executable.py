@@ -227,7 +227,10 @@ class Executable:
         if not self._watch.lists_hold():
             STRUCTURE.changed()
         plan, arrays, _ = self._prepare(args, {})
-        plan.core.run([a._ref for a in as_targets(outs, arrays)], [a._ref for a in arrays])
+        targets = as_targets(outs, arrays)
+        if (parameter := self._pool.place(targets)) is not None:
+            raise ValueError(f"[run_into] output {parameter} is a parameter or buffer of the model.")
+        plan.core.run([a._ref for a in targets], [a._ref for a in arrays])
 
     @property
     def name(self) -> str:

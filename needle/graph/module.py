@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
-from needle.nn.module import STRUCTURE, Module, find_recorder
+from needle.nn.module import HOOKS, STRUCTURE, Module, find_recorder
 from needle.op import remembering
 
-from .graph import SCALAR_OPERATORS, Dim, Graph, Node, map_structure
+from .graph import SCALAR_OPERATORS, Dim, Graph, Node, describe_target, map_structure
 from .inputs import Inputs
 from .record import Recorder, Symbol
 
@@ -51,6 +52,13 @@ class GraphModule(Module):
         self._tensors: dict[str, Tensor] | None = None
         self._modules: dict[str, Module] = {}
         self._find()
+
+    def with_graph(self, graph: Graph) -> GraphModule:
+        """The same module, layers, hooks and report with another graph."""
+        made = GraphModule(graph, self)
+        made._report = self._report
+        made.__dict__.update({name: self.__dict__[name] for name in HOOKS if name in self.__dict__})
+        return made
 
     @property
     def graph(self) -> Graph:
@@ -181,21 +189,54 @@ class ModuleRecorder(Recorder):
 
 
 def symbolic(module: Module, example: tuple | None = None) -> GraphModule:
-    """A GraphModule that calls the same layers and parameters as `module`; batch and sizes stay free."""
-    from needle.nn import WriteBuffer
+    """A GraphModule that calls the same layers and parameters as `module`; batch and sizes stay free.
 
+    Raises Unsupported where `module` is one layer, or its own forward computes something else in training than in evaluation.
+    """
     if isinstance(module, GraphModule):
         return module
-    recorder = ModuleRecorder(module)
     if module.is_leaf:
         raise Unsupported(f"{type(module).__name__} is one layer; wrap it in nn.Sequential to make a graph")
+    graph, added = record(module, example)
+    with other_modes(module):
+        if calls(record(module, example)[0]) != calls(graph):
+            raise Unsupported(
+                f"{type(module).__name__} computes something else in training than in evaluation; "
+                "use layers for it, such as nn.Dropout, since a graph has one forward"
+            )
+    return GraphModule(graph, module, added)
+
+
+def record(module: Module, example: tuple | None) -> tuple[Graph, dict[str, Module]]:
+    """The graph of a call, and the layers that it calls for the buffers that the call writes."""
+    from needle.nn import WriteBuffer
+
+    recorder = ModuleRecorder(module)
     names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.default is p.empty]
     specs = [Spec(tuple(e.shape), str(e.dtype)) for e in example] if example else [None] * len(names)
     with remembering():
-        result = module.forward(*(recorder.input(n, s) for n, s in zip(names, specs, strict=True)))
-    added, effects = {}, []
+        result = module(*(recorder.input(n, s) for n, s in zip(names, specs, strict=True)))
+    added: dict[str, Module] = {}
+    effects = []
     free = (f"write_{i}" for i in itertools.count() if f"write_{i}" not in vars(module))
     for name, (buffer, value) in zip(free, recorder.pop_writes()):  # noqa: B905 - there are always more names
         added[name] = WriteBuffer()
         effects.append(recorder.module(name, (recorder.param(buffer), value), {}, added[name]))
-    return GraphModule(recorder.finish(result, effects), module, added)
+    return recorder.finish(result, effects), added
+
+
+def calls(graph: Graph) -> list[tuple[str, str, str]]:
+    return [(n.kind, describe_target(n), repr(n.args)) for n in graph]
+
+
+@contextmanager
+def other_modes(module: Module) -> Iterator[None]:
+    """Every module of the tree trains if it evaluated, and the other way round."""
+    flags = [(m.__dict__, m.training) for _, m in module.named_modules()]  # not told to executables
+    try:
+        for attributes, training in flags:
+            attributes["training"] = not training
+        yield
+    finally:
+        for attributes, training in flags:
+            attributes["training"] = training

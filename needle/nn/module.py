@@ -177,7 +177,7 @@ class Module:
             recorder.modules[id(self)] = self
         if recorder is not None and id(self) in recorder.leaf_paths:
             return recorder.module(recorder.leaf_paths[id(self)], args, kwargs, self)
-        if not (self._hooks or self._pre_hooks):
+        if not self.has_hooks:
             return self.forward(*args, **kwargs)
         for hook in list(self._pre_hooks.values()):
             changed = hook(self, args)
@@ -196,6 +196,10 @@ class Module:
     def register_forward_hook(self, hook: Callable) -> HookHandle:
         """Call hook(module, args, output) after every forward; unless it returns None, its result is the output."""
         return HookHandle(self.__dict__.setdefault("_hooks", {}), hook)
+
+    @property
+    def has_hooks(self) -> bool:
+        return bool(self._hooks or self._pre_hooks)
 
     @property
     def is_leaf(self) -> bool:

@@ -40,6 +40,8 @@ def fits_attribute(scalar: Any) -> bool:
     """Whether a kernel can take a number as an attribute, a double: larger whole numbers lose digits there."""
     if isinstance(scalar, int) and not -(2**63) <= scalar < 2**63:
         raise ValueError(f"[scalar] expects whole numbers of at most 64 bits, got {scalar}.")
+    if isinstance(scalar, list | tuple | str | None):
+        raise TypeError(f"[scalar] expects a number or an array, got {type(scalar).__name__}.")
     return not isinstance(scalar, int) or -(2**53) <= scalar <= 2**53
 
 
