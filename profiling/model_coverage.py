@@ -20,7 +20,7 @@ from needle import isa
 from needle.profiler import cpu_name
 
 LIST = Path(__file__).parent / "zoo" / "models.json"
-STAGES = ("torch", "convert", "plain", "fused", "compiled", "free")
+STAGES = ("torch", "convert", "plain", "fused", "compiled", "free", "altered")
 FORMS = ("plain", "fused", "compiled", "free")
 SECONDS = 240  # of processor time, so that other work on the machine does not count; WAIT: of the clock
 WAIT = 3600
@@ -84,6 +84,8 @@ def reason_of(facts: Row) -> str:
         return "; ".join(f"{m['op']} ({m['count']}x): {m['reason']}" for m in facts["missing"])
     if "inputs" in facts:
         return next(f"{i['shapes']}: {reason_of(i)}" for i in facts["inputs"] if not i["ok"] and not i.get("fixed"))
+    if "changes" in facts:
+        return next(f"{name}: {reason_of(row)}" for name, row in facts["changes"].items() if not row["ok"])
     if "error" in facts:
         return f"error {facts['error']:.1e}, torch's own {facts['torch_error']:.1e}"
     return facts.get("reason", "torch's output is not finite")

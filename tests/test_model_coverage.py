@@ -48,6 +48,8 @@ GOOD = {s: stage(error=1e-7, torch_error=1e-7) for s in coverage.STAGES}
 MISSING = {"torch": stage(), "convert": stage(False, missing=[{"op": "torch.frac", "count": 2, "reason": "no rule"}])}
 WRONG = {**GOOD, "compiled": stage(False, **NUMBERS)}
 FIXED = {**GOOD, "free": stage(False, fixed=True, inputs=[stage(False, fixed=True, shapes=[[2, 3]], reason="size")])}
+REFUSED = {**GOOD, "altered": stage(changes={"hook": stage(), "no_grad": stage(refused=True)})}
+ALTERED = {**GOOD, "altered": stage(False, changes={"hook": stage(), "no_grad": stage(False, reason="gradients pass")})}
 SIZES = {**GOOD, "free": stage(False, inputs=[stage(shapes=[[2, 3]]), stage(False, shapes=[[3, 3]], **NUMBERS)])}
 
 
@@ -58,9 +60,11 @@ SIZES = {**GOOD, "free": stage(False, inputs=[stage(shapes=[[2, 3]]), stage(Fals
         (MISSING, "convert: torch.frac (2x): no rule"),
         (WRONG, "compiled: error 2.0e-03, torch's own 1.0e-06"),
         (FIXED, ""),
+        (REFUSED, ""),
+        (ALTERED, "altered: no_grad: gradients pass"),
         (SIZES, "free: [[3, 3]]: error 2.0e-03, torch's own 1.0e-06"),
     ],
-    ids=["good", "missing", "wrong", "fixed size", "wrong at a size"],
+    ids=["good", "missing", "wrong", "fixed size", "refused change", "wrong after a change", "wrong at a size"],
 )
 def test_complaint(row: dict, text: str) -> None:
     assert coverage.complaint(row) == text

@@ -1,7 +1,6 @@
 // The rows of maps.inc over arrays of any strides. A map only ever sees contiguous chunks of one type: operands that
 // are strided, broadcast or of another dtype pass through a small buffer.
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 
 #include "cpu/strided.h"
@@ -155,7 +154,7 @@ template <class Map>
 constexpr bool divides = std::is_same_v<Map, trunc_divide_map> || std::is_same_v<Map, floor_divide_map> ||
                          std::is_same_v<Map, fmod_map> || std::is_same_v<Map, remainder_map>;
 
-void check_divisor(View divisor, const char* name) {
+void check_divisor(View divisor, const char* error) {
   for (int d = 0; d < divisor.rank; d++)
     if (divisor.stride[d] == 0 && divisor.shape[d] > 1) divisor.shape[d] = 1;
   const View* views[] = {&divisor};
@@ -166,9 +165,7 @@ void check_divisor(View divisor, const char* name) {
     for (int64_t row = 0; row < (n ? loop.outer() : 0); row++, o.next()) {
       const auto* values = divisor.as<decltype(s)>() + o.at[0];
       for (int64_t i = 0; i < n; i++)
-        if (values[i * stride] == decltype(s){})
-          throw std::domain_error("[" + std::string(name) +
-                                  "] an integer divisor expects numbers other than 0, got 0.");
+        if (values[i * stride] == decltype(s){}) throw std::domain_error(error);
     }
   });
 }
@@ -186,9 +183,10 @@ constexpr int count_attrs(const char* attrs) {
 
 // Computes in the dtype of the last input: `where` has a condition of another dtype in front. Bools count as int32.
 template <class Map, int ARITY, bool INTEGERS>
-void dispatch(const Call& c, int n_attr, const char* name) {
+void dispatch(const Call& c, int n_attr, const char* no_quotient) {
   if constexpr (divides<Map>)
-    if (c.in[1].dtype != DType::f32 && c.in[1].dtype != DType::f64 && c.out->size()) check_divisor(c.in[1], name);
+    if (c.in[1].dtype != DType::f32 && c.in[1].dtype != DType::f64 && c.out->size())
+      check_divisor(c.in[1], no_quotient);
   switch (c.in[ARITY - 1].dtype) {
     case DType::f32:
       return run<float, ARITY>(c, n_attr, chunk<Map, ARITY, float>);
@@ -206,8 +204,11 @@ void dispatch(const Call& c, int n_attr, const char* name) {
 
 }  // namespace
 
-#define MAP(arity, name, dtypes, attrs) \
-  void name(const Call& c) { dispatch<name##_map, arity, has(dtypes, 'i')>(c, count_attrs(attrs), #name); }
+#define NO_QUOTIENT "an integer divisor expects numbers other than 0, got 0."
+#define MAP(arity, name, dtypes, attrs)                                                               \
+  void name(const Call& c) {                                                                          \
+    dispatch<name##_map, arity, has(dtypes, 'i')>(c, count_attrs(attrs), "[" #name "] " NO_QUOTIENT); \
+  }
 #define UNARY(name, dtypes, attrs, expr) MAP(1, name, dtypes, attrs)
 #define BINARY(name, dtypes, attrs, expr) MAP(2, name, dtypes, attrs)
 #define TERNARY(name, dtypes, attrs, expr) MAP(3, name, dtypes, attrs)
@@ -216,5 +217,6 @@ void dispatch(const Call& c, int n_attr, const char* name) {
 #undef BINARY
 #undef TERNARY
 #undef MAP
+#undef NO_QUOTIENT
 
 }  // namespace needle::NEEDLE_ISA

@@ -1,6 +1,7 @@
 """One model of the list, in a process of its own: `python -m zoo.worker NAME SECONDS` prints one JSON line for each stage.
 
-Stages: torch (float32 and float64 references), convert, plain, fused, compiled, free (the other inputs of the entry, plain).
+Stages: torch (float32 and float64 references), convert, plain, fused, compiled, free (the other inputs of the entry, plain),
+altered (what `convert` makes of the model with a hook, or a layer without gradients: equal or refused).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import operator_fusion
 import torch2needle
 from torch2needle.verify import Arrays, compare, leaves, run_torch, to_needle
 
+from .altered import CHANGES, middle, trained
 from .build import build, entries, inputs
 
 MEMORY = 4 * 2**30  # bytes of private memory
@@ -143,6 +145,23 @@ def main(name: str, seconds: int) -> None:
         return {"ok": ok, "inputs": rows, **({"fixed": True} if fixed and not ok else {})}, None
 
     stage("free", free)
+
+    def altered() -> Any:
+        layer, rows = middle(model, given), {}
+        for name, change in CHANGES.items():
+            with change(layer):
+                try:
+                    net = torch2needle.convert(model, given)
+                except torch2needle.ConversionError:
+                    rows[name] = {"ok": True, "refused": True}
+                    continue
+                own, exact, _ = references(model, given)
+                rows[name] = eager(net, given, own, exact)
+                if rows[name]["ok"] and trained(net, to_net(net, given)) != trained(model, given):
+                    rows[name] = {"ok": False, "reason": "gradients pass to other parameters"}
+        return {"ok": all(r["ok"] for r in rows.values()), "changes": rows}, None
+
+    stage("altered", altered)
 
 
 if __name__ == "__main__":
