@@ -164,6 +164,7 @@ class Op:
     float32_only: ClassVar[bool] = False  # its kernels take nothing else: float64 runs as `reference`, slow but right
     library: ClassVar[str] = "needle"  # another library's call cannot be saved and runs between plans, not in one
     relax_only: ClassVar[bool] = False  # exported to TVM by `relax`: as a tensor expression it would be slow
+    mixes_floats: ClassVar[bool] = False  # its inputs may be of several float dtypes, as torch's may
     joins_channels: ClassVar[bool] = False  # its inputs may be written straight into slices of its output
     # What a subclass defines, looked up once: eager calls ask for every op.
     has_infer: ClassVar[bool]  # False for ops in the course's form, which only compute, on whatever arrays they get

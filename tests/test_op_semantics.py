@@ -44,6 +44,7 @@ def written(x: torch.Tensor, value: Any) -> torch.Tensor:
 X = torch.arange(6.0).reshape(2, 3)
 LARGE = i64(BIG, BIG + 1, BIG - 1, 2**62 + 1)
 FLOATS = t(-5, 5, 3, 0, -0.0, INF, NAN, -INF)
+DOUBLE = torch.full((2, 3), 0.1, dtype=torch.float64)
 EMPTY, NUMBER = torch.zeros(0, 3), torch.tensor(3.0)
 
 CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
@@ -51,6 +52,22 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     "stack of int and float": (lambda x, y: torch.stack([x, y]), (i64(1, 2), t(0.5, 1.5))),
     "stack of float32 and float64": (lambda x, y: torch.stack([x, y]), (t(1, 2), t(0.1, 0.2, dtype="float64"))),
     "cat of bool and int": (lambda x, y: torch.cat([x, y]), (bools(True), i64(2))),
+    "cat of nothing": (
+        lambda x, y: (torch.cat([y[:0], x], 1), torch.cat([x, y[:0]]), torch.hstack([y[:0], x]), torch.cat([y, y[:0]])),
+        (X, t(1, 2, dtype="float64")),
+    ),
+    "cat of nothing alone": (lambda x, y: torch.cat([x, y], -1), (i64(), t(dtype="float64"))),
+    "cat of nothing first": (lambda x: torch.cat([torch.zeros(0, dtype=torch.float64), x], 1), (X,)),
+    "a float64 constant": (
+        lambda x: (
+            torch.stack([x, DOUBLE]),
+            written(x, DOUBLE[0]),
+            x.type_as(DOUBLE),
+            x[:1].expand_as(DOUBLE),
+            x.view_as(DOUBLE),
+        ),
+        (X,),
+    ),
     "float32 and float64": (
         lambda x, y: (x + y, x * y, torch.where(x > 1, x, y)),
         (t(1, 2), t(0.1, 0.2, dtype="float64")),
@@ -255,6 +272,8 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     },
 }
 
+UNKNOWN = ("a float64 constant", "cat of nothing first")  # cases whose dtypes count where nothing is known of the inputs
+
 
 class Calls(nn.Module):
     def __init__(self, f: Callable, count: int) -> None:
@@ -296,6 +315,12 @@ def converted() -> Callable:
 def test_eager(name: str, converted: Callable) -> None:
     net, want, inputs = converted(name)
     agrees(net(*inputs), want)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_without_an_example(name: str) -> None:
+    f, inputs = CASES[name]
+    agrees(torch2needle.convert(Calls(f, len(inputs)))(*inputs), f(*inputs))
 
 
 @pytest.mark.parametrize("name", CASES)

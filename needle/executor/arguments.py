@@ -13,8 +13,6 @@ from needle.backend_ndarray import FLOATS, NDArray, cpu
 from needle.graph import Graph
 from needle.interop import as_ndarray, is_foreign_array
 from needle.nn.module import Module
-from needle.ops.common import Elementwise
-from needle.ops.join import Concat
 
 MOST_WORK = 10_000  # of comparing two strided arrays; beyond they count as overlapping
 
@@ -54,7 +52,7 @@ def check_arrays(specs: Sequence[Any]) -> None:
 def check_floats(graph: Graph, constant: set) -> None:
     """Raise TypeError where a layer of one float dtype reads another: torch refuses that, too."""
     for n in graph:
-        if n.kind != "op" or isinstance(n.target, Elementwise | Concat):
+        if n.kind != "op" or n.target.mixes_floats:
             continue
         specs = [(a in constant, a.meta["spec"]) for a in n.args]
         given, weights = (

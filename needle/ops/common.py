@@ -153,6 +153,7 @@ class Elementwise(Op):
     """Ops that map elements one to one, over operands broadcast together. `kernel` takes the op's attributes in their order."""
 
     layout = "any"
+    mixes_floats = True
     domain: ClassVar[tuple[float, float]] = (-3.0, 3.0)  # where tests draw inputs
     ufunc: ClassVar[Any] = None  # the op in numpy
     result: ClassVar[str] = ""  # dtype of the result, where it is not that of the operands

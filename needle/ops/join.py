@@ -27,6 +27,7 @@ class Concat(Op):
 
     axis: int = 0
     layout = "any"
+    mixes_floats = True
     joins_channels = True
 
     def infer(self, *xs: Any) -> Any:
@@ -85,6 +86,7 @@ class Stack(Op):
     """Tensors of one shape along a new axis."""
 
     axis: int = 0
+    mixes_floats = True
 
     def infer(self, *xs: Any) -> Any:
         if not xs:

@@ -166,6 +166,8 @@ def roll(a: Tensor, shifts: Any, axes: Any = None) -> Tensor:
 class BroadcastLike(Op):
     """x stretched to the shape of a second tensor, whose values play no part."""
 
+    mixes_floats = True
+
     def infer(self, x: Any, like: Any) -> Any:
         return Spec(tuple(like.shape), str(x.dtype))
 
@@ -185,6 +187,8 @@ def broadcast_like(a: Tensor, like: Tensor) -> Tensor:
 class ReshapeLike(Op):
     """x in the shape of a second tensor, whose values play no part."""
 
+    mixes_floats = True
+
     def infer(self, x: Any, like: Any) -> Any:
         return Spec(resolve_shape(tuple(like.shape), tuple(x.shape)), str(x.dtype))
 
@@ -203,6 +207,8 @@ def reshape_like(a: Tensor, like: Tensor) -> Tensor:
 @op
 class CastLike(Op):
     """x in the dtype of a second tensor, whose values play no part."""
+
+    mixes_floats = True
 
     def infer(self, x: Any, like: Any) -> Any:
         return Spec(tuple(x.shape), str(like.dtype))

@@ -58,14 +58,21 @@ def unchanged(base: Any, value: Any, *_: Any, **__: Any) -> Any:
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    tensors = [t for t in tensors if not is_nothing(t)] or tensors[:1]
-    return ops.concat(list(tensors), dim)
+    full = next((t for t in tensors if getattr(t, "spec", None) is None or t.spec.shape != (0,)), None)
+    spec = getattr(full, "spec", None)
+    if full is None or (spec is not None and spec.ndim == 1):
+        return ops.concat(list(tensors), dim)
+    return ops.concat([p for t in tensors for p in part_beside(full, t, dim)], dim)
 
 
-def is_nothing(t: Any) -> bool:
-    """torch.cat leaves out tensors of shape (0,) whatever the others' rank, as caches begin."""
-    spec = getattr(t, "spec", None)
-    return spec is not None and spec.shape == (0,)
+def part_beside(full: Any, t: Any, dim: int) -> list[Any]:
+    """What is joined for t beside `full`: of shape (0,), as caches begin, it takes part in the dtype alone, if at all."""
+    mine, theirs = getattr(t, "spec", None), getattr(full, "spec", None)
+    if mine is None or mine.shape != (0,):
+        return [t]
+    if theirs is not None and theirs.dtype == mine.dtype:
+        return []
+    return [ops.cast_like(ops.getitem(full, at(dim, slice(0, 0))), t)]
 
 
 @rule(torch.stack)
@@ -76,7 +83,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
 @rule(torch.hstack)
 def hstack(tensors: Sequence[Any]) -> Any:
     tensors = [ops.flatten(t) if t.ndim == 0 else t for t in tensors]
-    return ops.concat(tensors, 0 if tensors[0].ndim == 1 else 1)
+    return cat(tensors, 0 if tensors[0].ndim == 1 else 1)
 
 
 @rule(torch.vstack, torch.row_stack)
