@@ -58,6 +58,27 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     ),
     "cat of nothing alone": (lambda x, y: torch.cat([x, y], -1), (i64(), t(dtype="float64"))),
     "cat of nothing first": (lambda x: torch.cat([torch.zeros(0, dtype=torch.float64), x], 1), (X,)),
+    "scaled in the dtype of the result": (
+        lambda x, y, w: (
+            torch.addcmul(x, y, w, value=-1.5),
+            torch.addcmul(x, y, w.double(), value=-1.5),
+            torch.addcdiv(w.double(), y, w + 0.5, value=0.1),
+            torch.add(w, w, alpha=2),
+            torch.add(x, w, alpha=3),
+            torch.sub(y.double(), x, alpha=0.1),
+            torch.rsub(x, y.double(), alpha=0.1),
+        ),
+        (t(1, 2, dtype="int32"), i64(4, -5), bools(True, True)),
+    ),
+    "three dtypes": (
+        lambda x, y, w: (torch.addcmul(x, y, w), torch.addcdiv(x, y, w, value=2), torch.clamp(y, w, x)),
+        (t(1, 2), i64(4, -5), torch.tensor(0.1, dtype=torch.float64)),
+    ),
+    "products of ints scaled by fractions": (
+        lambda x, y: (torch.addmm(x, x, y, beta=0.5, alpha=1.5), torch.baddbmm(x[None], x[None], y[None], beta=2.7)),
+        (i64(1, 2, 3, 4).reshape(2, 2), i64(5, 6, 7, 8).reshape(2, 2)),
+    ),
+    "an infinite limit": (lambda x: (x.clamp(-INF, 3), x.clamp(2, INF), x.clip(-INF)), (i64(1, 5),)),
     "a float64 constant": (
         lambda x: (
             torch.stack([x, DOUBLE]),
@@ -272,7 +293,10 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     },
 }
 
-UNKNOWN = ("a float64 constant", "cat of nothing first")  # cases whose dtypes count where nothing is known of the inputs
+UNKNOWN = (
+    "a float64 constant",
+    "cat of nothing first",
+)  # cases whose dtypes count where nothing is known of the inputs
 
 
 class Calls(nn.Module):

@@ -116,6 +116,7 @@ from .runtime_shape import (
     repeat_interleave,
     reshape_like,
     roll,
+    scaled,
     stop_gradient,
     tile,
     triangle,

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import FLOATS, NDArray
 from needle.backend_ndarray.ndarray import resolve_shape
 
-from .common import as_axes, check_axis
-from .elementwise import cast, where
+from .common import as_axes, check_axis, result_dtype
+from .elementwise import cast, multiply, where
 from .indexing import getitem
 from .join import along, concat
 from .shape import Pad, broadcast_to, flatten, permute, reshape, unsqueeze
@@ -223,6 +223,32 @@ class CastLike(Op):
 
 def cast_like(a: Tensor, like: Tensor) -> Tensor:
     return CastLike()(a, like)
+
+
+@op
+class Scaled(Op):
+    """x times a number, both in the dtype of an operation on x and the other tensors, whose values play no part."""
+
+    number: Any
+    mixes_floats = True
+
+    def infer(self, x: Any, *others: Any) -> Any:
+        return Spec(tuple(x.shape), result_dtype(x, *others))
+
+    def decompose(self, x: Tensor, *others: Tensor) -> Tensor:
+        dtype = self.infer(x, *others).dtype
+        x = x if x.dtype == dtype else cast(x, dtype)
+        number = self.number if dtype in FLOATS else bool(self.number) if dtype == "bool" else int(self.number)
+        return x if number == 1 else multiply(x, number)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"number": 1.5}, [(3, 4), Spec((2,), "float64")]), ({"number": -2}, [(3, 4)])]
+
+
+def scaled(a: Tensor, number: Any, *others: Tensor) -> Tensor:
+    """a times `number` as torch scales by alpha, beta and value: in the result's dtype, for integers by the whole part."""
+    return Scaled(number)(a, *others)
 
 
 @op

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
+from needle.graph import Dim
 from torch2needle.cells import written_by
 from torch2needle.registry import rule
 
@@ -45,8 +46,14 @@ def cast(input: Any, dtype: Any) -> Any:
     return ops.cast_like(input, dtype.tensor) if isinstance(dtype, DtypeOf) else ops.cast(input, dtype_name(dtype))
 
 
-def scaled(other: Any, alpha: Any) -> Any:
-    return other if alpha == 1 else other * alpha
+def scaled(input: Any, number: Any, *others: Any) -> Any:
+    """The input times alpha, beta or value in an operation on the others, too: in the dtype that the result has."""
+    if not isinstance(input, Tensor) or not all(isinstance(o, Tensor) for o in others):
+        return input if number == 1 else input * number
+    specs = [getattr(t, "spec", None) for t in (input, *others)]
+    if all(s is not None and s.dtype == "float32" for s in specs):
+        return input if number == 1 else input * number
+    return ops.scaled(input, number, *others)
 
 
 # -- arithmetic ----------------------------------------------------------------------------------------------------------
@@ -54,17 +61,17 @@ def scaled(other: Any, alpha: Any) -> Any:
 
 @rule(torch.add, T.add, T.add_, operator.add, operator.iadd, T.__add__, T.__radd__)
 def add(input: Any, other: Any, *, alpha: Any = 1) -> Any:
-    return input + scaled(other, alpha)
+    return input + (other if alpha == 1 else scaled(other, alpha, input))
 
 
 @rule(torch.sub, torch.subtract, T.sub, T.sub_, T.subtract, operator.sub, operator.isub)
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
-    return input - scaled(other, alpha)
+    return input - (other if alpha == 1 else scaled(other, alpha, input))
 
 
 @rule(torch.rsub, T.__rsub__)
 def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
-    return other - scaled(input, alpha)
+    return other - (input if alpha == 1 else scaled(input, alpha, other))
 
 
 @rule(torch.mul, torch.multiply, T.mul, T.mul_, T.multiply, operator.mul, operator.imul)
@@ -101,12 +108,12 @@ def fmod(input: Any, other: Any) -> Any:
 
 @rule(torch.addcmul, T.addcmul, T.addcmul_)
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    return input + scaled(tensor1 * tensor2, value)
+    return input + scaled(tensor1, value, input, tensor2) * tensor2
 
 
 @rule(torch.addcdiv, T.addcdiv, T.addcdiv_)
 def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    return input + scaled(tensor1 / tensor2, value)
+    return input + scaled(tensor1, value, input, tensor2) / tensor2
 
 
 @rule(torch.lerp, T.lerp, T.lerp_)
@@ -265,10 +272,16 @@ def clamp_max(input: Any, max: Any) -> Any:
     return ops.at_most(input, max) if isinstance(max, Tensor) else ops.clamp_max(input, max)
 
 
+def is_finite(limit: Any) -> bool:
+    return isinstance(limit, int | Dim) or (isinstance(limit, float) and math.isfinite(limit))
+
+
 @rule(torch.clamp, torch.clip, T.clamp, T.clamp_, T.clip, T.clip_)
 def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
-    if min is not None and max is not None and not isinstance(min, Tensor) and not isinstance(max, Tensor):
+    if is_finite(min) and is_finite(max):
         return ops.clamp(input, min, max)
+    if isinstance(min, Tensor) and isinstance(max, Tensor):
+        input = scaled(input, 1, min, max)
     if min is not None:
         input = clamp_min(input, min)
     return input if max is None else clamp_max(input, max)
