@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Spec, Tensor, Unsupported, op, tensor_method
+from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
 
 from .common import (
@@ -121,12 +121,36 @@ def subtract(a: Tensor, b: Any) -> Tensor:
 
 
 def opposite(a: Tensor, other: Any) -> Tensor:
-    """-a; of integers that meet a float, as a float: the smallest integer has no opposite."""
+    """-a, to be added to `other`."""
     try:
-        dtype = other.dtype if isinstance(other, Tensor) else promote_scalar(a.dtype, other)
-        return negate(cast(a, dtype) if dtype in FLOATS and a.dtype in ("int32", "int64") else a)
-    except Unsupported:
-        return negate(a)
+        dtype = opposite_dtype(a, other)
+    except Unsupported:  # until the graph runs
+        return Opposite()(a, other) if isinstance(other, Tensor) else Opposite(other)(a)
+    return negate(a if dtype == a.dtype else cast(a, dtype))
+
+
+def opposite_dtype(a: Any, other: Any) -> str:
+    """Integers that meet a float are one: the smallest integer has no opposite."""
+    dtype = other.dtype if isinstance(other, Tensor | Spec) else promote_scalar(a.dtype, other)
+    return dtype if dtype in FLOATS and a.dtype not in FLOATS else str(a.dtype)
+
+
+@op
+class Opposite(Op):
+    """-x, to be added to a second tensor or attribute `number`, whose value plays no part."""
+
+    number: Any = None
+    mixes_floats = True
+
+    def infer(self, x: Any, *other: Any) -> Any:
+        return Spec(tuple(x.shape), opposite_dtype(x, *(other or (self.number,))))
+
+    def decompose(self, x: Tensor, *other: Tensor) -> Tensor:
+        return opposite(x, *(other or (self.number,)))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(3, 4), (4,)]), ({"number": 1.5}, [(3, 4)])]
 
 
 @tensor_method("__rsub__")
