@@ -45,7 +45,7 @@ from .composed_activation import (
 )
 from .conv import conv, conv2d, conv_transpose2d
 from .conv_nd import conv1d, conv3d, conv_transpose1d, conv_transpose3d
-from .creation import arange_like, full_like
+from .creation import arange_like, full_like, linspace_like
 from .cross_entropy import cross_entropy, softmax_loss
 from .einsum import einsum
 from .elementwise import (

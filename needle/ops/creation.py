@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,32 +36,83 @@ def full_like(like: Tensor, value: Any, shape: Any = None, dtype: str | None = N
     return Full(value, None if shape is None else tuple(shape), dtype)(like)
 
 
-@op
-class Arange(Op):
-    """Numbers from start to before end. The input gives only the device (and, recorded, the place in the graph)."""
+class Line(Op):
+    """Numbers of an arithmetic progression. `dtype`: LIKE for that of the input, which else gives only the device."""
 
-    start: Any
-    end: Any
-    step: Any = 1
-    dtype: str | None = None
+    def values(self, dtype: str) -> np.ndarray:
+        """In any dtype, to be cast."""
+        raise NotImplementedError
 
-    def _values(self) -> np.ndarray:
-        values = np.arange(self.start, self.end, self.step)
-        return values.astype(self.dtype or ("float32" if values.dtype.kind == "f" else "int64"))
+    def _values(self, like: Any) -> np.ndarray:
+        dtype = str(like.dtype) if vars(self)["dtype"] == LIKE else vars(self)["dtype"]
+        return self.values(dtype).astype(dtype)
 
     def infer(self, like: Any) -> Any:
-        values = self._values()
+        values = self._values(like)
         return Spec(values.shape, str(values.dtype))
 
     def decompose(self, like: Tensor) -> Tensor:
-        values = self._values()
+        values = self._values(like)
         return Tensor(values, device=like.device, dtype=str(values.dtype), requires_grad=False)
+
+
+LIKE = "like"
+
+
+@op
+class Arange(Line):
+    """Numbers from start to before end."""
+
+    start: Any
+    end: Any
+    step: Any
+    dtype: str
+
+    def values(self, dtype: str) -> np.ndarray:
+        start, end, step = self.start, self.end, self.step
+        if dtype == "int64":  # of whole parts, where torch counts the other dtypes' numbers before it cuts
+            start, end, step = int(start), int(end), int(step)
+        if step == 0:
+            raise ValueError("[arange] step expects a number other than 0, got 0.")
+        count = max(0, math.ceil((end - start) / step))
+        start, step = (int(start), int(step)) if dtype == "int32" else (start, step)
+        return start + step * np.arange(count)
 
     @classmethod
     def samples(cls) -> list:
-        return [({"start": 1, "end": 8, "step": 2}, [(3,)]), ({"start": 0.5, "end": 3}, [(3,)])]
+        whole = {"start": 1, "end": 8, "step": 2, "dtype": "int64"}
+        return [(whole, [(3,)]), ({"start": 0.5, "end": 3, "step": 1, "dtype": LIKE}, [(3,)])]
 
 
-def arange_like(like: Tensor, start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Tensor:
+def arange_like(like: Tensor, start: Any, end: Any, step: Any = 1, dtype: str = "int64") -> Tensor:
     """torch.arange on the device of `like`; bounds may be symbolic."""
     return Arange(start, end, step, dtype)(like)
+
+
+@op
+class Linspace(Line):
+    """`steps` numbers from start to end, both of them included."""
+
+    start: Any
+    end: Any
+    steps: Any
+    dtype: str
+
+    def values(self, dtype: str) -> np.ndarray:
+        start, end, steps = self.start, self.end, int(self.steps)
+        if dtype in ("int32", "int64"):
+            start, end = int(start), int(end)
+        if steps == 1:
+            return np.array([start])
+        step = np.longdouble((end - start) / max(steps - 1, 1))  # products are not rounded, as torch's are not
+        i = np.arange(steps)
+        return np.where(i < steps // 2, start + step * i, end - step * (steps - 1 - i)).astype("float64")
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"start": 0.5, "end": 3.5, "steps": 3, "dtype": d}, [(3,)]) for d in ("int64", LIKE)]
+
+
+def linspace_like(like: Tensor, start: Any, end: Any, steps: Any, dtype: str) -> Tensor:
+    """torch.linspace on the device of `like`; bounds and number may be symbolic."""
+    return Linspace(start, end, steps, dtype)(like)

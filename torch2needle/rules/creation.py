@@ -10,6 +10,7 @@ import torch
 from needle import ops
 from needle.autograd import Unsupported
 from needle.graph import Dim
+from needle.ops.creation import LIKE
 from torch2needle.registry import rule
 from torch2needle.rules.arithmetic import DtypeOf, cast, dtype_name
 from torch2needle.rules.shapes import varargs
@@ -23,12 +24,26 @@ def filled(like: Any, value: Any, shape: Any, dtype: Any) -> Any:
     return ops.full_like(like, value, shape, None if dtype is None else dtype_name(dtype))
 
 
-def default_dtype(value: Any, dtype: Any) -> Any:
+def is_whole(number: Any) -> bool:
+    """Whether Python has it as an int, of arithmetic on sizes, too."""
+    if not isinstance(number, Dim):
+        return isinstance(number, int)
+    operator = number.node.target
+    return operator in ("size", "floor") or (operator != "truediv" and all(map(is_whole, number.node.args)))
+
+
+def default_dtype(dtype: Any, *numbers: Any) -> Any:
+    """The given dtype, or what torch makes of the numbers."""
     if dtype is not None:
         return dtype
-    return (
-        torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.get_default_dtype()
-    )
+    if any(isinstance(n, bool) for n in numbers):
+        return torch.bool
+    return torch.int64 if all(map(is_whole, numbers)) else torch.get_default_dtype()
+
+
+def placed(like: Any, dtype: Any) -> tuple[Any, str]:
+    """The tensor and the dtype that a progression is made of."""
+    return (dtype.tensor, LIKE) if isinstance(dtype, DtypeOf) else (like, dtype_name(dtype))
 
 
 @rule(torch.zeros_like, torch.empty_like)
@@ -86,15 +101,14 @@ def ones(*size: Any, dtype: Any = None, like: Any, **_: Any) -> Any:
 
 @rule(torch.full)
 def full(size: Any, fill_value: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
-    return filled(like, fill_value, tuple(size), default_dtype(fill_value, dtype))
+    return filled(like, fill_value, tuple(size), default_dtype(dtype, fill_value))
 
 
 @rule(torch.arange)
 def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, like: Any, **_: Any) -> Any:
     start, end = (0, start) if end is None else (start, end)
-    known = None if dtype is None or isinstance(dtype, DtypeOf) else dtype_name(dtype)
-    numbers = ops.arange_like(like, start, end, step, known)
-    return cast(numbers, dtype) if isinstance(dtype, DtypeOf) else numbers
+    like, name = placed(like, default_dtype(dtype, start, end, step))
+    return ops.arange_like(like, start, end, step, name)
 
 
 @rule(torch.eye)
@@ -106,17 +120,20 @@ def eye(n: Any, m: Any = None, *, dtype: Any = None, like: Any, **_: Any) -> Any
 
 @rule(torch.linspace)
 def linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
-    numbers = cast(ops.arange_like(like, 0, steps), torch.float64)
-    gaps = steps - 1
-    gaps = gaps.larger(1) if isinstance(gaps, Dim) else max(gaps, 1)
-    return cast(numbers * ((end - start) / gaps) + start, dtype or torch.get_default_dtype())
+    like, name = placed(like, dtype or torch.get_default_dtype())
+    return ops.linspace_like(like, start, end, steps, name)
 
 
-@rule(torch.tensor, torch.scalar_tensor)
+@rule(torch.tensor)
 def tensor(data: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
     if not isinstance(data, Dim):
         raise Unsupported("a tensor of sizes is not supported; write it with arange, full or zeros")
-    return filled(like, data, (), dtype or torch.int64)
+    return filled(like, data, (), default_dtype(dtype, data))
+
+
+@rule(torch.scalar_tensor)
+def scalar_tensor(s: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+    return filled(like, s, (), dtype or torch.get_default_dtype())
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------------
