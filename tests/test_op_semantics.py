@@ -79,6 +79,20 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
         (i64(1, 2, 3, 4).reshape(2, 2), i64(5, 6, 7, 8).reshape(2, 2)),
     ),
     "an infinite limit": (lambda x: (x.clamp(-INF, 3), x.clamp(2, INF), x.clip(-INF)), (i64(1, 5),)),
+    "writes of higher ints": (
+        lambda x, y: (
+            operator.ipow(x + 0, y),
+            (x * 1).add_(y),
+            operator.ifloordiv(x + 0, i64(2, 2)),
+            (x + 0).sub_(y, alpha=2),
+        ),
+        (t(5, 6, dtype="int32"), i64(2, 2)),
+    ),
+    "writes of higher floats": (
+        lambda x, y: (operator.itruediv(x + 0, y), torch.ones_like(x).floor_divide_(y), (x / 2).mul_(y)),
+        (t(5, 6), t(1.5, 2, dtype="float64")),
+    ),
+    "writes of lower kinds": (lambda x, y: ((x * 1).add_(y), (x * 1).mul_(y > 2)), (t(1, 2), i64(2, 3))),
     "a float64 constant": (
         lambda x: (
             torch.stack([x, DOUBLE]),

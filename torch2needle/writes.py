@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ from torch import fx
 from needle import ops
 from needle.autograd import Spec, Tensor, Unsupported
 from needle.graph import Node, Symbol
+from needle.ops.common import KINDS
 
 from .capture import Captured
 from .registry import find_module_rule
 
-LIKELY = "likely dtype"  # among what is known of a node
-ORDER = ("bool", "uint8", "int32", "int64", "float32", "float64")  # of two operands the later one is the result's
+POSSIBLE = "possible dtypes"  # among what is known of a node
+ORDER = ("bool", "int32", "int64", "float32", "float64")  # of two operands the later one is the result's
+BESIDE = [("int64", "int32"), ("int32", "int64"), ("float64", "float32"), ("float32", "float64")]  # one, the others
 
 
 def as_stored(result: Any, base: Any) -> Any:
@@ -25,32 +28,57 @@ def as_stored(result: Any, base: Any) -> Any:
         return result
     old, new = getattr(base, "spec", None), result.spec
     if old is None or new is None:
-        return ops.cast_like(result, base) if likely_dtype(result.node) != likely_dtype(base.node) else result
+        return ops.stored_like(result, base) if may_differ(result, base) else result
     if tuple(old.shape) != tuple(new.shape):
         raise Unsupported(f"it writes values of shape {tuple(new.shape)} into a tensor of shape {tuple(old.shape)}")
     return result if old.dtype == new.dtype else ops.cast(result, old.dtype)
 
 
-def likely_dtype(node: Node) -> str:
-    """Of a value whose dtype is not known: what it would be if the inputs were float32. Two that are equal need no cast."""
+def may_differ(result: Any, base: Any) -> bool:
+    """Whether some dtypes of the inputs give the two other dtypes, in a write that torch takes."""
+    pairs = zip(*(possible_dtypes(t.node, t.recorder) for t in (result, base)), strict=True)
+    return any(new != old and KINDS[new] <= KINDS[old] for new, old in pairs)
+
+
+def possible_dtypes(node: Node, recorder: Any) -> list[str]:
+    """Of a value whose dtype is not known: what it is for all inputs of each dtype, and for one that differs from the others."""
+    inputs = takewhile(lambda n: n.kind == "input", recorder.graph.nodes)
+    names = [n.name for n in inputs if n.meta.get("spec") is None]
+    cases = [dict.fromkeys(names, d) for d in ORDER] + [
+        {**dict.fromkeys(names, others), name: one} for name in names for one, others in BESIDE
+    ]
     todo = [node]
     while todo:  # each node once: residual connections make a great many paths
-        missing = [n for n in todo[-1].inputs() if n.kind != "scalar" and LIKELY not in n.meta]
+        missing = [n for n in todo[-1].inputs() if n.kind != "scalar" and POSSIBLE not in n.meta]
         if missing:
             todo += missing
         else:
             last = todo.pop()
-            last.meta[LIKELY] = dtype_from(last, [n.meta[LIKELY] for n in last.inputs() if n.kind != "scalar"])
-    return node.meta[LIKELY]
+            given = [n for n in last.inputs() if n.kind != "scalar"]
+            known = [last.meta["spec"].dtype] * len(cases) if isinstance(last.meta.get("spec"), Spec) else None
+            if last.kind == "input" and known is None:
+                known = [c.get(last.name, "float32") for c in cases]
+            last.meta[POSSIBLE] = known or [
+                dtype_from(last, [given_spec(n, n.meta[POSSIBLE][i]) for n in given], recorder)
+                for i in range(len(cases))
+            ]
+    return node.meta[POSSIBLE]
 
 
-def dtype_from(node: Node, dtypes: list[str]) -> str:
-    if node.meta.get("spec") is not None:
-        return node.meta["spec"].dtype
+def given_spec(node: Node, dtype: str) -> Spec:
+    """Of unknown shape two axes, to meet all others."""
+    known = node.meta.get("spec")
+    return Spec(() if isinstance(known, Spec) and not known.shape else (1, 1), dtype)
+
+
+def dtype_from(node: Node, specs: list[Spec], recorder: Any) -> str:
+    if node.kind == "module":  # torch's layers take the dtype of their weights alone
+        weights = [p.dtype for p in recorder.root.get_submodule(node.target).parameters()]
+        specs = [Spec((), d) for d in weights] or specs
     try:
-        return node.target.infer(*(Spec((1, 1), d) for d in dtypes)).dtype
-    except Exception:  # an input, a layer, or an op that does not take these shapes
-        return max(dtypes, key=ORDER.index, default="float32")
+        return node.target.infer(*specs).dtype
+    except Exception:  # a layer, or an op that does not take these shapes
+        return max((s.dtype for s in specs), key=ORDER.index, default="float32")
 
 
 def view_kind(node: fx.Node, rule: Callable, args: tuple, inplace: bool) -> str | None:

@@ -174,6 +174,7 @@ class ModuleRecorder(Recorder):
 
     def __init__(self, root: Module) -> None:
         super().__init__(static=False)
+        self.root = root
         self.leaf_paths = {id(m): p for p, m in root.named_modules() if m.is_leaf and p}
         self.param_paths = {id(t): p for p, t in root.named_tensors()}
         self.calls: dict[str, int] = {}  # how often each layer was called so far

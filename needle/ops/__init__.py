@@ -118,6 +118,7 @@ from .runtime_shape import (
     roll,
     scaled,
     stop_gradient,
+    stored_like,
     tile,
     triangle,
     unflatten,

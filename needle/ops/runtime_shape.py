@@ -10,7 +10,7 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS, NDArray
 from needle.backend_ndarray.ndarray import resolve_shape
 
-from .common import as_axes, check_axis, result_dtype
+from .common import KINDS, as_axes, check_axis, result_dtype
 from .elementwise import cast, multiply, where
 from .indexing import getitem
 from .join import along, concat
@@ -223,6 +223,28 @@ class CastLike(Op):
 
 def cast_like(a: Tensor, like: Tensor) -> Tensor:
     return CastLike()(a, like)
+
+
+@op
+class StoredLike(CastLike):
+    """x as a write into a second tensor leaves it: in its dtype, which must not be of a lower kind."""
+
+    def infer(self, x: Any, like: Any) -> Any:
+        if KINDS[str(x.dtype)] > KINDS[str(like.dtype)]:
+            raise ValueError(f"[write] expects a result that a tensor of {like.dtype} can hold, got {x.dtype}.")
+        return CastLike.infer(self, x, like)
+
+    def decompose(self, x: Tensor, like: Tensor) -> Tensor:
+        self.infer(x, like)
+        return CastLike.decompose(self, x, like)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(3, 4), Spec((2,), "float64")])]
+
+
+def stored_like(a: Tensor, like: Tensor) -> Tensor:
+    return StoredLike()(a, like)
 
 
 @op
