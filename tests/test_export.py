@@ -351,3 +351,19 @@ def test_rules_of_aten_overloads() -> None:
         assert "torch.ops.aten.special_i1.default" in {r.op for r in net.report.rows}
     finally:
         del FUNCTION_RULES[target]
+
+
+def test_writes_of_decomposed_programs() -> None:
+    """run_decompositions writes them as copies and scatters."""
+
+    class Writes(nn.Module):
+        def forward(self, x: T) -> T:
+            y = x + 0
+            y[0], y[:, 1] = 1.0, x[:, 0]
+            y[0:1, ::2].mul_(2)
+            y[1:].copy_(x[:1])
+            return y + torch.empty_like(x).fill_(x.sum())
+
+    x = torch.randn(3, 4)
+    program = torch.export.export(Writes(), (x,)).run_decompositions()
+    close(torch2needle.convert(program)(x), Writes()(x))

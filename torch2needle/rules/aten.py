@@ -101,6 +101,11 @@ def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -
     return setitem(input, index_of(indices), values)
 
 
+@rule(aten.slice_scatter.default)
+def slice_scatter(input: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    return ops.setitem(input, span(dim, start, end, step), src)
+
+
 @rule(aten.split_with_sizes.default, view="always")
 @written_by(joined)
 def split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
@@ -211,8 +216,3 @@ def sym_min(a: Any, b: Any, *, like: Any = None) -> Any:
 @rule(aten.arange.default)
 def arange(end: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
     return creation.arange(end, dtype=dtype, like=like)
-
-
-@rule(aten.fill_.Tensor, aten.fill.Tensor)
-def fill(input: Any, value: Tensor) -> Any:
-    return ops.broadcast_like(ops.cast_like(value, input), input)

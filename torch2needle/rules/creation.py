@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from needle import ops
-from needle.autograd import Unsupported
+from needle.autograd import Tensor, Unsupported
 from needle.graph import Dim
 from needle.ops.creation import LIKE
 from torch2needle.registry import rule
@@ -19,6 +19,9 @@ T = torch.Tensor
 
 
 def filled(like: Any, value: Any, shape: Any, dtype: Any) -> Any:
+    if isinstance(value, Tensor):
+        value = ops.cast_like(value, like) if dtype is None else cast(value, dtype)
+        return ops.broadcast_like(value, like) if shape is None else ops.broadcast_to(value, shape=shape)
     if isinstance(dtype, DtypeOf):
         return ops.full_like(dtype.tensor, value, shape)
     return ops.full_like(like, value, shape, None if dtype is None else dtype_name(dtype))
@@ -81,7 +84,7 @@ def zero_(input: Any) -> Any:
     return filled(input, 0, None, None)
 
 
-@rule(T.fill_)
+@rule(T.fill_, torch.ops.aten.fill.Tensor, torch.ops.aten.fill.Scalar)
 def fill_(input: Any, value: Any) -> Any:
     return filled(input, value, None, None)
 

@@ -101,7 +101,7 @@ def setitem(input: Any, index: Any, value: Any) -> Any:
     return ops.masked_fill(input, mask, value, leading=True)
 
 
-@rule(T.copy_)
+@rule(T.copy_, torch.ops.aten.copy.default)
 def copy_(input: Any, src: Any, non_blocking: bool = False) -> Any:
     return ops.setitem(input, Ellipsis, src)
 
