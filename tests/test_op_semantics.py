@@ -79,6 +79,17 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
         (i64(1, 2, 3, 4).reshape(2, 2), i64(5, 6, 7, 8).reshape(2, 2)),
     ),
     "an infinite limit": (lambda x: (x.clamp(-INF, 3), x.clamp(2, INF), x.clip(-INF)), (i64(1, 5),)),
+    "numbers beside a number": (
+        lambda x, y: (
+            x & 2,
+            7 // x,
+            2**x,
+            torch.where(x > 1, x, 3),
+            torch.where(y > 1, y, 0.1),
+            torch.where(y > 2, 2, 3),
+        ),
+        (torch.tensor(3, dtype=torch.int32), t(0.5, 2, dtype="float64")),
+    ),
     "filled with a tensor": (
         lambda x, y: ((x + 0).fill_(y), torch.full_like(x, y), x.new_full((2, 3), y)),
         (t(1, 2), torch.tensor(7, dtype=torch.int32)),

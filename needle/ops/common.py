@@ -121,8 +121,10 @@ def as_operand(value: Any, like: Tensor) -> Tensor:
         return value
     try:
         dtype = promote_scalar(like.dtype, value) if np.ndim(value) == 0 else None
-    except Unsupported:  # a number takes part in the dtype that `like` has when the graph runs
-        dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
+    except Unsupported:  # until the graph runs
+        from .creation import Number
+
+        return Number(value)(like)
     return Tensor(value, device=like.device, dtype=dtype, requires_grad=False)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import promote_scalar
 
 
 @op
@@ -34,6 +35,23 @@ class Full(Op):
 def full_like(like: Tensor, value: Any, shape: Any = None, dtype: str | None = None) -> Tensor:
     """`value` in a shape and dtype, by default those of `like`; a constant on its device."""
     return Full(value, None if shape is None else tuple(shape), dtype)(like)
+
+
+@op
+class Number(Op):
+    """A number as a tensor without axes, in the dtype that it has beside the input, whose values play no part."""
+
+    value: Any
+
+    def infer(self, like: Any) -> Any:
+        return Spec((), promote_scalar(str(like.dtype), self.value))
+
+    def decompose(self, like: Tensor) -> Tensor:
+        return Tensor(self.value, device=like.device, dtype=self.infer(like).dtype, requires_grad=False)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"value": 1.5}, [(3, 4)])]
 
 
 class Line(Op):
