@@ -463,6 +463,15 @@ def test_indices_of_pools_are_refused() -> None:
         torch2needle.convert(torch.export.export(Pool(), (torch.randn(1, 2, 6),)))
 
 
+@pytest.mark.parametrize(
+    "f",
+    [lambda x, k: x.tril(k), lambda x, k: x.amax(k), lambda x, k: x[k:], lambda x, k: x.narrow(0, k, 1), F.leaky_relu],
+)
+def test_numbers_from_tensors_are_refused(f: Callable) -> None:
+    with pytest.raises(torch2needle.ConversionError, match="got the value of the tensor"):
+        torch2needle.convert(Two(lambda x, k: f(x, k)))
+
+
 def test_pieces_of_unknown_number_are_refused() -> None:
     with pytest.raises(torch2needle.ConversionError, match="number of pieces"):
         torch2needle.convert(One(lambda x: x.split(1)))

@@ -73,6 +73,14 @@ class SymbolicShape:
     __len__ = __iter__
 
 
+def check_number(value: Any, op: Op) -> None:
+    """Raise Unsupported for a tensor among an op's attributes."""
+    if isinstance(value, Symbol):
+        raise Unsupported(
+            f"{op.label} takes numbers that conversion knows, got the value of the tensor {value.node.name}"
+        )
+
+
 class Recorder:
     """Collects the ops applied to its symbols. `static`: shapes are the examples' (trace), else they stay free.
 
@@ -126,6 +134,7 @@ class Recorder:
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
         if op.must_decompose(*inputs):
             return op.decompose(*inputs)
+        map_structure(op.attributes(), lambda v: check_number(v, op))
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
         specs = [s.spec for s in symbols]  # type: ignore[attr-defined]
         sizes = [d for d in op.deferred() if isinstance(d, Dim)]
