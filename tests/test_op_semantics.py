@@ -268,6 +268,7 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
         ),
         (NUMBER,),
     ),
+    "a number turned": (lambda x: (x.flip(0), torch.flip(x, (-1,)), x.roll(1)), (NUMBER,)),
     "a number in order": (
         lambda x: (*(v for f in (x.sort(), x.max(0), x.min(0), torch.topk(x, 1)) for v in (f[0], f[1])),),
         (NUMBER,),
