@@ -213,6 +213,12 @@ def test_pieces_of_other_sizes_are_refused_at_run_time() -> None:
     net = torch2needle.convert(One(lambda x: torch.cat(x.chunk(4, 1), 1)))
     with pytest.raises(ValueError, match="expects 4 pieces"):
         net(np.zeros((3, 5), "float32"))
+    net = torch2needle.convert(One(lambda x: x.split(0, 1)), torch.zeros(3, 0))
+    assert [y.shape for y in net(np.zeros((3, 0), "float32"))] == [(3, 0)]
+    with pytest.raises(ValueError, match="pieces of 1 or more"):
+        net(np.zeros((3, 1), "float32"))
+    with pytest.raises(torch2needle.ConversionError, match="an axis that is not empty"):
+        torch2needle.convert(One(lambda x: x.unbind(1)), torch.zeros(3, 0))
 
 
 def test_stop_gradient() -> None:

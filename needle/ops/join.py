@@ -201,6 +201,8 @@ class Piece(Op):
             start = self.index * small + min(self.index, larger)
             return start, start + small + (self.index < larger)
         size = self.size if self.pieces is None else max(1, -(-total // self.pieces))
+        if total and size < 1:
+            raise ValueError(f"[split] expects pieces of 1 or more along axis {self.axis}, got {size}.")
         count = self.pieces if self.pieces is not None and total == 0 else max(1, -(-total // max(size, 1)))
         if self.index >= count or self.count not in (None, count):
             raise ValueError(

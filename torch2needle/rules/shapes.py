@@ -356,7 +356,7 @@ def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
     step = size if isinstance(size, int) else size.node.meta.get("example")
     if total is None or step is None:
         return Pieces(lambda i: ops.Piece(dim, i, size=size)(tensor), "split")
-    count = max(1, -(-total // step))
+    count = max(1, -(-total // max(1, step)))
     return tuple(ops.Piece(dim, i, size=size, count=count)(tensor) for i in range(count))
 
 
@@ -376,6 +376,8 @@ def unbind(input: Any, dim: int = 0) -> Any:
     count = known_size(input, dim)
     if count is None:
         return Pieces(lambda i: ops.getitem(input, at(dim, i)), "unbind")
+    if not count:  # no piece would tell that another input has some
+        raise Unsupported(f"unbind expects an axis that is not empty, got size 0 in axis {dim}")
     return tuple(ops.squeeze(ops.Piece(dim, i, size=1, count=count)(input), dim) for i in range(count))
 
 
