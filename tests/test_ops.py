@@ -244,6 +244,32 @@ def test_agrees_with_torch(name: str, numpy: bool) -> None:
         assert_close(g.numpy().astype("float64"), t.grad.numpy(), tolerance)
 
 
+SIGNED: dict[str, Callable] = {
+    "relu": ops.relu,
+    "relu6": ops.relu6,
+    "clamp_min": lambda x: ops.clamp_min(x, 0.0),
+    "clamp_min_of_minus_zero": lambda x: ops.clamp_min(x, -0.0),
+    "clamp_max": lambda x: ops.clamp_max(x, 0.0),
+    "clamp": lambda x: ops.clamp(x, -0.0, 0.0),
+    "leaky_relu": ops.leaky_relu,
+    "remainder": lambda x: ops.remainder(x, 2.0),
+    "remainder_of_a_negative": lambda x: ops.remainder(x, -2.0),
+    "fmod": lambda x: ops.fmod(x, 2.0),
+}
+
+
+@pytest.mark.parametrize("numpy", BACKENDS)
+@pytest.mark.parametrize("name", SIGNED)
+def test_zeros_keep_their_sign(name: str, numpy: bool) -> None:
+    x = np.array([0.0, -0.0] * 9)
+    signs = np.signbit(SIGNED[name](tensors([x], numpy)[0]).numpy())
+    np.testing.assert_array_equal(signs, np.signbit(x))
+
+
+def test_elu_keeps_the_sign_of_zero() -> None:
+    assert np.signbit(ops.elu(tensors([np.array([-0.0])], True)[0]).numpy()).all()
+
+
 @pytest.mark.parametrize("numpy", BACKENDS)
 @pytest.mark.parametrize("unbiased", [True, False], ids=["unbiased", "biased"])
 def test_batch_norm_moves_running_statistics(numpy: bool, unbiased: bool) -> None:

@@ -96,7 +96,7 @@ class ReLU(Activation):
     from_output = True
 
     def formula(self, x: np.ndarray) -> Any:
-        return np.maximum(x, 0)
+        return np.where(x < 0, 0, x)  # keeps -0, which np.maximum need not
 
     @staticmethod
     def slope(x: Tensor, alpha: Any) -> Tensor:
@@ -309,7 +309,7 @@ class ELU(Activation):
     has_alpha = True
 
     def formula(self, x: np.ndarray) -> Any:
-        return np.where(x > 0, x, self.alpha * np.expm1(np.minimum(x, 0)))
+        return np.where(x > 0, x, self.alpha * np.expm1(np.where(x > 0, 0, x)))
 
     @staticmethod
     def slope(x: Tensor, alpha: Any) -> Tensor:

@@ -54,6 +54,10 @@ class ClampMin(ScalarOp):
     kernel = "maximum_scalar"
     ufunc = np.maximum
 
+    def formula(self, x: np.ndarray) -> Any:
+        limit = np.asarray(self.scalar, x.dtype)
+        return np.where(x < limit, limit, x)  # of two zeros x, whatever its sign
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return multiply(out_grad, cast(ge(node.inputs[0], self.scalar), out_grad.dtype))
 
@@ -65,6 +69,10 @@ class ClampMax(ScalarOp):
     scalar: Any
     kernel = "minimum_scalar"
     ufunc = np.minimum
+
+    def formula(self, x: np.ndarray) -> Any:
+        limit = np.asarray(self.scalar, x.dtype)
+        return np.where(x > limit, limit, x)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return multiply(out_grad, cast(le(node.inputs[0], self.scalar), out_grad.dtype))
@@ -198,7 +206,10 @@ class Remainder(Whole):
     kernels = {"floor": "remainder", "trunc": "fmod"}
 
     def formula(self, a: np.ndarray, b: np.ndarray) -> Any:
-        return np.remainder(a, b) if self.rounding == "floor" else np.fmod(a, b)
+        left = np.fmod(a, b)
+        if self.rounding == "trunc":
+            return left
+        return np.where((left != 0) & ((left < 0) != (b < 0)), left + b, left)  # as in C: -0 of -0, which np.remainder loses
 
     def decompose(self, a: Tensor, *b: Tensor) -> Tensor:
         x, y, quotient = self.operands(a, *b)
