@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import needle as ndl
-from fuzzing import files, frame, layers
+from fuzzing import files, frame, layers, programs
 from needle.backend_ndarray import NDArray
 from needle.backend_selection import BACKEND
 from needle.op import OPS
@@ -54,6 +54,30 @@ def test_crashes_hangs_and_failures_are_found_and_shrunk() -> None:
     by_reason = {f["why"]: f["case"] for f in sorted(found.failures, key=lambda f: -len(f["case"]))}
     large = {"ValueError: 98 is large": "[98]", "ValueError: 99 is large": "[99]"}  # the shortest of each
     assert by_reason.items() <= {"crash: SIGSEGV": "[13]", "hangs": "[14]", **large}.items() and len(by_reason) >= 3
+
+
+EMPTY = ("c", "float32", (2, 2, 4, 3), 1, "plain")
+JUDGED: dict[str, list] = {
+    "what torch takes in float32 alone": [
+        ("torch.nn.functional.conv_transpose2d", (EMPTY, ("c", "float32", (2, 1, 3, 2), 2, "plain")), {"padding": 2}),
+        ("torch.Tensor.sin", (("v", 0),), {}),
+    ],
+    "a method that names float32": [
+        ("torch.Tensor.float", (("v", 0),), {}),
+        ("torch.matmul", (("v", 1), ("c", "float32", (3, 2), 1, "plain")), {}),
+        ("torch.Tensor.sin", (("v", 2),), {}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_programs_are_judged(name: str) -> None:
+    steps = JUDGED[name]
+    case = {"inputs": [("float32", (3, 3), 1, "plain")], "steps": steps, "outputs": [1, len(steps)], "form": "fused"}
+    assert programs.check(case) == "agrees"
+    judge = programs.Judge(case, [programs.make(*i) for i in case["inputs"]])
+    with pytest.raises(frame.Wrong, match="output 1 is"):
+        judge.check("wrong", [judge.want[0], judge.want[1] + 1])
 
 
 def test_damaged_files() -> None:

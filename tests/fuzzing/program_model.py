@@ -95,6 +95,7 @@ class Program(nn.Module):
     def call(self, name: str, args: tuple, kwargs: dict[str, Any], known: list[Any]) -> Any:
         values = [self.value(a, known) for a in args]
         named = {k: self.value(v, known) for k, v in kwargs.items()}
+        name = "torch.Tensor.double" if self.double and name == "torch.Tensor.float" else name
         method = name.removeprefix("torch.Tensor.")
         if method != name and not method.startswith("__r"):
             return getattr(values[0], method)(*values[1:], **named)

@@ -204,11 +204,16 @@ class Judge:
     def settle(self) -> None:
         """Results in float64, and how far some roundings move them: nan where they turn them over."""
         SHAKES.manual_seed(7)
-        self.exact = [array(o) for o in outputs(self.run(program(self.case, double=True)))]
+        double = True
+        try:
+            self.exact = [array(o) for o in outputs(self.run(program(self.case, double=True)))]
+        except RuntimeError:  # torch takes some calls in float32 alone, such as an empty result of conv_transpose2d
+            double, self.exact = False, self.want
         self.unsure = [np.zeros(e.shape) for e in self.exact]
         for how in (1, -1, 0, 0):
             with np.errstate(all="ignore"):
-                shaken = [array(o) for o in outputs(self.run(program(self.case, double=True, shake=shaker(how))))]
+                model = program(self.case, double=double, shake=shaker(how))
+                shaken = [array(o) for o in outputs(self.run(model))]
                 for k, (e, m) in enumerate(zip(self.exact, shaken, strict=True)):
                     away = np.abs(e.astype("float64") - m.astype("float64"))
                     if e.dtype.kind != "f":
