@@ -244,7 +244,7 @@ def test_agrees_with_torch(name: str, numpy: bool) -> None:
         assert_close(g.numpy().astype("float64"), t.grad.numpy(), tolerance)
 
 
-SIGNED: dict[str, Callable] = {
+SIGNED: dict[str, Any] = {
     "relu": ops.relu,
     "relu6": ops.relu6,
     "clamp_min": lambda x: ops.clamp_min(x, 0.0),
@@ -268,6 +268,28 @@ def test_zeros_keep_their_sign(name: str, numpy: bool) -> None:
 
 def test_elu_keeps_the_sign_of_zero() -> None:
     assert np.signbit(ops.elu(tensors([np.array([-0.0])], True)[0]).numpy()).all()
+
+
+INFINITE: dict[str, Any] = {
+    "regions": lambda m, x: m.adaptive_avg_pool2d(x, (2, 4)),
+    "nearest": lambda m, x: m.interpolate(x, size=(4, 7)),
+    "nearest_exact": lambda m, x: m.interpolate(x, size=(4, 7), mode="nearest-exact"),
+    "bilinear": lambda m, x: m.interpolate(x, size=(4, 9), mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("numpy", BACKENDS)
+@pytest.mark.parametrize("name", INFINITE)
+def test_an_infinite_pixel_stays_in_its_windows(name: str, numpy: bool) -> None:
+    x = np.random.randint(-8, 8, (1, 2, 5, 6)) / 8
+    x[0, 1, 2, 3] = np.inf
+    got = INFINITE[name](ops, tensors([x], numpy)[0]).numpy()
+    np.testing.assert_allclose(got, INFINITE[name](F, torch.tensor(x)).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_regions_of_opposite_numbers_have_the_mean_zero() -> None:
+    x = np.array([0.375, -0.25, -0.125]).reshape(1, 1, 1, 3)
+    assert ops.adaptive_avg_pool2d(tensors([x], True)[0], 1).numpy() == 0
 
 
 @pytest.mark.parametrize("numpy", BACKENDS)

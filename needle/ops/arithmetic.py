@@ -209,7 +209,8 @@ class Remainder(Whole):
         left = np.fmod(a, b)
         if self.rounding == "trunc":
             return left
-        return np.where((left != 0) & ((left < 0) != (b < 0)), left + b, left)  # as in C: -0 of -0, which np.remainder loses
+        across = (left != 0) & ((left < 0) != (b < 0))
+        return np.where(across, left + b, left)  # -0 leaves -0, as in C; np.remainder loses the sign
 
     def decompose(self, a: Tensor, *b: Tensor) -> Tensor:
         x, y, quotient = self.operands(a, *b)

@@ -13,6 +13,7 @@ from . import expressions
 from .comparison import gt
 from .elementwise import where
 from .indexing import getitem
+from .join import along
 from .shape import pad
 from .spatial import check_gradient, check_spatial, per_axis, windows_of
 from .windows import each_window, pad_images, windows
@@ -317,8 +318,10 @@ class AdaptiveAvgPool2d(Pool):
         return infer_adaptive(self, x)
 
     def reference(self, x: np.ndarray) -> Any:
-        rows, columns = region_means(tuple(x.shape[2:]), self.infer(x).shape[2:])
-        return rows.astype(x.dtype) @ x @ columns.T.astype(x.dtype)
+        regions = pooled_regions(tuple(x.shape[2:]), self.infer(x).shape[2:])
+        for axis, bounds in zip((3, 2), regions[::-1], strict=True):  # sums first: those of few digits keep all of them
+            x = np.stack([x[along(axis, 4, slice(*b))].sum(axis) for b in bounds], axis)
+        return x / region_sizes(regions).astype(x.dtype)
 
     def te(self, t: Any, out: Any, x: Any) -> Any:
         return t.topi.nn.adaptive_pool(x, out.shape[2:], "avg")
@@ -331,16 +334,14 @@ class AdaptiveAvgPool2d(Pool):
         return [({"output_size": (1, 1)}, [(2, 17, 7, 7)]), ({"output_size": (3, None)}, [(1, 2, 7, 5)])]
 
 
-def region_means(size: tuple, out: tuple) -> list[np.ndarray]:
-    """Per axis the (out, size) matrix whose rows average the regions."""
-    matrices = []
-    for n, o in zip(size, out, strict=True):
-        m = np.zeros((o, n))
-        for i in range(o):
-            start, stop = i * n // o, -(-(i + 1) * n // o)
-            m[i, start:stop] = 1 / (stop - start)
-        matrices.append(m)
-    return matrices
+def pooled_regions(size: tuple, out: tuple) -> list[list[tuple[int, int]]]:
+    """Start and end of every region, per axis."""
+    return [[(i * n // o, -(-(i + 1) * n // o)) for i in range(o)] for n, o in zip(size, out, strict=True)]
+
+
+def region_sizes(regions: list[list[tuple[int, int]]]) -> np.ndarray:
+    rows, columns = (np.array([stop - start for start, stop in r]) for r in regions)
+    return rows[:, None] * columns
 
 
 @op
@@ -357,8 +358,13 @@ class AdaptiveAvgPool2dGrad(Op):
         return run_grad("adaptive_avg_pool2d_grad", self.shape, [dy], ())
 
     def reference(self, dy: np.ndarray) -> Any:
-        rows, columns = region_means(self.shape[2:], dy.shape[2:])
-        return rows.T.astype(dy.dtype) @ dy @ columns.astype(dy.dtype)
+        regions = pooled_regions(self.shape[2:], dy.shape[2:])
+        dx = dy / region_sizes(regions).astype(dy.dtype)
+        for axis, bounds in zip((2, 3), regions, strict=True):
+            part, dx = dx, np.zeros((*dx.shape[:axis], self.shape[axis], *dx.shape[axis + 1 :]), dy.dtype)
+            for i, b in enumerate(bounds):
+                dx[along(axis, 4, slice(*b))] += part[along(axis, 4, slice(i, i + 1))]
+        return dx
 
     def te(self, t: Any, out: Any, dy: Any) -> Any:
         return expressions.adaptive_avg_pool2d_grad(t, out, dy)

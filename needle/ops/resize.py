@@ -11,6 +11,7 @@ from needle.autograd import Op, Spec, Tensor, one_of, op
 from needle.backend_ndarray import NDArray, call
 
 from . import expressions
+from .gather import take
 from .linalg import matmul
 from .pool import AdaptiveAvgPool2d
 from .pool_nd import AdaptiveAvgPoolNd
@@ -41,24 +42,32 @@ def source_scale(n: int, out: int, factor: float | None, align_corners: bool, mo
     return 1 / factor if factor else n / out
 
 
-def resize_matrix(n: int, out: int, mode: str, scale: float, align_corners: bool) -> np.ndarray:
-    """The (out, n) matrix that resizes one axis."""
-    m = np.zeros((out, n))
+Taps = list[tuple[np.ndarray, np.ndarray]]  # the pixels that are read along an axis and their weights
+
+
+def axis_taps(n: int, out: int, mode: str, scale: float, align_corners: bool) -> Taps:
+    """What is read along one axis, where a tap has an element for each of the `out` pixels."""
     at = np.arange(out)
     if mode.startswith("nearest"):  # torch computes the index in float32
         place = at.astype("float32") + np.float32(0.5 if mode == "nearest-exact" else 0)
-        m[at, np.minimum((place * np.float32(scale)).astype(int), n - 1)] = 1
-        return m
+        return [(np.minimum((place * np.float32(scale)).astype(int), n - 1), np.ones(out))]
     if mode == "bicubic":
         x = at * scale if align_corners else (at + 0.5) * scale - 0.5
         low = np.minimum(np.floor(x), n - 1).astype(int)
-        for offset, weight in zip((-1, 0, 1, 2), cubic_weights(np.clip(x - low, 0, 1)), strict=True):
-            np.add.at(m, (at, np.clip(low + offset, 0, n - 1)), weight)
-        return m
+        weights = cubic_weights(np.clip(x - low, 0, 1))
+        return [(np.clip(low + k, 0, n - 1), w) for k, w in zip((-1, 0, 1, 2), weights, strict=True)]
     x = at * scale if align_corners else np.maximum((at + 0.5) * scale - 0.5, 0)
     low = np.minimum(x.astype(int), n - 1)
-    np.add.at(m, (at, low), 1 - (x - low))
-    np.add.at(m, (at, np.minimum(low + 1, n - 1)), x - low)
+    if n == out == 1:  # the axis that a row lacks
+        return [(low, np.ones(1))]
+    return [(low, 1 - (x - low)), (low if out == n else np.minimum(low + 1, n - 1), x - low)]
+
+
+def matrix_of(taps: Taps, n: int) -> np.ndarray:
+    """The (out, n) matrix that resizes one axis."""
+    m = np.zeros((len(taps[0][0]), n))
+    for index, weight in taps:
+        np.add.at(m, (np.arange(len(index)), index), weight)
     return m
 
 
@@ -85,20 +94,18 @@ class Resize(Op):
         corners, mode = a["align_corners"], a["mode"]
         return [source_scale(n, o, f, corners, mode) for n, o, f in zip(size, out, factors, strict=True)]
 
-    def _matrices(self, size: tuple, out: tuple, dtype: Any) -> list[np.ndarray]:
+    def _taps(self, size: tuple, out: tuple) -> list[Taps]:
         a = self.attributes()
         scales = self._scales(size, out)
-        return [
-            resize_matrix(n, o, a["mode"], s, a["align_corners"]).astype(dtype)
-            for n, o, s in zip(size, out, scales, strict=True)
-        ]
+        return [axis_taps(n, o, a["mode"], s, a["align_corners"]) for n, o, s in zip(size, out, scales, strict=True)]
 
 
 @op
 class Interpolate(Resize):
     """x (N, C, L), (N, C, H, W) or (N, C, D, H, W) at another size; size and scale_factor: one number or one per axis.
 
-    `scale_factor` fixes the size where that is None, and the sampling step unless `recompute_scale_factor` is set.
+    `scale_factor` fixes the size where that is None, and the sampling step unless `recompute_scale_factor` is set. Bicubic is
+    two products with matrices: an infinite pixel makes NaN of the rows and columns that it meets, where torch's stays near it.
     """
 
     size: Any = None
@@ -157,8 +164,9 @@ class Interpolate(Resize):
             call("interpolate_bilinear", [out], inputs, self.align_corners, *attributes)
 
     def reference(self, x: np.ndarray) -> Any:
-        rows, columns = self._matrices(x.shape[2:], self.infer(x).shape[2:], x.dtype)
-        return rows @ x @ columns.T
+        rows, columns = self._taps(x.shape[2:], self.infer(x).shape[2:])
+        x = sum(x[:, :, :, index] * weight.astype(x.dtype) for index, weight in columns)
+        return sum(x[:, :, index] * weight[:, None].astype(x.dtype) for index, weight in rows)
 
     def te(self, t: Any, out: Any, x: Any) -> Any:
         return expressions.interpolate(t, self, out, x, self._scales(t.plain(x.shape[2:]), out.shape[2:]))
@@ -211,7 +219,8 @@ class InterpolateGrad(Resize):
         return dx
 
     def reference(self, dy: np.ndarray) -> Any:
-        rows, columns = self._matrices(self.shape[2:], dy.shape[2:], dy.dtype)
+        taps = self._taps(self.shape[2:], dy.shape[2:])
+        rows, columns = (matrix_of(t, n).astype(dy.dtype) for t, n in zip(taps, self.shape[2:], strict=True))
         return rows.T @ dy @ columns
 
     def te(self, t: Any, out: Any, dy: Any) -> Any:
@@ -222,7 +231,7 @@ class InterpolateGrad(Resize):
 
 
 def resize_images(x: Tensor, size: tuple, scales: tuple, mode: str, align_corners: bool) -> Tensor:
-    """x (N, C, H, W) at `size` with input pixels per output pixel `scales`: by kernels, else by a matrix per axis."""
+    """x (N, C, H, W) at `size` with input pixels per output pixel `scales`: by kernels, else by a matrix or numbers per axis."""
     before = tuple(x.shape[2:])
     if mode == "nearest-exact" and all(o % n == 0 and s == n / o for n, o, s in zip(before, size, scales, strict=True)):
         mode = "nearest"  # the same pixels
@@ -232,7 +241,11 @@ def resize_images(x: Tensor, size: tuple, scales: tuple, mode: str, align_corner
     for axis in (1, 0):
         if size[axis] == before[axis] and scales[axis] == 1:
             continue
-        matrix = resize_matrix(before[axis], size[axis], mode, scales[axis], align_corners)
+        taps = axis_taps(before[axis], size[axis], mode, scales[axis], align_corners)
+        if mode == "nearest-exact":
+            x = take(x, Tensor(taps[0][0], device=x.device, dtype="int64", requires_grad=False), axis + 2)
+            continue
+        matrix = matrix_of(taps, before[axis])
         values = Tensor(matrix.T if axis else matrix, device=x.device, dtype=x.dtype, requires_grad=False)
         x = matmul(x, values) if axis else matmul(values, x)
     return x
