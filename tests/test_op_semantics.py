@@ -143,6 +143,16 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     "threshold of ints": (lambda x: (F.threshold(x, 1, 2.5), F.threshold(x, -1.5, 7)), (i64(-1, -2, 3),)),
     "hardtanh of ints": (lambda x: (F.hardtanh(x), F.hardtanh(x, -1, 2), F.relu6(x)), (i64(1, 7, -3),)),
     "clamp of ints": (lambda x: (x.clamp(0.5, 2), x.clamp(0, 2), x.clamp(min=0.5)), (i64(0, 2, 3),)),
+    "clamp of ints at infinity": (lambda x: (x.clamp(-INF, 2), x.clamp(INF, 0), x.clamp(max=INF)), (i64(0, 2, 3),)),
+    "einsum of bools": (
+        lambda x, y: (torch.einsum("ab,ac->ac", x, y), torch.einsum("ab,cb->ac", x, x), torch.einsum("ab->a", x)),
+        (bools([True], [False]), bools([True, True], [False, True])),
+    ),
+    "einsum of int32": (
+        lambda x, y: (torch.einsum("ab,ac->ac", x, y), torch.einsum("ac,ab->ab", y, x)),
+        (t([1], [2], dtype="int32"), t([1, 2], [3, 4], dtype="int32")),
+    ),
+    "matmul of bools": (lambda x, y: x @ y, (torch.zeros(2, 0, dtype=torch.bool), torch.zeros(0, 3, dtype=torch.bool))),
     "square of bools": (lambda x: torch.square(x), (bools(True, False),)),
     "totals in a dtype": (
         lambda x: (x.sum(dtype=torch.int32), x.cumsum(0, dtype=torch.int32), x.prod(dtype=torch.int32)),

@@ -8,6 +8,7 @@ from .activation import ACTIVATIONS, elu, gelu, hardsigmoid, hardswish, leaky_re
 from .arithmetic import (
     bitwise,
     bitwise_not,
+    clamp,
     clamp_max,
     clamp_min,
     expm1,
@@ -54,7 +55,6 @@ from .elementwise import (
     at_least,
     at_most,
     cast,
-    clamp,
     divide,
     divide_scalar,
     maximum,

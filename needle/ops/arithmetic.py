@@ -27,6 +27,7 @@ from .common import (
 )
 from .comparison import eq, ge, le, lt, ne
 from .elementwise import (
+    Clamp,
     add,
     at_least,
     at_most,
@@ -84,6 +85,15 @@ def clamp_min(a: Tensor, low: Any) -> Tensor:
 
 def clamp_max(a: Tensor, high: Any) -> Tensor:
     return ClampMax(high)(a) if is_limit(high) else at_most(a, high)
+
+
+@tensor_method("clamp", "clip")
+def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """a limited to [min, max]; None leaves a side open."""
+    if min is not None and max is not None and is_limit(min) and is_limit(max):
+        return Clamp(min, max)(a)
+    low = a if min is None else clamp_min(a, min)
+    return low if max is None else clamp_max(low, max)
 
 
 def fmax(a: Tensor, b: Any) -> Tensor:

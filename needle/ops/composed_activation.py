@@ -8,9 +8,10 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import dtype_name
 
 from .activation import elu, sigmoid, tanh
+from .arithmetic import clamp
 from .common import FLOATS, check_axis
 from .comparison import ge, gt, le
-from .elementwise import Clamp, add_scalar, clamp, divide, mul_scalar, multiply, negate, subtract, where
+from .elementwise import Clamp, add_scalar, divide, mul_scalar, multiply, negate, subtract, where
 from .gather import masked_fill
 from .indexing import getitem
 from .maths import absolute, softplus

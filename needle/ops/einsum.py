@@ -10,7 +10,7 @@ from needle.autograd import Tensor
 from .elementwise import multiply
 from .linalg import matmul
 from .reduce import summation
-from .runtime_shape import diagonal
+from .runtime_shape import diagonal, summed_out
 from .shape import permute, reshape, unsqueeze
 
 ELLIPSIS_LABELS = "".join(chr(0x100 + i) for i in range(32))  # stand for the axes under "...", from the last backwards
@@ -110,7 +110,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         others = later | set(done[1] if done else "") | (set("".join(terms[:i])) if done is None else set())
         alone = tuple(j for j, c in enumerate(term) if c not in others)
         if alone:
-            x, term = summation(x, alone), "".join(c for c in term if c in others)
+            x, term = (summed_out if len(terms) > 1 else summation)(x, alone), "".join(c for c in term if c in others)
         done = (x, term) if done is None else contract(*done, x, term, "".join(later))
         stale = tuple(j for j, c in enumerate(done[1]) if c not in later)
         if stale:

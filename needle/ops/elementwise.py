@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -299,8 +298,7 @@ class Clamp(Unary):
     kernel = "clamp"
 
     def operand_dtype(self, *inputs: Any) -> str:
-        finite = [v for v in (self.low, self.high) if not isinstance(v, float) or math.isfinite(v)]
-        return promote_scalar(dtype_name(inputs[0].dtype), sum(finite))
+        return promote_scalar(dtype_name(inputs[0].dtype), sum((self.low, self.high)))
 
     def formula(self, x: np.ndarray) -> Any:
         return np.clip(x, self.low, self.high).astype(x.dtype)
@@ -311,16 +309,6 @@ class Clamp(Unary):
     @classmethod
     def samples(cls) -> list:
         return [({"low": -1.0, "high": 1.5}, [(4, 33)])]
-
-
-@tensor_method("clamp", "clip")
-def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """a limited to [min, max]; None leaves a side open."""
-    limits = [-np.inf if min is None else min, np.inf if max is None else max]
-    if all(is_limit(v) for v in limits):
-        return Clamp(*limits)(a)
-    low = a if min is None else at_least(a, min)
-    return low if max is None else at_most(low, max)
 
 
 def is_limit(scalar: Any) -> bool:

@@ -20,7 +20,10 @@ from .shape import broadcast_to, reshape, reshaped, transpose
 
 @op
 class MatMul(Op):
-    """a @ b: (..., M, K) times (..., K, N), leading axes broadcast; a 1-d operand is a row or a column, as in numpy."""
+    """a @ b: (..., M, K) times (..., K, N), leading axes broadcast; a 1-d operand is a row or a column, as in numpy.
+
+    Of bools, whether any pair is true.
+    """
 
     compute_infers = True
 
@@ -36,13 +39,14 @@ class MatMul(Op):
         return Spec((*batch, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())), self._dtype(a, b))
 
     def _dtype(self, a: Any, b: Any) -> str:
-        dtype = promote(dtype_name(a.dtype), dtype_name(b.dtype))
-        return "int64" if dtype == "bool" else dtype
+        return promote(dtype_name(a.dtype), dtype_name(b.dtype))
 
     def flops(self, out: Any, a: Any, b: Any) -> int:
         return 2 * prod(out.shape) * a.shape[-1]
 
     def compute(self, a: NDArray, b: NDArray) -> Any:
+        if self._dtype(a, b) == "bool":
+            return self.compute(a.astype("int64"), b).astype("bool")
         if len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]:
             return a @ b
         shape = self.infer(a, b).shape

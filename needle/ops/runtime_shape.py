@@ -14,6 +14,7 @@ from .common import KINDS, as_axes, check_axis, result_dtype
 from .elementwise import cast, multiply, where
 from .indexing import getitem
 from .join import along, concat
+from .reduce import Summation, summation
 from .shape import Pad, broadcast_to, flatten, permute, reshape, unsqueeze
 
 
@@ -68,6 +69,33 @@ class MoveAxis(Op):
 
 def moveaxis(a: Tensor, source: Any, target: Any) -> Tensor:
     return MoveAxis(as_axes(source), as_axes(target))(a)
+
+
+@op
+class SummedOut(Op):
+    """Sums over axes; those of size 1 are dropped, which keeps the dtype of integers and bools, as in torch.einsum."""
+
+    axes: tuple
+
+    def _summed(self, x: Any) -> tuple[int, ...]:
+        return tuple(a for a in self.axes if x.shape[a] != 1)
+
+    def infer(self, x: Any) -> Any:
+        shape = tuple(n for a, n in enumerate(x.shape) if a not in self.axes)
+        summed = self._summed(x)
+        return Spec(shape, Summation(summed).infer(x).dtype if summed else str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        summed = self._summed(x)
+        return reshape(summation(x, summed) if summed else x, self.infer(x).shape)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"axes": a}, [(3, 1, 4)]) for a in ((1,), (0, 1))]
+
+
+def summed_out(a: Tensor, axes: tuple) -> Tensor:
+    return SummedOut(axes)(a)
 
 
 @op
