@@ -118,6 +118,12 @@ VIEWS: dict[str, Any] = {  # the write, and why it is refused without an example
     "diagonal": (lambda self, y, x: y.diagonal().add_(1), "through a view"),
     "chunk": (lambda self, y, x: y.chunk(2, 1)[1].add_(1), ""),
     "one piece twice": (lambda self, y, x: (lambda p: (p[1].unsqueeze_(0), p[1].add_(1), p[1])[2])(y.chunk(2, 1)), ""),
+    "pieces with a new shape": (
+        lambda self, y, x: (lambda p: (p[0].unsqueeze_(1), p[0].add_(1), p)[2])(y.chunk(2, 1)),
+        "",
+    ),
+    "named results": (lambda self, y, x: (lambda s: (s.values.t_(), s[0].add_(1), s)[2])(y.sort(1)), ""),
+    "limits": (lambda self, y, x: (lambda m: (m[1].unsqueeze_(0), m.max - m.min, m)[1:])(y.aminmax(dim=1)), ""),
     "split and unbind": (lambda self, y, x: y.split((3, 5), 1)[0].select(1, 0).add_(1), ""),
     "positive": (lambda self, y, x: (+y).add_(1), ""),
     "cpu": (lambda self, y, x: y.cpu().add_(1), ""),

@@ -23,6 +23,13 @@ def overlaps(base: Any, value: Any, *_: Any, **__: Any) -> Any:
     raise Unsupported("it writes a view whose elements share memory with each other; clone it first")
 
 
+def with_item(values: Any, index: int, item: Any) -> Any:
+    """A tuple or list with another item in a place."""
+    items = list(values)
+    items[index] = item
+    return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
+
+
 class Cell:
     """One storage, or a view of another.
 
@@ -51,7 +58,11 @@ class Cell:
     def read(self) -> Any:
         if self.stale:
             raise Unsupported(self.stale)
-        return self.value
+        value = self.value
+        for i, item in self.items.items():
+            if item.base is not self:  # a cell of its own: after a new shape, that of the same tensor under every name
+                value = with_item(value, i, item.read())
+        return value
 
     def root(self) -> Cell:
         return self if self.base is None else self.base.root()

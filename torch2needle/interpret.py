@@ -18,7 +18,7 @@ from needle.nn.module import Module
 
 from .aten import FLAGS, is_overload
 from .capture import Captured, TrainingFlag, capture, node_location, owner_path
-from .cells import Cell
+from .cells import Cell, with_item
 from .layer_calls import call_layer
 from .registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, target_name
 from .report import Report, Row, short, status_of
@@ -178,6 +178,9 @@ class Interpreter:
         if isinstance(target, type) and issubclass(target, tuple):  # a named tuple among the results
             return Cell(target(*args, **kwargs))
         if target is getattr and not isinstance(args[0], Tensor):  # of a named tuple
+            fields = getattr(args[0], "_fields", ())
+            if args[1] in fields:
+                return self.item(node, args[0], fields.index(args[1]))
             return Cell(getattr(*args), self.base(node), lambda v: getattr(v, args[1]))
         if kwargs.get("out") is not None:
             raise Unsupported("it writes its result into out=; assign it with copy_")
@@ -227,17 +230,12 @@ class Interpreter:
     def item(self, node: fx.Node, value: Any, index: Any) -> Cell:
         """One of several values, such as a piece of a split."""
 
-        def put(base: Any, item: Any) -> Any:
-            items = list(base)
-            items[index] = item
-            return tuple(items)
-
         base = self.base(node)
         if base is None or isinstance(index, slice):
             return Cell(value[index], base, lambda v: v[index])
         index = index + len(value) if index < 0 else index
         if index not in base.items:
-            base.items[index] = Cell(value[index], base, lambda v: v[index], put)
+            base.items[index] = Cell(value[index], base, lambda v: v[index], lambda v, item: with_item(v, index, item))
         return base.items[index]
 
     def call_module(self, node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> Cell:

@@ -104,8 +104,8 @@ def structure(values: list[Any], spec: Any) -> Any:
         return spec.type(parts)
     if spec.type is namedtuple:
         return spec.context(*parts)
-    if issubclass(spec.type, tuple) and hasattr(spec.type, "_fields"):
-        return spec.type(*parts)
+    if issubclass(spec.type, tuple):
+        return spec.type(*parts) if hasattr(spec.type, "_fields") else tuple(parts)  # torch.sort's and its like
     keys = spec.context
     if isinstance(keys, list | tuple) and len(keys) == 2 and isinstance(keys[0], list) and len(keys[0]) == len(parts):
         return dict(zip(keys[0], parts, strict=True)) | dict.fromkeys(keys[1])  # a registered dataclass

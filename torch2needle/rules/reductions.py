@@ -16,6 +16,13 @@ from torch2needle.rules.arithmetic import cast
 T = torch.Tensor
 
 
+class Extremes(NamedTuple):
+    """The result of torch.aminmax."""
+
+    min: Any
+    max: Any
+
+
 class Ordered(NamedTuple):
     """What torch.max and torch.sort return along a dim."""
 
@@ -78,7 +85,7 @@ def min(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None
 
 @rule(torch.aminmax, T.aminmax)
 def aminmax(input: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
-    return ops.amin(input, dim, keepdim), ops.amax(input, dim, keepdim)
+    return Extremes(ops.amin(input, dim, keepdim), ops.amax(input, dim, keepdim))
 
 
 @rule(torch.argmax, T.argmax)
