@@ -159,6 +159,7 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
         (i64(2, 3),),
     ),
     # powers, quotients
+    "bools ** bool": (lambda x: (x.pow(False), x.pow(True)), (bools(True, False),)),
     "number ** ints": (lambda x: (0.5**x, 2**x, torch.pow(2.5, x)), (i64(1, 2, 3),)),
     "ints ** ints": (lambda x, y: x**y, (i64(3, -3, 0, 2, 1, -1), i64(39, 39, 0, 63, -1, -3))),
     "ints ** number": (lambda x: (x**2, x**3, x**0.5), (i64(3**13, 3),)),

@@ -77,6 +77,9 @@ class PowerScalar(ScalarOp):
             raise ValueError(f"[power] the exponent of integers expects a number of at least 0, got {self.scalar}.")
         return dtype
 
+    def formula(self, x: np.ndarray) -> Any:
+        return super().formula(x).astype(x.dtype)  # numpy makes int8 of bools
+
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         special = {2: "square", 0.5: "sqrt", -1: "reciprocal", -0.5: "rsqrt"}.get(self.scalar)
         x = inputs[0].as_dtype(out.dtype)
@@ -90,6 +93,9 @@ class PowerScalar(ScalarOp):
     def _by_squares(self, x: NDArray, out: NDArray) -> None:
         """Whole powers of integers, which wrap as products do."""
         left, factor = int(self.scalar), x
+        if left == 1:  # all that a bool may have beside 0; bools have no products
+            call("copy", [out], [x])
+            return
         product = NDArray.empty(out.shape, out.dtype)
         product.fill(1.0)
         while left:
