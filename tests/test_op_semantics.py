@@ -41,6 +41,11 @@ def written(x: torch.Tensor, value: Any) -> torch.Tensor:
     return x
 
 
+def limits_of_sum(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    total = x.sum()
+    return total, -total.max(0).values, -total.min(0).values
+
+
 X = torch.arange(6.0).reshape(2, 3)
 LARGE = i64(BIG, BIG + 1, BIG - 1, 2**62 + 1)
 FLOATS = t(-5, 5, 3, 0, -0.0, INF, NAN, -INF)
@@ -153,6 +158,7 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
         (t([1], [2], dtype="int32"), t([1, 2], [3, 4], dtype="int32")),
     ),
     "matmul of bools": (lambda x, y: x @ y, (torch.zeros(2, 0, dtype=torch.bool), torch.zeros(0, 3, dtype=torch.bool))),
+    "largest of a number": (limits_of_sum, (t(1, 2),)),
     "square of bools": (lambda x: torch.square(x), (bools(True, False),)),
     "totals in a dtype": (
         lambda x: (x.sum(dtype=torch.int32), x.cumsum(0, dtype=torch.int32), x.prod(dtype=torch.int32)),

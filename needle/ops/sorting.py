@@ -76,6 +76,9 @@ class MaxAlong(Op):
     def compute(self, x: NDArray) -> Any:
         return x.reduce("max", (self.axis % x.ndim,), True).as_dtype(x.dtype) if x.shape else x
 
+    def aliases(self, out: Any, *inputs: Any) -> bool:
+        return not inputs[0].shape
+
     def reference(self, x: np.ndarray) -> Any:
         return x.max(self.axis, keepdims=True)
 
