@@ -157,6 +157,10 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
         lambda x, y: (torch.einsum("ab,ac->ac", x, y), torch.einsum("ac,ab->ab", y, x)),
         (t([1], [2], dtype="int32"), t([1, 2], [3, 4], dtype="int32")),
     ),
+    "einsum of nothing": (
+        lambda x, y: (torch.einsum("abc,abe->ae", x, y), torch.einsum("abc,abe->ac", x, y)),
+        (torch.zeros(4, 0, 3, dtype=torch.int32), torch.zeros(4, 0, 2, dtype=torch.int32)),
+    ),
     "matmul of bools": (lambda x, y: x @ y, (torch.zeros(2, 0, dtype=torch.bool), torch.zeros(0, 3, dtype=torch.bool))),
     "largest of a number": (limits_of_sum, (t(1, 2),)),
     "square of bools": (lambda x: torch.square(x), (bools(True, False),)),

@@ -8,7 +8,7 @@ from typing import Any
 from needle.autograd import Tensor
 
 from .elementwise import multiply
-from .linalg import matmul
+from .linalg import product
 from .reduce import summation
 from .runtime_shape import diagonal, summed_out
 from .shape import permute, reshape, unsqueeze
@@ -92,7 +92,7 @@ def contract(a: Tensor, ta: str, b: Tensor, tb: str, keep: str) -> tuple[Tensor,
     lead = [left.shape[i] for i in range(len(batch))] if n != 1 or m != 1 else []
     x = merge_last(left, len(batch) + n + k, len(batch), (n, k))
     y = merge_last(right, len(batch) + k + m, len(batch), (k, m))
-    out = matmul(x, y)
+    out = product(x, y)
     if n != 1 or m != 1:
         middle = sizes if n != 1 else [out.shape[len(batch)]]
         last = sizes_right if m != 1 else [out.shape[len(batch) + 1]]

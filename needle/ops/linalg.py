@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, one_of, op, tensor_method
+from needle.autograd import Op, Spec, Tensor, Unsupported, one_of, op, tensor_method
 from needle.backend_ndarray import NDArray, dtype_name, promote
 
 from .activation import activation_code
 from .common import as_operand, broadcast_shape, cast_array, result_dtype, unbroadcast
-from .elementwise import add, multiply
+from .elementwise import add, cast, multiply
 from .planned import lower_linear
 from .reduce import summation
 from .shape import broadcast_to, reshape, reshaped, transpose
@@ -100,6 +100,30 @@ def matmul(a: Tensor, b: Any) -> Tensor:
 def rmatmul(a: Tensor, b: Any) -> Tensor:
     """b @ a for an array b."""
     return MatMul()(as_operand(b, a), a)
+
+
+@op
+class MixedProduct(Op):
+    """a @ b of two dtypes as torch.einsum has it, which takes them only where nothing is summed: an empty one is of b's dtype."""
+
+    def infer(self, a: Any, b: Any) -> Any:
+        spec = MatMul().infer(a, b)
+        return spec if prod(spec.shape) * a.shape[-1] else Spec(spec.shape, str(b.dtype))
+
+    def decompose(self, a: Tensor, b: Tensor) -> Tensor:
+        return cast(matmul(a, b), self.infer(a, b).dtype)
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({}, [(5, 7), Spec((7, 3), "float64")]), ({}, [(2, 0), Spec((0, 3), "int32")])]
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, of two dtypes as in torch.einsum; where they are not known they count as one."""
+    try:
+        return matmul(a, b) if a.dtype == b.dtype else MixedProduct()(a, b)
+    except Unsupported:
+        return matmul(a, b)
 
 
 @op
