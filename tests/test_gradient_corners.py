@@ -24,6 +24,8 @@ TABLE: list[tuple[str, list, dict[str, Any], list[tuple]]] = [  # call, args, kw
     ("torch.pow", ["x0", "x1"], {}, [((4, 5), "ties"), ((5,), "zeros")]),
     ("torch.maximum", ["x0", "x1"], {}, [((4, 5), "nan"), ((4, 5), "ties")]),
     ("torch.minimum", ["x0", "x1"], {}, [((4, 5), "ties"), ((5,), "nan")]),
+    ("torch.fmin", ["x0", "x1"], {}, [((4, 5), "ties"), ((5,), "nan")]),
+    ("torch.fmax", ["x0", "x1"], {}, [((), "zeros"), ((), "zeros")]),
     ("torch.clamp", ["x0", "x1"], {}, [((4, 5), "ties"), ((4, 5), "ties")]),
     ("torch.clamp_max", ["x0", "x1"], {}, [((4, 5), "ties"), ((4, 5), "nan")]),
     ("nn.Conv2d", [1, 1, 3], {"padding": 1, "dilation": 2}, [((1, 1, 3, 3), "normal")]),

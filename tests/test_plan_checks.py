@@ -274,3 +274,48 @@ def test_an_op_that_reads_a_view_of_its_input_does_not_write_over_it() -> None:
     x = np.random.randn(3, 4).astype("float32") * 2
     y = np.maximum(x, 0)
     np.testing.assert_array_equal(ndl.compile(pieces, (x,))(x), np.where(y > 1, y, y[:, :1]))
+
+
+EMPTY: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "a halo around no rows": (lambda x, net: net[1](net[0](x)), (1, 16, 0, 5)),
+    "a halo around no columns": (lambda x, net: net[1](net[0](x)), (2, 16, 3, 0)),
+    "reversed arrays of no columns": (
+        lambda x, net: ops.flip(x, 1) @ ops.flip(ops.permute(x, (0, 2, 1)), 2),
+        (4, 3, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_plans_of_empty_arrays(name: str, guarded: None) -> None:
+    f, shape = EMPTY[name]
+    net = nn.Sequential(
+        nn.Conv(16, 16, 1, stride=2, padding=2, layout="torch"), nn.Conv(16, 32, 3, padding=1, layout="torch")
+    ).eval()
+    layers, x = net.layers if hasattr(net, "layers") else list(net.children()), np.zeros(shape, "float32")
+    want = f(Tensor(x), layers).numpy()
+    assert want.size
+    np.testing.assert_allclose(ndl.compile(lambda x: f(x, layers), (x,))(x), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", ["BatchNorm2d", "LayerNorm", "GroupNorm"])
+@pytest.mark.parametrize("count", [3, 5, 17, 33, 1001])
+def test_norms_of_equal_numbers_are_exact(layer: str, count: int) -> None:
+    """A mean that is off by a rounding would be divided by the root of eps."""
+    x = np.full((1, 1, 1, count), np.float32(0.7) / 3, "float32")
+    net = {
+        "BatchNorm2d": lambda: nn.BatchNorm2d(1),
+        "LayerNorm": lambda: nn.LayerNorm((count,)),
+        "GroupNorm": lambda: nn.GroupNorm(1, 1),
+    }[layer]()
+    np.testing.assert_array_equal(net(Tensor(x)).numpy(), np.zeros_like(x))
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.3])
+def test_slopes_of_float64_are_float64(slope: float) -> None:
+    import operator_fusion
+
+    net = nn.Sequential(nn.Linear(6, 5, layout="torch"), nn.BatchNorm1d(5), nn.LeakyReLU(slope)).to("float64").eval()
+    x = np.random.default_rng(0).standard_normal((9, 6))
+    exe = ndl.compile(operator_fusion.fuse(net), (x,))
+    np.testing.assert_allclose(exe(x), net(Tensor(x, dtype="float64")).numpy(), rtol=1e-14, atol=1e-14)

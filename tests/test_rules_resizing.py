@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,9 +13,11 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
+import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import Calls, converts  # noqa: E402
 from gpu_devices import everywhere  # noqa: E402
+from needle.ops.resize import Interpolate  # noqa: E402
 
 LINE, IMAGE, VOLUME = (2, 4, 7), (2, 3, 6, 5), (1, 2, 4, 5, 6)
 PADS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -190,3 +193,12 @@ def test_errors_are_one_sentence(name: str) -> None:
     net = torch2needle.convert(Calls(f))
     with pytest.raises(ValueError, match=message):
         net(torch.randn(shape))
+
+
+@pytest.mark.parametrize("size", [None, (3, 9)])
+@pytest.mark.parametrize("factor", [0.0, -1, (2.0, -0.5), float("nan")])
+def test_scales_are_positive(size: Any, factor: Any) -> None:
+    """Others would read beside the image."""
+    x = ndl.Tensor(np.zeros((2, 3, 5, 4), "float32"))
+    with pytest.raises(ValueError, match="scale_factor expects numbers above 0"):
+        Interpolate(size, factor)(x)

@@ -41,7 +41,7 @@ NEEDLE_INLINE T* row_of(const View& v, int64_t n, int64_t channel) {
 
 // y = activation((x - mean) * scale + bias) over a contiguous row.
 template <class T>
-NEEDLE_INLINE void normalise(T* y, const T* x, int64_t size, T mean, T scale, T bias, int code, float alpha) {
+NEEDLE_INLINE void normalise(T* y, const T* x, int64_t size, T mean, T scale, T bias, int code, T alpha) {
   using L = typename LanesOf<T>::type;
   for_lanes<T>(size, [&](int64_t i, int n) {
     L v = (load_lanes(x + i, n) - L(mean)) * L(scale) + L(bias);
@@ -49,22 +49,24 @@ NEEDLE_INLINE void normalise(T* y, const T* x, int64_t size, T mean, T scale, T 
   });
 }
 
-// Mean and biased variance of `rows` rows, in two passes: E(x^2) - E(x)^2 would cancel.
+// Mean and biased variance of `rows` rows, in two passes: E(x^2) - E(x)^2 would cancel. The second one corrects the
+// mean, so that equal numbers have theirs exactly: a norm divides what is left of them by the root of eps alone.
 template <class T, class F>
 NEEDLE_INLINE void statistics(int64_t rows, int64_t size, const F& row, double* mean, double* var) {
   using L = typename LanesOf<T>::type;
-  double count = static_cast<double>(rows * size), total = 0, squares = 0;
+  double count = static_cast<double>(rows * size), total = 0, sums[2] = {0, 0};  // of x - centre and its squares
   for (int64_t r = 0; r < rows; r++)
     add_row<T, 1>(&total, size, [&](int64_t i, int n, L* s) { s[0] = s[0] + load_lanes(row(r) + i, n); });
-  *mean = total / count;
-  L centre(static_cast<T>(*mean));
+  const T centre = static_cast<T>(total / count);
   for (int64_t r = 0; r < rows; r++)
-    add_row<T, 1>(&squares, size, [&](int64_t i, int n, L* s) {
-      L d = centred(row(r) + i, n, centre);
-      s[0] = fma(d, d, s[0]);
+    add_row<T, 2>(sums, size, [&](int64_t i, int n, L* s) {
+      L d = centred(row(r) + i, n, L(centre));
+      s[0] = s[0] + d;
+      s[1] = fma(d, d, s[1]);
     });
-  double off = static_cast<double>(static_cast<T>(*mean)) - *mean;  // the centre is a rounded mean
-  *var = max(0.0, squares / count - off * off);                     // in this order not a number stays none
+  const double off = sums[0] / count;
+  *mean = off == off ? static_cast<double>(centre) + off : total / count;
+  *var = max(0.0, sums[1] / count - off * off);  // in this order not a number stays none
 }
 
 void batch_norm_blocked(const Call& c) {
@@ -114,7 +116,7 @@ void batch_norm(const Call& c) {
         int64_t n = r / channels, k = r % channels;
         T scale = static_cast<T>(value(3, k) / ::sqrt(static_cast<double>(value(2, k)) + c.attr[0]));
         normalise(row_of<T>(c.out[0], n, k), row_of<T>(c.in[0], n, k), size, value(1, k), scale, value(4, k),
-                  static_cast<int>(c.i(1)), c.f(2));
+                  static_cast<int>(c.i(1)), static_cast<T>(c.attr[2]));
       }
     });
   });
@@ -136,7 +138,7 @@ void batch_norm_train(const Call& c) {
         T scale = static_cast<T>(inverse * c.in[1].as<T>()[k]);
         for (int64_t n = 0; n < rows; n++)
           normalise(row_of<T>(c.out[0], n, k), row_of<T>(x, n, k), size, static_cast<T>(mean), scale,
-                    c.in[2].as<T>()[k], static_cast<int>(c.i(1)), c.f(2));
+                    c.in[2].as<T>()[k], static_cast<int>(c.i(1)), static_cast<T>(c.attr[2]));
       }
     });
   });

@@ -33,7 +33,8 @@ void product_of_rows(const Call& c, int64_t begin, int64_t end) {
       if (c.i(2))
         for (int64_t j = 0; j < n; j++) to[j] += c.in[2].as<const T>()[(n0 + j) * c.in[2].stride[0]];
       if constexpr (T(0.5) != T(0))
-        for (int64_t j = 0; j < n && c.i(0); j++) to[j] = activate(static_cast<int>(c.i(0)), c.f(1), to[j]);
+        for (int64_t j = 0; j < n && c.i(0); j++)
+          to[j] = activate(static_cast<int>(c.i(0)), static_cast<T>(c.attr[1]), to[j]);
     }
   }
 }

