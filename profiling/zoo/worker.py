@@ -148,6 +148,7 @@ def main(name: str, seconds: int) -> None:
 
     def altered() -> Any:
         layer, rows = middle(model, given), {}
+        limit = max(1e-5, 10 * judge(own, own, exact)["torch_error"])  # of torch in float32, which takes less time
         for name, change in CHANGES.items():
             with change(layer):
                 try:
@@ -155,8 +156,9 @@ def main(name: str, seconds: int) -> None:
                 except torch2needle.ConversionError:
                     rows[name] = {"ok": True, "refused": True}
                     continue
-                own, exact, _ = references(model, given)
-                rows[name] = eager(net, given, own, exact)
+                want = run_torch(model, given, False, [], lambda *_: None)
+                row = eager(net, given, want, want)
+                rows[name] = row | {"ok": row.get("error", np.inf) <= limit}
                 if rows[name]["ok"] and trained(net, to_net(net, given)) != trained(model, given):
                     rows[name] = {"ok": False, "reason": "gradients pass to other parameters"}
         return {"ok": all(r["ok"] for r in rows.values()), "changes": rows}, None
