@@ -217,3 +217,17 @@ def test_norms_refuse_what_torch_refuses() -> None:
     for layer in (nn.LayerNorm((4,), elementwise_affine=False), nn.RMSNorm(4, elementwise_affine=False)):
         with pytest.raises(ValueError, match=r"x expects shape \(\.\.\., 4\), got \(1, 3\)\."):
             layer(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "error"),
+    [
+        (lambda: nn.BatchNorm1d(3), (3,), r"\[BatchNorm1d\] expects \(N, C\) or more axes, got shape \(3,\)"),
+        (lambda: nn.InstanceNorm(3, 1), (1, 3, 1), r"\[instance_norm\] expects more than one element per channel, got"),
+        (lambda: nn.InstanceNorm(3, 2, eps=0.0), (3, 1, 1), r"\[instance_norm\] expects more than one element per"),
+    ],
+)
+def test_norms_of_too_little(layer: Any, shape: tuple, error: str) -> None:
+    """Which torch refuses, too."""
+    with pytest.raises(ValueError, match=error):
+        layer()(ndl.Tensor(np.zeros(shape, "float32")))

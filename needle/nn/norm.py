@@ -65,6 +65,8 @@ class BatchNorm2d(Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.recorder is None and x.ndim < 2:
+            raise ValueError(f"[{type(self).__name__}] expects (N, C) or more axes, got shape {x.shape}.")
         momentum = self.momentum
         if self.training and self.num_batches_tracked is not None and x.recorder is None:
             self.num_batches_tracked.data = self.num_batches_tracked + 1

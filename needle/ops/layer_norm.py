@@ -267,6 +267,8 @@ def instance_norm(
     towards (their mean over the batch, the variance unbiased); without use_input_stats by the running ones."""
     if not use_input_stats:
         return batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    if x.recorder is None and math.prod(x.shape[2:]) == 1:
+        raise ValueError(f"[instance_norm] expects more than one element per channel, got shape {tuple(x.shape)}.")
     if running_mean is not None and running_var is not None:
         data, axes = x.detach(), tuple(range(2, len(x.shape)))
         count = math.prod(x.shape[2:])
