@@ -26,6 +26,13 @@ def as_data(array: Any, device: Device | None, dtype: str | None) -> Any:
     if isinstance(array, Tensor):
         device, dtype = device or array.device, dtype or array.dtype
         array = array.realize_cached_data()
+    elif array is None:
+        raise TypeError("[tensor] expects an array or a number, got None.")
+    elif not isinstance(array, NDArray | np.ndarray | np.generic) and hasattr(array, "__dlpack__"):
+        from needle.interop import as_ndarray
+
+        made = as_ndarray(array)  # another library's, whose memory stays its own
+        array, dtype = made.numpy(), dtype or made.dtype
     if device is None:
         stays = isinstance(array, NDArray) and default_device() != cpu_numpy()
         device = array.device if stays else default_device()

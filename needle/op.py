@@ -141,6 +141,12 @@ def one_of(**words: Collection[str]) -> Callable[[Any], None]:
     return check
 
 
+def kind_of(value: Any) -> str:
+    """A value's class, with the library's name where that is another one's."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}'s {kind.__name__}"
+
+
 @dataclass_transform(frozen_default=True, eq_default=False)
 class Op:
     """Base of all ops. A subclass declares its attributes as dataclass fields and defines
@@ -295,11 +301,16 @@ class Op:
         return []
 
     def __call__(self, *inputs: Tensor) -> Any:
-        needs_grad = False
-        for t in inputs:
-            if t.recorder is not None:
-                return t.recorder.record(self, inputs)
-            needs_grad = needs_grad or t.requires_grad
+        needs_grad, recorder = False, None
+        try:
+            for t in inputs:
+                if t.recorder is not None:
+                    recorder = t.recorder
+                needs_grad = needs_grad or t.requires_grad
+        except AttributeError:
+            raise TypeError(f"[{self.label}] expects needle Tensors, got {kind_of(t)}.") from None
+        if recorder is not None:
+            return recorder.record(self, inputs)
         if self.may_decompose and self.must_decompose(*inputs):
             return self.decompose(*inputs)
         needs_grad = needs_grad and TAPE.recording

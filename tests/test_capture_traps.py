@@ -102,6 +102,7 @@ def test_steps(step: str, way: str) -> None:
         *((("hook", (h, "block.one"), FX, FX)) for h in ("forward", "pre", "silent", "own forward")),
         *((("hook", (h, "block.one"), REFUSED, REFUSED)) for h in ("backward", "gradient")),
         *((("block", (["one", "two"], 4, None, kind), FX, FX)) for kind in ("tied", "plain", "call")),
+        *((("block", ([off, "ndim"], 4, None, ""), REFUSED, EXPORT)) for off in ("inference", "no_grad")),
     ],
     ids=lambda v: "-".join(map(str, v)) if isinstance(v, tuple) else str(v),
 )
@@ -146,6 +147,31 @@ def test_sizes_that_conditions_divide_by() -> None:
 def test_results_of_deep_models_may_round_otherwise() -> None:
     ours, theirs = torch.tensor([1.0, 1.001]), torch.tensor([1.0, 1.0])
     assert comparison.difference(ours, theirs) and not comparison.difference(ours, theirs, comparison.NET_TOLERANCE)
+
+
+class Fivefold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient * 5
+
+
+class OwnGradient(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return Fivefold.apply(x)
+
+
+class Asks(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x - 1 if torch.overrides.has_torch_function((x,)) else x + 1
+
+
+@pytest.mark.parametrize("model", [OwnGradient, Asks])
+def test_what_an_example_shows(model: type[nn.Module]) -> None:
+    assert refusal(model(), torch.ones(1, 2))
 
 
 def test_conversion_leaves_out_the_compiler_of_torch() -> None:

@@ -365,7 +365,10 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     },
 }
 
-NEEDS_EXAMPLE = ("cat of nothing", "a number in order", "a number picked", "pieces of nothing")
+NEEDS_EXAMPLE = (
+    *("cat of nothing", "a number in order", "a number picked", "pieces of nothing", "einsum of nothing"),
+    *("einsum of bools", "matmul of bools"),
+)
 UNKNOWN = [name for name in CASES if name not in NEEDS_EXAMPLE]
 
 

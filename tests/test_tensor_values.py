@@ -188,3 +188,35 @@ def test_layers_promote_as_numpy(name: str) -> None:
     for dtype in ("float32", "float64"):
         out: Any = make()(ndl.Tensor(np.random.randn(*shape).astype(dtype)))
         assert (out[0] if isinstance(out, tuple) else out).dtype == dtype
+
+
+def test_comparison_with_torch() -> None:
+    ours, theirs = ndl.Tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])
+    for got, want in (
+        (ours == theirs, [True, False]),
+        (theirs == ours, [True, False]),
+        (ours != theirs, [False, True]),
+        (ours < theirs, [False, True]),
+        (theirs <= ours, [True, False]),
+        (ours + theirs, [2.0, 5.0]),
+        (ndl.Tensor(theirs), [1.0, 3.0]),
+    ):
+        assert got.tolist() == want
+    assert ndl.Tensor(torch.tensor([1, 2])).dtype == "int64" and (ours == torch.tensor(2.0)).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: ndl.Tensor(None), r"\[tensor\] expects an array or a number, got None"),
+        (lambda: ndl.nn.Linear(4, 3)(torch.ones(2, 4)), "expects .* got torch's Tensor"),
+        (lambda: ndl.nn.BatchNorm1d(4)(None), "expects .* got NoneType"),
+        (lambda: ndl.nn.ReLU()(np.ones(3)), r"\[relu\] expects needle Tensors, got numpy's ndarray"),
+        (lambda: ndl.ops.concat([ndl.Tensor([1.0]), None], 0), r"\[concat\] expects needle Tensors, got NoneType"),
+        (lambda: ndl.graph.symbolic(ndl.nn.Sequential(ndl.nn.ReLU()))(None), "input .* expects an array, got NoneType"),
+        (lambda: ndl.ops.add(ndl.Tensor([1.0]), [1.0]), r"\[scalar\] expects a number or an array, got list"),
+    ],
+)
+def test_what_is_no_tensor(call: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        call()

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from needle.autograd import Unsupported
 
-from .guard import Writes, accepting_proxies, no_own_gradients, untouched
+from .guard import Writes, accepting_proxies, own_gradients, untouched
 from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
 from .registry import find_function_rule, find_module_rule, has_hooks, is_inplace, is_more_than_its_class, method
 from .report import ConversionError, Report, Row
@@ -222,7 +222,12 @@ def trace(model: nn.Module, fixed: dict[str, Any], training: bool | None) -> tup
 
 def symbolic(model: nn.Module, fixed: dict[str, Any]) -> fx.Graph:
     tracer = Tracer()
-    with accepting_proxies(model, tracer), no_own_gradients(tracer):
+
+    def refuse(name: str) -> None:  # a graph of the function's forward would have another gradient
+        if tracer.tracing():
+            tracer.refuse(f"a gradient of its own ({name})")
+
+    with accepting_proxies(model, tracer), own_gradients(refuse):
         graph = tracer.trace(model, concrete_args=fixed or None)
     if tracer.refused:  # the forward caught it and went on
         raise fx.proxy.TraceError(f"the forward asks for {tracer.refused[0]}")

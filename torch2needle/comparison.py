@@ -23,7 +23,7 @@ from needle.nn import WriteBuffer
 
 from .aten import FLAGS
 from .capture import Captured, TrainingFlag, user_lines
-from .guard import Writes, same_chance, untouched
+from .guard import Writes, gradient_hooks, own_gradients, same_chance, untouched
 from .structure import plain_result
 
 Sizes = dict[tuple[int, int], int]  # by (number of the tensor, axis)
@@ -49,7 +49,7 @@ class Fails(Exception):
 
 @dataclasses.dataclass
 class Behaviour:
-    """What some calls in a row gave, which parameters the results have gradients of, and what gradients pass through."""
+    """What some calls in a row gave, which parameters the results have gradients of, and whose gradients are the user's."""
 
     results: list[list[Any]]
     reached: list[frozenset[int]]
@@ -73,16 +73,21 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
     """Runs the calls one after the other from the model's present state, which they leave as it is."""
     made = Behaviour([], [], set())
     writes = Writes()
+
+    def note(name: str) -> None:
+        if torch.is_grad_enabled():
+            made.functions.add(name)
+
     with same_chance(), untouched(model) as state, torch.inference_mode(False):
         if training is not None:
             model.train(training)
         try:
             for i, call in enumerate(calls):
                 args, kwargs = fresh(call)
-                with torch.set_grad_enabled(not i), writes, Hooks(made.functions):
+                with torch.set_grad_enabled(not i), writes, own_gradients(note), gradient_hooks(note):
                     result = flat(plain_result(function(*args, **kwargs)))
                 if not i:
-                    made.reached = [reached(t, made.functions) for t in result]
+                    made.reached = [reached(t) for t in result]
                 made.results.append([t.detach().clone() if isinstance(t, torch.Tensor) else t for t in result])
         finally:
             writes.undo()
@@ -95,16 +100,13 @@ def flat(result: Any, *kinds: type) -> list[Any]:
     return pytree.tree_leaves(result, is_leaf=lambda v: v is None or isinstance(v, kinds))
 
 
-def reached(result: Any, functions: set[str]) -> frozenset[int]:
-    """Ids of the tensors whose gradients a result's graph leads to; names of the user's autograd functions on the way."""
+def reached(result: Any) -> frozenset[int]:
+    """Ids of the tensors whose gradients a result's graph leads to."""
     found: set[int] = set()
     todo = [result.grad_fn] if isinstance(result, torch.Tensor) and result.grad_fn is not None else []
     seen = set(todo)
     while todo:
         step = todo.pop()
-        if isinstance(step, torch.autograd.function.BackwardCFunction):
-            own = type(step)._forward_cls  # type: ignore[attr-defined]
-            functions.update([own.__name__] if not own.__module__.startswith("torch.") else [])
         if (variable := getattr(step, "variable", None)) is not None and isinstance(variable, nn.Parameter):
             found.add(id(variable))
         for following, _ in step.next_functions:
@@ -241,19 +243,6 @@ def half_images(call: Call) -> Sizes:
     """Images of half the height and width, which cost a model a quarter."""
     images = [(i, t.shape) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()]
     return {(i, axis): shape[axis] // 2 for i, shape in images for axis in (2, 3) if shape[axis] >= IMAGE}
-
-
-class Hooks(TorchFunctionMode):
-    """Notes hooks that the forward registers on gradients."""
-
-    def __init__(self, found: set[str]) -> None:
-        super().__init__()
-        self.found = found
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook):
-            self.found.add(func.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 class Flags(TorchFunctionMode):

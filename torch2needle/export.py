@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .capture import Captured, capture_error
 from .comparison import Call, tensors
-from .guard import free_len, quiet, untouched
+from .guard import free_len, inference_without_gradients, quiet, untouched
 from .program import capture_program
 from .structure import input_places, plain_result
 
@@ -111,7 +111,7 @@ def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes) ->
         warnings.simplefilter("ignore")
         model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients():
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), notes
 
 

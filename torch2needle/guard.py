@@ -257,13 +257,13 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
 
 
 @contextmanager
-def no_own_gradients(tracer: Any) -> Iterator[None]:
-    """A user's autograd function is refused, since a graph of its forward would have another gradient."""
+def own_gradients(note: Callable[[str], None]) -> Iterator[None]:
+    """Calls `note` with the name of every user's autograd function that is applied."""
     before = vars(torch.autograd.Function)["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracer.tracing() and not cls.__module__.startswith("torch."):
-            tracer.refuse(f"a gradient of its own ({cls.__name__})")
+        if not cls.__module__.startswith("torch."):
+            note(cls.__name__)
         return before.__get__(None, cls)(*args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
@@ -271,6 +271,49 @@ def no_own_gradients(tracer: Any) -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = before  # type: ignore[method-assign]
+
+
+@contextmanager
+def inference_without_gradients() -> Iterator[None]:
+    """`torch.inference_mode` is `torch.no_grad`, which torch.export follows."""
+    kind = torch.inference_mode
+    before = kind.__enter__, kind.__exit__
+
+    def enter(self: Any) -> None:
+        self.enabled = torch.is_grad_enabled()
+        if self.mode:
+            torch.set_grad_enabled(False)
+
+    def leave(self: Any, *_: Any) -> None:
+        torch.set_grad_enabled(self.enabled)
+
+    kind.__enter__, kind.__exit__ = enter, leave  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = before  # type: ignore[method-assign]
+
+
+@contextmanager
+def gradient_hooks(note: Callable[[str], None]) -> Iterator[None]:
+    """Calls `note` with the name of every method that registers a hook on a tensor's gradient."""
+    names = ("register_hook", "register_post_accumulate_grad_hook")
+    before = {name: getattr(torch.Tensor, name) for name in names}
+
+    def noting(name: str) -> Callable:
+        def register(self: torch.Tensor, hook: Callable) -> Any:
+            note(name)
+            return before[name](self, hook)
+
+        return register
+
+    for name in names:
+        setattr(torch.Tensor, name, noting(name))
+    try:
+        yield
+    finally:
+        for name in names:
+            setattr(torch.Tensor, name, before[name])
 
 
 def free_len(model: nn.Module) -> contextlib.AbstractContextManager:

@@ -10,7 +10,7 @@ from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
 from needle.nn.module import HOOKS, STRUCTURE, Module, find_recorder
-from needle.op import remembering
+from needle.op import kind_of, remembering
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, describe_target, map_structure
 from .inputs import Inputs
@@ -107,7 +107,11 @@ class GraphModule(Module):
         if self._found_at != STRUCTURE.members:
             self._find()
         recorder = find_recorder(values)
-        inputs = iter([as_tensor(v) for v in values])
+        given = [as_tensor(v) for v in values]
+        for node, v in zip(self._graph.inputs, given, strict=True):
+            if not isinstance(v, Tensor):
+                raise TypeError(f"[{type(self).__name__}] input {node.target} expects an array, got {kind_of(v)}.")
+        inputs = iter(given)
         env: dict[Node, Any] = {}
         for node in self._graph:
             env[node] = self._evaluate(node, env, inputs)

@@ -14,6 +14,7 @@ from needle import _core
 from needle.autograd import Tensor, as_data
 from needle.backend_ndarray import Device
 from needle.init import DRAWING, zeros_like
+from needle.op import kind_of
 
 from .arguments import Check, check_arguments, checks_of
 
@@ -178,7 +179,12 @@ class Module:
         if recorder is not None and id(self) in recorder.leaf_paths:
             return recorder.module(recorder.leaf_paths[id(self)], args, kwargs, self)
         if not self.has_hooks:
-            return self.forward(*args, **kwargs)
+            try:
+                return self.forward(*args, **kwargs)
+            except AttributeError:
+                if self.is_leaf and args and not isinstance(args[0], Tensor | tuple | list):
+                    raise TypeError(f"[{type(self).__name__}] expects a Tensor, got {kind_of(args[0])}.") from None
+                raise
         for hook in list(self._pre_hooks.values()):
             changed = hook(self, args)
             if changed is not None:

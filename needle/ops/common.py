@@ -42,6 +42,8 @@ def fits_attribute(scalar: Any) -> bool:
         raise ValueError(f"[scalar] expects whole numbers of at most 64 bits, got {scalar}.")
     if isinstance(scalar, list | tuple | str | None):
         raise TypeError(f"[scalar] expects a number or an array, got {type(scalar).__name__}.")
+    if hasattr(scalar, "__dlpack__"):  # an array of another library
+        return False
     return not isinstance(scalar, int) or -(2**53) <= scalar <= 2**53
 
 
@@ -119,6 +121,8 @@ def as_operand(value: Any, like: Tensor) -> Tensor:
     """A Tensor from a number or array that meets `like` in an op; constant, on the same device."""
     if isinstance(value, Tensor):
         return value
+    if hasattr(value, "__dlpack__"):
+        return Tensor(value, device=like.device, requires_grad=False)
     try:
         dtype = promote_scalar(like.dtype, value) if np.ndim(value) == 0 else None
     except Unsupported:  # until the graph runs

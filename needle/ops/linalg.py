@@ -20,10 +20,7 @@ from .shape import broadcast_to, reshape, reshaped, transpose
 
 @op
 class MatMul(Op):
-    """a @ b: (..., M, K) times (..., K, N), leading axes broadcast; a 1-d operand is a row or a column, as in numpy.
-
-    Of bools, whether any pair is true.
-    """
+    """a @ b: (..., M, K) times (..., K, N), leading axes broadcast; a 1-d operand is a row or a column, as in numpy."""
 
     compute_infers = True
 
@@ -39,14 +36,13 @@ class MatMul(Op):
         return Spec((*batch, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())), self._dtype(a, b))
 
     def _dtype(self, a: Any, b: Any) -> str:
-        return promote(dtype_name(a.dtype), dtype_name(b.dtype))
+        dtype = promote(dtype_name(a.dtype), dtype_name(b.dtype))
+        return "int64" if dtype == "bool" else dtype
 
     def flops(self, out: Any, a: Any, b: Any) -> int:
         return 2 * prod(out.shape) * a.shape[-1]
 
     def compute(self, a: NDArray, b: NDArray) -> Any:
-        if self._dtype(a, b) == "bool":
-            return self.compute(a.astype("int64"), b).astype("bool")
         if len(a.shape) == len(b.shape) == 2 and a.shape[1] == b.shape[0]:
             return a @ b
         shape = self.infer(a, b).shape
@@ -103,11 +99,13 @@ def rmatmul(a: Tensor, b: Any) -> Tensor:
 
 
 @op
-class MixedProduct(Op):
-    """a @ b of two dtypes as torch.einsum has it, which takes them only where nothing is summed: an empty one is of b's dtype."""
+class EinsumProduct(Op):
+    """a @ b as torch.einsum has it: of bools whether any pair is true; of two dtypes only where nothing is summed, in b's."""
 
     def infer(self, a: Any, b: Any) -> Any:
         spec = MatMul().infer(a, b)
+        if a.dtype == b.dtype == "bool":
+            return Spec(spec.shape, "bool")
         return spec if prod(spec.shape) * a.shape[-1] else Spec(spec.shape, str(b.dtype))
 
     def decompose(self, a: Tensor, b: Tensor) -> Tensor:
@@ -119,9 +117,9 @@ class MixedProduct(Op):
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, of two dtypes as in torch.einsum; where they are not known they count as one."""
+    """a @ b as in torch.einsum; dtypes that are not known count as one, of floats."""
     try:
-        return matmul(a, b) if a.dtype == b.dtype else MixedProduct()(a, b)
+        return matmul(a, b) if a.dtype == b.dtype != "bool" else EinsumProduct()(a, b)
     except Unsupported:
         return matmul(a, b)
 

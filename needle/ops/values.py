@@ -75,7 +75,7 @@ def contains(a: Tensor, value: Any) -> bool:
 
 def comparison(f: Callable) -> Callable:
     def compared(a: Tensor, b: Any) -> Any:
-        return f(a, b) if isinstance(b, COMPARABLE) else NotImplemented
+        return f(a, b) if isinstance(b, COMPARABLE) or hasattr(b, "__dlpack__") else NotImplemented
 
     return compared
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from needle import ops
 from needle.autograd import Tensor, Unsupported
 from needle.graph import Dim
+from needle.ops.linalg import product
 from torch2needle.cells import written_by
 from torch2needle.registry import rule
 
@@ -375,17 +376,17 @@ def to_device(input: Any, *_: Any, **__: Any) -> Any:
 
 @rule(torch.matmul, torch.linalg.matmul, T.matmul, operator.matmul, operator.imatmul)
 def matmul(input: Any, other: Any) -> Any:
-    return ops.matmul(input, other)
+    return product(input, other)
 
 
 @rule(torch.mm, torch.bmm, T.mm, T.bmm)
 def mm(input: Any, mat2: Any) -> Any:
-    return ops.matmul(input, mat2)
+    return product(input, mat2)
 
 
 @rule(torch.mv, T.mv)
 def mv(input: Any, vec: Any) -> Any:
-    return ops.matmul(input, vec)
+    return product(input, vec)
 
 
 @rule(torch.dot, T.dot)
