@@ -319,3 +319,15 @@ def test_slopes_of_float64_are_float64(slope: float) -> None:
     x = np.random.default_rng(0).standard_normal((9, 6))
     exe = ndl.compile(operator_fusion.fuse(net), (x,))
     np.testing.assert_allclose(exe(x), net(Tensor(x, dtype="float64")).numpy(), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize(("features", "out"), [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("lead", [(2,), (2, 4), (0,)])
+def test_linear_layers_of_no_features(lead: tuple, features: int, out: int) -> None:
+    net, x = (
+        nn.Sequential(nn.Linear(features, out, layout="torch"), nn.ReLU()).eval(),
+        np.zeros((*lead, features), "float32"),
+    )
+    want = net(Tensor(x)).numpy()
+    assert want.shape == (*lead, out)
+    np.testing.assert_array_equal(ndl.compile(net, (x,))(x), want)

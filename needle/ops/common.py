@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, reduce
 from typing import Any, ClassVar
@@ -50,6 +51,11 @@ def fits_attribute(scalar: Any) -> bool:
 def cast_array(x: Any, dtype: str) -> Any:
     """numpy array or NDArray as `dtype`, itself where it has it already."""
     return x if dtype_name(x.dtype) == dtype else x.astype(dtype)
+
+
+def rows_of(x: Any) -> Any:
+    """An array (..., K) as (M, K), without copying where that can be; K may be 0, from which -1 could not be told."""
+    return x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 def broadcast_shape(label: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:

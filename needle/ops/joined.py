@@ -10,6 +10,7 @@ import numpy as np
 from needle.autograd import Op, Tensor, op
 from needle.backend_ndarray import NDArray, call
 
+from .common import rows_of
 from .linalg import Linear, linear_kernel
 from .planned import lower_linear, pack_matrix, pad_vector
 
@@ -46,7 +47,7 @@ def plan_joined(builder: Any, x: NDArray, weights: Sequence[NDArray], biases: Se
         return slices(whole, weights)
     packed = builder.derive("join_and_pack", join_and_pack, *weights)
     bias = [builder.derive("join_and_pad", join_and_pad, *biases)] if biases else []
-    rows, target = (a.reshape((-1, a.shape[-1])) for a in (x, whole))
+    rows, target = rows_of(x), rows_of(whole)
     call("matmul_packed", [target], [rows, packed, *bias], 0, 0.0, bool(biases), 0)
     return slices(whole, weights)
 

@@ -11,7 +11,7 @@ from needle.autograd import Op, Spec, Tensor, Unsupported, one_of, op, tensor_me
 from needle.backend_ndarray import NDArray, dtype_name, promote
 
 from .activation import activation_code
-from .common import as_operand, broadcast_shape, cast_array, result_dtype, unbroadcast
+from .common import as_operand, broadcast_shape, cast_array, result_dtype, rows_of, unbroadcast
 from .elementwise import add, cast, multiply
 from .planned import lower_linear
 from .reduce import summation
@@ -49,7 +49,7 @@ class MatMul(Op):
         a = a.reshape((1, -1)) if a.ndim == 1 else a
         b = b.reshape((-1, 1)) if b.ndim == 1 else b
         one_product = b.ndim == 2 and a.ndim > 2 and a.is_compact()  # over all rows
-        out = a.reshape((-1, a.shape[-1])) @ b if one_product else a @ b
+        out = rows_of(a) @ b if one_product else a @ b
         return out if out.shape == shape else out.reshape(shape)
 
     def reference(self, a: np.ndarray, b: np.ndarray) -> Any:
@@ -158,7 +158,7 @@ def linear_kernel(
 ) -> NDArray:
     """activation(x @ weight + bias) in one kernel call; layout as in Linear."""
     matrix = weight if layout == "needle" else weight.permute((1, 0))
-    ins = [x if len(x.shape) == 2 else x.reshape((-1, x.shape[-1])), matrix]
+    ins = [x if len(x.shape) == 2 else rows_of(x), matrix]
     if bias is not None:
         ins.append(bias if len(bias.shape) == 1 else bias.reshape((-1,)))
     dtype = x.dtype

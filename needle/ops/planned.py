@@ -13,6 +13,7 @@ from needle.backend_ndarray import NDArray, call
 
 from . import algorithms, winograd
 from .algorithms import DIRECT, Cost
+from .common import rows_of
 
 BLOCK = 16  # channels per block, columns per packed panel
 
@@ -179,7 +180,7 @@ def lower_linear(
     """Plan out = activation(x W + b); weights that come from the input are packed in the run, if at all."""
     x, weight = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
-    rows, target = x.reshape((-1, x.shape[-1])), out.reshape((-1, out.shape[-1]))
+    rows, target = rows_of(x), rows_of(out)
     packs = builder.packs and all(builder.is_constant(a) for a in inputs[1:])
     if not packs or any(a.dtype != "float32" for a in inputs):
         ins = [rows, as_matrix(layout, weight), *([] if bias is None else [bias.reshape((-1,))])]

@@ -9,7 +9,7 @@ from needle.autograd import Op, Spec, Tensor, one_of, op
 from needle.backend_ndarray import NDArray, call
 
 from .activation import relu, sigmoid, tanh
-from .common import vjp
+from .common import rows_of, vjp
 from .elementwise import add, mul_scalar, multiply, subtract
 from .indexing import getitem
 from .join import PartialTuple, concat, make_tuple, stack
@@ -265,7 +265,7 @@ class RecurrentGrad(Op):
         before[first] = inputs[2]
         if before.shape[0] > 1:
             before[ahead] = outs[0][back]
-        rows, gates = (x.reshape((-1, x.shape[-1])) for x in (before, dgates))
+        rows, gates = map(rows_of, (before, dgates))
         a, b = (rows, gates) if self.of.layout_of_weight == "needle" else (gates, rows)
         dbias = [gates.sum(0)] if self.of.has_bias else []
         return (dprojected, a.permute((1, 0)) @ b, *dstate, *dbias)
