@@ -288,9 +288,8 @@ def cancelling(case: Case, inputs: list[torch.Tensor]) -> float:
     if "Norm" in case["call"] and any(k == "rows" or layout == "expanded" for _, k, layout in case["inputs"]):
         return 0.1 / case["kwargs"].get("eps", 1e-5) ** 0.5
     if "cosine" in case["call"]:
-        return 1 / min(
-            1.0, *(float(x[x != 0].double().abs().nan_to_num(1.0).min()) for x in inputs if bool((x != 0).any()))
-        )
+        sizes = [float(x[x != 0].double().abs().nan_to_num(1.0).min()) for x in inputs if bool((x != 0).any())]
+        return 1 / min([1.0, *sizes])
     return 0.1
 
 
