@@ -39,13 +39,15 @@ KINDS = {**dict.fromkeys(FLOATS, 2), "int32": 1, "int64": 1, "bool": 0}
 
 def fits_attribute(scalar: Any) -> bool:
     """Whether a kernel can take a number as an attribute, a double: larger whole numbers lose digits there."""
-    if isinstance(scalar, int) and not -(2**63) <= scalar < 2**63:
-        raise ValueError(f"[scalar] expects whole numbers of at most 64 bits, got {scalar}.")
+    if isinstance(scalar, int):
+        if not -(2**63) <= scalar < 2**63:
+            raise ValueError(f"[scalar] expects whole numbers of at most 64 bits, got {scalar}.")
+        return -(2**53) <= scalar <= 2**53
+    if isinstance(scalar, float):
+        return True
     if isinstance(scalar, list | tuple | str | None):
         raise TypeError(f"[scalar] expects a number or an array, got {type(scalar).__name__}.")
-    if hasattr(scalar, "__dlpack__"):  # an array of another library
-        return False
-    return not isinstance(scalar, int) or -(2**53) <= scalar <= 2**53
+    return not hasattr(scalar, "__dlpack__")  # an array of another library
 
 
 def cast_array(x: Any, dtype: str) -> Any:

@@ -62,8 +62,8 @@ def trained(model: nn.Module | ndl.nn.Module, given: dict[str, Any]) -> set[str]
         p.grad = None
     with torch.enable_grad():
         results = [t for t in flat(model(**given), ndl.Tensor) if getattr(t, "requires_grad", False)]
-        for t in results[:1]:
-            sum((r.sum() for r in results[1:]), t.sum()).backward()
+        if results:
+            sum((r.sum() for r in results[1:]), results[0].sum()).backward()
     forget(model)
     return {name for name, p in model.named_parameters() if p.grad is not None}
 
