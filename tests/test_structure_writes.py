@@ -312,6 +312,39 @@ class Outer(torch.nn.Module):
         return y, part, whole + 1
 
 
+def test_attributes_are_read_where_they_stand() -> None:
+    def turned(self: Any, x: Any) -> Any:
+        shape, before = x.shape, x.mT
+        x[x > 1] = -2.0
+        x.t_()
+        return before.contiguous(), x, x.reshape(shape[0] * shape[1])
+
+    def unread(self: Any, x: Any) -> Any:
+        x.ndim, x.data, x.mH  # noqa: B018 - the rank is not known
+        return x.relu()
+
+    x = torch.arange(6.0).reshape(2, 3)
+    for forward in (turned, unread):
+        net = torch2needle.convert(model(forward))
+        for got, want in zip(leaves(net(x.clone())), leaves(model(forward)(x.clone())), strict=True):
+            np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+def test_programs_that_write_their_constants_are_refused() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = torch.zeros(2)  # an attribute, no buffer: each call of the program leaves another one
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return x + self.calls + torch.tensor([1.0, 2.0]).add_(1)
+
+    program = torch.export.export(Counts(), (torch.rand(2),))
+    with pytest.raises(torch2needle.ConversionError, match="calls in place, which belongs to the model"):
+        torch2needle.convert(program)
+
+
 def test_writes_in_submodules_of_other_tracers() -> None:
     class Leaf(torch.fx.Tracer):
         def is_leaf_module(self, m: Any, name: str) -> bool:

@@ -283,15 +283,17 @@ def target_of(node: fx.Node) -> Any:
 
 
 def drop_assertions(graph: fx.Graph, inputs: set[str] | None) -> None:
-    """Erase assertions on values, what only they read, and placeholders that are not among `inputs`: those are fixed."""
+    """Erase assertions on values, what only they read, attributes that nothing reads, and placeholders that are not among
+    `inputs`: those are fixed."""
     for node in reversed(list(graph.nodes)):
         dead = node.op == "placeholder" and inputs is not None and str(node.target).lstrip("*") not in inputs
         if node.op == "call_function" and (
             node.target in ASSERTS or getattr(node.target, "__name__", "") == "_assert_is_none"
         ):
             dead = True
-        only_asserted = "asserted" in node.meta and not node.users
-        if dead or only_asserted:
+        if node.target is getattr or "asserted" in node.meta:
+            dead = not node.users
+        if dead:
             for i in node.all_input_nodes:
                 if i.op != "placeholder":
                     i.meta["asserted"] = True

@@ -15,6 +15,7 @@ from tqdm import tqdm
 import needle
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
+from needle.graph.narrow import narrow_fault
 
 from .capture import Captured, capture
 from .comparison import BadExample, Judge
@@ -167,6 +168,14 @@ def build(
     net = GraphModule(recorder.graph.prune(), root)
     net.training = captured.model.training
     net._report = report
+    if builder.narrow:
+        dtypes = dict.fromkeys(net.graph.inputs, "")  # each call looks at those
+        for n in net.graph:
+            if n.kind == "param":
+                tensor = net.tensor(n.target) if isinstance(n.target, str) else n.target
+                dtypes[n] = builder.narrow.get(tensor, str(tensor.dtype))
+        if fault := narrow_fault(net.graph, net, dtypes):
+            raise Unsupported(fault)
     return net, report
 
 

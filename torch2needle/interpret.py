@@ -150,7 +150,10 @@ class Interpreter:
             made = self.captured.constants.get(name)
             value = operator.attrgetter(name)(self.captured.model) if made is None else made
             known = self.constant(value) if isinstance(value, torch.Tensor) else value
-            kind = "model" if made is None else "lifted" if "val" in node.meta else "constant"
+            kind = "model" if made is None else "constant"
+            if made is not None and "val" in node.meta:  # of torch.tensor(...), which makes it anew, or an attribute
+                fresh = all(u.target is torch.ops.aten.lift_fresh.default for u in node.users)
+                kind = "lifted" if fresh else "model"
             self.attributes[name] = Cell(known, owner=f"{kind} {name}")
         return self.attributes[name]
 

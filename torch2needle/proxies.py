@@ -102,7 +102,10 @@ class InplaceProxy(fx.Proxy):
                 self.tracer.refuse(f"a tensor's {name}")  # type: ignore[attr-defined]
         if name in ("dtype", "device", "shape") and is_compared(sys._getframe(1)):
             self.tracer.refuse(f"a tensor's {name}, which it compares by `is`")  # type: ignore[attr-defined]
-        return AttributeProxy(self, name)
+        made = AttributeProxy(self, name)
+        if name in VALUES:  # as it is now, before a write gives the tensor another shape
+            made.node  # noqa: B018 - this is what records it
+        return made
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in OWN:

@@ -12,6 +12,7 @@ from torch import nn
 import needle as ndl
 from needle.autograd import Tensor, Unsupported
 from needle.executor import Executable
+from needle.graph.narrow import is_narrow
 from needle.init import no_drawing
 from needle.interop import as_ndarray
 from needle.nn.module import Module, Parameter, Tree
@@ -28,6 +29,7 @@ class TreeBuilder:
         self.done = done  # called after each module
         self.modules: dict[int, Module] = {}  # by id of the torch module
         self.tensors: dict[int, Tensor] = {}  # by id of the torch tensor
+        self.narrow: dict[Tensor, str] = {}  # the dtype of torch's, for those that are wider here
         self.failures: dict[int, str] = {}  # why a module's rule refused
         self._alive: list[torch.Tensor] = []  # ids stay unique while the objects live
 
@@ -72,6 +74,8 @@ class TreeBuilder:
             if data.is_floating_point() and not finite(data):
                 self.report.note(f"{path} holds NaN or infinite values")
             kind = Parameter if isinstance(t, nn.Parameter) else Tensor
+            if narrow := is_narrow(data):
+                data = data.int()
             dtype = str(data.dtype).removeprefix("torch.")
             if self.share and data.device.type == "cpu":
                 made = kind.make_const(as_ndarray(data)) if kind is Tensor else parameter_over(as_ndarray(data))
@@ -80,6 +84,8 @@ class TreeBuilder:
             made.requires_grad = isinstance(t, nn.Parameter) and t.requires_grad
             if isinstance(made, Parameter):
                 made.rule = "torch"
+            if narrow:
+                self.narrow[made] = str(t.dtype).removeprefix("torch.")
             self.tensors[id(t)] = made
         return self.tensors[id(t)]
 

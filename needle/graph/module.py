@@ -14,6 +14,7 @@ from needle.op import kind_of, remembering
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, describe_target, map_structure
 from .inputs import Inputs
+from .narrow import dtype_text, is_narrow, narrow_fault
 from .record import Recorder, Symbol
 
 
@@ -92,7 +93,12 @@ class GraphModule(Module):
 
     def bind(self, args: tuple, kwargs: dict) -> list[Any]:
         """One value per graph input, from a call's arguments."""
-        return self._inputs.bind(args, kwargs)
+        values = self._inputs.bind(args, kwargs)
+        if any(map(is_narrow, values)):
+            dtypes = dict(zip(self._graph.inputs, map(dtype_text, values), strict=True))
+            if fault := narrow_fault(self._graph, self, dtypes):
+                raise TypeError(f"[{type(self).__name__}] {fault}.")
+        return values
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._interpret(self.bind(args, kwargs))

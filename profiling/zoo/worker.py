@@ -145,6 +145,7 @@ def main(name: str, seconds: int) -> None:
         return {"ok": ok, "inputs": rows, **({"fixed": True} if fixed and not ok else {})}, None
 
     stage("free", free)
+    net = fused = None  # their weights' memory is for altered models
 
     def altered() -> Any:
         layer, rows = middle(model, given), {}

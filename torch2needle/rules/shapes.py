@@ -11,6 +11,7 @@ import torch
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
+from needle.graph.record import SymbolicShape
 from torch2needle.cells import overlaps, written_by
 from torch2needle.registry import rule
 from torch2needle.rules.arithmetic import DtypeOf
@@ -19,15 +20,10 @@ T = torch.Tensor
 
 
 def varargs(values: tuple) -> tuple:
-    """f(1, 2) and f((1, 2)) alike."""
-    return tuple(values[0]) if len(values) == 1 and isinstance(values[0], tuple | list) else tuple(values)
-
-
-def shape_of(size: tuple) -> tuple:
-    """A size given as numbers or as one sequence, such as the shape of a tensor."""
-    if len(size) == 1 and not isinstance(size[0], int) and hasattr(size[0], "__iter__"):
-        return tuple(size[0])
-    return tuple(size)
+    """f(1, 2), f((1, 2)) and f(x.shape) alike."""
+    return (
+        tuple(values[0]) if len(values) == 1 and isinstance(values[0], tuple | list | SymbolicShape) else tuple(values)
+    )
 
 
 def or_keyword(name: str) -> Callable[[Callable], Callable]:
@@ -113,14 +109,14 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
 def view(input: Any, *shape: Any) -> Any:
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
         raise Unsupported("view(dtype) reinterprets memory")
-    return ops.reshape(input, shape=shape_of(shape))
+    return ops.reshape(input, shape=varargs(shape))
 
 
 @rule(T.reshape, view="maybe")
 @written_by(back_in_shape)
 @or_keyword("shape")
 def reshape_method(input: Any, *shape: Any) -> Any:
-    return ops.reshape(input, shape=shape_of(shape))
+    return ops.reshape(input, shape=varargs(shape))
 
 
 @rule(torch.reshape, view="maybe")
@@ -195,7 +191,7 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
 @written_by(overlaps)
 @or_keyword("size")
 def expand(input: Any, *size: Any, implicit: bool = False) -> Any:
-    return ops.broadcast_to(input, shape=shape_of(size))
+    return ops.broadcast_to(input, shape=varargs(size))
 
 
 @rule(torch.broadcast_to, T.broadcast_to, view="always")
