@@ -210,6 +210,20 @@ def test_guards_find_what_is_written_outside() -> None:
         guarded_plan(1).run([], [])
 
 
+@pytest.mark.parametrize(("channels", "wrong"), [(4, 0), (8, 4)])
+def test_guards_make_nan_of_what_is_read_outside(channels: int, wrong: int) -> None:
+    """A batch norm of as many channels on parameters of 4, which it reads as far as parameters of float64 would go."""
+    x, out = NDArray(image(2, channels)), NDArray.empty((2, channels), "float32")
+    strided = ((2, channels, 1), (channels, 1, 1), "float32")
+    params = [(1, i, 0, (4,), (1,), "float32") for i in range(4)]
+    step = (KERNELS["batch_norm"], [(3, 0, 0, *strided)], [(2, 0, 0, *strided), *params], [1e-5, 0, 0])
+    plan = _core.Plan(ndl.cpu().core, [step], 2 * _core.GUARD_BYTES, *[[((2, channels), "float32")]] * 2)
+    plan.guard([])
+    plan.set_constants([NDArray(np.ones(4, "float32"))._ref for _ in range(4)])
+    plan.run([out._ref], [x._ref])
+    assert np.isnan(out.numpy()).sum() == 2 * wrong
+
+
 DTYPES = {
     "batch_norm-params": ("batch_norm", ["float64"], ["float64"] + ["float32"] * 4, 3, TypeError),
     "batch_norm-out": ("batch_norm", ["float32"], ["float64"] * 5, 3, TypeError),
