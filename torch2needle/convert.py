@@ -169,12 +169,9 @@ def build(
     net.training = captured.model.training
     net._report = report
     if builder.narrow:
-        dtypes = dict.fromkeys(net.graph.inputs, "")  # each call looks at those
-        for n in net.graph:
-            if n.kind == "param":
-                tensor = net.tensor(n.target) if isinstance(n.target, str) else n.target
-                dtypes[n] = builder.narrow.get(tensor, str(tensor.dtype))
-        if fault := narrow_fault(net.graph, net, dtypes):
+        dtypes = dict.fromkeys(net.graph.inputs, "float32")  # each call looks at those
+        dtypes |= {n: builder.narrow.get(net.constant(n), "") for n in net.graph if n.kind == "param"}
+        if fault := narrow_fault(net.graph, net, {n: d for n, d in dtypes.items() if d}):
             raise Unsupported(fault)
     return net, report
 

@@ -41,12 +41,17 @@ def may_differ(result: Any, base: Any) -> bool:
 
 
 def possible_dtypes(node: Node, recorder: Any) -> list[str]:
-    """Of a value whose dtype is not known: what it is for all inputs of each dtype, and for one that differs from the others."""
+    """Of a value whose dtype is not known: what it is for all inputs of each dtype, and for one that differs from the others.
+
+    Values of unknown shape have two axes, to meet all others, or none, where they leave others their dtype.
+    """
     inputs = takewhile(lambda n: n.kind == "input", recorder.graph.nodes)
     names = [n.name for n in inputs if n.meta.get("spec") is None]
     cases = [dict.fromkeys(names, d) for d in ORDER] + [
         {**dict.fromkeys(names, others), name: one} for name in names for one, others in BESIDE
     ]
+    shapes = [(1, 1)] * len(cases) + [()] * len(cases)
+    cases += cases
     todo = [node]
     while todo:  # each node once: residual connections make a great many paths
         missing = [n for n in todo[-1].inputs() if n.kind != "scalar" and POSSIBLE not in n.meta]
@@ -59,16 +64,15 @@ def possible_dtypes(node: Node, recorder: Any) -> list[str]:
             if last.kind == "input" and known is None:
                 known = [c.get(last.name, "float32") for c in cases]
             last.meta[POSSIBLE] = known or [
-                dtype_from(last, [given_spec(n, n.meta[POSSIBLE][i]) for n in given], recorder)
-                for i in range(len(cases))
+                dtype_from(last, [given_spec(n, n.meta[POSSIBLE][i], shape) for n in given], recorder)
+                for i, shape in enumerate(shapes)
             ]
     return node.meta[POSSIBLE]
 
 
-def given_spec(node: Node, dtype: str) -> Spec:
-    """Of unknown shape two axes, to meet all others."""
+def given_spec(node: Node, dtype: str, unknown: tuple) -> Spec:
     known = node.meta.get("spec")
-    return Spec(() if isinstance(known, Spec) and not known.shape else (1, 1), dtype)
+    return Spec(((1, 1) if known.shape else ()) if isinstance(known, Spec) else unknown, dtype)
 
 
 def dtype_from(node: Node, specs: list[Spec], recorder: Any) -> str:

@@ -88,6 +88,10 @@ class GraphModule(Module):
             raise KeyError(f"[module] there is no parameter or buffer named {path}.")
         return self._tensors[path]
 
+    def constant(self, node: Node) -> Tensor:
+        """The tensor of a param node."""
+        return self.tensor(node.target) if isinstance(node.target, str) else node.target
+
     def _constants(self) -> list[Tensor]:
         return [n.target for n in self._graph if n.kind == "param" and isinstance(n.target, Tensor)]
 
@@ -138,7 +142,7 @@ class GraphModule(Module):
         if node.kind == "input":
             return next(inputs)
         if node.kind == "param":
-            return self.tensor(node.target) if isinstance(node.target, str) else node.target
+            return self.constant(node)
         if node.kind == "scalar":
             a, b = (value(x) for x in node.args)
             return a.shape[b] if node.target == "size" else SCALAR_OPERATORS[node.target](a, b)

@@ -1,109 +1,83 @@
 """Whole numbers of fewer than 32 bits: needle keeps them in 32, where arithmetic does not wrap around as it does in their own.
 
 A graph takes them where that makes no difference: where they are moved, compared, or become numbers of another dtype first.
+What is in doubt counts as a difference: a tensor without axes, and a write in place, leave the other operand its dtype in torch.
+`any` and `all` of uint8, which torch keeps in uint8, are bool.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from needle.backend_ndarray import FLOATS
 
-from .graph import Graph, Node
+from .graph import Graph
 
 NARROW = {name: np.iinfo(name) for name in ("int8", "uint8", "int16", "uint16")}
+FLOAT, WHOLE, BOOL = "float", "whole", "bool"  # beside the narrow dtypes: whole numbers of at least 32 bits
+EVERY = (-math.inf, math.inf)  # the numbers that arithmetic may need
 
 
 def words(*lines: str) -> frozenset[str]:
     return frozenset(" ".join(lines).split())
 
 
-# Ops, and layers, by what their results are: elements of the inputs; of the first input; of the inputs or numbers of their own;
-# bool; of a wide dtype whatever they read. All others compute.
-MOVES = words(
-    "Reshape Flatten Permute Transpose BroadcastTo Flip Squeeze Unsqueeze Unflatten MoveAxis Concat Stack Split Piece",
-    "TupleGetItem MakeTuple Tile RepeatInterleave Roll BroadcastLike ReshapeLike Diagonal StopGradient Max Min Mirror",
-    "MaxAlong ReLU Identity Dropout",
-)
-PICKS = words("GetItem Take TakeAlong Gather IndexTensors")
-CHOOSES = words("Where MaskedFill Clamp EWiseMaximum EWiseMinimum AtLeast AtMost")
+# Ops, and layers, by what their results are; all others compute something of the first input's dtype.
 COMPARES = words("Equal NotEqual Greater GreaterEqual Less LessEqual")
 COMPARES |= {name + "Scalar" for name in COMPARES}
-WIDENS = words(
-    "EWiseDiv DivScalar RDivScalar Exp Log Sqrt Rsqrt Reciprocal Sin Cos Erf Sigmoid Tanh Log1p Expm1 Summation CumSum",
-    "Product ArgMax ArgSort Full",
+FLOATS_OF_ALL = words(
+    "EWiseDiv DivScalar RDivScalar Exp Log Sqrt Rsqrt Reciprocal Sin Cos Erf Sigmoid Tanh Log1p Expm1"
 )
-EVERY = (-math.inf, math.inf)  # what arithmetic may need
+WHOLES_OF_ALL = words("Summation CumSum Product ArgMax ArgSort")
+SHAPES = words("BroadcastLike ReshapeLike")  # the first input
+PICKS = words("GetItem Take TakeAlong Gather IndexTensors")  # elements of the first input; in torch, uint8 is a mask
+MOVES = words(  # elements of the inputs, of the dtype that those have together
+    "Reshape Flatten Permute Transpose BroadcastTo Flip Squeeze Unsqueeze Unflatten MoveAxis Concat Stack Split Piece",
+    "TupleGetItem MakeTuple Tile RepeatInterleave Roll Diagonal StopGradient Max Min Mirror MaxAlong ReLU Floor Ceil Round",
+    "Identity Dropout",
+)
+CHOOSES = words("Where Clamp EWiseMaximum EWiseMinimum AtLeast AtMost")  # as MOVES, or numbers of the op
+ARITHMETIC = words("EWiseAdd AddScalar EWiseMul MulScalar EWisePow PowerScalar")  # a float makes the result one
 
 
-class Need(NamedTuple):
-    """Numbers that the dtype of some inputs and parameters must hold, if all of them are narrow or bool."""
-
-    sources: frozenset[Node]
-    values: tuple[float, ...]
-    node: Node  # that computes with them
-
-    def lacking(self, dtypes: Sequence[str]) -> str:
-        """The narrow one among the sources' dtypes that does not hold them, or nothing."""
-        if all(d in NARROW or d == "bool" for d in dtypes):
-            for d in dtypes:
-                if d in NARROW and not all(NARROW[d].min <= v <= NARROW[d].max for v in self.values):
-                    return d
-        return ""
+def kind_of(dtype: str) -> str:
+    return dtype if dtype in NARROW or dtype == BOOL else FLOAT if dtype in FLOATS else WHOLE
 
 
-def needs(graph: Graph, module: Any) -> list[Need]:
-    """What the graph of a GraphModule asks of narrow dtypes."""
-    found: list[Need] = []
-    sources: dict[Node, frozenset[Node]] = {}  # what makes a node narrow if it is
-    wide: set[Node] = set()
-    numbers: dict[Node, float] = {}
+def result(part: Any, kinds: Sequence[str], values: Sequence[float]) -> tuple[str, Sequence[Sequence[float]]]:
+    """The kind of an op's or a layer's result, and for each input the numbers that its dtype must hold.
 
-    def ask(node: Node, own: frozenset[Node], values: Iterable[float]) -> None:
-        if own and (values := tuple(values)):
-            found.append(Need(own, values, node))
-
-    for node in graph:
-        if node.kind == "input":
-            sources[node] = frozenset([node])
-        elif node.kind == "param":
-            dtype = (module.tensor(node.target) if isinstance(node.target, str) else node.target).dtype
-            if dtype in (*FLOATS, "int64"):
-                wide.add(node)
-            elif dtype != "bool":
-                sources[node] = frozenset([node])
-        elif node.kind in ("op", "module"):
-            part = node.target if node.kind == "op" else module.get_submodule(node.target)
-            name, attributes = type(part).__name__, vars(part) if node.kind == "op" else {}
-            args = node.inputs()[:1] if name in PICKS else node.inputs()
-            for index in node.inputs()[len(args) :]:  # torch takes one of 8 bits for a mask
-                ask(node, sources.get(index, frozenset()), EVERY)
-            own: frozenset[Node] = frozenset().union(*(sources.get(a, ()) for a in args))
-            values = [v for v in attributes.values() if type(v) in (int, float)]
-            values += [numbers[a] for a in args if a in numbers]
-            if name == "Number":
-                numbers[node] = attributes["value"]
-            elif name in COMPARES:
-                if not wide.intersection(args) and not any(isinstance(v, float) for v in values):
-                    ask(node, own, values)
-            elif name == "Cast":
-                if attributes["dtype"] != "bool":
-                    wide.add(node)
-            elif (
-                name in WIDENS
-                or wide.intersection(args)
-                or any(isinstance(v, float) for v in values)
-                or (node.kind == "module" and any(True for _ in part.parameters()))
-            ):
-                wide.add(node)
-            else:
-                sources[node] = own
-                ask(node, own, () if name in MOVES | PICKS else values if name in CHOOSES else EVERY)
-    return found
+    values: the numbers among the op's attributes and inputs.
+    """
+    name, nothing, all_of_them = type(part).__name__, [()] * len(kinds), [EVERY] * len(kinds)
+    first = kinds[0] if kinds else WHOLE
+    joint = kind_of(str(np.result_type(*narrow))) if (narrow := [k for k in kinds if k in NARROW]) else first
+    is_float = FLOAT in kinds or any(isinstance(v, float) for v in values)
+    if hasattr(part, "parameters") and part.parameters():
+        return FLOAT, nothing
+    if "dtype" in vars(part):  # of a cast, or of what takes no more than this from the input
+        return (first, [values]) if part.dtype in (None, "like") else (kind_of(part.dtype), nothing)
+    if name in COMPARES:
+        return BOOL, nothing if is_float else all_of_them if WHOLE in kinds else [values] * len(kinds)
+    if name in FLOATS_OF_ALL or (is_float and name in MOVES | CHOOSES | ARITHMETIC):
+        return FLOAT, nothing
+    if name in WHOLES_OF_ALL or (WHOLE in kinds and name in MOVES):
+        return WHOLE, nothing
+    if name in MOVES:
+        return joint, nothing
+    if name in CHOOSES and WHOLE not in kinds:
+        return joint, [values] * len(kinds)
+    if name in SHAPES:
+        return first, nothing
+    if name in PICKS:
+        return first, [(), *all_of_them[1:]]
+    if name == "MaskedFill":
+        return first, [values, EVERY]
+    return joint if name in ARITHMETIC else first, all_of_them
 
 
 def dtype_text(value: Any) -> str:
@@ -115,13 +89,30 @@ def is_narrow(value: Any) -> bool:
     return dtype_text(value) in NARROW
 
 
-def narrow_fault(graph: Graph, module: Any, dtypes: Mapping[Node, str]) -> str:
-    """Where the graph computes with inputs or parameters of these dtypes as if they were wider, or nothing."""
-    for need in needs(graph, module):
-        if dtype := need.lacking([dtypes[s] for s in need.sources if s in dtypes]):
-            name = next(s.name for s in graph if s in need.sources and dtypes.get(s) == dtype)
-            return (
-                f"{name} expects int32 or wider, since {need.node.name} computes with it and needle does not wrap around, "
-                f"got {dtype}; cast it to int32"
-            )
+def narrow_fault(graph: Graph, module: Any, dtypes: Mapping[Any, str]) -> str:
+    """Where the graph of a GraphModule computes with inputs and parameters of these dtypes as if they were wider, or nothing.
+
+    dtypes: of all inputs, and of the parameters that are narrow.
+    """
+    kinds: dict[Any, str] = {}
+    numbers: dict[Any, Any] = {}
+    for node in graph:
+        if node.kind in ("input", "param"):
+            kinds[node] = kind_of(dtypes[node] if node in dtypes else module.constant(node).dtype)
+        elif node.kind in ("op", "module"):
+            part = node.target if node.kind == "op" else module.get_submodule(node.target)
+            if type(part).__name__ == "Number":
+                numbers[node] = part.value
+                continue
+            inputs = node.inputs()
+            args = [a for a in inputs if a in kinds]
+            values = [
+                *(vars(part).values() if node.kind == "op" else ()),
+                *(numbers[a] for a in inputs if a in numbers),
+            ]
+            values = [v for v in values if type(v) in (int, float) and math.isfinite(v)]
+            kinds[node], needs = result(part, [kinds[a] for a in args], values)
+            for a, needed in zip(args, needs, strict=False):
+                if kinds[a] in NARROW and not all(NARROW[kinds[a]].min <= v <= NARROW[kinds[a]].max for v in needed):
+                    return f"{node.name} expects {a.name} as int32 or wider, since needle does not wrap around, got {kinds[a]}"
     return ""

@@ -26,12 +26,13 @@ from torch2needle.report import ConversionError
 
 from . import program_layers, program_shapes  # noqa: F401 - generators
 from .frame import Wrong
-from .program_arguments import DTYPES, State, arguments
+from .program_arguments import DTYPES, INTEGERS, State, arguments
 from .program_model import Program, make, program, targets
 
 NAME, SAMPLE, FULL, SECONDS = "programs", 3000, 200_000, 30
 STEPS = 7  # at most
 TOLERANCE = 1e-5  # relative to the largest value
+NARROW = ("uint8", "int8", "int16")
 SHAKE = 3e-7  # relative: some roundings of float32
 ORDERED = ("sort", "argsort", "topk")
 ONE_PASS = ("var_mean", "std_mean")  # whose mean is NaN in torch where any number but the last is infinite
@@ -61,6 +62,8 @@ def draw(rng: random.Random) -> dict[str, Any]:
     case["form"] = rng.choice(("fused", "saved", "numpy", "free", "without an example", "wider"))
     if s.chance(0.02):
         case["form"] = "export"
+    if s.chance(0.05) and any(d in INTEGERS for d, *_ in case["inputs"]):
+        case["form"] = rng.choice(("uint8", "int8", "int16"))
     return case
 
 
@@ -146,7 +149,8 @@ def outputs(value: Any) -> list[Any]:
 
 def array(value: Any) -> np.ndarray:
     if isinstance(value, torch.Tensor):
-        value = value.detach().float() if value.dtype in (torch.float16, torch.bfloat16) else value.detach()
+        wider = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype
+        value = value.detach().to(torch.int32 if str(value.dtype)[6:] in NARROW else wider)
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
@@ -316,7 +320,7 @@ def checked(case: dict[str, Any], judge: Judge) -> str:
             return "torch.export refuses"
         net = tried("export", lambda: torch2needle.convert(exported))
     else:
-        example = None if form == "without an example" else fed(inputs)
+        example = None if form in ("without an example", *NARROW) else fed(inputs)
         net = tried("convert", lambda: torch2needle.convert(model, example))
     how = {"export": "exported, eager", "without an example": "without an example, eager"}.get(form, "eager")
     judge.check(how, tried(how, lambda: net(*fed(inputs))))
@@ -334,6 +338,8 @@ def checked(case: dict[str, Any], judge: Judge) -> str:
         judge.check("cpu_numpy", tried("cpu_numpy", lambda: other(*arrays)))
     elif form == "wider":
         wider(case, net)
+    elif form in NARROW:
+        narrow(case, net, inputs)
     return "agrees"
 
 
@@ -345,6 +351,20 @@ def wider(case: dict[str, Any], net: Any) -> None:
     except Exception:
         return
     judge.check("eager, one more in the batch", tried("wider", lambda: net(*fed(more))))
+
+
+def narrow(case: dict[str, Any], net: Any, inputs: list[torch.Tensor]) -> None:
+    """Whole numbers in the dtype that the form names: torch's values, or refused."""
+    dtype = getattr(torch, case["form"])
+    given = [i.to(dtype) if str(i.dtype)[6:] in INTEGERS else i for i in inputs]
+    if any(name.endswith((".all", ".any")) for name, *_ in case["steps"]):  # bool here, uint8 in torch
+        return
+    try:
+        judge = Judge(case, given)
+    except Exception:
+        return
+    judge.check("narrow", tried("narrow", lambda: net(*fed(given))))
+    judge.check("narrow, compiled", tried("narrow, compiled", lambda: ndl.compile(net, fed(given))(*fed(given))))
 
 
 def reloaded(net: Any) -> Any:
