@@ -30,7 +30,7 @@ from .graph.graph import KINDS, SCALAR_OPERATORS
 from .graph.inputs import META, check_meta
 from .init import no_drawing
 from .nn.module import BOOKKEEPING, Module, Parameter, Tree, expose, set_submodule
-from .op import on
+from .op import kind_of, on
 
 VERSION = 2
 KEYS = {"version", "graph", "modules", "tree", "tensors", "training", "aliases", "parameters", "constants"}
@@ -90,6 +90,8 @@ class _Encoder:
 
 def save(model: Module, path: str | os.PathLike) -> None:
     """Write a GraphModule (or any module that `needle.graph.symbolic` takes) to `path`; OSError where that cannot be."""
+    if not isinstance(model, Module):
+        raise TypeError(f"[save] expects a needle Module, such as torch2needle.convert gives, got {kind_of(model)}.")
     net = symbolic(model)
     tensors: dict[str, Tensor] = dict(net.named_tensors())
     encoder = _Encoder(net.graph, tensors.keys())
@@ -267,6 +269,8 @@ def load(path: str | os.PathLike) -> GraphModule:
     when they are written; the file never changes. While the model lives, replace the file (as `save` does) rather than write
     into it.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"[load] expects a path, got {kind_of(path)}.")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"[load] there is no file {os.fspath(path)}.")
     try:

@@ -222,3 +222,14 @@ def test_files_follow_the_umask(mask: int, tmp_path: Path) -> None:
     assert {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == dict.fromkeys(
         ("net", "checkpoint"), 0o666 & ~mask
     )
+
+
+def test_what_is_no_model_and_no_path(tmp_path: Path) -> None:
+    for value in (5, ndl.Tensor([1.0]), nn.Linear):
+        with pytest.raises(
+            TypeError, match=r"^\[save\] expects a needle Module, such as torch2needle.convert gives, got .*\.$"
+        ):
+            ndl.save(value, tmp_path / "net.needle")
+    for path in (5, None):
+        with pytest.raises(TypeError, match=r"^\[load\] expects a path, got .*\.$"):
+            ndl.load(path)

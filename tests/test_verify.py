@@ -415,3 +415,10 @@ def test_benchmark_model() -> None:
     assert v and len(v.layers) == 60
     change(net, "layer3.1.conv2.weight")
     assert torch2needle.verify(model, net, torch.randn(2, 3, 64, 64)).first_divergence.path == "layer3.1.conv2"
+
+
+@pytest.mark.parametrize("x", [torch.rand(2, 5), torch.rand(2, 3).half(), torch.rand(2, 3).to("meta"), None, "x"])
+def test_inputs_that_torch_refuses(x: Any) -> None:
+    model = nn.Linear(3, 4)
+    with pytest.raises(ValueError, match=r"^\[verify\] expects inputs that the torch model takes: .*\.$"):
+        torch2needle.verify(model, torch2needle.convert(nn.Sequential(model)), x)

@@ -18,6 +18,7 @@ from needle.executor import Executable
 from needle.graph import GraphModule, Node, map_structure
 from needle.nn.module import Module, Parameter
 
+from .comparison import first_line
 from .convert import example_by_name, progress
 from .explain import source_line
 from .report import table
@@ -302,7 +303,10 @@ class Run:
         self.own: dict[tuple[str, int], Arrays] = {}
 
     def all(self, graph_module: GraphModule | None, paths: list[str], compiled: bool) -> None:
-        own = run_torch(self.model, self.inputs, False, paths, self.keep(self.own))
+        try:
+            own = run_torch(self.model, self.inputs, False, paths, self.keep(self.own))
+        except Exception as e:
+            raise ValueError(f"[verify] expects inputs that the torch model takes: {first_line(e)}.") from e
         self.done()
         try:
             want = run_torch(self.model, self.inputs, True, paths, self.keep(self.exact))
