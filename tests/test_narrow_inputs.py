@@ -9,6 +9,8 @@ from torch import nn
 
 import needle as ndl
 import torch2needle
+from needle.graph import narrow
+from needle.op import OPS
 
 DTYPES = (torch.uint8, torch.int8, torch.int16)
 TAKEN = {  # one input
@@ -130,6 +132,11 @@ def test_writes_keep_the_dtype(name):
     net = torch2needle.convert(OfTwo(WRITES[name]).eval())
     with pytest.raises(TypeError, match=r"expects .* as int32 or wider"):
         net(array(torch.uint8), torch.tensor([-1000, 1000, 70000]))
+
+
+def test_the_names_are_those_of_ops_and_layers():
+    groups = ("COMPARES", "FLOATS_OF_ALL", "WHOLES_OF_ALL", "SHAPES", "PICKS", "MOVES", "CHOOSES", "ARITHMETIC")
+    assert not {n for g in groups for n in getattr(narrow, g)} - OPS.keys() - vars(ndl.nn).keys()
 
 
 @pytest.mark.parametrize("share", [False, True])

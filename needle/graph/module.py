@@ -14,7 +14,7 @@ from needle.op import kind_of, remembering
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, describe_target, map_structure
 from .inputs import Inputs
-from .narrow import dtype_text, is_narrow, narrow_fault
+from .narrow import is_narrow, name_of, narrow_fault
 from .record import Recorder, Symbol
 
 
@@ -99,7 +99,7 @@ class GraphModule(Module):
         """One value per graph input, from a call's arguments."""
         values = self._inputs.bind(args, kwargs)
         if any(map(is_narrow, values)):
-            dtypes = dict(zip(self._graph.inputs, map(dtype_text, values), strict=True))
+            dtypes = {n: name_of(getattr(v, "dtype", "")) for n, v in zip(self._graph.inputs, values, strict=True)}
             if fault := narrow_fault(self._graph, self, dtypes):
                 raise TypeError(f"[{type(self).__name__}] {fault}.")
         return values

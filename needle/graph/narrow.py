@@ -7,12 +7,14 @@ What is in doubt counts as a difference: a tensor without axes, and a write in p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from needle.autograd import Op
 from needle.backend_ndarray import FLOATS
 
 from .graph import Graph
@@ -59,8 +61,9 @@ def result(part: Any, kinds: Sequence[str], values: Sequence[float]) -> tuple[st
     is_float = FLOAT in kinds or any(isinstance(v, float) for v in values)
     if hasattr(part, "parameters") and part.parameters():
         return FLOAT, nothing
-    if "dtype" in vars(part):  # of a cast, or of what takes no more than this from the input
-        return (first, [values]) if part.dtype in (None, "like") else (kind_of(part.dtype), nothing)
+    if isinstance(part, Op) and "dtype" in vars(part):  # of a cast, or of what takes no more than this from the input
+        dtype = vars(part)["dtype"]
+        return (first, [values]) if dtype in (None, "like") else (kind_of(dtype), nothing)
     if name in COMPARES:
         return BOOL, nothing if is_float else all_of_them if WHOLE in kinds else [values] * len(kinds)
     if name in FLOATS_OF_ALL or (is_float and name in MOVES | CHOOSES | ARITHMETIC):
@@ -80,13 +83,14 @@ def result(part: Any, kinds: Sequence[str], values: Sequence[float]) -> tuple[st
     return joint if name in ARITHMETIC else first, all_of_them
 
 
-def dtype_text(value: Any) -> str:
-    """Of an array of any library, or nothing."""
-    return str(getattr(value, "dtype", "")).rpartition(".")[2]
+@functools.cache
+def name_of(dtype: Any) -> str:
+    """A dtype's name in any library."""
+    return str(dtype).rpartition(".")[2]
 
 
 def is_narrow(value: Any) -> bool:
-    return dtype_text(value) in NARROW
+    return name_of(getattr(value, "dtype", "")) in NARROW
 
 
 def narrow_fault(graph: Graph, module: Any, dtypes: Mapping[Any, str]) -> str:
