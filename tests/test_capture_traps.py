@@ -140,8 +140,10 @@ def test_hooks_of_all_modules_are_refused() -> None:
 
 
 def test_sizes_that_conditions_divide_by() -> None:
-    condition = compile("v0 % (v0 // 16) == 0", "condition", "eval")
-    assert [export.holds(condition, {"v0": size}) for size in (8, 32, 40)] == [False, True, True]
+    code = compile("v0 % (v0 // 16) == 0", "condition", "eval")
+    condition = export.Condition(code, {"v0": 32}, {"v0": "s0"}, {"v0": [8, 32, 40, 47]})
+    assert [condition.holds({"v0": size}) for size in (8, 32, 40)] == [False, True, True]
+    assert condition.alone() == ({"s0"}, {})
 
 
 def test_results_of_deep_models_may_round_otherwise() -> None:

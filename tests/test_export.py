@@ -216,6 +216,41 @@ def test_a_least_size_is_checked() -> None:
         net(torch.randn(2, 3, 3, 6))
 
 
+class Eighths(nn.Module):
+    """Branches on sizes that are an eighth of the image's."""
+
+    def __init__(self, branch: Callable) -> None:
+        super().__init__()
+        self.conv, self.branch = nn.Conv2d(3, 4, 1, stride=8), branch
+
+    def forward(self, x: T) -> T:
+        y = self.conv(x)
+        return y + 1 if self.branch(y.shape[2], y.shape[3]) else y
+
+
+@pytest.mark.parametrize(
+    ("branch", "sizes"),
+    [
+        (lambda h, w: h == 1 or w == 1, [(9, None), (9, None)]),
+        (lambda h, w: h == 1 or w < 3, [(9, None), (17, None)]),
+        (lambda h, w: h == 1 or w == 1 or h * w < 3, [(9, None), (9, None)]),  # the last follows from the others
+        (lambda h, w: h > 9, [(9, 72), (9, None)]),
+        (lambda h, w: h * w < 10, [(32, 32), (32, 32)]),  # each may be 17, but not both
+        (lambda h, w: w % 2 == 1, [(9, None), (32, 32)]),
+    ],
+)
+def test_sizes_that_branches_leave_free(branch: Callable, sizes: list) -> None:
+    model = Eighths(branch).eval()
+    net = torch2needle.convert(model, (torch.rand(1, 3, 32, 32),))
+    assert [s[:2] for s in net.graph.inputs[0].meta["sizes"][2:]] == sizes
+    (low, high), (left, right) = ((least, most or least + 31) for least, most in sizes)
+    for h, w in ((low, left), (low, right), (high, left)):
+        x = torch.rand(2, 3, h, w)
+        close(net(x), model(x))
+    with pytest.raises(ValueError, match=r"in axis 2, got"):
+        net(torch.rand(1, 3, low - 1, 32))
+
+
 def test_modules_are_found_again() -> None:
     """Layers, their training flags and the user's lines, as torch.fx gives them."""
     model = Net(in_place)

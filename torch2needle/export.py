@@ -9,7 +9,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ from .structure import input_places, plain_result
 Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
 SMALL = 400  # nodes up to which heights and widths are tried: torch.export takes half a minute for larger graphs
 PROBES = 200  # sizes from the least and from the example's on that a condition is tried with
+TOGETHER = 12  # ... of each of several sizes at a time
 MOST = 2**62  # what torch.export writes for no limit
 
 
@@ -57,7 +59,7 @@ def attempt(model: nn.Module, call: Call, free: Axes) -> tuple[ExportedProgram, 
             program, notes = export(model, *call, free)
         except Exception:  # also where a size is another one's multiple: the caller tries fewer
             return None
-        held = held_axes(program)
+        held, _ = bounds(program)
         if not held:
             return program, notes
         less = {i: tuple(a for a in axes if (i, a) not in held) for i, axes in free.items()}
@@ -153,24 +155,25 @@ def from_program(
     """The captured graph of a program, with the sizes that its inputs may have."""
     captured = capture_program(program, model, notes or [], changing)
     ranges = {str(s): r for s, r in program.range_constraints.items()}
-    held = held_axes(program) if model is None else set()
+    held, least = bounds(program)
     free = []
     for i, node in enumerate(n for n in captured.graph.nodes if n.op == "placeholder"):
         shape = [s.node.hint if (i, axis) in held else s for axis, s in enumerate(node.meta["val"].shape)]
-        node.meta["sizes"] = tuple(limits(s, ranges) for s in shape)
+        node.meta["sizes"] = tuple(limits(s, ranges, least) for s in shape)
         free += [f"{node.target} axis {axis}" for axis, s in enumerate(shape) if not isinstance(s, int)]
     captured.notes.append(f"free sizes: {', '.join(free) or 'none'}")
     return captured
 
 
-def limits(size: Any, ranges: dict[str, Any]) -> tuple[int, int | None, str]:
+def limits(size: Any, ranges: dict[str, Any], least: dict[str, int]) -> tuple[int, int | None, str]:
     """(least, largest or None, name)."""
     if isinstance(size, int):
         return size, size, ""
     r = ranges.get(str(size))
     if r is None:
         return 1, None, ""
-    return max(1, int(r.lower)), int(r.upper) if r.upper.is_number and r.upper < MOST else None, str(size)
+    most = int(r.upper) if r.upper.is_number and r.upper < MOST else None
+    return max(1, int(r.lower), least.get(str(size), 1)), most, str(size)
 
 
 def larger(captured: Captured, call: Call) -> list[dict[tuple[int, int], int]]:
@@ -222,62 +225,88 @@ SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
 PLAIN = re.compile(r"(?:\b(?:max|min|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
 
 
-def held_axes(program: ExportedProgram) -> set[tuple[int, int]]:
-    """(tensor, axis) of the free sizes on which a condition holds that others than the example's would not meet."""
+class Condition(NamedTuple):
+    """What a branch of the forward asks of free sizes; code: None where it cannot be read."""
+
+    code: Any
+    sizes: dict[str, int]  # the example's, by name in the code
+    free: dict[str, str]  # the symbols of those that are free
+    values: dict[str, list[int]]  # other sizes to try, in order
+
+    def holds(self, sizes: dict[str, int]) -> bool:
+        try:
+            return eval(self.code, {"__builtins__": {}, "max": max, "min": min}, self.sizes | sizes)
+        except ZeroDivisionError:  # of sizes that others are multiples of
+            return False
+
+    def alone(self) -> tuple[set[str], dict[str, int]]:
+        """The symbols that break it when they alone take another value; where only smaller ones do, the least that does not."""
+        broken, least = set(), {}
+        for v, symbol in self.free.items():
+            bad = [size for size in self.values[v] if not self.holds({v: size})]
+            if bad and (bad != self.values[v][: len(bad)] or bad[-1] >= self.sizes[v]):
+                broken.add(symbol)
+            elif bad:
+                least[symbol] = bad[-1] + 1
+        return broken, least
+
+    def together(self, least: dict[str, int]) -> bool:
+        """Whether it holds, too, when several take values from their least on."""
+        values = [[size for size in self.values[v] if size >= least.get(s, 0)] for v, s in self.free.items()]
+        some = [found[:: max(1, len(found) // TOGETHER)] for found in values]
+        return all(self.holds(dict(zip(self.free, sizes, strict=True))) for sizes in product(*some))
+
+
+def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], dict[str, int]]:
+    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, and the least that
+    others may be, by symbol."""
     places = {p: n for n, p in input_places(program).items()}
     tensor = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in places.values()]
     order = {n.name: i for i, n in enumerate(n for n in tensor if isinstance(n.meta.get("val"), torch.Tensor))}
     shapes = {n.name: n.meta["val"].shape for n in tensor if n.name in order}
-    held: set[tuple[int, int]] = set()
-    for text in program._guards_code or ():
-        symbols: dict[str, Any] = {}  # name in the text -> size
-        where: dict[str, list[tuple[int, int]]] = {}  # symbol -> axes
+    where: dict[str, set[tuple[int, int]]] = {}  # the axes of a symbol
 
-        def name(match: re.Match, symbols: dict = symbols, where: dict = where) -> str:
-            place = tuple(ast.literal_eval(k) for k in re.findall(r"\[([^\]]+)\]", match[1]))
-            if place not in places:  # of *inputs, which the program calls inputs_0, inputs_1, ...
-                place = (f"{place[0]}_{place[1]}", *place[2:])
-            tensor, axis = places[place], int(match[2])
-            size = shapes[tensor][axis]
-            where.setdefault(str(size), []).append((order[tensor], axis))
-            return next((v for v, s in symbols.items() if str(s) == str(size)), None) or add(symbols, size)
+    def size_at(place: tuple, axis: int) -> Any:
+        if place not in places:  # of *inputs, which the program calls inputs_0, inputs_1, ...
+            place = (f"{place[0]}_{place[1]}", *place[2:])
+        size = shapes[places[place]][axis]
+        where.setdefault(str(size), set()).add((order[places[place]], axis))
+        return size
 
-        formula = SIZE.sub(name, text)
-        broken = (
-            breaking(formula, symbols, program.range_constraints)
-            if PLAIN.fullmatch(formula)
-            else {str(v) for v in symbols.values()}
-        )
-        held.update(axis for size, axes in where.items() if size in broken for axis in axes)
-    return held
+    asked = [condition(text, size_at, program.range_constraints) for text in program._guards_code or ()]
+    broken: set[str] = set()
+    least: dict[str, int] = {}
+    for c in asked:
+        held, limits = c.alone() if c.code else (set(c.free.values()), {})
+        broken |= held
+        least |= {s: max(limit, least.get(s, 0)) for s, limit in limits.items()}
+    for c in asked:
+        if c.code and len(c.free) > 1 and broken.isdisjoint(c.free.values()) and not c.together(least):
+            broken.update(c.free.values())
+    return {axis for s in broken for axis in where[s]}, least
 
 
-def add(symbols: dict[str, Any], size: Any) -> str:
-    name = f"v{len(symbols)}"
-    symbols[name] = size
-    return name
+def condition(text: str, size_at: Callable[[tuple, int], Any], ranges: Any) -> Condition:
+    """One of torch.export's guards; size_at: the size of an axis of the tensor at a place among the inputs."""
+    names: dict[str, str] = {}  # of symbols in the code
+    sizes: dict[str, Any] = {}
 
+    def name(match: re.Match) -> str:
+        place = tuple(ast.literal_eval(k) for k in re.findall(r"\[([^\]]+)\]", match[1]))
+        size = size_at(place, int(match[2]))
+        sizes[names.setdefault(str(size), f"v{len(names)}")] = size
+        return names[str(size)]
 
-def breaking(formula: str, symbols: dict[str, Any], ranges: Any) -> set[str]:
-    """The free sizes that break the condition when they alone take another value of their range."""
-    hints = {v: s if isinstance(s, int) else s.node.hint for v, s in symbols.items()}
-    condition = compile(formula, "condition", "eval")
+    formula = SIZE.sub(name, text)
+    free = {v: str(s) for v, s in sizes.items() if not isinstance(s, int)}
+    hints = {v: s if isinstance(s, int) else s.node.hint for v, s in sizes.items()}
     named = {int(n) + more for n in re.findall(r"\d+", re.sub(r"v\d+", "", formula)) for more in (-1, 0, 1)}
-    broken = set()
-    for v, s in symbols.items():
-        if isinstance(s, int):
-            continue
-        r = ranges.get(s.node.expr)
+    values = {}
+    for v in free:
+        r = ranges.get(sizes[v].node.expr)
         low = 2 if r is None else max(2, int(r.lower))
         high = MOST if r is None or not r.upper.is_number or r.upper > MOST else int(r.upper)
-        values = [*range(low, min(high, low + PROBES)), *(hints[v] + i for i in range(PROBES)), *named]
-        if any(low <= value <= high and not holds(condition, hints | {v: value}) for value in values):
-            broken.add(str(s))
-    return broken
-
-
-def holds(condition: Any, sizes: dict[str, int]) -> bool:
-    try:
-        return eval(condition, {"__builtins__": {}, "max": max, "min": min}, sizes)
-    except ZeroDivisionError:  # of sizes that others are multiples of
-        return False
+        tried = {*range(low, min(high, low + PROBES)), *(hints[v] + i for i in range(PROBES)), *named}
+        values[v] = sorted(size for size in tried if low <= size <= high)
+    code = compile(formula, "condition", "eval") if PLAIN.fullmatch(formula) else None
+    return Condition(code, hints, free, values)
