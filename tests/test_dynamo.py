@@ -260,6 +260,31 @@ def test_results_have_torchs_strides(name: str, dynamic: bool | None, runs: list
     assert len(runs) >= 3 or (name == "expanded" and any("share memory" in t for t in dynamo.SAID))
 
 
+def data_added(x: torch.Tensor) -> Any:
+    x.data.add_(1.0)
+    return x * 2, x.relu()
+
+
+def data_replaced(x: torch.Tensor) -> Any:
+    y = x * 2
+    x.data = y.data + 1
+    return x + y
+
+
+@pytest.mark.parametrize("f", [data_added, data_replaced])
+def test_writes_through_the_data_of_an_input(f: Callable) -> None:
+    ours = compiled(f)
+    for i in range(3):
+        x = torch.randn(4, 6) + i
+        mine, theirs = x.clone(), x.clone()
+        for got, want in zip(leaves(ours(mine)), leaves(f(theirs)), strict=True):
+            close(got, want)
+        assert torch.equal(mine, theirs)
+        mine.data.mul_(3), theirs.data.mul_(3)
+        for got, want in zip(leaves(ours(mine)), leaves(f(theirs)), strict=True):
+            close(got, want)
+
+
 def test_views_after_a_graph_break() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = (x * 2).t()

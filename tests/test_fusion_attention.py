@@ -266,6 +266,21 @@ def test_heads_merged_otherwise() -> None:
     assert_same(net, fused, data(2, 5, WIDTH))
 
 
+@pytest.mark.parametrize("index", [slice(8, None), slice(1, 4)])
+def test_heads_cut_out_of_rows(index: slice) -> None:
+    """Rows in the place of heads, cut to none for the sizes that the search tries."""
+
+    def forward(n: Any, x: Any) -> Any:
+        parts = (ops.reshape(p(x), (x.shape[0], x.shape[1], HEADS, SIZE))[:, index] for p in (n.q, n.k, n.v))
+        y = core(*parts)
+        return n.out(ops.reshape(y, (y.shape[0], y.shape[1], WIDTH)))
+
+    net = Net(forward, **{k: make() for k, make in THREE.items()})
+    fused = of.fuse(net, example=data(2, 10, WIDTH))
+    assert "MultiHeadAttention" not in fused.fusion_report.counts
+    assert_same(net, fused, data(2, 10, WIDTH))
+
+
 def test_softmax_over_another_axis_is_no_attention() -> None:
     def forward(n: Any, x: Any) -> Any:
         return ops.matmul(ops.softmax(ops.matmul(x, ops.transpose(x)), 1), x)

@@ -25,7 +25,7 @@ from torch2needle.verify import Arrays, compare, leaves, run_torch, to_needle
 from .altered import CHANGES, middle, trained
 from .build import build, entries, inputs
 
-MEMORY = 4 * 2**30  # bytes of private memory
+MEMORY = 6 * 2**30  # bytes of private memory
 
 
 def say(stage: str, **facts: Any) -> None:
