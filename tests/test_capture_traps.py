@@ -44,7 +44,7 @@ FOLLOWED = {
         "dtype in",
         "device",
     ),
-    *("ndim", "caught shape", "set attribute"),
+    *("ndim", "caught shape", "set attribute", "legacy type", "match shape"),
 }
 NEVER = {
     *(

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 LOCK = threading.RLock()  # torch.fx and torch.export change torch's modules while they capture: one capture at a time
 FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "tensor", "scalar_tensor")
+TYPED = type(torch.FloatTensor)  # the class of the types that name a dtype and a device
 DEPTH = 4  # of containers and objects in a module's attributes
 
 # -- state ---------------------------------------------------------------------------------------------------------------
@@ -243,7 +244,13 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
 
     def is_instance(value: Any, kinds: Any) -> bool:
         own = isinstance(value, fx.Proxy) and not isinstance(value, kinds) and tracer.tracing()
+        if own and any(type(k) is TYPED for k in (kinds if isinstance(kinds, tuple) else (kinds,))):
+            tracer.refuse("a tensor's dtype and device, by isinstance")
         return issubclass(value.stands_for(), kinds) if own else isinstance(value, kinds)
+
+    def is_callable(value: Any) -> bool:
+        own = isinstance(value, fx.Proxy) and tracer.tracing()
+        return any("__call__" in vars(c) for c in value.stands_for().__mro__) if own else callable(value)
 
     def is_tensor(value: Any) -> bool:
         return is_instance(value, torch.Tensor)
@@ -252,7 +259,8 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
     names.append((vars(torch), "is_tensor", is_tensor))
     for place in foreign_globals(model):
         names.append((place, "len", accept(place.get("len", len))))
-        names += [(place, n, f) for n, f in (("isinstance", is_instance), ("type", Type)) if n not in place]
+        asking = {"isinstance": is_instance, "type": Type, "callable": is_callable}
+        names += [(place, n, f) for n, f in asking.items() if n not in place]
     return patched(names)
 
 

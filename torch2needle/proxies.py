@@ -8,7 +8,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,11 @@ class InplaceProxy(fx.Proxy):
         """The type of the value, for `isinstance` and `type` of the forward's own modules."""
         return self.kind() or self.tracer.refuse("the type of a value")  # type: ignore[attr-defined]
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """As `match`, singledispatch and other modules' isinstance ask."""
+        return self.stands_for() if is_foreign(sys._getframe(1).f_code.co_filename) else type(self)
+
     def kind(self) -> Any:
         return self.node.meta.get("kind")
 
@@ -132,6 +137,9 @@ class InplaceProxy(fx.Proxy):
 class AttributeProxy(InplaceProxy, fx.proxy.Attribute):
     def kind(self) -> Any:
         return VALUES.get(self.attr) if self._node is None else super().kind()
+
+
+Sequence.register(AttributeProxy)  # so that `match x.shape` asks for its length
 
 
 def _inplace(name: str) -> Callable:
