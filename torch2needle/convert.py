@@ -195,7 +195,8 @@ def convert(
         defaults that appear in it become inputs, and what torch.fx cannot trace is captured by torch.export.
     dynamic: "auto": with torch.export the batch and image sizes stay free where they can, as they are with torch.fx; False:
         torch.export fixes all sizes to the example's.
-    share: use torch's memory for the weights (through DLPack) instead of copies.
+    share: use torch's memory for the weights (through DLPack) instead of copies. An executable packs its own: after torch
+        wrote them, as its optimizers do, call `refresh()` of it.
     fallback: "torch" lets torch run the calls that have no rule or whose rule refuses, through DLPack and without copies, and
         warns of them; it needs `example`. Such a model trains and compiles, but cannot be saved.
     Raises ConversionError, which lists everything that is unsupported at once.
