@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import needle as ndl
-from needle import _core
+from needle import _core, ops
 from needle.autograd import OPS, Op, Spec
 from needle.backend_ndarray import array, call
 from needle.nn.module import Parameter
@@ -171,6 +171,15 @@ def test_rows_that_repeat(columns: int, dtype: str) -> None:
         wide = ndl.Tensor(np.concatenate([x, x], 1), dtype=dtype, requires_grad=False)
         assert np.array_equal((wide[:, :columns] + tv).numpy(), x + v)
         assert np.array_equal(ndl.ops.where(tx > 0, tx, tv).numpy(), np.where(x > 0, x, v))
+
+
+@pytest.mark.parametrize("name", ["tanh", "elu"])
+def test_zeros_keep_their_signs(name: str) -> None:
+    x = np.array([-0.0, 0.0, -1e-30, 1e-30, -1e-40, -0.3, 0.3] * 5, "float32")
+    out = ops.tanh(ndl.Tensor(x)) if name == "tanh" else ops.elu(ndl.Tensor(x), -1.0)
+    want = np.tanh(x) if name == "tanh" else np.where(x < 0, -np.expm1(x), x)
+    np.testing.assert_allclose(out.numpy(), want, rtol=1e-6)
+    np.testing.assert_array_equal(np.signbit(out.numpy()), np.signbit(want))
 
 
 def test_exponential_at_the_ends_of_float32() -> None:

@@ -261,7 +261,7 @@ NEEDLE_MAP_INLINE T tanh(T x) {
   s = fma(z, s, T(-5.37397155531e-2f));
   s = fma(z, s, T(1.33314422036e-1f));
   s = fma(z, s, T(-3.33332819422e-1f));
-  T near = fma(x * z, s, x);
+  T near = select(eq(z, T(0.f)), x, fma(x * z, s, x));  // the sum alone would make 0 of -0
   T far = T(1.f) - T(2.f) / (exp(a + a) + T(1.f));
   return select(lt(a, T(0.625f)), near, select(lt(x, T(0.f)), -far, far));
 }
@@ -302,7 +302,7 @@ NEEDLE_MAP_INLINE T hardsigmoid(T x) {
 }
 template <class T>
 NEEDLE_MAP_INLINE T elu(T x, T alpha) {
-  return select(lt(T(0), x), x, alpha * expm1(min(T(0), x)));
+  return select(lt(x, T(0)), alpha * expm1(min(T(0), x)), x);
 }
 template <class T>
 NEEDLE_MAP_INLINE T gelu(T x) {

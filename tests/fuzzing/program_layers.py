@@ -79,7 +79,8 @@ def added(s: State, x: T, ref: Any) -> Drawn | None:
 def einsum(s: State, x: T, ref: Any) -> Drawn | None:
     letters = "abcdfghij"[: x.ndim]  # e is the other operand's
     kept = "".join(s.rng.sample(letters, s.rng.randint(0, x.ndim)))
-    if not x.ndim or s.chance(0.4):
+    empty = not x.numel() and not x.is_floating_point()  # torch gives the other operand's dtype then
+    if not x.ndim or s.chance(0.4) or empty:
         return (f"{letters}->{kept}", ref), {}
     other = "".join(s.rng.sample(letters, s.rng.randint(1, x.ndim)))
     shape = tuple(x.shape[letters.index(c)] for c in other)
