@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
-from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
+from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote
 
 from .common import (
     Binary,
@@ -129,9 +129,9 @@ def opposite(a: Tensor, other: Any) -> Tensor:
 
 
 def opposite_dtype(a: Any, other: Any) -> str:
-    """Integers that meet a float are one: the smallest integer has no opposite."""
-    dtype = other.dtype if isinstance(other, Tensor | Spec) else promote_scalar(a.dtype, other)
-    return dtype if dtype in FLOATS and a.dtype not in FLOATS else str(a.dtype)
+    """That of the sum where it is a larger one: the smallest integer has no opposite."""
+    dtype = result_dtype(a, other) if isinstance(other, Tensor | Spec) else promote_scalar(a.dtype, other)
+    return str(a.dtype) if a.dtype in FLOATS or promote(str(a.dtype), dtype) != dtype else dtype
 
 
 @op
