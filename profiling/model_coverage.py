@@ -32,6 +32,7 @@ SAMPLE = (  # what CI runs: small, and together most rules
     *("transformers/BertForSequenceClassification", "transformers/GPT2LMHeadModel", "transformers/T5EncoderModel"),
     *("transformers/ConvNextForImageClassification", "audio/CRNN", "audio/DeepSpeech2"),
 )
+ALTERED = {"hook": "a hook that changes a layer's result", "no_grad": "a layer without gradients"}
 Row = dict[str, Any]
 
 
@@ -108,6 +109,14 @@ def page(rows: dict[str, Row]) -> str:
         cells[-1] += f", {fixed} refused" if fixed else ""
         lines.append(f"| {library} | {' | '.join(cells)} |")
     lines += ["", "Refused: torch.export fixed a size, and the net says so for others."]
+    altered: dict[str, list[Row]] = collections.defaultdict(list)
+    for row in rows.values():
+        for change, facts in row.get("altered", {}).get("changes", {}).items():
+            altered[change].append(facts)
+    for change, found in altered.items():
+        refused = sum(bool(f.get("refused")) for f in found)
+        equal = sum(f["ok"] for f in found) - refused
+        lines += ["", f"With {ALTERED[change]}: {equal} of {len(found)} equal torch, {refused} are refused."]
     reasons: dict[str, list[str]] = collections.defaultdict(list)
     for name, row in rows.items():
         if text := complaint(row):

@@ -35,6 +35,12 @@ def bools(*values: bool) -> torch.Tensor:
     return t(*values, dtype="bool")
 
 
+def put_in(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[()] = y
+    return x
+
+
 def written(x: torch.Tensor, value: Any) -> torch.Tensor:
     x = x.clone()
     x[0] = value
@@ -146,6 +152,7 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     "masked_fill of bools": (lambda x: x.masked_fill(x, 1), (bools(True, False),)),
     "masked_fill by a tensor": (lambda x, y: x.masked_fill(x > 1, y), (i64(1, 2, 3), torch.tensor(1.5))),
     "threshold of ints": (lambda x: (F.threshold(x, 1, 2.5), F.threshold(x, -1.5, 7)), (i64(-1, -2, 3),)),
+    "one number written to no axes": (put_in, (t(3.0)[0], i64(2))),
     "hardtanh of ints": (lambda x: (F.hardtanh(x), F.hardtanh(x, -1, 2), F.relu6(x)), (i64(1, 7, -3),)),
     "clamp of ints": (lambda x: (x.clamp(0.5, 2), x.clamp(0, 2), x.clamp(min=0.5)), (i64(0, 2, 3),)),
     "clamp of ints at infinity": (lambda x: (x.clamp(-INF, 2), x.clamp(INF, 0), x.clamp(max=INF)), (i64(0, 2, 3),)),

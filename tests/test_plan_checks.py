@@ -300,6 +300,12 @@ EMPTY: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 }
 
 
+def test_an_op_whose_result_is_its_input_is_not_written_over() -> None:
+    x = np.array(0.5, "float32")  # without axes: the largest along an axis is the input
+    exe = ndl.compile(lambda x: ops.exp(ops.max_along(x, 0)[0] * 2.0), (x,))
+    assert np.allclose([exe(x), exe(x)], np.exp(1.0)) and x == 0.5
+
+
 @pytest.mark.parametrize("name", EMPTY)
 def test_plans_of_empty_arrays(name: str, guarded: None) -> None:
     f, shape = EMPTY[name]

@@ -92,8 +92,10 @@ class InplaceProxy(fx.Proxy):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """As `match`, singledispatch and other modules' isinstance ask."""
-        return self.stands_for() if is_foreign(sys._getframe(1).f_code.co_filename) else type(self)
+        """As `match` and singledispatch ask; torch's C functions, which ask before they read memory, learn the truth."""
+        frame = sys._getframe(1)
+        asks = dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("LOAD_ATTR", "MATCH_CLASS")
+        return self.stands_for() if asks and is_foreign(frame.f_code.co_filename) else type(self)
 
     def kind(self) -> Any:
         return self.node.meta.get("kind")

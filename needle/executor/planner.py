@@ -82,6 +82,8 @@ class Planner:
         self.home[node], self.group[node] = node, {node}
         if op.aliases(node.meta["spec"], *(n.meta["spec"] for n in node.args)):
             self._join(node, node.args[0])
+            if node.args[0] not in self.home:
+                self.borrowed.add(node)
         elif op.is_view:
             for x in node.args:
                 self._share(node, x)

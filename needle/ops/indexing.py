@@ -141,8 +141,9 @@ class SetItem(Op):
         call("copy", [target], [part.broadcast_to(target.shape)])
 
     def reference(self, x: np.ndarray, *part: np.ndarray) -> Any:
-        out = x.copy()
-        out[decode_index(self.index)] = part[0] if part else self.value
+        out, rank = x.copy(), len(indexed_shape(x.shape, self.index))
+        value = part[0].reshape(part[0].shape[max(0, part[0].ndim - rank) :]) if part else self.value
+        out[decode_index(self.index)] = value
         return out
 
     def te(self, t: Any, out: Any, x: Any, *part: Any) -> Any:

@@ -327,6 +327,8 @@ class Absent(Pieces):
 def known_size(input: Any, dim: int) -> Any:
     """The example's size of an axis, or None without an example."""
     spec = getattr(input, "spec", None)
+    if spec is not None and not -spec.ndim <= dim < spec.ndim:
+        raise Unsupported(f"axis {dim} is out of range for shape {tuple(spec.shape)}")
     return None if spec is None else spec.shape[dim]
 
 
