@@ -146,6 +146,15 @@ def test_sizes_that_conditions_divide_by() -> None:
     assert condition.alone() == ({"s0"}, {})
 
 
+def test_conditions_on_many_sizes_are_tried_in_time() -> None:
+    names = [f"v{i}" for i in range(9)]
+    code = compile(" + ".join(names) + " > 9", "condition", "eval")
+    sizes, values = dict.fromkeys(names, 8), {n: list(range(2, 400)) for n in names}
+    condition = export.Condition(code, sizes, {n: n for n in names}, values)
+    assert condition.alone() == (set(), {}) and condition.together({})
+    assert not condition._replace(code=compile("v0 + v8 > 9", "condition", "eval")).together({})
+
+
 def test_results_of_deep_models_may_round_otherwise() -> None:
     ours, theirs = torch.tensor([1.0, 1.001]), torch.tensor([1.0, 1.0])
     assert comparison.difference(ours, theirs) and not comparison.difference(ours, theirs, comparison.NET_TOLERANCE)

@@ -26,7 +26,7 @@ from .structure import input_places, plain_result
 Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
 SMALL = 400  # nodes up to which heights and widths are tried: torch.export takes half a minute for larger graphs
 PROBES = 200  # sizes from the least and from the example's on that a condition is tried with
-TOGETHER = 12  # ... of each of several sizes at a time
+TOGETHER = 200  # ... of several sizes at a time, about
 MOST = 2**62  # what torch.export writes for no limit
 
 
@@ -253,7 +253,8 @@ class Condition(NamedTuple):
     def together(self, least: dict[str, int]) -> bool:
         """Whether it holds, too, when several take values from their least on."""
         values = [[size for size in self.values[v] if size >= least.get(s, 0)] for v, s in self.free.items()]
-        some = [found[:: max(1, len(found) // TOGETHER)] for found in values]
+        each = max(2, round(TOGETHER ** (1 / len(values))))  # however many sizes the condition names
+        some = [found[:: max(1, len(found) // each)] for found in values]
         return all(self.holds(dict(zip(self.free, sizes, strict=True))) for sizes in product(*some))
 
 

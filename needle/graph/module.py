@@ -49,6 +49,7 @@ class GraphModule(Module):
         self.__dict__.update(added or {})
         self._graph, self._inputs = graph, Inputs(graph, type(self).__name__)
         self._report: Any = None
+        self._taken: set[tuple[str, ...]] = set()  # dtypes of inputs, some of them narrow, that the graph may take
         self._last_use = last_uses(graph)
         self._tensors: dict[str, Tensor] | None = None
         self._modules: dict[str, Module] = {}
@@ -99,9 +100,11 @@ class GraphModule(Module):
         """One value per graph input, from a call's arguments."""
         values = self._inputs.bind(args, kwargs)
         if any(map(is_narrow, values)):
-            dtypes = {n: name_of(getattr(v, "dtype", "")) for n, v in zip(self._graph.inputs, values, strict=True)}
-            if fault := narrow_fault(self._graph, self, dtypes):
-                raise TypeError(f"[{type(self).__name__}] {fault}.")
+            dtypes = tuple(name_of(getattr(v, "dtype", "")) for v in values)
+            if dtypes not in self._taken:
+                if fault := narrow_fault(self._graph, self, dict(zip(self._graph.inputs, dtypes, strict=True))):
+                    raise TypeError(f"[{type(self).__name__}] {fault}.")
+                self._taken.add(dtypes)
         return values
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
