@@ -110,6 +110,12 @@ def test_forms(part: str, value: Any, alone: str, with_example: str, way: str) -
     assert outcome(way, **{part: value}) == (alone if way == "alone" else with_example)
 
 
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_numbers_of_other_generators_that_make_nothing(draw: Callable) -> None:
+    model = Linear(lambda m, x: m.linear(x) + 0 * float(draw()))
+    assert "draws Python's or numpy's random numbers" in refusal(model, torch.ones(2, 3))
+
+
 class Linear(nn.Module):
     def __init__(self, step: Callable | None = None) -> None:
         super().__init__()

@@ -241,6 +241,8 @@ STRIDES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a result in torch's order": lambda x: torch.relu(x.t()),
     "slice": lambda x: (x + 1)[:, ::2],
     "row": lambda x: (x + 1)[1],
+    "batch norm": lambda x: F.batch_norm((x.t() * 2).view(6, 1, -1), torch.ones(1), torch.ones(1)),
+    "batch norm of channels": lambda x: F.batch_norm(x.t()[None, None] * 2, torch.zeros(1), torch.ones(1)),
     "expanded": lambda x: (x[:1] * 2).expand(3, 6),
     "two": lambda x: {"a": (x * 2).t(), "b": (x + 1, (x - 1)[:, 1:])},
 }

@@ -470,6 +470,8 @@ REFUSED: dict[str, tuple[Callable, tuple[torch.Tensor, ...], str]] = {
         "value expects a number that int64 can hold",
     ),
     "more than int32 holds": (lambda x: x.clamp(max=2**40), (t(1, 2, dtype="int32"),), "that int32 can hold"),
+    "bools times bools": (lambda x: x @ x.t(), (bools([True], [False]),), "operands expect numbers, got bools"),
+    "einsum of bools": (lambda x: torch.einsum("ab,cb->ac", x, x), (bools([True, False]),), "operands expect numbers"),
     "more than 64 bits": (lambda x: x + 2**64, (i64(1, 2),), "at most 64 bits"),
 }
 

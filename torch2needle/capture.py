@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
 import re
 import sys
 import threading
@@ -12,14 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from needle.autograd import Unsupported
 
-from .guard import Writes, accepting_proxies, own_gradients, untouched
+from .guard import Writes, accepting_proxies, own_gradients, python_chance, untouched
 from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
 from .registry import find_function_rule, find_module_rule, has_hooks, is_inplace, is_more_than_its_class, method
 from .report import ConversionError, Report, Row
@@ -232,11 +230,6 @@ def symbolic(model: nn.Module, fixed: dict[str, Any]) -> fx.Graph:
     if tracer.refused:  # the forward caught it and went on
         raise fx.proxy.TraceError(f"the forward asks for {tracer.refused[0]}")
     return graph
-
-
-def python_chance() -> tuple:
-    _, keys, *rest = np.random.get_state()
-    return random.getstate(), bytes(keys), rest  # type: ignore[arg-type]
 
 
 def stop_gradients(graph: fx.Graph) -> None:

@@ -23,7 +23,7 @@ from needle.nn import WriteBuffer
 
 from .aten import FLAGS
 from .capture import Captured, TrainingFlag, user_lines
-from .guard import Writes, gradient_hooks, own_gradients, same_chance, untouched
+from .guard import Writes, gradient_hooks, own_gradients, python_chance, same_chance, untouched
 from .structure import plain_result
 
 Sizes = dict[tuple[int, int], int]  # by (number of the tensor, axis)
@@ -54,7 +54,8 @@ class Behaviour:
     results: list[list[Any]]
     reached: list[frozenset[int]]
     functions: set[str]
-    drawing: bool = False
+    drawing: bool = False  # torch's random numbers
+    chancy: bool = False  # Python's or numpy's
     changing: bool = False  # attributes of the model
 
 
@@ -81,6 +82,7 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
     with same_chance(), untouched(model) as state, torch.inference_mode(False):
         if training is not None:
             model.train(training)
+        chance = python_chance()
         try:
             for i, call in enumerate(calls):
                 args, kwargs = fresh(call)
@@ -92,6 +94,7 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
         finally:
             writes.undo()
             made.changing = state.changed()
+            made.chancy = python_chance() != chance
     made.drawing = bool(writes.drawing)
     return made
 
@@ -185,6 +188,8 @@ def disagreement(ours: Behaviour, theirs: Behaviour) -> str:
         for k, (x, y) in enumerate(zip(a, b, strict=True)):
             if text := difference(x, y):
                 return f"its output {k} {text} {where}"
+    if theirs.chancy:
+        return "the forward draws Python's or numpy's random numbers, which capture would freeze"
     if theirs.functions:
         return (
             f"the forward has gradients of its own ({', '.join(sorted(theirs.functions))}), which capture does not see"

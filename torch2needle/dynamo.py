@@ -308,7 +308,7 @@ class Randomness(TorchDispatchMode):
 
 
 def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]) -> tuple[str, list[torch.Tensor]]:
-    """Why torch has to run the graph, or "", and its results without data."""
+    """Why torch has to run the graph, or "", and its results, without data where their strides are sure."""
     tensors = [t for t in args if isinstance(t, torch.Tensor)]
     if not inputs:
         return "it has no tensor input", []
@@ -345,7 +345,14 @@ def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]
     if len(set(storages)) < len(storages):
         return "a result shares memory with an input or another result", []
     bad = [t.dtype for t in outs if str(t.dtype)[6:] not in DTYPES.values()]
-    return (f"a result has dtype {bad[0]}" if bad else ""), outs
+    if bad:
+        return f"a result has dtype {bad[0]}", outs
+    if not all(
+        t.is_contiguous() for t in (*outs, *(args[i] for i in inputs))
+    ):  # of a batch norm torch foretells other strides
+        with torch.inference_mode(False), torch.no_grad():
+            outs = tensor_leaves(gm.forward(*args))
+    return "", outs
 
 
 class InTree(importlib.metadata.Distribution):

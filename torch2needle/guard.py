@@ -84,6 +84,12 @@ def draws(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     return bool(given.get("train", given.get("training", True))) and given.get("dropout_p", 1.0) != 0.0
 
 
+def python_chance() -> tuple:
+    """The states of Python's and numpy's generators."""
+    _, keys, *rest = np.random.get_state()
+    return random.getstate(), bytes(keys), rest  # type: ignore[arg-type]
+
+
 @contextmanager
 def same_chance() -> Iterator[None]:
     """The generators of torch, numpy and Python go on afterwards as if nothing had been."""

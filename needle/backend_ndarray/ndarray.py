@@ -373,7 +373,10 @@ class NDArray:
         """(..., M, K) @ (..., K, N), leading axes broadcast."""
         if self.ndim < 2 or other.ndim < 2 or self._shape[-1] != other._shape[-2]:
             raise ValueError(f"[matmul] expects (..., M, K) and (..., K, N), got {self._shape} and {other._shape}.")
-        dtype = kernel_dtype("matmul", promote(self._dtype, other._dtype))
+        dtype = promote(self._dtype, other._dtype)
+        if dtype == "bool":
+            raise ValueError("[matmul] operands expect numbers, got bools on both sides.")
+        dtype = kernel_dtype("matmul", dtype)
         batch = self._shape[:-2]
         if batch != other._shape[:-2]:
             batch = np.broadcast_shapes(batch, other._shape[:-2])

@@ -37,7 +37,9 @@ class MatMul(Op):
 
     def _dtype(self, a: Any, b: Any) -> str:
         dtype = promote(dtype_name(a.dtype), dtype_name(b.dtype))
-        return "int64" if dtype == "bool" else dtype
+        if dtype == "bool":
+            raise ValueError("[matmul] operands expect numbers, got bools on both sides.")
+        return dtype
 
     def flops(self, out: Any, a: Any, b: Any) -> int:
         return 2 * prod(out.shape) * a.shape[-1]
@@ -103,17 +105,18 @@ class EinsumProduct(Op):
     """a @ b as torch.einsum has it: of bools whether any pair is true; of two dtypes only where nothing is summed, in b's."""
 
     def infer(self, a: Any, b: Any) -> Any:
-        spec = MatMul().infer(a, b)
         if a.dtype == b.dtype == "bool":
-            return Spec(spec.shape, "bool")
+            return Spec(MatMul().infer(Spec(a.shape, "int64"), b).shape, "bool")
+        spec = MatMul().infer(a, b)
         return spec if prod(spec.shape) * a.shape[-1] else Spec(spec.shape, str(b.dtype))
 
     def decompose(self, a: Tensor, b: Tensor) -> Tensor:
-        return cast(matmul(a, b), self.infer(a, b).dtype)
+        dtype = self.infer(a, b).dtype
+        return cast(matmul(cast(a, "int64") if dtype == "bool" else a, b), dtype)
 
     @classmethod
     def samples(cls) -> list:
-        return [({}, [(5, 7), Spec((7, 3), "float64")])]
+        return [({}, [(5, 7), Spec((7, 3), "float64")]), ({}, [Spec((5, 7), "bool"), Spec((7, 3), "bool")])]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -63,9 +63,11 @@ def make(dtype: str, shape: tuple[int, ...], seed: int, kind: str) -> torch.Tens
 
 
 class Program(nn.Module):
-    """The steps of a case; `shake` is applied to the result of every step."""
+    """The steps of a case; `shake` is applied to the result of every step and its operands."""
 
-    def __init__(self, case: dict[str, Any], double: bool = False, shake: Callable[[Any], Any] = lambda v: v) -> None:
+    def __init__(
+        self, case: dict[str, Any], double: bool = False, shake: Callable[[Any, Any], Any] = lambda v, operands: v
+    ) -> None:
         super().__init__()
         self.case, self.double, self.shake = case, double, shake
         self.places: dict[Any, str] = {}
@@ -89,7 +91,8 @@ class Program(nn.Module):
     def run(self, *inputs: Any) -> Any:
         known = list(inputs)
         for name, args, kwargs in self.case["steps"]:
-            known.append(self.shake(self.call(name, args, kwargs, known)))
+            operands = self.value((*args, *kwargs.values()), known)
+            known.append(self.shake(self.call(name, args, kwargs, known), operands))
         return tuple(known[i] for i in self.case["outputs"])
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any], known: list[Any]) -> Any:
