@@ -116,6 +116,18 @@ def test_numbers_of_other_generators_that_make_nothing(draw: Callable) -> None:
     assert "draws Python's or numpy's random numbers" in refusal(model, torch.ones(2, 3))
 
 
+@pytest.mark.parametrize(
+    ("steps", "signature", "training"),
+    [
+        ((["straight"], 1, (["is_cuda", "remember"], 2, None, "tied"), ""), "frozen", False),  # keeps what rounds to 0
+        ((["training", "device", "is tensor"], 4, (["grad off", "norm"], 4, None, "tied"), ""), "plain", True),
+    ],
+)
+def test_what_an_example_hides(steps: tuple, signature: str, training: bool) -> None:
+    """Also a factor in training alone, before a normalisation."""
+    assert outcome("rows", block=steps, signature=signature, training=training, batch=2) == REFUSED
+
+
 class Linear(nn.Module):
     def __init__(self, step: Callable | None = None) -> None:
         super().__init__()

@@ -34,6 +34,8 @@ TOLERANCE = {
 }  # of the largest value; a fast path of torch's own may round otherwise
 HALF_TOLERANCE = 3e-2
 NET_TOLERANCE = 1e-2  # of needle's result: what another order of sums may make of a deep network, and no wrong rule
+SMALLER = 0.02  # second inputs, in which normalisations let factors through that they hide in larger ones
+LARGER = 8.0  # inputs whose traces in what a model keeps are seen
 IMAGE = 64  # sides from which on images are halved
 TIES = 0.1  # of whole numbers may differ, since a rounding error picks another of almost equal values
 HALVES = (torch.float16, torch.bfloat16)
@@ -223,15 +225,15 @@ def resized(call: Call, sizes: Sizes) -> Call:
     return pytree.tree_map(resize, call)
 
 
-def shuffled(call: Call) -> Call:
-    """Other values of the same kind: those of each tensor in another order, real ones a little smaller."""
+def shuffled(call: Call, factor: float = SMALLER) -> Call:
+    """Other values of the same kind: those of each tensor in another order, real ones times the factor."""
 
     def mix(t: Any) -> Any:
         if not isinstance(t, torch.Tensor) or not t.numel():
             return t
         order = torch.randperm(t.numel(), generator=torch.Generator().manual_seed(0)).to(t.device)
         mixed = t.detach().flatten()[order].reshape(t.shape)
-        return mixed * 0.9 if t.is_floating_point() else mixed
+        return mixed * factor if t.is_floating_point() else mixed
 
     return pytree.tree_map(mix, call)
 
@@ -303,9 +305,16 @@ class Judge:
             sizes = [batch | half_images(self.call), batch]
         calls, theirs = self.pair(sizes)
         fault = self.against(captured, calls, theirs)
-        if not fault and theirs.changing:  # what it keeps may count only for inputs of the same sizes
-            fault = self.against(captured, *self.pair([]))
-        return fault
+        return fault or (self.fault_of_memory(captured) if theirs.changing else "")
+
+    def fault_of_memory(self, captured: Captured) -> str:
+        """How the graph differs once the model has kept something of large inputs, which counts for inputs of their sizes."""
+        calls = [self.call, shuffled(self.call, LARGER), self.call]
+        try:
+            theirs = self.theirs(calls)
+        except Fails:
+            calls, theirs = self.pair([])
+        return self.against(captured, calls, theirs)
 
     def against(self, captured: Captured, calls: list[Call], theirs: Behaviour) -> str:
         run = functools.partial(evaluate, captured, self.names)
@@ -381,8 +390,8 @@ class Judge:
         run = functools.partial(evaluate, captured, self.names)
         for call in (self.call, resized(self.call, other_batch(self.call))):  # a batch norm takes no single image
             try:
-                theirs = behaviour(self.model, self.model, [call], True)
-                ours = behaviour(run, captured.model, [call], True)
+                calls = [call, shuffled(call)]
+                theirs, ours = (behaviour(f, captured.model, calls, True) for f in (self.model, run))
                 return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs))
             except Exception:
                 continue
