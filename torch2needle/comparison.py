@@ -390,8 +390,7 @@ class Judge:
         run = functools.partial(evaluate, captured, self.names)
         for call in (self.call, resized(self.call, other_batch(self.call))):  # a batch norm takes no single image
             try:
-                calls = [call, shuffled(call)]
-                theirs, ours = (behaviour(f, captured.model, calls, True) for f in (self.model, run))
+                theirs, ours = (behaviour(f, self.model, [shuffled(call)], True) for f in (self.model, run))
                 return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs))
             except Exception:
                 continue
