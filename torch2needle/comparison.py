@@ -34,8 +34,8 @@ TOLERANCE = {
 }  # of the largest value; a fast path of torch's own may round otherwise
 HALF_TOLERANCE = 3e-2
 NET_TOLERANCE = 1e-2  # of needle's result: what another order of sums may make of a deep network, and no wrong rule
-SMALLER = 0.02  # second inputs, in which normalisations let factors through that they hide in larger ones
-LARGER = 8.0  # inputs whose traces in what a model keeps are seen
+# Other inputs, as multiples of the example: large ones pass thresholds, small ones let factors through normalisations.
+LARGER, SMALLER = 4.0, 0.02
 IMAGE = 64  # sides from which on images are halved
 TIES = 0.1  # of whole numbers may differ, since a rounding error picks another of almost equal values
 HALVES = (torch.float16, torch.bfloat16)
@@ -184,7 +184,7 @@ def text_of(t: torch.Tensor) -> str:
 
 def disagreement(ours: Behaviour, theirs: Behaviour) -> str:
     for i, (a, b) in enumerate(zip(ours.results, theirs.results, strict=True)):
-        where = "on the example" if not i else "at a second call, with other values or another batch,"
+        where = "on the example" if not i else "at another call, with other values or another batch"
         if len(a) != len(b):
             return f"it gives {len(a)} values instead of {len(b)} {where}"
         for k, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -225,7 +225,7 @@ def resized(call: Call, sizes: Sizes) -> Call:
     return pytree.tree_map(resize, call)
 
 
-def shuffled(call: Call, factor: float = SMALLER) -> Call:
+def shuffled(call: Call, factor: float) -> Call:
     """Other values of the same kind: those of each tensor in another order, real ones times the factor."""
 
     def mix(t: Any) -> Any:
@@ -236,6 +236,12 @@ def shuffled(call: Call, factor: float = SMALLER) -> Call:
         return mixed * factor if t.is_floating_point() else mixed
 
     return pytree.tree_map(mix, call)
+
+
+def varied(call: Call) -> list[Call]:
+    """Large and small values; one call where there are no real numbers."""
+    real = any(t.is_floating_point() for t in tensors(call))
+    return [shuffled(call, factor) for factor in ((LARGER, SMALLER) if real else (1.0,))]
 
 
 def other_batch(call: Call) -> Sizes:
@@ -343,10 +349,11 @@ class Judge:
         key = tuple(tuple(sorted(s.items())) for s in sizes)
         if key in self.pairs:
             return self.pairs[key]
-        others = [shuffled(resized(self.call, s)) for i, s in enumerate(sizes) if s and s not in sizes[:i]]
-        for other in (*others, shuffled(self.call), self.call):
+        others = [varied(resized(self.call, s)) for i, s in enumerate(sizes) if s and s not in sizes[:i]]
+        for other in (*others, varied(self.call), [self.call]):
+            calls = [self.call, *other]
             try:
-                self.pairs[key] = [self.call, other], self.theirs([self.call, other])
+                self.pairs[key] = calls, self.theirs(calls)
                 return self.pairs[key]
             except Fails as e:
                 failure = e
@@ -390,7 +397,7 @@ class Judge:
         run = functools.partial(evaluate, captured, self.names)
         for call in (self.call, resized(self.call, other_batch(self.call))):  # a batch norm takes no single image
             try:
-                theirs, ours = (behaviour(f, self.model, [shuffled(call)], True) for f in (self.model, run))
+                theirs, ours = (behaviour(f, self.model, [shuffled(call, SMALLER)], True) for f in (self.model, run))
                 return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs))
             except Exception:
                 continue
