@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from .backend_ndarray import NDArray, NoKernel, cpu
-from .backend_ndarray.kernels import DECOMPOSED, on_device
+from .backend_ndarray.kernels import DECOMPOSED, call_map, on_device
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -267,9 +267,8 @@ class Op:
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         """Add the op's steps to a plan, writing to `out`; both plain, or both blocked where `layout` allows it."""
-        from .backend_ndarray import call
 
-        call(str(self.kernel), [out], [i.broadcast_to(out.shape) for i in inputs], *map(float, vars(self).values()))
+        call_map(str(self.kernel), out, [i.broadcast_to(out.shape) for i in inputs], vars(self).values())
 
     def plan(self, builder: Any, inputs: list[NDArray]) -> Any:
         """Add the op's steps to a plan and return its value, for ops that do not write to memory given to them."""

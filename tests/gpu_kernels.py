@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import ctypes as c
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
+from needle.ops.spatial import window_attributes
 from test_gpu import SCRATCH, Backend, Call, Exec, View
 
 DTYPES = ["float32", "float64", "int32", "int64", "bool"]
 FLOATS = {"float32": 5e-6, "float64": 1e-14}  # and what their results may be off, of the largest
 
 
-def run(backend: Backend, name: str, outs: list[np.ndarray], ins: list[np.ndarray], *attrs: float) -> None:
-    """Runs a kernel on copies in device memory; every array keeps its strides, and what lies between its elements."""
-    held = []
+def run(backend: Backend, name: str, outs: list[np.ndarray], ins: list[np.ndarray], **named: Any) -> None:
+    """Runs a kernel on copies in device memory; every array keeps its strides, and what lies between its elements.
 
-    def view(a: np.ndarray) -> View:
+    ins: the row's first inputs in its order; others and attributes by name.
+    """
+    held = []
+    row = backend.rows[name]
+    inputs = [text.decode().partition(":")[0] for text in row.inputs.split()]
+    given = dict(zip((n.removesuffix("?") for n in inputs), ins, strict=False)) | named
+    arrays = [given.pop(n.removesuffix("?"), None) if n.endswith("?") else given.pop(n) for n in inputs]
+    attrs = [float(given.pop(n.decode())) for n in row.attrs.split()]
+    assert not given and len(outs) == len(row.outputs.split())
+
+    def view(a: np.ndarray | None) -> View:
+        if a is None:
+            return View(rank=-1)
         low = sum(min(0, (n - 1) * s) for n, s in zip(a.shape, a.strides, strict=True))
         high = sum(max(0, (n - 1) * s) for n, s in zip(a.shape, a.strides, strict=True))
         span = high - low + a.itemsize if a.size else 0
@@ -27,9 +41,7 @@ def run(backend: Backend, name: str, outs: list[np.ndarray], ins: list[np.ndarra
         strides = [s // a.itemsize for s in a.strides]
         return View(p - low, (c.c_int64 * 8)(*a.shape), (c.c_int64 * 8)(*strides), a.ndim, DTYPES.index(str(a.dtype)))
 
-    row = backend.rows[name]
-    assert len(attrs) == len(row.attrs.split()) and row.min_in <= len(ins) <= row.max_in and len(outs) == row.n_out
-    out_views, in_views = (View * len(outs))(*map(view, outs)), (View * len(ins))(*map(view, ins))
+    out_views, in_views = (View * len(outs))(*map(view, outs)), (View * len(arrays))(*map(view, arrays))
     slots: dict[int, tuple[int, int]] = {}
 
     def scratch(slot: int, nbytes: int) -> int:
@@ -39,13 +51,19 @@ def run(backend: Backend, name: str, outs: list[np.ndarray], ins: list[np.ndarra
         return slots[slot][0]
 
     executor = Exec(1, None, SCRATCH(scratch), None)
-    row.run(Call(out_views, in_views, (c.c_double * len(attrs))(*attrs), len(outs), len(ins), c.pointer(executor)))
+    row.run(Call(out_views, in_views, (c.c_double * len(attrs))(*attrs), len(outs), len(arrays), c.pointer(executor)))
     backend.table.sync(None)
     for p, home, span in held[: len(outs)]:
         backend.table.copy(home, p, span, None)
     backend.table.sync(None)
     for p, span in [(p, span) for p, _, span in held] + list(slots.values()):
         backend.table.free(p, span)
+
+
+def window(stride: Any, padding: Any, dilation: Any, groups: int | None = None) -> dict[str, int]:
+    """The attributes of a convolution's window."""
+    found = window_attributes(SimpleNamespace(stride=stride, padding=padding, dilation=dilation))
+    return found | ({} if groups is None else {"groups": groups})
 
 
 def close(got: np.ndarray, exact: np.ndarray, tolerance: float = 5e-6) -> None:

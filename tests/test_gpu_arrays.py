@@ -11,7 +11,7 @@ import pytest
 import needle as ndl
 from needle.autograd import OPS, Tensor
 from needle.backend_ndarray import Device, NDArray, call
-from needle.backend_ndarray.kernels import KERNELS, on_device
+from needle.backend_ndarray.kernels import KERNELS, call_map, on_device
 
 DTYPES = ["float32", "float64", "int32", "int64", "bool"]
 
@@ -136,13 +136,12 @@ def test_course_functions(gpu: Device) -> None:
 
 # -- element-wise kernels ------------------------------------------------------------------------------------------------
 
-MAPS = [n for n, k in KERNELS.items() if k.n_out == 1 and k.min_in == k.max_in and not n.endswith(("_rows", "_grad2d"))]
-MAPS = MAPS[: MAPS.index("where") + 1]
+MAPS = [*KERNELS][: [*KERNELS].index("where") + 1]
 
 
 def operands(name: str, dtype: str, shape: tuple[int, ...]) -> list[np.ndarray]:
     """Inputs in the domain of a map, with some equal ones and zeros."""
-    count = KERNELS[name].min_in
+    count = len(KERNELS[name].inputs)
     arrays = [values(shape, dtype) for _ in range(count)]
     if name in ("log", "sqrt", "rsqrt", "power", "power_scalar") and dtype.startswith("f"):
         arrays = [np.abs(a) + np.array(0.5, dtype) for a in arrays]
@@ -161,7 +160,7 @@ def results(name: str, arrays: list[np.ndarray], dtype: str, device: Device, lay
         ins[-1] = ins[-1][..., :1].broadcast_to(ins[0].shape)
     made = NDArray(np.zeros(ins[0].shape), device, out)
     attrs = [0.3, 0.9][: len(KERNELS[name].attrs)] if dtype.startswith("f") else [1, 2][: len(KERNELS[name].attrs)]
-    call(name, [made], ins, *attrs)
+    call_map(name, made, ins, attrs)
     return made.numpy()
 
 
@@ -279,12 +278,12 @@ def test_argmax(gpu: Device, shape: tuple[int, ...], axis: int) -> None:
 def test_gather_rows(gpu: Device, dtype: str, numbers: str) -> None:
     table, rows = values((9, 37), dtype), np.array([3, 0, 8, 3, -1, 9], numbers)
     made = NDArray(np.ones((6, 37)), gpu, dtype)
-    call("gather_rows", [made], [NDArray(table, gpu, dtype), NDArray(rows, gpu, numbers)])
+    call("gather_rows", [made], table=NDArray(table, gpu, dtype), numbers=NDArray(rows, gpu, numbers))
     assert np.array_equal(made.numpy()[:4], table[rows[:4]])
     outside = made.numpy()[4:]
     assert np.isnan(outside).all() if dtype.startswith("f") else not outside.any()
     turned = NDArray(np.ascontiguousarray(table.T), gpu, dtype).permute((1, 0))
-    call("gather_rows", [made], [turned, NDArray(rows, gpu, numbers)])
+    call("gather_rows", [made], table=turned, numbers=NDArray(rows, gpu, numbers))
     assert np.array_equal(made.numpy()[:4], table[rows[:4]])
 
 
@@ -311,7 +310,7 @@ def test_scatter_add_rows(gpu: Device, shape: tuple, kind: str, dtype: str, monk
     for order in "01":
         monkeypatch.setenv("NEEDLE_EMULATION_REVERSE", order)
         made = NDArray(np.ones((7, shape[1])), gpu, dtype)
-        call("scatter_add_rows", [made], [NDArray(rows, gpu, dtype), NDArray(numbers, gpu)], 2.0)
+        call("scatter_add_rows", [made], rows=NDArray(rows, gpu, dtype), numbers=NDArray(numbers, gpu), skip=2)
         np.testing.assert_allclose(made.numpy(), want, atol=1e-5 if dtype == "float32" else 1e-12)
         found.append(made.numpy())
     assert np.array_equal(*found)
@@ -323,7 +322,7 @@ def test_scatter_add_rows_of_a_large_table_and_strides(gpu: Device) -> None:
     want = np.zeros((100_000, 10))
     np.add.at(want, numbers, rows[::-1, ::2])
     made = NDArray(np.ones((100_000, 10)), gpu)
-    call("scatter_add_rows", [made], [NDArray(rows, gpu)[::-1, ::2], NDArray(numbers, gpu)], -1.0)
+    call("scatter_add_rows", [made], rows=NDArray(rows, gpu)[::-1, ::2], numbers=NDArray(numbers, gpu), skip=-1)
     np.testing.assert_allclose(made.numpy(), want, atol=1e-5)
 
 

@@ -4,12 +4,10 @@ machine, and on a CUDA device where there is one."""
 # ruff: noqa: F811  (fixtures are imported by name)
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
-from gpu_kernels import LAYOUTS, channels_last, close, double, inside, nans, run
+from gpu_kernels import LAYOUTS, channels_last, close, double, inside, nans, run, window
 from needle.ops.activation import ACTIVATIONS as OPS
 from needle.ops.activation import CODES
 from needle.ops.conv import Conv2dWeightGrad, ConvTranspose2d, conv2d_array, conv_transpose2d_array
@@ -47,9 +45,9 @@ def test_matmul(backend: Backend, case: tuple, order: str) -> None:
     a, b = np.broadcast_to(a, (*batch, m, k)), np.broadcast_to(b, (*batch, k, n))
     exact = np.matmul(*double(a, b))
     out = nans(*batch, m, n)
-    run(backend, "matmul", [out], [a, b], NONE, 0, 0)
+    run(backend, "matmul", [out], [a, b], activation=NONE, alpha=0)
     close(out, exact)
-    run(backend, "matmul", [out], [a, b, bias], RELU, 0, 1)
+    run(backend, "matmul", [out], [a, b, bias], activation=RELU, alpha=0)
     close(out, np.maximum(exact + bias, 0))
 
 
@@ -58,7 +56,7 @@ def test_matmul_of_other_dtypes(backend: Backend, dtype: str) -> None:
     values = np.random.default_rng(0).integers(-9, 9, (3, 5, 17)), np.random.default_rng(1).integers(-9, 9, (3, 17, 6))
     a, b = (inside(v.astype(dtype)) for v in values)
     out = nans(3, 5, 6, dtype=dtype)
-    run(backend, "matmul", [out], [a, b, b[0, 0]], NONE, 0, 1)
+    run(backend, "matmul", [out], [a, b, b[0, 0]], activation=NONE, alpha=0)
     assert (out == a @ b + b[0, 0]).all()
 
 
@@ -70,7 +68,7 @@ def test_matmul_fused(backend: Backend, precision: int, m: int, k: int, n: int, 
     if turned:
         a, b = np.asfortranarray(a), np.asfortranarray(b)
     out = nans(m, n)
-    run(backend, "matmul_fused", [out], [a, b, bias, inside(residual)], RELU, 0, 1, 1, precision)
+    run(backend, "matmul_fused", [out], [a, b, bias, inside(residual)], activation=RELU, alpha=0, precision=precision)
     exact = np.maximum(np.matmul(*double(a, b)) + bias + residual, 0)
     close(out, exact, TOLERANCE[precision])
     if precision != EXACT and backend.table.name != b"hip":
@@ -83,7 +81,7 @@ def test_matmul_fused(backend: Backend, precision: int, m: int, k: int, n: int, 
 def test_matmul_of_few_rows(backend: Backend, m: int, k: int, n: int, order: str) -> None:
     a, b = normal(m, k), np.asarray(normal(k, n, seed=1), order=order)
     bias, residual, out = normal(n, seed=2), normal(m, n, seed=3), nans(m, n)
-    run(backend, "matmul_fused", [out], [a, b, bias, inside(residual)], 4, 0, 1, 1, EXACT)
+    run(backend, "matmul_fused", [out], [a, b, bias, inside(residual)], activation=4, alpha=0, precision=EXACT)
     close(out, ACTIVATIONS[4](np.matmul(*double(a, b)) + bias + residual))
 
 
@@ -98,12 +96,14 @@ def test_lower_precision_rounds_to_nearest(backend: Backend, precision: int) -> 
     a = np.repeat(a, 2, axis=0)[:20]
     out = nans(20, 16)
     with np.errstate(invalid="ignore"):
-        run(backend, "matmul_fused", [out], [a[:, :5], np.eye(5, 16, dtype="float32")], NONE, 0, 0, 0, precision)
+        ins = [a[:, :5], np.eye(5, 16, dtype="float32")]
+        run(backend, "matmul_fused", [out], ins, activation=NONE, alpha=0, precision=precision)
     expected = [1 + step, 1 + 2 * step, 1 + step, -1, 2.0**-17]
     if precision == TF32:
         expected[1] = 1 + 2 * step  # a tie goes away from zero
     assert out[range(0, 10, 2), range(5)].tolist() == expected
-    run(backend, "matmul_fused", [out], [a, np.full((16, 16), 1, "float32")], NONE, 0, 0, 0, precision)
+    ins = [a, np.full((16, 16), 1, "float32")]
+    run(backend, "matmul_fused", [out], ins, activation=NONE, alpha=0, precision=precision)
     assert np.isposinf(out[10]).all() and np.isnan(out[12]).all()
 
 
@@ -115,7 +115,7 @@ def test_matmul_other_activations(backend: Backend, precision: int, code: int) -
     act = ACTIVATIONS.get(code, lambda v: v * 0.5 * (1 + np.vectorize(erf)(v / np.sqrt(2))))
     a, b = normal(140, 20), normal(20, 140, seed=1)
     out = nans(140, 140)
-    run(backend, "matmul_fused", [out], [a, b], code, 0, 0, 0, precision)
+    run(backend, "matmul_fused", [out], [a, b], activation=code, alpha=0, precision=precision)
     close(out, act(np.matmul(*double(a, b))), TOLERANCE[precision])
 
 
@@ -149,10 +149,10 @@ def test_conv2d(backend: Backend, case: tuple, layout: str) -> None:
     x, w, stride, padding, dilation, groups, exact = conv_case(case)
     bias, shape = normal(w.shape[0], seed=2), LAYOUTS[layout]
     out = shape(nans(*exact.shape))
-    attrs = (*stride, *padding, *dilation, groups)
-    run(backend, "conv2d", [out], [shape(x), shape(w)], *attrs, NONE, 0, 0)
+    attrs = window(stride, padding, dilation, groups) | {"pad_bottom": padding[2], "pad_right": padding[3], "alpha": 0}
+    run(backend, "conv2d", [out], [shape(x), shape(w)], activation=NONE, **attrs)
     close(out, exact)
-    run(backend, "conv2d", [out], [shape(x), shape(w), inside(bias)], *attrs, RELU, 0, 1)
+    run(backend, "conv2d", [out], [shape(x), shape(w), inside(bias)], activation=RELU, **attrs)
     close(out, np.maximum(exact + bias.reshape(-1, 1, 1), 0))
 
 
@@ -165,7 +165,8 @@ def test_conv2d_fused(backend: Backend, case: tuple, layout: str, precision: int
     shape = LAYOUTS[layout]
     out, code = shape(nans(*exact.shape)), 3 if precision == EXACT else RELU
     ins = [shape(x), shape(w), scale, inside(bias), shape(residual)]
-    run(backend, "conv2d_fused", [out], ins, *stride, *padding[:2], *dilation, groups, code, 0.1, 1, 1, 1, precision)
+    attrs = window(stride, padding, dilation, groups) | {"precision": precision}
+    run(backend, "conv2d_fused", [out], ins, activation=code, alpha=0.1, **attrs)
     exact = exact * scale.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1) + residual
     close(out, np.maximum(exact, 0.1 * exact if code == 3 else 0), TOLERANCE[precision])
 
@@ -177,24 +178,13 @@ def test_conv2d_gradients(backend: Backend, case: tuple, layout: str) -> None:
     dy, shape = normal(*y.shape, seed=5), LAYOUTS[layout]
     exact = Conv2dWeightGrad(w.shape[2:], stride, padding, dilation, groups).reference(*double(x, dy))
     dw = nans(*w.shape)
-    run(backend, "conv2d_weight_grad", [dw], [shape(x), shape(dy)], *stride, *padding[:2], *dilation, groups)
+    run(backend, "conv2d_weight_grad", [dw], [shape(x), shape(dy)], **window(stride, padding, dilation, groups))
     close(dw, exact)
     op = ConvTranspose2d(stride, padding, (0, 0), dilation, groups)
     exact = conv_transpose2d_array(*double(dy, w), op, x.shape[2:])
     dx = shape(nans(*x.shape))
-    run(
-        backend,
-        "conv_transpose2d",
-        [dx],
-        [shape(dy), shape(w)],
-        *stride,
-        *padding[:2],
-        *dilation,
-        groups,
-        NONE,
-        0,
-        0,
-    )
+    attrs = window(stride, padding, dilation, groups)
+    run(backend, "conv_transpose2d", [dx], [shape(dy), shape(w)], activation=NONE, alpha=0, **attrs)
     close(dx, exact)
 
 
@@ -208,7 +198,7 @@ def test_conv2d_weight_grad_of_many_pixels(backend: Backend, channels: tuple, mo
         for order in "01":
             monkeypatch.setenv("NEEDLE_EMULATION_REVERSE", order)
             found.append(nans(*exact.shape))
-            run(backend, "conv2d_weight_grad", found[-1:], [shape(x), shape(dy)], 1, 1, 1, 1, 1, 1, 1)
+            run(backend, "conv2d_weight_grad", found[-1:], [shape(x), shape(dy)], **window((1, 1), (1, 1), (1, 1), 1))
             close(found[-1], exact)
         assert np.array_equal(*found)
 
@@ -233,8 +223,8 @@ def test_conv_transpose2d(backend: Backend, case: tuple, layout: str) -> None:
     op, shape = ConvTranspose2d(stride, padding, rest, dilation, groups), LAYOUTS[layout]
     exact = conv_transpose2d_array(*double(x, w), op, op.infer(x, w).shape[2:])
     out = shape(nans(*exact.shape))
-    attrs = (*stride, *padding[:2], *dilation, groups)
-    run(backend, "conv_transpose2d", [out], [shape(x), shape(w), bias], *attrs, RELU, 0, 1)
+    attrs = window(stride, padding, dilation, groups)
+    run(backend, "conv_transpose2d", [out], [shape(x), shape(w), bias], activation=RELU, alpha=0, **attrs)
     close(out, np.maximum(exact + bias.reshape(-1, 1, 1), 0))
 
 
@@ -248,24 +238,10 @@ def test_gradient_of_a_linear_layer(backend: Backend, name: str, m: int, n: int)
     value = act_reference(name, alpha, z) if name != "none" and OPS[name].from_output else z
     code = CODES.index(name)
     dz, db, dx, dw = nans(m, n), nans(n), nans(m, 17), nans(n, 17)
-    run(backend, "activation_bias_grad", [dz, db], [inside(value.astype(np.float32)), dy], code, alpha)
+    run(backend, "activation_bias_grad", [dz, db], [inside(value.astype(np.float32)), dy], activation=code, alpha=alpha)
     close(dz, exact, 1e-5)
     close(db, exact.sum(0), 1e-5)
-    run(backend, "matmul", [dx], [dz, w], NONE, 0, 0)
-    run(backend, "matmul", [dw], [np.asfortranarray(dz.T), x], NONE, 0, 0)
+    run(backend, "matmul", [dx], [dz, w], activation=NONE, alpha=0)
+    run(backend, "matmul", [dw], [np.asfortranarray(dz.T), x], activation=NONE, alpha=0)
     close(dx, exact @ w, 1e-5)
     close(dw, exact.T @ x, 1e-5)
-
-
-def rows_of(folder: str) -> dict[str, str]:
-    """Kernel rows of a backend's source by name, without spaces."""
-    text = "".join(p.read_text() for p in sorted((ROOT / "csrc" / folder).glob("*.inc"))).replace('"\n    "', "")
-    return {name: re.sub(r"\s+", " ", rest) for name, rest in re.findall(r"^ROW\((\w+),\s*(.*?)\)$", text, re.M | re.S)}
-
-
-def test_rows_are_those_of_the_cpu() -> None:
-    """The same name is the same call on every device: views, dtypes and attributes."""
-    gpu, cpu = rows_of("gpu"), rows_of("cpu")
-    shared = gpu.keys() & cpu.keys()
-    assert {"matmul", "conv2d", "attention", "batch_norm_train_grad"} <= shared
-    assert {name: gpu[name] for name in shared} == {name: cpu[name] for name in shared}

@@ -18,8 +18,9 @@ from numpy._core import _multiarray_umath
 import needle as ndl
 from gpu_devices import DEVICES, gpu_device
 from needle.autograd import Tensor
-from needle.backend_ndarray import Device, NDArray, NoKernel, call
+from needle.backend_ndarray import Device, NDArray, NoKernel
 from needle.backend_ndarray.device import GpuDevice
+from needle.backend_ndarray.kernels import call_map
 
 CODES = {"cuda": (2, 0), "hip": (10, 0)}
 
@@ -157,13 +158,13 @@ class TestErrors:
         with pytest.raises(ValueError, match=rf"\[add\] operands are on different devices: {gpu.name} and cpu\.$"):
             x.cached_data + y.cached_data
         with pytest.raises(ValueError, match=rf"\[mul\] operands are on different devices: cpu and {gpu.name}\.$"):
-            call("mul", [y.cached_data], [y.cached_data, x.cached_data])
+            call_map("mul", y.cached_data, [y.cached_data, x.cached_data])
         assert (x + Tensor(y, device=gpu)).numpy().tolist() == [2, 4]
 
     def test_no_kernel_for_a_dtype(self, gpu: Device) -> None:
         x = NDArray([1, 2], gpu, "int64")
         with pytest.raises(NoKernel, match=r"^\[exp\] has no kernel for dtype int64\.$"):
-            call("exp", [x], [x])
+            call_map("exp", x, [x])
 
     def test_memory_is_not_numpys(self, gpu: Device) -> None:
         x = NDArray([1.0], gpu)

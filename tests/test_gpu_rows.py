@@ -16,7 +16,7 @@ from needle.ops.pool import (
     MaxPool2d,
     MaxPool2dGrad,
 )
-from needle.ops.resize import Interpolate, InterpolateGrad
+from needle.ops.resize import Interpolate, InterpolateGrad, attributes_of
 from test_gpu import RELU, Backend, backend, normal  # noqa: F401
 
 
@@ -85,11 +85,11 @@ def test_batch_norm(backend: Backend, shape: tuple, dtype: str, layout: object) 
     per_channel = (1, -1, 1)
     out = layout(nans(*shape, dtype=dtype))
     exact = (x.astype(float) - mean.reshape(per_channel)) * (weight / np.sqrt(var + eps)).reshape(per_channel)
-    run(backend, "batch_norm", [out], [x, mean, var, weight, bias], eps, RELU, 0)
+    run(backend, "batch_norm", [out], [x, mean, var, weight, bias], eps=eps, activation=RELU, alpha=0)
     close(out, np.maximum(exact + bias.reshape(per_channel), 0), tolerance)
 
     stats = [nans(channels, dtype=dtype) for _ in range(3)]
-    run(backend, "batch_norm_train", [out, *stats], [x, weight, bias], eps, 0, 0)
+    run(backend, "batch_norm_train", [out, *stats], [x, weight, bias], eps=eps, activation=0, alpha=0)
     m, v = x.astype(float).mean((0, 2)), x.astype(float).var((0, 2))
     inverse = 1 / np.sqrt(v + eps)
     z = (x - m.reshape(per_channel)) * inverse.reshape(per_channel)
@@ -118,7 +118,7 @@ def test_layer_norm(backend: Backend, shape: tuple, dtype: str) -> None:
     z, tolerance = (x - m[:, None]) * inverse[:, None], 4 * FLOATS[dtype]
     for ins, exact in (([], z), ([weight], z * weight), ([weight, bias], z * weight + bias)):
         y, mean, inv = nans(*shape, dtype=dtype), nans(shape[0], dtype=dtype), nans(shape[0], dtype=dtype)
-        run(backend, "layer_norm", [y, mean, inv], [x, *ins], 1e-5)
+        run(backend, "layer_norm", [y, mean, inv], [x, *ins], eps=1e-5)
         close(y, exact, tolerance)
         close(mean, m, tolerance)
         close(inv, inverse, tolerance)
@@ -165,7 +165,7 @@ def test_attention(backend: Backend, case: tuple, causal: bool, mask: str) -> No
     exact = p / np.maximum(p.sum(-1, keepdims=True), 1e-300) @ v.astype(float)
     memory = nans(*batch[:-1], length, *batch[-1:], values)  # (..., L, heads, D), as the op asks for it
     out = memory.swapaxes(-2, -3) if batch else memory
-    run(backend, "attention", [out], [q, k, v, *extra], 0.7, causal, bool(extra))
+    run(backend, "attention", [out], [q, k, v, *extra], scale=0.7, causal=causal, strict=0)
     close(out, exact)
 
 
@@ -177,12 +177,12 @@ def test_attention_of_few_queries_over_hidden_and_invalid_keys(backend: Backend,
     keep[:, 700:710] = True
     s = np.where(keep, double(q)[0] @ double(k)[0].T, -np.inf)
     out = nans(queries, 9)
-    run(backend, "attention", [out], [q, k, v, keep], 1.0, 0, 1)
+    run(backend, "attention", [out], [q, k, v, keep], scale=1, causal=0, strict=0)
     close(out, soft(s) @ double(v)[0])
     k[1200] = np.nan
-    run(backend, "attention", [out], [q, k, v, keep], 1.0, 0, 1)
+    run(backend, "attention", [out], [q, k, v, keep], scale=1, causal=0, strict=0)
     close(out, soft(s) @ double(v)[0])
-    run(backend, "attention", [out], [q, k, v], 1.0, 0, 0)
+    run(backend, "attention", [out], [q, k, v], scale=1, causal=0, strict=0)
     assert np.isnan(out).all()
 
 
@@ -194,7 +194,7 @@ def test_attention_does_not_depend_on_thread_order(backend: Backend, case: tuple
     for order in "01":
         monkeypatch.setenv("NEEDLE_EMULATION_REVERSE", order)
         found.append(nans(*batch, length, values))
-        run(backend, "attention", found[-1:], ins, 0.7, 0, 0)
+        run(backend, "attention", found[-1:], ins, scale=0.7, causal=0, strict=0)
     assert np.array_equal(*found)
 
 
@@ -212,16 +212,16 @@ def test_pools(backend: Backend, case: tuple, layout: str, dtype: str) -> None:
     x = normal(*size).astype(dtype).round(1)  # with ties, of which the first wins
     exact = op.reference(x.astype(float))
     out, dx = shape(nans(*exact.shape, dtype=dtype)), shape(nans(*size, dtype=dtype))
-    run(backend, op.row(), [out], [shape(x)], *op.kernel_attributes())
+    run(backend, op.row(), [out], [shape(x)], **op.kernel_attributes())
     close(out, exact, tolerance)
     dy = normal(*exact.shape, seed=1).astype(dtype)
     if isinstance(op, MaxPool2d):
         exact = MaxPool2dGrad(*op.attributes().values()).reference(x, dy.astype(float))
-        run(backend, "max_pool2d_grad", [dx], [shape(x), shape(dy)], *op.kernel_attributes())
+        run(backend, "max_pool2d_grad", [dx], [shape(x), shape(dy)], **op.kernel_attributes())
     else:
         grad = AvgPool2dGrad(op, size) if isinstance(op, AvgPool2d) else AdaptiveAvgPool2dGrad(size)
         exact = grad.reference(dy.astype(float))
-        run(backend, f"{op.row()}_grad", [dx], [shape(dy)], *op.kernel_attributes())
+        run(backend, f"{op.row()}_grad", [dx], [shape(dy)], **op.kernel_attributes())
     close(dx, exact, tolerance)
 
 
@@ -238,7 +238,7 @@ def test_max_pool_keeps_nan(backend: Backend) -> None:
     x = normal(1, 1, 4, 4)
     x[0, 0, 0, 0] = np.nan
     out = np.zeros((1, 1, 2, 2), np.float32)
-    run(backend, "max_pool2d", [out], [x], 2, 2, 2, 2, 0, 0, 1, 1)
+    run(backend, "max_pool2d", [out], [x], **MaxPool2d((2, 2), (2, 2)).kernel_attributes())
     assert np.isnan(out[0, 0, 0, 0]) and not np.isnan(out.reshape(-1)[1:]).any()
 
 
@@ -260,9 +260,9 @@ def test_interpolate(backend: Backend, case: tuple, layout: str, mode: str, dtyp
     kind = "nearest" if mode == "nearest" else "bilinear"
     op, shape = Interpolate(size=to, mode=kind, align_corners=corners), LAYOUTS[layout]
     x, dy = normal(*size).astype(dtype), normal(*size[:2], *to, seed=1).astype(dtype)
-    attrs = (*(() if kind == "nearest" else (corners,)), *op._scales(size[2:], to))
+    attrs = attributes_of(op, size[2:], to)
     out, dx = shape(nans(*dy.shape, dtype=dtype)), shape(nans(*size, dtype=dtype))
-    run(backend, f"interpolate_{kind}", [out], [shape(x)], *attrs)
+    run(backend, f"interpolate_{kind}", [out], [shape(x)], **attrs)
     close(out, op.reference(x.astype(float)), FLOATS[dtype])
-    run(backend, f"interpolate_{kind}_grad", [dx], [shape(dy)], *attrs)
+    run(backend, f"interpolate_{kind}_grad", [dx], [shape(dy)], **attrs)
     close(dx, InterpolateGrad(size, None, kind, corners).reference(dy.astype(float)), FLOATS[dtype])

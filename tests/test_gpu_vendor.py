@@ -15,7 +15,7 @@ import pytest
 
 import needle as ndl
 from gpu_devices import PRESENT, gpu_device
-from gpu_kernels import LAYOUTS
+from gpu_kernels import LAYOUTS, window
 from needle.backend_ndarray import Device, NDArray, array, call
 from needle.ops.conv import conv2d_array
 
@@ -89,7 +89,8 @@ def matmul(
     """Runs one with bias and residual and compares with float64."""
     a, b, bias, residual = normal(m, k), normal(k, n, seed=1), normal(n, seed=2), normal(m, n, seed=3)
     out = NDArray.empty((m, n), "float32", device)
-    call("matmul_fused", [out], [on(device, v) for v in (a, b, bias, residual)], activation, 0, 1, 1, precision)
+    operands = {n: on(device, v) for n, v in (("a", a), ("b", b), ("bias", bias), ("residual", residual))}
+    call("matmul_fused", [out], **operands, activation=activation, alpha=0, precision=precision)
     exact = a.astype(np.float64) @ b + bias + residual
     exact = {NONE: exact, RELU: np.maximum(exact, 0), SIGMOID: 1 / (1 + np.exp(-exact))}[activation]
     assert np.abs(out.numpy() - exact).max() < (1e-5 if precision == EXACT else 1e-1)
@@ -158,7 +159,7 @@ def product(n, memory=None):
     pages = int(open("/proc/self/statm").read().split()[0])
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory, -1))
-    call("matmul", [out], [a, b], 0, 0, 0)
+    call("matmul", [out], a=a, b=b, activation=0, alpha=0)
     resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
     return [(c["taken"], c["why"]) for c in device.choices() if c["shapes"][0][1] == n]
 product(64)
@@ -241,7 +242,7 @@ def test_not_a_number_on_both_sides_is_no_difference(device: Device) -> None:
     a[3, 4], a[5, 6] = np.nan, np.inf
     out = NDArray.empty((10, 10), "float32", device)
     with np.errstate(invalid="ignore"):
-        call("matmul", [out], [on(device, a), on(device, normal(10, 10, seed=1))], NONE, 0, 0)
+        call("matmul", [out], a=on(device, a), b=on(device, normal(10, 10, seed=1)), activation=NONE, alpha=0)
     assert taken(device) == ["test_products"]
 
 
@@ -252,7 +253,7 @@ def test_choices_are_by_shape_layout_and_epilogue(device: Device) -> None:
     out = NDArray.empty((4, 5), "float32", device)
     a, b = normal(4, 6), normal(6, 5, seed=1)
     for operand in (a, np.asfortranarray(a)):
-        call("matmul", [out], [on(device, operand), on(device, b)], NONE, 0, 0)
+        call("matmul", [out], a=on(device, operand), b=on(device, b), activation=NONE, alpha=0)
         assert np.abs(out.numpy() - a @ b).max() < 1e-5
     assert len(device.choices()) == 6
 
@@ -269,7 +270,8 @@ def test_workspace(device: Device, library: Library) -> None:
 def test_a_result_that_is_an_operand(device: Device, library: Library) -> None:
     """It would not survive being tried: our kernel runs once."""
     a, b, out = normal(9, 5), normal(5, 7, seed=1), on(device, normal(9, 7, seed=2))
-    call("matmul_fused", [out], [on(device, a), on(device, b), out], NONE, 0, 0, 1, EXACT)
+    operands = {"a": on(device, a), "b": on(device, b), "residual": out}
+    call("matmul_fused", [out], **operands, activation=NONE, alpha=0, precision=EXACT)
     assert np.abs(out.numpy() - (a @ b + normal(9, 7, seed=2))).max() < 1e-5
     assert (library.runs(), device.choices()) == (0, [])
 
@@ -287,17 +289,19 @@ def test_products(device: Device, library: Library) -> None:
         a, b = normal(*batch_a, m, k), normal(*batch_b, k, n, seed=1)
         out = NDArray.empty((*batch_a, m, n), "float32", device)
         right = array(np.ascontiguousarray(b), device=device).broadcast_to((*batch_a, k, n))
-        call("matmul", [out], [array(a, device=device), right], NONE, 0, 0)
+        call("matmul", [out], a=array(a, device=device), b=right, activation=NONE, alpha=0)
         assert np.abs(out.numpy() - a @ b).max() < 1e-5
     assert taken(device) == ["test_products"] * 3  # not two axes of batches, and no empty sums
     x, w, bias = normal(5, 6), normal(7, 6, seed=1), normal(7, seed=2)
     out = NDArray.empty((5, 7), "float32", device)
-    call("linear", [out], [on(device, v) for v in (x, w, bias)], RELU, 0, 1)
+    operands = {n: on(device, v) for n, v in (("x", x), ("weight", w), ("bias", bias))}
+    call("linear", [out], **operands, activation=RELU, alpha=0)
     assert np.abs(out.numpy() - np.maximum(x @ w.T + bias, 0)).max() < 1e-5
     assert len(device.choices()) == 4
     before = library.runs()
     out = NDArray.empty((5, 7), "float64", device)
-    call("matmul", [out], [array(v.astype("float64"), "float64", device) for v in (x, w.T.copy())], NONE, 0, 0)
+    left, right = (array(v.astype("float64"), "float64", device) for v in (x, w.T.copy()))
+    call("matmul", [out], a=left, b=right, activation=NONE, alpha=0)
     assert library.runs() == before
 
 
@@ -319,13 +323,19 @@ def test_conv2d(device: Device, layout: str, shape, weight, stride, padding, dil
     scale, bias, residual = normal(o, seed=2), normal(o, seed=3), normal(*exact.shape, seed=4)
     inputs = [LAYOUTS[layout](v) if v.ndim == 4 else v for v in (x, w, scale, bias, residual)]
     out = on(device, LAYOUTS[layout](np.zeros(exact.shape, np.float32)))
-    window = (*stride, *padding, *dilation, groups)
-    call("conv2d_fused", [out], [on(device, v) for v in inputs], *window, RELU, 0, 1, 1, 1, EXACT)
+    names = ("x", "weight", "scale", "bias", "residual")
+    operands = {n: on(device, v) for n, v in zip(names, inputs, strict=True)}
+    attrs = window(stride, padding, dilation, groups) | {"precision": EXACT}
+    call("conv2d_fused", [out], **operands, activation=RELU, alpha=0, **attrs)
     channel = (slice(None), None, None)
     exact = np.maximum(exact * scale[channel] + bias[channel] + residual, 0)
     assert np.abs(out.numpy() - exact).max() / np.abs(exact).max() < 5e-6
     (choice,) = device.choices()
-    assert (choice["op"], choice["taken"], choice["window"]) == ("conv2d", "test_convolutions", list(window))
+    assert (choice["op"], choice["taken"], choice["window"]) == (
+        "conv2d",
+        "test_convolutions",
+        [*stride, *padding, *dilation, groups],
+    )
 
 
 @pytest.mark.parametrize("way", ["folder", "wheel"])
@@ -367,9 +377,11 @@ def test_what_is_here(name: str, library: Library, monkeypatch: pytest.MonkeyPat
         )
         exact = conv2d_array(x.astype(np.float64), w.astype(np.float64), (1, 1), (1, 1, 1, 1), (1, 1), 1)
         exact = np.maximum(exact + bias[:, None, None] + residual, 0)
-        inputs = [on(device, v) for v in (layout(x), layout(w), bias, layout(residual))]
+        given = {"x": layout(x), "weight": layout(w), "bias": bias, "residual": layout(residual)}
+        operands = {n: on(device, v) for n, v in given.items()}
         out = on(device, layout(np.zeros(exact.shape, np.float32)))
-        call("conv2d_fused", [out], inputs, 1, 1, 1, 1, 1, 1, 1, RELU, 0, 0, 1, 1, EXACT)
+        attrs = window((1, 1), (1, 1), (1, 1), 1) | {"precision": EXACT}
+        call("conv2d_fused", [out], **operands, activation=RELU, alpha=0, **attrs)
         assert np.abs(out.numpy() - exact).max() / np.abs(exact).max() < 5e-6
     faults = [c for c in device.choices() if c["why"].startswith(("error", "results"))]
     monkeypatch.undo()
@@ -391,7 +403,7 @@ device = ndl.emulation({emulated.name.removeprefix("emulation_w")})
 library = ctypes.CDLL({str(library.path)!r})
 def dot(n):
     a, out = array(np.eye(n, dtype="float32"), device=device), NDArray.empty((n, n), "float32", device)
-    call("matmul", [out], [a, a], 0, 0, 0)
+    call("matmul", [out], a=a, b=a, activation=0, alpha=0)
     assert (out.numpy() == np.eye(n)).all()
 """
     environment = {**os.environ, "NEEDLE_EMULATION_VENDOR": str(library.path), "NEEDLE_GPU_VENDOR": mode}

@@ -205,11 +205,11 @@ def test_strassen(sizes: tuple[int, int, int], layout: str, threads: int, activa
     rows = array(np.pad(x, ((0, 0), (3, 5))).astype("float32"))[:, 3 : 3 + k]
     weight = array(np.ascontiguousarray(w.T if layout == "torch" else w).astype("float32"))
     around = array(np.full((m, n + 7), 5.0, "float32"))
-    ins = [rows, pack_strassen(layout, weight), array(b.astype("float32"))]
+    ins = {"a": rows, "packed": pack_strassen(layout, weight), "bias": array(b.astype("float32"))}
     before = ndl.get_num_threads()
     ndl.set_num_threads(threads)
     try:
-        call("matmul_strassen", [around[:, 4 : 4 + n]], ins, activation_code(activation), 0.0, True)
+        call("matmul_strassen", [around[:, 4 : 4 + n]], **ins, activation=activation_code(activation), alpha=0)
     finally:
         ndl.set_num_threads(before)
     check(around.numpy()[:, 4 : 4 + n], want)
@@ -226,12 +226,12 @@ def test_strassen_keeps_rows_and_columns_apart() -> None:
     x[[2, 20]], w[:, [5, 70]] = 0, 0
     b = np.where(rng.random(n) < 0.5, 0, 1).astype("float32")
     x32, w32, out = x.astype("float32"), w.astype("float32"), array(np.empty((m, n), "float32"))
-    ins = [array(x32), pack_strassen("needle", array(w32)), array(b * 0)]
-    call("matmul_strassen", [out], ins, activation_code("none"), 0.0, True)
+    ins = {"a": array(x32), "packed": pack_strassen("needle", array(w32)), "activation": 0, "alpha": 0}
+    call("matmul_strassen", [out], **ins, bias=array(b * 0))
     want = x32.astype("float64") @ w32.astype("float64")
     scale = np.linalg.norm(x32.astype("float64"), axis=1)[:, None] * np.linalg.norm(w32.astype("float64"), axis=0)
     assert (np.abs(out.numpy() - want) <= 1e-6 * scale).all()
-    call("matmul_strassen", [out], [*ins[:2], array(b)], activation_code("none"), 0.0, True)
+    call("matmul_strassen", [out], **ins, bias=array(b))
     assert (out.numpy()[[2, 20]] == b).all() and (out.numpy()[:, [5, 70]] == b[[5, 70]]).all()
 
 

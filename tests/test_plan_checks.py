@@ -88,9 +88,10 @@ class TestMutations:
         monkeypatch.setattr(passes, "missing_kernel", lambda *_: "")
         monkeypatch.setattr("needle.executor.executable.check_floats", lambda *_: None)
 
-        def call(self: Builder, name: str, outs: Any, ins: Any, attrs: Any) -> None:
-            fixed = [a if isinstance(a._handle, Buffer) else self._literal(a) for a in ins]
-            self.steps.append(Step(name, list(outs), fixed, tuple(map(float, attrs)), ""))
+        def call(self: Builder, name: str, outs: Any, named: dict[str, Any]) -> None:
+            inputs = {n: a for n, a in named.items() if isinstance(a, NDArray)}
+            fixed = {n: a if isinstance(a._handle, Buffer) else self._literal(a) for n, a in inputs.items()}
+            self.steps.append(Step(name, list(outs), fixed, {n: v for n, v in named.items() if n not in inputs}, ""))
 
         monkeypatch.setattr(Builder, "call", call)
         with pytest.raises(
@@ -123,7 +124,7 @@ def view(b: Buffer, shape: Sequence[int], strides: Sequence[int] | None = None, 
 
 
 def copied(out: NDArray, x: NDArray, halo: Any = NO_HALO) -> Step:
-    return Step("copy", [out], [x], (), "copy", [halo])
+    return Step("copy", [out], {"x": x}, {}, "copy", {"x": halo})
 
 
 def steps_of(case: str) -> tuple[list[Step], list[Value], dict[int, int], list]:
@@ -156,9 +157,9 @@ def steps_of(case: str) -> tuple[list[Step], list[Value], dict[int, int], list]:
         ),
         "halo": (
             [
-                Step("zero_halo", [image], [], (1, 1, 1, 0), ""),
+                Step("zero_halo", [image], {}, {"top": 1, "bottom": 1, "left": 1, "right": 0}, ""),
                 copied(image, view(buffer(1024, INPUT), image.shape)),
-                Step("copy", [view(y, [8])], [image], (), "", [(1, 1, 1, 1)]),
+                Step("copy", [view(y, [8])], {"x": image}, {}, "", {"x": (1, 1, 1, 1)}),
                 last,
             ],
             [],
@@ -225,24 +226,24 @@ def test_guards_make_nan_of_what_is_read_outside(channels: int, wrong: int) -> N
 
 
 DTYPES = {
-    "batch_norm-params": ("batch_norm", ["float64"], ["float64"] + ["float32"] * 4, 3, TypeError),
-    "batch_norm-out": ("batch_norm", ["float32"], ["float64"] * 5, 3, TypeError),
-    "matmul": ("matmul", ["float32"], ["float32", "int32"], 3, TypeError),
-    "packed": ("matmul_packed", ["float32"], ["float64", "float32"], 4, NoKernel),
-    "numbers": ("gather_rows", ["float32"], ["float32", "float32"], 0, TypeError),
-    "labels": ("cross_entropy", ["float32"], ["float32", "bool"], 0, TypeError),
-    "argmax": ("argmax", ["int32"], ["float32"], 1, TypeError),
-    "mask": ("attention", ["float32"], ["float32"] * 3 + ["int32"], 3, TypeError),
-    "halo": ("zero_halo", ["float64"], [], 4, NoKernel),
-    "softmax": ("softmax_grad", ["float64"], ["float64", "int64"], 0, TypeError),
+    "batch_norm-params": ("batch_norm", ["float64"], ["float64"] + ["float32"] * 4, TypeError),
+    "batch_norm-out": ("batch_norm", ["float32"], ["float64"] * 5, TypeError),
+    "matmul": ("matmul", ["float32"], ["float32", "int32", None], TypeError),
+    "packed": ("matmul_packed", ["float32"], ["float64", "float32", None, None], NoKernel),
+    "numbers": ("gather_rows", ["float32"], ["float32", "float32"], TypeError),
+    "labels": ("cross_entropy", ["float32"], ["float32", "bool"], TypeError),
+    "argmax": ("argmax", ["int32"], ["float32"], TypeError),
+    "mask": ("attention", ["float32"], ["float32"] * 3 + ["int32"], TypeError),
+    "halo": ("zero_halo", ["float64"], [], NoKernel),
+    "softmax": ("softmax_grad", ["float64"], ["float64", "int64"], TypeError),
 }
 
 
 @pytest.mark.parametrize("case", DTYPES)
 def test_every_operand_has_the_rows_dtype(case: str) -> None:
-    name, outs, ins, attrs, error = DTYPES[case]
+    name, outs, ins, error = DTYPES[case]
     with pytest.raises(error, match=rf"^\[{name}\] .*\.$"):
-        KERNELS[name].check(outs, ins, attrs)
+        KERNELS[name].check(outs, ins)
 
 
 def arrays_of(shapes: Sequence[Any]) -> list[np.ndarray]:

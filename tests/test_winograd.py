@@ -79,11 +79,11 @@ def error(
     before = 32  # channels of the concat before this slice
     whole, target = blocked(np.full((batch, before + o, oh, ow), OUTSIDE), 2, OUTSIDE)
     out = target[:, before // 16 :]
-    ins = [source, pack(SCHEMES[name], source.shape[1], array(weight))]
-    ins += [] if b is None else [pad_vector(array(b))]
-    ins += [] if r is None else [blocked(r, 1, np.nan)[1]]
-    code = activation_code(activation)
-    call(f"conv2d_winograd_{name}", [out], ins, padding, padding, code, alpha, b is not None, r is not None, pool)
+    ins = {"x": source, "packed": pack(SCHEMES[name], source.shape[1], array(weight))}
+    ins |= {"bias": None if b is None else pad_vector(array(b))}
+    ins |= {"residual": None if r is None else blocked(r, 1, np.nan)[1]}
+    attrs = {"pad_top": padding, "pad_left": padding, "activation": activation_code(activation), "alpha": alpha}
+    call(f"conv2d_winograd_{name}", [out], **ins, **attrs, pool=pool)
 
     ring = whole.numpy()
     ring[:, before // 16 :, 2:-2, 2:-2] = OUTSIDE

@@ -22,7 +22,6 @@ from torch._library.autograd import Info, make_autograd_impl
 
 import needle
 from needle import _core
-from needle.ops.activation import CODES
 
 from . import torch_gradients
 
@@ -228,7 +227,7 @@ def load() -> list[Any]:
     opener.restype = ctypes.c_char_p
     gpu = Path(os.environ.get("NEEDLE_GPU_LIBRARIES", LIBRARY.parent)) / GPU_LIBRARY
     for is_gpu, path in [(0, Path(_core.__file__)), (1, gpu)][: 1 + gpu.exists()]:
-        error = opener(is_gpu, str(path).encode(), " ".join(CODES).encode())
+        error = opener(is_gpu, str(path).encode())
         if error:
             raise ImportError(f"[torch_ops] {path.name} gave no kernels: {error.decode()}.")
     fused, unfused = (torch.library.Library(name, "IMPL") for name in ("needle", "needle_unfused"))

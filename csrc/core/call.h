@@ -1,5 +1,6 @@
-// The one calling convention: every kernel of every device is `void kernel(const Call&)`.
-// Plain structs only, so that per-ISA files and GPU hosts include it without pulling in the standard library.
+// The one calling convention: every kernel of every device is reached through `void (const Call&)`; kernels/rows.h
+// gives its operands their names. Plain structs only, so that per-ISA files and GPU hosts include it without pulling in
+// the standard library.
 #pragma once
 #include "core/dtype.h"
 
@@ -13,7 +14,7 @@ struct View {
   void* data = nullptr;
   int64_t shape[kMaxRank] = {};
   int64_t stride[kMaxRank] = {};
-  int32_t rank = 0;
+  int32_t rank = 0;  // negative: an optional operand that is not there
   DType dtype = DType::f32;
 
   template <class T>
@@ -25,6 +26,7 @@ struct View {
     for (int i = 0; i < rank; i++) n *= shape[i];
     return n;
   }
+  bool absent() const { return rank < 0; }
   bool contiguous() const {
     int64_t n = 1;
     for (int i = rank - 1; i >= 0; i--) {
@@ -54,22 +56,18 @@ struct Call {
   const double* attr;  // in the order in which the kernel's row names them
   int n_out, n_in;
   const Exec* exec;
-
-  int64_t i(int k) const { return static_cast<int64_t>(attr[k]); }
-  float f(int k) const { return static_cast<float>(attr[k]); }
 };
 
 using Kernel = void (*)(const Call&);
 
-constexpr int kAnyGroups = -1;  // as `max_in`: any number of groups of `n_out` outputs and `min_in` inputs
-
-// One row of the kernel table. `dtypes` says what operands may be, by letters (f d i l b): a word for every input, and
-// for every output after "->". "=" is the dtype of the first operand, "*" any; operands without a word are "=".
+// One row of the kernel table, whose texts are words separated by spaces: `name:dtypes` for an operand, `name?:dtypes`
+// for an input that may be absent (kernels/kernels.def).
 struct KernelRow {
   const char* name;
-  int min_in, max_in, n_out;
-  const char* dtypes;
-  const char* attrs;  // names, separated by spaces
+  const char* inputs;
+  const char* outputs;
+  const char* attrs;  // names
+  bool groups;        // whether its operands may be there any number of times
   Kernel run;
 };
 

@@ -12,7 +12,7 @@
 
 namespace needle {
 
-enum class Space : int32_t { arena, constant, input, output };
+enum class Space : int32_t { arena, constant, input, output, absent };
 
 // Where an operand lives: byte `offset` into the arena, or into constant, input or output number `index`.
 struct Ref {

@@ -43,13 +43,13 @@ float exponentials(float* x, int64_t n, float nothing) {
 }  // namespace
 
 // q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool or f32; the last axis of out (..., L, D) is
-// dense. A query that sees no key gives zeros, with has_mask = 2 NaN.
-void attention(const Call& c) {
-  const View &q = c.in[0], &k = c.in[1], &v = c.in[2], &out = c.out[0];
+// dense. A query that sees no key gives zeros, with strict NaN.
+void attention(const attention_args& c) {
+  const View &q = c.in.q, &k = c.in.k, &v = c.in.v, &out = c.out.y;
   if (out.size() == 0) return;
-  const View* mask = c.i(2) ? &c.in[3] : nullptr;
-  const bool causal = c.i(1);
-  const float nothing = c.i(2) == 2 ? NAN : 0;  // what a row without a key is multiplied by
+  const View* mask = c.in.mask ? &c.in.mask : nullptr;
+  const bool causal = c.attr.causal;
+  const float nothing = mask && c.attr.strict ? NAN : 0;  // what a row without a key is multiplied by
   const int r = q.rank;
   const int64_t L = q.shape[r - 2], E = q.shape[r - 1], S = k.shape[r - 2], D = v.shape[r - 1];
   int64_t heads = 1;
@@ -80,7 +80,7 @@ void attention(const Call& c) {
     for (int64_t m = first; m < end; m += block) {
       const int64_t rows = smaller(block, end - m), limit = causal ? smaller(S, m + rows) : S;
       for (int64_t i = 0; i < rows; i++)
-        scale_row(qs + (m + i) * q.stride[r - 2], q.stride[r - 1], E, c.f(0), queries + i * q_ld);
+        scale_row(qs + (m + i) * q.stride[r - 2], q.stride[r - 1], E, c.attr.scale, queries + i * q_ld);
       const int64_t blocks = ceil_div(limit, kBlock);
       product({rows, blocks * kBlock, E, queries, q_ld, 1, keys, E * kBlock, kBlock, scores, ld}, 0, rows, 0, blocks);
       for (int64_t i = 0; i < rows; i++) {

@@ -69,14 +69,14 @@ NEEDLE_INLINE void statistics(int64_t rows, int64_t size, const F& row, double* 
   *var = max(0.0, sums[1] / count - off * off);  // in this order not a number stays none
 }
 
-void batch_norm_blocked(const Call& c) {
-  const View &out = c.out[0], &x = c.in[0];
-  const float *mean = c.in[1].as<float>(), *var = c.in[2].as<float>(), *weight = c.in[3].as<float>(),
-              *bias = c.in[4].as<float>();
-  int64_t channels = c.in[1].shape[0], h = x.shape[2], blocks = x.shape[1], size = x.shape[4];
-  int code = static_cast<int>(c.i(1));
-  float alpha = c.f(2);
-  const double eps = c.attr[0];
+void batch_norm_blocked(const batch_norm_args& c) {
+  const View &out = c.out.y, &x = c.in.x;
+  const float *mean = c.in.mean.as<float>(), *var = c.in.var.as<float>(), *weight = c.in.weight.as<float>(),
+              *bias = c.in.bias.as<float>();
+  int64_t channels = c.in.mean.shape[0], h = x.shape[2], blocks = x.shape[1], size = x.shape[4];
+  int code = static_cast<int>(c.attr.activation);
+  float alpha = static_cast<float>(c.attr.alpha);
+  const double eps = c.attr.eps;
   parallel_ranges(c.exec, x.shape[0] * blocks * h, x.shape[3] * size, [&](int64_t begin, int64_t end) {
     float centre[kBlock], scale[kBlock], shift[kBlock];
     const auto values_of = [&](int64_t first, int64_t valid) __attribute__((always_inline)) {
@@ -105,25 +105,26 @@ void batch_norm_blocked(const Call& c) {
 
 }  // namespace
 
-void batch_norm(const Call& c) {
-  if (c.in[0].rank == 5) return batch_norm_blocked(c);
-  int64_t channels = c.in[0].shape[1], size = c.in[0].shape[2];
-  with_float(c.in[0].dtype, [&](auto t) {
+void batch_norm(const batch_norm_args& c) {
+  if (c.in.x.rank == 5) return batch_norm_blocked(c);
+  int64_t channels = c.in.x.shape[1], size = c.in.x.shape[2];
+  with_float(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
-    auto value = [&](int k, int64_t channel) { return c.in[k].as<T>()[channel]; };
-    parallel_ranges(c.exec, c.in[0].shape[0] * channels, size, [&](int64_t begin, int64_t end) {
+    const T *mean = c.in.mean.as<T>(), *var = c.in.var.as<T>(), *weight = c.in.weight.as<T>(),
+            *bias = c.in.bias.as<T>();
+    parallel_ranges(c.exec, c.in.x.shape[0] * channels, size, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; r++) {
         int64_t n = r / channels, k = r % channels;
-        T scale = static_cast<T>(value(3, k) / ::sqrt(static_cast<double>(value(2, k)) + c.attr[0]));
-        normalise(row_of<T>(c.out[0], n, k), row_of<T>(c.in[0], n, k), size, value(1, k), scale, value(4, k),
-                  static_cast<int>(c.i(1)), static_cast<T>(c.attr[2]));
+        T scale = static_cast<T>(weight[k] / ::sqrt(static_cast<double>(var[k]) + c.attr.eps));
+        normalise(row_of<T>(c.out.y, n, k), row_of<T>(c.in.x, n, k), size, mean[k], scale, bias[k],
+                  static_cast<int>(c.attr.activation), static_cast<T>(c.attr.alpha));
       }
     });
   });
 }
 
-void batch_norm_train(const Call& c) {
-  const View& x = c.in[0];
+void batch_norm_train(const batch_norm_train_args& c) {
+  const View& x = c.in.x;
   int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2];
   with_float(x.dtype, [&](auto t) {
     using T = decltype(t);
@@ -131,38 +132,39 @@ void batch_norm_train(const Call& c) {
       for (int64_t k = begin; k < end; k++) {
         double mean, var;
         statistics<T>(rows, size, [&](int64_t n) { return row_of<T>(x, n, k); }, &mean, &var);
-        double inverse = 1 / ::sqrt(var + c.attr[0]);
-        c.out[1].as<T>()[k] = static_cast<T>(mean);
-        c.out[2].as<T>()[k] = static_cast<T>(var);
-        c.out[3].as<T>()[k] = static_cast<T>(inverse);
-        T scale = static_cast<T>(inverse * c.in[1].as<T>()[k]);
+        double inverse = 1 / ::sqrt(var + c.attr.eps);
+        c.out.mean.as<T>()[k] = static_cast<T>(mean);
+        c.out.var.as<T>()[k] = static_cast<T>(var);
+        c.out.inverse.as<T>()[k] = static_cast<T>(inverse);
+        T scale = static_cast<T>(inverse * c.in.weight.as<T>()[k]);
         for (int64_t n = 0; n < rows; n++)
-          normalise(row_of<T>(c.out[0], n, k), row_of<T>(x, n, k), size, static_cast<T>(mean), scale,
-                    c.in[2].as<T>()[k], static_cast<int>(c.i(1)), static_cast<T>(c.attr[2]));
+          normalise(row_of<T>(c.out.y, n, k), row_of<T>(x, n, k), size, static_cast<T>(mean), scale,
+                    c.in.bias.as<T>()[k], static_cast<int>(c.attr.activation), static_cast<T>(c.attr.alpha));
       }
     });
   });
 }
 
 // With m = N S and z = (x - mean) inv_std: dx = weight inv_std (dy - sum(dy) / m - z sum(dy z) / m).
-void batch_norm_train_grad(const Call& c) {
-  const View &x = c.in[0], &dy = c.in[4], &dx = c.out[0];
+void batch_norm_train_grad(const batch_norm_train_grad_args& c) {
+  const View &x = c.in.x, &dy = c.in.dy, &dx = c.out.dx;
   int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2];
   with_float(x.dtype, [&](auto t) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
     parallel_ranges(c.exec, channels, 4 * rows * size, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; k++) {
-        double inverse = c.in[2].as<T>()[k], weight = c.in[3].as<T>()[k], sums[2] = {0, 0};  // of dy, of dy (x - mean)
-        L mean(c.in[1].as<T>()[k]);
+        double inverse = c.in.inverse.as<T>()[k], weight = c.in.weight.as<T>()[k],
+               sums[2] = {0, 0};  // of dy, of dy (x - mean)
+        L mean(c.in.mean.as<T>()[k]);
         for (int64_t n = 0; n < rows; n++)
           add_row<T, 2>(sums, size, [&](int64_t i, int m, L* s) {
             L g = load_lanes(row_of<T>(dy, n, k) + i, m);
             s[0] = s[0] + g;
             s[1] = fma(g, load_lanes(row_of<T>(x, n, k) + i, m) - mean, s[1]);
           });
-        c.out[1].as<T>()[k] = static_cast<T>(sums[1] * inverse);
-        c.out[2].as<T>()[k] = static_cast<T>(sums[0]);
+        c.out.dweight.as<T>()[k] = static_cast<T>(sums[1] * inverse);
+        c.out.dbias.as<T>()[k] = static_cast<T>(sums[0]);
         double count = static_cast<double>(rows * size);
         L scale(static_cast<T>(weight * inverse)), average(static_cast<T>(sums[0] / count));
         L slope(static_cast<T>(sums[1] * inverse * inverse / count));
@@ -180,22 +182,22 @@ void batch_norm_train_grad(const Call& c) {
 }
 
 // Rows of x (M, D); outputs y, mean (M), 1 / sqrt(var + eps) (M). Weight and bias may be left out.
-void layer_norm(const Call& c) {
-  int64_t size = c.in[0].shape[1];
-  with_float(c.in[0].dtype, [&](auto t) {
+void layer_norm(const layer_norm_args& c) {
+  int64_t size = c.in.x.shape[1];
+  with_float(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
-    const T* weight = c.n_in > 1 ? c.in[1].as<T>() : nullptr;
-    const T* bias = c.n_in > 2 ? c.in[2].as<T>() : nullptr;
-    parallel_ranges(c.exec, c.in[0].shape[0], 3 * size, [&](int64_t begin, int64_t end) {
+    const T* weight = c.in.weight.as<T>();
+    const T* bias = c.in.bias.as<T>();
+    parallel_ranges(c.exec, c.in.x.shape[0], 3 * size, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; r++) {
-        const T* x = c.in[0].as<T>() + r * c.in[0].stride[0];
-        T* y = c.out[0].as<T>() + r * c.out[0].stride[0];
+        const T* x = c.in.x.as<T>() + r * c.in.x.stride[0];
+        T* y = c.out.y.as<T>() + r * c.out.y.stride[0];
         double mean, var;
         statistics<T>(1, size, [&](int64_t) { return x; }, &mean, &var);
-        double inverse = 1 / ::sqrt(var + c.attr[0]);
-        c.out[1].as<T>()[r] = static_cast<T>(mean);
-        c.out[2].as<T>()[r] = static_cast<T>(inverse);
+        double inverse = 1 / ::sqrt(var + c.attr.eps);
+        c.out.mean.as<T>()[r] = static_cast<T>(mean);
+        c.out.inverse.as<T>()[r] = static_cast<T>(inverse);
         L centre(static_cast<T>(mean)), scale(static_cast<T>(inverse));
         for_lanes<T>(size, [&](int64_t i, int n) {
           L v = (load_lanes(x + i, n) - centre) * scale;

@@ -27,7 +27,7 @@ struct ConvPass {
   float alpha;
 };
 
-ConvPass conv2d_pass(const Call& c);  // of a call of conv2d_blocked; its runs lie in scratch 2
+ConvPass conv2d_pass(const conv2d_blocked_args& c);  // its runs lie in scratch 2
 
 // Tasks of a convolution: stretches of rows (over all images) times stretches of output blocks (over all groups).
 struct ConvSplit {
@@ -166,11 +166,11 @@ struct DepthwisePass {
   int activation;
   float alpha;
 };
-DepthwisePass depthwise_pass_of(const Call& c);  // of a call of depthwise_blocked
+DepthwisePass depthwise_pass_of(const depthwise_blocked_args& c);
 void depthwise_pass(const Exec* exec, const DepthwisePass& p);
 // Rows [first, last) of all: those of the first block of the first image, of its second block, and so on.
 void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last);
 void depthwise_pack_weights(const View& w, float* dst);
-void depthwise_weight_grad(const Call& c, int64_t H, int64_t W);  // conv2d_weight_grad; H, W: of the padded input
+void depthwise_weight_grad(const conv2d_weight_grad_args& c, int64_t H, int64_t W);  // of the padded input
 
 }  // namespace needle::NEEDLE_ISA

@@ -86,25 +86,20 @@ void flatten(ConvPass& p) {
   p.r_row = p.pixels * p.r_pixel;
 }
 
-Geometry geometry(const Call& c, int first) {
-  return {c.i(first),     c.i(first + 1), c.i(first + 2), c.i(first + 3),
-          c.i(first + 4), c.i(first + 5), c.i(first + 6), c.i(first + 7)};
-}
-
 }  // namespace
 
-// attrs: groups block
-void conv2d_pack(const Call& c) {
-  const View& w = c.in[0];
+void conv2d_pack(const conv2d_pack_args& c) {
+  const View& w = c.in.weight;
   if (w.size() == 0) return;
-  const int64_t groups = c.i(0), block = c.i(1);
+  const int64_t groups = c.attr.groups, block = c.attr.block;
   pack_parallel(c.exec, w, groups, merged_groups(groups, w.shape[1], w.shape[0] / groups, block), block,
-                c.out[0].as<float>());
+                c.out.packed.as<float>());
 }
 
-ConvPass conv2d_pass(const Call& c) {
-  const View &x = c.in[0], &w = c.in[1], &y = c.out[0];
-  const Geometry g = geometry(c, 0);
+ConvPass conv2d_pass(const conv2d_blocked_args& c) {
+  const View &x = c.in.x, &w = c.in.packed, &y = c.out.y;
+  const Geometry g = {c.attr.kernel_h, c.attr.kernel_w, c.attr.stride_h,   c.attr.stride_w,
+                      c.attr.pad_top,  c.attr.pad_left, c.attr.dilation_h, c.attr.dilation_w};
   const int64_t in_blocks = w.shape[2], block = x.shape[4];
   int64_t* runs = static_cast<int64_t*>(c.exec->scratch(2, run_count(g, in_blocks) * sizeof(int64_t)));
   fill_runs(g, in_blocks, block, x.stride[1], x.stride[2], runs);
@@ -113,7 +108,7 @@ ConvPass conv2d_pass(const Call& c) {
   p.images = y.shape[0];
   p.rows = y.shape[2];
   p.pixels = p.last_pixels = y.shape[3];
-  p.groups = c.i(8);
+  p.groups = c.attr.groups;
   p.blocks = w.shape[1];
   p.x = x.as<const float>() - g.pad_top * x.stride[2] - g.pad_left * block;
   p.x_image = x.stride[0];
@@ -128,9 +123,8 @@ ConvPass conv2d_pass(const Call& c) {
   p.y_block = y.stride[1];
   p.y_row = y.stride[2];
   p.y_pixel = y.stride[3];
-  p.bias = c.i(11) ? c.in[2].as<const float>() : nullptr;
-  if (c.i(12)) {
-    const View& r = c.in[c.i(11) ? 3 : 2];
+  p.bias = c.in.bias.as<const float>();
+  if (const Optional& r = c.in.residual) {
     p.residual = r.as<const float>();
     p.r_image = r.stride[0];
     p.r_block = r.stride[1];
@@ -140,31 +134,30 @@ ConvPass conv2d_pass(const Call& c) {
   p.runs = runs;
   p.n_runs = run_count(g, in_blocks);
   p.length = (g.dilation_w == 1 ? g.kernel_w : 1) * block;
-  if (g.kernel_h == 1 && g.kernel_w == 1) p.cut = p.n_runs * block - c.i(13);
-  p.activation = static_cast<int>(c.i(9));
-  p.alpha = c.f(10);
+  if (g.kernel_h == 1 && g.kernel_w == 1) p.cut = p.n_runs * block - c.attr.channels;
+  p.activation = static_cast<int>(c.attr.activation);
+  p.alpha = static_cast<float>(c.attr.alpha);
   return p;
 }
 
-// attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias
-//        has_residual channels (of a group's input)
-void conv2d_blocked(const Call& c) {
-  if (c.out[0].size() == 0) return;
+// channels: of a group's input.
+void conv2d_blocked(const conv2d_blocked_args& c) {
+  if (c.out.y.size() == 0) return;
   ConvPass p = conv2d_pass(c);
   const bool dense = p.x_row == p.pixels * p.x_pixel && p.y_row == p.pixels * p.y_pixel &&
                      (!p.residual || p.r_row == p.pixels * p.r_pixel);
-  if (dense && c.i(0) == 1 && c.i(1) == 1) flatten(p);
-  run(c.exec, p, c.in[0].size(), p.groups * p.w_group);
+  if (dense && c.attr.kernel_h == 1 && c.attr.kernel_w == 1) flatten(p);
+  run(c.exec, p, c.in.x.size(), p.groups * p.w_group);
 }
 
-// attrs: stride_h stride_w pad_top pad_left pad_bottom pad_right dilation_h dilation_w groups activation alpha has_bias
-void conv2d(const Call& c) {
-  const View &x = c.in[0], &y = c.out[0];
-  View w = c.in[1];
+void conv2d(const conv2d_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
+  View w = c.in.weight;
   if (y.size() == 0) return;
-  const int64_t groups = c.i(8), C = x.shape[1], O = w.shape[0], OH = y.shape[2], OW = y.shape[3];
+  const int64_t groups = c.attr.groups, C = x.shape[1], O = w.shape[0], OH = y.shape[2], OW = y.shape[3];
   const bool depthwise = groups == C && C == O && C > 1;
-  Geometry g = {0, 0, c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7)};
+  Geometry g = {
+      0, 0, c.attr.stride_h, c.attr.stride_w, c.attr.pad_top, c.attr.pad_left, c.attr.dilation_h, c.attr.dilation_w};
   cut_taps(w, x.shape[2], x.shape[3], OH, OW, g.stride_h, g.stride_w, g.dilation_h, g.dilation_w, &g.pad_top,
            &g.pad_left);
   g.kernel_h = w.shape[2];
@@ -190,8 +183,8 @@ void conv2d(const Call& c) {
   else
     pack_parallel(c.exec, w, groups, merged, block, packed);
   std::memset(bias, 0, YB * kBlock * 4);
-  if (c.i(11))
-    for (int64_t o = 0; o < O; o++) bias[o] = c.in[2].as<const float>()[o * c.in[2].stride[0]];
+  if (c.in.bias)
+    for (int64_t o = 0; o < O; o++) bias[o] = c.in.bias.as<const float>()[o * c.in.bias.stride[0]];
   fill_runs(g, in_blocks, block, H * W * block, W * block, runs);
 
   const bool many = w_floats < x.shape[0] * x_floats;  // else tasks stream parts of the weights
@@ -225,8 +218,8 @@ void conv2d(const Call& c) {
                                        0,
                                        0,
                                        0,
-                                       static_cast<int>(c.i(9)),
-                                       c.f(10)});
+                                       static_cast<int>(c.attr.activation),
+                                       static_cast<float>(c.attr.alpha)});
                } else {
                  ConvPass p = {};
                  p.images = images;
@@ -251,8 +244,8 @@ void conv2d(const Call& c) {
                  p.runs = runs;
                  p.n_runs = n_runs;
                  p.length = (g.dilation_w == 1 ? g.kernel_w : 1) * block;
-                 p.activation = static_cast<int>(c.i(9));
-                 p.alpha = c.f(10);
+                 p.activation = static_cast<int>(c.attr.activation);
+                 p.alpha = c.attr.alpha;
                  if (OH * OW == 1) {  // images of one pixel are the pixels of one image
                    p.images = 1;
                    p.pixels = p.last_pixels = images;

@@ -131,20 +131,32 @@ void unpack(const Exec* exec, const Sizes& s, const float* sums, int64_t parts, 
 
 }  // namespace
 
-// attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups
-void conv2d_weight_grad(const Call& c) {
-  const View &x = c.in[0], &dy = c.in[1];
-  View dw = c.out[0];
+void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
+  const View &x = c.in.x, &dy = c.in.dy;
+  View dw = c.out.dweight;
   if (dw.size() == 0) return;
-  int64_t pad_top = c.i(2), pad_left = c.i(3);
+  int64_t pad_top = c.attr.pad_top, pad_left = c.attr.pad_left;
   const bool depthwise = dw.shape[1] == 1 && dw.shape[0] == x.shape[1] && x.shape[1] > 1;
   if (!depthwise)
-    cut_taps(dw, x.shape[2], x.shape[3], dy.shape[2], dy.shape[3], c.i(0), c.i(1), c.i(4), c.i(5), &pad_top, &pad_left);
-  if (dy.size() == 0 || dw.size() < c.out[0].size()) std::memset(c.out[0].data, 0, c.out[0].size() * 4);
+    cut_taps(dw, x.shape[2], x.shape[3], dy.shape[2], dy.shape[3], c.attr.stride_h, c.attr.stride_w, c.attr.dilation_h,
+             c.attr.dilation_w, &pad_top, &pad_left);
+  if (dy.size() == 0 || dw.size() < c.out.dweight.size()) std::memset(c.out.dweight.data, 0, c.out.dweight.size() * 4);
   if (dy.size() == 0) return;
-  Sizes s = {x.shape[1],  dw.shape[0], c.i(6),      dw.shape[1], dy.shape[2],
-             dy.shape[3], dw.shape[2], dw.shape[3], c.i(0),      c.i(1),
-             c.i(4),      c.i(5),      0,           0,           0};
+  Sizes s = {x.shape[1],
+             dw.shape[0],
+             c.attr.groups,
+             dw.shape[1],
+             dy.shape[2],
+             dy.shape[3],
+             dw.shape[2],
+             dw.shape[3],
+             c.attr.stride_h,
+             c.attr.stride_w,
+             c.attr.dilation_h,
+             c.attr.dilation_w,
+             0,
+             0,
+             0};
   s.H = (s.OH - 1) * s.stride_h + (s.kernel_h - 1) * s.dilation_h + 1;
   s.W = (s.OW - 1) * s.stride_w + (s.kernel_w - 1) * s.dilation_w + 1;
   if (depthwise) return depthwise_weight_grad(c, s.H, s.W);

@@ -76,23 +76,29 @@ int64_t band_count(const Exec* exec, const Pair& p, int64_t units, int64_t rows,
 
 }  // namespace
 
-// Inputs: x, w, bias?, depthwise w, depthwise bias?.
-// attrs: those of conv2d_blocked, those of depthwise_blocked, height width of the image between
-void conv2d_depthwise(const Call& c) {
-  constexpr int kFirst = 14, kSize = kFirst + 12;  // attributes of the depthwise convolution; of the image between
-  const View &x = c.in[0], &y = c.out[0];
+void conv2d_depthwise(const conv2d_depthwise_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
+  const auto& a = c.attr;
   if (y.size() == 0) return;
-  const int n = 2 + static_cast<int>(c.i(11));
   View between = y;
-  between.shape[2] = c.i(kSize);
-  between.shape[3] = c.i(kSize + 1);
-  const View reads[] = {between, c.in[n], c.in[c.n_in - 1]};
+  between.shape[2] = a.height;
+  between.shape[3] = a.width;
+  const conv2d_blocked_args::In in = {x, c.in.packed, c.in.bias, kAbsent};
+  const conv2d_blocked_args::Out made = {between};
+  const conv2d_blocked_args::Attr of_conv = {a.kernel_h, a.kernel_w,   a.stride_h,   a.stride_w,
+                                             a.pad_top,  a.pad_left,   a.dilation_h, a.dilation_w,
+                                             a.groups,   a.activation, a.alpha,      a.channels};
+  const depthwise_blocked_args::In reads = {between, c.in.depthwise_packed, c.in.depthwise_bias, kAbsent};
+  const depthwise_blocked_args::Out out = {y};
+  const depthwise_blocked_args::Attr of_depthwise = {
+      a.depthwise_kernel_h, a.depthwise_kernel_w,   a.depthwise_stride_h,   a.depthwise_stride_w,   a.depthwise_pad_top,
+      a.depthwise_pad_left, a.depthwise_dilation_h, a.depthwise_dilation_w, a.depthwise_activation, a.depthwise_alpha};
   Pair p;
-  p.conv = conv2d_pass({&between, c.in, c.attr, 1, n, c.exec});
-  p.depthwise = depthwise_pass_of({&y, reads, c.attr + kFirst, 1, c.n_in - n + 1, c.exec});
+  p.conv = conv2d_pass({in, made, of_conv, c.exec});
+  p.depthwise = depthwise_pass_of({reads, out, of_depthwise, c.exec});
   const DepthwisePass& d = p.depthwise;
-  p.pad_top = c.i(kFirst + 4);
-  p.pad_left = c.i(kFirst + 5);
+  p.pad_top = a.depthwise_pad_top;
+  p.pad_left = a.depthwise_pad_left;
   p.span = (d.kernel_h - 1) * d.dilation_h + 1;
   p.step = p.conv.pixels <= kWideRows && p.conv.blocks >= kWideBlocks ? kWideBlocks : kTileBlocks;
   const int64_t read = (d.pixels - 1) * d.stride_w + (d.kernel_w - 1) * d.dilation_w + 1;

@@ -146,23 +146,23 @@ void run(const Exec* exec, const Geometry& g, const ConvPass& p, const Phase* ph
 
 }  // namespace
 
-// attrs: groups block stride_h stride_w dilation_h dilation_w
-void conv_transpose2d_pack(const Call& c) {
-  const View& w = c.in[0];
+void conv_transpose2d_pack(const conv_transpose2d_pack_args& c) {
+  const View& w = c.in.weight;
   if (w.size() == 0) return;
-  const int64_t groups = c.i(0), block = c.i(1);
-  const Geometry g = {w.shape[2], w.shape[3], c.i(2), c.i(3), 0, 0, c.i(4), c.i(5)};
+  const int64_t groups = c.attr.groups, block = c.attr.block;
+  const Geometry g = {w.shape[2], w.shape[3], c.attr.stride_h,   c.attr.stride_w,
+                      0,          0,          c.attr.dilation_h, c.attr.dilation_w};
   pack_parallel(c.exec, w, g, groups, merged_groups(groups, w.shape[0] / groups, w.shape[1], block), block,
-                c.out[0].as<float>());
+                c.out.packed.as<float>());
 }
 
-// attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias
 // Reads at most max(0, floor(((kernel_h - 1) * dilation_h - pad_top) / stride_h)) zero rows above the input and
 // max(0, floor((OH - 1 + pad_top) / stride_h) - (H - 1)) below; columns alike.
-void conv_transpose2d_blocked(const Call& c) {
-  const View &x = c.in[0], &w = c.in[1], &y = c.out[0];
+void conv_transpose2d_blocked(const conv_transpose2d_blocked_args& c) {
+  const View &x = c.in.x, &w = c.in.packed, &y = c.out.y;
   if (y.size() == 0) return;
-  const Geometry g = {c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5), c.i(6), c.i(7)};
+  const Geometry g = {c.attr.kernel_h, c.attr.kernel_w, c.attr.stride_h,   c.attr.stride_w,
+                      c.attr.pad_top,  c.attr.pad_left, c.attr.dilation_h, c.attr.dilation_w};
   const int64_t in_blocks = w.shape[2], block = x.shape[4];
   Phase* phases = static_cast<Phase*>(c.exec->scratch(2, plan_bytes(g, in_blocks)));
   const int64_t* runs = fill_phases(g, in_blocks, block, x.stride[1], x.stride[2], phases);
@@ -170,7 +170,7 @@ void conv_transpose2d_blocked(const Call& c) {
   p.images = y.shape[0];
   p.rows = y.shape[2];
   p.pixels = y.shape[3];
-  p.groups = c.i(8);
+  p.groups = c.attr.groups;
   p.blocks = w.shape[1];
   p.x = x.as<const float>();
   p.x_image = x.stride[0];
@@ -185,23 +185,23 @@ void conv_transpose2d_blocked(const Call& c) {
   p.y_block = y.stride[1];
   p.y_row = y.stride[2];
   p.y_pixel = y.stride[3];
-  p.bias = c.i(11) ? c.in[2].as<const float>() : nullptr;
-  p.activation = static_cast<int>(c.i(9));
-  p.alpha = c.f(10);
+  p.bias = c.in.bias.as<const float>();
+  p.activation = static_cast<int>(c.attr.activation);
+  p.alpha = c.attr.alpha;
   run(c.exec, g, p, phases, runs, x.size(), p.groups * p.w_group);
 }
 
-// attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias
-void conv_transpose2d(const Call& c) {
-  const View &x = c.in[0], &y = c.out[0];
-  View w = c.in[1];
+void conv_transpose2d(const conv_transpose2d_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
+  View w = c.in.weight;
   if (y.size() == 0) return;
-  Geometry g = {0, 0, c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5)};
+  Geometry g = {
+      0, 0, c.attr.stride_h, c.attr.stride_w, c.attr.pad_top, c.attr.pad_left, c.attr.dilation_h, c.attr.dilation_w};
   cut_taps(w, y.shape[2], y.shape[3], x.shape[2], x.shape[3], g.stride_h, g.stride_w, g.dilation_h, g.dilation_w,
            &g.pad_top, &g.pad_left);
   g.kernel_h = w.shape[2];
   g.kernel_w = w.shape[3];
-  const int64_t groups = c.i(6), C = x.shape[1], O = y.shape[1], OH = y.shape[2], OW = y.shape[3];
+  const int64_t groups = c.attr.groups, C = x.shape[1], O = y.shape[1], OH = y.shape[2], OW = y.shape[3];
   const int64_t block = C < kBlock ? C : kBlock, merged = merged_groups(groups, C / groups, O / groups, block);
   const int64_t XB = ceil_div(C, block), in_blocks = ceil_div(C / merged, block);
   const int64_t OB = ceil_div(O / merged, kBlock), YB = merged * OB;
@@ -217,8 +217,8 @@ void conv_transpose2d(const Call& c) {
   const int64_t x_floats = XB * H * W * block, y_floats = YB * OH * OW * kBlock, x_room = ceil_div(x_floats, 16) * 16;
   pack_parallel(c.exec, w, g, groups, merged, block, packed);
   std::memset(bias, 0, YB * kBlock * 4);
-  if (c.i(9))
-    for (int64_t o = 0; o < O; o++) bias[o] = c.in[2].as<const float>()[o * c.in[2].stride[0]];
+  if (c.in.bias)
+    for (int64_t o = 0; o < O; o++) bias[o] = c.in.bias.as<const float>()[o * c.in.bias.stride[0]];
   const int64_t* runs = fill_phases(g, in_blocks, block, H * W * block, W * block, phases);
 
   const bool many = w_floats < x.shape[0] * x_floats;  // else tasks stream parts of the weights
@@ -247,8 +247,8 @@ void conv_transpose2d(const Call& c) {
                p.y_row = OW * kBlock;
                p.y_pixel = kBlock;
                p.bias = bias;
-               p.activation = static_cast<int>(c.i(7));
-               p.alpha = c.f(8);
+               p.activation = static_cast<int>(c.attr.activation);
+               p.alpha = c.attr.alpha;
                if (OH * OW * g.stride_h * g.stride_w == 1) {  // images of one pixel are the pixels of one image
                  p.images = 1;
                  p.pixels = images;

@@ -97,17 +97,18 @@ void depthwise_pack_weights(const View& w, float* dst) {
           w.as<const float>()[c * w.stride[0] + k / KW * w.stride[2] + k % KW * w.stride[3]];
 }
 
-void depthwise_weight_grad(const Call& c, int64_t H, int64_t W) {
-  const View &x = c.in[0], &dy = c.in[1], &dw = c.out[0];
+void depthwise_weight_grad(const conv2d_weight_grad_args& c, int64_t H, int64_t W) {
+  const View &x = c.in.x, &dy = c.in.dy, &dw = c.out.dweight;
   const int64_t C = x.shape[1], OH = dy.shape[2], OW = dy.shape[3], KH = dw.shape[2], KW = dw.shape[3];
   const int64_t blocks = ceil_div(C, kBlock), x_floats = blocks * H * W * kBlock, dy_floats = blocks * OH * OW * kBlock;
-  const int64_t stride_h = c.i(0), step = c.i(1) * kBlock, dilation_h = c.i(4), dilation_w = c.i(5);
+  const int64_t stride_h = c.attr.stride_h, step = c.attr.stride_w * kBlock, dilation_h = c.attr.dilation_h,
+                dilation_w = c.attr.dilation_w;
   float* sums = static_cast<float*>(c.exec->scratch(2, blocks * KH * KW * kBlock * 4));
   float* xb = static_cast<float*>(c.exec->scratch(3, (x_floats + dy_floats) * 4));
   float* dyb = xb + x_floats;
   std::memset(sums, 0, blocks * KH * KW * kBlock * 4);
   for (int64_t n = 0; n < x.shape[0]; n++) {
-    block_images(c.exec, x, n, 1, kBlock, c.i(2), c.i(3), H, W, xb, 0);
+    block_images(c.exec, x, n, 1, kBlock, c.attr.pad_top, c.attr.pad_left, H, W, xb, 0);
     block_images(c.exec, dy, n, 1, kBlock, 0, 0, OH, OW, dyb, 0);
     parallel_for(c.exec, blocks * KH, [&](int64_t t) {
       const int64_t block = t / KH, kh = t % KH;
@@ -133,45 +134,43 @@ void depthwise_weight_grad(const Call& c, int64_t H, int64_t W) {
     dw.as<float>()[i] = sums[(i / (KH * KW) / kBlock * KH * KW + i % (KH * KW)) * kBlock + i / (KH * KW) % kBlock];
 }
 
-void depthwise_pack(const Call& c) {
-  if (c.in[0].size() > 0) depthwise_pack_weights(c.in[0], c.out[0].as<float>());
+void depthwise_pack(const depthwise_pack_args& c) {
+  if (c.in.weight.size() > 0) depthwise_pack_weights(c.in.weight, c.out.packed.as<float>());
 }
 
-DepthwisePass depthwise_pass_of(const Call& c) {
-  const View &x = c.in[0], &y = c.out[0];
-  const View* r = c.i(11) ? &c.in[c.i(10) ? 3 : 2] : nullptr;
+DepthwisePass depthwise_pass_of(const depthwise_blocked_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
+  const Optional& r = c.in.residual;
   return {y.shape[0],
           y.shape[1],
           y.shape[2],
           y.shape[3],
-          c.i(0),
-          c.i(1),
-          c.i(2),
-          c.i(3),
-          c.i(6),
-          c.i(7),
-          x.as<const float>() - c.i(4) * x.stride[2] - c.i(5) * kBlock,
+          c.attr.kernel_h,
+          c.attr.kernel_w,
+          c.attr.stride_h,
+          c.attr.stride_w,
+          c.attr.dilation_h,
+          c.attr.dilation_w,
+          x.as<const float>() - c.attr.pad_top * x.stride[2] - c.attr.pad_left * kBlock,
           x.stride[0],
           x.stride[1],
           x.stride[2],
-          c.in[1].as<const float>(),
+          c.in.packed.as<const float>(),
           y.as<float>(),
           y.stride[0],
           y.stride[1],
           y.stride[2],
-          c.i(10) ? c.in[2].as<const float>() : nullptr,
-          r ? r->as<const float>() : nullptr,
-          r ? r->stride[0] : 0,
-          r ? r->stride[1] : 0,
-          r ? r->stride[2] : 0,
-          static_cast<int>(c.i(8)),
-          c.f(9)};
+          c.in.bias.as<const float>(),
+          r.as<const float>(),
+          r.stride[0],
+          r.stride[1],
+          r.stride[2],
+          static_cast<int>(c.attr.activation),
+          static_cast<float>(c.attr.alpha)};
 }
 
-// attrs: kernel_h kernel_w stride_h stride_w pad_top pad_left dilation_h dilation_w activation alpha has_bias
-// has_residual
-void depthwise_blocked(const Call& c) {
-  if (c.out[0].size() > 0) depthwise_pass(c.exec, depthwise_pass_of(c));
+void depthwise_blocked(const depthwise_blocked_args& c) {
+  if (c.out.y.size() > 0) depthwise_pass(c.exec, depthwise_pass_of(c));
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -212,7 +212,7 @@ void dispatch(const Call& c, int n_attr, const char* no_quotient) {
 #define UNARY(name, dtypes, attrs, expr) MAP(1, name, dtypes, attrs)
 #define BINARY(name, dtypes, attrs, expr) MAP(2, name, dtypes, attrs)
 #define TERNARY(name, dtypes, attrs, expr) MAP(3, name, dtypes, attrs)
-#include "math/maps.inc"
+#include "kernels/maps.def"
 #undef UNARY
 #undef BINARY
 #undef TERNARY

@@ -15,8 +15,8 @@ NEEDLE_INLINE T missing(T) {
 }  // namespace
 
 // Table (N, D) and numbers (M) to (M, D).
-void gather_rows(const Call& c) {
-  const View &out = c.out[0], &table = c.in[0], &numbers = c.in[1];
+void gather_rows(const gather_rows_args& c) {
+  const View &out = c.out.rows, &table = c.in.table, &numbers = c.in.numbers;
   int64_t count = table.shape[0], size = table.shape[1];
   with_type(table.dtype, [&](auto t) {
     using T = decltype(t);
@@ -40,9 +40,9 @@ void gather_rows(const Call& c) {
 
 // Rows (M, D) and numbers (M) to a table (N, D) that holds their sums, in the order of the rows; those of number `skip`
 // and those outside of the table are left out.
-void scatter_add_rows(const Call& c) {
-  const View &out = c.out[0], &rows = c.in[0], &numbers = c.in[1];
-  int64_t count = out.shape[0], skip = c.i(0);
+void scatter_add_rows(const scatter_add_rows_args& c) {
+  const View &out = c.out.table, &rows = c.in.rows, &numbers = c.in.numbers;
+  int64_t count = out.shape[0], skip = c.attr.skip;
   with_type(rows.dtype, [&](auto t) {
     using T = decltype(t);
     // Tasks are ranges of columns, so that no two add to one element.

@@ -24,22 +24,24 @@ NEEDLE_INLINE int64_t nearest_source(int64_t out, float scale, int64_t size) {
   return smaller(static_cast<int64_t>(static_cast<float>(out) * scale), size - 1);
 }
 
-const Source* bilinear_columns(const Call& c, int64_t outputs, int64_t size) {
+template <class Args>
+const Source* bilinear_columns(const Args& c, int64_t outputs, int64_t size) {
   Source* table = static_cast<Source*>(c.exec->scratch(2, outputs * sizeof(Source)));
-  for (int64_t x = 0; x < outputs; x++) table[x] = bilinear_source(x, c.i(0), c.attr[2], size);
+  for (int64_t x = 0; x < outputs; x++) table[x] = bilinear_source(x, c.attr.align_corners, c.attr.scale_w, size);
   return table;
 }
 
-const int64_t* nearest_columns(const Call& c, int64_t outputs, int64_t size) {
+template <class Args>
+const int64_t* nearest_columns(const Args& c, int64_t outputs, int64_t size) {
   int64_t* table = static_cast<int64_t*>(c.exec->scratch(2, outputs * sizeof(int64_t)));
-  for (int64_t x = 0; x < outputs; x++) table[x] = nearest_source(x, c.f(1), size);
+  for (int64_t x = 0; x < outputs; x++) table[x] = nearest_source(x, static_cast<float>(c.attr.scale_w), size);
   return table;
 }
 
 // f(pixel, input image, output image, y) for every row of the output.
-template <class F>
-NEEDLE_INLINE void for_output_rows(const Call& c, const F& f) {
-  const View &in = c.in[0], &out = c.out[0];
+template <class Args, class F>
+NEEDLE_INLINE void for_output_rows(const Args& c, const F& f) {
+  const View &in = c.in.x, &out = c.out.y;
   int64_t h = out.shape[2];
   with_pixel(out, [&](auto pixel) {
     using P = decltype(pixel);
@@ -51,9 +53,9 @@ NEEDLE_INLINE void for_output_rows(const Call& c, const F& f) {
 }
 
 // f(dy, dx) for every image of a plain gradient, dx cleared.
-template <class F>
-NEEDLE_INLINE void for_gradients(const Call& c, const F& f) {
-  const View &dy = c.in[0], &dx = c.out[0];
+template <class Args, class F>
+NEEDLE_INLINE void for_gradients(const Args& c, const F& f) {
+  const View &dy = c.in.dy, &dx = c.out.dx;
   auto run = [&](auto t) {
     using T = decltype(t);
     parallel_ranges(c.exec, dx.shape[0] * dx.shape[1], 4 * dy.shape[2] * dy.shape[3], [&](int64_t begin, int64_t end) {
@@ -69,14 +71,14 @@ NEEDLE_INLINE void for_gradients(const Call& c, const F& f) {
 
 }  // namespace
 
-void interpolate_bilinear(const Call& c) {
-  if (c.out[0].size() == 0) return;
-  const Source* columns = bilinear_columns(c, c.out[0].shape[3], c.in[0].shape[3]);
+void interpolate_bilinear(const interpolate_bilinear_args& c) {
+  if (c.out.y.size() == 0) return;
+  const Source* columns = bilinear_columns(c, c.out.y.shape[3], c.in.x.shape[3]);
   for_output_rows(c, [&](auto pixel, const auto& in, const auto& out, int64_t y) {
     using P = decltype(pixel);
     using L = typename P::L;
     using T = typename P::T;
-    Source sy = bilinear_source(y, c.i(0), c.attr[1], in.h);
+    Source sy = bilinear_source(y, c.attr.align_corners, c.attr.scale_h, in.h);
     L v1(static_cast<T>(sy.part)), v0(static_cast<T>(1 - sy.part));
     const bool one_row = sy.low == sy.high;  // of a sequence, in which infinity stays
     for (int64_t x = 0; x < out.w; x++) {
@@ -93,12 +95,12 @@ void interpolate_bilinear(const Call& c) {
   });
 }
 
-void interpolate_bilinear_grad(const Call& c) {
-  if (c.out[0].size() == 0) return;
-  const Source* columns = bilinear_columns(c, c.in[0].shape[3], c.out[0].shape[3]);
+void interpolate_bilinear_grad(const interpolate_bilinear_grad_args& c) {
+  if (c.out.dx.size() == 0) return;
+  const Source* columns = bilinear_columns(c, c.in.dy.shape[3], c.out.dx.shape[3]);
   for_gradients(c, [&](const auto& dy, const auto& dx) {
     for (int64_t y = 0; y < dy.h; y++) {
-      Source sy = bilinear_source(y, c.i(0), c.attr[1], dx.h);
+      Source sy = bilinear_source(y, c.attr.align_corners, c.attr.scale_h, dx.h);
       for (int64_t x = 0; x < dy.w; x++) {
         const Source& sx = columns[x];
         auto g = *dy.at(y, x);
@@ -113,24 +115,24 @@ void interpolate_bilinear_grad(const Call& c) {
   });
 }
 
-void interpolate_nearest(const Call& c) {
-  if (c.out[0].size() == 0) return;
-  const int64_t* columns = nearest_columns(c, c.out[0].shape[3], c.in[0].shape[3]);
+void interpolate_nearest(const interpolate_nearest_args& c) {
+  if (c.out.y.size() == 0) return;
+  const int64_t* columns = nearest_columns(c, c.out.y.shape[3], c.in.x.shape[3]);
   for_output_rows(c, [&](auto pixel, const auto& in, const auto& out, int64_t y) {
     using P = decltype(pixel);
-    int64_t from = nearest_source(y, c.f(0), in.h);
+    int64_t from = nearest_source(y, static_cast<float>(c.attr.scale_h), in.h);
     for (int64_t x = 0; x < out.w; x++)
       for (int k = 0; k < P::K; k++)
         P::store(out.at(y, x) + k * P::width, P::load(in.at(from, columns[x]) + k * P::width));
   });
 }
 
-void interpolate_nearest_grad(const Call& c) {
-  if (c.out[0].size() == 0) return;
-  const int64_t* columns = nearest_columns(c, c.in[0].shape[3], c.out[0].shape[3]);
+void interpolate_nearest_grad(const interpolate_nearest_grad_args& c) {
+  if (c.out.dx.size() == 0) return;
+  const int64_t* columns = nearest_columns(c, c.in.dy.shape[3], c.out.dx.shape[3]);
   for_gradients(c, [&](const auto& dy, const auto& dx) {
     for (int64_t y = 0; y < dy.h; y++) {
-      int64_t to = nearest_source(y, c.f(0), dx.h);
+      int64_t to = nearest_source(y, static_cast<float>(c.attr.scale_h), dx.h);
       for (int64_t x = 0; x < dy.w; x++) *dx.at(to, columns[x]) += *dy.at(y, x);
     }
   });

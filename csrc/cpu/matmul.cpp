@@ -206,28 +206,26 @@ NEEDLE_INLINE bool rows_collapse(const View& v, int64_t* stride) {
 
 }  // namespace
 
-void pack_matrix(const Call& c) {
-  const View& b = c.in[0];
+void pack_matrix(const pack_matrix_args& c) {
+  const View& b = c.in.b;
   if (b.size() == 0) return;
   pack_columns_parallel(c.exec, b.as<const float>(), b.stride[0], b.stride[1], b.shape[0], b.shape[1],
-                        c.out[0].as<float>());
+                        c.out.packed.as<float>());
 }
 
-// attrs: activation alpha has_bias has_residual
-void matmul_packed(const Call& c) {
-  const View &a = c.in[0], &out = c.out[0];
+void matmul_packed(const matmul_packed_args& c) {
+  const View &a = c.in.a, &out = c.out.y;
   if (out.size() == 0) return;
-  const View* residual = c.i(3) ? &c.in[c.i(2) ? 3 : 2] : nullptr;
+  const Optional& residual = c.in.residual;
   const int64_t K = a.shape[1];
-  run(c.exec, {out.shape[0], out.shape[1], K, a.as<const float>(), a.stride[0], 1, c.in[1].as<const float>(),
-               K * kBlock, kBlock, out.as<float>(), out.stride[0], c.i(2) ? c.in[2].as<const float>() : nullptr,
-               residual ? residual->as<const float>() : nullptr, residual ? residual->stride[0] : 0,
-               static_cast<int>(c.i(0)), c.f(1)});
+  run(c.exec,
+      {out.shape[0], out.shape[1], K, a.as<const float>(), a.stride[0], 1, c.in.packed.as<const float>(), K * kBlock,
+       kBlock, out.as<float>(), out.stride[0], c.in.bias.as<const float>(), residual.as<const float>(),
+       residual.stride[0], static_cast<int>(c.attr.activation), static_cast<float>(c.attr.alpha)});
 }
 
-// attrs: activation alpha has_bias
-void matmul(const Call& c) {
-  const View &a = c.in[0], &b = c.in[1], &out = c.out[0];
+void matmul(const matmul_args& c) {
+  const View &a = c.in.a, &b = c.in.b, &out = c.out.y;
   if (out.dtype != DType::f32) return matmul_other(c);
   if (out.size() == 0) return;
   const int r = a.rank;
@@ -247,9 +245,9 @@ void matmul(const Call& c) {
   const int64_t packed_blocks = packs_shared ? blocks : in_place ? 1 : 0;
   float* bias = static_cast<float*>(c.exec->scratch(2, (packed_blocks * K + blocks) * kBlock * 4));
   float* packed = bias + blocks * kBlock;
-  if (c.i(2)) {
+  if (c.in.bias) {
     std::memset(bias, 0, blocks * kBlock * 4);
-    for (int64_t n = 0; n < N; n++) bias[n] = c.in[2].as<const float>()[n * c.in[2].stride[0]];
+    for (int64_t n = 0; n < N; n++) bias[n] = c.in.bias.as<const float>()[n * c.in.bias.stride[0]];
   }
   Matmul g = {M,
               N,
@@ -262,11 +260,11 @@ void matmul(const Call& c) {
               kBlock,
               out.as<float>(),
               N,
-              c.i(2) ? bias : nullptr,
+              c.in.bias ? bias : nullptr,
               nullptr,
               0,
-              static_cast<int>(c.i(0)),
-              c.f(1)};
+              static_cast<int>(c.attr.activation),
+              static_cast<float>(c.attr.alpha)};
   const float* b_data = b.as<const float>();
   if (in_place) {
     const int64_t whole = N / kBlock;

@@ -38,6 +38,6 @@ NEEDLE_INLINE int64_t batch_offset(const View& v, int64_t index) {
 }
 
 // Kernel matmul for every dtype but float32.
-void matmul_other(const Call& c);
+void matmul_other(const matmul_args& c);
 
 }  // namespace needle::NEEDLE_ISA

@@ -11,8 +11,10 @@ constexpr int64_t kColumns = 512;  // of a row of the result, which stay in the 
 
 // Rows [begin, end) of all batches. Integers come as unsigned ones, whose overflow wraps.
 template <class T>
-void product_of_rows(const Call& c, int64_t begin, int64_t end) {
-  const View &a = c.in[0], &b = c.in[1], &out = c.out[0];
+void product_of_rows(const matmul_args& c, int64_t begin, int64_t end) {
+  const View &a = c.in.a, &b = c.in.b, &out = c.out.y;
+  const Optional& bias = c.in.bias;
+  const int activation = static_cast<int>(c.attr.activation);
   const int r = a.rank;
   const int64_t M = a.shape[r - 2], K = a.shape[r - 1], N = b.shape[r - 1];
   const int64_t a_k = a.stride[r - 1], b_k = b.stride[r - 2], b_n = b.stride[r - 1];
@@ -30,36 +32,36 @@ void product_of_rows(const Call& c, int64_t begin, int64_t end) {
         else
           for (int64_t j = 0; j < n; j++) to[j] += factor * y[j * b_n];
       }
-      if (c.i(2))
-        for (int64_t j = 0; j < n; j++) to[j] += c.in[2].as<const T>()[(n0 + j) * c.in[2].stride[0]];
+      if (bias)
+        for (int64_t j = 0; j < n; j++) to[j] += bias.as<const T>()[(n0 + j) * bias.stride[0]];
       if constexpr (T(0.5) != T(0))
-        for (int64_t j = 0; j < n && c.i(0); j++)
-          to[j] = activate(static_cast<int>(c.i(0)), static_cast<T>(c.attr[1]), to[j]);
+        for (int64_t j = 0; j < n && activation; j++) to[j] = activate(activation, static_cast<T>(c.attr.alpha), to[j]);
     }
   }
 }
 
 template <class T>
-void all_rows(const Call& c) {
-  const View& a = c.in[0];
+void all_rows(const matmul_args& c) {
+  const View& a = c.in.a;
   int64_t rows = 1;
   for (int d = 0; d < a.rank - 1; d++) rows *= a.shape[d];
-  const int64_t tasks = smaller(rows, task_count(c.exec, 2. * c.out[0].size() * a.shape[a.rank - 1]));
+  const int64_t tasks = smaller(rows, task_count(c.exec, 2. * c.out.y.size() * a.shape[a.rank - 1]));
   parallel_for(c.exec, tasks, [&](int64_t t) { product_of_rows<T>(c, rows * t / tasks, rows * (t + 1) / tasks); });
 }
 
 }  // namespace
 
-void matmul_other(const Call& c) {
-  if (c.out[0].size() == 0) return;
-  switch (c.out[0].dtype) {
+void matmul_other(const matmul_args& c) {
+  if (c.out.y.size() == 0) return;
+  switch (c.out.y.dtype) {
     case DType::f64:
       return all_rows<double>(c);
     case DType::i32:
       return all_rows<uint32_t>(c);
     case DType::i64:
       return all_rows<uint64_t>(c);
-    default:
+    case DType::f32:  // matmul.cpp has it
+    case DType::b8:
       return;
   }
 }

@@ -54,11 +54,11 @@ NEEDLE_INLINE void transpose(T* out, int64_t out_stride, const T* in, int64_t in
 
 // An inner dimension contiguous in `out` and another, the next one out, contiguous in `in`.
 template <class T>
-void copy_transposed(const Call& c, const Loop<2>& loop) {
+void copy_transposed(const copy_args& c, const Loop<2>& loop) {
   constexpr int64_t kTile = 32;
   int r = loop.rank;
   int64_t m = loop.shape[r - 1], n = loop.shape[r - 2], tiles = ceil_div(n, kTile);
-  T *out = c.out[0].as<T>(), *in = c.in[0].as<T>();
+  T *out = c.out.y.as<T>(), *in = c.in.x.as<T>();
   int64_t outer = loop.outer() / n;
   parallel_ranges(c.exec, outer * tiles, kTile * m, [&](int64_t begin, int64_t end) {
     auto o = Odometer<2>::start(loop, r - 2, begin / tiles);
@@ -74,12 +74,12 @@ void copy_transposed(const Call& c, const Loop<2>& loop) {
 }
 
 template <class T, class S>
-void copy_rows(const Call& c, const Loop<2>& loop) {
+void copy_rows(const copy_args& c, const Loop<2>& loop) {
   int64_t n = loop.inner(), rows = loop.outer();
   int64_t out_step = loop.stride[0][loop.rank - 1], in_step = loop.stride[1][loop.rank - 1];
   int64_t piece = smaller(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
-  T* out = c.out[0].as<T>();
-  const S* in = c.in[0].as<S>();
+  T* out = c.out.y.as<T>();
+  const S* in = c.in.x.as<S>();
   parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
     auto o = Odometer<2>::start(loop, loop.rank - 1, begin / pieces);
     int64_t part = begin % pieces;
@@ -117,11 +117,11 @@ bool transposes(Loop<2>& l) {
 
 }  // namespace
 
-void copy(const Call& c) {
-  const View* views[] = {c.out, c.in};
+void copy(const copy_args& c) {
+  const View* views[] = {&c.out.y, &c.in.x};
   Loop<2> loop = loop_over<2>(views);
   if (loop.inner() * loop.outer() == 0) return;
-  DType to = c.out[0].dtype, from = c.in[0].dtype;
+  DType to = c.out.y.dtype, from = c.in.x.dtype;
   if (to != from)
     return with_type(to,
                      [&](auto t) { with_type(from, [&](auto s) { copy_rows<decltype(t), decltype(s)>(c, loop); }); });
@@ -137,15 +137,15 @@ void copy(const Call& c) {
   }
 }
 
-void fill(const Call& c) {
-  const View* views[] = {c.out};
+void fill(const fill_args& c) {
+  const View* views[] = {&c.out.y};
   Loop<1> loop = loop_over<1>(views);
   int64_t n = loop.inner(), rows = loop.outer(), step = loop.stride[0][loop.rank - 1];
   if (n * rows == 0) return;
-  with_type(c.out[0].dtype, [&](auto t) {
+  with_type(c.out.y.dtype, [&](auto t) {
     using T = decltype(t);
-    T value = from_double<T>(c.attr[0]);
-    T* out = c.out[0].as<T>();
+    T value = from_double<T>(c.attr.value);
+    T* out = c.out.y.as<T>();
     int64_t piece = smaller(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
     parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
       auto o = Odometer<1>::start(loop, loop.rank - 1, begin / pieces);
@@ -190,8 +190,8 @@ NEEDLE_INLINE void for_rows(const Exec* exec, const View& plain, const View& blo
 
 }  // namespace
 
-void to_blocked(const Call& c) {
-  const View &out = c.out[0], &in = c.in[0];
+void to_blocked(const to_blocked_args& c) {
+  const View &out = c.out.y, &in = c.in.x;
   int64_t b = out.shape[4], channels = in.shape[1], sc = in.stride[1], sw = in.stride[3];
   for_rows(c.exec, in, out, [&](int64_t n, int64_t block, int64_t row, int64_t first, int64_t pixels) {
     float* to = out.as<float>() + n * out.stride[0] + block * out.stride[1] + row * out.stride[2] + first * b;
@@ -208,8 +208,8 @@ void to_blocked(const Call& c) {
   });
 }
 
-void from_blocked(const Call& c) {
-  const View &out = c.out[0], &in = c.in[0];
+void from_blocked(const from_blocked_args& c) {
+  const View &out = c.out.y, &in = c.in.x;
   int64_t b = in.shape[4], channels = out.shape[1], sc = out.stride[1], sw = out.stride[3];
   for_rows(c.exec, out, in, [&](int64_t n, int64_t block, int64_t row, int64_t first, int64_t pixels) {
     float* to = out.as<float>() + n * out.stride[0] + block * b * sc + row * out.stride[2] + first * sw;
@@ -234,9 +234,9 @@ View as_blocked(View v) {
 }  // namespace
 
 // Writes zeros around a blocked (or plain 4-D) view, whose rows are contiguous.
-void zero_halo(const Call& c) {
-  const View out = as_blocked(c.out[0]);
-  int64_t top = c.i(0), bottom = c.i(1), left = c.i(2), right = c.i(3);
+void zero_halo(const zero_halo_args& c) {
+  const View out = as_blocked(c.out.y);
+  int64_t top = c.attr.top, bottom = c.attr.bottom, left = c.attr.left, right = c.attr.right;
   int64_t h = out.shape[2], w = out.shape[3], b = out.shape[4], rows = top + h + bottom;
   // Few bytes per row: planes count as their border, so that small images stay on one thread.
   int64_t work = (top + bottom) * (left + w + right) * b + h * (left + right) * b;

@@ -4,12 +4,18 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-// Attributes that all pools with a kernel begin with.
+// Attributes that all pools with a kernel have.
 struct Window {
   int64_t kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left, dilation_h = 1, dilation_w = 1;
 
-  explicit Window(const Call& c)
-      : kernel_h(c.i(0)), kernel_w(c.i(1)), stride_h(c.i(2)), stride_w(c.i(3)), pad_top(c.i(4)), pad_left(c.i(5)) {}
+  template <class Attr>
+  explicit Window(const Attr& a)
+      : kernel_h(a.kernel_h),
+        kernel_w(a.kernel_w),
+        stride_h(a.stride_h),
+        stride_w(a.stride_w),
+        pad_top(a.pad_top),
+        pad_left(a.pad_left) {}
 };
 
 // Input positions [begin, end) in steps of `step`: the part of a window that lies inside the image.
@@ -29,9 +35,9 @@ NEEDLE_INLINE Span bin(int64_t out, int64_t outputs, int64_t size) {
 }
 
 // f(pixel, input image, output image, y) for every row of the output.
-template <class F>
-NEEDLE_INLINE void for_output_rows(const Call& c, int64_t work_per_pixel, const F& f) {
-  const View &in = c.in[0], &out = c.out[0];
+template <class Args, class F>
+NEEDLE_INLINE void for_output_rows(const Args& c, int64_t work_per_pixel, const F& f) {
+  const View &in = c.in.x, &out = c.out.y;
   int64_t h = out.shape[2], w = out.shape[3], lanes = has_vector_blocks(out) ? kBlock : 1;
   if (w == 0) return;
   with_pixel(out, [&](auto pixel) {
@@ -43,14 +49,15 @@ NEEDLE_INLINE void for_output_rows(const Call& c, int64_t work_per_pixel, const 
 }
 
 // f(T{}, image) for every image of a plain gradient.
-template <class F>
-NEEDLE_INLINE void for_images(const Call& c, int64_t work, const F& f) {
+template <class Args, class F>
+NEEDLE_INLINE void for_images(const Args& c, int64_t work, const F& f) {
+  const View& dx = c.out.dx;
   auto run = [&](auto t) {
-    parallel_ranges(c.exec, c.out[0].shape[0] * c.out[0].shape[1], work, [&](int64_t begin, int64_t end) {
+    parallel_ranges(c.exec, dx.shape[0] * dx.shape[1], work, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++) f(t, i);
     });
   };
-  c.out[0].dtype == DType::f32 ? run(float{}) : run(double{});
+  dx.dtype == DType::f32 ? run(float{}) : run(double{});
 }
 
 // Sums of a window, by rows: adding a whole image pixel by pixel would lose digits.
@@ -83,9 +90,9 @@ NEEDLE_INLINE void store_quotient(typename P::T* to, const typename P::L* total,
 
 }  // namespace
 
-void max_pool2d(const Call& c) {
-  Window w(c);
-  w.dilation_h = c.i(6), w.dilation_w = c.i(7);
+void max_pool2d(const max_pool2d_args& c) {
+  Window w(c.attr);
+  w.dilation_h = c.attr.dilation_h, w.dilation_w = c.attr.dilation_w;
   for_output_rows(c, w.kernel_h * w.kernel_w, [&](auto pixel, const auto& in, const auto& out, int64_t y) {
     using P = decltype(pixel);
     using L = typename P::L;
@@ -105,14 +112,14 @@ void max_pool2d(const Call& c) {
   });
 }
 
-// Inputs x, (y,) dy: the first maximum of a window gets its gradient, found again rather than stored.
-void max_pool2d_grad(const Call& c) {
-  Window w(c);
-  w.dilation_h = c.i(6), w.dilation_w = c.i(7);
-  const View& dy = c.in[c.n_in - 1];
+// The first maximum of a window gets its gradient, found again rather than stored.
+void max_pool2d_grad(const max_pool2d_grad_args& c) {
+  Window w(c.attr);
+  w.dilation_h = c.attr.dilation_h, w.dilation_w = c.attr.dilation_w;
+  const View& dy = c.in.dy;
   for_images(c, dy.shape[2] * dy.shape[3] * w.kernel_h * w.kernel_w, [&](auto t, int64_t index) {
     using T = decltype(t);
-    auto in = image_of<T>(c.in[0], index), out = image_of<T>(dy, index), dx = image_of<T>(c.out[0], index);
+    auto in = image_of<T>(c.in.x, index), out = image_of<T>(dy, index), dx = image_of<T>(c.out.dx, index);
     clear(dx);
     for (int64_t y = 0; y < out.h; y++) {
       Span sy = clip(y, w.stride_h, w.pad_top, w.kernel_h, w.dilation_h, in.h);
@@ -135,18 +142,19 @@ void max_pool2d_grad(const Call& c) {
 namespace {
 
 // torch's rule: a window counts at most up to the end of the padding, or only what is inside the image.
-NEEDLE_INLINE int64_t avg_divisor(const Call& c, const Window& w, int64_t y, int64_t x, Span sy, Span sx, int64_t h,
+template <class Attr>
+NEEDLE_INLINE int64_t avg_divisor(const Attr& a, const Window& w, int64_t y, int64_t x, Span sy, Span sx, int64_t h,
                                   int64_t wd) {
-  if (c.i(7) != 0) return c.i(7);
-  if (c.i(6) == 0) return (sy.end - sy.begin) * (sx.end - sx.begin);
+  if (a.divisor != 0) return a.divisor;
+  if (!a.count_include_pad) return (sy.end - sy.begin) * (sx.end - sx.begin);
   int64_t top = y * w.stride_h - w.pad_top, left = x * w.stride_w - w.pad_left;
   return (smaller(top + w.kernel_h, h + w.pad_top) - top) * (smaller(left + w.kernel_w, wd + w.pad_left) - left);
 }
 
 }  // namespace
 
-void avg_pool2d(const Call& c) {
-  Window w(c);
+void avg_pool2d(const avg_pool2d_args& c) {
+  Window w(c.attr);
   for_output_rows(c, w.kernel_h * w.kernel_w, [&](auto pixel, const auto& in, const auto& out, int64_t y) {
     using P = decltype(pixel);
     Span sy = clip(y, w.stride_h, w.pad_top, w.kernel_h, 1, in.h);
@@ -154,23 +162,23 @@ void avg_pool2d(const Call& c) {
       Span sx = clip(x, w.stride_w, w.pad_left, w.kernel_w, 1, in.w);
       typename P::L total[P::K];
       sum_window<P>(in, sy, sx, total);
-      store_quotient<P>(out.at(y, x), total, avg_divisor(c, w, y, x, sy, sx, in.h, in.w));
+      store_quotient<P>(out.at(y, x), total, avg_divisor(c.attr, w, y, x, sy, sx, in.h, in.w));
     }
   });
 }
 
-void avg_pool2d_grad(const Call& c) {
-  Window w(c);
-  const View& dy = c.in[0];
+void avg_pool2d_grad(const avg_pool2d_grad_args& c) {
+  Window w(c.attr);
+  const View& dy = c.in.dy;
   for_images(c, dy.shape[2] * dy.shape[3] * w.kernel_h * w.kernel_w, [&](auto t, int64_t index) {
     using T = decltype(t);
-    auto out = image_of<T>(dy, index), dx = image_of<T>(c.out[0], index);
+    auto out = image_of<T>(dy, index), dx = image_of<T>(c.out.dx, index);
     clear(dx);
     for (int64_t y = 0; y < out.h; y++) {
       Span sy = clip(y, w.stride_h, w.pad_top, w.kernel_h, 1, dx.h);
       for (int64_t x = 0; x < out.w; x++) {
         Span sx = clip(x, w.stride_w, w.pad_left, w.kernel_w, 1, dx.w);
-        T part = *out.at(y, x) / static_cast<T>(avg_divisor(c, w, y, x, sy, sx, dx.h, dx.w));
+        T part = *out.at(y, x) / static_cast<T>(avg_divisor(c.attr, w, y, x, sy, sx, dx.h, dx.w));
         for (int64_t i = sy.begin; i < sy.end; i++)
           for (int64_t j = sx.begin; j < sx.end; j++) *dx.at(i, j) += part;
       }
@@ -178,8 +186,8 @@ void avg_pool2d_grad(const Call& c) {
   });
 }
 
-void adaptive_avg_pool2d(const Call& c) {
-  const View &in = c.in[0], &out = c.out[0];
+void adaptive_avg_pool2d(const adaptive_avg_pool2d_args& c) {
+  const View &in = c.in.x, &out = c.out.y;
   int64_t pixels = larger(1, out.shape[2] * out.shape[3]);
   for_output_rows(c, in.shape[2] * in.shape[3] / pixels + 1,
                   [&](auto pixel, const auto& x, const auto& y, int64_t row) {
@@ -194,8 +202,8 @@ void adaptive_avg_pool2d(const Call& c) {
                   });
 }
 
-void adaptive_avg_pool2d_grad(const Call& c) {
-  const View &dy = c.in[0], &dx_view = c.out[0];
+void adaptive_avg_pool2d_grad(const adaptive_avg_pool2d_grad_args& c) {
+  const View &dy = c.in.dy, &dx_view = c.out.dx;
   for_images(c, dx_view.shape[2] * dx_view.shape[3], [&](auto t, int64_t index) {
     using T = decltype(t);
     auto out = image_of<T>(dy, index), dx = image_of<T>(dx_view, index);

@@ -4,18 +4,17 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-// in: projected (T, B, gates H) with dense rows, weight (H, gates H) of any strides, h0 (B, H), ..., bias (gates H)
-// last if has_bias; out[0]: (T, B, H). cell(step, row, column, lanes, h, gate) gives the next h, where gate(g) is what
-// h adds to gate g.
-template <int kGates, class Cell>
-void forward(const Call& c, const Cell& cell) {
-  const View &out = c.out[0], &w = c.in[1];
-  const Sequence s = {out.shape[0], out.shape[1], out.shape[2], c.i(0) != 0};
+// projected (T, B, gates H) with dense rows, weight (H, gates H) of any strides, h0 (B, H), bias (gates H), h (T, B,
+// H). cell(step, row, column, lanes, h, gate) gives the next h, where gate(g) is what h adds to gate g.
+template <int kGates, class Args, class Cell>
+void forward(const Args& c, const Cell& cell) {
+  const View &out = c.out.h, &w = c.in.weight;
+  const Sequence s = {out.shape[0], out.shape[1], out.shape[2], c.attr.reverse != 0};
   if (out.size() == 0) return;
-  const float* bias = c.i(1) ? c.in[c.n_in - 1].as<const float>() : nullptr;
+  const float* bias = c.in.bias.template as<const float>();
   Alternating state = {nullptr, s.B, Alternating::stride(s.H)};
   state.data = static_cast<float*>(c.exec->scratch(3, 2 * s.B * state.ld * 4));
-  for (int64_t m = 0; m < s.B; m++) std::memcpy(state.row(0, m), c.in[2].as<const float>() + m * s.H, s.H * 4);
+  for (int64_t m = 0; m < s.B; m++) std::memcpy(state.row(0, m), c.in.h0.template as<const float>() + m * s.H, s.H * 4);
   auto pack = [&](int64_t block, float* dst) {
     for (int64_t g = 0; g < kGates; g++)
       pack_columns(w.as<const float>() + g * s.H * w.stride[1], w.stride[0], w.stride[1], s.H, s.H, block, block + 1,
@@ -39,23 +38,22 @@ NEEDLE_INLINE const float* projected_at(const View& v, const Sequence& s, int64_
 
 }  // namespace
 
-// attrs: reverse has_bias relu
-void rnn(const Call& c) {
-  const bool relu = c.i(2);
+void rnn(const rnn_args& c) {
+  const bool relu = c.attr.relu;
   forward<1>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V, auto gate) {
-    const V x = load_lanes(projected_at(c.in[0], s, step, m, column), n) + gate(0);
+    const V x = load_lanes(projected_at(c.in.projected, s, step, m, column), n) + gate(0);
     return relu ? max(V(0.f), x) : tanh(x);
   });
 }
 
-// in[3]: c0; out: h, c, and the gates i, f, g, o after their activations. attrs: reverse has_bias
-void lstm(const Call& c) {
+// gates: i, f, g, o after their activations.
+void lstm(const lstm_args& c) {
   forward<4>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V, auto gate) {
-    const float* x = projected_at(c.in[0], s, step, m, column);
-    float *kept = c.out[2].as<float>() + s.at(step, m, 4 * s.H) + column, *cells = c.out[1].as<float>();
+    const float* x = projected_at(c.in.projected, s, step, m, column);
+    float *kept = c.out.gates.as<float>() + s.at(step, m, 4 * s.H) + column, *cells = c.out.c.as<float>();
     auto total = [&](int64_t g) { return load_lanes(x + g * s.H, n) + gate(g); };
     const V i = sigmoid(total(0)), f = sigmoid(total(1)), g = tanh(total(2)), o = sigmoid(total(3));
-    const float* before = step ? cells + s.at(step - 1, m, s.H) : c.in[3].as<const float>() + m * s.H;
+    const float* before = step ? cells + s.at(step - 1, m, s.H) : c.in.c0.as<const float>() + m * s.H;
     const V cell = fma(f, load_lanes(before + column, n), i * g);
     store_lanes(kept, i, n), store_lanes(kept + s.H, f, n);
     store_lanes(kept + 2 * s.H, g, n), store_lanes(kept + 3 * s.H, o, n);
@@ -64,11 +62,11 @@ void lstm(const Call& c) {
   });
 }
 
-// out: h, and r, z, n after their activations beside what h added to n: (T, B, 4 H). attrs: reverse has_bias
-void gru(const Call& c) {
+// kept: r, z, n after their activations beside what h added to n, (T, B, 4 H).
+void gru(const gru_args& c) {
   forward<3>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V h, auto gate) {
-    const float* x = projected_at(c.in[0], s, step, m, column);
-    float* kept = c.out[1].as<float>() + s.at(step, m, 4 * s.H) + column;
+    const float* x = projected_at(c.in.projected, s, step, m, column);
+    float* kept = c.out.kept.as<float>() + s.at(step, m, 4 * s.H) + column;
     const V recurred = gate(2);
     const V r = sigmoid(load_lanes(x, n) + gate(0)), z = sigmoid(load_lanes(x + s.H, n) + gate(1));
     const V fresh = tanh(fma(r, recurred, load_lanes(x + 2 * s.H, n)));

@@ -7,9 +7,9 @@ namespace {
 // The gradient of h comes from `dy` (T, B, H) and from the gates of the step after: out[0] (T, B, gates H) times the
 // weight's transpose. cell(step, row, column, lanes, dh, gate) gives gate(g, gradient of what h adds to gate g). dh0 is
 // where a cell may keep the part of the gradient that goes by the gates.
-template <int kGates, class Cell>
-void backward(const Call& c, const View& w, const View& dy, const View& dgates, const View& dh0, const Cell& cell) {
-  const Sequence s = {dy.shape[0], dy.shape[1], dy.shape[2], c.i(0) != 0};
+template <int kGates, class Args, class Cell>
+void backward(const Args& c, const View& w, const View& dy, const View& dgates, const View& dh0, const Cell& cell) {
+  const Sequence s = {dy.shape[0], dy.shape[1], dy.shape[2], c.attr.reverse != 0};
   if (dh0.size() == 0) return;
   const int64_t K = kGates * s.H;
   Alternating gates = {nullptr, s.B, Alternating::stride(K)};
@@ -38,23 +38,21 @@ NEEDLE_INLINE V tanh_slope(V y) { return fnma(y, y, V(1.f)); }
 
 }  // namespace
 
-// in: weight, h, dh; out: dgates, dh0. attrs: reverse relu
-void rnn_grad(const Call& c) {
-  const View &y = c.in[1], &dh0 = c.out[1];
-  const bool relu = c.i(1);
-  backward<1>(c, c.in[0], c.in[2], c.out[0], dh0,
+void rnn_grad(const rnn_grad_args& c) {
+  const View &y = c.in.h, &dh0 = c.out.dh0;
+  const bool relu = c.attr.relu;
+  backward<1>(c, c.in.weight, c.in.dh, c.out.dgates, dh0,
               [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V dh, auto gate) {
                 const V h = load_lanes(y.as<const float>() + s.at(step, m, s.H) + column, n);
                 gate(0, relu ? select(lt(V(0.f), h), dh, V(0.f)) : dh * tanh_slope(h));
               });
 }
 
-// in: weight, c0, c, gates, dh, [dc]; out: dgates, dh0, dc0. attrs: reverse has_dc
-void lstm_grad(const Call& c) {
-  const View &c0 = c.in[1], &cells = c.in[2], &kept = c.in[3], &dc0 = c.out[2];
-  const float* dc = c.i(1) ? c.in[5].as<const float>() : nullptr;
+void lstm_grad(const lstm_grad_args& c) {
+  const View &c0 = c.in.c0, &cells = c.in.c, &kept = c.in.gates, &dc0 = c.out.dc0;
+  const float* dc = c.in.dc.as<const float>();
   std::memset(dc0.as<float>(), 0, dc0.size() * 4);
-  backward<4>(c, c.in[0], c.in[4], c.out[0], c.out[1],
+  backward<4>(c, c.in.weight, c.in.dh, c.out.dgates, c.out.dh0,
               [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V dh, auto gate) {
                 const float* k = kept.as<const float>() + s.at(step, m, 4 * s.H) + column;
                 const V i = load_lanes(k, n), f = load_lanes(k + s.H, n), g = load_lanes(k + 2 * s.H, n),
@@ -73,10 +71,10 @@ void lstm_grad(const Call& c) {
               });
 }
 
-// in: weight, h0, h, kept, dh; out: gradients of what h adds to the gates and of what x adds, dh0. attrs: reverse
-void gru_grad(const Call& c) {
-  const View &h0 = c.in[1], &states = c.in[2], &kept = c.in[3], &dx = c.out[1], &dh0 = c.out[2];
-  backward<3>(c, c.in[0], c.in[4], c.out[0], dh0,
+// dgates: of what h adds to the gates, dprojected of what x adds.
+void gru_grad(const gru_grad_args& c) {
+  const View &h0 = c.in.h0, &states = c.in.h, &kept = c.in.kept, &dx = c.out.dprojected, &dh0 = c.out.dh0;
+  backward<3>(c, c.in.weight, c.in.dh, c.out.dgates, dh0,
               [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V dh, auto gate) {
                 const float* k = kept.as<const float>() + s.at(step, m, 4 * s.H) + column;
                 const V r = load_lanes(k, n), z = load_lanes(k + s.H, n), fresh = load_lanes(k + 2 * s.H, n),

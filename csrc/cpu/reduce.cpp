@@ -124,10 +124,10 @@ struct Cut {
   int64_t groups, width, units, parts;
 };
 
-template <class Op, class T>
-void reduce_as(const Call& c, bool mean) {
+template <class Op, class T, class Args>
+void reduce_as(const Args& c, bool mean) {
   using A = typename Accumulator<T>::type;
-  const View &in = c.in[0], &out = c.out[0];
+  const View &in = c.in.x, &out = c.out.y;
   Loop<1> reduced;  // of the input
   Loop<2> kept;     // of the input and the output
   int64_t count = 1, outputs = 1;
@@ -202,9 +202,9 @@ void reduce_as(const Call& c, bool mean) {
   }
 }
 
-template <class Op>
-void reduce(const Call& c, bool mean = false) {
-  switch (c.in[0].dtype) {
+template <class Op, class Args>
+void reduce(const Args& c, bool mean = false) {
+  switch (c.in.x.dtype) {
     case DType::f32:
       return reduce_as<Op, float>(c, mean);
     case DType::f64:
@@ -232,17 +232,17 @@ int64_t index_of_max(const T* p, int64_t stride, int64_t n) {
 
 }  // namespace
 
-void sum(const Call& c) { reduce<Sum>(c); }
-void mean(const Call& c) { reduce<Sum>(c, true); }
-void max(const Call& c) { reduce<Max>(c); }
-void min(const Call& c) { reduce<Min>(c); }
+void sum(const sum_args& c) { reduce<Sum>(c); }
+void mean(const mean_args& c) { reduce<Sum>(c, true); }
+void max(const max_args& c) { reduce<Max>(c); }
+void min(const min_args& c) { reduce<Min>(c); }
 
-void argmax(const Call& c) {
-  int axis = static_cast<int>(c.i(0));
-  View in = c.in[0];
+void argmax(const argmax_args& c) {
+  int axis = static_cast<int>(c.attr.axis);
+  View in = c.in.x;
   int64_t n = in.shape[axis], stride = in.stride[axis];
   in.shape[axis] = 1;
-  const View* views[] = {c.out, &in};
+  const View* views[] = {&c.out.y, &in};
   Loop<2> loop = loop_over<2>(views);
   int64_t outputs = loop.inner() * loop.outer();
   if (outputs == 0 || n == 0) return;
@@ -250,7 +250,7 @@ void argmax(const Call& c) {
     auto o = Odometer<2>::start(loop, loop.rank, begin);
     for (int64_t i = begin; i < end; i++, o.next())
       with_type(in.dtype, [&](auto t) {
-        c.out[0].as<int64_t>()[o.at[0]] = index_of_max(in.as<decltype(t)>() + o.at[1], stride, n);
+        c.out.y.as<int64_t>()[o.at[0]] = index_of_max(in.as<decltype(t)>() + o.at[1], stride, n);
       });
   });
 }

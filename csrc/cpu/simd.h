@@ -13,7 +13,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/call.h"
+#include "kernels/rows.h"
 
 #if defined(NEEDLE_ISA_AVX512)
 #define NEEDLE_ISA avx512

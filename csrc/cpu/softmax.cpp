@@ -7,11 +7,10 @@ namespace {
 
 // f(T{}, row) for every row.
 template <class F>
-NEEDLE_INLINE void for_each_row(const Call& c, int64_t work_per_element, const F& f) {
-  const View& x = c.in[0];
+NEEDLE_INLINE void for_each_row(const Exec* exec, const View& x, int64_t work_per_element, const F& f) {
   if (x.shape[1] == 0) return;
   auto run = [&](auto t) {
-    parallel_ranges(c.exec, x.shape[0], work_per_element * x.shape[1], [&](int64_t begin, int64_t end) {
+    parallel_ranges(exec, x.shape[0], work_per_element * x.shape[1], [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; r++) f(t, r);
     });
   };
@@ -35,13 +34,13 @@ NEEDLE_INLINE T log_sum_exp(const T* x, int64_t d) {
 
 }  // namespace
 
-void softmax(const Call& c) {
-  int64_t d = c.in[0].shape[1];
-  for_each_row(c, 4, [&](auto t, int64_t r) {
+void softmax(const softmax_args& c) {
+  int64_t d = c.in.x.shape[1];
+  for_each_row(c.exec, c.in.x, 4, [&](auto t, int64_t r) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
-    const T* x = row_of<T>(c.in[0], r);
-    T* y = row_of<T>(c.out[0], r);
+    const T* x = row_of<T>(c.in.x, r);
+    T* y = row_of<T>(c.out.y, r);
     L top = row_max(x, d);
     double sum = row_sum<T>(d, [&](int64_t i, int n) {
       L e = exp(load_lanes(x + i, n) - top);
@@ -53,62 +52,62 @@ void softmax(const Call& c) {
   });
 }
 
-void log_softmax(const Call& c) {
-  int64_t d = c.in[0].shape[1];
-  for_each_row(c, 4, [&](auto t, int64_t r) {
+void log_softmax(const log_softmax_args& c) {
+  int64_t d = c.in.x.shape[1];
+  for_each_row(c.exec, c.in.x, 4, [&](auto t, int64_t r) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
-    const T* x = row_of<T>(c.in[0], r);
-    T* y = row_of<T>(c.out[0], r);
+    const T* x = row_of<T>(c.in.x, r);
+    T* y = row_of<T>(c.out.y, r);
     L top = row_max(x, d);
     L shift(static_cast<T>(::log(row_sum<T>(d, [&](int64_t i, int n) { return exp(load_lanes(x + i, n) - top); }))));
     for_lanes<T>(d, [&](int64_t i, int n) { store_lanes(y + i, load_lanes(x + i, n) - top - shift, n); });
   });
 }
 
-void logsumexp(const Call& c) {
-  int64_t d = c.in[0].shape[1];
-  for_each_row(c, 4, [&](auto t, int64_t r) {
+void logsumexp(const logsumexp_args& c) {
+  int64_t d = c.in.x.shape[1];
+  for_each_row(c.exec, c.in.x, 4, [&](auto t, int64_t r) {
     using T = decltype(t);
-    *row_of<T>(c.out[0], r) = log_sum_exp(row_of<T>(c.in[0], r), d);
+    *row_of<T>(c.out.y, r) = log_sum_exp(row_of<T>(c.in.x, r), d);
   });
 }
 
 // Logits (M, D) and class numbers (M) to losses (M); a number that is no class gives NaN, since a kernel cannot raise.
-void cross_entropy(const Call& c) {
-  int64_t d = c.in[0].shape[1];
-  for_each_row(c, 4, [&](auto t, int64_t r) {
+void cross_entropy(const cross_entropy_args& c) {
+  int64_t d = c.in.logits.shape[1];
+  for_each_row(c.exec, c.in.logits, 4, [&](auto t, int64_t r) {
     using T = decltype(t);
-    const T* x = row_of<T>(c.in[0], r);
-    const int64_t label = number_at(c.in[1], r);
+    const T* x = row_of<T>(c.in.logits, r);
+    const int64_t label = number_at(c.in.labels, r);
     const bool known = label >= 0 && label < d;
-    *row_of<T>(c.out[0], r) = known ? log_sum_exp(x, d) - x[label] : static_cast<T>(__builtin_nan(""));
+    *row_of<T>(c.out.loss, r) = known ? log_sum_exp(x, d) - x[label] : static_cast<T>(__builtin_nan(""));
   });
 }
 
 // From logits, class numbers and the gradient of the losses (M): (softmax(x) - one hot) * gradient. The softmax is
 // computed again: reading one that was kept would cost more memory traffic than its exponentials cost time.
-void cross_entropy_grad(const Call& c) {
-  int64_t d = c.in[0].shape[1];
-  for_each_row(c, 8, [&](auto t, int64_t r) {
+void cross_entropy_grad(const cross_entropy_grad_args& c) {
+  int64_t d = c.in.logits.shape[1];
+  for_each_row(c.exec, c.in.logits, 8, [&](auto t, int64_t r) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
-    const T *x = row_of<T>(c.in[0], r), g = *row_of<T>(c.in[2], r);
-    T* dx = row_of<T>(c.out[0], r);
+    const T *x = row_of<T>(c.in.logits, r), g = *row_of<T>(c.in.dloss, r);
+    T* dx = row_of<T>(c.out.dlogits, r);
     const L shift(log_sum_exp(x, d)), scale(g);
     for_lanes<T>(d, [&](int64_t i, int n) { store_lanes(dx + i, exp(load_lanes(x + i, n) - shift) * scale, n); });
-    const int64_t label = number_at(c.in[1], r);
+    const int64_t label = number_at(c.in.labels, r);
     if (label >= 0 && label < d) dx[label] -= g;
   });
 }
 
-void softmax_grad(const Call& c) {
-  int64_t d = c.in[0].shape[1];
-  for_each_row(c, 2, [&](auto t, int64_t r) {
+void softmax_grad(const softmax_grad_args& c) {
+  int64_t d = c.in.y.shape[1];
+  for_each_row(c.exec, c.in.y, 2, [&](auto t, int64_t r) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
-    const T *y = row_of<T>(c.in[0], r), *dy = row_of<T>(c.in[1], r);
-    T* dx = row_of<T>(c.out[0], r);
+    const T *y = row_of<T>(c.in.y, r), *dy = row_of<T>(c.in.dy, r);
+    T* dx = row_of<T>(c.out.dx, r);
     L dot(
         static_cast<T>(row_sum<T>(d, [&](int64_t i, int n) { return load_lanes(y + i, n) * load_lanes(dy + i, n); })));
     for_lanes<T>(
@@ -116,13 +115,13 @@ void softmax_grad(const Call& c) {
   });
 }
 
-void log_softmax_grad(const Call& c) {
-  int64_t d = c.in[0].shape[1];
-  for_each_row(c, 4, [&](auto t, int64_t r) {
+void log_softmax_grad(const log_softmax_grad_args& c) {
+  int64_t d = c.in.y.shape[1];
+  for_each_row(c.exec, c.in.y, 4, [&](auto t, int64_t r) {
     using T = decltype(t);
     using L = typename LanesOf<T>::type;
-    const T *y = row_of<T>(c.in[0], r), *dy = row_of<T>(c.in[1], r);
-    T* dx = row_of<T>(c.out[0], r);
+    const T *y = row_of<T>(c.in.y, r), *dy = row_of<T>(c.in.dy, r);
+    T* dx = row_of<T>(c.out.dx, r);
     L sum(static_cast<T>(row_sum<T>(d, [&](int64_t i, int n) { return load_lanes(dy + i, n); })));
     for_lanes<T>(
         d, [&](int64_t i, int n) { store_lanes(dx + i, load_lanes(dy + i, n) - exp(load_lanes(y + i, n)) * sum, n); });

@@ -85,10 +85,10 @@ NEEDLE_INLINE void combine(const float* p, int64_t step, const Columns& c, float
 
 // Sums of the quarters of B (K, N), K even and N of whole blocks in each half: [7][N / 32][K / 2][16], then the powers
 // of two of the columns.
-void strassen_pack(const Call& c) {
-  const View& b = c.in[0];
+void strassen_pack(const strassen_pack_args& c) {
+  const View& b = c.in.b;
   const int64_t K = b.shape[0] / 2, blocks = b.shape[1] / kWidth;
-  float* out = c.out[0].as<float>();
+  float* out = c.out.packed.as<float>();
   parallel_for(c.exec, blocks, [&](int64_t j) {
     float* scaled = static_cast<float*>(c.exec->scratch(0, 4 * K * kBlock * 4));  // a block of each half: [2][2 K][16]
     for (int half = 0; half < 2; half++) {
@@ -113,13 +113,12 @@ void strassen_pack(const Call& c) {
   });
 }
 
-// attrs: activation alpha has_bias
-void matmul_strassen(const Call& c) {
-  const View &a = c.in[0], &out = c.out[0];
+void matmul_strassen(const matmul_strassen_args& c) {
+  const View &a = c.in.a, &out = c.out.y;
   const int64_t M = out.shape[0], N = out.shape[1], K = a.shape[1] / 2, half = ceil_div(M, 2), blocks = N / kWidth;
   const int64_t ld = ceil_div(K, kBlock) * kBlock + kBlock;  // rows never lie 4 KB apart
-  const float *src = a.as<const float>(), *packed = c.in[1].as<const float>();
-  const float* bias = c.i(2) ? c.in[2].as<const float>() : nullptr;
+  const float *src = a.as<const float>(), *packed = c.in.packed.as<const float>();
+  const float* bias = c.in.bias.as<const float>();
   float* dst = out.as<float>();
 
   const float* column_powers = packed + kProducts * blocks * K * kBlock;
@@ -151,7 +150,7 @@ void matmul_strassen(const Call& c) {
         g.next = i + 1 < kProducts ? g.b + blocks * K * kBlock : j + 2 < end ? packed + (j + 2) * K * kBlock : nullptr;
         product(g, 0, n_rows, 0, n);
       }
-      with_activation(static_cast<int>(c.i(0)), c.f(1), [&](const auto& f) {
+      with_activation(static_cast<int>(c.attr.activation), c.attr.alpha, [&](const auto& f) {
         for (int64_t m = 0; m < n_rows; m++) {
           float* top = dst + (m0 + m) * out.stride[0] + j * kBlock;
           float* low = m0 + m + half < M ? top + half * out.stride[0] : nullptr;

@@ -221,51 +221,48 @@ void pack(const Exec* exec, const View& w, float* dst) {
   });
 }
 
-template <class F>
-void convolve(const Call& c) {
-  const View &x = c.in[0], &y = c.out[0];
+template <class F, class Args>
+void convolve(const Args& c) {
+  const View &x = c.in.x, &y = c.out.y;
   if (y.size() == 0) return;
   Job j = {};
-  j.pool = c.i(6);
+  j.pool = c.attr.pool;
   j.height = y.shape[2] * (j.pool ? 2 : 1);
   j.width = y.shape[3] * (j.pool ? 2 : 1);
   j.in_blocks = x.shape[1];
   j.out_blocks = y.shape[1];
-  j.x = x.as<const float>() - c.i(0) * x.stride[2] - c.i(1) * kBlock;
+  j.x = x.as<const float>() - c.attr.pad_top * x.stride[2] - c.attr.pad_left * kBlock;
   j.x_image = x.stride[0];
   j.x_block = x.stride[1];
   j.x_row = x.stride[2];
-  j.w = c.in[1].as<const float>();
+  j.w = c.in.packed.template as<const float>();
   j.y = y.as<float>();
   j.y_image = y.stride[0];
   j.y_block = y.stride[1];
   j.y_row = y.stride[2];
-  j.bias = c.i(4) ? c.in[2].as<const float>() : nullptr;
-  if (c.i(5)) {
-    const View& r = c.in[c.i(4) ? 3 : 2];
+  j.bias = c.in.bias.template as<const float>();
+  if (const Optional& r = c.in.residual) {
     j.residual = r.as<const float>();
     j.r_image = r.stride[0];
     j.r_block = r.stride[1];
     j.r_row = r.stride[2];
   }
-  j.activation = static_cast<int>(c.i(2));
-  j.alpha = c.f(3);
+  j.activation = static_cast<int>(c.attr.activation);
+  j.alpha = static_cast<float>(c.attr.alpha);
   run<F>(c.exec, j, y.shape[0]);
 }
 
 }  // namespace
 
-// attrs: tile
-void winograd_pack(const Call& c) {
-  if (c.out[0].size() == 0) return;
-  if (c.i(0) == Winograd4::kOut)
-    pack<Winograd4>(c.exec, c.in[0], c.out[0].as<float>());
+void winograd_pack(const winograd_pack_args& c) {
+  if (c.out.packed.size() == 0) return;
+  if (c.attr.tile == Winograd4::kOut)
+    pack<Winograd4>(c.exec, c.in.weight, c.out.packed.as<float>());
   else
-    pack<Winograd2>(c.exec, c.in[0], c.out[0].as<float>());
+    pack<Winograd2>(c.exec, c.in.weight, c.out.packed.as<float>());
 }
 
-// attrs: pad_top pad_left activation alpha has_bias has_residual pool
-void conv2d_winograd_f2(const Call& c) { convolve<Winograd2>(c); }
-void conv2d_winograd_f4(const Call& c) { convolve<Winograd4>(c); }
+void conv2d_winograd_f2(const conv2d_winograd_f2_args& c) { convolve<Winograd2>(c); }
+void conv2d_winograd_f4(const conv2d_winograd_f4_args& c) { convolve<Winograd4>(c); }
 
 }  // namespace needle::NEEDLE_ISA

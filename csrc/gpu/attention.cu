@@ -154,9 +154,9 @@ void start(Attention p, int64_t heads, gpuStream_t stream) {
 }  // namespace
 
 // q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool (keeps where true) or float (added); a query
-// that sees no key gives zeros, with has_mask = 2 NaN. attrs: scale causal has_mask
-void attention(const Call& c) {
-  const View &q = c.in[0], &k = c.in[1], &v = c.in[2], &out = c.out[0];
+// that sees no key gives zeros, with strict NaN.
+void attention(const attention_args& c) {
+  const View &q = c.in.q, &k = c.in.k, &v = c.in.v, &out = c.out.y;
   if (out.size() == 0) return;
   const int r = q.rank;
   for (int64_t extent : {q.shape[r - 2], q.shape[r - 1], k.shape[r - 2], v.shape[r - 1]}) {
@@ -164,9 +164,9 @@ void attention(const Call& c) {
   }
   Attention p = {};
   p.q = matrix(q), p.k = matrix(k), p.v = matrix(v), p.out = matrix(out);
-  if (c.i(2)) {
-    p.mask = matrix(c.in[3]);
-    p.bool_mask = c.in[3].dtype == DType::b8;
+  if (c.in.mask) {
+    p.mask = matrix(c.in.mask);
+    p.bool_mask = c.in.mask.dtype == DType::b8;
   }
   p.rank = r - 2;
   int64_t heads = 1;
@@ -176,9 +176,9 @@ void attention(const Call& c) {
   p.keys = static_cast<int>(k.shape[r - 2]);
   p.values = static_cast<int>(v.shape[r - 1]);
   p.query_blocks = (p.queries + kQueries - 1) / kQueries;
-  p.scale = c.f(0);
-  p.causal = c.i(1) != 0;
-  p.nothing = c.i(2) == 2 ? NAN : 0;
+  p.scale = static_cast<float>(c.attr.scale);
+  p.causal = c.attr.causal != 0;
+  p.nothing = c.in.mask && c.attr.strict ? NAN : 0;
   if (p.queries <= kFewQueries) return attention_few(p, heads, c.exec);
   p.wide = p.out.column == 1 && p.out.row % 4 == 0 && p.values % 4 == 0 && aligned(out.data);
   for (int d = 0; d < r - 2; d++) p.wide = p.wide && (out.shape[d] == 1 || out.stride[d] % 4 == 0);

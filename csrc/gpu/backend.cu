@@ -5,20 +5,15 @@
 
 #include "core/backend.h"
 #include "gpu/portable.cuh"
+#include "kernels/rows.h"
 
 namespace needle::gpu {
 
-#define ROW(name, min_in, max_in, n_out, dtypes, attrs) void name(const Call&);
-#include "gpu/kernels.inc"
-#undef ROW
+#define NEEDLE_ON_CPU(...)
+#define NEEDLE_ON_GPU(...) __VA_ARGS__
+#include "kernels/table.inc"
 
 namespace {
-
-#define ROW(name, min_in, max_in, n_out, dtypes, attrs) {#name, min_in, max_in, n_out, dtypes, attrs, name},
-constexpr KernelRow kRows[] = {
-#include "gpu/kernels.inc"
-};
-#undef ROW
 
 void* device_alloc(size_t bytes) {
   void* p = nullptr;

@@ -31,7 +31,7 @@ struct Kernels {
 #define UNARY(name, dtypes, attrs, expr)
 #define BINARY(name, dtypes, attrs, expr) MAP(2, name, dtypes, attrs)
 #define TERNARY(name, dtypes, attrs, expr) MAP(3, name, dtypes, attrs)
-#include "math/maps.inc"
+#include "kernels/maps.def"
 #undef UNARY
 #undef BINARY
 #undef TERNARY

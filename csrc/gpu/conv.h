@@ -1,7 +1,7 @@
 // What the convolutions share.
 #pragma once
-#include "core/call.h"
 #include "gpu/portable.cuh"
+#include "kernels/rows.h"
 
 namespace needle::gpu {
 

@@ -226,6 +226,11 @@ struct AddParts {
   }
 };
 
+template <class Attr>
+Geometry geometry_of(const Attr& a) {
+  return {a.stride_h, a.stride_w, a.pad_top, a.pad_left, a.dilation_h, a.dilation_w, a.groups};
+}
+
 // The first tap of those that output pixels with remainder `phase` meet, and their number and distance.
 struct Phase {
   int64_t tap, count, apart;
@@ -238,43 +243,35 @@ struct Phase {
 
 }  // namespace
 
-// attrs: stride_h stride_w pad_top pad_left pad_bottom pad_right dilation_h dilation_w groups activation alpha has_bias
-void conv2d(const Call& c) {
+void conv2d(const conv2d_args& c) {
   Epilogue e;
-  e.bias = c.i(11) ? &c.in[2] : nullptr;
-  e.activation = static_cast<int>(c.i(9));
-  e.alpha = c.f(10);
-  convolve("conv2d", c.in[0], c.in[1], c.out[0], {c.i(0), c.i(1), c.i(2), c.i(3), c.i(6), c.i(7), c.i(8)}, e, c.exec);
+  e.bias = c.in.bias ? &c.in.bias : nullptr;
+  e.activation = static_cast<int>(c.attr.activation);
+  e.alpha = static_cast<float>(c.attr.alpha);
+  convolve("conv2d", c.in.x, c.in.weight, c.out.y, geometry_of(c.attr), e, c.exec);
 }
 
-// y = activation(conv(x, w) * scale + bias + residual), scale and bias per channel; inputs in this order.
-// attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_scale has_bias
-// has_residual precision
-void conv2d_fused(const Call& c) {
+// y = activation(conv(x, w) * scale + bias + residual), scale and bias per channel.
+void conv2d_fused(const conv2d_fused_args& c) {
   Epilogue e;
-  int next = 2;
-  e.scale = c.i(9) ? &c.in[next++] : nullptr;
-  e.bias = c.i(10) ? &c.in[next++] : nullptr;
-  e.residual = c.i(11) ? &c.in[next++] : nullptr;
-  if (c.n_in != next)
-    fail("conv2d_fused", "expects " + std::to_string(next) + " inputs for its attributes", std::to_string(c.n_in));
-  e.activation = static_cast<int>(c.i(7));
-  e.alpha = c.f(8);
-  e.precision = static_cast<int>(c.i(12));
-  convolve("conv2d_fused", c.in[0], c.in[1], c.out[0], {c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5), c.i(6)}, e,
-           c.exec);
+  e.scale = c.in.scale ? &c.in.scale : nullptr;
+  e.bias = c.in.bias ? &c.in.bias : nullptr;
+  e.residual = c.in.residual ? &c.in.residual : nullptr;
+  e.activation = static_cast<int>(c.attr.activation);
+  e.alpha = static_cast<float>(c.attr.alpha);
+  e.precision = static_cast<int>(c.attr.precision);
+  convolve("conv2d_fused", c.in.x, c.in.weight, c.out.y, geometry_of(c.attr), e, c.exec);
 }
 
 // Every phase of output pixels is a convolution of stride 1 with its own taps, which run backwards over the input.
-// attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias
-void conv_transpose2d(const Call& c) {
-  const View &x = c.in[0], &w = c.in[1], &out = c.out[0];
-  const Geometry g = {c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5), c.i(6)};
+void conv_transpose2d(const conv_transpose2d_args& c) {
+  const View &x = c.in.x, &w = c.in.weight, &out = c.out.y;
+  const Geometry g = geometry_of(c.attr);
   gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
   Epilogue e;
-  e.bias = c.i(9) ? &c.in[2] : nullptr;
-  e.activation = static_cast<int>(c.i(7));
-  e.alpha = c.f(8);
+  e.bias = c.in.bias ? &c.in.bias : nullptr;
+  e.activation = static_cast<int>(c.attr.activation);
+  e.alpha = static_cast<float>(c.attr.alpha);
   if (out.size() == 0) return;
   if (g.groups > 1 && g.groups == x.shape[1] && w.shape[1] == 1)
     return depthwise_transpose(x, w, out, g, e.bias, e.activation, e.alpha, stream);
@@ -310,11 +307,10 @@ void conv_transpose2d(const Call& c) {
 
 // x (N, C, H, W) and dy (N, O, OH, OW) to a contiguous dw (O, C / groups, KH, KW): dy as channels x pixels times x as
 // taps x pixels. Parts of the pixels are summed by blocks of their own, then added up.
-// attrs: stride_h stride_w pad_top pad_left dilation_h dilation_w groups
-void conv2d_weight_grad(const Call& c) {
+void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
   const char* op = "conv2d_weight_grad";
-  const View &x = c.in[0], &dy = c.in[1], &dw = c.out[0];
-  const Geometry g = {c.i(0), c.i(1), c.i(2), c.i(3), c.i(4), c.i(5), c.i(6)};
+  const View &x = c.in.x, &dy = c.in.dy, &dw = c.out.dweight;
+  const Geometry g = geometry_of(c.attr);
   gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
   if (dw.size() == 0) return;
   if (!dw.contiguous()) fail(op, "the result is contiguous", "strides");

@@ -189,19 +189,19 @@ Rows<T> rows_of(const char* op, const View& rows, const View& table, const View&
 }
 
 template <class T>
-void gather_as(const Call& c) {
-  Rows<T> r = rows_of<T>("gather_rows", c.out[0], c.in[0], c.in[1]);
+void gather_as(const gather_rows_args& c) {
+  Rows<T> r = rows_of<T>("gather_rows", c.out.rows, c.in.table, c.in.numbers);
   if (r.total) launch(read_rows<T>, grid_for(r.total), kThreads, 0, stream_of(c), r);
 }
 
 template <class T>
-void scatter_as(const Call& c) {
+void scatter_as(const scatter_add_rows_args& c) {
   const char* op = "scatter_add_rows";
   Scatter<T> s = {};
-  s.r = rows_of<T>(op, c.in[0], c.out[0], c.in[1]);
+  s.r = rows_of<T>(op, c.in.rows, c.out.table, c.in.numbers);
   if (s.r.total == 0) return;
   if (s.r.count > INT32_MAX) fail(op, "a table has at most 2^31 - 1 rows", std::to_string(s.r.count));
-  s.count = static_cast<uint32_t>(c.in[0].shape[0]);
+  s.count = static_cast<uint32_t>(c.in.rows.shape[0]);
   const uint32_t pieces = (s.count + kPiece - 1) / kPiece;
   s.work = pieces * s.r.width.size;
   Key* keys = static_cast<Key*>(c.exec->scratch(0, 2 * sizeof(Key) * s.count));
@@ -210,7 +210,7 @@ void scatter_as(const Call& c) {
   const gpuStream_t stream = stream_of(c);
   auto blocks = [](uint32_t n) { return dim3((n + kThreads - 1) / kThreads); };
   launch(sort_chunks, blocks(s.count), kThreads, 0, stream, s.r.numbers, s.r.number_dtype, s.r.number_stride, s.r.count,
-         c.i(0), sorted, s.count);
+         c.attr.skip, sorted, s.count);
   for (uint32_t run = kThreads; run < s.count; run *= 2) {
     std::swap(keys, sorted);
     launch(merge_runs, blocks(s.count), kThreads, 0, stream, keys, sorted, s.count, run);
@@ -222,11 +222,11 @@ void scatter_as(const Call& c) {
 
 }  // namespace
 
-void fill(const Call&);
+void clear(const View& v, const Exec* exec);
 
 // Table (N, D) and numbers (M) to (M, D).
-void gather_rows(const Call& c) {
-  switch (c.in[0].dtype) {
+void gather_rows(const gather_rows_args& c) {
+  switch (c.in.table.dtype) {
     case DType::f32:
       return gather_as<float>(c);
     case DType::f64:
@@ -242,10 +242,9 @@ void gather_rows(const Call& c) {
 
 // Rows (M, D) and numbers (M) to a table (N, D) that holds their sums; those of number `skip` and those outside of the
 // table are left out.
-void scatter_add_rows(const Call& c) {
-  const double zero = 0;
-  fill({c.out, nullptr, &zero, 1, 0, c.exec});
-  c.in[0].dtype == DType::f32 ? scatter_as<float>(c) : scatter_as<double>(c);
+void scatter_add_rows(const scatter_add_rows_args& c) {
+  clear(c.out.table, c.exec);
+  c.in.rows.dtype == DType::f32 ? scatter_as<float>(c) : scatter_as<double>(c);
 }
 
 }  // namespace needle::gpu

@@ -1,8 +1,8 @@
 // Matrix products c (m, n) = act((a b^T) scale + bias + residual), where a (m, k), b (n, k) and c are strided matrices,
 // or images of any layout read as such (implicit GEMM): an index is then three digits, each with its own stride.
 #pragma once
-#include "core/call.h"
 #include "gpu/portable.cuh"
+#include "kernels/rows.h"
 
 namespace needle::gpu {
 

@@ -50,8 +50,8 @@ struct Image {
 };
 
 // make(T{}) gives an operation on float or double, which runs for every pixel of `v`.
-template <class Make>
-void for_pixels(const char* op, const Call& c, const View& v, const Make& make) {
+template <class Args, class Make>
+void for_pixels(const char* op, const Args& c, const View& v, const Make& make) {
   if (v.size() > INT32_MAX) fail(op, "an array has at most 2^31 elements", std::to_string(v.size()));
   gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
   if (v.dtype == DType::f32) return launch_teams<ThreadTeam>(make(float{}), v.size(), stream);

@@ -92,28 +92,33 @@ struct ResizeGrad {
   }
 };
 
-template <template <class, class> class Op, class Kind>
-void run(const char* name, const Call& c, Kind rows, Kind columns) {
-  for_pixels(name, c, c.out[0], [&](auto t) {
+template <template <class, class> class Op, class Args, class Kind>
+void run(const char* name, const Args& c, const View& from, const View& to, Kind rows, Kind columns) {
+  for_pixels(name, c, to, [&](auto t) {
     using T = decltype(t);
-    return Op<T, Kind>{Image<T>(c.in[0]), Image<T>(c.out[0]), rows, columns};
+    return Op<T, Kind>{Image<T>(from), Image<T>(to), rows, columns};
   });
 }
 
 }  // namespace
 
-// attrs: align_corners scale_h scale_w
-void interpolate_bilinear(const Call& c) {
-  run<Resize>("interpolate_bilinear", c, Bilinear{c.i(0) != 0, c.attr[1]}, Bilinear{c.i(0) != 0, c.attr[2]});
+void interpolate_bilinear(const interpolate_bilinear_args& c) {
+  run<Resize>("interpolate_bilinear", c, c.in.x, c.out.y, Bilinear{c.attr.align_corners != 0, c.attr.scale_h},
+              Bilinear{c.attr.align_corners != 0, c.attr.scale_w});
 }
-void interpolate_bilinear_grad(const Call& c) {
-  run<ResizeGrad>("interpolate_bilinear_grad", c, Bilinear{c.i(0) != 0, c.attr[1]}, Bilinear{c.i(0) != 0, c.attr[2]});
+void interpolate_bilinear_grad(const interpolate_bilinear_grad_args& c) {
+  run<ResizeGrad>("interpolate_bilinear_grad", c, c.in.dy, c.out.dx,
+                  Bilinear{c.attr.align_corners != 0, c.attr.scale_h},
+                  Bilinear{c.attr.align_corners != 0, c.attr.scale_w});
 }
 
-// attrs: scale_h scale_w
-void interpolate_nearest(const Call& c) { run<Resize>("interpolate_nearest", c, Nearest{c.f(0)}, Nearest{c.f(1)}); }
-void interpolate_nearest_grad(const Call& c) {
-  run<ResizeGrad>("interpolate_nearest_grad", c, Nearest{c.f(0)}, Nearest{c.f(1)});
+void interpolate_nearest(const interpolate_nearest_args& c) {
+  run<Resize>("interpolate_nearest", c, c.in.x, c.out.y, Nearest{static_cast<float>(c.attr.scale_h)},
+              Nearest{static_cast<float>(c.attr.scale_w)});
+}
+void interpolate_nearest_grad(const interpolate_nearest_grad_args& c) {
+  run<ResizeGrad>("interpolate_nearest_grad", c, c.in.dy, c.out.dx, Nearest{static_cast<float>(c.attr.scale_h)},
+                  Nearest{static_cast<float>(c.attr.scale_w)});
 }
 
 }  // namespace needle::gpu

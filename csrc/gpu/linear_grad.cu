@@ -8,28 +8,11 @@ namespace {
 // Out of line, as the activations are in math/maps.h.
 NEEDLE_MAP_NOINLINE float activation_grad(int code, float alpha, float v, float dy) {
   switch (code) {
-    case kRelu:
-      return device::relu_grad_map::apply(v, dy, alpha, alpha);
-    case kRelu6:
-      return device::relu6_grad_map::apply(v, dy, alpha, alpha);
-    case kLeakyRelu:
-      return device::leaky_relu_grad_map::apply(v, dy, alpha, alpha);
-    case kSigmoid:
-      return device::sigmoid_grad_map::apply(v, dy, alpha, alpha);
-    case kSilu:
-      return device::silu_grad_map::apply(v, dy, alpha, alpha);
-    case kTanh:
-      return device::tanh_grad_map::apply(v, dy, alpha, alpha);
-    case kGelu:
-      return device::gelu_grad_map::apply(v, dy, alpha, alpha);
-    case kHardswish:
-      return device::hardswish_grad_map::apply(v, dy, alpha, alpha);
-    case kHardsigmoid:
-      return device::hardsigmoid_grad_map::apply(v, dy, alpha, alpha);
-    case kElu:
-      return device::elu_grad_map::apply(v, dy, alpha, alpha);
-    case kGeluTanh:
-      return device::gelu_tanh_grad_map::apply(v, dy, alpha, alpha);
+#define ACTIVATION(code, name, cost, choice) \
+  case code:                                 \
+    return device::name##_grad_map::apply(v, dy, alpha, alpha);
+#include "kernels/activations.def"
+#undef ACTIVATION
   }
   return dy;
 }
@@ -70,13 +53,18 @@ struct BiasGrad {
 
 // value (M, N): the output for sigmoid and tanh, either side for relu, relu6 and leaky relu, else what went into the
 // activation; dy (M, N). Outputs dz (M, N) = dy * activation'(value), which may be dy, and its sum over M (N).
-// attrs: activation alpha
-void activation_bias_grad(const Call& c) {
-  if (c.i(0) < kNone || c.i(0) > kGeluTanh)
-    fail("activation_bias_grad", "activation is one of math/maps.h", std::to_string(c.i(0)));
-  BiasGrad op = {Matrix(c.in[0]),    Matrix(c.in[1]),  Matrix(c.out[0]),         c.out[1].as<float>(),
-                 c.out[1].stride[0], c.in[0].shape[0], static_cast<int>(c.i(0)), c.f(1)};
-  launch_teams<ColumnTeam>(op, c.in[0].shape[1], static_cast<gpuStream_t>(c.exec->stream));
+void activation_bias_grad(const activation_bias_grad_args& c) {
+  if (c.attr.activation < kNone || c.attr.activation >= kActivations)
+    fail("activation_bias_grad", "activation is one of math/maps.h", std::to_string(c.attr.activation));
+  BiasGrad op = {Matrix(c.in.y),
+                 Matrix(c.in.dy),
+                 Matrix(c.out.dx),
+                 c.out.dbias.as<float>(),
+                 c.out.dbias.stride[0],
+                 c.in.y.shape[0],
+                 static_cast<int>(c.attr.activation),
+                 static_cast<float>(c.attr.alpha)};
+  launch_teams<ColumnTeam>(op, c.in.y.shape[1], static_cast<gpuStream_t>(c.exec->stream));
 }
 
 }  // namespace needle::gpu

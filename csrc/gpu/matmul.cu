@@ -205,12 +205,12 @@ bool for_vendor(const Gemm& p, int precision, vendor::Problem* to) {
   return true;
 }
 
-// out = act(a b + bias + residual); bias and residual may be null.
-void product(const char* op, const Call& c, const View& a, const View& b, const View* bias, const View* residual,
-             int precision, int activation, float alpha) {
-  const View& out = c.out[0];
+// out = act(a b + bias + residual); bias and residual may be absent.
+void product(const char* op, const View& a, const View& b, const View& out, const Optional& bias_or_none,
+             const Optional& residual_or_none, int precision, int activation, float alpha, const Exec* exec) {
+  const View *bias = bias_or_none ? &bias_or_none : nullptr, *residual = residual_or_none ? &residual_or_none : nullptr;
   const int r = a.rank;
-  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
+  gpuStream_t stream = static_cast<gpuStream_t>(exec->stream);
   if (out.size() == 0) return;
   for (int64_t extent : {out.size() / out.shape[r - 1], a.shape[r - 1], b.shape[r - 1]}) {
     if (extent > INT32_MAX - 256) fail(op, "extents are below 2^31 - 256", std::to_string(extent));
@@ -263,7 +263,7 @@ void product(const char* op, const Call& c, const View& a, const View& b, const 
   auto ours = [&] { run_float(op, p, precision, stream); };
   vendor::Problem problem = {};
   if (!vendor::wanted(vendor::kMatmul) || !for_vendor(p, precision, &problem)) return ours();
-  vendor::choose(problem, c.exec, ours);
+  vendor::choose(problem, exec, ours);
 }
 
 std::string shape(const View& v) {
@@ -272,44 +272,32 @@ std::string shape(const View& v) {
   return s + ")";
 }
 
-void validate(const char* op, const Call& c, bool has_bias, bool has_residual) {
-  int expected = 2 + has_bias + has_residual;
-  if (c.n_in != expected)
-    fail(op, "expects " + std::to_string(expected) + " inputs for its attributes", std::to_string(c.n_in));
-  for (int i = 0; i < c.n_in; i++) {
-    if (c.in[i].dtype != c.out[0].dtype)
-      fail(op, "inputs are of the output's dtype", "another for input " + std::to_string(i));
-  }
-  if (c.i(0) < kNone || c.i(0) > kGeluTanh) fail(op, "activation is one of math/maps.h", std::to_string(c.i(0)));
+template <class Args>
+void run(const char* op, const Args& c, const View& a, const View& b, const Optional& residual, int precision) {
+  if (c.attr.activation < kNone || c.attr.activation >= kActivations)
+    fail(op, "activation is one of math/maps.h", std::to_string(c.attr.activation));
+  product(op, a, b, c.out.y, c.in.bias, residual, precision, static_cast<int>(c.attr.activation),
+          static_cast<float>(c.attr.alpha), c.exec);
 }
 
 }  // namespace
 
-// a (..., m, k), b (..., k, n) of one rank, bias (n); attrs: activation alpha has_bias
-void matmul(const Call& c) {
-  validate("matmul", c, c.i(2), false);
-  product("matmul", c, c.in[0], c.in[1], c.i(2) ? &c.in[2] : nullptr, nullptr, kExact, static_cast<int>(c.i(0)),
-          c.f(1));
+// a (..., m, k), b (..., k, n) of one rank, bias (n).
+void matmul(const matmul_args& c) { run("matmul", c, c.in.a, c.in.b, kAbsent, kExact); }
+
+void matmul_fused(const matmul_fused_args& c) {
+  run("matmul_fused", c, c.in.a, c.in.b, c.in.residual, static_cast<int>(c.attr.precision));
 }
 
-// attrs: activation alpha has_bias has_residual precision
-void matmul_fused(const Call& c) {
-  validate("matmul_fused", c, c.i(2), c.i(3));
-  const View *bias = c.i(2) ? &c.in[2] : nullptr, *residual = c.i(3) ? &c.in[2 + (bias != nullptr)] : nullptr;
-  product("matmul_fused", c, c.in[0], c.in[1], bias, residual, static_cast<int>(c.i(4)), static_cast<int>(c.i(0)),
-          c.f(1));
-}
-
-// x (m, k), w (n, k) as torch stores it; attrs: activation alpha has_bias
-void linear(const Call& c) {
-  validate("linear", c, c.i(2), false);
-  const View &x = c.in[0], &w = c.in[1];
+// x (m, k), weight (n, k) as torch stores it.
+void linear(const linear_args& c) {
+  const View &x = c.in.x, &w = c.in.weight;
   if (x.rank != 2) fail("linear", "x expects rank 2", shape(x));
   if (w.rank != 2 || w.shape[1] != x.shape[1])
     fail("linear", "w expects shape (N, " + std::to_string(x.shape[1]) + ")", shape(w));
   View turned = w;
   for (int d = 0; d < 2; d++) turned.shape[d] = w.shape[1 - d], turned.stride[d] = w.stride[1 - d];
-  product("linear", c, x, turned, c.i(2) ? &c.in[2] : nullptr, nullptr, kExact, static_cast<int>(c.i(0)), c.f(1));
+  run("linear", c, x, turned, kAbsent, kExact);
 }
 
 }  // namespace needle::gpu

@@ -63,7 +63,7 @@ __global__ void GPU_BOUNDS(kThreads, 4) copy_transposed(Transpose t) {
 }
 
 // Whether the output's rows are columns of the input; if so, that copy.
-bool transposed(const Call& call, const Loop<2>& loop) {
+bool transposed(const copy_args& call, const Loop<2>& loop) {
   const int last = loop.rank - 1;
   if (loop.rank < 2 || loop.stride[0][last] != 1 || loop.shape[last] < kTile / 2) return false;
   int other = -1;
@@ -76,7 +76,7 @@ bool transposed(const Call& call, const Loop<2>& loop) {
     if (d != other) t.batch.add(loop.shape[d], strides);
   }
   t.batch.finish("copy");
-  t.in = call.in[0].as<uint32_t>(), t.out = call.out[0].as<uint32_t>();
+  t.in = call.in.x.as<uint32_t>(), t.out = call.out.y.as<uint32_t>();
   t.rows = static_cast<int>(loop.shape[other]), t.columns = static_cast<int>(loop.shape[last]);
   t.in_column = loop.stride[1][last], t.out_row = loop.stride[0][other];
   t.row_tiles = (t.rows + kTile - 1) / kTile;
@@ -103,18 +103,18 @@ __global__ void GPU_BOUNDS(kThreads, 4) fill_bits(Fill f, T value) {
 }
 
 template <class T, class S>
-void fill_with(const Call& c, const Fill& f, S value) {
+void fill_with(gpuStream_t stream, const Fill& f, S value) {
   static_assert(sizeof(T) == sizeof(S), "the value's bits are written");
   T bits;
   std::memcpy(&bits, &value, sizeof bits);
-  launch(fill_bits<T>, grid_for(f.loop.total), kThreads, 0, stream_of(c), f, bits);
+  launch(fill_bits<T>, grid_for(f.loop.total), kThreads, 0, stream, f, bits);
 }
 
 }  // namespace
 
-void copy(const Call& call) {
-  const View* views[] = {call.out, call.in};
-  Copy c = {loop_over<2>("copy", views), call.out[0].data, call.in[0].data, call.out[0].dtype, call.in[0].dtype};
+void copy(const copy_args& call) {
+  const View &y = call.out.y, &x = call.in.x, *views[] = {&y, &x};
+  Copy c = {loop_over<2>("copy", views), y.data, x.data, y.dtype, x.dtype};
   if (c.loop.total == 0) return;
   auto go = [&](auto kernel) { launch(kernel, grid_for(c.loop.total), kThreads, 0, stream_of(call), c); };
   if (c.to != c.from) {
@@ -131,23 +131,30 @@ void copy(const Call& call) {
   }
 }
 
-void fill(const Call& call) {
-  const View* views[] = {call.out};
-  Fill f = {loop_over<1>("fill", views), call.out[0].data};
+namespace {
+
+void fill_view(const View& v, double value, gpuStream_t stream) {
+  const View* views[] = {&v};
+  Fill f = {loop_over<1>("fill", views), v.data};
   if (f.loop.total == 0) return;
-  const double value = call.attr[0];
-  switch (call.out[0].dtype) {
+  switch (v.dtype) {
     case DType::f32:
-      return fill_with<uint32_t>(call, f, static_cast<float>(value));
+      return fill_with<uint32_t>(stream, f, static_cast<float>(value));
     case DType::f64:
-      return fill_with<uint64_t>(call, f, value);
+      return fill_with<uint64_t>(stream, f, value);
     case DType::i32:
-      return fill_with<uint32_t>(call, f, from_double<int32_t>(value));
+      return fill_with<uint32_t>(stream, f, from_double<int32_t>(value));
     case DType::i64:
-      return fill_with<uint64_t>(call, f, from_double<int64_t>(value));
+      return fill_with<uint64_t>(stream, f, from_double<int64_t>(value));
     case DType::b8:
-      return fill_with<uint8_t>(call, f, static_cast<bool>(value));
+      return fill_with<uint8_t>(stream, f, static_cast<bool>(value));
   }
 }
+
+}  // namespace
+
+void fill(const fill_args& c) { fill_view(c.out.y, c.attr.value, stream_of(c)); }
+
+void clear(const View& v, const Exec* exec) { fill_view(v, 0, static_cast<gpuStream_t>(exec->stream)); }
 
 }  // namespace needle::gpu

@@ -182,9 +182,8 @@ bool quads(const View& v, bool last) {
 
 }  // namespace
 
-// attrs: eps activation alpha; inputs x, mean, variance, weight, bias
-void batch_norm(const Call& c) {
-  const View &x = c.in[0], &y = c.out[0];
+void batch_norm(const batch_norm_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
   if (y.size() == 0) return;
   bool last = channels_last(x), wide = quads(x, last) && quads(y, last);
   int64_t size = channel_size(x);
@@ -193,13 +192,13 @@ void batch_norm(const Call& c) {
     constexpr int V = decltype(width)::value;
     Normalise<T, V> p = {Channels<T>(x),
                          Channels<T>(y),
-                         c.in[1].as<T>(),
-                         c.in[2].as<T>(),
-                         c.in[3].as<T>(),
-                         c.in[4].as<T>(),
-                         static_cast<T>(c.attr[0]),
-                         static_cast<int>(c.i(1)),
-                         c.f(2),
+                         c.in.mean.as<T>(),
+                         c.in.var.as<T>(),
+                         c.in.weight.as<T>(),
+                         c.in.bias.as<T>(),
+                         static_cast<T>(c.attr.eps),
+                         static_cast<int>(c.attr.activation),
+                         static_cast<float>(c.attr.alpha),
                          size,
                          x.shape[1],
                          x.shape[2] / V,
@@ -214,44 +213,42 @@ void batch_norm(const Call& c) {
   start(float{}, std::integral_constant<int, 1>());
 }
 
-// attrs: eps activation alpha; inputs x, weight, bias; outputs y, mean, biased variance, 1 / sqrt(variance + eps)
-void batch_norm_train(const Call& c) {
-  with_float(c.in[0].dtype, [&](auto t) {
+// var: the biased variance; inverse: 1 / sqrt(var + eps).
+void batch_norm_train(const batch_norm_train_args& c) {
+  with_float(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
-    Train<T> op = {Channels<T>(c.in[0]),     Channels<T>(c.out[0]),
-                   c.in[1].as<T>(),          c.in[2].as<T>(),
-                   c.out[1].as<T>(),         c.out[2].as<T>(),
-                   c.out[3].as<T>(),         static_cast<T>(c.attr[0]),
-                   static_cast<int>(c.i(1)), c.f(2),
-                   channel_size(c.in[0])};
-    launch_channels(op, c.in[0], static_cast<gpuStream_t>(c.exec->stream));
+    Train<T> op = {Channels<T>(c.in.x),
+                   Channels<T>(c.out.y),
+                   c.in.weight.as<T>(),
+                   c.in.bias.as<T>(),
+                   c.out.mean.as<T>(),
+                   c.out.var.as<T>(),
+                   c.out.inverse.as<T>(),
+                   static_cast<T>(c.attr.eps),
+                   static_cast<int>(c.attr.activation),
+                   static_cast<float>(c.attr.alpha),
+                   channel_size(c.in.x)};
+    launch_channels(op, c.in.x, static_cast<gpuStream_t>(c.exec->stream));
   });
 }
 
-// inputs x, mean, 1 / sqrt(variance + eps), weight, dy; outputs dx, dweight, dbias
-void batch_norm_train_grad(const Call& c) {
-  with_float(c.in[0].dtype, [&](auto t) {
+void batch_norm_train_grad(const batch_norm_train_grad_args& c) {
+  with_float(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
-    TrainGrad<T> op = {Channels<T>(c.in[0]), Channels<T>(c.in[4]), Channels<T>(c.out[0]),
-                       c.in[1].as<T>(),      c.in[2].as<T>(),      c.in[3].as<T>(),
-                       c.out[1].as<T>(),     c.out[2].as<T>(),     channel_size(c.in[0])};
-    launch_channels(op, c.in[0], static_cast<gpuStream_t>(c.exec->stream));
+    TrainGrad<T> op = {Channels<T>(c.in.x),   Channels<T>(c.in.dy), Channels<T>(c.out.dx),
+                       c.in.mean.as<T>(),     c.in.inverse.as<T>(), c.in.weight.as<T>(),
+                       c.out.dweight.as<T>(), c.out.dbias.as<T>(),  channel_size(c.in.x)};
+    launch_channels(op, c.in.x, static_cast<gpuStream_t>(c.exec->stream));
   });
 }
 
-// Rows of x (M, D); outputs y, mean (M), 1 / sqrt(variance + eps) (M). Weight and bias may be left out. attrs: eps
-void layer_norm(const Call& c) {
-  with_float(c.in[0].dtype, [&](auto t) {
+// Rows of x (M, D); outputs y, mean (M), 1 / sqrt(variance + eps) (M). Weight and bias may be absent.
+void layer_norm(const layer_norm_args& c) {
+  with_float(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
-    LayerNorm<T> op = {Rows<T>(c.in[0]),
-                       Rows<T>(c.out[0]),
-                       c.n_in > 1 ? c.in[1].as<T>() : nullptr,
-                       c.n_in > 2 ? c.in[2].as<T>() : nullptr,
-                       c.out[1].as<T>(),
-                       c.out[2].as<T>(),
-                       static_cast<T>(c.attr[0]),
-                       c.in[0].shape[1]};
-    launch_rows(op, c.in[0].shape[0], c.in[0].shape[1], static_cast<gpuStream_t>(c.exec->stream));
+    LayerNorm<T> op = {Rows<T>(c.in.x),    Rows<T>(c.out.y),      c.in.weight.as<T>(),        c.in.bias.as<T>(),
+                       c.out.mean.as<T>(), c.out.inverse.as<T>(), static_cast<T>(c.attr.eps), c.in.x.shape[1]};
+    launch_rows(op, c.in.x.shape[0], c.in.x.shape[1], static_cast<gpuStream_t>(c.exec->stream));
   });
 }
 

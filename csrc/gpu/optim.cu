@@ -115,52 +115,53 @@ __global__ void GPU_BOUNDS(kThreads, 4) step_rmsprop(Parameters<T> p, Rates r) {
   });
 }
 
-template <class T>
-void step_as(const Call& c, int outputs, const Rates& r, void (*kernel)(Parameters<T>, Rates)) {
+template <class T, class Args>
+void step_as(const Args& c, const Rates& r, void (*kernel)(Parameters<T>, Rates)) {
+  constexpr int kOutputs = sizeof(*c.out) / sizeof(View);
   Parameters<T> p = {};
   uint32_t blocks = 0;
-  for (int g = 0; g < c.n_in; g++) {
-    const View* out = c.out + g * outputs;
+  for (int g = 0; g < c.groups; g++) {
+    const View* out = &c.out[g].parameter;
     const int64_t size = out->size(), more = (size + kPiece - 1) / kPiece;
     if (size > 0) {
       if (more > INT32_MAX / 2) fail("optim", "a parameter has at most 2^40 elements", std::to_string(size));
-      for (int k = 0; k < outputs; k++) p.out[p.count][k] = out[k].as<T>();
-      p.grad[p.count] = c.in[g].as<T>();
+      for (int k = 0; k < kOutputs; k++) p.out[p.count][k] = out[k].as<T>();
+      p.grad[p.count] = c.in[g].grad.template as<T>();
       p.size[p.count] = size;
       p.last[p.count++] = blocks += static_cast<uint32_t>(more);
     }
-    if (p.count == 0 || (p.count < kParameters && g + 1 < c.n_in)) continue;
+    if (p.count == 0 || (p.count < kParameters && g + 1 < c.groups)) continue;
     launch(kernel, dim3(blocks), kThreads, 0, stream_of(c), p, r);
     p = {};
     blocks = 0;
   }
 }
 
-Rates rates(const Call& c, int n) {
-  Rates r = {};
-  for (int k = 0; k < n; k++) r.v[k] = c.attr[k];
-  return r;
-}
-
-#define STEP(outputs, rates, kernel) \
-  c.out[0].dtype == DType::f32 ? step_as(c, outputs, rates, kernel<float>) : step_as(c, outputs, rates, kernel<double>)
+#define STEP(rates, kernel) \
+  if (c.groups)             \
+  c.out->parameter.dtype == DType::f32 ? step_as(c, rates, kernel<float>) : step_as(c, rates, kernel<double>)
 
 }  // namespace
 
-void sgd_step(const Call& c) {
-  if (c.n_in) STEP(2, rates(c, 6), step_sgd);
+void sgd_step(const sgd_step_args& c) {
+  const auto& a = c.attr;
+  const Rates r = {{a.lr, a.momentum, a.dampening, a.weight_decay, a.nesterov.value, a.first.value}};
+  STEP(r, step_sgd);
 }
-void needle_sgd_step(const Call& c) {
-  if (c.n_in) STEP(2, rates(c, 3), step_needle_sgd);
+void needle_sgd_step(const needle_sgd_step_args& c) {
+  const Rates r = {{c.attr.lr, c.attr.momentum, c.attr.weight_decay}};
+  STEP(r, step_needle_sgd);
 }
-void adam_step(const Call& c) {
-  Rates r = rates(c, 8);
-  r.v[5] = c.attr[0] / (1 - std::pow(c.attr[1], c.attr[5]));
-  r.v[8] = 1 / std::sqrt(1 - std::pow(c.attr[2], c.attr[5]));
-  if (c.n_in) STEP(4, r, step_adam);
+void adam_step(const adam_step_args& c) {
+  const auto& a = c.attr;
+  const double size = a.lr / (1 - std::pow(a.beta1, a.step)), root = 1 / std::sqrt(1 - std::pow(a.beta2, a.step));
+  const Rates r = {{a.lr, a.beta1, a.beta2, a.eps, a.weight_decay, size, a.decoupled.value, a.amsgrad.value, root}};
+  STEP(r, step_adam);
 }
-void rmsprop_step(const Call& c) {
-  if (c.n_in) STEP(4, rates(c, 6), step_rmsprop);
+void rmsprop_step(const rmsprop_step_args& c) {
+  const auto& a = c.attr;
+  const Rates r = {{a.lr, a.alpha, a.eps, a.weight_decay, a.momentum, a.centered.value}};
+  STEP(r, step_rmsprop);
 }
 
 }  // namespace needle::gpu

@@ -5,29 +5,32 @@
 namespace needle::gpu {
 namespace {
 
-// Attributes that all pools with a kernel begin with.
+// Attributes that all pools with a kernel have.
 struct Window {
   int kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left, dilation_h = 1, dilation_w = 1;
   bool count_padding = false;
   int divisor = 0;
-  explicit Window(const Call& c)
-      : kernel_h(static_cast<int>(c.i(0))),
-        kernel_w(static_cast<int>(c.i(1))),
-        stride_h(static_cast<int>(c.i(2))),
-        stride_w(static_cast<int>(c.i(3))),
-        pad_top(static_cast<int>(c.i(4))),
-        pad_left(static_cast<int>(c.i(5))) {}
+  template <class Attr>
+  explicit Window(const Attr& a)
+      : kernel_h(static_cast<int>(a.kernel_h)),
+        kernel_w(static_cast<int>(a.kernel_w)),
+        stride_h(static_cast<int>(a.stride_h)),
+        stride_w(static_cast<int>(a.stride_w)),
+        pad_top(static_cast<int>(a.pad_top)),
+        pad_left(static_cast<int>(a.pad_left)) {}
 };
 
-Window max_window(const Call& c) {
-  Window w(c);
-  w.dilation_h = static_cast<int>(c.i(6)), w.dilation_w = static_cast<int>(c.i(7));
+template <class Attr>
+Window max_window(const Attr& a) {
+  Window w(a);
+  w.dilation_h = static_cast<int>(a.dilation_h), w.dilation_w = static_cast<int>(a.dilation_w);
   return w;
 }
 
-Window avg_window(const Call& c) {
-  Window w(c);
-  w.count_padding = c.i(6) != 0, w.divisor = static_cast<int>(c.i(7));
+template <class Attr>
+Window avg_window(const Attr& a) {
+  Window w(a);
+  w.count_padding = a.count_include_pad != 0, w.divisor = static_cast<int>(a.divisor);
   return w;
 }
 
@@ -197,39 +200,38 @@ struct AdaptivePoolGrad {
 
 }  // namespace
 
-void max_pool2d(const Call& c) {
-  for_pixels("max_pool2d", c, c.out[0], [&](auto t) {
+void max_pool2d(const max_pool2d_args& c) {
+  for_pixels("max_pool2d", c, c.out.y, [&](auto t) {
     using T = decltype(t);
-    return MaxPool<T>{Image<T>(c.in[0]), Image<T>(c.out[0]), max_window(c)};
+    return MaxPool<T>{Image<T>(c.in.x), Image<T>(c.out.y), max_window(c.attr)};
   });
 }
 
-// Inputs x, (y,) dy.
-void max_pool2d_grad(const Call& c) {
-  for_pixels("max_pool2d_grad", c, c.out[0], [&](auto t) {
+void max_pool2d_grad(const max_pool2d_grad_args& c) {
+  for_pixels("max_pool2d_grad", c, c.out.dx, [&](auto t) {
     using T = decltype(t);
-    return MaxPoolGrad<T>{Image<T>(c.in[0]), Image<T>(c.in[c.n_in - 1]), Image<T>(c.out[0]), max_window(c)};
+    return MaxPoolGrad<T>{Image<T>(c.in.x), Image<T>(c.in.dy), Image<T>(c.out.dx), max_window(c.attr)};
   });
 }
 
-void avg_pool2d(const Call& c) {
-  for_pixels("avg_pool2d", c, c.out[0], [&](auto t) {
+void avg_pool2d(const avg_pool2d_args& c) {
+  for_pixels("avg_pool2d", c, c.out.y, [&](auto t) {
     using T = decltype(t);
-    return AvgPool<T>{Image<T>(c.in[0]), Image<T>(c.out[0]), avg_window(c)};
+    return AvgPool<T>{Image<T>(c.in.x), Image<T>(c.out.y), avg_window(c.attr)};
   });
 }
 
-void avg_pool2d_grad(const Call& c) {
-  for_pixels("avg_pool2d_grad", c, c.out[0], [&](auto t) {
+void avg_pool2d_grad(const avg_pool2d_grad_args& c) {
+  for_pixels("avg_pool2d_grad", c, c.out.dx, [&](auto t) {
     using T = decltype(t);
-    return AvgPoolGrad<T>{Image<T>(c.in[0]), Image<T>(c.out[0]), avg_window(c)};
+    return AvgPoolGrad<T>{Image<T>(c.in.dy), Image<T>(c.out.dx), avg_window(c.attr)};
   });
 }
 
 // Large bins, as in a global average, are summed by a wave along the pixels, or by a team for each of a wave's
 // channels.
-void adaptive_avg_pool2d(const Call& c) {
-  const View &x = c.in[0], &y = c.out[0];
+void adaptive_avg_pool2d(const adaptive_avg_pool2d_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
   if (y.size() == 0) return;
   auto make = [&](auto t) {
     using T = decltype(t);
@@ -243,10 +245,10 @@ void adaptive_avg_pool2d(const Call& c) {
   launch_teams<WaveTeam>(op, y.size(), stream);
 }
 
-void adaptive_avg_pool2d_grad(const Call& c) {
-  for_pixels("adaptive_avg_pool2d_grad", c, c.out[0], [&](auto t) {
+void adaptive_avg_pool2d_grad(const adaptive_avg_pool2d_grad_args& c) {
+  for_pixels("adaptive_avg_pool2d_grad", c, c.out.dx, [&](auto t) {
     using T = decltype(t);
-    return AdaptivePoolGrad<T>{Image<T>(c.in[0]), Image<T>(c.out[0])};
+    return AdaptivePoolGrad<T>{Image<T>(c.in.dy), Image<T>(c.out.dx)};
   });
 }
 

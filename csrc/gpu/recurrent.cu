@@ -4,7 +4,7 @@
 
 namespace needle::gpu {
 
-void fill(const Call&);
+void clear(const View& v, const Exec* exec);
 
 namespace {
 
@@ -184,30 +184,34 @@ dim3 grid_of(const Sequence& s) {
 
 float* at(const View& v, int64_t offset) { return v.as<float>() + offset; }
 
-// in: projected (T, B, gates H), weight (H, gates H), h0, [c0], [bias]; out: h, [c], [kept].
-template <class Cell>
-void forward(const char* op, const Call& c, bool relu) {
-  const bool cells = c.n_out > 2;
-  const View &out = c.out[0], &w = c.in[1];
-  const Sequence s = sequence(op, out, c.i(0) != 0);
+// Views beside h that some cells have are null for the others.
+struct Cells {
+  const View *c0, *c, *kept;
+  bool relu;
+};
+
+template <class Cell, class Args>
+void forward(const char* op, const Args& c, const Cells& k) {
+  const View &out = c.out.h, &w = c.in.weight, &projected = c.in.projected;
+  const Sequence s = sequence(op, out, c.attr.reverse != 0);
   if (out.size() == 0) return;
   const int64_t rows = s.B * s.H;
   Forward f = {};
   f.product = {nullptr,           w.as<float>(),         w.stride[0],           w.stride[1],
                s.H * w.stride[1], static_cast<int>(s.B), static_cast<int>(s.H), static_cast<int>(s.H)};
-  f.bias = c.i(1) ? c.in[c.n_in - 1].as<float>() : nullptr;
-  f.projected_row = c.in[0].stride[1];
-  f.relu = relu;
+  f.bias = c.in.bias.template as<float>();
+  f.projected_row = projected.stride[1];
+  f.relu = k.relu;
   for (int64_t step = 0; step < s.T; step++) {
     const int64_t now = s.time(step), then = step ? s.time(step - 1) : 0;
-    f.projected = at(c.in[0], now * c.in[0].stride[0]);
-    f.before = f.product.previous = step ? at(out, then * rows) : c.in[2].as<float>();
+    f.projected = at(projected, now * projected.stride[0]);
+    f.before = f.product.previous = step ? at(out, then * rows) : at(c.in.h0, 0);
     f.h = at(out, now * rows);
-    if (cells) {
-      f.c_before = step ? at(c.out[1], then * rows) : c.in[3].as<float>();
-      f.c = at(c.out[1], now * rows);
+    if (k.c) {
+      f.c_before = step ? at(*k.c, then * rows) : at(*k.c0, 0);
+      f.c = at(*k.c, now * rows);
     }
-    if (c.n_out > 1) f.kept = at(c.out[c.n_out - 1], now * 4 * rows);
+    if (k.kept) f.kept = at(*k.kept, now * 4 * rows);
     launch(step_forward<Cell>, grid_of(s), kThreads, 0, stream_of(c), f);
   }
 }
@@ -218,16 +222,15 @@ struct Known {
   bool relu;
 };
 
-template <class Cell>
-void backward(const char* op, const Call& c, const Known& k) {
+template <class Cell, class Args>
+void backward(const char* op, const Args& c, const Known& k) {
   constexpr int kGates = Cell::kGates;
-  const View &w = c.in[0], &dgates = c.out[0];
-  const Sequence s = sequence(op, *k.dy, c.i(0) != 0);
+  const View &w = c.in.weight, &dgates = c.out.dgates;
+  const Sequence s = sequence(op, *k.dy, c.attr.reverse != 0);
   if (k.dh0->size() == 0) return;
   const int64_t rows = s.B * s.H;
-  const double zero = 0;
   for (const View* v : {k.dh0, k.dc0})
-    if (v) fill({v, nullptr, &zero, 1, 0, c.exec});
+    if (v) clear(*v, c.exec);
   Backward b = {};
   b.product = {nullptr, w.as<float>(),         w.stride[1],           w.stride[0],
                0,       static_cast<int>(s.B), static_cast<int>(s.H), static_cast<int>(kGates * s.H)};
@@ -250,27 +253,25 @@ void backward(const char* op, const Call& c, const Known& k) {
 
 }  // namespace
 
-void rnn(const Call& c) { forward<Rnn>("rnn", c, c.i(2) != 0); }
-void lstm(const Call& c) { forward<Lstm>("lstm", c, false); }
-void gru(const Call& c) { forward<Gru>("gru", c, false); }
+void rnn(const rnn_args& c) { forward<Rnn>("rnn", c, {nullptr, nullptr, nullptr, c.attr.relu != 0}); }
+void lstm(const lstm_args& c) { forward<Lstm>("lstm", c, {&c.in.c0, &c.out.c, &c.out.gates, false}); }
+void gru(const gru_args& c) { forward<Gru>("gru", c, {nullptr, nullptr, &c.out.kept, false}); }
 
-// in: weight, h, dh; out: dgates, dh0.
-void rnn_grad(const Call& c) {
+void rnn_grad(const rnn_grad_args& c) {
   Known k = {};
-  k.h = c.in + 1, k.dy = c.in + 2, k.dh0 = c.out + 1, k.relu = c.i(1) != 0;
+  k.h = &c.in.h, k.dy = &c.in.dh, k.dh0 = &c.out.dh0, k.relu = c.attr.relu != 0;
   backward<Rnn>("rnn_grad", c, k);
 }
-// in: weight, c0, c, gates, dh, [dc]; out: dgates, dh0, dc0.
-void lstm_grad(const Call& c) {
+void lstm_grad(const lstm_grad_args& c) {
   Known k = {};
-  k.c0 = c.in + 1, k.c = c.in + 2, k.kept = c.in + 3, k.dy = c.in + 4, k.dc = c.i(1) ? c.in + 5 : nullptr;
-  k.dh0 = c.out + 1, k.dc0 = c.out + 2;
+  k.c0 = &c.in.c0, k.c = &c.in.c, k.kept = &c.in.gates, k.dy = &c.in.dh, k.dc = c.in.dc ? &c.in.dc : nullptr;
+  k.dh0 = &c.out.dh0, k.dc0 = &c.out.dc0;
   backward<Lstm>("lstm_grad", c, k);
 }
-// in: weight, h0, h, kept, dh; out: gradients of what h adds to the gates and of what x adds, dh0.
-void gru_grad(const Call& c) {
+// dgates: of what h adds to the gates, dprojected of what x adds.
+void gru_grad(const gru_grad_args& c) {
   Known k = {};
-  k.h0 = c.in + 1, k.h = c.in + 2, k.kept = c.in + 3, k.dy = c.in + 4, k.dx = c.out + 1, k.dh0 = c.out + 2;
+  k.h0 = &c.in.h0, k.h = &c.in.h, k.kept = &c.in.kept, k.dy = &c.in.dh, k.dx = &c.out.dprojected, k.dh0 = &c.out.dh0;
   backward<Gru>("gru_grad", c, k);
 }
 

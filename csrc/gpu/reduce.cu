@@ -134,9 +134,9 @@ __global__ void GPU_BOUNDS(kThreads, 4) combine_parts(Reduction<T> r, int parts)
 
 unsigned blocks_of(uint32_t n, uint32_t size) { return n / size + (n % size != 0); }
 
-template <class Op, class T>
-void reduce_as(const char* name, const Call& c, bool mean) {
-  const View &in = c.in[0], &out = c.out[0];
+template <class Op, class T, class Args>
+void reduce_as(const char* name, const Args& c, bool mean) {
+  const View &in = c.in.x, &out = c.out.y;
   Reduction<T> r = {};
   for (int d = 0; d < in.rank; d++) {
     int64_t strides[2] = {in.stride[d], out.stride[d]};
@@ -173,9 +173,9 @@ void reduce_as(const char* name, const Call& c, bool mean) {
            static_cast<int>(parts));
 }
 
-template <class Op>
-void reduce(const char* name, const Call& c, bool mean = false) {
-  switch (c.in[0].dtype) {
+template <class Op, class Args>
+void reduce(const char* name, const Args& c, bool mean = false) {
+  switch (c.in.x.dtype) {
     case DType::f32:
       return reduce_as<Op, float>(name, c, mean);
     case DType::f64:
@@ -232,9 +232,9 @@ __global__ void GPU_BOUNDS(kThreads, 4) find_largest(Search<T> s) {
 }
 
 template <class T>
-void argmax_as(const Call& c) {
-  const int axis = static_cast<int>(c.i(0));
-  const View &in = c.in[0], &out = c.out[0];
+void argmax_as(const argmax_args& c) {
+  const int axis = static_cast<int>(c.attr.axis);
+  const View &in = c.in.x, &out = c.out.y;
   Search<T> s = {};
   for (int d = 0; d < in.rank; d++) {
     int64_t strides[2] = {in.stride[d], out.stride[d]};
@@ -251,13 +251,13 @@ void argmax_as(const Call& c) {
 
 }  // namespace
 
-void sum(const Call& c) { reduce<Sum>("sum", c); }
-void mean(const Call& c) { reduce<Sum>("mean", c, true); }
-void max(const Call& c) { reduce<Max>("max", c); }
-void min(const Call& c) { reduce<Min>("min", c); }
+void sum(const sum_args& c) { reduce<Sum>("sum", c); }
+void mean(const mean_args& c) { reduce<Sum>("mean", c, true); }
+void max(const max_args& c) { reduce<Max>("max", c); }
+void min(const min_args& c) { reduce<Min>("min", c); }
 
-void argmax(const Call& c) {
-  switch (c.in[0].dtype) {
+void argmax(const argmax_args& c) {
+  switch (c.in.x.dtype) {
     case DType::f32:
       return argmax_as<float>(c);
     case DType::f64:

@@ -132,52 +132,53 @@ struct CrossEntropyGrad {
 
 // make(T{}) gives the operation on rows of float or double.
 template <class Make>
-void run(const Call& c, const Make& make) {
-  const View& x = c.in[0];
+void run(const Exec* exec, const View& x, const Make& make) {
   if (x.shape[1] == 0) return;
-  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
+  gpuStream_t stream = static_cast<gpuStream_t>(exec->stream);
   if (x.dtype == DType::f32) return launch_rows(make(float{}), x.shape[0], x.shape[1], stream);
   launch_rows(make(double{}), x.shape[0], x.shape[1], stream);
 }
 
-template <template <class> class Op>
-void unary(const Call& c) {
-  run(c, [&](auto t) {
+template <template <class> class Op, class Args>
+void unary(const Args& c) {
+  const View& x = c.in.x;
+  run(c.exec, x, [&](auto t) {
     using T = decltype(t);
-    return Op<T>{Rows<T>(c.in[0]), Rows<T>(c.out[0]), c.in[0].shape[1]};
+    return Op<T>{Rows<T>(x), Rows<T>(c.out.y), x.shape[1]};
   });
 }
 
-template <template <class> class Op>
-void binary(const Call& c) {
-  run(c, [&](auto t) {
+template <template <class> class Op, class Args>
+void binary(const Args& c) {
+  const View& y = c.in.y;
+  run(c.exec, y, [&](auto t) {
     using T = decltype(t);
-    return Op<T>{Rows<T>(c.in[0]), Rows<T>(c.in[1]), Rows<T>(c.out[0]), c.in[0].shape[1]};
+    return Op<T>{Rows<T>(y), Rows<T>(c.in.dy), Rows<T>(c.out.dx), y.shape[1]};
   });
 }
 
 }  // namespace
 
-void softmax(const Call& c) { unary<Softmax>(c); }
-void log_softmax(const Call& c) { unary<LogSoftmax>(c); }
-void logsumexp(const Call& c) { unary<LogSumExp>(c); }
-void softmax_grad(const Call& c) { binary<SoftmaxGrad>(c); }
-void log_softmax_grad(const Call& c) { binary<LogSoftmaxGrad>(c); }
+void softmax(const softmax_args& c) { unary<Softmax>(c); }
+void log_softmax(const log_softmax_args& c) { unary<LogSoftmax>(c); }
+void logsumexp(const logsumexp_args& c) { unary<LogSumExp>(c); }
+void softmax_grad(const softmax_grad_args& c) { binary<SoftmaxGrad>(c); }
+void log_softmax_grad(const log_softmax_grad_args& c) { binary<LogSoftmaxGrad>(c); }
 
 // Logits (M, D) and class numbers (M) to losses (M); a number that is no class gives NaN, since a kernel cannot raise.
-void cross_entropy(const Call& c) {
-  run(c, [&](auto t) {
+void cross_entropy(const cross_entropy_args& c) {
+  run(c.exec, c.in.logits, [&](auto t) {
     using T = decltype(t);
-    return CrossEntropy<T>{Rows<T>(c.in[0]), Rows<T>(c.out[0]), Labels(c.in[1]), c.in[0].shape[1]};
+    return CrossEntropy<T>{Rows<T>(c.in.logits), Rows<T>(c.out.loss), Labels(c.in.labels), c.in.logits.shape[1]};
   });
 }
 
 // From logits, class numbers and the gradient of the losses (M): (softmax(x) - one hot) * gradient.
-void cross_entropy_grad(const Call& c) {
-  run(c, [&](auto t) {
+void cross_entropy_grad(const cross_entropy_grad_args& c) {
+  run(c.exec, c.in.logits, [&](auto t) {
     using T = decltype(t);
-    return CrossEntropyGrad<T>{Rows<T>(c.in[0]), Rows<T>(c.in[2]), Rows<T>(c.out[0]), Labels(c.in[1]),
-                               c.in[0].shape[1]};
+    return CrossEntropyGrad<T>{Rows<T>(c.in.logits), Rows<T>(c.in.dloss), Rows<T>(c.out.dlogits), Labels(c.in.labels),
+                               c.in.logits.shape[1]};
   });
 }
 

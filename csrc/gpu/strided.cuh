@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/call.h"
 #include "gpu/portable.cuh"
+#include "kernels/rows.h"
 
 namespace needle::gpu {
 
@@ -156,7 +156,10 @@ inline dim3 grid_for(int64_t work) {
   return dim3(static_cast<unsigned>(blocks < most ? blocks : most));
 }
 
-inline gpuStream_t stream_of(const Call& c) { return static_cast<gpuStream_t>(c.exec->stream); }
+template <class Args>
+gpuStream_t stream_of(const Args& c) {
+  return static_cast<gpuStream_t>(c.exec->stream);
+}
 
 inline bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 

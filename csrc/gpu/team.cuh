@@ -1,8 +1,8 @@
 // Threads that share a reduction: a team walks over elements first, first + step, ... and adds up or compares what its
 // members found. Every thread of a block calls sum and max equally often, also one with nothing to do.
 #pragma once
-#include "core/call.h"
 #include "gpu/portable.cuh"
+#include "kernels/rows.h"
 
 namespace needle::gpu {
 

@@ -31,7 +31,7 @@ struct Kernels {
 #define UNARY(name, dtypes, attrs, expr) MAP(1, name, dtypes, attrs)
 #define BINARY(name, dtypes, attrs, expr)
 #define TERNARY(name, dtypes, attrs, expr)
-#include "math/maps.inc"
+#include "kernels/maps.def"
 #undef UNARY
 #undef BINARY
 #undef TERNARY

@@ -1,6 +1,6 @@
-// The maps of maps.inc as functors, and `activate`, on any lane type T: a SIMD vector V, float, double, int32_t,
-// int64_t. On the CPU "cpu/simd.h" comes first and gives V and the namespace; a GPU source defines NEEDLE_MAP_INLINE
-// before.
+// The maps of kernels/maps.def as functors, and `activate`, on any lane type T: a SIMD vector V, float, double,
+// int32_t, int64_t. On the CPU "cpu/simd.h" comes first and gives V and the namespace; a GPU source defines
+// NEEDLE_MAP_INLINE before.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -18,19 +18,13 @@
 namespace needle {
 enum Activation {
   kNone,
-  kRelu,
-  kRelu6,
-  kLeakyRelu,
-  kSigmoid,
-  kSilu,
-  kTanh,
-  kGelu,
-  kHardswish,
-  kHardsigmoid,
-  kElu,
-  kGeluTanh
+#define ACTIVATION(code, name, cost, choice) code,
+#include "kernels/activations.def"
+#undef ACTIVATION
+  kActivations  // how many
 };
-}
+enum { kCheap, kDear, kOnce, kEach };  // of activations.def
+}  // namespace needle
 
 namespace needle::NEEDLE_ISA {
 
@@ -328,7 +322,7 @@ NEEDLE_MAP_INLINE T silu_grad(T x, T dy) {
   return dy * s * (T(1) + x * (T(1) - s));
 }
 
-// relu_map::apply(x, p, q), add_map::apply(x, y, p, q), where_map::apply(x, y, z, p, q), ... for every row of maps.inc.
+// relu_map::apply(x, p, q), add_map::apply(x, y, p, q), where_map::apply(x, y, z, p, q), ... for every row of maps.def.
 #define UNARY(name, dtypes, attrs, expr)                                         \
   struct name##_map {                                                            \
     template <class T>                                                           \
@@ -350,27 +344,21 @@ NEEDLE_MAP_INLINE T silu_grad(T x, T dy) {
       return expr;                                                                         \
     }                                                                                      \
   };
-#include "math/maps.inc"
+#include "kernels/maps.def"
 #undef UNARY
 #undef BINARY
 #undef TERNARY
 
 // Out of line: inlined into an epilogue these would cost its loop registers even when they are not used.
 template <class A, class T>
-NEEDLE_MAP_NOINLINE T activate_transcendental(int code, A alpha, T x) {
+NEEDLE_MAP_NOINLINE T activate_out_of_line(int code, A alpha, T x) {
   switch (code) {
-    case kSigmoid:
-      return sigmoid(x);
-    case kSilu:
-      return silu_map::apply(x, x, x);
-    case kTanh:
-      return tanh(x);
-    case kGelu:
-      return gelu(x);
-    case kElu:
-      return elu(x, T(alpha));
-    case kGeluTanh:
-      return gelu_tanh(x);
+#define ACTIVATION(code, name, cost, choice)                               \
+  case code:                                                               \
+    if constexpr (cost == kDear) return name##_map::apply(x, T(alpha), x); \
+    break;
+#include "kernels/activations.def"
+#undef ACTIVATION
   }
   return x;
 }
@@ -381,18 +369,14 @@ NEEDLE_MAP_INLINE T activate(int code, A alpha, T x) {
   switch (code) {
     case kNone:
       return x;
-    case kRelu:
-      return max(T(0), x);
-    case kRelu6:
-      return min(T(6), max(T(0), x));
-    case kLeakyRelu:
-      return leaky_relu_map::apply(x, T(alpha), x);
-    case kHardswish:
-      return x * hardsigmoid(x);
-    case kHardsigmoid:
-      return hardsigmoid(x);
+#define ACTIVATION(code, name, cost, choice)                                \
+  case code:                                                                \
+    if constexpr (cost == kCheap) return name##_map::apply(x, T(alpha), x); \
+    break;
+#include "kernels/activations.def"
+#undef ACTIVATION
   }
-  return activate_transcendental(code, alpha, x);
+  return activate_out_of_line(code, alpha, x);
 }
 
 // Calls body(f) with the activation as f(x), so that a loop in `body` does not choose again for every vector.
@@ -401,18 +385,12 @@ NEEDLE_MAP_INLINE void with_activation(int code, float alpha, const Body& body) 
   switch (code) {
     case kNone:
       return body([](auto x) { return x; });
-    case kRelu:
-      return body([](auto x) { return max(decltype(x)(0), x); });
-    case kSigmoid:
-      return body([](auto x) { return sigmoid(x); });
-    case kSilu:
-      return body([](auto x) { return silu_map::apply(x, x, x); });
-    case kGelu:
-      return body([](auto x) { return gelu(x); });
-    case kGeluTanh:
-      return body([](auto x) { return gelu_tanh(x); });
-    case kHardswish:
-      return body([](auto x) { return x * hardsigmoid(x); });
+#define ACTIVATION(code, name, cost, choice)                                                       \
+  case code:                                                                                       \
+    if constexpr (choice == kOnce) return body([](auto x) { return name##_map::apply(x, x, x); }); \
+    break;
+#include "kernels/activations.def"
+#undef ACTIVATION
   }
   body([=](auto x) { return activate(code, alpha, x); });
 }

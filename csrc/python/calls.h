@@ -4,12 +4,14 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <set>
 #include <sstream>
 #include <string_view>
 
 #include "core/device.h"
+#include "kernels/rows.h"
 #include "python/dlpack.h"
 
 namespace needle::python {
@@ -21,18 +23,28 @@ struct DTypeInfo {
   char letter;
   DLDataType dl;
 };
-constexpr DTypeInfo kDTypes[] = {{"float32", 'f', {2, 32, 1}},
-                                 {"float64", 'd', {2, 64, 1}},
-                                 {"int32", 'i', {0, 32, 1}},
-                                 {"int64", 'l', {0, 64, 1}},
-                                 {"bool", 'b', {6, 8, 1}}};
+constexpr DTypeInfo kDTypes[] = {
+#define DTYPE(name, type, letter, text, code, bits) {text, letter, {code, bits, 1}},
+#include "kernels/dtypes.def"
+#undef DTYPE
+};
 
 inline const DTypeInfo& info(DType d) { return kDTypes[static_cast<int>(d)]; }
 
+// The names of dtypes as an English list; `bits`: one for each dtype.
+inline std::string names_of(unsigned bits) {
+  std::string text;
+  for (unsigned d = 0; bits >> d; d++)
+    if (bits >> d & 1) text += (text.empty() ? "" : bits >> (d + 1) ? ", " : " or ") + std::string(kDTypes[d].name);
+  return text;
+}
+
+constexpr unsigned kAnyDType = (1u << std::size(kDTypes)) - 1;
+
 inline DType parse_dtype(std::string_view name) {
-  for (int i = 0; i < 5; i++)
+  for (size_t i = 0; i < std::size(kDTypes); i++)
     if (name == kDTypes[i].name) return static_cast<DType>(i);
-  throw py::type_error("[needle] dtype expects float32, float64, int32, int64 or bool, got " + std::string(name) + ".");
+  throw py::type_error("[needle] dtype expects " + names_of(kAnyDType) + ", got " + std::string(name) + ".");
 }
 
 using Dims = std::vector<int64_t>;
@@ -87,82 +99,124 @@ struct NoKernel : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a row's operands may be, from its `dtypes` (core/call.h): a bit for each dtype, or 0 for the first operand's
-// own.
-struct Operands {
-  static constexpr int kWords = 4;  // no row says more
-  uint8_t in[kWords] = {}, out[kWords] = {};
+struct Name {  // as C++ and as Python have it, there interned: it is looked up in the dicts of keyword calls
+  explicit Name(const std::string& text)
+      : text(text), key(py::reinterpret_steal<py::object>(PyUnicode_InternFromString(text.c_str()))) {}
+  std::string text;
+  py::object key;
+};
 
-  explicit Operands(const KernelRow& row) {
-    std::istringstream words(row.dtypes);
-    std::string word;
-    uint8_t* to = row.max_in ? in : out;
-    for (int k = 0; words >> word;) {
-      if (word == "->") {
-        to = out, k = 0;
-        continue;
-      }
-      uint8_t bits = word == "*" ? 31 : 0;
-      for (int d = 0; d < 5; d++) bits |= (word.find(kDTypes[d].letter) != std::string::npos) << d;
-      to[k++] = bits;
+// An operand of a row, from its text `name:dtypes` (core/call.h).
+struct Operand {
+  Name name;
+  bool optional;
+  unsigned dtypes;  // a bit for each, or 0 for the dtype of the first operand
+
+  static std::vector<Operand> list(const char* text) {
+    std::vector<Operand> all;
+    std::istringstream words(text);
+    for (std::string word; words >> word;) {
+      const size_t colon = word.find(':');
+      const bool optional = word[colon - 1] == '?';
+      unsigned bits = word.substr(colon) == ":*" ? kAnyDType : 0;
+      for (size_t d = 0; d < std::size(kDTypes); d++)
+        bits |= unsigned{word.find(kDTypes[d].letter, colon) != std::string::npos} << d;
+      all.push_back({Name(word.substr(0, colon - optional)), optional, bits});
     }
-  }
-
-  static std::string names(uint8_t bits) {
-    std::string text;
-    for (int d = 0; d < 5; d++)
-      if (bits >> d & 1) text += (text.empty() ? "" : bits >> (d + 1) ? ", " : " or ") + std::string(kDTypes[d].name);
-    return text;
+    return all;
   }
 };
 
 struct BoundKernel {  // a row of a device's table
-  BoundKernel(const KernelRow* row, Device* device) : row(row), device(device), operands(*row) {}
+  BoundKernel(const KernelRow* row, Device* device)
+      : row(row), device(device), inputs(Operand::list(row->inputs)), outputs(Operand::list(row->outputs)) {
+    std::istringstream words(row->attrs);
+    for (std::string word; words >> word;) attrs.emplace_back(word);
+  }
 
-  // Outputs and inputs as the row's dtypes ask for.
+  template <class Error = py::value_error>
+  [[noreturn]] void fail(const std::string& text) const {
+    throw Error("[" + std::string(row->name) + "] " + text);
+  }
+
+  void check_counts(size_t n_out, const View* in, size_t n_in, size_t n_attr) const {
+    const size_t groups = row->groups ? n_out / outputs.size() : 1;
+    if (n_out != groups * outputs.size() || n_in != groups * inputs.size())
+      fail("expects " + std::to_string(outputs.size()) + " outputs for " + std::to_string(inputs.size()) +
+           " inputs, got " + std::to_string(n_out) + " for " + std::to_string(n_in) + ".");
+    for (size_t k = 0; k < n_in; k++)
+      if (in[k].absent() && !inputs[k % inputs.size()].optional)
+        fail(inputs[k % inputs.size()].name.text + " is missing.");
+    if (n_attr != attrs.size())
+      fail("expects " + std::to_string(attrs.size()) + " attributes, got " + std::to_string(n_attr) + ".");
+  }
+
+  // Outputs and inputs as the row asks for.
   void check_dtypes(const View* out, size_t n_out, const View* in, size_t n_in) const {
     if (n_in + n_out == 0) return;
     const DType first = n_in ? in->dtype : out->dtype;
-    auto check = [&](const View* views, size_t n, const uint8_t* words, const char* kind) {
+    auto check = [&](const View* views, size_t n, const std::vector<Operand>& operands) {
       for (size_t k = 0; k < n; k++) {
-        const uint8_t bits = words[k < Operands::kWords ? k : Operands::kWords - 1];
+        const Operand& operand = operands[k % operands.size()];
         const DType got = views[k].dtype;
-        if (bits ? bits >> static_cast<int>(got) & 1 : got == first) continue;
-        const std::string name = "[" + std::string(row->name) + "] ";
-        if (!bits)
-          throw py::type_error(name + "expects operands of one dtype, got " + info(first).name + " and " +
+        if (views[k].absent() || (operand.dtypes ? operand.dtypes >> static_cast<int>(got) & 1 : got == first))
+          continue;
+        if (!operand.dtypes)
+          fail<py::type_error>("expects operands of one dtype, got " + std::string(info(first).name) + " and " +
                                info(got).name + ".");
         if (k == 0 && (n_in == 0 || views == in))
-          throw NoKernel(name + "has no kernel for dtype " + info(got).name + ".");
-        throw py::type_error(name + kind + " " + std::to_string(k) + " expects " + Operands::names(bits) + ", got " +
-                             info(got).name + ".");
+          fail<NoKernel>("has no kernel for dtype " + std::string(info(got).name) + ".");
+        fail<py::type_error>(operand.name.text + " expects " + names_of(operand.dtypes) + ", got " + info(got).name +
+                             ".");
       }
     };
-    check(in, n_in, operands.in, "input");
-    check(out, n_out, operands.out, "output");
+    check(in, n_in, inputs);
+    check(out, n_out, outputs);
+  }
+
+  // on_input(value or null) and on_attr(value) for the values of a dict by name, in the row's order.
+  template <class OnInput, class OnAttr>
+  void walk(const py::dict& named, const OnInput& on_input, const OnAttr& on_attr) const {
+    py::ssize_t found = 0;
+    auto take = [&](const Name& name) {
+      py::handle value = PyDict_GetItemWithError(named.ptr(), name.key.ptr());
+      found += value.ptr() != nullptr;
+      return value;
+    };
+    for (const Operand& input : inputs) {
+      const py::handle value = take(input.name);
+      const bool absent = !value || value.is_none();
+      if (absent && !input.optional) fail(input.name.text + " is missing.");
+      on_input(absent ? py::handle() : value);
+    }
+    for (const Name& name : attrs) {
+      const py::handle value = take(name);
+      if (!value) fail("attribute " + name.text + " is missing.");
+      on_attr(value);
+    }
+    if (found == PyDict_GET_SIZE(named.ptr())) return;
+    for (auto [key, value] : named) {
+      const auto is = [key = key](const Name& name) { return name.key.equal(key); };
+      if (std::none_of(inputs.begin(), inputs.end(), [&](const Operand& o) { return is(o.name); }) &&
+          std::none_of(attrs.begin(), attrs.end(), is))
+        fail("takes no " + std::string(py::str(py::repr(key))) + ".");
+    }
+  }
+
+  // Inputs (None where one is absent) and attributes, in order.
+  py::tuple order(const py::dict& named) const {
+    py::list ins, values;
+    walk(
+        named, [&](py::handle value) { ins.append(value ? value : py::none()); },
+        [&](py::handle value) { values.append(value); });
+    return py::make_tuple(ins, values);
   }
 
   const KernelRow* row;
   Device* device;
-  Operands operands;
+  std::vector<Operand> inputs, outputs;
+  std::vector<Name> attrs;
 };
-
-inline void check_counts(const KernelRow& row, size_t n_out, size_t n_in, size_t n_attr) {
-  const std::string_view attrs = row.attrs;
-  const size_t names = attrs.empty() ? 0 : 1 + std::count(attrs.begin(), attrs.end(), ' ');
-  auto fail = [&](const std::string& text) { throw py::value_error("[" + std::string(row.name) + "] " + text); };
-  if (row.max_in == kAnyGroups) {
-    if (n_out % row.n_out || n_out / row.n_out * row.min_in != n_in)
-      fail("expects " + std::to_string(row.n_out) + " outputs for " + std::to_string(row.min_in) + " inputs, got " +
-           std::to_string(n_out) + " for " + std::to_string(n_in) + ".");
-  } else if (static_cast<int>(n_out) != row.n_out)
-    fail("expects " + std::to_string(row.n_out) + " outputs, got " + std::to_string(n_out) + ".");
-  else if (static_cast<int>(n_in) < row.min_in || static_cast<int>(n_in) > row.max_in)
-    fail("expects " + std::to_string(row.min_in) + " to " + std::to_string(row.max_in) + " inputs, got " +
-         std::to_string(n_in) + ".");
-  if (names != n_attr)
-    fail("expects attributes '" + std::string(attrs) + "', got " + std::to_string(n_attr) + " values.");
-}
 
 inline void check_place(const BoundKernel& kernel, const Array& a) {
   const Backend *want = kernel.device->backend(), *got = a.storage->backend();
@@ -177,7 +231,7 @@ inline bool is_map(const KernelRow& row) {
 #define BINARY UNARY
 #define TERNARY UNARY
   static const std::set<std::string_view> names = {
-#include "math/maps.inc"
+#include "kernels/maps.def"
       "copy"};
 #undef UNARY
 #undef BINARY
@@ -216,21 +270,21 @@ inline void run_row(const BoundKernel& kernel, const View* out, size_t n_out, co
     attr[k] = PyFloat_AsDouble(a[k].ptr());
     if (attr[k] == -1.0 && PyErr_Occurred()) throw py::error_already_set();
   }
-  check_counts(*kernel.row, n_out, n_in, a.size);
+  kernel.check_counts(n_out, in, n_in, a.size);
   kernel.check_dtypes(out, n_out, in, n_in);
   py::gil_scoped_release release;
   kernel.device->run(*kernel.row, out, static_cast<int>(n_out), in, static_cast<int>(n_in), attr);
 }
 
 inline View operand(const BoundKernel& kernel, py::handle array) {
+  if (array.is_none()) return kAbsent;
   const Array& a = array.cast<Array&>();
   check_place(kernel, a);
   return a.view;
 }
 
 inline void call_row(const BoundKernel& kernel, py::handle outs, py::handle ins, py::handle attrs) {
-  const KernelRow& row = *kernel.row;
-  const size_t most = row.max_in == kAnyGroups ? SIZE_MAX : kMost;
+  const size_t most = kernel.row->groups ? SIZE_MAX : kMost;
   Items o(outs, most), i(ins, most);
   View few[2 * kMost];
   std::vector<View> many(o.size + i.size > 2 * kMost ? o.size + i.size : 0);
@@ -240,6 +294,41 @@ inline void call_row(const BoundKernel& kernel, py::handle outs, py::handle ins,
   for (size_t k = 0; k < o.size; k++) o[k].cast<Array&>().storage->lend();
   run_row(kernel, view, o.size, view + o.size, i.size, attrs);
   for (size_t k = 0; k < o.size; k++) o[k].cast<Array&>().storage->wrote();
+}
+
+// The array under an NDArray, which makes it when it is first asked for.
+inline py::object array_of(py::handle ndarray) {
+  static const auto* made = new py::str("_reference");
+  py::object array = ndarray.attr(*made);
+  return array.is_none() ? ndarray.attr("_ref") : array;
+}
+
+// A call by name with NDArrays.
+inline void call_named(const BoundKernel& kernel, py::handle outs, const py::dict& named) {
+  Items o(outs, kMost);
+  std::array<py::object, kMost> made;  // holds the arrays
+  View view[2 * kMost];                // outputs, then inputs
+  double attr[2 * kMost];
+  size_t n_in = 0, n_attr = 0;
+  for (size_t k = 0; k < o.size; k++) {
+    made[k] = array_of(o[k]);
+    view[k] = operand(kernel, made[k]);
+  }
+  kernel.walk(
+      named,
+      [&](py::handle value) { view[o.size + n_in++] = value ? operand(kernel, array_of(value)) : View(kAbsent); },
+      [&](py::handle value) {
+        attr[n_attr] = PyFloat_AsDouble(value.ptr());
+        if (attr[n_attr++] == -1.0 && PyErr_Occurred()) throw py::error_already_set();
+      });
+  kernel.check_counts(o.size, view + o.size, n_in, n_attr);
+  kernel.check_dtypes(view, o.size, view + o.size, n_in);
+  for (size_t k = 0; k < o.size; k++) made[k].cast<Array&>().storage->lend();
+  {
+    py::gil_scoped_release release;
+    kernel.device->run(*kernel.row, view, static_cast<int>(o.size), view + o.size, static_cast<int>(n_in), attr);
+  }
+  for (size_t k = 0; k < o.size; k++) made[k].cast<Array&>().storage->wrote();
 }
 
 // An element-wise row over inputs broadcast together, as numpy does, into a new array.

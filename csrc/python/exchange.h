@@ -23,17 +23,13 @@ inline Array dense_copy(Device* device, const Array& a) {
 
 inline py::dtype numpy_dtype(DType d) {
   switch (d) {
-    case DType::f32:
-      return py::dtype::of<float>();
-    case DType::f64:
-      return py::dtype::of<double>();
-    case DType::i32:
-      return py::dtype::of<int32_t>();
-    case DType::i64:
-      return py::dtype::of<int64_t>();
-    default:
-      return py::dtype::of<bool>();
+#define DTYPE(name, type, letter, text, code, bits) \
+  case DType::name:                                 \
+    return py::dtype::of<type>();
+#include "kernels/dtypes.def"
+#undef DTYPE
   }
+  throw std::logic_error("[needle] an array has an unknown dtype.");
 }
 
 // A contiguous array of the host on a device; it may be changed again when this returns, though the copy may be under
@@ -150,10 +146,11 @@ inline Array from_dlpack(const py::capsule& capsule, Device* device) {
     throw py::value_error("[from_dlpack] expects memory of device type " + std::to_string(type) + ":0, got " +
                           std::to_string(t.device.device_type) + ":" + std::to_string(t.device.device_id) + ".");
   int dtype = -1;
-  for (int i = 0; i < 5; i++)
-    if (t.dtype.code == kDTypes[i].dl.code && t.dtype.bits == kDTypes[i].dl.bits && t.dtype.lanes == 1) dtype = i;
+  for (size_t i = 0; i < std::size(kDTypes); i++)
+    if (t.dtype.code == kDTypes[i].dl.code && t.dtype.bits == kDTypes[i].dl.bits && t.dtype.lanes == 1)
+      dtype = static_cast<int>(i);
   if (dtype < 0)
-    throw py::type_error("[from_dlpack] expects float32, float64, int32, int64 or bool, got type code " +
+    throw py::type_error("[from_dlpack] expects " + names_of(kAnyDType) + ", got type code " +
                          std::to_string(t.dtype.code) + " with " + std::to_string(t.dtype.bits) + " bits.");
   Dims shape(t.shape, t.shape + t.ndim), strides;
   if (t.strides) strides.assign(t.strides, t.strides + t.ndim);

@@ -1,4 +1,6 @@
 // The Python module needle._core. It names no op: kernels are reached through their table rows.
+#include <optional>
+
 #include "core/plan.h"
 #include "core/pool.h"
 #include "cpu/backend.h"
@@ -10,16 +12,18 @@ using namespace needle::python;
 
 namespace {
 
-// (space, index, byte offset, shape, strides, dtype)
+// (space, index, byte offset, shape, strides, dtype), None for an input that is absent
 using RefTuple = std::tuple<int, int, int64_t, Dims, Dims, std::string>;
 
-Ref make_ref(const RefTuple& t) {
-  const auto& [space, index, offset, shape, strides, dtype] = t;
+Ref make_ref(const std::optional<RefTuple>& t) {
+  if (!t) return {Space::absent, 0, 0, kAbsent};
+  const auto& [space, index, offset, shape, strides, dtype] = *t;
   if (space < 0 || space > 3) throw py::value_error("[plan] unknown memory space.");
   return {static_cast<Space>(space), index, offset, make_view(shape, &strides, parse_dtype(dtype))};
 }
 
-using StepTuple = std::tuple<const BoundKernel*, std::vector<RefTuple>, std::vector<RefTuple>, std::vector<double>>;
+using StepTuple =
+    std::tuple<const BoundKernel*, std::vector<RefTuple>, std::vector<std::optional<RefTuple>>, std::vector<double>>;
 using Border = std::pair<Dims, std::string>;
 
 std::unique_ptr<Plan> make_plan(Device* device, const std::vector<StepTuple>& steps, size_t arena_bytes,
@@ -32,10 +36,10 @@ std::unique_ptr<Plan> make_plan(Device* device, const std::vector<StepTuple>& st
     Step s{kernel->row, {}, {}, attr};
     for (const auto& r : outs) s.out.push_back(make_ref(r));
     for (const auto& r : ins) s.in.push_back(make_ref(r));
-    check_counts(*kernel->row, s.out.size(), s.in.size(), attr.size());
     std::vector<View> views;
     for (const auto* refs : {&s.out, &s.in})
       for (const Ref& r : *refs) views.push_back(r.view);
+    kernel->check_counts(s.out.size(), views.data() + s.out.size(), s.in.size(), attr.size());
     kernel->check_dtypes(views.data(), s.out.size(), views.data() + s.out.size(), s.in.size());
     list.push_back(std::move(s));
   }
@@ -131,6 +135,12 @@ py::object run_numpy(Plan& plan, const py::tuple& inputs, uint64_t parameters) {
   return results;  // with the lock: it may count a reference
 }
 
+std::vector<std::string> operand_names(const std::vector<Operand>& operands) {
+  std::vector<std::string> names;
+  for (const Operand& o : operands) names.push_back(o.name.text);
+  return names;
+}
+
 py::dict kernels(Device* device) {
   py::dict d;
   const Backend* b = device->backend();
@@ -221,30 +231,41 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<BoundKernel>(m, "Kernel")
       .def_property_readonly("name", [](const BoundKernel& k) { return k.row->name; })
-      .def_property_readonly("attrs", [](const BoundKernel& k) { return py::str(k.row->attrs).attr("split")(); })
-      .def_property_readonly("dtypes",
+      .def_property_readonly("inputs", [](const BoundKernel& k) { return operand_names(k.inputs); })
+      .def_property_readonly("outputs", [](const BoundKernel& k) { return operand_names(k.outputs); })
+      .def_property_readonly("attrs",
                              [](const BoundKernel& k) {
-                               py::list names;
-                               for (const char* s = k.row->dtypes; *s && *s != ' '; s++)
-                                 for (const auto& d : kDTypes)
-                                   if (d.letter == *s) names.append(d.name);
+                               std::vector<std::string> names;
+                               for (const Name& name : k.attrs) names.push_back(name.text);
                                return names;
                              })
-      .def_property_readonly("min_in", [](const BoundKernel& k) { return k.row->min_in; })
-      .def_property_readonly("max_in", [](const BoundKernel& k) { return k.row->max_in; })
-      .def_property_readonly("n_out", [](const BoundKernel& k) { return k.row->n_out; })
+      .def_property_readonly("groups", [](const BoundKernel& k) { return k.row->groups; })
+      .def_property_readonly("dtypes",
+                             [](const BoundKernel& k) {
+                               const unsigned bits = (k.inputs.empty() ? k.outputs : k.inputs)[0].dtypes;
+                               py::list names;
+                               for (size_t d = 0; d < std::size(kDTypes); d++)
+                                 if (bits >> d & 1) names.append(kDTypes[d].name);
+                               return names;
+                             })
+      .def("order", &BoundKernel::order, py::arg("named"))
       .def(
           "check",
-          [](const BoundKernel& k, const std::vector<std::string_view>& outs, const std::vector<std::string_view>& ins,
-             size_t n_attr) {
+          [](const BoundKernel& k, const std::vector<std::string_view>& outs,
+             const std::vector<std::optional<std::string_view>>& ins) {
             std::vector<View> views(outs.size() + ins.size());
-            for (size_t i = 0; i < views.size(); i++)
-              views[i].dtype = parse_dtype(i < outs.size() ? outs[i] : ins[i - outs.size()]);
-            check_counts(*k.row, outs.size(), ins.size(), n_attr);
-            k.check_dtypes(views.data(), outs.size(), views.data() + outs.size(), ins.size());
+            for (size_t i = 0; i < outs.size(); i++) views[i].dtype = parse_dtype(outs[i]);
+            for (size_t i = 0; i < ins.size(); i++) {
+              View& v = views[outs.size() + i];
+              ins[i] ? void(v.dtype = parse_dtype(*ins[i])) : void(v = kAbsent);
+            }
+            const View* in = views.data() + outs.size();
+            k.check_counts(outs.size(), in, ins.size(), k.attrs.size());
+            k.check_dtypes(views.data(), outs.size(), in, ins.size());
           },
-          py::arg("outs"), py::arg("ins"), py::arg("n_attr"))
+          py::arg("outs"), py::arg("ins"))
       .def("__call__", call_row, py::arg("outs"), py::arg("ins"), py::arg("attrs"))
+      .def("call", call_named, py::arg("outs"), py::arg("named"))
       .def("map", map_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"))
       .def("new", new_row, py::arg("ins"), py::arg("dtype"), py::arg("attrs"), py::arg("to"), py::arg("shape"));
 
@@ -311,6 +332,11 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("graphs", &Plan::graphs)
       .def_property_readonly("graph_error", &Plan::graph_error);
 
+  m.attr("ACTIVATIONS") = py::make_tuple("none"
+#define ACTIVATION(code, name, cost, choice) , #name
+#include "kernels/activations.def"
+#undef ACTIVATION
+  );
   m.attr("GUARD_BYTES") = kGuardBytes;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", [](int n) {

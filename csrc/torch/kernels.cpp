@@ -19,7 +19,12 @@ using torch::headeronly::ScalarType;
 constexpr int kCpu = 0, kGpu = 1;  // torch calls ROCm's devices CUDA, too
 const Backend* backends[2] = {};
 void (*cpu_services)(Exec*) = nullptr;
-std::vector<std::string> activations;
+constexpr const char* kNames[] = {
+    "none",
+#define ACTIVATION(code, name, cost, choice) #name,
+#include "kernels/activations.def"
+#undef ACTIVATION
+};
 
 const Backend* backend_of(const Tensor& t) {
   return t.is_cpu() ? backends[kCpu] : t.is_cuda() ? backends[kGpu] : nullptr;
@@ -63,21 +68,19 @@ bool dtype_of(const Tensor& t, DType* dtype) {
 
 void fail(const char* op, const std::string& text) { throw std::runtime_error("[" + std::string(op) + "] " + text); }
 
-double activation_code(const char* op, std::string_view name) {
-  for (size_t i = 0; i < activations.size(); i++)
-    if (name == activations[i]) return static_cast<double>(i);
+int64_t activation_code(const char* op, std::string_view name) {
+  for (size_t i = 0; i < std::size(kNames); i++)
+    if (name == kNames[i]) return static_cast<int64_t>(i);
   std::string known;
-  for (const auto& a : activations) known += (known.empty() ? "" : ", ") + a;
+  for (const char* a : kNames) known += (known.empty() ? "" : ", ") + std::string(a);
   fail(op, "activation expects one of " + known + ", got " + std::string(name) + ".");
 }
 
-const KernelRow* find(const char* kernel, const char* attributes, const Tensor& t) {
+const KernelRow* find(const char* kernel, const Tensor& t) {
   const Backend* b = backend_of(t);
   if (!b || t.scalar_type() != ScalarType::Float) return nullptr;
   for (int i = 0; i < b->n_rows; i++)
-    if (std::strcmp(b->rows[i].name, kernel) == 0 && std::strcmp(b->rows[i].attrs, attributes) == 0 &&
-        std::strchr(b->rows[i].dtypes, 'f'))
-      return &b->rows[i];
+    if (std::strcmp(b->rows[i].name, kernel) == 0) return &b->rows[i];
   return nullptr;
 }
 
@@ -112,9 +115,13 @@ View broadcast(const View& v, const int64_t* shape, int rank) {
   return r;
 }
 
-void run(const KernelRow* kernel, const Tensor& t, const View& out, const Operands& in,
-         std::initializer_list<double> attributes) {
-  Call call = {&out, in.views, attributes.begin(), 1, in.count, nullptr};
+void run_map(const KernelRow* kernel, const Tensor& t, const View& out, std::initializer_list<View> in,
+             std::initializer_list<double> attributes) {
+  run(kernel, t, {&out, in.begin(), attributes.begin(), 1, static_cast<int>(in.size()), nullptr});
+}
+
+void run(const KernelRow* kernel, const Tensor& t, const Call& given) {
+  Call call = given;
   if (t.is_cpu()) {
     Exec exec;
     cpu_services(&exec);
@@ -140,9 +147,8 @@ void run(const KernelRow* kernel, const Tensor& t, const View& out, const Operan
 }  // namespace needle::torch_ops
 
 // Takes the kernel table of a library: needle._core for the CPU, libneedle_cuda.so or libneedle_hip.so for a GPU.
-// `names`: the activations by number, separated by spaces. Returns null, or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* needle_torch_open(int gpu, const char* path,
-                                                                                const char* names) {
+// Returns null, or what went wrong.
+extern "C" __attribute__((visibility("default"))) const char* needle_torch_open(int gpu, const char* path) {
   using namespace needle;
   using namespace needle::torch_ops;
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -152,11 +158,6 @@ extern "C" __attribute__((visibility("default"))) const char* needle_torch_open(
   if (!gpu) {
     cpu_services = reinterpret_cast<void (*)(Exec*)>(dlsym(library, "needle_exec"));
     if (!cpu_services) return dlerror();
-  }
-  activations.clear();
-  for (const char* end; *names; names = *end ? end + 1 : end) {
-    end = names + std::strcspn(names, " ");
-    activations.emplace_back(names, end);
   }
   backends[gpu ? kGpu : kCpu] = table();
   return nullptr;

@@ -42,35 +42,25 @@ Tensor empty(const Tensor& like, const std::vector<int64_t>& size, bool last = f
                               last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
 }
 
-Operands operands(const View& x, const View& w, const Maybe& bias) {
-  Operands in;
-  in.add(x).add(w);
-  if (bias) in.add(view_of(*bias));
-  return in;
-}
+Optional optional_view(const Maybe& t) { return t ? Optional{view_of(*t)} : kAbsent; }
 
 // The activation in place, by its own kernel.
 void activate(const Tensor& t, std::string_view activation, double alpha) {
   if (activation == "none") return;
   const std::string name(activation);
   const View v = view_of(t);
-  const KernelRow* plain = find(name.c_str(), "", t);
-  if (plain)
-    run(plain, t, v, Operands().add(v), {});
-  else
-    run(find(name.c_str(), "alpha", t), t, v, Operands().add(v), {alpha});
+  run_map(find(name.c_str(), t), t, v, {v}, {alpha});  // which those without the attribute do not read
 }
 
 // ---- linear --------------------------------------------------------------------------------------------------------
 
-constexpr const char* kLinearAttributes = "activation alpha has_bias";
 constexpr int64_t kFewRows =
     16;  // below, packing torch's weights costs more than torch's product, which reads them in place
 
 // activation(x W^T + bias) over the last axis.
 Tensor linear_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, std::string_view activation, double alpha) {
   constexpr const char* op = "linear_bias_act";
-  const double code = activation_code(op, activation);
+  const int64_t code = activation_code(op, activation);
   check_rank(op, "weight", w, 2);
   if (x.dim() == 0 || x.size(-1) != w.size(1))
     fail(op, "weight expects " + (x.dim() ? std::to_string(x.size(-1)) : "no") + " input features, got shape " +
@@ -78,7 +68,7 @@ Tensor linear_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, std:
   check_vector(op, "bias", bias, w.size(0));
   check_all(op, x, {{"weight", w}, {"bias", bias}});
   const int64_t K = w.size(1), N = w.size(0), rank = x.dim();
-  const KernelRow *matmul = find("matmul", kLinearAttributes, x), *linear = find("linear", kLinearAttributes, x);
+  const KernelRow *matmul = find("matmul", x), *linear = find("linear", x);
   const bool rows = rank <= 2 || x.is_contiguous();
   if (rank > kMaxRank || K == 0 || !(matmul || (linear && rows)))
     return call("needle_unfused::linear_bias_act", x, w, bias, std::string(activation), alpha);
@@ -96,13 +86,15 @@ Tensor linear_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, std:
   if (rows) a = view_of(x, {M, K}, {rank > 1 ? x.stride(-2) : K, x.stride(-1)});
   const View y = rows ? view_of(out, {M, N}, {N, 1}) : view_of(out);
   if (linear) {
-    run(linear, x, y, operands(a, view_of(w), bias), {code, alpha, bias ? 1.0 : 0.0});
+    run<linear_args>(linear, x, {.x = a, .weight = view_of(w), .bias = optional_view(bias)}, {.y = y},
+                     {.activation = code, .alpha = alpha});
   } else {
     View b = view_of(w, {K, N}, {w.stride(1), w.stride(0)});
     int64_t shape[kMaxRank];
     std::copy(a.shape, a.shape + a.rank - 2, shape);
     shape[a.rank - 2] = K, shape[a.rank - 1] = N;
-    run(matmul, x, y, operands(a, broadcast(b, shape, a.rank), bias), {code, alpha, bias ? 1.0 : 0.0});
+    run<matmul_args>(matmul, x, {.a = a, .b = broadcast(b, shape, a.rank), .bias = optional_view(bias)}, {.y = y},
+                     {.activation = code, .alpha = alpha});
   }
   return out;
 }
@@ -138,33 +130,37 @@ std::vector<int64_t> conv_size(const char* op, const Tensor& x, const Tensor& w,
   return size;
 }
 
-constexpr const char* kConvAttributes =
-    "stride_h stride_w pad_top pad_left pad_bottom pad_right dilation_h dilation_w groups activation alpha has_bias";
-
-// The kernels for a convolution, or null.
-const KernelRow* conv_kernel(const Tensor& x) { return find("conv2d", kConvAttributes, x); }
-
 // A kernel of one pixel on channels-last images is a matrix product, without copies of the images.
 bool is_product(const Tensor& x, const Tensor& w, const Geometry& g) {
   return channels_last(x) && w.size(2) == 1 && w.size(3) == 1 && g.groups == 1 && g.stride == Pair{1, 1} &&
-         g.padding == Pair{0, 0} && find("matmul", kLinearAttributes, x);
+         g.padding == Pair{0, 0} && find("matmul", x);
 }
 
 Tensor convolve(const KernelRow* kernel, const Tensor& x, const Tensor& w, const Maybe& bias, const Geometry& g,
-                const std::vector<int64_t>& size, double activation, double alpha) {
+                const std::vector<int64_t>& size, int64_t activation, double alpha) {
   const bool last = channels_last(x);
   Tensor out = empty(x, size, last);
   if (is_product(x, w, g)) {
     const int64_t C = x.size(1), O = size[1], rows = size[0] * size[2] * size[3];
-    run(find("matmul", kLinearAttributes, x), x, view_of(out, {rows, O}, {O, 1}),
-        operands(view_of(x, {rows, C}, {C, 1}), view_of(w, {C, O}, {w.stride(1), w.stride(0)}), bias),
-        {activation, alpha, bias ? 1.0 : 0.0});
+    run<matmul_args>(find("matmul", x), x,
+                     {.a = view_of(x, {rows, C}, {C, 1}),
+                      .b = view_of(w, {C, O}, {w.stride(1), w.stride(0)}),
+                      .bias = optional_view(bias)},
+                     {.y = view_of(out, {rows, O}, {O, 1})}, {.activation = activation, .alpha = alpha});
     return out;
   }
-  const auto n = [](int64_t i) { return static_cast<double>(i); };
-  run(kernel, x, view_of(out), operands(view_of(x), view_of(w), bias),
-      {n(g.stride[0]), n(g.stride[1]), n(g.padding[0]), n(g.padding[1]), n(g.padding[0]), n(g.padding[1]),
-       n(g.dilation[0]), n(g.dilation[1]), n(g.groups), activation, alpha, bias ? 1.0 : 0.0});
+  run<conv2d_args>(kernel, x, {.x = view_of(x), .weight = view_of(w), .bias = optional_view(bias)}, {.y = view_of(out)},
+                   {.stride_h = g.stride[0],
+                    .stride_w = g.stride[1],
+                    .pad_top = g.padding[0],
+                    .pad_left = g.padding[1],
+                    .pad_bottom = g.padding[0],
+                    .pad_right = g.padding[1],
+                    .dilation_h = g.dilation[0],
+                    .dilation_w = g.dilation[1],
+                    .groups = g.groups,
+                    .activation = activation,
+                    .alpha = alpha});
   return out;
 }
 
@@ -173,11 +169,11 @@ Tensor conv2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, cons
                        const Pair& dilation, int64_t groups, std::string_view activation, double alpha) {
   constexpr const char* op = "conv2d_bias_act";
   const Geometry g = {stride, padding, dilation, groups};
-  const double code = activation_code(op, activation);
+  const int64_t code = activation_code(op, activation);
   check_geometry(op, x, w, g, w.dim() == 4 ? w.size(1) * groups : 0);
   check_vector(op, "bias", bias, w.size(0));
   check_all(op, x, {{"weight", w}, {"bias", bias}});
-  const KernelRow* kernel = conv_kernel(x);
+  const KernelRow* kernel = find("conv2d", x);
   const auto size = conv_size(op, x, w, g);
   if (!kernel || w.numel() == 0)
     return call("needle_unfused::conv2d_bias_act", x, w, bias, stride, padding, dilation, groups,
@@ -192,7 +188,7 @@ Tensor conv2d_bn_act(const Tensor& x, const Tensor& w, const Maybe& bias, const 
                      const Pair& dilation, int64_t groups, double eps, std::string_view activation, double alpha) {
   constexpr const char* op = "conv2d_bn_act";
   const Geometry g = {stride, padding, dilation, groups};
-  const double code = activation_code(op, activation);
+  const int64_t code = activation_code(op, activation);
   check_geometry(op, x, w, g, w.dim() == 4 ? w.size(1) * groups : 0);
   const int64_t O = w.size(0);
   for (const auto& [name, t] :
@@ -200,39 +196,39 @@ Tensor conv2d_bn_act(const Tensor& x, const Tensor& w, const Maybe& bias, const 
     check_vector(op, name, t, O);
   check_all(op, x, {{"weight", w}, {"bias", bias}, {"running_mean", mean}, {"running_var", var}});
   check_all(op, x, {{"bn_weight", gamma}, {"bn_bias", beta}});
-  const KernelRow *kernel = conv_kernel(x), *multiply = find("mul", "", x), *add = find("add", "", x);
-  const KernelRow *subtract = find("sub", "", x), *negate = find("neg", "", x), *rsqrt = find("rsqrt", "", x),
-                  *add_scalar = find("add_scalar", "scalar", x);
+  const KernelRow *kernel = find("conv2d", x), *multiply = find("mul", x), *add = find("add", x);
+  const KernelRow *subtract = find("sub", x), *negate = find("neg", x), *rsqrt = find("rsqrt", x),
+                  *add_scalar = find("add_scalar", x);
   const auto size = conv_size(op, x, w, g);
   if (!kernel || !multiply || !add || !subtract || !negate || !rsqrt || !add_scalar || w.numel() == 0)
     return call("needle_unfused::conv2d_bn_act", x, w, bias, mean, var, gamma, beta, stride, padding, dilation, groups,
                 eps, std::string(activation), alpha);
   Tensor scale = empty(x, {O}), shift = empty(x, {O});  // the result: conv2d(x, w) * scale + shift
   const View s = view_of(scale), t = view_of(shift);
-  run(add_scalar, x, s, Operands().add(view_of(var)), {eps});
-  run(rsqrt, x, s, Operands().add(s), {});
-  if (gamma) run(multiply, x, s, Operands().add(s).add(view_of(*gamma)), {});
+  run_map(add_scalar, x, s, {view_of(var)}, {eps});
+  run_map(rsqrt, x, s, {s});
+  if (gamma) run_map(multiply, x, s, {s, view_of(*gamma)});
   if (bias)
-    run(subtract, x, t, Operands().add(view_of(*bias)).add(view_of(mean)), {});
+    run_map(subtract, x, t, {view_of(*bias), view_of(mean)});
   else
-    run(negate, x, t, Operands().add(view_of(mean)), {});
-  run(multiply, x, t, Operands().add(t).add(s), {});
-  if (beta) run(add, x, t, Operands().add(t).add(view_of(*beta)), {});
+    run_map(negate, x, t, {view_of(mean)});
+  run_map(multiply, x, t, {t, s});
+  if (beta) run_map(add, x, t, {t, view_of(*beta)});
   const auto per_output = [&](const View& v, const Tensor& t, int axis) {
     View channels = view_of(t, {O, 1, 1, 1}, {1, 0, 0, 0});
     if (axis == 1) std::swap(channels.shape[0], channels.shape[1]), std::swap(channels.stride[0], channels.stride[1]);
-    return Operands().add(v).add(broadcast(channels, v.shape, 4));
+    return broadcast(channels, v.shape, 4);
   };
   if (w.numel() > size[0] * O * size[2] * size[3]) {
     Tensor out = convolve(kernel, x, w, std::nullopt, g, size, 0, 0);
     const View y = view_of(out);
-    run(multiply, x, y, per_output(y, scale, 1), {});
-    run(add, x, y, per_output(y, shift, 1), {});
+    run_map(multiply, x, y, {y, per_output(y, scale, 1)});
+    run_map(add, x, y, {y, per_output(y, shift, 1)});
     activate(out, activation, alpha);
     return out;
   }
   Tensor folded = torch::stable::empty_like(w);
-  run(multiply, x, view_of(folded), per_output(view_of(w), scale, 0), {});
+  run_map(multiply, x, view_of(folded), {view_of(w), per_output(view_of(w), scale, 0)});
   return convolve(kernel, x, folded, shift, g, size, code, alpha);
 }
 
@@ -242,7 +238,7 @@ Tensor conv_transpose2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& 
                                  std::string_view activation, double alpha) {
   constexpr const char* op = "conv_transpose2d_bias_act";
   const Geometry g = {stride, padding, dilation, groups};
-  const double code = activation_code(op, activation);
+  const int64_t code = activation_code(op, activation);
   check_geometry(op, x, w, g, w.dim() == 4 ? w.size(0) : 0);
   check_vector(op, "bias", bias, w.size(1) * groups);
   check_all(op, x, {{"weight", w}, {"bias", bias}});
@@ -254,17 +250,22 @@ Tensor conv_transpose2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& 
                    output_padding[i] + 1);
     if (size.back() < 1) fail(op, "padding leaves no output for input of shape " + shape_of(x) + ".");
   }
-  const KernelRow* kernel =
-      find("conv_transpose2d",
-           "stride_h stride_w pad_top pad_left dilation_h dilation_w groups activation alpha has_bias", x);
+  const KernelRow* kernel = find("conv_transpose2d", x);
   if (!kernel || w.numel() == 0)
     return call("needle_unfused::conv_transpose2d_bias_act", x, w, bias, stride, padding, output_padding, groups,
                 dilation, std::string(activation), alpha);
   Tensor out = empty(x, size, channels_last(x));
-  const auto n = [](int64_t i) { return static_cast<double>(i); };
-  run(kernel, x, view_of(out), operands(view_of(x), view_of(w), bias),
-      {n(stride[0]), n(stride[1]), n(padding[0]), n(padding[1]), n(dilation[0]), n(dilation[1]), n(groups), code, alpha,
-       bias ? 1.0 : 0.0});
+  run<conv_transpose2d_args>(kernel, x, {.x = view_of(x), .weight = view_of(w), .bias = optional_view(bias)},
+                             {.y = view_of(out)},
+                             {.stride_h = stride[0],
+                              .stride_w = stride[1],
+                              .pad_top = padding[0],
+                              .pad_left = padding[1],
+                              .dilation_h = dilation[0],
+                              .dilation_w = dilation[1],
+                              .groups = groups,
+                              .activation = code,
+                              .alpha = alpha});
   return out;
 }
 
@@ -274,13 +275,13 @@ Tensor conv_transpose2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& 
 Tensor batch_norm_act(const Tensor& x, const Tensor& mean, const Tensor& var, const Maybe& gamma, const Maybe& beta,
                       double eps, std::string_view activation, double alpha) {
   constexpr const char* op = "batch_norm_act";
-  const double code = activation_code(op, activation);
+  const int64_t code = activation_code(op, activation);
   if (x.dim() < 2) fail(op, "input expects at least 2 axes, got shape " + shape_of(x) + ".");
   const int64_t C = x.size(1), rows = x.size(0) * C;
   for (const auto& [name, t] : {Named{"running_mean", mean}, {"running_var", var}, {"weight", gamma}, {"bias", beta}})
     check_vector(op, name, t, C);
   check_all(op, x, {{"running_mean", mean}, {"running_var", var}, {"weight", gamma}, {"bias", beta}});
-  const KernelRow* kernel = find("batch_norm", "eps activation alpha", x);
+  const KernelRow* kernel = find("batch_norm", x);
   const bool dense = mean.is_contiguous() && var.is_contiguous() && (!gamma || gamma->is_contiguous()) &&
                      (!beta || beta->is_contiguous());
   if (!kernel || !x.is_contiguous() || !dense || x.numel() == 0)
@@ -291,10 +292,11 @@ Tensor batch_norm_act(const Tensor& x, const Tensor& mean, const Tensor& var, co
     return t ? *t : torch::stable::full({&C, 1}, other, ScalarType::Float, std::nullopt, x.device());
   };
   const Tensor weight = vector(gamma, 1), bias = vector(beta, 0);
-  Operands in;
-  in.add(view_of(x, {x.size(0), C, size}, {C * size, size, 1})).add(view_of(mean)).add(view_of(var));
-  in.add(view_of(weight)).add(view_of(bias));
-  run(kernel, x, view_of(out, {x.size(0), C, size}, {C * size, size, 1}), in, {eps, code, alpha});
+  const auto image = [&](const Tensor& t) { return view_of(t, {x.size(0), C, size}, {C * size, size, 1}); };
+  run<batch_norm_args>(
+      kernel, x,
+      {.x = image(x), .mean = view_of(mean), .var = view_of(var), .weight = view_of(weight), .bias = view_of(bias)},
+      {.y = image(out)}, {.eps = eps, .activation = code, .alpha = alpha});
   return out;
 }
 
@@ -322,19 +324,17 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe&
       if (mask->dim() > r || (mask->size(-i) != 1 && mask->size(-i) != scores[r - i]))
         fail(op, "attn_mask expects a shape that broadcasts to the scores, got " + shape_of(*mask) + ".");
   }
-  const KernelRow* kernel = find("attention", "scale causal has_mask", q);
+  const KernelRow* kernel = find("attention", q);
   if (!kernel || r > kMaxRank || k.numel() == 0) return call("needle_unfused::attention", q, k, v, mask, causal, scale);
   std::vector<int64_t> size(q.sizes().begin(), q.sizes().end());
   size.back() = v.size(-1);
   if (r == 4) std::swap(size[1], size[2]);
   Tensor memory = empty(q, size);
   Tensor out = r == 4 ? torch::stable::transpose(memory, 1, 2) : memory;
-  Operands in;
-  in.add(view_of(q)).add(view_of(k)).add(view_of(v));
-  if (mask) in.add(broadcast(view_of(*mask), scores.data(), r));
-  run(kernel, q, view_of(out), in,
-      {scale ? *scale : 1 / std::sqrt(static_cast<double>(std::max<int64_t>(1, q.size(-1)))), causal ? 1.0 : 0.0,
-       mask ? 1.0 : 0.0});
+  const Optional wide = mask ? Optional{broadcast(view_of(*mask), scores.data(), r)} : kAbsent;
+  const double factor = scale ? *scale : 1 / std::sqrt(static_cast<double>(std::max<int64_t>(1, q.size(-1))));
+  run<attention_args>(kernel, q, {.q = view_of(q), .k = view_of(k), .v = view_of(v), .mask = wide}, {.y = view_of(out)},
+                      {.scale = factor, .causal = causal, .strict = 0});
   return out;
 }
 

@@ -35,8 +35,9 @@ class Course:
     ) -> _core.Array:
         return _core.Array(a, shape, contiguous(shape) if strides is None else strides, offset, "float32")
 
-    def _run(self, kernel: str, out: _core.Array, *ins: _core.Array, attrs: Sequence[float] = ()) -> None:
-        self.kernels[kernel]([out], ins, attrs)
+    def _run(self, name: str, out: _core.Array, **named: Any) -> None:
+        kernel = self.kernels[name]
+        kernel([out], *kernel.order(named))
 
     def to_numpy(self, a: _core.Storage, shape: Sequence[int], strides: Sequence[int], offset: int) -> np.ndarray:
         """A copy of the view."""
@@ -46,25 +47,25 @@ class Course:
         self._view(out, (a.size,)).store(np.ascontiguousarray(a, "float32"))
 
     def fill(self, out: _core.Storage, val: float) -> None:
-        self._run("fill", self._view(out, (out.size,)), attrs=(val,))
+        self._run("fill", self._view(out, (out.size,)), value=val)
 
     def compact(
         self, a: _core.Storage, out: _core.Storage, shape: Sequence[int], strides: Sequence[int], offset: int
     ) -> None:
         """Write the view of `a` to `out`, element after element."""
-        self._run("copy", self._view(out, shape), self._view(a, shape, strides, offset))
+        self._run("copy", self._view(out, shape), x=self._view(a, shape, strides, offset))
 
     def ewise_setitem(
         self, a: _core.Storage, out: _core.Storage, shape: Sequence[int], strides: Sequence[int], offset: int
     ) -> None:
         """Write the elements of `a` to the view of `out`."""
-        self._run("copy", self._view(out, shape, strides, offset), self._view(a, shape))
+        self._run("copy", self._view(out, shape, strides, offset), x=self._view(a, shape))
 
     def scalar_setitem(
         self, size: int, val: float, out: _core.Storage, shape: Sequence[int], strides: Sequence[int], offset: int
     ) -> None:
         """Write `val` to the view of `out`; `size` is its number of elements."""
-        self._run("fill", self._view(out, shape, strides, offset), attrs=(val,))
+        self._run("fill", self._view(out, shape, strides, offset), value=val)
 
     @staticmethod
     def _map(kernel: str) -> Callable[..., None]:
@@ -74,7 +75,7 @@ class Course:
             *others, out = rest
             flat = [self._view(x, (a.size,)) for x in (a, *others) if isinstance(x, _core.Storage)]
             numbers = [float(x) for x in others if not isinstance(x, _core.Storage)]
-            self._run(kernel, self._view(out, (a.size,)), *flat, attrs=numbers)
+            self.kernels[kernel]([self._view(out, (a.size,))], flat, numbers)
 
         return run
 
@@ -92,7 +93,7 @@ class Course:
         self._product(self._view(out, (m, p)), self._view(a, (m, n)), self._view(b, (n, p)))
 
     def _product(self, out: _core.Array, a: _core.Array, b: _core.Array) -> None:
-        self._run("matmul", out, a, b, attrs=(0, 0, 0))
+        self._run("matmul", out, a=a, b=b, activation=0, alpha=0)
 
     def _tiles(self, a: _core.Storage, rows: int, columns: int) -> _core.Array:
         """Tiles (rows / T, columns / T, T, T) as a view (rows / T, T, columns / T, T), the order of a matrix."""
@@ -106,10 +107,10 @@ class Course:
         dense = [self.core.empty((rows, columns), "float32") for rows, columns in ((m, n), (n, p), (m, p))]
         for tiled, matrix, shape in ((a, dense[0], (m, n)), (b, dense[1], (n, p))):
             tiles = self._tiles(tiled, *shape)
-            self._run("copy", self._view(matrix.storage, tiles.shape), tiles)
+            self._run("copy", self._view(matrix.storage, tiles.shape), x=tiles)
         self._product(dense[2], dense[0], dense[1])
         tiles = self._tiles(out, m, p)
-        self._run("copy", tiles, self._view(dense[2].storage, tiles.shape))
+        self._run("copy", tiles, x=self._view(dense[2].storage, tiles.shape))
 
     @staticmethod
     def _reduce(kernel: str) -> Callable[..., None]:
@@ -117,7 +118,7 @@ class Course:
 
         def run(self: Course, a: _core.Storage, out: _core.Storage, reduce_size: int) -> None:
             groups = a.size // reduce_size
-            self._run(kernel, self._view(out, (groups, 1)), self._view(a, (groups, reduce_size)))
+            self._run(kernel, self._view(out, (groups, 1)), x=self._view(a, (groups, reduce_size)))
 
         return run
 

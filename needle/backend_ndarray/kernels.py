@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +44,43 @@ def on_device(device: Device | None) -> Iterator[None]:
         PLACE.device = before
 
 
-def call(name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], *attrs: float) -> None:
-    """Run kernel `name` of the table of the arrays' device, or plan its run; attributes in the order of its row."""
-    if PLANNING.builder is not None:
-        PLANNING.builder.call(name, outs, ins, attrs)
+def call(name: str, outs: Sequence[NDArray], /, **named: Any) -> None:
+    """Run kernel `name` of the table of the arrays' device, or plan its run; inputs and attributes by the names of its row.
+
+    An optional input may be None.
+    """
+    if PLANNING.builder is None:
+        outs[0]._device.kernels[name].call(outs, named)
+    else:
+        PLANNING.builder.call(name, outs, named)
+
+
+def call_groups(name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], **attrs: float) -> None:
+    """A kernel of GROUPS at once: outputs and inputs of one group after the other."""
+    refs = ([a._reference or a._ref for a in arrays] for arrays in (outs, ins))
+    outs[0]._device.kernels[name](*refs, attributes(name, **attrs))
+
+
+def call_map(name: str, out: NDArray, ins: Sequence[NDArray], attrs: Iterable[float] = ()) -> None:
+    """An element-wise kernel, whose operands and attributes have an order that everyone knows."""
+    if PLANNING.builder is None:
+        refs = [i._reference or i._ref for i in ins]
+        out._device.kernels[name]([out._reference or out._ref], refs, tuple(attrs))
         return
-    kernel = outs[0]._device.kernels[name]
-    kernel([o._reference or o._ref for o in outs], [i._reference or i._ref for i in ins], attrs)
+    kernel = KERNELS[name]
+    named = dict(zip(kernel.inputs, ins, strict=True)) | dict(zip(kernel.attrs, attrs, strict=True))
+    PLANNING.builder.call(name, [out], named)
+
+
+def attributes(name: str, **named: float) -> tuple[float, ...]:
+    """Attributes of kernel `name` in the order of its row, for what calls it often."""
+    wanted = KERNELS[name].attrs
+    if named.keys() != set(wanted):
+        raise ValueError(f"[{name}] expects the attributes {', '.join(wanted)}, got {', '.join(named)}.")
+    return tuple(named[a] for a in wanted)
+
+
+PLAIN = attributes("matmul", activation=0, alpha=0)  # a product and nothing after it
 
 
 def kernel_dtype(name: str, dtype: str) -> str:

@@ -17,7 +17,7 @@ from needle import _core
 from .device import DLPACK, Device, cpu, cpu_numpy
 from .dtypes import dtype_name, dtype_of, itemsize, promote, promote_scalar
 from .flat import Flat
-from .kernels import DTYPES, PLACE, PLANNING, call, kernel_dtype
+from .kernels import DTYPES, KERNELS, PLACE, PLAIN, PLANNING, call, call_map, kernel_dtype
 from .strides import (
     broadcast_strides,
     contiguous_strides,
@@ -99,15 +99,21 @@ class NDArray:
 
     @staticmethod
     def made(
-        name: str, ins: Sequence[NDArray], dtype: str, to: tuple[int, ...], shape: tuple[int, ...], *attrs: float
+        name: str,
+        ins: Sequence[Any],
+        dtype: str,
+        to: tuple[int, ...],
+        shape: tuple[int, ...],
+        attrs: tuple[float, ...] = (),
     ) -> NDArray:
-        """What kernel `name` writes to a new array of shape `to`, seen as one of `shape`."""
+        """What kernel `name` writes to a new array of shape `to`, seen as one of `shape`; all inputs and `attributes`."""
         if PLANNING.builder is None:
-            refs = [i._reference or i._ref for i in ins]
+            refs = [None if i is None else i._reference or i._ref for i in ins]
             device = ins[0]._device
             return NDArray._of(device.kernels[name].new(refs, dtype, attrs, to, shape), shape, dtype, device)
         out = NDArray.empty(to, dtype)
-        call(name, [out], ins, *attrs)
+        kernel = KERNELS[name]
+        call(name, [out], **dict(zip(kernel.inputs, ins, strict=True)), **dict(zip(kernel.attrs, attrs, strict=True)))
         return out if shape == to else out.reshape(shape)
 
     @staticmethod
@@ -184,7 +190,7 @@ class NDArray:
         if device != self._device:
             return NDArray(self.as_dtype(dtype).read(), device, dtype)
         out = NDArray.empty(self._shape, dtype, device)
-        call("copy", [out], [self])
+        call("copy", [out], x=self)
         return out
 
     def copy(self) -> NDArray:
@@ -267,12 +273,12 @@ class NDArray:
         target = self[index]
         if not isinstance(value, NDArray):
             if np.ndim(value) == 0 and not isinstance(value, int):
-                call("fill", [target], [], float(value))
+                call("fill", [target], value=float(value))
                 return
             value = NDArray(value, self._device, self._dtype)
         source = value.broadcast_to(target._shape)
         overlaps = source._handle is target._handle and not source.is_same_view(target)
-        call("copy", [target], [source.copy() if overlaps else source])
+        call("copy", [target], x=source.copy() if overlaps else source)
 
     @property
     def flat(self) -> Any:
@@ -280,7 +286,7 @@ class NDArray:
         return self.reshape((self.size,)) if self.is_compact() else Flat(self)
 
     def fill(self, value: float) -> None:
-        call("fill", [self], [], float(value))
+        call("fill", [self], value=float(value))
 
     # -- arithmetic --------------------------------------------------------------------------------------------------
 
@@ -301,7 +307,7 @@ class NDArray:
             ref = self._device.kernels[name].map(ins, out, attrs)
             return NDArray._of(ref, shape if same else ref.shape, out, self._device)
         result = NDArray.empty(np.broadcast_shapes(shape, *(a._shape for a in others)), out)
-        call(name, [result], [a.fitted(result._shape, dtype) for a in (self, *others)], *attrs)
+        call_map(name, result, [a.fitted(result._shape, dtype) for a in (self, *others)], attrs)
         return result
 
     def _binary(self, name: str, other: Any, out: str = "") -> NDArray:
@@ -382,7 +388,7 @@ class NDArray:
             batch = np.broadcast_shapes(batch, other._shape[:-2])
         ins = [x.fitted((*batch, *x._shape[-2:]), dtype) for x in (self, other)]
         shape = (*batch, self._shape[-2], other._shape[-1])
-        return NDArray.made("matmul", ins, dtype, shape, shape, 0, 0, 0)
+        return NDArray.made("matmul", [*ins, None], dtype, shape, shape, PLAIN)
 
     # -- reductions --------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from needle.ops.algorithms import DEFAULT, PRECISIONS, Choice, Measured, Option,
 
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
-from .merge import NO_HALO, Halo, Step, merge_pairs
+from .merge import Halo, Step, merge_pairs
 from .verify_plan import Value, verify_plan
 
 ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
@@ -120,24 +120,31 @@ class Builder:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Sequence[float]) -> None:
+    def call(self, name: str, outs: Sequence[NDArray], named: dict[str, Any]) -> None:
         if name != "zero_halo" and not any(a.size for a in outs):  # of an empty batch; images of no rows have a halo
             self.options = [o for o in self.options if o.step < len(self.steps)]  # none for the step that is left out
             return
-        fixed = [a if isinstance(a._handle, Buffer) else self._literal(a) for a in ins]
-        name, attrs = self._in_precision(name, fixed, attrs)
-        self.device.kernels[name].check([a.dtype for a in outs], [a.dtype for a in fixed], len(attrs))
-        halos = [self.halos.get(id(a), NO_HALO) for a in fixed] if self.halos else ()
-        self.steps.append(Step(name, list(outs), fixed, tuple(map(float, attrs)), self.label, halos))
+        name, named = self._in_precision(name, named)
+        kernel = self.device.kernels[name]
+        ins, values = kernel.order(named)
+        kernel.check([a.dtype for a in outs], [None if a is None else a.dtype for a in ins])
+        inputs = {
+            n: a if isinstance(a._handle, Buffer) else self._literal(a)
+            for n, a in zip(kernel.inputs, ins, strict=True)
+            if a is not None
+        }
+        attrs = dict(zip(kernel.attrs, map(float, values), strict=True))
+        halos = {n: self.halos[id(a)] for n, a in inputs.items() if id(a) in self.halos}
+        self.steps.append(Step(name, list(outs), inputs, attrs, self.label, halos))
 
-    def _in_precision(self, name: str, ins: Sequence[NDArray], attrs: Sequence[float]) -> tuple[str, Sequence[float]]:
+    def _in_precision(self, name: str, named: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """A product as the row that takes a precision, where the plan asks for another one than float32."""
         kernels = self.device.kernels
         fused = kernels.get(f"{name}_fused") if self.precision else None
-        if fused is None or ins[0].dtype != "float32":
-            return name, attrs
-        given = dict(zip(kernels[name].attrs, attrs, strict=True)) | {"precision": self.precision}
-        return f"{name}_fused", [given.get(a, 0) for a in fused.attrs]
+        if fused is None or named[fused.inputs[0]].dtype != "float32":
+            return name, named
+        given = named | {"precision": self.precision}
+        return f"{name}_fused", {n: v for n, v in given.items() if n in (*fused.inputs, *fused.attrs)}
 
     def _literal(self, array: NDArray) -> NDArray:
         """An array that an op made by itself while planning, not from a parameter."""
@@ -145,7 +152,7 @@ class Builder:
 
     def _merge(self) -> None:
         """Pairs of steps that the device has one kernel for as one."""
-        self.steps, number = merge_pairs(self.steps, self.device.kernels, {o.step for o in self.options})
+        self.steps, number = merge_pairs(self.steps, {o.step for o in self.options})
         self.options = [o._replace(step=number[o.step]) for o in self.options]
         number.append(len(self.steps))
         self.values = [v._replace(born=number[v.born] if v.born >= 0 else -1, read=number[v.read]) for v in self.values]
@@ -176,8 +183,12 @@ class Builder:
             offset = a._offset * itemsize(a.dtype) + where.get(id(b), 0)
             return (b.space, b.index, offset, a.shape, a.strides, a.dtype)
 
-        kernels = self.device.kernels
-        steps = [(kernels[s.kernel], [ref(a) for a in s.outs], [ref(a) for a in s.ins], s.attrs) for s in self.steps]
+        def row(s: Step) -> tuple:
+            kernel = self.device.kernels[s.kernel]
+            ins = [ref(s.inputs[n]) if n in s.inputs else None for n in kernel.inputs]
+            return (kernel, [ref(a) for a in s.outs], ins, [s.attrs[a] for a in kernel.attrs])
+
+        steps = [row(s) for s in self.steps]
         plan = _core.Plan(self.device.core, steps, total, inputs, outputs)
         if zone:
             plan.guard([(o, b.nbytes, b.first, b.last) for b, o in zip(arena, offsets, strict=True)])
@@ -191,16 +202,16 @@ def guarded() -> bool:
     return os.environ.get("NEEDLE_GUARD", "0") not in ("", "0")
 
 
-def halo_bytes(image: NDArray, halo: Sequence[float]) -> int:
-    """Bytes of the ring (top, bottom, left, right) around a blocked image."""
+def halo_bytes(image: NDArray, halo: dict[str, float]) -> int:
+    """Bytes of the ring around a blocked image."""
     n, blocks, h, w, block = image.shape
-    top, bottom, left, right = map(int, halo)
-    return n * blocks * block * ((h + top + bottom) * (w + left + right) - h * w) * itemsize(image.dtype)
+    rows, columns = h + halo["top"] + halo["bottom"], w + halo["left"] + halo["right"]
+    return int(n * blocks * block * (rows * columns - h * w) * itemsize(image.dtype))
 
 
-def step_precision(kernel: Any, attrs: Sequence[float]) -> str:
+def step_precision(step: Step) -> str:
     """What a step multiplies in, "" where that is what its arrays hold."""
-    code = dict(zip(kernel.attrs, attrs, strict=False)).get("precision", 0)
+    code = step.attrs.get("precision", 0)
     return next(name for name, number in PRECISIONS.items() if number == code) if code else ""
 
 
@@ -219,8 +230,7 @@ class PlanInfo:
         self.core, self.constants = plan, constants
         self.names = [s.kernel for s in builder.steps]
         self.options, self.device = builder.options, builder.device
-        kernels = builder.device.kernels
-        self.precisions = [step_precision(kernels[s.kernel], s.attrs) for s in builder.steps]
+        self.precisions = [step_precision(s) for s in builder.steps]
         self.labels, self.shapes = [s.label for s in builder.steps], [s.outs[0].shape for s in builder.steps]
         self.traffic = [
             (

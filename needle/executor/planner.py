@@ -227,14 +227,14 @@ class Planner:
     def _zero(self, out: NDArray, halo: Halo) -> None:
         if any(halo):
             top, left, bottom, right = halo
-            call("zero_halo", [out], [], top, bottom, left, right)
+            call("zero_halo", [out], top=top, bottom=bottom, left=left, right=right)
 
     def _as_plain(self, node: Node) -> NDArray:
         """The value as a plain (N, C, H, W) array."""
         if node not in self.plain:
             self.plain[node] = NDArray.empty(node.meta["spec"].shape)
             self._read(node, True)
-            call("from_blocked", [self.plain[node]], [self.blocked[node]])
+            call("from_blocked", [self.plain[node]], x=self.blocked[node])
             self._made(node, False)
         return self.plain[node]
 
@@ -246,7 +246,7 @@ class Planner:
             self.blocked[node] = out = self.builder.blocked(spec.shape, halo, block)
             self._zero(out, halo)
             self._read(node, False)
-            call("to_blocked", [out], [self.plain[node]])
+            call("to_blocked", [out], x=self.plain[node])
             self._made(node, True)
         return self.blocked[node]
 
@@ -276,9 +276,9 @@ class Planner:
                 return
             out = self.builder.border(OUTPUT, index, spec.shape, spec.dtype)
             if value is not None:
-                call("copy", [out], [value])
+                call("copy", [out], x=value)
             else:
-                call("from_blocked", [out], [self.blocked[node]])
+                call("from_blocked", [out], x=self.blocked[node])
 
         map_structure(self.graph.output.args[0], lambda n: write(n) if isinstance(n, Node) else None)
         return borders

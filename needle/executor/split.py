@@ -159,7 +159,7 @@ class SplitPlan:
 
     def run(self, outs: Sequence[Any], ins: Sequence[Any]) -> None:
         for out, a in zip(outs, self._run(ins), strict=True):
-            call("copy", [wrap(out)], [a])
+            call("copy", [wrap(out)], x=a)
 
     def profile(self, outs: Sequence[Any], ins: Sequence[Any]) -> list[float]:
         times: list[float] = []

@@ -76,9 +76,9 @@ def region(array: NDArray, halo: Halo = NO_HALO) -> Region | None:
     return bytes_of(array._offset, array._shape, array._strides, itemsize(array._dtype), halo)
 
 
-def ring(image: NDArray, attrs: Sequence[float]) -> list[Region | None]:
+def ring(image: NDArray, halo: dict[str, float]) -> list[Region | None]:
     """What `zero_halo` writes: rows above and below, columns at the sides."""
-    top, bottom, left, right = map(int, attrs)
+    top, bottom, left, right = (int(halo[side]) for side in ("top", "bottom", "left", "right"))
     n, blocks, h, w, block = image.shape
     _, _, row, pixel, _ = image.strides
     width = left + w + right
@@ -101,9 +101,9 @@ def written(step: Step) -> Iterable[tuple[Any, Region]]:
 
 def read(step: Step) -> Iterable[tuple[Any, Region]]:
     """(buffer, bytes) that a step reads of what steps have written."""
-    for i, a in enumerate(step.ins):
+    for name, a in step.inputs.items():
         if a._handle.is_made:
-            part = region(a, step.halos[i] if step.halos else NO_HALO)
+            part = region(a, step.halos.get(name, NO_HALO))
             if part is not None:
                 yield a._handle, part
 

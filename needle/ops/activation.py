@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from needle import _core
 from needle.autograd import Tensor, op, tensor_method
 
 from .common import Elementwise, Unary, gradient_of_decomposition
@@ -16,24 +17,11 @@ from .elementwise import add, add_scalar, cast, divide_scalar, minimum, mul_scal
 from .maths import absolute, erf, erf_array, exp
 
 ACTIVATIONS: dict[str, type[Activation]] = {}  # by kernel name; filled as the classes are made
-CODES = (
-    "none",
-    "relu",
-    "relu6",
-    "leaky_relu",
-    "sigmoid",
-    "silu",
-    "tanh",
-    "gelu",
-    "hardswish",
-    "hardsigmoid",
-    "elu",
-    "gelu_tanh",
-)
+CODES = _core.ACTIVATIONS  # the activations that epilogues have, by number (csrc/kernels/activations.def)
 
 
 def activation_code(name: str) -> int:
-    """The number that kernels take as attribute `activation` (enum Activation in csrc/math/maps.h)."""
+    """The number that kernels take as attribute `activation` (csrc/kernels/activations.def)."""
     if name not in CODES:
         raise ValueError(f"[activation] expects one of {', '.join(CODES)}, got {name}.")
     return CODES.index(name)

@@ -87,11 +87,11 @@ class ScaledDotProductAttention(Op):
     def into(self, out: NDArray, q: NDArray, k: NDArray, v: NDArray, *mask: NDArray) -> None:
         """Run the kernel; `out` is strided, but dense along its last axis."""
         batch = out.shape[:-2]
-        ins = [x.broadcast_to((*batch, *x.shape[-2:])) for x in (q, k, v)]
+        wide = {n: x.broadcast_to((*batch, *x.shape[-2:])) for n, x in (("q", q), ("k", k), ("v", v))}
         for m in mask:
             m = m if m.dtype in ("bool", "float32") else m.astype("float32")
-            ins.append(m.broadcast_to((*batch, q.shape[-2], k.shape[-2])))
-        call("attention", [out], ins, self.factor(q), self.causal, 1 + self.strict if mask else 0)
+            wide["mask"] = m.broadcast_to((*batch, q.shape[-2], k.shape[-2]))
+        call("attention", [out], **wide, scale=self.factor(q), causal=self.causal, strict=self.strict)
 
     def reference(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray) -> Any:
         s = (q @ k.swapaxes(-1, -2)) * self.factor(q)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
-from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote, promote_scalar
-from needle.backend_ndarray.kernels import DTYPES, kernel_dtype
+from needle.backend_ndarray import FLOATS, NDArray, dtype_name, promote, promote_scalar
+from needle.backend_ndarray.kernels import DTYPES, call_map, kernel_dtype
 
 
 def float_dtype(dtype: Any) -> str:
@@ -212,7 +212,7 @@ class Elementwise(Op):
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         name, attrs = self.row()
         shape, dtype = out.shape, kernel_dtype(name, self.operand_dtype(*inputs))
-        call(name, [out], [x.fitted(shape, dtype) for x in inputs], *attrs)
+        call_map(name, out, [x.fitted(shape, dtype) for x in inputs], attrs)
 
     def reference(self, *arrays: np.ndarray) -> Any:
         dtype = self.operand_dtype(*arrays)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray, call, dtype_name
+from needle.backend_ndarray import NDArray, dtype_name
+from needle.backend_ndarray.kernels import call_map
 
 from .common import Binary, ScalarOp, as_operand, fits_attribute, promote_scalar, result_dtype
 
@@ -81,8 +82,8 @@ class NotEqualScalar(ScalarComparison):
     ufunc = np.not_equal
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        call("eq_scalar", [out], [inputs[0].as_dtype(self.operand_dtype(*inputs))], float(self.scalar))
-        call("eq_scalar", [out], [out], 0.0)
+        call_map("eq_scalar", out, [inputs[0].as_dtype(self.operand_dtype(*inputs))], (self.scalar,))
+        call_map("eq_scalar", out, [out], (0,))
 
 
 @tensor_method()

@@ -15,7 +15,16 @@ from .activation import activation_code
 from .planned import Halo, conv2d_halo, conv_transpose2d_halo, lower_conv2d, lower_conv_transpose2d
 from .reduce import summation
 from .shape import permute
-from .spatial import ANY, as_padding, check_gradient, infer_conv, infer_conv_transpose, per_axis, windows_of
+from .spatial import (
+    ANY,
+    as_padding,
+    check_gradient,
+    infer_conv,
+    infer_conv_transpose,
+    per_axis,
+    window_attributes,
+    windows_of,
+)
 from .windows import conv2d_array, conv_transpose2d_array, windows
 
 
@@ -32,9 +41,9 @@ def conv2d_into(
     out: NDArray, op: Any, x: NDArray, w: NDArray, bias: NDArray | None, activation: str = "none", alpha: float = 0.0
 ) -> None:
     """conv2d_kernel with its result in an array that is there."""
-    code = activation_code(activation)
-    attrs = (*op.stride, *op.padding, *op.dilation, op.groups, code, alpha, bias is not None)
-    call("conv2d", [out], [x, w] + ([] if bias is None else [bias]), *attrs)
+    ends = {"pad_bottom": op.padding[2], "pad_right": op.padding[3]}
+    rest = {"groups": op.groups, "activation": activation_code(activation), "alpha": alpha}
+    call("conv2d", [out], x=x, weight=w, bias=bias, **window_attributes(op), **ends, **rest)
 
 
 @op
@@ -135,8 +144,8 @@ def conv_transpose2d_kernel(
     op: Any, x: NDArray, w: NDArray, bias: NDArray | None, activation: str = "none", alpha: float = 0.0
 ) -> NDArray:
     out = NDArray.empty(op.infer(x, w).shape)
-    attrs = (*op.stride, *op.padding[:2], *op.dilation, op.groups, activation_code(activation), alpha, bias is not None)
-    call("conv_transpose2d", [out], [x, w] + ([] if bias is None else [bias]), *attrs)
+    rest = {"groups": op.groups, "activation": activation_code(activation), "alpha": alpha}
+    call("conv_transpose2d", [out], x=x, weight=w, bias=bias, **window_attributes(op), **rest)
     return out
 
 
@@ -248,7 +257,7 @@ class Conv2dWeightGrad(Op):
 
     def compute(self, x: NDArray, dy: NDArray) -> Any:
         out = NDArray.empty(self.infer(x, dy).shape)
-        call("conv2d_weight_grad", [out], [x, dy], *self.stride, *self.padding[:2], *self.dilation, self.groups)
+        call("conv2d_weight_grad", [out], x=x, dy=dy, groups=self.groups, **window_attributes(self))
         return out
 
     def reference(self, x: np.ndarray, dy: np.ndarray) -> Any:

@@ -56,7 +56,7 @@ class CrossEntropy(Op):
         check_numbers("cross_entropy", labels, logits.shape[1])
         out = NDArray.empty((math.prod(labels.shape),), float_dtype(logits.dtype))
         rows = rows_of(logits.as_dtype(out.dtype)).compact()
-        call("cross_entropy", [out], [rows, as_numbers(labels).compact().reshape(out.shape)])
+        call("cross_entropy", [out], logits=rows, labels=as_numbers(labels).compact().reshape(out.shape))
         return out.reshape(labels.shape)
 
     def reference(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -94,7 +94,8 @@ class CrossEntropyGrad(Op):
         count = math.prod(labels.shape)
         out = NDArray.empty((count, logits.shape[1]), out_grad.dtype)
         numbers, grads = (a.compact().reshape((count,)) for a in (as_numbers(labels), out_grad))
-        call("cross_entropy_grad", [out], [rows_of(logits.as_dtype(out.dtype)).compact(), numbers, grads])
+        rows = rows_of(logits.as_dtype(out.dtype)).compact()
+        call("cross_entropy_grad", [out], logits=rows, labels=numbers, dloss=grads)
         return from_rows(out, logits.shape)
 
     def reference(self, logits: np.ndarray, labels: np.ndarray, out_grad: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote
+from needle.backend_ndarray.kernels import call_map
 
 from .common import (
     Binary,
@@ -329,7 +330,7 @@ class Where(Elementwise):
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         ins = [inputs[0], *(cast_array(x, out.dtype) for x in inputs[1:])]
-        call("where", [out], [x.broadcast_to(out.shape) for x in ins])
+        call_map("where", out, [x.broadcast_to(out.shape) for x in ins])
 
     def reference(self, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> Any:
         return np.where(condition, *(cast_array(x, result_dtype(a, b)) for x in (a, b)))
@@ -365,7 +366,7 @@ class Cast(Unary):
         return Spec(x.shape, self.dtype)
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        call("copy", [out], inputs)
+        call("copy", [out], x=inputs[0])
 
     def reference(self, x: np.ndarray) -> Any:
         return x.astype(self.dtype)

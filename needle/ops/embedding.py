@@ -67,7 +67,7 @@ class Embedding(Op):
         check_numbers("embedding", indices, weight.shape[0])
         indices = as_numbers(indices)
         count = math.prod(indices.shape)
-        call("gather_rows", [out.reshape((count, weight.shape[1]))], [weight, indices.reshape((count,))])
+        call("gather_rows", [out.reshape((count, weight.shape[1]))], table=weight, numbers=indices.reshape((count,)))
 
     def reference(self, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
         check_numbers("embedding", indices, weight.shape[0])
@@ -114,7 +114,7 @@ class EmbeddingGrad(Op):
         count, size = math.prod(indices.shape), out_grad.shape[-1]
         numbers = as_numbers(indices).reshape((count,))
         check_numbers("embedding_grad", numbers, self.rows)
-        call("scatter_add_rows", [out], [out_grad.reshape((count, size)), numbers], self.skip)
+        call("scatter_add_rows", [out], rows=out_grad.reshape((count, size)), numbers=numbers, skip=self.skip)
         return out
 
     def reference(self, indices: np.ndarray, out_grad: np.ndarray) -> np.ndarray:

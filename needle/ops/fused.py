@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, is_on, op
-from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray import NDArray
+from needle.backend_ndarray.kernels import call_map
 
 from .activation import ACTIVATIONS, activation_code, apply_activation
 from .conv import Conv2d, conv2d_kernel
@@ -32,9 +33,9 @@ def residual_broadcasts(fused: Any, inputs: Any) -> bool:
 
 def add_and_activate(out: NDArray, residual: NDArray, activation: str, alpha: float) -> NDArray:
     """out = activation(out + residual), in place."""
-    call("add", [out], [out, residual])
+    call_map("add", out, [out, residual])
     if activation != "none":
-        call(activation, [out], [out], *((alpha,) if ACTIVATIONS[activation].has_alpha else ()))
+        call_map(activation, out, [out], (alpha,) if ACTIVATIONS[activation].has_alpha else ())
     return out
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray.kernels import call_map
 from needle.backend_ndarray.ndarray import PLANNING
 
 from . import expressions
@@ -39,7 +40,7 @@ def row_numbers(label: str, index: NDArray, size: int) -> NDArray:
             )
     flat = index.reshape((-1,))
     below = NDArray.empty(flat.shape, flat.dtype)
-    call("lt_scalar", [below], [flat], 0)
+    call_map("lt_scalar", below, [flat], (0,))
     return below * size + flat
 
 
@@ -61,7 +62,7 @@ class Take(Op):
         table = source.permute(axis_first(x.ndim, axis)).reshape((x.shape[axis], -1 if x.size else 0))
         numbers = row_numbers("take", index, x.shape[axis])
         out = NDArray.empty((numbers.shape[0], table.shape[1]), table.dtype)
-        call("gather_rows", [out], [table, numbers])
+        call("gather_rows", [out], table=table, numbers=numbers)
         rest = [s for i, s in enumerate(x.shape) if i != axis]
         k = index.ndim
         order = [*range(k, k + axis), *range(k), *range(k + axis, k + len(rest))]
@@ -114,7 +115,7 @@ class TakeGrad(Op):
     def compute(self, g: NDArray, index: NDArray) -> Any:
         rows, shape = self._rows_first(g, index), self.infer(g, index).shape
         out = NDArray.empty((self.size, rows.shape[1]), g.dtype)
-        call("scatter_add_rows", [out], [rows, row_numbers("take", index, self.size)], -1)
+        call("scatter_add_rows", [out], rows=rows, numbers=row_numbers("take", index, self.size), skip=-1)
         rest = [s for i, s in enumerate(shape) if i != self.axis]
         return out.reshape((self.size, *rest)).permute([int(i) for i in np.argsort(axis_first(len(shape), self.axis))])
 

@@ -131,14 +131,14 @@ class SetItem(Op):
         return out
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        call("copy", [out], [inputs[0]])
+        call("copy", [out], x=inputs[0])
         target = out[decode_index(self.index)]
         if len(inputs) == 1:
-            call("fill", [target], [], float(self.value))
+            call("fill", [target], value=float(self.value))
             return
         part = inputs[1]
         part = part.reshape(part.shape[max(0, part.ndim - target.ndim) :])
-        call("copy", [target], [part.broadcast_to(target.shape)])
+        call("copy", [target], x=part.broadcast_to(target.shape))
 
     def reference(self, x: np.ndarray, *part: np.ndarray) -> Any:
         out, rank = x.copy(), len(indexed_shape(x.shape, self.index))

@@ -55,7 +55,7 @@ class Concat(Op):
             part = out[along(axis, out.ndim, slice(start, start + x.shape[axis]))]
             start += x.shape[axis]
             if not x.is_same_view(part):  # else its maker has written it in place
-                call("copy", [part], [x])
+                call("copy", [part], x=x)
 
     def reference(self, *xs: np.ndarray) -> Any:
         dtype = self.infer(*xs).dtype

@@ -20,7 +20,7 @@ def join_rows(*parts: NDArray) -> NDArray:
     out = NDArray.empty((sum(p.shape[0] for p in parts), *parts[0].shape[1:]), parts[0].dtype)
     row = 0
     for p in parts:
-        call("copy", [out[row : row + p.shape[0]]], [p])
+        call("copy", [out[row : row + p.shape[0]]], x=p)
         row += p.shape[0]
     return out
 
@@ -46,9 +46,9 @@ def plan_joined(builder: Any, x: NDArray, weights: Sequence[NDArray], biases: Se
         lower_linear(builder, "torch", [x, *joined], whole)
         return slices(whole, weights)
     packed = builder.derive("join_and_pack", join_and_pack, *weights)
-    bias = [builder.derive("join_and_pad", join_and_pad, *biases)] if biases else []
+    bias = builder.derive("join_and_pad", join_and_pad, *biases) if biases else None
     rows, target = rows_of(x), rows_of(whole)
-    call("matmul_packed", [target], [rows, packed, *bias], 0, 0.0, bool(biases), 0)
+    call("matmul_packed", [target], a=rows, packed=packed, bias=bias, activation=0, alpha=0)
     return slices(whole, weights)
 
 

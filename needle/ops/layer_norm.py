@@ -93,11 +93,10 @@ class LayerNorm(RowNorm):
         x, weight, bias = self.split(inputs)
         size = math.prod(x.shape[-self.axes :])
         rows = math.prod(x.shape[: -self.axes])
-        if bias is not None and weight is None:
-            weight = filled(size, 1.0, x.dtype)
-        values = [v.compact() for v in (weight, bias) if v is not None]
+        weight, bias = (None if v is None else v.compact() for v in (weight, bias))
         stats = [NDArray.empty((rows,), x.dtype) for _ in range(2)]
-        call("layer_norm", [out.reshape((rows, size)), *stats], [x.reshape((rows, size)), *values], self.eps)
+        matrix, target = (a.reshape((rows, size)) for a in (x, out))
+        call("layer_norm", [target, *stats], x=matrix, weight=weight, bias=bias, eps=self.eps)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, weight, bias = self.split(inputs)
@@ -225,7 +224,8 @@ class GroupNorm(RowNorm):
         zero, one = (filled(channels, v, x.dtype) for v in (0.0, 1.0))
         image = out.reshape((n, channels, math.prod(x.shape[2:])))
         scale, shift = one if weight is None else weight.compact(), zero if bias is None else bias.compact()
-        call("batch_norm", [image], [image, zero, one, scale, shift], 0.0, 0, 0)  # one pass for scale and shift
+        values = {"mean": zero, "var": one, "weight": scale, "bias": shift}
+        call("batch_norm", [image], x=image, **values, eps=0, activation=0, alpha=0)  # one pass for scale and shift
 
     def decompose(self, *inputs: Tensor) -> Tensor:
         x, weight, bias = self.split(inputs)

@@ -9,6 +9,7 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, one_of, op, tensor_method
 from needle.backend_ndarray import NDArray, dtype_name, promote
+from needle.backend_ndarray.kernels import PLAIN, attributes
 
 from .activation import activation_code
 from .common import as_operand, broadcast_shape, cast_array, result_dtype, rows_of, unbroadcast
@@ -161,15 +162,16 @@ def linear_kernel(
 ) -> NDArray:
     """activation(x @ weight + bias) in one kernel call; layout as in Linear."""
     matrix = weight if layout == "needle" else weight.permute((1, 0))
-    ins = [x if len(x.shape) == 2 else rows_of(x), matrix]
+    rows = x if len(x.shape) == 2 else rows_of(x)
+    dtype = promote(x.dtype, matrix.dtype)
     if bias is not None:
-        ins.append(bias if len(bias.shape) == 1 else bias.reshape((-1,)))
-    dtype = x.dtype
-    for a in ins:
-        dtype = promote(dtype, a.dtype)
-    ins = [a.as_dtype(dtype) for a in ins]
-    to, shape = (ins[0].shape[0], matrix.shape[1]), (*x.shape[:-1], matrix.shape[1])
-    return NDArray.made("matmul", ins, dtype, to, shape, activation_code(activation), alpha, bias is not None)
+        dtype = promote(dtype, bias.dtype)
+        bias = (bias if len(bias.shape) == 1 else bias.reshape((-1,))).as_dtype(dtype)
+    ins = [rows.as_dtype(dtype), matrix.as_dtype(dtype), bias]
+    to, shape = (rows.shape[0], matrix.shape[1]), (*x.shape[:-1], matrix.shape[1])
+    code = activation_code(activation)
+    attrs = attributes("matmul", activation=code, alpha=alpha) if code else PLAIN
+    return NDArray.made("matmul", ins, dtype, to, shape, attrs)
 
 
 def infer_linear(label: str, layout: str, x: Any, weight: Any, bias: Any = None) -> Spec:

@@ -231,7 +231,7 @@ class Rounding(Step):
         return dtype_name(inputs[0].dtype)
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        call(str(self.kernel) if out.dtype in FLOATS else "copy", [out], inputs)
+        call(str(self.kernel) if out.dtype in FLOATS else "copy", [out], x=inputs[0])
 
     def formula(self, x: np.ndarray) -> Any:
         return self.ufunc(x) if x.dtype.kind == "f" else x

@@ -53,7 +53,9 @@ def apply_batch_norm(
 ) -> None:
     """Kernel call: out = activation(batch_norm(x)); `values`: mean, variance, weight, bias. out may be x."""
     image, target = (x, out) if x.is_blocked else (as_rows(x), as_rows(out))
-    call("batch_norm", [target], [image, *dense(*values)], eps, activation, alpha)
+    mean, var, weight, bias = dense(*values)
+    values_of = {"mean": mean, "var": var, "weight": weight, "bias": bias}
+    call("batch_norm", [target], x=image, **values_of, eps=eps, activation=activation, alpha=alpha)
 
 
 @op
@@ -128,7 +130,9 @@ class BatchNormTrain(Op):
     def compute(self, x: NDArray, weight: NDArray, bias: NDArray) -> Any:
         y = NDArray.empty(x.shape, x.dtype)
         stats = [NDArray.empty(weight.shape, x.dtype) for _ in range(3)]
-        call("batch_norm_train", [as_rows(y), *stats], [as_rows(x), *dense(weight, bias)], self.eps, 0, 0)
+        w, b = dense(weight, bias)
+        attrs = {"eps": self.eps, "activation": 0, "alpha": 0}
+        call("batch_norm_train", [as_rows(y), *stats], x=as_rows(x), weight=w, bias=b, **attrs)
         return (y, *stats)
 
     def reference(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
@@ -170,7 +174,9 @@ class BatchNormTrainGrad(Op):
             NDArray.empty(weight.shape, x.dtype),
             NDArray.empty(weight.shape, x.dtype),
         )
-        call("batch_norm_train_grad", [as_rows(dx), dw, db], [as_rows(x), *dense(mean, inverse, weight), as_rows(dy)])
+        mean, inverse, weight = dense(mean, inverse, weight)
+        values = {"mean": mean, "inverse": inverse, "weight": weight}
+        call("batch_norm_train_grad", [as_rows(dx), dw, db], x=as_rows(x), **values, dy=as_rows(dy))
         return dx, dw, db
 
     def reference(

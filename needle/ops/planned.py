@@ -14,6 +14,7 @@ from needle.backend_ndarray import NDArray, call
 from . import algorithms, winograd
 from .algorithms import DIRECT, Cost
 from .common import rows_of
+from .spatial import window_attributes
 
 BLOCK = 16  # channels per block, columns per packed panel
 
@@ -29,13 +30,11 @@ def merged_groups(groups: int, in_per_group: int, out_per_group: int, block: int
     return 1
 
 
-def pack(
-    kernel: str, merged: int, block: int, channels: tuple[int, int], attrs: tuple[int, ...], w: NDArray
-) -> NDArray:
+def pack(kernel: str, merged: int, block: int, channels: tuple[int, int], attrs: dict[str, int], w: NDArray) -> NDArray:
     """Weights packed by `kernel` for `merged` groups with `channels` (in, out) in all."""
     in_blocks, out_blocks = -(-channels[0] // merged // block), -(-channels[1] // merged // BLOCK)
     out = NDArray.empty((merged, out_blocks, in_blocks, w.shape[2] * w.shape[3] * block * BLOCK))
-    call(kernel, [out], [w], *attrs)
+    call(kernel, [out], weight=w, block=block, **attrs)
     return out
 
 
@@ -46,7 +45,7 @@ def channels_last(w: NDArray) -> NDArray:
 
 def pack_depthwise(w: NDArray) -> NDArray:
     out = NDArray.empty((-(-w.shape[0] // BLOCK), w.shape[2] * w.shape[3], BLOCK))
-    call("depthwise_pack", [out], [w])
+    call("depthwise_pack", [out], weight=w)
     return out
 
 
@@ -56,8 +55,8 @@ def pad_vector(v: NDArray) -> NDArray:
     return flat.pad([(0, -flat.shape[0] % BLOCK)])
 
 
-def planned_bias(builder: Any, bias: NDArray | None) -> list[NDArray]:
-    return [] if bias is None else [builder.derive("pad_vector", pad_vector, bias)]
+def planned_bias(builder: Any, bias: NDArray | None) -> NDArray | None:
+    return None if bias is None else builder.derive("pad_vector", pad_vector, bias)
 
 
 def conv2d_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
@@ -88,15 +87,13 @@ def lower_conv2d(
     if not builder.packs:
         if x.strides[1] == 1 < w.shape[1] and w.shape[2] * w.shape[3] > 1 and builder.is_constant(w):
             w = builder.derive("channels_last", channels_last, w).permute((0, 3, 1, 2))
-        ins = [x, w, *inputs[2:], *([] if residual is None else [residual])]
-        geometry = (*op.stride, *op.padding[:2], *op.dilation, op.groups)
-        parts = (False, bias is not None, residual is not None)
-        call("conv2d_fused", [out], ins, *geometry, activation, alpha, *parts, builder.precision)
+        ins = {"x": x, "weight": w, "bias": bias, "residual": residual}
+        attrs = {"groups": op.groups, "activation": activation, "alpha": alpha, "precision": builder.precision}
+        call("conv2d_fused", [out], **ins, **window_attributes(op), **attrs)
         return
     block, (o, per_group, kh, kw) = x.shape[4], w.shape
     channels = (per_group * op.groups, o)
-    flags = (activation, alpha, bias is not None, residual is not None)
-    rest = [*planned_bias(builder, bias), *([] if residual is None else [residual])]
+    rest = {"bias": planned_bias(builder, bias), "residual": residual, "activation": activation, "alpha": alpha}
     costs = winograd.conv_costs(op, x, w, out)
     if costs:
         layer = f"conv 3x3 {x.shape[0]}x{x.shape[1] * BLOCK}x{out.shape[2]}x{out.shape[3]} to {out.shape[1] * BLOCK}"
@@ -104,17 +101,18 @@ def lower_conv2d(
         if name != DIRECT:
             make = partial(winograd.pack, winograd.SCHEMES[name], x.shape[1])
             packed = builder.derive(("winograd_pack", name), make, w)
-            call(f"conv2d_winograd_{name}", [out], [x, packed, *rest], *op.padding[:2], *flags, False)
+            top, left = op.padding[:2]
+            call(f"conv2d_winograd_{name}", [out], x=x, packed=packed, pad_top=top, pad_left=left, pool=0, **rest)
             return
-    geometry = (kh, kw, *op.stride, *op.padding[:2], *op.dilation)
     if 1 < op.groups == channels[0] == o and block == BLOCK:
         packed = builder.derive("depthwise_pack", pack_depthwise, w)
-        call("depthwise_blocked", [out], [x, packed, *rest], *geometry, *flags)
+        call("depthwise_blocked", [out], x=x, packed=packed, **window_attributes(op, (kh, kw)), **rest)
         return
     merged = merged_groups(op.groups, per_group, o // op.groups, block)
-    make = partial(pack, "conv2d_pack", merged, block, channels, (op.groups, block))
+    make = partial(pack, "conv2d_pack", merged, block, channels, {"groups": op.groups})
     packed = builder.derive(("conv2d_pack", op.groups, block), make, w)
-    call("conv2d_blocked", [out], [x, packed, *rest], *geometry, merged, *flags, channels[0] // merged)
+    groups = {"groups": merged, "channels": channels[0] // merged}
+    call("conv2d_blocked", [out], x=x, packed=packed, **window_attributes(op, (kh, kw)), **groups, **rest)
 
 
 def conv_transpose2d_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
@@ -132,17 +130,26 @@ def lower_conv_transpose2d(
 ) -> None:
     x, w = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
-    flags = (activation, alpha, bias is not None)
+    rest = {"activation": activation, "alpha": alpha}
     if not builder.packs:
-        call("conv_transpose2d", [out], inputs, *op.stride, *op.padding[:2], *op.dilation, op.groups, *flags)
+        call("conv_transpose2d", [out], x=x, weight=w, bias=bias, groups=op.groups, **window_attributes(op), **rest)
         return
     block, (i, per_group, kh, kw) = x.shape[4], w.shape
     merged = merged_groups(op.groups, i // op.groups, per_group, block)
-    attrs = (op.groups, block, *op.stride, *op.dilation)
+    attrs = {k: v for k, v in window_attributes(op).items() if not k.startswith("pad")} | {"groups": op.groups}
     make = partial(pack, "conv_transpose2d_pack", merged, block, (i, per_group * op.groups), attrs)
-    ins = [x, builder.derive(("conv_transpose2d_pack", *attrs), make, w), *planned_bias(builder, bias)]
-    geometry = (kh, kw, *op.stride, *op.padding[:2], *op.dilation)
-    call("conv_transpose2d_blocked", [out], ins, *geometry, merged, *flags)
+    packed = builder.derive(("conv_transpose2d_pack", block, *attrs.values()), make, w)
+    bias = planned_bias(builder, bias)
+    call(
+        "conv_transpose2d_blocked",
+        [out],
+        x=x,
+        packed=packed,
+        bias=bias,
+        groups=merged,
+        **window_attributes(op, (kh, kw)),
+        **rest,
+    )
 
 
 def as_matrix(layout: str, weight: NDArray) -> NDArray:
@@ -153,14 +160,14 @@ def as_matrix(layout: str, weight: NDArray) -> NDArray:
 def pack_matrix(layout: str, weight: NDArray) -> NDArray:
     b = as_matrix(layout, weight)
     out = NDArray.empty((-(-b.shape[1] // BLOCK), b.shape[0], BLOCK))
-    call("pack_matrix", [out], [b])
+    call("pack_matrix", [out], b=b)
     return out
 
 
 def pack_strassen(layout: str, weight: NDArray) -> NDArray:
     b = as_matrix(layout, weight)
     out = NDArray.empty((7 * b.shape[1] // 2 * b.shape[0] // 2 + b.shape[1],))
-    call("strassen_pack", [out], [b])
+    call("strassen_pack", [out], b=b)
     return out
 
 
@@ -182,15 +189,17 @@ def lower_linear(
     bias = inputs[2] if len(inputs) > 2 else None
     rows, target = rows_of(x), rows_of(out)
     packs = builder.packs and all(builder.is_constant(a) for a in inputs[1:])
+    rest: dict[str, Any] = {"activation": activation, "alpha": alpha}
     if not packs or any(a.dtype != "float32" for a in inputs):
-        ins = [rows, as_matrix(layout, weight), *([] if bias is None else [bias.reshape((-1,))])]
-        call("matmul", [target], [a.as_dtype(out.dtype) for a in ins], activation, alpha, bias is not None)
+        a, b = (v.as_dtype(out.dtype) for v in (rows, as_matrix(layout, weight)))
+        bias = None if bias is None else bias.reshape((-1,)).as_dtype(out.dtype)
+        call("matmul", [target], a=a, b=b, bias=bias, **rest)
         return
     (m, n), k = target.shape, rows.shape[1]
-    flags = (activation, alpha, bias is not None)
+    rest |= {"a": rows, "bias": planned_bias(builder, bias)}
     if algorithms.choose(builder, f"linear {m}x{k} to {n}", linear_costs(m, n, k)) == DIRECT:
         packed = builder.derive(("pack_matrix", layout), partial(pack_matrix, layout), weight)
-        call("matmul_packed", [target], [rows, packed, *planned_bias(builder, bias)], *flags, 0)
+        call("matmul_packed", [target], packed=packed, **rest)
     else:
         packed = builder.derive(("strassen_pack", layout), partial(pack_strassen, layout), weight)
-        call("matmul_strassen", [target], [rows, packed, *planned_bias(builder, bias)], *flags)
+        call("matmul_strassen", [target], packed=packed, **rest)

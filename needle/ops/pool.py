@@ -15,7 +15,7 @@ from .elementwise import where
 from .indexing import getitem
 from .join import along
 from .shape import pad
-from .spatial import check_gradient, check_spatial, per_axis, windows_of
+from .spatial import check_gradient, check_spatial, per_axis, window_attributes, windows_of
 from .windows import each_window, pad_images, windows
 
 
@@ -54,7 +54,7 @@ class Pool(Op):
     def infer(self, x: Any) -> Any:
         return Spec((*x.shape[:2], *pool_sizes(self, x)), str(x.dtype))
 
-    def kernel_attributes(self) -> tuple:
+    def kernel_attributes(self) -> dict[str, float]:
         raise NotImplementedError
 
     def row(self) -> str:
@@ -66,12 +66,12 @@ class Pool(Op):
         return out
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        call(self.row(), [out], inputs, *self.kernel_attributes())
+        call(self.row(), [out], x=inputs[0], **self.kernel_attributes())
 
 
-def run_grad(name: str, dx_shape: tuple, arrays: list[NDArray], attributes: tuple) -> NDArray:
-    dx = NDArray.empty(dx_shape, arrays[-1].dtype)
-    call(name, [dx], [a.compact() for a in arrays], *attributes)
+def run_grad(name: str, dx_shape: tuple, arrays: dict[str, NDArray], attributes: dict[str, float]) -> NDArray:
+    dx = NDArray.empty(dx_shape, arrays["dy"].dtype)
+    call(name, [dx], **{n: a.compact() for n, a in arrays.items()}, **attributes)
     return dx
 
 
@@ -89,8 +89,8 @@ class MaxPool2d(Pool):
     def row(self) -> str:
         return "max_pool2d"
 
-    def kernel_attributes(self) -> tuple:
-        return (*self.kernel_size, *self.stride, *self.padding, *self.dilation)
+    def kernel_attributes(self) -> dict[str, float]:
+        return window_attributes(self, self.kernel_size)
 
     def reference(self, x: np.ndarray) -> Any:
         return self._winners(x)[0]
@@ -143,7 +143,7 @@ class MaxPool2dGrad(Op):
         return Spec(tuple(x.shape), str(x.dtype))
 
     def compute(self, x: NDArray, dy: NDArray) -> Any:
-        return run_grad("max_pool2d_grad", x.shape, [x, dy], self._forward().kernel_attributes())
+        return run_grad("max_pool2d_grad", x.shape, {"x": x, "dy": dy}, self._forward().kernel_attributes())
 
     def reference(self, x: np.ndarray, dy: np.ndarray) -> Any:
         _, at = self._forward()._winners(x)
@@ -203,8 +203,9 @@ class AvgPool2d(Pool):
     def row(self) -> str:
         return "avg_pool2d"
 
-    def kernel_attributes(self) -> tuple:
-        return (*self.kernel_size, *self.stride, *self.padding, self.count_include_pad, self.divisor_override or 0)
+    def kernel_attributes(self) -> dict[str, float]:
+        by = {"count_include_pad": self.count_include_pad, "divisor": self.divisor_override or 0}
+        return window_attributes(self, self.kernel_size) | by
 
     def divisor(self, x: Any) -> np.ndarray:
         """(OH, OW): by what the sum of each window is divided."""
@@ -255,7 +256,7 @@ class AvgPool2dGrad(Op):
         return Spec(self.shape, str(dy.dtype))
 
     def compute(self, dy: NDArray) -> Any:
-        return run_grad("avg_pool2d_grad", self.shape, [dy], self.pool.kernel_attributes())
+        return run_grad("avg_pool2d_grad", self.shape, {"dy": dy}, self.pool.kernel_attributes())
 
     def reference(self, dy: np.ndarray) -> Any:
         p = self.pool
@@ -311,8 +312,8 @@ class AdaptiveAvgPool2d(Pool):
     def row(self) -> str:
         return "adaptive_avg_pool2d"
 
-    def kernel_attributes(self) -> tuple:
-        return ()
+    def kernel_attributes(self) -> dict[str, float]:
+        return {}
 
     def infer(self, x: Any) -> Any:
         return infer_adaptive(self, x)
@@ -355,7 +356,7 @@ class AdaptiveAvgPool2dGrad(Op):
         return Spec(self.shape, str(dy.dtype))
 
     def compute(self, dy: NDArray) -> Any:
-        return run_grad("adaptive_avg_pool2d_grad", self.shape, [dy], ())
+        return run_grad("adaptive_avg_pool2d_grad", self.shape, {"dy": dy}, {})
 
     def reference(self, dy: np.ndarray) -> Any:
         regions = pooled_regions(self.shape[2:], dy.shape[2:])

@@ -8,6 +8,7 @@ import numpy as np
 
 from needle.autograd import Deferred, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
+from needle.backend_ndarray.kernels import call_map
 
 from .common import Binary, ScalarOp, as_operand, promote_scalar, result_dtype, unbroadcast
 from .comparison import eq, ge
@@ -84,9 +85,9 @@ class PowerScalar(ScalarOp):
         special = {2: "square", 0.5: "sqrt", -1: "reciprocal", -0.5: "rsqrt"}.get(self.scalar)
         x = inputs[0].as_dtype(out.dtype)
         if special is not None:  # many times faster than the general power
-            call(special, [out], [x])
+            call_map(special, out, [x])
         elif out.dtype in FLOATS:
-            call("power_scalar", [out], [x], float(self.scalar))
+            call_map("power_scalar", out, [x], (self.scalar,))
         else:
             self._by_squares(x, out)
 
@@ -94,19 +95,19 @@ class PowerScalar(ScalarOp):
         """Whole powers of integers, which wrap as products do."""
         left, factor = int(self.scalar), x
         if left == 1:  # all that a bool may have beside 0; bools have no products
-            call("copy", [out], [x])
+            call("copy", [out], x=x)
             return
         product = NDArray.empty(out.shape, out.dtype)
         product.fill(1.0)
         while left:
             if left % 2:
-                call("mul", [product], [product, factor])
+                call_map("mul", product, [product, factor])
             left //= 2
             if left:
                 square = NDArray.empty(out.shape, out.dtype)
-                call("square", [square], [factor])
+                call_map("square", square, [factor])
                 factor = square
-        call("copy", [out], [product])
+        call("copy", [out], x=product)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         if self.scalar == 0:

@@ -95,9 +95,9 @@ class Recurrence(Op):
         shape = inputs[0].shape
         return 2 * prod(shape) * (shape[2] // self.gates)
 
-    def attrs(self) -> tuple:
-        """What the kernel takes after `reverse` and `has_bias`."""
-        return ()
+    def attrs(self) -> dict[str, bool]:
+        """Of the kernels."""
+        return {"reverse": self.reverse}
 
     def matrix(self, weight: NDArray) -> NDArray:
         return weight if self.layout_of_weight == "needle" else weight.permute((1, 0))
@@ -108,12 +108,13 @@ class Recurrence(Op):
         return (recorder is None or recorder.static) and any(x.dtype != "float32" for x in inputs)
 
     def compute(self, *inputs: NDArray) -> Any:
-        projected, weight, *rest = inputs
+        projected, weight, state, bias = self.split(inputs)
         specs = self.infer(*inputs)
         outs = [NDArray.empty(s.shape) for s in (specs if self.n_out > 1 else [specs])]
-        dense_rows = projected.strides[2] == 1
-        ins = [projected if dense_rows else projected.compact(), self.matrix(weight), *(x.compact() for x in rest)]
-        call(self.label, outs, ins, self.reverse, self.has_bias, *self.attrs())
+        dense = projected if projected.strides[2] == 1 else projected.compact()
+        first = {name: x.compact() for name, x in zip(("h0", "c0"), state, strict=False)}
+        bias = None if bias is None else bias.compact()
+        call(self.label, outs, projected=dense, weight=self.matrix(weight), **first, bias=bias, **self.attrs())
         return tuple(outs) if self.n_out > 1 else outs[0]
 
     def step(self, projected: Tensor, recurred: Tensor, state: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -171,8 +172,8 @@ class Rnn(Recurrence):
     nonlinearity: str = "tanh"
     checks = one_of(layout_of_weight=LAYOUTS, nonlinearity=("tanh", "relu"))
 
-    def attrs(self) -> tuple:
-        return (self.nonlinearity == "relu",)
+    def attrs(self) -> dict[str, bool]:
+        return super().attrs() | {"relu": self.nonlinearity == "relu"}
 
     def step(self, projected: Tensor, recurred: Tensor, state: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         return [rnn_step(projected, recurred, self.nonlinearity)], []
@@ -181,8 +182,8 @@ class Rnn(Recurrence):
         self, inputs: list[NDArray], outs: list[NDArray], grads: list[NDArray]
     ) -> tuple[NDArray, NDArray, list[NDArray]]:
         dgates, dh = (NDArray.empty(inputs[i].shape) for i in (0, 2))
-        ins = [self.matrix(inputs[1]), outs[0], grads[0].compact()]
-        call("rnn_grad", [dgates, dh], ins, self.reverse, *self.attrs())
+        weight, dy = self.matrix(inputs[1]), grads[0].compact()
+        call("rnn_grad", [dgates, dh], weight=weight, h=outs[0], dh=dy, **self.attrs())
         return dgates, dgates, [dh]
 
     @classmethod
@@ -209,8 +210,9 @@ class Lstm(Recurrence):
         self, inputs: list[NDArray], outs: list[NDArray], grads: list[NDArray]
     ) -> tuple[NDArray, NDArray, list[NDArray]]:
         dgates, dh, dc = (NDArray.empty(inputs[i].shape) for i in (0, 2, 3))
-        ins = [self.matrix(inputs[1]), inputs[3].compact(), *outs[1:], *(g.compact() for g in grads)]
-        call("lstm_grad", [dgates, dh, dc], ins, self.reverse, len(grads) > 1)
+        known = {"weight": self.matrix(inputs[1]), "c0": inputs[3].compact(), "c": outs[1], "gates": outs[2]}
+        given = {name: g.compact() for name, g in zip(("dh", "dc"), grads, strict=False)}
+        call("lstm_grad", [dgates, dh, dc], **known, **given, **self.attrs())
         return dgates, dgates, [dh, dc]
 
 
@@ -232,8 +234,8 @@ class Gru(Recurrence):
         self, inputs: list[NDArray], outs: list[NDArray], grads: list[NDArray]
     ) -> tuple[NDArray, NDArray, list[NDArray]]:
         recurred, projected, dh = (NDArray.empty(inputs[i].shape) for i in (0, 0, 2))
-        ins = [self.matrix(inputs[1]), inputs[2].compact(), *outs, grads[0].compact()]
-        call("gru_grad", [recurred, projected, dh], ins, self.reverse)
+        known = {"weight": self.matrix(inputs[1]), "h0": inputs[2].compact(), "h": outs[0], "kept": outs[1]}
+        call("gru_grad", [recurred, projected, dh], **known, dh=grads[0].compact(), **self.attrs())
         return projected, recurred, [dh]
 
 

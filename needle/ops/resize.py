@@ -106,6 +106,12 @@ class Resize(Op):
         return [axis_taps(n, o, a["mode"], s, a["align_corners"]) for n, o, s in zip(size, out, scales, strict=True)]
 
 
+def attributes_of(op: Any, size: tuple, out: tuple) -> dict[str, float]:
+    """The attributes of a kernel from images of `size` to `out`."""
+    scales = dict(zip(("scale_h", "scale_w"), op._scales(size, out), strict=True))
+    return scales | ({"align_corners": op.align_corners} if op.mode == "bilinear" else {})
+
+
 @op
 class Interpolate(Resize):
     """x (N, C, L), (N, C, H, W) or (N, C, D, H, W) at another size; size and scale_factor: one number or one per axis.
@@ -163,11 +169,8 @@ class Interpolate(Resize):
         return out
 
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        attributes = self._scales(inputs[0].shape[2:4], out.shape[2:4])
-        if self.mode == "nearest":
-            call("interpolate_nearest", [out], inputs, *attributes)
-        else:
-            call("interpolate_bilinear", [out], inputs, self.align_corners, *attributes)
+        attributes = attributes_of(self, inputs[0].shape[2:4], out.shape[2:4])
+        call(f"interpolate_{self.mode}", [out], x=inputs[0], **attributes)
 
     def reference(self, x: np.ndarray) -> Any:
         rows, columns = self._taps(x.shape[2:], self.infer(x).shape[2:])
@@ -219,9 +222,8 @@ class InterpolateGrad(Resize):
 
     def compute(self, dy: NDArray) -> Any:
         dx = NDArray.empty(self.shape, dy.dtype)
-        scales = self._scales(self.shape[2:], dy.shape[2:])
-        corners = (self.align_corners,) if self.mode == "bilinear" else ()
-        call(f"interpolate_{self.mode}_grad", [dx], [dy.compact()], *corners, *scales)
+        attributes = attributes_of(self, self.shape[2:], dy.shape[2:])
+        call(f"interpolate_{self.mode}_grad", [dx], dy=dy.compact(), **attributes)
         return dx
 
     def reference(self, dy: np.ndarray) -> Any:

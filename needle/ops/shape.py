@@ -273,8 +273,8 @@ class Pad(Op):
     def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
         (x,) = inputs
         target, source = self._regions(x if not x.is_blocked else Spec((*x.shape[:4],)))
-        call("fill", [out], [], float(self.value))
-        call("copy", [out[target]], [x[source]])
+        call("fill", [out], value=float(self.value))
+        call("copy", [out[target]], x=x[source])
 
     def reference(self, x: np.ndarray) -> Any:
         out = np.full(self.infer(x).shape, self.value, x.dtype)

@@ -18,17 +18,19 @@ from .reduce import summation
 from .shape import broadcast_to, reshape
 
 
-def on_rows(kernel: str, axis: int, *arrays: NDArray) -> NDArray:
+def on_rows(kernel: str, axis: int, **arrays: NDArray) -> NDArray:
     """A kernel over rows, run over any axis."""
-    shape = arrays[0].shape
-    arrays = tuple(with_axis(a.as_dtype(float_dtype(a.dtype))) for a in arrays)
-    axis %= arrays[0].ndim
-    order = [i for i in range(arrays[0].ndim) if i != axis] + [axis]
-    moved = [a.permute(order) for a in arrays]
-    rows = [m.reshape((math.prod(m.shape[:-1]), m.shape[-1])) for m in moved]
-    out = NDArray.empty(rows[0].shape, rows[0].dtype)
-    call(kernel, [out], rows)
-    return out.reshape(moved[0].shape).permute([int(i) for i in np.argsort(order)]).compact().reshape(shape)
+    shape = next(iter(arrays.values())).shape
+    given = {n: with_axis(a.as_dtype(float_dtype(a.dtype))) for n, a in arrays.items()}
+    rank = max(1, len(shape))
+    order = [i for i in range(rank) if i != axis % rank] + [axis % rank]
+    rows, moved = {}, ()
+    for n, a in given.items():
+        m = a.permute(order)
+        moved, rows[n] = m.shape, m.reshape((math.prod(m.shape[:-1]), m.shape[-1]))
+    out = NDArray.empty(rows[n].shape, rows[n].dtype)
+    call(kernel, [out], **rows)
+    return out.reshape(moved).permute([int(i) for i in np.argsort(order)]).compact().reshape(shape)
 
 
 class RowOp(Op):
@@ -53,7 +55,7 @@ class Softmax(RowOp):
     axis: int = -1
 
     def compute(self, x: NDArray) -> Any:
-        return on_rows("softmax", self.axis, x)
+        return on_rows("softmax", self.axis, x=x)
 
     def reference(self, x: np.ndarray) -> Any:
         shape, x = x.shape, with_axis(cast_array(x, float_dtype(x.dtype)))
@@ -80,7 +82,7 @@ class SoftmaxGrad(RowOp):
     axis: int = -1
 
     def compute(self, y: NDArray, dy: NDArray) -> Any:
-        return on_rows("softmax_grad", self.axis, y, dy)
+        return on_rows("softmax_grad", self.axis, y=y, dy=dy)
 
     def reference(self, y: np.ndarray, dy: np.ndarray) -> Any:
         return y * (dy - (y * dy).sum(self.axis, keepdims=True))
@@ -104,7 +106,7 @@ class LogSoftmax(RowOp):
     axis: int = -1
 
     def compute(self, x: NDArray) -> Any:
-        return on_rows("log_softmax", self.axis, x)
+        return on_rows("log_softmax", self.axis, x=x)
 
     def reference(self, x: np.ndarray) -> Any:
         shape, x = x.shape, with_axis(cast_array(x, float_dtype(x.dtype)))
@@ -134,7 +136,7 @@ class LogSoftmaxGrad(RowOp):
     axis: int = -1
 
     def compute(self, y: NDArray, dy: NDArray) -> Any:
-        return on_rows("log_softmax_grad", self.axis, y, dy)
+        return on_rows("log_softmax_grad", self.axis, y=y, dy=dy)
 
     def reference(self, y: np.ndarray, dy: np.ndarray) -> Any:
         return dy - np.exp(y) * dy.sum(self.axis, keepdims=True)
@@ -170,7 +172,7 @@ class LogSumExp(Op):
         count = math.prod(x.shape[i] for i in axes if x.shape)
         rows = x.permute([*kept, *axes] if x.shape else []).reshape((math.prod(shape), count))
         out = NDArray.empty((rows.shape[0], 1), x.dtype)
-        out.fill(-math.inf) if count == 0 else call("logsumexp", [out], [rows])
+        out.fill(-math.inf) if count == 0 else call("logsumexp", [out], x=rows)
         return out.reshape(shape)
 
     def reference(self, x: np.ndarray) -> Any:

@@ -35,7 +35,7 @@ class ArgMax(Op):
         shape, dtype = self.infer(x)
         row = with_axis(x).as_dtype(kernel_dtype("argmax", x.dtype))
         out = NDArray.empty(shape or (1,), dtype)
-        call("argmax", [out], [row], self.axis % row.ndim)
+        call("argmax", [out], x=row, axis=self.axis % row.ndim)
         return out.reshape(shape)
 
     def reference(self, x: np.ndarray) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from numbers import Integral
@@ -156,3 +157,17 @@ def check_taps(label: str, w: Any) -> None:
 def check_bias(label: str, bias: Any, channels: int) -> None:
     if bias is not None and tuple(bias.shape) != (channels,):
         raise ValueError(f"[{label}] bias expects shape ({channels},), got {tuple(bias.shape)}.")
+
+
+def window_attributes(op: Any, kernel: tuple[int, ...] = ()) -> dict[str, float]:
+    """The attributes by which kernels know an op's windows, not to be written to; `kernel`: their size, where it is asked for."""
+    return _window(op.padding[:2], op.stride, getattr(op, "dilation", ()), kernel)
+
+
+@functools.lru_cache
+def _window(padding: tuple, stride: tuple, dilation: tuple, kernel: tuple) -> dict[str, float]:
+    pairs = {"stride": stride, "dilation": dilation, "kernel": kernel}
+    found: dict[str, float] = {
+        f"{n}_{axis}": size for n, pair in pairs.items() for axis, size in zip("hw", pair, strict=False)
+    }
+    return found | {"pad_top": padding[0], "pad_left": padding[1]}

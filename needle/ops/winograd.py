@@ -47,5 +47,5 @@ def conv_costs(op: Any, x: NDArray, w: NDArray, out: NDArray) -> dict[str, Cost]
 def pack(scheme: Scheme, in_blocks: int, w: NDArray) -> NDArray:
     """Transformed weights: (output blocks, points, input channels, 16)."""
     out = NDArray.empty((-(-w.shape[0] // BLOCK), scheme.points, in_blocks * BLOCK, BLOCK))
-    call("winograd_pack", [out], [w], scheme.tile)
+    call("winograd_pack", [out], weight=w, tile=scheme.tile)
     return out

@@ -42,9 +42,10 @@ class Adam(Optimizer):
     def slots_of(self, group: Group) -> tuple[str, ...]:
         return self.slots if group["amsgrad"] else self.required
 
-    def kernel(self, group: Group, step: int, first: bool) -> tuple[Any, ...]:
-        rates = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
-        return ("adam_step", *rates, step, group["decoupled_weight_decay"], group["amsgrad"])
+    def kernel(self, group: Group, step: int, first: bool) -> tuple[str, dict[str, Any]]:
+        rates = {name: group[name] for name in ("lr", "eps", "weight_decay", "amsgrad")}
+        rates |= zip(("beta1", "beta2"), group["betas"], strict=True)
+        return "adam_step", rates | {"step": step, "decoupled": group["decoupled_weight_decay"]}
 
     def formula(self, group: Group, data: np.ndarray, grad: np.ndarray, state: Mapping[str, Any], first: bool) -> None:
         m, v, g, (beta1, beta2) = state["mean"], state["square"], grad, group["betas"]

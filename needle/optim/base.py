@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from needle.autograd import Tensor
-from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray import NDArray
+from needle.backend_ndarray.kernels import call_groups
 from needle.nn.module import reset_gradients
 
 from .clip import clip_grad_norm
@@ -141,8 +142,9 @@ class Optimizer:
                 key = (turn, number, state["step"], bool(missing), data.dtype, data.device)
                 batches.setdefault(key, []).append((p, grad.compact(), self.operands(data, state, slots)))
         for (_, number, step, first, *_), batch in batches.items():
-            name, *attrs = self.kernel(self.param_groups[number], step, first)
-            call(name, [a for *_, operands in batch for a in operands], [grad for _, grad, _ in batch], *attrs)
+            name, attrs = self.kernel(self.param_groups[number], step, first)
+            outs = [a for *_, operands in batch for a in operands]
+            call_groups(name, outs, [grad for _, grad, _ in batch], **attrs)
             for p, *_ in batch:
                 p.touch()
 
@@ -162,7 +164,7 @@ class Optimizer:
         """The state arrays that a step with these options uses."""
         return self.slots
 
-    def kernel(self, group: Group, step: int, first: bool) -> tuple[Any, ...]:
+    def kernel(self, group: Group, step: int, first: bool) -> tuple[str, dict[str, Any]]:
         """The kernel that steps parameters on a device, and its attributes.
 
         step: how often they were stepped, this time included; first: some of their state arrays are new.

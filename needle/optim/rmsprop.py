@@ -29,9 +29,9 @@ class RMSprop(Optimizer):
     def slots_of(self, group: Group) -> tuple[str, ...]:
         return ("square",) + ("momentum",) * bool(group["momentum"]) + ("mean",) * group["centered"]
 
-    def kernel(self, group: Group, step: int, first: bool) -> tuple[Any, ...]:
+    def kernel(self, group: Group, step: int, first: bool) -> tuple[str, dict[str, Any]]:
         names = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
-        return ("rmsprop_step", *(group[name] for name in names))
+        return "rmsprop_step", {name: group[name] for name in names}
 
     def formula(self, group: Group, data: np.ndarray, grad: np.ndarray, state: Mapping[str, Any], first: bool) -> None:
         g, square, alpha = grad, state["square"], group["alpha"]

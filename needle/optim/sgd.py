@@ -46,12 +46,13 @@ class SGD(Optimizer):
     def slots_of(self, group: Group) -> tuple[str, ...]:
         return self.slots if group["momentum"] else ()
 
-    def kernel(self, group: Group, step: int, first: bool) -> tuple[Any, ...]:
-        lr, mu, wd = group["lr"], group["momentum"], group["weight_decay"]
-        if self.rule == "needle" and mu:
-            return ("needle_sgd_step", lr, mu, wd)
-        dampening = group.get("dampening", 0.0)  # without momentum both rules are one, and nothing is dampened
-        return ("sgd_step", lr, mu, dampening, wd, group.get("nesterov", False), first or not mu)
+    def kernel(self, group: Group, step: int, first: bool) -> tuple[str, dict[str, Any]]:
+        rates = {name: group[name] for name in ("lr", "momentum", "weight_decay")}
+        if self.rule == "needle" and group["momentum"]:
+            return "needle_sgd_step", rates
+        more = {"dampening": group.get("dampening", 0.0), "nesterov": group.get("nesterov", False)}
+        # Without momentum both rules are one, and nothing is dampened.
+        return "sgd_step", rates | more | {"first": first or not group["momentum"]}
 
     def formula(self, group: Group, data: np.ndarray, grad: np.ndarray, state: Mapping[str, Any], first: bool) -> None:
         mu, g = group["momentum"], grad

@@ -113,7 +113,7 @@ def stream_rate(nbytes: int, tries: int, kernel: str = "copy", in_place: bool = 
         source = NDArray.empty((nbytes // 8,))
         target = source if in_place else NDArray.empty((nbytes // 8,))
         for _ in range(repeats):
-            call(kernel, [target], [source])
+            call(kernel, [target], x=source)
     plan, best = builder.finish([], [], verify=False).core, 0.0
     for _ in range(tries):
         start = time.perf_counter()

@@ -54,7 +54,7 @@ class TvmExecutable:
             return tvm.runtime.tensor(a.numpy_view(), tvm.cuda())
         if a.numpy_view().ctypes.data % ALIGNMENT:
             fresh = NDArray.empty(a.shape, a.dtype)
-            call("copy", [fresh], [a])
+            call("copy", [fresh], x=a)
             a = fresh
         return tvm.runtime.from_dlpack(a)
 

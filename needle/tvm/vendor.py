@@ -43,7 +43,7 @@ def register(name: str, f: Callable[..., None], convert: Callable[[Any], Any] = 
 
 
 def relu(x: NDArray, out: NDArray) -> None:
-    call("relu", [out], [x])
+    call("relu", [out], x=x)
 
 
 def linear_with(activation: str) -> Callable[..., None]:
@@ -51,7 +51,7 @@ def linear_with(activation: str) -> Callable[..., None]:
 
     def linear(x: NDArray, weight: NDArray, bias: NDArray, out: NDArray) -> None:
         rows, results = (a.reshape((-1, a.shape[-1])) for a in (x, out))
-        call("matmul", [results], [rows, weight.permute((1, 0)), bias], code, 0.0, True)
+        call("matmul", [results], a=rows, b=weight.permute((1, 0)), bias=bias, activation=code, alpha=0)
 
     return linear
 
