@@ -318,8 +318,8 @@ def test_a_step_is_one_kernel_call_for_all_parameters_of_a_dtype(name: str, monk
     opt, calls = MAKERS[name](params), []
     alone = [nn.Parameter(p, device=p.device, dtype=p.dtype) for p in params]
     singly = [MAKERS[name]([p]) for p in alone]
-    run = optim.base.call
-    monkeypatch.setattr(optim.base, "call", lambda *args: (calls.append(args[0]), run(*args)))
+    run = optim.base.call_groups
+    monkeypatch.setattr(optim.base, "call_groups", lambda *args, **attrs: (calls.append(args[0]), run(*args, **attrs)))
     for _ in range(3):
         give_gradients(params)
         for p, q, single in zip(params, alone, singly, strict=True):

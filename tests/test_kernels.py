@@ -255,7 +255,7 @@ def test_linear_layers_with_many_rows_take_strassen(settings: dict[str, str], ke
 
 class TestArguments:
     def test_wrong_number_of_inputs(self) -> None:
-        with pytest.raises(ValueError, match=r"\[relu\] expects 1 to 1 inputs, got 0."):
+        with pytest.raises(ValueError, match=r"\[relu\] expects 1 outputs for 1 inputs, got 1 for 0\."):
             _core.kernels()["relu"]([_core.empty([1], "float32")], [], [])
 
     def test_wrong_dtype(self) -> None:
