@@ -276,7 +276,8 @@ def check(case: dict[str, Any]) -> str:
     with torch.no_grad():  # float32 rounds scores away beside -1e9
         want = [t.numpy() for t in copy.deepcopy(theirs).to(judge)(x.to(judge))]
         rounded = [np.abs(t.numpy() - w).max(initial=0) for t, w in zip(copy.deepcopy(theirs)(x), want, strict=True)]
-    grouped = any(o.get("options", {}).get("groups", 1) > 1 for _, _, o in case["steps"])
+    options = [o.get("options", {}) for _, _, o in case["steps"] if isinstance(o, dict)]
+    grouped = any(o.get("groups", 1) > 1 for o in options)
     if grouped and any(np.isnan(w).any() for w in want):
         return "NaN spreads over merged groups (csrc/cpu/README.md)"
     plain = [t.numpy() for t in net(x)]
