@@ -81,3 +81,16 @@ def test_names_in_cpp(expression: str, attrs: str, compiles: bool, tmp_path: Pat
     command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'csrc'}", source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode == 0) == compiles, done.stderr
+
+
+@pytest.mark.parametrize("given", [(), ("weight",), ("bias",), ("weight", "bias")], ids=str)
+def test_inputs_that_may_be_absent(given: tuple[str, ...]) -> None:
+    """Each without the other: a null view takes no place of another input."""
+    rng = np.random.default_rng(0)
+    x, w, b = (rng.standard_normal(s).astype("float32") for s in ((3, 17), 17, 17))
+    values = {n: NDArray(v) if n in given else None for n, v in (("weight", w), ("bias", b))}
+    outs = [NDArray.empty((3, 17)), NDArray.empty((3,)), NDArray.empty((3,))]
+    call("layer_norm", outs, x=NDArray(x), eps=0.0, **values)
+    want = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
+    want = want * (w if "weight" in given else 1) + (b if "bias" in given else 0)
+    np.testing.assert_allclose(outs[0].numpy(), want, atol=1e-5)
