@@ -116,7 +116,8 @@ def test_layer_norm(backend: Backend, shape: tuple, dtype: str) -> None:
     m, v = x.astype(float).mean(1), x.astype(float).var(1)
     inverse = 1 / np.sqrt(v + 1e-5)
     z, tolerance = (x - m[:, None]) * inverse[:, None], 4 * FLOATS[dtype]
-    for ins, exact in (([], z), ([weight], z * weight), ([weight, bias], z * weight + bias)):
+    cases = (([], z), ([weight], z * weight), ([None, bias], z + bias), ([weight, bias], z * weight + bias))
+    for ins, exact in cases:
         y, mean, inv = nans(*shape, dtype=dtype), nans(shape[0], dtype=dtype), nans(shape[0], dtype=dtype)
         run(backend, "layer_norm", [y, mean, inv], [x, *ins], eps=1e-5)
         close(y, exact, tolerance)

@@ -262,18 +262,26 @@ inline Dims dims_of(py::handle shape) {
 
 constexpr size_t kMost = 16;  // outputs, inputs, and half as many attributes of a call
 
+inline double number(py::handle value) {
+  const double x = PyFloat_AsDouble(value.ptr());
+  if (x == -1.0 && PyErr_Occurred()) throw py::error_already_set();
+  return x;
+}
+
+inline void run_checked(const BoundKernel& kernel, const View* out, size_t n_out, const View* in, size_t n_in,
+                        const double* attr, size_t n_attr) {
+  kernel.check_counts(n_out, in, n_in, n_attr);
+  kernel.check_dtypes(out, n_out, in, n_in);
+  py::gil_scoped_release release;
+  kernel.device->run(*kernel.row, out, static_cast<int>(n_out), in, static_cast<int>(n_in), attr);
+}
+
 inline void run_row(const BoundKernel& kernel, const View* out, size_t n_out, const View* in, size_t n_in,
                     py::handle attrs) {
   Items a(attrs, 2 * kMost);
   double attr[2 * kMost];
-  for (size_t k = 0; k < a.size; k++) {
-    attr[k] = PyFloat_AsDouble(a[k].ptr());
-    if (attr[k] == -1.0 && PyErr_Occurred()) throw py::error_already_set();
-  }
-  kernel.check_counts(n_out, in, n_in, a.size);
-  kernel.check_dtypes(out, n_out, in, n_in);
-  py::gil_scoped_release release;
-  kernel.device->run(*kernel.row, out, static_cast<int>(n_out), in, static_cast<int>(n_in), attr);
+  for (size_t k = 0; k < a.size; k++) attr[k] = number(a[k]);
+  run_checked(kernel, out, n_out, in, n_in, attr, a.size);
 }
 
 inline View operand(const BoundKernel& kernel, py::handle array) {
@@ -317,17 +325,9 @@ inline void call_named(const BoundKernel& kernel, py::handle outs, const py::dic
   kernel.walk(
       named,
       [&](py::handle value) { view[o.size + n_in++] = value ? operand(kernel, array_of(value)) : View(kAbsent); },
-      [&](py::handle value) {
-        attr[n_attr] = PyFloat_AsDouble(value.ptr());
-        if (attr[n_attr++] == -1.0 && PyErr_Occurred()) throw py::error_already_set();
-      });
-  kernel.check_counts(o.size, view + o.size, n_in, n_attr);
-  kernel.check_dtypes(view, o.size, view + o.size, n_in);
+      [&](py::handle value) { attr[n_attr++] = number(value); });
   for (size_t k = 0; k < o.size; k++) made[k].cast<Array&>().storage->lend();
-  {
-    py::gil_scoped_release release;
-    kernel.device->run(*kernel.row, view, static_cast<int>(o.size), view + o.size, static_cast<int>(n_in), attr);
-  }
+  run_checked(kernel, view, o.size, view + o.size, n_in, attr, n_attr);
   for (size_t k = 0; k < o.size; k++) made[k].cast<Array&>().storage->wrote();
 }
 

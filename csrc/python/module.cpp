@@ -239,7 +239,6 @@ PYBIND11_MODULE(_core, m) {
                                for (const Name& name : k.attrs) names.push_back(name.text);
                                return names;
                              })
-      .def_property_readonly("groups", [](const BoundKernel& k) { return k.row->groups; })
       .def_property_readonly("dtypes",
                              [](const BoundKernel& k) {
                                const unsigned bits = (k.inputs.empty() ? k.outputs : k.inputs)[0].dtypes;
