@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from . import autograd, backend_ndarray, backend_selection, init, interop, ops, optim
 from . import graph, nn  # isort: skip - layers call ops and init
-from . import executor, serialize  # isort: skip - both need layers and graphs
+from . import executor, serialize, targets  # isort: skip - they need layers and graphs
 from . import data, training  # isort: skip - training loops call layers and optimizers
+from .nn import nn_basic as _nn_basic  # the course's import paths
+from .ops import ops_mathematic as _ops_mathematic
 from ._core import isa, set_num_threads
 from ._core import num_threads as get_num_threads
 from .autograd import Tensor, TensorTuple, Unsupported, no_grad

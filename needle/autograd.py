@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .backend_ndarray import Device, NDArray, cpu_numpy, dtype_name, dtype_of
+from .backend_ndarray import Device, NDArray, as_ndarray, cpu_numpy, dtype_name, dtype_of
 from .backend_selection import BACKEND, default_device
 from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads
 from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, one_of, op
@@ -29,8 +29,6 @@ def as_data(array: Any, device: Device | None, dtype: str | None) -> Any:
     elif array is None:
         raise TypeError("[tensor] expects an array or a number, got None.")
     elif not isinstance(array, NDArray | np.ndarray | np.generic) and hasattr(array, "__dlpack__"):
-        from needle.interop import as_ndarray
-
         made = as_ndarray(array)  # another library's, whose memory stays its own
         array, dtype = made.numpy(), dtype or made.dtype
     if device is None:
@@ -212,13 +210,13 @@ class Tensor:
             """The methods that `tensor_method` adds."""
 
 
-def tensor_method(*names: str) -> Callable[[Callable], Callable]:
+def tensor_method(*names: str, of: type[Tensor] | None = None) -> Callable[[Callable], Callable]:
     """Function decorator: makes a public op function a method of Tensor; dunder names become operators."""
 
     def bind(f: Callable) -> Callable:
         f = axis_names(f)
         for name in names or (f.__name__,):
-            setattr(Tensor, name, f)
+            setattr(of or Tensor, name, f)
         return f
 
     return bind
@@ -250,24 +248,15 @@ class TensorTuple(Tensor):
     def __len__(self) -> int:
         return len(self.cached_data)
 
-    def __getitem__(self, index: int) -> Tensor:
-        from .ops import tuple_get_item
+    if TYPE_CHECKING:  # needle/ops/shape/join.py
 
-        return tuple_get_item(self, index)
+        def __getitem__(self, index: int) -> Tensor: ...
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
     def tuple(self) -> tuple[Tensor, ...]:
         return tuple(self)
-
-    def __add__(self, other: Any) -> Any:
-        """Item by item, as gradients of tuples add up."""
-        from .ops import add, make_tuple
-
-        if len(self) != len(other):
-            raise ValueError(f"[add] expects a tuple of {len(self)} tensors, got {len(other)}.")
-        return make_tuple(*(add(a, b) for a, b in zip(self, other, strict=True)))
 
     shape = property(lambda self: tuple(tuple(a.shape) for a in self.cached_data))
     dtype = property(lambda self: dtype_name(self.cached_data[0].dtype))

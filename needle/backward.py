@@ -32,9 +32,7 @@ def same_dtype(gradient: Tensor, of: Tensor) -> bool:
 
 def cast_as(gradient: Tensor, of: Tensor) -> Tensor:
     """The gradient in its tensor's dtype: ops on several dtypes compute, and differentiate, in the widest."""
-    from .ops import cast
-
-    return cast(gradient, of.dtype)
+    return gradient.astype(of.dtype)
 
 
 def sum_grads(parts: list[Tensor]) -> Tensor:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from .autograd import Tensor
-from .backend_ndarray import NDArray, cpu, cpu_numpy, from_dlpack
-from .backend_ndarray.dtypes import KEPT, WIDER
+from .backend_ndarray import NDArray, as_ndarray, cpu, cpu_numpy
 from .backend_selection import default_device
 
 
@@ -23,38 +22,6 @@ def array_kind(x: Any) -> str:
 def is_foreign_array(x: Any) -> bool:
     """Whether `as_ndarray` sees an array in it: a Tensor, numpy's, or one with DLPack."""
     return isinstance(x, Tensor | np.ndarray) or hasattr(x, "__dlpack__")
-
-
-def as_ndarray(x: Any, copy: bool = True) -> NDArray:
-    """NDArray over `x`'s memory where that is possible, else over a copy. `x`: Tensor, numpy array, anything with DLPack.
-
-    dtypes without kernels are kept in wider ones that hold all of their values. copy=False: raise where that needs a copy.
-    """
-    if isinstance(x, Tensor):
-        x = x.cached_data
-    if isinstance(x, NDArray):
-        return x
-    if isinstance(x, np.generic):
-        x = np.asarray(x)
-    if not hasattr(x, "__dlpack__"):
-        return NDArray(np.asarray(x, dtype="float32"))
-    name = x.dtype.name if isinstance(x, np.ndarray) else str(getattr(x, "dtype", "float32")).rpartition(".")[2]
-    if name not in (*KEPT, *WIDER, "bfloat16"):
-        known = ", ".join((*KEPT, *WIDER))
-        raise TypeError(f"[array] dtype expects one of {known}, got {name}.")
-    over = isinstance(x, np.ndarray) and (not x.flags.writeable or not x.dtype.isnative)  # what numpy does not export
-    if name in KEPT and not over:
-        try:
-            return from_dlpack(x.detach() if hasattr(x, "detach") else x)
-        except (BufferError, ValueError, RuntimeError) as e:  # the other library's words on sparse or unmade arrays
-            raise e if str(e).startswith("[") else TypeError(f"[array] expects a dense array in memory: {e}.") from e
-    if not copy:
-        raise TypeError(f"[array] dtype expects one of {', '.join(KEPT)} in native order, got {name}.")
-    if name == "bfloat16":
-        return from_dlpack(x.detach().float()) if hasattr(x, "float") else NDArray(np.asarray(x, "float32"))
-    if not isinstance(x, np.ndarray):
-        x = np.from_dlpack(x.detach().cpu() if hasattr(x, "detach") else x)
-    return NDArray(x, dtype=WIDER.get(name, name))
 
 
 def as_tensor(x: Any) -> Any:
@@ -78,3 +45,6 @@ def mirror(x: NDArray, kind: str) -> Any:
     if library is None or not hasattr(library, "from_dlpack"):
         return x
     return library.from_dlpack(x)
+
+
+__all__ = ["array_kind", "as_ndarray", "as_tensor", "is_foreign_array", "mirror"]

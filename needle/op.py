@@ -110,12 +110,20 @@ def is_on(flag: Any) -> bool:
 
 
 def map_deferred(value: Any, f: Callable[[Deferred], Any]) -> Any:
-    """`value` with `f` applied to every Deferred in its nested tuples."""
+    """`value` with `f` applied to every Deferred in its nested tuples and ops."""
     if isinstance(value, Deferred):
         return f(value)
     if isinstance(value, tuple | list):
         return tuple(map_deferred(v, f) for v in value)
-    return value
+    return value.resolve(f) if isinstance(value, Op) else value
+
+
+def deferred_in(value: Any) -> list[Deferred]:
+    """Every Deferred in nested tuples and ops."""
+    if isinstance(value, Deferred):
+        return [value]
+    parts = value if isinstance(value, tuple | list) else vars(value).values() if isinstance(value, Op) else ()
+    return [d for part in parts for d in deferred_in(part)]
 
 
 def op(cls: type[T]) -> type[T]:
@@ -152,7 +160,7 @@ class Op:
     """Base of all ops. A subclass declares its attributes as dataclass fields and defines
 
     infer(*inputs) -> Spec           shapes and dtypes (inputs are Tensors or Specs); raises ValueError on bad ones
-    compute(*arrays) -> NDArray      on the device, by default element-wise kernel `kernel`
+    compute(*arrays) -> NDArray      on the device, by default element-wise kernel `kernel`; or into(out, *arrays)
     reference(*arrays) -> ndarray    numpy, in the arrays' dtype; or
     decompose(*tensors) -> Tensor    in terms of other ops
     gradient(out_grad, node)         gradients of the inputs, as tensors; None where there is none
@@ -161,7 +169,6 @@ class Op:
 
     kernel: ClassVar[str | None] = None  # element-wise kernel of the table
     n_out: ClassVar[int] = 1
-    layout: ClassVar[str] = "plain"  # what the executor may feed it: plain, any (follows its input) or blocked
     zero_is_safe: ClassVar[bool] = True  # finite at 0, so that it may run over padded channels
     checks: ClassVar[Any] = None  # a function of the op, called when it is made: `one_of`, `windows_of`
     results: ClassVar[tuple[Any, Any]]  # (Tensor, TensorTuple), set by autograd.py, which needs this class first
@@ -169,18 +176,23 @@ class Op:
     compute_infers: ClassVar[bool] = False  # `compute` checks its inputs by `infer` itself
     float32_only: ClassVar[bool] = False  # its kernels take nothing else: float64 runs as `reference`, slow but right
     library: ClassVar[str] = "needle"  # another library's call cannot be saved and runs between plans, not in one
-    relax_only: ClassVar[bool] = False  # exported to TVM by `relax`: as a tensor expression it would be slow
     mixes_floats: ClassVar[bool] = False  # its inputs may be of several float dtypes, as torch's may
-    joins_channels: ClassVar[bool] = False  # its inputs may be written straight into slices of its output
+    is_item: ClassVar[bool] = False  # one of the results of another op
     # What a subclass defines, looked up once: eager calls ask for every op.
     has_infer: ClassVar[bool]  # False for ops in the course's form, which only compute, on whatever arrays they get
     has_own_gradient: ClassVar[bool]
     may_decompose: ClassVar[bool]  # it has its own `must_decompose`
+    into_is_default: ClassVar[bool]
+    computes_at_once: ClassVar[bool] = False  # nothing is to be asked before `compute`
 
     def __init_subclass__(cls) -> None:
         cls.has_infer = cls.infer is not Op.infer
-        cls.has_own_gradient = cls.gradient is not Op.gradient
+        if "has_own_gradient" not in vars(cls):
+            cls.has_own_gradient = cls.gradient is not Op.gradient
         cls.may_decompose = cls.must_decompose is not Op.must_decompose
+        cls.into_is_default = cls.into is Op.into
+        cls.compute_infers = cls.compute_infers or (cls.compute is Op.compute and not cls.into_is_default)
+        cls.computes_at_once = cls.compute_infers and cls.float32_only is False
 
     @property
     def name(self) -> str:
@@ -195,10 +207,7 @@ class Op:
         return dict(vars(self))
 
     def deferred(self) -> list[Deferred]:
-        found: list[Deferred] = []
-        for value in self.attributes().values():
-            map_deferred(value, found.append)
-        return found
+        return deferred_in(self)
 
     def resolve(self, f: Callable[[Deferred], Any]) -> Op:
         """The op with its deferred attributes replaced by values."""
@@ -214,28 +223,19 @@ class Op:
         raise Unsupported(f"[{self.label}] has no `infer`, which a graph needs to know shapes.")
 
     def compute(self, *arrays: NDArray) -> Any:
-        if self.kernel is None:
+        if self.kernel is not None:
+            return arrays[0].ewise(self.kernel, arrays[1:], vars(self).values())
+        if self.into_is_default:
             return None
-        return arrays[0].ewise(self.kernel, arrays[1:], vars(self).values())
+        out = NDArray.empty(*self.infer(*arrays))
+        self.into(out, *arrays)
+        return out
 
     def reference(self, *arrays: np.ndarray) -> Any:
         return None
 
     def decompose(self, *inputs: Tensor) -> Any:
         raise NotImplementedError(f"[{self.label}] has neither a kernel here nor a decomposition.")
-
-    def te(self, t: Any, out: Any, *inputs: Any) -> Any:
-        """The op as a tensor expression, for the export to TVM (needle/tvm), which gives `t`: te, topi, tirx, array, elementwise.
-
-        inputs: te.Tensors; out: the result's Spec, with expressions for sizes that are free. Ops without one of their own
-        are exported as their `decompose`, or else as their `reference` on arrays that record.
-        """
-        made = self.reference(*map(t.array, inputs))
-        return [a.tensor for a in made] if isinstance(made, tuple) else made.tensor
-
-    def relax(self, t: Any, out: Any, *inputs: Any) -> Any:
-        """The op as an operator of Relax, for an export without tensor expressions; None where it has none."""
-        return None
 
     def gradient(self, out_grad: Any, node: Tensor) -> Any:
         raise NotImplementedError(f"[{self.label}] has no gradient.")
@@ -252,47 +252,27 @@ class Op:
     @classmethod
     def has_kernel(cls) -> bool:
         """Whether `compute` does the work; where it does not, `decompose` runs in its place."""
-        return cls.kernel is not None or cls.compute is not Op.compute
+        return cls.has_into() or cls.compute is not Op.compute
 
-    # -- what the executor asks (needle/executor/planner.py) ------------------------------------------------------------
+    def into(self, out: NDArray, *arrays: NDArray) -> None:
+        """`compute` with its result in memory that is there."""
+        call_map(str(self.kernel), out, [a.broadcast_to(out.shape) for a in arrays], vars(self).values())
+
+    @classmethod
+    def has_into(cls) -> bool:
+        return cls.kernel is not None or not cls.into_is_default
 
     @property
     def in_place(self) -> bool:
         """May write over an input of the same shape that nobody reads later."""
         return self.kernel is not None
 
-    @classmethod
-    def has_own_lowering(cls) -> bool:
-        return cls.kernel is not None or cls.lower is not Op.lower
-
-    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
-        """Add the op's steps to a plan, writing to `out`; both plain, or both blocked where `layout` allows it."""
-
-        call_map(str(self.kernel), out, [i.broadcast_to(out.shape) for i in inputs], vars(self).values())
-
-    def plan(self, builder: Any, inputs: list[NDArray]) -> Any:
-        """Add the op's steps to a plan and return its value, for ops that do not write to memory given to them."""
-        return self.compute(*inputs)
-
     def is_weight(self, index: int) -> bool:
-        """True for an input that stays plain (and is packed if constant) when the op runs blocked."""
+        """True for an input that is a layer's own, not data."""
         return False
-
-    def accepts_blocked(self, *inputs: Spec) -> bool:
-        """Whether an op of layout "any" can run blocked on inputs of these shapes."""
-        images = [s for i, s in enumerate(inputs) if not self.is_weight(i)]
-        return all(s.ndim == 4 and s.shape[1] == images[0].shape[1] for s in images)
 
     def aliases(self, out: Any, *inputs: Any) -> bool:
         """True when the result is the first input unchanged."""
-        return False
-
-    def halo(self, index: int, out: Spec, *inputs: Spec) -> tuple[int, int, int, int]:
-        """Zero rows and columns (top, left, bottom, right) that a blocked input needs around it."""
-        return (0, 0, 0, 0)
-
-    def reads_narrow_blocks(self, *inputs: Spec) -> bool:
-        """Whether the first input may be one block of C < 16 channels."""
         return False
 
     @classmethod
@@ -345,10 +325,12 @@ class Op:
         return self._run_here(inputs, arrays)
 
     def _run_here(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> Any:
+        if self.computes_at_once:
+            return self.compute(*arrays)
+        if self.float32_only and any(a.dtype == "float64" for a in arrays):
+            return NDArray(self.reference(*(a.read() for a in arrays)), dtype=self.infer(*inputs).dtype)
         if not self.compute_infers and self.has_infer:
-            spec = self.infer(*inputs)
-            if self.float32_only and any(a.dtype == "float64" for a in arrays):
-                return NDArray(self.reference(*(a.read() for a in arrays)), dtype=spec.dtype)
+            self.infer(*inputs)
         return self.compute(*arrays)
 
     def _run_elsewhere(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> Any:

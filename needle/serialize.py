@@ -13,6 +13,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Container, Set
 from dataclasses import Field, fields
 from typing import Any
@@ -24,7 +25,7 @@ from . import nn
 from .autograd import OPS, Deferred, Op, Tensor
 from .backend_ndarray import NDArray, cpu_numpy
 from .backend_selection import default_device
-from .files import DTYPES, map_tensors, write_tensors
+from .files import DTYPES, existing, map_tensors, write_tensors
 from .graph import Dim, Graph, GraphModule, Mode, Node, symbolic
 from .graph.graph import KINDS, SCALAR_OPERATORS
 from .graph.inputs import META, check_meta
@@ -62,6 +63,8 @@ class _Encoder:
             return {"dim": self.index[v.node]}
         if isinstance(v, Mode):
             return {"mode": v.path}
+        if isinstance(v, Op):
+            return {"op": [v.name, {k: self.value(x) for k, x in v.attributes().items()}]}
         if isinstance(v, tuple):
             return {"tuple": [self.value(x) for x in v]}
         if isinstance(v, list):
@@ -81,7 +84,7 @@ class _Encoder:
                 raise ValueError(
                     f"[save] expects ops of needle alone, got {target.label}, which {target.library} runs ({n.name})."
                 )
-            target = [target.name, {k: self.value(v) for k, v in target.attributes().items()}]
+            target = self.value(target)["op"]
         elif isinstance(target, Tensor):
             target = {"constant": self.constant(target)}
         row = {"kind": n.kind, "target": target, "args": self.value(n.args), "name": n.name}
@@ -179,6 +182,23 @@ def _attribute(cls: type[Op], field: Field, value: Any) -> Any:
     return value
 
 
+FUSED_BEFORE = re.compile(r"Fused(?:BatchNormActivation|(\w+?)(?:2d)?(?:Activation|BatchNorm(?:2d)?))")
+
+
+def as_today(name: str, attributes: dict[str, Any], inputs: int) -> tuple[str, dict[str, Any]]:
+    """The name and attributes of an op of an earlier release, which had a class for each fused layer: FusedConv2dActivation,
+    FusedLinearBatchNorm, ... A file gives it this number of inputs.
+    """
+    found = None if name in OPS else FUSED_BEFORE.fullmatch(name)
+    if found is None:
+        return name, attributes
+    base = OPS.get(f"{found[1]}2d") or OPS.get(str(found[1]))
+    own = {f.name for f in fields(base)} if base else set()  # type: ignore[arg-type]
+    rest = {k: v for k, v in attributes.items() if k not in own}
+    layer = base(**{k: v for k, v in attributes.items() if k in own}) if base else None
+    return "FusedLayer", {"base": layer, "has_bias": base is not None and inputs == 3, **rest}
+
+
 class _Decoder:
     """Rows of the file as nodes of a graph. What it is given may be anything that JSON can hold."""
 
@@ -205,6 +225,8 @@ class _Decoder:
             return Dim(self.earlier(x), self.graph)
         if key == "mode":
             return Mode(self.root.get_submodule(x), x)
+        if key == "op":
+            return self.target("op", x)
         if key == "tuple":
             return tuple(self.value(i) for i in x)
         if key == "dict":
@@ -215,10 +237,11 @@ class _Decoder:
             return Ellipsis
         raise ValueError(f"there is no kind of value named {key}")
 
-    def target(self, kind: str, target: Any) -> Any:
+    def target(self, kind: str, target: Any, inputs: int = 0) -> Any:
         if kind == "op":
             name, attributes = target
-            cls, given = OPS[name], {k: self.value(v) for k, v in attributes.items()}
+            name, given = as_today(name, {k: self.value(v) for k, v in attributes.items()}, inputs)
+            cls = OPS[name]
             known = {f.name: _attribute(cls, f, given[f.name]) for f in fields(cls) if f.name in given}  # type: ignore[arg-type]
             return cls(**given | known)
         if kind == "param" and isinstance(target, dict):
@@ -244,7 +267,7 @@ class _Decoder:
             raise ValueError(f"{name} is an op whose inputs are not all nodes")
         if kind == "scalar" and (len(args) != 2 or (row["target"] == "size" and not isinstance(args[0], Node))):
             raise ValueError(f"{name} is no size")
-        node = self.graph.add(kind, self.target(kind, row["target"]), args, name)
+        node = self.graph.add(kind, self.target(kind, row["target"], len(args)), args, name)
         node.meta |= {k: self.value(row[k]) for k in META if k in row}
 
     def finish(self) -> Graph:
@@ -271,29 +294,26 @@ def load(path: str | os.PathLike) -> GraphModule:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"[load] expects a path, got {kind_of(path)}.")
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"[load] there is no file {os.fspath(path)}.")
+    name = existing("load", path)
     try:
         with safe_open(path, framework="numpy") as f:
             metadata = f.metadata() or {}  # opening has checked the header and the file's size
         arrays = map_tensors(path)
     except Exception as e:  # a file may be wrong in any way, and what it is told about must be one sentence
-        raise ValueError(f"[load] {os.fspath(path)} is not a complete safetensors file: {reason(e)}.") from None
+        raise ValueError(f"[load] {name} is not a complete safetensors file: {reason(e)}.") from None
     if "needle" not in metadata:
-        raise ValueError(f"[load] {os.fspath(path)} holds tensors but no needle graph.")
+        raise ValueError(f"[load] {name} holds tensors but no needle graph.")
     try:
         document = json.loads(metadata["needle"])
         version = document["version"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"[load] the graph in {os.fspath(path)} is not readable.") from None
+        raise ValueError(f"[load] the graph in {name} is not readable.") from None
     if type(version) is not int or version != VERSION:
         raise ValueError(f"[load] expects format version {VERSION}, got {short(repr(version))}.")
     try:
         return _loaded(document, arrays)
     except Exception as e:
-        raise ValueError(
-            f"[load] the graph in {os.fspath(path)} does not fit this version or its tensors: {reason(e)}."
-        ) from None
+        raise ValueError(f"[load] the graph in {name} does not fit this version or its tensors: {reason(e)}.") from None
 
 
 def reason(e: Exception) -> str:
@@ -396,6 +416,3 @@ def in_order(root: Module, paths: list[str]) -> None:
                 seen.add((id(module), part))
                 members[part] = members.pop(part)
             module = members[part]
-
-
-__all__ = ["VERSION", "load", "save"]

@@ -1,46 +1,16 @@
-"""Operator fusion: declared patterns and the engine that rewrites needle graphs with them."""
+"""Operator fusion: declared patterns, for the engine that rewrites needle graphs with them."""
 
-from needle.ops import (
-    fused_batchnorm_relu,
-    fused_conv2d_relu,
-    fused_conv_batchnorm2d,
-    fused_conv_batchnorm2d_relu,
-    fused_linear_batchnorm,
-    fused_linear_batchnorm_relu,
-    fused_linear_relu,
-    fused_multihead_attention,
-)
+from types import ModuleType as _ModuleType
 
-from .engine import REGISTRY, Fusion, explain, fuse, register
-from .matcher import Match, Pattern
+from needle.graph.engine import Fusion
+from needle.graph.matcher import Match, Pattern
+from needle.graph.report import Fired, FusionReport, NearMiss
+from needle.graph.steps import Step, Steps
+from needle.ops.fused.attention import *
+from needle.ops.fused.layer import *
+
+from . import patterns  # registers them
+from .fuse import REGISTRY, explain, fuse, register
 from .original import OperatorFusion, fuse_operators
-from .report import Fired, FusionReport, NearMiss
-from .steps import Step, Steps
 
-from . import patterns  # isort: skip  (registers them)
-
-__all__ = [
-    "REGISTRY",
-    "Fired",
-    "Fusion",
-    "FusionReport",
-    "Match",
-    "NearMiss",
-    "OperatorFusion",
-    "Pattern",
-    "Step",
-    "Steps",
-    "explain",
-    "fuse",
-    "fuse_operators",
-    "fused_batchnorm_relu",
-    "fused_conv2d_relu",
-    "fused_conv_batchnorm2d",
-    "fused_conv_batchnorm2d_relu",
-    "fused_linear_batchnorm",
-    "fused_linear_batchnorm_relu",
-    "fused_linear_relu",
-    "fused_multihead_attention",
-    "patterns",
-    "register",
-]
+__all__ = [n for n, v in list(globals().items()) if n[0] != "_" and (n == "patterns" or not isinstance(v, _ModuleType))]

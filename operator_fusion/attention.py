@@ -17,17 +17,16 @@ from needle import nn
 from needle.autograd import Op, Spec
 from needle.graph import Dim, Mode, Node
 from needle.graph.graph import SCALAR_OPERATORS
-from needle.ops.attention import ScaledDotProductAttention
-from needle.ops.elementwise import DivScalar, EWiseAdd, MulScalar
-from needle.ops.fused_attention import FusedMultiHeadAttention
-from needle.ops.heads import MergeHeads, SplitHeads
-from needle.ops.indexing import GetItem, encode_index
-from needle.ops.linalg import Linear, MatMul
-from needle.ops.shape import Permute, Transpose
-from needle.ops.softmax import Softmax
-
-from .matcher import Match
-from .steps import Step, Steps
+from needle.graph.matcher import Match
+from needle.graph.steps import Step, Steps
+from needle.ops.fused.attention import FusedMultiHeadAttention
+from needle.ops.linalg.basic import Linear, MatMul
+from needle.ops.math.elementwise import DivScalar, EWiseAdd, MulScalar
+from needle.ops.nn.attention import ScaledDotProductAttention
+from needle.ops.nn.heads import MergeHeads, SplitHeads
+from needle.ops.reduce.softmax import Softmax
+from needle.ops.shape.basic import Permute, Transpose
+from needle.ops.shape.indexing import GetItem, encode_index
 
 
 @dataclasses.dataclass

@@ -8,9 +8,10 @@ from typing import Any
 
 from needle import nn
 from needle.graph import GraphModule
+from needle.graph.engine import Fusion
+from needle.graph.report import FusionReport
 
-from .engine import Fusion, fuse
-from .report import FusionReport
+from .fuse import fuse
 
 
 class OperatorFusion:

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from needle import nn
 from needle.autograd import Op
 from needle.graph import Node
-from needle.ops.activation import ACTIVATIONS, Activation
-from needle.ops.conv import Conv2d, ConvTranspose2d
-from needle.ops.elementwise import EWiseAdd
-from needle.ops.fused import FusedConv2dActivation, FusedConvBatchNorm2d
-from needle.ops.fused_linear import FusedLinearActivation, FusedLinearBatchNorm
-from needle.ops.fused_norm import FusedBatchNormActivation
-from needle.ops.fused_transpose import FusedConvTranspose2dActivation, FusedConvTransposeBatchNorm2d
-from needle.ops.linalg import Linear
-from needle.ops.norm import BatchNorm
-from needle.ops.shape import Permute
+from needle.graph.engine import Fusion
+from needle.graph.matcher import Match, Pattern
+from needle.graph.steps import Step
+from needle.ops.fused.layer import FusedLayer
+from needle.ops.linalg.basic import Linear
+from needle.ops.math.activation import ACTIVATIONS, Activation
+from needle.ops.math.elementwise import EWiseAdd
+from needle.ops.nn.conv import Conv2d, ConvTranspose2d
+from needle.ops.nn.norm import BatchNorm
 
 from .attention import AttentionPattern, CorePattern, fused_attention, fused_core
-from .engine import Fusion, register
-from .matcher import Match, Pattern
+from .fuse import register
 from .samples import AttentionSample, CoreSample, Siblings, sample
 from .siblings import SiblingPattern, fused_linears, same_biases
-from .steps import Step
 
 # -- what the steps of a match contribute to the fused op ------------------------------------------------------------
 
@@ -53,55 +51,20 @@ def batch_norm_inputs(bn: Step) -> tuple[list[Node], list[Node]]:
     return [weight, bias, mean, var], [] if bn.count is None else [bn.count]
 
 
-def conv_batch_norm(match: Match) -> tuple[Op, list[Node]]:
-    conv, bn = match["conv"], match["bn"]
-    residual = [match.residual()] if "add" in match else []
-    values, count = batch_norm_inputs(bn)
-    attributes = {**conv.op.attributes(), **batch_norm_attributes(bn), **activation_attributes(match)}
-    attributes |= {"has_bias": len(conv.inputs) > 2, "has_residual": bool(residual)}
-    return FusedConvBatchNorm2d(**attributes), [*conv.inputs, *values, *residual, *count]
-
-
-def conv_activation(match: Match) -> tuple[Op, list[Node]]:
-    conv = match["conv"]
-    residual = [match.residual()] if "add" in match else []
-    attributes = {**conv.op.attributes(), **activation_attributes(match)}
-    attributes |= {"has_bias": len(conv.inputs) > 2, "has_residual": bool(residual)}
-    return FusedConv2dActivation(**attributes), [*conv.inputs, *residual]
-
-
-def transpose_batch_norm(match: Match) -> tuple[Op, list[Node]]:
-    conv, bn = match["conv"], match["bn"]
-    values, count = batch_norm_inputs(bn)
-    attributes = {**conv.op.attributes(), **batch_norm_attributes(bn), **activation_attributes(match)}
-    return FusedConvTransposeBatchNorm2d(**attributes, has_bias=len(conv.inputs) > 2), [*conv.inputs, *values, *count]
-
-
-def transpose_activation(match: Match) -> tuple[Op, list[Node]]:
-    conv = match["conv"]
-    return FusedConvTranspose2dActivation(**conv.op.attributes(), **activation_attributes(match)), list(conv.inputs)
-
-
-def linear_batch_norm(match: Match) -> tuple[Op, list[Node]]:
-    linear, bn = match["linear"], match["bn"]
-    x, weight, *bias = linear.inputs
-    if linear.op.layout_of_weight == "needle":  # type: ignore[attr-defined]
-        weight = Node("op", Permute((1, 0)), (weight,), f"{weight.name}_transposed")  # type: ignore[call-arg]
-    values, count = batch_norm_inputs(bn)
-    attributes = {**batch_norm_attributes(bn), **activation_attributes(match), "has_bias": bool(bias)}
-    return FusedLinearBatchNorm(**attributes), [x, weight, *bias, *values, *count]
-
-
-def linear_activation(match: Match) -> tuple[Op, list[Node]]:
-    linear = match["linear"]
-    return FusedLinearActivation(**linear.op.attributes(), **activation_attributes(match)), list(linear.inputs)
-
-
-def batch_norm_activation(match: Match) -> tuple[Op, list[Node]]:
-    bn = match["bn"]
-    values, count = batch_norm_inputs(bn)
-    op = FusedBatchNormActivation(**batch_norm_attributes(bn), **activation_attributes(match))
-    return op, [bn.inputs[0], *values, *count]
+def fused_layer(match: Match) -> tuple[Op, list[Node]]:
+    """The layer of a match, or its batch norm where it has none, with what follows."""
+    layer = match.steps.get("layer")
+    inputs = list(layer.inputs if layer else match["bn"].inputs[:1])
+    attributes = {"base": layer and layer.op, "has_bias": len(inputs) > 2, **activation_attributes(match)}
+    count: list[Node] = []
+    if "bn" in match:
+        values, count = batch_norm_inputs(match["bn"])
+        attributes |= batch_norm_attributes(match["bn"])
+        inputs += values
+    if "add" in match:
+        attributes["has_residual"] = True
+        inputs.append(match.residual())
+    return FusedLayer(**attributes), [*inputs, *count]
 
 
 # -- conditions ------------------------------------------------------------------------------------------------------
@@ -119,15 +82,15 @@ def has_momentum(match: Match) -> str | None:
 
 def normalises_features(match: Match) -> str | None:
     """A batch norm after a linear layer has the linear's outputs as channels only when there are two axes."""
-    spec = match["linear"].inputs[0].meta.get("spec")
+    spec = match["layer"].inputs[0].meta.get("spec")
     if spec is not None and spec.ndim != 2:
-        return f"{match['linear'].node.name} has an input of {spec.ndim} axes, of which {match['bn'].node.name} takes another"
+        return f"{match['layer'].node.name} has an input of {spec.ndim} axes, of which {match['bn'].node.name} takes another"
     return None
 
 
 def residual_has_same_shape(match: Match) -> str | None:
     """Where shapes are known; elsewhere the fused op looks, and runs its unfused form on shapes that broadcast."""
-    residual, before = match.residual().meta.get("spec"), match["conv"].node.meta.get("spec")
+    residual, before = match.residual().meta.get("spec"), match["layer"].node.meta.get("spec")
     if residual is not None and before is not None and tuple(residual.shape) != tuple(before.shape):
         return f"{match['add'].node.name} broadcasts {tuple(residual.shape)} against {tuple(before.shape)}"
     return None
@@ -137,29 +100,35 @@ def residual_has_same_shape(match: Match) -> str | None:
 
 # step of a family -> label in the pattern, its op, whether the step before may be either of its inputs
 STEPS: dict[str, tuple] = {
-    "conv": ("conv", Conv2d),
-    "transpose": ("conv", ConvTranspose2d),
-    "linear": ("linear", Linear),
+    "conv": ("layer", Conv2d),
+    "transpose": ("layer", ConvTranspose2d),
+    "linear": ("layer", Linear),
     "bn": ("bn", BatchNorm),
     "add": ("add", EWiseAdd, True),
 }
+# what makes a layer with or without bias for a family's sample
+LAYERS: dict[str, Callable[[bool], nn.Module]] = {
+    "conv": lambda bias: nn.Conv(4, 4, 3, bias=bias),
+    "transpose": lambda bias: nn.ConvTranspose2d(4, 4, 2, stride=2, bias=bias),
+    "linear": lambda bias: nn.Linear(4, 4),
+}
 
-# family, name before the activation's, steps, with an activation or without, replacement, conditions
+# family, name before the activation's, steps, with an activation or without, conditions
 BN, ADD, FEATURES = (has_running_statistics, has_momentum), (residual_has_same_shape,), (normalises_features,)
-FAMILIES: list[tuple[str, str, tuple[str, ...], bool, Callable, tuple]] = [
-    ("conv_bn_add_act", "ConvBatchNorm2dAdd", ("conv", "bn", "add"), True, conv_batch_norm, BN + ADD),
-    ("conv_bn_add", "ConvBatchNorm2dAdd", ("conv", "bn", "add"), False, conv_batch_norm, BN + ADD),
-    ("conv_bn_act", "ConvBatchNorm2d", ("conv", "bn"), True, conv_batch_norm, BN),
-    ("conv_bn", "ConvBatchNorm2d", ("conv", "bn"), False, conv_batch_norm, BN),
-    ("conv_add_act", "ConvAdd", ("conv", "add"), True, conv_activation, ADD),
-    ("conv_act", "Conv", ("conv",), True, conv_activation, ()),
-    ("transpose_bn_act", "ConvTransposeBatchNorm2d", ("transpose", "bn"), True, transpose_batch_norm, BN),
-    ("transpose_bn", "ConvTransposeBatchNorm2d", ("transpose", "bn"), False, transpose_batch_norm, BN),
-    ("transpose_act", "ConvTranspose", ("transpose",), True, transpose_activation, ()),
-    ("linear_bn_act", "LinearBatchNorm", ("linear", "bn"), True, linear_batch_norm, BN + FEATURES),
-    ("linear_bn", "LinearBatchNorm", ("linear", "bn"), False, linear_batch_norm, BN + FEATURES),
-    ("linear_act", "Linear", ("linear",), True, linear_activation, ()),
-    ("bn_act", "BatchNorm", ("bn",), True, batch_norm_activation, BN),
+FAMILIES: list[tuple[str, str, tuple[str, ...], bool, tuple]] = [
+    ("conv_bn_add_act", "ConvBatchNorm2dAdd", ("conv", "bn", "add"), True, BN + ADD),
+    ("conv_bn_add", "ConvBatchNorm2dAdd", ("conv", "bn", "add"), False, BN + ADD),
+    ("conv_bn_act", "ConvBatchNorm2d", ("conv", "bn"), True, BN),
+    ("conv_bn", "ConvBatchNorm2d", ("conv", "bn"), False, BN),
+    ("conv_add_act", "ConvAdd", ("conv", "add"), True, ADD),
+    ("conv_act", "Conv", ("conv",), True, ()),
+    ("transpose_bn_act", "ConvTransposeBatchNorm2d", ("transpose", "bn"), True, BN),
+    ("transpose_bn", "ConvTransposeBatchNorm2d", ("transpose", "bn"), False, BN),
+    ("transpose_act", "ConvTranspose", ("transpose",), True, ()),
+    ("linear_bn_act", "LinearBatchNorm", ("linear", "bn"), True, BN + FEATURES),
+    ("linear_bn", "LinearBatchNorm", ("linear", "bn"), False, BN + FEATURES),
+    ("linear_act", "Linear", ("linear",), True, ()),
+    ("bn_act", "BatchNorm", ("bn",), True, BN),
 ]
 
 # why a family's fused op equals its steps
@@ -172,7 +141,6 @@ def declare(
     prefix: str,
     parts: tuple[str, ...],
     cls: type[Activation] | None,
-    replacement: Callable,
     conditions: tuple,
 ) -> None:
     pattern = Pattern(())
@@ -181,16 +149,15 @@ def declare(
     if cls is not None:
         pattern = pattern.then("act", cls)
     name = prefix + (cls.__name__ if cls else "")
-    image = "linear" not in parts
     why = FOLDED if "bn" in parts[1:] else FINISHED
     if "bn" in parts[1:] and len(pattern) > 2:
         why = f"{FOLDED}; {FINISHED}"
-    register(Fusion(name, pattern, replacement, conditions, family, why, sample(parts, cls, image)))
+    register(Fusion(name, pattern, fused_layer, conditions, family, why, sample(LAYERS.get(parts[0]), parts, cls)))
 
 
-for family, prefix, parts, with_activation, replacement, conditions in FAMILIES:
+for family, prefix, parts, with_activation, conditions in FAMILIES:
     for cls in ACTIVATIONS.values() if with_activation else (None,):
-        declare(family, prefix, parts, cls, replacement, conditions)
+        declare(family, prefix, parts, cls, conditions)
 
 
 register(

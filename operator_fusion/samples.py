@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from needle import nn, ops
 from needle.autograd import Tensor
-from needle.ops.activation import Activation, apply_activation
+from needle.ops.math.activation import Activation, apply_activation
 
 
 class Apply(nn.Module):
@@ -22,22 +22,22 @@ class Apply(nn.Module):
         return apply_activation(self.kernel, x, 0.3)
 
 
-def sample(parts: tuple[str, ...], cls: type[Activation] | None, image: bool = True) -> Callable:
-    """A net with one match: `parts` of conv, linear, bn, add, then the activation."""
+def sample(
+    layer: Callable[[bool], nn.Module] | None, parts: tuple[str, ...], cls: type[Activation] | None
+) -> Callable[[], tuple[nn.Module, tuple[int, ...]]]:
+    """A net with one match: the layer of `parts`, made with or without bias, if there is one; bn, add; then the activation."""
 
     def build() -> tuple[nn.Module, tuple[int, ...]]:
-        make = {
-            "conv": lambda: nn.Conv(4, 4, 3, bias="bn" not in parts),
-            "transpose": lambda: nn.ConvTranspose2d(4, 4, 2, stride=2, bias="bn" not in parts),
-            "linear": lambda: nn.Linear(4, 4),
-            "bn": lambda: nn.BatchNorm2d(4, count_batches=True) if image else nn.BatchNorm1d(4),
-        }
-        net: nn.Module = nn.Sequential(*(make[p]() for p in parts if p != "add"))
+        image = parts[0] != "linear"
+        layers = [] if layer is None else [layer("bn" not in parts)]
+        if "bn" in parts:
+            layers.append(nn.BatchNorm2d(4, count_batches=True) if image else nn.BatchNorm1d(4))
+        net: nn.Module = nn.Sequential(*layers)
         if "add" in parts:
             net = nn.Residual(net)
         if cls is not None:
-            layer = getattr(nn, cls.__name__, None)
-            net = nn.Sequential(net, layer() if layer else Apply(str(cls.kernel)))
+            made = getattr(nn, cls.__name__, None)
+            net = nn.Sequential(net, made() if made else Apply(str(cls.kernel)))
         return net, (3, 4, 6, 5) if image else (6, 4)
 
     return build

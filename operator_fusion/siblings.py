@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from needle.autograd import Op
 from needle.graph import Node
-from needle.ops.joined import FusedLinears
-from needle.ops.linalg import Linear
-
-from .matcher import Match
-from .steps import Step, Steps
+from needle.graph.matcher import Match
+from needle.graph.steps import Step, Steps
+from needle.ops.fused.linears import FusedLinears
+from needle.ops.linalg.basic import Linear
 
 
 def is_linear(step: Step | None) -> bool:

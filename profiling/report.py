@@ -12,7 +12,7 @@ import torch
 import needle as ndl
 from needle.profiler import plots, write_file
 from needle.profiler.page import environment, profile_plots
-from needle.profiler.result import text_table
+from needle.profiler.table import text_table
 from needle.profiler.trace import chrome_events
 
 

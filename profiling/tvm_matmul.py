@@ -18,9 +18,9 @@ import tvm
 
 import needle as ndl
 import needle.tvm
+from needle.course.tvm import kernels
 from needle.op import Spec
 from needle.tvm import eval as evaluation
-from needle.tvm import kernels
 from needle.tvm.command import exit_code, machine, write_json
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 import needle as ndl
 from needle.executor.tuner import Timings
-from needle.ops.conv import Conv2d
+from needle.ops.nn.conv import Conv2d
 
 ISAS = ("scalar", "avx2", "avx512")
 ALGORITHMS = ("direct", "f2", "f4")

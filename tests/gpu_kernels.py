@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.ops.spatial import window_attributes
+from needle.ops.nn.spatial import window_attributes
 from test_gpu import SCRATCH, Backend, Call, Exec, View
 
 DTYPES = ["float32", "float64", "int32", "int64", "bool"]

@@ -1,4 +1,4 @@
-"""torch2needle/archive.py: programs from .pt2 files load and run as torch's own, and nothing in a crafted file runs."""
+"""torch2needle/tools/archive.py: programs from .pt2 files load and run as torch's own, and nothing in a crafted file runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.export import Dim  # noqa: E402
 
 from archives import ATTACKS, CANARY, rewrite, save_good  # noqa: E402
 from torch2needle import models  # noqa: E402
-from torch2needle.archive import Unsafe, load_program  # noqa: E402
-from torch2needle.command import main  # noqa: E402
+from torch2needle.tools.archive import Unsafe, load_program  # noqa: E402
+from torch2needle.tools.command import main  # noqa: E402
 
 
 class Sizes(nn.Module):

@@ -24,7 +24,7 @@ import needle as ndl  # noqa: E402
 import operator_fusion  # noqa: E402
 import torch2needle  # noqa: E402
 from fuzzing import captures as traps  # noqa: E402
-from torch2needle import comparison, export  # noqa: E402
+from torch2needle.capture import comparison, export  # noqa: E402
 
 T = torch.Tensor
 BASE = {"block": (["one"], 4, None, ""), "output": "tensor", "signature": "plain", "hook": None, "training": False}

@@ -19,7 +19,7 @@ import needle as ndl  # noqa: E402
 from named_nets import NETS  # noqa: E402
 from needle.backend_selection import BACKEND  # noqa: E402
 from torch2needle import models  # noqa: E402
-from torch2needle.command import BUILT_IN, main  # noqa: E402
+from torch2needle.tools.command import BUILT_IN, main  # noqa: E402
 
 pytestmark = pytest.mark.skipif(BACKEND == "np", reason="most tasks compile")
 
@@ -91,7 +91,7 @@ def test_help(capsys: Any) -> None:
 
 def test_the_installed_command_is_declared() -> None:
     pyproject = Path(__file__).parents[1] / "pyproject.toml"
-    assert '[project.scripts]\ntorch2needle = "torch2needle.command:main"\n' in pyproject.read_text()
+    assert '[project.scripts]\ntorch2needle = "torch2needle.tools.command:main"\n' in pyproject.read_text()
 
 
 # -- convert and weights -------------------------------------------------------------------------------------------------
@@ -289,6 +289,6 @@ def test_interrupt(folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -
     def stop(args: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules["torch2needle.command"].RUNS, "check", stop)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules["torch2needle.tools.command"].RUNS, "check", stop)  # type: ignore[attr-defined]
     assert main(["check", "mlp"]) == 130
     assert capsys.readouterr().err == "Stopped.\n"

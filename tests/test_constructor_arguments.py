@@ -16,7 +16,7 @@ import needle as ndl
 from needle import nn, ops
 from needle.backend_selection import BACKEND
 from needle.nn.arguments import CHECKS, MODULES
-from needle.nn.module import Module
+from needle.nn.module import OWN, Module
 from values import Applied
 
 Made = tuple[Any, tuple, dict]  # class, arguments, arguments by name
@@ -100,7 +100,7 @@ def test_refused_at_once(name: str, args: tuple, kwargs: dict, message: str) -> 
 
 def own_layers() -> list[type]:
     found = [c for c in vars(nn).values() if isinstance(c, type) and issubclass(c, Module)]
-    return [c for c in found if c.__module__.startswith("needle.nn.")]
+    return [c for c in found if c.__module__.startswith(OWN)]
 
 
 @pytest.mark.parametrize("layer", own_layers(), ids=lambda c: c.__name__)
@@ -108,6 +108,37 @@ def test_every_argument_of_every_layer_has_a_check(layer: Any) -> None:
     known = {**CHECKS, **layer.arguments}.keys() | MODULES
     names = inspect.signature(layer.__init__).parameters
     assert [n for n in names if n not in known] == []
+
+
+def test_declared_layers_take_their_fields_in_order() -> None:
+    names = {c: list(inspect.signature(c).parameters) for c in (nn.MaxPool1d, nn.AvgPool3d, nn.Threshold, nn.ReLU)}
+    window = ["kernel_size", "stride", "padding"]
+    assert names[nn.MaxPool1d] == [*window, "dilation", "ceil_mode"]
+    assert names[nn.AvgPool3d] == [*window, "ceil_mode", "count_include_pad", "divisor_override"]
+    assert names[nn.Threshold] == ["threshold", "value"]
+    assert names[nn.ReLU] == ["device", "dtype"]
+    layer = nn.AvgPool2d(3, 2, 1, True, divisor_override=4)
+    fields = {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True, "divisor_override": 4}
+    assert vars(layer).items() >= fields.items() and layer._config == fields and layer.training
+
+
+def test_declared_layers_can_be_derived_from() -> None:
+    class Steep(nn.LeakyReLU):
+        scale: float  # not an argument
+
+        def __init__(self, scale: float) -> None:
+            super().__init__(0.5)
+            self.scale = scale
+
+        def forward(self, x: ndl.Tensor) -> ndl.Tensor:
+            return super().forward(x) * self.scale
+
+    class Named(nn.LeakyReLU):
+        label: str = "not an argument"
+
+    x = ndl.Tensor(np.array([-2.0, 4.0], "float32"))
+    np.testing.assert_array_equal(Steep(3.0)(x).numpy(), [-3.0, 12.0])
+    np.testing.assert_array_equal(Named(0.25)(x).numpy(), [-0.5, 4.0])
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

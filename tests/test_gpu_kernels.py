@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gpu_kernels import LAYOUTS, channels_last, close, double, inside, nans, run, window
-from needle.ops.activation import ACTIVATIONS as OPS
-from needle.ops.activation import CODES
-from needle.ops.conv import Conv2dWeightGrad, ConvTranspose2d, conv2d_array, conv_transpose2d_array
-from needle.ops.fused import act_reference
+from needle.ops.fused.layer import act_reference
+from needle.ops.math.activation import ACTIVATIONS as OPS
+from needle.ops.math.activation import CODES
+from needle.ops.nn.conv import Conv2dWeightGrad, ConvTranspose2d, conv2d_array, transposed_array
 from test_gpu import ACTIVATIONS, NONE, RELU, ROOT, Backend, backend, normal  # noqa: F401
 
 GELU = 7
@@ -181,7 +181,7 @@ def test_conv2d_gradients(backend: Backend, case: tuple, layout: str) -> None:
     run(backend, "conv2d_weight_grad", [dw], [shape(x), shape(dy)], **window(stride, padding, dilation, groups))
     close(dw, exact)
     op = ConvTranspose2d(stride, padding, (0, 0), dilation, groups)
-    exact = conv_transpose2d_array(*double(dy, w), op, x.shape[2:])
+    exact = transposed_array(*double(dy, w), op, x.shape[2:])
     dx = shape(nans(*x.shape))
     attrs = window(stride, padding, dilation, groups)
     run(backend, "conv_transpose2d", [dx], [shape(dy), shape(w)], activation=NONE, alpha=0, **attrs)
@@ -221,7 +221,7 @@ def test_conv_transpose2d(backend: Backend, case: tuple, layout: str) -> None:
     size, (o, kh, kw), stride, padding, rest, dilation, groups = case
     x, w, bias = normal(*size), normal(size[1], o // groups, kh, kw, seed=1), normal(o, seed=2)
     op, shape = ConvTranspose2d(stride, padding, rest, dilation, groups), LAYOUTS[layout]
-    exact = conv_transpose2d_array(*double(x, w), op, op.infer(x, w).shape[2:])
+    exact = transposed_array(*double(x, w), op, op.infer(x, w).shape[2:])
     out = shape(nans(*exact.shape))
     attrs = window(stride, padding, dilation, groups)
     run(backend, "conv_transpose2d", [out], [shape(x), shape(w), bias], activation=RELU, alpha=0, **attrs)

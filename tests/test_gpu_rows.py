@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpu_kernels import FLOATS, LAYOUTS, close, double, inside, nans, run
-from needle.ops.pool import (
+from needle.ops.nn.pool import (
     AdaptiveAvgPool2d,
     AdaptiveAvgPool2dGrad,
     AvgPool2d,
@@ -16,7 +16,7 @@ from needle.ops.pool import (
     MaxPool2d,
     MaxPool2dGrad,
 )
-from needle.ops.resize import Interpolate, InterpolateGrad, attributes_of
+from needle.ops.nn.resize import Interpolate, InterpolateGrad, attributes_of
 from test_gpu import RELU, Backend, backend, normal  # noqa: F401
 
 

@@ -17,7 +17,7 @@ import needle as ndl
 from gpu_devices import PRESENT, gpu_device
 from gpu_kernels import LAYOUTS, window
 from needle.backend_ndarray import Device, NDArray, array, call
-from needle.ops.conv import conv2d_array
+from needle.ops.nn.conv import conv2d_array
 
 ROOT = Path(__file__).resolve().parent.parent
 NONE, RELU, SIGMOID = 0, 1, 4

@@ -13,12 +13,13 @@ from needle import _core, ops
 from needle.autograd import OPS, Op, Spec
 from needle.backend_ndarray import array, call
 from needle.nn.module import Parameter
-from needle.ops.activation import activation_code
-from needle.ops.conv import Conv2d
-from needle.ops.elementwise import EWiseAdd, EWiseMul
-from needle.ops.fused import FusedConv2dActivation, act_reference
-from needle.ops.norm import Positive
-from needle.ops.planned import pack_strassen
+from needle.ops.fused.layer import FusedLayer, act_reference
+from needle.ops.linalg.basic import Linear
+from needle.ops.math.activation import activation_code
+from needle.ops.math.elementwise import EWiseAdd, EWiseMul
+from needle.ops.nn.conv import Conv2d
+from needle.ops.nn.norm import Positive
+from needle.targets.cpu.linear import pack_strassen
 
 TOLERANCE = 5e-6
 
@@ -29,7 +30,7 @@ def cases() -> list[Any]:
         for i, (attributes, shapes) in enumerate(cls.samples()):
             op = cls(**attributes)
             single = op.n_out == 1 and all(not isinstance(s, Spec) or s.dtype == "float32" for s in shapes)
-            if single and (cls.has_own_lowering() or cls.compute is not Op.compute):
+            if single and cls.has_kernel():
                 found.append(pytest.param(op, shapes, id=f"{name}-{i}"))
     return found
 
@@ -106,7 +107,7 @@ def test_depthwise_convolution(size: int, geometry: tuple[int, int], activation:
     """Rows of every length that is cut into parts of other sizes, the last block of channels partly filled."""
     (k, stride), c = geometry, 40
     rng = np.random.default_rng(size)
-    op = FusedConv2dActivation((stride, stride), (k // 2,) * 4, groups=c, activation=activation, has_bias=True)
+    op = FusedLayer(Conv2d((stride, stride), (k // 2,) * 4, groups=c), activation, has_bias=True)
     x, w, b = 4 * rng.standard_normal((2, c, 4, size)), rng.standard_normal((c, 1, k, k)), rng.standard_normal(c)
     for blocked, kernel in ((False, "depthwise_blocked"), (True, "conv2d_depthwise")):
         got, plan = planned(op, [a.astype("float32") for a in (x, w, b)], blocked)
@@ -130,7 +131,7 @@ def test_convolution_before_depthwise(
     """One kernel for both, with bands of rows that are kept, skipped by strides, and shared by tasks."""
     (k, stride, dilation), (c, o) = second, channels
     rng = np.random.default_rng(size)
-    conv = FusedConv2dActivation((first[1],) * 2, (first[0] // 2,) * 4, activation="silu", has_bias=True)
+    conv = FusedLayer(Conv2d((first[1],) * 2, (first[0] // 2,) * 4), "silu", has_bias=True)
     depthwise = Conv2d((stride, stride), (dilation * (k // 2),) * 4, (dilation, dilation), groups=o)
     x, w = rng.standard_normal((2, c, size, size + 2)), rng.standard_normal((o, c, first[0], first[0]))
     b, w2 = rng.standard_normal(o), rng.standard_normal((o, 1, k, k))
@@ -205,7 +206,7 @@ def test_strassen(sizes: tuple[int, int, int], layout: str, threads: int, activa
     rows = array(np.pad(x, ((0, 0), (3, 5))).astype("float32"))[:, 3 : 3 + k]
     weight = array(np.ascontiguousarray(w.T if layout == "torch" else w).astype("float32"))
     around = array(np.full((m, n + 7), 5.0, "float32"))
-    ins = {"a": rows, "packed": pack_strassen(layout, weight), "bias": array(b.astype("float32"))}
+    ins = {"a": rows, "packed": pack_strassen(Linear(layout), weight), "bias": array(b.astype("float32"))}
     before = ndl.get_num_threads()
     ndl.set_num_threads(threads)
     try:
@@ -226,7 +227,7 @@ def test_strassen_keeps_rows_and_columns_apart() -> None:
     x[[2, 20]], w[:, [5, 70]] = 0, 0
     b = np.where(rng.random(n) < 0.5, 0, 1).astype("float32")
     x32, w32, out = x.astype("float32"), w.astype("float32"), array(np.empty((m, n), "float32"))
-    ins = {"a": array(x32), "packed": pack_strassen("needle", array(w32)), "activation": 0, "alpha": 0}
+    ins = {"a": array(x32), "packed": pack_strassen(Linear("needle"), array(w32)), "activation": 0, "alpha": 0}
     call("matmul_strassen", [out], **ins, bias=array(b * 0))
     want = x32.astype("float64") @ w32.astype("float64")
     scale = np.linalg.norm(x32.astype("float64"), axis=1)[:, None] * np.linalg.norm(w32.astype("float64"), axis=0)

@@ -14,7 +14,7 @@ import needle as ndl
 from needle import ops
 from needle.autograd import OPS, Op, Spec, Tensor, TensorTuple
 from needle.ops.common import FLOATS, vjp
-from needle.ops.norm import Positive
+from needle.ops.nn.norm import Positive
 
 TOLERANCE = 5e-6  # of a float32 kernel, relative to the largest value
 DIFFERENTIABLE = {"BatchNormTrain": 1, "Lstm": 2, "Gru": 1}  # how many outputs are; the rest is kept for the gradient

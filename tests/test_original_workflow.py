@@ -23,10 +23,10 @@ from torch2needle import (  # noqa: E402
     convert_function_node,
     convert_layer,
     load_torch_weights_by_mapping,
-    registry,
     torch2needle_fx,
 )
 from torch2needle.models import randomize, resnet18  # noqa: E402
+from torch2needle.rules import registry  # noqa: E402
 
 on_cpu = pytest.mark.skipif(BACKEND != "nd", reason="names needle.cpu()")
 

@@ -17,7 +17,7 @@ from needle.backend_ndarray.ndarray import NDArray
 from needle.executor import builder as builder_module
 from needle.executor import passes
 from needle.executor.builder import ARENA, INPUT, OUTPUT, Buffer, Builder
-from needle.executor.merge import NO_HALO, Step
+from needle.executor.step import NO_HALO, Step
 from needle.executor.verify_plan import PlanError, Value, verify_plan
 from needle.op import OPS
 
@@ -105,7 +105,7 @@ class TestMutations:
             ndl.compile(lambda x: ndl.ops.relu(y := ndl.ops.exp(x)) * y, (image(3, 4),))
 
     def test_halos_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("needle.executor.planner.Planner._zero", lambda *_: None)
+        monkeypatch.setattr("needle.targets.cpu.target.Blocks.zero", lambda *_: None)
         with pytest.raises(PlanError, match=r"reads what no step before it writes\.$"):
             ndl.compile(nn.Conv(16, 16, 3, padding=1, layout="torch"), (image(1, 16, 6, 5),))
 

@@ -24,7 +24,7 @@ from needle.op import OPS, Op
 from needle.profiler import Peaks, Profile, write_file
 from needle.profiler.peaks import copy_rates
 from needle.profiler.record import recording
-from needle.profiler.result import COLUMNS, short
+from needle.profiler.table import COLUMNS, short
 from test_ops import CASES, case, tensors
 
 INPUT = (2, 3, 32, 32)
@@ -277,7 +277,7 @@ def test_flops() -> None:
     x, w = Spec((2, 4, 8, 8)), Spec((6, 4, 3, 3))
     conv = OPS["Conv2d"]()
     assert conv.flops(conv.infer(x, w), x, w) == 2 * (2 * 6 * 6 * 6) * (4 * 9)
-    fused = OPS["FusedConv2dActivation"]()
+    fused = OPS["FusedLayer"](conv, "relu")
     assert fused.flops(conv.infer(x, w), x, w) == conv.flops(conv.infer(x, w), x, w)
     back, y, v = OPS["ConvTranspose2d"](stride=(2, 2)), Spec((1, 4, 5, 5)), Spec((4, 3, 2, 2))
     assert back.flops(back.infer(y, v), y, v) == 2 * (4 * 25) * (3 * 4)

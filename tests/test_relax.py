@@ -97,6 +97,13 @@ def test_agrees_with_torch_and_with_tvms_frontend(name: str) -> None:
     close(run(from_exported_program(exported), *inputs), [torch.from_numpy(g) for g in got])
 
 
+def test_float16_stays() -> None:
+    model, x = models.mlp((6, 5, 3)).eval().half(), torch.randn(2, 6).half()
+    (y,) = run(translated(model, x), x)
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y, model(x).detach().numpy(), rtol=1e-2, atol=1e-2)
+
+
 # -- maps ----------------------------------------------------------------------------------------------------------------
 
 
@@ -140,16 +147,35 @@ def test_users_replace_rows_with_vendor_calls() -> None:
     close(run(module, x), model(x))
 
 
+def test_the_converters_rules_are_the_rest() -> None:
+    class Rules(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mish, self.cell, self.wide = nn.Mish(), nn.GRUCell(4, 5), nn.Linear(5, 5).double()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = torch.add(self.mish(x), x.cumsum(0), alpha=2)
+            y = self.cell(torch.where(x > 0, x, torch.zeros_like(x)))
+            largest = y.max(dim=1)
+            return self.wide(y.double()), largest.values, largest.indices, x[:, -1:].expand(x.size(0), 3).var(1)
+
+    x = torch.randn(3, 4)
+    model = Rules().eval()
+    close(run(translated(model, x), x), model(x))
+
+
 def test_what_is_unknown_is_said() -> None:
     x = torch.randn(2, 3)
-    with pytest.raises(Unsupported, match=r"\[from_fx\] mish calls Mish, which call_module_map does not know; pass"):
-        translated(nn.Sequential(OrderedDict(mish=nn.Mish())), x)
+    with pytest.raises(
+        Unsupported, match=r"\[from_fx\] pool calls FractionalMaxPool2d, which neither call_module_map nor a rule"
+    ):
+        translated(nn.Sequential(OrderedDict(pool=nn.FractionalMaxPool2d(2, 1))), torch.randn(1, 3, 4, 4))
 
     class Method(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.cumsum(0)
+            return x.cummax(0)[0]
 
-    with pytest.raises(Unsupported, match=r"call_function_map=\{'cumsum': f\}"):
+    with pytest.raises(Unsupported, match=r"call_function_map=\{'cummax': f\}"):
         translated(Method(), x)
     with pytest.raises(ValueError, match="input_info expects 1 inputs, got 2"):
         from_fx(fx.symbolic_trace(Method()), [((2, 3), "float32")] * 2)
@@ -159,10 +185,33 @@ def test_what_is_unknown_is_said() -> None:
 
     class Keyword(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.add(x, x, alpha=2)
+            return torch.std(x, 0, keepdim=True, out=None)
 
-    with pytest.raises(Unsupported, match=r"add, add: .*alpha"):
+    with pytest.raises(Unsupported, match=r"std, std: .*out"):
         translated(Keyword(), x)
+
+
+def test_rows_and_rules_share_values() -> None:
+    class Shared(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            a, b = torch.split(x, 2)
+            return F.relu(a) + b, torch.sort(b.exp())[0]
+
+    def split(bb: Any, node_map: dict, node: fx.Node) -> Any:
+        return relax.op.split(node_map[node.args[0]], 2, axis=0)
+
+    def relu(bb: Any, node_map: dict, node: fx.Node) -> Any:
+        return bb.emit(relax.op.nn.relu(node_map[node.args[0]]))
+
+    x = torch.randn(4, 3)
+    module = translated(Shared(), x, call_function_map={torch.split: split, F.relu: relu})
+    close(run(module, x), Shared()(x))
+
+    def refuse(bb: Any, node_map: dict, node: fx.Node) -> Any:
+        raise ValueError("not this one")
+
+    with pytest.raises(ValueError, match="not this one"):  # a row's own error is the user's
+        translated(Shared(), x, call_function_map={F.relu: refuse})
 
 
 def test_writes_that_are_read_later_are_refused() -> None:

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 import needle  # noqa: E402
 import torch2needle  # noqa: E402
 from needle.backend_selection import BACKEND  # noqa: E402
-from torch2needle import registry  # noqa: E402
+from torch2needle.rules import registry  # noqa: E402
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -17,7 +17,7 @@ import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import Calls, converts  # noqa: E402
 from gpu_devices import everywhere  # noqa: E402
-from needle.ops.resize import Interpolate  # noqa: E402
+from needle.ops.nn.resize import Interpolate  # noqa: E402
 
 LINE, IMAGE, VOLUME = (2, 4, 7), (2, 3, 6, 5), (1, 2, 4, 5, 6)
 PADS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -19,7 +19,7 @@ from conversion import close, converts, leaves  # noqa: E402
 from gpu_devices import everywhere  # noqa: E402
 from test_structure import MATRIX, model, writes_list  # noqa: E402
 from torch2needle.models import randomize  # noqa: E402
-from torch2needle.registry import FUNCTION_RULES, is_inplace, target_name  # noqa: E402
+from torch2needle.rules.registry import FUNCTION_RULES, is_inplace, target_name  # noqa: E402
 
 # -- writes --------------------------------------------------------------------------------------------------------------
 

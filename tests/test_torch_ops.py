@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from needle import _core
-from needle.ops.activation import CODES
+from needle.ops.math.activation import CODES
 
 if not (Path(_core.__file__).parent / "libneedle_torch.so").exists():
     pytest.skip("libneedle_torch.so is not built (NEEDLE_TORCH=1)", allow_module_level=True)

@@ -20,9 +20,10 @@ import tvm
 import needle as ndl
 import needle.tvm as nt
 from needle import nn
+from needle.course.tvm import schedules
 from needle.op import Spec, Unsupported
 from needle.tvm import eval as evaluation
-from needle.tvm import require, schedules, tuning
+from needle.tvm import require, tuning
 from needle.tvm.networks import NETWORKS, network
 
 FUSED = "fused_te_matmul_te_broadcast_to_te_ewise_add_te_relu"

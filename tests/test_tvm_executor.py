@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,8 @@ tvm = pytest.importorskip("tvm")
 import needle as ndl  # noqa: E402
 from needle import ops  # noqa: E402
 from needle.autograd import Unsupported  # noqa: E402
-from needle.tvm import kernels, mnist  # noqa: E402
-from needle.tvm.executor import Executor, gradients, sgd_update, softmax_cross_entropy, variables  # noqa: E402
+from needle.course.tvm import kernels, mnist  # noqa: E402
+from needle.course.tvm.executor import Executor, gradients, sgd_update, softmax_cross_entropy, variables  # noqa: E402
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 
@@ -226,3 +229,17 @@ def test_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     assert text.count("loss ") == 2 and "epoch 2/2" in text and "test accuracy" in text
     assert mnist.main(["--data", str(tmp_path)]) == 1
     assert "there is no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["executor", "fashion", "kernels", "mnist", "schedules"])
+def test_earlier_paths(name: str) -> None:
+    earlier, now = (importlib.import_module(f"needle.{room}.{name}") for room in ("tvm", "course.tvm"))
+    here = {k: v for k, v in vars(now).items() if getattr(v, "__module__", "") == now.__name__ and k[0] != "_"}
+    assert here and all(getattr(earlier, k) is v for k, v in here.items())
+
+
+@pytest.mark.parametrize("room", ["tvm", "course.tvm"])
+def test_commands_at_both_paths(room: str) -> None:
+    for name in ("mnist", "fashion"):
+        done = subprocess.run([sys.executable, "-m", f"needle.{room}.{name}", "--help"], capture_output=True, text=True)
+        assert done.returncode == 0 and f"python -m needle.course.tvm.{name}" in done.stdout

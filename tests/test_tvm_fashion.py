@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import needle as ndl  # noqa: E402
 import torch2needle.relax  # noqa: E402, F401  (registers torch's functions)
-from needle.tvm import fashion  # noqa: E402
+from needle.course.tvm import fashion  # noqa: E402
 
 pytestmark = pytest.mark.skipif(ndl.default_device() == ndl.cpu_numpy(), reason="needle's kernels need NDArrays")
 TRAINED = Path(__file__).parents[2] / "shared" / "data" / "fashion_mnist_conv_params.npz"

@@ -15,14 +15,18 @@ from tvm import relax
 import needle as ndl
 from needle.autograd import OPS
 from needle.op import Op, Spec, Unsupported
-from needle.ops.fold import Folded, FoldedBias, FoldedWeight
-from needle.ops.join import MakeTuple, Split, TupleGetItem
-from needle.ops.norm import BatchNormTrainGrad
-from needle.ops.pool import AdaptiveAvgPool2dGrad, AvgPool2d, AvgPool2dGrad, MaxPool2dGrad
-from needle.ops.recurrent import RecurrentGrad
-from needle.ops.resize import InterpolateGrad
+from needle.ops.fused.folded import Folded, FoldedBias, FoldedWeight
+from needle.ops.nn.conv import Conv2d
+from needle.ops.nn.norm import BatchNormTrainGrad
+from needle.ops.nn.pool import AdaptiveAvgPool2dGrad, AvgPool2d, AvgPool2dGrad, MaxPool2dGrad
+from needle.ops.nn.recurrent import RecurrentGrad
+from needle.ops.nn.resize import InterpolateGrad
+from needle.ops.shape.join import MakeTuple, Split, TupleGetItem
 from needle.tvm import to_tvm_tensor
 from needle.tvm.arrays import Array
+from needle.tvm.export import is_exported
+from needle.tvm.expressions import as_te
+from needle.tvm.relax_ops import as_relax
 from test_ops import OWN, assert_close, case, float32_exact, run, tensors
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64", "opt-level": 1}  # tests compile more than they run
@@ -68,7 +72,7 @@ def test_samples_as_tensor_expressions(name: str) -> None:
         check(op, float32_exact(arrays), te=True)
 
 
-@pytest.mark.parametrize("name", [n for n in OWN if OPS[n].relax is not Op.relax])
+@pytest.mark.parametrize("name", [n for n in OWN if as_relax.dispatch(OPS[n]) is not as_relax.dispatch(Op)])
 def test_first_sample_as_relax_operators(name: str) -> None:
     op, arrays = case(name, 0)
     check(op, float32_exact(arrays), te=False)
@@ -96,6 +100,15 @@ def test_no_op_is_left_out() -> None:
     ours = {name for name, cls in OPS.items() if cls.__module__.startswith("needle.ops.")}
     made = {type(op).__name__ for op, _ in MADE.values()}
     assert ours == {*OWN, *made, RecurrentGrad.__name__, TupleGetItem.__name__, MakeTuple.__name__}
+
+
+def test_a_row_serves_subclasses_up_to_the_next_decomposition() -> None:
+    plain = type("Plain", (Conv2d,), {})
+    composed = type("Composed", (plain,), {"decompose": lambda self, x, w: ndl.ops.conv2d(x, w)})
+    own = type("Own", (composed,), {})
+    as_te.register(own, lambda op, out, x, w: x)
+    assert [is_exported(c) for c in (plain, composed, own)] == [True, False, True]
+    assert as_te.dispatch(plain) is as_te.dispatch(Conv2d)
 
 
 def test_numbers_outside_of_a_table_give_nan() -> None:

@@ -12,8 +12,9 @@ tvm = pytest.importorskip("tvm")
 
 from tvm import te  # noqa: E402
 
-from needle.ops.conv import conv2d_array  # noqa: E402
-from needle.tvm import kernels, schedules, target_of  # noqa: E402
+from needle.course.tvm import kernels, schedules  # noqa: E402
+from needle.ops.nn.conv import conv2d_array  # noqa: E402
+from needle.tvm import target_of  # noqa: E402
 
 
 def random(*shape: int) -> np.ndarray:

@@ -21,8 +21,8 @@ import operator_fusion  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import Calls  # noqa: E402
 from needle.backend_selection import BACKEND  # noqa: E402
-from torch2needle import registry  # noqa: E402
 from torch2needle.models import randomize, resnet18  # noqa: E402
+from torch2needle.rules import registry  # noqa: E402
 
 COMPILED = BACKEND != "np"
 
@@ -267,12 +267,12 @@ def test_explain() -> None:
     _, net, x = make()
     text = torch2needle.explain(net, "bn1")
     assert re.search(r"bn1: torch\.nn\.BatchNorm2d\(conv1\) at .*test_verify\.py:\d+ became BatchNorm2d\(6", text)
-    assert re.search(r"by torch2needle\.rules\.\w+\.batch_norm2d \(node bn1\)", text)
+    assert re.search(r"by torch2needle\.rules\.norms\.BatchNorm2d \(node bn1\)", text)
     assert "bn1 follows train() and eval(); it is in evaluation" in text
-    assert re.search(r"fusion: conv1, bn1, relu\b.* would become conv1_fused \(FusedConvBatchNorm2d\)", text)
+    assert re.search(r"fusion: conv1, bn1, relu\b.* would become conv1_fused \(conv2d_batch_norm_relu\)", text)
     fused = operator_fusion.fuse(net)
     text = torch2needle.explain(fused, "conv1")
-    assert re.search(r"conv1, bn1, relu\b.* became conv1_fused \(FusedConvBatchNorm2d\) by ConvBatchNorm2dReLU", text)
+    assert re.search(r"conv1, bn1, relu\b.* became conv1_fused \(conv2d_batch_norm_relu\) by ConvBatchNorm2dReLU", text)
     node = next(n.name for n in fused.graph if n.meta.get("covers") == ["conv1", "bn1", "relu"])
     text = torch2needle.explain(fused, node)
     assert "torch.nn.Conv2d" in text and "torch.nn.ReLU" in text
@@ -400,7 +400,7 @@ def test_interrupt_while_needle_runs_puts_the_net_back(monkeypatch: Any) -> None
         if node.name == "fc":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["torch2needle.verify"].Run, "watch", stop)
+    monkeypatch.setattr(sys.modules["torch2needle.tools.verify"].Run, "watch", stop)
     with pytest.raises(KeyboardInterrupt):
         torch2needle.verify(model, net, x)
     assert all((t.numpy() == before[k]).all() for k, t in net.state_dict().items())

@@ -18,11 +18,11 @@ import needle as ndl
 import torch2needle
 from needle.backend_ndarray import NDArray, array, call
 from needle.nn.module import Parameter
-from needle.ops.activation import ACTIVATIONS, activation_code
-from needle.ops.conv import Conv2d
-from needle.ops.fused import FusedConv2dActivation, act_reference
-from needle.ops.planned import pad_vector
-from needle.ops.winograd import F2, F4, Scheme, pack
+from needle.ops.fused.layer import FusedLayer, act_reference
+from needle.ops.math.activation import ACTIVATIONS, activation_code
+from needle.ops.nn.conv import Conv2d
+from needle.targets.cpu.convolution import pad_vector
+from needle.targets.cpu.winograd import F2, F4, Scheme, pack
 
 TOLERANCE = 5e-6  # of the largest value
 SCHEMES = {"f2": F2, "f4": F4}
@@ -237,7 +237,7 @@ def test_changed_weights_are_transformed_again() -> None:
 
 
 def test_runs_are_the_same_to_the_last_bit() -> None:
-    op = FusedConv2dActivation(padding=(1,) * 4)
+    op = FusedLayer(Conv2d(padding=(1,) * 4), "relu")
     rng = np.random.default_rng(0)
     weight = Parameter(rng.standard_normal((96, 80, 3, 3)).astype("float32"))
     x = rng.standard_normal((2, 80, 45, 31)).astype("float32")

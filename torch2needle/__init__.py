@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from needle.autograd import Unsupported
 
-    from . import dynamo, rules
+    from . import rules
+    from .bridges import dynamo
     from .convert import check, compile, convert
-    from .explain import explain
     from .original import convert_function_node, convert_layer, load_torch_weights_by_mapping, torch2needle_fx
-    from .registry import rule
     from .report import ConversionError
-    from .verify import Verification, verify
+    from .rules.registry import rule
+    from .tools.explain import explain
+    from .tools.verify import Verification, verify
     from .weights import to_torch
 
 __all__ = [
@@ -38,8 +39,8 @@ __all__ = [
     "torch2needle_fx",
     "verify",
 ]
-MODULES = ("dynamo", "rules")  # register the backend of torch.compile, and the rules
-HOMES = ("convert", "explain", "original", "registry", "report", "verify", "weights")
+ROOMS = ("rules", "dynamo")  # register the rules, and the backend of torch.compile
+HOMES = ("convert", "original", "report", "rules.registry", "tools.explain", "tools.verify", "weights")
 
 
 def load() -> None:
@@ -48,7 +49,7 @@ def load() -> None:
         import torch  # noqa: F401
     except ImportError as e:
         raise ImportError(f"[torch2needle] torch is missing, `pip install torch` brings it, got: {e}.") from e
-    for module in (importlib.import_module(f"{__name__}.{m}") for m in (*MODULES, *HOMES)):
+    for module in (importlib.import_module(f"{__name__}.{m}") for m in (*ROOMS, *HOMES)):
         found = {n: v for n, v in vars(module).items() if n in __all__ and not isinstance(v, types.ModuleType)}
         globals().update(found)
 

@@ -17,16 +17,16 @@ from needle.autograd import Unsupported
 from needle.graph import GraphModule
 from needle.graph.narrow import narrow_fault
 
-from .capture import Captured, capture
-from .comparison import BadExample, Judge
-from .export import allow_one, call_of, captures, from_program, larger
-from .fallback import FallbackInterpreter, warn_of_share, warn_of_torch
-from .guard import LOCK, same_chance
-from .interpret import interpret
-from .refusals import refuse_unseen
-from .registry import target_name
-from .report import ConversionError, Report, Row
-from .trace_log import LoggingInterpreter
+from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
+from .capture.comparison import BadExample, Judge
+from .capture.export import allow_one, call_of, captures, from_program, larger
+from .capture.guard import LOCK, same_chance
+from .capture.interpret import interpret
+from .capture.refusals import refuse_unseen
+from .capture.tracing import Captured, capture
+from .report import ConversionError, Report, Row, reason_of
+from .rules.registry import target_name
+from .tools.trace_log import LoggingInterpreter
 from .weights import TreeBuilder
 
 BAR_DELAY = 2.0  # seconds before a bar shows
@@ -174,10 +174,6 @@ def build(
         if fault := narrow_fault(net.graph, net, {n: d for n, d in dtypes.items() if d}):
             raise Unsupported(fault)
     return net, report
-
-
-def reason_of(e: Exception) -> str:
-    return str(e).split("\n")[0].rstrip(".")
 
 
 def convert(

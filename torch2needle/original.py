@@ -15,11 +15,11 @@ from needle.backend_ndarray import Device
 from needle.graph import GraphModule
 from needle.nn.module import Module
 
+from .capture.interpret import NUMPY_NAMES, is_getitem, leaves
 from .convert import convert
-from .interpret import NUMPY_NAMES, is_getitem, leaves
-from .registry import bind, find_function_rule, find_module_rule, method, nearest_rule, target_name
-from .report import Report, table
-from .trace_log import TraceLog
+from .report import Report, dotted, table
+from .rules.registry import bind, find_function_rule, find_module_rule, method, nearest_rule, target_name
+from .tools.trace_log import TraceLog
 from .weights import TreeBuilder
 
 
@@ -67,7 +67,7 @@ class WeightMapping(dict[str, tuple[nn.Module, Module]]):
         for path, module in model.named_modules(remove_duplicate=False):
             layer = submodule(net, path)
             for name in own_tensors(module):
-                full = f"{path}.{name}" if path else name
+                full = dotted(path, name)
                 if isinstance(getattr(layer, name, None), Tensor):
                     self[full] = (module, layer)  # type: ignore[assignment]
                 else:
@@ -117,7 +117,7 @@ def pairs(mapping: Mapping[str, tuple[nn.Module, Module]]) -> Iterator[Pair]:
             target = getattr(layer, name, None)
             if isinstance(target, Tensor):
                 layout = getattr(layer, "_layout", "torch")
-                yield Pair(f"{path}.{name}" if path else name, source, target, layout)
+                yield Pair(dotted(path, name), source, target, layout)
 
 
 def left_out(mapping: Mapping[str, tuple[nn.Module, Module]], loaded: list[Pair]) -> tuple[list[str], list[str]]:
@@ -128,7 +128,7 @@ def left_out(mapping: Mapping[str, tuple[nn.Module, Module]], loaded: list[Pair]
         path = key.rpartition(".")[0] if key.rpartition(".")[2] in own_tensors(module) else key
         direct = {n: t for n, t in layer.members() if isinstance(t, Tensor)}
         for names, tensors in ((missing, direct), (unused, own_tensors(module))):
-            names += [f"{path}.{n}" if path else n for n, t in tensors.items() if id(t) not in used]
+            names += [dotted(path, n) for n, t in tensors.items() if id(t) not in used]
     return list(dict.fromkeys(missing)), list(dict.fromkeys(unused))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from needle.autograd import Op, Unsupported
-from needle.executor.passes import is_planned
 from needle.graph import Node
 from needle.ops import TupleGetItem
 
@@ -128,7 +127,7 @@ def status_of(nodes: Sequence[Node]) -> str:
     work = [n for n in nodes if n.kind in ("op", "module") and not isinstance(n.target, TupleGetItem)]
     if not work:
         return "free"
-    one = len(work) == 1 and not (isinstance(work[0].target, Op) and not is_planned(work[0].target))
+    one = len(work) == 1 and not (isinstance(work[0].target, Op) and not work[0].target.has_kernel())
     return "native" if one else "decomposed"
 
 
@@ -136,6 +135,16 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
     """Lines of aligned columns."""
     widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
     return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in [head, *rows]]
+
+
+def dotted(*parts: str) -> str:
+    """The path of what is below a module, whose own path may be empty."""
+    return ".".join(p for p in parts if p)
+
+
+def reason_of(e: Exception) -> str:
+    """What an exception says, in its first line and without the full stop."""
+    return str(e).split("\n")[0].rstrip(".")
 
 
 def short(paths: list[str]) -> str:

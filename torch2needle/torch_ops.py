@@ -23,7 +23,7 @@ from torch._library.autograd import Info, make_autograd_impl
 import needle
 from needle import _core
 
-from . import torch_gradients
+from .bridges import torch_gradients
 
 NEEDLE, UNFUSED = torch.ops.needle, torch.ops.needle_unfused
 LIBRARY = Path(needle.__file__).parent / "libneedle_torch.so"
@@ -43,44 +43,31 @@ def images(x: torch.Tensor, *size: Any) -> torch.Tensor:
 # ---- shapes without data ---------------------------------------------------------------------------------------------
 
 
-def linear_shape(input, weight, bias=None, activation="relu", alpha=0.0):
+def linear_shape(input, weight, *_):
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
-def conv2d_shape(input, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), *_, **__):
+def conv2d_shape(input, weight, bias, stride, padding, dilation, *_):
     pairs = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     size = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in pairs]
     return images(input, input.shape[0], weight.shape[0], *size)
 
 
-def conv2d_bn_shape(
-    input, weight, bias, mean, var, gamma=None, beta=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), *_, **__
-):
-    return conv2d_shape(input, weight, bias, stride, padding, dilation)
+def conv2d_bn_shape(input, weight, bias, running_mean, running_var, bn_weight, bn_bias, *geometry):
+    return conv2d_shape(input, weight, bias, *geometry)
 
 
-def conv_transpose2d_shape(
-    input,
-    weight,
-    bias=None,
-    stride=(1, 1),
-    padding=(0, 0),
-    output_padding=(0, 0),
-    groups=1,
-    dilation=(1, 1),
-    *_,
-    **__,
-):
+def conv_transpose2d_shape(input, weight, bias, stride, padding, output_padding, groups, dilation, *_):
     pairs = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding, strict=True)
     size = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in pairs]
     return images(input, input.shape[0], weight.shape[1] * groups, *size)
 
 
-def batch_norm_shape(input, *_, **__):
+def batch_norm_shape(input, *_):
     return images(input, *input.shape)
 
 
-def attention_shape(query, key, value, attn_mask=None, is_causal=False, scale=None):
+def attention_shape(query, key, value, *_):
     size = (*query.shape[:-1], value.shape[-1])
     if query.ndim != 4:
         return query.new_empty(size)
@@ -100,59 +87,33 @@ def activate(x: torch.Tensor, activation: str, alpha: float = 0.0) -> torch.Tens
     return getattr(torch, activation)(x) if activation in ("relu", "sigmoid", "tanh") else getattr(F, activation)(x)
 
 
-def unfused_linear(input, weight, bias=None, activation="relu", alpha=0.0):
-    return activate(F.linear(input, weight, bias).contiguous(), activation, alpha)
+def unfused_linear(input, weight, bias, *activation):
+    return activate(F.linear(input, weight, bias).contiguous(), *activation)
 
 
-def unfused_conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, activation="relu", alpha=0.0):
+def unfused_conv2d(input, weight, bias, stride, padding, dilation, groups, *activation):
     y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    return activate(y.contiguous(memory_format=layout_of(input)), activation, alpha)
+    return activate(y.contiguous(memory_format=layout_of(input)), *activation)
 
 
 def unfused_conv2d_bn(
-    input,
-    weight,
-    bias,
-    running_mean,
-    running_var,
-    bn_weight=None,
-    bn_bias=None,
-    stride=1,
-    padding=0,
-    dilation=1,
-    groups=1,
-    eps=1e-5,
-    activation="relu",
-    alpha=0.0,
+    input, weight, bias, mean, var, gamma, beta, stride, padding, dilation, groups, *eps_and_activation
 ):
-    y = F.conv2d(input, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=layout_of(input))
-    return unfused_batch_norm(y, running_mean, running_var, bn_weight, bn_bias, eps, activation, alpha)
+    y = unfused_conv2d(input, weight, bias, stride, padding, dilation, groups, "none")
+    return unfused_batch_norm(y, mean, var, gamma, beta, *eps_and_activation)
 
 
-def unfused_conv_transpose2d(
-    input,
-    weight,
-    bias=None,
-    stride=1,
-    padding=0,
-    output_padding=0,
-    groups=1,
-    dilation=1,
-    activation="relu",
-    alpha=0.0,
-):
+def unfused_conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation, *activation):
     y = F.conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return activate(y.contiguous(memory_format=layout_of(input)), activation, alpha)
+    return activate(y.contiguous(memory_format=layout_of(input)), *activation)
 
 
-def unfused_batch_norm(
-    input, running_mean, running_var, weight=None, bias=None, eps=1e-5, activation="relu", alpha=0.0
-):
-    y = F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
-    return activate(y.contiguous(memory_format=layout_of(input)), activation, alpha)
+def unfused_batch_norm(input, mean, var, weight, bias, eps, *activation):
+    y = F.batch_norm(input, mean, var, weight, bias, False, 0.0, eps)
+    return activate(y.contiguous(memory_format=layout_of(input)), *activation)
 
 
-def unfused_attention(query, key, value, attn_mask=None, is_causal=False, scale=None):
+def unfused_attention(query, key, value, attn_mask, is_causal, scale):
     if is_causal and attn_mask is not None:  # torch takes one of the two
         seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         attn_mask = attn_mask & seen if attn_mask.dtype == torch.bool else attn_mask.masked_fill(~seen, -math.inf)
@@ -187,11 +148,22 @@ OPS: dict[str, tuple[Callable, ...]] = {
     "linear_bias_act": (linear_shape, unfused_linear, *torch_gradients.LINEAR),
     "conv2d_bias_act": (conv2d_shape, unfused_conv2d, *torch_gradients.CONV2D),
     "conv2d_bn_act": (conv2d_bn_shape, unfused_conv2d_bn, *torch_gradients.CONV2D_BN),
-    "conv_transpose2d_bias_act": (conv_transpose2d_shape, unfused_conv_transpose2d, *torch_gradients.CONV_TRANSPOSE2D),
+    "conv_transpose2d_bias_act": (conv_transpose2d_shape, unfused_conv_transpose2d, *torch_gradients.TRANSPOSED),
     "batch_norm_act": (batch_norm_shape, unfused_batch_norm, *torch_gradients.BATCH_NORM),
     "attention": (attention_shape, unfused_attention),
 }
 WITH_RELU = (linear_relu, conv2d_bias_relu, conv2d_bn_relu, batch_norm_relu)
+
+
+def filled(name: str, f: Callable) -> Callable:
+    """f(every argument of the op, in order): torch leaves out those that equal their defaults, and may name the others."""
+    arguments = getattr(NEEDLE, name).default._schema.arguments
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+        return f(*(given.get(a.name, a.default_value) for a in arguments))
+
+    return call
 
 
 def with_gradient(name: str, form: Callable, setup: Any = None, backward: Any = None) -> Callable:
@@ -234,9 +206,9 @@ def load() -> list[Any]:
     for function in WITH_RELU:
         fused.impl(function.__name__, function, "CompositeImplicitAutograd")
     for name, (shape, form, *gradient) in OPS.items():
-        unfused.impl(name, form, "CompositeImplicitAutograd")
+        unfused.impl(name, filled(name, form), "CompositeImplicitAutograd")
         qualified = f"needle::{name}"
-        torch.library.register_fake(qualified, shape)
+        torch.library.register_fake(qualified, filled(name, shape))
         fused.impl(name, with_gradient(name, form, *gradient), "Autograd", with_keyset=True)
         for device in ("cpu", "cuda"):
             torch.library.register_autocast(qualified, device, torch.float32)

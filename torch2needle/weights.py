@@ -17,8 +17,8 @@ from needle.init import no_drawing
 from needle.interop import as_ndarray
 from needle.nn.module import Module, Parameter, Tree
 
-from .registry import find_module_rule
-from .report import Report
+from .report import Report, dotted
+from .rules.registry import find_module_rule
 
 
 class TreeBuilder:
@@ -40,14 +40,14 @@ class TreeBuilder:
         self.modules[id(module)] = layer
         for name, p in module._parameters.items():
             if p is not None:
-                put(layer, name, self.tensor(p, f"{path}.{name}" if path else name))
+                put(layer, name, self.tensor(p, dotted(path, name)))
         for name, b in module._buffers.items():
             saved = name not in module._non_persistent_buffers_set
             if b is not None and (saved or name in layer.__dict__):  # what the layer reads, saved or not
-                put(layer, name, self.tensor(b, f"{path}.{name}" if path else name))
+                put(layer, name, self.tensor(b, dotted(path, name)))
         for name, child in module._modules.items():
             if child is not None:
-                put(layer, name, self.build(child, f"{path}.{name}" if path else name))
+                put(layer, name, self.build(child, dotted(path, name)))
         layer.training = module.training
         self.done()
         return layer

@@ -1,5 +1,7 @@
 // A device is five functions, its kernel rows, and graphs where it has them.
 #pragma once
+#include <cstring>
+
 #include "core/call.h"
 
 namespace needle {
@@ -30,6 +32,12 @@ struct Backend {
   const KernelRow* rows;
   int n_rows;
   const Graphs* graphs = nullptr;
+
+  const KernelRow* find(const char* kernel) const {  // null when there is none
+    for (int i = 0; i < n_rows; i++)
+      if (std::strcmp(rows[i].name, kernel) == 0) return &rows[i];
+    return nullptr;
+  }
 };
 
 }  // namespace needle

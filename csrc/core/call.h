@@ -27,6 +27,13 @@ struct View {
     return n;
   }
   bool absent() const { return rank < 0; }
+  // How far the first and the last element in memory are from `data`, in elements; both 0 when there are none.
+  template <class Number>
+  void span(Number* low, Number* high) const {
+    *low = *high = 0;
+    for (int i = 0; i < rank && size(); i++)
+      (stride[i] < 0 ? *low : *high) += static_cast<Number>(shape[i] - 1) * stride[i];
+  }
   bool contiguous() const {
     int64_t n = 1;
     for (int i = rank - 1; i >= 0; i--) {

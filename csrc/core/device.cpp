@@ -105,6 +105,11 @@ MemoryStatistics MemoryCache::statistics() const {
 
 // ---- devices -------------------------------------------------------------------------------------------------------
 
+void refuse_dtype(DType dtype) {
+  throw std::invalid_argument("[needle] a kernel got dtype " + std::to_string(static_cast<int>(dtype)) +
+                              " of dtypes.def, which its row does not list.");
+}
+
 Device* Device::open(const std::string& path) {
   std::lock_guard<std::mutex> lock(opening);
   Device*& device = opened()[path];

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace needle {
 
@@ -24,14 +25,25 @@ constexpr size_t dtype_size(DType d) {
 
 template <class T>
 struct DTypeOf;  // of C++ types that are elements
-#define DTYPE(name, type, letter, text, code, bits) \
-  template <>                                       \
-  struct DTypeOf<type> {                            \
-    static constexpr DType value = DType::name;     \
-  };
+#define DTYPE(name, type, letter, text, code, bits)                        \
+  template <>                                                              \
+  struct DTypeOf<type> {                                                   \
+    static constexpr DType value = DType::name;                            \
+  };                                                                       \
+  static_assert(sizeof(type) == (bits + 7) / 8, text " has another size"); \
+  static_assert(std::is_integral_v<type> == (code == 0 || code == 6), text " would be converted as another");
 #include "kernels/dtypes.def"
 #undef DTYPE
 template <class T>
 constexpr DType dtype_of = DTypeOf<T>::value;
+
+// The unsigned integer of a size, for elements that are moved as they are.
+template <size_t bytes>
+using BitsOf =
+    std::conditional_t<bytes == 1, uint8_t,
+                       std::conditional_t<bytes == 2, uint16_t, std::conditional_t<bytes == 4, uint32_t, uint64_t>>>;
+
+// Ends the call of a kernel that got a dtype which its row does not list: checks come first. Each library has its own.
+[[noreturn]] void refuse_dtype(DType dtype);
 
 }  // namespace needle

@@ -41,21 +41,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// First and last byte (relative to the view's pointer) that a view reaches.
-std::pair<int64_t, int64_t> extent(const View& v) {
-  int64_t low = 0, high = 0, size = static_cast<int64_t>(dtype_size(v.dtype));
-  for (int i = 0; i < v.rank; i++) {
-    if (v.shape[i] == 0) return {0, 0};
-    int64_t reach = (v.shape[i] - 1) * v.stride[i];
-    (reach < 0 ? low : high) += reach;
-  }
-  return {low * size, (high + 1) * size};
-}
+size_t bytes_of(const View& v) { return v.size() * dtype_size(v.dtype); }
 
 void check_range(const Step& step, const Ref& ref, size_t bytes) {
   if (ref.view.size() == 0) return;  // wherever it lies
-  auto [low, high] = extent(ref.view);
-  if (ref.offset + low < 0 || ref.offset + high > static_cast<int64_t>(bytes))
+  int64_t low, high, size = static_cast<int64_t>(dtype_size(ref.view.dtype));
+  ref.view.span(&low, &high);
+  if (ref.offset + low * size < 0 || ref.offset + (high + 1) * size > static_cast<int64_t>(bytes))
     throw std::out_of_range("[plan] step '" + std::string(step.row->name) + "' reaches outside its buffer of " +
                             std::to_string(bytes) + " bytes.");
 }
@@ -74,7 +66,7 @@ Plan::Plan(Device* device, std::vector<Step> steps, size_t arena_bytes, std::vec
   auto bytes = [&](const std::vector<View>& views, const Step& step, const Ref& ref) {
     if (ref.index < 0 || ref.index >= static_cast<int>(views.size()))
       throw std::out_of_range("[plan] step '" + std::string(step.row->name) + "' names a border that does not exist.");
-    return views[ref.index].size() * dtype_size(views[ref.index].dtype);
+    return bytes_of(views[ref.index]);
   };
   for (const Step& step : steps_)
     for (const auto* refs : {&step.out, &step.in})
@@ -209,11 +201,10 @@ void Plan::start(Frame& frame, const Exec& exec, const std::vector<void*>& input
 // On copies of inputs and outputs between zones.
 void Plan::run_guarded(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
                        double* seconds) const {
-  auto bytes = [](const View& v) { return v.size() * dtype_size(v.dtype); };
   std::vector<std::shared_ptr<Storage>> copies;
   std::vector<void*> in, out;
   auto add = [&](const View& v, const void* data, std::vector<void*>& to) {
-    copies.push_back(Guard::copy(device_->backend(), data, bytes(v)));
+    copies.push_back(Guard::copy(device_->backend(), data, bytes_of(v)));
     to.push_back(copies.back()->data());
   };
   for (size_t i = 0; i < inputs.size(); i++) add(inputs_[i], inputs[i], in);
@@ -225,9 +216,9 @@ void Plan::run_guarded(Frame& frame, const std::vector<void*>& inputs, const std
         throw std::runtime_error("[plan] a kernel wrote outside of an input, output or constant of " +
                                  std::to_string(storage->bytes()) + " bytes.");
   for (size_t i = 0; i < inputs.size(); i++)
-    if (std::memcmp(in[i], inputs[i], bytes(inputs_[i])))
+    if (std::memcmp(in[i], inputs[i], bytes_of(inputs_[i])))
       throw std::runtime_error("[plan] a kernel wrote to input " + std::to_string(i) + ".");
-  for (size_t i = 0; i < outputs.size(); i++) std::memcpy(outputs[i], out[i], bytes(outputs_[i]));
+  for (size_t i = 0; i < outputs.size(); i++) std::memcpy(outputs[i], out[i], bytes_of(outputs_[i]));
 }
 
 // Whether the frame has a graph; makes one where the device can.
@@ -238,7 +229,7 @@ bool Plan::record(Frame& frame) {
     auto fixed = [&](const std::vector<View>& views, std::vector<std::shared_ptr<Storage>>& to) {
       std::vector<void*> places;
       if (to.empty())
-        for (const View& v : views) to.push_back(device_->allocate(v.size() * dtype_size(v.dtype)));
+        for (const View& v : views) to.push_back(device_->allocate(bytes_of(v)));
       for (const auto& storage : to) places.push_back(storage->data());
       return places;
     };
@@ -299,12 +290,11 @@ void Plan::run(const std::vector<void*>& inputs, const std::vector<void*>& outpu
     frame.ran = true;
     return;
   }
-  auto bytes = [](const View& v) { return v.size() * dtype_size(v.dtype); };
   for (size_t i = 0; i < inputs.size(); i++)
-    backend->copy(frame.inputs[i]->data(), inputs[i], bytes(inputs_[i]), stream);
+    backend->copy(frame.inputs[i]->data(), inputs[i], bytes_of(inputs_[i]), stream);
   backend->graphs->launch(frame.graph, stream);
   for (size_t i = 0; i < outputs.size(); i++)
-    backend->copy(outputs[i], frame.outputs[i]->data(), bytes(outputs_[i]), stream);
+    backend->copy(outputs[i], frame.outputs[i]->data(), bytes_of(outputs_[i]), stream);
 }
 
 }  // namespace needle

@@ -10,13 +10,13 @@ constexpr int64_t kScoreBytes = 96 << 10;  // scores of one block of rows
 // One row of scores masked: bool keeps where true, f32 is added.
 void mask_row(const View& mask, int64_t at, int64_t n, float* x) {
   const int64_t step = mask.stride[mask.rank - 1];
-  if (mask.dtype == DType::b8) {
-    const bool* m = mask.as<const bool>() + at;
-    for (int64_t j = 0; j < n; j++) x[j] = m[j * step] ? x[j] : -HUGE_VALF;
-  } else {
-    const float* m = mask.as<const float>() + at;
-    for (int64_t j = 0; j < n; j++) x[j] += m[j * step];
-  }
+  with_type<attention_args::In::mask_dtypes>(mask.dtype, [&](auto t) {
+    const auto* m = mask.as<const decltype(t)>() + at;
+    if constexpr (std::is_same_v<decltype(t), bool>)
+      for (int64_t j = 0; j < n; j++) x[j] = m[j * step] ? x[j] : -HUGE_VALF;
+    else
+      for (int64_t j = 0; j < n; j++) x[j] += m[j * step];
+  });
 }
 
 void scale_row(const float* src, int64_t step, int64_t n, float scale, float* dst) {
@@ -67,12 +67,12 @@ void attention(const attention_args& c) {
     const int64_t head = t / tasks, first = t % tasks * per_task, end = smaller(L, first + per_task);
     const float *qs = q.as<const float>() + batch_offset(q, head),
                 *values = v.as<const float>() + batch_offset(v, head);
-    float* keys = static_cast<float*>(c.exec->scratch(1, (key_blocks * E + value_blocks * S) * kBlock * 4));
+    float* keys = scratch<float>(c.exec, 1, (key_blocks * E + value_blocks * S) * kBlock);
     float* packed_values = keys + key_blocks * E * kBlock;
     pack_columns(k.as<const float>() + batch_offset(k, head), k.stride[r - 1], k.stride[r - 2], E, S, 0, key_blocks,
                  keys);
     if (packs_values) pack_columns(values, v.stride[r - 2], v.stride[r - 1], S, D, 0, value_blocks, packed_values);
-    float* scores = static_cast<float*>(c.exec->scratch(0, block * (ld + q_ld + 1) * 4));
+    float* scores = scratch<float>(c.exec, 0, block * (ld + q_ld + 1));
     float *queries = scores + block * ld, *inverse = queries + block * q_ld;
     float* y = out.as<float>() + batch_offset(out, head);
     const int64_t y_ld = out.stride[r - 2];

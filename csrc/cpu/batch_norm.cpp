@@ -6,12 +6,6 @@ namespace {
 
 constexpr int64_t kSection = 512;  // terms that are summed in the array's own type; sections are added in double
 
-// Calls f(T{}) for float or double.
-template <class F>
-NEEDLE_INLINE void with_float(DType dtype, const F& f) {
-  dtype == DType::f32 ? f(float{}) : f(double{});
-}
-
 // Adds to totals[0..SUMS) the sums of f(i, n, sums) over a row; f adds its lanes to sums, lanes beyond n being zero.
 template <class T, int SUMS, class F>
 NEEDLE_INLINE void add_row(double* totals, int64_t size, const F& f) {
@@ -106,19 +100,16 @@ void batch_norm_blocked(const batch_norm_args& c) {
 }  // namespace
 
 void batch_norm(const batch_norm_args& c) {
-  if (c.in.x.rank == 5) return batch_norm_blocked(c);
+  if (c.in.x.rank == 5) return c.in.x.dtype == DType::f32 ? batch_norm_blocked(c) : refuse_dtype(c.in.x.dtype);
   int64_t channels = c.in.x.shape[1], size = c.in.x.shape[2];
-  with_float(c.in.x.dtype, [&](auto t) {
-    using T = decltype(t);
+  with_type<batch_norm_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
     const T *mean = c.in.mean.as<T>(), *var = c.in.var.as<T>(), *weight = c.in.weight.as<T>(),
             *bias = c.in.bias.as<T>();
-    parallel_ranges(c.exec, c.in.x.shape[0] * channels, size, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; r++) {
-        int64_t n = r / channels, k = r % channels;
-        T scale = static_cast<T>(weight[k] / ::sqrt(static_cast<double>(var[k]) + c.attr.eps));
-        normalise(row_of<T>(c.out.y, n, k), row_of<T>(c.in.x, n, k), size, mean[k], scale, bias[k],
-                  static_cast<int>(c.attr.activation), static_cast<T>(c.attr.alpha));
-      }
+    parallel_each(c.exec, c.in.x.shape[0] * channels, size, [&](int64_t r) __attribute__((always_inline)) {
+      int64_t n = r / channels, k = r % channels;
+      T scale = static_cast<T>(weight[k] / ::sqrt(static_cast<double>(var[k]) + c.attr.eps));
+      normalise(row_of<T>(c.out.y, n, k), row_of<T>(c.in.x, n, k), size, mean[k], scale, bias[k],
+                static_cast<int>(c.attr.activation), static_cast<T>(c.attr.alpha));
     });
   });
 }
@@ -126,21 +117,18 @@ void batch_norm(const batch_norm_args& c) {
 void batch_norm_train(const batch_norm_train_args& c) {
   const View& x = c.in.x;
   int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2];
-  with_float(x.dtype, [&](auto t) {
-    using T = decltype(t);
-    parallel_ranges(c.exec, channels, 4 * rows * size, [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; k++) {
-        double mean, var;
-        statistics<T>(rows, size, [&](int64_t n) { return row_of<T>(x, n, k); }, &mean, &var);
-        double inverse = 1 / ::sqrt(var + c.attr.eps);
-        c.out.mean.as<T>()[k] = static_cast<T>(mean);
-        c.out.var.as<T>()[k] = static_cast<T>(var);
-        c.out.inverse.as<T>()[k] = static_cast<T>(inverse);
-        T scale = static_cast<T>(inverse * c.in.weight.as<T>()[k]);
-        for (int64_t n = 0; n < rows; n++)
-          normalise(row_of<T>(c.out.y, n, k), row_of<T>(x, n, k), size, static_cast<T>(mean), scale,
-                    c.in.bias.as<T>()[k], static_cast<int>(c.attr.activation), static_cast<T>(c.attr.alpha));
-      }
+  with_type<batch_norm_train_args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
+    parallel_each(c.exec, channels, 4 * rows * size, [&](int64_t k) {
+      double mean, var;
+      statistics<T>(rows, size, [&](int64_t n) { return row_of<T>(x, n, k); }, &mean, &var);
+      double inverse = 1 / ::sqrt(var + c.attr.eps);
+      c.out.mean.as<T>()[k] = static_cast<T>(mean);
+      c.out.var.as<T>()[k] = static_cast<T>(var);
+      c.out.inverse.as<T>()[k] = static_cast<T>(inverse);
+      T scale = static_cast<T>(inverse * c.in.weight.as<T>()[k]);
+      for (int64_t n = 0; n < rows; n++)
+        normalise(row_of<T>(c.out.y, n, k), row_of<T>(x, n, k), size, static_cast<T>(mean), scale, c.in.bias.as<T>()[k],
+                  static_cast<int>(c.attr.activation), static_cast<T>(c.attr.alpha));
     });
   });
 }
@@ -149,33 +137,30 @@ void batch_norm_train(const batch_norm_train_args& c) {
 void batch_norm_train_grad(const batch_norm_train_grad_args& c) {
   const View &x = c.in.x, &dy = c.in.dy, &dx = c.out.dx;
   int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2];
-  with_float(x.dtype, [&](auto t) {
-    using T = decltype(t);
+  with_type<batch_norm_train_grad_args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
     using L = typename LanesOf<T>::type;
-    parallel_ranges(c.exec, channels, 4 * rows * size, [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; k++) {
-        double inverse = c.in.inverse.as<T>()[k], weight = c.in.weight.as<T>()[k],
-               sums[2] = {0, 0};  // of dy, of dy (x - mean)
-        L mean(c.in.mean.as<T>()[k]);
-        for (int64_t n = 0; n < rows; n++)
-          add_row<T, 2>(sums, size, [&](int64_t i, int m, L* s) {
-            L g = load_lanes(row_of<T>(dy, n, k) + i, m);
-            s[0] = s[0] + g;
-            s[1] = fma(g, load_lanes(row_of<T>(x, n, k) + i, m) - mean, s[1]);
-          });
-        c.out.dweight.as<T>()[k] = static_cast<T>(sums[1] * inverse);
-        c.out.dbias.as<T>()[k] = static_cast<T>(sums[0]);
-        double count = static_cast<double>(rows * size);
-        L scale(static_cast<T>(weight * inverse)), average(static_cast<T>(sums[0] / count));
-        L slope(static_cast<T>(sums[1] * inverse * inverse / count));
-        for (int64_t n = 0; n < rows; n++) {
-          const T *xr = row_of<T>(x, n, k), *g = row_of<T>(dy, n, k);
-          T* to = row_of<T>(dx, n, k);
-          for_lanes<T>(size, [&](int64_t i, int m) {
-            L d = load_lanes(g + i, m) - average - (load_lanes(xr + i, m) - mean) * slope;
-            store_lanes(to + i, d * scale, m);
-          });
-        }
+    parallel_each(c.exec, channels, 4 * rows * size, [&](int64_t k) {
+      double inverse = c.in.inverse.as<T>()[k], weight = c.in.weight.as<T>()[k],
+             sums[2] = {0, 0};  // of dy, of dy (x - mean)
+      L mean(c.in.mean.as<T>()[k]);
+      for (int64_t n = 0; n < rows; n++)
+        add_row<T, 2>(sums, size, [&](int64_t i, int m, L* s) {
+          L g = load_lanes(row_of<T>(dy, n, k) + i, m);
+          s[0] = s[0] + g;
+          s[1] = fma(g, load_lanes(row_of<T>(x, n, k) + i, m) - mean, s[1]);
+        });
+      c.out.dweight.as<T>()[k] = static_cast<T>(sums[1] * inverse);
+      c.out.dbias.as<T>()[k] = static_cast<T>(sums[0]);
+      double count = static_cast<double>(rows * size);
+      L scale(static_cast<T>(weight * inverse)), average(static_cast<T>(sums[0] / count));
+      L slope(static_cast<T>(sums[1] * inverse * inverse / count));
+      for (int64_t n = 0; n < rows; n++) {
+        const T *xr = row_of<T>(x, n, k), *g = row_of<T>(dy, n, k);
+        T* to = row_of<T>(dx, n, k);
+        for_lanes<T>(size, [&](int64_t i, int m) {
+          L d = load_lanes(g + i, m) - average - (load_lanes(xr + i, m) - mean) * slope;
+          store_lanes(to + i, d * scale, m);
+        });
       }
     });
   });
@@ -184,28 +169,25 @@ void batch_norm_train_grad(const batch_norm_train_grad_args& c) {
 // Rows of x (M, D); outputs y, mean (M), 1 / sqrt(var + eps) (M). Weight and bias may be left out.
 void layer_norm(const layer_norm_args& c) {
   int64_t size = c.in.x.shape[1];
-  with_float(c.in.x.dtype, [&](auto t) {
-    using T = decltype(t);
+  with_type<layer_norm_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
     using L = typename LanesOf<T>::type;
     const T* weight = c.in.weight.as<T>();
     const T* bias = c.in.bias.as<T>();
-    parallel_ranges(c.exec, c.in.x.shape[0], 3 * size, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; r++) {
-        const T* x = c.in.x.as<T>() + r * c.in.x.stride[0];
-        T* y = c.out.y.as<T>() + r * c.out.y.stride[0];
-        double mean, var;
-        statistics<T>(1, size, [&](int64_t) { return x; }, &mean, &var);
-        double inverse = 1 / ::sqrt(var + c.attr.eps);
-        c.out.mean.as<T>()[r] = static_cast<T>(mean);
-        c.out.inverse.as<T>()[r] = static_cast<T>(inverse);
-        L centre(static_cast<T>(mean)), scale(static_cast<T>(inverse));
-        for_lanes<T>(size, [&](int64_t i, int n) {
-          L v = (load_lanes(x + i, n) - centre) * scale;
-          if (weight) v = v * load_lanes(weight + i, n);
-          if (bias) v = v + load_lanes(bias + i, n);
-          store_lanes(y + i, v, n);
-        });
-      }
+    parallel_each(c.exec, c.in.x.shape[0], 3 * size, [&](int64_t r) {
+      const T* x = c.in.x.as<T>() + r * c.in.x.stride[0];
+      T* y = c.out.y.as<T>() + r * c.out.y.stride[0];
+      double mean, var;
+      statistics<T>(1, size, [&](int64_t) { return x; }, &mean, &var);
+      double inverse = 1 / ::sqrt(var + c.attr.eps);
+      c.out.mean.as<T>()[r] = static_cast<T>(mean);
+      c.out.inverse.as<T>()[r] = static_cast<T>(inverse);
+      L centre(static_cast<T>(mean)), scale(static_cast<T>(inverse));
+      for_lanes<T>(size, [&](int64_t i, int n) {
+        L v = (load_lanes(x + i, n) - centre) * scale;
+        if (weight) v = v * load_lanes(weight + i, n);
+        if (bias) v = v + load_lanes(bias + i, n);
+        store_lanes(y + i, v, n);
+      });
     });
   });
 }

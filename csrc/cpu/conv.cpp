@@ -63,22 +63,21 @@ void used_taps(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t 
 
 }  // namespace
 
-void cut_taps(View& w, int64_t in_h, int64_t in_w, int64_t out_h, int64_t out_w, int64_t stride_h, int64_t stride_w,
-              int64_t dilation_h, int64_t dilation_w, int64_t* pad_top, int64_t* pad_left) {
+void cut_taps(View& w, const View& in, const View& out, Window& g) {
   int64_t y, x;
-  used_taps(in_h, out_h, w.shape[2], stride_h, dilation_h, *pad_top, &y, &w.shape[2]);
-  used_taps(in_w, out_w, w.shape[3], stride_w, dilation_w, *pad_left, &x, &w.shape[3]);
+  used_taps(in.shape[2], out.shape[2], w.shape[2], g.stride_h, g.dilation_h, g.pad_top, &y, &g.kernel_h);
+  used_taps(in.shape[3], out.shape[3], w.shape[3], g.stride_w, g.dilation_w, g.pad_left, &x, &g.kernel_w);
+  w.shape[2] = g.kernel_h, w.shape[3] = g.kernel_w;
   w.data = w.as<float>() + y * w.stride[2] + x * w.stride[3];
-  *pad_top -= y * dilation_h;
-  *pad_left -= x * dilation_w;
+  g.pad_top -= y * g.dilation_h;
+  g.pad_left -= x * g.dilation_w;
 }
 
 void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top,
                   int64_t left, int64_t H, int64_t W, float* dst, int64_t room) {
   const int64_t C = x.shape[1], blocks = ceil_div(C, block), copies = images * blocks;
-  const int64_t tasks = smaller(copies, task_count(exec, 20. * copies * H * W * block));
-  parallel_for(exec, tasks, [&](int64_t t) {
-    for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
+  parallel_parts(exec, copies, 20. * copies * H * W * block, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
       const int64_t n = i / blocks, c = i % blocks * block;
       copy_to_block({x.as<const float>() + (first + n) * x.stride[0] + c * x.stride[1], smaller(block, C - c),
                      x.stride[1], x.stride[2], x.stride[3], x.shape[2], x.shape[3], top, left,
@@ -103,9 +102,9 @@ void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int
 
 void unblock_images(const Exec* exec, const float* src, int64_t images, const View& y, int64_t first) {
   const int64_t channels = y.shape[1], pixels = y.shape[2] * y.shape[3], blocks = ceil_div(channels, kBlock);
-  const int64_t copies = images * blocks, tasks = smaller(copies, task_count(exec, 20. * copies * pixels * kBlock));
-  parallel_for(exec, tasks, [&](int64_t t) {
-    for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
+  const int64_t copies = images * blocks;
+  parallel_parts(exec, copies, 20. * copies * pixels * kBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
       const int64_t c = i % blocks * kBlock;
       copy_from_block(src + i * pixels * kBlock, y.as<float>() + (first + i / blocks) * y.stride[0] + c * y.stride[1],
                       smaller(kBlock, channels - c), y.stride[1], y.shape[3] > 1 ? y.stride[3] : y.stride[2], pixels);

@@ -3,29 +3,61 @@
 #include <cstring>
 
 #include "cpu/tile.h"
+#include "math/image.h"
 
 namespace needle::NEEDLE_ISA {
 
+using Window = WindowOf<int64_t>;
+
+// Where images lie: the first pixel, and how far it is to the next image, stretch of channels, row and pixel.
+template <class T>
+struct Images {
+  T* data = nullptr;
+  int64_t image = 0, channels = 0, row = 0, pixel = 0;
+
+  NEEDLE_INLINE Images of(const View& v) { return {v.as<T>(), v.stride[0], v.stride[1], v.stride[2], v.stride[3]}; }
+  T* at(int64_t n, int64_t c, int64_t y) const { return data + n * image + c * channels + y * row; }
+  explicit operator bool() const { return data != nullptr; }
+};
+
 // Rows of output pixels that all read the input through the same runs: a whole convolution, or one phase of a
-// transposed one. A row is `pixels` long, the last row of each image `last_pixels`. Input pointers already include the
-// padding.
+// transposed one. A row is `pixels` long, the last row of each image `last_pixels`. Stretches of channels are groups in
+// x, blocks of 16 in y and residual; x includes the padding.
 struct ConvPass {
   int64_t images, rows, pixels, last_pixels, groups, blocks;  // blocks: of 16 output channels, per group
-  const float* x;
-  int64_t x_image, x_group, x_row, x_pixel;
+  Images<const float> x;
   const float* w;
   int64_t w_group, w_block;
-  float* y;
-  int64_t y_image, y_block, y_row, y_pixel;
+  Images<float> y;
   const float* bias;
-  const float* residual;
-  int64_t r_image, r_block, r_row, r_pixel;
+  Images<const float> residual;
   const int64_t* runs;
   int64_t n_runs, length;
   int64_t cut;  // terms that the last run lacks
   int activation;
   float alpha;
 };
+
+// The operands of a kernel of blocked images and packed weights, as if its window had one pixel.
+template <class Args>
+ConvPass blocked_pass(const Args& c) {
+  const View &x = c.in.x, &w = c.in.packed, &y = c.out.y;
+  ConvPass p = {};
+  p.images = y.shape[0];
+  p.rows = y.shape[2];
+  p.pixels = p.last_pixels = y.shape[3];
+  p.groups = c.attr.groups;
+  p.blocks = w.shape[1];
+  p.x = {x.as<const float>(), x.stride[0], w.shape[2] * x.stride[1], x.stride[2], x.shape[4]};
+  p.w = w.as<const float>();
+  p.w_block = w.shape[2] * w.shape[3];
+  p.w_group = p.blocks * p.w_block;
+  p.y = Images<float>::of(y);
+  p.bias = c.in.bias.template as<const float>();
+  p.activation = static_cast<int>(c.attr.activation);
+  p.alpha = static_cast<float>(c.attr.alpha);
+  return p;
+}
 
 ConvPass conv2d_pass(const conv2d_blocked_args& c);  // its runs lie in scratch 2
 
@@ -58,15 +90,15 @@ NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double f
 static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int64_t group, int64_t block0,
                              int64_t block1) {
   Tile t = {};
-  t.a_m = p.x_pixel;
+  t.a_m = p.x.pixel;
   t.a_k = 1;
   t.length = p.length;
   t.b_n = p.w_block;
   t.b_k = kBlock;
-  t.c_m = p.y_pixel;
-  t.c_n = p.y_block;
-  t.r_m = p.r_pixel;
-  t.r_n = p.r_block;
+  t.c_m = p.y.pixel;
+  t.c_n = p.y.channels;
+  t.r_m = p.residual.pixel;
+  t.r_n = p.residual.channels;
   t.alpha = p.alpha;
   for (int64_t block = block0, n; block < block1; block += n) {
     n = tile_blocks(p.pixels, block1 - block);
@@ -85,10 +117,9 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int6
       t.activation = run + per_chunk >= p.n_runs ? p.activation : 0;
       for (int64_t row = row0; row < row1; row++) {
         const int64_t image = row / p.rows, y = row - image * p.rows;
-        t.a = p.x + image * p.x_image + group * p.x_group + y * p.x_row;
-        t.c = p.y + image * p.y_image + channel_block * p.y_block + y * p.y_row;
-        t.residual =
-            p.residual && run == 0 ? p.residual + image * p.r_image + channel_block * p.r_block + y * p.r_row : nullptr;
+        t.a = p.x.at(image, group, y);
+        t.c = p.y.at(image, channel_block, y);
+        t.residual = p.residual && run == 0 ? p.residual.at(image, channel_block, y) : nullptr;
         tiles(t, static_cast<int>(n), y == p.rows - 1 ? p.last_pixels : p.pixels);
       }
       run += per_chunk;
@@ -123,10 +154,14 @@ void block_images(const Exec* exec, const View& x, int64_t first, int64_t images
 // spaced. Merged groups have whole blocks, so channel c is always lane c % 16 of block c / 16.
 void unblock_images(const Exec* exec, const float* src, int64_t images, const View& y, int64_t first);
 
-// Cuts the kernel rows and columns of `w` that meet nothing but padding, and the padding that they need. The
-// convolution goes from images of in_h x in_w to out_h x out_w.
-void cut_taps(View& w, int64_t in_h, int64_t in_w, int64_t out_h, int64_t out_w, int64_t stride_h, int64_t stride_w,
-              int64_t dilation_h, int64_t dilation_w, int64_t* pad_top, int64_t* pad_left);
+// Input positions between the first and the last that `outputs` in a row read, both included.
+NEEDLE_INLINE int64_t reach(int64_t outputs, int64_t stride, int64_t kernel, int64_t dilation) {
+  return (outputs - 1) * stride + (kernel - 1) * dilation + 1;
+}
+
+// Cuts the kernel rows and columns of `w`, and of the window, that meet nothing but padding, and the padding that they
+// need. The convolution goes from images like `in` to images like `out`.
+void cut_taps(View& w, const View& in, const View& out, Window& window);
 
 constexpr int64_t kBatchFloats = 128 << 10;  // images that a thread works on at a time stay in its L2
 
@@ -136,7 +171,7 @@ template <class F>
 void each_batch(const Exec* exec, int64_t images, int64_t floats, double flops, bool many, const F& f) {
   if (!many || images < 2 * exec->threads) {
     const int64_t batch = larger(1, smaller(images, (int64_t{4} << 20) / floats));
-    float* room = static_cast<float*>(exec->scratch(3, batch * floats * 4));
+    float* room = scratch<float>(exec, 3, batch * floats);
     for (int64_t n = 0; n < images; n += batch) f(exec, n, smaller(batch, images - n), room);
     return;
   }
@@ -144,7 +179,7 @@ void each_batch(const Exec* exec, int64_t images, int64_t floats, double flops, 
   const int64_t tasks = smaller(images, task_count(exec, flops));
   const int64_t batch = larger(1, smaller(ceil_div(images, tasks), kBatchFloats / floats));
   parallel_for(exec, tasks, [&](int64_t t) {
-    float* room = static_cast<float*>(exec->scratch(1, batch * floats * 4));
+    float* room = scratch<float>(exec, 1, batch * floats);
     const int64_t end = images * (t + 1) / tasks;
     for (int64_t n = images * t / tasks; n < end; n += batch) f(&alone, n, smaller(batch, end - n), room);
   });
@@ -153,16 +188,112 @@ void each_batch(const Exec* exec, int64_t images, int64_t floats, double flops, 
 // One tap of one input block of packed weights: dst[b][lane] = src[lane * s_lane + b * s_in], zeros beyond.
 void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int64_t inputs, int64_t block, float* dst);
 
+// Weights before they are packed: of each group, and where an output, an input and a group lie from the next.
+struct Weights {
+  int64_t groups, outputs, inputs, taps;
+  const float* data;
+  int64_t s_output, s_input, s_group;
+};
+
+// Packs weights as [merged group][output block][phase][input block][tap][b][16], zeros between merged groups and in
+// tails. phases(f) calls f(taps) for every phase; taps(g) calls g(where it lies in the weights) for every tap of it.
+template <class Phases>
+void pack_weights(const Exec* exec, const Weights& w, int64_t merged, int64_t block, float* dst, const Phases& phases) {
+  const int64_t merge = w.groups / merged, outputs = w.outputs * merge, inputs = w.inputs * merge;
+  const int64_t out_blocks = ceil_div(outputs, kBlock), in_blocks = ceil_div(inputs, block);
+  const int64_t panel = in_blocks * w.taps * block * kBlock;
+  auto pack_block = [&](int64_t group, int64_t o0, float* to) {
+    const float* from = w.data + group * merge * w.s_group;
+    const int64_t o1 = smaller(o0 + kBlock, outputs);
+    if (merge > 1) std::memset(to, 0, panel * 4);
+    phases([&](const auto& taps) {
+      for (int64_t i0 = 0; i0 < inputs; i0 += block) {
+        const int64_t i1 = smaller(i0 + block, inputs);
+        taps([&](int64_t tap) {
+          if (merge == 1)
+            pack_tap(from + o0 * w.s_output + i0 * w.s_input + tap, w.s_output, w.s_input, o1 - o0, i1 - i0, block, to);
+          for (int64_t g = o0 / w.outputs; merge > 1 && g * w.outputs < o1; g++) {
+            const float* s = from + g * (w.s_group - w.outputs * w.s_output - w.inputs * w.s_input) + tap;
+            for (int64_t i = larger(i0, g * w.inputs); i < smaller(i1, (g + 1) * w.inputs); i++)
+              for (int64_t o = larger(o0, g * w.outputs); o < smaller(o1, (g + 1) * w.outputs); o++)
+                to[(i - i0) * kBlock + o - o0] = s[o * w.s_output + i * w.s_input];
+          }
+          to += block * kBlock;
+        });
+      }
+    });
+  };
+  parallel_parts(exec, merged * out_blocks, 20. * w.groups * w.outputs * w.inputs * w.taps,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t at = begin; at < end; at++)
+                     pack_block(at / out_blocks, at % out_blocks * kBlock, dst + at * panel);
+                 });
+}
+
+// How plain images are blocked and weights packed for a convolution.
+struct Blocking {
+  int64_t block, merged, in_blocks, out_blocks;  // in_blocks and out_blocks: of a merged group
+  int64_t top, left, height, width;              // of the blocked input: where x begins in it, and its size
+  int64_t panel;                                 // floats of packed weights for one output block
+};
+
+// A convolution of plain images in batches: pack(weights, more) fills what all of them share, weights and `more` bytes;
+// then run(exec, pass, more, x_floats, w_floats) for every batch. Every weight meets `meets` pixels of an image.
+template <class Args, class Pack, class Run>
+void in_batches(const Args& c, const Blocking& b, int64_t meets, int64_t more, const Pack& pack, const Run& run) {
+  const View &x = c.in.x, &y = c.out.y;
+  const Optional& given = c.in.bias;
+  const int64_t N = x.shape[0], O = y.shape[1], pixels = y.shape[2] * y.shape[3], out_blocks = b.merged * b.out_blocks;
+  const int64_t w_floats = out_blocks * b.panel, plane = b.height * b.width * b.block;
+  float* packed = scratch<float>(c.exec, 2, w_floats + out_blocks * kBlock + ceil_div(more, sizeof(float)));
+  float *bias = packed + w_floats, *rest = bias + out_blocks * kBlock;
+  pack(packed, static_cast<void*>(rest));
+  std::memset(bias, 0, out_blocks * kBlock * 4);
+  if (given)
+    for (int64_t o = 0; o < O; o++) bias[o] = given.as<const float>()[o * given.stride[0]];
+
+  const int64_t x_floats = ceil_div(x.shape[1], b.block) * plane, y_floats = out_blocks * pixels * kBlock;
+  const int64_t x_room = ceil_div(x_floats, 16) * 16;
+  const bool many = w_floats < N * x_floats;  // else tasks stream parts of the weights
+  each_batch(c.exec, N, x_room + y_floats, 2. * N * meets * w_floats, many,
+             [&](const Exec* exec, int64_t first, int64_t images, float* xb) {
+               float* yb = xb + images * x_room;
+               block_images(exec, x, first, images, b.block, b.top, b.left, b.height, b.width, xb, x_room);
+               ConvPass p = {};
+               p.images = images;
+               p.rows = y.shape[2];
+               p.pixels = p.last_pixels = y.shape[3];
+               p.groups = b.merged;
+               p.blocks = b.out_blocks;
+               p.x = {xb, x_room, b.in_blocks * plane, b.width * b.block, b.block};
+               p.w = packed;
+               p.w_block = b.panel;
+               p.w_group = b.out_blocks * b.panel;
+               p.y = {yb, y_floats, pixels * kBlock, y.shape[3] * kBlock, kBlock};
+               p.bias = bias;
+               p.activation = static_cast<int>(c.attr.activation);
+               p.alpha = static_cast<float>(c.attr.alpha);
+               run(exec, p, static_cast<void*>(rest), images * x_floats, w_floats);
+               unblock_images(exec, yb, images, y, first);
+             });
+}
+
+// Images of one pixel as the pixels of one image.
+NEEDLE_INLINE void join_images(ConvPass& p) {
+  p.pixels = p.last_pixels = p.images;
+  p.images = 1;
+  p.x.pixel = p.x.image;
+  p.y.pixel = p.y.image;
+}
+
 struct DepthwisePass {
-  int64_t images, blocks, rows, pixels, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
-  const float* x;  // includes the padding
-  int64_t x_image, x_block, x_row;
+  int64_t images, blocks, rows, pixels;
+  Window window;
+  Images<const float> x;  // includes the padding
   const float* w;
-  float* y;
-  int64_t y_image, y_block, y_row;
+  Images<float> y;
   const float* bias;
-  const float* residual;
-  int64_t r_image, r_block, r_row;
+  Images<const float> residual;
   int activation;
   float alpha;
 };

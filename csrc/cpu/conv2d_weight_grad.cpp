@@ -5,19 +5,19 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-struct Sizes {
-  int64_t C, O, groups, I, OH, OW, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
+struct Sizes : Window {
+  int64_t C, O, groups, I, OH, OW;
   int64_t H, W, plane;  // padded input planes
   int64_t taps() const { return kernel_h * kernel_w; }
 };
 
 // Padded planes (n, c), `plane` floats apart: an odd number of lines, so that planes do not share L1 sets.
-void pad_planes(const Exec* exec, const View& x, int64_t first, int64_t images, const Sizes& s, int64_t top,
-                int64_t left, float* dst) {
-  const int64_t copies = images * s.C, tasks = smaller(copies, task_count(exec, 10. * copies * s.plane));
+void pad_planes(const Exec* exec, const View& x, int64_t first, int64_t images, const Sizes& s, float* dst) {
+  const int64_t top = s.pad_top, left = s.pad_left;
+  const int64_t copies = images * s.C;
   const int64_t x0 = smaller(larger(0, left), s.W), x1 = larger(x0, smaller(left + x.shape[3], s.W));
-  parallel_for(exec, tasks, [&](int64_t t) {
-    for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
+  parallel_parts(exec, copies, 10. * copies * s.plane, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
       const float* plane = x.as<const float>() + (first + i / s.C) * x.stride[0] + i % s.C * x.stride[1];
       float* d = dst + i * s.plane;
       for (int64_t y = 0; y < s.H; y++, d += s.W) {
@@ -34,9 +34,8 @@ void pad_planes(const Exec* exec, const View& x, int64_t first, int64_t images, 
 void block_gradient(const Exec* exec, const View& dy, int64_t first, int64_t images, const Sizes& s, float* dst) {
   const int64_t per_group = s.O / s.groups, blocks = ceil_div(per_group, kBlock), pixels = s.OH * s.OW;
   const int64_t copies = s.groups * blocks * images;
-  const int64_t tasks = smaller(copies, task_count(exec, 20. * copies * pixels * kBlock));
-  parallel_for(exec, tasks, [&](int64_t t) {
-    for (int64_t i = copies * t / tasks; i < copies * (t + 1) / tasks; i++) {
+  parallel_parts(exec, copies, 20. * copies * pixels * kBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
       const int64_t n = i % images, block = i / images % blocks, group = i / images / blocks;
       View part = dy;
       part.data = dy.as<float>() + (group * per_group + block * kBlock) * dy.stride[1];
@@ -110,9 +109,8 @@ void run(const Exec* exec, const Sizes& s, const Pass& p) {
 // The sum of all parts into dw.
 void unpack(const Exec* exec, const Sizes& s, const float* sums, int64_t parts, int64_t part_floats, const View& dw) {
   const int64_t per_group = s.O / s.groups, blocks = ceil_div(per_group, kBlock), T = s.taps();
-  const int64_t all = s.groups * blocks * s.I, tasks = smaller(all, task_count(exec, 20. * s.O * s.I * T));
-  parallel_for(exec, tasks, [&](int64_t t) {
-    for (int64_t at = all * t / tasks; at < all * (t + 1) / tasks; at++) {
+  parallel_parts(exec, s.groups * blocks * s.I, 20. * s.O * s.I * T, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at++) {
       const int64_t i = at % s.I, block = at / s.I, first = block % blocks * kBlock;
       const float* from = sums + (block * T * s.I + i) * kBlock;
       float* to = dw.as<float>() + (block / blocks * per_group + first) * dw.stride[0] + i * dw.stride[1];
@@ -135,30 +133,14 @@ void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
   const View &x = c.in.x, &dy = c.in.dy;
   View dw = c.out.dweight;
   if (dw.size() == 0) return;
-  int64_t pad_top = c.attr.pad_top, pad_left = c.attr.pad_left;
+  Window g(c.attr, dw.shape[2], dw.shape[3]);
   const bool depthwise = dw.shape[1] == 1 && dw.shape[0] == x.shape[1] && x.shape[1] > 1;
-  if (!depthwise)
-    cut_taps(dw, x.shape[2], x.shape[3], dy.shape[2], dy.shape[3], c.attr.stride_h, c.attr.stride_w, c.attr.dilation_h,
-             c.attr.dilation_w, &pad_top, &pad_left);
+  if (!depthwise) cut_taps(dw, x, dy, g);
   if (dy.size() == 0 || dw.size() < c.out.dweight.size()) std::memset(c.out.dweight.data, 0, c.out.dweight.size() * 4);
   if (dy.size() == 0) return;
-  Sizes s = {x.shape[1],
-             dw.shape[0],
-             c.attr.groups,
-             dw.shape[1],
-             dy.shape[2],
-             dy.shape[3],
-             dw.shape[2],
-             dw.shape[3],
-             c.attr.stride_h,
-             c.attr.stride_w,
-             c.attr.dilation_h,
-             c.attr.dilation_w,
-             0,
-             0,
-             0};
-  s.H = (s.OH - 1) * s.stride_h + (s.kernel_h - 1) * s.dilation_h + 1;
-  s.W = (s.OW - 1) * s.stride_w + (s.kernel_w - 1) * s.dilation_w + 1;
+  Sizes s = {g, x.shape[1], dw.shape[0], c.attr.groups, dw.shape[1], dy.shape[2], dy.shape[3], 0, 0, 0};
+  s.H = reach(s.OH, s.stride_h, s.kernel_h, s.dilation_h);
+  s.W = reach(s.OW, s.stride_w, s.kernel_w, s.dilation_w);
   if (depthwise) return depthwise_weight_grad(c, s.H, s.W);
   s.plane = s.H * s.W;
   if (s.plane >= kBlock) {
@@ -174,11 +156,11 @@ void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
   // Small sums: every task has images and sums of its own. Large ones: all threads share a batch, each owns some sums.
   const int64_t parts = 2 * c.exec->threads;
   const bool many = N >= parts && parts * sum_floats <= N * per_image;
-  float* sums = static_cast<float*>(c.exec->scratch(2, (many ? parts : 1) * sum_floats * 4));
+  float* sums = scratch<float>(c.exec, 2, (many ? parts : 1) * sum_floats);
   auto add_images = [&](const Exec* exec, int64_t first, int64_t images, float* room, float* to, bool accumulate) {
     float* gradient = room + images * s.C * s.plane;
     int64_t* runs = reinterpret_cast<int64_t*>(gradient + images * dy_channels * pixels);
-    pad_planes(exec, x, first, images, s, pad_top, pad_left, room);
+    pad_planes(exec, x, first, images, s, room);
     block_gradient(exec, dy, first, images, s, gradient);
     Sizes sizes = s;
     int64_t n_runs = images * s.OH;
@@ -194,14 +176,14 @@ void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
     const Exec alone = {1, c.exec->parallel, c.exec->scratch, nullptr};
     const int64_t batch = larger(1, smaller(ceil_div(N, parts), kBatchFloats / per_image));
     parallel_for(c.exec, parts, [&](int64_t t) {
-      float* room = static_cast<float*>(c.exec->scratch(1, batch * per_image * 4));
+      float* room = scratch<float>(c.exec, 1, batch * per_image);
       const int64_t begin = N * t / parts, end = N * (t + 1) / parts;
       for (int64_t n = begin; n < end; n += batch)
         add_images(&alone, n, smaller(batch, end - n), room, sums + t * sum_floats, n > begin);
     });
   } else {
     const int64_t batch = larger(1, smaller(N, (int64_t{16} << 20) / per_image));
-    float* room = static_cast<float*>(c.exec->scratch(3, batch * per_image * 4));
+    float* room = scratch<float>(c.exec, 3, batch * per_image);
     for (int64_t n = 0; n < N; n += batch) add_images(c.exec, n, smaller(batch, N - n), room, sums, n > 0);
   }
   unpack(c.exec, s, sums, many ? parts : 1, sum_floats, dw);

@@ -11,7 +11,6 @@ constexpr int64_t kImageFloats = 128 << 10;  // of the input that a task reads f
 struct Pair {
   ConvPass conv;
   DepthwisePass depthwise;
-  int64_t pad_top, pad_left;
   int64_t span;             // rows between that one row of the result reads
   int64_t pitch, capacity;  // floats of a row, rows of a band
   int64_t step;             // blocks of a band
@@ -19,9 +18,9 @@ struct Pair {
 
 // Rows [first, last) of an image of the result, output blocks [block0, block1).
 void part(const Pair& p, float* band, int64_t image, int64_t first, int64_t last, int64_t block0, int64_t block1) {
-  const int64_t height = p.conv.rows, stride = p.depthwise.stride_h, blocks = block1 - block0;
+  const int64_t height = p.conv.rows, stride = p.depthwise.window.stride_h, blocks = block1 - block0;
   const int64_t room = p.capacity * p.pitch, most = (p.capacity - p.span) / stride + 1;
-  const int64_t inside = p.conv.pixels * kBlock, left = p.pad_left * kBlock;
+  const int64_t inside = p.conv.pixels * kBlock, left = p.depthwise.window.pad_left * kBlock;
   for (float* row = band; row < band + blocks * room; row += p.pitch) {  // columns beside the image stay zero
     std::memset(row, 0, left * 4);
     std::memset(row + left + inside, 0, (p.pitch - left - inside) * 4);
@@ -30,18 +29,13 @@ void part(const Pair& p, float* band, int64_t image, int64_t first, int64_t last
   DepthwisePass depthwise = p.depthwise;
   depthwise.images = 1;
   depthwise.blocks = blocks;
-  depthwise.x = band;
-  depthwise.x_block = room;
-  depthwise.x_row = p.pitch;
-  depthwise.w += block0 * depthwise.kernel_h * depthwise.kernel_w * kBlock;
+  depthwise.x = {band, 0, room, p.pitch};
+  depthwise.w += block0 * depthwise.window.kernel_h * depthwise.window.kernel_w * kBlock;
   if (depthwise.bias) depthwise.bias += block0 * kBlock;
-  conv.y_image = 0;
-  conv.y_block = room;
-  conv.y_row = p.pitch;
   int64_t low = 0, high = 0;  // rows that the band holds
   for (int64_t y = first, n; y < last; y += n) {
     n = smaller(most, last - y);
-    const int64_t from = y * stride - p.pad_top, to = from + (n - 1) * stride + p.span;
+    const int64_t from = y * stride - p.depthwise.window.pad_top, to = from + (n - 1) * stride + p.span;
     const int64_t made = y == first ? from : larger(from, high);
     const int64_t begin = smaller(larger(made, 0), to), end = larger(begin, smaller(to, height));
     for (int64_t b = 0; b < blocks; b++) {
@@ -50,10 +44,10 @@ void part(const Pair& p, float* band, int64_t image, int64_t first, int64_t last
       std::memset(rows + (made - from) * p.pitch, 0, (begin - made) * p.pitch * 4);
       std::memset(rows + (end - from) * p.pitch, 0, (to - end) * p.pitch * 4);
     }
-    conv.y = band + left - block0 * room - from * p.pitch;
+    conv.y = {band + left - block0 * room - from * p.pitch, 0, room, p.pitch, conv.y.pixel};
     conv_part(conv, image * height + begin, image * height + end, 0, block0, block1);
     depthwise.rows = n;
-    depthwise.y = p.depthwise.y + image * depthwise.y_image + block0 * depthwise.y_block + y * depthwise.y_row;
+    depthwise.y.data = p.depthwise.y.at(image, block0, y);
     depthwise_rows(depthwise, 0, blocks * n);
     low = from;
     high = to;
@@ -66,7 +60,7 @@ int64_t band_count(const Exec* exec, const Pair& p, int64_t units, int64_t rows,
   int64_t best = smaller(at_least, rows), least = INT64_MAX;
   const int64_t most = exec->threads == 1 ? best : smaller(rows, larger(best, 6 * exec->threads));
   for (int64_t bands = best; bands <= most; bands++) {
-    const int64_t made = (ceil_div(rows, bands) - 1) * p.depthwise.stride_h + p.span;
+    const int64_t made = (ceil_div(rows, bands) - 1) * p.depthwise.window.stride_h + p.span;
     const int64_t load = ceil_div(units * bands, exec->threads) * made;
     least = smaller(load, least);
     if (load <= least + least / 50) best = bands;
@@ -97,14 +91,12 @@ void conv2d_depthwise(const conv2d_depthwise_args& c) {
   p.conv = conv2d_pass({in, made, of_conv, c.exec});
   p.depthwise = depthwise_pass_of({reads, out, of_depthwise, c.exec});
   const DepthwisePass& d = p.depthwise;
-  p.pad_top = a.depthwise_pad_top;
-  p.pad_left = a.depthwise_pad_left;
-  p.span = (d.kernel_h - 1) * d.dilation_h + 1;
+  const Window& g = d.window;
+  p.span = reach(1, g.stride_h, g.kernel_h, g.dilation_h);
   p.step = p.conv.pixels <= kWideRows && p.conv.blocks >= kWideBlocks ? kWideBlocks : kTileBlocks;
-  const int64_t read = (d.pixels - 1) * d.stride_w + (d.kernel_w - 1) * d.dilation_w + 1;
-  p.pitch = larger(p.pad_left + p.conv.pixels, read) * kBlock;
+  p.pitch = larger(g.pad_left + p.conv.pixels, reach(d.pixels, g.stride_w, g.kernel_w, g.dilation_w)) * kBlock;
   p.capacity = larger(kBandBytes / (p.step * p.pitch * 4), p.span);
-  p.capacity = smaller(p.capacity, (d.rows - 1) * d.stride_h + p.span);
+  p.capacity = smaller(p.capacity, (d.rows - 1) * g.stride_h + p.span);
 
   const int64_t units = ceil_div(p.conv.blocks, p.step);
   const int64_t at_least = ceil_div(x.size() / x.shape[0], kImageFloats);
@@ -112,7 +104,7 @@ void conv2d_depthwise(const conv2d_depthwise_args& c) {
   parallel_for(c.exec, d.images * bands * units, [&](int64_t t) {
     const int64_t unit = t % units, first = t / units % bands * rows, block = unit * p.step;
     if (first >= d.rows) return;
-    float* band = static_cast<float*>(c.exec->scratch(0, p.step * p.capacity * p.pitch * 4));
+    float* band = scratch<float>(c.exec, 0, p.step * p.capacity * p.pitch);
     part(p, band, t / units / bands, first, smaller(first + rows, d.rows), block,
          smaller(block + p.step, p.conv.blocks));
   });

@@ -63,14 +63,14 @@ static_assert(sizeof kPixelsFn / sizeof *kPixelsFn == kPixels + 1);
 }  // namespace
 
 void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last) {
-  const Strides s = {p.kernel_h, p.kernel_w, p.dilation_h * p.x_row, p.dilation_w * kBlock, p.stride_w * kBlock};
+  const Window& g = p.window;
+  const Strides s = {g.kernel_h, g.kernel_w, g.dilation_h * p.x.row, g.dilation_w * kBlock, g.stride_w * kBlock};
   for (int64_t row = first; row < last; row++) {
     const int64_t y = row % p.rows, block = row / p.rows % p.blocks, image = row / p.rows / p.blocks;
-    const float* in = p.x + image * p.x_image + block * p.x_block + y * p.stride_h * p.x_row;
-    const float* w = p.w + block * p.kernel_h * p.kernel_w * kBlock;
+    const float *in = p.x.at(image, block, y * g.stride_h), *w = p.w + block * g.kernel_h * g.kernel_w * kBlock;
     const float* bias = p.bias ? p.bias + block * kBlock : nullptr;
-    const float* residual = p.residual ? p.residual + image * p.r_image + block * p.r_block + y * p.r_row : nullptr;
-    float* out = p.y + image * p.y_image + block * p.y_block + y * p.y_row;
+    const float* residual = p.residual ? p.residual.at(image, block, y) : nullptr;
+    float* out = p.y.at(image, block, y);
     int64_t i = 0;
     for (int64_t left = ceil_div(p.pixels, kPixels); left > 0; left--) {  // parts of nearly one size
       const int64_t n = ceil_div(p.pixels - i, left);
@@ -83,9 +83,9 @@ void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last) {
 
 void depthwise_pass(const Exec* exec, const DepthwisePass& p) {
   const int64_t all = p.images * p.blocks * p.rows;
-  const double work = 8. * all * p.pixels * kBlock * p.kernel_h * p.kernel_w;  // runs at some quarter of the FMA peak
-  const int64_t tasks = smaller(all, task_count(exec, work));
-  parallel_for(exec, tasks, [&](int64_t t) { depthwise_rows(p, all * t / tasks, all * (t + 1) / tasks); });
+  // Runs at some quarter of the FMA peak.
+  const double work = 8. * all * p.pixels * kBlock * p.window.kernel_h * p.window.kernel_w;
+  parallel_parts(exec, all, work, [&](int64_t begin, int64_t end) { depthwise_rows(p, begin, end); });
 }
 
 void depthwise_pack_weights(const View& w, float* dst) {
@@ -103,8 +103,8 @@ void depthwise_weight_grad(const conv2d_weight_grad_args& c, int64_t H, int64_t 
   const int64_t blocks = ceil_div(C, kBlock), x_floats = blocks * H * W * kBlock, dy_floats = blocks * OH * OW * kBlock;
   const int64_t stride_h = c.attr.stride_h, step = c.attr.stride_w * kBlock, dilation_h = c.attr.dilation_h,
                 dilation_w = c.attr.dilation_w;
-  float* sums = static_cast<float*>(c.exec->scratch(2, blocks * KH * KW * kBlock * 4));
-  float* xb = static_cast<float*>(c.exec->scratch(3, (x_floats + dy_floats) * 4));
+  float* sums = scratch<float>(c.exec, 2, blocks * KH * KW * kBlock);
+  float* xb = scratch<float>(c.exec, 3, x_floats + dy_floats);
   float* dyb = xb + x_floats;
   std::memset(sums, 0, blocks * KH * KW * kBlock * 4);
   for (int64_t n = 0; n < x.shape[0]; n++) {
@@ -139,32 +139,20 @@ void depthwise_pack(const depthwise_pack_args& c) {
 }
 
 DepthwisePass depthwise_pass_of(const depthwise_blocked_args& c) {
-  const View &x = c.in.x, &y = c.out.y;
-  const Optional& r = c.in.residual;
+  const View& y = c.out.y;
+  const Window g(c.attr);
+  auto x = Images<const float>::of(c.in.x);
+  x.data -= g.pad_top * x.row + g.pad_left * kBlock;
   return {y.shape[0],
           y.shape[1],
           y.shape[2],
           y.shape[3],
-          c.attr.kernel_h,
-          c.attr.kernel_w,
-          c.attr.stride_h,
-          c.attr.stride_w,
-          c.attr.dilation_h,
-          c.attr.dilation_w,
-          x.as<const float>() - c.attr.pad_top * x.stride[2] - c.attr.pad_left * kBlock,
-          x.stride[0],
-          x.stride[1],
-          x.stride[2],
+          g,
+          x,
           c.in.packed.as<const float>(),
-          y.as<float>(),
-          y.stride[0],
-          y.stride[1],
-          y.stride[2],
+          Images<float>::of(y),
           c.in.bias.as<const float>(),
-          r.as<const float>(),
-          r.stride[0],
-          r.stride[1],
-          r.stride[2],
+          Images<const float>::of(c.in.residual),
           static_cast<int>(c.attr.activation),
           static_cast<float>(c.attr.alpha)};
 }

@@ -43,16 +43,7 @@ struct Operand {
   int64_t period;  // 0, or after how many elements the row repeats
 };
 
-template <class T>
-constexpr DType dtype_of = DType::b8;
-template <>
-constexpr DType dtype_of<float> = DType::f32;
-template <>
-constexpr DType dtype_of<double> = DType::f64;
-template <>
-constexpr DType dtype_of<int32_t> = DType::i32;
-template <>
-constexpr DType dtype_of<int64_t> = DType::i64;
+constexpr char kAnyDType[] = "*";
 
 // One row of the loop: direct where an operand is contiguous and of type T, else by chunks.
 template <class T, int ARITY>
@@ -74,7 +65,7 @@ void row(int64_t n, const Operand* ops, const int64_t* at, int64_t first, ChunkF
     all = all && (direct[k] || constant[k]);
     data[k] = ops[k].data + (at[k] + first * ops[k].stride) * static_cast<int64_t>(dtype_size(ops[k].dtype));
     if (constant[k])
-      with_type(ops[k].dtype, [&](auto s) {
+      with_type<kAnyDType>(ops[k].dtype, [&](auto s) {
         T value = static_cast<T>(*reinterpret_cast<decltype(s)*>(data[k]));
         for (int64_t i = 0; i < smaller(n, kChunk); i++) buffer[k][i] = value;
       });
@@ -92,13 +83,13 @@ void row(int64_t n, const Operand* ops, const int64_t* at, int64_t first, ChunkF
       }
       in[k - 1] = buffer[k];
       if (!constant[k])
-        with_type(ops[k].dtype, [&](auto s) {
+        with_type<kAnyDType>(ops[k].dtype, [&](auto s) {
           convert(buffer[k], 1, reinterpret_cast<decltype(s)*>(data[k]) + i * ops[k].stride, ops[k].stride, m);
         });
     }
     f(m, direct[0] ? reinterpret_cast<T*>(data[0]) + i : buffer[0], in, p, q);
     if (!direct[0])
-      with_type(ops[0].dtype, [&](auto s) {
+      with_type<kAnyDType>(ops[0].dtype, [&](auto s) {
         convert(reinterpret_cast<decltype(s)*>(data[0]) + i * ops[0].stride, ops[0].stride, buffer[0], 1, m);
       });
   }
@@ -128,25 +119,16 @@ template <class T, int ARITY>
 void run(const Call& c, int n_attr, ChunkFunction<T> f) {
   const View* views[ARITY + 1] = {c.out};
   for (int k = 0; k < ARITY; k++) views[k + 1] = c.in + k;
-  Loop<ARITY + 1> loop = loop_over<ARITY + 1>(views);
+  Loop<ARITY + 1> loop = loop_over(views);
   if (loop.inner() * loop.outer() == 0) return;
   const int64_t period = repeated<T, ARITY>(views, loop);
-  int64_t n = loop.inner(), rows = loop.outer();
   T p = n_attr > 0 ? from_double<T>(c.attr[0]) : T(0), q = n_attr > 1 ? from_double<T>(c.attr[1]) : T(0);
   Operand ops[ARITY + 1];
   for (int k = 0; k <= ARITY; k++)
     ops[k] = {views[k]->template as<char>(), views[k]->dtype, loop.stride[k][loop.rank - 1],
               loop.stride[k][loop.rank - 1] == kRepeats ? period : 0};
-  // Long rows are cut, so that a single one can be shared between threads.
-  int64_t piece = smaller(n, ceil_div(grain(c.exec, n * rows, 1), period) * period), pieces = ceil_div(n, piece);
-  parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
-    auto o = Odometer<ARITY + 1>::start(loop, loop.rank - 1, begin / pieces);
-    int64_t part = begin % pieces;
-    for (int64_t i = begin; i < end; i++) {
-      row<T, ARITY>(smaller(piece, n - part * piece), ops, o.at, part * piece, f, p, q);
-      if (++part == pieces) o.next(), part = 0;
-    }
-  });
+  for_pieces(c.exec, loop, period,
+             [&](const int64_t* at, int64_t first, int64_t n) { row<T, ARITY>(n, ops, at, first, f, p, q); });
 }
 
 // Maps of whole quotients: by zero there is none.
@@ -154,14 +136,15 @@ template <class Map>
 constexpr bool divides = std::is_same_v<Map, trunc_divide_map> || std::is_same_v<Map, floor_divide_map> ||
                          std::is_same_v<Map, fmod_map> || std::is_same_v<Map, remainder_map>;
 
+template <const char* letters>
 void check_divisor(View divisor, const char* error) {
   for (int d = 0; d < divisor.rank; d++)
     if (divisor.stride[d] == 0 && divisor.shape[d] > 1) divisor.shape[d] = 1;
   const View* views[] = {&divisor};
-  const Loop<1> loop = loop_over<1>(views);
+  const Loop<1> loop = loop_over(views);
   const int64_t n = loop.inner(), stride = loop.stride[0][loop.rank - 1];
   auto o = Odometer<1>::start(loop, loop.rank - 1, 0);
-  with_type(divisor.dtype, [&](auto s) {
+  with_type<letters>(divisor.dtype, [&](auto s) {
     for (int64_t row = 0; row < (n ? loop.outer() : 0); row++, o.next()) {
       const auto* values = divisor.as<decltype(s)>() + o.at[0];
       for (int64_t i = 0; i < n; i++)
@@ -170,53 +153,29 @@ void check_divisor(View divisor, const char* error) {
   });
 }
 
-constexpr bool has(const char* dtypes, char letter) {
-  for (; *dtypes; dtypes++)
-    if (*dtypes == letter) return true;
-  return false;
-}
-constexpr int count_attrs(const char* attrs) {
-  int n = *attrs ? 1 : 0;
-  for (; *attrs; attrs++) n += *attrs == ' ';
-  return n;
-}
-
 // Computes in the dtype of the last input: `where` has a condition of another dtype in front. Bools count as int32.
-template <class Map, int ARITY, bool INTEGERS>
-void dispatch(const Call& c, int n_attr, const char* no_quotient) {
+template <class Map>
+void dispatch(const Call& c, const char* no_quotient) {
   if constexpr (divides<Map>)
     if (c.in[1].dtype != DType::f32 && c.in[1].dtype != DType::f64 && c.out->size())
-      check_divisor(c.in[1], no_quotient);
-  switch (c.in[ARITY - 1].dtype) {
-    case DType::f32:
-      return run<float, ARITY>(c, n_attr, chunk<Map, ARITY, float>);
-    case DType::f64:
-      return run<double, ARITY>(c, n_attr, chunk<Map, ARITY, double>);
-    case DType::i64:
-      if constexpr (INTEGERS) run<int64_t, ARITY>(c, n_attr, chunk<Map, ARITY, int64_t>);
-      return;
-    case DType::i32:
-    case DType::b8:
-      if constexpr (INTEGERS) run<int32_t, ARITY>(c, n_attr, chunk<Map, ARITY, int32_t>);
-      return;
-  }
+      check_divisor<Map::dtypes>(c.in[1], no_quotient);
+  with_type<Map::dtypes>(c.in[Map::arity - 1].dtype, [&](auto t) {
+    using T = std::conditional_t<std::is_same_v<decltype(t), bool>, int32_t, decltype(t)>;
+    run<T, Map::arity>(c, Map::attributes, chunk<Map, Map::arity, T>);
+  });
 }
 
 }  // namespace
 
-#define NO_QUOTIENT "an integer divisor expects numbers other than 0, got 0."
-#define MAP(arity, name, dtypes, attrs)                                                               \
-  void name(const Call& c) {                                                                          \
-    dispatch<name##_map, arity, has(dtypes, 'i')>(c, count_attrs(attrs), "[" #name "] " NO_QUOTIENT); \
+#define UNARY(name, ...)                                                                            \
+  void name(const Call& c) {                                                                        \
+    dispatch<name##_map>(c, "[" #name "] an integer divisor expects numbers other than 0, got 0."); \
   }
-#define UNARY(name, dtypes, attrs, expr) MAP(1, name, dtypes, attrs)
-#define BINARY(name, dtypes, attrs, expr) MAP(2, name, dtypes, attrs)
-#define TERNARY(name, dtypes, attrs, expr) MAP(3, name, dtypes, attrs)
+#define BINARY UNARY
+#define TERNARY UNARY
 #include "kernels/maps.def"
 #undef UNARY
 #undef BINARY
 #undef TERNARY
-#undef MAP
-#undef NO_QUOTIENT
 
 }  // namespace needle::NEEDLE_ISA

@@ -2,38 +2,28 @@
 #include "cpu/strided.h"
 
 namespace needle::NEEDLE_ISA {
-namespace {
-
-// What a row outside of the table is made of: a kernel cannot raise.
-NEEDLE_INLINE float missing(float) { return __builtin_nanf(""); }
-NEEDLE_INLINE double missing(double) { return __builtin_nan(""); }
-template <class T>
-NEEDLE_INLINE T missing(T) {
-  return T(0);
-}
-
-}  // namespace
-
 // Table (N, D) and numbers (M) to (M, D).
 void gather_rows(const gather_rows_args& c) {
   const View &out = c.out.rows, &table = c.in.table, &numbers = c.in.numbers;
   int64_t count = table.shape[0], size = table.shape[1];
-  with_type(table.dtype, [&](auto t) {
-    using T = decltype(t);
-    parallel_ranges(c.exec, out.shape[0], size, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++) {
-        int64_t row = number_at(numbers, i);
+  using In = gather_rows_args::In;
+  with_type<In::table_dtypes>(table.dtype, [&]<class T>(T) {
+    // What a row outside of the table is made of: a kernel cannot raise.
+    const T missing = T(0.5) == T(0) ? T(0) : static_cast<T>(NAN);
+    with_type<In::numbers_dtypes>(numbers.dtype, [&](auto n) {
+      parallel_each(c.exec, out.shape[0], size, [&](int64_t i) __attribute__((always_inline)) {
+        const int64_t row = numbers.as<decltype(n)>()[i * numbers.stride[0]];
         T* to = out.as<T>() + i * out.stride[0];
         if (row < 0 || row >= count) {
-          for (int64_t j = 0; j < size; j++) to[j * out.stride[1]] = missing(T(0));
-          continue;
+          for (int64_t j = 0; j < size; j++) to[j * out.stride[1]] = missing;
+          return;
         }
         const T* from = table.as<T>() + row * table.stride[0];
         if (out.stride[1] == 1 && table.stride[1] == 1)
           std::memcpy(to, from, size * sizeof(T));
         else
           convert(to, out.stride[1], from, table.stride[1], size);
-      }
+      });
     });
   });
 }
@@ -43,14 +33,14 @@ void gather_rows(const gather_rows_args& c) {
 void scatter_add_rows(const scatter_add_rows_args& c) {
   const View &out = c.out.table, &rows = c.in.rows, &numbers = c.in.numbers;
   int64_t count = out.shape[0], skip = c.attr.skip;
-  with_type(rows.dtype, [&](auto t) {
-    using T = decltype(t);
+  using In = scatter_add_rows_args::In;
+  with_type<In::rows_dtypes>(rows.dtype, [&]<class T>(T) {
     // Tasks are ranges of columns, so that no two add to one element.
     parallel_ranges(c.exec, out.shape[1], count + rows.shape[0], [&](int64_t begin, int64_t end) {
       for (int64_t k = 0; k < count; k++)
         for (int64_t j = begin; j < end; j++) out.as<T>()[k * out.stride[0] + j * out.stride[1]] = T(0);
       for (int64_t i = 0; i < rows.shape[0]; i++) {
-        int64_t row = number_at(numbers, i);
+        const int64_t row = number_at<In::numbers_dtypes>(numbers, i);
         if (row < 0 || row >= count || row == skip) continue;
         T* to = out.as<T>() + row * out.stride[0];
         const T* from = rows.as<T>() + i * rows.stride[0];

@@ -2,6 +2,7 @@
 // block of 16 channels in kPerBlock vectors.
 #pragma once
 #include "cpu/strided.h"
+#include "math/image.h"
 
 namespace needle::NEEDLE_ISA {
 
@@ -40,11 +41,10 @@ NEEDLE_INLINE bool has_vector_blocks(const View& v) {
 }
 
 // Calls f(Pixel) with the pixel type of a view.
-template <class F>
+template <const char* letters, class F>
 NEEDLE_INLINE void with_pixel(const View& v, const F& f) {
   if (has_vector_blocks(v)) return f(Pixel<V, kPerBlock, float>{});
-  if (v.dtype == DType::f32) return f(Pixel<float, 1, float>{});
-  f(Pixel<double, 1, double>{});
+  with_type<letters>(v.dtype, [&](auto t) { f(Pixel<decltype(t), 1, decltype(t)>{}); });
 }
 
 NEEDLE_INLINE int64_t images_of(const View& v) {
@@ -64,6 +64,34 @@ template <class T>
 NEEDLE_INLINE void clear(const Image<T>& image) {
   for (int64_t y = 0; y < image.h; y++)
     for (int64_t x = 0; x < image.w; x++) *image.at(y, x) = 0;
+}
+
+// f(pixel, input image, output image, y) for every row of the output.
+template <class Args, class F>
+NEEDLE_INLINE void for_output_rows(const Args& c, int64_t work_per_pixel, const F& f) {
+  const View &in = c.in.x, &out = c.out.y;
+  if (out.size() == 0) return;
+  const int64_t h = out.shape[2], lanes = has_vector_blocks(out) ? kBlock : 1;
+  with_pixel<Args::In::x_dtypes>(out, [&](auto pixel) {
+    using T = typename decltype(pixel)::T;
+    parallel_each(c.exec, images_of(out) * h, out.shape[3] * work_per_pixel * lanes,
+                  [&](int64_t i) __attribute__((always_inline)) {
+                    f(pixel, image_of<T>(in, i / h), image_of<T>(out, i / h), i % h);
+                  });
+  });
+}
+
+// f(dy, dx, number) for every image of a plain gradient, dx cleared.
+template <const char* letters, class Args, class F>
+NEEDLE_INLINE void for_gradients(const Args& c, int64_t work, const F& f) {
+  const View &dy = c.in.dy, &dx = c.out.dx;
+  with_type<letters>(dx.dtype, [&](auto t) {
+    parallel_each(c.exec, dx.shape[0] * dx.shape[1], work, [&](int64_t i) {
+      const auto to = image_of<decltype(t)>(dx, i);
+      clear(to);
+      f(image_of<decltype(t)>(dy, i), to, i);
+    });
+  });
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "math/strided.h"
+
 namespace needle::NEEDLE_ISA {
 namespace {
 
@@ -100,11 +102,8 @@ namespace {
 
 void pack_columns_parallel(const Exec* exec, const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N,
                            float* dst) {
-  const int64_t blocks = ceil_div(N, kBlock), tasks = smaller(blocks, task_count(exec, 20. * K * N));
-  parallel_for(exec, tasks, [&](int64_t t) {
-    const int64_t n0 = blocks * t / tasks;
-    pack_columns(b, s_k, s_n, K, N, n0, blocks * (t + 1) / tasks, dst + n0 * K * kBlock);
-  });
+  parallel_parts(exec, ceil_div(N, kBlock), 20. * K * N,
+                 [&](int64_t n0, int64_t n1) { pack_columns(b, s_k, s_n, K, N, n0, n1, dst + n0 * K * kBlock); });
 }
 
 // Rows 4 KB apart share one L1 set of 8 lines (14 rows lose 15 % of their speed), and strided k touch a page each: such
@@ -167,7 +166,7 @@ void run(const Exec* exec, Matmul g) {
                 n_tasks = ceil_div(units, per_task);
   const bool copy = needs_copy(g);
   if (copy && n_tasks > 1) {
-    float* room = static_cast<float*>(exec->scratch(3, g.M * copy_stride(g.K) * 4));
+    float* room = scratch<float>(exec, 3, g.M * copy_stride(g.K));
     const int64_t tasks = smaller(ceil_div(g.M, kBlock), task_count(exec, 20. * g.M * g.K));
     const int64_t rows = ceil_div(ceil_div(g.M, tasks), kBlock) * kBlock;
     parallel_for(exec, ceil_div(g.M, rows), [&](int64_t t) {
@@ -180,7 +179,7 @@ void run(const Exec* exec, Matmul g) {
   parallel_for(exec, row_tasks * n_tasks, [&](int64_t t) {
     const int64_t m0 = t / n_tasks * row_block, n0 = t % n_tasks * per_task * step;
     float* room = nullptr;
-    if (copy && n_tasks == 1) room = static_cast<float*>(exec->scratch(0, row_block * copy_stride(g.K) * 4));
+    if (copy && n_tasks == 1) room = scratch<float>(exec, 0, row_block * copy_stride(g.K));
     product_by_rows(g, m0, smaller(g.M, m0 + row_block), n0, smaller(blocks, n0 + per_task * step), row_block, room);
   });
 }
@@ -188,19 +187,6 @@ void run(const Exec* exec, Matmul g) {
 NEEDLE_INLINE bool same_for_all_batches(const View& v) {
   for (int d = 0; d < v.rank - 2; d++)
     if (v.shape[d] > 1 && v.stride[d] != 0) return false;
-  return true;
-}
-
-// Batch and row dimensions as one, when their strides allow it.
-NEEDLE_INLINE bool rows_collapse(const View& v, int64_t* stride) {
-  int64_t n = 1, first = 0;
-  for (int d = v.rank - 2; d >= 0; d--) {
-    if (v.shape[d] == 1) continue;
-    if (n == 1) first = v.stride[d];
-    if (v.stride[d] != n * first) return false;
-    n *= v.shape[d];
-  }
-  *stride = first;
   return true;
 }
 
@@ -243,28 +229,16 @@ void matmul(const matmul_args& c) {
   // Few rows do not repay a copy of B whose rows are contiguous: only its last, partial block is copied then.
   const bool in_place = batch == 1 && s_n == 1 && M <= kTileRows, packs_shared = shared && !in_place;
   const int64_t packed_blocks = packs_shared ? blocks : in_place ? 1 : 0;
-  float* bias = static_cast<float*>(c.exec->scratch(2, (packed_blocks * K + blocks) * kBlock * 4));
+  float* bias = scratch<float>(c.exec, 2, (packed_blocks * K + blocks) * kBlock);
   float* packed = bias + blocks * kBlock;
   if (c.in.bias) {
     std::memset(bias, 0, blocks * kBlock * 4);
     for (int64_t n = 0; n < N; n++) bias[n] = c.in.bias.as<const float>()[n * c.in.bias.stride[0]];
   }
-  Matmul g = {M,
-              N,
-              K,
-              a.as<const float>(),
-              a_m,
-              a.stride[r - 1],
-              packed,
-              K * kBlock,
-              kBlock,
-              out.as<float>(),
-              N,
-              c.in.bias ? bias : nullptr,
-              nullptr,
-              0,
-              static_cast<int>(c.attr.activation),
-              static_cast<float>(c.attr.alpha)};
+  Matmul g = {M,      N,          K,      a.as<const float>(), a_m, a.stride[r - 1],
+              packed, K * kBlock, kBlock, out.as<float>(),     N,   c.in.bias ? bias : nullptr};
+  g.activation = static_cast<int>(c.attr.activation);
+  g.alpha = static_cast<float>(c.attr.alpha);
   const float* b_data = b.as<const float>();
   if (in_place) {
     const int64_t whole = N / kBlock;
@@ -295,11 +269,11 @@ void matmul(const matmul_args& c) {
     one.a += batch_offset(a, i);
     one.c += i * M * N;
     if (!shared) {
-      float* columns = static_cast<float*>(c.exec->scratch(1, (n1 - n0) * K * kBlock * 4));
+      float* columns = scratch<float>(c.exec, 1, (n1 - n0) * K * kBlock);
       pack_columns(b_data + batch_offset(b, i), s_k, s_n, K, N, n0, n1, columns);
       one.b = columns - n0 * K * kBlock;
     }
-    float* room = copy ? static_cast<float*>(c.exec->scratch(0, row_block * copy_stride(K) * 4)) : nullptr;
+    float* room = copy ? scratch<float>(c.exec, 0, row_block * copy_stride(K)) : nullptr;
     product_by_rows(one, 0, M, n0, n1, row_block, room);
   });
 }

@@ -45,25 +45,20 @@ void all_rows(const matmul_args& c) {
   const View& a = c.in.a;
   int64_t rows = 1;
   for (int d = 0; d < a.rank - 1; d++) rows *= a.shape[d];
-  const int64_t tasks = smaller(rows, task_count(c.exec, 2. * c.out.y.size() * a.shape[a.rank - 1]));
-  parallel_for(c.exec, tasks, [&](int64_t t) { product_of_rows<T>(c, rows * t / tasks, rows * (t + 1) / tasks); });
+  parallel_parts(c.exec, rows, 2. * c.out.y.size() * a.shape[a.rank - 1],
+                 [&](int64_t begin, int64_t end) { product_of_rows<T>(c, begin, end); });
 }
 
 }  // namespace
 
 void matmul_other(const matmul_args& c) {
   if (c.out.y.size() == 0) return;
-  switch (c.out.y.dtype) {
-    case DType::f64:
-      return all_rows<double>(c);
-    case DType::i32:
-      return all_rows<uint32_t>(c);
-    case DType::i64:
-      return all_rows<uint64_t>(c);
-    case DType::f32:  // matmul.cpp has it
-    case DType::b8:
-      return;
-  }
+  with_type<matmul_args::In::a_dtypes>(c.out.y.dtype, [&]<class T>(T) {
+    if constexpr (std::is_integral_v<T>)
+      all_rows<std::make_unsigned_t<T>>(c);
+    else
+      all_rows<T>(c);
+  });
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -1,28 +1,9 @@
 // Kernels that only move elements: copies between any strides and dtypes, fills, blocked layouts and their halos.
 #include "cpu/strided.h"
+#include "cpu/transpose.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
-
-typedef float F4 __attribute__((vector_size(16)));
-
-NEEDLE_INLINE F4 load4(const float* p) {
-  F4 v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-NEEDLE_INLINE void store4(float* p, F4 v) { std::memcpy(p, &v, sizeof v); }
-
-// out[j * out_stride + i] = in[i * in_stride + j] for i, j in 0..3.
-NEEDLE_INLINE void transpose4(float* out, int64_t out_stride, const float* in, int64_t in_stride) {
-  F4 a = load4(in), b = load4(in + in_stride), c = load4(in + 2 * in_stride), d = load4(in + 3 * in_stride);
-  F4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-  F4 cd0 = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd1 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  store4(out, __builtin_shufflevector(ab0, cd0, 0, 1, 4, 5));
-  store4(out + out_stride, __builtin_shufflevector(ab0, cd0, 2, 3, 6, 7));
-  store4(out + 2 * out_stride, __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5));
-  store4(out + 3 * out_stride, __builtin_shufflevector(ab1, cd1, 2, 3, 6, 7));
-}
 
 // out[3 * j + i] = in[i * in_stride + j] for i in 0..2, j in 0..3.
 NEEDLE_INLINE void interleave3(float* out, const float* in, int64_t in_stride) {
@@ -75,28 +56,16 @@ void copy_transposed(const copy_args& c, const Loop<2>& loop) {
 
 template <class T, class S>
 void copy_rows(const copy_args& c, const Loop<2>& loop) {
-  int64_t n = loop.inner(), rows = loop.outer();
-  int64_t out_step = loop.stride[0][loop.rank - 1], in_step = loop.stride[1][loop.rank - 1];
-  int64_t piece = smaller(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
-  T* out = c.out.y.as<T>();
-  const S* in = c.in.x.as<S>();
-  parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
-    auto o = Odometer<2>::start(loop, loop.rank - 1, begin / pieces);
-    int64_t part = begin % pieces;
-    for (int64_t i = begin; i < end; i++) {
-      int64_t first = part * piece, m = smaller(piece, n - first);
-      T* to = out + o.at[0] + first * out_step;
-      const S* from = in + o.at[1] + first * in_step;
-      if (out_step == 1 && in_step == 1) {
-        if constexpr (T(0.5) == S(0.5) && sizeof(T) == sizeof(S))
-          std::memcpy(to, from, m * sizeof(T));
-        else
-          convert(to, 1, from, 1, m);
-      } else {
-        convert(to, out_step, from, in_step, m);
-      }
-      if (++part == pieces) o.next(), part = 0;
-    }
+  const int64_t out_step = loop.stride[0][loop.rank - 1], in_step = loop.stride[1][loop.rank - 1];
+  for_pieces(c.exec, loop, 1, [&](const int64_t* at, int64_t first, int64_t n) {
+    T* to = c.out.y.as<T>() + at[0] + first * out_step;
+    const S* from = c.in.x.as<S>() + at[1] + first * in_step;
+    if (out_step != 1 || in_step != 1)
+      convert(to, out_step, from, in_step, n);
+    else if constexpr (std::is_same_v<T, S>)
+      std::memcpy(to, from, n * sizeof(T));
+    else
+      convert(to, 1, from, 1, n);
   });
 }
 
@@ -119,89 +88,72 @@ bool transposes(Loop<2>& l) {
 
 void copy(const copy_args& c) {
   const View* views[] = {&c.out.y, &c.in.x};
-  Loop<2> loop = loop_over<2>(views);
+  Loop<2> loop = loop_over(views);
   if (loop.inner() * loop.outer() == 0) return;
-  DType to = c.out.y.dtype, from = c.in.x.dtype;
-  if (to != from)
-    return with_type(to,
-                     [&](auto t) { with_type(from, [&](auto s) { copy_rows<decltype(t), decltype(s)>(c, loop); }); });
-  bool transposed = transposes(loop);
-  // Only the size matters: bits are copied as they are.
-  switch (dtype_size(to)) {
-    case 1:
-      return transposed ? copy_transposed<uint8_t>(c, loop) : copy_rows<uint8_t, uint8_t>(c, loop);
-    case 4:
-      return transposed ? copy_transposed<int32_t>(c, loop) : copy_rows<int32_t, int32_t>(c, loop);
-    case 8:
-      return transposed ? copy_transposed<int64_t>(c, loop) : copy_rows<int64_t, int64_t>(c, loop);
+  using In = copy_args::In;
+  const DType to = c.out.y.dtype, from = c.in.x.dtype;
+  if (to == from) {  // only the size matters: bits are copied as they are
+    const bool transposed = transposes(loop);
+    return with_type<In::x_dtypes>(to, [&](auto t) {
+      using Bits = BitsOf<sizeof(t)>;
+      transposed ? copy_transposed<Bits>(c, loop) : copy_rows<Bits, Bits>(c, loop);
+    });
   }
+  with_type<copy_args::Out::y_dtypes>(to, [&](auto t) {
+    with_type<In::x_dtypes>(from, [&](auto s) { copy_rows<decltype(t), decltype(s)>(c, loop); });
+  });
 }
 
 void fill(const fill_args& c) {
   const View* views[] = {&c.out.y};
-  Loop<1> loop = loop_over<1>(views);
-  int64_t n = loop.inner(), rows = loop.outer(), step = loop.stride[0][loop.rank - 1];
-  if (n * rows == 0) return;
-  with_type(c.out.y.dtype, [&](auto t) {
-    using T = decltype(t);
-    T value = from_double<T>(c.attr.value);
-    T* out = c.out.y.as<T>();
-    int64_t piece = smaller(n, grain(c.exec, n * rows, 1)), pieces = ceil_div(n, piece);
-    parallel_ranges(c.exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
-      auto o = Odometer<1>::start(loop, loop.rank - 1, begin / pieces);
-      int64_t part = begin % pieces;
-      for (int64_t i = begin; i < end; i++) {
-        int64_t first = part * piece, m = smaller(piece, n - first);
-        T* p = out + o.at[0] + first * step;
-        if (step == 1)
-          for (int64_t j = 0; j < m; j++) p[j] = value;
-        else
-          for (int64_t j = 0; j < m; j++) p[j * step] = value;
-        if (++part == pieces) o.next(), part = 0;
-      }
+  const Loop<1> loop = loop_over(views);
+  const int64_t step = loop.stride[0][loop.rank - 1];
+  if (loop.inner() * loop.outer() == 0) return;
+  with_type<fill_args::Out::y_dtypes>(c.out.y.dtype, [&]<class T>(T) {
+    const T value = from_double<T>(c.attr.value);
+    for_pieces(c.exec, loop, 1, [&](const int64_t* at, int64_t first, int64_t n) {
+      T* p = c.out.y.as<T>() + at[0] + first * step;
+      if (step == 1)
+        for (int64_t j = 0; j < n; j++) p[j] = value;
+      else
+        for (int64_t j = 0; j < n; j++) p[j * step] = value;
     });
   });
 }
 
 namespace {
 
-// Calls f(n, first channel, channels, row, pixels) for the rows of a blocked view; whole planes where they have no
-// gaps.
+// Calls f(plain, blocked, channels, pixels) with where the rows of a block begin in both; whole planes where they have
+// no gaps.
 template <class F>
 NEEDLE_INLINE void for_rows(const Exec* exec, const View& plain, const View& blocked, const F& f) {
-  int64_t h = plain.shape[2], w = plain.shape[3], b = blocked.shape[4], blocks = blocked.shape[1];
+  const int64_t h = plain.shape[2], w = plain.shape[3], b = blocked.shape[4], blocks = blocked.shape[1];
   if (plain.shape[0] * h * w == 0) return;
-  if (h == 1 || (plain.stride[2] == w * plain.stride[3] && blocked.stride[2] == w * b)) {
-    int64_t piece = larger(64, grain(exec, h * w * blocks * plain.shape[0], b) / 8 * 8);
-    piece = smaller(piece, h * w);
-    int64_t pieces = ceil_div(h * w, piece);
-    parallel_ranges(exec, plain.shape[0] * blocks * pieces, piece * b, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; t++) {
-        int64_t first = t % pieces * piece, block = t / pieces % blocks, n = t / pieces / blocks;
-        f(n, block, int64_t{0}, first, smaller(piece, h * w - first));
-      }
-    });
-    return;
-  }
-  parallel_ranges(exec, plain.shape[0] * blocks * h, w * b, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++) f(t / h / blocks, t / h % blocks, t % h, int64_t{0}, w);
-  });
+  const bool whole = h == 1 || (plain.stride[2] == w * plain.stride[3] && blocked.stride[2] == w * b);
+  const int64_t rows = whole ? 1 : h, row_pixels = h * w / rows;
+  int64_t piece = row_pixels;
+  if (whole) piece = smaller(piece, larger(64, grain(exec, h * w * blocks * plain.shape[0], b) / 8 * 8));
+  const int64_t pieces = ceil_div(row_pixels, piece);
+  parallel_each(
+      exec, plain.shape[0] * blocks * rows * pieces, piece * b, [&](int64_t t) __attribute__((always_inline)) {
+        const int64_t first = t % pieces * piece, row = t / pieces % rows, block = t / pieces / rows % blocks;
+        const int64_t n = t / pieces / rows / blocks, pixels = smaller(piece, row_pixels - first);
+        f(plain.as<float>() + n * plain.stride[0] + block * b * plain.stride[1] + row * plain.stride[2] +
+              first * plain.stride[3],
+          blocked.as<float>() + n * blocked.stride[0] + block * blocked.stride[1] + row * blocked.stride[2] + first * b,
+          larger(0, smaller(b, plain.shape[1] - block * b)), pixels);
+      });
 }
 
 }  // namespace
 
 void to_blocked(const to_blocked_args& c) {
-  const View &out = c.out.y, &in = c.in.x;
-  int64_t b = out.shape[4], channels = in.shape[1], sc = in.stride[1], sw = in.stride[3];
-  for_rows(c.exec, in, out, [&](int64_t n, int64_t block, int64_t row, int64_t first, int64_t pixels) {
-    float* to = out.as<float>() + n * out.stride[0] + block * out.stride[1] + row * out.stride[2] + first * b;
-    const float* from = in.as<float>() + n * in.stride[0] + block * b * sc + row * in.stride[2] + first * sw;
-    int64_t valid = larger(0, smaller(b, channels - block * b));
-    if (sw == 1) {
+  const int64_t b = c.out.y.shape[4], sc = c.in.x.stride[1], sw = c.in.x.stride[3];
+  for_rows(c.exec, c.in.x, c.out.y, [&](const float* from, float* to, int64_t valid, int64_t pixels) {
+    if (sw == 1)
       transpose(to, b, from, sc, valid, pixels);
-    } else {
+    else
       for (int64_t i = 0; i < pixels; i++) convert(to + i * b, 1, from + i * sw, sc, valid);
-    }
     if (valid < b)
       for (int64_t i = 0; i < pixels; i++)
         for (int64_t k = valid; k < b; k++) to[i * b + k] = 0;
@@ -209,17 +161,12 @@ void to_blocked(const to_blocked_args& c) {
 }
 
 void from_blocked(const from_blocked_args& c) {
-  const View &out = c.out.y, &in = c.in.x;
-  int64_t b = in.shape[4], channels = out.shape[1], sc = out.stride[1], sw = out.stride[3];
-  for_rows(c.exec, out, in, [&](int64_t n, int64_t block, int64_t row, int64_t first, int64_t pixels) {
-    float* to = out.as<float>() + n * out.stride[0] + block * b * sc + row * out.stride[2] + first * sw;
-    const float* from = in.as<float>() + n * in.stride[0] + block * in.stride[1] + row * in.stride[2] + first * b;
-    int64_t valid = larger(0, smaller(b, channels - block * b));
-    if (sw == 1) {
+  const int64_t b = c.in.x.shape[4], sc = c.out.y.stride[1], sw = c.out.y.stride[3];
+  for_rows(c.exec, c.out.y, c.in.x, [&](float* to, const float* from, int64_t valid, int64_t pixels) {
+    if (sw == 1)
       transpose(to, sc, from, b, pixels, valid);
-    } else {
+    else
       for (int64_t i = 0; i < pixels; i++) convert(to + i * sw, sc, from + i * b, 1, valid);
-    }
   });
 }
 
@@ -240,17 +187,15 @@ void zero_halo(const zero_halo_args& c) {
   int64_t h = out.shape[2], w = out.shape[3], b = out.shape[4], rows = top + h + bottom;
   // Few bytes per row: planes count as their border, so that small images stay on one thread.
   int64_t work = (top + bottom) * (left + w + right) * b + h * (left + right) * b;
-  parallel_ranges(c.exec, out.shape[0] * out.shape[1], work, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++) {
-      float* plane = out.as<float>() + t / out.shape[1] * out.stride[0] + t % out.shape[1] * out.stride[1];
-      for (int64_t y = -top; y < rows - top; y++) {
-        float* p = plane + y * out.stride[2] - left * b;
-        if (y < 0 || y >= h) {
-          std::memset(p, 0, (left + w + right) * b * sizeof(float));
-        } else {
-          std::memset(p, 0, left * b * sizeof(float));
-          std::memset(p + (left + w) * b, 0, right * b * sizeof(float));
-        }
+  parallel_each(c.exec, out.shape[0] * out.shape[1], work, [&](int64_t t) {
+    float* plane = out.as<float>() + t / out.shape[1] * out.stride[0] + t % out.shape[1] * out.stride[1];
+    for (int64_t y = -top; y < rows - top; y++) {
+      float* p = plane + y * out.stride[2] - left * b;
+      if (y < 0 || y >= h) {
+        std::memset(p, 0, (left + w + right) * b * sizeof(float));
+      } else {
+        std::memset(p, 0, left * b * sizeof(float));
+        std::memset(p + (left + w) * b, 0, right * b * sizeof(float));
       }
     }
   });

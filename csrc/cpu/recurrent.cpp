@@ -13,7 +13,7 @@ void forward(const Args& c, const Cell& cell) {
   if (out.size() == 0) return;
   const float* bias = c.in.bias.template as<const float>();
   Alternating state = {nullptr, s.B, Alternating::stride(s.H)};
-  state.data = static_cast<float*>(c.exec->scratch(3, 2 * s.B * state.ld * 4));
+  state.data = scratch<float>(c.exec, 3, 2 * s.B * state.ld);
   for (int64_t m = 0; m < s.B; m++) std::memcpy(state.row(0, m), c.in.h0.template as<const float>() + m * s.H, s.H * 4);
   auto pack = [&](int64_t block, float* dst) {
     for (int64_t g = 0; g < kGates; g++)

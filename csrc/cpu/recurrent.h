@@ -36,7 +36,7 @@ void recur(const Exec* exec, const Sequence& s, int64_t steps, int64_t K, const 
            const Pack& pack, const Point& point) {
   constexpr int64_t kHidden = kUnit % kGates ? kUnit / 2 : kUnit / kGates;  // blocks of hidden units at a time
   const int64_t blocks = ceil_div(s.H, kBlock), units = ceil_div(blocks, kHidden), block_size = kGates * K * kBlock;
-  float* packed = static_cast<float*>(exec->scratch(2, blocks * block_size * 4));
+  float* packed = scratch<float>(exec, 2, blocks * block_size);
   parallel_ranges(exec, blocks, 4 * block_size, [&](int64_t begin, int64_t end) {
     for (int64_t j = begin; j < end; j++) pack(j, packed + j * block_size);
   });
@@ -44,7 +44,7 @@ void recur(const Exec* exec, const Sequence& s, int64_t steps, int64_t K, const 
   const int64_t most = smaller(smaller(units, kMaxParts), exec->threads);
   const int64_t parts = larger(1, smaller(most, static_cast<int64_t>(flops / 2e5)));
   for_steps(exec, steps, parts, [&](int64_t step, int64_t part) {
-    float* p = static_cast<float*>(exec->scratch(0, kStepRows * kHidden * kGates * kBlock * 4));
+    float* p = scratch<float>(exec, 0, kStepRows * kHidden * kGates * kBlock);
     for (int64_t unit = units * part / parts; unit < units * (part + 1) / parts; unit++) {
       const int64_t first = unit * kHidden, count = smaller(kHidden, blocks - first), ld = count * kGates * kBlock;
       for (int64_t m0 = 0; m0 < s.B; m0 += kStepRows) {

@@ -13,7 +13,7 @@ void backward(const Args& c, const View& w, const View& dy, const View& dgates, 
   if (dh0.size() == 0) return;
   const int64_t K = kGates * s.H;
   Alternating gates = {nullptr, s.B, Alternating::stride(K)};
-  gates.data = static_cast<float*>(c.exec->scratch(3, 2 * s.B * gates.ld * 4));
+  gates.data = scratch<float>(c.exec, 3, 2 * s.B * gates.ld);
   std::memset(dh0.as<float>(), 0, s.B * s.H * 4);
   auto pack = [&](int64_t block, float* dst) {
     pack_columns(w.as<const float>(), w.stride[1], w.stride[0], K, s.H, block, block + 1, dst);

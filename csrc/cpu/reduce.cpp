@@ -1,6 +1,8 @@
 // Sum, mean, maximum and minimum over any set of dimensions, and argmax. Float sums run in vectors for at most a few
 // hundred terms and are then added up in double.
+
 #include "cpu/strided.h"
+#include "math/reductions.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
@@ -9,57 +11,11 @@ constexpr int64_t kRow = 2048;    // elements of a contiguous row that are summe
 constexpr int64_t kColumns = 64;  // neighbouring outputs reduced together
 constexpr int64_t kFlush = 64;    // terms of a column that are summed in float
 
-struct Sum {
-  template <class A>
-  NEEDLE_INLINE A initial() {
-    return A(0);
-  }
-  template <class A>
-  NEEDLE_INLINE A combine(A a, A b) {
-    return a + b;
-  }
-};
-struct Max {
-  template <class A>
-  NEEDLE_INLINE A initial() {
-    if constexpr (A(0.5) == A(0)) return from_double<A>(-HUGE_VAL);
-    return A(-HUGE_VAL);
-  }
-  template <class A>
-  NEEDLE_INLINE A combine(A a, A b) {
-    return maximum_map::apply(a, b, a, a);
-  }
-};
-struct Min {
-  template <class A>
-  NEEDLE_INLINE A initial() {
-    if constexpr (A(0.5) == A(0)) return from_double<A>(HUGE_VAL);
-    return A(HUGE_VAL);
-  }
-  template <class A>
-  NEEDLE_INLINE A combine(A a, A b) {
-    return minimum_map::apply(a, b, a, a);
-  }
-};
-
-// Floats accumulate in double, integers in int64.
-template <class T>
-struct Accumulator {
-  using type = int64_t;
-};
-template <>
-struct Accumulator<float> {
-  using type = double;
-};
-template <>
-struct Accumulator<double> {
-  using type = double;
-};
 // Four chains, so that one addition need not wait for the one before.
 template <class Op, class T, class A>
 NEEDLE_INLINE A reduce_row(const T* p, int64_t stride, int64_t n) {
   A a[4];
-  for (A& x : a) x = Op::template initial<A>();
+  for (A& x : a) x = from_double<A>(Op::limit);
   int64_t i = 0;
   if constexpr (sizeof(T) == 4 && T(0.5) != T(0)) {
     if (stride == 1 && n >= V::N) {
@@ -100,12 +56,12 @@ NEEDLE_INLINE void reduce_columns(A* acc, const T* base, int64_t count, const Lo
       int64_t last = smaller(end, i + kFlush);
       if (count == kColumns) {
         V v[kVectors];
-        for (V& x : v) x = V(static_cast<float>(Op::template initial<A>()));
+        for (V& x : v) x = V(static_cast<float>(from_double<A>(Op::limit)));
         for (int64_t t = i; t < last; t++, o.next())
           for (int k = 0; k < kVectors; k++) v[k] = Op::combine(v[k], V::load(base + o.at[0] + k * V::N));
         for (int k = 0; k < kVectors; k++) v[k].store(partial + k * V::N);
       } else {
-        for (int64_t j = 0; j < count; j++) partial[j] = static_cast<float>(Op::template initial<A>());
+        for (int64_t j = 0; j < count; j++) partial[j] = static_cast<float>(from_double<A>(Op::limit));
         for (int64_t t = i; t < last; t++, o.next())
           for_lanes<float>(count, [&](int64_t j, int n) {
             store_lanes(partial + j, Op::combine(load_lanes(partial + j, n), load_lanes(base + o.at[0] + j, n)), n);
@@ -126,22 +82,13 @@ struct Cut {
 
 template <class Op, class T, class Args>
 void reduce_as(const Args& c, bool mean) {
-  using A = typename Accumulator<T>::type;
+  using A = Accumulator<T>;
   const View &in = c.in.x, &out = c.out.y;
   Loop<1> reduced;  // of the input
   Loop<2> kept;     // of the input and the output
-  int64_t count = 1, outputs = 1;
-  for (int d = 0; d < in.rank; d++) {
-    int64_t strides[2] = {in.stride[d], out.stride[d]};
-    if (out.shape[d] == in.shape[d]) {
-      kept.add(in.shape[d], strides);
-      outputs *= in.shape[d];
-    } else {
-      reduced.add(in.shape[d], strides);
-      count *= in.shape[d];
-    }
-  }
+  split_dimensions(in, out, kept, reduced);
   kept.merge(), reduced.merge();
+  const int64_t outputs = kept.inner() * kept.outer(), count = reduced.inner() * reduced.outer();
   if (outputs == 0) return;
   int64_t row = reduced.inner(), row_stride = reduced.stride[0][reduced.rank - 1];
   bool columns = row_stride != 1 && kept.stride[0][kept.rank - 1] == 1 && kept.inner() > 1 && count > 1;
@@ -152,8 +99,7 @@ void reduce_as(const Args& c, bool mean) {
   if (cut.groups < 4 * c.exec->threads && count * outputs > 65536)
     cut.parts = larger(1, smaller(cut.units, smaller(ceil_div(8 * c.exec->threads, cut.groups),
                                                      count * outputs / 16384 / cut.groups)));
-  A* partial =
-      cut.parts > 1 ? static_cast<A*>(c.exec->scratch(2, cut.groups * cut.parts * kColumns * sizeof(A))) : nullptr;
+  A* partial = cut.parts > 1 ? scratch<A>(c.exec, 2, cut.groups * cut.parts * kColumns) : nullptr;
   const T* x = in.as<T>();
   T* y = out.as<T>();
   double scale = mean ? 1.0 / static_cast<double>(count) : 1.0;
@@ -177,7 +123,7 @@ void reduce_as(const Args& c, bool mean) {
       int64_t n = locate(group, at);
       A own[kColumns];
       A* acc = partial ? partial + t * kColumns : own;
-      for (int64_t j = 0; j < n; j++) acc[j] = Op::template initial<A>();
+      for (int64_t j = 0; j < n; j++) acc[j] = from_double<A>(Op::limit);
       if (columns) {
         reduce_columns<Op>(acc, x + at[0], n, reduced, begin, end);
       } else if (count > 0) {
@@ -204,18 +150,7 @@ void reduce_as(const Args& c, bool mean) {
 
 template <class Op, class Args>
 void reduce(const Args& c, bool mean = false) {
-  switch (c.in.x.dtype) {
-    case DType::f32:
-      return reduce_as<Op, float>(c, mean);
-    case DType::f64:
-      return reduce_as<Op, double>(c, mean);
-    case DType::i32:
-      return reduce_as<Op, int32_t>(c, mean);
-    case DType::i64:
-      return reduce_as<Op, int64_t>(c, mean);
-    case DType::b8:
-      return;
-  }
+  with_type<Args::In::x_dtypes>(c.in.x.dtype, [&](auto t) { reduce_as<Op, decltype(t)>(c, mean); });
 }
 
 // First index of the largest element; a NaN counts as the largest, as in torch.
@@ -243,15 +178,15 @@ void argmax(const argmax_args& c) {
   int64_t n = in.shape[axis], stride = in.stride[axis];
   in.shape[axis] = 1;
   const View* views[] = {&c.out.y, &in};
-  Loop<2> loop = loop_over<2>(views);
-  int64_t outputs = loop.inner() * loop.outer();
+  const Loop<2> loop = loop_over(views);
+  const int64_t outputs = loop.inner() * loop.outer();
   if (outputs == 0 || n == 0) return;
-  parallel_ranges(c.exec, outputs, n, [&](int64_t begin, int64_t end) {
-    auto o = Odometer<2>::start(loop, loop.rank, begin);
-    for (int64_t i = begin; i < end; i++, o.next())
-      with_type(in.dtype, [&](auto t) {
+  with_type<argmax_args::In::x_dtypes>(in.dtype, [&](auto t) {
+    parallel_ranges(c.exec, outputs, n, [&](int64_t begin, int64_t end) {
+      auto o = Odometer<2>::start(loop, loop.rank, begin);
+      for (int64_t i = begin; i < end; i++, o.next())
         c.out.y.as<int64_t>()[o.at[0]] = index_of_max(in.as<decltype(t)>() + o.at[1], stride, n);
-      });
+    });
   });
 }
 

@@ -33,4 +33,10 @@ NEEDLE_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 NEEDLE_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 NEEDLE_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Memory of the calling thread for `count` numbers (Exec::scratch).
+template <class T>
+NEEDLE_INLINE T* scratch(const Exec* exec, int slot, int64_t count) {
+  return static_cast<T*>(exec->scratch(slot, count * sizeof(T)));
+}
+
 }  // namespace needle::NEEDLE_ISA

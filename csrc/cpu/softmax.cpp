@@ -5,16 +5,13 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-// f(T{}, row) for every row.
-template <class F>
+// f(T{}, row) for every row of x.
+template <const char* letters, class F>
 NEEDLE_INLINE void for_each_row(const Exec* exec, const View& x, int64_t work_per_element, const F& f) {
   if (x.shape[1] == 0) return;
-  auto run = [&](auto t) {
-    parallel_ranges(exec, x.shape[0], work_per_element * x.shape[1], [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; r++) f(t, r);
-    });
-  };
-  x.dtype == DType::f32 ? run(float{}) : run(double{});
+  with_type<letters>(x.dtype, [&](auto t) {
+    parallel_each(exec, x.shape[0], work_per_element * x.shape[1], [&](int64_t r) { f(t, r); });
+  });
 }
 
 template <class T>
@@ -36,8 +33,7 @@ NEEDLE_INLINE T log_sum_exp(const T* x, int64_t d) {
 
 void softmax(const softmax_args& c) {
   int64_t d = c.in.x.shape[1];
-  for_each_row(c.exec, c.in.x, 4, [&](auto t, int64_t r) {
-    using T = decltype(t);
+  for_each_row<softmax_args::In::x_dtypes>(c.exec, c.in.x, 4, [&]<class T>(T, int64_t r) {
     using L = typename LanesOf<T>::type;
     const T* x = row_of<T>(c.in.x, r);
     T* y = row_of<T>(c.out.y, r);
@@ -54,8 +50,7 @@ void softmax(const softmax_args& c) {
 
 void log_softmax(const log_softmax_args& c) {
   int64_t d = c.in.x.shape[1];
-  for_each_row(c.exec, c.in.x, 4, [&](auto t, int64_t r) {
-    using T = decltype(t);
+  for_each_row<log_softmax_args::In::x_dtypes>(c.exec, c.in.x, 4, [&]<class T>(T, int64_t r) {
     using L = typename LanesOf<T>::type;
     const T* x = row_of<T>(c.in.x, r);
     T* y = row_of<T>(c.out.y, r);
@@ -67,19 +62,16 @@ void log_softmax(const log_softmax_args& c) {
 
 void logsumexp(const logsumexp_args& c) {
   int64_t d = c.in.x.shape[1];
-  for_each_row(c.exec, c.in.x, 4, [&](auto t, int64_t r) {
-    using T = decltype(t);
-    *row_of<T>(c.out.y, r) = log_sum_exp(row_of<T>(c.in.x, r), d);
-  });
+  for_each_row<logsumexp_args::In::x_dtypes>(
+      c.exec, c.in.x, 4, [&]<class T>(T, int64_t r) { *row_of<T>(c.out.y, r) = log_sum_exp(row_of<T>(c.in.x, r), d); });
 }
 
 // Logits (M, D) and class numbers (M) to losses (M); a number that is no class gives NaN, since a kernel cannot raise.
 void cross_entropy(const cross_entropy_args& c) {
   int64_t d = c.in.logits.shape[1];
-  for_each_row(c.exec, c.in.logits, 4, [&](auto t, int64_t r) {
-    using T = decltype(t);
+  for_each_row<cross_entropy_args::In::logits_dtypes>(c.exec, c.in.logits, 4, [&]<class T>(T, int64_t r) {
     const T* x = row_of<T>(c.in.logits, r);
-    const int64_t label = number_at(c.in.labels, r);
+    const int64_t label = number_at<cross_entropy_args::In::labels_dtypes>(c.in.labels, r);
     const bool known = label >= 0 && label < d;
     *row_of<T>(c.out.loss, r) = known ? log_sum_exp(x, d) - x[label] : static_cast<T>(__builtin_nan(""));
   });
@@ -89,22 +81,20 @@ void cross_entropy(const cross_entropy_args& c) {
 // computed again: reading one that was kept would cost more memory traffic than its exponentials cost time.
 void cross_entropy_grad(const cross_entropy_grad_args& c) {
   int64_t d = c.in.logits.shape[1];
-  for_each_row(c.exec, c.in.logits, 8, [&](auto t, int64_t r) {
-    using T = decltype(t);
+  for_each_row<cross_entropy_grad_args::In::logits_dtypes>(c.exec, c.in.logits, 8, [&]<class T>(T, int64_t r) {
     using L = typename LanesOf<T>::type;
     const T *x = row_of<T>(c.in.logits, r), g = *row_of<T>(c.in.dloss, r);
     T* dx = row_of<T>(c.out.dlogits, r);
     const L shift(log_sum_exp(x, d)), scale(g);
     for_lanes<T>(d, [&](int64_t i, int n) { store_lanes(dx + i, exp(load_lanes(x + i, n) - shift) * scale, n); });
-    const int64_t label = number_at(c.in.labels, r);
+    const int64_t label = number_at<cross_entropy_grad_args::In::labels_dtypes>(c.in.labels, r);
     if (label >= 0 && label < d) dx[label] -= g;
   });
 }
 
 void softmax_grad(const softmax_grad_args& c) {
   int64_t d = c.in.y.shape[1];
-  for_each_row(c.exec, c.in.y, 2, [&](auto t, int64_t r) {
-    using T = decltype(t);
+  for_each_row<softmax_grad_args::In::y_dtypes>(c.exec, c.in.y, 2, [&]<class T>(T, int64_t r) {
     using L = typename LanesOf<T>::type;
     const T *y = row_of<T>(c.in.y, r), *dy = row_of<T>(c.in.dy, r);
     T* dx = row_of<T>(c.out.dx, r);
@@ -117,8 +107,7 @@ void softmax_grad(const softmax_grad_args& c) {
 
 void log_softmax_grad(const log_softmax_grad_args& c) {
   int64_t d = c.in.y.shape[1];
-  for_each_row(c.exec, c.in.y, 4, [&](auto t, int64_t r) {
-    using T = decltype(t);
+  for_each_row<log_softmax_grad_args::In::y_dtypes>(c.exec, c.in.y, 4, [&]<class T>(T, int64_t r) {
     using L = typename LanesOf<T>::type;
     const T *y = row_of<T>(c.in.y, r), *dy = row_of<T>(c.in.dy, r);
     T* dx = row_of<T>(c.out.dx, r);

@@ -90,7 +90,7 @@ void strassen_pack(const strassen_pack_args& c) {
   const int64_t K = b.shape[0] / 2, blocks = b.shape[1] / kWidth;
   float* out = c.out.packed.as<float>();
   parallel_for(c.exec, blocks, [&](int64_t j) {
-    float* scaled = static_cast<float*>(c.exec->scratch(0, 4 * K * kBlock * 4));  // a block of each half: [2][2 K][16]
+    float* scaled = scratch<float>(c.exec, 0, 4 * K * kBlock);  // a block of each half: [2][2 K][16]
     for (int half = 0; half < 2; half++) {
       const int64_t column = (half * blocks + j) * kBlock;
       float *s = scaled + half * 2 * K * kBlock, *powers = out + kProducts * blocks * K * kBlock + column;
@@ -122,11 +122,10 @@ void matmul_strassen(const matmul_strassen_args& c) {
   float* dst = out.as<float>();
 
   const float* column_powers = packed + kProducts * blocks * K * kBlock;
-  float* sums = static_cast<float*>(c.exec->scratch(3, (kProducts * half * ld + M) * 4));
+  float* sums = scratch<float>(c.exec, 3, kProducts * half * ld + M);
   float* powers = sums + kProducts * half * ld;
-  const int64_t row_tasks = smaller(half, task_count(c.exec, 40. * M * K));
-  parallel_for(c.exec, row_tasks, [&](int64_t t) {
-    for (int64_t m = half * t / row_tasks; m < half * (t + 1) / row_tasks; m++) {
+  parallel_parts(c.exec, half, 40. * M * K, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; m++) {
       for (int64_t r = m; r < M; r += half) powers[r] = power(largest(src + r * a.stride[0], 2 * K));
       for (int i = 0; i < kProducts; i++)
         sum_of_rows(kA[i], src, a.stride[0], M, m, K, powers, sums + (i * half + m) * ld);
@@ -138,7 +137,7 @@ void matmul_strassen(const matmul_strassen_args& c) {
   const int64_t per_task = larger(1, pairs * chunks / larger(1, wanted)), tasks = ceil_div(pairs, per_task);
   parallel_for(c.exec, chunks * tasks, [&](int64_t t) {
     const int64_t m0 = t / tasks * rows, n_rows = smaller(rows, half - m0), step = n_rows * kWidth;
-    float* products = static_cast<float*>(c.exec->scratch(0, kProducts * step * 4));
+    float* products = scratch<float>(c.exec, 0, kProducts * step);
     const int64_t end = smaller(blocks, (t % tasks + 1) * per_task * 2);
     for (int64_t j = t % tasks * per_task * 2; j < end; j += 2) {
       const int64_t n = smaller(2, end - j);

@@ -6,6 +6,7 @@
 
 #include "cpu/simd.h"
 #include "math/maps.h"
+#include "math/strided.h"
 
 namespace needle::NEEDLE_ISA {
 
@@ -21,7 +22,9 @@ NEEDLE_INLINE void store_n(double* p, double v, int) { *p = v; }
 NEEDLE_INLINE double reduce_add(double a) { return a; }
 NEEDLE_INLINE double reduce_max(double a) { return a; }
 template <class T>
-struct LanesOf {
+struct LanesOf;
+template <>
+struct LanesOf<float> {
   using type = V;
   static constexpr int width = V::N;
 };
@@ -48,34 +51,6 @@ NEEDLE_INLINE void store_lanes(T* p, L v, int n) {
   n == LanesOf<T>::width ? store(p, v) : store_n(p, v, n);
 }
 
-// `value` as a T; infinities and large values become the limits of an integer type.
-template <class T>
-NEEDLE_INLINE T from_double(double value) {
-  if constexpr (T(0.5) == T(0)) {
-    constexpr T high = static_cast<T>(~(uint64_t{1} << (8 * sizeof(T) - 1)));
-    if (value >= static_cast<double>(high)) return high;
-    if (value <= -static_cast<double>(high)) return -high - 1;
-  }
-  return static_cast<T>(value);
-}
-
-// Calls f(T{}) with the element type of a dtype.
-template <class F>
-NEEDLE_INLINE void with_type(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::f64:
-      return f(double{});
-    case DType::i32:
-      return f(int32_t{});
-    case DType::i64:
-      return f(int64_t{});
-    case DType::b8:
-      return f(bool{});
-  }
-}
-
 template <class T, class S>
 NEEDLE_INLINE void convert(T* out, int64_t out_stride, const S* in, int64_t in_stride, int64_t n) {
   for (int64_t i = 0; i < n; i++) out[i * out_stride] = static_cast<T>(in[i * in_stride]);
@@ -96,64 +71,28 @@ NEEDLE_INLINE void parallel_ranges(const Exec* exec, int64_t items, int64_t work
   parallel_for(exec, ceil_div(items, g), [&](int64_t t) { f(t * g, smaller(items, (t + 1) * g)); });
 }
 
-// N arrays of one shape. Dimensions of size 1 are gone, the rest are sorted by the first array's stride, large to
-// small, and neighbours that all arrays step through as one are merged. Rank is at least 1.
+// f(i) for every item, in tasks of neighbours.
+template <class F>
+NEEDLE_INLINE void parallel_each(const Exec* exec, int64_t items, int64_t work_per_item, const F& f) {
+  parallel_ranges(exec, items, work_per_item, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) f(i);
+  });
+}
+
 template <int N>
-struct Loop {
-  int rank = 0;
-  int64_t shape[kMaxRank];
-  int64_t stride[N][kMaxRank];
-
-  void add(int64_t size, const int64_t* strides) {
-    if (size == 1) return;
-    int d = rank++;
-    for (; d > 0 && magnitude(stride[0][d - 1]) < magnitude(strides[0]); d--) {
-      shape[d] = shape[d - 1];
-      for (int k = 0; k < N; k++) stride[k][d] = stride[k][d - 1];
-    }
-    shape[d] = size;
-    for (int k = 0; k < N; k++) stride[k][d] = strides[k];
-  }
-
-  void merge() {
-    int last = 0;
-    for (int d = 1; d < rank; d++) {
-      bool one = true;
-      for (int k = 0; k < N; k++) one = one && stride[k][last] == stride[k][d] * shape[d];
-      if (one) {
-        shape[last] *= shape[d];
-      } else {
-        last++;
-        shape[last] = shape[d];
-      }
-      for (int k = 0; k < N; k++) stride[k][last] = stride[k][d];
-    }
-    if (rank == 0) {
-      shape[0] = 1;
-      for (int k = 0; k < N; k++) stride[k][0] = 1;
-    }
-    rank = rank == 0 ? 1 : last + 1;
-  }
-
-  int64_t inner() const { return shape[rank - 1]; }
+struct Loop : MergedLoop<N> {
+  int64_t inner() const { return this->shape[this->rank - 1]; }
   int64_t outer() const {  // iterations of all but the innermost dimension
     int64_t n = 1;
-    for (int d = 0; d < rank - 1; d++) n *= shape[d];
+    for (int d = 0; d < this->rank - 1; d++) n *= this->shape[d];
     return n;
   }
-
- private:
-  static int64_t magnitude(int64_t s) { return s < 0 ? -s : s; }
 };
 
 template <int N>
-NEEDLE_INLINE Loop<N> loop_over(const View* const* views) {
+NEEDLE_INLINE Loop<N> loop_over(const View* const (&views)[N]) {
   Loop<N> l;
-  for (int d = 0; d < views[0]->rank; d++) {
-    int64_t strides[N];
-    for (int k = 0; k < N; k++) strides[k] = views[k]->stride[d];
-    l.add(views[0]->shape[d], strides);
-  }
+  add_dimensions(l, views);
   l.merge();
   return l;
 }
@@ -186,9 +125,28 @@ struct Odometer {
   }
 };
 
-// Element i of a vector of int32 or int64.
+// f(at, first, n) for pieces of the innermost rows of a loop: n elements from element `first` of the row that begins at
+// `at`. Long rows are cut at multiples of `unit`, so that a single one can be shared between threads.
+template <int N, class F>
+NEEDLE_INLINE void for_pieces(const Exec* exec, const Loop<N>& loop, int64_t unit, const F& f) {
+  const int64_t n = loop.inner(), rows = loop.outer();
+  const int64_t piece = smaller(n, ceil_div(grain(exec, n * rows, 1), unit) * unit), pieces = ceil_div(n, piece);
+  parallel_ranges(exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
+    auto o = Odometer<N>::start(loop, loop.rank - 1, begin / pieces);
+    int64_t part = begin % pieces;
+    for (int64_t i = begin; i < end; i++) {
+      f(o.at, part * piece, smaller(piece, n - part * piece));
+      if (++part == pieces) o.next(), part = 0;
+    }
+  });
+}
+
+// Element i of a vector of whole numbers, of the dtypes that a row lists.
+template <const char* letters>
 NEEDLE_INLINE int64_t number_at(const View& v, int64_t i) {
-  return v.dtype == DType::i32 ? v.as<int32_t>()[i * v.stride[0]] : v.as<int64_t>()[i * v.stride[0]];
+  int64_t number;
+  with_type<letters>(v.dtype, [&](auto t) { number = v.as<decltype(t)>()[i * v.stride[0]]; });
+  return number;
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "cpu/transpose.h"
 #include "math/maps.h"
 
 namespace needle::NEEDLE_ISA {
@@ -115,21 +116,6 @@ constexpr TileFn one_block[] = {UP_TO_3(1)};
 constexpr const TileFn* table[] = {nullptr, one_block, nullptr, nullptr, nullptr};
 #endif
 
-typedef float F4 __attribute__((vector_size(16)));
-typedef int32_t I4 __attribute__((vector_size(16)));
-
-NEEDLE_INLINE void transpose4(const float* src, int64_t src_stride, float* dst, int64_t dst_stride) {
-  F4 r[4];
-  for (int i = 0; i < 4; i++) std::memcpy(&r[i], src + i * src_stride, 16);
-  const F4 a = __builtin_shuffle(r[0], r[1], I4{0, 4, 1, 5}), b = __builtin_shuffle(r[2], r[3], I4{0, 4, 1, 5});
-  const F4 c = __builtin_shuffle(r[0], r[1], I4{2, 6, 3, 7}), d = __builtin_shuffle(r[2], r[3], I4{2, 6, 3, 7});
-  r[0] = __builtin_shuffle(a, b, I4{0, 1, 4, 5});
-  r[1] = __builtin_shuffle(a, b, I4{2, 3, 6, 7});
-  r[2] = __builtin_shuffle(c, d, I4{0, 1, 4, 5});
-  r[3] = __builtin_shuffle(c, d, I4{2, 3, 6, 7});
-  for (int i = 0; i < 4; i++) std::memcpy(dst + i * dst_stride, &r[i], 16);
-}
-
 }  // namespace
 
 void tiles(Tile t, int blocks, int64_t rows) {
@@ -151,7 +137,7 @@ void transpose_to_block(const float* src, int64_t src_stride, float* dst, int64_
   int64_t i = 0;
   for (; i + 4 <= n; i += 4)
     for (int j = 0; j < kBlock; j += 4)
-      transpose4(src + j * src_stride + i, src_stride, dst + i * dst_stride + j, dst_stride);
+      transpose4(dst + i * dst_stride + j, dst_stride, src + j * src_stride + i, src_stride);
   for (; i < n; i++)
     for (int j = 0; j < kBlock; j++) dst[i * dst_stride + j] = src[j * src_stride + i];
 }
@@ -160,7 +146,7 @@ void transpose_from_block(const float* src, int64_t src_stride, float* dst, int6
   int64_t i = 0;
   for (; i + 4 <= n; i += 4)
     for (int j = 0; j < kBlock; j += 4)
-      transpose4(src + i * src_stride + j, src_stride, dst + j * dst_stride + i, dst_stride);
+      transpose4(dst + j * dst_stride + i, dst_stride, src + i * src_stride + j, src_stride);
   for (; i < n; i++)
     for (int j = 0; j < kBlock; j++) dst[j * dst_stride + i] = src[i * src_stride + j];
 }

@@ -57,6 +57,13 @@ NEEDLE_INLINE int64_t task_count(const Exec* exec, double flops) {
   return exec->threads == 1 ? 1 : larger(1, smaller(short_tasks, larger(6 * exec->threads, long_tasks)));
 }
 
+// f(begin, end) over [0, items), in tasks of `flops` altogether.
+template <class F>
+NEEDLE_INLINE void parallel_parts(const Exec* exec, int64_t items, double flops, const F& f) {
+  const int64_t tasks = smaller(items, task_count(exec, flops));
+  parallel_for(exec, tasks, [&](int64_t t) { f(items * t / tasks, items * (t + 1) / tasks); });
+}
+
 // Units of a task, when `units` of equal work are to make about `tasks` of them: such that no thread gets more than
 // others.
 NEEDLE_INLINE int64_t fair_share(const Exec* exec, int64_t units, int64_t tasks) {

@@ -2,7 +2,7 @@
 // output transform while it lies in the cache (Gelashvili, Shavit and Zlateski, arXiv 1912.02165).
 #include "cpu/winograd.h"
 
-#include "math/maps.h"
+#include "cpu/conv.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
@@ -10,14 +10,11 @@ namespace {
 struct Job {
   int64_t tiles_y, tiles_x, height, width;  // of an output image
   int64_t in_blocks, out_blocks;
-  const float* x;  // includes the padding
-  int64_t x_image, x_block, x_row;
-  const float* w;  // [ob][xi][ic][16]
-  float* y;
-  int64_t y_image, y_block, y_row;
+  Images<const float> x;  // includes the padding
+  const float* w;         // [ob][xi][ic][16]
+  Images<float> y;
   const float* bias;
-  const float* residual;
-  int64_t r_image, r_block, r_row;
+  Images<const float> residual;
   int activation;
   float alpha;
   bool pool;  // y has the largest of every 2 x 2 pixels
@@ -51,8 +48,8 @@ void transform_inputs(const Job& j, Tiles t, int64_t from, int64_t to, float* v)
   for (int64_t i = from; i < to; i++) {
     const int64_t ib = i / t.n, tile = i - ib * t.n;
     const Place p = place<F>(j, t.first + tile);
-    const float* d = j.x + p.image * j.x_image + ib * j.x_block + p.y * j.x_row + p.x * kBlock;
-    int64_t d_row = j.x_row;
+    const float* d = j.x.at(p.image, ib, p.y) + p.x * kBlock;
+    int64_t d_row = j.x.row;
     for (int y = 0; y < A; y++)  // the tile after the next: hardware follows too few rows at once
       for (int x = 2 * F::kOut + 2; x < 3 * F::kOut + 2; x++) __builtin_prefetch(d + y * d_row + x * kBlock);
     if (p.rows < F::kOut || p.cols < F::kOut) {  // beyond the halo lies other data
@@ -69,7 +66,7 @@ void transform_inputs(const Job& j, Tiles t, int64_t from, int64_t to, float* v)
 __attribute__((noinline)) void activate_stored(const Job& j, float* y, int rows, int cols) {
   for (int r = 0; r < rows; r++)
     for (int at = 0; at < cols * kBlock; at += V::N) {
-      float* p = y + r * j.y_row + at;
+      float* p = y + r * j.y.row + at;
       activate(j.activation, j.alpha, V::load(p)).store(p);
     }
 }
@@ -81,9 +78,8 @@ void transform_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const
   constexpr int kStep = kPool ? 2 : 1;
   for (int64_t i = 0; i < n; i++) {
     const Place p = place<F>(j, first + i);
-    float* to = j.y + p.image * j.y_image + ob * j.y_block + p.y / kStep * j.y_row + p.x / kStep * kBlock;
-    const float* r =
-        j.residual ? j.residual + p.image * j.r_image + ob * j.r_block + p.y * j.r_row + p.x * kBlock : nullptr;
+    float* to = j.y.at(p.image, ob, p.y / kStep) + p.x / kStep * kBlock;
+    const float* r = j.residual ? j.residual.at(p.image, ob, p.y) + p.x * kBlock : nullptr;
     const float* bias = j.bias ? j.bias + ob * kBlock : nullptr;
     const bool relu = j.activation == kRelu;
     V top[F::kOut / 2] = {};  // of every window in a row of them, as far as its pixels came
@@ -95,9 +91,9 @@ void transform_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const
         value = v;
       }
       if (bias) value = value + V::load(bias + lane);
-      if (r) value = value + V::load(r + y * j.r_row + x * kBlock + lane);
+      if (r) value = value + V::load(r + y * j.residual.row + x * kBlock + lane);
       if (relu) value = max(V(0.f), value);
-      value.store(to + y / kStep * j.y_row + x / kStep * kBlock + lane);
+      value.store(to + y / kStep * j.y.row + x / kStep * kBlock + lane);
     });
     if (j.activation > kRelu) activate_stored(j, to, p.rows, p.cols);
   }
@@ -160,17 +156,16 @@ void run(const Exec* exec, Job& j, int64_t images) {
   j.pitch = ceil_div(all, parts);
   parts = ceil_div(all, j.pitch);
   j.v_xi = (j.in_blocks * j.pitch + 1) * kBlock;  // + 1: a stride of 4 KB would use a few sets of the cache only
-  int64_t* runs = static_cast<int64_t*>(exec->scratch(3, j.in_blocks * sizeof(int64_t)));
+  int64_t* runs = scratch<int64_t>(exec, 3, j.in_blocks);
   for (int64_t ib = 0; ib < j.in_blocks; ib++) runs[ib] = ib * j.pitch * kBlock;
   j.runs = runs;
 
-  const size_t v_bytes = kXi * j.v_xi * 4, m_bytes = kXi * (kProducts + 1) * kBlock * 4;
-  float* v = shared ? static_cast<float*>(exec->scratch(2, v_bytes)) : nullptr;
+  const int64_t v_floats = kXi * j.v_xi, m_floats = kXi * (kProducts + 1) * kBlock;
+  float* v = shared ? scratch<float>(exec, 2, v_floats) : nullptr;
   auto part = [&](int64_t i) { return Tiles{i * j.pitch, smaller(j.pitch, all - i * j.pitch)}; };
   if (!shared) {
     parallel_for(exec, parts, [&](int64_t i) {
-      float* own = static_cast<float*>(exec->scratch(0, v_bytes));
-      float* m = static_cast<float*>(exec->scratch(1, m_bytes));
+      float *own = scratch<float>(exec, 0, v_floats), *m = scratch<float>(exec, 1, m_floats);
       transform_inputs<F>(j, part(i), 0, j.in_blocks * part(i).n, own);
       products<F>(j, part(i), own, 0, j.out_blocks, m);
     });
@@ -178,14 +173,13 @@ void run(const Exec* exec, Job& j, int64_t images) {
   }
   for (int64_t i = 0; i < parts; i++) {
     const Tiles t = part(i);
-    const int64_t pairs = j.in_blocks * t.n, in_tasks = smaller(pairs, task_count(exec, 400. * pairs * kBlock));
-    parallel_for(exec, in_tasks, [&](int64_t task) {
-      transform_inputs<F>(j, t, pairs * task / in_tasks, pairs * (task + 1) / in_tasks, v);
-    });
+    const int64_t pairs = j.in_blocks * t.n;
+    parallel_parts(exec, pairs, 400. * pairs * kBlock,
+                   [&](int64_t begin, int64_t end) { transform_inputs<F>(j, t, begin, end, v); });
     const int64_t blocks = tile_blocks(t.n, j.out_blocks), units = ceil_div(j.out_blocks, blocks);
     const int64_t stretches = smaller(ceil_div(t.n, kTileRows), ceil_div(2 * threads, units));
     parallel_for(exec, units * stretches, [&](int64_t task) {
-      float* m = static_cast<float*>(exec->scratch(1, m_bytes));
+      float* m = scratch<float>(exec, 1, m_floats);
       const int64_t ob = task / stretches * blocks, stretch = task % stretches;
       const int64_t first = t.n * stretch / stretches, n = t.n * (stretch + 1) / stretches - first;
       products<F>(j, {t.first + first, n}, v + first * kBlock, ob, smaller(j.out_blocks, ob + blocks), m);
@@ -197,9 +191,8 @@ template <class F>
 void pack(const Exec* exec, const View& w, float* dst) {
   constexpr int A = F::kIn;
   const int64_t O = w.shape[0], I = w.shape[1], channels = ceil_div(I, kBlock) * kBlock, blocks = ceil_div(O, kBlock);
-  const int64_t tasks = smaller(blocks * channels, task_count(exec, 200. * O * I));
-  parallel_for(exec, tasks, [&](int64_t t) {
-    for (int64_t at = blocks * channels * t / tasks; at < blocks * channels * (t + 1) / tasks; at++) {
+  parallel_parts(exec, blocks * channels, 200. * O * I, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at++) {
       const int64_t ob = at / channels, i = at - ob * channels;
       float* d = dst + (ob * A * A * channels + i) * kBlock;
       for (int64_t lane = 0; lane < kBlock; lane++, d++) {
@@ -231,22 +224,12 @@ void convolve(const Args& c) {
   j.width = y.shape[3] * (j.pool ? 2 : 1);
   j.in_blocks = x.shape[1];
   j.out_blocks = y.shape[1];
-  j.x = x.as<const float>() - c.attr.pad_top * x.stride[2] - c.attr.pad_left * kBlock;
-  j.x_image = x.stride[0];
-  j.x_block = x.stride[1];
-  j.x_row = x.stride[2];
+  j.x = Images<const float>::of(x);
+  j.x.data -= c.attr.pad_top * j.x.row + c.attr.pad_left * kBlock;
   j.w = c.in.packed.template as<const float>();
-  j.y = y.as<float>();
-  j.y_image = y.stride[0];
-  j.y_block = y.stride[1];
-  j.y_row = y.stride[2];
+  j.y = Images<float>::of(y);
   j.bias = c.in.bias.template as<const float>();
-  if (const Optional& r = c.in.residual) {
-    j.residual = r.as<const float>();
-    j.r_image = r.stride[0];
-    j.r_block = r.stride[1];
-    j.r_row = r.stride[2];
-  }
+  j.residual = Images<const float>::of(c.in.residual);
   j.activation = static_cast<int>(c.attr.activation);
   j.alpha = static_cast<float>(c.attr.alpha);
   run<F>(c.exec, j, y.shape[0]);

@@ -166,7 +166,8 @@ void attention(const attention_args& c) {
   p.q = matrix(q), p.k = matrix(k), p.v = matrix(v), p.out = matrix(out);
   if (c.in.mask) {
     p.mask = matrix(c.in.mask);
-    p.bool_mask = c.in.mask.dtype == DType::b8;
+    with_type<attention_args::In::mask_dtypes>(c.in.mask.dtype,
+                                               [&](auto t) { p.bool_mask = std::is_same_v<decltype(t), bool>; });
   }
   p.rank = r - 2;
   int64_t heads = 1;
@@ -182,9 +183,8 @@ void attention(const attention_args& c) {
   if (p.queries <= kFewQueries) return attention_few(p, heads, c.exec);
   p.wide = p.out.column == 1 && p.out.row % 4 == 0 && p.values % 4 == 0 && aligned(out.data);
   for (int d = 0; d < r - 2; d++) p.wide = p.wide && (out.shape[d] == 1 || out.stride[d] % 4 == 0);
-  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
-  if (p.values <= 64) return start<64>(p, heads, stream);
-  start<128>(p, heads, stream);
+  if (p.values <= 64) return start<64>(p, heads, stream_of(c));
+  start<128>(p, heads, stream_of(c));
 }
 
 }  // namespace needle::gpu

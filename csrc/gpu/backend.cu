@@ -7,6 +7,14 @@
 #include "gpu/portable.cuh"
 #include "kernels/rows.h"
 
+namespace needle {
+
+void refuse_dtype(DType dtype) {
+  gpu::fail("kernel", "expects a dtype that its row lists", "number " + std::to_string(static_cast<int>(dtype)));
+}
+
+}  // namespace needle
+
 namespace needle::gpu {
 
 #define NEEDLE_ON_CPU(...)

@@ -1,21 +1,29 @@
 // What the convolutions share.
 #pragma once
-#include "gpu/portable.cuh"
-#include "kernels/rows.h"
+#include "gpu/gemm.cuh"
+#include "math/image.h"
 
 namespace needle::gpu {
 
-struct Geometry {
-  int64_t stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w, groups;
+struct Geometry : device::WindowOf<int64_t> {  // the kernel's size comes from its weights
+  int64_t groups;
+  template <class Attr>
+  explicit Geometry(const Attr& a) : WindowOf(a, 0, 0), groups(a.groups) {}
 };
 
-// One input channel per group: x (N, C, H, W), w (O, 1, KH, KW), out (N, O, OH, OW) of any strides; the last three
-// views may be null.
-void depthwise(const View& x, const View& w, const View& out, const Geometry& g, const View* scale, const View* bias,
-               const View* residual, int activation, float alpha, gpuStream_t stream);
+// What becomes of the sums; views may be null.
+struct Epilogue {
+  const View *scale = nullptr, *bias = nullptr, *residual = nullptr;
+  int activation = kNone;
+  float alpha = 0;
+  int precision = kExact;
+};
+
+// One input channel per group: x (N, C, H, W), w (O, 1, KH, KW), out (N, O, OH, OW) of any strides.
+void depthwise(const View& x, const View& w, const View& out, const Geometry& g, const Epilogue& e, gpuStream_t stream);
 // Its transposition, for as many output channels as input channels.
-void depthwise_transpose(const View& x, const View& w, const View& out, const Geometry& g, const View* bias,
-                         int activation, float alpha, gpuStream_t stream);
+void depthwise_transpose(const View& x, const View& w, const View& out, const Geometry& g, const Epilogue& e,
+                         gpuStream_t stream);
 void depthwise_weight_grad(const View& x, const View& dy, const View& dw, const Geometry& g, gpuStream_t stream);
 
 }  // namespace needle::gpu

@@ -1,7 +1,6 @@
 // Convolution, its weight gradient and transposed convolution as implicit GEMM, for images of any strides (NCHW, NHWC).
 // Depthwise ones go to depthwise.cu.
 #include "gpu/conv.h"
-#include "gpu/gemm.cuh"
 #include "gpu/team.cuh"
 #include "gpu/vendor/choose.h"
 
@@ -13,7 +12,7 @@ namespace {
 // `w_group` further.
 struct Correlation {
   View x, w, out;
-  int64_t groups, w_group, step_h, step_w, first_h, first_w, tap_h, tap_w;
+  int64_t groups, w_group, step_h, step_w, first_h = 0, first_w = 0, tap_h = 1, tap_w = 1;
 };
 
 int32_t narrow(int64_t v) { return static_cast<int32_t>(v); }
@@ -131,13 +130,6 @@ bool columns_are_quads(const View& v, bool pixels_first, int64_t per_group) {
          quads({v.stride[0], v.stride[1]}, v.data);
 }
 
-struct Epilogue {
-  const View *scale = nullptr, *bias = nullptr, *residual = nullptr;
-  int activation = kNone;
-  float alpha = 0;
-  int precision = kExact;
-};
-
 void check_size(const char* op, int64_t n) {
   if (n > INT32_MAX - 256) fail(op, "pixels, channels and taps are below 2^31 - 256", std::to_string(n));
 }
@@ -193,7 +185,7 @@ void correlate(const char* op, const Correlation& c, const Epilogue& e, gpuStrea
 void convolve_here(const char* op, const View& x, const View& w, const View& out, const Geometry& g, const Epilogue& e,
                    gpuStream_t stream) {
   if (g.groups > 1 && w.shape[1] == 1)  // bound by memory: exact in every precision
-    return depthwise(x, w, out, g, e.scale, e.bias, e.residual, e.activation, e.alpha, stream);
+    return depthwise(x, w, out, g, e, stream);
   correlate(op,
             {x, w, out, g.groups, w.shape[0] / g.groups * w.stride[0], g.stride_h, g.stride_w, -g.pad_top, -g.pad_left,
              g.dilation_h, g.dilation_w},
@@ -204,10 +196,11 @@ void convolve(const char* op, const View& x, const View& w, const View& out, con
               const Exec* exec) {
   auto ours = [&] { convolve_here(op, x, w, out, g, e, static_cast<gpuStream_t>(exec->stream)); };
   if (x.size() == 0 || w.size() == 0 || out.size() == 0 || !vendor::wanted(vendor::kConv2d)) return ours();
-  auto given = [](const View* v) { return v ? *v : View{}; };
-  vendor::choose({vendor::kConv2d, x, w, out, given(e.scale), given(e.bias), given(e.residual), g.stride_h, g.stride_w,
-                  g.pad_top, g.pad_left, g.dilation_h, g.dilation_w, g.groups, e.activation, e.precision, e.alpha},
-                 exec, ours);
+  auto copied = [](const View* v) { return v ? *v : View{}; };
+  vendor::choose(
+      {vendor::kConv2d, x, w, out, copied(e.scale), copied(e.bias), copied(e.residual), g.stride_h, g.stride_w,
+       g.pad_top, g.pad_left, g.dilation_h, g.dilation_w, g.groups, e.activation, e.precision, e.alpha},
+      exec, ours);
 }
 
 // Element n of the result is the sum over parts, in an order that does not change; zero without any.
@@ -226,9 +219,11 @@ struct AddParts {
   }
 };
 
-template <class Attr>
-Geometry geometry_of(const Attr& a) {
-  return {a.stride_h, a.stride_w, a.pad_top, a.pad_left, a.dilation_h, a.dilation_w, a.groups};
+const View* given(const Optional& v) { return v ? &v : nullptr; }
+
+template <class Args>
+Epilogue epilogue_of(const Args& c) {
+  return {nullptr, given(c.in.bias), nullptr, static_cast<int>(c.attr.activation), static_cast<float>(c.attr.alpha)};
 }
 
 // The first tap of those that output pixels with remainder `phase` meet, and their number and distance.
@@ -244,53 +239,36 @@ struct Phase {
 }  // namespace
 
 void conv2d(const conv2d_args& c) {
-  Epilogue e;
-  e.bias = c.in.bias ? &c.in.bias : nullptr;
-  e.activation = static_cast<int>(c.attr.activation);
-  e.alpha = static_cast<float>(c.attr.alpha);
-  convolve("conv2d", c.in.x, c.in.weight, c.out.y, geometry_of(c.attr), e, c.exec);
+  convolve("conv2d", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), epilogue_of(c), c.exec);
 }
 
 // y = activation(conv(x, w) * scale + bias + residual), scale and bias per channel.
 void conv2d_fused(const conv2d_fused_args& c) {
-  Epilogue e;
-  e.scale = c.in.scale ? &c.in.scale : nullptr;
-  e.bias = c.in.bias ? &c.in.bias : nullptr;
-  e.residual = c.in.residual ? &c.in.residual : nullptr;
-  e.activation = static_cast<int>(c.attr.activation);
-  e.alpha = static_cast<float>(c.attr.alpha);
+  Epilogue e = epilogue_of(c);
+  e.scale = given(c.in.scale);
+  e.residual = given(c.in.residual);
   e.precision = static_cast<int>(c.attr.precision);
-  convolve("conv2d_fused", c.in.x, c.in.weight, c.out.y, geometry_of(c.attr), e, c.exec);
+  convolve("conv2d_fused", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), e, c.exec);
 }
 
 // Every phase of output pixels is a convolution of stride 1 with its own taps, which run backwards over the input.
 void conv_transpose2d(const conv_transpose2d_args& c) {
   const View &x = c.in.x, &w = c.in.weight, &out = c.out.y;
-  const Geometry g = geometry_of(c.attr);
-  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
-  Epilogue e;
-  e.bias = c.in.bias ? &c.in.bias : nullptr;
-  e.activation = static_cast<int>(c.attr.activation);
-  e.alpha = static_cast<float>(c.attr.alpha);
+  const Geometry g(c.attr);
+  const Epilogue e = epilogue_of(c);
   if (out.size() == 0) return;
   if (g.groups > 1 && g.groups == x.shape[1] && w.shape[1] == 1)
-    return depthwise_transpose(x, w, out, g, e.bias, e.activation, e.alpha, stream);
+    return depthwise_transpose(x, w, out, g, e, stream_of(c));
   const int64_t in = w.shape[0] / g.groups;
   for (int64_t y0 = 0; y0 < g.stride_h && y0 < out.shape[2]; y0++) {
     for (int64_t x0 = 0; x0 < g.stride_w && x0 < out.shape[3]; x0++) {
       Phase h(y0, g.pad_top, w.shape[2], g.stride_h, g.dilation_h),
           v(x0, g.pad_left, w.shape[3], g.stride_w, g.dilation_w);
-      Correlation part = {x,
-                          w,
-                          out,
-                          g.groups,
-                          in * w.stride[0],
-                          1,
-                          1,
-                          (y0 + g.pad_top - h.tap * g.dilation_h) / g.stride_h,
-                          (x0 + g.pad_left - v.tap * g.dilation_w) / g.stride_w,
-                          -h.apart * g.dilation_h / g.stride_h,
-                          -v.apart * g.dilation_w / g.stride_w};
+      Correlation part = {x, w, out, g.groups, in * w.stride[0], 1, 1};
+      part.first_h = (y0 + g.pad_top - h.tap * g.dilation_h) / g.stride_h;
+      part.first_w = (x0 + g.pad_left - v.tap * g.dilation_w) / g.stride_w;
+      part.tap_h = -h.apart * g.dilation_h / g.stride_h;
+      part.tap_w = -v.apart * g.dilation_w / g.stride_w;
       part.w.data = w.as<float>() + h.tap * w.stride[2] + v.tap * w.stride[3];
       part.w.shape[0] = w.shape[1] * g.groups, part.w.shape[1] = h.count && v.count ? in : 0;
       part.w.stride[0] = w.stride[1], part.w.stride[1] = w.stride[0];
@@ -300,7 +278,7 @@ void conv_transpose2d(const conv_transpose2d_args& c) {
       part.out.shape[2] = (out.shape[2] - y0 + g.stride_h - 1) / g.stride_h;
       part.out.shape[3] = (out.shape[3] - x0 + g.stride_w - 1) / g.stride_w;
       part.out.stride[2] *= g.stride_h, part.out.stride[3] *= g.stride_w;
-      correlate("conv_transpose2d", part, e, stream);
+      correlate("conv_transpose2d", part, e, stream_of(c));
     }
   }
 }
@@ -310,8 +288,8 @@ void conv_transpose2d(const conv_transpose2d_args& c) {
 void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
   const char* op = "conv2d_weight_grad";
   const View &x = c.in.x, &dy = c.in.dy, &dw = c.out.dweight;
-  const Geometry g = geometry_of(c.attr);
-  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
+  const Geometry g(c.attr);
+  gpuStream_t stream = stream_of(c);
   if (dw.size() == 0) return;
   if (!dw.contiguous()) fail(op, "the result is contiguous", "strides");
   if (g.groups > 1 && dw.shape[1] == 1 && dw.shape[0] == x.shape[1]) return depthwise_weight_grad(x, dy, dw, g, stream);

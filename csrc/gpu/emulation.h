@@ -255,19 +255,15 @@ inline void run_block(Device& d, size_t dynamic_bytes, bool reverse) {
 
 template <class F>
 void run(dim3 grid, unsigned block, size_t dynamic_bytes, F&& body) {
-  if (block == 0 || block > kMaxThreads || block % kWave != 0) {
-    throw std::runtime_error("[launch] a block is 1 to 1024 threads in whole waves, got " + std::to_string(block) +
-                             ".");
-  }
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
-    throw std::runtime_error("[launch] a grid is 1 to 2^31-1 by 1 to 65535 by 1 to 65535 blocks, got " +
-                             std::to_string(grid.x) + " by " + std::to_string(grid.y) + " by " +
-                             std::to_string(grid.z) + ".");
-  }
-  if (dynamic_bytes > kSharedBytes) {
-    throw std::runtime_error("[launch] shared memory is at most 64 KiB, got " + std::to_string(dynamic_bytes) +
-                             " bytes.");
-  }
+  auto refuse = [](const std::string& what, const std::string& got) {
+    throw std::runtime_error("[launch] " + what + ", got " + got + ".");
+  };
+  if (block == 0 || block > kMaxThreads || block % kWave != 0)
+    refuse("a block is 1 to 1024 threads in whole waves", std::to_string(block));
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
+    refuse("a grid is 1 to 2^31-1 by 1 to 65535 by 1 to 65535 blocks",
+           std::to_string(grid.x) + " by " + std::to_string(grid.y) + " by " + std::to_string(grid.z));
+  if (dynamic_bytes > kSharedBytes) refuse("shared memory is at most 64 KiB", std::to_string(dynamic_bytes) + " bytes");
   Device& d = device();
   std::lock_guard<std::mutex> lock(d.mutex);
   const char* order = std::getenv("NEEDLE_EMULATION_REVERSE");

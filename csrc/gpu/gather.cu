@@ -11,32 +11,22 @@ struct Rows {
   T* table;
   const void* numbers;
   DType number_dtype;
-  Divider width;
+  Divisor width;
   uint32_t total;
   int64_t row_stride, column_stride, table_row, table_column, number_stride, count;
 };
 
-template <class T>
-__device__ __forceinline__ T missing() {
-  if constexpr (std::is_integral<T>::value) {
-    return T(0);
-  } else {
-    return static_cast<T>(NAN);
-  }
-}
-
 // What a row outside of the table is made of is NaN or 0: a kernel cannot raise.
 template <class T>
 __global__ void GPU_BOUNDS(kThreads, 4) read_rows(Rows<T> r) {
-#pragma unroll 1
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < r.total; i += gridDim.x * kThreads) {
-    const uint32_t row = r.width.divide(i);
-    const int64_t column = i - row * r.width.size;
+  for_elements(r.total, [&](uint32_t i) {
+    const uint32_t row = r.width.quotient(i);
+    const int64_t column = i - row * r.width.d;
     const int64_t number = load_as<int64_t>(r.numbers, r.number_dtype, row * r.number_stride);
-    T value = missing<T>();
+    T value = std::is_integral_v<T> ? T(0) : static_cast<T>(NAN);
     if (number >= 0 && number < r.count) value = r.table[number * r.table_row + column * r.table_column];
     r.rows[row * r.row_stride + column * r.column_stride] = value;
-  }
+  });
 }
 
 // Rows are added into a table in an order that does not change: sorted by their numbers, equal ones by their places.
@@ -46,6 +36,21 @@ using Key = uint64_t;  // the number above, the row below
 constexpr uint32_t kLeftOut = 0xffffffffu, kPiece = 64, kTogether = 8;
 
 __device__ __forceinline__ uint32_t number_of(Key key) { return static_cast<uint32_t>(key >> 32); }
+
+// The first i in [low, high) for which `before(i)` is false.
+template <class F>
+__device__ __forceinline__ uint32_t first_after(uint32_t low, uint32_t high, const F& before) {
+#pragma unroll 1
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (before(middle)) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
 
 struct Chunk {
   Key keys[kThreads];
@@ -77,17 +82,9 @@ __global__ void GPU_BOUNDS(kThreads, 4) merge_runs(const Key* from, Key* to, uin
   const Key mine = from[i];
   const uint32_t first = i & ~(2 * run - 1), other = (i & run) ? first : first + run;
   const uint32_t begin = other < rows ? other : rows;
-  uint32_t low = begin, high = rows - begin < run ? rows : begin + run;
-#pragma unroll 1
-  while (low < high) {
-    const uint32_t middle = (low + high) / 2;
-    if (from[middle] < mine) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  to[first + (i & (run - 1)) + (low - begin)] = mine;
+  const uint32_t end = rows - begin < run ? rows : begin + run;
+  const uint32_t place = first_after(begin, end, [&](uint32_t k) { return from[k] < mine; });
+  to[first + (i & (run - 1)) + (place - begin)] = mine;
 }
 
 template <class T>
@@ -103,7 +100,7 @@ __device__ __forceinline__ void put(const Scatter<T>& s, uint32_t number, uint32
                                     bool from_before, bool goes_on) {
   if (number == kLeftOut) return;
   if (from_before || goes_on) {
-    s.parts[(2 * static_cast<int64_t>(piece) + !from_before) * s.r.width.size + column] = sum;
+    s.parts[(2 * static_cast<int64_t>(piece) + !from_before) * s.r.width.d + column] = sum;
   } else {
     s.r.table[number * s.r.table_row + column * s.r.table_column] = sum;
   }
@@ -113,9 +110,9 @@ template <class T>
 __global__ void GPU_BOUNDS(kThreads, 4) sum_pieces(Scatter<T> s) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= s.work) return;
-  const uint32_t piece = s.r.width.divide(i), begin = piece * kPiece;
+  const uint32_t piece = s.r.width.quotient(i), begin = piece * kPiece;
   const uint32_t end = s.count - begin < kPiece ? s.count : begin + kPiece;
-  const int64_t column = i - piece * s.r.width.size;
+  const int64_t column = i - piece * s.r.width.d;
   uint32_t number = number_of(s.keys[begin]);
   bool from_before = begin > 0 && number_of(s.keys[begin - 1]) == number;
   T sum = 0;
@@ -147,23 +144,14 @@ template <class T>
 __global__ void GPU_BOUNDS(kThreads, 4) add_parts(Scatter<T> s) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= s.work) return;
-  const uint32_t piece = s.r.width.divide(i), begin = piece * kPiece;
+  const uint32_t piece = s.r.width.quotient(i), begin = piece * kPiece;
   if (s.count - begin <= kPiece) return;
   const uint32_t number = number_of(s.keys[begin + kPiece - 1]);
   if (number == kLeftOut || number_of(s.keys[begin + kPiece]) != number) return;
   if (begin > 0 && number_of(s.keys[begin - 1]) == number) return;
-  uint32_t low = begin + kPiece, high = s.count;  // where the run ends
-#pragma unroll 1
-  while (low < high) {
-    const uint32_t middle = (low + high) / 2;
-    if (number_of(s.keys[middle]) <= number) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  const int64_t column = i - piece * s.r.width.size, width = s.r.width.size;
-  const uint32_t last = (low - 1) / kPiece;
+  const uint32_t end = first_after(begin + kPiece, s.count, [&](uint32_t k) { return number_of(s.keys[k]) <= number; });
+  const int64_t column = i - piece * s.r.width.d, width = s.r.width.d;
+  const uint32_t last = (end - 1) / kPiece;  // where the run ends
   T sum = s.parts[(2 * static_cast<int64_t>(piece) + 1) * width + column];
 #pragma unroll 8
   for (uint32_t p = piece + 1; p <= last; p++) sum += s.parts[2 * static_cast<int64_t>(p) * width + column];
@@ -174,18 +162,9 @@ template <class T>
 Rows<T> rows_of(const char* op, const View& rows, const View& table, const View& numbers) {
   const int64_t total = rows.shape[0] * rows.shape[1];
   if (total > INT32_MAX) fail(op, "arrays on a GPU have at most 2^31 - 1 elements", std::to_string(total));
-  return {rows.as<T>(),
-          table.as<T>(),
-          numbers.data,
-          numbers.dtype,
-          divider(rows.shape[1] ? rows.shape[1] : 1),
-          static_cast<uint32_t>(total),
-          rows.stride[0],
-          rows.stride[1],
-          table.stride[0],
-          table.stride[1],
-          numbers.stride[0],
-          table.shape[0]};
+  return {
+      rows.as<T>(),   table.as<T>(),  numbers.data,    numbers.dtype,   rows.shape[1],     static_cast<uint32_t>(total),
+      rows.stride[0], rows.stride[1], table.stride[0], table.stride[1], numbers.stride[0], table.shape[0]};
 }
 
 template <class T>
@@ -203,7 +182,7 @@ void scatter_as(const scatter_add_rows_args& c) {
   if (s.r.count > INT32_MAX) fail(op, "a table has at most 2^31 - 1 rows", std::to_string(s.r.count));
   s.count = static_cast<uint32_t>(c.in.rows.shape[0]);
   const uint32_t pieces = (s.count + kPiece - 1) / kPiece;
-  s.work = pieces * s.r.width.size;
+  s.work = pieces * s.r.width.d;
   Key* keys = static_cast<Key*>(c.exec->scratch(0, 2 * sizeof(Key) * s.count));
   Key* sorted = keys + s.count;
   s.parts = static_cast<T*>(c.exec->scratch(1, 2 * sizeof(T) * s.work));
@@ -226,25 +205,14 @@ void clear(const View& v, const Exec* exec);
 
 // Table (N, D) and numbers (M) to (M, D).
 void gather_rows(const gather_rows_args& c) {
-  switch (c.in.table.dtype) {
-    case DType::f32:
-      return gather_as<float>(c);
-    case DType::f64:
-      return gather_as<double>(c);
-    case DType::i32:
-      return gather_as<int32_t>(c);
-    case DType::i64:
-      return gather_as<int64_t>(c);
-    case DType::b8:
-      return;
-  }
+  with_type<gather_rows_args::In::table_dtypes>(c.in.table.dtype, [&](auto t) { gather_as<decltype(t)>(c); });
 }
 
 // Rows (M, D) and numbers (M) to a table (N, D) that holds their sums; those of number `skip` and those outside of the
 // table are left out.
 void scatter_add_rows(const scatter_add_rows_args& c) {
   clear(c.out.table, c.exec);
-  c.in.rows.dtype == DType::f32 ? scatter_as<float>(c) : scatter_as<double>(c);
+  with_type<scatter_add_rows_args::In::rows_dtypes>(c.in.rows.dtype, [&](auto t) { scatter_as<decltype(t)>(c); });
 }
 
 }  // namespace needle::gpu

@@ -6,19 +6,6 @@
 
 namespace needle::gpu {
 
-// n / d by one multiplication, for 0 <= n < 2^31 (Granlund and Montgomery, 1994).
-struct Divisor {
-  uint32_t d, magic, shift;
-  Divisor(int64_t divisor = 1) : d(divisor > 0 ? static_cast<uint32_t>(divisor) : 1), magic(1), shift(0) {
-    while ((uint64_t{1} << shift) < d) shift++;
-    magic = static_cast<uint32_t>((((uint64_t{1} << shift) - d) << 32) / d + 1);
-  }
-  __device__ __forceinline__ int quotient(int n) const {
-    uint32_t u = static_cast<uint32_t>(n), high = static_cast<uint32_t>(static_cast<uint64_t>(u) * magic >> 32);
-    return static_cast<int>((high + u) >> shift);
-  }
-};
-
 // Index i of an axis has the digits (i / inner / middle, i / inner % middle, i % inner). A matrix has but the first.
 struct Digits {
   Divisor middle, inner;
@@ -86,7 +73,5 @@ inline void check_span(const char* op, const View& v, int axis) {
   for (int d = axis; d < v.rank; d++) span += (v.shape[d] - 1) * (v.stride[d] < 0 ? -v.stride[d] : v.stride[d]);
   if (span > INT32_MAX) fail(op, "an array spans at most 2^31 elements", std::to_string(span));
 }
-
-inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 }  // namespace needle::gpu

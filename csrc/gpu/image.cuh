@@ -1,7 +1,7 @@
 // Images (N, C, H, W) of any strides, and a walk over their pixels in the order of memory.
 #pragma once
-#include "gpu/gemm.cuh"
 #include "gpu/team.cuh"
+#include "math/image.h"
 
 namespace needle::gpu {
 
@@ -11,13 +11,14 @@ struct Spot {
 
 template <class T>
 struct Image {
-  T* data;
+  T* data = nullptr;
   int64_t n, c, h, w;  // strides
   int height, width, channels;
   bool channels_last;
   Divisor by_channels, by_height, by_width;
 
-  explicit Image(const View& v)
+  Image() = default;
+  Image(const View& v)
       : data(v.as<T>()),
         n(v.stride[0]),
         c(v.stride[1]),
@@ -49,13 +50,12 @@ struct Image {
   }
 };
 
-// make(T{}) gives an operation on float or double, which runs for every pixel of `v`.
-template <class Args, class Make>
-void for_pixels(const char* op, const Args& c, const View& v, const Make& make) {
+// Runs Op<T>{parts...} for every pixel of `v`, T being its dtype, one of `letters`.
+template <const char* letters, template <class> class Op, class Args, class... Parts>
+void for_pixels(const char* op, const Args& c, const View& v, const Parts&... parts) {
   if (v.size() > INT32_MAX) fail(op, "an array has at most 2^31 elements", std::to_string(v.size()));
-  gpuStream_t stream = static_cast<gpuStream_t>(c.exec->stream);
-  if (v.dtype == DType::f32) return launch_teams<ThreadTeam>(make(float{}), v.size(), stream);
-  launch_teams<ThreadTeam>(make(double{}), v.size(), stream);
+  with_type<letters>(v.dtype,
+                     [&](auto t) { launch_teams<ThreadTeam>(Op<decltype(t)>{parts...}, v.size(), stream_of(c)); });
 }
 
 }  // namespace needle::gpu

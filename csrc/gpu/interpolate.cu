@@ -5,38 +5,27 @@
 namespace needle::gpu {
 namespace {
 
-// An output position lies between two input positions; `part` is the weight of the second. They are one where the size
-// stays: 0 times what lies beside a pixel would let NaN and infinity in.
-struct Source {
-  int low, high;
-  double part;
-  template <class T>
-  __device__ __forceinline__ T mix(T a, T b) const {
-    return low == high ? a : static_cast<T>(1 - part) * a + static_cast<T>(part) * b;
-  }
-  __device__ __forceinline__ double weight(int at) const {
-    return (low == at ? 1 - part : 0) + (high == at ? part : 0);
-  }
-};
+using Source = device::SourceOf<int>;
+
+template <class T>
+__device__ __forceinline__ T mix(const Source& s, T a, T b) {
+  return s.low == s.high ? a : static_cast<T>(1 - s.part) * a + static_cast<T>(s.part) * b;
+}
+__device__ __forceinline__ double weight_of(const Source& s, int at) {
+  return (s.low == at ? 1 - s.part : 0) + (s.high == at ? s.part : 0);
+}
 
 struct Bilinear {
   bool align_corners;
   double scale;
   __device__ __forceinline__ Source source(int out, int size) const {
-    if (scale == 1) return {out < size ? out : size - 1, out < size ? out : size - 1, 0};
-    double at = align_corners ? out * scale : (out + 0.5) * scale - 0.5;
-    if (at < 0) at = 0;
-    int low = static_cast<int>(at);
-    low = low < size - 1 ? low : size - 1;
-    return {low, low + 1 < size ? low + 1 : size - 1, at - low};
+    return device::bilinear_source(out, align_corners, scale, size);
   }
 };
-
-struct Nearest {  // torch computes the index in float, which decides where a product falls on an integer
+struct Nearest {
   float scale;
   __device__ __forceinline__ Source source(int out, int size) const {
-    int at = static_cast<int>(static_cast<float>(out) * scale);
-    at = at < size - 1 ? at : size - 1;
+    const int at = device::nearest_source(out, scale, size);
     return {at, at, 0};
   }
 };
@@ -63,8 +52,8 @@ struct Resize {
     if constexpr (std::is_same_v<Kind, Nearest>) {
       out.at(s) = in.at(s, y.low, x.low);
     } else {
-      T top = x.mix(in.at(s, y.low, x.low), in.at(s, y.low, x.high));
-      out.at(s) = y.mix(top, x.mix(in.at(s, y.high, x.low), in.at(s, y.high, x.high)));
+      T top = mix(x, in.at(s, y.low, x.low), in.at(s, y.low, x.high));
+      out.at(s) = mix(y, top, mix(x, in.at(s, y.high, x.low), in.at(s, y.high, x.high)));
     }
   }
 };
@@ -79,11 +68,11 @@ struct ResizeGrad {
     Range ys = reached(s.y, dx.height, rows.scale, dy.height), xs = reached(s.x, dx.width, columns.scale, dy.width);
     T sum = 0;
     for (int y = ys.begin; y < ys.end; y++) {
-      T weight = static_cast<T>(rows.source(y, dx.height).weight(s.y));
+      T weight = static_cast<T>(weight_of(rows.source(y, dx.height), s.y));
       if (weight == 0) continue;
       T row = 0;
       for (int x = xs.begin; x < xs.end; x++) {
-        T w = static_cast<T>(columns.source(x, dx.width).weight(s.x));
+        T w = static_cast<T>(weight_of(columns.source(x, dx.width), s.x));
         if (w != 0) row += w * dy.at(s, y, x);
       }
       sum += weight * row;
@@ -92,33 +81,40 @@ struct ResizeGrad {
   }
 };
 
-template <template <class, class> class Op, class Args, class Kind>
-void run(const char* name, const Args& c, const View& from, const View& to, Kind rows, Kind columns) {
-  for_pixels(name, c, to, [&](auto t) {
-    using T = decltype(t);
-    return Op<T, Kind>{Image<T>(from), Image<T>(to), rows, columns};
-  });
+template <class T>
+using ResizeBilinear = Resize<T, Bilinear>;
+template <class T>
+using ResizeNearest = Resize<T, Nearest>;
+template <class T>
+using ResizeBilinearGrad = ResizeGrad<T, Bilinear>;
+template <class T>
+using ResizeNearestGrad = ResizeGrad<T, Nearest>;
+
+template <class Attr>
+Bilinear bilinear(const Attr& a, double scale) {
+  return {a.align_corners != 0, scale};
 }
+Nearest nearest(double scale) { return {static_cast<float>(scale)}; }
 
 }  // namespace
 
 void interpolate_bilinear(const interpolate_bilinear_args& c) {
-  run<Resize>("interpolate_bilinear", c, c.in.x, c.out.y, Bilinear{c.attr.align_corners != 0, c.attr.scale_h},
-              Bilinear{c.attr.align_corners != 0, c.attr.scale_w});
+  for_pixels<interpolate_bilinear_args::In::x_dtypes, ResizeBilinear>("interpolate_bilinear", c, c.out.y, c.in.x,
+                                                                      c.out.y, bilinear(c.attr, c.attr.scale_h),
+                                                                      bilinear(c.attr, c.attr.scale_w));
 }
 void interpolate_bilinear_grad(const interpolate_bilinear_grad_args& c) {
-  run<ResizeGrad>("interpolate_bilinear_grad", c, c.in.dy, c.out.dx,
-                  Bilinear{c.attr.align_corners != 0, c.attr.scale_h},
-                  Bilinear{c.attr.align_corners != 0, c.attr.scale_w});
+  for_pixels<interpolate_bilinear_grad_args::In::dy_dtypes, ResizeBilinearGrad>(
+      "interpolate_bilinear_grad", c, c.out.dx, c.in.dy, c.out.dx, bilinear(c.attr, c.attr.scale_h),
+      bilinear(c.attr, c.attr.scale_w));
 }
-
 void interpolate_nearest(const interpolate_nearest_args& c) {
-  run<Resize>("interpolate_nearest", c, c.in.x, c.out.y, Nearest{static_cast<float>(c.attr.scale_h)},
-              Nearest{static_cast<float>(c.attr.scale_w)});
+  for_pixels<interpolate_nearest_args::In::x_dtypes, ResizeNearest>("interpolate_nearest", c, c.out.y, c.in.x, c.out.y,
+                                                                    nearest(c.attr.scale_h), nearest(c.attr.scale_w));
 }
 void interpolate_nearest_grad(const interpolate_nearest_grad_args& c) {
-  run<ResizeGrad>("interpolate_nearest_grad", c, c.in.dy, c.out.dx, Nearest{static_cast<float>(c.attr.scale_h)},
-                  Nearest{static_cast<float>(c.attr.scale_w)});
+  for_pixels<interpolate_nearest_grad_args::In::dy_dtypes, ResizeNearestGrad>(
+      "interpolate_nearest_grad", c, c.out.dx, c.in.dy, c.out.dx, nearest(c.attr.scale_h), nearest(c.attr.scale_w));
 }
 
 }  // namespace needle::gpu

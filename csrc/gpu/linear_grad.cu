@@ -20,7 +20,7 @@ NEEDLE_MAP_NOINLINE float activation_grad(int code, float alpha, float v, float 
 struct Matrix {
   float* data;
   int64_t row, column;
-  explicit Matrix(const View& v) : data(v.as<float>()), row(v.stride[0]), column(v.stride[1]) {}
+  Matrix(const View& v) : data(v.as<float>()), row(v.stride[0]), column(v.stride[1]) {}
   __device__ __forceinline__ float& at(int64_t i, int64_t j) const { return data[i * row + j * column]; }
 };
 
@@ -56,15 +56,15 @@ struct BiasGrad {
 void activation_bias_grad(const activation_bias_grad_args& c) {
   if (c.attr.activation < kNone || c.attr.activation >= kActivations)
     fail("activation_bias_grad", "activation is one of math/maps.h", std::to_string(c.attr.activation));
-  BiasGrad op = {Matrix(c.in.y),
-                 Matrix(c.in.dy),
-                 Matrix(c.out.dx),
+  BiasGrad op = {c.in.y,
+                 c.in.dy,
+                 c.out.dx,
                  c.out.dbias.as<float>(),
                  c.out.dbias.stride[0],
                  c.in.y.shape[0],
                  static_cast<int>(c.attr.activation),
                  static_cast<float>(c.attr.alpha)};
-  launch_teams<ColumnTeam>(op, c.in.y.shape[1], static_cast<gpuStream_t>(c.exec->stream));
+  launch_teams<ColumnTeam>(op, c.in.y.shape[1], stream_of(c));
 }
 
 }  // namespace needle::gpu

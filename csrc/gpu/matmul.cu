@@ -4,6 +4,7 @@
 #include "gpu/gemm.cuh"
 #include "gpu/team.cuh"
 #include "gpu/vendor/choose.h"
+#include "math/strided.h"
 
 namespace needle::gpu {
 namespace {
@@ -137,19 +138,6 @@ void launch_each(const Views& p, gpuStream_t stream) {
   launch(matmul_each<T>, dim3(static_cast<unsigned>((p.out.size() + 255) / 256)), 256, 0, stream, p, p.out.size());
 }
 
-// Batch and row axes as one, when their strides allow it.
-bool rows_collapse(const View& v, int64_t* stride) {
-  int64_t n = 1, first = 0;
-  for (int d = v.rank - 2; d >= 0; d--) {
-    if (v.shape[d] == 1) continue;
-    if (n == 1) first = v.stride[d];
-    if (v.stride[d] != n * first) return false;
-    n *= v.shape[d];
-  }
-  *stride = first;
-  return true;
-}
-
 bool batches_are_quads(const View& v) {
   for (int d = 0; d < v.rank - 2; d++) {
     if (v.shape[d] > 1 && v.stride[d] % 4 != 0) return false;
@@ -217,9 +205,13 @@ void product(const char* op, const View& a, const View& b, const View& out, cons
   }
   if (out.dtype != DType::f32) {
     Views v = {a, b, out, bias ? *bias : View{}, activation, alpha};
-    if (out.dtype == DType::f64) return launch_each<double>(v, stream);
-    if (out.dtype == DType::i32) return launch_each<uint32_t>(v, stream);  // unsigned: overflow wraps
-    return launch_each<uint64_t>(v, stream);
+    return with_type<matmul_args::In::a_dtypes>(out.dtype, [&](auto t) {
+      using T = decltype(t);
+      if constexpr (std::is_integral_v<T>)
+        launch_each<std::make_unsigned_t<T>>(v, stream);  // whose overflow wraps
+      else
+        launch_each<T>(v, stream);
+    });
   }
   Gemm p = {};
   int64_t m = a.shape[r - 2], n = b.shape[r - 1], k = a.shape[r - 1];
@@ -230,8 +222,8 @@ void product(const char* op, const View& a, const View& b, const View& out, cons
     shared = shared && (b.shape[d] == 1 || b.stride[d] == 0);
     batch *= a.shape[d];
   }
-  if (shared && rows_collapse(a, &a_row) && rows_collapse(out, &out_row) &&
-      (!residual || rows_collapse(*residual, &residual_row))) {
+  if (shared && device::rows_collapse(a, &a_row) && device::rows_collapse(out, &out_row) &&
+      (!residual || device::rows_collapse(*residual, &residual_row))) {
     m *= batch;
   } else {
     a_row = a.stride[r - 2], out_row = out.stride[r - 2], residual_row = residual ? residual->stride[r - 2] : 0;

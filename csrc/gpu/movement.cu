@@ -13,25 +13,21 @@ struct Copy {
 // Bits as they are.
 template <class T>
 __global__ void GPU_BOUNDS(kThreads, 4) copy_bits(Copy c) {
-  const uint32_t n = static_cast<uint32_t>(c.loop.total);
-#pragma unroll 1
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < n; i += gridDim.x * kThreads) {
+  for_elements(c.loop.total, [&](uint32_t i) {
     int64_t at[2];
     c.loop.locate(i, at);
     static_cast<T*>(c.out)[at[0]] = static_cast<const T*>(c.in)[at[1]];
-  }
+  });
 }
 
 // Through T, which holds every value of the input's dtype.
 template <class T>
 __global__ void GPU_BOUNDS(kThreads, 4) copy_values(Copy c) {
-  const uint32_t n = static_cast<uint32_t>(c.loop.total);
-#pragma unroll 1
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < n; i += gridDim.x * kThreads) {
+  for_elements(c.loop.total, [&](uint32_t i) {
     int64_t at[2];
     c.loop.locate(i, at);
     store_as<T>(c.out, c.to, at[0], load_as<T>(c.in, c.from, at[1]));
-  }
+  });
 }
 
 // What copies from one place to another have in common: `rows` x `columns` matrices, contiguous along rows in the
@@ -86,72 +82,41 @@ bool transposed(const copy_args& call, const Loop<2>& loop) {
   return true;
 }
 
-struct Fill {
-  Loop<1> loop;
-  void* out;
-};
-
 template <class T>
-__global__ void GPU_BOUNDS(kThreads, 4) fill_bits(Fill f, T value) {
-  const uint32_t n = static_cast<uint32_t>(f.loop.total);
-#pragma unroll 1
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < n; i += gridDim.x * kThreads) {
+__global__ void GPU_BOUNDS(kThreads, 4) fill_bits(Loop<1> loop, T* out, T value) {
+  for_elements(loop.total, [&](uint32_t i) {
     int64_t at[1];
-    f.loop.locate(i, at);
-    static_cast<T*>(f.out)[at[0]] = value;
-  }
+    loop.locate(i, at);
+    out[at[0]] = value;
+  });
 }
 
-template <class T, class S>
-void fill_with(gpuStream_t stream, const Fill& f, S value) {
-  static_assert(sizeof(T) == sizeof(S), "the value's bits are written");
-  T bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  launch(fill_bits<T>, grid_for(f.loop.total), kThreads, 0, stream, f, bits);
+void fill_view(const View& v, double value, gpuStream_t stream) {
+  const View* views[] = {&v};
+  const Loop<1> loop = loop_over("fill", views);
+  if (loop.total == 0) return;
+  with_type<fill_args::Out::y_dtypes>(v.dtype, [&](auto t) {
+    const auto element = from_double<decltype(t)>(value);
+    using Bits = BitsOf<sizeof(t)>;
+    Bits bits;
+    std::memcpy(&bits, &element, sizeof bits);
+    launch(fill_bits<Bits>, grid_for(loop.total), kThreads, 0, stream, loop, v.as<Bits>(), bits);
+  });
 }
 
 }  // namespace
 
 void copy(const copy_args& call) {
   const View &y = call.out.y, &x = call.in.x, *views[] = {&y, &x};
-  Copy c = {loop_over<2>("copy", views), y.data, x.data, y.dtype, x.dtype};
+  Copy c = {loop_over("copy", views), y.data, x.data, y.dtype, x.dtype};
   if (c.loop.total == 0) return;
   auto go = [&](auto kernel) { launch(kernel, grid_for(c.loop.total), kThreads, 0, stream_of(call), c); };
-  if (c.to != c.from) {
-    if (c.from == DType::f32) return go(copy_values<float>);
-    return c.from == DType::f64 ? go(copy_values<double>) : go(copy_values<int64_t>);
-  }
-  switch (dtype_size(c.to)) {
-    case 1:
-      return go(copy_bits<uint8_t>);
-    case 4:
-      return transposed(call, c.loop) ? void() : go(copy_bits<uint32_t>);
-    case 8:
-      return go(copy_bits<uint64_t>);
-  }
+  with_type<copy_args::In::x_dtypes>(c.from, [&](auto t) {
+    using T = decltype(t);
+    if (c.to != c.from) return go(copy_values<std::conditional_t<std::is_integral_v<T>, int64_t, T>>);
+    if (sizeof(T) != 4 || !transposed(call, c.loop)) go(copy_bits<BitsOf<sizeof(T)>>);
+  });
 }
-
-namespace {
-
-void fill_view(const View& v, double value, gpuStream_t stream) {
-  const View* views[] = {&v};
-  Fill f = {loop_over<1>("fill", views), v.data};
-  if (f.loop.total == 0) return;
-  switch (v.dtype) {
-    case DType::f32:
-      return fill_with<uint32_t>(stream, f, static_cast<float>(value));
-    case DType::f64:
-      return fill_with<uint64_t>(stream, f, value);
-    case DType::i32:
-      return fill_with<uint32_t>(stream, f, from_double<int32_t>(value));
-    case DType::i64:
-      return fill_with<uint64_t>(stream, f, from_double<int64_t>(value));
-    case DType::b8:
-      return fill_with<uint8_t>(stream, f, static_cast<bool>(value));
-  }
-}
-
-}  // namespace
 
 void fill(const fill_args& c) { fill_view(c.out.y, c.attr.value, stream_of(c)); }
 

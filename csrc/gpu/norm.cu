@@ -1,6 +1,5 @@
 // Batch normalisation of (N, C, S) views, by given statistics or by its own, with gradient; layer normalisation of
 // rows.
-#include "gpu/gemm.cuh"
 #include "gpu/team.cuh"
 
 namespace needle::gpu {
@@ -11,8 +10,7 @@ struct Channels {  // (N, C, S) of any strides; element i of a channel is pixel 
   T* data;
   int64_t n, c, s;
   Divisor pixels;
-  explicit Channels(const View& v)
-      : data(v.as<T>()), n(v.stride[0]), c(v.stride[1]), s(v.stride[2]), pixels(v.shape[2]) {}
+  Channels(const View& v) : data(v.as<T>()), n(v.stride[0]), c(v.stride[1]), s(v.stride[2]), pixels(v.shape[2]) {}
   __device__ __forceinline__ T& at(int64_t channel, int64_t i) const {
     int image = pixels.quotient(static_cast<int>(i));
     return data[image * n + channel * c + (i - image * static_cast<int64_t>(pixels.d)) * s];
@@ -162,11 +160,6 @@ int64_t channel_size(const View& v) {
   return size;
 }
 
-template <class F>
-void with_float(DType dtype, const F& f) {
-  dtype == DType::f32 ? f(float{}) : f(double{});
-}
-
 // Teams of a block per channel; where channels are neighbours, of one lane of every wave.
 template <class Op>
 void launch_channels(const Op& op, const View& x, gpuStream_t stream) {
@@ -190,8 +183,8 @@ void batch_norm(const batch_norm_args& c) {
   auto start = [&](auto t, auto width) {
     using T = decltype(t);
     constexpr int V = decltype(width)::value;
-    Normalise<T, V> p = {Channels<T>(x),
-                         Channels<T>(y),
+    Normalise<T, V> p = {x,
+                         y,
                          c.in.mean.as<T>(),
                          c.in.var.as<T>(),
                          c.in.weight.as<T>(),
@@ -205,20 +198,18 @@ void batch_norm(const batch_norm_args& c) {
                          last};
     int64_t threads = y.size() / V, blocks = (threads + 255) / 256;
     if (blocks > INT32_MAX) fail("batch_norm", "at most 2^31 blocks", std::to_string(blocks));
-    launch(normalise<T, V>, dim3(static_cast<unsigned>(blocks)), 256, 0, static_cast<gpuStream_t>(c.exec->stream), p,
-           threads);
+    launch(normalise<T, V>, dim3(static_cast<unsigned>(blocks)), 256, 0, stream_of(c), p, threads);
   };
-  if (x.dtype == DType::f64) return start(double{}, std::integral_constant<int, 1>());
   if (wide) return start(float{}, std::integral_constant<int, 4>());
-  start(float{}, std::integral_constant<int, 1>());
+  with_type<batch_norm_args::In::x_dtypes>(x.dtype, [&](auto t) { start(t, std::integral_constant<int, 1>()); });
 }
 
 // var: the biased variance; inverse: 1 / sqrt(var + eps).
 void batch_norm_train(const batch_norm_train_args& c) {
-  with_float(c.in.x.dtype, [&](auto t) {
+  with_type<batch_norm_train_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
-    Train<T> op = {Channels<T>(c.in.x),
-                   Channels<T>(c.out.y),
+    Train<T> op = {c.in.x,
+                   c.out.y,
                    c.in.weight.as<T>(),
                    c.in.bias.as<T>(),
                    c.out.mean.as<T>(),
@@ -228,27 +219,40 @@ void batch_norm_train(const batch_norm_train_args& c) {
                    static_cast<int>(c.attr.activation),
                    static_cast<float>(c.attr.alpha),
                    channel_size(c.in.x)};
-    launch_channels(op, c.in.x, static_cast<gpuStream_t>(c.exec->stream));
+    launch_channels(op, c.in.x, stream_of(c));
   });
 }
 
 void batch_norm_train_grad(const batch_norm_train_grad_args& c) {
-  with_float(c.in.x.dtype, [&](auto t) {
+  with_type<batch_norm_train_grad_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
-    TrainGrad<T> op = {Channels<T>(c.in.x),   Channels<T>(c.in.dy), Channels<T>(c.out.dx),
-                       c.in.mean.as<T>(),     c.in.inverse.as<T>(), c.in.weight.as<T>(),
-                       c.out.dweight.as<T>(), c.out.dbias.as<T>(),  channel_size(c.in.x)};
-    launch_channels(op, c.in.x, static_cast<gpuStream_t>(c.exec->stream));
+    TrainGrad<T> op = {c.in.x,
+                       c.in.dy,
+                       c.out.dx,
+                       c.in.mean.as<T>(),
+                       c.in.inverse.as<T>(),
+                       c.in.weight.as<T>(),
+                       c.out.dweight.as<T>(),
+                       c.out.dbias.as<T>(),
+                       channel_size(c.in.x)};
+    launch_channels(op, c.in.x, stream_of(c));
   });
 }
 
 // Rows of x (M, D); outputs y, mean (M), 1 / sqrt(variance + eps) (M). Weight and bias may be absent.
 void layer_norm(const layer_norm_args& c) {
-  with_float(c.in.x.dtype, [&](auto t) {
+  const View& x = c.in.x;
+  with_type<layer_norm_args::In::x_dtypes>(x.dtype, [&](auto t) {
     using T = decltype(t);
-    LayerNorm<T> op = {Rows<T>(c.in.x),    Rows<T>(c.out.y),      c.in.weight.as<T>(),        c.in.bias.as<T>(),
-                       c.out.mean.as<T>(), c.out.inverse.as<T>(), static_cast<T>(c.attr.eps), c.in.x.shape[1]};
-    launch_rows(op, c.in.x.shape[0], c.in.x.shape[1], static_cast<gpuStream_t>(c.exec->stream));
+    LayerNorm<T> op = {x,
+                       c.out.y,
+                       c.in.weight.as<T>(),
+                       c.in.bias.as<T>(),
+                       c.out.mean.as<T>(),
+                       c.out.inverse.as<T>(),
+                       static_cast<T>(c.attr.eps),
+                       x.shape[1]};
+    launch_rows(op, x.shape[0], x.shape[1], stream_of(c));
   });
 }
 

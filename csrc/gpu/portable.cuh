@@ -182,23 +182,35 @@ __device__ __forceinline__ T shfl_down(T v, int n) {
 
 #endif
 
-// Sum and maximum over the W lanes of an aligned group; every lane gets the result.
-template <int W = WAVE, class T>
-__device__ __forceinline__ T wave_sum(T v) {
+// n / d by one multiplication, for 0 <= n < 2^31: with shift = ceil(log2 d) and magic = 2^32 (2^shift - d) / d + 1 it
+// is (high half of n * magic + n) >> shift (Granlund and Montgomery, 1994).
+struct Divisor {
+  uint32_t d, magic, shift;
+  Divisor(int64_t divisor = 1) : d(divisor > 0 ? static_cast<uint32_t>(divisor) : 1), magic(1), shift(0) {
+    while ((uint64_t{1} << shift) < d) shift++;
+    magic = static_cast<uint32_t>((((uint64_t{1} << shift) - d) << 32) / d + 1);
+  }
+  __device__ __forceinline__ uint32_t quotient(uint32_t n) const {
+    return (static_cast<uint32_t>(static_cast<uint64_t>(n) * magic >> 32) + n) >> shift;
+  }
+  __device__ __forceinline__ int quotient(int n) const { return static_cast<int>(quotient(static_cast<uint32_t>(n))); }
+};
+
+// `v` of the W lanes of an aligned group combined; every lane gets the result.
+template <int W, class T, class F>
+__device__ __forceinline__ T wave_reduce(T v, const F& combine) {
   static_assert(W <= WAVE && (W & (W - 1)) == 0, "a group is a power of two inside a wave");
 #pragma unroll
-  for (int bits = W / 2; bits > 0; bits /= 2) v += shfl_xor<W>(v, bits);
+  for (int bits = W / 2; bits > 0; bits /= 2) v = combine(v, shfl_xor<W>(v, bits));
   return v;
 }
 template <int W = WAVE, class T>
+__device__ __forceinline__ T wave_sum(T v) {
+  return wave_reduce<W>(v, [](T a, T b) { return a + b; });
+}
+template <int W = WAVE, class T>
 __device__ __forceinline__ T wave_max(T v) {
-  static_assert(W <= WAVE && (W & (W - 1)) == 0, "a group is a power of two inside a wave");
-#pragma unroll
-  for (int bits = W / 2; bits > 0; bits /= 2) {
-    T other = shfl_xor<W>(v, bits);
-    v = v < other || other != other ? other : v;  // NaN wins, as in torch
-  }
-  return v;
+  return wave_reduce<W>(v, [](T a, T b) { return a < b || b != b ? b : a; });  // NaN wins, as in torch
 }
 
 // ---- on the host ---------------------------------------------------------------------------------------------------
@@ -212,6 +224,14 @@ inline void check(gpuError_t e, const char* op) {
   (void)gpuGetLastError();  // otherwise the next launch would report this error again
   fail(op, "the device refused the call", gpuGetErrorString(e));
 }
+
+// The stream of a kernel's call or of its surroundings.
+template <class Args>
+gpuStream_t stream_of(const Args& c) {
+  return static_cast<gpuStream_t>(c.exec->stream);
+}
+
+inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // Whether `p` is memory of the device; host memory that no one told the driver about is an error to HIP.
 inline bool is_device_memory(const void* p) {

@@ -182,7 +182,8 @@ dim3 grid_of(const Sequence& s) {
   return dim3(static_cast<unsigned>((s.H + kUnits - 1) / kUnits), static_cast<unsigned>((s.B + kRows - 1) / kRows));
 }
 
-float* at(const View& v, int64_t offset) { return v.as<float>() + offset; }
+// Null where a cell has no such view.
+float* at(const View* v, int64_t offset) { return v ? v->as<float>() + offset : nullptr; }
 
 // Views beside h that some cells have are null for the others.
 struct Cells {
@@ -204,14 +205,10 @@ void forward(const char* op, const Args& c, const Cells& k) {
   f.relu = k.relu;
   for (int64_t step = 0; step < s.T; step++) {
     const int64_t now = s.time(step), then = step ? s.time(step - 1) : 0;
-    f.projected = at(projected, now * projected.stride[0]);
-    f.before = f.product.previous = step ? at(out, then * rows) : at(c.in.h0, 0);
-    f.h = at(out, now * rows);
-    if (k.c) {
-      f.c_before = step ? at(*k.c, then * rows) : at(*k.c0, 0);
-      f.c = at(*k.c, now * rows);
-    }
-    if (k.kept) f.kept = at(*k.kept, now * 4 * rows);
+    f.projected = at(&projected, now * projected.stride[0]);
+    f.before = f.product.previous = step ? at(&out, then * rows) : at(&c.in.h0, 0);
+    f.c_before = step ? at(k.c, then * rows) : at(k.c0, 0);
+    f.h = at(&out, now * rows), f.c = at(k.c, now * rows), f.kept = at(k.kept, now * 4 * rows);
     launch(step_forward<Cell>, grid_of(s), kThreads, 0, stream_of(c), f);
   }
 }
@@ -234,18 +231,17 @@ void backward(const char* op, const Args& c, const Known& k) {
   Backward b = {};
   b.product = {nullptr, w.as<float>(),         w.stride[1],           w.stride[0],
                0,       static_cast<int>(s.B), static_cast<int>(s.H), static_cast<int>(kGates * s.H)};
-  b.carried_h = k.dh0->as<float>(), b.carried_c = k.dc0 ? k.dc0->as<float>() : nullptr;
+  b.carried_h = at(k.dh0, 0), b.carried_c = at(k.dc0, 0);
   b.relu = k.relu;
-  auto of = [&](const View* v, int64_t time, int64_t width) { return v ? at(*v, time * rows * width) : nullptr; };
   for (int64_t step = s.T - 1; step >= -1; step--) {
     b.last = step < 0;
-    b.product.previous = step + 1 < s.T ? at(dgates, s.time(step + 1) * rows * kGates) : nullptr;
+    b.product.previous = step + 1 < s.T ? at(&dgates, s.time(step + 1) * rows * kGates) : nullptr;
     if (!b.last) {
-      const int64_t now = s.time(step);
-      b.dy = of(k.dy, now, 1), b.dc = of(k.dc, now, 1), b.h = of(k.h, now, 1), b.c = of(k.c, now, 1);
-      b.kept = of(k.kept, now, 4), b.dx = of(k.dx, now, 3), b.dgates = at(dgates, now * rows * kGates);
-      b.c_before = step ? of(k.c, s.time(step - 1), 1) : k.c0 ? k.c0->as<float>() : nullptr;
-      b.before = step ? of(k.h, s.time(step - 1), 1) : k.h0 ? k.h0->as<float>() : nullptr;
+      const int64_t now = s.time(step) * rows, then = step ? s.time(step - 1) * rows : 0;
+      b.dy = at(k.dy, now), b.dc = at(k.dc, now), b.h = at(k.h, now), b.c = at(k.c, now);
+      b.kept = at(k.kept, now * 4), b.dx = at(k.dx, now * 3), b.dgates = at(&dgates, now * kGates);
+      b.c_before = step ? at(k.c, then) : at(k.c0, 0);
+      b.before = step ? at(k.h, then) : at(k.h0, 0);
     }
     launch(step_backward<Cell>, grid_of(s), kThreads, 0, stream_of(c), b);
   }

@@ -1,37 +1,14 @@
 // Sum, mean, maximum and minimum over any set of dimensions, and argmax. Floats add up in float for at most kFlush
 // terms and from there on in double, integers in int64.
 #include "gpu/strided.cuh"
+#include "math/reductions.h"
 
 namespace needle::gpu {
 namespace {
 
 constexpr int kFlush = 64;
 
-template <class T>
-using Accumulator = typename std::conditional<std::is_integral<T>::value, int64_t, double>::type;
-
-// `limit`: where every value starts from, given by the host.
-struct Sum {
-  template <class A>
-  static __device__ __forceinline__ A combine(A a, A b) {
-    return a + b;
-  }
-  static double limit() { return 0; }
-};
-struct Max {
-  template <class A>
-  static __device__ __forceinline__ A combine(A a, A b) {
-    return device::maximum_map::apply(a, b, a, a);
-  }
-  static double limit() { return -HUGE_VAL; }
-};
-struct Min {
-  template <class A>
-  static __device__ __forceinline__ A combine(A a, A b) {
-    return device::minimum_map::apply(a, b, a, a);
-  }
-  static double limit() { return HUGE_VAL; }
-};
+using device::Accumulator;
 
 // Every output is the reduction of `count` elements, in `parts` of `piece` elements that make partial results.
 template <class T>
@@ -138,18 +115,11 @@ template <class Op, class T, class Args>
 void reduce_as(const char* name, const Args& c, bool mean) {
   const View &in = c.in.x, &out = c.out.y;
   Reduction<T> r = {};
-  for (int d = 0; d < in.rank; d++) {
-    int64_t strides[2] = {in.stride[d], out.stride[d]};
-    if (out.shape[d] == in.shape[d]) {
-      r.kept.add(in.shape[d], strides);
-    } else {
-      r.reduced.add(in.shape[d], strides);
-    }
-  }
+  device::split_dimensions(in, out, r.kept, r.reduced);
   r.kept.finish(name), r.reduced.finish(name);
   r.in = in.as<T>(), r.out = out.as<T>();
   r.outputs = static_cast<uint32_t>(r.kept.total), r.count = static_cast<uint32_t>(r.reduced.total);
-  r.low = from_double<T>(Op::limit()), r.start = from_double<Accumulator<T>>(Op::limit());
+  r.low = from_double<T>(Op::limit), r.start = from_double<Accumulator<T>>(Op::limit);
   r.scale = mean ? 1.0 / static_cast<double>(r.count) : 0;
   if (r.outputs == 0) return;
 
@@ -175,18 +145,7 @@ void reduce_as(const char* name, const Args& c, bool mean) {
 
 template <class Op, class Args>
 void reduce(const char* name, const Args& c, bool mean = false) {
-  switch (c.in.x.dtype) {
-    case DType::f32:
-      return reduce_as<Op, float>(name, c, mean);
-    case DType::f64:
-      return reduce_as<Op, double>(name, c, mean);
-    case DType::i32:
-      return reduce_as<Op, int32_t>(name, c, mean);
-    case DType::i64:
-      return reduce_as<Op, int64_t>(name, c, mean);
-    case DType::b8:
-      return;
-  }
+  with_type<Args::In::x_dtypes>(c.in.x.dtype, [&](auto t) { reduce_as<Op, decltype(t)>(name, c, mean); });
 }
 
 template <class T>
@@ -251,24 +210,13 @@ void argmax_as(const argmax_args& c) {
 
 }  // namespace
 
-void sum(const sum_args& c) { reduce<Sum>("sum", c); }
-void mean(const mean_args& c) { reduce<Sum>("mean", c, true); }
-void max(const max_args& c) { reduce<Max>("max", c); }
-void min(const min_args& c) { reduce<Min>("min", c); }
+void sum(const sum_args& c) { reduce<device::Sum>("sum", c); }
+void mean(const mean_args& c) { reduce<device::Sum>("mean", c, true); }
+void max(const max_args& c) { reduce<device::Max>("max", c); }
+void min(const min_args& c) { reduce<device::Min>("min", c); }
 
 void argmax(const argmax_args& c) {
-  switch (c.in.x.dtype) {
-    case DType::f32:
-      return argmax_as<float>(c);
-    case DType::f64:
-      return argmax_as<double>(c);
-    case DType::i32:
-      return argmax_as<int32_t>(c);
-    case DType::i64:
-      return argmax_as<int64_t>(c);
-    case DType::b8:
-      return;
-  }
+  with_type<argmax_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) { argmax_as<decltype(t)>(c); });
 }
 
 }  // namespace needle::gpu

@@ -1,5 +1,6 @@
 // Softmax and its relatives over the rows of (M, D) views, whose rows are contiguous. What a thread reads again it has
 // read a moment ago: from the second pass on rows come from the first-level cache.
+#include "gpu/strided.cuh"
 #include "gpu/team.cuh"
 
 namespace needle::gpu {
@@ -94,12 +95,10 @@ struct LogSoftmaxGrad {
 
 struct Labels {
   const void* data;
+  DType dtype;
   int64_t stride;
-  bool wide;
-  explicit Labels(const View& v) : data(v.data), stride(v.stride[0]), wide(v.dtype == DType::i64) {}
-  __device__ __forceinline__ int64_t operator[](int64_t i) const {
-    return wide ? static_cast<const int64_t*>(data)[i * stride] : static_cast<const int32_t*>(data)[i * stride];
-  }
+  Labels(const View& v) : data(v.data), dtype(v.dtype), stride(v.stride[0]) {}
+  __device__ __forceinline__ int64_t operator[](int64_t i) const { return load_as<int64_t>(data, dtype, i * stride); }
 };
 
 template <class T>
@@ -130,31 +129,23 @@ struct CrossEntropyGrad {
   }
 };
 
-// make(T{}) gives the operation on rows of float or double.
-template <class Make>
-void run(const Exec* exec, const View& x, const Make& make) {
-  if (x.shape[1] == 0) return;
-  gpuStream_t stream = static_cast<gpuStream_t>(exec->stream);
-  if (x.dtype == DType::f32) return launch_rows(make(float{}), x.shape[0], x.shape[1], stream);
-  launch_rows(make(double{}), x.shape[0], x.shape[1], stream);
+// Runs Op<T>{parts..., length of a row} on the rows of x, T being its dtype, one of `letters`.
+template <const char* letters, template <class> class Op, class... Parts>
+void run(const Exec* exec, const View& x, const Parts&... parts) {
+  const int64_t rows = x.shape[0], d = x.shape[1];
+  if (d == 0) return;
+  with_type<letters>(x.dtype, [&](auto t) {
+    launch_rows(Op<decltype(t)>{parts..., d}, rows, d, static_cast<gpuStream_t>(exec->stream));
+  });
 }
 
 template <template <class> class Op, class Args>
 void unary(const Args& c) {
-  const View& x = c.in.x;
-  run(c.exec, x, [&](auto t) {
-    using T = decltype(t);
-    return Op<T>{Rows<T>(x), Rows<T>(c.out.y), x.shape[1]};
-  });
+  run<Args::In::x_dtypes, Op>(c.exec, c.in.x, c.in.x, c.out.y);
 }
-
 template <template <class> class Op, class Args>
 void binary(const Args& c) {
-  const View& y = c.in.y;
-  run(c.exec, y, [&](auto t) {
-    using T = decltype(t);
-    return Op<T>{Rows<T>(y), Rows<T>(c.in.dy), Rows<T>(c.out.dx), y.shape[1]};
-  });
+  run<Args::In::y_dtypes, Op>(c.exec, c.in.y, c.in.y, c.in.dy, c.out.dx);
 }
 
 }  // namespace
@@ -167,19 +158,13 @@ void log_softmax_grad(const log_softmax_grad_args& c) { binary<LogSoftmaxGrad>(c
 
 // Logits (M, D) and class numbers (M) to losses (M); a number that is no class gives NaN, since a kernel cannot raise.
 void cross_entropy(const cross_entropy_args& c) {
-  run(c.exec, c.in.logits, [&](auto t) {
-    using T = decltype(t);
-    return CrossEntropy<T>{Rows<T>(c.in.logits), Rows<T>(c.out.loss), Labels(c.in.labels), c.in.logits.shape[1]};
-  });
+  run<cross_entropy_args::In::logits_dtypes, CrossEntropy>(c.exec, c.in.logits, c.in.logits, c.out.loss, c.in.labels);
 }
 
 // From logits, class numbers and the gradient of the losses (M): (softmax(x) - one hot) * gradient.
 void cross_entropy_grad(const cross_entropy_grad_args& c) {
-  run(c.exec, c.in.logits, [&](auto t) {
-    using T = decltype(t);
-    return CrossEntropyGrad<T>{Rows<T>(c.in.logits), Rows<T>(c.in.dloss), Rows<T>(c.out.dlogits), Labels(c.in.labels),
-                               c.in.logits.shape[1]};
-  });
+  run<cross_entropy_grad_args::In::logits_dtypes, CrossEntropyGrad>(c.exec, c.in.logits, c.in.logits, c.in.dloss,
+                                                                    c.out.dlogits, c.in.labels);
 }
 
 }  // namespace needle::gpu

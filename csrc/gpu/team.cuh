@@ -113,7 +113,7 @@ struct Rows {
   T* data;
   int64_t stride;
   Rows() = default;
-  explicit Rows(const View& v) : data(v.as<T>()), stride(v.rank ? v.stride[0] : 0) {}
+  Rows(const View& v) : data(v.as<T>()), stride(v.rank ? v.stride[0] : 0) {}
   __device__ __forceinline__ T* operator[](int64_t row) const { return data + row * stride; }
 };
 

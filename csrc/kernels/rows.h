@@ -27,7 +27,7 @@ NEEDLE_ALWAYS inline const T* seen_as(const S* given, const S* none) {
   return reinterpret_cast<const T*>(given ? given : none);
 }
 
-// conv2d_args has in.x, in.weight, in.bias, out.y and attr.stride_h, ...
+// conv2d_args has in.x, in.weight, in.bias, out.y and attr.stride_h, ...; In::x_dtypes are the letters of x.
 template <class Row>
 struct Args {
   using In = typename Row::In;
@@ -62,9 +62,12 @@ struct GroupArgs {
   }
 };
 
-#define IN(name, ...) View name;
-#define OPTIONAL(name, ...) Optional name;
-#define OUT(name, ...) View name;
+#define NEEDLE_OPERAND(Type, name, ...) \
+  Type name;                            \
+  static constexpr char name##_dtypes[] = "" __VA_ARGS__;
+#define IN(...) NEEDLE_OPERAND(View, __VA_ARGS__)
+#define OPTIONAL(...) NEEDLE_OPERAND(Optional, __VA_ARGS__)
+#define OUT IN
 #define INT(name) Int name;
 #define REAL(name) Real name;
 #define MAP(name, inputs, attrs)
@@ -87,6 +90,7 @@ struct GroupArgs {
   NEEDLE_ROW(name, __VA_ARGS__)    \
   using name##_args = GroupArgs<name##_row>;
 #include "kernels/kernels.def"
+#undef NEEDLE_OPERAND
 #undef IN
 #undef OPTIONAL
 #undef OUT
@@ -100,6 +104,27 @@ struct GroupArgs {
 template <class Args, void (*kernel)(const Args&)>
 void run_row(const Call& c) {
   kernel(Args::of(c));
+}
+
+constexpr bool has_letter(const char* letters, char letter) {
+  for (; *letters; letters++)
+    if (*letters == letter || *letters == '*') return true;
+  return false;
+}
+
+// Calls f(T{}) with the element type of a dtype, one of those whose letters a row lists:
+// with_type<sum_args::In::x_dtypes>.
+template <const char* letters, class F>
+NEEDLE_ALWAYS inline void with_type(DType dtype, const F& f) {
+  switch (dtype) {
+#define DTYPE(name, type, letter, text, code, bits)              \
+  case DType::name:                                              \
+    if constexpr (has_letter(letters, letter)) return f(type{}); \
+    break;
+#include "kernels/dtypes.def"
+#undef DTYPE
+  }
+  refuse_dtype(dtype);
 }
 
 }  // namespace needle

@@ -52,8 +52,6 @@ NEEDLE_MAP_INLINE float fma(float a, float b, float c) { return a * b + c; }
 NEEDLE_MAP_INLINE double fma(double a, double b, double c) { return a * b + c; }
 #endif
 NEEDLE_MAP_INLINE float fnma(float a, float b, float c) { return fma(-a, b, c); }
-NEEDLE_MAP_INLINE float sqrt(float a) { return ::sqrtf(a); }
-NEEDLE_MAP_INLINE float round(float a) { return ::rintf(a); }
 NEEDLE_MAP_INLINE float ldexp(float x, float n) { return ::ldexpf(x, static_cast<int>(n)); }
 NEEDLE_MAP_INLINE float split(float x, float& m) {
   int e;
@@ -61,43 +59,53 @@ NEEDLE_MAP_INLINE float split(float x, float& m) {
   if (m < 0.70710678f) m *= 2, e--;
   return static_cast<float>(e);
 }
-NEEDLE_MAP_INLINE float sin(float x) { return ::sinf(x); }
-NEEDLE_MAP_INLINE float cos(float x) { return ::cosf(x); }
-NEEDLE_MAP_INLINE float pow(float x, float y) { return ::powf(x, y); }
 
-NEEDLE_MAP_INLINE double sqrt(double a) { return ::sqrt(a); }
-NEEDLE_MAP_INLINE double round(double a) { return ::rint(a); }
-NEEDLE_MAP_INLINE double exp(double x) { return ::exp(x); }
-NEEDLE_MAP_INLINE double log(double x) { return ::log(x); }
-NEEDLE_MAP_INLINE double log1p(double x) { return ::log1p(x); }
-NEEDLE_MAP_INLINE double expm1(double x) { return ::expm1(x); }
-NEEDLE_MAP_INLINE double tanh(double x) { return ::tanh(x); }
-NEEDLE_MAP_INLINE double erf(double x) { return ::erf(x); }
-NEEDLE_MAP_INLINE double sin(double x) { return ::sin(x); }
-NEEDLE_MAP_INLINE double cos(double x) { return ::cos(x); }
-NEEDLE_MAP_INLINE double pow(double x, double y) { return ::pow(x, y); }
+// Functions of the C library; of one double also those whose float form is a polynomial below.
+#define NEEDLE_C1(name, c_name) \
+  NEEDLE_MAP_INLINE double name(double x) { return ::c_name(x); }
+#define NEEDLE_C1F(name, c_name) \
+  NEEDLE_C1(name, c_name)        \
+  NEEDLE_MAP_INLINE float name(float x) { return ::c_name##f(x); }
+#define NEEDLE_C2F(name)                                                     \
+  NEEDLE_MAP_INLINE double name(double x, double y) { return ::name(x, y); } \
+  NEEDLE_MAP_INLINE float name(float x, float y) { return ::name##f(x, y); }
+NEEDLE_C1(exp, exp)
+NEEDLE_C1(log, log)
+NEEDLE_C1(log1p, log1p)
+NEEDLE_C1(expm1, expm1)
+NEEDLE_C1(tanh, tanh)
+NEEDLE_C1(erf, erf)
+NEEDLE_C1F(sqrt, sqrt)
+NEEDLE_C1F(round, rint)
+NEEDLE_C1F(trunc, trunc)
+NEEDLE_C1F(sin, sin)
+NEEDLE_C1F(cos, cos)
+NEEDLE_C2F(pow)
+NEEDLE_C2F(fmod)
+NEEDLE_C2F(copysign)
+#undef NEEDLE_C1
+#undef NEEDLE_C1F
+#undef NEEDLE_C2F
 
-// Vectors go through the C library lane by lane where a vector form would not pay.
+// Vectors go through functions of floats lane by lane where a vector form would not pay.
+template <class T, class F>
+NEEDLE_MAP_INLINE T each_lane(T x, T y, const F& f) {
+  float a[T::N], b[T::N];
+  x.store(a), y.store(b);
+  for (int i = 0; i < T::N; i++) a[i] = f(a[i], b[i]);
+  return T::load(a);
+}
 template <class T>
 NEEDLE_MAP_INLINE T sin(T x) {
-  float a[T::N];
-  x.store(a);
-  for (int i = 0; i < T::N; i++) a[i] = ::sinf(a[i]);
-  return T::load(a);
+  return each_lane(x, x, [](float a, float) { return ::sinf(a); });
 }
 template <class T>
 NEEDLE_MAP_INLINE T cos(T x) {
-  float a[T::N];
-  x.store(a);
-  for (int i = 0; i < T::N; i++) a[i] = ::cosf(a[i]);
-  return T::load(a);
+  return each_lane(x, x, [](float a, float) { return ::cosf(a); });
 }
 template <class T>
 NEEDLE_MAP_INLINE T pow(T x, T y) {
-  float a[T::N], b[T::N];
-  x.store(a), y.store(b);
-  for (int i = 0; i < T::N; i++) a[i] = ::powf(a[i], b[i]);
-  return T::load(a);
+  return each_lane(x, y, [](float a, float b) { return ::powf(a, b); });
 }
 
 template <class T>
@@ -108,13 +116,6 @@ NEEDLE_MAP_INLINE T floor(T x) {
 
 // Whole quotients and remainders as torch has them: those of floats are Python's, those of integers wrap. An integer
 // divided by 0 gives 0.
-NEEDLE_MAP_INLINE float fmod(float a, float b) { return ::fmodf(a, b); }
-NEEDLE_MAP_INLINE double fmod(double a, double b) { return ::fmod(a, b); }
-NEEDLE_MAP_INLINE float trunc(float a) { return ::truncf(a); }
-NEEDLE_MAP_INLINE double trunc(double a) { return ::trunc(a); }
-NEEDLE_MAP_INLINE float copysign(float a, float b) { return ::copysignf(a, b); }
-NEEDLE_MAP_INLINE double copysign(double a, double b) { return ::copysign(a, b); }
-
 struct Fmod {
   template <class T>
   NEEDLE_MAP_INLINE T apply(T a, T b) {
@@ -171,39 +172,38 @@ struct Power {
 NEEDLE_MAP_INLINE int32_t pow(int32_t a, int32_t b) { return Power::apply(a, b); }
 NEEDLE_MAP_INLINE int64_t pow(int64_t a, int64_t b) { return Power::apply(a, b); }
 
-#define NEEDLE_WHOLE_OF(F, name, T) \
-  NEEDLE_MAP_INLINE T name(T a, T b) { return F::apply(a, b); }
-#define NEEDLE_WHOLE(F, name)                                   \
-  NEEDLE_WHOLE_OF(F, name, float)                               \
-  NEEDLE_WHOLE_OF(F, name, double)                              \
-  NEEDLE_WHOLE_OF(F, name, int32_t)                             \
-  NEEDLE_WHOLE_OF(F, name, int64_t)                             \
-  template <class T>                                            \
-  NEEDLE_MAP_INLINE T name(T x, T y) {                          \
-    float a[T::N], b[T::N];                                     \
-    x.store(a), y.store(b);                                     \
-    for (int i = 0; i < T::N; i++) a[i] = F::apply(a[i], b[i]); \
-    return T::load(a);                                          \
+#define NEEDLE_WHOLE(F, name)                                                     \
+  NEEDLE_MAP_INLINE float name(float a, float b) { return F::apply(a, b); }       \
+  NEEDLE_MAP_INLINE double name(double a, double b) { return F::apply(a, b); }    \
+  NEEDLE_MAP_INLINE int32_t name(int32_t a, int32_t b) { return F::apply(a, b); } \
+  NEEDLE_MAP_INLINE int64_t name(int64_t a, int64_t b) { return F::apply(a, b); } \
+  template <class T>                                                              \
+  NEEDLE_MAP_INLINE T name(T x, T y) {                                            \
+    return each_lane(x, y, [](float a, float b) { return F::apply(a, b); });      \
   }
 NEEDLE_WHOLE(Fmod, c_remainder)
 NEEDLE_WHOLE(Remainder, remainder)
 NEEDLE_WHOLE(TruncDivide, trunc_divide)
 NEEDLE_WHOLE(FloorDivide, floor_divide)
 #undef NEEDLE_WHOLE
-#undef NEEDLE_WHOLE_OF
 
-// Of integers; floats have no bits for these, but every map is compiled for them.
-#define NEEDLE_BITS(name, sign)                                             \
-  NEEDLE_MAP_INLINE int32_t name(int32_t a, int32_t b) { return a sign b; } \
-  NEEDLE_MAP_INLINE int64_t name(int64_t a, int64_t b) { return a sign b; } \
-  template <class T>                                                        \
-  NEEDLE_MAP_INLINE T name(T a, T) {                                        \
-    return a;                                                               \
+#define NEEDLE_BITS(name, sign)        \
+  template <class T>                   \
+  NEEDLE_MAP_INLINE T name(T a, T b) { \
+    return a sign b;                   \
   }
 NEEDLE_BITS(bits_and, &)
 NEEDLE_BITS(bits_or, |)
 NEEDLE_BITS(bits_xor, ^)
 #undef NEEDLE_BITS
+
+// first x^n + ... + last, n being the number of `rest`.
+template <class T, class... C>
+NEEDLE_MAP_INLINE T polynomial(T x, float first, C... rest) {
+  T s = T(first);
+  ((s = fma(x, s, T(rest))), ...);
+  return s;
+}
 
 // x = n ln 2 + r, |r| <= ln 2 / 2; polynomial of Cephes expf.
 template <class T>
@@ -211,13 +211,9 @@ NEEDLE_MAP_INLINE T exp(T x) {
   x = min(T(89.f), max(T(-104.f), x));
   T n = round(x * T(1.44269504f));
   T r = fnma(n, T(-2.12194440e-4f), fnma(n, T(0.693359375f), x));
-  T s = fma(r, T(1.9875691500e-4f), T(1.3981999507e-3f));
-  s = fma(r, s, T(8.3334519073e-3f));
-  s = fma(r, s, T(4.1665795894e-2f));
-  s = fma(r, s, T(1.6666665459e-1f));
-  s = fma(r, s, T(5.0000001201e-1f));
-  s = fma(r * r, s, r) + T(1.f);
-  return ldexp(s, n);
+  T s = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                   5.0000001201e-1f);
+  return ldexp(fma(r * r, s, r) + T(1.f), n);
 }
 
 // x = m 2^e, m in [sqrt(1/2), sqrt(2)); polynomial of Cephes logf in m - 1.
@@ -227,14 +223,8 @@ NEEDLE_MAP_INLINE T log(T x) {
   T m, e = split(select(subnormal, x * T(8388608.f), x), m);
   e = select(subnormal, e - T(23.f), e);
   T f = m - T(1.f), z = f * f;
-  T s = fma(f, T(7.0376836292e-2f), T(-1.1514610310e-1f));
-  s = fma(f, s, T(1.1676998740e-1f));
-  s = fma(f, s, T(-1.2420140846e-1f));
-  s = fma(f, s, T(1.4249322787e-1f));
-  s = fma(f, s, T(-1.6668057665e-1f));
-  s = fma(f, s, T(2.0000714765e-1f));
-  s = fma(f, s, T(-2.4999993993e-1f));
-  s = fma(f, s, T(3.3333331174e-1f));
+  T s = polynomial(f, 7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                   -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f);
   T y = fma(e, T(-2.12194440e-4f), f * z * s);
   y = fma(e, T(0.693359375f), f + fnma(z, T(0.5f), y));
   y = select(lt(x, T(HUGE_VALF)), y, x);
@@ -251,10 +241,7 @@ NEEDLE_MAP_INLINE T log1p(T x) {
 template <class T>
 NEEDLE_MAP_INLINE T tanh(T x) {
   T a = abs(x), z = x * x;
-  T s = fma(z, T(-5.70498872745e-3f), T(2.06390887954e-2f));
-  s = fma(z, s, T(-5.37397155531e-2f));
-  s = fma(z, s, T(1.33314422036e-1f));
-  s = fma(z, s, T(-3.33332819422e-1f));
+  T s = polynomial(z, -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f);
   T near = select(eq(z, T(0.f)), x, fma(x * z, s, x));  // the sum alone would make 0 of -0
   T far = T(1.f) - T(2.f) / (exp(a + a) + T(1.f));
   return select(lt(a, T(0.625f)), near, select(lt(x, T(0.f)), -far, far));
@@ -271,11 +258,8 @@ NEEDLE_MAP_INLINE T expm1(T x) {
 template <class T>
 NEEDLE_MAP_INLINE T erf(T x) {
   T t = min(T(4.f), abs(x)), z = x * x, z4 = t * t;
-  T n = fma(z, T(-5.96761703e-4f), T(4.99119423e-3f));
-  n = fma(z, n, T(-2.67681349e-2f));
-  n = fma(z, n, T(1.12819925e-1f));
-  n = fma(z, n, T(-3.76125336e-1f));
-  n = fma(z, n, T(1.28379166e-1f));
+  T n =
+      polynomial(z, -5.96761703e-4f, 4.99119423e-3f, -2.67681349e-2f, 1.12819925e-1f, -3.76125336e-1f, 1.28379166e-1f);
   n = fma(x, n, x);
   T s = fma(t, T(-1.72853470e-5f), T(3.83197126e-4f));
   s = fma(s, z4, fma(t, T(-3.88396438e-3f), T(2.42546219e-2f)));
@@ -322,32 +306,30 @@ NEEDLE_MAP_INLINE T silu_grad(T x, T dy) {
   return dy * s * (T(1) + x * (T(1) - s));
 }
 
+constexpr int count_words(const char* text) {
+  int n = *text != 0;
+  for (; *text; text++) n += *text == ' ';
+  return n;
+}
+
 // relu_map::apply(x, p, q), add_map::apply(x, y, p, q), where_map::apply(x, y, z, p, q), ... for every row of maps.def.
-#define UNARY(name, dtypes, attrs, expr)                                         \
-  struct name##_map {                                                            \
-    template <class T>                                                           \
-    NEEDLE_MAP_INLINE T apply(T x, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
-      return expr;                                                               \
-    }                                                                            \
+#define NEEDLE_MAP(name, n_inputs, letters, attrs, expr, ...)                            \
+  struct name##_map {                                                                    \
+    static constexpr int arity = n_inputs, attributes = count_words(attrs);              \
+    static constexpr char dtypes[] = letters;                                            \
+    template <class T>                                                                   \
+    NEEDLE_MAP_INLINE T apply(__VA_ARGS__, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
+      return expr;                                                                       \
+    }                                                                                    \
   };
-#define BINARY(name, dtypes, attrs, expr)                                             \
-  struct name##_map {                                                                 \
-    template <class T>                                                                \
-    NEEDLE_MAP_INLINE T apply(T x, T y, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
-      return expr;                                                                    \
-    }                                                                                 \
-  };
-#define TERNARY(name, dtypes, attrs, expr)                                                 \
-  struct name##_map {                                                                      \
-    template <class T>                                                                     \
-    NEEDLE_MAP_INLINE T apply(T x, T y, T z, [[maybe_unused]] T p, [[maybe_unused]] T q) { \
-      return expr;                                                                         \
-    }                                                                                      \
-  };
+#define UNARY(name, dtypes, attrs, expr) NEEDLE_MAP(name, 1, dtypes, attrs, expr, T x)
+#define BINARY(name, dtypes, attrs, expr) NEEDLE_MAP(name, 2, dtypes, attrs, expr, T x, T y)
+#define TERNARY(name, dtypes, attrs, expr) NEEDLE_MAP(name, 3, dtypes, attrs, expr, T x, T y, T z)
 #include "kernels/maps.def"
 #undef UNARY
 #undef BINARY
 #undef TERNARY
+#undef NEEDLE_MAP
 
 // Out of line: inlined into an epilogue these would cost its loop registers even when they are not used.
 template <class A, class T>

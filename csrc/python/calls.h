@@ -75,18 +75,17 @@ inline Array make_array(std::shared_ptr<Storage> storage, const Dims& shape, con
   if (shape.size() != strides.size()) throw py::value_error("[needle] shape and strides have different lengths.");
   View v = make_view(shape, &strides, dtype);
   __extension__ typedef __int128 Wide;  // strides may be any numbers
-  Wide low = offset, high = offset;
-  for (int i = 0; i < v.rank; i++) {
-    if (v.shape[i] == 0) low = high = 0;
-    if (v.size()) (v.stride[i] < 0 ? low : high) += static_cast<Wide>(v.shape[i] - 1) * v.stride[i];
-  }
+  Wide low, high;
+  v.span(&low, &high);
   int64_t size = static_cast<int64_t>(dtype_size(dtype));
-  if (v.size() && (low < 0 || (high + 1) * size > static_cast<int64_t>(storage->bytes())))
+  if (v.size() && (offset + low < 0 || (offset + high + 1) * size > static_cast<int64_t>(storage->bytes())))
     throw py::value_error("[needle] a view reaches outside its storage of " + std::to_string(storage->bytes()) +
                           " bytes.");
   v.data = static_cast<char*>(storage->data()) + offset * size;
   return {std::move(storage), v};
 }
+
+inline Dims shape_of(const View& v) { return Dims(v.shape, v.shape + v.rank); }
 
 inline Array empty(Device* device, const Dims& shape, DType dtype) {
   View v = make_view(shape, nullptr, dtype);
@@ -94,6 +93,8 @@ inline Array empty(Device* device, const Dims& shape, DType dtype) {
   v.data = storage->data();
   return {std::move(storage), v};
 }
+
+inline Array empty_like(Device* device, const View& v) { return empty(device, shape_of(v), v.dtype); }
 
 struct NoKernel : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -107,8 +108,7 @@ struct Name {  // as C++ and as Python have it, there interned: it is looked up 
 };
 
 // An operand of a row, from its text `name:dtypes` (core/call.h).
-struct Operand {
-  Name name;
+struct Operand : Name {
   bool optional;
   unsigned dtypes;  // a bit for each, or 0 for the dtype of the first operand
 
@@ -145,8 +145,7 @@ struct BoundKernel {  // a row of a device's table
       fail("expects " + std::to_string(outputs.size()) + " outputs for " + std::to_string(inputs.size()) +
            " inputs, got " + std::to_string(n_out) + " for " + std::to_string(n_in) + ".");
     for (size_t k = 0; k < n_in; k++)
-      if (in[k].absent() && !inputs[k % inputs.size()].optional)
-        fail(inputs[k % inputs.size()].name.text + " is missing.");
+      if (in[k].absent() && !inputs[k % inputs.size()].optional) fail(inputs[k % inputs.size()].text + " is missing.");
     if (n_attr != attrs.size())
       fail("expects " + std::to_string(attrs.size()) + " attributes, got " + std::to_string(n_attr) + ".");
   }
@@ -166,8 +165,7 @@ struct BoundKernel {  // a row of a device's table
                                info(got).name + ".");
         if (k == 0 && (n_in == 0 || views == in))
           fail<NoKernel>("has no kernel for dtype " + std::string(info(got).name) + ".");
-        fail<py::type_error>(operand.name.text + " expects " + names_of(operand.dtypes) + ", got " + info(got).name +
-                             ".");
+        fail<py::type_error>(operand.text + " expects " + names_of(operand.dtypes) + ", got " + info(got).name + ".");
       }
     };
     check(in, n_in, inputs);
@@ -184,9 +182,9 @@ struct BoundKernel {  // a row of a device's table
       return value;
     };
     for (const Operand& input : inputs) {
-      const py::handle value = take(input.name);
+      const py::handle value = take(input);
       const bool absent = !value || value.is_none();
-      if (absent && !input.optional) fail(input.name.text + " is missing.");
+      if (absent && !input.optional) fail(input.text + " is missing.");
       on_input(absent ? py::handle() : value);
     }
     for (const Name& name : attrs) {
@@ -197,7 +195,7 @@ struct BoundKernel {  // a row of a device's table
     if (found == PyDict_GET_SIZE(named.ptr())) return;
     for (auto [key, value] : named) {
       const auto is = [key = key](const Name& name) { return name.key.equal(key); };
-      if (std::none_of(inputs.begin(), inputs.end(), [&](const Operand& o) { return is(o.name); }) &&
+      if (std::none_of(inputs.begin(), inputs.end(), [&](const Operand& o) { return is(o); }) &&
           std::none_of(attrs.begin(), attrs.end(), is))
         fail("takes no " + std::string(py::str(py::repr(key))) + ".");
     }

@@ -8,15 +8,13 @@
 namespace needle::python {
 
 inline const KernelRow* find_row(Device* device, const char* name) {
-  const Backend* b = device->backend();
-  for (int i = 0; i < b->n_rows; i++)
-    if (std::strcmp(b->rows[i].name, name) == 0) return &b->rows[i];
-  throw NoKernel("[" + std::string(name) + "] there is no such kernel on " + b->name + "().");
+  if (const KernelRow* row = device->backend()->find(name)) return row;
+  throw NoKernel("[" + std::string(name) + "] there is no such kernel on " + device->backend()->name + "().");
 }
 
 inline Array dense_copy(Device* device, const Array& a) {
   const KernelRow* copy = find_row(device, "copy");
-  Array out = empty(device, Dims(a.view.shape, a.view.shape + a.view.rank), a.view.dtype);
+  Array out = empty_like(device, a.view);
   device->run(*copy, &out.view, 1, &a.view, 1, nullptr);
   return out;
 }
@@ -35,7 +33,7 @@ inline py::dtype numpy_dtype(DType d) {
 // A contiguous array of the host on a device; it may be changed again when this returns, though the copy may be under
 // way.
 inline Array moved(Device* device, const Array& a) {
-  Array out = empty(device, Dims(a.view.shape, a.view.shape + a.view.rank), a.view.dtype);
+  Array out = empty_like(device, a.view);
   device->backend()->copy(out.view.data, a.view.data, a.view.size() * dtype_size(a.view.dtype), device->stream());
   return out;
 }
@@ -155,8 +153,8 @@ inline Array from_dlpack(const py::capsule& capsule, Device* device) {
   Dims shape(t.shape, t.shape + t.ndim), strides;
   if (t.strides) strides.assign(t.strides, t.strides + t.ndim);
   View v = make_view(shape, t.strides ? &strides : nullptr, static_cast<DType>(dtype));
-  int64_t low = 0, high = 0, size = static_cast<int64_t>(dtype_size(v.dtype));
-  for (int i = 0; i < v.rank && v.size(); i++) (v.stride[i] < 0 ? low : high) += (v.shape[i] - 1) * v.stride[i];
+  int64_t low, high, size = static_cast<int64_t>(dtype_size(v.dtype));
+  v.span(&low, &high);
   char* first = static_cast<char*>(t.data) + t.byte_offset;
   v.data = first;
   auto storage =

@@ -96,7 +96,7 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
       const View& v = outs[i]->view;
       out[i] = v.data;
       if (v.contiguous()) continue;
-      late.emplace_back(outs[i], empty(device, Dims(v.shape, v.shape + v.rank), v.dtype));
+      late.emplace_back(outs[i], empty_like(device, v));
       out[i] = late.back().second.view.data;
     }
     plan.run(in, out, seconds);
@@ -124,7 +124,7 @@ py::object run_numpy(Plan& plan, const py::tuple& inputs, uint64_t parameters) {
   }
   py::list results;
   for (const View& v : plan.outputs()) {
-    const Array a = empty(Device::cpu(), Dims(v.shape, v.shape + v.rank), v.dtype);
+    const Array a = empty_like(Device::cpu(), v);
     out.push_back(a.view.data);
     results.append(to_numpy(a, true));
   }
@@ -135,9 +135,10 @@ py::object run_numpy(Plan& plan, const py::tuple& inputs, uint64_t parameters) {
   return results;  // with the lock: it may count a reference
 }
 
-std::vector<std::string> operand_names(const std::vector<Operand>& operands) {
+template <class Named>
+std::vector<std::string> names_of(const std::vector<Named>& all) {
   std::vector<std::string> names;
-  for (const Operand& o : operands) names.push_back(o.name.text);
+  for (const Name& one : all) names.push_back(one.text);
   return names;
 }
 
@@ -207,8 +208,7 @@ PYBIND11_MODULE(_core, m) {
            }),
            py::arg("storage"), py::arg("shape"), py::arg("strides"), py::arg("offset"), py::arg("dtype"))
       .def_readonly("storage", &Array::storage)
-      .def_property_readonly(
-          "shape", [](const Array& a) { return py::tuple(py::cast(Dims(a.view.shape, a.view.shape + a.view.rank))); })
+      .def_property_readonly("shape", [](const Array& a) { return py::tuple(py::cast(shape_of(a.view))); })
       .def_property_readonly(
           "strides",
           [](const Array& a) { return py::tuple(py::cast(Dims(a.view.stride, a.view.stride + a.view.rank))); })
@@ -231,14 +231,9 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<BoundKernel>(m, "Kernel")
       .def_property_readonly("name", [](const BoundKernel& k) { return k.row->name; })
-      .def_property_readonly("inputs", [](const BoundKernel& k) { return operand_names(k.inputs); })
-      .def_property_readonly("outputs", [](const BoundKernel& k) { return operand_names(k.outputs); })
-      .def_property_readonly("attrs",
-                             [](const BoundKernel& k) {
-                               std::vector<std::string> names;
-                               for (const Name& name : k.attrs) names.push_back(name.text);
-                               return names;
-                             })
+      .def_property_readonly("inputs", [](const BoundKernel& k) { return names_of(k.inputs); })
+      .def_property_readonly("outputs", [](const BoundKernel& k) { return names_of(k.outputs); })
+      .def_property_readonly("attrs", [](const BoundKernel& k) { return names_of(k.attrs); })
       .def_property_readonly("dtypes",
                              [](const BoundKernel& k) {
                                const unsigned bits = (k.inputs.empty() ? k.outputs : k.inputs)[0].dtypes;
@@ -313,8 +308,7 @@ PYBIND11_MODULE(_core, m) {
            [](Plan& p, const std::vector<Array*>& ins) {
              std::vector<Array> outs;
              std::vector<Array*> refs;
-             for (const View& v : p.outputs())
-               outs.push_back(empty(p.device(), Dims(v.shape, v.shape + v.rank), v.dtype));
+             for (const View& v : p.outputs()) outs.push_back(empty_like(p.device(), v));
              for (Array& a : outs) refs.push_back(&a);
              run_plan(p, refs, ins, nullptr);
              return outs;

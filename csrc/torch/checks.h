@@ -19,11 +19,6 @@ inline void check_rank(const char* op, const char* name, const Tensor& t, int64_
     fail(op, std::string(name) + " expects " + std::to_string(rank) + " axes, got shape " + shape_of(t) + ".");
 }
 
-inline void check_vector(const char* op, const char* name, const Maybe& t, int64_t size) {
-  if (t && (t->dim() != 1 || t->size(0) != size))
-    fail(op, std::string(name) + " expects shape (" + std::to_string(size) + ",), got " + shape_of(*t) + ".");
-}
-
 inline void check_like(const char* op, const Tensor& input, const char* name, const Maybe& t) {
   if (!t) return;
   if (t->scalar_type() != input.scalar_type()) fail(op, std::string(name) + " has another dtype than input.");
@@ -37,6 +32,14 @@ struct Named {
 
 inline void check_all(const char* op, const Tensor& input, std::initializer_list<Named> others) {
   for (const Named& n : others) check_like(op, input, n.name, n.tensor);
+}
+
+// Operands with `size` numbers, one for each channel.
+inline void check_vectors(const char* op, const Tensor& input, int64_t size, std::initializer_list<Named> vectors) {
+  for (const auto& [name, t] : vectors)
+    if (t && (t->dim() != 1 || t->size(0) != size))
+      fail(op, std::string(name) + " expects shape (" + std::to_string(size) + ",), got " + shape_of(*t) + ".");
+  check_all(op, input, vectors);
 }
 
 }  // namespace needle::torch_ops

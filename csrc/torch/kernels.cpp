@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -51,17 +50,22 @@ void torch_parallel(int64_t tasks, void (*body)(void*, int64_t), void* ctx) {
   });
 }
 
-bool dtype_of(const Tensor& t, DType* dtype) {
+View memory_of(const Tensor& t, int64_t rank) {
+  View v;
   switch (t.scalar_type()) {
     case ScalarType::Float:
-      *dtype = DType::f32;
-      return true;
+      v.dtype = DType::f32;
+      break;
     case ScalarType::Bool:
-      *dtype = DType::b8;
-      return true;
+      v.dtype = DType::b8;
+      break;
     default:
-      return false;
+      fail("view", "a kernel got a dtype that it does not take.");
   }
+  if (rank > kMaxRank) fail("view", "tensors have at most 8 axes, got " + std::to_string(rank) + ".");
+  v.data = t.data_ptr();
+  v.rank = static_cast<int32_t>(rank);
+  return v;
 }
 
 }  // namespace
@@ -79,26 +83,17 @@ int64_t activation_code(const char* op, std::string_view name) {
 const KernelRow* find(const char* kernel, const Tensor& t) {
   const Backend* b = backend_of(t);
   if (!b || t.scalar_type() != ScalarType::Float) return nullptr;
-  for (int i = 0; i < b->n_rows; i++)
-    if (std::strcmp(b->rows[i].name, kernel) == 0) return &b->rows[i];
-  return nullptr;
+  return b->find(kernel);
 }
 
 View view_of(const Tensor& t) {
-  View v;
-  if (t.dim() > kMaxRank) fail("view", "tensors have at most 8 axes, got " + std::to_string(t.dim()) + ".");
-  if (!dtype_of(t, &v.dtype)) fail("view", "a kernel got a dtype that it does not take.");
-  v.data = t.data_ptr();
-  v.rank = static_cast<int32_t>(t.dim());
+  View v = memory_of(t, t.dim());
   for (int i = 0; i < v.rank; i++) v.shape[i] = t.size(i), v.stride[i] = t.stride(i);
   return v;
 }
 
 View view_of(const Tensor& t, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> stride) {
-  View v;
-  dtype_of(t, &v.dtype);
-  v.data = t.data_ptr();
-  v.rank = static_cast<int32_t>(shape.size());
+  View v = memory_of(t, static_cast<int64_t>(shape.size()));
   std::copy(shape.begin(), shape.end(), v.shape);
   std::copy(stride.begin(), stride.end(), v.stride);
   return v;

@@ -44,6 +44,15 @@ Tensor empty(const Tensor& like, const std::vector<int64_t>& size, bool last = f
 
 Optional optional_view(const Maybe& t) { return t ? Optional{view_of(*t)} : kAbsent; }
 
+// The kernels of these names, or none of them where one is missing.
+template <size_t n>
+std::array<const KernelRow*, n> find_all(const Tensor& t, const char* const (&names)[n]) {
+  std::array<const KernelRow*, n> rows;
+  for (size_t i = 0; i < n; i++)
+    if (!(rows[i] = find(names[i], t))) return {};
+  return rows;
+}
+
 // The activation in place, by its own kernel.
 void activate(const Tensor& t, std::string_view activation, double alpha) {
   if (activation == "none") return;
@@ -65,8 +74,8 @@ Tensor linear_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, std:
   if (x.dim() == 0 || x.size(-1) != w.size(1))
     fail(op, "weight expects " + (x.dim() ? std::to_string(x.size(-1)) : "no") + " input features, got shape " +
                  shape_of(w) + ".");
-  check_vector(op, "bias", bias, w.size(0));
-  check_all(op, x, {{"weight", w}, {"bias", bias}});
+  check_vectors(op, x, w.size(0), {{"bias", bias}});
+  check_all(op, x, {{"weight", w}});
   const int64_t K = w.size(1), N = w.size(0), rank = x.dim();
   const KernelRow *matmul = find("matmul", x), *linear = find("linear", x);
   const bool rows = rank <= 2 || x.is_contiguous();
@@ -130,6 +139,22 @@ std::vector<int64_t> conv_size(const char* op, const Tensor& x, const Tensor& w,
   return size;
 }
 
+// The result of a kernel of kernels.def that convolves, laid out as its input.
+template <class Args>
+Tensor run_window(const KernelRow* kernel, const Tensor& x, const Tensor& w, const Maybe& bias, const Geometry& g,
+                  const std::vector<int64_t>& size, int64_t activation, double alpha) {
+  Tensor out = empty(x, size, channels_last(x));
+  typename Args::Attr a = {};
+  a.stride_h = g.stride[0], a.stride_w = g.stride[1];
+  a.pad_top = g.padding[0], a.pad_left = g.padding[1];
+  if constexpr (requires { a.pad_bottom; }) a.pad_bottom = g.padding[0], a.pad_right = g.padding[1];
+  a.dilation_h = g.dilation[0], a.dilation_w = g.dilation[1];
+  a.groups = g.groups;
+  a.activation = activation, a.alpha = alpha;
+  run<Args>(kernel, x, {.x = view_of(x), .weight = view_of(w), .bias = optional_view(bias)}, {.y = view_of(out)}, a);
+  return out;
+}
+
 // A kernel of one pixel on channels-last images is a matrix product, without copies of the images.
 bool is_product(const Tensor& x, const Tensor& w, const Geometry& g) {
   return channels_last(x) && w.size(2) == 1 && w.size(3) == 1 && g.groups == 1 && g.stride == Pair{1, 1} &&
@@ -138,29 +163,14 @@ bool is_product(const Tensor& x, const Tensor& w, const Geometry& g) {
 
 Tensor convolve(const KernelRow* kernel, const Tensor& x, const Tensor& w, const Maybe& bias, const Geometry& g,
                 const std::vector<int64_t>& size, int64_t activation, double alpha) {
-  const bool last = channels_last(x);
-  Tensor out = empty(x, size, last);
-  if (is_product(x, w, g)) {
-    const int64_t C = x.size(1), O = size[1], rows = size[0] * size[2] * size[3];
-    run<matmul_args>(find("matmul", x), x,
-                     {.a = view_of(x, {rows, C}, {C, 1}),
-                      .b = view_of(w, {C, O}, {w.stride(1), w.stride(0)}),
-                      .bias = optional_view(bias)},
-                     {.y = view_of(out, {rows, O}, {O, 1})}, {.activation = activation, .alpha = alpha});
-    return out;
-  }
-  run<conv2d_args>(kernel, x, {.x = view_of(x), .weight = view_of(w), .bias = optional_view(bias)}, {.y = view_of(out)},
-                   {.stride_h = g.stride[0],
-                    .stride_w = g.stride[1],
-                    .pad_top = g.padding[0],
-                    .pad_left = g.padding[1],
-                    .pad_bottom = g.padding[0],
-                    .pad_right = g.padding[1],
-                    .dilation_h = g.dilation[0],
-                    .dilation_w = g.dilation[1],
-                    .groups = g.groups,
-                    .activation = activation,
-                    .alpha = alpha});
+  if (!is_product(x, w, g)) return run_window<conv2d_args>(kernel, x, w, bias, g, size, activation, alpha);
+  Tensor out = empty(x, size, true);
+  const int64_t C = x.size(1), O = size[1], rows = size[0] * size[2] * size[3];
+  run<matmul_args>(find("matmul", x), x,
+                   {.a = view_of(x, {rows, C}, {C, 1}),
+                    .b = view_of(w, {C, O}, {w.stride(1), w.stride(0)}),
+                    .bias = optional_view(bias)},
+                   {.y = view_of(out, {rows, O}, {O, 1})}, {.activation = activation, .alpha = alpha});
   return out;
 }
 
@@ -171,8 +181,8 @@ Tensor conv2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, cons
   const Geometry g = {stride, padding, dilation, groups};
   const int64_t code = activation_code(op, activation);
   check_geometry(op, x, w, g, w.dim() == 4 ? w.size(1) * groups : 0);
-  check_vector(op, "bias", bias, w.size(0));
-  check_all(op, x, {{"weight", w}, {"bias", bias}});
+  check_vectors(op, x, w.size(0), {{"bias", bias}});
+  check_all(op, x, {{"weight", w}});
   const KernelRow* kernel = find("conv2d", x);
   const auto size = conv_size(op, x, w, g);
   if (!kernel || w.numel() == 0)
@@ -191,16 +201,14 @@ Tensor conv2d_bn_act(const Tensor& x, const Tensor& w, const Maybe& bias, const 
   const int64_t code = activation_code(op, activation);
   check_geometry(op, x, w, g, w.dim() == 4 ? w.size(1) * groups : 0);
   const int64_t O = w.size(0);
-  for (const auto& [name, t] :
-       {Named{"bias", bias}, {"running_mean", mean}, {"running_var", var}, {"bn_weight", gamma}, {"bn_bias", beta}})
-    check_vector(op, name, t, O);
-  check_all(op, x, {{"weight", w}, {"bias", bias}, {"running_mean", mean}, {"running_var", var}});
-  check_all(op, x, {{"bn_weight", gamma}, {"bn_bias", beta}});
-  const KernelRow *kernel = find("conv2d", x), *multiply = find("mul", x), *add = find("add", x);
-  const KernelRow *subtract = find("sub", x), *negate = find("neg", x), *rsqrt = find("rsqrt", x),
-                  *add_scalar = find("add_scalar", x);
+  check_vectors(
+      op, x, O,
+      {{"bias", bias}, {"running_mean", mean}, {"running_var", var}, {"bn_weight", gamma}, {"bn_bias", beta}});
+  check_all(op, x, {{"weight", w}});
+  const auto [kernel, multiply, add, subtract, negate, rsqrt, add_scalar] =
+      find_all(x, {"conv2d", "mul", "add", "sub", "neg", "rsqrt", "add_scalar"});
   const auto size = conv_size(op, x, w, g);
-  if (!kernel || !multiply || !add || !subtract || !negate || !rsqrt || !add_scalar || w.numel() == 0)
+  if (!kernel || w.numel() == 0)
     return call("needle_unfused::conv2d_bn_act", x, w, bias, mean, var, gamma, beta, stride, padding, dilation, groups,
                 eps, std::string(activation), alpha);
   Tensor scale = empty(x, {O}), shift = empty(x, {O});  // the result: conv2d(x, w) * scale + shift
@@ -240,8 +248,8 @@ Tensor conv_transpose2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& 
   const Geometry g = {stride, padding, dilation, groups};
   const int64_t code = activation_code(op, activation);
   check_geometry(op, x, w, g, w.dim() == 4 ? w.size(0) : 0);
-  check_vector(op, "bias", bias, w.size(1) * groups);
-  check_all(op, x, {{"weight", w}, {"bias", bias}});
+  check_vectors(op, x, w.size(1) * groups, {{"bias", bias}});
+  check_all(op, x, {{"weight", w}});
   std::vector<int64_t> size = {x.size(0), w.size(1) * groups};
   for (int i = 0; i < 2; i++) {
     if (output_padding[i] < 0 || output_padding[i] >= std::max(stride[i], dilation[i]))
@@ -254,19 +262,7 @@ Tensor conv_transpose2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& 
   if (!kernel || w.numel() == 0)
     return call("needle_unfused::conv_transpose2d_bias_act", x, w, bias, stride, padding, output_padding, groups,
                 dilation, std::string(activation), alpha);
-  Tensor out = empty(x, size, channels_last(x));
-  run<conv_transpose2d_args>(kernel, x, {.x = view_of(x), .weight = view_of(w), .bias = optional_view(bias)},
-                             {.y = view_of(out)},
-                             {.stride_h = stride[0],
-                              .stride_w = stride[1],
-                              .pad_top = padding[0],
-                              .pad_left = padding[1],
-                              .dilation_h = dilation[0],
-                              .dilation_w = dilation[1],
-                              .groups = groups,
-                              .activation = code,
-                              .alpha = alpha});
-  return out;
+  return run_window<conv_transpose2d_args>(kernel, x, w, bias, g, size, code, alpha);
 }
 
 // ---- batch norm, attention -----------------------------------------------------------------------------------------
@@ -278,9 +274,7 @@ Tensor batch_norm_act(const Tensor& x, const Tensor& mean, const Tensor& var, co
   const int64_t code = activation_code(op, activation);
   if (x.dim() < 2) fail(op, "input expects at least 2 axes, got shape " + shape_of(x) + ".");
   const int64_t C = x.size(1), rows = x.size(0) * C;
-  for (const auto& [name, t] : {Named{"running_mean", mean}, {"running_var", var}, {"weight", gamma}, {"bias", beta}})
-    check_vector(op, name, t, C);
-  check_all(op, x, {{"running_mean", mean}, {"running_var", var}, {"weight", gamma}, {"bias", beta}});
+  check_vectors(op, x, C, {{"running_mean", mean}, {"running_var", var}, {"weight", gamma}, {"bias", beta}});
   const KernelRow* kernel = find("batch_norm", x);
   const bool dense = mean.is_contiguous() && var.is_contiguous() && (!gamma || gamma->is_contiguous()) &&
                      (!beta || beta->is_contiguous());

@@ -1,5 +1,3 @@
 """The course's `models`."""
 
 from needle.models import ConvBN, LanguageModel, ResNet9, ResNet9Wide
-
-__all__ = ["ConvBN", "LanguageModel", "ResNet9", "ResNet9Wide"]

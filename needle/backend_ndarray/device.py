@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import needle.backend_numpy as backend_numpy
-from needle import _core
+from needle import _core, backend_numpy
+from needle.course.backend import Course
 
-from .course import Course
 from .vendor import Vendors
 
 NoKernel = _core.NoKernel  # a device has no kernel of a name, or not for a dtype
@@ -37,6 +36,7 @@ class Device:
     """
 
     core: Any = None  # the core's device; None for cpu_numpy() and for what is not open
+    target = ""  # whose plans run on it (needle/targets), "" for none
     kernels: dict[str, Any]
 
     def __init__(self, name: str, module: Any = None, core: Any = None) -> None:
@@ -84,6 +84,7 @@ class Device:
 class GpuDevice(Device):
     """A device whose kernels and memory come from libneedle_<name>.so."""
 
+    target = "gpu"
     _vendors: Vendors
 
     def missing(self) -> str | None:
@@ -164,9 +165,10 @@ def library_folders() -> list[Path]:
 
 
 _CPU = Device("cpu", None, _core.cpu())
+_CPU.target = "cpu"
 _CUDA, _HIP = GpuDevice("cuda"), GpuDevice("hip")
 _EMULATED = {wave: GpuDevice(f"emulation_w{wave}") for wave in (32, 64)}
-_NUMPY = Device("cpu_numpy", backend_numpy)
+_NUMPY = Device("cpu_numpy", backend_numpy.FUNCTIONS)
 DLPACK = {1: _CPU, 2: _CUDA, 10: _HIP}  # device types of the exchange format
 
 

@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from needle import _core
 
 from .device import DLPACK, Device
+from .dtypes import KEPT, WIDER
 from .ndarray import NDArray
 
 
-def broadcast_to(array: NDArray, shape: Sequence[int]) -> NDArray:
-    return array.broadcast_to(shape)
+def method(name: str) -> Callable[..., NDArray]:
+    """The function that calls this method of its first argument."""
+    return lambda array, *args, **named: getattr(array, name)(*args, **named)
 
 
-def reshape(array: NDArray, shape: Sequence[int] | int) -> NDArray:
-    return array.reshape(shape)
-
-
-def flip(array: NDArray, axes: Sequence[int] | int) -> NDArray:
-    return array.flip(axes)
-
-
-def maximum(a: NDArray, b: Any) -> NDArray:
-    return a.maximum(b)
-
-
-def log(a: NDArray) -> NDArray:
-    return a.log()
-
-
-def exp(a: NDArray) -> NDArray:
-    return a.exp()
-
-
-def tanh(a: NDArray) -> NDArray:
-    return a.tanh()
-
-
-def sum(a: NDArray, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> NDArray:
-    return a.sum(axis, keepdims)
-
-
-def max(a: NDArray, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> NDArray:
-    return a.max(axis, keepdims)
+broadcast_to, reshape, flip = method("broadcast_to"), method("reshape"), method("flip")
+maximum, log, exp, tanh = method("maximum"), method("log"), method("exp"), method("tanh")
+sum, max = method("sum"), method("max")
 
 
 def empty(shape: Sequence[int], dtype: str = "float32", device: Device | None = None) -> NDArray:
@@ -70,3 +47,34 @@ def from_dlpack(x: Any) -> NDArray:
         return NDArray.wrap(_core.from_dlpack(x.__dlpack__(), device.core))
     stream = device.core.stream or int(kind == 2)  # CUDA's default stream has the number 1 here, ROCm's 0
     return NDArray.wrap(_core.from_dlpack(x.__dlpack__(stream=stream), device.core), device)
+
+
+def as_ndarray(x: Any, copy: bool = True) -> NDArray:
+    """NDArray over `x`'s memory where that is possible, else over a copy. `x`: Tensor, numpy array, anything with DLPack.
+
+    dtypes without kernels are kept in wider ones that hold all of their values. copy=False: raise where that needs a copy.
+    """
+    x = getattr(x, "cached_data", x)  # a Tensor's
+    if isinstance(x, NDArray):
+        return x
+    if isinstance(x, np.generic):
+        x = np.asarray(x)
+    if not hasattr(x, "__dlpack__"):
+        return NDArray(np.asarray(x, dtype="float32"))
+    name = x.dtype.name if isinstance(x, np.ndarray) else str(getattr(x, "dtype", "float32")).rpartition(".")[2]
+    if name not in (*KEPT, *WIDER, "bfloat16"):
+        known = ", ".join((*KEPT, *WIDER))
+        raise TypeError(f"[array] dtype expects one of {known}, got {name}.")
+    over = isinstance(x, np.ndarray) and (not x.flags.writeable or not x.dtype.isnative)  # what numpy does not export
+    if name in KEPT and not over:
+        try:
+            return from_dlpack(x.detach() if hasattr(x, "detach") else x)
+        except (BufferError, ValueError, RuntimeError) as e:  # the other library's words on sparse or unmade arrays
+            raise e if str(e).startswith("[") else TypeError(f"[array] expects a dense array in memory: {e}.") from e
+    if not copy:
+        raise TypeError(f"[array] dtype expects one of {', '.join(KEPT)} in native order, got {name}.")
+    if name == "bfloat16":
+        return from_dlpack(x.detach().float()) if hasattr(x, "float") else NDArray(np.asarray(x, "float32"))
+    if not isinstance(x, np.ndarray):
+        x = np.from_dlpack(x.detach().cpu() if hasattr(x, "detach") else x)
+    return NDArray(x, dtype=WIDER.get(name, name))

@@ -6,7 +6,7 @@ Views share their storage (`_handle`) and have numpy's strides, counted in eleme
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +30,16 @@ from .strides import (
 )
 
 CPU = cpu()
+
+
+def unary(name: str) -> Callable[[NDArray], NDArray]:
+    """A method: element-wise kernel `name` of an array."""
+    return lambda self: self.ewise(name)
+
+
+def binary(name: str, out: str = "") -> Callable[[NDArray, Any], NDArray]:
+    """A method: element-wise kernel `name` of an array and another, or of it and a number by the kernel `<name>_scalar`."""
+    return lambda self, other: self._binary(name, other, out)
 
 
 class NDArray:
@@ -219,11 +229,6 @@ class NDArray:
         offset = self._offset if offset is None else offset
         return NDArray.make(shape, strides, self._device, self._handle, offset, self._dtype)
 
-    @property
-    def is_blocked(self) -> bool:
-        """True for a value in blocks of 16 channels, (N, C/16, H, W, 16); only plans have such."""
-        return getattr(self._storage, "blocked", False)
-
     def is_same_view(self, other: NDArray) -> bool:
         """True for a view of the same elements in the same order."""
         return self._handle is other._handle and (self._offset, self._shape, self._strides) == (
@@ -318,13 +323,14 @@ class NDArray:
             return self.ewise(name, (NDArray(other, self._device),), (), "", out)
         return self.ewise(f"{name}_scalar", (), (float(other),), promote_scalar(self._dtype, other), out)
 
-    def __add__(self, other: Any) -> NDArray:
-        return self._binary("add", other)
-
-    def __mul__(self, other: Any) -> NDArray:
-        return self._binary("mul", other)
-
-    __radd__, __rmul__ = __add__, __mul__
+    __add__ = __radd__ = binary("add")
+    __mul__ = __rmul__ = binary("mul")
+    __pow__, maximum = binary("power"), binary("maximum")
+    __neg__, log, exp, tanh = (unary(name) for name in ("neg", "log", "exp", "tanh"))
+    # Comparisons give 0 and 1 in float32, the course's only dtype.
+    __eq__ = binary("eq", "float32")  # type: ignore[assignment]
+    __ge__, __gt__ = binary("ge", "float32"), binary("gt", "float32")
+    __le__, __lt__ = binary("le", "float32"), binary("lt", "float32")
 
     def __sub__(self, other: Any) -> NDArray:
         return self.ewise("sub", (other,)) if isinstance(other, NDArray) else self + (-np.asarray(other)[()])
@@ -338,42 +344,8 @@ class NDArray:
     def __rtruediv__(self, other: Any) -> NDArray:
         return self.ewise("rdiv_scalar", attrs=(float(other),))
 
-    def __pow__(self, other: Any) -> NDArray:
-        return self._binary("power", other)
-
-    def __neg__(self) -> NDArray:
-        return self.ewise("neg")
-
-    # Comparisons give 0 and 1 in float32, the course's only dtype.
-    def __eq__(self, other: object) -> NDArray:  # type: ignore[override]
-        return self._binary("eq", other, "float32")
-
     def __ne__(self, other: object) -> NDArray:  # type: ignore[override]
         return 1 - (self == other)
-
-    def __ge__(self, other: Any) -> NDArray:
-        return self._binary("ge", other, "float32")
-
-    def __gt__(self, other: Any) -> NDArray:
-        return self._binary("gt", other, "float32")
-
-    def __le__(self, other: Any) -> NDArray:
-        return self._binary("le", other, "float32")
-
-    def __lt__(self, other: Any) -> NDArray:
-        return self._binary("lt", other, "float32")
-
-    def maximum(self, other: Any) -> NDArray:
-        return self._binary("maximum", other)
-
-    def log(self) -> NDArray:
-        return self.ewise("log")
-
-    def exp(self) -> NDArray:
-        return self.ewise("exp")
-
-    def tanh(self) -> NDArray:
-        return self.ewise("tanh")
 
     def __matmul__(self, other: NDArray) -> NDArray:
         """(..., M, K) @ (..., K, N), leading axes broadcast."""

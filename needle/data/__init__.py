@@ -6,18 +6,4 @@ from .datasets import CIFAR10Dataset, MNISTDataset, NDArrayDataset
 from .loader import DataLoader
 from .transforms import RandomCrop, RandomFlipHorizontal, Transform
 
-__all__ = [
-    "CIFAR10Dataset",
-    "Corpus",
-    "DataLoader",
-    "Dataset",
-    "Dictionary",
-    "IndexedDataset",
-    "MNISTDataset",
-    "NDArrayDataset",
-    "RandomCrop",
-    "RandomFlipHorizontal",
-    "Transform",
-    "batchify",
-    "get_batch",
-]
+__all__ = [n for n in dir() if not n.startswith("_")]

@@ -10,6 +10,7 @@ import numpy as np
 
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
+from needle.files import existing
 
 END_OF_LINE = "<eos>"
 
@@ -45,8 +46,7 @@ class Corpus:
 
     def tokenize(self, path: str | os.PathLike, max_lines: int | None = None) -> list[int]:
         """The word numbers of a UTF-8 file; new words enter the dictionary."""
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"[Corpus] there is no file {os.fspath(path)}.")
+        name = existing("Corpus", path)
         numbers: list[int] = []
         with open(path, encoding="utf-8") as f:
             try:
@@ -55,7 +55,7 @@ class Corpus:
                         break
                     numbers.extend(self.dictionary.add_word(w) for w in [*line.split(), END_OF_LINE])
             except UnicodeDecodeError as e:
-                raise ValueError(f"[Corpus] {os.fspath(path)} expects UTF-8 text, got {e.reason}.") from None
+                raise ValueError(f"[Corpus] {name} expects UTF-8 text, got {e.reason}.") from None
         return numbers
 
 
@@ -85,6 +85,3 @@ def get_batch(
         Tensor(batches[i : i + length], **options),
         Tensor(batches[i + 1 : i + 1 + length].reshape(-1), **options),
     )
-
-
-__all__ = ["Corpus", "Dictionary", "batchify", "get_batch"]

@@ -11,6 +11,8 @@ from typing import IO
 
 import numpy as np
 
+from needle.files import existing
+
 UNSIGNED_BYTE = 0x08
 LARGEST = 2**30  # bytes of values; EMNIST, the largest of its kind, has half of it
 DEFLATE_RATIO = 1032  # deflate packs no more bytes than this into one (zlib.net, "Technical Details")
@@ -19,9 +21,7 @@ PIECE = 2**20
 
 def read_idx(path: str | os.PathLike, rank: int) -> np.ndarray:
     """The bytes of an IDX file, gzip or plain, as an array of `rank` axes; ValueError for anything that is not just that."""
-    name = os.fspath(path)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"[read_idx] there is no file {name}.")
+    name = existing("read_idx", path)
     with open(path, "rb") as f:
         packed = f.read(2) == b"\x1f\x8b"
         f.seek(0)

@@ -107,6 +107,3 @@ def prefetch(read: Callable[[Any], Any], pieces: list[Any], workers: int) -> Ite
         finally:
             for future in pending:
                 future.cancel()
-
-
-__all__ = ["DataLoader"]

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from needle.files import existing
+
 LARGEST = 2**30
 RECONSTRUCT, FROM_BUFFER, NDARRAY, DTYPE, ENCODE = "reconstruct", "frombuffer", "ndarray", "dtype", "encode"
 NAMES = {
@@ -204,9 +206,7 @@ def read_pickle(path: str | os.PathLike, dtypes: frozenset[str] = INTEGERS) -> d
 
     dtypes: of the arrays that are let in, INTEGERS or NUMBERS.
     """
-    name = os.fspath(path)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"[read_pickle] there is no file {name}.")
+    name = existing("read_pickle", path)
     if os.path.getsize(path) > LARGEST:
         raise ValueError(f"[read_pickle] {name} expects at most {LARGEST} bytes, got {os.path.getsize(path)}.")
     with open(path, "rb") as f:

@@ -40,6 +40,3 @@ class RandomCrop(Transform):
 def overlap(shift: int, size: int) -> tuple[slice, slice]:
     """Where in a crop of `size` that begins at `shift` the image lies, and which part of the image that is."""
     return slice(max(0, -shift), max(0, size - max(0, shift))), slice(max(0, shift), max(0, size + min(0, shift)))
-
-
-__all__ = ["RandomCrop", "RandomFlipHorizontal", "Transform"]

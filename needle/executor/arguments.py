@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Spec
-from needle.backend_ndarray import FLOATS, NDArray, cpu
+from needle.backend_ndarray import FLOATS, NDArray, default_device
 from needle.graph import Graph
 from needle.interop import as_ndarray, is_foreign_array
 from needle.nn.module import Module
@@ -102,9 +102,16 @@ def overlaps_itself(array: NDArray) -> bool:
 def share_memory(a: NDArray, b: NDArray) -> bool:
     if a.device != b.device:
         return False
-    if a.device != cpu():
+    if a.device != default_device():
         return a._handle is b._handle
     try:
         return bool(np.shares_memory(a.read(), b.read(), max_work=MOST_WORK))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def names(argument: str, given: Any) -> tuple[str, ...]:
+    """An argument of `compile` that is a list of names."""
+    if isinstance(given, str) or not all(isinstance(n, str) for n in given):
+        raise TypeError(f"[compile] {argument} expects a list of names, got {given!r}.")
+    return tuple(given)

@@ -9,19 +9,18 @@ from typing import Any
 
 from needle import _core
 from needle.autograd import Unsupported
-from needle.backend_ndarray import Device, cpu
+from needle.backend_ndarray import Device
 from needle.backend_ndarray.kernels import PLANNING, on_device
 from needle.backend_ndarray.ndarray import NDArray, itemsize
-from needle.ops.algorithms import DEFAULT, PRECISIONS, Choice, Measured, Option, unmeasured
 
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
-from .merge import Halo, Step, merge_pairs
+from .settings import DEFAULT, PRECISIONS, Choice, Measured, Option, unmeasured
+from .step import ZERO_HALO, Halo, Step, merge
+from .target import target_of
 from .verify_plan import Value, verify_plan
 
 ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
-BLOCK = 16  # channels per block of nChw16c
-LAYOUT = ("to_blocked", "from_blocked", "zero_halo")  # kernels of steps that the planner adds itself
 
 
 class Buffer:
@@ -30,7 +29,7 @@ class Buffer:
     def __init__(self, nbytes: int, space: int = ARENA, index: int = 0, constant: Constant | None = None) -> None:
         self.nbytes, self.space, self.index, self.constant = nbytes, space, index, constant
         self.first, self.last = -1, -1
-        self.blocked = False  # holds nChw16c
+        self.native = False  # holds the target's own layout
 
     is_made = property(lambda self: self.space == ARENA or self.space == OUTPUT)  # steps write it
     is_output = property(lambda self: self.space == OUTPUT)
@@ -40,21 +39,14 @@ class Buffer:
 
 
 class Builder:
-    """Steps, buffers and constants of one plan.
-
-    packs: its kernels take blocked images and packed weights, as the CPU's do; else they take plain arrays.
-    """
+    """Steps, buffers and constants of one plan."""
 
     def __init__(
-        self,
-        pool: ConstantPool,
-        choice: Choice = DEFAULT,
-        measured: Measured = unmeasured,
-        device: Device | None = None,
+        self, pool: ConstantPool, device: Device, choice: Choice = DEFAULT, measured: Measured = unmeasured
     ) -> None:
         self.pool, self.choice, self.measured = pool, choice, measured
-        self.device = device or cpu()
-        self.packs, self.precision = self.device == cpu(), PRECISIONS[choice.precision]
+        self.device, self.target = device, target_of(device)
+        self.precision = PRECISIONS[choice.precision]
         self.options: list[Option] = []  # the layers with a choice of algorithms
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
@@ -67,7 +59,7 @@ class Builder:
     def active(self, on: bool = True) -> Iterator[None]:
         before, PLANNING.builder = PLANNING.builder, self if on else None
         try:
-            with on_device(None if self.packs else self.device):
+            with on_device(self.device):
                 yield
         finally:
             PLANNING.builder = before
@@ -85,16 +77,6 @@ class Builder:
         for s in shape:
             n *= s
         return NDArray.make(shape, handle=Buffer(n, space, index), dtype=dtype)
-
-    def blocked(self, shape: Sequence[int], halo: Sequence[int] = (0, 0, 0, 0), block: int = BLOCK) -> NDArray:
-        """New memory for a (N, C, H, W) value as (N, C/block, H, W, block) inside a ring of halo (top, left, bottom, right)."""
-        n, c, h, w = shape
-        top, left, bottom, right = halo
-        blocks, rows, row = -(-c // block), h + top + bottom, (w + left + right) * block
-        strides = (blocks * rows * row, rows * row, row, block, 1)
-        handle = self.buffer(n * blocks * rows * row * 4)
-        handle.blocked = True
-        return NDArray.make((n, blocks, h, w, block), strides, handle=handle, offset=top * row + left * block)
 
     # -- constants ---------------------------------------------------------------------------------------------------
 
@@ -121,10 +103,10 @@ class Builder:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, outs: Sequence[NDArray], named: dict[str, Any]) -> None:
-        if name != "zero_halo" and not any(a.size for a in outs):  # of an empty batch; images of no rows have a halo
+        if name != ZERO_HALO and not any(a.size for a in outs):  # of an empty batch; images of no rows have a halo
             self.options = [o for o in self.options if o.step < len(self.steps)]  # none for the step that is left out
             return
-        name, named = self._in_precision(name, named)
+        name, named = self.target.row(self, name, named)
         kernel = self.device.kernels[name]
         ins, values = kernel.order(named)
         kernel.check([a.dtype for a in outs], [None if a is None else a.dtype for a in ins])
@@ -137,22 +119,14 @@ class Builder:
         halos = {n: self.halos[id(a)] for n, a in inputs.items() if id(a) in self.halos}
         self.steps.append(Step(name, list(outs), inputs, attrs, self.label, halos))
 
-    def _in_precision(self, name: str, named: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """A product as the row that takes a precision, where the plan asks for another one than float32."""
-        kernels = self.device.kernels
-        fused = kernels.get(f"{name}_fused") if self.precision else None
-        if fused is None or named[fused.inputs[0]].dtype != "float32":
-            return name, named
-        given = named | {"precision": self.precision}
-        return f"{name}_fused", {n: v for n, v in given.items() if n in (*fused.inputs, *fused.attrs)}
-
     def _literal(self, array: NDArray) -> NDArray:
         """An array that an op made by itself while planning, not from a parameter."""
         return self.constant(self.pool.derive(("literal", id(array)), lambda: array, ()))
 
     def _merge(self) -> None:
-        """Pairs of steps that the device has one kernel for as one."""
-        self.steps, number = merge_pairs(self.steps, {o.step for o in self.options})
+        """Steps that the target has one kernel for as one."""
+        rules = self.target.rules.select(disable=self.choice.disable)
+        self.steps, number, self.fired, self.misses = merge(self.steps, {o.step for o in self.options}, rules)
         self.options = [o._replace(step=number[o.step]) for o in self.options]
         number.append(len(self.steps))
         self.values = [v._replace(born=number[v.born] if v.born >= 0 else -1, read=number[v.read]) for v in self.values]
@@ -170,7 +144,7 @@ class Builder:
         for i, b in enumerate(packed):
             b.index = i
         constants = [b.constant for b in packed]
-        zone = _core.GUARD_BYTES if guarded() and self.device == cpu() else 0  # before and behind every buffer
+        zone = self.target.guard_zone if guarded() else 0  # before and behind every buffer
         lifetimes = [Lifetime(b.nbytes + 2 * zone, b.first, b.last) for b in arena]
         offsets, total = plan_offsets(lifetimes)
         offsets = [o + zone for o in offsets]
@@ -230,12 +204,13 @@ class PlanInfo:
         self.core, self.constants = plan, constants
         self.names = [s.kernel for s in builder.steps]
         self.options, self.device = builder.options, builder.device
+        self.fired, self.misses = builder.fired, builder.misses  # of the rules over steps
         self.precisions = [step_precision(s) for s in builder.steps]
         self.labels, self.shapes = [s.label for s in builder.steps], [s.outs[0].shape for s in builder.steps]
         self.traffic = [
             (
                 distinct_bytes(s.ins),
-                halo_bytes(s.outs[0], s.attrs) if s.kernel == "zero_halo" else distinct_bytes(s.outs),
+                halo_bytes(s.outs[0], s.attrs) if s.kernel == ZERO_HALO else distinct_bytes(s.outs),
             )
             for s in builder.steps
         ]  # bytes read and written by every step
@@ -262,12 +237,4 @@ class PlanInfo:
             for i, (n, p, s, l) in enumerate(zip(self.names, self.precisions, self.shapes, self.labels, strict=True))
         ]
         head = f"{len(rows)} steps, arena {self.arena_bytes / 1e6:.2f} MB (lower bound {self.lower_bound / 1e6:.2f} MB)"
-        return "\n".join([head + self._on_device(), *rows])
-
-    def _on_device(self) -> str:
-        """Where and how a plan of a GPU runs."""
-        if self.device == cpu():
-            return ""
-        if self.core.graph_error:
-            return f", on {self.device}, step by step: {self.core.graph_error}"
-        return f", on {self.device}, {'one graph' if self.core.graphs else 'a graph from the second run on'}"
+        return "\n".join([head + target_of(self.device).describe(self), *rows])

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from needle import _core
 from needle.autograd import Spec, Unsupported
-from needle.backend_ndarray import Device, NDArray, cpu, cpu_numpy
+from needle.backend_ndarray import Device, NDArray, default_device
 from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
+from needle.graph.report import FusionReport
 from needle.interop import array_kind, as_ndarray, mirror
 from needle.nn.module import STRUCTURE, Module
-from needle.ops.algorithms import DEFAULT, Choice, unmeasured
 
-from .arguments import as_targets, check_arrays, check_floats, check_model, positional
+from .arguments import as_targets, check_arrays, check_floats, check_model, names, positional
 from .builder import PlanInfo
 from .constants import ConstantPool
 from .memory import MemoryReport
-from .merge import JOIN
 from .passes import optimize
 from .planner import constant_nodes
+from .settings import DEFAULT, Choice, unmeasured
 from .split import SplitPlan, plan_graph
+from .step import JOIN
+from .target import target_of
 from .tuner import step_times, tuned
 from .watch import Watch
 
@@ -54,15 +56,16 @@ def origins(graph: Graph, fn: Callable) -> dict[str, Origin]:
 
 
 def place_of(fn: Callable, inputs: list[NDArray]) -> Device:
-    """Where a model runs: the device of its parameters and buffers, of a function the one of its inputs; memory of the CPU
-    may be an input everywhere.
+    """Where a model runs: the device of its parameters and buffers, of a function the one of its inputs; the host's memory may
+    be an input everywhere.
     """
     found = list(dict.fromkeys(t.device for _, t in fn.named_tensors())) if isinstance(fn, Module) else []
-    found = found or [d for d in dict.fromkeys(a.device for a in inputs) if d != cpu()] or [cpu()]
+    host = default_device()
+    found = found or [d for d in dict.fromkeys(a.device for a in inputs) if d != host] or [host]
     if len(found) > 1:
         raise ValueError(f"[compile] expects a model on one device, got {found[0]} and {found[1]}.")
-    if found[0] == cpu_numpy():
-        raise ValueError("[compile] expects a model on cpu() or a GPU, got cpu_numpy().")
+    if not found[0].target:
+        raise ValueError(f"[compile] expects a model on cpu() or a GPU, got {found[0]}.")
     return found[0]
 
 
@@ -73,8 +76,7 @@ class CompiledPlan:
         self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray], device: Device
     ) -> None:
         self.device = device
-        if device == cpu() and choice.precision != "float32":
-            raise ValueError(f"[compile] precision expects float32 on {device}, got {choice.precision!r}.")
+        target_of(device).check(choice, device)
         if not hasattr(fn, "bind"):
             positional(fn, example, {})
         try:
@@ -93,13 +95,30 @@ class CompiledPlan:
             raise ValueError(f"[compile] expects parameters on {device}, got one on {other}.")
         self.modules: list[Module] = traced.output.meta["modules"]
         check_floats(traced, constant_nodes(traced))
-        graph = optimize(traced, device)
+        graph, plan, fired = optimize(traced, device, choice.disable)
         self.decomposed = {f"{op} on {device.name}": n for op, n in graph.output.meta["decomposed"].items()}
         self.structure = graph.output.args[0]
-        make = lambda measured: plan_graph(graph, pool, choice, measured, device)  # noqa: E731
+        make = lambda measured: plan_graph(graph, pool, choice, device, measured)  # noqa: E731
         self.info: PlanInfo | SplitPlan = tuned(make, inputs, device) if choice.tune else make(unmeasured)
         self.origins = origins(graph, fn)
         self.core = self.info.core
+        self._rewritten = traced, [*fired, *self.info.fired], [*plan.misses, *self.info.misses]
+        self._fused = getattr(fn, "fusion_report", None)
+
+    @property
+    def report(self) -> FusionReport:
+        """Every rule that fired or nearly did: of `fuse` where that made the model, over the graph, and over the plan."""
+        graph, fired, misses = self._rewritten
+        users, paths = graph.users(), {k: o.path for k, o in self.origins.items()}
+        nodes = {
+            n.name: (paths.get(n.name, ""), n.target.label, ", ".join(u.name for u in users[n]))
+            for n in graph
+            if n.kind == "op"
+        }
+        if self._fused is not None:
+            nodes = self._fused.nodes | nodes
+            fired, misses = [*self._fused.fired, *fired], [*self._fused.near_misses, *misses]
+        return FusionReport(fired, misses, len(nodes), len(self.info.names), nodes)
 
     def outputs(self, results: list) -> Any:
         """A run's results in the structure that the model returns."""
@@ -119,7 +138,8 @@ class Executable:
 
     On a GPU a run is work in the device's stream, for which only numpy results wait; from a shape's second run on it is one
     graph. Inputs may lie in the CPU's memory; results are on the device, numpy's excepted.
-    `plan`: steps of the last used shape; `memory`: its arena. A changed parameter is packed again before the next run.
+    `plan`: steps of the last used shape; `report`: what was fused and why; `memory`: its arena. A changed parameter is packed
+    again before the next run.
     """
 
     def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:
@@ -249,6 +269,11 @@ class Executable:
         return self.last.info
 
     @property
+    def report(self) -> FusionReport:
+        """What became one op or step in the last used plan, what nearly did and why not; `print` it, or `.explain(name)`."""
+        return self.last.report
+
+    @property
     def memory(self) -> MemoryReport:
         """The memory of the last used plan: its arena, the arena's lower bound, the packed weights, and every buffer."""
         plan = self.last
@@ -275,6 +300,7 @@ def compile(
     memory: str = "normal",
     tune: bool = False,
     precision: str = "float32",
+    disable: Sequence[str] = (),
 ) -> Executable:
     """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example` and the
     device of the model's parameters (a function's: of its inputs).
@@ -302,13 +328,15 @@ def compile(
     tune: choose every layer's algorithm by its time on this machine in place of an estimate: each allowed one runs in a plan
     of the whole model, with cold caches (a few seconds). The times are kept in `$NEEDLE_CACHE` (else `$XDG_CACHE_HOME` or
     `~/.cache`, folder torch2needle) for this CPU, instruction set and number of threads; known layers are not timed again.
+
+    disable: names of rules that make one step of several, as `exe.report` shows them.
     """
     if BACKEND == "np":
         raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
     check_model(model)
     if isinstance(model, Module):
         model.check_evaluation("compile")
-    exe = Executable(model, Choice(winograd, memory, tune, precision))
+    exe = Executable(model, Choice(winograd, memory, tune, precision, names("disable", disable)))
     example = example if isinstance(example, tuple) else (example,)
     exe._prepare(example, {})
     return exe

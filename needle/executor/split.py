@@ -12,21 +12,20 @@ from needle.backend_ndarray import Device, NDArray
 from needle.backend_ndarray.device import device_named
 from needle.backend_ndarray.ndarray import call, itemsize
 from needle.graph import Graph, Node, map_structure
-from needle.ops.algorithms import Choice, Measured, Option, unmeasured
-from needle.ops.join import TupleGetItem
 
 from .builder import PlanInfo
 from .constants import ConstantPool
 from .planner import Planner, eager, parameter
+from .settings import Choice, Measured, Option, unmeasured
 
 
 def plan_graph(
-    graph: Graph, pool: ConstantPool, choice: Choice, measured: Measured = unmeasured, device: Device | None = None
+    graph: Graph, pool: ConstantPool, choice: Choice, device: Device, measured: Measured = unmeasured
 ) -> PlanInfo | SplitPlan:
     """One plan, or several where other libraries run some of the graph's ops."""
     if any(is_foreign(n) for n in graph):
-        return SplitPlan(graph, pool, choice, measured, device)
-    return Planner(graph, pool, choice, measured, device).plan()
+        return SplitPlan(graph, pool, choice, device, measured)
+    return Planner(graph, pool, choice, device, measured).plan()
 
 
 def in_numpy(op: Op, inputs: Sequence[Any]) -> bool:
@@ -69,9 +68,7 @@ class Stage:
 class SplitPlan:
     """Runs stages in turn; has what the users of a PlanInfo and of its core ask for."""
 
-    def __init__(
-        self, graph: Graph, pool: ConstantPool, choice: Choice, measured: Measured, device: Device | None
-    ) -> None:
+    def __init__(self, graph: Graph, pool: ConstantPool, choice: Choice, device: Device, measured: Measured) -> None:
         self.graph, self.core = graph, self
         self.constant: set[Node] = set()
         for node in graph:
@@ -94,7 +91,7 @@ class SplitPlan:
         for stage in self.stages:
             if stage.outputs:
                 stage.graph.add("output", "", (tuple(stage.done[n] for n in stage.outputs),), "output")
-                stage.info = Planner(stage.graph, pool, choice, measured, device).plan()
+                stage.info = Planner(stage.graph, pool, choice, device, measured).plan()
         self.parts = [s.info for s in self.stages if s.info]
 
     # -- decisions ---------------------------------------------------------------------------------------------------
@@ -190,6 +187,14 @@ class SplitPlan:
         return self._join("names", lambda n: n.target.label)
 
     @property
+    def fired(self) -> list[Any]:
+        return [line for p in self.parts for line in p.fired]
+
+    @property
+    def misses(self) -> list[Any]:
+        return [line for p in self.parts for line in p.misses]
+
+    @property
     def labels(self) -> list[str]:
         return self._join("labels", lambda n: n.name)
 
@@ -239,9 +244,7 @@ class SplitPlan:
 
 def is_call(node: Node) -> bool:
     """A foreign call, or an item of its results."""
-    return is_foreign(node) or (
-        node.kind == "op" and isinstance(node.target, TupleGetItem) and is_foreign(node.args[0])
-    )
+    return is_foreign(node) or (node.kind == "op" and node.target.is_item and is_foreign(node.args[0]))
 
 
 def wrap(ref: Any) -> NDArray:

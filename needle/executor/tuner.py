@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from needle import _core
-from needle.backend_ndarray import Device, NDArray, cpu
-from needle.ops.algorithms import Measured
+from needle.backend_ndarray import Device, NDArray, default_device
 
 from .builder import PlanInfo
+from .settings import Measured
 from .split import SplitPlan
+from .target import target_of
 
 VERSION = 1  # of the file, and of kernels whose times can be compared
 ROUNDS = 7
@@ -42,16 +42,11 @@ def step_times(info: PlanInfo | SplitPlan, inputs: Sequence[NDArray], rounds: in
 
 
 class Timings:
-    """Seconds by layer and algorithm on this CPU with this instruction set and number of threads, or on this GPU."""
+    """Seconds by layer and algorithm on what the target says that they hold for."""
 
     def __init__(self, device: Device | None = None) -> None:
-        from needle.profiler.peaks import cpu_name
-
-        self.machine: list[Any] = [VERSION]
-        if device is None or device == cpu():
-            self.machine += [cpu_name(), _core.isa(), _core.num_threads()]
-        else:
-            self.machine += [device.name, *device.core.properties().values()]
+        device = device or default_device()
+        self.machine: list[Any] = [VERSION, *target_of(device).machine(device)]
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         folder = os.environ.get("NEEDLE_CACHE") or os.path.join(cache, "torch2needle")
         name = hashlib.sha256(json.dumps(self.machine).encode()).hexdigest()[:16]

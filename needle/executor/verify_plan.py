@@ -16,7 +16,7 @@ import numpy as np
 
 from needle.backend_ndarray.ndarray import NDArray, itemsize
 
-from .merge import NO_HALO, Halo, Step
+from .step import NO_HALO, ZERO_HALO, Halo, Step
 
 MAX_UNITS = 1 << 20  # of a buffer whose bytes are told apart one by one
 
@@ -94,7 +94,7 @@ def written(step: Step) -> Iterable[tuple[Any, Region]]:
     for a in step.outs:
         if not a._handle.is_made:
             raise PlanError(f"[plan] {step.kernel} of {step.label} writes to an input or a constant.")
-        for part in ring(a, step.attrs) if step.kernel == "zero_halo" else [region(a)]:
+        for part in ring(a, step.attrs) if step.kernel == ZERO_HALO else [region(a)]:
             if part is not None:
                 yield a._handle, part
 

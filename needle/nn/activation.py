@@ -10,158 +10,142 @@ from needle.backend_ndarray import Device
 
 from .arguments import check_order
 from .basic import Softmax
+from .function import Declared, Function
 from .module import Module, Parameter
 
-
-class ReLU(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.relu(x)
-
-
-class ReLU6(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.relu6(x)
-
-
-class Sigmoid(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.sigmoid(x)
-
-
-class Tanh(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.tanh(x)
-
-
-class SiLU(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.silu(x)
-
-
-class Hardswish(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.hardswish(x)
-
-
-class Hardsigmoid(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.hardsigmoid(x)
+__all__ = [
+    "CELU",
+    "ELU",
+    "GELU",
+    "GLU",
+    "SELU",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "LeakyReLU",
+    "LogSigmoid",
+    "Mish",
+    "PReLU",
+    "RReLU",
+    "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Softmax2d",
+    "Softmin",
+    "Softplus",
+    "Softshrink",
+    "Softsign",
+    "Tanh",
+    "Tanhshrink",
+    "Threshold",
+]
 
 
-class LeakyReLU(Module):
-    def __init__(self, negative_slope: float = 0.01) -> None:
-        super().__init__()
-        self.negative_slope = negative_slope
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.leaky_relu(x, self.negative_slope)
+class ReLU(Function):
+    function = staticmethod(ops.relu)
 
 
-class ELU(Module):
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.elu(x, self.alpha)
+class ReLU6(Function):
+    function = staticmethod(ops.relu6)
 
 
-class GELU(Module):
-    def __init__(self, approximate: str = "none") -> None:
-        super().__init__()
-        self.approximate = approximate
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.gelu(x, self.approximate)
+class Sigmoid(Function):
+    function = staticmethod(ops.sigmoid)
 
 
-class SELU(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.selu(x)
+class Tanh(Function):
+    function = staticmethod(ops.tanh)
 
 
-class CELU(Module):
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.celu(x, self.alpha)
+class SiLU(Function):
+    function = staticmethod(ops.silu)
 
 
-class Mish(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.mish(x)
+class Hardswish(Function):
+    function = staticmethod(ops.hardswish)
 
 
-class LogSigmoid(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.logsigmoid(x)
+class Hardsigmoid(Function):
+    function = staticmethod(ops.hardsigmoid)
 
 
-class Hardtanh(Module):
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
-        super().__init__()
-        check_order("Hardtanh", "max_val", "min_val", max_val, min_val)
-        self.min_val, self.max_val = min_val, max_val
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.hardtanh(x, self.min_val, self.max_val)
+class LeakyReLU(Function):
+    function = staticmethod(ops.leaky_relu)
+    negative_slope: float = 0.01
 
 
-class Tanhshrink(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.tanhshrink(x)
+class ELU(Function):
+    function = staticmethod(ops.elu)
+    alpha: float = 1.0
 
 
-class Hardshrink(Module):
-    def __init__(self, lambd: float = 0.5) -> None:
-        super().__init__()
-        self.lambd = lambd
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.hardshrink(x, self.lambd)
+class GELU(Function):
+    function = staticmethod(ops.gelu)
+    approximate: str = "none"
 
 
-class Softshrink(Module):
-    def __init__(self, lambd: float = 0.5) -> None:
-        super().__init__()
-        self.lambd = lambd
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.softshrink(x, self.lambd)
+class SELU(Function):
+    function = staticmethod(ops.selu)
 
 
-class Softplus(Module):
-    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
-        super().__init__()
-        self.beta, self.threshold = beta, threshold
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.softplus(x, self.beta, self.threshold)
+class CELU(Function):
+    function = staticmethod(ops.celu)
+    alpha: float = 1.0
 
 
-class Softsign(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.softsign(x)
+class Mish(Function):
+    function = staticmethod(ops.mish)
 
 
-class Threshold(Module):
-    def __init__(self, threshold: float, value: float) -> None:
-        super().__init__()
-        self.threshold, self.value = threshold, value
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.threshold(x, self.threshold, self.value)
+class LogSigmoid(Function):
+    function = staticmethod(ops.logsigmoid)
 
 
-class GLU(Module):
-    def __init__(self, axis: int = -1) -> None:
-        super().__init__()
-        self.axis = axis
+class Hardtanh(Function):
+    function = staticmethod(ops.hardtanh)
+    min_val: float = -1.0
+    max_val: float = 1.0
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.glu(x, self.axis)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_order("Hardtanh", "max_val", "min_val", self.max_val, self.min_val)
+
+
+class Tanhshrink(Function):
+    function = staticmethod(ops.tanhshrink)
+
+
+class Hardshrink(Function):
+    function = staticmethod(ops.hardshrink)
+    lambd: float = 0.5
+
+
+class Softshrink(Function):
+    function = staticmethod(ops.softshrink)
+    lambd: float = 0.5
+
+
+class Softplus(Function):
+    function = staticmethod(ops.softplus)
+    beta: float = 1.0
+    threshold: float = 20.0
+
+
+class Softsign(Function):
+    function = staticmethod(ops.softsign)
+
+
+class Threshold(Function):
+    function = staticmethod(ops.threshold)
+    threshold: float
+    value: float
+
+
+class GLU(Function):
+    function = staticmethod(ops.glu)
+    axis: int = -1
 
 
 class PReLU(Module):
@@ -181,15 +165,17 @@ class PReLU(Module):
         return f"{self.num_parameters}"
 
 
-class RReLU(Module):
+class RReLU(Declared):
     """Leaky relu; in training each element has a slope of its own from U(lower, upper), in evaluation their mean."""
 
     mode_dependent = True
 
-    def __init__(self, lower: float = 1 / 8, upper: float = 1 / 3) -> None:
-        super().__init__()
-        check_order("RReLU", "upper", "lower", upper, lower)
-        self.lower, self.upper = lower, upper
+    lower: float = 1 / 8
+    upper: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_order("RReLU", "upper", "lower", self.upper, self.lower)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:

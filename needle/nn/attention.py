@@ -8,17 +8,20 @@ from needle.backend_ndarray import Device
 
 from .arguments import check_divides
 from .basic import Dropout, Linear
+from .function import Declared
 from .module import Module, Parameter
 
+__all__ = ["MultiheadAttention", "ScaledDotProductAttention"]
 
-class ScaledDotProductAttention(Module):
+
+class ScaledDotProductAttention(Declared):
     """See ops.scaled_dot_product_attention; dropout follows train() and eval()."""
 
     mode_dependent = True
 
-    def __init__(self, dropout: float = 0.0, causal: bool = False, scale: float | None = None) -> None:
-        super().__init__()
-        self.dropout, self.causal, self.scale = dropout, causal, scale
+    dropout: float = 0.0
+    causal: bool = False
+    scale: float | None = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return ops.scaled_dot_product_attention(

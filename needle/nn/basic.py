@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
+from needle.init.dropout import alpha_drop, channel_shape, drop, dropout
 
 from .arguments import choice
+from .function import Declared
 from .module import Module, Parameter
+
+__all__ = [
+    "AlphaDropout",
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "FeatureAlphaDropout",
+    "Flatten",
+    "Identity",
+    "Linear",
+    "LogSoftmax",
+    "Residual",
+    "Sequential",
+    "Softmax",
+    "SoftmaxLoss",
+    "StochasticDepth",
+    "dropout",
+]
 
 
 class Identity(Module):
@@ -110,22 +129,6 @@ class Dropout(Module):
         return f"p={self.p}"
 
 
-def dropout(x: Tensor, p: float = 0.5, training: Any = True) -> Tensor:
-    """See Dropout."""
-    return drop(x, x.shape, p) if training else x
-
-
-def drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
-    """x with elements, or what one element of `shape` broadcasts to, zeroed with probability p and the rest scaled."""
-    keep = (np.random.rand(*shape) <= 1 - p).astype(x.dtype)
-    return x * Tensor(keep / (1 - p) if p < 1 else keep * 0, device=x.device, dtype=x.dtype, requires_grad=False)
-
-
-def channel_shape(x: Tensor, batched: bool = True) -> tuple[int, ...]:
-    """The shape of x with one element per channel: (N, C, 1, ...), or of one sample (C, 1, ...)."""
-    return tuple(s if i <= batched else 1 for i, s in enumerate(x.shape))
-
-
 class Dropout1d(Dropout):
     """Dropout of whole channels of (N, C, L), or of one sample (C, L)."""
 
@@ -161,23 +164,6 @@ class StochasticDepth(Dropout):
         return drop(x, (x.shape[0] if self.mode == "row" else 1, *ones), self.p) if self.training and self.p else x
 
 
-SELU_LIMIT = -1.7580993408473766  # selu at minus infinity: what alpha dropout puts in place of an element
-
-
-def alpha_drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
-    """As `drop`, but with selu's limit for zero and scaled and shifted so that mean 0 and variance 1 stay.
-
-    Klambauer et al., arXiv 1706.02515.
-    """
-    if p == 1:
-        return x * 0.0
-    keep = np.random.rand(*shape) <= 1 - p
-    scale = ((1 - p) * (1 + p * SELU_LIMIT**2)) ** -0.5
-    shift = np.where(keep, 0.0, SELU_LIMIT * scale) - SELU_LIMIT * scale * p
-    where: dict[str, Any] = {"device": x.device, "dtype": x.dtype, "requires_grad": False}
-    return x * Tensor(keep * scale, **where) + Tensor(shift, **where)
-
-
 class AlphaDropout(Dropout):
     """Dropout that keeps mean 0 and variance 1, for networks of selu."""
 
@@ -199,12 +185,10 @@ class SoftmaxLoss(Module):
         return ops.cross_entropy(logits, y)
 
 
-class Softmax(Module):
+class Softmax(Declared):
     """Softmax along an axis; None: torch's old rule, the first axis of 0, 1 or 3, else the second."""
 
-    def __init__(self, axis: int | None = -1) -> None:
-        super().__init__()
-        self.axis = axis
+    axis: int | None = -1
 
     def axis_of(self, x: Tensor) -> int:
         if self.axis is not None:

@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
-from needle.ops.spatial import as_padding, per_axis
+from needle.ops.nn.spatial import as_padding, per_axis
 
 from .arguments import check_divides, integers
 from .module import Module, Parameter
+
+__all__ = ["Conv", "Conv1d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
 
 def pad_around(x: Tensor, padding: Any, kernel: tuple, dilation: tuple, mode: str) -> tuple[Tensor, Any]:
@@ -28,11 +30,10 @@ def draw_weights(
     shape: tuple[int, ...], biases: int, fan_in: int, device: Device | None, dtype: str
 ) -> tuple[Parameter, Tensor | None]:
     """A weight and, for a number of biases, a bias as torch draws them: uniform, by the inputs of one output."""
-    weight = Parameter(init.kaiming_uniform(fan_in, 1, shape=shape), device=device, dtype=dtype)
-    if not biases:
-        return weight, None
+    where: dict[str, Any] = {"device": device, "dtype": dtype}
+    weight = Parameter(init.kaiming_uniform(fan_in, 1, shape=shape, **where), **where)
     bound = 1 / max(fan_in, 1) ** 0.5
-    return weight, Parameter(init.rand(biases, low=-bound, high=bound), device=device, dtype=dtype)
+    return weight, Parameter(init.rand(biases, low=-bound, high=bound, **where), **where) if biases else None
 
 
 class Conv(Module):
@@ -69,17 +70,11 @@ class Conv(Module):
             padding = ((kh - 1) // 2, (kw - 1) // 2) if layout == "needle" else 0
         as_padding(padding, self.kernel_size, self.stride, self.dilation, label)
         self.padding, self.padding_mode = padding, padding_mode
-        taps, per_group = kh * kw, in_channels // groups
-        shape = (kh, kw, per_group, out_channels)
-        drawn = init.kaiming_uniform(per_group * taps, out_channels * taps, shape=shape, device=device, dtype=dtype)
-        weight = drawn if layout == "needle" else ops.permute(drawn, (3, 2, 0, 1))
-        self.weight = Parameter(weight, device=device, dtype=dtype)
-        self.bias: Tensor | None = None
-        if bias:
-            bound = 1 / max(per_group * taps, 1) ** 0.5
-            self.bias = Parameter(
-                init.rand(out_channels, low=-bound, high=bound, device=device, dtype=dtype), device=device, dtype=dtype
-            )
+        shape = (kh, kw, in_channels // groups, out_channels)
+        self.weight, self.bias = draw_weights(shape, out_channels if bias else 0, prod(shape[:3]), device, dtype)
+        if layout == "torch":
+            weight = ops.permute(self.weight.detach(), (3, 2, 0, 1))
+            self.weight = Parameter(weight, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self._layout == "torch" else ops.permute(self.weight, (3, 2, 0, 1))

@@ -10,6 +10,8 @@ from needle.backend_ndarray import Device
 
 from .module import Module, Parameter
 
+__all__ = ["Embedding"]
+
 
 class Embedding(Module):
     """Indices (*) to rows (*, embedding_dim) of `weight` (num_embeddings, embedding_dim), drawn from N(0, 1).

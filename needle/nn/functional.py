@@ -7,7 +7,10 @@ from typing import Any
 from needle import ops
 from needle.autograd import Tensor
 
+from .function import Declared
 from .module import Module
+
+__all__ = ["FunctionalBatchNorm", "FunctionalInstanceNorm", "WriteBuffer"]
 
 
 class WriteBuffer(Module):
@@ -18,15 +21,22 @@ class WriteBuffer(Module):
         return value
 
 
-class FunctionalBatchNorm(Module):
+class FunctionalBatchNorm(Declared):
     """Batch normalisation, in torch's rule, with the statistics and parameters given at the call."""
 
     mode_dependent = True
 
-    def __init__(self, momentum: float = 0.1, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.momentum, self.eps = momentum, eps
+    momentum: float = 0.1
+    eps: float = 1e-5
 
     def forward(self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> Tensor:
         training = self.training or mean is None
         return ops.batch_norm(x, mean, var, weight, bias, training, self.momentum, self.eps, unbiased=True)
+
+
+class FunctionalInstanceNorm(FunctionalBatchNorm):
+    """Instance normalisation with the statistics and parameters given at the call."""
+
+    def forward(self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> Tensor:
+        own = self.training or mean is None
+        return ops.instance_norm(x, mean, var, weight, bias, own, self.momentum, self.eps)

@@ -18,18 +18,11 @@ from needle.op import kind_of
 
 from .arguments import Check, check_arguments, checks_of
 
-BOOKKEEPING = (
-    "_config",
-    "_public",
-    "_hooks",
-    "_pre_hooks",
-    "_modules",
-    "_tensors",
-    "_last_use",
-    "_watched",
-    "_found_at",
-)
+__all__ = ["Module", "Parameter"]
+
+OWN = ("needle.nn.", "needle.course.")  # where needle's own layers are
 HOOKS = ("_hooks", "_pre_hooks")
+BOOKKEEPING = (*HOOKS, "_config", "_public", "_modules", "_tensors", "_last_use", "_watched", "_found_at")
 MAX_LINES = 20  # of the names in one message
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 
@@ -134,7 +127,7 @@ class Module:
         if "__init__" not in cls.__dict__:
             return
         init, signature = cls.__init__, inspect.signature(cls.__init__)
-        checks = checks_of(cls, signature) if cls.__module__.startswith("needle.nn.") else {}
+        checks = checks_of(cls, signature) if cls.__module__.startswith(OWN) else {}
 
         @functools.wraps(init)
         def wrapped(self: Module, *args: Any, **kwargs: Any) -> None:
@@ -209,7 +202,7 @@ class Module:
 
     @property
     def is_leaf(self) -> bool:
-        return type(self).__module__.startswith("needle.nn.") and not self.container
+        return type(self).__module__.startswith(OWN) and not self.container
 
     # -- the tree ----------------------------------------------------------------------------------------------------
 
@@ -276,13 +269,17 @@ class Module:
 
         return walk("", self, (id(self),))
 
-    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Every parameter once, under its first path."""
+    def _named_once(self, parameters: bool) -> Iterator[tuple[str, Any]]:
+        """Every parameter, or every other tensor, under its first path."""
         seen: set[int] = set()
         for name, t in self.named_tensors():
-            if isinstance(t, Parameter) and id(t) not in seen:
+            if isinstance(t, Parameter) == parameters and id(t) not in seen:
                 seen.add(id(t))
                 yield name, t
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Every parameter once, under its first path."""
+        return self._named_once(True)
 
     def parameters(self) -> list[Parameter]:
         return [p for _, p in self.named_parameters()]
@@ -295,11 +292,7 @@ class Module:
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that is no parameter once, under its first path."""
-        seen: set[int] = set()
-        for name, t in self.named_tensors():
-            if not isinstance(t, Parameter) and id(t) not in seen:
-                seen.add(id(t))
-                yield name, t
+        return self._named_once(False)
 
     def buffers(self) -> list[Tensor]:
         return [t for _, t in self.named_buffers()]

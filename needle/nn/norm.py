@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from needle import init, ops
 from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray import Device, cpu_numpy, promote
 
 from .arguments import check_divides
+from .function import Function
 from .module import Module, Parameter
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "GroupNorm",
+    "InstanceNorm",
+    "LayerNorm",
+    "LayerNorm1d",
+    "LocalResponseNorm",
+    "RMSNorm",
+]
 
 
 def promoted(x: Tensor, *parameters: Tensor | None) -> list[Any]:
@@ -22,6 +34,26 @@ def promoted(x: Tensor, *parameters: Tensor | None) -> list[Any]:
         return [x, *parameters]
     dtype = functools.reduce(promote, (t.dtype for t in given))
     return [t if t is None or t.dtype == dtype else ops.cast(t, dtype) for t in (x, *parameters)]
+
+
+def affine_of(
+    shape: Sequence[int], device: Device | None, dtype: str, weight: bool, bias: bool = True
+) -> tuple[Tensor | None, Tensor | None]:
+    """A layer's weight, ones, and bias, zeros; None where it has none."""
+    where: dict[str, Any] = {"device": device, "dtype": dtype}
+    ones = Parameter(init.ones(*shape), **where) if weight else None
+    return ones, Parameter(init.zeros(*shape), **where) if weight and bias else None
+
+
+def statistics_of(
+    dim: int, device: Device | None, dtype: str, tracked: bool, counted: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Running mean and variance and torch's count of batches; None where a layer keeps none."""
+    return (
+        init.zeros(dim, device=device, dtype=dtype) if tracked else None,
+        init.ones(dim, device=device, dtype=dtype) if tracked else None,
+        init.zeros(device=device, dtype="int64") if tracked and counted else None,
+    )
 
 
 class BatchNorm2d(Module):
@@ -48,21 +80,10 @@ class BatchNorm2d(Module):
     ) -> None:
         super().__init__()
         self.dim, self.eps, self.momentum, self.unbiased = dim, eps, momentum, unbiased
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
-        if affine:
-            self.weight = Parameter(init.ones(dim), device=device, dtype=dtype)
-            self.bias = Parameter(init.zeros(dim), device=device, dtype=dtype)
-        self.running_mean: Tensor | None = None
-        self.running_var: Tensor | None = None
-        if track_running_stats:
-            self.running_mean = init.zeros(dim, device=device, dtype=dtype)
-            self.running_var = init.ones(dim, device=device, dtype=dtype)
-        self.num_batches_tracked: Tensor | None = None
-        if (count_batches or momentum is None) and track_running_stats:
-            self.num_batches_tracked = Tensor(
-                np.array(0, dtype="int64"), device=device, dtype="int64", requires_grad=False
-            )
+        self.weight, self.bias = affine_of((dim,), device, dtype, affine)
+        counted = count_batches or momentum is None
+        made = statistics_of(dim, device, dtype, track_running_stats, counted)
+        self.running_mean, self.running_var, self.num_batches_tracked = made
 
     def forward(self, x: Tensor) -> Tensor:
         if x.recorder is None and x.ndim < 2:
@@ -78,18 +99,10 @@ class BatchNorm2d(Module):
             raise ValueError(
                 f"[{type(self).__name__}] expects more than one value per channel in training, got shape {x.shape}."
             )
+        own = self.training or self.running_mean is None
         x, weight, bias = promoted(x, self.weight, self.bias)
-        return ops.batch_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            weight,
-            bias,
-            training=self.training or self.running_mean is None,
-            momentum=momentum,
-            eps=self.eps,
-            unbiased=self.unbiased,
-        )
+        rule = (own, momentum, self.eps, self.unbiased)
+        return ops.batch_norm(x, self.running_mean, self.running_var, weight, bias, *rule)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}, momentum={self.momentum}"
@@ -104,20 +117,6 @@ class BatchNorm3d(BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.reshape(super().forward(ops.flatten(x, 2)), x.shape)
-
-
-class FunctionalInstanceNorm(Module):
-    """Instance normalisation with the statistics and parameters given at the call."""
-
-    mode_dependent = True
-
-    def __init__(self, momentum: float = 0.1, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.momentum, self.eps = momentum, eps
-
-    def forward(self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> Tensor:
-        own = self.training or mean is None
-        return ops.instance_norm(x, mean, var, weight, bias, own, self.momentum, self.eps)
 
 
 class InstanceNorm(Module):
@@ -141,19 +140,10 @@ class InstanceNorm(Module):
         super().__init__()
         self.dim, self.rank, self.eps, self.momentum = dim, rank, eps, momentum
         self.mode_dependent = track_running_stats  # type: ignore[misc]
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
-        self.running_mean: Tensor | None = None
-        self.running_var: Tensor | None = None
-        self.num_batches_tracked: Tensor | None = None
-        if affine:
-            self.weight = Parameter(init.ones(dim), device=device, dtype=dtype)
-            self.bias = Parameter(init.zeros(dim), device=device, dtype=dtype)
-        if track_running_stats:
-            self.running_mean = init.zeros(dim, device=device, dtype=dtype)
-            self.running_var = init.ones(dim, device=device, dtype=dtype)
-            # torch has this buffer and never counts.
-            self.num_batches_tracked = init.zeros(device=device, dtype="int64")
+        self.weight, self.bias = affine_of((dim,), device, dtype, affine)
+        # torch has the count, too, and never counts.
+        made = statistics_of(dim, device, dtype, track_running_stats, True)
+        self.running_mean, self.running_var, self.num_batches_tracked = made
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == self.rank + 1:
@@ -183,11 +173,7 @@ class GroupNorm(Module):
         super().__init__()
         check_divides("GroupNorm", "num_channels", "num_groups", num_groups, num_channels)
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
-        if affine:
-            self.weight = Parameter(init.ones(num_channels), device=device, dtype=dtype)
-            self.bias = Parameter(init.zeros(num_channels), device=device, dtype=dtype)
+        self.weight, self.bias = affine_of((num_channels,), device, dtype, affine)
 
     def forward(self, x: Tensor) -> Tensor:
         x, weight, bias = promoted(x, self.weight, self.bias)
@@ -197,15 +183,14 @@ class GroupNorm(Module):
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
 
 
-class LocalResponseNorm(Module):
+class LocalResponseNorm(Function):
     """See ops.local_response_norm; x (N, C, *)."""
 
-    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
-        super().__init__()
-        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
+    function = staticmethod(ops.local_response_norm)
+    size: int
+    alpha: float = 1e-4
+    beta: float = 0.75
+    k: float = 1.0
 
 
 def check_normalized(label: str, normalized: tuple[int, ...], x: Any) -> None:
@@ -233,9 +218,7 @@ class RMSNorm(Module):
         super().__init__()
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps = eps
-        self.weight: Tensor | None = None
-        if elementwise_affine:
-            self.weight = Parameter(init.ones(*self.normalized_shape), device=device, dtype=dtype)
+        self.weight, _ = affine_of(self.normalized_shape, device, dtype, elementwise_affine, False)
 
     def forward(self, x: Tensor) -> Tensor:
         check_normalized("RMSNorm", self.normalized_shape, x)
@@ -261,20 +244,14 @@ class LayerNorm(Module):
         super().__init__()
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps = eps
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
-        if elementwise_affine:
-            self.weight = Parameter(init.ones(*self.normalized_shape), device=device, dtype=dtype)
-            if bias:
-                self.bias = Parameter(init.zeros(*self.normalized_shape), device=device, dtype=dtype)
+        self.weight, self.bias = affine_of(self.normalized_shape, device, dtype, elementwise_affine, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         check_normalized(type(self).__name__, self.normalized_shape, x)
         x, weight, bias = promoted(x, self.weight, self.bias)
         return ops.layer_norm(x, weight, bias, len(self.normalized_shape), self.eps)
 
-    def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}"
+    extra_repr = RMSNorm.extra_repr
 
 
 class LayerNorm1d(LayerNorm):

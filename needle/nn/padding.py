@@ -6,28 +6,31 @@ from typing import Any
 
 from needle import ops
 from needle.autograd import Tensor
-from needle.ops.padding import EDGE_MODES
-from needle.ops.spatial import per_axis
+from needle.ops.nn.spatial import per_axis
+from needle.ops.shape.padding import EDGE_MODES
 
 from .arguments import choice, integers, wrong
+from .function import Function
 from .module import Module
 
+__all__ = ["ConstantPad2d", "Pad"]
 
-class Pad(Module):
+
+class Pad(Function):
     """See ops.pad: `padding` from the last axis backwards; mode constant, reflect, replicate or circular."""
 
+    function = staticmethod(ops.pad)
     arguments = {"padding": integers(), "mode": choice("constant", *EDGE_MODES)}
+    padding: Any
+    mode: str = "constant"
+    value: float | None = None
 
-    def __init__(self, padding: Any, mode: str = "constant", value: float | None = None) -> None:
-        super().__init__()
-        if isinstance(padding, int) or len(padding) % 2:
-            raise wrong("[Pad] padding", "an even number of pads", padding)
-        if value is not None and mode != "constant":
-            raise wrong("[Pad] value", f"None beside mode {mode}", value)
-        self.padding, self.mode, self.value = padding, mode, value
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.pad(x, self.padding, self.mode, self.value)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.padding, int) or len(self.padding) % 2:
+            raise wrong("[Pad] padding", "an even number of pads", self.padding)
+        if self.value is not None and self.mode != "constant":
+            raise wrong("[Pad] value", f"None beside mode {self.mode}", self.value)
 
     def extra_repr(self) -> str:
         return f"{self.padding}, mode={self.mode}"

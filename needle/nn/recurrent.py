@@ -12,11 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
-from needle.ops.recurrent import gru_step, lstm_step, rnn_step
+from needle.ops.nn.recurrent import gru_step, lstm_step, rnn_step
 
 from .arguments import integer
 from .basic import Dropout
 from .module import Module, Parameter
+
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
 NAMES = {
     "needle": ("W_ih", "W_hh", "bias_ih", "bias_hh"),

@@ -5,32 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from needle import ops
-from needle.autograd import Tensor
-from needle.ops.resize import MODES, check_resize
+from needle.ops.nn.resize import MODES, check_resize
 
 from .arguments import choice, integers
-from .module import Module
+from .function import Function
+
+__all__ = ["Upsample"]
 
 
-class Upsample(Module):
+class Upsample(Function):
     """See ops.interpolate."""
 
+    function = staticmethod(ops.interpolate)
     arguments = {"size": integers(1), "mode": choice(*MODES)}
 
-    def __init__(
-        self,
-        size: Any = None,
-        scale_factor: Any = None,
-        mode: str = "nearest",
-        align_corners: bool | None = None,
-        recompute_scale_factor: bool | None = None,
-    ) -> None:
-        super().__init__()
-        check_resize("Upsample", size, scale_factor, mode, align_corners, recompute_scale_factor)
-        self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
-        self.recompute_scale_factor = recompute_scale_factor
+    size: Any = None
+    scale_factor: Any = None
+    mode: str = "nearest"
+    align_corners: bool | None = None
+    recompute_scale_factor: bool | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.interpolate(
-            x, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_resize("Upsample", *self.values())

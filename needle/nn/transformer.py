@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 from needle import ops
 from needle.autograd import Tensor
@@ -13,6 +13,14 @@ from .basic import Dropout, Linear
 from .module import Module
 from .norm import LayerNorm
 
+__all__ = [
+    "EncoderDecoder",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+]
+
 ACTIVATIONS = {"relu": ops.relu, "gelu": ops.gelu}
 
 
@@ -20,6 +28,7 @@ class FeedForward(Module):
     """What encoder and decoder layers share: the two linear layers, dropout and norms. `activation`: "relu" or "gelu"."""
 
     container = True
+    decodes: ClassVar[bool] = False  # has attention over another sequence, too
 
     def __init__(
         self,
@@ -42,6 +51,10 @@ class FeedForward(Module):
         self.linear2 = Linear(dim_feedforward, d_model, bias, layout="torch")
         self.norm1, self.norm2 = (LayerNorm(d_model, layer_norm_eps, bias=bias) for _ in range(2))
         self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
+        if self.decodes:
+            self.multihead_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first)
+            self.norm3 = LayerNorm(d_model, layer_norm_eps, bias=bias)
+            self.dropout3 = Dropout(dropout)
 
     def attend(self, x: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor:
         attended, _ = self.self_attn(x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask)
@@ -72,24 +85,7 @@ class TransformerEncoderLayer(FeedForward):
 class TransformerDecoderLayer(FeedForward):
     """Self-attention, attention over `memory`, feed-forward."""
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str = "relu",
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-    ) -> None:
-        super().__init__(
-            d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias
-        )
-        self.multihead_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first)
-        self.norm3 = LayerNorm(d_model, layer_norm_eps, bias=bias)
-        self.dropout3 = Dropout(dropout)
+    decodes = True
 
     def forward(
         self,
@@ -103,14 +99,8 @@ class TransformerDecoderLayer(FeedForward):
         memory_is_causal: bool = False,
     ) -> Tensor:
         def look(x: Tensor) -> Tensor:
-            attended, _ = self.multihead_attn(
-                x,
-                memory,
-                memory,
-                key_padding_mask=memory_key_padding_mask,
-                need_weights=False,
-                attn_mask=memory_mask,
-            )
+            masks = {"key_padding_mask": memory_key_padding_mask, "attn_mask": memory_mask}
+            attended, _ = self.multihead_attn(x, memory, memory, need_weights=False, **masks)
             return self.dropout2(attended)
 
         x = tgt

@@ -1,58 +1,19 @@
-"""What op classes share: shape and dtype rules, axes, broadcasting back, gradients through a decomposition."""
+"""What op classes share: shape rules, axes, broadcasting back, gradients through a decomposition."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
-from needle.backend_ndarray import FLOATS, NDArray, dtype_name, promote, promote_scalar
-from needle.backend_ndarray.kernels import DTYPES, call_map, kernel_dtype
-
-
-def float_dtype(dtype: Any) -> str:
-    """`dtype`, or float32 for integers and bools."""
-    return dtype_name(dtype) if dtype in FLOATS else "float32"
-
-
-def real_dtype(kernel: str | None, dtype: str) -> str:
-    """`dtype`, or float32 for the integers and bools that meet a kernel for real numbers."""
-    return dtype if dtype in FLOATS or "int64" in DTYPES.get(str(kernel), ()) else "float32"
-
-
-def result_dtype(*operands: Any) -> str:
-    """dtype of an operation on several arrays: torch's rule, under which those without axes count only where they are of a
-    higher kind (bool, integer, float).
-    """
-    full = [dtype_name(x.dtype) for x in operands if x.shape != ()]
-    lone = [dtype_name(x.dtype) for x in operands if x.shape == ()]
-    dtype = reduce(promote, full or lone)
-    return dtype if not full else reduce(promote, (d for d in lone if KINDS[d] > KINDS[dtype]), dtype)
-
-
-KINDS = {**dict.fromkeys(FLOATS, 2), "int32": 1, "int64": 1, "bool": 0}
-
-
-def fits_attribute(scalar: Any) -> bool:
-    """Whether a kernel can take a number as an attribute, a double: larger whole numbers lose digits there."""
-    if isinstance(scalar, int):
-        if not -(2**63) <= scalar < 2**63:
-            raise ValueError(f"[scalar] expects whole numbers of at most 64 bits, got {scalar}.")
-        return -(2**53) <= scalar <= 2**53
-    if isinstance(scalar, float):
-        return True
-    if isinstance(scalar, list | tuple | str | None):
-        raise TypeError(f"[scalar] expects a number or an array, got {type(scalar).__name__}.")
-    return not hasattr(scalar, "__dlpack__")  # an array of another library
-
-
-def cast_array(x: Any, dtype: str) -> Any:
-    """numpy array or NDArray as `dtype`, itself where it has it already."""
-    return x if dtype_name(x.dtype) == dtype else x.astype(dtype)
+from needle.backend_ndarray import FLOATS, NDArray, dtype_name, promote_scalar  # noqa: F401  # some ask here for FLOATS
+from needle.backend_ndarray.kernels import call_map, kernel_dtype
+from needle.ops.dtypes import KINDS, cast_array, real_dtype, result_dtype  # noqa: F401  # and for KINDS
+from needle.ops.families import family, samples_of
 
 
 def rows_of(x: Any) -> Any:
@@ -108,6 +69,11 @@ def check_axes(label: str, axes: int | Sequence[int] | None, shape: Sequence[int
     return normal
 
 
+def reduced_shape(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
+    """`shape` with size 1 at the axes, or without them."""
+    return tuple([1 if d in axes else s for d, s in enumerate(shape) if keepdims or d not in axes])
+
+
 def as_axes(axes: Any) -> Any:
     """Axes as an attribute: None, an int or a tuple."""
     return tuple(axes) if isinstance(axes, list | tuple) else axes
@@ -115,14 +81,16 @@ def as_axes(axes: Any) -> Any:
 
 def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`grad` summed over the axes that broadcasting added or stretched."""
-    from .reduce import summation
-    from .shape import reshape
-
     if grad.shape == tuple(shape):
         return grad
     lead = len(grad.shape) - len(shape)
     axes = [*range(lead), *(i + lead for i, s in enumerate(shape) if s == 1 and grad.shape[i + lead] != 1)]
-    return reshape(summation(grad, tuple(axes)) if axes else grad, tuple(shape))
+    return (grad.sum(tuple(axes)) if axes else grad).reshape(tuple(shape))
+
+
+def constant(values: Any, like: Tensor, dtype: str | None = None) -> Tensor:
+    """A tensor of `dtype`, by default that of `like`, on the device of `like`, without a gradient."""
+    return Tensor(values, device=like.device, dtype=dtype or like.dtype, requires_grad=False)
 
 
 def as_operand(value: Any, like: Tensor) -> Tensor:
@@ -134,7 +102,7 @@ def as_operand(value: Any, like: Tensor) -> Tensor:
     try:
         dtype = promote_scalar(like.dtype, value) if np.ndim(value) == 0 else None
     except Unsupported:  # until the graph runs
-        from .creation import Number
+        from .shape.creation import Number
 
         return Number(value)(like)
     return Tensor(value, device=like.device, dtype=dtype, requires_grad=False)
@@ -163,10 +131,34 @@ def gradient_of_decomposition(self: Op, out_grad: Tensor, node: Tensor) -> tuple
     return vjp(self.decompose(*node.inputs), out_grad, node.inputs)
 
 
+class Layer(Op):
+    """Ops of x, weight and optionally bias (of any shape with a value per output channel), whose kernels finish with an
+    activation.
+    """
+
+    channel_axis: ClassVar[Any]  # of the weight: its output channels
+    compute_infers = True
+
+    def is_weight(self, index: int) -> bool:
+        return index > 0
+
+    def finished(self, activation: str, alpha: float, *arrays: Any) -> NDArray:
+        """activation(layer(x, weight, bias))."""
+        out = NDArray.empty(*self.infer(*arrays))
+        self.into(out, *arrays, activation=activation, alpha=alpha)  # type: ignore[call-arg]
+        return out
+
+    def compute(self, *arrays: NDArray) -> Any:
+        return self.finished("none", 0.0, *arrays)
+
+    def takes_norm(self, out: Any) -> bool:
+        """Whether a batch norm after it, which is over axis 1, is over its channels."""
+        return True
+
+
 class Elementwise(Op):
     """Ops that map elements one to one, over operands broadcast together. `kernel` takes the op's attributes in their order."""
 
-    layout = "any"
     mixes_floats = True
     domain: ClassVar[tuple[float, float]] = (-3.0, 3.0)  # where tests draw inputs
     ufunc: ClassVar[Any] = None  # the op in numpy
@@ -201,15 +193,15 @@ class Elementwise(Op):
     def compute(self, *arrays: NDArray) -> Any:
         if self.kernel is None:
             return None
-        if type(self).lower is Elementwise.lower:
+        if type(self).into is Elementwise.into:
             name, attrs = self.row()
             dtype = self.operand_dtype(*arrays)
             return arrays[0].ewise(name, arrays[1:], attrs, dtype, self.result or dtype)
         out = NDArray.empty(*self.infer(*arrays))
-        self.lower(None, list(arrays), out)
+        self.into(out, *arrays)
         return out
 
-    def lower(self, builder: Any, inputs: list[NDArray], out: NDArray) -> None:
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
         name, attrs = self.row()
         shape, dtype = out.shape, kernel_dtype(name, self.operand_dtype(*inputs))
         call_map(name, out, [x.fitted(shape, dtype) for x in inputs], attrs)
@@ -218,51 +210,30 @@ class Elementwise(Op):
         dtype = self.operand_dtype(*arrays)
         return self.formula(*(cast_array(x, dtype) for x in arrays))
 
-    def te(self, t: Any, out: Any, *inputs: Any) -> Any:
-        return t.elementwise(self.reference, out.shape, inputs, out.dtype)
-
-    def relax(self, t: Any, out: Any, *inputs: Any) -> Any:
-        """By the operator that has the name of the kernel or of numpy's function, where all is of one dtype."""
-        found = getattr(t.relax.op, getattr(self.ufunc, "__name__", ""), None) or getattr(
-            t.relax.op.nn, self.label, None
-        )
-        if (
-            found is None
-            or set(vars(self)) - {"scalar"}
-            or out.dtype == "bool"
-            or {t.dtype(x) for x in inputs} != {out.dtype}
-        ):
-            return None
-        scalar = [t.relax.const(v, out.dtype) for v in vars(self).values()]
-        return found(*inputs, *scalar)
-
     def formula(self, *arrays: np.ndarray) -> Any:
         """The op in numpy, on arrays of one dtype."""
         return self.ufunc(*arrays, *vars(self).values()) if self.ufunc is not None else None
 
 
 class Unary(Elementwise):
-    @classmethod
-    def samples(cls) -> list:
-        return [({}, [(4, 33)]), ({}, [()])]
+    samples = samples_of(({}, [(4, 33)]), ({}, [()]))
 
 
 class Binary(Elementwise):
-    @classmethod
-    def samples(cls) -> list:
-        return [({}, [(4, 33), (4, 33)]), ({}, [(2, 1, 5), (3, 1)])]
+    samples = samples_of(({}, [(4, 33), (4, 33)]), ({}, [(2, 1, 5), (3, 1)]))
 
 
+@family
 class ScalarOp(Elementwise):
-    """An array with one number, attribute `scalar`."""
+    """An array with one number."""
+
+    scalar: Any
 
     def operand_dtype(self, *inputs: Any) -> str:
-        dtype = promote_scalar(dtype_name(inputs[0].dtype), vars(self)["scalar"])
+        dtype = promote_scalar(dtype_name(inputs[0].dtype), self.scalar)
         return dtype if dtype == "float32" else real_dtype(self.kernel, dtype)
 
     def formula(self, *arrays: np.ndarray) -> Any:
-        return self.ufunc(arrays[0], np.asarray(vars(self)["scalar"], arrays[0].dtype))
+        return self.ufunc(arrays[0], np.asarray(self.scalar, arrays[0].dtype))
 
-    @classmethod
-    def samples(cls) -> list:
-        return [({"scalar": 1.7}, [(4, 33)])]
+    samples = samples_of(({"scalar": 1.7}, [(4, 33)]))

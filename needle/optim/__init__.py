@@ -1,9 +1,8 @@
 """Optimizers, learning-rate schedules and gradient clipping."""
 
-from .adam import Adam, AdamW
 from .base import Optimizer
 from .clip import clip_grad_norm, clip_grad_value
-from .rmsprop import RMSprop
+from .rules import SGD, Adam, AdamW, RMSprop
 from .schedule import (
     CosineAnnealingLR,
     ExponentialLR,
@@ -14,22 +13,5 @@ from .schedule import (
     SequentialLR,
     StepLR,
 )
-from .sgd import SGD
 
-__all__ = [
-    "SGD",
-    "Adam",
-    "AdamW",
-    "CosineAnnealingLR",
-    "ExponentialLR",
-    "LinearLR",
-    "MultiStepLR",
-    "OneCycleLR",
-    "Optimizer",
-    "RMSprop",
-    "Schedule",
-    "SequentialLR",
-    "StepLR",
-    "clip_grad_norm",
-    "clip_grad_value",
-]
+__all__ = [n for n in dir() if not n.startswith("_")]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from needle.autograd import Tensor
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, full
 from needle.backend_ndarray.kernels import call_groups
 from needle.nn.module import reset_gradients
 
@@ -265,8 +265,4 @@ def place(a: Any) -> tuple[Any, Any]:
 
 
 def zeros_like(a: Any) -> Any:
-    if isinstance(a, np.ndarray):
-        return np.zeros_like(a)
-    out = NDArray.empty(a.shape, a.dtype, a.device)
-    out.fill(0.0)
-    return out
+    return np.zeros_like(a) if isinstance(a, np.ndarray) else full(a.shape, 0.0, a.dtype, a.device)

@@ -55,6 +55,3 @@ def clip_grad_value(params: Iterable[Parameter], clip_value: float) -> None:
 
     for p in with_gradients("clip_grad_value", params):
         p.grad = clamp(p.grad.detach(), -clip_value, clip_value).detach()
-
-
-__all__ = ["clip_grad_norm", "clip_grad_value"]

@@ -1,4 +1,5 @@
-from .files import write_file
+from needle.files import write_file
+
 from .peaks import Peaks, cpu_name, fma_peak, measure_peaks
 from .result import Event, Profile, Row
 from .run import profile

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from . import plots
-from .result import COLUMNS, TEXTS, short
+from .table import COLUMNS, TEXTS, short
 
 try:
     import jinja2

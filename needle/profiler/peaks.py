@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-import platform
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from needle import _core
-from needle.backend_ndarray import Device
+from needle.backend_ndarray import Device, default_device
 from needle.backend_ndarray.device import GpuDevice
 from needle.backend_ndarray.kernels import KERNELS
 from needle.backend_ndarray.ndarray import NDArray, call
 from needle.executor.builder import Builder
 from needle.executor.constants import ConstantPool
+from needle.targets.cpu.target import cpu_name
 
 KIB = 1024
 CACHED = tuple(16 * KIB * 4**i for i in range(7))  # bytes of source and copy together, 16 KiB to 64 MiB
@@ -77,16 +77,6 @@ class Gpu(NamedTuple):
         return f"{self.name}, {self.device}, {self.units} units: its peaks are not measured"
 
 
-def cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def last_cache_bytes() -> int:
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
@@ -107,7 +97,7 @@ def fma_peak(tries: int = 15, iterations: int = 300_000) -> float:
 
 def stream_rate(nbytes: int, tries: int, kernel: str = "copy", in_place: bool = False) -> float:
     """Bytes read and written per second by a kernel that touches `nbytes`, planned so that nothing but the kernel runs."""
-    builder = Builder(ConstantPool())
+    builder = Builder(ConstantPool(), default_device())
     repeats = max(1, LEAST // nbytes)
     with builder.active():
         source = NDArray.empty((nbytes // 8,))

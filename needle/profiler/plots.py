@@ -6,9 +6,10 @@ import base64
 import io
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from .files import write_file
+from needle.files import write_file
 
 try:
     from matplotlib.figure import Figure
@@ -31,19 +32,20 @@ def canvas(width: float, height: float) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def png(figure: Figure) -> bytes:
+def drawn(figure: Figure, kind: str = "png") -> bytes:
     data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=DPI)
+    figure.savefig(data, format=kind, dpi=DPI)
     return data.getvalue()
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    write_file(path, png(figure))
+    """Draw it in the format that the ending of the path names, PNG without one."""
+    write_file(path, drawn(figure, Path(path).suffix[1:] or "png"))
 
 
 def inline(figure: Figure) -> str:
     """The picture as a data URL."""
-    return "data:image/png;base64," + base64.b64encode(png(figure)).decode()
+    return "data:image/png;base64," + base64.b64encode(drawn(figure)).decode()
 
 
 def colors(names: Sequence[str]) -> dict[str, str]:
@@ -54,6 +56,12 @@ def colors(names: Sequence[str]) -> dict[str, str]:
 def below(figure: Figure, handles: Sequence[Any]) -> None:
     """A legend under the picture, where it hides nothing."""
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
+
+
+def note(axes: Any, text: str, at: tuple[float, float], color: str) -> None:
+    """Text that ends just above a point."""
+    place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "right", "va": "bottom"}
+    axes.annotate(text, at, fontsize=8, color=color, **place)
 
 
 def bars(
@@ -110,16 +118,7 @@ def roofline(rows: Sequence[dict[str, Any]], machine: dict[str, Any]) -> Figure:
     for rate, name, style in ((machine["bandwidth_gbs"], "memory", "-"), (machine["cache_gbs"], "cache", "--")):
         where = [left, peak / rate, right], [left * rate, peak, peak]
         handles += axes.plot(*where, style, color=GREY, lw=1.2, zorder=1, label=f"{rate:.0f} GB/s from {name}")
-    axes.annotate(
-        f"{peak:.0f} GF/s ",
-        (right, peak),
-        (0, 2),
-        textcoords="offset points",
-        fontsize=8,
-        color=GREY,
-        va="bottom",
-        ha="right",
-    )
+    note(axes, f"{peak:.0f} GF/s ", (right, peak), GREY)
     shade = colors([r["op"] for r in sorted(shown, key=lambda r: -r["seconds"])])
     longest = max((r["seconds"] for r in shown), default=1)
     for op, color in shade.items():
@@ -150,8 +149,7 @@ def memory_plan(memory: dict[str, Any]) -> Figure:
     axes.step(range(memory["steps"]), [n / 1e6 for n in memory["live"]], where="mid", color="#222222", lw=1)
     axes.axhline(memory["peak"] / 1e6, color="#c2605a", lw=1, ls="--")
     text = f"peak {memory['peak'] / 1e6:.2f} MB in use, arena {memory['arena'] / 1e6:.2f} MB"
-    where = (memory["steps"] - 0.5, memory["peak"] / 1e6)
-    axes.annotate(text, where, (0, 2), textcoords="offset points", ha="right", va="bottom", fontsize=8, color="#c2605a")
+    note(axes, text, (memory["steps"] - 0.5, memory["peak"] / 1e6), "#c2605a")
     axes.set_xlim(-0.5, memory["steps"] - 0.5)
     axes.set_ylim(0, 1.1 * memory["arena"] / 1e6 or 1)
     axes.set_xlabel("step of the plan")

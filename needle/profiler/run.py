@@ -13,9 +13,9 @@ from needle.autograd import no_grad
 from needle.backend_ndarray import Device, cpu
 from needle.backend_ndarray.kernels import DECOMPOSED
 from needle.executor import Executable, compile
-from needle.executor.builder import LAYOUT
 from needle.executor.executable import CompiledPlan
-from needle.executor.merge import JOIN
+from needle.executor.step import JOIN
+from needle.executor.target import target_of
 from needle.graph import map_structure
 from needle.interop import as_tensor
 from needle.nn.module import Module
@@ -23,6 +23,8 @@ from needle.nn.module import Module
 from .peaks import peaks_of
 from .record import Call, recording
 from .result import Event, Profile, Row
+
+Place = tuple[str, str, tuple[int, ...]]  # name, op and shape of a call
 
 
 def profile(model: Module | Executable, x: Any, rounds: int = 10, compiled: bool = False) -> Profile:
@@ -42,7 +44,8 @@ def profile(model: Module | Executable, x: Any, rounds: int = 10, compiled: bool
         raise TypeError(f"[profile] expects a Module or an Executable, got {type(model).__name__}.")
     if compiled:
         return profile_executable(compile(model, args), args, rounds)
-    return profile_module(model, args, rounds)
+    with no_grad():  # so that fused ops without a gradient of their own run as they are
+        return profile_module(model, args, rounds)
 
 
 def shapes(args: tuple) -> list[tuple[int, ...]]:
@@ -73,16 +76,7 @@ def progress(rounds: int) -> Any:
 
 
 def profile_module(model: Module, args: tuple, rounds: int) -> Profile:
-    with no_grad():  # so that fused ops without a gradient of their own run as they are
-        return profile_eager(model, args, rounds)
-
-
-def profile_eager(model: Module, args: tuple, rounds: int) -> Profile:
-    training = [p or type(m).__name__ for p, m in model.named_modules() if m.mode_dependent and m.training]
-    if training:
-        raise ValueError(
-            f"[profile] {len(training)} modules are in training mode (first: {training[0]}); call net.eval()."
-        )
+    model.check_evaluation("profile")
     inputs = tuple(map_structure(args, as_tensor))
     model(*inputs)
     device = place_of(model, inputs)
@@ -109,19 +103,19 @@ def profile_eager(model: Module, args: tuple, rounds: int) -> Profile:
 
 def merge(runs: Sequence[Sequence[Call]]) -> list[Row]:
     """One row for all calls of an op at one place with one shape."""
-    seconds: dict[tuple[str, str, tuple[int, ...]], list[float]] = {}
-    facts: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    seconds: dict[Place, list[float]] = {}
     for i, calls in enumerate(runs):
         for c in calls:
-            key = c[:3]
-            seconds.setdefault(key, [0.0] * len(runs))[i] += c.seconds
-            if i == 0:
-                sums = facts.setdefault(key, [0] * 5)
-                facts[key] = [a + b for a, b in zip(sums, (1, c.flops, c.read, c.written, c.memory), strict=True)]
-    return [
-        Row(*key, n, statistics.median(seconds[key]), flops, read, written, memory)
-        for key, (n, flops, read, written, memory) in facts.items()
-    ]
+            seconds.setdefault(c[:3], [0.0] * len(runs))[i] += c.seconds
+    places: dict[Place, list[Call]] = {}
+    for c in runs[0]:
+        places.setdefault(c[:3], []).append(c)
+    rows = []
+    for key, own in places.items():
+        counts = zip(*((c.flops, c.read, c.written, c.memory) for c in own), strict=True)
+        flops, read, written, memory = map(sum, counts)
+        rows.append(Row(*key, len(own), statistics.median(seconds[key]), flops, read, written, memory))
+    return rows
 
 
 def profile_executable(exe: Executable, args: tuple, rounds: int) -> Profile:
@@ -156,7 +150,7 @@ def step_flops(plan: CompiledPlan, seconds: Sequence[float]) -> list[int]:
     """Operations of every step: an op's belong to its slowest kernel, shared by that kernel's steps; the others move data."""
     steps: dict[str, list[int]] = {}
     for i, (label, kernel) in enumerate(zip(plan.info.labels, plan.info.names, strict=True)):
-        if kernel not in LAYOUT:
+        if kernel not in target_of(plan.device).layout.kernels:
             for part in label.split(JOIN):
                 if part in plan.origins:
                     steps.setdefault(part, []).append(i)

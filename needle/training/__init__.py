@@ -1,5 +1,7 @@
 """Training loops of the course, checkpoints, and a command line over them."""
 
+from needle.course.simple_ml import loss_err, nn_epoch, parse_mnist, softmax_loss
+
 from .checkpoint import load_checkpoint, save_checkpoint
 from .loops import (
     epoch,
@@ -8,22 +10,6 @@ from .loops import (
     evaluate_cifar10,
     evaluate_ptb,
 )
-from .simple import loss_err, nn_epoch, parse_mnist, softmax_loss
 from .train import train_cifar10, train_mnist, train_ptb
 
-__all__ = [
-    "epoch",
-    "epoch_general_cifar10",
-    "epoch_general_ptb",
-    "evaluate_cifar10",
-    "evaluate_ptb",
-    "load_checkpoint",
-    "loss_err",
-    "nn_epoch",
-    "parse_mnist",
-    "save_checkpoint",
-    "softmax_loss",
-    "train_cifar10",
-    "train_mnist",
-    "train_ptb",
-]
+__all__ = [n for n in dir() if not n.startswith("_")]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from needle.files import write_tensors
+from needle.files import existing, write_tensors
 from needle.nn import Module
 from needle.optim import Optimizer, Schedule
 
@@ -55,9 +55,7 @@ def load_checkpoint(
     path: str | os.PathLike, model: Module, optimizer: Optimizer, schedule: Schedule | None = None
 ) -> tuple[int, Any]:
     """Put the saved state into model, optimizer, schedule and numpy's global stream; (epochs done, their last results)."""
-    name = os.fspath(path)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"[load_checkpoint] there is no file {name}.")
+    name = existing("load_checkpoint", path)
     try:
         with safe_open(path, framework="numpy") as f:
             text = (f.metadata() or {}).get(KEY, "")
@@ -96,6 +94,3 @@ def optimizer_arrays(arrays: dict[str, np.ndarray]) -> dict[int, dict[str, np.nd
             _, place, slot = key.split("/")
             state.setdefault(int(place), {})[slot] = a
     return state
-
-
-__all__ = ["load_checkpoint", "save_checkpoint"]

@@ -29,18 +29,15 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default is None or action.default is False else super()._get_help_string(action)
 
 
-def positive(text: str) -> int:
+def positive(text: str, least: int = 1) -> int:
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expects at least 1, got {number}")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"expects at least {least}, got {number}")
     return number
 
 
 def count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"expects at least 0, got {number}")
-    return number
+    return positive(text, 0)
 
 
 def positive_float(text: str) -> float:
@@ -107,14 +104,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def options(args: argparse.Namespace, text: Callable[[Pair], str]) -> dict[str, Any]:
     """What `fit` takes, from the common arguments."""
-    made: dict[str, Any] = {
-        "optimizer": OPTIMIZERS[args.optimizer],
-        "lr": args.lr,
-        "weight_decay": args.weight_decay,
-        "checkpoint": args.checkpoint,
-        "resume": args.resume,
-        "report": lambda done, results: print(f"epoch {done}/{args.epochs}: {text(results)}", flush=True),
-    }
+    made = {name: getattr(args, name) for name in ("lr", "weight_decay", "checkpoint", "resume")}
+    made["optimizer"] = OPTIMIZERS[args.optimizer]
+    made["report"] = lambda done, results: print(f"epoch {done}/{args.epochs}: {text(results)}", flush=True)
     if args.schedule == "cosine":
         made["schedule"] = functools.partial(optim.CosineAnnealingLR, T_max=args.epochs)
     return made
@@ -134,7 +126,7 @@ def accuracy_text(results: Pair) -> str:
 
 def perplexity_text(results: Pair) -> str:
     perplexity = math.exp(results[1]) if results[1] < 700 else math.inf
-    return f"accuracy {results[0]:.4f}, loss {results[1]:.4f}, perplexity {perplexity:.2f}"
+    return f"{accuracy_text(results)}, perplexity {perplexity:.2f}"
 
 
 def run_mnist(args: argparse.Namespace) -> str:

@@ -35,11 +35,6 @@ def placed(x: Tensor, device: Device) -> Tensor:
     return x.detach() if x.device == device else Tensor(x, device=device, requires_grad=False)
 
 
-def made(loss_fn: Any) -> Any:
-    """A loss from an instance or its class."""
-    return loss_fn() if isinstance(loss_fn, type) else loss_fn
-
-
 @contextlib.contextmanager
 def mode(model: nn.Module, opt: Optimizer | None) -> Iterator[None]:
     """Training mode with an optimizer; evaluation and no tape without."""
@@ -58,23 +53,31 @@ def update(loss: Tensor, opt: Optimizer, clip: float | None = None) -> None:
     opt.reset_grad()  # gradients keep the values that they come from: not into the next forward
 
 
+def tally(
+    answers: Iterable[tuple[Tensor, Tensor]], model: nn.Module, loss_fn: Any, opt: Optimizer | None, clip: float | None
+) -> tuple[int, float, int]:
+    """(right answers, summed loss, answers) of scores and class numbers, batch by batch, each made when it is asked for."""
+    loss_fn = loss_fn() if isinstance(loss_fn, type) else loss_fn
+    right, total, count = 0, 0.0, 0
+    with mode(model, opt):
+        for out, y in answers:
+            loss = loss_fn(out, y)
+            if opt is not None:
+                update(loss, opt, clip)
+            right += int((out.numpy().argmax(axis=1) == y.numpy()).sum())
+            total += loss.item() * y.shape[0]
+            count += y.shape[0]
+    return right, total, count
+
+
 def classify(
     label: str, loader: DataLoader, model: nn.Module, loss_fn: Any, opt: Optimizer | None
 ) -> tuple[int, float, int]:
     """(right answers, summed loss, samples) of one pass over batches (X, y)."""
     np.random.seed(SEED)
-    device, loss_fn = device_of(model), made(loss_fn)
-    right, total, count = 0, 0.0, 0
-    with mode(model, opt):
-        for X, y in progress(loader, label):
-            n = X.shape[0]
-            out = model(placed(X, device))
-            loss = loss_fn(out, placed(y, device))
-            if opt is not None:
-                update(loss, opt)
-            right += int((out.numpy().argmax(axis=1) == y.numpy()).sum())
-            total += loss.item() * n
-            count += n
+    device = device_of(model)
+    answers = ((model(placed(X, device)), placed(y, device)) for X, y in progress(loader, label))
+    right, total, count = tally(answers, model, loss_fn, opt, None)
     if not count:
         raise ValueError(f"[{label}] the data loader expects at least one batch, got none.")
     return right, total, count
@@ -124,20 +127,17 @@ def epoch_general_ptb(
     np.random.seed(SEED)
     if len(data) < 2:
         raise ValueError(f"[epoch_general_ptb] data expects at least 2 rows, got {len(data)}.")
-    device, loss_fn = device or device_of(model), made(loss_fn)
-    right, total, count, h = 0, 0.0, 0, None
-    with mode(model, opt):
+    place = device or device_of(model)
+
+    def answers() -> Iterator[tuple[Tensor, Tensor]]:
+        h = None
         for i in progress(range(0, len(data) - 1, seq_len), "epoch_general_ptb"):
-            X, y = get_batch(data, i, seq_len, device=device, dtype=dtype)
+            X, y = get_batch(data, i, seq_len, device=place, dtype=dtype)
             out, h = model(X.detach(), h)
             h = detached(h)
-            loss = loss_fn(out, y.detach())
-            if opt is not None:
-                update(loss, opt, clip)
-            n = y.shape[0]
-            right += int((out.numpy().argmax(axis=1) == y.numpy()).sum())
-            total += loss.item() * n
-            count += n
+            yield out, y.detach()
+
+    right, total, count = tally(answers(), model, loss_fn, opt, clip)
     return right / count, total / count
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from needle import nn, optim
 from needle.backend_ndarray import Device
 from needle.data import DataLoader, MNISTDataset, NDArrayDataset
+from needle.data.datasets import mnist_files
 
 from .checkpoint import load_checkpoint, save_checkpoint
 from .loops import SEED, epoch, epoch_general_cifar10, epoch_general_ptb
@@ -54,18 +55,6 @@ def fit(
     return results
 
 
-def mnist_file(folder: str | os.PathLike, name: str) -> str:
-    """The file of that name in `folder`, gzip first."""
-    candidates = [os.path.join(folder, f"{name}.gz"), os.path.join(folder, name)]
-    return next((c for c in candidates if os.path.isfile(c)), candidates[0])
-
-
-def mnist_pair(folder: str | os.PathLike, kind: str) -> MNISTDataset:
-    return MNISTDataset(
-        mnist_file(folder, f"{kind}-images-idx3-ubyte"), mnist_file(folder, f"{kind}-labels-idx1-ubyte")
-    )
-
-
 def train_mnist(
     batch_size: int = 100,
     epochs: int = 10,
@@ -88,10 +77,10 @@ def train_mnist(
     from needle.models import MLPResNet
 
     np.random.seed(SEED)
-    test: Any = mnist_pair(data_dir, "t10k")
+    test: Any = MNISTDataset(*mnist_files(data_dir, "t10k"))
     train: Any
     if split is None:
-        train = mnist_pair(data_dir, "train")
+        train = MNISTDataset(*mnist_files(data_dir, "train"))
     elif not 0 < split < len(test):
         raise ValueError(f"[train_mnist] split expects 1 to {len(test) - 1}, got {split}.")
     else:

@@ -7,16 +7,4 @@ from .export import parameter_values, to_tvm_tensor
 from .pipeline import build, functions, fuse, target_of
 from .tuning import tune
 
-__all__ = [
-    "TvmExecutable",
-    "build",
-    "compile",
-    "functions",
-    "fuse",
-    "installed",
-    "parameter_values",
-    "require_tuning",
-    "target_of",
-    "to_tvm_tensor",
-    "tune",
-]
+__all__ = [n for n in dir() if not n.startswith("_")]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ def constant(value: Any, dtype: Any) -> Any:
 
 
 def dtype_of(expression: Any) -> str:
-    """dtype of a TIR expression."""
+    """dtype of an expression of TIR or Relax."""
     return str(expression.ty.dtype)
 
 
@@ -80,6 +81,7 @@ def exponential_near_zero(x: Any) -> Any:
 
 
 # numpy's functions by name, on TIR expressions of one dtype.
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 BITS = ("bitwise_and", "bitwise_or", "bitwise_xor")
 UFUNCS: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b,
@@ -97,17 +99,16 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "log1p": logarithm_near_one,
     "expm1": exponential_near_zero,
     "rint": tirx.nearbyint,
-    "equal": tirx.EQ,
-    "not_equal": tirx.NE,
-    "less": tirx.LT,
-    "less_equal": tirx.LE,
-    "greater": tirx.GT,
-    "greater_equal": tirx.GE,
+    **dict(zip(COMPARISONS, (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE), strict=True)),
     **{name: getattr(tirx, name) for name in BITS},
     **{name: getattr(tirx, name) for name in ("exp", "log", "sqrt", "sin", "cos", "tanh", "floor", "ceil", "erf")},
 }
-COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
 REAL = {"divide", "exp", "log", "sqrt", "sin", "cos", "tanh", "erf", "logaddexp", "log1p", "expm1", "reciprocal"}
+
+
+METHODS = {"amax": "max", "amin": "min"} | {
+    name: name for name in ("sum", "mean", "max", "min")
+}  # of numpy's functions
 
 
 class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
@@ -125,7 +126,10 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         own = getattr(self, f"numpy_{func.__name__}", None)
-        return NotImplemented if own is None else own(*args, **kwargs)
+        if own is not None:
+            return own(*args, **kwargs)
+        method = getattr(args[0], METHODS.get(func.__name__, ""), None)
+        return NotImplemented if method is None else method(*args[1:], **kwargs)
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
         return self if np.dtype(dtype) == self.dtype else self.apply(f"as {np.dtype(dtype)}", self)
@@ -156,7 +160,7 @@ def evaluate(name: str, operands: Sequence[Element | Any]) -> Element:
         return Element(tirx.Select(condition, *made))
     if name not in UFUNCS:
         raise Unsupported(f"[tvm] numpy's {name} has no tensor expression.")
-    if dtype.kind == "b" and (name in COMPARISONS or name in BITS):
+    if dtype.kind == "b" and name in COMPARISONS + BITS:
         made = [converted(v, "int8") for v in made]
     return Element(UFUNCS[name](*made))
 
@@ -183,20 +187,27 @@ def broadcast(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     )
 
 
-def element(x: Any, indices: Sequence[Any]) -> Any:
-    """The TIR expression of a tensor at the indices of a result that it is broadcast to."""
-    own = indices[len(indices) - len(x.shape) :]
-    return x(*[tirx.const(0, "int32") if s == 1 else i for s, i in zip(plain(x.shape), own, strict=True)])
+def own_indices(shape: Sequence[Any], indices: Sequence[Any]) -> list[Any]:
+    """An array's indices at those of a result that it is broadcast to."""
+    own = indices[len(indices) - len(shape) :]
+    return [tirx.const(0, "int32") if s == 1 else i for s, i in zip(plain(shape), own, strict=True)]
 
 
 def elementwise(f: Callable[..., Any], shape: Sequence[Any], xs: Sequence[Any], dtype: str | None = None) -> Any:
     """te.Tensor of `shape` with f of the elements of xs (te.Tensors, broadcast) as its elements."""
 
     def compute(*indices: Any) -> Any:
-        out = f(*(Element(element(x, indices)) for x in xs))
+        out = f(*(Element(x(*own_indices(x.shape, indices))) for x in xs))
         return out.expression if dtype is None else converted(out.expression, dtype)
 
     return te.compute(tuple(shape), compute, name="compute")
+
+
+def whole_index(index: tuple, rank: int) -> tuple:
+    """A basic index with the slices that its ..., or its end, stands for."""
+    used = sum(i is not None and i is not Ellipsis for i in index)
+    at = next((k for k, i in enumerate(index) if i is Ellipsis), len(index))
+    return (*index[:at], *(slice(None),) * (rank - used), *index[at + 1 :])
 
 
 class Array(Recorded):
@@ -240,14 +251,10 @@ class Array(Recorded):
 
     def __getitem__(self, index: Any) -> Array:
         index = index if isinstance(index, tuple) else (index,)
-        used = sum(i is not None and i is not Ellipsis for i in index)
-        full = (slice(None),) * (self.ndim - used)
-        at = next((k for k, i in enumerate(index) if i is Ellipsis), None)
-        index = (*index, *full) if at is None else (*index[:at], *full, *index[at + 1 :])
         shape: list[Any] = []
         places: list[tuple[int | None, Any, int]] = []  # per own axis: the result's, its step, the start
         sizes = iter(self.shape)
-        for i in index:
+        for i in whole_index(index, self.ndim):
             if i is None:
                 shape.append(1)
                 continue
@@ -272,9 +279,7 @@ class Array(Recorded):
         return start, len(range(start, stop, step)), step
 
     def numpy_flip(self, x: Array, axis: Any) -> Array:
-        axes = {a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,))}
-        place = lambda out: [s - 1 - i if d in axes else i for d, (i, s) in enumerate(zip(out, x.shape, strict=True))]  # noqa: E731
-        return Array(te.compute(x.shape, lambda *out: x.tensor(*place(out)), name="flip"))
+        return Array(functools.reduce(topi.flip, axis if isinstance(axis, tuple) else (axis,), x.tensor))
 
     def numpy_concatenate(self, xs: Sequence[Array], axis: int = 0) -> Array:
         return Array(topi.concatenate(tuple(x.tensor for x in xs), axis % xs[0].ndim))
@@ -296,15 +301,7 @@ class Array(Recorded):
         )
         if not axes:
             return self
-        steps = {a: te.reduce_axis((0, self.shape[a]), name=f"k{a}") for a in sorted(axes)}
-        shape = tuple(1 if a in steps else s for a, s in enumerate(self.shape) if keepdims or a not in steps)
-
-        def compute(*out: Any) -> Any:
-            given = iter([i for d, i in enumerate(out) if not keepdims or d not in steps])
-            place = [steps[a] if a in steps else next(given) for a in range(self.ndim)]
-            return reducer(self.tensor(*place), axis=list(steps.values()))
-
-        return Array(te.compute(shape, compute, name="reduce"))
+        return Array(reducer(self.tensor, list(axes), keepdims))
 
     def _largest(self, reducer: Callable[..., Any], axis: Any, keepdims: bool) -> Array:
         if self.dtype.kind == "b":
@@ -312,11 +309,11 @@ class Array(Recorded):
         return self._reduce(reducer, axis, keepdims)
 
     def sum(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
-        return self.astype(dtype or self.dtype)._reduce(te.sum, axis, keepdims)
+        return self.astype(dtype or self.dtype)._reduce(topi.sum, axis, keepdims)
 
     def mean(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
         total = self.sum(axis, dtype, keepdims=keepdims)
-        count = self.size // math.prod(total.shape) if axis is not None else self.size
+        count = self.size // math.prod(total.shape)
         if isinstance(count, int):
             return total / count
         return total / Array(te.compute((), lambda: count.astype(str(total.dtype)), name="count"))
@@ -326,24 +323,13 @@ class Array(Recorded):
         return (centred * centred).mean(axis, keepdims=keepdims)
 
     def max(self, axis: Any = None, out: None = None, keepdims: bool = False, initial: float | None = None) -> Array:
-        return self._largest(te.max, axis, keepdims)
+        return self._largest(topi.max, axis, keepdims)
 
     def min(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Array:
-        return self._largest(te.min, axis, keepdims)
+        return self._largest(topi.min, axis, keepdims)
 
-    def numpy_sum(self, x: Array, **options: Any) -> Array:
-        return x.sum(**options)
-
-    def numpy_mean(self, x: Array, **options: Any) -> Array:
-        return x.mean(**options)
-
-    def numpy_max(self, x: Array, **options: Any) -> Array:
-        return x.max(**options)
-
-    def numpy_min(self, x: Array, **options: Any) -> Array:
-        return x.min(**options)
-
-    numpy_amax, numpy_amin = numpy_max, numpy_min
+    numpy_sum, numpy_mean = staticmethod(sum), staticmethod(mean)
+    numpy_max, numpy_min = numpy_amax, numpy_amin = staticmethod(max), staticmethod(min)
 
     def numpy_argmax(self, x: Array, axis: int, keepdims: bool = False) -> Array:
         return Array(topi.argmax(x.tensor, axis % x.ndim, keepdims)).astype("int64")
@@ -351,20 +337,16 @@ class Array(Recorded):
 
 def matmul(a: Any, b: Any) -> Any:
     """numpy's a @ b for operands of one dtype."""
-    (rows, inner), columns = (a.shape[-2:] if len(a.shape) > 1 else (None, a.shape[0])), b.shape[1:][-1:]
+    rows, inner = a.shape[-2:] if len(a.shape) > 1 else (None, a.shape[0])
     columns = b.shape[-1] if len(b.shape) > 1 else None
-    batch = broadcast([plain(a.shape[:-2]), plain(b.shape[:-2])]) if len(a.shape) > 2 or len(b.shape) > 2 else ()
+    batch = broadcast([plain(a.shape[:-2]), plain(b.shape[:-2])])
     k = te.reduce_axis((0, inner), name="k")
-    shape = (*batch, *([] if rows is None else [rows]), *([] if columns is None else [columns]))
-
-    def batched(x: Any, lead: Sequence[Any]) -> list[Any]:
-        sizes = plain(x.shape[:-2])
-        return [0 if s == 1 else i for s, i in zip(sizes, lead[len(lead) - len(sizes) :], strict=True)]
+    shape = (*batch, *(s for s in (rows, columns) if s is not None))
 
     def compute(*out: Any) -> Any:
         lead, rest = out[: len(batch)], list(out[len(batch) :])
-        left = [*batched(a, lead), rest.pop(0), k] if rows is not None else [k]
-        right = [*batched(b, lead), k, rest.pop(0)] if columns is not None else [k]
-        return te.sum(a(*left) * b(*right), axis=k)
+        row, column = ([] if s is None else [rest.pop(0)] for s in (rows, columns))
+        left, right = (own_indices(x.shape[:-2], lead) for x in (a, b))
+        return te.sum(a(*left, *row, k) * b(*right, k, *column), axis=k)
 
     return te.compute(shape, compute, name="matmul")

@@ -23,13 +23,6 @@ from .pipeline import MODES, functions
 
 TOLERANCE = 1e-4
 ROUNDS = 9
-COLOURS = {
-    "noopt": "#9aa5b1",
-    "fusion": "#9aa5b1",
-    "optimized": "#2f6f9f",
-    "needle eager": "#c98b3c",
-    "needle compiled": "#c98b3c",
-}
 AT_LEAST = 0.02  # seconds that one round of one runner takes, by repeating short calls
 
 
@@ -58,12 +51,8 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
 
 
 def compiled(net: Any, x: Any, options: argparse.Namespace) -> dict[str, TvmExecutable]:
-    made = {}
-    for mode in MODES:
-        made[mode] = compile_with_tvm(
-            net, (x,), mode, device=options.device, trials=options.trials, recompile=options.recompile
-        )
-    return made
+    how = {name: getattr(options, name) for name in ("device", "trials", "recompile")}
+    return {mode: compile_with_tvm(net, (x,), mode, **how) for mode in MODES}
 
 
 def evaluate(
@@ -78,12 +67,7 @@ def evaluate(
     runners |= {"needle eager": lambda: net(x), "needle compiled": lambda: plan(x), **(others or {})}
     with ndl.no_grad():
         want = net(x).numpy()
-        errors = {
-            name: float(np.abs(np.asarray(run()) - want).max() / np.abs(want).max()) for name, run in runners.items()
-        }
-        equal = {
-            name: bool(np.allclose(np.asarray(run()), want, TOLERANCE, TOLERANCE)) for name, run in runners.items()
-        }
+        got = {name: np.asarray(run()) for name, run in runners.items()}
         times = measure(runners, options.rounds)
     return {
         "model": options.model,
@@ -95,8 +79,8 @@ def evaluate(
         "milliseconds": {name: statistics.median(t) * 1e3 for name, t in times.items()},
         "over_needle": {name: ratio(t, times["needle eager"]) for name, t in times.items()},
         "over_noopt": {name: ratio(t, times["noopt"]) for name, t in times.items()},
-        "error": errors,
-        "equal": equal,
+        "error": {name: float(np.abs(y - want).max() / np.abs(want).max()) for name, y in got.items()},
+        "equal": {name: bool(np.allclose(y, want, TOLERANCE, TOLERANCE)) for name, y in got.items()},
     }
 
 
@@ -118,19 +102,13 @@ def table(result: dict[str, Any]) -> str:
 def chart(result: dict[str, Any], path: Path) -> bool:
     """A bar per mode; False without matplotlib."""
     try:
-        from matplotlib.figure import Figure
+        from needle.profiler import plots
     except ImportError:
         return False
-    names, ms = zip(*result["milliseconds"].items(), strict=True)
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    axes = figure.add_subplot()
-    bars = axes.barh(names, ms, color=[COLOURS.get(n, "#7a9a6b") for n in names])
-    axes.bar_label(bars, fmt="%.3g ms", padding=3)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.margins(x=0.15)
-    axes.set_title(f"{result['model']}, batch {result['batch']}")
-    figure.savefig(path)
+    ms = result["milliseconds"]
+    texts = [f"{v:.3g} ms" for v in ms.values()]
+    unit = f"milliseconds, {result['model']}, batch {result['batch']}"
+    plots.save(plots.bars(list(ms), list(ms.values()), [(v, v) for v in ms.values()], texts, unit), path)
     return True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from tvm import relax
 
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray import from_dlpack as needle_array
+from needle.files import replacing
 from needle.graph import map_structure
 from needle.interop import array_kind, as_ndarray, mirror
 
@@ -76,9 +76,8 @@ def load_or_build(path: Path, make: Callable[[], Any], recompile: bool) -> Any:
     library = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"part{os.getpid()}-{path.name}")
-        library.export_library(str(part))
-        os.replace(part, path)
+        with replacing(path) as part:
+            library.export_library(str(part))
     except (OSError, RuntimeError) as e:
         warnings.warn(f"[tvm] the compiled module is not kept: {e}.", stacklevel=2)
     return library

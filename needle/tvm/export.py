@@ -7,57 +7,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import relax, te, tirx, topi
+from tvm import relax, tirx, topi
 
 from needle.autograd import Tensor
 from needle.graph import Graph, Node, Recorder, map_structure, trace
 from needle.interop import as_tensor
 from needle.nn import Module
 from needle.op import Op, Spec, Unsupported, snake_case
-from needle.ops.join import TupleGetItem
-from needle.ops.shape import BroadcastTo
+from needle.ops.shape.basic import BroadcastTo
+from needle.ops.shape.join import TupleGetItem
 
-from .arrays import Array, converted, elementwise, plain
+from .arrays import plain
+from .expressions import as_te
+from .relax_ops import RELAX_ONLY, as_relax
 
 BATCHES = (2, 3, 5)  # at which a model of free batch is traced: two give the sizes, the third checks them
 
 
-class Namespaces:
-    """What an op's `te` and `relax` need of TVM."""
-
-    te, tirx, topi, relax, numpy = te, tirx, topi, relax, np
-    array, elementwise, plain = staticmethod(Array), staticmethod(elementwise), staticmethod(plain)
-
-    @staticmethod
-    def number(x: Any, dtype: Any) -> Any:
-        """A size or count as a number of `dtype`."""
-        return converted(x, str(dtype)) if hasattr(x, "ty") else tirx.const(x, str(dtype))
-
-    @staticmethod
-    def index(x: Any) -> Any:
-        return tirx.const(x, "int64") if isinstance(x, int) else x
-
-    @staticmethod
-    def float32(x: float) -> float:
-        return float(np.float32(x))
-
-    @staticmethod
-    def dtype(x: Any) -> str:
-        """dtype of a Relax expression."""
-        return str(x.ty.dtype)
-
-    @staticmethod
-    def sizes(x: Any) -> tuple[Any, ...]:
-        """The shape of a Relax expression."""
-        return plain(x.ty.shape)
-
-
 def is_exported(cls: type[Op]) -> bool:
-    """Whether the op itself is exported, not its decomposition: it has a `te` at least as near as its `decompose`."""
-    if cls.relax_only or cls.decompose is Op.decompose or cls is TupleGetItem:
+    """Whether the op itself is exported, not its decomposition: it has an expression at least as near as its `decompose`."""
+    if issubclass(cls, RELAX_ONLY) or cls.decompose is Op.decompose:
         return True
-    te, decompose = (next(i for i, c in enumerate(cls.__mro__) if name in vars(c)) for name in ("te", "decompose"))
-    return te <= decompose
+    return next(c in as_te.registry for c in cls.__mro__ if c in as_te.registry or "decompose" in vars(c))
 
 
 class ExportRecorder(Recorder):
@@ -67,7 +38,7 @@ class ExportRecorder(Recorder):
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
         if not is_exported(type(op)):
             return map_structure(op.decompose(*symbols), lambda t: t if t.recorder is self else self.param(t))
-        if op.relax_only:  # also where a plan decomposes it
+        if isinstance(op, RELAX_ONLY):  # also where a plan decomposes it
             node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
             return self._symbol(node, op.infer(*(s.spec for s in symbols)))  # type: ignore[attr-defined]
         return super().record(op, symbols)
@@ -80,11 +51,16 @@ def te_name(op: Op) -> str:
     return f"te_{'matmul' if op.name == 'MatMul' else op.label}"
 
 
-def traced(fn: Callable, examples: Sequence[Any], names: Sequence[str]) -> Graph:
+def traced(fn: Callable, examples: Sequence[Any]) -> Graph:
     recorder = ExportRecorder(static=True)
     if isinstance(fn, Module):
         recorder.param_paths = {id(t): name for name, t in reversed(list(fn.named_tensors()))}
-    return trace(fn, *examples, names=names, recorder=recorder)
+    return trace(fn, *examples, names=input_names(fn, examples), recorder=recorder).prune()
+
+
+def each(op: Op, value: Any) -> list[Any]:
+    """What an op has per result, as a list."""
+    return list(value) if op.n_out > 1 else [value]
 
 
 class Exporter:
@@ -151,11 +127,10 @@ class Exporter:
             self.values[node] = self.builder.emit(relax.TupleGetItem(self.value(node.args[0]), op.index))
             return
         inputs = [self.value(a) for a in node.args]
-        specs = node.meta["spec"] if op.n_out > 1 else (node.meta["spec"],)
-        shapes = self.shapes[node] if op.n_out > 1 else (self.shapes[node],)
+        specs, shapes = each(op, node.meta["spec"]), each(op, self.shapes[node])
         outs = [Spec(tuple(shape), spec.dtype) for shape, spec in zip(shapes, specs, strict=True)]
-        as_given = outs if op.n_out > 1 else outs[0]
-        whole = op.relax(Namespaces, as_given, *inputs) if op.relax_only or not self.use_te else None
+        direct = isinstance(op, RELAX_ONLY) or not self.use_te
+        whole = as_relax(op, outs if op.n_out > 1 else outs[0], *inputs) if direct else None
         if whole is not None:
             self.values[node] = self.builder.emit(whole, op.label)
             return
@@ -163,9 +138,9 @@ class Exporter:
         def expression(*arguments: Any) -> Any:
             xs, shapes = arguments[: len(inputs)], arguments[len(inputs) :]
             specs = [Spec(plain(s), o.dtype) for s, o in zip(shapes, outs, strict=True)]
-            made = op.te(Namespaces, specs if op.n_out > 1 else specs[0], *xs)
             if op.n_out > 1:
-                return list(made)
+                return list(as_te(op, specs, *xs))
+            made = as_te(op, specs[0], *xs)
             made = made[0] if isinstance(made, list) else made  # a tuple of one
             unwritten = any(made.same_as(x) for x in xs)  # a function has to write its result
             return topi.identity(made) if unwritten else made
@@ -181,9 +156,12 @@ class Exporter:
 
 
 def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:
-    return [
-        map_structure(e, lambda s: Spec((batch, *s.shape[1:]), s.dtype) if isinstance(s, Spec) else s) for e in examples
-    ]
+    return map_structure(examples, lambda s: Spec((batch, *s.shape[1:]), s.dtype) if isinstance(s, Spec) else s)
+
+
+def exact_shapes(graph: Graph) -> dict[Node, Any]:
+    specs = {n: n.meta["spec"] for n in graph if n.meta.get("spec") is not None}
+    return {n: s.shape if isinstance(s, Spec) else tuple(i.shape for i in s) for n, s in specs.items()}
 
 
 def free_size(sizes: Sequence[int], batch: Any) -> Any:
@@ -198,7 +176,6 @@ def free_size(sizes: Sequence[int], batch: Any) -> Any:
 
 def free_shapes(graphs: Sequence[Graph], batch: Any) -> dict[Node, Any]:
     """The shapes of the first graph's nodes with the batch free, found by comparing traces at several batches."""
-    shapes: dict[Node, Any] = {}
     if len({len(g.nodes) for g in graphs}) > 1:
         raise Unsupported("[tvm] the model does other things at another batch size; export it without symbolic_batch.")
     for nodes in zip(*graphs, strict=True):
@@ -207,18 +184,15 @@ def free_shapes(graphs: Sequence[Graph], batch: Any) -> dict[Node, Any]:
             raise Unsupported(
                 f"[tvm] {node.name} differs between batch sizes; export the model without symbolic_batch."
             )
-        specs = [n.meta.get("spec") for n in nodes]
-        if specs[0] is None:
-            continue
-        if isinstance(specs[0], Spec):
-            shapes[node] = join_shapes([s.shape for s in specs], batch)
-        else:
-            shapes[node] = tuple(join_shapes([s.shape for s in item], batch) for item in zip(*specs, strict=True))
-    return shapes
+    exact = [exact_shapes(g) for g in graphs]
+    return {n: joined(s, batch) for n, *s in zip(exact[0], *(e.values() for e in exact), strict=True)}
 
 
-def join_shapes(shapes: Sequence[tuple[int, ...]], batch: Any) -> tuple[Any, ...]:
-    return tuple(free_size(s, batch) for s in zip(*shapes, strict=True))
+def joined(sizes: Sequence[Any], batch: Any) -> Any:
+    """A size, or sizes in nested tuples, as expressions of `batch`, from those at BATCHES."""
+    if isinstance(sizes[0], int):
+        return free_size(sizes, batch)
+    return tuple(joined(s, batch) for s in zip(*sizes, strict=True))
 
 
 def same_attributes(nodes: Sequence[Node]) -> bool:
@@ -254,18 +228,13 @@ def to_tvm_tensor(
     if isinstance(model, Module):
         model.check_evaluation("to_tvm_tensor")
     examples = map_structure(list(args), as_example)
-    names = input_names(model, examples)
-    if not symbolic_batch:
-        graph = traced(model, examples, names).prune()
-        return Exporter(graph, exact_shapes(graph), params_as_inputs, te).module()
-    graphs = [traced(model, with_batch(examples, b), names).prune() for b in BATCHES]
-    shapes = free_shapes(graphs, tirx.Var("batch", "int64"))
-    return Exporter(graphs[0], shapes, params_as_inputs, te).module()
-
-
-def exact_shapes(graph: Graph) -> dict[Node, Any]:
-    specs = {n: n.meta["spec"] for n in graph if n.meta.get("spec") is not None}
-    return {n: s.shape if isinstance(s, Spec) else tuple(i.shape for i in s) for n, s in specs.items()}
+    if symbolic_batch:
+        graphs = [traced(model, with_batch(examples, b)) for b in BATCHES]
+        graph, shapes = graphs[0], free_shapes(graphs, tirx.Var("batch", "int64"))
+    else:
+        graph = traced(model, examples)
+        shapes = exact_shapes(graph)
+    return Exporter(graph, shapes, params_as_inputs, te).module()
 
 
 def input_names(model: Callable, examples: Sequence[Any]) -> list[str]:
@@ -285,7 +254,5 @@ def input_names(model: Callable, examples: Sequence[Any]) -> list[str]:
 
 def parameter_values(model: Module, *args: Any) -> list[Tensor]:
     """What a module exported with params_as_inputs takes after its inputs."""
-    graph = traced(
-        model, map_structure(list(args), as_example), input_names(model, map_structure(list(args), as_example))
-    )
-    return [n.meta["tensor"] for n in graph.prune() if n.kind == "param" and isinstance(n.target, str)]
+    graph = traced(model, map_structure(list(args), as_example))
+    return [n.meta["tensor"] for n in graph if n.kind == "param" and isinstance(n.target, str)]

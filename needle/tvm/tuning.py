@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,8 @@ from tvm import relax
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import register_error
+
+from needle.files import write_file
 
 from .require import installed, require_tuning
 
@@ -54,14 +55,6 @@ def module_folder(module: Any, target: Any) -> Path:
     return cache_folder() / f"tvm-{digest(str(VERSION), *installed(), str(target), text)}"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that readers see all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".part-", delete=False) as f:
-        f.write(text)
-    os.replace(f.name, path)
-
-
 def repair(folder: Path) -> int:
     """Drop what an interruption left half written; returns the number of records that are left."""
     rows: dict[str, list[str]] = {}
@@ -72,7 +65,7 @@ def repair(folder: Path) -> int:
         if name == RECORDS:  # a record names its workload by number
             rows[name] = [line for line in rows[name] if json.loads(line)[0] < len(rows[WORKLOADS])]
         if rows[name] != lines:
-            write_whole(path, "".join(line + "\n" for line in rows[name]))
+            write_file(path, "".join(line + "\n" for line in rows[name]))
     return len(rows[RECORDS])
 
 

@@ -18,15 +18,18 @@ from tvm import relax
 
 from needle.autograd import Op, Tensor
 from needle.backend_ndarray import NDArray, call, from_dlpack
-from needle.executor.passes import add_op, fold_batch_norms
 from needle.graph import Graph, Node, Recorder, map_structure, trace
+from needle.graph.engine import Fusion, Rewriting, Rules
+from needle.graph.matcher import Match, Pattern
+from needle.graph.report import Fired, NearMiss
+from needle.graph.steps import Steps
 from needle.nn import Module
-from needle.ops.activation import ReLU, activation_code
-from needle.ops.conv import Conv2d, conv2d_into
-from needle.ops.fused import FusedConv2dActivation, FusedConvBatchNorm2d
-from needle.ops.fused_linear import FusedLinearActivation, FusedLinearBatchNorm
-from needle.ops.linalg import Linear
-from needle.ops.norm import BatchNorm
+from needle.ops.fused.layer import FusedLayer
+from needle.ops.linalg.basic import Linear
+from needle.ops.math.activation import ReLU, activation_code
+from needle.ops.nn.conv import Conv2d
+from needle.ops.nn.norm import BatchNorm
+from needle.targets.folds import FOLDS
 
 from .export import Exporter, ExportRecorder, as_example, exact_shapes, input_names
 
@@ -60,7 +63,7 @@ def conv2d_with(activation: str) -> Callable[..., None]:
     def conv2d(x: NDArray, weight: NDArray, bias: NDArray, *rest: Any) -> None:
         *numbers, out = rest
         op = Conv2d(tuple(numbers[:2]), tuple(numbers[2:6]), tuple(numbers[6:8]), numbers[8]) if numbers else Conv2d()
-        conv2d_into(out, op, x, weight, bias, activation)
+        op.into(out, x, weight, bias, activation=activation)
 
     return conv2d
 
@@ -79,16 +82,14 @@ def call_packed(name: str, inputs: Sequence[Any], shape: Sequence[int], numbers:
 
 # -- the partition -------------------------------------------------------------------------------------------------------
 
-LAYERS = (Conv2d, Linear, BatchNorm)
-FUSED = (FusedConv2dActivation, FusedConvBatchNorm2d, FusedLinearActivation, FusedLinearBatchNorm)
+LAYERS = (Conv2d, Linear)
 
 
 def stays(op: Op) -> bool:
     """Whether the partition looks at an op itself: at layers, and at fused ones that end in ReLU and add nothing."""
-    attributes = op.attributes()
-    return isinstance(op, LAYERS) or (
-        isinstance(op, FUSED) and attributes["activation"] == "relu" and not attributes.get("has_residual")
-    )
+    if isinstance(op, FusedLayer):
+        return isinstance(op.base, LAYERS) and op.activation == "relu" and not op.has_residual
+    return isinstance(op, (*LAYERS, BatchNorm))
 
 
 class VendorRecorder(ExportRecorder):
@@ -98,41 +99,47 @@ class VendorRecorder(ExportRecorder):
         return Recorder.record(self, op, inputs) if stays(op) else super().record(op, inputs)
 
 
-def with_relu(layer: Op, inputs: int) -> Op | None:
-    """The fused op of a layer and the ReLU after it; None where there is none."""
-    if isinstance(layer, Conv2d):
-        return FusedConv2dActivation(**layer.attributes(), activation="relu", has_bias=inputs > 2)
-    return FusedLinearActivation("relu", 0.0, layer.layout_of_weight) if isinstance(layer, Linear) else None
+def with_relu(match: Match) -> tuple[Op, list[Node]]:
+    layer = match["layer"]
+    return FusedLayer(layer.op, "relu", has_bias=len(layer.inputs) > 2), list(layer.inputs)
 
 
-def partition(graph: Graph) -> Graph:
-    """Batch norms folded into the layers before them; a layer and the ReLU that alone reads it become one fused op."""
-    graph = fold_batch_norms(graph)
-    users = graph.users()
+def is_float32(match: Match) -> str | None:
+    found = next((n.meta["spec"].dtype for n in match["layer"].inputs if n.meta["spec"].dtype != "float32"), None)
+    return found and f"{match['layer'].node.name} reads {found}"
 
-    def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
-        if node.kind != "op" or not isinstance(node.target, ReLU):
-            return None
-        layer = node.args[0]
-        fused = with_relu(layer.target, len(layer.args)) if layer.kind == "op" and len(users[layer]) == 1 else None
-        if fused is None or any(a.meta["spec"].dtype != "float32" for a in layer.args):
-            return None
-        return add_op(new, fused, [done[a] for a in layer.args], node.name)
 
-    return graph.copy(replace).prune()
+CALLS = Rules("to_tvm_vendor")
+for cls in LAYERS:
+    pattern = Pattern.op("layer", cls).then("act", ReLU)
+    why = "needle's kernel ends in the ReLU"
+    CALLS.register(Fusion(f"{cls.__name__}ReLU", pattern, with_relu, (is_float32,), why=why, suffix="_relu"))
+
+
+def partition(graph: Graph) -> tuple[Graph, list[Fired], list[NearMiss]]:
+    """Batch norms folded into the layers before them; a layer and the ReLU that alone reads it become one fused op. With what
+    was rewritten, and what nearly.
+    """
+    fired: list[Fired] = []
+    misses: list[NearMiss] = []
+    for rules in (FOLDS, CALLS):
+        found = Rewriting(Steps(graph), rules.select())
+        graph, lines = found.rewrite(static=True)
+        fired, misses = fired + lines, misses + found.misses
+    return graph.prune(), fired, misses
 
 
 class VendorExporter(Exporter):
     """Emits fused layers as calls of needle's kernels."""
 
     def emit(self, node: Node) -> None:
-        op = node.target
-        if not isinstance(op, FusedConv2dActivation | FusedLinearActivation) or all(a in self.known for a in node.args):
+        if not isinstance(node.target, FusedLayer) or all(a in self.known for a in node.args):
             super().emit(node)
             return
+        op = node.target.base
         shape = self.shapes[node]
         x, weight, *bias = (self.value(a) for a in node.args)
-        if isinstance(op, FusedConv2dActivation):
+        if isinstance(op, Conv2d):
             name, channels = "env.conv2d_relu", shape[1]
             numbers = [*op.stride, *op.padding, *op.dilation, op.groups]
         else:
@@ -153,7 +160,7 @@ def to_tvm_vendor(model: Callable, *args: Any) -> Any:
     if isinstance(model, Module):
         model.check_evaluation("to_tvm_vendor")
     examples = map_structure(list(args), as_example)
-    graph = partition(
+    graph, *_ = partition(
         trace(model, *examples, names=input_names(model, examples), recorder=VendorRecorder(static=True)).prune()
     )
     return VendorExporter(graph, exact_shapes(graph), False, True).module()

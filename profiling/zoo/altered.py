@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import needle as ndl
-from torch2needle.comparison import flat
+from torch2needle.capture.comparison import flat
 
 
 def middle(model: nn.Module, given: dict[str, torch.Tensor]) -> nn.Module:

@@ -20,7 +20,7 @@ import torch
 import needle as ndl
 import operator_fusion
 import torch2needle
-from torch2needle.verify import Arrays, compare, leaves, run_torch, to_needle
+from torch2needle.tools.verify import Arrays, compare, leaves, run_torch, to_needle
 
 from .altered import CHANGES, middle, trained
 from .build import build, entries, inputs

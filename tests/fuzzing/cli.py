@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from archives import ATTACKS, CANARY, evil_pickle, rewrite, save_good
 from named_nets import NETS
-from torch2needle.command import main
+from torch2needle.tools.command import main
 
 from .frame import Wrong
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch2needle.registry import FUNCTION_RULES, target_name
+from torch2needle.rules.registry import FUNCTION_RULES, target_name
 
 Call = dict[str, Any]
 VALUES = ("normal", "normal", "normal", "normal", "zeros", "ties", "ties", "rows", "positive", "large", "tiny", "nan")

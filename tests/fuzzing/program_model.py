@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torch2needle.registry import FUNCTION_RULES, is_overload, target_name
+from torch2needle.rules.registry import FUNCTION_RULES, is_overload, target_name
 
 # The results of these are not defined, or the order of equal elements is not.
 UNDEFINED = ("empty", "new_empty", "empty_like", "cuda", "tensor", "scalar_tensor", "len", "half", "bfloat16")

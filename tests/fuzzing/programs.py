@@ -21,8 +21,8 @@ import torch
 import needle as ndl
 import operator_fusion
 import torch2needle
-from torch2needle.registry import is_inplace
 from torch2needle.report import ConversionError
+from torch2needle.rules.registry import is_inplace
 
 from . import program_layers, program_shapes  # noqa: F401 - generators
 from .frame import Wrong

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from needle import ops
 from needle.autograd import Tensor, Unsupported
 from needle.graph import Dim
-from needle.ops.linalg import product
-from torch2needle.cells import written_by
-from torch2needle.registry import rule
+from needle.ops.linalg.basic import product
+
+from .registry import rule
+from .tables import functions
 
 T = torch.Tensor
 DTYPES = ("float32", "float64", "int32", "int64", "bool")
@@ -75,11 +76,6 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     return other - (input if alpha == 1 else scaled(input, alpha, other))
 
 
-@rule(torch.mul, torch.multiply, T.mul, T.mul_, T.multiply, operator.mul, operator.imul)
-def mul(input: Any, other: Any) -> Any:
-    return input * other
-
-
 @rule(
     *(torch.div, torch.divide, torch.true_divide, T.div, T.div_, T.divide, T.true_divide),
     *(operator.truediv, operator.itruediv),
@@ -92,29 +88,13 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     return ops.floor_divide(input, other, rounding_mode)
 
 
-@rule(torch.floor_divide, T.floor_divide, T.floor_divide_, operator.floordiv, operator.ifloordiv)
-def floor_divide(input: Any, other: Any) -> Any:
-    return ops.floor_divide(input, other)
-
-
-@rule(torch.remainder, T.remainder, T.remainder_, operator.mod, operator.imod)
-def remainder(input: Any, other: Any) -> Any:
-    return ops.remainder(input, other)
-
-
-@rule(torch.fmod, T.fmod, T.fmod_)
-def fmod(input: Any, other: Any) -> Any:
-    return ops.fmod(input, other)
-
-
-@rule(torch.addcmul, T.addcmul, T.addcmul_)
-def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    return input + scaled(tensor1, value, input, tensor2) * tensor2
-
-
-@rule(torch.addcdiv, T.addcdiv, T.addcdiv_)
-def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    return input + scaled(tensor1, value, input, tensor2) / tensor2
+functions(
+    "input, tensor1, tensor2, *, value=1",
+    {
+        (torch.addcmul, T.addcmul, T.addcmul_): lambda x, a, b, value: x + scaled(a, value, x, b) * b,
+        (torch.addcdiv, T.addcdiv, T.addcdiv_): lambda x, a, b, value: x + scaled(a, value, x, b) / b,
+    },
+)
 
 
 @rule(torch.lerp, T.lerp, T.lerp_)
@@ -126,138 +106,67 @@ def lerp(input: Any, end: Any, weight: Any) -> Any:
     return from_start if abs(weight) < 0.5 else from_end
 
 
-@rule(torch.neg, torch.negative, T.neg, T.neg_, T.negative, operator.neg)
-def neg(input: Any) -> Any:
-    return -input
-
-
-@rule(torch.positive, T.positive, operator.pos, view="same")
-@written_by(lambda base, value: value)
+@rule(torch.positive, T.positive, operator.pos, view="same", put=lambda base, value: value)
 def positive(input: Any) -> Any:
     return input
 
 
-@rule(torch.pow, T.pow, T.pow_, operator.pow, operator.ipow)
-def pow(input: Any, exponent: Any) -> Any:
-    return input**exponent
-
-
-@rule(T.__rpow__)
-def rpow(input: Any, exponent: Any) -> Any:
-    return exponent**input
-
-
-@rule(torch.square, T.square, T.square_)
-def square(input: Any) -> Any:
-    return input**2
+functions(
+    "input, other",
+    {
+        (torch.mul, torch.multiply, T.mul, T.mul_, T.multiply, operator.mul, operator.imul): operator.mul,
+        (torch.floor_divide, T.floor_divide, T.floor_divide_, operator.floordiv, operator.ifloordiv): ops.floor_divide,
+        (torch.remainder, T.remainder, T.remainder_, operator.mod, operator.imod): ops.remainder,
+        (torch.fmod, T.fmod, T.fmod_): ops.fmod,
+        (torch.maximum, T.maximum): ops.maximum,
+        (torch.minimum, T.minimum): ops.minimum,
+        (torch.fmax, T.fmax): ops.fmax,
+        (torch.fmin, T.fmin): ops.fmin,
+    },
+)
+functions(
+    "input, exponent",
+    {
+        (torch.pow, T.pow, T.pow_, operator.pow, operator.ipow): operator.pow,
+        (T.__rpow__,): lambda input, exponent: exponent**input,
+    },
+)
 
 
 # -- functions of one tensor ---------------------------------------------------------------------------------------------
 
-
-@rule(torch.exp, T.exp, T.exp_)
-def exp(input: Any) -> Any:
-    return ops.exp(input)
-
-
-@rule(torch.exp2, T.exp2, T.exp2_)
-def exp2(input: Any) -> Any:
-    return ops.exp(input * math.log(2))
-
-
-@rule(torch.expm1, T.expm1, T.expm1_)
-def expm1(input: Any) -> Any:
-    return ops.expm1(input)
-
-
-@rule(torch.log, T.log, T.log_)
-def log(input: Any) -> Any:
-    return ops.log(input)
-
-
-@rule(torch.log1p, T.log1p, T.log1p_)
-def log1p(input: Any) -> Any:
-    return ops.log1p(input)
-
-
-@rule(torch.log2, T.log2, T.log2_)
-def log2(input: Any) -> Any:
-    return ops.log(input) * (1 / math.log(2))
-
-
-@rule(torch.log10, T.log10, T.log10_)
-def log10(input: Any) -> Any:
-    return ops.log(input) * (1 / math.log(10))
-
-
-@rule(torch.sqrt, T.sqrt, T.sqrt_)
-def sqrt(input: Any) -> Any:
-    return ops.sqrt(input)
-
-
-@rule(torch.rsqrt, T.rsqrt, T.rsqrt_)
-def rsqrt(input: Any) -> Any:
-    return ops.rsqrt(input)
-
-
-@rule(torch.reciprocal, T.reciprocal, T.reciprocal_)
-def reciprocal(input: Any) -> Any:
-    return ops.reciprocal(input)
-
-
-@rule(torch.sin, T.sin, T.sin_)
-def sin(input: Any) -> Any:
-    return ops.sin(input)
-
-
-@rule(torch.cos, T.cos, T.cos_)
-def cos(input: Any) -> Any:
-    return ops.cos(input)
-
-
-@rule(torch.tan, T.tan, T.tan_)
-def tan(input: Any) -> Any:
-    return ops.sin(input) / ops.cos(input)
-
-
-@rule(torch.erf, T.erf, T.erf_, torch.special.erf)
-def erf(input: Any) -> Any:
-    return ops.erf(input)
-
-
-@rule(torch.abs, torch.absolute, T.abs, T.abs_, T.absolute, operator.abs)
-def absolute(input: Any) -> Any:
-    return ops.absolute(input)
-
-
-@rule(torch.sign, T.sign, T.sign_, torch.sgn, T.sgn)
-def sign(input: Any) -> Any:
-    return ops.sign(input)
-
-
-@rule(torch.floor, T.floor, T.floor_)
-def floor(input: Any) -> Any:
-    return ops.floor(input)
-
-
-@rule(torch.ceil, T.ceil, T.ceil_)
-def ceil(input: Any) -> Any:
-    return ops.ceil(input)
+functions(
+    "input",
+    {
+        (torch.neg, torch.negative, T.neg, T.neg_, T.negative, operator.neg): operator.neg,
+        (torch.square, T.square, T.square_): lambda x: x**2,
+        (torch.exp, T.exp, T.exp_): ops.exp,
+        (torch.exp2, T.exp2, T.exp2_): lambda x: ops.exp(x * math.log(2)),
+        (torch.expm1, T.expm1, T.expm1_): ops.expm1,
+        (torch.log, T.log, T.log_): ops.log,
+        (torch.log1p, T.log1p, T.log1p_): ops.log1p,
+        (torch.log2, T.log2, T.log2_): lambda x: ops.log(x) * (1 / math.log(2)),
+        (torch.log10, T.log10, T.log10_): lambda x: ops.log(x) * (1 / math.log(10)),
+        (torch.sqrt, T.sqrt, T.sqrt_): ops.sqrt,
+        (torch.rsqrt, T.rsqrt, T.rsqrt_): ops.rsqrt,
+        (torch.reciprocal, T.reciprocal, T.reciprocal_): ops.reciprocal,
+        (torch.sin, T.sin, T.sin_): ops.sin,
+        (torch.cos, T.cos, T.cos_): ops.cos,
+        (torch.tan, T.tan, T.tan_): lambda x: ops.sin(x) / ops.cos(x),
+        (torch.erf, T.erf, T.erf_, torch.special.erf): ops.erf,
+        (torch.abs, torch.absolute, T.abs, T.abs_, T.absolute, operator.abs): ops.absolute,
+        (torch.sign, T.sign, T.sign_, torch.sgn, T.sgn): ops.sign,
+        (torch.floor, T.floor, T.floor_): ops.floor,
+        (torch.ceil, T.ceil, T.ceil_): ops.ceil,
+        (torch.trunc, torch.fix, T.trunc, T.trunc_, T.fix): ops.trunc,
+        (torch.frac, T.frac, T.frac_): ops.frac,
+    },
+)
 
 
 @rule(torch.round, T.round, T.round_)
 def round(input: Any, *, decimals: int = 0) -> Any:
     return ops.round(input) if decimals == 0 else ops.round(input * 10.0**decimals) / 10.0**decimals
-
-
-@rule(torch.trunc, torch.fix, T.trunc, T.trunc_, T.fix)
-def trunc(input: Any) -> Any:
-    return ops.trunc(input)
-
-
-@rule(torch.frac, T.frac, T.frac_)
-def frac(input: Any) -> Any:
-    return ops.frac(input)
 
 
 # -- limits --------------------------------------------------------------------------------------------------------------
@@ -288,62 +197,22 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     return input if max is None else clamp_max(input, max)
 
 
-@rule(torch.maximum, T.maximum)
-def maximum(input: Any, other: Any) -> Any:
-    return ops.maximum(input, other)
-
-
-@rule(torch.minimum, T.minimum)
-def minimum(input: Any, other: Any) -> Any:
-    return ops.minimum(input, other)
-
-
-@rule(torch.fmax, T.fmax)
-def fmax(input: Any, other: Any) -> Any:
-    return ops.fmax(input, other)
-
-
-@rule(torch.fmin, T.fmin)
-def fmin(input: Any, other: Any) -> Any:
-    return ops.fmin(input, other)
-
-
 # -- casts ---------------------------------------------------------------------------------------------------------------
 
 
-@rule(T.float, view="maybe")
-def to_float(input: Any, memory_format: Any = None) -> Any:
-    return cast(input, "float32")
-
-
-@rule(T.half, T.bfloat16, view="maybe")
-def to_half(input: Any, memory_format: Any = None) -> Any:
-    return cast(input, "float32")
-
-
-@rule(T.double, view="maybe")
-def to_double(input: Any, memory_format: Any = None) -> Any:
-    return cast(input, "float64")
-
-
-@rule(T.long, view="maybe")
-def to_long(input: Any, memory_format: Any = None) -> Any:
-    return cast(input, "int64")
-
-
-@rule(T.int, view="maybe")
-def to_int(input: Any, memory_format: Any = None) -> Any:
-    return cast(input, "int32")
-
-
-@rule(T.bool, view="maybe")
-def to_bool(input: Any, memory_format: Any = None) -> Any:
-    return cast(input, "bool")
-
-
-@rule(T.type_as, view="maybe")
-def type_as(input: Any, other: Any) -> Any:
-    return ops.cast_like(input, other)
+functions(
+    "input, memory_format=None",
+    {
+        (T.float,): lambda x: cast(x, "float32"),
+        (T.half, T.bfloat16): lambda x: cast(x, "float32"),
+        (T.double,): lambda x: cast(x, "float64"),
+        (T.long,): lambda x: cast(x, "int64"),
+        (T.int,): lambda x: cast(x, "int32"),
+        (T.bool,): lambda x: cast(x, "bool"),
+    },
+    view="maybe",
+)
+functions("input, other", {(T.type_as,): ops.cast_like}, view="maybe")
 
 
 @rule(T.type, view="maybe")
@@ -365,8 +234,7 @@ def to(input: Any, *args: Any, dtype: Any = None, device: Any = None, other: Any
     return ops.cast_like(input, other) if other is not None else cast(input, dtype)
 
 
-@rule(T.cpu, T.cuda, view="same")
-@written_by(lambda base, value, *_, **__: value)
+@rule(T.cpu, T.cuda, view="same", put=lambda base, value, *_, **__: value)
 def to_device(input: Any, *_: Any, **__: Any) -> Any:
     return input
 
@@ -374,34 +242,20 @@ def to_device(input: Any, *_: Any, **__: Any) -> Any:
 # -- matrix products -----------------------------------------------------------------------------------------------------
 
 
-@rule(torch.matmul, torch.linalg.matmul, T.matmul, operator.matmul, operator.imatmul)
-def matmul(input: Any, other: Any) -> Any:
-    return product(input, other)
-
-
-@rule(torch.mm, torch.bmm, T.mm, T.bmm)
-def mm(input: Any, mat2: Any) -> Any:
-    return product(input, mat2)
-
-
-@rule(torch.mv, T.mv)
-def mv(input: Any, vec: Any) -> Any:
-    return product(input, vec)
-
-
-@rule(torch.dot, T.dot)
-def dot(input: Any, tensor: Any) -> Any:
-    return ops.matmul(input, tensor)
-
-
-@rule(torch.inner, T.inner)
-def inner(input: Any, other: Any) -> Any:
-    return ops.inner(input, other)
-
-
-@rule(torch.outer, torch.ger, T.outer, T.ger)
-def outer(input: Any, vec2: Any) -> Any:
-    return ops.unsqueeze(input, 1) * ops.unsqueeze(vec2, 0)
+functions(
+    "input, other",
+    {
+        (torch.matmul, torch.linalg.matmul, T.matmul, operator.matmul, operator.imatmul): product,
+        (torch.inner, T.inner): ops.inner,
+    },
+)
+functions("input, mat2", {(torch.mm, torch.bmm, T.mm, T.bmm): product})
+functions("input, vec", {(torch.mv, T.mv): product})
+functions("input, tensor", {(torch.dot, T.dot): ops.matmul})
+functions(
+    "input, vec2",
+    {(torch.outer, torch.ger, T.outer, T.ger): lambda x, y: ops.unsqueeze(x, 1) * ops.unsqueeze(y, 0)},
+)
 
 
 @rule(torch.addmm, T.addmm, torch.baddbmm, T.baddbmm, torch.addmv, T.addmv)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
-from needle.graph import Dim
-from torch2needle.capture import stop_gradient
-from torch2needle.cells import written_by
-from torch2needle.registry import rule, rule_family
-from torch2needle.rules import creation
-from torch2needle.rules.indexing import getitem, setitem
-from torch2needle.rules.resizing import fold, interpolate, pad, unfold
-from torch2needle.rules.shapes import Absent, at, back_in_shape, joined
-from torch2needle.structure import plain
+from needle.graph import Dim, map_structure
+
+from . import creation
+from .indexing import getitem, setitem
+from .registry import rule
+from .shapes import Absent, at, back_in_shape, joined, unchanged
+from .tables import functions, refuse
 
 aten = torch.ops.aten
 END = 2**63 - 1  # how aten writes the end of an axis
@@ -26,44 +26,22 @@ END = 2**63 - 1  # how aten writes the end of an axis
 # -- the same value ------------------------------------------------------------------------------------------------------
 
 
-@rule(aten.alias.default, view="always")
-@written_by(back_in_shape)
-def alias(input: Any) -> Any:
-    return input
+functions("input", {(aten.alias.default,): lambda x: x}, view="always", put=back_in_shape)
+functions("input", {(aten.lift_fresh.default,): lambda x: x}, view="same", put=unchanged)
+functions("input", {(aten.lift_fresh_copy.default, aten.detach_copy.default): lambda x: x})
+functions("input", {(aten.detach_.default,): ops.stop_gradient}, view="always")
+functions("input", {(aten.numpy_T.default,): ops.permute}, view="always", put=lambda base, value: ops.permute(value))
+functions("input", {(aten.mT.default,): ops.transpose}, view="always", put=lambda base, value: ops.transpose(value))
 
 
-@rule(aten.lift_fresh.default, view="same")
-@written_by(lambda base, value: value)
-def lifted(input: Any) -> Any:
-    return input
-
-
-@rule(aten.lift_fresh_copy.default, aten.detach_copy.default)
-def copied(input: Any) -> Any:
-    return input
-
-
-@rule(aten.detach_.default, view="always")
-def detach_(input: Any) -> Any:
-    return ops.stop_gradient(input)
+def stop_gradient(value: Any) -> Any:
+    """What captures write behind a call with several results without gradients: its tensors, detached."""
+    return tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, value)
 
 
 @rule(stop_gradient, view="always")
 def stopped(value: Any) -> Any:
-    """Of a call with several results."""
-    return plain(value, lambda v: ops.stop_gradient(v) if isinstance(v, Tensor) else v)
-
-
-@rule(aten.numpy_T.default, view="always")
-@written_by(lambda base, value: ops.permute(value))
-def numpy_t(input: Any) -> Any:
-    return ops.permute(input)
-
-
-@rule(aten.mT.default, view="always")
-@written_by(lambda base, value: ops.transpose(value))
-def m_t(input: Any) -> Any:
-    return ops.transpose(input)
+    return map_structure(value, lambda v: ops.stop_gradient(v) if isinstance(v, Tensor) else v)
 
 
 # -- indexing ------------------------------------------------------------------------------------------------------------
@@ -73,9 +51,10 @@ def span(dim: int, start: Any, end: Any, step: int) -> tuple:
     return at(dim, slice(start, None if isinstance(end, int) and end >= END else end, None if step == 1 else step))
 
 
-@rule(aten.slice.Tensor, view="always")
-@written_by(
-    lambda base, value, dim=0, start=None, end=None, step=1: ops.setitem(base, span(dim, start, end, step), value)
+@rule(
+    aten.slice.Tensor,
+    view="always",
+    put=lambda base, value, dim=0, start=None, end=None, step=1: ops.setitem(base, span(dim, start, end, step), value),
 )
 def slice_tensor(input: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     return ops.getitem(input, span(dim, start, end, step))
@@ -106,10 +85,7 @@ def slice_scatter(input: Any, src: Any, dim: int = 0, start: Any = None, end: An
     return ops.setitem(input, span(dim, start, end, step), src)
 
 
-@rule(aten.split_with_sizes.default, view="always")
-@written_by(joined)
-def split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
-    return ops.split_sizes(input, split_sizes, dim)
+functions("input, split_sizes, dim=0", {(aten.split_with_sizes.default,): ops.split_sizes}, view="always", put=joined)
 
 
 # -- images --------------------------------------------------------------------------------------------------------------
@@ -127,90 +103,75 @@ MODES = {
 }
 
 
-def resized(mode: str) -> Any:
-    def upsample(input: Any, output_size: Any, align_corners: bool | None = None, scale_factors: Any = None) -> Any:
-        name, _, antialias = mode.partition(", ")
-        scales = None if output_size is not None else scale_factors
-        return interpolate(input, output_size, scales, name, align_corners, antialias=bool(antialias))
+def resized(mode: str) -> Callable:
+    name, _, antialias = mode.partition(", ")
 
-    upsample.__name__ = upsample.__qualname__ = f"upsample_{mode.replace(', ', '_').replace('-', '_')}"
+    def upsample(input: Any, output_size: Any, align_corners: bool | None, scale_factors: Any) -> Any:
+        refuse({"antialias": bool(antialias)}, {"antialias": ""})
+        return ops.interpolate(
+            input, output_size, None if output_size is not None else scale_factors, name, align_corners
+        )
+
     return upsample
 
 
-for _mode, _names in MODES.items():
-    rule(*(getattr(aten, n).vec for n in _names))(resized(_mode))
-
-
-@rule(aten.constant_pad_nd.default)
-def constant_pad_nd(input: Any, pad: Any, value: float = 0) -> Any:
-    return ops.pad(input, tuple(pad), "constant", value)
-
-
-for _name, _mode in (("reflection", "reflect"), ("replication", "replicate")):
-    for _rank in (1, 2, 3):
-        rule(getattr(aten, f"{_name}_pad{_rank}d").default)(
-            lambda input, padding, mode=_mode: pad(input, padding, mode)
-        )
-
-
-@rule(aten.im2col.default)
-def im2col(input: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Any:
-    return unfold(input, kernel_size, dilation, padding, stride)
-
-
-@rule(aten.col2im.default)
-def col2im(input: Any, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Any:
-    return fold(input, output_size, kernel_size, dilation, padding, stride)
-
-
-@rule_family(
-    {
-        ops.adaptive_max_pool1d: (aten.adaptive_max_pool1d.default,),
-        ops.adaptive_max_pool2d: (aten.adaptive_max_pool2d.default,),
-        ops.adaptive_max_pool3d: (aten.adaptive_max_pool3d.default,),
-    }
+functions(
+    "input, output_size, align_corners=None, scale_factors=None",
+    {tuple(getattr(aten, n).vec for n in names): resized(mode) for mode, names in MODES.items()},
 )
-def adaptive_max_pool(op: Any) -> Any:
-    """Values without their indices."""
-    return lambda input, output_size: (op(input, output_size), Absent("needle's pools return values without indices"))
+
+
+def padded(mode: str) -> Callable:
+    return lambda input, padding: ops.pad(input, tuple(padding), mode, None)
+
+
+functions(
+    "input, pad, value=0",
+    {(aten.constant_pad_nd.default,): lambda input, pad, value: ops.pad(input, tuple(pad), "constant", value)},
+)
+functions(
+    "input, padding",
+    {
+        (getattr(aten, f"{name}_pad{rank}d").default,): padded(mode)
+        for name, mode in (("reflection", "reflect"), ("replication", "replicate"))
+        for rank in (1, 2, 3)
+    },
+)
+functions("input, kernel_size, dilation, padding, stride", {(aten.im2col.default,): ops.unfold})
+functions("input, output_size, kernel_size, dilation, padding, stride", {(aten.col2im.default,): ops.fold})
+
+
+def without_indices(f: Callable) -> Callable:
+    return lambda input, size: (f(input, size), Absent("needle's pools return values without indices"))
+
+
+functions(
+    "input, output_size",
+    {
+        (aten.adaptive_max_pool1d.default,): without_indices(ops.adaptive_max_pool1d),
+        (aten.adaptive_max_pool2d.default,): without_indices(ops.adaptive_max_pool2d),
+        (aten.adaptive_max_pool3d.default,): without_indices(ops.adaptive_max_pool3d),
+    },
+)
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------------
 
 
-@rule(aten.sym_size.int)
-def sym_size(input: Any, dim: int) -> Any:
-    return input.shape[dim]
-
-
-@rule(aten.sym_numel.default)
-def sym_numel(input: Any) -> Any:
-    return math.prod(input.shape)
-
-
-@rule(torch.sym_float)
-def sym_float(a: Any, *, like: Any = None) -> Any:
-    return a * 1.0
-
-
-@rule(torch.sym_int)
-def sym_int(a: Any, *, like: Any = None) -> Any:
-    return math.floor(a)
-
-
-@rule(torch.sym_sum)
-def sym_sum(args: Any, *, like: Any = None) -> Any:
-    return sum(args)
-
-
-@rule(torch.sym_max)
-def sym_max(a: Any, b: Any, *, like: Any = None) -> Any:
-    return a.larger(b) if isinstance(a, Dim) else b.larger(a)
-
-
-@rule(torch.sym_min)
-def sym_min(a: Any, b: Any, *, like: Any = None) -> Any:
-    return a.smaller(b) if isinstance(a, Dim) else b.smaller(a)
+functions("input, dim", {(aten.sym_size.int,): lambda x, dim: x.shape[dim]})
+functions("input", {(aten.sym_numel.default,): lambda x: math.prod(x.shape)})
+functions(
+    "a, *, like=None",
+    {(torch.sym_float,): lambda a, like: a * 1.0, (torch.sym_int,): lambda a, like: math.floor(a)},
+)
+functions("args, *, like=None", {(torch.sym_sum,): lambda args, like: sum(args)})
+functions(
+    "a, b, *, like=None",
+    {
+        (torch.sym_max,): lambda a, b, like: a.larger(b) if isinstance(a, Dim) else b.larger(a),
+        (torch.sym_min,): lambda a, b, like: a.smaller(b) if isinstance(a, Dim) else b.smaller(a),
+    },
+)
 
 
 @rule(aten.arange.default)

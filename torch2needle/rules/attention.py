@@ -10,8 +10,9 @@ from torch import nn
 from needle import nn as needle_nn
 from needle import ops
 from needle.autograd import Unsupported
-from torch2needle.registry import rule
-from torch2needle.rules.layers import require
+
+from .registry import rule
+from .tables import layers
 
 
 @rule(F.scaled_dot_product_attention)
@@ -25,24 +26,19 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    require(not enable_gqa, "enable_gqa=True is not supported; repeat the heads of key and value")
-    require(dropout_p == 0, "dropout_p > 0 holds in evaluation, too; use nn.MultiheadAttention or dropout of your own")
+    if enable_gqa:
+        raise Unsupported("enable_gqa=True is not supported; repeat the heads of key and value")
+    if dropout_p != 0:
+        raise Unsupported("dropout_p > 0 holds in evaluation, too; use nn.MultiheadAttention or dropout of your own")
     return ops.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale)
 
 
-@rule(nn.MultiheadAttention)
-def multihead_attention(m: nn.MultiheadAttention) -> Any:
-    return needle_nn.MultiheadAttention(
-        m.embed_dim,
-        m.num_heads,
-        m.dropout,
-        m.in_proj_bias is not None,
-        m.bias_k is not None,
-        m.add_zero_attn,
-        m.kdim,
-        m.vdim,
-        m.batch_first,
-    )
+layers(
+    "embed_dim num_heads dropout bias=in_proj_bias? add_bias_kv=bias_k? add_zero_attn kdim vdim batch_first",
+    nn.MultiheadAttention,
+)
+layers("", nn.TransformerEncoder, nn.TransformerDecoder)
+layers("", nn.Transformer, to=needle_nn.EncoderDecoder)
 
 
 def feed_forward_arguments(m: Any) -> dict[str, Any]:
@@ -72,18 +68,3 @@ def transformer_encoder_layer(m: nn.TransformerEncoderLayer) -> Any:
 @rule(nn.TransformerDecoderLayer)
 def transformer_decoder_layer(m: nn.TransformerDecoderLayer) -> Any:
     return needle_nn.TransformerDecoderLayer(**feed_forward_arguments(m))
-
-
-@rule(nn.TransformerEncoder)
-def transformer_encoder(m: nn.TransformerEncoder) -> Any:
-    return needle_nn.TransformerEncoder()
-
-
-@rule(nn.TransformerDecoder)
-def transformer_decoder(m: nn.TransformerDecoder) -> Any:
-    return needle_nn.TransformerDecoder()
-
-
-@rule(nn.Transformer)
-def transformer(m: nn.Transformer) -> Any:
-    return needle_nn.EncoderDecoder()

@@ -10,15 +10,17 @@ import torch
 from needle import ops
 from needle.autograd import Tensor, Unsupported
 from needle.graph import Dim
-from needle.ops.creation import LIKE
-from torch2needle.registry import rule
-from torch2needle.rules.arithmetic import DtypeOf, cast, dtype_name
-from torch2needle.rules.shapes import varargs
+from needle.ops.shape.creation import LIKE
+
+from .arithmetic import DtypeOf, cast, dtype_name
+from .registry import rule
+from .shapes import varargs
+from .tables import functions
 
 T = torch.Tensor
 
 
-def filled(like: Any, value: Any, shape: Any, dtype: Any) -> Any:
+def filled(like: Any, value: Any, shape: Any = None, dtype: Any = None) -> Any:
     if isinstance(value, Tensor):
         value = ops.cast_like(value, like) if dtype is None else cast(value, dtype)
         return ops.broadcast_like(value, like) if shape is None else ops.broadcast_to(value, shape=shape)
@@ -49,57 +51,41 @@ def placed(like: Any, dtype: Any) -> tuple[Any, str]:
     return (dtype.tensor, LIKE) if isinstance(dtype, DtypeOf) else (like, dtype_name(dtype))
 
 
-@rule(torch.zeros_like, torch.empty_like)
-def zeros_like(input: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return filled(input, 0, None, dtype)
-
-
-@rule(torch.ones_like)
-def ones_like(input: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return filled(input, 1, None, dtype)
-
-
-@rule(torch.full_like)
-def full_like(input: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return filled(input, fill_value, None, dtype)
-
-
-@rule(T.new_zeros, T.new_empty)
-def new_zeros(input: Any, *size: Any, dtype: Any = None, **_: Any) -> Any:
-    return filled(input, 0, varargs(size), dtype)
-
-
-@rule(T.new_ones)
-def new_ones(input: Any, *size: Any, dtype: Any = None, **_: Any) -> Any:
-    return filled(input, 1, varargs(size), dtype)
-
-
-@rule(T.new_full)
-def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return filled(input, fill_value, tuple(size), dtype)
-
-
-@rule(T.zero_)
-def zero_(input: Any) -> Any:
-    return filled(input, 0, None, None)
-
-
-@rule(T.fill_, torch.ops.aten.fill.Tensor, torch.ops.aten.fill.Scalar)
-def fill_(input: Any, value: Any) -> Any:
-    return filled(input, value, None, None)
-
+functions(
+    "input, *, dtype=None, **_",
+    {
+        (torch.zeros_like, torch.empty_like): lambda input, dtype: filled(input, 0, dtype=dtype),
+        (torch.ones_like,): lambda input, dtype: filled(input, 1, dtype=dtype),
+    },
+)
+functions(
+    "input, fill_value, *, dtype=None, **_",
+    {(torch.full_like,): lambda input, value, dtype: filled(input, value, dtype=dtype)},
+)
+functions(
+    "input, *size, dtype=None, **_",
+    {
+        (T.new_zeros, T.new_empty): lambda input, size, dtype: filled(input, 0, varargs(size), dtype),
+        (T.new_ones,): lambda input, size, dtype: filled(input, 1, varargs(size), dtype),
+    },
+)
+functions(
+    "input, size, fill_value, *, dtype=None, **_",
+    {(T.new_full,): lambda input, size, value, dtype: filled(input, value, tuple(size), dtype)},
+)
+functions("input", {(T.zero_,): lambda input: filled(input, 0)})
+functions("input, value", {(T.fill_, torch.ops.aten.fill.Tensor, torch.ops.aten.fill.Scalar): filled})
 
 # `like`: the tensor whose size or dtype the call mentions; the interpreter hands it in.
 
 
-@rule(torch.zeros, torch.empty)
-def zeros(*size: Any, dtype: Any = None, like: Any, **_: Any) -> Any:
-    return filled(like, 0, varargs(size), dtype or torch.get_default_dtype())
-
-
-@rule(torch.ones)
-def ones(*size: Any, dtype: Any = None, like: Any, **_: Any) -> Any:
-    return filled(like, 1, varargs(size), dtype or torch.get_default_dtype())
+functions(
+    "*size, dtype=None, like, **_",
+    {
+        (torch.zeros, torch.empty): lambda size, dtype, like: filled(like, 0, varargs(size), default_dtype(dtype, 0.0)),
+        (torch.ones,): lambda size, dtype, like: filled(like, 1, varargs(size), default_dtype(dtype, 1.0)),
+    },
+)
 
 
 @rule(torch.full)

@@ -13,38 +13,16 @@ from torch import nn
 from needle import nn as needle_nn
 from needle.autograd import Unsupported
 from needle.graph import Mode
-from torch2needle.layer_calls import call_layer
-from torch2needle.registry import rule
 
+from .layer_calls import call_layer
+from .registry import rule
+from .tables import functions, layers
 
-@rule(nn.Dropout, view="mode")
-def dropout_layer(m: nn.Dropout) -> Any:
-    return needle_nn.Dropout(m.p)
-
-
-@rule(nn.Dropout1d, view="mode")
-def dropout1d_layer(m: nn.Dropout1d) -> Any:
-    return needle_nn.Dropout1d(m.p)
-
-
-@rule(nn.Dropout2d, view="mode")
-def dropout2d_layer(m: nn.Dropout2d) -> Any:
-    return needle_nn.Dropout2d(m.p)
-
-
-@rule(nn.Dropout3d, view="mode")
-def dropout3d_layer(m: nn.Dropout3d) -> Any:
-    return needle_nn.Dropout3d(m.p)
-
-
-@rule(nn.AlphaDropout, view="mode")
-def alpha_dropout_layer(m: nn.AlphaDropout) -> Any:
-    return needle_nn.AlphaDropout(m.p)
-
-
-@rule(nn.FeatureAlphaDropout, view="mode")
-def feature_alpha_dropout_layer(m: nn.FeatureAlphaDropout) -> Any:
-    return needle_nn.FeatureAlphaDropout(m.p)
+layers(
+    "p",
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    view="mode",
+)
 
 
 def drop(layer: Callable[[float], needle_nn.Dropout], input: Any, p: float, training: Any) -> Any:
@@ -56,54 +34,34 @@ def drop(layer: Callable[[float], needle_nn.Dropout], input: Any, p: float, trai
     return call_layer(training, layer(p), input)
 
 
-@rule(F.dropout, view="mode")
-def dropout(input: Any, p: float = 0.5, training: Any = True, inplace: bool = False) -> Any:
-    return drop(needle_nn.Dropout, input, p, training)
-
-
-@rule(F.dropout1d, view="mode")
-def dropout1d(input: Any, p: float = 0.5, training: Any = True, inplace: bool = False) -> Any:
-    return drop(needle_nn.Dropout1d, input, p, training)
-
-
-@rule(F.dropout2d, view="mode")
-def dropout2d(input: Any, p: float = 0.5, training: Any = True, inplace: bool = False) -> Any:
-    return drop(needle_nn.Dropout2d, input, p, training)
-
-
-@rule(F.dropout3d, view="mode")
-def dropout3d(input: Any, p: float = 0.5, training: Any = True, inplace: bool = False) -> Any:
-    return drop(needle_nn.Dropout3d, input, p, training)
-
-
-@rule(F.alpha_dropout, view="mode")
-def alpha_dropout(input: Any, p: float = 0.5, training: Any = False, inplace: bool = False) -> Any:
-    return drop(needle_nn.AlphaDropout, input, p, training)
-
-
-@rule(F.feature_alpha_dropout, view="mode")
-def feature_alpha_dropout(input: Any, p: float = 0.5, training: Any = False, inplace: bool = False) -> Any:
-    return drop(needle_nn.FeatureAlphaDropout, input, p, training)
-
-
-@rule(torch.dropout, torch.dropout_, view="mode")
-def torch_dropout(input: Any, p: float, train: Any) -> Any:
-    return drop(needle_nn.Dropout, input, p, train)
-
-
-@rule(torch.feature_dropout, torch.feature_dropout_, view="mode")
-def feature_dropout(input: Any, p: float, train: Any) -> Any:
-    return drop(needle_nn.Dropout2d, input, p, train)
-
-
-@rule(torch.alpha_dropout, torch.alpha_dropout_, view="mode")
-def torch_alpha_dropout(input: Any, p: float, train: Any) -> Any:
-    return drop(needle_nn.AlphaDropout, input, p, train)
-
-
-@rule(torch.feature_alpha_dropout, torch.feature_alpha_dropout_, view="mode")
-def torch_feature_alpha_dropout(input: Any, p: float, train: Any) -> Any:
-    return drop(needle_nn.FeatureAlphaDropout, input, p, train)
+functions(
+    "input, p=0.5, training=True, inplace=False",
+    {
+        (F.dropout,): partial(drop, needle_nn.Dropout),
+        (F.dropout1d,): partial(drop, needle_nn.Dropout1d),
+        (F.dropout2d,): partial(drop, needle_nn.Dropout2d),
+        (F.dropout3d,): partial(drop, needle_nn.Dropout3d),
+    },
+    view="mode",
+)
+functions(
+    "input, p=0.5, training=False, inplace=False",
+    {
+        (F.alpha_dropout,): partial(drop, needle_nn.AlphaDropout),
+        (F.feature_alpha_dropout,): partial(drop, needle_nn.FeatureAlphaDropout),
+    },
+    view="mode",
+)
+functions(
+    "input, p, train",
+    {
+        (torch.dropout, torch.dropout_): partial(drop, needle_nn.Dropout),
+        (torch.feature_dropout, torch.feature_dropout_): partial(drop, needle_nn.Dropout2d),
+        (torch.alpha_dropout, torch.alpha_dropout_): partial(drop, needle_nn.AlphaDropout),
+        (torch.feature_alpha_dropout, torch.feature_alpha_dropout_): partial(drop, needle_nn.FeatureAlphaDropout),
+    },
+    view="mode",
+)
 
 
 @rule("torchvision.ops.stochastic_depth.stochastic_depth", view="mode")

@@ -11,7 +11,8 @@ from torch import nn
 from needle import nn as needle_nn
 from needle import ops
 from needle.autograd import Unsupported
-from torch2needle.registry import rule
+
+from .registry import rule
 
 
 def check(max_norm: float | None, scale_grad_by_freq: bool, sparse: bool) -> None:

@@ -10,9 +10,10 @@ import torch
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
-from torch2needle.cells import written_by
-from torch2needle.registry import rule
-from torch2needle.rules.shapes import at
+
+from .registry import rule
+from .shapes import at
+from .tables import functions
 
 T = torch.Tensor
 
@@ -53,8 +54,7 @@ def shares_memory(input: Any, index: Any) -> str | None:
     return None if any(isinstance(i, bool) for i in items) else "always"
 
 
-@rule(operator.getitem, view=shares_memory)
-@written_by(lambda base, value, index: setitem(base, index, value))
+@rule(operator.getitem, view=shares_memory, put=lambda base, value, index: setitem(base, index, value))
 def getitem(input: Any, index: Any) -> Any:
     items = index if isinstance(index, tuple) else (index,)
     if all(is_basic(i) for i in items):
@@ -106,8 +106,9 @@ def copy_(input: Any, src: Any, non_blocking: bool = False) -> Any:
     return ops.setitem(input, Ellipsis, src)
 
 
-@rule(torch.select, T.select, view="always")
-@written_by(lambda base, value, dim, index: ops.setitem(base, at(dim, index), value))
+@rule(
+    torch.select, T.select, view="always", put=lambda base, value, dim, index: ops.setitem(base, at(dim, index), value)
+)
 def select(input: Any, dim: int, index: Any) -> Any:
     return ops.getitem(input, at(dim, index))
 
@@ -118,20 +119,21 @@ def narrowed(dim: int, start: Any, length: Any) -> tuple:
     return at(dim, slice(start, start + length))
 
 
-@rule(torch.narrow, T.narrow, view="always")
-@written_by(lambda base, value, dim, start, length: ops.setitem(base, narrowed(dim, start, length), value))
+@rule(
+    torch.narrow,
+    T.narrow,
+    view="always",
+    put=lambda base, value, dim, start, length: ops.setitem(base, narrowed(dim, start, length), value),
+)
 def narrow(input: Any, dim: int, start: Any, length: Any) -> Any:
     return ops.getitem(input, narrowed(dim, start, length))
 
 
-@rule(torch.index_select, T.index_select)
-def index_select(input: Any, dim: int, index: Any) -> Any:
-    return ops.take(input, index, dim)
-
-
-@rule(torch.gather, T.gather)
-def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
-    return ops.gather(input, dim, index)
+functions(
+    "input, dim, index", {(torch.index_select, T.index_select): lambda input, dim, index: ops.take(input, index, dim)}
+)
+functions("input, dim, index, *, sparse_grad=False", {(torch.gather, T.gather): ops.gather})
+functions("input, index", {(torch.take, T.take): lambda input, index: ops.take(ops.flatten(input), index)})
 
 
 @rule(torch.take_along_dim, T.take_along_dim)
@@ -139,8 +141,3 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
     if dim is None:
         return ops.take(ops.flatten(input), ops.flatten(indices))
     return ops.take_along(input, indices, dim)
-
-
-@rule(torch.take, T.take)
-def take(input: Any, index: Any) -> Any:
-    return ops.take(ops.flatten(input), index)

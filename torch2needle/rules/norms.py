@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,195 +13,96 @@ from needle import nn as needle_nn
 from needle import ops
 from needle.autograd import Unsupported
 from needle.graph import Mode
-from torch2needle.layer_calls import call_layer
-from torch2needle.registry import rule
-from torch2needle.rules.reductions import axes
+
+from .layer_calls import call_layer
+from .reductions import axes
+from .registry import rule
+from .tables import functions, layers
 
 # -- modules -------------------------------------------------------------------------------------------------------------
 
 
-def batch_norm_arguments(m: Any) -> dict[str, Any]:
-    return {
-        "dim": m.num_features,
-        "eps": m.eps,
-        "momentum": m.momentum,
-        "affine": m.affine,
-        "track_running_stats": m.running_mean is not None,
-        "unbiased": True,
-        "count_batches": m.num_batches_tracked is not None,
-    }
+BATCH = "dim=num_features eps momentum affine track_running_stats=running_mean? count_batches=num_batches_tracked?"
+
+layers(BATCH, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, unbiased=True)
+layers(BATCH, nn.SyncBatchNorm, to=needle_nn.BatchNorm2d, unbiased=True)  # in training the statistics of this process
+layers("normalized_shape eps elementwise_affine=weight? bias?", nn.LayerNorm)
+layers("normalized_shape eps elementwise_affine=weight?", nn.RMSNorm)
+layers("num_groups num_channels eps affine", nn.GroupNorm)
+layers("size alpha beta k", nn.LocalResponseNorm)
 
 
-@rule(nn.BatchNorm1d)
-def batch_norm1d(m: nn.BatchNorm1d) -> Any:
-    return needle_nn.BatchNorm1d(**batch_norm_arguments(m))
+def instance_norm_layer(momentum: float | None, **fields: Any) -> Any:
+    return needle_nn.InstanceNorm(momentum=0.0 if momentum is None else momentum, **fields)
 
 
-@rule(nn.BatchNorm2d)
-def batch_norm2d(m: nn.BatchNorm2d) -> Any:
-    return needle_nn.BatchNorm2d(**batch_norm_arguments(m))
-
-
-@rule(nn.BatchNorm3d)
-def batch_norm3d(m: nn.BatchNorm3d) -> Any:
-    return needle_nn.BatchNorm3d(**batch_norm_arguments(m))
-
-
-@rule(nn.SyncBatchNorm)
-def sync_batch_norm(m: nn.SyncBatchNorm) -> Any:
-    """In training with the statistics of this process alone."""
-    return needle_nn.BatchNorm2d(**batch_norm_arguments(m))
-
-
-def instance_norm_layer(m: Any, rank: int) -> Any:
-    return needle_nn.InstanceNorm(
-        m.num_features, rank, m.eps, 0.0 if m.momentum is None else m.momentum, m.affine, m.running_mean is not None
-    )
-
-
-@rule(nn.InstanceNorm1d)
-def instance_norm1d(m: nn.InstanceNorm1d) -> Any:
-    return instance_norm_layer(m, 1)
-
-
-@rule(nn.InstanceNorm2d)
-def instance_norm2d(m: nn.InstanceNorm2d) -> Any:
-    return instance_norm_layer(m, 2)
-
-
-@rule(nn.InstanceNorm3d)
-def instance_norm3d(m: nn.InstanceNorm3d) -> Any:
-    return instance_norm_layer(m, 3)
-
-
-@rule(nn.LayerNorm)
-def layer_norm_layer(m: nn.LayerNorm) -> Any:
-    return needle_nn.LayerNorm(tuple(m.normalized_shape), m.eps, m.weight is not None, m.bias is not None)
-
-
-@rule(nn.RMSNorm)
-def rms_norm_layer(m: nn.RMSNorm) -> Any:
-    return needle_nn.RMSNorm(tuple(m.normalized_shape), m.eps, m.weight is not None)
-
-
-@rule(nn.GroupNorm)
-def group_norm_layer(m: nn.GroupNorm) -> Any:
-    return needle_nn.GroupNorm(m.num_groups, m.num_channels, m.eps, m.affine)
-
-
-@rule(nn.LocalResponseNorm)
-def local_response_norm_layer(m: nn.LocalResponseNorm) -> Any:
-    return needle_nn.LocalResponseNorm(m.size, m.alpha, m.beta, m.k)
+for _rank, _class in enumerate((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), 1):
+    _fields = "dim=num_features eps momentum affine track_running_stats=running_mean?"
+    layers(_fields, _class, to=instance_norm_layer, rank=_rank)
 
 
 # -- functions -----------------------------------------------------------------------------------------------------------
 
 
-@rule(F.batch_norm)
-def batch_norm(
-    input: Any,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
-    training: Any = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    if not isinstance(training, Mode):
-        if training and running_mean is not None:
-            raise Unsupported("training=True moves running statistics in evaluation, too; pass training=self.training")
-        return ops.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    layer = needle_nn.FunctionalBatchNorm(momentum, eps)
-    return call_layer(training, layer, input, running_mean, running_var, weight, bias)
+def by_statistics(f: Callable, layer: Callable, refusal: str) -> Callable:
+    """f with the statistics that the flag says, as a layer where the flag follows a module's."""
+
+    def convert(x: Any, mean: Any, var: Any, weight: Any, bias: Any, training: Any, momentum: float, eps: float) -> Any:
+        if isinstance(training, Mode):
+            return call_layer(training, layer(momentum, eps), x, mean, var, weight, bias)
+        if training and mean is not None:
+            raise Unsupported(refusal)
+        return f(x, mean, var, weight, bias, training, momentum, eps)
+
+    return convert
 
 
-@rule(torch.batch_norm)
-def torch_batch_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    training: Any,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+def weights_first(f: Callable) -> Callable:
+    return lambda x, weight, bias, mean, var, *rest: f(x, mean, var, weight, bias, *rest)
 
 
-@rule(F.instance_norm)
-def instance_norm(
-    input: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
-    use_input_stats: Any = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    if isinstance(use_input_stats, Mode):
-        layer = needle_nn.FunctionalInstanceNorm(momentum, eps)
-        return call_layer(use_input_stats, layer, input, running_mean, running_var, weight, bias)
-    if use_input_stats and running_mean is not None:
-        raise Unsupported("use_input_stats=True moves running statistics in evaluation, too; pass self.training")
-    return ops.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+MOVES = "moves running statistics in evaluation, too; pass"
+batch_norm = by_statistics(
+    ops.batch_norm, needle_nn.FunctionalBatchNorm, f"training=True {MOVES} training=self.training"
+)
+instance_norm = by_statistics(
+    ops.instance_norm, needle_nn.FunctionalInstanceNorm, f"use_input_stats=True {MOVES} self.training"
+)
+functions(
+    "input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5",
+    {(F.batch_norm,): batch_norm},
+)
+functions(
+    "input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled",
+    {(torch.batch_norm,): weights_first(batch_norm)},
+)
+functions(
+    "input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5",
+    {(F.instance_norm,): instance_norm},
+)
+functions(
+    "input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled",
+    {(torch.instance_norm,): weights_first(instance_norm)},
+)
 
 
-@rule(torch.instance_norm)
-def torch_instance_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    use_input_stats: Any,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+def layer_norm(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return ops.layer_norm(x, weight, bias, len(normalized_shape), eps)
 
 
-@rule(F.layer_norm)
-def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-    return ops.layer_norm(input, weight, bias, len(normalized_shape), eps)
-
-
-@rule(torch.layer_norm)
-def torch_layer_norm(
-    input: Any,
-    normalized_shape: Any,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Any:
-    return ops.layer_norm(input, weight, bias, len(normalized_shape), eps)
-
-
-@rule(F.rms_norm, torch.rms_norm)
-def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    return ops.rms_norm(input, weight, len(normalized_shape), eps)
-
-
-@rule(F.group_norm)
-def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-    return ops.group_norm(input, num_groups, weight, bias, eps)
-
-
-@rule(torch.group_norm)
-def torch_group_norm(
-    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True
-) -> Any:
-    return ops.group_norm(input, num_groups, weight, bias, eps)
-
-
-@rule(F.local_response_norm)
-def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Any:
-    return ops.local_response_norm(input, size, alpha, beta, k)
+functions("input, normalized_shape, weight=None, bias=None, eps=1e-5", {(F.layer_norm,): layer_norm})
+functions(
+    "input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True", {(torch.layer_norm,): layer_norm}
+)
+functions(
+    "input, normalized_shape, weight=None, eps=None",
+    {(F.rms_norm, torch.rms_norm): lambda x, shape, weight, eps: ops.rms_norm(x, weight, len(shape), eps)},
+)
+functions("input, num_groups, weight=None, bias=None, eps=1e-5", {(F.group_norm,): ops.group_norm})
+functions(
+    "input, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True", {(torch.group_norm,): ops.group_norm}
+)
+functions("input, size, alpha=1e-4, beta=0.75, k=1.0", {(F.local_response_norm,): ops.local_response_norm})
 
 
 @rule(F.normalize)

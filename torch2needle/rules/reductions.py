@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,10 @@ import torch.nn.functional as F
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
-from torch2needle.registry import rule
-from torch2needle.rules.arithmetic import cast
+
+from .arithmetic import cast
+from .registry import rule
+from .tables import functions
 
 T = torch.Tensor
 
@@ -57,30 +60,56 @@ def prod(input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: An
     return cast_whole(ops.prod(cast(input, dtype), dim, keepdim), dtype)
 
 
-@rule(torch.amax, T.amax)
-def amax(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return ops.amax(input, axes(dim), keepdim)
+def whole_argument(f: Callable) -> Callable:
+    def convert(input: Any, dim: int | None, keepdim: bool) -> Any:
+        if dim is None and keepdim:
+            raise Unsupported("keepdim=True without a dim is not supported")
+        return f(input, dim, keepdim)
+
+    return convert
 
 
-@rule(torch.amin, T.amin)
-def amin(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return ops.amin(input, axes(dim), keepdim)
+def over(f: Callable) -> Callable:
+    """f(input, axes, ...)."""
+    return lambda input, dim, *rest: f(input, axes(dim), *rest)
 
 
-@rule(torch.max, T.max)
-def max(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
-    other = dim if isinstance(dim, Tensor) else other
-    if other is not None:
-        return ops.maximum(input, other)
-    return ops.amax(input) if dim is None else Ordered(*ops.max_along(input, dim, keepdim))
+functions(
+    "input, dim=None, keepdim=False",
+    {
+        (torch.amax, T.amax): over(ops.amax),
+        (torch.amin, T.amin): over(ops.amin),
+        (torch.all, T.all): ops.every,
+        (torch.any, T.any): ops.some,
+        (torch.argmax, T.argmax): whole_argument(ops.argmax),
+        (torch.argmin, T.argmin): whole_argument(ops.argmin),
+    },
+)
+functions("input, dim, keepdim=False", {(torch.logsumexp, T.logsumexp, torch.special.logsumexp): over(ops.logsumexp)})
+functions(
+    "input, dim=None", {(torch.count_nonzero, T.count_nonzero): over(lambda x, axes: ops.summation(ops.ne(x, 0), axes))}
+)
 
 
-@rule(torch.min, T.min)
-def min(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
-    other = dim if isinstance(dim, Tensor) else other
-    if other is not None:
-        return ops.minimum(input, other)
-    return ops.amin(input) if dim is None else Ordered(*ops.min_along(input, dim, keepdim))
+def extreme(elementwise: Callable, total: Callable, ordered: Callable) -> Callable:
+    """Of two tensors, of one over all, or along a dim."""
+
+    def convert(input: Any, dim: Any, keepdim: bool, other: Any) -> Any:
+        other = dim if isinstance(dim, Tensor) else other
+        if other is not None:
+            return elementwise(input, other)
+        return total(input) if dim is None else Ordered(*ordered(input, dim, keepdim))
+
+    return convert
+
+
+functions(
+    "input, dim=None, keepdim=False, *, other=None",
+    {
+        (torch.max, T.max): extreme(ops.maximum, ops.amax, ops.max_along),
+        (torch.min, T.min): extreme(ops.minimum, ops.amin, ops.min_along),
+    },
+)
 
 
 @rule(torch.aminmax, T.aminmax)
@@ -88,83 +117,35 @@ def aminmax(input: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
     return Extremes(ops.amin(input, dim, keepdim), ops.amax(input, dim, keepdim))
 
 
-@rule(torch.argmax, T.argmax)
-def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    return whole_argument(ops.argmax, input, dim, keepdim)
+def spread(f: Callable) -> Callable:
+    """torch takes f(dim, unbiased) as well as f(unbiased)."""
+
+    def convert(input: Any, dim: Any, unbiased: bool | None, keepdim: bool, correction: Any) -> Any:
+        if isinstance(dim, bool):
+            dim, unbiased = None, dim
+        if unbiased is not None:
+            correction = int(unbiased)
+        return f(input, axes(dim), 1 if correction is None else correction, keepdim)
+
+    return convert
 
 
-@rule(torch.argmin, T.argmin)
-def argmin(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    return whole_argument(ops.argmin, input, dim, keepdim)
+def beside_mean(f: Callable) -> Callable:
+    return lambda input, axes, correction, keepdim: (
+        f(input, axes, correction, keepdim),
+        ops.mean(input, axes, keepdim),
+    )
 
 
-def whole_argument(f: Any, input: Any, dim: int | None, keepdim: bool) -> Any:
-    if dim is None and keepdim:
-        raise Unsupported("keepdim=True without a dim is not supported")
-    return f(input, dim, keepdim)
-
-
-def correction_of(unbiased: bool | None, correction: Any) -> Any:
-    return correction if unbiased is None else int(unbiased)
-
-
-def spread_arguments(dim: Any, unbiased: Any, correction: Any) -> tuple[Any, Any]:
-    """torch takes var(dim, unbiased) as well as var(unbiased)."""
-    if isinstance(dim, bool):
-        dim, unbiased = None, dim
-    return dim, correction_of(unbiased, 1 if correction is None else correction)
-
-
-@rule(torch.var, T.var)
-def var(
-    input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: Any = None
-) -> Any:
-    dim, correction = spread_arguments(dim, unbiased, correction)
-    return ops.variance(input, axes(dim), correction, keepdim)
-
-
-@rule(torch.std, T.std)
-def std(
-    input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: Any = None
-) -> Any:
-    dim, correction = spread_arguments(dim, unbiased, correction)
-    return ops.std(input, axes(dim), correction, keepdim)
-
-
-@rule(torch.var_mean)
-def var_mean(
-    input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: Any = None
-) -> Any:
-    dim, correction = spread_arguments(dim, unbiased, correction)
-    return ops.variance(input, axes(dim), correction, keepdim), ops.mean(input, axes(dim), keepdim)
-
-
-@rule(torch.std_mean)
-def std_mean(
-    input: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: Any = None
-) -> Any:
-    dim, correction = spread_arguments(dim, unbiased, correction)
-    return ops.std(input, axes(dim), correction, keepdim), ops.mean(input, axes(dim), keepdim)
-
-
-@rule(torch.logsumexp, T.logsumexp, torch.special.logsumexp)
-def logsumexp(input: Any, dim: Any, keepdim: bool = False) -> Any:
-    return ops.logsumexp(input, axes(dim), keepdim)
-
-
-@rule(torch.all, T.all)
-def all(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return ops.every(input, dim, keepdim)
-
-
-@rule(torch.any, T.any)
-def any(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return ops.some(input, dim, keepdim)
-
-
-@rule(torch.count_nonzero, T.count_nonzero)
-def count_nonzero(input: Any, dim: Any = None) -> Any:
-    return ops.summation(ops.ne(input, 0), axes(dim))
+functions(
+    "input, dim=None, unbiased=None, keepdim=False, *, correction=None",
+    {
+        (torch.var, T.var): spread(ops.variance),
+        (torch.std, T.std): spread(ops.std),
+        (torch.var_mean,): spread(beside_mean(ops.variance)),
+        (torch.std_mean,): spread(beside_mean(ops.std)),
+    },
+)
 
 
 @rule(torch.cumsum, T.cumsum)

@@ -10,30 +10,23 @@ from torch import nn
 
 from needle import nn as needle_nn
 from needle import ops
-from needle.autograd import Unsupported
-from torch2needle.registry import rule
 
-CONSTANT = (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)
+from .registry import rule
+from .tables import functions, layers
 
-
-@rule(*CONSTANT)
-def constant_pad(m: Any) -> Any:
-    return needle_nn.Pad(m.padding, "constant", float(m.value))
-
-
-@rule(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d)
-def reflection_pad(m: Any) -> Any:
-    return needle_nn.Pad(m.padding, "reflect")
-
-
-@rule(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d)
-def replication_pad(m: Any) -> Any:
-    return needle_nn.Pad(m.padding, "replicate")
-
-
-@rule(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d)
-def circular_pad(m: Any) -> Any:
-    return needle_nn.Pad(m.padding, "circular")
+layers(
+    "padding value",
+    *(nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
+    to=lambda padding, value: needle_nn.Pad(padding, "constant", float(value)),
+)
+layers("padding", nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d, to=needle_nn.Pad, mode="reflect")
+layers("padding", nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d, to=needle_nn.Pad, mode="replicate")
+layers("padding", nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d, to=needle_nn.Pad, mode="circular")
+layers(
+    "size scale_factor mode align_corners recompute_scale_factor",
+    *(nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d),
+    to=needle_nn.Upsample,
+)
 
 
 @rule(F.pad)
@@ -41,46 +34,15 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None
     return ops.pad(input, tuple(pad), mode, value)
 
 
-@rule(nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d)
-def upsample(m: nn.Upsample) -> Any:
-    return needle_nn.Upsample(m.size, m.scale_factor, m.mode, m.align_corners, m.recompute_scale_factor)
-
-
-@rule(F.interpolate)
-def interpolate(
-    input: Any,
-    size: Any = None,
-    scale_factor: Any = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
-    antialias: bool = False,
-) -> Any:
-    if antialias:
-        raise Unsupported("antialias=True is not supported")
-    return ops.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor)
-
-
-@rule(F.pixel_shuffle, torch.pixel_shuffle)
-def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
-    return ops.pixel_shuffle(input, upscale_factor)
-
-
-@rule(F.pixel_unshuffle, torch.pixel_unshuffle)
-def pixel_unshuffle(input: Any, downscale_factor: int) -> Any:
-    return ops.pixel_unshuffle(input, downscale_factor)
-
-
-@rule(F.channel_shuffle, torch.channel_shuffle, torch.native_channel_shuffle)
-def channel_shuffle(input: Any, groups: int) -> Any:
-    return ops.channel_shuffle(input, groups)
-
-
-@rule(F.unfold)
-def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Any:
-    return ops.unfold(input, kernel_size, dilation, padding, stride)
-
-
-@rule(F.fold)
-def fold(input: Any, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Any:
-    return ops.fold(input, output_size, kernel_size, dilation, padding, stride)
+functions(
+    "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False",
+    {(F.interpolate,): ops.interpolate},
+    refused={"antialias": ""},
+)
+functions("input, upscale_factor", {(F.pixel_shuffle, torch.pixel_shuffle): ops.pixel_shuffle})
+functions("input, downscale_factor", {(F.pixel_unshuffle, torch.pixel_unshuffle): ops.pixel_unshuffle})
+functions(
+    "input, groups", {(F.channel_shuffle, torch.channel_shuffle, torch.native_channel_shuffle): ops.channel_shuffle}
+)
+functions("input, kernel_size, dilation=1, padding=0, stride=1", {(F.unfold,): ops.unfold})
+functions("input, output_size, kernel_size, dilation=1, padding=0, stride=1", {(F.fold,): ops.fold})

@@ -12,9 +12,10 @@ import torch
 from needle import ops
 from needle.autograd import Tensor, Unsupported
 from needle.graph.record import SymbolicShape
-from torch2needle.cells import overlaps, written_by
-from torch2needle.registry import rule
-from torch2needle.rules.arithmetic import DtypeOf
+
+from .arithmetic import DtypeOf
+from .registry import rule
+from .tables import functions
 
 T = torch.Tensor
 
@@ -26,17 +27,9 @@ def varargs(values: tuple) -> tuple:
     )
 
 
-def or_keyword(name: str) -> Callable[[Callable], Callable]:
-    """Decorator under `rule` for methods that take numbers one by one, as one sequence, or as a keyword of that name."""
-
-    def wrap(f: Callable) -> Callable:
-        def accept(input: Any, *values: Any, **named: Any) -> Any:
-            return f(input, *((named.pop(name),) if name in named else values), **named)
-
-        accept.__name__, accept.__qualname__, accept.__module__ = f.__name__, f.__qualname__, f.__module__
-        return accept
-
-    return wrap
+def listed(f: Callable) -> Callable:
+    """f(input, tuple) for methods that take numbers one by one, as one sequence, or by keyword."""
+    return lambda input, numbers, named, *rest: f(input, varargs(numbers) if named is None else tuple(named), *rest)
 
 
 def back_in_shape(base: Any, value: Any, *_: Any, **__: Any) -> Any:
@@ -47,6 +40,11 @@ def back_in_shape(base: Any, value: Any, *_: Any, **__: Any) -> Any:
 def unchanged(base: Any, value: Any, *_: Any, **__: Any) -> Any:
     """For views of all elements in the same shape."""
     return value
+
+
+def overlaps(base: Any, value: Any, *_: Any, **__: Any) -> Any:
+    """For views of which several elements are one of the base, so that a write to a part changes others."""
+    raise Unsupported("it writes a view whose elements share memory with each other; clone it first")
 
 
 # -- joining -------------------------------------------------------------------------------------------------------------
@@ -91,62 +89,30 @@ def vstack(tensors: Sequence[Any]) -> Any:
 # -- views of all elements -----------------------------------------------------------------------------------------------
 
 
-@rule(torch.flatten, T.flatten, torch.ravel, T.ravel, view="maybe")
-@written_by(back_in_shape)
-def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
-    return ops.flatten(input, start_dim, end_dim)
-
-
-@rule(torch.unflatten, T.unflatten, view="always")
-@written_by(back_in_shape)
-def unflatten(input: Any, dim: int, sizes: Any) -> Any:
-    return ops.unflatten(input, dim, sizes)
-
-
-@rule(T.view, view="always")
-@written_by(back_in_shape)
-@or_keyword("size")
-def view(input: Any, *shape: Any) -> Any:
-    if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-        raise Unsupported("view(dtype) reinterprets memory")
-    return ops.reshape(input, shape=varargs(shape))
-
-
-@rule(T.reshape, view="maybe")
-@written_by(back_in_shape)
-@or_keyword("shape")
-def reshape_method(input: Any, *shape: Any) -> Any:
-    return ops.reshape(input, shape=varargs(shape))
-
-
-@rule(torch.reshape, view="maybe")
-@written_by(back_in_shape)
-def reshape(input: Any, shape: Any) -> Any:
+def reshaped(input: Any, shape: Any) -> Any:
     return ops.reshape(input, shape=tuple(shape))
 
 
-@rule(T.view_as, view="always")
-@written_by(back_in_shape)
-def view_as(input: Any, other: Any) -> Any:
-    return ops.reshape_like(input, other)
+def viewed(input: Any, shape: tuple) -> Any:
+    if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+        raise Unsupported("view(dtype) reinterprets memory")
+    return reshaped(input, shape)
 
 
-@rule(T.reshape_as, view="maybe")
-@written_by(back_in_shape)
-def reshape_as(input: Any, other: Any) -> Any:
-    return ops.reshape_like(input, other)
-
-
-@rule(torch.unsqueeze, T.unsqueeze, T.unsqueeze_, view="always")
-@written_by(back_in_shape)
-def unsqueeze(input: Any, dim: int) -> Any:
-    return ops.unsqueeze(input, dim)
-
-
-@rule(torch.squeeze, T.squeeze, T.squeeze_, view="always")
-@written_by(back_in_shape)
-def squeeze(input: Any, dim: Any = None) -> Any:
-    return ops.squeeze(input, dim)
+functions(
+    "input, start_dim=0, end_dim=-1",
+    {(torch.flatten, T.flatten, torch.ravel, T.ravel): ops.flatten},
+    view="maybe",
+    put=back_in_shape,
+)
+functions("input, dim, sizes", {(torch.unflatten, T.unflatten): ops.unflatten}, view="always", put=back_in_shape)
+functions("input, *numbers, size=None", {(T.view,): listed(viewed)}, view="always", put=back_in_shape)
+functions("input, *numbers, shape=None", {(T.reshape,): listed(reshaped)}, view="maybe", put=back_in_shape)
+functions("input, shape", {(torch.reshape,): reshaped}, view="maybe", put=back_in_shape)
+functions("input, other", {(T.view_as,): ops.reshape_like}, view="always", put=back_in_shape)
+functions("input, other", {(T.reshape_as,): ops.reshape_like}, view="maybe", put=back_in_shape)
+functions("input, dim", {(torch.unsqueeze, T.unsqueeze, T.unsqueeze_): ops.unsqueeze}, view="always", put=back_in_shape)
+functions("input, dim=None", {(torch.squeeze, T.squeeze, T.squeeze_): ops.squeeze}, view="always", put=back_in_shape)
 
 
 def permuted_back(base: Any, value: Any, *axes: Any, dims: Any = None) -> Any:
@@ -155,96 +121,69 @@ def permuted_back(base: Any, value: Any, *axes: Any, dims: Any = None) -> Any:
     return ops.permute(value, tuple(order.index(i) for i in range(len(order))))
 
 
-@rule(torch.permute, view="always")
-@written_by(permuted_back)
-def permute(input: Any, dims: Any) -> Any:
+def permuted(input: Any, dims: Any) -> Any:
     return ops.permute(input, tuple(dims))
 
 
-@rule(T.permute, view="always")
-@written_by(permuted_back)
-@or_keyword("dims")
-def permute_method(input: Any, *dims: Any) -> Any:
-    return ops.permute(input, varargs(dims))
+functions("input, dims", {(torch.permute,): permuted}, view="always", put=permuted_back)
+functions("input, *numbers, dims=None", {(T.permute,): listed(permuted)}, view="always", put=permuted_back)
+functions(
+    "input, dim0, dim1",
+    {
+        (
+            *(torch.transpose, T.transpose, T.transpose_),
+            *(torch.swapaxes, T.swapaxes, T.swapaxes_, torch.swapdims, T.swapdims, T.swapdims_),
+        ): lambda input, dim0, dim1: ops.transpose(input, (dim0, dim1))
+    },
+    view="always",
+    put=lambda base, value, dim0, dim1: ops.transpose(value, (dim0, dim1)),
+)
+functions("input", {(torch.t, T.t, T.t_): ops.permute}, view="always", put=lambda base, value: ops.permute(value))
+functions(
+    "input, source, destination",
+    {(torch.movedim, T.movedim, torch.moveaxis, T.moveaxis): ops.moveaxis},
+    view="always",
+    put=lambda base, value, source, destination: ops.moveaxis(value, destination, source),
+)
 
 
-@rule(torch.transpose, T.transpose, T.transpose_, view="always")
-@rule(torch.swapaxes, T.swapaxes, T.swapaxes_, torch.swapdims, T.swapdims, T.swapdims_, view="always")
-@written_by(lambda base, value, dim0, dim1: ops.transpose(value, (dim0, dim1)))
-def transpose(input: Any, dim0: int, dim1: int) -> Any:
-    return ops.transpose(input, (dim0, dim1))
-
-
-@rule(torch.t, T.t, T.t_, view="always")
-@written_by(lambda base, value: ops.permute(value))
-def t(input: Any) -> Any:
-    return ops.permute(input)
-
-
-@rule(torch.movedim, T.movedim, torch.moveaxis, T.moveaxis, view="always")
-@written_by(lambda base, value, source, destination: ops.moveaxis(value, destination, source))
-def movedim(input: Any, source: Any, destination: Any) -> Any:
-    return ops.moveaxis(input, source, destination)
-
-
-@rule(T.expand, view="always")
-@written_by(overlaps)
-@or_keyword("size")
-def expand(input: Any, *size: Any, implicit: bool = False) -> Any:
-    return ops.broadcast_to(input, shape=varargs(size))
-
-
-@rule(torch.broadcast_to, T.broadcast_to, view="always")
-@written_by(overlaps)
-def broadcast_to(input: Any, size: Any) -> Any:
+def expanded(input: Any, size: Any, implicit: bool = False) -> Any:
     return ops.broadcast_to(input, shape=tuple(size))
 
 
-@rule(T.expand_as, view="always")
-@written_by(overlaps)
-def expand_as(input: Any, other: Any) -> Any:
-    return ops.broadcast_like(input, other)
-
-
-@rule(torch.diagonal, T.diagonal, view="always")
-def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    return ops.diagonal(input, offset, dim1, dim2)
-
-
-@rule(T.contiguous, view="maybe")
-@written_by(unchanged)
-def contiguous(input: Any, memory_format: Any = None) -> Any:
-    return input
-
-
-@rule(T.clone, torch.clone)
-def clone(input: Any, *, memory_format: Any = None) -> Any:
-    return input
-
-
-@rule(torch.detach, T.detach, T.detach_, view="always")
-def detach(input: Any) -> Any:
-    return ops.stop_gradient(input)
+functions("input, *numbers, size=None, implicit=False", {(T.expand,): listed(expanded)}, view="always", put=overlaps)
+functions("input, size", {(torch.broadcast_to, T.broadcast_to): expanded}, view="always", put=overlaps)
+functions("input, other", {(T.expand_as,): ops.broadcast_like}, view="always", put=overlaps)
+functions("input, offset=0, dim1=0, dim2=1", {(torch.diagonal, T.diagonal): ops.diagonal}, view="always")
+functions("input, memory_format=None", {(T.contiguous,): lambda input: input}, view="maybe", put=unchanged)
+functions("input, *, memory_format=None", {(T.clone, torch.clone): lambda input: input})
+functions("input", {(torch.detach, T.detach, T.detach_): ops.stop_gradient}, view="always")
 
 
 # -- copies --------------------------------------------------------------------------------------------------------------
 
 
-@rule(T.repeat)
-@or_keyword("repeats")
-def repeat(input: Any, *repeats: Any) -> Any:
-    return ops.tile(input, varargs(repeats))
+def tiled(input: Any, repeats: Any) -> Any:
+    return ops.tile(input, tuple(repeats))
 
 
-@rule(torch.tile)
-def tile(input: Any, dims: Any) -> Any:
-    return ops.tile(input, tuple(dims))
-
-
-@rule(T.tile)
-@or_keyword("dims")
-def tile_method(input: Any, *dims: Any) -> Any:
-    return ops.tile(input, varargs(dims))
+functions("input, *numbers, repeats=None", {(T.repeat,): listed(tiled)})
+functions("input, *numbers, dims=None", {(T.tile,): listed(tiled), (T.flip,): listed(ops.flip)})
+functions("input, dims", {(torch.tile,): tiled, (torch.flip,): ops.flip})
+functions(
+    "input",
+    {
+        (torch.fliplr, T.fliplr): lambda input: ops.flip(input, 1),
+        (torch.flipud, T.flipud): lambda input: ops.flip(input, 0),
+    },
+)
+functions(
+    "input, diagonal=0",
+    {
+        (torch.tril, T.tril, T.tril_): lambda input, diagonal: ops.triangle(input, False, diagonal),
+        (torch.triu, T.triu, T.triu_): lambda input, diagonal: ops.triangle(input, True, diagonal),
+    },
+)
 
 
 @rule(torch.repeat_interleave, T.repeat_interleave)
@@ -257,37 +196,6 @@ def repeat_interleave(input: Any, repeats: Any, dim: int | None = None, *, outpu
 @rule(torch.roll, T.roll)
 def roll(input: Any, shifts: Any, dims: Any = None) -> Any:
     return ops.roll(input, shifts, None if dims == () else dims)
-
-
-@rule(torch.flip)
-def flip(input: Any, dims: Any) -> Any:
-    return ops.flip(input, dims)
-
-
-@rule(T.flip)
-@or_keyword("dims")
-def flip_method(input: Any, *dims: Any) -> Any:
-    return ops.flip(input, varargs(dims))
-
-
-@rule(torch.fliplr, T.fliplr)
-def fliplr(input: Any) -> Any:
-    return ops.flip(input, 1)
-
-
-@rule(torch.flipud, T.flipud)
-def flipud(input: Any) -> Any:
-    return ops.flip(input, 0)
-
-
-@rule(torch.tril, T.tril, T.tril_)
-def tril(input: Any, diagonal: Any = 0) -> Any:
-    return ops.triangle(input, False, diagonal)
-
-
-@rule(torch.triu, T.triu, T.triu_)
-def triu(input: Any, diagonal: Any = 0) -> Any:
-    return ops.triangle(input, True, diagonal)
 
 
 # -- pieces --------------------------------------------------------------------------------------------------------------
@@ -336,16 +244,14 @@ def joined(base: Any, value: Any, _: Any = None, dim: int = 0, **__: Any) -> Any
     return ops.concat(list(value), dim)
 
 
-@rule(torch.chunk, T.chunk, view="always")
-@written_by(joined)
+@rule(torch.chunk, T.chunk, view="always", put=joined)
 def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
     total = known_size(input, dim)
     count = chunks if not total else max(1, -(-total // max(1, -(-total // chunks))))
     return tuple(ops.Piece(dim, i, pieces=chunks, count=count)(input) for i in range(count))
 
 
-@rule(torch.split, T.split, torch.functional.split, view="always")
-@written_by(joined)
+@rule(torch.split, T.split, torch.functional.split, view="always", put=joined)
 def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
     size = split_size_or_sections
     if isinstance(size, tuple | list):
@@ -358,8 +264,7 @@ def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
     return tuple(ops.Piece(dim, i, size=size, count=count)(tensor) for i in range(count))
 
 
-@rule(torch.tensor_split, T.tensor_split, view="always")
-@written_by(joined)
+@rule(torch.tensor_split, T.tensor_split, view="always", put=joined)
 def tensor_split(input: Any, indices_or_sections: Any, dim: int = 0) -> Any:
     if isinstance(indices_or_sections, int):
         n = indices_or_sections
@@ -368,8 +273,7 @@ def tensor_split(input: Any, indices_or_sections: Any, dim: int = 0) -> Any:
     return tuple(ops.getitem(input, at(dim, slice(a, b))) for a, b in pairwise(bounds))
 
 
-@rule(torch.unbind, T.unbind, view="always")
-@written_by(lambda base, value, dim=0: ops.stack(list(value), dim))
+@rule(torch.unbind, T.unbind, view="always", put=lambda base, value, dim=0: ops.stack(list(value), dim))
 def unbind(input: Any, dim: int = 0) -> Any:
     count = known_size(input, dim)
     if count is None:
@@ -440,8 +344,7 @@ def attribute_written(base: Any, value: Any, name: str) -> Any:
     return ATTRIBUTES[name](value)
 
 
-@rule(builtins.getattr, view="always")
-@written_by(attribute_written)
+@rule(builtins.getattr, view="always", put=attribute_written)
 def get_attribute(input: Any, name: str) -> Any:
     if name not in ATTRIBUTES:
         raise Unsupported(f"the attribute {name} of a tensor has no rule")

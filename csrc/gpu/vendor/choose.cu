@@ -99,8 +99,8 @@ struct Span {
 };
 
 Span span(const View& v) {
-  int64_t low = 0, high = 0;
-  for (int d = 0; d < v.rank; d++) (v.stride[d] < 0 ? low : high) += (v.shape[d] - 1) * v.stride[d];
+  int64_t low, high;
+  v.span(&low, &high);
   return {v.as<float>() + low, high - low + 1};
 }
 

@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "gpu/gemm.cuh"
@@ -156,26 +157,15 @@ Descriptor pointwise(cudnnPointwiseMode_t mode, const Problem& p) {
 
 // False where cuDNN has no such activation.
 bool mode_of(int64_t activation, cudnnPointwiseMode_t* mode) {
-  switch (activation) {
-    case kRelu:
-    case kRelu6:
-    case kLeakyRelu:
-      return *mode = CUDNN_POINTWISE_RELU_FWD, true;
-    case kSigmoid:
-      return *mode = CUDNN_POINTWISE_SIGMOID_FWD, true;
-    case kSilu:
-      return *mode = CUDNN_POINTWISE_SWISH_FWD, true;
-    case kTanh:
-      return *mode = CUDNN_POINTWISE_TANH_FWD, true;
-    case kGelu:
-      return *mode = CUDNN_POINTWISE_GELU_FWD, true;
-    case kGeluTanh:
-      return *mode = CUDNN_POINTWISE_GELU_APPROX_TANH_FWD, true;
-    case kElu:
-      return *mode = CUDNN_POINTWISE_ELU_FWD, true;
-    default:
-      return false;
-  }
+  constexpr std::pair<Activation, cudnnPointwiseMode_t> kModes[] = {
+      {kRelu, CUDNN_POINTWISE_RELU_FWD},      {kRelu6, CUDNN_POINTWISE_RELU_FWD},
+      {kLeakyRelu, CUDNN_POINTWISE_RELU_FWD}, {kSigmoid, CUDNN_POINTWISE_SIGMOID_FWD},
+      {kSilu, CUDNN_POINTWISE_SWISH_FWD},     {kTanh, CUDNN_POINTWISE_TANH_FWD},
+      {kGelu, CUDNN_POINTWISE_GELU_FWD},      {kGeluTanh, CUDNN_POINTWISE_GELU_APPROX_TANH_FWD},
+      {kElu, CUDNN_POINTWISE_ELU_FWD}};
+  for (const auto& [ours, theirs] : kModes)
+    if (activation == ours) return *mode = theirs, true;
+  return false;
 }
 
 // The padding at an axis' end: that at its beginning where this gives as many results, for engines like it; -1: none.
@@ -271,31 +261,22 @@ Descriptor operations(const Problem& p, int64_t bottom, int64_t right) {
   convolution.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, 1.0f)
       .set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, 0.0f);
   steps.push_back(convolution.done());
-  auto then = [&](cudnnPointwiseMode_t mode, const Descriptor* operand) {
+  auto then = [&](cudnnPointwiseMode_t mode, const Descriptor& operand) {
     remaining--;
     Descriptor how = pointwise(mode, p), next = result();
     Descriptor step(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, "epilogue");
     step.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how).set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, value);
-    if (operand) step.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, *operand);
+    if (operand.raw()) step.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, operand);
     step.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, next);
     steps.push_back(step.done());
     value = std::move(next);
   };
   // In this order its precompiled engines know the graph.
-  if (p.scale.data) {
-    Descriptor d = per_channel(kScale, p.scale);
-    then(CUDNN_POINTWISE_MUL, &d);
-  }
-  if (p.residual.data) {
-    Descriptor d = image(kResidual, p.residual);
-    then(CUDNN_POINTWISE_ADD, &d);
-  }
-  if (p.bias.data) {
-    Descriptor d = per_channel(kBias, p.bias);
-    then(CUDNN_POINTWISE_ADD, &d);
-  }
+  if (p.scale.data) then(CUDNN_POINTWISE_MUL, per_channel(kScale, p.scale));
+  if (p.residual.data) then(CUDNN_POINTWISE_ADD, image(kResidual, p.residual));
+  if (p.bias.data) then(CUDNN_POINTWISE_ADD, per_channel(kBias, p.bias));
   cudnnPointwiseMode_t mode;
-  if (mode_of(p.activation, &mode)) then(mode, nullptr);
+  if (mode_of(p.activation, &mode)) then(mode, Descriptor());
   Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, "graph");
   graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, steps).set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, handle());
   return graph.done();

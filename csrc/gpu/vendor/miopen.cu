@@ -2,6 +2,7 @@
 // call. It computes float32 in float32; its Winograd kernels pass only where their results agree with ours.
 #include <initializer_list>
 #include <memory>
+#include <utility>
 
 #include "gpu/gemm.cuh"
 #include "gpu/vendor/load.h"
@@ -107,23 +108,13 @@ void tensor(miopenTensorDescriptor_t* to, const View& v, Status& status) {
   status(f.Set4dTensorDescriptorEx(*to, kFloat, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7]));
 }
 
-int mode_of(int64_t activation) {  // -1: none; miopenActivationMode_t
-  switch (activation) {
-    case kSigmoid:
-      return 1;
-    case kTanh:  // beta tanh(alpha x)
-      return 2;
-    case kRelu:
-      return 3;
-    case kRelu6:  // min(alpha, max(0, x))
-      return 7;
-    case kLeakyRelu:
-      return 8;
-    case kElu:
-      return 9;
-    default:
-      return -1;
-  }
+// miopenActivationMode_t, -1: none. kTanh is beta tanh(alpha x), kRelu6 min(alpha, max(0, x)).
+int mode_of(int64_t activation) {
+  constexpr std::pair<Activation, int> kModes[] = {{kSigmoid, 1}, {kTanh, 2},      {kRelu, 3},
+                                                   {kRelu6, 7},   {kLeakyRelu, 8}, {kElu, 9}};
+  for (const auto& [ours, theirs] : kModes)
+    if (activation == ours) return theirs;
+  return -1;
 }
 
 const char* refused(const Problem& p) {

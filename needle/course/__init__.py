@@ -1,0 +1,1 @@
+"""What course programs need and others do not. See README.md."""

@@ -1,0 +1,45 @@
+"""What `compile` is told, and what a plan notes of the choices that it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+# What `compile(precision=...)` lets products compute in, with the numbers that kernels know them by.
+PRECISIONS = {"float32": 0, "tf32": 1, "float16": 2, "bfloat16": 3}
+WORDS = {"winograd": ("auto", "f2", "off"), "memory": ("normal", "low"), "precision": tuple(PRECISIONS)}
+
+
+class Choice(NamedTuple):
+    """The settings of a plan: one of WORDS each, and whether times are measured."""
+
+    winograd: str = "auto"
+    memory: str = "normal"
+    tune: bool = False
+    precision: str = "float32"
+    disable: tuple[str, ...] = ()  # names of the target's rules
+
+    def check(self) -> Choice:
+        for name, known in WORDS.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"[compile] {name} expects one of {', '.join(known)}, got {value!r}.")
+        return self
+
+
+DEFAULT = Choice()
+
+Measured = Callable[[str], Mapping[str, float]]  # from a layer to seconds by algorithm
+
+
+def unmeasured(layer: str) -> Mapping[str, float]:
+    return {}
+
+
+class Option(NamedTuple):
+    """A layer for which there was a choice of algorithms, and what was taken."""
+
+    step: int
+    layer: str
+    candidates: tuple[str, ...]
+    taken: str

@@ -1,0 +1,1 @@
+"""Ops that stand for several; each carries its unfused form."""

@@ -1,0 +1,1 @@
+"""Element-wise ops: arithmetic, functions of real numbers, comparisons, activations."""

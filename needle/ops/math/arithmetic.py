@@ -1,0 +1,420 @@
+"""Arithmetic composed of other ops: whole quotients and remainders, one-sided limits, logic, exact small values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, Unsupported, one_of, op, tensor_method
+from needle.backend_ndarray import FLOATS, NDArray, dtype_name, promote_scalar
+from needle.backend_ndarray.kernels import call_map
+from needle.ops.common import Binary, Elementwise, ScalarOp, Unary, as_operand, unbroadcast
+from needle.ops.dtypes import cast_array, fits_attribute, result_dtype
+from needle.ops.families import family, function_of, no_gradient, samples_of
+from needle.ops.math.activation import tanh
+from needle.ops.math.comparison import eq, ge, le, lt, ne
+from needle.ops.math.elementwise import (
+    Clamp,
+    at_least,
+    at_most,
+    cast,
+    is_limit,
+    where,
+)
+from needle.ops.math.maths import absolute, ceil, exp, floor, log
+
+__all__ = [
+    "bitwise",
+    "bitwise_not",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "expm1",
+    "floor_divide",
+    "fmax",
+    "fmin",
+    "fmod",
+    "frac",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "log1p",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "remainder",
+    "trunc",
+]
+
+# -- limits --------------------------------------------------------------------------------------------------------------
+
+
+class Limit(ScalarOp):
+    """x limited on one side by the scalar; of two zeros x, whatever its sign."""
+
+    beyond: ClassVar[Any]  # numpy's: where x is over the limit
+    within: ClassVar[Any]  # ours: where it is not, or on the limit
+
+    def formula(self, x: np.ndarray) -> Any:
+        limit = np.asarray(self.scalar, x.dtype)
+        return np.where(self.beyond(x, limit), limit, x)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return out_grad * cast(self.within(node.inputs[0], self.scalar), out_grad.dtype)
+
+
+@op
+class ClampMin(Limit):
+    """The larger of x and the scalar; the gradient is 1 on the limit."""
+
+    kernel = "maximum_scalar"
+    ufunc, beyond, within = np.maximum, np.less, staticmethod(ge)
+
+
+@op
+class ClampMax(Limit):
+    """The smaller of x and the scalar; the gradient is 1 on the limit."""
+
+    kernel = "minimum_scalar"
+    ufunc, beyond, within = np.minimum, np.greater, staticmethod(le)
+
+
+def clamp_min(a: Tensor, low: Any) -> Tensor:
+    return ClampMin(low)(a) if is_limit(low) else at_least(a, low)
+
+
+def clamp_max(a: Tensor, high: Any) -> Tensor:
+    return ClampMax(high)(a) if is_limit(high) else at_most(a, high)
+
+
+@tensor_method("clamp", "clip")
+def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """a limited to [min, max]; None leaves a side open."""
+    if min is not None and max is not None and is_limit(min) and is_limit(max):
+        return Clamp(min, max)(a)
+    low = a if min is None else clamp_min(a, min)
+    return low if max is None else clamp_max(low, max)
+
+
+def fmax(a: Tensor, b: Any) -> Tensor:
+    """The larger of a and b, a where they are equal; what is no number loses."""
+    b = as_operand(b, a)
+    return where(logical_or(ge(a, b), isnan(b)), a, b)
+
+
+def fmin(a: Tensor, b: Any) -> Tensor:
+    """The smaller of a and b, a where they are equal; what is no number loses."""
+    b = as_operand(b, a)
+    return where(logical_or(le(a, b), isnan(b)), a, b)
+
+
+# -- whole quotients -----------------------------------------------------------------------------------------------------
+
+
+def trunc(a: Tensor) -> Tensor:
+    """a without its fraction."""
+    return where(lt(a, 0.0), ceil(a), floor(a))
+
+
+def frac(a: Tensor) -> Tensor:
+    """What `trunc` drops."""
+    return a - trunc(a)
+
+
+@family
+class Whole(Elementwise):
+    """Of a tensor with a second one, or with attribute `scalar`; `rounding` is floor or trunc.
+
+    Decomposed in float64, where the quotient of two float32 numbers or of integers below 2 ** 52 never rounds up to a whole one.
+    """
+
+    rounding: str
+    scalar: Any = None
+    kernels: ClassVar[dict[str, str]]
+    compute_infers = False
+    checks = one_of(rounding=("floor", "trunc"))
+
+    @classmethod
+    def has_kernel(cls) -> bool:
+        return True
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        dtype = result_dtype(*inputs) if len(inputs) > 1 else promote_scalar(dtype_name(inputs[0].dtype), self.scalar)
+        return "int64" if dtype == "bool" else dtype
+
+    def second(self, a: NDArray, b: Sequence[NDArray], dtype: str) -> NDArray:
+        """The divisor, as an array."""
+        if b:
+            return b[0]
+        made = NDArray.empty((), dtype, a.device)
+        made.fill(self.scalar)
+        return made
+
+    def compute(self, a: NDArray, *b: NDArray) -> Any:
+        dtype = self.operand_dtype(a, *b)
+        divisor = self.second(a, b, dtype)
+        check_divisor(self.label, divisor.read(), dtype)
+        return a.ewise(self.kernels[self.rounding], (divisor,), (), dtype, dtype)
+
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        a, *b = inputs
+        operands = [x.fitted(out.shape, out.dtype) for x in (a, self.second(a, b, out.dtype))]
+        call_map(self.kernels[self.rounding], out, operands)
+
+    def reference(self, a: np.ndarray, *b: np.ndarray) -> Any:
+        dtype = self.operand_dtype(a, *b)
+        x, y = cast_array(a, dtype), cast_array(b[0], dtype) if b else np.asarray(self.scalar, dtype)
+        check_divisor(self.label, y, dtype)
+        return self.formula(x, y)
+
+    def operands(self, a: Tensor, *b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """a and b as float64, and their whole quotient."""
+        x, y = cast(a, "float64"), cast(b[0] if b else as_operand(self.scalar, a), "float64")
+        quotient = x / y
+        return x, y, floor(quotient) if self.rounding == "floor" else trunc(quotient)
+
+    @classmethod
+    def samples(cls) -> list:
+        two = [(4, 33), (33,)]
+        return [({"rounding": r}, two) for r in ("floor", "trunc")] + [
+            ({"rounding": "floor", "scalar": -0.7}, [(4, 33)]),
+            ({"rounding": "trunc", "scalar": 2}, [Spec((4, 5), "int64")]),
+        ]
+
+
+def check_divisor(label: str, divisor: np.ndarray, dtype: str) -> None:
+    if dtype not in FLOATS and not np.all(divisor):
+        raise ValueError(f"[{label}] an integer divisor expects numbers other than 0, got 0.")
+
+
+@op
+class WholeQuotient(Whole):
+    """a / b rounded down, or towards zero."""
+
+    kernels = {"floor": "floor_divide", "trunc": "trunc_divide"}
+
+    def formula(self, a: np.ndarray, b: np.ndarray) -> Any:
+        if self.rounding == "floor":
+            return np.floor_divide(a, b)
+        return np.trunc(a / b) if a.dtype.kind == "f" else np.floor_divide(a - np.fmod(a, b), b)
+
+    def decompose(self, a: Tensor, *b: Tensor) -> Tensor:
+        return cast(self.operands(a, *b)[2], self.infer(a, *b).dtype)
+
+    gradient = no_gradient
+
+
+@op
+class Remainder(Whole):
+    """What the whole quotient leaves of a: with the sign of b for floor, of a for trunc."""
+
+    kernels = {"floor": "remainder", "trunc": "fmod"}
+
+    def formula(self, a: np.ndarray, b: np.ndarray) -> Any:
+        left = np.fmod(a, b)
+        if self.rounding == "trunc":
+            return left
+        across = (left != 0) & ((left < 0) != (b < 0))
+        return np.where(across, left + b, left)  # -0 leaves -0, as in C; np.remainder loses the sign
+
+    def decompose(self, a: Tensor, *b: Tensor) -> Tensor:
+        x, y, quotient = self.operands(a, *b)
+        return cast(x - quotient * y, self.infer(a, *b).dtype)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        a, *b = node.inputs
+        grads = [unbroadcast(out_grad, a.shape)]
+        if b:
+            times = WholeQuotient(self.rounding)(a.detach(), b[0].detach())
+            grads.append(unbroadcast(-(out_grad * times), b[0].shape))
+        return tuple(grads)
+
+
+def _whole(cls: Any, a: Any, b: Any, rounding: str) -> Tensor:
+    if not isinstance(a, Tensor):
+        a = as_operand(a, b)
+    by_tensor = isinstance(b, Tensor) or not fits_attribute(b)
+    return cls(rounding)(a, as_operand(b, a)) if by_tensor else cls(rounding, b)(a)
+
+
+@tensor_method("floor_divide", "__floordiv__")
+def floor_divide(a: Any, b: Any, rounding: str = "floor") -> Tensor:
+    """The whole quotient of two tensors, or of a tensor and a number."""
+    return _whole(WholeQuotient, a, b, rounding)
+
+
+@tensor_method("remainder", "__mod__")
+def remainder(a: Any, b: Any) -> Tensor:
+    """a modulo b, with the sign of b, as Python has it."""
+    return _whole(Remainder, a, b, "floor")
+
+
+def fmod(a: Any, b: Any) -> Tensor:
+    """a modulo b, with the sign of a, as C has it."""
+    return _whole(Remainder, a, b, "trunc")
+
+
+# -- logic ---------------------------------------------------------------------------------------------------------------
+
+
+def truth(a: Tensor) -> Tensor:
+    """Whether elements differ from zero, as bool."""
+    try:
+        known = a.dtype
+    except Unsupported:
+        known = ""
+    return a if known == "bool" else ne(a, 0)
+
+
+def logical_not(a: Tensor) -> Tensor:
+    return eq(a, 0)
+
+
+def logical_and(a: Tensor, b: Tensor) -> Tensor:
+    a = truth(a)
+    return where(a, truth(b), a)
+
+
+def logical_or(a: Tensor, b: Tensor) -> Tensor:
+    a = truth(a)
+    return where(a, a, truth(b))
+
+
+def logical_xor(a: Tensor, b: Tensor) -> Tensor:
+    return ne(truth(a), truth(b))
+
+
+LOGIC = {"and": logical_and, "or": logical_or, "xor": logical_xor}
+
+
+@op
+class Bitwise(Binary):
+    """`operator` and, or, xor of bools and integers."""
+
+    operator: str
+    kernel = "bitwise_and"  # stands for that of `operator`
+    checks = one_of(operator=tuple(LOGIC))
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        for x in inputs:
+            if x.dtype in FLOATS:
+                raise ValueError(f"[bitwise_{self.operator}] expects bools or integers, got {x.dtype}.")
+        return result_dtype(*inputs)
+
+    def row(self) -> tuple[Any, Iterable[float]]:
+        return f"bitwise_{self.operator}", ()
+
+    def formula(self, a: np.ndarray, b: np.ndarray) -> Any:
+        return getattr(np, f"bitwise_{self.operator}")(a, b)
+
+    def decompose(self, a: Tensor, b: Tensor) -> Tensor:
+        if self.operand_dtype(a, b) != "bool":
+            raise ValueError(f"[bitwise_{self.operator}] of integers has no decomposition.")
+        return LOGIC[self.operator](a, b)
+
+    gradient = no_gradient
+
+    @classmethod
+    def samples(cls) -> list:
+        both = ("bool", "int64")
+        return [({"operator": o}, [Spec((4, 9), d), Spec((9,), d)]) for o in LOGIC for d in both]
+
+
+@op
+class BitwiseNot(Op):
+    """Every bit of bools or integers turned over."""
+
+    def infer(self, x: Any) -> Any:
+        if x.dtype in FLOATS:
+            raise ValueError(f"[bitwise_not] expects bools or integers, got {x.dtype}.")
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        self.infer(x)
+        return eq(x, 0) if x.dtype == "bool" else -x - 1
+
+    samples = samples_of(*(({}, [Spec((4, 9), d)]) for d in ("bool", "int64")))
+
+
+def bitwise(operator: str, a: Tensor, b: Any) -> Tensor:
+    return Bitwise(operator)(a, as_operand(b, a))
+
+
+def bitwise_not(a: Tensor) -> Tensor:
+    return BitwiseNot()(a)
+
+
+def isnan(a: Tensor) -> Tensor:
+    return ne(a, a)
+
+
+def isinf(a: Tensor) -> Tensor:
+    return eq(absolute(a), math.inf)
+
+
+def isfinite(a: Tensor) -> Tensor:
+    return lt(absolute(a), math.inf)
+
+
+# -- exact near zero -----------------------------------------------------------------------------------------------------
+
+
+class OwnGradient(Unary):
+    """A function whose value is a composition and whose gradient is its own."""
+
+    def value(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def has_kernel(cls) -> bool:
+        return True
+
+    @classmethod
+    def has_into(cls) -> bool:
+        return False
+
+    def compute(self, x: NDArray) -> Any:
+        return self.value(Tensor.make_const(x.as_dtype(self.operand_dtype(x)))).cached_data
+
+    def formula(self, x: np.ndarray) -> Any:
+        return self.ufunc(x)
+
+
+@op
+class Log1p(OwnGradient):
+    """log(1 + x), also where 1 + x rounds (W. Kahan's correction by (1 + x) - 1)."""
+
+    ufunc = np.log1p
+    domain = (-0.6, 3.0)
+
+    def value(self, x: Tensor) -> Tensor:
+        u = x + 1.0
+        done = eq(u, 1.0)
+        exact = log(u) * (x / where(done, u, u - 1.0))
+        return where(eq(u, math.inf), u, where(done, x, exact))
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return out_grad / (node.inputs[0] + 1.0)
+
+
+log1p = function_of(Log1p, "log1p")
+
+
+@op
+class Expm1(OwnGradient):
+    """e ** x - 1, as tanh(x / 2) (e ** x + 1), which keeps the digits of a small x."""
+
+    ufunc = np.expm1
+
+    def value(self, x: Tensor) -> Tensor:
+        return tanh(x * 0.5) * (exp(x) + 1.0)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return out_grad * (node + 1.0)
+
+
+expm1 = function_of(Expm1, "expm1")

@@ -1,0 +1,173 @@
+"""Activations that are compositions of other ops. At their corners, and for NaN, they do as torch does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import FLOATS, dtype_name
+from needle.ops.common import check_axis
+from needle.ops.families import samples_of
+from needle.ops.math.activation import elu, sigmoid, tanh
+from needle.ops.math.arithmetic import clamp
+from needle.ops.math.comparison import ge, gt, le
+from needle.ops.math.elementwise import Clamp, where
+from needle.ops.math.maths import absolute, softplus
+from needle.ops.shape.basic import reshape
+from needle.ops.shape.gather import masked_fill
+from needle.ops.shape.indexing import getitem
+
+__all__ = [
+    "celu",
+    "glu",
+    "hardshrink",
+    "hardtanh",
+    "logsigmoid",
+    "mish",
+    "prelu",
+    "selu",
+    "softshrink",
+    "softsign",
+    "tanhshrink",
+    "threshold",
+]
+
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772848, 1.0507009873554804934  # Klambauer et al., arXiv 1706.02515
+
+
+def selu(a: Tensor) -> Tensor:
+    """A scaled elu under which activations keep mean 0 and variance 1."""
+    return elu(a, SELU_ALPHA) * SELU_SCALE
+
+
+def celu(a: Tensor, alpha: float = 1.0) -> Tensor:
+    """a where a > 0, else alpha (e ** (a / alpha) - 1) (Barron, arXiv 1704.07483)."""
+    if alpha <= 0:
+        raise ValueError(f"[celu] alpha expects a positive number, got {alpha}.")
+    return elu(a) if alpha == 1 else elu(a * (1 / alpha)) * alpha
+
+
+def mish(a: Tensor) -> Tensor:
+    """a * tanh(softplus(a)) (Misra, arXiv 1908.08681)."""
+    return a * tanh(softplus(a))
+
+
+def logsigmoid(a: Tensor) -> Tensor:
+    """log(sigmoid(a)), without overflow."""
+    return -softplus(-a)
+
+
+@op
+class Hardtanh(Clamp):
+    """x limited to [low, high]; other than clamp's, the gradient is 0 on the limits."""
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        return dtype_name(inputs[0].dtype)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x = node.inputs[0]
+        outside = where(le(x, self.low), True, ge(x, self.high))
+        return where(outside, 0.0, out_grad)
+
+
+def hardtanh(a: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """a limited to [min_val, max_val]."""
+    if min_val > max_val:
+        raise ValueError(f"[hardtanh] min_val expects at most max_val {max_val}, got {min_val}.")
+    return Hardtanh(min_val, max_val)(a)
+
+
+def tanhshrink(a: Tensor) -> Tensor:
+    """a - tanh(a)."""
+    return a - tanh(a)
+
+
+def hardshrink(a: Tensor, lambd: float = 0.5) -> Tensor:
+    """0 where |a| <= lambd, else a."""
+    return where(le(absolute(a), lambd), 0.0, a)
+
+
+def softshrink(a: Tensor, lambd: float = 0.5) -> Tensor:
+    """a drawn towards 0 by lambd, 0 where |a| <= lambd."""
+    if lambd < 0:
+        raise ValueError(f"[softshrink] lambd expects a number of at least 0, got {lambd}.")
+    return a - clamp(a, -lambd, lambd)
+
+
+def softsign(a: Tensor) -> Tensor:
+    """a / (1 + |a|)."""
+    return a / (absolute(a) + 1)
+
+
+@op
+class Threshold(Op):
+    """x where x > threshold, else value; both as numbers of x's dtype."""
+
+    threshold: Any
+    value: Any
+
+    def infer(self, x: Any) -> Spec:
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        limit, value = (v if x.dtype in FLOATS else int(v) for v in (self.threshold, self.value))
+        return masked_fill(x, le(x, limit), value)
+
+    samples = samples_of(({"threshold": 0.3, "value": -0.7}, [(4, 33)]))
+
+
+def threshold(a: Tensor, threshold: float, value: float) -> Tensor:
+    """a where a > threshold, else value."""
+    return Threshold(threshold, value)(a)
+
+
+@op
+class PReLU(Op):
+    """x where x > 0, else weight * x; weight (1,), or (C,) for x (N, C, *). He et al., arXiv 1502.01852."""
+
+    def infer(self, x: Any, weight: Any) -> Spec:
+        channels = x.shape[1] if len(x.shape) > 1 else 1
+        if len(weight.shape) > 1 or weight.shape not in ((), (1,), (channels,)):
+            raise ValueError(f"[prelu] weight expects shape (1,) or ({channels},), got {tuple(weight.shape)}.")
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor, weight: Tensor) -> Tensor:
+        if len(x.shape) > 2 and weight.shape != (1,):
+            weight = reshape(weight, (-1, *(1,) * (len(x.shape) - 2)))
+        elif not x.shape:
+            weight = reshape(weight, ())
+        return where(gt(x, 0.0), x, x * weight)
+
+    samples = samples_of(({}, [(2, 5, 4, 3), (5,)]), ({}, [(4, 33), (1,)]), ({}, [(4, 3), (3,)]))
+
+
+def prelu(a: Tensor, weight: Tensor) -> Tensor:
+    """Leaky relu with a learned slope: weight (1,), or (C,) for a (N, C, *)."""
+    return PReLU()(a, weight)
+
+
+@op
+class GLU(Op):
+    """The first half along an axis times the sigmoid of the second (Dauphin et al., arXiv 1612.08083)."""
+
+    axis: int = -1
+
+    def infer(self, x: Any) -> Spec:
+        axis, shape = check_axis("glu", self.axis, x.shape), list(x.shape)
+        if not shape or shape[axis] % 2:
+            raise ValueError(f"[glu] axis {self.axis} expects an even size, got shape {tuple(x.shape)}.")
+        shape[axis] //= 2
+        return Spec(tuple(shape), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        axis = self.axis % len(x.shape)
+        half = x.shape[axis] // 2
+        first, second = ((*(slice(None),) * axis, s) for s in (slice(0, half), slice(half, 2 * half)))
+        return getitem(x, first) * sigmoid(getitem(x, second))
+
+    samples = samples_of(({}, [(4, 34)]), ({"axis": 1}, [(2, 6, 5)]))
+
+
+def glu(a: Tensor, axis: int = -1) -> Tensor:
+    """The gated linear unit along an axis of even size, which it halves."""
+    return GLU(axis)(a)

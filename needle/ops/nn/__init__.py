@@ -1,0 +1,1 @@
+"""Layers: convolutions, pools, normalisations, attention, recurrence, losses."""

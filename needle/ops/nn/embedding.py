@@ -1,0 +1,135 @@
+"""Rows of a table by their numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray.ndarray import PLANNING
+from needle.ops.dtypes import cast_array
+from needle.ops.families import samples_of
+from needle.ops.math.comparison import eq, ne
+from needle.ops.math.elementwise import cast
+from needle.ops.shape.basic import unsqueeze
+
+__all__ = ["embedding", "one_hot"]
+
+
+def as_numbers(indices: Any) -> Any:
+    """The indices as integers; the course keeps word numbers in floats."""
+    return indices if indices.dtype in ("int32", "int64") else cast_array(indices, "int64")
+
+
+def check_numbers(label: str, indices: Any, count: int) -> None:
+    """Raise for an index that is no whole number in [0, count). While a plan is built there are no values: its run gives NaN."""
+    if math.prod(indices.shape) == 0 or (PLANNING.builder is not None and isinstance(indices, NDArray)):
+        return
+    values = indices.read() if isinstance(indices, NDArray) else indices
+    if values.dtype.kind == "f" and not (values == np.floor(values)).all():
+        broken = values[values != np.floor(values)].flat[0]
+        raise IndexError(f"[{label}] index expects whole numbers, got {broken:g}.")
+    low, high = values.min(), values.max()
+    if low < 0 or high >= count:
+        raise IndexError(f"[{label}] index expects 0 to {count - 1}, got {int(low if low < 0 else high)}.")
+
+
+@op
+class Embedding(Op):
+    """weight[indices]: indices (*), weight (N, D) to (*, D). The row `padding_idx` (negative: from the end) gets no gradient.
+
+    In an executable, an index outside of the table gives a row of NaN.
+    """
+
+    padding_idx: Any = None
+
+    def infer(self, indices: Any, weight: Any) -> Spec:
+        if len(weight.shape) != 2:
+            raise ValueError(f"[embedding] weight expects shape (N, D), got {tuple(weight.shape)}.")
+        if self.padding_idx is not None and not -weight.shape[0] <= self.padding_idx < weight.shape[0]:
+            raise ValueError(
+                f"[embedding] padding_idx is out of range for {weight.shape[0]} rows, got {self.padding_idx}."
+            )
+        return Spec((*indices.shape, weight.shape[1]), str(weight.dtype))
+
+    def is_weight(self, index: int) -> bool:
+        return index == 1
+
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        indices, weight = inputs
+        check_numbers("embedding", indices, weight.shape[0])
+        indices = as_numbers(indices)
+        count = math.prod(indices.shape)
+        call("gather_rows", [out.reshape((count, weight.shape[1]))], table=weight, numbers=indices.reshape((count,)))
+
+    def reference(self, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        check_numbers("embedding", indices, weight.shape[0])
+        return weight[as_numbers(indices)]
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        indices, weight = node.inputs
+        rows = weight.shape[0]
+        return None, EmbeddingGrad(rows, -1 if self.padding_idx is None else self.padding_idx % rows)(indices, out_grad)
+
+    samples = samples_of(
+        ({}, [Spec((3, 5), "int64"), (7, 18)]),
+        ({}, [Spec((9,), "int32"), (4, 3)]),
+    )
+
+
+def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """Rows of weight (N, D) by indices (*) of an integer dtype: (*, D). IndexError for an index outside of the table."""
+    return Embedding(padding_idx)(indices, weight)
+
+
+@op
+class EmbeddingGrad(Op):
+    """The gradient of a table of `rows` rows from its rows' gradients: those of one index summed; row `skip` stays zero."""
+
+    rows: int
+    skip: int = -1
+
+    def infer(self, indices: Any, out_grad: Any) -> Spec:
+        if tuple(out_grad.shape[:-1]) != tuple(indices.shape):
+            raise ValueError(
+                f"[embedding_grad] gradient expects shape {tuple(indices.shape)} + (D,), got {tuple(out_grad.shape)}."
+            )
+        return Spec((self.rows, out_grad.shape[-1]), str(out_grad.dtype))
+
+    def compute(self, indices: NDArray, out_grad: NDArray) -> NDArray:
+        out = NDArray.empty(*self.infer(indices, out_grad))
+        count, size = math.prod(indices.shape), out_grad.shape[-1]
+        numbers = as_numbers(indices).reshape((count,))
+        check_numbers("embedding_grad", numbers, self.rows)
+        call("scatter_add_rows", [out], rows=out_grad.reshape((count, size)), numbers=numbers, skip=self.skip)
+        return out
+
+    def reference(self, indices: np.ndarray, out_grad: np.ndarray) -> np.ndarray:
+        out = np.zeros((self.rows, out_grad.shape[-1]), out_grad.dtype)
+        numbers = as_numbers(indices)
+        check_numbers("embedding_grad", numbers, self.rows)
+        np.add.at(out, numbers, out_grad)
+        if self.skip >= 0:
+            out[self.skip] = 0
+        return out
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        indices = node.inputs[0]
+        rows = embedding(indices, out_grad)
+        if self.skip >= 0:
+            rows = rows * cast(unsqueeze(ne(indices, self.skip), -1), rows.dtype)
+        return None, rows
+
+    samples = samples_of(
+        ({"rows": 7}, [Spec((3, 5), "int64"), (3, 5, 18)]),
+        ({"rows": 4, "skip": 2}, [Spec((9,), "int32"), (9, 3)]),
+    )
+
+
+def one_hot(indices: Tensor, num_classes: int) -> Tensor:
+    """(*, num_classes) of int64: 1 at each index, so nothing in the row of an index that is no class."""
+    classes = np.arange(num_classes, dtype="int64")
+    return cast(eq(unsqueeze(indices, -1), classes), "int64")

@@ -1,0 +1,1 @@
+"""Ops that move elements: shapes, indices, joins, pads, arrays made anew."""

@@ -1,0 +1,279 @@
+"""Picking by numbers: rows of an axis, elements along an axis, several index tensors at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import FLOATS, NDArray, call, promote_scalar
+from needle.backend_ndarray.kernels import call_map
+from needle.backend_ndarray.ndarray import PLANNING
+from needle.ops.common import broadcast_shape, check_axis, constant, with_axis
+from needle.ops.dtypes import cast_array
+from needle.ops.families import samples_of
+from needle.ops.math.arithmetic import logical_or
+from needle.ops.math.comparison import ge, lt
+from needle.ops.math.elementwise import where
+from needle.ops.shape.basic import broadcast_to, reshape
+
+__all__ = ["gather", "index_tensors", "masked_fill", "take", "take_along"]
+
+
+def check_index(label: str, index: Any) -> None:
+    if index.dtype not in ("int32", "int64"):
+        raise ValueError(f"[{label}] index expects dtype int32 or int64, got {index.dtype}.")
+
+
+def axis_first(ndim: int, axis: int) -> list[int]:
+    return [axis, *(i for i in range(ndim) if i != axis)]
+
+
+def row_numbers(label: str, index: NDArray, size: int) -> NDArray:
+    """1-d row numbers for the kernels, negative ones counted from the end; checked where their values are known."""
+    if PLANNING.builder is None:
+        values = index.read()
+        if values.size and (values.min() < -size or values.max() >= size):
+            raise IndexError(
+                f"[{label}] index expects numbers in [{-size}, {size}), got {values.min()} to {values.max()}."
+            )
+    flat = index.reshape((-1,))
+    below = NDArray.empty(flat.shape, flat.dtype)
+    call_map("lt_scalar", below, [flat], (0,))
+    return below * size + flat
+
+
+@op
+class Take(Op):
+    """x at the numbers of `index` along an axis; the index's axes stand in its place. Negative numbers count from the end."""
+
+    axis: int = 0
+
+    def infer(self, x: Any, index: Any) -> Any:
+        check_index("take", index)
+        axis = check_axis("take", self.axis, x.shape)
+        return Spec((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]), str(x.dtype))
+
+    def compute(self, x: NDArray, index: NDArray) -> Any:
+        x = with_axis(x)
+        axis = self.axis % x.ndim
+        source = cast_array(x, "int32" if x.dtype == "bool" else x.dtype)
+        table = source.permute(axis_first(x.ndim, axis)).reshape((x.shape[axis], -1 if x.size else 0))
+        numbers = row_numbers("take", index, x.shape[axis])
+        out = NDArray.empty((numbers.shape[0], table.shape[1]), table.dtype)
+        call("gather_rows", [out], table=table, numbers=numbers)
+        rest = [s for i, s in enumerate(x.shape) if i != axis]
+        k = index.ndim
+        order = [*range(k, k + axis), *range(k), *range(k + axis, k + len(rest))]
+        return cast_array(out.reshape((*index.shape, *rest)).permute(order), x.dtype)
+
+    def reference(self, x: np.ndarray, index: np.ndarray) -> Any:
+        return np.take(with_axis(x), index, axis=self.axis)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x, index = node.inputs
+        return TakeGrad(self.axis % len(x.shape), x.shape[self.axis])(out_grad, index), None
+
+    samples = samples_of(
+        ({"axis": 0}, [(5, 3), Spec((2, 4), "int64")]),
+        ({"axis": -2}, [(2, 4, 3), Spec((6,), "int32")]),
+    )
+
+
+@op
+class TakeGrad(Op):
+    """Zeros of `size` along an axis with the rows of a gradient added at the numbers of `index`: the gradient of Take."""
+
+    axis: int
+    size: int
+
+    def infer(self, g: Any, index: Any) -> Any:
+        check_index(self.label, index)
+        stop = self.axis + len(index.shape)
+        if self.axis < 0 or self.size < 0 or tuple(g.shape[self.axis : stop]) != tuple(index.shape):
+            raise ValueError(
+                f"[{self.label}] expects the index's shape {tuple(index.shape)} from axis {self.axis} of the gradient on, "
+                f"got {tuple(g.shape)}."
+            )
+        return Spec((*g.shape[: self.axis], self.size, *g.shape[self.axis + len(index.shape) :]), str(g.dtype))
+
+    def _rows_first(self, g: Any, index: Any) -> Any:
+        """g as (numbers, everything else)."""
+        k = index.ndim
+        place = list(range(self.axis, self.axis + k))
+        moved = [*place, *(i for i in range(g.ndim) if i not in place)]
+        ordered = g.permute(moved) if isinstance(g, NDArray) else g.transpose(moved)
+        return ordered.reshape((index.size, -1 if g.size else 0))
+
+    def compute(self, g: NDArray, index: NDArray) -> Any:
+        rows, shape = self._rows_first(g, index), self.infer(g, index).shape
+        out = NDArray.empty((self.size, rows.shape[1]), g.dtype)
+        call("scatter_add_rows", [out], rows=rows, numbers=row_numbers("take", index, self.size), skip=-1)
+        rest = [s for i, s in enumerate(shape) if i != self.axis]
+        return out.reshape((self.size, *rest)).permute([int(i) for i in np.argsort(axis_first(len(shape), self.axis))])
+
+    def reference(self, g: np.ndarray, index: np.ndarray) -> Any:
+        out = np.zeros(self.infer(g, index).shape, g.dtype)
+        rest = [s for i, s in enumerate(out.shape) if i != self.axis]
+        np.add.at(np.moveaxis(out, self.axis, 0), index.reshape(-1), self._rows_first(g, index).reshape(-1, *rest))
+        return out
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return Take(self.axis)(out_grad, node.inputs[1]), None
+
+    samples = samples_of(({"axis": 1, "size": 5}, [(2, 4, 3), Spec((4,), "int64")]))
+
+
+def take(a: Tensor, index: Tensor, axis: int = 0) -> Tensor:
+    """a at the numbers of `index` (int32 or int64, any shape) along an axis."""
+    return Take(axis)(a, index)
+
+
+@op
+class Gather(Op):
+    """Elements along an axis: out[i][j] = x[index[i][j]][j] for axis 0. `index` is at most as long as x on other axes."""
+
+    axis: int
+
+    def infer(self, x: Any, index: Any) -> Any:
+        check_index("gather", index)
+        axis = check_axis("gather", self.axis, x.shape)
+        fits = len(x.shape) == len(index.shape) and all(
+            i <= s for d, (i, s) in enumerate(zip(index.shape, x.shape, strict=True)) if d != axis
+        )
+        if not fits:
+            raise ValueError(f"[gather] index expects at most shape {tuple(x.shape)}, got {tuple(index.shape)}.")
+        return Spec(tuple(index.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor, index: Tensor) -> Tensor:
+        if not x.shape:
+            return take(x, index)
+        axis = self.axis % len(x.shape)
+        grid = np.indices(index.shape, sparse=True)
+        strides = [math.prod(x.shape[d + 1 :]) for d in range(len(x.shape))]
+        place = sum(g * s for d, (g, s) in enumerate(zip(grid, strides, strict=True)) if d != axis)
+        base = constant(np.asarray(place, "int64"), x, "int64")
+        positive = where(lt(index, 0), index + x.shape[axis], index)
+        return take(reshape(x, (-1,)), base + positive * strides[axis])
+
+    samples = samples_of(
+        ({"axis": 0}, [(4, 3), Spec((2, 3), "int64")]),
+        ({"axis": -1}, [(2, 3, 4), Spec((2, 2, 5), "int64")]),
+    )
+
+
+def gather(a: Tensor, axis: int, index: Tensor) -> Tensor:
+    """torch.gather."""
+    return Gather(axis)(a, index)
+
+
+@op
+class TakeAlong(Op):
+    """As Gather, with x and the index broadcast together on the other axes."""
+
+    axis: int
+
+    def _shape(self, x: Any, index: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        axis = check_axis("take_along", self.axis, x.shape)
+        ones = [tuple(1 if d == axis else s for d, s in enumerate(t.shape)) for t in (x, index)]
+        both = broadcast_shape("take_along", *ones)
+        return tuple((*both[:axis], t.shape[axis], *both[axis + 1 :]) for t in (x, index))  # type: ignore[return-value]
+
+    def infer(self, x: Any, index: Any) -> Any:
+        check_index("take_along", index)
+        return Spec(self._shape(x, index)[1], str(x.dtype))
+
+    def decompose(self, x: Tensor, index: Tensor) -> Tensor:
+        wide, numbers = self._shape(x, index)
+        return gather(broadcast_to(x, wide), self.axis, broadcast_to(index, numbers))
+
+    samples = samples_of(({"axis": 1}, [(2, 4, 3), Spec((2, 2, 1), "int64")]))
+
+
+def take_along(a: Tensor, index: Tensor, axis: int) -> Tensor:
+    """numpy.take_along_axis."""
+    return TakeAlong(axis)(a, index)
+
+
+@op
+class IndexTensors(Op):
+    """x[..., i, j, ...] for integer tensors on neighbouring axes from `axis` on; their broadcast shape stands in their place."""
+
+    axis: int
+
+    def infer(self, x: Any, *index: Any) -> Any:
+        for i in index:
+            check_index("getitem", i)
+        axis = check_axis("getitem", self.axis, x.shape)
+        if axis + len(index) > len(x.shape):
+            raise IndexError(f"[getitem] too many indices for shape {tuple(x.shape)}, got {axis + len(index)}.")
+        picked = broadcast_shape("getitem", *(tuple(i.shape) for i in index))
+        return Spec((*x.shape[:axis], *picked, *x.shape[axis + len(index) :]), str(x.dtype))
+
+    def decompose(self, x: Tensor, *index: Tensor) -> Tensor:
+        axis = self.axis % len(x.shape)
+        sizes = x.shape[axis : axis + len(index)]
+        number: Any = None
+        outside: Any = None  # of its own axis, where the number in all of them may still be a valid one
+        for i, size in zip(index, sizes, strict=True):
+            wrapped = where(lt(i, 0), i + size, i)
+            number = wrapped if number is None else number * size + wrapped
+            beyond = logical_or(lt(wrapped, 0), ge(wrapped, size))
+            outside = beyond if outside is None else logical_or(outside, beyond)
+        number = where(outside, math.prod(sizes), number)  # type: ignore[arg-type] # which `take` refuses
+        flat = reshape(x, (*x.shape[:axis], math.prod(sizes), *x.shape[axis + len(index) :]))
+        return take(flat, number, axis)
+
+    samples = samples_of(({"axis": 1}, [(2, 4, 5, 3), Spec((2, 1), "int64"), Spec((3,), "int64")]))
+
+
+def index_tensors(a: Tensor, indices: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """a indexed by integer tensors on the axes from `axis` on."""
+    if len(indices) == 1:
+        return take(a, indices[0], axis)
+    return IndexTensors(axis)(a, *indices)
+
+
+@op
+class MaskedFill(Op):
+    """x with one value where a bool mask holds; `leading`: the mask's axes are the first of x, not the last.
+
+    The value becomes one of x's dtype; with `promotes` x becomes one of the dtype that they have together.
+    """
+
+    value: Any
+    leading: bool = False
+    promotes: bool = False
+
+    def infer(self, x: Any, mask: Any) -> Any:
+        if mask.dtype != "bool":
+            raise ValueError(f"[masked_fill] mask expects dtype bool, got {mask.dtype}.")
+        shape = self._aligned(x, mask)
+        return Spec(broadcast_shape("masked_fill", tuple(x.shape), shape), self._dtype(x))
+
+    def _dtype(self, x: Any) -> str:
+        if self.promotes:
+            return promote_scalar(str(x.dtype), self.value)
+        if x.dtype not in FLOATS and isinstance(self.value, float) and not math.isfinite(self.value):
+            raise ValueError(f"[masked_fill] value expects a number that {x.dtype} can hold, got {self.value}.")
+        return str(x.dtype)
+
+    def _aligned(self, x: Any, mask: Any) -> tuple[int, ...]:
+        after = len(x.shape) - len(mask.shape) if self.leading else 0
+        return (*mask.shape, *(1,) * after)
+
+    def decompose(self, x: Tensor, mask: Tensor) -> Tensor:
+        return where(reshape(mask, self._aligned(x, mask)), constant(self.value, x, self._dtype(x)), x)
+
+    samples = samples_of(
+        ({"value": -2.0}, [(2, 3, 4), Spec((3, 4), "bool")]),
+        ({"value": 1.5, "leading": True}, [(2, 3, 4), Spec((2, 3), "bool")]),
+    )
+
+
+def masked_fill(a: Tensor, mask: Tensor, value: Any, leading: bool = False, promotes: bool = False) -> Tensor:
+    """a with a number where `mask` (bool) holds; in the dtype of a, or with `promotes` of both."""
+    return MaskedFill(value, leading, promotes)(a, mask)

@@ -1,0 +1,54 @@
+"""Which algorithm a planned convolution or linear layer takes: the least time, estimated by a cost model or measured.
+
+`compile(tune=True)` measures (needle/executor/tuner.py). Costs are in vectors of 16 floats: arithmetic, loads and stores count
+the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from needle.executor.builder import Builder
+from needle.executor.settings import Option
+
+DIRECT = "direct"
+# Algorithms with fewer multiplications that `compile(winograd=...)` allows.
+SETTINGS = {"auto": ("f4", "f2", "strassen"), "f2": ("f2",), "off": ()}
+
+FMAS_PER_SECOND = 7e9  # of vectors, with 2 cores at 3.5 GHz
+FMAS_PER_BYTE = FMAS_PER_SECOND / 28e9  # vector FMAs in the time in which one byte of weights comes from memory
+EXPOSED = 0.4  # measured: share of the shorter of computing and fetching weights that the longer does not hide
+
+# What `compile(memory=...)` lets weights cost: vector FMAs that a run has to save for one byte more of packed weights.
+FMAS_PER_KEPT_BYTE = {"normal": 0.0, "low": 2.0}
+
+
+class Cost(NamedTuple):
+    work: float  # vector operations
+    kept: float  # bytes of packed weights
+
+    @property
+    def estimate(self) -> float:
+        fetch = self.kept * FMAS_PER_BYTE
+        return max(self.work, fetch) + EXPOSED * min(self.work, fetch)
+
+
+def choose(builder: Builder, layer: str, costs: dict[str, Cost]) -> str:
+    """The cheapest allowed algorithm, the first of equals; noted in `builder.options` for the step that comes next.
+
+    Measured times count where every candidate has one, else estimates.
+    """
+    choice = builder.choice
+    candidates = tuple(a for a in costs if a == DIRECT or a in SETTINGS[choice.winograd])
+    seconds = builder.measured(layer)
+    known = all(a in seconds for a in candidates)
+
+    def cost(algorithm: str) -> float:
+        c = costs[algorithm]
+        time = seconds[algorithm] * FMAS_PER_SECOND if known else c.estimate
+        return time + c.kept * FMAS_PER_KEPT_BYTE[choice.memory]
+
+    best = min(candidates, key=cost)
+    if len(candidates) > 1:
+        builder.options.append(Option(len(builder.steps), layer, candidates, best))
+    return best

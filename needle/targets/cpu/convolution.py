@@ -1,0 +1,129 @@
+"""Convolutions on images in blocks of 16 channels with zero halos, weights packed once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from needle.autograd import Spec
+from needle.backend_ndarray import NDArray, call
+from needle.executor.builder import Builder
+from needle.executor.step import Halo
+from needle.ops.nn.conv import Conv2d, ConvTranspose2d
+from needle.ops.nn.spatial import window_attributes
+from needle.targets.layers import NOTHING, Finish, operands
+
+from . import winograd
+from .algorithms import DIRECT, choose
+from .target import BLOCK, CPU, HALOS, is_blocked
+
+
+def merged_groups(groups: int, in_per_group: int, out_per_group: int, block: int) -> int:
+    """Groups after merging neighbours until their channels fill blocks (zeros between them), as the kernels do."""
+    if block == BLOCK:
+        for m in range(1, groups):
+            if groups % m == 0 and in_per_group * m % BLOCK == 0 and out_per_group * m % BLOCK == 0:
+                return groups // m
+    return 1
+
+
+def pack(
+    kernel: str, merged: int, block: int, channels: tuple[int, int], attrs: dict[str, float], w: NDArray
+) -> NDArray:
+    """Weights packed by `kernel` for `merged` groups with `channels` (in, out) in all."""
+    in_blocks, out_blocks = -(-channels[0] // merged // block), -(-channels[1] // merged // BLOCK)
+    out = NDArray.empty((merged, out_blocks, in_blocks, w.shape[2] * w.shape[3] * block * BLOCK))
+    call(kernel, [out], weight=w, block=block, **attrs)
+    return out
+
+
+def pack_depthwise(w: NDArray) -> NDArray:
+    out = NDArray.empty((-(-w.shape[0] // BLOCK), w.shape[2] * w.shape[3], BLOCK))
+    call("depthwise_pack", [out], weight=w)
+    return out
+
+
+def pad_vector(v: NDArray) -> NDArray:
+    """A bias of any shape as a vector with zeros up to a full block."""
+    flat = v.reshape((-1,))
+    return flat.pad([(0, -flat.shape[0] % BLOCK)])
+
+
+def padded_bias(builder: Builder, bias: NDArray | None) -> NDArray | None:
+    return None if bias is None else builder.derive("pad_vector", pad_vector, bias)
+
+
+def conv_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
+    """Zero rows and columns that a convolution reads around its input."""
+    top, left = op.padding[:2]
+    ends = [
+        (out.shape[2 + d] - 1) * op.stride[d]
+        - op.padding[d]
+        + (w.shape[2 + d] - 1) * op.dilation[d]
+        - (x.shape[2 + d] - 1)
+        for d in (0, 1)
+    ]
+    return (max(0, top), max(0, left), max(0, ends[0]), max(0, ends[1]))
+
+
+@CPU.lowers(Conv2d)
+def conv(builder: Builder, op: Conv2d, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING) -> None:
+    """out = activation(conv(x, w) + bias + residual); x plain where the weights are no constants."""
+    x, w, bias = operands(ins)
+    if not is_blocked(x):
+        finish.plainly(op, out, ins)
+        return
+    block, (o, per_group, kh, kw) = x.shape[4], w.shape
+    channels = (per_group * op.groups, o)
+    rest: dict[str, Any] = {"bias": padded_bias(builder, bias), "residual": finish.residual, **finish.attrs}
+    costs = winograd.conv_costs(op, x, w, out)
+    if costs:
+        layer = f"conv 3x3 {x.shape[0]}x{x.shape[1] * BLOCK}x{out.shape[2]}x{out.shape[3]} to {out.shape[1] * BLOCK}"
+        name = choose(builder, layer, costs)
+        if name != DIRECT:
+            make = partial(winograd.pack, winograd.SCHEMES[name], x.shape[1])
+            packed = builder.derive(("winograd_pack", name), make, w)
+            top, left = op.padding[:2]
+            call(f"conv2d_winograd_{name}", [out], x=x, packed=packed, pad_top=top, pad_left=left, pool=0, **rest)
+            return
+    if 1 < op.groups == channels[0] == o and block == BLOCK:
+        packed = builder.derive("depthwise_pack", pack_depthwise, w)
+        call("depthwise_blocked", [out], x=x, packed=packed, **window_attributes(op, (kh, kw)), **rest)
+        return
+    merged = merged_groups(op.groups, per_group, o // op.groups, block)
+    make = partial(pack, "conv2d_pack", merged, block, channels, {"groups": op.groups})
+    packed = builder.derive(("conv2d_pack", op.groups, block), make, w)
+    groups = {"groups": merged, "channels": channels[0] // merged}
+    call("conv2d_blocked", [out], x=x, packed=packed, **window_attributes(op, (kh, kw)), **groups, **rest)
+
+
+def transposed_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
+    """Zero rows and columns read around the input: output o meets input (o + pad - k dilation) / stride where that is whole."""
+    before, after = [], []
+    for d in (0, 1):
+        before.append(max(0, ((w.shape[2 + d] - 1) * op.dilation[d] - op.padding[d]) // op.stride[d]))
+        last = (out.shape[2 + d] - 1 + op.padding[d]) // op.stride[d]
+        after.append(max(0, last - (x.shape[2 + d] - 1)))
+    return (before[0], before[1], after[0], after[1])
+
+
+@CPU.lowers(ConvTranspose2d)
+def transposed(
+    builder: Builder, op: ConvTranspose2d, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING
+) -> None:
+    x, w, bias = operands(ins)
+    if not is_blocked(x):
+        finish.plainly(op, out, ins)
+        return
+    block, (i, per_group, kh, kw) = x.shape[4], w.shape
+    merged = merged_groups(op.groups, i // op.groups, per_group, block)
+    attrs = {k: v for k, v in window_attributes(op).items() if not k.startswith("pad")} | {"groups": op.groups}
+    kernel = "conv_transpose2d_pack"
+    make = partial(pack, kernel, merged, block, (i, per_group * op.groups), attrs)
+    packed = builder.derive((kernel, block, *attrs.values()), make, w)
+    rest = {"groups": merged, **window_attributes(op, (kh, kw)), **finish.alone().attrs}
+    call("conv_transpose2d_blocked", [out], x=x, packed=packed, bias=padded_bias(builder, bias), **rest)
+    finish.add(out)
+
+
+HALOS.update({Conv2d: conv_halo, ConvTranspose2d: transposed_halo})

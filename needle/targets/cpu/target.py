@@ -1,0 +1,186 @@
+"""The CPU as a target, and the layout of its images."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from needle import _core
+from needle.autograd import Spec
+from needle.backend_ndarray import Device, NDArray, call
+from needle.executor.planner import Planner
+from needle.executor.settings import Choice
+from needle.executor.step import NO_HALO, Halo
+from needle.executor.target import Layout
+from needle.graph import Node
+from needle.op import Op
+from needle.ops.nn.conv import Conv2d
+from needle.ops.shape.basic import Pad
+from needle.ops.shape.join import Concat
+from needle.targets.images import follows, main_op, starts
+from needle.targets.layers import LayerTarget
+
+BLOCK = 16  # channels per block, columns per packed panel
+
+
+def is_blocked(array: NDArray) -> bool:
+    """True for a value in blocks of channels, (N, C / 16, H, W, 16)."""
+    return bool(array._handle.native)
+
+
+def whole_blocks(op: Any, images: Sequence[Spec]) -> bool:
+    return op.axis in (1, -3) and all(x.shape[1] % BLOCK == 0 for x in images)
+
+
+def keeps_channels(op: Any, images: Sequence[Spec]) -> bool:
+    return not any(sum(map(abs, p)) for p in op.all_pads(images[0])[:2])
+
+
+def same_channels(op: Any, images: Sequence[Spec]) -> bool:
+    return all(x.shape[1] == images[0].shape[1] for x in images)
+
+
+ACCEPTS: dict[type[Op], Callable[[Any, Sequence[Spec]], bool]] = {Concat: whole_blocks, Pad: keeps_channels}
+
+
+class Blocks(Layout):
+    """nChw16c with a physical halo from the first convolution on; a concat's inputs are written straight into their slices."""
+
+    kernels = ("to_blocked", "from_blocked", "zero_halo")
+
+    def __init__(self, planner: Planner) -> None:
+        super().__init__(planner)
+        self.slot: dict[Node, tuple[Node, int]] = {}  # home -> (concat, first channel)
+
+    def wants(self, node: Node) -> bool:
+        op, spec, args = node.target, node.meta["spec"], node.args
+        if not (starts(op) or follows(op)) or not isinstance(spec, Spec) or spec.ndim != 4:
+            return False
+        if any(n.meta["spec"].dtype != "float32" for n in (node, *args)):
+            return False
+        if starts(op):
+            return all(n in self.planner.constant for i, n in enumerate(args) if op.is_weight(i))
+        if not any(self.planner.is_native.get(n) for n in args) or not (op.zero_is_safe or spec.shape[1] % BLOCK == 0):
+            return False
+        images = [n.meta["spec"] for i, n in enumerate(args) if not op.is_weight(i)]
+        accepts = next((ACCEPTS[c] for c in type(op).__mro__ if c in ACCEPTS), same_channels)
+        return all(s.ndim == 4 for s in images) and accepts(op, images)
+
+    def place(self, node: Node) -> None:
+        if isinstance(node.target, Concat):
+            self._place_slices(node)
+
+    def _place_slices(self, concat: Node) -> None:
+        plan, offset = self.planner, 0
+        for x in concat.args:
+            home = plan.home.get(x)
+            free = home not in self.slot and concat.args.count(x) == 1
+            # A value may live in the slice only if all of its memory has the concat's height and width.
+            aligned = x.meta["spec"].shape[1] % BLOCK == 0 and offset % BLOCK == 0
+            if home is not None and free and aligned and plan.is_native.get(home):
+                self.slot[home] = (concat, offset)
+                merged = plan.group[home] | plan.group[concat]
+                for m in merged:
+                    plan.group[m] = merged
+            offset += x.meta["spec"].shape[1]
+
+    def reads(self, node: Node) -> list[bool]:
+        return [n.meta["spec"].ndim == 4 and not node.target.is_weight(i) for i, n in enumerate(node.args)]
+
+    def around(self, node: Node, index: int) -> Halo:
+        op = main_op(node.target)
+        if index > 0 or not starts(op):
+            return NO_HALO
+        return HALOS[type(op)](op, node.meta["spec"], *(a.meta["spec"] for a in node.args[:2]))
+
+    def halo(self, node: Node) -> Halo:
+        """The zero ring that the readers of a value, and of everything that shares its memory, need around it."""
+        plan, halo = self.planner, NO_HALO
+        for member in plan.group.get(node, {node}):
+            for user in plan.users[member]:
+                if plan.is_native.get(user):
+                    for i, x in enumerate(user.args):
+                        if x is member:
+                            halo = tuple(map(max, halo, self.around(user, i)))  # type: ignore[assignment]
+        return halo
+
+    def allocate(self, node: Node) -> NDArray:
+        """Its slice of a concat, or a buffer of its own with the halo zeroed."""
+        plan = self.planner
+        if node not in plan.native:
+            spec = node.meta["spec"]
+            if node in self.slot:
+                concat, channel = self.slot[node]
+                whole = self.allocate(plan.home[concat])
+                return whole[:, channel // BLOCK : (channel + spec.shape[1]) // BLOCK]
+            plan.native[node] = self.memory(spec.shape, self.halo(node))
+        return plan.native[node]
+
+    def memory(self, shape: Sequence[int], halo: Halo = NO_HALO, block: int = BLOCK) -> NDArray:
+        """New memory for a (N, C, H, W) value as (N, C / block, H, W, block) inside a ring of zeros."""
+        n, c, h, w = shape
+        top, left, bottom, right = halo
+        blocks, rows, row = -(-c // block), h + top + bottom, (w + left + right) * block
+        strides = (blocks * rows * row, rows * row, row, block, 1)
+        handle: Any = self.planner.builder.buffer(n * blocks * rows * row * 4)
+        handle.native = True
+        out = NDArray.make((n, blocks, h, w, block), strides, handle=handle, offset=top * row + left * block)
+        self.zero(out, halo)
+        return out
+
+    def zero(self, out: NDArray, halo: Halo) -> None:
+        if any(halo):
+            top, left, bottom, right = halo
+            call("zero_halo", [out], top=top, bottom=bottom, left=left, right=right)
+
+    def enter(self, node: Node) -> NDArray:
+        spec = node.meta["spec"]
+        block = spec.shape[1] if self._stem(node) else BLOCK
+        return self.memory(spec.shape, self.halo(node), block)
+
+    def load(self, out: NDArray, plain: NDArray) -> None:
+        call("to_blocked", [out], x=plain)
+
+    def store(self, out: NDArray, native: NDArray) -> None:
+        call("from_blocked", [out], x=native)
+
+    def _stem(self, node: Node) -> bool:
+        """Few channels and read as a convolution's image only: one narrow block instead of zero-padded channels."""
+        readers = [u for u in self.planner.users[node] if self.planner.is_native.get(u)]
+        return node.meta["spec"].shape[1] < BLOCK and all(
+            node not in u.args[1:] and isinstance(conv := main_op(u.target), Conv2d) and conv.groups == 1
+            for u in readers
+        )
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+class CpuTarget(LayerTarget):
+    layout = Blocks
+    numpy = True
+    complete = ("float32",)
+    guard_zone = _core.GUARD_BYTES
+
+    def check(self, choice: Choice, device: Device) -> None:
+        super().check(choice, device)
+        if choice.precision != "float32":
+            raise ValueError(f"[compile] precision expects float32 on {device}, got {choice.precision!r}.")
+
+    def machine(self, device: Device) -> list[Any]:
+        """The CPU, the instruction set and the number of threads."""
+        return [cpu_name(), _core.isa(), _core.num_threads()]
+
+
+CPU = CpuTarget("cpu")
+# op -> zero rows and columns that it reads around its image: f(op, out, x, weight)
+HALOS: dict[type[Op], Callable[[Any, Spec, Spec, Spec], Halo]] = {}

@@ -1,0 +1,50 @@
+"""Winograd's minimal filtering in plans (Lavin and Gray, arXiv 1509.09308): its costs for a convolution, and its weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from needle.backend_ndarray import NDArray, call
+
+from .algorithms import DIRECT, Cost
+from .target import BLOCK
+
+
+class Scheme(NamedTuple):
+    """F(tile x tile, 3 x 3), with vector operations per tile."""
+
+    tile: int  # output pixels to a side
+    input: int  # transforming one tile of 16 input channels
+    output: int  # one tile of 16 output channels
+
+    @property
+    def points(self) -> int:
+        return (self.tile + 2) ** 2
+
+
+F2, F4 = Scheme(2, input=64, output=44), Scheme(4, input=216, output=172)
+SCHEMES = {DIRECT: Scheme(1, input=0, output=0), "f4": F4, "f2": F2}  # direct sums are tiles of one pixel
+
+
+def conv_costs(op: Any, x: NDArray, w: NDArray, out: NDArray) -> dict[str, Cost]:
+    """Costs of a blocked convolution by algorithm; empty where there is no choice."""
+    unit = (1, 1)
+    if w.shape[2:] != (3, 3) or op.groups != 1 or op.stride != unit or op.dilation != unit or x.shape[4] != BLOCK:
+        return {}
+    n, out_blocks, height, width, _ = out.shape
+    in_blocks = x.shape[1]
+    pairs = in_blocks * out_blocks
+
+    def cost(s: Scheme) -> Cost:
+        tiles = n * -(-height // s.tile) * -(-width // s.tile)
+        work = tiles * (in_blocks * s.input + out_blocks * s.output + s.points * pairs * BLOCK)
+        return Cost(work, pairs * BLOCK * BLOCK * s.points * 4)
+
+    return {name: cost(s) for name, s in SCHEMES.items()}
+
+
+def pack(scheme: Scheme, in_blocks: int, w: NDArray) -> NDArray:
+    """Transformed weights: (output blocks, points, input channels, 16)."""
+    out = NDArray.empty((-(-w.shape[0] // BLOCK), scheme.points, in_blocks * BLOCK, BLOCK))
+    call("winograd_pack", [out], weight=w, tile=scheme.tile)
+    return out

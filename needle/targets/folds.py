@@ -1,0 +1,89 @@
+"""Rewrites of a plan's graph that serve every target: batch norms folded into the weights before them, concats nested."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from needle.graph import Graph, Node
+from needle.graph.engine import Fusion, Rules
+from needle.graph.matcher import Match, Pattern
+from needle.graph.steps import Steps, of_parameters
+from needle.op import Op
+from needle.ops.common import Layer
+from needle.ops.fused.layer import FusedLayer
+from needle.ops.nn.norm import BatchNorm
+from needle.ops.shape.join import Concat
+
+FOLDS, INSIDE = Rules(), "FusedFoldedBatchNorm"
+WHY = "in evaluation a batch norm is a scale and a shift per channel, which the weights before it take"
+
+
+class NormInside:
+    """A fused layer with a batch norm of its own."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def matches(self, root: Node, steps: Steps) -> Iterator[Match]:
+        step = steps.get(root)
+        if step is not None and isinstance(step.op, FusedLayer) and step.op.eps is not None:
+            yield Match({"layer": step})
+
+
+def folded(match: Match) -> tuple[Op, list[Node]]:
+    step = match["layer"]
+    fused, inputs = step.op, list(step.inputs)
+    if "bn" in match:
+        _, mean, var, weight, bias = match["bn"].inputs
+        fused = FusedLayer(fused, eps=match["bn"].op.eps, has_bias=len(inputs) > 2)
+        inputs += [weight, bias, mean, var]
+    if fused.base is None:  # only training counts batches
+        return dataclasses.replace(fused, has_count=False), inputs[: len(inputs) - fused.has_count]
+    return fused.folded(inputs, lambda op, args: Node("op", op, tuple(args), f"{step.node.name}_{op.name}"))
+
+
+def weights_do_not_depend_on_the_input(match: Match) -> str | None:
+    for step in match.steps.values():
+        for i, node in enumerate(step.inputs):
+            if (step.op.is_weight(i) or ("bn" in match and i > 0)) and not of_parameters(node):
+                return f"{node.name} depends on the input"
+    return None
+
+
+def channels_are_the_layers(match: Match) -> str | None:
+    """A batch norm is over axis 1, the output of a linear layer over the last."""
+    last, layer = match.root.meta["spec"], match["layer"].op
+    base = layer.base if isinstance(layer, FusedLayer) else layer
+    return None if base is None or base.takes_norm(last) else f"{match.root.name} normalises another axis"
+
+
+CONDITIONS = (weights_do_not_depend_on_the_input, channels_are_the_layers)
+FAMILY: dict[str, Any] = {"family": "FoldedBatchNorm", "why": WHY, "suffix": ""}
+FOLDS.register(Fusion(INSIDE, NormInside(), folded, CONDITIONS, **FAMILY))
+FOLDS.register(
+    Fusion("LayerFoldedBatchNorm", Pattern.op("layer", Layer).then("bn", BatchNorm), folded, CONDITIONS, **FAMILY)
+)
+
+
+def nest_concats(graph: Graph) -> Graph:
+    """cat(a, b, c) reads cat(a, b) where the graph has it: so the planner keeps a list that grows in one memory (DenseNet)."""
+    known: dict[tuple, Node] = {}  # (axis, inputs) -> concat, all of the old graph
+
+    def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
+        if node.kind != "op" or not isinstance(node.target, Concat):
+            return None
+        args = node.args
+        same = known.setdefault((node.target.axis, args), node)
+        if same is not node:
+            return done[same]
+        for n in range(len(args) - 1, 0, -1):
+            shorter = known.get((node.target.axis, args[:n]))
+            if shorter is not None:
+                joined = new.add("op", node.target, tuple(done[a] for a in (shorter, *args[n:])), node.name)
+                joined.meta = dict(node.meta)
+                return joined
+        return None
+
+    return graph.copy(replace)

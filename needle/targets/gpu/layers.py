@@ -1,0 +1,35 @@
+"""Layers on GPUs: their kernels take weights as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from needle.backend_ndarray import NDArray, call
+from needle.executor.builder import Builder
+from needle.ops.linalg.basic import Linear
+from needle.ops.nn.conv import Conv2d
+from needle.ops.nn.spatial import window_attributes
+from needle.targets.layers import NOTHING, Finish, join_rows, operands
+
+from .target import GPU
+
+
+def channels_last(w: NDArray) -> NDArray:
+    """A weight (O, I, KH, KW) as (O, KH, KW, I), the order in which a kernel meets an image's pixels."""
+    return w.permute((0, 2, 3, 1)).compact()
+
+
+@GPU.lowers(Conv2d)
+def conv(builder: Builder, op: Conv2d, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING) -> None:
+    x, w, bias = operands(ins)
+    if x.strides[1] == 1 < w.shape[1] and w.shape[2] * w.shape[3] > 1 and builder.is_constant(w):
+        w = builder.derive("channels_last", channels_last, w).permute((0, 3, 1, 2))
+    named = {"x": x, "weight": w, "bias": bias, "residual": finish.residual}
+    attrs = {"groups": op.groups, "precision": builder.precision, **finish.attrs}
+    call("conv2d_fused", [out], **named, **window_attributes(op), **attrs)
+
+
+@GPU.lowers_joined
+def joined(builder: Builder, x: NDArray, out: NDArray, weights: Sequence[NDArray], biases: Sequence[NDArray]) -> None:
+    layer = [builder.derive("join_rows", join_rows, *parts) for parts in (weights, biases) if parts]
+    Linear().into(out, x, *layer)

@@ -1,0 +1,80 @@
+"""`fuse` and `explain`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from needle.graph import Graph, GraphModule, Node, symbolic
+from needle.graph.engine import Fusion, Rewriting, Rules
+from needle.graph.report import FusionReport
+from needle.graph.steps import Step, Steps, find_steps, of_parameters
+from needle.nn import Module
+
+from .measure import deltas
+
+REGISTRY = Rules()
+
+
+def register(fusion: Fusion) -> Fusion:
+    """Add a fusion to those that `fuse` uses by default."""
+    return REGISTRY.register(fusion)
+
+
+def fuse(
+    net: Module,
+    patterns: Iterable[Fusion | str] | None = None,
+    dry_run: bool = False,
+    disable: Iterable[str] = (),
+    example: Any = None,
+) -> GraphModule:
+    """A GraphModule that computes what `net` computes with one op in place of several; `net` is untouched.
+
+    It has the same submodules and Parameter objects (so the same state_dict keys, and one `train()` flag for both), and
+    trains exactly as `net` does. A layer's eps and momentum are read now. `.fusion_report` tells what fired and what nearly
+    did; with dry_run the graph is not fused. patterns: Fusions or names, default all registered; disable: names.
+    A name is a pattern's or a family's. example: inputs on which every fused op is compared with the steps it stands for; the
+    largest differences then stand in the report.
+    """
+    if not isinstance(net, Module):
+        raise TypeError(f"[fuse] expects a needle Module, got {type(net).__name__}.")
+    source = symbolic(net)
+    plan = Rewriting(find_steps(source), REGISTRY.select(patterns, disable))
+    graph, fired = plan.rewrite()
+    fused = source.with_graph(graph)
+    if example is not None:
+        inputs = example if isinstance(example, tuple | list | dict) else (example,)
+        fired = [dataclasses.replace(f, delta=d) for f, d in zip(fired, deltas(fused, fired, inputs), strict=True)]
+    if dry_run:
+        fused = source.with_graph(source.graph.copy())
+    calls = count_calls(source.graph), count_calls(graph)
+    fused.fusion_report = FusionReport(fired, plan.misses, *calls, describe(plan.steps), dry_run)
+    return fused
+
+
+def count_calls(graph: Graph) -> int:
+    """Nodes that compute; what a weight goes through before it is packed is not counted."""
+    return sum(n.kind == "module" or (n.kind == "op" and not of_parameters(n)) for n in graph)
+
+
+def describe(steps: Steps) -> dict[str, tuple[str, str, str]]:
+    """For `explain`: node name -> (module path, what it is, what reads it)."""
+
+    def kind(node: Node) -> str:
+        step: Step | None = steps.get(node)
+        if step is not None:
+            return step.op.name
+        return type(layer).__name__ if (layer := steps.layer(node)) else node.kind
+
+    rows = {}
+    for node in steps.graph:
+        path = node.target if node.kind == "module" else ""
+        rows[node.name] = (path, kind(node), ", ".join(kind(u) for u in steps.users[node]))
+    return rows
+
+
+def explain(net: Module, name: str) -> str:
+    """What fusion did with one node or module path of `net`, and why not more; of a net not fused, what it would do."""
+    report = getattr(net, "fusion_report", None)
+    return (report or fuse(net, dry_run=True).fusion_report).explain(name)

@@ -1,0 +1,1 @@
+"""What other systems call: the backend of torch.compile, torch.ops.needle, Relax, and torch as a fallback."""

@@ -1,0 +1,389 @@
+"""`torch.compile(model, backend="needle")`: the graphs that Dynamo hands over, compiled by needle where no gradient is needed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from needle import _core
+from needle.autograd import Tensor, Unsupported
+from needle.interop import as_ndarray
+from needle.serialize import DTYPES
+
+from ..convert import convert, executable
+from ..report import ConversionError, reason_of
+from ..rules.registry import target_name
+from .fallback import spec_of, tensor_leaves
+
+OPTIONS = {"fuse": True, "winograd": "auto", "memory": "normal", "watch": "content"}
+WATCH = ("content", "version")
+MAX_ENTRIES = 64  # sets of parameters for which one graph is kept compiled: blocks of one class share their graph
+SAID: set[str] = set()
+
+
+def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable:
+    """Dynamo's backend. options: `fuse`, `winograd`, `memory` as in `torch2needle.compile`; `watch`.
+
+    Where a gradient is needed, the graph runs in torch. Parameters and buffers are packed, and packed again when they changed:
+    with watch="content" every call reads those that are packed once, which sees any write; watch="version" compares the
+    versions alone that torch keeps, which optimizers with fused=True and writes through `p.data` do not change.
+    """
+    chosen = {**OPTIONS, **(options or {})}
+    unknown = chosen.keys() - OPTIONS.keys()
+    if unknown:
+        raise ValueError(f"[dynamo] options expects some of {', '.join(OPTIONS)}, got {min(unknown)}.")
+    if chosen["watch"] not in WATCH:
+        raise ValueError(f"[dynamo] watch expects {' or '.join(WATCH)}, got {chosen['watch']!r}.")
+    if torch.is_grad_enabled() and needs_gradient(example_inputs):
+        say("gradients are needed; for needle, call it under torch.no_grad() or torch.inference_mode()")
+        return gm.forward
+    return DynamoGraph(gm, example_inputs, chosen)
+
+
+def say(reason: str) -> None:
+    if reason not in SAID:
+        SAID.add(reason)
+        warnings.warn(f"[dynamo] a graph runs in torch: {reason}.", stacklevel=3)
+
+
+def is_static(node: fx.Node, example: Any) -> bool:
+    """A parameter or buffer of a module, which is the same tensor in most calls."""
+    kind = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
+    return isinstance(example, torch.Tensor) and (isinstance(example, torch.nn.Parameter) or kind is not None)
+
+
+class DynamoGraph:
+    """One graph of Dynamo, converted at its first call for each set of parameters."""
+
+    def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any]) -> None:
+        self.gm, self.options = gm, {k: v for k, v in options.items() if k != "watch"}
+        self.content = options["watch"] == "content"
+        self.nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        pairs = list(zip(self.nodes, example_inputs, strict=True))
+        self.static = [i for i, (n, e) in enumerate(pairs) if is_static(n, e)]
+        self.inputs = [i for i, (_, e) in enumerate(pairs) if isinstance(e, torch.Tensor) and i not in self.static]
+        self.numbers = [i for i, (_, e) in enumerate(pairs) if not isinstance(e, torch.Tensor)]
+        self.sizes = sizes_of_inputs(self.nodes, self.numbers, self.inputs)
+        # The numbers that the needle graph holds as constants.
+        self.fixed = [i for i in self.numbers if i not in self.sizes]
+        self.entries: OrderedDict[Any, Entry] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        static = [args[i] for i in self.static]
+        key = (*map(id, static), *[args[i] for i in self.fixed])
+        entry = self.entries.get(key) or self.add(key, args)
+        if entry.exe is None or (torch.is_grad_enabled() and needs_gradient(args)):
+            return self.gm.forward(*args)
+        with self.lock:
+            entry.follow(static, self.content)
+        inputs = [args[i] for i in self.inputs]
+        key = (*((*t.shape, *t.stride()) for t in inputs), *[args[i] for i in self.numbers])
+        form = entry.forms.get(key) or entry.forms.setdefault(key, self.form(args))
+        if form.reason:
+            say(form.reason)
+            return self.gm.forward(*args)
+        try:
+            result = entry.exe(*inputs)
+            form.check(result)
+        except Exception as e:  # a shape that no plan takes
+            say(why(e))
+            return self.gm.forward(*args)
+        if self.content:
+            with self.lock:
+                entry.watch(static)
+        return result if form.dense else form.given(result)
+
+    def form(self, args: tuple) -> Form:
+        """What torch gives for these shapes: sizes and strides, on which Dynamo relies, or why torch has to run it."""
+        reason, outs = survey(self.gm, args, self.inputs, self.static)
+        return Form(reason, outs)
+
+    def add(self, key: Any, args: tuple) -> Entry:
+        with self.lock:
+            if key in self.entries:
+                return self.entries[key]
+            for k in [k for k, e in self.entries.items() if not e.alive()]:
+                del self.entries[k]
+            entry = Entry([args[i] for i in self.static])
+            form = self.form(args)
+            reason = form.reason
+            try:
+                if not reason:
+                    self.build(entry, args, form)
+            except Exception as e:
+                entry.exe, reason = None, why(e)
+            if reason:
+                say(reason)
+            key = (*key[: len(self.static)], *[args[i] for i in self.fixed])  # building may fix sizes
+            self.entries[key] = entry
+            if len(self.entries) > MAX_ENTRIES:
+                self.entries.popitem(last=False)
+            return entry
+
+    def build(self, entry: Entry, args: tuple, form: Form) -> None:
+        """Convert with free sizes by needle's rules alone, else with sizes fixed and torch for what has no rule."""
+        inputs = tuple(args[i] for i in self.inputs)
+        example = {self.nodes[i].name: args[i] for i in self.inputs}
+        try:
+            net = convert(self.rewrite(args), example, share=True)
+        except ConversionError:
+            self.sizes, self.fixed = {}, self.numbers
+            net = convert(self.rewrite(args), example, share=True, fallback="torch")
+        names = {id(args[i]): self.nodes[i].name for i in reversed(self.static)}  # of tied ones the first
+        entry.tensors = [net.tensor(names[id(args[i])]) for i in self.static]
+        exe = executable(net, inputs, **self.options)
+        form.check(exe(*inputs))
+        entry.exe = exe
+
+    def rewrite(self, args: tuple) -> fx.GraphModule:
+        """The graph with parameters and buffers as attributes, and numbers as sizes of inputs or constants."""
+        graph, done = fx.Graph(), {}
+        attributes: dict[str, Any] = {}
+        for i, node in enumerate(self.nodes):
+            if i in self.inputs:
+                done[node] = graph.placeholder(node.name)
+        for i, node in enumerate(self.nodes):
+            if i in self.static:
+                attributes[node.name] = args[i]
+                done[node] = graph.get_attr(node.name)
+            elif i in self.sizes:
+                tensor, axis = self.sizes[i]
+                done[node] = graph.call_method("size", (done[self.nodes[tensor]], axis))
+            elif i in self.numbers:
+                done[node] = args[i]
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder" or node.target is torch._C._set_grad_enabled:
+                continue
+            if node.op in ("get_attr", "call_module"):
+                value: Any = self.gm
+                for part in str(node.target).split("."):
+                    value = getattr(value, part)
+                attributes[str(node.target)] = value
+            done[node] = graph.node_copy(node, lambda n: done[n])
+        made = fx.GraphModule(attributes, graph)
+        made.training = False
+        return made
+
+
+class Form:
+    """The results that torch gives for inputs of some shapes: their specs and strides."""
+
+    def __init__(self, reason: str, outs: list[torch.Tensor]) -> None:
+        self.specs = [spec_of(t) for t in outs]
+        self.strides = [t.stride() for t in outs]
+        self.dense = all(t.is_contiguous() for t in outs)
+        overlap = any(t.numel() and torch._debug_has_internal_overlap(t) == 1 for t in outs)
+        self.reason = reason or ("elements of a result share memory" if overlap else "")
+
+    def check(self, result: Any) -> None:
+        made = [spec_of(t) for t in tensor_leaves(result)]
+        if made != self.specs:
+            raise Unsupported(f"its results would be {made} instead of {self.specs}")
+
+    def given(self, result: Any) -> Any:
+        """The results in torch's strides."""
+        strides = iter(self.strides)
+
+        def restrided(t: Any) -> Any:
+            if not isinstance(t, torch.Tensor):
+                return t
+            want = next(strides)
+            return t if t.stride() == want else torch.empty_strided(t.shape, want, dtype=t.dtype).copy_(t)
+
+        return tree_map(restrided, result)
+
+
+class Entry:
+    """A graph compiled over one set of parameters; `exe` is None where torch runs it."""
+
+    def __init__(self, static: list[torch.Tensor]) -> None:
+        self.exe: Any = None
+        self.tensors: list[Tensor] = []  # needle's, over the memory of torch's
+        self.forms: dict[Any, Form] = {}  # by shapes and strides of the inputs
+        self.stamps = stamps_of(static)  # versions and addresses of torch's
+        self.constants = 0  # of the executable, when it was last looked at
+        self.memory: dict[int, np.ndarray] = {}  # of those parameters that it copied, by number
+        self.digests: list[int] = []  # what that memory held
+        self.owners = [weakref.ref(t) for t in static]
+
+    def alive(self) -> bool:
+        return all(o() is not None for o in self.owners)
+
+    def follow(self, static: list[torch.Tensor], content: bool) -> None:
+        """Give needle the present memory of the parameters that changed; the executable packs them again."""
+        n, stamps = len(static), stamps_of(static)
+        changed = {i for i in range(n) if (stamps[i], stamps[n + i]) != (self.stamps[i], self.stamps[n + i])}
+        if content:
+            self.memory |= {i: memory_of(static[i]) for i in changed & self.memory.keys()}
+            digests = _core.digests(list(self.memory.values()))
+            changed |= {i for i, a, b in zip(self.memory, digests, self.digests, strict=True) if a != b}
+            self.digests = digests
+        for i in changed:
+            self.tensors[i].data = Tensor.make_const(as_ndarray(static[i]))
+        self.stamps = stamps
+
+    def watch(self, static: list[torch.Tensor]) -> None:
+        """After a run that may have made a plan: note what it copied of the parameters."""
+        made = self.exe._pool.constants
+        if len(made) != self.constants:
+            copied = {id(t) for t in derived_from(list(made.values()))}
+            self.memory = {i: memory_of(static[i]) for i, t in enumerate(self.tensors) if id(t) in copied}
+            self.digests = _core.digests(list(self.memory.values()))
+            self.constants = len(made)
+
+
+def derived_from(constants: list[Any]) -> list[Tensor]:
+    """The parameters of which an executable holds copies in another form; it reads the others where they are."""
+    found: list[Tensor] = []
+    left = [i for c in constants if c.source is None for i in c.inputs]
+    while left:
+        c = left.pop()
+        found += [c.source] if c.source is not None else []
+        left += c.inputs
+    return found
+
+
+def memory_of(t: torch.Tensor) -> np.ndarray:
+    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy()  # type: ignore[call-overload]
+
+
+def stamps_of(tensors: list[torch.Tensor]) -> list[int]:
+    """What a change of the tensors changes: all versions, then all addresses."""
+    return [*map(attrgetter("_version"), tensors), *map(torch.Tensor.data_ptr, tensors)]
+
+
+def why(e: Exception) -> str:
+    """One line; of a ConversionError the first call and why."""
+    if isinstance(e, ConversionError):
+        row = e.report.unsupported[0]
+        return f"{row.op} at {row.location}: {row.reason}"
+    text = reason_of(e)
+    return text if isinstance(e, Unsupported | ValueError) else f"{type(e).__name__}: {text}"
+
+
+def needs_gradient(args: Sequence[Any]) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in args)
+
+
+def sizes_of_inputs(nodes: list[fx.Node], numbers: list[int], inputs: list[int]) -> dict[int, tuple[int, int]]:
+    """The numbers that are sizes of inputs: index -> (index of the input, axis)."""
+
+    def symbol(x: Any) -> Any:
+        return x.node.expr if isinstance(x, torch.SymInt) else None
+
+    axes = {symbol(size): (i, axis) for i in inputs for axis, size in enumerate(nodes[i].meta["example_value"].shape)}
+    found = {i: axes.get(symbol(nodes[i].meta.get("example_value"))) for i in numbers}
+    return {i: place for i, place in found.items() if place and symbol(nodes[i].meta["example_value"]) is not None}
+
+
+class Randomness(TorchDispatchMode):
+    """Notes the ops that draw random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            given = {p.name: a for p, a in zip(func._schema.arguments, args, strict=False)} | (kwargs or {})
+            if given.get("dropout_p", 0.0) or "scaled_dot_product" not in func.__name__:
+                self.ops.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]) -> tuple[str, list[torch.Tensor]]:
+    """Why torch has to run the graph, or "", and its results, without data where their strides are sure."""
+    tensors = [t for t in args if isinstance(t, torch.Tensor)]
+    if not inputs:
+        return "it has no tensor input", []
+    if any(True for _ in gm.parameters()):
+        return "it calls modules that Dynamo did not inline", []
+    for node in gm.graph.nodes:
+        place = getattr(node.target, "__module__", "") or ""
+        if place.startswith(("torch.amp", "torch._functorch")) or (
+            node.target is torch._C._set_grad_enabled and node.args[0]
+        ):
+            return f"it changes torch's state by {target_name(node.target)}", []
+    for t in tensors:
+        if t.device.type != "cpu" or t.layout != torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter):
+            return f"an input is a {type(t).__name__} on {t.device}", []
+        if str(t.dtype)[6:] not in DTYPES.values():
+            return f"an input has dtype {t.dtype}", []
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on", []
+    if any(args[i].is_inference() for i in static):
+        return "its parameters were made under inference_mode, so that changes cannot be seen", []
+    randomness = Randomness()
+    try:
+        with torch.inference_mode(False), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), randomness:
+            fakes = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors}
+            versions = {i: t._version for i, t in fakes.items()}
+            outs = tensor_leaves(gm.forward(*(fakes.get(id(a), a) for a in args)))
+    except Exception as e:
+        return why(e), []
+    if any(t._version != versions[i] for i, t in fakes.items()):
+        return "it writes an input or a buffer in place", []
+    if randomness.ops:
+        return f"it draws random numbers ({randomness.ops[0]})", []
+    storages = [t.untyped_storage()._cdata for t in (*outs, *fakes.values()) if t.numel()]
+    if len(set(storages)) < len(storages):
+        return "a result shares memory with an input or another result", []
+    bad = [t.dtype for t in outs if str(t.dtype)[6:] not in DTYPES.values()]
+    if bad:
+        return f"a result has dtype {bad[0]}", outs
+    # Of a batch norm torch foretells other strides.
+    if not all(t.is_contiguous() for t in (*outs, *(args[i] for i in inputs))):
+        with torch.inference_mode(False), torch.no_grad():
+            outs = tensor_leaves(gm.forward(*args))
+    return "", outs
+
+
+class InTree(importlib.metadata.Distribution):
+    """Shows Dynamo the entry point when this package is imported from a folder where it was not installed."""
+
+    def read_text(self, filename: str) -> str | None:
+        texts = {
+            "METADATA": "Name: torch2needle",
+            "entry_points.txt": "[torch_dynamo_backends]\nneedle = torch2needle.dynamo:backend",
+        }
+        return texts.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return path
+
+
+class Finder(importlib.metadata.DistributionFinder):
+    def find_spec(self, *args: Any) -> None:
+        return None
+
+    def find_distributions(self, context: Any = None) -> Iterator[InTree]:
+        return iter([] if context is not None and context.name else [InTree()])
+
+
+def register() -> None:
+    """Make the name known; torch._dynamo takes a second or more to import, so it finds the name when it is needed."""
+    if "torch._dynamo" not in sys.modules:
+        sys.meta_path.append(Finder())
+        return
+    from torch._dynamo.backends import registry
+
+    if "needle" not in registry._BACKENDS:
+        registry.register_backend(backend, name="needle")
+
+
+register()

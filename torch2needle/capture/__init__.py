@@ -1,0 +1,1 @@
+"""Captures of torch models, and their graphs run through the rules."""

@@ -1,0 +1,428 @@
+"""Whether a captured graph computes what its model computes: torch runs both, on the example and on inputs unlike it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch._ops import OpOverloadPacket
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+import needle as ndl
+from needle.autograd import Unsupported
+from needle.graph import GraphModule
+from needle.nn import WriteBuffer
+
+from ..rules.overloads import FLAGS
+from .guard import Writes, gradient_hooks, own_gradients, python_chance, same_chance, untouched
+from .structure import plain_result
+from .tracing import Captured, TrainingFlag, user_lines
+
+Sizes = dict[tuple[int, int], int]  # by (number of the tensor, axis)
+Call = tuple[tuple, dict[str, Any]]  # positional and named arguments
+# Of the largest value; a fast path of torch's own may round otherwise.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+HALF_TOLERANCE = 3e-2
+NET_TOLERANCE = 1e-2  # of needle's result: what another order of sums may make of a deep network, and no wrong rule
+# Other inputs, as multiples of the example: large ones pass thresholds, small ones let factors through normalisations.
+LARGER, SMALLER = 4.0, 0.02
+IMAGE = 64  # sides from which on images are halved
+TIES = 0.1  # of whole numbers may differ, since a rounding error picks another of almost equal values
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class BadExample(Unsupported):
+    """The model refuses the example that was given."""
+
+
+class Fails(Exception):
+    """The model itself raises an error."""
+
+
+@dataclasses.dataclass
+class Behaviour:
+    """What some calls in a row gave, which parameters the results have gradients of, and whose gradients are the user's."""
+
+    results: list[list[Any]]
+    reached: list[frozenset[int]]
+    functions: set[str]
+    drawing: bool = False  # torch's random numbers
+    chancy: bool = False  # Python's or numpy's
+    changing: bool = False  # attributes of the model
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def fresh(call: Call) -> Call:
+    def copy(t: Any) -> Any:
+        return t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
+
+    return pytree.tree_map(copy, call)
+
+
+def behaviour(function: Callable, model: nn.Module, calls: list[Call], training: bool | None = None) -> Behaviour:
+    """Runs the calls one after the other from the model's present state, which they leave as it is."""
+    made = Behaviour([], [], set())
+    writes = Writes()
+
+    def note(name: str) -> None:
+        if torch.is_grad_enabled():
+            made.functions.add(name)
+
+    with same_chance(), untouched(model) as state, torch.inference_mode(False):
+        if training is not None:
+            model.train(training)
+        chance = python_chance()
+        try:
+            for i, call in enumerate(calls):
+                args, kwargs = fresh(call)
+                with torch.set_grad_enabled(not i), writes, own_gradients(note), gradient_hooks(note):
+                    result = flat(plain_result(function(*args, **kwargs)))
+                if not i:
+                    made.reached = [reached(t) for t in result]
+                made.results.append([t.detach().clone() if isinstance(t, torch.Tensor) else t for t in result])
+        finally:
+            writes.undo()
+            made.changing = state.changed()
+            made.chancy = python_chance() != chance
+    made.drawing = bool(writes.drawing)
+    return made
+
+
+def flat(result: Any, *kinds: type) -> list[Any]:
+    return pytree.tree_leaves(result, is_leaf=lambda v: v is None or isinstance(v, kinds))
+
+
+def reached(result: Any) -> frozenset[int]:
+    """Ids of the tensors whose gradients a result's graph leads to."""
+    found: set[int] = set()
+    todo = [result.grad_fn] if isinstance(result, torch.Tensor) and result.grad_fn is not None else []
+    seen = set(todo)
+    while todo:
+        step = todo.pop()
+        if (variable := getattr(step, "variable", None)) is not None and isinstance(variable, nn.Parameter):
+            found.add(id(variable))
+        for following, _ in step.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return frozenset(found)
+
+
+def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) -> Any:
+    """The captured graph in torch; constants are as they were at each call."""
+    given = dict(zip(names, args, strict=False)) | kwargs
+    flat = iter(tensors((args, kwargs)))
+    env: dict[fx.Node, Any] = {}
+
+    def leaf(v: Any) -> Any:
+        if isinstance(v, fx.Node):
+            return env[v]
+        return captured.model.get_submodule(v.path).training if isinstance(v, TrainingFlag) else v
+
+    def value(v: Any) -> Any:
+        return fx.node.map_aggregate(v, leaf)
+
+    for node in captured.graph.nodes:
+        name = str(node.target)
+        if node.op == "placeholder":
+            env[node] = next(flat) if "place" in node.meta else given[name] if name in given else node.args[0]
+        elif node.op == "get_attr":
+            constant = captured.constants.get(name)
+            env[node] = operator.attrgetter(name)(captured.model) if constant is None else constant.clone()
+        elif node.op == "output":
+            return value(node.args[0])
+        else:
+            args, kwargs = value(node.args), value(node.kwargs)
+            if node.op == "call_module":
+                env[node] = captured.model.get_submodule(name)(*args, **kwargs)
+            elif node.op == "call_method":
+                env[node] = getattr(args[0], name)(*args[1:], **kwargs)
+            else:
+                env[node] = node.target(*args, **kwargs)
+    raise AssertionError
+
+
+def difference(ours: Any, theirs: Any, tolerance: float = 0.0) -> str:
+    """What distinguishes two leaves of results, or nothing; `tolerance` in place of the dtype's where it is larger."""
+    if not isinstance(theirs, torch.Tensor):
+        if isinstance(ours, torch.Tensor):
+            return "is a tensor instead of Python's value"
+        return "" if ours == theirs or ours is theirs else f"is {ours!r} instead of {theirs!r}"
+    if not isinstance(ours, torch.Tensor):
+        return f"is {type(ours).__name__} instead of a tensor"
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return f"is {text_of(ours)} instead of {text_of(theirs)}"
+    if not theirs.numel():
+        return ""
+    if not theirs.is_floating_point():
+        return "" if torch.equal(ours, theirs) else "has other values"
+    a, b = ours.double(), theirs.double()
+    if not torch.equal(a.isnan(), b.isnan()) or not torch.equal(a[a.isinf()], b[b.isinf()]):
+        return "has NaN or infinite values elsewhere"
+    a, b = (torch.nan_to_num(t, 0, 0, 0) for t in (a, b))
+    error, size = float((a - b).abs().max()), float(b.abs().max())
+    near = error <= max(tolerance, TOLERANCE.get(theirs.dtype, HALF_TOLERANCE)) * size
+    return "" if near else f"is off by {error:.2g}, values being up to {size:.2g}"
+
+
+def text_of(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{tuple(t.shape)}"
+
+
+def disagreement(ours: Behaviour, theirs: Behaviour) -> str:
+    for i, (a, b) in enumerate(zip(ours.results, theirs.results, strict=True)):
+        where = "on the example" if not i else "at another call, with other values or another batch"
+        if len(a) != len(b):
+            return f"it gives {len(a)} values instead of {len(b)} {where}"
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            if text := difference(x, y):
+                return f"its output {k} {text} {where}"
+    if theirs.chancy:
+        return "the forward draws Python's or numpy's random numbers, which capture would freeze"
+    if theirs.functions:
+        return (
+            f"the forward has gradients of its own ({', '.join(sorted(theirs.functions))}), which capture does not see"
+        )
+    return ""
+
+
+def lost_gradients(ours: Behaviour, theirs: Behaviour) -> str:
+    for k, (mine, their) in enumerate(zip(ours.reached, theirs.reached, strict=True)):
+        if mine != their:
+            return f"output {k} passes gradients to {len(mine)} parameters instead of {len(their)}"
+    return ""
+
+
+# -- other inputs ----------------------------------------------------------------------------------------------------------
+
+
+def resized(call: Call, sizes: Sizes) -> Call:
+    """The call with other sizes by (number of the tensor, axis), filled by repeating."""
+    numbers = iter(range(len(tensors(call))))
+
+    def resize(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor):
+            return t
+        i = next(numbers)
+        for axis in range(t.ndim):
+            if (i, axis) in sizes and t.shape[axis]:
+                t = t.index_select(axis, torch.arange(sizes[i, axis], device=t.device) % t.shape[axis])
+        return t
+
+    return pytree.tree_map(resize, call)
+
+
+def shuffled(call: Call, factor: float) -> Call:
+    """Other values of the same kind: those of each tensor in another order, real ones times the factor."""
+
+    def mix(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor) or not t.numel():
+            return t
+        order = torch.randperm(t.numel(), generator=torch.Generator().manual_seed(0)).to(t.device)
+        mixed = t.detach().flatten()[order].reshape(t.shape)
+        return mixed * factor if t.is_floating_point() else mixed
+
+    return pytree.tree_map(mix, call)
+
+
+def varied(call: Call) -> list[Call]:
+    """Large and small values; one call where there are no real numbers."""
+    real = any(t.is_floating_point() for t in tensors(call))
+    return [shuffled(call, factor) for factor in ((LARGER, SMALLER) if real else (1.0,))]
+
+
+def other_batch(call: Call) -> Sizes:
+    """Another batch, as small as can be; it is the first axis of the first tensor that has axes."""
+    given = tensors(call)
+    batch = next((t.shape[0] for t in given if t.ndim), 0)
+    other = 3 if batch == 2 else 2
+    return {(i, 0): other for i, t in enumerate(given) if batch and t.ndim and t.shape[0] == batch}
+
+
+def half_images(call: Call) -> Sizes:
+    """Images of half the height and width, which cost a model a quarter."""
+    images = [(i, t.shape) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()]
+    return {(i, axis): shape[axis] // 2 for i, shape in images for axis in (2, 3) if shape[axis] >= IMAGE}
+
+
+class Flags(TorchFunctionMode):
+    """Notes the training flags that functions are given, by the user's lines: torch.export keeps those of forwards alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, set[bool]] = {}
+
+    def around(self, function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
+        overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
+        named = [
+            dict(zip((a.name for a in getattr(packet, o)._schema.arguments), args, strict=False)) for o in overloads
+        ]
+        for given in (kwargs, *named):
+            for name in FLAGS:
+                if isinstance(given.get(name), bool):
+                    for line in user_lines():
+                        self.found.setdefault(line, set()).add(given[name])
+        return func(*args, **kwargs)
+
+
+class Judge:
+    """The model's own behaviour, run once for all captures of it."""
+
+    def __init__(self, model: nn.Module, call: Call) -> None:
+        self.model, self.call = model, call
+        self.names = list(inspect.signature(model.forward).parameters)
+        self.training: bool | None = None  # the mode in which to run, None for the present one
+        self.pairs: dict[Any, tuple[list[Call], Behaviour]] = {}
+
+    def theirs(self, calls: list[Call]) -> Behaviour:
+        try:
+            return behaviour(self.model, self.model, calls, self.training)
+        except Unsupported:
+            raise
+        except Exception as e:
+            raise Fails(first_line(e)) from None
+
+    def fault(self, captured: Captured, sizes: Sequence[Sizes] | None = None) -> str:
+        """How the graph differs from the model on the example and on a second call after it, of `sizes` that the model takes."""
+        if sizes is None:
+            batch = other_batch(self.call)
+            sizes = [batch | half_images(self.call), batch]
+        calls, theirs = self.pair(sizes)
+        fault = self.against(captured, calls, theirs)
+        return fault or (self.fault_of_memory(captured) if theirs.changing else "")
+
+    def fault_of_memory(self, captured: Captured) -> str:
+        """How the graph differs once the model has kept something of large inputs, which counts for inputs of their sizes."""
+        calls = [self.call, shuffled(self.call, LARGER), self.call]
+        try:
+            theirs = self.theirs(calls)
+        except Fails:
+            calls, theirs = self.pair([])
+        return self.against(captured, calls, theirs)
+
+    def against(self, captured: Captured, calls: list[Call], theirs: Behaviour) -> str:
+        run = functools.partial(evaluate, captured, self.names)
+        try:
+            ours = behaviour(run, captured.model, calls, self.training)
+        except Exception as e:
+            return f"it fails ({first_line(e)})"
+        if text := disagreement(ours, theirs):
+            return text
+        # What a model keeps between its calls in evaluation may have no gradients; they count in training.
+        text = lost_gradients(ours, theirs)
+        return "" if text and self.trains_alike(captured) else text
+
+    def trains_alike(self, captured: Captured) -> bool:
+        """Whether graph and model pass gradients to the same parameters in training."""
+        calls = [resized(self.call, other_batch(self.call))]  # a batch norm takes no single image
+        run = functools.partial(evaluate, captured, self.names)
+        try:
+            ours, theirs = (behaviour(f, self.model, calls, True) for f in (run, self.model))
+        except Exception:
+            return False
+        return not lost_gradients(ours, theirs)
+
+    def pair(self, sizes: Sequence[Sizes]) -> tuple[list[Call], Behaviour]:
+        """The example and what the model takes after it: other sizes, else other values, else the example again."""
+        key = tuple(tuple(sorted(s.items())) for s in sizes)
+        if key in self.pairs:
+            return self.pairs[key]
+        others = [varied(resized(self.call, s)) for i, s in enumerate(sizes) if s and s not in sizes[:i]]
+        for other in (*others, varied(self.call), [self.call]):
+            calls = [self.call, *other]
+            try:
+                self.pairs[key] = calls, self.theirs(calls)
+                return self.pairs[key]
+            except Fails as e:
+                failure = e
+        if self.training is None and self.model.training:
+            self.training = False  # such as a batch norm in training mode, which takes no single image
+            return self.pair(sizes)
+        raise BadExample(f"[convert] expects an example that the model takes: {failure}.")
+
+    def fault_of_net(self, net: GraphModule, inputs: dict[str, Any] | None) -> str:
+        """How the converted model differs from the model on the example; inputs: the example by name, where names are all."""
+        theirs = next(iter(self.pairs.values()))[1]
+        if theirs.drawing or ndl.default_device() != ndl.cpu() or any(m.training for m in net.modules()):
+            return ""
+        halves = (t.dtype in HALVES for t in (*self.model.parameters(), *self.model.buffers(), *tensors(self.call)))
+        if any(halves) or any(isinstance(m, WriteBuffer) for m in net.modules()):
+            return ""
+        args, kwargs = (
+            fresh(self.call) if inputs is None else ((), {n: inputs[n] for n in net.input_names if n in inputs})
+        )
+        try:
+            with ndl.no_grad():
+                result = flat(net(*args, **kwargs), ndl.Tensor)
+        except Exception as e:
+            return f"the converted model fails ({first_line(e)})"
+        ours = [torch.from_numpy(np.array(t.numpy())) if isinstance(t, ndl.Tensor) else t for t in result]
+        wanted = [t.cpu() if isinstance(t, torch.Tensor) else t for t in theirs.results[0]]
+        if len(ours) != len(wanted):
+            return f"the converted model gives {len(ours)} values instead of {len(wanted)}"
+        for k, (a, b) in enumerate(zip(ours, wanted, strict=True)):
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+                near = (
+                    not b.is_floating_point() and float((a != b).double().mean()) < TIES
+                )  # an argmax of what is almost equal
+                a = b if near else a.to(b.dtype)
+            if text := difference(a, b, NET_TOLERANCE):
+                return f"the converted model's output {k} {text} on the example"
+        return ""
+
+    def differs_in_training(self, captured: Captured) -> bool:
+        """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
+        run = functools.partial(evaluate, captured, self.names)
+        for call in (self.call, resized(self.call, other_batch(self.call))):  # a batch norm takes no single image
+            try:
+                theirs, ours = (behaviour(f, self.model, [shuffled(call, SMALLER)], True) for f in (self.model, run))
+                return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs))
+            except Exception:
+                continue
+        return False
+
+    @functools.cached_property
+    def changing(self) -> set[str]:
+        """Lines whose calls are given a training flag that is False in evaluation and True in training."""
+        seen: list[dict[str, set[bool]]] = []
+        for training in (False, True):
+            flags = Flags()
+            try:
+                behaviour(flags.around(self.model), self.model, [resized(self.call, other_batch(self.call))], training)
+            except Exception:
+                return set()
+            seen.append(flags.found)
+        return {line for line, given in seen[0].items() if given == {False} and seen[1].get(line) == {True}}
+
+    def agrees_at(self, captured: Captured, sizes: Sizes) -> bool:
+        """Whether the graph gives what the model gives at these sizes; False, too, where the model refuses them."""
+        calls = [resized(self.call, sizes)]
+        try:
+            theirs = self.theirs(calls)
+        except Fails:
+            return False
+        return not self.against(captured, calls, theirs)
+
+
+def first_line(e: Exception) -> str:
+    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}".rstrip(": .")

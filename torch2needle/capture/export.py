@@ -1,0 +1,305 @@
+"""Capture by torch.export, which follows Python's control flow for one example, and leaves free the sizes that it can."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.utils import _pytree as pytree
+
+from .comparison import Call, tensors
+from .guard import free_len, inference_without_gradients, patched, quiet, untouched
+from .program import capture_program
+from .structure import input_places, plain_result
+from .tracing import Captured, capture_error
+
+Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
+SMALL = 400  # nodes up to which heights and widths are tried: torch.export takes half a minute for larger graphs
+PROBES = 200  # sizes from the least and from the example's on that a condition is tried with
+TOGETHER = 200  # ... of several sizes at a time, about
+MOST = 2**62  # what torch.export writes for no limit
+
+
+def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]]) -> Iterator[Captured]:
+    """Captures with fewer and fewer free sizes, for the first that converts; raises ConversionError where none can be made."""
+    call = call_of(example)
+    batch, wider = batched(call) if dynamic == "auto" else (None, call)
+    rows, images = free_axes(wider, batch)
+    some = attempt(model, wider, rows) if rows else None
+    small = some is None or len(some[0].graph.nodes) <= SMALL
+    if images and small:
+        most = attempt(model, wider, images)
+        if most is not None:
+            yield from_program(most[0], model, most[1], changing)
+    if some is not None:
+        yield from_program(some[0], model, some[1], changing)
+    try:
+        program, notes = export(model, *call, {})
+    except Exception as e:
+        if some is None:
+            raise capture_error(model, e, "torch.export") from e
+    else:
+        yield from_program(program, model, notes, changing)
+
+
+def attempt(model: nn.Module, call: Call, free: Axes) -> tuple[ExportedProgram, list[str]] | None:
+    """The program and notes with as many of the sizes free as the forward's branches do not hang on; None without any."""
+    while free:
+        try:
+            program, notes = export(model, *call, free)
+        except Exception:  # also where a size is another one's multiple: the caller tries fewer
+            return None
+        held, _ = bounds(program)
+        if not held:
+            return program, notes
+        less = {i: tuple(a for a in axes if (i, a) not in held) for i, axes in free.items()}
+        if less == free:
+            return None
+        free = {i: axes for i, axes in less.items() if axes}
+    return None
+
+
+def call_of(example: Any) -> Call:
+    """A dict holds inputs by name, anything else the positional ones."""
+    if isinstance(example, dict):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
+
+
+def batched(call: Call) -> tuple[int | None, Call]:
+    """(the batch's size, the call); a batch of one is doubled, since torch.export takes a size of one as fixed."""
+    first = next((t for t in tensors(call) if t.ndim), None)
+    if first is None or not first.shape[0]:
+        return None, call
+    size = first.shape[0]
+    if size > 1:
+        return size, call
+
+    def double(t: Any) -> Any:
+        return torch.cat([t, t]) if isinstance(t, torch.Tensor) and t.ndim and t.shape[0] == 1 else t
+
+    return 2, pytree.tree_map(double, call)
+
+
+def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
+    """The batch's axes, by number of the tensor, and the same with heights and widths where there are images."""
+    if batch is None:
+        return {}, {}
+    rows: Axes = {i: (0,) for i, t in enumerate(tensors(call)) if t.ndim and t.shape[0] == batch}
+    images: Axes = {i: (2, 3) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()}
+    both = {i: (*rows.get(i, ()), *images.get(i, ())) for i in {**rows, **images}}
+    return rows, both if images else {}
+
+
+def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes) -> tuple[ExportedProgram, list[str]]:
+    """torch.export above decomposition, in evaluation mode."""
+    args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
+    shapes = ShapesCollection()
+    for i, t in enumerate(tensors((args, kwargs))):
+        if i in free:
+            shapes[t] = dict.fromkeys(free[i], Dim.AUTO)
+    notes: list[str] = []
+    with untouched(model), warnings.catch_warnings(), plain_outputs(model, kwargs, notes), free_len(model), quiet():
+        warnings.simplefilter("ignore")
+        model.eval()
+        dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
+        with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients():
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), notes
+
+
+def named_keywords(forward: Any, kwargs: dict[str, Any]) -> inspect.Signature:
+    """The forward's signature with the names that the call gives for **kwargs, which torch.export cannot leave free."""
+    signature = inspect.signature(forward)
+    kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if len(kept) < len(signature.parameters):
+        kept += [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY) for k in kwargs if k not in signature.parameters]
+    return signature.replace(parameters=kept)
+
+
+def plain_outputs(model: nn.Module, kwargs: dict[str, Any], notes: list[str]) -> AbstractContextManager:
+    """The forward returns dicts instead of a library's output classes."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return plain_result(forward(*args, **kwargs), notes)
+
+    wrapped.__signature__ = named_keywords(forward, kwargs)  # type: ignore[attr-defined]
+    return patched([(vars(model), "forward", wrapped)])
+
+
+def from_program(
+    program: ExportedProgram,
+    model: nn.Module | None = None,
+    notes: list[str] | None = None,
+    changing: Callable[[], set[str]] = set,
+) -> Captured:
+    """The captured graph of a program, with the sizes that its inputs may have."""
+    captured = capture_program(program, model, notes or [], changing)
+    ranges = {str(s): r for s, r in program.range_constraints.items()}
+    held, least = bounds(program)
+    free = []
+    for i, node in enumerate(n for n in captured.graph.nodes if n.op == "placeholder"):
+        shape = [s.node.hint if (i, axis) in held else s for axis, s in enumerate(node.meta["val"].shape)]
+        node.meta["sizes"] = tuple(limits(s, ranges, least) for s in shape)
+        free += [f"{node.target} axis {axis}" for axis, s in enumerate(shape) if not isinstance(s, int)]
+    captured.notes.append(f"free sizes: {', '.join(free) or 'none'}")
+    return captured
+
+
+def limits(size: Any, ranges: dict[str, Any], least: dict[str, int]) -> tuple[int, int | None, str]:
+    """(least, largest or None, name)."""
+    if isinstance(size, int):
+        return size, size, ""
+    r = ranges.get(str(size))
+    if r is None:
+        return 1, None, ""
+    most = int(r.upper) if r.upper.is_number and r.upper < MOST else None
+    return max(1, int(r.lower), least.get(str(size), 1)), most, str(size)
+
+
+def larger(captured: Captured, call: Call) -> list[dict[tuple[int, int], int]]:
+    """Other sizes for the free axes of a captured graph: all one larger, and only those of the first.
+
+    A size of one stays: the graph was captured at two, so that the example is another size already.
+    """
+    given = tensors(call)
+    names = {(i, axis): name for (i, axis), name in free_names(captured).items() if given[i].shape[axis] != 1}
+    first = names[min(names)] if names else ""
+    grown = {}
+    for i, axis in names:
+        least, most, _ = placeholders(captured)[i].meta["sizes"][axis]
+        size = max(least, given[i].shape[axis] + 1)
+        grown[i, axis] = size if most is None else min(size, most)
+    return [grown, {place: size for place, size in grown.items() if names[place] == first}]
+
+
+def placeholders(captured: Captured) -> list[Any]:
+    return [n for n in captured.graph.nodes if n.op == "placeholder"]
+
+
+def free_names(captured: Captured) -> dict[tuple[int, int], str]:
+    """The names of free sizes by (tensor, axis); equal sizes share a name."""
+    found = {}
+    for i, node in enumerate(placeholders(captured)):
+        found.update({(i, axis): name for axis, (_, _, name) in enumerate(node.meta["sizes"]) if name})
+    return found
+
+
+def allow_one(captured: Captured, call: Call, agrees: Callable[[dict[tuple[int, int], int]], bool]) -> None:
+    """torch.export takes sizes of one for a case of their own: allow them where the graph gives what the model gives."""
+    names, nodes, given = free_names(captured), placeholders(captured), tensors(call)
+    for name in dict.fromkeys(names.values()):
+        places = [p for p, n in names.items() if n == name]
+        if any(nodes[i].meta["sizes"][axis][0] != 2 for i, axis in places):
+            continue
+        if all(given[i].shape[axis] == 1 for i, axis in places) or agrees(dict.fromkeys(places, 1)):
+            for i, axis in places:
+                sizes = list(nodes[i].meta["sizes"])
+                sizes[axis] = (1, *sizes[axis][1:])
+                nodes[i].meta["sizes"] = tuple(sizes)
+
+
+# -- conditions ----------------------------------------------------------------------------------------------------------
+
+
+SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
+PLAIN = re.compile(r"(?:\b(?:max|min|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
+
+
+class Condition(NamedTuple):
+    """What a branch of the forward asks of free sizes; code: None where it cannot be read."""
+
+    code: Any
+    sizes: dict[str, int]  # the example's, by name in the code
+    free: dict[str, str]  # the symbols of those that are free
+    values: dict[str, list[int]]  # other sizes to try, in order
+
+    def holds(self, sizes: dict[str, int]) -> bool:
+        try:
+            return eval(self.code, {"__builtins__": {}, "max": max, "min": min}, self.sizes | sizes)
+        except ZeroDivisionError:  # of sizes that others are multiples of
+            return False
+
+    def alone(self) -> tuple[set[str], dict[str, int]]:
+        """The symbols that break it when they alone take another value; where only smaller ones do, the least that does not."""
+        broken, least = set(), {}
+        for v, symbol in self.free.items():
+            bad = [size for size in self.values[v] if not self.holds({v: size})]
+            if bad and (bad != self.values[v][: len(bad)] or bad[-1] >= self.sizes[v]):
+                broken.add(symbol)
+            elif bad:
+                least[symbol] = bad[-1] + 1
+        return broken, least
+
+    def together(self, least: dict[str, int]) -> bool:
+        """Whether it holds, too, when several take values from their least on."""
+        values = [[size for size in self.values[v] if size >= least.get(s, 0)] for v, s in self.free.items()]
+        each = max(2, round(TOGETHER ** (1 / len(values))))  # however many sizes the condition names
+        some = [found[:: max(1, len(found) // each)] for found in values]
+        return all(self.holds(dict(zip(self.free, sizes, strict=True))) for sizes in product(*some))
+
+
+def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], dict[str, int]]:
+    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, and the least that
+    others may be, by symbol."""
+    places = {p: n for n, p in input_places(program).items()}
+    tensor = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in places.values()]
+    order = {n.name: i for i, n in enumerate(n for n in tensor if isinstance(n.meta.get("val"), torch.Tensor))}
+    shapes = {n.name: n.meta["val"].shape for n in tensor if n.name in order}
+    where: dict[str, set[tuple[int, int]]] = {}  # the axes of a symbol
+
+    def size_at(place: tuple, axis: int) -> Any:
+        if place not in places:  # of *inputs, which the program calls inputs_0, inputs_1, ...
+            place = (f"{place[0]}_{place[1]}", *place[2:])
+        size = shapes[places[place]][axis]
+        where.setdefault(str(size), set()).add((order[places[place]], axis))
+        return size
+
+    asked = [condition(text, size_at, program.range_constraints) for text in program._guards_code or ()]
+    broken: set[str] = set()
+    least: dict[str, int] = {}
+    for c in asked:
+        held, limits = c.alone() if c.code else (set(c.free.values()), {})
+        broken |= held
+        least |= {s: max(limit, least.get(s, 0)) for s, limit in limits.items()}
+    for c in asked:
+        if c.code and len(c.free) > 1 and broken.isdisjoint(c.free.values()) and not c.together(least):
+            broken.update(c.free.values())
+    return {axis for s in broken for axis in where[s]}, least
+
+
+def condition(text: str, size_at: Callable[[tuple, int], Any], ranges: Any) -> Condition:
+    """One of torch.export's guards; size_at: the size of an axis of the tensor at a place among the inputs."""
+    names: dict[str, str] = {}  # of symbols in the code
+    sizes: dict[str, Any] = {}
+
+    def name(match: re.Match) -> str:
+        place = tuple(ast.literal_eval(k) for k in re.findall(r"\[([^\]]+)\]", match[1]))
+        size = size_at(place, int(match[2]))
+        sizes[names.setdefault(str(size), f"v{len(names)}")] = size
+        return names[str(size)]
+
+    formula = SIZE.sub(name, text)
+    free = {v: str(s) for v, s in sizes.items() if not isinstance(s, int)}
+    hints = {v: s if isinstance(s, int) else s.node.hint for v, s in sizes.items()}
+    named = {int(n) + more for n in re.findall(r"\d+", re.sub(r"v\d+", "", formula)) for more in (-1, 0, 1)}
+    values = {}
+    for v in free:
+        r = ranges.get(sizes[v].node.expr)
+        low = 2 if r is None else max(2, int(r.lower))
+        high = MOST if r is None or not r.upper.is_number or r.upper > MOST else int(r.upper)
+        tried = {*range(low, min(high, low + PROBES)), *(hints[v] + i for i in range(PROBES)), *named}
+        values[v] = sorted(size for size in tried if low <= size <= high)
+    code = compile(formula, "condition", "eval") if PLAIN.fullmatch(formula) else None
+    return Condition(code, hints, free, values)

@@ -1,0 +1,372 @@
+"""What capture must leave as it is: the user's model, torch's names, random generators, other threads."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import random
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+LOCK = threading.RLock()  # torch.fx and torch.export change torch's modules while they capture: one capture at a time
+FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "tensor", "scalar_tensor")
+TYPED = type(torch.FloatTensor)  # the class of the types that name a dtype and a device
+DEPTH = 4  # of containers and objects in a module's attributes
+
+# -- state ---------------------------------------------------------------------------------------------------------------
+
+
+class Writes(TorchDispatchMode):
+    """Notes what torch writes that was there before, and takes it back; notes what draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[int] = set()  # storages that came into being meanwhile
+        self.alive: list[Any] = []  # so that their ids stay theirs
+        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self.drawing: list[str] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import its compiler, which takes a second, to leave this mode out of it."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs):
+            self.drawing.append(func._schema.name.partition("::")[2])
+        if func._schema.is_mutable:
+            given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+            for a in func._schema.arguments:
+                if a.alias_info is not None and a.alias_info.is_write:
+                    for t in tree_leaves(given.get(a.name)):
+                        self.note(t)
+        result = func(*args, **kwargs)
+        if not any(r.alias_info is not None for r in func._schema.returns):
+            inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if has_storage(t)}
+            for t in tree_leaves(result):
+                if has_storage(t) and t.untyped_storage()._cdata not in inputs:
+                    self.made.add(t.untyped_storage()._cdata)
+        return result
+
+    def note(self, t: Any) -> None:
+        if has_storage(t):
+            storage = t.untyped_storage()
+            if storage._cdata not in self.made:
+                self.before.setdefault(storage._cdata, (storage, storage.clone()))
+
+    def undo(self) -> None:
+        for storage, before in self.before.values():
+            if storage.nbytes() == before.nbytes():
+                storage.copy_(before)
+
+
+def has_storage(t: Any) -> bool:
+    return isinstance(t, torch.Tensor) and t.layout == torch.strided and not isinstance(t, FakeTensor)
+
+
+def draws(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Attention and dropout with probability zero or in evaluation mode draw nothing."""
+    given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    given |= dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    return bool(given.get("train", given.get("training", True))) and given.get("dropout_p", 1.0) != 0.0
+
+
+def python_chance() -> tuple:
+    """The states of Python's and numpy's generators."""
+    _, keys, *rest = np.random.get_state()
+    return random.getstate(), bytes(keys), rest  # type: ignore[arg-type]
+
+
+@contextmanager
+def same_chance() -> Iterator[None]:
+    """The generators of torch, numpy and Python go on afterwards as if nothing had been."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    saved = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(saved[0])
+        np.random.set_state(saved[1])
+        random.setstate(saved[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+class State:
+    """The Python side of a model: attributes, what containers and objects in them hold, and tensors that are no buffers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.objects: list[tuple[Any, dict]] = []
+        self.containers: list[tuple[Any, Any]] = []
+        self.tensors: list[tuple[torch.Tensor, tuple, torch.Tensor]] = []  # with their strides and offset, and a copy
+        self.seen: set[int] = set()
+        for m in model.modules():
+            self.seen.add(id(m))
+            self.objects.append((m, dict(vars(m))))
+        for m in model.modules():
+            for v in vars(m).values():
+                self.visit(v, DEPTH)
+
+    def visit(self, value: Any, depth: int) -> None:
+        if id(value) in self.seen or depth == 0 or isinstance(value, str | int | float | type | nn.Parameter | None):
+            return
+        self.seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if has_storage(value) and value.device.type != "meta":
+                self.tensors.append((value, geometry(value), value.detach().clone()))
+        elif isinstance(value, dict | list | set | deque | tuple):
+            if not isinstance(value, tuple):
+                with contextlib.suppress(Exception):  # kinds that cannot be copied are let be
+                    self.containers.append((value, value.copy()))
+            for v in list(value.values() if isinstance(value, dict) else value):
+                self.visit(v, depth - 1)
+        elif isinstance(getattr(value, "__dict__", None), dict) and not callable(value):
+            self.objects.append((value, dict(vars(value))))
+            for v in vars(value).copy().values():
+                self.visit(v, depth - 1)
+
+    def changed(self) -> bool:
+        """Whether an attribute or container has other contents; what torch.fx hangs on the root is not counted."""
+        for owner, before in self.objects:
+            now = {k: v for k, v in vars(owner).items() if not k.startswith("_tensor_constant")}
+            if now.keys() != before.keys() or any(now[k] is not v for k, v in before.items() if k != "training"):
+                return True
+        return any(differs(now, before) for now, before in self.containers)
+
+    def restore(self) -> None:
+        for owner, attributes in self.objects:
+            vars(owner).clear()
+            vars(owner).update(attributes)
+        for container, content in self.containers:
+            if differs(container, content):
+                container.clear()
+                (container.extend if isinstance(container, list | deque) else container.update)(content)
+        for t, place, before in self.tensors:
+            if geometry(t) != place:  # as `t_` leaves it
+                t.data = t.data.as_strided(*place)
+            if not same_bytes(t, before):
+                t.data.copy_(before)
+
+
+def geometry(t: torch.Tensor) -> tuple[Any, ...]:
+    """Shape, strides and offset."""
+    return t.shape, t.stride(), t.storage_offset()
+
+
+def differs(now: Any, before: Any) -> bool:
+    """Other objects, not only other values: comparing tensors would give no truth."""
+    if isinstance(now, dict):
+        return list(now) != list(before) or any(now[k] is not v for k, v in before.items())
+    if isinstance(now, set):
+        return now != before
+    return len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+
+
+def same_bytes(t: torch.Tensor, before: torch.Tensor) -> bool:
+    return t.shape == before.shape and bool(((t == before) | ((t != t) & (before != before))).all())
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[State]:
+    """Put back what tracing, mode switches and the forward change in the model."""
+    state = State(model)
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
+# -- names -----------------------------------------------------------------------------------------------------------------
+
+
+class TypeOf(type):
+    """The metaclass of a stand-in for `type` that passes for it."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, type)
+
+    def __subclasscheck__(cls, other: Any) -> bool:
+        return issubclass(other, type)
+
+
+def foreign_globals(model: nn.Module) -> list[dict[str, Any]]:
+    """The names that the forwards of the model see, torch's own left out."""
+    foreign = [inspect.unwrap(type(m).forward) for m in model.modules() if not type(m).__module__.startswith("torch.")]
+    foreign += [inspect.unwrap(f) for m in model.modules() if (f := vars(m).get("forward")) is not None]
+    found = [f.__globals__ for f in foreign if hasattr(f, "__globals__")]
+    return list({id(g): g for g in found}.values())
+
+
+MISSING = object()
+
+
+def put(place: Any, name: str, value: Any) -> None:
+    """Set a name of a namespace, or take it out where the value is MISSING; or set an attribute of a class."""
+    if not isinstance(place, dict):
+        setattr(place, name, value)
+    elif value is MISSING:
+        place.pop(name, None)
+    else:
+        place[name] = value
+
+
+@contextmanager
+def patched(names: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give names of namespaces, and attributes that classes have, other values for a while."""
+    saved = [(p, name, p.get(name, MISSING) if isinstance(p, dict) else vars(p)[name]) for p, name, _ in names]
+    try:
+        for place, name, value in names:
+            put(place, name, value)
+        yield
+    finally:
+        for place, name, before in reversed(saved):
+            put(place, name, before)
+
+
+def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractContextManager:
+    """Capture what fx cannot: torch.zeros and its like with sizes of proxies; `len` and what asks for types in the forwards.
+
+    For other threads, and for whoever keeps such a function, it is the original.
+    """
+
+    def accept(function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not tracer.tracing():
+                return function(*args, **kwargs)
+            found: list[Any] = []
+            fx.node.map_aggregate((args, kwargs), lambda a: found.append(a) if isinstance(a, fx.Proxy) else None)  # type: ignore[arg-type]
+            return tracer.create_proxy("call_function", function, args, kwargs) if found else function(*args, **kwargs)
+
+        return call
+
+    class Type(type, metaclass=TypeOf):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            own = len(args) == 1 and not kwargs and isinstance(args[0], fx.Proxy) and tracer.tracing()
+            return args[0].stands_for() if own else type(*args, **kwargs)
+
+    def is_instance(value: Any, kinds: Any) -> bool:
+        own = isinstance(value, fx.Proxy) and not isinstance(value, kinds) and tracer.tracing()
+        if own and any(type(k) is TYPED for k in (kinds if isinstance(kinds, tuple) else (kinds,))):
+            tracer.refuse("a tensor's dtype and device, by isinstance")
+        return issubclass(value.stands_for(), kinds) if own else isinstance(value, kinds)
+
+    def is_callable(value: Any) -> bool:
+        own = isinstance(value, fx.Proxy) and tracer.tracing()
+        return any("__call__" in vars(c) for c in value.stands_for().__mro__) if own else callable(value)
+
+    def is_tensor(value: Any) -> bool:
+        return is_instance(value, torch.Tensor)
+
+    names: list[tuple[Any, str, Any]] = [(vars(torch), n, accept(getattr(torch, n))) for n in FACTORIES]
+    names.append((vars(torch), "is_tensor", is_tensor))
+    for place in foreign_globals(model):
+        names.append((place, "len", accept(place.get("len", len))))
+        asking = {"isinstance": is_instance, "type": Type, "callable": is_callable}
+        names += [(place, n, f) for n, f in asking.items() if n not in place]
+    return patched(names)
+
+
+def own_gradients(note: Callable[[str], None]) -> contextlib.AbstractContextManager:
+    """Calls `note` with the name of every user's autograd function that is applied."""
+    before = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not cls.__module__.startswith("torch."):
+            note(cls.__name__)
+        return before.__get__(None, cls)(*args, **kwargs)
+
+    return patched([(torch.autograd.Function, "apply", classmethod(apply))])
+
+
+def inference_without_gradients() -> contextlib.AbstractContextManager:
+    """`torch.inference_mode` is `torch.no_grad`, which torch.export follows."""
+
+    def enter(self: Any) -> None:
+        self.enabled = torch.is_grad_enabled()
+        if self.mode:
+            torch.set_grad_enabled(False)
+
+    def leave(self: Any, *_: Any) -> None:
+        torch.set_grad_enabled(self.enabled)
+
+    return patched([(torch.inference_mode, "__enter__", enter), (torch.inference_mode, "__exit__", leave)])
+
+
+def gradient_hooks(note: Callable[[str], None]) -> contextlib.AbstractContextManager:
+    """Calls `note` with the name of every method that registers a hook on a tensor's gradient."""
+
+    def noting(name: str) -> Callable:
+        before = getattr(torch.Tensor, name)
+
+        def register(self: torch.Tensor, hook: Callable) -> Any:
+            note(name)
+            return before(self, hook)
+
+        return register
+
+    names = ("register_hook", "register_post_accumulate_grad_hook")
+    return patched([(torch.Tensor, name, noting(name)) for name in names])
+
+
+def free_len(model: nn.Module) -> contextlib.AbstractContextManager:
+    """`len(x)` of a tensor in the model's forwards is its free size; Python's must be a number."""
+    thread = threading.get_ident()
+
+    def free(value: Any) -> Any:
+        mine = isinstance(value, torch.Tensor) and threading.get_ident() == thread
+        return value.shape[0] if mine and value.ndim else len(value)
+
+    return patched([(g, "len", free) for g in foreign_globals(model) if "len" not in g])
+
+
+# -- what torch says ---------------------------------------------------------------------------------------------------------
+
+
+class Quiet:
+    """A stream that drops what one thread writes."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self.thread else self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing of what torch.export says of an attempt, which prints graphs and logs its guesses, reaches the terminal."""
+    thread = threading.get_ident()
+    handlers = [
+        h
+        for n in list(logging.root.manager.loggerDict)
+        if n.split(".")[0] == "torch"
+        for h in logging.getLogger(n).handlers
+    ]
+
+    def other(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    for h in handlers:
+        h.addFilter(other)
+    try:
+        with contextlib.redirect_stderr(Quiet(sys.stderr)):
+            yield
+    finally:
+        for h in handlers:
+            h.removeFilter(other)

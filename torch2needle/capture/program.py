@@ -1,0 +1,267 @@
+"""An ExportedProgram as a captured graph: wrappers inlined, constants folded, layers and training flags found."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._ops import HigherOrderOperator
+from torch.utils import _pytree as pytree
+
+from needle.autograd import Unsupported
+
+from ..rules.overloads import FLAGS, is_overload
+from .folding import fold
+from .module_calls import call_modules
+from .structure import arguments, input_places, structure
+from .tracing import Captured, TrainingFlag, node_location, owner_path, written
+
+aten = torch.ops.aten
+# Their results are their first arguments, or nothing that a value depends on.
+CHECKS = (
+    "_assert_tensor_metadata",
+    "_assert_scalar",
+    "_assert_async",
+    "sym_constrain_range",
+    "sym_constrain_range_for_size",
+)
+MODES = ("batchnorm", "instancenorm", "dropout", "activation")  # torch's modules with layers whose flag is their own
+
+
+def capture_program(
+    program: torch.export.ExportedProgram,
+    model: nn.Module | None,
+    notes: list[str],
+    changing: Callable[[], set[str]] = set,
+) -> Captured:
+    """model: what was exported in evaluation mode; None for a program that came without, which gets a tree of its names.
+
+    changing: gives the lines whose training flags change with the mode, where that is not plain from torch's own modules.
+    """
+    flags_of = dict.fromkeys((p for p, _ in model.named_modules()), False) if model is not None else None
+    builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
+    graph = builder.build()
+    fold(graph, builder.constants, builder.fixed_tensors())
+    drop_unread_numbers(graph)
+    if model is not None:
+        note_shared_memory(graph)
+        call_modules(graph, model)
+    follow_modes(graph, flags_of, changing)
+    captured = Captured(graph, builder.model, builder.constants, list(dict.fromkeys(notes)))
+    captured.arguments = builder.arguments
+    return captured
+
+
+def skeleton(program: torch.export.ExportedProgram) -> nn.Module:
+    """Modules without forwards that hold the program's parameters and buffers under their names."""
+    root = nn.Module()
+    signature = program.graph_signature
+    lasting = set(signature.buffers) - set(signature.non_persistent_buffers)
+    owners = {owner_path(n) for n in program.graph.nodes}
+    for path in sorted(o for o in owners if o and "@" not in o):
+        submodule(root, path.split("."))
+    for name, value in {**program.state_dict, **program.constants}.items():
+        if name not in (*signature.parameters, *signature.buffers):
+            continue
+        *parents, last = name.split(".")
+        owner = submodule(root, parents)
+        if isinstance(value, nn.Parameter):
+            owner.register_parameter(last, value)
+        else:
+            owner.register_buffer(last, value, persistent=name in lasting)
+    return root.eval()
+
+
+def submodule(root: nn.Module, parents: list[str]) -> nn.Module:
+    for part in parents:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root._modules[part]  # type: ignore[assignment]
+    return root
+
+
+class ProgramBuilder:
+    """Copies the program's graph: inputs by name, parameters and constants as attributes, wrappers' bodies in their place."""
+
+    def __init__(self, program: torch.export.ExportedProgram, model: nn.Module, notes: list[str]) -> None:
+        self.program, self.model, self.notes = program, model, notes
+        self.graph = fx.Graph(tracer_cls=None)
+        self.constants: dict[str, torch.Tensor] = {}
+        self.arguments: dict[str, Any] = {}
+
+    def build(self) -> fx.Graph:
+        values = self.inputs()
+        result = self.copy(self.program.graph, self.program.graph_module, values)
+        specs = self.program.graph_signature.output_specs
+        kinds = [s.kind.name for s in specs]
+        self.graph.output(
+            structure([r for r, k in zip(result, kinds, strict=True) if k == "USER_OUTPUT"], self.out_spec)
+        )
+        self.writes = [(s.target, r) for s, r in zip(specs, result, strict=True) if s.kind.name == "BUFFER_MUTATION"]
+        if self.writes:
+            raise Unsupported("[convert] expects a program of torch.export.export, got one after run_decompositions().")
+        return self.graph
+
+    @property
+    def out_spec(self) -> Any:
+        return self.program.call_spec.out_spec
+
+    def fixed_tensors(self) -> dict[str, torch.Tensor]:
+        """Attributes that no one trains or loads: lifted constants, and buffers that are not saved."""
+        buffers = self.program.graph_signature.non_persistent_buffers
+        return self.constants | {b: operator.attrgetter(b)(self.model) for b in buffers}
+
+    def inputs(self) -> dict[fx.Node, Any]:
+        signature = self.program.graph_signature
+        attributes = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        lifted = signature.inputs_to_lifted_tensor_constants
+        places = input_places(self.program)
+        fixed = {
+            n.name: n.meta.get("val") for n in self.program.graph.nodes if n.op == "placeholder" and n.name in places
+        }
+        self.arguments = arguments(self.program, fixed)
+        values: dict[fx.Node, Any] = {}
+        for old in self.program.graph.nodes:
+            if old.op != "placeholder":
+                continue
+            if old.name in attributes:
+                new = self.graph.get_attr(attributes[old.name])
+            elif old.name in lifted:
+                self.constants[lifted[old.name]] = self.program.constants[lifted[old.name]]
+                new = self.graph.get_attr(lifted[old.name])
+            elif old.name in places:
+                if not isinstance(old.meta.get("val"), torch.Tensor):
+                    values[old] = old.meta.get("val")  # fixed
+                    continue
+                place = places[old.name]
+                new = self.graph.placeholder(".".join(map(str, place)))
+                new.meta["place"] = place
+            else:
+                raise Unsupported(f"[convert] input {old.name} of the program is neither a tensor nor a number.")
+            new.meta |= {k: v for k, v in old.meta.items() if k == "val"}
+            values[old] = new
+        return values
+
+    def copy(self, source: fx.Graph, owner: nn.Module, env: dict[fx.Node, Any]) -> Any:
+        """Add the nodes of `source`, whose placeholders `env` has; returns its result."""
+
+        def value(n: fx.Node) -> Any:
+            return env[n]
+
+        for old in source.nodes:
+            if old in env:
+                continue
+            if old.op == "output":
+                return fx.node.map_arg(old.args[0], value)
+            if old.op == "get_attr":
+                env[old] = self.attribute(str(old.target), owner)
+            elif is_check(old):
+                env[old] = None
+            elif isinstance(old.target, HigherOrderOperator):
+                env[old] = self.wrapped(old, [env[a] if isinstance(a, fx.Node) else a for a in old.args])
+            elif old.target is operator.getitem and isinstance(env[old.args[0]], tuple | list):
+                env[old] = env[old.args[0]][old.args[1]]
+            else:
+                env[old] = self.graph.node_copy(old, value)
+                if next(iter(env[old].meta.get("nn_module_stack") or {}), "").startswith("_empty"):
+                    del env[old].meta["nn_module_stack"], env[old].meta["stack_trace"]  # torch's own, not the user's
+        raise AssertionError
+
+    def attribute(self, name: str, owner: nn.Module) -> Any:
+        value = operator.attrgetter(name)(owner)
+        if not isinstance(value, torch.Tensor):
+            return value  # a wrapper's body
+        key = f"{name.replace('.', '_')}_of_graph"
+        self.constants[key] = value
+        return self.graph.get_attr(key)
+
+    def wrapped(self, node: fx.Node, args: list[Any]) -> Any:
+        """The body of no_grad and autocast regions; other operators of higher order stay for the report."""
+        name = node.target.name()  # type: ignore[union-attr]
+        bodies = [i for i, a in enumerate(args) if isinstance(a, fx.GraphModule)]
+        if name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            names = [f"<body of {node.name}>" if i in bodies else a for i, a in enumerate(args)]
+            made = self.graph.call_function(node.target, tuple(names))  # type: ignore[arg-type]
+            made.meta = dict(node.meta)
+            return made
+        body, operands = args[bodies[0]], args[bodies[0] + 1 :]
+        inner = dict(zip((n for n in body.graph.nodes if n.op == "placeholder"), operands, strict=True))
+        result = self.copy(body.graph, body, inner)
+        if name == "wrap_with_autocast" and args[2]:
+            self.notes.append("regions under autocast are computed in float32")
+        if name == "wrap_with_set_grad_enabled" and not args[0]:
+            refuse_writes(body.graph, operands)
+            return pytree.tree_map(self.detached, result)
+        return result
+
+    def detached(self, value: Any) -> Any:
+        if not isinstance(value, fx.Node) or not is_float(value):
+            return value
+        made = self.graph.call_function(aten.detach.default, (value,))
+        made.meta = {k: v for k, v in value.meta.items() if k != "nn_module_stack"}  # no part of the layer before it
+        return made
+
+
+def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
+    """A write without gradients into what has some leaves torch's gradient that of the value before."""
+    given = dict(zip((n for n in graph.nodes if n.op == "placeholder"), operands, strict=True))
+    for node in graph.nodes:
+        root = written(node)
+        outer = given.get(root)
+        if isinstance(outer, fx.Node) and outer.op != "get_attr":
+            raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
+
+
+def is_check(node: fx.Node) -> bool:
+    return is_overload(node.target) and node.target._opname in CHECKS  # type: ignore[union-attr]
+
+
+def is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+# -- passes --------------------------------------------------------------------------------------------------------------
+
+
+def drop_unread_numbers(graph: fx.Graph) -> None:
+    """Erase arithmetic on sizes that only checks read."""
+    for node in reversed(list(graph.nodes)):
+        if (
+            node.op == "call_function"
+            and not node.users
+            and not isinstance(node.meta.get("val"), torch.Tensor | tuple | list | None)
+        ):
+            graph.erase_node(node)
+
+
+def note_shared_memory(graph: fx.Graph) -> None:
+    """Whether reshape and its like copied: their results' storages tell, except in a program read from a file."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
+        if isinstance(value, torch.Tensor) and isinstance(first, torch.Tensor):
+            node.meta["shares"] = value.untyped_storage()._cdata == first.untyped_storage()._cdata
+
+
+def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None, changing: Callable[[], set[str]]) -> None:
+    """Flags that their module's flag gave become the module's: `flags` by path, None for a program without its modules."""
+    for node in graph.nodes:
+        if node.op != "call_function" or not is_overload(node.target):
+            continue
+        path, names = owner_path(node).partition("@")[0], [a.name for a in node.target._schema.arguments]
+        for i, name in enumerate(names[: len(node.args)]):
+            if name not in FLAGS or (flags is not None and node.args[i] != flags.get(path)):
+                continue
+            if own_class(node) or (flags is not None and node_location(node) in changing()):
+                node.update_arg(i, TrainingFlag(path))
+
+
+def own_class(node: fx.Node) -> bool:
+    """True for calls that torch's own modules with a mode make, which is all that a program without its modules tells."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    *where, family, _ = str(stack[-1][1]).split(".") if stack else ("", "")
+    return where == ["torch", "nn", "modules"] and family in MODES

@@ -1,0 +1,381 @@
+"""FX capture of a torch module: leaf modules are those with a rule, and every node knows the user's line."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from needle.autograd import Unsupported
+
+from ..report import ConversionError, Report, Row, reason_of
+from ..rules.aten import stop_gradient
+from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is_inplace, is_more_than_its_class, method
+from .guard import Writes, accepting_proxies, own_gradients, python_chance, untouched
+from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
+
+ASSERTS = {torch._assert}
+
+
+@dataclass(frozen=True)
+class TrainingFlag:
+    """Stands for `self.training` of the module at `path` in a captured call."""
+
+    path: str
+
+
+@dataclass
+class Captured:
+    graph: fx.Graph
+    model: nn.Module
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # tensors that the forward made by itself
+    notes: list[str] = field(default_factory=list)
+    arguments: dict[str, Any] | None = None  # of a call: those that are no inputs with the values that capture fixed
+
+
+def user_lines() -> Iterator[str]:
+    """The user's lines that lead to the caller, the innermost first."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if is_foreign(frame.f_code.co_filename):
+            yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+
+
+def user_location() -> str:
+    return next(user_lines(), "")
+
+
+def node_location(node: fx.Node) -> str:
+    """The user's file:line, from our tracer or from a GraphModule's recorded stack."""
+    if "location" in node.meta:
+        return node.meta["location"]
+    found = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
+    found = [f for f in found if is_foreign(f[0])] or found
+    return ":".join(found[-1]) if found else "unknown line"
+
+
+def owner_path(node: fx.Node) -> str:
+    """Path of the innermost module that makes the call."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    if node.op == "call_module":
+        return str(node.target)
+    return stack[-1][0] if stack else ""
+
+
+class Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # else arithmetic on a buffer would be frozen into a constant
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread, self.refused = threading.get_ident(), list[str]()
+
+    def tracing(self) -> bool:
+        """Whether the caller is the forward under capture, and no other thread."""
+        return self.thread == threading.get_ident()
+
+    def refuse(self, what: str) -> Any:
+        """Ends the capture, also where the user's code that asked catches what is raised here."""
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(TRACING_FOLDERS):
+            frame = frame.f_back
+        if is_foreign(frame.f_code.co_filename):
+            self.refused.append(f"{what}, at {user_location()}")
+        raise fx.proxy.TraceError(f"the forward asks for {what}")
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        return self.refuse("the truth of a traced value")
+
+    def iter(self, obj: fx.Proxy) -> Any:
+        return self.refuse("the length of a traced value")
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        return self.refuse("the keys of a traced value")
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return find_module_rule(m) is not None
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return InplaceProxy(node, self)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if self.tracing() else attr_val
+
+    def create_arg(self, a: Any) -> Any:
+        arg = super().create_arg(a)
+        if isinstance(a, torch.Tensor) and isinstance(arg, fx.Node) and not a.is_inference():
+            arg.meta["read"] = a, a._version
+        return arg
+
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        """A tensor that the forward made by itself is a constant: it may not be written after a traced call read it."""
+        graph = super().trace(*args, **kwargs)
+        for node in graph.nodes:
+            tensor, version = node.meta.pop("read", (None, None))
+            if tensor is not None and tensor._version != version:
+                raise Unsupported(
+                    f"the forward writes a tensor of its own after the graph reads it, near {node_location(node)}"
+                )
+        return graph
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.meta["location"] = user_location()
+        node.meta["no_grad"] = not torch.is_grad_enabled()
+        node.meta["kind"] = kind_of(node, self.root)
+        return node
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        """A container that the forward makes by itself, such as a slice of a Sequential, stands where it is called."""
+        try:
+            return super().path_of_module(mod)
+        except NameError:
+            if find_module_rule(mod) is not None:
+                raise
+            stack = list(self.module_stack.values())
+            return stack[-1][0] if stack else ""
+
+    def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        """A module of torch's own that cannot be traced becomes a leaf, so that the report names it and goes on."""
+        if not self.tracing():
+            return forward(*args, **kwargs)
+        if not type(m).__module__.startswith("torch.nn.modules") or has_hooks(m):
+            return super().call_module(m, forward, args, kwargs)
+        before, stack, refused = len(self.graph.nodes), dict(self.module_stack), len(self.refused)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            if any(not type(c).__module__.startswith("torch.nn.modules") for c in m.modules()):
+                raise  # a container: the trouble is in the user's code below it
+            self.module_stack.clear()
+            self.module_stack.update(stack)
+            del self.refused[refused:]
+            for node in reversed(list(self.graph.nodes)[before:]):
+                self.graph.erase_node(node)
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+def fixed_inputs(model: nn.Module, example: dict[str, Any]) -> dict[str, Any]:
+    """Inputs that capture fixes: those left at their default, and examples that are no tensors."""
+    fixed = {}
+    for p in inspect.signature(model.forward).parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            continue
+        if p.name in example:
+            value = example[p.name]
+            if isinstance(value, tuple | list | dict) and any(isinstance(v, torch.Tensor) for v in tree_leaves(value)):
+                raise Unsupported(
+                    f"[convert] input {p.name} holds tensors in a {type(value).__name__}; give each an input of its own."
+                )
+            if not isinstance(value, torch.Tensor):
+                fixed[p.name] = value
+        elif p.default is not p.empty:
+            fixed[p.name] = p.default
+    return fixed
+
+
+def trace(model: nn.Module, fixed: dict[str, Any], training: bool | None) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+    """The fx graph with every module in one mode (None: as they are), and the tensors that the forward made itself."""
+    writes = Writes()
+    with untouched(model) as state, torch.inference_mode(False), torch.enable_grad():
+        if training is not None:
+            for m in model.modules():
+                m.training = training
+        before, chance = set(vars(model)), python_chance()
+        try:
+            with writes:
+                graph = symbolic(model, fixed)
+                constants = {k: v for k, v in vars(model).items() if k not in before and isinstance(v, torch.Tensor)}
+                if writes.drawing or python_chance() != chance:
+                    name = writes.drawing[0] if writes.drawing else "Python's or numpy's random"
+                    raise Unsupported(f"the forward draws random numbers ({name}), which capture would freeze")
+                if writes.before:
+                    raise Unsupported("the forward writes a tensor that is neither input, parameter nor buffer")
+                if state.changed():
+                    flags_in_both_modes(graph, graph, symbolic(model, fixed))
+        except Differ:
+            raise Unsupported("the forward changes an attribute of the model on which its next call depends") from None
+        finally:
+            writes.undo()
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and str(node.target).startswith("*") and not node.users:
+            graph.erase_node(node)
+    drop_assertions(graph, set(inspect.signature(model.forward).parameters) - set(fixed))
+    stop_gradients(graph)
+    return graph, constants
+
+
+def symbolic(model: nn.Module, fixed: dict[str, Any]) -> fx.Graph:
+    tracer = Tracer()
+
+    def refuse(name: str) -> None:  # a graph of the function's forward would have another gradient
+        if tracer.tracing():
+            tracer.refuse(f"a gradient of its own ({name})")
+
+    with accepting_proxies(model, tracer), own_gradients(refuse):
+        graph = tracer.trace(model, concrete_args=fixed or None)
+    if tracer.refused:  # the forward caught it and went on
+        raise fx.proxy.TraceError(f"the forward asks for {tracer.refused[0]}")
+    return graph
+
+
+def stop_gradients(graph: fx.Graph) -> None:
+    """What the forward computes under torch.no_grad passes no gradients to what it computes elsewhere."""
+    for node in list(graph.nodes):
+        if not node.meta.get("no_grad"):
+            continue
+        root = written(node)
+        if root is not None and root.op != "get_attr" and not root.meta.get("no_grad"):
+            raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
+        kind = node.meta["kind"]
+        if node.op in ("placeholder", "output", "get_attr") or kind not in (torch.Tensor, tuple, None):
+            continue
+        outside = [u for u in node.users if not u.meta.get("no_grad") or u.op == "output"]
+        if outside:
+            with graph.inserting_after(node):
+                made = graph.call_function(torch.detach if kind is torch.Tensor else stop_gradient, (node,))
+            made.meta = {k: v for k, v in node.meta.items() if k != "no_grad"}
+            node.replace_all_uses_with(made, lambda u, outside=outside: u in outside)
+
+
+def written(node: fx.Node) -> fx.Node | None:
+    """The node whose result this one writes in place, through views."""
+    if (
+        not node.op.startswith("call_")
+        or not is_inplace(target_of(node))
+        or not node.args
+        or not isinstance(node.args[0], fx.Node)
+    ):
+        return None
+    root = node.args[0]
+    while (
+        root.args
+        and isinstance(root.args[0], fx.Node)
+        and (getattr(find_function_rule(target_of(root)), "view", None) or is_inplace(target_of(root)))
+    ):
+        root = root.args[0]
+    return root
+
+
+def target_of(node: fx.Node) -> Any:
+    """The function or tensor method that the node calls."""
+    return method(str(node.target)) if node.op == "call_method" else node.target if node.op == "call_function" else None
+
+
+def drop_assertions(graph: fx.Graph, inputs: set[str] | None) -> None:
+    """Erase assertions on values, what only they read, attributes that nothing reads, and placeholders that are not among
+    `inputs`: those are fixed."""
+    for node in reversed(list(graph.nodes)):
+        dead = node.op == "placeholder" and inputs is not None and str(node.target).lstrip("*") not in inputs
+        if node.op == "call_function" and (
+            node.target in ASSERTS or getattr(node.target, "__name__", "") == "_assert_is_none"
+        ):
+            dead = True
+        if node.target is getattr or "asserted" in node.meta:
+            dead = not node.users
+        if dead:
+            for i in node.all_input_nodes:
+                if i.op != "placeholder":
+                    i.meta["asserted"] = True
+            graph.erase_node(node)
+
+
+class Differ(Exception):
+    """Training and evaluation run different graphs."""
+
+
+def mark_flags(base: Any, train: Any, evaluate: Any, path: str) -> Any:
+    """`base` with a TrainingFlag wherever the two captures have True in training and False in evaluation."""
+    if isinstance(train, tuple | list) and type(train) is type(evaluate) and len(train) == len(evaluate) == len(base):
+        return type(train)(mark_flags(b, t, e, path) for b, t, e in zip(base, train, evaluate, strict=True))
+    if isinstance(train, dict) and isinstance(evaluate, dict) and train.keys() == evaluate.keys() == base.keys():
+        return {k: mark_flags(base[k], train[k], evaluate[k], path) for k in train}
+    if isinstance(train, fx.Node) and isinstance(evaluate, fx.Node):
+        same = train.name == evaluate.name == getattr(base, "name", None)
+    elif train is True and evaluate is False:
+        return TrainingFlag(path)
+    else:
+        same = type(train) is type(evaluate) and (repr(train) == repr(evaluate) == repr(base))
+    if not same:
+        raise Differ
+    return base
+
+
+def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) -> None:
+    """Mark the training flags of `graph`, or raise Differ and leave it as it is."""
+    if not len(graph.nodes) == len(train.nodes) == len(evaluate.nodes):
+        raise Differ
+    marked = []
+    for b, t, e in zip(graph.nodes, train.nodes, evaluate.nodes, strict=True):
+        if not (b.op, b.target) == (t.op, t.target) == (e.op, e.target):
+            raise Differ
+        marked.append(
+            (
+                b,
+                *(
+                    mark_flags(*args, owner_path(b))
+                    for args in ((b.args, t.args, e.args), (b.kwargs, t.kwargs, e.kwargs))
+                ),
+            )
+        )
+    for node, args, kwargs in marked:
+        if (args, kwargs) != (node.args, node.kwargs):
+            node.args, node.kwargs = args, kwargs
+
+
+def capture(model: Any, example: dict[str, Any]) -> Captured:
+    """The fx graph of a module, with training flags marked; a GraphModule is taken as it is."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"[convert] expects an nn.Module, fx.GraphModule or ExportedProgram, got {type(model).__name__}."
+        )
+    if isinstance(model, fx.GraphModule):
+        if has_hooks(model):
+            raise Unsupported("[convert] expects a GraphModule without hooks; they are not in its graph.")
+        graph = fx.Graph(tracer_cls=None)
+        graph.output(graph.graph_copy(model.graph, {}))
+        drop_assertions(graph, None)
+        return Captured(graph, model)
+    if is_more_than_its_class(model):
+        raise capture_error(
+            model, Unsupported("the model has hooks, or a forward or __call__ of its own, which torch.fx does not see")
+        )
+    fixed = fixed_inputs(model, example)
+    modes = {m.training for m in model.modules()}
+    mode = modes.pop() if len(modes) == 1 else None
+    try:
+        graph, constants = trace(model, fixed, mode)
+        captured = Captured(graph, model, constants)
+    except Exception as e:
+        raise capture_error(model, e) from e
+    captured.notes += [
+        f"input {k} is fixed to {v!r}; pass example= with it to make it an input" for k, v in fixed.items()
+    ]
+    try:
+        both = [graph if m is mode else trace(model, fixed, m)[0] for m in (True, False)]
+        flags_in_both_modes(graph, both[0], both[1])
+    except Exception:  # also when only one mode can be traced, such as one with an auxiliary loss
+        how = "as its modules' flags are" if mode is None else "in training mode" if mode else "in evaluation mode"
+        captured.notes.append(f"the graph differs between training and evaluation; it was captured {how} and stays so")
+    return captured
+
+
+def capture_error(model: nn.Module, e: Exception, how: str = "torch.fx") -> ConversionError:
+    """A report with the user's line at which capture ended."""
+    frames = [f for f in traceback.extract_tb(e.__traceback__) if is_foreign(f.filename)]
+    location = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown line"
+    text = reason_of(e)
+    if isinstance(e, torch.fx.proxy.TraceError):
+        text = f"the forward's control flow depends on a tensor's value or size ({text})"
+    report = Report()
+    report.add(Row(f"{how} capture", "unsupported", 1, [type(model).__name__], location, text))
+    return ConversionError(report)

@@ -1,0 +1,1 @@
+"""What users look at a conversion with: verify, explain, the trace log, the command line."""

@@ -1,0 +1,296 @@
+"""The command line: PyTorch models to needle files, and what can be said about them.
+
+Exit codes: 0 fine, 1 the model is not wholly convertible or does not match, 2 bad usage, 130 stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .named import (
+    BUILT_IN,
+    UsageError,
+    converted,
+    inputs_of,
+    is_program,
+    load_net,
+    needle_net,
+    one_line,
+    refuse_inputs,
+    torch_model,
+)
+
+if TYPE_CHECKING:  # when it runs, needle and torch are imported where they are needed: --help answers at once
+    from needle.graph import GraphModule
+
+DTYPES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1}  # bytes
+INPUT = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d{1,18}(?:x\d{1,18}){0,15})(?::(?P<dtype>\w+))?", re.ASCII
+)
+
+DESCRIPTION = f"""Convert PyTorch models to needle, check, compare, profile and fuse them.
+
+MODEL is one of
+  package.module:callable  a function or class that makes the model (--args, --kwargs), or a model itself
+  file.pt2                 what torch.export.save wrote
+  a saved needle file      for profile and fuse, and as verify --net
+  a built-in name          {", ".join(BUILT_IN)}"""
+
+EPILOG = """examples:
+  torch2needle check resnet18 --input 1x3x224x224
+  torch2needle convert torchvision.models:resnet50 --weights resnet50.pt --fuse --output resnet50.needle
+  torch2needle verify my_package.nets:make --kwargs '{"width": 64}' --input x=8x16 --input mask=8x16:bool
+  torch2needle verify resnet18 --weights resnet18.pt --net resnet18.needle --input 2x3x224x224
+  torch2needle profile resnet50.needle --input 1x3x224x224 --html profile.html --trace trace.json
+  torch2needle fuse resnet18 --dry-run
+
+exit codes: 0 fine, 1 not wholly convertible or no match, 2 bad usage, 130 stopped"""
+
+
+class Texts(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults in help texts, where there are any; descriptions and examples keep their lines."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False, [], {}) else super()._get_help_string(action)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expects a whole number of at least {least}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def object_of(kind: type) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as e:
+            raise argparse.ArgumentTypeError(f"expects JSON, got {text[:60]!r} ({e})") from None
+        if not isinstance(value, kind):
+            raise argparse.ArgumentTypeError(f"expects a JSON {'array' if kind is list else 'object'}, got {text!r}")
+        return value
+
+    return parse
+
+
+def shape_of(text: str) -> tuple[str, tuple[int, ...], str]:
+    """The name (or ""), shape and dtype of an input such as x=1x3x224x224:float32."""
+    found = INPUT.fullmatch(text)
+    if found is None or (found["dtype"] or "float32") not in DTYPES:
+        raise argparse.ArgumentTypeError(
+            f"expects [name=]1x3x224x224[:dtype], dtype one of {', '.join(DTYPES)}, got {text!r}"
+        )
+    shape = () if found["shape"] == "scalar" else tuple(map(int, found["shape"].split("x")))
+    dtype = found["dtype"] or "float32"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if math.prod(shape) * DTYPES[dtype] > memory:
+        raise argparse.ArgumentTypeError(f"expects what fits into the {memory / 1e9:.0f} GB of memory, got {text!r}")
+    return found["name"] or "", shape, dtype
+
+
+def common(parser: argparse.ArgumentParser, needs_input: bool) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="package.module:callable, a .pt2 file, a saved needle file or a built-in name")
+    add("--args", type=object_of(list), default=[], metavar="JSON", help="positional arguments of the callable")
+    add("--kwargs", type=object_of(dict), default={}, metavar="JSON", help="keyword arguments of the callable")
+    add("--trust", action="store_true", help="read a .pt2 file with torch.export.load: code in the file can run")
+    add("--weights", metavar="FILE", help="a state dict: .safetensors, or what torch.save wrote")
+    add(
+        "--input",
+        type=shape_of,
+        action="append",
+        default=[],
+        required=needs_input,
+        metavar="SHAPE",
+        help="an input, [name=]1x3x224x224[:dtype] or scalar; once for each; filled with random numbers (integers: 0 or 1)",
+    )
+    add("--seed", type=at_least(0), default=0, help="of random weights and inputs")
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    texts: dict[str, Any] = {"formatter_class": Texts, "epilog": EPILOG}
+    parser = argparse.ArgumentParser("torch2needle", description=DESCRIPTION, **texts)
+    tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(RUNS))
+
+    def task(name: str, text: str, needs_input: bool = False) -> Callable[..., Any]:
+        made = tasks.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", **texts)
+        common(made, needs_input)
+        return made.add_argument
+
+    add = task("convert", "write a model as a needle file that runs without torch")
+    add("--output", "-o", metavar="FILE", help="default: the model's name with .needle")
+    add("--fuse", action="store_true", help="write the fused form")
+    add = task("check", "report what each call of a model becomes, and how to add what is missing")
+    add("--json", action="store_true", help="print the report as JSON")
+    add = task("verify", "compare a model's outputs and layers in needle with torch in float32 and float64", True)
+    add("--net", metavar="FILE", help="compare this saved needle file instead of a conversion made now")
+    add("--fuse", action="store_true", help="compare the fused form")
+    add = task("profile", "measure where the time of a model goes", True)
+    add("--html", metavar="FILE", help="write a page with pictures")
+    add("--trace", metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
+    add("--rounds", type=at_least(1), default=10, help="timed runs")
+    add("--eager", action="store_true", help="op by op, neither fused nor compiled")
+    add = task("fuse", "report which operators become one, and why others do not")
+    add("--dry-run", action="store_true", help="only say what would happen")
+    add("--disable", action="append", default=[], metavar="PATTERN", help="leave this pattern out; once for each")
+    add("--output", "-o", metavar="FILE", help="write the fused net")
+    args = parser.parse_args(argv)
+    if args.task == "fuse" and args.dry_run and args.output:
+        parser.error("--dry-run writes nothing, so it takes no --output")
+    return args
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------------
+
+
+def write(net: GraphModule, path: str) -> str:
+    """Save, and read what was written; one line about it."""
+    import needle as ndl
+
+    try:
+        ndl.save(net, path)
+    except OSError as e:
+        raise UsageError(str(e)) from e
+    ndl.load(path)
+    calls = sum(n.kind in ("op", "module") for n in net.graph)
+    numbers = sum(p.size for p in net.parameters())
+    return f"{path}: {calls} calls, {numbers:,} parameters, {os.path.getsize(path) / 1e6:.1f} MB"
+
+
+def default_output(name: str) -> str:
+    last = Path(name).stem if is_program(name) else name.rpartition(":")[2].rpartition(".")[2]
+    return f"{last}.needle"
+
+
+def fused(net: GraphModule, wanted: bool) -> GraphModule:
+    import operator_fusion
+
+    return operator_fusion.fuse(net) if wanted else net
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    model = torch_model(args)
+    net = fused(converted(model, inputs_of(args)), args.fuse)
+    print(write(net, args.output or default_output(args.model)))
+    return 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    from .. import check
+
+    model = torch_model(args)
+    inputs = inputs_of(args)
+    report = check(model, inputs)
+    if not report.ok and not is_program(args.model):
+        refuse_inputs(model, inputs)
+    print(report.json() if args.json else report)
+    return 0 if report.ok else 1
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    from .. import verify
+
+    model = torch_model(args)
+    inputs = inputs_of(args)
+    if args.net and is_program(args.model):
+        converted(model, None)  # torch runs no program from a file before its check
+    net = fused(load_net(args.net) if args.net else converted(model, inputs), args.fuse)
+    try:
+        result = verify(model.module() if is_program(args.model) else model, net, inputs)
+    except Exception as e:
+        refuse_inputs(model, inputs)
+        raise ValueError(f"[verify] {args.net or 'needle'} does not run where torch does: {one_line(e)}.") from e
+    print(result)
+    return 0 if result else 1
+
+
+def run_profile(args: argparse.Namespace) -> int:
+    import needle as ndl
+
+    net, inputs = needle_net(args), inputs_of(args)
+    try:
+        x = tuple(net.bind((), inputs) if isinstance(inputs, dict) else inputs)
+        target = net if args.eager else ndl.compile(fused(net, True), x)
+        found = ndl.profile(target, x, rounds=args.rounds)
+    except Exception as e:
+        raise UsageError(f"[profile] the model does not run on these inputs: {one_line(e)}.") from e
+    print(found.table())
+    for path, save in ((args.html, found.html), (args.trace, found.chrome_trace)):
+        if path:
+            try:
+                save(path)
+            except (OSError, ImportError) as e:  # pictures need the extra [report]
+                raise UsageError(f"[profile] cannot write {path}: {one_line(e)}.") from e
+            print(f"wrote {path}")
+    return 0
+
+
+def run_fuse(args: argparse.Namespace) -> int:
+    import operator_fusion
+
+    net = needle_net(args)
+    try:
+        made = operator_fusion.fuse(net, dry_run=args.dry_run, disable=args.disable, example=inputs_of(args))
+    except (ValueError, TypeError) as e:
+        raise UsageError(f"{one_line(e)}.") from e
+    print(made.fusion_report)
+    if args.output:
+        print(write(made, args.output))
+    return 0
+
+
+RUNS = {"convert": run_convert, "check": run_check, "verify": run_verify, "profile": run_profile, "fuse": run_fuse}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Warnings of ours are a line each; what libraries warn of and log about themselves is not shown."""
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        if str(message).startswith("["):
+            print(f"warning: {message}", file=sys.stderr)
+
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        args = arguments(argv)
+        with quiet():
+            code = RUNS[args.task](args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # who reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except (UsageError, ImportError) as e:
+        print(e, file=sys.stderr)
+        return 2
+    except Exception as e:
+        if os.environ.get("NEEDLE_TRACEBACK"):
+            raise
+        print(e if str(e).startswith("[") else f"[{args.task}] {type(e).__name__}: {one_line(e)}.", file=sys.stderr)
+        return 1

@@ -1,0 +1,193 @@
+"""What the command line names: models, programs, weights, saved nets and inputs; what is not there is one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # when it runs, needle and torch are imported where they are needed
+    from needle.graph import GraphModule
+
+BUILT_IN = [  # of torch2needle.models, without importing torch
+    "densenet121", "efficientnet_b0", "lstm", "mlp", "mobilenet_v2", "resnet101", "resnet18", "resnet34",
+    "resnet50", "resnet9", "resnet9_wide", "transformer", "unet", "vgg16", "vit",
+]  # fmt: skip
+LONGEST = 400  # letters of another program's error
+
+
+class UsageError(Exception):
+    """What the command line asks for is not there or cannot be read; one sentence."""
+
+
+def one_line(e: BaseException) -> str:
+    """An error's text without torch's C++ frames, and not longer than a reader's patience."""
+    text = " ".join(str(e).partition("Exception raised from")[0].split()).rstrip(".") or type(e).__name__
+    return text if len(text) <= LONGEST else text[: LONGEST - 3].rstrip(".") + "..."
+
+
+def is_program(path: str) -> bool:
+    return path.endswith(".pt2")
+
+
+def is_needle_file(path: str) -> bool:
+    return os.path.isfile(path) and not is_program(path)
+
+
+def find(name: str) -> Any:
+    """The object behind package.module:callable or a built-in name."""
+    from .. import models
+
+    if name in BUILT_IN:
+        return getattr(models, name)
+    module, colon, path = name.partition(":")
+    if not colon:
+        raise UsageError(
+            f"[model] expects package.module:callable, a file that exists, or one of {', '.join(BUILT_IN)}, got {name}."
+        )
+    if "" not in sys.path:  # installed commands do not search the current folder, as `python -m` does
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as e:  # the user's own module may fail in any way
+        raise UsageError(f"[model] cannot import {name}: {type(e).__name__}: {one_line(e)}.") from e
+    return found
+
+
+def program_of(args: argparse.Namespace) -> Any:
+    """The ExportedProgram of a .pt2 file."""
+    import torch
+
+    from .archive import Unsafe, load_program
+
+    path = args.model
+    if args.weights or args.args or args.kwargs:
+        raise UsageError("[model] a .pt2 file holds its weights and takes no --weights, --args or --kwargs.")
+    if not os.path.isfile(path):
+        raise UsageError(f"[model] there is no file {path}.")
+    try:
+        return torch.export.load(path) if args.trust else load_program(path)
+    except Unsafe as e:
+        raise UsageError(f"[model] {path} holds {e}; with --trust it is read all the same, and may run code.") from e
+    except Exception as e:
+        raise UsageError(f"[model] cannot read {path}: {one_line(e)}.") from e
+
+
+def torch_model(args: argparse.Namespace) -> Any:
+    """The nn.Module, or ExportedProgram of a .pt2 file, in evaluation and with its weights."""
+    from .. import load
+
+    load()
+    import torch
+    from torch import nn
+
+    if is_program(args.model):
+        return program_of(args)
+    if os.path.isfile(args.model):
+        raise UsageError(f"[model] {args.task} expects a torch model, got the file {args.model}.")
+    made = find(args.model)
+    torch.manual_seed(args.seed)
+    if not isinstance(made, nn.Module):
+        try:
+            made = made(*args.args, **args.kwargs)
+        except (Exception, SystemExit) as e:
+            raise UsageError(f"[model] {args.model} failed: {type(e).__name__}: {one_line(e)}.") from e
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"[model] expects {args.model} to give an nn.Module, got {type(made).__name__}.")
+    if args.weights:
+        load_weights(made, args.weights)
+    return made.eval()
+
+
+def load_weights(model: Any, path: str) -> None:
+    import torch
+
+    if not os.path.isfile(path):
+        raise UsageError(f"[weights] there is no file {path}.")
+    try:
+        if path.endswith(".safetensors"):
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(state)
+    except pickle.UnpicklingError as e:  # its text tells to load the file with weights_only=False
+        raise UsageError(f"[weights] {path} does not fit: it is no pickle of tensors alone.") from e
+    except Exception as e:
+        raise UsageError(f"[weights] {path} does not fit: {one_line(e)}.") from e
+
+
+def inputs_of(args: argparse.Namespace) -> Any:
+    """Random inputs: a tuple, a dict where they have names, or None where there are none; of numpy for a needle file."""
+    import numpy as np
+
+    generator = np.random.default_rng(args.seed)
+
+    def draw(shape: tuple[int, ...], dtype: str) -> Any:
+        is_float = dtype.startswith("float")
+        drawn = generator.standard_normal(shape) if is_float else generator.integers(0, 2, shape)
+        array = np.asarray(drawn, dtype=dtype)
+        return array if is_needle_file(args.model) else sys.modules["torch"].from_numpy(array)
+
+    names = [name for name, _, _ in args.input if name]
+    if names and (len(names) < len(args.input) or len(set(names)) < len(names)):
+        raise UsageError(f"[input] expects a name of its own for every input or for none, got {', '.join(names)}.")
+    try:
+        values = [draw(shape, dtype) for _, shape, dtype in args.input]
+    except (ValueError, MemoryError) as e:
+        raise UsageError(f"[input] {one_line(e)}.") from e
+    return dict(zip(names, values, strict=True)) if names else tuple(values) or None
+
+
+def refuse_inputs(model: Any, inputs: Any) -> None:
+    """Raises UsageError where torch's own model does not take these inputs: then nothing else is to blame."""
+    import torch
+
+    if inputs is None:
+        return
+    forward = model if isinstance(model, torch.nn.Module) else model.module()
+    try:
+        with torch.no_grad():
+            forward(**inputs) if isinstance(inputs, dict) else forward(*inputs)
+    except Exception as e:
+        raise UsageError(f"[input] the model does not run on these inputs: {type(e).__name__}: {one_line(e)}.") from e
+
+
+def converted(model: Any, inputs: Any) -> GraphModule:
+    from .. import check, convert
+
+    try:
+        return convert(model, inputs)
+    except Exception:
+        if (
+            isinstance(model, sys.modules["torch"].nn.Module) or check(model).ok
+        ):  # torch runs no program before its check
+            refuse_inputs(model, inputs)
+        raise
+
+
+def needle_net(args: argparse.Namespace) -> GraphModule:
+    """A conversion of the model, or the net of a saved needle file."""
+    if is_needle_file(args.model):
+        if args.weights or args.args or args.kwargs:
+            raise UsageError("[model] a needle file holds its weights and takes no --weights, --args or --kwargs.")
+        return load_net(args.model)
+    model = torch_model(args)
+    return converted(model, inputs_of(args))
+
+
+def load_net(path: str) -> GraphModule:
+    import needle as ndl
+
+    try:
+        net = ndl.load(path)
+    except (OSError, ValueError) as e:
+        raise UsageError(str(e)) from e
+    net.eval()
+    return net
