@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS, dtype_name
 from needle.ops.common import check_axis
 from needle.ops.families import samples_of
-from needle.ops.math.activation import elu, sigmoid, tanh
+from needle.ops.math.activation import activation, elu, sigmoid, tanh
 from needle.ops.math.arithmetic import clamp
 from needle.ops.math.comparison import ge, gt, le
 from needle.ops.math.elementwise import Clamp, where
@@ -47,9 +49,23 @@ def celu(a: Tensor, alpha: float = 1.0) -> Tensor:
     return elu(a) if alpha == 1 else elu(a * (1 / alpha)) * alpha
 
 
+def mish_slope(x: Tensor) -> Tensor:
+    t = tanh(softplus(x))
+    return t + x * sigmoid(x) * (1.0 - t * t)
+
+
+Mish = activation(
+    "Mish",
+    "mish",
+    "x * tanh(softplus(x)) (Misra, arXiv 1908.08681).",
+    lambda x: x * np.tanh(np.logaddexp(0, x)),
+    mish_slope,
+)
+
+
 def mish(a: Tensor) -> Tensor:
     """a * tanh(softplus(a)) (Misra, arXiv 1908.08681)."""
-    return a * tanh(softplus(a))
+    return Mish()(a)
 
 
 def logsigmoid(a: Tensor) -> Tensor:
