@@ -183,6 +183,7 @@ class Op:
     has_own_gradient: ClassVar[bool]
     may_decompose: ClassVar[bool]  # it has its own `must_decompose`
     into_is_default: ClassVar[bool]
+    infers_first: ClassVar[bool] = True  # `compute` does not check its inputs
     computes_at_once: ClassVar[bool] = False  # nothing is to be asked before `compute`
 
     def __init_subclass__(cls) -> None:
@@ -191,8 +192,10 @@ class Op:
             cls.has_own_gradient = cls.gradient is not Op.gradient
         cls.may_decompose = cls.must_decompose is not Op.must_decompose
         cls.into_is_default = cls.into is Op.into
-        cls.compute_infers = cls.compute_infers or (cls.compute is Op.compute and not cls.into_is_default)
-        cls.computes_at_once = cls.compute_infers and cls.float32_only is False
+        cls.infers_first = (
+            cls.has_infer and not cls.compute_infers and (cls.compute is not Op.compute or cls.into_is_default)
+        )
+        cls.computes_at_once = not cls.infers_first and cls.float32_only is False
 
     @property
     def name(self) -> str:
@@ -329,7 +332,7 @@ class Op:
             return self.compute(*arrays)
         if self.float32_only and any(a.dtype == "float64" for a in arrays):
             return NDArray(self.reference(*(a.read() for a in arrays)), dtype=self.infer(*inputs).dtype)
-        if not self.compute_infers and self.has_infer:
+        if self.infers_first:
             self.infer(*inputs)
         return self.compute(*arrays)
 
