@@ -31,7 +31,7 @@ class ScalarComparison(ScalarOp):
     gradient = no_gradient
 
 
-class Opposite(ScalarComparison):
+class Unequal(ScalarComparison):
     """By the kernel that finds equal ones."""
 
     def into(self, out: NDArray, *inputs: NDArray) -> None:
@@ -44,7 +44,7 @@ def comparison(name: str, words: str, ufunc: Any) -> Callable[[Tensor, Any], Ten
     sign = SIGNS[name]
     doc = f"a {sign} b."
     with_tensor = op_class(__name__, words, Comparison, doc, kernel=name, ufunc=ufunc)
-    base, kernel = (Opposite, "eq_scalar") if name == "ne" else (ScalarComparison, f"{name}_scalar")
+    base, kernel = (Unequal, "eq_scalar") if name == "ne" else (ScalarComparison, f"{name}_scalar")
     with_scalar = op_class(__name__, f"{words}Scalar", base, f"x {sign} scalar.", kernel=kernel, ufunc=ufunc)
 
     def compare(a: Tensor, b: Any) -> Tensor:
