@@ -132,34 +132,30 @@ class FusedLayer(Op):
         parts = self.split(inputs)
         if self.eps is None and parts.residual is None:
             return self.base.finished(self.activation, self.alpha, *parts.operands)
-        if self.base is not None:
-            return self._finish(self.base.compute(*parts.operands), parts)
-        out = NDArray.empty(inputs[0].shape, inputs[0].dtype)
-        self.into(out, *inputs)
-        return out
+        if self.base is None:
+            return self._finish(NDArray.empty(inputs[0].shape, inputs[0].dtype), inputs[0], parts)
+        out = self.base.compute(*parts.operands)
+        return self._finish(out, out, parts)
 
     def into(self, out: NDArray, *inputs: NDArray) -> None:
         parts = self.split(inputs)
         if self.base is None:
-            self._normalise(out, inputs[0], parts)
+            self._finish(out, inputs[0], parts)
         elif self.eps is None and parts.residual is None:
             self.base.into(out, *parts.operands, activation=self.activation, alpha=self.alpha)
         else:
             self.base.into(out, *parts.operands)
-            self._finish(out, parts)
+            self._finish(out, out, parts)
 
-    def _normalise(self, out: NDArray, x: NDArray, parts: Parts) -> None:
-        weight, bias, mean, var = parts.vectors
-        activation = self.activation if parts.residual is None else "none"
-        BatchNorm(self.eps).into(out, x, mean, var, weight, bias, activation=activation, alpha=self.alpha)
-
-    def _finish(self, out: NDArray, parts: Parts) -> NDArray:
-        """Batch norm, residual and activation on the base's result, in place.
+    def _finish(self, out: NDArray, x: NDArray, parts: Parts) -> NDArray:
+        """Batch norm, residual and activation of x, the base's result, which may be out.
 
         An eager call does not fold: that would cost more than the pass over the result which it saves.
         """
         if self.eps is not None:
-            self._normalise(out, out, parts)
+            weight, bias, mean, var = parts.vectors
+            activation = self.activation if parts.residual is None else "none"
+            BatchNorm(self.eps).into(out, x, mean, var, weight, bias, activation=activation, alpha=self.alpha)
         if parts.residual is not None:
             add_and_activate(out, parts.residual, self.activation, self.alpha)
         return out
@@ -216,6 +212,7 @@ class FusedLayer(Op):
                     found += [({**fused, "eps": 1e-3, "has_residual": True}, [*shapes, *vectors, out])]
         v = [(6,), (6,), (6,), Positive((6,))]
         found += [({"eps": 1e-5, "activation": a}, [(2, 6, 4, 3), *v]) for a in ("relu", "gelu")]
+        found += [({"eps": 1e-5, "activation": "relu", "has_residual": True}, [(2, 6, 4, 3), *v, (2, 6, 4, 3)])]
         return [*found, ({"eps": 1e-5, "activation": "relu"}, [(4, 6), *v])]
 
 
