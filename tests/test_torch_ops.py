@@ -316,7 +316,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "features": (lambda: NEEDLE.linear_relu(r(5, 7), r(3, 8)), r"\[linear_bias_act\] weight expects 7 input features"),
     "bias": (lambda: NEEDLE.linear_relu(r(5, 7), r(3, 7), r(4)), r"bias expects shape \(3,\), got \(4,\)"),
     "activation": (
-        lambda: NEEDLE.linear_bias_act(r(5, 7), r(3, 7), None, "mish"),
+        lambda: NEEDLE.linear_bias_act(r(5, 7), r(3, 7), None, "swoosh"),
         "activation expects one of none, relu",
     ),
     "dtype": (lambda: NEEDLE.linear_relu(r(5, 7), r(3, 7).double()), "weight has another dtype than input"),
