@@ -123,7 +123,7 @@ def deferred_in(value: Any) -> list[Deferred]:
     if isinstance(value, Deferred):
         return [value]
     parts = value if isinstance(value, tuple | list) else vars(value).values() if isinstance(value, Op) else ()
-    return [d for part in parts for d in deferred_in(part)]
+    return [d for part in parts if isinstance(part, NESTED) for d in deferred_in(part)]
 
 
 def op(cls: type[T]) -> type[T]:
@@ -367,3 +367,6 @@ class Op:
         with np.errstate(all="ignore"):
             out = self.reference(*arrays) if self.has_infer else self.compute(*arrays)
         return np.asarray(out) if isinstance(out, np.generic) else out
+
+
+NESTED = (Deferred, tuple, list, Op)  # what may hold a Deferred

@@ -42,7 +42,7 @@ class Pattern:
 
     def _walk(self, index: int, node: Node, steps: Steps) -> Iterator[dict[str, Step]]:
         link, step = self.links[index], steps.get(node)
-        if step is None or not (isinstance(step.op, link.op) if isinstance(link.op, type) else step.op == link.op):
+        if step is None or not (step.op == link.op if type(link.op) is str else isinstance(step.op, link.op)):
             return
         if index == 0:
             yield {link.label: step}
