@@ -32,6 +32,11 @@ def result_dtype(*operands: Any) -> str:
 KINDS = {**dict.fromkeys(FLOATS, 2), "int32": 1, "int64": 1, "bool": 0}
 
 
+def lacks_float64(kernel: str) -> bool:
+    """Whether a kernel's row takes float32, not float64: for `float32_only` of an op."""
+    return "float64" not in DTYPES[kernel]
+
+
 def fits_attribute(scalar: Any) -> bool:
     """Whether a kernel can take a number as an attribute, a double: larger whole numbers lose digits there."""
     if isinstance(scalar, int):

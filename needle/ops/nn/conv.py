@@ -11,6 +11,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 from needle.ops.common import Layer
+from needle.ops.dtypes import lacks_float64
 from needle.ops.families import named, samples_of
 from needle.ops.math.activation import activation_code
 from needle.ops.nn.spatial import (
@@ -51,7 +52,7 @@ class Conv2d(ImageLayer):
     padding: tuple = (0, 0, 0, 0)
     dilation: tuple = (1, 1)
     groups: int = 1
-    float32_only = True
+    float32_only = lacks_float64("conv2d")
     channel_axis = 0
     checks = windows_of(stride=1, padding=ANY, dilation=1, groups=1)
     infer = infer_conv
@@ -132,7 +133,7 @@ class ConvTranspose2d(ImageLayer):
     output_padding: tuple = (0, 0)
     dilation: tuple = (1, 1)
     groups: int = 1
-    float32_only = True
+    float32_only = lacks_float64("conv_transpose2d")
     channel_axis = 1
     checks = windows_of(stride=1, padding=ANY, output_padding=0, dilation=1, groups=1)
     infer = infer_conv_transpose
@@ -203,7 +204,7 @@ class Conv2dWeightGrad(Op):
     padding: tuple = (0, 0, 0, 0)
     dilation: tuple = (1, 1)
     groups: int = 1
-    float32_only = True
+    float32_only = lacks_float64("conv2d_weight_grad")
     checks = windows_of(kernel_size=1, stride=1, padding=ANY, dilation=1, groups=1)
 
     def infer(self, x: Any, dy: Any) -> Any:
@@ -252,7 +253,7 @@ class Conv(Op):
 
     stride: int = 1
     padding: int = 1
-    float32_only = True
+    float32_only = Conv2d.float32_only
 
     def _conv2d(self) -> Conv2d:
         return Conv2d((self.stride,) * 2, (self.padding,) * 4)
