@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -33,3 +34,14 @@ def test_differences(a: torch.dtype, b: torch.dtype, places: tuple) -> None:
             for got, theirs in zip(run(x, y), want, strict=True):
                 assert str(got.dtype).rpartition(".")[2] == str(theirs.dtype).rpartition(".")[2]
                 np.testing.assert_array_equal(np.asarray(got), theirs.numpy())
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**40, math.inf, math.nan])
+def test_pads_that_the_dtype_cannot_hold(value: float) -> None:
+    x = torch.ones((2, 2), dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.nn.functional.pad(x, (0, 1), value=value)
+    for device in (ndl.cpu(), ndl.cpu_numpy()):
+        ours = ndl.Tensor(np.ones((2, 2)), dtype="int32", device=device, requires_grad=False)
+        with pytest.raises(ValueError, match=r"^\[pad\] value expects a number that int32 can hold, got "):
+            ndl.ops.pad(ours, (0, 1), value=value)

@@ -50,6 +50,13 @@ def fits_attribute(scalar: Any) -> bool:
     return not hasattr(scalar, "__dlpack__")  # an array of another library
 
 
+def check_value(label: str, value: Any, dtype: Any) -> None:
+    """Raises where a number is to become an element of a dtype of whole numbers that cannot hold it."""
+    limit = {"int32": 2**31, "int64": 2**63}.get(str(dtype))
+    if limit is not None and isinstance(value, int | float) and not -limit <= value < limit:
+        raise ValueError(f"[{label}] value expects a number that {dtype} can hold, got {value}.")
+
+
 def cast_array(x: Any, dtype: str) -> Any:
     """numpy array or NDArray as `dtype`, itself where it has it already."""
     return x if dtype_name(x.dtype) == dtype else x.astype(dtype)

@@ -10,6 +10,7 @@ from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.ndarray import resolve_shape
 from needle.ops.common import as_axes, check_axes, check_axis, unbroadcast
+from needle.ops.dtypes import check_value
 from needle.ops.families import samples_of
 
 __all__ = ["broadcast_to", "flatten", "flip", "permute", "reshape", "squeeze", "transpose", "unsqueeze"]
@@ -219,6 +220,7 @@ class Pad(Padding):
         shape = tuple(s + before + after for s, (before, after) in zip(x.shape, self.all_pads(x), strict=True))
         if any(s < 0 for s in shape):
             raise ValueError(f"[pad] pads {self.pads} crop more than shape {tuple(x.shape)} has.")
+        check_value("pad", self.value, x.dtype)
         return Spec(shape, x.dtype)
 
     def regions(self, x: Any) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
