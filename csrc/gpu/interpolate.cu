@@ -67,10 +67,12 @@ struct ResizeGrad {
     Spot s = dx.spot(n);
     Range ys = reached(s.y, dx.height, rows.scale, dy.height), xs = reached(s.x, dx.width, columns.scale, dy.width);
     T sum = 0;
+#pragma unroll 1  // copies of these loops would not fit in registers
     for (int y = ys.begin; y < ys.end; y++) {
       T weight = static_cast<T>(weight_of(rows.source(y, dx.height), s.y));
       if (weight == 0) continue;
       T row = 0;
+#pragma unroll 1
       for (int x = xs.begin; x < xs.end; x++) {
         T w = static_cast<T>(weight_of(columns.source(x, dx.width), s.x));
         if (w != 0) row += w * dy.at(s, y, x);
