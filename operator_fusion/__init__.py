@@ -1,7 +1,6 @@
 """Operator fusion: declared patterns, for the engine that rewrites needle graphs with them."""
 
-from types import ModuleType as _ModuleType
-
+from needle.exports import public
 from needle.graph.engine import Fusion
 from needle.graph.matcher import Match, Pattern
 from needle.graph.report import Fired, FusionReport, NearMiss
@@ -13,4 +12,4 @@ from . import patterns  # registers them
 from .fuse import REGISTRY, explain, fuse, register
 from .original import OperatorFusion, fuse_operators
 
-__all__ = [n for n, v in list(globals().items()) if n[0] != "_" and (n == "patterns" or not isinstance(v, _ModuleType))]
+__all__ = ["patterns", *public(globals())]

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from needle.graph import Graph, GraphModule, Node, symbolic
+from needle.graph import GraphModule, Node, symbolic
 from needle.graph.engine import Fusion, Rewriting, Rules
 from needle.graph.report import FusionReport
-from needle.graph.steps import Step, Steps, find_steps, of_parameters
+from needle.graph.steps import Step, Steps, count_calls, find_steps
 from needle.nn import Module
 
 from .measure import deltas
@@ -51,11 +51,6 @@ def fuse(
     calls = count_calls(source.graph), count_calls(graph)
     fused.fusion_report = FusionReport(fired, plan.misses, *calls, describe(plan.steps), dry_run)
     return fused
-
-
-def count_calls(graph: Graph) -> int:
-    """Nodes that compute; what a weight goes through before it is packed is not counted."""
-    return sum(n.kind == "module" or (n.kind == "op" and not of_parameters(n)) for n in graph)
 
 
 def describe(steps: Steps) -> dict[str, tuple[str, str, str]]:

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 import needle as ndl
 from needle import ops
 from needle.autograd import OPS, Op, Spec, Tensor, TensorTuple
-from needle.ops.common import FLOATS, vjp
+from needle.backend_ndarray import FLOATS
+from needle.ops.common import vjp
 from needle.ops.nn.norm import Positive
 
 TOLERANCE = 5e-6  # of a float32 kernel, relative to the largest value

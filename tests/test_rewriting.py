@@ -178,3 +178,23 @@ def test_fused_layers_are_saved_with_their_base(tmp_path: Any) -> None:
     assert (again(ndl.Tensor(x)).numpy() == net(ndl.Tensor(x)).numpy()).all()
     bases = [n.target.base for n in again.graph if n.kind == "op" and isinstance(n.target, FusedLayer)]
     assert [type(b) for b in bases] == [Conv2d, Conv2d]
+
+
+def test_reports_say_what_was_done() -> None:
+    """A batch norm alone goes into no weights; a dry run fused nothing; calls are counted, not nodes."""
+    norm = nn.Sequential(nn.BatchNorm2d(16, count_batches=True), nn.ReLU(), nn.BatchNorm2d(16), nn.ReLU())
+    fused, x = operator_fusion.fuse(randomize(norm)), image(2, 16, 5, 4)
+    exe = ndl.compile(fused, (x,))
+    assert exe.report.counts == {"BatchNormReLU": 2, "UncountedBatchNorm": 1}
+    assert np.abs(exe(x) - fused(ndl.Tensor(x)).numpy()).max() <= 1e-5
+    net, x = randomize(separable()), image(1, 16, 8, 8)
+    assert "ConvBatchNorm2dReLU" not in ndl.compile(operator_fusion.fuse(net, dry_run=True), (x,)).report.counts
+    for model in (net, operator_fusion.fuse(net)):
+        report = ndl.compile(model, (x,)).report
+        assert report.nodes_before == 7 and f"7 -> {report.nodes_after} calls" in str(report)
+
+
+def test_packages_list_no_modules() -> None:
+    for package in (ndl.nn, ndl.ops, ndl.optim, ndl.data, ndl.backend_ndarray):
+        assert package.__all__ and not any(hasattr(getattr(package, n), "__path__") for n in package.__all__)
+        assert "public" not in package.__all__

@@ -1,3 +1,5 @@
+from needle.exports import public
+
 from .device import Device, NoKernel, all_devices, cpu, cpu_numpy, cuda, default_device, emulation, hip
 from .dtypes import FLOATS, dtype_name, dtype_of, promote, promote_scalar
 from .functions import (
@@ -19,4 +21,4 @@ from .ndarray import NDArray, array, call
 
 BackendDevice = Device  # the course's name
 
-__all__ = [n for n in dir() if not n.startswith("_")]
+__all__ = public(globals())

@@ -13,6 +13,7 @@ from needle.backend_ndarray import Device, NDArray, default_device
 from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
 from needle.graph.report import FusionReport
+from needle.graph.steps import count_calls
 from needle.interop import array_kind, as_ndarray, mirror
 from needle.nn.module import STRUCTURE, Module
 
@@ -103,7 +104,8 @@ class CompiledPlan:
         self.origins = origins(graph, fn)
         self.core = self.info.core
         self._rewritten = traced, [*fired, *self.info.fired], [*plan.misses, *self.info.misses]
-        self._fused = getattr(fn, "fusion_report", None)
+        fused = getattr(fn, "fusion_report", None)
+        self._fused = None if fused is None or fused.dry_run else fused  # a dry run changed nothing
 
     @property
     def report(self) -> FusionReport:
@@ -115,10 +117,11 @@ class CompiledPlan:
             for n in graph
             if n.kind == "op"
         }
+        before = count_calls(graph)
         if self._fused is not None:
-            nodes = self._fused.nodes | nodes
+            before, nodes = self._fused.nodes_before, self._fused.nodes | nodes
             fired, misses = [*self._fused.fired, *fired], [*self._fused.near_misses, *misses]
-        return FusionReport(fired, misses, len(nodes), len(self.info.names), nodes)
+        return FusionReport(fired, misses, before, len(self.info.names), nodes)
 
     def outputs(self, results: list) -> Any:
         """A run's results in the structure that the model returns."""

@@ -45,7 +45,7 @@ class PlanSteps(Steps):
 
     def __init__(self, steps: Sequence[Step], fixed: Collection[int]) -> None:
         dict.__init__(self)
-        self.net, self.graph, self.steps = None, Graph(), steps
+        self.net, self.graph, self.steps, self.fixed = None, Graph(), steps, fixed
         touching: dict[int, list[int]] = defaultdict(list)  # by buffer
         for i, s in enumerate(steps):
             for buffer in {id(a._handle) for a in (*s.outs, *s.ins)}:
@@ -55,7 +55,7 @@ class PlanSteps(Steps):
         for i, s in enumerate(steps):
             makers = self._makers(i, s.inputs["x"]) if "x" in s.inputs else ()
             node = Node("op", s, tuple(nodes[j] for j in makers)[:1], s.label)
-            node.meta = {"index": i, "fixed": i in fixed, "plan": self}
+            node.meta["plan"] = self
             nodes.append(node)
             self[node] = GraphStep(node, s.kernel, node.args)
         self.graph.nodes = nodes
@@ -77,14 +77,16 @@ class PlanSteps(Steps):
 
 def next_to_each_other(match: Match) -> str | None:
     """Nothing but zeroed halos between the two."""
-    first, second = (n.meta["index"] for n in match.nodes)
-    steps = match.nodes[0].meta["plan"].steps
-    return next((f"{s.label} runs between them" for s in steps[first + 1 : second] if s.kernel != ZERO_HALO), None)
+    plan = match.root.meta["plan"]
+    first, second = (plan.order[n] for n in match.nodes)
+    between = (s for s in plan.steps[first + 1 : second] if s.kernel != ZERO_HALO)
+    return next((f"{s.label} runs between them" for s in between), None)
 
 
 def keeps_its_algorithm(match: Match) -> str | None:
     """A layer that has a choice of algorithms stays a step that can be timed."""
-    return f"{match.nodes[0].name} has a choice of algorithms" if match.nodes[0].meta["fixed"] else None
+    first, plan = match.nodes[0], match.root.meta["plan"]
+    return f"{first.name} has a choice of algorithms" if plan.order[first] in plan.fixed else None
 
 
 class Merged(NamedTuple):

@@ -137,3 +137,8 @@ def lacks_statistics(layer: nn.Module, args: tuple) -> bool:
 
 def of_parameters(node: Node) -> bool:
     return node.kind == "param" or (node.kind == "op" and all(of_parameters(n) for n in node.inputs()))
+
+
+def count_calls(graph: Graph) -> int:
+    """Nodes that compute; what a weight goes through before it is packed is not counted."""
+    return sum(n.kind == "module" or (n.kind == "op" and not of_parameters(n)) for n in graph)

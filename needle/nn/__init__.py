@@ -1,6 +1,7 @@
 """Layers and containers."""
 
 from needle.course.attention import AttentionLayer, MultiHeadAttention, Transformer, TransformerLayer
+from needle.exports import public
 
 from .activation import *
 from .attention import *
@@ -16,4 +17,4 @@ from .recurrent import *
 from .resize import *
 from .transformer import *
 
-__all__ = [n for n in dir() if not n.startswith("_")]
+__all__ = public(globals())

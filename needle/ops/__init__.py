@@ -1,9 +1,9 @@
 """Every op as a function, and by `__getattr__` as a class; the classes live in the modules below."""
 
-from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
 import needle.ops.reduce.values as _values
+from needle.exports import public
 from needle.op import OPS as _OPS
 
 from .fused.attention import *
@@ -54,4 +54,4 @@ abs = absolute
 cat = concat
 
 
-__all__ = [n for n, _v in list(globals().items()) if not n.startswith("_") and not isinstance(_v, _ModuleType)]
+__all__ = public(globals())

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
-from needle.backend_ndarray import FLOATS, NDArray, dtype_name, promote_scalar  # noqa: F401  # some ask here for FLOATS
+from needle.backend_ndarray import NDArray, dtype_name, promote_scalar
 from needle.backend_ndarray.kernels import call_map, kernel_dtype
-from needle.ops.dtypes import KINDS, cast_array, real_dtype, result_dtype  # noqa: F401  # and for KINDS
+from needle.ops.dtypes import cast_array, real_dtype, result_dtype
 from needle.ops.families import family, samples_of
 
 

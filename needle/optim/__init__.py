@@ -1,5 +1,7 @@
 """Optimizers, learning-rate schedules and gradient clipping."""
 
+from needle.exports import public
+
 from .base import Optimizer
 from .clip import clip_grad_norm, clip_grad_value
 from .rules import SGD, Adam, AdamW, RMSprop
@@ -14,4 +16,4 @@ from .schedule import (
     StepLR,
 )
 
-__all__ = [n for n in dir() if not n.startswith("_")]
+__all__ = public(globals())

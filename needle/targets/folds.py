@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from needle.graph import Graph, Node
@@ -20,16 +20,24 @@ FOLDS, INSIDE = Rules(), "FusedFoldedBatchNorm"
 WHY = "in evaluation a batch norm is a scale and a shift per channel, which the weights before it take"
 
 
-class NormInside:
-    """A fused layer with a batch norm of its own."""
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """One fused layer of which `where` holds."""
+
+    where: Callable[[FusedLayer], bool]
 
     def __len__(self) -> int:
         return 1
 
     def matches(self, root: Node, steps: Steps) -> Iterator[Match]:
         step = steps.get(root)
-        if step is not None and isinstance(step.op, FusedLayer) and step.op.eps is not None:
+        if step is not None and isinstance(step.op, FusedLayer) and self.where(step.op):
             yield Match({"layer": step})
+
+
+def has_norm_inside(op: Any) -> bool:
+    """A fused layer that no kernel is for, unless its batch norm goes into its weights."""
+    return isinstance(op, FusedLayer) and op.base is not None and op.eps is not None
 
 
 def folded(match: Match) -> tuple[Op, list[Node]]:
@@ -39,15 +47,13 @@ def folded(match: Match) -> tuple[Op, list[Node]]:
         _, mean, var, weight, bias = match["bn"].inputs
         fused = FusedLayer(fused, eps=match["bn"].op.eps, has_bias=len(inputs) > 2)
         inputs += [weight, bias, mean, var]
-    if fused.base is None:  # only training counts batches
-        return dataclasses.replace(fused, has_count=False), inputs[: len(inputs) - fused.has_count]
     return fused.folded(inputs, lambda op, args: Node("op", op, tuple(args), f"{step.node.name}_{op.name}"))
 
 
 def weights_do_not_depend_on_the_input(match: Match) -> str | None:
     for step in match.steps.values():
         for i, node in enumerate(step.inputs):
-            if (step.op.is_weight(i) or ("bn" in match and i > 0)) and not of_parameters(node):
+            if step.op.is_weight(i) and not of_parameters(node):
                 return f"{node.name} depends on the input"
     return None
 
@@ -56,14 +62,30 @@ def channels_are_the_layers(match: Match) -> str | None:
     """A batch norm is over axis 1, the output of a linear layer over the last."""
     last, layer = match.root.meta["spec"], match["layer"].op
     base = layer.base if isinstance(layer, FusedLayer) else layer
-    return None if base is None or base.takes_norm(last) else f"{match.root.name} normalises another axis"
+    return None if base.takes_norm(last) else f"{match.root.name} normalises another axis"
+
+
+def uncounted(match: Match) -> tuple[Op, list[Node]]:
+    step = match["layer"]
+    return dataclasses.replace(step.op, has_count=False), list(step.inputs[:-1])
 
 
 CONDITIONS = (weights_do_not_depend_on_the_input, channels_are_the_layers)
 FAMILY: dict[str, Any] = {"family": "FoldedBatchNorm", "why": WHY, "suffix": ""}
-FOLDS.register(Fusion(INSIDE, NormInside(), folded, CONDITIONS, **FAMILY))
+FOLDS.register(Fusion(INSIDE, Fused(has_norm_inside), folded, CONDITIONS, **FAMILY))
 FOLDS.register(
     Fusion("LayerFoldedBatchNorm", Pattern.op("layer", Layer).then("bn", BatchNorm), folded, CONDITIONS, **FAMILY)
+)
+
+
+FOLDS.register(
+    Fusion(
+        "UncountedBatchNorm",
+        Fused(lambda op: op.base is None and op.has_count),
+        uncounted,
+        why="only training counts batches",
+        suffix="",
+    )
 )
 
 

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 from needle.backend_ndarray import NDArray, call
 from needle.executor.builder import Builder
+from needle.executor.planner import lower_into
 from needle.executor.target import Target
 from needle.graph import Graph
 from needle.op import Op
-from needle.ops.common import Layer
 from needle.ops.fused.attention import FusedMultiHeadAttention
 from needle.ops.fused.layer import FusedLayer, add_and_activate
 from needle.ops.fused.linears import FusedLinears, slices
 from needle.ops.linalg.basic import Linear
 from needle.ops.math.activation import activation_code
-from needle.ops.nn.norm import BatchNorm
-from needle.targets.folds import FOLDS, INSIDE, nest_concats
+from needle.targets.folds import FOLDS, INSIDE, has_norm_inside, nest_concats
+from needle.targets.images import main_op
 
 
 class Finish(NamedTuple):
@@ -40,7 +40,7 @@ class Finish(NamedTuple):
         if self.residual is not None:
             add_and_activate(out, self.residual, self.activation, self.alpha)
 
-    def plainly(self, op: Layer, out: NDArray, ins: Sequence[NDArray]) -> None:
+    def plainly(self, op: Op, out: NDArray, ins: Sequence[NDArray]) -> None:
         """The layer by its kernel for plain arrays, and what follows."""
         first = self.alone()
         op.into(out, *ins, activation=first.activation, alpha=first.alpha)  # type: ignore[call-arg]
@@ -73,14 +73,15 @@ def lower_fused(builder: Builder, op: FusedLayer, ins: list[NDArray], out: NDArr
     """By its base's lowering with what follows; a batch norm alone by the kernel of batch norms."""
     parts = op.split(ins)
     finish = Finish(parts.residual, op.activation, op.alpha)
-    found = builder.target.lowering(op.base or BatchNorm(op.eps))
+    main = main_op(op)
+    found = builder.target.lowering(main)
     if op.base is None:
         weight, bias, mean, var = parts.vectors
         parts = parts._replace(operands=[ins[0], mean, var, weight, bias])
     if found is None:
         op.into(out, *ins)
     else:
-        found[0](builder, op.base or BatchNorm(op.eps), parts.operands, out, finish)
+        found[0](builder, main, parts.operands, out, finish)
 
 
 class LayerTarget(Target):
@@ -92,7 +93,7 @@ class LayerTarget(Target):
         self.lowers(FusedLayer)(lower_fused)
 
     def folds(self, op: Op) -> bool:
-        return isinstance(op, FusedLayer) and op.base is not None and op.eps is not None
+        return has_norm_inside(op)
 
     def can_fold(self, op: Any, inputs: Sequence[Any], constant: Collection[int], disable: Collection[str]) -> bool:
         weights = {i for i in range(len(inputs)) if op.is_weight(i)}
@@ -107,13 +108,6 @@ class LayerTarget(Target):
         serves the ops that have several layers of one input.
         """
 
-        def linear(builder: Builder, x: NDArray, out: NDArray, *layer: NDArray) -> None:
-            found = self.lowering(Linear())
-            if found is None:
-                Linear().into(out, x, *layer)
-            else:
-                found[0](builder, Linear(), [x, *layer], out)
-
         def project(
             builder: Builder, x: NDArray, weights: Sequence[NDArray], biases: Sequence[NDArray]
         ) -> list[NDArray]:
@@ -124,7 +118,7 @@ class LayerTarget(Target):
                 return slices(whole, weights)
             outs = [NDArray.empty((*x.shape[:-1], w.shape[0])) for w in weights]
             for i, (w, out) in enumerate(zip(weights, outs, strict=True)):
-                linear(builder, x, out, w, *biases[i : i + 1])
+                lower_into(builder, Linear(), [x, w, *biases[i : i + 1]], out)
             return outs
 
         @self.lowers(FusedLinears, makes=True)
@@ -143,7 +137,7 @@ class LayerTarget(Target):
                 projected += project(builder, sources[first], weights[first:last], biases[first:last])
             out = NDArray.empty((*sources[0].shape[:-1], output[0].shape[0]))
             q, k, v = projected
-            linear(builder, op.attend(q, k, v, mask), out, *output)
+            lower_into(builder, Linear(), [op.attend(q, k, v, mask), *output], out)
             return out
 
         return join

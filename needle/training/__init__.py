@@ -1,6 +1,7 @@
 """Training loops of the course, checkpoints, and a command line over them."""
 
 from needle.course.simple_ml import loss_err, nn_epoch, parse_mnist, softmax_loss
+from needle.exports import public
 
 from .checkpoint import load_checkpoint, save_checkpoint
 from .loops import (
@@ -12,4 +13,4 @@ from .loops import (
 )
 from .train import train_cifar10, train_mnist, train_ptb
 
-__all__ = [n for n in dir() if not n.startswith("_")]
+__all__ = public(globals())

@@ -1,5 +1,7 @@
 """needle models in Apache TVM: export to Relax, fusion, tuning, execution (see README.md)."""
 
+from needle.exports import public
+
 from .require import installed, require_tuning  # isort: skip  (first: it says what to install)
 
 from .executable import TvmExecutable, compile
@@ -7,4 +9,4 @@ from .export import parameter_values, to_tvm_tensor
 from .pipeline import build, functions, fuse, target_of
 from .tuning import tune
 
-__all__ = [n for n in dir() if not n.startswith("_")]
+__all__ = public(globals())

@@ -12,7 +12,7 @@ from torch import fx
 from needle import ops
 from needle.autograd import Spec, Tensor, Unsupported
 from needle.graph import Node, Symbol
-from needle.ops.common import KINDS
+from needle.ops.dtypes import KINDS
 
 from ..report import dotted
 from ..rules.registry import find_module_rule

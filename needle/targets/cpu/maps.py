@@ -17,10 +17,10 @@ from .target import CPU, is_blocked
 def batch_norm(builder: Builder, op: BatchNorm, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING) -> None:
     x, *values = ins
     if not is_blocked(x):
-        op.into(out, *ins, activation=finish.alone().activation, alpha=finish.alone().alpha)
-    else:
-        named = dict(zip(("mean", "var", "weight", "bias"), dense(*values), strict=True))
-        call("batch_norm", [out], x=x, **named, eps=op.eps, **finish.alone().attrs)
+        finish.plainly(op, out, ins)
+        return
+    named = dict(zip(("mean", "var", "weight", "bias"), dense(*values), strict=True))
+    call("batch_norm", [out], x=x, **named, eps=op.eps, **finish.alone().attrs)
     finish.add(out)
 
 
