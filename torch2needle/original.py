@@ -19,6 +19,7 @@ from .capture.interpret import NUMPY_NAMES, is_getitem, leaves
 from .convert import convert
 from .report import Report, dotted, table
 from .rules.registry import bind, find_function_rule, find_module_rule, method, nearest_rule, target_name
+from .tools.explain import find_layer
 from .tools.trace_log import TraceLog
 from .weights import TreeBuilder
 
@@ -65,7 +66,7 @@ class WeightMapping(dict[str, tuple[nn.Module, Module]]):
         super().__init__()
         self.unused: list[str] = []
         for path, module in model.named_modules(remove_duplicate=False):
-            layer = submodule(net, path)
+            layer = find_layer(net, path)
             for name in own_tensors(module):
                 full = dotted(path, name)
                 if isinstance(getattr(layer, name, None), Tensor):
@@ -97,13 +98,6 @@ class LoadSummary:
 def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and buffers directly in the module."""
     return {k: t for k, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
-
-
-def submodule(net: Module, path: str) -> Module | None:
-    try:
-        return net.get_submodule(path)
-    except KeyError:
-        return None
 
 
 def pairs(mapping: Mapping[str, tuple[nn.Module, Module]]) -> Iterator[Pair]:

@@ -43,68 +43,53 @@ __all__ = [
 ]
 
 
-class ReLU(Function):
-    function = staticmethod(ops.relu)
+class ReLU(Function, function=ops.relu): ...
 
 
-class ReLU6(Function):
-    function = staticmethod(ops.relu6)
+class ReLU6(Function, function=ops.relu6): ...
 
 
-class Sigmoid(Function):
-    function = staticmethod(ops.sigmoid)
+class Sigmoid(Function, function=ops.sigmoid): ...
 
 
-class Tanh(Function):
-    function = staticmethod(ops.tanh)
+class Tanh(Function, function=ops.tanh): ...
 
 
-class SiLU(Function):
-    function = staticmethod(ops.silu)
+class SiLU(Function, function=ops.silu): ...
 
 
-class Hardswish(Function):
-    function = staticmethod(ops.hardswish)
+class Hardswish(Function, function=ops.hardswish): ...
 
 
-class Hardsigmoid(Function):
-    function = staticmethod(ops.hardsigmoid)
+class Hardsigmoid(Function, function=ops.hardsigmoid): ...
 
 
-class LeakyReLU(Function):
-    function = staticmethod(ops.leaky_relu)
+class LeakyReLU(Function, function=ops.leaky_relu):
     negative_slope: float = 0.01
 
 
-class ELU(Function):
-    function = staticmethod(ops.elu)
+class ELU(Function, function=ops.elu):
     alpha: float = 1.0
 
 
-class GELU(Function):
-    function = staticmethod(ops.gelu)
+class GELU(Function, function=ops.gelu):
     approximate: str = "none"
 
 
-class SELU(Function):
-    function = staticmethod(ops.selu)
+class SELU(Function, function=ops.selu): ...
 
 
-class CELU(Function):
-    function = staticmethod(ops.celu)
+class CELU(Function, function=ops.celu):
     alpha: float = 1.0
 
 
-class Mish(Function):
-    function = staticmethod(ops.mish)
+class Mish(Function, function=ops.mish): ...
 
 
-class LogSigmoid(Function):
-    function = staticmethod(ops.logsigmoid)
+class LogSigmoid(Function, function=ops.logsigmoid): ...
 
 
-class Hardtanh(Function):
-    function = staticmethod(ops.hardtanh)
+class Hardtanh(Function, function=ops.hardtanh):
     min_val: float = -1.0
     max_val: float = 1.0
 
@@ -113,38 +98,31 @@ class Hardtanh(Function):
         check_order("Hardtanh", "max_val", "min_val", self.max_val, self.min_val)
 
 
-class Tanhshrink(Function):
-    function = staticmethod(ops.tanhshrink)
+class Tanhshrink(Function, function=ops.tanhshrink): ...
 
 
-class Hardshrink(Function):
-    function = staticmethod(ops.hardshrink)
+class Hardshrink(Function, function=ops.hardshrink):
     lambd: float = 0.5
 
 
-class Softshrink(Function):
-    function = staticmethod(ops.softshrink)
+class Softshrink(Function, function=ops.softshrink):
     lambd: float = 0.5
 
 
-class Softplus(Function):
-    function = staticmethod(ops.softplus)
+class Softplus(Function, function=ops.softplus):
     beta: float = 1.0
     threshold: float = 20.0
 
 
-class Softsign(Function):
-    function = staticmethod(ops.softsign)
+class Softsign(Function, function=ops.softsign): ...
 
 
-class Threshold(Function):
-    function = staticmethod(ops.threshold)
+class Threshold(Function, function=ops.threshold):
     threshold: float
     value: float
 
 
-class GLU(Function):
-    function = staticmethod(ops.glu)
+class GLU(Function, function=ops.glu):
     axis: int = -1
 
 

@@ -185,20 +185,22 @@ class SoftmaxLoss(Module):
         return ops.cross_entropy(logits, y)
 
 
+def axis_of(x: Tensor, axis: int | None) -> int:
+    """The axis of a softmax; None: torch's old rule, the first axis of 0, 1 or 3, else the second."""
+    if axis is not None:
+        return axis
+    return 0 if x.ndim in (0, 1, 3) else 1
+
+
 class Softmax(Declared):
     """Softmax along an axis; None: torch's old rule, the first axis of 0, 1 or 3, else the second."""
 
     axis: int | None = -1
 
-    def axis_of(self, x: Tensor) -> int:
-        if self.axis is not None:
-            return self.axis
-        return 0 if x.ndim in (0, 1, 3) else 1
-
     def forward(self, x: Tensor) -> Tensor:
-        return ops.softmax(x, self.axis_of(x))
+        return ops.softmax(x, axis_of(x, self.axis))
 
 
 class LogSoftmax(Softmax):
     def forward(self, x: Tensor) -> Tensor:
-        return ops.log_softmax(x, self.axis_of(x))
+        return ops.log_softmax(x, axis_of(x, self.axis))

@@ -44,9 +44,12 @@ class Declared(Module):
 
 
 class Function(Declared):
-    """A layer that is one `function`, of x and of the fields."""
+    """A layer that is one `function`, which its class statement names, of x and of the fields."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None, **kwargs: Any) -> None:
+        if function is not None:
+            cls.function = staticmethod(function)
+            cls.__doc__ = cls.__doc__ or f"See ops.{function.__name__}."
         super().__init_subclass__(**kwargs)
         if "names" in vars(cls) and "forward" not in vars(cls):
             cls.forward = call_with(*cls.names)  # type: ignore[method-assign,assignment]

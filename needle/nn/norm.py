@@ -183,10 +183,9 @@ class GroupNorm(Module):
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
 
 
-class LocalResponseNorm(Function):
+class LocalResponseNorm(Function, function=ops.local_response_norm):
     """See ops.local_response_norm; x (N, C, *)."""
 
-    function = staticmethod(ops.local_response_norm)
     size: int
     alpha: float = 1e-4
     beta: float = 0.75

@@ -16,10 +16,9 @@ from .module import Module
 __all__ = ["ConstantPad2d", "Pad"]
 
 
-class Pad(Function):
+class Pad(Function, function=ops.pad):
     """See ops.pad: `padding` from the last axis backwards; mode constant, reflect, replicate or circular."""
 
-    function = staticmethod(ops.pad)
     arguments = {"padding": integers(), "mode": choice("constant", *EDGE_MODES)}
     padding: Any
     mode: str = "constant"

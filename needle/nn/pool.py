@@ -42,26 +42,17 @@ class Windows(Function):
             raise ValueError(f"[{label}] padding expects at most half of kernel_size {kernel}, got {padding}.")
 
 
-class MaxPool2d(Windows):
-    """See ops.max_pool2d."""
-
-    function = staticmethod(ops.max_pool2d)
+class MaxPool2d(Windows, function=ops.max_pool2d):
     dilation: Any = 1
     ceil_mode: bool = False
 
 
-class AvgPool1d(Windows):
-    """See ops.avg_pool1d."""
-
-    function = staticmethod(ops.avg_pool1d)
+class AvgPool1d(Windows, function=ops.avg_pool1d):
     ceil_mode: bool = False
     count_include_pad: bool = True
 
 
-class AvgPool2d(AvgPool1d):
-    """See ops.avg_pool2d."""
-
-    function = staticmethod(ops.avg_pool2d)
+class AvgPool2d(AvgPool1d, function=ops.avg_pool2d):
     divisor_override: int | None = None
 
 
@@ -72,55 +63,28 @@ class AdaptivePool(Function):
     output_size: Any
 
 
-class MaxPool1d(MaxPool2d):
-    """See ops.max_pool1d."""
-
-    function = staticmethod(ops.max_pool1d)
+class MaxPool1d(MaxPool2d, function=ops.max_pool1d): ...
 
 
-class MaxPool3d(MaxPool2d):
-    """See ops.max_pool3d."""
-
-    function = staticmethod(ops.max_pool3d)
+class MaxPool3d(MaxPool2d, function=ops.max_pool3d): ...
 
 
-class AvgPool3d(AvgPool2d):
-    """See ops.avg_pool3d."""
-
-    function = staticmethod(ops.avg_pool3d)
+class AvgPool3d(AvgPool2d, function=ops.avg_pool3d): ...
 
 
-class AdaptiveAvgPool1d(AdaptivePool):
-    """See ops.adaptive_avg_pool1d."""
-
-    function = staticmethod(ops.adaptive_avg_pool1d)
+class AdaptiveAvgPool1d(AdaptivePool, function=ops.adaptive_avg_pool1d): ...
 
 
-class AdaptiveAvgPool2d(AdaptivePool):
-    """See ops.adaptive_avg_pool2d."""
-
-    function = staticmethod(ops.adaptive_avg_pool2d)
+class AdaptiveAvgPool2d(AdaptivePool, function=ops.adaptive_avg_pool2d): ...
 
 
-class AdaptiveAvgPool3d(AdaptivePool):
-    """See ops.adaptive_avg_pool3d."""
-
-    function = staticmethod(ops.adaptive_avg_pool3d)
+class AdaptiveAvgPool3d(AdaptivePool, function=ops.adaptive_avg_pool3d): ...
 
 
-class AdaptiveMaxPool1d(AdaptivePool):
-    """See ops.adaptive_max_pool1d."""
-
-    function = staticmethod(ops.adaptive_max_pool1d)
+class AdaptiveMaxPool1d(AdaptivePool, function=ops.adaptive_max_pool1d): ...
 
 
-class AdaptiveMaxPool2d(AdaptivePool):
-    """See ops.adaptive_max_pool2d."""
-
-    function = staticmethod(ops.adaptive_max_pool2d)
+class AdaptiveMaxPool2d(AdaptivePool, function=ops.adaptive_max_pool2d): ...
 
 
-class AdaptiveMaxPool3d(AdaptivePool):
-    """See ops.adaptive_max_pool3d."""
-
-    function = staticmethod(ops.adaptive_max_pool3d)
+class AdaptiveMaxPool3d(AdaptivePool, function=ops.adaptive_max_pool3d): ...

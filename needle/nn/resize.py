@@ -13,10 +13,7 @@ from .function import Function
 __all__ = ["Upsample"]
 
 
-class Upsample(Function):
-    """See ops.interpolate."""
-
-    function = staticmethod(ops.interpolate)
+class Upsample(Function, function=ops.interpolate):
     arguments = {"size": integers(1), "mode": choice(*MODES)}
 
     size: Any = None

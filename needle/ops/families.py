@@ -27,14 +27,19 @@ def named(f: Callable[..., Tensor], name: str, doc: str | None) -> Callable[...,
     return f
 
 
-def function_of(cls: type[Op], name: str, *methods: str) -> Callable[[Tensor], Tensor]:
-    """The public function `name` of an op of one tensor without attributes, and methods of Tensor, by default of its name."""
+def unary(cls: type[Op], name: str) -> Callable[[Tensor], Tensor]:
+    """The public function `name` of an op of one tensor without attributes."""
 
     def function(a: Tensor) -> Tensor:
         return cls()(a)
 
     function.__module__ = cls.__module__
-    return tensor_method(*methods or (name,))(named(function, name, cls.__doc__))
+    return named(function, name, cls.__doc__)
+
+
+def function_of(cls: type[Op], name: str, *methods: str) -> Callable[[Tensor], Tensor]:
+    """As `unary`, and methods of Tensor, by default of its name."""
+    return tensor_method(*methods or (name,))(unary(cls, name))
 
 
 def samples_of(*cases: tuple[dict[str, Any], list]) -> Any:

@@ -24,6 +24,7 @@ from needle.autograd import Tensor, Unsupported
 from needle.interop import as_ndarray
 from needle.serialize import DTYPES
 
+from ..capture.guard import draws
 from ..convert import convert, executable
 from ..report import ConversionError, reason_of
 from ..rules.registry import target_name
@@ -170,10 +171,7 @@ class DynamoGraph:
             if node.op == "placeholder" or node.target is torch._C._set_grad_enabled:
                 continue
             if node.op in ("get_attr", "call_module"):
-                value: Any = self.gm
-                for part in str(node.target).split("."):
-                    value = getattr(value, part)
-                attributes[str(node.target)] = value
+                attributes[str(node.target)] = attrgetter(str(node.target))(self.gm)
             done[node] = graph.node_copy(node, lambda n: done[n])
         made = fx.GraphModule(attributes, graph)
         made.training = False
@@ -299,11 +297,10 @@ class Randomness(TorchDispatchMode):
         self.ops: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            given = {p.name: a for p, a in zip(func._schema.arguments, args, strict=False)} | (kwargs or {})
-            if given.get("dropout_p", 0.0) or "scaled_dot_product" not in func.__name__:
-                self.ops.append(func.__name__)
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs):
+            self.ops.append(func.__name__)
+        return func(*args, **kwargs)
 
 
 def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]) -> tuple[str, list[torch.Tensor]]:

@@ -22,6 +22,7 @@ from needle.op import TAPE, Deferred
 from needle.serialize import DTYPES
 
 from ..capture.cells import Cell
+from ..capture.comparison import tensors as tensor_leaves
 from ..capture.interpret import MissingRule, leaves, plain
 from ..capture.tracing import Captured, node_location
 from ..report import Report, Row, reason_of
@@ -191,10 +192,6 @@ class TorchGradient(Op):
     @property
     def label(self) -> str:
         return f"gradient of {self.text}"
-
-
-def tensor_leaves(result: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
 def spec_of(t: torch.Tensor) -> Spec:

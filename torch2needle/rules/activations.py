@@ -13,6 +13,7 @@ from needle import nn as needle_nn
 from needle import ops
 from needle.autograd import Unsupported
 from needle.graph import Mode
+from needle.nn.basic import axis_of
 
 from .arithmetic import cast
 from .layer_calls import call_layer
@@ -92,13 +93,6 @@ def elu_(input: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float 
 def after_cast(f: Callable) -> Callable:
     """f(input, dim) in a dtype."""
     return lambda input, dim, dtype: f(cast(input, dtype), dim)
-
-
-def axis_of(input: Any, dim: int | None) -> int:
-    """None is torch's old rule, which depends on the rank."""
-    if dim is not None:
-        return dim
-    return 0 if input.ndim in (0, 1, 3) else 1
 
 
 functions(

@@ -106,11 +106,6 @@ def lerp(input: Any, end: Any, weight: Any) -> Any:
     return from_start if abs(weight) < 0.5 else from_end
 
 
-@rule(torch.positive, T.positive, operator.pos, view="same", put=lambda base, value: value)
-def positive(input: Any) -> Any:
-    return input
-
-
 functions(
     "input, other",
     {
@@ -123,6 +118,9 @@ functions(
         (torch.fmax, T.fmax): ops.fmax,
         (torch.fmin, T.fmin): ops.fmin,
     },
+)
+functions(
+    "input", {(torch.positive, T.positive, operator.pos): lambda x: x}, view="same", put=lambda base, value: value
 )
 functions(
     "input, exponent",

@@ -68,9 +68,7 @@ def index_of(indices: Any) -> tuple:
     return tuple(items)
 
 
-@rule(aten.index.Tensor)
-def index(input: Any, indices: Any) -> Any:
-    return getitem(input, index_of(indices))
+functions("input, indices", {(aten.index.Tensor,): lambda input, indices: getitem(input, index_of(indices))})
 
 
 @rule(aten.index_put.default, aten.index_put_.default)

@@ -41,30 +41,22 @@ layers("", nn.TransformerEncoder, nn.TransformerDecoder)
 layers("", nn.Transformer, to=needle_nn.EncoderDecoder)
 
 
-def feed_forward_arguments(m: Any) -> dict[str, Any]:
-    """Arguments of an encoder or decoder layer; an activation that is a module becomes a child like any other."""
+@rule(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+def transformer_layer(m: Any) -> Any:
+    """An activation that is a module becomes a child like any other."""
     names = {F.relu: "relu", F.gelu: "gelu"}
     activation = "relu" if isinstance(m.activation, nn.Module) else names.get(m.activation)
     if activation is None:
         raise Unsupported(f"activation expects F.relu, F.gelu or a module, got {m.activation}")
-    return {
-        "d_model": m.self_attn.embed_dim,
-        "nhead": m.self_attn.num_heads,
-        "dim_feedforward": m.linear1.out_features,
-        "dropout": m.dropout.p,
-        "activation": activation,
-        "layer_norm_eps": m.norm1.eps,
-        "batch_first": m.self_attn.batch_first,
-        "norm_first": m.norm_first,
-        "bias": m.linear1.bias is not None,
-    }
-
-
-@rule(nn.TransformerEncoderLayer)
-def transformer_encoder_layer(m: nn.TransformerEncoderLayer) -> Any:
-    return needle_nn.TransformerEncoderLayer(**feed_forward_arguments(m))
-
-
-@rule(nn.TransformerDecoderLayer)
-def transformer_decoder_layer(m: nn.TransformerDecoderLayer) -> Any:
-    return needle_nn.TransformerDecoderLayer(**feed_forward_arguments(m))
+    decodes = isinstance(m, nn.TransformerDecoderLayer)
+    return (needle_nn.TransformerDecoderLayer if decodes else needle_nn.TransformerEncoderLayer)(
+        d_model=m.self_attn.embed_dim,
+        nhead=m.self_attn.num_heads,
+        dim_feedforward=m.linear1.out_features,
+        dropout=m.dropout.p,
+        activation=activation,
+        layer_norm_eps=m.norm1.eps,
+        batch_first=m.self_attn.batch_first,
+        norm_first=m.norm_first,
+        bias=m.linear1.bias is not None,
+    )

@@ -128,14 +128,5 @@ def scalar_tensor(s: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
 # -- numbers -------------------------------------------------------------------------------------------------------------
 
 
-@rule(math.sqrt)
-def sqrt(x: Any, *, like: Any = None) -> Any:
-    return x**0.5
-
-
-@rule(math.prod)
-def product(values: Any, *, like: Any = None) -> Any:
-    total: Any = 1
-    for v in values:
-        total = total * v
-    return total
+functions("x, *, like=None", {(math.sqrt,): lambda x, like: x**0.5})
+functions("values, *, like=None", {(math.prod,): lambda values, like: math.prod(values)})

@@ -10,6 +10,7 @@ import torch
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
+from needle.ops.reduce.values import result_axis
 
 from .registry import rule
 from .shapes import at
@@ -77,15 +78,6 @@ def getitem(input: Any, index: Any) -> Any:
     if places != list(range(places[0], places[0] + len(places))):
         x, axes = ops.moveaxis(x, tuple(axes), tuple(range(len(axes)))), [0]
     return ops.index_tensors(x, numbers, axes[0])
-
-
-def result_axis(items: list[Any], place: int) -> int:
-    """The axis of the result that item number `place` of a basic index makes; negative behind an ellipsis."""
-
-    def count(part: list[Any]) -> int:
-        return sum(i is None or isinstance(i, slice) for i in part)
-
-    return -count(items[place:]) if any(i is Ellipsis for i in items[:place]) else count(items[:place])
 
 
 @rule(operator.setitem)

@@ -65,14 +65,10 @@ functions(
 )
 
 
-@rule(F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices, torch.max_pool1d_with_indices)
+@rule(
+    *(F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices),
+    *(F.adaptive_max_pool1d_with_indices, F.adaptive_max_pool2d_with_indices, F.adaptive_max_pool3d_with_indices),
+    *(torch.max_pool1d_with_indices, torch.adaptive_max_pool1d),
+)
 def max_pool_with_indices(input: Any, *args: Any, **kwargs: Any) -> Any:
-    refuse({"return_indices": True}, INDICES)
-
-
-INDEXED = (F.adaptive_max_pool1d_with_indices, F.adaptive_max_pool2d_with_indices, F.adaptive_max_pool3d_with_indices)
-
-
-@rule(torch.adaptive_max_pool1d, *INDEXED)
-def adaptive_max_pool_with_indices(input: Any, output_size: Any, return_indices: bool = True) -> Any:
     refuse({"return_indices": True}, INDICES)

@@ -153,19 +153,15 @@ def cumsum(input: Any, dim: int, *, dtype: Any = None) -> Any:
     return cast_whole(ops.cumsum(cast(input, dtype), dim), dtype)
 
 
-@rule(torch.sort, T.sort)
-def sort(input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    return Ordered(*ops.sort(input, dim, descending))
+def in_order(f: Callable) -> Callable:
+    return lambda *given: Ordered(*f(*given))
 
 
-@rule(torch.argsort, T.argsort)
-def argsort(input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    return ops.argsort(input, dim, descending)
-
-
-@rule(torch.topk, T.topk)
-def topk(input: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    return Ordered(*ops.topk(input, k, dim, largest))
+functions(
+    "input, dim=-1, descending=False, stable=False",
+    {(torch.sort, T.sort): in_order(ops.sort), (torch.argsort, T.argsort): ops.argsort},
+)
+functions("input, k, dim=-1, largest=True, sorted=True", {(torch.topk, T.topk): in_order(ops.topk)})
 
 
 # -- norms ---------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 from needle import ops
 from needle.autograd import Tensor, Unsupported
 from needle.graph.record import SymbolicShape
+from needle.ops.shape.join import along_axis as at
 
 from .arithmetic import DtypeOf
+from .reductions import axes
 from .registry import rule
 from .tables import functions
 
@@ -69,9 +72,7 @@ def part_beside(full: Any, t: Any, dim: int) -> list[Any]:
     return [ops.cast_like(ops.getitem(full, at(dim, slice(0, 0))), t)]
 
 
-@rule(torch.stack)
-def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
-    return ops.stack(list(tensors), dim)
+functions("tensors, dim=0", {(torch.stack,): ops.stack})
 
 
 @rule(torch.hstack)
@@ -193,9 +194,7 @@ def repeat_interleave(input: Any, repeats: Any, dim: int | None = None, *, outpu
     return ops.repeat_interleave(input, repeats, dim)
 
 
-@rule(torch.roll, T.roll)
-def roll(input: Any, shifts: Any, dims: Any = None) -> Any:
-    return ops.roll(input, shifts, None if dims == () else dims)
+functions("input, shifts, dims=None", {(torch.roll, T.roll): lambda x, shifts, dims: ops.roll(x, shifts, axes(dims))})
 
 
 # -- pieces --------------------------------------------------------------------------------------------------------------
@@ -283,40 +282,19 @@ def unbind(input: Any, dim: int = 0) -> Any:
     return tuple(ops.squeeze(ops.Piece(dim, i, size=1, count=count)(input), dim) for i in range(count))
 
 
-def at(dim: int, item: Any) -> tuple:
-    """Index that applies `item` to one axis of a tensor of unknown rank."""
-    return (Ellipsis, item, *(slice(None),) * (-dim - 1)) if dim < 0 else (*(slice(None),) * dim, item)
-
-
 # -- sizes and attributes ------------------------------------------------------------------------------------------------
 
 
-@rule(T.size)
-def size(input: Any, dim: int | None = None) -> Any:
-    return input.shape if dim is None else input.shape[dim]
-
-
-@rule(T.dim, T.ndimension)
-def dim(input: Any) -> int:
-    return input.ndim
-
-
-@rule(T.numel, torch.numel, T.nelement)
-def numel(input: Any) -> Any:
-    total: Any = 1
-    for i in range(input.ndim):
-        total = total * input.shape[i]
-    return total
-
-
-@rule(len)
-def length(input: Any) -> Any:
-    return input.shape[0]
-
-
-@rule(T.is_floating_point, torch.is_floating_point)
-def is_floating_point(input: Any) -> bool:
-    return input.dtype.startswith("float")
+functions("input, dim=None", {(T.size,): lambda x, dim: x.shape if dim is None else x.shape[dim]})
+functions(
+    "input",
+    {
+        (T.dim, T.ndimension): lambda x: x.ndim,
+        (T.numel, torch.numel, T.nelement): lambda x: math.prod(x.shape[i] for i in range(x.ndim)),
+        (len,): lambda x: x.shape[0],
+        (T.is_floating_point, torch.is_floating_point): lambda x: x.dtype.startswith("float"),
+    },
+)
 
 
 def dtype_of(input: Any) -> Any:

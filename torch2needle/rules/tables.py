@@ -15,8 +15,11 @@ from needle.autograd import Unsupported
 
 from .registry import rule
 
-# Arguments of torch that change no result, or that the interpreter sees to.
-WITHOUT_EFFECT = {"inplace", "memory_format", "cudnn_enable", "cudnn_enabled", "sparse_grad", "_stacklevel"}
+# Arguments of torch that change no result, or that the interpreter sees to; what is sorted here is so in a stable order.
+WITHOUT_EFFECT = {
+    *("inplace", "memory_format", "cudnn_enable", "cudnn_enabled", "sparse_grad", "_stacklevel"),
+    *("stable", "sorted"),
+}
 
 
 def functions(

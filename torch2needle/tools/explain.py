@@ -8,6 +8,7 @@ from typing import Any
 from needle.executor import Executable
 from needle.graph import GraphModule, Node
 from needle.graph.graph import describe_target
+from needle.nn.module import Module
 
 from ..report import Call, Report
 
@@ -78,7 +79,7 @@ def layer_text(call: Call, net: GraphModule) -> str:
     return repr(layer) if layer is not None and type(layer).__name__ == call.needle else call.needle
 
 
-def find_layer(net: GraphModule, path: str) -> Any:
+def find_layer(net: Module, path: str) -> Any:
     try:
         return net.get_submodule(path)
     except KeyError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import operator
 import os
 import pickle
 import sys
@@ -51,12 +52,9 @@ def find(name: str) -> Any:
     if "" not in sys.path:  # installed commands do not search the current folder, as `python -m` does
         sys.path.insert(0, "")
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        return operator.attrgetter(path)(importlib.import_module(module))
     except (Exception, SystemExit) as e:  # the user's own module may fail in any way
         raise UsageError(f"[model] cannot import {name}: {type(e).__name__}: {one_line(e)}.") from e
-    return found
 
 
 def program_of(args: argparse.Namespace) -> Any:

@@ -24,6 +24,7 @@ from needle.files import existing
 from needle.training.command import positive
 from needle.tvm.command import exit_code
 from needle.tvm.pipeline import build, fuse, target_of
+from needle.tvm.relax_ops import sizes
 from needle.tvm.vendor import call_packed
 
 from .kernels import conv2d_te, matmul_te
@@ -115,10 +116,6 @@ class Expressions:
     def linear(self, x: Any, weight: Any, bias: Any) -> Any:
         y = self.builder.emit_te(matmul_te, x, weight, False, True, primfunc_name_hint="matmul")
         return self.builder.emit_te(topi.add, y, bias)
-
-
-def sizes(x: Any) -> list[int]:
-    return [int(s) for s in x.ty.shape]
 
 
 class VendorCalls(Expressions):

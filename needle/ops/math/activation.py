@@ -11,7 +11,7 @@ import numpy as np
 from needle import _core
 from needle.autograd import Tensor, op, tensor_method
 from needle.ops.common import Elementwise, Unary, gradient_of_decomposition
-from needle.ops.families import function_of, op_class, samples_of
+from needle.ops.families import function_of, op_class, samples_of, unary
 from needle.ops.math.elementwise import (
     minimum,
     where,
@@ -114,11 +114,7 @@ ReLU6 = activation(
     lambda y: (y > 0.0).cast(y.dtype) * (y < 6.0).cast(y.dtype),
     from_output=True,
 )
-
-
-def relu6(a: Tensor) -> Tensor:
-    return ReLU6()(a)
-
+relu6 = unary(ReLU6, "relu6")
 
 LeakyReLU = activation(
     "LeakyReLU",

@@ -13,7 +13,7 @@ from needle.backend_ndarray import FLOATS, NDArray, dtype_name, promote_scalar
 from needle.backend_ndarray.kernels import call_map
 from needle.ops.common import Binary, Elementwise, ScalarOp, Unary, as_operand, unbroadcast
 from needle.ops.dtypes import cast_array, fits_attribute, result_dtype
-from needle.ops.families import family, function_of, no_gradient, samples_of
+from needle.ops.families import family, function_of, no_gradient, samples_of, unary
 from needle.ops.math.activation import tanh
 from needle.ops.math.comparison import eq, ge, le, lt, ne
 from needle.ops.math.elementwise import (
@@ -340,12 +340,11 @@ class BitwiseNot(Op):
     samples = samples_of(*(({}, [Spec((4, 9), d)]) for d in ("bool", "int64")))
 
 
+bitwise_not = unary(BitwiseNot, "bitwise_not")
+
+
 def bitwise(operator: str, a: Tensor, b: Any) -> Tensor:
     return Bitwise(operator)(a, as_operand(b, a))
-
-
-def bitwise_not(a: Tensor) -> Tensor:
-    return BitwiseNot()(a)
 
 
 def isnan(a: Tensor) -> Tensor:

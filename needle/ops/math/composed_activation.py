@@ -9,7 +9,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS, dtype_name
 from needle.ops.common import check_axis
-from needle.ops.families import samples_of
+from needle.ops.families import samples_of, unary
 from needle.ops.math.activation import activation, elu, sigmoid, tanh
 from needle.ops.math.arithmetic import clamp
 from needle.ops.math.comparison import ge, gt, le
@@ -61,11 +61,7 @@ Mish = activation(
     lambda x: x * np.tanh(np.logaddexp(0, x)),
     mish_slope,
 )
-
-
-def mish(a: Tensor) -> Tensor:
-    """a * tanh(softplus(a)) (Misra, arXiv 1908.08681)."""
-    return Mish()(a)
+mish = unary(Mish, "mish")
 
 
 def logsigmoid(a: Tensor) -> Tensor:

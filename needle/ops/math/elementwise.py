@@ -83,17 +83,9 @@ def mul_scalar(a: Tensor, scalar: Any) -> Tensor:
     return MulScalar(scalar)(a)
 
 
-@op
-class Negate(Unary):
-    """-x."""
-
-    kernel = "neg"
-    ufunc = np.negative
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return negate(out_grad)
-
-
+Negate = op_class(
+    __name__, "Negate", Unary, "-x.", kernel="neg", ufunc=np.negative, gradient=lambda self, dy, node: -dy
+)
 negate = function_of(Negate, "negate", "negate", "neg", "__neg__")
 
 

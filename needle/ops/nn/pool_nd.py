@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from needle.autograd import Op, Tensor, op
 from needle.ops.families import samples_of
 from needle.ops.nn.pool import (
@@ -15,7 +13,6 @@ from needle.ops.nn.pool import (
     infer_adaptive,
     infer_pool,
     max_pooling,
-    window,
 )
 from needle.ops.nn.spatial import on_frames, on_row, windows_of
 from needle.ops.shape.indexing import getitem
@@ -163,22 +160,7 @@ def region_maxima(x: Tensor, axis: int, out: int) -> Tensor:
 
 
 max_pool1d, max_pool3d = max_pooling(MaxPoolNd, 1), max_pooling(MaxPoolNd, 3)
-avg_pool3d = avg_pooling(AvgPoolNd, 3)
-
-
-def avg_pool1d(
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    """Means of windows of x (N, C, L), arguments as in torch."""
-    kernel, step, pads = window("avg_pool1d", 1, kernel_size, stride, padding)
-    return AvgPoolNd(kernel, step, pads, bool(ceil_mode), bool(count_include_pad))(x)
-
-
+avg_pool1d, avg_pool3d = avg_pooling(AvgPoolNd, 1), avg_pooling(AvgPoolNd, 3)
 adaptive_avg_pool1d = adaptive_pooling(AdaptiveAvgPoolNd, "adaptive_avg_pool1d", 1)
 adaptive_avg_pool3d = adaptive_pooling(AdaptiveAvgPoolNd, "adaptive_avg_pool3d", 3)
 adaptive_max_pool1d = adaptive_pooling(AdaptiveMaxPoolNd, "adaptive_max_pool1d", 1)

@@ -12,7 +12,7 @@ from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, dtype_name
 from needle.ops.common import as_axes, check_axes, check_filled, constant, reduced_shape, with_axis
 from needle.ops.dtypes import cast_array, float_dtype
-from needle.ops.families import family, named, samples_of
+from needle.ops.families import family, named, op_class, samples_of
 from needle.ops.math.comparison import eq, ne
 from needle.ops.math.elementwise import cast, where
 from needle.ops.math.maths import absolute, sqrt
@@ -138,24 +138,9 @@ class Extreme(Reduction):
         return hits * self.spread(out_grad / reshape(summation(hits, axes), out_grad.shape), x)
 
 
-@op
-class Max(Extreme):
-    """Maximum over axes."""
-
-    row = "max"
-
-
-amax = reduction(Max, "amax", "amax")
-
-
-@op
-class Min(Extreme):
-    """Minimum over axes."""
-
-    row = "min"
-
-
-amin = reduction(Min, "amin", "amin")
+Max = op_class(__name__, "Max", Extreme, "Maximum over axes.", row="max")
+Min = op_class(__name__, "Min", Extreme, "Minimum over axes.", row="min")
+amax, amin = reduction(Max, "amax", "amax"), reduction(Min, "amin", "amin")
 
 
 # -- composed ------------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def select(a: Tensor, index: Any) -> Tensor:
             plain.append(slice(None))
             axis += 1
     x = getitem(a, tuple(plain))
-    axes = [result_axis(plain, p, len(x.shape)) for p in places]
+    axes = [result_axis(plain, p) for p in places]
     if places != list(range(places[0], places[0] + len(places))):
         x, axes = moveaxis(x, tuple(axes), tuple(range(len(axes)))), [0]
     return index_tensors(x, numbers, axes[0])
@@ -181,10 +181,10 @@ def check_mask(a: Tensor, item: Any, axis: int) -> None:
         )
 
 
-def result_axis(items: list[Any], place: int, ndim: int) -> int:
-    """The axis of the result that item number `place` of a basic index makes."""
+def result_axis(items: list[Any], place: int) -> int:
+    """The axis of the result that item number `place` of a basic index makes; negative behind an ellipsis."""
 
     def count(part: list[Any]) -> int:
         return sum(i is None or isinstance(i, slice) for i in part)
 
-    return ndim - count(items[place:]) if any(i is Ellipsis for i in items[:place]) else count(items[:place])
+    return -count(items[place:]) if any(i is Ellipsis for i in items[:place]) else count(items[:place])

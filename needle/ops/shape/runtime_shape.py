@@ -11,7 +11,7 @@ from needle.backend_ndarray import FLOATS, NDArray
 from needle.backend_ndarray.ndarray import resolve_shape
 from needle.ops.common import as_axes, check_axis, constant
 from needle.ops.dtypes import KINDS, result_dtype
-from needle.ops.families import named, no_gradient, op_class, samples_of
+from needle.ops.families import named, no_gradient, op_class, samples_of, unary
 from needle.ops.math.elementwise import cast, where
 from needle.ops.reduce.basic import Summation, summation
 from needle.ops.shape.basic import Pad, broadcast_to, flatten, permute, reshape, unsqueeze
@@ -378,6 +378,4 @@ class StopGradient(Op):
     samples = samples_of(({}, [(4, 3)]))
 
 
-def stop_gradient(a: Tensor) -> Tensor:
-    """a, through which no gradient flows."""
-    return StopGradient()(a)
+stop_gradient = unary(StopGradient, "stop_gradient")
