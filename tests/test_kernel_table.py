@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import needle as ndl
 from needle.backend_ndarray import NDArray, NoKernel, call
 from needle.backend_ndarray.kernels import KERNELS, attributes
 from test_gpu import ROOT
-
-DTYPES = ["float32", "float64", "int32", "int64", "bool"]
 
 
 def arrays() -> dict[str, Any]:
@@ -46,16 +49,89 @@ def test_the_order_of_names_is_free() -> None:
         attributes("matmul", alpha=0.5)
 
 
+LETTERS = dict(re.findall(r"DTYPE\(.*'(.)', \"(\w+)\"", (ROOT / "csrc/kernels/dtypes.def").read_text()))
+TABLE = """
+#define IN(name, ...) (#name, "" __VA_ARGS__),
+#define OPTIONAL IN
+#define OUT IN
+#define INT(name) #name " "
+#define REAL INT
+#define MAP(name, inputs, attrs) (#name, 1, [inputs], [OUT(y, "*")], attrs),
+#define KERNEL(name, devices, inputs, outputs, ...) (#name, 1, [inputs], [outputs], "" __VA_ARGS__),
+#define GROUPS(name, devices, inputs, outputs, ...) (#name, 2, [inputs], [outputs], "" __VA_ARGS__),
+#include "kernels/kernels.def"
+"""
+# Shapes of the operands of a row of several dtypes are (2, 2, 2, 2), attributes 1, except for these.
+SIZES = dict.fromkeys(("batch_norm", "batch_norm_train", "batch_norm_train_grad"), (2, 2, 2))
+OUTPUTS = dict.fromkeys(("sum", "mean", "max", "min", "argmax"), (1, 2, 2, 2))
+ATTRIBUTES = dict.fromkeys(("activation", "axis", "pad_top", "pad_left", "pad_bottom", "pad_right", "skip"), 0)
+
+
+class Row:
+    """A row of kernels.def, of two groups where it takes any number, and calls of it whose operands are full of ones."""
+
+    def __init__(self, name: str, groups: int, inputs: list, outputs: list, attrs: str):
+        self.name, self.inputs = name, len(inputs) * groups
+        self.attrs = [ATTRIBUTES.get(a, 0.5 if a.startswith("beta") else 1) for a in attrs.split()]
+        # The dtypes that each lists, inputs first; none: the dtype of the first, as in further groups.
+        texts = [[text for _, text in o] + [""] * len(o) * (groups - 1) for o in (inputs, outputs)]
+        self.listed = [[d for k, d in LETTERS.items() if k in t or t == "*"] for t in texts[0] + texts[1]]
+
+    def cases(self) -> Iterator[tuple[list[str], bool]]:
+        """Every operand with every dtype, beside every dtype of the first one: dtypes of all, and whether the row takes them."""
+        for k, listed in enumerate(self.listed):
+            for first in self.listed[0] if k else LETTERS.values():
+                own = [first if not d or first in d else d[0] for d in self.listed]
+                for dtype in LETTERS.values() if k else [first]:
+                    yield [*own[:k], dtype, *own[k + 1 :]], dtype in (listed or [first])
+
+    def arrays(self, dtypes: list[str], device: Any) -> tuple[list[NDArray], list[NDArray]]:
+        size = SIZES.get(self.name, (2, 2, 2, 2))
+        shapes = [size] * self.inputs + [OUTPUTS.get(self.name, size)] * (len(dtypes) - self.inputs)
+        made = [NDArray(np.ones(s), device, d) for s, d in zip(shapes, dtypes, strict=True)]
+        return made[self.inputs :], made[: self.inputs]
+
+
+def rows() -> dict[str, Row]:
+    command = ["g++", "-E", "-P", "-xc++", f"-I{ROOT / 'csrc'}", "-"]
+    done = subprocess.run(command, input=TABLE, capture_output=True, text=True, check=True)
+    return {name: Row(name, *others) for name, *others in ast.literal_eval(f"[{done.stdout}]")}
+
+
+ROWS = rows()
+
+
+def check_dtypes(row: Row, device: Any) -> None:
+    """Dtypes that a row takes give what its first ones give; others are refused in a sentence, and nothing is written."""
+    kernel, wanted = device.kernels[row.name], None
+    several = sum(taken for _, taken in row.cases()) > len(row.listed)  # else every call would be the same
+    for dtypes, taken in row.cases():
+        if taken and not several:
+            continue
+        outs, ins = row.arrays(dtypes, device)
+        refs = [[a._ref for a in arrays] for arrays in (outs, ins)]
+        if taken:
+            kernel(*refs, row.attrs)
+            got = [a.numpy() for a in outs]
+            wanted = wanted or got
+            for a, b in zip(got, wanted, strict=True):
+                np.testing.assert_allclose(a.astype(float), b.astype(a.dtype).astype(float), rtol=1e-5)
+            continue
+        names = [[a.dtype for a in arrays] for arrays in (outs, ins)]
+        for refused in (partial(kernel.check, *names), partial(kernel, *refs, row.attrs)):
+            with pytest.raises((NoKernel, TypeError), match=rf"^\[{row.name}\] [^\n]* ({'|'.join(set(dtypes))})\.$"):
+                refused()
+        assert all((a.numpy() == 1).all() for a in outs)
+
+
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_dtype_is_taken_or_refused(name: str) -> None:
-    """As the first operand; the others have its dtype or one of their own."""
-    kernel = KERNELS[name]
-    for dtype in DTYPES:
-        outs, ins = [dtype] * len(kernel.outputs), [dtype] * len(kernel.inputs)
-        if dtype in kernel.dtypes:
-            continue  # calls of every dtype that a row takes are test_kernels' and test_ops'
-        with pytest.raises((NoKernel, TypeError), match=rf"^\[{name}\] .* {dtype}\.$"):
-            kernel.check(outs, ins)
+def test_every_operand_with_every_dtype(name: str) -> None:
+    check_dtypes(ROWS[name], ndl.cpu())
+
+
+def test_every_operand_with_every_dtype_on_gpus(gpu: Any) -> None:
+    for name in gpu.kernels:
+        check_dtypes(ROWS[name], gpu)
 
 
 SOURCE = """

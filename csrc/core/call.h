@@ -17,8 +17,10 @@ struct View {
   int32_t rank = 0;  // negative: an optional operand that is not there
   DType dtype = DType::f32;
 
+  // The elements, of type T; a row that lists a dtype which its kernel reads as another ends here.
   template <class T>
-  T* as() const {
+  __attribute__((always_inline)) T* as() const {
+    if (!may_hold<std::remove_const_t<T>>(dtype) && !absent()) refuse_dtype(dtype);
     return static_cast<T*>(data);
   }
   int64_t size() const {

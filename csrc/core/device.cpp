@@ -106,8 +106,13 @@ MemoryStatistics MemoryCache::statistics() const {
 // ---- devices -------------------------------------------------------------------------------------------------------
 
 void refuse_dtype(DType dtype) {
-  throw std::invalid_argument("[needle] a kernel got dtype " + std::to_string(static_cast<int>(dtype)) +
-                              " of dtypes.def, which its row does not list.");
+  constexpr const char* names[] = {
+#define DTYPE(name, type, letter, text, code, bits) text,
+#include "kernels/dtypes.def"
+#undef DTYPE
+  };
+  throw std::invalid_argument("[needle] a kernel has no code for dtype " + std::string(names[static_cast<int>(dtype)]) +
+                              ".");
 }
 
 Device* Device::open(const std::string& path) {

@@ -136,7 +136,7 @@ template <class Map>
 constexpr bool divides = std::is_same_v<Map, trunc_divide_map> || std::is_same_v<Map, floor_divide_map> ||
                          std::is_same_v<Map, fmod_map> || std::is_same_v<Map, remainder_map>;
 
-template <const char* letters>
+template <class T>
 void check_divisor(View divisor, const char* error) {
   for (int d = 0; d < divisor.rank; d++)
     if (divisor.stride[d] == 0 && divisor.shape[d] > 1) divisor.shape[d] = 1;
@@ -144,21 +144,21 @@ void check_divisor(View divisor, const char* error) {
   const Loop<1> loop = loop_over(views);
   const int64_t n = loop.inner(), stride = loop.stride[0][loop.rank - 1];
   auto o = Odometer<1>::start(loop, loop.rank - 1, 0);
-  with_type<letters>(divisor.dtype, [&](auto s) {
-    for (int64_t row = 0; row < (n ? loop.outer() : 0); row++, o.next()) {
-      const auto* values = divisor.as<decltype(s)>() + o.at[0];
-      for (int64_t i = 0; i < n; i++)
-        if (values[i * stride] == decltype(s){}) throw std::domain_error(error);
-    }
-  });
+  for (int64_t row = 0; row < (n ? loop.outer() : 0); row++, o.next()) {
+    const T* values = divisor.as<T>() + o.at[0];
+    for (int64_t i = 0; i < n; i++)
+      if (values[i * stride] == 0) throw std::domain_error(error);
+  }
 }
 
 // Computes in the dtype of the last input: `where` has a condition of another dtype in front. Bools count as int32.
 template <class Map>
 void dispatch(const Call& c, const char* no_quotient) {
   if constexpr (divides<Map>)
-    if (c.in[1].dtype != DType::f32 && c.in[1].dtype != DType::f64 && c.out->size())
-      check_divisor<Map::dtypes>(c.in[1], no_quotient);
+    with_type<Map::dtypes>(c.in[1].dtype, [&](auto s) {
+      if constexpr (std::is_integral_v<decltype(s)>)
+        if (c.out->size()) check_divisor<decltype(s)>(c.in[1], no_quotient);
+    });
   with_type<Map::dtypes>(c.in[Map::arity - 1].dtype, [&](auto t) {
     using T = std::conditional_t<std::is_same_v<decltype(t), bool>, int32_t, decltype(t)>;
     run<T, Map::arity>(c, Map::attributes, chunk<Map, Map::arity, T>);

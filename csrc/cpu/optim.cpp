@@ -18,10 +18,11 @@ struct State {
   int64_t i;
   int n;
 
-  auto read(int k) const { return load_lanes(out[k].as<T>() + i, n); }
+  T* at(int k) const { return static_cast<T*>(out[k].data) + i; }  // `as` would look at the dtype for every vector
+  auto read(int k) const { return load_lanes(at(k), n); }
   template <class L>
   void write(int k, L v) const {
-    store_lanes(out[k].as<T>() + i, v, n);
+    store_lanes(at(k), v, n);
   }
 };
 

@@ -10,7 +10,7 @@
 namespace needle {
 
 void refuse_dtype(DType dtype) {
-  gpu::fail("kernel", "expects a dtype that its row lists", "number " + std::to_string(static_cast<int>(dtype)));
+  gpu::fail("kernel", "expects a dtype that it has code for", "number " + std::to_string(static_cast<int>(dtype)));
 }
 
 }  // namespace needle

@@ -129,7 +129,7 @@ __global__ void GPU_BOUNDS(256, 2) matmul_each(Views p, int64_t size) {
   T sum = 0;
   for (int64_t k = 0; k < p.a.shape[r - 1]; k++) sum += a[k * p.a.stride[r - 1]] * b[k * p.b.stride[r - 2]];
   if (p.bias.data) sum += static_cast<const T*>(p.bias.data)[column * p.bias.stride[0]];
-  if constexpr (std::is_floating_point_v<T>) sum = device::activate(p.activation, p.alpha, sum);
+  if constexpr (!std::is_integral_v<T>) sum = device::activate(p.activation, p.alpha, sum);
   *out = sum;
 }
 

@@ -118,12 +118,17 @@ struct Operand : Name {
     for (std::string word; words >> word;) {
       const size_t colon = word.find(':');
       const bool optional = word[colon - 1] == '?';
-      unsigned bits = word.substr(colon) == ":*" ? kAnyDType : 0;
-      for (size_t d = 0; d < std::size(kDTypes); d++)
-        bits |= unsigned{word.find(kDTypes[d].letter, colon) != std::string::npos} << d;
+      unsigned bits = 0;
+      for (char letter : word.substr(colon + 1)) bits |= letter == '*' ? kAnyDType : bit_of(letter);
       all.push_back({Name(word.substr(0, colon - optional)), optional, bits});
     }
     return all;
+  }
+
+  static unsigned bit_of(char letter) {
+    for (size_t d = 0; d < std::size(kDTypes); d++)
+      if (kDTypes[d].letter == letter) return 1u << d;
+    throw std::logic_error("[needle] kernels.def has a letter that no dtype has, " + std::string(1, letter) + ".");
   }
 };
 
@@ -150,22 +155,22 @@ struct BoundKernel {  // a row of a device's table
       fail("expects " + std::to_string(attrs.size()) + " attributes, got " + std::to_string(n_attr) + ".");
   }
 
-  // Outputs and inputs as the row asks for.
+  // Outputs and inputs as the row asks for, those of further groups of the first one's dtype.
   void check_dtypes(const View* out, size_t n_out, const View* in, size_t n_in) const {
     if (n_in + n_out == 0) return;
     const DType first = n_in ? in->dtype : out->dtype;
     auto check = [&](const View* views, size_t n, const std::vector<Operand>& operands) {
       for (size_t k = 0; k < n; k++) {
         const Operand& operand = operands[k % operands.size()];
+        const unsigned dtypes = k < operands.size() ? operand.dtypes : 0;
         const DType got = views[k].dtype;
-        if (views[k].absent() || (operand.dtypes ? operand.dtypes >> static_cast<int>(got) & 1 : got == first))
-          continue;
-        if (!operand.dtypes)
+        if (views[k].absent() || (dtypes ? dtypes >> static_cast<int>(got) & 1 : got == first)) continue;
+        if (!dtypes)
           fail<py::type_error>("expects operands of one dtype, got " + std::string(info(first).name) + " and " +
                                info(got).name + ".");
         if (k == 0 && (n_in == 0 || views == in))
           fail<NoKernel>("has no kernel for dtype " + std::string(info(got).name) + ".");
-        fail<py::type_error>(operand.text + " expects " + names_of(operand.dtypes) + ", got " + info(got).name + ".");
+        fail<py::type_error>(operand.text + " expects " + names_of(dtypes) + ", got " + info(got).name + ".");
       }
     };
     check(in, n_in, inputs);

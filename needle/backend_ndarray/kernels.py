@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .device import Device, cpu
+from .dtypes import FLOATS
 
 if TYPE_CHECKING:
     from .ndarray import NDArray
@@ -84,6 +85,8 @@ PLAIN = attributes("matmul", activation=0, alpha=0)  # a product and nothing aft
 
 
 def kernel_dtype(name: str, dtype: str) -> str:
-    """dtype in which kernel `name` takes arrays of `dtype`: integers are float32 to functions of real numbers."""
+    """dtype in which kernel `name` takes arrays of `dtype`: integers are float32 to functions of real numbers, and so is a
+    float that it lacks.
+    """
     known = DTYPES[name]
-    return dtype if dtype in known else "int64" if "int64" in known else "float32"
+    return dtype if dtype in known else "int64" if "int64" in known and dtype not in FLOATS else "float32"
