@@ -24,8 +24,8 @@ NEEDLE_INLINE L centred(const T* p, int n, L mean) {
   L v = load_lanes(p, n) - mean;
   if (n == LanesOf<T>::width) return v;
   T lanes[LanesOf<T>::width];
-  store(lanes, v);
-  return load_n(lanes, n);
+  store_lanes(lanes, v, LanesOf<T>::width);
+  return load_lanes(lanes, n);
 }
 
 template <class T>

@@ -1,6 +1,8 @@
 // Copies between planes and the blocked layout.
 #include "cpu/conv.h"
 
+#include "cpu/transpose.h"
+
 namespace needle::NEEDLE_ISA {
 namespace {
 
@@ -24,30 +26,7 @@ void copy_to_block(const BlockCopy& b) {
     std::memset(d, 0, x0 * b.block * 4);
     std::memset(d + x1 * b.block, 0, (b.dst_w - x1) * b.block * 4);
     const float* s = b.src + sy * b.s_row + (x0 - b.left) * b.s_pixel;
-    d += x0 * b.block;
-    if (b.channels == kBlock && b.s_pixel == 1) {
-      transpose_to_block(s, b.s_channel, d, kBlock, x1 - x0);
-      continue;
-    }
-    if (b.channels == kBlock && b.s_channel == 1) {
-      for (int64_t i = 0; i < x1 - x0; i++) std::memcpy(d + i * kBlock, s + i * b.s_pixel, kBlock * 4);
-      continue;
-    }
-    if (b.channels < b.block) std::memset(d, 0, (x1 - x0) * b.block * 4);
-    for (int64_t c = 0; c < b.channels; c++)
-      for (int64_t i = 0; i < x1 - x0; i++) d[i * b.block + c] = s[c * b.s_channel + i * b.s_pixel];
-  }
-}
-
-void copy_from_block(const float* src, float* dst, int64_t channels, int64_t s_channel, int64_t s_pixel,
-                     int64_t pixels) {
-  if (channels == kBlock && s_pixel == 1) {
-    transpose_from_block(src, kBlock, dst, s_channel, pixels);
-  } else if (channels == kBlock && s_channel == 1) {
-    for (int64_t i = 0; i < pixels; i++) std::memcpy(dst + i * s_pixel, src + i * kBlock, kBlock * 4);
-  } else {
-    for (int64_t c = 0; c < channels; c++)
-      for (int64_t i = 0; i < pixels; i++) dst[c * s_channel + i * s_pixel] = src[i * kBlock + c];
+    block_pixels(s, b.s_channel, b.s_pixel, b.channels, d + x0 * b.block, b.block, x1 - x0);
   }
 }
 
@@ -90,7 +69,7 @@ void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int
               float* dst) {
   if (lanes < kBlock || inputs < block) std::memset(dst, 0, block * kBlock * 4);
   if (lanes == kBlock && s_in == 1) {
-    transpose_to_block(src, s_lane, dst, kBlock, inputs);
+    transpose(dst, kBlock, src, s_lane, kBlock, inputs);
   } else if (lanes == kBlock) {
     for (int64_t b = 0; b < inputs; b++)
       for (int lane = 0; lane < kBlock; lane++) dst[b * kBlock + lane] = src[b * s_in + lane * s_lane];
@@ -106,8 +85,9 @@ void unblock_images(const Exec* exec, const float* src, int64_t images, const Vi
   parallel_parts(exec, copies, 20. * copies * pixels * kBlock, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const int64_t c = i % blocks * kBlock;
-      copy_from_block(src + i * pixels * kBlock, y.as<float>() + (first + i / blocks) * y.stride[0] + c * y.stride[1],
-                      smaller(kBlock, channels - c), y.stride[1], y.shape[3] > 1 ? y.stride[3] : y.stride[2], pixels);
+      unblock_pixels(src + i * pixels * kBlock, kBlock,
+                     y.as<float>() + (first + i / blocks) * y.stride[0] + c * y.stride[1], y.stride[1],
+                     y.shape[3] > 1 ? y.stride[3] : y.stride[2], smaller(kBlock, channels - c), pixels);
     }
   });
 }

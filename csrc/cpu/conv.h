@@ -38,24 +38,33 @@ struct ConvPass {
   float alpha;
 };
 
-// The operands of a kernel of blocked images and packed weights, as if its window had one pixel.
-template <class Args>
-ConvPass blocked_pass(const Args& c) {
-  const View &x = c.in.x, &w = c.in.packed, &y = c.out.y;
+// A pass over pixels of images like `y` with `groups` of packed weights, `blocks` of `w_block` floats each.
+template <class Attr>
+ConvPass pass_over(const View& y, int64_t groups, int64_t blocks, const float* w, int64_t w_block, const float* bias,
+                   const Attr& a) {
   ConvPass p = {};
   p.images = y.shape[0];
   p.rows = y.shape[2];
   p.pixels = p.last_pixels = y.shape[3];
-  p.groups = c.attr.groups;
-  p.blocks = w.shape[1];
+  p.groups = groups;
+  p.blocks = blocks;
+  p.w = w;
+  p.w_block = w_block;
+  p.w_group = blocks * w_block;
+  p.bias = bias;
+  p.activation = static_cast<int>(a.activation);
+  p.alpha = static_cast<float>(a.alpha);
+  return p;
+}
+
+// The operands of a kernel of blocked images and packed weights, as if its window had one pixel.
+template <class Args>
+ConvPass blocked_pass(const Args& c) {
+  const View &x = c.in.x, &w = c.in.packed, &y = c.out.y;
+  ConvPass p = pass_over(y, c.attr.groups, w.shape[1], w.as<const float>(), w.shape[2] * w.shape[3],
+                         c.in.bias.template as<const float>(), c.attr);
   p.x = {x.as<const float>(), x.stride[0], w.shape[2] * x.stride[1], x.stride[2], x.shape[4]};
-  p.w = w.as<const float>();
-  p.w_block = w.shape[2] * w.shape[3];
-  p.w_group = p.blocks * p.w_block;
   p.y = Images<float>::of(y);
-  p.bias = c.in.bias.template as<const float>();
-  p.activation = static_cast<int>(c.attr.activation);
-  p.alpha = static_cast<float>(c.attr.alpha);
   return p;
 }
 
@@ -259,20 +268,10 @@ void in_batches(const Args& c, const Blocking& b, int64_t meets, int64_t more, c
              [&](const Exec* exec, int64_t first, int64_t images, float* xb) {
                float* yb = xb + images * x_room;
                block_images(exec, x, first, images, b.block, b.top, b.left, b.height, b.width, xb, x_room);
-               ConvPass p = {};
+               ConvPass p = pass_over(y, b.merged, b.out_blocks, packed, b.panel, bias, c.attr);
                p.images = images;
-               p.rows = y.shape[2];
-               p.pixels = p.last_pixels = y.shape[3];
-               p.groups = b.merged;
-               p.blocks = b.out_blocks;
                p.x = {xb, x_room, b.in_blocks * plane, b.width * b.block, b.block};
-               p.w = packed;
-               p.w_block = b.panel;
-               p.w_group = b.out_blocks * b.panel;
                p.y = {yb, y_floats, pixels * kBlock, y.shape[3] * kBlock, kBlock};
-               p.bias = bias;
-               p.activation = static_cast<int>(c.attr.activation);
-               p.alpha = static_cast<float>(c.attr.alpha);
                run(exec, p, static_cast<void*>(rest), images * x_floats, w_floats);
                unblock_images(exec, yb, images, y, first);
              });

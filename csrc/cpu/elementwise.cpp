@@ -13,27 +13,16 @@ constexpr int kChunk = 512;  // elements; four buffers of doubles stay in the L1
 template <class T>
 using ChunkFunction = void (*)(int64_t n, T* out, const T* const* in, T p, T q);
 
-template <class Map, int ARITY, class L>
-NEEDLE_INLINE L apply(L x, L y, L z, L p, L q) {
-  if constexpr (ARITY == 1) return Map::apply(x, p, q);
-  if constexpr (ARITY == 2) return Map::apply(x, y, p, q);
-  if constexpr (ARITY == 3) return Map::apply(x, y, z, p, q);
-}
-
-template <class Map, int ARITY, class T>
+template <class Map, class T>
 void chunk(int64_t n, T* out, const T* const* in, T p, T q) {
-  const T *x = in[0], *y = in[ARITY > 1 ? 1 : 0], *z = in[ARITY > 2 ? 2 : 0];
-  if constexpr (sizeof(T(0.5)) == 4 && T(0.5) != T(0)) {
-    int64_t i = 0;
-    for (; i + V::N <= n; i += V::N)
-      apply<Map, ARITY, V>(V::load(x + i), V::load(y + i), V::load(z + i), p, q).store(out + i);
-    int rest = static_cast<int>(n - i);
-    if (rest > 0)
-      apply<Map, ARITY, V>(V::load_n(x + i, rest), V::load_n(y + i, rest), V::load_n(z + i, rest), p, q)
-          .store_n(out + i, rest);
-  } else {
-    for (int64_t i = 0; i < n; i++) out[i] = apply<Map, ARITY, T>(x[i], y[i], z[i], p, q);
-  }
+  using L = typename LanesOf<T>::type;
+  const T* from[Map::arity];
+  for (int k = 0; k < Map::arity; k++) from[k] = in[k];
+  for_lanes<T>(n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
+    L x[Map::arity];
+    for (int k = 0; k < Map::arity; k++) x[k] = load_lanes(from[k] + i, lanes);
+    store_lanes(out + i, apply_map<Map>(x, L(p), L(q)), lanes);
+  });
 }
 
 struct Operand {
@@ -161,7 +150,7 @@ void dispatch(const Call& c, const char* no_quotient) {
     });
   with_type<Map::dtypes>(c.in[Map::arity - 1].dtype, [&](auto t) {
     using T = std::conditional_t<std::is_same_v<decltype(t), bool>, int32_t, decltype(t)>;
-    run<T, Map::arity>(c, Map::attributes, chunk<Map, Map::arity, T>);
+    run<T, Map::arity>(c, Map::attributes, chunk<Map, T>);
   });
 }
 

@@ -1,9 +1,7 @@
 // Matrix products on the register tile: eager with any strides, and with a right side packed before.
 #include "cpu/matmul.h"
 
-#include <cstring>
-
-#include "math/strided.h"
+#include "cpu/transpose.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
@@ -89,7 +87,7 @@ void pack_columns(const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N
     if (lanes == kBlock && s_n == 1) {
       for (int64_t k = 0; k < K; k++) std::memcpy(dst + k * kBlock, s + k * s_k, kBlock * 4);
     } else if (lanes == kBlock && s_k == 1) {
-      transpose_to_block(s, s_n, dst, kBlock, K);
+      transpose(dst, kBlock, s, s_n, kBlock, K);
     } else {
       if (lanes < kBlock) std::memset(dst, 0, K * kBlock * 4);
       for (int64_t k = 0; k < K; k++)
@@ -118,7 +116,7 @@ void copy_rows(const Matmul& g, int64_t m0, int64_t m1, float* dst) {
   const int64_t ld = copy_stride(g.K);
   int64_t m = m0;
   if (g.a_m == 1)
-    for (; m + kBlock <= m1; m += kBlock, dst += kBlock * ld) transpose_from_block(g.a + m, g.a_k, dst, ld, g.K);
+    for (; m + kBlock <= m1; m += kBlock, dst += kBlock * ld) transpose(dst, ld, g.a + m, g.a_k, g.K, kBlock);
   for (; m < m1; m++, dst += ld) {
     const float* s = g.a + m * g.a_m;
     if (g.a_k == 1)

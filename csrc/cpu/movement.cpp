@@ -1,37 +1,8 @@
 // Kernels that only move elements: copies between any strides and dtypes, fills, blocked layouts and their halos.
-#include "cpu/strided.h"
 #include "cpu/transpose.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
-
-// out[3 * j + i] = in[i * in_stride + j] for i in 0..2, j in 0..3.
-NEEDLE_INLINE void interleave3(float* out, const float* in, int64_t in_stride) {
-  F4 a = load4(in), b = load4(in + in_stride), c = load4(in + 2 * in_stride);
-  F4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-  store4(out, __builtin_shufflevector(ab0, c, 0, 1, 4, 2));
-  store4(out + 4, __builtin_shufflevector(__builtin_shufflevector(ab0, c, 3, 5, 3, 5), ab1, 0, 1, 4, 5));
-  store4(out + 8, __builtin_shufflevector(c, ab1, 2, 6, 7, 3));
-}
-
-// out[j * out_stride + i] = in[i * in_stride + j], i < m, j < n.
-template <class T>
-NEEDLE_INLINE void transpose(T* out, int64_t out_stride, const T* in, int64_t in_stride, int64_t m, int64_t n) {
-  int64_t m4 = 0, n4 = 0;
-  if constexpr (sizeof(T) == 4) {
-    const bool colours = m == 3 && out_stride == 3;
-    m4 = colours ? 3 : m / 4 * 4, n4 = n / 4 * 4;
-    for (int64_t j = 0; j < n4; j += 4)
-      if (colours)
-        interleave3(reinterpret_cast<float*>(out + j * 3), reinterpret_cast<const float*>(in + j), in_stride);
-      else
-        for (int64_t i = 0; i < m4; i += 4)
-          transpose4(reinterpret_cast<float*>(out + j * out_stride + i), out_stride,
-                     reinterpret_cast<const float*>(in + i * in_stride + j), in_stride);
-  }
-  for (int64_t j = 0; j < n; j++)
-    for (int64_t i = j < n4 ? m4 : 0; i < m; i++) out[j * out_stride + i] = in[i * in_stride + j];
-}
 
 // An inner dimension contiguous in `out` and another, the next one out, contiguous in `in`.
 template <class T>
@@ -148,25 +119,16 @@ NEEDLE_INLINE void for_rows(const Exec* exec, const View& plain, const View& blo
 }  // namespace
 
 void to_blocked(const to_blocked_args& c) {
-  const int64_t b = c.out.y.shape[4], sc = c.in.x.stride[1], sw = c.in.x.stride[3];
-  for_rows(c.exec, c.in.x, c.out.y, [&](const float* from, float* to, int64_t valid, int64_t pixels) {
-    if (sw == 1)
-      transpose(to, b, from, sc, valid, pixels);
-    else
-      for (int64_t i = 0; i < pixels; i++) convert(to + i * b, 1, from + i * sw, sc, valid);
-    if (valid < b)
-      for (int64_t i = 0; i < pixels; i++)
-        for (int64_t k = valid; k < b; k++) to[i * b + k] = 0;
+  const View &x = c.in.x, &y = c.out.y;
+  for_rows(c.exec, x, y, [&](const float* from, float* to, int64_t channels, int64_t pixels) {
+    block_pixels(from, x.stride[1], x.stride[3], channels, to, y.shape[4], pixels);
   });
 }
 
 void from_blocked(const from_blocked_args& c) {
-  const int64_t b = c.in.x.shape[4], sc = c.out.y.stride[1], sw = c.out.y.stride[3];
-  for_rows(c.exec, c.out.y, c.in.x, [&](float* to, const float* from, int64_t valid, int64_t pixels) {
-    if (sw == 1)
-      transpose(to, sc, from, b, pixels, valid);
-    else
-      for (int64_t i = 0; i < pixels; i++) convert(to + i * sw, sc, from + i * b, 1, valid);
+  const View &x = c.in.x, &y = c.out.y;
+  for_rows(c.exec, y, x, [&](float* to, const float* from, int64_t channels, int64_t pixels) {
+    unblock_pixels(from, x.shape[4], to, y.stride[1], y.stride[3], channels, pixels);
   });
 }
 

@@ -13,8 +13,8 @@ NEEDLE_INLINE T row_max(const T* x, int64_t n) {
   T top = static_cast<T>(-HUGE_VAL);
   int64_t i = 0;
   if (n >= N) {
-    L v = load(x);
-    for (i = N; i + N <= n; i += N) v = max(v, load(x + i));
+    L v = load_lanes(x, N);
+    for (i = N; i + N <= n; i += N) v = max(v, load_lanes(x + i, N));
     top = reduce_max(v);
   }
   for (; i < n; i++) top = x[i] > top ? x[i] : top;
@@ -35,7 +35,7 @@ NEEDLE_INLINE double row_sum(int64_t size, const F& f) {
       if (n == LanesOf<T>::width)
         sum = sum + v;
       else
-        store(rest, v), tail = n;
+        store_lanes(rest, v, LanesOf<T>::width), tail = n;
     });
     T last = 0;
     for (int i = 0; i < tail; i++) last += rest[i];

@@ -15,6 +15,8 @@
 
 #include "kernels/rows.h"
 
+#define NEEDLE_INLINE static inline __attribute__((always_inline))
+
 #if defined(NEEDLE_ISA_AVX512)
 #define NEEDLE_ISA avx512
 #include "cpu/simd_avx512.h"
@@ -27,6 +29,32 @@
 #endif
 
 namespace needle::NEEDLE_ISA {
+
+// What GCC's vectors can do themselves, of any length.
+typedef int32_t Ints __attribute__((vector_size(sizeof(V))));
+typedef uint32_t Bits __attribute__((vector_size(sizeof(V))));
+NEEDLE_INLINE V operator+(V a, V b) { return a.v + b.v; }
+NEEDLE_INLINE V operator-(V a, V b) { return a.v - b.v; }
+NEEDLE_INLINE V operator*(V a, V b) { return a.v * b.v; }
+NEEDLE_INLINE V operator/(V a, V b) { return a.v / b.v; }
+NEEDLE_INLINE V operator-(V a) { return (decltype(a.v))((Ints)a.v ^ INT32_MIN); }  // not -a.v: GCC moves that about
+NEEDLE_INLINE V abs(V a) { return (decltype(a.v))((Ints)a.v & 0x7fffffff); }
+NEEDLE_INLINE V split(V x, V& m) {
+  // Subtracting the bits of sqrt(1/2) puts the exponent step at sqrt(2) instead of 2.
+  // Unsigned, because the bits of a negative x are below what a signed difference can hold.
+  const Bits bits = (Bits)x.v;
+  const Ints e = (Ints)(bits - 0x3f3504f3u) >> 23;
+  m = (decltype(x.v))(bits - ((Bits)e << 23));
+  return __builtin_convertvector(e, decltype(x.v));
+}
+#if !defined(NEEDLE_ISA_AVX512)
+NEEDLE_INLINE V pow2(V n) { return (decltype(n.v))((__builtin_convertvector(n.v, Ints) + 127) << 23); }
+NEEDLE_INLINE V ldexp(V x, V n) {  // in two factors, to reach subnormals and infinity
+  const V half = round(n * V(0.5f));
+  return x * pow2(half) * pow2(n - half);
+}
+#endif
+
 constexpr int kBlock = 16;  // channels per block of every blocked layout
 constexpr int kPerBlock = kBlock / V::N;
 NEEDLE_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -1,8 +1,6 @@
 #pragma once
 #include <immintrin.h>
 
-#define NEEDLE_INLINE static inline __attribute__((always_inline))
-
 namespace needle::avx2 {
 
 struct V {
@@ -24,17 +22,11 @@ struct V {
   }
 };
 
-NEEDLE_INLINE V operator+(V a, V b) { return _mm256_add_ps(a.v, b.v); }
-NEEDLE_INLINE V operator-(V a, V b) { return _mm256_sub_ps(a.v, b.v); }
-NEEDLE_INLINE V operator*(V a, V b) { return _mm256_mul_ps(a.v, b.v); }
-NEEDLE_INLINE V operator/(V a, V b) { return _mm256_div_ps(a.v, b.v); }
-NEEDLE_INLINE V operator-(V a) { return _mm256_xor_ps(a.v, _mm256_set1_ps(-0.f)); }
 NEEDLE_INLINE V fma(V a, V b, V c) { return _mm256_fmadd_ps(a.v, b.v, c.v); }
 NEEDLE_INLINE V fnma(V a, V b, V c) { return _mm256_fnmadd_ps(a.v, b.v, c.v); }
 NEEDLE_INLINE V max(V a, V b) { return _mm256_max_ps(a.v, b.v); }
 NEEDLE_INLINE V min(V a, V b) { return _mm256_min_ps(a.v, b.v); }
 NEEDLE_INLINE V sqrt(V a) { return _mm256_sqrt_ps(a.v); }
-NEEDLE_INLINE V abs(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a.v); }
 NEEDLE_INLINE V round(V a) { return _mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 NEEDLE_INLINE V::Mask lt(V a, V b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
 NEEDLE_INLINE V::Mask le(V a, V b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
@@ -49,20 +41,6 @@ NEEDLE_INLINE float reduce_max(V a) {
   __m128 s = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
-}
-NEEDLE_INLINE V pow2(V n) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23));
-}
-NEEDLE_INLINE V ldexp(V x, V n) {  // in two factors, to reach subnormals and infinity
-  V half = round(n * V(0.5f));
-  return x * pow2(half) * pow2(n - half);
-}
-NEEDLE_INLINE V split(V x, V& m) {
-  // Subtracting the bits of sqrt(1/2) puts the exponent step at sqrt(2) instead of 2.
-  __m256i bits = _mm256_sub_epi32(_mm256_castps_si256(x.v), _mm256_set1_epi32(0x3f3504f3));
-  __m256i e = _mm256_srai_epi32(bits, 23);
-  m = _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_castps_si256(x.v), _mm256_slli_epi32(e, 23)));
-  return _mm256_cvtepi32_ps(e);
 }
 NEEDLE_INLINE void spin_pause() { _mm_pause(); }
 

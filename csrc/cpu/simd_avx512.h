@@ -1,8 +1,6 @@
 #pragma once
 #include <immintrin.h>
 
-#define NEEDLE_INLINE static inline __attribute__((always_inline))
-
 namespace needle::avx512 {
 
 struct V {
@@ -20,17 +18,11 @@ struct V {
   NEEDLE_INLINE Mask tail(int n) { return static_cast<Mask>((1u << n) - 1); }
 };
 
-NEEDLE_INLINE V operator+(V a, V b) { return _mm512_add_ps(a.v, b.v); }
-NEEDLE_INLINE V operator-(V a, V b) { return _mm512_sub_ps(a.v, b.v); }
-NEEDLE_INLINE V operator*(V a, V b) { return _mm512_mul_ps(a.v, b.v); }
-NEEDLE_INLINE V operator/(V a, V b) { return _mm512_div_ps(a.v, b.v); }
-NEEDLE_INLINE V operator-(V a) { return _mm512_xor_ps(a.v, _mm512_set1_ps(-0.f)); }
 NEEDLE_INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a.v, b.v, c.v); }
 NEEDLE_INLINE V fnma(V a, V b, V c) { return _mm512_fnmadd_ps(a.v, b.v, c.v); }
 NEEDLE_INLINE V max(V a, V b) { return _mm512_max_ps(a.v, b.v); }
 NEEDLE_INLINE V min(V a, V b) { return _mm512_min_ps(a.v, b.v); }
 NEEDLE_INLINE V sqrt(V a) { return _mm512_sqrt_ps(a.v); }
-NEEDLE_INLINE V abs(V a) { return _mm512_abs_ps(a.v); }
 NEEDLE_INLINE V round(V a) { return _mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 NEEDLE_INLINE V::Mask lt(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
 NEEDLE_INLINE V::Mask le(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ); }
@@ -39,13 +31,6 @@ NEEDLE_INLINE V select(V::Mask m, V a, V b) { return _mm512_mask_blend_ps(m, b.v
 NEEDLE_INLINE float reduce_add(V a) { return _mm512_reduce_add_ps(a.v); }
 NEEDLE_INLINE float reduce_max(V a) { return _mm512_reduce_max_ps(a.v); }
 NEEDLE_INLINE V ldexp(V x, V n) { return _mm512_scalef_ps(x.v, n.v); }
-NEEDLE_INLINE V split(V x, V& m) {
-  // Subtracting the bits of sqrt(1/2) puts the exponent step at sqrt(2) instead of 2.
-  __m512i bits = _mm512_sub_epi32(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x3f3504f3));
-  __m512i e = _mm512_srai_epi32(bits, 23);
-  m = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_castps_si512(x.v), _mm512_slli_epi32(e, 23)));
-  return _mm512_cvtepi32_ps(e);
-}
 NEEDLE_INLINE void spin_pause() { _mm_pause(); }
 
 }  // namespace needle::avx512

@@ -10,29 +10,19 @@
 
 namespace needle::NEEDLE_ISA {
 
-// Lanes of a float type: V for f32, one double for f64, so that a kernel is written once for both.
-NEEDLE_INLINE V load(const float* p) { return V::load(p); }
-NEEDLE_INLINE double load(const double* p) { return *p; }
-NEEDLE_INLINE V load_n(const float* p, int n) { return V::load_n(p, n); }
-NEEDLE_INLINE double load_n(const double* p, int) { return *p; }
-NEEDLE_INLINE void store(float* p, V v) { v.store(p); }
-NEEDLE_INLINE void store(double* p, double v) { *p = v; }
-NEEDLE_INLINE void store_n(float* p, V v, int n) { v.store_n(p, n); }
-NEEDLE_INLINE void store_n(double* p, double v, int) { *p = v; }
-NEEDLE_INLINE double reduce_add(double a) { return a; }
-NEEDLE_INLINE double reduce_max(double a) { return a; }
+// Lanes of a type: V for f32, else one number, so that a kernel is written once for all.
 template <class T>
-struct LanesOf;
+struct LanesOf {
+  using type = T;
+  static constexpr int width = 1;
+};
 template <>
 struct LanesOf<float> {
   using type = V;
   static constexpr int width = V::N;
 };
-template <>
-struct LanesOf<double> {
-  using type = double;
-  static constexpr int width = 1;
-};
+NEEDLE_INLINE double reduce_add(double a) { return a; }
+NEEDLE_INLINE double reduce_max(double a) { return a; }
 
 // f(i, n) for every vector of [0, size): n lanes from element i, fewer in the last call.
 template <class T, class F>
@@ -43,12 +33,18 @@ NEEDLE_INLINE void for_lanes(int64_t size, const F& f) {
   if (i < size) f(i, static_cast<int>(size - i));
 }
 template <class T>
-NEEDLE_INLINE auto load_lanes(const T* p, int n) {
-  return n == LanesOf<T>::width ? load(p) : load_n(p, n);
+NEEDLE_INLINE typename LanesOf<T>::type load_lanes(const T* p, int n) {
+  if constexpr (LanesOf<T>::width > 1)
+    return n == V::N ? V::load(p) : V::load_n(p, n);
+  else
+    return *p;
 }
 template <class T, class L>
 NEEDLE_INLINE void store_lanes(T* p, L v, int n) {
-  n == LanesOf<T>::width ? store(p, v) : store_n(p, v, n);
+  if constexpr (LanesOf<T>::width > 1)
+    n == V::N ? v.store(p) : v.store_n(p, n);
+  else
+    *p = v;
 }
 
 template <class T, class S>

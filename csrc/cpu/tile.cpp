@@ -1,9 +1,6 @@
-// Instances of the register tile for every number of rows, and the 16-wide transposes of the packing code.
+// Instances of the register tile for every number of rows.
 #include "cpu/tile.h"
 
-#include <cstring>
-
-#include "cpu/transpose.h"
 #include "math/maps.h"
 
 namespace needle::NEEDLE_ISA {
@@ -131,24 +128,6 @@ void tiles(Tile t, int blocks, int64_t rows) {
     if (t.residual) t.residual += n * t.r_m;
     rows -= n;
   }
-}
-
-void transpose_to_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n) {
-  int64_t i = 0;
-  for (; i + 4 <= n; i += 4)
-    for (int j = 0; j < kBlock; j += 4)
-      transpose4(dst + i * dst_stride + j, dst_stride, src + j * src_stride + i, src_stride);
-  for (; i < n; i++)
-    for (int j = 0; j < kBlock; j++) dst[i * dst_stride + j] = src[j * src_stride + i];
-}
-
-void transpose_from_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n) {
-  int64_t i = 0;
-  for (; i + 4 <= n; i += 4)
-    for (int j = 0; j < kBlock; j += 4)
-      transpose4(dst + j * dst_stride + i, dst_stride, src + i * src_stride + j, src_stride);
-  for (; i < n; i++)
-    for (int j = 0; j < kBlock; j++) dst[j * dst_stride + i] = src[i * src_stride + j];
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -76,10 +76,4 @@ NEEDLE_INLINE int64_t fair_share(const Exec* exec, int64_t units, int64_t tasks)
   return best;
 }
 
-// dst[i * dst_stride + j] = src[j * src_stride + i] for i < n, j < 16. Four-lane shuffles are enough: it is memory
-// bound.
-void transpose_to_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n);
-// dst[j * dst_stride + i] = src[i * src_stride + j] for i < n, j < 16.
-void transpose_from_block(const float* src, int64_t src_stride, float* dst, int64_t dst_stride, int64_t n);
-
 }  // namespace needle::NEEDLE_ISA

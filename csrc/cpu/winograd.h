@@ -58,59 +58,51 @@ struct Winograd4 {
   }
 };
 
+// A transform along columns, then along rows: f makes M vectors of A. store(y, x, value) for y < rows, x < columns.
+template <void (*f)(const V*, V*), int A, int M, class Load, class Store>
+NEEDLE_INLINE void both_ways(int rows, int columns, const Load& load, const Store& store) {
+  V half[M][A];
+#pragma GCC unroll 6
+  for (int x = 0; x < A; x++) {
+    V column[A], o[M];
+#pragma GCC unroll 6
+    for (int y = 0; y < A; y++) column[y] = load(y, x);
+    f(column, o);
+#pragma GCC unroll 6
+    for (int y = 0; y < M; y++) half[y][x] = o[y];
+  }
+#pragma GCC unroll 6
+  for (int y = 0; y < M; y++) {
+    if (y >= rows) break;
+    V o[M];
+    f(half[y], o);
+#pragma GCC unroll 6
+    for (int x = 0; x < M; x++) {
+      if (x >= columns) break;
+      store(y, x, o[x]);
+    }
+  }
+}
+
 // d: kIn x kIn blocks of 16 channels, rows `d_row` apart; results `v_xi` apart.
 template <class F>
 NEEDLE_INLINE void winograd_input(const float* d, int64_t d_row, float* v, int64_t v_xi) {
   constexpr int A = F::kIn;
-  for (int lane = 0; lane < kBlock; lane += V::N) {
-    V m[A][A];
-#pragma GCC unroll 6
-    for (int x = 0; x < A; x++) {
-      V column[A], o[A];
-#pragma GCC unroll 6
-      for (int y = 0; y < A; y++) column[y] = V::load(d + y * d_row + x * kBlock + lane);
-      F::input(column, o);
-#pragma GCC unroll 6
-      for (int y = 0; y < A; y++) m[y][x] = o[y];
-    }
-#pragma GCC unroll 6
-    for (int y = 0; y < A; y++) {
-      V o[A];
-      F::input(m[y], o);
-#pragma GCC unroll 6
-      for (int x = 0; x < A; x++) o[x].store(v + (y * A + x) * v_xi + lane);
-    }
-  }
+  for (int lane = 0; lane < kBlock; lane += V::N)
+    both_ways<F::input, A, A>(
+        A, A, [&](int y, int x) { return V::load(d + y * d_row + x * kBlock + lane); },
+        [&](int y, int x, V value) { value.store(v + (y * A + x) * v_xi + lane); });
 }
 
 // kOut x kOut pixels from kIn x kIn products `m_xi` apart, given to `store(y, x, lane, value)` where y < rows, x <
 // cols.
 template <class F, class Store>
 NEEDLE_INLINE void winograd_output(const float* m, int64_t m_xi, int rows, int cols, const Store& store) {
-  constexpr int A = F::kIn, M = F::kOut;
-  for (int lane = 0; lane < kBlock; lane += V::N) {
-    V half[M][A];
-#pragma GCC unroll 6
-    for (int x = 0; x < A; x++) {
-      V column[A], o[M];
-#pragma GCC unroll 6
-      for (int y = 0; y < A; y++) column[y] = V::load(m + (y * A + x) * m_xi + lane);
-      F::output(column, o);
-#pragma GCC unroll 4
-      for (int y = 0; y < M; y++) half[y][x] = o[y];
-    }
-#pragma GCC unroll 4
-    for (int y = 0; y < M; y++) {
-      if (y >= rows) break;
-      V o[M];
-      F::output(half[y], o);
-#pragma GCC unroll 4
-      for (int x = 0; x < M; x++) {
-        if (x >= cols) break;
-        store(y, x, lane, o[x]);
-      }
-    }
-  }
+  constexpr int A = F::kIn;
+  for (int lane = 0; lane < kBlock; lane += V::N)
+    both_ways<F::output, A, F::kOut>(
+        rows, cols, [&](int y, int x) { return V::load(m + (y * A + x) * m_xi + lane); },
+        [&](int y, int x, V value) { store(y, x, lane, value); });
 }
 
 }  // namespace needle::NEEDLE_ISA

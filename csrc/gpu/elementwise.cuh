@@ -11,13 +11,6 @@ struct Operands {
   DType dtype[Map::arity + 1];
 };
 
-template <class Map, class T>
-__device__ __forceinline__ T apply_map(const T (&x)[Map::arity], T p, T q) {
-  if constexpr (Map::arity == 1) return Map::apply(x[0], p, q);
-  if constexpr (Map::arity == 2) return Map::apply(x[0], x[1], p, q);
-  if constexpr (Map::arity == 3) return Map::apply(x[0], x[1], x[2], p, q);
-}
-
 // Any strides and dtypes.
 template <class Map, class T>
 __global__ void GPU_BOUNDS(kThreads, 4) elements(Operands<Map> m, T p, T q) {
@@ -27,7 +20,7 @@ __global__ void GPU_BOUNDS(kThreads, 4) elements(Operands<Map> m, T p, T q) {
     T x[Map::arity];
 #pragma unroll
     for (int k = 0; k < Map::arity; k++) x[k] = load_as<T>(m.data[k + 1], m.dtype[k + 1], at[k + 1]);
-    store_as<T>(m.data[0], m.dtype[0], at[0], apply_map<Map, T>(x, p, q));
+    store_as<T>(m.data[0], m.dtype[0], at[0], device::apply_map<Map>(x, p, q));
   });
 }
 
@@ -48,7 +41,7 @@ __global__ void GPU_BOUNDS(kThreads, 4) dense_elements(Operands<Map> m, float p,
       float x[kArity];
 #pragma unroll
       for (int k = 0; k < kArity; k++) x[k] = j == 0 ? v[k].x : j == 1 ? v[k].y : j == 2 ? v[k].z : v[k].w;
-      r[j] = apply_map<Map, float>(x, p, q);
+      r[j] = device::apply_map<Map>(x, p, q);
     }
     write4(out + 4 * static_cast<int64_t>(i), make_float4(r[0], r[1], r[2], r[3]));
   });
@@ -57,7 +50,7 @@ __global__ void GPU_BOUNDS(kThreads, 4) dense_elements(Operands<Map> m, float p,
   float x[kArity];
 #pragma unroll
   for (int k = 0; k < kArity; k++) x[k] = static_cast<const float*>(m.data[k + 1])[last];
-  out[last] = apply_map<Map, float>(x, p, q);
+  out[last] = device::apply_map<Map>(x, p, q);
 }
 
 template <class Map>

@@ -50,12 +50,26 @@ struct Image {
   }
 };
 
-// Runs Op<T>{parts...} for every pixel of `v`, T being its dtype, one of `letters`.
+// A thread per pixel of `out`, which becomes op(out, spot).
+template <class Op, class T>
+struct EachPixel {
+  Op op;
+  Image<T> out;
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team&, int64_t n, bool) const {
+    const Spot s = out.spot(n);
+    out.at(s) = op(out, s);
+  }
+};
+
+// Runs Op<T>{parts...} for every pixel of `out`, T being its dtype, one of `letters`.
 template <const char* letters, template <class> class Op, class Args, class... Parts>
-void for_pixels(const char* op, const Args& c, const View& v, const Parts&... parts) {
-  if (v.size() > INT32_MAX) fail(op, "an array has at most 2^31 elements", std::to_string(v.size()));
-  with_type<letters>(v.dtype,
-                     [&](auto t) { launch_teams<ThreadTeam>(Op<decltype(t)>{parts...}, v.size(), stream_of(c)); });
+void for_pixels(const char* op, const Args& c, const View& out, const Parts&... parts) {
+  if (out.size() > INT32_MAX) fail(op, "an array has at most 2^31 elements", std::to_string(out.size()));
+  with_type<letters>(out.dtype, [&](auto t) {
+    using T = decltype(t);
+    launch_teams<ThreadTeam>(EachPixel<Op<T>, T>{{parts...}, out}, out.size(), stream_of(c));
+  });
 }
 
 }  // namespace needle::gpu

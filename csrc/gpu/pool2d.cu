@@ -13,11 +13,9 @@ using Span = device::SpanOf<int>;
 
 template <class T>
 struct MaxPool {
-  Image<T> in, out;
+  Image<T> in;
   Window w;
-  template <class Team>
-  __device__ __forceinline__ void operator()(const Team&, int64_t n, bool) const {
-    Spot s = out.spot(n);
+  __device__ __forceinline__ T operator()(const Image<T>& out, const Spot& s) const {
     Span ys = rows_of(w, s.y, out.height, in.height), xs = columns_of(w, s.x, out.width, in.width);
     T top = -infinity<T>();
     for (int y = ys.begin; y < ys.end; y += w.dilation_h) {
@@ -26,18 +24,16 @@ struct MaxPool {
         top = device::maximum_map::apply(top, v, v, v);
       }
     }
-    out.at(s) = top;
+    return top;
   }
 };
 
 // The first maximum of a window gets its gradient.
 template <class T>
 struct MaxPoolGrad {
-  Image<T> in, dy, dx;
+  Image<T> in, dy;
   Window w;
-  template <class Team>
-  __device__ __forceinline__ void operator()(const Team&, int64_t n, bool) const {
-    Spot s = dx.spot(n);
+  __device__ __forceinline__ T operator()(const Image<T>&, const Spot& s) const {
     T sum = 0;
     for (int i = 0; i < w.kernel_h; i++) {
       int top = s.y + w.pad_top - i * w.dilation_h, y = top / w.stride_h;
@@ -48,7 +44,7 @@ struct MaxPoolGrad {
         if (is_best(s, y, x)) sum += dy.at(s, y, x);
       }
     }
-    dx.at(s) = sum;
+    return sum;
   }
   __device__ __forceinline__ bool is_best(const Spot& s, int out_y, int out_x) const {
     Span ys = rows_of(w, out_y, dy.height, in.height), xs = columns_of(w, out_x, dy.width, in.width);
@@ -64,31 +60,41 @@ struct MaxPoolGrad {
   }
 };
 
-template <class T>
-struct AvgPool {
-  Image<T> in, out;
-  Average w;
-  template <class Team>
-  __device__ __forceinline__ void operator()(const Team&, int64_t n, bool) const {
-    Spot s = out.spot(n);
+// `w` says which windows (math/image.h).
+template <class T, class Windows>
+struct AveragePool {
+  Image<T> in;
+  Windows w;
+  __device__ __forceinline__ T operator()(const Image<T>& out, const Spot& s) const {
     Span ys = rows_of(w, s.y, out.height, in.height), xs = columns_of(w, s.x, out.width, in.width);
     T sum = 0;
     for (int y = ys.begin; y < ys.end; y++) {
       for (int x = xs.begin; x < xs.end; x++) sum += in.at(s, y, x);
     }
-    out.at(s) = sum / divisor_of(w, s.y, s.x, ys, xs, in.height, in.width);
+    return sum / divisor_of(w, s.y, s.x, ys, xs, in.height, in.width);
   }
 };
+template <class T>
+using AvgPool = AveragePool<T, Average>;
+template <class T>
+using AdaptivePool = AveragePool<T, Adaptive>;
 
-// The outputs whose windows a position is in are gathered; `w` says which windows (math/image.h).
+// The outputs whose windows an input position of an axis is in, of rows or of columns; a gradient gathers them.
+__device__ __forceinline__ Span reached(const Adaptive&, bool, int at, int size, int outputs) {
+  return bin(at, size, outputs);
+}
+__device__ __forceinline__ Span reached(const Average& w, bool rows, int at, int, int outputs) {
+  const int stride = rows ? w.stride_h : w.stride_w, kernel = rows ? w.kernel_h : w.kernel_w;
+  const int last = at + (rows ? w.pad_top : w.pad_left), end = last / stride + 1;
+  return {last < kernel ? 0 : (last - kernel) / stride + 1, end < outputs ? end : outputs};
+}
+
 template <class T, class Windows>
 struct AverageGrad {
-  Image<T> dy, dx;
+  Image<T> dy;
   Windows w;
-  template <class Team>
-  __device__ __forceinline__ void operator()(const Team&, int64_t n, bool) const {
-    Spot s = dx.spot(n);
-    Span rows = reached_rows(s.y), columns = reached_columns(s.x);
+  __device__ __forceinline__ T operator()(const Image<T>& dx, const Spot& s) const {
+    Span rows = reached(w, true, s.y, dx.height, dy.height), columns = reached(w, false, s.x, dx.width, dy.width);
     T sum = 0;
     for (int y = rows.begin; y < rows.end; y++) {
       Span ys = rows_of(w, y, dy.height, dx.height);
@@ -97,23 +103,7 @@ struct AverageGrad {
         sum += dy.at(s, y, x) / divisor_of(w, y, x, ys, xs, dx.height, dx.width);
       }
     }
-    dx.at(s) = sum;
-  }
-  __device__ __forceinline__ Span reached_rows(int y) const {
-    if constexpr (std::is_same_v<Windows, Adaptive>)
-      return bin(y, dx.height, dy.height);
-    else
-      return windows(y + w.pad_top, w.kernel_h, w.stride_h, dy.height);
-  }
-  __device__ __forceinline__ Span reached_columns(int x) const {
-    if constexpr (std::is_same_v<Windows, Adaptive>)
-      return bin(x, dx.width, dy.width);
-    else
-      return windows(x + w.pad_left, w.kernel_w, w.stride_w, dy.width);
-  }
-  __device__ static __forceinline__ Span windows(int at, int kernel, int stride, int outputs) {
-    int end = at / stride + 1;
-    return {at < kernel ? 0 : (at - kernel) / stride + 1, end < outputs ? end : outputs};
+    return sum;
   }
 };
 template <class T>
@@ -121,12 +111,12 @@ using AvgPoolGrad = AverageGrad<T, Average>;
 template <class T>
 using AdaptivePoolGrad = AverageGrad<T, Adaptive>;
 
-template <class T>
-struct AdaptivePool {
-  Image<T> in, out;
+// An adaptive pool by teams.
+struct TeamPool {
+  Image<float> in, out;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t n, bool exists) const {
-    T sum = 0;
+    float sum = 0;
     int area = 1;
     Spot s = {};
     if (exists) {
@@ -147,17 +137,17 @@ struct AdaptivePool {
 }  // namespace
 
 void max_pool2d(const max_pool2d_args& c) {
-  for_pixels<max_pool2d_args::In::x_dtypes, MaxPool>("max_pool2d", c, c.out.y, c.in.x, c.out.y, Window(c.attr));
+  for_pixels<max_pool2d_args::In::x_dtypes, MaxPool>("max_pool2d", c, c.out.y, c.in.x, Window(c.attr));
 }
 void max_pool2d_grad(const max_pool2d_grad_args& c) {
-  for_pixels<max_pool2d_grad_args::In::x_dtypes, MaxPoolGrad>("max_pool2d_grad", c, c.out.dx, c.in.x, c.in.dy, c.out.dx,
+  for_pixels<max_pool2d_grad_args::In::x_dtypes, MaxPoolGrad>("max_pool2d_grad", c, c.out.dx, c.in.x, c.in.dy,
                                                               Window(c.attr));
 }
 void avg_pool2d(const avg_pool2d_args& c) {
-  for_pixels<avg_pool2d_args::In::x_dtypes, AvgPool>("avg_pool2d", c, c.out.y, c.in.x, c.out.y, Average(c.attr));
+  for_pixels<avg_pool2d_args::In::x_dtypes, AvgPool>("avg_pool2d", c, c.out.y, c.in.x, Average(c.attr));
 }
 void avg_pool2d_grad(const avg_pool2d_grad_args& c) {
-  for_pixels<avg_pool2d_grad_args::In::dy_dtypes, AvgPoolGrad>("avg_pool2d_grad", c, c.out.dx, c.in.dy, c.out.dx,
+  for_pixels<avg_pool2d_grad_args::In::dy_dtypes, AvgPoolGrad>("avg_pool2d_grad", c, c.out.dx, c.in.dy,
                                                                Average(c.attr));
 }
 
@@ -168,14 +158,14 @@ void adaptive_avg_pool2d(const adaptive_avg_pool2d_args& c) {
   if (y.size() == 0) return;
   int64_t area = x.shape[2] * x.shape[3] / (y.shape[2] * y.shape[3]);
   if (y.dtype != DType::f32 || area < 16)
-    return for_pixels<adaptive_avg_pool2d_args::In::x_dtypes, AdaptivePool>("adaptive_avg_pool2d", c, y, x, y);
-  AdaptivePool<float> op = {x, y};
+    return for_pixels<adaptive_avg_pool2d_args::In::x_dtypes, AdaptivePool>("adaptive_avg_pool2d", c, y, x, Adaptive{});
+  TeamPool op = {x, y};
   if (op.in.channels_last && op.out.channels_last) return launch_teams<ColumnTeam>(op, y.size(), stream_of(c));
   launch_teams<WaveTeam>(op, y.size(), stream_of(c));
 }
 void adaptive_avg_pool2d_grad(const adaptive_avg_pool2d_grad_args& c) {
   for_pixels<adaptive_avg_pool2d_grad_args::In::dy_dtypes, AdaptivePoolGrad>("adaptive_avg_pool2d_grad", c, c.out.dx,
-                                                                             c.in.dy, c.out.dx, Adaptive{});
+                                                                             c.in.dy, Adaptive{});
 }
 
 }  // namespace needle::gpu

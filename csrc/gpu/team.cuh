@@ -8,6 +8,11 @@ namespace needle::gpu {
 
 constexpr int kTeamThreads = 256;
 
+template <class T>
+__device__ __forceinline__ T infinity() {
+  return static_cast<T>(__builtin_huge_val());
+}
+
 struct ThreadTeam {  // no team at all
   static constexpr int step = 1, per_block = kTeamThreads;
   static constexpr int first = 0;
@@ -41,23 +46,22 @@ struct BlockTeam {
   static constexpr int step = kTeamThreads, per_block = 1;
   __device__ static __forceinline__ int place() { return 0; }
   int first = static_cast<int>(threadIdx.x);
+  // The values of all waves, a lane each; `rest` in the other lanes.
   template <class T>
-  __device__ __forceinline__ T sum(T v) const {
+  __device__ static __forceinline__ T of_waves(T v, T rest) {
     GPU_SHARED(WaveValues<T>, waves);
-    v = wave_sum(v);
-    block_sync();  // until everyone has read what an earlier sum left here
+    block_sync();  // until everyone has read what an earlier call left here
     if (lane_id() == 0) waves.v[threadIdx.x / WAVE] = v;
     block_sync();
-    return wave_sum(lane_id() < kTeamThreads / WAVE ? waves.v[lane_id()] : T(0));
+    return lane_id() < kTeamThreads / WAVE ? waves.v[lane_id()] : rest;
+  }
+  template <class T>
+  __device__ __forceinline__ T sum(T v) const {
+    return wave_sum(of_waves(wave_sum(v), T(0)));
   }
   template <class T>
   __device__ __forceinline__ T max(T v) const {
-    GPU_SHARED(WaveValues<T>, waves);
-    v = wave_max(v);
-    block_sync();
-    if (lane_id() == 0) waves.v[threadIdx.x / WAVE] = v;
-    block_sync();
-    return wave_max(waves.v[lane_id() % (kTeamThreads / WAVE)]);
+    return wave_max(of_waves(wave_max(v), -infinity<T>()));
   }
 };
 
@@ -116,10 +120,5 @@ struct Rows {
   Rows(const View& v) : data(v.as<T>()), stride(v.rank ? v.stride[0] : 0) {}
   __device__ __forceinline__ T* operator[](int64_t row) const { return data + row * stride; }
 };
-
-template <class T>
-__device__ __forceinline__ T infinity() {
-  return static_cast<T>(__builtin_huge_val());
-}
 
 }  // namespace needle::gpu

@@ -102,18 +102,30 @@ struct SourceOf {
   I low, high;
   double part;
 };
+
+// How a resize finds sources along one axis.
+struct Bilinear {
+  bool align_corners;
+  double scale;
+  template <class Attr>
+  Bilinear(const Attr& a, double scale) : align_corners(a.align_corners != 0), scale(scale) {}
+};
+struct Nearest {
+  float scale;  // torch computes the index in float, which decides where a product falls on an integer
+  template <class Attr>
+  Nearest(const Attr&, double scale) : scale(static_cast<float>(scale)) {}
+};
 template <class I>
-NEEDLE_MAP_INLINE SourceOf<I> bilinear_source(I out, bool align_corners, double scale, I size) {
-  if (scale == 1) return {lesser<I>(out, size - 1), lesser<I>(out, size - 1), 0};
-  double at = align_corners ? out * scale : (out + 0.5) * scale - 0.5;
+NEEDLE_MAP_INLINE SourceOf<I> source_of(const Bilinear& b, I out, I size) {
+  if (b.scale == 1) return {lesser<I>(out, size - 1), lesser<I>(out, size - 1), 0};
+  double at = b.align_corners ? out * b.scale : (out + 0.5) * b.scale - 0.5;
   if (at < 0) at = 0;
   const I low = lesser<I>(static_cast<I>(at), size - 1);
   return {low, lesser<I>(low + 1, size - 1), at - static_cast<double>(low)};
 }
-// torch computes the index in float, which decides where a product falls on an integer.
 template <class I>
-NEEDLE_MAP_INLINE I nearest_source(I out, float scale, I size) {
-  return lesser<I>(static_cast<I>(static_cast<float>(out) * scale), size - 1);
+NEEDLE_MAP_INLINE I source_of(const Nearest& n, I out, I size) {
+  return lesser<I>(static_cast<I>(static_cast<float>(out) * n.scale), size - 1);
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -331,6 +331,13 @@ constexpr int count_words(const char* text) {
 #undef TERNARY
 #undef NEEDLE_MAP
 
+template <class Map, class T>
+NEEDLE_MAP_INLINE T apply_map(const T (&x)[Map::arity], T p, T q) {
+  if constexpr (Map::arity == 1) return Map::apply(x[0], p, q);
+  if constexpr (Map::arity == 2) return Map::apply(x[0], x[1], p, q);
+  if constexpr (Map::arity == 3) return Map::apply(x[0], x[1], x[2], p, q);
+}
+
 // Out of line: inlined into an epilogue these would cost its loop registers even when they are not used.
 template <class A, class T>
 NEEDLE_MAP_NOINLINE T activate_out_of_line(int code, A alpha, T x) {

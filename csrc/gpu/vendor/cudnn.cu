@@ -37,14 +37,10 @@ void require(cudnnStatus_t status, const char* at) {
 }
 
 cudnnHandle_t handle() {
-  static cudnnStatus_t failed = CUDNN_STATUS_SUCCESS;
-  static cudnnHandle_t handle = [] {
-    cudnnHandle_t made = nullptr;
-    failed = f.Create(&made);
-    return made;
-  }();
-  require(failed, "cudnnCreate");
-  return handle;
+  Status status;
+  cudnnHandle_t made = handle_from<cudnnHandle_t>(f.Create, status);
+  require(static_cast<cudnnStatus_t>(status.error), "cudnnCreate");
+  return made;
 }
 
 // The attribute type that goes with a C++ type.

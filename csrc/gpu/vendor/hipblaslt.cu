@@ -88,12 +88,13 @@ bool open(std::string* text) {
   LT_FUNCTIONS(F)
   F(GetVersion)
 #undef F
-  int error = 0, version = 0;
-  Hipblas::Handle handle = Lt<Hipblas>::handle(&error);
-  if (!error) error = Hipblas::f.GetVersion(handle, &version);
-  *text = error ? "hipblasLtCreate gave status " + std::to_string(error)
-                : std::to_string(version) + ", " + place(Hipblas::f.GetVersion);
-  return !error;
+  Status status;
+  int version = 0;
+  Hipblas::Handle handle = Lt<Hipblas>::handle(status);
+  if (!status.error) status(Hipblas::f.GetVersion(handle, &version));
+  *text = status.error ? "hipblasLtCreate gave status " + std::to_string(status.error)
+                       : std::to_string(version) + ", " + place(Hipblas::f.GetVersion);
+  return !status.error;
 }
 
 }  // namespace

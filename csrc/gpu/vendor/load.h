@@ -70,4 +70,26 @@ std::string place(F* function) {
   return dladdr(reinterpret_cast<void*>(function), &info) && info.dli_fname ? info.dli_fname : "";
 }
 
+// 0, or the first error of the calls so far.
+struct Status {
+  int error = 0;
+  template <class S>
+  void operator()(S status) {
+    if (!error) error = static_cast<int>(status);
+  }
+};
+
+// What create(&handle) gave when it was called first and only then.
+template <class Handle, class Create>
+Handle handle_from(Create create, Status& status) {
+  static int failed = 0;
+  static Handle handle = [&] {
+    Handle made = nullptr;
+    failed = static_cast<int>(create(&made));
+    return made;
+  }();
+  status(failed);
+  return handle;
+}
+
 }  // namespace needle::gpu::vendor

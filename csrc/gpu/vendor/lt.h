@@ -57,25 +57,7 @@ struct Lt {
     }
   };
 
-  // 0, or the first error of the calls so far.
-  struct Status {
-    int error = 0;
-    template <class S>
-    void operator()(S status) {
-      if (!error) error = static_cast<int>(status);
-    }
-  };
-
-  static typename Api::Handle handle(int* error) {
-    static int failed = 0;
-    static typename Api::Handle handle = [] {
-      typename Api::Handle made = nullptr;
-      failed = static_cast<int>(Api::f.Create(&made));
-      return made;
-    }();
-    *error = failed;
-    return handle;
-  }
+  static auto handle(Status& status) { return handle_from<typename Api::Handle>(Api::f.Create, status); }
 
   template <class T>
   static auto set(typename Api::Operation operation, typename Api::Attribute attribute, T value) {
@@ -109,7 +91,7 @@ struct Lt {
     }
     if (!p.residual.data) c = out;
     Status status;
-    typename Api::Handle library = handle(&status.error);
+    typename Api::Handle library = handle(status);
     auto plan = std::make_unique<Plan>();
     const int64_t batch = p.out.shape[0];
     if (!status.error) status(Api::f.MatmulDescCreate(&plan->operation, Api::compute(p.precision), Api::kFloat));
@@ -144,7 +126,7 @@ struct Lt {
   static int run(void* made, const Problem& p, void* workspace, void* stream) {
     const Plan& plan = *static_cast<Plan*>(made);
     Status status;
-    typename Api::Handle library = handle(&status.error);
+    typename Api::Handle library = handle(status);
     if (p.bias.data) status(set(plan.operation, Api::kBiasPointer, p.bias.data));
     if (status.error) return status.error;
     const float one = 1, beta = p.residual.data ? 1 : 0;

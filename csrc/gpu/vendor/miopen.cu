@@ -66,23 +66,7 @@ struct Functions {
 
 constexpr int kFloat = 1, kConvolution = 0, kVertical = 0;  // miopenFloat, miopenConvolution, miopenVerticalFusion
 
-struct Status {
-  int error = 0;
-  void operator()(int status) {
-    if (!error) error = status;
-  }
-};
-
-miopenHandle_t handle(Status& status) {
-  static int failed = 0;
-  static miopenHandle_t handle = [] {
-    miopenHandle_t made = nullptr;
-    failed = f.Create(&made);
-    return made;
-  }();
-  status(failed);
-  return handle;
-}
+miopenHandle_t handle(Status& status) { return handle_from<miopenHandle_t>(f.Create, status); }
 
 struct Plan {
   miopenTensorDescriptor_t x = nullptr, w = nullptr, bias = nullptr, out = nullptr;
