@@ -13,7 +13,7 @@ import numpy as np
 
 from .backend_ndarray import Device, NDArray, as_ndarray, cpu_numpy, dtype_name, dtype_of
 from .backend_selection import BACKEND, default_device
-from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads
+from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads, vjp
 from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, one_of, op
 
 TENSOR_COUNTER = 0
@@ -103,6 +103,10 @@ class Tensor:
 
     def is_leaf(self) -> bool:
         return self.op is None
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        self.requires_grad = requires_grad
+        return self
 
     # -- data --------------------------------------------------------------------------------------------------------
 
@@ -294,4 +298,5 @@ __all__ = [
     "op",
     "sum_grads",
     "tensor_method",
+    "vjp",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .autograd import Tensor
@@ -40,6 +40,24 @@ def sum_grads(parts: list[Tensor]) -> Tensor:
     for p in parts[1:]:
         total = total + p
     return total
+
+
+def vjp(output: Any, out_grad: Any, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Gradients of `inputs` as differentiable tensors; the walk stops at them and stores nothing in `.grad`.
+
+    Several outputs of a graph, a plain tuple, come with a tuple of gradients.
+    """
+    outputs, seeds = (output, out_grad) if type(output) is tuple else ((output,), (out_grad,))
+    stop = {id(t) for t in inputs}
+    grads: dict[int, list[Tensor]] = {id(o): [g] for o, g in zip(outputs, seeds, strict=True)}
+    for node in reversed(find_topo_sort(outputs)):
+        if id(node) in stop or id(node) not in grads or node.op is None:
+            continue
+        total = sum_grads(grads.pop(id(node)))
+        for i, g in zip(node.inputs, node.op.gradient_as_tuple(total, node), strict=True):
+            if g is not None and i.requires_grad:
+                grads.setdefault(id(i), []).append(g if g.dtype == i.dtype else cast_as(g, i))
+    return tuple(sum_grads(grads[id(t)]) if id(t) in grads else None for t in inputs)
 
 
 def find_topo_sort(nodes: Sequence[Tensor]) -> list[Tensor]:

@@ -247,6 +247,9 @@ class Op:
         grads = self.gradient(out_grad, node)
         return grads if isinstance(grads, tuple) else tuple(grads) if isinstance(grads, list) else (grads,)
 
+    def check_values(self, *inputs: Any) -> None:
+        """Raise for what a plan's kernel answers by NaN. inputs: arrays that a caller gave, Specs of what is computed."""
+
     def flops(self, out: Any, *inputs: Any) -> int:
         """Floating-point operations of one call by shapes, a multiply-add as two: one per result unless the op says more."""
         outs = out if self.n_out > 1 else (out,)

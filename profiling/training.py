@@ -1,7 +1,8 @@
-"""Eager training steps of needle beside torch's: `python profiling/training.py [--rows ...] [--rounds N] [--json F]`.
+"""Training steps of needle, compiled and eager, beside torch's: `python profiling/training.py [--rows ...]`.
 
-Each engine runs in a process of its own on the same cores; a round times one burst of each, after a pause in which the threads
-of the other fall asleep. Both start from the same weights; nobody is timed whose losses differ over the first steps.
+Peers are torch eager, torch in channels_last, and torch.compile (inductor). Each engine runs in a process of its own on the same
+cores; a round times one burst of each, after a pause in which the threads of the others fall asleep. All start from the same
+weights; nobody is timed whose losses differ over the first steps. "first" is the time of the first step, compilation included.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import contextlib
 import json
 import multiprocessing
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,42 +28,60 @@ from needle import isa
 from needle.profiler import cpu_name
 from peers.processes import free_cores
 
-CLASSES, STEPS = 10, 5
+CLASSES, STEPS, RATE = 10, 5, 0.001
 TOLERANCE = 1e-3  # of the losses over the first steps
 
 
 class Row(NamedTuple):
-    """A builder of `torch2needle.models` with its arguments, and the shape of a batch."""
+    """A builder of `torch2needle.models` with its arguments, the shape of a batch, and that of its labels.
+
+    words: inputs are numbers below this, else normal floats.
+    """
 
     title: str
     build: str
     arguments: dict[str, Any]
     shape: tuple[int, ...]
+    labels: tuple[int, ...]
+    words: int = 0
 
 
+TEN = {"num_classes": CLASSES}
+TRANSFORMER = {"width": 256, "heads": 4, "layers": 4, "feed_forward": 1024, "dropout": 0.0}
+VIT = {"size": 224, "patch": 16, "width": 384, "heads": 6, "layers": 12}
 ROWS = {
-    "mlp": Row("MLP 784-256-100-10, batch 100", "mlp", {"sizes": (784, 256, 100, CLASSES)}, (100, 784)),
-    "resnet9": Row("ResNet9, batch 128 @32", "resnet9", {}, (128, 3, 32, 32)),
-    "resnet18": Row("ResNet-18, batch 16 @64", "resnet18", {"num_classes": CLASSES}, (16, 3, 64, 64)),
-    "lstm": Row("LSTM 2 x 256, batch 32, 40 steps", "lstm", {"classes": CLASSES}, (40, 32, 256)),
+    "mlp": Row("MLP 784-256-100-10, batch 100", "mlp", {"sizes": (784, 256, 100, CLASSES)}, (100, 784), (100,)),
+    "resnet9": Row("ResNet9, batch 128 @32", "resnet9", {}, (128, 3, 32, 32), (128,)),
+    "resnet18": Row("ResNet-18, batch 16 @64", "resnet18", TEN, (16, 3, 64, 64), (16,)),
+    "unet": Row("UNet of 16, batch 2 @128", "unet", {"base": 16}, (2, 3, 128, 128), (2, 128, 128)),
+    "transformer": Row("Transformer 4 x 256, 8 x 64 tokens", "transformer", TRANSFORMER, (8, 64), (8,), 1000),
+    "lstm": Row("LSTM 2 x 256, batch 32, 40 steps", "lstm", {"classes": CLASSES}, (40, 32, 256), (32,)),
+    "resnet50": Row("ResNet-50, batch 8 @128", "resnet50", TEN, (8, 3, 128, 128), (8,)),
+    "mobilenet": Row("MobileNetV2, batch 8 @96", "mobilenet_v2", TEN, (8, 3, 96, 96), (8,)),
+    "densenet": Row("DenseNet-121, batch 4 @64", "densenet121", TEN, (4, 3, 64, 64), (4,)),
+    "vit": Row("ViT-small, batch 4 @224", "vit", VIT, (4, 3, 224, 224), (4,)),
 }
 
 
 def batch(row: Row) -> tuple[np.ndarray, np.ndarray]:
     draw = np.random.RandomState(1)
-    labels = row.shape[1] if row.build == "lstm" else row.shape[0]  # sequences come as (T, B, features)
-    return draw.randn(*row.shape).astype("float32"), draw.randint(0, CLASSES, labels)
+    x = draw.randint(0, row.words, row.shape) if row.words else draw.randn(*row.shape).astype("float32")
+    return x, draw.randint(0, 2 if row.build == "unet" else CLASSES, row.labels)
 
 
-def torch_step(row: Row, model: Any) -> Callable[[], float]:
+def torch_step(row: Row, model: Any, channels_last: bool = False, compiled: bool = False) -> Callable[[], float]:
     import torch
 
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     x, y = map(torch.from_numpy, batch(row))
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
+    forward = torch.compile(model) if compiled else model
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss = torch.nn.functional.cross_entropy(forward(x), y)
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -68,12 +89,20 @@ def torch_step(row: Row, model: Any) -> Callable[[], float]:
     return step
 
 
-def needle_step(row: Row, model: Any) -> Callable[[], float]:
+def needle_parts(row: Row, model: Any) -> tuple[Any, Any]:
+    import torch
+
     import needle as ndl
     import torch2needle
 
-    net = torch2needle.convert(model)
-    optimizer = ndl.optim.SGD(net.parameters(), 0.01, momentum=0.9, rule="torch")
+    net = torch2needle.convert(model.eval(), torch.from_numpy(batch(row)[0])).train()
+    return net, ndl.optim.SGD(net.parameters(), RATE, momentum=0.9, rule="torch")
+
+
+def eager_step(row: Row, model: Any) -> Callable[[], float]:
+    import needle as ndl
+
+    net, optimizer = needle_parts(row, model)
     x, y = (ndl.Tensor(a, dtype=str(a.dtype), requires_grad=False) for a in batch(row))
 
     def step() -> float:
@@ -86,7 +115,26 @@ def needle_step(row: Row, model: Any) -> Callable[[], float]:
     return step
 
 
-ENGINES = {"torch": torch_step, "needle": needle_step}
+def needle_step(row: Row, model: Any) -> Callable[[], float]:
+    import needle as ndl
+
+    net, optimizer = needle_parts(row, model)
+    x, y = batch(row)
+    step = ndl.compile_step(net, ndl.ops.cross_entropy, optimizer, (x, y))
+    return lambda: float(step(x, y))
+
+
+PEERS: dict[str, Callable[[Row, Any], Callable[[], float]]] = {
+    "torch": torch_step,
+    "channels_last": partial(torch_step, channels_last=True),
+    "inductor": partial(torch_step, compiled=True),
+}
+ENGINES = PEERS | {"eager": eager_step, "needle": needle_step}
+
+
+def engines_of(row: Row, wanted: list[str]) -> list[str]:
+    """channels_last is for images."""
+    return [e for e in ENGINES if e in wanted and (e != "channels_last" or len(row.shape) == 4)]
 
 
 def work(engine: str, name: str, threads: int, cores: list[int], line: Connection) -> None:
@@ -102,8 +150,11 @@ def work(engine: str, name: str, threads: int, cores: list[int], line: Connectio
     ndl.set_num_threads(threads)
     row = ROWS[name]
     torch.manual_seed(0)
-    step = ENGINES[engine](row, getattr(models, row.build)(**row.arguments).train())
-    line.send([step() for _ in range(STEPS)])
+    model = getattr(models, row.build)(**row.arguments).train()
+    start = time.perf_counter()
+    step = ENGINES[engine](row, model)
+    losses, first = [step()], time.perf_counter() - start
+    line.send((losses + [step() for _ in range(STEPS - 1)], first, peak_memory()))
     while (budget := line.recv()) is not None:
         step()  # the threads wake outside the clock
         line.send(median_time(step, budget))
@@ -124,57 +175,69 @@ def worker(engine: str, name: str, args: argparse.Namespace) -> Iterator[Connect
         process.kill()
 
 
+def peak_memory() -> float:
+    """The most memory of this process so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def check_losses(name: str, losses: dict[str, list[float]]) -> float:
     """How far the engines' losses differ, relative to the largest; ends the script where that is too far."""
-    off = float(np.abs(np.subtract(losses["needle"], losses["torch"])).max() / np.abs(losses["torch"]).max())
+    known = losses.get("torch", next(iter(losses.values())))
+    off = max(float(np.abs(np.subtract(v, known)).max() / np.abs(known).max()) for v in losses.values())
     if not off <= TOLERANCE:
         raise SystemExit(f"[training] losses of {name} differ by {off:.1e}, got {losses}.")
     return off
 
 
 def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds per step by engine, and the ratio torch / needle: median, least and largest over rounds."""
+    """By engine: milliseconds per step, seconds of the first, peak memory in MiB; and the ratios of the best peer to ours."""
+    engines = engines_of(ROWS[name], args.engines)
     with contextlib.ExitStack() as stack:
-        lines = {e: stack.enter_context(worker(e, name, args)) for e in ENGINES}
-        losses = {e: line.recv() for e, line in lines.items()}
-        off = check_losses(name, losses)
-        times: dict[str, list[float]] = {e: [] for e in ENGINES}
+        lines, started = {}, {}
+        for e in engines:  # one after the other, so that first steps are timed alone
+            lines[e] = stack.enter_context(worker(e, name, args))
+            started[e] = lines[e].recv()
+        off = check_losses(name, {e: losses for e, (losses, *_) in started.items()})
+        times: dict[str, list[float]] = {e: [] for e in engines}
         for r in range(args.rounds):
-            for engine in list(ENGINES)[:: -1 if r % 2 else 1]:
+            for engine in engines[:: -1 if r % 2 else 1]:
                 time.sleep(PAUSE)
                 lines[engine].send(args.budget)
                 times[engine].append(1e3 * lines[engine].recv())
-    ratios = [a / b for a, b in zip(times["torch"], times["needle"], strict=True)]
-    return {
-        "row": name,
-        "title": ROWS[name].title,
-        **{f"{e}_ms": statistics.median(t) for e, t in times.items()},
-        "ratio": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
-        "loss_difference": off,
-    }
+    peers = [e for e in engines if e in PEERS]
+    row: dict[str, Any] = {"row": name, "title": ROWS[name].title, "loss_difference": off}
+    row["ms"] = {e: statistics.median(t) for e, t in times.items()}
+    row["first_s"] = {e: first for e, (_, first, _) in started.items()}
+    row["peak_mib"] = {e: peak for e, (*_, peak) in started.items()}
+    for ours in [e for e in engines if e not in PEERS]:
+        found = [min(t) / own for *t, own in zip(*(times[p] for p in peers), times[ours], strict=True)]
+        row[f"ratio_{ours}"] = {"median": statistics.median(found), "min": min(found), "max": max(found)}
+    return row
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--budget", type=float, default=1.0, help="seconds per engine and round")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
     args.cores = free_cores(args.threads)
     note = f"{args.threads} threads, {args.rounds} alternating rounds"
-    print(f"{cpu_name()}, {isa()}, {note}; torch / needle over 1: needle is faster")
+    print(f"{cpu_name()}, {isa()}, {note}; best peer / ours over 1: ours is faster")
     results = []
     for name in args.rows:
         results.append(r := compare(name, args))
-        print(
-            f"{r['title']:<36}{r['torch_ms']:8.2f} ms torch{r['needle_ms']:8.2f} ms needle  torch / needle {r['ratio']:.2f} "
-            f"({r['ratio_min']:.2f}-{r['ratio_max']:.2f})",
-            flush=True,
-        )
+        print(f"{r['title']}  (losses differ by {r['loss_difference']:.0e})")
+        for engine, ms in r["ms"].items():
+            ratio = r.get(f"ratio_{engine}")
+            beside = (
+                f"  best peer / ours {ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})" if ratio else ""
+            )
+            facts = f"first {r['first_s'][engine]:6.2f} s  {r['peak_mib'][engine]:6.0f} MiB"
+            print(f"  {engine:<14}{ms:9.2f} ms  {facts}{beside}", flush=True)
     if args.json:
         document = {"cpu": cpu_name(), "isa": isa(), "threads": args.threads, "rounds": args.rounds, "results": results}
         Path(args.json).write_text(json.dumps(document, indent=1) + "\n")

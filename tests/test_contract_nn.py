@@ -218,7 +218,7 @@ def test_cross_entropy_of_labels_of_any_kind_and_logits_of_any_rank(kind: str, s
     if kind == "list" and not shape[0]:
         kind = "numpy"  # an empty list has one axis
     x, xt = pair(*shape)
-    loss = ndl.ops.cross_entropy(x, LABELS[kind](labels), reduction)
+    loss = ndl.ops.cross_entropy(x, LABELS[kind](labels), reduction=reduction)
     want = torch.nn.functional.cross_entropy(xt, torch.tensor(labels), reduction=reduction)
     assert tuple(loss.shape) == tuple(want.shape)
     loss.sum().backward(), want.sum().backward()
@@ -242,7 +242,7 @@ def test_what_is_no_label_is_refused(name: str) -> None:
     with pytest.raises((IndexError, ValueError, TypeError), match=rf"^\[cross_entropy\] {text}\.$"):
         nn.SoftmaxLoss()(pair(2, 3)[0], labels)
     with pytest.raises(ValueError, match=r"\[cross_entropy\] reduction expects mean, sum or none, got avg\."):
-        ndl.ops.cross_entropy(pair(2, 3)[0], [0, 1], "avg")
+        ndl.ops.cross_entropy(pair(2, 3)[0], [0, 1], reduction="avg")
 
 
 def test_residual_flatten_identity_sequential() -> None:

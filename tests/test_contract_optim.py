@@ -215,7 +215,11 @@ SCHEDULES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     "one_cycle_linear": (
         lambda o: T.OneCycleLR(o, 0.5, 30, None, None, 0.2, "linear", False, div_factor=10, final_div_factor=100),
-        lambda o: O.OneCycleLR(o, 0.5, 30, 0.2, "linear", 10, 100),
+        lambda o: O.OneCycleLR(o, 0.5, 30, None, None, 0.2, "linear", False, div_factor=10, final_div_factor=100),
+    ),
+    "one_cycle_three_phases": (
+        lambda o: T.OneCycleLR(o, 0.5, 31, pct_start=0.4, cycle_momentum=False, three_phase=True),
+        lambda o: O.OneCycleLR(o, 0.5, 31, pct_start=0.4, three_phase=True),
     ),
     "warm_up_then_cosine": (
         lambda o: T.SequentialLR(o, [T.LinearLR(o, 0.1, 1.0, 5), T.CosineAnnealingLR(o, 25)], [5]),

@@ -338,6 +338,14 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {},
     "RMSprop": {"momentum": 0.9},
     "RMSprop-centered": {"centered": True, "weight_decay": 0.01},
+    "Adagrad": {"initial_accumulator_value": 0.1, "lr_decay": 0.1, "weight_decay": 0.01},
+    "Adadelta": {"weight_decay": 0.01, "eps": 1e-3},
+    "Adamax": {"weight_decay": 0.01},
+    "NAdam": {"weight_decay": 0.01},
+    "NAdam-decoupled": {"weight_decay": 0.01, "decoupled_weight_decay": True, "maximize": True},
+    "RAdam": {"weight_decay": 0.01},
+    "RAdam-rectified": {"betas": (0.5, 0.8)},
+    "Lion": {"weight_decay": 0.1},
 }
 SIZES = [1, 1023, 1024, 1025, 5000, *range(2, 36)]  # more than one launch takes
 

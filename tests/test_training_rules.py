@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from test_optimizer_rules import BACKENDS, give, model, twins
 # -- schedules -----------------------------------------------------------------------------------------------------------
 
 S = torch.optim.lr_scheduler
+EPOCHS = 30
 CHAINS: dict[str, tuple[Callable[[Any, Any], list[Any]], int]] = {
     "two-at-once": (lambda s, o: [s.LinearLR(o, 0.2, 1.0, 6), s.ExponentialLR(o, 0.9)], 0),
     "cosine-and-steps": (lambda s, o: [s.CosineAnnealingLR(o, 5, 0.01), s.StepLR(o, 4, 0.5)], 0),
@@ -28,6 +30,51 @@ CHAINS: dict[str, tuple[Callable[[Any, Any], list[Any]], int]] = {
     "one-cycle-by-hand": (lambda s, o: [s.OneCycleLR(o, 0.4, 15)], 6),
     "one-cycle-of-epochs": (lambda s, o: [s.OneCycleLR(o, max_lr=[0.4, 0.8], epochs=3, steps_per_epoch=5)], 0),
     "one-cycle-warm": (lambda s, o: [s.OneCycleLR(o, 0.4, 15, pct_start=1.0, max_momentum=0.7)], 0),
+    "one-cycle-of-three-phases": (
+        lambda s, o: [s.OneCycleLR(o, [0.4, 0.2], 30, pct_start=0.4, base_momentum=0.5, three_phase=True)],
+        0,
+    ),
+    "constant": (lambda s, o: [s.ConstantLR(o)], 0),
+    "constant-by-hand": (lambda s, o: [s.ConstantLR(o, 0.1, 7)], 3),
+    "polynomial": (lambda s, o: [s.PolynomialLR(o, 20, 0.9)], 0),
+    "polynomial-by-hand": (lambda s, o: [s.PolynomialLR(o, 12, 2.0)], 5),
+    "polynomial-and-constant": (lambda s, o: [s.PolynomialLR(o, 40), s.ConstantLR(o, 0.2, 5)], 0),
+    "restarts": (lambda s, o: [s.CosineAnnealingWarmRestarts(o, 4)], 0),
+    "longer-restarts": (lambda s, o: [s.CosineAnnealingWarmRestarts(o, 3, 2, 0.01)], 6),
+    "lambda": (lambda s, o: [s.LambdaLR(o, lambda epoch: 0.95**epoch)], 4),
+    "lambdas": (lambda s, o: [s.LambdaLR(o, [lambda epoch: 1 / (1 + epoch), lambda epoch: 0.5 + epoch % 3])], 0),
+    "multiplicative": (lambda s, o: [s.MultiplicativeLR(o, [lambda epoch: 0.9, lambda epoch: 1 + 1 / epoch])], 5),
+    "cyclic": (lambda s, o: [s.CyclicLR(o, 0.01, 0.2, 4)], 0),
+    "cyclic-halving": (
+        lambda s, o: [s.CyclicLR(o, [0.01, 0.1], [0.2, 0.3], 3, 5, "triangular2", base_momentum=0.6)],
+        0,
+    ),
+    "cyclic-fading": (lambda s, o: [s.CyclicLR(o, 0.01, 0.2, 3, 2, "exp_range", 0.9, cycle_momentum=False)], 6),
+    "cyclic-scaled": (
+        lambda s, o: [s.CyclicLR(o, 0.01, 0.2, 3, scale_fn=lambda i: 1 / (1 + i), scale_mode="iterations")],
+        0,
+    ),
+    "cyclic-after-another": (lambda s, o: [s.PolynomialLR(o, 40), s.CyclicLR(o, 0.01, 0.2, 3)], 0),
+    "cyclic-before-another": (lambda s, o: [s.CyclicLR(o, 0.01, 0.2, 3), s.StepLR(o, 4)], 0),
+    "restarts-after-another": (lambda s, o: [s.ConstantLR(o), s.CosineAnnealingWarmRestarts(o, 5)], 0),
+    "chained": (
+        lambda s, o: [s.ChainedScheduler([s.ConstantLR(o, 0.1, 5), s.ExponentialLR(o, 0.9), s.StepLR(o, 6)])],
+        7,
+    ),
+    "constant-then-fading": (
+        lambda s, o: [s.SequentialLR(o, [s.ConstantLR(o, 0.1, 8), s.ExponentialLR(o, 0.9)], [6])],
+        0,
+    ),
+    "warm-up-then-restarts": (
+        lambda s, o: [
+            s.SequentialLR(o, [s.LinearLR(o, 0.1, 1.0, 4), s.CosineAnnealingWarmRestarts(o, 5, 2, 0.02)], [4])
+        ],
+        0,
+    ),
+    "warm-up-then-polynomial": (
+        lambda s, o: [s.SequentialLR(o, [s.LinearLR(o, 0.1, 1.0, 4), s.PolynomialLR(o, 20, 2.0)], [4])],
+        0,
+    ),
     "warm-up-by-hand": (
         lambda s, o: [s.SequentialLR(o, [s.LinearLR(o, 0.1, 1.0, 4), s.CosineAnnealingLR(o, 8)], [4])],
         2,
@@ -51,7 +98,7 @@ def test_schedules_of_groups_agree_with_torch(name: str, kind: str) -> None:
     )
     make, changed = CHAINS[name]
     x, y = make(optim, a), make(S, b)
-    for epoch in range(14):
+    for epoch in range(14 if "one-cycle-" in name or name == "warm-up-of-zero" else EPOCHS):
         for g, h in zip(a.param_groups, b.param_groups, strict=True):
             assert g["lr"] == pytest.approx(h["lr"], rel=1e-9, abs=1e-14), epoch
             for option in ("momentum", "betas"):
@@ -63,7 +110,7 @@ def test_schedules_of_groups_agree_with_torch(name: str, kind: str) -> None:
         for schedule in (*x, *y):
             schedule.step()
     state = [schedule.state_dict() for schedule in x]
-    again = optim.SGD([{"params": ours[:1], "lr": 5.0}, {"params": ours[1:]}]) if kind == "SGD" else None
+    again = optim.SGD([{"params": ours[:1], "lr": 5.0}, {"params": ours[1:]}], momentum=0.9) if kind == "SGD" else None
     if again is not None:
         resumed = make(optim, again)
         for schedule, saved in zip(resumed, state, strict=True):
@@ -72,6 +119,83 @@ def test_schedules_of_groups_agree_with_torch(name: str, kind: str) -> None:
         for schedule in (*resumed, *x):
             schedule.step()
         assert [g["lr"] for g in again.param_groups] == [g["lr"] for g in a.param_groups]
+
+
+PLATEAUS: dict[str, dict[str, Any]] = {
+    "default": {"patience": 1},
+    "best": {"mode": "max", "patience": 0, "factor": 0.5},
+    "absolute": {"threshold_mode": "abs", "threshold": 0.2, "patience": 2},
+    "absolute-best": {"mode": "max", "threshold_mode": "abs", "threshold": 0.2, "patience": 1, "cooldown": 2},
+    "least": {"patience": 0, "factor": 0.3, "min_lr": [0.03, 0.002], "cooldown": 1},
+    "unchanged": {"patience": 0, "factor": 0.9, "eps": 0.015},
+}
+
+
+@pytest.mark.parametrize("name", PLATEAUS)
+def test_rates_that_follow_a_measure_agree_with_torch(name: str) -> None:
+    ours, theirs = twins(ndl.cpu())
+    a, b = (
+        lib.SGD([{"params": p[:1], "lr": 0.2}, {"params": p[1:]}], lr=0.1)
+        for lib, p in ((optim, ours), (torch.optim, theirs))
+    )
+    x, y = optim.ReduceLROnPlateau(a, **PLATEAUS[name]), S.ReduceLROnPlateau(b, **PLATEAUS[name])
+    np.random.seed(1)
+    for epoch in range(EPOCHS):
+        if epoch == 15:
+            state, x = x.state_dict(), optim.ReduceLROnPlateau(a, **PLATEAUS[name])
+            x.load_state_dict(json.loads(json.dumps(state)))
+        measure = float(np.random.randn() - 0.05 * epoch)
+        (
+            x.step(ndl.Tensor(np.asarray(measure, dtype="float64"), dtype="float64") if epoch % 2 else measure),
+            y.step(measure),
+        )
+        assert x.get_last_lr() == pytest.approx(y.get_last_lr(), rel=1e-12)
+        assert x.last_epoch == y.last_epoch
+    assert (name == "unchanged") or x.get_last_lr()[0] < 0.2
+
+
+def test_restarts_between_epochs_agree_with_torch() -> None:
+    ours, theirs = twins(ndl.cpu())
+    a, b = optim.SGD(ours, 0.1), torch.optim.SGD(theirs, 0.1)
+    for mult in (1, 2):
+        x, y = optim.CosineAnnealingWarmRestarts(a, 3, mult), S.CosineAnnealingWarmRestarts(b, 3, mult)
+        for epoch in [*np.arange(0, 25, 0.3), 7, None, None, 2.5, None, None]:
+            x.step(epoch), y.step(epoch)
+            assert a.lr == pytest.approx(b.param_groups[0]["lr"], rel=1e-9, abs=1e-12), epoch
+        again = optim.CosineAnnealingWarmRestarts(a, 3, mult)
+        again.load_state_dict(x.state_dict())
+        assert again.epoch == x.epoch and again.last_epoch == y.last_epoch
+
+
+WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "constant": (lambda o: optim.ConstantLR(o, 1.5), r"\[ConstantLR\] factor expects a number from 0 to 1, got 1\.5\."),
+    "groups": (lambda o: optim.LambdaLR(o, [float, float]), r"\[LambdaLR\] lr_lambda expects one for each of 1 groups"),
+    "mode": (lambda o: optim.CyclicLR(o, 0.1, 0.2, mode="square"), r"\[CyclicLR\] mode expects triangular or"),
+    "momentum": (
+        lambda o: optim.CyclicLR(optim.Adagrad(o.params), 0.1, 0.2, cycle_momentum=True),
+        r"\[CyclicLR\] cycle_momentum expects an optimizer with momentum or betas, got Adagrad\.",
+    ),
+    "plateau": (lambda o: optim.ReduceLROnPlateau(o, "least"), r"\[ReduceLROnPlateau\] mode expects min or max"),
+    "no-schedules": (lambda o: optim.ChainedScheduler([]), r"\[ChainedScheduler\] expects at least one schedule"),
+    "measured": (
+        lambda o: optim.ChainedScheduler([optim.ReduceLROnPlateau(o)]),
+        r"\[ChainedScheduler\] expects schedules that step without a measure, got ReduceLROnPlateau\.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_schedules_refuse(name: str) -> None:
+    make, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        make(optim.SGD([nn.Parameter(np.ones(2))], 0.1))
+
+
+def test_a_schedule_that_follows_a_measure_wants_one() -> None:
+    with pytest.raises(
+        TypeError, match=r"^\[ReduceLROnPlateau\] step expects the measure that it follows, got none\.$"
+    ):
+        optim.ReduceLROnPlateau(optim.SGD([nn.Parameter(np.ones(2))], 0.1)).step()
 
 
 def test_the_courses_momentum_does_not_cycle_by_itself() -> None:

@@ -72,9 +72,12 @@ Plan::Plan(Device* device, std::vector<Step> steps, size_t arena_bytes, std::vec
     for (const auto* refs : {&step.out, &step.in})
       for (const Ref& ref : *refs) {
         if (ref.space == Space::arena) check_range(step, ref, arena_bytes_);
+        if (ref.space == Space::constant && refs == &step.out) state_.push_back(ref.index);
         if (ref.space == Space::input) check_range(step, ref, bytes(inputs_, step, ref));
         if (ref.space == Space::output) check_range(step, ref, bytes(outputs_, step, ref));
       }
+  std::sort(state_.begin(), state_.end());
+  state_.erase(std::unique(state_.begin(), state_.end()), state_.end());
 }
 
 Plan::~Plan() {
@@ -83,8 +86,9 @@ Plan::~Plan() {
 
 void Plan::set_constants(Constants constants) {
   for (const Step& step : steps_)
-    for (const Ref& ref : step.in)
-      if (ref.space == Space::constant) {
+    for (const auto* refs : {&step.out, &step.in})
+      for (const Ref& ref : *refs) {
+        if (ref.space != Space::constant) continue;
         if (ref.index < 0 || ref.index >= static_cast<int>(constants.size()))
           throw std::out_of_range("[plan] step '" + std::string(step.row->name) + "' names a missing constant.");
         const Storage& storage = *constants[ref.index];
@@ -93,11 +97,23 @@ void Plan::set_constants(Constants constants) {
                                       "() are there, got one on " + storage.backend()->name + "().");
         check_range(step, ref, storage.bytes());
       }
+  auto originals = std::make_shared<const Constants>(constants);
   if (guard_)
     for (auto& storage : constants) storage = Guard::copy(storage->backend(), storage->data(), storage->bytes());
   auto fresh = std::make_shared<const Constants>(std::move(constants));
   std::lock_guard<std::mutex> lock(mutex_);
   constants_ = std::move(fresh);
+  originals_ = std::move(originals);
+}
+
+void Plan::set_attributes(size_t step, std::vector<double> attributes) {
+  if (step >= steps_.size() || attributes.size() != steps_[step].attr.size())
+    throw std::out_of_range("[plan] step " + std::to_string(step) + " does not take " +
+                            std::to_string(attributes.size()) + " attributes.");
+  if (attributes == steps_[step].attr) return;
+  std::copy(attributes.begin(), attributes.end(), steps_[step].attr.begin());  // frames hold their address
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& frame : free_) forget(*frame);
 }
 
 void Plan::guard(std::vector<GuardedBuffer> buffers) {
@@ -219,6 +235,10 @@ void Plan::run_guarded(Frame& frame, const std::vector<void*>& inputs, const std
     if (std::memcmp(in[i], inputs[i], bytes_of(inputs_[i])))
       throw std::runtime_error("[plan] a kernel wrote to input " + std::to_string(i) + ".");
   for (size_t i = 0; i < outputs.size(); i++) std::memcpy(outputs[i], out[i], bytes_of(outputs_[i]));
+  for (int i : state_) {
+    const Storage& original = *(*originals_)[i];
+    std::memcpy(original.data(), (*frame.constants)[i]->data(), original.bytes());
+  }
 }
 
 // Whether the frame has a graph; makes one where the device can.
@@ -274,7 +294,12 @@ std::string Plan::graph_error() const {
 
 void Plan::run(const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds) {
   Lease lease(this);
-  Frame& frame = *lease.frame;
+  launch(*lease.frame, inputs, outputs, seconds);
+  for (int i : state_) (*originals_)[i]->wrote();
+  runs_++;
+}
+
+void Plan::launch(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds) {
   if (device_->is_cpu()) {
     LiveRun live(seconds_.load(std::memory_order_relaxed));
     const auto begin = Clock::now();

@@ -41,8 +41,12 @@ class Plan {
   // CPU.
   void guard(std::vector<GuardedBuffer> buffers);
 
-  // Replaces the packed weights; runs in flight keep the ones they started with.
+  // Replaces the packed weights; runs in flight keep the ones they started with. Those that steps write are state:
+  // every run says that it wrote them.
   void set_constants(Constants constants);
+
+  // Other attributes for a step, between two runs; a recorded graph is made anew.
+  void set_attributes(size_t step, std::vector<double> attributes);
 
   // `inputs` and `outputs` lie on the device, are contiguous and have the plan's shapes. `seconds`, if given, gets one
   // time per step.
@@ -54,6 +58,7 @@ class Plan {
   const std::vector<Step>& steps() const { return steps_; }
   size_t arena_bytes() const { return arena_bytes_; }
   size_t frames() const;
+  size_t runs() const { return runs_; }      // those that came to their end
   size_t graphs() const { return graphs_; }  // frames that are run as graphs
   std::string graph_error() const;           // why none can be made, empty otherwise
 
@@ -65,6 +70,7 @@ class Plan {
   void resolve(Frame& frame) const;
   void start(Frame& frame, const Exec& exec, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
              double* seconds) const;
+  void launch(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds);
   void run_guarded(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
                    double* seconds) const;
   bool record(Frame& frame);
@@ -77,6 +83,9 @@ class Plan {
   std::unique_ptr<const Guard> guard_;
   mutable std::mutex mutex_;
   std::shared_ptr<const Constants> constants_;
+  std::vector<int> state_;                      // constants that steps write
+  std::shared_ptr<const Constants> originals_;  // of guarded constants, for what runs write
+  std::atomic<size_t> runs_{0};
   std::atomic<double> seconds_{0};  // of the last run
   std::vector<std::unique_ptr<Frame>> free_;
   size_t frames_ = 0;

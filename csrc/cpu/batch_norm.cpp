@@ -1,5 +1,6 @@
-// Batch normalisation of (N, C, S) arrays, by given statistics also of blocked ones; layer normalisation of rows.
-#include "cpu/strided.h"
+// Batch normalisation of (N, C, S) arrays, by given statistics also of blocked ones (batch_norm_blocked.cpp); layer
+// normalisation of rows.
+#include "cpu/batch_norm.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
@@ -63,44 +64,19 @@ NEEDLE_INLINE void statistics(int64_t rows, int64_t size, const F& row, double* 
   *var = max(0.0, sums[1] / count - off * off);  // in this order not a number stays none
 }
 
-void batch_norm_blocked(const batch_norm_args& c) {
-  const View &out = c.out.y, &x = c.in.x;
-  const float *mean = c.in.mean.as<float>(), *var = c.in.var.as<float>(), *weight = c.in.weight.as<float>(),
-              *bias = c.in.bias.as<float>();
-  int64_t channels = c.in.mean.shape[0], h = x.shape[2], blocks = x.shape[1], size = x.shape[4];
-  int code = static_cast<int>(c.attr.activation);
-  float alpha = static_cast<float>(c.attr.alpha);
-  const double eps = c.attr.eps;
-  parallel_ranges(c.exec, x.shape[0] * blocks * h, x.shape[3] * size, [&](int64_t begin, int64_t end) {
-    float centre[kBlock], scale[kBlock], shift[kBlock];
-    const auto values_of = [&](int64_t first, int64_t valid) __attribute__((always_inline)) {
-      for (int64_t k = valid; k < kBlock; k++) centre[k] = scale[k] = shift[k] = 0;
-      for (int64_t k = 0; k < valid; k++) {
-        centre[k] = mean[first + k], shift[k] = bias[first + k];
-        scale[k] = static_cast<float>(weight[first + k] / ::sqrt(static_cast<double>(var[first + k]) + eps));
-      }
-    };
-    for (int64_t t = begin; t < end; t++) {
-      int64_t row = t % h, block = t / h % blocks, image = t / h / blocks, first = block * size;
-      if (row == 0 || t == begin)
-        first + kBlock <= channels ? values_of(first, kBlock) : values_of(first, channels - first);
-      float* y = row_of<float>(out, image, block) + row * out.stride[2];
-      const float* p = row_of<float>(x, image, block) + row * x.stride[2];
-      with_activation(code, alpha, [&](const auto& f) {
-        for_lanes<float>(size, [&](int64_t k, int n) {
-          const V m = load_lanes(centre + k, n), s = load_lanes(scale + k, n), b = load_lanes(shift + k, n);
-          for (int64_t i = 0; i < x.shape[3]; i++)
-            store_lanes(y + i * size + k, f((load_lanes(p + i * size + k, n) - m) * s + b), n);
-        });
-      });
-    }
-  });
-}
-
 }  // namespace
 
 void batch_norm(const batch_norm_args& c) {
-  if (c.in.x.rank == 5) return c.in.x.dtype == DType::f32 ? batch_norm_blocked(c) : refuse_dtype(c.in.x.dtype);
+  if (c.in.x.rank == 5) {
+    if (c.in.x.dtype != DType::f32) refuse_dtype(c.in.x.dtype);
+    const int64_t channels = c.in.mean.shape[0];
+    float* scale = scratch<float>(c.exec, 2, channels);
+    for (int64_t k = 0; k < channels; k++)
+      scale[k] = static_cast<float>(c.in.weight.as<float>()[k] /
+                                    ::sqrt(static_cast<double>(c.in.var.as<float>()[k]) + c.attr.eps));
+    return normalise_blocked(c.exec, c.in.x, kAbsent, c.out.y, c.in.mean.as<float>(), scale, c.in.bias.as<float>(),
+                             channels, static_cast<int>(c.attr.activation), static_cast<float>(c.attr.alpha));
+  }
   int64_t channels = c.in.x.shape[1], size = c.in.x.shape[2];
   with_type<batch_norm_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
     const T *mean = c.in.mean.as<T>(), *var = c.in.var.as<T>(), *weight = c.in.weight.as<T>(),

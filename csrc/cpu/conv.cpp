@@ -65,20 +65,6 @@ void block_images(const Exec* exec, const View& x, int64_t first, int64_t images
   });
 }
 
-void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int64_t inputs, int64_t block,
-              float* dst) {
-  if (lanes < kBlock || inputs < block) std::memset(dst, 0, block * kBlock * 4);
-  if (lanes == kBlock && s_in == 1) {
-    transpose(dst, kBlock, src, s_lane, kBlock, inputs);
-  } else if (lanes == kBlock) {
-    for (int64_t b = 0; b < inputs; b++)
-      for (int lane = 0; lane < kBlock; lane++) dst[b * kBlock + lane] = src[b * s_in + lane * s_lane];
-  } else {
-    for (int64_t b = 0; b < inputs; b++)
-      for (int64_t lane = 0; lane < lanes; lane++) dst[b * kBlock + lane] = src[b * s_in + lane * s_lane];
-  }
-}
-
 void unblock_images(const Exec* exec, const float* src, int64_t images, const View& y, int64_t first) {
   const int64_t channels = y.shape[1], pixels = y.shape[2] * y.shape[3], blocks = ceil_div(channels, kBlock);
   const int64_t copies = images * blocks;

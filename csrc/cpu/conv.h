@@ -2,7 +2,7 @@
 #pragma once
 #include <cstring>
 
-#include "cpu/tile.h"
+#include "cpu/pack.h"
 #include "math/image.h"
 
 namespace needle::NEEDLE_ISA {
@@ -194,51 +194,6 @@ void each_batch(const Exec* exec, int64_t images, int64_t floats, double flops, 
   });
 }
 
-// One tap of one input block of packed weights: dst[b][lane] = src[lane * s_lane + b * s_in], zeros beyond.
-void pack_tap(const float* src, int64_t s_lane, int64_t s_in, int64_t lanes, int64_t inputs, int64_t block, float* dst);
-
-// Weights before they are packed: of each group, and where an output, an input and a group lie from the next.
-struct Weights {
-  int64_t groups, outputs, inputs, taps;
-  const float* data;
-  int64_t s_output, s_input, s_group;
-};
-
-// Packs weights as [merged group][output block][phase][input block][tap][b][16], zeros between merged groups and in
-// tails. phases(f) calls f(taps) for every phase; taps(g) calls g(where it lies in the weights) for every tap of it.
-template <class Phases>
-void pack_weights(const Exec* exec, const Weights& w, int64_t merged, int64_t block, float* dst, const Phases& phases) {
-  const int64_t merge = w.groups / merged, outputs = w.outputs * merge, inputs = w.inputs * merge;
-  const int64_t out_blocks = ceil_div(outputs, kBlock), in_blocks = ceil_div(inputs, block);
-  const int64_t panel = in_blocks * w.taps * block * kBlock;
-  auto pack_block = [&](int64_t group, int64_t o0, float* to) {
-    const float* from = w.data + group * merge * w.s_group;
-    const int64_t o1 = smaller(o0 + kBlock, outputs);
-    if (merge > 1) std::memset(to, 0, panel * 4);
-    phases([&](const auto& taps) {
-      for (int64_t i0 = 0; i0 < inputs; i0 += block) {
-        const int64_t i1 = smaller(i0 + block, inputs);
-        taps([&](int64_t tap) {
-          if (merge == 1)
-            pack_tap(from + o0 * w.s_output + i0 * w.s_input + tap, w.s_output, w.s_input, o1 - o0, i1 - i0, block, to);
-          for (int64_t g = o0 / w.outputs; merge > 1 && g * w.outputs < o1; g++) {
-            const float* s = from + g * (w.s_group - w.outputs * w.s_output - w.inputs * w.s_input) + tap;
-            for (int64_t i = larger(i0, g * w.inputs); i < smaller(i1, (g + 1) * w.inputs); i++)
-              for (int64_t o = larger(o0, g * w.outputs); o < smaller(o1, (g + 1) * w.outputs); o++)
-                to[(i - i0) * kBlock + o - o0] = s[o * w.s_output + i * w.s_input];
-          }
-          to += block * kBlock;
-        });
-      }
-    });
-  };
-  parallel_parts(exec, merged * out_blocks, 20. * w.groups * w.outputs * w.inputs * w.taps,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t at = begin; at < end; at++)
-                     pack_block(at / out_blocks, at % out_blocks * kBlock, dst + at * panel);
-                 });
-}
-
 // How plain images are blocked and weights packed for a convolution.
 struct Blocking {
   int64_t block, merged, in_blocks, out_blocks;  // in_blocks and out_blocks: of a merged group
@@ -300,7 +255,6 @@ DepthwisePass depthwise_pass_of(const depthwise_blocked_args& c);
 void depthwise_pass(const Exec* exec, const DepthwisePass& p);
 // Rows [first, last) of all: those of the first block of the first image, of its second block, and so on.
 void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last);
-void depthwise_pack_weights(const View& w, float* dst);
-void depthwise_weight_grad(const conv2d_weight_grad_args& c, int64_t H, int64_t W);  // of the padded input
+void depthwise_pack_weights(const Exec* exec, const View& w, float* dst);
 
 }  // namespace needle::NEEDLE_ISA

@@ -16,18 +16,6 @@ void fill_runs(const Window& g, int64_t in_blocks, int64_t block, int64_t x_bloc
         *runs++ = ib * x_block + kh * g.dilation_h * x_row + kw * g.dilation_w * block;
 }
 
-void pack(const Exec* exec, const View& w, int64_t groups, int64_t merged, int64_t block, float* dst) {
-  const int64_t outputs = w.shape[0] / groups, taps_h = w.shape[2], taps_w = w.shape[3];
-  const Weights weights = {groups,      outputs,     w.shape[1],           taps_h * taps_w, w.as<const float>(),
-                           w.stride[0], w.stride[1], outputs * w.stride[0]};
-  pack_weights(exec, weights, merged, block, dst, [&](const auto& phase) {
-    phase([&](const auto& tap) {
-      for (int64_t kh = 0; kh < taps_h; kh++)
-        for (int64_t kw = 0; kw < taps_w; kw++) tap(kh * w.stride[2] + kw * w.stride[3]);
-    });
-  });
-}
-
 void run(const Exec* exec, const ConvPass& p, int64_t x_floats, int64_t w_floats) {
   const double flops = 2. * p.images * p.rows * p.pixels * w_floats;
   const ConvSplit s = conv_split(exec, p, flops, x_floats, w_floats);
@@ -57,8 +45,8 @@ void conv2d_pack(const conv2d_pack_args& c) {
   const View& w = c.in.weight;
   if (w.size() == 0) return;
   const int64_t groups = c.attr.groups, block = c.attr.block;
-  pack(c.exec, w, groups, merged_groups(groups, w.shape[1], w.shape[0] / groups, block), block,
-       c.out.packed.as<float>());
+  const int64_t merged = merged_groups(groups, w.shape[1], w.shape[0] / groups, block);
+  pack_weights(c.exec, Weights::of(w, groups), merged, block, c.out.packed.as<float>());
 }
 
 ConvPass conv2d_pass(const conv2d_blocked_args& c) {
@@ -114,8 +102,8 @@ void conv2d(const conv2d_args& c) {
   in_batches(
       c, b, OH * OW, n_runs * sizeof(int64_t),
       [&](float* packed, void* runs) {
-        if (depthwise) return depthwise_pack_weights(w, packed);
-        pack(c.exec, w, groups, merged, block, packed);
+        if (depthwise) return depthwise_pack_weights(c.exec, w, packed);
+        pack_weights(c.exec, Weights::of(w, groups), merged, block, packed);
         fill_runs(g, in_blocks, block, H * W * block, W * block, static_cast<int64_t*>(runs));
       },
       [&](const Exec* exec, ConvPass p, void* runs, int64_t x_floats, int64_t w_floats) {

@@ -1,8 +1,11 @@
 // Weight gradient of conv2d on the register tile: rows are input channels (or taps of one kernel row when these are
-// more), lanes output channels, K all output pixels. Depthwise kernels keep channels in the lanes instead.
+// more), lanes output channels, K all output pixels. Few images for large weights, and those of depthwise kernels, go
+// into blocks of channels, for the kernel of those.
 #include "cpu/conv.h"
 
 namespace needle::NEEDLE_ISA {
+void conv2d_weight_grad_blocked(const conv2d_weight_grad_blocked_args& c);
+
 namespace {
 
 struct Sizes : Window {
@@ -127,6 +130,49 @@ void unpack(const Exec* exec, const Sizes& s, const float* sums, int64_t parts, 
   });
 }
 
+View dense(float* data, const int64_t (&shape)[5], int rank) {
+  View v;
+  v.data = data;
+  v.rank = rank;
+  int64_t stride = 1;
+  for (int i = rank - 1; i >= 0; stride *= shape[i--]) v.shape[i] = shape[i], v.stride[i] = stride;
+  return v;
+}
+
+// In batches of images that together have `most` floats, padded to H x W.
+void through_blocks(const conv2d_weight_grad_args& c, const View& dw, const Window& g, int64_t H, int64_t W,
+                    int64_t block, int64_t most) {
+  const View &x = c.in.x, &dy = c.in.dy;
+  const int64_t N = x.shape[0], x_blocks = ceil_div(x.shape[1], block), dy_blocks = ceil_div(dy.shape[1], kBlock);
+  const int64_t OH = dy.shape[2], OW = dy.shape[3];
+  const int64_t x_floats = ceil_div(x_blocks * H * W * block, kBlock) * kBlock,
+                dy_floats = dy_blocks * OH * OW * kBlock;
+  const int64_t batch = larger(1, smaller(N, most / (x_floats + dy_floats)));
+  float* xb = scratch<float>(c.exec, 3, batch * (x_floats + dy_floats) + (batch < N ? dw.size() : 0));
+  float *dyb = xb + batch * x_floats, *more = dyb + batch * dy_floats;
+  for (int64_t n = 0; n < N; n += batch) {
+    const int64_t images = smaller(batch, N - n);
+    block_images(c.exec, x, n, images, block, g.pad_top, g.pad_left, H, W, xb, x_floats);
+    block_images(c.exec, dy, n, images, kBlock, 0, 0, OH, OW, dyb, dy_floats);
+    conv2d_weight_grad_blocked_row::In in = {dense(xb, {images, x_blocks, H, W, block}, 5),
+                                             dense(dyb, {images, dy_blocks, OH, OW, kBlock}, 5)};
+    in.x.stride[0] = x_floats;
+    const View sum = dense(more, {dw.shape[0], dw.shape[1], dw.shape[2], dw.shape[3], 1}, 4);
+    const conv2d_weight_grad_blocked_row::Out out = {n == 0 ? dw : sum};
+    const conv2d_weight_grad_blocked_row::Attr attr = {g.stride_h,   g.stride_w,   0, 0, g.dilation_h,
+                                                       g.dilation_w, c.attr.groups};
+    conv2d_weight_grad_blocked({in, out, attr, c.exec});
+    if (n == 0) continue;
+    const float* from = more;
+    for (int64_t o = 0; o < dw.shape[0]; o++)
+      for (int64_t i = 0; i < dw.shape[1]; i++)
+        for (int64_t kh = 0; kh < dw.shape[2]; kh++) {
+          float* to = dw.as<float>() + o * dw.stride[0] + i * dw.stride[1] + kh * dw.stride[2];
+          for (int64_t kw = 0; kw < dw.shape[3]; kw++) to[kw * dw.stride[3]] += *from++;
+        }
+  }
+}
+
 }  // namespace
 
 void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
@@ -135,13 +181,13 @@ void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
   if (dw.size() == 0) return;
   Window g(c.attr, dw.shape[2], dw.shape[3]);
   const bool depthwise = dw.shape[1] == 1 && dw.shape[0] == x.shape[1] && x.shape[1] > 1;
-  if (!depthwise) cut_taps(dw, x, dy, g);
+  cut_taps(dw, x, dy, g);
   if (dy.size() == 0 || dw.size() < c.out.dweight.size()) std::memset(c.out.dweight.data, 0, c.out.dweight.size() * 4);
   if (dy.size() == 0) return;
   Sizes s = {g, x.shape[1], dw.shape[0], c.attr.groups, dw.shape[1], dy.shape[2], dy.shape[3], 0, 0, 0};
   s.H = reach(s.OH, s.stride_h, s.kernel_h, s.dilation_h);
   s.W = reach(s.OW, s.stride_w, s.kernel_w, s.dilation_w);
-  if (depthwise) return depthwise_weight_grad(c, s.H, s.W);
+  if (depthwise) return through_blocks(c, dw, g, s.H, s.W, kBlock, int64_t{1} << 20);
   s.plane = s.H * s.W;
   if (s.plane >= kBlock) {
     s.plane = ceil_div(s.plane, kBlock) * kBlock;
@@ -153,10 +199,11 @@ void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
   const int64_t dy_channels = s.groups * ceil_div(s.O / s.groups, kBlock) * kBlock, pixels = s.OH * s.OW;
   const int64_t N = x.shape[0], sum_floats = dy_channels * s.taps() * s.I;
   const int64_t per_image = s.C * s.plane + dy_channels * pixels + ceil_div(2 * s.OH, kBlock) * kBlock;
-  // Small sums: every task has images and sums of its own. Large ones: all threads share a batch, each owns some sums.
+  // Small sums: every task has images and sums of its own.
   const int64_t parts = 2 * c.exec->threads;
-  const bool many = N >= parts && parts * sum_floats <= N * per_image;
-  float* sums = scratch<float>(c.exec, 2, (many ? parts : 1) * sum_floats);
+  const bool many = N >= parts && 4 * parts * sum_floats <= N * per_image;
+  if (!many) return through_blocks(c, dw, g, s.H, s.W, smaller(s.C, kBlock), int64_t{16} << 20);
+  float* sums = scratch<float>(c.exec, 2, parts * sum_floats);
   auto add_images = [&](const Exec* exec, int64_t first, int64_t images, float* room, float* to, bool accumulate) {
     float* gradient = room + images * s.C * s.plane;
     int64_t* runs = reinterpret_cast<int64_t*>(gradient + images * dy_channels * pixels);
@@ -172,21 +219,15 @@ void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
     for (int64_t i = 0; i < n_runs; i++) runs[i] = i / s.OH * s.C * s.plane + i % s.OH * s.stride_h * s.W;
     run(exec, sizes, {room, gradient, to, runs, n_runs, accumulate});
   };
-  if (many) {
-    const Exec alone = {1, c.exec->parallel, c.exec->scratch, nullptr};
-    const int64_t batch = larger(1, smaller(ceil_div(N, parts), kBatchFloats / per_image));
-    parallel_for(c.exec, parts, [&](int64_t t) {
-      float* room = scratch<float>(c.exec, 1, batch * per_image);
-      const int64_t begin = N * t / parts, end = N * (t + 1) / parts;
-      for (int64_t n = begin; n < end; n += batch)
-        add_images(&alone, n, smaller(batch, end - n), room, sums + t * sum_floats, n > begin);
-    });
-  } else {
-    const int64_t batch = larger(1, smaller(N, (int64_t{16} << 20) / per_image));
-    float* room = scratch<float>(c.exec, 3, batch * per_image);
-    for (int64_t n = 0; n < N; n += batch) add_images(c.exec, n, smaller(batch, N - n), room, sums, n > 0);
-  }
-  unpack(c.exec, s, sums, many ? parts : 1, sum_floats, dw);
+  const Exec alone = {1, c.exec->parallel, c.exec->scratch, nullptr};
+  const int64_t batch = larger(1, smaller(ceil_div(N, parts), kBatchFloats / per_image));
+  parallel_for(c.exec, parts, [&](int64_t t) {
+    float* room = scratch<float>(c.exec, 1, batch * per_image);
+    const int64_t begin = N * t / parts, end = N * (t + 1) / parts;
+    for (int64_t n = begin; n < end; n += batch)
+      add_images(&alone, n, smaller(batch, end - n), room, sums + t * sum_floats, n > begin);
+  });
+  unpack(c.exec, s, sums, parts, sum_floats, dw);
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -25,16 +25,9 @@ NEEDLE_INLINE void each_tap(const Window& g, int64_t rh, int64_t rw, const F& f)
 }
 
 void pack(const Exec* exec, const View& w, const Window& g, int64_t groups, int64_t merged, int64_t block, float* dst) {
-  const int64_t inputs = w.shape[0] / groups;
-  const Weights weights = {
-      groups,      w.shape[1],          inputs, g.kernel_h * g.kernel_w, w.as<const float>(), w.stride[1],
-      w.stride[0], inputs * w.stride[0]};
-  pack_weights(exec, weights, merged, block, dst, [&](const auto& phase) {
+  pack_weights(exec, Weights::of_transposed(w, groups), merged, block, dst, [&](const auto& phase) {
     for (int64_t rh = 0; rh < g.stride_h; rh++)
-      for (int64_t rw = 0; rw < g.stride_w; rw++)
-        phase([&](const auto& tap) {
-          each_tap(g, rh, rw, [&](int64_t kh, int64_t kw) { tap(kh * w.stride[2] + kw * w.stride[3]); });
-        });
+      for (int64_t rw = 0; rw < g.stride_w; rw++) phase([&](const auto& tap) { each_tap(g, rh, rw, tap); });
   });
 }
 

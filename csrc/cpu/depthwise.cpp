@@ -88,54 +88,13 @@ void depthwise_pass(const Exec* exec, const DepthwisePass& p) {
   parallel_parts(exec, all, work, [&](int64_t begin, int64_t end) { depthwise_rows(p, begin, end); });
 }
 
-void depthwise_pack_weights(const View& w, float* dst) {
-  const int64_t C = w.shape[0], KH = w.shape[2], KW = w.shape[3];
-  std::memset(dst, 0, ceil_div(C, kBlock) * kBlock * KH * KW * 4);
-  for (int64_t c = 0; c < C; c++)
-    for (int64_t k = 0; k < KH * KW; k++)
-      dst[(c / kBlock * KH * KW + k) * kBlock + c % kBlock] =
-          w.as<const float>()[c * w.stride[0] + k / KW * w.stride[2] + k % KW * w.stride[3]];
-}
-
-void depthwise_weight_grad(const conv2d_weight_grad_args& c, int64_t H, int64_t W) {
-  const View &x = c.in.x, &dy = c.in.dy, &dw = c.out.dweight;
-  const int64_t C = x.shape[1], OH = dy.shape[2], OW = dy.shape[3], KH = dw.shape[2], KW = dw.shape[3];
-  const int64_t blocks = ceil_div(C, kBlock), x_floats = blocks * H * W * kBlock, dy_floats = blocks * OH * OW * kBlock;
-  const int64_t stride_h = c.attr.stride_h, step = c.attr.stride_w * kBlock, dilation_h = c.attr.dilation_h,
-                dilation_w = c.attr.dilation_w;
-  float* sums = scratch<float>(c.exec, 2, blocks * KH * KW * kBlock);
-  float* xb = scratch<float>(c.exec, 3, x_floats + dy_floats);
-  float* dyb = xb + x_floats;
-  std::memset(sums, 0, blocks * KH * KW * kBlock * 4);
-  for (int64_t n = 0; n < x.shape[0]; n++) {
-    block_images(c.exec, x, n, 1, kBlock, c.attr.pad_top, c.attr.pad_left, H, W, xb, 0);
-    block_images(c.exec, dy, n, 1, kBlock, 0, 0, OH, OW, dyb, 0);
-    parallel_for(c.exec, blocks * KH, [&](int64_t t) {
-      const int64_t block = t / KH, kh = t % KH;
-      for (int64_t kw = 0; kw < KW; kw++)
-        for (int64_t v = 0; v < kBlock; v += V::N) {
-          float* sum = sums + (t * KW + kw) * kBlock + v;
-          V acc[4] = {V(0.f), V(0.f), V(0.f), V(0.f)};
-          for (int64_t y = 0; y < OH; y++) {
-            const float* p =
-                xb + (block * H + y * stride_h + kh * dilation_h) * W * kBlock + kw * dilation_w * kBlock + v;
-            const float* q = dyb + (block * OH + y) * OW * kBlock + v;
-            int64_t i = 0;
-            for (; i + 4 <= OW; i += 4)
-              for (int u = 0; u < 4; u++)
-                acc[u] = fma(V::load(p + (i + u) * step), V::load(q + (i + u) * kBlock), acc[u]);
-            for (; i < OW; i++) acc[0] = fma(V::load(p + i * step), V::load(q + i * kBlock), acc[0]);
-          }
-          (V::load(sum) + ((acc[0] + acc[1]) + (acc[2] + acc[3]))).store(sum);
-        }
-    });
-  }
-  for (int64_t i = 0; i < C * KH * KW; i++)
-    dw.as<float>()[i] = sums[(i / (KH * KW) / kBlock * KH * KW + i % (KH * KW)) * kBlock + i / (KH * KW) % kBlock];
+// w: (channels, 1, kernel height, kernel width), packed as [block][tap][16].
+void depthwise_pack_weights(const Exec* exec, const View& w, float* dst) {
+  pack_weights(exec, Weights::of(w, 1), 1, 1, dst);
 }
 
 void depthwise_pack(const depthwise_pack_args& c) {
-  if (c.in.weight.size() > 0) depthwise_pack_weights(c.in.weight, c.out.packed.as<float>());
+  if (c.in.weight.size() > 0) depthwise_pack_weights(c.exec, c.in.weight, c.out.packed.as<float>());
 }
 
 DepthwisePass depthwise_pass_of(const depthwise_blocked_args& c) {

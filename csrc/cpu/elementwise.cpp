@@ -116,6 +116,14 @@ void run(const Call& c, int n_attr, ChunkFunction<T> f) {
   for (int k = 0; k <= ARITY; k++)
     ops[k] = {views[k]->template as<char>(), views[k]->dtype, loop.stride[k][loop.rank - 1],
               loop.stride[k][loop.rank - 1] == kRepeats ? period : 0};
+  bool direct = true;
+  for (const Operand& o : ops) direct = direct && o.dtype == dtype_of<T> && o.stride == 1;
+  if (direct)  // rows are short between the rings of blocked images: what `row` does for each of them would show
+    return for_pieces(c.exec, loop, 1, [&](const int64_t* at, int64_t first, int64_t n) {
+      const T* in[ARITY];
+      for (int k = 0; k < ARITY; k++) in[k] = reinterpret_cast<T*>(ops[k + 1].data) + at[k + 1] + first;
+      f(n, reinterpret_cast<T*>(ops[0].data) + at[0] + first, in, p, q);
+    });
   for_pieces(c.exec, loop, period,
              [&](const int64_t* at, int64_t first, int64_t n) { row<T, ARITY>(n, ops, at, first, f, p, q); });
 }

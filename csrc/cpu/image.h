@@ -60,12 +60,6 @@ NEEDLE_INLINE Image<T> image_of(const View& v, int64_t index) {
   return {p, v.shape[2], v.shape[3], v.stride[2], v.stride[3]};
 }
 
-template <class T>
-NEEDLE_INLINE void clear(const Image<T>& image) {
-  for (int64_t y = 0; y < image.h; y++)
-    for (int64_t x = 0; x < image.w; x++) *image.at(y, x) = 0;
-}
-
 // f(pixel, input image, output image, y) for every row of the output.
 template <class Args, class F>
 NEEDLE_INLINE void for_output_rows(const Args& c, int64_t work_per_pixel, const F& f) {
@@ -81,17 +75,47 @@ NEEDLE_INLINE void for_output_rows(const Args& c, int64_t work_per_pixel, const 
   });
 }
 
-// f(dy, dx, number) for every image of a plain gradient, dx cleared.
+// Rows of a gradient's image, cleared shortly before something is added to them.
+template <class P>
+struct Band {
+  Image<typename P::T> image;
+  int64_t begin, end, clear = begin;  // rows before `clear` are ready
+
+  bool has(int64_t y) const { return y >= begin && y < end; }
+  // Rows up to `last` will be added to.
+  void prepare(int64_t last) {
+    for (; clear < smaller(last, end); clear++)
+      for (int64_t x = 0; x < image.w; x++)
+        for (int k = 0; k < P::K; k++) P::store(image.at(clear, x) + k * P::width, typename P::L(typename P::T(0)));
+  }
+};
+
+// f(pixel, dy, band, number) for bands of rows of every image of dx. A band gets all that is due to its rows, whatever
+// other bands there are: windows across their borders are looked at by both.
 template <const char* letters, class Args, class F>
-NEEDLE_INLINE void for_gradients(const Args& c, int64_t work, const F& f) {
+NEEDLE_INLINE void for_gradients(const Args& c, int64_t work_per_image, const F& f) {
   const View &dy = c.in.dy, &dx = c.out.dx;
-  with_type<letters>(dx.dtype, [&](auto t) {
-    parallel_each(c.exec, dx.shape[0] * dx.shape[1], work, [&](int64_t i) {
-      const auto to = image_of<decltype(t)>(dx, i);
-      clear(to);
-      f(image_of<decltype(t)>(dy, i), to, i);
+  if (dx.size() == 0) return;
+  const int64_t h = dx.shape[2], images = images_of(dx);
+  with_pixel<letters>(dx, [&](auto pixel) {
+    using P = decltype(pixel);
+    using T = typename P::T;
+    const int64_t work = (work_per_image + h * dx.shape[3]) * P::K * P::width, threads = c.exec->threads;
+    int64_t bands = threads > 1 && images * work > 65536 ? smaller(4 * threads / images, h / 8) : 1;
+    bands = larger(1, bands);
+    parallel_each(c.exec, images * bands, work / bands, [&](int64_t t) __attribute__((always_inline)) {
+      const int64_t i = t / bands, part = t % bands;
+      Band<P> band = {image_of<T>(dx, i), h * part / bands, h * (part + 1) / bands};
+      f(pixel, image_of<T>(dy, i), band, i);
+      band.prepare(h);
     });
   });
+}
+
+// Adds to a pixel.
+template <class P>
+NEEDLE_INLINE void add_to(typename P::T* to, const typename P::L* terms) {
+  for (int k = 0; k < P::K; k++) P::store(to + k * P::width, P::load(to + k * P::width) + terms[k]);
 }
 
 }  // namespace needle::NEEDLE_ISA

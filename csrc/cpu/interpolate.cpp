@@ -1,4 +1,4 @@
-// Resizing of plain and blocked images, with torch's source coordinates; gradients of plain images.
+// Resizing of plain and blocked images, with torch's source coordinates.
 #include "cpu/image.h"
 
 namespace needle::NEEDLE_ISA {
@@ -12,22 +12,6 @@ auto column_table(const Exec* exec, const Kind& kind, int64_t outputs, int64_t s
   auto* table = scratch<decltype(source_of(kind, size, size))>(exec, 2, outputs);
   for (int64_t x = 0; x < outputs; x++) table[x] = source_of(kind, x, size);
   return table;
-}
-
-// f(dx, source row, source column, gradient) for every output pixel.
-template <class Kind, class Args, class F>
-void each_gradient(const Args& c, const F& f) {
-  const View &dy = c.in.dy, &dx = c.out.dx;
-  if (dx.size() == 0) return;
-  const Kind rows(c.attr, c.attr.scale_h), by_column(c.attr, c.attr.scale_w);
-  const auto* columns = column_table(c.exec, by_column, dy.shape[3], dx.shape[3]);
-  for_gradients<Args::In::dy_dtypes>(c, kWork * dy.shape[2] * dy.shape[3],
-                                     [&](const auto& from, const auto& to, int64_t) {
-                                       for (int64_t y = 0; y < from.h; y++) {
-                                         const auto row = source_of(rows, y, to.h);
-                                         for (int64_t x = 0; x < from.w; x++) f(to, row, columns[x], *from.at(y, x));
-                                       }
-                                     });
 }
 
 }  // namespace
@@ -59,14 +43,34 @@ void interpolate_bilinear(const interpolate_bilinear_args& c) {
 }
 
 void interpolate_bilinear_grad(const interpolate_bilinear_grad_args& c) {
-  each_gradient<Bilinear>(c, [](const auto& dx, const auto& sy, const auto sx, auto g) {
-    using T = decltype(g);
-    T v1 = static_cast<T>(sy.part), h1 = static_cast<T>(sx.part), v0 = 1 - v1, h0 = 1 - h1;
-    *dx.at(sy.low, sx.low) += v0 * h0 * g;
-    *dx.at(sy.low, sx.high) += v0 * h1 * g;
-    *dx.at(sy.high, sx.low) += v1 * h0 * g;
-    *dx.at(sy.high, sx.high) += v1 * h1 * g;
-  });
+  if (c.out.dx.size() == 0) return;
+  const Bilinear rows(c.attr, c.attr.scale_h), by_column(c.attr, c.attr.scale_w);
+  const auto* columns = column_table(c.exec, by_column, c.in.dy.shape[3], c.out.dx.shape[3]);
+  for_gradients<interpolate_bilinear_grad_args::In::dy_dtypes>(
+      c, kWork * c.in.dy.shape[2] * c.in.dy.shape[3], [&](auto pixel, const auto& dy, auto& band, int64_t) {
+        const auto& dx = band.image;
+        using P = decltype(pixel);
+        using L = typename P::L;
+        using T = typename P::T;
+        for (int64_t y = 0; y < dy.h; y++) {
+          const auto sy = source_of(rows, y, dx.h);
+          const bool above = band.has(sy.low), below = band.has(sy.high);
+          if (!above && !below) continue;
+          band.prepare((below ? sy.high : sy.low) + 1);
+          const T v1 = static_cast<T>(sy.part), v0 = 1 - v1;
+          for (int64_t x = 0; x < dy.w; x++) {
+            const auto sx = columns[x];
+            const T h1 = static_cast<T>(sx.part), h0 = 1 - h1;
+            const auto add = [&](int64_t row, int64_t column, T weight) __attribute__((always_inline)) {
+              L terms[P::K];
+              for (int k = 0; k < P::K; k++) terms[k] = L(weight) * P::load(dy.at(y, x) + k * P::width);
+              add_to<P>(dx.at(row, column), terms);
+            };
+            if (above) add(sy.low, sx.low, v0 * h0), add(sy.low, sx.high, v0 * h1);
+            if (below) add(sy.high, sx.low, v1 * h0), add(sy.high, sx.high, v1 * h1);
+          }
+        }
+      });
 }
 
 void interpolate_nearest(const interpolate_nearest_args& c) {
@@ -83,7 +87,25 @@ void interpolate_nearest(const interpolate_nearest_args& c) {
 }
 
 void interpolate_nearest_grad(const interpolate_nearest_grad_args& c) {
-  each_gradient<Nearest>(c, [](const auto& dx, int64_t y, int64_t x, auto g) { *dx.at(y, x) += g; });
+  if (c.out.dx.size() == 0) return;
+  const Nearest rows(c.attr, c.attr.scale_h), by_column(c.attr, c.attr.scale_w);
+  const auto* columns = column_table(c.exec, by_column, c.in.dy.shape[3], c.out.dx.shape[3]);
+  for_gradients<interpolate_nearest_grad_args::In::dy_dtypes>(c, kWork * c.in.dy.shape[2] * c.in.dy.shape[3],
+                                                              [&](auto pixel, const auto& dy, auto& band, int64_t) {
+                                                                const auto& dx = band.image;
+                                                                using P = decltype(pixel);
+                                                                for (int64_t y = 0; y < dy.h; y++) {
+                                                                  const int64_t to = source_of(rows, y, dx.h);
+                                                                  if (!band.has(to)) continue;
+                                                                  band.prepare(to + 1);
+                                                                  for (int64_t x = 0; x < dy.w; x++) {
+                                                                    typename P::L g[P::K];
+                                                                    for (int k = 0; k < P::K; k++)
+                                                                      g[k] = P::load(dy.at(y, x) + k * P::width);
+                                                                    add_to<P>(dx.at(to, columns[x]), g);
+                                                                  }
+                                                                }
+                                                              });
 }
 
 }  // namespace needle::NEEDLE_ISA

@@ -75,33 +75,22 @@ void product(const Matmul& g, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
 }
 
 void pack_columns(const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N, int64_t n0, int64_t n1, float* dst) {
-  constexpr int64_t kTogether = 4;  // four lines of a row at once: rows may be a page apart
-  for (; s_n == 1 && n0 + kTogether <= n1 && (n0 + kTogether) * kBlock <= N;
-       n0 += kTogether, dst += kTogether * K * kBlock)
-    for (int64_t k = 0; k < K; k++)
-      for (int64_t j = 0; j < kTogether; j++)
-        std::memcpy(dst + (j * K + k) * kBlock, b + k * s_k + (n0 + j) * kBlock, kBlock * 4);
-  for (int64_t j = n0; j < n1; j++, dst += K * kBlock) {
-    const float* s = b + j * kBlock * s_n;
-    const int64_t lanes = smaller(kBlock, N - j * kBlock);
-    if (lanes == kBlock && s_n == 1) {
-      for (int64_t k = 0; k < K; k++) std::memcpy(dst + k * kBlock, s + k * s_k, kBlock * 4);
-    } else if (lanes == kBlock && s_k == 1) {
-      transpose(dst, kBlock, s, s_n, kBlock, K);
-    } else {
-      if (lanes < kBlock) std::memset(dst, 0, K * kBlock * 4);
-      for (int64_t k = 0; k < K; k++)
-        for (int64_t n = 0; n < lanes; n++) dst[k * kBlock + n] = s[k * s_k + n * s_n];
-    }
-  }
+  const int64_t together = s_n < s_k ? 4 : 1;  // four lines of a row at once: rows may be a page apart
+  for (int64_t n = n0; n < n1; n += together)
+    pack_lanes({b + n * kBlock * s_n, s_n, s_k, 0, N - n * kBlock}, K,
+               {dst + (n - n0) * K * kBlock, smaller(together, n1 - n), K * kBlock});
 }
 
 namespace {
 
 void pack_columns_parallel(const Exec* exec, const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N,
                            float* dst) {
-  parallel_parts(exec, ceil_div(N, kBlock), 20. * K * N,
-                 [&](int64_t n0, int64_t n1) { pack_columns(b, s_k, s_n, K, N, n0, n1, dst + n0 * K * kBlock); });
+  pack_parallel(exec, s_n, s_k, ceil_div(N, kBlock), K, 2 * kBlock, 32 * kBlock, 20. * K * N,
+                [&](int64_t first, int64_t last, int64_t k0, int64_t k1) {
+                  const int64_t n = first * kBlock;
+                  pack_lanes({b + n * s_n + k0 * s_k, s_n, s_k, 0, N - n}, k1 - k0,
+                             {dst + (first * K + k0) * kBlock, last - first, K * kBlock});
+                });
 }
 
 // Rows 4 KB apart share one L1 set of 8 lines (14 rows lose 15 % of their speed), and strided k touch a page each: such

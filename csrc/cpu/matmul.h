@@ -1,6 +1,6 @@
 // The pieces of a matrix product that other kernels use.
 #pragma once
-#include "cpu/tile.h"
+#include "cpu/pack.h"
 
 namespace needle::NEEDLE_ISA {
 

@@ -58,5 +58,38 @@ void sgd_step(const sgd_step_args& c) { step<Sgd>(c); }
 void needle_sgd_step(const needle_sgd_step_args& c) { step<NeedleSgd>(c); }
 void adam_step(const adam_step_args& c) { step<Adam>(c); }
 void rmsprop_step(const rmsprop_step_args& c) { step<RmsProp>(c); }
+void nadam_step(const nadam_step_args& c) { step<NAdam>(c); }
+void radam_step(const radam_step_args& c) { step<RAdam>(c); }
+void adamax_step(const adamax_step_args& c) { step<Adamax>(c); }
+void lion_step(const lion_step_args& c) { step<Lion>(c); }
+void adagrad_step(const adagrad_step_args& c) { step<Adagrad>(c); }
+void adadelta_step(const adadelta_step_args& c) { step<Adadelta>(c); }
+
+void sum_squares(const sum_squares_args& c) {
+  constexpr int kChains = 16;
+  const int64_t n = c.in.x.size(), count = ceil_div(n, kPiece);
+  double* sums = scratch<double>(c.exec, 2, count);
+  with_type<sum_squares_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
+    const auto* x = c.in.x.as<decltype(t)>();
+    parallel_ranges(c.exec, count, kPiece, [&](int64_t begin, int64_t end) {
+      for (int64_t piece = begin; piece < end; piece++) {
+        double chains[kChains] = {};
+        const int64_t last = smaller(n, (piece + 1) * kPiece);
+        int64_t i = piece * kPiece;
+        for (; i + kChains <= last; i += kChains)
+          for (int k = 0; k < kChains; k++) {
+            const double v = static_cast<double>(x[i + k]);
+            chains[k] += v * v;
+          }
+        for (; i < last; i++) chains[0] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+        sums[piece] = 0;
+        for (double chain : chains) sums[piece] += chain;
+      }
+    });
+  });
+  double total = 0;
+  for (int64_t piece = 0; piece < count; piece++) total += sums[piece];
+  *c.out.y.as<double>() = total;
+}
 
 }  // namespace needle::NEEDLE_ISA

@@ -1,4 +1,4 @@
-// Pooling of plain and blocked images, without a halo: windows are clipped at the edges. Gradients of plain images.
+// Pooling of plain and blocked images, without a halo: windows are clipped at the edges.
 #include "cpu/image.h"
 
 namespace needle::NEEDLE_ISA {
@@ -52,15 +52,21 @@ void average(const Args& c, const Windows& w, int64_t work_per_pixel) {
 
 template <class Args, class Windows>
 void average_grad(const Args& c, const Windows& w, int64_t work) {
-  for_gradients<Args::In::dy_dtypes>(c, work, [&](const auto& dy, const auto& dx, int64_t) {
+  for_gradients<Args::In::dy_dtypes>(c, work, [&](auto pixel, const auto& dy, auto& band, int64_t) {
+    const auto& dx = band.image;
+    using P = decltype(pixel);
     for (int64_t y = 0; y < dy.h; y++) {
       const Span sy = rows_of(w, y, dy.h, dx.h);
+      const Span rows = {larger(sy.begin, band.begin), smaller(sy.end, band.end)};
+      if (rows.begin >= rows.end) continue;
+      band.prepare(rows.end);
       for (int64_t x = 0; x < dy.w; x++) {
         const Span sx = columns_of(w, x, dy.w, dx.w);
-        auto part = *dy.at(y, x);
-        part /= static_cast<decltype(part)>(divisor_of(w, y, x, sy, sx, dx.h, dx.w));
-        for (int64_t i = sy.begin; i < sy.end; i++)
-          for (int64_t j = sx.begin; j < sx.end; j++) *dx.at(i, j) += part;
+        const typename P::L divisor(static_cast<typename P::T>(divisor_of(w, y, x, sy, sx, dx.h, dx.w)));
+        typename P::L part[P::K];
+        for (int k = 0; k < P::K; k++) part[k] = P::load(dy.at(y, x) + k * P::width) / divisor;
+        for (int64_t i = rows.begin; i < rows.end; i++)
+          for (int64_t j = sx.begin; j < sx.end; j++) add_to<P>(dx.at(i, j), part);
       }
     }
   });
@@ -91,29 +97,68 @@ void max_pool2d(const max_pool2d_args& c) {
   });
 }
 
-// The first maximum of a window gets its gradient, found again rather than stored.
+namespace {
+
+// The gradient of a window's first maximum, or last NaN, which is found again rather than stored.
+template <class P, class T>
+NEEDLE_INLINE void add_to_best(const Window& w, const Image<T>& in, const T* dy, Span sy, Span sx,
+                               const Band<P>& band) {
+  using L = typename P::L;
+  if constexpr (P::width == 1) {
+    T top = *in.at(sy.begin, sx.begin);
+    int64_t best_y = sy.begin, best_x = sx.begin;
+    for (int64_t i = sy.begin; i < sy.end; i += w.dilation_h) {
+      const T* p = in.at(i, 0);
+      for (int64_t j = sx.begin; j < sx.end; j += w.dilation_w) {
+        const T v = p[j * in.column];
+        const bool better = static_cast<int>(v > top) | static_cast<int>(v != v);  // no jump: it would be a guess
+        top = better ? v : top, best_y = better ? i : best_y, best_x = better ? j : best_x;
+      }
+    }
+    if (band.has(best_y)) *band.image.at(best_y, best_x) += *dy;
+  } else {
+    L top[P::K], best[P::K], number(0.f);  // of a pixel in its window, exact up to 2^24
+    for (int k = 0; k < P::K; k++) top[k] = P::load(in.at(sy.begin, sx.begin) + k * P::width), best[k] = L(0.f);
+    for (int64_t i = sy.begin; i < sy.end; i += w.dilation_h)
+      for (int64_t j = sx.begin; j < sx.end; j += w.dilation_w, number = number + L(1.f))
+        for (int k = 0; k < P::K; k++) {
+          const L v = P::load(in.at(i, j) + k * P::width);
+          const auto more = lt(top[k], v), is_number = eq(v, v);
+          top[k] = select(is_number, select(more, v, top[k]), v);
+          best[k] = select(is_number, select(more, number, best[k]), number);
+        }
+    L g[P::K];
+    for (int k = 0; k < P::K; k++) g[k] = P::load(dy + k * P::width);
+    number = L(0.f);
+    for (int64_t i = sy.begin; i < sy.end; i += w.dilation_h)
+      for (int64_t j = sx.begin; j < sx.end; j += w.dilation_w, number = number + L(1.f)) {
+        if (!band.has(i)) continue;
+        L part[P::K];
+        for (int k = 0; k < P::K; k++) part[k] = select(eq(best[k], number), g[k], L(0.f));
+        add_to<P>(band.image.at(i, j), part);
+      }
+  }
+}
+
+}  // namespace
+
 void max_pool2d_grad(const max_pool2d_grad_args& c) {
   const Window w(c.attr);
   const int64_t work = pixels_of(c.in.dy) * w.kernel_h * w.kernel_w;
-  for_gradients<max_pool2d_grad_args::In::x_dtypes>(c, work, [&](const auto& dy, const auto& dx, int64_t index) {
-    using T = std::remove_reference_t<decltype(*dy.data)>;
-    const auto in = image_of<T>(c.in.x, index);
-    for (int64_t y = 0; y < dy.h; y++) {
-      const Span sy = rows_of(w, y, dy.h, in.h);
-      for (int64_t x = 0; x < dy.w; x++) {
-        const Span sx = columns_of(w, x, dy.w, in.w);
-        if (sy.begin >= sy.end || sx.begin >= sx.end) continue;
-        T top = *in.at(sy.begin, sx.begin);
-        T* best = dx.at(sy.begin, sx.begin);
-        for (int64_t i = sy.begin; i < sy.end; i += w.dilation_h)
-          for (int64_t j = sx.begin; j < sx.end; j += w.dilation_w) {
-            T v = *in.at(i, j);
-            if (v > top || v != v) top = v, best = dx.at(i, j);
+  for_gradients<max_pool2d_grad_args::In::x_dtypes>(
+      c, work, [&](auto pixel, const auto& dy, auto& band, int64_t index) {
+        using P = decltype(pixel);
+        const auto in = image_of<typename P::T>(c.in.x, index);
+        for (int64_t y = 0; y < dy.h; y++) {
+          const Span sy = rows_of(w, y, dy.h, in.h);
+          if (sy.begin >= smaller(sy.end, band.end) || sy.end <= band.begin) continue;
+          band.prepare(sy.end);
+          for (int64_t x = 0; x < dy.w; x++) {
+            const Span sx = columns_of(w, x, dy.w, in.w);
+            if (sx.begin < sx.end) add_to_best<P>(w, in, dy.at(y, x), sy, sx, band);
           }
-        *best += *dy.at(y, x);
-      }
-    }
-  });
+        }
+      });
 }
 
 void avg_pool2d(const avg_pool2d_args& c) {

@@ -89,27 +89,40 @@ void strassen_pack(const strassen_pack_args& c) {
   const View& b = c.in.b;
   const int64_t K = b.shape[0] / 2, blocks = b.shape[1] / kWidth;
   float* out = c.out.packed.as<float>();
-  parallel_for(c.exec, blocks, [&](int64_t j) {
-    float* scaled = scratch<float>(c.exec, 0, 4 * K * kBlock);  // a block of each half: [2][2 K][16]
-    for (int half = 0; half < 2; half++) {
-      const int64_t column = (half * blocks + j) * kBlock;
-      float *s = scaled + half * 2 * K * kBlock, *powers = out + kProducts * blocks * K * kBlock + column;
-      pack_columns(b.as<const float>() + column * b.stride[1], b.stride[0], b.stride[1], 2 * K, kBlock, 0, 1, s);
-      float factor[kBlock] = {};
-      for (int64_t k = 0; k < 2 * K; k++)
-        for (int lane = 0; lane < kBlock; lane++)
-          factor[lane] = std::fmax(factor[lane], std::fabs(s[k * kBlock + lane]));
-      for (int lane = 0; lane < kBlock; lane++) factor[lane] = inverse(powers[lane] = power(factor[lane]));
-      for (int64_t k = 0; k < 2 * K; k++)
-        for (int lane = 0; lane < kBlock; lane++) s[k * kBlock + lane] *= factor[lane];
+  const int64_t panel = 2 * K * kBlock, together = b.stride[1] < b.stride[0] ? 2 : 1;  // two lines of a row at once
+  parallel_for(c.exec, ceil_div(blocks, together), [&](int64_t task) {
+    const int64_t first = task * together, n = smaller(together, blocks - first);
+    float* packed = scratch<float>(c.exec, 0, 2 * together * panel);  // [half][block][2 K][16]
+    float factors[2 * 2 * kBlock];
+    for (int64_t i = 0; i < 2 * n; i++) {
+      const int64_t column = (i / n * blocks + first) * kBlock;
+      float *s = packed + i * panel, *powers = out + kProducts * blocks * K * kBlock + column + i % n * kBlock;
+      if (i % n == 0)
+        pack_lanes({b.as<const float>() + column * b.stride[1], b.stride[1], b.stride[0], 0, n * kBlock}, 2 * K,
+                   {s, n, panel});
+      for (int lane = 0; lane < kBlock; lane += V::N) {
+        V most(0.f);
+        for (int64_t k = 0; k < 2 * K; k++) most = max(abs(V::load(s + k * kBlock + lane)), most);
+        most.store(powers + lane);
+      }
+      for (int lane = 0; lane < kBlock; lane++)
+        factors[i * kBlock + lane] = inverse(powers[lane] = power(powers[lane]));
     }
-    auto quarter = [&](int q) { return scaled + (q % 2 * 2 + q / 2) * K * kBlock; };
-    for (int i = 0; i < kProducts; i++) {
-      float* dst = out + (i * blocks + j) * K * kBlock;
-      std::memcpy(dst, quarter(kB[i].first), K * kBlock * 4);
-      const float* other = quarter(larger(0, kB[i].second));
-      for (int64_t k = 0; k < K * kBlock && kB[i].second >= 0; k++) dst[k] += kB[i].sign * other[k];
-    }
+    for (int64_t j = 0; j < n; j++)
+      for (int64_t at = 0; at < K * kBlock; at += V::N) {
+        V quarters[4];
+        for (int q = 0; q < 4; q++) {
+          const int64_t i = q % 2 * n + j;
+          quarters[q] =
+              V::load(packed + i * panel + q / 2 * K * kBlock + at) * V::load(factors + i * kBlock + at % kBlock);
+        }
+#pragma GCC unroll 7
+        for (int i = 0; i < kProducts; i++) {
+          const V x = quarters[kB[i].first], y = quarters[larger(0, kB[i].second)];
+          const V sum = kB[i].second < 0 ? x : kB[i].sign > 0 ? x + y : x - y;
+          sum.store(out + (i * blocks + first + j) * K * kBlock + at);
+        }
+      }
   });
 }
 

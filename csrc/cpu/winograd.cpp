@@ -187,31 +187,31 @@ void run(const Exec* exec, Job& j, int64_t images) {
   }
 }
 
+// A few inputs are transformed in L1 and then copied: planes of the result lie so far apart that they share cache sets.
 template <class F>
-void pack(const Exec* exec, const View& w, float* dst) {
-  constexpr int A = F::kIn;
-  const int64_t O = w.shape[0], I = w.shape[1], channels = ceil_div(I, kBlock) * kBlock, blocks = ceil_div(O, kBlock);
-  parallel_parts(exec, blocks * channels, 200. * O * I, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at++) {
-      const int64_t ob = at / channels, i = at - ob * channels;
-      float* d = dst + (ob * A * A * channels + i) * kBlock;
-      for (int64_t lane = 0; lane < kBlock; lane++, d++) {
-        const int64_t o = ob * kBlock + lane;
-        double g[3][3] = {}, half[A][3];
-        if (o < O && i < I)
-          for (int y = 0; y < 3; y++)
-            for (int x = 0; x < 3; x++)
-              g[y][x] = w.as<const float>()[o * w.stride[0] + i * w.stride[1] + y * w.stride[2] + x * w.stride[3]];
-        for (int y = 0; y < A; y++)
-          for (int x = 0; x < 3; x++)
-            half[y][x] = F::kFilter[y][0] * g[0][x] + F::kFilter[y][1] * g[1][x] + F::kFilter[y][2] * g[2][x];
-        for (int y = 0; y < A; y++)
-          for (int x = 0; x < A; x++)
-            d[(y * A + x) * channels * kBlock] = static_cast<float>(
-                half[y][0] * F::kFilter[x][0] + half[y][1] * F::kFilter[x][1] + half[y][2] * F::kFilter[x][2]);
-      }
-    }
-  });
+void pack(const Exec* exec, const View& view, float* dst) {
+  constexpr int kTaps = 9, kXi = F::kIn * F::kIn, kInputs = 8;
+  const Weights w = Weights::of(view, 1);
+  const int64_t channels = ceil_div(w.inputs, kBlock) * kBlock, blocks = ceil_div(w.outputs, kBlock);
+  int32_t rows[kBlock * kTaps];
+  for (int i = 0; i < kBlock; i++)
+    for (int t = 0; t < kTaps; t++) rows[i * kTaps + w.position(t / 3, t % 3)] = i * kTaps + t;
+  const double work = 20. * kXi * blocks * channels * kBlock;
+  pack_parallel(exec, w.s_output, w.s_input, blocks, channels, kBlock, kBlock, work,
+                [&](int64_t block, int64_t last, int64_t i0, int64_t i1) {
+                  alignas(64) float filters[kBlock * kTaps * kBlock], planes[kXi * kInputs * kBlock];
+                  for (; block < last; block++) {
+                    pack_inputs(w, 1, 0, block * kBlock, i0, i1, {filters, 1, 0, rows});
+                    for (int first = 0; first < kBlock; first += kInputs) {
+                      for (int i = 0; i < kInputs; i++)
+                        winograd_filter<F>(filters + (first + i) * kTaps * kBlock, planes + i * kBlock,
+                                           kInputs * kBlock);
+                      for (int xi = 0; xi < kXi; xi++)
+                        std::memcpy(dst + ((block * kXi + xi) * channels + i0 + first) * kBlock,
+                                    planes + xi * kInputs * kBlock, kInputs * kBlock * 4);
+                    }
+                  }
+                });
 }
 
 template <class F, class Args>

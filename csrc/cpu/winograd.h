@@ -6,11 +6,22 @@
 
 namespace needle::NEEDLE_ISA {
 
+// Filters are transformed in double precision: 16 lanes take four vectors of two, four or eight.
+typedef double Double __attribute__((vector_size(4 * V::N)));
+typedef float HalfVector __attribute__((vector_size(2 * V::N)));
+constexpr int kDoubles = V::N / 2;
+
 // Points 0, 1, -1, inf: fewer additions than a direct sum, hence the more accurate one.
 struct Winograd2 {
   static constexpr int kOut = 2, kIn = 4;
-  static constexpr double kFilter[kIn][3] = {{1, 0, 0}, {.5, .5, .5}, {.5, -.5, .5}, {0, 0, 1}};
 
+  NEEDLE_INLINE void filter(const Double* g, Double* o) {
+    const Double even = .5 * g[0], odd = .5 * g[1], last = .5 * g[2];
+    o[0] = g[0];
+    o[1] = even + odd + last;
+    o[2] = even - odd + last;
+    o[3] = g[2];
+  }
   NEEDLE_INLINE void input(const V* d, V* o) {
     o[0] = d[0] - d[2];
     o[1] = d[1] + d[2];
@@ -29,10 +40,17 @@ struct Winograd4 {
   static constexpr int kOut = 4, kIn = 6;
   static constexpr double a = .75, b = 1.5, fa = 1 / (2 * a * a * (a * a - b * b)),
                           fb = 1 / (2 * b * b * (b * b - a * a));
-  static constexpr double kFilter[kIn][3] = {{1 / (a * a * b * b), 0, 0}, {fa, fa * a, fa * a * a},
-                                             {fa, -fa * a, fa * a * a},   {fb, fb * b, fb * b * b},
-                                             {fb, -fb * b, fb * b * b},   {0, 0, 1}};
 
+  NEEDLE_INLINE void filter(const Double* g, Double* o) {
+    const Double even_a = fa * g[0], odd_a = fa * a * g[1], last_a = fa * a * a * g[2];
+    const Double even_b = fb * g[0], odd_b = fb * b * g[1], last_b = fb * b * b * g[2];
+    o[0] = 1 / (a * a * b * b) * g[0];
+    o[1] = even_a + odd_a + last_a;
+    o[2] = even_a - odd_a + last_a;
+    o[3] = even_b + odd_b + last_b;
+    o[4] = even_b - odd_b + last_b;
+    o[5] = g[2];
+  }
   NEEDLE_INLINE void input(const V* d, V* o) {
     const V sum(static_cast<float>(a * a + b * b)), product(static_cast<float>(a * a * b * b));
     const V va(static_cast<float>(a)), vb(static_cast<float>(b)), aa(static_cast<float>(a * a)),
@@ -80,6 +98,38 @@ NEEDLE_INLINE void both_ways(int rows, int columns, const Load& load, const Stor
     for (int x = 0; x < M; x++) {
       if (x >= columns) break;
       store(y, x, o[x]);
+    }
+  }
+}
+
+// Filters of 16 outputs for one input, [tap][16], results `u_xi` apart.
+template <class F>
+NEEDLE_INLINE void winograd_filter(const float* g, float* u, int64_t u_xi) {
+  constexpr int A = F::kIn;
+  for (int lane = 0; lane < kBlock; lane += kDoubles) {
+    Double half[A][3];
+#pragma GCC unroll 3
+    for (int x = 0; x < 3; x++) {
+      Double column[3], o[A];
+#pragma GCC unroll 3
+      for (int y = 0; y < 3; y++) {
+        HalfVector v;
+        std::memcpy(&v, g + (y * 3 + x) * kBlock + lane, sizeof v);
+        column[y] = __builtin_convertvector(v, Double);
+      }
+      F::filter(column, o);
+#pragma GCC unroll 6
+      for (int y = 0; y < A; y++) half[y][x] = o[y];
+    }
+#pragma GCC unroll 6
+    for (int y = 0; y < A; y++) {
+      Double o[A];
+      F::filter(half[y], o);
+#pragma GCC unroll 6
+      for (int x = 0; x < A; x++) {
+        const HalfVector v = __builtin_convertvector(o[x], HalfVector);
+        std::memcpy(u + (y * A + x) * u_xi + lane, &v, sizeof v);
+      }
     }
   }
 }

@@ -81,5 +81,11 @@ void sgd_step(const sgd_step_args& c) { step<device::Sgd>(c); }
 void needle_sgd_step(const needle_sgd_step_args& c) { step<device::NeedleSgd>(c); }
 void adam_step(const adam_step_args& c) { step<device::Adam>(c); }
 void rmsprop_step(const rmsprop_step_args& c) { step<device::RmsProp>(c); }
+void nadam_step(const nadam_step_args& c) { step<device::NAdam>(c); }
+void radam_step(const radam_step_args& c) { step<device::RAdam>(c); }
+void adamax_step(const adamax_step_args& c) { step<device::Adamax>(c); }
+void lion_step(const lion_step_args& c) { step<device::Lion>(c); }
+void adagrad_step(const adagrad_step_args& c) { step<device::Adagrad>(c); }
+void adadelta_step(const adadelta_step_args& c) { step<device::Adadelta>(c); }
 
 }  // namespace needle::gpu

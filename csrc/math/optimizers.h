@@ -48,15 +48,16 @@ struct NeedleSgd : Sgd<T, L> {
   explicit NeedleSgd(const Attr& a) : Sgd<T, L>(a.lr, a.momentum, a.momentum, a.weight_decay, true, false, false) {}
 };
 
-// torch.optim.Adam, and AdamW when `decoupled`; the largest second moment is not touched unless `amsgrad`.
+// What Adam and its relatives share: weight decay, in the gradient or `decoupled` from it, and running means of the
+// gradient and of its square.
 template <class T, class L>
-struct Adam {
-  enum { kMean = 1, kSquare, kLargest };
-  L beta1, beta2, fresh1, fresh2, eps, decay, shrink, size, root;  // of a step; of its second correction
-  bool decays, decoupled, amsgrad;
+struct Moments {
+  enum { kMean = 1, kSquare };
+  L beta1, beta2, fresh1, fresh2, eps, decay, shrink;
+  bool decays, decoupled;
 
   template <class Attr>
-  explicit Adam(const Attr& a)
+  explicit Moments(const Attr& a)
       : beta1(static_cast<T>(a.beta1)),
         beta2(static_cast<T>(a.beta2)),
         fresh1(static_cast<T>(1 - a.beta1)),
@@ -64,26 +65,186 @@ struct Adam {
         eps(static_cast<T>(a.eps)),
         decay(static_cast<T>(a.weight_decay)),
         shrink(static_cast<T>(1 - a.lr * a.weight_decay)),
-        size(static_cast<T>(a.lr / (1 - ::pow(a.beta1, a.step)))),
-        root(static_cast<T>(1 / ::sqrt(1 - ::pow(a.beta2, a.step)))),
         decays(a.weight_decay != 0),
-        decoupled(a.decoupled != 0),
-        amsgrad(a.amsgrad != 0) {}
+        decoupled(a.decoupled != 0) {}
 
+  // The new means, written to the state; w and g as weight decay leaves them.
   template <class State>
-  NEEDLE_MAP_INLINE void step(const Adam& r, L& w, L g, const State& s) {
+  NEEDLE_MAP_INLINE void move(const Moments& r, L& w, L& g, L& mean, L& square, const State& s) {
     if (r.decoupled)
       w = w * r.shrink;
     else
       g = decayed(g, w, r.decay, r.decays);
-    L m = r.beta1 * s.read(kMean) + r.fresh1 * g, v = r.beta2 * s.read(kSquare) + r.fresh2 * g * g;
-    s.write(kMean, m);
-    s.write(kSquare, v);
+    mean = r.beta1 * s.read(kMean) + r.fresh1 * g;
+    square = r.beta2 * s.read(kSquare) + r.fresh2 * g * g;
+    s.write(kMean, mean);
+    s.write(kSquare, square);
+  }
+};
+
+// torch.optim.Adam, and AdamW when `decoupled`; the largest second moment is not touched unless `amsgrad`.
+template <class T, class L>
+struct Adam : Moments<T, L> {
+  enum { kLargest = 3 };
+  L size, root;  // of a step; of its second correction
+  bool amsgrad;
+
+  template <class Attr>
+  explicit Adam(const Attr& a)
+      : Moments<T, L>(a),
+        size(static_cast<T>(a.lr / (1 - ::pow(a.beta1, a.step)))),
+        root(static_cast<T>(1 / ::sqrt(1 - ::pow(a.beta2, a.step)))),
+        amsgrad(a.amsgrad != 0) {}
+
+  template <class State>
+  NEEDLE_MAP_INLINE void step(const Adam& r, L& w, L g, const State& s) {
+    L m, v;
+    Adam::move(r, w, g, m, v, s);
     if (r.amsgrad) {
       v = max(s.read(kLargest), v);  // in this order NaN stays NaN
       s.write(kLargest, v);
     }
     w = w - r.size * m / (sqrt(v) * r.root + r.eps);
+  }
+};
+
+// torch.optim.NAdam: steps of sizes `gradient_rate` and `mean_rate` along the gradient and its mean.
+template <class T, class L>
+struct NAdam : Moments<T, L> {
+  L gradient_rate, mean_rate, root;
+
+  template <class Attr>
+  explicit NAdam(const Attr& a)
+      : Moments<T, L>(a),
+        gradient_rate(static_cast<T>(a.gradient_rate)),
+        mean_rate(static_cast<T>(a.mean_rate)),
+        root(static_cast<T>(1 / ::sqrt(1 - ::pow(a.beta2, a.step)))) {}
+
+  template <class State>
+  NEEDLE_MAP_INLINE void step(const NAdam& r, L& w, L g, const State& s) {
+    L m, v;
+    NAdam::move(r, w, g, m, v, s);
+    w = w - (r.gradient_rate * g + r.mean_rate * m) / (sqrt(v) * r.root + r.eps);
+  }
+};
+
+// torch.optim.RAdam: the mean, `size` long, over the root of squares once that is `rectified`.
+template <class T, class L>
+struct RAdam : Moments<T, L> {
+  L size;
+  bool rectified;
+
+  template <class Attr>
+  explicit RAdam(const Attr& a) : Moments<T, L>(a), size(static_cast<T>(a.size)), rectified(a.rectified != 0) {}
+
+  template <class State>
+  NEEDLE_MAP_INLINE void step(const RAdam& r, L& w, L g, const State& s) {
+    L m, v;
+    RAdam::move(r, w, g, m, v, s);
+    w = w - (r.rectified ? r.size * m / (sqrt(v) + r.eps) : r.size * m);
+  }
+};
+
+// torch.optim.Adamax: the mean over the largest gradient so far, which fades by beta2.
+template <class T, class L>
+struct Adamax {
+  enum { kMean = 1, kLargest };
+  L beta1, fresh1, beta2, eps, decay, size;
+  bool decays;
+
+  template <class Attr>
+  explicit Adamax(const Attr& a)
+      : beta1(static_cast<T>(a.beta1)),
+        fresh1(static_cast<T>(1 - a.beta1)),
+        beta2(static_cast<T>(a.beta2)),
+        eps(static_cast<T>(a.eps)),
+        decay(static_cast<T>(a.weight_decay)),
+        size(static_cast<T>(a.lr / (1 - ::pow(a.beta1, a.step)))),
+        decays(a.weight_decay != 0) {}
+
+  template <class State>
+  NEEDLE_MAP_INLINE void step(const Adamax& r, L& w, L g, const State& s) {
+    g = decayed(g, w, r.decay, r.decays);
+    L m = r.beta1 * s.read(kMean) + r.fresh1 * g, n = max(r.beta2 * s.read(kLargest), abs(g) + r.eps);
+    s.write(kMean, m);
+    s.write(kLargest, n);
+    w = w - r.size * m / n;
+  }
+};
+
+// Lion (Chen et al., arXiv 2302.06675): the sign of the gradient mixed with its mean; weight decay apart from both.
+template <class T, class L>
+struct Lion {
+  enum { kMean = 1 };
+  L lr, beta1, fresh1, beta2, fresh2, shrink;
+
+  template <class Attr>
+  explicit Lion(const Attr& a)
+      : lr(static_cast<T>(a.lr)),
+        beta1(static_cast<T>(a.beta1)),
+        fresh1(static_cast<T>(1 - a.beta1)),
+        beta2(static_cast<T>(a.beta2)),
+        fresh2(static_cast<T>(1 - a.beta2)),
+        shrink(static_cast<T>(1 - a.lr * a.weight_decay)) {}
+
+  template <class State>
+  NEEDLE_MAP_INLINE void step(const Lion& r, L& w, L g, const State& s) {
+    L m = s.read(kMean), mixed = r.beta1 * m + r.fresh1 * g, zero = L(T(0));
+    s.write(kMean, r.beta2 * m + r.fresh2 * g);
+    L by = select(lt(zero, mixed), r.lr, select(lt(mixed, zero), zero - r.lr, mixed));  // NaN stays NaN
+    w = w * r.shrink - by;
+  }
+};
+
+// torch.optim.Adagrad: over the root of the sum of squares, `initial` before the first step; `lr` is that of this step.
+template <class T, class L>
+struct Adagrad {
+  enum { kSum = 1 };
+  L lr, eps, decay, initial;
+  bool decays, first;
+
+  template <class Attr>
+  explicit Adagrad(const Attr& a)
+      : lr(static_cast<T>(a.lr)),
+        eps(static_cast<T>(a.eps)),
+        decay(static_cast<T>(a.weight_decay)),
+        initial(static_cast<T>(a.initial)),
+        decays(a.weight_decay != 0),
+        first(a.first != 0) {}
+
+  template <class State>
+  NEEDLE_MAP_INLINE void step(const Adagrad& r, L& w, L g, const State& s) {
+    g = decayed(g, w, r.decay, r.decays);
+    L sum = (r.first ? r.initial : s.read(kSum)) + g * g;
+    s.write(kSum, sum);
+    w = w - r.lr * g / (sqrt(sum) + r.eps);
+  }
+};
+
+// torch.optim.Adadelta: the gradient times the root of past steps' squares over that of the gradients'.
+template <class T, class L>
+struct Adadelta {
+  enum { kSquare = 1, kMoved };
+  L lr, rho, fresh, eps, decay;
+  bool decays;
+
+  template <class Attr>
+  explicit Adadelta(const Attr& a)
+      : lr(static_cast<T>(a.lr)),
+        rho(static_cast<T>(a.rho)),
+        fresh(static_cast<T>(1 - a.rho)),
+        eps(static_cast<T>(a.eps)),
+        decay(static_cast<T>(a.weight_decay)),
+        decays(a.weight_decay != 0) {}
+
+  template <class State>
+  NEEDLE_MAP_INLINE void step(const Adadelta& r, L& w, L g, const State& s) {
+    g = decayed(g, w, r.decay, r.decays);
+    L v = r.rho * s.read(kSquare) + r.fresh * g * g, moved = s.read(kMoved);
+    L by = sqrt(moved + r.eps) / sqrt(v + r.eps) * g;
+    s.write(kSquare, v);
+    s.write(kMoved, r.rho * moved + r.fresh * by * by);
+    w = w - r.lr * by;
   }
 };
 

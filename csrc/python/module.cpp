@@ -321,7 +321,9 @@ PYBIND11_MODULE(_core, m) {
              return seconds;
            })
       .def_property_readonly("arena_bytes", &Plan::arena_bytes)
+      .def("set_attributes", &Plan::set_attributes, py::arg("step"), py::arg("attributes"))
       .def_property_readonly("frames", &Plan::frames)
+      .def_property_readonly("runs", &Plan::runs)
       .def_property_readonly("graphs", &Plan::graphs)
       .def_property_readonly("graph_error", &Plan::graph_error);
 

@@ -13,6 +13,9 @@ Transforms = Sequence[Callable[[np.ndarray], np.ndarray]]
 class Dataset:
     """Base. A subclass defines `__getitem__` (an int gives one sample, a tuple of arrays) and `__len__`."""
 
+    indexed = False  # takes many numbers at once, and says how to read
+    keeps_integers = False  # in batches; else they become float32, as all of the course's tensors
+
     def __init__(self, transforms: Transforms | None = None) -> None:
         self.transforms = transforms
 
@@ -37,6 +40,8 @@ class IndexedDataset(Dataset):
 
     `read(index)` gives arrays, draws nothing and may run in a prefetch thread; `transform(*arrays)` runs in the main thread.
     """
+
+    indexed = True
 
     def read(self, index: Any) -> tuple[Any, ...]:
         raise NotImplementedError(f"[{type(self).__name__}] defines no read.")

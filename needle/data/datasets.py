@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from needle.autograd import Tensor
+
 from .dataset import IndexedDataset, Transforms, scaled
 from .idx import read_idx
 from .pickles import read_pickle
@@ -32,6 +34,31 @@ class NDArrayDataset(IndexedDataset):
 
     def read(self, index: Any) -> tuple[Any, ...]:
         return tuple(a[index] for a in self.arrays)
+
+
+class TensorDataset(IndexedDataset):
+    """Sample i is row i of each tensor; integers stay integers."""
+
+    keeps_integers = True
+
+    def __init__(self, *tensors: Any) -> None:
+        super().__init__()
+        lengths = [len(t.shape) and t.shape[0] for t in tensors]
+        if len(set(lengths)) != 1:
+            raise ValueError(f"[TensorDataset] tensors of one length are expected, got lengths {lengths}.")
+        self.tensors = tensors
+        self.arrays = [t.numpy() if isinstance(t, Tensor) else np.asarray(t) for t in tensors]
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def read(self, index: Any) -> tuple[Any, ...]:
+        return tuple(a[index] for a in self.arrays)
+
+    def __getitem__(self, index: Any) -> tuple[Any, ...]:
+        places = [t.device if isinstance(t, Tensor) else None for t in self.tensors]
+        rows = zip(self.read(index), places, strict=True)
+        return tuple(Tensor(a, device=d, dtype=str(a.dtype), requires_grad=False) for a, d in rows)
 
 
 class ImageDataset(IndexedDataset):

@@ -1,3 +1,4 @@
 from .executable import Executable, compile
+from .training import TrainingStep, compile_step
 
-__all__ = ["Executable", "compile"]
+__all__ = ["Executable", "TrainingStep", "compile", "compile_step"]

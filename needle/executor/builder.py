@@ -26,8 +26,11 @@ ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan
 class Buffer:
     """Virtual memory: what an NDArray's `_handle` is while planning."""
 
-    def __init__(self, nbytes: int, space: int = ARENA, index: int = 0, constant: Constant | None = None) -> None:
+    def __init__(
+        self, nbytes: int, space: int = ARENA, index: int = 0, constant: Constant | None = None, state: bool = False
+    ) -> None:
         self.nbytes, self.space, self.index, self.constant = nbytes, space, index, constant
+        self.is_state = state  # memory of a constant that steps write
         self.first, self.last = -1, -1
         self.native = False  # holds the target's own layout
 
@@ -52,6 +55,7 @@ class Builder:
         self.buffers: list[Buffer] = []
         self._constant_arrays: dict[int, NDArray] = {}
         self.label = ""
+        self.result: Any = None  # what the present op makes: a Spec, or a tuple of them
         self.halos: dict[int, Halo] = {}  # what the present op reads around its images, by id
         self.values: list[Value] = []  # what ops read, for the verifier
 
@@ -80,25 +84,25 @@ class Builder:
 
     # -- constants ---------------------------------------------------------------------------------------------------
 
-    def constant(self, c: Constant) -> NDArray:
+    def constant(self, c: Constant, state: bool = False) -> NDArray:
+        """The array of a constant; state: steps may write it, and nothing is derived from it but in the run."""
         if id(c) not in self._constant_arrays:
             a = c.array
-            handle = Buffer(a._handle.nbytes, CONSTANT, constant=c)
+            handle = Buffer(a._handle.nbytes, CONSTANT, constant=c, state=state)
             self._constant_arrays[id(c)] = NDArray.make(
                 a.shape, a.strides, handle=handle, offset=a._offset, dtype=a.dtype
             )
         return self._constant_arrays[id(c)]
 
     def is_constant(self, array: NDArray) -> bool:
-        return array._handle.constant is not None
+        return array._handle.constant is not None and not array._handle.is_state
 
     def derive(self, key: Hashable, make: Callable[..., NDArray], *arrays: NDArray) -> NDArray:
-        """The constant `make(*arrays)`, computed now and again whenever a parameter under it changes."""
-        inputs = [a._handle.constant for a in arrays]
-        if None in inputs:
-            raise Unsupported("a weight is computed from the input; only parameters can be packed")
+        """`make(*arrays)`: of constants one computed now and again whenever a parameter under it changes, else steps."""
+        if not all(map(self.is_constant, arrays)):
+            return make(*arrays)
         with self.active(False):
-            return self.constant(self.pool.derive(key, make, inputs))
+            return self.constant(self.pool.derive(key, make, [a._handle.constant for a in arrays]))
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,22 @@ def place_of(fn: Callable, inputs: list[NDArray]) -> Device:
     return found[0]
 
 
+def entered(inputs: Any) -> tuple[Any, list[NDArray], str]:
+    """The inputs with a Spec for every array, the arrays, and the kind of the first."""
+    arrays: list[NDArray] = []
+    kind = "needle"
+
+    def enter(x: Any) -> Any:
+        nonlocal kind
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            return x
+        kind = kind if arrays else array_kind(x)
+        arrays.append(as_ndarray(x))
+        return Spec(arrays[-1].shape, arrays[-1].dtype)
+
+    return map_structure(inputs, enter), arrays, kind
+
+
 class CompiledPlan:
     """A plan with the structure of the outputs it computes."""
 
@@ -78,18 +94,7 @@ class CompiledPlan:
     ) -> None:
         self.device = device
         target_of(device).check(choice, device)
-        if not hasattr(fn, "bind"):
-            positional(fn, example, {})
-        try:
-            traced = trace(fn, *example, device=device)
-        except (AttributeError, TypeError):
-            check_arrays(example)
-            raise
-        if traced.output.meta.get("writes"):
-            count = len(traced.output.meta["writes"])
-            raise Unsupported(
-                f"[compile] the model writes {count} of its buffers in every call; call it without compile."
-            )
+        traced = self.traced(fn, example)
         places = [n.meta["tensor"].device for n in traced if n.kind == "param"]
         if any(place != device for place in places):
             other = next(p for p in places if p != device)
@@ -106,6 +111,21 @@ class CompiledPlan:
         self._rewritten = traced, [*fired, *self.info.fired], [*plan.misses, *self.info.misses]
         fused = getattr(fn, "fusion_report", None)
         self._fused = None if fused is None or fused.dry_run else fused  # a dry run changed nothing
+
+    def traced(self, fn: Callable, example: Any) -> Graph:
+        """A call of `fn` as a graph."""
+        if not hasattr(fn, "bind"):
+            positional(fn, example, {})
+        try:
+            graph = trace(fn, *example, device=self.device)
+        except (AttributeError, TypeError):
+            check_arrays(example)
+            raise
+        if writes := graph.output.meta.get("writes"):
+            raise Unsupported(
+                f"[compile] the model writes {len(writes)} of its buffers in every call; call it without compile."
+            )
+        return graph
 
     @property
     def report(self) -> FusionReport:
@@ -136,76 +156,48 @@ class CompiledPlan:
         return JOIN.join(o.path if o and o.path else part for o, part in zip(origins, label.split(JOIN), strict=True))
 
 
-class Executable:
-    """Runs a model without Python inside a run. Takes torch, numpy or needle arrays and returns the same kind; has no gradient.
-
-    On a GPU a run is work in the device's stream, for which only numpy results wait; from a shape's second run on it is one
-    graph. Inputs may lie in the CPU's memory; results are on the device, numpy's excepted.
-    `plan`: steps of the last used shape; `report`: what was fused and why; `memory`: its arena. A changed parameter is packed
-    again before the next run.
-    """
+class Plans:
+    """The plans of one function or module, one per shape of the inputs, and what they are made from."""
 
     def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:
         self.model, self._pool = fn, ConstantPool()  # the Module or function that it runs
         self._choice = choice.check()
         self._plans: OrderedDict[Any, CompiledPlan] = OrderedDict()
-        self._direct: CompiledPlan | None = None  # of the last call, if its arguments were the plan's inputs
         self._device: Device | None = None  # that of its first plan
         self._epoch = 0
         self._watch, self._changes = Watch(()), STRUCTURE.changes
         self._lock = threading.Lock()
 
-    def _bind(self, args: tuple, kwargs: dict) -> tuple:
-        bind = getattr(self.model, "bind", None)
-        if bind is not None:
-            return tuple(bind(args, kwargs))
-        return positional(self.model, args, kwargs) if kwargs else args
+    def _check_model(self) -> None:
+        """Raise ValueError for a changed model that cannot be planned."""
 
-    def _prepare(self, args: tuple, kwargs: dict) -> tuple[CompiledPlan, list[NDArray], str]:
-        inputs = self._bind(args, kwargs)
-        arrays: list[NDArray] = []
-        kind = "needle"
+    def _make(self, key: Any, specs: tuple, inputs: list[NDArray], device: Device) -> CompiledPlan:
+        return CompiledPlan(self.model, specs, self._pool, self._choice, inputs, device)
 
-        def enter(x: Any) -> Any:
-            nonlocal kind
-            if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-                return x
-            kind = kind if arrays else array_kind(x)
-            arrays.append(as_ndarray(x))
-            return Spec(arrays[-1].shape, arrays[-1].dtype)
-
-        specs = map_structure(inputs, enter)
-        same = not kwargs and len(args) == len(arrays) == len(inputs) and all(isinstance(s, Spec) for s in specs)
-        return self._plan_for(specs, arrays, same), arrays, kind
-
-    def _plan_for(self, specs: tuple, inputs: list[NDArray], direct: bool) -> CompiledPlan:
-        """direct: whether a call's arguments are the plan's inputs, so that the next call may go to it at once."""
-        key = repr(specs)
-        with self._lock:
-            if self._epoch != _core.epoch():
-                self._refresh()
-            plan = self._plans.get(key)
-            if plan is None:
-                device = self._device or place_of(self.model, inputs)
-                plan = CompiledPlan(self.model, specs, self._pool, self._choice, inputs, device)
-                self._device = device
-                self._plans[key] = plan
-                whole = [self.model] if isinstance(self.model, Module) else []
-                called = [m for p in self._plans.values() for m in p.modules]
-                self._watch, self._changes = Watch(whole or called), STRUCTURE.changes  # a forward may set attributes
-                self._epoch = _core.epoch()
-                if len(self._plans) > MAX_PLANS:
-                    self._plans.popitem(last=False)
-                self._drop_unused()
-            self._plans.move_to_end(key)
-            self._direct = plan if direct and isinstance(plan.info, PlanInfo) else None
-            return plan
+    def _plan_for(self, key: Any, specs: tuple, inputs: list[NDArray]) -> CompiledPlan:
+        """The plan of a key, made where there is none; with the lock."""
+        if self._epoch != _core.epoch():
+            self._refresh()
+        plan = self._plans.get(key)
+        if plan is None:
+            device = self._device or place_of(self.model, inputs)
+            plan = self._make(key, specs, inputs, device)
+            self._device = device
+            self._plans[key] = plan
+            whole = [self.model] if isinstance(self.model, Module) else []
+            called = [m for p in self._plans.values() for m in p.modules]
+            self._watch, self._changes = Watch(whole or called), STRUCTURE.changes  # a forward may set attributes
+            self._epoch = _core.epoch()
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+            self._drop_unused()
+        self._plans.move_to_end(key)
+        return plan
 
     def _refresh(self) -> None:
         epoch, changes = _core.epoch(), STRUCTURE.changes
         if self._changes != changes and not self._watch.holds():
-            if isinstance(self.model, Module):
-                self.model.check_evaluation("executable")
+            self._check_model()
             self._forget()
         elif self._pool.moved():
             self._forget()
@@ -219,41 +211,10 @@ class Executable:
     def _forget(self) -> None:
         """The model is another one: plan it anew."""
         self._plans.clear()
-        self._pool, self._direct, self._device = ConstantPool(), None, None
+        self._pool, self._device = ConstantPool(), None
 
     def _drop_unused(self) -> None:
         self._pool.drop_unused({id(c) for p in self._plans.values() for c in p.info.constants})
-
-    def __reduce__(self) -> Any:
-        raise TypeError("[compile] an Executable is neither copied nor pickled; compile a copy of its model.")
-
-    def refresh(self) -> None:
-        """Pack the parameters again; needed only after writing to them through an exported DLPack view."""
-        with self._lock:
-            for c in self._pool.constants.values():
-                c.stamp = None
-            self._refresh()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._watch.lists_hold():
-            STRUCTURE.changed()
-        if not kwargs and (direct := self._direct) is not None:
-            found = direct.core.run_numpy(args, self._epoch)  # type: ignore[union-attr]
-            if found is not None:
-                return direct.outputs(found)
-        plan, arrays, kind = self._prepare(args, kwargs)
-        results = plan.core.run_new([a._ref for a in arrays])
-        return plan.outputs([mirror(NDArray.wrap(r, plan.device), kind) for r in results])
-
-    def run_into(self, outs: Any, *args: Any) -> None:
-        """Run, writing the results into existing arrays (one array, or a flat sequence in the order of the outputs)."""
-        if not self._watch.lists_hold():
-            STRUCTURE.changed()
-        plan, arrays, _ = self._prepare(args, {})
-        targets = as_targets(outs, arrays)
-        if (parameter := self._pool.place(targets)) is not None:
-            raise ValueError(f"[run_into] output {parameter} is a parameter or buffer of the model.")
-        plan.core.run([a._ref for a in targets], [a._ref for a in arrays])
 
     @property
     def name(self) -> str:
@@ -288,6 +249,74 @@ class Executable:
             "arenas": info.core.frames,
         }
         return MemoryReport(sizes, [b._replace(label=plan.node(b.label)) for b in info.buffers], len(info.names))
+
+
+class Executable(Plans):
+    """Runs a model without Python inside a run. Takes torch, numpy or needle arrays and returns the same kind; has no gradient.
+
+    On a GPU a run is work in the device's stream, for which only numpy results wait; from a shape's second run on it is one
+    graph. Inputs may lie in the CPU's memory; results are on the device, numpy's excepted.
+    `plan`: steps of the last used shape; `report`: what was fused and why; `memory`: its arena. A changed parameter is packed
+    again before the next run.
+    """
+
+    def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:
+        super().__init__(fn, choice)
+        self._direct: CompiledPlan | None = None  # of the last call, if its arguments were the plan's inputs
+
+    def _check_model(self) -> None:
+        if isinstance(self.model, Module):
+            self.model.check_evaluation("executable")
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._direct = None
+
+    def _bind(self, args: tuple, kwargs: dict) -> tuple:
+        bind = getattr(self.model, "bind", None)
+        if bind is not None:
+            return tuple(bind(args, kwargs))
+        return positional(self.model, args, kwargs) if kwargs else args
+
+    def _prepare(self, args: tuple, kwargs: dict) -> tuple[CompiledPlan, list[NDArray], str]:
+        inputs = self._bind(args, kwargs)
+        specs, arrays, kind = entered(inputs)
+        same = not kwargs and len(args) == len(arrays) == len(inputs) and all(isinstance(s, Spec) for s in specs)
+        with self._lock:
+            plan = self._plan_for(repr(specs), specs, arrays)
+            self._direct = plan if same and isinstance(plan.info, PlanInfo) else None
+        return plan, arrays, kind
+
+    def __reduce__(self) -> Any:
+        raise TypeError("[compile] an Executable is neither copied nor pickled; compile a copy of its model.")
+
+    def refresh(self) -> None:
+        """Pack the parameters again; needed only after writing to them through an exported DLPack view."""
+        with self._lock:
+            for c in self._pool.constants.values():
+                c.stamp = None
+            self._refresh()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._watch.lists_hold():
+            STRUCTURE.changed()
+        if not kwargs and (direct := self._direct) is not None:
+            found = direct.core.run_numpy(args, self._epoch)  # type: ignore[union-attr]
+            if found is not None:
+                return direct.outputs(found)
+        plan, arrays, kind = self._prepare(args, kwargs)
+        results = plan.core.run_new([a._ref for a in arrays])
+        return plan.outputs([mirror(NDArray.wrap(r, plan.device), kind) for r in results])
+
+    def run_into(self, outs: Any, *args: Any) -> None:
+        """Run, writing the results into existing arrays (one array, or a flat sequence in the order of the outputs)."""
+        if not self._watch.lists_hold():
+            STRUCTURE.changed()
+        plan, arrays, _ = self._prepare(args, {})
+        targets = as_targets(outs, arrays)
+        if (parameter := self._pool.place(targets)) is not None:
+            raise ValueError(f"[run_into] output {parameter} is a parameter or buffer of the model.")
+        plan.core.run([a._ref for a in targets], [a._ref for a in arrays])
 
     def profile(self, *args: Any, rounds: int = 10) -> list[tuple[str, str, float]]:
         """(kernel, node, median seconds) for every step."""

@@ -63,7 +63,7 @@ def runs_on(
 def decompose(graph: Graph, device: Device, disable: Collection[str] = ()) -> Graph:
     """Ops without a kernel in terms of ops that have one."""
     tuples: dict[Node, list[Node]] = {}  # results of decomposed ops with several outputs
-    fixed = constant_nodes(graph)
+    fixed, parts = constant_nodes(graph), target_of(device).splits(graph)
     lacking: Counter[str] = Counter()  # ops that have a kernel elsewhere
 
     def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
@@ -74,11 +74,13 @@ def decompose(graph: Graph, device: Device, disable: Collection[str] = ()) -> Gr
         if node in fixed and node.target.has_kernel():
             return None  # computed once, as eager does
         op, specs = node.target, [a.meta["spec"] for a in node.args]
-        if runs_on(device, op, specs, [i for i, a in enumerate(node.args) if a in fixed], disable):
-            return None
-        lacking.update([op.label] if op.has_kernel() else [])
+        split = parts.get(node)
+        if split is None:
+            if runs_on(device, op, specs, [i for i, a in enumerate(node.args) if a in fixed], disable):
+                return None
+            lacking.update([op.label] if op.has_kernel() else [])
         recorder = Decomposer(new, device)
-        out = op.decompose(*(Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args))
+        out = (split or op.decompose)(*(Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args))
         # A decomposition may give a constant, which is no symbol.
         nodes = [recorder._to_node(t) for t in (out if isinstance(out, tuple) else (out,))]
         if isinstance(out, tuple):

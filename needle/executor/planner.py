@@ -50,11 +50,13 @@ class Planner:
             inputs = [self._enter(n, i) for i, n in enumerate(self.graph.inputs)]
             for node in self.graph:
                 if node.kind == "param":
-                    self.plain[node] = self.builder.constant(self.builder.pool.parameter(parameter(node)))
+                    constant = self.builder.pool.parameter(parameter(node))
+                    self.plain[node] = self.builder.constant(constant, is_state(node))
                 elif node.kind == "op":
                     self.builder.label = node.name
                     self._lower(node)
             outputs = self._leave()
+            self._finish()
         return self.builder.finish(inputs, outputs)
 
     # -- decisions ---------------------------------------------------------------------------------------------------
@@ -119,9 +121,9 @@ class Planner:
             if isinstance(node.meta["spec"], Spec):  # items of a tuple are derived one by one
                 self.plain[node] = self._derive(node)
             return
-        spec = node.meta["spec"]
+        spec = self.builder.result = node.meta["spec"]
         native = self.is_native[node]
-        reads = self.layout.reads(node) if native else [False] * len(node.args)
+        reads = self.layout.reads(node)
         ins = [self._as_native(n) if r else self._as_plain(n) for n, r in zip(node.args, reads, strict=True)]
         self.builder.halos = {id(x): self.layout.around(node, i) for i, x in enumerate(ins) if reads[i]}
         for n, r in zip(node.args, reads, strict=True):
@@ -204,6 +206,19 @@ class Planner:
         map_structure(self.graph.output.args[0], lambda n: write(n) if isinstance(n, Node) else None)
         return borders
 
+    def _finish(self) -> None:
+        """What the graph does beside its results, when nothing reads the old state any more."""
+        effects = self.graph.output.meta.get("effects", ())
+        values = [self._as_plain(n) for n in self.graph.output.args[1]] if effects else []
+        for i, value in enumerate(values):
+            if getattr(value._handle, "is_state", False):  # as it was before the effects before it
+                self.builder.label = effects[i].label
+                values[i] = NDArray.empty(value.shape, value.dtype)
+                call("copy", [values[i]], x=value)
+        for effect, value in zip(effects, values, strict=True):
+            self.builder.label = effect.label
+            effect.plan(self.builder, value)
+
 
 def lower_into(builder: Builder, op: Op, ins: list[NDArray], out: NDArray) -> None:
     """Plan an op that writes to memory given to it."""
@@ -260,11 +275,16 @@ def parameter(node: Node) -> Tensor:
     return node.meta["tensor"] if isinstance(node.target, str) else node.target
 
 
+def is_state(node: Node) -> bool:
+    """Whether a parameter is written by the graph's effects."""
+    return bool(node.meta.get("state"))
+
+
 def constant_nodes(graph: Graph) -> set[Node]:
-    """Parameters and what is computed from them alone."""
+    """Parameters that stay as they are, and what is computed from them alone."""
     constant: set[Node] = set()
     for n in graph:
-        if n.kind == "param" or (n.kind == "op" and all(i in constant for i in n.inputs())):
+        if (n.kind == "param" and not is_state(n)) or (n.kind == "op" and all(i in constant for i in n.inputs())):
             constant.add(n)
     return constant
 

@@ -97,6 +97,10 @@ class Target:
     def lowering(self, op: Op) -> tuple[Lowering, bool] | None:
         return next((self.lowerings[c] for c in type(op).__mro__ if c in self.lowerings), None)
 
+    def splits(self, graph: Graph) -> dict[Node, Callable[..., Any]]:
+        """The ops of several passes that it plans pass by pass, with what each becomes: f(*inputs), of its outputs."""
+        return {}
+
     def folds(self, op: Op) -> bool:
         """Whether an op has to be rewritten by `rules` before it is planned."""
         return False

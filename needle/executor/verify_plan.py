@@ -92,7 +92,7 @@ def ring(image: NDArray, halo: dict[str, float]) -> list[Region | None]:
 def written(step: Step) -> Iterable[tuple[Any, Region]]:
     """(buffer, bytes) that a step writes."""
     for a in step.outs:
-        if not a._handle.is_made:
+        if not (a._handle.is_made or a._handle.is_state):
             raise PlanError(f"[plan] {step.kernel} of {step.label} writes to an input or a constant.")
         for part in ring(a, step.attrs) if step.kernel == ZERO_HALO else [region(a)]:
             if part is not None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from needle.autograd import Op, Spec, Tensor, TensorTuple, Unsupported
-from needle.op import remembering
+from needle.backend_ndarray import FLOATS
+from needle.op import TAPE, remembering
 
 from .graph import Dim, Graph, Node, map_structure
 
@@ -43,13 +44,29 @@ class Symbol(Tensor):
     def detach(self) -> Tensor:
         from needle.ops import stop_gradient
 
-        return self if self.recorder.static else stop_gradient(self)
+        return Symbol(self.node, self.recorder, self.spec) if self.recorder.static else stop_gradient(self)
 
     def numpy(self) -> Any:
         raise Unsupported(f"the value of {self.node.name} is not known while recording")
 
     def __repr__(self) -> str:
         return f"Symbol({self.node.name})"
+
+
+class SymbolTuple(Symbol):
+    """The results of an op with several, as the tape has them."""
+
+    items: tuple[Symbol, ...]
+    dtype = property(lambda self: self.items[0].dtype)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Symbol:  # type: ignore[override]
+        return self.items[index]
+
+    def __iter__(self) -> Any:
+        return iter(self.items)
 
 
 class SymbolicShape:
@@ -87,10 +104,14 @@ class Recorder:
     device: where symbols are, by default on the default device.
     """
 
-    def __init__(self, static: bool, leaf_paths: dict[int, str] | None = None, device: Any = None) -> None:
-        self.graph, self.static, self.device = Graph(), static, device
+    def __init__(
+        self, static: bool, leaf_paths: dict[int, str] | None = None, device: Any = None, trains: bool = False
+    ) -> None:
+        self.graph, self.static, self.device, self.trains = Graph(), static, device, trains
         self.leaf_paths = leaf_paths or {}  # id(module) -> path of the modules recorded as one node
         self.writes: dict[int, tuple[Tensor, Symbol]] = {}  # buffers that the call would have written
+        self.effects: list[Tensor] = []  # what is computed although the call does not return it
+        self.draws: list[Callable[[], Any]] = []  # what makes the inputs that are drawn anew for every call
         self.param_paths: dict[int, str] = {}
         self.modules: dict[int, Any] = {}  # called with symbols
         self._params: dict[int, Symbol] = {}
@@ -99,6 +120,24 @@ class Recorder:
 
     def input(self, name: str, spec: Spec | None) -> Symbol:
         return self._symbol(self.graph.add("input", name, (), name), spec)
+
+    def enter(self, examples: Any, names: Sequence[str] | None = None) -> Any:
+        """The examples with a symbol for every array."""
+        count = iter(range(1 << 30))
+
+        def symbol(x: Any) -> Any:
+            if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+                return x
+            i = next(count)
+            spec = Spec(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+            return self.input(names[i] if names else f"x{i}", spec)
+
+        return map_structure(examples, symbol)
+
+    def draw(self, spec: Spec, make: Callable[[], Any]) -> Symbol:
+        """An input that no caller gives: `make()` draws its array for every call, in the order of the graph."""
+        self.draws.append(make)
+        return self.input(f"random{len(self.draws) - 1}", spec)
 
     def _symbol(self, node: Node, spec: Spec | None) -> Symbol:
         node.meta["spec"] = spec
@@ -119,6 +158,7 @@ class Recorder:
             node = self.graph.add("param", path or tensor, (), path or "constant")
             node.meta["tensor"] = tensor  # also keeps it alive, so that its id stays its own
             self._params[id(tensor)] = self._symbol(node, Spec(tuple(tensor.shape), tensor.dtype))
+            self._params[id(tensor)].requires_grad = self.trains and tensor.requires_grad
         return self._params[id(tensor)]
 
     def write(self, tensor: Tensor, value: Symbol) -> None:
@@ -136,6 +176,9 @@ class Recorder:
             return op.decompose(*inputs)
         map_structure(op.attributes(), lambda v: check_number(v, op))
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
+        needs_grad = TAPE.recording and any(s.requires_grad for s in symbols)
+        if needs_grad and not op.has_own_gradient:
+            return op.decompose(*symbols)
         specs = [s.spec for s in symbols]  # type: ignore[attr-defined]
         sizes = [d for d in op.deferred() if isinstance(d, Dim)]
         known = all(s is not None for s in specs) and all("example" in d.node.meta for d in sizes)
@@ -143,14 +186,22 @@ class Recorder:
         node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
         if op.n_out == 1:
             made = self._symbol(node, out)
-            if any(s.requires_grad for s in symbols):  # a decomposition that differentiates
+            if needs_grad and (out is None or out.dtype in FLOATS):
                 made.op, made.inputs, made.requires_grad = op, tuple(symbols), True
             return made
         node.meta["spec"] = out
         from needle.ops import TupleGetItem
 
-        items = [self.graph.add("op", TupleGetItem(i), (node,), f"{op.label}_{i}") for i in range(op.n_out)]
-        return tuple(self._symbol(n, out[i] if out else None) for i, n in enumerate(items))
+        picks = [TupleGetItem(i) for i in range(op.n_out)]
+        nodes = [self.graph.add("op", p, (node,), f"{op.label}_{p.index}") for p in picks]
+        items = tuple(self._symbol(n, out[i] if out else None) for i, n in enumerate(nodes))
+        if needs_grad:
+            whole = SymbolTuple(node, self, None)
+            whole.op, whole.inputs, whole.requires_grad, whole.items = op, tuple(symbols), True, items
+            for pick, item in zip(picks, items, strict=True):
+                if item.spec is None or item.spec.dtype in FLOATS:
+                    item.op, item.inputs, item.requires_grad = pick, (whole,), True
+        return items
 
     def _example(self, deferred: Any) -> Any:
         return deferred.node.meta["example"] if isinstance(deferred, Dim) else deferred.value()
@@ -208,21 +259,13 @@ def trace(
     that were called.
     """
     recorder = Recorder(static=True, device=device) if recorder is None else recorder
-    count = iter(range(1 << 30))
-
-    def enter(x: Any) -> Any:
-        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-            return x
-        i = next(count)
-        return recorder.input(names[i] if names else f"x{i}", Spec(tuple(x.shape), str(x.dtype).removeprefix("torch.")))
-
     with remembering():
-        result = fn(*map_structure(examples, enter))
+        result = fn(*recorder.enter(examples, names))
     if recorder.writes:
         written = [v for _, v in recorder.writes.values()]
         graph = recorder.finish((result, written))
         graph.output.meta["writes"] = [t for t, _ in recorder.writes.values()]
     else:
-        graph = recorder.finish(result)
+        graph = recorder.finish(result, recorder.effects)
     graph.output.meta["modules"] = list(recorder.modules.values())
     return graph

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,22 +12,8 @@ from needle.autograd import Tensor
 from needle.backend_ndarray import Device, NDArray, cpu_numpy
 from needle.backend_selection import default_device
 
-
-class _Drawing(threading.local):
-    off = False
-
-
-DRAWING = _Drawing()
-
-
-@contextmanager
-def no_drawing() -> Iterator[None]:
-    """Tensors made inside have one value in memory, drawn ones NaN: for layers whose weights are replaced by others at once."""
-    before, DRAWING.off = DRAWING.off, True
-    try:
-        yield
-    finally:
-        DRAWING.off = before
+from .drawing import DRAWING, manual_seed, no_drawing
+from .in_place import *
 
 
 def _hollow(value: float, shape: Sequence[int], device: Device | None, dtype: str, requires_grad: bool) -> Tensor:

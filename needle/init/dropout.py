@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from needle.autograd import Tensor
+from needle.autograd import Spec, Tensor
 
 
 def dropout(x: Tensor, p: float = 0.5, training: Any = True) -> Tensor:
@@ -14,10 +15,23 @@ def dropout(x: Tensor, p: float = 0.5, training: Any = True) -> Tensor:
     return drop(x, x.shape, p) if training else x
 
 
+def drawn(x: Tensor, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> Tensor:
+    """A constant of random numbers `make()` beside x; a recorded training step draws it anew for every call."""
+    dtype = x.dtype
+    if getattr(x.recorder, "trains", False):
+        return x.recorder.draw(Spec(tuple(shape), dtype), lambda: make().astype(dtype))
+    return Tensor(make(), device=x.device, dtype=dtype, requires_grad=False)
+
+
 def drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
     """x with elements, or what one element of `shape` broadcasts to, zeroed with probability p and the rest scaled."""
-    keep = (np.random.rand(*shape) <= 1 - p).astype(x.dtype)
-    return x * Tensor(keep / (1 - p) if p < 1 else keep * 0, device=x.device, dtype=x.dtype, requires_grad=False)
+
+    def mask() -> np.ndarray:
+        keep = (np.random.rand(*shape) <= 1 - p).astype(dtype)
+        return keep / (1 - p) if p < 1 else keep * 0
+
+    dtype = x.dtype
+    return x * drawn(x, shape, mask)
 
 
 def channel_shape(x: Tensor, batched: bool = True) -> tuple[int, ...]:
@@ -35,8 +49,6 @@ def alpha_drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
     """
     if p == 1:
         return x * 0.0
-    keep = np.random.rand(*shape) <= 1 - p
     scale = ((1 - p) * (1 + p * SELU_LIMIT**2)) ** -0.5
-    shift = np.where(keep, 0.0, SELU_LIMIT * scale) - SELU_LIMIT * scale * p
-    where: dict[str, Any] = {"device": x.device, "dtype": x.dtype, "requires_grad": False}
-    return x * Tensor(keep * scale, **where) + Tensor(shift, **where)
+    kept = drawn(x, shape, lambda: np.random.rand(*shape) <= 1 - p)
+    return x * (kept * scale) + (kept * -(SELU_LIMIT * scale) + SELU_LIMIT * scale * (1 - p))

@@ -3,12 +3,14 @@
 from needle.course.attention import AttentionLayer, MultiHeadAttention, Transformer, TransformerLayer
 from needle.exports import public
 
+from . import init
 from .activation import *
 from .attention import *
 from .basic import *
 from .conv import *
 from .embedding import *
 from .functional import *
+from .loss import *
 from .module import *
 from .norm import *
 from .padding import *

@@ -7,6 +7,7 @@ import numpy as np
 from needle import init, ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
+from needle.init.dropout import drawn
 
 from .arguments import check_order
 from .basic import Softmax
@@ -158,8 +159,9 @@ class RReLU(Declared):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return ops.leaky_relu(x, (self.lower + self.upper) / 2)
-        slope = np.random.uniform(self.lower, self.upper, x.shape)
-        return ops.where(ops.le(x, 0.0), x * Tensor(slope, device=x.device, dtype=x.dtype, requires_grad=False), x)
+        shape = tuple(x.shape)
+        slope = drawn(x, shape, lambda: np.random.uniform(self.lower, self.upper, shape))
+        return ops.where(ops.le(x, 0.0), x * slope, x)
 
 
 class Softmax2d(Module):

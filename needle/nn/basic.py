@@ -179,10 +179,10 @@ class FeatureAlphaDropout(Dropout):
 
 
 class SoftmaxLoss(Module):
-    """Mean cross entropy of logits (batch, classes, *) and class numbers (batch, *): see `ops.cross_entropy`."""
+    """Mean cross entropy of logits (batch, classes, *) and class numbers (batch, *): see `ops.softmax_loss`."""
 
     def forward(self, logits: Tensor, y: Any) -> Tensor:
-        return ops.cross_entropy(logits, y)
+        return ops.softmax_loss(logits, y)
 
 
 def axis_of(x: Tensor, axis: int | None) -> int:

@@ -290,6 +290,12 @@ class Module:
 
     zero_grad = reset_grad
 
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Whether `backward` gives the parameters a gradient; returns the module."""
+        for p in self.parameters():
+            p.requires_grad = requires_grad
+        return self
+
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that is no parameter once, under its first path."""
         return self._named_once(False)

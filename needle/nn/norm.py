@@ -9,6 +9,7 @@ from typing import Any
 from needle import init, ops
 from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray import Device, cpu_numpy, promote
+from needle.ops.nn.norm import count_batch
 
 from .arguments import check_divides
 from .function import Function
@@ -89,12 +90,11 @@ class BatchNorm2d(Module):
         if x.recorder is None and x.ndim < 2:
             raise ValueError(f"[{type(self).__name__}] expects (N, C) or more axes, got shape {x.shape}.")
         momentum = self.momentum
-        if self.training and self.num_batches_tracked is not None and x.recorder is None:
-            self.num_batches_tracked.data = self.num_batches_tracked + 1
-        if self.training and momentum is None and self.num_batches_tracked is not None:
-            if x.recorder is not None:
+        count = count_batch(self.num_batches_tracked, x) if self.training else None
+        if momentum is None and count is not None:
+            if x.recorder is not None and not x.recorder.trains:
                 raise Unsupported("momentum=None averages over all batches, which a recorded step does not count")
-            momentum = 1 / self.num_batches_tracked.item()
+            momentum = 1 / (count.item() if x.recorder is None else ops.cast(count, x.dtype))
         if self.training and self.unbiased and x.recorder is None and x.size == x.shape[1] > 0:
             raise ValueError(
                 f"[{type(self).__name__}] expects more than one value per channel in training, got shape {x.shape}."

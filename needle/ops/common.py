@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, Unsupported, find_topo_sort, sum_grads
+from needle.autograd import Op, Spec, Tensor, Unsupported, vjp
 from needle.backend_ndarray import NDArray, dtype_name, promote_scalar
 from needle.backend_ndarray.kernels import call_map, kernel_dtype
 from needle.ops.dtypes import cast_array, real_dtype, result_dtype
@@ -106,24 +106,6 @@ def as_operand(value: Any, like: Tensor) -> Tensor:
 
         return Number(value)(like)
     return Tensor(value, device=like.device, dtype=dtype, requires_grad=False)
-
-
-def vjp(output: Any, out_grad: Any, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Gradients of `inputs` as differentiable tensors; the walk stops at them and stores nothing in `.grad`.
-
-    Several outputs of a graph, a plain tuple, come with a tuple of gradients.
-    """
-    outputs, seeds = (output, out_grad) if type(output) is tuple else ((output,), (out_grad,))
-    stop = {id(t) for t in inputs}
-    grads: dict[int, list[Tensor]] = {id(o): [g] for o, g in zip(outputs, seeds, strict=True)}
-    for node in reversed(find_topo_sort(outputs)):
-        if id(node) in stop or id(node) not in grads or node.op is None:
-            continue
-        total = sum_grads(grads.pop(id(node)))
-        for i, g in zip(node.inputs, node.op.gradient_as_tuple(total, node), strict=True):
-            if g is not None and i.requires_grad:
-                grads.setdefault(id(i), []).append(g)
-    return tuple(sum_grads(grads[id(t)]) if id(t) in grads else None for t in inputs)
 
 
 def gradient_of_decomposition(self: Op, out_grad: Tensor, node: Tensor) -> tuple[Any, ...]:

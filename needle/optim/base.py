@@ -48,6 +48,7 @@ class Optimizer:
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {"needle": ("lr",), "torch": ("lr",)}  # given by position
     slots: ClassVar[tuple[str, ...]] = ()
     required: ClassVar[tuple[str, ...]] = ()  # those that a stepped parameter always has
+    numbers: ClassVar[tuple[str, ...]] = ()  # of a parameter's state, beside "step": they go to `kernel`, too
     lr = option("lr")
 
     def __init_subclass__(cls) -> None:
@@ -125,28 +126,34 @@ class Optimizer:
                 data, grad = p.cached_data, p.grad.realize_cached_data()
                 if group.data.get("maximize"):
                     grad = grad * -1
-                state = self.state.setdefault(p, {"step": 0})
-                state["step"] += 1
-                for slot in slots:
-                    if slot in state and place(state[slot]) != place(data):  # the model was moved or cast
-                        state[slot] = Tensor(state[slot], device=p.device, dtype=p.dtype).cached_data
-                missing = [slot for slot in slots if slot not in state]
-                state |= {slot: zeros_like(data) for slot in missing}
+                state, first = self.advance(group, p, slots)
                 if isinstance(data, np.ndarray):
-                    self.formula(group, data, grad, state, bool(missing))
+                    self.formula(group, data, grad, state, first)
                     continue
                 if not data.is_compact():
                     p.data = Tensor.make_const(data.compact())  # the kernels write contiguous memory
                     data = p.cached_data
                 turn = turns[id(p)] = turns.get(id(p), -1) + 1
-                key = (turn, number, state["step"], bool(missing), data.dtype, data.device)
+                numbers = tuple(state[name] for name in self.numbers)
+                key = (turn, number, state["step"], first, numbers, data.dtype, data.device)
                 batches.setdefault(key, []).append((p, grad.compact(), self.operands(data, state, slots)))
-        for (_, number, step, first, *_), batch in batches.items():
-            name, attrs = self.kernel(self.param_groups[number], step, first)
+        for (_, number, step, first, numbers, *_), batch in batches.items():
+            name, attrs = self.kernel(self.param_groups[number], step, first, *numbers)
             outs = [a for *_, operands in batch for a in operands]
             call_groups(name, outs, [grad for _, grad, _ in batch], **attrs)
             for p, *_ in batch:
                 p.touch()
+
+    def advance(self, group: Group, p: Tensor, slots: tuple[str, ...]) -> tuple[dict[str, Any], bool]:
+        """Count a step of a parameter: its state, with the arrays that the step uses, and whether some of them are new."""
+        state, data = self.state.setdefault(p, {"step": 0}), p.cached_data
+        state["step"] += 1
+        for slot in slots:
+            if slot in state and place(state[slot]) != place(data):  # the model was moved or cast
+                state[slot] = Tensor(state[slot], device=p.device, dtype=p.dtype).cached_data
+        missing = [slot for slot in slots if slot not in state]
+        state |= {slot: zeros_like(data) for slot in missing}
+        return state, bool(missing)
 
     def _check_gradients(self) -> None:
         for i, p in enumerate(self.params):
@@ -248,16 +255,17 @@ class Optimizer:
         label = type(self).__name__
         if not 0 <= i < len(self.params):
             raise ValueError(f"[{label}] the state expects {len(self.params)} parameters, got number {i}.")
-        names = set(arrays) - {"step"}
-        if not set(self.required) <= names <= set(self.slots):
-            raise ValueError(f"[{label}] the state expects arrays {self.slots}, got {tuple(arrays)}.")
+        names = set(arrays) - {"step", *self.numbers}
+        if not {*self.required, *self.numbers} <= set(arrays) or not names <= set(self.slots):
+            raise ValueError(f"[{label}] the state expects arrays {self.slots + self.numbers}, got {tuple(arrays)}.")
         p = self.params[i]
         for slot in arrays:
-            want = () if slot == "step" else tuple(p.shape)
+            want = tuple(p.shape) if slot in names else ()
             if tuple(arrays[slot].shape) != want:
                 raise ValueError(f"[{label}] {slot} of parameter {i} expects shape {want}, got {arrays[slot].shape}.")
         made = {slot: Tensor(arrays[slot], device=p.device, dtype=p.dtype).cached_data for slot in sorted(names)}
-        return {"step": int(arrays.get("step", steps)), **made}
+        numbers = {name: float(arrays[name]) for name in self.numbers}
+        return {"step": int(arrays.get("step", steps)), **numbers, **made}
 
 
 def place(a: Any) -> tuple[Any, Any]:

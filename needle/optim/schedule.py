@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .base import Optimizer
@@ -21,6 +21,15 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def per_group(label: str, name: str, value: Any, optimizer: Optimizer) -> list[Any]:
+    """One value for each of the optimizer's groups, of a list of them or of one for all."""
+    count = len(optimizer.param_groups)
+    values = list(value) if isinstance(value, list | tuple) else [value] * count
+    if len(values) != count:
+        raise ValueError(f"[{label}] {name} expects one for each of {count} groups, got {len(values)}.")
+    return values
+
+
 class Schedule:
     """Base: `value(epoch, base_lr)` gives a group's rate, from its rate before any schedule.
 
@@ -30,6 +39,7 @@ class Schedule:
 
     floor = 0.0  # the schedule scales what a rate has above this
     absolute: ClassVar[bool] = False  # sets rates whatever they were
+    counts: ClassVar[tuple[type, ...]] = (int,)  # what its epochs are
 
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -38,11 +48,23 @@ class Schedule:
         self.base_lrs: list[float] = [g.setdefault("initial_lr", g["lr"]) for g in optimizer.param_groups]
         self.write(self.base_lrs)
 
+    @property
+    def last_epoch(self) -> int:
+        return self.epoch
+
+    def get_last_lr(self) -> list[float]:
+        """The groups' rates."""
+        return [g["lr"] for g in self.optimizer.param_groups]
+
     def value(self, epoch: int, base_lr: float) -> float:
         raise NotImplementedError(f"[{type(self).__name__}] defines no value.")
 
+    def values(self, epoch: int, base_lrs: Sequence[float]) -> list[float]:
+        """The rates of all groups; for schedules that differ from group to group."""
+        return [float(self.value(epoch, base)) for base in base_lrs]
+
     def step(self) -> None:
-        before = [self.value(self.epoch, base) for base in self.base_lrs]
+        before = self.values(self.epoch, self.base_lrs)
         self.epoch += 1
         self.write(before)
 
@@ -56,7 +78,7 @@ class Schedule:
         groups, label = self.optimizer.param_groups, type(self).__name__
         if len(groups) != len(self.base_lrs):
             raise ValueError(f"[{label}] expects the {len(self.base_lrs)} groups it was made for, got {len(groups)}.")
-        new = [float(self.value(self.epoch, base)) for base in self.base_lrs]
+        new = self.values(self.epoch, self.base_lrs)
         for group, lr, old in zip(groups, new, before or new, strict=True):
             if before is not None and not self.absolute and group["lr"] != old:
                 above = old - self.floor
@@ -79,12 +101,12 @@ class Schedule:
         if state["kind"] != label:
             raise ValueError(f"[{label}] the state expects to be of this schedule, got {state['kind']}.")
         epoch, bases = state["epoch"], as_list(state["base_lr"])
-        if len(bases) != len(groups) or type(epoch) is not int or epoch < 0:
+        if len(bases) != len(groups) or type(epoch) not in self.counts or epoch < 0:
             raise ValueError(
                 f"[{label}] expects an epoch and {len(groups)} rates, got {epoch!r} and {len(bases)} rates."
             )
         self.resume(epoch, [number(label, "base_lr", base) for base in bases])
-        rates = as_list(state.get("lr", [self.value(epoch, base) for base in self.base_lrs]))
+        rates = as_list(state["lr"] if "lr" in state else self.values(epoch, self.base_lrs))
         if len(rates) != len(groups):
             raise ValueError(f"[{label}] the state expects {len(groups)} rates, got {len(rates)}.")
         for group, lr, base in zip(groups, rates, self.base_lrs, strict=True):
@@ -159,129 +181,56 @@ class LinearLR(Schedule):
         return base_lr * (self.start_factor + (self.end_factor - self.start_factor) * done)
 
 
-class OneCycleLR(Schedule):
-    """Up to `max_lr` and down to almost nothing within `total_steps` (Smith and Topin, 2018).
+class ConstantLR(Schedule):
+    """Times `factor` for the first `total_iters` epochs."""
 
-    max_lr: of all groups, or a list with one for each. total_steps: or `epochs` times `steps_per_epoch`. cycle_momentum: takes
-    momentum, or the first of betas, from `max_momentum` to `base_momentum` and back; by default where the optimizer steps by
-    rule torch.
+    def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
+        if not 0 <= factor <= 1:
+            raise ValueError(f"[ConstantLR] factor expects a number from 0 to 1, got {factor}.")
+        self.factor, self.total_iters = factor, positive("ConstantLR", "total_iters", total_iters)
+        super().__init__(optimizer)
+
+    def value(self, epoch: int, base_lr: float) -> float:
+        return base_lr * self.factor if epoch < self.total_iters else base_lr
+
+
+class PolynomialLR(Schedule):
+    """Down to zero in `total_iters` epochs: what is left of them, to a power."""
+
+    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0) -> None:
+        self.total_iters, self.power = positive("PolynomialLR", "total_iters", total_iters), power
+        super().__init__(optimizer)
+
+    def value(self, epoch: int, base_lr: float) -> float:
+        return base_lr * (1 - min(epoch, self.total_iters) / self.total_iters) ** self.power
+
+
+class LambdaLR(Schedule):
+    """The base rate times what a function of the epoch gives; one function, or a list with one for each group.
+
+    Functions are not part of `state_dict`.
     """
 
     absolute = True
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        max_lr: float | Sequence[float],
-        total_steps: int | None = None,
-        pct_start: float = 0.3,
-        anneal_strategy: str = "cos",
-        div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
-        *,
-        epochs: int | None = None,
-        steps_per_epoch: int | None = None,
-        cycle_momentum: bool | None = None,
-        base_momentum: float = 0.85,
-        max_momentum: float = 0.95,
-    ) -> None:
-        label, groups = "OneCycleLR", optimizer.param_groups
-        if anneal_strategy not in ("cos", "linear"):
-            raise ValueError(f"[{label}] anneal_strategy expects cos or linear, got {anneal_strategy}.")
-        if total_steps is None:
-            if epochs is None or steps_per_epoch is None:
-                raise ValueError(f"[{label}] expects total_steps, or epochs and steps_per_epoch, got neither.")
-            total_steps = positive(label, "epochs", epochs) * positive(label, "steps_per_epoch", steps_per_epoch)
-        self.total_steps, self.pct_start = (
-            positive(label, "total_steps", total_steps),
-            number(label, "pct_start", pct_start),
-        )
-        if self.pct_start > 1:
-            raise ValueError(f"[{label}] pct_start expects a number from 0 to 1, got {pct_start}.")
-        self.anneal_strategy, self.div_factor, self.final_div_factor = anneal_strategy, div_factor, final_div_factor
-        rates = list(max_lr) if isinstance(max_lr, Sequence) else [max_lr] * len(groups)
-        if len(rates) != len(groups):
-            raise ValueError(f"[{label}] max_lr expects a rate for each of {len(groups)} groups, got {len(rates)}.")
-        self.max_lr = max_lr
-        self.cycle_momentum = optimizer.rule == "torch" if cycle_momentum is None else cycle_momentum
-        self.base_momentum, self.max_momentum = base_momentum, max_momentum
-        self.cycled = "beta1" if "betas" in groups[0] else "momentum" if "momentum" in groups[0] else ""
-        if self.cycle_momentum and not self.cycled:
-            raise ValueError(
-                f"[{label}] cycle_momentum expects an optimizer with momentum or betas, got {type(optimizer).__name__}."
-            )
-        for group, rate in zip(groups, rates, strict=True):
-            group["initial_lr"] = number(label, "max_lr", rate) / div_factor
+    def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | list[Callable[[int], float]]) -> None:
+        self.lr_lambdas = per_group(type(self).__name__, "lr_lambda", lr_lambda, optimizer)
         super().__init__(optimizer)
 
-    def value(self, epoch: int, base_lr: float) -> float:
-        return self.between((base_lr, base_lr * self.div_factor, base_lr / self.final_div_factor), epoch)
-
-    def write(self, before: Sequence[float] | None) -> None:
-        super().write(before)
-        if self.cycle_momentum:
-            momentum = self.between((self.max_momentum, self.base_momentum, self.max_momentum), self.epoch)
-            for group in self.optimizer.param_groups:
-                group[self.cycled] = momentum
-
-    def between(self, ends: tuple[float, float, float], epoch: int) -> float:
-        """From the first end to the second and on to the third."""
-        if epoch > self.total_steps:
-            raise ValueError(f"[OneCycleLR] has {self.total_steps} steps in all, got {epoch}.")
-        top, last = self.pct_start * self.total_steps - 1, self.total_steps - 1
-        if epoch <= top or top == last:
-            start, end, done = *ends[:2], epoch / top if top else 1.0
-        else:
-            start, end, done = *ends[1:], (epoch - top) / (last - top)
-        if self.anneal_strategy == "linear":
-            return start + (end - start) * done
-        return end + (start - end) / 2 * (1 + math.cos(math.pi * done))
+    def values(self, epoch: int, base_lrs: Sequence[float]) -> list[float]:
+        return [float(base * f(epoch)) for base, f in zip(base_lrs, self.lr_lambdas, strict=True)]
 
 
-class SequentialLR(Schedule):
-    """One schedule after the other: number i begins anew at epoch milestones[i - 1]."""
+class MultiplicativeLR(LambdaLR):
+    """The rate of the epoch before times what a function of the epoch, from 1 on, gives."""
 
-    def __init__(self, optimizer: Optimizer, schedulers: Sequence[Schedule], milestones: Sequence[int]) -> None:
-        if not schedulers or len(milestones) != len(schedulers) - 1:
-            raise ValueError(
-                f"[SequentialLR] expects schedules and one milestone less, got {len(schedulers)} and {len(milestones)}."
-            )
-        if any(s.optimizer is not optimizer for s in schedulers):
-            raise ValueError("[SequentialLR] expects schedules of its optimizer, got one of another.")
-        self.schedulers, self.milestones = list(schedulers), list(milestones)
-        for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("initial_lr", group["lr"])
-        super().__init__(optimizer)
+    absolute = False
 
-    def current(self, epoch: int) -> tuple[Schedule, int]:
-        """The schedule of that epoch and the epoch at which it began."""
-        i = bisect_right(self.milestones, epoch)
-        return self.schedulers[i], self.milestones[i - 1] if i else 0
+    def values(self, epoch: int, base_lrs: Sequence[float]) -> list[float]:
+        factors = [math.prod(f(e) for e in range(1, epoch + 1)) for f in self.lr_lambdas]
+        return [float(base * factor) for base, factor in zip(base_lrs, factors, strict=True)]
 
-    def value(self, epoch: int, base_lr: float) -> float:
-        schedule, start = self.current(epoch)
-        return schedule.value(epoch - start, base_lr)
-
-    def write(self, before: Sequence[float] | None) -> None:
-        schedule, start = self.current(self.epoch)
-        if self.epoch == start:
-            schedule.restart()
-        else:
-            schedule.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"schedules": [s.state_dict() for s in self.schedulers]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        rates = [g["lr"] for g in self.optimizer.param_groups]
-        for schedule, inner in zip(self.schedulers, state.get("schedules", ()), strict=False):
-            schedule.load_state_dict(inner)
-        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
-            group.data["lr"] = lr
-
-    def resume(self, epoch: int, base_lrs: list[float]) -> None:
-        super().resume(epoch, base_lrs)
-        for i, (schedule, start) in enumerate(zip(self.schedulers, (0, *self.milestones), strict=True)):
-            end = self.milestones[i] - 1 if i < len(self.milestones) else epoch
-            schedule.resume(max(0, min(epoch, end) - start), base_lrs)
+    def step(self) -> None:
+        self.epoch += 1
+        for group, f in zip(self.optimizer.param_groups, self.lr_lambdas, strict=True):
+            group.data["lr"] = float(group["lr"] * f(self.epoch))

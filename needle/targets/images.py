@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from needle.graph import Graph, Node
 from needle.op import Op
 from needle.ops.common import Elementwise
 from needle.ops.fused.layer import FusedLayer
 from needle.ops.math.arithmetic import OwnGradient, Whole
-from needle.ops.nn.conv import ImageLayer
+from needle.ops.nn.conv import Conv2dWeightGrad, ImageLayer
+from needle.ops.nn.image_parts import BatchNormGradApply, BatchNormGradSums, BatchNormMoments, ChannelSlice, ChannelSums
 from needle.ops.nn.norm import BatchNorm
-from needle.ops.nn.pool import Pool
-from needle.ops.nn.resize import Interpolate
+from needle.ops.nn.pool import AdaptiveAvgPool2dGrad, AvgPool2dGrad, MaxPool2dGrad, Pool
+from needle.ops.nn.resize import Interpolate, InterpolateGrad
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat
 
-FOLLOWS = (Elementwise, BatchNorm, Concat, Interpolate, Pad, Pool)
+# Ops whose results are no images, though they read some.
+READS = (BatchNormGradSums, BatchNormMoments, ChannelSums, Conv2dWeightGrad)
+GRADIENTS = (AdaptiveAvgPool2dGrad, AvgPool2dGrad, BatchNormGradApply, InterpolateGrad, MaxPool2dGrad)
+FOLLOWS = (BatchNorm, ChannelSlice, Concat, Elementwise, Interpolate, Pad, Pool, *GRADIENTS)
 PLAIN = (OwnGradient, Whole)  # several steps, which know of no layout
 
 
@@ -25,6 +30,15 @@ def main_op(op: Op) -> Op:
 def starts(op: Op) -> bool:
     """Whether images of a target's layout begin here."""
     return isinstance(main_op(op), ImageLayer)
+
+
+def images(graph: Graph) -> set[Node]:
+    """The nodes of a graph whose values lie as a layer of images leaves them."""
+    found: set[Node] = set()
+    for n in graph:
+        if n.kind == "op" and (starts(n.target) or (follows(n.target) and any(a in found for a in n.args))):
+            found.add(n)
+    return found
 
 
 def follows(op: Op) -> bool:

@@ -1,4 +1,4 @@
-"""Training loops of the course, checkpoints, and a command line over them."""
+"""Training loops of the course, checkpoints, early stopping, and a command line over them."""
 
 from needle.course.simple_ml import loss_err, nn_epoch, parse_mnist, softmax_loss
 from needle.exports import public
@@ -11,6 +11,7 @@ from .loops import (
     evaluate_cifar10,
     evaluate_ptb,
 )
+from .stopping import EarlyStopping
 from .train import train_cifar10, train_mnist, train_ptb
 
 __all__ = public(globals())

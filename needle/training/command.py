@@ -17,7 +17,8 @@ from needle.data import CIFAR10Dataset, Corpus, DataLoader, RandomCrop, RandomFl
 from .loops import evaluate_cifar10, evaluate_ptb
 from .train import Pair, train_cifar10, train_mnist, train_ptb
 
-OPTIMIZERS = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "rmsprop": optim.RMSprop}
+RULES = (optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax)
+OPTIMIZERS = {rule.__name__.lower(): rule for rule in (*RULES, optim.NAdam, optim.RAdam, optim.Lion)}
 DEVICES = {"cpu": backend_ndarray.cpu, "cuda": backend_ndarray.cuda, "hip": backend_ndarray.hip}
 DEVICES["cpu_numpy"] = backend_ndarray.cpu_numpy
 

@@ -33,7 +33,8 @@ def fit(
     """Call `run` for every epoch and return what the last one gave.
 
     checkpoint: a file written after every epoch. resume: begin where that file ends. schedule: makes a schedule for the
-    optimizer, stepped every epoch. report: called with the number of epochs done and the results of the last.
+    optimizer, stepped every epoch, by the loss where it follows a measure. report: called with the number of epochs done and
+    the results of the last.
     """
     if epochs < 1:
         raise ValueError(f"[training] epochs expects at least 1, got {epochs}.")
@@ -46,7 +47,9 @@ def fit(
         results = (float(saved[0]), float(saved[1]))
     for number in range(done, epochs):
         results = run()
-        if rates is not None:
+        if isinstance(rates, optim.ReduceLROnPlateau):
+            rates.step(results[1])
+        elif rates is not None:
             rates.step()
         if checkpoint is not None:
             save_checkpoint(checkpoint, model, opt, number + 1, results, rates)

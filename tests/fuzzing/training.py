@@ -85,8 +85,11 @@ def draw(rng: random.Random) -> Any:
     return case
 
 
+OTHERS = ("Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam")
+
+
 def draw_optimizer(rng: random.Random, dtype: str, kind: str = "") -> tuple[str, dict[str, Any]]:
-    kind = kind or rng.choice(("SGD", "SGD", "Adam", "AdamW", "RMSprop"))
+    kind = kind or rng.choice(("SGD", "SGD", "Adam", "AdamW", "RMSprop", *OTHERS))
     # A gradient of rounding errors alone (a bias before a batch norm) must not be blown up by a division.
     eps = rng.choice((1e-2, 0.1)) if dtype == "float32" else rng.choice((1e-4, 1e-3, 0.1))
     options: dict[str, Any] = {"lr": rng.choice((0.001, 0.01, 0.05)), "weight_decay": rng.choice((0.0, 0.0, 0.01, 0.3))}
@@ -97,6 +100,12 @@ def draw_optimizer(rng: random.Random, dtype: str, kind: str = "") -> tuple[str,
     elif kind == "RMSprop":
         options |= {"alpha": rng.choice((0.9, 0.99)), "eps": eps, "momentum": rng.choice((0.0, 0.8))}
         options |= {"centered": dtype == "float64" and rng.random() < 0.4}
+    elif kind in OTHERS:
+        options |= {"eps": eps}
+        options |= {"lr_decay": rng.choice((0.0, 0.1))} if kind == "Adagrad" else {}
+        options |= {"rho": rng.choice((0.5, 0.9))} if kind == "Adadelta" else {}
+        options |= {"betas": rng.choice(((0.9, 0.999), (0.5, 0.9)))} if kind in ("Adamax", "NAdam", "RAdam") else {}
+        options |= {"decoupled_weight_decay": rng.random() < 0.3} if kind in ("NAdam", "RAdam") else {}
     else:
         options |= {"betas": rng.choice(((0.9, 0.999), (0.5, 0.9), (0.0, 0.99))), "eps": eps}
         options |= {"amsgrad": rng.random() < 0.3}
@@ -112,6 +121,13 @@ def draw_schedule(rng: random.Random) -> tuple[str, dict[str, Any]]:
             ("ExponentialLR", {"gamma": rng.choice((0.8, 0.95))}),
             ("CosineAnnealingLR", {"T_max": rng.choice((1, 3, 10)), "eta_min": rng.choice((0.0, 0.003))}),
             ("LinearLR", {"start_factor": rng.choice((0.1, 1 / 3)), "total_iters": rng.choice((1, 4, 20))}),
+            ("ConstantLR", {"factor": rng.choice((0.1, 0.5)), "total_iters": rng.choice((1, 4, 20))}),
+            ("PolynomialLR", {"total_iters": rng.choice((3, 20)), "power": rng.choice((1.0, 2.0))}),
+            ("CosineAnnealingWarmRestarts", {"T_0": rng.choice((1, 3)), "T_mult": rng.choice((1, 2))}),
+            (
+                "CyclicLR",
+                {"base_lr": 0.001, "max_lr": 0.05, "step_size_up": rng.choice((1, 3)), "cycle_momentum": False},
+            ),
             ("OneCycleLR", {"max_lr": 0.05, "total_steps": 20, "pct_start": rng.choice((0.1, 0.3, 1.0))}),
         )
     )

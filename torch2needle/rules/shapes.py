@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -280,6 +282,13 @@ def unbind(input: Any, dim: int = 0) -> Any:
     if not count:  # no piece would tell that another input has some
         raise Unsupported(f"unbind expects an axis that is not empty, got size 0 in axis {dim}")
     return tuple(ops.squeeze(ops.Piece(dim, i, size=1, count=count)(input), dim) for i in range(count))
+
+
+@rule(torch.broadcast_tensors, view="always")
+def broadcast_tensors(*tensors: Any) -> Any:
+    given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], tuple | list) else tensors
+    like = reduce(operator.mul, given)  # of which only the shape counts
+    return tuple(ops.broadcast_like(x, like) for x in given)
 
 
 # -- sizes and attributes ------------------------------------------------------------------------------------------------

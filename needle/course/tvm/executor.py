@@ -16,12 +16,11 @@ import numpy as np
 import tvm
 
 from needle import ops
-from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.autograd import Op, Spec, Tensor, Unsupported, vjp
 from needle.backend_ndarray import NDArray
 from needle.executor.memory import Lifetime, plan_offsets
 from needle.graph import Dim, Node, Recorder, Symbol
 from needle.graph.graph import SCALAR_OPERATORS
-from needle.ops.common import vjp
 from needle.ops.linalg.basic import MatMul
 from needle.ops.math.activation import ActivationGrad, ReLU
 from needle.ops.math.elementwise import AddScalar, DivScalar, EWiseAdd, EWiseMul, MulScalar, Negate

@@ -16,7 +16,7 @@ from needle.ops.fused.folded import FoldedBias, FoldedWeight
 from needle.ops.linalg.basic import Linear
 from needle.ops.math.activation import ACTIVATIONS, ActivationGrad, apply_activation
 from needle.ops.nn.conv import Conv2d, geometry
-from needle.ops.nn.norm import BatchNorm, Positive, batch_norm
+from needle.ops.nn.norm import BatchNorm, Positive, batch_norm, count_batch
 
 __all__ = [
     "fused_batchnorm_relu",
@@ -182,8 +182,8 @@ class FusedLayer(Op):
 
     def decompose(self, *inputs: Tensor) -> Tensor:
         parts = self.split(inputs)
-        if self.training and parts.count is not None and inputs[0].recorder is None:
-            parts.count.data = parts.count + 1  # as the BatchNorm layers do
+        if self.training:
+            count_batch(parts.count, inputs[0])  # as the BatchNorm layers do
         y = inputs[0] if self.base is None else self.base(*parts.operands)
         if self.eps is not None:
             weight, bias, mean, var = parts.vectors

@@ -17,7 +17,7 @@ from needle.ops.reduce.basic import mean, summation
 from needle.ops.reduce.softmax import softmax
 from needle.ops.shape.basic import permute, unsqueeze
 
-__all__ = ["cross_entropy", "softmax_loss"]
+__all__ = ["softmax_loss"]
 
 
 def rows_of(logits: Any) -> Any:
@@ -53,15 +53,18 @@ class CrossEntropy(Op):
             raise ValueError(f"[cross_entropy] expects logits (N, C) and labels (N,), got {shape} and {places}.")
         return Spec(places, float_dtype(logits.dtype))
 
-    def compute(self, logits: NDArray, labels: NDArray) -> NDArray:
+    def check_values(self, logits: Any, labels: Any) -> None:
         check_numbers("cross_entropy", labels, logits.shape[1])
+
+    def compute(self, logits: NDArray, labels: NDArray) -> NDArray:
+        self.check_values(logits, labels)
         out = NDArray.empty((math.prod(labels.shape),), float_dtype(logits.dtype))
         rows = rows_of(logits.as_dtype(out.dtype)).compact()
         call("cross_entropy", [out], logits=rows, labels=as_numbers(labels).compact().reshape(out.shape))
         return out.reshape(labels.shape)
 
     def reference(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        check_numbers("cross_entropy", labels, logits.shape[1])
+        self.check_values(logits, labels)
         rows, numbers = rows_of(logits), as_numbers(labels).ravel()
         shifted = rows - rows.max(1, keepdims=True)
         return (np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(numbers)), numbers]).reshape(labels.shape)
@@ -115,7 +118,7 @@ class CrossEntropyGrad(Op):
 
 
 def as_labels(labels: Any, logits: Tensor) -> Tensor:
-    """Class numbers of a list or of another library as a Tensor on the device of the logits."""
+    """Class numbers, or probabilities, of a list or of another library as a Tensor on the device of the logits."""
     if isinstance(labels, Tensor):
         return labels
     for plain in ("detach", "cpu"):  # of torch's tensors
@@ -123,12 +126,14 @@ def as_labels(labels: Any, logits: Tensor) -> Tensor:
     numbers = np.asarray(labels)
     if numbers.dtype.kind not in "biuf":
         raise TypeError(f"[cross_entropy] labels expect class numbers, got {numbers.dtype}.")
-    dtype = "float64" if numbers.dtype.kind == "f" else "int64"
-    return constant(numbers.astype(dtype), logits, dtype)
+    if numbers.dtype.kind != "f":
+        return constant(numbers.astype("int64"), logits, "int64")
+    return constant(numbers, logits, str(numbers.dtype) if hasattr(labels, "dtype") else logits.dtype)
 
 
-def cross_entropy(logits: Tensor, labels: Any, reduction: str = "mean") -> Tensor:
-    """-log softmax(logits)[label]. logits (N, C, *); labels (N, *): class numbers of any dtype, in a Tensor, list or array.
+def softmax_loss(logits: Tensor, labels: Any, reduction: str = "mean") -> Tensor:
+    """The course's cross entropy: -log softmax(logits)[label] of logits (N, C, *) and class numbers (N, *), none of which is
+    ignored.
 
     reduction: mean, sum or none. IndexError for a number that is no class.
     """
@@ -136,6 +141,3 @@ def cross_entropy(logits: Tensor, labels: Any, reduction: str = "mean") -> Tenso
         raise ValueError(f"[cross_entropy] reduction expects mean, sum or none, got {reduction}.")
     losses = CrossEntropy()(logits, as_labels(labels, logits))
     return losses if reduction == "none" else summation(losses) if reduction == "sum" else mean(losses)
-
-
-softmax_loss = cross_entropy

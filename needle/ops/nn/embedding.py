@@ -26,7 +26,11 @@ def as_numbers(indices: Any) -> Any:
 
 def check_numbers(label: str, indices: Any, count: int) -> None:
     """Raise for an index that is no whole number in [0, count). While a plan is built there are no values: its run gives NaN."""
-    if math.prod(indices.shape) == 0 or (PLANNING.builder is not None and isinstance(indices, NDArray)):
+    if (
+        isinstance(indices, Spec)
+        or math.prod(indices.shape) == 0
+        or (PLANNING.builder is not None and isinstance(indices, NDArray))
+    ):
         return
     values = indices.read() if isinstance(indices, NDArray) else indices
     if values.dtype.kind == "f" and not (values == np.floor(values)).all():
@@ -58,15 +62,18 @@ class Embedding(Op):
     def is_weight(self, index: int) -> bool:
         return index == 1
 
+    def check_values(self, indices: Any, weight: Any) -> None:
+        check_numbers("embedding", indices, weight.shape[0])
+
     def into(self, out: NDArray, *inputs: NDArray) -> None:
         indices, weight = inputs
-        check_numbers("embedding", indices, weight.shape[0])
+        self.check_values(indices, weight)
         indices = as_numbers(indices)
         count = math.prod(indices.shape)
         call("gather_rows", [out.reshape((count, weight.shape[1]))], table=weight, numbers=indices.reshape((count,)))
 
     def reference(self, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        check_numbers("embedding", indices, weight.shape[0])
+        self.check_values(indices, weight)
         return weight[as_numbers(indices)]
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:

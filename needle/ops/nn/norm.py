@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op, vjp
 from needle.backend_ndarray import NDArray, call, cpu
 from needle.ops.families import samples_of
 from needle.ops.math.activation import activation_code
@@ -169,7 +169,6 @@ class BatchNormTrainGrad(Op):
 
     def gradient(self, out_grad: Any, node: Any) -> Any:
         """Second derivative by differentiating the first in terms of ops; mean and inverse are recomputed from x."""
-        from needle.ops.common import vjp
         from needle.ops.shape.join import make_tuple
 
         x, _, _, weight, dy = node.inputs
@@ -215,6 +214,16 @@ def batch_norm(
         move(running_mean, batch_mean.detach(), momentum)
         move(running_var, batch_var * (count / max(count - 1, 1)) if unbiased else batch_var, momentum)
     return y
+
+
+def count_batch(batches: Tensor | None, x: Tensor) -> Tensor | None:
+    """A count of batches, one more now that x is normalised by its own statistics; a recorded inference leaves it alone."""
+    recorder = x.recorder
+    if batches is None or (recorder is not None and not recorder.trains):
+        return batches
+    known = batches if recorder is None or batches.recorder is recorder else recorder.param(batches)
+    batches.data = counted = known + 1
+    return counted
 
 
 def known_size(t: Any, axis: int) -> int:

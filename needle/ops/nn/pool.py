@@ -73,12 +73,6 @@ class Pool(Op):
         call(self.row(), [out], x=inputs[0], **self.kernel_attributes())
 
 
-def run_grad(name: str, dx_shape: tuple, arrays: dict[str, NDArray], attributes: dict[str, float]) -> NDArray:
-    dx = NDArray.empty(dx_shape, arrays["dy"].dtype)
-    call(name, [dx], **{n: a.compact() for n, a in arrays.items()}, **attributes)
-    return dx
-
-
 @family
 class MaxWindows(Op):
     """What a maximum pooling and its gradient know of the windows."""
@@ -135,8 +129,9 @@ class MaxPool2dGrad(MaxWindows):
         check_gradient(self.label, self._forward().infer(x).shape, dy)
         return Spec(tuple(x.shape), str(x.dtype))
 
-    def compute(self, x: NDArray, dy: NDArray) -> Any:
-        return run_grad("max_pool2d_grad", x.shape, {"x": x, "dy": dy}, self._forward().kernel_attributes())
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        x, dy = inputs
+        call("max_pool2d_grad", [out], x=x, dy=dy, **self._forward().kernel_attributes())
 
     def reference(self, x: np.ndarray, dy: np.ndarray) -> Any:
         _, at = self._forward()._winners(x)
@@ -245,8 +240,8 @@ class AvgPool2dGrad(Op):
         check_gradient(self.label, self.pool.infer(Spec(self.shape)).shape, dy)
         return Spec(self.shape, str(dy.dtype))
 
-    def compute(self, dy: NDArray) -> Any:
-        return run_grad("avg_pool2d_grad", self.shape, {"dy": dy}, self.pool.kernel_attributes())
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        call("avg_pool2d_grad", [out], dy=inputs[0], **self.pool.kernel_attributes())
 
     def reference(self, dy: np.ndarray) -> Any:
         p = self.pool
@@ -336,8 +331,8 @@ class AdaptiveAvgPool2dGrad(Op):
         check_gradient(self.label, AdaptiveAvgPool2d(tuple(dy.shape[2:])).infer(Spec(self.shape)).shape, dy)
         return Spec(self.shape, str(dy.dtype))
 
-    def compute(self, dy: NDArray) -> Any:
-        return run_grad("adaptive_avg_pool2d_grad", self.shape, {"dy": dy}, {})
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        call("adaptive_avg_pool2d_grad", [out], dy=inputs[0])
 
     def reference(self, dy: np.ndarray) -> Any:
         regions = pooled_regions(self.shape[2:], dy.shape[2:])

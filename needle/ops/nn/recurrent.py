@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any, ClassVar
 
-from needle.autograd import Op, Spec, Tensor, one_of, op
+from needle.autograd import Op, Spec, Tensor, one_of, op, vjp
 from needle.backend_ndarray import NDArray, call
-from needle.ops.common import rows_of, vjp
+from needle.ops.common import rows_of
 from needle.ops.families import family
 from needle.ops.linalg.basic import LAYOUTS, linear
 from needle.ops.math.activation import relu, sigmoid, tanh

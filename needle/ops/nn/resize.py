@@ -210,11 +210,9 @@ class InterpolateGrad(Resize):
         check_gradient(self.label, (*self.shape[:2], *dy.shape[2:4]), dy)
         return Spec(self.shape, str(dy.dtype))
 
-    def compute(self, dy: NDArray) -> Any:
-        dx = NDArray.empty(self.shape, dy.dtype)
-        attributes = attributes_of(self, self.shape[2:], dy.shape[2:])
-        call(f"interpolate_{self.mode}_grad", [dx], dy=dy.compact(), **attributes)
-        return dx
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        (dy,) = inputs
+        call(f"interpolate_{self.mode}_grad", [out], dy=dy, **attributes_of(self, out.shape[2:4], dy.shape[2:4]))
 
     def reference(self, dy: np.ndarray) -> Any:
         taps = self._taps(self.shape[2:], dy.shape[2:])

@@ -9,17 +9,25 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import FLOATS, NDArray, dtype_name
-from needle.ops.common import as_axes, check_axes, check_filled, constant, reduced_shape, with_axis
+from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
+from needle.ops.common import (
+    as_axes,
+    check_axes,
+    check_filled,
+    constant,
+    gradient_of_decomposition,
+    reduced_shape,
+    with_axis,
+)
 from needle.ops.dtypes import cast_array, float_dtype
-from needle.ops.families import family, named, op_class, samples_of
+from needle.ops.families import family, function_of, named, op_class, samples_of
 from needle.ops.math.comparison import eq, ne
 from needle.ops.math.elementwise import cast, where
 from needle.ops.math.maths import absolute, sqrt
 from needle.ops.math.power import power_scalar
 from needle.ops.shape.basic import Pad, broadcast_to, permute, reshape
 
-__all__ = ["amax", "amin", "every", "mean", "prod", "some", "std", "summation", "variance", "vector_norm"]
+__all__ = ["amax", "amin", "every", "mean", "prod", "some", "square_sum", "std", "summation", "variance", "vector_norm"]
 
 
 class OverAxes(Op):
@@ -102,6 +110,31 @@ class Summation(Reduction):
         return self.spread(out_grad, node.inputs[0])
 
 
+@op
+class SquareSum(Op):
+    """Sum of the squares of all elements, in float64: ()."""
+
+    def infer(self, x: Any) -> Spec:
+        return Spec((), "float64")
+
+    def compute(self, x: NDArray) -> NDArray:
+        out = NDArray.empty((), "float64")
+        call("sum_squares", [out], x=x.compact())
+        return out
+
+    def reference(self, x: np.ndarray) -> Any:
+        return np.square(x.astype("float64")).sum()
+
+    def decompose(self, x: Tensor) -> Tensor:
+        wide = x.astype("float64")
+        return summation(wide * wide)
+
+    gradient = gradient_of_decomposition
+
+    samples = samples_of(({}, [(3, 5, 7)]), ({}, [()]))
+
+
+square_sum = function_of(SquareSum, "square_sum")
 summation = reduction(Summation, "summation", "summation", "sum")
 
 

@@ -250,6 +250,8 @@ class PartialTuple(TensorTuple):
         self.like, self.items = like, items
         self._init(None, None, (), any(t.requires_grad for t in items.values()))
 
+    dtype = property(lambda self: self.like.dtype)
+
     def __len__(self) -> int:
         return len(self.like)
 
@@ -258,8 +260,8 @@ class PartialTuple(TensorTuple):
             return self.items[index]
         from needle.init import zeros
 
-        a = self.like.cached_data[index]
-        return zeros(*a.shape, device=self.like[index].device, dtype=str(a.dtype))
+        item = self.like[index]
+        return zeros(*item.shape, device=item.device, dtype=item.dtype)
 
     def __add__(self, other: Any) -> PartialTuple:
         items = dict(self.items)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,35 +67,59 @@ def conv_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
     return (max(0, top), max(0, left), max(0, ends[0]), max(0, ends[1]))
 
 
+def as_it_is(w: NDArray) -> NDArray:
+    return w
+
+
+def flipped(w: NDArray) -> NDArray:
+    """The weights of a transposed depthwise convolution of stride 1 as those of the convolution that it is."""
+    return w.flip((2, 3))
+
+
+def turned(w: NDArray) -> NDArray:
+    """`flipped` for one that sums over all channels."""
+    return flipped(w.permute((1, 0, 2, 3)))
+
+
 @CPU.lowers(Conv2d)
-def conv(builder: Builder, op: Conv2d, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING) -> None:
-    """out = activation(conv(x, w) + bias + residual); x plain where the weights are no constants."""
+def conv(
+    builder: Builder,
+    op: Conv2d,
+    ins: list[NDArray],
+    out: NDArray,
+    finish: Finish = NOTHING,
+    view: Callable[[NDArray], NDArray] = as_it_is,
+) -> None:
+    """out = activation(conv(x, view(w)) + bias + residual)."""
     x, w, bias = operands(ins)
     if not is_blocked(x):
         finish.plainly(op, out, ins)
         return
-    block, (o, per_group, kh, kw) = x.shape[4], w.shape
+
+    def packed(key: Hashable, make: Callable[[NDArray], NDArray]) -> NDArray:
+        return builder.derive((key, view.__name__), lambda w: make(view(w)), w)
+
+    block, (o, per_group, kh, kw) = x.shape[4], view(w).shape
     channels = (per_group * op.groups, o)
     rest: dict[str, Any] = {"bias": padded_bias(builder, bias), "residual": finish.residual, **finish.attrs}
-    costs = winograd.conv_costs(op, x, w, out)
+    costs = winograd.conv_costs(op, x, (kh, kw), out, not builder.is_constant(w))
     if costs:
         layer = f"conv 3x3 {x.shape[0]}x{x.shape[1] * BLOCK}x{out.shape[2]}x{out.shape[3]} to {out.shape[1] * BLOCK}"
         name = choose(builder, layer, costs)
         if name != DIRECT:
-            make = partial(winograd.pack, winograd.SCHEMES[name], x.shape[1])
-            packed = builder.derive(("winograd_pack", name), make, w)
+            made = packed(("winograd_pack", name), partial(winograd.pack, winograd.SCHEMES[name], x.shape[1]))
             top, left = op.padding[:2]
-            call(f"conv2d_winograd_{name}", [out], x=x, packed=packed, pad_top=top, pad_left=left, pool=0, **rest)
+            call(f"conv2d_winograd_{name}", [out], x=x, packed=made, pad_top=top, pad_left=left, pool=0, **rest)
             return
     if 1 < op.groups == channels[0] == o and block == BLOCK:
-        packed = builder.derive("depthwise_pack", pack_depthwise, w)
-        call("depthwise_blocked", [out], x=x, packed=packed, **window_attributes(op, (kh, kw)), **rest)
+        made = packed("depthwise_pack", pack_depthwise)
+        call("depthwise_blocked", [out], x=x, packed=made, **window_attributes(op, (kh, kw)), **rest)
         return
     merged = merged_groups(op.groups, per_group, o // op.groups, block)
     make = partial(pack, "conv2d_pack", merged, block, channels, {"groups": op.groups})
-    packed = builder.derive(("conv2d_pack", op.groups, block), make, w)
+    made = packed(("conv2d_pack", op.groups, block), make)
     groups = {"groups": merged, "channels": channels[0] // merged}
-    call("conv2d_blocked", [out], x=x, packed=packed, **window_attributes(op, (kh, kw)), **groups, **rest)
+    call("conv2d_blocked", [out], x=x, packed=made, **window_attributes(op, (kh, kw)), **groups, **rest)
 
 
 def transposed_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
@@ -107,6 +132,16 @@ def transposed_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
     return (before[0], before[1], after[0], after[1])
 
 
+def as_convolution(op: ConvTranspose2d, weight: Sequence[int]) -> Conv2d | None:
+    """The convolution that a transposed one of stride 1 is; None where groups of several channels would have to be turned."""
+    if op.stride != (1, 1) or (op.groups > 1 and not (op.groups == weight[0] and weight[1] == 1)):
+        return None
+    reach = [d * (k - 1) for d, k in zip(op.dilation, weight[2:], strict=True)]
+    ends = [r + more for r, more in zip(reach, op.output_padding, strict=True)]
+    padding = tuple(r - p for r, p in zip((*reach, *ends), op.padding, strict=True))
+    return Conv2d((1, 1), padding, op.dilation, op.groups) if min(padding) >= 0 else None
+
+
 @CPU.lowers(ConvTranspose2d)
 def transposed(
     builder: Builder, op: ConvTranspose2d, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING
@@ -114,6 +149,9 @@ def transposed(
     x, w, bias = operands(ins)
     if not is_blocked(x):
         finish.plainly(op, out, ins)
+        return
+    if same := as_convolution(op, w.shape):
+        conv(builder, same, ins, out, finish, turned if op.groups == 1 else flipped)
         return
     block, (i, per_group, kh, kw) = x.shape[4], w.shape
     merged = merged_groups(op.groups, i // op.groups, per_group, block)

@@ -14,14 +14,16 @@ from needle.executor.planner import Planner
 from needle.executor.settings import Choice
 from needle.executor.step import NO_HALO, Halo
 from needle.executor.target import Layout
-from needle.graph import Node
+from needle.graph import Graph, Node
 from needle.op import Op
-from needle.ops.nn.conv import Conv2d
+from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad
+from needle.ops.nn.image_parts import ChannelSlice
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat
-from needle.targets.images import follows, main_op, starts
+from needle.targets.images import READS, follows, images, main_op, starts
 from needle.targets.layers import LayerTarget
 
+STEMS = (Conv2d, Conv2dWeightGrad)  # what reads images of few channels in one narrow block
 BLOCK = 16  # channels per block, columns per packed panel
 
 
@@ -42,7 +44,15 @@ def same_channels(op: Any, images: Sequence[Spec]) -> bool:
     return all(x.shape[1] == images[0].shape[1] for x in images)
 
 
-ACCEPTS: dict[type[Op], Callable[[Any, Sequence[Spec]], bool]] = {Concat: whole_blocks, Pad: keeps_channels}
+def along_blocks(op: Any, images: Sequence[Spec]) -> bool:
+    return op.start % BLOCK == 0 and (op.stop % BLOCK == 0 or op.stop == images[0].shape[1])
+
+
+ACCEPTS: dict[type[Op], Callable[[Any, Sequence[Spec]], bool]] = {
+    ChannelSlice: along_blocks,
+    Concat: whole_blocks,
+    Pad: keeps_channels,
+}
 
 
 class Blocks(Layout):
@@ -61,7 +71,7 @@ class Blocks(Layout):
         if any(n.meta["spec"].dtype != "float32" for n in (node, *args)):
             return False
         if starts(op):
-            return all(n in self.planner.constant for i, n in enumerate(args) if op.is_weight(i))
+            return True
         if not any(self.planner.is_native.get(n) for n in args) or not (op.zero_is_safe or spec.shape[1] % BLOCK == 0):
             return False
         images = [n.meta["spec"] for i, n in enumerate(args) if not op.is_weight(i)]
@@ -87,11 +97,15 @@ class Blocks(Layout):
             offset += x.meta["spec"].shape[1]
 
     def reads(self, node: Node) -> list[bool]:
-        return [n.meta["spec"].ndim == 4 and not node.target.is_weight(i) for i, n in enumerate(node.args)]
+        """All images of a native node; those of a plain one that has a kernel for it, if one of them is native."""
+        op, plan = node.target, self.planner
+        native = plan.is_native.get(node) or (isinstance(op, READS) and any(plan.is_native.get(a) for a in node.args))
+        specs = [a.meta["spec"] for a in node.args]
+        return [bool(native) and s.ndim == 4 and not op.is_weight(i) for i, s in enumerate(specs)]
 
     def around(self, node: Node, index: int) -> Halo:
         op = main_op(node.target)
-        if index > 0 or not starts(op):
+        if index > 0 or type(op) not in HALOS:
             return NO_HALO
         return HALOS[type(op)](op, node.meta["spec"], *(a.meta["spec"] for a in node.args[:2]))
 
@@ -100,9 +114,9 @@ class Blocks(Layout):
         plan, halo = self.planner, NO_HALO
         for member in plan.group.get(node, {node}):
             for user in plan.users[member]:
-                if plan.is_native.get(user):
-                    for i, x in enumerate(user.args):
-                        if x is member:
+                if user.kind == "op":
+                    for i, (x, read) in enumerate(zip(user.args, self.reads(user), strict=True)):
+                        if x is member and read:
                             halo = tuple(map(max, halo, self.around(user, i)))  # type: ignore[assignment]
         return halo
 
@@ -148,9 +162,9 @@ class Blocks(Layout):
 
     def _stem(self, node: Node) -> bool:
         """Few channels and read as a convolution's image only: one narrow block instead of zero-padded channels."""
-        readers = [u for u in self.planner.users[node] if self.planner.is_native.get(u)]
+        readers = [u for u in self.planner.users[node] if u.kind == "op" and any(self.reads(u))]
         return node.meta["spec"].shape[1] < BLOCK and all(
-            node not in u.args[1:] and isinstance(conv := main_op(u.target), Conv2d) and conv.groups == 1
+            node not in u.args[1:] and isinstance(conv := main_op(u.target), STEMS) and conv.groups == 1  # type: ignore[attr-defined]
             for u in readers
         )
 
@@ -171,6 +185,15 @@ class CpuTarget(LayerTarget):
     complete = ("float32",)
     guard_zone = _core.GUARD_BYTES
 
+    def splits(self, graph: Graph) -> dict[Node, Callable[..., Any]]:
+        found, parts = images(graph), {}
+        for n in graph:
+            if n.kind == "op" and type(n.target) in PARTS and n.args[0] in found:
+                spec = n.args[0].meta["spec"]
+                if spec.ndim == 4 and spec.dtype == "float32" and (made := PARTS[type(n.target)](n.target, spec)):
+                    parts[n] = made
+        return parts
+
     def check(self, choice: Choice, device: Device) -> None:
         super().check(choice, device)
         if choice.precision != "float32":
@@ -182,5 +205,7 @@ class CpuTarget(LayerTarget):
 
 
 CPU = CpuTarget("cpu")
+# op -> f(op, first input): the function of its inputs by which images in blocks are planned, or None
+PARTS: dict[type[Op], Callable[[Any, Spec], Callable[..., Any] | None]] = {}
 # op -> zero rows and columns that it reads around its image: f(op, out, x, weight)
 HALOS: dict[type[Op], Callable[[Any, Spec, Spec, Spec], Halo]] = {}

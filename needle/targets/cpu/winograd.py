@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from needle.backend_ndarray import NDArray, call
 
-from .algorithms import DIRECT, Cost
+from .algorithms import DIRECT, FMAS_PER_BYTE, Cost
 from .target import BLOCK
 
 
@@ -26,10 +26,10 @@ F2, F4 = Scheme(2, input=64, output=44), Scheme(4, input=216, output=172)
 SCHEMES = {DIRECT: Scheme(1, input=0, output=0), "f4": F4, "f2": F2}  # direct sums are tiles of one pixel
 
 
-def conv_costs(op: Any, x: NDArray, w: NDArray, out: NDArray) -> dict[str, Cost]:
-    """Costs of a blocked convolution by algorithm; empty where there is no choice."""
+def conv_costs(op: Any, x: NDArray, kernel: Any, out: NDArray, packs: bool) -> dict[str, Cost]:
+    """Costs of a blocked convolution by algorithm; empty where there is no choice. packs: its weights are packed in the run."""
     unit = (1, 1)
-    if w.shape[2:] != (3, 3) or op.groups != 1 or op.stride != unit or op.dilation != unit or x.shape[4] != BLOCK:
+    if kernel != (3, 3) or op.groups != 1 or op.stride != unit or op.dilation != unit or x.shape[4] != BLOCK:
         return {}
     n, out_blocks, height, width, _ = out.shape
     in_blocks = x.shape[1]
@@ -38,7 +38,8 @@ def conv_costs(op: Any, x: NDArray, w: NDArray, out: NDArray) -> dict[str, Cost]
     def cost(s: Scheme) -> Cost:
         tiles = n * -(-height // s.tile) * -(-width // s.tile)
         work = tiles * (in_blocks * s.input + out_blocks * s.output + s.points * pairs * BLOCK)
-        return Cost(work, pairs * BLOCK * BLOCK * s.points * 4)
+        kept = pairs * BLOCK * BLOCK * s.points * 4
+        return Cost(work + packs * (pairs * BLOCK * s.points + kept * FMAS_PER_BYTE), kept)
 
     return {name: cost(s) for name, s in SCHEMES.items()}
 

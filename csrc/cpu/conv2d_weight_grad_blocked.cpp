@@ -1,0 +1,457 @@
+// Weight gradient of conv2d on blocks of channels: for each tap the outer product of a pixel's input channels (rows,
+// broadcast) and output channels (lanes), summed over pixels in registers. Depthwise kernels have channels in the lanes
+// only, and taps in the registers.
+#include "cpu/conv.h"
+#include "cpu/transpose.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+constexpr int64_t kPixels = 256;         // pixels that are summed in registers at a time
+constexpr int64_t kSections = 1024;      // such sums that are added up in one chain
+constexpr int64_t kTasks = 32;           // that there are at least, where there are pixels enough for them
+constexpr int64_t kStretch = 1024;       // pixels that are worth sums of their own
+constexpr int64_t kGroupBlocks = 4;      // blocks of channels of a task, so that what it reads and its sums stay in L2
+constexpr int64_t kGroupTaps = 36;       // taps times blocks of input channels of a task
+constexpr int64_t kJoined = 8 * kBlock;  // rows that one pass of tiles reads from a pixel on, at most
+
+struct Gradient {
+  Window window;
+  int64_t images, height, width, groups, inputs, outputs;  // inputs and outputs: channels of a group
+  Images<const float> x, dy;                               // x includes the padding
+  View dw;
+  int64_t block() const { return x.pixel; }
+  int64_t taps() const { return window.kernel_h * window.kernel_w; }
+  int64_t pixels() const { return images * height * width; }
+  int64_t out_channels() const { return groups * outputs; }
+};
+
+struct Pixel {
+  int64_t x, dy;  // where its channels lie
+};
+
+// sums[rows[m] + j * sums_block + lane] = sum over pixels of x[pixel.x + m] dy[pixel.dy + j * dy_block + lane], or +=.
+struct Outer {
+  const float *x, *dy;
+  int64_t dy_block;
+  const Pixel* pixels;
+  int64_t count;
+  float* sums;
+  const int64_t* rows;
+  int64_t sums_block;
+  bool accumulate;
+  const float* ahead;  // what is read next comes into L2: a line per pixel, at ahead[at[2 i]]
+  const int64_t* at;
+};
+
+template <int ROWS, int BLOCKS>
+void outer(const Outer& t) {
+  constexpr int P = kPerBlock;
+  V acc[ROWS][BLOCKS * P];
+#pragma GCC unroll 16
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+    for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = V(0.f);
+  const float *x0 = t.x, *dy0 = t.dy;
+  const int64_t dy_block = t.dy_block;
+  const Pixel* const end = t.pixels + t.count;
+  const auto add = [&](const Pixel* p) __attribute__((always_inline)) {
+    const float *x = x0 + p->x, *dy = dy0 + p->dy;
+    V d[BLOCKS * P];
+#pragma GCC unroll 8
+    for (int j = 0; j < BLOCKS * P; j++) d[j] = V::load(dy + j / P * dy_block + j % P * V::N);
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++) {
+      const V channel(x[m]);
+#pragma GCC unroll 8
+      for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = fma(channel, d[j], acc[m][j]);
+    }
+  };
+  if (t.ahead) {
+    const float* const ahead = t.ahead;
+    const int64_t* at = t.at;
+    for (const Pixel* p = t.pixels; p < end; p++, at += 2) {
+      __builtin_prefetch(ahead + *at, 0, 2);
+      add(p);
+    }
+  } else {
+    for (const Pixel* p = t.pixels; p < end; p++) add(p);
+  }
+  float* const sums = t.sums;
+  const int64_t* const rows = t.rows;
+  const int64_t sums_block = t.sums_block;
+  const auto each = [&](const auto& f) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++) {
+      float* row = sums + rows[m];
+#pragma GCC unroll 8
+      for (int j = 0; j < BLOCKS * P; j++) f(acc[m][j], row + j / P * sums_block + j % P * V::N);
+    }
+  };
+  if (t.accumulate)
+    each([](V sum, float* to) __attribute__((always_inline)) { (sum + V::load(to)).store(to); });
+  else
+    each([](V sum, float* to) __attribute__((always_inline)) { sum.store(to); });
+}
+
+using OuterFn = void (*)(const Outer&);
+#define UP_TO_3(B) nullptr, outer<1, B>, outer<2, B>, outer<3, B>
+#define UP_TO_6(B) UP_TO_3(B), outer<4, B>, outer<5, B>, outer<6, B>
+#define UP_TO_14(B)                                                                                          \
+  UP_TO_6(B), outer<7, B>, outer<8, B>, outer<9, B>, outer<10, B>, outer<11, B>, outer<12, B>, outer<13, B>, \
+      outer<14, B>
+#if defined(NEEDLE_ISA_AVX512)
+constexpr OuterFn kOuter[][kTileRows + 1] = {{UP_TO_14(1)}, {UP_TO_14(2)}};
+#elif defined(NEEDLE_ISA_AVX2)
+constexpr OuterFn kOuter[][kTileRows + 1] = {{UP_TO_6(1)}};
+#else
+constexpr OuterFn kOuter[][kTileRows + 1] = {{UP_TO_3(1)}};
+#endif
+static_assert(sizeof kOuter / sizeof *kOuter == kTileBlocks);
+
+void locate(const Gradient& g, int64_t first, int64_t count, Pixel* pixels) {
+  int64_t column = first % g.width, row = first / g.width % g.height, image = first / g.width / g.height;
+  const int64_t step = g.window.stride_w * g.block();
+  for (int64_t i = 0; i < count;) {
+    const int64_t x = image * g.x.image + row * g.window.stride_h * g.x.row, dy = image * g.dy.image + row * g.dy.row;
+    for (; i < count && column < g.width; i++, column++) pixels[i] = {x + column * step, dy + column * g.dy.pixel};
+    column = 0;
+    if (++row == g.height) row = 0, image++;
+  }
+}
+
+// What a task sums up: blocks [o0, o1) of output channels times input channels [c0, c1).
+struct Part {
+  int64_t o0, o1, c0, c1;
+};
+
+// What comes into L2 while other pixels are summed up: the lines of some blocks of channels, one after the other.
+struct Fetches {
+  struct Lines {
+    const float* from;
+    const int64_t* at;  // of every second number, as in pixels
+  } lines[6 * kGroupBlocks];
+  int64_t count = 0, done = 0;
+
+  void add(const Gradient& g, const Part& p, const Pixel* pixels, int64_t x_done, int64_t dy_done) {
+    const int64_t last_row = (g.window.kernel_h - 1) * g.window.dilation_h;
+    for (int64_t in = p.c0 / g.block() + x_done; in * g.block() < p.c1; in++)
+      lines[count++] = {g.x.at(0, in, last_row), &pixels->x};
+    for (int64_t o = p.o0 + dy_done; o < p.o1; o++) lines[count++] = {g.dy.at(0, o, 0), &pixels->dy};
+  }
+  Lines next() { return done < count ? lines[done++] : Lines{}; }
+};
+
+// The sums of a part over pixels [first, last): [output block][input channel][tap][16].
+void add_pixels(const Gradient& g, const Part& part, int64_t first, int64_t last, float* sums, int64_t sums_block) {
+  const Window& w = g.window;
+  const int64_t block = g.block(), taps = g.taps();
+  const int64_t joined = w.dilation_w == 1 ? smaller(w.kernel_w, kJoined / block) : 1;
+  int64_t of_taps[kJoined], of_channels[kBlock];  // where the sums of rows lie
+  for (int64_t i = 0; i < block; i++) {
+    of_channels[i] = i * taps * kBlock;
+    for (int64_t tap = 0; tap < joined; tap++) of_taps[tap * block + i] = of_channels[i] + tap * kBlock;
+  }
+  if (first == last) std::memset(sums, 0, (part.o1 - part.o0) * sums_block * 4);
+  Pixel pixels[2][kPixels] = {};
+  const int64_t sections = ceil_div(last - first, kPixels);
+  const auto begin = [&](int64_t section) { return first + (last - first) * section / sections; };
+  if (sections > 0) locate(g, first, begin(1) - first, pixels[0]);
+  for (int64_t section = 0; section < sections; section++) {
+    Outer t = {};
+    t.count = begin(section + 1) - begin(section);
+    t.pixels = pixels[section % 2];
+    Pixel* const next = pixels[1 - section % 2];
+    Fetches fetches;
+    if (section == 0) fetches.add(g, part, t.pixels, 1, kTileBlocks);
+    if (section + 1 < sections) {
+      locate(g, begin(section + 1), begin(section + 2) - begin(section + 1), next);
+      fetches.add(g, part, next, 0, 0);
+    }
+    t.dy_block = g.dy.channels;
+    t.sums_block = sums_block;
+    t.accumulate = section > 0;
+    for (int64_t o = part.o0, blocks; o < part.o1; o += blocks) {
+      blocks = smaller(kTileBlocks, part.o1 - o);
+      t.dy = g.dy.at(0, o, 0);
+      for (int64_t c = part.c0, end; c < part.c1; c = end) {
+        const int64_t in = c / block, lane = c - in * block;
+        end = smaller((in + 1) * block, part.c1);
+        // Channels of neighbouring pixels follow each other: all taps of a kernel row are rows of one outer product.
+        const int64_t together = end - c == block ? joined : 1;
+        for (int64_t kh = 0; kh < w.kernel_h; kh++)
+          for (int64_t kw = 0, n; kw < w.kernel_w; kw += n) {
+            n = smaller(together, w.kernel_w - kw);
+            t.x = g.x.at(0, in, kh * w.dilation_h) + kw * w.dilation_w * block + lane;
+            t.sums = sums + (o - part.o0) * sums_block + ((c - part.c0) * taps + kh * w.kernel_w + kw) * kBlock;
+            t.rows = together == 1 ? of_channels : of_taps;
+            int64_t rows = n * (end - c);
+            for (int64_t left = ceil_div(rows, kTileRows); left > 0; left--) {
+              const int64_t m = ceil_div(rows, left);
+              const auto [from, at] = fetches.next();
+              t.ahead = from, t.at = at;
+              kOuter[blocks - 1][m](t);
+              t.x += m;
+              t.rows += m;
+              rows -= m;
+            }
+          }
+      }
+    }
+  }
+}
+
+// Sums of one block of output channels, [input channel][tap][16], into dw.
+void write(const Gradient& g, int64_t o, int64_t c0, int64_t c1, const float* sums) {
+  const View& dw = g.dw;
+  const int64_t taps = g.taps(), first = o * kBlock, lanes = smaller(kBlock, g.out_channels() - first);
+  const int64_t columns = g.window.kernel_w;
+  const bool dense = dw.stride[3] == 1 && dw.stride[2] == columns && dw.stride[1] == taps;
+  if (dense && g.groups == 1 && lanes == kBlock)
+    return transpose(dw.as<float>() + first * dw.stride[0] + c0 * taps, dw.stride[0], sums, kBlock, (c1 - c0) * taps,
+                     kBlock);
+  for (int64_t lane = 0; lane < lanes; lane++) {
+    const int64_t group = (first + lane) / g.outputs, begin = group * g.inputs;
+    for (int64_t c = larger(c0, begin); c < smaller(c1, begin + g.inputs); c++) {
+      const float* from = sums + (c - c0) * taps * kBlock + lane;
+      float* to = dw.as<float>() + (first + lane) * dw.stride[0] + (c - begin) * dw.stride[1];
+      for (int64_t kh = 0; kh < g.window.kernel_h; kh++)
+        for (int64_t kw = 0; kw < columns; kw++, from += kBlock) to[kh * dw.stride[2] + kw * dw.stride[3]] = *from;
+    }
+  }
+}
+
+// Stretches of pixels, of which each is worth `least` of them, such that there are kTasks tasks: by the shapes alone,
+// so that sums do not depend on the number of threads.
+int64_t stretches(int64_t pixels, int64_t tasks, int64_t least) {
+  return larger(1, larger(smaller(pixels / least, ceil_div(kTasks, tasks)), ceil_div(pixels, kPixels * kSections)));
+}
+
+// sums[0 .. n) of the first of `parts` sums, `apart` floats from each other, becomes that of all.
+void add_parts(float* sums, int64_t n, int64_t parts, int64_t apart) {
+  for (int64_t part = 1; part < parts; part++)
+    for (int64_t i = 0; i < n; i += V::N) (V::load(sums + i) + V::load(sums + part * apart + i)).store(sums + i);
+}
+
+void full(const Exec* exec, const Gradient& g) {
+  const int64_t block = g.block(), taps = g.taps(), O = g.out_channels(), out_blocks = ceil_div(O, kBlock);
+  const int64_t pixels = g.pixels();
+  // Blocks of one group share their input. Where images are small, so are tasks.
+  int64_t o_step =
+      g.groups == 1 ? (taps == 1 ? 2 : 1) * kGroupBlocks : larger(1, smaller(kGroupBlocks, g.outputs / kBlock));
+  int64_t in_step = larger(1, smaller(kGroupBlocks, kGroupTaps / taps)), c_step, o_tasks, c_tasks;
+  const auto channels = [&](int64_t o_task, int64_t* end) {
+    const int64_t first = o_task * o_step * kBlock, last = smaller(O, first + o_step * kBlock) - 1;
+    *end = (last / g.outputs + 1) * g.inputs;
+    return first / g.outputs * g.inputs;
+  };
+  for (;; in_step > 1 ? in_step /= 2 : o_step /= 2) {
+    c_step = in_step * block, o_tasks = ceil_div(out_blocks, o_step), c_tasks = 1;
+    for (int64_t o = 0, end; o < o_tasks; o++) {
+      const int64_t begin = channels(o, &end);
+      c_tasks = larger(c_tasks, ceil_div(end - begin / block * block, c_step));
+    }
+    if (o_tasks * c_tasks * larger(1, pixels / kStretch) >= kTasks || (in_step == 1 && o_step <= kTileBlocks)) break;
+  }
+  const auto part_of = [&](int64_t task) {
+    const int64_t o_task = task / c_tasks;
+    int64_t end;
+    const int64_t begin = channels(o_task, &end), first = begin / block * block + task % c_tasks * c_step;
+    return Part{o_task * o_step, smaller(out_blocks, (o_task + 1) * o_step), larger(begin, first),
+                smaller(end, first + c_step)};
+  };
+  const int64_t tasks = o_tasks * c_tasks;
+  const int64_t sums_block = c_step * taps * kBlock, sums_floats = o_step * sums_block;
+  const double flops = 2. * O * g.inputs * taps * static_cast<double>(pixels);
+  const int64_t parts = stretches(pixels, tasks, kStretch);
+  float* sums = parts > 1 ? scratch<float>(exec, 2, tasks * parts * sums_floats) : nullptr;
+  parallel_parts(exec, tasks * parts, flops, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      const int64_t task = t % tasks, stretch = t / tasks;
+      const Part part = part_of(task);
+      if (part.c0 >= part.c1) continue;
+      float* own = sums ? sums + (task * parts + stretch) * sums_floats : scratch<float>(exec, 1, sums_floats);
+      add_pixels(g, part, pixels * stretch / parts, pixels * (stretch + 1) / parts, own, sums_block);
+      for (int64_t o = part.o0; !sums && o < part.o1; o++)
+        write(g, o, part.c0, part.c1, own + (o - part.o0) * sums_block);
+    }
+  });
+  if (!sums) return;
+  parallel_parts(exec, tasks * o_step, 4. * tasks * parts * sums_floats, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      const int64_t task = t / o_step, o = t % o_step;
+      const Part part = part_of(task);
+      if (part.c0 >= part.c1 || part.o0 + o >= part.o1) continue;
+      float* all = sums + task * parts * sums_floats + o * sums_block;
+      add_parts(all, (part.c1 - part.c0) * taps * kBlock, parts, sums_floats);
+      write(g, part.o0 + o, part.c0, part.c1, all);
+    }
+  });
+}
+
+// Taps that a depthwise kernel sums up at a time.
+constexpr int kTapRows = 3, kTapColumns = 5;
+
+struct Lanes {
+  const float *x, *dy;
+  int64_t x_row, x_pixel, x_tap_row, x_tap, dy_row;
+  int64_t rows, pixels;
+  float* sums;
+  int64_t sums_row;
+};
+
+template <int ROWS, int COLUMNS>
+void taps(const Lanes& t) {
+  for (int v = 0; v < kBlock; v += V::N) {
+    V acc[ROWS][COLUMNS];
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+      for (int j = 0; j < COLUMNS; j++) acc[i][j] = V(0.f);
+    for (int64_t y = 0; y < t.rows; y++) {
+      const float *x = t.x + y * t.x_row + v, *dy = t.dy + y * t.dy_row + v;
+      for (int64_t i = t.pixels; i > 0; i--, x += t.x_pixel, dy += kBlock) {
+        const V d = V::load(dy);
+#pragma GCC unroll 4
+        for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+          for (int j = 0; j < COLUMNS; j++) acc[i][j] = fma(V::load(x + i * t.x_tap_row + j * t.x_tap), d, acc[i][j]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+      for (int j = 0; j < COLUMNS; j++) {
+        float* to = t.sums + i * t.sums_row + j * kBlock + v;
+        (acc[i][j] + V::load(to)).store(to);
+      }
+  }
+}
+
+using TapsFn = void (*)(const Lanes&);
+#define COLUMNS(R) {taps<R, 1>, taps<R, 2>, taps<R, 3>, taps<R, 4>, taps<R, 5>}
+constexpr TapsFn kTaps[kTapRows][kTapColumns] = {COLUMNS(1), COLUMNS(2), COLUMNS(3)};
+
+// f(first, count) for stretches of nearly one size, each of at most `most`.
+template <class F>
+NEEDLE_INLINE void evenly(int64_t items, int64_t most, const F& f) {
+  const int64_t n = ceil_div(items, most);
+  for (int64_t i = 0; i < n; i++) f(items * i / n, items * (i + 1) / n - items * i / n);
+}
+
+// Rows [row0, row1) of all images for one block: [tap][16].
+void add_rows(const Gradient& g, int64_t block, int64_t row0, int64_t row1, float* sums) {
+  const Window& w = g.window;
+  std::memset(sums, 0, g.taps() * kBlock * 4);
+  Lanes t = {};
+  t.x_row = w.stride_h * g.x.row;
+  t.x_pixel = w.stride_w * kBlock;
+  t.x_tap = w.dilation_w * kBlock;
+  t.x_tap_row = w.dilation_h * g.x.row;
+  t.dy_row = g.dy.row;
+  t.sums_row = w.kernel_w * kBlock;
+  for (int64_t row = row0; row < row1; row += t.rows) {
+    const int64_t image = row / g.height, y = row % g.height;
+    t.rows = smaller(smaller(larger(1, kPixels / g.width), row1 - row), g.height - y);
+    evenly(g.width, kPixels, [&](int64_t column, int64_t pixels) {
+      t.pixels = pixels;
+      t.dy = g.dy.at(image, block, y) + column * kBlock;
+      evenly(w.kernel_h, kTapRows, [&](int64_t kh, int64_t rows) {
+        evenly(w.kernel_w, kTapColumns, [&](int64_t kw, int64_t columns) {
+          t.x = g.x.at(image, block, y * w.stride_h + kh * w.dilation_h) + column * t.x_pixel + kw * t.x_tap;
+          t.sums = sums + (kh * w.kernel_w + kw) * kBlock;
+          kTaps[rows - 1][columns - 1](t);
+        });
+      });
+    });
+  }
+}
+
+void depthwise(const Exec* exec, const Gradient& g) {
+  const int64_t channels = g.out_channels(), blocks = ceil_div(channels, kBlock), rows = g.images * g.height;
+  const int64_t floats = g.taps() * kBlock, columns = g.window.kernel_w;
+  const double work = 8. * static_cast<double>(g.pixels() * blocks * floats);  // at some quarter of the FMA peak
+  const int64_t parts = larger(1, smaller(rows, stretches(g.pixels(), blocks, kStretch)));
+  float* sums = scratch<float>(exec, 2, blocks * parts * floats);
+  parallel_parts(exec, blocks * parts, work, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++)
+      add_rows(g, t / parts, rows * (t % parts) / parts, rows * (t % parts + 1) / parts, sums + t * floats);
+  });
+  for (int64_t block = 0; block < blocks; block++) {
+    float* all = sums + block * parts * floats;
+    add_parts(all, floats, parts, floats);
+    for (int64_t c = block * kBlock; c < smaller(channels, (block + 1) * kBlock); c++)
+      for (int64_t tap = 0; tap < g.taps(); tap++)
+        g.dw.as<float>()[c * g.dw.stride[0] + tap / columns * g.dw.stride[2] + tap % columns * g.dw.stride[3]] =
+            all[tap * kBlock + c % kBlock];
+  }
+}
+
+// Adds rows [row0, row1) of all images of one block to sums[0 .. 16).
+void add_lanes(const View& x, int64_t block, int64_t row0, int64_t row1, double* sums) {
+  constexpr int kChains = 4;
+  V acc[kChains][kPerBlock];
+  int64_t terms = 0;
+  for (int64_t row = row0; row < row1; row++) {
+    const float* from = Images<const float>::of(x).at(row / x.shape[2], block, row % x.shape[2]);
+    evenly(x.shape[3], kChains * kPixels, [&](int64_t first, int64_t count) {
+      for (int64_t i = 0; terms == 0 && i < kChains * kPerBlock; i++) acc[i / kPerBlock][i % kPerBlock] = V(0.f);
+      const float* p = from + first * kBlock;
+      const auto add = [&](int chain) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kPerBlock; v++) acc[chain][v] = acc[chain][v] + V::load(p + chain * kBlock + v * V::N);
+      };
+      int64_t left = count;
+      for (; left >= kChains; left -= kChains, p += kChains * kBlock)
+#pragma GCC unroll 4
+        for (int chain = 0; chain < kChains; chain++) add(chain);
+      for (; left > 0; left--, p += kBlock) add(0);
+      terms += count;
+      if (terms < kChains * kPixels && row + 1 < row1) return;
+      terms = 0;
+      float lanes[kBlock];
+      for (int v = 0; v < kPerBlock; v++) ((acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v])).store(lanes + v * V::N);
+      for (int lane = 0; lane < kBlock; lane++) sums[lane] += lanes[lane];
+    });
+  }
+}
+
+}  // namespace
+
+void sum_channels(const sum_channels_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
+  const int64_t rows = x.shape[0] * x.shape[2], pixels = rows * x.shape[3], blocks = ceil_div(y.shape[0], kBlock);
+  const int64_t parts = larger(1, smaller(rows, stretches(pixels, blocks, kStretch)));
+  double* sums = scratch<double>(c.exec, 2, blocks * parts * kBlock);
+  std::memset(sums, 0, blocks * parts * kBlock * sizeof(double));
+  parallel_parts(c.exec, blocks * parts, 4. * pixels * blocks * kBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++)
+      add_lanes(x, t / parts, rows * (t % parts) / parts, rows * (t % parts + 1) / parts, sums + t * kBlock);
+  });
+  for (int64_t i = 0; i < y.shape[0]; i++) {
+    double sum = 0;
+    for (int64_t part = 0; part < parts; part++) sum += sums[(i / kBlock * parts + part) * kBlock + i % kBlock];
+    y.as<float>()[i * y.stride[0]] = static_cast<float>(sum);
+  }
+}
+
+void conv2d_weight_grad_blocked(const conv2d_weight_grad_blocked_args& c) {
+  const View &x = c.in.x, &dy = c.in.dy, &dw = c.out.dweight;
+  if (dw.size() == 0) return;
+  Gradient g = {Window(c.attr, dw.shape[2], dw.shape[3]),
+                dy.shape[0],
+                dy.shape[2],
+                dy.shape[3],
+                c.attr.groups,
+                dw.shape[1],
+                dw.shape[0] / c.attr.groups,
+                Images<const float>::of(x),
+                Images<const float>::of(dy),
+                dw};
+  g.x.pixel = x.shape[4];
+  g.dy.pixel = kBlock;
+  g.x.data -= g.window.pad_top * g.x.row + g.window.pad_left * g.x.pixel;
+  g.inputs == 1 && g.outputs == 1 && g.groups > 1 && g.block() == kBlock ? depthwise(c.exec, g) : full(c.exec, g);
+}
+
+}  // namespace needle::NEEDLE_ISA

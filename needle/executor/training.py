@@ -1,0 +1,387 @@
+"""`compile_step`: forward, loss, gradients and the optimizer's update as one plan over parameters that it writes in place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from needle import _core
+from needle.autograd import Op, Tensor, Unsupported, vjp
+from needle.backend_ndarray import FLOATS, Device, NDArray, full
+from needle.backend_ndarray.kernels import attributes, call
+from needle.backend_selection import BACKEND
+from needle.graph import Graph, Node, Recorder, Symbol, map_structure, trace
+from needle.interop import mirror
+from needle.nn.module import STRUCTURE, Module
+from needle.op import kind_of
+
+from .arguments import names
+from .builder import Builder
+from .constants import ConstantPool
+from .executable import CompiledPlan, Plans, entered
+from .planner import eager, parameter
+from .settings import Choice
+from .split import SplitPlan
+from .tuner import step_times
+
+
+class Write(NamedTuple):
+    """A buffer takes a value that the step computes."""
+
+    tensor: Tensor
+    label: str = "write"
+
+    def plan(self, builder: Builder, value: NDArray) -> None:
+        call("copy", [state(builder, self.tensor)], x=value)
+
+
+class Update(NamedTuple):
+    """The optimizer steps a parameter by its gradient. arrays: tensors over the optimizer's state, by name."""
+
+    optimizer: Any
+    group: int
+    parameter: Tensor
+    arrays: dict[str, Tensor]
+    label: str
+
+    def plan(self, builder: Builder, value: NDArray) -> None:
+        held = {slot: state(builder, t) for slot, t in self.arrays.items()}
+        name, attrs = self.optimizer.kernel(self.optimizer.param_groups[self.group], 1, True)
+        outs = self.optimizer.operands(state(builder, self.parameter), held, tuple(held))
+        builder.call(name, outs, {"grad": value.compact(), **attrs})
+
+
+def state(builder: Builder, tensor: Tensor) -> NDArray:
+    return builder.constant(builder.pool.parameter(tensor), True)
+
+
+class Objective(Module):
+    """loss(net(x), y) as a module."""
+
+    def __init__(self, net: Module, loss: Callable) -> None:
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, args: tuple, kwargs: dict, y: Any) -> Any:
+        return self.loss(self.net(*args, **kwargs), y)
+
+
+class Settings(NamedTuple):
+    """What a step does with gradients."""
+
+    clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
+    accumulate: int = 1
+    detect_anomaly: bool = False
+
+
+class StepPlan(CompiledPlan):
+    """One step, or one of those whose gradients are accumulated: number `turn` of `settings.accumulate`.
+
+    sums: the accumulated gradients. `updates` are the optimizer's, at `places` of the plan; `draws` make random inputs;
+    `checks` are ops with what they have to look at: the number of an input, else a Spec.
+    """
+
+    core: Any
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: Any,
+        settings: Settings,
+        turn: int,
+        sums: dict[Tensor, Tensor],
+        specs: Any,
+        pool: ConstantPool,
+        choice: Choice,
+        inputs: list[NDArray],
+        device: Device,
+    ) -> None:
+        self.optimizer, self.settings, self.turn, self.sums = optimizer, settings, turn, sums
+        super().__init__(objective, specs, pool, choice, inputs, device)
+        if isinstance(self.info, SplitPlan):
+            found = next(name for name in self.info.names if name not in device.kernels)
+            raise Unsupported(f"[compile_step] {found} has no kernel for these dtypes here; train it eagerly.")
+        graph = self._rewritten[0]
+        given = {n: i for i, n in enumerate(graph.inputs)}
+        checking = [n for n in graph if n.kind == "op" and type(n.target).check_values is not Op.check_values]
+        self.checks = [(n.target, [given.get(a, a.meta["spec"]) for a in n.args]) for n in checking]
+        place = {label: i for i, label in enumerate(self.info.labels)}
+        self.places = [place[u.label] for u in self.updates]
+
+    def traced(self, fn: Callable, example: Any) -> Graph:
+        recorder = Recorder(static=True, device=self.device, trains=True)
+        self.effects: list[tuple[Any, Tensor]] = []
+        graph = trace(lambda *inputs: self._record(fn, inputs, recorder), *example, recorder=recorder)
+        self.draws = recorder.draws
+        self.updates = [e for e, _ in self.effects if isinstance(e, Update)]
+        graph.output.meta["effects"] = [e for e, _ in self.effects]
+        written = {id(e.tensor) for e, _ in self.effects if isinstance(e, Write)}
+        changing = (
+            written | {id(p) for p in self.optimizer.params if p.requires_grad} | set(map(id, self.sums.values()))
+        )
+        for node in graph:
+            if node.kind == "param":
+                node.meta["state"] = id(node.meta["tensor"]) in changing
+        return graph
+
+    def _record(self, fn: Callable, inputs: Any, recorder: Recorder) -> Any:
+        """The loss, as `fn` gives it, and what the step does beside it, in `recorder.effects`."""
+        value = fn(*inputs)
+        loss = first_leaf(value)
+        parameters = list(dict.fromkeys(p for p in self.optimizer.params if p.requires_grad))
+        symbols = [recorder.param(p) for p in parameters]
+        seed = Tensor.make_const(full(loss.shape, 1.0 / self.settings.accumulate, loss.dtype, self.device))
+        found = dict(zip(parameters, vjp(loss, seed, symbols), strict=True))
+        for tensor, moved in recorder.pop_writes():
+            self.effects.append((Write(tensor), moved))
+        self._accumulate({p: g for p, g in found.items() if g is not None}, recorder)
+        recorder.effects = [v for _, v in self.effects]
+        return value
+
+    def _accumulate(self, gradients: dict[Tensor, Any], recorder: Recorder) -> None:
+        gradients = {p: g if g.dtype == p.dtype else g.astype(p.dtype) for p, g in gradients.items()}
+        if self.turn > 0:
+            gradients = {p: recorder.param(self.sums[p]) + g if p in self.sums else g for p, g in gradients.items()}
+        if self.turn + 1 < self.settings.accumulate:
+            for p, g in gradients.items():
+                if p not in self.sums:
+                    self.sums[p] = Tensor.make_const(full(tuple(p.shape), 0.0, p.dtype, self.device))
+                self.effects.append((Write(self.sums[p]), g))
+            return
+        self._update(clipped(gradients, self.settings))
+
+    def _update(self, gradients: dict[Tensor, Any]) -> None:
+        turns: dict[Tensor, int] = {}
+        rows: list[tuple[int, Update, Any]] = []
+        for number, group in enumerate(self.optimizer.param_groups):
+            slots = self.optimizer.slots_of(group)
+            for p in group["params"]:
+                if p not in gradients:
+                    continue
+                if not p.cached_data.is_compact():
+                    p.data = Tensor.make_const(p.cached_data.compact())  # kernels write contiguous memory
+                gradient = gradients[p] * -1 if group.data.get("maximize") else gradients[p]
+                held = self.optimizer.state.get(p, {})
+                data = p.cached_data
+                arrays = {s: held[s] if s in held else full(data.shape, 0.0, data.dtype, data.device) for s in slots}
+                turn = turns[p] = turns.get(p, -1) + 1
+                label = f"update{len(rows)}"
+                made = {s: Tensor.make_const(a) for s, a in arrays.items()}
+                rows.append((turn, Update(self.optimizer, number, p, made, label), gradient))
+        self.effects += [(update, gradient) for _, update, gradient in sorted(rows, key=lambda row: row[0])]
+
+    def find_anomaly(self, arrays: Sequence[NDArray]) -> None:
+        """Raise FloatingPointError for the first op of a step on these inputs that makes a NaN of numbers; slow."""
+        graph, origins = self._rewritten[0], self.origins
+        values: dict[Node, Any] = dict(zip(graph.inputs, arrays, strict=True))
+        for node in graph:
+            if node.kind == "param":
+                values[node] = parameter(node).cached_data
+            elif node.kind == "op":
+                given = [values[a] for a in node.args]
+                values[node] = eager(node.target, given)
+                if has_nan(values[node]) and not any(map(has_nan, given)):
+                    path = origins[node.name].path if node.name in origins else ""
+                    where = f" of {path}" if path else ""
+                    raise FloatingPointError(
+                        f"[compile_step] {node.target.label}{where} ({node.name}) makes NaN of numbers; nothing was updated."
+                    )
+
+    def check(self, arrays: Sequence[NDArray]) -> None:
+        """Raise for inputs with values that the graph's ops cannot take, such as labels that are no class."""
+        for op, operands in self.checks:
+            op.check_values(*(arrays[a] if isinstance(a, int) else a for a in operands))
+
+    def drawn(self) -> list[NDArray]:
+        """The random numbers of one run."""
+        return [NDArray(make(), device=self.device) for make in self.draws]
+
+    def begin(self) -> bool:
+        """Count the step and hand its options to the plan; whether the optimizer's state is in other memory than before."""
+        moved, options = False, {}
+        opt = self.optimizer
+        for update, place in zip(self.updates, self.places, strict=True):
+            group = opt.param_groups[update.group]
+            held, first = opt.advance(group, update.parameter, tuple(update.arrays))
+            for slot, tensor in update.arrays.items():
+                if tensor.cached_data is not held[slot]:
+                    tensor.cached_data, moved = held[slot], True
+            key = (update.group, held["step"], first, *(held[n] for n in opt.numbers))
+            if key not in options:
+                name, attrs = opt.kernel(group, *key[1:])
+                options[key] = attributes(name, **attrs)
+            self.core.set_attributes(place, options[key])
+        opt.t += bool(self.updates)
+        return moved
+
+
+def has_nan(value: Any) -> bool:
+    parts = value if isinstance(value, tuple) else (value,)
+    return any(a.dtype in FLOATS and bool(np.isnan(a.numpy()).any()) for a in parts)
+
+
+def clipped(gradients: dict[Tensor, Any], settings: Settings) -> dict[Tensor, Any]:
+    """Gradients within the limits, as `needle.optim.clip_grad_norm` and `clip_grad_value` leave them."""
+    if settings.clip_grad_norm is not None and gradients:
+        squares = [g.square_sum() for g in gradients.values()]
+        total = sum(squares[1:], squares[0]) ** 0.5
+        scale = (settings.clip_grad_norm / (total + 1e-6)).clamp(None, 1.0)
+        gradients = {p: g * scale.astype(g.dtype) for p, g in gradients.items()}
+    if (limit := settings.clip_grad_value) is not None:
+        gradients = {p: g.clamp(-limit, limit) for p, g in gradients.items()}
+    return gradients
+
+
+def first_leaf(value: Any) -> Any:
+    """The tensor that a step differentiates: the first of what the loss returned."""
+    leaves: list[Any] = []
+    map_structure(value, leaves.append)
+    loss = leaves[0] if leaves else None
+    if not isinstance(loss, Symbol):
+        raise TypeError(
+            f"[compile_step] the loss expects to return a tensor of the model's output, got {type(loss).__name__}."
+        )
+    if loss.shape not in ((), (1,)) or loss.dtype not in FLOATS:
+        raise ValueError(f"[compile_step] the loss expects to be one float, got {loss.dtype} {loss.shape}.")
+    if not loss.requires_grad:
+        raise ValueError("[compile_step] the loss expects to depend on parameters that need a gradient, got none.")
+    return loss
+
+
+class TrainingStep(Plans):
+    """A training step, `value = step(x, y)`: loss(net(x), y) in the caller's kind of arrays, after which parameters, running
+    statistics and the optimizer's state are those of the next step.
+
+    x: the model's input, a tuple of inputs, or a dict of them by name; y: what the loss takes beside the output, arrays or not.
+    Every shape has a plan of its own. `plan`, `report`, `memory`: of the last used one. Parameters' `.grad` stays as it is.
+    """
+
+    model: Objective
+
+    def __init__(self, net: Module, loss: Callable, optimizer: Any, choice: Choice, settings: Settings) -> None:
+        super().__init__(Objective(net, loss), choice)
+        self.net, self.loss, self.optimizer, self.settings = net, loss, optimizer, settings
+        self._turn, self._sums = 0, dict[Tensor, Tensor]()
+        self._running = threading.Lock()
+        known = {id(t) for _, t in self.model.named_tensors()}
+        foreign = sum(id(p) not in known for p in optimizer.params)
+        if foreign:
+            raise ValueError(
+                f"[compile_step] the optimizer expects parameters of the model, got {foreign} that are not."
+            )
+
+    def _prepare(self, x: Any, y: Any) -> tuple[StepPlan, list[NDArray], str]:
+        if not self._watch.lists_hold():
+            STRUCTURE.changed()
+        args, kwargs = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
+        specs, arrays, kind = entered((args, kwargs, y))
+        opt = self.optimizer
+        groups = tuple((opt.slots_of(g), g.data.get("maximize"), len(g["params"])) for g in opt.param_groups)
+        key = (repr(specs), self._turn, groups, tuple(p.requires_grad for p in opt.params))
+        with self._lock:
+            plan = self._plan_for(key, specs, arrays)
+        assert isinstance(plan, StepPlan)
+        return plan, arrays, kind
+
+    def _make(self, key: Any, specs: tuple, inputs: list[NDArray], device: Device) -> CompiledPlan:
+        model, optimizer, settings, sums = self.model, self.optimizer, self.settings, self._sums
+        return StepPlan(model, optimizer, settings, key[1], sums, specs, self._pool, self._choice, inputs, device)
+
+    def __call__(self, x: Any, y: Any = None) -> Any:
+        with self._running:
+            plan, arrays, kind = self._prepare(x, y)
+            results = self._run(plan, arrays)
+            self._turn = (self._turn + 1) % self.settings.accumulate
+        return plan.outputs([mirror(NDArray.wrap(r, plan.device), kind) for r in results])
+
+    def profile(self, x: Any, y: Any = None, rounds: int = 10) -> list[tuple[str, str, float]]:
+        """(kernel, node, median seconds) for every step of the plan; what the runs train is taken back."""
+        with self._running:
+            plan, arrays, _ = self._prepare(x, y)
+            arrays = [*arrays, *plan.drawn()]
+            written = [c.source for c in self._pool.constants.values() if c.source is not None]
+            before = [(t, t.numpy()) for t in written]
+            try:
+                times = step_times(plan.info, arrays, rounds)
+            finally:
+                for t, values in before:
+                    call("copy", [t.cached_data], x=NDArray(values, device=plan.device, dtype=t.dtype))
+                self._epoch = _core.epoch()
+        return list(zip(plan.info.names, plan.info.labels, times, strict=True))
+
+    def _run(self, plan: StepPlan, arrays: list[NDArray]) -> Any:
+        """One run with its random numbers; what the optimizer counted is taken back where it did not come to its end."""
+        opt, before = self.optimizer, plan.core.runs
+        held = {u.parameter: dict(opt.state[u.parameter]) for u in plan.updates if u.parameter in opt.state}
+        t = opt.t
+        try:
+            plan.check(arrays)
+            if plan.begin():
+                self._pool.refresh()
+                plan.info.refresh()
+            arrays = [*arrays, *plan.drawn()]
+            if self.settings.detect_anomaly:
+                plan.find_anomaly(arrays)
+            results = plan.core.run_new([a._ref for a in arrays])
+        except BaseException:
+            if plan.core.runs == before:
+                opt.t = t
+                for u in plan.updates:
+                    opt.state.pop(u.parameter, None)
+                opt.state |= held
+            raise
+        self._epoch = _core.epoch()  # what the run wrote is no news to it
+        return results
+
+
+def compile_step(
+    net: Module,
+    loss: Callable,
+    optimizer: Any,
+    example: Any,
+    *,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
+    accumulate: int = 1,
+    detect_anomaly: bool = False,
+    winograd: str = "auto",
+    disable: Sequence[str] = (),
+) -> TrainingStep:
+    """A training step `step(x, y)` of `net` by `optimizer`, planned for the shapes of `example`, a pair (x, y).
+
+    A step computes loss(net(x), y), its gradients, and the optimizer's update of the parameters that need a gradient, and
+    returns what the loss returned: one float, or a structure whose first leaf is that. Other shapes, as of a last batch, get
+    a plan of their own on first use. Everything that trains is written in place: `net`, executables of it, `state_dict` and
+    checkpoints have the trained values at once; options of the optimizer, such as a schedule's rate, hold from the next step
+    on. Modes are as they are: call `net.train()` first. Random numbers (dropout) come from numpy's global stream in the
+    order of eager steps, so that both agree.
+
+    clip_grad_norm: the largest norm of all gradients together; clip_grad_value: of every entry, after that.
+    accumulate: parameters move in every such call, by the mean of the gradients of the calls since they last did.
+    detect_anomaly: run every op by itself first and raise FloatingPointError for the one that makes NaN; slow.
+    winograd, disable: as of `compile`.
+    """
+    if BACKEND == "np":
+        raise RuntimeError("[compile_step] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
+    if not isinstance(net, Module):
+        raise TypeError(f"[compile_step] net expects a needle Module, got {kind_of(net)}.")
+    if not callable(loss) or isinstance(loss, type):
+        raise TypeError(f"[compile_step] loss expects a function of the output and y, got {kind_of(loss)}.")
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "kernel"):
+        raise TypeError(f"[compile_step] optimizer expects one of needle.optim, got {kind_of(optimizer)}.")
+    if not isinstance(example, tuple | list) or len(example) != 2:
+        raise TypeError(f"[compile_step] example expects a pair (x, y), got {kind_of(example)}.")
+    for name, limit in (("clip_grad_norm", clip_grad_norm), ("clip_grad_value", clip_grad_value)):
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            raise ValueError(f"[compile_step] {name} expects a number above 0, got {limit!r}.")
+    if type(accumulate) is not int or accumulate < 1:
+        raise ValueError(f"[compile_step] accumulate expects a number of steps of at least 1, got {accumulate!r}.")
+    choice = Choice(winograd=winograd, disable=names("disable", disable))
+    settings = Settings(clip_grad_norm, clip_grad_value, accumulate, detect_anomaly)
+    step = TrainingStep(net, loss, optimizer, choice, settings)
+    step._prepare(*example)
+    return step

@@ -1,0 +1,135 @@
+"""What plans that keep images in a layout of their own make of other ops on images (needle/targets).
+
+Batch normalisation in training is `BatchNormMoments`, then `BatchNorm` by them; backward `BatchNormGradSums`, then
+`BatchNormGradApply`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op
+from needle.ops.families import samples_of
+from needle.ops.math.maths import rsqrt
+from needle.ops.nn.norm import BatchNormTrainGrad, channel_shape, check_channels, other_axes
+from needle.ops.reduce.basic import mean, summation
+from needle.ops.shape.basic import reshape
+from needle.ops.shape.indexing import getitem
+from needle.ops.shape.join import make_tuple
+
+__all__: list[str] = []
+
+
+@op
+class BatchNormMoments(Op):
+    """(mean, biased variance, 1 / sqrt(variance + eps)) per channel of x (N, C, *)."""
+
+    eps: float
+    n_out = 3
+
+    def infer(self, x: Any) -> Any:
+        check_channels(self.label, x)
+        return (Spec((x.shape[1],), str(x.dtype)),) * 3
+
+    def reference(self, x: np.ndarray) -> Any:
+        axes = other_axes(x)
+        variance = x.var(axes)
+        return x.mean(axes), variance, 1 / np.sqrt(variance + self.eps)
+
+    def decompose(self, x: Tensor) -> Any:
+        axes = other_axes(x)
+        middle = mean(x, axes)
+        centred = x - reshape(middle, channel_shape(x))
+        variance = mean(centred * centred, axes)
+        return make_tuple(middle, variance, rsqrt(variance + self.eps))
+
+    samples = samples_of(({"eps": 1e-5}, [(4, 5, 4, 3)]), ({"eps": 1e-3}, [(6, 3)]))
+
+
+@op
+class BatchNormGradSums(Op):
+    """(dweight, dbias) from x (N, C, *), its mean and 1 / sqrt(var + eps), and the gradient of the result."""
+
+    n_out = 2
+
+    def infer(self, x: Any, mean: Any, inverse: Any, dy: Any) -> Any:
+        found = BatchNormTrainGrad(0.0).infer(x, mean, inverse, mean, dy)
+        return found[1], found[2]
+
+    def reference(self, x: np.ndarray, mean: np.ndarray, inverse: np.ndarray, dy: np.ndarray) -> Any:
+        return BatchNormTrainGrad(0.0).reference(x, mean, inverse, np.ones_like(mean), dy)[1:]
+
+    def decompose(self, x: Tensor, mean: Tensor, inverse: Tensor, dy: Tensor) -> Any:
+        shape, axes = channel_shape(x), other_axes(x)
+        normal = (x - reshape(mean, shape)) * reshape(inverse, shape)
+        return make_tuple(summation(dy * normal, axes), summation(dy, axes))
+
+    samples = samples_of(({}, [(4, 5, 4, 3), (5,), (5,), (4, 5, 4, 3)]), ({}, [(6, 3), (3,), (3,), (6, 3)]))
+
+
+@op
+class BatchNormGradApply(Op):
+    """weight inverse (dy - (dbias + normal dweight) / n), normal = (x - mean) inverse and n the values per channel: dx."""
+
+    def infer(self, x: Any, mean: Any, inverse: Any, weight: Any, dy: Any, dweight: Any, dbias: Any) -> Spec:
+        check_channels(self.label, x, dweight, dbias)
+        return BatchNormTrainGrad(0.0).infer(x, mean, inverse, weight, dy)[0]
+
+    def is_weight(self, index: int) -> bool:
+        return index not in (0, 4)
+
+    def reference(self, x: np.ndarray, *rest: np.ndarray) -> Any:
+        mean, inverse, weight, dy, dweight, dbias = rest
+        values = (v.reshape(channel_shape(x)) for v in (mean, inverse, weight, dweight, dbias))
+        mean, inverse, weight, dweight, dbias = values
+        return weight * inverse * (dy - (dbias + (x - mean) * inverse * dweight) / (x.size // x.shape[1]))
+
+    def decompose(self, x: Tensor, *rest: Tensor) -> Tensor:
+        mean, inverse, weight, dy, dweight, dbias = rest
+        values = (reshape(v, channel_shape(x)) for v in (mean, inverse, weight, dweight, dbias))
+        mean, inverse, weight, dweight, dbias = values
+        return weight * inverse * (dy - (dbias + (x - mean) * inverse * dweight) * (1 / max(x.size // x.shape[1], 1)))
+
+    samples = samples_of(
+        ({}, [(4, 5, 4, 3), (5,), (5,), (5,), (4, 5, 4, 3), (5,), (5,)]),
+        ({}, [(6, 3), (3,), (3,), (3,), (6, 3), (3,), (3,)]),
+    )
+
+
+@op
+class ChannelSums(Op):
+    """Sum of x (N, C, *) per channel, (C,): the gradient of a bias."""
+
+    def infer(self, x: Any) -> Spec:
+        check_channels(self.label, x)
+        return Spec((x.shape[1],), str(x.dtype))
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.sum(other_axes(x))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return summation(x, other_axes(x))
+
+    samples = samples_of(({}, [(4, 5, 4, 3)]), ({}, [(1, 33, 1, 1)]))
+
+
+@op
+class ChannelSlice(Op):
+    """Channels from `start` to `stop` of x (N, C, *)."""
+
+    start: int
+    stop: int
+
+    def infer(self, x: Any) -> Spec:
+        check_channels(self.label, x)
+        return Spec((x.shape[0], self.stop - self.start, *x.shape[2:]), str(x.dtype))
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x[:, self.start : self.stop]
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return getitem(x, (slice(None), slice(self.start, self.stop)))
+
+    samples = samples_of(({"start": 1, "stop": 4}, [(2, 5, 4, 3)]))
