@@ -1,9 +1,14 @@
 // A vendor's library for the emulation (csrc/gpu/vendor/emulated.cu): it computes by loops and does what a test says.
 #include <chrono>
 #include <cmath>
+#include <stdexcept>
 #include <thread>
 
 #include "gpu/vendor/problem.h"
+
+namespace needle {
+void refuse_dtype(DType) { throw std::invalid_argument("[vendor] expects float32, got another dtype."); }
+}  // namespace needle
 
 using needle::View;
 using needle::gpu::vendor::kMatmul;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 import threading
@@ -368,3 +369,32 @@ def test_calls_of_torch_between_plans(gpu: Device) -> None:
     exe = ndl.compile(net, NDArray(x, gpu))
     for _ in range(3):
         close(exe(NDArray(x, gpu)), [Net()(torch.from_numpy(x)).numpy()])
+
+
+def test_a_training_step(gpu: Any) -> None:
+    """Equal to eager steps there, also from the second run on, when other plans are graphs."""
+    np.random.seed(0)
+    net = ndl.nn.Sequential(
+        *(
+            ndl.nn.Conv(3, 8, 3, layout="torch", padding=1, device=gpu),
+            ndl.nn.BatchNorm2d(8, device=gpu),
+            ndl.nn.ReLU(),
+        ),
+        *(ndl.nn.MaxPool2d(2), ndl.nn.Flatten(), ndl.nn.Dropout(0.2), ndl.nn.Linear(8 * 9, 5, device=gpu)),
+    )
+    other = copy.deepcopy(net)
+    x, y = np.random.randn(4, 3, 6, 6).astype("float32"), np.random.randint(0, 5, 4)
+    opt, planned = (ndl.optim.Adam(n.parameters(), 0.01, eps=0.01) for n in (net, other))
+    step = ndl.compile_step(other, ndl.ops.cross_entropy, planned, (x, y), clip_grad_norm=1.0)
+    for i in range(4):
+        np.random.seed(i)
+        opt.reset_grad()
+        inputs = ndl.Tensor(x, device=gpu, requires_grad=False)
+        loss = ndl.ops.cross_entropy(net(inputs), ndl.Tensor(y, device=gpu, dtype="int64", requires_grad=False))
+        loss.backward()
+        opt.clip_grad_norm(1.0)
+        opt.step()
+        np.random.seed(i)
+        np.testing.assert_allclose(float(step(x, y)), loss.item(), rtol=1e-5)
+    for (name, a), (_, b) in zip(net.named_tensors(), other.named_tensors(), strict=True):
+        np.testing.assert_allclose(b.numpy(), a.numpy(), atol=1e-5, err_msg=name)

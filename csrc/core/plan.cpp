@@ -114,6 +114,8 @@ void Plan::set_attributes(size_t step, std::vector<double> attributes) {
   std::copy(attributes.begin(), attributes.end(), steps_[step].attr.begin());  // frames hold their address
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& frame : free_) forget(*frame);
+  graph_error_ = "attributes of its steps change from run to run";
+  recordable_ = false;
 }
 
 void Plan::guard(std::vector<GuardedBuffer> buffers) {
@@ -225,6 +227,8 @@ void Plan::run_guarded(Frame& frame, const std::vector<void*>& inputs, const std
   };
   for (size_t i = 0; i < inputs.size(); i++) add(inputs_[i], inputs[i], in);
   for (const View& v : outputs_) add(v, nullptr, out);
+  for (size_t i = 0; i < originals_->size(); i++)  // which another plan may have written
+    std::memcpy((*frame.constants)[i]->data(), (*originals_)[i]->data(), (*originals_)[i]->bytes());
   start(frame, cpu_exec(), in, out, seconds);
   for (const Constants* held : {static_cast<const Constants*>(&copies), frame.constants.get()})
     for (const auto& storage : *held)

@@ -45,7 +45,7 @@ class Plan {
   // every run says that it wrote them.
   void set_constants(Constants constants);
 
-  // Other attributes for a step, between two runs; a recorded graph is made anew.
+  // Other attributes for a step, between two runs, which a recorded graph would not see: such a plan runs step by step.
   void set_attributes(size_t step, std::vector<double> attributes);
 
   // `inputs` and `outputs` lie on the device, are contiguous and have the plan's shapes. `seconds`, if given, gets one

@@ -24,7 +24,7 @@ from .constants import ConstantPool
 from .executable import CompiledPlan, Plans, entered
 from .planner import eager, parameter
 from .settings import Choice
-from .split import SplitPlan
+from .split import SplitPlan, is_foreign
 from .tuner import step_times
 
 
@@ -103,8 +103,9 @@ class StepPlan(CompiledPlan):
         self.optimizer, self.settings, self.turn, self.sums = optimizer, settings, turn, sums
         super().__init__(objective, specs, pool, choice, inputs, device)
         if isinstance(self.info, SplitPlan):
-            found = next(name for name in self.info.names if name not in device.kernels)
-            raise Unsupported(f"[compile_step] {found} has no kernel for these dtypes here; train it eagerly.")
+            found = next(n for n in self.info.graph if is_foreign(n))
+            dtype = found.args[0].meta["spec"].dtype if found.args else "these inputs"
+            raise Unsupported(f"[compile_step] {found.target.label} has no kernel for {dtype} here; train it eagerly.")
         graph = self._rewritten[0]
         given = {n: i for i, n in enumerate(graph.inputs)}
         checking = [n for n in graph if n.kind == "op" and type(n.target).check_values is not Op.check_values]

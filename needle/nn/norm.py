@@ -95,7 +95,8 @@ class BatchNorm2d(Module):
             if x.recorder is not None and not x.recorder.trains:
                 raise Unsupported("momentum=None averages over all batches, which a recorded step does not count")
             momentum = 1 / (count.item() if x.recorder is None else ops.cast(count, x.dtype))
-        if self.training and self.unbiased and x.recorder is None and x.size == x.shape[1] > 0:
+        known = x.recorder is None or x.recorder.trains
+        if self.training and self.unbiased and known and x.size == x.shape[1] > 0:
             raise ValueError(
                 f"[{type(self).__name__}] expects more than one value per channel in training, got shape {x.shape}."
             )

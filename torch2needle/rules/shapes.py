@@ -284,7 +284,7 @@ def unbind(input: Any, dim: int = 0) -> Any:
     return tuple(ops.squeeze(ops.Piece(dim, i, size=1, count=count)(input), dim) for i in range(count))
 
 
-@rule(torch.broadcast_tensors, view="always")
+@rule(torch.broadcast_tensors, view="maybe")
 def broadcast_tensors(*tensors: Any) -> Any:
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], tuple | list) else tensors
     like = reduce(operator.mul, given)  # of which only the shape counts

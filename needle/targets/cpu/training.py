@@ -63,7 +63,8 @@ PARTS.update({BatchNormTrain: normalised, BatchNormTrainGrad: gradients, Summati
 
 @CPU.lowers(ChannelSlice)
 def channel_slice(builder: Builder, op: ChannelSlice, ins: list[NDArray], out: NDArray) -> None:
-    call("copy", [out], x=ins[0][:, op.start // BLOCK : -(-op.stop // BLOCK)])
+    size = BLOCK if is_blocked(out) else 1
+    call("copy", [out], x=ins[0][:, op.start // size : -(-op.stop // size)])
 
 
 @CPU.lowers(ChannelSums)
