@@ -62,6 +62,7 @@ Plan::Plan(Device* device, std::vector<Step> steps, size_t arena_bytes, std::vec
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)),
       constants_(std::make_shared<Constants>()),
+      originals_(constants_),
       recordable_(device->backend()->graphs != nullptr) {
   auto bytes = [&](const std::vector<View>& views, const Step& step, const Ref& ref) {
     if (ref.index < 0 || ref.index >= static_cast<int>(views.size()))

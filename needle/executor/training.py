@@ -70,16 +70,20 @@ class Objective(Module):
 
 
 class Settings(NamedTuple):
-    """What a step does with gradients."""
+    """What a step does with gradients. shares: of how many processes' gradients the mean is taken."""
 
     clip_grad_norm: float | None = None
     clip_grad_value: float | None = None
     accumulate: int = 1
     detect_anomaly: bool = False
+    shares: int = 1
+
+
+APPLY = -1  # the turn that updates parameters by accumulated gradients
 
 
 class StepPlan(CompiledPlan):
-    """One step, or one of those whose gradients are accumulated: number `turn` of `settings.accumulate`.
+    """One step, or one of those whose gradients are accumulated: number `turn` of `settings.accumulate`, or APPLY.
 
     sums: the accumulated gradients. `updates` are the optimizer's, at `places` of the plan; `draws` make random inputs;
     `checks` are ops with what they have to look at: the number of an input, else a Spec.
@@ -131,11 +135,16 @@ class StepPlan(CompiledPlan):
 
     def _record(self, fn: Callable, inputs: Any, recorder: Recorder) -> Any:
         """The loss, as `fn` gives it, and what the step does beside it, in `recorder.effects`."""
+        if self.turn == APPLY:
+            self._update(clipped({p: recorder.param(t) for p, t in self.sums.items()}, self.settings))
+            recorder.effects = [v for _, v in self.effects]
+            return ()
         value = fn(*inputs)
         loss = first_leaf(value)
         parameters = list(dict.fromkeys(p for p in self.optimizer.params if p.requires_grad))
         symbols = [recorder.param(p) for p in parameters]
-        seed = Tensor.make_const(full(loss.shape, 1.0 / self.settings.accumulate, loss.dtype, self.device))
+        share = 1.0 / (self.settings.accumulate * self.settings.shares)
+        seed = Tensor.make_const(full(loss.shape, share, loss.dtype, self.device))
         found = dict(zip(parameters, vjp(loss, seed, symbols), strict=True))
         for tensor, moved in recorder.pop_writes():
             self.effects.append((Write(tensor), moved))
@@ -147,7 +156,7 @@ class StepPlan(CompiledPlan):
         gradients = {p: g if g.dtype == p.dtype else g.astype(p.dtype) for p, g in gradients.items()}
         if self.turn > 0:
             gradients = {p: recorder.param(self.sums[p]) + g if p in self.sums else g for p, g in gradients.items()}
-        if self.turn + 1 < self.settings.accumulate:
+        if self.turn + 1 < self.settings.accumulate or self.settings.shares > 1:
             for p, g in gradients.items():
                 if p not in self.sums:
                     self.sums[p] = Tensor.make_const(full(tuple(p.shape), 0.0, p.dtype, self.device))
@@ -267,6 +276,7 @@ class TrainingStep(Plans):
         super().__init__(Objective(net, loss), choice)
         self.net, self.loss, self.optimizer, self.settings = net, loss, optimizer, settings
         self._turn, self._sums = 0, dict[Tensor, Tensor]()
+        self._reduce: Callable[[list[NDArray]], None] | None = None
         self._running = threading.Lock()
         known = {id(t) for _, t in self.model.named_tensors()}
         foreign = sum(id(p) not in known for p in optimizer.params)
@@ -280,13 +290,26 @@ class TrainingStep(Plans):
             STRUCTURE.changed()
         args, kwargs = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
         specs, arrays, kind = entered((args, kwargs, y))
+        return self._plan(specs, arrays, self._turn), arrays, kind
+
+    def _plan(self, specs: Any, arrays: list[NDArray], turn: int) -> StepPlan:
         opt = self.optimizer
         groups = tuple((opt.slots_of(g), g.data.get("maximize"), len(g["params"])) for g in opt.param_groups)
-        key = (repr(specs), self._turn, groups, tuple(p.requires_grad for p in opt.params))
+        key = (repr(specs), turn, groups, tuple(p.requires_grad for p in opt.params))
         with self._lock:
             plan = self._plan_for(key, specs, arrays)
         assert isinstance(plan, StepPlan)
-        return plan, arrays, kind
+        return plan
+
+    def share(self, reduce: Callable[[list[NDArray]], None], count: int) -> None:
+        """From now on parameters move by the mean of the gradients of `count` processes, which `reduce(arrays)` sums up in place.
+
+        Statistics stay each process's own.
+        """
+        with self._running, self._lock:
+            self.settings, self._reduce = self.settings._replace(shares=count), reduce
+            self._turn = 0
+            self._forget()
 
     def _make(self, key: Any, specs: tuple, inputs: list[NDArray], device: Device) -> CompiledPlan:
         model, optimizer, settings, sums = self.model, self.optimizer, self.settings, self._sums
@@ -297,6 +320,9 @@ class TrainingStep(Plans):
             plan, arrays, kind = self._prepare(x, y)
             results = self._run(plan, arrays)
             self._turn = (self._turn + 1) % self.settings.accumulate
+            if self._reduce is not None and self._turn == 0:
+                self._reduce([t.cached_data for t in self._sums.values()])
+                self._run(self._plan((), [], APPLY), [])
         return plan.outputs([mirror(NDArray.wrap(r, plan.device), kind) for r in results])
 
     def profile(self, x: Any, y: Any = None, rounds: int = 10) -> list[tuple[str, str, float]]:

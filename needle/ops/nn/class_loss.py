@@ -45,6 +45,9 @@ class ClassNumbers(Op):
     def reference(self, *arrays: Any) -> Any:
         return arrays[0]
 
+    def decompose(self, *inputs: Tensor) -> Tensor:
+        return inputs[0]
+
     def check_values(self, labels: Any) -> None:
         if isinstance(labels, NDArray):
             values = labels.read()
