@@ -42,6 +42,8 @@ class Node:
 
     def inputs(self) -> list[Node]:
         """The nodes that this one reads, those of its deferred attributes included."""
+        if self.kind == "op":
+            return [*self.args, *(d.node for d in self.target.deferred() if isinstance(d, Dim))]
         found: list[Node] = []
 
         def visit(x: Any) -> None:
@@ -51,8 +53,6 @@ class Node:
                 found.append(x.node)
 
         map_structure(self.args, visit)
-        if self.kind == "op":
-            found += [d.node for d in self.target.deferred() if isinstance(d, Dim)]
         return found
 
     def __repr__(self) -> str:
@@ -213,8 +213,11 @@ class Graph:
                 return Dim(done[x.node], self)
             return x
 
-        target = node.target.resolve(move) if node.kind == "op" else node.target
-        made = self.add(node.kind, target, map_structure(node.args, move), node.name)
+        if node.kind == "op":
+            target, args = node.target.resolve(move), tuple([done[a] for a in node.args])
+        else:
+            target, args = node.target, map_structure(node.args, move)
+        made = self.add(node.kind, target, args, node.name)
         made.meta = dict(node.meta)
         return made
 

@@ -145,7 +145,7 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 GAINS = {"tanh": 5 / 3, "relu": math.sqrt(2), "selu": 0.75}
-PLAIN = ("linear", "sigmoid", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+PLAIN = ("linear", "sigmoid", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:

@@ -104,8 +104,11 @@ class FusedLayer(Op):
         return is_on(self.training) or (self.has_residual and self._broadcasts(self.split(inputs)))
 
     def _broadcasts(self, parts: Parts) -> bool:
-        """True where the residual is not of the layer's shape, so that only the unfused add can take it."""
-        return parts.residual is not None and tuple(parts.residual.shape) != self._layer(parts).shape
+        """True where the residual is not of the layer's shape and dtype, so that only the unfused add can take it."""
+        if parts.residual is None:
+            return False
+        residual, layer = parts.residual, self._layer(parts)
+        return tuple(residual.shape) != tuple(layer.shape) or str(residual.dtype) != str(layer.dtype)
 
     def _layer(self, parts: Parts) -> Any:
         """The Spec of the base's result."""
@@ -118,7 +121,8 @@ class FusedLayer(Op):
             weight, bias, mean, var = parts.vectors
             BatchNorm(self.eps).infer(out, mean, var, weight, bias)
         if self._broadcasts(parts):
-            raise ValueError(f"[{self.label}] residual expects shape {out.shape}, got {tuple(parts.residual.shape)}.")
+            got = f"{parts.residual.dtype} {tuple(parts.residual.shape)}"
+            raise ValueError(f"[{self.label}] residual expects {out.dtype} {tuple(out.shape)}, got {got}.")
         return Spec(tuple(out.shape), str(out.dtype))
 
     def is_weight(self, index: int) -> bool:

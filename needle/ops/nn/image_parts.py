@@ -124,6 +124,10 @@ class ChannelSlice(Op):
 
     def infer(self, x: Any) -> Spec:
         check_channels(self.label, x)
+        if not 0 <= self.start <= self.stop <= x.shape[1]:
+            raise ValueError(
+                f"[{self.label}] expects a part of {x.shape[1]} channels, got {self.start} to {self.stop}."
+            )
         return Spec((x.shape[0], self.stop - self.start, *x.shape[2:]), str(x.dtype))
 
     def reference(self, x: np.ndarray) -> Any:

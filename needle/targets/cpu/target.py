@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,20 @@ from needle.executor.target import Layout
 from needle.graph import Graph, Node
 from needle.op import Op
 from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad
-from needle.ops.nn.image_parts import ChannelSlice
+from needle.ops.nn.image_parts import (
+    BatchNormGradApply,
+    BatchNormGradSums,
+    BatchNormMoments,
+    ChannelSlice,
+    ChannelSums,
+)
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat
 from needle.targets.images import READS, follows, images, main_op, starts
 from needle.targets.layers import LayerTarget
 
+# Ops that have kernels for images in blocks alone.
+IMAGE_PARTS = (BatchNormGradApply, BatchNormGradSums, BatchNormMoments, ChannelSums)
 STEMS = (Conv2d, Conv2dWeightGrad)  # what reads images of few channels in one narrow block
 BLOCK = 16  # channels per block, columns per packed panel
 
@@ -70,7 +78,7 @@ class Blocks(Layout):
             return False
         if any(n.meta["spec"].dtype != "float32" for n in (node, *args)):
             return False
-        if starts(op):
+        if starts(op) or isinstance(op, BatchNormGradApply):
             return True
         if not any(self.planner.is_native.get(n) for n in args) or not (op.zero_is_safe or spec.shape[1] % BLOCK == 0):
             return False
@@ -99,7 +107,9 @@ class Blocks(Layout):
     def reads(self, node: Node) -> list[bool]:
         """All images of a native node; those of a plain one that has a kernel for it, if one of them is native."""
         op, plan = node.target, self.planner
-        native = plan.is_native.get(node) or (isinstance(op, READS) and any(plan.is_native.get(a) for a in node.args))
+        native = plan.is_native.get(node) or isinstance(op, IMAGE_PARTS)
+        if isinstance(op, READS):
+            native = native or any(plan.is_native.get(a) for a in node.args)
         specs = [a.meta["spec"] for a in node.args]
         return [bool(native) and s.ndim == 4 and not op.is_weight(i) for i, s in enumerate(specs)]
 
@@ -184,6 +194,15 @@ class CpuTarget(LayerTarget):
     numpy = True
     complete = ("float32",)
     guard_zone = _core.GUARD_BYTES
+
+    def folds(self, op: Op) -> bool:
+        return isinstance(op, IMAGE_PARTS) or super().folds(op)
+
+    def can_fold(self, op: Any, inputs: Sequence[Any], constant: Collection[int], disable: Collection[str]) -> bool:
+        """Parts of ops on images have kernels for images in blocks alone."""
+        if not isinstance(op, IMAGE_PARTS):
+            return super().can_fold(op, inputs, constant, disable)
+        return inputs[0].ndim == 4 and all(s.dtype == "float32" for s in inputs)
 
     def splits(self, graph: Graph) -> dict[Node, Callable[..., Any]]:
         found, parts = images(graph), {}
