@@ -98,10 +98,12 @@ void Plan::set_constants(Constants constants) {
                                       "() are there, got one on " + storage.backend()->name + "().");
         check_range(step, ref, storage.bytes());
       }
-  auto originals = std::make_shared<const Constants>(constants);
-  if (guard_)
-    for (auto& storage : constants) storage = Guard::copy(storage->backend(), storage->data(), storage->bytes());
-  auto fresh = std::make_shared<const Constants>(std::move(constants));
+  auto originals = std::make_shared<const Constants>(std::move(constants)), fresh = originals;
+  if (guard_) {
+    Constants copies;
+    for (const auto& held : *originals) copies.push_back(Guard::copy(held->backend(), held->data(), held->bytes()));
+    fresh = std::make_shared<const Constants>(std::move(copies));
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   constants_ = std::move(fresh);
   originals_ = std::move(originals);
@@ -113,6 +115,7 @@ void Plan::set_attributes(size_t step, std::vector<double> attributes) {
                             std::to_string(attributes.size()) + " attributes.");
   if (attributes == steps_[step].attr) return;
   std::copy(attributes.begin(), attributes.end(), steps_[step].attr.begin());  // frames hold their address
+  if (!recordable_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& frame : free_) forget(*frame);
   graph_error_ = "attributes of its steps change from run to run";

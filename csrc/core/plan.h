@@ -84,7 +84,7 @@ class Plan {
   mutable std::mutex mutex_;
   std::shared_ptr<const Constants> constants_;
   std::vector<int> state_;                      // constants that steps write
-  std::shared_ptr<const Constants> originals_;  // of guarded constants, for what runs write
+  std::shared_ptr<const Constants> originals_;  // the same, but in guarded plans: what their copies are made from
   std::atomic<size_t> runs_{0};
   std::atomic<double> seconds_{0};  // of the last run
   std::vector<std::unique_ptr<Frame>> free_;

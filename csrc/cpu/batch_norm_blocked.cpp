@@ -1,5 +1,5 @@
-// Batch normalisation of images in blocks of channels; in training two passes over memory each way. Sums are cut into
-// parts that no number of threads changes.
+// Batch normalisation of images in blocks of channels, in training two passes over memory each way, and sums per
+// channel. Sums are cut into parts that no number of threads changes.
 #include <stdexcept>
 #include <type_traits>
 
@@ -336,6 +336,27 @@ void batch_norm_grad_sums(const batch_norm_grad_sums_args& c) {
     });
   };
   with_slope(slope_of(c, NEEDLE_SLOPE_ERROR("batch_norm_grad_sums")), static_cast<float>(c.attr.alpha), sums_of);
+}
+
+void sum_channels(const sum_channels_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
+  const auto part = [&](Pair& pair, int64_t block, int64_t begin, int64_t end) {
+    for_sections(x, begin, end, [&](int64_t image, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+      float sum[1][kBlock];
+      add_up(sum, rows, columns, [&](int64_t r) {
+        const float* from = row_of(x, image, block, row + r) + column * kBlock;
+        return [from](int64_t i, int, V* s) { s[0] = s[0] + V::load(from + i); };
+      });
+      for (int k = 0; k < kBlock; k++) pair.a[k] += static_cast<double>(sum[0][k]);
+    });
+  };
+  in_parts(c.exec, x, part, [&](int64_t block, const Pair* pairs, const Parts& parts) {
+    for (int64_t k = 0, channel = block * kBlock; k < kBlock && channel < y.shape[0]; k++, channel++) {
+      double total = 0;
+      for (int64_t p = 0; p < parts.count; p++) total += pairs[p].a[k];
+      y.as<float>()[channel * y.stride[0]] = static_cast<float>(total);
+    }
+  });
 }
 
 void batch_norm_grad_apply(const batch_norm_grad_apply_args& c) {

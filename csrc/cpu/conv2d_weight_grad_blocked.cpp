@@ -387,53 +387,7 @@ void depthwise(const Exec* exec, const Gradient& g) {
   }
 }
 
-// Adds rows [row0, row1) of all images of one block to sums[0 .. 16).
-void add_lanes(const View& x, int64_t block, int64_t row0, int64_t row1, double* sums) {
-  constexpr int kChains = 4;
-  V acc[kChains][kPerBlock];
-  int64_t terms = 0;
-  for (int64_t row = row0; row < row1; row++) {
-    const float* from = Images<const float>::of(x).at(row / x.shape[2], block, row % x.shape[2]);
-    evenly(x.shape[3], kChains * kPixels, [&](int64_t first, int64_t count) {
-      for (int64_t i = 0; terms == 0 && i < kChains * kPerBlock; i++) acc[i / kPerBlock][i % kPerBlock] = V(0.f);
-      const float* p = from + first * kBlock;
-      const auto add = [&](int chain) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kPerBlock; v++) acc[chain][v] = acc[chain][v] + V::load(p + chain * kBlock + v * V::N);
-      };
-      int64_t left = count;
-      for (; left >= kChains; left -= kChains, p += kChains * kBlock)
-#pragma GCC unroll 4
-        for (int chain = 0; chain < kChains; chain++) add(chain);
-      for (; left > 0; left--, p += kBlock) add(0);
-      terms += count;
-      if (terms < kChains * kPixels && row + 1 < row1) return;
-      terms = 0;
-      float lanes[kBlock];
-      for (int v = 0; v < kPerBlock; v++) ((acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v])).store(lanes + v * V::N);
-      for (int lane = 0; lane < kBlock; lane++) sums[lane] += lanes[lane];
-    });
-  }
-}
-
 }  // namespace
-
-void sum_channels(const sum_channels_args& c) {
-  const View &x = c.in.x, &y = c.out.y;
-  const int64_t rows = x.shape[0] * x.shape[2], pixels = rows * x.shape[3], blocks = ceil_div(y.shape[0], kBlock);
-  const int64_t parts = larger(1, smaller(rows, stretches(pixels, blocks, kStretch)));
-  double* sums = scratch<double>(c.exec, 2, blocks * parts * kBlock);
-  std::memset(sums, 0, blocks * parts * kBlock * sizeof(double));
-  parallel_parts(c.exec, blocks * parts, 4. * pixels * blocks * kBlock, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++)
-      add_lanes(x, t / parts, rows * (t % parts) / parts, rows * (t % parts + 1) / parts, sums + t * kBlock);
-  });
-  for (int64_t i = 0; i < y.shape[0]; i++) {
-    double sum = 0;
-    for (int64_t part = 0; part < parts; part++) sum += sums[(i / kBlock * parts + part) * kBlock + i % kBlock];
-    y.as<float>()[i * y.stride[0]] = static_cast<float>(sum);
-  }
-}
 
 void conv2d_weight_grad_blocked(const conv2d_weight_grad_blocked_args& c) {
   const View &x = c.in.x, &dy = c.in.dy, &dw = c.out.dweight;

@@ -20,7 +20,6 @@ from needle.op import kind_of
 
 from .arguments import names
 from .builder import Builder
-from .constants import ConstantPool
 from .executable import CompiledPlan, Plans, entered
 from .planner import eager, parameter
 from .settings import Choice
@@ -91,21 +90,9 @@ class StepPlan(CompiledPlan):
 
     core: Any
 
-    def __init__(
-        self,
-        objective: Objective,
-        optimizer: Any,
-        settings: Settings,
-        turn: int,
-        sums: dict[Tensor, Tensor],
-        specs: Any,
-        pool: ConstantPool,
-        choice: Choice,
-        inputs: list[NDArray],
-        device: Device,
-    ) -> None:
-        self.optimizer, self.settings, self.turn, self.sums = optimizer, settings, turn, sums
-        super().__init__(objective, specs, pool, choice, inputs, device)
+    def __init__(self, step: TrainingStep, turn: int, specs: Any, inputs: list[NDArray], device: Device) -> None:
+        self.optimizer, self.settings, self.turn, self.sums = step.optimizer, step.settings, turn, step._sums
+        super().__init__(step.model, specs, step._pool, step._choice, inputs, device)
         if isinstance(self.info, SplitPlan):
             found = next(n for n in self.info.graph if is_foreign(n))
             dtype = found.args[0].meta["spec"].dtype if found.args else "these inputs"
@@ -119,25 +106,21 @@ class StepPlan(CompiledPlan):
 
     def traced(self, fn: Callable, example: Any) -> Graph:
         recorder = Recorder(static=True, device=self.device, trains=True)
-        self.effects: list[tuple[Any, Tensor]] = []
+        self.effects, self.draws = recorder.effects, recorder.draws
         graph = trace(lambda *inputs: self._record(fn, inputs, recorder), *example, recorder=recorder)
-        self.draws = recorder.draws
         self.updates = [e for e, _ in self.effects if isinstance(e, Update)]
-        graph.output.meta["effects"] = [e for e, _ in self.effects]
-        written = {id(e.tensor) for e, _ in self.effects if isinstance(e, Write)}
-        changing = (
-            written | {id(p) for p in self.optimizer.params if p.requires_grad} | set(map(id, self.sums.values()))
-        )
+        written = [e.tensor for e, _ in self.effects if isinstance(e, Write)]
+        trained = [p for p in self.optimizer.params if p.requires_grad]
+        changing = set(map(id, [*written, *trained, *self.sums.values()]))
         for node in graph:
             if node.kind == "param":
                 node.meta["state"] = id(node.meta["tensor"]) in changing
         return graph
 
     def _record(self, fn: Callable, inputs: Any, recorder: Recorder) -> Any:
-        """The loss, as `fn` gives it, and what the step does beside it, in `recorder.effects`."""
+        """The loss, as `fn` gives it, and what the step does beside it, in `effects`."""
         if self.turn == APPLY:
             self._update(clipped({p: recorder.param(t) for p, t in self.sums.items()}, self.settings))
-            recorder.effects = [v for _, v in self.effects]
             return ()
         value = fn(*inputs)
         loss = first_leaf(value)
@@ -149,7 +132,6 @@ class StepPlan(CompiledPlan):
         for tensor, moved in recorder.pop_writes():
             self.effects.append((Write(tensor), moved))
         self._accumulate({p: g for p, g in found.items() if g is not None}, recorder)
-        recorder.effects = [v for _, v in self.effects]
         return value
 
     def _accumulate(self, gradients: dict[Tensor, Any], recorder: Recorder) -> None:
@@ -307,13 +289,12 @@ class TrainingStep(Plans):
         Statistics stay each process's own.
         """
         with self._running, self._lock:
-            self.settings, self._reduce = self.settings._replace(shares=count), reduce
+            self.settings, self._reduce = self.settings._replace(shares=count), reduce if count > 1 else None
             self._turn = 0
             self._forget()
 
     def _make(self, key: Any, specs: tuple, inputs: list[NDArray], device: Device) -> CompiledPlan:
-        model, optimizer, settings, sums = self.model, self.optimizer, self.settings, self._sums
-        return StepPlan(model, optimizer, settings, key[1], sums, specs, self._pool, self._choice, inputs, device)
+        return StepPlan(self, key[1], specs, inputs, device)
 
     def __call__(self, x: Any, y: Any = None) -> Any:
         with self._running:

@@ -110,7 +110,7 @@ class Recorder:
         self.graph, self.static, self.device, self.trains = Graph(), static, device, trains
         self.leaf_paths = leaf_paths or {}  # id(module) -> path of the modules recorded as one node
         self.writes: dict[int, tuple[Tensor, Symbol]] = {}  # buffers that the call would have written
-        self.effects: list[Tensor] = []  # what is computed although the call does not return it
+        self.effects: list[tuple[Any, Tensor]] = []  # what a plan does beside its results, each with the value for it
         self.draws: list[Callable[[], Any]] = []  # what makes the inputs that are drawn anew for every call
         self.param_paths: dict[int, str] = {}
         self.modules: dict[int, Any] = {}  # called with symbols
@@ -256,7 +256,7 @@ def trace(
 
     The graph has only input, param, op and output nodes; parameters are the real Tensors. Buffers that the call writes are
     extra outputs: the output is (result, [written values]) with `graph.output.meta["writes"]` the tensors; "modules" are those
-    that were called.
+    that were called, "effects" the recorder's.
     """
     recorder = Recorder(static=True, device=device) if recorder is None else recorder
     with remembering():
@@ -266,6 +266,7 @@ def trace(
         graph = recorder.finish((result, written))
         graph.output.meta["writes"] = [t for t, _ in recorder.writes.values()]
     else:
-        graph = recorder.finish(result, recorder.effects)
+        graph = recorder.finish(result, [value for _, value in recorder.effects])
+        graph.output.meta["effects"] = [effect for effect, _ in recorder.effects]
     graph.output.meta["modules"] = list(recorder.modules.values())
     return graph

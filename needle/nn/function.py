@@ -23,12 +23,18 @@ else:
 
 @dataclass_transform(eq_default=False)
 class Declared(Module):
-    """A layer without tensors whose class lists its fields, which the constructor takes in that order."""
+    """A layer without tensors whose class lists its fields, which the constructor takes in that order.
+
+    A class that is one function, of needle.ops mostly, names it in its statement.
+    """
 
     names: ClassVar[tuple[str, ...]] = ()  # of the fields
     function: ClassVar[Any]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None, **kwargs: Any) -> None:
+        if function is not None:
+            cls.function = staticmethod(function)
+            cls.__doc__ = cls.__doc__ or f"See ops.{function.__name__}."
         if inspect.get_annotations(cls) and cls.__module__.startswith(OWN):
             made: Any = dataclasses.dataclass(eq=False, repr=False)(cls)
             cls.names = tuple(f.name for f in dataclasses.fields(made))
@@ -44,12 +50,9 @@ class Declared(Module):
 
 
 class Function(Declared):
-    """A layer that is one `function`, which its class statement names, of x and of the fields."""
+    """A layer that is one `function` of x and of the fields."""
 
-    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None, **kwargs: Any) -> None:
-        if function is not None:
-            cls.function = staticmethod(function)
-            cls.__doc__ = cls.__doc__ or f"See ops.{function.__name__}."
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "names" in vars(cls) and "forward" not in vars(cls):
             cls.forward = call_with(*cls.names)  # type: ignore[method-assign,assignment]

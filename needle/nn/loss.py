@@ -83,29 +83,26 @@ class Loss(Declared):
 # -- classes -------------------------------------------------------------------------------------------------------------
 
 
-class CrossEntropyLoss(Loss):
+class CrossEntropyLoss(Loss, function=ops.cross_entropy):
     """Of logits (N, C, *) or (C,), and class numbers (N, *) or (), or probabilities: see `ops.cross_entropy`."""
 
-    function = staticmethod(ops.cross_entropy)
     weight: Any = None
     ignore_index: int = -100
     reduction: str = "mean"
     label_smoothing: float = 0.0
 
 
-class NLLLoss(Loss):
+class NLLLoss(Loss, function=ops.nll_loss):
     """Of log-probabilities (N, C, *) or (C,), and class numbers (N, *) or ()."""
 
-    function = staticmethod(ops.nll_loss)
     weight: Any = None
     ignore_index: int = -100
     reduction: str = "mean"
 
 
-class MultiMarginLoss(Loss):
+class MultiMarginLoss(Loss, function=ops.multi_margin_loss):
     """Of numbers (N, C) or (C,), and class numbers (N,) or ()."""
 
-    function = staticmethod(ops.multi_margin_loss)
     arguments: ClassVar[dict[str, Check]] = {**Loss.arguments, "p": integer(1, 2)}
     p: int = 1
     margin: float = 1.0
@@ -113,35 +110,31 @@ class MultiMarginLoss(Loss):
     reduction: str = "mean"
 
 
-class BCELoss(Loss):
+class BCELoss(Loss, function=ops.binary_cross_entropy):
     """Of probabilities and targets of their shape."""
 
-    function = staticmethod(ops.binary_cross_entropy)
     weight: Any = None
     reduction: str = "mean"
 
 
-class BCEWithLogitsLoss(Loss):
+class BCEWithLogitsLoss(Loss, function=ops.binary_cross_entropy_with_logits):
     """Of logits and targets of their shape."""
 
-    function = staticmethod(ops.binary_cross_entropy_with_logits)
     weight: Any = None
     reduction: str = "mean"
     pos_weight: Any = None
 
 
-class MultiLabelSoftMarginLoss(Loss):
+class MultiLabelSoftMarginLoss(Loss, function=ops.multilabel_soft_margin_loss):
     """Of logits (..., C) and targets of their shape; the mean over the classes."""
 
-    function = staticmethod(ops.multilabel_soft_margin_loss)
     weight: Any = None
     reduction: str = "mean"
 
 
-class CTCLoss(Loss):
+class CTCLoss(Loss, function=ops.ctc_loss):
     """Of log-probabilities (T, N, C) or (T, C), labels (N, S), (S,) or those of all in one row, and lengths of both."""
 
-    function = staticmethod(ops.ctc_loss)
     blank: int = 0
     reduction: str = "mean"
     zero_infinity: bool = False
@@ -150,40 +143,35 @@ class CTCLoss(Loss):
 # -- numbers -------------------------------------------------------------------------------------------------------------
 
 
-class MSELoss(Loss):
+class MSELoss(Loss, function=ops.mse_loss):
     """Of numbers and targets that broadcast."""
 
-    function = staticmethod(ops.mse_loss)
     reduction: str = "mean"
 
 
-class L1Loss(Loss):
+class L1Loss(Loss, function=ops.l1_loss):
     """Of numbers and targets that broadcast."""
 
-    function = staticmethod(ops.l1_loss)
     reduction: str = "mean"
 
 
-class SmoothL1Loss(Loss):
+class SmoothL1Loss(Loss, function=ops.smooth_l1_loss):
     """Of numbers and targets that broadcast."""
 
-    function = staticmethod(ops.smooth_l1_loss)
     reduction: str = "mean"
     beta: float = 1.0
 
 
-class HuberLoss(Loss):
+class HuberLoss(Loss, function=ops.huber_loss):
     """Of numbers and targets that broadcast."""
 
-    function = staticmethod(ops.huber_loss)
     reduction: str = "mean"
     delta: float = 1.0
 
 
-class KLDivLoss(Loss):
+class KLDivLoss(Loss, function=ops.kl_div):
     """Of log-probabilities, and probabilities or their logarithms; "batchmean" is the sum over the size of the batch."""
 
-    function = staticmethod(ops.kl_div)
     arguments: ClassVar[dict[str, Check]] = {
         **Loss.arguments,
         "reduction": choice("mean", "batchmean", "sum", "none"),
@@ -192,36 +180,32 @@ class KLDivLoss(Loss):
     log_target: bool = False
 
 
-class PoissonNLLLoss(Loss):
+class PoissonNLLLoss(Loss, function=ops.poisson_nll_loss):
     """Of rates, or their logarithms, and counts."""
 
-    function = staticmethod(ops.poisson_nll_loss)
     log_input: bool = True
     full: bool = False
     eps: float = 1e-8
     reduction: str = "mean"
 
 
-class GaussianNLLLoss(Loss):
+class GaussianNLLLoss(Loss, function=ops.gaussian_nll_loss):
     """Of means, targets and variances."""
 
-    function = staticmethod(ops.gaussian_nll_loss)
     full: bool = False
     eps: float = 1e-6
     reduction: str = "mean"
 
 
-class SoftMarginLoss(Loss):
+class SoftMarginLoss(Loss, function=ops.soft_margin_loss):
     """Of numbers and targets 1 or -1."""
 
-    function = staticmethod(ops.soft_margin_loss)
     reduction: str = "mean"
 
 
-class HingeEmbeddingLoss(Loss):
+class HingeEmbeddingLoss(Loss, function=ops.hinge_embedding_loss):
     """Of distances and targets 1 or -1."""
 
-    function = staticmethod(ops.hinge_embedding_loss)
     margin: float = 1.0
     reduction: str = "mean"
 
@@ -229,26 +213,23 @@ class HingeEmbeddingLoss(Loss):
 # -- pairs and triples ---------------------------------------------------------------------------------------------------
 
 
-class MarginRankingLoss(Loss):
+class MarginRankingLoss(Loss, function=ops.margin_ranking_loss):
     """Of two inputs and targets 1 or -1, all with as many axes."""
 
-    function = staticmethod(ops.margin_ranking_loss)
     margin: float = 0.0
     reduction: str = "mean"
 
 
-class CosineEmbeddingLoss(Loss):
+class CosineEmbeddingLoss(Loss, function=ops.cosine_embedding_loss):
     """Of vectors (N, D), vectors (N, D) and targets (N,) of 1 or -1; or (D,), (D,) and ()."""
 
-    function = staticmethod(ops.cosine_embedding_loss)
     margin: float = 0.0
     reduction: str = "mean"
 
 
-class TripletMarginLoss(Loss):
+class TripletMarginLoss(Loss, function=ops.triplet_margin_loss):
     """Of anchors, positives and negatives (..., D)."""
 
-    function = staticmethod(ops.triplet_margin_loss)
     margin: float = 1.0
     p: float = 2.0
     eps: float = 1e-6
