@@ -57,7 +57,7 @@ ROWS = {
     "transformer": Row("Transformer 4 x 256, 8 x 64 tokens", "transformer", TRANSFORMER, (8, 64), (8,), 1000),
     "lstm": Row("LSTM 2 x 256, batch 32, 40 steps", "lstm", {"classes": CLASSES}, (40, 32, 256), (32,)),
     "resnet50": Row("ResNet-50, batch 8 @128", "resnet50", TEN, (8, 3, 128, 128), (8,)),
-    "mobilenet": Row("MobileNetV2, batch 8 @96", "mobilenet_v2", TEN, (8, 3, 96, 96), (8,)),
+    "mobilenet": Row("MobileNetV2, batch 8 @96", "mobilenet_v2", TEN | {"dropout": 0.0}, (8, 3, 96, 96), (8,)),
     "densenet": Row("DenseNet-121, batch 4 @64", "densenet121", TEN, (4, 3, 64, 64), (4,)),
     "vit": Row("ViT-small, batch 4 @224", "vit", VIT, (4, 3, 224, 224), (4,)),
 }
@@ -153,6 +153,7 @@ def work(engine: str, name: str, threads: int, cores: list[int], line: Connectio
     model = getattr(models, row.build)(**row.arguments).train()
     start = time.perf_counter()
     step = ENGINES[engine](row, model)
+    del model  # whoever converted it needs it no longer
     losses, first = [step()], time.perf_counter() - start
     line.send((losses + [step() for _ in range(STEPS - 1)], first, peak_memory()))
     while (budget := line.recv()) is not None:
@@ -181,12 +182,18 @@ def peak_memory() -> float:
 
 
 def check_losses(name: str, losses: dict[str, list[float]]) -> float:
-    """How far the engines' losses differ, relative to the largest; ends the script where that is too far."""
+    """How far the engines' losses differ, relative to the largest; ends the script where that is too far.
+
+    Deep nets with batch norm multiply rounding errors: torch's own engines may differ by more than the tolerance after some
+    steps, and twice that is allowed then.
+    """
     known = losses.get("torch", next(iter(losses.values())))
-    off = max(float(np.abs(np.subtract(v, known)).max() / np.abs(known).max()) for v in losses.values())
-    if not off <= TOLERANCE:
-        raise SystemExit(f"[training] losses of {name} differ by {off:.1e}, got {losses}.")
-    return off
+    off = {e: np.abs(np.subtract(v, known)) / np.abs(known).max() for e, v in losses.items()}
+    own = max((off[e].max() for e in off if e in PEERS), default=0.0)
+    for engine, found in off.items():
+        if not (found[0] <= TOLERANCE and found.max() <= max(TOLERANCE, 2 * own)):
+            raise SystemExit(f"[training] losses of {name} by {engine} differ by {found.max():.1e}, got {losses}.")
+    return float(max(found.max() for found in off.values()))
 
 
 def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
