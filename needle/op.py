@@ -167,6 +167,9 @@ class Op:
     samples() -> list of (attributes, input shapes)
     """
 
+    __slots__ = ("_deferred",)  # beside the attributes, which are in `vars`
+    _deferred: list[Deferred]
+
     kernel: ClassVar[str | None] = None  # element-wise kernel of the table
     n_out: ClassVar[int] = 1
     zero_is_safe: ClassVar[bool] = True  # finite at 0, so that it may run over padded channels
@@ -210,7 +213,15 @@ class Op:
         return dict(vars(self))
 
     def deferred(self) -> list[Deferred]:
-        return deferred_in(self)
+        """Every Deferred in the attributes; looked up once, for graphs ask at each walk."""
+        try:
+            return self._deferred
+        except AttributeError:
+            object.__setattr__(self, "_deferred", deferred_in(self))
+            return self._deferred
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)  # a copy's Deferreds are its own
 
     def resolve(self, f: Callable[[Deferred], Any]) -> Op:
         """The op with its deferred attributes replaced by values."""
