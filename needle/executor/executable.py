@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from needle import _core
@@ -84,6 +86,18 @@ def entered(inputs: Any) -> tuple[Any, list[NDArray], str]:
         return Spec(arrays[-1].shape, arrays[-1].dtype)
 
     return map_structure(inputs, enter), arrays, kind
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Python's garbage collector pauses: a plan's many small objects would make it walk all of the program's several times."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
 
 
 class CompiledPlan:
@@ -181,7 +195,8 @@ class Plans:
         plan = self._plans.get(key)
         if plan is None:
             device = self._device or place_of(self.model, inputs)
-            plan = self._make(key, specs, inputs, device)
+            with uncollected():
+                plan = self._make(key, specs, inputs, device)
             self._device = device
             self._plans[key] = plan
             whole = [self.model] if isinstance(self.model, Module) else []

@@ -19,30 +19,33 @@ class Lifetime(NamedTuple):
 
 def plan_offsets(buffers: Sequence[Lifetime]) -> tuple[list[int], int]:
     """Byte offset of every buffer and the arena's size; buffers alive at the same step never overlap."""
-    offsets = [0] * len(buffers)
-    placed: list[int] = []
-    total = 0
-    for i in sorted(range(len(buffers)), key=lambda i: (-buffers[i].nbytes, buffers[i].first)):
-        b = buffers[i]
-        size = -(-b.nbytes // ALIGNMENT) * ALIGNMENT
-        at = 0
-        for j in sorted(placed, key=lambda j: offsets[j]):
-            other = buffers[j]
-            if other.last < b.first or b.last < other.first:
-                continue
-            if at + size <= offsets[j]:
-                break
-            at = max(at, offsets[j] + -(-other.nbytes // ALIGNMENT) * ALIGNMENT)
-        offsets[i] = at
-        placed.append(i)
-        total = max(total, at + size)
-    return offsets, total
+    nbytes, first, last = np.array(buffers, "int64").reshape(-1, 3).T
+    sizes = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    start, end = np.zeros_like(sizes), np.zeros_like(sizes)
+    placed = np.zeros(len(buffers), bool)
+    for i in np.lexsort((first, -nbytes)):
+        others = placed & (first <= last[i]) & (first[i] <= last)
+        order = np.flatnonzero(others)[start[others].argsort(kind="stable")]
+        below = np.maximum.accumulate(np.append(0, end[order]))  # where what lies under each of them ends
+        fits = start[order] - below[:-1] >= sizes[i]
+        start[i] = below[fits.argmax() if fits.any() else -1]
+        end[i] = start[i] + sizes[i]
+        placed[i] = True
+    return start.tolist(), int(end.max(initial=0))
+
+
+def bytes_alive(buffers: Sequence[Any], steps: int) -> list[int]:
+    """The sum of bytes alive at every step."""
+    change = np.zeros(steps + 1, "int64")
+    np.add.at(change, [b.first for b in buffers], [b.nbytes for b in buffers])
+    np.subtract.at(change, [b.last + 1 for b in buffers], [b.nbytes for b in buffers])
+    return change[:steps].cumsum().tolist()
 
 
 def lower_bound(buffers: Sequence[Lifetime]) -> int:
     """The largest sum of bytes alive at one step: no plan can be smaller."""
     steps = max((b.last for b in buffers), default=-1) + 1
-    return max((sum(b.nbytes for b in buffers if b.first <= s <= b.last) for s in range(steps)), default=0)
+    return max(bytes_alive(buffers, steps), default=0)
 
 
 class PlannedBuffer(NamedTuple):
@@ -78,7 +81,7 @@ class MemoryReport(dict[str, int]):
     @property
     def live(self) -> list[int]:
         """Bytes in use at every step."""
-        return [sum(b.nbytes for b in self.buffers if b.first <= s <= b.last) for s in range(self.steps)]
+        return bytes_alive(self.buffers, self.steps)
 
     @property
     def peak(self) -> int:
