@@ -23,7 +23,7 @@ from needle.ops.nn.conv import Conv2d
 ISAS = ("scalar", "avx2", "avx512")
 ALGORITHMS = ("direct", "f2", "f4")
 CHANNELS = (1, 3, 17, 31, 33, 64, 100, 256, 512)
-SIZES = ((1, 1), (7, 9), (33, 30))
+SIZES = ((2, 2), (7, 9), (33, 30))
 
 
 def forced(run: Callable, x: np.ndarray, algorithm: str) -> ndl.Executable:

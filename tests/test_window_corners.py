@@ -53,7 +53,7 @@ def drawn(seed: int) -> Case:
     def axes(*choices: int) -> tuple:
         return tuple(rng.choice(choices) for _ in range(n))
 
-    arguments: dict[str, Any] = {"stride": axes(1, 1, 2, 3), "padding": axes(0, 1, 2, 3), "dilation": axes(1, 2, 3)}
+    arguments = {"stride": axes(1, 1, 2, 3), "padding": axes(0, 1, 2, 3, 7), "dilation": axes(1, 2, 3, 7)}
     weight = (i, o // groups) if transposed else (o, i // groups)
     name = f"conv{'_transpose' if transposed else ''}{n}d"
     x = (rng.choice((1, 2, 5)), i, *axes(1, 2, 3, 5))
@@ -86,8 +86,33 @@ def results(case: Case, tensor: Any, library: Any) -> list[Any]:
     return [np.asarray(t.detach().numpy()) for t in (out, *(x.grad for x in inputs))]
 
 
-def agrees(case: Case, device: Device) -> bool:
-    """Whether torch takes the case; that it agrees is asserted."""
+class Planned(ndl.nn.Module):
+    """A case as a net whose parameters are the inputs."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.name, *shapes, self.arguments = case
+        rng = np.random.RandomState(0)
+        self.inputs = [ndl.nn.Parameter(rng.randn(*s).astype("float32")) for s in shapes if s]
+
+    def forward(self, weights: ndl.Tensor | None) -> ndl.Tensor:
+        out = getattr(ops, self.name)(*self.inputs, **self.arguments)
+        return out if weights is None else ((out * weights).sum(), out)
+
+
+def planned(case: Case) -> list[np.ndarray]:
+    """`results` by a compiled step: what plain gradient descent takes from the inputs."""
+    net = Planned(case)
+    before = [p.numpy() for p in net.inputs]
+    shape = net(None).shape
+    weights = np.cos(np.arange(int(np.prod(shape)))).reshape(shape).astype("float32")
+    step = ndl.compile_step(net, lambda out, _: out, ndl.optim.SGD(net.parameters(), 1.0), (weights, None))
+    _, out = step(weights)
+    return [out, *(a - p.numpy() for a, p in zip(before, net.inputs, strict=True))]
+
+
+def agrees(case: Case, device: Device, plans: bool = False) -> bool:
+    """Whether torch takes the case; that it agrees is asserted. plans: of a compiled step, else of eager calls."""
     import torch
 
     def theirs(a: np.ndarray, leaf: bool = True) -> torch.Tensor:
@@ -100,7 +125,7 @@ def agrees(case: Case, device: Device) -> bool:
         want = results(case, theirs, torch.nn.functional)
     except (RuntimeError, ValueError):
         return False
-    for got, exact in zip(results(case, ours, ops), want, strict=True):
+    for got, exact in zip(planned(case) if plans else results(case, ours, ops), want, strict=True):
         assert got.shape == exact.shape, case
         assert np.abs(got - exact).max(initial=0) <= 1e-5 * max(1, np.abs(exact).max(initial=0)), case
     return True
@@ -111,13 +136,19 @@ def test_taps_that_miss_the_image(case: Case) -> None:
     assert agrees(case, ndl.default_device())
 
 
-def many(device: Device, count: int) -> None:
-    taken = [agrees(f(seed), device) for seed in range(count) for f in (drawn, drawn_pool)]
+def many(device: Device, count: int, plans: bool = False) -> None:
+    taken = [agrees(f(seed), device, plans) for seed in range(count) for f in (drawn, drawn_pool)]
     assert sum(taken) > count
 
 
 def test_drawn_windows() -> None:
     many(ndl.default_device(), 150)
+
+
+@pytest.mark.skipif(BACKEND == "np", reason="the numpy backend has no plans")
+def test_drawn_windows_in_compiled_steps() -> None:
+    assert all(agrees(case, ndl.cpu(), plans=True) for case in TABLE)
+    many(ndl.cpu(), 100, plans=True)
 
 
 def test_windows_on_gpus(gpu: Device) -> None:
@@ -128,7 +159,10 @@ def test_windows_on_gpus(gpu: Device) -> None:
 @pytest.mark.skipif(BACKEND == "np", reason="instruction sets are those of our kernels")
 @pytest.mark.parametrize("isa", ["scalar", "avx2"])
 def test_windows_on_instruction_set(isa: str) -> None:
-    code = "from test_window_corners import *; assert all(agrees(c, ndl.cpu()) for c in TABLE); many(ndl.cpu(), 60)"
+    code = (
+        "from test_window_corners import *; assert all(agrees(c, ndl.cpu()) for c in TABLE); many(ndl.cpu(), 60);"
+        "many(ndl.cpu(), 40, plans=True)"
+    )
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -9,15 +9,16 @@ from needle.ops.fused.layer import FusedLayer
 from needle.ops.math.arithmetic import OwnGradient, Whole
 from needle.ops.nn.conv import Conv2dWeightGrad, ImageLayer
 from needle.ops.nn.image_parts import BatchNormGradApply, BatchNormGradSums, BatchNormMoments, ChannelSlice, ChannelSums
-from needle.ops.nn.norm import BatchNorm
+from needle.ops.nn.norm import BatchNorm, BatchNormTrain, BatchNormTrainGrad
 from needle.ops.nn.pool import AdaptiveAvgPool2dGrad, AvgPool2dGrad, MaxPool2dGrad, Pool
 from needle.ops.nn.resize import Interpolate, InterpolateGrad
 from needle.ops.shape.basic import Pad
-from needle.ops.shape.join import Concat
+from needle.ops.shape.join import Concat, TupleGetItem
 
 # Ops whose results are no images, though they read some.
 READS = (BatchNormGradSums, BatchNormMoments, ChannelSums, Conv2dWeightGrad)
 GRADIENTS = (AdaptiveAvgPool2dGrad, AvgPool2dGrad, BatchNormGradApply, InterpolateGrad, MaxPool2dGrad)
+TRAINED = (BatchNormTrain, BatchNormTrainGrad)  # several results, the first of them an image
 FOLLOWS = (BatchNorm, ChannelSlice, Concat, Elementwise, Interpolate, Pad, Pool, *GRADIENTS)
 PLAIN = (OwnGradient, Whole)  # several steps, which know of no layout
 
@@ -33,10 +34,14 @@ def starts(op: Op) -> bool:
 
 
 def images(graph: Graph) -> set[Node]:
-    """The nodes of a graph whose values lie as a layer of images leaves them."""
+    """The nodes of a graph whose values, or the first of them, lie as a layer of images leaves them."""
     found: set[Node] = set()
     for n in graph:
-        if n.kind == "op" and (starts(n.target) or (follows(n.target) and any(a in found for a in n.args))):
+        if n.kind != "op":
+            continue
+        op = n.target
+        keeps = follows(op) or isinstance(op, TRAINED) or (isinstance(op, TupleGetItem) and op.index == 0)
+        if starts(op) or (keeps and any(a in found for a in n.args)):
             found.add(n)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -54,17 +55,43 @@ def padded_bias(builder: Builder, bias: NDArray | None) -> NDArray | None:
     return None if bias is None else builder.derive("pad_vector", pad_vector, bias)
 
 
+def taps_inside(op: Any, out: Sequence[int], x: Sequence[int], w: Sequence[int]) -> tuple[slice, slice]:
+    """The rows and the columns of a convolution's kernel from the first to the last that meets a pixel in any window.
+
+    The others multiply padding only, as those around the middle of a 3 x 3 kernel do on images of one pixel.
+    """
+    found = []
+    for d in (0, 1):
+        step, before = op.stride[d], op.padding[d]
+        met = []
+        for tap in range(w[2 + d]):
+            start = tap * op.dilation[d] - before  # where the first window has it
+            window = max(0, -(start // step))  # the first that has it at a pixel or behind
+            if window < out[2 + d] and start + window * step < x[2 + d]:
+                met.append(tap)
+        found.append(slice(met[0], met[-1] + 1) if met else slice(0, w[2 + d]))
+    return found[0], found[1]
+
+
+def kept(w: NDArray, taps: tuple[slice, slice]) -> NDArray:
+    return w[(slice(None), slice(None), *taps)]
+
+
+def with_taps(op: Any, taps: tuple[slice, slice]) -> Any:
+    """The op for a kernel of these taps alone."""
+    starts = [t.start * d for t, d in zip(taps, op.dilation, strict=True)]
+    top, left = (p - start for p, start in zip(op.padding[:2], starts, strict=True))
+    return dataclasses.replace(op, padding=(top, left, *op.padding[2:])) if any(starts) else op
+
+
 def conv_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
     """Zero rows and columns that a convolution reads around its input."""
-    top, left = op.padding[:2]
-    ends = [
-        (out.shape[2 + d] - 1) * op.stride[d]
-        - op.padding[d]
-        + (w.shape[2 + d] - 1) * op.dilation[d]
-        - (x.shape[2 + d] - 1)
-        for d in (0, 1)
-    ]
-    return (max(0, top), max(0, left), max(0, ends[0]), max(0, ends[1]))
+    before, after = [], []
+    for d, taps in enumerate(taps_inside(op, out.shape, x.shape, w.shape)):
+        reach = (out.shape[2 + d] - 1) * op.stride[d] + (taps.stop - 1) * op.dilation[d]
+        before.append(max(0, op.padding[d] - taps.start * op.dilation[d]))
+        after.append(max(0, reach - op.padding[d] - (x.shape[2 + d] - 1)))
+    return (before[0], before[1], after[0], after[1])
 
 
 def as_it_is(w: NDArray) -> NDArray:
@@ -96,10 +123,13 @@ def conv(
         finish.plainly(op, out, ins)
         return
 
-    def packed(key: Hashable, make: Callable[[NDArray], NDArray]) -> NDArray:
-        return builder.derive((key, view.__name__), lambda w: make(view(w)), w)
+    taps = taps_inside(op, out.shape, x.shape, view(w).shape)
+    op = with_taps(op, taps)
 
-    block, (o, per_group, kh, kw) = x.shape[4], view(w).shape
+    def packed(key: Hashable, make: Callable[[NDArray], NDArray]) -> NDArray:
+        return builder.derive((key, view.__name__, repr(taps)), lambda w: make(kept(view(w), taps)), w)
+
+    block, (o, per_group, kh, kw) = x.shape[4], kept(view(w), taps).shape
     channels = (per_group * op.groups, o)
     rest: dict[str, Any] = {"bias": padded_bias(builder, bias), "residual": finish.residual, **finish.attrs}
     costs = winograd.conv_costs(op, x, (kh, kw), out, not builder.is_constant(w))
@@ -124,6 +154,8 @@ def conv(
 
 def transposed_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
     """Zero rows and columns read around the input: output o meets input (o + pad - k dilation) / stride where that is whole."""
+    if same := as_convolution(op, w.shape):
+        return conv_halo(same, out, x, w)
     before, after = [], []
     for d in (0, 1):
         before.append(max(0, ((w.shape[2 + d] - 1) * op.dilation[d] - op.padding[d]) // op.stride[d]))

@@ -23,7 +23,7 @@ from needle.ops.nn.spatial import window_attributes
 from needle.ops.reduce.basic import Summation
 from needle.ops.shape.indexing import GetItem, decode_index
 
-from .convolution import conv_halo
+from .convolution import conv_halo, kept, taps_inside, with_taps
 from .target import BLOCK, CPU, HALOS, PARTS, along_blocks, is_blocked
 
 
@@ -103,7 +103,12 @@ def weight_gradient(builder: Builder, op: Conv2dWeightGrad, ins: list[NDArray]) 
     if not is_blocked(x):
         return op.compute(x, dy)
     out = NDArray.empty(builder.result.shape)
-    call("conv2d_weight_grad_blocked", [out], x=x, dy=dy, groups=op.groups, **window_attributes(op))
+    taps = taps_inside(op, dy.shape, x.shape, out.shape)
+    part = kept(out, taps)
+    if part.shape != out.shape:
+        out.fill(0.0)
+    window = window_attributes(with_taps(op, taps))
+    call("conv2d_weight_grad_blocked", [part], x=x, dy=dy, groups=op.groups, **window)
     return out
 
 
