@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from needle._core import release_unused_memory
 
 from bench import PAUSE, median_time
 from needle import isa
@@ -186,6 +188,8 @@ def worker(engine: str, name: str, args: argparse.Namespace) -> Iterator[Connect
 
 
 def forget_peak() -> None:
+    gc.collect()
+    release_unused_memory()
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from tqdm import tqdm
 
 import needle
+from needle import _core
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
 from needle.graph.narrow import narrow_fault
@@ -65,6 +66,7 @@ def run(
         net, report = first_whole(model, example, share, dynamic, LoggingInterpreter)
         if net is None and fallback == "torch":
             net, report = first_whole(model, example, share, dynamic, FallbackInterpreter)
+    _core.release_unused_memory()  # captures were run, in float64, too
     return net, report
 
 

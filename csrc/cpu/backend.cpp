@@ -1,5 +1,6 @@
 #include "cpu/backend.h"
 
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -79,6 +80,13 @@ class BlockCache {
     std::free(p);
   }
 
+  void clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& block : blocks_) std::free(block.second);
+    blocks_.clear();
+    cached_ = 0;
+  }
+
   static BlockCache& instance() {
     static BlockCache* cache = new BlockCache;  // never destroyed: arrays may outlive static destructors
     return *cache;
@@ -107,6 +115,13 @@ bool properties(DeviceProperties* out) {
 }  // namespace
 
 const char* cpu_isa() { return isa().name; }
+
+void release_unused_memory() {
+  BlockCache::instance().clear();
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 const Backend* cpu_backend() {
   static const Backend backend = [] {

@@ -340,6 +340,7 @@ PYBIND11_MODULE(_core, m) {
     set_num_threads(n);
   });
   m.def("isa", &cpu_isa);
+  m.def("release_unused_memory", &release_unused_memory, py::call_guard<py::gil_scoped_release>());
   m.def("epoch", [] { return epoch().load(); });
   m.def("bump_epoch", [] { epoch().fetch_add(1); });
   m.def("digests", [](const std::vector<py::array_t<uint8_t, py::array::c_style>>& arrays) {

@@ -15,6 +15,7 @@ from needle.backend_ndarray.ndarray import NDArray, itemsize
 
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
+from .order import hoisted
 from .settings import DEFAULT, PRECISIONS, Choice, Measured, Option, unmeasured
 from .step import ZERO_HALO, Halo, Step, merge
 from .target import target_of
@@ -58,6 +59,7 @@ class Builder:
         self.result: Any = None  # what the present op makes: a Spec, or a tuple of them
         self.halos: dict[int, Halo] = {}  # what the present op reads around its images, by id
         self.values: list[Value] = []  # what ops read, for the verifier
+        self.early = range(0)  # steps that may run before those in front of them
 
     @contextmanager
     def active(self, on: bool = True) -> Iterator[None]:
@@ -127,17 +129,21 @@ class Builder:
         """An array that an op made by itself while planning, not from a parameter."""
         return self.constant(self.pool.derive(("literal", id(array)), lambda: array, ()))
 
-    def _merge(self) -> None:
-        """Steps that the target has one kernel for as one."""
+    def _arrange(self) -> None:
+        """Steps that the target has one kernel for as one, and the early ones where they can run."""
         rules = self.target.rules.select(disable=self.choice.disable)
         self.steps, number, self.fired, self.misses = merge(self.steps, {o.step for o in self.options}, rules)
-        self.options = [o._replace(step=number[o.step]) for o in self.options]
         number.append(len(self.steps))
+        order = hoisted(self.steps, range(number[self.early.start], number[self.early.stop]))
+        self.steps = [self.steps[i] for i in order]
+        place = {old: new for new, old in enumerate([*order, len(order)])}
+        number = [place[i] for i in number]
+        self.options = [o._replace(step=number[o.step]) for o in self.options]
         self.values = [v._replace(born=number[v.born] if v.born >= 0 else -1, read=number[v.read]) for v in self.values]
 
     def finish(self, inputs: Sequence[Any], outputs: Sequence[Any], verify: bool = True) -> PlanInfo:
         """verify: False for a plan of steps whose values do not matter, such as one that is only timed."""
-        self._merge()
+        self._arrange()
         for i, step in enumerate(self.steps):
             for a in (*step.outs, *step.ins):
                 b = a._handle

@@ -207,7 +207,7 @@ class Planner:
         return borders
 
     def _finish(self) -> None:
-        """What the graph does beside its results, when nothing reads the old state any more."""
+        """What the graph does beside its results: as soon as nothing reads the old state any more, or at the end."""
         effects = self.graph.output.meta.get("effects", ())
         values = [self._as_plain(n) for n in self.graph.output.args[1]] if effects else []
         for i, value in enumerate(values):
@@ -215,9 +215,14 @@ class Planner:
                 self.builder.label = effects[i].label
                 values[i] = NDArray.empty(value.shape, value.dtype)
                 call("copy", [values[i]], x=value)
-        for effect, value in zip(effects, values, strict=True):
-            self.builder.label = effect.label
-            effect.plan(self.builder, value)
+        begin = len(self.builder.steps)
+        for early in (True, False):
+            for effect, value in zip(effects, values, strict=True):
+                if effect.early == early:
+                    self.builder.label = effect.label
+                    effect.plan(self.builder, value)
+            if early:
+                self.builder.early = range(begin, len(self.builder.steps))
 
 
 def lower_into(builder: Builder, op: Op, ins: list[NDArray], out: NDArray) -> None:

@@ -28,10 +28,11 @@ from .tuner import step_times
 
 
 class Write(NamedTuple):
-    """A buffer takes a value that the step computes."""
+    """A buffer takes a value that the step computes. early: when that is there, else when the step has come to its end."""
 
     tensor: Tensor
     label: str = "write"
+    early: bool = False
 
     def plan(self, builder: Builder, value: NDArray) -> None:
         call("copy", [state(builder, self.tensor)], x=value)
@@ -45,6 +46,7 @@ class Update(NamedTuple):
     parameter: Tensor
     arrays: dict[str, Tensor]
     label: str
+    early: bool = True
 
     def plan(self, builder: Builder, value: NDArray) -> None:
         held = {slot: state(builder, t) for slot, t in self.arrays.items()}
@@ -111,10 +113,10 @@ class StepPlan(CompiledPlan):
         self.updates = [e for e, _ in self.effects if isinstance(e, Update)]
         written = [e.tensor for e, _ in self.effects if isinstance(e, Write)]
         trained = [p for p in self.optimizer.params if p.requires_grad]
-        changing = set(map(id, [*written, *trained, *self.sums.values()]))
+        changing = {id(t.cached_data._handle) for t in (*written, *trained, *self.sums.values())}
         for node in graph:
-            if node.kind == "param":
-                node.meta["state"] = id(node.meta["tensor"]) in changing
+            if node.kind == "param":  # which may be a part of a changing one's memory
+                node.meta["state"] = id(node.meta["tensor"].cached_data._handle) in changing
         return graph
 
     def _record(self, fn: Callable, inputs: Any, recorder: Recorder) -> Any:
@@ -142,7 +144,7 @@ class StepPlan(CompiledPlan):
             for p, g in gradients.items():
                 if p not in self.sums:
                     self.sums[p] = Tensor.make_const(full(tuple(p.shape), 0.0, p.dtype, self.device))
-                self.effects.append((Write(self.sums[p]), g))
+                self.effects.append((Write(self.sums[p], early=True), g))
             return
         self._update(clipped(gradients, self.settings))
 
