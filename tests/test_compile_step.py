@@ -183,11 +183,16 @@ def test_steps_equal_eager_ones(seed):
         eager_step(net, ce, opt, x, y, *(options.get(f"clip_grad_{k}") for k in ("norm", "value"))) for _ in range(5)
     ]
     np.random.seed(1)
+    frugal = copy.deepcopy(other)
     step = ndl.compile_step(other, ce, planned, (x, y), **options)
     found = [float(step(x, y)) for _ in range(5)]
     np.testing.assert_allclose(found, losses, rtol=2e-4, atol=1e-5)
     assert_same(net, other, 5e-4)
     assert planned.t == opt.t and len(planned.state) == len(opt.state)
+    np.random.seed(1)
+    step = ndl.compile_step(frugal, ce, make(list(frugal.parameters())), (x, y), recompute="full", **options)
+    assert [float(step(x, y)) for _ in range(5)] == found
+    assert_same(other, frugal, 0)
 
 
 # -- state ---------------------------------------------------------------------------------------------------------------
@@ -356,6 +361,35 @@ def test_equal_runs_are_equal_to_the_bit_and_profiles_train_nothing():
     assert found[0] == found[1]
 
 
+def chain(depth):
+    layers = [part for _ in range(depth) for part in (nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.2))]
+    return nn.Sequential(*layers, nn.Linear(16, 5))
+
+
+def test_recomputed_steps_take_little_memory_and_equal_the_others_to_the_bit():
+    x, y = batch(0, 200, 16)
+    net = chain(24)
+    losses, arenas = {}, {}
+    for recompute in ("none", "auto", "full"):
+        other = copy.deepcopy(net)
+        step = ndl.compile_step(other, ce, optim.Adam(other.parameters(), 0.01), (x, y), recompute=recompute)
+        np.random.seed(0)
+        losses[recompute] = [float(step(x, y)) for _ in range(3)]
+        arenas[recompute] = step.memory["arena"]
+        assert (step.last.recomputed > 0) == (recompute == "full")
+    assert losses["full"] == losses["none"] == losses["auto"]
+    assert arenas["full"] < 0.4 * arenas["none"] == 0.4 * arenas["auto"]
+
+
+@pytest.mark.parametrize("memory, count", [(0, 0), (1 << 40, 0), (1 << 10, 1)])
+def test_steps_too_large_for_the_device_are_recomputed(monkeypatch, memory, count):
+    x, y = batch(0, 8, 16)
+    net = chain(6)
+    monkeypatch.setattr("needle.executor.training.memory_of", lambda device: memory)
+    step = ndl.compile_step(net, ce, optim.SGD(net.parameters(), 0.01), (x, y))
+    assert (step.last.recomputed > 0) == count
+
+
 def test_inputs_by_name_structures_and_kinds_of_arrays():
     torch = pytest.importorskip("torch")
 
@@ -409,6 +443,12 @@ def test_bad_arguments_are_one_sentence():
         ((net, ce, opt, (x, y)), {"accumulate": 0}, ValueError, "accumulate expects"),
         ((net, ce, opt, (x, y)), {"clip_grad_norm": -1}, ValueError, "clip_grad_norm expects"),
         ((net, ce, opt, (x, y)), {"winograd": "no"}, ValueError, "winograd expects"),
+        (
+            (net, ce, opt, (x, y)),
+            {"recompute": True},
+            ValueError,
+            "recompute expects one of auto, none, full, got True",
+        ),
         ((net, ce, opt, (x[:, :3], y)), {}, ValueError, "linear"),
     )
     for args, options, error, text in bad:

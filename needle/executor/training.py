@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from .arguments import names
 from .builder import Builder
 from .executable import CompiledPlan, Plans, entered
 from .planner import eager, parameter
+from .recompute import recomputed
 from .settings import Choice
 from .split import SplitPlan, is_foreign
 from .tuner import step_times
@@ -78,8 +80,10 @@ class Settings(NamedTuple):
     accumulate: int = 1
     detect_anomaly: bool = False
     shares: int = 1
+    recompute: str = "auto"
 
 
+RECOMPUTE = ("auto", "none", "full")
 APPLY = -1  # the turn that updates parameters by accumulated gradients
 
 
@@ -87,13 +91,18 @@ class StepPlan(CompiledPlan):
     """One step, or one of those whose gradients are accumulated: number `turn` of `settings.accumulate`, or APPLY.
 
     sums: the accumulated gradients. `updates` are the optimizer's, at `places` of the plan; `draws` make random inputs;
-    `checks` are ops with what they have to look at: the number of an input, else a Spec.
+    `checks` are ops with what they have to look at: the number of an input, else a Spec; `recomputed` ops run twice.
     """
 
     core: Any
+    boundary: int  # nodes of the graph up to the loss; behind are the gradients
+    updates: list[Update]
 
-    def __init__(self, step: TrainingStep, turn: int, specs: Any, inputs: list[NDArray], device: Device) -> None:
+    def __init__(
+        self, step: TrainingStep, turn: int, specs: Any, inputs: list[NDArray], device: Device, recomputes: bool
+    ) -> None:
         self.optimizer, self.settings, self.turn, self.sums = step.optimizer, step.settings, turn, step._sums
+        self.recomputes, self.recomputed = recomputes, 0
         super().__init__(step.model, specs, step._pool, step._choice, inputs, device)
         if isinstance(self.info, SplitPlan):
             found = next(n for n in self.info.graph if is_foreign(n))
@@ -110,6 +119,8 @@ class StepPlan(CompiledPlan):
         recorder = Recorder(static=True, device=self.device, trains=True)
         self.effects, self.draws = recorder.effects, recorder.draws
         graph = trace(lambda *inputs: self._record(fn, inputs, recorder), *example, recorder=recorder)
+        if self.recomputes and self.turn != APPLY:
+            graph, self.recomputed = recomputed(graph, self.boundary)
         self.updates = [e for e, _ in self.effects if isinstance(e, Update)]
         written = [e.tensor for e, _ in self.effects if isinstance(e, Write)]
         trained = [p for p in self.optimizer.params if p.requires_grad]
@@ -126,6 +137,7 @@ class StepPlan(CompiledPlan):
             return ()
         value = fn(*inputs)
         loss = first_leaf(value)
+        self.boundary = len(recorder.graph.nodes)
         parameters = list(dict.fromkeys(p for p in self.optimizer.params if p.requires_grad))
         symbols = [recorder.param(p) for p in parameters]
         share = 1.0 / (self.settings.accumulate * self.settings.shares)
@@ -213,6 +225,11 @@ class StepPlan(CompiledPlan):
         return moved
 
 
+def memory_of(device: Device) -> int:
+    """Bytes that the device has, 0 where that is unknown."""
+    return int(device.core.properties()["memory"])
+
+
 def has_nan(value: Any) -> bool:
     parts = value if isinstance(value, tuple) else (value,)
     return any(a.dtype in FLOATS and bool(np.isnan(a.numpy()).any()) for a in parts)
@@ -296,7 +313,10 @@ class TrainingStep(Plans):
             self._forget()
 
     def _make(self, key: Any, specs: tuple, inputs: list[NDArray], device: Device) -> CompiledPlan:
-        return StepPlan(self, key[1], specs, inputs, device)
+        make = partial(StepPlan, self, key[1], specs, inputs, device)
+        plan = make(self.settings.recompute == "full")
+        is_large = 0 < memory_of(device) // 2 < plan.info.arena_bytes
+        return make(True) if self.settings.recompute == "auto" and is_large else plan
 
     def __call__(self, x: Any, y: Any = None) -> Any:
         with self._running:
@@ -357,6 +377,7 @@ def compile_step(
     clip_grad_norm: float | None = None,
     clip_grad_value: float | None = None,
     accumulate: int = 1,
+    recompute: str = "auto",
     detect_anomaly: bool = False,
     winograd: str = "auto",
     disable: Sequence[str] = (),
@@ -372,6 +393,8 @@ def compile_step(
 
     clip_grad_norm: the largest norm of all gradients together; clip_grad_value: of every entry, after that.
     accumulate: parameters move in every such call, by the mean of the gradients of the calls since they last did.
+    recompute: "full" keeps some of the forward pass in memory and computes the rest a second time for the gradients, "none" keeps
+        all, "auto" all unless the plan's arena would take more than half of the device's memory. See `step.memory`.
     detect_anomaly: run every op by itself first and raise FloatingPointError for the one that makes NaN; slow.
     winograd, disable: as of `compile`.
     """
@@ -391,7 +414,9 @@ def compile_step(
     if type(accumulate) is not int or accumulate < 1:
         raise ValueError(f"[compile_step] accumulate expects a number of steps of at least 1, got {accumulate!r}.")
     choice = Choice(winograd=winograd, disable=names("disable", disable))
-    settings = Settings(clip_grad_norm, clip_grad_value, accumulate, detect_anomaly)
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"[compile_step] recompute expects one of {', '.join(RECOMPUTE)}, got {recompute!r}.")
+    settings = Settings(clip_grad_norm, clip_grad_value, accumulate, detect_anomaly, recompute=recompute)
     step = TrainingStep(net, loss, optimizer, choice, settings)
     step._prepare(*example)
     return step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from needle.autograd import Deferred, Op, Spec, Unsupported
@@ -203,7 +203,7 @@ class Graph:
             done[node] = made or new.copy_node(node, done)
         return new
 
-    def copy_node(self, node: Node, done: dict[Node, Node]) -> Node:
+    def copy_node(self, node: Node, done: Mapping[Node, Node]) -> Node:
         """Add a copy of another graph's node, its inputs replaced by `done`."""
 
         def move(x: Any) -> Any:
