@@ -39,7 +39,7 @@ class Row(NamedTuple):
     """A builder of `torch2needle.models` with its arguments, the shape of a batch, and that of its labels.
 
     words: inputs are numbers below this, else normal floats. chaotic: batch norms over few numbers multiply rounding errors by
-    thousands, so that torch's own layouts train apart; only the first losses are compared.
+    thousands, so that torch's own layouts train apart; only the first losses are compared. seed: of the batch.
     """
 
     title: str
@@ -49,6 +49,7 @@ class Row(NamedTuple):
     labels: tuple[int, ...]
     words: int = 0
     chaotic: bool = False
+    seed: int = 1
 
 
 TEN = {"num_classes": CLASSES}
@@ -71,7 +72,7 @@ ROWS = {
 
 
 def batch(row: Row) -> tuple[np.ndarray, np.ndarray]:
-    draw = np.random.RandomState(1)
+    draw = np.random.RandomState(row.seed)
     x = draw.randint(0, row.words, row.shape) if row.words else draw.randn(*row.shape).astype("float32")
     return x, draw.randint(0, 2 if row.build == "unet" else CLASSES, row.labels)
 

@@ -398,3 +398,29 @@ def test_a_training_step(gpu: Any) -> None:
         np.testing.assert_allclose(float(step(x, y)), loss.item(), rtol=1e-5)
     for (name, a), (_, b) in zip(net.named_tensors(), other.named_tensors(), strict=True):
         np.testing.assert_allclose(b.numpy(), a.numpy(), atol=1e-5, err_msg=name)
+
+
+def test_a_training_step_whose_gradients_are_shared(gpu: Any) -> None:
+    """They leave behind the run: as two processes with one batch, equal to one of them."""
+    np.random.seed(0)
+    net = ndl.nn.Sequential(ndl.nn.Linear(6, 8, device=gpu), ndl.nn.ReLU(), ndl.nn.Linear(8, 5, device=gpu))
+    other = copy.deepcopy(net)
+    x, y = np.random.randn(4, 6).astype("float32"), np.random.randint(0, 5, 4)
+    steps = [
+        ndl.compile_step(n, ndl.ops.cross_entropy, ndl.optim.Adam(n.parameters(), 0.01, eps=0.01), (x, y))
+        for n in (net, other)
+    ]
+    sent = []
+
+    def double(flat: NDArray) -> Any:
+        sent.append(flat.shape)
+        flat[:] = flat * 2
+        return lambda: None
+
+    steps[1].share(double, 2, 128)
+    for _ in range(4):
+        losses = [float(step(x, y)) for step in steps]
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    for (name, a), (_, b) in zip(net.named_tensors(), other.named_tensors(), strict=True):
+        np.testing.assert_allclose(b.numpy(), a.numpy(), atol=1e-5, err_msg=name)
+    assert len(sent) == 4 * 4

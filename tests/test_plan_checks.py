@@ -15,7 +15,7 @@ from needle.backend_ndarray.kernels import KERNELS
 from needle.backend_ndarray.ndarray import NDArray
 from needle.executor import builder as builder_module
 from needle.executor import passes
-from needle.executor.builder import ARENA, INPUT, OUTPUT, Buffer, Builder
+from needle.executor.builder import ARENA, CONSTANT, INPUT, OUTPUT, Buffer, Builder
 from needle.executor.step import NO_HALO, Step
 from needle.executor.verify_plan import PlanError, Value, verify_plan
 from needle.op import OPS
@@ -208,6 +208,53 @@ def test_guards_find_what_is_written_outside() -> None:
         RuntimeError, match=r"^\[plan\] step 0 'zero_halo' wrote outside of its operands, at a buffer of 256"
     ):
         guarded_plan(1).run([], [])
+
+
+# -- pauses --------------------------------------------------------------------------------------------------------------
+
+
+def pausing_plan(guard: bool) -> tuple[Any, NDArray]:
+    """Two copies of the input, to two constants that are the halves of one array."""
+    held = NDArray(np.zeros(8, "float32"))
+    steps = [
+        (KERNELS["copy"], [(CONSTANT, i, 16 * i, (4,), (1,), "float32")], [(INPUT, 0, 0, (4,), (1,), "float32")], [])
+        for i in (0, 1)
+    ]
+    plan = _core.Plan(ndl.cpu().core, steps, 0, [((4,), "float32")], [])
+    if guard:
+        plan.guard([])
+    plan.set_constants([held._ref, held._ref])
+    return plan, held
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_a_run_calls_back_when_its_first_steps_are_done(guard: bool) -> None:
+    plan, held = pausing_plan(guard)
+    seen: list[tuple[int, float]] = []
+    x = NDArray(np.ones(4, "float32"))
+    assert plan.run_paused([x._ref], [0, 1, 1, 2], lambda i: seen.append((i, float(held.numpy().sum())))) == []
+    assert seen == [(i, 8.0 if guard else s) for i, s in enumerate((0, 4, 4, 8))]  # guarded ones write at the end
+    plan.run_paused([x._ref], [], seen.append)
+    assert len(seen) == 4 and plan.runs == 2
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_what_a_call_back_raises_ends_the_run(guard: bool) -> None:
+    plan, held = pausing_plan(guard)
+    x = NDArray(np.ones(4, "float32"))
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            plan.run_paused([x._ref], [1], lambda i: 1 / i)
+    assert (plan.runs, plan.frames) == (0, 1) and held.numpy().sum() == (8 if guard else 4)
+    plan.run_new([x._ref])
+    assert plan.runs == 1 and held.numpy().sum() == 8
+
+
+@pytest.mark.parametrize("places", [[2, 1], [3]])
+def test_pauses_come_in_the_order_of_steps(places: list[int]) -> None:
+    plan, held = pausing_plan(False)
+    with pytest.raises(IndexError, match=r"^\[plan\] pauses expect steps in their order, got"):
+        plan.run_paused([held[:4]._ref], places, print)
 
 
 @pytest.mark.parametrize(("channels", "wrong"), [(4, 0), (8, 4)])

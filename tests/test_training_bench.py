@@ -1,4 +1,4 @@
-"""profiling/training.py: its document, and that nobody is timed whose losses differ from torch's."""
+"""profiling/training.py and distributed.py: their documents, and that nobody is timed whose losses differ from torch's."""
 
 from __future__ import annotations
 
@@ -37,3 +37,16 @@ def test_other_losses_are_an_error(row: str, there: list[float], here: list[floa
 
 def test_chaotic_nets_agree_in_the_first_loss() -> None:
     assert training.check_losses(training.ROWS["resnet50"], {"torch": [2.0, 1.0], "needle": [2.0, 2.0]}) == 0.5
+
+
+def test_two_processes(tmp_path: Path, script_environment: dict[str, str]) -> None:
+    file = tmp_path / "distributed.json"
+    quick = ["--rows", "mlp", "--rounds", "2", "--budget", "0.02", "--json", str(file)]
+    script = SCRIPT.with_name("distributed.py")
+    done = subprocess.run([sys.executable, str(script), *quick], capture_output=True, text=True, env=script_environment)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(file.read_text())["results"]
+    assert row["title"] in done.stdout and row["loss_difference"] <= 1e-3
+    assert set(row["steps_per_second"]) == {"needle", "needle x 2", "torch", "torch x 2"}
+    for found in (*row["scaling"].values(), *row["ratio"].values()):
+        assert 0 < found["min"] <= found["median"] <= found["max"] < np.inf

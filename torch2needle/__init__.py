@@ -67,6 +67,9 @@ class Package(types.ModuleType):
         if not (name in HOMES and isinstance(value, types.ModuleType)):
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> Any:  # modules as such are pickled by name, as of functions that Ray sends to processes
+        return importlib.import_module, (__name__,)
+
 
 sys.modules[__name__].__class__ = Package
 if sys.modules.get("torch"):

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <string>
 
@@ -101,7 +102,12 @@ void Plan::set_constants(Constants constants) {
   auto originals = std::make_shared<const Constants>(std::move(constants)), fresh = originals;
   if (guard_) {
     Constants copies;
-    for (const auto& held : *originals) copies.push_back(Guard::copy(held->backend(), held->data(), held->bytes()));
+    std::map<const Storage*, std::shared_ptr<Storage>> made;  // constants may be views of one storage
+    for (const auto& held : *originals) {
+      auto& copy = made[held.get()];
+      if (!copy) copy = Guard::copy(held->backend(), held->data(), held->bytes());
+      copies.push_back(copy);
+    }
     fresh = std::make_shared<const Constants>(std::move(copies));
   }
   std::lock_guard<std::mutex> lock(mutex_);
@@ -195,11 +201,21 @@ void Plan::release(std::unique_ptr<Frame> frame) {
 // ---- running -------------------------------------------------------------------------------------------------------
 
 void Plan::start(Frame& frame, const Exec& exec, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
-                 double* seconds) const {
+                 double* seconds, const std::vector<Pause>& pauses) const {
   for (const auto& b : frame.borders)
     b.view->data = static_cast<char*>(b.space == Space::input ? inputs[b.index] : outputs[b.index]) + b.offset;
   if (seconds) device_->sync();
-  for (size_t i = 0; i < steps_.size(); i++) {
+  size_t done = 0;
+  for (const Pause& pause : pauses) {
+    run_steps(frame, exec, done, pause.steps, seconds);
+    pause.call();
+    done = pause.steps;
+  }
+  run_steps(frame, exec, done, steps_.size(), seconds);
+}
+
+void Plan::run_steps(Frame& frame, const Exec& exec, size_t first, size_t last, double* seconds) const {
+  for (size_t i = first; i < last; i++) {
     Call& call = frame.calls[i];
     call.exec = &exec;
     if (guard_) {
@@ -300,18 +316,27 @@ std::string Plan::graph_error() const {
   return graph_error_;
 }
 
-void Plan::run(const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds) {
+void Plan::run(const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds,
+               const std::vector<Pause>& pauses) {
+  for (size_t i = 0; i < pauses.size(); i++)
+    if (pauses[i].steps > steps_.size() || (i && pauses[i].steps < pauses[i - 1].steps))
+      throw std::out_of_range("[plan] pauses expect steps in their order, got " + std::to_string(pauses[i].steps) +
+                              ".");
   Lease lease(this);
-  launch(*lease.frame, inputs, outputs, seconds);
+  const bool within = device_->is_cpu() && !guard_;
+  launch(*lease.frame, inputs, outputs, seconds, within ? pauses : std::vector<Pause>());
   for (int i : state_) (*originals_)[i]->wrote();
+  if (!within)
+    for (const Pause& pause : pauses) pause.call();
   runs_++;
 }
 
-void Plan::launch(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds) {
+void Plan::launch(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds,
+                  const std::vector<Pause>& pauses) {
   if (device_->is_cpu()) {
     LiveRun live(seconds_.load(std::memory_order_relaxed));
     const auto begin = Clock::now();
-    guard_ ? run_guarded(frame, inputs, outputs, seconds) : start(frame, cpu_exec(), inputs, outputs, seconds);
+    guard_ ? run_guarded(frame, inputs, outputs, seconds) : start(frame, cpu_exec(), inputs, outputs, seconds, pauses);
     seconds_.store(std::chrono::duration<double>(Clock::now() - begin).count(), std::memory_order_relaxed);
     return;
   }

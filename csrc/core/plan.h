@@ -2,6 +2,7 @@
 // only starts the work, in the device's stream; from the second run on as one graph, where the device has graphs.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,6 +29,13 @@ struct Step {
   std::vector<double> attr;
 };
 
+// Where a run calls back: after so many of its steps, whose results are then in memory. On a GPU, where a run only
+// starts the work, and in guarded plans it is after the last step.
+struct Pause {
+  size_t steps;
+  std::function<void()> call;  // what it throws ends the run
+};
+
 class Plan {
  public:
   using Constants = std::vector<std::shared_ptr<Storage>>;
@@ -49,8 +57,9 @@ class Plan {
   void set_attributes(size_t step, std::vector<double> attributes);
 
   // `inputs` and `outputs` lie on the device, are contiguous and have the plan's shapes. `seconds`, if given, gets one
-  // time per step.
-  void run(const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds = nullptr);
+  // time per step. `pauses`: in the order of their steps.
+  void run(const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds = nullptr,
+           const std::vector<Pause>& pauses = {});
 
   Device* device() const { return device_; }
   const std::vector<View>& inputs() const { return inputs_; }
@@ -69,8 +78,10 @@ class Plan {
   void release(std::unique_ptr<Frame> frame);
   void resolve(Frame& frame) const;
   void start(Frame& frame, const Exec& exec, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
-             double* seconds) const;
-  void launch(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds);
+             double* seconds, const std::vector<Pause>& pauses = {}) const;
+  void run_steps(Frame& frame, const Exec& exec, size_t first, size_t last, double* seconds) const;
+  void launch(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs, double* seconds,
+              const std::vector<Pause>& pauses);
   void run_guarded(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
                    double* seconds) const;
   bool record(Frame& frame);

@@ -71,7 +71,8 @@ void check_border(const Plan& plan, const char* kind, bool host, size_t i, const
                           ", got " + describe(got) + ".");
 }
 
-void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Array*>& ins, double* seconds) {
+void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Array*>& ins, double* seconds,
+              const std::vector<Pause>& pauses = {}) {
   if (ins.size() != plan.inputs().size() || outs.size() != plan.outputs().size())
     throw py::value_error("[executable] expects " + std::to_string(plan.inputs().size()) + " inputs and " +
                           std::to_string(plan.outputs().size()) + " outputs, got " + std::to_string(ins.size()) +
@@ -99,11 +100,33 @@ void run_plan(Plan& plan, const std::vector<Array*>& outs, const std::vector<Arr
       late.emplace_back(outs[i], empty_like(device, v));
       out[i] = late.back().second.view.data;
     }
-    plan.run(in, out, seconds);
+    plan.run(in, out, seconds, pauses);
     for (auto& [target, source] : late)
       device->run(*find_row(device, "copy"), &target->view, 1, &source.view, 1, nullptr);
   }
   for (Array* a : outs) a->storage->wrote();
+}
+
+// Results as new arrays.
+std::vector<Array> run_new(Plan& plan, const std::vector<Array*>& ins, const std::vector<Pause>& pauses = {}) {
+  std::vector<Array> outs;
+  std::vector<Array*> refs;
+  for (const View& v : plan.outputs()) outs.push_back(empty_like(plan.device(), v));
+  for (Array& a : outs) refs.push_back(&a);
+  run_plan(plan, refs, ins, nullptr, pauses);
+  return outs;
+}
+
+// The same, with call(i) after the first places[i] steps.
+std::vector<Array> run_paused(Plan& plan, const std::vector<Array*>& ins, const std::vector<size_t>& places,
+                              const py::function& call) {
+  std::vector<Pause> pauses;
+  for (size_t i = 0; i < places.size(); i++)
+    pauses.push_back({places[i], [&call, i] {
+                        py::gil_scoped_acquire acquire;
+                        call(i);
+                      }});
+  return run_new(plan, ins, pauses);
 }
 
 // Results as numpy arrays; None where `run_new` has to look closer: at parameters changed since `epoch`, or at inputs
@@ -304,15 +327,8 @@ PYBIND11_MODULE(_core, m) {
           py::arg("buffers"))
       .def("run", [](Plan& p, const std::vector<Array*>& outs,
                      const std::vector<Array*>& ins) { run_plan(p, outs, ins, nullptr); })
-      .def("run_new",
-           [](Plan& p, const std::vector<Array*>& ins) {
-             std::vector<Array> outs;
-             std::vector<Array*> refs;
-             for (const View& v : p.outputs()) outs.push_back(empty_like(p.device(), v));
-             for (Array& a : outs) refs.push_back(&a);
-             run_plan(p, refs, ins, nullptr);
-             return outs;
-           })
+      .def("run_new", [](Plan& p, const std::vector<Array*>& ins) { return run_new(p, ins); })
+      .def("run_paused", run_paused, py::arg("ins"), py::arg("places"), py::arg("call"))
       .def("run_numpy", run_numpy, py::arg("inputs"), py::arg("epoch"))
       .def("profile",
            [](Plan& p, const std::vector<Array*>& outs, const std::vector<Array*>& ins) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +26,7 @@ from .executable import CompiledPlan, Plans, entered
 from .planner import eager, parameter
 from .recompute import recomputed
 from .settings import Choice
+from .sharing import Bucket, Sharing
 from .split import SplitPlan, is_foreign
 from .tuner import step_times
 
@@ -92,6 +94,7 @@ class StepPlan(CompiledPlan):
 
     sums: the accumulated gradients. `updates` are the optimizer's, at `places` of the plan; `draws` make random inputs;
     `checks` are ops with what they have to look at: the number of an input, else a Spec; `recomputed` ops run twice.
+    `buckets`: of gradients that are summed over processes, each from step `leaves` of the plan on.
     """
 
     core: Any
@@ -103,6 +106,7 @@ class StepPlan(CompiledPlan):
     ) -> None:
         self.optimizer, self.settings, self.turn, self.sums = step.optimizer, step.settings, turn, step._sums
         self.recomputes, self.recomputed = recomputes, 0
+        self.sharing, self.buckets = step._sharing, list[Bucket]()
         super().__init__(step.model, specs, step._pool, step._choice, inputs, device)
         if isinstance(self.info, SplitPlan):
             found = next(n for n in self.info.graph if is_foreign(n))
@@ -114,6 +118,9 @@ class StepPlan(CompiledPlan):
         self.checks = [(n.target, [given.get(a, a.meta["spec"]) for a in n.args]) for n in checking]
         place = {label: i for i, label in enumerate(self.info.labels)}
         self.places = [place[u.label] for u in self.updates]
+        written = {id(e.tensor): place.get(e.label, -1) + 1 for e, _ in self.effects if isinstance(e, Write)}
+        final = [max(written[id(t)] for t in b.sums.values()) for b in self.buckets]
+        self.leaves = list(itertools.accumulate(final, max))  # in one order in all processes
 
     def traced(self, fn: Callable, example: Any) -> Graph:
         recorder = Recorder(static=True, device=self.device, trains=True)
@@ -150,13 +157,18 @@ class StepPlan(CompiledPlan):
 
     def _accumulate(self, gradients: dict[Tensor, Any], recorder: Recorder) -> None:
         gradients = {p: g if g.dtype == p.dtype else g.astype(p.dtype) for p, g in gradients.items()}
+        last = self.turn + 1 == self.settings.accumulate
+        if self.sharing is not None:
+            found = self.sharing.buckets(tuple(p.requires_grad for p in self.optimizer.params), list(gradients))
+            self.sums = {p: t for b in found for p, t in b.sums.items()}
+            self.buckets = found if last else []
         if self.turn > 0:
             gradients = {p: recorder.param(self.sums[p]) + g if p in self.sums else g for p, g in gradients.items()}
-        if self.turn + 1 < self.settings.accumulate or self.settings.shares > 1:
-            for p, g in gradients.items():
+        if not last or self.sharing is not None:
+            for i, (p, g) in enumerate(gradients.items()):
                 if p not in self.sums:
                     self.sums[p] = Tensor.make_const(full(tuple(p.shape), 0.0, p.dtype, self.device))
-                self.effects.append((Write(self.sums[p], early=True), g))
+                self.effects.append((Write(self.sums[p], f"gradient{i}", early=True), g))
             return
         self._update(clipped(gradients, self.settings))
 
@@ -277,7 +289,7 @@ class TrainingStep(Plans):
         super().__init__(Objective(net, loss), choice)
         self.net, self.loss, self.optimizer, self.settings = net, loss, optimizer, settings
         self._turn, self._sums = 0, dict[Tensor, Tensor]()
-        self._reduce: Callable[[list[NDArray]], None] | None = None
+        self._sharing: Sharing | None = None
         self._running = threading.Lock()
         known = {id(t) for _, t in self.model.named_tensors()}
         foreign = sum(id(p) not in known for p in optimizer.params)
@@ -302,14 +314,15 @@ class TrainingStep(Plans):
         assert isinstance(plan, StepPlan)
         return plan
 
-    def share(self, reduce: Callable[[list[NDArray]], None], count: int) -> None:
-        """From now on parameters move by the mean of the gradients of `count` processes, which `reduce(arrays)` sums up in place.
+    def share(self, reduce: Callable[[NDArray], Callable[[], Any]], count: int, nbytes: int) -> None:
+        """From now on parameters move by the mean of the gradients of `count` processes, in buckets of `nbytes`.
 
-        Statistics stay each process's own.
+        `reduce(flat)` begins to sum up a bucket in place and returns what waits for it. Statistics stay each process's own.
         """
         with self._running, self._lock:
-            self.settings, self._reduce = self.settings._replace(shares=count), reduce if count > 1 else None
-            self._turn = 0
+            self.settings = self.settings._replace(shares=count)
+            self._sharing = Sharing(reduce, nbytes) if count > 1 else None
+            self._turn, self._sums = 0, {}
             self._forget()
 
     def _make(self, key: Any, specs: tuple, inputs: list[NDArray], device: Device) -> CompiledPlan:
@@ -321,12 +334,24 @@ class TrainingStep(Plans):
     def __call__(self, x: Any, y: Any = None) -> Any:
         with self._running:
             plan, arrays, kind = self._prepare(x, y)
+            if self._sharing is not None:
+                self._check_sums(self._sharing, plan)
             results = self._run(plan, arrays)
             self._turn = (self._turn + 1) % self.settings.accumulate
-            if self._reduce is not None and self._turn == 0:
-                self._reduce([t.cached_data for t in self._sums.values()])
+            if self._sharing is not None and plan.buckets:
                 self._run(self._plan((), [], APPLY), [])
+                self._sharing.done()
         return plan.outputs([mirror(NDArray.wrap(r, plan.device), kind) for r in results])
+
+    def _check_sums(self, sharing: Sharing, plan: StepPlan) -> None:
+        """Raise where this step's gradients do not belong to those so far; else they do from now on."""
+        sharing.check()
+        if self._turn and [*map(id, plan.sums.values())] != [*map(id, self._sums.values())]:
+            raise RuntimeError(
+                "[compile_step] accumulated gradients expect the same parameters to need one until they are applied, "
+                f"got {len(self._sums)} and {len(plan.sums)}."
+            )
+        self._sums = plan.sums
 
     def profile(self, x: Any, y: Any = None, rounds: int = 10) -> list[tuple[str, str, float]]:
         """(kernel, node, median seconds) for every step of the plan; what the runs train is taken back."""
@@ -356,7 +381,8 @@ class TrainingStep(Plans):
             arrays = [*arrays, *plan.drawn()]
             if self.settings.detect_anomaly:
                 plan.find_anomaly(arrays)
-            results = plan.core.run_new([a._ref for a in arrays])
+            refs = [a._ref for a in arrays]
+            results = plan.sharing.run(plan, refs) if plan.sharing and plan.buckets else plan.core.run_new(refs)
         except BaseException:
             if plan.core.runs == before:
                 opt.t = t
