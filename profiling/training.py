@@ -1,9 +1,9 @@
 """Training steps of needle, compiled and eager, beside torch's: `python profiling/training.py [--rows ...]`.
 
-Peers are torch eager, torch in channels_last, and torch.compile (inductor). Each engine runs in a process of its own on the same
-cores; a round times one burst of each, after a pause in which the threads of the others fall asleep. All start from the same
-weights; nobody is timed whose losses differ over the first steps. "first" is the time of the first step, compilation included;
-memory is the most that the process held from there on. Conversion from torch comes before both.
+Peers are torch eager, torch in channels_last, and torch.compile (inductor); needle's models are fused, as users fuse them. Each
+engine runs in a process of its own on the same cores; a round times one burst of each, after a pause in which the threads of the
+others fall asleep. All start from the same weights; nobody is timed whose losses differ over the first steps. "first" is the time
+of the first step, compilation included; memory is the most that the process held from there on. Conversion comes before.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ def torch_step(row: Row, model: Any, channels_last: bool = False, compiled: bool
 def converted(row: Row, model: Any) -> Any:
     import torch
 
+    import operator_fusion
     import torch2needle
 
-    return torch2needle.convert(model.eval(), torch.from_numpy(batch(row)[0])).train()
+    return operator_fusion.fuse(torch2needle.convert(model.eval(), torch.from_numpy(batch(row)[0]))).train()
 
 
 def sgd(net: Any) -> Any:

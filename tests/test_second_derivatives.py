@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import needle as ndl
 from needle.autograd import OPS, Tensor
@@ -55,3 +56,14 @@ def test_second_derivative(name: str, index: int) -> None:
                 ends.append(value(moved))
             want = (ends[0] - ends[1]) / (2 * EPS)
             assert abs(got.reshape(-1)[j] - want) <= 1e-4 * max(1.0, abs(want), float(np.abs(got).max(initial=0)))
+
+
+def test_one_tensor_as_input_and_gradient() -> None:
+    """d/dx of x * gelu'(x), where the gradient's op has x in both places."""
+    x = Tensor(np.random.randn(3, 4).astype("float32"))
+    (slope,) = vjp(ndl.ops.gelu(x), x, [x])
+    (got,) = vjp(slope.sum(), ndl.init.ones(), [x])
+    theirs = torch.tensor(x.numpy().astype("float64"), requires_grad=True)
+    (slopes,) = torch.autograd.grad(torch.nn.functional.gelu(theirs), theirs, theirs, create_graph=True)
+    (want,) = torch.autograd.grad(slopes.sum(), theirs)
+    np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-5)

@@ -1,21 +1,37 @@
-// softmax(q k^T * scale + mask) v, one head at a time: a block of rows of scores stays in L2 between the two products.
+// softmax(q k^T * scale + mask) v and its gradients, one head at a time: a block of rows of scores stays in L2 between
+// the products.
 #include "cpu/matmul.h"
 #include "cpu/rows.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
 
-constexpr int64_t kScoreBytes = 96 << 10;  // scores of one block of rows
+constexpr int64_t kScoreBytes = 256 << 10;    // scores of one block of rows
+constexpr int64_t kPartRows = 4 * kTileRows;  // fewer do not repay packing keys and values once more
+
+// Lanes of x where a bool is true, else -inf.
+NEEDLE_INLINE V masked(const bool* m, int n, V x) {
+  typedef uint8_t Bytes __attribute__((vector_size(V::N)));
+  Bytes bytes = {};
+  std::memcpy(&bytes, m, n);
+  return select(lt(V(0.f), V(__builtin_convertvector(bytes, decltype(x.v)))), x, V(-HUGE_VALF));
+}
+NEEDLE_INLINE V masked(const float* m, int n, V x) { return x + load_lanes(m, n); }
 
 // One row of scores masked: bool keeps where true, f32 is added.
 void mask_row(const View& mask, int64_t at, int64_t n, float* x) {
   const int64_t step = mask.stride[mask.rank - 1];
-  with_type<attention_args::In::mask_dtypes>(mask.dtype, [&](auto t) {
-    const auto* m = mask.as<const decltype(t)>() + at;
-    if constexpr (std::is_same_v<decltype(t), bool>)
-      for (int64_t j = 0; j < n; j++) x[j] = m[j * step] ? x[j] : -HUGE_VALF;
-    else
-      for (int64_t j = 0; j < n; j++) x[j] += m[j * step];
+  with_type<attention_args::In::mask_dtypes>(mask.dtype, [&]<class T>(T) {
+    const T* m = mask.as<const T>() + at;
+    if (step == 1)
+      return for_lanes<float>(
+          n, [&](int64_t j, int lanes) { store_lanes(x + j, masked(m + j, lanes, load_lanes(x + j, lanes)), lanes); });
+    for (int64_t j = 0; j < n; j++) {
+      if constexpr (std::is_same_v<T, bool>)
+        x[j] = m[j * step] ? x[j] : -HUGE_VALF;
+      else
+        x[j] += m[j * step];
+    }
   });
 }
 
@@ -28,7 +44,9 @@ void scale_row(const float* src, int64_t step, int64_t n, float scale, float* ds
 // Row x[0, n) becomes e ** (x - max); returns 1 / sum, or `nothing` where everything is masked.
 float exponentials(float* x, int64_t n, float nothing) {
   const float top = row_max(x, n);
-  if (top == -HUGE_VALF) {
+  if (top == -HUGE_VALF) {  // also where NaN is beside what is masked, which a maximum passes over
+    for (int64_t i = 0; i < n; i++)
+      if (x[i] != top) nothing = NAN;
     std::memset(x, 0, n * 4);
     return nothing;
   }
@@ -40,65 +58,191 @@ float exponentials(float* x, int64_t n, float nothing) {
   return static_cast<float>(1 / sum);
 }
 
+// From a row of exponentials x, 1 / their sum and the gradient g of the probabilities: x becomes the probabilities, g
+// the gradient of the scores.
+void score_gradients(float* x, float* g, int64_t n, float inverse) {
+  const float mean = static_cast<float>(row_sum<float>(n, [&](int64_t i, int lanes) {
+    V p = load_lanes(x + i, lanes) * V(inverse);
+    store_lanes(x + i, p, lanes);
+    return p * load_lanes(g + i, lanes);
+  }));
+  for_lanes<float>(n, [&](int64_t i, int lanes) {
+    store_lanes(g + i, load_lanes(x + i, lanes) * (load_lanes(g + i, lanes) - V(mean)), lanes);
+  });
+}
+
+float* matrix_at(const View& x, int64_t index) { return x.as<float>() + batch_offset(x, index); }
+
+// The right side (K, N) of a product: as it lies where blocks of 16 columns can be read there, else packed.
+struct Columns {
+  const float* data;
+  int64_t block, step;
+};
+bool lies_in_blocks(const View& x) { return x.stride[x.rank - 1] == 1 && x.shape[x.rank - 1] % kBlock == 0; }
+int64_t room_for(const View& x) {
+  return lies_in_blocks(x) ? 0 : ceil_div(x.shape[x.rank - 1], kBlock) * kBlock * x.shape[x.rank - 2];
+}
+Columns packed(const float* x, int64_t s_k, int64_t s_n, int64_t K, int64_t N, float* room) {
+  pack_columns(x, s_k, s_n, K, N, 0, ceil_div(N, kBlock), room);
+  return {room, K * kBlock, kBlock};
+}
+Columns columns_of(const View& x, int64_t head, float* room) {
+  const int64_t K = x.shape[x.rank - 2], N = x.shape[x.rank - 1], s_k = x.stride[x.rank - 2];
+  if (lies_in_blocks(x)) return {matrix_at(x, head), kBlock, s_k};
+  return packed(matrix_at(x, head), s_k, x.stride[x.rank - 1], K, N, room);
+}
+Columns columns_of_transposed(const View& x, int64_t head, float* room) {
+  const int r = x.rank;
+  return packed(matrix_at(x, head), x.stride[r - 1], x.stride[r - 2], x.shape[r - 1], x.shape[r - 2], room);
+}
+
+// c (M, N) = a (M, K) b (K, N), or what is added to c.
+void multiply(int64_t M, int64_t N, int64_t K, const float* a, int64_t a_m, int64_t a_k, const Columns& b, float* c,
+              int64_t c_m, bool add = false) {
+  Matmul g = {M, N, K, a, a_m, a_k, b.data, b.block, b.step, c, c_m};
+  if (add) g.residual = c, g.r_m = c_m;
+  product(g, 0, M, 0, ceil_div(N, kBlock));
+}
+
+struct Sizes {
+  int64_t heads = 1, L, E, S, D;
+  int64_t ld, q_ld, y_ld;  // of rows of scores, queries and results in scratch: one line off a power of two
+  int64_t keys;            // S up to whole blocks
+  int64_t block;           // rows of scores at a time
+
+  Sizes(const View& q, const View& k, const View& v) {
+    const int r = q.rank;
+    for (int d = 0; d < r - 2; d++) heads *= q.shape[d];
+    L = q.shape[r - 2], E = q.shape[r - 1], S = k.shape[r - 2], D = v.shape[r - 1];
+    keys = ceil_div(S, kBlock) * kBlock;
+    ld = keys + kBlock, q_ld = (ceil_div(E, kBlock) + 1) * kBlock, y_ld = (ceil_div(D, kBlock) + 1) * kBlock;
+    const int64_t fit = kScoreBytes / 4 / ld / kTileRows * kTileRows;
+    const int64_t most = larger(kTileRows, smaller(8 * kTileRows, fit));
+    block = larger(1, ceil_div(L, larger(1, ceil_div(L, most))));
+  }
+  // Into how many parts a head's rows are cut, so that there are about `tasks` of them.
+  int64_t parts(int64_t tasks) const {
+    return larger(1, smaller(ceil_div(L, kPartRows), ceil_div(tasks, larger(1, heads))));
+  }
+};
+
+// A block of rows in scratch: queries times `scale`, e ** (scores - the largest), and 1 / the sums of those.
+struct Rows {
+  float *queries, *scores, *inverse;
+};
+
+// Fills `to` for queries [m, m + rows) of a head; returns how many keys they see at most.
+template <class Args>
+int64_t score(const Args& c, const Sizes& z, int64_t head, int64_t m, int64_t rows, const Columns& keys,
+              const Rows& to) {
+  const View &q = c.in.q, &mask = c.in.mask;
+  const float nothing = c.in.mask && c.attr.strict ? NAN : 0;  // what a row without a key is multiplied by
+  const int r = q.rank;
+  const int64_t limit = c.attr.causal ? smaller(z.S, m + rows) : z.S;
+  const float* from = matrix_at(q, head) + m * q.stride[r - 2];
+  for (int64_t i = 0; i < rows; i++)
+    scale_row(from + i * q.stride[r - 2], q.stride[r - 1], z.E, c.attr.scale, to.queries + i * z.q_ld);
+  multiply(rows, ceil_div(limit, kBlock) * kBlock, z.E, to.queries, z.q_ld, 1, keys, to.scores, z.ld);
+  for (int64_t i = 0; i < rows; i++) {
+    float* x = to.scores + i * z.ld;
+    const int64_t n = c.attr.causal ? smaller(limit, m + i + 1) : limit;
+    if (c.in.mask) mask_row(mask, batch_offset(mask, head) + (m + i) * mask.stride[r - 2], n, x);
+    to.inverse[i] = exponentials(x, n, nothing);
+    std::memset(x + n, 0, (limit - n) * 4);
+  }
+  return limit;
+}
+
+// Rows `ld` apart.
+struct Matrix {
+  float* data;
+  int64_t ld;
+};
+Matrix matrix_of(const View& x, int64_t head) { return {matrix_at(x, head), x.stride[x.rank - 2]}; }
+
+void clear(const Matrix& x, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; i++) std::memset(x.data + i * x.ld, 0, columns * 4);
+}
+void add(const float* from, int64_t n, float* to) {
+  for_lanes<float>(n,
+                   [&](int64_t i, int m) { store_lanes(to + i, load_lanes(to + i, m) + load_lanes(from + i, m), m); });
+}
+
 }  // namespace
 
 // q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool or f32; the last axis of out (..., L, D) is
 // dense. A query that sees no key gives zeros, with strict NaN.
 void attention(const attention_args& c) {
-  const View &q = c.in.q, &k = c.in.k, &v = c.in.v, &out = c.out.y;
+  const View &k = c.in.k, &v = c.in.v, &out = c.out.y;
   if (out.size() == 0) return;
-  const View* mask = c.in.mask ? &c.in.mask : nullptr;
-  const bool causal = c.attr.causal;
-  const float nothing = mask && c.attr.strict ? NAN : 0;  // what a row without a key is multiplied by
-  const int r = q.rank;
-  const int64_t L = q.shape[r - 2], E = q.shape[r - 1], S = k.shape[r - 2], D = v.shape[r - 1];
-  int64_t heads = 1;
-  for (int d = 0; d < r - 2; d++) heads *= q.shape[d];
+  const Sizes z(c.in.q, k, v);
+  const int64_t parts = z.parts(task_count(c.exec, 2. * z.heads * z.L * z.S * (z.E + z.D)));
 
-  const int64_t key_blocks = ceil_div(S, kBlock), value_blocks = ceil_div(D, kBlock);
-  const bool packs_values = v.stride[r - 1] != 1 || D % kBlock != 0;
-  const int64_t ld = (key_blocks + 1) * kBlock, q_ld = (ceil_div(E, kBlock) + 1) * kBlock;  // one line off a power of 2
-  const int64_t fit = kScoreBytes / 4 / ld / kTileRows * kTileRows;
-  const int64_t block = smaller(L, larger(kTileRows, smaller(4 * kTileRows, fit)));
-  const int64_t wanted = ceil_div(task_count(c.exec, 2. * heads * L * S * (E + D)), heads);
-  const int64_t per_task = ceil_div(L, smaller(ceil_div(L, block), wanted)), tasks = ceil_div(L, per_task);
+  parallel_for(c.exec, z.heads * parts, [&](int64_t t) {
+    const int64_t head = t / parts, part = t % parts, first = z.L * part / parts, end = z.L * (part + 1) / parts;
+    float* room = scratch<float>(c.exec, 1, z.keys * z.E + room_for(v));
+    const Columns keys = columns_of_transposed(k, head, room), values = columns_of(v, head, room + z.keys * z.E);
+    float* scores = scratch<float>(c.exec, 0, z.block * (z.ld + z.q_ld + 1));
+    const Rows b = {scores + z.block * z.ld, scores, scores + z.block * (z.ld + z.q_ld)};
+    const Matrix y = matrix_of(out, head);
 
-  parallel_for(c.exec, heads * tasks, [&](int64_t t) {
-    const int64_t head = t / tasks, first = t % tasks * per_task, end = smaller(L, first + per_task);
-    const float *qs = q.as<const float>() + batch_offset(q, head),
-                *values = v.as<const float>() + batch_offset(v, head);
-    float* keys = scratch<float>(c.exec, 1, (key_blocks * E + value_blocks * S) * kBlock);
-    float* packed_values = keys + key_blocks * E * kBlock;
-    pack_columns(k.as<const float>() + batch_offset(k, head), k.stride[r - 1], k.stride[r - 2], E, S, 0, key_blocks,
-                 keys);
-    if (packs_values) pack_columns(values, v.stride[r - 2], v.stride[r - 1], S, D, 0, value_blocks, packed_values);
-    float* scores = scratch<float>(c.exec, 0, block * (ld + q_ld + 1));
-    float *queries = scores + block * ld, *inverse = queries + block * q_ld;
-    float* y = out.as<float>() + batch_offset(out, head);
-    const int64_t y_ld = out.stride[r - 2];
+    for (int64_t m = first; m < end; m += z.block) {
+      const int64_t rows = smaller(z.block, end - m), limit = score(c, z, head, m, rows, keys, b);
+      float* target = y.data + m * y.ld;
+      multiply(rows, z.D, limit, scores, z.ld, 1, values, target, y.ld);
+      for (int64_t i = 0; i < rows; i++) scale_row(target + i * y.ld, 1, z.D, b.inverse[i], target + i * y.ld);
+    }
+  });
+}
 
-    for (int64_t m = first; m < end; m += block) {
-      const int64_t rows = smaller(block, end - m), limit = causal ? smaller(S, m + rows) : S;
+// From what `attention` takes and dy (..., L, D): dq, dk, dv, whose last axes are dense. Scores and probabilities are
+// computed again, a block of rows at a time: nothing of L x S is kept.
+void attention_grad(const attention_grad_args& c) {
+  const View &k = c.in.k, &v = c.in.v, &dy = c.in.dy;
+  const Sizes z(c.in.q, k, v);
+  // Parts of a head have sums of dk and dv of their own: no more parts than give every thread its share.
+  const int64_t wanted = smaller(4 * c.exec->threads, task_count(c.exec, 5. * z.heads * z.L * z.S * (z.E + z.D)));
+  const int64_t parts = z.parts(wanted), sums = z.S * (z.E + z.D);
+  float* others = scratch<float>(c.exec, 2, z.heads * (parts - 1) * sums);
+
+  parallel_for(c.exec, z.heads * parts, [&](int64_t t) {
+    const int64_t head = t / parts, part = parts - 1 - t % parts;  // causal: those that see most keys come first
+    const int64_t first = z.L * part / parts, end = z.L * (part + 1) / parts;
+    float* own = part ? others + (head * (parts - 1) + part - 1) * sums : nullptr;
+    const Matrix dk = part ? Matrix{own, z.E} : matrix_of(c.out.dk, head),
+                 dv = part ? Matrix{own + z.S * z.E, z.D} : matrix_of(c.out.dv, head), dq = matrix_of(c.out.dq, head);
+    clear(dk, z.S, z.E);
+    clear(dv, z.S, z.D);
+    float* room = scratch<float>(c.exec, 1, z.keys * (z.E + z.D) + room_for(k));
+    const Columns keys_t = columns_of_transposed(k, head, room),
+                  values_t = columns_of_transposed(v, head, room + z.keys * z.E),
+                  keys = columns_of(k, head, room + z.keys * (z.E + z.D));
+    float* p = scratch<float>(c.exec, 0, z.block * (2 * z.ld + z.q_ld + z.y_ld + 1));
+    float *ds = p + z.block * z.ld, *queries = ds + z.block * z.ld, *grads = queries + z.block * z.q_ld;
+    const Rows b = {queries, p, grads + z.block * z.y_ld};
+
+    for (int64_t m = first; m < end; m += z.block) {
+      const int64_t rows = smaller(z.block, end - m), limit = score(c, z, head, m, rows, keys_t, b);
+      const float* from = matrix_at(dy, head) + m * dy.stride[dy.rank - 2];
       for (int64_t i = 0; i < rows; i++)
-        scale_row(qs + (m + i) * q.stride[r - 2], q.stride[r - 1], E, c.attr.scale, queries + i * q_ld);
-      const int64_t blocks = ceil_div(limit, kBlock);
-      product({rows, blocks * kBlock, E, queries, q_ld, 1, keys, E * kBlock, kBlock, scores, ld}, 0, rows, 0, blocks);
-      for (int64_t i = 0; i < rows; i++) {
-        float* x = scores + i * ld;
-        const int64_t n = causal ? smaller(limit, m + i + 1) : limit;
-        if (mask) mask_row(*mask, batch_offset(*mask, head) + (m + i) * mask->stride[r - 2], n, x);
-        inverse[i] = exponentials(x, n, nothing);
-        std::memset(x + n, 0, (limit - n) * 4);
-      }
-      float* target = y + m * y_ld;
-      Matmul g = {rows, D, limit, scores, ld, 1, values, kBlock, v.stride[r - 2], target, y_ld};
-      if (packs_values) g.b = packed_values, g.b_n = S * kBlock, g.b_k = kBlock;
-      product(g, 0, rows, 0, value_blocks);
-      for (int64_t i = 0; i < rows; i++)
-        for_lanes<float>(D, [&](int64_t d, int n) {
-          float* p = target + i * y_ld + d;
-          store_lanes(p, load_lanes(p, n) * V(inverse[i]), n);
-        });
+        scale_row(from + i * dy.stride[dy.rank - 2], dy.stride[dy.rank - 1], z.D, 1, grads + i * z.y_ld);
+      multiply(rows, ceil_div(limit, kBlock) * kBlock, z.D, grads, z.y_ld, 1, values_t, ds, z.ld);
+      for (int64_t i = 0; i < rows; i++) score_gradients(p + i * z.ld, ds + i * z.ld, limit, b.inverse[i]);
+      multiply(limit, z.D, rows, p, 1, z.ld, {grads, kBlock, z.y_ld}, dv.data, dv.ld, true);
+      multiply(limit, z.E, rows, ds, 1, z.ld, {queries, kBlock, z.q_ld}, dk.data, dk.ld, true);
+      float* target = dq.data + m * dq.ld;
+      multiply(rows, z.E, limit, ds, z.ld, 1, keys, target, dq.ld);
+      for (int64_t i = 0; i < rows; i++) scale_row(target + i * dq.ld, 1, z.E, c.attr.scale, target + i * dq.ld);
+    }
+  });
+
+  parallel_each(c.exec, parts > 1 ? z.heads * z.S : 0, parts * (z.E + z.D), [&](int64_t i) {
+    const int64_t head = i / z.S, j = i % z.S;
+    const Matrix dk = matrix_of(c.out.dk, head), dv = matrix_of(c.out.dv, head);
+    for (int64_t part = 1; part < parts; part++) {
+      const float* own = others + (head * (parts - 1) + part - 1) * sums;
+      add(own + j * z.E, z.E, dk.data + j * dk.ld);
+      add(own + z.S * z.E + j * z.D, z.D, dv.data + j * dv.ld);
     }
   });
 }

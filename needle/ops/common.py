@@ -108,9 +108,15 @@ def as_operand(value: Any, like: Tensor) -> Tensor:
     return Tensor(value, device=like.device, dtype=dtype, requires_grad=False)
 
 
+def alias(t: Tensor) -> Tensor:
+    """The same values as another node, so that one tensor in two places has two gradients."""
+    return t * 1.0
+
+
 def gradient_of_decomposition(self: Op, out_grad: Tensor, node: Tensor) -> tuple[Any, ...]:
     """For `gradient = ...` in an op whose gradient is rarely needed: recomputes the op as its decomposition."""
-    return vjp(self.decompose(*node.inputs), out_grad, node.inputs)
+    inputs = [alias(t) if t.requires_grad else t for t in node.inputs]
+    return vjp(self.decompose(*inputs), out_grad, inputs)
 
 
 class Layer(Op):

@@ -91,6 +91,7 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
                 if not i:
                     made.reached = [reached(t) for t in result]
                 made.results.append([t.detach().clone() if isinstance(t, torch.Tensor) else t for t in result])
+                del result  # and what its graph keeps
         finally:
             writes.undo()
             made.changing = state.changed()
@@ -124,6 +125,7 @@ def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) ->
     given = dict(zip(names, args, strict=False)) | kwargs
     flat = iter(tensors((args, kwargs)))
     env: dict[fx.Node, Any] = {}
+    last = {n: node for node in captured.graph.nodes for n in node.all_input_nodes}  # its last reader
 
     def leaf(v: Any) -> Any:
         if isinstance(v, fx.Node):
@@ -150,6 +152,9 @@ def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) ->
                 env[node] = getattr(args[0], name)(*args[1:], **kwargs)
             else:
                 env[node] = node.target(*args, **kwargs)
+            for n in node.all_input_nodes:
+                if last[n] is node:
+                    del env[n]
     raise AssertionError
 
 
