@@ -13,7 +13,7 @@ import numpy as np
 
 from .backend_ndarray import Device, NDArray, as_ndarray, cpu_numpy, dtype_name, dtype_of
 from .backend_selection import BACKEND, default_device
-from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads, vjp
+from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads, uncollected, vjp
 from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, one_of, op
 
 TENSOR_COUNTER = 0
@@ -298,5 +298,6 @@ __all__ = [
     "op",
     "sum_grads",
     "tensor_method",
+    "uncollected",
     "vjp",
 ]

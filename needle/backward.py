@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from .backend_ndarray import NDArray
 
 if TYPE_CHECKING:
     from .autograd import Tensor
@@ -11,12 +15,29 @@ if TYPE_CHECKING:
 
 def compute_gradient_of_variables(output: Tensor, out_grad: Tensor) -> None:
     """Store the gradient of `output` in `.grad` of every tensor that it depends on and that requires one."""
+    with uncollected():
+        walk(output, out_grad)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python's garbage collector pauses while many small objects are made that all stay: it would walk all of a program's."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+def walk(output: Tensor, out_grad: Tensor) -> None:
     grads: dict[int, list[Tensor]] = {id(output): [out_grad]}
     for node in reversed(find_topo_sort([output])):
         parts = grads.pop(id(node), None)
         if parts is None or not node.requires_grad:
             continue
-        total = sum_grads(parts)
+        total = parts[0] if len(parts) == 1 else sum_grads(parts)
         node.keep_gradient(total)
         if node.op is None:
             continue
@@ -36,6 +57,8 @@ def cast_as(gradient: Tensor, of: Tensor) -> Tensor:
 
 
 def sum_grads(parts: list[Tensor]) -> Tensor:
+    if len(parts) > 2 and isinstance(parts[0].cached_data, NDArray):
+        return parts[0]._total(*parts[1:])
     total = parts[0]
     for p in parts[1:]:
         total = total + p

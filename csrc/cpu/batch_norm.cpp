@@ -6,17 +6,30 @@ namespace needle::NEEDLE_ISA {
 namespace {
 
 constexpr int64_t kSection = 512;  // terms that are summed in the array's own type; sections are added in double
+constexpr int kChains = 4;         // of sums, which hide the latency of an addition
 
-// Adds to totals[0..SUMS) the sums of f(i, n, sums) over a row; f adds its lanes to sums, lanes beyond n being zero.
+// Adds to totals[0..SUMS) the sums of f(row, i, n, sums) over all rows; f adds its lanes to sums, lanes beyond n being
+// zero.
 template <class T, int SUMS, class F>
-NEEDLE_INLINE void add_row(double* totals, int64_t size, const F& f) {
+NEEDLE_INLINE void add_rows(double* totals, int64_t rows, int64_t size, const F& f) {
   using L = typename LanesOf<T>::type;
-  for (int64_t first = 0; first < size; first += kSection) {
-    L sums[SUMS];
-    for (L& s : sums) s = L(T(0));
-    for_lanes<T>(smaller(kSection, size - first), [&](int64_t i, int n) { f(first + i, n, sums); });
-    for (int k = 0; k < SUMS; k++) totals[k] += static_cast<double>(reduce_add(sums[k]));
-  }
+  constexpr int N = LanesOf<T>::width;
+  const int64_t together = larger(1, kSection / larger(1, size));  // rows of one section
+  for (int64_t row = 0; row < rows; row += together)
+    for (int64_t first = 0; first < size; first += kSection) {
+      const int64_t end = smaller(size, first + kSection);
+      L sums[kChains][SUMS];
+      for (auto& chain : sums)
+        for (L& s : chain) s = L(T(0));
+      for (int64_t r = row; r < smaller(rows, row + together); r++) {
+        int64_t i = first;
+        for (; i + kChains * N <= end; i += kChains * N)
+          for (int j = 0; j < kChains; j++) f(r, i + j * N, N, sums[j]);
+        for_lanes<T>(end - i, [&](int64_t at, int n) { f(r, i + at, n, sums[0]); });
+      }
+      for (int k = 0; k < SUMS; k++)
+        totals[k] += static_cast<double>(reduce_add((sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k])));
+    }
 }
 
 // Lanes of x - mean, those beyond n zero.
@@ -44,24 +57,193 @@ NEEDLE_INLINE void normalise(T* y, const T* x, int64_t size, T mean, T scale, T 
   });
 }
 
-// Mean and biased variance of `rows` rows, in two passes: E(x^2) - E(x)^2 would cancel. The second one corrects the
-// mean, so that equal numbers have theirs exactly: a norm divides what is left of them by the root of eps alone.
+// Mean and biased variance from the sum of the values, and from those of their distances from `centre` and the squares
+// of these: E(x^2) - E(x)^2 would cancel. The second pass corrects the mean, so that equal numbers have theirs exactly:
+// a norm divides what is left of them by the root of eps alone.
+NEEDLE_INLINE void finish(double count, double total, double centre, double off, double squares, double* mean,
+                          double* var) {
+  off /= count;
+  *mean = off == off ? centre + off : total / count;
+  *var = max(0.0, squares / count - off * off);  // in this order not a number stays none
+}
+
 template <class T, class F>
 NEEDLE_INLINE void statistics(int64_t rows, int64_t size, const F& row, double* mean, double* var) {
   using L = typename LanesOf<T>::type;
-  double count = static_cast<double>(rows * size), total = 0, sums[2] = {0, 0};  // of x - centre and its squares
-  for (int64_t r = 0; r < rows; r++)
-    add_row<T, 1>(&total, size, [&](int64_t i, int n, L* s) { s[0] = s[0] + load_lanes(row(r) + i, n); });
+  double count = static_cast<double>(rows * size), total = 0, sums[2] = {0, 0};
+  add_rows<T, 1>(&total, rows, size,
+                 [&](int64_t r, int64_t i, int n, L* s) { s[0] = s[0] + load_lanes(row(r) + i, n); });
   const T centre = static_cast<T>(total / count);
-  for (int64_t r = 0; r < rows; r++)
-    add_row<T, 2>(sums, size, [&](int64_t i, int n, L* s) {
-      L d = centred(row(r) + i, n, L(centre));
-      s[0] = s[0] + d;
-      s[1] = fma(d, d, s[1]);
+  add_rows<T, 2>(sums, rows, size, [&](int64_t r, int64_t i, int n, L* s) {
+    L d = centred(row(r) + i, n, L(centre));
+    s[0] = s[0] + d;
+    s[1] = fma(d, d, s[1]);
+  });
+  finish(count, total, static_cast<double>(centre), sums[0], sums[1], mean, var);
+}
+
+// Rows shorter than a vector: those of neighbouring channels follow each other in an image, as columns of a matrix with
+// a row per image.
+constexpr int64_t kColumns = 256;  // that are worked on at a time: so many rows of them stay in L2
+
+template <class T>
+bool has_short_rows(const View& x) {
+  const int64_t size = x.shape[2];
+  return size > 0 && size < LanesOf<T>::width && x.stride[1] == size && x.shape[0] > 1;
+}
+
+// Channels [first, first + channels) of (N, C, S), in columns.
+struct Columns {
+  int64_t rows, size, first, channels;
+  int64_t count() const { return channels * size; }
+  double values() const { return static_cast<double>(rows * size); }  // of a channel
+};
+
+// f(columns) for all channels of x, in tasks.
+template <class F>
+void each_columns(const Exec* exec, const View& x, const F& f) {
+  const int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2], step = kColumns / size;
+  parallel_each(exec, ceil_div(channels, step), 4 * rows * size * step,
+                [&](int64_t t) { f(Columns{rows, size, t * step, smaller(step, channels - t * step)}); });
+}
+
+// A value per channel, of(channel), for each of its columns.
+template <class T>
+struct Spread {
+  T values[kColumns];
+
+  template <class F>
+  Spread(const Columns& c, const F& of) {
+    for (int64_t k = 0; k < c.channels; k++)
+      for (int64_t i = 0; i < c.size; i++) values[k * c.size + i] = of(k);
+  }
+  typename LanesOf<T>::type at(int64_t column, int n) const { return load_lanes(values + column, n); }
+};
+
+template <int SUMS>
+struct ColumnSums {
+  double of[SUMS][kColumns] = {};  // by channel
+};
+
+// Sums per channel of f(row, column, n, sums), which adds n lanes from a column on to sums.
+template <class T, int SUMS, class F>
+NEEDLE_INLINE ColumnSums<SUMS> add_columns(const Columns& c, const F& f) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width;
+  constexpr int64_t kRows = 32;  // that are summed in the array's own type
+  ColumnSums<SUMS> total;
+  for (int64_t row = 0; row < c.rows; row += kRows) {
+    T part[SUMS][kColumns];
+    for (int64_t column = 0; column < c.count(); column += kChains * N) {
+      const int64_t rest = c.count() - column;
+      const int chains = static_cast<int>(smaller(kChains, ceil_div(rest, N)));
+      L sums[kChains][SUMS];
+      for (auto& chain : sums)
+        for (L& s : chain) s = L(T(0));
+      for (int64_t r = row; r < smaller(c.rows, row + kRows); r++)
+        if (rest >= kChains * N)
+          for (int j = 0; j < kChains; j++) f(r, column + j * N, N, sums[j]);
+        else
+          for (int j = 0; j < chains; j++) f(r, column + j * N, static_cast<int>(smaller(N, rest - j * N)), sums[j]);
+      for (int j = 0; j < chains; j++)
+        for (int s = 0; s < SUMS; s++)
+          store_lanes(part[s] + column + j * N, sums[j][s], static_cast<int>(smaller(N, rest - j * N)));
+    }
+    for (int s = 0; s < SUMS; s++)
+      for (int64_t k = 0; k < c.channels; k++) {
+        T sum = part[s][k * c.size];
+        for (int64_t i = 1; i < c.size; i++) sum += part[s][k * c.size + i];
+        total.of[s][k] += static_cast<double>(sum);
+      }
+  }
+  return total;
+}
+
+template <class T>
+void train_short_rows(const batch_norm_train_args& c) {
+  using L = typename LanesOf<T>::type;
+  const View &x = c.in.x, &y = c.out.y;
+  each_columns(c.exec, x, [&](const Columns& columns) {
+    const auto from = [&](int64_t n) { return row_of<T>(x, n, columns.first); };
+    const auto total =
+        add_columns<T, 1>(columns, [&](int64_t r, int64_t i, int n, L* s)
+                                       __attribute__((always_inline)) { s[0] = s[0] + load_lanes(from(r) + i, n); });
+    const Spread<T> centre(columns, [&](int64_t k) { return static_cast<T>(total.of[0][k] / columns.values()); });
+    const auto around =
+        add_columns<T, 2>(columns, [&](int64_t r, int64_t i, int n, L* s) __attribute__((always_inline)) {
+          const L d = load_lanes(from(r) + i, n) - centre.at(i, n);
+          s[0] = s[0] + d;
+          s[1] = fma(d, d, s[1]);
+        });
+    T scales[kColumns];
+    for (int64_t k = 0; k < columns.channels; k++) {
+      const int64_t channel = columns.first + k;
+      double mean, var;
+      finish(columns.values(), total.of[0][k], static_cast<double>(centre.values[k * columns.size]), around.of[0][k],
+             around.of[1][k], &mean, &var);
+      const double inverse = 1 / ::sqrt(var + c.attr.eps);
+      c.out.mean.as<T>()[channel] = static_cast<T>(mean);
+      c.out.var.as<T>()[channel] = static_cast<T>(var);
+      c.out.inverse.as<T>()[channel] = static_cast<T>(inverse);
+      scales[k] = static_cast<T>(inverse * c.in.weight.as<T>()[channel]);
+    }
+    const Spread<T> mean(columns, [&](int64_t k) { return c.out.mean.as<T>()[columns.first + k]; });
+    const Spread<T> scale(columns, [&](int64_t k) { return scales[k]; });
+    const Spread<T> bias(columns, [&](int64_t k) { return c.in.bias.as<T>()[columns.first + k]; });
+    for (int64_t r = 0; r < columns.rows; r++) {
+      T* to = row_of<T>(y, r, columns.first);
+      for_lanes<T>(columns.count(), [&](int64_t i, int n) {
+        const L v = (load_lanes(from(r) + i, n) - mean.at(i, n)) * scale.at(i, n) + bias.at(i, n);
+        store_lanes(to + i, activate(static_cast<int>(c.attr.activation), static_cast<T>(c.attr.alpha), v), n);
+      });
+    }
+  });
+}
+
+// What the gradient of a channel with `count` values is made of, from the sums of dy and of dy (x - mean): with
+// z = (x - mean) inverse, dx = weight inverse (dy - sum(dy) / count - z sum(dy z) / count).
+template <class T>
+struct Slope {
+  T average, tilt, scale;
+
+  Slope(const batch_norm_train_grad_args& c, int64_t channel, double count, double sum, double slant) {
+    const double inverse = c.in.inverse.as<T>()[channel], weight = c.in.weight.as<T>()[channel];
+    c.out.dweight.as<T>()[channel] = static_cast<T>(slant * inverse);
+    c.out.dbias.as<T>()[channel] = static_cast<T>(sum);
+    average = static_cast<T>(sum / count);
+    tilt = static_cast<T>(slant * inverse * inverse / count);
+    scale = static_cast<T>(weight * inverse);
+  }
+};
+
+template <class T>
+void grad_short_rows(const batch_norm_train_grad_args& c) {
+  using L = typename LanesOf<T>::type;
+  const View &x = c.in.x, &dy = c.in.dy, &dx = c.out.dx;
+  each_columns(c.exec, x, [&](const Columns& columns) {
+    const Spread<T> mean(columns, [&](int64_t k) { return c.in.mean.as<T>()[columns.first + k]; });
+    const auto sums = add_columns<T, 2>(columns, [&](int64_t r, int64_t i, int n, L* s) __attribute__((always_inline)) {
+      const L g = load_lanes(row_of<T>(dy, r, columns.first) + i, n);
+      s[0] = s[0] + g;
+      s[1] = fma(g, load_lanes(row_of<T>(x, r, columns.first) + i, n) - mean.at(i, n), s[1]);
     });
-  const double off = sums[0] / count;
-  *mean = off == off ? static_cast<double>(centre) + off : total / count;
-  *var = max(0.0, sums[1] / count - off * off);  // in this order not a number stays none
+    T averages[kColumns], tilts[kColumns], scales[kColumns];
+    for (int64_t k = 0; k < columns.channels; k++) {
+      const Slope<T> slope(c, columns.first + k, columns.values(), sums.of[0][k], sums.of[1][k]);
+      averages[k] = slope.average, tilts[k] = slope.tilt, scales[k] = slope.scale;
+    }
+    const Spread<T> average(columns, [&](int64_t k) { return averages[k]; });
+    const Spread<T> tilt(columns, [&](int64_t k) { return tilts[k]; });
+    const Spread<T> scale(columns, [&](int64_t k) { return scales[k]; });
+    for (int64_t r = 0; r < columns.rows; r++) {
+      const T *from = row_of<T>(x, r, columns.first), *g = row_of<T>(dy, r, columns.first);
+      T* to = row_of<T>(dx, r, columns.first);
+      for_lanes<T>(columns.count(), [&](int64_t i, int n) {
+        const L off = load_lanes(from + i, n) - mean.at(i, n);
+        store_lanes(to + i, (load_lanes(g + i, n) - average.at(i, n) - off * tilt.at(i, n)) * scale.at(i, n), n);
+      });
+    }
+  });
 }
 
 }  // namespace
@@ -94,6 +276,7 @@ void batch_norm_train(const batch_norm_train_args& c) {
   const View& x = c.in.x;
   int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2];
   with_type<batch_norm_train_args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
+    if (has_short_rows<T>(x) && has_short_rows<T>(c.out.y)) return train_short_rows<T>(c);
     parallel_each(c.exec, channels, 4 * rows * size, [&](int64_t k) {
       double mean, var;
       statistics<T>(rows, size, [&](int64_t n) { return row_of<T>(x, n, k); }, &mean, &var);
@@ -109,32 +292,27 @@ void batch_norm_train(const batch_norm_train_args& c) {
   });
 }
 
-// With m = N S and z = (x - mean) inv_std: dx = weight inv_std (dy - sum(dy) / m - z sum(dy z) / m).
 void batch_norm_train_grad(const batch_norm_train_grad_args& c) {
   const View &x = c.in.x, &dy = c.in.dy, &dx = c.out.dx;
   int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2];
   with_type<batch_norm_train_grad_args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
     using L = typename LanesOf<T>::type;
+    if (has_short_rows<T>(x) && has_short_rows<T>(dy) && has_short_rows<T>(dx)) return grad_short_rows<T>(c);
     parallel_each(c.exec, channels, 4 * rows * size, [&](int64_t k) {
-      double inverse = c.in.inverse.as<T>()[k], weight = c.in.weight.as<T>()[k],
-             sums[2] = {0, 0};  // of dy, of dy (x - mean)
+      double sums[2] = {0, 0};  // of dy, of dy (x - mean)
       L mean(c.in.mean.as<T>()[k]);
-      for (int64_t n = 0; n < rows; n++)
-        add_row<T, 2>(sums, size, [&](int64_t i, int m, L* s) {
-          L g = load_lanes(row_of<T>(dy, n, k) + i, m);
-          s[0] = s[0] + g;
-          s[1] = fma(g, load_lanes(row_of<T>(x, n, k) + i, m) - mean, s[1]);
-        });
-      c.out.dweight.as<T>()[k] = static_cast<T>(sums[1] * inverse);
-      c.out.dbias.as<T>()[k] = static_cast<T>(sums[0]);
-      double count = static_cast<double>(rows * size);
-      L scale(static_cast<T>(weight * inverse)), average(static_cast<T>(sums[0] / count));
-      L slope(static_cast<T>(sums[1] * inverse * inverse / count));
+      add_rows<T, 2>(sums, rows, size, [&](int64_t r, int64_t i, int n, L* s) {
+        L g = load_lanes(row_of<T>(dy, r, k) + i, n);
+        s[0] = s[0] + g;
+        s[1] = fma(g, load_lanes(row_of<T>(x, r, k) + i, n) - mean, s[1]);
+      });
+      const Slope<T> slope(c, k, static_cast<double>(rows * size), sums[0], sums[1]);
+      L scale(slope.scale), average(slope.average), tilt(slope.tilt);
       for (int64_t n = 0; n < rows; n++) {
         const T *xr = row_of<T>(x, n, k), *g = row_of<T>(dy, n, k);
         T* to = row_of<T>(dx, n, k);
         for_lanes<T>(size, [&](int64_t i, int m) {
-          L d = load_lanes(g + i, m) - average - (load_lanes(xr + i, m) - mean) * slope;
+          L d = load_lanes(g + i, m) - average - (load_lanes(xr + i, m) - mean) * tilt;
           store_lanes(to + i, d * scale, m);
         });
       }

@@ -10,23 +10,31 @@ struct BlockCopy {
   const float* src;
   int64_t channels, s_channel, s_row, s_pixel, h, w, top, left;
   float* dst;
-  int64_t block, dst_h, dst_w;
+  int64_t block, dst_h, dst_w, step_h, step_w;
 };
 
 void copy_to_block(const BlockCopy& b) {
-  const int64_t pitch = b.dst_w * b.block;
-  const int64_t x0 = smaller(larger(0, b.left), b.dst_w), x1 = larger(x0, smaller(b.left + b.w, b.dst_w));
+  const int64_t pitch = b.dst_w * b.block, step = b.step_w;
+  // Pixels [x0, x1) of a row lie inside.
+  const int64_t x0 = smaller(larger(0, ceil_div(-b.left, step)), b.w);
+  const int64_t x1 = larger(x0, smaller(b.w, ceil_div(b.dst_w - b.left, step)));
   for (int64_t y = 0; y < b.dst_h; y++) {
     float* d = b.dst + y * pitch;
-    const int64_t sy = y - b.top;
-    if (sy < 0 || sy >= b.h || x1 == x0) {
+    const int64_t sy = (y - b.top) / b.step_h;
+    if (y < b.top || (y - b.top) % b.step_h != 0 || sy >= b.h || x1 == x0) {
       std::memset(d, 0, pitch * 4);
       continue;
     }
-    std::memset(d, 0, x0 * b.block * 4);
-    std::memset(d + x1 * b.block, 0, (b.dst_w - x1) * b.block * 4);
-    const float* s = b.src + sy * b.s_row + (x0 - b.left) * b.s_pixel;
-    block_pixels(s, b.s_channel, b.s_pixel, b.channels, d + x0 * b.block, b.block, x1 - x0);
+    const float* s = b.src + sy * b.s_row + x0 * b.s_pixel;
+    float* to = d + (b.left + x0 * step) * b.block;
+    std::memset(d, 0, (to - d) * 4);
+    // With the zeros up to the next one a pixel is one of more channels.
+    const int64_t apart = step == 1 ? 0 : x1 - x0 - 1;
+    block_pixels(s, b.s_channel, b.s_pixel, b.channels, to, step * b.block, apart);
+    to += apart * step * b.block;
+    block_pixels(s + apart * b.s_pixel, b.s_channel, b.s_pixel, b.channels, to, b.block, x1 - x0 - apart);
+    to += (x1 - x0 - apart) * b.block;
+    std::memset(to, 0, (d + pitch - to) * 4);
   }
 }
 
@@ -53,14 +61,14 @@ void cut_taps(View& w, const View& in, const View& out, Window& g) {
 }
 
 void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top,
-                  int64_t left, int64_t H, int64_t W, float* dst, int64_t room) {
+                  int64_t left, int64_t H, int64_t W, float* dst, int64_t room, int64_t step_h, int64_t step_w) {
   const int64_t C = x.shape[1], blocks = ceil_div(C, block), copies = images * blocks;
   parallel_parts(exec, copies, 20. * copies * H * W * block, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const int64_t n = i / blocks, c = i % blocks * block;
       copy_to_block({x.as<const float>() + (first + n) * x.stride[0] + c * x.stride[1], smaller(block, C - c),
                      x.stride[1], x.stride[2], x.stride[3], x.shape[2], x.shape[3], top, left,
-                     dst + n * room + c * H * W, block, H, W});
+                     dst + n * room + c * H * W, block, H, W, step_h, step_w});
     }
   });
 }

@@ -156,9 +156,10 @@ NEEDLE_INLINE int64_t merged_groups(int64_t groups, int64_t in_per_group, int64_
 }
 
 // Images [first, first + images) of planes x (N, C, H, W) into dense blocked images of H x W pixels, `room` floats
-// apart: the first pixel of x lies at (top, left), zeros are around it, and what falls outside is cut off.
+// apart: the first pixel of x lies at (top, left), the next ones step_h and step_w further, zeros are around them, and
+// what falls outside is cut off.
 void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top,
-                  int64_t left, int64_t H, int64_t W, float* dst, int64_t room);
+                  int64_t left, int64_t H, int64_t W, float* dst, int64_t room, int64_t step_h = 1, int64_t step_w = 1);
 // The reverse for dense blocks of 16, into images [first, first + images) of y (N, C, H, W) whose pixels are evenly
 // spaced. Merged groups have whole blocks, so channel c is always lane c % 16 of block c / 16.
 void unblock_images(const Exec* exec, const float* src, int64_t images, const View& y, int64_t first);
@@ -199,6 +200,7 @@ struct Blocking {
   int64_t block, merged, in_blocks, out_blocks;  // in_blocks and out_blocks: of a merged group
   int64_t top, left, height, width;              // of the blocked input: where x begins in it, and its size
   int64_t panel;                                 // floats of packed weights for one output block
+  int64_t step_h = 1, step_w = 1;                // from one pixel of x to the next
 };
 
 // A convolution of plain images in batches: pack(weights, more) fills what all of them share, weights and `more` bytes;
@@ -222,7 +224,8 @@ void in_batches(const Args& c, const Blocking& b, int64_t meets, int64_t more, c
   each_batch(c.exec, N, x_room + y_floats, 2. * N * meets * w_floats, many,
              [&](const Exec* exec, int64_t first, int64_t images, float* xb) {
                float* yb = xb + images * x_room;
-               block_images(exec, x, first, images, b.block, b.top, b.left, b.height, b.width, xb, x_room);
+               block_images(exec, x, first, images, b.block, b.top, b.left, b.height, b.width, xb, x_room, b.step_h,
+                            b.step_w);
                ConvPass p = pass_over(y, b.merged, b.out_blocks, packed, b.panel, bias, c.attr);
                p.images = images;
                p.x = {xb, x_room, b.in_blocks * plane, b.width * b.block, b.block};
@@ -256,5 +259,28 @@ void depthwise_pass(const Exec* exec, const DepthwisePass& p);
 // Rows [first, last) of all: those of the first block of the first image, of its second block, and so on.
 void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last);
 void depthwise_pack_weights(const Exec* exec, const View& w, float* dst);
+
+// Whether a convolution of plain images has a filter of its own for every channel.
+NEEDLE_INLINE bool is_depthwise(const View& x, const View& y, int64_t groups) {
+  return groups == x.shape[1] && groups == y.shape[1] && groups > 1;
+}
+
+// Such a convolution with filters w: its window lies on x as it is blocked, `step_h` and `step_w` from pixel to pixel.
+template <class Args>
+void depthwise_plain(const Args& c, const View& w, const Window& window, int64_t top, int64_t left, int64_t step_h = 1,
+                     int64_t step_w = 1) {
+  const View& y = c.out.y;
+  const int64_t blocks = ceil_div(y.shape[1], kBlock), OH = y.shape[2], OW = y.shape[3];
+  const int64_t H = reach(OH, window.stride_h, window.kernel_h, window.dilation_h),
+                W = reach(OW, window.stride_w, window.kernel_w, window.dilation_w);
+  const int64_t panel = window.kernel_h * window.kernel_w * kBlock;
+  in_batches(
+      c, {kBlock, 1, blocks, blocks, top, left, H, W, panel, step_h, step_w}, OH * OW, 0,
+      [&](float* packed, void*) { depthwise_pack_weights(c.exec, w, packed); },
+      [&](const Exec* exec, ConvPass p, void*, int64_t, int64_t) {
+        p.x.channels = H * W * kBlock;  // there stretches of channels are blocks
+        depthwise_pass(exec, {p.images, blocks, OH, OW, window, p.x, p.w, p.y, p.bias, {}, p.activation, p.alpha});
+      });
+}
 
 }  // namespace needle::NEEDLE_ISA

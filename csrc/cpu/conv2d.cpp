@@ -82,36 +82,23 @@ void conv2d(const conv2d_args& c) {
   View w = c.in.weight;
   if (y.size() == 0) return;
   const int64_t groups = c.attr.groups, C = x.shape[1], O = w.shape[0], OH = y.shape[2], OW = y.shape[3];
-  const bool depthwise = groups == C && C == O && C > 1;
   Window g(c.attr, 0, 0);
   cut_taps(w, x, y, g);
-  const int64_t taps = g.kernel_h * g.kernel_w, block = C < kBlock && !depthwise ? C : kBlock;
-  const int64_t merged = depthwise ? 1 : merged_groups(groups, w.shape[1], O / groups, block);
+  if (is_depthwise(x, y, groups)) return depthwise_plain(c, w, g, g.pad_top, g.pad_left);
+  const int64_t taps = g.kernel_h * g.kernel_w, block = C < kBlock ? C : kBlock;
+  const int64_t merged = merged_groups(groups, w.shape[1], O / groups, block);
   const int64_t in_blocks = ceil_div(C / merged, block), n_runs = run_count(g, in_blocks);
   const int64_t H = reach(OH, g.stride_h, g.kernel_h, g.dilation_h),
                 W = reach(OW, g.stride_w, g.kernel_w, g.dilation_w);
-  const Blocking b = {block,
-                      merged,
-                      in_blocks,
-                      ceil_div(O / merged, kBlock),
-                      g.pad_top,
-                      g.pad_left,
-                      H,
-                      W,
-                      taps * kBlock * (depthwise ? 1 : in_blocks * block)};
+  const Blocking b = {block,      merged, in_blocks, ceil_div(O / merged, kBlock),     g.pad_top,
+                      g.pad_left, H,      W,         taps * kBlock * in_blocks * block};
   in_batches(
       c, b, OH * OW, n_runs * sizeof(int64_t),
       [&](float* packed, void* runs) {
-        if (depthwise) return depthwise_pack_weights(c.exec, w, packed);
         pack_weights(c.exec, Weights::of(w, groups), merged, block, packed);
         fill_runs(g, in_blocks, block, H * W * block, W * block, static_cast<int64_t*>(runs));
       },
       [&](const Exec* exec, ConvPass p, void* runs, int64_t x_floats, int64_t w_floats) {
-        if (depthwise) {
-          p.x.channels = H * W * kBlock;  // there stretches of channels are blocks
-          return depthwise_pass(exec,
-                                {p.images, in_blocks, OH, OW, g, p.x, p.w, p.y, p.bias, {}, p.activation, p.alpha});
-        }
         p.x.row *= g.stride_h;
         p.x.pixel *= g.stride_w;
         p.runs = static_cast<const int64_t*>(runs);

@@ -1,10 +1,11 @@
-// Pooling of plain and blocked images, without a halo: windows are clipped at the edges.
+// Pooling of plain and blocked images, without a halo: windows are clipped at the edges. Plain ones of floats go
+// through blocks, 16 channels of an image at a time.
+#include "cpu/conv.h"
 #include "cpu/image.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
 
-using Window = WindowOf<int64_t>;
 using Span = SpanOf<int64_t>;
 
 // Sums of a window, by rows: adding a whole image pixel by pixel would lose digits.
@@ -74,10 +75,63 @@ void average_grad(const Args& c, const Windows& w, int64_t work) {
 
 int64_t pixels_of(const View& v) { return v.shape[2] * v.shape[3]; }
 
+constexpr int64_t kMostPixels = 1 << 16;  // of an image in blocks: 4 MB, which still pays
+
+// Whether pooling between plain images is worth the way through blocks; `large` are the images before it.
+bool pays_in_blocks(const View& large, const View& out) {
+  const int64_t w = out.shape[3];
+  return out.rank == 4 && pixels_of(large) <= kMostPixels && out.dtype == DType::f32 && out.shape[1] >= kBlock / 2 &&
+         out.size() > 0 && (out.shape[2] == 1 || w == 1 || out.stride[2] == w * out.stride[3]);
+}
+
+// 16 channels of plain images.
+View channels_of(const View& v, int64_t block) {
+  View part = v;
+  part.data = v.as<float>() + block * kBlock * v.stride[1];
+  part.shape[1] = smaller(kBlock, v.shape[1] - block * kBlock);
+  return part;
+}
+
+// One image of one block with as many pixels as `like`.
+View one_block(float* data, const View& like) {
+  const int64_t h = like.shape[2], w = like.shape[3], floats = h * w * kBlock;
+  View v = {};
+  v.data = data, v.dtype = DType::f32, v.rank = 5;
+  const int64_t shape[] = {1, 1, h, w, kBlock}, stride[] = {floats, floats, w * kBlock, kBlock, 1};
+  for (int d = 0; d < 5; d++) v.shape[d] = shape[d], v.stride[d] = stride[d];
+  return v;
+}
+
+// run(exec, blocks) for every 16 channels of every image: blocks of the inputs, then the one that becomes `out`.
+template <int INPUTS, class Run>
+void in_blocks(const Exec* exec, const View* const (&in)[INPUTS], const View& out, int64_t work, const Run& run) {
+  const int64_t blocks = ceil_div(out.shape[1], kBlock);
+  int64_t floats = pixels_of(out) * kBlock;
+  for (const View* v : in) floats += pixels_of(*v) * kBlock;
+  parallel_each(exec, out.shape[0] * blocks, work * kBlock, [&](int64_t t) {
+    const Exec alone = {1, exec->parallel, exec->scratch, nullptr};
+    const int64_t image = t / blocks, block = t % blocks;
+    float* room = scratch<float>(exec, 1, floats);
+    View block_of[INPUTS + 1];
+    for (int k = 0; k < INPUTS; k++) {
+      const int64_t h = in[k]->shape[2], w = in[k]->shape[3];
+      block_of[k] = one_block(room, *in[k]);
+      block_images(&alone, channels_of(*in[k], block), image, 1, kBlock, 0, 0, h, w, room, 0);
+      room += h * w * kBlock;
+    }
+    block_of[INPUTS] = one_block(room, out);
+    run(&alone, block_of);
+    unblock_images(&alone, room, 1, channels_of(out, block), image);
+  });
+}
+
 }  // namespace
 
 void max_pool2d(const max_pool2d_args& c) {
   const Window w(c.attr);
+  if (pays_in_blocks(c.in.x, c.out.y))
+    return in_blocks<1>(c.exec, {&c.in.x}, c.out.y, pixels_of(c.in.x),
+                        [&](const Exec* exec, const View* v) { max_pool2d({{v[0]}, {v[1]}, c.attr, exec}); });
   for_output_rows(c, w.kernel_h * w.kernel_w, [&](auto pixel, const auto& in, const auto& out, int64_t y) {
     using P = decltype(pixel);
     using L = typename P::L;
@@ -145,6 +199,10 @@ NEEDLE_INLINE void add_to_best(const Window& w, const Image<T>& in, const T* dy,
 void max_pool2d_grad(const max_pool2d_grad_args& c) {
   const Window w(c.attr);
   const int64_t work = pixels_of(c.in.dy) * w.kernel_h * w.kernel_w;
+  if (pays_in_blocks(c.out.dx, c.out.dx))
+    return in_blocks<2>(c.exec, {&c.in.x, &c.in.dy}, c.out.dx, work, [&](const Exec* exec, const View* v) {
+      max_pool2d_grad({{v[0], v[1]}, {v[2]}, c.attr, exec});
+    });
   for_gradients<max_pool2d_grad_args::In::x_dtypes>(
       c, work, [&](auto pixel, const auto& dy, auto& band, int64_t index) {
         using P = decltype(pixel);
@@ -163,11 +221,18 @@ void max_pool2d_grad(const max_pool2d_grad_args& c) {
 
 void avg_pool2d(const avg_pool2d_args& c) {
   const AverageOf<int64_t> w(c.attr);
+  if (pays_in_blocks(c.in.x, c.out.y))
+    return in_blocks<1>(c.exec, {&c.in.x}, c.out.y, pixels_of(c.in.x),
+                        [&](const Exec* exec, const View* v) { avg_pool2d({{v[0]}, {v[1]}, c.attr, exec}); });
   average(c, w, w.kernel_h * w.kernel_w);
 }
 void avg_pool2d_grad(const avg_pool2d_grad_args& c) {
   const AverageOf<int64_t> w(c.attr);
-  average_grad(c, w, pixels_of(c.in.dy) * w.kernel_h * w.kernel_w);
+  const int64_t work = pixels_of(c.in.dy) * w.kernel_h * w.kernel_w;
+  if (pays_in_blocks(c.out.dx, c.out.dx))
+    return in_blocks<1>(c.exec, {&c.in.dy}, c.out.dx, work,
+                        [&](const Exec* exec, const View* v) { avg_pool2d_grad({{v[0]}, {v[1]}, c.attr, exec}); });
+  average_grad(c, w, work);
 }
 void adaptive_avg_pool2d(const adaptive_avg_pool2d_args& c) {
   average(c, Adaptive{}, pixels_of(c.in.x) / larger(1, pixels_of(c.out.y)) + 1);

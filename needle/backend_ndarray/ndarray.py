@@ -267,6 +267,12 @@ class NDArray:
         axes = (axes,) if isinstance(axes, int) else axes
         return self._view(self._shape, *flip_view(self._shape, self._strides, self._offset, axes))
 
+    def narrow(self, axis: int, start: int, size: int) -> NDArray:
+        """`size` elements from `start` on along an axis."""
+        shape = list(self._shape)
+        shape[axis] = size
+        return self._view(shape, self._strides, self._offset + start * self._strides[axis] if size else self._offset)
+
     def process_slice(self, s: slice, dim: int) -> slice:
         """`s` with its start, stop and step written out for an axis."""
         return slice(*s.indices(self._shape[dim]))
@@ -319,7 +325,7 @@ class NDArray:
         """With another array, or with a number by the kernel `<name>_scalar`."""
         if isinstance(other, NDArray):
             return self.ewise(name, (other,), (), "", out)
-        if np.ndim(other):
+        if type(other) not in (float, int) and np.ndim(other):
             return self.ewise(name, (NDArray(other, self._device),), (), "", out)
         return self.ewise(f"{name}_scalar", (), (float(other),), promote_scalar(self._dtype, other), out)
 

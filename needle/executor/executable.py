@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from needle import _core
-from needle.autograd import Spec, Unsupported
+from needle.autograd import Spec, Unsupported, uncollected
 from needle.backend_ndarray import Device, NDArray, default_device
 from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, map_structure, trace
@@ -86,18 +84,6 @@ def entered(inputs: Any) -> tuple[Any, list[NDArray], str]:
         return Spec(arrays[-1].shape, arrays[-1].dtype)
 
     return map_structure(inputs, enter), arrays, kind
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Python's garbage collector pauses: a plan's many small objects would make it walk all of the program's several times."""
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
 
 
 class CompiledPlan:

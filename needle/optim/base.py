@@ -121,9 +121,10 @@ class Optimizer:
         for number, group in enumerate(self.param_groups):
             slots = self.slots_of(group)
             for p in group["params"]:
-                if p.grad is None:
+                gradient = p.grad
+                if gradient is None:
                     continue
-                data, grad = p.cached_data, p.grad.realize_cached_data()
+                data, grad = p.cached_data, gradient.realize_cached_data()
                 if group.data.get("maximize"):
                     grad = grad * -1
                 state, first = self.advance(group, p, slots)
@@ -152,7 +153,8 @@ class Optimizer:
             if slot in state and place(state[slot]) != place(data):  # the model was moved or cast
                 state[slot] = Tensor(state[slot], device=p.device, dtype=p.dtype).cached_data
         missing = [slot for slot in slots if slot not in state]
-        state |= {slot: zeros_like(data) for slot in missing}
+        for slot in missing:
+            state[slot] = zeros_like(data)
         return state, bool(missing)
 
     def _check_gradients(self) -> None:
@@ -162,7 +164,7 @@ class Optimizer:
                 continue
             if not isinstance(g, Tensor):
                 raise TypeError(f"[{label}] the gradient of parameter {i} expects a Tensor, got {type(g).__name__}.")
-            if (g.shape, g.dtype, g.device) != (p.shape, p.dtype, p.device):
+            if g.shape != p.shape or place(g.cached_data) != place(p.cached_data):
                 what = next(w for w in ("shape", "dtype", "device") if getattr(g, w) != getattr(p, w))
                 want, got = getattr(p, what), getattr(g, what)
                 raise ValueError(f"[{label}] the gradient of parameter {i} expects {what} {want}, got {got}.")

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op, vjp
+from needle.autograd import Op, Spec, Tensor, TensorTuple, op, vjp
 from needle.backend_ndarray import NDArray, call, cpu
 from needle.ops.families import samples_of
 from needle.ops.math.activation import activation_code
-from needle.ops.math.elementwise import cast
 from needle.ops.math.maths import rsqrt
 from needle.ops.reduce.basic import mean, summation
 from needle.ops.shape.basic import reshape
@@ -30,7 +29,9 @@ def as_rows(x: NDArray) -> NDArray:
         (height, width), (down, right) = x.shape[2:], x.strides[2:]
         if 1 in (height, width) or down == width * right:
             return x._view((*x.shape[:2], height * width), (*x.strides[:2], down if width == 1 else right))
-    return x.reshape((*x.shape[:2], math.prod(x.shape[2:])))
+    n, channels, *sizes = x.shape
+    size = math.prod(sizes)
+    return x.compact()._view((n, channels, size), (channels * size, size, 1))
 
 
 def dense(*vectors: NDArray) -> list[NDArray]:
@@ -128,11 +129,18 @@ class BatchNormTrain(Op):
 
     def gradient(self, out_grad: Any, node: Any) -> Any:
         x, weight, _ = node.inputs
-        _, m, _, inverse = (t.detach() for t in node)
+        m, _, inverse = statistics(node)
         grads = BatchNormTrainGrad(self.eps)(x, m, inverse, weight, out_grad[0])
         return grads[0], grads[1], grads[2]
 
     samples = samples_of(({}, [(4, 5, 4, 3), (5,), (5,)]), ({"eps": 1e-3}, [(6, 3), (3,), (3,)]))
+
+
+def statistics(results: Any) -> tuple[Tensor, ...]:
+    """The results of a BatchNormTrain that carry no gradient: mean, variance and inverse."""
+    if isinstance(results, TensorTuple):
+        return tuple(map(Tensor.make_const, results.cached_data[1:]))
+    return tuple(results[i].detach() for i in (1, 2, 3))  # recorded ones
 
 
 @op
@@ -144,8 +152,7 @@ class BatchNormTrainGrad(Op):
 
     def infer(self, x: Any, mean: Any, inverse: Any, weight: Any, dy: Any) -> Any:
         shape = tuple(x.shape)
-        wanted = (*[shape[1:2]] * 3, shape)
-        given = tuple(tuple(t.shape) for t in (mean, inverse, weight, dy))
+        wanted, given = (*[shape[1:2]] * 3, shape), (mean.shape, inverse.shape, weight.shape, dy.shape)
         if len(shape) < 2 or given != wanted:
             raise ValueError(f"[{self.label}] expects shapes {wanted} beside x {shape}, got {given}.")
         per_channel = Spec(shape[1:2], str(x.dtype))
@@ -207,13 +214,13 @@ def batch_norm(
         bias = zeros(channels, **where) if bias is None else bias
     if not training and running_mean is not None and running_var is not None:
         return BatchNorm(eps)(x, running_mean, running_var, weight, bias)
-    y, batch_mean, batch_var, _ = BatchNormTrain(eps)(x, weight, bias)
+    normalised = BatchNormTrain(eps)(x, weight, bias)
     if running_mean is not None and running_var is not None:
+        batch_mean, batch_var, _ = statistics(normalised)
         count = math.prod(x.shape[a] for a in other_axes(x))
-        batch_var = batch_var.detach()
-        move(running_mean, batch_mean.detach(), momentum)
-        move(running_var, batch_var * (count / max(count - 1, 1)) if unbiased else batch_var, momentum)
-    return y
+        move(running_mean, batch_mean, momentum)
+        move(running_var, batch_var, momentum, count / max(count - 1, 1) if unbiased else 1)
+    return normalised[0]
 
 
 def count_batch(batches: Tensor | None, x: Tensor) -> Tensor | None:
@@ -221,9 +228,21 @@ def count_batch(batches: Tensor | None, x: Tensor) -> Tensor | None:
     recorder = x.recorder
     if batches is None or (recorder is not None and not recorder.trains):
         return batches
-    known = batches if recorder is None or batches.recorder is recorder else recorder.param(batches)
+    if recorder is None and batches.recorder is None:
+        return put(batches, batches.cached_data + 1)
+    known = batches if batches.recorder is recorder else recorder.param(batches)
     batches.data = counted = known + 1
     return counted
+
+
+def put(buffer: Tensor, array: Any) -> Tensor:
+    """An array as the buffer's value, in its dtype and of its shape."""
+    if isinstance(array, NDArray) and array.shape == buffer.shape and array.dtype == buffer.dtype:
+        buffer.cached_data = array
+        buffer.touch()
+    else:  # numpy's rules let a layer take wider inputs
+        buffer.data = Tensor(array, device=buffer.device, dtype=buffer.dtype)
+    return buffer
 
 
 def known_size(t: Any, axis: int) -> int:
@@ -232,11 +251,12 @@ def known_size(t: Any, axis: int) -> int:
     return (t if spec is None else spec).shape[axis]
 
 
-def move(running: Tensor, batch: Tensor, momentum: float | None) -> None:
-    """Move a running statistic towards the batch's."""
+def move(running: Tensor, batch: Tensor, momentum: float | None, scale: float = 1) -> None:
+    """Move a running statistic towards `scale` times the batch's."""
     if momentum is None:
         raise ValueError("[batch_norm] momentum expects a number in training, got None.")
-    moved = running * (1 - momentum) + batch * momentum
-    if moved.recorder is None and moved.dtype != running.dtype:  # numpy's rules let a layer take wider inputs
-        moved = cast(moved, running.dtype)
-    running.data = moved
+    kept, taken = 1 - momentum, momentum * scale
+    if running.recorder is None and batch.recorder is None:
+        put(running, running.cached_data * kept + batch.cached_data * taken)
+    else:
+        running.data = running * kept + batch.detach() * taken

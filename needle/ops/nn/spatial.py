@@ -43,6 +43,8 @@ def windows_of(**least: float) -> Callable[[Any], None]:
             ):
                 raise ValueError(f"[{self.label}] {name} expects one number per axis, got {values}.")
             for v in values:
+                if type(v) is int and low <= v <= LARGEST and v >= -LARGEST:
+                    continue
                 whole = type(v) is int or isinstance(v, Integral)
                 if not (whole and int(v) >= low and abs(int(v)) <= LARGEST) and not isinstance(v, Deferred):
                     which = f" {'below' if low == ANY else f'from {low} to'} {LARGEST}"

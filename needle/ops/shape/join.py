@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from needle.ops.common import check_axis
 from needle.ops.dtypes import cast_array, result_dtype
 from needle.ops.families import samples_of
 from needle.ops.math.elementwise import add
+from needle.ops.shape.basic import View
 from needle.ops.shape.indexing import ScatterItem, encode_index, getitem
 
 __all__ = [
@@ -66,7 +68,7 @@ class Concat(Op):
         """The inputs one after another along an axis of `out`."""
         start = 0
         for x in inputs:
-            part = out[along(axis, out.ndim, slice(start, start + x.shape[axis]))]
+            part = out.narrow(axis, start, x.shape[axis])
             start += x.shape[axis]
             if not x.is_same_view(part):  # else its maker has written it in place
                 call("copy", [part], x=x)
@@ -76,14 +78,50 @@ class Concat(Op):
         return np.concatenate([cast_array(x, dtype) for x in xs], axis=self.axis)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        grads, start = [], 0
+        axis, start, grads = check_axis("concat", self.axis, out_grad.shape), 0, []
         for x in node.inputs:
-            size = x.shape[self.axis]
-            grads.append(getitem(out_grad, along(self.axis, x.ndim, slice(start, start + size))))
+            size = x.shape[axis]
+            grads.append(Narrow(axis, start, size)(out_grad) if x.requires_grad else None)
             start += size
         return tuple(grads)
 
     samples = samples_of(({"axis": 1}, [(2, 3, 4), (2, 1, 4), (2, 5, 4)]), ({"axis": -1}, [(2, 3), (2, 2)]))
+
+
+@op
+class Narrow(View):
+    """`size` elements from `start` on along an axis, a number from 0 on; graphs hold x[...]."""
+
+    axis: int
+    start: int
+    size: int
+
+    def must_decompose(self, x: Any) -> bool:
+        return x.recorder is not None
+
+    def infer(self, x: Any) -> Any:
+        shape = list(x.shape)
+        shape[self.axis] = self.size
+        return Spec(tuple(shape), str(x.dtype))
+
+    def compute(self, x: NDArray) -> Any:
+        return x.narrow(self.axis, self.start, self.size)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x[self._index()]
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return getitem(x, self._index())
+
+    def _index(self) -> tuple:
+        return (*(slice(None),) * self.axis, slice(self.start, self.start + self.size))
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return ScatterItem(encode_index(self._index()), tuple(node.inputs[0].shape))(out_grad)
+
+    samples = samples_of(
+        ({"axis": 1, "start": 2, "size": 3}, [(4, 7, 2)]), ({"axis": 0, "start": 0, "size": 1}, [(2,)])
+    )
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -284,6 +322,10 @@ class TupleGetItem(Op):
             return Spec(tuple(a.shape), str(a.dtype))
         return t[self.index]
 
+    def _run_elsewhere(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> Any:
+        """The item, wherever it is: there is nothing to check or to compute."""
+        return arrays[0][self.index]
+
     def compute(self, items: Any) -> Any:
         return items[self.index]
 
@@ -296,7 +338,12 @@ def tuple_get_item(value: TensorTuple, index: int) -> Tensor:
     index = range(len(value))[index]
     if value.op is not None and isinstance(value.op, MakeTuple):
         return value.inputs[index]
-    return TupleGetItem(index)(value)
+    return item_op(index)(value)
+
+
+@lru_cache
+def item_op(index: int) -> TupleGetItem:
+    return TupleGetItem(index)
 
 
 @op
