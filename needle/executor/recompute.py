@@ -44,14 +44,13 @@ class Forward:
         for i, last in enumerate(self.last):
             change[i + 1] += self.bytes[i]
             change[last + 1] -= self.bytes[i]
-        self.across = list(
-            itertools.accumulate(change)
-        )  # bytes of what is computed before an op and read by it or later
+        self.across = list(itertools.accumulate(change))  # by op: bytes of what crosses a cut before it
 
     def among(self, nodes: Sequence[Node]) -> list[int]:
         return [self.number[n] for n in nodes if n in self.number]
 
     def crossing(self, cut: int) -> set[int]:
+        """What is computed before op `cut` and read by it or later."""
         return {i for i in range(cut) if self.last[i] >= cut}
 
     def cuts(self, count: int) -> list[int]:
@@ -93,7 +92,8 @@ def recomputed(graph: Graph, boundary: int) -> tuple[Graph, int]:
     forward = Forward(graph, boundary)
     counts = range(1, 2 * math.isqrt(len(forward.nodes)) + 1)
     cuts = min([[], *map(forward.cuts, counts)], key=forward.peak)
-    lost = {n for i, n in enumerate(forward.nodes) if i not in forward.kept(cuts)} if cuts else set()
+    kept = forward.kept(cuts)
+    lost = {n for i, n in enumerate(forward.nodes) if i not in kept}
     new, done, again = Graph(), dict[Node, Node](), dict[Node, Node]()
     for place, node in enumerate(graph.nodes):
         if place < boundary:
