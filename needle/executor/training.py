@@ -185,7 +185,10 @@ class StepPlan(CompiledPlan):
                 gradient = gradients[p] * -1 if group.data.get("maximize") else gradients[p]
                 held = self.optimizer.state.get(p, {})
                 data = p.cached_data
-                arrays = {s: held[s] if s in held else full(data.shape, 0.0, data.dtype, data.device) for s in slots}
+                room = partial(
+                    NDArray.empty, data.shape, data.dtype, data.device
+                )  # until the first step makes its state
+                arrays = {s: held[s] if s in held else room() for s in slots}
                 turn = turns[p] = turns.get(p, -1) + 1
                 label = f"update{len(rows)}"
                 made = {s: Tensor.make_const(a) for s, a in arrays.items()}
