@@ -61,13 +61,13 @@ def torch_run(row: Row, dtype: torch.dtype, steps: int) -> Run:
 
 def needle_run(row: Row, net: Any, steps: int, winograd: str) -> Run:
     """Gradients are what the first of two accumulated steps has summed up, their halves."""
-    parts = []
-    for accumulate in (2, 1):
-        own = copy.deepcopy(net)
-        example = batch(row)
-        step = ndl.compile_step(own, ndl.ops.cross_entropy, sgd(own), example, accumulate=accumulate, winograd=winograd)
-        parts.append((own, step))
-    (own, first), (_, step) = parts
+
+    def step_of(own: Any, accumulate: int) -> Any:
+        options = {"accumulate": accumulate, "winograd": winograd}
+        return ndl.compile_step(own, ndl.ops.cross_entropy, sgd(own), batch(row), **options)
+
+    own = copy.deepcopy(net)
+    first, step = step_of(own, 2), step_of(copy.deepcopy(net), 1)
     first(*batch(row))
     names = {p: name for name, p in own.named_parameters()}
     gradients = {names[p]: 2 * half.numpy().astype("float64") for p, half in first.last.sums.items()}

@@ -4,7 +4,6 @@ import copy
 
 import numpy as np
 import pytest
-import torch
 
 import needle as ndl
 from needle import nn, optim
@@ -220,48 +219,6 @@ def test_eager_calls_executables_and_state_dicts_see_what_a_step_trained():
         before = now
 
 
-def test_parameters_move_as_soon_as_nothing_reads_them():
-    layers = [part for _ in range(8) for part in (nn.Linear(128, 128, bias=False), nn.ReLU())]
-    x, y = batch(0, 4, 128)
-    net, opt, other, planned = pair(make=lambda: nn.Sequential(*layers, nn.Linear(128, 5)))
-    step = ndl.compile_step(other, ce, planned, (x, y))
-    assert step.memory["arena"] < 4 * 128 * 128 * 4  # of eight gradients
-    losses = [eager_step(net, ce, opt, x, y) for _ in range(4)]
-    np.testing.assert_allclose([float(step(x, y)) for _ in range(4)], losses, rtol=1e-5)
-    assert_same(net, other)
-
-
-class Overlapping(nn.Module):
-    """Two parameters, and a constant that lies over the end of the first and the beginning of the second."""
-
-    def __init__(self, numbers):
-        super().__init__()
-        memory = ndl.Tensor(numbers).cached_data
-        self.first, self.second = nn.Parameter(np.zeros((4, 4))), nn.Parameter(np.zeros((4, 4)))
-        self.first.cached_data, self.second.cached_data = memory[:4], memory[4:]
-        self.between = ndl.Tensor.make_const(memory[2:6])
-
-    def forward(self, x):
-        return (ndl.ops.tanh(x @ self.between @ self.first) @ self.between @ self.second).sum()
-
-
-def test_parameters_in_one_memory_move_when_nothing_reads_it():
-    x, numbers = batch(0, 6, 4)[0], batch(1, 8, 4)[0]
-    net = Overlapping(numbers)
-    step = ndl.compile_step(net, lambda out, _: out, optim.SGD(net.parameters(), 0.05), (x, None))
-    memory = torch.tensor(numbers)
-    first, second = (part.detach().requires_grad_() for part in (memory[:4], memory[4:]))
-    theirs = torch.optim.SGD([first, second], 0.05)
-    for _ in range(3):
-        theirs.zero_grad()
-        loss = (torch.tanh(torch.tensor(x) @ memory[2:6] @ first) @ memory[2:6] @ second).sum()
-        loss.backward()
-        theirs.step()
-        assert float(step(x)) == pytest.approx(loss.item(), rel=1e-5)
-    np.testing.assert_allclose(net.first.numpy(), first.detach().numpy(), atol=1e-5)
-    np.testing.assert_allclose(net.second.numpy(), second.detach().numpy(), atol=1e-5)
-
-
 def test_eager_steps_and_loaded_state_in_between():
     x, y = batch(0, 8, 12)
     net, opt, other, planned = pair(lambda p: optim.Adam(p, 0.01))
@@ -359,35 +316,6 @@ def test_equal_runs_are_equal_to_the_bit_and_profiles_train_nothing():
             assert len(rows) == len(step.plan.names) and all(t >= 0 for *_, t in rows)
         found.append([*losses, *(step(x, y).tobytes() for _ in range(2))])
     assert found[0] == found[1]
-
-
-def chain(depth):
-    layers = [part for _ in range(depth) for part in (nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.2))]
-    return nn.Sequential(*layers, nn.Linear(16, 5))
-
-
-def test_recomputed_steps_take_little_memory_and_equal_the_others_to_the_bit():
-    x, y = batch(0, 200, 16)
-    net = chain(24)
-    losses, arenas = {}, {}
-    for recompute in ("none", "auto", "full"):
-        other = copy.deepcopy(net)
-        step = ndl.compile_step(other, ce, optim.Adam(other.parameters(), 0.01), (x, y), recompute=recompute)
-        np.random.seed(0)
-        losses[recompute] = [float(step(x, y)) for _ in range(3)]
-        arenas[recompute] = step.memory["arena"]
-        assert (step.last.recomputed > 0) == (recompute == "full")
-    assert losses["full"] == losses["none"] == losses["auto"]
-    assert arenas["full"] < 0.4 * arenas["none"] == 0.4 * arenas["auto"]
-
-
-@pytest.mark.parametrize("memory, count", [(0, 0), (1 << 40, 0), (1 << 10, 1)])
-def test_steps_too_large_for_the_device_are_recomputed(monkeypatch, memory, count):
-    x, y = batch(0, 8, 16)
-    net = chain(6)
-    monkeypatch.setattr("needle.executor.training.memory_of", lambda device: memory)
-    step = ndl.compile_step(net, ce, optim.SGD(net.parameters(), 0.01), (x, y))
-    assert (step.last.recomputed > 0) == count
 
 
 def test_inputs_by_name_structures_and_kinds_of_arrays():

@@ -21,7 +21,7 @@ from needle.nn.module import STRUCTURE, Module
 from needle.op import kind_of
 
 from .arguments import names
-from .builder import Builder
+from .effects import Update, Write
 from .executable import CompiledPlan, Plans, entered
 from .planner import eager, parameter
 from .recompute import recomputed
@@ -29,38 +29,6 @@ from .settings import Choice
 from .sharing import Bucket, Sharing
 from .split import SplitPlan, is_foreign
 from .tuner import step_times
-
-
-class Write(NamedTuple):
-    """A buffer takes a value that the step computes. early: when that is there, else when the step has come to its end."""
-
-    tensor: Tensor
-    label: str = "write"
-    early: bool = False
-
-    def plan(self, builder: Builder, value: NDArray) -> None:
-        call("copy", [state(builder, self.tensor)], x=value)
-
-
-class Update(NamedTuple):
-    """The optimizer steps a parameter by its gradient. arrays: tensors over the optimizer's state, by name."""
-
-    optimizer: Any
-    group: int
-    parameter: Tensor
-    arrays: dict[str, Tensor]
-    label: str
-    early: bool = True
-
-    def plan(self, builder: Builder, value: NDArray) -> None:
-        held = {slot: state(builder, t) for slot, t in self.arrays.items()}
-        name, attrs = self.optimizer.kernel(self.optimizer.param_groups[self.group], 1, True)
-        outs = self.optimizer.operands(state(builder, self.parameter), held, tuple(held))
-        builder.call(name, outs, {"grad": value.compact(), **attrs})
-
-
-def state(builder: Builder, tensor: Tensor) -> NDArray:
-    return builder.constant(builder.pool.parameter(tensor), True)
 
 
 class Objective(Module):

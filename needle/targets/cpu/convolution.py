@@ -58,7 +58,8 @@ def padded_bias(builder: Builder, bias: NDArray | None) -> NDArray | None:
 def taps_inside(op: Any, out: Sequence[int], x: Sequence[int], w: Sequence[int]) -> tuple[slice, slice]:
     """The rows and the columns of a convolution's kernel from the first to the last that meets a pixel in any window.
 
-    The others multiply padding only, as those around the middle of a 3 x 3 kernel do on images of one pixel.
+    The others multiply padding only, as those around the middle of a 3 x 3 kernel do on images of one pixel. Plain kernels find
+    theirs in each call (`cut_taps` of csrc/cpu/conv.h); a plan has to know them to pack.
     """
     found = []
     for d in (0, 1):
