@@ -48,7 +48,7 @@ class Tape(threading.local):
     """Whether ops of this thread remember what made their results, and which of them run as their decompositions."""
 
     recording = True
-    remembering = False  # also of results that need no gradient
+    remembered: list[Any] | None = None  # results that need no gradient, where they remember, too
     lacking = ""  # the kernel that the last of them would need
 
     def __init__(self) -> None:
@@ -65,12 +65,12 @@ RECORDERS = 0  # calls being recorded, in any thread: eager calls look no furthe
 def remembering() -> Iterator[None]:
     """Context in which every result remembers what made it: what a forward makes of buffers alone is recorded, not frozen."""
     global RECORDERS
-    before, TAPE.remembering = TAPE.remembering, True
+    before, TAPE.remembered = TAPE.remembered, []
     RECORDERS += 1
     try:
         yield
     finally:
-        TAPE.remembering = before
+        TAPE.remembered = before
         RECORDERS -= 1
 
 
@@ -175,6 +175,7 @@ class Op:
     zero_is_safe: ClassVar[bool] = True  # finite at 0, so that it may run over padded channels
     checks: ClassVar[Any] = None  # a function of the op, called when it is made: `one_of`, `windows_of`
     results: ClassVar[tuple[Any, Any]]  # (Tensor, TensorTuple), set by autograd.py, which needs this class first
+    updates: ClassVar[bool] = False  # `into` may be given the memory of its first input, of which it changes a part
     is_view: ClassVar[bool] = False  # its result may share memory with its inputs
     compute_infers: ClassVar[bool] = False  # `compute` checks its inputs by `infer` itself
     float32_only: ClassVar[bool] = False  # its kernels take nothing else: float64 runs as `reference`, slow but right
@@ -275,6 +276,10 @@ class Op:
         """`compute` with its result in memory that is there."""
         call_map(str(self.kernel), out, [a.broadcast_to(out.shape) for a in arrays], vars(self).values())
 
+    def memory(self, spec: Any) -> NDArray:
+        """New memory for the result, in the order that suits its readers."""
+        return NDArray.empty(*spec)
+
     @classmethod
     def has_into(cls) -> bool:
         return cls.kernel is not None or not cls.into_is_default
@@ -320,8 +325,9 @@ class Op:
         if needs_grad:
             return make(data, self, inputs)
         made = make(data)
-        if RECORDERS and TAPE.remembering:
+        if RECORDERS and TAPE.remembered is not None:
             made.op, made.inputs = self, inputs
+            TAPE.remembered.append(made)
         return made
 
     def _run_decomposed(self, inputs: Sequence[Tensor]) -> Any:

@@ -8,8 +8,8 @@ from needle.graph.steps import Step, Steps
 from needle.ops.fused.attention import *
 from needle.ops.fused.layer import *
 
-from . import patterns  # registers them
+from . import patterns, spelled  # registers them
 from .fuse import REGISTRY, explain, fuse, register
 from .original import OperatorFusion, fuse_operators
 
-__all__ = ["patterns", *public(globals())]
+__all__ = ["patterns", "spelled", *public(globals())]

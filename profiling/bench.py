@@ -8,13 +8,10 @@ Nobody is timed on a wrong answer: outputs are held against float64 torch. Peers
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import platform
 import signal
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,111 +20,15 @@ from tqdm import tqdm
 
 import needle as ndl
 from needle.profiler import cpu_name
-from peers.formats import MODELS, Task
-from peers.processes import Child, Exports, WorkerError, free_cores
-from peers.table import OURS, Peer, select, table, version
+from peers.comparison import PAUSE, Rounds, compare
+from peers.formats import LIMIT, MODELS, Task
+from peers.processes import WorkerError, free_cores
+from peers.table import select, table, version
 from peers.worker import median_time
 
 __all__ = ["PAUSE", "median_time"]  # what the other scripts take from here
 
-LIMIT = 1e-4  # error against float64 torch, relative to the largest value; float32 gives 1e-6, a bfloat16 or float16 run 1e-3
 LONGEST = 8  # steps that are printed; the JSON holds all
-PAUSE = 0.25  # seconds before a burst: OpenMP threads of the peer before spin for up to 0.2 s
-
-
-def judged(row: dict[str, Any], reply: dict[str, Any]) -> bool:
-    """Write what a worker measured into its row; False when its answer is wrong or the peer does not apply."""
-    if "does_not_apply" in reply:
-        row.update(status="does not apply", reason=reply["does_not_apply"])
-        return False
-    row.update({k: reply[k] for k in ("import_s", "first_s", "memory_mb", "error") if k in reply})
-    if reply["error"] is None or reply["error"] > LIMIT:
-        reason = reply.get("reason") or f"differs from float64 torch by {reply['error']:.1e}, the limit is {LIMIT:.0e}"
-        row.update(status="wrong", reason=reason)
-        return False
-    return True
-
-
-def started(
-    name: str, peer: Peer | None, task: Task, args: argparse.Namespace, exports: Exports
-) -> tuple[dict, Child | None]:
-    """The peer's row, and its worker after the first run; no worker when there is nothing to time."""
-    row: dict[str, Any] = {"engine": name, "status": "ok", "reason": "", "rounds_ms": []}
-    if peer is None:
-        row.update(status="unknown", reason=f"no such peer; there are {', '.join(table(args.extra))}")
-        return row, None
-    if missing := peer.missing():
-        row.update(status="not installed", reason=f"pip install {' '.join(missing)}")
-        return row, None
-    child = None
-    try:
-        row["export_s"] = exports.seconds(peer.format)
-        child = Child("serve", name, task, args.cores, args.extra)
-        if judged(row, child.ask(args.timeout)):
-            return row, child
-        child.kill()
-    except BaseException as e:
-        if child is not None:
-            child.kill()
-        if not isinstance(e, WorkerError):
-            raise
-        row.update(status="failed", reason=str(e))
-    return row, None
-
-
-def add_ratios(rows: list[dict[str, Any]]) -> None:
-    """Median, least and largest over rounds of peer / needle compiled; None where one of the two was not timed."""
-    ours = next(r for r in rows if r["engine"] == OURS)
-    for row in rows:
-        ratios: list[float] = []
-        if row["status"] == ours["status"] == "ok":
-            ratios = [a / b for a, b in zip(row["rounds_ms"], ours["rounds_ms"], strict=True)]
-        row["ms"] = statistics.median(row["rounds_ms"]) if row["status"] == "ok" else None
-        for key, of in (("ratio", statistics.median), ("ratio_min", min), ("ratio_max", max)):
-            row[key] = of(ratios) if ratios else None
-
-
-def compare(
-    model: str, args: argparse.Namespace, peers: dict[str, Peer | None], folder: str, bar: tqdm
-) -> dict[str, Any]:
-    """All rows of one model."""
-    task = Task(folder, model, args.batch or MODELS[model].batch, args.threads)
-    rows: list[dict[str, Any]] = []
-    children: dict[str, Child] = {}
-    with contextlib.ExitStack() as stack:
-        exports = Exports(task, args.timeout)
-        bar.set_description(f"{model}: float64 torch")
-        exports.seconds("torch")
-        bar.update()
-        for name, peer in peers.items():
-            bar.set_description(f"{model}: {name} loads")
-            row, child = started(name, peer, task, args, exports)
-            rows.append(row)
-            if child is not None:
-                children[name] = stack.enter_context(child)
-            bar.update(1 if child is not None else 1 + args.rounds)
-        for r in range(args.rounds):
-            shift = r % max(1, len(rows))  # nobody always runs after the same neighbour's load
-            for row in rows[shift:] + rows[:shift]:
-                child = children.get(row["engine"])
-                if child is None:
-                    continue
-                bar.set_description(f"{model}: round {r + 1}/{args.rounds}, {row['engine']}")
-                time.sleep(PAUSE)
-                try:
-                    reply = child.ask(args.timeout, {"budget": args.budget})
-                    row["rounds_ms"].append(1e3 * reply["seconds"])
-                    keep = judged(row, reply)
-                except WorkerError as e:
-                    row.update(status="failed", reason=str(e))
-                    keep = False
-                if not keep:
-                    children.pop(row["engine"]).kill()
-                bar.update(1 if keep else args.rounds - r)
-        layers = children[OURS].ask(args.timeout, {"layers": True}) if OURS in children else {}
-    add_ratios(rows)
-    result = {"model": model, "title": MODELS[model].title, "shape": list(task.shape), "rows": rows}
-    return result | {"layers": layers}
 
 
 def number(value: float | None, form: str) -> str:
@@ -136,7 +37,7 @@ def number(value: float | None, form: str) -> str:
 
 def lines_of(result: dict[str, Any]) -> list[str]:
     """The model's table. Ratios under 1: the peer is faster."""
-    lines = [f"{result['title']}, batch {result['shape'][0]}"]
+    lines = [f"{result['title']}, batch {result['batch']}"]
     lines.append(
         f"  {'engine':<20}{'ms':>9}{'peer / ours':>13}{'min-max':>12}{'first s':>9}{'export s':>10}{'peak MB':>9}{'error':>9}"
     )
@@ -201,7 +102,7 @@ def plot(results: list[dict[str, Any]], path: str, note: str) -> None:
         axis.axvline(1, color="black", linewidth=0.8)
         axis.margins(x=0.18)
         axis.set_xlim(left=0)
-        axis.set_title(f"{result['title']} b{result['shape'][0]}", fontsize=8)
+        axis.set_title(f"{result['title']} b{result['batch']}", fontsize=8)
         axis.tick_params(labelsize=7)
         axis.set_yticks(range(len(names)), names)
     figure.supxlabel(f"time / time of needle compiled (over 1: needle is faster); {note}", fontsize=8)
@@ -241,11 +142,13 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> None:
     document |= {"rounds": args.rounds, "limit": LIMIT, "versions": versions, "results": []}
     note = f"{cpu_name()}, {ndl.isa()}, {args.threads} threads, {args.rounds} alternating rounds"
     say(note)
+    how = Rounds(args.rounds, args.budget, args.timeout, args.cores, args.extra)
     steps = len(args.models) * (1 + len(peers) * (1 + args.rounds))
     with tqdm(total=steps, disable=None, leave=False) as bar:
         for model in args.models:
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                result = compare(model, args, peers, folder, bar)
+                task = Task(folder, model, args.batch or MODELS[model].batch, args.threads)
+                result = {"title": MODELS[model].title} | compare(task, how, peers, bar)
             document["results"].append(result)
             say("\n" + "\n".join(lines_of(result)))
             if args.json:  # after every model, so that an interrupted run keeps what it has

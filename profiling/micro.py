@@ -12,7 +12,7 @@ import needle as ndl
 from needle import _core
 from needle.profiler import fma_peak
 
-# name, kind, sizes: conv (C_in, C_out, height = width, kernel, stride), gemm (M, N, K)
+# name, kind, sizes: conv (C_in, C_out, height = width, kernel, stride, groups if there are any), gemm (M, N, K)
 SHAPES = [
     ("resnet 3x3 64 @56", "conv", (64, 64, 56, 3, 1)),
     ("resnet 3x3 128 @28", "conv", (128, 128, 28, 3, 1)),
@@ -23,6 +23,12 @@ SHAPES = [
     ("resnet 3x3/2 64-128 @56", "conv", (64, 128, 56, 3, 2)),
     ("resnet 1x1/2 256-512 @28", "conv", (256, 512, 28, 1, 2)),
     ("resnet 7x7/2 3-64 @224", "conv", (3, 64, 224, 7, 2)),
+    ("regnet 3x3 440 / 55 @14", "conv", (440, 440, 14, 3, 1, 55)),
+    ("resnext 3x3 128 / 32 @56", "conv", (128, 128, 56, 3, 1, 32)),
+    ("resnext 3x3 512 / 32 @14", "conv", (512, 512, 14, 3, 1, 32)),
+    ("shufflenet 1x1 240 / 3 @28", "conv", (240, 240, 28, 1, 1, 3)),
+    ("groups of 24 3x3 240 @28", "conv", (240, 240, 28, 3, 1, 10)),
+    ("multiplier 2 3x3 64 @56", "conv", (64, 128, 56, 3, 1, 64)),
     ("gemm 64x1024x1024", "gemm", (64, 1024, 1024)),
     ("gemm 128x256x1024", "gemm", (128, 256, 1024)),
     ("gemm 256x512x512", "gemm", (256, 512, 512)),
@@ -36,14 +42,16 @@ def step_for(kind: str, sizes: tuple[int, ...]) -> tuple[ndl.Executable, np.ndar
         m, n, k = sizes
         weight = ndl.nn.Parameter(rng.standard_normal((n, k), dtype="float32"))
         x = rng.standard_normal((m, k), dtype="float32")
-        return ndl.compile(lambda x: ndl.ops.linear(x, weight), (x,)), x, 2e-9 * m * n * k, "matmul_packed"
-    c, o, size, kernel, stride = sizes
-    weight = ndl.nn.Parameter(rng.standard_normal((o, c, kernel, kernel), dtype="float32"))
+        exe = ndl.compile(lambda x: ndl.ops.linear(x, weight), (x,), winograd="off")
+        return exe, x, 2e-9 * m * n * k, "matmul_packed"
+    c, o, size, kernel, stride, groups = (*sizes, 1)[:6]
+    weight = ndl.nn.Parameter(rng.standard_normal((o, c // groups, kernel, kernel), dtype="float32"))
     x = rng.standard_normal((1, c, size, size), dtype="float32")
     pad = kernel // 2
     out = (size + 2 * pad - kernel) // stride + 1
-    exe = ndl.compile(lambda x: ndl.ops.conv2d(x, weight, stride=stride, padding=pad), (x,), winograd="off")
-    return exe, x, 2e-9 * c * o * kernel * kernel * out * out, "conv2d_blocked"
+    attributes = {"stride": stride, "padding": pad, "groups": groups}
+    exe = ndl.compile(lambda x: ndl.ops.conv2d(x, weight, **attributes), (x,), winograd="off")
+    return exe, x, 2e-9 * (c // groups) * o * kernel * kernel * out * out, "conv2d_blocked"
 
 
 def measure(rounds: int = 9) -> list[dict]:

@@ -1,7 +1,8 @@
-"""`torch.ops.needle.*` beside the unfused torch sequences: `python profiling/torch_ops.py [--rows ...] [--rounds N] [--json F]`.
+"""`torch.ops.needle.*` beside the unfused torch sequences: `python profiling/torch_ops.py [--rows ...] [--threads N] [--json F]`.
 
-Calls alternate in one process, so that each op runs as it does between other torch ops. Ratio: torch / needle, median of rounds
-with the least and the largest; over 1, needle is faster. Training rows are forward and backward of a sum.
+Calls alternate in one process, so that each op runs as it does between other torch ops. Ratio: torch / needle, of the least times
+of all turns (on a shared machine others are those of other work), and the median of rounds; over 1, needle is faster. Training
+rows are forward and backward of a sum.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from needle import isa
 from needle.profiler import cpu_name
 from torch2needle import torch_ops
 
-NEEDLE, UNFUSED = torch_ops.NEEDLE, torch_ops.UNFUSED
+NEEDLE = torch_ops.NEEDLE
 
 # name: (op, shapes of input and weight, further arguments); convolutions run in both layouts
 LINEAR = {
@@ -74,12 +75,18 @@ def rows() -> dict[str, tuple[str, list[Any]]]:
     return found
 
 
-def training(op: Any, arguments: list[Any]) -> Callable[[], Any]:
+def pair(name: str, arguments: list[Any]) -> tuple[list[Callable], list[Any]]:
+    """The op and the calls of torch that it stands for, and all arguments of either."""
+    rest = getattr(NEEDLE, name).default._schema.arguments[len(arguments) :]
+    return [getattr(NEEDLE, name), torch_ops.OPS[name][1]], [*arguments, *(a.default_value for a in rest)]
+
+
+def training(op: Callable, name: str, arguments: list[Any]) -> Callable[[], Any]:
     """Forward and backward; every tensor that is no running statistic needs a gradient."""
-    constant = [a.name.startswith("running") for a in op.default._schema.arguments]
+    constant = [a.name.startswith("running") for a in getattr(NEEDLE, name).default._schema.arguments]
     leaves = [
         a.detach().clone().requires_grad_() if isinstance(a, torch.Tensor) and not c else a
-        for a, c in zip(arguments, constant, strict=False)
+        for a, c in zip(arguments, constant, strict=True)
     ]
     needed = [a for a in leaves if isinstance(a, torch.Tensor) and a.requires_grad]
 
@@ -89,41 +96,40 @@ def training(op: Any, arguments: list[Any]) -> Callable[[], Any]:
     return step
 
 
-def measure(name: str, arguments: list[Any], rounds: int, train: bool) -> dict[str, Any]:
-    fused, unfused = getattr(NEEDLE, name), getattr(UNFUSED, name)
-    calls = [training(op, arguments) if train else partial(op, *arguments) for op in (fused, unfused)]
+def measure(name: str, arguments: list[Any], seconds: float, train: bool) -> dict[str, Any]:
+    ops, arguments = pair(name, arguments)
+    calls = [training(op, name, arguments) if train else partial(op, *arguments) for op in ops]
     with torch.set_grad_enabled(train):
         for call in calls:
             call()
-        once = min(timed(call, 1) for call in calls for _ in range(3))
-        repeats = max(1, min(20, int(0.002 / once)))
         times: list[list[float]] = [[], []]
-        for _ in range(rounds):
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(times[0]) < 5:
             for call, found in zip(calls, times, strict=True):
-                found.append(timed(call, repeats))
+                found.append(min(timed(call) for _ in range(3)))
     ratios = [u / f for f, u in zip(*times, strict=True)]
     return {
-        "ratio": statistics.median(ratios),
-        "least": min(ratios),
-        "largest": max(ratios),
-        "needle_us": 1e6 * statistics.median(times[0]),
-        "torch_us": 1e6 * statistics.median(times[1]),
+        "ratio": min(times[1]) / min(times[0]),
+        "median": statistics.median(ratios),
+        "needle_us": 1e6 * min(times[0]),
+        "torch_us": 1e6 * min(times[1]),
     }
 
 
-def timed(call: Callable, repeats: int) -> float:
+def timed(call: Callable) -> float:
     start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) / repeats
+    call()
+    return time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", help="only rows with one of these words in their names")
-    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each row")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", help="write the rows here")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     results = {}
     print(f"{cpu_name()}, {isa()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
@@ -132,13 +138,16 @@ def main() -> None:
             continue
         for train in (False, True):
             title = f"{name}{', training' if train else ''}"
-            results[title] = r = measure(op, arguments, args.rounds, train)
+            results[title] = r = measure(op, arguments, args.seconds, train)
             print(
-                f"{title:<64}{r['ratio']:6.2f}x ({r['least']:.2f}-{r['largest']:.2f}){r['needle_us']:10.0f} us",
+                f"{title:<64}{r['ratio']:6.2f}x (median {r['median']:.2f}){r['needle_us']:10.0f} us",
                 flush=True,
             )
     losing = [name for name, r in results.items() if r["ratio"] < 1]
     print(f"{len(losing)} of {len(results)} rows are slower than torch: {'; '.join(losing) or 'none'}")
+    for kind, train in (("without gradients", False), ("with gradients", True)):
+        ratios = [r["ratio"] for name, r in results.items() if name.endswith(", training") == train]
+        print(f"{kind}: median {statistics.median(ratios):.2f}, least {min(ratios):.2f}")
     if args.json:
         head = {"cpu": cpu_name(), "isa": isa(), "torch": torch.__version__, "threads": torch.get_num_threads()}
         Path(args.json).write_text(json.dumps({**head, "rows": results}, indent=1) + "\n")

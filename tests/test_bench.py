@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 import bench
-from peers.formats import Task
+from peers.formats import Task, compared
 from peers.processes import Child, Exports, WorkerError
 from peers.table import OURS, PEERS, Peer, select, table
-from peers.worker import compared
 
 ROOT = Path(__file__).parents[1]
 EXTRA = """
@@ -27,20 +26,28 @@ import os, sys, time
 import numpy as np
 from peers.table import Peer
 
+def wanted(task):
+    (want,) = task.want()
+    return want.astype("float32")
+
 def wrong(task):
-    want = np.load(task.path("want.npy")).astype("float32")
-    return lambda: want + 0.01 * abs(want).max()
+    want = wanted(task)
+    return lambda: [want + 0.01 * abs(want).max()]
 
 def late(task):  # right at first, then wrong
-    want, calls = np.load(task.path("want.npy")).astype("float32"), []
+    want, calls = wanted(task), []
     def call():
         calls.append(None)
-        return want if len(calls) < 3 else want + 1
+        return [want] if len(calls) < 3 else [want + 1]
     return call
 
 def turned(task):
-    want = np.load(task.path("want.npy")).T
-    return lambda: want
+    want = wanted(task).T
+    return lambda: [want]
+
+def twice(task):
+    want = wanted(task)
+    return lambda: [want, want]
 
 def broken(task):
     raise ValueError("[broken] no such operator.\\nmore lines")
@@ -57,7 +64,7 @@ def slow(task):
 def make(name, load, packages=()):
     return Peer(name, "torch", load, ("numpy",), packages)
 
-PEERS = [make(f.__name__, f) for f in (wrong, late, turned, broken, crash, slow)]
+PEERS = [make(f.__name__, f) for f in (wrong, late, turned, twice, broken, crash, slow)]
 PEERS.append(make("absent", wrong, ("no-such-distribution-at-all",)))
 """
 
@@ -74,7 +81,8 @@ def written(extra: Path) -> tuple[dict[str, Any], str]:
     """The JSON and the printed text of one run with good, bad and missing peers."""
     path = extra.with_name("out.json")
     said: list[str] = []
-    names = ["torch eager", "torch channels_last", "wrong", "late", "turned", "broken", "crash", "absent", "nobody"]
+    names = ["torch eager", "torch channels_last", "wrong", "late", "turned", "twice", "broken"]
+    names += ["crash", "absent", "nobody"]
     options = ["--models", "mlp", "--batch", "3", "--rounds", "2", "--threads", "1", "--budget", "0.01"]
     args = bench.arguments([*options, "--peers", *names, "--extra", str(extra), "--json", str(path)])
     bench.run(args, said.append)
@@ -92,7 +100,7 @@ def test_document(written: tuple[dict[str, Any], str]) -> None:
     assert document["versions"]["torch"] and document["versions"]["needle"]
     assert document["versions"]["no-such-distribution-at-all"] is None
     (result,) = document["results"]
-    assert result["model"] == "mlp" and result["shape"] == [3, 784]
+    assert result["model"] == "mlp" and result["shapes"] == [[3, 784]] and result["batch"] == 3
 
 
 def test_layers(written: tuple[dict[str, Any], str]) -> None:
@@ -116,6 +124,8 @@ def test_ratios_follow_from_the_rounds(rows: dict[str, dict[str, Any]]) -> None:
             min(ratios),
             max(ratios),
         )
+        assert row["least_ms"] <= min(row["rounds_ms"])
+        assert row["ratio_of_least"] == row["least_ms"] / rows[OURS]["least_ms"]
         assert 0 < row["error"] < 1e-5 and row["first_s"] > 0 and row["memory_mb"] > 10
     assert (
         rows[OURS]["memory_mb"] < rows["torch eager"]["memory_mb"]
@@ -128,6 +138,7 @@ def test_ratios_follow_from_the_rounds(rows: dict[str, dict[str, Any]]) -> None:
         ("wrong", "wrong", "differs from float64 torch by 1.0e-02"),
         ("late", "wrong", "differs from float64 torch"),
         ("turned", "wrong", "output has shape (10, 3), expects (3, 10)"),
+        ("twice", "wrong", "there are 2 outputs, expects 1"),
         ("broken", "failed", "ValueError: [broken] no such operator."),
         ("crash", "failed", "the worker ended with SIGABRT: the last words"),
         ("absent", "not installed", "pip install no-such-distribution-at-all"),
@@ -148,13 +159,19 @@ def test_peers_without_a_time_say_why(
 
 def test_not_finite_is_wrong() -> None:
     want = np.ones((2, 2))
-    assert compared(np.array([[1, np.nan], [1, 1]]), want) == {"error": None, "reason": "output is not finite"}
-    assert compared(np.full((2, 2), 1.5, "float32"), want) == {"error": 0.5}
+    assert compared([np.array([[1, np.nan], [1, 1]])], [want]) == {"error": None, "reason": "output is not finite"}
+
+
+def test_error_is_that_of_the_worst_output_and_relative_to_it() -> None:
+    want = [np.ones((2, 2)), np.full(3, 100.0), np.zeros(2)]
+    got = [np.full((2, 2), 1.5, "float32"), np.full(3, 110.0), np.full(2, 0.25)]
+    assert compared(got, want) == {"error": 0.5}
+    assert compared([want[0], *got[1:]], want) == {"error": 0.25}  # absolute where all that is wanted is 0
 
 
 def test_one_entry_adds_a_peer_and_a_first_word_chooses_several(extra: Path) -> None:
     peers = table(str(extra))
-    assert len(peers) == len(PEERS) + 7
+    assert len(peers) == len(PEERS) + 8
     assert list(select(["torch", "late"], peers)) == [
         "torch eager",
         "torch channels_last",

@@ -123,7 +123,7 @@ def test_pattern_does_not_fire_where_a_step_is_an_output(name: str) -> None:
         return  # all of its steps are outputs of the fused op
     assert inner
     for wanted in inner:
-        opened = symbolic(net)
+        opened = symbolic(of.REGISTRY[name].sample()[0])
         node = next(n for n in opened.graph if n.name == wanted)
         result = opened.graph.output.args[0]
         opened.graph.output.args = ((result, node),)

@@ -287,6 +287,20 @@ def test_gather_rows(gpu: Device, dtype: str, numbers: str) -> None:
     assert np.array_equal(made.numpy()[:4], table[rows[:4]])
 
 
+@pytest.mark.parametrize("numbers", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "bool"])
+def test_put_rows(gpu: Device, dtype: str, numbers: str) -> None:
+    tables, rows = (np.random.default_rng(0).integers(0, 2, s).astype(dtype) for s in ((3, 7, 37), (3, 37, 4)))
+    places = np.array([5, 0, 5, 2], numbers)
+    made, source = NDArray(tables, gpu, dtype), NDArray(rows, gpu, dtype).permute((0, 2, 1))
+    call("put_rows", [made], rows=source, numbers=NDArray(places, gpu, numbers))
+    tables[:, [5, 0, 2]] = rows.transpose(0, 2, 1)[:, [2, 1, 3]]  # of equal numbers the last
+    assert np.array_equal(made.numpy(), tables)
+    call("put_rows", [made[:, :5]], rows=source, numbers=NDArray(places, gpu, numbers))
+    assert np.isnan(made.numpy()[:, :5]).all() if dtype.startswith("f") else not made.numpy()[:, :5].any()
+    assert np.array_equal(made.numpy()[:, 5:], tables[:, 5:])
+
+
 NUMBERS = {  # of rows of a table of 7: sorted in one block or several, runs within a piece of 64 and over many
     "none": lambda n: np.full(n, -1),
     "few": lambda n: np.random.randint(-1, 8, n),

@@ -35,7 +35,7 @@ def test_models(gpu: Device, name: str, fused: bool) -> None:
         close(runs[0], want)
         for again in runs[1:]:
             assert all(np.array_equal(a, b) for a, b in zip(runs[0], again, strict=True))
-        assert (exe.plan.core.frames, exe.plan.core.graphs) == (1, 1), exe.plan.core.graph_error
+        assert (exe.plan.core.arenas, exe.plan.core.graphs) == (1, 1), exe.plan.core.graph_error
 
 
 @pytest.mark.parametrize(("name", "index"), CASES)
@@ -249,7 +249,7 @@ def test_threads(gpu: Device) -> None:
     for t in threads:
         t.join()
     assert not wrong
-    assert 1 <= exe.plan.core.graphs <= exe.plan.core.frames <= 3
+    assert 1 <= exe.plan.core.graphs <= exe.plan.core.arenas <= 3
 
 
 class TestGraphs:
@@ -339,7 +339,7 @@ class TestErrors:
             MemoryError, match=rf"^\[{gpu.name}\] out of memory: a plan's arena of \d+ MiB does not fit"
         ):
             exe(big)
-        assert exe.plan.core.frames == 0
+        assert exe.plan.core.arenas == 0
         assert float(exe(NDArray(np.ones((1, 1)), gpu)).numpy()[0]) == 2 << 22
 
     def test_kernels_that_refuse(self, gpu: Device) -> None:
@@ -348,7 +348,7 @@ class TestErrors:
         for _ in range(2):
             with pytest.raises(RuntimeError, match=r"at most 2\^31 - 1 elements"):
                 exe(NDArray(np.ones(1), gpu))
-        assert exe.plan.core.frames == 1
+        assert exe.plan.core.arenas == 1
 
 
 def test_profile(gpu: Device) -> None:

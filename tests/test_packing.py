@@ -13,7 +13,7 @@ import pytest
 
 import needle as ndl
 from needle.backend_ndarray import NDArray, array, call
-from needle.targets.cpu.convolution import merged_groups, pack_depthwise
+from needle.targets.cpu.convolution import Grouping, Row, pack_depthwise
 from needle.targets.cpu.convolution import pack as pack_convolution
 from needle.targets.cpu.winograd import F2, F4
 from needle.targets.cpu.winograd import pack as pack_winograd
@@ -47,6 +47,14 @@ CONVOLUTIONS = [  # outputs, inputs, groups, kernel
     (24, 12, 6, (3, 2)),
     (64, 256, 4, (1, 1)),
     (96, 48, 3, (5, 5)),
+    (32, 32, 8, (3, 3)),
+    (40, 40, 5, (3, 3)),
+    (72, 72, 3, (1, 3)),
+    (54, 36, 18, (3, 1)),
+    (51, 34, 17, (2, 2)),
+    (48, 16, 16, (3, 3)),
+    (20, 60, 10, (1, 1)),
+    (85, 51, 17, (1, 2)),
 ]
 MATRICES = [(1, 1), (5, 7), (64, 32), (34, 96), (100, 130), (1030, 64)]
 
@@ -56,17 +64,31 @@ def in_memory(w: NDArray, axes: tuple[int, ...]) -> NDArray:
     return array(np.ascontiguousarray(w.numpy().transpose(axes))).permute(tuple(int(a) for a in np.argsort(axes)))
 
 
-def panels(w: np.ndarray, groups: int, merged: int, block: int, phases: list[list[tuple[int, int]]]) -> np.ndarray:
-    """Weights (O, I / groups, H, W) as (merged group, output block, all of [phase][input block][tap][b][16])."""
-    outputs, inputs, merge = w.shape[0] // groups, w.shape[1], groups // merged
-    blocks = -(-outputs * merge // BLOCK), -(-inputs * merge // block)
-    dense = np.zeros((merged, blocks[0] * BLOCK, blocks[1] * block, *w.shape[2:]), "float32")
-    for g in range(groups):
-        o, i = g % merge * outputs, g % merge * inputs
-        dense[g // merge, o : o + outputs, i : i + inputs] = w[g * outputs : (g + 1) * outputs]
-    dense = dense.reshape(merged, blocks[0], BLOCK, blocks[1], block, *w.shape[2:]).transpose(0, 1, 3, 5, 6, 4, 2)
-    parts = [[dense[:, :, :, y, x] for y, x in taps] for taps in phases if taps]
-    return np.concatenate([np.stack(p, 3).reshape(merged, blocks[0], -1) for p in parts], 2)
+def unpacked(packed: np.ndarray, grouping: Grouping, taps: int, phases: list[list[int]]) -> np.ndarray:
+    """What packed weights hold, as (output, input, tap) of a convolution without groups; every weight comes once.
+
+    Panels of 16 outputs are [phase][chunk][tap of the phase][term][lane]. A term has the weights of one input for all lanes,
+    or those of an input for each of them at several neighbouring taps, after their places in the chunk.
+    """
+    groups, inputs, outputs, block = grouping
+    _, _, terms, lanes = packed.shape
+    joined = max(1, lanes // BLOCK - 1)
+    step, blocks = (block if lanes > BLOCK else terms), -(-groups * outputs // BLOCK)
+    found = np.zeros((blocks * BLOCK, -(-groups * inputs // step) * step, taps), "float32")
+    rest = packed.reshape(-1, lanes)
+    for b in range(blocks):
+        last = min((b + 1) * BLOCK, groups * outputs) - 1
+        chunks = range(b * BLOCK // outputs * inputs // step, -(-(last // outputs + 1) * inputs // step))
+        for phase in filter(None, phases):
+            every = range(0, len(phase), joined)
+            chunk, tap, term = (i.reshape(-1, 1) for i in np.meshgrid(chunks, every, range(terms), indexing="ij"))
+            rows, rest = rest[: len(chunk)], rest[len(chunk) :]
+            picked = rows[:, :BLOCK].view("int32") if lanes > BLOCK else term
+            for t, weights in enumerate(np.split(rows, lanes // BLOCK, 1)[-joined:]):
+                at = np.arange(b * BLOCK, (b + 1) * BLOCK), chunk * step + picked, np.array(phase)[tap + t]
+                np.add.at(found, at, weights)
+    assert rest.size == 0 and not found[groups * outputs :].any() and not found[:, groups * inputs :].any()
+    return found[: groups * outputs, : groups * inputs]
 
 
 def convolution(view: str, transposed: bool, case: tuple[int, int, int, tuple[int, int]]) -> bool:
@@ -74,9 +96,8 @@ def convolution(view: str, transposed: bool, case: tuple[int, int, int, tuple[in
     rng = np.random.default_rng(outputs + h)
     shape = (inputs, outputs // groups, h, w) if transposed else (outputs, inputs // groups, h, w)
     weight = VIEWS[view](array(rng.standard_normal(shape).astype("float32")))
-    block = min(BLOCK, inputs)
-    merged = merged_groups(groups, inputs // groups, outputs // groups, block)
-    taps, attrs = [(y, x) for y in range(h) for x in range(w)], {"groups": groups}
+    grouping = Grouping(groups, inputs // groups, outputs // groups, min(BLOCK, inputs))
+    taps, attrs = [(y, x) for y in range(h) for x in range(w)], {}
     plain, phases = weight.numpy(), [taps]
     if transposed:
         (sh, sw), (dh, dw) = (2, 2) if h > 1 else (1, 1), (1, 2) if w > 2 else (1, 1)
@@ -84,9 +105,13 @@ def convolution(view: str, transposed: bool, case: tuple[int, int, int, tuple[in
         remainders = [(y, x) for y in range(sh) for x in range(sw)]
         phases = [[t for t in taps[::-1] if (t[0] * dh % sh, t[1] * dw % sw) == r] for r in remainders]
         plain = plain.reshape(groups, -1, *shape[1:]).swapaxes(1, 2).reshape(outputs, -1, h, w)
-    kernel = "conv_transpose2d_pack" if transposed else "conv2d_pack"
-    got = pack_convolution(kernel, merged, block, (inputs, outputs), attrs, weight)
-    return np.array_equal(got.numpy().ravel(), panels(plain, groups, merged, block, phases).ravel())
+    kernel, row = ("conv_transpose2d_pack", Row(1)) if transposed else ("conv2d_pack", Row(w))
+    got = pack_convolution(kernel, grouping, row, attrs, weight).numpy()
+    want = np.zeros((outputs, inputs, h * w), "float32")
+    for o in range(outputs):
+        first = o * groups // outputs * (inputs // groups)
+        want[o, first : first + inputs // groups] = plain[o].reshape(-1, h * w)
+    return np.array_equal(unpacked(got, grouping, h * w, [[y * w + x for y, x in p] for p in phases]), want)
 
 
 def depthwise(view: str, channels: int) -> bool:

@@ -169,6 +169,8 @@ REDUCTIONS: list[tuple[Callable, tuple]] = [
     (lambda x: (torch.all(x > -1), (x > 0).any(1), x.gt(0).all(dim=1, keepdim=True), torch.any(x > 2)), (X,)),
     (lambda x: torch.cumsum(x, 1) + x.cumsum(dim=0) + x.cumsum(-1), (X,)),
     (lambda x: (x.cumsum(1), (x > 0).cumsum(0), torch.count_nonzero(x, 1)), (INTS,)),
+    (lambda x: (x.diff(), torch.diff(x, n=2, dim=0), x.diff(n=9), x.diff(n=0, dim=1)), (X,)),
+    (lambda x: (x.diff(dim=0, prepend=x[:1]), torch.diff(x, 1, -1, x, x)), (INTS,)),
     (lambda x: torch.sort(x, 1).values + x.sort(dim=-1, descending=True)[0], (X,)),
     (lambda x: (x.argsort(), torch.topk(x, 3).indices, x.topk(2, dim=0, largest=False)[1]), (X,)),
     (lambda x: torch.topk(x, 3, 1)[0] + x.topk(3, largest=False).values, (X,)),
@@ -230,6 +232,15 @@ def test_comparison(f: Callable, shapes: tuple) -> None:
 @pytest.mark.parametrize(("f", "shapes"), REDUCTIONS)
 def test_reduction(f: Callable, shapes: tuple) -> None:
     agrees(f, *shapes)
+
+
+@everywhere
+def test_diff_of_masks() -> None:
+    """Without an example nothing tells masks from numbers; their differences are refused, not wrong."""
+    agrees(lambda x: (x > 0).diff(append=x[:, :1] > 1), INTS, example=(True,))
+    net = torch2needle.convert(One(lambda x: (x > 0).diff()))
+    with pytest.raises(TypeError, match=r"\[negate\] expects numbers, got bools"):
+        net(*placed((INTS,)))
 
 
 @everywhere

@@ -143,10 +143,15 @@ def differentiable(op: str, arguments: tuple) -> tuple:
     )
 
 
-def close(got: torch.Tensor, exact: torch.Tensor) -> None:
+def error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest one, relative to the largest value."""
     assert got.shape == exact.shape
-    if exact.numel():
-        assert (got.double() - exact).abs().max() <= 5e-6 * max(1e-30, float(exact.abs().max()))
+    return float((got.double() - exact).abs().max()) / max(1e-30, float(exact.abs().max())) if exact.numel() else 0.0
+
+
+def close(got: torch.Tensor, exact: torch.Tensor, single: torch.Tensor | None = None) -> None:
+    """single: torch's own result, where a saturated activation makes small errors large ones."""
+    assert error(got, exact) <= max(5e-6, 0 if single is None else 4 * error(single, exact))
 
 
 def dispatched(call: Callable) -> set[str]:
@@ -187,8 +192,6 @@ def test_runs_in_the_kernel(op: str, name: str) -> None:
         ran = dispatched(lambda: getattr(NEEDLE, op)(*arguments))
     if (op, name) in unfused:
         assert "aten::batch_norm" in ran
-    elif op == "linear_bias_act" and arguments[0].numel() // max(1, arguments[0].shape[-1]) < 16:
-        assert "aten::linear" in ran
     else:
         harmless = {"empty", "empty_like", "empty_strided", "transpose", "as_strided", "full", "fill_"}
         assert {k for k in ran if k.startswith("aten::")} <= {f"aten::{k}" for k in harmless}
@@ -223,8 +226,10 @@ def test_gradients(op: str, name: str) -> None:
     single = tuple(
         a.detach().float() if isinstance(a, torch.Tensor) and a.dtype == torch.float64 else a for a in arguments
     )
-    for got, exact in zip(gradients(f, single), gradients(getattr(UNFUSED, op), as_double(single)), strict=True):
-        close(got, exact)
+    unfused = getattr(UNFUSED, op)
+    found = (gradients(f, single), gradients(unfused, as_double(single)), gradients(unfused, single))
+    for got, exact, torchs in zip(*found, strict=True):
+        close(got, exact, torchs)
 
 
 @pytest.mark.parametrize("activation", CODES)

@@ -191,8 +191,8 @@ def convert(
     model: nn.Module, fx.GraphModule or torch.export.ExportedProgram; it is left as it is.
     example: inputs as a tuple or a dict by name. Ranks and dtypes are then known to rules that need them, inputs with
         defaults that appear in it become inputs, and what torch.fx cannot trace is captured by torch.export.
-    dynamic: "auto": with torch.export the batch and image sizes stay free where they can, as they are with torch.fx; False:
-        torch.export fixes all sizes to the example's.
+    dynamic: "auto": with torch.export the batch, image sizes and lengths stay free where they can, as they are with torch.fx;
+        False: torch.export fixes all sizes to the example's.
     share: use torch's memory for the weights (through DLPack) instead of copies. An executable packs its own: after torch
         wrote them, as its optimizers do, call `refresh()` of it.
     fallback: "torch" lets torch run the calls that have no rule or whose rule refuses, through DLPack and without copies, and

@@ -13,12 +13,12 @@ import ctypes
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._library.autograd import Info, make_autograd_impl
 
 import needle
 from needle import _core
@@ -38,6 +38,16 @@ def layout_of(x: torch.Tensor) -> torch.memory_format:
 
 def images(x: torch.Tensor, *size: Any) -> torch.Tensor:
     return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout_of(x))
+
+
+WINOGRAD = {"auto": 4, "f2": 2, "off": 0}
+
+
+def set_winograd(winograd: str) -> None:
+    """Which of Winograd's algorithms this process may use on CPUs: "auto" (any), "f2" or "off", as for `needle.compile`."""
+    if winograd not in WINOGRAD:
+        raise ValueError(f'[set_winograd] expected "auto", "f2" or "off", got {winograd!r}.')
+    ctypes.CDLL(str(LIBRARY)).needle_torch_winograd(WINOGRAD[winograd])
 
 
 # ---- shapes without data ---------------------------------------------------------------------------------------------
@@ -72,6 +82,31 @@ def attention_shape(query, key, value, *_):
     if query.ndim != 4:
         return query.new_empty(size)
     return query.new_empty((size[0], size[2], size[1], size[3])).transpose(1, 2)
+
+
+def needed_of(needs: int, shapes: tuple[Callable, ...]) -> list[torch.Tensor]:
+    return [shape() for i, shape in enumerate(shapes) if needs >> i & 1]
+
+
+def linear_gradients(grad, input, weight, output, activation, needs):
+    vector = partial(weight.new_empty, weight.shape[:1])
+    return needed_of(needs, (partial(input.new_empty, input.shape), partial(weight.new_empty, weight.shape), vector))
+
+
+def conv_gradients(grad, input, weight, output, *rest):
+    vector = partial(weight.new_empty, output.shape[1:2])
+    return needed_of(rest[-1], (partial(images, input, *input.shape), partial(weight.new_empty, weight.shape), vector))
+
+
+def conv2d_bn_gradients(grad, input, weight, *rest):
+    vector = partial(weight.new_empty, weight.shape[:1])
+    shapes = (partial(images, input, *input.shape), partial(weight.new_empty, weight.shape), vector, vector, vector)
+    return needed_of(rest[-1], shapes)
+
+
+def attention_gradients(grad, *operands):
+    likes = [torch.empty_like(t) for t in operands[:3]]
+    return [t if t.stride(-1) == 1 else t.new_empty(t.shape) for t in likes]
 
 
 # ---- unfused forms, in the layout of the fused ones ------------------------------------------------------------------
@@ -114,6 +149,8 @@ def unfused_batch_norm(input, mean, var, weight, bias, eps, *activation):
 
 
 def unfused_attention(query, key, value, attn_mask, is_causal, scale):
+    if attn_mask is not None and attn_mask.ndim < 2:
+        attn_mask = attn_mask.expand(1, key.shape[-2])
     if is_causal and attn_mask is not None:  # torch takes one of the two
         seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         attn_mask = attn_mask & seen if attn_mask.dtype == torch.bool else attn_mask.masked_fill(~seen, -math.inf)
@@ -143,14 +180,21 @@ def batch_norm_relu(input, running_mean, running_var, weight=None, bias=None, ep
 
 # ---- registration ----------------------------------------------------------------------------------------------------
 
-# op: (shape without data, unfused form, what backward keeps, backward); without the last two the unfused form is differentiated
-OPS: dict[str, tuple[Callable, ...]] = {
+# op: (shape without data, unfused form, what backward keeps, backward)
+OPS: dict[str, tuple[Callable, Callable, Callable, Callable]] = {
     "linear_bias_act": (linear_shape, unfused_linear, *torch_gradients.LINEAR),
     "conv2d_bias_act": (conv2d_shape, unfused_conv2d, *torch_gradients.CONV2D),
     "conv2d_bn_act": (conv2d_bn_shape, unfused_conv2d_bn, *torch_gradients.CONV2D_BN),
     "conv_transpose2d_bias_act": (conv_transpose2d_shape, unfused_conv_transpose2d, *torch_gradients.TRANSPOSED),
     "batch_norm_act": (batch_norm_shape, unfused_batch_norm, *torch_gradients.BATCH_NORM),
-    "attention": (attention_shape, unfused_attention),
+    "attention": (attention_shape, unfused_attention, *torch_gradients.ATTENTION),
+}
+GRADIENTS: dict[str, Callable] = {
+    "linear_bias_act": linear_gradients,
+    "conv2d_bias_act": conv_gradients,
+    "conv2d_bn_act": conv2d_bn_gradients,
+    "conv_transpose2d_bias_act": conv_gradients,
+    "attention": attention_gradients,
 }
 WITH_RELU = (linear_relu, conv2d_bias_relu, conv2d_bn_relu, batch_norm_relu)
 
@@ -166,24 +210,45 @@ def filled(name: str, f: Callable) -> Callable:
     return call
 
 
-def with_gradient(name: str, form: Callable, setup: Any = None, backward: Any = None) -> Callable:
-    """What runs for tensors that may need gradients: the op with its own, or a form that torch differentiates.
+def has_gradient(name: str, arguments: tuple) -> bool:
+    """Whether the op has a gradient of its own.
 
-    That is the unfused one where an op has no gradient of its own, and for an activation whose slope its result does not tell
-    the op without it.
+    It has none for an activation whose slope its result does not tell; attention has one in float32 on a CPU, not for its mask.
     """
+    if name == "attention":
+        query, _, _, mask = arguments[:4]
+        return query.dtype == torch.float32 and query.is_cpu and not (mask is not None and mask.requires_grad)
+    return arguments[-2] in torch_gradients.FROM_OUTPUT
+
+
+def with_gradient(name: str, form: Callable, setup: Callable, backward: Callable) -> Callable:
+    """What runs for tensors that may need gradients: the op with its own gradient, or a form that torch differentiates."""
     op = getattr(NEEDLE, name).default
-    fused = make_autograd_impl(op, Info(backward, setup))
-    names = [a.name for a in op._schema.arguments]
     defaults = [a.default_value if a.has_default_value() else None for a in op._schema.arguments]
-    at = names.index("activation") if "activation" in names else len(names)
+    redispatch, below, after = op.redispatch, torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
+    any_requires_grad, is_grad_enabled = torch._C._any_requires_grad, torch.is_grad_enabled
+
+    class Fused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> torch.Tensor:
+            *inputs, keyset = args
+            with below():
+                y = redispatch(keyset, *inputs)
+            setup(ctx, inputs, y)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple:
+            return *backward(ctx, grad), None
 
     def kernel(keyset: Any, *args: Any) -> torch.Tensor:
+        keyset &= after
+        if not (is_grad_enabled() and any_requires_grad(*args)):
+            return redispatch(keyset, *args)
         args = (*args, *defaults[len(args) :])  # the dispatcher leaves out what equals its default
-        own = backward is not None and args[at] in torch_gradients.FROM_OUTPUT
-        if own or not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
-            return fused(keyset, *args)
-        return form(*args) if backward is None else activate(op(*args[:at], "none", 0.0), *args[at:])
+        if has_gradient(name, args):
+            return Fused.apply(*args, keyset)
+        return form(*args) if name == "attention" else activate(op(*args[:-2], "none", 0.0), *args[-2:])
 
     return kernel
 
@@ -212,6 +277,8 @@ def load() -> list[Any]:
         fused.impl(name, with_gradient(name, form, *gradient), "Autograd", with_keyset=True)
         for device in ("cpu", "cuda"):
             torch.library.register_autocast(qualified, device, torch.float32)
+    for name, shape in GRADIENTS.items():
+        torch.library.register_fake(f"needle_gradients::{name}", shape)
     return [fused, unfused]
 
 

@@ -19,7 +19,8 @@ struct Plan::Frame {
     int64_t offset;
   };
   explicit Frame(Device* device) : scratch(device) {}
-  std::shared_ptr<Storage> arena;
+  std::shared_ptr<Storage> arena;  // on the CPU only while it runs
+  const void* base = nullptr;      // where that begins for which the views were made
   std::shared_ptr<const Constants> constants;
   std::vector<View> views;
   std::vector<Call> calls;
@@ -55,8 +56,45 @@ void check_range(const Step& step, const Ref& ref, size_t bytes) {
 
 }  // namespace
 
+std::shared_ptr<Storage> Arenas::take(Device* device, size_t bytes, const void* wanted) {
+  std::shared_ptr<Storage> small;  // goes before the new one comes
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = free_.end();
+    for (auto it = free_.begin(); it != free_.end(); ++it)
+      if ((*it)->bytes() >= bytes && (found == free_.end() || (*it)->data() == wanted)) found = it;
+    if (found != free_.end()) {
+      auto arena = std::move(*found);
+      free_.erase(found);
+      return arena;
+    }
+    if (!free_.empty()) {
+      small = std::move(free_.back());
+      free_.pop_back();
+      count_--;
+    }
+  }
+  small.reset();
+  auto arena = device->allocate(bytes, "a plan's arena");
+  // Plans write all that they read (guarded runs fill it with NaN): this only touches the pages before the first run.
+  if (device->is_cpu()) std::memset(arena->data(), 0, bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  count_++;
+  return arena;
+}
+
+void Arenas::give(std::shared_ptr<Storage> arena) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back(std::move(arena));
+}
+
+size_t Arenas::count() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return count_;
+}
+
 Plan::Plan(Device* device, std::vector<Step> steps, size_t arena_bytes, std::vector<View> inputs,
-           std::vector<View> outputs)
+           std::vector<View> outputs, std::shared_ptr<Arenas> arenas)
     : device_(device),
       steps_(std::move(steps)),
       arena_bytes_(std::max<size_t>(arena_bytes, 64)),
@@ -64,6 +102,7 @@ Plan::Plan(Device* device, std::vector<Step> steps, size_t arena_bytes, std::vec
       outputs_(std::move(outputs)),
       constants_(std::make_shared<Constants>()),
       originals_(constants_),
+      arenas_(std::move(arenas)),
       recordable_(device->backend()->graphs != nullptr) {
   auto bytes = [&](const std::vector<View>& views, const Step& step, const Ref& ref) {
     if (ref.index < 0 || ref.index >= static_cast<int>(views.size()))
@@ -136,10 +175,7 @@ void Plan::guard(std::vector<GuardedBuffer> buffers) {
   guard_ = std::make_unique<const Guard>(std::move(buffers));
 }
 
-size_t Plan::frames() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return frames_;
-}
+size_t Plan::arenas() const { return arenas_->count(); }
 
 void Plan::resolve(Frame& frame) const {
   size_t count = 0;
@@ -176,17 +212,11 @@ std::unique_ptr<Plan::Frame> Plan::acquire() {
       free_.pop_back();
     }
   }
-  bool fresh = !frame;
-  if (fresh) {
-    frame = std::make_unique<Frame>(device_);
-    frame->arena = device_->allocate(arena_bytes_, "a plan's arena");
-    // Plans write all that they read (guarded runs fill it with NaN): this only touches the pages before the first run.
-    if (device_->is_cpu()) std::memset(frame->arena->data(), 0, arena_bytes_);
-    std::lock_guard<std::mutex> lock(mutex_);
-    frames_++;
-  }
-  if (fresh || frame->constants != constants) {
+  if (!frame) frame = std::make_unique<Frame>(device_);
+  if (!frame->arena) frame->arena = arenas_->take(device_, arena_bytes_, frame->base);
+  if (frame->base != frame->arena->data() || frame->constants != constants) {
     forget(*frame);
+    frame->base = frame->arena->data();
     frame->constants = std::move(constants);
     resolve(*frame);
   }
@@ -194,6 +224,7 @@ std::unique_ptr<Plan::Frame> Plan::acquire() {
 }
 
 void Plan::release(std::unique_ptr<Frame> frame) {
+  if (device_->is_cpu()) arenas_->give(std::move(frame->arena));  // elsewhere work may be under way, and graphs hold it
   std::lock_guard<std::mutex> lock(mutex_);
   free_.push_back(std::move(frame));
 }

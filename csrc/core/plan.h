@@ -36,12 +36,28 @@ struct Pause {
   std::function<void()> call;  // what it throws ends the run
 };
 
+// What runs on the CPU compute in. Plans that share it have as many arenas as runs were in flight at a time, all of
+// them together: nothing stays in an arena from run to run.
+class Arenas {
+ public:
+  // A free one of at least so many bytes, the one that begins at `wanted` if that is free; else a new one, in place of
+  // a smaller free one.
+  std::shared_ptr<Storage> take(Device* device, size_t bytes, const void* wanted);
+  void give(std::shared_ptr<Storage> arena);
+  size_t count() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<Storage>> free_;
+  size_t count_ = 0;
+};
+
 class Plan {
  public:
   using Constants = std::vector<std::shared_ptr<Storage>>;
 
-  Plan(Device* device, std::vector<Step> steps, size_t arena_bytes, std::vector<View> inputs,
-       std::vector<View> outputs);
+  Plan(Device* device, std::vector<Step> steps, size_t arena_bytes, std::vector<View> inputs, std::vector<View> outputs,
+       std::shared_ptr<Arenas> arenas);
 
   ~Plan();
 
@@ -66,7 +82,7 @@ class Plan {
   const std::vector<View>& outputs() const { return outputs_; }
   const std::vector<Step>& steps() const { return steps_; }
   size_t arena_bytes() const { return arena_bytes_; }
-  size_t frames() const;
+  size_t arenas() const;                     // that it takes one of
   size_t runs() const { return runs_; }      // those that came to their end
   size_t graphs() const { return graphs_; }  // frames that are run as graphs
   std::string graph_error() const;           // why none can be made, empty otherwise
@@ -99,7 +115,7 @@ class Plan {
   std::atomic<size_t> runs_{0};
   std::atomic<double> seconds_{0};  // of the last run
   std::vector<std::unique_ptr<Frame>> free_;
-  size_t frames_ = 0;
+  std::shared_ptr<Arenas> arenas_;
   std::atomic<size_t> graphs_{0};
   std::atomic<bool> recordable_;
   std::string graph_error_;

@@ -18,12 +18,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/shares.h"
+
 namespace needle {
 namespace {
 
 constexpr unsigned kFlushDenormals = 0x8040;  // FTZ | DAZ
 constexpr auto kSpin = std::chrono::microseconds(80);
-constexpr int kMostShares = 64;
 constexpr double kLong = 5e-4;  // seconds; OpenMP's threads take 0.1 to 0.2 ms to end and to start again
 
 // Threads of one job: the caller opens the job, workers join while it is open, the caller closes it and waits for the
@@ -40,13 +41,13 @@ class Pool {
       return;
     }
     start_workers();
-    body_ = body, ctx_ = ctx, tasks_ = tasks, room_ = room, shares_ = std::min(room + 1, kMostShares);
-    for (int i = 0; i < shares_; i++) next_[i].task.store(first(i), std::memory_order_relaxed);
+    room_ = room;
+    shares_.reset(tasks, body, ctx, room + 1);
     open_.store(true);
     sequence_.fetch_add(1);
     if (parked_.load() > 0) sequence_.notify_all();
     inside_ = true;
-    drain(0);
+    shares_.drain(0);
     inside_ = false;
     open_.store(false);
     while (joined_.load() != 0) _mm_pause();
@@ -128,18 +129,6 @@ class Pool {
     quit_ = false;
   }
 
-  int64_t first(int share) const { return tasks_ * share / shares_; }
-
-  // Every thread starts with its own share of the tasks, in steps after each other the same part of the data, which
-  // then lies in its cache; then it helps the others.
-  void drain(int id) {
-    for (int i = 0; i < shares_; i++) {
-      const int share = (id + i) % shares_;
-      const int64_t end = first(share + 1);
-      for (int64_t t; (t = next_[share].task.fetch_add(1, std::memory_order_relaxed)) < end;) body_(ctx_, t);
-    }
-  }
-
   void work(int id, uint32_t seen) {
     _mm_setcsr(_mm_getcsr() | kFlushDenormals);
     inside_ = true;
@@ -148,7 +137,7 @@ class Pool {
       seen = sequence_.load();
       if (quit_) return;
       const int before = joined_.fetch_add(1);
-      if (open_.load() && before < room_) drain(id);
+      if (open_.load() && before < room_) shares_.drain(id);
       joined_.fetch_sub(1);
     }
   }
@@ -174,15 +163,8 @@ class Pool {
   std::atomic<int (*)(int)> pause_{nullptr};
   bool forked_ = false;
 
-  void (*body_)(void*, int64_t) = nullptr;
-  void* ctx_ = nullptr;
-  int64_t tasks_ = 0;
   int room_ = 0;  // workers that may take tasks
-  int shares_ = 1;
-  struct alignas(64) Next {
-    std::atomic<int64_t> task{0};
-  };
-  Next next_[kMostShares];
+  Shares shares_;
   alignas(64) std::atomic<uint32_t> sequence_{0};
   alignas(64) std::atomic<bool> open_{false};
   std::atomic<int> joined_{0}, parked_{0};

@@ -131,25 +131,71 @@ struct Rows {
   float *queries, *scores, *inverse;
 };
 
+// The sum of x[i] * y[i].
+NEEDLE_INLINE float dot(const float* x, const float* y, int64_t n) {
+  V sum(0.f);
+  for_lanes<float>(n, [&](int64_t i, int m) { sum = fma(load_lanes(x + i, m), load_lanes(y + i, m), sum); });
+  return reduce_add(sum);
+}
+
+// y[0, n) = scale times the sum of weights[j] * x[j][0, n) over `rows` rows of x, `step` apart; n is at most kPiece.
+constexpr int64_t kPiece = 4 * V::N;
+void weighted_sum(const float* weights, const float* x, int64_t rows, int64_t step, int64_t n, float scale, float* y) {
+  V total[4] = {V(0.f), V(0.f), V(0.f), V(0.f)};
+  for (int64_t first = 0; first < rows; first += kChain) {
+    const int64_t end = smaller(rows, first + kChain);
+    V sum[4] = {V(0.f), V(0.f), V(0.f), V(0.f)};
+    if (n == kPiece)
+      for (int64_t j = first; j < end; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) sum[v] = fma(V(weights[j]), V::load(x + j * step + v * V::N), sum[v]);
+    else
+      for (int64_t j = first; j < end; j++)
+        for_lanes<float>(n, [&](int64_t i, int lanes) {
+          sum[i / V::N] = fma(V(weights[j]), load_lanes(x + j * step + i, lanes), sum[i / V::N]);
+        });
+    for (int v = 0; v < 4; v++) total[v] = total[v] + sum[v];
+  }
+  for_lanes<float>(n, [&](int64_t i, int lanes) { store_lanes(y + i, total[i / V::N] * V(scale), lanes); });
+}
+
+// The queries [m, m + rows) of a head times `scale`.
+template <class Args>
+void scale_queries(const Args& c, const Sizes& z, int64_t head, int64_t m, int64_t rows, float* to) {
+  const View& q = c.in.q;
+  const float* from = matrix_at(q, head) + m * q.stride[q.rank - 2];
+  for (int64_t i = 0; i < rows; i++)
+    scale_row(from + i * q.stride[q.rank - 2], q.stride[q.rank - 1], z.E, c.attr.scale, to + i * z.q_ld);
+}
+
+// How many keys the queries up to `end` see at most.
+template <class Args>
+int64_t keys_seen(const Args& c, const Sizes& z, int64_t end) {
+  return c.attr.causal ? smaller(z.S, end) : z.S;
+}
+
+// Scores of queries [m, m + rows) with the first `limit` keys become e ** (masked score - the largest).
+template <class Args>
+void soften(const Args& c, const Sizes& z, int64_t head, int64_t m, int64_t rows, int64_t limit, const Rows& to) {
+  const View& mask = c.in.mask;
+  const float nothing = c.in.mask && c.attr.strict ? NAN : 0;  // what a row without a key is multiplied by
+  for (int64_t i = 0; i < rows; i++) {
+    float* x = to.scores + i * z.ld;
+    const int64_t n = smaller(limit, keys_seen(c, z, m + i + 1));
+    if (c.in.mask) mask_row(mask, batch_offset(mask, head) + (m + i) * mask.stride[mask.rank - 2], n, x);
+    to.inverse[i] = exponentials(x, n, nothing);
+    std::memset(x + n, 0, (limit - n) * 4);
+  }
+}
+
 // Fills `to` for queries [m, m + rows) of a head; returns how many keys they see at most.
 template <class Args>
 int64_t score(const Args& c, const Sizes& z, int64_t head, int64_t m, int64_t rows, const Columns& keys,
               const Rows& to) {
-  const View &q = c.in.q, &mask = c.in.mask;
-  const float nothing = c.in.mask && c.attr.strict ? NAN : 0;  // what a row without a key is multiplied by
-  const int r = q.rank;
-  const int64_t limit = c.attr.causal ? smaller(z.S, m + rows) : z.S;
-  const float* from = matrix_at(q, head) + m * q.stride[r - 2];
-  for (int64_t i = 0; i < rows; i++)
-    scale_row(from + i * q.stride[r - 2], q.stride[r - 1], z.E, c.attr.scale, to.queries + i * z.q_ld);
+  const int64_t limit = keys_seen(c, z, m + rows);
+  scale_queries(c, z, head, m, rows, to.queries);
   multiply(rows, ceil_div(limit, kBlock) * kBlock, z.E, to.queries, z.q_ld, 1, keys, to.scores, z.ld);
-  for (int64_t i = 0; i < rows; i++) {
-    float* x = to.scores + i * z.ld;
-    const int64_t n = c.attr.causal ? smaller(limit, m + i + 1) : limit;
-    if (c.in.mask) mask_row(mask, batch_offset(mask, head) + (m + i) * mask.stride[r - 2], n, x);
-    to.inverse[i] = exponentials(x, n, nothing);
-    std::memset(x + n, 0, (limit - n) * 4);
-  }
+  soften(c, z, head, m, rows, limit, to);
   return limit;
 }
 
@@ -170,26 +216,48 @@ void add(const float* from, int64_t n, float* to) {
 
 }  // namespace
 
+static Rows rows_in(const Exec* exec, const Sizes& z) {
+  float* scores = scratch<float>(exec, 0, z.block * (z.ld + z.q_ld + 1));
+  return {scores + z.block * z.ld, scores, scores + z.block * (z.ld + z.q_ld)};
+}
+
+// One query of every head reads keys and values where they lie: packing them would take longer than using them.
+static void attend_one(const attention_args& c, const Sizes& z) {
+  const View &k = c.in.k, &v = c.in.v;
+  const int64_t k_ld = k.stride[k.rank - 2], v_ld = v.stride[v.rank - 2];
+  parallel_each(c.exec, z.heads, z.S * (z.E + z.D), [&](int64_t head) {
+    const Rows b = rows_in(c.exec, z);
+    const int64_t limit = keys_seen(c, z, 1);
+    scale_queries(c, z, head, 0, 1, b.queries);
+    const float *keys = matrix_at(k, head), *values = matrix_at(v, head);
+    for (int64_t j = 0; j < limit; j++) b.scores[j] = dot(b.queries, keys + j * k_ld, z.E);
+    soften(c, z, head, 0, 1, limit, b);
+    float* y = matrix_at(c.out.y, head);
+    for (int64_t d = 0; d < z.D; d += kPiece)
+      weighted_sum(b.scores, values + d, limit, v_ld, smaller(kPiece, z.D - d), b.inverse[0], y + d);
+  });
+}
+
 // q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool or f32; the last axis of out (..., L, D) is
 // dense. A query that sees no key gives zeros, with strict NaN.
 void attention(const attention_args& c) {
   const View &k = c.in.k, &v = c.in.v, &out = c.out.y;
   if (out.size() == 0) return;
   const Sizes z(c.in.q, k, v);
+  if (z.L == 1 && k.stride[k.rank - 1] == 1 && v.stride[v.rank - 1] == 1) return attend_one(c, z);
   const int64_t parts = z.parts(task_count(c.exec, 2. * z.heads * z.L * z.S * (z.E + z.D)));
 
   parallel_for(c.exec, z.heads * parts, [&](int64_t t) {
     const int64_t head = t / parts, part = t % parts, first = z.L * part / parts, end = z.L * (part + 1) / parts;
     float* room = scratch<float>(c.exec, 1, z.keys * z.E + room_for(v));
     const Columns keys = columns_of_transposed(k, head, room), values = columns_of(v, head, room + z.keys * z.E);
-    float* scores = scratch<float>(c.exec, 0, z.block * (z.ld + z.q_ld + 1));
-    const Rows b = {scores + z.block * z.ld, scores, scores + z.block * (z.ld + z.q_ld)};
+    const Rows b = rows_in(c.exec, z);
     const Matrix y = matrix_of(out, head);
 
     for (int64_t m = first; m < end; m += z.block) {
       const int64_t rows = smaller(z.block, end - m), limit = score(c, z, head, m, rows, keys, b);
       float* target = y.data + m * y.ld;
-      multiply(rows, z.D, limit, scores, z.ld, 1, values, target, y.ld);
+      multiply(rows, z.D, limit, b.scores, z.ld, 1, values, target, y.ld);
       for (int64_t i = 0; i < rows; i++) scale_row(target + i * y.ld, 1, z.D, b.inverse[i], target + i * y.ld);
     }
   });

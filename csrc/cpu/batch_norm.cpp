@@ -2,6 +2,8 @@
 // normalisation of rows.
 #include "cpu/batch_norm.h"
 
+#include "cpu/rows.h"
+
 namespace needle::NEEDLE_ISA {
 namespace {
 
@@ -341,6 +343,28 @@ void layer_norm(const layer_norm_args& c) {
         if (weight) v = v * load_lanes(weight + i, n);
         if (bias) v = v + load_lanes(bias + i, n);
         store_lanes(y + i, v, n);
+      });
+    });
+  });
+}
+
+// Rows of x (M, D); weight (D) may be left out.
+void rms_norm(const rms_norm_args& c) {
+  const int64_t size = c.in.x.shape[1];
+  with_type<rms_norm_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
+    using L = typename LanesOf<T>::type;
+    const T* weight = c.in.weight.as<T>();
+    parallel_each(c.exec, c.in.x.shape[0], 2 * size, [&](int64_t r) {
+      const T* x = c.in.x.as<T>() + r * c.in.x.stride[0];
+      T* y = c.out.y.as<T>() + r * c.out.y.stride[0];
+      const double squares = row_sum<T>(size, [&](int64_t i, int n) {
+        const L v = load_lanes(x + i, n);
+        return v * v;
+      });
+      const L scale(static_cast<T>(1 / ::sqrt(squares / static_cast<double>(size) + c.attr.eps)));
+      for_lanes<T>(size, [&](int64_t i, int n) {
+        const L v = load_lanes(x + i, n) * scale;
+        store_lanes(y + i, weight ? v * load_lanes(weight + i, n) : v, n);
       });
     });
   });

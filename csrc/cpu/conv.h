@@ -2,7 +2,7 @@
 #pragma once
 #include <cstring>
 
-#include "cpu/pack.h"
+#include "cpu/bands.h"
 #include "math/image.h"
 
 namespace needle::NEEDLE_ISA {
@@ -20,69 +20,90 @@ struct Images {
   explicit operator bool() const { return data != nullptr; }
 };
 
+// Where in x the terms of bands lie.
+struct Runs {
+  ChannelBands bands;
+  const int64_t* offsets;    // of every chunk that they read, band by band
+  int64_t of_chunk, length;  // runs of a chunk, terms of a run
+  bool cut;                  // leave out what the last chunk of a band has beyond it
+};
+
 // Rows of output pixels that all read the input through the same runs: a whole convolution, or one phase of a
-// transposed one. A row is `pixels` long, the last row of each image `last_pixels`. Stretches of channels are groups in
-// x, blocks of 16 in y and residual; x includes the padding.
+// transposed one. A row is `pixels` long, the last row of each image `last_pixels`. Stretches of channels are blocks;
+// x includes the padding.
 struct ConvPass {
-  int64_t images, rows, pixels, last_pixels, groups, blocks;  // blocks: of 16 output channels, per group
+  int64_t images, rows, pixels, last_pixels;
   Images<const float> x;
   const float* w;
-  int64_t w_group, w_block;
   Images<float> y;
   const float* bias;
   Images<const float> residual;
-  const int64_t* runs;
-  int64_t n_runs, length;
-  int64_t cut;  // terms that the last run lacks
+  Runs runs;
+  int64_t chunk_floats;  // of packed weights for all phases
+  int64_t phase_floats;  // of those, for what comes before this phase
+  int64_t lanes;         // floats of a term
   int activation;
   float alpha;
 };
 
-// A pass over pixels of images like `y` with `groups` of packed weights, `blocks` of `w_block` floats each.
+// A pass over pixels of images like `y` with weights packed in `form`.
 template <class Attr>
-ConvPass pass_over(const View& y, int64_t groups, int64_t blocks, const float* w, int64_t w_block, const float* bias,
-                   const Attr& a) {
+ConvPass pass_over(const View& y, const Form& form, int64_t taps, const float* w, const float* bias, const Attr& a) {
   ConvPass p = {};
   p.images = y.shape[0];
   p.rows = y.shape[2];
   p.pixels = p.last_pixels = y.shape[3];
-  p.groups = groups;
-  p.blocks = blocks;
   p.w = w;
-  p.w_block = w_block;
-  p.w_group = blocks * w_block;
+  p.lanes = form.lanes;
+  p.chunk_floats = form.chunk_floats(taps);
   p.bias = bias;
   p.activation = static_cast<int>(a.activation);
   p.alpha = static_cast<float>(a.alpha);
   return p;
 }
 
+// Of a kernel of blocked images.
+template <class Args>
+Channels channels_of(const Args& c) {
+  return {c.attr.groups, c.attr.inputs, c.attr.outputs, c.in.x.shape[4]};
+}
+
+// Room for the bands of a convolution, followed by what runs need at most.
+NEEDLE_INLINE size_t bands_bytes(const Channels& c, const Form& form, int64_t panels, int64_t taps) {
+  const int64_t chunks = c.groups == 1 ? ceil_div(c.inputs, form.step) : panels;
+  return c.blocks() * sizeof(ChannelBand) + chunks * taps * sizeof(int64_t);
+}
+
 // The operands of a kernel of blocked images and packed weights, as if its window had one pixel.
 template <class Args>
 ConvPass blocked_pass(const Args& c) {
   const View &x = c.in.x, &w = c.in.packed, &y = c.out.y;
-  ConvPass p = pass_over(y, c.attr.groups, w.shape[1], w.as<const float>(), w.shape[2] * w.shape[3],
-                         c.in.bias.template as<const float>(), c.attr);
-  p.x = {x.as<const float>(), x.stride[0], w.shape[2] * x.stride[1], x.stride[2], x.shape[4]};
+  const Form form = Form::of(w, x.shape[4]);
+  ConvPass p =
+      pass_over(y, form, w.shape[1] * form.joined(), w.as<const float>(), c.in.bias.template as<const float>(), c.attr);
+  p.x = {x.as<const float>(), x.stride[0], x.stride[1], x.stride[2], x.shape[4]};
   p.y = Images<float>::of(y);
   return p;
 }
 
 ConvPass conv2d_pass(const conv2d_blocked_args& c);  // its runs lie in scratch 2
 
-// Tasks of a convolution: stretches of rows (over all images) times stretches of output blocks (over all groups).
+// Tasks of a convolution: stretches of rows (over all images) times stretches of output blocks.
 struct ConvSplit {
   int64_t row_tasks, block_tasks, rows, units;  // rows and units of a task
-  int64_t step, per_group;                      // a unit is `step` blocks, a group has `per_group` of them
+  int64_t step;                                 // blocks of a unit, except at the end of a band
 };
 
 // Late layers have more weights than input: there each task streams its own part of the weights.
 NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double flops, int64_t x_floats,
                                    int64_t w_floats) {
   ConvSplit s;
-  s.step = p.pixels <= kWideRows && p.blocks >= kWideBlocks ? kWideBlocks : kTileBlocks;
-  s.per_group = ceil_div(p.blocks, s.step);
-  const int64_t rows = p.images * p.rows, units = p.groups * s.per_group;
+  int64_t widest = 0, units = 0;
+  const ChannelBands& bands = p.runs.bands;
+  for (const ChannelBand* b = bands.data; b < bands.data + bands.count; b++) widest = larger(widest, b->blocks);
+  s.step = p.pixels <= kWideRows && widest >= kWideBlocks ? kWideBlocks : kTileBlocks;
+  for (const ChannelBand* b = bands.data; b < bands.data + bands.count; b++) units += ceil_div(b->blocks, s.step);
+  const int64_t rows = p.images * p.rows;
   int64_t tasks = task_count(exec, flops);
   if (w_floats < x_floats) tasks = larger(tasks, x_floats / (128 << 10));  // input of a task stays in L2
   s.block_tasks = w_floats > x_floats ? smaller(tasks, units) : 1;
@@ -95,64 +116,72 @@ NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double f
   return s;
 }
 
-// One stretch of rows [row0, row1) of images x rows for output blocks [block0, block1) of one group.
-static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, int64_t group, int64_t block0,
+// One stretch of rows [row0, row1) of images x rows for output blocks [block0, block1) of a band.
+static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, const ChannelBand& band, int64_t block0,
                              int64_t block1) {
+  const int64_t panel = band.chunks * p.chunk_floats, n_runs = band.chunks * p.runs.of_chunk;
+  const int64_t* runs = p.runs.offsets + band.runs * p.runs.of_chunk;
+  const float* w = p.w + band.panels * p.chunk_floats + band.chunks * p.phase_floats;
   Tile t = {};
   t.a_m = p.x.pixel;
   t.a_k = 1;
-  t.length = p.length;
-  t.b_n = p.w_block;
-  t.b_k = kBlock;
+  t.length = p.runs.length;
+  t.b_n = panel;
+  t.b_k = p.lanes;
+  t.picks = p.lanes / kBlock - 1;
   t.c_m = p.y.pixel;
   t.c_n = p.y.channels;
   t.r_m = p.residual.pixel;
   t.r_n = p.residual.channels;
   t.alpha = p.alpha;
   for (int64_t block = block0, n; block < block1; block += n) {
-    n = tile_blocks(p.pixels, block1 - block);
-    const int64_t channel_block = group * p.blocks + block, run_floats = p.length * kBlock;
-    const int64_t panels = row1 - row0 == 1 ? 1 : ceil_div(p.n_runs * run_floats * n * 4, kPanelBytes);
-    const int64_t chunks = larger(1, smaller(p.n_runs, larger(panels, p.n_runs * p.length / kChain)));
-    const int64_t per_chunk = ceil_div(p.n_runs, chunks);
+    n = t.picks ? 1 : tile_blocks(p.pixels, block1 - block);
+    const int64_t channel_block = band.block + block, run_floats = p.runs.length * p.lanes;
+    const int64_t parts = row1 - row0 == 1 ? 1 : ceil_div(n_runs * run_floats * n * 4, kPanelBytes);
+    const int64_t per_part =
+        ceil_div(n_runs, larger(1, smaller(n_runs, larger(parts, n_runs * p.runs.length / kChain))));
     int64_t run = 0;
     do {
-      t.runs = p.runs + run;
-      t.n_runs = smaller(per_chunk, p.n_runs - run);
-      t.b = p.w + group * p.w_group + block * p.w_block + run * run_floats;
-      t.cut = run + t.n_runs == p.n_runs ? p.cut : 0;
+      t.runs = runs + run;
+      t.n_runs = smaller(per_part, n_runs - run);
+      t.b = w + block * panel + run * run_floats;
+      t.cut = p.runs.cut && run + t.n_runs == n_runs ? band.beyond : 0;
       t.accumulate = run > 0;
       t.bias = p.bias && run == 0 ? p.bias + channel_block * kBlock : nullptr;
-      t.activation = run + per_chunk >= p.n_runs ? p.activation : 0;
+      t.activation = run + per_part >= n_runs ? p.activation : 0;
       for (int64_t row = row0; row < row1; row++) {
         const int64_t image = row / p.rows, y = row - image * p.rows;
-        t.a = p.x.at(image, group, y);
+        t.a = p.x.at(image, 0, y);
         t.c = p.y.at(image, channel_block, y);
         t.residual = p.residual && run == 0 ? p.residual.at(image, channel_block, y) : nullptr;
         tiles(t, static_cast<int>(n), y == p.rows - 1 ? p.last_pixels : p.pixels);
       }
-      run += per_chunk;
-    } while (run < p.n_runs);
+      run += per_part;
+    } while (run < n_runs);
   }
 }
 
-// The part of a split's task that lies in each group: f(group, block0, block1).
+// The part of a split's task that lies in each band: f(band, block0, block1).
 template <class F>
-NEEDLE_INLINE void each_group(const ConvPass& p, const ConvSplit& s, int64_t block_task, const F& f) {
-  const int64_t end = smaller((block_task + 1) * s.units, p.groups * s.per_group);
-  for (int64_t u = block_task * s.units; u < end;) {
-    const int64_t group = u / s.per_group, u0 = u - group * s.per_group, u1 = smaller(s.per_group, u0 + end - u);
-    f(group, u0 * s.step, smaller(u1 * s.step, p.blocks));
-    u += u1 - u0;
+NEEDLE_INLINE void each_band(const ConvPass& p, const ConvSplit& s, int64_t block_task, const F& f) {
+  int64_t unit = block_task * s.units, end = unit + s.units;
+  const ChannelBands& bands = p.runs.bands;
+  for (const ChannelBand* band = bands.data; end > 0 && band < bands.data + bands.count; band++) {
+    const int64_t units = ceil_div(band->blocks, s.step);
+    if (unit < units) f(*band, unit * s.step, smaller(smaller(units, end) * s.step, band->blocks));
+    unit = larger(0, unit - units);
+    end -= units;
   }
 }
 
-// Groups are merged until their channels fill blocks of 16 (weights between merged groups are zero), or into one.
-NEEDLE_INLINE int64_t merged_groups(int64_t groups, int64_t in_per_group, int64_t out_per_group, int64_t block) {
-  if (block == kBlock)
-    for (int64_t m = 1; m < groups; m++)
-      if (groups % m == 0 && in_per_group * m % kBlock == 0 && out_per_group * m % kBlock == 0) return groups / m;
-  return 1;
+// f(offset) for every chunk that bands read, band by band: how far its first channel lies from channel 0 in x.
+template <class F>
+NEEDLE_INLINE void each_chunk(const ChannelBands& bands, int64_t step, int64_t block, int64_t x_block, const F& f) {
+  for (const ChannelBand* band = bands.data; band < bands.data + bands.count; band++)
+    for (int64_t i = 0; i < band->chunks; i++) {
+      const int64_t channel = (band->chunk + i) * step;
+      f(channel / block * x_block + channel % block);
+    }
 }
 
 // Images [first, first + images) of planes x (N, C, H, W) into dense blocked images of H x W pixels, `room` floats
@@ -161,7 +190,7 @@ NEEDLE_INLINE int64_t merged_groups(int64_t groups, int64_t in_per_group, int64_
 void block_images(const Exec* exec, const View& x, int64_t first, int64_t images, int64_t block, int64_t top,
                   int64_t left, int64_t H, int64_t W, float* dst, int64_t room, int64_t step_h = 1, int64_t step_w = 1);
 // The reverse for dense blocks of 16, into images [first, first + images) of y (N, C, H, W) whose pixels are evenly
-// spaced. Merged groups have whole blocks, so channel c is always lane c % 16 of block c / 16.
+// spaced.
 void unblock_images(const Exec* exec, const float* src, int64_t images, const View& y, int64_t first);
 
 // Input positions between the first and the last that `outputs` in a row read, both included.
@@ -197,20 +226,21 @@ void each_batch(const Exec* exec, int64_t images, int64_t floats, double flops, 
 
 // How plain images are blocked and weights packed for a convolution.
 struct Blocking {
-  int64_t block, merged, in_blocks, out_blocks;  // in_blocks and out_blocks: of a merged group
-  int64_t top, left, height, width;              // of the blocked input: where x begins in it, and its size
-  int64_t panel;                                 // floats of packed weights for one output block
-  int64_t step_h = 1, step_w = 1;                // from one pixel of x to the next
+  int64_t block;
+  int64_t top, left, height, width;  // of the blocked input: where x begins in it, and its size
+  Form form;
+  int64_t taps, w_floats;
+  int64_t step_h = 1, step_w = 1;  // from one pixel of x to the next
 };
 
 // A convolution of plain images in batches: pack(weights, more) fills what all of them share, weights and `more` bytes;
-// then run(exec, pass, more, x_floats, w_floats) for every batch. Every weight meets `meets` pixels of an image.
+// then run(exec, pass, x_floats, w_floats) for every batch. Every weight meets `meets` pixels of an image.
 template <class Args, class Pack, class Run>
 void in_batches(const Args& c, const Blocking& b, int64_t meets, int64_t more, const Pack& pack, const Run& run) {
   const View &x = c.in.x, &y = c.out.y;
   const Optional& given = c.in.bias;
-  const int64_t N = x.shape[0], O = y.shape[1], pixels = y.shape[2] * y.shape[3], out_blocks = b.merged * b.out_blocks;
-  const int64_t w_floats = out_blocks * b.panel, plane = b.height * b.width * b.block;
+  const int64_t N = x.shape[0], O = y.shape[1], pixels = y.shape[2] * y.shape[3], out_blocks = ceil_div(O, kBlock);
+  const int64_t w_floats = b.w_floats, plane = b.height * b.width * b.block;
   float* packed = scratch<float>(c.exec, 2, w_floats + out_blocks * kBlock + ceil_div(more, sizeof(float)));
   float *bias = packed + w_floats, *rest = bias + out_blocks * kBlock;
   pack(packed, static_cast<void*>(rest));
@@ -226,11 +256,11 @@ void in_batches(const Args& c, const Blocking& b, int64_t meets, int64_t more, c
                float* yb = xb + images * x_room;
                block_images(exec, x, first, images, b.block, b.top, b.left, b.height, b.width, xb, x_room, b.step_h,
                             b.step_w);
-               ConvPass p = pass_over(y, b.merged, b.out_blocks, packed, b.panel, bias, c.attr);
+               ConvPass p = pass_over(y, b.form, b.taps, packed, bias, c.attr);
                p.images = images;
-               p.x = {xb, x_room, b.in_blocks * plane, b.width * b.block, b.block};
+               p.x = {xb, x_room, plane, b.width * b.block, b.block};
                p.y = {yb, y_floats, pixels * kBlock, y.shape[3] * kBlock, kBlock};
-               run(exec, p, static_cast<void*>(rest), images * x_floats, w_floats);
+               run(exec, p, images * x_floats, w_floats);
                unblock_images(exec, yb, images, y, first);
              });
 }
@@ -273,12 +303,11 @@ void depthwise_plain(const Args& c, const View& w, const Window& window, int64_t
   const int64_t blocks = ceil_div(y.shape[1], kBlock), OH = y.shape[2], OW = y.shape[3];
   const int64_t H = reach(OH, window.stride_h, window.kernel_h, window.dilation_h),
                 W = reach(OW, window.stride_w, window.kernel_w, window.dilation_w);
-  const int64_t panel = window.kernel_h * window.kernel_w * kBlock;
+  const int64_t taps = window.kernel_h * window.kernel_w;
   in_batches(
-      c, {kBlock, 1, blocks, blocks, top, left, H, W, panel, step_h, step_w}, OH * OW, 0,
+      c, {kBlock, top, left, H, W, {1, 1, kBlock}, taps, blocks * taps * kBlock, step_h, step_w}, OH * OW, 0,
       [&](float* packed, void*) { depthwise_pack_weights(c.exec, w, packed); },
-      [&](const Exec* exec, ConvPass p, void*, int64_t, int64_t) {
-        p.x.channels = H * W * kBlock;  // there stretches of channels are blocks
+      [&](const Exec* exec, const ConvPass& p, int64_t, int64_t) {
         depthwise_pass(exec, {p.images, blocks, OH, OW, window, p.x, p.w, p.y, p.bias, {}, p.activation, p.alpha});
       });
 }

@@ -1,7 +1,7 @@
 // Weight gradient of conv2d on the register tile: rows are input channels (or taps of one kernel row when these are
 // more), lanes output channels, K all output pixels. Few images for large weights, and those of depthwise kernels, go
 // into blocks of channels, for the kernel of those.
-#include "cpu/conv.h"
+#include "cpu/conv2d_weight_grad.h"
 
 namespace needle::NEEDLE_ISA {
 void conv2d_weight_grad_blocked(const conv2d_weight_grad_blocked_args& c);
@@ -187,7 +187,8 @@ void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
   Sizes s = {g, x.shape[1], dw.shape[0], c.attr.groups, dw.shape[1], dy.shape[2], dy.shape[3], 0, 0, 0};
   s.H = reach(s.OH, s.stride_h, s.kernel_h, s.dilation_h);
   s.W = reach(s.OW, s.stride_w, s.kernel_w, s.dilation_w);
-  if (depthwise) return through_blocks(c, dw, g, s.H, s.W, kBlock, int64_t{1} << 20);
+  const bool narrow = is_narrow({s.groups, s.I, s.O / s.groups, smaller(s.C, kBlock)});
+  if (depthwise || narrow) return through_blocks(c, dw, g, s.H, s.W, kBlock, int64_t{1} << 20);
   s.plane = s.H * s.W;
   if (s.plane >= kBlock) {
     s.plane = ceil_div(s.plane, kBlock) * kBlock;

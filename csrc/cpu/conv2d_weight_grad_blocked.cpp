@@ -1,30 +1,14 @@
 // Weight gradient of conv2d on blocks of channels: for each tap the outer product of a pixel's input channels (rows,
-// broadcast) and output channels (lanes), summed over pixels in registers. Depthwise kernels have channels in the lanes
-// only, and taps in the registers.
-#include "cpu/conv.h"
+// broadcast) and output channels (lanes), summed over pixels in registers.
+#include "cpu/conv2d_weight_grad.h"
 #include "cpu/transpose.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
 
-constexpr int64_t kPixels = 256;         // pixels that are summed in registers at a time
-constexpr int64_t kSections = 1024;      // such sums that are added up in one chain
-constexpr int64_t kTasks = 32;           // that there are at least, where there are pixels enough for them
-constexpr int64_t kStretch = 1024;       // pixels that are worth sums of their own
 constexpr int64_t kGroupBlocks = 4;      // blocks of channels of a task, so that what it reads and its sums stay in L2
 constexpr int64_t kGroupTaps = 36;       // taps times blocks of input channels of a task
 constexpr int64_t kJoined = 8 * kBlock;  // rows that one pass of tiles reads from a pixel on, at most
-
-struct Gradient {
-  Window window;
-  int64_t images, height, width, groups, inputs, outputs;  // inputs and outputs: channels of a group
-  Images<const float> x, dy;                               // x includes the padding
-  View dw;
-  int64_t block() const { return x.pixel; }
-  int64_t taps() const { return window.kernel_h * window.kernel_w; }
-  int64_t pixels() const { return images * height * width; }
-  int64_t out_channels() const { return groups * outputs; }
-};
 
 struct Pixel {
   int64_t x, dy;  // where its channels lie
@@ -221,18 +205,6 @@ void write(const Gradient& g, int64_t o, int64_t c0, int64_t c1, const float* su
   }
 }
 
-// Stretches of pixels, of which each is worth `least` of them, such that there are kTasks tasks: by the shapes alone,
-// so that sums do not depend on the number of threads.
-int64_t stretches(int64_t pixels, int64_t tasks, int64_t least) {
-  return larger(1, larger(smaller(pixels / least, ceil_div(kTasks, tasks)), ceil_div(pixels, kPixels * kSections)));
-}
-
-// sums[0 .. n) of the first of `parts` sums, `apart` floats from each other, becomes that of all.
-void add_parts(float* sums, int64_t n, int64_t parts, int64_t apart) {
-  for (int64_t part = 1; part < parts; part++)
-    for (int64_t i = 0; i < n; i += V::N) (V::load(sums + i) + V::load(sums + part * apart + i)).store(sums + i);
-}
-
 void full(const Exec* exec, const Gradient& g) {
   const int64_t block = g.block(), taps = g.taps(), O = g.out_channels(), out_blocks = ceil_div(O, kBlock);
   const int64_t pixels = g.pixels();
@@ -289,104 +261,6 @@ void full(const Exec* exec, const Gradient& g) {
   });
 }
 
-// Taps that a depthwise kernel sums up at a time.
-constexpr int kTapRows = 3, kTapColumns = 5;
-
-struct Lanes {
-  const float *x, *dy;
-  int64_t x_row, x_pixel, x_tap_row, x_tap, dy_row;
-  int64_t rows, pixels;
-  float* sums;
-  int64_t sums_row;
-};
-
-template <int ROWS, int COLUMNS>
-void taps(const Lanes& t) {
-  for (int v = 0; v < kBlock; v += V::N) {
-    V acc[ROWS][COLUMNS];
-#pragma GCC unroll 4
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 8
-      for (int j = 0; j < COLUMNS; j++) acc[i][j] = V(0.f);
-    for (int64_t y = 0; y < t.rows; y++) {
-      const float *x = t.x + y * t.x_row + v, *dy = t.dy + y * t.dy_row + v;
-      for (int64_t i = t.pixels; i > 0; i--, x += t.x_pixel, dy += kBlock) {
-        const V d = V::load(dy);
-#pragma GCC unroll 4
-        for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 8
-          for (int j = 0; j < COLUMNS; j++) acc[i][j] = fma(V::load(x + i * t.x_tap_row + j * t.x_tap), d, acc[i][j]);
-      }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 8
-      for (int j = 0; j < COLUMNS; j++) {
-        float* to = t.sums + i * t.sums_row + j * kBlock + v;
-        (acc[i][j] + V::load(to)).store(to);
-      }
-  }
-}
-
-using TapsFn = void (*)(const Lanes&);
-#define COLUMNS(R) {taps<R, 1>, taps<R, 2>, taps<R, 3>, taps<R, 4>, taps<R, 5>}
-constexpr TapsFn kTaps[kTapRows][kTapColumns] = {COLUMNS(1), COLUMNS(2), COLUMNS(3)};
-
-// f(first, count) for stretches of nearly one size, each of at most `most`.
-template <class F>
-NEEDLE_INLINE void evenly(int64_t items, int64_t most, const F& f) {
-  const int64_t n = ceil_div(items, most);
-  for (int64_t i = 0; i < n; i++) f(items * i / n, items * (i + 1) / n - items * i / n);
-}
-
-// Rows [row0, row1) of all images for one block: [tap][16].
-void add_rows(const Gradient& g, int64_t block, int64_t row0, int64_t row1, float* sums) {
-  const Window& w = g.window;
-  std::memset(sums, 0, g.taps() * kBlock * 4);
-  Lanes t = {};
-  t.x_row = w.stride_h * g.x.row;
-  t.x_pixel = w.stride_w * kBlock;
-  t.x_tap = w.dilation_w * kBlock;
-  t.x_tap_row = w.dilation_h * g.x.row;
-  t.dy_row = g.dy.row;
-  t.sums_row = w.kernel_w * kBlock;
-  for (int64_t row = row0; row < row1; row += t.rows) {
-    const int64_t image = row / g.height, y = row % g.height;
-    t.rows = smaller(smaller(larger(1, kPixels / g.width), row1 - row), g.height - y);
-    evenly(g.width, kPixels, [&](int64_t column, int64_t pixels) {
-      t.pixels = pixels;
-      t.dy = g.dy.at(image, block, y) + column * kBlock;
-      evenly(w.kernel_h, kTapRows, [&](int64_t kh, int64_t rows) {
-        evenly(w.kernel_w, kTapColumns, [&](int64_t kw, int64_t columns) {
-          t.x = g.x.at(image, block, y * w.stride_h + kh * w.dilation_h) + column * t.x_pixel + kw * t.x_tap;
-          t.sums = sums + (kh * w.kernel_w + kw) * kBlock;
-          kTaps[rows - 1][columns - 1](t);
-        });
-      });
-    });
-  }
-}
-
-void depthwise(const Exec* exec, const Gradient& g) {
-  const int64_t channels = g.out_channels(), blocks = ceil_div(channels, kBlock), rows = g.images * g.height;
-  const int64_t floats = g.taps() * kBlock, columns = g.window.kernel_w;
-  const double work = 8. * static_cast<double>(g.pixels() * blocks * floats);  // at some quarter of the FMA peak
-  const int64_t parts = larger(1, smaller(rows, stretches(g.pixels(), blocks, kStretch)));
-  float* sums = scratch<float>(exec, 2, blocks * parts * floats);
-  parallel_parts(exec, blocks * parts, work, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++)
-      add_rows(g, t / parts, rows * (t % parts) / parts, rows * (t % parts + 1) / parts, sums + t * floats);
-  });
-  for (int64_t block = 0; block < blocks; block++) {
-    float* all = sums + block * parts * floats;
-    add_parts(all, floats, parts, floats);
-    for (int64_t c = block * kBlock; c < smaller(channels, (block + 1) * kBlock); c++)
-      for (int64_t tap = 0; tap < g.taps(); tap++)
-        g.dw.as<float>()[c * g.dw.stride[0] + tap / columns * g.dw.stride[2] + tap % columns * g.dw.stride[3]] =
-            all[tap * kBlock + c % kBlock];
-  }
-}
-
 }  // namespace
 
 void conv2d_weight_grad_blocked(const conv2d_weight_grad_blocked_args& c) {
@@ -405,7 +279,8 @@ void conv2d_weight_grad_blocked(const conv2d_weight_grad_blocked_args& c) {
   g.x.pixel = x.shape[4];
   g.dy.pixel = kBlock;
   g.x.data -= g.window.pad_top * g.x.row + g.window.pad_left * g.x.pixel;
-  g.inputs == 1 && g.outputs == 1 && g.groups > 1 && g.block() == kBlock ? depthwise(c.exec, g) : full(c.exec, g);
+  if (g.inputs == 1 && g.outputs == 1 && g.groups > 1 && g.block() == kBlock) return depthwise_gradient(c.exec, g);
+  is_narrow({g.groups, g.inputs, g.outputs, g.block()}) ? narrow_gradient(c.exec, g) : full(c.exec, g);
 }
 
 }  // namespace needle::NEEDLE_ISA

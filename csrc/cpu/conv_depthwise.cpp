@@ -45,7 +45,7 @@ void part(const Pair& p, float* band, int64_t image, int64_t first, int64_t last
       std::memset(rows + (end - from) * p.pitch, 0, (to - end) * p.pitch * 4);
     }
     conv.y = {band + left - block0 * room - from * p.pitch, 0, room, p.pitch, conv.y.pixel};
-    conv_part(conv, image * height + begin, image * height + end, 0, block0, block1);
+    conv_part(conv, image * height + begin, image * height + end, conv.runs.bands.data[0], block0, block1);
     depthwise.rows = n;
     depthwise.y.data = p.depthwise.y.at(image, block0, y);
     depthwise_rows(depthwise, 0, blocks * n);
@@ -79,9 +79,9 @@ void conv2d_depthwise(const conv2d_depthwise_args& c) {
   between.shape[3] = a.width;
   const conv2d_blocked_args::In in = {x, c.in.packed, c.in.bias, kAbsent};
   const conv2d_blocked_args::Out made = {between};
-  const conv2d_blocked_args::Attr of_conv = {a.kernel_h, a.kernel_w,   a.stride_h,   a.stride_w,
-                                             a.pad_top,  a.pad_left,   a.dilation_h, a.dilation_w,
-                                             a.groups,   a.activation, a.alpha,      a.channels};
+  const conv2d_blocked_args::Attr of_conv = {a.kernel_h, a.kernel_w,   a.stride_h,   a.stride_w, a.pad_top,
+                                             a.pad_left, a.dilation_h, a.dilation_w, a.groups,   a.inputs,
+                                             a.outputs,  a.activation, a.alpha};
   const depthwise_blocked_args::In reads = {between, c.in.depthwise_packed, c.in.depthwise_bias, kAbsent};
   const depthwise_blocked_args::Out out = {y};
   const depthwise_blocked_args::Attr of_depthwise = {
@@ -93,20 +93,20 @@ void conv2d_depthwise(const conv2d_depthwise_args& c) {
   const DepthwisePass& d = p.depthwise;
   const Window& g = d.window;
   p.span = reach(1, g.stride_h, g.kernel_h, g.dilation_h);
-  p.step = p.conv.pixels <= kWideRows && p.conv.blocks >= kWideBlocks ? kWideBlocks : kTileBlocks;
+  const int64_t blocks = p.conv.runs.bands.data[0].blocks;  // of the only band: there are no groups
+  p.step = p.conv.pixels <= kWideRows && blocks >= kWideBlocks ? kWideBlocks : kTileBlocks;
   p.pitch = larger(g.pad_left + p.conv.pixels, reach(d.pixels, g.stride_w, g.kernel_w, g.dilation_w)) * kBlock;
   p.capacity = larger(kBandBytes / (p.step * p.pitch * 4), p.span);
   p.capacity = smaller(p.capacity, (d.rows - 1) * g.stride_h + p.span);
 
-  const int64_t units = ceil_div(p.conv.blocks, p.step);
+  const int64_t units = ceil_div(blocks, p.step);
   const int64_t at_least = ceil_div(x.size() / x.shape[0], kImageFloats);
   const int64_t bands = band_count(c.exec, p, d.images * units, d.rows, at_least), rows = ceil_div(d.rows, bands);
   parallel_for(c.exec, d.images * bands * units, [&](int64_t t) {
     const int64_t unit = t % units, first = t / units % bands * rows, block = unit * p.step;
     if (first >= d.rows) return;
     float* band = scratch<float>(c.exec, 0, p.step * p.capacity * p.pitch);
-    part(p, band, t / units / bands, first, smaller(first + rows, d.rows), block,
-         smaller(block + p.step, p.conv.blocks));
+    part(p, band, t / units / bands, first, smaller(first + rows, d.rows), block, smaller(block + p.step, blocks));
   });
 }
 

@@ -6,7 +6,8 @@ namespace needle::NEEDLE_ISA {
 namespace {
 
 struct Phase {
-  int64_t runs, n_runs, length, weights;  // starts of its runs and weights
+  Runs runs;
+  int64_t taps_before;  // of other phases
 };
 
 // Taps along one axis with tap * dilation % stride == remainder.
@@ -24,25 +25,28 @@ NEEDLE_INLINE void each_tap(const Window& g, int64_t rh, int64_t rw, const F& f)
       if (kh * g.dilation_h % g.stride_h == rh && kw * g.dilation_w % g.stride_w == rw) f(kh, kw);
 }
 
-void pack(const Exec* exec, const View& w, const Window& g, int64_t groups, int64_t merged, int64_t block, float* dst) {
-  pack_weights(exec, Weights::of_transposed(w, groups), merged, block, dst, [&](const auto& phase) {
+void pack(const Exec* exec, const Weights& w, const Window& g, const Channels& c, const Form& form, float* dst) {
+  pack_weights(exec, w, c, form, dst, [&](const auto& phase) {
     for (int64_t rh = 0; rh < g.stride_h; rh++)
       for (int64_t rw = 0; rw < g.stride_w; rw++) phase([&](const auto& tap) { each_tap(g, rh, rw, tap); });
   });
 }
 
-NEEDLE_INLINE size_t plan_bytes(const Window& g, int64_t in_blocks) {
-  return g.stride_h * g.stride_w * sizeof(Phase) + in_blocks * g.kernel_h * g.kernel_w * sizeof(int64_t);
+NEEDLE_INLINE size_t phases_bytes(const Channels& c, const Form& form, int64_t panels, const Window& g) {
+  return g.stride_h * g.stride_w * sizeof(Phase) + bands_bytes(c, form, panels, g.kernel_h * g.kernel_w);
 }
 
-// Phases in the order (output row remainder, output column remainder), followed by the runs of all of them.
-const int64_t* fill_phases(const Window& g, int64_t in_blocks, int64_t block, int64_t x_block, int64_t x_row,
-                           Phase* phases) {
-  int64_t* runs = reinterpret_cast<int64_t*>(phases + g.stride_h * g.stride_w);
+// Phases in the order (output row remainder, output column remainder), followed by what they refer to.
+const Phase* fill_phases(const Channels& c, const Form& form, const Window& g, int64_t x_block, int64_t x_row,
+                         void* room) {
+  Phase* phases = static_cast<Phase*>(room);
+  ChannelBand* room_of_bands = reinterpret_cast<ChannelBand*>(phases + g.stride_h * g.stride_w);
+  int64_t* at = reinterpret_cast<int64_t*>(room_of_bands + c.blocks());
+  const ChannelBands bands = bands_of(c, form.step, room_of_bands);
   const int64_t step = g.dilation_w % g.stride_w == 0   ? g.dilation_w / g.stride_w
                        : g.stride_w % g.dilation_w == 0 ? 1
                                                         : 2;
-  int64_t used = 0, weights = 0;
+  int64_t taps_before = 0;
   for (int64_t rh = 0; rh < g.stride_h; rh++)
     for (int64_t rw = 0; rw < g.stride_w; rw++) {
       // The output remainder p with (p + pad) % stride == r.
@@ -50,33 +54,35 @@ const int64_t* fill_phases(const Window& g, int64_t in_blocks, int64_t block, in
       const int64_t pw = ((rw - g.pad_left) % g.stride_w + g.stride_w) % g.stride_w;
       const int64_t taps_w = taps_of(g.kernel_w, g.dilation_w, g.stride_w, rw);
       const int64_t taps = taps_of(g.kernel_h, g.dilation_h, g.stride_h, rh) * taps_w;
-      const int64_t joined = step == 1 && taps > 0 ? taps_w : 1;  // neighbouring taps that read neighbouring pixels
-      Phase& phase = phases[ph * g.stride_w + pw];
-      phase = {used, in_blocks * taps / joined, joined * block, weights};
-      for (int64_t ib = 0; ib < in_blocks; ib++) {
+      // Neighbouring taps that read neighbouring pixels are one run.
+      const bool rows = step == 1 && taps > 0 && form.terms == c.block && !form.picks();
+      const int64_t joined = rows ? taps_w : form.joined(), length = form.picks() ? form.terms : joined * form.terms;
+      phases[ph * g.stride_w + pw] = {{bands, at, taps / joined, length, false}, taps_before};
+      each_chunk(bands, form.step, c.block, x_block, [&](int64_t from) {
         int64_t tap = 0;
         each_tap(g, rh, rw, [&](int64_t kh, int64_t kw) {
           if (tap++ % joined == 0)
-            runs[used++] = ib * x_block + floor_div(ph + g.pad_top - kh * g.dilation_h, g.stride_h) * x_row +
-                           floor_div(pw + g.pad_left - kw * g.dilation_w, g.stride_w) * block;
+            *at++ = from + floor_div(ph + g.pad_top - kh * g.dilation_h, g.stride_h) * x_row +
+                    floor_div(pw + g.pad_left - kw * g.dilation_w, g.stride_w) * c.block;
         });
-      }
-      weights += in_blocks * taps * block * kBlock;
+      });
+      taps_before += taps;
     }
-  return runs;
+  return phases;
 }
 
 // `p` describes x, w and y as a whole; rows and pixels are those of the output.
-void run(const Exec* exec, const Window& g, const ConvPass& p, const Phase* phases, const int64_t* runs,
-         int64_t x_floats, int64_t w_floats) {
+void run(const Exec* exec, const Window& g, const ConvPass& p, const Phase* phases, int64_t x_floats,
+         int64_t w_floats) {
   ConvPass all = p;
+  all.runs = phases->runs;
   all.rows = ceil_div(p.rows, g.stride_h);
   all.pixels = ceil_div(p.pixels, g.stride_w);
   const double flops = 2. * p.images * all.rows * all.pixels * w_floats;
   const ConvSplit s = conv_split(exec, all, flops, x_floats, w_floats);
   parallel_for(exec, s.row_tasks * s.block_tasks, [&](int64_t t) {
     const int64_t row0 = t / s.block_tasks * s.rows, row1 = smaller(row0 + s.rows, p.images * all.rows);
-    each_group(all, s, t % s.block_tasks, [&](int64_t group, int64_t block0, int64_t block1) {
+    each_band(all, s, t % s.block_tasks, [&](const ChannelBand& band, int64_t block0, int64_t block1) {
       for (int64_t row = row0, end; row < row1; row = end) {
         const int64_t image = row / all.rows, y0 = row - image * all.rows;
         end = smaller(row1, (image + 1) * all.rows);
@@ -87,15 +93,13 @@ void run(const Exec* exec, const Window& g, const ConvPass& p, const Phase* phas
             one.rows = ceil_div(p.rows - ph, g.stride_h);
             one.pixels = one.last_pixels = ceil_div(p.pixels - pw, g.stride_w);
             one.x.data = p.x.at(image, 0, 0);
-            one.w += phase.weights;
+            one.runs = phase.runs;
+            one.phase_floats = phase.taps_before * (p.chunk_floats / (g.kernel_h * g.kernel_w));
             one.y.data = p.y.at(image, 0, ph) + pw * p.y.pixel;
             one.y.row *= g.stride_h;
             one.y.pixel *= g.stride_w;
-            one.runs = runs + phase.runs;
-            one.n_runs = phase.n_runs;
-            one.length = phase.length;
             const int64_t y1 = smaller(end - image * all.rows, one.rows);
-            if (y0 < y1) conv_part(one, y0, y1, group, block0, block1);
+            if (y0 < y1) conv_part(one, y0, y1, band, block0, block1);
           }
       }
     });
@@ -118,26 +122,27 @@ void depthwise(const conv_transpose2d_args& c, View w, const Window& g) {
 void conv_transpose2d_pack(const conv_transpose2d_pack_args& c) {
   const View& w = c.in.weight;
   if (w.size() == 0) return;
-  const int64_t groups = c.attr.groups, block = c.attr.block;
+  const View& packed = c.out.packed;
   Window g = {};
   g.kernel_h = w.shape[2], g.kernel_w = w.shape[3];
   g.stride_h = c.attr.stride_h, g.stride_w = c.attr.stride_w;
   g.dilation_h = c.attr.dilation_h, g.dilation_w = c.attr.dilation_w;
-  pack(c.exec, w, g, groups, merged_groups(groups, w.shape[0] / groups, w.shape[1], block), block,
-       c.out.packed.as<float>());
+  const Weights from = Weights::of_transposed(w, c.attr.groups);
+  pack(c.exec, from, g, {from.groups, from.inputs, from.outputs, c.attr.block}, Form::of(packed, c.attr.block),
+       packed.as<float>());
 }
 
 // Reads at most max(0, floor(((kernel_h - 1) * dilation_h - pad_top) / stride_h)) zero rows above the input and
 // max(0, floor((OH - 1 + pad_top) / stride_h) - (H - 1)) below; columns alike.
 void conv_transpose2d_blocked(const conv_transpose2d_blocked_args& c) {
-  const View& x = c.in.x;
+  const View &x = c.in.x, &w = c.in.packed;
   if (c.out.y.size() == 0) return;
   const Window g(c.attr);
-  const int64_t in_blocks = c.in.packed.shape[2];
-  Phase* phases = static_cast<Phase*>(c.exec->scratch(2, plan_bytes(g, in_blocks)));
-  const int64_t* runs = fill_phases(g, in_blocks, x.shape[4], x.stride[1], x.stride[2], phases);
-  const ConvPass p = blocked_pass(c);
-  run(c.exec, g, p, phases, runs, x.size(), p.groups * p.w_group);
+  const Channels channels = channels_of(c);
+  const Form form = Form::of(w, x.shape[4]);
+  void* room = c.exec->scratch(2, phases_bytes(channels, form, w.shape[0], g));
+  const Phase* phases = fill_phases(channels, form, g, x.stride[1], x.stride[2], room);
+  run(c.exec, g, blocked_pass(c), phases, x.size(), w.size());
 }
 
 void conv_transpose2d(const conv_transpose2d_args& c) {
@@ -147,33 +152,28 @@ void conv_transpose2d(const conv_transpose2d_args& c) {
   Window g(c.attr, 0, 0);
   cut_taps(w, y, x, g);
   if (is_depthwise(x, y, c.attr.groups)) return depthwise(c, w, g);
-  const int64_t groups = c.attr.groups, C = x.shape[1], O = y.shape[1], OH = y.shape[2], OW = y.shape[3];
-  const int64_t block = C < kBlock ? C : kBlock, merged = merged_groups(groups, C / groups, O / groups, block);
-  const int64_t in_blocks = ceil_div(C / merged, block);
+  const int64_t C = x.shape[1], OH = y.shape[2], OW = y.shape[3];
+  const Weights from = Weights::of_transposed(w, c.attr.groups);
+  const Channels channels = {from.groups, from.inputs, from.outputs, C < kBlock ? C : kBlock};
+  const int64_t joined = g.stride_h == 1 && OH * OW > 1 ? joined_taps(g.kernel_w, g.stride_w, g.dilation_w) : 1;
+  const Form form = form_of(channels, g.stride_w == 1 ? joined : 1);
+  const int64_t block = channels.block, panels = panels_of(channels, form.step);
   const int64_t top = larger(0, floor_div((g.kernel_h - 1) * g.dilation_h - g.pad_top, g.stride_h));
   const int64_t left = larger(0, floor_div((g.kernel_w - 1) * g.dilation_w - g.pad_left, g.stride_w));
   const int64_t H = top + larger(x.shape[2], (OH - 1 + g.pad_top) / g.stride_h + 1);
   const int64_t W = left + larger(x.shape[3], (OW - 1 + g.pad_left) / g.stride_w + 1);
-  const Blocking b = {block,
-                      merged,
-                      in_blocks,
-                      ceil_div(O / merged, kBlock),
-                      top,
-                      left,
-                      H,
-                      W,
-                      in_blocks * g.kernel_h * g.kernel_w * block * kBlock};
-  const int64_t* runs = nullptr;
+  const Blocking b = {block, top, left, H, W, form, from.taps, panels * form.chunk_floats(from.taps)};
+  const Phase* phases = nullptr;
   in_batches(
-      c, b, x.shape[2] * x.shape[3], plan_bytes(g, in_blocks),
-      [&](float* packed, void* phases) {
-        pack(c.exec, w, g, groups, merged, block, packed);
-        runs = fill_phases(g, in_blocks, block, H * W * block, W * block, static_cast<Phase*>(phases));
+      c, b, x.shape[2] * x.shape[3], phases_bytes(channels, form, panels, g),
+      [&](float* packed, void* room) {
+        pack(c.exec, from, g, channels, form, packed);
+        phases = fill_phases(channels, form, g, H * W * block, W * block, room);
       },
-      [&](const Exec* exec, ConvPass p, void* phases, int64_t x_floats, int64_t w_floats) {
+      [&](const Exec* exec, ConvPass p, int64_t x_floats, int64_t w_floats) {
         p.x.data += (top * W + left) * block;
         if (OH * OW * g.stride_h * g.stride_w == 1) join_images(p);
-        run(exec, g, p, static_cast<const Phase*>(phases), runs, x_floats, w_floats);
+        run(exec, g, p, phases, x_floats, w_floats);
       });
 }
 

@@ -90,7 +90,7 @@ void depthwise_pass(const Exec* exec, const DepthwisePass& p) {
 
 // w: (channels, 1, kernel height, kernel width), packed as [block][tap][16].
 void depthwise_pack_weights(const Exec* exec, const View& w, float* dst) {
-  pack_weights(exec, Weights::of(w, 1), 1, 1, dst);
+  pack_weights(exec, Weights::of(w, 1), {1, 1, w.shape[0], 1}, {1, 1, kBlock}, dst);
 }
 
 void depthwise_pack(const depthwise_pack_args& c) {

@@ -1,5 +1,7 @@
 // The rows of maps.inc over arrays of any strides. A map only ever sees contiguous chunks of one type: operands that
 // are strided, broadcast or of another dtype pass through a small buffer.
+#include "cpu/elementwise.h"
+
 #include <stdexcept>
 #include <type_traits>
 
@@ -162,7 +164,31 @@ void dispatch(const Call& c, const char* no_quotient) {
   });
 }
 
+struct MapRow {
+  FloatMap run;
+  int arity;
+};
+
+template <class Map>
+constexpr MapRow map_row() {
+  if constexpr (has_letter(Map::dtypes, 'f')) return {chunk<Map, float>, Map::arity};
+  return {nullptr, Map::arity};
+}
+
+#define UNARY(name, ...) map_row<name##_map>(),
+#define BINARY UNARY
+#define TERNARY UNARY
+constexpr MapRow kMaps[] = {
+#include "kernels/maps.def"
+};
+#undef UNARY
+#undef BINARY
+#undef TERNARY
+
 }  // namespace
+
+FloatMap float_map(int number) { return kMaps[number].run; }
+int map_arity(int number) { return kMaps[number].arity; }
 
 #define UNARY(name, ...)                                                                            \
   void name(const Call& c) {                                                                        \

@@ -1,4 +1,4 @@
-// Rows of a table by their numbers, and the reverse: rows added into a table.
+// Rows of a table by their numbers, and the reverse: rows added into a table, or put into their places.
 #include "cpu/strided.h"
 
 namespace needle::NEEDLE_ISA {
@@ -45,6 +45,35 @@ void scatter_add_rows(const scatter_add_rows_args& c) {
         T* to = out.as<T>() + row * out.stride[0];
         const T* from = rows.as<T>() + i * rows.stride[0];
         for (int64_t j = begin; j < end; j++) to[j * out.stride[1]] += from[j * rows.stride[1]];
+      }
+    });
+  });
+}
+
+// Rows (B, M, D) and numbers (M) into tables (B, N, D).
+void put_rows(const put_rows_args& c) {
+  const View &out = c.out.table, &rows = c.in.rows, &numbers = c.in.numbers;
+  const int64_t tables = out.shape[0], count = out.shape[1], size = out.shape[2], many = numbers.shape[0];
+  using In = put_rows_args::In;
+  bool fits = true;
+  for (int64_t i = 0; i < many; i++) {
+    const int64_t row = number_at<In::numbers_dtypes>(numbers, i);
+    fits = fits && row >= 0 && row < count;
+  }
+  with_type<In::rows_dtypes>(rows.dtype, [&]<class T>(T) {
+    // A kernel cannot raise: who reads the tables sees that they do not hold what they should.
+    const T missing = std::is_floating_point_v<T> ? static_cast<T>(NAN) : T(0);
+    parallel_each(c.exec, tables, (fits ? many : count) * size, [&](int64_t b) __attribute__((always_inline)) {
+      T* table = out.as<T>() + b * out.stride[0];
+      for (int64_t k = 0; !fits && k < count; k++)
+        for (int64_t j = 0; j < size; j++) table[k * out.stride[1] + j * out.stride[2]] = missing;
+      for (int64_t i = 0; fits && i < many; i++) {
+        T* to = table + number_at<In::numbers_dtypes>(numbers, i) * out.stride[1];
+        const T* from = rows.as<T>() + b * rows.stride[0] + i * rows.stride[1];
+        if (out.stride[2] == 1 && rows.stride[2] == 1)
+          std::memcpy(to, from, size * sizeof(T));
+        else
+          convert(to, out.stride[2], from, rows.stride[2], size);
       }
     });
   });

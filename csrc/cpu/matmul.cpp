@@ -2,6 +2,7 @@
 #include "cpu/matmul.h"
 
 #include "cpu/transpose.h"
+#include "math/maps.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
@@ -171,6 +172,63 @@ void run(const Exec* exec, Matmul g) {
   });
 }
 
+// Few rows times columns that are contiguous in memory, as a linear layer has them: dot products, without a copy of B.
+constexpr int kMostDotRows = 12;  // more repay a copy
+constexpr int kDotRows = 4, kDotColumns = V::N == 16 ? 4 : 2;
+
+template <int ROWS, int COLUMNS>
+NEEDLE_INLINE void dots(const Matmul& g, const float* b) {
+  float total[ROWS][COLUMNS] = {};
+  for (int64_t k0 = 0; k0 < g.K; k0 += kChain * V::N) {
+    V sums[ROWS][COLUMNS];
+    for (auto& row : sums)
+      for (V& s : row) s = V(0.f);
+    for_lanes<float>(smaller(kChain * V::N, g.K - k0), [&](int64_t i, int n) __attribute__((always_inline)) {
+      V x[ROWS];
+      for (int m = 0; m < ROWS; m++) x[m] = load_lanes(g.a + m * g.a_m + k0 + i, n);
+      for (int j = 0; j < COLUMNS; j++) {
+        const V w = load_lanes(b + j * g.b_n + k0 + i, n);
+        for (int m = 0; m < ROWS; m++) sums[m][j] = fma(x[m], w, sums[m][j]);
+      }
+    });
+    for (int m = 0; m < ROWS; m++)
+      for (int j = 0; j < COLUMNS; j++) total[m][j] += reduce_add(sums[m][j]);
+  }
+  for (int m = 0; m < ROWS; m++)
+    for (int j = 0; j < COLUMNS; j++) g.c[m * g.c_m + j] = total[m][j];
+}
+
+template <int ROWS>
+void dot_columns(Matmul g, int64_t first, int64_t last) {
+  float* c = g.c;
+  int64_t n = first;
+  for (; n + kDotColumns <= last; n += kDotColumns) g.c = c + n, dots<ROWS, kDotColumns>(g, g.b + n * g.b_n);
+  for (; n < last; n++) g.c = c + n, dots<ROWS, 1>(g, g.b + n * g.b_n);
+  for (int m = 0; m < ROWS; m++)
+    for_lanes<float>(last - first, [&](int64_t i, int lanes) {
+      float* y = c + m * g.c_m + first + i;
+      V v = load_lanes(y, lanes);
+      if (g.bias) v = v + load_lanes(g.bias + first + i, lanes);
+      store_lanes(y, activate(g.activation, g.alpha, v), lanes);
+    });
+}
+
+void dot_product(const Exec* exec, const Matmul& g) {
+  using Columns = void (*)(Matmul, int64_t, int64_t);
+  constexpr Columns of_rows[kDotRows + 1] = {nullptr, dot_columns<1>, dot_columns<2>, dot_columns<3>, dot_columns<4>};
+  const double work = larger(4, 2 * g.M) * static_cast<double>(g.N * g.K);
+  parallel_parts(exec, ceil_div(g.N, kBlock), work, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; block++) {
+      Matmul part = g;
+      for (int64_t m = 0; m < g.M; m += kDotRows) {
+        of_rows[smaller(kDotRows, g.M - m)](part, block * kBlock, smaller(g.N, (block + 1) * kBlock));
+        part.a += kDotRows * g.a_m;
+        part.c += kDotRows * g.c_m;
+      }
+    }
+  });
+}
+
 NEEDLE_INLINE bool same_for_all_batches(const View& v) {
   for (int d = 0; d < v.rank - 2; d++)
     if (v.shape[d] > 1 && v.stride[d] != 0) return false;
@@ -214,7 +272,9 @@ void matmul(const matmul_args& c) {
   }
 
   // Few rows do not repay a copy of B whose rows are contiguous: only its last, partial block is copied then.
-  const bool in_place = batch == 1 && s_n == 1 && M <= kTileRows, packs_shared = shared && !in_place;
+  const bool in_place = batch == 1 && s_n == 1 && M <= kTileRows;
+  const bool dots = batch == 1 && s_n != 1 && s_k == 1 && a.stride[r - 1] == 1 && M <= kMostDotRows;
+  const bool packs_shared = shared && !in_place && !dots;
   const int64_t packed_blocks = packs_shared ? blocks : in_place ? 1 : 0;
   float* bias = scratch<float>(c.exec, 2, (packed_blocks * K + blocks) * kBlock);
   float* packed = bias + blocks * kBlock;
@@ -227,6 +287,11 @@ void matmul(const matmul_args& c) {
   g.activation = static_cast<int>(c.attr.activation);
   g.alpha = static_cast<float>(c.attr.alpha);
   const float* b_data = b.as<const float>();
+  if (dots) {
+    g.b = b_data;
+    g.b_n = s_n;
+    return dot_product(c.exec, g);
+  }
   if (in_place) {
     const int64_t whole = N / kBlock;
     if (whole < blocks) {

@@ -156,8 +156,7 @@ void pack_lanes(const Lanes& from, int64_t columns, const Panels& to) {
     pack_lanes_to(from, columns, to, [&](int64_t c) { return int64_t{to.rows[c * to.step]} * kBlock; });
 }
 
-void pack_inputs(const Weights& w, int64_t merge, int64_t group, int64_t output, int64_t i0, int64_t i1,
-                 const Panels& panels) {
+void pack_inputs(const Weights& w, int64_t output, int64_t i0, int64_t i1, const Panels& panels) {
   // Runs of columns in memory: inputs of one tap, taps of one input, or both joined.
   const bool one_run = w.taps_w == 1 || w.taps_h == 1 || w.s_h == w.taps_w * w.s_w;
   const int64_t s_tap = w.taps_w == 1 ? w.s_h : w.s_w, run = one_run ? w.taps : w.taps_w;
@@ -168,11 +167,11 @@ void pack_inputs(const Weights& w, int64_t merge, int64_t group, int64_t output,
   for (int64_t i = i0, end; i < i1; i = end) {
     const int64_t source = i / w.inputs;
     to.rows = panels.rows + (i - i0) * w.taps;
-    if (source >= merge) return pack_lanes({}, (i1 - i) * w.taps, to);
+    if (source >= w.groups) return pack_lanes({}, (i1 - i) * w.taps, to);
     end = smaller(i1, (source + 1) * w.inputs);
     const int64_t output_in_source = output - source * w.outputs, input = i - source * w.inputs;
-    Lanes from = {w.data + (group * merge + source) * w.s_group + output_in_source * w.s_output + input * w.s_input,
-                  w.s_output, joined || !by_tap ? s_tap : w.s_input, smaller(lanes, larger(0, -output_in_source)),
+    Lanes from = {w.data + source * w.s_group + output_in_source * w.s_output + input * w.s_input, w.s_output,
+                  joined || !by_tap ? s_tap : w.s_input, smaller(lanes, larger(0, -output_in_source)),
                   larger(0, smaller(lanes, w.outputs - output_in_source))};
     const float* data = from.data;
     if (joined || from.first >= from.last) {

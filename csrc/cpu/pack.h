@@ -39,10 +39,9 @@ struct Weights {
   }
 };
 
-// Blocks of 16 outputs from `output` on of one merged group, each of `merge` groups: inputs [i0, i1), zero beyond the
-// last. The tap at position t of input i is column (i - i0) * taps + t.
-void pack_inputs(const Weights& w, int64_t merge, int64_t group, int64_t output, int64_t i0, int64_t i1,
-                 const Panels& to);
+// Blocks of 16 outputs from `output` on and inputs [i0, i1) of all groups, zero beyond the last and between groups. The
+// tap at position t of input i is column (i - i0) * taps + t.
+void pack_inputs(const Weights& w, int64_t output, int64_t i0, int64_t i1, const Panels& to);
 
 // f(first, last, i0, i1) for all of `inputs` of all blocks of 16 outputs. Where outputs are nearer to each other in
 // memory than inputs, four blocks come at once, as a line has outputs of several, and for the same `few` inputs then
@@ -59,39 +58,6 @@ void pack_parallel(const Exec* exec, int64_t s_output, int64_t s_input, int64_t 
                     i = (inside ? at / units : at % parts) * step;
       f(first, smaller(first + together, blocks), i, smaller(i + step, inputs));
     }
-  });
-}
-
-// Packs weights as [merged group][output block][phase][input block][tap][b][16], zeros between merged groups and in
-// tails. phases(f) calls f(taps) for every phase; taps(g) calls g(kh, kw) for every tap of it. Uses scratch 3.
-template <class Phases>
-void pack_weights(const Exec* exec, const Weights& w, int64_t merged, int64_t block, float* dst, const Phases& phases) {
-  const int64_t merge = w.groups / merged, inputs = ceil_div(w.inputs * merge, block) * block;
-  const int64_t blocks = ceil_div(w.outputs * merge, kBlock), panel = inputs * w.taps * kBlock;
-  int32_t* rows = scratch<int32_t>(exec, 3, inputs * w.taps);
-  int32_t row = 0;
-  phases([&](const auto& taps) {
-    for (int64_t i = 0; i < inputs; i += block)
-      taps([&](int64_t kh, int64_t kw) {
-        for (int64_t b = 0; b < block; b++) rows[(i + b) * w.taps + w.position(kh, kw)] = row++;
-      });
-  });
-  const double work = 20. * merged * blocks * panel;
-  // Blocks of one merged group follow each other; of several groups they are never packed together.
-  pack_parallel(exec, merged > 1 ? 1 : w.s_output, merged > 1 ? 0 : w.s_input, merged * blocks, inputs, kBlock,
-                8 * kBlock, work, [&](int64_t first, int64_t last, int64_t i0, int64_t i1) {
-                  pack_inputs(w, merge, first / blocks, first % blocks * kBlock, i0, i1,
-                              {dst + first * panel, last - first, panel, rows + i0 * w.taps});
-                });
-}
-
-// One phase, of all taps in their order.
-NEEDLE_INLINE void pack_weights(const Exec* exec, const Weights& w, int64_t merged, int64_t block, float* dst) {
-  pack_weights(exec, w, merged, block, dst, [&](const auto& phase) {
-    phase([&](const auto& tap) {
-      for (int64_t kh = 0; kh < w.taps_h; kh++)
-        for (int64_t kw = 0; kw < w.taps_w; kw++) tap(kh, kw);
-    });
   });
 }
 

@@ -4,6 +4,7 @@
 //
 //   V::N                lanes            V::load / store(p)       unaligned
 //   V::load_n(p, n)     first n lanes, others 0               store_n(p, n)
+//   V::pick(p, at)      lane i is p[at[i]], 0 <= at[i] < 16, all of them in one of the vectors there
 //   fma(a, b, c) = a*b + c   fnma = c - a*b    max/min as x86: the second operand when either is NaN
 //   lt/le/eq -> Mask, select(mask, a, b) = mask ? a : b
 //   round: nearest even      ldexp(x, n) = x 2^n for integral n, results down to subnormals and up to infinity

@@ -15,6 +15,10 @@ struct V {
   V(float x) : v(_mm256_set1_ps(x)) {}
   NEEDLE_INLINE V load(const float* p) { return _mm256_loadu_ps(p); }
   NEEDLE_INLINE V load_n(const float* p, int n) { return _mm256_maskload_ps(p, tail(n)); }
+  NEEDLE_INLINE V pick(const float* p, const int32_t* at) {
+    const __m256i lanes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));  // of which three bits count
+    return _mm256_permutevar8x32_ps(_mm256_loadu_ps(p + at[0] / N * N), lanes);
+  }
   void store(float* p) const { _mm256_storeu_ps(p, v); }
   void store_n(float* p, int n) const { _mm256_maskstore_ps(p, tail(n), v); }
   NEEDLE_INLINE __m256i tail(int n) {

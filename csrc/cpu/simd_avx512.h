@@ -13,6 +13,9 @@ struct V {
   V(float x) : v(_mm512_set1_ps(x)) {}
   NEEDLE_INLINE V load(const float* p) { return _mm512_loadu_ps(p); }
   NEEDLE_INLINE V load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(tail(n), p); }
+  NEEDLE_INLINE V pick(const float* p, const int32_t* at) {
+    return _mm512_permutexvar_ps(_mm512_loadu_si512(at), _mm512_loadu_ps(p));
+  }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store_n(float* p, int n) const { _mm512_mask_storeu_ps(p, tail(n), v); }
   NEEDLE_INLINE Mask tail(int n) { return static_cast<Mask>((1u << n) - 1); }

@@ -25,6 +25,7 @@ struct V {
       if (i < n) x[i] = p[i];
     return x;
   }
+  NEEDLE_INLINE V pick(const float* p, const int32_t* at) { return F{p[at[0]], p[at[1]], p[at[2]], p[at[3]]}; }
   void store(float* p) const { std::memcpy(p, &v, sizeof v); }
   void store_n(float* p, int n) const {
     for (int i = 0; i < N; i++)

@@ -64,20 +64,32 @@ struct Columns {
   const float *power0, *power1, *bias0, *bias1;  // bias: or null
 };
 
-// c = activation(quarter's sum of products + bias) for one block of columns in each half, of one row in each half.
+// One row in each half: where a block of columns of the left half and the one of the right half lie, null beyond the
+// end.
+template <class T>
+struct Halves {
+  T *top, *low;
+  int64_t right;  // from the left half to the right one
+};
+
+// out = activation(quarter's sum of products + bias + residual) for one block of columns in each half.
 template <class F>
 NEEDLE_INLINE void combine(const float* p, int64_t step, const Columns& c, float top_power, float low_power,
-                           float* top0, float* top1, float* low0, float* low1, const F& f) {
+                           const Halves<const float>& residual, const Halves<float>& out, const F& f) {
+  const auto finish = [&](V sum, const float* added, float* to)
+                          __attribute__((always_inline)) { f(added ? sum + V::load(added) : sum).store(to); };
+  const float *top = residual.top, *low = residual.low;
   for (int v = 0; v < kBlock; v += V::N) {
     V m[kProducts];
     for (int i = 0; i < kProducts; i++) m[i] = V::load(p + i * step + v);
     const V bias0 = c.bias0 ? V::load(c.bias0 + v) : V(0.f), bias1 = c.bias1 ? V::load(c.bias1 + v) : V(0.f);
-    const V left = V::load(c.power0 + v), right = V::load(c.power1 + v), top(top_power), low(low_power);
-    f(fma(((m[0] + m[3]) + (m[6] - m[4])) * top, left, bias0)).store(top0 + v);
-    f(fma((m[2] + m[4]) * top, right, bias1)).store(top1 + v);
-    if (!low0) continue;
-    f(fma((m[1] + m[3]) * low, left, bias0)).store(low0 + v);
-    f(fma(((m[0] + m[2]) + (m[5] - m[1])) * low, right, bias1)).store(low1 + v);
+    const V left = V::load(c.power0 + v), right = V::load(c.power1 + v), upper(top_power), lower(low_power);
+    finish(fma(((m[0] + m[3]) + (m[6] - m[4])) * upper, left, bias0), top ? top + v : top, out.top + v);
+    finish(fma((m[2] + m[4]) * upper, right, bias1), top ? top + residual.right + v : top, out.top + out.right + v);
+    if (!out.low) continue;
+    finish(fma((m[1] + m[3]) * lower, left, bias0), low ? low + v : low, out.low + v);
+    finish(fma(((m[0] + m[2]) + (m[5] - m[1])) * lower, right, bias1), low ? low + residual.right + v : low,
+           out.low + out.right + v);
   }
 }
 
@@ -131,7 +143,7 @@ void matmul_strassen(const matmul_strassen_args& c) {
   const int64_t M = out.shape[0], N = out.shape[1], K = a.shape[1] / 2, half = ceil_div(M, 2), blocks = N / kWidth;
   const int64_t ld = ceil_div(K, kBlock) * kBlock + kBlock;  // rows never lie 4 KB apart
   const float *src = a.as<const float>(), *packed = c.in.packed.as<const float>();
-  const float* bias = c.in.bias.as<const float>();
+  const float *bias = c.in.bias.as<const float>(), *residual = c.in.residual.as<const float>();
   float* dst = out.as<float>();
 
   const float* column_powers = packed + kProducts * blocks * K * kBlock;
@@ -164,15 +176,18 @@ void matmul_strassen(const matmul_strassen_args& c) {
       }
       with_activation(static_cast<int>(c.attr.activation), c.attr.alpha, [&](const auto& f) {
         for (int64_t m = 0; m < n_rows; m++) {
-          float* top = dst + (m0 + m) * out.stride[0] + j * kBlock;
-          float* low = m0 + m + half < M ? top + half * out.stride[0] : nullptr;
-          for (int64_t b = 0; b < n; b++, top += kBlock, low = low ? low + kBlock : nullptr) {
+          const int64_t row = m0 + m, low_row = row + half;
+          const bool has_low = low_row < M;
+          for (int64_t b = 0; b < n; b++) {
             const int64_t left = (j + b) * kBlock, right = left + blocks * kBlock;
+            const int64_t r_m = c.in.residual.stride[0], y_m = out.stride[0];
             combine(products + m * kWidth + b * kBlock, step,
                     {column_powers + left, column_powers + right, bias ? bias + left : nullptr,
                      bias ? bias + right : nullptr},
-                    powers[m0 + m], low ? powers[m0 + m + half] : 0.f, top, top + blocks * kBlock, low,
-                    low ? low + blocks * kBlock : nullptr, f);
+                    powers[row], has_low ? powers[low_row] : 0.f,
+                    {residual ? residual + row * r_m + left : nullptr,
+                     residual && has_low ? residual + low_row * r_m + left : nullptr, blocks * kBlock},
+                    {dst + row * y_m + left, has_low ? dst + low_row * y_m + left : nullptr, blocks * kBlock}, f);
           }
         }
       });

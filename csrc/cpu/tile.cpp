@@ -17,45 +17,10 @@ __attribute__((noinline)) void activate_stored(const Tile& t, int rows, int bloc
   });
 }
 
+// What follows the sums.
 template <int ROWS, int BLOCKS>
-void tile(const Tile& t) {
+NEEDLE_INLINE void finish(const Tile& t, V (&acc)[ROWS][BLOCKS * kPerBlock]) {
   constexpr int P = kPerBlock;
-  V acc[ROWS][BLOCKS * P];
-#pragma GCC unroll 16
-  for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 8
-    for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = V(0.f);
-
-  // Rows in fives off one pointer: base + {0, 1, 2, 4} * step are x86 addressing modes, and so is base + step3.
-  const int64_t step = t.a_m * 4, step3 = t.a_m * 12, a_k = t.a_k, b_n = t.b_n, b_k = t.b_k, length = t.length,
-                ahead = t.ahead;
-  const float* b = t.b;
-  for (int64_t r = 0; r < t.n_runs; r++) {
-    const char* p0 = reinterpret_cast<const char*>(t.a + t.runs[r]);
-    const char* p5 = p0 + 5 * step;
-    const char* p10 = p5 + 5 * step;
-    for (int64_t k = r + 1 < t.n_runs ? length : length - t.cut; k > 0; k--) {
-      V w[BLOCKS * P];
-#pragma GCC unroll 8
-      for (int j = 0; j < BLOCKS * P; j++) w[j] = V::load(b + j / P * b_n + j % P * V::N);
-      if (V::N == 16 && 2 * ROWS * BLOCKS > kTileRows * kTileBlocks) {  // AVX2's tile has no slots left for them
-#pragma GCC unroll 8
-        for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(b + ahead + j * b_n, 0, 2);
-      }
-#pragma GCC unroll 16
-      for (int m = 0; m < ROWS; m++) {
-        const char* base = m < 5 ? p0 : m < 10 ? p5 : p10;
-        const V x(*reinterpret_cast<const float*>(m % 5 == 3 ? base + step3 : base + m % 5 * step));
-#pragma GCC unroll 8
-        for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = fma(x, w[j], acc[m][j]);
-      }
-      p0 += a_k * 4;
-      p5 += a_k * 4;
-      p10 += a_k * 4;
-      b += b_k;
-    }
-  }
-
   if (t.accumulate) {
 #pragma GCC unroll 16
     for (int m = 0; m < ROWS; m++)
@@ -97,28 +62,109 @@ void tile(const Tile& t) {
   if (t.activation > kRelu6) activate_stored(t, ROWS, BLOCKS);
 }
 
+template <int ROWS, int BLOCKS>
+void tile(const Tile& t) {
+  constexpr int P = kPerBlock;
+  V acc[ROWS][BLOCKS * P];
+#pragma GCC unroll 16
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+    for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = V(0.f);
+
+  // Rows in fives off one pointer: base + {0, 1, 2, 4} * step are x86 addressing modes, and so is base + step3.
+  const int64_t step = t.a_m * 4, step3 = t.a_m * 12, a_k = t.a_k, b_n = t.b_n, b_k = t.b_k, length = t.length,
+                ahead = t.ahead;
+  const float* b = t.b;
+  for (int64_t r = 0; r < t.n_runs; r++) {
+    const char* p0 = reinterpret_cast<const char*>(t.a + t.runs[r]);
+    const char* p5 = p0 + 5 * step;
+    const char* p10 = p5 + 5 * step;
+    for (int64_t k = r + 1 < t.n_runs ? length : length - t.cut; k > 0; k--) {
+      V w[BLOCKS * P];
+#pragma GCC unroll 8
+      for (int j = 0; j < BLOCKS * P; j++) w[j] = V::load(b + j / P * b_n + j % P * V::N);
+      if (V::N == 16 && 2 * ROWS * BLOCKS > kTileRows * kTileBlocks) {  // AVX2's tile has no slots left for them
+#pragma GCC unroll 8
+        for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(b + ahead + j * b_n, 0, 2);
+      }
+#pragma GCC unroll 16
+      for (int m = 0; m < ROWS; m++) {
+        const char* base = m < 5 ? p0 : m < 10 ? p5 : p10;
+        const V x(*reinterpret_cast<const float*>(m % 5 == 3 ? base + step3 : base + m % 5 * step));
+#pragma GCC unroll 8
+        for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = fma(x, w[j], acc[m][j]);
+      }
+      p0 += a_k * 4;
+      p5 += a_k * 4;
+      p10 += a_k * 4;
+      b += b_k;
+    }
+  }
+  finish<ROWS, BLOCKS>(t, acc);
+}
+
+// Rows are pixels whose distance is that of the taps, so that a permuted vector serves several of both.
+template <int ROWS, int TAPS>
+void pick_tile(const Tile& t) {
+  constexpr int P = kPerBlock;
+  V acc[ROWS][P];
+#pragma GCC unroll 16
+  for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+    for (int j = 0; j < P; j++) acc[m][j] = V(0.f);
+  const int64_t step = t.a_m, b_k = t.b_k;
+  const float* b = t.b;
+  for (int64_t r = 0; r < t.n_runs; r++)
+    for (int64_t k = t.length; k > 0; k--, b += b_k) {
+      const float* x = t.a + t.runs[r];
+      V w[TAPS][P];
+#pragma GCC unroll 8
+      for (int tap = 0; tap < TAPS; tap++)
+#pragma GCC unroll 4
+        for (int j = 0; j < P; j++) w[tap][j] = V::load(b + (1 + tap) * kBlock + j * V::N);
+#pragma GCC unroll 32
+      for (int i = 0; i < ROWS + TAPS - 1; i++, x += step)
+#pragma GCC unroll 4
+        for (int j = 0; j < P; j++) {
+          const V picked = V::pick(x, reinterpret_cast<const int32_t*>(b) + j * V::N);
+#pragma GCC unroll 8
+          for (int tap = 0; tap < TAPS; tap++)
+            if (i >= tap && i - tap < ROWS) acc[i - tap][j] = fma(picked, w[tap][j], acc[i - tap][j]);
+        }
+    }
+  finish<ROWS, 1>(t, acc);
+}
+
 using TileFn = void (*)(const Tile&);
-#define UP_TO_3(B) nullptr, tile<1, B>, tile<2, B>, tile<3, B>
-#define UP_TO_6(B) UP_TO_3(B), tile<4, B>, tile<5, B>, tile<6, B>
-#define UP_TO_7(B) UP_TO_6(B), tile<7, B>
-#define UP_TO_14(B) UP_TO_7(B), tile<8, B>, tile<9, B>, tile<10, B>, tile<11, B>, tile<12, B>, tile<13, B>, tile<14, B>
+#define UP_TO_3(tile, N) nullptr, tile<1, N>, tile<2, N>, tile<3, N>
+#define UP_TO_6(tile, N) UP_TO_3(tile, N), tile<4, N>, tile<5, N>, tile<6, N>
+#define UP_TO_7(tile, N) UP_TO_6(tile, N), tile<7, N>
+#define UP_TO_14(tile, N) \
+  UP_TO_7(tile, N), tile<8, N>, tile<9, N>, tile<10, N>, tile<11, N>, tile<12, N>, tile<13, N>, tile<14, N>
 #if defined(NEEDLE_ISA_AVX512)
-constexpr TileFn one_block[] = {UP_TO_14(1)}, two_blocks[] = {UP_TO_14(2)}, four_blocks[] = {UP_TO_7(4)};
-constexpr const TileFn* table[] = {nullptr, one_block, two_blocks, nullptr, four_blocks};
+#define UP_TO_MOST UP_TO_14
+constexpr TileFn two_blocks[] = {UP_TO_14(tile, 2)}, four_blocks[] = {UP_TO_7(tile, 4)};
+constexpr const TileFn *two = two_blocks, *four = four_blocks;
 #elif defined(NEEDLE_ISA_AVX2)
-constexpr TileFn one_block[] = {UP_TO_6(1)}, four_blocks[] = {nullptr, tile<1, 4>};
-constexpr const TileFn* table[] = {nullptr, one_block, nullptr, nullptr, four_blocks};
+#define UP_TO_MOST UP_TO_6
+constexpr TileFn four_blocks[] = {nullptr, tile<1, 4>};
+constexpr const TileFn *two = nullptr, *four = four_blocks;
 #else
-constexpr TileFn one_block[] = {UP_TO_3(1)};
-constexpr const TileFn* table[] = {nullptr, one_block, nullptr, nullptr, nullptr};
+#define UP_TO_MOST UP_TO_3
+constexpr const TileFn *two = nullptr, *four = nullptr;
 #endif
+constexpr TileFn one_block[] = {UP_TO_MOST(tile, 1)};
+constexpr const TileFn* table[] = {nullptr, one_block, two, nullptr, four};
+constexpr TileFn pick_table[][kTileRows + 1] = {
+    {UP_TO_MOST(pick_tile, 1)}, {UP_TO_MOST(pick_tile, 3)}, {UP_TO_MOST(pick_tile, 5)}, {UP_TO_MOST(pick_tile, 7)}};
+static_assert(sizeof pick_table / sizeof *pick_table == kPickTaps / 2 + 1);
 
 }  // namespace
 
 void tiles(Tile t, int blocks, int64_t rows) {
   const int most = blocks == kWideBlocks ? kWideRows : kTileRows;
   const int64_t ahead = t.ahead;
-  const TileFn* fn = table[blocks];
+  const TileFn* fn = t.picks > 0 ? pick_table[t.picks / 2] : table[blocks];
   for (int64_t left = ceil_div(rows, most); left > 0; left--) {
     const int64_t n = ceil_div(rows, left);
     t.ahead = left == 1 ? ahead : 0;

@@ -6,7 +6,9 @@
 namespace needle::NEEDLE_ISA {
 
 // c[m][j] = sum over runs r and k < length of  a[runs[r] + m*a_m + k*a_k] * b[(r*length + k)*b_k + j*b_n .. +16]
-// then += bias + residual (or += c if `accumulate`), then the activation.
+// or, if lanes pick, sum over taps of a[runs[r] + (m + tap)*a_m + lanes[..]] * b[(r*length + k)*b_k + 16 + 16*tap ..
+// +16] for j = 0, where `lanes` are int32 in the 16 places before the weights; then += bias + residual (or += c if
+// `accumulate`), then the activation.
 struct Tile {
   const float* a;
   int64_t a_m, a_k;
@@ -23,6 +25,7 @@ struct Tile {
   bool accumulate;
   int activation;
   float alpha;
+  int picks;      // taps of lanes that pick their numbers, or 0
   int64_t ahead;  // from b to what is read after it, which the last rows fetch into L2; 0: nothing
 };
 
@@ -31,6 +34,7 @@ constexpr int kTileRows = V::N == 16 ? 14 : V::N == 8 ? 6 : 3;
 constexpr int kTileBlocks = V::N == 16 ? 2 : 1;
 constexpr int kWideRows = V::N == 16 ? 7 : V::N == 8 ? 1 : 0;
 constexpr int kWideBlocks = 4;
+constexpr int kPickTaps = 7;                // most taps, an odd number
 constexpr int64_t kPanelBytes = 256 << 10;  // weights of one block group that stay in L2 while rows pass by
 
 // Terms that one register sums up before they join what memory holds: the rounding error grows with the length of a

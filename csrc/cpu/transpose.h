@@ -64,6 +64,8 @@ NEEDLE_INLINE void block_pixels(const float* from, int64_t s_channel, int64_t s_
                                 int64_t block, int64_t pixels) {
   if (s_pixel == 1)
     transpose(to, block, from, s_channel, channels, pixels);
+  else if (s_channel == 1 && s_pixel == block && channels == block)
+    std::memcpy(to, from, pixels * block * sizeof(float));
   else if (channels == kBlock && s_channel == 1)
     for (int64_t i = 0; i < pixels; i++) std::memcpy(to + i * block, from + i * s_pixel, kBlock * sizeof(float));
   else

@@ -201,7 +201,7 @@ void pack(const Exec* exec, const View& view, float* dst) {
                 [&](int64_t block, int64_t last, int64_t i0, int64_t i1) {
                   alignas(64) float filters[kBlock * kTaps * kBlock], planes[kXi * kInputs * kBlock];
                   for (; block < last; block++) {
-                    pack_inputs(w, 1, 0, block * kBlock, i0, i1, {filters, 1, 0, rows});
+                    pack_inputs(w, block * kBlock, i0, i1, {filters, 1, 0, rows});
                     for (int first = 0; first < kBlock; first += kInputs) {
                       for (int i = 0; i < kInputs; i++)
                         winograd_filter<F>(filters + (first + i) * kTaps * kBlock, planes + i * kBlock,

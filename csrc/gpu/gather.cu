@@ -1,4 +1,4 @@
-// Rows of a table by their numbers, and the reverse: rows added into a table.
+// Rows of a table by their numbers, and the reverse: rows added into a table, or put into their places.
 #include "gpu/strided.cuh"
 
 namespace needle::gpu {
@@ -167,6 +167,52 @@ Rows<T> rows_of(const char* op, const View& rows, const View& table, const View&
       rows.stride[0], rows.stride[1], table.stride[0], table.stride[1], numbers.stride[0], table.shape[0]};
 }
 
+// Tables (b x count x d) and rows (b x m x d), any strides. A thread puts all rows of a column, so that of equal
+// numbers the last one stays.
+template <class T>
+struct Put {
+  const T* rows;
+  T* table;
+  const void* numbers;
+  DType number_dtype;
+  Divisor width;
+  uint32_t columns;  // of all tables
+  int64_t row_stride[3], table_stride[3], number_stride, rows_each, count;
+};
+
+template <class T>
+__global__ void GPU_BOUNDS(kThreads, 4) put_columns(Put<T> p) {
+  for_elements(p.columns, [&](uint32_t i) {
+    const uint32_t b = p.width.quotient(i);
+    const int64_t column = i - b * p.width.d;
+    T* to = p.table + b * p.table_stride[0] + column * p.table_stride[2];
+    const T* from = p.rows + b * p.row_stride[0] + column * p.row_stride[2];
+    bool fits = true;
+    for (int64_t m = 0; m < p.rows_each; m++) {
+      const int64_t number = load_as<int64_t>(p.numbers, p.number_dtype, m * p.number_stride);
+      if (number >= 0 && number < p.count) {
+        to[number * p.table_stride[1]] = from[m * p.row_stride[1]];
+      } else {
+        fits = false;
+      }
+    }
+    const T missing = std::is_integral_v<T> ? T(0) : static_cast<T>(NAN);
+    for (int64_t k = 0; !fits && k < p.count; k++) to[k * p.table_stride[1]] = missing;
+  });
+}
+
+template <class T>
+void put_as(const put_rows_args& c) {
+  const View &out = c.out.table, &rows = c.in.rows, &numbers = c.in.numbers;
+  const int64_t columns = out.shape[0] * out.shape[2];
+  if (columns > INT32_MAX) fail("put_rows", "tables on a GPU have at most 2^31 - 1 columns", std::to_string(columns));
+  if (columns == 0) return;
+  Put<T> p = {rows.as<T>(), out.as<T>(), numbers.data, numbers.dtype, out.shape[2], static_cast<uint32_t>(columns)};
+  for (int i = 0; i < 3; i++) p.row_stride[i] = rows.stride[i], p.table_stride[i] = out.stride[i];
+  p.number_stride = numbers.stride[0], p.rows_each = numbers.shape[0], p.count = out.shape[1];
+  launch(put_columns<T>, grid_for(p.columns), kThreads, 0, stream_of(c), p);
+}
+
 template <class T>
 void gather_as(const gather_rows_args& c) {
   Rows<T> r = rows_of<T>("gather_rows", c.out.rows, c.in.table, c.in.numbers);
@@ -213,6 +259,11 @@ void gather_rows(const gather_rows_args& c) {
 void scatter_add_rows(const scatter_add_rows_args& c) {
   clear(c.out.table, c.exec);
   with_type<scatter_add_rows_args::In::rows_dtypes>(c.in.rows.dtype, [&](auto t) { scatter_as<decltype(t)>(c); });
+}
+
+// Rows (B, M, D) and numbers (M) into tables (B, N, D).
+void put_rows(const put_rows_args& c) {
+  with_type<put_rows_args::In::rows_dtypes>(c.in.rows.dtype, [&](auto t) { put_as<decltype(t)>(c); });
 }
 
 }  // namespace needle::gpu

@@ -27,7 +27,10 @@ using StepTuple =
 using Border = std::pair<Dims, std::string>;
 
 std::unique_ptr<Plan> make_plan(Device* device, const std::vector<StepTuple>& steps, size_t arena_bytes,
-                                const std::vector<Border>& inputs, const std::vector<Border>& outputs) {
+                                const std::vector<Border>& inputs, const std::vector<Border>& outputs,
+                                std::shared_ptr<Arenas> arenas) {
+  if (!arenas || !device->is_cpu())
+    arenas = std::make_shared<Arenas>();  // work of several plans may be under way there
   std::vector<Step> list;
   for (const auto& [kernel, outs, ins, attr] : steps) {
     if (kernel->device != device)
@@ -48,7 +51,7 @@ std::unique_ptr<Plan> make_plan(Device* device, const std::vector<StepTuple>& st
     for (const auto& [shape, dtype] : borders) v.push_back(make_view(shape, nullptr, parse_dtype(dtype)));
     return v;
   };
-  return std::make_unique<Plan>(device, std::move(list), arena_bytes, views(inputs), views(outputs));
+  return std::make_unique<Plan>(device, std::move(list), arena_bytes, views(inputs), views(outputs), std::move(arenas));
 }
 
 std::string describe(const View& v) {
@@ -308,9 +311,10 @@ PYBIND11_MODULE(_core, m) {
   m.def("cpu", &Device::cpu, py::return_value_policy::reference);
   m.def("open", &Device::open, py::arg("path"), py::return_value_policy::reference);
 
+  py::class_<Arenas, std::shared_ptr<Arenas>>(m, "Arenas").def(py::init());
   py::class_<Plan>(m, "Plan")
       .def(py::init(&make_plan), py::arg("device"), py::arg("steps"), py::arg("arena_bytes"), py::arg("inputs"),
-           py::arg("outputs"))
+           py::arg("outputs"), py::arg("arenas") = std::shared_ptr<Arenas>())
       .def("set_constants",
            [](Plan& p, const std::vector<Array*>& arrays) {
              Plan::Constants c;
@@ -338,7 +342,7 @@ PYBIND11_MODULE(_core, m) {
            })
       .def_property_readonly("arena_bytes", &Plan::arena_bytes)
       .def("set_attributes", &Plan::set_attributes, py::arg("step"), py::arg("attributes"))
-      .def_property_readonly("frames", &Plan::frames)
+      .def_property_readonly("arenas", &Plan::arenas)
       .def_property_readonly("runs", &Plan::runs)
       .def_property_readonly("graphs", &Plan::graphs)
       .def_property_readonly("graph_error", &Plan::graph_error);
@@ -348,6 +352,16 @@ PYBIND11_MODULE(_core, m) {
 #include "kernels/activations.def"
 #undef ACTIVATION
   );
+#define UNARY(name, dtypes, attrs, expr) #name,
+#define BINARY UNARY
+#define TERNARY UNARY
+  const char* const maps[] = {
+#include "kernels/maps.def"
+  };
+#undef UNARY
+#undef BINARY
+#undef TERNARY
+  m.attr("MAPS") = py::tuple(py::cast(std::vector<std::string>(std::begin(maps), std::end(maps))));
   m.attr("GUARD_BYTES") = kGuardBytes;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", [](int n) {

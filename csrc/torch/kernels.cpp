@@ -4,19 +4,23 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <atomic>
+#include <exception>
 #include <stdexcept>
-#include <vector>
+#include <unordered_map>
+#include <utility>
 
 #include "core/backend.h"
+#include "torch/team.h"
 
 namespace needle::torch_ops {
 namespace {
 
 using torch::headeronly::ScalarType;
 
-constexpr int kCpu = 0, kGpu = 1;  // torch calls ROCm's devices CUDA, too
-const Backend* backends[2] = {};
+constexpr double kWorthThreads = 5e6;  // waking a thread takes some microseconds
+constexpr int kCpu = 0, kGpu = 1;      // torch calls ROCm's devices CUDA, too
+std::unordered_map<std::string_view, const KernelRow*> rows[2];
+const Backend* host = nullptr;
 void (*cpu_services)(Exec*) = nullptr;
 constexpr const char* kNames[] = {
     "none",
@@ -24,10 +28,6 @@ constexpr const char* kNames[] = {
 #include "kernels/activations.def"
 #undef ACTIVATION
 };
-
-const Backend* backend_of(const Tensor& t) {
-  return t.is_cpu() ? backends[kCpu] : t.is_cuda() ? backends[kGpu] : nullptr;
-}
 
 // Device memory for a kernel comes from torch's allocator; it may be freed at once, since that is ordered by stream.
 thread_local const Tensor* running = nullptr;
@@ -40,15 +40,7 @@ void* gpu_scratch(int slot, size_t bytes) {
   return scratch_memory[slot]->data_ptr();
 }
 
-// Tasks on the threads of torch, which wait awake for the next op: a second pool would find the cores taken.
-void torch_parallel(int64_t tasks, void (*body)(void*, int64_t), void* ctx) {
-  std::atomic<int64_t> next{0};
-  const int64_t threads = std::min<int64_t>(tasks, torch::stable::get_num_threads());
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (; begin < end; begin++)
-      for (int64_t t; (t = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(ctx, t);
-  });
-}
+thread_local Team* team = nullptr;  // that this thread leads, and not in a task of it
 
 View memory_of(const Tensor& t, int64_t rank) {
   View v;
@@ -80,10 +72,11 @@ int64_t activation_code(const char* op, std::string_view name) {
   fail(op, "activation expects one of " + known + ", got " + std::string(name) + ".");
 }
 
-const KernelRow* find(const char* kernel, const Tensor& t) {
-  const Backend* b = backend_of(t);
-  if (!b || t.scalar_type() != ScalarType::Float) return nullptr;
-  return b->find(kernel);
+const KernelRow* find(std::string_view kernel, const Tensor& t) {
+  const int device = t.is_cpu() ? kCpu : kGpu;
+  if ((device == kGpu && !t.is_cuda()) || t.scalar_type() != ScalarType::Float) return nullptr;
+  const auto row = rows[device].find(kernel);
+  return row == rows[device].end() ? nullptr : row->second;
 }
 
 View view_of(const Tensor& t) {
@@ -99,6 +92,15 @@ View view_of(const Tensor& t, std::initializer_list<int64_t> shape, std::initial
   return v;
 }
 
+View view_of(float* data, std::initializer_list<int64_t> shape) {
+  View v;
+  v.data = data;
+  v.rank = static_cast<int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), v.shape);
+  for (int64_t i = v.rank - 1, n = 1; i >= 0; n *= v.shape[i--]) v.stride[i] = n;
+  return v;
+}
+
 View broadcast(const View& v, const int64_t* shape, int rank) {
   View r = v;
   r.rank = rank;
@@ -110,9 +112,9 @@ View broadcast(const View& v, const int64_t* shape, int rank) {
   return r;
 }
 
-void run_map(const KernelRow* kernel, const Tensor& t, const View& out, std::initializer_list<View> in,
+void run_map(std::string_view kernel, const Tensor& t, const View& out, std::initializer_list<View> in,
              std::initializer_list<double> attributes) {
-  run(kernel, t, {&out, in.begin(), attributes.begin(), 1, static_cast<int>(in.size()), nullptr});
+  run(find(kernel, t), t, {&out, in.begin(), attributes.begin(), 1, static_cast<int>(in.size()), nullptr});
 }
 
 void run(const KernelRow* kernel, const Tensor& t, const Call& given) {
@@ -120,8 +122,8 @@ void run(const KernelRow* kernel, const Tensor& t, const Call& given) {
   if (t.is_cpu()) {
     Exec exec;
     cpu_services(&exec);
-    exec.threads = static_cast<int>(torch::stable::get_num_threads());
-    exec.parallel = torch_parallel;
+    exec.threads = threads();
+    exec.parallel = share;
     call.exec = &exec;
     kernel->run(call);
     return;
@@ -139,6 +141,49 @@ void run(const KernelRow* kernel, const Tensor& t, const Call& given) {
   }
 }
 
+Room::Room(int64_t floats)
+    : bytes_(static_cast<size_t>(floats) * sizeof(float)),
+      data_(static_cast<float*>(host->alloc(bytes_))),
+      next_(data_) {
+  if (!data_) fail("memory", "there are no " + std::to_string(bytes_) + " bytes.");
+}
+Room::~Room() { host->free(data_, bytes_); }
+
+void share(int64_t tasks, void (*body)(void*, int64_t), void* ctx) {
+  Team* own = std::exchange(team, nullptr);
+  if (own)
+    own->run(tasks, body, ctx);
+  else
+    for (int64_t t = 0; t < tasks; t++) body(ctx, t);
+  team = own;
+}
+
+int threads() { return team ? team->threads() : 1; }
+
+void lead(const Tensor& t, double work, void (*body)(void*), void* ctx) {
+  const int64_t threads = work < kWorthThreads || team || !t.is_cpu() ? 1 : torch::stable::get_num_threads();
+  if (threads == 1) return body(ctx);
+  Team all(static_cast<int>(threads));
+  std::exception_ptr error;
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin++) {
+      if (begin > 0) {
+        all.help(static_cast<int>(begin));
+        continue;
+      }
+      team = &all;
+      try {
+        body(ctx);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      team = nullptr;
+      all.leave();
+    }
+  });
+  if (error) std::rethrow_exception(error);
+}
+
 }  // namespace needle::torch_ops
 
 // Takes the kernel table of a library: needle._core for the CPU, libneedle_cuda.so or libneedle_hip.so for a GPU.
@@ -154,6 +199,8 @@ extern "C" __attribute__((visibility("default"))) const char* needle_torch_open(
     cpu_services = reinterpret_cast<void (*)(Exec*)>(dlsym(library, "needle_exec"));
     if (!cpu_services) return dlerror();
   }
-  backends[gpu ? kGpu : kCpu] = table();
+  const Backend* backend = table();
+  if (!gpu) host = backend;
+  for (int i = 0; i < backend->n_rows; i++) rows[gpu ? kGpu : kCpu][backend->rows[i].name] = &backend->rows[i];
   return nullptr;
 }

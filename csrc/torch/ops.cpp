@@ -1,70 +1,24 @@
 // torch.ops.needle.*: schemas and the implementations for CPU and CUDA. Gradients, shapes without data, autocast and
 // the unfused forms are registered by torch2needle/torch_ops.py.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include <cmath>
-#include <optional>
-#include <vector>
 
-#include "torch/checks.h"
-#include "torch/kernels.h"
+#include "torch/convolution.h"
+#include "torch/folding.h"
 
 namespace needle::torch_ops {
 namespace {
 
 using torch::headeronly::MemoryFormat;
 using torch::headeronly::ScalarType;
-using Pair = std::vector<int64_t>;
 
-template <class... A>
-Tensor call(const char* op, const A&... args) {
-  std::array<StableIValue, sizeof...(A)> stack{torch::stable::detail::from(args)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
-// ---- memory --------------------------------------------------------------------------------------------------------
-
-// Dense with channels last and not dense with channels first: sizes of 1 leave both open, which counts as first.
-bool channels_last(const Tensor& t) {
-  if (t.is_contiguous() || t.dim() != 4) return false;
-  int64_t expected = 1;
-  for (int64_t axis : {1, 3, 2, 0}) {
-    if (t.size(axis) != 1 && t.stride(axis) != expected) return false;
-    expected *= t.size(axis);
-  }
-  return true;
-}
-
-Tensor empty(const Tensor& like, const std::vector<int64_t>& size, bool last = false) {
-  return torch::stable::empty(size, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
-                              last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
-}
-
-Optional optional_view(const Maybe& t) { return t ? Optional{view_of(*t)} : kAbsent; }
-
-// The kernels of these names, or none of them where one is missing.
-template <size_t n>
-std::array<const KernelRow*, n> find_all(const Tensor& t, const char* const (&names)[n]) {
-  std::array<const KernelRow*, n> rows;
-  for (size_t i = 0; i < n; i++)
-    if (!(rows[i] = find(names[i], t))) return {};
-  return rows;
-}
-
-// The activation in place, by its own kernel.
-void activate(const Tensor& t, std::string_view activation, double alpha) {
-  if (activation == "none") return;
-  const std::string name(activation);
-  const View v = view_of(t);
-  run_map(find(name.c_str(), t), t, v, {v}, {alpha});  // which those without the attribute do not read
+// The activation of `v` in place, by its own kernel.
+void activate(const Tensor& t, const View& v, std::string_view activation, double alpha) {
+  if (activation != "none") run_map(activation, t, v, {v}, {alpha});  // which those without the attribute do not read
 }
 
 // ---- linear --------------------------------------------------------------------------------------------------------
-
-constexpr int64_t kFewRows =
-    16;  // below, packing torch's weights costs more than torch's product, which reads them in place
 
 // activation(x W^T + bias) over the last axis.
 Tensor linear_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, std::string_view activation, double alpha) {
@@ -83,12 +37,7 @@ Tensor linear_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, std:
     return call("needle_unfused::linear_bias_act", x, w, bias, std::string(activation), alpha);
   int64_t M = 1;
   for (int64_t i = 0; i + 1 < rank; i++) M *= x.size(i);
-  if (!linear && M < kFewRows) {
-    Tensor out = call("aten::linear", x, w, bias);
-    activate(out, activation, alpha);
-    return out;
-  }
-  std::vector<int64_t> size(x.sizes().begin(), x.sizes().end());
+  std::vector<int64_t> size = size_of(x);
   size.back() = N;
   Tensor out = empty(x, size);
   View a = view_of(x);
@@ -97,80 +46,35 @@ Tensor linear_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, std:
   if (linear) {
     run<linear_args>(linear, x, {.x = a, .weight = view_of(w), .bias = optional_view(bias)}, {.y = y},
                      {.activation = code, .alpha = alpha});
-  } else {
-    View b = view_of(w, {K, N}, {w.stride(1), w.stride(0)});
-    int64_t shape[kMaxRank];
-    std::copy(a.shape, a.shape + a.rank - 2, shape);
-    shape[a.rank - 2] = K, shape[a.rank - 1] = N;
+    return out;
+  }
+  View b = view_of(w, {K, N}, {w.stride(1), w.stride(0)});
+  int64_t shape[kMaxRank];
+  std::copy(a.shape, a.shape + a.rank - 2, shape);
+  shape[a.rank - 2] = K, shape[a.rank - 1] = N;
+  together(x, 2. * static_cast<double>(M) * static_cast<double>(w.numel()), [&] {
     run<matmul_args>(matmul, x, {.a = a, .b = broadcast(b, shape, a.rank), .bias = optional_view(bias)}, {.y = y},
                      {.activation = code, .alpha = alpha});
-  }
+  });
   return out;
 }
 
-// ---- convolution ---------------------------------------------------------------------------------------------------
+// ---- convolutions --------------------------------------------------------------------------------------------------
 
-struct Geometry {
-  const Pair &stride, &padding, &dilation;
-  int64_t groups;
-};
-
-void check_geometry(const char* op, const Tensor& x, const Tensor& w, const Geometry& g, int64_t in_channels) {
-  check_rank(op, "input", x, 4);
-  check_rank(op, "weight", w, 4);
-  for (int i = 0; i < 2; i++)
-    if (g.stride[i] < 1 || g.dilation[i] < 1 || g.padding[i] < 0)
-      fail(op, "stride and dilation expect at least 1 and padding at least 0.");
-  if (g.groups < 1 || x.size(1) % g.groups || w.size(0) % g.groups)
-    fail(op, "groups expects a divisor of the channels, got " + std::to_string(g.groups) + " for weight of shape " +
-                 shape_of(w) + ".");
-  if (x.size(1) != in_channels)
-    fail(op,
-         "weight expects " + std::to_string(in_channels) + " input channels, got input of shape " + shape_of(x) + ".");
+// torch writes channels-last results of few input channels where they belong, needle by way of blocks of channels.
+bool prefers_torch(const Tensor& x, const Tensor& w, int64_t groups) {
+  constexpr int64_t kBlock = 16, kFewResults = 1 << 16;
+  return x.is_cpu() && channels_last(x) && (x.size(1) < kBlock || (groups > 1 && groups == x.size(1))) &&
+         x.numel() / x.size(1) * w.size(0) >= kFewResults;
 }
 
-std::vector<int64_t> conv_size(const char* op, const Tensor& x, const Tensor& w, const Geometry& g) {
-  std::vector<int64_t> size = {x.size(0), w.size(0)};
-  for (int i = 0; i < 2; i++) {
-    const int64_t room = x.size(2 + i) + 2 * g.padding[i] - g.dilation[i] * (w.size(2 + i) - 1) - 1;
-    if (room < 0) fail(op, "the kernel is larger than the padded input of shape " + shape_of(x) + ".");
-    size.push_back(room / g.stride[i] + 1);
-  }
-  return size;
-}
-
-// The result of a kernel of kernels.def that convolves, laid out as its input.
-template <class Args>
-Tensor run_window(const KernelRow* kernel, const Tensor& x, const Tensor& w, const Maybe& bias, const Geometry& g,
-                  const std::vector<int64_t>& size, int64_t activation, double alpha) {
-  Tensor out = empty(x, size, channels_last(x));
-  typename Args::Attr a = {};
-  a.stride_h = g.stride[0], a.stride_w = g.stride[1];
-  a.pad_top = g.padding[0], a.pad_left = g.padding[1];
-  if constexpr (requires { a.pad_bottom; }) a.pad_bottom = g.padding[0], a.pad_right = g.padding[1];
-  a.dilation_h = g.dilation[0], a.dilation_w = g.dilation[1];
-  a.groups = g.groups;
-  a.activation = activation, a.alpha = alpha;
-  run<Args>(kernel, x, {.x = view_of(x), .weight = view_of(w), .bias = optional_view(bias)}, {.y = view_of(out)}, a);
-  return out;
-}
-
-// A kernel of one pixel on channels-last images is a matrix product, without copies of the images.
-bool is_product(const Tensor& x, const Tensor& w, const Geometry& g) {
-  return channels_last(x) && w.size(2) == 1 && w.size(3) == 1 && g.groups == 1 && g.stride == Pair{1, 1} &&
-         g.padding == Pair{0, 0} && find("matmul", x);
-}
-
-Tensor convolve(const KernelRow* kernel, const Tensor& x, const Tensor& w, const Maybe& bias, const Geometry& g,
-                const std::vector<int64_t>& size, int64_t activation, double alpha) {
-  if (!is_product(x, w, g)) return run_window<conv2d_args>(kernel, x, w, bias, g, size, activation, alpha);
-  Tensor out = empty(x, size, true);
-  const int64_t C = x.size(1), O = size[1], rows = size[0] * size[2] * size[3];
-  run<matmul_args>(find("matmul", x), x,
-                   {.a = view_of(x, {rows, C}, {C, 1}),
-                    .b = view_of(w, {C, O}, {w.stride(1), w.stride(0)}),
-                    .bias = optional_view(bias)},
-                   {.y = view_of(out, {rows, O}, {O, 1})}, {.activation = activation, .alpha = alpha});
+// conv2d by torch, where that is faster, then the activation in place.
+Tensor convolve_in_torch(const Tensor& x, const Tensor& w, const Maybe& bias, const Geometry& g,
+                         std::string_view activation, double alpha) {
+  Tensor out = call("aten::conv2d", x, w, bias, g.stride, g.padding, g.dilation, g.groups);
+  if (!channels_last(out)) out = torch::stable::contiguous(out, MemoryFormat::ChannelsLast);
+  const View y = view_of(out);
+  together(x, 8. * static_cast<double>(y.size()), [&] { activate(x, y, activation, alpha); });
   return out;
 }
 
@@ -183,12 +87,15 @@ Tensor conv2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& bias, cons
   check_geometry(op, x, w, g, w.dim() == 4 ? w.size(1) * groups : 0);
   check_vectors(op, x, w.size(0), {{"bias", bias}});
   check_all(op, x, {{"weight", w}});
-  const KernelRow* kernel = find("conv2d", x);
   const auto size = conv_size(op, x, w, g);
-  if (!kernel || w.numel() == 0)
+  if (!find("conv2d", x) || w.numel() == 0)
     return call("needle_unfused::conv2d_bias_act", x, w, bias, stride, padding, dilation, groups,
                 std::string(activation), alpha);
-  return convolve(kernel, x, w, bias, g, size, code, alpha);
+  if (prefers_torch(x, w, groups)) return convolve_in_torch(x, w, bias, g, activation, alpha);
+  Tensor out = empty(x, size, channels_last(x));
+  const View weight = view_of(w), y = view_of(out);
+  together(x, work_of(y, weight), [&] { convolve(x, view_of(x), weight, optional_view(bias), y, g, {code, alpha}); });
+  return out;
 }
 
 // activation(batch_norm(conv2d(x, w) + bias)) by given statistics. The batch norm goes into the weights; where those
@@ -205,39 +112,34 @@ Tensor conv2d_bn_act(const Tensor& x, const Tensor& w, const Maybe& bias, const 
       op, x, O,
       {{"bias", bias}, {"running_mean", mean}, {"running_var", var}, {"bn_weight", gamma}, {"bn_bias", beta}});
   check_all(op, x, {{"weight", w}});
-  const auto [kernel, multiply, add, subtract, negate, rsqrt, add_scalar] =
-      find_all(x, {"conv2d", "mul", "add", "sub", "neg", "rsqrt", "add_scalar"});
   const auto size = conv_size(op, x, w, g);
-  if (!kernel || w.numel() == 0)
+  if (!find("conv2d", x) || w.numel() == 0)
     return call("needle_unfused::conv2d_bn_act", x, w, bias, mean, var, gamma, beta, stride, padding, dilation, groups,
                 eps, std::string(activation), alpha);
-  Tensor scale = empty(x, {O}), shift = empty(x, {O});  // the result: conv2d(x, w) * scale + shift
-  const View s = view_of(scale), t = view_of(shift);
-  run_map(add_scalar, x, s, {view_of(var)}, {eps});
-  run_map(rsqrt, x, s, {s});
-  if (gamma) run_map(multiply, x, s, {s, view_of(*gamma)});
-  if (bias)
-    run_map(subtract, x, t, {view_of(*bias), view_of(mean)});
-  else
-    run_map(negate, x, t, {view_of(mean)});
-  run_map(multiply, x, t, {t, s});
-  if (beta) run_map(add, x, t, {t, view_of(*beta)});
-  const auto per_output = [&](const View& v, const Tensor& t, int axis) {
-    View channels = view_of(t, {O, 1, 1, 1}, {1, 0, 0, 0});
-    if (axis == 1) std::swap(channels.shape[0], channels.shape[1]), std::swap(channels.stride[0], channels.stride[1]);
-    return broadcast(channels, v.shape, 4);
-  };
-  if (w.numel() > size[0] * O * size[2] * size[3]) {
-    Tensor out = convolve(kernel, x, w, std::nullopt, g, size, 0, 0);
-    const View y = view_of(out);
-    run_map(multiply, x, y, {y, per_output(y, scale, 1)});
-    run_map(add, x, y, {y, per_output(y, shift, 1)});
-    activate(out, activation, alpha);
-    return out;
+  Tensor scale = empty(x, {O}), shift = empty(x, {O});
+  const bool fold = w.numel() <= O * size[0] * size[2] * size[3];
+  Tensor folded = fold ? torch::stable::empty_like(w) : w;
+  const View image = view_of(x), weight = view_of(w), w2 = view_of(folded), s = view_of(scale), t = view_of(shift);
+  const auto fold_weights = [&] { run_map("mul", x, w2, {weight, per_channel(s, weight, 0)}); };
+  if (fold && prefers_torch(x, w, groups)) {
+    scale_and_shift(x, bias, mean, var, gamma, beta, eps, s, t);
+    fold_weights();
+    return convolve_in_torch(x, folded, shift, g, activation, alpha);
   }
-  Tensor folded = torch::stable::empty_like(w);
-  run_map(multiply, x, view_of(folded), {view_of(w), per_output(view_of(w), scale, 0)});
-  return convolve(kernel, x, folded, shift, g, size, code, alpha);
+  Tensor out = empty(x, size, channels_last(x));
+  const View y = view_of(out);
+  together(x, work_of(y, weight), [&] {
+    scale_and_shift(x, bias, mean, var, gamma, beta, eps, s, t);
+    if (fold) {
+      fold_weights();
+      return convolve(x, image, w2, Optional{t}, y, g, {code, alpha});
+    }
+    convolve(x, image, weight, kAbsent, y, g, {});
+    run_map("mul", x, y, {y, per_channel(s, y, 1)});
+    run_map("add", x, y, {y, per_channel(t, y, 1)});
+    activate(x, y, activation, alpha);
+  });
+  return out;
 }
 
 // activation(conv_transpose2d(x, w) + bias).
@@ -258,11 +160,14 @@ Tensor conv_transpose2d_bias_act(const Tensor& x, const Tensor& w, const Maybe& 
                    output_padding[i] + 1);
     if (size.back() < 1) fail(op, "padding leaves no output for input of shape " + shape_of(x) + ".");
   }
-  const KernelRow* kernel = find("conv_transpose2d", x);
-  if (!kernel || w.numel() == 0)
+  if (!find("conv_transpose2d", x) || w.numel() == 0)
     return call("needle_unfused::conv_transpose2d_bias_act", x, w, bias, stride, padding, output_padding, groups,
                 dilation, std::string(activation), alpha);
-  return run_window<conv_transpose2d_args>(kernel, x, w, bias, g, size, code, alpha);
+  Tensor out = empty(x, size, channels_last(x));
+  const View image = view_of(x), weight = view_of(w);
+  together(x, work_of(image, weight),
+           [&] { convolve_transposed(x, image, weight, optional_view(bias), view_of(out), g, {code, alpha}); });
+  return out;
 }
 
 // ---- batch norm, attention -----------------------------------------------------------------------------------------
@@ -281,16 +186,18 @@ Tensor batch_norm_act(const Tensor& x, const Tensor& mean, const Tensor& var, co
   if (!kernel || !x.is_contiguous() || !dense || x.numel() == 0)
     return call("needle_unfused::batch_norm_act", x, mean, var, gamma, beta, eps, std::string(activation), alpha);
   const int64_t size = x.numel() / rows;
-  Tensor out = empty(x, {x.sizes().begin(), x.sizes().end()});
+  Tensor out = empty(x, size_of(x));
   const auto vector = [&](const Maybe& t, double other) {
     return t ? *t : torch::stable::full({&C, 1}, other, ScalarType::Float, std::nullopt, x.device());
   };
   const Tensor weight = vector(gamma, 1), bias = vector(beta, 0);
   const auto image = [&](const Tensor& t) { return view_of(t, {x.size(0), C, size}, {C * size, size, 1}); };
-  run<batch_norm_args>(
-      kernel, x,
-      {.x = image(x), .mean = view_of(mean), .var = view_of(var), .weight = view_of(weight), .bias = view_of(bias)},
-      {.y = image(out)}, {.eps = eps, .activation = code, .alpha = alpha});
+  together(x, 8. * static_cast<double>(x.numel()), [&] {
+    run<batch_norm_args>(
+        kernel, x,
+        {.x = image(x), .mean = view_of(mean), .var = view_of(var), .weight = view_of(weight), .bias = view_of(bias)},
+        {.y = image(out)}, {.eps = eps, .activation = code, .alpha = alpha});
+  });
   return out;
 }
 
@@ -327,8 +234,11 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe&
   Tensor out = r == 4 ? torch::stable::transpose(memory, 1, 2) : memory;
   const Optional wide = mask ? Optional{broadcast(view_of(*mask), scores.data(), r)} : kAbsent;
   const double factor = scale ? *scale : 1 / std::sqrt(static_cast<double>(std::max<int64_t>(1, q.size(-1))));
-  run<attention_args>(kernel, q, {.q = view_of(q), .k = view_of(k), .v = view_of(v), .mask = wide}, {.y = view_of(out)},
-                      {.scale = factor, .causal = causal, .strict = 0});
+  const double work = 2. * static_cast<double>(q.numel() + out.numel()) * static_cast<double>(k.size(-2));
+  together(q, work, [&] {
+    run<attention_args>(kernel, q, {.q = view_of(q), .k = view_of(k), .v = view_of(v), .mask = wide},
+                        {.y = view_of(out)}, {.scale = factor, .causal = causal, .strict = 0});
+  });
   return out;
 }
 

@@ -45,6 +45,17 @@ def on_device(device: Device | None) -> Iterator[None]:
         PLACE.device = before
 
 
+@contextmanager
+def unplanned() -> Iterator[None]:
+    """Kernels called inside run at once, on the CPU, whatever is being planned."""
+    before, PLANNING.builder = PLANNING.builder, None
+    try:
+        with on_device(None):
+            yield
+    finally:
+        PLANNING.builder = before
+
+
 def call(name: str, outs: Sequence[NDArray], /, **named: Any) -> None:
     """Run kernel `name` of the table of the arrays' device, or plan its run; inputs and attributes by the names of its row.
 

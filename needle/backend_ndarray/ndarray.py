@@ -26,6 +26,7 @@ from .strides import (
     is_contiguous,
     is_permutation,
     reduced_shapes,
+    reshaped_strides,
     resolve_shape,
 )
 
@@ -247,6 +248,12 @@ class NDArray:
         """A view of a compact array; the result is compact."""
         shape = resolve_shape((shape,) if isinstance(shape, int) else shape, self._shape)
         return self.compact()._view(shape, contiguous_strides(shape))
+
+    def viewed(self, shape: Sequence[int]) -> NDArray:
+        """`reshape` that copies only where no strides show the elements in that shape; the result may be strided."""
+        shape = resolve_shape(shape, self._shape)
+        strides = reshaped_strides(self._shape, self._strides, shape)
+        return self.reshape(shape) if strides is None else self._view(shape, strides)
 
     def split_last(self, parts: int) -> NDArray:
         """(..., parts * n) as a view (..., parts, n), of any strides."""

@@ -63,6 +63,40 @@ def broadcast_strides(shape: Dims, strides: Dims, to: Dims) -> Dims:
     return (0,) * lead + tuple([0 if n == 1 else s for n, s in zip(shape, strides, strict=True)])
 
 
+@lru_cache(maxsize=4096)
+def runs_of(shape: Dims, strides: Dims) -> tuple[tuple[int, int], ...]:
+    """(elements, stride) of axes that memory steps through as one, the last one first: the same for views of the same elements
+    in the same order.
+    """
+    runs: list[tuple[int, int]] = []
+    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if n == 1:
+            continue
+        if runs and stride == runs[-1][0] * runs[-1][1]:
+            runs[-1] = (runs[-1][0] * n, runs[-1][1])
+        else:
+            runs.append((n, stride))
+    return tuple(runs) or ((1, 1),)
+
+
+@lru_cache(maxsize=4096)
+def reshaped_strides(shape: Dims, strides: Dims, to: Dims) -> Dims | None:
+    """Strides that show the elements of `shape`, in their order, as the shape `to` of as many; None where none do."""
+    if is_contiguous(shape, strides) or not math.prod(shape):
+        return contiguous_strides(to)
+    made, at, runs = [], 0, runs_of(shape, strides)
+    left, stride = runs[0]
+    for n in reversed(to):
+        if left == 1 and n != 1:
+            at += 1
+            left, stride = runs[at]
+        if left % n:
+            return None
+        made.append(stride)
+        left, stride = left // n, stride * n
+    return tuple(reversed(made))
+
+
 def flip_view(shape: Dims, strides: Dims, offset: int, axes: Sequence[int]) -> tuple[list[int], int]:
     """(strides, offset) that show `axes` backwards."""
     turned = list(strides)

@@ -16,10 +16,11 @@ from needle.backend_ndarray.ndarray import NDArray, itemsize
 from .constants import Constant, ConstantPool
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
 from .order import hoisted
+from .rewriting import merge
 from .settings import DEFAULT, PRECISIONS, Choice, Measured, Option, unmeasured
-from .step import ZERO_HALO, Halo, Step, merge
+from .step import ZERO_HALO, Halo, Step
 from .target import target_of
-from .verify_plan import Value, verify_plan
+from .verify_plan import Value, verify_plan, verify_steps
 
 ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
 
@@ -106,6 +107,10 @@ class Builder:
         with self.active(False):
             return self.constant(self.pool.derive(key, make, [a._handle.constant for a in arrays]))
 
+    def has_derived(self, key: Hashable, *arrays: NDArray) -> bool:
+        """Whether plans that there are have `derive`d this of constants."""
+        return all(map(self.is_constant, arrays)) and self.pool.has(key, [a._handle.constant for a in arrays])
+
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, outs: Sequence[NDArray], named: dict[str, Any]) -> None:
@@ -116,17 +121,15 @@ class Builder:
         kernel = self.device.kernels[name]
         ins, values = kernel.order(named)
         kernel.check([a.dtype for a in outs], [None if a is None else a.dtype for a in ins])
-        inputs = {
-            n: a if isinstance(a._handle, Buffer) else self._literal(a)
-            for n, a in zip(kernel.inputs, ins, strict=True)
-            if a is not None
-        }
+        inputs = {n: self._known(a) for n, a in zip(kernel.inputs, ins, strict=True) if a is not None}
         attrs = dict(zip(kernel.attrs, map(float, values), strict=True))
         halos = {n: self.halos[id(a)] for n, a in inputs.items() if id(a) in self.halos}
         self.steps.append(Step(name, list(outs), inputs, attrs, self.label, halos))
 
-    def _literal(self, array: NDArray) -> NDArray:
-        """An array that an op made by itself while planning, not from a parameter."""
+    def _known(self, array: NDArray) -> NDArray:
+        """An array of the plan: that of an operand, or what an op or rule made by itself while planning, not from a parameter."""
+        if isinstance(array._handle, Buffer):
+            return array
         return self.constant(self.pool.derive(("literal", id(array)), lambda: array, ()))
 
     def _arrange(self) -> None:
@@ -134,6 +137,7 @@ class Builder:
         rules = self.target.rules.select(disable=self.choice.disable)
         self.steps, number, self.fired, self.misses = merge(self.steps, {o.step for o in self.options}, rules)
         number.append(len(self.steps))
+        self.steps = [s._replace(inputs={n: self._known(a) for n, a in s.inputs.items()}) for s in self.steps]
         order = hoisted(self.steps, range(number[self.early.start], number[self.early.stop]))
         self.steps = [self.steps[i] for i in order]
         place = {old: new for new, old in enumerate([*order, len(order)])}
@@ -143,6 +147,8 @@ class Builder:
 
     def finish(self, inputs: Sequence[Any], outputs: Sequence[Any], verify: bool = True) -> PlanInfo:
         """verify: False for a plan of steps whose values do not matter, such as one that is only timed."""
+        if verify:
+            verify_steps(self.steps, self.values)  # what is wrong between two steps is not seen where they are one
         self._arrange()
         for i, step in enumerate(self.steps):
             for a in (*step.outs, *step.ins):
@@ -173,7 +179,7 @@ class Builder:
             return (kernel, [ref(a) for a in s.outs], ins, [s.attrs[a] for a in kernel.attrs])
 
         steps = [row(s) for s in self.steps]
-        plan = _core.Plan(self.device.core, steps, total, inputs, outputs)
+        plan = _core.Plan(self.device.core, steps, total, inputs, outputs, self.pool.arenas)
         if zone:
             plan.guard([(o, b.nbytes, b.first, b.last) for b, o in zip(arena, offsets, strict=True)])
         info = PlanInfo(plan, constants, self, arena, offsets, total)

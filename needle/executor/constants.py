@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from needle import _core
 from needle.autograd import Tensor
 from needle.backend_ndarray import NDArray
-from needle.backend_ndarray.kernels import on_device
+from needle.backend_ndarray.kernels import call, on_device
 
 
 def layout(array: NDArray) -> tuple[Any, ...]:
@@ -72,11 +74,24 @@ class Constant:
         return True
 
 
+@contextmanager
+def taken_back(pool: ConstantPool) -> Iterator[None]:
+    """What plans write meanwhile into parameters and buffers is not kept."""
+    before = [(c.source, c.source.numpy()) for c in pool.constants.values() if c.source is not None]
+    try:
+        yield
+    finally:
+        for t, values in before:
+            call("copy", [t.cached_data], x=NDArray(values, device=t.device, dtype=t.dtype))
+
+
 class ConstantPool:
-    """Constants by key, in an order in which inputs come before what is derived from them; shared by all plans."""
+    """Constants by key, in an order in which inputs come before what is derived from them; shared by all plans, as is the memory
+    that these compute in."""
 
     def __init__(self) -> None:
         self.constants: dict[Hashable, Constant] = {}
+        self.arenas = _core.Arenas()
 
     def parameter(self, tensor: Tensor) -> Constant:
         key = ("parameter", id(tensor))
@@ -90,6 +105,11 @@ class ConstantPool:
         if full not in self.constants:
             self.constants[full] = Constant(None, make, inputs)
         return self.constants[full]
+
+    def has(self, key: Hashable, inputs: Sequence[Constant]) -> bool:
+        """Whether such an array is there."""
+        found = self.constants.get((key, *map(id, inputs)))
+        return found is not None and found._array is not None
 
     def moved(self) -> bool:
         return any(c.moved() for c in self.constants.values())

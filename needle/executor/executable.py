@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from needle import _core
 from needle.autograd import Spec, Unsupported, uncollected
 from needle.backend_ndarray import Device, NDArray, default_device
 from needle.backend_selection import BACKEND
-from needle.graph import Graph, Node, map_structure, trace
+from needle.graph import Graph, Node, Recorder, map_structure, trace
 from needle.graph.report import FusionReport
 from needle.graph.steps import count_calls
 from needle.interop import array_kind, as_ndarray, mirror
@@ -19,7 +22,8 @@ from needle.nn.module import STRUCTURE, Module
 
 from .arguments import as_targets, check_arrays, check_floats, check_model, names, positional
 from .builder import PlanInfo
-from .constants import ConstantPool
+from .constants import ConstantPool, taken_back
+from .effects import Write, changes
 from .memory import MemoryReport
 from .passes import optimize
 from .planner import constant_nodes
@@ -30,7 +34,8 @@ from .target import target_of
 from .tuner import step_times, tuned
 from .watch import Watch
 
-MAX_PLANS = 8  # input shapes whose plans are kept
+KEPT_BYTES = 128 << 20  # that plans may hold beyond twice the weights that the last one uses, before the oldest go
+STEP_BYTES = 8 << 10  # about what a step takes: its operands for the core, and what Python tells of it
 
 
 class Origin(NamedTuple):
@@ -95,6 +100,7 @@ class CompiledPlan:
         self.device = device
         target_of(device).check(choice, device)
         traced = self.traced(fn, example)
+        self.writes = bool(traced.output.meta["effects"])  # buffers, beside its results
         places = [n.meta["tensor"].device for n in traced if n.kind == "param"]
         if any(place != device for place in places):
             other = next(p for p in places if p != device)
@@ -105,27 +111,43 @@ class CompiledPlan:
         self.decomposed = {f"{op} on {device.name}": n for op, n in graph.output.meta["decomposed"].items()}
         self.structure = graph.output.args[0]
         make = lambda measured: plan_graph(graph, pool, choice, device, measured)  # noqa: E731
-        self.info: PlanInfo | SplitPlan = tuned(make, inputs, device) if choice.tune else make(unmeasured)
-        self.origins = origins(graph, fn)
+        self.info: PlanInfo | SplitPlan = self._tuned(make, inputs, pool) if choice.tune else make(unmeasured)
+        if self.writes and isinstance(self.info, SplitPlan):
+            raise Unsupported(
+                "[compile] a model that writes its buffers expects ops of needle alone, got one that runs elsewhere."
+            )
+        self._planned = graph, fn
         self.core = self.info.core
         self._rewritten = traced, [*fired, *self.info.fired], [*plan.misses, *self.info.misses]
         fused = getattr(fn, "fusion_report", None)
         self._fused = None if fused is None or fused.dry_run else fused  # a dry run changed nothing
 
+    def _tuned(self, make: Any, inputs: list[NDArray], pool: ConstantPool) -> PlanInfo | SplitPlan:
+        with taken_back(pool) if self.writes else nullcontext():
+            return tuned(make, inputs, self.device)
+
     def traced(self, fn: Callable, example: Any) -> Graph:
-        """A call of `fn` as a graph."""
+        """A call of `fn` as a graph, with the buffers that it writes as effects."""
         if not hasattr(fn, "bind"):
             positional(fn, example, {})
+        recorder = Recorder(static=True, device=self.device)
+
+        def call(*inputs: Any) -> Any:
+            result = map_structure(fn(*inputs), recorder.to_node)
+            recorder.effects += [(Write(tensor), value) for tensor, value in recorder.pop_writes()]
+            return result
+
         try:
-            graph = trace(fn, *example, device=self.device)
+            graph = trace(call, *example, recorder=recorder)
         except (AttributeError, TypeError):
             check_arrays(example)
             raise
-        if writes := graph.output.meta.get("writes"):
-            raise Unsupported(
-                f"[compile] the model writes {len(writes)} of its buffers in every call; call it without compile."
-            )
+        changes(graph, (effect.tensor for effect, _ in recorder.effects))
         return graph
+
+    @functools.cached_property
+    def origins(self) -> dict[str, Origin]:
+        return origins(*self._planned)
 
     @property
     def report(self) -> FusionReport:
@@ -166,7 +188,9 @@ class Plans:
         self._device: Device | None = None  # that of its first plan
         self._epoch = 0
         self._watch, self._changes = Watch(()), STRUCTURE.changes
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is known
+        self._planning = threading.Lock()  # of who changes it; taken before the other, and while a plan is made alone
+        self._warned = False
 
     def _check_model(self) -> None:
         """Raise ValueError for a changed model that cannot be planned."""
@@ -175,25 +199,60 @@ class Plans:
         return CompiledPlan(self.model, specs, self._pool, self._choice, inputs, device)
 
     def _plan_for(self, key: Any, specs: tuple, inputs: list[NDArray]) -> CompiledPlan:
-        """The plan of a key, made where there is none; with the lock."""
-        if self._epoch != _core.epoch():
-            self._refresh()
-        plan = self._plans.get(key)
-        if plan is None:
+        """The plan of a key; where there is none it is made, meanwhile other threads run those that there are."""
+        with self._lock:
+            if self._epoch == _core.epoch() and key in self._plans:
+                self._plans.move_to_end(key)
+                return self._plans[key]
+        with self._planning:
+            with self._lock:
+                if self._epoch != _core.epoch():
+                    self._refresh()
+                if key in self._plans:
+                    self._plans.move_to_end(key)
+                    return self._plans[key]
             device = self._device or place_of(self.model, inputs)
             with uncollected():
                 plan = self._make(key, specs, inputs, device)
-            self._device = device
-            self._plans[key] = plan
-            whole = [self.model] if isinstance(self.model, Module) else []
-            called = [m for p in self._plans.values() for m in p.modules]
-            self._watch, self._changes = Watch(whole or called), STRUCTURE.changes  # a forward may set attributes
-            self._epoch = _core.epoch()
-            if len(self._plans) > MAX_PLANS:
-                self._plans.popitem(last=False)
-            self._drop_unused()
-        self._plans.move_to_end(key)
-        return plan
+            with self._lock:
+                self._keep(key, plan, device)
+            return plan
+
+    def _keep(self, key: Any, plan: CompiledPlan, device: Device) -> None:
+        self._device = device
+        self._plans[key] = plan
+        whole = [self.model] if isinstance(self.model, Module) else []
+        if not whole or not self._watch.state or self._changes != STRUCTURE.changes:  # a forward may set attributes
+            self._watch = Watch(whole or [m for p in self._plans.values() for m in p.modules])
+        self._changes = STRUCTURE.changes
+        self._epoch = _core.epoch()
+        self._drop_oldest()
+        self._drop_unused()
+
+    def _drop_oldest(self) -> None:
+        """Forget the plans that were not used for longest, beyond the number or the bytes that are kept."""
+        newest = self.last.info.constants
+        held, seen = -sum(c.array._handle.nbytes for c in newest), {id(c) for c in newest}
+        most, kept = self._choice.max_plans or len(self._plans), 0
+        for plan in reversed(self._plans.values()):
+            own = {id(c): c for c in plan.info.constants if c.source is None and id(c) not in seen}
+            seen.update(own)
+            held += len(plan.info.names) * STEP_BYTES + sum(c.array._handle.nbytes for c in own.values())
+            held += 0 if plan.device == default_device() else plan.info.arena_bytes  # each has its own there
+            if kept and (kept == most or held > KEPT_BYTES):
+                break
+            kept += 1
+        if kept == len(self._plans):
+            return
+        while len(self._plans) > kept:
+            self._plans.popitem(last=False)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"[compile] {self.name} was called with more than {kept} shapes, whose plans are thrown away by turns and made "
+                "again; compile(max_plans=...) keeps more.",
+                stacklevel=2,
+            )
 
     def _refresh(self) -> None:
         epoch, changes = _core.epoch(), STRUCTURE.changes
@@ -212,6 +271,7 @@ class Plans:
     def _forget(self) -> None:
         """The model is another one: plan it anew."""
         self._plans.clear()
+        self._watch = Watch(())
         self._pool, self._device = ConstantPool(), None
 
     def _drop_unused(self) -> None:
@@ -247,13 +307,14 @@ class Plans:
             "arena": info.arena_bytes,
             "lower_bound": info.lower_bound,
             "constants": sum(c.array._handle.nbytes for c in info.constants),
-            "arenas": info.core.frames,
+            "arenas": info.core.arenas,
         }
         return MemoryReport(sizes, [b._replace(label=plan.node(b.label)) for b in info.buffers], len(info.names))
 
 
 class Executable(Plans):
     """Runs a model without Python inside a run. Takes torch, numpy or needle arrays and returns the same kind; has no gradient.
+    Buffers that the forward writes, such as a decoder's cache, are written in place.
 
     On a GPU a run is work in the device's stream, for which only numpy results wait; from a shape's second run on it is one
     graph. Inputs may lie in the CPU's memory; results are on the device, numpy's excepted.
@@ -264,6 +325,7 @@ class Executable(Plans):
     def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:
         super().__init__(fn, choice)
         self._direct: CompiledPlan | None = None  # of the last call, if its arguments were the plan's inputs
+        self._running = threading.Lock()  # of runs that write buffers
 
     def _check_model(self) -> None:
         if isinstance(self.model, Module):
@@ -283,9 +345,8 @@ class Executable(Plans):
         inputs = self._bind(args, kwargs)
         specs, arrays, kind = entered(inputs)
         same = not kwargs and len(args) == len(arrays) == len(inputs) and all(isinstance(s, Spec) for s in specs)
-        with self._lock:
-            plan = self._plan_for(repr(specs), specs, arrays)
-            self._direct = plan if same and isinstance(plan.info, PlanInfo) else None
+        plan = self._plan_for(repr(specs), specs, arrays)
+        self._direct = plan if same and isinstance(plan.info, PlanInfo) else None
         return plan, arrays, kind
 
     def __reduce__(self) -> Any:
@@ -293,7 +354,7 @@ class Executable(Plans):
 
     def refresh(self) -> None:
         """Pack the parameters again; needed only after writing to them through an exported DLPack view."""
-        with self._lock:
+        with self._planning, self._lock:
             for c in self._pool.constants.values():
                 c.stamp = None
             self._refresh()
@@ -301,12 +362,13 @@ class Executable(Plans):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._watch.lists_hold():
             STRUCTURE.changed()
-        if not kwargs and (direct := self._direct) is not None:
+        if not kwargs and (direct := self._direct) is not None and not direct.writes:
             found = direct.core.run_numpy(args, self._epoch)  # type: ignore[union-attr]
             if found is not None:
                 return direct.outputs(found)
         plan, arrays, kind = self._prepare(args, kwargs)
-        results = plan.core.run_new([a._ref for a in arrays])
+        with self._writing(plan):
+            results = plan.core.run_new([a._ref for a in arrays])
         return plan.outputs([mirror(NDArray.wrap(r, plan.device), kind) for r in results])
 
     def run_into(self, outs: Any, *args: Any) -> None:
@@ -317,12 +379,25 @@ class Executable(Plans):
         targets = as_targets(outs, arrays)
         if (parameter := self._pool.place(targets)) is not None:
             raise ValueError(f"[run_into] output {parameter} is a parameter or buffer of the model.")
-        plan.core.run([a._ref for a in targets], [a._ref for a in arrays])
+        with self._writing(plan):
+            plan.core.run([a._ref for a in targets], [a._ref for a in arrays])
+
+    @contextmanager
+    def _writing(self, plan: CompiledPlan) -> Iterator[None]:
+        """Runs that write buffers come one after the other, and what they write is no news to the plans."""
+        if not plan.writes:
+            yield
+            return
+        with self._running:
+            yield
+            self._epoch = _core.epoch()
 
     def profile(self, *args: Any, rounds: int = 10) -> list[tuple[str, str, float]]:
-        """(kernel, node, median seconds) for every step."""
+        """(kernel, node, median seconds) for every step; what the runs write is taken back."""
         plan, arrays, _ = self._prepare(args, {})
-        return list(zip(plan.info.names, plan.info.labels, step_times(plan.info, arrays, rounds), strict=True))
+        with self._writing(plan), taken_back(self._pool) if plan.writes else nullcontext():
+            times = step_times(plan.info, arrays, rounds)
+        return list(zip(plan.info.names, plan.info.labels, times, strict=True))
 
 
 def compile(
@@ -334,6 +409,7 @@ def compile(
     tune: bool = False,
     precision: str = "float32",
     disable: Sequence[str] = (),
+    max_plans: int | None = None,
 ) -> Executable:
     """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example` and the
     device of the model's parameters (a function's: of its inputs).
@@ -363,13 +439,16 @@ def compile(
     `~/.cache`, folder torch2needle) for this CPU, instruction set and number of threads; known layers are not timed again.
 
     disable: names of rules that make one step of several, as `exe.report` shows them.
+
+    max_plans: how many shapes' plans are kept, those used last. None: as many as fit into the size of the packed weights, which
+    plans share, and 128 MiB; they also share the memory that they compute in. Mostly some hundred.
     """
     if BACKEND == "np":
         raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
     check_model(model)
     if isinstance(model, Module):
         model.check_evaluation("compile")
-    exe = Executable(model, Choice(winograd, memory, tune, precision, names("disable", disable)))
+    exe = Executable(model, Choice(winograd, memory, tune, precision, names("disable", disable), max_plans))
     example = example if isinstance(example, tuple) else (example,)
     exe._prepare(example, {})
     return exe

@@ -82,7 +82,7 @@ def decompose(graph: Graph, device: Device, disable: Collection[str] = ()) -> Gr
         recorder = Decomposer(new, device)
         out = (split or op.decompose)(*(Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args))
         # A decomposition may give a constant, which is no symbol.
-        nodes = [recorder._to_node(t) for t in (out if isinstance(out, tuple) else (out,))]
+        nodes = [recorder.to_node(t) for t in (out if isinstance(out, tuple) else (out,))]
         if isinstance(out, tuple):
             tuples[node] = nodes
         return nodes[0]

@@ -12,6 +12,7 @@ from needle.graph import Graph, Node, map_structure
 
 from .builder import ARENA, INPUT, OUTPUT, Builder, PlanInfo
 from .constants import ConstantPool
+from .effects import updated_in_place
 from .settings import Choice, Measured, unmeasured
 from .target import target_of
 from .verify_plan import Value
@@ -33,6 +34,7 @@ class Planner:
         self.order = {n: i for i, n in enumerate(graph)}
         self.users = graph.users()
         self.constant = constant_nodes(graph)
+        self.updated = updated_in_place(graph)
         self.is_native: dict[Node, bool] = {}  # made in the target's layout
         self.home: dict[Node, Node] = {}  # the node whose memory a value lives in
         self.group: dict[Node, set[Node]] = {}  # home -> every value in the same memory
@@ -65,7 +67,12 @@ class Planner:
         """Place the value of `node` in the memory of an input, or in memory of its own."""
         op = node.target
         self.home[node], self.group[node] = node, {node}
-        if op.aliases(node.meta["spec"], *(n.meta["spec"] for n in node.args)):
+        if node in self.updated:
+            home = self.home[node] = self.updated[node]
+            self.group[node] = self.group.setdefault(home, set())
+            self.group[node].add(node)
+            self.borrowed.add(node)
+        elif op.aliases(node.meta["spec"], *(n.meta["spec"] for n in node.args)):
             self._join(node, node.args[0])
             if node.args[0] not in self.home:
                 self.borrowed.add(node)
@@ -211,7 +218,8 @@ class Planner:
         effects = self.graph.output.meta.get("effects", ())
         values = [self._as_plain(n) for n in self.graph.output.args[1]] if effects else []
         for i, value in enumerate(values):
-            if getattr(value._handle, "is_state", False):  # as it was before the effects before it
+            of_its_own = self.graph.output.args[1][i] in self.updated
+            if getattr(value._handle, "is_state", False) and not of_its_own:  # as it was before the effects before it
                 self.builder.label = effects[i].label
                 values[i] = NDArray.empty(value.shape, value.dtype)
                 call("copy", [values[i]], x=value)

@@ -18,12 +18,15 @@ class Choice(NamedTuple):
     tune: bool = False
     precision: str = "float32"
     disable: tuple[str, ...] = ()  # names of the target's rules
+    max_plans: int | None = None  # that are kept
 
     def check(self) -> Choice:
         for name, known in WORDS.items():
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(f"[compile] {name} expects one of {', '.join(known)}, got {value!r}.")
+        if self.max_plans is not None and not (isinstance(self.max_plans, int) and self.max_plans > 0):
+            raise ValueError(f"[compile] max_plans expects a number of at least 1 or None, got {self.max_plans!r}.")
         return self
 
 

@@ -234,7 +234,7 @@ class SplitPlan:
 
     arena_bytes = property(lambda self: sum(p.arena_bytes for p in self.parts))
     lower_bound = property(lambda self: sum(p.lower_bound for p in self.parts))
-    frames = property(lambda self: max((p.core.frames for p in self.parts), default=0))
+    arenas = property(lambda self: max((p.core.arenas for p in self.parts), default=0))
 
     def __str__(self) -> str:
         return "\n".join(

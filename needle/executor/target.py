@@ -115,7 +115,7 @@ class Target:
 
     def memory(self, op: Op, spec: Any, ins: Sequence[NDArray], leaves: bool) -> NDArray:
         """Memory for a plain result; leaves: only the plan's outputs read it."""
-        return NDArray.empty(spec.shape, spec.dtype)
+        return NDArray.empty(spec.shape, spec.dtype) if leaves else op.memory(spec)
 
     def holds(self, op: Op, home: NDArray) -> bool:
         """Whether an op may write its plain result into this memory of an input."""

@@ -13,7 +13,7 @@ import numpy as np
 from needle import _core
 from needle.autograd import Op, Tensor, Unsupported, vjp
 from needle.backend_ndarray import FLOATS, Device, NDArray, full
-from needle.backend_ndarray.kernels import attributes, call
+from needle.backend_ndarray.kernels import attributes
 from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, Recorder, Symbol, map_structure, trace
 from needle.interop import mirror
@@ -21,7 +21,8 @@ from needle.nn.module import STRUCTURE, Module
 from needle.op import kind_of
 
 from .arguments import names
-from .effects import Update, Write
+from .constants import taken_back
+from .effects import Update, Write, changes
 from .executable import CompiledPlan, Plans, entered
 from .planner import eager, parameter
 from .recompute import recomputed
@@ -99,10 +100,7 @@ class StepPlan(CompiledPlan):
         self.updates = [e for e, _ in self.effects if isinstance(e, Update)]
         written = [e.tensor for e, _ in self.effects if isinstance(e, Write)]
         trained = [p for p in self.optimizer.params if p.requires_grad]
-        changing = {id(t.cached_data._handle) for t in (*written, *trained, *self.sums.values())}
-        for node in graph:
-            if node.kind == "param":  # which may be a part of a changing one's memory
-                node.meta["state"] = id(node.meta["tensor"].cached_data._handle) in changing
+        changes(graph, (*written, *trained, *self.sums.values()))
         return graph
 
     def _record(self, fn: Callable, inputs: Any, recorder: Recorder) -> Any:
@@ -118,6 +116,7 @@ class StepPlan(CompiledPlan):
         share = 1.0 / (self.settings.accumulate * self.settings.shares)
         seed = Tensor.make_const(full(loss.shape, share, loss.dtype, self.device))
         found = dict(zip(parameters, vjp(loss, seed, symbols), strict=True))
+        value = map_structure(value, recorder.to_node)
         for tensor, moved in recorder.pop_writes():
             self.effects.append((Write(tensor), moved))
         self._accumulate({p: g for p, g in found.items() if g is not None}, recorder)
@@ -280,8 +279,7 @@ class TrainingStep(Plans):
         opt = self.optimizer
         groups = tuple((opt.slots_of(g), g.data.get("maximize"), len(g["params"])) for g in opt.param_groups)
         key = (repr(specs), turn, groups, tuple(p.requires_grad for p in opt.params))
-        with self._lock:
-            plan = self._plan_for(key, specs, arrays)
+        plan = self._plan_for(key, specs, arrays)
         assert isinstance(plan, StepPlan)
         return plan
 
@@ -290,7 +288,7 @@ class TrainingStep(Plans):
 
         `reduce(flat)` begins to sum up a bucket in place and returns what waits for it. Statistics stay each process's own.
         """
-        with self._running, self._lock:
+        with self._running, self._planning, self._lock:
             self.settings = self.settings._replace(shares=count)
             self._sharing = Sharing(reduce, nbytes) if count > 1 else None
             self._turn, self._sums = 0, {}
@@ -329,14 +327,9 @@ class TrainingStep(Plans):
         with self._running:
             plan, arrays, _ = self._prepare(x, y)
             arrays = [*arrays, *plan.drawn()]
-            written = [c.source for c in self._pool.constants.values() if c.source is not None]
-            before = [(t, t.numpy()) for t in written]
-            try:
+            with taken_back(self._pool):
                 times = step_times(plan.info, arrays, rounds)
-            finally:
-                for t, values in before:
-                    call("copy", [t.cached_data], x=NDArray(values, device=plan.device, dtype=t.dtype))
-                self._epoch = _core.epoch()
+            self._epoch = _core.epoch()
         return list(zip(plan.info.names, plan.info.labels, times, strict=True))
 
     def _run(self, plan: StepPlan, arrays: list[NDArray]) -> Any:

@@ -176,8 +176,19 @@ def verify_plan(
     offsets: dict[int, int],
     outputs: Sequence[tuple[tuple[int, ...], str]],
 ) -> None:
-    """Raise PlanError where a step reads bytes that nothing has written, a value is overwritten before its last reader, two
-    buffers in use lie on each other, or an output stays unwritten. offsets: of the arena's buffers by id.
+    """Raise PlanError where `verify_steps` does, two buffers in use lie on each other, or an output stays unwritten. offsets: of
+    the arena's buffers by id.
+    """
+    memory, writers = verify_steps(steps, values)
+    check_outputs(writers, memory, steps, outputs)
+    check_arena(steps, offsets)
+
+
+def verify_steps(
+    steps: Sequence[Step], values: Sequence[Value]
+) -> tuple[dict[int, Memory], dict[int, list[tuple[int, Region]]]]:
+    """Raise PlanError where a step reads bytes that nothing has written, or a value is overwritten before its last reader;
+    returns what was written to every buffer, and by which steps.
     """
     writes = [list(written(s)) for s in steps]
     reads = [list(read(s)) for s in steps]
@@ -199,8 +210,7 @@ def verify_plan(
             memory[id(buffer)].parts[part] = None
             writers[id(buffer)].append((i, part))
     check_values(steps, values, memory, writers)
-    check_outputs(writers, memory, steps, outputs)
-    check_arena(steps, offsets)
+    return memory, writers
 
 
 def check_values(

@@ -86,6 +86,7 @@ class Rewriting:
         self.steps, self.graph = steps, steps.graph
         self.users, self.order = steps.users, steps.order
         self.taken: dict[Node, tuple[Fusion, Match]] = {}
+        steps.taken = self.taken
         self.fired: list[tuple[Fusion, Match]] = []
         self.misses: list[NearMiss] = []
         for fusion in fusions:

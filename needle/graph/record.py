@@ -164,7 +164,16 @@ class Recorder:
     def write(self, tensor: Tensor, value: Symbol) -> None:
         tensor = tensor.node.meta.get("tensor") if isinstance(tensor, Symbol) else tensor  # type: ignore[assignment]
         if tensor is not None:  # else only shapes are asked for
+            self._keep(tensor)
             self.writes[id(tensor)] = (tensor, value)
+
+    def _keep(self, tensor: Tensor) -> None:
+        """Record what was made of a tensor alone while it has its value of before."""
+        kept = {id(tensor)}
+        for made in TAPE.remembered or ():  # in the order in which they were made
+            if not kept.isdisjoint(map(id, made.inputs)):
+                kept.add(id(made))
+                self.param(made)
 
     def pop_writes(self) -> list[tuple[Tensor, Symbol]]:
         """The buffers that the call would have written, with what it would have written; `param` is the old value again."""
@@ -210,10 +219,11 @@ class Recorder:
         """Record the call of a leaf module."""
         if kwargs:
             args = (*args, kwargs)
-        node = self.graph.add("module", path, map_structure(args, self._to_node), path)
+        node = self.graph.add("module", path, map_structure(args, self.to_node), path)
         return self._symbol(node, spec)
 
-    def _to_node(self, x: Any) -> Any:
+    def to_node(self, x: Any) -> Any:
+        """The node of a tensor as it is now, before later writes."""
         if isinstance(x, Symbol):
             return x.node
         return self.param(x).node if isinstance(x, Tensor) else x
@@ -241,7 +251,7 @@ class Recorder:
     def finish(self, result: Any, effects: Sequence[Tensor] = ()) -> Graph:
         """The graph of `result`; `effects`: what is computed although the result does not read it."""
         args = (result, list(effects)) if effects else (result,)
-        self.graph.add("output", "", map_structure(args, self._to_node), "output")
+        self.graph.add("output", "", map_structure(args, self.to_node), "output")
         return self.graph
 
 

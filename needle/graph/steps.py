@@ -40,6 +40,7 @@ class Steps(dict[Node, Step]):
     def __init__(self, graph: Graph, net: GraphModule | None = None) -> None:
         super().__init__()
         self.net, self.graph = net, graph
+        self.taken: dict[Node, Any] = {}  # steps that rules have made part of something, as far as rewriting has come
         self.order = {n: i for i, n in enumerate(graph)}
         self.users = graph.users()
         for node in graph:

@@ -12,7 +12,7 @@ from needle.autograd import Spec, Tensor
 
 def dropout(x: Tensor, p: float = 0.5, training: Any = True) -> Tensor:
     """In training: each element kept where rand <= 1 - p and scaled by 1 / (1 - p); else x."""
-    return drop(x, x.shape, p) if training else x
+    return drop(x, x.shape, p) if training and p else x
 
 
 def drawn(x: Tensor, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> Tensor:

@@ -35,6 +35,7 @@ from .nn.pool import *
 from .nn.pool_nd import *
 from .nn.recurrent import *
 from .nn.resize import *
+from .nn.rotary import *
 from .reduce.basic import *
 from .reduce.softmax import *
 from .reduce.sorting import *

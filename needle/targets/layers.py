@@ -13,7 +13,7 @@ from needle.graph import Graph
 from needle.op import Op
 from needle.ops.fused.attention import FusedMultiHeadAttention
 from needle.ops.fused.layer import FusedLayer, add_and_activate
-from needle.ops.fused.linears import FusedLinears, slices
+from needle.ops.fused.linears import FusedLinears, GatedLinear, slices
 from needle.ops.linalg.basic import Linear
 from needle.ops.math.activation import activation_code
 from needle.targets.folds import FOLDS, INSIDE, has_norm_inside, nest_concats
@@ -125,6 +125,14 @@ class LayerTarget(Target):
         def linears(builder: Builder, op: FusedLinears, inputs: list[NDArray]) -> Any:
             x, *rest = inputs
             return tuple(project(builder, x, rest[: op.parts], rest[op.parts :]))
+
+        @self.lowers(GatedLinear, makes=True)
+        def gated(builder: Builder, op: GatedLinear, inputs: list[NDArray]) -> NDArray:
+            x, *rest = inputs
+            gate, up = project(builder, x, rest[:2], rest[2:])
+            out = NDArray.empty(gate.shape, gate.dtype)
+            op.join(out, gate, up)
+            return out
 
         @self.lowers(FusedMultiHeadAttention, makes=True)
         def attention(builder: Builder, op: FusedMultiHeadAttention, inputs: list[NDArray]) -> NDArray:

@@ -355,6 +355,24 @@ def scatter(shape: Sequence[Any], index: tuple, x: Any, otherwise: Callable[...,
 as_te.register(ops.ScatterItem, lambda op, out, x: scatter(out.shape, op.index, x, lambda *_: zero(x)))
 
 
+@as_te.register(ops.IndexCopy)
+def index_copy(op: Any, out: Any, x: Any, index: Any, source: Any) -> Any:
+    axis, k = op.axis % len(out.shape), te.reduce_axis((0, index.shape[0]), "k")
+
+    def number(p: Any) -> Any:
+        """Of the last slice that goes to p, or -1."""
+        here = tirx.EQ(index(k).astype("int64"), p.astype("int64"))
+        return te.max(tirx.if_then_else(here, k.var.astype("int64"), tirx.const(-1, "int64")), axis=k)
+
+    last = te.compute((out.shape[axis],), number, name="last")
+
+    def value(*place: Any) -> Any:
+        at = last(place[axis])
+        return tirx.if_then_else(at >= 0, source(*place[:axis], at, *place[axis + 1 :]), x(*place))
+
+    return te.compute(out.shape, value, name="index_copy")
+
+
 @as_te.register(ops.SetItem)
 def set_item(op: Any, out: Any, x: Any, *part: Any) -> Any:
     want = indexed_shape(plain(x.shape), op.index)

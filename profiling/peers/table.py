@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .formats import Task
+from .formats import Task, flat
 
-Call = Callable[[], np.ndarray]
+if TYPE_CHECKING:
+    import torch
+
+Call = Callable[[], list[np.ndarray]]
 OURS = "needle compiled"
 
 
@@ -22,7 +26,7 @@ class DoesNotApplyError(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """`load(task)` reads the files of `format`, compiles, and returns a call from the fixed numpy input to a numpy output.
+    """`load(task)` reads the files of `format`, compiles, and returns a call from the fixed numpy inputs to numpy outputs.
 
     `packages` are distributions that must be installed, `modules` what is imported before the clock of `load` starts.
     """
@@ -44,21 +48,29 @@ def version(package: str) -> str | None:
         return None
 
 
-def torch_eager(task: Task) -> Call:
+def torch_call(model: Any, given: Iterable[torch.Tensor]) -> Call:
+    held = tuple(given)
+    return lambda: [t.numpy() for t in model(*held)]
+
+
+def torch_inputs(task: Task) -> list[torch.Tensor]:
     import torch
 
-    model, x = task.torch_model(), torch.from_numpy(task.input())
-    return lambda: model(x).numpy()
+    return [torch.from_numpy(v) for v in task.inputs().values()]
+
+
+def torch_eager(task: Task) -> Call:
+    return torch_call(task.torch_model(), torch_inputs(task))
 
 
 def torch_channels_last(task: Task) -> Call:
     import torch
 
-    if len(task.shape) != 4:
+    given = torch_inputs(task)
+    if all(x.ndim != 4 for x in given):
         raise DoesNotApplyError("channels_last is a layout of 4-d inputs")
     model = task.torch_model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = torch.from_numpy(task.input()).contiguous(memory_format=torch.channels_last)
-    return lambda: model(x).numpy()
+    return torch_call(model, [x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for x in given])
 
 
 def torch_inductor(task: Task) -> Call:
@@ -67,8 +79,7 @@ def torch_inductor(task: Task) -> Call:
 
     config.freezing = True  # weights become constants, packed once; needs gradients off, as torch_model leaves them
     config.compile_threads = task.threads
-    model, x = torch.compile(task.torch_model()), torch.from_numpy(task.input())
-    return lambda: model(x).numpy()
+    return torch_call(torch.compile(task.torch_model()), torch_inputs(task))
 
 
 def onnxruntime(task: Task) -> Call:
@@ -79,17 +90,19 @@ def onnxruntime(task: Task) -> Call:
     options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     session = ort.InferenceSession(task.path("model.onnx"), options, providers=["CPUExecutionProvider"])
-    feed = {session.get_inputs()[0].name: task.input()}
-    return lambda: session.run(None, feed)[0]
+    taken = {i.name for i in session.get_inputs()}  # an exporter leaves out inputs that nothing reads
+    feed = {k: v for k, v in task.inputs().items() if k in taken}
+    return lambda: session.run(None, feed)
 
 
 def openvino(task: Task) -> Call:
     import openvino as ov
 
     settings = {"INFERENCE_NUM_THREADS": task.threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    request = ov.Core().compile_model(task.path("model.onnx"), "CPU", settings).create_infer_request()
-    x = task.input()
-    return lambda: request.infer({0: x}, share_inputs=True, share_outputs=True)[0]
+    compiled = ov.Core().compile_model(task.path("model.onnx"), "CPU", settings)
+    request, taken = compiled.create_infer_request(), {name for i in compiled.inputs for name in i.names}
+    feed = {k: v for k, v in task.inputs().items() if k in taken}
+    return lambda: list(request.infer(feed, share_inputs=True, share_outputs=True).values())
 
 
 def ncnn(task: Task) -> Call:
@@ -102,17 +115,30 @@ def ncnn(task: Task) -> Call:
     net.opt.use_packing_layout = net.opt.use_winograd_convolution = True
     if net.load_param(task.path("ncnn.param")) or net.load_model(task.path("ncnn.bin")):
         raise RuntimeError("[ncnn] the model does not load.")
-    x = task.input()
+    given, shapes = list(task.inputs().values()), [w.shape for w in task.want()]
+    # pnnx makes 32-bit integers of torch's 64-bit ones
+    given = [x.astype("int32") if x.dtype == np.int64 else x for x in given]
+    images = all(x.ndim == 4 for x in given)
+    runs = list(zip(*given, strict=True)) if images else [tuple(given)]
 
-    def one(image: np.ndarray) -> np.ndarray:
+    def one(arrays: Iterable[np.ndarray]) -> list[np.ndarray]:
         extractor = net.create_extractor()
-        extractor.input("in0", ncnn.Mat(image))  # refers to the array, copies nothing
-        status, out = extractor.extract("out0")
-        if status:
-            raise RuntimeError(f"[ncnn] extract ended with status {status}.")
-        return np.array(out)
+        for i, x in enumerate(arrays):
+            extractor.input(f"in{i}", ncnn.Mat(x))  # refers to the array, copies nothing
+        outs = []
+        for i in range(len(shapes)):
+            status, out = extractor.extract(f"out{i}")
+            if status:
+                raise RuntimeError(f"[ncnn] extract ended with status {status}.")
+            outs.append(np.array(out))
+        return outs
 
-    return (lambda: np.stack([one(image) for image in x])) if x.ndim == 4 else (lambda: one(x))
+    def call() -> list[np.ndarray]:
+        outs = [np.stack(parts) if images else parts[0] for parts in zip(*map(one, runs), strict=True)]
+        # axes of size 1 are not kept
+        return [o.reshape(s) if o.size == math.prod(s) else o for o, s in zip(outs, shapes, strict=True)]
+
+    return call
 
 
 def mnn(task: Task, small_blocks: bool = False) -> Call:
@@ -123,19 +149,24 @@ def mnn(task: Task, small_blocks: bool = False) -> Call:
     if small_blocks:
         net.setSessionHint(3, 2)  # WINOGRAD_MEMORY_LEVEL, which has no name in Python; its default is 3
     session = net.createSession({"backend": "CPU", "precision": "high", "numThread": task.threads})
-    source, target = net.getSessionInput(session), net.getSessionOutput(session)
-    x, shape = task.input(), target.getShape()
+    sources, targets = net.getSessionInputAll(session), net.getSessionOutputAll(session)
+    kinds = {"float32": MNN.Halide_Type_Float, "int32": MNN.Halide_Type_Int}
 
     def host(array: np.ndarray) -> MNN.Tensor:
-        return MNN.Tensor(array.shape, MNN.Halide_Type_Float, array, MNN.Tensor_DimensionType_Caffe)
+        return MNN.Tensor(array.shape, kinds[str(array.dtype)], array, MNN.Tensor_DimensionType_Caffe)
 
-    given, out = host(x), host(np.zeros(shape, "float32"))
+    arrays = {k: x.astype("int32") if x.dtype == np.int64 else x for k, x in task.inputs().items() if k in sources}
+    given = [(sources[k], host(x)) for k, x in arrays.items()]
+    named = [targets[f"out{i}"] for i in range(len(targets))]
+    outs = [(t, host(np.zeros(t.getShape(), "float32"))) for t in named]
 
-    def call() -> np.ndarray:
-        source.copyFrom(given)
+    def call() -> list[np.ndarray]:
+        for source, x in given:
+            source.copyFrom(x)
         net.runSession(session)
-        target.copyToHostTensor(out)
-        return np.array(out.getNumpyData(), copy=True).reshape(shape)
+        for target, out in outs:
+            target.copyToHostTensor(out)
+        return [np.array(out.getNumpyData(), copy=True).reshape(t.getShape()) for t, out in outs]
 
     return call
 
@@ -144,38 +175,45 @@ def mnn_small_blocks(task: Task) -> Call:
     return mnn(task, small_blocks=True)
 
 
+def needle_call(net: Any, task: Task) -> Call:
+    import needle as ndl
+
+    values = net.bind((), {k: ndl.Tensor(v) for k, v in task.inputs().items() if k in net.input_names})
+    return ndl.no_grad()(lambda: [t.numpy() for t in flat(net(*values))])
+
+
 def needle_eager(task: Task) -> Call:
     """Converted where it runs, as for training; the other two read the saved model and import no torch."""
     import needle as ndl
     import torch2needle
 
     ndl.set_num_threads(task.threads)
-    net, x = torch2needle.convert(task.torch_model()), task.input()
-    return ndl.no_grad()(lambda: net(x).numpy())
+    model = task.torch_model()
+    example = dict(zip(model.names, torch_inputs(task), strict=True))
+    return needle_call(torch2needle.convert(model.model, example), task)
 
 
 def needle_fused(task: Task) -> Call:
     import needle as ndl
 
     ndl.set_num_threads(task.threads)
-    net, x = ndl.load(task.path("fused.safetensors")), task.input()
-    return ndl.no_grad()(lambda: net(x).numpy())
+    return needle_call(ndl.load(task.path("fused.safetensors")), task)
 
 
 class NeedleCall:
-    """An executable on its input; `layers` tells where a run's time goes."""
+    """An executable on its inputs; `layers` tells where a run's time goes."""
 
-    def __init__(self, exe: Any, x: Any) -> None:
-        self.exe, self.x = exe, x
+    def __init__(self, exe: Any, values: tuple) -> None:
+        self.exe, self.values = exe, values
 
-    def __call__(self) -> Any:
-        return self.exe(self.x)
+    def __call__(self) -> list[np.ndarray]:
+        return flat(self.exe(*self.values))
 
     def layers(self) -> dict[str, Any]:
         """Peak rates, and for each step milliseconds and shares of FMA peak, memory bandwidth and roofline."""
         import needle as ndl
 
-        found = ndl.profile(self.exe, (self.x,), rounds=20).to_dict()
+        found = ndl.profile(self.exe, self.values, rounds=20).to_dict()
         machine = {k: found["machine"][k] for k in ("peak_gflops", "bandwidth_gbs")}
         rows = []
         for r in found["rows"]:
@@ -190,9 +228,9 @@ def needle_compiled(task: Task, memory: str = "normal") -> Call:
     import needle as ndl
 
     ndl.set_num_threads(task.threads)
-    x = task.input()
-    exe = ndl.compile(ndl.load(task.path("fused.safetensors")), (x,), memory=memory)
-    return NeedleCall(exe, x)
+    net = ndl.load(task.path("fused.safetensors"))
+    values = tuple(net.bind((), {k: v for k, v in task.inputs().items() if k in net.input_names}))
+    return NeedleCall(ndl.compile(net, values, memory=memory), values)
 
 
 def needle_low(task: Task) -> Call:

@@ -1,14 +1,13 @@
 """The process that writes one format or runs one peer. Started by `processes.Child`; speaks JSON, one line a message.
 
-`export` writes the files and ends. `serve` loads once, then answers each {"budget": seconds} with the median time of a burst,
-and {"layers": true} with where needle's time goes.
+`export` writes the files and ends. `serve` loads once, then answers each {"budget": seconds} with the median and least time
+of a burst, and {"layers": true} with where needle's time goes.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
 import statistics
 import sys
@@ -17,21 +16,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
-from .formats import FORMATS, Task
+from .formats import FORMATS, Task, compared
 from .table import DoesNotApplyError, table
 
 
-def median_time(call: Callable[[], object], budget: float, least: int = 3) -> float:
-    """Median seconds of at least `least` calls, more of them while `budget` seconds last."""
+def burst(call: Callable[[], object], budget: float, least: int = 3) -> list[float]:
+    """Seconds of at least `least` calls, more of them while `budget` seconds last."""
     times: list[float] = []
     end = time.perf_counter() + budget
     while len(times) < least or (time.perf_counter() < end and len(times) < 50):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return times
+
+
+def median_time(call: Callable[[], object], budget: float, least: int = 3) -> float:
+    return statistics.median(burst(call, budget, least))
 
 
 def peak_memory() -> float:
@@ -44,17 +45,14 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
-def compared(got: np.ndarray, want: np.ndarray) -> dict[str, Any]:
-    """`error`: largest difference relative to the largest value of `want`, None with a `reason` where there is none."""
-    if got.shape != want.shape:
-        return {"error": None, "reason": f"output has shape {got.shape}, expects {want.shape}"}
-    error = float(np.abs(got.astype("float64") - want).max() / np.abs(want).max())
-    return {"error": error} if math.isfinite(error) else {"error": None, "reason": "output is not finite"}
-
-
 def one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:200]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    text = lines[0]
+    for line in lines[1:]:
+        if not text.endswith(":"):  # OpenVINO's first lines only say where
+            break
+        text += f" {line}"
+    return f"{type(error).__name__}: {text}"[:400]
 
 
 def export(name: str, task: Task) -> dict[str, Any]:
@@ -73,7 +71,7 @@ def serve(name: str, extra: str | None, task: Task, send: Callable[[dict], None]
     call = peer.load(task)
     out = call()
     done = time.perf_counter()
-    want = np.load(task.path("want.npy"))
+    want = task.want()
     times = {"import_s": imported - start, "first_s": done - imported}
     send({**times, "memory_mb": peak_memory(), **compared(out, want)})
     for line in sys.stdin:
@@ -82,9 +80,9 @@ def serve(name: str, extra: str | None, task: Task, send: Callable[[dict], None]
             send(call.layers())  # type: ignore[attr-defined]
             continue
         call()  # caches and thread pools wake outside the clock
-        seconds = median_time(call, order["budget"])
+        times = burst(call, order["budget"])
         memory = peak_memory()
-        send({"seconds": seconds, "memory_mb": memory, **compared(call(), want)})
+        send({"seconds": statistics.median(times), "least": min(times), "memory_mb": memory, **compared(call(), want)})
 
 
 def main() -> None:

@@ -81,3 +81,43 @@ class WaveLSTM(nn.Module):
         x = self.pool(torch.relu(self.bn2(self.conv2(x))))
         steps, (h, _) = self.lstm(x.permute(2, 0, 1))
         return torch.log_softmax(self.fc(steps[-1] + h[-1]), dim=1)
+
+
+class SeparationBlock(nn.Module):
+    """A residual block of Conv-TasNet: wide 1x1, dilated depthwise, narrow 1x1, with PReLU and norms over channels and time."""
+
+    def __init__(self, channels: int, hidden: int, dilation: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(channels, hidden, 1),
+            nn.PReLU(),
+            nn.GroupNorm(1, hidden),
+            nn.Conv1d(hidden, hidden, 3, padding=dilation, dilation=dilation, groups=hidden),
+            nn.PReLU(),
+            nn.GroupNorm(1, hidden),
+            nn.Conv1d(hidden, channels, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(x)
+
+
+class ConvTasNet(nn.Module):
+    """Luo and Mesgarani 2019: a learned basis, masks from dilated convolutions. (N, 1, samples) to (N, 2 speakers, samples)."""
+
+    def __init__(
+        self, basis: int = 256, channels: int = 128, hidden: int = 256, blocks: int = 8, repeats: int = 2
+    ) -> None:
+        super().__init__()
+        self.encode = nn.Conv1d(1, basis, 16, 8, 4, bias=False)
+        self.norm, self.inward = nn.GroupNorm(1, basis), nn.Conv1d(basis, channels, 1)
+        dilations = [2**i for i in range(blocks)] * repeats
+        self.separate = nn.Sequential(*(SeparationBlock(channels, hidden, d) for d in dilations))
+        self.masks = nn.Sequential(nn.PReLU(), nn.Conv1d(channels, 2 * basis, 1), nn.Sigmoid())
+        self.decode = nn.ConvTranspose1d(basis, 1, 16, 8, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.encode(x))
+        masks = self.masks(self.separate(self.inward(self.norm(x))))
+        parts = [self.decode(x * mask) for mask in masks.chunk(2, 1)]
+        return torch.cat(parts, 1)

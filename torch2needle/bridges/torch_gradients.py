@@ -1,12 +1,15 @@
-"""Gradients of `torch.ops.needle.*`, in torch's own operations, so that they have gradients themselves and compile.
+"""Gradients of `torch.ops.needle.*`.
 
-Where an activation's slope cannot be told from its result (GELU, SiLU and others), the op runs without it and torch adds it, so
-that nothing is computed twice. A convolution with a batch norm by given statistics is one with folded weights: its gradients
-are those of the folded one by the chain rule.
+First derivatives in float32 on a CPU are needle's (`torch.ops.needle_gradients.*`, csrc/torch/gradients.cpp) where torch's are
+not faster; others are in torch's own operations, so that they have gradients themselves. Where an activation's slope cannot be
+told from its result (GELU, SiLU and others), the op runs without it and torch adds it, so that nothing is computed twice. A
+convolution with a batch norm by given statistics is one with folded weights: its gradients are those of the folded one by the
+chain rule.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,6 +36,32 @@ def keep(ctx: Any, tensors: tuple, output: torch.Tensor, activation: str) -> Non
     ctx.save_for_backward(*tensors, output)
 
 
+def has_kernel(*tensors: torch.Tensor) -> bool:
+    """Whether needle's own derivative does: nothing differentiates or maps it, and all of it is float32 on a CPU."""
+    functorch = torch._C._functorch
+    if (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or functorch.is_legacy_batchedtensor(tensors[0])
+    ):
+        return False
+    return all(t.dtype is torch.float32 and t.is_cpu and t.numel() > 0 for t in tensors)
+
+
+def kernel(name: str) -> Any:
+    return getattr(torch.ops.needle_gradients, name).default
+
+
+def spread(given: Any, needed: tuple[bool, ...]) -> list[Maybe]:
+    """The gradients of those that need one, and None for the others."""
+    found = iter(given)
+    return [next(found) if n else None for n in needed]
+
+
+def bits(needed: tuple[bool, ...]) -> int:
+    return sum(n << i for i, n in enumerate(needed))
+
+
 def refuse_statistics(op: str, mean: torch.Tensor, var: torch.Tensor) -> None:
     if mean.requires_grad or var.requires_grad:
         raise RuntimeError(f"[{op}] running_mean and running_var have no gradient, as in torch.")
@@ -48,6 +77,16 @@ def setup_linear(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
 
 def linear_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     x, weight, y = ctx.saved_tensors
+    needed = ctx.needs_input_grad[:3]
+    if has_kernel(grad, x, weight):
+        rows, outputs = x.reshape(-1, x.shape[-1]), y.reshape(-1, weight.shape[0])
+        found = kernel("linear_bias_act")(
+            grad.reshape(outputs.shape), rows, weight, outputs, ctx.activation, bits(needed)
+        )
+        grads = spread(found, needed)
+        if grads[0] is not None:
+            grads[0] = grads[0].reshape(x.shape)
+        return *grads, None, None
     g = through_activation(ctx, grad, y)
     rows = g.reshape(-1, weight.shape[0])
     grad_x = grad_weight = grad_bias = None
@@ -65,12 +104,20 @@ def linear_backward(ctx: Any, grad: torch.Tensor) -> tuple:
 
 def convolution_backward(
     g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, conv: tuple, transposed: bool, mask: tuple[bool, bool, bool]
-) -> tuple[Maybe, Maybe, Maybe]:
-    """Gradients of x, w and bias; conv: stride, padding, dilation, output padding, groups."""
+) -> tuple[Any, Any, Any]:
+    """Gradients of x, w and bias, those of the mask; conv: stride, padding, dilation, output padding, groups."""
     stride, padding, dilation, output_padding, groups = conv
     return aten.convolution_backward(
         g, x, w, [g.shape[1]], stride, padding, dilation, transposed, output_padding, groups, mask
     )
+
+
+def torch_is_faster(x: torch.Tensor, stride: list[int], groups: int) -> tuple[bool, bool]:
+    """For the gradient of x, and for those of the weight and the bias."""
+    channels = x.shape[1]
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    depthwise = last and groups == channels > 1
+    return depthwise or (channels < 16 and max(stride) > 1), depthwise
 
 
 def setup_conv2d(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -81,20 +128,52 @@ def setup_conv2d(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
 def conv2d_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     x, w, y = ctx.saved_tensors
     stride, padding, dilation, groups = ctx.geometry
-    g = through_activation(ctx, grad, y)
-    conv = (stride, padding, dilation, [0, 0], groups)
-    return *convolution_backward(g, x, w, conv, False, ctx.needs_input_grad[:3]), *[None] * 6
+    needed = ctx.needs_input_grad[:3]
+    own = (False, False, False)
+    if has_kernel(grad, x, w):
+        theirs, all_theirs = torch_is_faster(x, stride, groups)
+        own = (needed[0] and not theirs, needed[1] and not all_theirs, needed[2] and not all_theirs)
+    found: list[Maybe] = [None] * 3
+    if any(own):
+        operands = (grad, x, w, y, stride, padding, dilation, groups, ctx.activation)
+        found = spread(kernel("conv2d_bias_act")(*operands, bits(own)), own)
+    if own != needed:
+        g = through_activation(ctx, grad, y)
+        conv = (stride, padding, dilation, [0, 0], groups)
+        (of_x, of_w, of_bias), (own_x, own_w, own_bias) = needed, own
+        mask = (of_x and not own_x, of_w and not own_w, of_bias and not own_bias)
+        rest = convolution_backward(g, x, w, conv, False, mask)
+        found = [o if r is None else r for o, r in zip(found, rest, strict=True)]
+    return *found, *[None] * 6
 
 
 def transposed_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     x, w, y = ctx.saved_tensors
     stride, padding, output_padding, groups, dilation = ctx.geometry
+    needed = ctx.needs_input_grad[:3]
+    if has_kernel(grad, x, w):
+        found = kernel("conv_transpose2d_bias_act")(
+            grad, x, w, y, stride, padding, dilation, groups, ctx.activation, bits(needed)
+        )
+        return *spread(found, needed), *[None] * 7
     g = through_activation(ctx, grad, y)
     conv = (stride, padding, dilation, output_padding, groups)
-    return *convolution_backward(g, x, w, conv, True, ctx.needs_input_grad[:3]), *[None] * 7
+    return *convolution_backward(g, x, w, conv, True, needed), *[None] * 7
 
 
 # ---- batch norm ------------------------------------------------------------------------------------------------------
+
+
+def scale_of(var: torch.Tensor, gamma: Maybe, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a batch norm multiplies by, and that without its weight."""
+    inverse = (var + eps).rsqrt()
+    return inverse if gamma is None else gamma * inverse, inverse
+
+
+def input_gradient(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, conv: tuple
+) -> torch.Tensor | None:
+    return convolution_backward(g * scale.reshape(-1, 1, 1), x, w, conv, False, (True, False, False))[0]
 
 
 def setup_conv2d_bn(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -107,13 +186,24 @@ def conv2d_bn_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     x, w, bias, mean, var, gamma, y = ctx.saved_tensors
     stride, padding, dilation, groups = ctx.geometry
     needs_x, needs_w, needs_bias, _, _, needs_gamma, needs_beta = ctx.needs_input_grad[:7]
-    g = through_activation(ctx, grad, y)
-    inverse = (var + ctx.eps).rsqrt()
-    scale = inverse if gamma is None else gamma * inverse
     conv = (stride, padding, dilation, [0, 0], groups)
-    grad_x = grad_w = grad_gamma = None
+    if has_kernel(grad, x, w):
+        found: list[Maybe] = [None] * 5
+        theirs = needs_x and torch_is_faster(x, stride, 1)[0]
+        needed = (needs_x and not theirs, needs_w, needs_bias, needs_gamma, needs_beta)
+        operands = (grad, x, w, bias, mean, var, gamma, y, *ctx.geometry, ctx.eps, ctx.activation)
+        if any(needed):
+            found = spread(kernel("conv2d_bn_act")(*operands, bits(needed)), needed)
+        if theirs:
+            g = through_activation(ctx, grad, y)
+            found[0] = input_gradient(g, x, w, scale_of(var, gamma, ctx.eps)[0], conv)
+        return *found[:3], None, None, *found[3:], *[None] * 7
+    g = through_activation(ctx, grad, y)
+    scale, inverse = scale_of(var, gamma, ctx.eps)
+    grad_x: Maybe = None
+    grad_w = grad_gamma = None
     if needs_x:
-        grad_x = convolution_backward(g * scale.reshape(-1, 1, 1), x, w, conv, False, (True, False, False))[0]
+        grad_x = input_gradient(g, x, w, scale, conv)
     _, of_folded, of_shift = convolution_backward(g, x, w, conv, False, (False, needs_w or needs_gamma, True))
     if needs_w:
         grad_w = of_folded * scale.reshape(-1, 1, 1, 1)
@@ -137,10 +227,40 @@ def batch_norm_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     if x.numel() == 0:  # torch's function below would divide by zero
         zeros = [torch.zeros_like(t) if needed else None for t, needed in zip((x, var, var), needs, strict=True)]
         return zeros[0], None, None, zeros[1], zeros[2], None, None, None
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    # torch misreads a gradient in another layout than x
+    g = g.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     grad_x, grad_gamma, grad_beta = aten.native_batch_norm_backward(
         g, x, gamma, mean, var, None, None, False, ctx.eps, needs
     )
     return grad_x, None, None, grad_gamma, grad_beta, None, None, None
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def setup_attention(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    query, key, value, mask, ctx.is_causal, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, mask)
+
+
+def attention_backward(ctx: Any, grad: torch.Tensor) -> tuple:
+    query, key, value, mask = ctx.saved_tensors
+    if has_kernel(grad, query, key, value):
+        found = kernel("attention")(grad, query, key, value, mask, ctx.is_causal, ctx.scale)
+    else:
+        scale = max(1, query.shape[-1]) ** -0.5 if ctx.scale is None else ctx.scale
+        scores = query @ key.transpose(-1, -2) * scale
+        if ctx.is_causal:
+            scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), -math.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        nothing = (scores == -math.inf).all(-1, keepdim=True)  # a query that sees no key
+        p = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
+        slope = grad @ value.transpose(-1, -2)
+        slope = p * (slope - (p * slope).sum(-1, keepdim=True)) * scale
+        found = slope @ key, slope.transpose(-1, -2) @ query, p.transpose(-1, -2) @ grad
+    return *(g if n else None for g, n in zip(found, ctx.needs_input_grad[:3], strict=True)), None, None, None
 
 
 LINEAR = (setup_linear, linear_backward)
@@ -148,3 +268,4 @@ CONV2D = (setup_conv2d, conv2d_backward)
 CONV2D_BN = (setup_conv2d_bn, conv2d_bn_backward)
 TRANSPOSED = (setup_conv2d, transposed_backward)
 BATCH_NORM = (setup_batch_norm, batch_norm_backward)
+ATTENTION = (setup_attention, attention_backward)

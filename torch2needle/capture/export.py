@@ -24,7 +24,9 @@ from .structure import input_places, plain_result
 from .tracing import Captured, capture_error
 
 Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
-SMALL = 400  # nodes up to which heights and widths are tried: torch.export takes half a minute for larger graphs
+SMALL = (
+    400  # nodes up to which heights and widths of images are tried: torch.export takes half a minute for larger graphs
+)
 PROBES = 200  # sizes from the least and from the example's on that a condition is tried with
 TOGETHER = 200  # ... of several sizes at a time, about
 MOST = 2**62  # what torch.export writes for no limit
@@ -34,15 +36,20 @@ def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[]
     """Captures with fewer and fewer free sizes, for the first that converts; raises ConversionError where none can be made."""
     call = call_of(example)
     batch, wider = batched(call) if dynamic == "auto" else (None, call)
-    rows, images = free_axes(wider, batch)
+    rows, more = free_axes(wider, batch)
     some = attempt(model, wider, rows) if rows else None
-    small = some is None or len(some[0].graph.nodes) <= SMALL
-    if images and small:
-        most = attempt(model, wider, images)
+    quick = some is None or len(some[0].graph.nodes) <= SMALL or not any(map(is_image, tensors(wider)))
+    if more != rows and quick:
+        most = attempt(model, wider, more)
         if most is not None:
             yield from_program(most[0], model, most[1], changing)
     if some is not None:
         yield from_program(some[0], model, some[1], changing)
+    elif rows:  # a model for this batch alone, such as one with a cache of it
+        rest = {i: tuple(a for a in axes if a not in rows.get(i, ())) for i, axes in more.items()}
+        found = attempt(model, call, {i: axes for i, axes in rest.items() if axes})
+        if found is not None:
+            yield from_program(found[0], model, found[1], changing)
     try:
         program, notes = export(model, *call, {})
     except Exception as e:
@@ -91,14 +98,21 @@ def batched(call: Call) -> tuple[int | None, Call]:
     return 2, pytree.tree_map(double, call)
 
 
+def is_image(t: torch.Tensor) -> bool:
+    return t.ndim >= 4 and t.is_floating_point()
+
+
 def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
-    """The batch's axes, by number of the tensor, and the same with heights and widths where there are images."""
+    """The batch's axes, by number of the tensor, and the same with heights and widths of images and any axis of other tensors.
+
+    Those that the model fixes, such as features, torch.export takes back.
+    """
     if batch is None:
         return {}, {}
     rows: Axes = {i: (0,) for i, t in enumerate(tensors(call)) if t.ndim and t.shape[0] == batch}
-    images: Axes = {i: (2, 3) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()}
-    both = {i: (*rows.get(i, ()), *images.get(i, ())) for i in {**rows, **images}}
-    return rows, both if images else {}
+    more = {i: tuple(range(2 if is_image(t) else 1, t.ndim)) for i, t in enumerate(tensors(call))}
+    both = {i: (*rows.get(i, ()), *axes) for i, axes in more.items()}
+    return rows, {i: axes for i, axes in both.items() if axes}
 
 
 def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes) -> tuple[ExportedProgram, list[str]]:

@@ -258,6 +258,12 @@ functions(
 
 @rule(torch.addmm, T.addmm, torch.baddbmm, T.baddbmm, torch.addmv, T.addmv)
 def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    specs = [getattr(t, "spec", None) for t in (input, mat1, mat2)]
+    known = [s for s in specs if s is not None and s.dtype == "float32"]
+    if beta == alpha == 1 and len(known) == 3:
+        bias, _, weight = known
+        if weight.ndim == 2 and tuple(bias.shape) == tuple(weight.shape[1:]):  # (in, out), as GPT-2's layers have it
+            return ops.linear(mat1, mat2, input, "needle")
     return added(input, ops.matmul(mat1, mat2), beta, alpha)
 
 

@@ -47,17 +47,22 @@ def stopped(value: Any) -> Any:
 # -- indexing ------------------------------------------------------------------------------------------------------------
 
 
-def span(dim: int, start: Any, end: Any, step: int) -> tuple:
-    return at(dim, slice(start, None if isinstance(end, int) and end >= END else end, None if step == 1 else step))
+def span(start: Any, end: Any, step: int) -> slice:
+    first = None if isinstance(start, int) and start == 0 else start
+    return slice(first, None if isinstance(end, int) and end >= END else end, None if step == 1 else step)
 
 
 @rule(
     aten.slice.Tensor,
     view="always",
-    put=lambda base, value, dim=0, start=None, end=None, step=1: ops.setitem(base, span(dim, start, end, step), value),
+    put=lambda base, value, dim=0, start=None, end=None, step=1: ops.setitem(
+        base, at(dim, span(start, end, step)), value
+    ),
 )
 def slice_tensor(input: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    return ops.getitem(input, span(dim, start, end, step))
+    part = span(start, end, step)
+    whole = part.start is part.stop is part.step is None
+    return input if whole else ops.getitem(input, at(dim, part))
 
 
 def index_of(indices: Any) -> tuple:
@@ -80,7 +85,7 @@ def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -
 
 @rule(aten.slice_scatter.default)
 def slice_scatter(input: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    return ops.setitem(input, span(dim, start, end, step), src)
+    return ops.setitem(input, at(dim, span(start, end, step)), src)
 
 
 functions("input, split_sizes, dim=0", {(aten.split_with_sizes.default,): ops.split_sizes}, view="always", put=joined)

@@ -124,6 +124,7 @@ def narrow(input: Any, dim: int, start: Any, length: Any) -> Any:
 functions(
     "input, dim, index", {(torch.index_select, T.index_select): lambda input, dim, index: ops.take(input, index, dim)}
 )
+functions("input, dim, index, source", {(torch.index_copy, T.index_copy): ops.index_copy})
 functions("input, dim, index, *, sparse_grad=False", {(torch.gather, T.gather): ops.gather})
 functions("input, index", {(torch.take, T.take): lambda input, index: ops.take(ops.flatten(input), index)})
 

@@ -13,7 +13,9 @@ from needle import ops
 from needle.autograd import Tensor, Unsupported
 
 from .arithmetic import cast
+from .indexing import is_mask
 from .registry import rule
+from .shapes import at
 from .tables import functions
 
 T = torch.Tensor
@@ -151,6 +153,17 @@ functions(
 @rule(torch.cumsum, T.cumsum)
 def cumsum(input: Any, dim: int, *, dtype: Any = None) -> Any:
     return cast_whole(ops.cumsum(cast(input, dtype), dim), dtype)
+
+
+@rule(torch.diff, T.diff)
+def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    parts = [t for t in (prepend, input, append) if t is not None]
+    x = parts[0] if len(parts) == 1 else ops.concat(parts, dim)
+    before, behind = at(dim, slice(None, -1)), at(dim, slice(1, None))
+    for _ in range(n):
+        first, second = ops.getitem(x, before), ops.getitem(x, behind)
+        x = ops.ne(second, first) if is_mask(x) else second - first
+    return x
 
 
 def in_order(f: Callable) -> Callable:

@@ -1,4 +1,4 @@
-"""Linear layers that read one input, as one product."""
+"""Linear layers that read one input, as one product; a gate and what it lets through."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 
 from needle.autograd import Op, Tensor, op
 from needle.backend_ndarray import NDArray
+from needle.backend_ndarray.kernels import call_map
 from needle.ops.families import samples_of
 from needle.ops.linalg.basic import Linear
+from needle.ops.math.activation import ACTIVATIONS, apply_activation
 
 
 def slices(whole: NDArray, weights: Sequence[NDArray]) -> list[NDArray]:
@@ -53,4 +55,54 @@ class FusedLinears(Op):
     samples = samples_of(
         ({"parts": 3}, [(2, 4, 7), (5, 7), (33, 7), (1, 7), (5,), (33,), (1,)]),
         ({"parts": 2, "has_bias": False}, [(4, 7), (5, 7), (6, 7)]),
+    )
+
+
+@op
+class GatedLinear(Op):
+    """activation(x Wg^T + bg) * (x Wu^T + bu): inputs x, Wg, Wu (out, in), and bg, bu if has_bias.
+
+    Shazeer, GLU variants improve Transformer, arXiv 2002.05202.
+    """
+
+    activation: str = "silu"
+    alpha: float = 0.0
+    has_bias: bool = False
+
+    @property
+    def linears(self) -> FusedLinears:
+        return FusedLinears(2, self.has_bias)
+
+    def infer(self, *inputs: Any) -> Any:
+        gate, up = self.linears.infer(*inputs)
+        if gate != up:
+            raise ValueError(f"[gated_linear] expects weights of one shape, got results {gate.shape} and {up.shape}.")
+        return gate
+
+    def flops(self, out: Any, *inputs: Any) -> int:
+        return self.linears.flops((out, out), *inputs)
+
+    def join(self, out: NDArray, gate: NDArray, up: NDArray) -> None:
+        """out = activation(gate) * up."""
+        call_map(self.activation, out, [gate], (self.alpha,) if ACTIVATIONS[self.activation].has_alpha else ())
+        call_map("mul", out, [out, up])
+
+    def compute(self, *inputs: NDArray) -> Any:
+        gate, up = self.linears.compute(*inputs)
+        self.join(gate, gate, up)
+        return gate
+
+    def reference(self, *inputs: np.ndarray) -> Any:
+        gate, up = self.linears.reference(*inputs)
+        cls: Any = ACTIVATIONS[self.activation]
+        return (cls(self.alpha) if cls.has_alpha else cls()).reference(gate) * up
+
+    def decompose(self, *inputs: Tensor) -> Any:
+        gate, up = self.linears.decompose(*inputs)
+        return apply_activation(self.activation, gate, self.alpha) * up
+
+    samples = samples_of(
+        ({}, [(2, 4, 7), (5, 7), (5, 7)]),
+        ({"activation": "gelu", "has_bias": True}, [(3, 7), (33, 7), (33, 7), (33,), (33,)]),
+        ({"activation": "leaky_relu", "alpha": 0.2}, [(3, 7), (4, 7), (4, 7)]),
     )

@@ -120,9 +120,22 @@ def mul_scalar(a: Tensor, scalar: Any) -> Tensor:
     return MulScalar(scalar)(a)
 
 
-Negate = op_class(
-    __name__, "Negate", Unary, "-x.", kernel="neg", ufunc=np.negative, gradient=lambda self, dy, node: -dy
-)
+@op
+class Negate(Unary):
+    """-x."""
+
+    kernel = "neg"
+    ufunc = np.negative
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        if inputs[0].dtype == "bool":
+            raise TypeError("[negate] expects numbers, got bools; != tells where two differ, ~ turns one around.")
+        return super().operand_dtype(*inputs)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return -out_grad
+
+
 negate = function_of(Negate, "negate", "negate", "neg", "__neg__")
 
 
@@ -189,6 +202,26 @@ def divide(a: Tensor, b: Any) -> Tensor:
 
 def divide_scalar(a: Tensor, scalar: Any) -> Tensor:
     return DivScalar(_real(scalar))(a)
+
+
+@op
+class WeightedSum(Binary):
+    """of_x x + of_y y."""
+
+    of_x: float
+    of_y: float
+    kernel = "weighted_sum"
+
+    def formula(self, x: np.ndarray, y: np.ndarray) -> Any:
+        return x * np.asarray(self.of_x, x.dtype) + y * np.asarray(self.of_y, y.dtype)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x, y = node.inputs
+        return unbroadcast(out_grad * self.of_x, x.shape), unbroadcast(out_grad * self.of_y, y.shape)
+
+    samples = samples_of(
+        ({"of_x": 0.9, "of_y": -0.3}, [(4, 33), (4, 33)]), ({"of_x": 2.0, "of_y": 0.1}, [(2, 1, 5), (3, 1)])
+    )
 
 
 @op
@@ -350,6 +383,9 @@ class Cast(Unary):
 
     def infer(self, x: Any) -> Any:
         return Spec(x.shape, self.dtype)
+
+    def aliases(self, out: Any, *inputs: Any) -> bool:
+        return bool(out.dtype == inputs[0].dtype)
 
     def into(self, out: NDArray, *inputs: NDArray) -> None:
         call("copy", [out], x=inputs[0])

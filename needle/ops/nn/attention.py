@@ -89,12 +89,15 @@ class ScaledDotProductAttention(Op):
         return Spec((*batch, q.shape[-2], v.shape[-1]), str(q.dtype))
 
     def compute(self, q: NDArray, k: NDArray, v: NDArray, *mask: NDArray) -> Any:
-        shape = self.infer(q, k, v, *mask).shape
+        spec = self.infer(q, k, v, *mask)
         if q.dtype != "float32":
             return None
-        out = empty_heads(shape)
+        out = self.memory(spec)
         self.into(out, q, k, v, *mask)
         return out
+
+    def memory(self, spec: Any) -> NDArray:
+        return empty_heads(spec.shape)
 
     def into(self, out: NDArray, q: NDArray, k: NDArray, v: NDArray, *mask: NDArray) -> None:
         """Run the kernel; `out` is strided, but dense along its last axis."""

@@ -158,13 +158,29 @@ class RMSNorm(RowNorm):
     eps: Any = None
     has_weight: bool = False
     has_bias = False
+    compute_infers = True
 
     def infer(self, *inputs: Any) -> Spec:
         return self.check_last(self.axes, *self.split(inputs))
 
+    def added(self, x: Any) -> float:
+        """What is added to the mean of squares."""
+        return float(np.finfo(str(x.dtype)).eps) if self.eps is None else self.eps
+
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        x, weight, _ = self.split(inputs)
+        rows = math.prod(x.shape[: -self.axes]), math.prod(x.shape[-self.axes :])
+        weight = None if weight is None else weight.compact()
+        call("rms_norm", [out.reshape(rows)], x=x.reshape(rows), weight=weight, eps=self.added(x))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, weight, _ = self.split(inputs)
+        squares = (x * x).mean(tuple(range(-self.axes, 0)), keepdims=True)
+        return affine(x / np.sqrt(squares + self.added(x)), weight, None)
+
     def decompose(self, *inputs: Tensor) -> Tensor:
         x, weight, _ = self.split(inputs)
-        eps = float(np.finfo(x.dtype).eps) if self.eps is None else self.eps
+        eps = self.added(x)
         scale = rsqrt(mean(x * x, tuple(range(-self.axes, 0)), keepdims=True) + eps)
         return x * scale if weight is None else x * scale * weight
 

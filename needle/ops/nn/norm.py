@@ -11,6 +11,7 @@ from needle.autograd import Op, Spec, Tensor, TensorTuple, op, vjp
 from needle.backend_ndarray import NDArray, call, cpu
 from needle.ops.families import samples_of
 from needle.ops.math.activation import activation_code
+from needle.ops.math.elementwise import WeightedSum
 from needle.ops.math.maths import rsqrt
 from needle.ops.reduce.basic import mean, summation
 from needle.ops.shape.basic import reshape
@@ -251,12 +252,15 @@ def known_size(t: Any, axis: int) -> int:
     return (t if spec is None else spec).shape[axis]
 
 
-def move(running: Tensor, batch: Tensor, momentum: float | None, scale: float = 1) -> None:
+def move(running: Tensor, batch: Tensor, momentum: float | Tensor | None, scale: float = 1) -> None:
     """Move a running statistic towards `scale` times the batch's."""
     if momentum is None:
         raise ValueError("[batch_norm] momentum expects a number in training, got None.")
-    kept, taken = 1 - momentum, momentum * scale
-    if running.recorder is None and batch.recorder is None:
-        put(running, running.cached_data * kept + batch.cached_data * taken)
+    if isinstance(momentum, Tensor):  # of a recorded step that averages over all batches
+        running.data = running * (1 - momentum) + batch.detach() * (momentum * scale)
+        return
+    moved = WeightedSum(1 - momentum, momentum * scale)(running, batch.detach())
+    if moved.recorder is None:
+        put(running, moved.cached_data)
     else:
-        running.data = running * kept + batch.detach() * taken
+        running.data = moved

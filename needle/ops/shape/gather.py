@@ -12,15 +12,16 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS, NDArray, call, promote_scalar
 from needle.backend_ndarray.kernels import call_map
 from needle.backend_ndarray.ndarray import PLANNING
+from needle.backend_ndarray.strides import reshaped_strides
 from needle.ops.common import broadcast_shape, check_axis, constant, with_axis
 from needle.ops.dtypes import cast_array
 from needle.ops.families import samples_of
 from needle.ops.math.arithmetic import logical_or
-from needle.ops.math.comparison import ge, lt
+from needle.ops.math.comparison import eq, ge, lt
 from needle.ops.math.elementwise import where
 from needle.ops.shape.basic import broadcast_to, reshape
 
-__all__ = ["gather", "index_tensors", "masked_fill", "take", "take_along"]
+__all__ = ["gather", "index_copy", "index_tensors", "masked_fill", "take", "take_along"]
 
 
 def check_index(label: str, index: Any) -> None:
@@ -32,14 +33,19 @@ def axis_first(ndim: int, axis: int) -> list[int]:
     return [axis, *(i for i in range(ndim) if i != axis)]
 
 
-def row_numbers(label: str, index: NDArray, size: int) -> NDArray:
-    """1-d row numbers for the kernels, negative ones counted from the end; checked where their values are known."""
+def check_range(label: str, index: NDArray, low: int, high: int) -> None:
+    """Raise IndexError for numbers outside of [low, high), where their values are known."""
     if PLANNING.builder is None:
         values = index.read()
-        if values.size and (values.min() < -size or values.max() >= size):
+        if values.size and (values.min() < low or values.max() >= high):
             raise IndexError(
-                f"[{label}] index expects numbers in [{-size}, {size}), got {values.min()} to {values.max()}."
+                f"[{label}] index expects numbers in [{low}, {high}), got {values.min()} to {values.max()}."
             )
+
+
+def row_numbers(label: str, index: NDArray, size: int) -> NDArray:
+    """1-d row numbers for the kernels, negative ones counted from the end; checked where their values are known."""
+    check_range(label, index, -size, size)
     flat = index.reshape((-1,))
     below = NDArray.empty(flat.shape, flat.dtype)
     call_map("lt_scalar", below, [flat], (0,))
@@ -130,6 +136,68 @@ class TakeGrad(Op):
 def take(a: Tensor, index: Tensor, axis: int = 0) -> Tensor:
     """a at the numbers of `index` (int32 or int64, any shape) along an axis."""
     return Take(axis)(a, index)
+
+
+@op
+class IndexCopy(Op):
+    """x with the slices of `source` along an axis at the numbers of `index`, 1-d; of equal ones the last stays.
+
+    A plan for a buffer that takes the result, such as a decoder's cache, writes these slices alone.
+    """
+
+    axis: int
+    updates = True
+
+    def infer(self, x: Any, index: Any, source: Any) -> Any:
+        check_index(self.label, index)
+        axis = check_axis(self.label, self.axis, x.shape)
+        want = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+        if len(index.shape) != 1 or tuple(source.shape) != want:
+            raise ValueError(f"[{self.label}] source expects shape {want}, got {tuple(source.shape)}.")
+        if source.dtype != x.dtype:
+            raise ValueError(f"[{self.label}] source expects dtype {x.dtype}, got {source.dtype}.")
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        x, index, source = inputs
+        check_range(self.label, index, 0, x.shape[self.axis])
+        if x is not out:
+            call("copy", [out], x=x)
+        table, rows = (self._tables(a) for a in (out, source))
+        call("put_rows", [table], rows=rows, numbers=index)
+
+    def _tables(self, x: NDArray) -> NDArray:
+        """As (everything before the axis, the axis, everything behind)."""
+        axis = self.axis % x.ndim
+        shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
+        strides = reshaped_strides(x.shape, x.strides, shape)
+        return x.reshape(shape) if strides is None else x._view(shape, strides)
+
+    def reference(self, x: np.ndarray, index: np.ndarray, source: np.ndarray) -> Any:
+        out = x.copy()
+        np.moveaxis(out, self.axis, 0)[index] = np.moveaxis(source, self.axis, 0)
+        return out
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x, index, source = node.inputs
+        count, axis = index.shape[0], self.axis % len(x.shape)
+        order = constant(np.arange(count), index)
+        last = take(index_copy(constant(np.zeros(x.shape[axis]), index), 0, index, order), index)
+        stays = reshape(
+            eq(last, order), (count,) + (1,) * (len(x.shape) - axis - 1)
+        )  # none with its number comes later
+        of_source = where(stays, take(out_grad, index, axis), 0.0)
+        return index_copy(out_grad, axis, index, constant(np.zeros(source.shape), source)), None, of_source
+
+    samples = samples_of(
+        ({"axis": 0}, [(5, 3), Spec((4,), "int64"), (4, 3)]),
+        ({"axis": -2}, [(2, 3, 4, 5), Spec((2,), "int32"), (2, 3, 2, 5)]),
+    )
+
+
+def index_copy(a: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
+    """torch.index_copy: a with the slices of `source` at the numbers of `index` along an axis."""
+    return IndexCopy(axis)(a, index, source)
 
 
 @op

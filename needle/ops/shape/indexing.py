@@ -60,6 +60,9 @@ class GetItem(View):
     def compute(self, x: Any) -> Any:
         return x[decode_index(self.index)]
 
+    def reference(self, x: np.ndarray) -> Any:
+        return x[decode_index(self.index)]
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return ScatterItem(self.index, tuple(node.inputs[0].shape))(out_grad)
 

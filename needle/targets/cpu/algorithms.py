@@ -6,6 +6,7 @@ the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from needle.executor.builder import Builder
@@ -23,6 +24,11 @@ EXPOSED = 0.4  # measured: share of the shorter of computing and fetching weight
 FMAS_PER_KEPT_BYTE = {"normal": 0.0, "low": 2.0}
 
 
+KEEPS = (
+    0.9  # share of its time below which another algorithm replaces one that has its weights packed, for another shape
+)
+
+
 class Cost(NamedTuple):
     work: float  # vector operations
     kept: float  # bytes of packed weights
@@ -33,10 +39,11 @@ class Cost(NamedTuple):
         return max(self.work, fetch) + EXPOSED * min(self.work, fetch)
 
 
-def choose(builder: Builder, layer: str, costs: dict[str, Cost]) -> str:
+def choose(builder: Builder, layer: str, costs: dict[str, Cost], packed: Callable[[str], bool]) -> str:
     """The cheapest allowed algorithm, the first of equals; noted in `builder.options` for the step that comes next.
 
-    Measured times count where every candidate has one, else estimates.
+    Measured times count where every candidate has one, else estimates. packed: whether the weights are packed for an algorithm
+    already, by a plan for another shape.
     """
     choice = builder.choice
     candidates = tuple(a for a in costs if a == DIRECT or a in SETTINGS[choice.winograd])
@@ -49,6 +56,8 @@ def choose(builder: Builder, layer: str, costs: dict[str, Cost]) -> str:
         return time + c.kept * FMAS_PER_KEPT_BYTE[choice.memory]
 
     best = min(candidates, key=cost)
+    held = min(filter(packed, candidates), key=cost, default=best)
+    best = held if cost(best) > KEEPS * cost(held) else best
     if len(candidates) > 1:
         builder.options.append(Option(len(builder.steps), layer, candidates, best))
     return best

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from needle.autograd import Spec
 from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray.kernels import unplanned
 from needle.executor.builder import Builder
 from needle.executor.step import Halo
 from needle.ops.nn.conv import Conv2d, ConvTranspose2d
@@ -20,23 +22,42 @@ from .algorithms import DIRECT, choose
 from .target import BLOCK, CPU, HALOS, is_blocked
 
 
-def merged_groups(groups: int, in_per_group: int, out_per_group: int, block: int) -> int:
-    """Groups after merging neighbours until their channels fill blocks (zeros between them), as the kernels do."""
-    if block == BLOCK:
-        for m in range(1, groups):
-            if groups % m == 0 and in_per_group * m % BLOCK == 0 and out_per_group * m % BLOCK == 0:
-                return groups // m
-    return 1
+class Grouping(NamedTuple):
+    """Groups of a convolution with the input and output channels of each, and how many channels a block of its input has."""
+
+    groups: int
+    inputs: int
+    outputs: int
+    block: int
+
+    @property
+    def attributes(self) -> dict[str, float]:
+        return {"groups": self.groups, "inputs": self.inputs, "outputs": self.outputs}
 
 
-def pack(
-    kernel: str, merged: int, block: int, channels: tuple[int, int], attrs: dict[str, float], w: NDArray
-) -> NDArray:
-    """Weights packed by `kernel` for `merged` groups with `channels` (in, out) in all."""
-    in_blocks, out_blocks = -(-channels[0] // merged // block), -(-channels[1] // merged // BLOCK)
-    out = NDArray.empty((merged, out_blocks, in_blocks, w.shape[2] * w.shape[3] * block * BLOCK))
-    call(kernel, [out], weight=w, block=block, **attrs)
+class Row(NamedTuple):
+    """How the taps of a kernel's row lie among pixels."""
+
+    kernel_w: int
+    stride_w: int = 1
+    dilation_w: int = 1
+
+
+def pack(kernel: str, grouping: Grouping, row: Row, attrs: dict[str, float], w: NDArray) -> NDArray:
+    """Weights packed by `kernel` in the form that the kernels choose."""
+    panels, joined, terms, lanes = packed_sizes(grouping, row)
+    out = NDArray.empty((panels, w.shape[2] * w.shape[3] // joined, terms, lanes))
+    call(kernel, [out], weight=w, groups=grouping.groups, block=grouping.block, **attrs)
     return out
+
+
+@functools.lru_cache
+def packed_sizes(grouping: Grouping, row: Row) -> tuple[int, int, int, int]:
+    with unplanned():
+        out = NDArray.empty((4,), "int64")
+        call("conv2d_panels", [out], block=grouping.block, **grouping.attributes, **row._asdict())
+        panels, joined, terms, lanes = map(int, out.numpy())
+    return panels, joined, terms, lanes
 
 
 def pack_depthwise(w: NDArray) -> NDArray:
@@ -127,30 +148,35 @@ def conv(
     taps = taps_inside(op, out.shape, x.shape, view(w).shape)
     op = with_taps(op, taps)
 
-    def packed(key: Hashable, make: Callable[[NDArray], NDArray]) -> NDArray:
-        return builder.derive((key, view.__name__, repr(taps)), lambda w: make(kept(view(w), taps)), w)
-
     block, (o, per_group, kh, kw) = x.shape[4], kept(view(w), taps).shape
-    channels = (per_group * op.groups, o)
+    grouping, row = Grouping(op.groups, per_group, o // op.groups, block), Row(kw, op.stride[1], op.dilation[1])
+
+    def key_of(name: str) -> Hashable:
+        what = ("conv2d_pack", grouping, row) if name == DIRECT else ("winograd_pack", name)
+        return (what, view.__name__, repr(taps))
+
+    def packed(key: Hashable, make: Callable[[NDArray], NDArray]) -> NDArray:
+        return builder.derive(key, lambda w: make(kept(view(w), taps)), w)
+
     rest: dict[str, Any] = {"bias": padded_bias(builder, bias), "residual": finish.residual, **finish.attrs}
-    costs = winograd.conv_costs(op, x, (kh, kw), out, not builder.is_constant(w))
+    trained = not builder.is_constant(w)
+    costs = winograd.conv_costs(op, x, (kh, kw), out, trained)
+    if trained and view is as_it_is:  # what a forward pass rounds grows through the gradients; F(2)'s errors are least
+        costs.pop("f4", None)
     if costs:
         layer = f"conv 3x3 {x.shape[0]}x{x.shape[1] * BLOCK}x{out.shape[2]}x{out.shape[3]} to {out.shape[1] * BLOCK}"
-        name = choose(builder, layer, costs)
+        name = choose(builder, layer, costs, lambda name: builder.has_derived(key_of(name), w))
         if name != DIRECT:
-            made = packed(("winograd_pack", name), partial(winograd.pack, winograd.SCHEMES[name], x.shape[1]))
+            made = packed(key_of(name), partial(winograd.pack, winograd.SCHEMES[name], x.shape[1]))
             top, left = op.padding[:2]
             call(f"conv2d_winograd_{name}", [out], x=x, packed=made, pad_top=top, pad_left=left, pool=0, **rest)
             return
-    if 1 < op.groups == channels[0] == o and block == BLOCK:
-        made = packed("depthwise_pack", pack_depthwise)
+    if 1 < op.groups == o and per_group == 1 and block == BLOCK:
+        made = packed(("depthwise_pack", view.__name__, repr(taps)), pack_depthwise)
         call("depthwise_blocked", [out], x=x, packed=made, **window_attributes(op, (kh, kw)), **rest)
         return
-    merged = merged_groups(op.groups, per_group, o // op.groups, block)
-    make = partial(pack, "conv2d_pack", merged, block, channels, {"groups": op.groups})
-    made = packed(("conv2d_pack", op.groups, block), make)
-    groups = {"groups": merged, "channels": channels[0] // merged}
-    call("conv2d_blocked", [out], x=x, packed=made, **window_attributes(op, (kh, kw)), **groups, **rest)
+    made = packed(key_of(DIRECT), partial(pack, "conv2d_pack", grouping, row, {}))
+    call("conv2d_blocked", [out], x=x, packed=made, **window_attributes(op, (kh, kw)), **grouping.attributes, **rest)
 
 
 def transposed_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
@@ -187,12 +213,12 @@ def transposed(
         conv(builder, same, ins, out, finish, turned if op.groups == 1 else flipped)
         return
     block, (i, per_group, kh, kw) = x.shape[4], w.shape
-    merged = merged_groups(op.groups, i // op.groups, per_group, block)
-    attrs = {k: v for k, v in window_attributes(op).items() if not k.startswith("pad")} | {"groups": op.groups}
+    grouping = Grouping(op.groups, i // op.groups, per_group, block)
+    attrs = {k: v for k, v in window_attributes(op).items() if not k.startswith("pad")}
     kernel = "conv_transpose2d_pack"
-    make = partial(pack, kernel, merged, block, (i, per_group * op.groups), attrs)
-    packed = builder.derive((kernel, block, *attrs.values()), make, w)
-    rest = {"groups": merged, **window_attributes(op, (kh, kw)), **finish.alone().attrs}
+    row = Row(kw if op.stride == (1, 1) else 1, 1, op.dilation[1])
+    packed = builder.derive((kernel, grouping, *attrs.values()), partial(pack, kernel, grouping, row, attrs), w)
+    rest = {**grouping.attributes, **window_attributes(op, (kh, kw)), **finish.alone().attrs}
     call("conv_transpose2d_blocked", [out], x=x, packed=packed, bias=padded_bias(builder, bias), **rest)
     finish.add(out)
 

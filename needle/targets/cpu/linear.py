@@ -31,6 +31,9 @@ def pack_strassen(op: Linear, weight: NDArray) -> NDArray:
     return out
 
 
+KERNELS = {DIRECT: ("matmul_packed", pack_matrix), "strassen": ("matmul_strassen", pack_strassen)}
+
+
 def linear_costs(m: int, n: int, k: int) -> dict[str, Cost]:
     """Costs of a product (m, k) by (k, n): direct, and by one step of Strassen's algorithm (Numer. Math. 13, 1969)."""
     costs = {DIRECT: Cost(m * n * k / BLOCK, n * k * 4)}
@@ -49,13 +52,13 @@ def linear(builder: Builder, op: Linear, ins: list[NDArray], out: NDArray, finis
         return
     rows, target = rows_of(x), rows_of(out)
     (m, n), k = target.shape, rows.shape[1]
-    rest: dict[str, Any] = {"a": rows, "bias": padded_bias(builder, bias), **finish.alone().attrs}
-    kernel, key, make = "matmul_packed", "pack_matrix", pack_matrix
-    if choose(builder, f"linear {m}x{k} to {n}", linear_costs(m, n, k)) != DIRECT:
-        kernel, key, make = "matmul_strassen", "strassen_pack", pack_strassen
-    packed = builder.derive((key, op.layout_of_weight), partial(make, op), weight)
+    residual = None if finish.residual is None else rows_of(finish.residual)
+    rest: dict[str, Any] = {"a": rows, "bias": padded_bias(builder, bias), "residual": residual, **finish.attrs}
+    made = lambda name: builder.has_derived((name, op.layout_of_weight), weight)  # noqa: E731
+    name = choose(builder, f"linear {m}x{k} to {n}", linear_costs(m, n, k), made)
+    kernel, make = KERNELS[name]
+    packed = builder.derive((name, op.layout_of_weight), partial(make, op), weight)
     call(kernel, [target], packed=packed, **rest)
-    finish.add(out)
 
 
 def join_and_pack(*weights: NDArray) -> NDArray:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from needle.executor.step import Step, keeps_its_algorithm, next_to_each_other
+from needle.backend_ndarray import NDArray
+from needle.backend_ndarray.strides import reshaped_strides
+from needle.executor.rewriting import keeps_its_algorithm, next_to_each_other, same_elements
+from needle.executor.step import Step
 from needle.graph.engine import Fusion
 from needle.graph.matcher import Match, Pattern
 from needle.ops.math.activation import activation_code
@@ -68,6 +71,61 @@ def with_pool(match: Match) -> Step:
     return conv._replace(outs=pool.outs, attrs=conv.attrs | {"pool": 1.0})
 
 
+def added(match: Match) -> NDArray:
+    """What a sum adds to the product before it."""
+    product, total = two(match)
+    x, y = total.inputs["x"], total.inputs["y"]
+    return y if same_elements(x, product.outs[0]) else x
+
+
+def as_rows(x: NDArray, product: Step) -> NDArray | None:
+    """An array in the shape of a product's result, if that moves nothing and leaves rows dense."""
+    shape = product.outs[0].shape
+    strides = reshaped_strides(x.shape, x.strides, shape) if x.size == product.outs[0].size else None
+    return None if strides is None or (strides[1] != 1 and shape[1] > 1) else x._view(shape, strides)
+
+
+def adds_one_of_its_shape(match: Match) -> str | None:
+    product, total = two(match)
+    if same_elements(total.inputs["x"], total.inputs["y"]):
+        return f"{total.label} reads {product.label} twice"
+    if any(as_rows(x, product) is None for x in (added(match), total.outs[0])):
+        return f"{total.label} adds an array of another shape or order"
+    return None
+
+
+def has_room(match: Match) -> str | None:
+    """Sums are finished tile by tile: what others are made from may not be where they go."""
+    product, total = two(match)
+    if any(a._handle is total.outs[0]._handle for a in product.ins):
+        return f"{total.label} goes where {product.label} reads"
+    return None
+
+
+def ends_in_sums(match: Match) -> str | None:
+    product, _ = two(match)
+    plain = "residual" not in product.inputs and product.attrs["activation"] == activation_code("none")
+    return None if plain else f"{product.label} is finished already"
+
+
+def with_sum(match: Match) -> Step:
+    product, total = two(match)
+    residual, out = as_rows(added(match), product), as_rows(total.outs[0], product)
+    assert residual is not None and out is not None
+    return product._replace(outs=[out], inputs=product.inputs | {"residual": residual})
+
+
+for kernel in ("matmul_packed", "matmul_strassen"):
+    CPU.rules.register(
+        Fusion(
+            "LinearAdd" if kernel == "matmul_packed" else "StrassenAdd",
+            Pattern.op("product", kernel).then("add", "add", commutes=True),
+            with_sum,
+            (next_to_each_other, ends_in_sums, adds_one_of_its_shape, has_room),
+            family="LinearAdd",
+            why="sums join what is added to them while they are in registers",
+        )
+    )
 CPU.rules.register(
     Fusion(
         "ConvDepthwise",

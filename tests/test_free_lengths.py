@@ -1,0 +1,82 @@
+"""Lengths of texts and sounds stay free when torch.export captures; features do not, and tables of positions limit lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import needle as ndl
+import torch2needle
+
+T = torch.Tensor
+
+
+class Texts(nn.Module):
+    """Words with positions, a causal mask made from the length, and attention in its parts."""
+
+    def __init__(self, most: int = 24) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 8), nn.Embedding(most, 8)
+        self.register_buffer("numbers", torch.arange(most)[None])
+        self.q, self.k, self.v, self.head = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, ids: T, mask: T | None = None) -> T:
+        assert len(ids)  # which torch.fx does not follow
+        n = ids.shape[1]
+        h = self.words(ids) + self.places(self.numbers[:, :n])
+        q, k, v = (f(h).view(-1, n, 2, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        kept = torch.ones(n, n, dtype=torch.bool).tril()
+        kept = kept if mask is None else kept & mask[:, None, None].bool()
+        scores = (q @ k.transpose(2, 3) / 2).masked_fill(~kept, -1e9)
+        return self.head((scores.softmax(-1) @ v).transpose(1, 2).reshape(-1, n, 8))
+
+
+class Sounds(nn.Module):
+    """Convolutions over time, then a mean over what is left of it; the number of channels is the example's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(3, 4, 5, stride=2), nn.Conv1d(4, 4, 3, padding=1)
+
+    def forward(self, x: T) -> T:
+        assert len(x)
+        y = self.second(self.first(x).relu())
+        return y.mean(2) + y.shape[2]
+
+
+def words(batch: int, n: int) -> T:
+    return torch.randint(0, 50, (batch, n))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_texts_of_any_length(compiled: bool) -> None:
+    torch.manual_seed(0)
+    model = Texts().eval()
+    masked = {"ids": words(1, 7), "mask": torch.ones(1, 7, dtype=torch.long)}
+    for example in (words(1, 7), masked):
+        net = torch2needle.convert(model, example)
+        assert any("ids axis 0, ids axis 1" in note for note in net.report.notes)
+        given = tuple(example.values()) if isinstance(example, dict) else (example,)
+        run = ndl.compile(net, given) if compiled else net
+        for batch, n in ((1, 7), (2, 7), (1, 1), (3, 2), (2, 24), (1, 23)):
+            inputs = [words(batch, n)]
+            if isinstance(example, dict):
+                inputs.append((torch.rand(batch, n) > 0.4).long())
+                inputs[1][:, 0] = 1
+            np.testing.assert_allclose(run(*inputs).numpy(), model(*inputs).detach().numpy(), rtol=1e-4, atol=1e-5)
+        with pytest.raises(ValueError, match=r"input ids expects size 1 to 24 in axis 1, got 25"):
+            net(*(words(1, 25) for _ in inputs))
+
+
+def test_sounds_of_any_length() -> None:
+    torch.manual_seed(0)
+    model = Sounds().eval()
+    net = torch2needle.convert(model, torch.randn(2, 3, 20))
+    assert "free sizes: x axis 0, x axis 2" in net.report.notes
+    for shape in ((2, 3, 20), (1, 3, 21), (5, 3, 64), (1, 3, 9)):
+        x = torch.randn(shape)
+        np.testing.assert_allclose(net(x).detach().numpy(), model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"input x expects size 3 in axis 1, got 4"):
+        net(torch.randn(2, 4, 20))

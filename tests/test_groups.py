@@ -1,0 +1,115 @@
+"""Convolutions with groups that begin and end anywhere in blocks of 16 channels against float64: every pass on every ISA."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import needle as ndl
+from needle.backend_ndarray import array
+from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad, ConvTranspose2d
+from needle.targets.cpu.convolution import Grouping, Row, packed_sizes
+
+TOLERANCE = 2e-6  # of the largest value
+GROUPS = [  # groups, inputs and outputs of each
+    (55, 8, 8),
+    (32, 4, 4),
+    (9, 2, 2),
+    (3, 5, 5),
+    (7, 3, 3),
+    (5, 24, 24),
+    (3, 40, 40),
+    (4, 17, 17),
+    (5, 12, 12),
+    (3, 20, 80),
+    (3, 80, 20),
+    (2, 16, 16),
+    (20, 1, 2),
+    (7, 1, 5),
+    (3, 1, 40),
+    (12, 8, 1),
+    (9, 4, 8),
+    (2, 33, 1),
+]
+GEOMETRIES: list[dict[str, Any]] = [  # of (7, 19) pixels
+    {"kernel": (1, 1)},
+    {"kernel": (3, 3), "padding": (1, 1, 1, 1)},
+    {"kernel": (3, 3), "padding": (1, 1, 1, 1), "stride": (2, 2)},
+    {"kernel": (1, 5), "padding": (0, 2, 0, 2), "dilation": (1, 2)},
+    {"kernel": (2, 7), "padding": (1, 3, 0, 3), "stride": (1, 2), "dilation": (1, 2)},
+]
+
+
+def errors(grouping: tuple[int, int, int], kernel: tuple[int, int], **attributes: Any) -> Iterator[tuple[str, float]]:
+    """Of both data passes and of the weight's gradient, eager and in a plan, relative to the largest value."""
+    groups, inputs, outputs = grouping
+    rng = np.random.default_rng(groups * inputs)
+    op = Conv2d(**attributes, groups=groups)
+    of_weight = Conv2dWeightGrad(kernel, **vars(op))
+    x = rng.standard_normal((2, groups * inputs, 7, 19)).astype("float32")
+    w = rng.standard_normal((groups * outputs, inputs, *kernel)).astype("float32")
+    dy = rng.standard_normal(op.infer(array(x), array(w)).shape).astype("float32")
+    transposed = ConvTranspose2d(op.stride, op.padding, (0, 0), op.dilation, groups)
+    for name, run, operands in (
+        ("forward", op, (x, w)),
+        ("transposed", transposed, (dy, w)),
+        ("weight", of_weight, (x, dy)),
+    ):
+        want = run.reference(*(a.astype("float64") for a in operands))
+        eager = run(*(ndl.Tensor(a, requires_grad=False) for a in operands)).numpy()
+        weight = ndl.nn.Parameter(operands[1])
+        function = run if name == "weight" else lambda v, run=run, weight=weight: run(v, weight)
+        given = operands if name == "weight" else operands[:1]
+        planned = ndl.compile(function, given, winograd="off")(*given)
+        for how, got in (("eager", eager), ("planned", planned)):
+            yield f"{name} {how}", float(np.abs(got - want).max() / np.abs(want).max())
+
+
+def failures() -> Iterator[str]:
+    for grouping in GROUPS:
+        for geometry in GEOMETRIES:
+            for name, error in errors(grouping, **geometry):
+                if not error < TOLERANCE:
+                    yield f"{name} {grouping} {geometry}: {error:.1e}"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_groups(threads: int) -> None:
+    before = ndl.get_num_threads()
+    ndl.set_num_threads(threads)
+    try:
+        assert list(failures()) == []
+    finally:
+        ndl.set_num_threads(before)
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+def test_groups_of_every_isa(isa: str) -> None:
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_groups import failures\n"
+    code += "import needle\nprint(needle.isa(), *failures(), sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "NEEDLE_ISA": isa}, capture_output=True, text=True
+    )
+    if "is not supported by this CPU" in done.stderr:
+        pytest.skip(f"no {isa} here")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == [isa, ""]
+
+
+@pytest.mark.parametrize("grouping", GROUPS, ids=str)
+def test_weights_are_never_dense(grouping: tuple[int, int, int]) -> None:
+    """In 16 lanes a block of outputs has the inputs of the groups in it, and less than a chunk on either side."""
+    groups, inputs, outputs = grouping
+    panels, _, terms, _ = packed_sizes(Grouping(groups, inputs, outputs, 16), Row(3))
+    blocks = [range(b, min(b + 16, groups * outputs)) for b in range(0, groups * outputs, 16)]
+    needed = sum(len({o // outputs for o in block}) * inputs for block in blocks)
+    assert panels * terms <= needed + 2 * 15 * len(blocks)
+    if groups * outputs >= 100 and outputs <= 24:
+        assert panels * terms * 16 < 0.8 * groups * inputs * groups * outputs
