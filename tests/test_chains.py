@@ -240,3 +240,22 @@ def test_training_gives_the_same_bits() -> None:
 
     for got, want in zip(train([]), train(["ElementwiseChain"]), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_view_is_as_old_as_what_it_views() -> None:
+    """Links move to where the last of them stands, over steps between a value and a view of it, and over the view of another's."""
+
+    def written_before_its_view(x: Any, y: Any) -> Any:
+        added = x + x * 0.5
+        other = ops.matmul(y, y)
+        view = ops.reshape(added, (2, 8))
+        return ops.tanh(view) + ops.reshape(ops.amax(view, (1,)), (2, 1)) + ops.reshape(other, (2, 8))
+
+    def view_before_its_writer(x: Any, y: Any) -> Any:
+        high = ops.reshape(ops.amax(x, (1,)), (4, 1))
+        return (1.0 - y) + ops.broadcast_to(-high, (4, 4))
+
+    rng = np.random.default_rng(0)
+    y = rng.standard_normal((4, 4), dtype=np.float32)
+    compare(written_before_its_view, (y, y))
+    compare(view_before_its_writer, (y, y))

@@ -133,9 +133,7 @@ class Planner:
         reads = self.layout.reads(node)
         ins = [self._as_native(n) if r else self._as_plain(n) for n, r in zip(node.args, reads, strict=True)]
         self.builder.halos = {id(x): self.layout.around(node, i) for i, x in enumerate(ins) if reads[i]}
-        for n, r in zip(node.args, reads, strict=True):
-            self._read(n, r)
-        home = self.home[node]
+        home, first = self.home[node], len(self.builder.steps)
         if home is not node and op.aliases(spec, *(n.meta["spec"] for n in node.args)):
             (self.native if native else self.plain)[node] = ins[0]
         elif native:
@@ -146,17 +144,24 @@ class Planner:
             place = None if home is node else self.plain[home]
             self.plain[node] = lower_plain(self.builder, op, spec, ins, place, leaves)
         self.builder.halos = {}
-        self._made(node, native)
+        if len(self.builder.steps) > first:
+            for n, r in zip(node.args, reads, strict=True):
+                self._read(n, r, first)
+            self._made(node, native)
+        else:  # a view reads nothing, and is there since what it views is
+            born = (self.born.get((n, r), -1) for n, r in zip(node.args, reads, strict=True))
+            self.born[node, native] = max(born, default=-1)
 
     def _made(self, node: Node, native: bool) -> None:
         """The value of `node` is there after the steps so far."""
         self.born[node, native] = len(self.builder.steps) - 1
 
-    def _read(self, node: Node, native: bool) -> None:
-        """The next step reads the value of `node`."""
+    def _read(self, node: Node, native: bool, by: int | None = None) -> None:
+        """A step reads the value of `node`: the next one, unless its number is given."""
         value = (self.native if native else self.plain)[node]
         if isinstance(value, NDArray) and value._handle.is_made:
-            self.builder.values.append(Value(value, self.born.get((node, native), -1), len(self.builder.steps)))
+            by = len(self.builder.steps) if by is None else by
+            self.builder.values.append(Value(value, self.born.get((node, native), -1), by))
 
     def _derive(self, node: Node) -> NDArray:
         """The value of a node that depends on parameters only."""
