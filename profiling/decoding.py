@@ -1,4 +1,4 @@
-"""Text by a compiled decoder beside torch's own `generate` and OpenVINO's stateful model: `python profiling/decoding.py [--threads N]`.
+"""Text by a compiled decoder beside torch's `generate` and OpenVINO's stateful model: `python profiling/decoding.py [--threads N]`.
 
 A GPT-2 of 12 layers with random weights writes 256 tokens after 64, greedily, batch 1. Engines take turns; per engine the median
 over rounds of all tokens' time, and the share of prompts whose tokens are those of torch with a growing cache.
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from zoo.build import allow_imports
 
 from needle import isa, set_num_threads
 from needle.profiler import cpu_name
+from zoo.build import allow_imports
 
 PROMPT, NEW = 64, 256
 
@@ -83,7 +83,12 @@ class Cached(nn.Module):
         layers = DynamicCache(config=self.model.config).layers
         for layer, layer.keys, layer.values in zip(layers, past[::2], past[1::2], strict=True):
             layer.is_initialized = True
-        options = {"position_ids": positions, "past_key_values": Cache(layers=layers), "use_cache": True, "logits_to_keep": 1}
+        options = {
+            "position_ids": positions,
+            "past_key_values": Cache(layers=layers),
+            "use_cache": True,
+            "logits_to_keep": 1,
+        }
         logits = self.model(ids, attention_mask=mask, **options).logits
         return (logits[:, -1], *(t for layer in layers for t in (layer.keys, layer.values)))
 
@@ -105,9 +110,9 @@ def by_openvino(model: Any, threads: int) -> Callable[[torch.Tensor], torch.Tens
         port.get_tensor().set_names({f"present_{name}"})
     converted.validate_nodes_and_infer_types()
     apply_make_stateful_transformation(converted, {n: f"present_{n}" for n in names})
-    request = openvino.compile_model(
-        converted, "CPU", {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    ).create_infer_request()
+    precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", **precision}
+    request = openvino.compile_model(converted, "CPU", options).create_infer_request()
 
     def run(ids: torch.Tensor) -> torch.Tensor:
         request.reset_state()
@@ -116,7 +121,8 @@ def by_openvino(model: Any, threads: int) -> Callable[[torch.Tensor], torch.Tens
         def step(tokens: np.ndarray) -> np.ndarray:
             nonlocal seen
             count = tokens.shape[1]
-            inputs = {"ids": tokens, "mask": np.ones((1, seen + count), "int64"), "positions": np.arange(seen, seen + count)[None]}
+            mask, positions = np.ones((1, seen + count), "int64"), np.arange(seen, seen + count)[None]
+            inputs = {"ids": tokens, "mask": mask, "positions": positions}
             seen += count
             return request.infer(inputs)[0]
 
@@ -160,7 +166,9 @@ def main() -> None:
     ]
     for row in rows:
         ratio = row["ms"] / rows[0]["ms"]
-        print(f"{row['engine']:<28}{row['ms']:8.2f} ms a token   {ratio:5.2f} x ours   {row['exact']:4.0%} of prompts exact")
+        print(
+            f"{row['engine']:<28}{row['ms']:8.2f} ms a token   {ratio:5.2f} x ours   {row['exact']:4.0%} of prompts exact"
+        )
     if given.json:
         machine = {"cpu": cpu_name(), "isa": isa(), "threads": given.threads}
         given.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

@@ -243,7 +243,7 @@ def test_training_gives_the_same_bits() -> None:
 
 
 def test_a_view_is_as_old_as_what_it_views() -> None:
-    """Links move to where the last of them stands, over steps between a value and a view of it, and over the view of another's."""
+    """Links move over steps between a value and a view of it, and over the view of another's."""
 
     def written_before_its_view(x: Any, y: Any) -> Any:
         added = x + x * 0.5
