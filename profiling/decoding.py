@@ -1,4 +1,4 @@
-"""Text by a compiled decoder beside torch's `generate` and OpenVINO's stateful model: `python profiling/decoding.py [--threads N]`.
+"""Text by a compiled decoder beside torch's own and OpenVINO's stateful model: `python profiling/decoding.py [--threads N]`.
 
 A GPT-2 of 12 layers with random weights writes 256 tokens after 64, greedily, batch 1. Engines take turns; per engine the median
 over rounds of all tokens' time, and the share of prompts whose tokens are those of torch with a growing cache.
