@@ -4,7 +4,7 @@ cache or registers.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -62,26 +62,29 @@ class PlanSteps(Steps):
         self.graph.nodes = nodes
         self.order = {n: i for i, n in enumerate(nodes)}
         output = Node("output", None, (), "output")
+        self.read_by = [[self._readers(i, a) for a in s.outs] for i, s in enumerate(steps)]  # of every output
         self.users = {
-            n: [output if j is None else nodes[j] for a in steps[i].outs for j in self.readers(i, a)]
+            n: [output if j is None else nodes[j] for found in self.read_by[i] for j in found]
             for n, i in self.order.items()
         }
 
     def _maker(self, i: int, x: NDArray) -> int | None:
         """The last step before step i that writes what it reads as x, if it writes all of it."""
-        for j in reversed(self.touching[id(x._handle)]):
-            if j < i and self.steps[j].kernel != ZERO_HALO:
+        touching = self.touching[id(x._handle)]
+        for j in reversed(touching[: bisect_left(touching, i)]):
+            if self.steps[j].kernel != ZERO_HALO:
                 for a in self.steps[j].outs:
                     if overlap(a, x):
                         return j if same_elements(a, x) else None
         return None
 
-    def readers(self, i: int, made: NDArray) -> list[int | None]:
+    def _readers(self, i: int, made: NDArray) -> list[int | None]:
         """The steps that read what step i makes before others have made it anew; None: who reads the plan's results."""
         found: list[int | None] = []
-        for j in self.touching[id(made._handle)]:
+        touching = self.touching[id(made._handle)]
+        for j in touching[bisect_right(touching, i) :]:
             step = self.steps[j]
-            if j > i and step.kernel != ZERO_HALO:
+            if step.kernel != ZERO_HALO:
                 if any(overlap(a, made) for a in step.ins):
                     found.append(j)
                 if any(same_elements(a, made) for a in step.outs):

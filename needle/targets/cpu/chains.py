@@ -6,8 +6,9 @@ order; what only they read is never stored.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,13 +89,17 @@ def apart(a: NDArray, b: NDArray) -> bool:
 
 
 class Chain:
-    """Links that may be one step, by their places in the plan."""
+    """Links that may be one step, by their places in the plan.
 
-    def __init__(self, place: int, link: Link) -> None:
+    since: how many other steps came before the first link
+    """
+
+    def __init__(self, place: int, link: Link, since: int) -> None:
+        self.begun, self.since = place, since
         self.links: dict[int, Link] = {}
         self.touches: dict[int, list[Touch]] = defaultdict(list)  # by memory
-        self.made: set[int] = set()  # memory that links write
-        self.skipped = 0  # other steps since the first link
+        self.made: dict[int, list[int]] = defaultdict(list)  # places of the links that write a memory
+        self.read: dict[int, list[NDArray]] = defaultdict(list)  # by memory
         self.add(place, link)
 
     @property
@@ -108,25 +113,22 @@ class Chain:
     def fits(self, array: NDArray) -> bool:
         return array.size == self.out.size and reshaped_strides(array.shape, array.strides, self.shape) is not None
 
-    def maker(self, array: NDArray, before: int | None = None) -> int | None:
+    def maker(self, array: NDArray, before: float = math.inf) -> int | None:
         """The last link, of those before a place, that makes an array."""
-        made = (p for p, l in self.links.items() if (before is None or p < before) and same_elements(l.out, array))
+        made = (
+            p for p in self.made.get(id(array._handle), ()) if p < before and same_elements(self.links[p].out, array)
+        )
         return max(made, default=None)
 
-    def takes(self, link: Link) -> bool:
-        """Whether a step right behind the chain may be its next link."""
-        if len(self.links) >= MOST:
+    def takes(self, link: Link, others: int) -> bool:
+        """Whether a step right behind the chain may be its next link; others: steps so far that are none."""
+        if len(self.links) >= MOST or (others - self.since > FEW and link.out.size > SMALL):
             return False
-        if self.skipped > FEW and link.out.size > SMALL:
+        makers = [self.maker(x) for x in link.operands]
+        if all(m is None for m in makers) or not all(map(self.fits, (link.out, *link.operands))):
             return False
-        makers = {id(x): self.maker(x) for x in link.operands}
-        if all(m is None for m in makers.values()) or not all(map(self.fits, (link.out, *link.operands))):
-            return False
-        for x in link.operands:
-            place = makers[id(x)]
-            if place is not None and self.links[place].out.dtype != "float32" and not self.links[place].is_truth:
-                return False
-        return self._element_by_element([link])
+        sources = (self.links[m] for m in makers if m is not None)
+        return all(l.out.dtype == "float32" or l.is_truth for l in sources) and self._element_by_element([link])
 
     def takes_all(self, other: Chain) -> bool:
         """Whether another chain may be part of this one."""
@@ -136,31 +138,65 @@ class Chain:
 
     def _element_by_element(self, more: Sequence[Link]) -> bool:
         """Whatever is written is read and written by all links at the same elements: a piece never needs another one."""
-        links = [*self.links.values(), *more]
-        written = [l.out for l in links]
-        accessed = [*written, *(x for l in links for x in l.operands)]
         return all(
             same_elements(w, x) or apart(w, x)
-            for w in written
-            for x in accessed
-            if w._handle is x._handle and w is not x
+            for link in more
+            for w, x in (
+                *((self.links[p].out, x) for x in (link.out, *link.operands) for p in self.made.get(id(x._handle), ())),
+                *((link.out, x) for x in self.read.get(id(link.out._handle), ())),
+                *((link.out, x) for x in link.operands if x._handle is link.out._handle),
+            )
         )
 
     def add_all(self, other: Chain) -> None:
         for place, link in other.links.items():
             self.add(place, link)
         self.links = dict(sorted(self.links.items()))
-        self.skipped = max(self.skipped, other.skipped)
+        self.since = min(self.since, other.since)
 
     def add(self, place: int, link: Link) -> None:
         self.links[place] = link
-        self.made.add(id(link.out._handle))
+        self.made[id(link.out._handle)].append(place)
+        for x in link.operands:
+            self.read[id(x._handle)].append(x)
         for t in touched(link.step):
             self.touches[t.memory].append(t)
 
     def blocked_by(self, touches: Sequence[Touch]) -> bool:
         """Whether links cannot move behind a step that touches this."""
         return any(t.clashes(o) for t in touches if t.memory in self.touches for o in self.touches[t.memory])
+
+
+class Begun:
+    """Chains that may get more links, found by the memory that theirs write or touch, the oldest first."""
+
+    def __init__(self) -> None:
+        self.chains: set[Chain] = set()
+        self.making: dict[int, set[Chain]] = defaultdict(set)
+        self.touching: dict[int, set[Chain]] = defaultdict(set)
+
+    def enter(self, chain: Chain) -> None:
+        """Take up a chain, or what it got."""
+        self.chains.add(chain)
+        for index, memories in ((self.making, chain.made), (self.touching, chain.touches)):
+            for m in memories:
+                index[m].add(chain)
+
+    def remove(self, chain: Chain) -> None:
+        self.chains.remove(chain)
+        for index, memories in ((self.making, chain.made), (self.touching, chain.touches)):
+            for m in memories:
+                index[m].remove(chain)
+
+    def makers(self, link: Link) -> list[Chain]:
+        return self._in(self.making, {id(x._handle) for x in link.operands})
+
+    def near(self, touches: Sequence[Touch]) -> list[Chain]:
+        return self._in(self.touching, {t.memory for t in touches})
+
+    def _in(self, index: dict[int, set[Chain]], memories: Iterable[int]) -> list[Chain]:
+        found = set().union(*(index[m] for m in memories if m in index))
+        return sorted(found, key=lambda chain: chain.begun)
 
 
 class Program(NamedTuple):
@@ -175,15 +211,15 @@ class Program(NamedTuple):
 
 
 def program_of(plan: PlanSteps, chain: Chain, places: Sequence[int]) -> Program:
-    """The links at some of a chain's places as data for the kernel."""
+    """The links at some of a chain's places as data for the kernel, up to one that reads too many arrays."""
     inputs: list[NDArray] = []
     outputs: list[NDArray] = []
     links = {p: chain.links[p] for p in places}
     sources: dict[int, list[int | None]] = {}
     last_use: dict[int, int] = {}
     for p, link in links.items():
-        sources[p] = [chain.maker(x, p) for x in link.operands]
-        sources[p] = [m if m in links else None for m in sources[p]]
+        makers = (chain.maker(x, p) for x in link.operands)
+        sources[p] = [m if m in links else None for m in makers]
         last_use |= {m: p for m in sources[p] if m is not None}
     rows: list[list[float]] = []
     slot: dict[int, int] = {}
@@ -199,7 +235,9 @@ def program_of(plan: PlanSteps, chain: Chain, places: Sequence[int]) -> Program:
             if known is None:
                 inputs.append(x)
             operands.append(len(inputs) - 1 if known is None else known)
-        kept = any(j is None or j not in links for j in plan.readers(p, link.out))
+        if len(inputs) > len(INPUTS):
+            break
+        kept = any(j is None or j not in links for j in plan.read_by[p][0])
         if not free:
             free.append(slots)
             slots += 1
@@ -228,14 +266,15 @@ def find_chains(plan: PlanSteps) -> dict[Node, ChainMatch]:
     """Every chain of at least two links that no other rule has taken, by its last step."""
     places = list(plan.graph.nodes)
     made: dict[Node, ChainMatch] = {}
-    begun: list[Chain] = []
+    begun = Begun()
+    others = 0  # steps that are no links
 
     def close(chain: Chain) -> None:
         left = list(chain.links)
         while len(left) > 1:
-            count, program = next(
-                (n, p) for n in range(len(left), 0, -1) if (p := program_of(plan, chain, left[:n])).fits
-            )
+            count = len(left)
+            while not (program := program_of(plan, chain, left[:count])).fits:
+                count = min(count - 1, len(program.rows))
             size = chain.links[left[0]].out.size
             if program.outputs and (count > 2 or (count == 2 and size >= LARGE)):
                 made[places[left[count - 1]]] = ChainMatch(plan, [places[i] for i in left[:count]], chain, program)
@@ -245,30 +284,30 @@ def find_chains(plan: PlanSteps) -> dict[Node, ChainMatch]:
         if step.kernel == ZERO_HALO:
             continue
         link = None if places[i] in plan.taken else link_of(step)
-        sources = set() if link is None else {id(x._handle) for x in link.operands}
-        takers = [c for c in begun if link is not None and not c.made.isdisjoint(sources) and c.takes(link)]
-        chain = takers.pop() if takers else None
-        if link is not None and chain is not None:
-            chain.add(i, link)
-        for other in takers:
-            if chain is not None and chain.takes_all(other):
-                chain.add_all(other)
-                begun.remove(other)
+        others += link is None
+        chain: Chain | None = None
+        if link is not None:
+            takers = [c for c in begun.makers(link) if c.takes(link, others)]
+            chain = takers.pop() if takers else None
+            if chain is not None:
+                chain.add(i, link)
+            for other in takers:
+                if chain is not None and chain.takes_all(other):
+                    chain.add_all(other)
+                    begun.remove(other)
         touches = list(touched(step))
-        memory = {t.memory for t in touches}
-        for other in [
-            c for c in begun if not c.touches.keys().isdisjoint(memory) and c is not chain and c.blocked_by(touches)
-        ]:
-            begun.remove(other)
-            if chain is not None and chain.takes_all(other):
-                chain.add_all(other)
-            else:
-                close(other)
-        for other in begun:
-            other.skipped += link is None
+        for other in begun.near(touches):
+            if other is not chain and other.blocked_by(touches):
+                begun.remove(other)
+                if chain is not None and chain.takes_all(other):
+                    chain.add_all(other)
+                else:
+                    close(other)
         if link is not None and chain is None and link.out.size:
-            begun.append(Chain(i, link))
-    for chain in begun:
+            chain = Chain(i, link, others)
+        if chain is not None:
+            begun.enter(chain)
+    for chain in sorted(begun.chains, key=lambda c: c.begun):
         close(chain)
     return made
 
