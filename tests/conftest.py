@@ -23,6 +23,8 @@ os.environ.setdefault("NEEDLE_GPU_VENDOR", "off")
 @pytest.fixture(autouse=True)
 def seed() -> None:
     np.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture

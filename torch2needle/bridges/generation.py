@@ -140,8 +140,8 @@ class Decoder:
     def __call__(self, ids: Any, attention_mask: Any = None, position_ids: Any = None) -> Any:
         """attention_mask: (batch, tokens seen and new), 0 for padding; position_ids: (batch, n), by default as they come."""
         tokens, before = np.asarray(ids), self.seen
-        if tokens.ndim != 2 or len(tokens) != self.batch:
-            raise ValueError(f"[Decoder] ids expect shape ({self.batch}, n), got {tuple(tokens.shape)}.")
+        if tokens.ndim != 2 or len(tokens) != self.batch or not tokens.size:
+            raise ValueError(f"[Decoder] ids expect shape ({self.batch}, n > 0), got {tuple(tokens.shape)}.")
         after = before + tokens.shape[1]
         if after > self.length:
             raise ValueError(f"[Decoder] expects at most {self.length} tokens, got {after}.")
