@@ -112,7 +112,7 @@ def cases() -> Iterator[tuple[Callable[..., None], tuple]]:
         yield from ((check_pool, (*c, views)) for c in POOLS)
 
 
-@pytest.mark.parametrize(("check", "args"), list(cases()), ids=str)
+@pytest.mark.parametrize(("check", "args"), list(cases()), ids=lambda v: v.__name__ if callable(v) else str(v))
 def test_agrees_with_float64(check: Callable[..., None], args: tuple) -> None:
     check(*args)
 
