@@ -101,12 +101,15 @@ struct Columns {
   double values() const { return static_cast<double>(rows * size); }  // of a channel
 };
 
-// f(columns) for all channels of x, in tasks.
+// f(columns, first, last) for all channels of x and stretches [first, last) of its rows, in tasks.
 template <class F>
-void each_columns(const Exec* exec, const View& x, const F& f) {
+void each_columns(const Exec* exec, const View& x, int64_t stretch, const F& f) {
   const int64_t rows = x.shape[0], channels = x.shape[1], size = x.shape[2], step = kColumns / size;
-  parallel_each(exec, ceil_div(channels, step), 4 * rows * size * step,
-                [&](int64_t t) { f(Columns{rows, size, t * step, smaller(step, channels - t * step)}); });
+  const int64_t blocks = ceil_div(channels, step), stretches = ceil_div(rows, stretch);
+  parallel_each(exec, blocks * stretches, 4 * stretch * size * step, [&](int64_t t) {
+    const int64_t channel = t / stretches * step, first = t % stretches * stretch;
+    f(Columns{rows, size, channel, smaller(step, channels - channel)}, first, smaller(rows, first + stretch));
+  });
 }
 
 // A value per channel, of(channel), for each of its columns.
@@ -161,11 +164,29 @@ NEEDLE_INLINE ColumnSums<SUMS> add_columns(const Columns& c, const F& f) {
   return total;
 }
 
+// Rows [first, last) of columns, from the mean and the scale of each of their channels.
+template <class T, class Args>
+NEEDLE_INLINE void normalise_columns(const Args& c, const Columns& columns, int64_t first, int64_t last, const T* means,
+                                     const T* scales) {
+  using L = typename LanesOf<T>::type;
+  const Spread<T> mean(columns, [&](int64_t k) { return means[k]; });
+  const Spread<T> scale(columns, [&](int64_t k) { return scales[k]; });
+  const Spread<T> bias(columns, [&](int64_t k) { return c.in.bias.template as<T>()[columns.first + k]; });
+  for (int64_t r = first; r < last; r++) {
+    const T* from = row_of<T>(c.in.x, r, columns.first);
+    T* to = row_of<T>(c.out.y, r, columns.first);
+    for_lanes<T>(columns.count(), [&](int64_t i, int n) {
+      const L v = (load_lanes(from + i, n) - mean.at(i, n)) * scale.at(i, n) + bias.at(i, n);
+      store_lanes(to + i, activate(static_cast<int>(c.attr.activation), static_cast<T>(c.attr.alpha), v), n);
+    });
+  }
+}
+
 template <class T>
 void train_short_rows(const batch_norm_train_args& c) {
   using L = typename LanesOf<T>::type;
   const View &x = c.in.x, &y = c.out.y;
-  each_columns(c.exec, x, [&](const Columns& columns) {
+  each_columns(c.exec, x, x.shape[0], [&](const Columns& columns, int64_t, int64_t) {
     const auto from = [&](int64_t n) { return row_of<T>(x, n, columns.first); };
     const auto total =
         add_columns<T, 1>(columns, [&](int64_t r, int64_t i, int n, L* s)
@@ -189,16 +210,20 @@ void train_short_rows(const batch_norm_train_args& c) {
       c.out.inverse.as<T>()[channel] = static_cast<T>(inverse);
       scales[k] = static_cast<T>(inverse * c.in.weight.as<T>()[channel]);
     }
-    const Spread<T> mean(columns, [&](int64_t k) { return c.out.mean.as<T>()[columns.first + k]; });
-    const Spread<T> scale(columns, [&](int64_t k) { return scales[k]; });
-    const Spread<T> bias(columns, [&](int64_t k) { return c.in.bias.as<T>()[columns.first + k]; });
-    for (int64_t r = 0; r < columns.rows; r++) {
-      T* to = row_of<T>(y, r, columns.first);
-      for_lanes<T>(columns.count(), [&](int64_t i, int n) {
-        const L v = (load_lanes(from(r) + i, n) - mean.at(i, n)) * scale.at(i, n) + bias.at(i, n);
-        store_lanes(to + i, activate(static_cast<int>(c.attr.activation), static_cast<T>(c.attr.alpha), v), n);
-      });
-    }
+    normalise_columns<T>(c, columns, 0, columns.rows, c.out.mean.as<T>() + columns.first, scales);
+  });
+}
+
+constexpr int64_t kRowsOfTask = 64;
+
+template <class T>
+void infer_short_rows(const batch_norm_args& c) {
+  const int64_t channels = c.in.x.shape[1], rows = c.in.x.shape[0];
+  T* scales = scratch<T>(c.exec, 2, channels);
+  for (int64_t k = 0; k < channels; k++)
+    scales[k] = static_cast<T>(c.in.weight.as<T>()[k] / ::sqrt(static_cast<double>(c.in.var.as<T>()[k]) + c.attr.eps));
+  each_columns(c.exec, c.in.x, kRowsOfTask, [&](const Columns& columns, int64_t first, int64_t last) {
+    normalise_columns<T>(c, columns, first, last, c.in.mean.as<T>() + columns.first, scales + columns.first);
   });
 }
 
@@ -222,7 +247,7 @@ template <class T>
 void grad_short_rows(const batch_norm_train_grad_args& c) {
   using L = typename LanesOf<T>::type;
   const View &x = c.in.x, &dy = c.in.dy, &dx = c.out.dx;
-  each_columns(c.exec, x, [&](const Columns& columns) {
+  each_columns(c.exec, x, x.shape[0], [&](const Columns& columns, int64_t, int64_t) {
     const Spread<T> mean(columns, [&](int64_t k) { return c.in.mean.as<T>()[columns.first + k]; });
     const auto sums = add_columns<T, 2>(columns, [&](int64_t r, int64_t i, int n, L* s) __attribute__((always_inline)) {
       const L g = load_lanes(row_of<T>(dy, r, columns.first) + i, n);
@@ -263,6 +288,7 @@ void batch_norm(const batch_norm_args& c) {
   }
   int64_t channels = c.in.x.shape[1], size = c.in.x.shape[2];
   with_type<batch_norm_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
+    if (has_short_rows<T>(c.in.x) && has_short_rows<T>(c.out.y)) return infer_short_rows<T>(c);
     const T *mean = c.in.mean.as<T>(), *var = c.in.var.as<T>(), *weight = c.in.weight.as<T>(),
             *bias = c.in.bias.as<T>();
     parallel_each(c.exec, c.in.x.shape[0] * channels, size, [&](int64_t r) __attribute__((always_inline)) {
