@@ -63,6 +63,8 @@ NORMS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
     (lambda: nn.LocalResponseNorm(2), IMAGE),
     (lambda: nn.LocalResponseNorm(5, alpha=0.3, beta=0.5, k=2.0), ROWS),
     (lambda: nn.LocalResponseNorm(11, alpha=0.3), VOLUME),
+    (lambda: nn.BatchNorm1d(300), (130, 300)),
+    (lambda: nn.BatchNorm1d(33), (67, 33, 3)),
 ]
 V = torch.linspace(0.5, 1.5, 8)
 PLANE: Any = (2, 3)

@@ -28,6 +28,13 @@ struct Runs {
   bool cut;                  // leave out what the last chunk of a band has beyond it
 };
 
+// Output pixels whose windows meet the same taps inside the image, and the runs of these; padding is left out.
+struct Region {
+  int64_t row0, row1, pixel0, pixel1;
+  const int64_t *runs, *panels;
+  int64_t n_runs;
+};
+
 // Rows of output pixels that all read the input through the same runs: a whole convolution, or one phase of a
 // transposed one. A row is `pixels` long, the last row of each image `last_pixels`. Stretches of channels are blocks;
 // x includes the padding.
@@ -39,9 +46,11 @@ struct ConvPass {
   const float* bias;
   Images<const float> residual;
   Runs runs;
-  int64_t chunk_floats;  // of packed weights for all phases
-  int64_t phase_floats;  // of those, for what comes before this phase
-  int64_t lanes;         // floats of a term
+  int64_t chunk_floats;             // of packed weights for all phases
+  int64_t phase_floats;             // of those, for what comes before this phase
+  int64_t lanes;                    // floats of a term
+  const Region* regions = nullptr;  // of every image, where much of the windows is padding; they take one band
+  int64_t n_regions = 0;
   int activation;
   float alpha;
 };
@@ -134,30 +143,37 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, cons
   t.r_m = p.residual.pixel;
   t.r_n = p.residual.channels;
   t.alpha = p.alpha;
-  for (int64_t block = block0, n; block < block1; block += n) {
-    n = t.picks ? 1 : tile_blocks(p.pixels, block1 - block);
-    const int64_t channel_block = band.block + block, run_floats = p.runs.length * p.lanes;
-    const int64_t parts = row1 - row0 == 1 ? 1 : ceil_div(n_runs * run_floats * n * 4, kPanelBytes);
-    const int64_t per_part =
-        ceil_div(n_runs, larger(1, smaller(n_runs, larger(parts, n_runs * p.runs.length / kChain))));
-    int64_t run = 0;
-    do {
-      t.runs = runs + run;
-      t.n_runs = smaller(per_part, n_runs - run);
-      t.b = w + block * panel + run * run_floats;
-      t.cut = p.runs.cut && run + t.n_runs == n_runs ? band.beyond : 0;
-      t.accumulate = run > 0;
-      t.bias = p.bias && run == 0 ? p.bias + channel_block * kBlock : nullptr;
-      t.activation = run + per_part >= n_runs ? p.activation : 0;
-      for (int64_t row = row0; row < row1; row++) {
-        const int64_t image = row / p.rows, y = row - image * p.rows;
-        t.a = p.x.at(image, 0, y);
-        t.c = p.y.at(image, channel_block, y);
-        t.residual = p.residual && run == 0 ? p.residual.at(image, channel_block, y) : nullptr;
-        tiles(t, static_cast<int>(n), y == p.rows - 1 ? p.last_pixels : p.pixels);
-      }
-      run += per_part;
-    } while (run < n_runs);
+  const Region whole = {0, p.rows, 0, p.pixels, runs, nullptr, n_runs};
+  const Region *first = p.regions ? p.regions : &whole, *end = first + (p.regions ? p.n_regions : 1);
+  for (const Region* region = first; region < end; region++) {
+    const int64_t pixels = region->pixel1 - region->pixel0, of_region = region->n_runs;
+    for (int64_t block = block0, n; block < block1; block += n) {
+      n = t.picks ? 1 : tile_blocks(pixels, block1 - block);
+      const int64_t channel_block = band.block + block, run_floats = p.runs.length * p.lanes;
+      const int64_t parts = row1 - row0 == 1 ? 1 : ceil_div(of_region * run_floats * n * 4, kPanelBytes);
+      const int64_t per_part =
+          ceil_div(of_region, larger(1, smaller(of_region, larger(parts, of_region * p.runs.length / kChain))));
+      int64_t run = 0;
+      do {
+        t.runs = region->runs + run;
+        t.panels = region->panels ? region->panels + run : nullptr;
+        t.n_runs = smaller(per_part, of_region - run);
+        t.b = w + block * panel + (region->panels ? 0 : run * run_floats);
+        t.cut = p.runs.cut && run + t.n_runs == of_region ? band.beyond : 0;
+        t.accumulate = run > 0;
+        t.bias = p.bias && run == 0 ? p.bias + channel_block * kBlock : nullptr;
+        t.activation = run + per_part >= of_region ? p.activation : 0;
+        for (int64_t row = row0; row < row1; row++) {
+          const int64_t image = row / p.rows, y = row - image * p.rows, x = region->pixel0;
+          if (y < region->row0 || y >= region->row1) continue;
+          t.a = p.x.at(image, 0, y) + x * t.a_m;
+          t.c = p.y.at(image, channel_block, y) + x * t.c_m;
+          t.residual = p.residual && run == 0 ? p.residual.at(image, channel_block, y) + x * t.r_m : nullptr;
+          tiles(t, static_cast<int>(n), !p.regions && y == p.rows - 1 ? p.last_pixels : pixels);
+        }
+        run += per_part;
+      } while (run < of_region);
+    }
   }
 }
 

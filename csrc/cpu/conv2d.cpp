@@ -21,6 +21,70 @@ Runs runs_of(const Channels& c, const Form& form, const Window& g, int64_t x_blo
   return {all, offsets, taps / joined, form.picks() ? form.terms : form.terms * joined, taps == 1 && !form.picks()};
 }
 
+// Outputs [begin, end) along an axis whose windows have the taps [first, last) inside the image.
+struct Stretch {
+  int64_t begin, end, first, last;
+};
+
+struct Stretches {
+  static constexpr int64_t kMostTaps = 15;
+  Stretch all[2 * kMostTaps + 1];  // first and last only grow from output to output
+  int64_t count = 0, taps = 0;     // taps: of all outputs
+
+  // size: of x.
+  Stretches(int64_t outputs, int64_t size, int64_t stride, int64_t kernel, int64_t dilation, int64_t pad) {
+    for (int64_t i = 0; i < outputs; i++) {
+      const int64_t outside = pad - i * stride;  // of the window, before the image
+      const int64_t first = smaller(kernel, ceil_div(larger(0, outside), dilation));
+      const int64_t last = larger(first, smaller(kernel, ceil_div(larger(0, size + outside), dilation)));
+      if (count == 0 || all[count - 1].first != first || all[count - 1].last != last)
+        all[count++] = {i, i, first, last};
+      all[count - 1].end = i + 1;
+      taps += last - first;
+    }
+  }
+};
+
+// Windows with dilation may lie in the padding for the most part: what they would find there is not summed up then.
+// height, width: of the images of x. Uses scratch 0 for as long as the pass is used.
+void leave_out_padding(const Exec* exec, ConvPass& p, const Window& g, int64_t height, int64_t width) {
+  constexpr double kRepays = 0.8;  // of all taps
+  const ChannelBands& bands = p.runs.bands;
+  if ((g.dilation_h == 1 && g.dilation_w == 1) || larger(g.kernel_h, g.kernel_w) > Stretches::kMostTaps) return;
+  if (bands.count > 1 || p.lanes > kBlock) return;
+  const bool joined = p.runs.of_chunk < g.kernel_h * g.kernel_w;  // the taps of a row are one run
+  const Stretches rows(p.rows, height, g.stride_h, g.kernel_h, g.dilation_h, g.pad_top);
+  const Stretches columns = joined ? Stretches(p.pixels, p.pixels, 1, 1, 1, 0)
+                                   : Stretches(p.pixels, width, g.stride_w, g.kernel_w, g.dilation_w, g.pad_left);
+  const int64_t taps_w = joined ? 1 : g.kernel_w, chunks = bands.data->chunks;
+  const double inside = static_cast<double>(rows.taps) * static_cast<double>(columns.taps);
+  if (inside > kRepays * static_cast<double>(p.rows * p.pixels * g.kernel_h * taps_w)) return;
+
+  int64_t taps = 0;  // of all regions
+  for (int64_t i = 0; i < rows.count; i++)
+    for (int64_t j = 0; j < columns.count; j++)
+      taps += (rows.all[i].last - rows.all[i].first) * (columns.all[j].last - columns.all[j].first);
+  p.n_regions = rows.count * columns.count;
+  Region* region =
+      static_cast<Region*>(exec->scratch(0, p.n_regions * sizeof(Region) + 2 * chunks * taps * sizeof(int64_t)));
+  int64_t* at = reinterpret_cast<int64_t*>(region + p.n_regions);
+  p.regions = region;
+  for (int64_t i = 0; i < rows.count; i++)
+    for (int64_t j = 0; j < columns.count; j++) {
+      const Stretch &row = rows.all[i], &column = columns.all[j];
+      const int64_t n = chunks * (row.last - row.first) * (column.last - column.first);
+      *region++ = {row.begin, row.end, column.begin, column.end, at, at + n, n};
+      for (int64_t chunk = 0; chunk < chunks; chunk++)
+        for (int64_t h = row.first; h < row.last; h++)
+          for (int64_t w = column.first; w < column.last; w++, at++) {
+            const int64_t run = (chunk * g.kernel_h + h) * taps_w + w;
+            at[0] = p.runs.offsets[run];
+            at[n] = run * p.runs.length * p.lanes;
+          }
+      at += n;
+    }
+}
+
 void run(const Exec* exec, const ConvPass& p, int64_t x_floats, int64_t w_floats) {
   const double flops = 2. * p.images * p.rows * p.pixels * w_floats;
   const ConvSplit s = conv_split(exec, p, flops, x_floats, w_floats);
@@ -75,7 +139,10 @@ void conv2d_blocked(const conv2d_blocked_args& c) {
   ConvPass p = conv2d_pass(c);
   const bool dense = p.x.row == p.pixels * p.x.pixel && p.y.row == p.pixels * p.y.pixel &&
                      (!p.residual || p.residual.row == p.pixels * p.residual.pixel);
-  if (dense && c.attr.kernel_h == 1 && c.attr.kernel_w == 1) flatten(p);
+  if (dense && c.attr.kernel_h == 1 && c.attr.kernel_w == 1)
+    flatten(p);
+  else
+    leave_out_padding(c.exec, p, Window(c.attr), c.in.x.shape[2], c.in.x.shape[3]);
   run(c.exec, p, c.in.x.size(), c.in.packed.size());
 }
 
@@ -109,6 +176,8 @@ void conv2d(const conv2d_args& c) {
           join_images(p);
         else if (from.taps == 1 && p.x.row == OW * p.x.pixel)
           flatten(p);
+        else
+          leave_out_padding(exec, p, g, x.shape[2], x.shape[3]);
         run(exec, p, x_floats, w_floats);
       });
 }

@@ -73,6 +73,7 @@ void tile(const Tile& t) {
 
   // Rows in fives off one pointer: base + {0, 1, 2, 4} * step are x86 addressing modes, and so is base + step3.
   const int64_t step = t.a_m * 4, step3 = t.a_m * 12, a_k = t.a_k, b_n = t.b_n, b_k = t.b_k, length = t.length;
+  const int64_t* panels = t.panels;
   // Without fetches in it a step is 52 instructions instead of 54: on a core that another thread shares, that shows.
   const auto sum = [&](const auto& fetch) __attribute__((always_inline)) {
     const float* b = t.b;
@@ -80,6 +81,7 @@ void tile(const Tile& t) {
       const char* p0 = reinterpret_cast<const char*>(t.a + t.runs[r]);
       const char* p5 = p0 + 5 * step;
       const char* p10 = p5 + 5 * step;
+      if (panels) b = t.b + panels[r];
       for (int64_t k = r + 1 < t.n_runs ? length : length - t.cut; k > 0; k--) {
         V w[BLOCKS * P];
 #pragma GCC unroll 8

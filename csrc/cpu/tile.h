@@ -5,7 +5,8 @@
 
 namespace needle::NEEDLE_ISA {
 
-// c[m][j] = sum over runs r and k < length of  a[runs[r] + m*a_m + k*a_k] * b[(r*length + k)*b_k + j*b_n .. +16]
+// c[m][j] = sum over runs r and k < length of  a[runs[r] + m*a_m + k*a_k] * b[(r*length + k)*b_k + j*b_n .. +16] (with
+// panels, b[panels[r] + k*b_k + j*b_n .. +16])
 // or, if lanes pick, sum over taps of a[runs[r] + (m + tap)*a_m + lanes[..]] * b[(r*length + k)*b_k + 16 + 16*tap ..
 // +16] for j = 0, where `lanes` are int32 in the 16 places before the weights; then += bias + residual (or += c if
 // `accumulate`), then the activation.
@@ -16,6 +17,7 @@ struct Tile {
   int64_t n_runs, length;
   int64_t cut;  // terms that the last run lacks
   const float* b;
+  const int64_t* panels;  // where in b the terms of each run lie, or null: one run after the other
   int64_t b_n, b_k;
   float* c;
   int64_t c_m, c_n;
