@@ -28,10 +28,10 @@ struct Stretch {
 
 struct Stretches {
   static constexpr int64_t kMostTaps = 15;
-  Stretch all[2 * kMostTaps + 1];  // first and last only grow from output to output
+  Stretch all[2 * kMostTaps + 1];  // from output to output first and last never grow
   int64_t count = 0, taps = 0;     // taps: of all outputs
 
-  // size: of x.
+  // size: of x along the axis.
   Stretches(int64_t outputs, int64_t size, int64_t stride, int64_t kernel, int64_t dilation, int64_t pad) {
     for (int64_t i = 0; i < outputs; i++) {
       const int64_t outside = pad - i * stride;  // of the window, before the image
