@@ -20,6 +20,7 @@ from needle import isa
 from needle.profiler import cpu_name
 
 LIST = Path(__file__).parent / "zoo" / "models.json"
+HARD = LIST.with_name("models_hard.json")  # zoo/hard/README.md
 STAGES = ("torch", "convert", "plain", "fused", "compiled", "free", "altered")
 FORMS = ("plain", "fused", "compiled", "free")
 SECONDS = 240  # of processor time, so that other work on the machine does not count; WAIT: of the clock
@@ -156,23 +157,28 @@ def main() -> None:
     what.add_argument("--full", action="store_true", help="every model of the list")
     what.add_argument("--sample", action="store_true", help="the fixed sample that CI runs; fails if one of them does")
     what.add_argument("--models", nargs="+", metavar="NAME", help="names, or beginnings of names, of the list")
+    parser.add_argument(
+        "--list", choices=("usual", "hard"), default="usual", help="which list --full and --models mean"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, metavar="FILE")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="processor time for each model")
     args = parser.parse_args()
-    listed = [e["name"] for e in json.loads(LIST.read_text())]
+    file = HARD if args.list == "hard" and not args.sample else LIST
+    listed = [e["name"] for e in json.loads(file.read_text())]
     chosen = listed if args.full else [n for n in listed if n in SAMPLE]
     if args.models:
         chosen = [n for n in listed if n.startswith(tuple(args.models))]
     if not chosen:
-        raise SystemExit(f"[coverage] expects names of {LIST.name}, got {' '.join(args.models)}.")
+        raise SystemExit(f"[coverage] expects names of {file.name}, got {' '.join(args.models)}.")
     rows: dict[str, Row] = {}
     if args.json and args.json.exists():
         rows = json.loads(args.json.read_text())["models"]
     for name in chosen:
         if not (args.resume and name in rows):
             rows[name] = run(name, args.seconds)
+            print(f"{chosen.index(name) + 1:3} / {len(chosen)}", end="  ")
             report(name, rows[name])
         if args.json:  # after every model, so that an interrupted run keeps what it has
             write(args.json, {n: rows[n] for n in listed if n in rows})

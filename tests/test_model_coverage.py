@@ -8,9 +8,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 import model_coverage as coverage
+from torch2needle.capture.comparison import tensors
+from zoo.build import build, inputs
 
 LISTED = json.loads(coverage.LIST.read_text())
+HARD = json.loads(coverage.HARD.read_text())
 
 
 def test_the_list_and_the_sample() -> None:
@@ -22,6 +27,29 @@ def test_the_list_and_the_sample() -> None:
         assert len(entry["inputs"]) == 3
         batches = [next(iter(given.values()))["shape"][0] for given in entry["inputs"]]
         assert batches == [1, 2, 3]
+
+
+def test_the_hard_list() -> None:
+    names = [e["name"] for e in HARD]
+    assert len(set(names)) == len(names)
+    assert not set(names) & {e["name"] for e in LISTED}
+    for entry in HARD:
+        family, _, name = entry["name"].partition("/")
+        assert entry["model"]["call"] == f"zoo.hard.{family}.{name}"
+        assert len(entry["inputs"]) >= 2
+        assert entry["kinds"]
+
+
+@pytest.mark.parametrize("family", sorted({e["name"].partition("/")[0] for e in HARD}))
+def test_hard_models_run_in_torch_and_say_the_same_twice(family: str) -> None:
+    for entry in (e for e in HARD if e["name"].startswith(f"{family}/")):
+        for given, same in zip(inputs(entry), inputs(entry), strict=True):
+            with torch.no_grad():
+                first, second = (tensors(build(entry)(**values)) for values in (given, same))
+            assert first, entry["name"]
+            for a, b in zip(first, second, strict=True):
+                assert torch.equal(a, b), entry["name"]
+                assert not a.is_floating_point() or bool(a.isfinite().all()), entry["name"]
 
 
 def test_a_model_without_other_libraries() -> None:

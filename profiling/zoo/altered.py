@@ -13,8 +13,8 @@ import needle as ndl
 from torch2needle.capture.comparison import flat
 
 
-def middle(model: nn.Module, given: dict[str, torch.Tensor]) -> nn.Module:
-    """The layer in the middle of those that a call calls, of those with parameters whose result is a tensor."""
+def middle(model: nn.Module, given: dict[str, torch.Tensor]) -> nn.Module | None:
+    """The layer in the middle of those that a call calls, of those with parameters whose result is a tensor, if any is."""
     found: dict[nn.Module, None] = {}
 
     def note(module: nn.Module, _: Any, result: Any) -> None:
@@ -28,7 +28,7 @@ def middle(model: nn.Module, given: dict[str, torch.Tensor]) -> nn.Module:
     finally:
         for h in handles:
             h.remove()
-    return list(found)[len(found) // 2]
+    return list(found)[len(found) // 2] if found else None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""An entry of `models.json` as a torch module with random weights, and its inputs."""
+"""An entry of `models.json` or `models_hard.json` as a torch module with random weights, and its inputs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 LIST = Path(__file__).with_name("models.json")
+HARD = Path(__file__).with_name("models_hard.json")
 # Operators that torchvision's import registers fakes for; its wheel for another build of torch does not bring them.
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -38,7 +39,8 @@ def allow_imports() -> None:
 
 
 def entries() -> list[dict[str, Any]]:
-    return json.loads(LIST.read_text())
+    """Those of both lists; their names differ."""
+    return json.loads(LIST.read_text()) + json.loads(HARD.read_text())
 
 
 def evaluate(value: Any) -> Any:
@@ -94,14 +96,25 @@ def build(entry: dict[str, Any]) -> nn.Module:
 
 
 def tensor(spec: dict[str, Any]) -> torch.Tensor:
-    """{"shape"} normal numbers; with "below" integers under it; with "mask" an attention mask whose last quarter is 0."""
+    """{"shape"} normal numbers, of "dtype" if given; with "uniform" from 0 to 1; with "below" integers under it, not under
+    "from"; "sorted" along the last axis; with "mask" an attention mask whose last quarter is 0."""
     shape = spec["shape"]
     if "mask" in spec:
         return (torch.arange(shape[-1]) < shape[-1] * 3 // 4).long().expand(shape).clone()
-    return torch.randint(0, spec["below"], shape) if "below" in spec else torch.randn(shape)
+    if "below" in spec:
+        made = torch.randint(spec.get("from", 0), spec["below"], shape)
+    else:
+        made = torch.rand(shape) if "uniform" in spec else torch.randn(shape)
+        made = made.to(getattr(torch, spec.get("dtype", "float32")))
+    return made.sort(-1)[0] if "sorted" in spec else made
 
 
-def inputs(entry: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+def given(spec: Any) -> Any:
+    """A tensor, or a tuple of what a list holds."""
+    return tuple(map(given, spec)) if isinstance(spec, list) else tensor(spec)
+
+
+def inputs(entry: dict[str, Any]) -> list[dict[str, Any]]:
     """The inputs by name: those of the first run, then those of other batch and image sizes that torch takes, too."""
     torch.manual_seed(1)
-    return [{name: tensor(spec) for name, spec in given.items()} for given in entry["inputs"]]
+    return [{name: given(spec) for name, spec in named.items()} for named in entry["inputs"]]
