@@ -1,5 +1,6 @@
-// Rows of a table by their numbers, and the reverse: rows added into a table, or put into their places.
+// Rows of a table by their numbers, and the reverse: rows added into a table, elements scattered to their places.
 #include "cpu/strided.h"
+#include "math/reductions.h"
 
 namespace needle::NEEDLE_ISA {
 // Table (N, D) and numbers (M) to (M, D).
@@ -50,31 +51,68 @@ void scatter_add_rows(const scatter_add_rows_args& c) {
   });
 }
 
-// Rows (B, M, D) and numbers (M) into tables (B, N, D).
-void put_rows(const put_rows_args& c) {
-  const View &out = c.out.table, &rows = c.in.rows, &numbers = c.in.numbers;
-  const int64_t tables = out.shape[0], count = out.shape[1], size = out.shape[2], many = numbers.shape[0];
-  using In = put_rows_args::In;
+// Columns [first, first + n) of table b take what is scattered to them, in the order of the rows.
+template <class R, class T, class Number>
+void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n) {
+  const View &out = c.out.table, &from = c.in.rows, &by = c.in.numbers;
+  const int64_t many = from.shape[1], count = out.shape[1];
+  T* table = out.as<T>() + b * out.stride[0] + first * out.stride[2];
+  const T* rows = from.as<T>() + b * from.stride[0] + first * from.stride[2];
+  const Number* numbers = by.as<Number>() + b * by.stride[0] + first * by.stride[2];
+  auto outside = [&](int64_t row) { return row < 0 || row >= count; };
   bool fits = true;
-  for (int64_t i = 0; i < many; i++) {
-    const int64_t row = number_at<In::numbers_dtypes>(numbers, i);
-    fits = fits && row >= 0 && row < count;
-  }
-  with_type<In::rows_dtypes>(rows.dtype, [&]<class T>(T) {
-    // A kernel cannot raise: who reads the tables sees that they do not hold what they should.
-    const T missing = std::is_floating_point_v<T> ? static_cast<T>(NAN) : T(0);
-    parallel_each(c.exec, tables, (fits ? many : count) * size, [&](int64_t b) __attribute__((always_inline)) {
-      T* table = out.as<T>() + b * out.stride[0];
-      for (int64_t k = 0; !fits && k < count; k++)
-        for (int64_t j = 0; j < size; j++) table[k * out.stride[1] + j * out.stride[2]] = missing;
-      for (int64_t i = 0; fits && i < many; i++) {
-        T* to = table + number_at<In::numbers_dtypes>(numbers, i) * out.stride[1];
-        const T* from = rows.as<T>() + b * rows.stride[0] + i * rows.stride[1];
-        if (out.stride[2] == 1 && rows.stride[2] == 1)
-          std::memcpy(to, from, size * sizeof(T));
-        else
-          convert(to, out.stride[2], from, rows.stride[2], size);
+  if (by.stride[2] == 0 && out.stride[2] == 1 && from.stride[2] == 1) {  // whole rows
+    for (int64_t i = 0; i < many; i++) {
+      const int64_t row = numbers[i * by.stride[1]];
+      if (outside(row)) {
+        fits = false;
+        continue;
       }
+      T* to = table + row * out.stride[1];
+      const T* value = rows + i * from.stride[1];
+      for (int64_t j = 0; j < n; j++) to[j] = combined<R>(to[j], value[j]);
+    }
+  } else {
+    for (int64_t i = 0; i < many; i++)
+      for (int64_t j = 0; j < n; j++) {
+        const int64_t row = numbers[i * by.stride[1] + j * by.stride[2]];
+        if (outside(row)) {
+          fits = false;
+          continue;
+        }
+        T& to = table[row * out.stride[1] + j * out.stride[2]];
+        to = combined<R>(to, rows[i * from.stride[1] + j * from.stride[2]]);
+      }
+  }
+  if (fits) return;
+  // A kernel cannot raise: who reads the table sees that a column does not hold what it should.
+  const T missing = std::is_floating_point_v<T> ? static_cast<T>(NAN) : T(0);
+  for (int64_t j = 0; j < n; j++) {
+    bool all = true;
+    for (int64_t i = 0; i < many; i++) all = all && !outside(numbers[i * by.stride[1] + j * by.stride[2]]);
+    for (int64_t k = 0; !all && k < count; k++) table[k * out.stride[1] + j * out.stride[2]] = missing;
+  }
+}
+
+// Elements (B, M, D) and numbers (B, M, D) into tables (B, N, D).
+void scatter(const scatter_args& c) {
+  constexpr int64_t kTogether = 16;  // columns that one task has at least
+  const int64_t width = c.out.table.shape[2], parts = ceil_div(width, kTogether);
+  const int64_t work = c.in.rows.shape[1] * smaller(width, kTogether);
+  auto run = [&]<class R, class T, class Number>(R, T, Number) {
+    parallel_ranges(c.exec, c.out.table.shape[0] * parts, work, [&](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const int64_t b = begin / parts, part = begin % parts, stop = smaller(parts, part + end - begin);
+        const int64_t first = part * kTogether, n = smaller(width, stop * kTogether) - first;
+        scatter_columns<R, T, Number>(c, b, first, n);
+        begin += stop - part;
+      }
+    });
+  };
+  using In = scatter_args::In;
+  with_reduction(c.attr.reduce, [&](auto r) {
+    with_type<In::rows_dtypes>(c.in.rows.dtype, [&](auto t) {
+      with_type<In::numbers_dtypes>(c.in.numbers.dtype, [&](auto number) { run(r, t, number); });
     });
   });
 }

@@ -1,5 +1,6 @@
-// Rows of a table by their numbers, and the reverse: rows added into a table, or put into their places.
+// Rows of a table by their numbers, and the reverse: rows added into a table, elements scattered to their places.
 #include "gpu/strided.cuh"
+#include "math/reductions.h"
 
 namespace needle::gpu {
 namespace {
@@ -167,50 +168,56 @@ Rows<T> rows_of(const char* op, const View& rows, const View& table, const View&
       rows.stride[0], rows.stride[1], table.stride[0], table.stride[1], numbers.stride[0], table.shape[0]};
 }
 
-// Tables (b x count x d) and rows (b x m x d), any strides. A thread puts all rows of a column, so that of equal
-// numbers the last one stays.
+// Tables (b x count x d), elements and their numbers (b x m x d), any strides. A thread scatters a whole column, so
+// that the order is always that of the rows.
 template <class T>
-struct Put {
+struct Elements {
   const T* rows;
   T* table;
   const void* numbers;
   DType number_dtype;
   Divisor width;
   uint32_t columns;  // of all tables
-  int64_t row_stride[3], table_stride[3], number_stride, rows_each, count;
+  int64_t row_stride[3], table_stride[3], number_stride[3], rows_each, count;
 };
 
-template <class T>
-__global__ void GPU_BOUNDS(kThreads, 4) put_columns(Put<T> p) {
-  for_elements(p.columns, [&](uint32_t i) {
-    const uint32_t b = p.width.quotient(i);
-    const int64_t column = i - b * p.width.d;
-    T* to = p.table + b * p.table_stride[0] + column * p.table_stride[2];
-    const T* from = p.rows + b * p.row_stride[0] + column * p.row_stride[2];
+template <class R, class T>
+__global__ void GPU_BOUNDS(kThreads, 4) scatter_columns(Elements<T> e) {
+  for_elements(e.columns, [&](uint32_t i) {
+    const uint32_t b = e.width.quotient(i);
+    const int64_t column = i - b * e.width.d;
+    T* to = e.table + b * e.table_stride[0] + column * e.table_stride[2];
+    const T* from = e.rows + b * e.row_stride[0] + column * e.row_stride[2];
+    const int64_t first = b * e.number_stride[0] + column * e.number_stride[2];
     bool fits = true;
-    for (int64_t m = 0; m < p.rows_each; m++) {
-      const int64_t number = load_as<int64_t>(p.numbers, p.number_dtype, m * p.number_stride);
-      if (number >= 0 && number < p.count) {
-        to[number * p.table_stride[1]] = from[m * p.row_stride[1]];
+    for (int64_t m = 0; m < e.rows_each; m++) {
+      const int64_t number = load_as<int64_t>(e.numbers, e.number_dtype, first + m * e.number_stride[1]);
+      if (number >= 0 && number < e.count) {
+        T& element = to[number * e.table_stride[1]];
+        element = device::combined<R>(element, from[m * e.row_stride[1]]);
       } else {
         fits = false;
       }
     }
     const T missing = std::is_integral_v<T> ? T(0) : static_cast<T>(NAN);
-    for (int64_t k = 0; !fits && k < p.count; k++) to[k * p.table_stride[1]] = missing;
+    for (int64_t k = 0; !fits && k < e.count; k++) to[k * e.table_stride[1]] = missing;
   });
 }
 
 template <class T>
-void put_as(const put_rows_args& c) {
+void scatter_elements(const scatter_args& c) {
   const View &out = c.out.table, &rows = c.in.rows, &numbers = c.in.numbers;
   const int64_t columns = out.shape[0] * out.shape[2];
-  if (columns > INT32_MAX) fail("put_rows", "tables on a GPU have at most 2^31 - 1 columns", std::to_string(columns));
+  if (columns > INT32_MAX) fail("scatter", "tables on a GPU have at most 2^31 - 1 columns", std::to_string(columns));
   if (columns == 0) return;
-  Put<T> p = {rows.as<T>(), out.as<T>(), numbers.data, numbers.dtype, out.shape[2], static_cast<uint32_t>(columns)};
-  for (int i = 0; i < 3; i++) p.row_stride[i] = rows.stride[i], p.table_stride[i] = out.stride[i];
-  p.number_stride = numbers.stride[0], p.rows_each = numbers.shape[0], p.count = out.shape[1];
-  launch(put_columns<T>, grid_for(p.columns), kThreads, 0, stream_of(c), p);
+  Elements<T> e = {rows.as<T>(),  out.as<T>(),  numbers.data,
+                   numbers.dtype, out.shape[2], static_cast<uint32_t>(columns)};
+  for (int i = 0; i < 3; i++)
+    e.row_stride[i] = rows.stride[i], e.table_stride[i] = out.stride[i], e.number_stride[i] = numbers.stride[i];
+  e.rows_each = rows.shape[1], e.count = out.shape[1];
+  device::with_reduction(c.attr.reduce, [&](auto r) {
+    launch(scatter_columns<decltype(r), T>, grid_for(e.columns), kThreads, 0, stream_of(c), e);
+  });
 }
 
 template <class T>
@@ -261,9 +268,9 @@ void scatter_add_rows(const scatter_add_rows_args& c) {
   with_type<scatter_add_rows_args::In::rows_dtypes>(c.in.rows.dtype, [&](auto t) { scatter_as<decltype(t)>(c); });
 }
 
-// Rows (B, M, D) and numbers (M) into tables (B, N, D).
-void put_rows(const put_rows_args& c) {
-  with_type<put_rows_args::In::rows_dtypes>(c.in.rows.dtype, [&](auto t) { put_as<decltype(t)>(c); });
+// Elements (B, M, D) and numbers (B, M, D) into tables (B, N, D).
+void scatter(const scatter_args& c) {
+  with_type<scatter_args::In::rows_dtypes>(c.in.rows.dtype, [&](auto t) { scatter_elements<decltype(t)>(c); });
 }
 
 }  // namespace needle::gpu

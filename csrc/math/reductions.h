@@ -33,4 +33,42 @@ struct Min {
   }
 };
 
+struct Product {
+  template <class A>
+  NEEDLE_MAP_INLINE A combine(A a, A b) {
+    return a * b;
+  }
+};
+struct Last {
+  template <class A>
+  NEEDLE_MAP_INLINE A combine(A, A b) {
+    return b;
+  }
+};
+
+// f(Last{}), f(Sum{}) and so on by the number that a call gives, its place among SCATTERS of
+// needle/ops/shape/scatter.py.
+template <class F>
+void with_reduction(int64_t number, const F& f) {
+  switch (number) {
+    case 0:
+      return f(Last{});
+    case 1:
+      return f(Sum{});
+    case 2:
+      return f(Product{});
+    case 3:
+      return f(Max{});
+    case 4:
+      return f(Min{});
+  }
+}
+
+// A T of what is there and what comes; bools as numbers.
+template <class R, class T>
+NEEDLE_MAP_INLINE T combined(T old, T value) {
+  using A = std::conditional_t<std::is_same_v<T, bool>, int32_t, T>;
+  return static_cast<T>(R::combine(static_cast<A>(old), static_cast<A>(value)));
+}
+
 }  // namespace needle::NEEDLE_ISA

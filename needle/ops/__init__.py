@@ -47,6 +47,7 @@ from .shape.join import *
 from .shape.padding import *
 from .shape.rearrange import *
 from .shape.runtime_shape import *
+from .shape.scatter import *
 
 
 def __getattr__(name: str) -> _Any:

@@ -10,11 +10,11 @@ import torch
 from torch.utils._pytree import tree_map
 
 from needle import ops
-from needle.autograd import Tensor, Unsupported
+from needle.autograd import Tensor
 from needle.graph import Dim, map_structure
 
 from . import creation
-from .indexing import getitem, setitem
+from .indexing import getitem, put_numbers, setitem
 from .registry import rule
 from .shapes import Absent, at, back_in_shape, joined, unchanged
 from .tables import functions, refuse
@@ -76,11 +76,10 @@ def index_of(indices: Any) -> tuple:
 functions("input, indices", {(aten.index.Tensor,): lambda input, indices: getitem(input, index_of(indices))})
 
 
-@rule(aten.index_put.default, aten.index_put_.default)
+@rule(aten.index_put.default, aten.index_put_.default, torch.index_put, torch.Tensor.index_put, torch.Tensor.index_put_)
 def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
-    if accumulate:
-        raise Unsupported("accumulate=True adds up where indices repeat")
-    return setitem(input, index_of(indices), values)
+    items = index_of(indices)
+    return put_numbers(input, items, values, True) if accumulate else setitem(input, items, values)
 
 
 @rule(aten.slice_scatter.default)

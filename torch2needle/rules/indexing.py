@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,29 +55,46 @@ def shares_memory(input: Any, index: Any) -> str | None:
     return None if any(isinstance(i, bool) for i in items) else "always"
 
 
+class Parts(NamedTuple):
+    """An index with tensors in two steps: x[plain], then integer tensors on axes of that."""
+
+    plain: tuple
+    numbers: list[Tensor]
+    axes: list[int]
+
+    def first(self, x: Any) -> Any:
+        return x if all(isinstance(i, slice) and i == slice(None) for i in self.plain) else ops.getitem(x, self.plain)
+
+    def are_neighbours(self) -> bool:
+        return self.axes == list(range(self.axes[0], self.axes[0] + len(self.axes)))
+
+
+def parts_of(input: Any, items: tuple) -> Parts:
+    plain: list[Any] = []  # the basic part, with whole axes where tensors stand
+    numbers: list[Tensor] = []
+    places: list[int] = []  # of the tensors among the items of `plain`
+    for item in items:
+        found = None if is_basic(item) else index_numbers(input, item)
+        if found is None:
+            plain.append(item)
+        for n in found or ():
+            numbers.append(n)
+            places.append(len(plain))
+            plain.append(slice(None))
+    return Parts(tuple(plain), numbers, [result_axis(plain, p) for p in places])
+
+
 @rule(operator.getitem, view=shares_memory, put=lambda base, value, index: setitem(base, index, value))
 def getitem(input: Any, index: Any) -> Any:
     items = index if isinstance(index, tuple) else (index,)
     if all(is_basic(i) for i in items):
         return ops.getitem(input, index)
-    plain: list[Any] = []  # the basic part, with whole axes where tensors stand
-    numbers: list[Tensor] = []
-    places: list[int] = []  # of the tensors among the items of `plain`
-    for item in items:
-        if is_basic(item):
-            plain.append(item)
-            continue
-        for n in index_numbers(input, item):
-            numbers.append(n)
-            places.append(len(plain))
-            plain.append(slice(None))
-    x = input
-    if any(i != slice(None) for i in plain if not isinstance(i, int)) or any(isinstance(i, int) for i in plain):
-        x = ops.getitem(input, tuple(plain))
-    axes = [result_axis(plain, p) for p in places]
-    if places != list(range(places[0], places[0] + len(places))):
-        x, axes = ops.moveaxis(x, tuple(axes), tuple(range(len(axes)))), [0]
-    return ops.index_tensors(x, numbers, axes[0])
+    parts = parts_of(input, items)
+    x = parts.first(input)
+    if parts.are_neighbours():
+        return ops.index_tensors(x, parts.numbers, parts.axes[0])
+    front = tuple(range(len(parts.axes)))
+    return ops.index_tensors(ops.moveaxis(x, tuple(parts.axes), front), parts.numbers)
 
 
 @rule(operator.setitem)
@@ -85,12 +102,53 @@ def setitem(input: Any, index: Any, value: Any) -> Any:
     items = index if isinstance(index, tuple) else (index,)
     if all(is_basic(i) for i in items):
         return ops.setitem(input, index, value)
-    mask = items[0]
-    if len(items) > 1 or not isinstance(mask, Tensor) or not (is_mask(mask) or mask.spec is None):  # type: ignore[attr-defined]
-        raise Unsupported("assignment expects slices or one bool mask, got integer tensors")
-    if isinstance(value, Tensor):
-        raise Unsupported("assignment at a mask expects a number, got a tensor; use where")
-    return ops.masked_fill(input, mask, value, leading=True)
+    masks = [i for i in items if is_mask(i) and constant_value(i) is None]
+    unknown = isinstance(items[0], Tensor) and items[0].spec is None and len(items) == 1  # type: ignore[attr-defined]
+    if masks or (unknown and not isinstance(value, Tensor)):
+        return set_masked(input, items, value)
+    return put_numbers(input, items, value)
+
+
+def put_numbers(input: Any, items: tuple, value: Any, accumulate: bool = False) -> Any:
+    """input[items] = value, or += value where places are equal, for an index with integer tensors."""
+    parts = parts_of(input, items)
+    x = parts.first(input)
+    if parts.are_neighbours():
+        made = ops.index_put(x, parts.numbers, value, parts.axes[0], accumulate)
+    else:
+        axes, front = tuple(parts.axes), tuple(range(len(parts.axes)))
+        made = ops.index_put(ops.moveaxis(x, axes, front), parts.numbers, value, 0, accumulate)
+        made = ops.moveaxis(made, front, axes)
+    return made if x is input else ops.setitem(input, parts.plain, made)
+
+
+def set_masked(input: Any, items: tuple, value: Any) -> Any:
+    """input[items] = value for an index with one mask that depends on the input, behind whole axes."""
+    place = next(i for i, item in enumerate(items) if isinstance(item, Tensor))
+    mask: Any = items[place]
+    behind = [i for i in items[place + 1 :] if i is not Ellipsis and i != slice(None)]
+    if behind or any(not isinstance(i, slice) or i != slice(None) for i in items[:place]):
+        raise Unsupported("a mask that depends on the input is assigned at behind whole axes and before none")
+    if not isinstance(value, Tensor):
+        return ops.masked_fill(input, shifted_mask(input, mask, place) if place else mask, value, leading=not place)
+    known, given, holds = input.spec, value.spec, mask.spec  # type: ignore[attr-defined]
+    if known is None or given is None or holds is None:
+        raise Unsupported("assignment of a tensor at a mask needs shapes; pass example=")
+    rest = len(known.shape) - place - len(holds.shape)
+    if len(given.shape) <= rest or given.shape[: len(given.shape) - rest] == (1,):
+        return ops.where(shifted_mask(input, mask, place), ops.cast_like(value, input), input)
+    if place:
+        raise Unsupported("a tensor with a value for each element of a mask is assigned at the first axes alone")
+    return ops.masked_put(input, mask, ops.cast_like(value, input))
+
+
+def shifted_mask(input: Any, mask: Any, place: int) -> Any:
+    """A mask on the axes from `place` on, so that it broadcasts with the input."""
+    if input.spec is None or mask.spec is None:
+        raise Unsupported("assignment at a mask needs shapes; pass example=")
+    for _ in range(len(input.spec.shape) - place - len(mask.spec.shape)):
+        mask = ops.unsqueeze(mask, -1)
+    return mask
 
 
 @rule(T.copy_, torch.ops.aten.copy.default)
@@ -124,7 +182,6 @@ def narrow(input: Any, dim: int, start: Any, length: Any) -> Any:
 functions(
     "input, dim, index", {(torch.index_select, T.index_select): lambda input, dim, index: ops.take(input, index, dim)}
 )
-functions("input, dim, index, source", {(torch.index_copy, T.index_copy): ops.index_copy})
 functions("input, dim, index, *, sparse_grad=False", {(torch.gather, T.gather): ops.gather})
 functions("input, index", {(torch.take, T.take): lambda input, index: ops.take(ops.flatten(input), index)})
 

@@ -12,16 +12,15 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS, NDArray, call, promote_scalar
 from needle.backend_ndarray.kernels import call_map
 from needle.backend_ndarray.ndarray import PLANNING
-from needle.backend_ndarray.strides import reshaped_strides
 from needle.ops.common import broadcast_shape, check_axis, constant, with_axis
 from needle.ops.dtypes import cast_array
 from needle.ops.families import samples_of
 from needle.ops.math.arithmetic import logical_or
-from needle.ops.math.comparison import eq, ge, lt
+from needle.ops.math.comparison import ge, lt
 from needle.ops.math.elementwise import where
 from needle.ops.shape.basic import broadcast_to, reshape
 
-__all__ = ["gather", "index_copy", "index_tensors", "masked_fill", "take", "take_along"]
+__all__ = ["gather", "index_tensors", "masked_fill", "take", "take_along"]
 
 
 def check_index(label: str, index: Any) -> None:
@@ -139,68 +138,6 @@ def take(a: Tensor, index: Tensor, axis: int = 0) -> Tensor:
 
 
 @op
-class IndexCopy(Op):
-    """x with the slices of `source` along an axis at the numbers of `index`, 1-d; of equal ones the last stays.
-
-    A plan for a buffer that takes the result, such as a decoder's cache, writes these slices alone.
-    """
-
-    axis: int
-    updates = True
-
-    def infer(self, x: Any, index: Any, source: Any) -> Any:
-        check_index(self.label, index)
-        axis = check_axis(self.label, self.axis, x.shape)
-        want = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
-        if len(index.shape) != 1 or tuple(source.shape) != want:
-            raise ValueError(f"[{self.label}] source expects shape {want}, got {tuple(source.shape)}.")
-        if source.dtype != x.dtype:
-            raise ValueError(f"[{self.label}] source expects dtype {x.dtype}, got {source.dtype}.")
-        return Spec(tuple(x.shape), str(x.dtype))
-
-    def into(self, out: NDArray, *inputs: NDArray) -> None:
-        x, index, source = inputs
-        check_range(self.label, index, 0, x.shape[self.axis])
-        if x is not out:
-            call("copy", [out], x=x)
-        table, rows = (self._tables(a) for a in (out, source))
-        call("put_rows", [table], rows=rows, numbers=index)
-
-    def _tables(self, x: NDArray) -> NDArray:
-        """As (everything before the axis, the axis, everything behind)."""
-        axis = self.axis % x.ndim
-        shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
-        strides = reshaped_strides(x.shape, x.strides, shape)
-        return x.reshape(shape) if strides is None else x._view(shape, strides)
-
-    def reference(self, x: np.ndarray, index: np.ndarray, source: np.ndarray) -> Any:
-        out = x.copy()
-        np.moveaxis(out, self.axis, 0)[index] = np.moveaxis(source, self.axis, 0)
-        return out
-
-    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        x, index, source = node.inputs
-        count, axis = index.shape[0], self.axis % len(x.shape)
-        order = constant(np.arange(count), index)
-        last = take(index_copy(constant(np.zeros(x.shape[axis]), index), 0, index, order), index)
-        stays = reshape(
-            eq(last, order), (count,) + (1,) * (len(x.shape) - axis - 1)
-        )  # none with its number comes later
-        of_source = where(stays, take(out_grad, index, axis), 0.0)
-        return index_copy(out_grad, axis, index, constant(np.zeros(source.shape), source)), None, of_source
-
-    samples = samples_of(
-        ({"axis": 0}, [(5, 3), Spec((4,), "int64"), (4, 3)]),
-        ({"axis": -2}, [(2, 3, 4, 5), Spec((2,), "int32"), (2, 3, 2, 5)]),
-    )
-
-
-def index_copy(a: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
-    """torch.index_copy: a with the slices of `source` at the numbers of `index` along an axis."""
-    return IndexCopy(axis)(a, index, source)
-
-
-@op
 class Gather(Op):
     """Elements along an axis: out[i][j] = x[index[i][j]][j] for axis 0. `index` is at most as long as x on other axes."""
 
@@ -266,6 +203,19 @@ def take_along(a: Tensor, index: Tensor, axis: int) -> Tensor:
     return TakeAlong(axis)(a, index)
 
 
+def one_number(index: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """The place among all elements of axes of these sizes that an index for each of them names; beyond the last one where one
+    of them is outside of its axis."""
+    number: Any = None
+    outside: Any = None  # of its own axis, where the number in all of them may still be a valid one
+    for i, size in zip(index, sizes, strict=True):
+        wrapped = where(lt(i, 0), i + size, i)
+        number = wrapped if number is None else number * size + wrapped
+        beyond = logical_or(lt(wrapped, 0), ge(wrapped, size))
+        outside = beyond if outside is None else logical_or(outside, beyond)
+    return where(outside, math.prod(sizes), number)  # type: ignore[arg-type]
+
+
 @op
 class IndexTensors(Op):
     """x[..., i, j, ...] for integer tensors on neighbouring axes from `axis` on; their broadcast shape stands in their place."""
@@ -283,17 +233,9 @@ class IndexTensors(Op):
 
     def decompose(self, x: Tensor, *index: Tensor) -> Tensor:
         axis = self.axis % len(x.shape)
-        sizes = x.shape[axis : axis + len(index)]
-        number: Any = None
-        outside: Any = None  # of its own axis, where the number in all of them may still be a valid one
-        for i, size in zip(index, sizes, strict=True):
-            wrapped = where(lt(i, 0), i + size, i)
-            number = wrapped if number is None else number * size + wrapped
-            beyond = logical_or(lt(wrapped, 0), ge(wrapped, size))
-            outside = beyond if outside is None else logical_or(outside, beyond)
-        number = where(outside, math.prod(sizes), number)  # type: ignore[arg-type] # which `take` refuses
-        flat = reshape(x, (*x.shape[:axis], math.prod(sizes), *x.shape[axis + len(index) :]))
-        return take(flat, number, axis)
+        after = axis + len(index)
+        flat = reshape(x, (*x.shape[:axis], math.prod(x.shape[axis:after]), *x.shape[after:]))
+        return take(flat, one_number(index, x.shape[axis:after]), axis)
 
     samples = samples_of(({"axis": 1}, [(2, 4, 5, 3), Spec((2, 1), "int64"), Spec((3,), "int64")]))
 

@@ -121,6 +121,7 @@ class SetItem(Op):
     index: tuple
     value: Any = None
     mixes_floats = True
+    updates = True
 
     def infer(self, x: Any, *part: Any) -> Any:
         want = indexed_shape(tuple(x.shape), self.index)
@@ -131,7 +132,8 @@ class SetItem(Op):
         return Spec(tuple(x.shape), str(x.dtype))
 
     def into(self, out: NDArray, *inputs: NDArray) -> None:
-        call("copy", [out], x=inputs[0])
+        if inputs[0] is not out:
+            call("copy", [out], x=inputs[0])
         target = out[decode_index(self.index)]
         if len(inputs) == 1:
             call("fill", [target], value=float(self.value))
