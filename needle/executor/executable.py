@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from needle import _core
 from needle.autograd import Spec, Unsupported, uncollected
 from needle.backend_ndarray import Device, NDArray, default_device
@@ -94,6 +96,8 @@ def entered(inputs: Any) -> tuple[Any, list[NDArray], str]:
 class CompiledPlan:
     """A plan with the structure of the outputs it computes."""
 
+    guards: Sequence[Any] = ()  # layers that check values which the plan computes beside its results
+
     def __init__(
         self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray], device: Device
     ) -> None:
@@ -109,7 +113,7 @@ class CompiledPlan:
         check_floats(traced, constant_nodes(traced))
         graph, plan, fired = optimize(traced, device, choice.disable)
         self.decomposed = {f"{op} on {device.name}": n for op, n in graph.output.meta["decomposed"].items()}
-        self.structure = graph.output.args[0]
+        self.structure = graph.output.args[0][0] if self.guards else graph.output.args[0]
         make = lambda measured: plan_graph(graph, pool, choice, device, measured)  # noqa: E731
         self.info: PlanInfo | SplitPlan = self._tuned(make, inputs, pool) if choice.tune else make(unmeasured)
         if self.writes and isinstance(self.info, SplitPlan):
@@ -135,7 +139,9 @@ class CompiledPlan:
         def call(*inputs: Any) -> Any:
             result = map_structure(fn(*inputs), recorder.to_node)
             recorder.effects += [(Write(tensor), value) for tensor, value in recorder.pop_writes()]
-            return result
+            guards = recorder.pop_guards()
+            self.guards = [guard for guard, _ in guards]
+            return (result, [recorder.to_node(value) for _, value in guards]) if guards else result
 
         try:
             graph = trace(call, *example, recorder=recorder)
@@ -164,6 +170,15 @@ class CompiledPlan:
             before, nodes = self._fused.nodes_before, self._fused.nodes | nodes
             fired, misses = [*self._fused.fired, *fired], [*self._fused.near_misses, *misses]
         return FusionReport(fired, misses, before, len(self.info.names), nodes)
+
+    def check_guards(self, results: list) -> list:
+        """A run's results without those that come last, the values that guards look at."""
+        if not self.guards:
+            return results
+        count = len(results) - len(self.guards)
+        for guard, value in zip(self.guards, results[count:], strict=True):
+            guard.check(value if isinstance(value, np.ndarray) else NDArray.wrap(value, self.device).numpy())
+        return results[:count]
 
     def outputs(self, results: list) -> Any:
         """A run's results in the structure that the model returns."""
@@ -365,10 +380,10 @@ class Executable(Plans):
         if not kwargs and (direct := self._direct) is not None and not direct.writes:
             found = direct.core.run_numpy(args, self._epoch)  # type: ignore[union-attr]
             if found is not None:
-                return direct.outputs(found)
+                return direct.outputs(direct.check_guards(found))
         plan, arrays, kind = self._prepare(args, kwargs)
         with self._writing(plan):
-            results = plan.core.run_new([a._ref for a in arrays])
+            results = plan.check_guards(plan.core.run_new([a._ref for a in arrays]))
         return plan.outputs([mirror(NDArray.wrap(r, plan.device), kind) for r in results])
 
     def run_into(self, outs: Any, *args: Any) -> None:
@@ -376,6 +391,8 @@ class Executable(Plans):
         if not self._watch.lists_hold():
             STRUCTURE.changed()
         plan, arrays, _ = self._prepare(args, {})
+        if plan.guards:
+            raise Unsupported("[run_into] a model that checks the values of its inputs gives its results by a call.")
         targets = as_targets(outs, arrays)
         if (parameter := self._pool.place(targets)) is not None:
             raise ValueError(f"[run_into] output {parameter} is a parameter or buffer of the model.")

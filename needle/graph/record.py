@@ -111,6 +111,7 @@ class Recorder:
         self.leaf_paths = leaf_paths or {}  # id(module) -> path of the modules recorded as one node
         self.writes: dict[int, tuple[Tensor, Symbol]] = {}  # buffers that the call would have written
         self.effects: list[tuple[Any, Tensor]] = []  # what a plan does beside its results, each with the value for it
+        self.guards: list[tuple[Any, Symbol]] = []  # values that have to be the expected ones
         self.draws: list[Callable[[], Any]] = []  # what makes the inputs that are drawn anew for every call
         self.param_paths: dict[int, str] = {}
         self.modules: dict[int, Any] = {}  # called with symbols
@@ -248,6 +249,10 @@ class Recorder:
             self._sizes[key] = Dim(node, self.graph)
         return self._sizes[key]
 
+    def pop_guards(self) -> list[tuple[Any, Symbol]]:
+        guards, self.guards = self.guards, []
+        return guards
+
     def finish(self, result: Any, effects: Sequence[Tensor] = ()) -> Graph:
         """The graph of `result`; `effects`: what is computed although the result does not read it."""
         args = (result, list(effects)) if effects else (result,)
@@ -271,6 +276,10 @@ def trace(
     recorder = Recorder(static=True, device=device) if recorder is None else recorder
     with remembering():
         result = fn(*recorder.enter(examples, names))
+    if recorder.guards:
+        raise Unsupported(
+            f"a graph that holds for some inputs alone (`{recorder.guards[0][0].text}`) runs eagerly or compiled, for inference"
+        )
     if recorder.writes:
         written = [v for _, v in recorder.writes.values()]
         graph = recorder.finish((result, written))

@@ -74,6 +74,17 @@ def numbers(place: str, value: Any) -> Any:
     return tuple(one(place, v) for v in value) if isinstance(value, tuple | list) and value else one(place, value)
 
 
+def listed(one: Check) -> Check:
+    """A sequence, of any length, of what `one` takes."""
+
+    def check(place: str, value: Any) -> tuple:
+        if not isinstance(value, tuple | list):
+            raise wrong(place, "a tuple", value, TypeError)
+        return tuple(one(place, v) for v in value)
+
+    return check
+
+
 def flag(place: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_ | int) or value not in (0, 1):
         raise wrong(place, "True or False", value, TypeError)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from needle import ops
 from needle.autograd import Tensor
 
+from .arguments import instance, listed, number
 from .function import Declared
 from .module import Module
 
-__all__ = ["FunctionalBatchNorm", "FunctionalInstanceNorm", "WriteBuffer"]
+__all__ = ["FunctionalBatchNorm", "FunctionalInstanceNorm", "Guard", "WriteBuffer"]
+
+NEAR = 1e-4  # of real numbers, which other orders of sums make differ
 
 
 class WriteBuffer(Module):
@@ -19,6 +25,40 @@ class WriteBuffer(Module):
     def forward(self, buffer: Tensor, value: Tensor) -> Tensor:
         buffer.data = value.detach()
         return value
+
+
+class GuardError(ValueError):
+    """An input for which a captured graph does not hold."""
+
+
+class Guard(Declared):
+    """Raises GuardError where a value is not the `expected` one: where a graph was captured, `text` asked for it.
+
+    A plan gives the value with its results, and it is checked after each run.
+    """
+
+    arguments = {"expected": listed(number()), "text": instance(str, "text")}
+
+    expected: tuple[float, ...]
+    text: str
+
+    def forward(self, value: Tensor) -> Tensor:
+        if value.recorder is None:
+            self.check(value.numpy())
+        else:
+            value.recorder.guards.append((self, value))
+        return value
+
+    def check(self, value: np.ndarray) -> None:
+        found = np.asarray(value, "float64").reshape(-1)
+        if found.shape != (len(self.expected),) or not np.allclose(found, self.expected, NEAR, 0.0):
+            raise GuardError(
+                f"[convert] the model holds for inputs that answer `{self.text}` with {told(self.expected)}, got {told(found)}."
+            )
+
+
+def told(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{n:g}" for n in numbers)
 
 
 class FunctionalBatchNorm(Declared):

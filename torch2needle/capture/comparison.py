@@ -22,6 +22,7 @@ from needle.graph import GraphModule
 from needle.nn import WriteBuffer
 
 from ..rules.overloads import FLAGS
+from .asked import OtherAnswer, asks
 from .guard import Writes, gradient_hooks, own_gradients, python_chance, same_chance, untouched
 from .structure import plain_result
 from .tracing import Captured, TrainingFlag, user_lines
@@ -327,6 +328,9 @@ class Judge:
 
     def against(self, captured: Captured, calls: list[Call], theirs: Behaviour) -> str:
         run = functools.partial(evaluate, captured, self.names)
+        if asks(captured.graph):
+            calls = [c for i, c in enumerate(calls) if not i or self.holds(captured, c)]
+            theirs = self.theirs(calls)
         try:
             ours = behaviour(run, captured.model, calls, self.training)
         except Exception as e:
@@ -336,6 +340,16 @@ class Judge:
         # What a model keeps between its calls in evaluation may have no gradients; they count in training.
         text = lost_gradients(ours, theirs)
         return "" if text and self.trains_alike(captured) else text
+
+    def holds(self, captured: Captured, call: Call) -> bool:
+        """Whether a graph with guards stands for the model on these inputs."""
+        try:
+            behaviour(functools.partial(evaluate, captured, self.names), captured.model, [call], self.training)
+        except OtherAnswer:
+            return False
+        except Exception:  # which the comparison shall tell
+            pass
+        return True
 
     def trains_alike(self, captured: Captured) -> bool:
         """Whether graph and model pass gradients to the same parameters in training."""

@@ -8,7 +8,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
+from ..report import ConversionError
+from .asked import Answers, answers
 from .comparison import Call, tensors
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .program import capture_program
@@ -33,7 +35,41 @@ MOST = 2**62  # what torch.export writes for no limit
 
 
 def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]]) -> Iterator[Captured]:
-    """Captures with fewer and fewer free sizes, for the first that converts; raises ConversionError where none can be made."""
+    """Captures with fewer and fewer free sizes, for the first that converts; raises ConversionError where none can be made.
+
+    Last come those that answer what the forward asks of its tensors' values as the example does, and check that.
+    """
+    try:
+        yield from unchecked(model, example, dynamic, changing)
+        error = None
+    except ConversionError as e:
+        error = e
+    call = call_of(example)
+    wider = batched(call)[1] if dynamic == "auto" else call
+    try:
+        asked = answers(model, *wider)
+    except Exception:  # a batch of one is no other
+        wider, asked = call, answers(model, *call)
+    if not asked:
+        if error is not None:
+            raise error
+        return
+    batch, _ = batched(wider) if dynamic == "auto" else (None, wider)
+    for free in reversed(free_axes(wider, batch)):
+        found = attempt(model, wider, free, asked) if free else None
+        if found is not None:
+            yield from_program(found[0], model, found[1], changing)
+    if wider is not call:
+        asked = answers(model, *call)
+    try:
+        program, notes = export(model, *call, {}, asked)
+    except Exception as e:
+        raise error or capture_error(model, e, "torch.export") from e
+    yield from_program(program, model, notes, changing)
+
+
+def unchecked(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]]) -> Iterator[Captured]:
+    """Captures that hold for all values."""
     call = call_of(example)
     batch, wider = batched(call) if dynamic == "auto" else (None, call)
     rows, more = free_axes(wider, batch)
@@ -59,11 +95,11 @@ def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[]
         yield from_program(program, model, notes, changing)
 
 
-def attempt(model: nn.Module, call: Call, free: Axes) -> tuple[ExportedProgram, list[str]] | None:
+def attempt(model: nn.Module, call: Call, free: Axes, asked: Answers | None = None) -> tuple[ExportedProgram, list[str]] | None:
     """The program and notes with as many of the sizes free as the forward's branches do not hang on; None without any."""
     while free:
         try:
-            program, notes = export(model, *call, free)
+            program, notes = export(model, *call, free, asked)
         except Exception:  # also where a size is another one's multiple: the caller tries fewer
             return None
         held, _ = bounds(program)
@@ -115,8 +151,10 @@ def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
     return rows, {i: axes for i, axes in both.items() if axes}
 
 
-def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes) -> tuple[ExportedProgram, list[str]]:
-    """torch.export above decomposition, in evaluation mode."""
+def export(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None = None
+) -> tuple[ExportedProgram, list[str]]:
+    """torch.export above decomposition, in evaluation mode; asked: what it is told of values."""
     args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
     shapes = ShapesCollection()
     for i, t in enumerate(tensors((args, kwargs))):
@@ -127,7 +165,8 @@ def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes) ->
         warnings.simplefilter("ignore")
         model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
-        with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients():
+        told = nullcontext() if asked is None else asked.given()
+        with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients(), told:
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), notes
 
 

@@ -214,11 +214,11 @@ MISSING = object()
 
 
 def put(place: Any, name: str, value: Any) -> None:
-    """Set a name of a namespace, or take it out where the value is MISSING; or set an attribute of a class."""
-    if not isinstance(place, dict):
+    """Set a name of a namespace or an attribute of a class, or take it out where the value is MISSING."""
+    if value is MISSING:
+        place.pop(name, None) if isinstance(place, dict) else delattr(place, name)
+    elif not isinstance(place, dict):
         setattr(place, name, value)
-    elif value is MISSING:
-        place.pop(name, None)
     else:
         place[name] = value
 
@@ -226,7 +226,7 @@ def put(place: Any, name: str, value: Any) -> None:
 @contextmanager
 def patched(names: list[tuple[Any, str, Any]]) -> Iterator[None]:
     """Give names of namespaces, and attributes that classes have, other values for a while."""
-    saved = [(p, name, p.get(name, MISSING) if isinstance(p, dict) else vars(p)[name]) for p, name, _ in names]
+    saved = [(p, name, (p if isinstance(p, dict) else vars(p)).get(name, MISSING)) for p, name, _ in names]
     try:
         for place, name, value in names:
             put(place, name, value)

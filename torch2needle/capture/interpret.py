@@ -13,7 +13,8 @@ from torch import fx, nn
 from needle.autograd import Spec, Tensor, Unsupported
 from needle.graph import Dim, Mode, ModuleRecorder, Symbol
 from needle.graph.record import SymbolicShape
-from needle.nn import WriteBuffer
+from needle.nn import Guard, WriteBuffer
+from needle.nn.functional import told
 from needle.nn.module import Module
 
 from ..report import Report, Row, dotted, reason_of, short, status_of
@@ -24,6 +25,7 @@ from ..rules.registry import bind, find_function_rule, find_module_rule, is_inpl
 from ..rules.shapes import Absent, Pieces
 from ..rules.stubs import stub
 from ..weights import TreeBuilder
+from .asked import ASKED
 from .cells import Cell, with_item
 from .structure import plain
 from .tracing import Captured, TrainingFlag, capture, node_location, owner_path
@@ -72,6 +74,7 @@ class Interpreter:
         self.env: dict[fx.Node, Cell] = {}
         self.attributes: dict[str, Cell] = {}  # of the model, by path
         self.written: dict[str, Cell] = {}  # its buffers that the forward writes
+        self.guards: list[Tensor] = []  # values that the graph is held against
         self.tainted: set[fx.Node] = set()
         self.given: dict[str, Cell] = {}  # cells of the caller, by placeholder name
 
@@ -152,9 +155,15 @@ class Interpreter:
             self.attributes[name] = Cell(known, owner=f"{kind} {name}")
         return self.attributes[name]
 
+    def guard(self, value: Tensor, expected: list[float], text: str) -> None:
+        """The graph holds for inputs that give this value."""
+        mode = Mode(self.builder.modules[id(self.captured.model)], self.prefix)
+        self.guards.append(call_layer(mode, Guard(tuple(expected), text), value))
+        self.report.note(f"it holds for inputs that answer `{text}` with {told(expected)}, and checks that")
+
     def effects(self) -> list[Tensor]:
-        """Writes of the buffers that the forward changed, as calls of layers."""
-        made = []
+        """What the graph computes beside its result: guards, and writes of the buffers that the forward changed."""
+        made = list(self.guards)
         for name, cell in self.written.items():
             before = self.constant(operator.attrgetter(name)(self.captured.model))
             mode = Mode(self.builder.modules[id(self.captured.model)], self.prefix)
@@ -168,6 +177,8 @@ class Interpreter:
         if node.op == "call_method" and not isinstance(args[0], Tensor):
             return Cell(getattr(args[0], str(node.target))(*args[1:], **kwargs))
         target = self.target(node)
+        if target is ASKED:
+            return Cell(self.guard(*args))
         values = leaves((args, kwargs))
         if node.op == "call_function" and is_getitem(target) and not isinstance(args[0], Tensor):
             return self.item(node, args[0], args[1])

@@ -1,0 +1,123 @@
+"""What a forward asks of tensors' values, for torch.export: the example's answers, each with a check in the captured graph.
+
+Python cannot follow a tensor that has no value yet. So the model runs once on the example, and every `if x.any():`, `.item()`,
+`int(x)` is noted with its answer; a capture of the same call gives these answers again and leaves a call of `asked` behind.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from .guard import has_storage, inference_without_gradients, patched, same_chance, untouched
+
+NAMES = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
+NEAR = 1e-4  # of real numbers: other sums end in other digits
+LIBRARY = torch.library.Library("torch2needle", "FRAGMENT")
+LIBRARY.define("asked(Tensor x, float[] expected, str text) -> ()")
+
+
+class OtherAnswer(Exception):
+    """A captured graph is run on inputs that answer otherwise than the example."""
+
+
+def compare(x: torch.Tensor, expected: list[float], text: str) -> None:
+    if not torch.allclose(x.detach().double().flatten(), torch.tensor(expected, dtype=torch.float64), NEAR, 0.0):
+        raise OtherAnswer(text)
+
+
+LIBRARY.impl("asked", compare, "CompositeExplicitAutograd")
+LIBRARY.impl("asked", lambda x, expected, text: None, "Meta")
+ASKED = torch.ops.torch2needle.asked.default
+fx.node.has_side_effect(ASKED)
+
+
+class Answer(NamedTuple):
+    place: tuple[str, str, int]  # the method, and the file and line of its caller
+    value: Any
+
+    @property
+    def text(self) -> str:
+        """The user's line."""
+        _, path, number = self.place
+        return f"{linecache.getline(path, number).strip()} ({os.path.basename(path)}:{number})"
+
+
+class Answers(list[Answer]):
+    """Those of one call of a model, in their order."""
+
+    def noted(self) -> AbstractContextManager:
+        """Notes what is asked of tensors."""
+
+        def note(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
+            self.append(Answer(place, before(t)))
+            return self[-1].value
+
+        return intercepted(note)
+
+    def given(self) -> AbstractContextManager:
+        """Answers as noted what the same lines ask of the tensors of a capture. Real numbers stay tensors without gradients."""
+        left = iter(tuple(self))
+
+        def give(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
+            if has_storage(t):
+                return before(t)
+            answer = next((a for a in left if a.place == place), None)
+            if answer is None:
+                return before(t)
+            x = t.detach()
+            if name == "item" and t.is_floating_point():
+                return x
+            x = x.trunc() if name in ("__int__", "__index__") and t.is_floating_point() else x
+            values = torch.tensor(answer.value, dtype=torch.float64).flatten().tolist()
+            ASKED(x, values, answer.text)
+            return answer.value
+
+        return intercepted(give)
+
+
+def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> AbstractContextManager:
+    """`f(name, method, tensor, place)` in the place of the methods by which Python asks for values, in this thread."""
+    thread = threading.get_ident()
+    busy = False
+
+    def method(name: str) -> Callable:
+        before = getattr(torch.Tensor, name)
+
+        def ask(self: torch.Tensor) -> Any:
+            nonlocal busy
+            if busy or threading.get_ident() != thread:
+                return before(self)
+            caller = sys._getframe(1)
+            busy = True
+            try:
+                return f(name, before, self, (name, caller.f_code.co_filename, caller.f_lineno))
+            finally:
+                busy = False
+
+        return ask
+
+    return patched([(torch.Tensor, name, method(name)) for name in NAMES])
+
+
+def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Answers:
+    """What the model asks of its tensors' values in a call in evaluation mode."""
+    found = Answers()
+    with untouched(model), same_chance(), torch.inference_mode(False), inference_without_gradients():
+        model.eval()
+        with torch.no_grad(), found.noted():
+            model(*args, **kwargs)
+    return found
+
+
+def asks(graph: fx.Graph) -> bool:
+    """Whether a captured graph holds checks."""
+    return any(n.target is ASKED for n in graph.nodes)
