@@ -78,9 +78,13 @@ NEEDLE_C1(erf, erf)
 NEEDLE_C1F(sqrt, sqrt)
 NEEDLE_C1F(round, rint)
 NEEDLE_C1F(trunc, trunc)
-NEEDLE_C1F(sin, sin)
-NEEDLE_C1F(cos, cos)
+#define NEEDLE_FAR_FUNCTIONS(F) \
+  F(sin) F(cos) F(tan) F(asin) F(acos) F(atan) F(sinh) F(cosh) F(asinh) F(acosh) F(atanh) F(erfc) F(lgamma) F(exp2) F(log2) F(log10)
+#define NEEDLE_C(name) NEEDLE_C1F(name, name)
+NEEDLE_FAR_FUNCTIONS(NEEDLE_C)
+#undef NEEDLE_C
 NEEDLE_C2F(pow)
+NEEDLE_C2F(atan2)
 NEEDLE_C2F(fmod)
 NEEDLE_C2F(copysign)
 #undef NEEDLE_C1
@@ -95,17 +99,21 @@ NEEDLE_MAP_INLINE T each_lane(T x, T y, const F& f) {
   for (int i = 0; i < T::N; i++) a[i] = f(a[i], b[i]);
   return T::load(a);
 }
-template <class T>
-NEEDLE_MAP_INLINE T sin(T x) {
-  return each_lane(x, x, [](float a, float) { return ::sinf(a); });
-}
-template <class T>
-NEEDLE_MAP_INLINE T cos(T x) {
-  return each_lane(x, x, [](float a, float) { return ::cosf(a); });
-}
+#define NEEDLE_LANES(name)                                              \
+  template <class T>                                                    \
+  NEEDLE_MAP_INLINE T name(T x) {                                       \
+    return each_lane(x, x, [](float a, float) { return ::name##f(a); }); \
+  }
+NEEDLE_FAR_FUNCTIONS(NEEDLE_LANES)
+#undef NEEDLE_LANES
+#undef NEEDLE_FAR_FUNCTIONS
 template <class T>
 NEEDLE_MAP_INLINE T pow(T x, T y) {
   return each_lane(x, y, [](float a, float b) { return ::powf(a, b); });
+}
+template <class T>
+NEEDLE_MAP_INLINE T atan2(T x, T y) {
+  return each_lane(x, y, [](float a, float b) { return ::atan2f(a, b); });
 }
 
 template <class T>

@@ -16,7 +16,7 @@ from needle import _core
 from needle.autograd import Spec, Unsupported, uncollected
 from needle.backend_ndarray import Device, NDArray, default_device
 from needle.backend_selection import BACKEND
-from needle.graph import Graph, Node, Recorder, map_structure, trace
+from needle.graph import Graph, GraphModule, Node, Recorder, map_structure, trace
 from needle.graph.report import FusionReport
 from needle.graph.steps import count_calls
 from needle.interop import array_kind, as_ndarray, mirror
@@ -31,6 +31,7 @@ from .passes import optimize
 from .planner import constant_nodes
 from .settings import DEFAULT, Choice, unmeasured
 from .split import SplitPlan, plan_graph
+from .staged import Staged
 from .step import JOIN
 from .target import target_of
 from .tuner import step_times, tuned
@@ -427,11 +428,12 @@ def compile(
     precision: str = "float32",
     disable: Sequence[str] = (),
     max_plans: int | None = None,
-) -> Executable:
+) -> Executable | Staged:
     """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example` and the
     device of the model's parameters (a function's: of its inputs).
 
-    Other shapes get their own plan on first use. Raises ValueError when layers are in training mode.
+    Other shapes get their own plan on first use. A net in which values say how large some results are, as `nonzero` does, becomes
+    a Staged: plans of what lies between. Raises ValueError when layers are in training mode.
 
     precision: on a GPU, what matrix products and convolutions multiply in: "float32" exactly, or "tf32", "float16",
     "bfloat16": operands are rounded on their way in, sums and everything between layers stay float32 (so float16 overflows
@@ -465,7 +467,12 @@ def compile(
     check_model(model)
     if isinstance(model, Module):
         model.check_evaluation("compile")
-    exe = Executable(model, Choice(winograd, memory, tune, precision, names("disable", disable), max_plans))
+    choice = Choice(winograd, memory, tune, precision, names("disable", disable), max_plans)
     example = example if isinstance(example, tuple) else (example,)
+    if isinstance(model, GraphModule) and any(n.kind == "op" and n.target.counts for n in model.graph):
+        staged = Staged(model, lambda part: Executable(part, choice))
+        staged(*example)
+        return staged
+    exe = Executable(model, choice)
     exe._prepare(example, {})
     return exe

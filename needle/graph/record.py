@@ -193,6 +193,10 @@ class Recorder:
         sizes = [d for d in op.deferred() if isinstance(d, Dim)]
         known = all(s is not None for s in specs) and all("example" in d.node.meta for d in sizes)
         out = op.resolve(self._example).infer(*specs) if known else None
+        if op.counts and self.static:
+            raise Unsupported(
+                f"[{op.label}] the size of its result depends on values; a net of `convert` or `graph.symbolic` has it"
+            )
         node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
         if op.n_out == 1:
             made = self._symbol(node, out)

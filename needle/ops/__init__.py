@@ -40,6 +40,7 @@ from .reduce.basic import *
 from .reduce.softmax import *
 from .reduce.sorting import *
 from .shape.basic import *
+from .shape.counted import *
 from .shape.creation import *
 from .shape.gather import *
 from .shape.indexing import *

@@ -23,7 +23,15 @@ from needle.nn import WriteBuffer
 
 from ..rules.overloads import FLAGS
 from .asked import OtherAnswer, asks
-from .guard import Writes, gradient_hooks, own_gradients, python_chance, same_chance, untouched
+from .guard import (
+    Writes,
+    gradient_hooks,
+    own_gradients,
+    plain_conditions,
+    python_chance,
+    same_chance,
+    untouched,
+)
 from .structure import plain_result
 from .tracing import Captured, TrainingFlag, user_lines
 
@@ -87,7 +95,13 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
         try:
             for i, call in enumerate(calls):
                 args, kwargs = fresh(call)
-                with torch.set_grad_enabled(not i), writes, own_gradients(note), gradient_hooks(note):
+                with (
+                    torch.set_grad_enabled(not i),
+                    writes,
+                    own_gradients(note),
+                    gradient_hooks(note),
+                    plain_conditions(),
+                ):
                     result = flat(plain_result(function(*args, **kwargs)))
                 if not i:
                     made.reached = [reached(t) for t in result]

@@ -95,7 +95,9 @@ def unchecked(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[
         yield from_program(program, model, notes, changing)
 
 
-def attempt(model: nn.Module, call: Call, free: Axes, asked: Answers | None = None) -> tuple[ExportedProgram, list[str]] | None:
+def attempt(
+    model: nn.Module, call: Call, free: Axes, asked: Answers | None = None
+) -> tuple[ExportedProgram, list[str]] | None:
     """The program and notes with as many of the sizes free as the forward's branches do not hang on; None without any."""
     while free:
         try:

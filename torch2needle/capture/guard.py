@@ -305,6 +305,15 @@ def inference_without_gradients() -> contextlib.AbstractContextManager:
     return patched([(torch.inference_mode, "__enter__", enter), (torch.inference_mode, "__exit__", leave)])
 
 
+def plain_conditions() -> contextlib.AbstractContextManager:
+    """`torch.cond` is Python's `if`: torch's own compiles both functions, which it cannot while it is being watched."""
+
+    def cond(pred: Any, true_fn: Callable, false_fn: Callable, operands: Any = ()) -> Any:
+        return (true_fn if pred else false_fn)(*operands)
+
+    return patched([(vars(torch), "cond", cond)])
+
+
 def gradient_hooks(note: Callable[[str], None]) -> contextlib.AbstractContextManager:
     """Calls `note` with the name of every method that registers a hook on a tensor's gradient."""
 

@@ -179,9 +179,11 @@ class ProgramBuilder:
         return self.graph.get_attr(key)
 
     def wrapped(self, node: fx.Node, args: list[Any]) -> Any:
-        """The body of no_grad and autocast regions; other operators of higher order stay for the report."""
+        """The body of no_grad and autocast regions, both bodies of a condition; other operators of higher order stay for the report."""
         name = node.target.name()  # type: ignore[union-attr]
         bodies = [i for i, a in enumerate(args) if isinstance(a, fx.GraphModule)]
+        if name == "cond":
+            return self.chosen(node, args[0], [args[i] for i in bodies], args[3])
         if name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
             names = [f"<body of {node.name}>" if i in bodies else a for i, a in enumerate(args)]
             made = self.graph.call_function(node.target, tuple(names))  # type: ignore[arg-type]
@@ -196,6 +198,21 @@ class ProgramBuilder:
             refuse_writes(body.graph, operands)
             return pytree.tree_map(self.detached, result)
         return result
+
+    def chosen(self, node: fx.Node, condition: Any, bodies: list[Any], operands: Any) -> Any:
+        """The results of one of two bodies without side effects: both are computed."""
+        results = []
+        for body in bodies:
+            inner = dict(zip((n for n in body.graph.nodes if n.op == "placeholder"), operands, strict=True))
+            results.append(self.copy(body.graph, body, inner))
+
+        def choose(yes: Any, no: Any) -> Any:
+            made = self.graph.call_function(aten.where.self, (condition, yes, no))
+            made.meta = {**node.meta, "val": yes.meta["val"]}
+            return made
+
+        self.notes.append("both branches of torch.cond are computed, and one is chosen")
+        return tuple(choose(*pair) for pair in zip(*results, strict=True))
 
     def detached(self, value: Any) -> Any:
         if not isinstance(value, fx.Node) or not is_float(value):

@@ -115,6 +115,8 @@ functions(
         (torch.fmod, T.fmod, T.fmod_): ops.fmod,
         (torch.maximum, T.maximum): ops.maximum,
         (torch.minimum, T.minimum): ops.minimum,
+        (torch.atan2, torch.arctan2, T.atan2, T.atan2_, T.arctan2): ops.atan2,
+        (torch.hypot, T.hypot, T.hypot_): ops.hypot,
         (torch.fmax, T.fmax): ops.fmax,
         (torch.fmin, T.fmin): ops.fmin,
     },
@@ -139,18 +141,28 @@ functions(
         (torch.neg, torch.negative, T.neg, T.neg_, T.negative, operator.neg): operator.neg,
         (torch.square, T.square, T.square_): lambda x: x**2,
         (torch.exp, T.exp, T.exp_): ops.exp,
-        (torch.exp2, T.exp2, T.exp2_): lambda x: ops.exp(x * math.log(2)),
-        (torch.expm1, T.expm1, T.expm1_): ops.expm1,
+        (torch.exp2, T.exp2, T.exp2_, torch.special.exp2): ops.exp2,
+        (torch.expm1, T.expm1, T.expm1_, torch.special.expm1): ops.expm1,
         (torch.log, T.log, T.log_): ops.log,
-        (torch.log1p, T.log1p, T.log1p_): ops.log1p,
-        (torch.log2, T.log2, T.log2_): lambda x: ops.log(x) * (1 / math.log(2)),
-        (torch.log10, T.log10, T.log10_): lambda x: ops.log(x) * (1 / math.log(10)),
+        (torch.log1p, T.log1p, T.log1p_, torch.special.log1p): ops.log1p,
+        (torch.log2, T.log2, T.log2_): ops.log2,
+        (torch.log10, T.log10, T.log10_): ops.log10,
         (torch.sqrt, T.sqrt, T.sqrt_): ops.sqrt,
         (torch.rsqrt, T.rsqrt, T.rsqrt_): ops.rsqrt,
         (torch.reciprocal, T.reciprocal, T.reciprocal_): ops.reciprocal,
         (torch.sin, T.sin, T.sin_): ops.sin,
         (torch.cos, T.cos, T.cos_): ops.cos,
-        (torch.tan, T.tan, T.tan_): lambda x: ops.sin(x) / ops.cos(x),
+        (torch.tan, T.tan, T.tan_): ops.tan,
+        (torch.asin, torch.arcsin, T.asin, T.asin_, T.arcsin): ops.asin,
+        (torch.acos, torch.arccos, T.acos, T.acos_, T.arccos): ops.acos,
+        (torch.atan, torch.arctan, T.atan, T.atan_, T.arctan): ops.atan,
+        (torch.sinh, T.sinh, T.sinh_): ops.sinh,
+        (torch.cosh, T.cosh, T.cosh_): ops.cosh,
+        (torch.asinh, torch.arcsinh, T.asinh, T.asinh_, T.arcsinh): ops.asinh,
+        (torch.acosh, torch.arccosh, T.acosh, T.acosh_, T.arccosh): ops.acosh,
+        (torch.atanh, torch.arctanh, T.atanh, T.atanh_, T.arctanh): ops.atanh,
+        (torch.erfc, T.erfc, T.erfc_, torch.special.erfc): ops.erfc,
+        (torch.lgamma, T.lgamma, T.lgamma_, torch.special.gammaln): ops.lgamma,
         (torch.erf, T.erf, T.erf_, torch.special.erf): ops.erf,
         (torch.abs, torch.absolute, T.abs, T.abs_, T.absolute, operator.abs): ops.absolute,
         (torch.sign, T.sign, T.sign_, torch.sgn, T.sgn): ops.sign,
@@ -162,7 +174,7 @@ functions(
 )
 
 
-@rule(torch.round, T.round, T.round_)
+@rule(torch.round, T.round, T.round_, torch.special.round)
 def round(input: Any, *, decimals: int = 0) -> Any:
     return ops.round(input) if decimals == 0 else ops.round(input * 10.0**decimals) / 10.0**decimals
 

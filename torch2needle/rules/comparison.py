@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from needle import ops
-from needle.autograd import Tensor, Unsupported
+from needle.autograd import Tensor
 
+from .counted import nonzero
 from .registry import rule
 from .tables import functions
 
@@ -68,7 +69,7 @@ functions(
 @rule(torch.where)
 def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     if input is None or other is None:
-        raise Unsupported("where(condition) has as many results as the condition has true elements")
+        return nonzero(condition, as_tuple=True)
     return select(condition, input, other)
 
 

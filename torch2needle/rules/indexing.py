@@ -9,9 +9,14 @@ import numpy as np
 import torch
 
 from needle import ops
-from needle.autograd import Tensor, Unsupported
+from needle.autograd import Spec, Tensor, Unsupported
+from needle.ops.math.arithmetic import Bitwise, BitwiseNot
+from needle.ops.math.comparison import Comparison, ScalarComparison
+from needle.ops.math.elementwise import Where
 from needle.ops.reduce.values import result_axis
+from needle.ops.shape.basic import View
 
+from .counted import nonzero
 from .registry import rule
 from .shapes import at
 from .tables import functions
@@ -20,7 +25,17 @@ T = torch.Tensor
 
 
 def is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.spec is not None and index.spec.dtype == "bool"  # type: ignore[attr-defined]
+    return isinstance(index, Tensor) and gives_bools(index.node)  # type: ignore[attr-defined]
+
+
+def gives_bools(node: Any) -> bool:
+    """Whether a value is of dtype bool: by its spec, else by what makes it."""
+    spec = node.meta.get("spec")
+    if isinstance(spec, Spec) or node.kind != "op":
+        return isinstance(spec, Spec) and spec.dtype == "bool"
+    if isinstance(node.target, Comparison | ScalarComparison):
+        return True
+    return isinstance(node.target, View | Bitwise | BitwiseNot | Where) and gives_bools(node.args[-1])
 
 
 def constant_value(symbol: Any) -> Any:
@@ -35,7 +50,7 @@ def index_numbers(input: Any, item: Any) -> list[Tensor]:
             return [item]
         value = constant_value(item)
         if value is None:
-            raise Unsupported("a mask that depends on the input picks as many elements as are true; use where")
+            return list(nonzero(item, as_tuple=True))
     else:
         value = np.asarray(item)
     arrays = np.nonzero(value) if value.dtype == bool else [value]
@@ -89,6 +104,8 @@ def getitem(input: Any, index: Any) -> Any:
     items = index if isinstance(index, tuple) else (index,)
     if all(is_basic(i) for i in items):
         return ops.getitem(input, index)
+    if len(items) == 1 and is_mask(items[0]) and constant_value(items[0]) is None:
+        return ops.masked_rows(input, items[0])
     parts = parts_of(input, items)
     x = parts.first(input)
     if parts.are_neighbours():
@@ -103,8 +120,7 @@ def setitem(input: Any, index: Any, value: Any) -> Any:
     if all(is_basic(i) for i in items):
         return ops.setitem(input, index, value)
     masks = [i for i in items if is_mask(i) and constant_value(i) is None]
-    unknown = isinstance(items[0], Tensor) and items[0].spec is None and len(items) == 1  # type: ignore[attr-defined]
-    if masks or (unknown and not isinstance(value, Tensor)):
+    if masks:
         return set_masked(input, items, value)
     return put_numbers(input, items, value)
 
@@ -131,15 +147,9 @@ def set_masked(input: Any, items: tuple, value: Any) -> Any:
         raise Unsupported("a mask that depends on the input is assigned at behind whole axes and before none")
     if not isinstance(value, Tensor):
         return ops.masked_fill(input, shifted_mask(input, mask, place) if place else mask, value, leading=not place)
-    known, given, holds = input.spec, value.spec, mask.spec  # type: ignore[attr-defined]
-    if known is None or given is None or holds is None:
-        raise Unsupported("assignment of a tensor at a mask needs shapes; pass example=")
-    rest = len(known.shape) - place - len(holds.shape)
-    if len(given.shape) <= rest or given.shape[: len(given.shape) - rest] == (1,):
-        return ops.where(shifted_mask(input, mask, place), ops.cast_like(value, input), input)
     if place:
-        raise Unsupported("a tensor with a value for each element of a mask is assigned at the first axes alone")
-    return ops.masked_put(input, mask, ops.cast_like(value, input))
+        return ops.where(shifted_mask(input, mask, place), ops.cast_like(value, input), input)
+    return ops.masked_put(input, mask, value)
 
 
 def shifted_mask(input: Any, mask: Any, place: int) -> Any:

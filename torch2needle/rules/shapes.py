@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from needle import ops
-from needle.autograd import Tensor, Unsupported
+from needle.autograd import Unsupported
 from needle.graph.record import SymbolicShape
 from needle.ops.shape.join import along_axis as at
 
@@ -187,13 +187,6 @@ functions(
         (torch.triu, T.triu, T.triu_): lambda input, diagonal: ops.triangle(input, True, diagonal),
     },
 )
-
-
-@rule(torch.repeat_interleave, T.repeat_interleave)
-def repeat_interleave(input: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
-    if isinstance(repeats, Tensor):
-        raise Unsupported("repeats expects a number, got a tensor")
-    return ops.repeat_interleave(input, repeats, dim)
 
 
 functions("input, shifts, dims=None", {(torch.roll, T.roll): lambda x, shifts, dims: ops.roll(x, shifts, axes(dims))})

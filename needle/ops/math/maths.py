@@ -16,19 +16,34 @@ from needle.ops.math.elementwise import where
 
 __all__ = [
     "absolute",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
     "ceil",
     "cos",
+    "cosh",
+    "digamma",
     "erf",
+    "erfc",
     "exp",
+    "exp2",
     "floor",
+    "lgamma",
     "log",
+    "log2",
+    "log10",
     "reciprocal",
     "round",
     "rsqrt",
     "sign",
     "sin",
+    "sinh",
     "softplus",
     "sqrt",
+    "tan",
 ]
 
 
@@ -78,6 +93,66 @@ def erf_array(x: np.ndarray) -> np.ndarray:
 Erf, erf = function(
     "Erf", "Error function.", erf_array, lambda dy, x, y: dy * ((-(x * x)).exp() * (2.0 / math.sqrt(math.pi)))
 )
+Tan, tan = function(
+    "Tan", "Tangent of an angle in radians.", np.tan, lambda dy, x, y: dy * (y * y + 1), domain=(-1.2, 1.2)
+)
+UNIT: Any = {"domain": (-0.9, 0.9)}
+Asin, asin = function("Asin", "Arc sine.", np.arcsin, lambda dy, x, y: dy * rsqrt(1 - x * x), **UNIT)
+Acos, acos = function("Acos", "Arc cosine.", np.arccos, lambda dy, x, y: -(dy * rsqrt(1 - x * x)), **UNIT)
+Atan, atan = function("Atan", "Arc tangent.", np.arctan, lambda dy, x, y: dy / (x * x + 1))
+Sinh, sinh = function("Sinh", "Hyperbolic sine.", np.sinh, lambda dy, x, y: dy * cosh(x))
+Cosh, cosh = function("Cosh", "Hyperbolic cosine.", np.cosh, lambda dy, x, y: dy * sinh(x))
+Asinh, asinh = function("Asinh", "Inverse of sinh.", np.arcsinh, lambda dy, x, y: dy * rsqrt(x * x + 1))
+Acosh, acosh = function(
+    "Acosh", "Inverse of cosh.", np.arccosh, lambda dy, x, y: dy * rsqrt((x - 1) * (x + 1)), domain=(1.2, 4.0), **POLE
+)
+Atanh, atanh = function("Atanh", "Inverse of tanh.", np.arctanh, lambda dy, x, y: dy / (1 - x * x), **UNIT)
+Exp2, exp2 = function("Exp2", "2 ** x.", np.exp2, lambda dy, x, y: dy * y * math.log(2))
+Log2, log2 = function(
+    "Log2", "Logarithm of base 2.", np.log2, lambda dy, x, y: dy / (x * math.log(2)), **POSITIVE, **POLE
+)
+Log10, log10 = function(
+    "Log10", "Logarithm of base 10.", np.log10, lambda dy, x, y: dy / (x * math.log(10)), **POSITIVE, **POLE
+)
+
+
+def by_element(f: Any) -> Any:
+    """f, of numbers in double, on arrays; for what numpy does not have."""
+    return lambda x: np.vectorize(f, otypes=["float64"])(x).astype(x.dtype)
+
+
+Erfc, erfc = function(
+    "Erfc",
+    "1 - erf(x), without its loss of digits.",
+    by_element(math.erfc),
+    lambda dy, x, y: dy * ((-(x * x)).exp() * (-2.0 / math.sqrt(math.pi))),
+)
+
+
+def log_gamma(x: float) -> float:
+    return math.inf if math.isinf(x) or (x <= 0 and x == math.floor(x)) else math.lgamma(x)
+
+
+Lgamma, lgamma = function(
+    "Lgamma", "log |gamma(x)|.", by_element(log_gamma), lambda dy, x, y: dy * digamma(x), **POSITIVE, **POLE
+)
+
+
+def digamma(a: Tensor) -> Tensor:
+    """The slope of lgamma: Stirling's series from 6 on, below by psi(x) = psi(x + 1) - 1 / x and from psi(1 - x)."""
+    mirrored = gt(0.5 - a, 0.0)
+    x = where(mirrored, 1.0 - a, a)
+    beside: Any = 0.0
+    for _ in range(6):
+        small = gt(6.0 - x, 0.0)
+        beside = beside - where(small, 1.0 / x, 0.0)
+        x = where(small, x + 1.0, x)
+    z = 1.0 / (x * x)
+    series = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132)))))
+    value = log(x) - 0.5 / x - series + beside
+    return where(mirrored, value - math.pi / tan(where(mirrored, a, 0.25) * math.pi), value)
+
+
 Softplus, _ = function("Softplus", "log(1 + e ** x).", lambda x: np.logaddexp(0, x), lambda dy, x, y: dy * x.sigmoid())
 
 

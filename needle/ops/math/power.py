@@ -1,21 +1,23 @@
-"""Powers, of integers, too."""
+"""Functions of two tensors: powers, of integers, too; angles."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from needle.autograd import Deferred, Tensor, op, tensor_method
+from needle.autograd import Deferred, Op, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote_scalar
 from needle.backend_ndarray.kernels import call_map
 from needle.ops.common import Binary, ScalarOp, as_operand, unbroadcast
 from needle.ops.dtypes import result_dtype
+from needle.ops.families import op_class
 from needle.ops.math.comparison import eq, ge
-from needle.ops.math.elementwise import where, with_scalar
-from needle.ops.math.maths import log
+from needle.ops.math.elementwise import maximum, minimum, where, with_scalar
+from needle.ops.math.maths import absolute, log, sqrt
 
-__all__ = ["power", "power_scalar"]
+__all__ = ["atan2", "hypot", "power", "power_scalar"]
 
 
 @op
@@ -124,3 +126,45 @@ class PowerScalar(ScalarOp):
 
 def power_scalar(a: Tensor, scalar: Any) -> Tensor:
     return PowerScalar(scalar)(a)
+
+
+def of_angle(self: Op, out_grad: Tensor, node: Tensor) -> Any:
+    y, x = node.inputs
+    over = out_grad / (x * x + y * y)
+    return unbroadcast(over * x, y.shape), unbroadcast(-(over * y), x.shape)
+
+
+class Angle(Binary):
+    """In the dtype of its floats; of integers in float32."""
+
+    def operand_dtype(self, *inputs: Any) -> str:
+        dtype = result_dtype(*inputs)
+        return dtype if dtype in FLOATS else "float32"
+
+
+Atan2 = op_class(
+    __name__,
+    "Atan2",
+    Angle,
+    "The angle of the point (b, a) in radians, in all four quadrants.",
+    kernel="atan2",
+    ufunc=np.arctan2,
+    gradient=of_angle,
+    zero_is_safe=False,
+    domain=(0.3, 2.0),
+)
+
+
+def atan2(a: Tensor, b: Tensor) -> Tensor:
+    """The angle of the point (b, a), in (-pi, pi]."""
+    return Atan2()(a, b)
+
+
+def hypot(a: Tensor, b: Tensor) -> Tensor:
+    """sqrt(a ** 2 + b ** 2), without overflow; the gradient at (0, 0) is 0."""
+    x, y = absolute(a), absolute(b)
+    large, small = maximum(x, y), minimum(x, y)
+    origin = eq(large, 0.0)
+    ratio = where(eq(large, small), 1.0, small / where(origin, 1.0, large))  # of two infinities, too
+    length = where(origin, 0.0, large * sqrt(ratio * ratio + 1.0))
+    return where(eq(x, math.inf), math.inf, where(eq(y, math.inf), math.inf, length))  # beside a NaN, too

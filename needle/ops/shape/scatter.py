@@ -408,7 +408,8 @@ def index_put(a: Tensor, indices: Sequence[Tensor], values: Any, axis: int = 0, 
 
 @op
 class MaskedPut(Op):
-    """x[mask] = values: the slices of x where a bool mask, of its first axes, holds become those of `values` in their order."""
+    """x[mask] = values: the slices of x where a bool mask, of its first axes, holds become those of `values` in their order, or
+    all the same one."""
 
     def infer(self, x: Any, mask: Any, values: Any) -> Any:
         if mask.dtype != "bool" or tuple(mask.shape) != tuple(x.shape[: len(mask.shape)]):
@@ -417,29 +418,38 @@ class MaskedPut(Op):
                 f"{mask.dtype} {tuple(mask.shape)}."
             )
         rest = tuple(x.shape[len(mask.shape) :])
-        if len(values.shape) != len(rest) + 1 or tuple(values.shape[1:]) != rest or values.dtype != x.dtype:
+        counted = values.shape[:1] if self._has_each(x, mask, values) else (1,)
+        want = (*counted, *rest)
+        if len(values.shape) > len(want) or broadcast_shape(self.label, tuple(values.shape), want) != want:
             raise ValueError(
-                f"[{self.label}] values expect {x.dtype} of shape (N, {', '.join(map(str, rest))}), got {values.dtype} "
+                f"[{self.label}] values expect a shape that broadcasts to (N, {', '.join(map(str, rest))}), got "
                 f"{tuple(values.shape)}."
             )
         return Spec(tuple(x.shape), str(x.dtype))
 
+    def _has_each(self, x: Any, mask: Any, values: Any) -> bool:
+        """Whether there is a value for each element of the mask that holds, not one for all."""
+        return len(values.shape) == len(x.shape) - len(mask.shape) + 1 and values.shape[0] != 1
+
     def decompose(self, x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+        rest = len(x.shape) - len(mask.shape)
+        values, holds = cast(values, x.dtype), reshape(mask, (*mask.shape, *(1,) * rest))
+        if not self._has_each(x, mask, values):
+            return where(holds, reshape(values, values.shape[1:]) if len(values.shape) > rest else values, x)
+        values = broadcast_to(values, (values.shape[0], *x.shape[len(mask.shape) :]))
         if not values.shape[0]:  # which a mask without any may take
             values = broadcast_to(constant(math.nan if x.dtype in FLOATS else 0, x), (1, *values.shape[1:]))
-        place = cumsum(cast(flatten(mask), "int64"), 0) - 1
-        place = reshape(place, mask.shape) if mask.shape else reshape(place, ())
-        picked = take(values, where(mask, place, 0))
-        rest = (1,) * (len(x.shape) - len(mask.shape))
-        return where(reshape(mask, (*mask.shape, *rest)), picked, x)
+        place = reshape(cumsum(cast(flatten(mask), "int64"), 0) - 1, mask.shape)
+        return where(holds, take(values, where(mask, place, 0)), x)
 
     @classmethod
     def samples(cls) -> list:
-        return [({}, [(2, 3, 4), Spec((2, 3), "bool"), (6, 4)])]
+        mask = Spec((2, 3), "bool")
+        return [({}, [(2, 3, 4), mask, (6, 4)]), ({}, [(2, 3, 4), mask, (4,)]), ({}, [(2, 3, 4), mask, (1, 1)])]
 
 
 def masked_put(a: Tensor, mask: Tensor, values: Tensor) -> Tensor:
-    """a[mask] = values, where `values` has a slice for each element of the mask (bool, of the first axes of a) that holds."""
+    """a[mask] = values for a mask (bool) of the first axes of a; `values` has a slice for each True, or one for all."""
     return MaskedPut()(a, mask, values)
 
 

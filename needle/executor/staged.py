@@ -1,0 +1,143 @@
+"""Executables of nets in which values say how large some results are: plans of what lies between, by the sizes that come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from needle.autograd import Deferred, Tensor
+from needle.graph import Dim, Graph, GraphModule, Node, map_structure
+from needle.graph.graph import SCALAR_OPERATORS
+from needle.interop import array_kind, as_ndarray, mirror
+
+
+class Stage(NamedTuple):
+    """What is computed up to the next ops that count: `run` gives `results` from `inputs`; then come the ops of `counted`."""
+
+    run: Any
+    inputs: list[Node]
+    results: list[Node]
+    counted: list[Node]
+
+
+def counts(node: Node) -> bool:
+    """Whether a node is the result of an op that counts, or one of its results."""
+    return node.kind == "op" and (node.target.counts or (node.target.is_item and counts(node.args[0])))
+
+
+def levels(graph: Graph) -> dict[Node, int]:
+    """How many ops that count lie before each node."""
+    found: dict[Node, int] = {}
+    for n in graph:
+        inner = counts(n) and not n.target.counts  # one of several results, with its op
+        found[n] = max((found[i] + (counts(i) and not inner) for i in n.inputs()), default=0)
+    return found
+
+
+def stages(net: GraphModule, make: Callable[[GraphModule], Any]) -> list[Stage]:
+    graph, level = net.graph, levels(net.graph)
+    result, *effects = graph.output.args
+    beside = list(effects[0]) if effects else []
+    own = {n: n.kind in ("op", "module") and not counts(n) for n in graph}
+    readers: dict[Node, list[Node]] = {n: [] for n in graph}
+    for n in graph:
+        for i in tensors_of(n):
+            readers[i].append(n)
+    made = []
+    for k in range(max(level.values()) + 1):
+        inside = [n for n in graph if own[n] and level[n] == k]
+        chosen = set(inside)
+        results = [
+            n
+            for n in inside
+            if any(r not in chosen and (r.kind != "output" or n in leaves(result)) for r in readers[n])
+        ]
+        extra = [n for n in beside if n in chosen]
+        part, inputs = stage_graph(inside, results, extra)
+        counted = [n for n in graph if counts(n) and level[n] == k]
+        made.append(Stage(make(net.with_graph(part)) if inside else None, inputs, results, counted))
+    return made
+
+
+def leaves(value: Any) -> list[Node]:
+    found: list[Node] = []
+    map_structure(value, lambda n: found.append(n) if isinstance(n, Node) else None)
+    return found
+
+
+def tensors_of(node: Node) -> list[Node]:
+    """The tensors that a node reads, for their values or their sizes."""
+    found = []
+    for i in node.inputs():
+        found += tensors_of(i) if i.kind == "scalar" else [i]
+    return found
+
+
+def stage_graph(nodes: Sequence[Node], results: Sequence[Node], effects: Sequence[Node]) -> tuple[Graph, list[Node]]:
+    """The graph of some nodes, with what they read of others as inputs."""
+    graph, done = Graph(), dict[Node, Node]()
+    chosen, inputs = set(nodes), list[Node]()
+    for n in nodes:
+        for i in tensors_of(n):
+            if i not in chosen and i.kind != "param" and i not in inputs:
+                inputs.append(i)
+    for i in inputs:
+        done[i] = graph.add("input", i.name, (), i.name)
+        done[i].meta = {k: v for k, v in i.meta.items() if k == "spec"}
+
+    def copied(n: Node) -> None:
+        for i in n.inputs():
+            if i not in done:
+                copied(i)
+        done[n] = graph.copy_node(n, done)
+
+    for n in nodes:
+        copied(n)
+    args = ([done[n] for n in results], [done[n] for n in effects]) if effects else ([done[n] for n in results],)
+    graph.add("output", "", args, "output")
+    return graph, inputs
+
+
+class Staged:
+    """Runs such a net as an Executable does; `stages` has the executables, one for what lies between ops that count."""
+
+    def __init__(self, net: GraphModule, make: Callable[[GraphModule], Any]) -> None:
+        self.model = net
+        self.stages = stages(net, make)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.model.bind(args, kwargs)
+        kind = array_kind(given[0]) if given else "needle"
+        env: dict[Node, Any] = {
+            n: Tensor.make_const(as_ndarray(v)) for n, v in zip(self.model.graph.inputs, given, strict=True)
+        }
+        for stage in self.stages:
+            if stage.run is not None:
+                env.update(zip(stage.results, stage.run(*(env[n] for n in stage.inputs)), strict=True))
+            for n in stage.counted:
+                values = [self.value(env, a) for a in n.args]
+                env[n] = values[0][n.target.index] if n.target.is_item else n.target.resolve(known(env))(*values)
+        return map_structure(
+            self.model.graph.output.args[0],
+            lambda n: mirror(self.value(env, n).realize_cached_data(), kind) if isinstance(n, Node) else n,
+        )
+
+    def value(self, env: dict[Node, Any], node: Node) -> Any:
+        return self.model.constant(node) if node.kind == "param" else env[node]
+
+    def refresh(self) -> None:
+        for stage in self.stages:
+            if stage.run is not None:
+                stage.run.refresh()
+
+
+def known(env: dict[Node, Any]) -> Callable[[Any], Any]:
+    """The sizes and flags that ops keep open."""
+
+    def size(d: Any) -> Any:
+        if not isinstance(d, Dim):
+            return d.value() if isinstance(d, Deferred) else d
+        a, b = d.node.args
+        return env[a].shape[b] if d.node.target == "size" else SCALAR_OPERATORS[d.node.target](size(a), size(b))
+
+    return size

@@ -1,0 +1,240 @@
+"""Rules of matrices: diagonals, products of several, small vectors, joining and cutting by named axes."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+
+from needle import ops
+from needle.autograd import Tensor, Unsupported
+from needle.ops.linalg.basic import product
+
+from .arithmetic import cast
+from .reductions import axes
+from .registry import rule
+from .shapes import at, tensor_split
+from .tables import functions
+
+T = torch.Tensor
+L = torch.linalg
+
+
+def rank_of(t: Any) -> int:
+    spec = getattr(t, "spec", None)
+    if spec is None:
+        raise Unsupported("it needs to know how many axes a tensor has; pass example=")
+    return len(spec.shape)
+
+
+def numbers(values: Any, like: Any, dtype: str = "int64") -> Any:
+    return Tensor(np.asarray(values), device=like.device, dtype=dtype, requires_grad=False)
+
+
+# -- products ------------------------------------------------------------------------------------------------------------
+
+
+def cross_product(input: Any, other: Any, dim: int) -> Any:
+    a, b = ([ops.getitem(t, at(dim, slice(i, i + 1))) for i in range(3)] for t in (input, other))
+    return ops.concat([a[i - 2] * b[i - 1] - a[i - 1] * b[i - 2] for i in range(3)], dim)
+
+
+functions("input, other, *, dim=-1", {(L.cross,): cross_product})
+
+
+@rule(torch.cross, T.cross)
+def cross(input: Any, other: Any, dim: int | None = None) -> Any:
+    if dim is None:  # the first axis of size 3
+        rank_of(input)
+        dim = input.spec.shape.index(3)
+    return cross_product(input, other, dim)
+
+
+@rule(L.vecdot)
+def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
+    return ops.summation(x * y, dim)
+
+
+functions("input, tensor", {(torch.vdot, T.vdot): ops.matmul})
+functions("input", {(torch.trace, T.trace): lambda x: ops.summation(ops.diagonal(x))})
+functions("tensors", {(L.multi_dot,): lambda tensors: functools.reduce(product, tensors)})
+
+
+@rule(torch.chain_matmul)
+def chain_matmul(*matrices: Any) -> Any:
+    return functools.reduce(product, matrices)
+
+
+@rule(torch.matrix_power, T.matrix_power, L.matrix_power)
+def matrix_power(input: Any, n: int) -> Any:
+    if n < 1:
+        raise Unsupported(f"n expects at least 1, got {n}")
+    half = matrix_power(input, n // 2) if n > 1 else None
+    square = None if half is None else ops.matmul(half, half)
+    return input if square is None else ops.matmul(square, input) if n % 2 else square
+
+
+@rule(torch.tensordot)
+def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
+    left, right = rank_of(a), rank_of(b)
+    if isinstance(dims, int):
+        dims = (range(left - dims, left), range(dims))
+    first, second = ([d % n for d in given] for given, n in zip(dims, (left, right), strict=True))
+    names = [chr(97 + i) for i in range(left + right)]
+    of_a, of_b = names[:left], names[left:]
+    for i, k in zip(first, second, strict=True):
+        of_b[k] = of_a[i]
+    kept = [n for i, n in enumerate(of_a) if i not in first] + [n for k, n in enumerate(of_b) if k not in second]
+    return ops.einsum(f"{''.join(of_a)},{''.join(of_b)}->{''.join(kept)}", a, b)
+
+
+@rule(torch.kron, T.kron)
+def kron(input: Any, other: Any) -> Any:
+    rank = max(rank_of(input), rank_of(other))
+    shapes = [(1,) * (rank - len(t.spec.shape)) + tuple(t.shape) for t in (input, other)]
+    a = ops.reshape(input, tuple(n for s in shapes[0] for n in (s, 1)))
+    b = ops.reshape(other, tuple(n for s in shapes[1] for n in (1, s)))
+    return ops.reshape(a * b, tuple(x * y for x, y in zip(*shapes, strict=True)))
+
+
+@rule(L.matrix_norm)
+def matrix_norm(A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if ord != "fro" and ord not in (1, -1, math.inf, -math.inf):
+        raise Unsupported(f"ord expects fro, 1, -1, inf or -inf, got {ord}")
+    x, (rows, columns) = cast(A, dtype), dim
+    if ord == "fro":
+        return ops.vector_norm(x, 2.0, axes(dim), keepdim)
+    along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)
+    sums = ops.summation(ops.absolute(x), along, True)
+    found = (ops.amax if ord > 0 else ops.amin)(sums, over, True)
+    return found if keepdim else ops.squeeze(found, tuple(dim))
+
+
+# -- diagonals -----------------------------------------------------------------------------------------------------------
+
+
+def on_diagonal(size: int, offset: int, like: Any) -> Any:
+    """A bool matrix of that size that holds on a diagonal."""
+    return numbers(np.eye(size, k=offset, dtype=bool), like, "bool")
+
+
+@rule(torch.diag_embed, T.diag_embed)
+def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    rank, size = rank_of(input) + 1, input.spec.shape[-1] + abs(offset)
+    wide = ops.unsqueeze(ops.pad(input, (max(offset, 0), max(-offset, 0))), -2)  # its columns
+    wide = ops.where(on_diagonal(size, offset, input), wide, 0)
+    first, second = dim1 % rank, dim2 % rank
+    if first > second:
+        wide, first, second = ops.transpose(wide), second, first
+    return wide if (first, second) == (rank - 2, rank - 1) else ops.moveaxis(wide, (-2, -1), (first, second))
+
+
+@rule(torch.diag, T.diag)
+def diag(input: Any, diagonal: int = 0) -> Any:
+    return diag_embed(input, diagonal) if rank_of(input) == 1 else ops.diagonal(input, diagonal)
+
+
+@rule(torch.diagflat, T.diagflat)
+def diagflat(input: Any, offset: int = 0) -> Any:
+    rank_of(input)
+    return diag_embed(ops.reshape(input, (math.prod(input.spec.shape),)), offset)
+
+
+@rule(T.fill_diagonal_)
+def fill_diagonal(input: Any, fill_value: Any, wrap: bool = False) -> Any:
+    if rank_of(input) != 2 or wrap:
+        raise Unsupported("fill_diagonal_ expects a matrix, without wrap")
+    rows, columns = input.shape
+    row, column = (ops.arange_like(input, 0, n) for n in (rows, columns))
+    return ops.masked_fill(input, ops.eq(ops.unsqueeze(row, 1), column), fill_value)
+
+
+@rule(torch.block_diag)
+def block_diag(*tensors: Any) -> Any:
+    shapes = [(1, *t.spec.shape)[-2:] for t in tensors if rank_of(t) in (1, 2)]
+    if len(shapes) < len(tensors):
+        raise Unsupported("block_diag expects vectors and matrices")
+    rows, height, width = [], sum(s[0] for s in shapes), sum(s[1] for s in shapes)
+    top = left = 0
+    for t, (h, w) in zip(tensors, shapes, strict=True):
+        rows.append(ops.pad(ops.reshape(t, (h, w)), (left, width - left - w, top, height - top - h)))
+        top, left = top + h, left + w
+    return functools.reduce(operator.add, rows)
+
+
+@rule(L.vander)
+def vander(x: Any, N: int | None = None) -> Any:
+    count = x.spec.shape[-1] if rank_of(x) and N is None else N
+    return ops.unsqueeze(x, -1) ** numbers(range(count), x)
+
+
+# -- joining and cutting -------------------------------------------------------------------------------------------------
+
+
+def at_least(count: int, t: Any) -> Any:
+    """torch.atleast_3d puts its axes around the others."""
+    rank = rank_of(t)
+    if count == 3:
+        places = {0: (0, 0, 0), 1: (0, -1), 2: (-1,)}.get(rank, ())
+        return functools.reduce(ops.unsqueeze, places, t)
+    return functools.reduce(ops.unsqueeze, (0,) * max(0, count - rank), t)
+
+
+def each(count: int) -> Any:
+    def convert(*tensors: Any) -> Any:
+        given = tensors[0] if isinstance(tensors[0], tuple | list) else tensors
+        made = tuple(at_least(count, t) for t in given)
+        return made if len(made) > 1 or isinstance(tensors[0], tuple | list) else made[0]
+
+    return convert
+
+
+for _count, _f in ((1, torch.atleast_1d), (2, torch.atleast_2d), (3, torch.atleast_3d)):
+    rule(_f, view="maybe")(each(_count))
+
+
+@rule(torch.column_stack)
+def column_stack(tensors: Any) -> Any:
+    columns = [ops.reshape(t, (-1, 1)) if rank_of(t) < 2 else t for t in tensors]
+    return ops.concat(columns, 1)
+
+
+functions("tensors", {(torch.dstack,): lambda tensors: ops.concat([at_least(3, t) for t in tensors], 2)})
+
+
+def cut(axis: Any) -> Any:
+    def convert(input: Any, indices_or_sections: Any) -> Any:
+        dim = (0 if rank_of(input) == 1 else 1) if axis is None else axis
+        return tensor_split(input, indices_or_sections, dim)
+
+    return convert
+
+
+functions(
+    "input, indices_or_sections",
+    {(torch.hsplit, T.hsplit): cut(None), (torch.vsplit, T.vsplit): cut(0), (torch.dsplit, T.dsplit): cut(2)},
+    view="always",
+)
+
+
+@rule(torch.rot90, T.rot90)
+def rot90(input: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
+    first, second = dims
+    if k % 4 == 2:
+        return ops.flip(input, (first, second))
+    if k % 2 == 0:
+        return input
+    turned = ops.transpose(input, (first, second))
+    return ops.flip(turned, first if k % 4 == 1 else second)
+
+
+@rule(torch.select_scatter, T.select_scatter)
+def select_scatter(input: Any, src: Any, dim: int, index: Any) -> Any:
+    return ops.setitem(input, at(dim, index), src)
+
+
+functions("input", {(torch.adjoint, T.adjoint): ops.transpose})

@@ -1,0 +1,159 @@
+"""Rules of order statistics and of running products, maxima and integrals along an axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from needle import ops
+from needle.autograd import Tensor, Unsupported
+from needle.backend_ndarray import FLOATS
+
+from .arithmetic import cast
+from .reductions import Ordered, axes, cast_whole
+from .registry import rule
+from .shapes import at
+from .tables import functions
+
+T = torch.Tensor
+
+
+def picked(input: Any, place: Any, dim: int, keepdim: bool) -> Ordered:
+    """The value of that place in the order along an axis, and its number."""
+    values, numbers = ops.sort(input, dim)
+    kept = [ops.getitem(t, at(dim, slice(place, place + 1))) for t in (values, numbers)]
+    return Ordered(*(kept if keepdim else [ops.squeeze(t, dim) for t in kept]))
+
+
+def dtype_of(input: Any) -> str:
+    spec = getattr(input, "spec", None)
+    if spec is None:
+        raise Unsupported("it needs to know the dtype, since a NaN counts as the largest; pass example=")
+    return str(spec.dtype)
+
+
+@rule(torch.median, T.median)
+def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Where there is a NaN it is the first of those, as torch has it."""
+    real, axis = dtype_of(input) in FLOATS, 0 if dim is None else dim
+    x = ops.flatten(input) if dim is None else input
+    chosen = picked(x, (x.shape[axis] - 1) // 2, axis, keepdim and dim is not None)
+    if real:
+        nan = ops.isnan(x)
+        some, first = ops.some(nan, axis, keepdim), ops.argmax(ops.cast(nan, "int64"), axis, keepdim)
+        chosen = Ordered(ops.where(some, math.nan, chosen[0]), ops.where(some, first, chosen[1]))
+    return chosen[0] if dim is None else chosen
+
+
+@rule(torch.kthvalue, T.kthvalue)
+def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    return picked(input, k - 1, dim, keepdim)
+
+
+@rule(torch.msort, T.msort)
+def msort(input: Any) -> Any:
+    return ops.sort(input, 0)[0]
+
+
+@rule(torch.quantile, T.quantile)
+def quantile(
+    input: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Any:
+    if isinstance(q, Tensor):
+        raise Unsupported("q expects a number, got a tensor; take the quantiles one by one")
+    if interpolation not in ("linear", "lower", "higher", "nearest", "midpoint"):
+        raise Unsupported(f"interpolation expects linear, lower, higher, nearest or midpoint, got {interpolation}")
+    shape = getattr(getattr(input, "spec", None), "shape", None)
+    if shape is None:
+        raise Unsupported("the place of a quantile needs the axis's size; pass example=")
+    x, axis = (ops.flatten(input), 0) if dim is None else (input, dim)
+    place = q * ((math.prod(shape) if dim is None else shape[dim]) - 1)
+    low, high = math.floor(place), math.ceil(place)
+    weight = {"linear": place - low, "lower": 0.0, "higher": 1.0, "midpoint": 0.5 * (high > low)}.get(
+        interpolation, float(round(place) > low)
+    )
+    values = ops.sort(x, axis)[0]
+    below, above = (ops.getitem(values, at(axis, slice(p, p + 1))) for p in (low, high))
+    found = below + (above - below) * weight if weight < 0.5 else above - (above - below) * (1 - weight)
+    found = ops.where(ops.some(ops.isnan(x), axis, True), math.nan, found)
+    if dim is None:
+        return ops.reshape(found, (1,) * len(shape) if keepdim else ())
+    return found if keepdim else ops.squeeze(found, dim)
+
+
+def scanned(combine: Callable, start: float) -> Callable:
+    """Running values along an axis by doubling steps: each is combined with what stands 1, 2, 4, ... before it."""
+
+    def scan(input: Any, dim: int) -> Any:
+        shape = getattr(getattr(input, "spec", None), "shape", None)
+        if shape is None:
+            raise Unsupported("running values along an axis need its size; pass example=")
+        x, step = input, 1
+        while shape and step < shape[dim]:
+            first, rest = ops.getitem(x, at(dim, slice(0, step))), ops.getitem(x, at(dim, slice(0, -step)))
+            x = combine(x, ops.concat([ops.full_like(first, start), rest], dim))
+            step *= 2
+        return x
+
+    return scan
+
+
+@rule(torch.cumprod, T.cumprod)
+def cumprod(input: Any, dim: int, *, dtype: Any = None) -> Any:
+    return cast_whole(scanned(ops.multiply, 1)(cast(input, dtype), dim), dtype)
+
+
+def log_sum(a: Any, b: Any) -> Any:
+    most = ops.maximum(a, b)
+    safe = ops.where(ops.eq(most, -math.inf), 0.0, most)
+    return ops.where(ops.eq(most, -math.inf), most, safe + ops.log1p(ops.exp(-ops.absolute(a - b))))
+
+
+functions("input, dim", {(torch.logcumsumexp, T.logcumsumexp): scanned(log_sum, -math.inf)})
+
+
+def lengths(x: Any, dx: Any, count: Any) -> Any:
+    return dx if x is None else ops.getitem(x, (Ellipsis, slice(1, None))) - ops.getitem(x, (Ellipsis, slice(None, -1)))
+
+
+@rule(torch.trapezoid, torch.trapz)
+def trapezoid(y: Any, x: Any = None, *, dx: Any = 1.0, dim: int = -1) -> Any:
+    if x is not None and dim not in (-1, getattr(y, "ndim", 0) - 1):
+        raise Unsupported("points x are along the last axis")
+    pairs = ops.getitem(y, at(dim, slice(1, None))) + ops.getitem(y, at(dim, slice(None, -1)))
+    return ops.summation(pairs * lengths(x, dx, None), dim) * 0.5
+
+
+@rule(torch.isin)
+def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    if not isinstance(elements, Tensor):
+        raise Unsupported("elements expects a tensor, got a number")
+    if isinstance(test_elements, Tensor):
+        equal = ops.some(ops.eq(ops.unsqueeze(elements, -1), ops.flatten(test_elements)), -1)
+    else:
+        equal = ops.eq(elements, test_elements)
+    return ops.logical_not(equal) if invert else equal
+
+
+def without_nan(f: Callable, empty: float) -> Callable:
+    return lambda input, *rest: f(ops.where(ops.isnan(input), empty, input), *rest)
+
+
+@rule(torch.nansum, T.nansum)
+def nansum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return ops.summation(without_nan(lambda x: x, 0.0)(cast(input, dtype)), axes(dim), keepdim)
+
+
+@rule(torch.nanmean, T.nanmean)
+def nanmean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    x = cast(input, dtype)
+    count = ops.summation(ops.cast_like(ops.logical_not(ops.isnan(x)), x), axes(dim), keepdim)
+    return nansum(x, dim, keepdim) / count
+
+
+@rule(torch.dist, T.dist)
+def dist(input: Any, other: Any, p: float = 2.0) -> Any:
+    return ops.vector_norm(input - other, float(p), None, False)

@@ -1,0 +1,142 @@
+"""Rules of rarer element-wise functions, each made of needle's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from needle import ops
+from needle.autograd import Tensor
+
+from .arithmetic import scaled
+from .registry import rule
+from .tables import functions
+
+T = torch.Tensor
+S = torch.special
+
+
+def of_tensor(value: Any, like: Any) -> Any:
+    """A number as a tensor that broadcasts with `like`."""
+    return value if isinstance(value, Tensor) else ops.full_like(like, value)
+
+
+def with_tensors(f: Any) -> Any:
+    """f of two tensors, of which one may be given as a number."""
+    return lambda a, b: f(a if isinstance(a, Tensor) else of_tensor(a, b), of_tensor(b, a))
+
+
+def logaddexp(a: Any, b: Any) -> Any:
+    """Of two infinities their difference would be NaN."""
+    most = ops.maximum(a, b)
+    apart = ops.where(ops.eq(a, b), 0.0, -ops.absolute(a - b))
+    return most + ops.log1p(ops.exp(apart))
+
+
+def times_log(log: Any) -> Any:
+    """a * log(b), and 0 where a is 0 unless b is NaN."""
+
+    def product(a: Any, b: Any) -> Any:
+        none = ops.logical_and(ops.eq(a, 0), ops.logical_not(ops.isnan(b)))
+        return ops.where(none, 0.0, scaled(a, 1, b) * log(ops.where(none, 1, b)))
+
+    return product
+
+
+def sinc(x: Any) -> Any:
+    angle = x * math.pi
+    none = ops.eq(angle, 0)
+    return ops.where(none, 1.0, ops.sin(angle) / ops.where(none, 1.0, angle))
+
+
+def entr(x: Any) -> Any:
+    inside = ops.gt(x, 0)
+    value = -x * ops.log(ops.where(inside, x, 1.0))
+    return ops.where(inside, value, ops.where(ops.lt(x, 0), -math.inf, x))
+
+
+def erfinv(x: Any) -> Any:
+    """Giles' starting point, then Newton's steps on erf, which take it to the last digits."""
+    inside = ops.lt(ops.absolute(x), 1)
+    y = ops.where(inside, x, 0.0)
+    w = -ops.log((1 - y) * (1 + y))
+    root = ops.sqrt(ops.clamp_min(w, 5.0)) - 3
+    near = polynomial(
+        w - 2.5, 2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503
+    )
+    near = polynomial(w - 2.5, -0.00417768164, 0.246640727, 1.50140941, start=near)
+    far = polynomial(root, -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613)
+    far = polynomial(root, 0.00943887047, 1.00167406, 2.83297682, start=far)
+    z = y * ops.where(ops.lt(w, 5.0), near, far)
+    sign, distance = sign_of(y), 1 - ops.absolute(y)
+    for _ in range(2):  # by erfc far out, where erf is flat
+        outside = sign * (distance - ops.erfc(ops.absolute(z)))
+        error = ops.where(ops.lt(ops.absolute(y), 0.5), ops.erf(z) - y, outside)
+        z = z - error * (ops.exp(z * z) * (math.sqrt(math.pi) / 2))
+    beyond = ops.where(ops.eq(ops.absolute(x), 1), sign_of(x) * math.inf, math.nan)
+    return ops.where(inside, z, beyond)
+
+
+def sign_of(x: Any) -> Any:
+    return ops.where(ops.lt(x, 0), -1.0, 1.0)
+
+
+def polynomial(x: Any, *factors: float, start: Any = 0.0) -> Any:
+    for c in factors:
+        start = start * x + c
+    return start
+
+
+functions(
+    "input",
+    {
+        (torch.deg2rad, T.deg2rad, T.deg2rad_): lambda x: x * (math.pi / 180),
+        (torch.rad2deg, T.rad2deg, T.rad2deg_): lambda x: x * (180 / math.pi),
+        (torch.sinc, T.sinc, T.sinc_, S.sinc): sinc,
+        (S.entr,): entr,
+        (torch.erfinv, T.erfinv, T.erfinv_, S.erfinv): erfinv,
+        (torch.digamma, T.digamma, T.digamma_, S.digamma, S.psi): ops.digamma,
+        (S.ndtr,): lambda x: ops.erfc(x * -math.sqrt(0.5)) * 0.5,
+        (torch.isposinf, T.isposinf): lambda x: ops.eq(x, math.inf),
+        (torch.isneginf, T.isneginf): lambda x: ops.eq(x, -math.inf),
+    },
+)
+functions(
+    "input, other",
+    {
+        (torch.logaddexp, T.logaddexp): logaddexp,
+        (torch.logaddexp2, T.logaddexp2): lambda a, b: logaddexp(a * math.log(2), b * math.log(2)) * (1 / math.log(2)),
+        (torch.xlogy, T.xlogy, T.xlogy_, S.xlogy): with_tensors(times_log(ops.log)),
+        (S.xlog1py,): with_tensors(times_log(ops.log1p)),
+        (torch.ldexp, T.ldexp): with_tensors(lambda x, n: x * ops.exp2(n * 1.0)),
+    },
+)
+functions(
+    "input, values",
+    {(torch.heaviside, T.heaviside): lambda x, values: ops.where(ops.eq(x, 0), values, ops.cast_like(ops.gt(x, 0), x))},
+)
+
+
+@rule(torch.logit, T.logit, T.logit_, S.logit)
+def logit(input: Any, eps: float | None = None) -> Any:
+    x = input if eps is None else ops.clamp(input, eps, 1 - eps)
+    return ops.log(x / (1 - x))
+
+
+@rule(torch.nan_to_num, T.nan_to_num, T.nan_to_num_)
+def nan_to_num(input: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Any:
+    wide = getattr(getattr(input, "spec", None), "dtype", "") == "float64"
+    most = torch.finfo(torch.float64 if wide else torch.float32).max
+    x = ops.where(ops.isnan(input), 0.0 if nan is None else float(nan), input)
+    x = ops.where(ops.eq(input, math.inf), most if posinf is None else float(posinf), x)
+    return ops.where(ops.eq(input, -math.inf), -most if neginf is None else float(neginf), x)
+
+
+@rule(torch.isclose, T.isclose)
+def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+    near = ops.le(ops.absolute(input - other), ops.absolute(other) * rtol + atol)
+    near = ops.logical_or(ops.eq(input, other), ops.logical_and(near, ops.isfinite(other)))
+    both = ops.logical_and(ops.isnan(input), ops.isnan(other))
+    return ops.logical_or(near, both) if equal_nan else near
