@@ -66,7 +66,7 @@ def test_generate(name: str, batch: int) -> None:
             want = model.generate(ids, attention_mask=mask, **options)
         assert torch.equal(decoder.generate(ids, attention_mask=mask, **options), want)
     plan = decoder.exe.plan  # of one token
-    assert plan.names.count("put_rows") == 2 * SIZES["num_hidden_layers"]
+    assert plan.names.count("scatter") == 2 * SIZES["num_hidden_layers"]
     assert not any(n == "copy" and s[-2:] == (32, 8) for n, s in zip(plan.names, plan.shapes, strict=True))
     assert len(decoder.exe._plans) <= 4  # of the example, two prompts and one token
 

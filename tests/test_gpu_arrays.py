@@ -287,18 +287,29 @@ def test_gather_rows(gpu: Device, dtype: str, numbers: str) -> None:
     assert np.array_equal(made.numpy()[:4], table[rows[:4]])
 
 
+COMBINED = {"set": lambda old, new: new, "sum": np.add, "prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
+
+
 @pytest.mark.parametrize("numbers", ["int32", "int64"])
+@pytest.mark.parametrize("reduce", COMBINED)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "bool"])
-def test_put_rows(gpu: Device, dtype: str, numbers: str) -> None:
-    tables, rows = (np.random.default_rng(0).integers(0, 2, s).astype(dtype) for s in ((3, 7, 37), (3, 37, 4)))
-    places = np.array([5, 0, 5, 2], numbers)
+def test_scatter(gpu: Device, dtype: str, reduce: str, numbers: str) -> None:
+    rng = np.random.default_rng(0)
+    tables, rows = (rng.integers(0, 2, s).astype(dtype) for s in ((3, 7, 37), (3, 37, 4)))
+    places = rng.integers(0, 7, (3, 4, 37)).astype(numbers)
+    places[:, :, 0] = [5, 0, 5, 2]  # equal ones, in the order of the rows
     made, source = NDArray(tables, gpu, dtype), NDArray(rows, gpu, dtype).permute((0, 2, 1))
-    call("put_rows", [made], rows=source, numbers=NDArray(places, gpu, numbers))
-    tables[:, [5, 0, 2]] = rows.transpose(0, 2, 1)[:, [2, 1, 3]]  # of equal numbers the last
+    at = {"reduce": list(COMBINED).index(reduce)}
+    call("scatter", [made], rows=source, numbers=NDArray(places, gpu, numbers), **at)
+    for b, m, d in np.ndindex(places.shape):
+        to = (b, places[b, m, d], d)
+        tables[to] = COMBINED[reduce](tables[to], rows[b, d, m])
     assert np.array_equal(made.numpy(), tables)
-    call("put_rows", [made[:, :5]], rows=source, numbers=NDArray(places, gpu, numbers))
-    assert np.isnan(made.numpy()[:, :5]).all() if dtype.startswith("f") else not made.numpy()[:, :5].any()
-    assert np.array_equal(made.numpy()[:, 5:], tables[:, 5:])
+    places[1, 2, 3] = 7
+    call("scatter", [made], rows=source, numbers=NDArray(places, gpu, numbers), **at)
+    outside = made.numpy()[1, :, 3]
+    assert np.isnan(outside).all() if dtype.startswith("f") else not outside.any()
+    assert np.isfinite(made.numpy().astype("float64")).sum() == tables.size - 7 * dtype.startswith("f")
 
 
 NUMBERS = {  # of rows of a table of 7: sorted in one block or several, runs within a piece of 64 and over many

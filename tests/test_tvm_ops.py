@@ -97,7 +97,8 @@ def test_gradients_of_recurrences(name: str, index: int) -> None:
 
 
 def test_no_op_is_left_out() -> None:
-    ours = {name for name, cls in OPS.items() if cls.__module__.startswith("needle.ops.")}
+    own = {name: cls for name, cls in OPS.items() if cls.__module__.startswith("needle.ops.")}
+    ours = {name for name, cls in own.items() if not cls.counts}  # TVM's results have sizes before they have values
     made = {type(op).__name__ for op, _ in MADE.values()}
     assert ours == {*OWN, *made, RecurrentGrad.__name__, TupleGetItem.__name__, MakeTuple.__name__}
 
@@ -125,5 +126,5 @@ def test_arrays_index_as_numpy_does() -> None:
     for index in (2, (..., -1), (slice(1, 4, 2), None), (slice(None, None, -2), slice(4, 1, -1), 0)):
         assert a[index].shape == x[index].shape
     assert a.reshape(2, -1, 3).shape == (2, 20, 3)
-    with pytest.raises(Unsupported, match="arctan"):
-        np.arctan(a)
+    with pytest.raises(Unsupported, match="cbrt"):
+        np.cbrt(a)

@@ -103,7 +103,7 @@ def arguments(count: int = 2, at: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 def test_writes_the_rows_alone() -> None:
     exe = ndl.compile(Cache(plain).eval(), arguments())
-    assert exe.plan.names.count("put_rows") == 1 and "copy" not in exe.plan.names
+    assert exe.plan.names.count("scatter") == 1 and "copy" not in exe.plan.names
     place = exe.model.kept.cached_data._handle
     for count in (1, 2, 3):
         exe(*arguments(count))

@@ -195,7 +195,7 @@ class Recorder:
         out = op.resolve(self._example).infer(*specs) if known else None
         if op.counts and self.static:
             raise Unsupported(
-                f"[{op.label}] the size of its result depends on values; a net of `convert` or `graph.symbolic` has it"
+                f"[{op.label}] the size of its result depends on values, which only graphs with free sizes have"
             )
         node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
         if op.n_out == 1:

@@ -355,22 +355,26 @@ def scatter(shape: Sequence[Any], index: tuple, x: Any, otherwise: Callable[...,
 as_te.register(ops.ScatterItem, lambda op, out, x: scatter(out.shape, op.index, x, lambda *_: zero(x)))
 
 
+SCATTERED = {"set": "update", "sum": "add", "prod": "mul", "amax": "max", "amin": "min"}  # TVM's names
+
+
+@as_te.register(ops.Scatter)
+def scatter_elements(op: Any, out: Any, x: Any, index: Any, source: Any) -> Any:
+    if not source.shape:
+        source = te.compute(index.shape, lambda *_: source(), name="wide")
+    axis = op.axis % len(out.shape)
+    return topi.scatter_elements(x, index, part(source, index.shape), axis, SCATTERED[op.reduce])
+
+
+def part(x: Any, shape: Sequence[Any]) -> Any:
+    return te.compute(shape, lambda *i: x(*i), name="part")
+
+
 @as_te.register(ops.IndexCopy)
 def index_copy(op: Any, out: Any, x: Any, index: Any, source: Any) -> Any:
-    axis, k = op.axis % len(out.shape), te.reduce_axis((0, index.shape[0]), "k")
-
-    def number(p: Any) -> Any:
-        """Of the last slice that goes to p, or -1."""
-        here = tirx.EQ(index(k).astype("int64"), p.astype("int64"))
-        return te.max(tirx.if_then_else(here, k.var.astype("int64"), tirx.const(-1, "int64")), axis=k)
-
-    last = te.compute((out.shape[axis],), number, name="last")
-
-    def value(*place: Any) -> Any:
-        at = last(place[axis])
-        return tirx.if_then_else(at >= 0, source(*place[:axis], at, *place[axis + 1 :]), x(*place))
-
-    return te.compute(out.shape, value, name="index_copy")
+    axis = op.axis % len(out.shape)
+    wide = te.compute(source.shape, lambda *i: index(i[axis]), name="wide")
+    return topi.scatter_elements(x, wide, source, axis, SCATTERED[op.reduce])
 
 
 @as_te.register(ops.SetItem)

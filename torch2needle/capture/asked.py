@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from .guard import has_storage, inference_without_gradients, patched, same_chance, untouched
 
@@ -77,8 +79,7 @@ class Answers(list[Answer]):
             if name == "item" and t.is_floating_point():
                 return x
             x = x.trunc() if name in ("__int__", "__index__") and t.is_floating_point() else x
-            values = torch.tensor(answer.value, dtype=torch.float64).flatten().tolist()
-            ASKED(x, values, answer.text)
+            ASKED(x, [float(v) for v in tree_leaves(answer.value)], answer.text)
             return answer.value
 
         return intercepted(give)
@@ -89,8 +90,8 @@ def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> Abstr
     thread = threading.get_ident()
     busy = False
 
-    def method(name: str) -> Callable:
-        before = getattr(torch.Tensor, name)
+    def method(owner: type, name: str) -> Callable:
+        before = getattr(owner, name)
 
         def ask(self: torch.Tensor) -> Any:
             nonlocal busy
@@ -105,7 +106,8 @@ def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> Abstr
 
         return ask
 
-    return patched([(torch.Tensor, name, method(name)) for name in NAMES])
+    owners = [(torch.Tensor, n) for n in NAMES] + [(FakeTensor, n) for n in NAMES if n in vars(FakeTensor)]
+    return patched([(owner, name, method(owner, name)) for owner, name in owners])
 
 
 def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Answers:

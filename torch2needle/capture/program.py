@@ -51,7 +51,7 @@ def capture_program(
         call_modules(graph, model)
     follow_modes(graph, flags_of, changing)
     captured = Captured(graph, builder.model, builder.constants, list(dict.fromkeys(notes)))
-    captured.arguments = builder.arguments
+    captured.arguments, captured.chooses = builder.arguments, builder.chooses
     return captured
 
 
@@ -91,6 +91,7 @@ class ProgramBuilder:
         self.graph = fx.Graph(tracer_cls=None)
         self.constants: dict[str, torch.Tensor] = {}
         self.arguments: dict[str, Any] = {}
+        self.chooses = False  # whether branches are computed that torch does not
 
     def build(self) -> fx.Graph:
         values = self.inputs()
@@ -161,7 +162,7 @@ class ProgramBuilder:
             elif is_check(old):
                 env[old] = None
             elif isinstance(old.target, HigherOrderOperator):
-                env[old] = self.wrapped(old, [env[a] if isinstance(a, fx.Node) else a for a in old.args])
+                env[old] = self.wrapped(old, list(fx.node.map_arg(old.args, value)))
             elif old.target is operator.getitem and isinstance(env[old.args[0]], tuple | list):
                 env[old] = env[old.args[0]][old.args[1]]
             else:
@@ -179,7 +180,7 @@ class ProgramBuilder:
         return self.graph.get_attr(key)
 
     def wrapped(self, node: fx.Node, args: list[Any]) -> Any:
-        """The body of no_grad and autocast regions, both bodies of a condition; other operators of higher order stay for the report."""
+        """The body of no_grad and autocast regions, both of a condition; other operators of higher order stay for the report."""
         name = node.target.name()  # type: ignore[union-attr]
         bodies = [i for i, a in enumerate(args) if isinstance(a, fx.GraphModule)]
         if name == "cond":
@@ -211,6 +212,7 @@ class ProgramBuilder:
             made.meta = {**node.meta, "val": yes.meta["val"]}
             return made
 
+        self.chooses = True
         self.notes.append("both branches of torch.cond are computed, and one is chosen")
         return tuple(choose(*pair) for pair in zip(*results, strict=True))
 

@@ -40,6 +40,7 @@ class Captured:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # tensors that the forward made by itself
     notes: list[str] = field(default_factory=list)
     arguments: dict[str, Any] | None = None  # of a call: those that are no inputs with the values that capture fixed
+    chooses: bool = False  # whether it computes branches that the model leaves out
 
 
 def user_lines() -> Iterator[str]:

@@ -116,15 +116,21 @@ Log10, log10 = function(
 )
 
 
-def by_element(f: Any) -> Any:
-    """f, of numbers in double, on arrays; for what numpy does not have."""
-    return lambda x: np.vectorize(f, otypes=["float64"])(x).astype(x.dtype)
+def by_element(f: Any, recorded: Any) -> Any:
+    """f, of numbers in double, on arrays, since numpy has no such function; `recorded` is for records, as in an export."""
+
+    def apply(x: Any) -> Any:
+        if not isinstance(x, np.ndarray | np.generic):
+            return recorded(x)
+        return np.vectorize(f, otypes=["float64"])(x).astype(x.dtype)
+
+    return apply
 
 
 Erfc, erfc = function(
     "Erfc",
     "1 - erf(x), without its loss of digits.",
-    by_element(math.erfc),
+    by_element(math.erfc, lambda x: 1 - x.erf()),
     lambda dy, x, y: dy * ((-(x * x)).exp() * (-2.0 / math.sqrt(math.pi))),
 )
 
@@ -133,8 +139,30 @@ def log_gamma(x: float) -> float:
     return math.inf if math.isinf(x) or (x <= 0 and x == math.floor(x)) else math.lgamma(x)
 
 
+def positive_log_gamma(x: Any) -> Any:
+    """Of x > 0, by Stirling's series from 6 on."""
+    y = x + 6
+    z = 1 / (y * y)
+    series = (1 / 12 - z * (1 / 360 - z * (1 / 1260 - z * (1 / 1680)))) / y
+    below = np.log(x * (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5))
+    return (y - 0.5) * np.log(y) - y + 0.5 * math.log(2 * math.pi) + series - below
+
+
+def recorded_log_gamma(x: Any) -> Any:
+    low = x < 0.5
+    mirrored = (
+        math.log(math.pi) - np.log(np.absolute(np.sin(x * math.pi))) - positive_log_gamma(np.where(low, 1 - x, 1))
+    )
+    return np.where(low, mirrored, positive_log_gamma(np.where(low, 1, x)))
+
+
 Lgamma, lgamma = function(
-    "Lgamma", "log |gamma(x)|.", by_element(log_gamma), lambda dy, x, y: dy * digamma(x), **POSITIVE, **POLE
+    "Lgamma",
+    "log |gamma(x)|.",
+    by_element(log_gamma, recorded_log_gamma),
+    lambda dy, x, y: dy * digamma(x),
+    **POSITIVE,
+    **POLE,
 )
 
 

@@ -45,7 +45,7 @@ class Counted(Op):
 
 
 @op
-class NonZero(Counted):
+class Nonzero(Counted):
     """The places (N, axes) of elements other than 0, in their order, int64."""
 
     def reference(self, x: np.ndarray) -> Any:
@@ -54,7 +54,7 @@ class NonZero(Counted):
 
 def nonzero(a: Tensor) -> Tensor:
     """torch.nonzero: (N, axes of a), int64."""
-    return NonZero()(a)
+    return Nonzero()(a)
 
 
 def masked_select(a: Tensor, mask: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def unique_consecutive(a: Tensor, axis: int | None = None) -> Any:
 
 
 @op
-class BinCount(Counted):
+class Bincount(Counted):
     """How often each whole number from 0 on is among x (N,), or the sums of weights (N,) by them; at least `minlength`."""
 
     minlength: int = 0
@@ -142,7 +142,7 @@ class BinCount(Counted):
 
 def bincount(a: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """torch.bincount: int64 (M,), M at least `minlength` and beyond the largest number; float64 or float32 with weights."""
-    return BinCount(minlength)(a, *(() if weights is None else (weights,)))
+    return Bincount(minlength)(a, *(() if weights is None else (weights,)))
 
 
 @op

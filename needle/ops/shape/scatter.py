@@ -373,7 +373,13 @@ class IndexPut(Op):
         picked = broadcast_shape(self.label, *(tuple(i.shape) for i in index))
         return (*x.shape[:axis], *picked, *x.shape[axis + len(index) :])
 
+    def _is_mask(self, index: Sequence[Any]) -> bool:
+        """Whether one bool mask stands for integer tensors, which only a call without dtypes of before may tell."""
+        return len(index) == 1 and index[0].dtype == "bool" and self.axis == 0 and not self.accumulate
+
     def infer(self, x: Any, values: Any, *index: Any) -> Any:
+        if self._is_mask(index):
+            return MaskedPut().infer(x, index[0], values)
         for i in index:
             check_index(self.label, i)
         want = self._wanted(x, index)
@@ -384,6 +390,8 @@ class IndexPut(Op):
         return Spec(tuple(x.shape), str(x.dtype))
 
     def decompose(self, x: Tensor, values: Tensor, *index: Tensor) -> Tensor:
+        if self._is_mask(index):
+            return masked_put(x, index[0], values)
         axis, want = self.axis % len(x.shape), self._wanted(x, index)
         sizes, after = x.shape[axis : axis + len(index)], axis + len(index)
         numbers = flatten(one_number(index, sizes))
