@@ -36,6 +36,7 @@ from .nn.pool_nd import *
 from .nn.recurrent import *
 from .nn.resize import *
 from .nn.rotary import *
+from .nn.sampling import *
 from .reduce.basic import *
 from .reduce.softmax import *
 from .reduce.sorting import *

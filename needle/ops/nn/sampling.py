@@ -1,0 +1,330 @@
+"""Images read at places that tensors give, sliding windows, bags of embeddings, distances, places in sorted numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op
+from needle.op import one_of
+from needle.ops.common import broadcast_shape, check_axis, constant
+from needle.ops.families import samples_of
+from needle.ops.math.arithmetic import fmod, logical_and
+from needle.ops.math.comparison import eq, ge, le, lt
+from needle.ops.math.elementwise import cast, maximum, minimum, where
+from needle.ops.math.maths import absolute, floor, round, sqrt
+from needle.ops.reduce.basic import amax, summation
+from needle.ops.shape.basic import broadcast_to, permute, reshape, unsqueeze
+from needle.ops.shape.gather import take
+from needle.ops.shape.indexing import getitem
+from needle.ops.shape.runtime_shape import moveaxis
+from needle.ops.shape.scatter import index_add, scatter_reduce
+
+__all__ = ["affine_grid", "cdist", "embedding_bag", "grid_sample", "searchsorted", "sliding_windows"]
+
+CUBIC = -0.75  # as torch has it
+Taps = list[tuple[Tensor, Any]]  # of an axis: whole coordinates, their weights
+
+
+def clipped(x: Tensor, size: int) -> Tensor:
+    return minimum(maximum(x, constant(0.0, x)), constant(size - 1.0, x))
+
+
+def reflected(x: Tensor, low: float, high: float) -> Tensor:
+    """x thrown back at both ends as often as it takes."""
+    if high <= low:
+        return x * 0.0
+    away = absolute(x - low)
+    rest, turns = fmod(away, high - low), floor(away / (high - low))
+    return where(eq(fmod(turns, 2.0), 0.0), rest, (high - low) - rest) + low
+
+
+@op
+class GridSample(Op):
+    """x (N, C, *sizes), 2 or 3 of them, read at grid (N, *out, 2 or 3): (x, y, z) in [-1, 1] (Jaderberg et al., 2015)."""
+
+    mode: str = "bilinear"
+    padding_mode: str = "zeros"
+    align_corners: bool = False
+    checks = one_of(mode=("bilinear", "nearest", "bicubic"), padding_mode=("zeros", "border", "reflection"))
+
+    def infer(self, x: Any, grid: Any) -> Any:
+        rank = len(x.shape) - 2
+        fits = rank in (2, 3) and len(grid.shape) == rank + 2 and grid.shape[-1] == rank and grid.shape[0] == x.shape[0]
+        if not fits or (self.mode == "bicubic" and rank == 3) or not all(x.shape[2:]):
+            raise ValueError(
+                f"[grid_sample] expects images (N, C, H, W) and a grid (N, H', W', 2), or (N, C, D, H, W) and (N, D', H', W', 3) "
+                f"but for bicubic, got {tuple(x.shape)} and {tuple(grid.shape)}."
+            )
+        return Spec((*x.shape[:2], *grid.shape[1:-1]), str(x.dtype))
+
+    def decompose(self, x: Tensor, grid: Tensor) -> Tensor:
+        n, channels, *sizes = x.shape
+        self.infer(x, grid)
+        rank = len(sizes)
+        rows = reshape(permute(x, (0, *range(2, rank + 2), 1)), (n * math.prod(sizes), channels))
+        image = constant(np.arange(n).reshape((n,) + (1,) * rank) * math.prod(sizes), x, "int64")
+        axes = [self._taps(getitem(grid, (Ellipsis, rank - 1 - d)), size) for d, size in enumerate(sizes)]
+        total: Any = None
+        for taps in itertools.product(*axes):
+            number, weight, inside = self._corner(taps, sizes)
+            part = take(rows, image + number) * unsqueeze(where(inside, weight, 0.0), -1)
+            total = part if total is None else total + part
+        return permute(total, (0, rank + 1, *range(1, rank + 1)))
+
+    def _corner(self, taps: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """The number among an image's pixels, its weight, and whether it is in the image at all."""
+        number: Any = 0
+        weight: Any = 1.0
+        inside: Any = None
+        for (place, w), size in zip(taps, sizes, strict=True):
+            within = logical_and(ge(place, 0.0), le(place, size - 1.0))
+            inside = within if inside is None else logical_and(inside, within)
+            number, weight = number * size + cast(where(within, place, 0.0), "int64"), w * weight
+        return number, weight, inside
+
+    def _taps(self, g: Tensor, size: int) -> Taps:
+        """What is read along an axis at normalised coordinates."""
+        x = (g + 1.0) * ((size - 1) / 2) if self.align_corners else ((g + 1.0) * float(size) - 1.0) / 2.0
+        if self.mode == "bicubic":
+            first = floor(x)
+            t = x - first
+            return [(self._padded(first + float(i), size), cubic(t - float(i))) for i in (-1, 0, 1, 2)]
+        x = self._padded(x, size)
+        if self.mode == "nearest":
+            return [(round(x), x * 0.0 + 1.0)]
+        first = floor(x)
+        return [(first, first + 1.0 - x), (first + 1.0, x - first)]
+
+    def _padded(self, x: Tensor, size: int) -> Tensor:
+        if self.padding_mode == "zeros":
+            return x
+        if self.padding_mode == "reflection":
+            x = reflected(x, 0.0, size - 1.0) if self.align_corners else reflected(x, -0.5, size - 0.5)
+        return clipped(x, size)
+
+    samples = samples_of(
+        ({}, [(2, 3, 4, 5), (2, 3, 6, 2)]),
+        ({"padding_mode": "border", "align_corners": True}, [(1, 2, 4, 5), (1, 3, 2, 2)]),
+        ({"padding_mode": "reflection"}, [(1, 2, 4, 5), (1, 3, 2, 2)]),
+        ({"mode": "bicubic"}, [(1, 2, 4, 5), (1, 3, 2, 2)]),
+        ({}, [(1, 2, 3, 4, 5), (1, 2, 3, 2, 3)]),
+    )
+
+
+def cubic(distance: Tensor) -> Tensor:
+    """Keys' kernel."""
+    d = absolute(distance)
+    near = ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1.0
+    far = ((d - 5.0) * d + 8.0) * d * CUBIC - 4 * CUBIC
+    return where(le(d, 1.0), near, far)
+
+
+def grid_sample(
+    x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
+) -> Tensor:
+    """torch.nn.functional.grid_sample: images (N, C, H, W) at grid (N, H', W', 2), or volumes at (N, D', H', W', 3)."""
+    return GridSample(mode, padding_mode, align_corners)(x, grid)
+
+
+@op
+class AffineGrid(Op):
+    """The grid (N, *sizes, axes) of `size` (N, C, *sizes) under theta (N, axes, axes + 1), for `grid_sample`."""
+
+    size: tuple
+    align_corners: bool = False
+
+    def infer(self, theta: Any) -> Any:
+        rank = len(self.size) - 2
+        if rank not in (2, 3) or tuple(theta.shape) != (self.size[0], rank, rank + 1):
+            raise ValueError(
+                f"[affine_grid] theta expects shape (N, 2, 3) or (N, 3, 4) for size {self.size}, got {tuple(theta.shape)}."
+            )
+        return Spec((self.size[0], *self.size[2:], rank), str(theta.dtype))
+
+    def decompose(self, theta: Tensor) -> Tensor:
+        sizes = self.infer(theta).shape[1:-1]
+        lines = [np.linspace(-1, 1, s) if s > 1 else np.zeros(s) for s in sizes]
+        if not self.align_corners:
+            lines = [line * (s - 1) / s for line, s in zip(lines, sizes, strict=True)]
+        places = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(sizes)], -1)
+        base = constant(places.reshape(1, -1, len(sizes) + 1), theta)
+        return reshape(base @ theta.transpose(), (self.size[0], *sizes, len(sizes)))
+
+    samples = samples_of(
+        ({"size": (2, 1, 3, 4)}, [(2, 2, 3)]), ({"size": (1, 1, 2, 3, 1), "align_corners": True}, [(1, 3, 4)])
+    )
+
+
+def affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool = False) -> Tensor:
+    """torch.nn.functional.affine_grid."""
+    return AffineGrid(tuple(size), align_corners)(theta)
+
+
+@op
+class SlidingWindows(Op):
+    """Windows of `size` every `step` along an axis; their elements are the last axis of the result."""
+
+    axis: int
+    size: int
+    step: int
+
+    def infer(self, x: Any) -> Any:
+        axis = check_axis(self.label, self.axis, x.shape)
+        if not 0 <= self.size <= x.shape[axis] or self.step < 1:
+            raise ValueError(
+                f"[{self.label}] expects a size up to {x.shape[axis]} and a step from 1 on, got {self.size} and {self.step}."
+            )
+        count = (x.shape[axis] - self.size) // self.step + 1
+        return Spec((*x.shape[:axis], count, *x.shape[axis + 1 :], self.size), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        axis = self.axis % len(x.shape)
+        first = np.arange(self.infer(x).shape[axis])[:, None] * self.step
+        return moveaxis(take(x, constant(first + np.arange(self.size), x, "int64"), axis), axis + 1, -1)
+
+    samples = samples_of(({"axis": 1, "size": 3, "step": 2}, [(2, 8, 3)]))
+
+
+def sliding_windows(a: Tensor, axis: int, size: int, step: int) -> Tensor:
+    """torch.Tensor.unfold."""
+    return SlidingWindows(axis, size, step)(a)
+
+
+@op
+class EmbeddingBag(Op):
+    """Rows of a table (K, D) by indices (M,), together in bags that begin at `offsets` (B,), the first at 0: (B, D);
+    an empty bag is 0.
+
+    A fourth input has factors (M,) for "sum". last: the last offset is where the last bag ends. padding_idx: left out.
+    """
+
+    mode: str
+    last: bool = False
+    padding_idx: int | None = None
+    checks = one_of(mode=("sum", "mean", "max"))
+
+    def infer(self, indices: Any, weight: Any, offsets: Any, *factors: Any) -> Any:
+        if len(indices.shape) != 1 or len(weight.shape) != 2 or len(offsets.shape) != 1:
+            raise ValueError(
+                f"[{self.label}] expects indices (M,), a weight (K, D) and offsets (B,), got {tuple(indices.shape)}, "
+                f"{tuple(weight.shape)} and {tuple(offsets.shape)}."
+            )
+        if factors and self.mode != "sum":
+            raise ValueError(f"[{self.label}] factors expect mode sum, got {self.mode}.")
+        return Spec((offsets.shape[0] - self.last, weight.shape[1]), str(weight.dtype))
+
+    def decompose(self, indices: Tensor, weight: Tensor, offsets: Tensor, *factors: Tensor) -> Tensor:
+        bags, size = self.infer(indices, weight, offsets, *factors).shape
+        place = constant(np.arange(indices.shape[0])[:, None], offsets)
+        bag = summation(cast(ge(place, offsets), "int64"), 1) - 1
+        bag = maximum(minimum(bag, constant(bags - 1, bag, "int64")), constant(0, bag, "int64"))
+        rows = take(weight, indices)
+        if factors:
+            rows = rows * unsqueeze(factors[0], 1)
+        counts: Any = broadcast_to(constant(1.0, weight), (indices.shape[0], 1))
+        if self.padding_idx is not None:
+            padding = eq(indices, self.padding_idx % weight.shape[0])
+            bag = where(padding, bags, bag)  # a bag of its own
+        wide = constant(np.zeros((bags + 1, size)), weight)
+        if self.mode == "max":
+            numbers = broadcast_to(unsqueeze(bag, 1), (indices.shape[0], size))
+            return getitem(scatter_reduce(wide, 0, numbers, rows, "amax", False), slice(0, bags))
+        total = getitem(index_add(wide, 0, bag, rows), slice(0, bags))
+        if self.mode == "sum":
+            return total
+        held = getitem(index_add(constant(np.zeros((bags + 1, 1)), weight), 0, bag, counts), slice(0, bags))
+        return total / maximum(held, constant(1.0, held))
+
+    @classmethod
+    def samples(cls) -> list:
+        return [({"mode": m}, [Spec((6,), "int64"), (4, 3), Spec((1,), "int64")]) for m in ("sum", "mean")]
+
+
+def embedding_bag(
+    indices: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    mode: str = "mean",
+    factors: Tensor | None = None,
+    last: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """torch.nn.functional.embedding_bag of indices (M,) with offsets (B,)."""
+    given = () if factors is None else (factors,)
+    return EmbeddingBag(mode, last, padding_idx)(indices, weight, offsets, *given)  # type: ignore[arg-type]
+
+
+@op
+class CDist(Op):
+    """Distances (..., P, R) between rows of a (..., P, M) and b (..., R, M) in the p-norm; the gradient at distance 0 is 0."""
+
+    p: float = 2.0
+
+    def infer(self, a: Any, b: Any) -> Any:
+        if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-1] or self.p < 0:
+            raise ValueError(
+                f"[cdist] expects (..., P, M), (..., R, M) and p of at least 0, got {tuple(a.shape)}, {tuple(b.shape)} and "
+                f"{self.p}."
+            )
+        lead = broadcast_shape("cdist", tuple(a.shape[:-2]), tuple(b.shape[:-2]))
+        return Spec((*lead, a.shape[-2], b.shape[-2]), str(a.dtype))
+
+    def decompose(self, a: Tensor, b: Tensor) -> Tensor:
+        self.infer(a, b)
+        apart = absolute(unsqueeze(a, -2) - unsqueeze(b, -3))
+        if not apart.shape[-1]:
+            return summation(apart, -1)
+        if self.p == 0:
+            return summation(cast(lt(0.0 * apart, apart), a.dtype), -1)
+        if self.p == 1:
+            return summation(apart, -1)
+        if math.isinf(self.p):
+            return amax(apart, -1)
+        power = (
+            apart * apart if self.p == 2 else where(eq(apart, 0.0), 0.0, where(eq(apart, 0.0), 1.0, apart) ** self.p)
+        )
+        total = summation(power, -1)
+        none = eq(total, 0.0)
+        safe = where(none, 1.0, total)
+        return where(none, 0.0, sqrt(safe) if self.p == 2 else safe ** (1 / self.p))
+
+    samples = samples_of(({}, [(2, 4, 3), (5, 3)]), ({"p": 1.0}, [(4, 3), (5, 3)]), ({"p": 3.0}, [(4, 3), (5, 3)]))
+
+
+def cdist(a: Tensor, b: Tensor, p: float = 2.0) -> Tensor:
+    """torch.cdist, by differences."""
+    return CDist(p)(a, b)
+
+
+@op
+class SearchSorted(Op):
+    """Where values (..., M) would stand in `numbers` (N,) or (..., N), sorted: before equal ones, or `right` of them. int64."""
+
+    right: bool = False
+
+    def infer(self, numbers: Any, values: Any) -> Any:
+        if len(numbers.shape) != 1 and tuple(numbers.shape[:-1]) != tuple(values.shape[:-1]):
+            raise ValueError(
+                f"[searchsorted] expects numbers (N,) or with the first axes of values {tuple(values.shape)}, got "
+                f"{tuple(numbers.shape)}."
+            )
+        return Spec(tuple(values.shape), "int64")
+
+    def decompose(self, numbers: Tensor, values: Tensor) -> Tensor:
+        self.infer(numbers, values)
+        rows = numbers if len(numbers.shape) == 1 else unsqueeze(numbers, -2)
+        compare: Callable = le if self.right else lt
+        before = compare(rows, unsqueeze(values, -1))
+        return summation(cast(before, "int64"), -1)
+
+    samples = samples_of(({}, [(5,), (2, 3)]), ({"right": True}, [(2, 5), (2, 3)]))
+
+
+def searchsorted(numbers: Tensor, values: Tensor, right: bool = False) -> Tensor:
+    """torch.searchsorted, by comparing with all."""
+    return SearchSorted(right)(numbers, values)

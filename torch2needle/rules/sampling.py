@@ -1,0 +1,131 @@
+"""Rules of what reads at given places: grids, windows, bags of embeddings, distances, sorted numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from needle import ops
+from needle.autograd import Tensor, Unsupported
+
+from .arithmetic import cast
+from .embedding import check
+from .matrices import rank_of
+from .registry import rule
+from .shapes import Absent, overlaps
+from .tables import functions
+
+T = torch.Tensor
+aten = torch.ops.aten
+
+
+@rule(F.grid_sample)
+def grid_sample(
+    input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Any:
+    return ops.grid_sample(input, grid, mode, padding_mode, bool(align_corners))
+
+
+MODES, PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")  # by torch's numbers
+functions(
+    "input, grid, interpolation_mode, padding_mode, align_corners",
+    {
+        (
+            *(torch.grid_sampler, aten.grid_sampler.default),
+            *(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default),
+        ): lambda x, grid, mode, padding, align: ops.grid_sample(x, grid, MODES[mode], PADDINGS[padding], align)
+    },
+)
+functions(
+    "theta, size, align_corners=None",
+    {(F.affine_grid,): lambda theta, size, align: ops.affine_grid(theta, size, bool(align))},
+)
+functions("theta, size, align_corners", {(torch.affine_grid_generator,): ops.affine_grid})
+functions("input, dimension, size, step", {(T.unfold,): ops.sliding_windows}, view="always", put=overlaps)
+
+
+@rule(torch.meshgrid)
+def meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
+    given = list(tensors[0]) if isinstance(tensors[0], tuple | list) else list(tensors)
+    lines = [ops.unsqueeze(t, 0) if rank_of(t) == 0 else t for t in given]
+    swaps = indexing == "xy" and len(lines) > 1
+    lines[:2] = lines[1::-1] if swaps else lines[:2]
+    sizes, made = tuple(t.shape[0] for t in lines), []
+    for i, t in enumerate(lines):
+        for _ in range(len(lines) - 1 - i):
+            t = ops.unsqueeze(t, -1)
+        made.append(ops.broadcast_to(t, shape=sizes))
+    return (made[1], made[0], *made[2:]) if swaps else tuple(made)
+
+
+functions("x1, x2, p=2.0, compute_mode=None", {(torch.cdist,): lambda a, b, p, _: ops.cdist(a, b, p)})
+
+
+@rule(torch.searchsorted)
+def searchsorted(
+    sorted_sequence: Any,
+    input: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    if sorter is not None:
+        raise Unsupported("sorter is not supported; sort first")
+    if not isinstance(sorted_sequence, Tensor):
+        raise Unsupported("sorted_sequence expects a tensor")
+    value = input if isinstance(input, Tensor) else ops.full_like(sorted_sequence, input, shape=())
+    found = ops.searchsorted(sorted_sequence, value, right or side == "right")
+    return cast(found, torch.int32) if out_int32 else found
+
+
+@rule(torch.bucketize)
+def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    return searchsorted(boundaries, input, out_int32=out_int32, right=right)
+
+
+@rule(F.embedding_bag)
+def embedding_bag(
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    check(max_norm, scale_grad_by_freq, sparse)
+    if offsets is not None:
+        return ops.embedding_bag(input, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
+    if padding_idx is not None:
+        raise Unsupported("padding_idx needs offsets; pass example= to capture with torch.export")
+    rows = ops.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * ops.unsqueeze(per_sample_weights, -1)
+    return {"sum": ops.summation, "mean": ops.mean, "max": ops.amax}[mode](rows, 1)
+
+
+@rule(torch.embedding_bag, aten.embedding_bag.padding_idx, aten._embedding_bag.default)
+def aten_embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    check(None, scale_grad_by_freq, sparse)
+    padding = None if padding_idx is None or padding_idx < 0 else padding_idx
+    named = ("sum", "mean", "max")[mode]
+    made = ops.embedding_bag(indices, weight, offsets, named, per_sample_weights, include_last_offset, padding)
+    return (made, *(Absent("needle's bags of embeddings return the sums alone") for _ in range(3)))
