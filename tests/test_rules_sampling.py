@@ -17,8 +17,7 @@ from torch import nn  # noqa: E402
 import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import converts  # noqa: E402
-from test_rules_arithmetic import agrees  # noqa: E402
-from values import Applied  # noqa: E402
+from test_rules_arithmetic import One, agrees  # noqa: E402
 
 torch.manual_seed(0)
 MATRIX, CUBE, SQUARE, LINE = (5, 4), (3, 5, 3), (4, 4), (6,)
@@ -191,12 +190,12 @@ SPECIAL: dict[str, Callable] = {
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_functions_at_hard_places(name: str) -> None:
     f = SPECIAL[name]
-    net = torch2needle.convert(Applied(f), example=(HARD,))
+    net = torch2needle.convert(One(lambda x: f(x)), example=(HARD,))
     exe = ndl.compile(net.eval(), (HARD.numpy(),))
     theirs, exact = f(HARD).numpy(), f(HARD.double()).numpy().astype("float64")
     for got in (net(HARD).numpy(), exe(HARD.numpy())):
         assert got.dtype == theirs.dtype
-        finite = np.isfinite(theirs) & np.isfinite(exact)
+        finite = np.isfinite(theirs) & (np.abs(exact) < 3.4e38)
         np.testing.assert_array_equal(got[~np.isfinite(theirs)], theirs[~np.isfinite(theirs)])
         np.testing.assert_allclose(got[finite], exact[finite], rtol=1e-6, atol=1e-37)
 

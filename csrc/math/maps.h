@@ -78,8 +78,10 @@ NEEDLE_C1(erf, erf)
 NEEDLE_C1F(sqrt, sqrt)
 NEEDLE_C1F(round, rint)
 NEEDLE_C1F(trunc, trunc)
-#define NEEDLE_FAR_FUNCTIONS(F) \
-  F(sin) F(cos) F(tan) F(asin) F(acos) F(atan) F(sinh) F(cosh) F(asinh) F(acosh) F(atanh) F(erfc) F(lgamma) F(exp2) F(log2) F(log10)
+#define NEEDLE_FAR_FUNCTIONS(F)                                                                                      \
+  F(sin)                                                                                                             \
+  F(cos) F(tan) F(asin) F(acos) F(atan) F(sinh) F(cosh) F(asinh) F(acosh) F(atanh) F(erfc) F(lgamma) F(exp2) F(log2) \
+      F(log10)
 #define NEEDLE_C(name) NEEDLE_C1F(name, name)
 NEEDLE_FAR_FUNCTIONS(NEEDLE_C)
 #undef NEEDLE_C
@@ -99,9 +101,9 @@ NEEDLE_MAP_INLINE T each_lane(T x, T y, const F& f) {
   for (int i = 0; i < T::N; i++) a[i] = f(a[i], b[i]);
   return T::load(a);
 }
-#define NEEDLE_LANES(name)                                              \
-  template <class T>                                                    \
-  NEEDLE_MAP_INLINE T name(T x) {                                       \
+#define NEEDLE_LANES(name)                                               \
+  template <class T>                                                     \
+  NEEDLE_MAP_INLINE T name(T x) {                                        \
     return each_lane(x, x, [](float a, float) { return ::name##f(a); }); \
   }
 NEEDLE_FAR_FUNCTIONS(NEEDLE_LANES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from needle.autograd import Deferred, Tensor
-from needle.graph import Dim, Graph, GraphModule, Node, map_structure
+from needle.autograd import Tensor
+from needle.graph import Dim, Graph, GraphModule, Mode, Node, map_structure
 from needle.graph.graph import SCALAR_OPERATORS
 from needle.interop import array_kind, as_ndarray, mirror
 
@@ -136,7 +136,7 @@ def known(env: dict[Node, Any]) -> Callable[[Any], Any]:
 
     def size(d: Any) -> Any:
         if not isinstance(d, Dim):
-            return d.value() if isinstance(d, Deferred) else d
+            return d.value() if isinstance(d, Mode) else d
         a, b = d.node.args
         return env[a].shape[b] if d.node.target == "size" else SCALAR_OPERATORS[d.node.target](size(a), size(b))
 

@@ -53,7 +53,8 @@ class Guard(Declared):
         found = np.asarray(value, "float64").reshape(-1)
         if found.shape != (len(self.expected),) or not np.allclose(found, self.expected, NEAR, 0.0):
             raise GuardError(
-                f"[convert] the model holds for inputs that answer `{self.text}` with {told(self.expected)}, got {told(found)}."
+                f"[convert] the model holds for inputs that answer `{self.text}` with {told(self.expected)}, got "
+                f"{told(found.tolist())}."
             )
 
 

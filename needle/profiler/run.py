@@ -9,11 +9,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from needle.autograd import no_grad
+from needle.autograd import Unsupported, no_grad
 from needle.backend_ndarray import Device, cpu
 from needle.backend_ndarray.kernels import DECOMPOSED
 from needle.executor import Executable, compile
 from needle.executor.executable import CompiledPlan
+from needle.executor.staged import Staged
 from needle.executor.step import JOIN
 from needle.executor.target import target_of
 from needle.graph import map_structure
@@ -27,7 +28,7 @@ from .result import Event, Profile, Row
 Place = tuple[str, str, tuple[int, ...]]  # name, op and shape of a call
 
 
-def profile(model: Module | Executable, x: Any, rounds: int = 10, compiled: bool = False) -> Profile:
+def profile(model: Module | Executable | Staged, x: Any, rounds: int = 10, compiled: bool = False) -> Profile:
     """Where the time of `model(x)` goes.
 
     model: a Module (its eager forward, op by op) or an Executable (the steps of its plan); with `compiled` a Module is
@@ -38,14 +39,22 @@ def profile(model: Module | Executable, x: Any, rounds: int = 10, compiled: bool
     if rounds < 1:
         raise ValueError(f"[profile] rounds expects at least 1, got {rounds}.")
     args = x if isinstance(x, tuple) else (x,)
-    if isinstance(model, Executable):
-        return profile_executable(model, args, rounds)
+    if isinstance(model, Executable | Staged):
+        return profile_executable(unstaged(model), args, rounds)
     if not isinstance(model, Module):
         raise TypeError(f"[profile] expects a Module or an Executable, got {type(model).__name__}.")
     if compiled:
-        return profile_executable(compile(model, args), args, rounds)
+        return profile_executable(unstaged(compile(model, args)), args, rounds)
     with no_grad():  # so that fused ops without a gradient of their own run as they are
         return profile_module(model, args, rounds)
+
+
+def unstaged(exe: Executable | Staged) -> Executable:
+    if isinstance(exe, Staged):
+        raise Unsupported(
+            "[profile] a model in which values say how large results are runs in stages; give one of its stages."
+        )
+    return exe
 
 
 def shapes(args: tuple) -> list[tuple[int, ...]]:

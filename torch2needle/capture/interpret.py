@@ -178,7 +178,8 @@ class Interpreter:
             return Cell(getattr(args[0], str(node.target))(*args[1:], **kwargs))
         target = self.target(node)
         if target is ASKED:
-            return Cell(self.guard(*args))
+            self.guard(*args)
+            return Cell(None)
         values = leaves((args, kwargs))
         if node.op == "call_function" and is_getitem(target) and not isinstance(args[0], Tensor):
             return self.item(node, args[0], args[1])

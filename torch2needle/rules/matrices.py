@@ -168,8 +168,8 @@ def block_diag(*tensors: Any) -> Any:
 
 @rule(L.vander)
 def vander(x: Any, N: int | None = None) -> Any:
-    count = x.spec.shape[-1] if rank_of(x) and N is None else N
-    return ops.unsqueeze(x, -1) ** numbers(range(count), x)
+    rank_of(x)
+    return ops.unsqueeze(x, -1) ** numbers(range(x.spec.shape[-1] if N is None else N), x)
 
 
 # -- joining and cutting -------------------------------------------------------------------------------------------------

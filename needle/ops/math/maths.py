@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Tensor, tensor_method
+from needle.autograd import OPS, Op, Tensor, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
 from needle.ops.common import Unary
 from needle.ops.families import function_of, no_gradient, op_class
@@ -100,7 +100,7 @@ UNIT: Any = {"domain": (-0.9, 0.9)}
 Asin, asin = function("Asin", "Arc sine.", np.arcsin, lambda dy, x, y: dy * rsqrt(1 - x * x), **UNIT)
 Acos, acos = function("Acos", "Arc cosine.", np.arccos, lambda dy, x, y: -(dy * rsqrt(1 - x * x)), **UNIT)
 Atan, atan = function("Atan", "Arc tangent.", np.arctan, lambda dy, x, y: dy / (x * x + 1))
-Sinh, sinh = function("Sinh", "Hyperbolic sine.", np.sinh, lambda dy, x, y: dy * cosh(x))
+Sinh, sinh = function("Sinh", "Hyperbolic sine.", np.sinh, lambda dy, x, y: dy * OPS["Cosh"]()(x))
 Cosh, cosh = function("Cosh", "Hyperbolic cosine.", np.cosh, lambda dy, x, y: dy * sinh(x))
 Asinh, asinh = function("Asinh", "Inverse of sinh.", np.arcsinh, lambda dy, x, y: dy * rsqrt(x * x + 1))
 Acosh, acosh = function(

@@ -136,7 +136,7 @@ class Bincount(Counted):
     def reference(self, x: np.ndarray, *weights: np.ndarray) -> Any:
         if x.ndim != 1 or x.dtype.kind not in "iu" or (x.size and x.min() < 0):
             raise ValueError(f"[bincount] expects whole numbers (N,) from 0 on, got {x.dtype} {x.shape}.")
-        counts = np.bincount(x, *weights, minlength=self.minlength)
+        counts = np.bincount(x, weights[0] if weights else None, self.minlength)
         return counts.astype("float32" if weights and weights[0].dtype == "float32" else counts.dtype)
 
 
