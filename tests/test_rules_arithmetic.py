@@ -236,11 +236,11 @@ def test_reduction(f: Callable, shapes: tuple) -> None:
 
 @everywhere
 def test_diff_of_masks() -> None:
-    """Without an example nothing tells masks from numbers; their differences are refused, not wrong."""
-    agrees(lambda x: (x > 0).diff(append=x[:, :1] > 1), INTS, example=(True,))
-    net = torch2needle.convert(One(lambda x: (x > 0).diff()))
+    """Comparisons are masks without an example, too; where nothing tells, their differences are refused, not wrong."""
+    agrees(lambda x: (x > 0).diff(append=x[:, :1] > 1), INTS)
+    net = torch2needle.convert(One(lambda x: x.diff()))
     with pytest.raises(TypeError, match=r"\[negate\] expects numbers, got bools"):
-        net(*placed((INTS,)))
+        net(*placed((MASK,)))
 
 
 @everywhere

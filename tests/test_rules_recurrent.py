@@ -176,7 +176,6 @@ def packed(m: nn.Module, x: torch.Tensor) -> Any:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "proj_size=2 is not supported": (lambda: One(nn.LSTM(5, 7, proj_size=2), lambda m, x: m(x)[0]), None),
     r"x expects shape \(T, B, 5\), got \(4, 5\)": (lambda: One(nn.LSTM(5, 7), lambda m, x: m(x)[0]), (4, 5)),
-    r"x expects shape \(B, 5\), got \(5,\)": (lambda: One(nn.GRUCell(5, 7), lambda m, x: m(x)), (5,)),
     "control flow": (lambda: One(nn.LSTM(5, 7), packed), None),
 }
 

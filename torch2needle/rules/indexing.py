@@ -15,6 +15,7 @@ from needle.ops.math.comparison import Comparison, ScalarComparison
 from needle.ops.math.elementwise import Where
 from needle.ops.reduce.values import result_axis
 from needle.ops.shape.basic import View
+from needle.ops.shape.join import Concat
 
 from .counted import nonzero
 from .registry import rule
@@ -35,7 +36,8 @@ def gives_bools(node: Any) -> bool:
         return isinstance(spec, Spec) and spec.dtype == "bool"
     if isinstance(node.target, Comparison | ScalarComparison):
         return True
-    return isinstance(node.target, View | Bitwise | BitwiseNot | Where) and gives_bools(node.args[-1])
+    values = node.args[1:] if isinstance(node.target, Where) else node.args
+    return isinstance(node.target, View | Concat | Bitwise | BitwiseNot | Where) and all(map(gives_bools, values))
 
 
 def constant_value(symbol: Any) -> Any:
