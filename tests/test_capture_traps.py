@@ -44,12 +44,10 @@ FOLLOWED = {
         "dtype in",
         "device",
     ),
-    *("ndim", "caught shape", "set attribute", "legacy type", "match shape"),
+    *("ndim", "value", "caught value", "caught shape", "set attribute", "legacy type", "match shape"),
 }
 NEVER = {
     *(
-        "value",
-        "caught value",
         "caught float",
         "straight",
         "random",
@@ -262,9 +260,9 @@ def test_inside_vmap() -> None:
 
 
 def test_both_blockers_are_shown_and_torch_prints_nothing(capfd: Any) -> None:
-    text = refusal(Linear(lambda s, x: x * 2 if x.sum() > 0 else x), (torch.ones(2, 3),))
+    text = refusal(Linear(lambda s, x: x * float(x.sum())), (torch.ones(2, 3),))
     assert "torch.fx capture: the forward's control flow depends on a tensor's value" in text
-    assert "torch.export capture: Could not guard on data-dependent expression" in text
+    assert "torch.export capture: Could not" in text
     assert capfd.readouterr() == ("", "")
 
 

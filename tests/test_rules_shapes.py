@@ -290,15 +290,9 @@ def test_writes_into_pieces() -> None:
         agrees(f, MATRIX, example=KNOWN, gradient=False)
 
 
-def test_a_mask_of_the_input_is_no_index() -> None:
-    with pytest.raises(torch2needle.ConversionError, match="use where"):
-        torch2needle.convert(One(lambda x: x[x > 0]), torch.zeros(MATRIX))
-
-
 REFUSED: dict[str, tuple[Callable, str]] = {
     "number of pieces": (lambda x: torch.cat(x.split(2, 1)), "pass example="),
     "rank": (lambda x: x.numel() * x, "pass example="),
-    "write at integers": (lambda x: (lambda y: (y.__setitem__([0, 1], 0.0), y)[1])(x * 2), "slices or one bool mask"),
     "write into a reshape": (lambda x: (lambda y: (y.reshape(-1).add_(1), y)[1])(x * 2), "through a view"),
     "random": (lambda x: x + torch.rand_like(x), "rand_like"),
 }

@@ -134,7 +134,7 @@ VIEWS: dict[str, Any] = {  # the write, and why it is refused without an example
     "integers": (lambda self, y, x: (lambda i: (i.mul_(2), i)[1])(x.long()), ""),
     "doubles": (lambda self, y, x: y.add_(x.double()), ""),
     "out": (lambda self, y, x: torch.add(x, 1, out=y), "out="),
-    "addition at an index": (lambda self, y, x: y.__setitem__((slice(None), [0, 2]), 5.0), "integer tensors"),
+    "addition at an index": (lambda self, y, x: y.__setitem__((slice(None), [0, 2]), 5.0), ""),
     "dropout": (lambda self, y, x: F.dropout(y, 0.0, False).add_(1), "through a view"),
 }
 

@@ -19,7 +19,15 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from .guard import has_storage, inference_without_gradients, patched, same_chance, untouched
+from .guard import (
+    Writes,
+    has_storage,
+    inference_without_gradients,
+    patched,
+    plain_conditions,
+    same_chance,
+    untouched,
+)
 
 NAMES = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
 NEAR = 1e-4  # of real numbers: other sums end in other digits
@@ -70,15 +78,19 @@ class Answers(list[Answer]):
         left = iter(tuple(self))
 
         def give(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
-            if has_storage(t):
+            real = t.is_floating_point()
+            if has_storage(t) or (real and name in ("__float__", "tolist")):  # which no other input would answer alike
                 return before(t)
             answer = next((a for a in left if a.place == place), None)
             if answer is None:
                 return before(t)
             x = t.detach()
-            if name == "item" and t.is_floating_point():
+            if name == "item" and real:
                 return x
-            x = x.trunc() if name in ("__int__", "__index__") and t.is_floating_point() else x
+            if name == "__bool__":
+                x = x != 0
+            elif real:
+                x = x.trunc()
             ASKED(x, [float(v) for v in tree_leaves(answer.value)], answer.text)
             return answer.value
 
@@ -112,11 +124,14 @@ def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> Abstr
 
 def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Answers:
     """What the model asks of its tensors' values in a call in evaluation mode."""
-    found = Answers()
+    found, writes = Answers(), Writes()
     with untouched(model), same_chance(), torch.inference_mode(False), inference_without_gradients():
         model.eval()
-        with torch.no_grad(), found.noted():
-            model(*args, **kwargs)
+        try:
+            with torch.no_grad(), plain_conditions(), writes, found.noted():
+                model(*args, **kwargs)
+        finally:
+            writes.undo()
     return found
 
 

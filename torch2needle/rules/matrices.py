@@ -237,4 +237,9 @@ def select_scatter(input: Any, src: Any, dim: int, index: Any) -> Any:
     return ops.setitem(input, at(dim, index), src)
 
 
-functions("input", {(torch.adjoint, T.adjoint): ops.transpose})
+functions(
+    "input",
+    {(torch.adjoint, T.adjoint): ops.transpose},
+    view="always",
+    put=lambda base, value: ops.transpose(value),
+)

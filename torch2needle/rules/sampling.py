@@ -46,7 +46,7 @@ functions("theta, size, align_corners", {(torch.affine_grid_generator,): ops.aff
 functions("input, dimension, size, step", {(T.unfold,): ops.sliding_windows}, view="always", put=overlaps)
 
 
-@rule(torch.meshgrid)
+@rule(torch.meshgrid, view="always", put=overlaps)
 def meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
     given = list(tensors[0]) if isinstance(tensors[0], tuple | list) else list(tensors)
     lines = [ops.unsqueeze(t, 0) if rank_of(t) == 0 else t for t in given]
