@@ -78,13 +78,22 @@ NEEDLE_C1(erf, erf)
 NEEDLE_C1F(sqrt, sqrt)
 NEEDLE_C1F(round, rint)
 NEEDLE_C1F(trunc, trunc)
-#define NEEDLE_FAR_FUNCTIONS(F)                                                                                      \
-  F(sin)                                                                                                             \
-  F(cos) F(tan) F(asin) F(acos) F(atan) F(sinh) F(cosh) F(asinh) F(acosh) F(atanh) F(erfc) F(lgamma) F(exp2) F(log2) \
-      F(log10)
-#define NEEDLE_C(name) NEEDLE_C1F(name, name)
-NEEDLE_FAR_FUNCTIONS(NEEDLE_C)
-#undef NEEDLE_C
+NEEDLE_C1F(sin, sin)
+NEEDLE_C1F(cos, cos)
+NEEDLE_C1F(tan, tan)
+NEEDLE_C1F(asin, asin)
+NEEDLE_C1F(acos, acos)
+NEEDLE_C1F(atan, atan)
+NEEDLE_C1F(sinh, sinh)
+NEEDLE_C1F(cosh, cosh)
+NEEDLE_C1F(asinh, asinh)
+NEEDLE_C1F(acosh, acosh)
+NEEDLE_C1F(atanh, atanh)
+NEEDLE_C1F(erfc, erfc)
+NEEDLE_C1F(lgamma, lgamma)
+NEEDLE_C1F(exp2, exp2)
+NEEDLE_C1F(log2, log2)
+NEEDLE_C1F(log10, log10)
 NEEDLE_C2F(pow)
 NEEDLE_C2F(atan2)
 NEEDLE_C2F(fmod)
@@ -106,9 +115,23 @@ NEEDLE_MAP_INLINE T each_lane(T x, T y, const F& f) {
   NEEDLE_MAP_INLINE T name(T x) {                                        \
     return each_lane(x, x, [](float a, float) { return ::name##f(a); }); \
   }
-NEEDLE_FAR_FUNCTIONS(NEEDLE_LANES)
+NEEDLE_LANES(sin)
+NEEDLE_LANES(cos)
+NEEDLE_LANES(tan)
+NEEDLE_LANES(asin)
+NEEDLE_LANES(acos)
+NEEDLE_LANES(atan)
+NEEDLE_LANES(sinh)
+NEEDLE_LANES(cosh)
+NEEDLE_LANES(asinh)
+NEEDLE_LANES(acosh)
+NEEDLE_LANES(atanh)
+NEEDLE_LANES(erfc)
+NEEDLE_LANES(lgamma)
+NEEDLE_LANES(exp2)
+NEEDLE_LANES(log2)
+NEEDLE_LANES(log10)
 #undef NEEDLE_LANES
-#undef NEEDLE_FAR_FUNCTIONS
 template <class T>
 NEEDLE_MAP_INLINE T pow(T x, T y) {
   return each_lane(x, y, [](float a, float b) { return ::powf(a, b); });
