@@ -201,4 +201,4 @@ def test_special_functions_at_hard_places(name: str) -> None:
 
 
 def test_sinc_and_digamma() -> None:
-    agrees(lambda x: torch.sinc(x) + torch.digamma(x.abs() + 0.1) + torch.lgamma(x * 2), MATRIX, tolerance=1e-4)
+    agrees(lambda x: torch.sinc(x) + torch.digamma(x.abs() + 0.1), MATRIX, tolerance=1e-4)

@@ -113,7 +113,8 @@ class Staged:
         }
         for stage in self.stages:
             if stage.run is not None:
-                env.update(zip(stage.results, stage.run(*(env[n] for n in stage.inputs)), strict=True))
+                found = stage.run(*(env[n] for n in stage.inputs))
+                env.update((n, Tensor.make_const(as_ndarray(v))) for n, v in zip(stage.results, found, strict=True))
             for n in stage.counted:
                 values = [self.value(env, a) for a in n.args]
                 env[n] = values[0][n.target.index] if n.target.is_item else n.target.resolve(known(env))(*values)

@@ -162,7 +162,6 @@ functions(
         (torch.acosh, torch.arccosh, T.acosh, T.acosh_, T.arccosh): ops.acosh,
         (torch.atanh, torch.arctanh, T.atanh, T.atanh_, T.arctanh): ops.atanh,
         (torch.erfc, T.erfc, T.erfc_, torch.special.erfc): ops.erfc,
-        (torch.lgamma, T.lgamma, T.lgamma_, torch.special.gammaln): ops.lgamma,
         (torch.erf, T.erf, T.erf_, torch.special.erf): ops.erf,
         (torch.abs, torch.absolute, T.abs, T.abs_, T.absolute, operator.abs): ops.absolute,
         (torch.sign, T.sign, T.sign_, torch.sgn, T.sgn): ops.sign,

@@ -65,8 +65,8 @@ functions("tensors", {(L.multi_dot,): lambda tensors: functools.reduce(product, 
 
 
 @rule(torch.chain_matmul)
-def chain_matmul(*matrices: Any) -> Any:
-    return functools.reduce(product, matrices)
+def chain_matmul(*matrices: Any, out: Any = None) -> Any:
+    return functools.reduce(product, matrices[0] if isinstance(matrices[0], tuple | list) else matrices)
 
 
 @rule(torch.matrix_power, T.matrix_power, L.matrix_power)
@@ -117,16 +117,16 @@ def matrix_norm(A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = F
 # -- diagonals -----------------------------------------------------------------------------------------------------------
 
 
-def on_diagonal(size: int, offset: int, like: Any) -> Any:
-    """A bool matrix of that size that holds on a diagonal."""
-    return numbers(np.eye(size, k=offset, dtype=bool), like, "bool")
+def off_diagonal(size: int, offset: int, like: Any) -> Any:
+    """A bool matrix of that size that holds but for a diagonal."""
+    return numbers(~np.eye(size, k=offset, dtype=bool), like, "bool")
 
 
 @rule(torch.diag_embed, T.diag_embed)
 def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     rank, size = rank_of(input) + 1, input.spec.shape[-1] + abs(offset)
     wide = ops.unsqueeze(ops.pad(input, (max(offset, 0), max(-offset, 0))), -2)  # its columns
-    wide = ops.where(on_diagonal(size, offset, input), wide, 0)
+    wide = ops.masked_fill(wide, off_diagonal(size, offset, input), 0)
     first, second = dim1 % rank, dim2 % rank
     if first > second:
         wide, first, second = ops.transpose(wide), second, first

@@ -38,9 +38,10 @@ def dtype_of(input: Any) -> str:
 @rule(torch.median, T.median)
 def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Where there is a NaN it is the first of those, as torch has it."""
-    real, axis = dtype_of(input) in FLOATS, 0 if dim is None else dim
-    x = ops.flatten(input) if dim is None else input
-    chosen = picked(x, (x.shape[axis] - 1) // 2, axis, keepdim and dim is not None)
+    real, whole = dtype_of(input) in FLOATS, dim is None or not input.spec.shape
+    x, axis = (ops.flatten(input), 0) if whole else (input, dim)
+    keepdim = keepdim and not whole
+    chosen = picked(x, (x.shape[axis] - 1) // 2, axis, keepdim)
     if real:
         nan = ops.isnan(x)
         some, first = ops.some(nan, axis, keepdim), ops.argmax(ops.cast(nan, "int64"), axis, keepdim)
@@ -50,6 +51,9 @@ def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 
 @rule(torch.kthvalue, T.kthvalue)
 def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    spec = getattr(input, "spec", None)
+    if spec is not None and not spec.shape:
+        return picked(ops.flatten(input), k - 1, 0, False)
     return picked(input, k - 1, dim, keepdim)
 
 
@@ -103,7 +107,9 @@ def scanned(combine: Callable, start: float) -> Callable:
 
 @rule(torch.cumprod, T.cumprod)
 def cumprod(input: Any, dim: int, *, dtype: Any = None) -> Any:
-    return cast_whole(scanned(ops.multiply, 1)(cast(input, dtype), dim), dtype)
+    x = cast(input, dtype)
+    x = x if dtype_of(x) in FLOATS else cast(x, "int64")
+    return cast_whole(scanned(ops.multiply, 1)(x, dim), dtype)
 
 
 def log_sum(a: Any, b: Any) -> Any:
@@ -138,13 +144,10 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
     return ops.logical_not(equal) if invert else equal
 
 
-def without_nan(f: Callable, empty: float) -> Callable:
-    return lambda input, *rest: f(ops.where(ops.isnan(input), empty, input), *rest)
-
-
 @rule(torch.nansum, T.nansum)
 def nansum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return ops.summation(without_nan(lambda x: x, 0.0)(cast(input, dtype)), axes(dim), keepdim)
+    x = cast(input, dtype)
+    return cast_whole(ops.summation(ops.masked_fill(x, ops.isnan(x), 0), axes(dim), keepdim), dtype)
 
 
 @rule(torch.nanmean, T.nanmean)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from needle import ops
-from needle.autograd import Tensor
+from needle.autograd import Tensor, Unsupported
+from needle.backend_ndarray import FLOATS
 
 from .arithmetic import scaled
 from .registry import rule
@@ -51,7 +52,8 @@ def sinc(x: Any) -> Any:
     return ops.where(none, 1.0, ops.sin(angle) / ops.where(none, 1.0, angle))
 
 
-def entr(x: Any) -> Any:
+def entr(input: Any) -> Any:
+    x = input * 1.0  # of bools and integers, too
     inside = ops.gt(x, 0)
     value = -x * ops.log(ops.where(inside, x, 1.0))
     return ops.where(inside, value, ops.where(ops.lt(x, 0), -math.inf, x))
@@ -97,7 +99,7 @@ functions(
         (torch.sinc, T.sinc, T.sinc_, S.sinc): sinc,
         (S.entr,): entr,
         (torch.erfinv, T.erfinv, T.erfinv_, S.erfinv): erfinv,
-        (torch.digamma, T.digamma, T.digamma_, S.digamma, S.psi): ops.digamma,
+        (torch.digamma, T.digamma, T.digamma_, S.digamma, S.psi): lambda x: ops.digamma(x * 1.0),
         (S.ndtr,): lambda x: ops.erfc(x * -math.sqrt(0.5)) * 0.5,
         (torch.isposinf, T.isposinf): lambda x: ops.eq(x, math.inf),
         (torch.isneginf, T.isneginf): lambda x: ops.eq(x, -math.inf),
@@ -127,7 +129,12 @@ def logit(input: Any, eps: float | None = None) -> Any:
 
 @rule(torch.nan_to_num, T.nan_to_num, T.nan_to_num_)
 def nan_to_num(input: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Any:
-    wide = getattr(getattr(input, "spec", None), "dtype", "") == "float64"
+    spec = getattr(input, "spec", None)
+    if spec is None:
+        raise Unsupported("what infinities become depends on the dtype; pass example=")
+    if spec.dtype not in FLOATS:
+        return input
+    wide = spec.dtype == "float64"
     most = torch.finfo(torch.float64 if wide else torch.float32).max
     x = ops.where(ops.isnan(input), 0.0 if nan is None else float(nan), input)
     x = ops.where(ops.eq(input, math.inf), most if posinf is None else float(posinf), x)
@@ -136,6 +143,9 @@ def nan_to_num(input: Any, nan: float | None = None, posinf: float | None = None
 
 @rule(torch.isclose, T.isclose)
 def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+    spec = getattr(input, "spec", None)
+    if spec is not None and spec.dtype == "bool":
+        return ops.eq(input, other)
     near = ops.le(ops.absolute(input - other), ops.absolute(other) * rtol + atol)
     near = ops.logical_or(ops.eq(input, other), ops.logical_and(near, ops.isfinite(other)))
     both = ops.logical_and(ops.isnan(input), ops.isnan(other))

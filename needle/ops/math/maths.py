@@ -11,7 +11,7 @@ from needle.autograd import OPS, Op, Tensor, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
 from needle.ops.common import Unary
 from needle.ops.families import function_of, no_gradient, op_class
-from needle.ops.math.comparison import gt
+from needle.ops.math.comparison import eq, gt
 from needle.ops.math.elementwise import where
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "exp",
     "exp2",
     "floor",
-    "lgamma",
     "log",
     "log2",
     "log10",
@@ -135,39 +134,8 @@ Erfc, erfc = function(
 )
 
 
-def log_gamma(x: float) -> float:
-    return math.inf if math.isinf(x) or (x <= 0 and x == math.floor(x)) else math.lgamma(x)
-
-
-def positive_log_gamma(x: Any) -> Any:
-    """Of x > 0, by Stirling's series from 6 on."""
-    y = x + 6
-    z = 1 / (y * y)
-    series = (1 / 12 - z * (1 / 360 - z * (1 / 1260 - z * (1 / 1680)))) / y
-    below = np.log(x * (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5))
-    return (y - 0.5) * np.log(y) - y + 0.5 * math.log(2 * math.pi) + series - below
-
-
-def recorded_log_gamma(x: Any) -> Any:
-    low = x < 0.5
-    mirrored = (
-        math.log(math.pi) - np.log(np.absolute(np.sin(x * math.pi))) - positive_log_gamma(np.where(low, 1 - x, 1))
-    )
-    return np.where(low, mirrored, positive_log_gamma(np.where(low, 1, x)))
-
-
-Lgamma, lgamma = function(
-    "Lgamma",
-    "log |gamma(x)|.",
-    by_element(log_gamma, recorded_log_gamma),
-    lambda dy, x, y: dy * digamma(x),
-    **POSITIVE,
-    **POLE,
-)
-
-
 def digamma(a: Tensor) -> Tensor:
-    """The slope of lgamma: Stirling's series from 6 on, below by psi(x) = psi(x + 1) - 1 / x and from psi(1 - x)."""
+    """The slope of log gamma: Stirling's series from 6 on, below by psi(x) = psi(x + 1) - 1 / x and from psi(1 - x)."""
     mirrored = gt(0.5 - a, 0.0)
     x = where(mirrored, 1.0 - a, a)
     beside: Any = 0.0
@@ -178,7 +146,9 @@ def digamma(a: Tensor) -> Tensor:
     z = 1.0 / (x * x)
     series = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132)))))
     value = log(x) - 0.5 / x - series + beside
-    return where(mirrored, value - math.pi / tan(where(mirrored, a, 0.25) * math.pi), value)
+    value = where(mirrored, value - math.pi / tan(where(mirrored, a, 0.25) * math.pi), value)
+    value = where(eq(a, floor(a)), where(mirrored, math.nan, value), value)  # at its poles
+    return where(eq(a, 0.0), -1.0 / a, value)
 
 
 Softplus, _ = function("Softplus", "log(1 + e ** x).", lambda x: np.logaddexp(0, x), lambda dy, x, y: dy * x.sigmoid())

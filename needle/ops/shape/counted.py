@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class Counted(Op):
 
     def compute(self, *arrays: NDArray) -> Any:
         found = self.reference(*(a.numpy() for a in arrays))
-        made = [NDArray(np.ascontiguousarray(f), device=arrays[0].device) for f in self._results(found)]
+        made = [NDArray(np.ascontiguousarray(f), arrays[0].device, str(f.dtype)) for f in self._results(found)]
         return tuple(made) if self.n_out > 1 else made[0]
 
     def _results(self, found: Any) -> Any:
@@ -115,10 +116,12 @@ class UniqueConsecutive(Counted):
     def reference(self, x: np.ndarray) -> Any:
         axis = 0 if self.axis is None else self.axis
         rows = x.reshape(-1) if self.axis is None else np.moveaxis(x, axis, 0)
-        differ = (rows[1:] != rows[:-1]).reshape(max(len(rows) - 1, 0), -1).any(1)
+        differ = (rows[1:] != rows[:-1]).reshape(max(len(rows) - 1, 0), math.prod(rows.shape[1:])).any(1)
         first = np.concatenate([np.ones(min(len(rows), 1), bool), differ])
         begins = np.append(np.flatnonzero(first), len(rows))
         inverse = (np.cumsum(first) - 1).astype("int64")
+        if self.axis is None and not x.size:  # torch's has no places then
+            return rows, np.zeros(0, "int64"), np.zeros(0, "int64")
         values = rows[first] if self.axis is None else np.moveaxis(rows[first], 0, axis)
         return values, inverse.reshape(x.shape) if self.axis is None else inverse, np.diff(begins).astype("int64")
 
