@@ -162,7 +162,6 @@ SPECIAL: dict[str, Callable] = {
             "acosh",
             "atanh",
             "erfc",
-            "lgamma",
             "exp2",
             "log2",
             "log10",

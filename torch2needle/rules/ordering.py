@@ -39,7 +39,7 @@ def dtype_of(input: Any) -> str:
 def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Where there is a NaN it is the first of those, as torch has it."""
     real, whole = dtype_of(input) in FLOATS, dim is None or not input.spec.shape
-    x, axis = (ops.flatten(input), 0) if whole else (input, dim)
+    x, axis = ops.flatten(input) if whole else input, 0 if dim is None or whole else dim
     keepdim = keepdim and not whole
     chosen = picked(x, (x.shape[axis] - 1) // 2, axis, keepdim)
     if real:
