@@ -117,14 +117,15 @@ def matrix_norm(A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = F
 # -- diagonals -----------------------------------------------------------------------------------------------------------
 
 
-def off_diagonal(size: int, offset: int, like: Any) -> Any:
-    """A bool matrix of that size that holds but for a diagonal."""
-    return numbers(~np.eye(size, k=offset, dtype=bool), like, "bool")
+def off_diagonal(size: Any, offset: int, like: Any) -> Any:
+    """A bool matrix of that size, which may be free, that holds but for a diagonal."""
+    places = ops.arange_like(like, 0, size)
+    return ops.ne(ops.unsqueeze(places, 1) + offset, places)
 
 
 @rule(torch.diag_embed, T.diag_embed)
 def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    rank, size = rank_of(input) + 1, input.spec.shape[-1] + abs(offset)
+    rank, size = rank_of(input) + 1, input.shape[-1] + abs(offset)
     wide = ops.unsqueeze(ops.pad(input, (max(offset, 0), max(-offset, 0))), -2)  # its columns
     wide = ops.masked_fill(wide, off_diagonal(size, offset, input), 0)
     first, second = dim1 % rank, dim2 % rank
@@ -141,7 +142,7 @@ def diag(input: Any, diagonal: int = 0) -> Any:
 @rule(torch.diagflat, T.diagflat)
 def diagflat(input: Any, offset: int = 0) -> Any:
     rank_of(input)
-    return diag_embed(ops.reshape(input, (math.prod(input.spec.shape),)), offset)
+    return diag_embed(ops.flatten(input), offset)
 
 
 @rule(T.fill_diagonal_)
@@ -168,8 +169,9 @@ def block_diag(*tensors: Any) -> Any:
 
 @rule(L.vander)
 def vander(x: Any, N: int | None = None) -> Any:
-    rank_of(x)
-    return ops.unsqueeze(x, -1) ** numbers(range(x.spec.shape[-1] if N is None else N), x)
+    if N is None:
+        raise Unsupported("N expects a number, since the length may be another at each call")
+    return ops.unsqueeze(x, -1) ** numbers(range(N), x)
 
 
 # -- joining and cutting -------------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""Rules of order statistics and of running products, maxima and integrals along an axis."""
+"""Rules of order statistics, integrals along an axis, and sums without NaN."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from .arithmetic import cast
 from .reductions import Ordered, axes, cast_whole
 from .registry import rule
 from .shapes import at
-from .tables import functions
 
 T = torch.Tensor
 
@@ -60,65 +58,6 @@ def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
 @rule(torch.msort, T.msort)
 def msort(input: Any) -> Any:
     return ops.sort(input, 0)[0]
-
-
-@rule(torch.quantile, T.quantile)
-def quantile(
-    input: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
-) -> Any:
-    if isinstance(q, Tensor):
-        raise Unsupported("q expects a number, got a tensor; take the quantiles one by one")
-    if interpolation not in ("linear", "lower", "higher", "nearest", "midpoint"):
-        raise Unsupported(f"interpolation expects linear, lower, higher, nearest or midpoint, got {interpolation}")
-    shape = getattr(getattr(input, "spec", None), "shape", None)
-    if shape is None:
-        raise Unsupported("the place of a quantile needs the axis's size; pass example=")
-    x, axis = (ops.flatten(input), 0) if dim is None else (input, dim)
-    place = q * ((math.prod(shape) if dim is None else shape[dim]) - 1)
-    low, high = math.floor(place), math.ceil(place)
-    weight = {"linear": place - low, "lower": 0.0, "higher": 1.0, "midpoint": 0.5 * (high > low)}.get(
-        interpolation, float(round(place) > low)
-    )
-    values = ops.sort(x, axis)[0]
-    below, above = (ops.getitem(values, at(axis, slice(p, p + 1))) for p in (low, high))
-    found = below + (above - below) * weight if weight < 0.5 else above - (above - below) * (1 - weight)
-    found = ops.where(ops.some(ops.isnan(x), axis, True), math.nan, found)
-    if dim is None:
-        return ops.reshape(found, (1,) * len(shape) if keepdim else ())
-    return found if keepdim else ops.squeeze(found, dim)
-
-
-def scanned(combine: Callable, start: float) -> Callable:
-    """Running values along an axis by doubling steps: each is combined with what stands 1, 2, 4, ... before it."""
-
-    def scan(input: Any, dim: int) -> Any:
-        shape = getattr(getattr(input, "spec", None), "shape", None)
-        if shape is None:
-            raise Unsupported("running values along an axis need its size; pass example=")
-        x, step = input, 1
-        while shape and step < shape[dim]:
-            first, rest = ops.getitem(x, at(dim, slice(0, step))), ops.getitem(x, at(dim, slice(0, -step)))
-            x = combine(x, ops.concat([ops.full_like(first, start), rest], dim))
-            step *= 2
-        return x
-
-    return scan
-
-
-@rule(torch.cumprod, T.cumprod)
-def cumprod(input: Any, dim: int, *, dtype: Any = None) -> Any:
-    x = cast(input, dtype)
-    x = x if dtype_of(x) in FLOATS else cast(x, "int64")
-    return cast_whole(scanned(ops.multiply, 1)(x, dim), dtype)
-
-
-def log_sum(a: Any, b: Any) -> Any:
-    most = ops.maximum(a, b)
-    safe = ops.where(ops.eq(most, -math.inf), 0.0, most)
-    return ops.where(ops.eq(most, -math.inf), most, safe + ops.log1p(ops.exp(-ops.absolute(a - b))))
-
-
-functions("input, dim", {(torch.logcumsumexp, T.logcumsumexp): scanned(log_sum, -math.inf)})
 
 
 def lengths(x: Any, dx: Any, count: Any) -> Any:

@@ -99,7 +99,6 @@ functions(
         (torch.sinc, T.sinc, T.sinc_, S.sinc): sinc,
         (S.entr,): entr,
         (torch.erfinv, T.erfinv, T.erfinv_, S.erfinv): erfinv,
-        (torch.digamma, T.digamma, T.digamma_, S.digamma, S.psi): lambda x: ops.digamma(x * 1.0),
         (S.ndtr,): lambda x: ops.erfc(x * -math.sqrt(0.5)) * 0.5,
         (torch.isposinf, T.isposinf): lambda x: ops.eq(x, math.inf),
         (torch.isneginf, T.isneginf): lambda x: ops.eq(x, -math.inf),

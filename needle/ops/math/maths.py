@@ -11,7 +11,7 @@ from needle.autograd import OPS, Op, Tensor, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name
 from needle.ops.common import Unary
 from needle.ops.families import function_of, no_gradient, op_class
-from needle.ops.math.comparison import eq, gt
+from needle.ops.math.comparison import gt
 from needle.ops.math.elementwise import where
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "ceil",
     "cos",
     "cosh",
-    "digamma",
     "erf",
     "erfc",
     "exp",
@@ -132,23 +131,6 @@ Erfc, erfc = function(
     by_element(math.erfc, lambda x: 1 - x.erf()),
     lambda dy, x, y: dy * ((-(x * x)).exp() * (-2.0 / math.sqrt(math.pi))),
 )
-
-
-def digamma(a: Tensor) -> Tensor:
-    """The slope of log gamma: Stirling's series from 6 on, below by psi(x) = psi(x + 1) - 1 / x and from psi(1 - x)."""
-    mirrored = gt(0.5 - a, 0.0)
-    x = where(mirrored, 1.0 - a, a)
-    beside: Any = 0.0
-    for _ in range(6):
-        small = gt(6.0 - x, 0.0)
-        beside = beside - where(small, 1.0 / x, 0.0)
-        x = where(small, x + 1.0, x)
-    z = 1.0 / (x * x)
-    series = z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132)))))
-    value = log(x) - 0.5 / x - series + beside
-    value = where(mirrored, value - math.pi / tan(where(mirrored, a, 0.25) * math.pi), value)
-    value = where(eq(a, floor(a)), where(mirrored, math.nan, value), value)  # at its poles
-    return where(eq(a, 0.0), -1.0 / a, value)
 
 
 Softplus, _ = function("Softplus", "log(1 + e ** x).", lambda x: np.logaddexp(0, x), lambda dy, x, y: dy * x.sigmoid())
