@@ -132,6 +132,28 @@ def bag_of(bag: nn.Module) -> nn.Module:
     return Bags()
 
 
+def test_indices_behind_the_last_bag() -> None:
+    """They belong to no sum. torch divides its mean by them all the same, and its gradient is of memory not its own."""
+    ids, offsets = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 3])
+    bag = nn.EmbeddingBag(5, 3, mode="sum", include_last_offset=True)
+    converts(bag_of(bag), ids, offsets, example=True, batch=False, gradient=False)
+
+
+def test_places_of_nan_and_of_fractions() -> None:
+    values, whole = torch.tensor([math.nan, 0.2, math.inf]), torch.tensor([1, 2, 3])
+    numbers = torch.tensor([0.0, 1.0])
+    agrees(lambda v: torch.searchsorted(numbers, v), values, example=KNOWN, batch=False)
+    agrees(lambda v: torch.searchsorted(numbers, v, right=True), values, example=KNOWN, batch=False)
+    agrees(lambda s: torch.searchsorted(s, 2.5), whole, example=KNOWN, batch=False)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_a_nan_in_a_grid_is_seen(mode: str) -> None:
+    x, grid = torch.randn(1, 2, 4, 4), torch.tensor([[[[math.nan, 0.0], [0.1, 0.2], [7.0, 0.0]]]])
+    got = torch2needle.convert(One(lambda g: F.grid_sample(x, g, mode, align_corners=False)), example=(grid,))(grid)
+    np.testing.assert_allclose(got.numpy(), F.grid_sample(x, grid, mode, align_corners=False).numpy(), atol=1e-5)
+
+
 def test_weighted_bags() -> None:
     f = lambda w, s: F.embedding_bag(BAG, w, OFFSETS, mode="sum", per_sample_weights=s)  # noqa: E731
     agrees(f, (10, 3), (8,), example=KNOWN, batch=False)

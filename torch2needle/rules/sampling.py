@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
+from needle.backend_ndarray import FLOATS
 
 from .arithmetic import cast
 from .embedding import check
@@ -63,6 +64,15 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
 functions("x1, x2, p=2.0, compute_mode=None", {(torch.cdist,): lambda a, b, p, _: ops.cdist(a, b, p)})
 
 
+def one_value(number: Any, like: Any) -> Any:
+    """A number to look up among others, whose dtype it takes unless it would lose its fraction."""
+    spec = getattr(like, "spec", None)
+    if isinstance(number, float) and spec is None:
+        raise Unsupported("a number with a fraction is looked up where the dtype is known; pass example=")
+    whole = spec is not None and spec.dtype not in FLOATS
+    return ops.full_like(like, number, shape=(), dtype="float64" if whole and isinstance(number, float) else None)
+
+
 @rule(torch.searchsorted)
 def searchsorted(
     sorted_sequence: Any,
@@ -77,7 +87,7 @@ def searchsorted(
         raise Unsupported("sorter is not supported; sort first")
     if not isinstance(sorted_sequence, Tensor):
         raise Unsupported("sorted_sequence expects a tensor")
-    value = input if isinstance(input, Tensor) else ops.full_like(sorted_sequence, input, shape=())
+    value = input if isinstance(input, Tensor) else one_value(input, sorted_sequence)
     found = ops.searchsorted(sorted_sequence, value, right or side == "right")
     return cast(found, torch.int32) if out_int32 else found
 

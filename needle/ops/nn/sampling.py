@@ -13,8 +13,8 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.op import one_of
 from needle.ops.common import broadcast_shape, check_axis, constant
 from needle.ops.families import samples_of
-from needle.ops.math.arithmetic import fmod, logical_and
-from needle.ops.math.comparison import eq, ge, le, lt
+from needle.ops.math.arithmetic import fmod, logical_and, logical_or
+from needle.ops.math.comparison import eq, ge, le, lt, ne
 from needle.ops.math.elementwise import cast, maximum, minimum, where
 from needle.ops.math.maths import absolute, floor, round, sqrt
 from needle.ops.reduce.basic import amax, summation
@@ -72,7 +72,7 @@ class GridSample(Op):
         total: Any = None
         for taps in itertools.product(*axes):
             number, weight, inside = self._corner(taps, sizes)
-            part = take(rows, image + number) * unsqueeze(where(inside, weight, 0.0), -1)
+            part = take(rows, image + number) * unsqueeze(where(inside, weight, weight * 0.0), -1)  # a NaN stays
             total = part if total is None else total + part
         return permute(total, (0, rank + 1, *range(1, rank + 1)))
 
@@ -96,7 +96,7 @@ class GridSample(Op):
             return [(self._padded(first + float(i), size), cubic(t - float(i))) for i in (-1, 0, 1, 2)]
         x = self._padded(x, size)
         if self.mode == "nearest":
-            return [(round(x), x * 0.0 + 1.0)]
+            return [(round(x), where(lt(absolute(x), math.inf), x, 0.0) * 0.0 + 1.0)]
         first = floor(x)
         return [(first, first + 1.0 - x), (first + 1.0, x - first)]
 
@@ -222,7 +222,9 @@ class EmbeddingBag(Op):
         bags, size = self.infer(indices, weight, offsets, *factors).shape
         place = constant(np.arange(indices.shape[0])[:, None], offsets)
         bag = summation(cast(ge(place, offsets), "int64"), 1) - 1
-        bag = maximum(minimum(bag, constant(bags - 1, bag, "int64")), constant(0, bag, "int64"))
+        # Sums leave out what lies behind the end of the last bag; torch's maxima take it in.
+        final = bags if self.last and self.mode != "max" else bags - 1
+        bag = maximum(minimum(bag, constant(final, bag, "int64")), constant(0, bag, "int64"))
         rows = take(weight, indices)
         if factors:
             rows = rows * unsqueeze(factors[0], 1)
@@ -319,7 +321,8 @@ class SearchSorted(Op):
         self.infer(numbers, values)
         rows = numbers if len(numbers.shape) == 1 else unsqueeze(numbers, -2)
         compare: Callable = le if self.right else lt
-        before = compare(rows, unsqueeze(values, -1))
+        wanted = unsqueeze(values, -1)
+        before = logical_or(compare(rows, wanted), ne(wanted, wanted))  # a NaN stands behind all
         return summation(cast(before, "int64"), -1)
 
     samples = samples_of(({}, [(5,), (2, 3)]), ({"right": True}, [(2, 5), (2, 3)]))
