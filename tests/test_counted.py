@@ -46,6 +46,8 @@ SAMPLES: list[Callable] = [
     lambda x: torch.argwhere(x > 0.5) * 2,
     lambda x: torch.where(x > 0),
     lambda x: torch.masked_select(x, x > 0).sum(),
+    lambda x: torch.masked_select(x, x[0] > 0),
+    lambda x: torch.masked_select(x[0], x > 0) * 2,
     lambda x: torch.unique((x * 2).long(), return_inverse=True, return_counts=True),
     lambda x: torch.unique((x > 0).long(), dim=0),
     lambda x: torch.unique_consecutive((x > 0).long().flatten()),
@@ -73,6 +75,12 @@ def test_sizes_by_values(case: int) -> None:
         for got in (net(given), fused(given), exe(given)):
             close(got, want)
         assert all(isinstance(v, np.ndarray) for v in leaves(exe(given.numpy())))
+
+
+def test_masks_broadcast_without_an_example() -> None:
+    f: Callable = lambda x: torch.masked_select(x, x[0] > 0)  # noqa: E731
+    x = torch.randn(6, 4)
+    close(torch2needle.convert(One(f))(x), f(x))
 
 
 def test_gradients_pass_what_was_picked() -> None:

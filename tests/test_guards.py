@@ -93,6 +93,18 @@ def test_a_guard_holds_and_is_violated(kind: type[Asks], tmp_path: Path) -> None
                 f(x)
 
 
+def test_large_whole_numbers_are_told_apart() -> None:
+    class Counts(Asks):
+        def factor(self, x: torch.Tensor) -> Any:
+            return float(x.long().sum().item() % 2)
+
+    net = torch2needle.convert(Counts().eval(), example=(ONES * 100_000,))
+    bad = ONES * 100_000
+    bad[0, 0] += 1
+    with pytest.raises(GuardError, match="with 1200000, got 1200001"):
+        net(bad)
+
+
 def test_real_numbers_are_no_guards() -> None:
     class Scaled(Asks):
         def factor(self, x: torch.Tensor) -> Any:

@@ -144,7 +144,12 @@ def test_places_of_nan_and_of_fractions() -> None:
     numbers = torch.tensor([0.0, 1.0])
     agrees(lambda v: torch.searchsorted(numbers, v), values, example=KNOWN, batch=False)
     agrees(lambda v: torch.searchsorted(numbers, v, right=True), values, example=KNOWN, batch=False)
-    agrees(lambda s: torch.searchsorted(s, 2.5), whole, example=KNOWN, batch=False)
+    agrees(lambda s: torch.searchsorted(s, 2.5), whole, batch=False)
+    agrees(lambda s: torch.searchsorted(s, 2), numbers, batch=False)
+
+
+def test_numbers_with_fractions_beside_whole_ones() -> None:
+    agrees(lambda x: torch.xlogy(x, 2.5) + torch.xlogy(1.5, x), torch.tensor([1, 2, 3]), batch=False)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])

@@ -92,6 +92,11 @@ INDICES: list[tuple[Callable, tuple, tuple]] = [
     (lambda x: x[:, torch.tensor([[0, 2], [1, 3]])] + x[:, :, None][:, [[0, 1], [1, 0]], 0], MATRIX, BOTH),
     (lambda x: x[:, :, [0, 2], [1, 3]] + x[..., [0, 2], [1, 3]] + x[:, [1, 2], 0, :2].sum(1)[:, None], IMAGE, BOTH),
     (lambda x: x[:, [0, 2], :, [1, 3]] + x[:, [1, 0], :, 1:3].sum((1, 3)), IMAGE, BOTH),
+    (
+        lambda x: x[:, [0, 2], 0, [1, 3]] + x[:, [1, 3], 2, 4:5][..., 0] + x[:, None, [0, 2], 0, [1, 3]][:, 0],
+        IMAGE,
+        BOTH,
+    ),
     (lambda x: x[:, torch.tensor([True, False, True, True])] + x[:, 1:], IMAGE, BOTH),
     (lambda x: x[0, :, [1, 2]] + x[1, :, 1:3], IMAGE, BOTH),
     (lambda x: torch.index_select(x, 1, torch.tensor([2, 0])) + x.index_select(-1, torch.tensor([1, 1])), MATRIX, BOTH),

@@ -174,6 +174,40 @@ def test_numbers_outside() -> None:
     assert np.isnan(exe(x, bad, s).numpy()).all()  # the whole column: a plan cannot raise
 
 
+@pytest.mark.parametrize("case", range(4))
+def test_nothing_and_single_elements(case: int) -> None:
+    f, shapes = [
+        (lambda x, i, s: x.scatter_add(0, i, s), (X, ints(5, 0, 4, 3), (0, 4, 3))),
+        (lambda x, i, s: x.index_add(1, i, s), (X, ints(4, 0), (5, 0, 3))),
+        (lambda x, i, s: x.index_copy(0, i, s), ((1, 1), torch.tensor([0]), (1, 1))),
+        (lambda x, i, s: x.scatter_reduce(0, i, s, "mean", include_self=False), ((1,), torch.tensor([0]), (1,))),
+    ][case]
+    agrees(f, *shapes, batch=False)
+
+
+class Shifts(nn.Module):
+    """Keeps the last four rows in a buffer: what is written and what is read lie in one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows[:-1] = self.rows[1:].clone()
+        self.rows[-1] = x
+        return self.rows * 2
+
+
+def test_a_buffer_that_shifts() -> None:
+    model = Shifts().eval()
+    net = torch2needle.convert(model, example=(torch.zeros(3),))
+    exe = ndl.compile(net, (np.zeros(3, "float32"),))
+    for _ in range(6):
+        x = torch.randn(3)
+        np.testing.assert_allclose(exe(x.numpy()), model(x).numpy())
+    np.testing.assert_allclose(net.rows.numpy(), model.rows.numpy())
+
+
 class Counter(nn.Module):
     """Counts what it sees in a buffer, and keeps the last of each kind in another."""
 

@@ -37,6 +37,7 @@ def levels(graph: Graph) -> dict[Node, int]:
 def stages(net: GraphModule, make: Callable[[GraphModule], Any]) -> list[Stage]:
     graph, level = net.graph, levels(net.graph)
     result, *effects = graph.output.args
+    given = set(leaves(result))
     beside = list(effects[0]) if effects else []
     own = {n: n.kind in ("op", "module") and not counts(n) for n in graph}
     readers: dict[Node, list[Node]] = {n: [] for n in graph}
@@ -47,11 +48,7 @@ def stages(net: GraphModule, make: Callable[[GraphModule], Any]) -> list[Stage]:
     for k in range(max(level.values()) + 1):
         inside = [n for n in graph if own[n] and level[n] == k]
         chosen = set(inside)
-        results = [
-            n
-            for n in inside
-            if any(r not in chosen and (r.kind != "output" or n in leaves(result)) for r in readers[n])
-        ]
+        results = [n for n in inside if any(r not in chosen and (r.kind != "output" or n in given) for r in readers[n])]
         extra = [n for n in beside if n in chosen]
         part, inputs = stage_graph(inside, results, extra)
         counted = [n for n in graph if counts(n) and level[n] == k]
@@ -76,11 +73,9 @@ def tensors_of(node: Node) -> list[Node]:
 def stage_graph(nodes: Sequence[Node], results: Sequence[Node], effects: Sequence[Node]) -> tuple[Graph, list[Node]]:
     """The graph of some nodes, with what they read of others as inputs."""
     graph, done = Graph(), dict[Node, Node]()
-    chosen, inputs = set(nodes), list[Node]()
-    for n in nodes:
-        for i in tensors_of(n):
-            if i not in chosen and i.kind != "param" and i not in inputs:
-                inputs.append(i)
+    chosen = set(nodes)
+    read = dict.fromkeys(i for n in nodes for i in tensors_of(n))
+    inputs = [i for i in read if i not in chosen and i.kind != "param"]
     for i in inputs:
         done[i] = graph.add("input", i.name, (), i.name)
         done[i].meta = {k: v for k, v in i.meta.items() if k == "spec"}

@@ -16,8 +16,6 @@ from .module import Module
 
 __all__ = ["FunctionalBatchNorm", "FunctionalInstanceNorm", "Guard", "WriteBuffer"]
 
-NEAR = 1e-4  # of real numbers, which other orders of sums make differ
-
 
 class WriteBuffer(Module):
     """Writes a value into a buffer, both given at the call."""
@@ -32,7 +30,7 @@ class GuardError(ValueError):
 
 
 class Guard(Declared):
-    """Raises GuardError where a value is not the `expected` one: where a graph was captured, `text` asked for it.
+    """Raises GuardError where truths or whole numbers are not the `expected` ones, for which `text` asked at capture.
 
     A plan gives the value with its results, and it is checked after each run.
     """
@@ -51,7 +49,7 @@ class Guard(Declared):
 
     def check(self, value: np.ndarray) -> None:
         found = np.asarray(value, "float64").reshape(-1)
-        if found.shape != (len(self.expected),) or not np.allclose(found, self.expected, NEAR, 0.0):
+        if not np.array_equal(found, self.expected):
             raise GuardError(
                 f"[convert] the model holds for inputs that answer `{self.text}` with {told(self.expected)}, got "
                 f"{told(found.tolist())}."
@@ -59,7 +57,7 @@ class Guard(Declared):
 
 
 def told(numbers: Sequence[float]) -> str:
-    return ", ".join(f"{n:g}" for n in numbers)
+    return ", ".join(f"{n:.17g}" for n in numbers)
 
 
 class FunctionalBatchNorm(Declared):

@@ -46,6 +46,7 @@ from .shape.creation import *
 from .shape.gather import *
 from .shape.indexing import *
 from .shape.join import *
+from .shape.masked import *
 from .shape.padding import *
 from .shape.rearrange import *
 from .shape.runtime_shape import *

@@ -103,26 +103,13 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     **{name: getattr(tirx, name) for name in BITS},
     **{name: getattr(tirx, name) for name in ("exp", "log", "sqrt", "sin", "cos", "tanh", "floor", "ceil", "erf")},
 }
-ARCS = {
-    f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "tan2")
-}  # numpy's names, TIR's
+# numpy's names, TIR's
+ARCS = {f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "tan2")}
 NAMED = {**ARCS, **{name: name for name in ("tan", "sinh", "cosh", "exp2", "log2", "log10")}}
 UFUNCS |= {name: getattr(tirx, own) for name, own in NAMED.items()}
-REAL = {
-    *NAMED,
-    "divide",
-    "exp",
-    "log",
-    "sqrt",
-    "sin",
-    "cos",
-    "tanh",
-    "erf",
-    "logaddexp",
-    "log1p",
-    "expm1",
-    "reciprocal",
-}
+REAL = {"divide", "exp", "log", "sqrt", "sin", "cos", "tanh", "erf", "logaddexp", "log1p", "expm1", "reciprocal"} | set(
+    NAMED
+)
 
 
 METHODS = {"amax": "max", "amin": "min"} | {

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from needle import ops
-from needle.autograd import Tensor, Unsupported
+from needle.autograd import Unsupported
+from needle.ops.common import constant
 from needle.ops.linalg.basic import product
 
 from .arithmetic import cast
@@ -22,17 +23,6 @@ from .tables import functions
 
 T = torch.Tensor
 L = torch.linalg
-
-
-def rank_of(t: Any) -> int:
-    spec = getattr(t, "spec", None)
-    if spec is None:
-        raise Unsupported("it needs to know how many axes a tensor has; pass example=")
-    return len(spec.shape)
-
-
-def numbers(values: Any, like: Any, dtype: str = "int64") -> Any:
-    return Tensor(np.asarray(values), device=like.device, dtype=dtype, requires_grad=False)
 
 
 # -- products ------------------------------------------------------------------------------------------------------------
@@ -49,8 +39,7 @@ functions("input, other, *, dim=-1", {(L.cross,): cross_product})
 @rule(torch.cross, T.cross)
 def cross(input: Any, other: Any, dim: int | None = None) -> Any:
     if dim is None:  # the first axis of size 3
-        rank_of(input)
-        dim = input.spec.shape.index(3)
+        dim = input.spec.shape.index(3) if input.ndim else 0
     return cross_product(input, other, dim)
 
 
@@ -80,7 +69,7 @@ def matrix_power(input: Any, n: int) -> Any:
 
 @rule(torch.tensordot)
 def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
-    left, right = rank_of(a), rank_of(b)
+    left, right = a.ndim, b.ndim
     if isinstance(dims, int):
         dims = (range(left - dims, left), range(dims))
     first, second = ([d % n for d in given] for given, n in zip(dims, (left, right), strict=True))
@@ -94,8 +83,8 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
 
 @rule(torch.kron, T.kron)
 def kron(input: Any, other: Any) -> Any:
-    rank = max(rank_of(input), rank_of(other))
-    shapes = [(1,) * (rank - len(t.spec.shape)) + tuple(t.shape) for t in (input, other)]
+    rank = max(input.ndim, other.ndim)
+    shapes = [(1,) * (rank - t.ndim) + tuple(t.shape) for t in (input, other)]
     a = ops.reshape(input, tuple(n for s in shapes[0] for n in (s, 1)))
     b = ops.reshape(other, tuple(n for s in shapes[1] for n in (1, s)))
     return ops.reshape(a * b, tuple(x * y for x, y in zip(*shapes, strict=True)))
@@ -125,7 +114,7 @@ def off_diagonal(size: Any, offset: int, like: Any) -> Any:
 
 @rule(torch.diag_embed, T.diag_embed)
 def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    rank, size = rank_of(input) + 1, input.shape[-1] + abs(offset)
+    rank, size = input.ndim + 1, input.shape[-1] + abs(offset)
     wide = ops.unsqueeze(ops.pad(input, (max(offset, 0), max(-offset, 0))), -2)  # its columns
     wide = ops.masked_fill(wide, off_diagonal(size, offset, input), 0)
     first, second = dim1 % rank, dim2 % rank
@@ -136,18 +125,17 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
 
 @rule(torch.diag, T.diag)
 def diag(input: Any, diagonal: int = 0) -> Any:
-    return diag_embed(input, diagonal) if rank_of(input) == 1 else ops.diagonal(input, diagonal)
+    return diag_embed(input, diagonal) if input.ndim == 1 else ops.diagonal(input, diagonal)
 
 
 @rule(torch.diagflat, T.diagflat)
 def diagflat(input: Any, offset: int = 0) -> Any:
-    rank_of(input)
     return diag_embed(ops.flatten(input), offset)
 
 
 @rule(T.fill_diagonal_)
 def fill_diagonal(input: Any, fill_value: Any, wrap: bool = False) -> Any:
-    if rank_of(input) != 2 or wrap:
+    if input.ndim != 2 or wrap:
         raise Unsupported("fill_diagonal_ expects a matrix, without wrap")
     rows, columns = input.shape
     row, column = (ops.arange_like(input, 0, n) for n in (rows, columns))
@@ -156,7 +144,7 @@ def fill_diagonal(input: Any, fill_value: Any, wrap: bool = False) -> Any:
 
 @rule(torch.block_diag)
 def block_diag(*tensors: Any) -> Any:
-    shapes = [(1, *t.spec.shape)[-2:] for t in tensors if rank_of(t) in (1, 2)]
+    shapes = [(1, *t.spec.shape)[-2:] for t in tensors if t.ndim in (1, 2)]
     if len(shapes) < len(tensors):
         raise Unsupported("block_diag expects vectors and matrices")
     rows, height, width = [], sum(s[0] for s in shapes), sum(s[1] for s in shapes)
@@ -171,7 +159,7 @@ def block_diag(*tensors: Any) -> Any:
 def vander(x: Any, N: int | None = None) -> Any:
     if N is None:
         raise Unsupported("N expects a number, since the length may be another at each call")
-    return ops.unsqueeze(x, -1) ** numbers(range(N), x)
+    return ops.unsqueeze(x, -1) ** constant(np.arange(N), x, "int64")
 
 
 # -- joining and cutting -------------------------------------------------------------------------------------------------
@@ -179,7 +167,7 @@ def vander(x: Any, N: int | None = None) -> Any:
 
 def at_least(count: int, t: Any) -> Any:
     """torch.atleast_3d puts its axes around the others."""
-    rank = rank_of(t)
+    rank = t.ndim
     if count == 3:
         places = {0: (0, 0, 0), 1: (0, -1), 2: (-1,)}.get(rank, ())
         return functools.reduce(ops.unsqueeze, places, t)
@@ -201,7 +189,7 @@ for _count, _f in ((1, torch.atleast_1d), (2, torch.atleast_2d), (3, torch.atlea
 
 @rule(torch.column_stack)
 def column_stack(tensors: Any) -> Any:
-    columns = [ops.reshape(t, (-1, 1)) if rank_of(t) < 2 else t for t in tensors]
+    columns = [ops.reshape(t, (-1, 1)) if t.ndim < 2 else t for t in tensors]
     return ops.concat(columns, 1)
 
 
@@ -210,7 +198,7 @@ functions("tensors", {(torch.dstack,): lambda tensors: ops.concat([at_least(3, t
 
 def cut(axis: Any) -> Any:
     def convert(input: Any, indices_or_sections: Any) -> Any:
-        dim = (0 if rank_of(input) == 1 else 1) if axis is None else axis
+        dim = (0 if input.ndim == 1 else 1) if axis is None else axis
         return tensor_split(input, indices_or_sections, dim)
 
     return convert

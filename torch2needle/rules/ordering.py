@@ -10,9 +10,10 @@ import torch
 from needle import ops
 from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray import FLOATS
+from needle.ops.reduce.sorting import known_rank
 
 from .arithmetic import cast
-from .reductions import Ordered, axes, cast_whole
+from .reductions import Ordered, axes, cast_whole, diff
 from .registry import rule
 from .shapes import at
 
@@ -26,17 +27,10 @@ def picked(input: Any, place: Any, dim: int, keepdim: bool) -> Ordered:
     return Ordered(*(kept if keepdim else [ops.squeeze(t, dim) for t in kept]))
 
 
-def dtype_of(input: Any) -> str:
-    spec = getattr(input, "spec", None)
-    if spec is None:
-        raise Unsupported("it needs to know the dtype, since a NaN counts as the largest; pass example=")
-    return str(spec.dtype)
-
-
 @rule(torch.median, T.median)
 def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Where there is a NaN it is the first of those, as torch has it."""
-    real, whole = dtype_of(input) in FLOATS, dim is None or not input.spec.shape
+    real, whole = input.dtype in FLOATS, dim is None or not input.ndim
     x, axis = ops.flatten(input) if whole else input, 0 if dim is None or whole else dim
     keepdim = keepdim and not whole
     chosen = picked(x, (x.shape[axis] - 1) // 2, axis, keepdim)
@@ -49,8 +43,7 @@ def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 
 @rule(torch.kthvalue, T.kthvalue)
 def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    spec = getattr(input, "spec", None)
-    if spec is not None and not spec.shape:
+    if known_rank(input) == 0:
         return picked(ops.flatten(input), k - 1, 0, False)
     return picked(input, k - 1, dim, keepdim)
 
@@ -60,16 +53,13 @@ def msort(input: Any) -> Any:
     return ops.sort(input, 0)[0]
 
 
-def lengths(x: Any, dx: Any, count: Any) -> Any:
-    return dx if x is None else ops.getitem(x, (Ellipsis, slice(1, None))) - ops.getitem(x, (Ellipsis, slice(None, -1)))
-
-
 @rule(torch.trapezoid, torch.trapz)
 def trapezoid(y: Any, x: Any = None, *, dx: Any = 1.0, dim: int = -1) -> Any:
     if x is not None and dim not in (-1, getattr(y, "ndim", 0) - 1):
         raise Unsupported("points x are along the last axis")
     pairs = ops.getitem(y, at(dim, slice(1, None))) + ops.getitem(y, at(dim, slice(None, -1)))
-    return ops.summation(pairs * lengths(x, dx, None), dim) * 0.5
+    lengths = dx if x is None else diff(x)
+    return ops.summation(pairs * lengths, dim) * 0.5
 
 
 @rule(torch.isin)

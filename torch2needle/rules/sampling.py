@@ -9,11 +9,10 @@ import torch.nn.functional as F
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
-from needle.backend_ndarray import FLOATS
+from needle.ops.common import as_operand
 
 from .arithmetic import cast
 from .embedding import check
-from .matrices import rank_of
 from .registry import rule
 from .shapes import Absent, overlaps
 from .tables import functions
@@ -50,7 +49,7 @@ functions("input, dimension, size, step", {(T.unfold,): ops.sliding_windows}, vi
 @rule(torch.meshgrid, view="always", put=overlaps)
 def meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
     given = list(tensors[0]) if isinstance(tensors[0], tuple | list) else list(tensors)
-    lines = [ops.unsqueeze(t, 0) if rank_of(t) == 0 else t for t in given]
+    lines = [ops.unsqueeze(t, 0) if t.ndim == 0 else t for t in given]
     swaps = indexing == "xy" and len(lines) > 1
     lines[:2] = lines[1::-1] if swaps else lines[:2]
     sizes, made = tuple(t.shape[0] for t in lines), []
@@ -62,15 +61,6 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
 
 
 functions("x1, x2, p=2.0, compute_mode=None", {(torch.cdist,): lambda a, b, p, _: ops.cdist(a, b, p)})
-
-
-def one_value(number: Any, like: Any) -> Any:
-    """A number to look up among others, whose dtype it takes unless it would lose its fraction."""
-    spec = getattr(like, "spec", None)
-    if isinstance(number, float) and spec is None:
-        raise Unsupported("a number with a fraction is looked up where the dtype is known; pass example=")
-    whole = spec is not None and spec.dtype not in FLOATS
-    return ops.full_like(like, number, shape=(), dtype="float64" if whole and isinstance(number, float) else None)
 
 
 @rule(torch.searchsorted)
@@ -87,8 +77,7 @@ def searchsorted(
         raise Unsupported("sorter is not supported; sort first")
     if not isinstance(sorted_sequence, Tensor):
         raise Unsupported("sorted_sequence expects a tensor")
-    value = input if isinstance(input, Tensor) else one_value(input, sorted_sequence)
-    found = ops.searchsorted(sorted_sequence, value, right or side == "right")
+    found = ops.searchsorted(sorted_sequence, as_operand(input, sorted_sequence), right or side == "right")
     return cast(found, torch.int32) if out_int32 else found
 
 

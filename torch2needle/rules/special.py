@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from needle import ops
-from needle.autograd import Tensor, Unsupported
+from needle.autograd import Tensor
 from needle.backend_ndarray import FLOATS
+from needle.ops.common import as_operand
 
 from .arithmetic import scaled
+from .indexing import is_mask
 from .registry import rule
 from .tables import functions
 
@@ -19,14 +21,9 @@ T = torch.Tensor
 S = torch.special
 
 
-def of_tensor(value: Any, like: Any) -> Any:
-    """A number as a tensor that broadcasts with `like`."""
-    return value if isinstance(value, Tensor) else ops.full_like(like, value)
-
-
 def with_tensors(f: Any) -> Any:
     """f of two tensors, of which one may be given as a number."""
-    return lambda a, b: f(a if isinstance(a, Tensor) else of_tensor(a, b), of_tensor(b, a))
+    return lambda a, b: f(a if isinstance(a, Tensor) else as_operand(a, b), as_operand(b, a))
 
 
 def logaddexp(a: Any, b: Any) -> Any:
@@ -128,12 +125,9 @@ def logit(input: Any, eps: float | None = None) -> Any:
 
 @rule(torch.nan_to_num, T.nan_to_num, T.nan_to_num_)
 def nan_to_num(input: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Any:
-    spec = getattr(input, "spec", None)
-    if spec is None:
-        raise Unsupported("what infinities become depends on the dtype; pass example=")
-    if spec.dtype not in FLOATS:
+    if input.dtype not in FLOATS:
         return input
-    wide = spec.dtype == "float64"
+    wide = input.dtype == "float64"
     most = torch.finfo(torch.float64 if wide else torch.float32).max
     x = ops.where(ops.isnan(input), 0.0 if nan is None else float(nan), input)
     x = ops.where(ops.eq(input, math.inf), most if posinf is None else float(posinf), x)
@@ -142,8 +136,7 @@ def nan_to_num(input: Any, nan: float | None = None, posinf: float | None = None
 
 @rule(torch.isclose, T.isclose)
 def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
-    spec = getattr(input, "spec", None)
-    if spec is not None and spec.dtype == "bool":
+    if is_mask(input):
         return ops.eq(input, other)
     near = ops.le(ops.absolute(input - other), ops.absolute(other) * rtol + atol)
     near = ops.logical_or(ops.eq(input, other), ops.logical_and(near, ops.isfinite(other)))

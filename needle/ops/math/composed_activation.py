@@ -16,8 +16,8 @@ from needle.ops.math.comparison import ge, gt, le
 from needle.ops.math.elementwise import Clamp, where
 from needle.ops.math.maths import absolute, softplus
 from needle.ops.shape.basic import reshape
-from needle.ops.shape.gather import masked_fill
 from needle.ops.shape.indexing import getitem
+from needle.ops.shape.masked import masked_fill
 
 __all__ = [
     "celu",

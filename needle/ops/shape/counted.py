@@ -9,8 +9,9 @@ import numpy as np
 
 from needle.autograd import Op, Tensor, op
 from needle.backend_ndarray import NDArray
+from needle.ops.common import broadcast_shape
 from needle.ops.families import no_gradient
-from needle.ops.shape.basic import flatten, reshape
+from needle.ops.shape.basic import broadcast_to, flatten, reshape
 from needle.ops.shape.gather import index_tensors, take
 from needle.ops.shape.indexing import getitem
 
@@ -58,11 +59,6 @@ def nonzero(a: Tensor) -> Tensor:
     return Nonzero()(a)
 
 
-def masked_select(a: Tensor, mask: Tensor) -> Tensor:
-    """The elements of a, in their order, where a bool mask of its shape holds."""
-    return take(flatten(a), getitem(nonzero(flatten(mask)), (slice(None), 0)))
-
-
 @op
 class MaskedRows(Op):
     """x[mask]: the slices of x (N, ...) where a bool mask of its first axes holds."""
@@ -86,6 +82,27 @@ class MaskedRows(Op):
 def masked_rows(a: Tensor, mask: Tensor) -> Tensor:
     """a[mask]."""
     return MaskedRows()(a, mask)
+
+
+@op
+class MaskedSelect(Op):
+    """The elements of x (N,), in their order, where a bool mask, which broadcasts with x, holds."""
+
+    counts = True
+
+    def infer(self, x: Any, mask: Any) -> Any:
+        if mask.dtype != "bool":
+            raise ValueError(f"[{self.label}] mask expects dtype bool, got {mask.dtype}.")
+
+    def decompose(self, x: Tensor, mask: Tensor) -> Tensor:
+        self.infer(x, mask)
+        shape = broadcast_shape(self.label, tuple(x.shape), tuple(mask.shape))
+        return masked_rows(flatten(broadcast_to(x, shape)), flatten(broadcast_to(mask, shape)))
+
+
+def masked_select(a: Tensor, mask: Tensor) -> Tensor:
+    """torch.masked_select."""
+    return MaskedSelect()(a, mask)
 
 
 @op

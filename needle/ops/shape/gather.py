@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
-from needle.backend_ndarray import FLOATS, NDArray, call, promote_scalar
+from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.kernels import call_map
 from needle.backend_ndarray.ndarray import PLANNING
 from needle.ops.common import broadcast_shape, check_axis, constant, with_axis
@@ -20,7 +20,7 @@ from needle.ops.math.comparison import ge, lt
 from needle.ops.math.elementwise import where
 from needle.ops.shape.basic import broadcast_to, reshape
 
-__all__ = ["gather", "index_tensors", "masked_fill", "take", "take_along"]
+__all__ = ["gather", "index_tensors", "take", "take_along"]
 
 
 def check_index(label: str, index: Any) -> None:
@@ -245,45 +245,3 @@ def index_tensors(a: Tensor, indices: Sequence[Tensor], axis: int = 0) -> Tensor
     if len(indices) == 1:
         return take(a, indices[0], axis)
     return IndexTensors(axis)(a, *indices)
-
-
-@op
-class MaskedFill(Op):
-    """x with one value where a bool mask holds; `leading`: the mask's axes are the first of x, not the last.
-
-    The value becomes one of x's dtype; with `promotes` x becomes one of the dtype that they have together.
-    """
-
-    value: Any
-    leading: bool = False
-    promotes: bool = False
-
-    def infer(self, x: Any, mask: Any) -> Any:
-        if mask.dtype != "bool":
-            raise ValueError(f"[masked_fill] mask expects dtype bool, got {mask.dtype}.")
-        shape = self._aligned(x, mask)
-        return Spec(broadcast_shape("masked_fill", tuple(x.shape), shape), self._dtype(x))
-
-    def _dtype(self, x: Any) -> str:
-        if self.promotes:
-            return promote_scalar(str(x.dtype), self.value)
-        if x.dtype not in FLOATS and isinstance(self.value, float) and not math.isfinite(self.value):
-            raise ValueError(f"[masked_fill] value expects a number that {x.dtype} can hold, got {self.value}.")
-        return str(x.dtype)
-
-    def _aligned(self, x: Any, mask: Any) -> tuple[int, ...]:
-        after = len(x.shape) - len(mask.shape) if self.leading else 0
-        return (*mask.shape, *(1,) * after)
-
-    def decompose(self, x: Tensor, mask: Tensor) -> Tensor:
-        return where(reshape(mask, self._aligned(x, mask)), constant(self.value, x, self._dtype(x)), x)
-
-    samples = samples_of(
-        ({"value": -2.0}, [(2, 3, 4), Spec((3, 4), "bool")]),
-        ({"value": 1.5, "leading": True}, [(2, 3, 4), Spec((2, 3), "bool")]),
-    )
-
-
-def masked_fill(a: Tensor, mask: Tensor, value: Any, leading: bool = False, promotes: bool = False) -> Tensor:
-    """a with a number where `mask` (bool) holds; in the dtype of a, or with `promotes` of both."""
-    return MaskedFill(value, leading, promotes)(a, mask)

@@ -1,4 +1,4 @@
-"""Writing by numbers: elements along an axis, slices of an axis, places of several axes, what a mask holds."""
+"""Writing by numbers: elements along an axis, slices of an axis, places of several axes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from needle.ops.families import samples_of
 from needle.ops.math.arithmetic import floor_divide
 from needle.ops.math.comparison import eq
 from needle.ops.math.elementwise import cast, maximum, where
-from needle.ops.reduce.sorting import cumsum
 from needle.ops.shape.basic import broadcast_to, flatten, reshape
 from needle.ops.shape.gather import check_index, check_range, gather, one_number, take
 from needle.ops.shape.indexing import ScatterItem, encode_index, getitem
+from needle.ops.shape.masked import MaskedPut, masked_put
 from needle.ops.shape.runtime_shape import cast_like
 
 __all__ = [
@@ -29,11 +29,9 @@ __all__ = [
     "index_fill",
     "index_put",
     "index_reduce",
-    "masked_put",
-    "masked_scatter",
     "scatter",
+    "scatter_reduce",
 ]
-__all__ += ["scatter_reduce"]
 
 SCATTERS = ("set", "sum", "prod", "amax", "amin")  # a place among them is the kernel's number
 UFUNCS = {"sum": np.add, "prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
@@ -69,6 +67,17 @@ class Write(Op):
     axis: int
     updates = True
     reduce: ClassVar[Any] = "set"
+
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        x, index, source = inputs
+        self.check_values(x, index, source)
+        if x is not out:
+            call("copy", [out], x=x)
+        self.write(with_axis(out), index, source, self.axis % max(out.ndim, 1))
+
+    def write(self, out: NDArray, index: NDArray, source: NDArray, axis: int) -> None:
+        """Into an array with axes that holds what stays."""
+        raise NotImplementedError
 
     def check_source(self, x: Any, source: Any) -> None:
         if source.dtype != x.dtype:
@@ -106,20 +115,11 @@ class Scatter(Write):
             )
         return Spec(tuple(x.shape), str(x.dtype))
 
-    def into(self, out: NDArray, *inputs: NDArray) -> None:
-        x, index, source = inputs
-        self.check_values(x, index, source)
-        if x is not out:
-            call("copy", [out], x=x)
-        out, index = with_axis(out), with_axis(index)
-        axis = self.axis % out.ndim
+    def write(self, out: NDArray, index: NDArray, source: NDArray, axis: int) -> None:
+        index = with_axis(index)
         source = source.broadcast_to(index.shape) if source.ndim == 0 else source[whole(index.shape)]
-        scatter_into(out[self.part(out, index.shape)], axis, index, source, self.reduce)
-
-    def part(self, x: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where x may be written by an index of this shape."""
-        axis = self.axis % len(shape)
-        return tuple(slice(0, x.shape[d] if d == axis else s) for d, s in enumerate(shape))
+        part = tuple(slice(0, out.shape[d] if d == axis else s) for d, s in enumerate(index.shape))
+        scatter_into(out[part], axis, index, source, self.reduce)
 
     def reference(self, x: np.ndarray, index: np.ndarray, source: np.ndarray) -> Any:
         out = np.atleast_1d(x.copy())
@@ -214,7 +214,7 @@ class ScatterReduce(Op):
     def decompose(self, x: Tensor, index: Tensor, source: Tensor) -> Tensor:
         axis = self.axis % max(len(x.shape), 1)
         if self.along and source.shape:
-            index = broadcast_to(reshape(index, ones_behind(x, axis, index.shape[0])), source.shape)
+            index = broadcast_to(reshape(index, ones_behind(x, axis, math.prod(index.shape))), source.shape)
         kept = x if self.include_self else Scatter(axis)(x, index, constant(self._start(x), x))
         if self.reduce != "mean":
             return Scatter(axis, self.reduce)(kept, index, source)
@@ -273,13 +273,8 @@ class IndexCopy(Write):
             raise ValueError(f"[{self.label}] source expects shape {want}, got {tuple(source.shape)}.")
         return Spec(tuple(x.shape), str(x.dtype))
 
-    def into(self, out: NDArray, *inputs: NDArray) -> None:
-        x, index, source = inputs
-        self.check_values(x, index, source)
-        if x is not out:
-            call("copy", [out], x=x)
-        out, source = with_axis(out), with_axis(source)
-        axis = self.axis % out.ndim
+    def write(self, out: NDArray, index: NDArray, source: NDArray, axis: int) -> None:
+        source = with_axis(source)
         numbers = index.reshape(ones_behind(out, axis, math.prod(index.shape))).broadcast_to(source.shape)
         scatter_into(out, axis, numbers, source, self.reduce)
 
@@ -412,75 +407,3 @@ class IndexPut(Op):
 def index_put(a: Tensor, indices: Sequence[Tensor], values: Any, axis: int = 0, accumulate: bool = False) -> Tensor:
     """a with `values`, a tensor or a number, at integer tensors on the axes from `axis` on."""
     return IndexPut(axis, accumulate)(a, as_operand(values, a), *indices)
-
-
-@op
-class MaskedPut(Op):
-    """x[mask] = values: the slices of x where a bool mask, of its first axes, holds become those of `values` in their order, or
-    all the same one."""
-
-    def infer(self, x: Any, mask: Any, values: Any) -> Any:
-        if mask.dtype != "bool" or tuple(mask.shape) != tuple(x.shape[: len(mask.shape)]):
-            raise ValueError(
-                f"[{self.label}] mask expects bools of the first axes of x {tuple(x.shape)}, got "
-                f"{mask.dtype} {tuple(mask.shape)}."
-            )
-        rest = tuple(x.shape[len(mask.shape) :])
-        counted = values.shape[:1] if self._has_each(x, mask, values) else (1,)
-        want = (*counted, *rest)
-        if len(values.shape) > len(want) or broadcast_shape(self.label, tuple(values.shape), want) != want:
-            raise ValueError(
-                f"[{self.label}] values expect a shape that broadcasts to (N, {', '.join(map(str, rest))}), got "
-                f"{tuple(values.shape)}."
-            )
-        return Spec(tuple(x.shape), str(x.dtype))
-
-    def _has_each(self, x: Any, mask: Any, values: Any) -> bool:
-        """Whether there is a value for each element of the mask that holds, not one for all."""
-        return len(values.shape) == len(x.shape) - len(mask.shape) + 1 and values.shape[0] != 1
-
-    def decompose(self, x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
-        rest = len(x.shape) - len(mask.shape)
-        values, holds = cast(values, x.dtype), reshape(mask, (*mask.shape, *(1,) * rest))
-        if not self._has_each(x, mask, values):
-            return where(holds, reshape(values, values.shape[1:]) if len(values.shape) > rest else values, x)
-        values = broadcast_to(values, (values.shape[0], *x.shape[len(mask.shape) :]))
-        if not values.shape[0]:  # which a mask without any may take
-            values = broadcast_to(constant(math.nan if x.dtype in FLOATS else 0, x), (1, *values.shape[1:]))
-        place = reshape(cumsum(cast(flatten(mask), "int64"), 0) - 1, mask.shape)
-        return where(holds, take(values, where(mask, place, 0)), x)
-
-    @classmethod
-    def samples(cls) -> list:
-        mask = Spec((2, 3), "bool")
-        return [({}, [(2, 3, 4), mask, (6, 4)]), ({}, [(2, 3, 4), mask, (4,)]), ({}, [(2, 3, 4), mask, (1, 1)])]
-
-
-def masked_put(a: Tensor, mask: Tensor, values: Tensor) -> Tensor:
-    """a[mask] = values for a mask (bool) of the first axes of a; `values` has a slice for each True, or one for all."""
-    return MaskedPut()(a, mask, values)
-
-
-@op
-class MaskedScatter(Op):
-    """x with the elements of `source` in their order where a bool mask, which broadcasts with x, holds."""
-
-    def infer(self, x: Any, mask: Any, source: Any) -> Any:
-        if mask.dtype != "bool" or source.dtype != x.dtype:
-            raise ValueError(
-                f"[{self.label}] expects a bool mask and a source of {x.dtype}, got {mask.dtype} and {source.dtype}."
-            )
-        return Spec(broadcast_shape(self.label, tuple(x.shape), tuple(mask.shape)), str(x.dtype))
-
-    def decompose(self, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-        shape = self.infer(x, mask, source).shape
-        return masked_put(broadcast_to(x, shape), broadcast_to(mask, shape), flatten(source))
-
-    @classmethod
-    def samples(cls) -> list:
-        return [({}, [(2, 3, 4), Spec((3, 4), "bool"), (5, 6)])]
-
-
-def masked_scatter(a: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """torch.masked_scatter."""
-    return MaskedScatter()(a, mask, source)
