@@ -56,6 +56,7 @@ SAMPLES: list[Callable] = [
     lambda x: torch.bincount((x[:, 0].abs() * 3).long(), weights=x[:, 1]),
     lambda x: torch.repeat_interleave(x, (x[:, 0].abs() * 2).long(), dim=0) * 2,
     lambda x: x[x > 100].sum() + x.sum(),
+    lambda x: (x.size(0), torch.nonzero(x > 0), torch.nonzero(x > 0).size(0) * 2),
     twice,
     experts,
     rows_of_mask,

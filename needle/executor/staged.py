@@ -37,7 +37,7 @@ def levels(graph: Graph) -> dict[Node, int]:
 def stages(net: GraphModule, make: Callable[[GraphModule], Any]) -> list[Stage]:
     graph, level = net.graph, levels(net.graph)
     result, *effects = graph.output.args
-    given = set(leaves(result))
+    given = {i for n in leaves(result) for i in (tensors_of(n) if n.kind == "scalar" else [n])}
     beside = list(effects[0]) if effects else []
     own = {n: n.kind in ("op", "module") and not counts(n) for n in graph}
     readers: dict[Node, list[Node]] = {n: [] for n in graph}
@@ -57,8 +57,14 @@ def stages(net: GraphModule, make: Callable[[GraphModule], Any]) -> list[Stage]:
 
 
 def leaves(value: Any) -> list[Node]:
+    """The nodes of a result, those of sizes among them."""
     found: list[Node] = []
-    map_structure(value, lambda n: found.append(n) if isinstance(n, Node) else None)
+
+    def visit(n: Any) -> None:
+        if isinstance(n, Node | Dim):
+            found.append(n.node if isinstance(n, Dim) else n)
+
+    map_structure(value, visit)
     return found
 
 
@@ -113,9 +119,10 @@ class Staged:
             for n in stage.counted:
                 values = [self.value(env, a) for a in n.args]
                 env[n] = values[0][n.target.index] if n.target.is_item else n.target.resolve(known(env))(*values)
+        size = known(env)
         return map_structure(
             self.model.graph.output.args[0],
-            lambda n: mirror(self.value(env, n).realize_cached_data(), kind) if isinstance(n, Node) else n,
+            lambda n: mirror(self.value(env, n).realize_cached_data(), kind) if isinstance(n, Node) else size(n),
         )
 
     def value(self, env: dict[Node, Any], node: Node) -> Any:
