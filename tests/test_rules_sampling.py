@@ -218,5 +218,14 @@ def test_special_functions_at_hard_places(name: str) -> None:
         np.testing.assert_allclose(got[finite], exact[finite], rtol=1e-6, atol=1e-37)
 
 
+def test_gradient_of_erfinv_at_and_beyond_its_ends() -> None:
+    x = torch.tensor([-2.0, -1.0, 0.3, 1.0, 1.5], requires_grad=True)
+    net = torch2needle.convert(One(lambda x: torch.erfinv(x)), example=(x.detach(),))
+    ours = ndl.Tensor(x.detach().numpy(), requires_grad=True)
+    torch.erfinv(x).sum().backward()
+    net(ours).sum().backward()
+    np.testing.assert_allclose(ours.grad.numpy(), x.grad.numpy(), rtol=2e-6)
+
+
 def test_sinc() -> None:
     agrees(lambda x: torch.sinc(x), MATRIX, tolerance=1e-4)

@@ -74,8 +74,8 @@ def erfinv(x: Any) -> Any:
         outside = sign * (distance - ops.erfc(ops.absolute(z)))
         error = ops.where(ops.lt(ops.absolute(y), 0.5), ops.erf(z) - y, outside)
         z = z - error * (ops.exp(z * z) * (math.sqrt(math.pi) / 2))
-    beyond = ops.where(ops.eq(ops.absolute(x), 1), sign_of(x) * math.inf, math.nan)
-    return ops.where(inside, z, beyond)
+    beyond = ops.where(ops.eq(ops.absolute(x), 1), math.inf, math.nan)
+    return z + x * ops.where(inside, 0.0, beyond)  # a factor: the gradient is infinite or NaN there, too
 
 
 def sign_of(x: Any) -> Any:
