@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -52,7 +53,9 @@ class NBeats(nn.Module):
         super().__init__()
         t = torch.arange(length + horizon) / (length + horizon)
         trend = torch.stack([t**i for i in range(3)])
-        season = torch.cat([torch.stack([torch.cos(2 * math.pi * i * t), torch.sin(2 * math.pi * i * t)]) for i in (1, 2)])
+        season = torch.cat(
+            [torch.stack([torch.cos(2 * math.pi * i * t), torch.sin(2 * math.pi * i * t)]) for i in (1, 2)]
+        )
         self.register_buffer("trend", trend)
         self.register_buffer("season", season)
         self.length = length
@@ -74,7 +77,10 @@ class TimesBlock(nn.Module):
 
     def __init__(self, width: int = 4, k: int = 2) -> None:
         super().__init__()
-        self.k, self.conv = k, nn.Sequential(nn.Conv2d(width, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, width, 3, padding=1))
+        self.k, self.conv = (
+            k,
+            nn.Sequential(nn.Conv2d(width, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, width, 3, padding=1)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.size()
@@ -126,7 +132,7 @@ class WaveNet(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:
         x, total = self.embed(codes).mT, 0
-        for i, (layer, skip) in enumerate(zip(self.layers, self.skips)):
+        for i, (layer, skip) in enumerate(zip(self.layers, self.skips, strict=True)):
             a, b = layer(F.pad(x, (2**i, 0))).chunk(2, dim=1)
             y = skip(torch.tanh(a) * torch.sigmoid(b))
             x, total = x + y, total + y
@@ -173,7 +179,7 @@ class NeuralODE(nn.Module):
     def forward(self, y: Tensor, times: Tensor) -> Tensor:
         assert (times[1:] >= times[:-1]).all(), "times must not fall"
         path = [y]
-        for t0, t1 in zip(times[:-1], times[1:]):
+        for t0, t1 in itertools.pairwise(times):
             h = t1 - t0
             k1 = self.slope(t0, y)
             k2 = self.slope(t0 + h / 2, y + h * k1 / 2)
@@ -185,7 +191,7 @@ class NeuralODE(nn.Module):
 
 
 class QuantileForecast(nn.Module):
-    """A GRU's heads give quantiles that never cross, by cumulative sums of softplus; values scaled by their own mean. (N, 12, 2)."""
+    """A GRU's heads give quantiles that never cross, by cumulative sums; values scaled by their own mean. (N, 12, 2)."""
 
     def __init__(self, width: int = 2, quantiles: int = 5) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class GlobalFilter(nn.Module):
         self.complex_weight = nn.Parameter(torch.randn(h, w, width, 2) * 0.2)
 
     def forward(self, x: Tensor) -> Tensor:
-        n, a, b, c = x.shape
+        a, b = x.shape[1:3]
         y = torch.fft.rfft2(self.norm(x), dim=(1, 2), norm="ortho")
         y = y * torch.view_as_complex(self.complex_weight)
         return x + torch.fft.irfft2(y, s=(a, b), dim=(1, 2), norm="ortho")
@@ -69,7 +69,7 @@ class FNO1d(nn.Module):
         n, length, _ = x.shape
         grid = torch.linspace(0, 1, length).reshape(1, length, 1).repeat(n, 1, 1).to(x.device)
         x = self.fc0(torch.cat((x, grid), dim=-1)).permute(0, 2, 1)
-        for i, (conv, w) in enumerate(zip(self.convs, self.ws)):
+        for i, (conv, w) in enumerate(zip(self.convs, self.ws, strict=True)):
             x = conv(x) + w(x)
             if i < len(self.convs) - 1:
                 x = F.gelu(x)
@@ -99,7 +99,7 @@ class FNO2d(nn.Module):
 
 
 class AFNO(nn.Module):
-    """Guibas et al. 2022: block-diagonal products on frequencies, real and imaginary parts apart, soft shrinkage. (N, 8, 8, 8)."""
+    """Guibas et al. 2022: block-diagonal products on frequencies, parts apart, soft shrinkage. (N, 8, 8, 8)."""
 
     def __init__(self, width: int = 8, blocks: int = 2) -> None:
         super().__init__()
@@ -133,8 +133,8 @@ class FourierUnit(nn.Module):
         batch = x.shape[0]
         f = torch.fft.rfftn(x, dim=(-2, -1), norm="ortho")
         f = torch.stack((f.real, f.imag), dim=-1).permute(0, 1, 4, 2, 3).contiguous()
-        f = F.relu(self.bn(self.conv(f.view((batch, -1) + f.size()[3:]))))
-        f = f.view((batch, -1, 2) + f.size()[2:]).permute(0, 1, 3, 4, 2).contiguous()
+        f = F.relu(self.bn(self.conv(f.view((batch, -1, *f.size()[3:])))))
+        f = f.view((batch, -1, 2, *f.size()[2:])).permute(0, 1, 3, 4, 2).contiguous()
         f = torch.complex(f[..., 0], f[..., 1])
         return self.local(x) + torch.fft.irfftn(f, s=x.shape[-2:], dim=(-2, -1), norm="ortho")
 
@@ -313,7 +313,7 @@ class ComplexLinear(nn.Module):
 
 
 class HolographicRecall(nn.Module):
-    """Plate 1995: pairs are bound by circular convolution, summed, and asked for one by correlation. (N, 5, 16) and (N, 5, 16)."""
+    """Plate 1995: pairs are bound by circular convolution, summed, and one is asked for. Two of (N, 5, 16)."""
 
     def __init__(self, size: int = 16, classes: int = 7) -> None:
         super().__init__()
