@@ -10,6 +10,7 @@ import numpy as np
 
 from needle.autograd import Spec
 from needle.backend_ndarray import FLOATS, NDArray, default_device
+from needle.complex_numbers import is_complex, parts
 from needle.graph import Graph
 from needle.interop import as_ndarray, is_foreign_array
 from needle.nn.module import Module
@@ -70,7 +71,9 @@ def check_floats(graph: Graph, constant: set) -> None:
 def as_targets(outs: Any, ins: Sequence[NDArray]) -> list[NDArray]:
     """Arrays over the memory of `outs`, for results: writable, each element once, apart from each other and from inputs."""
     targets = []
-    for i, out in enumerate(outs if isinstance(outs, tuple | list) else (outs,)):
+    given = outs if isinstance(outs, tuple | list) else (outs,)
+    halves = [(parts(out).real, parts(out).imag) if is_complex(out) else (out,) for out in given]
+    for i, out in enumerate(part for half in halves for part in half):
         if isinstance(out, np.ndarray) and not out.flags.writeable:
             raise ValueError(f"[run_into] output {i} is read-only.")
         if not is_foreign_array(out) and not isinstance(out, NDArray):
