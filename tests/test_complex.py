@@ -307,7 +307,7 @@ def test_borders_mirror_the_callers_kind() -> None:
     for call in (net, exe):
         with pytest.raises(ValueError, match="input x expects complex numbers, got"):
             call(x, x)
-        with pytest.raises(TypeError, match=r"complex64|expects an array"):
+        with pytest.raises(TypeError, match=r"expects real numbers, got complex64"):
             call(z, z)
     double = torch2needle.convert(Two(f), (z.cdouble(), x.double()))(z.cdouble(), x.double())
     assert double["z"].dtype == "complex128"

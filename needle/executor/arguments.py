@@ -10,7 +10,7 @@ import numpy as np
 
 from needle.autograd import Spec
 from needle.backend_ndarray import FLOATS, NDArray, default_device
-from needle.complex_numbers import is_complex, parts
+from needle.complex_numbers import Complex, is_complex, parts
 from needle.graph import Graph
 from needle.interop import as_ndarray, is_foreign_array
 from needle.nn.module import Module
@@ -44,6 +44,8 @@ def positional(fn: Callable, args: tuple, kwargs: dict) -> tuple:
 def check_arrays(specs: Sequence[Any]) -> None:
     """Raise TypeError for the first input that is no array, where a model failed on its inputs."""
     for i, s in enumerate(specs):
+        if isinstance(s, Complex):
+            raise TypeError(f"[executable] input {i} expects real numbers, got {s.dtype}.")
         if not isinstance(s, Spec):
             raise TypeError(
                 f"[executable] input {i} expects an array, got {type(s).__name__}; pass numpy.asarray(x, 'float32')."
