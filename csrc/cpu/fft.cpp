@@ -2,6 +2,8 @@
 // a row of its own, or a column of one long row (Bailey's two passes with a transpose between them). Lengths with
 // larger primes are Bluestein's convolutions (IEEE Trans. Audio 18, 1970). Inverse transforms swap real and imaginary
 // parts.
+#include <utility>
+
 #include "cpu/transpose.h"
 
 namespace needle::NEEDLE_ISA {
@@ -93,10 +95,56 @@ NEEDLE_INLINE void butterfly(E* a, E* b, const T* c, const T* s) {
   }
 }
 
-// One stage of radix R from x to y: `step` results of earlier stages lie side by side, `left` numbers of this one
-// apart.
-template <int R, bool last, class E, class T>
-void stage(const E* xr, const E* xi, E* yr, E* yi, int64_t step, int64_t left, const T* w) {
+// Numbers as they lie in memory: `get` and `set` number k.
+template <class E>
+struct Plain {
+  E *re, *im;
+  NEEDLE_ALWAYS void get(int64_t k, E& a, E& b) const { a = re[k], b = im[k]; }
+  NEEDLE_ALWAYS void set(int64_t k, E a, E b) const { re[k] = a, im[k] = b; }
+};
+
+// Columns `first` to first + n of a row seen as numbers of `width` columns.
+template <class T, class Pointer>
+struct Columns {
+  using E = Pack<T>;
+  Pointer re, im;
+  int64_t width, first, n;
+  T scale;
+  NEEDLE_ALWAYS void get(int64_t k, E& a, E& b) const {
+    const auto *r = re + k * width + first, *i = im + k * width + first;
+    if (n == kLanes<T>) {
+      std::memcpy(&a, r, sizeof a), std::memcpy(&b, i, sizeof b);
+    } else {
+      a = E{}, b = E{};
+      for (int l = 0; l < n; l++) a[l] = r[l], b[l] = i[l];
+    }
+  }
+  NEEDLE_ALWAYS void set(int64_t k, E a, E b) const {
+    auto *r = re + k * width + first, *i = im + k * width + first;
+    a = a * scale, b = b * scale;
+    if (n == kLanes<T>)
+      std::memcpy(r, &a, sizeof a), std::memcpy(i, &b, sizeof b);
+    else
+      for (int l = 0; l < n; l++) r[l] = a[l], i[l] = b[l];
+  }
+};
+
+// Numbers that are multiplied by others on their way to memory.
+template <class T>
+struct Twisted {
+  using E = Pack<T>;
+  E *re, *im;
+  Columns<T, const T*> by;
+  NEEDLE_ALWAYS void set(int64_t k, E a, E b) const {
+    E u, v;
+    by.get(k, u, v);
+    re[k] = a * u - b * v, im[k] = a * v + b * u;
+  }
+};
+
+// One stage of radix R: `step` results of earlier stages lie side by side, `left` numbers of this one apart.
+template <int R, bool last, class E, class T, class From, class To>
+void stage(const From& from, const To& to, int64_t step, int64_t left, const T* w) {
   const int64_t m = R * left * step;
   T c[R / 2 + 1], s[R / 2 + 1];
   for (int k = 0; k <= R / 2; k++) c[k] = w[k * (m / R)], s[k] = -w[m + k * (m / R)];
@@ -106,84 +154,142 @@ void stage(const E* xr, const E* xi, E* yr, E* yi, int64_t step, int64_t left, c
     for (int64_t q = 0; q < step; q++) {
       E a[R], b[R];
 #pragma GCC unroll 16
-      for (int k = 0; k < R; k++) a[k] = xr[q + step * (p + left * k)], b[k] = xi[q + step * (p + left * k)];
+      for (int k = 0; k < R; k++) from.get(q + step * (p + left * k), a[k], b[k]);
       butterfly<R>(a, b, c, s);
-      E* to = yr + q + step * R * p;
-      E* to_i = yi + q + step * R * p;
-      to[0] = a[0], to_i[0] = b[0];
+      to.set(q + step * R * p, a[0], b[0]);
 #pragma GCC unroll 16
       for (int k = 1; k < R; k++) {
-        to[k * step] = last ? a[k] : a[k] * ur[k] - b[k] * ui[k];
-        to_i[k * step] = last ? b[k] : a[k] * ui[k] + b[k] * ur[k];
+        const E x = last ? a[k] : a[k] * ur[k] - b[k] * ui[k], y = last ? b[k] : a[k] * ui[k] + b[k] * ur[k];
+        to.set(q + step * (R * p + k), x, y);
       }
     }
   }
 }
 
-// All stages of a length; the result is in x, and y is for work.
-template <class E, class T>
-void stages(E*& xr, E*& xi, E*& yr, E*& yi, int64_t m, const T* w) {
+// f with the radix of the next stage of `left` numbers.
+template <class F>
+NEEDLE_INLINE void with_radix(int64_t left, const F& f) {
+  if (left % 4 == 0) return f(std::integral_constant<int, 4>{});
+  if (left % 2 == 0) return f(std::integral_constant<int, 2>{});
+  if (left % 3 == 0) return f(std::integral_constant<int, 3>{});
+  if (left % 5 == 0) return f(std::integral_constant<int, 5>{});
+  if (left % 7 == 0) return f(std::integral_constant<int, 7>{});
+  if (left % 11 == 0) return f(std::integral_constant<int, 11>{});
+  return f(std::integral_constant<int, 13>{});
+}
+
+// All stages of a length from one place to another, with x and y for what is between.
+template <class E, class T, class From, class To>
+void stages(const From& from, const To& to, Plain<E> x, Plain<E> y, int64_t m, const T* w) {
+  if (m == 1) {
+    E a, b;
+    from.get(0, a, b);
+    return to.set(0, a, b);
+  }
   int64_t step = 1, left = m;
   while (left > 1) {
-    int radix = 0;
-    const auto run = [&]<int R>(std::integral_constant<int, R>) {
-      if (radix || left % R) return;
-      radix = R, left /= R;
-      if (left == 1)
-        stage<R, true>(xr, xi, yr, yi, step, left, w);
+    with_radix(left, [&](auto radix) {
+      constexpr int R = decltype(radix)::value;
+      left /= R;
+      if (step == 1 && left == 1)
+        stage<R, true, E>(from, to, step, left, w);
+      else if (step == 1)
+        stage<R, false, E>(from, y, step, left, w);
+      else if (left == 1)
+        stage<R, true, E>(x, to, step, left, w);
       else
-        stage<R, false>(xr, xi, yr, yi, step, left, w);
-    };
-    run(std::integral_constant<int, 4>{}), run(std::integral_constant<int, 2>{});
-    run(std::integral_constant<int, 3>{}), run(std::integral_constant<int, 5>{});
-    run(std::integral_constant<int, 7>{}), run(std::integral_constant<int, 11>{});
-    run(std::integral_constant<int, 13>{});
-    step *= radix;
+        stage<R, false, E>(x, y, step, left, w);
+      step *= R;
+    });
+    const Plain<E> other = x;
+    x = y, y = other;
+  }
+}
+
+// The same in place: the result is in x, and y is for work.
+template <class E, class T>
+void stages_between(E*& xr, E*& xi, E*& yr, E*& yi, int64_t m, const T* w) {
+  int64_t step = 1, left = m;
+  while (left > 1) {
+    with_radix(left, [&](auto radix) {
+      constexpr int R = decltype(radix)::value;
+      left /= R;
+      const Plain<E> x{xr, xi}, y{yr, yi};
+      left == 1 ? stage<R, true, E>(x, y, step, left, w) : stage<R, false, E>(x, y, step, left, w);
+      step *= R;
+    });
     E *r = xr, *i = xi;
     xr = yr, xi = yi, yr = r, yi = i;
   }
 }
 
-// A contiguous row seen as (m1, m2): columns, factors, a transpose and columns again. over(tasks, f): in turn or in
-// threads.
+// -- transposes ------------------------------------------------------------------------------------------------------
+
+template <int H, bool upper, class E, size_t... I>
+NEEDLE_INLINE E exchanged(E a, E b, std::index_sequence<I...>) {
+  constexpr int L = sizeof...(I);
+  return __builtin_shufflevector(a, b, ((I & H) ? int(L + I) - (upper ? 0 : H) : int(I) + (upper ? H : 0))...);
+}
+
+template <int H, class T>
+NEEDLE_INLINE void exchange(Pack<T>* v) {
+  constexpr auto lanes = std::make_index_sequence<kLanes<T>>{};
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<T>; i++)
+    if (!(i & H)) {
+      const Pack<T> a = v[i], b = v[i + H];
+      v[i] = exchanged<H, false>(a, b, lanes), v[i + H] = exchanged<H, true>(a, b, lanes);
+    }
+  if constexpr (H > 1) exchange<H / 2, T>(v);
+}
+
+// out[j * out_stride + i] = in[i * in_stride + j], i < m, j < n, in tiles of as many rows as a vector has lanes.
+template <class T>
+void turn(T* out, int64_t out_stride, const T* in, int64_t in_stride, int64_t m, int64_t n) {
+  constexpr int L = kLanes<T>;
+  const int64_t rows = m / L * L, columns = n / L * L;
+  for (int64_t i = 0; i < rows; i += L)
+    for (int64_t j = 0; j < columns; j += L) {
+      Pack<T> v[L];
+#pragma GCC unroll 16
+      for (int k = 0; k < L; k++) std::memcpy(v + k, in + (i + k) * in_stride + j, sizeof v[k]);
+      exchange<L / 2, T>(v);
+#pragma GCC unroll 16
+      for (int k = 0; k < L; k++) std::memcpy(out + (j + k) * out_stride + i, v + k, sizeof v[k]);
+    }
+  if (rows < m) transpose(out + rows, out_stride, in + rows * in_stride, in_stride, m - rows, columns);
+  if (columns < n) transpose(out + columns * out_stride, out_stride, in + columns, in_stride, m, n - columns);
+}
+
+// A contiguous row seen as (m1, m2): columns, factors, a transpose and columns again, from `in` by y to x, which may be `in`.
+// over(tasks, f): in turn or in threads.
 template <class T, class Over>
-void row(T* xr, T* xi, T* yr, T* yi, const Table<T>& t, const Exec* exec, const Over& over) {
+void row(const T* in_re, const T* in_im, T* xr, T* xi, T* yr, T* yi, T scale, const Table<T>& t, const Exec* exec,
+         const Over& over) {
   using E = Pack<T>;
   constexpr int64_t L = kLanes<T>;
   const int64_t longer = larger(t.m1, t.m2);
-  const auto part = [&](int64_t first, int64_t end) { return smaller(L, end - first); };
-  const auto columns = [&](int64_t first, int64_t width, int64_t length, const T* w, const T* re, const T* im, E** a) {
+  const auto part = [&](int64_t block, int64_t width) { return smaller(L, width - block * L); };
+  const auto memory = [&](Plain<E>* made) {
     E* p = scratch<E>(exec, 0, 4 * longer);
-    for (int k = 0; k < 4; k++) a[k] = p + k * longer;
-    const int64_t n = part(first, width);
-    for (int64_t j = 0; j < length; j++) {
-      if (n < L) a[0][j] = E{}, a[1][j] = E{};
-      std::memcpy(a[0] + j, re + j * width + first, n * sizeof(T));
-      std::memcpy(a[1] + j, im + j * width + first, n * sizeof(T));
-    }
-    stages(a[0], a[1], a[2], a[3], length, w);
-    return n;
+    made[0] = {p, p + longer}, made[1] = {p + 2 * longer, p + 3 * longer};
   };
   over(ceil_div(t.m2, L), [&](int64_t block) {
-    E* a[4];
-    const int64_t first = block * L, n = columns(first, t.m2, t.m1, t.rows, xr, xi, a);
-    for (int64_t k = 0; k < t.m1; k++) {
-      E u{}, v{};
-      std::memcpy(&u, t.twist + k * t.m2 + first, n * sizeof(T));
-      std::memcpy(&v, t.twist + t.m + k * t.m2 + first, n * sizeof(T));
-      const E re = a[0][k], im = a[1][k];
-      a[0][k] = re * u - im * v, a[1][k] = re * v + im * u;
-    }
-    transpose(yr + first * t.m1, t.m1, reinterpret_cast<const T*>(a[0]), L, t.m1, n);
-    transpose(yi + first * t.m1, t.m1, reinterpret_cast<const T*>(a[1]), L, t.m1, n);
+    Plain<E> a[2];
+    memory(a);
+    const int64_t first = block * L, n = part(block, t.m2);
+    const Columns<T, const T*> from{in_re, in_im, t.m2, first, n, T(1)};
+    const Columns<T, const T*> factors{t.twist, t.twist + t.m, t.m2, first, n, T(1)};
+    stages(from, Twisted<T>{a[0].re, a[0].im, factors}, a[0], a[1], t.m1, t.rows);  // the last one may be in place
+    turn(yr + first * t.m1, t.m1, reinterpret_cast<const T*>(a[0].re), L, t.m1, n);
+    turn(yi + first * t.m1, t.m1, reinterpret_cast<const T*>(a[0].im), L, t.m1, n);
   });
   over(ceil_div(t.m1, L), [&](int64_t block) {
-    E* a[4];
-    const int64_t first = block * L, n = columns(first, t.m1, t.m2, t.columns, yr, yi, a);
-    for (int64_t k = 0; k < t.m2; k++) {
-      std::memcpy(xr + k * t.m1 + first, a[0] + k, n * sizeof(T));
-      std::memcpy(xi + k * t.m1 + first, a[1] + k, n * sizeof(T));
-    }
+    Plain<E> a[2];
+    memory(a);
+    const int64_t first = block * L, n = part(block, t.m1);
+    const Columns<T, const T*> from{yr, yi, t.m1, first, n, T(1)};
+    stages(from, Columns<T, T*>{xr, xi, t.m1, first, n, scale}, a[0], a[1], t.m2, t.columns);
   });
 }
 
@@ -215,11 +321,29 @@ void take(E* x, const T* p, const Rows& rows, int k, int64_t stride, int64_t cou
     if (even && rows.lanes == L && at[1] - at[0] == 1)
       for (int64_t j = 0; j < count; j++) std::memcpy(to + j * L, p + at[0] + j * stride, sizeof(E));
     else if (even && stride == 1)
-      transpose(to, L, p + at[0], rows.lanes > 1 ? at[1] - at[0] : 0, rows.lanes, count);
+      turn(to, L, p + at[0], rows.lanes > 1 ? at[1] - at[0] : 0, rows.lanes, count);
     else
       for (int64_t j = 0; j < count; j++)
         for (int l = 0; l < rows.lanes; l++) to[j * L + l] = p[at[l] + j * stride];
   }
+}
+
+// The first n numbers of rows, zeros beyond `count`: where they lie, or in x.
+template <class E, class T>
+const E* seen(E* x, const T* p, const Rows& rows, int k, int64_t stride, int64_t count, int64_t n) {
+  if constexpr (sizeof(E) == sizeof(T))
+    if (stride == 1 && count == n) return p + rows.at[k][0];
+  take(x, p, rows, k, stride, count);
+  for (int64_t j = count; j < n; j++) x[j] = E{};
+  return x;
+}
+
+// Where results of rows are to be written before `put`: to their place, or to x.
+template <class E, class T>
+E* place(E* x, T* p, const Rows& rows, int k, int64_t stride, int64_t count, int64_t size) {
+  if constexpr (sizeof(E) == sizeof(T))
+    if (stride == 1 && size >= count) return p + rows.at[k][0];
+  return x;
 }
 
 // `count` numbers times `scale` to rows of `size`, zeros behind them.
@@ -229,7 +353,7 @@ void put(E* x, T* p, const Rows& rows, int k, int64_t stride, int64_t count, int
   if (scale != 1)
     for (int64_t j = 0; j < count; j++) x[j] = x[j] * scale;
   if constexpr (sizeof(E) == sizeof(T)) {
-    if (stride == 1) std::memcpy(p + at[0], x, count * sizeof(T));
+    if (stride == 1 && x != p + at[0]) std::memcpy(p + at[0], x, count * sizeof(T));
     for (int64_t j = 0; j < count && stride != 1; j++) p[at[0] + j * stride] = x[j];
   } else {
     constexpr int L = kLanes<T>;
@@ -238,7 +362,7 @@ void put(E* x, T* p, const Rows& rows, int k, int64_t stride, int64_t count, int
     if (even && rows.lanes == L && at[1] - at[0] == 1)
       for (int64_t j = 0; j < count; j++) std::memcpy(p + at[0] + j * stride, from + j * L, sizeof(E));
     else if (even && stride == 1)
-      transpose(p + at[0], rows.lanes > 1 ? at[1] - at[0] : 0, from, L, count, rows.lanes);
+      turn(p + at[0], rows.lanes > 1 ? at[1] - at[0] : 0, from, L, count, rows.lanes);
     else
       for (int64_t j = 0; j < count; j++)
         for (int l = 0; l < rows.lanes; l++) p[at[l] + j * stride] = from[j * L + l];
@@ -306,8 +430,9 @@ void transform(E* xr, E* xi, E* yr, E* yi, const Operands<T>& o, const Rows& row
       for (int64_t k = h; k < n; k++) xr[k] = yr[n - k], xi[k] = -yi[n - k];
     }
     complex_transform(xi, xr, yi, yr, t, run);
-    for (int64_t k = 0; k < core && t.halved; k++) yr[2 * k] = xr[k], yr[2 * k + 1] = xi[k];
-    return put(t.halved ? yr : xr, o.yr, rows, 2, o.stride[2], smaller(n, o.out_size), o.out_size, o.scale);
+    E* to = t.halved ? place(yr, o.yr, rows, 2, o.stride[2], n, o.out_size) : xr;
+    for (int64_t k = 0; k < core && t.halved; k++) to[2 * k] = xr[k], to[2 * k + 1] = xi[k];
+    return put(to, o.yr, rows, 2, o.stride[2], smaller(n, o.out_size), o.out_size, o.scale);
   }
   const int64_t count = smaller(o.in_size, n);
   if (o.kind == kComplex) {
@@ -319,17 +444,20 @@ void transform(E* xr, E* xi, E* yr, E* yi, const Operands<T>& o, const Rows& row
     put(o.inverse ? xi : xr, o.yr, rows, 2, o.stride[2], made, o.out_size, o.scale);
     return put(o.inverse ? xr : xi, o.yi, rows, 3, o.stride[3], made, o.out_size, o.scale);
   }
-  E* from = t.halved ? yr : xr;
-  take(from, o.re, rows, 0, o.stride[0], count), clear(from, count, n);
-  if (t.halved)
-    for (int64_t k = 0; k < core; k++) xr[k] = yr[2 * k], xi[k] = yr[2 * k + 1];
-  else
-    clear(xi, 0, n);
+  if (t.halved) {
+    const E* from = seen(yr, o.re, rows, 0, o.stride[0], count, n);
+    for (int64_t k = 0; k < core; k++) xr[k] = from[2 * k], xi[k] = from[2 * k + 1];
+  } else {
+    take(xr, o.re, rows, 0, o.stride[0], count), clear(xr, count, n), clear(xi, 0, n);
+  }
   complex_transform(xr, xi, yr, yi, t, run);
   E *zr = xr, *zi = xi;
   if (t.halved) {
     xr[core] = xr[0], xi[core] = xi[0];
     const T half = T(0.5);
+    const int64_t whole = o.kind == kMirrored ? n : h;
+    yr = place(yr, o.yr, rows, 2, o.stride[2], whole, o.out_size);
+    yi = place(yi, o.yi, rows, 3, o.stride[3], whole, o.out_size);
     for (int64_t k = 0; k <= core; k++) {
       const E a = (xr[k] - xr[core - k]) * half, b = (xi[k] + xi[core - k]) * half;
       const T u = t.half[k], v = t.half[core + 1 + k];
@@ -387,17 +515,26 @@ void run_all(const Exec* exec, const View& re, const View& im, const View& table
       E* p = scratch<E>(exec, 0, 4 * size);
       const Rows rows = rows_from(group * L, static_cast<int>(smaller(L, count - group * L)));
       transform(p, p + size, p + 2 * size, p + 3 * size, o, rows, t,
-                [&](E*& xr, E*& xi, E*& yr, E*& yi) { stages(xr, xi, yr, yi, t.m, t.direct); });
+                [&](E*& xr, E*& xi, E*& yr, E*& yi) { stages_between(xr, xi, yr, yi, t.m, t.direct); });
     });
   }
   const auto in_turn = [](int64_t tasks, const auto& f) {
     for (int64_t i = 0; i < tasks; i++) f(i);
   };
   const auto shared = [&](int64_t tasks, const auto& f) { parallel_for(exec, tasks, f); };
+  bool dense = kind == kComplex && !t.chirped && o.in_size >= t.n && o.out_size == t.n;
+  for (int64_t stride : o.stride) dense = dense && stride == 1;
   const auto one = [&](int64_t r, int slot, const auto& over) {
     T* p = scratch<T>(exec, slot, 4 * size);
+    if (dense) {  // from memory to memory
+      const Rows rows = rows_from(r, 1);
+      const T *a = o.re + rows.at[0][0], *b = o.im + rows.at[1][0];
+      T *c = o.yr + rows.at[2][0], *d = o.yi + rows.at[3][0];
+      return o.inverse ? row(b, a, d, c, p, p + size, o.scale, t, exec, over)
+                       : row(a, b, c, d, p, p + size, o.scale, t, exec, over);
+    }
     transform(p, p + size, p + 2 * size, p + 3 * size, o, rows_from(r, 1), t,
-              [&](T*& xr, T*& xi, T*& yr, T*& yi) { row(xr, xi, yr, yi, t, exec, over); });
+              [&](T*& xr, T*& xi, T*& yr, T*& yi) { row(xr, xi, xr, xi, yr, yi, T(1), t, exec, over); });
   };
   if (count < exec->threads && t.m >= kShared)
     for (int64_t r = 0; r < count; r++) one(r, 2, shared);
