@@ -37,6 +37,8 @@ class Transform(Op):
     scale: Any = 1.0
     inner: float = 1.0
 
+    compute_infers = True
+
     def spec(self, x: Any) -> Spec:
         if not x.shape:
             raise ValueError("[fft] expects at least one axis, got shape ().")
