@@ -28,7 +28,6 @@ from ..rules.layer_calls import call_layer
 from ..rules.overloads import FLAGS, is_overload
 from ..rules.registry import (
     COMPLEX_RULES,
-    FUNCTION_RULES,
     bind,
     find_function_rule,
     find_module_rule,
@@ -205,7 +204,7 @@ class Interpreter:
         values = leaves((args, kwargs))
         if node.op == "call_function" and is_getitem(target) and not isinstance(args[0], VALUES):
             return self.item(node, args[0], args[1])
-        rules = COMPLEX_RULES if any(map(is_complex, values)) else FUNCTION_RULES
+        rules = COMPLEX_RULES if any(map(is_complex, values)) else None
         if not any(isinstance(v, VALUES) for v in values):
             return Cell(self.python(target, args, kwargs, values))
         if isinstance(target, type) and issubclass(target, tuple):  # a named tuple among the results
@@ -251,7 +250,7 @@ class Interpreter:
         if is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags:
             raise Unsupported("it draws random numbers, which conversion would freeze")
         like = mentioned(values)
-        rules = COMPLEX_RULES if any(map(is_complex, values)) else FUNCTION_RULES
+        rules = COMPLEX_RULES if any(map(is_complex, values)) else None
         rule = None if like is None else find_function_rule(target, rules)
         if rule is not None and "like" in inspect.signature(rule).parameters:
             hook = like if isinstance(like, Tensor) else Symbol(like, self.recorder, like.meta.get("spec"))

@@ -99,8 +99,11 @@ def method(name: str) -> Any:
     return getattr(torch.Tensor, name, None)
 
 
-def find_function_rule(target: Any, rules: dict[Any, Callable] = FUNCTION_RULES) -> Callable | None:
-    """The target's rule; an aten overload without one of its own has that of the torch function or method of its name."""
+def find_function_rule(target: Any, rules: dict[Any, Callable] | None = None) -> Callable | None:
+    """The target's rule, by default of real numbers; an aten overload without one of its own has that of the torch function or
+    method of its name.
+    """
+    rules = FUNCTION_RULES if rules is None else rules
     try:
         rule = rules.get(target) or rules.get(target_name(target))
     except TypeError:  # not hashable, so no key either
@@ -144,11 +147,11 @@ def nearest_rule(target: Any) -> str:
 
 
 def bind(
-    f: Callable, target: Any, args: tuple, kwargs: dict[str, Any], rules: dict[Any, Callable] = FUNCTION_RULES
+    f: Callable, target: Any, args: tuple, kwargs: dict[str, Any], rules: dict[Any, Callable] | None = None
 ) -> inspect.BoundArguments:
     """The call's arguments by the rule's names, so that position or keyword makes no difference."""
     if is_overload(target):
-        return bind_overload(f, target, args, kwargs, rules)
+        return bind_overload(f, target, args, kwargs, FUNCTION_RULES if rules is None else rules)
     try:
         return inspect.signature(f).bind(*args, **kwargs)
     except TypeError as e:
