@@ -451,3 +451,27 @@ def test_tables_hold_convolutions_and_splits() -> None:
     for n in range(1, 3000, 7):
         m = table.convolution_length(n)
         assert 2 * n - 1 <= m < 4 * n and table.is_smooth(m) and m % table.split(m) == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["products", "einsum", "written in place", "conjugates and parts", "rfft2", "stft", "istft"]
+)
+def test_programs_of_torch_export(name: str) -> None:
+    more = {"conjugates and parts": (lambda z: z.conj().imag * z.real + torch.view_as_real(z)[..., 0], Z)}
+    f, *specs = (CASES | more)[name]
+    inputs = tuple(made(s) for s in specs)
+    model = (One if len(inputs) == 1 else Two)(f)
+    near(torch2needle.convert(torch.export.export(model, inputs, strict=False))(*inputs).numpy(), f(*inputs))
+
+
+def test_parts_have_one_shape_at_other_sizes() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.randn(1, 4, dtype=torch.cfloat))
+
+        def forward(self, x: Any) -> Any:
+            return (x + self.shift).imag
+
+    model, x = Net(), torch.randn(3, 4)
+    near(torch2needle.convert(model, (x[:1],))(x).numpy(), model(x))

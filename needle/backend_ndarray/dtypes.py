@@ -36,6 +36,8 @@ def itemsize(dtype: str) -> int:
 
 def dtype_of(values: Any, dtype: Any = None) -> str:
     """dtype of an array made of `values`: the one asked for, else that of `values`; numbers and sequences are float32."""
+    if getattr(getattr(values, "dtype", None), "kind", "") == "c":
+        raise TypeError(f"[array] expects real numbers, got {values.dtype}; needle.Complex holds two arrays of them.")
     if dtype is not None:
         return dtype_name(dtype)
     name = dtype_name(values.dtype) if hasattr(values, "dtype") else "float32"

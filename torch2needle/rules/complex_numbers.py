@@ -343,7 +343,7 @@ complex_rule(torch.pow, T.pow, T.pow_, operator.pow, operator.ipow)(
 )
 complex_rule(T.__rpow__)(lambda input, exponent: numbers.complex_power(exponent, input))
 complex_rule(torch.eq, T.eq, operator.eq)(lambda input, other: numbers.complex_equal(input, other))
-complex_rule(torch.ne, T.ne, operator.ne)(lambda input, other: ops.logical_not(numbers.complex_equal(input, other)))
+complex_rule(torch.ne, T.ne, operator.ne)(lambda input, other: numbers.complex_differs(input, other))
 
 UNARY: dict[tuple, Callable[[Any], Any]] = {
     (torch.abs, torch.absolute, T.abs, T.absolute, operator.abs): ops.magnitude,
@@ -374,7 +374,7 @@ rule(torch.angle, T.angle)(lambda input: ops.angle(input))
 @complex_rule(torch.where, T.where)
 def where(condition: Any, input: Any, other: Any) -> Any:
     a, b = whole(input), whole(other)
-    return ops.complex_pair(ops.where(condition, a.real, b.real), ops.where(condition, a.imag, b.imag))
+    return ops.complex_pair(ops.where(condition, a.real, b.real), ops.where(condition, a.imag, b.imag), True)
 
 
 @complex_rule(torch.masked_fill, T.masked_fill, T.masked_fill_)

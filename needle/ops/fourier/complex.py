@@ -17,7 +17,7 @@ from needle.ops.common import unbroadcast
 from needle.ops.families import op_class
 from needle.ops.linalg.basic import matmul as real_matmul
 from needle.ops.linalg.einsum import einsum as real_einsum
-from needle.ops.math.arithmetic import logical_and
+from needle.ops.math.arithmetic import logical_and, logical_not
 from needle.ops.math.comparison import eq as real_eq
 from needle.ops.math.comparison import gt, lt
 from needle.ops.math.elementwise import add, cast, divide, maximum, multiply, negate, subtract, where
@@ -52,20 +52,25 @@ def parts(x: Any) -> tuple[Any, Any]:
     return (x.real, x.imag) if isinstance(x, Complex | complex) else (x, None)
 
 
-def complex_pair(real: Any, imag: Any) -> Complex:
-    """real + i imag in the shape and dtype that both have together; one of them may be a number."""
+def complex_pair(real: Any, imag: Any, alike: bool = False) -> Complex:
+    """real + i imag in the shape and dtype that both have together; one may be a number. alike: they have them already."""
     if not isinstance(real, Tensor):
-        imag, real = floating(imag), real
+        imag = floating(imag)
         return Complex(full_like(imag, real), imag)
     real = floating(real)
     if not isinstance(imag, Tensor):
         return Complex(real, full_like(real, imag))
     imag = floating(imag)
-    a, b = known(real), known(imag)
-    if a is None or b is None or a != b:
+    a, b = settled(real), settled(imag)
+    if not alike and (a is None or b is None or a != b):
         whole = real if a is not None and b is not None and wider(a, b) else add(multiply(imag, 0.0), real)
         real, imag = fitted(real, whole), fitted(imag, whole)
     return Complex(real, imag)
+
+
+def settled(x: Any) -> Spec | None:
+    """As `known`, where no other call of a graph has another shape."""
+    return known(x) if x.recorder is None or x.recorder.static else None
 
 
 def wider(a: Spec, b: Spec) -> bool:
@@ -140,7 +145,7 @@ def over(a: Any, b: Any) -> Any:
 def complex_add(a: Any, b: Any) -> Complex:
     (ar, ai), (br, bi) = parts(a), parts(b)
     imag = bi if ai is None else ai if bi is None else plus(ai, bi)
-    return complex_pair(plus(ar, br), imag)
+    return complex_pair(plus(ar, br), imag, ai is not None and bi is not None)
 
 
 @method("__neg__")
@@ -168,9 +173,9 @@ def complex_multiply(a: Any, b: Any) -> Complex:
     if ai is None:
         (ar, ai), (br, bi) = (br, bi), (ar, ai)
     if bi is None:
-        return complex_pair(times(ar, br), times(ai, br))
+        return complex_pair(times(ar, br), times(ai, br), True)
     real = plus(times(ar, br), opposite(times(ai, bi)))
-    return complex_pair(real, plus(times(ar, bi), times(ai, br)))
+    return complex_pair(real, plus(times(ar, bi), times(ai, br)), True)
 
 
 @method("__truediv__", "div")
@@ -179,14 +184,14 @@ def complex_divide(a: Any, b: Any) -> Complex:
         return complex_multiply(a, 1 / b)
     (ar, ai), (br, bi) = parts(a), parts(b)
     if bi is None:
-        return complex_pair(over(ar, b), over(ai, b))
+        return complex_pair(over(ar, b), over(ai, b), True)
     size = stop_gradient(maximum(absolute(br), absolute(bi)))  # else squares overflow; results do not depend on it
     c, d = divide(br, size), divide(bi, size)
     square = multiply(add(multiply(c, c), multiply(d, d)), size)
     real, imag = times(ar, c), opposite(times(ar, d))
     if ai is not None:
         real, imag = plus(real, times(ai, d)), plus(imag, times(ai, c))
-    return complex_pair(divide(real, square), divide(imag, square))
+    return complex_pair(divide(real, square), divide(imag, square), True)
 
 
 @method("__rtruediv__")
@@ -241,10 +246,20 @@ def complex_einsum(equation: str, *operands: Any) -> Complex:
     return multilinear(lambda *xs: real_einsum(equation, *xs), *operands)
 
 
+@method("__eq__")
 def complex_equal(a: Any, b: Any) -> Any:
+    """Element by element."""
+    if not isinstance(b, Complex | Tensor | int | float | complex):
+        return NotImplemented
     (ar, ai), (br, bi) = parts(a), parts(b)
     equal = lambda x, y: real_eq(x, y) if isinstance(x, Tensor) else real_eq(y, x)  # noqa: E731
     return logical_and(equal(ar, br), equal(0.0 if ai is None else ai, 0.0 if bi is None else bi))
+
+
+@method("__ne__")
+def complex_differs(a: Any, b: Any) -> Any:
+    equal = complex_equal(a, b)
+    return equal if equal is NotImplemented else logical_not(equal)
 
 
 # -- functions -----------------------------------------------------------------------------------------------------------
@@ -286,7 +301,7 @@ def angle(a: Any) -> Tensor:
 
 def polar(size: Tensor, turn: Tensor) -> Complex:
     """The numbers of these magnitudes and angles."""
-    return complex_pair(multiply(size, cos(turn)), multiply(size, sin(turn)))
+    return complex_pair(multiply(size, cos(turn)), multiply(size, sin(turn)), True)
 
 
 def complex_exp(a: Complex) -> Complex:
