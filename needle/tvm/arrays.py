@@ -94,6 +94,7 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "maximum": tirx.max,
     "minimum": tirx.min,
     "power": powered,
+    "hypot": lambda a, b: tirx.hypot(a, b),
     "sign": sign,
     "logaddexp": log_of_sum,
     "log1p": logarithm_near_one,
@@ -107,9 +108,21 @@ UFUNCS: dict[str, Callable[..., Any]] = {
 ARCS = {f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "tan2")}
 NAMED = {**ARCS, **{name: name for name in ("tan", "sinh", "cosh", "exp2", "log2", "log10")}}
 UFUNCS |= {name: getattr(tirx, own) for name, own in NAMED.items()}
-REAL = {"divide", "exp", "log", "sqrt", "sin", "cos", "tanh", "erf", "logaddexp", "log1p", "expm1", "reciprocal"} | set(
-    NAMED
-)
+REAL = {
+    "divide",
+    "exp",
+    "log",
+    "sqrt",
+    "sin",
+    "cos",
+    "tanh",
+    "erf",
+    "logaddexp",
+    "log1p",
+    "expm1",
+    "reciprocal",
+    "hypot",
+} | set(NAMED)
 
 
 METHODS = {"amax": "max", "amin": "min"} | {

@@ -56,6 +56,8 @@ def complex_rule(*targets: Any, view: Any = None, put: Callable | None = None) -
 def registering(targets: tuple, view: Any, put: Callable | None, functions: dict | None = None) -> Callable:
     def register(f: Callable) -> Callable:
         f.view, f.put = view, put  # type: ignore[attr-defined]
+        if f.__name__ == "<lambda>":
+            f.__name__ = f.__qualname__ = getattr(targets[0], "__name__", str(targets[0]))
         for target in dict.fromkeys(targets):
             module = isinstance(target, type) and issubclass(target, nn.Module)
             table = MODULE_RULES if module else FUNCTION_RULES if functions is None else functions

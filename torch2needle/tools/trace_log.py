@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from needle.autograd import Op, Tensor
+from needle.complex_numbers import Complex
 from needle.graph import Symbol
 from needle.nn.module import Module
 
@@ -16,7 +17,7 @@ from ..capture.cells import Cell
 from ..capture.interpret import Interpreter
 from ..capture.tracing import TrainingFlag, node_location
 from ..report import Call, table
-from ..rules.registry import find_function_rule, find_module_rule, target_name
+from ..rules.registry import COMPLEX_RULES, find_function_rule, find_module_rule, target_name
 
 ARGS_WIDTH = 48  # characters of a call's arguments in the table
 
@@ -82,14 +83,15 @@ class LoggingInterpreter(Interpreter):
         names += [type(self.root.get_submodule(n.target)).__name__ for n in made if n.kind == "module"]
         names = names or list(dict.fromkeys(n.target for n in made if n.kind == "scalar"))
         nodes = [n.name for n in made if n.kind != "param"]
-        what = ", ".join(names) or ("unchanged" if isinstance(cell.value, Tensor) else "Python")
+        what = ", ".join(names) or ("unchanged" if isinstance(cell.value, Tensor | Complex) else "Python")
         self.log(node, what, cell.value, nodes)
         return cell
 
     def get_attr(self, node: fx.Node) -> Cell:
         cell = super().get_attr(node)
-        symbol = isinstance(cell.value, Symbol)
-        self.log(node, "parameter" if symbol else "Python", cell.value, [cell.value.node.name] if symbol else [])
+        parts = [cell.value.real, cell.value.imag] if isinstance(cell.value, Complex) else [cell.value]
+        names = [p.node.name for p in parts if isinstance(p, Symbol)]
+        self.log(node, "parameter" if names else "Python", cell.value, names)
         return cell
 
     def fail(self, node: fx.Node, e: Exception) -> None:
@@ -100,7 +102,9 @@ class LoggingInterpreter(Interpreter):
         if node.op == "call_module":
             rule = find_module_rule(self.module(node))
         else:
-            rule = find_function_rule(self.target(node)) if node.op.startswith("call") else None
+            complex_ones = any(isinstance(self.env[n].value, Complex) for n in node.all_input_nodes if n in self.env)
+            rules = COMPLEX_RULES if complex_ones else None
+            rule = find_function_rule(self.target(node), rules) if node.op.startswith("call") else None
         return f"{rule.__module__}.{rule.__qualname__}" if rule else ""
 
     def log(self, node: fx.Node, needle: str, value: Any, nodes: list[str]) -> None:
