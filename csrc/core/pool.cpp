@@ -24,7 +24,10 @@ namespace needle {
 namespace {
 
 constexpr unsigned kFlushDenormals = 0x8040;  // FTZ | DAZ
-constexpr auto kSpin = std::chrono::microseconds(80);
+using Clock = std::chrono::steady_clock;
+// How long a worker looks for the next job before it sleeps; longer while jobs follow each other as closely as that,
+// since waking it takes a good part of the kernels that eager training runs.
+constexpr Clock::duration kSpin = std::chrono::microseconds(80), kLongSpin = std::chrono::microseconds(500);
 constexpr double kLong = 5e-4;  // seconds; OpenMP's threads take 0.1 to 0.2 ms to end and to start again
 
 // Threads of one job: the caller opens the job, workers join while it is open, the caller closes it and waits for the
@@ -132,8 +135,8 @@ class Pool {
   void work(int id, uint32_t seen) {
     _mm_setcsr(_mm_getcsr() | kFlushDenormals);
     inside_ = true;
-    for (;;) {
-      wait(seen);
+    for (Clock::duration spin = kSpin;;) {
+      spin = wait(seen, spin) < kLongSpin ? kLongSpin : kSpin;
       seen = sequence_.load();
       if (quit_) return;
       const int before = joined_.fetch_add(1);
@@ -142,18 +145,19 @@ class Pool {
     }
   }
 
-  void wait(uint32_t seen) {
-    auto until = std::chrono::steady_clock::now() + kSpin;
-    for (;;) {
+  // Until there is a job after `seen`; how long that took.
+  Clock::duration wait(uint32_t seen, Clock::duration spin) {
+    const auto begin = Clock::now();
+    do {
       for (int i = 0; i < 64; i++) {
-        if (sequence_.load(std::memory_order_relaxed) != seen) return;
+        if (sequence_.load(std::memory_order_relaxed) != seen) return Clock::now() - begin;
         _mm_pause();
       }
-      if (std::chrono::steady_clock::now() > until) break;
-    }
+    } while (Clock::now() - begin < spin);
     parked_.fetch_add(1);
     sequence_.wait(seen);
     parked_.fetch_sub(1);
+    return Clock::now() - begin;
   }
 
   std::atomic<int> threads_;
