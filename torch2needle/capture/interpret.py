@@ -13,6 +13,7 @@ from torch import fx, nn
 from needle.autograd import Spec, Tensor, Unsupported
 from needle.graph import Dim, Mode, ModuleRecorder, Symbol
 from needle.graph.record import SymbolicShape
+from needle.graph.structure import record_of
 from needle.nn import Guard, WriteBuffer
 from needle.nn.functional import told
 from needle.nn.module import Module
@@ -27,7 +28,7 @@ from ..rules.stubs import stub
 from ..weights import TreeBuilder
 from .asked import ASKED
 from .cells import Cell, with_item
-from .structure import plain
+from .structure import is_record_class, plain
 from .tracing import Captured, TrainingFlag, capture, node_location, owner_path
 from .writes import as_stored, second_name, view_kind
 
@@ -180,13 +181,15 @@ class Interpreter:
         if target is ASKED:
             self.guard(*args)
             return Cell(None)
+        if is_record_class(target):
+            return Cell(record_of(target, kwargs))
         values = leaves((args, kwargs))
         if node.op == "call_function" and is_getitem(target) and not isinstance(args[0], Tensor):
             return self.item(node, args[0], args[1])
         if not any(isinstance(v, Tensor) for v in values):
             return Cell(self.python(target, args, kwargs, values))
         if isinstance(target, type) and issubclass(target, tuple):  # a named tuple among the results
-            return Cell(target(*args, **kwargs))
+            return Cell(target._make((*args, *kwargs.values())) if hasattr(target, "_make") else target(*args, **kwargs))
         if target is getattr and not isinstance(args[0], Tensor):  # of a named tuple
             fields = getattr(args[0], "_fields", ())
             if args[1] in fields:
