@@ -90,8 +90,8 @@ def test_steps(step: str, way: str) -> None:
 @pytest.mark.parametrize(
     ("part", "value", "alone", "with_example"),
     [
-        *((("output", o, FX, FX)) for o in ("tuple", "list", "dict", "named", "size", "constant")),
-        *((("output", o, REFUSED, EXPORT)) for o in ("dataclass", "cache")),
+        *((("output", o, FX, FX)) for o in ("tuple", "list", "dict", "named", "dataclass", "size", "constant")),
+        ("output", "cache", REFUSED, EXPORT),
         *((("output", o, REFUSED, REFUSED)) for o in ("item", "lists")),
         ("output", "shape", REFUSED, FX),
         *((("signature", s, FX, FX)) for s in ("masked", "mask given", "named", "frozen")),

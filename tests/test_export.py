@@ -189,7 +189,7 @@ def steps_agree(model: nn.Module, net: ndl.nn.Module, call: Callable, inputs: T)
         torch.stack([(o * o).mean() for o in outs]).sum().backward()
         theirs.step()
         ours.reset_grad()
-        results = [o for o in pytree.tree_leaves(call(net, ndl.Tensor(x.numpy()))) if isinstance(o, ndl.Tensor)]
+        results = [o for o in pytree.tree_leaves(plain(call(net, ndl.Tensor(x.numpy())))) if isinstance(o, ndl.Tensor)]
         total: Any = 0
         for o in (o for o in results if o.requires_grad):
             total = ndl.ops.mean(o * o) + total

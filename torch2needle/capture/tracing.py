@@ -27,11 +27,14 @@ from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
 ASSERTS = {torch._assert}
 
 
-@dataclass(frozen=True)
 class TrainingFlag:
     """Stands for `self.training` of the module at `path` in a captured call."""
 
-    path: str
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"training({self.path})"
 
 
 @dataclass
