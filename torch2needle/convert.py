@@ -19,11 +19,12 @@ from needle.graph import GraphModule
 from needle.graph.narrow import narrow_fault
 
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
-from .capture.comparison import BadExample, Judge
-from .capture.export import allow_one, call_of, captures, from_program, larger
+from .capture.comparison import BadExample, Judge, call_of
+from .capture.export import allow_one, captures, from_program, larger
 from .capture.guard import LOCK, same_chance
 from .capture.interpret import interpret
 from .capture.refusals import refuse_unseen
+from .capture.script import in_python
 from .capture.structure import known_records
 from .capture.tracing import Captured, capture
 from .report import ConversionError, Report, Row, reason_of
@@ -63,7 +64,7 @@ def run(
 
     Torch runs calls, where `fallback` allows it, in models alone that no capture converts whole.
     """
-    with LOCK, same_chance(), known_records(example):
+    with LOCK, same_chance(), known_records(example), in_python(model, example) as model:
         net, report = first_whole(model, example, share, dynamic, LoggingInterpreter)
         if net is None and fallback == "torch":
             net, report = first_whole(model, example, share, dynamic, FallbackInterpreter)

@@ -70,6 +70,13 @@ class Behaviour:
     changing: bool = False  # attributes of the model
 
 
+def call_of(example: Any) -> Call:
+    """A dict holds inputs by name, anything else the positional ones."""
+    if isinstance(example, dict):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
+
+
 def tensors(value: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
 

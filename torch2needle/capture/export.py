@@ -21,7 +21,8 @@ from needle.graph import map_structure
 
 from ..report import ConversionError
 from .asked import Answers, answers
-from .comparison import Call, tensors
+from .comparison import Call, call_of, tensors
+from .functional import transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
@@ -126,13 +127,6 @@ def attempt(model: nn.Module, call: Call, free: Axes, asked: Answers | None = No
     return None
 
 
-def call_of(example: Any) -> Call:
-    """A dict holds inputs by name, anything else the positional ones."""
-    if isinstance(example, dict):
-        return (), dict(example)
-    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
-
-
 def batched(call: Call) -> tuple[int | None, Call]:
     """(the batch's size, the call); a batch of one is doubled, since torch.export takes a size of one as fixed."""
     first = next((t for t in tensors(call) if t.ndim), None)
@@ -178,8 +172,8 @@ def export(
             shapes[t] = dict.fromkeys(free[i], Dim.AUTO)
     notes: list[str] = []
     results: list[Any] = []
-    outputs = plain_outputs(model, kwargs, notes, results)
-    with untouched(model), warnings.catch_warnings(), outputs, free_len(model), quiet(), Packing().patches():
+    outputs, stand_ins = plain_outputs(model, kwargs, notes, results), Packing().patches()
+    with untouched(model), warnings.catch_warnings(), outputs, free_len(model), quiet(), stand_ins, transforms_as_calls():
         warnings.simplefilter("ignore")
         model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None

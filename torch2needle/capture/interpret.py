@@ -362,7 +362,7 @@ def is_getitem(target: Any) -> bool:
     return getattr(target, "__name__", "") == "getitem"
 
 
-def input_specs(graph: fx.Graph, example: dict[str, Any]) -> dict[str, Spec | None]:
+def input_specs(graph: fx.Graph, example: dict[str, Any], report: Report) -> dict[str, Spec | None]:
     specs: dict[str, Spec | None] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -372,7 +372,9 @@ def input_specs(graph: fx.Graph, example: dict[str, Any]) -> dict[str, Spec | No
             spec = None
             if isinstance(x, torch.Tensor):
                 shape = tuple(s if isinstance(s, int) else s.node.hint for s in x.shape)
-                spec = Spec(shape, str(x.dtype).removeprefix("torch."))
+                spec = Spec(shape, "float32" if x.dtype in HALVES else str(x.dtype).removeprefix("torch."))
+                if x.dtype in HALVES:
+                    report.note(f"input {node.target} is {x.dtype} and computed in float32")
             specs[str(node.target)] = spec
     return specs
 
@@ -388,7 +390,7 @@ def interpret(
     """Record the captured graph on `root`'s modules; None when the report has failures."""
     recorder = ModuleRecorder(root)
     inputs = {}
-    for name, spec in input_specs(captured.graph, example).items():
+    for name, spec in input_specs(captured.graph, example, report).items():
         inputs[name] = recorder.input(name, spec)
     for node in captured.graph.nodes:
         if node.op == "placeholder":

@@ -223,6 +223,8 @@ def run_torch(
 
     def hook(path: str) -> Callable:
         def note(module: nn.Module, args: tuple, output: Any) -> None:
+            if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors(output))):
+                return  # inside of torch.vmap: a sample's
             call = calls[path] = calls.get(path, -1) + 1
             seen(path, call, output)
 
