@@ -161,9 +161,7 @@ def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
     return rows, {i: axes for i, axes in both.items() if axes}
 
 
-def export(
-    model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None = None
-) -> Exported:
+def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None = None) -> Exported:
     """torch.export above decomposition, in evaluation mode; asked: what it is told of values."""
     args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
     shapes = ShapesCollection()
@@ -173,7 +171,15 @@ def export(
     notes: list[str] = []
     results: list[Any] = []
     outputs, stand_ins = plain_outputs(model, kwargs, notes, results), Packing().patches()
-    with untouched(model), warnings.catch_warnings(), outputs, free_len(model), quiet(), stand_ins, transforms_as_calls():
+    with (
+        untouched(model),
+        warnings.catch_warnings(),
+        outputs,
+        free_len(model),
+        quiet(),
+        stand_ins,
+        transforms_as_calls(),
+    ):
         warnings.simplefilter("ignore")
         model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
@@ -268,17 +274,33 @@ def free_names(captured: Captured) -> dict[tuple[int, int], str]:
 
 
 def allow_one(captured: Captured, call: Call, agrees: Callable[[dict[tuple[int, int], int]], bool]) -> None:
-    """torch.export takes sizes of one for a case of their own: allow them where the graph gives what the model gives."""
+    """torch.export takes sizes of one for a case of their own: allow them where the graph gives what the model gives.
+
+    Sizes that are equal in the example are tried together, too: that rows and their lengths are as many, no name may tell.
+    """
     names, nodes, given = free_names(captured), placeholders(captured), tensors(call)
+
+    def allow(places: list[tuple[int, int]]) -> bool:
+        ones = all(given[i].shape[axis] == 1 for i, axis in places)
+        if not ones and not agrees(dict.fromkeys(places, 1)):
+            return False
+        for i, axis in places:
+            sizes = list(nodes[i].meta["sizes"])
+            sizes[axis] = (1, *sizes[axis][1:])
+            nodes[i].meta["sizes"] = tuple(sizes)
+        return True
+
+    alone: dict[int, list[tuple[int, int]]] = {}  # places by their size
+    refused: set[int] = set()
     for name in dict.fromkeys(names.values()):
         places = [p for p, n in names.items() if n == name]
-        if any(nodes[i].meta["sizes"][axis][0] != 2 for i, axis in places):
-            continue
-        if all(given[i].shape[axis] == 1 for i, axis in places) or agrees(dict.fromkeys(places, 1)):
-            for i, axis in places:
-                sizes = list(nodes[i].meta["sizes"])
-                sizes[axis] = (1, *sizes[axis][1:])
-                nodes[i].meta["sizes"] = tuple(sizes)
+        if all(nodes[i].meta["sizes"][axis][0] == 2 for i, axis in places):
+            size = given[places[0][0]].shape[places[0][1]]
+            alone.setdefault(size, []).extend(places)
+            refused |= set() if allow(places) else {size}
+    for size in refused:
+        if len({names[p] for p in alone[size]}) > 1:
+            allow(alone[size])
 
 
 # -- conditions ----------------------------------------------------------------------------------------------------------

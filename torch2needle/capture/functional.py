@@ -1,7 +1,7 @@
 """torch.func's transforms in forwards, for torch.export, which would keep them as calls around a function of one sample.
 
-The transformed call is traced by itself, below autograd and the transforms, into plain calls over whole batches; they then run in its
-place.
+The transformed call is traced by itself, below autograd and the transforms, into plain calls over whole batches, which then run
+in its place.
 """
 
 from __future__ import annotations

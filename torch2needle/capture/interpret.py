@@ -189,7 +189,9 @@ class Interpreter:
         if not any(isinstance(v, Tensor) for v in values):
             return Cell(self.python(target, args, kwargs, values))
         if isinstance(target, type) and issubclass(target, tuple):  # a named tuple among the results
-            return Cell(target._make((*args, *kwargs.values())) if hasattr(target, "_make") else target(*args, **kwargs))
+            return Cell(
+                target._make((*args, *kwargs.values())) if hasattr(target, "_make") else target(*args, **kwargs)
+            )
         if target is getattr and not isinstance(args[0], Tensor):  # of a named tuple
             fields = getattr(args[0], "_fields", ())
             if args[1] in fields:

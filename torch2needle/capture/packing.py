@@ -1,7 +1,7 @@
 """Packed sequences, for torch.export: rows stay padded, with their lengths, and layers take the lengths.
 
-Torch's own packed form has as many rows as values say, which no graph knows before it runs. It is computed where the forward reads
-it: `.data` and `.batch_sizes` are as torch gives them.
+Torch's own packed form has as many rows as values say, which no graph knows before it runs. It is computed where the forward
+reads it: `.data` and `.batch_sizes` are as torch gives them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .guard import patched
 
 Layer = nn.LSTM | nn.GRU | nn.RNN
 LIBRARY.define(
-    "rows(Tensor x, Tensor lengths, Tensor[] hx, Tensor[] weights, int hidden, int states, bool both, bool batch_first) -> Tensor[]"
+    "rows(Tensor x, Tensor lengths, Tensor[] hx, Tensor[] weights, int hidden, int states, bool both, bool batch_first) "
+    "-> Tensor[]"
 )
 ROWS = torch.ops.torch2needle.rows.default
 FALLING = "lengths of packed rows, which fall from no more than there are steps to at least 1"
@@ -110,7 +111,9 @@ class Packing:
         x, rows = self.opened(data, batch_sizes)
         steps = x.shape[0]
         x = torch.where(wide(rows.mask, x), x, torch.full((), value, dtype=x.dtype))
-        if str(total) == str(batch_sizes.shape[0]) and not statically_known_true(total == steps):  # as many as there are
+        if str(total) == str(batch_sizes.shape[0]) and not statically_known_true(
+            total == steps
+        ):  # as many as there are
             x = x[rows.mask.any(1)]
         elif not statically_known_true(total == steps):
             ASKED(rows.lengths[0] <= total, [1.0], "total_length, which is no less than the lengths")

@@ -24,7 +24,14 @@ from .guard import patched
 # Numbers that TorchScript has for what Python has as objects.
 DTYPES = {
     **dict(enumerate((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32))),
-    **{7: torch.float64, 8: torch.complex32, 9: torch.complex64, 10: torch.complex128, 11: torch.bool, 15: torch.bfloat16},
+    **{
+        7: torch.float64,
+        8: torch.complex32,
+        9: torch.complex64,
+        10: torch.complex128,
+        11: torch.bool,
+        15: torch.bfloat16,
+    },
 }
 FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 OBJECTS: dict[str, Callable[[int], Any]] = {
@@ -40,15 +47,35 @@ def length(x: Any, axis: int | None = None) -> Any:
 
 # Calls of numbers, lists, strings and sizes; what has a tensor in it is torch's.
 PYTHON: dict[str, Callable] = {
-    **{n: getattr(operator, n) for n in ("add", "sub", "mul", "neg", "eq", "ne", "lt", "le", "gt", "ge", "floordiv", "mod")},
+    **{
+        n: getattr(operator, n)
+        for n in ("add", "sub", "mul", "neg", "eq", "ne", "lt", "le", "gt", "ge", "floordiv", "mod")
+    },
     **{"__and__": operator.and_, "__or__": operator.or_, "__not__": operator.not_, "pow": operator.pow},
-    **{"__is__": operator.is_, "__isnot__": operator.is_not, "__getitem__": operator.getitem, "__contains__": operator.contains},
+    **{
+        "__is__": operator.is_,
+        "__isnot__": operator.is_not,
+        "__getitem__": operator.getitem,
+        "__contains__": operator.contains,
+    },
     **{"div": operator.truediv, "remainder": operator.mod, "floor_divide": operator.floordiv, "len": len, "list": list},
-    **{"append": lambda items, item: items.append(item) or items, "warn": lambda *_: None, "format": lambda text, *args: text.format(*args), "str": str},
+    **{
+        "append": lambda items, item: items.append(item) or items,
+        "warn": lambda *_: None,
+        "format": lambda text, *args: text.format(*args),
+        "str": str,
+    },
     **{"Int": int, "Float": float, "Bool": bool, "_set_item": operator.setitem, "keys": lambda d: list(d)},
     **{"values": lambda d: list(d.values()), "items": lambda d: list(d.items()), "extend": lambda a, b: a.extend(b)},
 }
-ASKED = {"Int": int, "Bool": bool, "Float": float, "IntImplicit": int, "FloatImplicit": float, "ScalarImplicit": torch.Tensor.item}
+ASKED = {
+    "Int": int,
+    "Bool": bool,
+    "Float": float,
+    "IntImplicit": int,
+    "FloatImplicit": float,
+    "ScalarImplicit": torch.Tensor.item,
+}
 OF_TENSORS = {"size": length, "dim": lambda x: x.dim(), "len": lambda x: x.shape[0], "numel": lambda x: x.numel()}
 SAME = ("unchecked_cast", "unchecked_unwrap_optional", "NumToTensor", "data")
 
@@ -187,12 +214,16 @@ def object_of(argument: Any, value: Any) -> Any:
 @contextmanager
 def in_python(model: Any, example: Any) -> Iterator[Any]:
     """The model with modules of Python in the places of its scripts, for a while."""
-    path = next((p for p, m in model.named_modules() if isinstance(m, ScriptModule)), None) if is_module(model) else None
+    path = (
+        next((p for p, m in model.named_modules() if isinstance(m, ScriptModule)), None) if is_module(model) else None
+    )
     if path is None:
         yield model
         return
     if example is None:
-        raise Unsupported(f"[convert] expects example= for TorchScript, whose graph it follows, got a script in {path or 'the model'}.")
+        raise Unsupported(
+            f"[convert] expects example= for TorchScript, whose graph it follows, got a script in {path or 'the model'}."
+        )
     made: dict[int, Script] = {}
     try:
         calls = [call_of(example), *varied(call_of(example))]
@@ -203,7 +234,9 @@ def in_python(model: Any, example: Any) -> Iterator[Any]:
     root = Script(model, made) if isinstance(model, ScriptModule) else model
     with patched(places(root, made)):
         if fault := disagreement(behaviour(root, root, calls), theirs):
-            raise Unsupported(f"[convert] the graph of TorchScript in {path or 'the model'} is not what it computes: {fault}.")
+            raise Unsupported(
+                f"[convert] the graph of TorchScript in {path or 'the model'} is not what it computes: {fault}."
+            )
         yield root
 
 

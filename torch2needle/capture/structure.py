@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from needle.autograd import Unsupported
-from needle.graph import map_structure
 from needle.graph.structure import is_record, members, record_of
 
 from .guard import patched
@@ -39,7 +38,9 @@ PLAIN = (torch.Tensor, int, float, bool, str, torch.SymInt, torch.SymFloat, torc
 DEPTH = 6  # of objects in results
 
 
-def plain_result(value: Any, notes: list[str] | None = None, depth: int = DEPTH, leaves: tuple[type, ...] = PLAIN) -> Any:
+def plain_result(
+    value: Any, notes: list[str] | None = None, depth: int = DEPTH, leaves: tuple[type, ...] = PLAIN
+) -> Any:
     """A result with dicts instead of dataclasses and of a library's classes, such as caches, of which it says so in `notes`."""
     if isinstance(value, leaves) or value is None:
         return value

@@ -1,4 +1,4 @@
-"""Rules of aten calls below autograd, as torch.func's transforms and traced TorchScript make them (capture/functional.py, script.py)."""
+"""Rules of aten calls below autograd, which transforms of torch.func and traced TorchScript make."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def torch_defaults(dtype: torch.dtype) -> Iterator[None]:
 
 
 def computed(model: nn.Module) -> dict[int, torch.Tensor]:
-    """Copies by id of the tensors with a graph behind them that modules hold, as old weight norms do, which torch does not copy."""
+    """Copies of tensors that modules hold and that have a graph behind them, as of weight norms, which torch does not copy."""
     held = (t for m in model.modules() for t in tensors(list(vars(m).values())) if not t.is_leaf)
     return {id(t): t.detach().clone() for t in held}
 
