@@ -7,6 +7,7 @@ call's arguments in order, those that are no inputs with the value that they hav
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .graph import Graph, Node
@@ -92,7 +93,8 @@ class Inputs:
             value = values[place[0]]
             for i, key in enumerate(place[1:], 1):
                 try:
-                    value = getattr(value, key) if isinstance(key, str) and hasattr(value, key) else value[key]
+                    own = isinstance(key, str) and not isinstance(value, Mapping)
+                    value = getattr(value, key) if own and hasattr(value, key) else value[key]
                 except (KeyError, IndexError, TypeError):
                     where = ".".join(map(str, place[: i + 1]))
                     raise TypeError(f"[{self.label}] input {where} is missing.") from None

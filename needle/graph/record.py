@@ -9,7 +9,8 @@ from needle.autograd import Op, Spec, Tensor, TensorTuple, Unsupported
 from needle.backend_ndarray import FLOATS
 from needle.op import TAPE, remembering
 
-from .graph import Dim, Graph, Node, map_structure
+from .graph import Dim, Graph, Node
+from .structure import map_structure
 
 
 class Symbol(Tensor):
