@@ -13,6 +13,7 @@ from ._core import num_threads as get_num_threads
 from .autograd import Tensor, TensorTuple, Unsupported, no_grad
 from .backend_ndarray import Device, NDArray, all_devices, cpu, cpu_numpy, cuda, emulation, hip
 from .backend_selection import default_device
+from .complex_numbers import Complex
 from .executor import Executable, TrainingStep, compile, compile_step
 from .init import manual_seed
 from .interop import as_ndarray

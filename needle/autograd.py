@@ -47,6 +47,7 @@ class Tensor:
 
     recorder: Any = None  # set on symbols only
     watched = False  # an executable packed this tensor's data
+    of_pairs = False  # (..., 2): real and imaginary parts of what a converted model has as complex numbers
     __array_priority__ = 1000  # numpy arrays and scalars on the left leave the operation to us
 
     def __init__(

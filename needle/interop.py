@@ -10,6 +10,7 @@ import numpy as np
 from .autograd import Tensor
 from .backend_ndarray import NDArray, as_ndarray, cpu, cpu_numpy
 from .backend_selection import default_device
+from .complex_numbers import Complex, is_complex, joined, parts
 
 
 def array_kind(x: Any) -> str:
@@ -25,7 +26,9 @@ def is_foreign_array(x: Any) -> bool:
 
 
 def as_tensor(x: Any) -> Any:
-    """A Tensor for arrays of any library; everything else (None, numbers, nested structures) as it is."""
+    """A Tensor for arrays of any library, or a Complex; everything else (None, numbers, nested structures) as it is."""
+    if is_complex(x):
+        return parts(x).map(as_tensor)
     if isinstance(x, Tensor) or not (isinstance(x, NDArray | np.ndarray) or hasattr(x, "__dlpack__")):
         return x
     if default_device() == cpu_numpy():
@@ -47,4 +50,19 @@ def mirror(x: NDArray, kind: str) -> Any:
     return library.from_dlpack(x)
 
 
-__all__ = ["array_kind", "as_ndarray", "as_tensor", "is_foreign_array", "mirror"]
+def mirror_whole(real: Any, imag: Any) -> Any:
+    """Complex numbers from parts that are arrays of a library, or Tensors."""
+    kind = array_kind(real)
+    if isinstance(real, np.ndarray):
+        return joined(real, imag)
+    library = sys.modules.get(kind)
+    if kind == "needle" or library is None or not hasattr(library, "from_dlpack"):
+        return Complex(real, imag)
+    return (
+        library.complex(real, imag)
+        if hasattr(library, "complex")
+        else library.from_dlpack(joined(*map(np.asarray, (real, imag))))
+    )
+
+
+__all__ = ["array_kind", "as_ndarray", "as_tensor", "is_foreign_array", "mirror", "mirror_whole"]

@@ -2,8 +2,8 @@
 
 Metadata key "needle": {"version", "graph": [node...], "modules": {path: [class, arguments]}, "tree": [module paths],
 "tensors": [paths], "training": [paths], "aliases": {path: path}, "parameters": [paths], "torch_rule": [paths],
-"frozen": [paths], "constants": [names]}. Constants are tensors of the graph alone; parameters under torch_rule are trained by
-torch's rules, those under frozen not at all.
+"frozen": [paths], "pairs": [paths], "constants": [names]}. Constants are tensors of the graph alone; parameters under torch_rule
+are trained by torch's rules, those under frozen not at all; tensors under pairs hold complex numbers as (..., 2).
 Values: numbers, strings, null, lists, and one-key objects for the rest.
 """
 
@@ -25,6 +25,7 @@ from . import nn
 from .autograd import OPS, Deferred, Op, Tensor
 from .backend_ndarray import NDArray, cpu_numpy
 from .backend_selection import default_device
+from .complex_numbers import Complex
 from .files import DTYPES, existing, map_tensors, write_tensors
 from .graph import Dim, Graph, GraphModule, Mode, Node, symbolic
 from .graph.graph import KINDS, SCALAR_OPERATORS
@@ -36,7 +37,7 @@ from .op import kind_of, on
 
 VERSION = 2
 KEYS = {"version", "graph", "modules", "tree", "tensors", "training", "aliases", "parameters", "constants"}
-LATER_KEYS = {"torch_rule", "frozen"}  # that files of this version may lack
+LATER_KEYS = {"torch_rule", "frozen", "pairs"}  # that files of this version may lack
 MAX_MESSAGE = 300  # characters of a reason, which may quote the file
 
 
@@ -68,6 +69,8 @@ class _Encoder:
             return {"op": [v.name, {k: self.value(x) for k, x in v.attributes().items()}]}
         if hasattr(v, "_make") and not any(n.startswith("_") for n in v._fields):
             return {"fields": ["tuple", type(v).__name__, [[k, self.value(x)] for k, x in v._asdict().items()]]}
+        if isinstance(v, Complex):
+            return {"complex": [self.value(v.real), self.value(v.imag)]}
         if isinstance(v, tuple):
             return {"tuple": [self.value(x) for x in v]}
         if is_record(v):
@@ -127,6 +130,7 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "parameters": [k for k, t in tensors.items() if isinstance(t, Parameter)],
         "torch_rule": [k for k, t in tensors.items() if isinstance(t, Parameter) and t.rule == "torch"],
         "frozen": [k for k, t in tensors.items() if isinstance(t, Parameter) and not t.requires_grad],
+        "pairs": [k for k, t in tensors.items() if t.of_pairs],
         "constants": list(encoder.constants),
     }
     written = {k: t for k, t in tensors.items() if k not in aliases} | encoder.constants
@@ -233,6 +237,9 @@ class _Decoder:
             return Mode(self.root.get_submodule(x), x)
         if key == "op":
             return self.target("op", x)
+        if key == "complex":
+            real, imag = (self.value(i) for i in x)
+            return Complex(real, imag)
         if key == "tuple":
             return tuple(self.value(i) for i in x)
         if key == "dict":
@@ -349,7 +356,7 @@ def _loaded(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule
     parameters, device = set(document["parameters"]), default_device()
     converted = any(arguments.get("layout") == "torch" for _, arguments in document["modules"].values())
     torch_rule = set(document.get("torch_rule", parameters if converted else ()))
-    trained = parameters.difference(document.get("frozen", ()))
+    trained, pairs = parameters.difference(document.get("frozen", ())), set(document.get("pairs", ()))
 
     def tensor(path: str) -> Tensor:
         kind = Parameter if path in parameters else Tensor
@@ -357,6 +364,8 @@ def _loaded(document: dict[str, Any], arrays: dict[str, NDArray]) -> GraphModule
         made = kind.make_const(data, requires_grad=path in trained)
         if path in torch_rule:
             made.rule = "torch"
+        if path in pairs:
+            made.of_pairs = True
         return made
 
     return _build(document, arrays.keys(), tensor)

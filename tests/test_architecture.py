@@ -98,7 +98,8 @@ def test_circles_of_imports_are_small() -> None:
 
 
 FOUNDATION = [
-    f"needle.{n}" for n in ("autograd", "op", "backend_ndarray", "backend_selection", "exports", "files", "_core")
+    f"needle.{n}"
+    for n in ("autograd", "op", "backend_ndarray", "backend_selection", "complex_numbers", "exports", "files", "_core")
 ]
 ROOMS = {
     module_name(readme.parent / "__init__.py"): re.findall(r"`([\w.]+)`", found[1])

@@ -271,7 +271,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "float64": (lambda exe: exe(I.astype("float64")), "conv2d has float32 weights and reads float64"),
     "uint8": (lambda exe: exe(I.astype("uint8")), "cannot run on int32"),
     "uint64": (lambda exe: exe(I.astype("uint64")), "dtype expects one of .*, got uint64"),
-    "complex": (lambda exe: exe(torch.from_numpy(I).cfloat()), "dtype expects one of .*, got complex64"),
+    "complex": (lambda exe: exe(torch.from_numpy(I).cfloat()), "expects real numbers, got complex64"),
     "object": (lambda exe: exe(I.astype(object)), "dtype expects one of .*, got object"),
     "list": (lambda exe: exe(I.tolist()), "input 0 expects an array, got list"),
     "list of arrays": (lambda exe: exe([I]), "input 0 expects an array, got list"),

@@ -68,6 +68,8 @@ class TreeBuilder:
         if id(t) not in self.tensors:
             self._alive.append(t)
             data = t.detach()
+            if pairs := data.is_complex():
+                data = torch.view_as_real(data.resolve_conj())
             if data.dtype in (torch.bfloat16, torch.float16):
                 self.report.note(f"{path} is {data.dtype} and computed in float32")
                 data = data.float()
@@ -81,6 +83,7 @@ class TreeBuilder:
                 made = kind.make_const(as_ndarray(data)) if kind is Tensor else parameter_over(as_ndarray(data))
             else:
                 made = kind(data.cpu().contiguous().numpy(), dtype=dtype, device=ndl.autograd.default_device())
+            made.of_pairs = pairs
             made.requires_grad = isinstance(t, nn.Parameter) and t.requires_grad
             if isinstance(made, Parameter):
                 made.rule = "torch"
@@ -124,7 +127,8 @@ def to_torch(net: Any, model: nn.Module | None = None) -> dict[str, torch.Tensor
     state: dict[str, torch.Tensor] = {}
     for name, t in net.named_tensors():
         if id(t) not in made:
-            made[id(t)] = torch.from_numpy(np.array(t.numpy()))
+            values = torch.from_numpy(np.array(t.numpy()))
+            made[id(t)] = torch.view_as_complex(values) if t.of_pairs else values
         state[name] = made[id(t)]
     if model is not None:
         load_into(model, state)

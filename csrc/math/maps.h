@@ -139,6 +139,14 @@ NEEDLE_MAP_INLINE T atan2(T x, T y) {
   return each_lane(x, y, [](float a, float b) { return ::atan2f(a, b); });
 }
 
+// sqrt(x^2 + y^2) without overflow; an infinity counts more than a NaN beside it.
+template <class T>
+NEEDLE_MAP_INLINE T hypot(T x, T y) {
+  const T a = abs(x), b = abs(y), large = max(a, b), ratio = min(a, b) / large, limit(HUGE_VALF);
+  const T length = select(lt(T(0), large), large * sqrt(T(1) + ratio * ratio), a + b);
+  return select(eq(a, limit), a, select(eq(b, limit), b, select(eq(a + b, a + b), length, a + b)));
+}
+
 template <class T>
 NEEDLE_MAP_INLINE T floor(T x) {
   T r = round(x);

@@ -10,6 +10,7 @@ import numpy as np
 
 from needle.autograd import Spec
 from needle.backend_ndarray import FLOATS, NDArray, default_device
+from needle.complex_numbers import Complex, is_complex, parts
 from needle.graph import Graph
 from needle.interop import as_ndarray, is_foreign_array
 from needle.nn.module import Module
@@ -43,6 +44,8 @@ def positional(fn: Callable, args: tuple, kwargs: dict) -> tuple:
 def check_arrays(specs: Sequence[Any]) -> None:
     """Raise TypeError for the first input that is no array, where a model failed on its inputs."""
     for i, s in enumerate(specs):
+        if isinstance(s, Complex):
+            raise TypeError(f"[executable] input {i} expects real numbers, got {s.dtype}.")
         if not isinstance(s, Spec):
             raise TypeError(
                 f"[executable] input {i} expects an array, got {type(s).__name__}; pass numpy.asarray(x, 'float32')."
@@ -70,7 +73,9 @@ def check_floats(graph: Graph, constant: set) -> None:
 def as_targets(outs: Any, ins: Sequence[NDArray]) -> list[NDArray]:
     """Arrays over the memory of `outs`, for results: writable, each element once, apart from each other and from inputs."""
     targets = []
-    for i, out in enumerate(outs if isinstance(outs, tuple | list) else (outs,)):
+    given = outs if isinstance(outs, tuple | list) else (outs,)
+    halves = [(parts(out).real, parts(out).imag) if is_complex(out) else (out,) for out in given]
+    for i, out in enumerate(part for half in halves for part in half):
         if isinstance(out, np.ndarray) and not out.flags.writeable:
             raise ValueError(f"[run_into] output {i} is read-only.")
         if not is_foreign_array(out) and not isinstance(out, NDArray):

@@ -16,10 +16,11 @@ from needle import _core
 from needle.autograd import Spec, Unsupported, uncollected
 from needle.backend_ndarray import Device, NDArray, default_device
 from needle.backend_selection import BACKEND
+from needle.complex_numbers import is_complex, parts
 from needle.graph import Graph, GraphModule, Node, Recorder, map_structure, trace
 from needle.graph.report import FusionReport
 from needle.graph.steps import count_calls
-from needle.interop import array_kind, as_ndarray, mirror
+from needle.interop import array_kind, as_ndarray, mirror, mirror_whole
 from needle.nn.module import STRUCTURE, Module
 
 from .arguments import as_targets, check_arrays, check_floats, check_model, names, positional
@@ -87,6 +88,8 @@ def entered(inputs: Any) -> tuple[Any, list[NDArray], str]:
         nonlocal kind
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
             return x
+        if is_complex(x):
+            return map_structure(parts(x), enter)
         kind = kind if arrays else array_kind(x)
         arrays.append(as_ndarray(x))
         return Spec(arrays[-1].shape, arrays[-1].dtype)
@@ -186,7 +189,7 @@ class CompiledPlan:
         if isinstance(self.structure, Node):
             return results[0]
         left = iter(results)
-        return map_structure(self.structure, lambda n: next(left) if isinstance(n, Node) else n)
+        return map_structure(self.structure, lambda n: next(left) if isinstance(n, Node) else n, mirror_whole)
 
     def node(self, label: str) -> str:
         """The module that a step's label stands for, or the label."""

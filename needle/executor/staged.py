@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from needle.autograd import Tensor
 from needle.graph import Dim, Graph, GraphModule, Mode, Node, map_structure
 from needle.graph.graph import SCALAR_OPERATORS
-from needle.interop import array_kind, as_ndarray, mirror
+from needle.interop import array_kind, as_ndarray, mirror, mirror_whole
 
 
 class Stage(NamedTuple):
@@ -123,6 +123,7 @@ class Staged:
         return map_structure(
             self.model.graph.output.args[0],
             lambda n: mirror(self.value(env, n).realize_cached_data(), kind) if isinstance(n, Node) else size(n),
+            mirror_whole,
         )
 
     def value(self, env: dict[Node, Any], node: Node) -> Any:

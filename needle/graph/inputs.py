@@ -1,7 +1,8 @@
 """The arguments of a GraphModule's call, and the values of its inputs among them.
 
 Meta of an input node: "place", the argument and the keys in it where that is nested, ("batch", "ids"); "sizes", for each axis
-(least, largest or None, name), equal names meaning equal sizes; "default". Meta of the output node: "arguments", all of the
+(least, largest or None, name), equal names meaning equal sizes; "default". Of complex numbers each part is an input, whose
+place ends in "real" or "imag". Meta of the output node: "arguments", all of the
 call's arguments in order, those that are no inputs with the value that they have.
 """
 
@@ -10,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from needle.complex_numbers import is_complex, parts
+
 from .graph import Graph, Node
 
+PARTS = ("real", "imag")
 META = ("default", "place", "sizes", "arguments")  # what a saved graph keeps
 
 
@@ -62,7 +66,7 @@ class Inputs:
 
     def bind(self, args: tuple, kwargs: dict) -> list[Any]:
         plain = not kwargs and len(args) == len(self.nodes)  # also what this gave before, as executables pass it
-        if plain and (self.flat or all(hasattr(a, "shape") for a in args)):
+        if plain and (self.flat or all(hasattr(a, "shape") and not is_complex(a) for a in args)):
             values = list(args)
         else:
             values = self.by_place(self.by_name(args, kwargs))
@@ -93,6 +97,13 @@ class Inputs:
             value = values[place[0]]
             for i, key in enumerate(place[1:], 1):
                 try:
+                    if key in PARTS and hasattr(value, "dtype"):
+                        if not is_complex(value):
+                            where = ".".join(map(str, place[:i]))
+                            raise ValueError(
+                                f"[{self.label}] input {where} expects complex numbers, got {value.dtype}."
+                            )
+                        value = parts(value)
                     own = isinstance(key, str) and not isinstance(value, Mapping)
                     value = getattr(value, key) if own and hasattr(value, key) else value[key]
                 except (KeyError, IndexError, TypeError):

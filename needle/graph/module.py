@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
+from needle.complex_numbers import Complex
 from needle.nn.module import HOOKS, STRUCTURE, Module, find_recorder
 from needle.op import kind_of, remembering
 
@@ -123,6 +124,8 @@ class GraphModule(Module):
         recorder = find_recorder(values)
         given = [as_tensor(v) for v in values]
         for node, v in zip(self._graph.inputs, given, strict=True):
+            if isinstance(v, Complex):
+                raise TypeError(f"[{type(self).__name__}] input {node.target} expects real numbers, got {v.dtype}.")
             if not isinstance(v, Tensor):
                 raise TypeError(f"[{type(self).__name__}] input {node.target} expects an array, got {kind_of(v)}.")
         inputs = iter(given)

@@ -7,6 +7,7 @@ from typing import Any
 
 from needle.autograd import Op, Spec, Tensor, TensorTuple, Unsupported
 from needle.backend_ndarray import FLOATS
+from needle.complex_numbers import is_complex, parts
 from needle.op import TAPE, remembering
 
 from .graph import Dim, Graph, Node
@@ -130,6 +131,8 @@ class Recorder:
         def symbol(x: Any) -> Any:
             if not hasattr(x, "shape") or not hasattr(x, "dtype"):
                 return x
+            if is_complex(x):
+                return map_structure(parts(x), symbol)
             i = next(count)
             spec = Spec(tuple(x.shape), str(x.dtype).removeprefix("torch."))
             return self.input(names[i] if names else f"x{i}", spec)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from needle.autograd import Op, Spec
+from needle.complex_numbers import Complex
 
 
 class Fields(dict):
@@ -47,15 +48,19 @@ def as_record(kind: str, name: str, attributes: dict[str, Any]) -> Any:
     return record_of(Fields if kind == "dict" else dataclasses.make_dataclass(name, list(attributes)), attributes)
 
 
-def map_structure(value: Any, f: Callable[[Any], Any]) -> Any:
-    """`value` with `f` applied to the leaves of its nested tuples, lists, dicts, named tuples and dataclasses."""
+def map_structure(value: Any, f: Callable[[Any], Any], whole: Callable[[Any, Any], Any] = Complex) -> Any:
+    """`value` with `f` applied to the leaves of its nested tuples, lists, dicts, named tuples and dataclasses; what is Complex is
+    `whole` of its parts.
+    """
     if isinstance(value, Spec):  # a named tuple, yet one value
         return f(value)
+    if isinstance(value, Complex):
+        return whole(f(value.real), f(value.imag))
     if isinstance(value, tuple | list):
-        items = [map_structure(v, f) for v in value]
+        items = [map_structure(v, f, whole) for v in value]
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
     if is_record(value):
-        return record_of(type(value), {k: map_structure(v, f) for k, v in members(value).items()})
+        return record_of(type(value), {k: map_structure(v, f, whole) for k, v in members(value).items()})
     if isinstance(value, dict):
-        return {k: map_structure(v, f) for k, v in value.items()}
+        return {k: map_structure(v, f, whole) for k, v in value.items()}
     return f(value)

@@ -323,9 +323,17 @@ class Module:
         """
         own = dict(self.named_tensors())
         arrays = {k: np.asarray(v.detach() if isinstance(v, Tensor) else v) for k, v in state.items()}
+        for k, a in arrays.items():
+            if a.dtype.kind == "c" and k in own and own[k].of_pairs:
+                arrays[k] = np.stack([a.real, a.imag], -1)
         diff = Difference([k for k in own if k not in arrays], [k for k in arrays if k not in own])
         wrong = [k for k, a in arrays.items() if k in own and a.shape != tuple(own[k].shape)]
         problems = [f"shape       {k} is {tuple(own[k].shape)}, got {arrays[k].shape}" for k in wrong]
+        problems += [
+            f"dtype       {k} is {own[k].dtype}, got {a.dtype}"
+            for k, a in arrays.items()
+            if k in own and a.dtype.kind == "c"
+        ]
         if strict:
             problems += [f"missing     {k} {tuple(own[k].shape)}" for k in diff.missing_keys]
             problems += [f"unexpected  {k} {arrays[k].shape}" for k in diff.unexpected_keys]

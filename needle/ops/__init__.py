@@ -6,6 +6,9 @@ import needle.ops.reduce.values as _values
 from needle.exports import public
 from needle.op import OPS as _OPS
 
+from .fourier.complex import *
+from .fourier.fft import *
+from .fourier.frames import *
 from .fused.attention import *
 from .fused.layer import *
 from .linalg.basic import *

@@ -7,6 +7,7 @@ from typing import Any
 
 from needle.backend_ndarray import FLOATS, dtype_name, promote
 from needle.backend_ndarray.kernels import DTYPES
+from needle.complex_numbers import Complex
 
 
 def float_dtype(dtype: Any) -> str:
@@ -45,7 +46,7 @@ def fits_attribute(scalar: Any) -> bool:
         return -(2**53) <= scalar <= 2**53
     if isinstance(scalar, float):
         return True
-    if isinstance(scalar, list | tuple | str | None):
+    if isinstance(scalar, list | tuple | str | complex | Complex | None):
         raise TypeError(f"[scalar] expects a number or an array, got {type(scalar).__name__}.")
     return not hasattr(scalar, "__dlpack__")  # an array of another library
 

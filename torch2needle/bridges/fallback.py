@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves, tree_map
 
 from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.complex_numbers import Complex
 from needle.graph import Mode, Symbol
 from needle.interop import as_ndarray
 from needle.op import TAPE, Deferred
@@ -27,7 +28,7 @@ from ..capture.interpret import MissingRule, leaves, plain
 from ..capture.tracing import Captured, node_location
 from ..report import Report, Row, reason_of
 from ..rules.arithmetic import DtypeOf
-from ..rules.registry import target_name
+from ..rules.registry import is_inplace, target_name
 from ..rules.shapes import Pieces
 from ..tools.trace_log import LoggingInterpreter
 
@@ -256,6 +257,8 @@ class FallbackInterpreter(LoggingInterpreter):
         for v in leaves((args, kwargs)):
             if isinstance(v, Pieces):
                 len(v)  # says what is not known
+        if args and isinstance(args[0], Complex) and is_inplace(self.target(node)):
+            raise Unsupported(f"{reason}, and torch would write a copy of the complex numbers in its place")
         expression = Expression(function, args, kwargs)
         name = target_name(self.target(node))
         text = name if name.startswith("torch.") else f"torch.{name}"
@@ -297,6 +300,8 @@ class FallbackInterpreter(LoggingInterpreter):
         values: list[Any] = []
 
         def leaf(v: Any) -> Any:
+            if isinstance(v, Complex):
+                return Expression(torch.complex, (v.real, v.imag), {}).map(leaf)
             if isinstance(v, Tensor):
                 symbol = v if isinstance(v, Symbol) else self.recorder.param(v)
                 if id(symbol) not in slots:

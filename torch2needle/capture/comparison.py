@@ -198,6 +198,8 @@ def difference(ours: Any, theirs: Any, tolerance: float = 0.0) -> str:
         return f"is {text_of(ours)} instead of {text_of(theirs)}"
     if not theirs.numel():
         return ""
+    if theirs.is_complex():
+        return difference(torch.view_as_real(ours.resolve_conj()), torch.view_as_real(theirs.resolve_conj()), tolerance)
     if not theirs.is_floating_point():
         return "" if torch.equal(ours, theirs) else "has other values"
     a, b = ours.double(), theirs.double()
@@ -265,14 +267,14 @@ def shuffled(call: Call, factor: float) -> Call:
             return t
         order = torch.randperm(t.numel(), generator=torch.Generator().manual_seed(0)).to(t.device)
         mixed = t.detach().flatten()[order].reshape(t.shape)
-        return mixed * factor if t.is_floating_point() else mixed
+        return mixed * factor if t.is_floating_point() or t.is_complex() else mixed
 
     return pytree.tree_map(mix, call)
 
 
 def varied(call: Call) -> list[Call]:
     """Large and small values; one call where there are no real numbers."""
-    real = any(t.is_floating_point() for t in tensors(call))
+    real = any(t.is_floating_point() or t.is_complex() for t in tensors(call))
     return [shuffled(call, factor) for factor in ((LARGER, SMALLER) if real else (1.0,))]
 
 
@@ -420,17 +422,18 @@ class Judge:
         )
         try:
             with ndl.no_grad():
-                result = flat(plain_result(net(*args, **kwargs), leaves=(ndl.Tensor, *PLAIN)), ndl.Tensor)
+                values = (ndl.Tensor, ndl.Complex)
+                result = flat(plain_result(net(*args, **kwargs), leaves=(*values, *PLAIN)), *values)
         except Exception as e:
             return f"the converted model fails ({first_line(e)})"
-        ours = [torch.from_numpy(np.array(t.numpy())) if isinstance(t, ndl.Tensor) else t for t in result]
+        ours = [torch.from_numpy(np.array(t.numpy())) if isinstance(t, values) else t for t in result]
         wanted = [t.cpu() if isinstance(t, torch.Tensor) else t for t in theirs.results[0]]
         if len(ours) != len(wanted):
             return f"the converted model gives {len(ours)} values instead of {len(wanted)}"
         for k, (a, b) in enumerate(zip(ours, wanted, strict=True)):
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
                 near = (
-                    not b.is_floating_point() and float((a != b).double().mean()) < TIES
+                    not (b.is_floating_point() or b.is_complex()) and float((a != b).double().mean()) < TIES
                 )  # an argmax of what is almost equal
                 a = b if near else a.to(b.dtype)
             if text := difference(a, b, NET_TOLERANCE):

@@ -237,7 +237,7 @@ def patched(names: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractContextManager:
-    """Capture what fx cannot: torch.zeros and its like with sizes of proxies; `len` and what asks for types in the forwards.
+    """Capture what fx cannot: torch.zeros, torch.fft and their like with sizes of proxies; `len` and what asks for types.
 
     For other threads, and for whoever keeps such a function, it is the original.
     """
@@ -270,7 +270,8 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
     def is_tensor(value: Any) -> bool:
         return is_instance(value, torch.Tensor)
 
-    names: list[tuple[Any, str, Any]] = [(vars(torch), n, accept(getattr(torch, n))) for n in FACTORIES]
+    sized = [(torch, n) for n in (*FACTORIES, "istft")] + [(torch.fft, n) for n in torch.fft.__all__ if n != "Tensor"]
+    names: list[tuple[Any, str, Any]] = [(vars(place), n, accept(getattr(place, n))) for place, n in sized]
     names.append((vars(torch), "is_tensor", is_tensor))
     for place in foreign_globals(model):
         names.append((place, "len", accept(place.get("len", len))))

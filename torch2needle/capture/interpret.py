@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from needle import ops
 from needle.autograd import Spec, Tensor, Unsupported
+from needle.complex_numbers import DTYPES as WHOLE
+from needle.complex_numbers import Complex
 from needle.graph import Dim, Mode, ModuleRecorder, Symbol
+from needle.graph.inputs import PARTS
 from needle.graph.record import SymbolicShape
 from needle.graph.structure import record_of
 from needle.nn import Guard, WriteBuffer
@@ -20,9 +24,19 @@ from needle.nn.module import Module
 
 from ..report import Report, Row, dotted, reason_of, short, status_of
 from ..rules.arithmetic import DtypeOf
+from ..rules.complex_numbers import is_complex
 from ..rules.layer_calls import call_layer
 from ..rules.overloads import FLAGS, is_overload
-from ..rules.registry import bind, find_function_rule, find_module_rule, is_inplace, method, nearest_rule, target_name
+from ..rules.registry import (
+    COMPLEX_RULES,
+    bind,
+    find_function_rule,
+    find_module_rule,
+    is_inplace,
+    method,
+    nearest_rule,
+    target_name,
+)
 from ..rules.shapes import Absent, Pieces
 from ..rules.stubs import stub
 from ..weights import TreeBuilder
@@ -33,6 +47,7 @@ from .tracing import Captured, TrainingFlag, capture, node_location, owner_path
 from .writes import as_stored, second_name, view_kind
 
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes numpy's names, too
+VALUES = (Tensor, Complex)
 HALVES = (torch.float16, torch.bfloat16)
 HALF_METHODS = (torch.Tensor.half, torch.Tensor.bfloat16)
 
@@ -140,7 +155,12 @@ class Interpreter:
 
         return plain(value, leaf)
 
-    def constant(self, t: torch.Tensor) -> Tensor:
+    def constant(self, t: torch.Tensor) -> Any:
+        made = self.stored(t)
+        return ops.view_as_complex(made) if t.is_complex() else made
+
+    def stored(self, t: torch.Tensor) -> Tensor:
+        """The symbol of a tensor's memory: of complex numbers (..., 2)."""
         return self.recorder.param(self.builder.tensor(t, "a constant of the forward"))
 
     def get_attr(self, node: fx.Node) -> Cell:
@@ -166,16 +186,17 @@ class Interpreter:
         """What the graph computes beside its result: guards, and writes of the buffers that the forward changed."""
         made = list(self.guards)
         for name, cell in self.written.items():
-            before = self.constant(operator.attrgetter(name)(self.captured.model))
-            mode = Mode(self.builder.modules[id(self.captured.model)], self.prefix)
-            made.append(call_layer(mode, WriteBuffer(), before, cell.read()))
+            before = self.stored(operator.attrgetter(name)(self.captured.model))
+            mode, value = Mode(self.builder.modules[id(self.captured.model)], self.prefix), cell.read()
+            value = ops.view_as_real(value) if isinstance(value, Complex) else value
+            made.append(call_layer(mode, WriteBuffer(), before, value))
         return made
 
     def call(self, node: fx.Node) -> Cell:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
         if node.op == "call_module":
             return self.call_module(node, args, kwargs)
-        if node.op == "call_method" and not isinstance(args[0], Tensor):
+        if node.op == "call_method" and not isinstance(args[0], VALUES):
             return Cell(getattr(args[0], str(node.target))(*args[1:], **kwargs))
         target = self.target(node)
         if target is ASKED:
@@ -184,15 +205,16 @@ class Interpreter:
         if is_record_class(target):
             return Cell(record_of(target, kwargs))
         values = leaves((args, kwargs))
-        if node.op == "call_function" and is_getitem(target) and not isinstance(args[0], Tensor):
+        if node.op == "call_function" and is_getitem(target) and not isinstance(args[0], VALUES):
             return self.item(node, args[0], args[1])
-        if not any(isinstance(v, Tensor) for v in values):
+        rules = COMPLEX_RULES if any(map(is_complex, values)) else None
+        if not any(isinstance(v, VALUES) for v in values):
             return Cell(self.python(target, args, kwargs, values))
         if isinstance(target, type) and issubclass(target, tuple):  # a named tuple among the results
             return Cell(
                 target._make((*args, *kwargs.values())) if hasattr(target, "_make") else target(*args, **kwargs)
             )
-        if target is getattr and not isinstance(args[0], Tensor):  # of a named tuple
+        if target is getattr and not isinstance(args[0], VALUES):  # of a named tuple
             fields = getattr(args[0], "_fields", ())
             if args[1] in fields:
                 return self.item(node, args[0], fields.index(args[1]))
@@ -202,13 +224,15 @@ class Interpreter:
         for v in values:
             if isinstance(v, Absent):
                 len(v)  # says why
-        rule = find_function_rule(target)
+        rule = find_function_rule(target, rules)
         kwargs = {NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
         if any(v in HALVES for v in values if isinstance(v, torch.dtype)) or target in HALF_METHODS:
             self.report.note(f"the cast to a 16-bit float at {node_location(node)} is computed in float32")
+        if rule is None and rules is COMPLEX_RULES and find_function_rule(target) is not None:
+            raise Unsupported(f"the rule of {target_name(target)} takes no complex numbers")
         if rule is None:
             raise MissingRule(f"there is no rule for {target_name(target)}")
-        bound = bind(rule, target, args, kwargs)
+        bound = bind(rule, target, args, kwargs, rules)
         result = rule(*bound.args, **bound.kwargs)
         if is_overload(target) and len(target._schema.returns) > 1 and not isinstance(result, tuple | list):
             raise Unsupported("the rule gives one of the results that the graph reads")
@@ -231,11 +255,12 @@ class Interpreter:
         if is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags:
             raise Unsupported("it draws random numbers, which conversion would freeze")
         like = mentioned(values)
-        rule = None if like is None else find_function_rule(target)
+        rules = COMPLEX_RULES if any(map(is_complex, values)) else None
+        rule = None if like is None else find_function_rule(target, rules)
         if rule is not None and "like" in inspect.signature(rule).parameters:
             hook = like if isinstance(like, Tensor) else Symbol(like, self.recorder, like.meta.get("spec"))
             if is_overload(target):
-                bound = bind(rule, target, args, kwargs)
+                bound = bind(rule, target, args, kwargs, rules)
                 bound.arguments["like"] = hook
                 return rule(*bound.args, **bound.kwargs)
             return rule(*args, like=hook, **kwargs)
@@ -260,6 +285,8 @@ class Interpreter:
         rule = find_module_rule(module)
         if rule is None:
             return self.inline(node, module, args, kwargs)
+        if any(map(is_complex, leaves((args, kwargs)))):
+            raise Unsupported(f"the rule of {target_name(type(module))} takes no complex numbers")
         layer = self.builder.modules[id(module)]
         result = layer(*args, **kwargs)
         inplace = getattr(module, "inplace", False)
@@ -391,14 +418,24 @@ def interpret(
 ) -> ModuleRecorder | None:
     """Record the captured graph on `root`'s modules; None when the report has failures."""
     recorder = ModuleRecorder(root)
-    inputs = {}
+    inputs: dict[str, Any] = {}
     for name, spec in input_specs(captured.graph, example, report).items():
-        inputs[name] = recorder.input(name, spec)
+        if spec is None or spec.dtype not in WHOLE:
+            inputs[name] = recorder.input(name, spec)
+        else:
+            part = spec._replace(dtype=WHOLE[spec.dtype])
+            inputs[name] = Complex(*(recorder.input(f"{name}.{side}", part) for side in PARTS))
     for node in captured.graph.nodes:
         if node.op == "placeholder":
-            own = inputs[str(node.target)].node.meta
+            value, kept = inputs[str(node.target)], {k: node.meta[k] for k in ("place", "sizes") if k in node.meta}
+            if isinstance(value, Complex):
+                place = node.meta.get("place", (str(node.target),))
+                for side in PARTS:
+                    getattr(value, side).node.meta.update(kept, place=(*place, side))
+                continue
+            own = value.node.meta
             own |= {"default": node.args[0]} if node.args else {}
-            own |= {k: node.meta[k] for k in ("place", "sizes") if k in node.meta}
+            own |= kept
     running = interpreter(captured, builder, recorder, report)
     result = running.run(inputs)
     if not report.ok:

@@ -25,8 +25,6 @@ def refuse_unseen(model: Any, example: Any) -> None:
     for t in tree_leaves(example):
         if isinstance(t, torch.Tensor):
             refuse_tensor("the example", t)
-            if t.is_complex():
-                raise Unsupported(f"[convert] expects real numbers for the example, got {t.dtype}.")
     if not isinstance(model, nn.Module):
         return
     if any(getattr(global_hooks, name, None) for name in GLOBAL_HOOKS):
@@ -51,6 +49,8 @@ def refuse_tensor(name: str, t: torch.Tensor) -> None:
         raise Unsupported(f"[convert] expects a dense tensor for {name}, got a {layout} one.")
     if t.device.type == "meta":
         raise Unsupported(f"[convert] expects values for {name}, got a tensor on the meta device.")
+    if t.dtype is torch.complex32:
+        raise Unsupported(f"[convert] expects complex64 or complex128 for {name}, got complex32.")
     if t.is_quantized:
         raise Unsupported(f"[convert] expects plain numbers for {name}, got {t.dtype}.")
     if t._backward_hooks or getattr(t, "_post_accumulate_grad_hooks", None):

@@ -11,6 +11,7 @@ from torch import fx
 
 from needle import ops
 from needle.autograd import Spec, Tensor, Unsupported
+from needle.complex_numbers import Complex
 from needle.graph import Node, Symbol
 from needle.ops.dtypes import KINDS
 
@@ -25,6 +26,11 @@ BESIDE = [("int64", "int32"), ("int32", "int64"), ("float64", "float32"), ("floa
 
 def as_stored(result: Any, base: Any) -> Any:
     """What a write of `result` leaves in the tensor `base`, whose shape and dtype stay as they are."""
+    if isinstance(base, Complex):
+        result = result if isinstance(result, Complex) else ops.complex_pair(result, 0.0)
+        return Complex(as_stored(result.real, base.real), as_stored(result.imag, base.imag))
+    if isinstance(result, Complex):
+        raise Unsupported("it writes complex numbers into a tensor of real ones")
     if not isinstance(result, Symbol) or not isinstance(base, Tensor) or result is base:
         return result
     old, new = getattr(base, "spec", None), result.spec

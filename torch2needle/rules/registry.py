@@ -17,6 +17,9 @@ from .overloads import bind_overload, find_linked_rule, is_overload
 
 FUNCTION_RULES: dict[Any, Callable] = {}
 MODULE_RULES: dict[type[nn.Module], Callable] = {}
+COMPLEX_RULES: dict[
+    Any, Callable
+] = {}  # of functions whose arguments hold complex numbers, or which make some of real ones
 # Python's in-place operators have no trailing underscore that would tell.
 INPLACE_OPERATORS = {
     *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
@@ -42,10 +45,20 @@ def rule(
     put: `put(base, value, *arguments)` is the base after a write of `value` through the view.
     """
 
+    return registering(targets, view, put)
+
+
+def complex_rule(*targets: Any, view: Any = None, put: Callable | None = None) -> Callable[[Callable], Callable]:
+    """`rule` for calls with needle.Complex, a complex number or a complex dtype among their arguments."""
+    return registering(targets, view, put, COMPLEX_RULES)
+
+
+def registering(targets: tuple, view: Any, put: Callable | None, functions: dict | None = None) -> Callable:
     def register(f: Callable) -> Callable:
         f.view, f.put = view, put  # type: ignore[attr-defined]
         for target in dict.fromkeys(targets):
-            table = MODULE_RULES if isinstance(target, type) and issubclass(target, nn.Module) else FUNCTION_RULES
+            module = isinstance(target, type) and issubclass(target, nn.Module)
+            table = MODULE_RULES if module else FUNCTION_RULES if functions is None else functions
             if table.get(target, f) is not f:
                 raise ValueError(
                     f"[rule] {target_name(target)} has a rule already, got another in {f.__module__}.{f.__name__}."
@@ -86,13 +99,16 @@ def method(name: str) -> Any:
     return getattr(torch.Tensor, name, None)
 
 
-def find_function_rule(target: Any) -> Callable | None:
-    """The target's rule; an aten overload without one of its own has that of the torch function or method of its name."""
+def find_function_rule(target: Any, rules: dict[Any, Callable] | None = None) -> Callable | None:
+    """The target's rule, by default of real numbers; an aten overload without one of its own has that of the torch function or
+    method of its name.
+    """
+    rules = FUNCTION_RULES if rules is None else rules
     try:
-        rule = FUNCTION_RULES.get(target) or FUNCTION_RULES.get(target_name(target))
+        rule = rules.get(target) or rules.get(target_name(target))
     except TypeError:  # not hashable, so no key either
         return None
-    return find_linked_rule(target, FUNCTION_RULES) if rule is None and is_overload(target) else rule
+    return find_linked_rule(target, rules) if rule is None and is_overload(target) else rule
 
 
 def is_inplace(target: Any) -> bool:
@@ -130,10 +146,12 @@ def nearest_rule(target: Any) -> str:
     return names[found[0]] if found else ""
 
 
-def bind(f: Callable, target: Any, args: tuple, kwargs: dict[str, Any]) -> inspect.BoundArguments:
+def bind(
+    f: Callable, target: Any, args: tuple, kwargs: dict[str, Any], rules: dict[Any, Callable] | None = None
+) -> inspect.BoundArguments:
     """The call's arguments by the rule's names, so that position or keyword makes no difference."""
     if is_overload(target):
-        return bind_overload(f, target, args, kwargs, FUNCTION_RULES)
+        return bind_overload(f, target, args, kwargs, FUNCTION_RULES if rules is None else rules)
     try:
         return inspect.signature(f).bind(*args, **kwargs)
     except TypeError as e:

@@ -14,6 +14,7 @@ from torch import nn
 
 import needle as ndl
 from needle.autograd import Tensor
+from needle.complex_numbers import is_complex, parts
 from needle.executor import Executable
 from needle.graph import GraphModule, Node, map_structure
 from needle.graph.structure import is_record, members
@@ -124,9 +125,12 @@ def row(o: Output) -> list[str]:
 
 
 def leaves(value: Any, place: str = "") -> Arrays:
-    """The tensors of a nested result as float64 copies, by place: "", "0", "1.name"."""
+    """The tensors of a nested result as copies in float64 or complex128, by place: "", "0", "1.name"."""
     if isinstance(value, torch.Tensor):
-        return {place: value.detach().cpu().to(torch.float64, copy=True).numpy()}
+        exact = torch.complex128 if value.is_complex() else torch.float64
+        return {place: value.detach().cpu().to(exact, copy=True).resolve_conj().resolve_neg().numpy()}
+    if is_complex(value):
+        return {place: np.array(value, dtype="complex128")}
     if isinstance(value, ndl.TensorTuple):
         value = tuple(value)
     if is_record(value):
@@ -168,7 +172,13 @@ def compare(got: np.ndarray, want: np.ndarray, own: np.ndarray, top1: bool = Tru
     overflown = ~np.isfinite(own)
     excused = overflown & ~np.isfinite(got)
     best = None
-    if top1 and got.ndim >= 2 and got.size and got.shape[-1 if got.ndim == 3 else 1] > 1:
+    if (
+        top1
+        and got.dtype == want.dtype == "float64"
+        and got.ndim >= 2
+        and got.size
+        and got.shape[-1 if got.ndim == 3 else 1] > 1
+    ):
         best = float((classes(got) == classes(want)).mean())
     return Errors(got.shape, *difference(got, want, excused), difference(own, want, overflown)[1], best)
 
@@ -181,6 +191,8 @@ def to_torch(x: Any, dtype: torch.dtype | None) -> Any:
     if not hasattr(x, "shape"):
         return x
     t = x.detach().clone() if isinstance(x, torch.Tensor) else torch.from_numpy(np.array(x))
+    if t.is_complex() and dtype is not None:
+        return t.to(torch.complex128)
     return t.to(dtype) if dtype is not None and t.is_floating_point() else t
 
 
@@ -189,9 +201,10 @@ def to_needle(x: Any, device: Any) -> Any:
         return x
     if isinstance(x, torch.Tensor):
         x = x.detach().cpu()
-        x = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x).numpy()
+        x = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x.resolve_conj()).numpy()
     a = np.array(x)
-    return Tensor(a, device=device, dtype=str(a.dtype), requires_grad=False)
+    made = lambda part: Tensor(part, device=device, dtype=str(part.dtype), requires_grad=False)  # noqa: E731
+    return parts(a).map(made) if is_complex(a) else made(a)
 
 
 @contextmanager

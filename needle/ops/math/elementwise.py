@@ -10,6 +10,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote, promote_scalar
 from needle.backend_ndarray.kernels import call_map
+from needle.complex_numbers import Complex
 from needle.ops.common import Binary, Elementwise, ScalarOp, Unary, as_operand, broadcast_shape, unbroadcast
 from needle.ops.dtypes import cast_array, fits_attribute, result_dtype
 from needle.ops.families import function_of, op_class, samples_of
@@ -411,6 +412,8 @@ def _real(scalar: Any) -> Any:
 
 def with_scalar(a: Tensor, b: Any, by_scalar: Any, by_array: Any) -> Tensor:
     """`a` op `b` for a b that is no Tensor: a number (or symbolic size), else an array."""
+    if isinstance(b, Complex):
+        return NotImplemented  # whose operators know both
     if isinstance(b, np.ndarray | NDArray) or not fits_attribute(b):
         return by_array()(a, as_operand(b, a))
     return by_scalar(_real(b) if by_scalar is DivScalar else b)(a)

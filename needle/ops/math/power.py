@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from needle.backend_ndarray.kernels import call_map
 from needle.ops.common import Binary, ScalarOp, as_operand, unbroadcast
 from needle.ops.dtypes import result_dtype
 from needle.ops.families import op_class
-from needle.ops.math.comparison import eq, ge
-from needle.ops.math.elementwise import maximum, minimum, where, with_scalar
-from needle.ops.math.maths import absolute, log, sqrt
+from needle.ops.math.comparison import eq, ge, gt
+from needle.ops.math.elementwise import where, with_scalar
+from needle.ops.math.maths import log
 
 __all__ = ["atan2", "hypot", "power", "power_scalar"]
 
@@ -160,11 +159,23 @@ def atan2(a: Tensor, b: Tensor) -> Tensor:
     return Atan2()(a, b)
 
 
+def of_length(self: Op, out_grad: Tensor, node: Tensor) -> Any:
+    over = where(gt(node, 0.0), out_grad / node, 0.0)
+    return tuple(unbroadcast(over * x, x.shape) for x in node.inputs)
+
+
+Hypot = op_class(
+    __name__,
+    "Hypot",
+    Angle,
+    "sqrt(a ** 2 + b ** 2) without overflow; the gradient at (0, 0) is 0.",
+    kernel="hypot",
+    ufunc=np.hypot,
+    gradient=of_length,
+    domain=(0.3, 2.0),
+)
+
+
 def hypot(a: Tensor, b: Tensor) -> Tensor:
-    """sqrt(a ** 2 + b ** 2), without overflow; the gradient at (0, 0) is 0."""
-    x, y = absolute(a), absolute(b)
-    large, small = maximum(x, y), minimum(x, y)
-    origin = eq(large, 0.0)
-    ratio = where(eq(large, small), 1.0, small / where(origin, 1.0, large))  # of two infinities, too
-    length = where(origin, 0.0, large * sqrt(ratio * ratio + 1.0))
-    return where(eq(x, math.inf), math.inf, where(eq(y, math.inf), math.inf, length))  # beside a NaN, too
+    """Length of the hypotenuse of sides a and b."""
+    return Hypot()(a, b)

@@ -1,0 +1,1 @@
+"""Complex numbers as pairs, and Fourier transforms."""

@@ -1,0 +1,356 @@
+"""Arithmetic of complex numbers: each function is one of real tensors, so that every form of a graph has it."""
+
+from __future__ import annotations
+
+import cmath
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Spec, Tensor
+from needle.backend_ndarray import FLOATS
+from needle.complex_numbers import Complex
+from needle.ops.common import unbroadcast
+from needle.ops.families import op_class
+from needle.ops.linalg.basic import matmul as real_matmul
+from needle.ops.linalg.einsum import einsum as real_einsum
+from needle.ops.math.arithmetic import logical_and
+from needle.ops.math.comparison import eq as real_eq
+from needle.ops.math.comparison import gt, lt
+from needle.ops.math.elementwise import add, cast, divide, maximum, multiply, negate, subtract, where
+from needle.ops.math.maths import absolute, cos, exp, log, sin, sqrt
+from needle.ops.math.power import Angle, hypot, power
+from needle.ops.shape.creation import full_like
+from needle.ops.shape.join import Split, stack
+from needle.ops.shape.runtime_shape import broadcast_like, cast_like, stop_gradient
+
+__all__ = [
+    "angle",
+    "complex_map",
+    "complex_pair",
+    "conj",
+    "magnitude",
+    "multilinear",
+    "polar",
+    "view_as_complex",
+    "view_as_real",
+]
+
+MOST_FACTORS = 16  # of a whole power that is a product
+
+
+def known(x: Any) -> Spec | None:
+    """Shape and dtype, where they are known before the graph runs."""
+    return Spec(tuple(x.shape), x.dtype) if x.recorder is None or x.recorder.static else x.spec
+
+
+def parts(x: Any) -> tuple[Any, Any]:
+    """(real, imag) of a Complex or a complex number; imag is None for what is real."""
+    return (x.real, x.imag) if isinstance(x, Complex | complex) else (x, None)
+
+
+def complex_pair(real: Any, imag: Any) -> Complex:
+    """real + i imag in the shape and dtype that both have together; one of them may be a number."""
+    if not isinstance(real, Tensor):
+        imag, real = floating(imag), real
+        return Complex(full_like(imag, real), imag)
+    real = floating(real)
+    if not isinstance(imag, Tensor):
+        return Complex(real, full_like(real, imag))
+    imag = floating(imag)
+    a, b = known(real), known(imag)
+    if a is None or b is None or a != b:
+        whole = real if a is not None and b is not None and wider(a, b) else add(multiply(imag, 0.0), real)
+        real, imag = fitted(real, whole), fitted(imag, whole)
+    return Complex(real, imag)
+
+
+def wider(a: Spec, b: Spec) -> bool:
+    """Whether b fits into a as it is."""
+    return FLOATS.index(a.dtype) >= FLOATS.index(b.dtype) and np.broadcast_shapes(a.shape, b.shape) == a.shape
+
+
+def fitted(x: Tensor, like: Tensor) -> Tensor:
+    return x if x is like else cast_like(broadcast_like(x, like), like)
+
+
+def floating(x: Tensor) -> Tensor:
+    """x, or in float32 what is no float."""
+    spec = known(x)
+    if spec is None:
+        return multiply(x, 1.0)
+    return x if spec.dtype in FLOATS else cast(x, "float32")
+
+
+def complex_map(f: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """f, which moves or adds numbers, of the real parts and of the imaginary ones among its arguments; lists hold some, too."""
+
+    def side(value: Any, name: str) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(side(v, name) for v in value)
+        return getattr(value, name) if isinstance(value, Complex) else value
+
+    results = [f(*side(args, n), **{k: side(v, n) for k, v in named.items()}) for n in ("real", "imag")]
+    return tuple(map(Complex, *results)) if isinstance(results[0], list | tuple) else Complex(*results)
+
+
+def multilinear(f: Callable[..., Any], *factors: Any) -> Complex:
+    """f, which is linear in each factor, of factors some of which are Complex."""
+    sums: list[Any] = [None, None]
+    for choice in itertools.product(*((0, 1) if isinstance(x, Complex) else (0,) for x in factors)):
+        chosen = [(parts(x)[c] if isinstance(x, Complex) else x) for x, c in zip(factors, choice, strict=True)]
+        value, turns = f(*chosen), sum(choice)
+        side, minus = turns % 2, turns % 4 > 1
+        if sums[side] is None:
+            sums[side] = negate(value) if minus else value
+        else:
+            sums[side] = subtract(sums[side], value) if minus else add(sums[side], value)
+    return Complex(*sums)
+
+
+# -- arithmetic ----------------------------------------------------------------------------------------------------------
+
+
+def method(*names: str) -> Callable[[Callable], Callable]:
+    def bind(f: Callable) -> Callable:
+        for name in names:
+            setattr(Complex, name, f)
+        return f
+
+    return bind
+
+
+def plus(a: Any, b: Any) -> Any:
+    """a + b of numbers and tensors in any order."""
+    return add(a, b) if isinstance(a, Tensor) else add(b, a) if isinstance(b, Tensor) else a + b
+
+
+def times(a: Any, b: Any) -> Any:
+    return multiply(a, b) if isinstance(a, Tensor) else multiply(b, a) if isinstance(b, Tensor) else a * b
+
+
+def over(a: Any, b: Any) -> Any:
+    return divide(a, b) if isinstance(a, Tensor) else b.__rtruediv__(a) if isinstance(b, Tensor) else a / b
+
+
+@method("__add__", "__radd__", "add")
+def complex_add(a: Any, b: Any) -> Complex:
+    (ar, ai), (br, bi) = parts(a), parts(b)
+    imag = bi if ai is None else ai if bi is None else plus(ai, bi)
+    return complex_pair(plus(ar, br), imag)
+
+
+@method("__neg__")
+def complex_negative(a: Complex) -> Complex:
+    return a.map(negate)
+
+
+def opposite(a: Any) -> Any:
+    return negate(floating(a)) if isinstance(a, Tensor) else -a
+
+
+@method("__sub__", "sub")
+def complex_subtract(a: Any, b: Any) -> Complex:
+    return complex_add(a, opposite(b))
+
+
+@method("__rsub__")
+def from_other(a: Complex, b: Any) -> Complex:
+    return complex_add(complex_negative(a), b)
+
+
+@method("__mul__", "__rmul__", "mul")
+def complex_multiply(a: Any, b: Any) -> Complex:
+    (ar, ai), (br, bi) = parts(a), parts(b)
+    if ai is None:
+        (ar, ai), (br, bi) = (br, bi), (ar, ai)
+    if bi is None:
+        return complex_pair(times(ar, br), times(ai, br))
+    real = plus(times(ar, br), opposite(times(ai, bi)))
+    return complex_pair(real, plus(times(ar, bi), times(ai, br)))
+
+
+@method("__truediv__", "div")
+def complex_divide(a: Any, b: Any) -> Complex:
+    if isinstance(b, complex):
+        return complex_multiply(a, 1 / b)
+    (ar, ai), (br, bi) = parts(a), parts(b)
+    if bi is None:
+        return complex_pair(over(ar, b), over(ai, b))
+    size = stop_gradient(maximum(absolute(br), absolute(bi)))  # else squares overflow; results do not depend on it
+    c, d = divide(br, size), divide(bi, size)
+    square = multiply(add(multiply(c, c), multiply(d, d)), size)
+    real, imag = times(ar, c), opposite(times(ar, d))
+    if ai is not None:
+        real, imag = plus(real, times(ai, d)), plus(imag, times(ai, c))
+    return complex_pair(divide(real, square), divide(imag, square))
+
+
+@method("__rtruediv__")
+def divided_by(a: Complex, b: Any) -> Complex:
+    return complex_divide(b, a)
+
+
+@method("conj")
+def conj(a: Any) -> Any:
+    """Of real numbers themselves."""
+    return Complex(a.real, negate(a.imag)) if isinstance(a, Complex) else a
+
+
+def whole_power(a: Complex, n: int) -> Complex:
+    if n < 0:
+        return complex_divide(1.0, whole_power(a, -n))
+    result: Any = None
+    while n:
+        if n % 2:
+            result = a if result is None else complex_multiply(result, a)
+        n //= 2
+        a = complex_multiply(a, a) if n else a
+    return Complex(full_like(a.real, 1.0), full_like(a.real, 0.0)) if result is None else result
+
+
+@method("__pow__")
+def complex_power(a: Any, b: Any) -> Complex:
+    if isinstance(a, Complex) and isinstance(b, int | float) and b == int(b) and abs(b) <= MOST_FACTORS:
+        return whole_power(a, int(b))
+    if isinstance(a, Complex) and not isinstance(b, Complex | complex):
+        return polar(power(magnitude(a), b), times(angle(a), b))
+    base = complex_log(a) if isinstance(a, Complex | Tensor) else cmath.log(a)
+    return complex_exp(complex_multiply(base if not isinstance(base, complex) or base.imag else base.real, b))
+
+
+@method("__rpow__")
+def power_of(a: Complex, b: Any) -> Complex:
+    return complex_power(b, a)
+
+
+@method("__matmul__")
+def complex_matmul(a: Any, b: Any) -> Complex:
+    return multilinear(real_matmul, a, b)
+
+
+@method("__rmatmul__")
+def after_matmul(a: Complex, b: Any) -> Complex:
+    return multilinear(real_matmul, b, a)
+
+
+def complex_einsum(equation: str, *operands: Any) -> Complex:
+    return multilinear(lambda *xs: real_einsum(equation, *xs), *operands)
+
+
+def complex_equal(a: Any, b: Any) -> Any:
+    (ar, ai), (br, bi) = parts(a), parts(b)
+    equal = lambda x, y: real_eq(x, y) if isinstance(x, Tensor) else real_eq(y, x)  # noqa: E731
+    return logical_and(equal(ar, br), equal(0.0 if ai is None else ai, 0.0 if bi is None else bi))
+
+
+# -- functions -----------------------------------------------------------------------------------------------------------
+
+
+def of_phase(self: Any, out_grad: Tensor, node: Tensor) -> Any:
+    y, x = node.inputs
+    size = add(multiply(x, x), multiply(y, y))
+    over = where(gt(size, 0.0), divide(out_grad, size), 0.0)
+    return unbroadcast(multiply(over, x), y.shape), unbroadcast(negate(multiply(over, y)), x.shape)
+
+
+Phase = op_class(
+    __name__,
+    "Phase",
+    Angle,
+    "The angle of the number b + i a in radians; the gradient at 0 is 0.",
+    kernel="atan2",
+    ufunc=np.arctan2,
+    gradient=of_phase,
+    zero_is_safe=False,
+    domain=(0.3, 2.0),
+)
+
+
+@method("__abs__", "abs")
+def magnitude(a: Any) -> Tensor:
+    """|a|; its gradient at 0 is 0."""
+    return hypot(a.real, a.imag)
+
+
+@method("angle")
+def angle(a: Any) -> Tensor:
+    """In (-pi, pi]; of real numbers 0 or pi, and NaN of NaN."""
+    if isinstance(a, Complex):
+        return Phase()(a.imag, a.real)
+    return where(lt(a, 0.0), math.pi, multiply(a, 0.0))
+
+
+def polar(size: Tensor, turn: Tensor) -> Complex:
+    """The numbers of these magnitudes and angles."""
+    return complex_pair(multiply(size, cos(turn)), multiply(size, sin(turn)))
+
+
+def complex_exp(a: Complex) -> Complex:
+    return polar(exp(a.real), a.imag)
+
+
+def complex_log(a: Any) -> Complex:
+    if not isinstance(a, Complex):
+        return complex_pair(log(absolute(a)), angle(a))
+    return complex_pair(log(magnitude(a)), angle(a))
+
+
+def complex_sqrt(a: Complex) -> Complex:
+    """The root with real part >= 0."""
+    root = sqrt(magnitude(a))
+    return polar(root, multiply(angle(a), 0.5))
+
+
+def complex_sin(a: Complex) -> Complex:
+    up, down = exp(a.imag), exp(negate(a.imag))
+    return complex_pair(
+        multiply(sin(a.real), multiply(add(up, down), 0.5)), multiply(cos(a.real), multiply(subtract(up, down), 0.5))
+    )
+
+
+def complex_cos(a: Complex) -> Complex:
+    up, down = exp(a.imag), exp(negate(a.imag))
+    return complex_pair(
+        multiply(cos(a.real), multiply(add(up, down), 0.5)),
+        multiply(sin(a.real), multiply(subtract(down, up), 0.5)),
+    )
+
+
+def complex_sign(a: Complex) -> Complex:
+    """a / |a|, and 0 of 0."""
+    size = magnitude(a)
+    over = where(real_eq(size, 0.0), math.inf, size)  # where the gradient is 0, too
+    return Complex(divide(a.real, over), divide(a.imag, over))
+
+
+# -- the same memory ------------------------------------------------------------------------------------------------------
+
+
+def view_as_real(a: Complex) -> Tensor:
+    """(..., 2): real and imaginary parts, numpy's and torch's order in memory."""
+    if not isinstance(a, Complex):
+        raise TypeError("[view_as_real] expects complex numbers, got real ones.")
+    return stack([a.real, a.imag], -1)
+
+
+def view_as_complex(a: Tensor) -> Complex:
+    """Of (..., 2)."""
+    if isinstance(a, Complex):
+        raise TypeError("[view_as_complex] expects real numbers, got complex ones.")
+    spec = known(a)
+    if spec is not None and (not spec.shape or spec.shape[-1] != 2 or spec.dtype not in FLOATS):
+        raise ValueError(f"[view_as_complex] expects floats of shape (..., 2), got {spec.dtype} {tuple(spec.shape)}.")
+    real, imag = Split(-1, 2)(a)
+    return Complex(real, imag)
+
+
+def moving(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **named: self.map(lambda x: getattr(x, name)(*args, **named))
+
+
+for _name in ("reshape", "permute", "transpose", "broadcast_to", "__getitem__", "sum", "mean", "flip"):
+    setattr(Complex, _name, moving(_name))
