@@ -30,6 +30,7 @@ from .files import DTYPES, existing, map_tensors, write_tensors
 from .graph import Dim, Graph, GraphModule, Mode, Node, symbolic
 from .graph.graph import KINDS, SCALAR_OPERATORS
 from .graph.inputs import META, check_meta
+from .graph.structure import as_record, is_record, members
 from .init import no_drawing
 from .nn.module import BOOKKEEPING, Module, Parameter, Tree, expose, set_submodule
 from .op import kind_of, on
@@ -66,10 +67,15 @@ class _Encoder:
             return {"mode": v.path}
         if isinstance(v, Op):
             return {"op": [v.name, {k: self.value(x) for k, x in v.attributes().items()}]}
+        if hasattr(v, "_make") and not any(n.startswith("_") for n in v._fields):
+            return {"fields": ["tuple", type(v).__name__, [[k, self.value(x)] for k, x in v._asdict().items()]]}
         if isinstance(v, Complex):
             return {"complex": [self.value(v.real), self.value(v.imag)]}
         if isinstance(v, tuple):
             return {"tuple": [self.value(x) for x in v]}
+        if is_record(v):
+            kind = "dict" if isinstance(v, dict) else "class"
+            return {"fields": [kind, type(v).__name__, [[k, self.value(x)] for k, x in members(v).items()]]}
         if isinstance(v, list):
             return [self.value(x) for x in v]
         if isinstance(v, dict):
@@ -238,6 +244,8 @@ class _Decoder:
             return tuple(self.value(i) for i in x)
         if key == "dict":
             return {k: self.value(i) for k, i in x}
+        if key == "fields":
+            return as_record(x[0], x[1], {k: self.value(i) for k, i in x[2]})
         if key == "slice":
             return slice(*(self.value(i) for i in x))
         if key == "ellipsis":

@@ -18,6 +18,7 @@ from needle import backend_selection
 
 # Tests of kernels are about needle's own; tests/test_gpu_vendor.py asks for vendors' libraries.
 os.environ.setdefault("NEEDLE_GPU_VENDOR", "off")
+os.environ.setdefault("NEEDLE_MEASURE", "0")  # the same algorithms on every machine; tests/test_tuner.py measures
 
 
 @pytest.fixture(autouse=True)

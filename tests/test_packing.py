@@ -1,207 +1,170 @@
-"""Kernels that pack weights against numpy, bit by bit: any strides, channels that fill no block, groups, every ISA."""
+"""Packed sequences: recurrent layers with lengths, and models that pack and pad, held against torch in float64."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import copy
+from typing import Any
 
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
 import needle as ndl
-from needle.backend_ndarray import NDArray, array, call
-from needle.targets.cpu.convolution import Grouping, Row, pack_depthwise
-from needle.targets.cpu.convolution import pack as pack_convolution
-from needle.targets.cpu.winograd import F2, F4
-from needle.targets.cpu.winograd import pack as pack_winograd
+import torch2needle
+from needle.nn.functional import GuardError
 
-BLOCK = 16
-# How weights (O, I, H, W) may lie in memory; those of a data gradient are swapped and flipped.
-VIEWS: dict[str, Callable[[NDArray], NDArray]] = {
-    "contiguous": lambda w: w,
-    "flipped": lambda w: array(w.numpy()[:, :, ::-1, ::-1].copy()).flip((2, 3)),
-    "flipped-rows": lambda w: array(w.numpy()[:, :, ::-1].copy()).flip((2,)),
-    "swapped": lambda w: in_memory(w, (1, 0, 2, 3)),
-    "gradient": lambda w: in_memory(array(w.numpy()[:, :, ::-1, ::-1].copy()), (1, 0, 2, 3)).flip((2, 3)),
-    "channels-last": lambda w: in_memory(w, (0, 2, 3, 1)),
-    "outputs-last": lambda w: in_memory(w, (2, 3, 1, 0)),
-    "columns-first": lambda w: in_memory(w, (3, 2, 0, 1)),
-    "slice": lambda w: array(np.pad(w.numpy(), 1))[tuple(slice(1, 1 + n) for n in w.shape)],
-    "every-second": lambda w: array(np.repeat(np.repeat(w.numpy(), 2, 0), 2, 3))[::2, :, :, ::2],
-    "broadcast": lambda w: array(w.numpy()[:1]).broadcast_to(w.shape),
+T = torch.Tensor
+LENGTHS = [2, 5, 1, 4]
+
+
+def close(got: Any, want: T, tolerance: float = 1e-5) -> None:
+    got, exact = np.asarray(got.numpy() if hasattr(got, "numpy") else got), want.detach().double().numpy()
+    assert got.shape == exact.shape
+    assert np.abs(got - exact).max() <= tolerance * max(1.0, np.abs(exact).max())
+
+
+def leaves(value: Any) -> list[Any]:
+    return [leaf for v in value for leaf in leaves(v)] if isinstance(value, tuple | list) else [value]
+
+
+class Packs(nn.Module):
+    """Packs, runs, pads: what comes back first says whether padding took part."""
+
+    def __init__(self, layer: nn.Module, total: bool, ordered: bool = False, state: bool = False) -> None:
+        super().__init__()
+        self.layer, self.total, self.ordered, self.state = layer, total, ordered, state
+
+    def forward(self, x: T, lengths: T) -> Any:
+        first = self.layer.batch_first
+        rows = pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=self.ordered)
+        given = None
+        if self.state:
+            made = (x.transpose(0, 1) if first else x).mean(0)[:, :1] * lengths[:, None]
+            shape = self.layer.num_layers * (1 + self.layer.bidirectional), -1, self.layer.hidden_size
+            h = made.tanh()[None].expand(*shape)
+            given = (h, h * 0.5) if isinstance(self.layer, nn.LSTM) else h
+        y, last = self.layer(rows, given)
+        total = (x.shape[1] if first else x.shape[0]) if self.total else None
+        return pad_packed_sequence(y, batch_first=first, padding_value=0.5, total_length=total), last
+
+
+CASES = {
+    "lstm": (lambda: nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True), True, False, True),
+    "gru counted": (lambda: nn.GRU(3, 4, bidirectional=True), False, False, False),
+    "relu": (lambda: nn.RNN(3, 4, 2, nonlinearity="relu", batch_first=True), True, False, True),
+    "sorted": (lambda: nn.LSTM(3, 4, bias=False), True, True, False),
 }
-CONVOLUTIONS = [  # outputs, inputs, groups, kernel
-    (1, 1, 1, (1, 1)),
-    (16, 16, 1, (3, 3)),
-    (33, 17, 1, (3, 3)),
-    (100, 150, 1, (3, 3)),
-    (80, 5, 1, (7, 7)),
-    (5, 80, 1, (1, 1)),
-    (20, 24, 1, (1, 3)),
-    (24, 20, 1, (3, 1)),
-    (16, 16, 16, (3, 3)),
-    (32, 32, 2, (3, 3)),
-    (24, 12, 6, (3, 2)),
-    (64, 256, 4, (1, 1)),
-    (96, 48, 3, (5, 5)),
-    (32, 32, 8, (3, 3)),
-    (40, 40, 5, (3, 3)),
-    (72, 72, 3, (1, 3)),
-    (54, 36, 18, (3, 1)),
-    (51, 34, 17, (2, 2)),
-    (48, 16, 16, (3, 3)),
-    (20, 60, 10, (1, 1)),
-    (85, 51, 17, (1, 2)),
-]
-MATRICES = [(1, 1), (5, 7), (64, 32), (34, 96), (100, 130), (1030, 64)]
 
 
-def in_memory(w: NDArray, axes: tuple[int, ...]) -> NDArray:
-    """A view of the shape of `w` whose memory has these axes in this order."""
-    return array(np.ascontiguousarray(w.numpy().transpose(axes))).permute(tuple(int(a) for a in np.argsort(axes)))
+def inputs(case: str, lengths: list[int], steps: int = 6) -> tuple[T, T]:
+    layer, _, ordered, state = CASES[case]
+    lengths = sorted(lengths, reverse=True) if ordered else lengths
+    x = torch.randn(len(lengths), steps, 3)
+    for row, n in zip(x, lengths, strict=True):
+        if not state:  # which reads all of it
+            row[n:] = torch.nan  # what padding holds is nobody's business
+    return x if layer().batch_first else x.transpose(0, 1).contiguous(), torch.tensor(lengths)
 
 
-def unpacked(packed: np.ndarray, grouping: Grouping, taps: int, phases: list[list[int]]) -> np.ndarray:
-    """What packed weights hold, as (output, input, tap) of a convolution without groups; every weight comes once.
-
-    Panels of 16 outputs are [phase][chunk][tap of the phase][term][lane]. A term has the weights of one input for all lanes,
-    or those of an input for each of them at several neighbouring taps, after their places in the chunk.
-    """
-    groups, inputs, outputs, block = grouping
-    _, _, terms, lanes = packed.shape
-    joined = max(1, lanes // BLOCK - 1)
-    step, blocks = (block if lanes > BLOCK else terms), -(-groups * outputs // BLOCK)
-    found = np.zeros((blocks * BLOCK, -(-groups * inputs // step) * step, taps), "float32")
-    rest = packed.reshape(-1, lanes)
-    for b in range(blocks):
-        last = min((b + 1) * BLOCK, groups * outputs) - 1
-        chunks = range(b * BLOCK // outputs * inputs // step, -(-(last // outputs + 1) * inputs // step))
-        for phase in filter(None, phases):
-            every = range(0, len(phase), joined)
-            chunk, tap, term = (i.reshape(-1, 1) for i in np.meshgrid(chunks, every, range(terms), indexing="ij"))
-            rows, rest = rest[: len(chunk)], rest[len(chunk) :]
-            picked = rows[:, :BLOCK].view("int32") if lanes > BLOCK else term
-            for t, weights in enumerate(np.split(rows, lanes // BLOCK, 1)[-joined:]):
-                at = np.arange(b * BLOCK, (b + 1) * BLOCK), chunk * step + picked, np.array(phase)[tap + t]
-                np.add.at(found, at, weights)
-    assert rest.size == 0 and not found[groups * outputs :].any() and not found[:, groups * inputs :].any()
-    return found[: groups * outputs, : groups * inputs]
-
-
-def convolution(view: str, transposed: bool, case: tuple[int, int, int, tuple[int, int]]) -> bool:
-    outputs, inputs, groups, (h, w) = case
-    rng = np.random.default_rng(outputs + h)
-    shape = (inputs, outputs // groups, h, w) if transposed else (outputs, inputs // groups, h, w)
-    weight = VIEWS[view](array(rng.standard_normal(shape).astype("float32")))
-    grouping = Grouping(groups, inputs // groups, outputs // groups, min(BLOCK, inputs))
-    taps, attrs = [(y, x) for y in range(h) for x in range(w)], {}
-    plain, phases = weight.numpy(), [taps]
-    if transposed:
-        (sh, sw), (dh, dw) = (2, 2) if h > 1 else (1, 1), (1, 2) if w > 2 else (1, 1)
-        attrs |= {"stride_h": sh, "stride_w": sw, "dilation_h": dh, "dilation_w": dw}
-        remainders = [(y, x) for y in range(sh) for x in range(sw)]
-        phases = [[t for t in taps[::-1] if (t[0] * dh % sh, t[1] * dw % sw) == r] for r in remainders]
-        plain = plain.reshape(groups, -1, *shape[1:]).swapaxes(1, 2).reshape(outputs, -1, h, w)
-    kernel, row = ("conv_transpose2d_pack", Row(1)) if transposed else ("conv2d_pack", Row(w))
-    got = pack_convolution(kernel, grouping, row, attrs, weight).numpy()
-    want = np.zeros((outputs, inputs, h * w), "float32")
-    for o in range(outputs):
-        first = o * groups // outputs * (inputs // groups)
-        want[o, first : first + inputs // groups] = plain[o].reshape(-1, h * w)
-    return np.array_equal(unpacked(got, grouping, h * w, [[y * w + x for y, x in p] for p in phases]), want)
+@pytest.mark.parametrize("case", CASES)
+def test_models_that_pack(case: str) -> None:
+    """Values plain, fused and compiled, other batches and lengths, gradients."""
+    torch.manual_seed(0)
+    layer, *how = CASES[case]
+    model = Packs(layer(), *how).eval()
+    x, lengths = inputs(case, LENGTHS)
+    net = torch2needle.convert(model, (x, lengths))
+    exact = copy.deepcopy(model).double()
+    for some in (LENGTHS, [3, 6], [1]):
+        x, lengths = inputs(case, some)
+        want = leaves(exact(x.double(), lengths))
+        for form in (net, torch2needle.compile(model, (x, lengths))):
+            for got, exactly in zip(leaves(form(x, lengths)), want, strict=True):
+                close(got, exactly)
+    x, lengths = inputs(case, LENGTHS)
+    weights = [torch.randn(t.shape) if t.is_floating_point() else None for t in leaves(exact(x.double(), lengths))]
+    sum(
+        (t * w).sum() for t, w in zip(leaves(exact(x.double(), lengths)), weights, strict=True) if w is not None
+    ).backward()
+    total: Any = 0
+    for t, w in zip(leaves(net(x, lengths)), weights, strict=True):
+        total = total + ndl.ops.summation(t * ndl.Tensor(w.numpy())) if w is not None else total
+    total.backward()
+    for ours, theirs in zip(net.parameters(), exact.parameters(), strict=True):
+        close(ours.grad, theirs.grad, 2e-5)
 
 
-def depthwise(view: str, channels: int) -> bool:
-    weight = VIEWS[view](array(np.random.default_rng(channels).standard_normal((channels, 1, 3, 5)).astype("float32")))
-    want = np.zeros((-(-channels // BLOCK) * BLOCK, 15), "float32")
-    want[:channels] = weight.numpy().reshape(channels, 15)
-    return np.array_equal(pack_depthwise(weight).numpy(), want.reshape(-1, BLOCK, 15).swapaxes(1, 2))
+def test_lengths_that_torch_refuses_are_refused() -> None:
+    model = Packs(nn.GRU(3, 4), True, True).eval()
+    x = torch.randn(6, 3, 3)
+    net = torch2needle.convert(model, (x, torch.tensor([5, 3, 2])))
+    exe = ndl.compile(net, (x, torch.tensor([5, 3, 2])))
+    for bad in ([3, 5, 2], [5, 3, 0], [7, 3, 2]):
+        for form in (net, exe):
+            with pytest.raises(GuardError, match="lengths of packed rows"):
+                form(x, torch.tensor(bad))
 
 
-def winograd(view: str, name: str, outputs: int, inputs: int) -> bool:
-    """To one rounding of the exact transform."""
-    w = VIEWS[view](array(np.random.default_rng(inputs).standard_normal((outputs, inputs, 3, 3)).astype("float32")))
-    a, b = 0.75, 1.5
-    rows = [[1 / (a * a * b * b), 0, 0]]
-    for x, y in ((a, b), (b, a)):
-        f = 1 / (2 * x * x * (x * x - y * y))
-        rows += [[f, f * x, f * x * x], [f, -f * x, f * x * x]]
-    g = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]] if name == "f2" else [*rows, [0, 0, 1]])
-    blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
-    want = np.zeros((len(g) ** 2, blocks[1] * BLOCK, blocks[0] * BLOCK))
-    transformed = g @ w.numpy().astype("float64") @ g.T
-    want[:, :inputs, :outputs] = transformed.reshape(outputs, inputs, -1).transpose(2, 1, 0)
-    want = want.reshape(*want.shape[:2], blocks[0], BLOCK).transpose(2, 0, 1, 3)
-    error = np.abs(pack_winograd(F2 if name == "f2" else F4, blocks[1], w).numpy() - want)
-    return bool((error <= 1e-7 * np.abs(want) + 1e-14).all())
+class ThroughData(nn.Module):
+    """Reads and rebuilds the packed form, whose rows stand in torch's order; the state of one run begins the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.dense = nn.LSTM(3, 4), nn.LSTM(4, 4), nn.Linear(4, 4)
+
+    def forward(self, rows: PackedSequence) -> tuple[PackedSequence, T, T]:
+        made, state = self.first(rows)
+        again = PackedSequence(
+            self.dense(made.data).tanh(), rows.batch_sizes, rows.sorted_indices, rows.unsorted_indices
+        )
+        y, (h, _) = self.second(again, state)
+        return y, h, made.data.sum(0)
 
 
-def matrix(size: tuple[int, int], view: str) -> bool:
-    rng = np.random.default_rng(size[0])
-    x = rng.standard_normal((2 * size[0], 3 * size[1])).astype("float32")
-    b = {
-        "contiguous": array(x[: size[0], : size[1]].copy()),
-        "transposed": array(x[: size[0], : size[1]].T.copy()).permute((1, 0)),
-        "flipped": array(x[: size[0], : size[1]].copy()).flip((0, 1)),
-        "slice": array(x)[1 : 1 + size[0], 2 : 2 + size[1]],
-        "every-second": array(x)[::2, ::3],
-    }[view]
-    plain, blocks = b.numpy(), -(-size[1] // BLOCK)
-    packed = NDArray.empty((blocks, size[0], BLOCK))
-    call("pack_matrix", [packed], b=b)
-    want = np.pad(plain, ((0, 0), (0, blocks * BLOCK - size[1]))).reshape(size[0], blocks, BLOCK).swapaxes(0, 1)
-    if not np.array_equal(packed.numpy(), want):
-        return False
-    if size[0] % 2 or size[1] % 32:
-        return True
-    strassen = NDArray.empty((7 * size[1] // 2 * size[0] // 2 + size[1],))
-    call("strassen_pack", [strassen], b=b)
-    powers = np.exp2(np.frexp(np.abs(plain).max(0))[1]).astype("float32")
-    (q0, q1), (q2, q3) = (np.hsplit(half, 2) for half in np.vsplit(plain / powers, 2))
-    sums = [q0 + q3, q0, q1 - q3, q2 - q0, q3, q0 + q1, q2 + q3]
-    sums = [s.reshape(size[0] // 2, -1, BLOCK).swapaxes(0, 1).ravel() for s in sums]
-    return np.array_equal(strassen.numpy(), np.concatenate([*sums, powers]))
+def test_packed_inputs_and_outputs() -> None:
+    torch.manual_seed(0)
+    model = ThroughData().eval()
+    exact = copy.deepcopy(model).double()
+
+    def rows(lengths: list[int]) -> PackedSequence:
+        return pack_padded_sequence(torch.randn(6, len(lengths), 3), torch.tensor(lengths), enforce_sorted=False)
+
+    example = rows([3, 5, 3, 1])
+    net = torch2needle.convert(model, (example,))
+    for given in (example, rows([2, 6])):
+        want = exact(PackedSequence(given.data.double(), *given[1:]))
+        exe = torch2needle.compile(model, (given,))
+        for result in (net(given), exe(given)):
+            assert type(result[0]) is PackedSequence
+            for got, exactly in zip(leaves(result), leaves(want), strict=True):
+                close(got, exactly)
 
 
-def failures() -> Iterator[str]:
-    """Everything that is not as it should be."""
-    for view in VIEWS:
-        for case in CONVOLUTIONS:
-            for transposed in (False, True):
-                if not convolution(view, transposed, case):
-                    yield f"convolution {view} {'transposed ' * transposed}{case}"
-        yield from (f"depthwise {view} {c}" for c in (1, 16, 33) if not depthwise(view, c))
-        for name in ("f2", "f4"):
-            for sizes in ((1, 1), (16, 16), (33, 17), (7, 100), (100, 150)):
-                if not winograd(view, name, *sizes):
-                    yield f"winograd {name} {view} {sizes}"
-    for size in MATRICES:
-        for view in ("contiguous", "transposed", "flipped", "slice", "every-second"):
-            if not matrix(size, view):
-                yield f"matrix {view} {size}"
+def test_layers_take_lengths() -> None:
+    layer = ndl.nn.LSTM(3, 4, bidirectional=True)
+    x = ndl.Tensor(np.random.randn(5, 2, 3).astype("float32"))
+    y, (h, _) = layer(x, lengths=ndl.Tensor(np.array([5, 2]), dtype="int64"))
+    alone, (last, _) = layer(ndl.Tensor(x.numpy()[:2, 1:]))
+    assert np.allclose(y.numpy()[:2, 1:], alone.numpy(), atol=1e-6) and not y.numpy()[2:, 1].any()
+    assert np.allclose(h.numpy()[:, 1:], last.numpy(), atol=1e-6)
+    for bad, text in (([5, 0], "from 1 to 5"), ([6, 1], "from 1 to 5"), ([5], r"shape \(2,\)")):
+        with pytest.raises(ValueError, match=rf"\[recurrent\] lengths expects .*{text}"):
+            layer(x, lengths=ndl.Tensor(np.array(bad), dtype="int64"))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16])
-def test_packing(threads: int) -> None:
-    before = ndl.get_num_threads()
-    ndl.set_num_threads(threads)
-    try:
-        assert list(failures()) == []
-    finally:
-        ndl.set_num_threads(before)
+def test_what_lengths_do_not_go_through() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(3, 4, proj_size=2)
 
+        def forward(self, x: T, lengths: T) -> T:
+            return self.rnn(pack_padded_sequence(x, lengths))[1][0]
 
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
-def test_packing_of_every_isa(isa: str) -> None:
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_packing import failures\n"
-    code += "import needle\nprint(needle.isa(), *failures(), sep='\\n')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "NEEDLE_ISA": isa}, capture_output=True, text=True
-    )
-    if "is not supported by this CPU" in done.stderr:
-        pytest.skip(f"no {isa} here")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n") == [isa, ""]
+    report = torch2needle.check(Projected().eval(), (torch.randn(4, 2, 3), torch.tensor([4, 2])))
+    assert "proj_size; put a Linear behind the layer" in str(report)

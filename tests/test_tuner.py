@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import needle as ndl
 from needle.executor import tuner
+from needle.targets.cpu import machine
 from test_winograd import layer
 
 LAYER = "conv 3x3 1x64x32x32 to 64"
@@ -117,3 +119,55 @@ def test_a_folder_that_cannot_be_written_is_said(cache: Path) -> None:
     cache.write_text("a file")
     with pytest.warns(UserWarning, match=r"^\[compile\] measured times are not kept: "):
         assert kernel() in KERNELS.values()
+
+
+class TestMachine:
+    """Without tuning, estimates rest on what was measured on the machine once."""
+
+    @pytest.fixture(autouse=True)
+    def measuring(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setenv("NEEDLE_MEASURE", "1")
+        machine.measured.cache_clear()
+        yield
+        machine.measured.cache_clear()
+
+    def keep(self, strassen: float) -> None:
+        """A file by which Strassen's algorithm takes `strassen` times the time of its vector operations."""
+        timings = tuner.Timings()
+        for name_of_layer, (_, costs) in machine.REFERENCES.items():
+            slower = {"strassen": strassen}
+            times = {name: 1e-10 * cost.work * slower.get(name, 1.0) for name, cost in costs.items()}
+            timings.seconds[f"machine: {name_of_layer}"] = times or {"read": 1e-3}
+        timings.save()
+
+    def test_measured_once(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = machine.this_machine()
+        assert found.fmas > 1e6 and found.rate > 1e6
+        assert found.excess.keys() == {"strassen", "f2", "f4"} and all(0.1 < e < 10 for e in found.excess.values())
+        monkeypatch.setattr(machine, "least_times", no_timing)
+        assert machine.this_machine() == found
+        machine.measured.cache_clear()
+        assert machine.this_machine() == found
+
+    def test_half_a_file_is_measured_anew(self) -> None:
+        self.keep(1.0)
+        timings = tuner.Timings()
+        (path,) = timings.path.parent.iterdir()
+        document = json.loads(path.read_text())
+        del document["seconds"]["machine: conv 3x3"]["f4"]
+        path.write_text(json.dumps(document))
+        assert "f4" in machine.this_machine().excess
+
+    @pytest.mark.parametrize(
+        ("strassen", "kernel"), [(1.0, "matmul_strassen"), (1.08, "matmul_packed"), (2.0, "matmul_packed")]
+    )
+    def test_direct_sums_unless_something_gains(self, strassen: float, kernel: str) -> None:
+        """768 x 768 to 768 is estimated at 0.91 of direct sums; what gains less than 3 % is not taken."""
+        self.keep(strassen)
+        exe = ndl.compile(ndl.nn.Linear(768, 768).eval(), (np.zeros((768, 768), "float32"),))
+        assert kernel in exe.plan.names
+
+    def test_where_nothing_can_be_written(self, cache: Path, recwarn: pytest.WarningsRecorder) -> None:
+        cache.write_text("not a folder")
+        assert machine.this_machine().excess
+        assert not recwarn

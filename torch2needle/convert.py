@@ -19,11 +19,13 @@ from needle.graph import GraphModule
 from needle.graph.narrow import narrow_fault
 
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
-from .capture.comparison import BadExample, Judge
-from .capture.export import allow_one, call_of, captures, from_program, larger
+from .capture.comparison import BadExample, Judge, call_of
+from .capture.export import allow_one, captures, from_program, larger
 from .capture.guard import LOCK, same_chance
 from .capture.interpret import interpret
 from .capture.refusals import refuse_unseen
+from .capture.script import in_python
+from .capture.structure import known_records
 from .capture.tracing import Captured, capture
 from .report import ConversionError, Report, Row, reason_of
 from .rules.registry import target_name
@@ -62,7 +64,7 @@ def run(
 
     Torch runs calls, where `fallback` allows it, in models alone that no capture converts whole.
     """
-    with LOCK, same_chance():
+    with LOCK, same_chance(), known_records(example), in_python(model, example) as model:
         net, report = first_whole(model, example, share, dynamic, LoggingInterpreter)
         if net is None and fallback == "torch":
             net, report = first_whole(model, example, share, dynamic, FallbackInterpreter)
@@ -244,7 +246,8 @@ def compile(
         net = convert(model, example, fallback=fallback)
     if any(t.device.type == "cuda" for t in model.parameters()):
         net.to(needle.hip() if torch.version.hip else needle.cuda())
-    inputs = tuple(example.values()) if isinstance(example, dict) else example
+    args, kwargs = call_of(example)
+    inputs = tuple(net.bind(args, {k: v for k, v in kwargs.items() if k in net.input_names}))
     exe = executable(net, inputs, fuse, winograd=winograd, memory=memory, tune=tune, precision=precision)
     if fallback == "torch":
         warn_of_share(exe, net.report, inputs)

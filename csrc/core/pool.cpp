@@ -24,7 +24,11 @@ namespace needle {
 namespace {
 
 constexpr unsigned kFlushDenormals = 0x8040;  // FTZ | DAZ
-constexpr auto kSpin = std::chrono::microseconds(80);
+using Clock = std::chrono::steady_clock;
+// How long a worker looks for the next job before it sleeps: inside a run, and where the next run or eager call came
+// within that time before, the longer, since waking it takes a good part of small kernels; else the shorter, since
+// torch may need the core.
+constexpr Clock::duration kSpin = std::chrono::microseconds(80), kLongSpin = std::chrono::microseconds(500);
 constexpr double kLong = 5e-4;  // seconds; OpenMP's threads take 0.1 to 0.2 ms to end and to start again
 
 // Threads of one job: the caller opens the job, workers join while it is open, the caller closes it and waits for the
@@ -132,8 +136,8 @@ class Pool {
   void work(int id, uint32_t seen) {
     _mm_setcsr(_mm_getcsr() | kFlushDenormals);
     inside_ = true;
-    for (;;) {
-      wait(seen);
+    for (Clock::duration pause = kLongSpin;;) {
+      wait(seen, pause);
       seen = sequence_.load();
       if (quit_) return;
       const int before = joined_.fetch_add(1);
@@ -142,18 +146,28 @@ class Pool {
     }
   }
 
-  void wait(uint32_t seen) {
-    auto until = std::chrono::steady_clock::now() + kSpin;
-    for (;;) {
-      for (int i = 0; i < 64; i++) {
-        if (sequence_.load(std::memory_order_relaxed) != seen) return;
-        _mm_pause();
-      }
-      if (std::chrono::steady_clock::now() > until) break;
+  // Until there is a job after `seen`. pause: how long the last wait was in which no run was live; set by one like it.
+  void wait(uint32_t seen, Clock::duration& pause) {
+    const auto begin = Clock::now();
+    bool idle = false;
+    while (!found(seen)) {
+      idle = idle || live_.load(std::memory_order_relaxed) == 0;
+      if (Clock::now() - begin < (idle && pause >= kLongSpin ? kSpin : kLongSpin)) continue;
+      parked_.fetch_add(1);
+      sequence_.wait(seen);
+      parked_.fetch_sub(1);
+      break;
     }
-    parked_.fetch_add(1);
-    sequence_.wait(seen);
-    parked_.fetch_sub(1);
+    if (idle) pause = Clock::now() - begin;
+  }
+
+  // Looks for a job after `seen` for a microsecond or two.
+  bool found(uint32_t seen) const {
+    for (int i = 0; i < 64; i++) {
+      if (sequence_.load(std::memory_order_relaxed) != seen) return true;
+      _mm_pause();
+    }
+    return false;
   }
 
   std::atomic<int> threads_;

@@ -21,8 +21,8 @@ void forward(const Args& c, const Cell& cell) {
                    dst + g * s.H * kBlock);
   };
   recur<kGates>(c.exec, s, s.T, s.H, state, true, pack,
-                [&](int64_t step, int64_t m, int64_t column, int n, const float* p) {
-                  auto gate = [&](int64_t g) {
+                [&](int64_t step, int64_t m, int64_t column, int n, const float* p) __attribute__((always_inline)) {
+                  auto gate = [&](int64_t g) __attribute__((always_inline)) {
                     const V x = V::load(p + g * kBlock);
                     return bias ? x + load_lanes(bias + g * s.H + column, n) : x;
                   };
@@ -40,18 +40,20 @@ NEEDLE_INLINE const float* projected_at(const View& v, const Sequence& s, int64_
 
 void rnn(const rnn_args& c) {
   const bool relu = c.attr.relu;
-  forward<1>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V, auto gate) {
-    const V x = load_lanes(projected_at(c.in.projected, s, step, m, column), n) + gate(0);
-    return relu ? max(V(0.f), x) : tanh(x);
-  });
+  forward<1>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V, auto gate)
+                    __attribute__((always_inline)) {
+                      const V x = load_lanes(projected_at(c.in.projected, s, step, m, column), n) + gate(0);
+                      return relu ? max(V(0.f), x) : tanh(x);
+                    });
 }
 
 // gates: i, f, g, o after their activations.
 void lstm(const lstm_args& c) {
-  forward<4>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V, auto gate) {
+  forward<4>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V,
+                    auto gate) __attribute__((always_inline)) {
     const float* x = projected_at(c.in.projected, s, step, m, column);
     float *kept = c.out.gates.as<float>() + s.at(step, m, 4 * s.H) + column, *cells = c.out.c.as<float>();
-    auto total = [&](int64_t g) { return load_lanes(x + g * s.H, n) + gate(g); };
+    auto total = [&](int64_t g) __attribute__((always_inline)) { return load_lanes(x + g * s.H, n) + gate(g); };
     const V i = sigmoid(total(0)), f = sigmoid(total(1)), g = tanh(total(2)), o = sigmoid(total(3));
     const float* before = step ? cells + s.at(step - 1, m, s.H) : c.in.c0.as<const float>() + m * s.H;
     const V cell = fma(f, load_lanes(before + column, n), i * g);
@@ -64,16 +66,17 @@ void lstm(const lstm_args& c) {
 
 // kept: r, z, n after their activations beside what h added to n, (T, B, 4 H).
 void gru(const gru_args& c) {
-  forward<3>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V h, auto gate) {
-    const float* x = projected_at(c.in.projected, s, step, m, column);
-    float* kept = c.out.kept.as<float>() + s.at(step, m, 4 * s.H) + column;
-    const V recurred = gate(2);
-    const V r = sigmoid(load_lanes(x, n) + gate(0)), z = sigmoid(load_lanes(x + s.H, n) + gate(1));
-    const V fresh = tanh(fma(r, recurred, load_lanes(x + 2 * s.H, n)));
-    store_lanes(kept, r, n), store_lanes(kept + s.H, z, n);
-    store_lanes(kept + 2 * s.H, fresh, n), store_lanes(kept + 3 * s.H, recurred, n);
-    return fma(z, h - fresh, fresh);
-  });
+  forward<3>(c, [&](const Sequence& s, int64_t step, int64_t m, int64_t column, int n, V h, auto gate)
+                    __attribute__((always_inline)) {
+                      const float* x = projected_at(c.in.projected, s, step, m, column);
+                      float* kept = c.out.kept.as<float>() + s.at(step, m, 4 * s.H) + column;
+                      const V recurred = gate(2);
+                      const V r = sigmoid(load_lanes(x, n) + gate(0)), z = sigmoid(load_lanes(x + s.H, n) + gate(1));
+                      const V fresh = tanh(fma(r, recurred, load_lanes(x + 2 * s.H, n)));
+                      store_lanes(kept, r, n), store_lanes(kept + s.H, z, n);
+                      store_lanes(kept + 2 * s.H, fresh, n), store_lanes(kept + 3 * s.H, recurred, n);
+                      return fma(z, h - fresh, fresh);
+                    });
 }
 
 }  // namespace needle::NEEDLE_ISA

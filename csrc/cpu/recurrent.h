@@ -59,8 +59,9 @@ void recur(const Exec* exec, const Sequence& s, int64_t steps, int64_t K, const 
           for (int64_t j = 0; j < count; j++) {
             const int64_t column = (first + j) * kBlock;
             const float* at = p + m * ld + j * kGates * kBlock;
-            for_lanes<float>(smaller(kBlock, s.H - column),
-                             [&](int64_t i, int n) { point(step, m0 + m, column + i, n, at + i); });
+            for_lanes<float>(smaller(kBlock, s.H - column), [&](int64_t i, int n) __attribute__((always_inline)) {
+              point(step, m0 + m, column + i, n, at + i);
+            });
           }
       }
     }

@@ -69,8 +69,8 @@ class Timings:
     def __call__(self, layer: str) -> Mapping[str, float]:
         return self.seconds.get(layer, {})
 
-    def save(self) -> None:
-        """Write the file, with what other processes have added to it since."""
+    def save(self, quiet: bool = False) -> None:
+        """Write the file, with what other processes have added to it since. quiet: without a warning where that fails."""
         merged = self._read()
         for layer, times in self.seconds.items():
             merged[layer] = merged.get(layer, {}) | times
@@ -81,6 +81,8 @@ class Timings:
                 f.write(text)
             os.replace(f.name, self.path)
         except OSError as e:
+            if quiet:
+                return
             warnings.warn(f"[compile] measured times are not kept: {e}.", stacklevel=2)
 
 

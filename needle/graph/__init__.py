@@ -1,8 +1,9 @@
 """The one graph of needle: nodes, symbolic recording, tracing, and GraphModule."""
 
-from .graph import Dim, Graph, Node, map_structure
+from .graph import Dim, Graph, Node
 from .module import GraphModule, Mode, ModuleRecorder, symbolic
 from .record import Recorder, Symbol, trace
+from .structure import map_structure
 
 __all__ = [
     "Dim",

@@ -5,24 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from needle.autograd import Deferred, Op, Spec, Unsupported
-from needle.complex_numbers import Complex
+from needle.autograd import Deferred, Op, Unsupported
+
+from .structure import map_structure
 
 KINDS = ("input", "param", "op", "module", "scalar", "output")
-
-
-def map_structure(value: Any, f: Callable[[Any], Any], whole: Callable[[Any, Any], Any] = Complex) -> Any:
-    """`value` with `f` applied to the leaves of its nested tuples, lists and dicts; what is Complex is `whole` of its parts."""
-    if isinstance(value, Spec):  # a named tuple, yet one value
-        return f(value)
-    if isinstance(value, Complex):
-        return whole(f(value.real), f(value.imag))
-    if isinstance(value, tuple | list):
-        items = [map_structure(v, f, whole) for v in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {k: map_structure(v, f, whole) for k, v in value.items()}
-    return f(value)
 
 
 class Node:

@@ -8,6 +8,7 @@ call's arguments in order, those that are no inputs with the value that they hav
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from needle.complex_numbers import is_complex, parts
@@ -103,7 +104,8 @@ class Inputs:
                                 f"[{self.label}] input {where} expects complex numbers, got {value.dtype}."
                             )
                         value = parts(value)
-                    value = getattr(value, key) if isinstance(key, str) and hasattr(value, key) else value[key]
+                    own = isinstance(key, str) and not isinstance(value, Mapping)
+                    value = getattr(value, key) if own and hasattr(value, key) else value[key]
                 except (KeyError, IndexError, TypeError):
                     where = ".".join(map(str, place[: i + 1]))
                     raise TypeError(f"[{self.label}] input {where} is missing.") from None

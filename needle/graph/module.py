@@ -13,10 +13,11 @@ from needle.complex_numbers import Complex
 from needle.nn.module import HOOKS, STRUCTURE, Module, find_recorder
 from needle.op import kind_of, remembering
 
-from .graph import SCALAR_OPERATORS, Dim, Graph, Node, describe_target, map_structure
+from .graph import SCALAR_OPERATORS, Dim, Graph, Node, describe_target
 from .inputs import Inputs
 from .narrow import is_narrow, name_of, narrow_fault
 from .record import Recorder, Symbol
+from .structure import map_structure
 
 
 class Mode(Deferred):

@@ -10,7 +10,8 @@ from needle.backend_ndarray import FLOATS
 from needle.complex_numbers import is_complex, parts
 from needle.op import TAPE, remembering
 
-from .graph import Dim, Graph, Node, map_structure
+from .graph import Dim, Graph, Node
+from .structure import map_structure
 
 
 class Symbol(Tensor):

@@ -10,9 +10,10 @@ from needle import nn
 from needle.autograd import Op, Tensor
 from needle.ops.nn.norm import BatchNorm
 
-from .graph import Graph, Node, map_structure
+from .graph import Graph, Node
 from .module import GraphModule, Mode
 from .record import Recorder, Symbol
+from .structure import map_structure
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

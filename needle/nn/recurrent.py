@@ -153,17 +153,51 @@ class GRUCell(Cell):
         return gru_step(projected, recurred, state[0])[0]
 
 
+class Steps:
+    """The steps that rows of a sequence (T, B, ...) have."""
+
+    def __init__(self, x: Tensor, lengths: Tensor) -> None:
+        shape, given = known_shape(lengths), known_shape(x)
+        if shape is not None and (len(shape) != 1 or "int" not in str(lengths.dtype)):
+            raise ValueError(f"[recurrent] lengths expects whole numbers of shape (B,), got {lengths.dtype} {shape}.")
+        if shape is not None and given is not None and shape != given[1:2]:
+            raise ValueError(f"[recurrent] lengths expects shape {given[1:2]}, got {shape}.")
+        if lengths.recorder is None and x.recorder is None:
+            numbers = lengths.numpy()
+            if numbers.size and (numbers.min() < 1 or numbers.max() > given[0]):  # type: ignore[index]
+                raise ValueError(f"[recurrent] lengths expects numbers from 1 to {given[0]}, got {numbers.tolist()}.")  # type: ignore[index]
+        lengths = ops.reshape(ops.cast(lengths, "int64"), (1, -1, 1))
+        step = ops.reshape(ops.arange_like(x, 0, x.shape[0]), (-1, 1, 1))
+        self.there = step < lengths
+        self.ends = lengths - 1
+        self.order = ops.where(self.there, self.ends - step, step)
+
+    def masked(self, x: Tensor, value: float) -> Tensor:
+        return ops.where(self.there, x, value)
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Each row's steps in reverse."""
+        return ops.take_along(x, self.order, 0)
+
+    def last(self, x: Tensor) -> Tensor:
+        """Each row's last step (B, ...)."""
+        return ops.take_along(x, self.ends, 0)[0]
+
+
 class Recurrent(Module):
     """Layers of cells over time: x (T, B, in), state or None to (T, B, hidden) and the last state of every layer.
 
     A state is (num_layers, B, hidden), or for an LSTM the tuple (h, c) of two of them. batch_first: x and the output are
     (B, T, ...). bidirectional: every layer also runs backwards, outputs are (T, B, 2 * hidden), states have both directions
     of a layer after each other (Schuster and Paliwal, 1997). dropout: on what each layer but the last gives, in training.
+    lengths: a row's steps from its length on do not count: its state is that of its last step, from which it also runs
+    backwards, and the output is 0 there (torch's packed sequences).
     """
 
     container = True
     cell: ClassVar[type[Cell]]
     cells_name: ClassVar[str]
+    padding: ClassVar[float] = 0.0  # what is added to the gates, if anything, in steps that a row has not
     arguments = {"num_layers": integer(1)}
 
     def __init__(
@@ -215,11 +249,13 @@ class Recurrent(Module):
         """The parts of the state after all steps, each (T, B, hidden), from `projected`, the input's part of the gates."""
         raise NotImplementedError(f"[{type(self).__name__}] defines no sequence.")
 
-    def forward(self, x: Tensor, h0: Any = None, hx: Any = None) -> tuple[Tensor, Any]:
-        """hx: torch's name of h0."""
+    def forward(self, x: Tensor, h0: Any = None, hx: Any = None, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
+        """hx: torch's name of h0. lengths (B,): whole numbers from 1 to T, of the steps that each row has; see Recurrent."""
         h0 = None if h0 is None and hx is None else as_parts(hx if h0 is None else h0)
         self._check(x, h0)
         x = ops.permute(x, (1, 0, 2)) if self.batch_first else x
+        rows = None if lengths is None else Steps(x, lengths)
+        x = x if rows is None else rows.masked(x, 0.0)
         weights, finals, batch = self.weights(), [], x.shape[1]
         count, directions = self.cell.states, 1 + self.bidirectional
         for i in range(0, len(weights), directions):
@@ -231,9 +267,18 @@ class Recurrent(Module):
                     if h0 is None
                     else [part[k] for part in h0]
                 )
-                results = self.sequence(ops.linear(x, w.ih, w.bias_ih, layout=self.layout), w, state, k > i)
-                outputs.append(results[0])
-                finals.append([part[0 if k > i else -1] for part in results])
+                projected = ops.linear(x, w.ih, w.bias_ih, layout=self.layout)
+                if rows is None:
+                    results = self.sequence(projected, w, state, k > i)
+                    outputs.append(results[0])
+                    finals.append([part[0 if k > i else -1] for part in results])
+                else:  # backwards, each row starts at its own last step
+                    projected = rows.turned(projected) if k > i else projected
+                    projected = rows.masked(projected, self.padding) if self.padding else projected
+                    results = self.sequence(projected, w, state, False)
+                    finals.append([rows.last(part) for part in results])
+                    y = rows.turned(results[0]) if k > i else results[0]
+                    outputs.append(rows.masked(y, 0.0))
             x = outputs[0] if directions == 1 else ops.concat(outputs, -1)
             if self.dropout is not None and i + directions < len(weights):
                 x = self.dropout(x)
@@ -288,6 +333,11 @@ class RNN(Recurrent):
 
     def make_cell(self, input_size: int, bias: bool, device: Device | None, dtype: str) -> Cell:
         return RNNCell(input_size, self.hidden_size, bias, self.nonlinearity, device, dtype)
+
+    @property
+    def padding(self) -> float:  # type: ignore[override]
+        """With relu, states would grow on without an input."""
+        return -1e30 if self.nonlinearity == "relu" else 0.0
 
     def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
         return (ops.rnn(projected, w.hh, state[0], w.bias_hh, reverse, self.layout, self.nonlinearity),)

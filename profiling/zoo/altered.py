@@ -11,6 +11,7 @@ from torch import nn
 
 import needle as ndl
 from torch2needle.capture.comparison import flat
+from torch2needle.capture.structure import PLAIN, plain_result
 
 
 def middle(model: nn.Module, given: dict[str, torch.Tensor]) -> nn.Module | None:
@@ -61,7 +62,8 @@ def trained(model: nn.Module | ndl.nn.Module, given: dict[str, Any]) -> set[str]
     for p in model.parameters():
         p.grad = None
     with torch.enable_grad():
-        results = [t for t in flat(model(**given), ndl.Tensor) if getattr(t, "requires_grad", False)]
+        made = flat(plain_result(model(**given), leaves=(ndl.Tensor, *PLAIN)), ndl.Tensor)
+        results = [t for t in made if getattr(t, "requires_grad", False)]
         if results:
             sum((r.sum() for r in results[1:]), results[0].sum()).backward()
     forget(model)

@@ -51,10 +51,12 @@ def evaluate(value: Any) -> Any:
         return value
     if "call" not in value:
         return {k: evaluate(v) for k, v in value.items()}
-    module, _, name = value["call"].rpartition(".")
-    return getattr(importlib.import_module(module), name)(
-        *evaluate(value.get("args", [])), **evaluate(value.get("kwargs", {}))
-    )
+    return called(value["call"])(*evaluate(value.get("args", [])), **evaluate(value.get("kwargs", {})))
+
+
+def called(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def disturb(model: nn.Module) -> nn.Module:
@@ -97,7 +99,7 @@ def build(entry: dict[str, Any]) -> nn.Module:
 
 def tensor(spec: dict[str, Any]) -> torch.Tensor:
     """{"shape"} normal numbers, of "dtype" if given; with "uniform" from 0 to 1; with "below" integers under it, not under
-    "from"; "sorted" along the last axis; with "mask" an attention mask whose last quarter is 0."""
+    "from"; "sorted" along the last axis, also "descending"; with "mask" an attention mask whose last quarter is 0."""
     shape = spec["shape"]
     if "mask" in spec:
         return (torch.arange(shape[-1]) < shape[-1] * 3 // 4).long().expand(shape).clone()
@@ -106,12 +108,17 @@ def tensor(spec: dict[str, Any]) -> torch.Tensor:
     else:
         made = torch.rand(shape) if "uniform" in spec else torch.randn(shape)
         made = made.to(getattr(torch, spec.get("dtype", "float32")))
-    return made.sort(-1)[0] if "sorted" in spec else made
+    return made.sort(-1, descending="descending" in spec)[0] if "sorted" in spec else made
 
 
 def given(spec: Any) -> Any:
-    """A tensor, or a tuple of what a list holds."""
-    return tuple(map(given, spec)) if isinstance(spec, list) else tensor(spec)
+    """A tensor, a tuple of what a list holds, a dict, or what a call makes of such values."""
+    if isinstance(spec, list):
+        return tuple(map(given, spec))
+    if "call" in spec:
+        args, kwargs = given(spec.get("args", [])), given(spec.get("kwargs", {}))
+        return called(spec["call"])(*args, **kwargs)
+    return tensor(spec) if "shape" in spec else {k: given(v) for k, v in spec.items()}
 
 
 def inputs(entry: dict[str, Any]) -> list[dict[str, Any]]:

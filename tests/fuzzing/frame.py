@@ -174,7 +174,13 @@ def command(name: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     kind = kind_named(name)
     path = os.pathsep.join([str(TESTS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
     one_thread = dict.fromkeys(("NEEDLE_NUM_THREADS", "OMP_NUM_THREADS"), "1")  # processes share the cores
-    environment = {**os.environ, **one_thread, "PYTHONPATH": path, **getattr(kind, "ENVIRONMENT", {})}
+    environment = {
+        "NEEDLE_MEASURE": "0",
+        **os.environ,
+        **one_thread,
+        "PYTHONPATH": path,
+        **getattr(kind, "ENVIRONMENT", {}),
+    }
     code = ["-m", "fuzzing", *(["--no-torch"] if getattr(kind, "NO_TORCH", False) else []), *arguments]
     return [sys.executable, *code], environment
 

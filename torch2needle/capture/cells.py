@@ -12,7 +12,7 @@ def with_item(values: Any, index: int, item: Any) -> Any:
     """A tuple or list with another item in a place."""
     items = list(values)
     items[index] = item
-    return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
+    return values._make(items) if hasattr(values, "_make") else type(values)(items)
 
 
 class Cell:

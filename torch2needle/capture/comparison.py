@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 import needle as ndl
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
+from needle.graph.structure import record_of
 from needle.nn import WriteBuffer
 
 from ..rules.overloads import FLAGS
@@ -32,7 +33,8 @@ from .guard import (
     same_chance,
     untouched,
 )
-from .structure import plain_result
+from .packing import run as run_rows
+from .structure import PLAIN, is_record_class, plain_result
 from .tracing import Captured, TrainingFlag, user_lines
 
 Sizes = dict[tuple[int, int], int]  # by (number of the tensor, axis)
@@ -66,6 +68,13 @@ class Behaviour:
     drawing: bool = False  # torch's random numbers
     chancy: bool = False  # Python's or numpy's
     changing: bool = False  # attributes of the model
+
+
+def call_of(example: Any) -> Call:
+    """A dict holds inputs by name, anything else the positional ones."""
+    if isinstance(example, dict):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -161,8 +170,12 @@ def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) ->
             return value(node.args[0])
         else:
             args, kwargs = value(node.args), value(node.kwargs)
-            if node.op == "call_module":
-                env[node] = captured.model.get_submodule(name)(*args, **kwargs)
+            if is_record_class(node.target):
+                env[node] = record_of(node.target, kwargs)  # type: ignore[arg-type]
+            elif node.op == "call_module":
+                layer = captured.model.get_submodule(name)
+                rows = isinstance(layer, nn.RNNBase) and "lengths" in kwargs
+                env[node] = run_rows(layer, *args, **kwargs) if rows else layer(*args, **kwargs)  # type: ignore[arg-type]
             elif node.op == "call_method":
                 env[node] = getattr(args[0], name)(*args[1:], **kwargs)
             else:
@@ -409,11 +422,11 @@ class Judge:
         )
         try:
             with ndl.no_grad():
-                result = flat(net(*args, **kwargs), ndl.Tensor, ndl.Complex)
+                values = (ndl.Tensor, ndl.Complex)
+                result = flat(plain_result(net(*args, **kwargs), leaves=(*values, *PLAIN)), *values)
         except Exception as e:
             return f"the converted model fails ({first_line(e)})"
-        arrays = (ndl.Tensor, ndl.Complex)
-        ours = [torch.from_numpy(np.array(t.numpy())) if isinstance(t, arrays) else t for t in result]
+        ours = [torch.from_numpy(np.array(t.numpy())) if isinstance(t, values) else t for t in result]
         wanted = [t.cpu() if isinstance(t, torch.Tensor) else t for t in theirs.results[0]]
         if len(ours) != len(wanted):
             return f"the converted model gives {len(ours)} values instead of {len(wanted)}"

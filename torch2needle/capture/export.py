@@ -17,10 +17,14 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
+from needle.graph import map_structure
+
 from ..report import ConversionError
 from .asked import Answers, answers
-from .comparison import Call, tensors
+from .comparison import Call, call_of, tensors
+from .functional import transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
+from .packing import Packing
 from .program import capture_program
 from .structure import input_places, plain_result
 from .tracing import Captured, capture_error
@@ -58,14 +62,14 @@ def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[]
     for free in reversed(free_axes(wider, batch)):
         found = attempt(model, wider, free, asked) if free else None
         if found is not None:
-            yield from_program(found[0], model, found[1], changing)
+            yield found.captured(model, changing)
     if wider is not call:
         asked = answers(model, *call)
     try:
-        program, notes = export(model, *call, {}, asked)
+        found = export(model, *call, {}, asked)
     except Exception as e:
         raise error or capture_error(model, e, "torch.export") from e
-    yield from_program(program, model, notes, changing)
+    yield found.captured(model, changing)
 
 
 def unchecked(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]]) -> Iterator[Captured]:
@@ -74,51 +78,53 @@ def unchecked(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[
     batch, wider = batched(call) if dynamic == "auto" else (None, call)
     rows, more = free_axes(wider, batch)
     some = attempt(model, wider, rows) if rows else None
-    quick = some is None or len(some[0].graph.nodes) <= SMALL or not any(map(is_image, tensors(wider)))
+    quick = some is None or len(some.program.graph.nodes) <= SMALL or not any(map(is_image, tensors(wider)))
     if more != rows and quick:
         most = attempt(model, wider, more)
         if most is not None:
-            yield from_program(most[0], model, most[1], changing)
+            yield most.captured(model, changing)
     if some is not None:
-        yield from_program(some[0], model, some[1], changing)
+        yield some.captured(model, changing)
     elif rows:  # a model for this batch alone, such as one with a cache of it
         rest = {i: tuple(a for a in axes if a not in rows.get(i, ())) for i, axes in more.items()}
         found = attempt(model, call, {i: axes for i, axes in rest.items() if axes})
         if found is not None:
-            yield from_program(found[0], model, found[1], changing)
+            yield found.captured(model, changing)
     try:
-        program, notes = export(model, *call, {})
+        alone = export(model, *call, {})
     except Exception as e:
         if some is None:
             raise capture_error(model, e, "torch.export") from e
     else:
-        yield from_program(program, model, notes, changing)
+        yield alone.captured(model, changing)
 
 
-def attempt(
-    model: nn.Module, call: Call, free: Axes, asked: Answers | None = None
-) -> tuple[ExportedProgram, list[str]] | None:
-    """The program and notes with as many of the sizes free as the forward's branches do not hang on; None without any."""
+class Exported(NamedTuple):
+    """A program with what there is to say of it, and a result of the model, whose classes the program's lacks."""
+
+    program: ExportedProgram
+    notes: list[str]
+    result: Any
+
+    def captured(self, model: nn.Module, changing: Callable[[], set[str]]) -> Captured:
+        return from_program(self.program, model, self.notes, changing, self.result)
+
+
+def attempt(model: nn.Module, call: Call, free: Axes, asked: Answers | None = None) -> Exported | None:
+    """The program with as many of the sizes free as the forward's branches do not hang on; None without any."""
     while free:
         try:
-            program, notes = export(model, *call, free, asked)
+            found = export(model, *call, free, asked)
         except Exception:  # also where a size is another one's multiple: the caller tries fewer
             return None
-        held, _ = bounds(program)
+        held, _ = bounds(found.program)
         if not held:
-            return program, notes
+            return found
         less = {i: tuple(a for a in axes if (i, a) not in held) for i, axes in free.items()}
         if less == free:
             return None
         free = {i: axes for i, axes in less.items() if axes}
     return None
-
-
-def call_of(example: Any) -> Call:
-    """A dict holds inputs by name, anything else the positional ones."""
-    if isinstance(example, dict):
-        return (), dict(example)
-    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
 
 
 def batched(call: Call) -> tuple[int | None, Call]:
@@ -149,13 +155,13 @@ def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
         return {}, {}
     rows: Axes = {i: (0,) for i, t in enumerate(tensors(call)) if t.ndim and t.shape[0] == batch}
     more = {i: tuple(range(2 if is_image(t) else 1, t.ndim)) for i, t in enumerate(tensors(call))}
+    vectors = {i: (0,) for i, t in enumerate(tensors(call)) if t.ndim == 1 and not t.is_floating_point()}
+    more |= {i: axes for i, axes in vectors.items() if i not in rows}  # lengths, where time is the first axis
     both = {i: (*rows.get(i, ()), *axes) for i, axes in more.items()}
     return rows, {i: axes for i, axes in both.items() if axes}
 
 
-def export(
-    model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None = None
-) -> tuple[ExportedProgram, list[str]]:
+def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None = None) -> Exported:
     """torch.export above decomposition, in evaluation mode; asked: what it is told of values."""
     args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
     shapes = ShapesCollection()
@@ -163,13 +169,24 @@ def export(
         if i in free:
             shapes[t] = dict.fromkeys(free[i], Dim.AUTO)
     notes: list[str] = []
-    with untouched(model), warnings.catch_warnings(), plain_outputs(model, kwargs, notes), free_len(model), quiet():
+    results: list[Any] = []
+    outputs, stand_ins = plain_outputs(model, kwargs, notes, results), Packing().patches()
+    with (
+        untouched(model),
+        warnings.catch_warnings(),
+        outputs,
+        free_len(model),
+        quiet(),
+        stand_ins,
+        transforms_as_calls(),
+    ):
         warnings.simplefilter("ignore")
         model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
         told = nullcontext() if asked is None else asked.given()
         with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients(), told:
-            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), notes
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+    return Exported(program, notes, results[-1])
 
 
 def named_keywords(forward: Any, kwargs: dict[str, Any]) -> inspect.Signature:
@@ -181,13 +198,17 @@ def named_keywords(forward: Any, kwargs: dict[str, Any]) -> inspect.Signature:
     return signature.replace(parameters=kept)
 
 
-def plain_outputs(model: nn.Module, kwargs: dict[str, Any], notes: list[str]) -> AbstractContextManager:
-    """The forward returns dicts instead of a library's output classes."""
+def plain_outputs(
+    model: nn.Module, kwargs: dict[str, Any], notes: list[str], results: list[Any]
+) -> AbstractContextManager:
+    """The forward returns dicts instead of classes; `results` gets what it returned, without the tensors."""
     forward = model.forward
 
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return plain_result(forward(*args, **kwargs), notes)
+        result = forward(*args, **kwargs)
+        results.append(map_structure(result, lambda _: None))
+        return plain_result(result, notes)
 
     wrapped.__signature__ = named_keywords(forward, kwargs)  # type: ignore[attr-defined]
     return patched([(vars(model), "forward", wrapped)])
@@ -198,9 +219,10 @@ def from_program(
     model: nn.Module | None = None,
     notes: list[str] | None = None,
     changing: Callable[[], set[str]] = set,
+    result: Any = None,
 ) -> Captured:
-    """The captured graph of a program, with the sizes that its inputs may have."""
-    captured = capture_program(program, model, notes or [], changing)
+    """The captured graph of a program that gives what `result` tells the classes of, with the sizes that its inputs may have."""
+    captured = capture_program(program, model, notes or [], changing, result)
     ranges = {str(s): r for s, r in program.range_constraints.items()}
     held, least = bounds(program)
     free = []
@@ -252,17 +274,33 @@ def free_names(captured: Captured) -> dict[tuple[int, int], str]:
 
 
 def allow_one(captured: Captured, call: Call, agrees: Callable[[dict[tuple[int, int], int]], bool]) -> None:
-    """torch.export takes sizes of one for a case of their own: allow them where the graph gives what the model gives."""
+    """torch.export takes sizes of one for a case of their own: allow them where the graph gives what the model gives.
+
+    Sizes that are equal in the example are tried together, too: that rows and their lengths are as many, no name may tell.
+    """
     names, nodes, given = free_names(captured), placeholders(captured), tensors(call)
+
+    def allow(places: list[tuple[int, int]]) -> bool:
+        ones = all(given[i].shape[axis] == 1 for i, axis in places)
+        if not ones and not agrees(dict.fromkeys(places, 1)):
+            return False
+        for i, axis in places:
+            sizes = list(nodes[i].meta["sizes"])
+            sizes[axis] = (1, *sizes[axis][1:])
+            nodes[i].meta["sizes"] = tuple(sizes)
+        return True
+
+    alone: dict[int, list[tuple[int, int]]] = {}  # places by their size
+    refused: set[int] = set()
     for name in dict.fromkeys(names.values()):
         places = [p for p, n in names.items() if n == name]
-        if any(nodes[i].meta["sizes"][axis][0] != 2 for i, axis in places):
-            continue
-        if all(given[i].shape[axis] == 1 for i, axis in places) or agrees(dict.fromkeys(places, 1)):
-            for i, axis in places:
-                sizes = list(nodes[i].meta["sizes"])
-                sizes[axis] = (1, *sizes[axis][1:])
-                nodes[i].meta["sizes"] = tuple(sizes)
+        if all(nodes[i].meta["sizes"][axis][0] == 2 for i, axis in places):
+            size = given[places[0][0]].shape[places[0][1]]
+            alone.setdefault(size, []).extend(places)
+            refused |= set() if allow(places) else {size}
+    for size in refused:
+        if len({names[p] for p in alone[size]}) > 1:
+            allow(alone[size])
 
 
 # -- conditions ----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from needle.complex_numbers import Complex
 from needle.graph import Dim, Mode, ModuleRecorder, Symbol
 from needle.graph.inputs import PARTS
 from needle.graph.record import SymbolicShape
+from needle.graph.structure import record_of
 from needle.nn import Guard, WriteBuffer
 from needle.nn.functional import told
 from needle.nn.module import Module
@@ -41,7 +42,7 @@ from ..rules.stubs import stub
 from ..weights import TreeBuilder
 from .asked import ASKED
 from .cells import Cell, with_item
-from .structure import plain
+from .structure import is_record_class, plain
 from .tracing import Captured, TrainingFlag, capture, node_location, owner_path
 from .writes import as_stored, second_name, view_kind
 
@@ -201,6 +202,8 @@ class Interpreter:
         if target is ASKED:
             self.guard(*args)
             return Cell(None)
+        if is_record_class(target):
+            return Cell(record_of(target, kwargs))
         values = leaves((args, kwargs))
         if node.op == "call_function" and is_getitem(target) and not isinstance(args[0], VALUES):
             return self.item(node, args[0], args[1])
@@ -208,7 +211,9 @@ class Interpreter:
         if not any(isinstance(v, VALUES) for v in values):
             return Cell(self.python(target, args, kwargs, values))
         if isinstance(target, type) and issubclass(target, tuple):  # a named tuple among the results
-            return Cell(target(*args, **kwargs))
+            return Cell(
+                target._make((*args, *kwargs.values())) if hasattr(target, "_make") else target(*args, **kwargs)
+            )
         if target is getattr and not isinstance(args[0], VALUES):  # of a named tuple
             fields = getattr(args[0], "_fields", ())
             if args[1] in fields:
@@ -386,7 +391,7 @@ def is_getitem(target: Any) -> bool:
     return getattr(target, "__name__", "") == "getitem"
 
 
-def input_specs(graph: fx.Graph, example: dict[str, Any]) -> dict[str, Spec | None]:
+def input_specs(graph: fx.Graph, example: dict[str, Any], report: Report) -> dict[str, Spec | None]:
     specs: dict[str, Spec | None] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -396,7 +401,9 @@ def input_specs(graph: fx.Graph, example: dict[str, Any]) -> dict[str, Spec | No
             spec = None
             if isinstance(x, torch.Tensor):
                 shape = tuple(s if isinstance(s, int) else s.node.hint for s in x.shape)
-                spec = Spec(shape, str(x.dtype).removeprefix("torch."))
+                spec = Spec(shape, "float32" if x.dtype in HALVES else str(x.dtype).removeprefix("torch."))
+                if x.dtype in HALVES:
+                    report.note(f"input {node.target} is {x.dtype} and computed in float32")
             specs[str(node.target)] = spec
     return specs
 
@@ -412,7 +419,7 @@ def interpret(
     """Record the captured graph on `root`'s modules; None when the report has failures."""
     recorder = ModuleRecorder(root)
     inputs: dict[str, Any] = {}
-    for name, spec in input_specs(captured.graph, example).items():
+    for name, spec in input_specs(captured.graph, example, report).items():
         if spec is None or spec.dtype not in WHOLE:
             inputs[name] = recorder.input(name, spec)
         else:

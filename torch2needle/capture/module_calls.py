@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from ..rules.overloads import is_overload
 from ..rules.registry import find_module_rule, is_inplace
+from .packing import ROWS
 
 
 def call_modules(graph: fx.Graph, model: nn.Module) -> None:
@@ -79,6 +80,10 @@ def replace_recurrent(graph: fx.Graph, path: str, nodes: list[fx.Node]) -> None:
     inside = set(nodes)
     cores = [n for n in nodes if "hx" in argument_names(n)]
     items = [u for c in cores for u in c.users if u.target is operator.getitem]
+    if len(cores) == 1 and cores[0].target is ROWS:
+        x, lengths, state, *_ = cast(tuple[fx.Node, fx.Node, list[fx.Node]], cores[0].args)
+        put_call(graph, path, cores[0], (x, *as_state(state)), {"lengths": lengths})
+        return
     if len(cores) != 1 or any(u not in inside for n in nodes if n not in items for u in n.users):
         return
     x, state = cast(tuple[fx.Node, Any], cores[0].args[:2])
@@ -86,10 +91,25 @@ def replace_recurrent(graph: fx.Graph, path: str, nodes: list[fx.Node]) -> None:
     made = [n in inside or n.op == "get_attr" for n in given]
     if x in inside or any(made) != all(made):
         return
-    with graph.inserting_before(cores[0]):
-        call = graph.call_module(path, (x,) if all(made) else (x, tuple(state) if len(given) > 1 else state))
-        call.meta = {k: v for k, v in cores[0].meta.items() if k != "val"}
-        second = graph.call_function(operator.getitem, (call, 1)) if len(given) > 1 else call
+    put_call(graph, path, cores[0], (x,) if all(made) else (x, *as_state(given)), {})
+    for n in reversed(nodes):
+        if n not in (cores[0], *items):
+            graph.erase_node(n)
+
+
+def as_state(parts: list[fx.Node]) -> list[Any]:
+    """The argument of a layer that holds its state, if one is given."""
+    return [tuple(parts) if len(parts) > 1 else parts[0]] if parts else []
+
+
+def put_call(graph: fx.Graph, path: str, core: fx.Node, args: tuple, kwargs: dict[str, Any]) -> None:
+    """The layer's call in the place of `core`, whose results are the output and the parts of the state."""
+    items = [u for u in core.users if u.target is operator.getitem]
+    with graph.inserting_before(core):
+        call = graph.call_module(path, args, kwargs)
+        call.meta = {k: v for k, v in core.meta.items() if k != "val"}
+        several = "lstm" in str(core.target) or (core.target is ROWS and core.args[5] == 2)
+        second = graph.call_function(operator.getitem, (call, 1)) if several else call
         for item in items:
             place = cast(int, item.args[1])
             new = graph.call_function(
@@ -98,7 +118,7 @@ def replace_recurrent(graph: fx.Graph, path: str, nodes: list[fx.Node]) -> None:
             for n in {new, second} - {call}:
                 n.meta = dict(item.meta if n is new else call.meta)
             item.replace_all_uses_with(new)
-    for n in reversed(nodes):
+    for n in (*items, core):
         graph.erase_node(n)
 
 

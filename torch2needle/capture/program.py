@@ -16,7 +16,7 @@ from needle.autograd import Unsupported
 from ..rules.overloads import FLAGS, is_overload
 from .folding import fold
 from .module_calls import call_modules
-from .structure import arguments, input_places, structure
+from .structure import arguments, classed, input_places, structure
 from .tracing import Captured, TrainingFlag, node_location, owner_path, written
 
 aten = torch.ops.aten
@@ -36,14 +36,17 @@ def capture_program(
     model: nn.Module | None,
     notes: list[str],
     changing: Callable[[], set[str]] = set,
+    result: Any = None,
 ) -> Captured:
     """model: what was exported in evaluation mode; None for a program that came without, which gets a tree of its names.
+
+    result: what has the dataclasses of the model's results.
 
     changing: gives the lines whose training flags change with the mode, where that is not plain from torch's own modules.
     """
     flags_of = dict.fromkeys((p for p, _ in model.named_modules()), False) if model is not None else None
     builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
-    graph = builder.build()
+    graph = builder.build(result)
     fold(graph, builder.constants, builder.fixed_tensors())
     drop_unread_numbers(graph)
     if model is not None:
@@ -93,14 +96,13 @@ class ProgramBuilder:
         self.arguments: dict[str, Any] = {}
         self.chooses = False  # whether branches are computed that torch does not
 
-    def build(self) -> fx.Graph:
+    def build(self, like: Any = None) -> fx.Graph:
         values = self.inputs()
         result = self.copy(self.program.graph, self.program.graph_module, values)
         specs = self.program.graph_signature.output_specs
         kinds = [s.kind.name for s in specs]
-        self.graph.output(
-            structure([r for r, k in zip(result, kinds, strict=True) if k == "USER_OUTPUT"], self.out_spec)
-        )
+        given = structure([r for r, k in zip(result, kinds, strict=True) if k == "USER_OUTPUT"], self.out_spec)
+        self.graph.output(classed(given, like, self.graph.call_function))  # type: ignore[arg-type]
         self.writes = [(s.target, r) for s, r in zip(specs, result, strict=True) if s.kind.name == "BUFFER_MUTATION"]
         if self.writes:
             raise Unsupported("[convert] expects a program of torch.export.export, got one after run_decompositions().")

@@ -33,10 +33,6 @@ def refuse_unseen(model: Any, example: Any) -> None:
         )
     for path, m in model.named_modules():
         where = path or "the model"
-        if isinstance(m, torch.jit.ScriptModule):
-            raise Unsupported(
-                f"[convert] expects modules of Python, got TorchScript in {where}; give what it was made from."
-            )
         if m._backward_hooks or m._backward_pre_hooks:
             raise Unsupported(f"[convert] expects no backward hooks, which needle does not call, got one on {where}.")
         for name, t in (*m._parameters.items(), *m._buffers.items()):

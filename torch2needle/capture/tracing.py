@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from needle.autograd import Unsupported
+from needle.graph.structure import is_record, members
 
 from ..report import ConversionError, Report, Row, reason_of
 from ..rules.aten import stop_gradient
@@ -26,11 +27,14 @@ from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
 ASSERTS = {torch._assert}
 
 
-@dataclass(frozen=True)
 class TrainingFlag:
     """Stands for `self.training` of the module at `path` in a captured call."""
 
-    path: str
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"training({self.path})"
 
 
 @dataclass
@@ -112,6 +116,9 @@ class Tracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache) if self.tracing() else attr_val
 
     def create_arg(self, a: Any) -> Any:
+        if is_record(a):  # torch.fx leaves out what a class hangs on its instances
+            values = {k: self.create_arg(v) for k, v in members(a).items()}
+            return self.create_node("call_function", type(a), (), values)
         arg = super().create_arg(a)
         if isinstance(a, torch.Tensor) and isinstance(arg, fx.Node) and not a.is_inference():
             arg.meta["read"] = a, a._version

@@ -17,9 +17,10 @@ from needle.autograd import Tensor
 from needle.complex_numbers import is_complex, parts
 from needle.executor import Executable
 from needle.graph import GraphModule, Node, map_structure
+from needle.graph.structure import is_record, members
 from needle.nn.module import Module, Parameter
 
-from ..capture.comparison import first_line
+from ..capture.comparison import first_line, tensors
 from ..capture.structure import plain_result
 from ..convert import example_by_name, progress
 from ..report import reason_of, table
@@ -132,6 +133,8 @@ def leaves(value: Any, place: str = "") -> Arrays:
         return {place: np.array(value, dtype="complex128")}
     if isinstance(value, ndl.TensorTuple):
         value = tuple(value)
+    if is_record(value):
+        value = members(value)
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, tuple | list):
@@ -216,17 +219,25 @@ def torch_defaults(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def computed(model: nn.Module) -> dict[int, torch.Tensor]:
+    """Copies of tensors that modules hold and that have a graph behind them, as of weight norms, which torch does not copy."""
+    held = (t for m in model.modules() for t in tensors(list(vars(m).values())) if not t.is_leaf)
+    return {id(t): t.detach().clone() for t in held}
+
+
 def run_torch(
     model: nn.Module, inputs: Any, exact: bool, paths: list[str], seen: Callable[[str, int, Any], None]
 ) -> Arrays:
     """Outputs of a copy of the model, in its own dtype or exact in float64. `seen(path, call, output)`: of each layer."""
-    twin = copy.deepcopy(model)
+    twin = copy.deepcopy(model, computed(model))
     dtype = torch.float64 if exact else None
     twin = twin.double() if exact else twin
     calls: dict[str, int] = {}
 
     def hook(path: str) -> Callable:
         def note(module: nn.Module, args: tuple, output: Any) -> None:
+            if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors(output))):
+                return  # inside of torch.vmap: a sample's
             call = calls[path] = calls.get(path, -1) + 1
             seen(path, call, output)
 

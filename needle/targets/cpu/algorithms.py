@@ -1,59 +1,48 @@
 """Which algorithm a planned convolution or linear layer takes: the least time, estimated by a cost model or measured.
 
 `compile(tune=True)` measures (needle/executor/tuner.py). Costs are in vectors of 16 floats: arithmetic, loads and stores count
-the same.
+the same, up to what `machine.py` finds on the machine at hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from needle.executor.builder import Builder
 from needle.executor.settings import Option
 
-DIRECT = "direct"
+from .machine import DIRECT, Cost, this_machine
+
 # Algorithms with fewer multiplications that `compile(winograd=...)` allows.
 SETTINGS = {"auto": ("f4", "f2", "strassen"), "f2": ("f2",), "off": ()}
 
-FMAS_PER_SECOND = 7e9  # of vectors, with 2 cores at 3.5 GHz
-FMAS_PER_BYTE = FMAS_PER_SECOND / 28e9  # vector FMAs in the time in which one byte of weights comes from memory
-EXPOSED = 0.4  # measured: share of the shorter of computing and fetching weights that the longer does not hide
 
 # What `compile(memory=...)` lets weights cost: vector FMAs that a run has to save for one byte more of packed weights.
 FMAS_PER_KEPT_BYTE = {"normal": 0.0, "low": 2.0}
 
 
-KEEPS = (
-    0.9  # share of its time below which another algorithm replaces one that has its weights packed, for another shape
-)
-
-
-class Cost(NamedTuple):
-    work: float  # vector operations
-    kept: float  # bytes of packed weights
-
-    @property
-    def estimate(self) -> float:
-        fetch = self.kept * FMAS_PER_BYTE
-        return max(self.work, fetch) + EXPOSED * min(self.work, fetch)
+# Shares of its time below which another algorithm replaces one that has its weights packed, for another shape, and below which
+# an estimate replaces direct sums.
+KEEPS, GAINS = 0.9, 0.97
 
 
 def choose(builder: Builder, layer: str, costs: dict[str, Cost], packed: Callable[[str], bool]) -> str:
     """The cheapest allowed algorithm, the first of equals; noted in `builder.options` for the step that comes next.
 
-    Measured times count where every candidate has one, else estimates. packed: whether the weights are packed for an algorithm
-    already, by a plan for another shape.
+    Measured times count where every candidate has one, else estimates for this machine. packed: whether the weights are packed
+    for an algorithm already, by a plan for another shape.
     """
     choice = builder.choice
     candidates = tuple(a for a in costs if a == DIRECT or a in SETTINGS[choice.winograd])
     seconds = builder.measured(layer)
     known = all(a in seconds for a in candidates)
 
+    machine = this_machine()
+
     def cost(algorithm: str) -> float:
         c = costs[algorithm]
-        time = seconds[algorithm] * FMAS_PER_SECOND if known else c.estimate
-        return time + c.kept * FMAS_PER_KEPT_BYTE[choice.memory]
+        time = seconds[algorithm] if known else machine.seconds(algorithm, c) / (1 if algorithm == DIRECT else GAINS)
+        return time + c.kept * FMAS_PER_KEPT_BYTE[choice.memory] / machine.fmas
 
     best = min(candidates, key=cost)
     held = min(filter(packed, candidates), key=cost, default=best)

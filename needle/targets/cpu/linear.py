@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from needle.targets.layers import NOTHING, Finish, join_rows, operands
 
 from .algorithms import DIRECT, Cost, choose
 from .convolution import pad_vector, padded_bias
+from .machine import REFERENCES, Runs, numbers
 from .target import BLOCK, CPU
 
 
@@ -42,6 +43,20 @@ def linear_costs(m: int, n: int, k: int) -> dict[str, Cost]:
         sums = 50 * rows * terms + 50 * rows * columns  # of rows and of results
         costs["strassen"] = Cost((7 * rows * columns * terms + sums) / BLOCK, 7 * columns * terms * 4)
     return costs
+
+
+def compared(rows: int, outputs: int, inputs: int) -> Runs:
+    """A layer by each algorithm."""
+    x, weight, y, op = numbers(rows, inputs), numbers(outputs, inputs), NDArray.empty((rows, outputs)), Linear("torch")
+
+    def run(kernel: str, packed: NDArray) -> Callable[[], None]:
+        return lambda: call(kernel, [y], a=x, packed=packed, bias=None, residual=None, activation=0, alpha=0)
+
+    return {name: run(kernel, make(op, weight)) for name, (kernel, make) in KERNELS.items()}
+
+
+for m, n, k in ((512, 256, 1024), (512, 1024, 256)):
+    REFERENCES[f"linear {m}x{k} to {n}"] = (partial(compared, m, n, k), linear_costs(m, n, k))
 
 
 @CPU.lowers(Linear)

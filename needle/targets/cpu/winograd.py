@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from needle.backend_ndarray import NDArray, call
 
-from .algorithms import DIRECT, FMAS_PER_BYTE, Cost
+from .algorithms import DIRECT, Cost
 from .target import BLOCK
 
 
@@ -31,17 +31,17 @@ def conv_costs(op: Any, x: NDArray, kernel: Any, out: NDArray, packs: bool) -> d
     unit = (1, 1)
     if kernel != (3, 3) or op.groups != 1 or op.stride != unit or op.dilation != unit or x.shape[4] != BLOCK:
         return {}
-    n, out_blocks, height, width, _ = out.shape
-    in_blocks = x.shape[1]
+    return {name: scheme_cost(scheme, x.shape[1], out.shape, packs) for name, scheme in SCHEMES.items()}
+
+
+def scheme_cost(scheme: Scheme, in_blocks: int, out: tuple[int, ...], packs: bool = False) -> Cost:
+    """Of a convolution to images of shape `out` in blocks."""
+    n, out_blocks, height, width, _ = out
     pairs = in_blocks * out_blocks
-
-    def cost(s: Scheme) -> Cost:
-        tiles = n * -(-height // s.tile) * -(-width // s.tile)
-        work = tiles * (in_blocks * s.input + out_blocks * s.output + s.points * pairs * BLOCK)
-        kept = pairs * BLOCK * BLOCK * s.points * 4
-        return Cost(work + packs * (pairs * BLOCK * s.points + kept * FMAS_PER_BYTE), kept)
-
-    return {name: cost(s) for name, s in SCHEMES.items()}
+    tiles = n * -(-height // scheme.tile) * -(-width // scheme.tile)
+    work = tiles * (in_blocks * scheme.input + out_blocks * scheme.output + scheme.points * pairs * BLOCK)
+    kept = pairs * BLOCK * BLOCK * scheme.points * 4
+    return Cost(work + packs * pairs * BLOCK * scheme.points, kept, packs * kept)
 
 
 def pack(scheme: Scheme, in_blocks: int, w: NDArray) -> NDArray:
