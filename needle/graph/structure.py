@@ -15,9 +15,13 @@ class Fields(dict):
     """A dict whose values are attributes, too, and attributes that are None no keys: such a class of a model that was loaded."""
 
 
+class Leaf:
+    """Base of dataclasses that stand for one value."""
+
+
 def is_record(value: Any) -> bool:
     """Whether a value is an instance of a user's dataclass, which keeps values under names."""
-    return (dataclasses.is_dataclass(value) and not isinstance(value, type | Op)) or isinstance(value, Fields)
+    return (dataclasses.is_dataclass(value) and not isinstance(value, type | Op | Leaf)) or isinstance(value, Fields)
 
 
 def members(value: Any) -> dict[str, Any]:
