@@ -27,7 +27,7 @@ def members(value: Any) -> dict[str, Any]:
 
 def record_of(kind: type, attributes: dict[str, Any]) -> Any:
     """An instance with these attributes, without its __init__; one that is a dict, as transformers' are, has them as items."""
-    made = kind.__new__(kind)
+    made = kind.__new__(kind)  # type: ignore[call-overload]
     for name, value in attributes.items():
         object.__setattr__(made, name, value)
     if isinstance(made, dict):
@@ -43,7 +43,7 @@ def as_record(kind: str, name: str, attributes: dict[str, Any]) -> Any:
     if not all(isinstance(k, str) and k.isidentifier() and not k.startswith("__") for k in (name, *attributes)):
         raise ValueError(f"{name!r} is no class with fields")
     if kind == "tuple":
-        return namedtuple(name, list(attributes))._make(attributes.values())  # type: ignore[misc]
+        return namedtuple(name, list(attributes))._make(attributes.values())  # type: ignore[misc, attr-defined]
     return record_of(Fields if kind == "dict" else dataclasses.make_dataclass(name, list(attributes)), attributes)
 
 
