@@ -218,6 +218,23 @@ def test_torchscript() -> None:
             torch2needle.convert(model)
 
 
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: T) -> T:
+        self.count += 1
+        return x * self.count
+
+
+def test_scripts_that_keep_something_are_refused() -> None:
+    model = torch.jit.script(Counts())
+    with pytest.raises(torch2needle.Unsupported, match="sets no attributes"):
+        torch2needle.convert(model, (torch.ones(2),))
+    assert model.count == 0
+
+
 def test_traced_modules_train() -> None:
     torch.manual_seed(0)
     made = nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(20, 2))

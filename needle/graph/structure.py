@@ -15,13 +15,15 @@ class Fields(dict):
     """A dict whose values are attributes, too, and attributes that are None no keys: such a class of a model that was loaded."""
 
 
-class Leaf:
-    """Base of dataclasses that stand for one value."""
+OWN = ("needle", "operator_fusion", "torch2needle")  # packages whose dataclasses are values to them
 
 
 def is_record(value: Any) -> bool:
     """Whether a value is an instance of a user's dataclass, which keeps values under names."""
-    return (dataclasses.is_dataclass(value) and not isinstance(value, type | Op | Leaf)) or isinstance(value, Fields)
+    kind = type(value)
+    if hasattr(kind, "__dataclass_fields__"):
+        return not isinstance(value, Op) and kind.__module__.partition(".")[0] not in OWN
+    return kind is Fields
 
 
 def members(value: Any) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def members(value: Any) -> dict[str, Any]:
 
 def record_of(kind: type, attributes: dict[str, Any]) -> Any:
     """An instance with these attributes, without its __init__; one that is a dict, as transformers' are, has them as items."""
-    made = kind.__new__(kind)
+    made = kind.__new__(kind)  # type: ignore[call-overload]
     for name, value in attributes.items():
         object.__setattr__(made, name, value)
     if isinstance(made, dict):
@@ -48,8 +50,12 @@ def as_record(kind: str, name: str, attributes: dict[str, Any]) -> Any:
     if not all(isinstance(k, str) and k.isidentifier() and not k.startswith("__") for k in (name, *attributes)):
         raise ValueError(f"{name!r} is no class with fields")
     if kind == "tuple":
-        return namedtuple(name, list(attributes))._make(attributes.values())  # type: ignore[misc]
-    return record_of(Fields if kind == "dict" else dataclasses.make_dataclass(name, list(attributes)), attributes)
+        return namedtuple(name, list(attributes))._make(attributes.values())  # type: ignore[misc, attr-defined]
+    if kind == "dict":
+        return record_of(Fields, attributes)
+    made = dataclasses.make_dataclass(name, list(attributes))
+    made.__module__ = "loaded"  # Python's newer versions say the caller's
+    return record_of(made, attributes)
 
 
 def map_structure(value: Any, f: Callable[[Any], Any], whole: Callable[[Any, Any], Any] = Complex) -> Any:

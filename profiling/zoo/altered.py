@@ -22,7 +22,8 @@ def middle(model: nn.Module, given: dict[str, torch.Tensor]) -> nn.Module | None
         if module is not model and isinstance(result, torch.Tensor) and any(True for _ in module.parameters()):
             found[module] = None
 
-    handles = [m.register_forward_hook(note) for m in model.modules()]
+    own = (m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule))  # those take no hooks
+    handles = [m.register_forward_hook(note) for m in own]
     try:
         with torch.no_grad():
             model(**given)

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from needle.autograd import Op, Spec, Tensor, Unsupported
 from needle.complex_numbers import Complex
 from needle.graph import Mode, Symbol
-from needle.graph.structure import Leaf
 from needle.interop import as_ndarray
 from needle.op import TAPE, Deferred
 from needle.serialize import DTYPES
@@ -35,21 +34,21 @@ from ..tools.trace_log import LoggingInterpreter
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot(Leaf):
+class Slot:
     """Stands for tensor input number `index` of a call."""
 
     index: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Later(Leaf):
+class Later:
     """Stands for value number `index` of a call: a size or a flag that is known when the graph runs."""
 
     index: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Expression(Leaf):
+class Expression:
     """A torch function and its arguments. Leaves: expressions, constants, and symbols (in a TorchCall: Slots, Laters).
 
     writes: the function writes its first argument, of which it then gets a copy.

@@ -64,6 +64,6 @@ def traced(f: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[fx.GraphMo
 
     given = [flat[i] for i in places]
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        make = make_fx(torch.func.functionalize(run), GRADIENTS, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+        make = make_fx(torch.func.functionalize(run), GRADIENTS, tracing_mode="symbolic", _allow_non_fake_inputs=True)  # type: ignore[arg-type]
         graph = make(*given)
     return graph, given, structure

@@ -81,7 +81,7 @@ class Packing:
     def packed(self, x: torch.Tensor, batch_sizes: torch.Tensor) -> torch.Tensor:
         """`.data` of padded rows."""
         if id(batch_sizes) not in self.places:
-            self.places[id(batch_sizes)] = self.rows[id(batch_sizes)].mask.nonzero(as_tuple=True)
+            self.places[id(batch_sizes)] = self.rows[id(batch_sizes)].mask.nonzero().unbind(1)
         data = x[self.places[id(batch_sizes)]]
         self.alive.append(data)
         self.padded[id(data)] = x

@@ -46,29 +46,24 @@ def length(x: Any, axis: int | None = None) -> Any:
 
 
 # Calls of numbers, lists, strings and sizes; what has a tensor in it is torch's.
-PYTHON: dict[str, Callable] = {
-    **{
-        n: getattr(operator, n)
-        for n in ("add", "sub", "mul", "neg", "eq", "ne", "lt", "le", "gt", "ge", "floordiv", "mod")
-    },
-    **{"__and__": operator.and_, "__or__": operator.or_, "__not__": operator.not_, "pow": operator.pow},
+OPERATORS = ["add", "sub", "mul", "neg", "eq", "ne", "lt", "le", "gt", "ge", "floordiv", "mod", "pow"]
+PYTHON: dict[str, Callable] = {n: getattr(operator, n) for n in OPERATORS} | {
+    **{"__and__": operator.and_, "__or__": operator.or_, "__not__": operator.not_, "div": operator.truediv},
+    **{"remainder": operator.mod, "floor_divide": operator.floordiv, "Int": int, "Float": float, "Bool": bool},
+    **{"str": str, "format": lambda text, *args: text.format(*args), "warn": lambda *_: None, "len": len},
+}
+LISTS: dict[str, Callable] = {
     **{
         "__is__": operator.is_,
         "__isnot__": operator.is_not,
-        "__getitem__": operator.getitem,
-        "__contains__": operator.contains,
+        "list": list,
+        "append": lambda a, item: a.append(item) or a,
     },
-    **{"div": operator.truediv, "remainder": operator.mod, "floor_divide": operator.floordiv, "len": len, "list": list},
-    **{
-        "append": lambda items, item: items.append(item) or items,
-        "warn": lambda *_: None,
-        "format": lambda text, *args: text.format(*args),
-        "str": str,
-    },
-    **{"Int": int, "Float": float, "Bool": bool, "_set_item": operator.setitem, "keys": lambda d: list(d)},
-    **{"values": lambda d: list(d.values()), "items": lambda d: list(d.items()), "extend": lambda a, b: a.extend(b)},
+    **{"__getitem__": operator.getitem, "__contains__": operator.contains, "_set_item": operator.setitem},
+    **{"extend": lambda a, b: a.extend(b), "keys": lambda d: list(d), "values": lambda d: list(d.values())},
+    **{"items": lambda d: list(d.items())},
 }
-ASKED = {
+ASKED: dict[str, Callable] = {
     "Int": int,
     "Bool": bool,
     "Float": float,
@@ -92,13 +87,15 @@ class Script(nn.Module):
         for name, b in script._buffers.items():
             self.register_buffer(name, b)
         for name, child in script._modules.items():
-            self.add_module(name, made[id(child)] if id(child) in made else Script(child, made))
+            self.add_module(name, made[id(child)] if id(child) in made else Script(child, made))  # type: ignore[arg-type]
         self.training = script.training
         if not script._c._has_method("forward"):
             return
         method = script._c._get_method("forward")
         graph = method.graph.copy()
         torch._C._jit_pass_inline(graph)
+        if "prim::SetAttr" in str(graph):
+            raise Unsupported("[convert] expects TorchScript that sets no attributes, got some that does.")
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             bound = forward.__signature__.bind(*args, **kwargs)  # type: ignore[attr-defined]
@@ -111,7 +108,7 @@ class Script(nn.Module):
 
     def attribute(self, name: str) -> Any:
         own = name in self.__dict__ or name in self._parameters or name in self._buffers or name in self._modules
-        return getattr(self, name) if own else getattr(self.script[0], name)
+        return getattr(self, name) if own else getattr(self.script[0], name)  # type: ignore[index]
 
 
 def signature_of(schema: Any) -> inspect.Signature:
@@ -189,8 +186,8 @@ def call(node: Any, name: str, args: list[Any]) -> Any:
         return OF_TENSORS[name](*args)
     if isinstance(args[0], torch.Tensor) and name in ASKED and len(args) == 1:
         return asked(node, ASKED[name], args[0])
-    if name in ("__is__", "__isnot__", "append", "__getitem__", "list") and name in PYTHON:
-        return PYTHON[name](*args)
+    if name in LISTS:
+        return LISTS[name](*args)
     schema = torch._C.parse_schema(node.schema())
     target = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
     given = [object_of(a, v) for a, v in zip(target._schema.arguments, args, strict=True)]
@@ -225,14 +222,15 @@ def in_python(model: Any, example: Any) -> Iterator[Any]:
             f"[convert] expects example= for TorchScript, whose graph it follows, got a script in {path or 'the model'}."
         )
     made: dict[int, Script] = {}
+    root = Script(model, made) if isinstance(model, ScriptModule) else model
+    stand_ins = places(root, made)
     try:
         calls = [call_of(example), *varied(call_of(example))]
         theirs = behaviour(model, model, calls)
     except Exception:  # such as values that the model refuses
         calls = [call_of(example)]
         theirs = behaviour(model, model, calls)
-    root = Script(model, made) if isinstance(model, ScriptModule) else model
-    with patched(places(root, made)):
+    with patched(stand_ins):
         if fault := disagreement(behaviour(root, root, calls), theirs):
             raise Unsupported(
                 f"[convert] the graph of TorchScript in {path or 'the model'} is not what it computes: {fault}."

@@ -75,8 +75,8 @@ def classed(value: Any, like: Any, make: Callable[[type, tuple, dict[str, Any]],
         parts = [classed(v, w, make) for v, w in zip(value, inner, strict=True)]
         return make(type(value), tuple(parts), {}) if hasattr(value, "_make") else type(value)(parts)
     if isinstance(value, dict):
-        inner = like if isinstance(like, dict) else {}
-        return {k: classed(v, inner.get(k), make) for k, v in value.items()}
+        known = like if isinstance(like, dict) else {}
+        return {k: classed(v, known.get(k), make) for k, v in value.items()}
     return value
 
 

@@ -11,12 +11,17 @@ from needle import ops
 from .indexing import setitem
 from .norms import layer_norm
 from .registry import rule
-from .shapes import Absent
+from .shapes import Absent, back_in_shape
 from .tables import functions
 
 aten = torch.ops.aten
 
-functions("input, size", {(aten._unsafe_view.default,): lambda input, size: ops.reshape(input, tuple(size))})
+functions(
+    "input, size",
+    {(aten._unsafe_view.default,): lambda input, size: ops.reshape(input, tuple(size))},
+    view="always",
+    put=back_in_shape,
+)
 functions(
     "input, dim, half_to_float",
     {
