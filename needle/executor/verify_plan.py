@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from needle.backend_ndarray.ndarray import NDArray, itemsize
+from needle.backend_ndarray.sizes import cached
 
 from .step import NO_HALO, ZERO_HALO, Halo, Step
 
@@ -42,7 +42,7 @@ class Value(NamedTuple):
     read: int  # the first step of a later op that reads it
 
 
-@lru_cache(maxsize=4096)
+@cached(maxsize=4096)
 def bytes_of(
     start: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int, halo: Halo = NO_HALO
 ) -> Region | None:

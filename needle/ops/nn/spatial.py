@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor
+from needle.backend_ndarray.sizes import cached
 from needle.ops.shape.basic import reshape, squeeze, unsqueeze
 
 LARGEST = 1 << 20  # kernels count the elements that windows reach in 64 bits
@@ -46,7 +46,7 @@ def windows_of(**least: float) -> Callable[[Any], None]:
                 if type(v) is int and low <= v <= LARGEST and v >= -LARGEST:
                     continue
                 whole = type(v) is int or isinstance(v, Integral)
-                if not (whole and int(v) >= low and abs(int(v)) <= LARGEST) and not isinstance(v, Deferred):
+                if not (whole and v >= low and abs(v) <= LARGEST) and not isinstance(v, Deferred):
                     which = f" {'below' if low == ANY else f'from {low} to'} {LARGEST}"
                     raise ValueError(f"[{self.label}] {name} expects whole numbers{which}, got {given[name]}.")
 
@@ -157,7 +157,7 @@ def window_attributes(op: Any, kernel: tuple[int, ...] = ()) -> dict[str, float]
     return _window(op.padding[:2], op.stride, getattr(op, "dilation", ()), kernel)
 
 
-@functools.lru_cache
+@cached(maxsize=128)
 def _window(padding: tuple, stride: tuple, dilation: tuple, kernel: tuple) -> dict[str, float]:
     pairs = {"stride": stride, "dilation": dilation, "kernel": kernel}
     found: dict[str, float] = {

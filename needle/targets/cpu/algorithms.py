@@ -7,10 +7,10 @@ the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from needle.executor.builder import Builder
-from needle.executor.settings import Option
+from needle.executor.settings import Option, unmeasured
 
 DIRECT = "direct"
 # Algorithms with fewer multiplications that `compile(winograd=...)` allows.
@@ -39,15 +39,16 @@ class Cost(NamedTuple):
         return max(self.work, fetch) + EXPOSED * min(self.work, fetch)
 
 
-def choose(builder: Builder, layer: str, costs: dict[str, Cost], packed: Callable[[str], bool]) -> str:
+def choose(builder: Builder, layer: tuple[Any, ...], costs: dict[str, Cost], packed: Callable[[str], bool]) -> str:
     """The cheapest allowed algorithm, the first of equals; noted in `builder.options` for the step that comes next.
 
-    Measured times count where every candidate has one, else estimates. packed: whether the weights are packed for an algorithm
+    Measured times count where every candidate has one, else estimates. layer: its name with {} for numbers, and these. packed: whether the weights are packed for an algorithm
     already, by a plan for another shape.
     """
     choice = builder.choice
     candidates = tuple(a for a in costs if a == DIRECT or a in SETTINGS[choice.winograd])
-    seconds = builder.measured(layer)
+    form, *sizes = layer
+    seconds = {} if builder.measured is unmeasured else builder.measured(form.format(*sizes))
     known = all(a in seconds for a in candidates)
 
     def cost(algorithm: str) -> float:
@@ -59,5 +60,5 @@ def choose(builder: Builder, layer: str, costs: dict[str, Cost], packed: Callabl
     held = min(filter(packed, candidates), key=cost, default=best)
     best = held if cost(best) > KEEPS * cost(held) else best
     if len(candidates) > 1:
-        builder.options.append(Option(len(builder.steps), layer, candidates, best))
+        builder.options.append(Option(len(builder.steps), form, tuple(sizes), candidates, best))
     return best

@@ -164,7 +164,8 @@ def conv(
     if trained and view is as_it_is:  # what a forward pass rounds grows through the gradients; F(2)'s errors are least
         costs.pop("f4", None)
     if costs:
-        layer = f"conv 3x3 {x.shape[0]}x{x.shape[1] * BLOCK}x{out.shape[2]}x{out.shape[3]} to {out.shape[1] * BLOCK}"
+        sizes = (x.shape[0], x.shape[1] * BLOCK, out.shape[2], out.shape[3], out.shape[1] * BLOCK)
+        layer = ("conv 3x3 {}x{}x{}x{} to {}", *sizes)
         name = choose(builder, layer, costs, lambda name: builder.has_derived(key_of(name), w))
         if name != DIRECT:
             made = packed(key_of(name), partial(winograd.pack, winograd.SCHEMES[name], x.shape[1]))
