@@ -33,7 +33,7 @@ from .strides import (
 )
 
 CPU = cpu()
-known_strides = contiguous_strides.known  # of arrays in real memory, whose sizes are plain numbers
+known_strides = contiguous_strides.known  # type: ignore[attr-defined] # of arrays in real memory, whose sizes are plain numbers
 
 
 def unary(name: str) -> Callable[[NDArray], NDArray]:

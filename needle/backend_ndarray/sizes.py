@@ -39,7 +39,7 @@ class Size:
     """A number that was computed from traced sizes: number `index` of the trace's program."""
 
     __slots__ = ("index", "trace", "value")
-    # `isinstance` says that it is the kind of number that it stands for; the core and numpy, which look at the type, ask __index__.
+    # For `isinstance` it is the kind of number that it stands for; the core and numpy, which look at the type, ask __index__.
     __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]
 
     def __init__(self, trace: Trace, index: int, value: Any) -> None:
@@ -125,7 +125,6 @@ class Trace:
         self.values: list[Any] = []
         self.program: list[tuple[int, Callable, tuple[int, ...]]] = []
         self.conditions: dict[tuple[Callable, int, int], bool] = {}
-        self.facts: list[tuple[Callable[[], bool], bool]] = []  # conditions that are asked for again as they are
         self.tied: set[int] = set()
         self._known: dict[Any, Size] = {}
         self.is_open = False
@@ -193,11 +192,11 @@ class Trace:
         if self.is_open:
             self.tied.add(number.index)
 
-    def holds(self, fact: Callable[[], bool]) -> bool:
-        """Something that planning asks for besides sizes, as a condition."""
-        found = fact()
-        self.facts.append((fact, found))
-        return found
+    def ask(self, f: Callable[[], int]) -> Size:
+        """A number that planning asks for besides sizes; it is asked for again."""
+        made = self._new(f())
+        self.program.append((made.index, f, ()))
+        return made
 
     def at(self, sizes: Sequence[int]) -> list[Any] | None:
         """All numbers for other sizes; None where planning would go another way."""
@@ -210,9 +209,7 @@ class Trace:
                 return None
         except (ArithmeticError, ValueError):  # a number that planning would come to behind a condition
             return None
-        if any(values[i] != self.values[i] for i in self.tied) or any(f() is not found for f, found in self.facts):
-            return None
-        return values
+        return None if any(values[i] != self.values[i] for i in self.tied) else values
 
 
 def map_sizes(value: Any, f: Callable[[Size], Any]) -> Any:
@@ -266,6 +263,27 @@ def real(x: Any) -> Any:
     return x.trace.apply(float, x) if type(x) is Size else float(x)
 
 
+def chosen(f: Callable, *numbers: Any) -> Any:
+    """f(*numbers), on the condition that it comes out as it does."""
+    traced = next((n for n in numbers if type(n) is Size), None)
+    if traced is None:
+        return f(*numbers)
+    made = traced.trace.apply(f, *numbers)
+    return made._tied() if type(made) is Size else made
+
+
+def larger(a: Any, b: Any) -> Any:
+    """max(a, b), traced."""
+    traced = a if type(a) is Size else b if type(b) is Size else None
+    return max(a, b) if traced is None else traced.trace.apply(max, a, b)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """min(a, b), traced."""
+    traced = a if type(a) is Size else b if type(b) is Size else None
+    return min(a, b) if traced is None else traced.trace.apply(min, a, b)
+
+
 def bounds(s: slice, size: Any) -> tuple[Any, Any, Any]:
     """s.indices(size), traced."""
     if all(type(x) is not Size for x in (size, s.start, s.stop)) or type(s.step) is Size:
@@ -280,7 +298,7 @@ def bounds(s: slice, size: Any) -> tuple[Any, Any, Any]:
             return default
         x = whole(x) if type(x) is Size else operator.index(x)
         x = x + size if x < 0 else x
-        return low if x < low else high if x > high else x
+        return smaller(larger(x, low), high) if step > 0 else low if x < low else high if x > high else x
 
     first, last = (low, high) if step > 0 else (high, low)
     return inside(s.start, first), inside(s.stop, last), step

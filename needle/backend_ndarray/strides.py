@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .sizes import bounds, cached, whole
+from .sizes import bounds, cached, larger, whole
 
 Dims = tuple[int, ...]
 
@@ -44,7 +44,7 @@ def resolve_shape(shape: Sequence[int], old: Sequence[int]) -> Dims:
         known = math.prod(s for s in shape if s != -1)
         if known and total % known == 0:
             shape = tuple(total // known if s == -1 else s for s in shape)
-    if min(shape, default=0) < 0 or math.prod(shape) != total:
+    if any(n < 0 for n in shape) or math.prod(shape) != total:
         raise ValueError(f"[reshape] expects a shape of {total} elements, got {shape}.")
     return shape
 
@@ -144,7 +144,7 @@ def index_view(shape: Dims, strides: Dims, offset: int, index: Any) -> tuple[lis
         dim += 1
         if isinstance(i, slice):
             start, stop, step = bounds(i, n)
-            size = max(0, -(-(stop - start) // step))
+            size = larger(0, -(-(stop - start) // step))
             new_shape.append(size)
             new_strides.append(stride * step)
             offset += start * stride if size else 0

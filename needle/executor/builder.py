@@ -13,7 +13,7 @@ from needle.autograd import Op, Spec, Unsupported
 from needle.backend_ndarray import Device
 from needle.backend_ndarray.kernels import PLANNING, on_device
 from needle.backend_ndarray.ndarray import NDArray, itemsize
-from needle.backend_ndarray.sizes import Trace, has_sizes, real
+from needle.backend_ndarray.sizes import Trace, has_sizes, map_sizes, real
 
 from .constants import Constant, ConstantPool, SizedConstant, as_constant
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
@@ -69,6 +69,7 @@ class Builder:
         self.options: list[Option] = []  # the layers with a choice of algorithms
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
+        self._sized: dict[Any, SizedConstant] = {}
         self._constant_arrays: dict[int, NDArray] = {}
         self.label = ""
         self.result: Any = None  # what the present op makes: a Spec, or a tuple of them
@@ -129,17 +130,18 @@ class Builder:
         """What an op computes of constants; item: which of its results."""
         inputs = [a._handle.constant for a in arrays]
         if self.trace is not None and (has_sizes(op) or any(isinstance(c, SizedConstant) for c in inputs)):
-            return self.constant(SizedConstant(spec, op, item, tuple(inputs)))
+            key = (op.name, repr(map_sizes(op.attributes(), lambda s: (Trace, s.index))), item, *map(id, inputs))
+            return self.constant(self._sized.setdefault(key, SizedConstant(spec, op, item, tuple(inputs))))
         with self.active(False):
             return self.constant(self.pool.of_op(op, item, inputs))
 
-    def has_derived(self, key: Hashable, *arrays: NDArray) -> bool:
+    def has_derived(self, key: Hashable, *arrays: NDArray) -> Any:
         """Whether plans that there are have `derive`d this of constants."""
         if not all(map(self.is_constant, arrays)):
             return False
         inputs = [as_constant(a._handle.constant) for a in arrays]
         has = functools.partial(self.pool.has, key, inputs)
-        return has() if self.trace is None else self.trace.holds(has)
+        return has() if self.trace is None else self.trace.ask(has)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -82,7 +82,11 @@ class SizedConstant(NamedTuple):
     op: Op  # with traced attributes
     item: int | None  # which of its results
     inputs: tuple[Constant | SizedConstant | Spec, ...]
-    source = None  # it is no parameter
+
+    @property
+    def source(self) -> None:
+        """It is no parameter."""
+        return None
 
 
 class Untraceable(Exception):

@@ -117,14 +117,14 @@ class Plans:
             self._drop_unused()
 
     def _drop_oldest(self) -> bool:
-        """Forget the plans that were not used for longest, beyond the number or the bytes that are kept; whether there are some."""
+        """Forget the plans that were not used for longest, beyond the number or the bytes that are kept; whether there were."""
         newest = self.last.info.constants
         held, seen = -sum(c.array._handle.nbytes for c in newest), {id(c) for c in newest}
         most, kept = self._choice.max_plans or len(self._plans), 0
         for plan in reversed(self._plans.values()):
-            own = () if id(plan.info.shared) in seen else plan.info.shared
+            shared = () if id(plan.info.shared) in seen else plan.info.shared
             seen.add(id(plan.info.shared))
-            own = {id(c): c for c in (*own, *plan.info.own) if c.source is None and id(c) not in seen}
+            own = {id(c): c for c in (*shared, *plan.info.own) if c.source is None and id(c) not in seen}
             seen.update(own)
             held += len(plan.info.names) * STEP_BYTES + sum([c.array._handle.nbytes for c in own.values()])
             held += 0 if plan.device == default_device() else plan.info.arena_bytes  # each has its own there

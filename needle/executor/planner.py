@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.autograd import Op, Spec, Unsupported
 from needle.backend_ndarray import FLOATS, Device, NoKernel
 from needle.backend_ndarray.ndarray import NDArray, call, itemsize
 from needle.backend_ndarray.sizes import Trace

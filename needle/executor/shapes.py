@@ -9,6 +9,7 @@ these numbers; others are planned, and traced anew. What was traced has to be th
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,8 @@ import numpy as np
 from needle.autograd import Spec
 from needle.backend_ndarray import NDArray
 from needle.backend_ndarray.ndarray import itemsize
-from needle.backend_ndarray.sizes import Size, Trace, map_sizes
-from needle.graph import Graph, map_structure
+from needle.backend_ndarray.sizes import Size, Trace, has_sizes, map_sizes, plain
+from needle.graph import Graph, Node, map_structure
 
 from .builder import ARENA, CONSTANT, Buffer, Builder, PlanInfo, guarded
 from .compiled import CompiledPlan, Origin, origins
@@ -32,8 +33,11 @@ from .verify_plan import PlanError
 
 KEPT = 8  # templates of one kind of arguments
 SAME = ("device", "writes", "guards", "decomposed", "modules", "_rewritten", "_fused")  # of plans for all shapes
-TRIES = 24  # traces that one kind of arguments may cost
+TRIES = 4  # traces that may be of no use, one after the other
 SEEN = 16  # shapes that are remembered to tell which sizes are free
+
+LEAVES = (Node, Size, int, float, bool, str)  # of results
+KINDS = 64  # kinds of arguments that are remembered
 
 Dims = tuple[int, ...]
 
@@ -77,7 +81,8 @@ class Template:
 
     def __init__(self, base: CompiledPlan, traced: Traced, groups: list[list[int]], dims: Dims) -> None:
         self.traced, self.trace, self.groups = traced, traced.trace, groups
-        self.core = base.core.like(*base.core.numbers, base.info.arena_bytes)  # which has no constants, and holds none
+        core: Any = base.core
+        self.core = core.like(*core.numbers, base.info.arena_bytes)  # which has no constants, and holds none
         self.same = {name: getattr(base, name) for name in SAME}
         self.names, self.labels, self.constants = base.info.names, base.info.labels, base.info.constants
         free = {i for group in groups for i in group}
@@ -266,6 +271,7 @@ class Shapes:
                     raise PlanError(f"[plan] the plan for other sizes is another one than a new one: {fault}.")
                 kind.templates.remove(template)
                 kind.templates.insert(0, template)
+                kind.tries = TRIES
                 return made
         plan = scratch()
         if kind.seen and kind.tries and self._traceable(plan):
@@ -282,7 +288,10 @@ class Shapes:
             dims.extend(s.shape)
             return len(s.shape), s.dtype
 
-        return self.kinds.setdefault(repr(map_structure(specs, enter)), Kind()), tuple(dims)
+        key = repr(map_structure(specs, enter))
+        if key not in self.kinds and len(self.kinds) == KINDS:
+            self.kinds.clear()
+        return self.kinds.setdefault(key, Kind()), tuple(dims)
 
     def _traceable(self, plan: CompiledPlan) -> bool:
         return type(plan.info) is PlanInfo and plan.device.target == "cpu" and not (self.choice.tune or plan.writes)
@@ -303,20 +312,27 @@ class Shapes:
             place = {i: trace.sizes[g] for g, group in enumerate(groups) for i in group}
             at = iter(range(len(dims)))
 
-            def size(s: Any) -> Any:
-                return (
-                    Spec(tuple(place.get(i, dims[i]) for i in (next(at) for _ in s.shape)), s.dtype)
-                    if isinstance(s, Spec)
-                    else s
+            def traced_spec(s: Any) -> Any:
+                sizes: Any = (
+                    [place.get(i, dims[i]) for i in itertools.islice(at, len(s.shape))] if isinstance(s, Spec) else ()
                 )
+                return s._replace(shape=tuple(sizes)) if isinstance(s, Spec) else s
 
             with trace:
-                traced = Traced(trace, plan._planned[1], map_structure(specs, size), pool, self.choice, plan.device)
+                traced = Traced(
+                    trace, plan._planned[1], map_structure(specs, traced_spec), pool, self.choice, plan.device
+                )
                 template = Template(plan, traced, groups, dims)
+            for module in traced.modules:  # what a forward keeps of sizes is numbers
+                kept = {name: map_sizes(v, plain) for name, v in vars(module).items() if has_sizes(v)}
+                vars(module).update(kept)
             if any(s.index in trace.tied for s in trace.sizes):
                 raise Untraceable("planning needs its sizes themselves")
+            map_structure(traced.structure, check_leaf)
+            if fault := template_fault(template, plan):
+                raise Untraceable(fault)
             made = template.at(dims, pool)
-            if fault := "conditions do not hold" if made is None else template_fault(template, made, plan):
+            if fault := "other conditions" if made is None else difference(made, plan):
                 raise Untraceable(fault)
         except Exception as e:  # planned from scratch it works: what cannot be traced is planned one shape at a time
             kind.faults.append(f"{type(e).__name__}: {e}")
@@ -330,9 +346,16 @@ class Shapes:
                     del pool.constants[key]
 
 
-def template_fault(template: Template, made: CompiledPlan, plan: CompiledPlan) -> str:
-    """In what a template at its own sizes differs from the plan that it was made beside."""
-    if template.form != plan.info.core.form:
+def check_leaf(x: Any) -> None:
+    """That a result is none that may hold sizes unseen."""
+    if not (x is None or type(x) in LEAVES):
+        raise Untraceable(f"the results hold a {type(x).__name__}")
+
+
+def template_fault(template: Template, plan: CompiledPlan) -> str:
+    """In what a template differs from the plan that it was made beside, except in numbers."""
+    core: Any = plan.core
+    if template.form != core.form:
         return "another form of steps"
     if template.kernels != list(zip(plan.info.names, plan.info.labels, strict=True)):
         return "other labels"
@@ -340,7 +363,7 @@ def template_fault(template: Template, made: CompiledPlan, plan: CompiledPlan) -
         c = buffer.constant
         if not (isinstance(c, SizedConstant) or c is constant or same_literal(c, constant)):
             return "another constant"
-    return difference(made, plan)
+    return ""
 
 
 def same_literal(a: Constant, b: Constant) -> bool:
@@ -351,7 +374,8 @@ def same_literal(a: Constant, b: Constant) -> bool:
 
 def difference(one: CompiledPlan, other: CompiledPlan) -> str:
     """In what two plans differ, "" where they are the same."""
-    a, b = one.info, other.info
+    a: Any = one.info
+    b: Any = other.info
     if type(b) is not PlanInfo and not isinstance(b, InstanceInfo):
         return "one is split"
     if a.core.form != b.core.form or a.names != b.names or a.labels != b.labels:

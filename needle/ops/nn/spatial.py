@@ -104,7 +104,7 @@ def infer_conv(op: Any, x: Any, w: Any, bias: Any = None) -> Any:
     check_images(op.label, x, w, n)
     check_weight(op, x, w, bias, w.shape[1] * op.groups, w.shape[0], "output")
     size = [conv_size(x.shape[2 + i], w.shape[2 + i], op.stride[i], p[i], p[n + i], op.dilation[i]) for i in range(n)]
-    if min(size) < 1:
+    if any(n < 1 for n in size):
         raise ValueError(
             f"[{op.label}] kernel {tuple(w.shape[2:])} is larger than the padded input {tuple(x.shape[2:])}."
         )
@@ -120,7 +120,7 @@ def infer_conv_transpose(op: Any, x: Any, w: Any, bias: Any = None) -> Any:
     for i in range(n):
         reach = op.stride[i] * (x.shape[2 + i] - 1) + op.dilation[i] * (w.shape[2 + i] - 1) + 1
         size.append(reach - p[i] - p[n + i] + op.output_padding[i])
-    if min(size) < 0:
+    if any(n < 0 for n in size):
         raise ValueError(f"[{op.label}] padding {p} is larger than the output.")
     return Spec((x.shape[0], w.shape[1] * op.groups, *size), str(x.dtype))
 

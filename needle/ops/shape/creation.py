@@ -9,11 +9,11 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import promote_scalar
-from needle.backend_ndarray.sizes import whole
+from needle.backend_ndarray.sizes import larger, whole
 from needle.ops.common import constant
 from needle.ops.families import samples_of
 
-__all__ = ["arange_like", "full_like", "linspace_like"]
+__all__ = ["arange_like", "full_like", "linspace_like", "triangle_mask_like"]
 
 
 @op
@@ -55,6 +55,31 @@ class Number(Op):
         return constant(self.value, like, self.infer(like).dtype)
 
     samples = samples_of(({"value": 1.5}, [(3, 4)]))
+
+
+@op
+class TriangleMask(Op):
+    """Which places of a matrix torch.triu (upper) or torch.tril keep; the input gives only the device."""
+
+    ignores_values = True
+    rows: Any
+    columns: Any
+    upper: bool = False
+    diagonal: Any = 0
+
+    def infer(self, like: Any) -> Any:
+        return Spec((whole(self.rows), whole(self.columns)), "bool")
+
+    def decompose(self, like: Tensor) -> Tensor:
+        lower = np.tri(int(self.rows), int(self.columns), int(self.diagonal) - self.upper, dtype=bool)
+        return constant(lower != self.upper, like, "bool")
+
+    samples = samples_of(*(({"rows": 3, "columns": 5, "upper": u, "diagonal": 1}, [(2,)]) for u in (False, True)))
+
+
+def triangle_mask_like(like: Tensor, rows: Any, columns: Any, upper: bool = False, diagonal: Any = 0) -> Tensor:
+    """What torch.triu (upper) or torch.tril keep of a (rows, columns) matrix as truths, on the device of `like`."""
+    return TriangleMask(rows, columns, upper, diagonal)(like)
 
 
 class Line(Op):
@@ -102,7 +127,7 @@ class Arange(Line):
             start, end, step = whole(start), whole(end), whole(step)
         if step == 0:
             raise ValueError("[arange] step expects a number other than 0, got 0.")
-        return max(0, math.ceil((end - start) / step)), start, step
+        return larger(0, math.ceil((end - start) / step)), start, step
 
     def values(self, dtype: str) -> np.ndarray:
         count, start, step = self._counted(dtype)

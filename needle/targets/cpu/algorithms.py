@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from needle.backend_ndarray.sizes import chosen, larger, smaller
 from needle.executor.builder import Builder
 from needle.executor.settings import Option, unmeasured
 
@@ -36,14 +37,24 @@ class Cost(NamedTuple):
     @property
     def estimate(self) -> float:
         fetch = self.kept * FMAS_PER_BYTE
-        return max(self.work, fetch) + EXPOSED * min(self.work, fetch)
+        return larger(self.work, fetch) + EXPOSED * smaller(self.work, fetch)
+
+
+def cheapest(*given: float) -> int:
+    """The least of the costs, which are the first half of the numbers; rather one of those that the other half says to be
+    packed, if that is nearly as cheap.
+    """
+    costs, packed = given[: len(given) // 2], given[len(given) // 2 :]
+    best = min(range(len(costs)), key=costs.__getitem__)
+    held = min((i for i in range(len(costs)) if packed[i]), key=costs.__getitem__, default=best)
+    return held if costs[best] > KEEPS * costs[held] else best
 
 
 def choose(builder: Builder, layer: tuple[Any, ...], costs: dict[str, Cost], packed: Callable[[str], bool]) -> str:
     """The cheapest allowed algorithm, the first of equals; noted in `builder.options` for the step that comes next.
 
-    Measured times count where every candidate has one, else estimates. layer: its name with {} for numbers, and these. packed: whether the weights are packed for an algorithm
-    already, by a plan for another shape.
+    layer: its name with {} for numbers, and these. Measured times count where every candidate has one, else estimates. packed:
+    whether the weights are packed for an algorithm already, by a plan for another shape.
     """
     choice = builder.choice
     candidates = tuple(a for a in costs if a == DIRECT or a in SETTINGS[choice.winograd])
@@ -56,9 +67,7 @@ def choose(builder: Builder, layer: tuple[Any, ...], costs: dict[str, Cost], pac
         time = seconds[algorithm] * FMAS_PER_SECOND if known else c.estimate
         return time + c.kept * FMAS_PER_KEPT_BYTE[choice.memory]
 
-    best = min(candidates, key=cost)
-    held = min(filter(packed, candidates), key=cost, default=best)
-    best = held if cost(best) > KEEPS * cost(held) else best
+    best = candidates[chosen(cheapest, *map(cost, candidates), *map(packed, candidates))]
     if len(candidates) > 1:
         builder.options.append(Option(len(builder.steps), form, tuple(sizes), candidates, best))
     return best
