@@ -286,7 +286,7 @@ def smaller(a: Any, b: Any) -> Any:
 
 def bounds(s: slice, size: Any) -> tuple[Any, Any, Any]:
     """s.indices(size), traced."""
-    if all(type(x) is not Size for x in (size, s.start, s.stop)) or type(s.step) is Size:
+    if not TRACES or type(s.step) is Size or all(type(x) is not Size for x in (size, s.start, s.stop)):
         return s.indices(size)
     step = 1 if s.step is None else operator.index(s.step)
     if step == 0:

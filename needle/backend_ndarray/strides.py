@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def is_contiguous(shape: Dims, strides: Dims) -> bool:
     return True
 
 
-@cached(maxsize=1024)
+@lru_cache(maxsize=1024)
 def is_permutation(axes: Dims, ndim: int) -> bool:
     return len(axes) == ndim and len({a % ndim for a in axes}) == ndim
 
@@ -44,7 +45,7 @@ def resolve_shape(shape: Sequence[int], old: Sequence[int]) -> Dims:
         known = math.prod(s for s in shape if s != -1)
         if known and total % known == 0:
             shape = tuple(total // known if s == -1 else s for s in shape)
-    if any(n < 0 for n in shape) or math.prod(shape) != total:
+    if any([n < 0 for n in shape]) or math.prod(shape) != total:
         raise ValueError(f"[reshape] expects a shape of {total} elements, got {shape}.")
     return shape
 

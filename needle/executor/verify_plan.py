@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from needle.backend_ndarray import sizes
 from needle.backend_ndarray.ndarray import NDArray, itemsize
 from needle.backend_ndarray.sizes import cached
 
@@ -73,7 +74,8 @@ def whole(nbytes: int) -> Region:
 
 
 def region(array: NDArray, halo: Halo = NO_HALO) -> Region | None:
-    return bytes_of(array._offset, array._shape, array._strides, itemsize(array._dtype), halo)
+    find = bytes_of if sizes.TRACES else bytes_of.known  # type: ignore[attr-defined]
+    return find(array._offset, array._shape, array._strides, itemsize(array._dtype), halo)
 
 
 def ring(image: NDArray, halo: dict[str, float]) -> list[Region | None]:
