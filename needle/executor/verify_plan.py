@@ -34,6 +34,12 @@ class Region(NamedTuple):
     run: int
     axes: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def reach(self) -> int:
+        """From the first to the last byte of one turn of the outermost axis."""
+        count, stride = self.axes[-1] if self.axes else (1, 0)
+        return self.stop - self.start - (count - 1) * stride
+
 
 class Value(NamedTuple):
     """What a step leaves for later ones."""
