@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 import needle as ndl
+from fuzzing import models
 from needle import _core, nn, ops
 from needle.backend_ndarray.sizes import Size, Trace, bounds, chosen, larger, smaller
 from needle.backend_ndarray.strides import broadcast_shapes
 from needle.executor import shapes
 from needle.executor.shapes import Instance
 from needle.executor.verify_plan import PlanError
-
-from fuzzing import models
 
 
 class Encoder(nn.Module):
@@ -221,6 +220,14 @@ def test_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [agrees(exe, net, (ids(1, n),)) for n in (6, 7, 12)] == [False, True, True]
 
 
+USES: list[Callable[[Any], Any]] = [
+    *(hash, str, repr, int, float, range, np.zeros, np.float32, "{:d}".format),
+    lambda n: [1, 2, 3, 4, 5][n],
+    lambda n: n in {1, 2},
+    lambda n: _core.empty((n,), "float32"),
+]
+
+
 class TestTrace:
     def test_numbers_and_conditions(self) -> None:
         with Trace([6, 4]) as trace:
@@ -238,7 +245,16 @@ class TestTrace:
                 divmod(a, 5)[1],
             ]
             assert isinstance(a, int) and isinstance(a / b, float) and not isinstance(a, float)
-            assert a + 0 is a and a * 1 is a and a * b is b * a and (a > b) and a != b and b <= 4 and not a == 5
+            assert (
+                a + 0 is a
+                and a * 1 is a
+                and a * b is b * a
+                and (a > b)
+                and a != b
+                and b <= 4
+                and a != 5
+                and bool(a == 6)
+            )
         value = lambda values: [values[m.index] for m in made]  # noqa: E731
         for x, y in ((6, 4), (9, 3), (30, 1), (2, 1)):
             want = [x * y + 3, -x // 4, 2 - y, x / y, x * 768 % 7, abs(y - x), max(0, y - x), min(x, 2.5), 2**y, x % 5]
@@ -251,8 +267,7 @@ class TestTrace:
         )
         assert a + 1 == 7 and type(a + 1) is int and len(trace.values) == len(trace.at([6, 4]))  # after it, numbers
 
-    @pytest.mark.parametrize("use", [hash, str, int, float, range, repr, lambda n: [1, 2, 3, 4, 5][n], "{:d}".format,
-                                     lambda n: n in {1, 2}, np.zeros, lambda n: _core.empty((n,), "float32"), np.float32])  # fmt: skip
+    @pytest.mark.parametrize("use", USES)
     def test_uses_of_the_value_are_conditions(self, use: Any) -> None:
         with Trace([3]) as trace:
             use(trace.sizes[0])
@@ -288,3 +303,42 @@ class TestTrace:
         with Trace([3]) as one, Trace([4]) as other:
             total = one.sizes[0] + other.sizes[0]
         assert total == 7 and type(total) is not Size and one.at([5]) is None and other.at([5]) is None
+
+
+class TestRanges:
+    """`compile(sizes=...)`."""
+
+    def test_calls_in_a_range_do_not_plan(self, compared: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        net = Encoder().eval()
+        exe = ndl.compile(net, ids(3, 7), sizes={"ids.1": (1, 200), "ids.0": (2, 9)})
+        planned = set(exe._plans)
+        for n, length in ((3, 1), (3, 2), (3, 200), (3, 77), (2, 7), (9, 7), (5, 50), (9, 200)):
+            key = repr((ndl.autograd.Spec((n, length), "int64"),))
+            assert agrees(exe, net, (ids(n, length),)) or key in planned
+        for n, length, told in ((1, 7, "2 to 9 for ids.0, got 1"), (3, 201, "1 to 200 for ids.1, got 201")):
+            with pytest.raises(ValueError, match=told):
+                exe(ids(n, length))
+
+    def test_sizes_that_are_equal(self, compared: None) -> None:
+        net = Pair().eval()
+        exe = ndl.compile(net, (drawn(2, 3, 4), drawn(2, 3, 4)), sizes={"x.1, y.1": (2, 40)})
+        assert all(agrees(exe, net, (drawn(2, n, 4), drawn(2, n, 4))) for n in (5, 9, 40))
+        with pytest.raises(ValueError, match=r"one size for x.1, y.1, got 5 and 6"):
+            exe(drawn(2, 5, 4), drawn(2, 6, 4))
+        with pytest.raises(ValueError, match=r"inputs of \[3, 3\] axes, got \[2, 3\]"):
+            exe(drawn(5, 4), drawn(2, 5, 4))
+
+    @pytest.mark.parametrize(
+        ("sizes", "told"),
+        [
+            ({"x.5": (1, 2)}, "names of axes, of x.0, x.1, x.2, y.0, y.1, y.2, got 'x.5'"),
+            ({"x.1": (3, 2)}, r"expects \(least, most\) for x.1, got \(3, 2\)"),
+            ({"x.1": 4}, "for x.1, got 4"),
+            ({"x.1": (1, 2.5)}, "for x.1"),
+            ({"x.1": (1, 4), "y.1, x.1": (1, 4)}, "names an axis of y.1, x.1 twice"),
+            ({"x.1": (4, 8)}, "expects 4 to 8 for x.1, got 3"),
+        ],
+    )
+    def test_what_is_refused(self, sizes: Any, told: str) -> None:
+        with pytest.raises(ValueError, match=told):
+            ndl.compile(Pair().eval(), (drawn(2, 3, 4), drawn(2, 3, 4)), sizes=sizes)

@@ -6,7 +6,7 @@ import functools
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -24,8 +24,9 @@ from .builder import PlanInfo
 from .compiled import CompiledPlan
 from .constants import Constant, ConstantPool, taken_back
 from .memory import MemoryReport
+from .ranges import ranges_of
 from .settings import DEFAULT, Choice
-from .shapes import Shapes
+from .shapes import Shapes, ranks_of
 from .split import SplitPlan
 from .staged import Staged
 from .tuner import step_times
@@ -236,7 +237,16 @@ class Executable(Plans):
 
     def _forget(self) -> None:
         super()._forget()
-        self._direct, self._shapes = None, Shapes(self._choice)
+        self._direct = None
+        self._shapes = Shapes(self._choice, self._shapes.ranges, self._shapes.ranks)
+
+    def plan_ahead(self, sizes: Mapping[str, Any], example: tuple) -> None:
+        """Plans for the ranges of sizes that `compile` was told."""
+        specs, _, _ = entered(self._bind(example, {}))
+        self._shapes = Shapes(self._choice, ranges_of(sizes, self.model, specs), ranks_of(specs))
+        self._prepare(example, {})
+        for probe in self._shapes.unknown(specs):
+            self._plan_for(repr(probe), probe, [])
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple:
         bind = getattr(self.model, "bind", None)
@@ -315,12 +325,14 @@ def compile(
     precision: str = "float32",
     disable: Sequence[str] = (),
     max_plans: int | None = None,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
 ) -> Executable | Staged:
     """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example` and the
     device of the model's parameters (a function's: of its inputs).
 
-    Other shapes get their own plan on first use. A net in which values say how large some results are, as `nonzero` does, becomes
-    a Staged: plans of what lies between. Raises ValueError when layers are in training mode.
+    Other shapes get their own plan on first use, from the third on mostly without planning. A net in which values say how large
+    some results are, as `nonzero` does, becomes a Staged: plans of what lies between. Raises ValueError when layers are in
+    training mode.
 
     precision: on a GPU, what matrix products and convolutions multiply in: "float32" exactly, or "tf32", "float16",
     "bfloat16": operands are rounded on their way in, sums and everything between layers stay float32 (so float16 overflows
@@ -348,6 +360,10 @@ def compile(
 
     max_plans: how many shapes' plans are kept, those used last. None: as many as fit into the size of the packed weights, which
     plans share, and 128 MiB; they also share the memory that they compute in. Mostly some hundred.
+
+    sizes: sizes that inputs may have, `{"ids.1, mask.1": (1, 512)}`: axes as "input.axis", equal ones joined by commas, or a name
+    that torch.export gave. They are planned for at once, so that calls do not plan; others are refused. On a GPU, and where
+    planning needs a size itself, calls plan as they do without.
     """
     if BACKEND == "np":
         raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
@@ -357,9 +373,13 @@ def compile(
     choice = Choice(winograd, memory, tune, precision, names("disable", disable), max_plans)
     example = example if isinstance(example, tuple) else (example,)
     if isinstance(model, GraphModule) and any(n.kind == "op" and n.target.counts for n in model.graph):
+        if sizes is not None:
+            raise ValueError("[compile] sizes expects a net whose results' sizes are known without values, got one that counts.")
         staged = Staged(model, lambda part: Executable(part, choice))
         staged(*example)
         return staged
     exe = Executable(model, choice)
+    if sizes is not None:
+        exe.plan_ahead(sizes, example)
     exe._prepare(example, {})
     return exe

@@ -27,6 +27,7 @@ from .compiled import CompiledPlan, Origin, origins
 from .constants import Constant, ConstantPool, SizedConstant, Untraceable
 from .memory import Lifetime
 from .planner import Planner
+from .ranges import Range
 from .settings import Choice
 from .split import is_foreign
 from .verify_plan import PlanError
@@ -132,12 +133,15 @@ class Template:
 
     def at(self, dims: Dims, pool: ConstantPool) -> Instance | None:
         """The plan for other sizes; None where planning would make another one."""
+        values = self.values(dims)
+        return None if values is None else Instance(self, values, pool)
+
+    def values(self, dims: Dims) -> list[Any] | None:
         if any(dims[i] != n for i, n in self.fixed) or any(
             dims[i] != dims[group[0]] for group in self.groups for i in group
         ):
             return None
-        values = self.trace.at([dims[group[0]] for group in self.groups])
-        return None if values is None else Instance(self, values, pool)
+        return self.trace.at([dims[group[0]] for group in self.groups])
 
 
 class Instance(CompiledPlan):
@@ -248,11 +252,18 @@ class Kind:
         self.tries, self.faults = TRIES, list[str]()  # why traces were of no use
 
 
+def ranks_of(specs: Any) -> list[int]:
+    ranks: list[int] = []
+    map_structure(specs, lambda s: ranks.append(len(s.shape)) if isinstance(s, Spec) else None)
+    return ranks
+
+
 class Shapes:
     """The templates of one model."""
 
-    def __init__(self, choice: Choice) -> None:
-        self.choice = choice
+    def __init__(self, choice: Choice, ranges: Sequence[Range] = (), ranks: Sequence[int] = ()) -> None:
+        """ranges: what was told of free sizes, for arrays of these ranks."""
+        self.choice, self.ranges, self.ranks = choice, ranges, ranks
         self.kinds: dict[str, Kind] = {}
 
     def constants(self) -> Iterator[Constant]:
@@ -264,6 +275,10 @@ class Shapes:
     def find(self, specs: Any, pool: ConstantPool, scratch: Callable[[], CompiledPlan]) -> CompiledPlan:
         """The plan for some arguments, by a template or by `scratch()`."""
         kind, dims = self._kind(specs)
+        if self.ranges and (ranks := ranks_of(specs)) != self.ranks:
+            raise ValueError(f"[compile] sizes expects inputs of {self.ranks} axes, got {ranks}.")
+        for known in self.ranges:
+            known.check(dims)
         for template in kind.templates:
             made = template.at(dims, pool)
             if made is not None:
@@ -274,10 +289,23 @@ class Shapes:
                 kind.tries = TRIES
                 return made
         plan = scratch()
-        if kind.seen and kind.tries and self._traceable(plan):
+        if (kind.seen or self.ranges) and kind.tries and self._traceable(plan):
             self._learn(kind, plan, specs, dims, pool)
         kind.seen = [*[d for d in kind.seen if d != dims][-SEEN + 1 :], dims]
         return plan
+
+    def unknown(self, specs: Sequence[Spec]) -> Iterator[tuple[Spec, ...]]:
+        """Arguments of sizes in the ranges, the others as here, whose plan no template has, while traces are of use."""
+        dims = [n for s in specs for n in s.shape]
+        for known in self.ranges:
+            for n in known.probes():
+                left = iter([n if i in known.places else size for i, size in enumerate(dims)])
+                probe = tuple(s._replace(shape=tuple(itertools.islice(left, len(s.shape)))) for s in specs)
+                kind, sizes = self._kind(probe)
+                if not kind.tries:
+                    return
+                if all(template.values(sizes) is None for template in kind.templates):
+                    yield probe
 
     def _kind(self, specs: Any) -> tuple[Kind, Dims]:
         dims: list[int] = []
@@ -300,9 +328,10 @@ class Shapes:
         """A template like `plan`, whose free sizes are those that were seen to differ."""
         columns: dict[Dims, list[int]] = {}
         for i, column in enumerate(zip(*kind.seen, dims, strict=True)):
-            if dims[i] > 1 and any(n != dims[i] for n in column):
+            if any(n != dims[i] for n in column):
                 columns.setdefault(column, []).append(i)
-        groups = list(columns.values())
+        known_ones = [r.places for r in self.ranges] or columns.values()
+        groups = [g for g in known_ones if dims[g[0]] > 1]
         if not groups:
             return
         kind.tries -= 1
