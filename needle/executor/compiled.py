@@ -36,8 +36,8 @@ class Origin(NamedTuple):
     flops: int
 
 
-def origins(graph: Graph, fn: Callable) -> dict[str, Origin]:
-    """Every op of a traced graph by its node's name, which labels the plan's steps."""
+def origins(graph: Graph, fn: Callable, at: Callable[[Any], Any] = lambda x: x) -> dict[str, Origin]:
+    """Every op of a traced graph by its node's name, which labels the plan's steps; at: what sizes, shapes and ops stand for."""
     paths = {id(t): p for p, t in fn.named_tensors()} if isinstance(fn, Module) else {}
     owner: dict[Node, str] = {}  # nodes computed from parameters alone -> module
     found: dict[str, Origin] = {}
@@ -48,7 +48,8 @@ def origins(graph: Graph, fn: Callable) -> dict[str, Origin]:
             path = next((owner[a] for a in n.args if a in owner), "")
             if all(a in owner for a in n.args):
                 owner[n] = path
-            found[n.name] = Origin(path, n.target.flops(n.meta["spec"], *(a.meta["spec"] for a in n.args)))
+            out, *inputs = (at(x.meta["spec"]) for x in (n, *n.args))
+            found[n.name] = Origin(path, at(n.target).flops(out, *inputs))
     return found
 
 

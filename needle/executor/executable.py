@@ -374,7 +374,9 @@ def compile(
     example = example if isinstance(example, tuple) else (example,)
     if isinstance(model, GraphModule) and any(n.kind == "op" and n.target.counts for n in model.graph):
         if sizes is not None:
-            raise ValueError("[compile] sizes expects a net whose results' sizes are known without values, got one that counts.")
+            raise ValueError(
+                "[compile] sizes expects a net whose results' sizes are known without values, got one that counts."
+            )
         staged = Staged(model, lambda part: Executable(part, choice))
         staged(*example)
         return staged

@@ -120,7 +120,6 @@ class Template:
         self.sized = [(i, c) for i, c in sized if isinstance(c, SizedConstant)]
         self.bytes = Numbers(self.trace, [b.nbytes for b in traced.arena], "int64")
         self.moves, self.bases = np.array(moves, "int64").reshape(-1, 2).T, bases
-        self.origins = origins(*traced._planned)
 
     def needed(self) -> Iterator[Constant]:
         """The constants that its plans use or make theirs from."""
@@ -159,7 +158,7 @@ class Instance(CompiledPlan):
 
     @functools.cached_property
     def origins(self) -> dict[str, Origin]:  # type: ignore[override]
-        return {n: Origin(o.path, self.value(o.flops)) for n, o in self.template.origins.items()}
+        return origins(*self.template.traced._planned, lambda x: map_sizes(x, self.value))
 
 
 class InstanceInfo(PlanInfo):
@@ -295,16 +294,17 @@ class Shapes:
         return plan
 
     def unknown(self, specs: Sequence[Spec]) -> Iterator[tuple[Spec, ...]]:
-        """Arguments of sizes in the ranges, the others as here, whose plan no template has, while traces are of use."""
-        dims = [n for s in specs for n in s.shape]
+        """Arguments of sizes in the ranges, the others as here, whose plan no template has; as many as there may be templates."""
+        dims, found = [n for s in specs for n in s.shape], 1
         for known in self.ranges:
             for n in known.probes():
                 left = iter([n if i in known.places else size for i, size in enumerate(dims)])
                 probe = tuple(s._replace(shape=tuple(itertools.islice(left, len(s.shape)))) for s in specs)
                 kind, sizes = self._kind(probe)
-                if not kind.tries:
-                    return
-                if all(template.values(sizes) is None for template in kind.templates):
+                if any(template.values(sizes) is not None for template in kind.templates):
+                    kind.tries = TRIES
+                elif found < KEPT and kind.tries:
+                    found += 1
                     yield probe
 
     def _kind(self, specs: Any) -> tuple[Kind, Dims]:
