@@ -30,6 +30,7 @@ from .planner import Planner
 from .ranges import Range
 from .settings import Choice
 from .split import is_foreign
+from .target import target_of
 from .verify_plan import PlanError
 
 KEPT = 8  # templates of one kind of arguments
@@ -148,39 +149,40 @@ class Instance(CompiledPlan):
 
     def __init__(self, template: Template, values: list[Any], pool: ConstantPool) -> None:
         vars(self).update(template.same)
-        self.template, self.values = template, values
+        self.template, self.value = template, value_of(values)
         self.structure = map_structure(template.traced.structure, self.value)
-        self.info = InstanceInfo(self, pool)
+        self.info = InstanceInfo(template, values, pool)
         self.core = self.info.core
-
-    def value(self, x: Any) -> Any:
-        return self.values[x.index] if type(x) is Size else x
 
     @functools.cached_property
     def origins(self) -> dict[str, Origin]:  # type: ignore[override]
         return origins(*self.template.traced._planned, lambda x: map_sizes(x, self.value))
 
 
+def value_of(values: list[Any]) -> Callable[[Any], Any]:
+    """What a number stands for among a trace's values."""
+    return lambda x: values[x.index] if type(x) is Size else x
+
+
 class InstanceInfo(PlanInfo):
     """What people want to know about it is found when they ask."""
 
-    def __init__(self, made: Instance, pool: ConstantPool) -> None:
-        self.made, template = made, made.template
-        traced = template.traced
-        self.device, self.names, self.labels = made.device, template.names, template.labels
+    def __init__(self, template: Template, values: list[Any], pool: ConstantPool) -> None:
+        self.template, self.value, traced = template, value_of(values), template.traced
+        self.device, self.names, self.labels = traced.device, template.names, template.labels
         self.shared, self.constants = template.constants, template.constants.copy()
         for i, c in template.sized:
             self.constants[i] = self._of_sizes(c, pool)
-        numbers = template.numbers.at(made.values)
+        numbers = template.numbers.at(values)
         zone = traced.builder.zone
-        spans = zip(template.bytes.at(made.values).tolist(), traced.arena, strict=True)
+        spans = zip(template.bytes.at(values).tolist(), traced.arena, strict=True)
         self.lifetimes = [Lifetime(nbytes, b.first, b.last) for nbytes, b in spans]
         self.offsets, self.arena_bytes = traced.builder.placed(self.lifetimes)
         places, buffers = template.moves
         numbers[places] += np.array(self.offsets, "int64")[buffers]
         for place, index, size in template.bases:
             numbers[place] += self.constants[index].array._offset * size
-        attributes = template.attributes.at(made.values)
+        attributes = template.attributes.at(values)
         self.core = template.core.like(numbers.tolist(), attributes.tolist(), self.arena_bytes)
         if zone:
             traced.builder.guard(self.core, self.lifetimes, self.offsets)
@@ -188,12 +190,12 @@ class InstanceInfo(PlanInfo):
 
     @property
     def own(self) -> list[Constant]:
-        return [self.constants[i] for i, _ in self.made.template.sized]
+        return [self.constants[i] for i, _ in self.template.sized]
 
     def _of_sizes(self, c: Any, pool: ConstantPool) -> Constant:
         if not isinstance(c, SizedConstant):
             return c
-        value = self.made.value
+        value = self.value
         op = map_sizes(c.op, value)
         if op.ignores_values:
             made = pool.of_specs(op, map_sizes(list(c.inputs), value))
@@ -211,7 +213,7 @@ class InstanceInfo(PlanInfo):
 
     def _drawn(self) -> Any:
         """The steps with these numbers, as the builder has those of its plan."""
-        value, builder = self.made.value, self.made.template.traced.builder
+        value, builder = self.value, self.template.traced.builder
         handles: dict[int, Buffer] = {}
         arrays: dict[int, NDArray] = {}
 
@@ -235,7 +237,7 @@ class InstanceInfo(PlanInfo):
             )
             for s in builder.steps
         ]
-        self._buffers = [handle(b) for b in self.made.template.traced.arena]
+        self._buffers = [handle(b) for b in self.template.traced.arena]
         options = [o._replace(sizes=map_sizes(o.sizes, value)) for o in builder.options]
         return SimpleNamespace(
             steps=steps, options=options, device=self.device, fired=builder.fired, misses=builder.misses
@@ -322,7 +324,8 @@ class Shapes:
         return self.kinds.setdefault(key, Kind()), tuple(dims)
 
     def _traceable(self, plan: CompiledPlan) -> bool:
-        return type(plan.info) is PlanInfo and plan.device.target == "cpu" and not (self.choice.tune or plan.writes)
+        traces = target_of(plan.device).traces_sizes and not (self.choice.tune or plan.writes)
+        return traces and type(plan.info) is PlanInfo
 
     def _learn(self, kind: Kind, plan: CompiledPlan, specs: Any, dims: Dims, pool: ConstantPool) -> None:
         """A template like `plan`, whose free sizes are those that were seen to differ."""

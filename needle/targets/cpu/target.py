@@ -195,6 +195,7 @@ class CpuTarget(LayerTarget):
     numpy = True
     complete = ("float32",)
     guard_zone = _core.GUARD_BYTES
+    traces_sizes = True
 
     def folds(self, op: Op) -> bool:
         return isinstance(op, IMAGE_PARTS) or super().folds(op)
