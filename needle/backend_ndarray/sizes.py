@@ -11,11 +11,12 @@ import dataclasses
 import functools
 import math
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable)
-TRACES = 0  # that are open, in any thread
+TRACES, COUNTING = 0, threading.Lock()  # that are open, in any thread
 COMMUTES = (operator.add, operator.mul)
 
 
@@ -132,14 +133,16 @@ class Trace:
 
     def __enter__(self) -> Trace:
         global TRACES
-        TRACES += 1
+        with COUNTING:
+            TRACES += 1
         self.is_open = True
         return self
 
     def __exit__(self, *_: Any) -> None:
         """From now on traced numbers are numbers."""
         global TRACES
-        TRACES -= 1
+        with COUNTING:
+            TRACES -= 1
         self.is_open = False
         self._known.clear()
 
