@@ -21,7 +21,7 @@ from .order import hoisted
 from .rewriting import merge
 from .settings import DEFAULT, PRECISIONS, Choice, Measured, Option, unmeasured
 from .step import ZERO_HALO, Halo, Step
-from .target import target_of
+from .target import Target, target_of
 from .verify_plan import Value, verify_plan, verify_steps
 
 ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
@@ -75,7 +75,7 @@ class Builder:
         self.result: Any = None  # what the present op makes: a Spec, or a tuple of them
         self.halos: dict[int, Halo] = {}  # what the present op reads around its images, by id
         self.values: list[Value] = []  # what ops read, for the verifier
-        self.zone = self.target.guard_zone if guarded() else 0  # bytes before and behind every buffer
+        self.zone = zone_of(self.target)
         self.early = range(0)  # steps that may run before those in front of them
 
     @contextmanager
@@ -236,6 +236,11 @@ class Builder:
 def guarded() -> bool:
     """Whether plans made now look for what steps write outside of their buffers, or read before it is written; slow."""
     return os.environ.get("NEEDLE_GUARD", "0") not in ("", "0")
+
+
+def zone_of(target: Target) -> int:
+    """Bytes before and behind every buffer of plans made now."""
+    return target.guard_zone if guarded() else 0
 
 
 def halo_bytes(image: NDArray, halo: dict[str, float]) -> int:

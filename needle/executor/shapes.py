@@ -22,7 +22,7 @@ from needle.backend_ndarray.ndarray import itemsize
 from needle.backend_ndarray.sizes import Size, Trace, has_sizes, map_sizes, plain
 from needle.graph import Graph, Node, map_structure
 
-from .builder import ARENA, CONSTANT, Buffer, Builder, PlanInfo, guarded
+from .builder import ARENA, CONSTANT, Buffer, Builder, PlanInfo, guarded, zone_of
 from .compiled import CompiledPlan, Origin, origins
 from .constants import Constant, ConstantPool, SizedConstant, Untraceable
 from .memory import Lifetime
@@ -121,6 +121,7 @@ class Template:
         self.sized = [(i, c) for i, c in sized if isinstance(c, SizedConstant)]
         self.bytes = Numbers(self.trace, [b.nbytes for b in traced.arena], "int64")
         self.moves, self.bases = np.array(moves, "int64").reshape(-1, 2).T, bases
+        traced.builder.values.clear()
 
     def needed(self) -> Iterator[Constant]:
         """The constants that its plans use or make theirs from."""
@@ -137,8 +138,11 @@ class Template:
         return None if values is None else Instance(self, values, pool)
 
     def values(self, dims: Dims) -> list[Any] | None:
-        if any(dims[i] != n for i, n in self.fixed) or any(
-            dims[i] != dims[group[0]] for group in self.groups for i in group
+        builder = self.traced.builder
+        if (
+            builder.zone != zone_of(builder.target)
+            or any(dims[i] != n for i, n in self.fixed)
+            or any(dims[i] != dims[group[0]] for group in self.groups for i in group)
         ):
             return None
         return self.trace.at([dims[group[0]] for group in self.groups])
@@ -367,7 +371,7 @@ class Shapes:
             if fault := "other conditions" if made is None else difference(made, plan):
                 raise Untraceable(fault)
         except Exception as e:  # planned from scratch it works: what cannot be traced is planned one shape at a time
-            kind.faults.append(f"{type(e).__name__}: {e}")
+            kind.faults = [*kind.faults[-TRIES:], f"{type(e).__name__}: {e}"]
             return
         else:
             kind.templates = [template, *kind.templates[: KEPT - 1]]
