@@ -182,6 +182,7 @@ class Op:
     float32_only: ClassVar[bool] = False  # its kernels take nothing else: float64 runs as `reference`, slow but right
     library: ClassVar[str] = "needle"  # another library's call cannot be saved and runs between plans, not in one
     mixes_floats: ClassVar[bool] = False  # its inputs may be of several float dtypes, as torch's may
+    ignores_values: ClassVar[bool] = False  # its result depends on shapes and dtypes of its inputs alone
     is_item: ClassVar[bool] = False  # one of the results of another op
     # What a subclass defines, looked up once: eager calls ask for every op.
     has_infer: ClassVar[bool]  # False for ops in the course's form, which only compute, on whatever arrays they get

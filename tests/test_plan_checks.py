@@ -86,7 +86,7 @@ class TestMutations:
 
     def test_dtypes_unchecked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(passes, "missing_kernel", lambda *_: "")
-        monkeypatch.setattr("needle.executor.executable.check_floats", lambda *_: None)
+        monkeypatch.setattr("needle.executor.compiled.check_floats", lambda *_: None)
 
         def call(self: Builder, name: str, outs: Any, named: dict[str, Any]) -> None:
             inputs = {n: a for n, a in named.items() if isinstance(a, NDArray)}

@@ -154,6 +154,57 @@ void Plan::set_constants(Constants constants) {
   originals_ = std::move(originals);
 }
 
+std::unique_ptr<Plan> Plan::like(const std::vector<int64_t>& numbers, const std::vector<double>& attributes,
+                                 size_t arena_bytes) const {
+  auto steps = steps_;
+  auto inputs = inputs_, outputs = outputs_;
+  auto number = numbers.begin();
+  auto attribute = attributes.begin();
+  auto take = [](auto& at, const auto& all, auto* to, int count) {
+    if (all.end() - at < count) throw std::out_of_range("[plan] got too few numbers for its steps.");
+    std::copy(at, at + count, to);
+    at += count;
+  };
+  for (Step& step : steps) {
+    for (auto* refs : {&step.out, &step.in})
+      for (Ref& ref : *refs) {
+        if (ref.view.absent()) continue;
+        take(number, numbers, &ref.offset, 1);
+        take(number, numbers, ref.view.shape, ref.view.rank);
+        take(number, numbers, ref.view.stride, ref.view.rank);
+      }
+    take(attribute, attributes, step.attr.data(), static_cast<int>(step.attr.size()));
+  }
+  for (auto* views : {&inputs, &outputs})
+    for (View& view : *views) {
+      take(number, numbers, view.shape, view.rank);
+      int64_t stride = 1;
+      for (int i = view.rank - 1; i >= 0; stride *= view.shape[i--]) view.stride[i] = stride;
+    }
+  if (number != numbers.end() || attribute != attributes.end())
+    throw std::out_of_range("[plan] got too many numbers for its steps.");
+  return std::make_unique<Plan>(device_, std::move(steps), arena_bytes, std::move(inputs), std::move(outputs), arenas_);
+}
+
+std::pair<std::vector<int64_t>, std::vector<double>> Plan::numbers() const {
+  std::vector<int64_t> numbers;
+  std::vector<double> attributes;
+  auto give = [](auto& to, const auto* from, size_t count) { to.insert(to.end(), from, from + count); };
+  for (const Step& step : steps_) {
+    for (const auto* refs : {&step.out, &step.in})
+      for (const Ref& ref : *refs) {
+        if (ref.view.absent()) continue;
+        numbers.push_back(ref.offset);
+        give(numbers, ref.view.shape, ref.view.rank);
+        give(numbers, ref.view.stride, ref.view.rank);
+      }
+    give(attributes, step.attr.data(), step.attr.size());
+  }
+  for (const auto* views : {&inputs_, &outputs_})
+    for (const View& view : *views) give(numbers, view.shape, view.rank);
+  return {std::move(numbers), std::move(attributes)};
+}
+
 void Plan::set_attributes(size_t step, std::vector<double> attributes) {
   if (step >= steps_.size() || attributes.size() != steps_[step].attr.size())
     throw std::out_of_range("[plan] step " + std::to_string(step) + " does not take " +

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/device.h"
@@ -68,6 +69,13 @@ class Plan {
   // Replaces the packed weights; runs in flight keep the ones they started with. Those that steps write are state:
   // every run says that it wrote them.
   void set_constants(Constants constants);
+
+  // The same steps for other shapes. numbers: of every operand that is there, outputs first, its offset, shape and
+  // strides; then the shapes of the plan's inputs and of its outputs. attributes: of all steps.
+  std::unique_ptr<Plan> like(const std::vector<int64_t>& numbers, const std::vector<double>& attributes,
+                             size_t arena_bytes) const;
+
+  std::pair<std::vector<int64_t>, std::vector<double>> numbers() const;  // as `like` takes them
 
   // Other attributes for a step, between two runs, which a recorded graph would not see: such a plan runs step by step.
   void set_attributes(size_t step, std::vector<double> attributes);

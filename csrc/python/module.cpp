@@ -1,6 +1,7 @@
 // The Python module needle._core. It names no op: kernels are reached through their table rows.
 #include <optional>
 
+#include "core/offsets.h"
 #include "core/plan.h"
 #include "core/pool.h"
 #include "cpu/backend.h"
@@ -52,6 +53,23 @@ std::unique_ptr<Plan> make_plan(Device* device, const std::vector<StepTuple>& st
     return v;
   };
   return std::make_unique<Plan>(device, std::move(list), arena_bytes, views(inputs), views(outputs), std::move(arenas));
+}
+
+// What shapes do not change: of every step its kernel, and of each operand the space, index, rank and dtype.
+std::vector<py::tuple> form_of(const Plan& plan) {
+  std::vector<py::tuple> rows;
+  for (const Step& step : plan.steps()) {
+    py::list operands;
+    for (const auto* refs : {&step.out, &step.in})
+      for (const Ref& r : *refs) {
+        if (r.view.absent())
+          operands.append(py::none());
+        else
+          operands.append(py::make_tuple(static_cast<int>(r.space), r.index, r.view.rank, info(r.view.dtype).name));
+      }
+    rows.push_back(py::make_tuple(step.row->name, operands));
+  }
+  return rows;
 }
 
 std::string describe(const View& v) {
@@ -311,6 +329,17 @@ PYBIND11_MODULE(_core, m) {
   m.def("cpu", &Device::cpu, py::return_value_policy::reference);
   m.def("open", &Device::open, py::arg("path"), py::return_value_policy::reference);
 
+  m.def(
+      "plan_offsets",
+      [](const std::vector<std::tuple<int64_t, int64_t, int64_t>>& buffers, int64_t alignment) {
+        std::vector<Lifetime> list;
+        for (const auto& [bytes, first, last] : buffers) list.push_back({bytes, first, last});
+        auto offsets = plan_offsets(list, alignment);
+        const int64_t total = offsets.back();
+        offsets.pop_back();
+        return std::make_pair(std::move(offsets), total);
+      },
+      py::arg("buffers"), py::arg("alignment"));
   py::class_<Arenas, std::shared_ptr<Arenas>>(m, "Arenas").def(py::init());
   py::class_<Plan>(m, "Plan")
       .def(py::init(&make_plan), py::arg("device"), py::arg("steps"), py::arg("arena_bytes"), py::arg("inputs"),
@@ -329,6 +358,9 @@ PYBIND11_MODULE(_core, m) {
             p.guard(std::move(list));
           },
           py::arg("buffers"))
+      .def("like", &Plan::like, py::arg("numbers"), py::arg("attributes"), py::arg("arena_bytes"))
+      .def_property_readonly("numbers", &Plan::numbers)
+      .def_property_readonly("form", form_of)
       .def("run", [](Plan& p, const std::vector<Array*>& outs,
                      const std::vector<Array*>& ins) { run_plan(p, outs, ins, nullptr); })
       .def("run_new", [](Plan& p, const std::vector<Array*>& ins) { return run_new(p, ins); })

@@ -18,7 +18,9 @@ from .device import DLPACK, Device, cpu, cpu_numpy
 from .dtypes import dtype_name, dtype_of, itemsize, promote, promote_scalar
 from .flat import Flat
 from .kernels import DTYPES, KERNELS, PLACE, PLAIN, PLANNING, call, call_map, kernel_dtype
+from .sizes import bounds
 from .strides import (
+    broadcast_shapes,
     broadcast_strides,
     contiguous_strides,
     flip_view,
@@ -31,6 +33,7 @@ from .strides import (
 )
 
 CPU = cpu()
+known_strides = contiguous_strides.known  # type: ignore[attr-defined] # of arrays in real memory, whose sizes are plain numbers
 
 
 def unary(name: str) -> Callable[[NDArray], NDArray]:
@@ -104,7 +107,7 @@ class NDArray:
     def _of(ref: _core.Array, shape: tuple[int, ...], dtype: str, device: Device) -> NDArray:
         """An NDArray around a new array of the core."""
         self = NDArray.__new__(NDArray)
-        self._shape, self._strides, self._offset = shape, contiguous_strides(shape), 0
+        self._shape, self._strides, self._offset = shape, known_strides(shape), 0
         self._device, self._dtype, self._storage, self._reference = device, dtype, None, ref
         return self
 
@@ -282,7 +285,7 @@ class NDArray:
 
     def process_slice(self, s: slice, dim: int) -> slice:
         """`s` with its start, stop and step written out for an axis."""
-        return slice(*s.indices(self._shape[dim]))
+        return slice(*bounds(s, self._shape[dim]))
 
     def __getitem__(self, index: Any) -> NDArray:
         return self._view(*index_view(self._shape, self._strides, self._offset, index))
@@ -324,7 +327,7 @@ class NDArray:
             ins = [a._reference or a._ref if a._dtype == dtype else a.astype(dtype)._ref for a in (self, *others)]
             ref = self._device.kernels[name].map(ins, out, attrs)
             return NDArray._of(ref, shape if same else ref.shape, out, self._device)
-        result = NDArray.empty(np.broadcast_shapes(shape, *(a._shape for a in others)), out)
+        result = NDArray.empty(broadcast_shapes(shape, *(a._shape for a in others)), out)
         call_map(name, result, [a.fitted(result._shape, dtype) for a in (self, *others)], attrs)
         return result
 
@@ -370,7 +373,7 @@ class NDArray:
         dtype = kernel_dtype("matmul", dtype)
         batch = self._shape[:-2]
         if batch != other._shape[:-2]:
-            batch = np.broadcast_shapes(batch, other._shape[:-2])
+            batch = broadcast_shapes(batch, other._shape[:-2])
         ins = [x.fitted((*batch, *x._shape[-2:]), dtype) for x in (self, other)]
         shape = (*batch, self._shape[-2], other._shape[-1])
         return NDArray.made("matmul", [*ins, None], dtype, shape, shape, PLAIN)

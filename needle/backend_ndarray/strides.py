@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from .sizes import bounds, cached, larger, whole
+
 Dims = tuple[int, ...]
 
 
-@lru_cache(maxsize=4096)
+@cached(maxsize=4096)
 def contiguous_strides(shape: Dims) -> Dims:
     strides, n = [], 1
     for s in reversed(shape):
@@ -38,21 +40,33 @@ def is_permutation(axes: Dims, ndim: int) -> bool:
 
 def resolve_shape(shape: Sequence[int], old: Sequence[int]) -> Dims:
     """`shape` with its -1 computed from `old`; raises when the sizes differ."""
-    shape, total = tuple(map(int, shape)), math.prod(old)
+    shape, total = tuple(map(whole, shape)), math.prod(old)
     if -1 in shape and shape.count(-1) == 1:
         known = math.prod(s for s in shape if s != -1)
         if known and total % known == 0:
             shape = tuple(total // known if s == -1 else s for s in shape)
-    if min(shape, default=0) < 0 or math.prod(shape) != total:
+    if any([n < 0 for n in shape]) or math.prod(shape) != total:
         raise ValueError(f"[reshape] expects a shape of {total} elements, got {shape}.")
     return shape
 
 
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def reduced_shapes(shape: Dims, axes: Dims) -> tuple[Dims, Dims]:
     """`shape` with 1 at `axes`, and without them."""
     kept = tuple(1 if d in axes else s for d, s in enumerate(shape))
     return kept, tuple(s for d, s in enumerate(shape) if d not in axes)
+
+
+def broadcast_shapes(*shapes: Dims) -> Dims:
+    """The shape to which all broadcast, as numpy's; raises ValueError where there is none."""
+    ndim = max(map(len, shapes), default=0)
+    made = []
+    for sizes in zip(*((1,) * (ndim - len(s)) + tuple(s) for s in shapes), strict=True):
+        found = [n for n in sizes if n != 1]
+        if any(n != found[0] for n in found[1:]):
+            raise ValueError(f"shapes {', '.join(map(str, shapes))} do not broadcast together")
+        made.append(found[0] if found else 1)
+    return tuple(made)
 
 
 def broadcast_strides(shape: Dims, strides: Dims, to: Dims) -> Dims:
@@ -63,7 +77,7 @@ def broadcast_strides(shape: Dims, strides: Dims, to: Dims) -> Dims:
     return (0,) * lead + tuple([0 if n == 1 else s for n, s in zip(shape, strides, strict=True)])
 
 
-@lru_cache(maxsize=4096)
+@cached(maxsize=4096)
 def runs_of(shape: Dims, strides: Dims) -> tuple[tuple[int, int], ...]:
     """(elements, stride) of axes that memory steps through as one, the last one first: the same for views of the same elements
     in the same order.
@@ -79,7 +93,7 @@ def runs_of(shape: Dims, strides: Dims) -> tuple[tuple[int, int], ...]:
     return tuple(runs) or ((1, 1),)
 
 
-@lru_cache(maxsize=4096)
+@cached(maxsize=4096)
 def reshaped_strides(shape: Dims, strides: Dims, to: Dims) -> Dims | None:
     """Strides that show the elements of `shape`, in their order, as the shape `to` of as many; None where none do."""
     if is_contiguous(shape, strides) or not math.prod(shape):
@@ -130,15 +144,15 @@ def index_view(shape: Dims, strides: Dims, offset: int, index: Any) -> tuple[lis
         n, stride = shape[dim], strides[dim]
         dim += 1
         if isinstance(i, slice):
-            start, stop, step = i.indices(n)
-            size = max(0, -(-(stop - start) // step))
+            start, stop, step = bounds(i, n)
+            size = larger(0, -(-(stop - start) // step))
             new_shape.append(size)
             new_strides.append(stride * step)
             offset += start * stride if size else 0
             continue
         if isinstance(i, bool | np.bool_) or not hasattr(i, "__index__"):
             raise TypeError(f"[getitem] expects integers, slices, None and ..., got {type(i).__name__}.")
-        i = operator.index(i)
+        i = whole(i) if isinstance(i, int) else operator.index(i)
         if not -n <= i < n:
             raise IndexError(f"[getitem] index {i} is out of range for axis {dim - 1} of size {n}.")
         offset += (i % n) * stride

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from needle import _core
-from needle.autograd import Unsupported
+from needle.autograd import Op, Spec, Unsupported
 from needle.backend_ndarray import Device
 from needle.backend_ndarray.kernels import PLANNING, on_device
 from needle.backend_ndarray.ndarray import NDArray, itemsize
+from needle.backend_ndarray.sizes import Trace, has_sizes, map_sizes, real
 
-from .constants import Constant, ConstantPool
+from .constants import Constant, ConstantPool, SizedConstant, as_constant
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
 from .order import hoisted
 from .rewriting import merge
 from .settings import DEFAULT, PRECISIONS, Choice, Measured, Option, unmeasured
 from .step import ZERO_HALO, Halo, Step
-from .target import target_of
+from .target import Target, target_of
 from .verify_plan import Value, verify_plan, verify_steps
 
 ARENA, CONSTANT, INPUT, OUTPUT = range(4)  # the memory spaces of csrc/core/plan.h
@@ -29,12 +31,18 @@ class Buffer:
     """Virtual memory: what an NDArray's `_handle` is while planning."""
 
     def __init__(
-        self, nbytes: int, space: int = ARENA, index: int = 0, constant: Constant | None = None, state: bool = False
+        self, nbytes: int, space: int = ARENA, index: int = 0, constant: Any = None, state: bool = False
     ) -> None:
         self.nbytes, self.space, self.index, self.constant = nbytes, space, index, constant
         self.is_state = state  # memory of a constant that steps write
         self.first, self.last = -1, -1
         self.native = False  # holds the target's own layout
+
+    def copy(self, nbytes: int, constant: Any) -> Buffer:
+        """The same of another plan."""
+        made = Buffer(nbytes, self.space, self.index, constant, self.is_state)
+        made.first, made.last, made.native = self.first, self.last, self.native
+        return made
 
     is_made = property(lambda self: self.space == ARENA or self.space == OUTPUT)  # steps write it
     is_output = property(lambda self: self.space == OUTPUT)
@@ -47,19 +55,27 @@ class Builder:
     """Steps, buffers and constants of one plan."""
 
     def __init__(
-        self, pool: ConstantPool, device: Device, choice: Choice = DEFAULT, measured: Measured = unmeasured
+        self,
+        pool: ConstantPool,
+        device: Device,
+        choice: Choice = DEFAULT,
+        measured: Measured = unmeasured,
+        trace: Trace | None = None,
     ) -> None:
         self.pool, self.choice, self.measured = pool, choice, measured
+        self.trace = trace  # where the sizes are traced
         self.device, self.target = device, target_of(device)
         self.precision = PRECISIONS[choice.precision]
         self.options: list[Option] = []  # the layers with a choice of algorithms
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
+        self._sized: dict[Any, SizedConstant] = {}
         self._constant_arrays: dict[int, NDArray] = {}
         self.label = ""
         self.result: Any = None  # what the present op makes: a Spec, or a tuple of them
         self.halos: dict[int, Halo] = {}  # what the present op reads around its images, by id
         self.values: list[Value] = []  # what ops read, for the verifier
+        self.zone = zone_of(self.target)
         self.early = range(0)  # steps that may run before those in front of them
 
     @contextmanager
@@ -87,14 +103,17 @@ class Builder:
 
     # -- constants ---------------------------------------------------------------------------------------------------
 
-    def constant(self, c: Constant, state: bool = False) -> NDArray:
+    def constant(self, c: Constant | SizedConstant, state: bool = False) -> NDArray:
         """The array of a constant; state: steps may write it, and nothing is derived from it but in the run."""
         if id(c) not in self._constant_arrays:
-            a = c.array
-            handle = Buffer(a._handle.nbytes, CONSTANT, constant=c, state=state)
-            self._constant_arrays[id(c)] = NDArray.make(
-                a.shape, a.strides, handle=handle, offset=a._offset, dtype=a.dtype
-            )
+            if isinstance(c, SizedConstant):
+                shape, strides, offset, dtype, nbytes = c.spec.shape, None, 0, c.spec.dtype, 0
+            else:
+                a = c.array
+                shape, offset, dtype, nbytes = a.shape, a._offset, a.dtype, a._handle.nbytes
+                strides = None if a.is_compact() else a.strides
+            handle = Buffer(nbytes, CONSTANT, constant=c, state=state)
+            self._constant_arrays[id(c)] = NDArray.make(shape, strides, handle=handle, offset=offset, dtype=dtype)
         return self._constant_arrays[id(c)]
 
     def is_constant(self, array: NDArray) -> bool:
@@ -105,11 +124,24 @@ class Builder:
         if not all(map(self.is_constant, arrays)):
             return make(*arrays)
         with self.active(False):
-            return self.constant(self.pool.derive(key, make, [a._handle.constant for a in arrays]))
+            return self.constant(self.pool.derive(key, make, [as_constant(a._handle.constant) for a in arrays]))
 
-    def has_derived(self, key: Hashable, *arrays: NDArray) -> bool:
+    def derive_op(self, spec: Spec, op: Op, item: int | None, *arrays: NDArray) -> NDArray:
+        """What an op computes of constants; item: which of its results."""
+        inputs = [a._handle.constant for a in arrays]
+        if self.trace is not None and (has_sizes(op) or any(isinstance(c, SizedConstant) for c in inputs)):
+            key = (op.name, repr(map_sizes(op.attributes(), lambda s: (Trace, s.index))), item, *map(id, inputs))
+            return self.constant(self._sized.setdefault(key, SizedConstant(spec, op, item, tuple(inputs))))
+        with self.active(False):
+            return self.constant(self.pool.of_op(op, item, inputs))
+
+    def has_derived(self, key: Hashable, *arrays: NDArray) -> Any:
         """Whether plans that there are have `derive`d this of constants."""
-        return all(map(self.is_constant, arrays)) and self.pool.has(key, [a._handle.constant for a in arrays])
+        if not all(map(self.is_constant, arrays)):
+            return False
+        inputs = [as_constant(a._handle.constant) for a in arrays]
+        has = functools.partial(self.pool.has, key, inputs)
+        return has() if self.trace is None else self.trace.ask(has)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -122,7 +154,7 @@ class Builder:
         ins, values = kernel.order(named)
         kernel.check([a.dtype for a in outs], [None if a is None else a.dtype for a in ins])
         inputs = {n: self._known(a) for n, a in zip(kernel.inputs, ins, strict=True) if a is not None}
-        attrs = dict(zip(kernel.attrs, map(float, values), strict=True))
+        attrs = dict(zip(kernel.attrs, map(real, values), strict=True))
         halos = {n: self.halos[id(a)] for n, a in inputs.items() if id(a) in self.halos}
         self.steps.append(Step(name, list(outs), inputs, attrs, self.label, halos))
 
@@ -145,10 +177,8 @@ class Builder:
         self.options = [o._replace(step=number[o.step]) for o in self.options]
         self.values = [v._replace(born=number[v.born] if v.born >= 0 else -1, read=number[v.read]) for v in self.values]
 
-    def finish(self, inputs: Sequence[Any], outputs: Sequence[Any], verify: bool = True) -> PlanInfo:
-        """verify: False for a plan of steps whose values do not matter, such as one that is only timed."""
-        if verify:
-            verify_steps(self.steps, self.values)  # what is wrong between two steps is not seen where they are one
+    def settle(self) -> tuple[list[Buffer], list[Buffer]]:
+        """The steps as they will run; the buffers of the arena and the constants that they use, which know when."""
         self._arrange()
         for i, step in enumerate(self.steps):
             for a in (*step.outs, *step.ins):
@@ -159,11 +189,27 @@ class Builder:
         packed = [a._handle for a in self._constant_arrays.values() if a._handle.first >= 0]
         for i, b in enumerate(packed):
             b.index = i
+        return arena, packed
+
+    def placed(self, lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
+        """Offsets of buffers in the arena, and its bytes."""
+        zone = self.zone
+        offsets, total = plan_offsets(
+            [b._replace(nbytes=b.nbytes + 2 * zone) for b in lifetimes] if zone else lifetimes
+        )
+        return [o + zone for o in offsets] if zone else offsets, total
+
+    def guard(self, plan: Any, lifetimes: Sequence[Lifetime], offsets: Sequence[int]) -> None:
+        plan.guard([(o, *b) for b, o in zip(lifetimes, offsets, strict=True)])
+
+    def finish(self, inputs: Sequence[Any], outputs: Sequence[Any], verify: bool = True) -> PlanInfo:
+        """verify: False for a plan of steps whose values do not matter, such as one that is only timed."""
+        if verify:
+            verify_steps(self.steps, self.values)  # what is wrong between two steps is not seen where they are one
+        arena, packed = self.settle()
         constants = [b.constant for b in packed]
-        zone = self.target.guard_zone if guarded() else 0  # before and behind every buffer
-        lifetimes = [Lifetime(b.nbytes + 2 * zone, b.first, b.last) for b in arena]
-        offsets, total = plan_offsets(lifetimes)
-        offsets = [o + zone for o in offsets]
+        lifetimes = [Lifetime(b.nbytes, b.first, b.last) for b in arena]
+        offsets, total = self.placed(lifetimes)
         where = {id(b): o for b, o in zip(arena, offsets, strict=True)}
         if verify:
             verify_plan(self.steps, self.values, where, outputs)
@@ -180,8 +226,8 @@ class Builder:
 
         steps = [row(s) for s in self.steps]
         plan = _core.Plan(self.device.core, steps, total, inputs, outputs, self.pool.arenas)
-        if zone:
-            plan.guard([(o, b.nbytes, b.first, b.last) for b, o in zip(arena, offsets, strict=True)])
+        if self.zone:
+            self.guard(plan, lifetimes, offsets)
         info = PlanInfo(plan, constants, self, arena, offsets, total)
         info.refresh()
         return info
@@ -190,6 +236,11 @@ class Builder:
 def guarded() -> bool:
     """Whether plans made now look for what steps write outside of their buffers, or read before it is written; slow."""
     return os.environ.get("NEEDLE_GUARD", "0") not in ("", "0")
+
+
+def zone_of(target: Target) -> int:
+    """Bytes before and behind every buffer of plans made now."""
+    return target.guard_zone if guarded() else 0
 
 
 def halo_bytes(image: NDArray, halo: dict[str, float]) -> int:
@@ -207,6 +258,8 @@ def step_precision(step: Step) -> str:
 
 class PlanInfo:
     """A finished plan and what people want to know about it."""
+
+    shared: Sequence[Constant] = ()  # constants that are those of other plans, too, as one list
 
     def __init__(
         self,
@@ -242,6 +295,11 @@ class PlanInfo:
             for b, offset in zip(buffers, offsets, strict=True)
             for i in [filled.get(id(b), b.first)]
         ]
+
+    @property
+    def own(self) -> Sequence[Constant]:
+        """The constants that are not in `shared`."""
+        return self.constants
 
     def refresh(self) -> None:
         """Hand the constants' present arrays to the core."""

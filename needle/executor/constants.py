@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from needle import _core
-from needle.autograd import Tensor
-from needle.backend_ndarray import NDArray
+from needle.autograd import Op, Spec, Tensor, TensorTuple
+from needle.backend_ndarray import NDArray, cpu
 from needle.backend_ndarray.kernels import call, on_device
 
 
@@ -74,6 +75,30 @@ class Constant:
         return True
 
 
+class SizedConstant(NamedTuple):
+    """A constant that depends on traced sizes: what an op makes of constants, or of nothing but the sizes of other values."""
+
+    spec: Spec
+    op: Op  # with traced attributes
+    item: int | None  # which of its results
+    inputs: tuple[Constant | SizedConstant | Spec, ...]
+
+    @property
+    def source(self) -> None:
+        """It is no parameter."""
+        return None
+
+
+class Untraceable(Exception):
+    """Something that is planned for one shape at a time."""
+
+
+def as_constant(c: Constant | SizedConstant) -> Constant:
+    if isinstance(c, SizedConstant):
+        raise Untraceable("a constant of traced sizes is packed")
+    return c
+
+
 @contextmanager
 def taken_back(pool: ConstantPool) -> Iterator[None]:
     """What plans write meanwhile into parameters and buffers is not kept."""
@@ -106,6 +131,17 @@ class ConstantPool:
             self.constants[full] = Constant(None, make, inputs)
         return self.constants[full]
 
+    def of_op(self, op: Op, item: int | None, inputs: Sequence[Constant]) -> Constant:
+        """What an op computes of constants; item: which of its results."""
+        make = lambda *arrays: eager(op, arrays) if item is None else eager(op, arrays)[item]  # noqa: E731
+        return self.derive(("op", op.name, repr(op.attributes()), item), make, inputs)
+
+    def of_specs(self, op: Op, specs: Sequence[Spec]) -> Constant:
+        """What an op that ignores values makes beside values of these shapes and dtypes."""
+        like = [SimpleNamespace(**s._asdict(), device=cpu()) for s in specs]
+        key = ("sizes", op.name, repr(op.attributes()), repr(specs))
+        return self.derive(key, lambda: op.decompose(*like).cached_data, ())  # type: ignore[arg-type]
+
     def has(self, key: Hashable, inputs: Sequence[Constant]) -> bool:
         """Whether such an array is there."""
         found = self.constants.get((key, *map(id, inputs)))
@@ -125,8 +161,22 @@ class ConstantPool:
         held = {id(c.source.cached_data._handle) for c in self.constants.values() if c.source is not None}
         return next((i for i, a in enumerate(arrays) if id(a._handle) in held), None)
 
-    def drop_unused(self, used: set[int]) -> None:
-        """Free the derived arrays whose id is not in `used`."""
-        for c in self.constants.values():
-            if id(c) not in used:
+    def drop_unused(self, used: Collection[Constant], needed_later: Iterable[Constant]) -> None:
+        """Free the derived arrays that no plan uses, and forget those that none will use or derive from."""
+        kept = {id(c) for c in used}
+        needed = {id(c): c for c in (*used, *needed_later)}
+        left = list(needed.values())
+        while left:
+            new = {id(i): i for i in left.pop().inputs if id(i) not in needed}
+            needed |= new
+            left += new.values()
+        for key, c in list(self.constants.items()):
+            if id(c) not in kept:
                 c.drop()
+            if id(c) not in needed and c.source is None:
+                del self.constants[key]
+
+
+def eager(op: Op, arrays: Sequence[NDArray]) -> Any:
+    make = lambda a: TensorTuple._from_data(a) if isinstance(a, tuple) else Tensor.make_const(a)  # noqa: E731
+    return op(*map(make, arrays)).cached_data

@@ -6,63 +6,35 @@ import functools
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from needle import _core
 from needle.autograd import Spec, Unsupported, uncollected
 from needle.backend_ndarray import Device, NDArray, default_device
 from needle.backend_selection import BACKEND
 from needle.complex_numbers import is_complex, parts
-from needle.graph import Graph, GraphModule, Node, Recorder, map_structure, trace
+from needle.graph import GraphModule, map_structure
 from needle.graph.report import FusionReport
-from needle.graph.steps import count_calls
-from needle.interop import array_kind, as_ndarray, mirror, mirror_whole
+from needle.interop import array_kind, as_ndarray, mirror
 from needle.nn.module import STRUCTURE, Module
 
-from .arguments import as_targets, check_arrays, check_floats, check_model, names, positional
+from .arguments import as_targets, check_model, names, positional
 from .builder import PlanInfo
-from .constants import ConstantPool, taken_back
-from .effects import Write, changes
+from .compiled import CompiledPlan
+from .constants import Constant, ConstantPool, taken_back
 from .memory import MemoryReport
-from .passes import optimize
-from .planner import constant_nodes
-from .settings import DEFAULT, Choice, unmeasured
-from .split import SplitPlan, plan_graph
+from .ranges import ranges_of
+from .settings import DEFAULT, Choice
+from .shapes import Shapes, ranks_of
+from .split import SplitPlan
 from .staged import Staged
-from .step import JOIN
-from .target import target_of
-from .tuner import step_times, tuned
+from .tuner import step_times
 from .watch import Watch
 
 KEPT_BYTES = 128 << 20  # that plans may hold beyond twice the weights that the last one uses, before the oldest go
 STEP_BYTES = 8 << 10  # about what a step takes: its operands for the core, and what Python tells of it
-
-
-class Origin(NamedTuple):
-    """The op that a plan's steps come from."""
-
-    path: str  # the module of its first parameter, "" where it has none
-    flops: int
-
-
-def origins(graph: Graph, fn: Callable) -> dict[str, Origin]:
-    """Every op of a traced graph by its node's name, which labels the plan's steps."""
-    paths = {id(t): p for p, t in fn.named_tensors()} if isinstance(fn, Module) else {}
-    owner: dict[Node, str] = {}  # nodes computed from parameters alone -> module
-    found: dict[str, Origin] = {}
-    for n in graph:
-        if n.kind == "param":
-            owner[n] = paths.get(id(n.meta["tensor"]), "").rpartition(".")[0]
-        elif n.kind == "op":
-            path = next((owner[a] for a in n.args if a in owner), "")
-            if all(a in owner for a in n.args):
-                owner[n] = path
-            found[n.name] = Origin(path, n.target.flops(n.meta["spec"], *(a.meta["spec"] for a in n.args)))
-    return found
 
 
 def place_of(fn: Callable, inputs: list[NDArray]) -> Device:
@@ -95,106 +67,6 @@ def entered(inputs: Any) -> tuple[Any, list[NDArray], str]:
         return Spec(arrays[-1].shape, arrays[-1].dtype)
 
     return map_structure(inputs, enter), arrays, kind
-
-
-class CompiledPlan:
-    """A plan with the structure of the outputs it computes."""
-
-    guards: Sequence[Any] = ()  # layers that check values which the plan computes beside its results
-
-    def __init__(
-        self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray], device: Device
-    ) -> None:
-        self.device = device
-        target_of(device).check(choice, device)
-        traced = self.traced(fn, example)
-        self.writes = bool(traced.output.meta["effects"])  # buffers, beside its results
-        places = [n.meta["tensor"].device for n in traced if n.kind == "param"]
-        if any(place != device for place in places):
-            other = next(p for p in places if p != device)
-            raise ValueError(f"[compile] expects parameters on {device}, got one on {other}.")
-        self.modules: list[Module] = traced.output.meta["modules"]
-        check_floats(traced, constant_nodes(traced))
-        graph, plan, fired = optimize(traced, device, choice.disable)
-        self.decomposed = {f"{op} on {device.name}": n for op, n in graph.output.meta["decomposed"].items()}
-        self.structure = graph.output.args[0][0] if self.guards else graph.output.args[0]
-        make = lambda measured: plan_graph(graph, pool, choice, device, measured)  # noqa: E731
-        self.info: PlanInfo | SplitPlan = self._tuned(make, inputs, pool) if choice.tune else make(unmeasured)
-        if self.writes and isinstance(self.info, SplitPlan):
-            raise Unsupported(
-                "[compile] a model that writes its buffers expects ops of needle alone, got one that runs elsewhere."
-            )
-        self._planned = graph, fn
-        self.core = self.info.core
-        self._rewritten = traced, [*fired, *self.info.fired], [*plan.misses, *self.info.misses]
-        fused = getattr(fn, "fusion_report", None)
-        self._fused = None if fused is None or fused.dry_run else fused  # a dry run changed nothing
-
-    def _tuned(self, make: Any, inputs: list[NDArray], pool: ConstantPool) -> PlanInfo | SplitPlan:
-        with taken_back(pool) if self.writes else nullcontext():
-            return tuned(make, inputs, self.device)
-
-    def traced(self, fn: Callable, example: Any) -> Graph:
-        """A call of `fn` as a graph, with the buffers that it writes as effects."""
-        if not hasattr(fn, "bind"):
-            positional(fn, example, {})
-        recorder = Recorder(static=True, device=self.device)
-
-        def call(*inputs: Any) -> Any:
-            result = map_structure(fn(*inputs), recorder.to_node)
-            recorder.effects += [(Write(tensor), value) for tensor, value in recorder.pop_writes()]
-            guards = recorder.pop_guards()
-            self.guards = [guard for guard, _ in guards]
-            return (result, [recorder.to_node(value) for _, value in guards]) if guards else result
-
-        try:
-            graph = trace(call, *example, recorder=recorder)
-        except (AttributeError, TypeError):
-            check_arrays(example)
-            raise
-        changes(graph, (effect.tensor for effect, _ in recorder.effects))
-        return graph
-
-    @functools.cached_property
-    def origins(self) -> dict[str, Origin]:
-        return origins(*self._planned)
-
-    @property
-    def report(self) -> FusionReport:
-        """Every rule that fired or nearly did: of `fuse` where that made the model, over the graph, and over the plan."""
-        graph, fired, misses = self._rewritten
-        users, paths = graph.users(), {k: o.path for k, o in self.origins.items()}
-        nodes = {
-            n.name: (paths.get(n.name, ""), n.target.label, ", ".join(u.name for u in users[n]))
-            for n in graph
-            if n.kind == "op"
-        }
-        before = count_calls(graph)
-        if self._fused is not None:
-            before, nodes = self._fused.nodes_before, self._fused.nodes | nodes
-            fired, misses = [*self._fused.fired, *fired], [*self._fused.near_misses, *misses]
-        return FusionReport(fired, misses, before, len(self.info.names), nodes)
-
-    def check_guards(self, results: list) -> list:
-        """A run's results without those that come last, the values that guards look at."""
-        if not self.guards:
-            return results
-        count = len(results) - len(self.guards)
-        for guard, value in zip(self.guards, results[count:], strict=True):
-            guard.check(value if isinstance(value, np.ndarray) else NDArray.wrap(value, self.device).numpy())
-        return results[:count]
-
-    def outputs(self, results: list) -> Any:
-        """A run's results in the structure that the model returns."""
-        if isinstance(self.structure, Node):
-            return results[0]
-        left = iter(results)
-        return map_structure(self.structure, lambda n: next(left) if isinstance(n, Node) else n, mirror_whole)
-
-    def node(self, label: str) -> str:
-        """The module that a step's label stands for, or the label."""
-        origins = [self.origins.get(part) for part in label.split(JOIN)]
-        return JOIN.join(o.path if o and o.path else part for o, part in zip(origins, label.split(JOIN), strict=True))
 
 
 class Plans:
@@ -245,24 +117,26 @@ class Plans:
             self._watch = Watch(whole or [m for p in self._plans.values() for m in p.modules])
         self._changes = STRUCTURE.changes
         self._epoch = _core.epoch()
-        self._drop_oldest()
-        self._drop_unused()
+        if self._drop_oldest() or not plan.info.shared:
+            self._drop_unused()
 
-    def _drop_oldest(self) -> None:
-        """Forget the plans that were not used for longest, beyond the number or the bytes that are kept."""
+    def _drop_oldest(self) -> bool:
+        """Forget the plans that were not used for longest, beyond the number or the bytes that are kept; whether there were."""
         newest = self.last.info.constants
         held, seen = -sum(c.array._handle.nbytes for c in newest), {id(c) for c in newest}
         most, kept = self._choice.max_plans or len(self._plans), 0
         for plan in reversed(self._plans.values()):
-            own = {id(c): c for c in plan.info.constants if c.source is None and id(c) not in seen}
+            shared = () if id(plan.info.shared) in seen else plan.info.shared
+            seen.add(id(plan.info.shared))
+            own = {id(c): c for c in (*shared, *plan.info.own) if c.source is None and id(c) not in seen}
             seen.update(own)
-            held += len(plan.info.names) * STEP_BYTES + sum(c.array._handle.nbytes for c in own.values())
+            held += len(plan.info.names) * STEP_BYTES + sum([c.array._handle.nbytes for c in own.values()])
             held += 0 if plan.device == default_device() else plan.info.arena_bytes  # each has its own there
             if kept and (kept == most or held > KEPT_BYTES):
                 break
             kept += 1
         if kept == len(self._plans):
-            return
+            return False
         while len(self._plans) > kept:
             self._plans.popitem(last=False)
         if not self._warned:
@@ -272,6 +146,7 @@ class Plans:
                 "again; compile(max_plans=...) keeps more.",
                 stacklevel=2,
             )
+        return True
 
     def _refresh(self) -> None:
         epoch, changes = _core.epoch(), STRUCTURE.changes
@@ -294,7 +169,12 @@ class Plans:
         self._pool, self._device = ConstantPool(), None
 
     def _drop_unused(self) -> None:
-        self._pool.drop_unused({id(c) for p in self._plans.values() for c in p.info.constants})
+        lists = {id(part): part for p in self._plans.values() for part in (p.info.shared, p.info.own)}
+        self._pool.drop_unused([c for part in lists.values() for c in part], self._needed())
+
+    def _needed(self) -> Iterable[Constant]:
+        """Constants that plans may come to use."""
+        return ()
 
     @property
     def name(self) -> str:
@@ -343,6 +223,7 @@ class Executable(Plans):
 
     def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:
         super().__init__(fn, choice)
+        self._shapes = Shapes(choice)
         self._direct: CompiledPlan | None = None  # of the last call, if its arguments were the plan's inputs
         self._running = threading.Lock()  # of runs that write buffers
 
@@ -350,9 +231,25 @@ class Executable(Plans):
         if isinstance(self.model, Module):
             self.model.check_evaluation("executable")
 
+    def _make(self, key: Any, specs: tuple, inputs: list[NDArray], device: Device) -> CompiledPlan:
+        scratch = functools.partial(super()._make, key, specs, inputs, device)
+        return self._shapes.find(specs, self._pool, scratch)
+
+    def _needed(self) -> Iterable[Constant]:
+        return self._shapes.constants()
+
     def _forget(self) -> None:
         super()._forget()
         self._direct = None
+        self._shapes = Shapes(self._choice, self._shapes.ranges, self._shapes.ranks)
+
+    def plan_ahead(self, sizes: Mapping[str, Any], example: tuple) -> None:
+        """Plans for the ranges of sizes that `compile` was told."""
+        specs, _, _ = entered(self._bind(example, {}))
+        self._shapes = Shapes(self._choice, ranges_of(sizes, self.model, specs), ranks_of(specs))
+        self._prepare(example, {})
+        for probe in self._shapes.unknown(specs):
+            self._plan_for(repr(probe), probe, [])
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple:
         bind = getattr(self.model, "bind", None)
@@ -431,12 +328,14 @@ def compile(
     precision: str = "float32",
     disable: Sequence[str] = (),
     max_plans: int | None = None,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
 ) -> Executable | Staged:
     """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example` and the
     device of the model's parameters (a function's: of its inputs).
 
-    Other shapes get their own plan on first use. A net in which values say how large some results are, as `nonzero` does, becomes
-    a Staged: plans of what lies between. Raises ValueError when layers are in training mode.
+    Other shapes get their own plan on first use, from the third on mostly without planning. A net in which values say how large
+    some results are, as `nonzero` does, becomes a Staged: plans of what lies between. Raises ValueError when layers are in
+    training mode.
 
     precision: on a GPU, what matrix products and convolutions multiply in: "float32" exactly, or "tf32", "float16",
     "bfloat16": operands are rounded on their way in, sums and everything between layers stay float32 (so float16 overflows
@@ -464,6 +363,10 @@ def compile(
 
     max_plans: how many shapes' plans are kept, those used last. None: as many as fit into the size of the packed weights, which
     plans share, and 128 MiB; they also share the memory that they compute in. Mostly some hundred.
+
+    sizes: sizes that inputs may have, `{"ids.1, mask.1": (1, 512)}`: axes as "input.axis", equal ones joined by commas, or a name
+    that torch.export gave. They are planned for at once, so that calls do not plan; others are refused. On a GPU, and where
+    planning needs a size itself, calls plan as they do without.
     """
     if BACKEND == "np":
         raise RuntimeError("[compile] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
@@ -473,9 +376,15 @@ def compile(
     choice = Choice(winograd, memory, tune, precision, names("disable", disable), max_plans)
     example = example if isinstance(example, tuple) else (example,)
     if isinstance(model, GraphModule) and any(n.kind == "op" and n.target.counts for n in model.graph):
+        if sizes is not None:
+            raise ValueError(
+                "[compile] sizes expects a net whose results' sizes are known without values, got one that counts."
+            )
         staged = Staged(model, lambda part: Executable(part, choice))
         staged(*example)
         return staged
     exe = Executable(model, choice)
+    if sizes is not None:
+        exe.plan_ahead(sizes, example)
     exe._prepare(example, {})
     return exe

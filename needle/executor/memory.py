@@ -1,4 +1,4 @@
-"""Arena offsets: greedy by size over lifetimes (Pisarchyk and Lee, arXiv 2001.03288); and the report of a plan's memory."""
+"""Arena offsets (csrc/core/offsets.h), and the report of a plan's memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from needle import _core
 
 ALIGNMENT = 64  # bytes: a cache line, and a vector register of the widest ISA
 
@@ -19,19 +21,7 @@ class Lifetime(NamedTuple):
 
 def plan_offsets(buffers: Sequence[Lifetime]) -> tuple[list[int], int]:
     """Byte offset of every buffer and the arena's size; buffers alive at the same step never overlap."""
-    nbytes, first, last = np.array(buffers, "int64").reshape(-1, 3).T
-    sizes = -(-nbytes // ALIGNMENT) * ALIGNMENT
-    start, end = np.zeros_like(sizes), np.zeros_like(sizes)
-    placed = np.zeros(len(buffers), bool)
-    for i in np.lexsort((first, -nbytes)):
-        others = placed & (first <= last[i]) & (first[i] <= last)
-        order = np.flatnonzero(others)[start[others].argsort(kind="stable")]
-        below = np.maximum.accumulate(np.append(0, end[order]))  # where what lies under each of them ends
-        fits = start[order] - below[:-1] >= sizes[i]
-        start[i] = below[fits.argmax() if fits.any() else -1]
-        end[i] = start[i] + sizes[i]
-        placed[i] = True
-    return start.tolist(), int(end.max(initial=0))
+    return _core.plan_offsets(buffers, ALIGNMENT)
 
 
 def bytes_alive(buffers: Sequence[Any], steps: int) -> list[int]:

@@ -8,11 +8,13 @@ from typing import Any
 
 from needle.autograd import Op, Spec, Tensor
 from needle.backend_ndarray import Device, NoKernel
+from needle.backend_ndarray.sizes import has_sizes
 from needle.graph import Graph, Node, Recorder, Symbol
 from needle.graph.engine import Rewriting
 from needle.graph.report import Fired
 from needle.graph.steps import Steps
 
+from .constants import SizedConstant
 from .planner import constant_nodes, missing_kernel
 from .split import in_numpy
 from .target import target_of
@@ -35,7 +37,17 @@ class Decomposer(Recorder):
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
         specs = [Spec(tuple(t.shape), t.dtype) for t in inputs]
-        return super().record(op, inputs) if runs_on(self.device, op, specs) else op.decompose(*inputs)
+        return super().record(op, inputs) if runs_on(self.device, op, specs) else self.parts(op, inputs)
+
+    def parts(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        """What an op becomes; of traced sizes alone a constant that is made when they are known."""
+        specs = [Spec(tuple(t.shape), t.dtype) for t in inputs]
+        if not op.ignores_values or not has_sizes((op, specs)):
+            return op.decompose(*inputs)
+        made = SizedConstant(op.infer(*specs), op, None, tuple(specs))
+        node = self.graph.add("param", made, (), "constant")
+        node.meta["tensor"] = made
+        return self._symbol(node, made.spec)
 
 
 def runs_on(
@@ -80,7 +92,8 @@ def decompose(graph: Graph, device: Device, disable: Collection[str] = ()) -> Gr
                 return None
             lacking.update([op.label] if op.has_kernel() else [])
         recorder = Decomposer(new, device)
-        out = (split or op.decompose)(*(Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args))
+        symbols = [Symbol(done[a], recorder, done[a].meta["spec"]) for a in node.args]
+        out = split(*symbols) if split else recorder.parts(op, symbols)
         # A decomposition may give a constant, which is no symbol.
         nodes = [recorder.to_node(t) for t in (out if isinstance(out, tuple) else (out,))]
         if isinstance(out, tuple):

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from needle.autograd import Op, Spec, Tensor, TensorTuple, Unsupported
+from needle.autograd import Op, Spec, Unsupported
 from needle.backend_ndarray import FLOATS, Device, NoKernel
 from needle.backend_ndarray.ndarray import NDArray, call, itemsize
+from needle.backend_ndarray.sizes import Trace
 from needle.graph import Graph, Node, map_structure
 
 from .builder import ARENA, INPUT, OUTPUT, Builder, PlanInfo
-from .constants import ConstantPool
+from .constants import ConstantPool, SizedConstant
 from .effects import updated_in_place
 from .settings import Choice, Measured, unmeasured
 from .target import target_of
 from .verify_plan import Value
+
+Border = tuple[tuple[int, ...], str]  # shape and dtype of an input or output
 
 
 class Planner:
@@ -28,8 +31,9 @@ class Planner:
         choice: Choice,
         device: Device,
         measured: Measured = unmeasured,
+        trace: Trace | None = None,
     ) -> None:
-        self.graph, self.builder = graph, Builder(pool, device, choice, measured)
+        self.graph, self.builder = graph, Builder(pool, device, choice, measured, trace)
         self.layout = self.builder.target.layout(self)
         self.order = {n: i for i, n in enumerate(graph)}
         self.users = graph.users()
@@ -44,6 +48,10 @@ class Planner:
         self.born: dict[tuple[Node, bool], int] = {}  # the step after which a value is there, plain or native
 
     def plan(self) -> PlanInfo:
+        return self.builder.finish(*self.lower())
+
+    def lower(self) -> tuple[list[Border], list[Border]]:
+        """Make the builder's steps; the plan's inputs and outputs."""
         for node in self.graph:
             if node.kind == "op" and node not in self.constant:
                 self.is_native[node] = self.layout.wants(node)
@@ -52,14 +60,15 @@ class Planner:
             inputs = [self._enter(n, i) for i, n in enumerate(self.graph.inputs)]
             for node in self.graph:
                 if node.kind == "param":
-                    constant = self.builder.pool.parameter(parameter(node))
+                    tensor = parameter(node)
+                    constant = tensor if isinstance(tensor, SizedConstant) else self.builder.pool.parameter(tensor)
                     self.plain[node] = self.builder.constant(constant, is_state(node))
                 elif node.kind == "op":
                     self.builder.label = node.name
                     self._lower(node)
             outputs = self._leave()
             self._finish()
-        return self.builder.finish(inputs, outputs)
+        return inputs, outputs
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +124,7 @@ class Planner:
 
     # -- lowering ----------------------------------------------------------------------------------------------------
 
-    def _enter(self, node: Node, index: int) -> tuple[tuple[int, ...], str]:
+    def _enter(self, node: Node, index: int) -> Border:
         spec = node.meta["spec"]
         if spec is None:
             raise Unsupported(f"input {node.name} is not an array")
@@ -165,14 +174,10 @@ class Planner:
 
     def _derive(self, node: Node) -> NDArray:
         """The value of a node that depends on parameters only."""
-        op, args = node.target, node.args
-        key: tuple = ("op", op.name, repr(op.attributes()))
-        make = lambda *arrays: eager(op, arrays)  # noqa: E731
+        op, args, item = node.target, node.args, None
         if op.is_item:
-            whole, args = args[0].target, args[0].args
-            key = (*key, whole.name, repr(whole.attributes()))
-            make = lambda *arrays: eager(whole, arrays)[op.index]  # noqa: E731
-        return self.builder.derive(key, make, *(self.plain[n] for n in args))
+            op, args, item = args[0].target, args[0].args, op.index
+        return self.builder.derive_op(node.meta["spec"], op, item, *(self.plain[n] for n in args))
 
     def _as_plain(self, node: Node) -> NDArray:
         """The value as a plain array."""
@@ -192,9 +197,9 @@ class Planner:
             self._made(node, True)
         return self.native[node]
 
-    def _leave(self) -> list[tuple[tuple[int, ...], str]]:
+    def _leave(self) -> list[Border]:
         """Write the graph's outputs; a value whose memory is all its own becomes the output without a copy."""
-        borders: list[tuple[tuple[int, ...], str]] = []
+        borders: list[Border] = []
         taken: set[int] = set()
         self.builder.label = "output"
 
@@ -289,7 +294,7 @@ def missing_kernel(op: Op, inputs: Sequence[Any], device: Device) -> str:
     return ""
 
 
-def parameter(node: Node) -> Tensor:
+def parameter(node: Node) -> Any:
     return node.meta["tensor"] if isinstance(node.target, str) else node.target
 
 
@@ -305,8 +310,3 @@ def constant_nodes(graph: Graph) -> set[Node]:
         if (n.kind == "param" and not is_state(n)) or (n.kind == "op" and all(i in constant for i in n.inputs())):
             constant.add(n)
     return constant
-
-
-def eager(op: Op, arrays: Sequence[NDArray]) -> Any:
-    make = lambda a: TensorTuple._from_data(a) if isinstance(a, tuple) else Tensor.make_const(a)  # noqa: E731
-    return op(*map(make, arrays)).cached_data

@@ -24,8 +24,13 @@ from .verify_plan import region
 
 def same_elements(a: NDArray, b: NDArray) -> bool:
     """Whether two arrays are views of the same elements in the same order, in whatever shape."""
-    same = a._handle is b._handle and a._offset == b._offset and a.size == b.size and a.dtype == b.dtype
-    return same and runs_of(a.shape, a.strides) == runs_of(b.shape, b.strides)
+    if a is b:
+        return True
+    if a._handle is not b._handle or a._offset != b._offset or a._dtype != b._dtype:
+        return False
+    if a._shape == b._shape and a._strides == b._strides:
+        return True
+    return a.size == b.size and runs_of(a._shape, a._strides) == runs_of(b._shape, b._strides)
 
 
 def overlap(a: NDArray, b: NDArray) -> bool:

@@ -43,6 +43,11 @@ class Option(NamedTuple):
     """A layer for which there was a choice of algorithms, and what was taken."""
 
     step: int
-    layer: str
+    form: str  # the layer's name with {} for its sizes
+    sizes: tuple[int, ...]
     candidates: tuple[str, ...]
     taken: str
+
+    @property
+    def layer(self) -> str:
+        return self.form.format(*self.sizes)

@@ -14,8 +14,8 @@ from needle.backend_ndarray.ndarray import call, itemsize
 from needle.graph import Graph, Node, map_structure
 
 from .builder import PlanInfo
-from .constants import ConstantPool
-from .planner import Planner, eager, parameter
+from .constants import ConstantPool, eager
+from .planner import Planner, parameter
 from .settings import Choice, Measured, Option, unmeasured
 
 
@@ -232,6 +232,8 @@ class SplitPlan:
     def constants(self) -> list[Any]:
         return list({id(c): c for p in self.parts for c in p.constants}.values())
 
+    shared: Sequence[Any] = ()
+    own = constants
     arena_bytes = property(lambda self: sum(p.arena_bytes for p in self.parts))
     lower_bound = property(lambda self: sum(p.lower_bound for p in self.parts))
     arenas = property(lambda self: max((p.core.arenas for p in self.parts), default=0))

@@ -68,12 +68,14 @@ class Target:
     numpy: ops that eager calls compute in numpy do so between plans
     complete: dtypes for which it has all kernels
     guard_zone: bytes before and behind every buffer of a guarded plan
+    traces_sizes: plans for further shapes may come from one whose sizes were traced
     """
 
     layout: type[Layout] = Layout
     numpy = False
     complete: Sequence[str] = ()
     guard_zone = 0
+    traces_sizes = False
 
     def __init__(self, name: str) -> None:
         self.name = name

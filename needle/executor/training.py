@@ -21,10 +21,10 @@ from needle.nn.module import STRUCTURE, Module
 from needle.op import kind_of
 
 from .arguments import names
-from .constants import taken_back
+from .constants import eager, taken_back
 from .effects import Update, Write, changes
 from .executable import CompiledPlan, Plans, entered
-from .planner import eager, parameter
+from .planner import parameter
 from .recompute import recomputed
 from .settings import Choice
 from .sharing import Bucket, Sharing

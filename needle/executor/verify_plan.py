@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from needle.backend_ndarray import sizes
 from needle.backend_ndarray.ndarray import NDArray, itemsize
+from needle.backend_ndarray.sizes import cached
 
 from .step import NO_HALO, ZERO_HALO, Halo, Step
 
@@ -33,6 +34,12 @@ class Region(NamedTuple):
     run: int
     axes: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def reach(self) -> int:
+        """From the first to the last byte of one turn of the outermost axis."""
+        count, stride = self.axes[-1] if self.axes else (1, 0)
+        return self.stop - self.start - (count - 1) * stride
+
 
 class Value(NamedTuple):
     """What a step leaves for later ones."""
@@ -42,7 +49,7 @@ class Value(NamedTuple):
     read: int  # the first step of a later op that reads it
 
 
-@lru_cache(maxsize=4096)
+@cached(maxsize=4096)
 def bytes_of(
     start: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int, halo: Halo = NO_HALO
 ) -> Region | None:
@@ -73,7 +80,8 @@ def whole(nbytes: int) -> Region:
 
 
 def region(array: NDArray, halo: Halo = NO_HALO) -> Region | None:
-    return bytes_of(array._offset, array._shape, array._strides, itemsize(array._dtype), halo)
+    find = bytes_of if sizes.TRACES else bytes_of.known  # type: ignore[attr-defined]
+    return find(array._offset, array._shape, array._strides, itemsize(array._dtype), halo)
 
 
 def ring(image: NDArray, halo: dict[str, float]) -> list[Region | None]:

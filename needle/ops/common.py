@@ -12,6 +12,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, Unsupported, vjp
 from needle.backend_ndarray import NDArray, dtype_name, promote_scalar
 from needle.backend_ndarray.kernels import call_map, kernel_dtype
+from needle.backend_ndarray.strides import broadcast_shapes
 from needle.ops.dtypes import cast_array, real_dtype, result_dtype
 from needle.ops.families import family, samples_of
 
@@ -25,7 +26,7 @@ def broadcast_shape(label: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     if all(s == shapes[0] for s in shapes):
         return shapes[0]
     try:
-        return np.broadcast_shapes(*shapes)
+        return broadcast_shapes(*shapes)
     except ValueError:
         raise ValueError(f"[{label}] shapes {', '.join(map(str, shapes))} do not broadcast together.") from None
 

@@ -10,6 +10,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call, dtype_name, promote, promote_scalar
 from needle.backend_ndarray.kernels import call_map
+from needle.backend_ndarray.sizes import real
 from needle.complex_numbers import Complex
 from needle.ops.common import Binary, Elementwise, ScalarOp, Unary, as_operand, broadcast_shape, unbroadcast
 from needle.ops.dtypes import cast_array, fits_attribute, result_dtype
@@ -407,7 +408,7 @@ def cast(a: Tensor, dtype: str) -> Tensor:
 
 def _real(scalar: Any) -> Any:
     """Integers as floats: division of integer tensors gives floats, as in torch."""
-    return float(scalar) if isinstance(scalar, int | np.number) else scalar
+    return real(scalar) if isinstance(scalar, int | np.number) else scalar
 
 
 def with_scalar(a: Tensor, b: Any, by_scalar: Any, by_array: Any) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, is_on, op
 from needle.backend_ndarray import NDArray, call
 from needle.init.dropout import dropout
-from needle.ops.common import broadcast_shape, constant, gradient_of_decomposition, unbroadcast
+from needle.ops.common import broadcast_shape, gradient_of_decomposition, unbroadcast
 from needle.ops.linalg.basic import matmul
 from needle.ops.math.arithmetic import logical_and
 from needle.ops.math.comparison import ne
@@ -18,6 +18,7 @@ from needle.ops.math.elementwise import where
 from needle.ops.reduce.basic import summation
 from needle.ops.reduce.softmax import softmax
 from needle.ops.shape.basic import transpose
+from needle.ops.shape.creation import triangle_mask_like
 from needle.ops.shape.join import make_tuple
 
 __all__ = ["scaled_dot_product_attention"]
@@ -138,7 +139,7 @@ class ScaledDotProductAttention(Op):
             seen = m if m.dtype == "bool" else None if self.strict else ne(m, -math.inf)
             s = s if m.dtype == "bool" else s + m
         if self.causal:
-            triangle = constant(lower_triangle(q.shape[-2], k.shape[-2]), q, "bool")
+            triangle = triangle_mask_like(q, q.shape[-2], k.shape[-2])
             seen = triangle if seen is None else logical_and(seen, triangle)
         p = softmax(s if seen is None else where(seen, s, -math.inf))
         return p if seen is None or self.strict else where(seen, p, 0.0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor
+from needle.backend_ndarray.sizes import cached
 from needle.ops.shape.basic import reshape, squeeze, unsqueeze
 
 LARGEST = 1 << 20  # kernels count the elements that windows reach in 64 bits
@@ -46,7 +46,7 @@ def windows_of(**least: float) -> Callable[[Any], None]:
                 if type(v) is int and low <= v <= LARGEST and v >= -LARGEST:
                     continue
                 whole = type(v) is int or isinstance(v, Integral)
-                if not (whole and int(v) >= low and abs(int(v)) <= LARGEST) and not isinstance(v, Deferred):
+                if not (whole and v >= low and abs(v) <= LARGEST) and not isinstance(v, Deferred):
                     which = f" {'below' if low == ANY else f'from {low} to'} {LARGEST}"
                     raise ValueError(f"[{self.label}] {name} expects whole numbers{which}, got {given[name]}.")
 
@@ -104,7 +104,7 @@ def infer_conv(op: Any, x: Any, w: Any, bias: Any = None) -> Any:
     check_images(op.label, x, w, n)
     check_weight(op, x, w, bias, w.shape[1] * op.groups, w.shape[0], "output")
     size = [conv_size(x.shape[2 + i], w.shape[2 + i], op.stride[i], p[i], p[n + i], op.dilation[i]) for i in range(n)]
-    if min(size) < 1:
+    if any(n < 1 for n in size):
         raise ValueError(
             f"[{op.label}] kernel {tuple(w.shape[2:])} is larger than the padded input {tuple(x.shape[2:])}."
         )
@@ -120,7 +120,7 @@ def infer_conv_transpose(op: Any, x: Any, w: Any, bias: Any = None) -> Any:
     for i in range(n):
         reach = op.stride[i] * (x.shape[2 + i] - 1) + op.dilation[i] * (w.shape[2 + i] - 1) + 1
         size.append(reach - p[i] - p[n + i] + op.output_padding[i])
-    if min(size) < 0:
+    if any(n < 0 for n in size):
         raise ValueError(f"[{op.label}] padding {p} is larger than the output.")
     return Spec((x.shape[0], w.shape[1] * op.groups, *size), str(x.dtype))
 
@@ -157,7 +157,7 @@ def window_attributes(op: Any, kernel: tuple[int, ...] = ()) -> dict[str, float]
     return _window(op.padding[:2], op.stride, getattr(op, "dilation", ()), kernel)
 
 
-@functools.lru_cache
+@cached(maxsize=128)
 def _window(padding: tuple, stride: tuple, dilation: tuple, kernel: tuple) -> dict[str, float]:
     pairs = {"stride": stride, "dilation": dilation, "kernel": kernel}
     found: dict[str, float] = {

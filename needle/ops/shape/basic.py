@@ -175,7 +175,7 @@ class BroadcastTo(View):
         shape = tuple([x.shape[i - lead] if s == -1 and i >= lead else int(s) for i, s in enumerate(self.shape)])
         if (
             lead < 0
-            or min(shape, default=0) < 0
+            or any(n < 0 for n in shape)
             or any([a not in (1, b) for a, b in zip(x.shape, shape[lead:], strict=True)])
         ):
             raise ValueError(f"[broadcast_to] shape {tuple(x.shape)} does not broadcast to {shape}.")

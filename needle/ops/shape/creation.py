@@ -9,22 +9,24 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import promote_scalar
+from needle.backend_ndarray.sizes import larger, whole
 from needle.ops.common import constant
 from needle.ops.families import samples_of
 
-__all__ = ["arange_like", "full_like", "linspace_like"]
+__all__ = ["arange_like", "full_like", "linspace_like", "triangle_mask_like"]
 
 
 @op
 class Full(Op):
     """One value everywhere. `shape` and `dtype` None are those of the input, whose values play no part."""
 
+    ignores_values = True
     value: Any
     shape: Any = None
     dtype: str | None = None
 
     def infer(self, like: Any) -> Any:
-        shape = tuple(like.shape) if self.shape is None else tuple(int(s) for s in self.shape)
+        shape = tuple(like.shape) if self.shape is None else tuple(map(whole, self.shape))
         return Spec(shape, self.dtype or str(like.dtype))
 
     def decompose(self, like: Tensor) -> Tensor:
@@ -43,6 +45,7 @@ def full_like(like: Tensor, value: Any, shape: Any = None, dtype: str | None = N
 class Number(Op):
     """A number as a tensor without axes, in the dtype that it has beside the input, whose values play no part."""
 
+    ignores_values = True
     value: Any
 
     def infer(self, like: Any) -> Any:
@@ -54,8 +57,35 @@ class Number(Op):
     samples = samples_of(({"value": 1.5}, [(3, 4)]))
 
 
+@op
+class TriangleMask(Op):
+    """Which places of a matrix torch.triu (upper) or torch.tril keep; the input gives only the device."""
+
+    ignores_values = True
+    rows: Any
+    columns: Any
+    upper: bool = False
+    diagonal: Any = 0
+
+    def infer(self, like: Any) -> Any:
+        return Spec((whole(self.rows), whole(self.columns)), "bool")
+
+    def decompose(self, like: Tensor) -> Tensor:
+        lower = np.tri(int(self.rows), int(self.columns), int(self.diagonal) - self.upper, dtype=bool)
+        return constant(lower != self.upper, like, "bool")
+
+    samples = samples_of(*(({"rows": 3, "columns": 5, "upper": u, "diagonal": 1}, [(2,)]) for u in (False, True)))
+
+
+def triangle_mask_like(like: Tensor, rows: Any, columns: Any, upper: bool = False, diagonal: Any = 0) -> Tensor:
+    """What torch.triu (upper) or torch.tril keep of a (rows, columns) matrix as truths, on the device of `like`."""
+    return TriangleMask(rows, columns, upper, diagonal)(like)
+
+
 class Line(Op):
     """Numbers of an arithmetic progression. `dtype`: LIKE for that of the input, which else gives only the device."""
+
+    ignores_values = True
 
     def values(self, dtype: str) -> np.ndarray:
         """In any dtype, to be cast."""
@@ -86,13 +116,21 @@ class Arange(Line):
     step: Any
     dtype: str
 
-    def values(self, dtype: str) -> np.ndarray:
+    def infer(self, like: Any) -> Any:
+        dtype = str(like.dtype) if self.dtype == LIKE else self.dtype
+        return Spec((self._counted(dtype)[0],), dtype)
+
+    def _counted(self, dtype: str) -> tuple[int, Any, Any]:
+        """How many numbers, the first, and the step."""
         start, end, step = self.start, self.end, self.step
         if dtype == "int64":  # of whole parts, where torch counts the other dtypes' numbers before it cuts
-            start, end, step = int(start), int(end), int(step)
+            start, end, step = whole(start), whole(end), whole(step)
         if step == 0:
             raise ValueError("[arange] step expects a number other than 0, got 0.")
-        count = max(0, math.ceil((end - start) / step))
+        return larger(0, math.ceil((end - start) / step)), start, step
+
+    def values(self, dtype: str) -> np.ndarray:
+        count, start, step = self._counted(dtype)
         start, step = (int(start), int(step)) if dtype == "int32" else (start, step)
         return start + step * np.arange(count)
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Deferred, Op, Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray import NDArray, call, sizes
+from needle.backend_ndarray.strides import contiguous_strides, index_view
 from needle.ops.common import as_operand, unbroadcast
 from needle.ops.dtypes import fits_attribute
 from needle.ops.families import samples_of
@@ -30,7 +31,7 @@ def encode_index(index: Any) -> tuple:
         elif i is None or isinstance(i, Deferred):
             items.append(i)
         elif hasattr(i, "__index__") and not isinstance(i, bool | Tensor):
-            items.append(operator.index(i))
+            items.append(sizes.whole(i) if isinstance(i, int) else operator.index(i))
         else:
             raise TypeError(f"[getitem] expects integers, slices, None and ..., got {type(i).__name__}.")
     return tuple(items)
@@ -42,6 +43,8 @@ def decode_index(index: tuple) -> tuple:
 
 def indexed_shape(shape: tuple[int, ...], index: tuple) -> tuple[int, ...]:
     """Shape of x[index], found on an array without memory."""
+    if sizes.TRACES and sizes.has_sizes((shape, index)):
+        return tuple(index_view(shape, contiguous_strides(shape), 0, decode_index(index))[0])
     try:
         return np.broadcast_to(np.empty((), "bool"), shape)[decode_index(index)].shape
     except IndexError as e:

@@ -15,6 +15,7 @@ from needle.ops.families import named, no_gradient, op_class, samples_of, unary
 from needle.ops.math.elementwise import cast, where
 from needle.ops.reduce.basic import Summation, summation
 from needle.ops.shape.basic import Pad, broadcast_to, flatten, permute, reshape, unsqueeze
+from needle.ops.shape.creation import triangle_mask_like
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.join import along, concat
 
@@ -305,8 +306,7 @@ class Triangle(Op):
 
     def decompose(self, x: Tensor) -> Tensor:
         rows, columns = self.infer(x).shape[-2:]
-        lower = np.tri(rows, columns, int(self.diagonal) - self.upper, dtype=bool)
-        return where(constant(lower != self.upper, x, "bool"), x, constant(0, x))
+        return where(triangle_mask_like(x, rows, columns, self.upper, self.diagonal), x, constant(0, x))
 
     samples = samples_of(*(({"upper": u, "diagonal": d}, [(2, 4, 5)]) for u, d in ((False, 0), (True, 1), (False, -1))))
 

@@ -7,9 +7,11 @@ the same, up to what `machine.py` finds on the machine at hand.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from needle.backend_ndarray.sizes import chosen
 from needle.executor.builder import Builder
-from needle.executor.settings import Option
+from needle.executor.settings import Option, unmeasured
 
 from .machine import DIRECT, Cost, this_machine
 
@@ -26,15 +28,26 @@ FMAS_PER_KEPT_BYTE = {"normal": 0.0, "low": 2.0}
 KEEPS, GAINS = 0.9, 0.97
 
 
-def choose(builder: Builder, layer: str, costs: dict[str, Cost], packed: Callable[[str], bool]) -> str:
+def cheapest(*given: float) -> int:
+    """The least of the costs, which are the first half of the numbers; rather one of those that the other half says to be
+    packed, if that is nearly as cheap.
+    """
+    costs, packed = given[: len(given) // 2], given[len(given) // 2 :]
+    best = min(range(len(costs)), key=costs.__getitem__)
+    held = min((i for i in range(len(costs)) if packed[i]), key=costs.__getitem__, default=best)
+    return held if costs[best] > KEEPS * costs[held] else best
+
+
+def choose(builder: Builder, layer: tuple[Any, ...], costs: dict[str, Cost], packed: Callable[[str], bool]) -> str:
     """The cheapest allowed algorithm, the first of equals; noted in `builder.options` for the step that comes next.
 
-    Measured times count where every candidate has one, else estimates for this machine. packed: whether the weights are packed
-    for an algorithm already, by a plan for another shape.
+    layer: its name with {} for numbers, and these. Measured times count where every candidate has one, else estimates for this
+    machine. packed: whether the weights are packed for an algorithm already, by a plan for another shape.
     """
     choice = builder.choice
     candidates = tuple(a for a in costs if a == DIRECT or a in SETTINGS[choice.winograd])
-    seconds = builder.measured(layer)
+    form, *sizes = layer
+    seconds = {} if builder.measured is unmeasured else builder.measured(form.format(*sizes))
     known = all(a in seconds for a in candidates)
 
     machine = this_machine()
@@ -44,9 +57,7 @@ def choose(builder: Builder, layer: str, costs: dict[str, Cost], packed: Callabl
         time = seconds[algorithm] if known else machine.seconds(algorithm, c) / (1 if algorithm == DIRECT else GAINS)
         return time + c.kept * FMAS_PER_KEPT_BYTE[choice.memory] / machine.fmas
 
-    best = min(candidates, key=cost)
-    held = min(filter(packed, candidates), key=cost, default=best)
-    best = held if cost(best) > KEEPS * cost(held) else best
+    best = candidates[chosen(cheapest, *map(cost, candidates), *map(packed, candidates))]
     if len(candidates) > 1:
-        builder.options.append(Option(len(builder.steps), layer, candidates, best))
+        builder.options.append(Option(len(builder.steps), form, tuple(sizes), candidates, best))
     return best

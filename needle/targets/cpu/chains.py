@@ -46,28 +46,31 @@ class Link(NamedTuple):
     map: str  # "copy": the value itself
     operands: list[NDArray]
     is_truth: bool  # 0 or 1
+    touches: list[Touch]
 
     @property
     def out(self) -> NDArray:
         return self.step.outs[0]
 
 
-def link_of(step: Step) -> Link | None:
+def link_of(step: Step, touches: list[Touch]) -> Link | None:
     """None for what is no map, or is not one of float32."""
     name, ins, out = step.kernel, step.ins, step.outs[0]
     if name == "copy":
         (x,) = ins
-        return Link(step, name, ins, x.dtype == "bool") if out.dtype == "float32" and dense_with(x, out) else None
+        if out.dtype != "float32" or not dense_with(x, out):
+            return None
+        return Link(step, name, ins, x.dtype == "bool", touches)
     if name not in MAPS or "float32" not in KERNELS[name].dtypes:
         if name not in OF_BOOLS or any(a.dtype != "bool" for a in (*ins, out)):
             return None
-        return Link(step, OF_BOOLS[name], ins, True)
+        return Link(step, OF_BOOLS[name], ins, True, touches)
     if ins[-1].dtype == "bool":  # computed in whole numbers
         whole = name == "eq_scalar" and step.attrs["scalar"] in (0, 1)
-        return Link(step, name, ins, True) if whole else None
+        return Link(step, name, ins, True, touches) if whole else None
     if ins[-1].dtype != "float32" or (out.dtype != "float32" and name not in TRUTHS):
         return None
-    return Link(step, name, ins, name in TRUTHS)
+    return Link(step, name, ins, name in TRUTHS, touches)
 
 
 def dense_with(x: NDArray, out: NDArray) -> bool:
@@ -80,8 +83,12 @@ def dense_with(x: NDArray, out: NDArray) -> bool:
 def apart(a: NDArray, b: NDArray) -> bool:
     """Whether two arrays of one memory share no byte; False where that is too much to find out."""
     one, other = region(a), region(b)
-    if one is None or other is None:
+    if one is None or other is None or one.stop <= other.start or other.stop <= one.start:
         return True
+    if one.axes and other.axes and one.axes[-1][1] == other.axes[-1][1]:  # as slices of channels, image by image
+        period, ahead = one.axes[-1][1], other.start - one.start
+        if ahead % period >= one.reach and -ahead % period >= other.reach:
+            return True
     memory = Memory(a._handle.nbytes)
     memory.meet(one)
     memory.meet(other)
@@ -95,7 +102,7 @@ class Chain:
     """
 
     def __init__(self, place: int, link: Link, since: int) -> None:
-        self.begun, self.since = place, since
+        self.begun, self.since, self.out = place, since, link.out
         self.links: dict[int, Link] = {}
         self.touches: dict[int, list[Touch]] = defaultdict(list)  # by memory
         self.made: dict[int, list[int]] = defaultdict(list)  # places of the links that write a memory
@@ -103,14 +110,12 @@ class Chain:
         self.add(place, link)
 
     @property
-    def out(self) -> NDArray:
-        return next(iter(self.links.values())).out
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return self.out.shape
 
     def fits(self, array: NDArray) -> bool:
+        if array.shape == self.shape:
+            return True
         return array.size == self.out.size and reshaped_strides(array.shape, array.strides, self.shape) is not None
 
     def maker(self, array: NDArray, before: float = math.inf) -> int | None:
@@ -152,6 +157,7 @@ class Chain:
         for place, link in other.links.items():
             self.add(place, link)
         self.links = dict(sorted(self.links.items()))
+        self.out = next(iter(self.links.values())).out
         self.since = min(self.since, other.since)
 
     def add(self, place: int, link: Link) -> None:
@@ -159,7 +165,7 @@ class Chain:
         self.made[id(link.out._handle)].append(place)
         for x in link.operands:
             self.read[id(x._handle)].append(x)
-        for t in touched(link.step):
+        for t in link.touches:
             self.touches[t.memory].append(t)
 
     def blocked_by(self, touches: Sequence[Touch]) -> bool:
@@ -283,7 +289,8 @@ def find_chains(plan: PlanSteps) -> dict[Node, ChainMatch]:
     for i, step in enumerate(plan.steps):
         if step.kernel == ZERO_HALO:
             continue
-        link = None if places[i] in plan.taken else link_of(step)
+        touches = list(touched(step))
+        link = None if places[i] in plan.taken else link_of(step, touches)
         others += link is None
         chain: Chain | None = None
         if link is not None:
@@ -295,7 +302,6 @@ def find_chains(plan: PlanSteps) -> dict[Node, ChainMatch]:
                 if chain is not None and chain.takes_all(other):
                     chain.add_all(other)
                     begun.remove(other)
-        touches = list(touched(step))
         for other in begun.near(touches):
             if other is not chain and other.blocked_by(touches):
                 begun.remove(other)

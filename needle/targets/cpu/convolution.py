@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from needle.autograd import Spec
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.kernels import unplanned
+from needle.backend_ndarray.sizes import larger
 from needle.executor.builder import Builder
 from needle.executor.step import Halo
 from needle.ops.nn.conv import Conv2d, ConvTranspose2d
@@ -112,8 +113,8 @@ def conv_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
     before, after = [], []
     for d, taps in enumerate(taps_inside(op, out.shape, x.shape, w.shape)):
         reach = (out.shape[2 + d] - 1) * op.stride[d] + (taps.stop - 1) * op.dilation[d]
-        before.append(max(0, op.padding[d] - taps.start * op.dilation[d]))
-        after.append(max(0, reach - op.padding[d] - (x.shape[2 + d] - 1)))
+        before.append(larger(0, op.padding[d] - taps.start * op.dilation[d]))
+        after.append(larger(0, reach - op.padding[d] - (x.shape[2 + d] - 1)))
     return (before[0], before[1], after[0], after[1])
 
 
@@ -165,7 +166,8 @@ def conv(
     if trained and view is as_it_is:  # what a forward pass rounds grows through the gradients; F(2)'s errors are least
         costs.pop("f4", None)
     if costs:
-        layer = f"conv 3x3 {x.shape[0]}x{x.shape[1] * BLOCK}x{out.shape[2]}x{out.shape[3]} to {out.shape[1] * BLOCK}"
+        sizes = (x.shape[0], x.shape[1] * BLOCK, out.shape[2], out.shape[3], out.shape[1] * BLOCK)
+        layer = ("conv 3x3 {}x{}x{}x{} to {}", *sizes)
         name = choose(builder, layer, costs, lambda name: builder.has_derived(key_of(name), w))
         if name != DIRECT:
             made = packed(key_of(name), partial(winograd.pack, winograd.SCHEMES[name], x.shape[1]))
@@ -214,9 +216,9 @@ def transposed_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
         return conv_halo(same, out, x, w)
     before, after = [], []
     for d in (0, 1):
-        before.append(max(0, ((w.shape[2 + d] - 1) * op.dilation[d] - op.padding[d]) // op.stride[d]))
+        before.append(larger(0, ((w.shape[2 + d] - 1) * op.dilation[d] - op.padding[d]) // op.stride[d]))
         last = (out.shape[2 + d] - 1 + op.padding[d]) // op.stride[d]
-        after.append(max(0, last - (x.shape[2 + d] - 1)))
+        after.append(larger(0, last - (x.shape[2 + d] - 1)))
     return (before[0], before[1], after[0], after[1])
 
 

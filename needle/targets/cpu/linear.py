@@ -70,7 +70,7 @@ def linear(builder: Builder, op: Linear, ins: list[NDArray], out: NDArray, finis
     residual = None if finish.residual is None else rows_of(finish.residual)
     rest: dict[str, Any] = {"a": rows, "bias": padded_bias(builder, bias), "residual": residual, **finish.attrs}
     made = lambda name: builder.has_derived((name, op.layout_of_weight), weight)  # noqa: E731
-    name = choose(builder, f"linear {m}x{k} to {n}", linear_costs(m, n, k), made)
+    name = choose(builder, ("linear {}x{} to {}", m, k, n), linear_costs(m, n, k), made)
     kernel, make = KERNELS[name]
     packed = builder.derive((name, op.layout_of_weight), partial(make, op), weight)
     call(kernel, [target], packed=packed, **rest)

@@ -14,6 +14,7 @@ import numpy as np
 from needle import _core
 from needle.backend_ndarray import NDArray, call, cpu
 from needle.backend_ndarray.kernels import unplanned
+from needle.backend_ndarray.sizes import larger, smaller
 from needle.executor.tuner import Timings
 
 DIRECT = "direct"
@@ -36,7 +37,7 @@ class Machine(NamedTuple):
     def seconds(self, algorithm: str, cost: Cost) -> float:
         compute = cost.work * self.excess.get(algorithm, 1.0) / self.fmas + cost.moved / self.rate
         fetch = cost.kept / self.rate
-        return max(compute, fetch) + EXPOSED * min(compute, fetch)
+        return larger(compute, fetch) + EXPOSED * smaller(compute, fetch)
 
 
 # The 2 cores at 3.5 GHz on which costs were first fitted: what choices rest on with NEEDLE_MEASURE=0.

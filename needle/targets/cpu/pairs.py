@@ -35,7 +35,7 @@ def rows_stay_in_cache(match: Match) -> str | None:
     b, width = depthwise.attrs, depthwise.inputs["x"].shape[3]
     rows = (b["kernel_h"] - 1) * b["dilation_h"] + 1
     if rows * width * PIXEL_BYTES > BAND_BYTES:
-        return f"{rows:.0f} rows of {width} pixels do not stay in a core's cache"
+        return f"the rows that {depthwise.label} reads at a time do not stay in a core's cache"
     return f"{depthwise.label} skips the first pixels" if min(b["pad_top"], b["pad_left"]) < 0 else None
 
 

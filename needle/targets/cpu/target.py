@@ -10,6 +10,7 @@ from typing import Any
 from needle import _core
 from needle.autograd import Spec
 from needle.backend_ndarray import Device, NDArray, call
+from needle.backend_ndarray.sizes import larger
 from needle.executor.planner import Planner
 from needle.executor.settings import Choice
 from needle.executor.step import NO_HALO, Halo
@@ -127,7 +128,7 @@ class Blocks(Layout):
                 if user.kind == "op":
                     for i, (x, read) in enumerate(zip(user.args, self.reads(user), strict=True)):
                         if x is member and read:
-                            halo = tuple(map(max, halo, self.around(user, i)))  # type: ignore[assignment]
+                            halo = tuple(map(larger, halo, self.around(user, i)))  # type: ignore[assignment]
         return halo
 
     def allocate(self, node: Node) -> NDArray:
@@ -194,6 +195,7 @@ class CpuTarget(LayerTarget):
     numpy = True
     complete = ("float32",)
     guard_zone = _core.GUARD_BYTES
+    traces_sizes = True
 
     def folds(self, op: Op) -> bool:
         return isinstance(op, IMAGE_PARTS) or super().folds(op)

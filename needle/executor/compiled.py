@@ -1,0 +1,156 @@
+"""A plan with what it was made from, and the structure of what it gives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from needle.autograd import Unsupported
+from needle.backend_ndarray import Device, NDArray
+from needle.graph import Graph, Node, Recorder, map_structure, trace
+from needle.graph.report import FusionReport
+from needle.graph.steps import count_calls
+from needle.interop import mirror_whole
+from needle.nn.module import Module
+
+from .arguments import check_arrays, check_floats, positional
+from .builder import PlanInfo
+from .constants import ConstantPool, taken_back
+from .effects import Write, changes
+from .passes import optimize
+from .planner import constant_nodes
+from .settings import Choice, unmeasured
+from .split import SplitPlan, plan_graph
+from .step import JOIN
+from .target import target_of
+from .tuner import tuned
+
+
+class Origin(NamedTuple):
+    """The op that a plan's steps come from."""
+
+    path: str  # the module of its first parameter, "" where it has none
+    flops: int
+
+
+def origins(graph: Graph, fn: Callable, at: Callable[[Any], Any] = lambda x: x) -> dict[str, Origin]:
+    """Every op of a traced graph by its node's name, which labels the plan's steps; at: what sizes, shapes and ops stand for."""
+    paths = {id(t): p for p, t in fn.named_tensors()} if isinstance(fn, Module) else {}
+    owner: dict[Node, str] = {}  # nodes computed from parameters alone -> module
+    found: dict[str, Origin] = {}
+    for n in graph:
+        if n.kind == "param":
+            owner[n] = paths.get(id(n.meta["tensor"]), "").rpartition(".")[0]
+        elif n.kind == "op":
+            path = next((owner[a] for a in n.args if a in owner), "")
+            if all(a in owner for a in n.args):
+                owner[n] = path
+            out, *inputs = (at(x.meta["spec"]) for x in (n, *n.args))
+            found[n.name] = Origin(path, at(n.target).flops(out, *inputs))
+    return found
+
+
+class CompiledPlan:
+    """A plan with the structure of the outputs it computes."""
+
+    guards: Sequence[Any] = ()  # layers that check values which the plan computes beside its results
+
+    def __init__(
+        self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray], device: Device
+    ) -> None:
+        self.device = device
+        target_of(device).check(choice, device)
+        traced = self.traced(fn, example)
+        self.writes = bool(traced.output.meta["effects"])  # buffers, beside its results
+        places = [n.meta["tensor"].device for n in traced if n.kind == "param"]
+        if any(place != device for place in places):
+            other = next(p for p in places if p != device)
+            raise ValueError(f"[compile] expects parameters on {device}, got one on {other}.")
+        self.modules: list[Module] = traced.output.meta["modules"]
+        check_floats(traced, constant_nodes(traced))
+        graph, plan, fired = optimize(traced, device, choice.disable)
+        self.decomposed = {f"{op} on {device.name}": n for op, n in graph.output.meta["decomposed"].items()}
+        self.structure = graph.output.args[0][0] if self.guards else graph.output.args[0]
+        self.info = self.planned(graph, pool, choice, inputs)
+        if self.writes and isinstance(self.info, SplitPlan):
+            raise Unsupported(
+                "[compile] a model that writes its buffers expects ops of needle alone, got one that runs elsewhere."
+            )
+        self._planned = graph, fn
+        self.core = self.info.core
+        self._rewritten = traced, [*fired, *self.info.fired], [*plan.misses, *self.info.misses]
+        fused = getattr(fn, "fusion_report", None)
+        self._fused = None if fused is None or fused.dry_run else fused  # a dry run changed nothing
+
+    def planned(self, graph: Graph, pool: ConstantPool, choice: Choice, inputs: list[NDArray]) -> PlanInfo | SplitPlan:
+        make = lambda measured: plan_graph(graph, pool, choice, self.device, measured)  # noqa: E731
+        if not choice.tune:
+            return make(unmeasured)
+        with taken_back(pool) if self.writes else nullcontext():
+            return tuned(make, inputs, self.device)
+
+    def traced(self, fn: Callable, example: Any) -> Graph:
+        """A call of `fn` as a graph, with the buffers that it writes as effects."""
+        if not hasattr(fn, "bind"):
+            positional(fn, example, {})
+        recorder = Recorder(static=True, device=self.device)
+
+        def call(*inputs: Any) -> Any:
+            result = map_structure(fn(*inputs), recorder.to_node)
+            recorder.effects += [(Write(tensor), value) for tensor, value in recorder.pop_writes()]
+            guards = recorder.pop_guards()
+            self.guards = [guard for guard, _ in guards]
+            return (result, [recorder.to_node(value) for _, value in guards]) if guards else result
+
+        try:
+            graph = trace(call, *example, recorder=recorder)
+        except (AttributeError, TypeError):
+            check_arrays(example)
+            raise
+        changes(graph, (effect.tensor for effect, _ in recorder.effects))
+        return graph
+
+    @functools.cached_property
+    def origins(self) -> dict[str, Origin]:
+        return origins(*self._planned)
+
+    @property
+    def report(self) -> FusionReport:
+        """Every rule that fired or nearly did: of `fuse` where that made the model, over the graph, and over the plan."""
+        graph, fired, misses = self._rewritten
+        users, paths = graph.users(), {k: o.path for k, o in self.origins.items()}
+        nodes = {
+            n.name: (paths.get(n.name, ""), n.target.label, ", ".join(u.name for u in users[n]))
+            for n in graph
+            if n.kind == "op"
+        }
+        before = count_calls(graph)
+        if self._fused is not None:
+            before, nodes = self._fused.nodes_before, self._fused.nodes | nodes
+            fired, misses = [*self._fused.fired, *fired], [*self._fused.near_misses, *misses]
+        return FusionReport(fired, misses, before, len(self.info.names), nodes)
+
+    def check_guards(self, results: list) -> list:
+        """A run's results without those that come last, the values that guards look at."""
+        if not self.guards:
+            return results
+        count = len(results) - len(self.guards)
+        for guard, value in zip(self.guards, results[count:], strict=True):
+            guard.check(value if isinstance(value, np.ndarray) else NDArray.wrap(value, self.device).numpy())
+        return results[:count]
+
+    def outputs(self, results: list) -> Any:
+        """A run's results in the structure that the model returns."""
+        if isinstance(self.structure, Node):
+            return results[0]
+        left = iter(results)
+        return map_structure(self.structure, lambda n: next(left) if isinstance(n, Node) else n, mirror_whole)
+
+    def node(self, label: str) -> str:
+        """The module that a step's label stands for, or the label."""
+        origins = [self.origins.get(part) for part in label.split(JOIN)]
+        return JOIN.join(o.path if o and o.path else part for o, part in zip(origins, label.split(JOIN), strict=True))
