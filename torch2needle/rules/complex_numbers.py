@@ -197,7 +197,7 @@ rule(torch.real, view="same", put=lambda base, value: value)(lambda input: input
 either(torch.conj, T.conj, aten._conj.default, view="always", put=lambda base, value: ops.conj(value))(
     lambda input: ops.conj(input)
 )
-either(torch.conj_physical, T.conj_physical, T.conj_physical_, aten._conj_physical.default)(
+either(torch.conj_physical, T.conj_physical, T.conj_physical_, aten._conj_physical.default, view="maybe")(
     lambda input: ops.conj(input)
 )
 either(torch.resolve_conj, T.resolve_conj, torch.resolve_neg, T.resolve_neg, view="maybe")(lambda input: input)
