@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,3 +141,9 @@ def test_folders_have_a_readme() -> None:
     folders = [*rooms, "needle/targets/cpu", "needle/targets/gpu", "scripts", "profiling", "tests"]
     missing = [f for f in folders if not (ROOT / f / "README.md").is_file()]
     assert not missing
+
+
+def test_importing_torch2needle_loads_no_sympy() -> None:
+    """torch loads it late; it takes 35 MB and half a second."""
+    code = "import sys, torch2needle; assert 'sympy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

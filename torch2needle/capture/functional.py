@@ -6,6 +6,7 @@ in its place.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,16 +14,21 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import decomposition_table
 from torch._functorch import apis, eager_transforms
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .guard import patched
 
 NAMES = ((apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms, "grad_and_value_impl"))
-GRADIENTS = {op: f for op, f in decomposition_table.items() if "backward" in str(op)}
+
+
+@functools.cache
+def gradients() -> dict[Any, Callable]:
+    """How torch decomposes its gradients."""
+    from torch._decomp import decomposition_table  # which loads sympy, as make_fx does: 35 MB
+
+    return {op: f for op, f in decomposition_table.items() if "backward" in str(op)}
 
 
 def transforms_as_calls() -> AbstractContextManager:
@@ -49,6 +55,8 @@ def transforms_as_calls() -> AbstractContextManager:
 
 def traced(f: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[fx.GraphModule, list[torch.Tensor], list[Any]]:
     """A call's graph as a function of its tensors, these, and the structure of its result."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     flat, tree = pytree.tree_flatten((args, kwargs))
     places = [i for i, v in enumerate(flat) if isinstance(v, torch.Tensor)]
     structure: list[Any] = []
@@ -64,6 +72,6 @@ def traced(f: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[fx.GraphMo
 
     given = [flat[i] for i in places]
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        make = make_fx(torch.func.functionalize(run), GRADIENTS, tracing_mode="symbolic", _allow_non_fake_inputs=True)  # type: ignore[arg-type]
+        make = make_fx(torch.func.functionalize(run), gradients(), tracing_mode="symbolic", _allow_non_fake_inputs=True)  # type: ignore[arg-type]
         graph = make(*given)
     return graph, given, structure

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.utils import rnn
 
 from needle.autograd import Unsupported
@@ -111,11 +110,12 @@ class Packing:
         x, rows = self.opened(data, batch_sizes)
         steps = x.shape[0]
         x = torch.where(wide(rows.mask, x), x, torch.full((), value, dtype=x.dtype))
-        if str(total) == str(batch_sizes.shape[0]) and not statically_known_true(
-            total == steps
-        ):  # as many as there are
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # which loads sympy
+
+        whole = statically_known_true(total == steps)
+        if str(total) == str(batch_sizes.shape[0]) and not whole:  # as many as there are
             x = x[rows.mask.any(1)]
-        elif not statically_known_true(total == steps):
+        elif not whole:
             ASKED(rows.lengths[0] <= total, [1.0], "total_length, which is no less than the lengths")
             x = F.pad(x, (0, 0) * (x.ndim - 1) + (0, total - steps), value=value) if total > steps else x[:total]
         return x.transpose(0, 1) if batch_first else x, rows.lengths

@@ -67,6 +67,7 @@ def measured(threads: int, isa: str) -> Machine:
     if not all(seconds[layer].keys() >= (set(costs) or {"read"}) for layer, (_, costs) in REFERENCES.items()):
         with unplanned():
             seconds = {layer: least_times(make()) for layer, (make, _) in REFERENCES.items()}
+        _core.release_unused_memory()
         timings.seconds |= {f"machine: {layer}": times for layer, times in seconds.items()}
         timings.save(quiet=True)
     excess: dict[str, float] = {}
