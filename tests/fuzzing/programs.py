@@ -35,7 +35,8 @@ TOLERANCE = 1e-5  # relative to the largest value
 NARROW = ("uint8", "int8", "int16")
 SHAKE = 3e-7  # relative: some roundings of float32
 REMNANT = 1e-12  # relative to the operands: what some roundings of float64 leave of an exact 0
-ORDERED = ("sort", "argsort", "topk")
+ORDERED = ("sort", "argsort", "topk", "kthvalue", "median")
+SPREADS = ("torch.fft.", "torch.trapezoid", "torch.trapz")  # infinite numbers meet others, in torch's order
 ONE_PASS = ("var_mean", "std_mean")  # whose mean is NaN in torch where any number but the last is infinite
 
 
@@ -83,9 +84,9 @@ def drawn_step(s: State, case: dict[str, Any], name: str) -> Any:
             result = program(trial).call(*step, values)
     except Exception:
         return None
-    if name.rpartition(".")[2] in (*ORDERED, *ONE_PASS):
+    if name.rpartition(".")[2] in (*ORDERED, *ONE_PASS) or name.startswith(SPREADS):
         x = program(trial).value(made[0][0], s.values)
-        if x.isinf().any() if name.endswith(ONE_PASS) else has_ties(name, made, x):
+        if x.isinf().any() if name.endswith(ONE_PASS) or name.startswith(SPREADS) else has_ties(name, made, x):
             return None
     if result is NotImplemented or too_large(result) or not defined(name, made, s):
         return None
@@ -123,7 +124,7 @@ def has_ties(name: str, made: Any, x: torch.Tensor) -> bool:
     args, kwargs = made
     if name.endswith("topk") and False in (kwargs.get("sorted"), *args[4:]):
         return True  # in whatever order
-    place = 2 if name.endswith("topk") else 1
+    place = 2 if name.endswith(("topk", "kthvalue")) else 1
     axis = kwargs.get("dim", args[place] if len(args) > place else -1)
     if x.ndim == 0 or x.dtype == torch.bool:
         return x.ndim > 0
@@ -373,7 +374,9 @@ def wider(case: dict[str, Any], net: Any) -> None:
         judge = Judge(case, more)
     except Exception:
         return
-    if any(name.endswith(ONE_PASS) for name, *_ in case["steps"]) and not all(np.isfinite(w).all() for w in judge.want):
+    if any(name.endswith(ONE_PASS) or name.startswith(SPREADS) for name, *_ in case["steps"]) and not all(
+        np.isfinite(w).all() for w in judge.want
+    ):
         return
     judge.check("eager, one more in the batch", tried("wider", lambda: net(*fed(more))))
 

@@ -48,11 +48,19 @@ def unique(
     return wanted(ops.unique(input, dim), return_inverse, return_counts)
 
 
-@rule(torch.unique_consecutive, T.unique_consecutive)
+@rule(T.unique_consecutive)
 def unique_consecutive(
     input: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
     return wanted(ops.unique_consecutive(input, dim), return_inverse, return_counts)
+
+
+@rule(torch.unique_consecutive)
+def unique_consecutive_by_name(
+    input: Any, *, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    """torch's function gives other results where its flags have no names: it takes one for the other."""
+    return unique_consecutive(input, return_inverse, return_counts, dim)
 
 
 # Aten's have all three results.

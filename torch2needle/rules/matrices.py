@@ -144,7 +144,9 @@ def fill_diagonal(input: Any, fill_value: Any, wrap: bool = False) -> Any:
 
 @rule(torch.block_diag)
 def block_diag(*tensors: Any) -> Any:
-    shapes = [(1, *t.spec.shape)[-2:] for t in tensors if t.ndim in (1, 2)]
+    if len(tensors) == 1 and isinstance(tensors[0], list | tuple):  # aten's
+        (tensors,) = tensors
+    shapes = [(1, *t.shape)[-2:] for t in tensors if t.ndim in (1, 2)]
     if len(shapes) < len(tensors):
         raise Unsupported("block_diag expects vectors and matrices")
     rows, height, width = [], sum(s[0] for s in shapes), sum(s[1] for s in shapes)

@@ -57,6 +57,10 @@ def msort(input: Any) -> Any:
 def trapezoid(y: Any, x: Any = None, *, dx: Any = 1.0, dim: int = -1) -> Any:
     if x is not None and dim not in (-1, getattr(y, "ndim", 0) - 1):
         raise Unsupported("points x are along the last axis")
+    if y.spec is not None and y.spec.dtype not in FLOATS and y.spec.shape[dim] == 0:
+        raise Unsupported(
+            "whole numbers without any along the axis stay whole in torch, and become floats where there are some"
+        )
     pairs = ops.getitem(y, at(dim, slice(1, None))) + ops.getitem(y, at(dim, slice(None, -1)))
     lengths = dx if x is None else diff(x)
     return ops.summation(pairs * lengths, dim) * 0.5
@@ -75,6 +79,8 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
 
 @rule(torch.nansum, T.nansum)
 def nansum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if dtype is torch.bool:
+        raise Unsupported("dtype expects numbers, got torch.bool")
     x = cast(input, dtype)
     return cast_whole(ops.summation(ops.masked_fill(x, ops.isnan(x), 0), axes(dim), keepdim), dtype)
 

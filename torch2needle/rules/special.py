@@ -53,7 +53,11 @@ def entr(input: Any) -> Any:
     x = input * 1.0  # of bools and integers, too
     inside = ops.gt(x, 0)
     value = -x * ops.log(ops.where(inside, x, 1.0))
-    return ops.where(inside, value, ops.where(ops.lt(x, 0), -math.inf, x))
+    negative = ops.lt(x, 0)
+    below = ops.where(negative, x, -1.0)
+    beyond = below * math.inf + math.inf / ops.clamp_min(below, -3e38)  # -inf, whose gradient is NaN
+    zero = ops.sqrt(ops.where(ops.logical_or(inside, negative), 1.0, x))  # whose gradient is infinite
+    return ops.where(inside, value, ops.where(negative, beyond, zero))
 
 
 def erfinv(x: Any) -> Any:

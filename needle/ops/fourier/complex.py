@@ -296,7 +296,8 @@ def angle(a: Any) -> Tensor:
     """In (-pi, pi]; of real numbers 0 or pi, and NaN of NaN."""
     if isinstance(a, Complex):
         return Phase()(a.imag, a.real)
-    return where(lt(a, 0.0), math.pi, multiply(a, 0.0))
+    a = stop_gradient(floating(a))
+    return where(lt(a, 0.0), math.pi, where(real_eq(a, a), 0.0, a))
 
 
 def polar(size: Tensor, turn: Tensor) -> Complex:

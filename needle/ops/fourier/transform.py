@@ -42,8 +42,8 @@ class Transform(Op):
     def spec(self, x: Any) -> Spec:
         if not x.shape:
             raise ValueError("[fft] expects at least one axis, got shape ().")
-        if self.n < 1:
-            raise ValueError(f"[fft] n expects at least 1, got {self.n}.")
+        if self.n < 1 or self.out < 0:
+            raise ValueError(f"[fft] n expects at least 1 and out at least 0, got {self.n} and {self.out}.")
         axis = check_axis("fft", self.axis, x.shape)
         return Spec((*x.shape[:axis], int(self.out), *x.shape[axis + 1 :]), float_dtype(x.dtype))
 
@@ -93,6 +93,8 @@ class Fourier(Transform):
     n_out = 2
 
     def infer(self, x: Any, *imag: Any) -> Any:
+        if self.half and imag:
+            raise ValueError("[fft] half expects real numbers, got imaginary parts.")
         if any(tuple(y.shape) != tuple(x.shape) for y in imag):
             raise ValueError(f"[fft] expects parts of one shape, got {tuple(x.shape)} and {tuple(imag[0].shape)}.")
         return (self.spec(x),) * 2

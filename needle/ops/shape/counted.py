@@ -136,9 +136,7 @@ class UniqueConsecutive(Counted):
         differ = (rows[1:] != rows[:-1]).reshape(max(len(rows) - 1, 0), math.prod(rows.shape[1:])).any(1)
         first = np.concatenate([np.ones(min(len(rows), 1), bool), differ])
         begins = np.append(np.flatnonzero(first), len(rows))
-        inverse = (np.cumsum(first) - 1).astype("int64")
-        if self.axis is None and not x.size:  # torch's has no places then
-            return rows, np.zeros(0, "int64"), np.zeros(0, "int64")
+        inverse = (np.cumsum(first) - 1).astype("int64")  # none of nothing
         values = rows[first] if self.axis is None else np.moveaxis(rows[first], 0, axis)
         return values, inverse.reshape(x.shape) if self.axis is None else inverse, np.diff(begins).astype("int64")
 

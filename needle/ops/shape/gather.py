@@ -80,6 +80,9 @@ class Take(Op):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, index = node.inputs
+        if not x.shape:
+            flat = TakeGrad(0, 1)(reshape(out_grad, (-1,)), reshape(index, (-1,)))
+            return reshape(flat, ()), None
         return TakeGrad(self.axis % len(x.shape), x.shape[self.axis])(out_grad, index), None
 
     samples = samples_of(
