@@ -46,6 +46,8 @@ def choose(builder: Builder, layer: tuple[Any, ...], costs: dict[str, Cost], pac
     """
     choice = builder.choice
     candidates = tuple(a for a in costs if a == DIRECT or a in SETTINGS[choice.winograd])
+    if len(candidates) == 1:
+        return DIRECT
     form, *sizes = layer
     seconds = {} if builder.measured is unmeasured else builder.measured(form.format(*sizes))
     known = all(a in seconds for a in candidates)
@@ -58,6 +60,5 @@ def choose(builder: Builder, layer: tuple[Any, ...], costs: dict[str, Cost], pac
         return time + c.kept * FMAS_PER_KEPT_BYTE[choice.memory] / machine.fmas
 
     best = candidates[chosen(cheapest, *map(cost, candidates), *map(packed, candidates))]
-    if len(candidates) > 1:
-        builder.options.append(Option(len(builder.steps), form, tuple(sizes), candidates, best))
+    builder.options.append(Option(len(builder.steps), form, tuple(sizes), candidates, best))
     return best
