@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .backend_ndarray import Device, NDArray, as_ndarray, cpu_numpy, dtype_name, dtype_of
+from .backend_ndarray import Device, NDArray, as_ndarray, cpu_numpy, dtype_name, dtype_of, full
 from .backend_selection import BACKEND, default_device
 from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads, uncollected, vjp
 from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, one_of, op
@@ -195,7 +195,10 @@ class Tensor:
         if not self.requires_grad:
             raise ValueError("[backward] expects a result of tensors that need a gradient, got one that needs none.")
         if out_grad is None:
-            out_grad = np.ones(self.shape, "float32")
+            data = self.cached_data
+            is_array = isinstance(data, NDArray)
+            ones = full(self.shape, 1.0, data.dtype, data.device) if is_array else np.ones(self.shape, self.dtype)
+            out_grad = Tensor.make_const(ones)
         if not isinstance(out_grad, Tensor) or (out_grad.dtype, out_grad.device) != (self.dtype, self.device):
             out_grad = Tensor(out_grad, device=self.device, dtype=self.dtype, requires_grad=False)
         if out_grad.shape != self.shape:
@@ -239,6 +242,8 @@ def axis_names(f: Callable) -> Callable:
 
     @functools.wraps(f)
     def named(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs:
+            return f(*args)
         given = {others.get(k, k): v for k, v in kwargs.items()}
         if len(given) < len(kwargs):
             raise TypeError(f"[{f.__name__}] expects one name for one argument, got {', '.join(kwargs)}.")

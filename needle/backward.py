@@ -97,8 +97,10 @@ def find_topo_sort(nodes: Sequence[Tensor]) -> list[Tensor]:
             for i in inputs:
                 if id(i) not in seen:
                     seen.add(id(i))
-                    stack.append((i, iter(i.inputs)))
-                    break
+                    if i.inputs:
+                        stack.append((i, iter(i.inputs)))
+                        break
+                    order.append(i)
             else:
                 order.append(node)
                 stack.pop()

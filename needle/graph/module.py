@@ -141,28 +141,28 @@ class GraphModule(Module):
         return env[self._graph.output]
 
     def _evaluate(self, node: Node, env: dict[Node, Any], inputs: Any) -> Any:
+        if node.kind == "op":
+            read = [env[a] for a in node.args]
+            op = node.target.resolve(lambda d: env[d.node] if isinstance(d, Dim) else d.value())
+            return read[0][op.index] if isinstance(read[0], tuple) else op(*read)  # outputs of a recorded op: a plain tuple
+        if node.kind == "param":
+            return self.constant(node)
+        if node.kind == "input":
+            return next(inputs)
+
         def value(x: Any) -> Any:
             if isinstance(x, Node):
                 return env[x]
             return env[x.node] if isinstance(x, Dim) else x
 
-        if node.kind == "input":
-            return next(inputs)
-        if node.kind == "param":
-            return self.constant(node)
         if node.kind == "scalar":
             a, b = (value(x) for x in node.args)
             return a.shape[b] if node.target == "size" else SCALAR_OPERATORS[node.target](a, b)
         args = map_structure(node.args, value)
         if node.kind == "output":
             return args[0]
-        if node.kind == "module":
-            kwargs = args[-1] if args and isinstance(args[-1], dict) else {}
-            return self._modules[node.target](*(args[:-1] if kwargs else args), **kwargs)
-        op = node.target.resolve(lambda d: env[d.node] if isinstance(d, Dim) else d.value())
-        if isinstance(args[0], tuple):  # the outputs of a recorded op are a plain tuple
-            return args[0][op.index]
-        return op(*args)
+        kwargs = args[-1] if args and isinstance(args[-1], dict) else {}
+        return self._modules[node.target](*(args[:-1] if kwargs else args), **kwargs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(\n{self._graph}\n)"

@@ -79,7 +79,8 @@ class Reduction(OverAxes):
 
     def spread(self, t: Tensor, x: Tensor) -> Tensor:
         """A result of the reduction of x, with the reduced axes stretched to x's shape again."""
-        return broadcast_to(reshape(t, reduced_shape(x.shape, self._arguments(x)[0], True)), x.shape)
+        kept = reshape(t, reduced_shape(x.shape, self._arguments(x)[0], True)) if len(t.shape) else t
+        return broadcast_to(kept, x.shape)
 
     samples = samples_of(
         *(
