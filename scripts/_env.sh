@@ -17,7 +17,7 @@ if [ "$(cat "$venv/stamp" 2>/dev/null || true)" != "$stamp" ]; then
   "$venv/bin/pip" install -q torch==2.13.0 "scikit-build-core>=0.11" "pybind11>=3,<4"
   for tool in cmake ninja; do command -v "$tool" >/dev/null || "$venv/bin/pip" install -q "$tool"; done
   if ! ls build/wheel/"$stamp"/*.whl >/dev/null 2>&1; then
-    NEEDLE_TORCH=1 "$venv/bin/pip" wheel -q . --no-deps --no-build-isolation -w build/wheel/"$stamp" -C build-dir=build/cmake
+    NEEDLE_TORCH=1 "$venv/bin/pip" wheel -q . --no-deps --no-build-isolation -w build/wheel/"$stamp" -C build-dir=build/cmake -C cmake.define.NEEDLE_GLIBC=
   fi
   wheel=$(ls build/wheel/"$stamp"/*.whl)
   "$venv/bin/pip" install -q "$wheel[report,dev]"

@@ -1,0 +1,58 @@
+"""The pages of docs run as they stand: the Python blocks of a page, in order, in one program; and the site has every page."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import needle as ndl
+from needle.backend_selection import BACKEND
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+OTHERS = ("extending.md", "losses.md", "training.md")  # tests of their own run them
+PAGES = [p.name for p in sorted(DOCS.glob("*.md")) if "```python" in p.read_text() and p.name not in OTHERS]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+
+pytestmark = pytest.mark.skipif(BACKEND == "np", reason="the pages compile")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_runs(name: str) -> None:
+    pytest.importorskip("torch")
+    text, module, threads = (DOCS / name).read_text(), {"__name__": name}, ndl.get_num_threads()
+    try:
+        for found in BLOCK.finditer(text):
+            line = text[: found.start(1)].count("\n")
+            exec(compile("\n" * line + found[1], str(DOCS / name), "exec"), module)
+    finally:
+        ndl.set_num_threads(threads)
+
+
+def test_example_without_torch(script_environment: dict[str, str]) -> None:
+    """In a process that cannot import torch."""
+    script = DOCS / "examples" / "without_torch.py"
+    code = f"import sys; sys.modules['torch'] = None; exec(open({str(script)!r}).read())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=script_environment)
+    assert done.returncode == 0 and "right" in done.stdout, done.stderr
+
+
+def test_settings_are_the_code_s() -> None:
+    """docs/settings.md names every environment variable that the packages and the core read, and no other."""
+    sources = [p for room in ("needle", "torch2needle", "operator_fusion", "csrc") for p in (ROOT / room).rglob("*")]
+    read = re.compile(r"""(?:environ(?:\.get)?[\[(]\s*|getenv\(|FOLDER = )["'](NEEDLE_\w+)""")
+    used = {
+        name
+        for p in sources
+        if p.suffix in (".py", ".cpp", ".h", ".cu", ".cuh")
+        for name in read.findall(p.read_text())
+    }
+    used -= {name for name in used if name.startswith("NEEDLE_EMULATION") or name == "NEEDLE_WAVE"}  # of tests
+    assert used == set(re.findall(r"^\| `(NEEDLE_\w+)`", (DOCS / "settings.md").read_text(), re.M))
+
+
+def test_every_page_is_in_the_site() -> None:
+    named = set(re.findall(r"(\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert named == {p.name for p in DOCS.glob("*.md")}
