@@ -362,7 +362,7 @@ def test_a_gpu_is_not_held_against_the_cpus_peaks(gpu: Device, tmp_path: Path) -
     assert set(data["machine"]) == {"device", "name", "units"} and data["machine"]["device"] == repr(gpu)
     assert [r["roofline"] for r in data["rows"]] == [None, None] and all(r["gflops"] is not None for r in data["rows"])
     assert (
-        str(profile).splitlines()[0].endswith(f"{gpu!r}, {data['machine']['units']} units: its peaks are not measured")
+        str(profile).splitlines()[1].endswith(f"{gpu!r}, {data['machine']['units']} units: its peaks are not measured")
     )
     profile.html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

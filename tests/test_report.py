@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import json
 import operator
@@ -15,7 +16,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-import needle  # noqa: E402
+import needle as ndl  # noqa: E402
+import operator_fusion  # noqa: E402
 import torch2needle  # noqa: E402
 from needle.backend_selection import BACKEND  # noqa: E402
 from torch2needle.rules import registry  # noqa: E402
@@ -96,7 +98,7 @@ def test_statuses() -> None:
         "torch.Tensor.view": "native",
         "operator.mul": "native",
     }
-    assert str(report).startswith("captured by torch.fx\n5 calls of 5 operations: 3 native, 1 decomposed, 1 free\n")
+    assert str(report).startswith("5 calls of 5 operations: 3 native, 1 decomposed, 1 free\ncaptured by torch.fx\n")
     assert "nearest rule" not in str(report)
 
 
@@ -169,7 +171,7 @@ def test_stubs_are_rules_with_tests_once_filled_in(name: str, example: bool, rul
     for t in (registry.FUNCTION_RULES, registry.MODULE_RULES):
         for target in targets:
             t.pop(target, None)
-    filled: dict[str, Any] = {"ops": needle.ops, "original": original[0]}
+    filled: dict[str, Any] = {"ops": ndl.ops, "original": original[0]}
     exec(text.replace(line, f"    {body}"), filled)
     next(v for k, v in filled.items() if k.startswith("test_convert_"))()
     assert torch2needle.verify(model, torch2needle.convert(model, (x,)), x)
@@ -197,3 +199,16 @@ def test_a_wrong_rule_fails_its_test(rules: None) -> None:
     exec(row.stub.replace(line, "    return input * 2"), names)
     with pytest.raises(torch2needle.ConversionError, match="the converted model's output 0 is off by"):
         names["test_convert_expit"]()
+
+
+def test_what_people_look_at_is_short() -> None:
+    """In a notebook, too: one line as `repr`, all as text there."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval(), torch.randn(2, 4)
+    fused = operator_fusion.fuse(torch2needle.convert(model))
+    exe = ndl.compile(fused, (x,))
+    step = ndl.compile_step(fused, lambda out, y: (out * out).mean(), ndl.optim.SGD(fused.parameters(), 0.1), (x, x))
+    looked_at = [fused.report, fused.fusion_report, fused.graph, exe, exe.plan, exe.memory, step, ndl.profile(exe, x, 1)]
+    for shown in [*looked_at, torch2needle.verify(model, fused, x)]:
+        assert len(repr(shown)) < 200 and "\n" not in repr(shown) and repr(shown).startswith(f"<{type(shown).__name__}: ")
+        assert shown._repr_html_() == f"<pre>{html.escape(str(shown))}</pre>"
+    assert repr(fused.report) == "<Report: 2 calls of 2 operations: 2 native>"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from needle.autograd import Op, Unsupported
 from needle.graph import Node
 from needle.ops import TupleGetItem
+from needle.shown import Shown
 
 STATUSES = ("native", "decomposed", "free", "unsupported")
 
@@ -46,8 +47,8 @@ class Call:
     nodes: list[str]  # of the needle graph, parameters left out
 
 
-@dataclass
-class Report:
+@dataclass(repr=False)
+class Report(Shown):
     """`ok` when every call has a rule that takes it; `str` gives the table."""
 
     capture: str = ""  # which capture made the graph, and why not the other
@@ -106,8 +107,8 @@ class Report:
         for r in self.rows:
             counts[r.status] += r.count
         total = f"{sum(counts.values())} calls of {len({r.op for r in self.rows})} operations"
-        lines = [f"captured by {self.capture}"] if self.capture else []
-        lines += [f"{total}: {', '.join(f'{counts[s]} {s}' for s in STATUSES if counts[s])}"] if self.rows else []
+        lines = [f"{total}: {', '.join(f'{counts[s]} {s}' for s in STATUSES if counts[s])}"] if self.rows else []
+        lines += [f"captured by {self.capture}"] if self.capture else []
         lines += overview(self.rows)
         lines += [f"follows train()/eval(): {t}" for t in self.follows_mode]
         lines += [f"stays constant: {t}" for t in self.constant_flags]

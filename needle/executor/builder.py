@@ -14,6 +14,7 @@ from needle.backend_ndarray import Device
 from needle.backend_ndarray.kernels import PLANNING, on_device
 from needle.backend_ndarray.ndarray import NDArray, itemsize
 from needle.backend_ndarray.sizes import Trace, has_sizes, map_sizes, real
+from needle.shown import Shown
 
 from .constants import Constant, ConstantPool, SizedConstant, as_constant
 from .memory import Lifetime, PlannedBuffer, distinct_bytes, lower_bound, plan_offsets
@@ -256,7 +257,7 @@ def step_precision(step: Step) -> str:
     return next(name for name, number in PRECISIONS.items() if number == code) if code else ""
 
 
-class PlanInfo:
+class PlanInfo(Shown):
     """A finished plan and what people want to know about it."""
 
     shared: Sequence[Constant] = ()  # constants that are those of other plans, too, as one list

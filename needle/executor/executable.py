@@ -19,6 +19,7 @@ from needle.graph import GraphModule, map_structure
 from needle.graph.report import FusionReport
 from needle.interop import array_kind, as_ndarray, mirror
 from needle.nn.module import STRUCTURE, Module
+from needle.shown import Shown
 
 from .arguments import as_targets, check_model, names, positional
 from .builder import PlanInfo
@@ -69,7 +70,7 @@ def entered(inputs: Any) -> tuple[Any, list[NDArray], str]:
     return map_structure(inputs, enter), arrays, kind
 
 
-class Plans:
+class Plans(Shown):
     """The plans of one function or module, one per shape of the inputs, and what they are made from."""
 
     def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:
@@ -182,6 +183,11 @@ class Plans:
         return (
             type(self.model).__name__ if isinstance(self.model, Module) else getattr(self.model, "__name__", "function")
         )
+
+    def __str__(self) -> str:
+        if not self._plans:
+            return f"{self.name} without a plan"
+        return f"{self.name}: {self.plan}"
 
     @property
     def last(self) -> CompiledPlan:

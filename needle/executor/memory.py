@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from needle import _core
+from needle.shown import Shown
 
 ALIGNMENT = 64  # bytes: a cache line, and a vector register of the widest ISA
 
@@ -58,7 +59,7 @@ def distinct_bytes(arrays: Iterable[Any]) -> int:
     )
 
 
-class MemoryReport(dict[str, int]):
+class MemoryReport(Shown, dict[str, int]):
     """Bytes of a plan by name: `arena`, its `lower_bound`, packed weights (`constants`); and the number of `arenas` in use.
 
     `buffers`: what lies in the arena. `str` gives it as text, `picture` as a drawing.

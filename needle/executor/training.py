@@ -268,6 +268,11 @@ class TrainingStep(Plans):
                 f"[compile_step] the optimizer expects parameters of the model, got {foreign} that are not."
             )
 
+    @property
+    def name(self) -> str:
+        """The class of the net."""
+        return type(self.net).__name__
+
     def _prepare(self, x: Any, y: Any) -> tuple[StepPlan, list[NDArray], str]:
         if not self._watch.lists_hold():
             STRUCTURE.changed()

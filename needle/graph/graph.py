@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from needle.autograd import Deferred, Op, Unsupported
+from needle.shown import Shown
 
 from .structure import map_structure
 
@@ -152,7 +153,7 @@ SCALAR_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class Graph:
+class Graph(Shown):
     """Nodes in execution order. Passes read it and build a new one; `fuse` and the executor never edit in place."""
 
     def __init__(self) -> None:

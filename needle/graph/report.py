@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+from needle.shown import Shown
+
 
 @dataclasses.dataclass(frozen=True)
 class Fired:
@@ -39,8 +41,8 @@ class NearMiss:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class FusionReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class FusionReport(Shown):
     fired: list[Fired]
     near_misses: list[NearMiss]
     nodes_before: int  # layer calls and ops

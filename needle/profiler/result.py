@@ -9,6 +9,7 @@ import statistics
 from typing import Any, NamedTuple
 
 from needle.files import write_file
+from needle.shown import Shown
 
 from .peaks import Gpu, Peaks
 from .table import text_table
@@ -40,8 +41,8 @@ class Event(NamedTuple):
     row: int | None  # its row
 
 
-@dataclasses.dataclass(frozen=True)
-class Profile:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Profile(Shown):
     """Where the time of a model goes. `print` it, or see `table`, `to_json`, `chrome_trace`, `html`."""
 
     kind: str  # eager or compiled
@@ -138,7 +139,7 @@ class Profile:
             head += "\nwithout a kernel, run as other ops: " + ", ".join(
                 f"{k} {n}x" for k, n in self.decomposed.items()
             )
-        return f"{self.peaks}\n{head}\n{self.table(limit=30)}"
+        return f"{head}\n{self.peaks}\n{self.table(limit=30)}"
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         write_file(path, json.dumps(self.to_dict(), indent=1))

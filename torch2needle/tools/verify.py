@@ -19,6 +19,7 @@ from needle.executor import Executable
 from needle.graph import GraphModule, Node, map_structure
 from needle.graph.structure import is_record, members
 from needle.nn.module import Module, Parameter
+from needle.shown import Shown
 
 from ..capture.comparison import first_line, tensors
 from ..capture.structure import plain_result
@@ -74,8 +75,8 @@ class Layer:
     errors: Errors
 
 
-@dataclass
-class Verification:
+@dataclass(repr=False)
+class Verification(Shown):
     """True when every output is within bounds; `str` is a table. `layers` are in the graph's order."""
 
     outputs: list[Output] = field(default_factory=list)
