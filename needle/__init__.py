@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from . import autograd, backend_ndarray, backend_selection, init, interop, ops, optim
 from . import graph, nn  # isort: skip - layers call ops and init
 from . import executor, serialize, targets  # isort: skip - they need layers and graphs
@@ -28,5 +31,14 @@ def from_dlpack(x: object) -> Tensor:
     return Tensor.make_const(backend_ndarray.from_dlpack(x))
 
 
+def to_onnx(model: Any, path: str | os.PathLike[str], *args: Any, batch: str = "fixed") -> None:
+    """`needle.onnx.to_onnx`, which needs the extra [onnx]; a method of modules, too."""
+    from .onnx import to_onnx as write
+
+    write(model, path, *args, batch=batch)
+
+
+nn.Module.to_onnx = to_onnx  # type: ignore[attr-defined]
+
 __version__ = "0.1.0"
-__all__ = [n for n in dir() if not n.startswith("_") and n not in ("annotations",)]
+__all__ = [n for n in dir() if not n.startswith("_") and n not in ("annotations", "os", "Any")]

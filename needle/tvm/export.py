@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from tvm import relax, tirx, topi
 
 from needle.autograd import Tensor
 from needle.graph import Graph, Node, Recorder, map_structure, trace
-from needle.interop import as_tensor
+from needle.graph.batches import BATCHES, as_example, exact_shapes, free_shapes, input_names, with_batch
 from needle.nn import Module
 from needle.op import Op, Spec, Unsupported, snake_case
 from needle.ops.shape.basic import BroadcastTo
@@ -20,8 +19,6 @@ from needle.ops.shape.join import TupleGetItem
 from .arrays import plain
 from .expressions import as_te
 from .relax_ops import RELAX_ONLY, as_relax
-
-BATCHES = (2, 3, 5)  # at which a model of free batch is traced: two give the sizes, the third checks them
 
 
 def is_exported(cls: type[Op]) -> bool:
@@ -155,62 +152,6 @@ class Exporter:
             raise Unsupported(f"[tvm] {op.label} cannot be exported: {e}.") from e
 
 
-def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:
-    return map_structure(examples, lambda s: Spec((batch, *s.shape[1:]), s.dtype) if isinstance(s, Spec) else s)
-
-
-def exact_shapes(graph: Graph) -> dict[Node, Any]:
-    specs = {n: n.meta["spec"] for n in graph if n.meta.get("spec") is not None}
-    return {n: s.shape if isinstance(s, Spec) else tuple(i.shape for i in s) for n, s in specs.items()}
-
-
-def free_size(sizes: Sequence[int], batch: Any) -> Any:
-    """The size that is sizes[i] at batch BATCHES[i], as an expression of `batch`."""
-    first, second, third = sizes
-    slope, rest = divmod(second - first, BATCHES[1] - BATCHES[0])
-    offset = first - slope * BATCHES[0]
-    if rest or offset + slope * BATCHES[2] != third:
-        raise Unsupported(f"[tvm] a size is no multiple of the batch: {sizes} at batches {BATCHES}.")
-    return batch * slope + offset if slope else first
-
-
-def free_shapes(graphs: Sequence[Graph], batch: Any) -> dict[Node, Any]:
-    """The shapes of the first graph's nodes with the batch free, found by comparing traces at several batches."""
-    if len({len(g.nodes) for g in graphs}) > 1:
-        raise Unsupported("[tvm] the model does other things at another batch size; export it without symbolic_batch.")
-    for nodes in zip(*graphs, strict=True):
-        node = nodes[0]
-        if len({(n.kind, type(n.target), n.name) for n in nodes}) > 1 or not same_attributes(nodes):
-            raise Unsupported(
-                f"[tvm] {node.name} differs between batch sizes; export the model without symbolic_batch."
-            )
-    exact = [exact_shapes(g) for g in graphs]
-    return {n: joined(s, batch) for n, *s in zip(exact[0], *(e.values() for e in exact), strict=True)}
-
-
-def joined(sizes: Sequence[Any], batch: Any) -> Any:
-    """A size, or sizes in nested tuples, as expressions of `batch`, from those at BATCHES."""
-    if isinstance(sizes[0], int):
-        return free_size(sizes, batch)
-    return tuple(joined(s, batch) for s in zip(*sizes, strict=True))
-
-
-def same_attributes(nodes: Sequence[Node]) -> bool:
-    """Whether the ops of several traces are one op; a result's shape may differ, for expressions take it from the result."""
-    if nodes[0].kind != "op":
-        return True
-    attributes = [{k: v for k, v in n.target.attributes().items() if k != "shape"} for n in nodes]
-    return all(str(a) == str(attributes[0]) for a in attributes)
-
-
-def as_example(x: Any) -> Any:
-    """Shape and dtype of a tensor of any library; everything else as it is."""
-    if isinstance(x, Spec):
-        return x
-    x = as_tensor(x)
-    return Spec(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else x
-
-
 def to_tvm_tensor(
     model: Callable,
     *args: Any,
@@ -235,21 +176,6 @@ def to_tvm_tensor(
         graph = traced(model, examples)
         shapes = exact_shapes(graph)
     return Exporter(graph, shapes, params_as_inputs, te).module()
-
-
-def input_names(model: Callable, examples: Sequence[Any]) -> list[str]:
-    """Names of the inputs after the parameters of the model's call; nested ones are numbered."""
-    try:
-        known = list(inspect.signature(getattr(model, "forward", model)).parameters)
-    except (TypeError, ValueError):
-        known = []
-    names: list[str] = []
-    for i, e in enumerate(examples):
-        stem = known[i] if i < len(known) and known[i] not in ("args", "kwargs") else f"x{i}"
-        leaves: list[Any] = []
-        map_structure(e, lambda s: leaves.append(s) if isinstance(s, Spec) else None)  # noqa: B023
-        names += [stem] if isinstance(e, Spec) else [f"{stem}_{k}" for k in range(len(leaves))]
-    return names
 
 
 def parameter_values(model: Module, *args: Any) -> list[Tensor]:

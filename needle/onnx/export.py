@@ -1,0 +1,265 @@
+"""needle models as ONNX: every op of a traced call becomes nodes, what depends on parameters alone is computed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnx import ModelProto, checker, helper, numpy_helper, save_model
+
+from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.graph import Graph, Node, Recorder, map_structure, trace
+from needle.graph.batches import BATCHES, as_example, exact_shapes, free_shapes, input_names, with_batch
+from needle.nn import Module
+from needle.ops.shape.basic import BroadcastTo
+from needle.ops.shape.join import MakeTuple, TupleGetItem
+
+from . import places  # noqa: F401 - registers its rows
+from .operators import as_onnx
+
+OPSET, IR = 20, 9
+LARGE = 1_500_000_000  # bytes of weights from which on they lie in a file of their own; protobuf ends at 2 GiB
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size that follows the free batch: slope * batch + offset."""
+
+    slope: int = 1
+    offset: int = 0
+
+    def __mul__(self, by: int) -> Size:
+        return Size(self.slope * by, self.offset * by)
+
+    def __add__(self, more: int) -> Size:
+        return Size(self.slope, self.offset + more)
+
+    def __str__(self) -> str:
+        return ("batch" if self.slope == 1 else f"{self.slope}*batch") + (f"+{self.offset}" if self.offset else "")
+
+
+class Value(NamedTuple):
+    """A value of the ONNX graph; of those inside a row neither shape nor dtype are known."""
+
+    name: str
+    shape: tuple[Any, ...] = ()
+    dtype: str = ""
+
+
+def is_exported(cls: type[Op]) -> bool:
+    """Whether the op itself is exported, not its decomposition: it has a row at least as near as its `decompose`."""
+    if cls.decompose is Op.decompose:
+        return True
+    return next(c in as_onnx.registry for c in cls.__mro__ if c in as_onnx.registry or "decompose" in vars(c))
+
+
+class ExportRecorder(Recorder):
+    """Records the ops that are exported; the others become what they consist of."""
+
+    def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        symbols = [t if t.recorder is self else self.param(t) for t in inputs]
+        if not is_exported(type(op)):
+            return map_structure(op.decompose(*symbols), lambda t: t if t.recorder is self else self.param(t))
+        if not op.must_decompose(*symbols) or type(op) in as_onnx.registry:
+            node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
+            if op.n_out == 1:
+                return self._symbol(node, op.infer(*(s.spec for s in symbols)))  # type: ignore[attr-defined]
+            self.graph.nodes.remove(node)
+        return super().record(op, symbols)
+
+
+class Nodes:
+    """The nodes and constants of an ONNX graph, as rows add them."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.initializers: dict[str, np.ndarray] = {}
+        self.batch = ""  # the value that holds the free batch, once it is asked for
+        self.first = ""  # the input whose axis 0 that is
+        self.taken: set[str] = set()
+        self.nothing = Value("")  # an optional input that is left out
+
+    def name(self, stem: str) -> str:
+        name, count = stem, 0
+        while name in self.taken:
+            count += 1
+            name = f"{stem}_{count}"
+        self.taken.add(name)
+        return name
+
+    def __call__(self, kind: str, *inputs: Value, dtype: str = "", **attributes: Any) -> Value:
+        out = self.name(kind.lower())
+        self.nodes.append(helper.make_node(kind, [i.name for i in inputs], [out], name=out, **attributes))
+        return Value(out, (), dtype)
+
+    def constant(self, array: Any, stem: str = "constant") -> Value:
+        array = np.ascontiguousarray(array).reshape(np.shape(array))
+        name = self.name(stem)
+        self.initializers[name] = array
+        return Value(name, array.shape, str(array.dtype))
+
+    def number(self, value: Any, dtype: Any) -> Value:
+        return self.constant(np.array(value, str(dtype)), "number")
+
+    def cast(self, x: Value, dtype: Any) -> Value:
+        if x.dtype == str(dtype):
+            return x
+        return self("Cast", x, dtype=str(dtype), to=element(dtype))
+
+    def without_bools(self, x: Value) -> Value:
+        return self.cast(x, "int64") if x.dtype == "bool" else x
+
+    def sizes(self, shape: Sequence[Any]) -> Value:
+        """A shape as a vector."""
+        if not any(isinstance(s, Size) for s in shape):
+            return self.constant(np.array(shape, "int64"), "shape")
+        if not self.batch:
+            all_sizes = self("Shape", Value(self.first))
+            self.batch = self("Gather", all_sizes, self.constant(np.zeros(1, "int64")), axis=0).name
+        parts = []
+        for s in shape:
+            if isinstance(s, Size):
+                scaled = self("Mul", Value(self.batch), self.constant(np.array([s.slope], "int64")))
+                parts.append(self("Add", scaled, self.constant(np.array([s.offset], "int64"))))
+            else:
+                parts.append(self.constant(np.array([s], "int64")))
+        return self("Concat", *parts, axis=0)
+
+    def reshaped(self, x: Value, shape: Sequence[Any]) -> Value:
+        free = [i for i, s in enumerate(shape) if isinstance(s, Size)]
+        if len(free) == 1 and 0 not in shape:
+            wanted = self.constant(np.array([-1 if i in free else s for i, s in enumerate(shape)], "int64"), "shape")
+        else:
+            wanted = self.sizes(shape)
+        return self("Reshape", x, wanted, dtype=x.dtype, allowzero=int(0 in shape))
+
+    def row(self, x: Value) -> Value:
+        """x with at least one axis."""
+        return x if x.shape else self.reshaped(x, (1,))
+
+    def with_axis(self, x: Value, f: Callable[[Value], Value]) -> Value:
+        return f(x) if x.shape else self.reshaped(f(self.reshaped(x, (1,))), ())
+
+    def sliced(self, x: Value, cuts: Sequence[tuple[int, int, int, int]]) -> Value:
+        """cuts: (axis, first, last, step)."""
+        if not cuts:
+            return x
+        axes, first, last, steps = (self.constant(np.array(v, "int64")) for v in zip(*cuts, strict=True))
+        return self("Slice", x, first, last, axes, steps, dtype=x.dtype)
+
+
+def element(dtype: Any) -> int:
+    return helper.np_dtype_to_tensor_dtype(np.dtype(str(dtype)))
+
+
+class Exporter:
+    """Emits one traced graph; `shapes`: per node its shape, or its shapes, with the free sizes as Size."""
+
+    def __init__(self, graph: Graph, shapes: dict[Node, Any]) -> None:
+        self.graph, self.shapes, self.at = graph, shapes, Nodes()
+        self.values: dict[Node, Any] = {}
+        self.known: dict[Node, Tensor] = {}  # values that depend on parameters alone
+
+    def model(self, label: str) -> ModelProto:
+        inputs = []
+        for node in self.graph.inputs:
+            self.at.taken.add(node.name)
+            self.values[node] = Value(node.name, self.shapes[node], str(node.meta["spec"].dtype))
+            inputs.append(self.described(self.values[node]))
+        self.at.first = inputs[0].name if inputs else ""
+        for node in self.graph:
+            if node.kind == "param":
+                self.known[node] = node.meta["tensor"].detach()
+            elif node.kind == "op":
+                self.emit(node)
+        outputs = [self.described(v) for v in self.results()]
+        initializers = [numpy_helper.from_array(a, n) for n, a in self.at.initializers.items()]
+        graph = helper.make_graph(self.at.nodes, label, inputs, outputs, initializers)
+        opset = [helper.make_opsetid("", OPSET)]
+        return helper.make_model(graph, producer_name="torch2needle", opset_imports=opset, ir_version=IR)
+
+    def described(self, v: Value) -> Any:
+        return helper.make_tensor_value_info(
+            v.name, element(v.dtype), [s if isinstance(s, int) else str(s) for s in v.shape]
+        )
+
+    def value(self, node: Node) -> Any:
+        if node not in self.values:
+            array, shape = self.known[node].numpy(), self.shapes[node]
+            if any(isinstance(s, Size) for s in shape):
+                raise Unsupported(f"[onnx] {node.name} holds numbers for one batch size; export the model for one.")
+            stem = node.target if isinstance(node.target, str) else node.name
+            self.values[node] = self.at.constant(array, stem)
+        return self.values[node]
+
+    def emit(self, node: Node) -> None:
+        op, spec = node.target, node.meta["spec"]
+        if all(a in self.known for a in node.args) and not isinstance(op, BroadcastTo):  # which would take memory
+            self.known[node] = op(*(self.known[a] for a in node.args))
+            return
+        inputs = [self.value(a) for a in node.args]
+        if isinstance(op, TupleGetItem):
+            self.values[node] = inputs[0][op.index]
+        elif isinstance(op, MakeTuple):
+            self.values[node] = tuple(inputs)
+        elif op.n_out > 1:
+            specs = [Spec(shape, s.dtype) for shape, s in zip(self.shapes[node], spec, strict=True)]
+            made = as_onnx(op, self.at, specs, *inputs)
+            self.values[node] = tuple(Value(v.name, *s) for v, s in zip(made, specs, strict=True))
+        else:
+            made = as_onnx(op, self.at, Spec(self.shapes[node], spec.dtype), *inputs)
+            self.values[node] = Value(made.name, self.shapes[node], str(spec.dtype))
+
+    def results(self) -> list[Value]:
+        """The leaves of the result, each under a name of its own."""
+        leaves: list[Any] = []
+        map_structure(self.graph.output.args[0], leaves.append)
+        if not all(isinstance(leaf, Node) for leaf in leaves):
+            raise Unsupported("[onnx] expects results that are tensors, got a number or None among them.")
+        named = []
+        for i, leaf in enumerate(leaves):
+            v = self.value(leaf)
+            out = self.at.name("output" if len(leaves) == 1 else f"output_{i}")
+            self.at.nodes.append(helper.make_node("Identity", [v.name], [out], name=out))
+            named.append(Value(out, v.shape, v.dtype))
+        return named
+
+
+def traced(model: Callable, examples: Sequence[Any]) -> Graph:
+    recorder = ExportRecorder(static=True)
+    if isinstance(model, Module):
+        recorder.param_paths = {id(t): name for name, t in reversed(list(model.named_tensors()))}
+    graph = trace(model, *examples, names=input_names(model, examples), recorder=recorder)
+    if graph.output.meta.get("writes") or graph.output.meta.get("effects"):
+        raise Unsupported("[onnx] expects a model that writes no buffers.")
+    return graph.prune()
+
+
+def to_onnx(model: Callable, path: str | os.PathLike[str], *args: Any, batch: str = "fixed") -> None:
+    """Write `model`, a Module in evaluation or a function of tensors, as an ONNX file of opset 20.
+
+    args: example inputs: tensors of any library or Specs (shape, dtype), of which only shapes and dtypes count. batch: "fixed",
+    or "free": axis 0 of every input is open, under the name "batch". Parameters keep their names; results are "output", or
+    "output_0" and so on in their order. Weights of more than 1.5 GB lie in a file beside it. Raises Unsupported for what cannot
+    be exported, and writes nothing then.
+    """
+    if batch not in ("fixed", "free"):
+        raise ValueError(f"[onnx] batch expects 'fixed' or 'free', got {batch!r}.")
+    if isinstance(model, Module):
+        model.check_evaluation("to_onnx")
+    examples = map_structure(list(args), as_example)
+    if batch == "free":
+        graphs = [traced(model, with_batch(examples, b)) for b in BATCHES]
+        graph, shapes = graphs[0], free_shapes(graphs, Size())
+    else:
+        graph = traced(model, examples)
+        shapes = exact_shapes(graph)
+    made = Exporter(graph, shapes).model(type(model).__name__)
+    large = sum(math.prod(t.dims) * 4 for t in made.graph.initializer) > LARGE
+    if not large:
+        checker.check_model(made)
+    save_model(made, os.fspath(path), save_as_external_data=large)

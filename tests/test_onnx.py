@@ -1,0 +1,132 @@
+"""Every op's samples, and models, through an ONNX file and onnxruntime, held against needle in float64 and torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from needle import nn  # noqa: E402
+from needle.autograd import OPS  # noqa: E402
+from needle.onnx import to_onnx  # noqa: E402
+from needle.op import Spec, Unsupported  # noqa: E402
+from test_ops import OWN, assert_close, case, float32_exact, run, tensors  # noqa: E402
+
+# Of training, or without an operator that keeps their digits: refused in a sentence.
+REFUSED = (
+    *(
+        "TakeGrad",
+        "SoftmaxGrad",
+        "LogSoftmaxGrad",
+        "Conv2dWeightGrad",
+        "BatchNormTrain",
+        "EmbeddingGrad",
+        "CrossEntropy",
+    ),
+    *("ReducedCrossEntropy", "Erfc", "Atan2", "Phase"),
+)
+
+
+def through_onnx(f: Any, path: Path, xs: list[Any], **options: Any) -> list[np.ndarray]:
+    to_onnx(f, path, *xs, **options)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(None, {i.name: np.asarray(x.numpy()) for i, x in zip(session.get_inputs(), xs, strict=True)})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, tmp_path: Path) -> None:
+    op, arrays = case(name, 0)
+    xs = [x.detach() for x in tensors(float32_exact(arrays), False)]
+    with pytest.raises(Unsupported, match="has no operator of ONNX and does not decompose"):
+        to_onnx(lambda *a: op(*a), tmp_path / "op.onnx", *xs)
+    assert not (tmp_path / "op.onnx").exists()
+
+
+@pytest.mark.parametrize("name", [n for n in OWN if n not in REFUSED])
+def test_samples(name: str, tmp_path: Path) -> None:
+    for i in range(len(OPS[name].samples())):
+        op, arrays = case(name, i)
+        arrays = float32_exact(arrays)
+        xs = [x.detach() for x in tensors(arrays, False)]
+        got = through_onnx(lambda *a: op(*a), tmp_path / "op.onnx", xs)  # noqa: B023
+        specs = op.infer(*(Spec(tuple(x.shape), x.dtype) for x in xs))
+        for a, b, spec in zip(got, run(op, tensors(arrays, True)), specs if op.n_out > 1 else [specs], strict=True):
+            assert str(a.dtype) == spec.dtype and a.shape == tuple(spec.shape)
+            assert_close(a.astype("float64"), b.numpy().astype("float64"))
+
+
+def models() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    torch = pytest.importorskip("torch")
+    from torch2needle import models as m
+
+    image = torch.randn(2, 3, 64, 64)
+    return {
+        "resnet18": (m.resnet18(), (image,)),
+        "densenet121": (m.densenet121(), (image,)),
+        "mobilenet_v2": (m.mobilenet_v2(), (image,)),
+        "unet": (m.unet(base=8), (image,)),
+        "vit": (m.vit(size=64, patch=16, width=64, heads=4, layers=2), (image,)),
+        "transformer": (
+            m.transformer(width=64, heads=4, layers=2, feed_forward=128),
+            (torch.randint(0, 1000, (2, 12)),),
+        ),
+    }
+
+
+@pytest.mark.parametrize("batch", ["fixed", "free"])
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "mobilenet_v2", "unet", "vit", "transformer"])
+def test_models(name: str, batch: str, tmp_path: Path) -> None:
+    import torch
+
+    import operator_fusion
+    import torch2needle
+
+    torch.manual_seed(0)
+    model, args = models()[name]
+    net = operator_fusion.fuse(torch2needle.convert(model.eval(), args))
+    to_onnx(net, tmp_path / "net.onnx", *args, batch=batch)
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    for size in (2,) if batch == "fixed" else (1, 2, 5):
+        xs = [torch.cat([a] * 3)[:size] for a in args]
+        (got,) = session.run(None, {i.name: x.numpy() for i, x in zip(session.get_inputs(), xs, strict=True)})
+        want = model.double()(*(x.double() if x.is_floating_point() else x for x in xs)).detach().numpy()
+        assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+    weights = {i.name for i in onnx.load(tmp_path / "net.onnx").graph.initializer}
+    assert weights & set(net.state_dict())  # under torch's names
+
+
+def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return {"a": ids * 2, "b": (mask + ids, ids)}
+
+    x = np.arange(6, dtype="float32").reshape(2, 3)
+    Two().to_onnx(tmp_path / "net.onnx", x, x, batch="free")
+    graph = onnx.load(tmp_path / "net.onnx").graph
+    assert [i.name for i in graph.input] == ["ids", "mask"] and [o.name for o in graph.output] == [
+        f"output_{i}" for i in range(3)
+    ]
+    assert graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    for a, b in zip(session.run(None, {"ids": x[:1], "mask": x[:1]}), (x[:1] * 2, x[:1] * 2, x[:1]), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda path: to_onnx(nn.Dropout(), path, np.zeros(3, "float32")), "training mode"),
+        (lambda path: to_onnx(nn.Identity(), path, np.zeros(3, "float32"), batch="any"), "batch expects 'fixed' or 'free'"),
+        (lambda path: to_onnx(lambda x: x * float(x.shape[0]), path, np.zeros((2, 3), "float32"), batch="free"), "batch sizes"),
+        (lambda path: to_onnx(lambda x: (x, 3), path, np.zeros(3, "float32")), "results that are tensors"),
+    ],
+)  # fmt: skip
+def test_refusals(make: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, Unsupported), match=text):
+        make(tmp_path / "net.onnx")
+    assert not (tmp_path / "net.onnx").exists()
