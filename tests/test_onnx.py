@@ -64,13 +64,13 @@ def models() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     torch = pytest.importorskip("torch")
     from torch2needle import models as m
 
-    image = torch.randn(2, 3, 64, 64)
+    image, large = torch.randn(2, 3, 32, 32), torch.randn(2, 3, 64, 64)
     return {
         "resnet18": (m.resnet18(), (image,)),
         "densenet121": (m.densenet121(), (image,)),
         "mobilenet_v2": (m.mobilenet_v2(), (image,)),
         "unet": (m.unet(base=8), (image,)),
-        "vit": (m.vit(size=64, patch=16, width=64, heads=4, layers=2), (image,)),
+        "vit": (m.vit(size=64, patch=16, width=64, heads=4, layers=2), (large,)),
         "transformer": (
             m.transformer(width=64, heads=4, layers=2, feed_forward=128),
             (torch.randint(0, 1000, (2, 12)),),
@@ -91,7 +91,7 @@ def test_models(name: str, batch: str, tmp_path: Path) -> None:
     net = operator_fusion.fuse(torch2needle.convert(model.eval(), args))
     to_onnx(net, tmp_path / "net.onnx", *args, batch=batch)
     session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
-    for size in (2,) if batch == "fixed" else (1, 2, 5):
+    for size in (2,) if batch == "fixed" else (1, 5):
         xs = [torch.cat([a] * 3)[:size] for a in args]
         (got,) = session.run(None, {i.name: x.numpy() for i, x in zip(session.get_inputs(), xs, strict=True)})
         want = model.double()(*(x.double() if x.is_floating_point() else x for x in xs)).detach().numpy()
