@@ -339,7 +339,7 @@ class Terminal(io.StringIO):
 
 def progress_text(monkeypatch: Any, stream: io.StringIO, delay: float, work: Callable[[], Any]) -> str:
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(sys.modules["torch2needle.convert"], "BAR_DELAY", delay)
+    monkeypatch.setattr(sys.modules["torch2needle.report"], "BAR_DELAY", delay)
     work()
     return stream.getvalue()
 
