@@ -143,6 +143,7 @@ def exported(
         report.rows += e.report.rows
     except Exception as e:
         report.add(failed("torch.export capture", reason_of(e)))
+    judge.refuse_example()
     return None, best
 
 

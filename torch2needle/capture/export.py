@@ -251,6 +251,14 @@ def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, as
     return Exported(program, notes, results[-1])
 
 
+def is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)
+
+
+def plain_size(value: Any) -> Any:
+    return tuple(value) if is_size(value) else value
+
+
 def named_keywords(forward: Any, kwargs: dict[str, Any]) -> inspect.Signature:
     """The forward's signature with the names that the call gives for **kwargs, which torch.export cannot leave free."""
     signature = inspect.signature(forward)
@@ -269,7 +277,7 @@ def plain_outputs(
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         result = forward(*args, **kwargs)
-        results.append(map_structure(result, lambda _: None))
+        results.append(map_structure(pytree.tree_map(plain_size, result, is_leaf=is_size), lambda _: None))
         return plain_result(result, notes)
 
     wrapped.__signature__ = named_keywords(forward, kwargs)  # type: ignore[attr-defined]
