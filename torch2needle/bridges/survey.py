@@ -22,13 +22,13 @@ from .fallback import spec_of, tensor_leaves
 
 
 class Place(NamedTuple):
-    """Where a result lies: in input `index`, or in value `index` of those that the plan computes.
+    """Where a result lies: in input `number`, or in value `number` of those that the plan computes.
 
     geometry: its sizes, strides and offset there; None for that tensor itself.
     """
 
     fresh: bool
-    index: int
+    number: int
     geometry: tuple | None
 
     def view(self, t: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ class Memory(NamedTuple):
     @property
     def signature(self) -> tuple:
         """What it is whatever the sizes."""
-        where = [p and (p.fresh, p.index, p.geometry is None) for p in self.places]
+        where = [p and (p.fresh, p.number, p.geometry is None) for p in self.places]
         return tuple(where), tuple(m if isinstance(m, int) else m.name for m in self.made), tuple(self.written)
 
     @property
@@ -98,7 +98,7 @@ class Form:
         for i, value in zip(self.memory.written, values, strict=True):
             args[i].copy_(value)
         pairs = zip(self.memory.places, others, strict=True)
-        return tuple(x if p is None else p.view(made[p.index] if p.fresh else args[p.index]) for p, x in pairs)
+        return tuple(x if p is None else p.view(made[p.number] if p.fresh else args[p.number]) for p, x in pairs)
 
     def outputs(self, results: Sequence[Any], inputs: Sequence[fx.Node]) -> Any:
         """What the plan's graph gives; results: of Dynamo's graph."""
@@ -230,12 +230,12 @@ def memory_of(ins: Sequence[Any], outs: Sequence[Any], written: list[int], env: 
                 source, whole = found
             made.append(source)
         for k in members:
-            t, index = outs[k], owner.get(key, len(made) - 1)
+            t, number = outs[k], owner.get(key, len(made) - 1)
             if t.dtype != whole.dtype or t.is_conj() or t.is_neg():
                 raise Unsupported("a result is a view of another dtype")
             itself = t is whole
             offset = t.storage_offset() - whole.storage_offset()
-            places[k] = Place(key not in owner, index, None if itself else (tuple(t.shape), t.stride(), offset))
+            places[k] = Place(key not in owner, number, None if itself else (tuple(t.shape), t.stride(), offset))
     return Memory(places, made, written)
 
 
