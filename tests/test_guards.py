@@ -170,6 +170,8 @@ def test_the_model_answers_with_the_nets_parameters_and_passes_gradients() -> No
     model = Truth().eval()
     net = torch2needle.convert(model, (ONES,), on_guard="torch")
     exe = ndl.compile(net, (ONES.numpy(),))
+    with torch.no_grad():
+        np.testing.assert_allclose(torch2needle.compile(model, ONES, on_guard="torch")(BAD), model(BAD), atol=1e-6)
     net.linear.weight.data = net.linear.weight.data * 3
     with torch.no_grad():
         model.linear.weight *= 3

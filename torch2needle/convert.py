@@ -243,16 +243,17 @@ def compile(
     tune: bool = False,
     precision: str = "float32",
     fallback: str = "error",
+    on_guard: str = "error",
 ) -> Any:
     """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` ("auto", "f2", "off"), `memory`
-    ("normal", "low"), `tune`, `precision` ("float32"; on a GPU also "tf32", "float16", "bfloat16") and `fallback` ("error",
-    "torch": with a warning that says which share of the time torch takes) as there. A model on a GPU stays there.
+    ("normal", "low"), `tune`, `precision` ("float32"; on a GPU also "tf32", "float16", "bfloat16"), `fallback` ("error",
+    "torch": with a warning that says which share of the time torch takes) and `on_guard` as there. A model on a GPU stays there.
     """
     example = example if isinstance(example, tuple | dict) else (example,)
     with warnings.catch_warnings():
         if fallback == "torch":
             warnings.filterwarnings("ignore", r"\[convert\]")  # the one below says more
-        net = convert(model, example, fallback=fallback)
+        net = convert(model, example, fallback=fallback, on_guard=on_guard)
     if any(t.device.type == "cuda" for t in model.parameters()):
         net.to(needle.hip() if torch.version.hip else needle.cuda())
     args, kwargs = call_of(example)
