@@ -32,7 +32,7 @@ from .rules.registry import target_name
 from .tools.trace_log import LoggingInterpreter
 from .weights import TreeBuilder
 
-BUDGET = 5.0  # seconds; most models take less than one
+BUDGET = 6.0  # seconds; most models take less than one
 
 
 def example_by_name(model: Any, example: Any) -> dict[str, Any]:

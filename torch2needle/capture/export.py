@@ -125,22 +125,27 @@ class Budget:
 
     @contextmanager
     def spent(self, text: str) -> Iterator[None]:
-        """Counts calls of torch in a bar, and raises OutOfTime in that at which the time is over."""
+        """Counts steps in a bar, and raises OutOfTime in that at which the time is over."""
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # which loads sympy
+
         thread, start = threading.get_ident(), thread_time()
-        before = FakeTensorMode.__torch_dispatch__
 
         def check() -> None:
             if thread_time() - start > self.left:
                 raise OutOfTime
 
-        def dispatch(mode: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                bar.update()
-                check()
-            return before(mode, *args, **kwargs)
+        def counted(before: Callable) -> Callable:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() == thread:
+                    bar.update()
+                    check()
+                return before(*args, **kwargs)
 
+            return call
+
+        steps = [(FakeTensorMode, "__torch_dispatch__"), (ShapeEnv, "simplify")]  # calls of torch, formulas
         try:
-            with progress(text) as bar, patched([(FakeTensorMode, "__torch_dispatch__", dispatch)]):
+            with progress(text) as bar, patched([(owner, n, counted(getattr(owner, n))) for owner, n in steps]):
                 check()
                 yield
                 check()  # the forward may have caught it
