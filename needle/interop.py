@@ -11,6 +11,7 @@ from .autograd import Tensor
 from .backend_ndarray import NDArray, as_ndarray, cpu, cpu_numpy
 from .backend_selection import default_device
 from .complex_numbers import Complex, is_complex, joined, parts
+from .graph.structure import map_structure
 
 
 def array_kind(x: Any) -> str:
@@ -48,6 +49,13 @@ def mirror(x: NDArray, kind: str) -> Any:
     if library is None or not hasattr(library, "from_dlpack"):
         return x
     return library.from_dlpack(x)
+
+
+def mirrored(result: Any, kind: str) -> Any:
+    """A result with arrays of library `kind` in the place of its Tensors."""
+    return map_structure(
+        result, lambda t: mirror(t.realize_cached_data(), kind) if isinstance(t, Tensor) else t, mirror_whole
+    )
 
 
 def mirror_whole(real: Any, imag: Any) -> Any:

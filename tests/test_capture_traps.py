@@ -24,7 +24,7 @@ import needle as ndl  # noqa: E402
 import operator_fusion  # noqa: E402
 import torch2needle  # noqa: E402
 from fuzzing import captures as traps  # noqa: E402
-from torch2needle.capture import comparison, export  # noqa: E402
+from torch2needle.capture import comparison, conditions  # noqa: E402
 
 T = torch.Tensor
 BASE = {"block": (["one"], 4, None, ""), "output": "tensor", "signature": "plain", "hook": None, "training": False}
@@ -157,7 +157,7 @@ def test_hooks_of_all_modules_are_refused() -> None:
 
 def test_sizes_that_conditions_divide_by() -> None:
     code = compile("v0 % (v0 // 16) == 0", "condition", "eval")
-    condition = export.Condition(code, {"v0": 32}, {"v0": "s0"}, {"v0": [8, 32, 40, 47]})
+    condition = conditions.Condition(code, {"v0": 32}, {"v0": "s0"}, {"v0": [8, 32, 40, 47]})
     assert [condition.holds({"v0": size}) for size in (8, 32, 40)] == [False, True, True]
     assert condition.alone() == ({"s0"}, {})
 
@@ -166,7 +166,7 @@ def test_conditions_on_many_sizes_are_tried_in_time() -> None:
     names = [f"v{i}" for i in range(9)]
     code = compile(" + ".join(names) + " > 9", "condition", "eval")
     sizes, values = dict.fromkeys(names, 8), {n: list(range(2, 400)) for n in names}
-    condition = export.Condition(code, sizes, {n: n for n in names}, values)
+    condition = conditions.Condition(code, sizes, {n: n for n in names}, values)
     assert condition.alone() == (set(), {}) and condition.together({})
     assert not condition._replace(code=compile("v0 + v8 > 9", "condition", "eval")).together({})
 

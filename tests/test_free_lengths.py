@@ -80,3 +80,26 @@ def test_sounds_of_any_length() -> None:
         np.testing.assert_allclose(net(x).detach().numpy(), model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"input x expects size 3 in axis 1, got 4"):
         net(torch.randn(2, 4, 20))
+
+
+def test_a_budget_ends_what_is_tried() -> None:
+    """Nothing but sizes beyond the batch is left out; what the forward catches does not save an attempt."""
+
+    class Catches(Texts):
+        def forward(self, ids: T, mask: T | None = None) -> T:
+            try:
+                return super().forward(ids, mask)
+            except Exception:
+                return self.head(self.words(ids))
+
+    torch.manual_seed(0)
+    for model, budget in ((Texts().eval(), 0), (Catches().eval(), 2e-3)):
+        net = torch2needle.convert(model, words(2, 7), dynamic_budget=budget)
+        assert "free sizes: ids axis 0" in net.report.notes
+        assert any(f"dynamic_budget={budget:g} seconds of processor time ended" in note for note in net.report.notes)
+        ids = words(5, 7)
+        np.testing.assert_allclose(net(ids).numpy(), model(ids).detach().numpy(), rtol=1e-4, atol=1e-5)
+        with pytest.raises(ValueError, match="input ids expects size 7 in axis 1, got 8"):
+            net(words(2, 8))
+    with pytest.raises(ValueError, match="dynamic_budget expects a number of seconds, got -1"):
+        torch2needle.convert(Texts().eval(), words(2, 7), dynamic_budget=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import needle as ndl  # noqa: E402
+import operator_fusion  # noqa: E402
 import torch2needle  # noqa: E402
 from needle.nn.functional import GuardError  # noqa: E402
 
@@ -68,29 +70,121 @@ class While(Asks):
         return n
 
 
-KINDS = [Truth, Asserts, Item, Whole, Listed, While]
+class Real(Asks):
+    def factor(self, x: torch.Tensor) -> Any:
+        return float((x > 0).sum()) / 4
+
+
+class Index(Asks):
+    def factor(self, x: torch.Tensor) -> Any:
+        return [1.0, 2.0, 3.0, 4.0][(x > 0).sum(1).min() // 2]
+
+
+class Several(Asks):
+    def factor(self, x: torch.Tensor) -> Any:
+        if x[0].mean() > 0 and x[1].mean() > 0:  # the first holds for all inputs below
+            return 2.0
+        return -3.0
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x[1].mean() > 0):
+            return self.linear(x)
+        return self.linear(x) - 1.0
+
+
+class Packs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(4, 5, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
+
+
+BAD = ONES * torch.tensor([[1.0], [-9.0], [-9.0]])
+ROWS = (torch.ones(3, 6, 4), torch.tensor([4, 3, 2]))
+# The model, an example, inputs for which its graph does not hold, and whether torch takes them.
+KINDS: dict[str, tuple[Any, tuple, tuple, bool]] = {
+    **{kind.__name__: (kind, (ONES,), (BAD,), True) for kind in (Truth, While, Real, Index, Several)},
+    **{kind.__name__: (kind, (ONES,), (ONES * -9,), True) for kind in (Item, Whole)},
+    "Asserts": (Asserts, (ONES,), (BAD,), False),
+    "Listed": (Listed, (ONES,), (-ONES,), True),
+    "TorchScript": (lambda: torch.jit.script(Scripted()), (ONES,), (BAD,), False),
+    "lengths that rise": (Packs, ROWS, (ROWS[0], torch.tensor([3, 4, 2])), False),
+    "length beyond the steps": (Packs, ROWS, (ROWS[0], torch.tensor([7, 3, 2])), False),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_guard_holds_and_is_violated(kind: type[Asks], tmp_path: Path) -> None:
+def test_a_guard_holds_and_is_violated(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = kind().eval()
-    net = torch2needle.convert(model, example=(ONES,))
-    exe = ndl.compile(net, (ONES.numpy(),))
-    for x in (ONES, ONES * 1.01):
-        want = model(x).detach().numpy()
-        np.testing.assert_allclose(net(x).numpy(), want, atol=1e-5)
-        np.testing.assert_allclose(exe(x.numpy()), want, atol=1e-5)
-        np.testing.assert_allclose(exe(x).numpy(), want, atol=1e-5)
-    asked = [n for n in net.report.notes if "it holds for inputs that answer" in n]
-    assert asked
-    assert all("test_guards.py:" in n for n in asked)
+    make, example, bad, answered = KINDS[kind]
+    model = make().eval()
+    net = torch2needle.convert(model, example=example)
+    assert any("it holds for inputs that answer" in n for n in net.report.notes)
     ndl.save(net, tmp_path / "net")
-    bad = ONES * -9
-    for f in (net, exe, ndl.load(tmp_path / "net")):
-        for x in (bad, bad.numpy()):
-            with pytest.raises(GuardError, match=r"\[convert\] the model holds for inputs that answer `.*test_guards"):
-                f(x)
+    arrays = tuple(t.numpy() for t in example)
+    forms = [net, operator_fusion.fuse(net), ndl.load(tmp_path / "net"), copy.deepcopy(net)]
+    forms += [ndl.compile(f, arrays) for f in forms[:3]]
+    if kind == "TorchScript":
+        with pytest.raises(ndl.autograd.Unsupported, match="expects a model in Python, got TorchScript"):
+            torch2needle.convert(model, example=example, on_guard="torch")
+        other = net
+    else:
+        other = torch2needle.convert(model, example=example, on_guard="torch")
+    others = [other, operator_fusion.fuse(other), copy.deepcopy(other), ndl.compile(other, arrays)]
+    for given in (example, (example[0] * 1.01, *example[1:])):
+        want = model(*given).detach().numpy()
+        for f in (*forms, *others):
+            for x in (given, tuple(t.numpy() for t in given)):
+                np.testing.assert_allclose(np.asarray(as_numpy(f(*x))), want, atol=1e-5)
+    for f in forms:
+        for x in (bad, tuple(t.numpy() for t in bad)):
+            with pytest.raises(GuardError, match=r"\[convert\] the model holds for inputs that answer"):
+                f(*x)
+    for f in others:
+        for x in (bad, tuple(t.numpy() for t in bad)):
+            if answered:
+                np.testing.assert_allclose(as_numpy(f(*x)), model(*bad).detach().numpy(), atol=1e-6)
+            else:
+                with pytest.raises((AssertionError, RuntimeError, ValueError)):
+                    f(*x)
+    ndl.save(other, tmp_path / "net")
+    with pytest.raises(GuardError):
+        ndl.load(tmp_path / "net")(*bad)
+
+
+def as_numpy(y: Any) -> np.ndarray:
+    return y if isinstance(y, np.ndarray) else y.numpy() if isinstance(y, ndl.Tensor) else y.detach().numpy()
+
+
+def test_the_model_answers_with_the_nets_parameters_and_passes_gradients() -> None:
+    torch.manual_seed(0)
+    model = Truth().eval()
+    net = torch2needle.convert(model, (ONES,), on_guard="torch")
+    exe = ndl.compile(net, (ONES.numpy(),))
+    with torch.no_grad():
+        np.testing.assert_allclose(torch2needle.compile(model, ONES, on_guard="torch")(BAD), model(BAD), atol=1e-6)
+    net.linear.weight.data = net.linear.weight.data * 3
+    with torch.no_grad():
+        model.linear.weight *= 3
+    want = model(BAD)
+    np.testing.assert_allclose(exe(BAD.numpy()), want.detach().numpy(), atol=1e-6)
+    (net(BAD) ** 2).sum().backward()
+    (want**2).sum().backward()
+    np.testing.assert_allclose(net.linear.weight.grad.numpy(), model.linear.weight.grad.numpy(), rtol=1e-5)
+    net.train()
+    with pytest.raises(GuardError):
+        net(BAD)
+    with pytest.raises(ValueError, match="on_guard expects 'error' or 'torch', got 'raise'"):
+        torch2needle.convert(model, (ONES,), on_guard="raise")
 
 
 def test_large_whole_numbers_are_told_apart() -> None:
@@ -131,8 +225,6 @@ def test_a_buffer_that_is_asked() -> None:
 
 
 def test_fused_nets_keep_their_guards() -> None:
-    import operator_fusion
-
     net = operator_fusion.fuse(torch2needle.convert(Truth().eval(), example=(ONES,)))
     exe = ndl.compile(net, (ONES.numpy(),))
     with pytest.raises(GuardError):
@@ -141,12 +233,69 @@ def test_fused_nets_keep_their_guards() -> None:
         exe.run_into(np.empty((3, 4), "float32"), ONES.numpy())
 
 
-def test_what_is_no_inference_refuses() -> None:
-    net = torch2needle.convert(Truth().train(), example=(ONES,))
-    adam = ndl.optim.Adam(net.parameters())
+class Trains(Asks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.3)
+
+    def factor(self, x: torch.Tensor) -> Any:
+        if self.norm(x).abs().sum() >= 0 and x.mean() > 0:
+            return self.drop(x)
+        return -1.0
+
+
+@pytest.mark.parametrize(("accumulate", "recompute"), [(1, "auto"), (2, "auto"), (1, "full")])
+def test_training_steps_check_before_anything_moves(accumulate: int, recompute: str) -> None:
+    torch.manual_seed(0)
+    xs = np.random.default_rng(0).random((5, 3, 4), "float32")
+    net = torch2needle.convert(Trains().train(), example=(torch.from_numpy(xs[0]),))
+    eager = copy.deepcopy(net)
     loss = lambda y, t: ((y - t) ** 2).sum()  # noqa: E731
-    with pytest.raises(ndl.autograd.Unsupported, match="holds for some inputs alone"):
-        ndl.compile_step(net, loss, adam, (ONES.numpy(), ONES.numpy()))
+    optimizers = [ndl.optim.Adam(n.parameters(), lr=0.1) for n in (net, eager)]
+    step = ndl.compile_step(net, loss, optimizers[0], (xs[0], xs[0]), accumulate=accumulate, recompute=recompute)
+    np.random.seed(0)
+    found = [float(step(x, x)) for x in xs[:3]]
+    before = {k: t.numpy().copy() for k, t in net.state_dict().items()}
+    with pytest.raises(GuardError, match=r"and x\.mean"):
+        step(-xs[3], xs[3])
+    assert all(np.array_equal(before[k], t.numpy()) for k, t in net.state_dict().items())
+    np.random.seed(1)
+    found += [float(step(x, x)) for x in xs[3:]]
+    for i, x in enumerate(xs):
+        if i in (0, 3):
+            np.random.seed(i // 3)
+        value = loss(eager(ndl.Tensor(x)), ndl.Tensor(x))
+        (value / accumulate).backward()
+        if (i + 1) % accumulate == 0:
+            optimizers[1].step()
+            optimizers[1].reset_grad()
+        np.testing.assert_allclose(found[i], float(value.numpy()), rtol=1e-5)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if x.mean() > 0:
+            return x * self.calls
+        return -x
+
+
+def test_a_violation_writes_no_buffers() -> None:
+    model = Counts().eval()
+    net = torch2needle.convert(model, (ONES,))
+    exe = ndl.compile(net, (ONES.numpy(),))
+    for f in (net, exe):
+        calls = float(net.calls.numpy()[0])
+        np.testing.assert_array_equal(as_numpy(f(ONES.numpy())), np.full((3, 4), calls + 1))
+        with pytest.raises(GuardError):
+            f(-ONES.numpy())
+        assert float(net.calls.numpy()[0]) == calls + 1
+    with pytest.raises(ndl.autograd.Unsupported, match="expects a model that writes no buffers"):
+        torch2needle.convert(model, (ONES,), on_guard="torch")
 
 
 class Conditional(nn.Module):

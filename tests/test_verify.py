@@ -339,14 +339,23 @@ class Terminal(io.StringIO):
 
 def progress_text(monkeypatch: Any, stream: io.StringIO, delay: float, work: Callable[[], Any]) -> str:
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(sys.modules["torch2needle.convert"], "BAR_DELAY", delay)
+    monkeypatch.setattr(sys.modules["torch2needle.report"], "BAR_DELAY", delay)
     work()
     return stream.getvalue()
+
+
+class Checks(nn.Module):
+    """torch.fx does not follow it, torch.export does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert len(x)
+        return x * 2
 
 
 def test_bars_show_on_a_terminal_when_work_takes_long(monkeypatch: Any) -> None:
     model, net, x = make()
     for name, work in (
+        ("capture, 2 free sizes", lambda: torch2needle.convert(Checks(), torch.ones(2, 3))),
         ("convert", lambda: torch2needle.convert(model)),
         ("verify", lambda: torch2needle.verify(model, net, x, compiled=False)),
     ):

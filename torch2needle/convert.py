@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
-from tqdm import tqdm
 
 import needle
 from needle import _core
@@ -19,6 +18,7 @@ from needle.graph import GraphModule
 from needle.graph.narrow import narrow_fault
 
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
+from .bridges.otherwise import answers_violations
 from .capture.comparison import BadExample, Judge, call_of
 from .capture.export import allow_one, captures, from_program, larger
 from .capture.guard import LOCK, same_chance
@@ -27,17 +27,12 @@ from .capture.refusals import refuse_unseen
 from .capture.script import in_python
 from .capture.structure import known_records
 from .capture.tracing import Captured, capture
-from .report import ConversionError, Report, Row, reason_of
+from .report import ConversionError, Report, Row, progress, reason_of
 from .rules.registry import target_name
 from .tools.trace_log import LoggingInterpreter
 from .weights import TreeBuilder
 
-BAR_DELAY = 2.0  # seconds before a bar shows
-
-
-def progress(text: str, total: int) -> tqdm:
-    """A bar for work that takes long, on a terminal only."""
-    return tqdm(total=total, desc=text, delay=BAR_DELAY, leave=False, disable=None)
+BUDGET = 6.0  # seconds; most models take less than one
 
 
 def example_by_name(model: Any, example: Any) -> dict[str, Any]:
@@ -58,22 +53,22 @@ def example_by_name(model: Any, example: Any) -> dict[str, Any]:
 
 
 def run(
-    model: Any, example: Any, share: bool, dynamic: Any = "auto", fallback: str = "error"
+    model: Any, example: Any, share: bool, dynamic: Any = "auto", fallback: str = "error", budget: float = BUDGET
 ) -> tuple[GraphModule | None, Report]:
     """Capture, run every rule, and collect; the net is None when something is unsupported.
 
     Torch runs calls, where `fallback` allows it, in models alone that no capture converts whole.
     """
     with LOCK, same_chance(), known_records(example), in_python(model, example) as model:
-        net, report = first_whole(model, example, share, dynamic, LoggingInterpreter)
+        net, report = first_whole(model, example, share, dynamic, budget, LoggingInterpreter)
         if net is None and fallback == "torch":
-            net, report = first_whole(model, example, share, dynamic, FallbackInterpreter)
+            net, report = first_whole(model, example, share, dynamic, budget, FallbackInterpreter)
     _core.release_unused_memory()  # captures were run, in float64, too
     return net, report
 
 
 def first_whole(
-    model: Any, example: Any, share: bool, dynamic: Any, kind: type[LoggingInterpreter]
+    model: Any, example: Any, share: bool, dynamic: Any, budget: float, kind: type[LoggingInterpreter]
 ) -> tuple[GraphModule | None, Report]:
     """The first capture that converts whole, else None with the report of the one that came nearest.
 
@@ -108,7 +103,7 @@ def first_whole(
         if any(r.op == "torch.fx capture" for r in report.rows):
             report.unsupported[0].reason += "; pass example= to capture with torch.export"
         return None, report
-    return exported(model, example, share, dynamic, kind, judge, report)
+    return exported(model, example, share, dynamic, budget, kind, judge, report)
 
 
 def exported(
@@ -116,6 +111,7 @@ def exported(
     example: Any,
     share: bool,
     dynamic: Any,
+    budget: float,
     kind: type[LoggingInterpreter],
     judge: Judge,
     report: Report,
@@ -124,7 +120,7 @@ def exported(
     why = "; ".join(f"{r.op}: {r.reason}" for r in report.unsupported[:1])
     best = report
     try:
-        for captured in captures(model, example, dynamic, lambda: judge.changing):
+        for captured in captures(model, example, dynamic, lambda: judge.changing, budget):
             if fault := judge.fault(captured, larger(captured, judge.call)):
                 report.add(failed("torch.export capture", fault))
                 continue
@@ -147,6 +143,7 @@ def exported(
         report.rows += e.report.rows
     except Exception as e:
         report.add(failed("torch.export capture", reason_of(e)))
+    judge.refuse_example()
     return None, best
 
 
@@ -185,8 +182,10 @@ def convert(
     example: Any = None,
     *,
     dynamic: str | bool = "auto",
+    dynamic_budget: float = BUDGET,
     share: bool = False,
     fallback: str = "error",
+    on_guard: str = "error",
 ) -> GraphModule:
     """A trainable needle GraphModule that computes what `model` computes, with torch's parameter names.
 
@@ -195,20 +194,30 @@ def convert(
         defaults that appear in it become inputs, and what torch.fx cannot trace is captured by torch.export.
     dynamic: "auto": with torch.export the batch, image sizes and lengths stay free where they can, as they are with torch.fx;
         False: torch.export fixes all sizes to the example's.
+    dynamic_budget: seconds of processor time that torch.export may take to leave heights, widths and lengths free; where they
+        end, the batch alone is, and `net.report` says so.
     share: use torch's memory for the weights (through DLPack) instead of copies. An executable packs its own: after torch
         wrote them, as its optimizers do, call `refresh()` of it.
     fallback: "torch" lets torch run the calls that have no rule or whose rule refuses, through DLPack and without copies, and
         warns of them; it needs `example`. Such a model trains and compiles, but cannot be saved.
+    on_guard: "torch" lets `model` itself, in torch and by the net's parameters, answer inputs that answer otherwise than the
+        example what the forward asks of values; in evaluation alone, and files do not have it. "error" raises GuardError.
     Raises ConversionError, which lists everything that is unsupported at once.
     """
     if dynamic not in ("auto", False):
         raise ValueError(f"[convert] dynamic expects 'auto' or False, got {dynamic!r}.")
     if fallback not in ("error", "torch"):
         raise ValueError(f"[convert] fallback expects 'error' or 'torch', got {fallback!r}.")
-    net, report = run(model, example, share, dynamic, fallback)
+    if on_guard not in ("error", "torch"):
+        raise ValueError(f"[convert] on_guard expects 'error' or 'torch', got {on_guard!r}.")
+    if not isinstance(dynamic_budget, int | float) or isinstance(dynamic_budget, bool) or not dynamic_budget >= 0:
+        raise ValueError(f"[convert] dynamic_budget expects a number of seconds, got {dynamic_budget!r}.")
+    net, report = run(model, example, share, dynamic, fallback, dynamic_budget)
     if net is None:
         raise ConversionError(report)
     warn_of_torch(report)
+    if on_guard == "torch":
+        answers_violations(net, model, example)
     return net
 
 
@@ -234,16 +243,17 @@ def compile(
     tune: bool = False,
     precision: str = "float32",
     fallback: str = "error",
+    on_guard: str = "error",
 ) -> Any:
     """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` ("auto", "f2", "off"), `memory`
-    ("normal", "low"), `tune`, `precision` ("float32"; on a GPU also "tf32", "float16", "bfloat16") and `fallback` ("error",
-    "torch": with a warning that says which share of the time torch takes) as there. A model on a GPU stays there.
+    ("normal", "low"), `tune`, `precision` ("float32"; on a GPU also "tf32", "float16", "bfloat16"), `fallback` ("error",
+    "torch": with a warning that says which share of the time torch takes) and `on_guard` as there. A model on a GPU stays there.
     """
     example = example if isinstance(example, tuple | dict) else (example,)
     with warnings.catch_warnings():
         if fallback == "torch":
             warnings.filterwarnings("ignore", r"\[convert\]")  # the one below says more
-        net = convert(model, example, fallback=fallback)
+        net = convert(model, example, fallback=fallback, on_guard=on_guard)
     if any(t.device.type == "cuda" for t in model.parameters()):
         net.to(needle.hip() if torch.version.hip else needle.cuda())
     args, kwargs = call_of(example)

@@ -8,12 +8,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tqdm import tqdm
+
 from needle.autograd import Op, Unsupported
 from needle.graph import Node
 from needle.ops import TupleGetItem
 from needle.shown import Shown
 
+BAR_DELAY = 2.0  # seconds before a bar shows
 STATUSES = ("native", "decomposed", "free", "unsupported")
+
+
+def progress(text: str, total: int | None = None) -> tqdm:
+    """A bar for work that takes long, on a terminal only; without a total it counts."""
+    return tqdm(total=total, desc=text, delay=BAR_DELAY, leave=False, disable=None)
 
 
 @dataclass

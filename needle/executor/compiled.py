@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from needle.autograd import Unsupported
+from needle.autograd import Unsupported, no_grad
 from needle.backend_ndarray import Device, NDArray
-from needle.graph import Graph, Node, Recorder, map_structure, trace
+from needle.graph import Graph, GraphModule, Node, Recorder, map_structure, trace
 from needle.graph.report import FusionReport
 from needle.graph.steps import count_calls
-from needle.interop import mirror_whole
+from needle.interop import array_kind, mirror_whole, mirrored
+from needle.nn.functional import GuardError
 from needle.nn.module import Module
 
 from .arguments import check_arrays, check_floats, positional
@@ -54,10 +55,33 @@ def origins(graph: Graph, fn: Callable, at: Callable[[Any], Any] = lambda x: x) 
     return found
 
 
+def answered(model: Any, values: Sequence[Any], refused: GuardError) -> Any:
+    """What a net gives otherwise for inputs that a guard refuses, in arrays of their library, or its error."""
+    if not isinstance(model, GraphModule):
+        raise refused
+    with no_grad():
+        return mirrored(model.answer(list(values), refused), array_kind(values[0]) if values else "needle")
+
+
+def with_output(graph: Graph, args: tuple, meta: dict[str, Any]) -> Graph:
+    """A copy of a graph that gives something else."""
+
+    def output(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
+        if node is not graph.output:
+            return None
+        made = new.add("output", "", map_structure(args, lambda x: done[x] if isinstance(x, Node) else x), "output")
+        made.meta = dict(meta)
+        return made
+
+    return graph.copy(output)
+
+
 class CompiledPlan:
     """A plan with the structure of the outputs it computes."""
 
     guards: Sequence[Any] = ()  # layers that check values which the plan computes beside its results
+    conditions: Graph | None = None  # those values, where the plan writes: nothing may be written before they agree
+    condition_plan: PlanInfo | SplitPlan | None = None
 
     def __init__(
         self, fn: Callable, example: Any, pool: ConstantPool, choice: Choice, inputs: list[NDArray], device: Device
@@ -74,7 +98,11 @@ class CompiledPlan:
         check_floats(traced, constant_nodes(traced))
         graph, plan, fired = optimize(traced, device, choice.disable)
         self.decomposed = {f"{op} on {device.name}": n for op, n in graph.output.meta["decomposed"].items()}
-        self.structure = graph.output.args[0][0] if self.guards else graph.output.args[0]
+        self.structure = graph.output.args[0]
+        if self.conditions is not None:
+            self.condition_plan = plan_graph(optimize(self.conditions, device, choice.disable)[0], pool, choice, device)
+        elif self.guards:
+            self.structure = self.structure[0]
         self.info = self.planned(graph, pool, choice, inputs)
         if self.writes and isinstance(self.info, SplitPlan):
             raise Unsupported(
@@ -102,9 +130,7 @@ class CompiledPlan:
         def call(*inputs: Any) -> Any:
             result = map_structure(fn(*inputs), recorder.to_node)
             recorder.effects += [(Write(tensor), value) for tensor, value in recorder.pop_writes()]
-            guards = recorder.pop_guards()
-            self.guards = [guard for guard, _ in guards]
-            return (result, [recorder.to_node(value) for _, value in guards]) if guards else result
+            return self.beside(result, recorder)
 
         try:
             graph = trace(call, *example, recorder=recorder)
@@ -112,7 +138,21 @@ class CompiledPlan:
             check_arrays(example)
             raise
         changes(graph, (effect.tensor for effect, _ in recorder.effects))
-        return graph
+        return self.apart(graph)
+
+    def beside(self, result: Any, recorder: Recorder) -> Any:
+        """The result of a recorded call with the values that its guards look at, where there are guards."""
+        guards = recorder.pop_guards()
+        self.guards = [guard for guard, _ in guards]
+        return (result, [recorder.to_node(value) for _, value in guards]) if guards else result
+
+    def apart(self, graph: Graph) -> Graph:
+        """The graph without what guards look at where it has effects; that becomes `conditions`."""
+        if not self.guards or not graph.output.meta["effects"]:
+            return graph
+        (result, values), *effects = graph.output.args
+        self.conditions = with_output(graph, (values,), {**graph.output.meta, "effects": []}).prune()
+        return with_output(graph, (result, *effects), graph.output.meta)
 
     @functools.cached_property
     def origins(self) -> dict[str, Origin]:
@@ -134,14 +174,26 @@ class CompiledPlan:
             fired, misses = [*self._fused.fired, *fired], [*self._fused.near_misses, *misses]
         return FusionReport(fired, misses, before, len(self.info.names), nodes)
 
+    @property
+    def infos(self) -> list[PlanInfo | SplitPlan]:
+        return [self.info] if self.condition_plan is None else [self.info, self.condition_plan]
+
+    def check_inputs(self, arrays: Sequence[NDArray]) -> None:
+        """Raise where guards refuse the inputs of a plan that writes."""
+        if self.condition_plan is not None:
+            self._check(self.condition_plan.core.run_new([a._ref for a in arrays]))
+
     def check_guards(self, results: list) -> list:
         """A run's results without those that come last, the values that guards look at."""
-        if not self.guards:
+        if not self.guards or self.condition_plan is not None:
             return results
         count = len(results) - len(self.guards)
-        for guard, value in zip(self.guards, results[count:], strict=True):
-            guard.check(value if isinstance(value, np.ndarray) else NDArray.wrap(value, self.device).numpy())
+        self._check(results[count:])
         return results[:count]
+
+    def _check(self, values: list) -> None:
+        for guard, value in zip(self.guards, values, strict=True):
+            guard.check(value if isinstance(value, np.ndarray) else NDArray.wrap(value, self.device).numpy())
 
     def outputs(self, results: list) -> Any:
         """A run's results in the structure that the model returns."""

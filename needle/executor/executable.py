@@ -18,12 +18,13 @@ from needle.complex_numbers import is_complex, parts
 from needle.graph import GraphModule, map_structure
 from needle.graph.report import FusionReport
 from needle.interop import array_kind, as_ndarray, mirror
+from needle.nn.functional import GuardError
 from needle.nn.module import STRUCTURE, Module
 from needle.shown import Shown
 
 from .arguments import as_targets, check_model, names, positional
 from .builder import PlanInfo
-from .compiled import CompiledPlan
+from .compiled import CompiledPlan, answered
 from .constants import Constant, ConstantPool, taken_back
 from .memory import MemoryReport
 from .ranges import ranges_of
@@ -158,8 +159,8 @@ class Plans(Shown):
             self._forget()
         self._changes = changes
         if self._pool.refresh():
-            for plan in self._plans.values():
-                plan.info.refresh()
+            for info in (info for plan in self._plans.values() for info in plan.infos):
+                info.refresh()
             self._drop_unused()
         self._epoch = epoch
 
@@ -170,7 +171,7 @@ class Plans(Shown):
         self._pool, self._device = ConstantPool(), None
 
     def _drop_unused(self) -> None:
-        lists = {id(part): part for p in self._plans.values() for part in (p.info.shared, p.info.own)}
+        lists = {id(part): part for p in self._plans.values() for i in p.infos for part in (i.shared, i.own)}
         self._pool.drop_unused([c for part in lists.values() for c in part], self._needed())
 
     def _needed(self) -> Iterable[Constant]:
@@ -284,12 +285,19 @@ class Executable(Plans):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._watch.lists_hold():
             STRUCTURE.changed()
+        try:
+            return self._call(args, kwargs)
+        except GuardError as e:
+            return answered(self.model, self._bind(args, kwargs), e)
+
+    def _call(self, args: tuple, kwargs: dict) -> Any:
         if not kwargs and (direct := self._direct) is not None and not direct.writes:
             found = direct.core.run_numpy(args, self._epoch)  # type: ignore[union-attr]
             if found is not None:
                 return direct.outputs(direct.check_guards(found))
         plan, arrays, kind = self._prepare(args, kwargs)
         with self._writing(plan):
+            plan.check_inputs(arrays)
             results = plan.check_guards(plan.core.run_new([a._ref for a in arrays]))
         return plan.outputs([mirror(NDArray.wrap(r, plan.device), kind) for r in results])
 

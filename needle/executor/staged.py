@@ -9,6 +9,9 @@ from needle.autograd import Tensor
 from needle.graph import Dim, Graph, GraphModule, Mode, Node, map_structure
 from needle.graph.graph import SCALAR_OPERATORS
 from needle.interop import array_kind, as_ndarray, mirror, mirror_whole
+from needle.nn.functional import GuardError
+
+from .compiled import answered
 
 
 class Stage(NamedTuple):
@@ -52,7 +55,9 @@ def stages(net: GraphModule, make: Callable[[GraphModule], Any]) -> list[Stage]:
         extra = [n for n in beside if n in chosen]
         part, inputs = stage_graph(inside, results, extra)
         counted = [n for n in graph if counts(n) and level[n] == k]
-        made.append(Stage(make(net.with_graph(part)) if inside else None, inputs, results, counted))
+        piece = net.with_graph(part)
+        piece.otherwise = None  # which answers for the whole
+        made.append(Stage(make(piece) if inside else None, inputs, results, counted))
     return made
 
 
@@ -109,6 +114,12 @@ class Staged:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self.model.bind(args, kwargs)
         kind = array_kind(given[0]) if given else "needle"
+        try:
+            return self._run(given, kind)
+        except GuardError as e:
+            return answered(self.model, given, e)
+
+    def _run(self, given: list[Any], kind: str) -> Any:
         env: dict[Node, Any] = {
             n: Tensor.make_const(as_ndarray(v)) for n, v in zip(self.model.graph.inputs, given, strict=True)
         }

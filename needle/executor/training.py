@@ -95,12 +95,13 @@ class StepPlan(CompiledPlan):
         recorder = Recorder(static=True, device=self.device, trains=True)
         self.effects, self.draws = recorder.effects, recorder.draws
         graph = trace(lambda *inputs: self._record(fn, inputs, recorder), *example, recorder=recorder)
-        if self.recomputes and self.turn != APPLY:
-            graph, self.recomputed = recomputed(graph, self.boundary)
         self.updates = [e for e, _ in self.effects if isinstance(e, Update)]
         written = [e.tensor for e, _ in self.effects if isinstance(e, Write)]
         trained = [p for p in self.optimizer.params if p.requires_grad]
         changes(graph, (*written, *trained, *self.sums.values()))
+        graph = self.apart(graph)
+        if self.recomputes and self.turn != APPLY:
+            graph, self.recomputed = recomputed(graph, self.boundary)
         return graph
 
     def _record(self, fn: Callable, inputs: Any, recorder: Recorder) -> Any:
@@ -120,7 +121,7 @@ class StepPlan(CompiledPlan):
         for tensor, moved in recorder.pop_writes():
             self.effects.append((Write(tensor), moved))
         self._accumulate({p: g for p, g in found.items() if g is not None}, recorder)
-        return value
+        return self.beside(value, recorder)
 
     def _accumulate(self, gradients: dict[Tensor, Any], recorder: Recorder) -> None:
         gradients = {p: g if g.dtype == p.dtype else g.astype(p.dtype) for p, g in gradients.items()}
@@ -346,8 +347,10 @@ class TrainingStep(Plans):
             plan.check(arrays)
             if plan.begin():
                 self._pool.refresh()
-                plan.info.refresh()
+                for info in plan.infos:
+                    info.refresh()
             arrays = [*arrays, *plan.drawn()]
+            plan.check_inputs(arrays)
             if self.settings.detect_anomaly:
                 plan.find_anomaly(arrays)
             refs = [a._ref for a in arrays]

@@ -10,6 +10,7 @@ from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
 from needle.complex_numbers import Complex
+from needle.nn.functional import GuardError
 from needle.nn.module import HOOKS, STRUCTURE, Module, find_recorder
 from needle.op import kind_of, remembering
 
@@ -38,6 +39,7 @@ class GraphModule(Module):
 
     container = True
     fusion_report: Any  # set by operator_fusion.fuse
+    otherwise: Callable[[GraphModule, list[Any]], Any] | None = None  # gives the result for inputs that a guard refuses
 
     def __init__(self, graph: Graph, root: Module, added: Mapping[str, Module] | None = None) -> None:
         """`added`: layers that the graph calls beside those of `root`."""
@@ -60,7 +62,7 @@ class GraphModule(Module):
     def with_graph(self, graph: Graph) -> GraphModule:
         """The same module, layers, hooks and report with another graph."""
         made = GraphModule(graph, self)
-        made._report = self._report
+        made._report, made.otherwise = self._report, self.otherwise
         made.__dict__.update({name: self.__dict__[name] for name in HOOKS if name in self.__dict__})
         return made
 
@@ -110,7 +112,17 @@ class GraphModule(Module):
         return values
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._interpret(self.bind(args, kwargs))
+        values = self.bind(args, kwargs)
+        try:
+            return self._interpret(values)
+        except GuardError as e:
+            return self.answer(values, e)
+
+    def answer(self, values: list[Any], refused: GuardError) -> Any:
+        """The result for inputs that a guard refuses, or its error; in training, too."""
+        if self.otherwise is None or any(m.training for m in self.modules()):
+            raise refused
+        return self.otherwise(self, values)
 
     def run(self, *args: Any, watch: Callable[[Node, Any], Any], **kwargs: Any) -> Any:
         """The result of a call; `watch(node, value)` is called after each node, in the graph's order."""

@@ -15,20 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from needle import _core
-from needle.autograd import Tensor, Unsupported
+from needle.autograd import Tensor
 from needle.interop import as_ndarray
-from needle.serialize import DTYPES
 
-from ..capture.guard import draws
+from ..capture.tracing import written
 from ..convert import convert, executable
-from ..report import ConversionError, reason_of
-from ..rules.registry import target_name
-from .fallback import spec_of, tensor_leaves
+from ..report import ConversionError
+from .survey import Form, survey, why
 
 OPTIONS = {"fuse": True, "winograd": "auto", "memory": "normal", "watch": "content"}
 WATCH = ("content", "version")
@@ -75,7 +70,8 @@ class DynamoGraph:
         self.content = options["watch"] == "content"
         self.nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
         pairs = list(zip(self.nodes, example_inputs, strict=True))
-        self.static = [i for i, (n, e) in enumerate(pairs) if is_static(n, e)]
+        changed = {root for n in gm.graph.nodes if (root := written(n)) is not None}  # which are read and copied back
+        self.static = [i for i, (n, e) in enumerate(pairs) if is_static(n, e) and n not in changed]
         self.inputs = [i for i, (_, e) in enumerate(pairs) if isinstance(e, torch.Tensor) and i not in self.static]
         self.numbers = [i for i, (_, e) in enumerate(pairs) if not isinstance(e, torch.Tensor)]
         self.sizes = sizes_of_inputs(self.nodes, self.numbers, self.inputs)
@@ -95,8 +91,11 @@ class DynamoGraph:
         inputs = [args[i] for i in self.inputs]
         key = (*((*t.shape, *t.stride()) for t in inputs), *[args[i] for i in self.numbers])
         form = entry.forms.get(key) or entry.forms.setdefault(key, self.form(args))
-        if form.reason:
-            say(form.reason)
+        reason = form.reason or ("results lie in memory otherwise than at first" * (form.signature != entry.signature))
+        if not reason and form.meets_others(args):
+            reason = "an input that it writes shares memory with another one"
+        if reason:
+            say(reason)
             return self.gm.forward(*args)
         try:
             result = entry.exe(*inputs)
@@ -107,12 +106,11 @@ class DynamoGraph:
         if self.content:
             with self.lock:
                 entry.watch(static)
-        return result if form.dense else form.given(result)
+        return form.given(result, args)
 
     def form(self, args: tuple) -> Form:
         """What torch gives for these shapes: sizes and strides, on which Dynamo relies, or why torch has to run it."""
-        reason, outs = survey(self.gm, args, self.inputs, self.static)
-        return Form(reason, outs)
+        return survey(self.gm, args, self.inputs, self.static)
 
     def add(self, key: Any, args: tuple) -> Entry:
         with self.lock:
@@ -141,17 +139,17 @@ class DynamoGraph:
         inputs = tuple(args[i] for i in self.inputs)
         example = {self.nodes[i].name: args[i] for i in self.inputs}
         try:
-            net = convert(self.rewrite(args), example, share=True)
+            net = convert(self.rewrite(args, form), example, share=True)
         except ConversionError:
             self.sizes, self.fixed = {}, self.numbers
-            net = convert(self.rewrite(args), example, share=True, fallback="torch")
+            net = convert(self.rewrite(args, form), example, share=True, fallback="torch")
         names = {id(args[i]): self.nodes[i].name for i in reversed(self.static)}  # of tied ones the first
         entry.tensors = [net.tensor(names[id(args[i])]) for i in self.static]
         exe = executable(net, inputs, **self.options)
         form.check(exe(*inputs))
-        entry.exe = exe
+        entry.exe, entry.signature = exe, form.signature
 
-    def rewrite(self, args: tuple) -> fx.GraphModule:
+    def rewrite(self, args: tuple, form: Form) -> fx.GraphModule:
         """The graph with parameters and buffers as attributes, and numbers as sizes of inputs or constants."""
         graph, done = fx.Graph(), {}
         attributes: dict[str, Any] = {}
@@ -172,38 +170,13 @@ class DynamoGraph:
                 continue
             if node.op in ("get_attr", "call_module"):
                 attributes[str(node.target)] = attrgetter(str(node.target))(self.gm)
-            done[node] = graph.node_copy(node, lambda n: done[n])
+            if node.op == "output":
+                graph.output(fx.map_arg(form.outputs(node.args[0], self.nodes), lambda n: done[n]))
+            else:
+                done[node] = graph.node_copy(node, lambda n: done[n])
         made = fx.GraphModule(attributes, graph)
         made.training = False
         return made
-
-
-class Form:
-    """The results that torch gives for inputs of some shapes: their specs and strides."""
-
-    def __init__(self, reason: str, outs: list[torch.Tensor]) -> None:
-        self.specs = [spec_of(t) for t in outs]
-        self.strides = [t.stride() for t in outs]
-        self.dense = all(t.is_contiguous() for t in outs)
-        overlap = any(t.numel() and torch._debug_has_internal_overlap(t) == 1 for t in outs)
-        self.reason = reason or ("elements of a result share memory" if overlap else "")
-
-    def check(self, result: Any) -> None:
-        made = [spec_of(t) for t in tensor_leaves(result)]
-        if made != self.specs:
-            raise Unsupported(f"its results would be {made} instead of {self.specs}")
-
-    def given(self, result: Any) -> Any:
-        """The results in torch's strides."""
-        strides = iter(self.strides)
-
-        def restrided(t: Any) -> Any:
-            if not isinstance(t, torch.Tensor):
-                return t
-            want = next(strides)
-            return t if t.stride() == want else torch.empty_strided(t.shape, want, dtype=t.dtype).copy_(t)
-
-        return tree_map(restrided, result)
 
 
 class Entry:
@@ -211,6 +184,7 @@ class Entry:
 
     def __init__(self, static: list[torch.Tensor]) -> None:
         self.exe: Any = None
+        self.signature: Any = None  # of the results' memory
         self.tensors: list[Tensor] = []  # needle's, over the memory of torch's
         self.forms: dict[Any, Form] = {}  # by shapes and strides of the inputs
         self.stamps = stamps_of(static)  # versions and addresses of torch's
@@ -265,15 +239,6 @@ def stamps_of(tensors: list[torch.Tensor]) -> list[int]:
     return [*map(attrgetter("_version"), tensors), *map(torch.Tensor.data_ptr, tensors)]
 
 
-def why(e: Exception) -> str:
-    """One line; of a ConversionError the first call and why."""
-    if isinstance(e, ConversionError):
-        row = e.report.unsupported[0]
-        return f"{row.op} at {row.location}: {row.reason}"
-    text = reason_of(e)
-    return text if isinstance(e, Unsupported | ValueError) else f"{type(e).__name__}: {text}"
-
-
 def needs_gradient(args: Sequence[Any]) -> bool:
     return any(isinstance(t, torch.Tensor) and t.requires_grad for t in args)
 
@@ -287,67 +252,6 @@ def sizes_of_inputs(nodes: list[fx.Node], numbers: list[int], inputs: list[int])
     axes = {symbol(size): (i, axis) for i in inputs for axis, size in enumerate(nodes[i].meta["example_value"].shape)}
     found = {i: axes.get(symbol(nodes[i].meta.get("example_value"))) for i in numbers}
     return {i: place for i, place in found.items() if place and symbol(nodes[i].meta["example_value"]) is not None}
-
-
-class Randomness(TorchDispatchMode):
-    """Notes the ops that draw random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs):
-            self.ops.append(func.__name__)
-        return func(*args, **kwargs)
-
-
-def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]) -> tuple[str, list[torch.Tensor]]:
-    """Why torch has to run the graph, or "", and its results, without data where their strides are sure."""
-    tensors = [t for t in args if isinstance(t, torch.Tensor)]
-    if not inputs:
-        return "it has no tensor input", []
-    if any(True for _ in gm.parameters()):
-        return "it calls modules that Dynamo did not inline", []
-    for node in gm.graph.nodes:
-        place = getattr(node.target, "__module__", "") or ""
-        if place.startswith(("torch.amp", "torch._functorch")) or (
-            node.target is torch._C._set_grad_enabled and node.args[0]
-        ):
-            return f"it changes torch's state by {target_name(node.target)}", []
-    for t in tensors:
-        if t.device.type != "cpu" or t.layout != torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter):
-            return f"an input is a {type(t).__name__} on {t.device}", []
-        if str(t.dtype)[6:] not in DTYPES.values():
-            return f"an input has dtype {t.dtype}", []
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on", []
-    if any(args[i].is_inference() for i in static):
-        return "its parameters were made under inference_mode, so that changes cannot be seen", []
-    randomness = Randomness()
-    try:
-        with torch.inference_mode(False), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), randomness:
-            fakes = {id(t): torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors}
-            versions = {i: t._version for i, t in fakes.items()}
-            outs = tensor_leaves(gm.forward(*(fakes.get(id(a), a) for a in args)))
-    except Exception as e:
-        return why(e), []
-    if any(t._version != versions[i] for i, t in fakes.items()):
-        return "it writes an input or a buffer in place", []
-    if randomness.ops:
-        return f"it draws random numbers ({randomness.ops[0]})", []
-    storages = [t.untyped_storage()._cdata for t in (*outs, *fakes.values()) if t.numel()]
-    if len(set(storages)) < len(storages):
-        return "a result shares memory with an input or another result", []
-    bad = [t.dtype for t in outs if str(t.dtype)[6:] not in DTYPES.values()]
-    if bad:
-        return f"a result has dtype {bad[0]}", outs
-    # Of a batch norm torch foretells other strides.
-    if not all(t.is_contiguous() for t in (*outs, *(args[i] for i in inputs))):
-        with torch.inference_mode(False), torch.no_grad():
-            outs = tensor_leaves(gm.forward(*args))
-    return "", outs
 
 
 class InTree(importlib.metadata.Distribution):

@@ -26,6 +26,7 @@ from ..rules.overloads import FLAGS
 from .asked import OtherAnswer, asks
 from .guard import (
     Writes,
+    autocasts,
     gradient_hooks,
     own_gradients,
     plain_conditions,
@@ -68,6 +69,7 @@ class Behaviour:
     drawing: bool = False  # torch's random numbers
     chancy: bool = False  # Python's or numpy's
     changing: bool = False  # attributes of the model
+    casting: bool = False  # by autocast
 
 
 def call_of(example: Any) -> Call:
@@ -110,6 +112,7 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
                     own_gradients(note),
                     gradient_hooks(note),
                     plain_conditions(),
+                    autocasts(lambda: setattr(made, "casting", True)),
                 ):
                     result = flat(plain_result(function(*args, **kwargs)))
                 if not i:
@@ -222,7 +225,8 @@ def disagreement(ours: Behaviour, theirs: Behaviour) -> str:
             return f"it gives {len(a)} values instead of {len(b)} {where}"
         for k, (x, y) in enumerate(zip(a, b, strict=True)):
             if text := difference(x, y):
-                return f"its output {k} {text} {where}"
+                why = ", and the forward turns on autocast, which capture does not see" if theirs.casting else ""
+                return f"its output {k} {text} {where}{why}"
     if theirs.chancy:
         return "the forward draws Python's or numpy's random numbers, which capture would freeze"
     if theirs.functions:
@@ -390,6 +394,15 @@ class Judge:
         except Exception:
             return False
         return not lost_gradients(ours, theirs, captured.chooses)
+
+    def refuse_example(self) -> None:
+        """Raises BadExample where the model does not take the example."""
+        try:
+            self.pair([])
+        except BadExample:
+            raise
+        except Unsupported:  # which the report says
+            return
 
     def pair(self, sizes: Sequence[Sizes]) -> tuple[list[Call], Behaviour]:
         """The example and what the model takes after it: other sizes, else other values, else the example again."""

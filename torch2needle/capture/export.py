@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
-import re
+import math
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from itertools import product
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import thread_time
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
 from needle.graph import map_structure
 
-from ..report import ConversionError
+from ..report import ConversionError, progress
 from .asked import Answers, answers
 from .comparison import Call, call_of, tensors
+from .conditions import MOST, bounds
 from .functional import transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
-from .structure import input_places, plain_result
+from .structure import plain_result
 from .tracing import Captured, capture_error
 
 Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
 SMALL = (
     400  # nodes up to which heights and widths of images are tried: torch.export takes half a minute for larger graphs
 )
-PROBES = 200  # sizes from the least and from the example's on that a condition is tried with
-TOGETHER = 200  # ... of several sizes at a time, about
-MOST = 2**62  # what torch.export writes for no limit
 
 
-def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]]) -> Iterator[Captured]:
+def captures(
+    model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]], budget: float
+) -> Iterator[Captured]:
     """Captures with fewer and fewer free sizes, for the first that converts; raises ConversionError where none can be made.
 
     Last come those that answer what the forward asks of its tensors' values as the example does, and check that.
+    budget: seconds that sizes beyond the batch may take.
     """
+    time = Budget(budget)
     try:
-        yield from unchecked(model, example, dynamic, changing)
+        yield from unchecked(model, example, dynamic, changing, time)
         error = None
     except ConversionError as e:
         error = e
@@ -59,35 +62,41 @@ def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[]
             raise error
         return
     batch, _ = batched(wider) if dynamic == "auto" else (None, wider)
-    for free in reversed(free_axes(wider, batch)):
-        found = attempt(model, wider, free, asked) if free else None
+    rows, more = free_axes(wider, batch)
+    for free in (more, rows):
+        found = attempt(model, wider, free, asked, time if free is more else None) if free else None
         if found is not None:
-            yield found.captured(model, changing)
+            yield time.noted(found).captured(model, changing)
     if wider is not call:
         asked = answers(model, *call)
     try:
         found = export(model, *call, {}, asked)
     except Exception as e:
         raise error or capture_error(model, e, "torch.export") from e
-    yield found.captured(model, changing)
+    yield time.noted(found).captured(model, changing)
 
 
-def unchecked(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]]) -> Iterator[Captured]:
+def unchecked(
+    model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]], time: Budget
+) -> Iterator[Captured]:
     """Captures that hold for all values."""
     call = call_of(example)
     batch, wider = batched(call) if dynamic == "auto" else (None, call)
     rows, more = free_axes(wider, batch)
-    some = attempt(model, wider, rows) if rows else None
-    quick = some is None or len(some.program.graph.nodes) <= SMALL or not any(map(is_image, tensors(wider)))
-    if more != rows and quick:
-        most = attempt(model, wider, more)
-        if most is not None:
+    images = any(map(is_image, tensors(wider)))
+    first = images or more == rows  # of texts the lengths, with which the batch is free, too
+    some = attempt(model, wider, rows) if first else None
+    if more != rows and (some is None or len(some.program.graph.nodes) <= SMALL):
+        most = attempt(model, wider, more, time=time, known=(rows, some))
+        if most is not None and most is not some:
             yield most.captured(model, changing)
+    if not first:
+        some = attempt(model, wider, rows)
     if some is not None:
-        yield some.captured(model, changing)
+        yield time.noted(some).captured(model, changing)
     elif rows:  # a model for this batch alone, such as one with a cache of it
         rest = {i: tuple(a for a in axes if a not in rows.get(i, ())) for i, axes in more.items()}
-        found = attempt(model, call, {i: axes for i, axes in rest.items() if axes})
+        found = attempt(model, call, {i: axes for i, axes in rest.items() if axes}, time=time)
         if found is not None:
             yield found.captured(model, changing)
     try:
@@ -96,7 +105,52 @@ def unchecked(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[
         if some is None:
             raise capture_error(model, e, "torch.export") from e
     else:
-        yield alone.captured(model, changing)
+        yield time.noted(alone).captured(model, changing)
+
+
+class OutOfTime(Exception):
+    """A capture takes longer than it may."""
+
+
+class Budget:
+    """Seconds of this thread's processor time that some captures may take together: formulas of sizes can grow without end."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.left = seconds, seconds
+
+    def noted(self, found: Exported) -> Exported:
+        """What was exported, with a note where the time did not suffice for more."""
+        text = f"sizes beyond the batch were not all tried: dynamic_budget={self.seconds:g} seconds of processor time ended"
+        return found if self.left > 0 else found._replace(notes=[*found.notes, text])
+
+    @contextmanager
+    def spent(self, text: str) -> Iterator[None]:
+        """Counts steps in a bar, and raises OutOfTime in that at which the time is over."""
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # which loads sympy
+
+        thread, start = threading.get_ident(), thread_time()
+
+        def check() -> None:
+            if thread_time() - start > self.left:
+                raise OutOfTime
+
+        def counted(before: Callable) -> Callable:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() == thread:
+                    bar.update()
+                    check()
+                return before(*args, **kwargs)
+
+            return call
+
+        steps = [(FakeTensorMode, "__torch_dispatch__"), (ShapeEnv, "simplify")]  # calls of torch, formulas
+        try:
+            with progress(text) as bar, patched([(owner, n, counted(getattr(owner, n))) for owner, n in steps]):
+                check()
+                yield
+                check()  # the forward may have caught it
+        finally:
+            self.left -= thread_time() - start
 
 
 class Exported(NamedTuple):
@@ -110,11 +164,24 @@ class Exported(NamedTuple):
         return from_program(self.program, model, self.notes, changing, self.result)
 
 
-def attempt(model: nn.Module, call: Call, free: Axes, asked: Answers | None = None) -> Exported | None:
-    """The program with as many of the sizes free as the forward's branches do not hang on; None without any."""
+def attempt(
+    model: nn.Module,
+    call: Call,
+    free: Axes,
+    asked: Answers | None = None,
+    time: Budget | None = None,
+    known: tuple[Axes, Exported | None] = ({}, None),
+) -> Exported | None:
+    """The program with as many of the sizes free as the forward's branches do not hang on; None without any.
+
+    known: the program of some sizes.
+    """
     while free:
+        if free == known[0] and known[1] is not None:
+            return known[1]
         try:
-            found = export(model, *call, free, asked)
+            with (time or Budget(math.inf)).spent(f"capture, {sum(map(len, free.values()))} free sizes"):
+                found = export(model, *call, free, asked)
         except Exception:  # also where a size is another one's multiple: the caller tries fewer
             return None
         held, _ = bounds(found.program)
@@ -189,6 +256,14 @@ def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, as
     return Exported(program, notes, results[-1])
 
 
+def is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)
+
+
+def plain_size(value: Any) -> Any:
+    return tuple(value) if is_size(value) else value
+
+
 def named_keywords(forward: Any, kwargs: dict[str, Any]) -> inspect.Signature:
     """The forward's signature with the names that the call gives for **kwargs, which torch.export cannot leave free."""
     signature = inspect.signature(forward)
@@ -207,7 +282,7 @@ def plain_outputs(
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         result = forward(*args, **kwargs)
-        results.append(map_structure(result, lambda _: None))
+        results.append(map_structure(pytree.tree_map(plain_size, result, is_leaf=is_size), lambda _: None))
         return plain_result(result, notes)
 
     wrapped.__signature__ = named_keywords(forward, kwargs)  # type: ignore[attr-defined]
@@ -301,98 +376,3 @@ def allow_one(captured: Captured, call: Call, agrees: Callable[[dict[tuple[int, 
     for size in refused:
         if len({names[p] for p in alone[size]}) > 1:
             allow(alone[size])
-
-
-# -- conditions ----------------------------------------------------------------------------------------------------------
-
-
-SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
-PLAIN = re.compile(r"(?:\b(?:max|min|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
-
-
-class Condition(NamedTuple):
-    """What a branch of the forward asks of free sizes; code: None where it cannot be read."""
-
-    code: Any
-    sizes: dict[str, int]  # the example's, by name in the code
-    free: dict[str, str]  # the symbols of those that are free
-    values: dict[str, list[int]]  # other sizes to try, in order
-
-    def holds(self, sizes: dict[str, int]) -> bool:
-        try:
-            return eval(self.code, {"__builtins__": {}, "max": max, "min": min}, self.sizes | sizes)
-        except ZeroDivisionError:  # of sizes that others are multiples of
-            return False
-
-    def alone(self) -> tuple[set[str], dict[str, int]]:
-        """The symbols that break it when they alone take another value; where only smaller ones do, the least that does not."""
-        broken, least = set(), {}
-        for v, symbol in self.free.items():
-            bad = [size for size in self.values[v] if not self.holds({v: size})]
-            if bad and (bad != self.values[v][: len(bad)] or bad[-1] >= self.sizes[v]):
-                broken.add(symbol)
-            elif bad:
-                least[symbol] = bad[-1] + 1
-        return broken, least
-
-    def together(self, least: dict[str, int]) -> bool:
-        """Whether it holds, too, when several take values from their least on."""
-        values = [[size for size in self.values[v] if size >= least.get(s, 0)] for v, s in self.free.items()]
-        each = max(2, round(TOGETHER ** (1 / len(values))))  # however many sizes the condition names
-        some = [found[:: max(1, len(found) // each)] for found in values]
-        return all(self.holds(dict(zip(self.free, sizes, strict=True))) for sizes in product(*some))
-
-
-def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], dict[str, int]]:
-    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, and the least that
-    others may be, by symbol."""
-    places = {p: n for n, p in input_places(program).items()}
-    tensor = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in places.values()]
-    order = {n.name: i for i, n in enumerate(n for n in tensor if isinstance(n.meta.get("val"), torch.Tensor))}
-    shapes = {n.name: n.meta["val"].shape for n in tensor if n.name in order}
-    where: dict[str, set[tuple[int, int]]] = {}  # the axes of a symbol
-
-    def size_at(place: tuple, axis: int) -> Any:
-        if place not in places:  # of *inputs, which the program calls inputs_0, inputs_1, ...
-            place = (f"{place[0]}_{place[1]}", *place[2:])
-        size = shapes[places[place]][axis]
-        where.setdefault(str(size), set()).add((order[places[place]], axis))
-        return size
-
-    asked = [condition(text, size_at, program.range_constraints) for text in program._guards_code or ()]
-    broken: set[str] = set()
-    least: dict[str, int] = {}
-    for c in asked:
-        held, limits = c.alone() if c.code else (set(c.free.values()), {})
-        broken |= held
-        least |= {s: max(limit, least.get(s, 0)) for s, limit in limits.items()}
-    for c in asked:
-        if c.code and len(c.free) > 1 and broken.isdisjoint(c.free.values()) and not c.together(least):
-            broken.update(c.free.values())
-    return {axis for s in broken for axis in where[s]}, least
-
-
-def condition(text: str, size_at: Callable[[tuple, int], Any], ranges: Any) -> Condition:
-    """One of torch.export's guards; size_at: the size of an axis of the tensor at a place among the inputs."""
-    names: dict[str, str] = {}  # of symbols in the code
-    sizes: dict[str, Any] = {}
-
-    def name(match: re.Match) -> str:
-        place = tuple(ast.literal_eval(k) for k in re.findall(r"\[([^\]]+)\]", match[1]))
-        size = size_at(place, int(match[2]))
-        sizes[names.setdefault(str(size), f"v{len(names)}")] = size
-        return names[str(size)]
-
-    formula = SIZE.sub(name, text)
-    free = {v: str(s) for v, s in sizes.items() if not isinstance(s, int)}
-    hints = {v: s if isinstance(s, int) else s.node.hint for v, s in sizes.items()}
-    named = {int(n) + more for n in re.findall(r"\d+", re.sub(r"v\d+", "", formula)) for more in (-1, 0, 1)}
-    values = {}
-    for v in free:
-        r = ranges.get(sizes[v].node.expr)
-        low = 2 if r is None else max(2, int(r.lower))
-        high = MOST if r is None or not r.upper.is_number or r.upper > MOST else int(r.upper)
-        tried = {*range(low, min(high, low + PROBES)), *(hints[v] + i for i in range(PROBES)), *named}
-        values[v] = sorted(size for size in tried if low <= size <= high)
-    code = compile(formula, "condition", "eval") if PLAIN.fullmatch(formula) else None
-    return Condition(code, hints, free, values)

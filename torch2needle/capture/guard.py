@@ -306,6 +306,18 @@ def inference_without_gradients() -> contextlib.AbstractContextManager:
     return patched([(torch.inference_mode, "__enter__", enter), (torch.inference_mode, "__exit__", leave)])
 
 
+def autocasts(note: Callable[[], None]) -> contextlib.AbstractContextManager:
+    """Calls `note` where autocast is turned on."""
+    before = torch.autocast.__enter__
+
+    def enter(self: Any) -> Any:
+        if self._enabled:
+            note()
+        return before(self)
+
+    return patched([(torch.autocast, "__enter__", enter)])
+
+
 def plain_conditions() -> contextlib.AbstractContextManager:
     """`torch.cond` is Python's `if`: torch's own compiles both functions, which it cannot while it is being watched."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as global_hooks
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from needle.autograd import Unsupported
@@ -35,12 +36,19 @@ def refuse_unseen(model: Any, example: Any) -> None:
         where = path or "the model"
         if m._backward_hooks or m._backward_pre_hooks:
             raise Unsupported(f"[convert] expects no backward hooks, which needle does not call, got one on {where}.")
-        for name, t in (*m._parameters.items(), *m._buffers.items()):
+        if type(m).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+            raise Unsupported(
+                f"[convert] expects layers of real numbers, got a quantized {type(m).__name__} at {where}."
+            )
+        others = ((name, t) for name, t in vars(m).items() if isinstance(t, torch.Tensor))
+        for name, t in (*m._parameters.items(), *m._buffers.items(), *others):
             if t is not None:
                 refuse_tensor(dotted(path, name), t)
 
 
 def refuse_tensor(name: str, t: torch.Tensor) -> None:
+    if is_lazy(t):
+        raise Unsupported(f"[convert] expects values for {name}, got a lazy tensor; call the model once before.")
     functorch = torch._C._functorch
     if functorch.is_functorch_wrapped_tensor(t):
         raise Unsupported(f"[convert] expects a plain tensor for {name}, got one inside torch.vmap or torch.func.")

@@ -23,8 +23,8 @@ from needle.shown import Shown
 
 from ..capture.comparison import first_line, tensors
 from ..capture.structure import plain_result
-from ..convert import example_by_name, progress
-from ..report import reason_of, table
+from ..convert import example_by_name
+from ..report import progress, reason_of, table
 from .explain import source_line
 
 # The bound: max(ABSOLUTE, FACTOR x torch's own float32 error), relative to the largest value.

@@ -1,0 +1,108 @@
+"""What the branches of a forward ask of free sizes, in torch.export's guards: which are the example's, the least of others."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+
+from .structure import input_places
+
+PROBES = 200  # sizes from the least and from the example's on that a condition is tried with
+TOGETHER = 200  # ... of several sizes at a time, about
+MOST = 2**62  # what torch.export writes for no limit
+SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
+PLAIN = re.compile(r"(?:\b(?:max|min|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
+
+
+class Condition(NamedTuple):
+    """What a branch of the forward asks of free sizes; code: None where it cannot be read."""
+
+    code: Any
+    sizes: dict[str, int]  # the example's, by name in the code
+    free: dict[str, str]  # the symbols of those that are free
+    values: dict[str, list[int]]  # other sizes to try, in order
+
+    def holds(self, sizes: dict[str, int]) -> bool:
+        try:
+            return eval(self.code, {"__builtins__": {}, "max": max, "min": min}, self.sizes | sizes)
+        except ZeroDivisionError:  # of sizes that others are multiples of
+            return False
+
+    def alone(self) -> tuple[set[str], dict[str, int]]:
+        """The symbols that break it when they alone take another value; where only smaller ones do, the least that does not."""
+        broken, least = set(), {}
+        for v, symbol in self.free.items():
+            bad = [size for size in self.values[v] if not self.holds({v: size})]
+            if bad and (bad != self.values[v][: len(bad)] or bad[-1] >= self.sizes[v]):
+                broken.add(symbol)
+            elif bad:
+                least[symbol] = bad[-1] + 1
+        return broken, least
+
+    def together(self, least: dict[str, int]) -> bool:
+        """Whether it holds, too, when several take values from their least on."""
+        values = [[size for size in self.values[v] if size >= least.get(s, 0)] for v, s in self.free.items()]
+        each = max(2, round(TOGETHER ** (1 / len(values))))  # however many sizes the condition names
+        some = [found[:: max(1, len(found) // each)] for found in values]
+        return all(self.holds(dict(zip(self.free, sizes, strict=True))) for sizes in product(*some))
+
+
+def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], dict[str, int]]:
+    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, and the least that
+    others may be, by symbol."""
+    places = {p: n for n, p in input_places(program).items()}
+    tensor = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in places.values()]
+    order = {n.name: i for i, n in enumerate(n for n in tensor if isinstance(n.meta.get("val"), torch.Tensor))}
+    shapes = {n.name: n.meta["val"].shape for n in tensor if n.name in order}
+    where: dict[str, set[tuple[int, int]]] = {}  # the axes of a symbol
+
+    def size_at(place: tuple, axis: int) -> Any:
+        if place not in places:  # of *inputs, which the program calls inputs_0, inputs_1, ...
+            place = (f"{place[0]}_{place[1]}", *place[2:])
+        size = shapes[places[place]][axis]
+        where.setdefault(str(size), set()).add((order[places[place]], axis))
+        return size
+
+    asked = [condition(text, size_at, program.range_constraints) for text in program._guards_code or ()]
+    broken: set[str] = set()
+    least: dict[str, int] = {}
+    for c in asked:
+        held, limits = c.alone() if c.code else (set(c.free.values()), {})
+        broken |= held
+        least |= {s: max(limit, least.get(s, 0)) for s, limit in limits.items()}
+    for c in asked:
+        if c.code and len(c.free) > 1 and broken.isdisjoint(c.free.values()) and not c.together(least):
+            broken.update(c.free.values())
+    return {axis for s in broken for axis in where[s]}, least
+
+
+def condition(text: str, size_at: Callable[[tuple, int], Any], ranges: Any) -> Condition:
+    """One of torch.export's guards; size_at: the size of an axis of the tensor at a place among the inputs."""
+    names: dict[str, str] = {}  # of symbols in the code
+    sizes: dict[str, Any] = {}
+
+    def name(match: re.Match) -> str:
+        place = tuple(ast.literal_eval(k) for k in re.findall(r"\[([^\]]+)\]", match[1]))
+        size = size_at(place, int(match[2]))
+        sizes[names.setdefault(str(size), f"v{len(names)}")] = size
+        return names[str(size)]
+
+    formula = SIZE.sub(name, text)
+    free = {v: str(s) for v, s in sizes.items() if not isinstance(s, int)}
+    hints = {v: s if isinstance(s, int) else s.node.hint for v, s in sizes.items()}
+    named = {int(n) + more for n in re.findall(r"\d+", re.sub(r"v\d+", "", formula)) for more in (-1, 0, 1)}
+    values = {}
+    for v in free:
+        r = ranges.get(sizes[v].node.expr)
+        low = 2 if r is None else max(2, int(r.lower))
+        high = MOST if r is None or not r.upper.is_number or r.upper > MOST else int(r.upper)
+        tried = {*range(low, min(high, low + PROBES)), *(hints[v] + i for i in range(PROBES)), *named}
+        values[v] = sorted(size for size in tried if low <= size <= high)
+    code = compile(formula, "condition", "eval") if PLAIN.fullmatch(formula) else None
+    return Condition(code, hints, free, values)
