@@ -156,9 +156,8 @@ class GraphModule(Module):
         if node.kind == "op":
             read = [env[a] for a in node.args]
             op = node.target.resolve(lambda d: env[d.node] if isinstance(d, Dim) else d.value())
-            return (
-                read[0][op.index] if isinstance(read[0], tuple) else op(*read)
-            )  # outputs of a recorded op: a plain tuple
+            # the outputs of a recorded op are a plain tuple
+            return read[0][op.index] if isinstance(read[0], tuple) else op(*read)
         if node.kind == "param":
             return self.constant(node)
         if node.kind == "input":
