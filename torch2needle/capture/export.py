@@ -22,7 +22,7 @@ from needle.graph import map_structure
 from ..report import ConversionError
 from .asked import Answers, answers
 from .comparison import Call, call_of, tensors
-from .functional import transforms_as_calls
+from .functional import Gradients, below_autograd, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
@@ -162,7 +162,24 @@ def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
 
 
 def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None = None) -> Exported:
-    """torch.export above decomposition, in evaluation mode; asked: what it is told of values."""
+    """torch.export above decomposition, in evaluation mode; asked: what it is told of values.
+
+    A forward that asks autograd for gradients is exported from below it.
+    """
+    gradients = Gradients()
+    try:
+        with gradients.watched():
+            return export_once(model, args, kwargs, free, asked)
+    except Exception:
+        if not gradients.asked:
+            raise
+    with gradients.watched(), below_autograd(model):
+        return export_once(model, args, kwargs, free, asked)
+
+
+def export_once(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None
+) -> Exported:
     args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
     shapes = ShapesCollection()
     for i, t in enumerate(tensors((args, kwargs))):
