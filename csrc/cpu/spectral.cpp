@@ -174,23 +174,22 @@ void eigh(const eigh_args& c) {
   const View& a = c.in.a;
   const int64_t n = rows_of(a);
   with_type<eigh_args::In::a_dtypes>(a.dtype, [&]<class T>(T) {
-    for_matrices(c.exec, batch_size(a, 2), 3 * n * n + 3 * n, 60 * n * n * n,
-                 "[eigh] expects finite numbers, got others.", [&](int64_t item, double* room) {
-                   const Matrix m = load<T>(room, a, item), v{m.p + n * n, n, n}, out{v.p + n * n, n, n};
-                   double *values = out.p + n * n, *sorted = values + n;
-                   int64_t* order = reinterpret_cast<int64_t*>(sorted + n);
-                   const bool ok = finite(m);
-                   if (ok) diagonalise(m, v);
-                   for (int64_t i = 0; i < n; i++) values[i] = m(i, i);
-                   sort(values, n, false, order);
-                   for (int64_t i = 0; i < n; i++) {
-                     sorted[i] = values[order[i]];
-                     for (int64_t j = 0; j < n; j++) out(j, i) = v(order[i], j);
-                   }
-                   store_vector<T>(sorted, c.out.values, item);
-                   store<T>(out, c.out.vectors, item);
-                   return ok;
-                 });
+    for_matrices(c.exec, batch_size(a, 2), 3 * n * n + 3 * n, 60 * n * n * n, nullptr, [&](int64_t item, double* room) {
+      const Matrix m = load<T>(room, a, item), v{m.p + n * n, n, n}, out{v.p + n * n, n, n};
+      double *values = out.p + n * n, *sorted = values + n;
+      int64_t* order = reinterpret_cast<int64_t*>(sorted + n);
+      const bool ok = finite(m);  // else no result is a number
+      if (ok) diagonalise(m, v);
+      for (int64_t i = 0; i < n; i++) values[i] = ok ? m(i, i) : NAN;
+      sort(values, n, false, order);
+      for (int64_t i = 0; i < n; i++) {
+        sorted[i] = values[order[i]];
+        for (int64_t j = 0; j < n; j++) out(j, i) = ok ? v(order[i], j) : NAN;
+      }
+      store_vector<T>(sorted, c.out.values, item);
+      store<T>(out, c.out.vectors, item);
+      return true;
+    });
   });
 }
 

@@ -22,7 +22,7 @@ from needle.graph import map_structure
 from ..report import ConversionError
 from .asked import Answers, answers
 from .comparison import Call, call_of, tensors
-from .functional import Gradients, below_autograd, transforms_as_calls
+from .functional import Gradients, below_autograd, data_as_calls, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
@@ -177,9 +177,7 @@ def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, as
         return export_once(model, args, kwargs, free, asked)
 
 
-def export_once(
-    model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None
-) -> Exported:
+def export_once(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None) -> Exported:
     args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
     shapes = ShapesCollection()
     for i, t in enumerate(tensors((args, kwargs))):
@@ -196,6 +194,7 @@ def export_once(
         quiet(),
         stand_ins,
         transforms_as_calls(),
+        data_as_calls(),
     ):
         warnings.simplefilter("ignore")
         model.eval()

@@ -7,6 +7,7 @@ in its place. A forward that asks for gradients is traced so from its beginning,
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -74,8 +75,30 @@ class Gradients:
         return patched([(vars(torch.autograd), "_engine_run_backward", backward)])
 
 
-def refused(*_: Any) -> None:
-    raise Unsupported("the forward asks for gradients, and calls torch.no_grad, which is not seen below them")
+def refusing(before: Callable) -> Callable:
+    """torch.no_grad where a forward enters it, not torch itself."""
+
+    def enter(self: Any) -> None:
+        frame = sys._getframe(1)
+        owner = frame.f_globals["__name__"]
+        if owner == "torch.utils._contextlib":  # the decorator
+            owner = getattr(frame.f_locals.get("func"), "__module__", owner)
+        if not owner.startswith("torch."):
+            raise Unsupported("the forward asks for gradients, and calls torch.no_grad, which is not seen below them")
+        before(self)
+
+    return enter
+
+
+def data_as_calls() -> AbstractContextManager:
+    """`.data` of what a forward computes is `.detach()`, which torch.export follows."""
+    before, thread = torch._C.TensorBase.data, threading.get_ident()
+
+    def data(self: torch.Tensor) -> torch.Tensor:
+        mine = threading.get_ident() == thread and not sys._getframe(1).f_globals["__name__"].startswith("torch.")
+        return self.detach() if mine and not isinstance(self, torch.nn.Parameter) else before.__get__(self)
+
+    return patched([(torch.Tensor, "data", property(data, before.__set__))])
 
 
 def below_autograd(model: torch.nn.Module) -> AbstractContextManager:
@@ -86,7 +109,7 @@ def below_autograd(model: torch.nn.Module) -> AbstractContextManager:
     def call(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return forward(*args, **kwargs)
-        with patched([(torch.no_grad, "__enter__", refused), (torch.inference_mode, "__enter__", refused)]):
+        with patched([(torch.no_grad, "__enter__", refusing(torch.no_grad.__enter__))]):
             graph, given, structure = traced(forward, args, kwargs, functional=False)
         return pytree.tree_unflatten(list(graph(*given)), structure[0])
 
@@ -130,6 +153,17 @@ def traced(
     watched = patched([(torch.Tensor, "detach", detach)])
     with _disable_current_modes(), torch._C.DisableTorchFunction(), watched:
         pure = torch.func.functionalize(run) if functional else run
-        make = make_fx(pure, gradients() | {torch.ops.aten.detach.default: kept}, tracing_mode="symbolic", _allow_non_fake_inputs=True)  # type: ignore[arg-type]
-        graph = make(*given)
+        table = gradients() | {torch.ops.aten.detach.default: kept}
+        try:
+            graph = make_fx(pure, table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*given)
+        except (
+            RuntimeError
+        ):  # second derivatives meet tensors that torch makes for shapes alone; here sizes are the example's
+            graph = make_fx(pure, table, tracing_mode="real", _allow_non_fake_inputs=True)(*given)
+    known: dict[str, fx.Node] = {}
+    for node in graph.graph.nodes:  # a size may be asked of a tensor that is there for its shape alone
+        if node.target is torch.ops.aten.sym_size.int:
+            node.replace_all_uses_with(known.setdefault(str(node.meta["val"]), node))
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
     return graph, given, structure

@@ -142,8 +142,8 @@ def inv_ex(A: Any, *, check_errors: bool = False) -> CheckedInverse:
 
 
 @rule(L.solve_triangular)
-def solve_triangular(A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
-    return ops.solve_triangular(A, B, upper, left, unitriangular)
+def solve_triangular(input: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    return ops.solve_triangular(input, B, upper, left, unitriangular)
 
 
 functions("input, upper=False", {(L.cholesky, torch.cholesky, T.cholesky): lambda a, upper: ops.cholesky(a, upper)[0]})
@@ -154,8 +154,8 @@ def cholesky_ex(input: Any, *, upper: bool = False, check_errors: bool = False) 
     return CheckedCholesky(*ops.cholesky(input, upper, check_errors))
 
 
-functions("B, L, upper=False", {(torch.cholesky_solve, T.cholesky_solve): ops.cholesky_solve})
-functions("L, upper=False", {(torch.cholesky_inverse, T.cholesky_inverse): ops.cholesky_inverse})
+functions("input, input2, upper=False", {(torch.cholesky_solve, T.cholesky_solve): ops.cholesky_solve})
+functions("input, upper=False", {(torch.cholesky_inverse, T.cholesky_inverse): ops.cholesky_inverse})
 
 
 @rule(L.lu_factor)
@@ -190,29 +190,30 @@ def old_lu_solve(b: Any, LU_data: Any, LU_pivots: Any) -> Any:
 
 
 @rule(L.lstsq)
-def lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> LeastSquares:
+def lstsq(input: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> LeastSquares:
     given = tolerance(rcond, "rcond")
     why = "needle gives no {} of least squares: their size depends on the rank"
     return LeastSquares(
-        ops.lstsq(a, b, given),
+        ops.lstsq(input, b, given),
         Absent(why.format("residuals")),
-        ops.matrix_rank(a, given),
+        ops.matrix_rank(input, given),
         Absent(why.format("singular values")),
     )
 
 
 @rule(L.tensorinv)
-def tensorinv(A: Any, ind: int = 2) -> Any:
-    first, last = tuple(A.shape[:ind]), tuple(A.shape[ind:])
-    return ops.reshape(ops.inv(ops.reshape(A, (math.prod(first), -1))), (*last, *first))
+def tensorinv(input: Any, ind: int = 2) -> Any:
+    first, last = tuple(input.shape[:ind]), tuple(input.shape[ind:])
+    return ops.reshape(ops.inv(ops.reshape(input, (math.prod(first), -1))), (*last, *first))
 
 
 @rule(L.tensorsolve)
-def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
+def tensorsolve(input: Any, other: Any, dims: Any = None) -> Any:
     if dims is not None:
-        A = ops.moveaxis(A, tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
-    size = math.prod(B.shape)
-    return ops.reshape(ops.solve(ops.reshape(A, (size, -1)), ops.flatten(B)), tuple(A.shape[B.ndim :]))
+        input = ops.moveaxis(input, tuple(dims), tuple(range(input.ndim - len(dims), input.ndim)))
+    size = math.prod(other.shape)
+    x = ops.solve(ops.reshape(input, (size, -1)), ops.flatten(other))
+    return ops.reshape(x, tuple(input.shape[other.ndim :]))
 
 
 # -- determinants --------------------------------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ def lower(UPLO: str) -> bool:
 
 
 functions(
-    "A, UPLO='L'",
+    "input, UPLO='L'",
     {
         (L.eigh,): lambda a, UPLO: Eigen(*ops.eigh(a, lower(UPLO))),
         (L.eigvalsh,): lambda a, UPLO: ops.eigvalsh(a, lower(UPLO)),
@@ -275,7 +276,7 @@ def eigh_below(A: Any, UPLO: str = "L", compute_v: bool = True) -> tuple:
 
 
 @rule(L.eig, L.eigvals)
-def eig(A: Any) -> Any:
+def eig(input: Any) -> Any:
     raise Unsupported("eigenvalues of matrices that are not symmetric are not supported; see torch.linalg.eigh")
 
 
@@ -300,6 +301,11 @@ def svd_below(A: Any, full_matrices: bool = False, compute_uv: bool = True, *, d
     return ops.svd(A, full_matrices and compute_uv)
 
 
+def symmetric(input: Any) -> Any:
+    """The symmetric matrix of a lower triangle."""
+    return ops.triangle(input, False) + ops.transpose(ops.triangle(input, False, -1))
+
+
 def tolerance(value: Any, name: str) -> Any:
     if isinstance(value, Tensor):
         raise Unsupported(f"{name} expects a number, got a tensor")
@@ -307,17 +313,21 @@ def tolerance(value: Any, name: str) -> Any:
 
 
 @rule(L.pinv)
-def pinv(A: Any, rcond: Any = None, hermitian: Any = False, *, atol: Any = None, rtol: Any = None) -> Any:
-    return ops.pinv(A, tolerance(rcond if rtol is None else rtol, "rtol"), tolerance(atol, "atol") or 0.0)
+def pinv(input: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None) -> Any:
+    return ops.pinv(
+        symmetric(input) if hermitian else input,
+        tolerance(rcond if rtol is None else rtol, "rtol"),
+        tolerance(atol, "atol") or 0.0,
+    )
 
 
 functions("input, rcond=1e-15", {(torch.pinverse, T.pinverse): lambda a, rcond: ops.pinv(a, tolerance(rcond, "rcond"))})
 
 
 @rule(L.matrix_rank)
-def matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None) -> Any:
+def matrix_rank(input: Any, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None) -> Any:
     least = tolerance(atol if tol is None else tol, "atol")
-    return ops.matrix_rank(A, tolerance(rtol, "rtol"), least or 0.0)
+    return ops.matrix_rank(symmetric(input) if hermitian else input, tolerance(rtol, "rtol"), least or 0.0)
 
 
 functions("input", {(torch.matrix_exp, T.matrix_exp, L.matrix_exp): ops.matrix_exp})
@@ -338,8 +348,8 @@ def matrix_power(input: Any, n: int) -> Any:
 
 
 @rule(L.matrix_norm)
-def matrix_norm(A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None) -> Any:
-    x, (rows, columns) = cast(A, dtype), dim
+def matrix_norm(input: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None) -> Any:
+    x, (rows, columns) = cast(input, dtype), dim
     if ord == "fro":
         return ops.vector_norm(x, 2.0, (rows, columns), keepdim)
     if ord in ("nuc", 2, -2):
@@ -347,7 +357,7 @@ def matrix_norm(A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = F
         made = {"nuc": ops.summation, 2: ops.amax, -2: ops.amin}[ord](values, -1)
         if not keepdim:
             return made
-        for axis in sorted(d % A.ndim for d in dim):
+        for axis in sorted(d % input.ndim for d in dim):
             made = ops.unsqueeze(made, axis)
         return made
     if ord not in (1, -1, math.inf, -math.inf):
@@ -383,19 +393,24 @@ def old_norm(
 
 
 @rule(L.cond)
-def cond(A: Any, p: Any = None) -> Any:
+def cond(input: Any, p: Any = None) -> Any:
     if p in (None, 2, -2):
-        values = ops.svdvals(A)
+        values = ops.svdvals(input)
         most, least = ops.amax(values, -1), ops.amin(values, -1)
         return least / most if p == -2 else most / least
-    inverse, info = inv_ex(A)
+    inverse, info = inv_ex(input)
     of_inverse = ops.where(ops.eq(info, 0), matrix_norm(inverse, p), math.inf)
-    return matrix_norm(A, p) * of_inverse
+    return matrix_norm(input, p) * of_inverse
 
 
-# -- matrices of vectors -------------------------------------------------------------------------------------------------
+# -- others ------------------------------------------------------------------------------------------------------
 
 
 @rule(L.vander)
 def vander(x: Any, N: int | None = None) -> Any:
     return ops.unsqueeze(x, -1) ** ops.arange_like(x, 0, x.shape[-1] if N is None else N)
+
+
+@rule(L.diagonal)
+def diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    return ops.diagonal(A, offset, dim1, dim2)

@@ -43,6 +43,8 @@ class Pinv(OfMatrices):
         return {"rtol": self.tolerance(a), "atol": self.atol}
 
     def reference(self, a: np.ndarray) -> Any:
+        if not np.isfinite(a).all():
+            raise ValueError("[pinv] expects finite numbers, got others.")
         u, s, vt = Svd().reference(a)
         least = np.maximum(self.atol, self.tolerance(a) * s.max(-1, initial=0, keepdims=True))
         over = np.where(s > least, 1 / np.where(s > least, s, 1), 0).astype(a.dtype)
