@@ -35,6 +35,7 @@ SMALL = (
 )
 PROBES = 200  # sizes from the least and from the example's on that a condition is tried with
 TOGETHER = 200  # ... of several sizes at a time, about
+NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # Python's, of values
 MOST = 2**62  # what torch.export writes for no limit
 
 
@@ -56,7 +57,7 @@ def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[]
         wider, asked = call, answers(model, *call)
     if not asked:
         if error is not None:
-            raise error
+            yield strictly(model, call, error, changing)
         return
     batch, _ = batched(wider) if dynamic == "auto" else (None, wider)
     for free in reversed(free_axes(wider, batch)):
@@ -68,8 +69,27 @@ def captures(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[]
     try:
         found = export(model, *call, {}, asked)
     except Exception as e:
-        raise error or capture_error(model, e, "torch.export") from e
+        yield strictly(model, call, error or capture_error(model, e, "torch.export"), changing)
+        return
     yield found.captured(model, changing)
+
+
+def strictly(model: nn.Module, call: Call, error: ConversionError, changing: Callable[[], set[str]]) -> Captured:
+    """What torch.export makes of the forward's bytecode, which follows numpy, for the example's sizes; else `error`.
+
+    It tells no classes of results, and costs seconds, so that it comes last.
+    """
+    args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, call)
+    try:
+        with untouched(model), warnings.catch_warnings(), quiet(), torch.inference_mode(False), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            model.eval()
+            program = torch.export.export(model, args, kwargs, strict=True)
+    except Exception as e:
+        raise error from e
+    if any(n.target in NUMBERS for n in program.graph.nodes):
+        raise error
+    return from_program(program, model, [], changing)
 
 
 def unchecked(model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]]) -> Iterator[Captured]:
