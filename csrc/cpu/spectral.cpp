@@ -32,8 +32,18 @@ void sort(const double* values, int64_t n, bool descending, int64_t* order) {
   }
 }
 
+// Columns of m from `first` on, reflected by 1 - tau v v^T: v is 1 in row k and column k of f below. room: a row.
+void mirror(const Matrix& f, int64_t k, double tau, const Matrix& m, int64_t first, double* room) {
+  const int64_t n = m.cols - first;
+  if (tau == 0 || n <= 0) return;
+  std::memcpy(room, m.row(k) + first, n * sizeof(double));
+  for (int64_t i = k + 1; i < m.rows; i++) add_row(room, m.row(i) + first, f(i, k), n);
+  add_row(m.row(k) + first, room, -tau, n);
+  for (int64_t i = k + 1; i < m.rows; i++) add_row(m.row(i) + first, room, -tau * f(i, k), n);
+}
+
 // a becomes R, below which the reflections' vectors lie; tau: their factors. Signs as LAPACK has them (dlarfg).
-void reflect(const Matrix& a, double* tau) {
+void reflect(const Matrix& a, double* tau, double* room) {
   for (int64_t k = 0; k < smaller(a.rows, a.cols); k++) {
     double scale = 0, sum = 0;
     for (int64_t i = k + 1; i < a.rows; i++) scale = std::fmax(scale, std::fabs(a(i, k)));
@@ -45,13 +55,7 @@ void reflect(const Matrix& a, double* tau) {
     tau[k] = (beta - alpha) / beta;
     for (int64_t i = k + 1; i < a.rows; i++) a(i, k) /= alpha - beta;
     a(k, k) = beta;
-    for (int64_t j = k + 1; j < a.cols; j++) {
-      double w = a(k, j);
-      for (int64_t i = k + 1; i < a.rows; i++) w += a(i, k) * a(i, j);
-      w *= tau[k];
-      a(k, j) -= w;
-      for (int64_t i = k + 1; i < a.rows; i++) a(i, j) -= a(i, k) * w;
-    }
+    mirror(a, k, tau[k], a, k + 1, room);
   }
 }
 
@@ -147,20 +151,13 @@ void qr(const qr_args& c) {
   const View& a = c.in.a;
   const int64_t m = rows_of(a), n = columns_of(a), k = smaller(m, n), wide = columns_of(c.out.q);
   with_type<qr_args::In::a_dtypes>(a.dtype, [&]<class T>(T) {
-    for_matrices(c.exec, batch_size(a, 2), m * n + m * wide + m * n + k, m * n * k + m * wide * k, nullptr,
-                 [&](int64_t item, double* room) {
+    for_matrices(c.exec, batch_size(a, 2), 2 * m * n + m * wide + k + larger(n, wide), m * n * k + m * wide * k,
+                 nullptr, [&](int64_t item, double* room) {
                    const Matrix f = load<T>(room, a, item), q{f.p + m * n, m, wide}, r{q.p + m * wide, m, n};
                    double* tau = r.p + m * n;
-                   reflect(f, tau);
+                   reflect(f, tau, tau + k);
                    identity(q);
-                   for (int64_t t = k - 1; t >= 0; t--)
-                     for (int64_t j = 0; j < wide && tau[t] != 0; j++) {
-                       double w = q(t, j);
-                       for (int64_t i = t + 1; i < m; i++) w += f(i, t) * q(i, j);
-                       w *= tau[t];
-                       q(t, j) -= w;
-                       for (int64_t i = t + 1; i < m; i++) q(i, j) -= f(i, t) * w;
-                     }
+                   for (int64_t t = k - 1; t >= 0; t--) mirror(f, t, tau[t], q, 0, tau + k);
                    for (int64_t i = 0; i < m; i++)
                      for (int64_t j = 0; j < n; j++) r(i, j) = j < i ? 0 : f(i, j);
                    store<T>(q, c.out.q, item);

@@ -92,7 +92,8 @@ def refusing(before: Callable) -> Callable:
 
 def data_as_calls() -> AbstractContextManager:
     """`.data` of what a forward computes is `.detach()`, which torch.export follows."""
-    before, thread = torch._C.TensorBase.data, threading.get_ident()
+    before: Any = torch._C.TensorBase.data
+    thread = threading.get_ident()
 
     def data(self: torch.Tensor) -> torch.Tensor:
         mine = threading.get_ident() == thread and not sys._getframe(1).f_globals["__name__"].startswith("torch.")
