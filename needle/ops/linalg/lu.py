@@ -9,7 +9,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import dtype_name
 from needle.ops.common import constant
-from needle.ops.families import samples_of
+from needle.ops.families import no_gradient, samples_of
 from needle.ops.linalg.basic import matmul
 from needle.ops.linalg.solving import OfMatrices, SolveTriangular
 from needle.ops.math.comparison import eq
@@ -107,6 +107,8 @@ class Permutation(Op):
         rows = constant(np.arange(order.shape[-1])[:, None], order, "int64")
         return cast(eq(unsqueeze(order, -2), rows), like.dtype)
 
+    samples = samples_of(({}, [Spec((2, 4), "int64"), (1,)]))
+
 
 def permutation(order: Tensor, like: Tensor) -> Tensor:
     """P with A = P L U, from the rows of A that L U has."""
@@ -141,6 +143,10 @@ class PivotOrder(Op):
             other = (cast(there, "int64") * order).sum(-1)
             order = where(there, mine, where(here, unsqueeze(other, -1), order))
         return order
+
+    gradient = no_gradient
+
+    samples = samples_of(({}, [Spec((2, 3), "int32")]))
 
 
 def lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, left: bool = True, adjoint: bool = False) -> Tensor:

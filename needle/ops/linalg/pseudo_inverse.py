@@ -75,6 +75,8 @@ class MatrixRank(Op):
     rtol: float | None = None
     atol: float = 0.0
 
+    has_expression = False
+
     def infer(self, a: Any) -> Any:
         return Spec(Pinv().infer(a).shape[:-2], "int64")
 
@@ -96,6 +98,8 @@ class Lstsq(Op):
     """x (..., N, K) of the smallest norm among those of the smallest |A x - b|; b (..., M, K) or (..., M)."""
 
     rtol: float | None = None
+
+    has_expression = False
 
     def is_vector(self, a: Any, b: Any) -> bool:
         return len(b.shape) == 1 or tuple(b.shape) == tuple(a.shape[:-1])

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
-from needle.backend_ndarray import NDArray, call, dtype_name, promote
+from needle.backend_ndarray import NDArray, call, cpu, dtype_name, promote
+from needle.backend_ndarray.kernels import PLANNING
 from needle.ops.common import broadcast_shape, constant, unbroadcast
 from needle.ops.families import samples_of
 from needle.ops.linalg.basic import matmul
@@ -30,6 +31,7 @@ class OfMatrices(Op):
     """Base: of matrices (..., M, N) of floats, by the kernel of its name, which takes the attributes."""
 
     compute_infers = True
+    has_expression = False
     operands: ClassVar[tuple[str, ...]] = ("a",)
     square: ClassVar[bool] = False
 
@@ -53,6 +55,12 @@ class OfMatrices(Op):
         return self.attributes()
 
     def compute(self, *arrays: NDArray) -> Any:
+        if arrays[0].device != cpu() and PLANNING.builder is None:  # devices without these kernels: on the host
+            found = self.reference(*(a.read() for a in arrays))
+            made = [
+                NDArray(np.asarray(f, order="C"), dtype=str(f.dtype)) for f in (found if self.n_out > 1 else (found,))
+            ]
+            return tuple(made) if self.n_out > 1 else made[0]
         specs = self.infer(*arrays)
         outs = [NDArray.empty(*s) for s in (specs if self.n_out > 1 else (specs,))]
         call(self.label, outs, **dict(zip(self.operands, self.ready(*arrays), strict=True)), **self.numbers(*arrays))
@@ -148,6 +156,8 @@ class SolveVector(Op):
 
     check: bool = True
 
+    has_expression = False
+
     def is_vector(self, a: Any, b: Any) -> bool:
         return len(b.shape) == 1 or tuple(b.shape) == tuple(a.shape[:-1])
 
@@ -183,6 +193,8 @@ class Inverse(Op):
     """A^-1 of (..., N, N)."""
 
     check: bool = True
+
+    has_expression = False
 
     def infer(self, a: Any) -> Any:
         return Solve(self.check).infer(a, Spec(tuple(a.shape[-2:]), str(a.dtype)))
@@ -260,6 +272,8 @@ def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
 @op
 class InverseTriangle(Op):
     """L^-1 of the lower triangle of (..., N, N)."""
+
+    has_expression = False
 
     def infer(self, a: Any) -> Any:
         return SolveTriangular(False).infer(a, a)

@@ -224,6 +224,8 @@ class Svd(OfMatrices):
 class Basis(Op):
     """Orthonormal columns (..., M, K) and, without a gradient, M - K more."""
 
+    has_expression = False
+
     def infer(self, u: Any) -> Any:
         return Spec((*u.shape[:-1], u.shape[-2]), str(u.dtype))
 
