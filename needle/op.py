@@ -183,6 +183,7 @@ class Op:
     library: ClassVar[str] = "needle"  # another library's call cannot be saved and runs between plans, not in one
     mixes_floats: ClassVar[bool] = False  # its inputs may be of several float dtypes, as torch's may
     ignores_values: ClassVar[bool] = False  # its result depends on shapes and dtypes of its inputs alone
+    has_expression: ClassVar[bool] = True  # TVM can be told what it computes, by itself or by what it is made of
     is_item: ClassVar[bool] = False  # one of the results of another op
     # What a subclass defines, looked up once: eager calls ask for every op.
     has_infer: ClassVar[bool]  # False for ops in the course's form, which only compute, on whatever arrays they get

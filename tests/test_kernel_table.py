@@ -64,7 +64,7 @@ TABLE = """
 # Shapes of the operands of a row of several dtypes are (2, 2, 2, 2), attributes 1, except for these.
 SIZES = dict.fromkeys(("batch_norm", "batch_norm_train", "batch_norm_train_grad"), (2, 2, 2))
 OUTPUTS = dict.fromkeys(("sum", "mean", "max", "min", "argmax"), (1, 2, 2, 2))
-ATTRIBUTES = dict.fromkeys(("activation", "axis", "pad_top", "pad_left", "pad_bottom", "pad_right", "skip"), 0)
+ATTRIBUTES = dict.fromkeys(("activation", "axis", "pad_top", "pad_left", "pad_bottom", "pad_right", "skip", "check"), 0)
 
 
 class Row:

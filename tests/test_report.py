@@ -207,8 +207,19 @@ def test_what_people_look_at_is_short() -> None:
     fused = operator_fusion.fuse(torch2needle.convert(model))
     exe = ndl.compile(fused, (x,))
     step = ndl.compile_step(fused, lambda out, y: (out * out).mean(), ndl.optim.SGD(fused.parameters(), 0.1), (x, x))
-    looked_at = [fused.report, fused.fusion_report, fused.graph, exe, exe.plan, exe.memory, step, ndl.profile(exe, x, 1)]
+    looked_at = [
+        fused.report,
+        fused.fusion_report,
+        fused.graph,
+        exe,
+        exe.plan,
+        exe.memory,
+        step,
+        ndl.profile(exe, x, 1),
+    ]
     for shown in [*looked_at, torch2needle.verify(model, fused, x)]:
-        assert len(repr(shown)) < 200 and "\n" not in repr(shown) and repr(shown).startswith(f"<{type(shown).__name__}: ")
+        assert (
+            len(repr(shown)) < 200 and "\n" not in repr(shown) and repr(shown).startswith(f"<{type(shown).__name__}: ")
+        )
         assert shown._repr_html_() == f"<pre>{html.escape(str(shown))}</pre>"
     assert repr(fused.report) == "<Report: 2 calls of 2 operations: 2 native>"

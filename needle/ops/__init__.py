@@ -12,7 +12,12 @@ from .fourier.frames import *
 from .fused.attention import *
 from .fused.layer import *
 from .linalg.basic import *
+from .linalg.determinants import *
 from .linalg.einsum import *
+from .linalg.lu import *
+from .linalg.pseudo_inverse import *
+from .linalg.solving import *
+from .linalg.spectral import *
 from .math.activation import *
 from .math.arithmetic import *
 from .math.comparison import *

@@ -24,7 +24,7 @@ from ..report import ConversionError, progress
 from .asked import Answers, answers
 from .comparison import Call, call_of, tensors
 from .conditions import MOST, bounds
-from .functional import transforms_as_calls
+from .functional import Gradients, below_autograd, data_as_calls, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
@@ -35,6 +35,7 @@ Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
 SMALL = (
     400  # nodes up to which heights and widths of images are tried: torch.export takes half a minute for larger graphs
 )
+NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # Python's, of values
 
 
 def captures(
@@ -59,7 +60,7 @@ def captures(
         wider, asked = call, answers(model, *call)
     if not asked:
         if error is not None:
-            raise error
+            yield strictly(model, call, error, changing)
         return
     batch, _ = batched(wider) if dynamic == "auto" else (None, wider)
     rows, more = free_axes(wider, batch)
@@ -72,8 +73,27 @@ def captures(
     try:
         found = export(model, *call, {}, asked)
     except Exception as e:
-        raise error or capture_error(model, e, "torch.export") from e
+        yield strictly(model, call, error or capture_error(model, e, "torch.export"), changing)
+        return
     yield time.noted(found).captured(model, changing)
+
+
+def strictly(model: nn.Module, call: Call, error: ConversionError, changing: Callable[[], set[str]]) -> Captured:
+    """What torch.export makes of the forward's bytecode, which follows numpy, for the example's sizes; else `error`.
+
+    It tells no classes of results, and costs seconds, so that it comes last.
+    """
+    args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, call)
+    try:
+        with untouched(model), warnings.catch_warnings(), quiet(), torch.inference_mode(False), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            model.eval()
+            program = torch.export.export(model, args, kwargs, strict=True)
+    except Exception as e:
+        raise error from e
+    if any(n.target in NUMBERS for n in program.graph.nodes):
+        raise error
+    return from_program(program, model, [], changing)
 
 
 def unchecked(
@@ -229,7 +249,22 @@ def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
 
 
 def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None = None) -> Exported:
-    """torch.export above decomposition, in evaluation mode; asked: what it is told of values."""
+    """torch.export above decomposition, in evaluation mode; asked: what it is told of values.
+
+    A forward that asks autograd for gradients is exported from below it.
+    """
+    gradients = Gradients()
+    try:
+        with gradients.watched():
+            return export_once(model, args, kwargs, free, asked)
+    except Exception:
+        if not gradients.asked:
+            raise
+    with gradients.watched(), below_autograd(model):
+        return export_once(model, args, kwargs, free, asked)
+
+
+def export_once(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None) -> Exported:
     args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
     shapes = ShapesCollection()
     for i, t in enumerate(tensors((args, kwargs))):
@@ -246,6 +281,7 @@ def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, as
         quiet(),
         stand_ins,
         transforms_as_calls(),
+        data_as_calls(),
     ):
         warnings.simplefilter("ignore")
         model.eval()

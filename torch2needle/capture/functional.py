@@ -1,12 +1,13 @@
-"""torch.func's transforms in forwards, for torch.export, which would keep them as calls around a function of one sample.
+"""torch.func's transforms and torch.autograd.grad in forwards, which torch.export does not follow.
 
-The transformed call is traced by itself, below autograd and the transforms, into plain calls over whole batches, which then run
-in its place.
+A transformed call is traced by itself, below autograd and the transforms, into plain calls over whole batches, which then run
+in its place. A forward that asks for gradients is traced so from its beginning, since they reach back to there.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,6 +18,8 @@ from torch import fx
 from torch._functorch import apis, eager_transforms
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+
+from needle.autograd import Unsupported
 
 from .guard import patched
 
@@ -53,8 +56,71 @@ def transforms_as_calls() -> AbstractContextManager:
     return patched([(vars(owner), name, outermost(getattr(owner, name))) for owner, name in NAMES])
 
 
-def traced(f: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[fx.GraphModule, list[torch.Tensor], list[Any]]:
-    """A call's graph as a function of its tensors, these, and the structure of its result."""
+class Gradients:
+    """Whether a forward asked autograd for gradients; those that it may not differentiate again are cut off."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def watched(self) -> AbstractContextManager:
+        before, thread = torch.autograd._engine_run_backward, threading.get_ident()
+
+        def backward(outputs: Any, given: Any, retain: bool, create_graph: bool, *args: Any, **kwargs: Any) -> Any:
+            found = before(outputs, given, retain, create_graph, *args, **kwargs)
+            if threading.get_ident() != thread:
+                return found
+            self.asked = True
+            return found if create_graph else tuple(g if g is None else g.detach() for g in found)
+
+        return patched([(vars(torch.autograd), "_engine_run_backward", backward)])
+
+
+def refusing(before: Callable) -> Callable:
+    """torch.no_grad where a forward enters it, not torch itself."""
+
+    def enter(self: Any) -> None:
+        frame = sys._getframe(1)
+        owner = frame.f_globals["__name__"]
+        if owner == "torch.utils._contextlib":  # the decorator
+            owner = getattr(frame.f_locals.get("func"), "__module__", owner)
+        if not owner.startswith("torch."):
+            raise Unsupported("the forward asks for gradients, and calls torch.no_grad, which is not seen below them")
+        before(self)
+
+    return enter
+
+
+def data_as_calls() -> AbstractContextManager:
+    """`.data` of what a forward computes is `.detach()`, which torch.export follows."""
+    before: Any = torch._C.TensorBase.data
+    thread = threading.get_ident()
+
+    def data(self: torch.Tensor) -> torch.Tensor:
+        mine = threading.get_ident() == thread and not sys._getframe(1).f_globals["__name__"].startswith("torch.")
+        return self.detach() if mine and not isinstance(self, torch.nn.Parameter) else before.__get__(self)
+
+    return patched([(torch.Tensor, "data", property(data, before.__set__))])
+
+
+def below_autograd(model: torch.nn.Module) -> AbstractContextManager:
+    """The forward, with the gradients that it asks for, becomes the calls that it makes."""
+    forward, thread = model.forward, threading.get_ident()
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return forward(*args, **kwargs)
+        with patched([(torch.no_grad, "__enter__", refusing(torch.no_grad.__enter__))]):
+            graph, given, structure = traced(forward, args, kwargs, functional=False)
+        return pytree.tree_unflatten(list(graph(*given)), structure[0])
+
+    return patched([(vars(model), "forward", call)])
+
+
+def traced(
+    f: Callable, args: tuple, kwargs: dict[str, Any], functional: bool = True
+) -> tuple[fx.GraphModule, list[torch.Tensor], list[Any]]:
+    """A call's graph as a function of its tensors, these, and the structure of its result; functional: without writes."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     flat, tree = pytree.tree_flatten((args, kwargs))
@@ -70,8 +136,35 @@ def traced(f: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[fx.GraphMo
         structure[:] = [form]
         return results
 
+    asked = 0  # calls of detach by the forward, not by autograd for what it keeps
+
+    def detach(self: torch.Tensor) -> torch.Tensor:
+        nonlocal asked
+        asked += 1
+        try:
+            return before(self)
+        finally:
+            asked -= 1
+
+    def kept(self: torch.Tensor) -> Any:
+        return NotImplemented if asked else torch.ops.aten.alias.default(self)
+
+    before = torch.Tensor.detach
     given = [flat[i] for i in places]
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        make = make_fx(torch.func.functionalize(run), gradients(), tracing_mode="symbolic", _allow_non_fake_inputs=True)  # type: ignore[arg-type]
-        graph = make(*given)
+    watched = patched([(torch.Tensor, "detach", detach)])
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), watched:
+        pure = torch.func.functionalize(run) if functional else run
+        table = gradients() | {torch.ops.aten.detach.default: kept}
+        try:
+            graph = make_fx(pure, table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*given)
+        except (
+            RuntimeError
+        ):  # second derivatives meet tensors that torch makes for shapes alone; here sizes are the example's
+            graph = make_fx(pure, table, tracing_mode="real", _allow_non_fake_inputs=True)(*given)
+    known: dict[str, fx.Node] = {}
+    for node in graph.graph.nodes:  # a size may be asked of a tensor that is there for its shape alone
+        if node.target is torch.ops.aten.sym_size.int:
+            node.replace_all_uses_with(known.setdefault(str(node.meta["val"]), node))
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
     return graph, given, structure

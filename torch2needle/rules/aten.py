@@ -31,7 +31,12 @@ functions("input", {(aten.lift_fresh.default,): lambda x: x}, view="same", put=u
 functions("input", {(aten.lift_fresh_copy.default, aten.detach_copy.default): lambda x: x})
 functions("input", {(aten.detach_.default,): ops.stop_gradient}, view="always")
 functions("input", {(aten.numpy_T.default,): ops.permute}, view="always", put=lambda base, value: ops.permute(value))
-functions("input", {(aten.mT.default,): ops.transpose}, view="always", put=lambda base, value: ops.transpose(value))
+functions(
+    "input",
+    {(aten.mT.default, aten.mH.default): ops.transpose},
+    view="always",
+    put=lambda base, value: ops.transpose(value),
+)
 
 
 def stop_gradient(value: Any) -> Any:

@@ -294,6 +294,14 @@ def ones(*size: Any, dtype: Any = None, like: Any, **_: Any) -> Any:
     return constant(like, 1, varargs(size), dtype)
 
 
+@complex_rule(torch.eye)
+def eye(n: Any, m: Any = None, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+    part = part_dtype(dtype or torch.complex64)
+    return ops.complex_pair(
+        FUNCTION_RULES[torch.eye](n, m, dtype=part, like=like.real if isinstance(like, Complex) else like), 0.0
+    )
+
+
 @complex_rule(torch.full)
 def full(size: Any, fill_value: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
     return constant(like, fill_value, tuple(size), dtype)

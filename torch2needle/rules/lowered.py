@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from needle import ops
+from needle.autograd import Unsupported
 
+from .arithmetic import cast
 from .indexing import setitem
 from .norms import layer_norm
 from .registry import rule
@@ -68,3 +70,13 @@ def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2:
     step = ops.arange_like(input, 0, src.shape[-1])
     place = (Ellipsis, step + max(-offset, 0), step + max(offset, 0))
     return ops.permute(setitem(ops.permute(input, tuple(order)), place, src), tuple(map(order.index, range(rank))))
+
+
+@rule(aten._to_copy.default, view="maybe")
+def to_copy(input: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+    if device is not None and device.type == "meta":
+        raise Unsupported("a tensor on the device meta has no values")
+    return cast(input, dtype)
+
+
+functions("input", {(aten._is_all_true.default,): ops.every, (aten._is_any_true.default,): ops.some})

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from typing import Any
 
-import numpy as np
 import torch
 
 from needle import ops
 from needle.autograd import Unsupported
-from needle.ops.common import constant
 from needle.ops.linalg.basic import product
 
-from .arithmetic import cast
-from .reductions import axes
 from .registry import rule
 from .shapes import at, tensor_split
 from .tables import functions
@@ -58,15 +53,6 @@ def chain_matmul(*matrices: Any, out: Any = None) -> Any:
     return functools.reduce(product, matrices[0] if isinstance(matrices[0], tuple | list) else matrices)
 
 
-@rule(torch.matrix_power, T.matrix_power, L.matrix_power)
-def matrix_power(input: Any, n: int) -> Any:
-    if n < 1:
-        raise Unsupported(f"n expects at least 1, got {n}")
-    half = matrix_power(input, n // 2) if n > 1 else None
-    square = None if half is None else ops.matmul(half, half)
-    return input if square is None else ops.matmul(square, input) if n % 2 else square
-
-
 @rule(torch.tensordot)
 def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     left, right = a.ndim, b.ndim
@@ -88,19 +74,6 @@ def kron(input: Any, other: Any) -> Any:
     a = ops.reshape(input, tuple(n for s in shapes[0] for n in (s, 1)))
     b = ops.reshape(other, tuple(n for s in shapes[1] for n in (1, s)))
     return ops.reshape(a * b, tuple(x * y for x, y in zip(*shapes, strict=True)))
-
-
-@rule(L.matrix_norm)
-def matrix_norm(A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None) -> Any:
-    if ord != "fro" and ord not in (1, -1, math.inf, -math.inf):
-        raise Unsupported(f"ord expects fro, 1, -1, inf or -inf, got {ord}")
-    x, (rows, columns) = cast(A, dtype), dim
-    if ord == "fro":
-        return ops.vector_norm(x, 2.0, axes(dim), keepdim)
-    along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)
-    sums = ops.summation(ops.absolute(x), along, True)
-    found = (ops.amax if ord > 0 else ops.amin)(sums, over, True)
-    return found if keepdim else ops.squeeze(found, tuple(dim))
 
 
 # -- diagonals -----------------------------------------------------------------------------------------------------------
@@ -155,13 +128,6 @@ def block_diag(*tensors: Any) -> Any:
         rows.append(ops.pad(ops.reshape(t, (h, w)), (left, width - left - w, top, height - top - h)))
         top, left = top + h, left + w
     return functools.reduce(operator.add, rows)
-
-
-@rule(L.vander)
-def vander(x: Any, N: int | None = None) -> Any:
-    if N is None:
-        raise Unsupported("N expects a number, since the length may be another at each call")
-    return ops.unsqueeze(x, -1) ** constant(np.arange(N), x, "int64")
 
 
 # -- joining and cutting -------------------------------------------------------------------------------------------------

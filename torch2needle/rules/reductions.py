@@ -180,24 +180,9 @@ functions("input, k, dim=-1, largest=True, sorted=True", {(torch.topk, T.topk): 
 # -- norms ---------------------------------------------------------------------------------------------------------------
 
 
-@rule(torch.norm, T.norm)
-def norm(input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None) -> Any:
-    if p == "nuc":
-        raise Unsupported("p expects a number or fro, got nuc")
-    return ops.vector_norm(cast(input, dtype), 2.0 if p in ("fro", None) else float(p), axes(dim), keepdim)
-
-
 @rule(torch.linalg.vector_norm)
 def vector_norm(input: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return ops.vector_norm(cast(input, dtype), float(ord), axes(dim), keepdim)
-
-
-@rule(torch.linalg.norm)
-def linalg_norm(input: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    vector = ord is None or isinstance(dim, int) or (dim is not None and len(dim) == 1)
-    if not vector and (dim is not None or input.ndim != 1) and ord != "fro":
-        raise Unsupported(f"ord expects None for matrices, got {ord}")
-    return ops.vector_norm(cast(input, dtype), 2.0 if ord in (None, "fro") else float(ord), dim, keepdim)
 
 
 @rule(F.cosine_similarity, torch.cosine_similarity)

@@ -204,3 +204,92 @@ class ContinuousFlow(nn.Module):
             total = total + torch.diagonal(jacobian, dim1=-2, dim2=-1).sum(-1) / self.steps
             x = x + self.net(x) / self.steps
         return x, total
+
+
+class LowerUpperFlow(nn.Module):
+    """Glow's convolutions by their LU form, the inverse by triangular solves; both ways give z and x again. (N, 5)."""
+
+    def __init__(self, dim: int = 5, layers: int = 2) -> None:
+        super().__init__()
+        self.weights = nn.ModuleList()
+        for _ in range(layers):
+            p, lower, upper = torch.linalg.lu(torch.linalg.qr(torch.randn(dim, dim))[0])
+            part = nn.Module()
+            part.register_buffer("p", p)
+            part.lower, part.upper = nn.Parameter(lower.tril(-1)), nn.Parameter(upper.triu(1))
+            part.log_s = nn.Parameter(upper.diagonal().abs().log())
+            part.register_buffer("sign", upper.diagonal().sign())
+            self.weights.append(part)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        log_det, z = x.new_zeros(x.size(0)), x
+        eye = torch.eye(x.size(1), dtype=x.dtype)
+        for w in self.weights:
+            upper = w.upper.triu(1) + torch.diag(w.sign * w.log_s.exp())
+            z = torch.tanh(z @ (w.p @ (w.lower.tril(-1) + eye) @ upper).T / 2)
+            log_det = log_det + w.log_s.sum() + torch.log1p(-z.pow(2)).sum(-1)
+        back = z
+        for w in reversed(self.weights):
+            upper = w.upper.triu(1) + torch.diag(w.sign * w.log_s.exp())
+            y = w.p.T @ (2 * torch.atanh(back)).T
+            y = torch.linalg.solve_triangular(w.lower.tril(-1) + eye, y, upper=False, unitriangular=True)
+            back = torch.linalg.solve_triangular(upper, y, upper=True).T
+        return z, log_det, back
+
+
+class SylvesterFlow(nn.Module):
+    """van den Berg et al. 2018: an amortised flow, orthogonal columns by QR of a predicted matrix. z (N, 4), code (N, 6)."""
+
+    def __init__(self, dim: int = 4, hidden: int = 3, code: int = 6) -> None:
+        super().__init__()
+        self.dim, self.hidden = dim, hidden
+        self.q, self.r = nn.Linear(code, dim * hidden), nn.Linear(code, 2 * hidden * hidden)
+        self.b = nn.Linear(code, hidden)
+
+    def forward(self, z: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+        q, _ = torch.linalg.qr(self.q(code).view(-1, self.dim, self.hidden))
+        r1, r2 = self.r(code).view(-1, 2, self.hidden, self.hidden).triu().unbind(1)
+        on = torch.eye(self.hidden, dtype=torch.bool)
+        r1, r2 = torch.where(on, r1.tanh(), r1), torch.where(on, r2.tanh(), r2)
+        inside = torch.einsum("nij,njk,nk->ni", r2, q.mT, z) + self.b(code)
+        h = torch.tanh(inside)
+        moved = z + torch.einsum("nij,njk,nk->ni", q, r1, h)
+        slope = 1 - h.square()
+        jacobian = 1 + slope * torch.diagonal(r1, dim1=1, dim2=2) * torch.diagonal(r2, dim1=1, dim2=2)
+        return moved, jacobian.abs().log().sum(-1)
+
+
+class ExponentialFlow(nn.Module):
+    """Hoogeboom et al. 2020: the exponential of a matrix as a layer, its log-determinant the trace, and the way back. (N, 4)."""
+
+    def __init__(self, dim: int = 4) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(dim, dim) / 2), nn.Parameter(torch.randn(dim))
+        self.log_scale = nn.Parameter(torch.randn(dim) / 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z = (x @ torch.matrix_exp(self.weight).T + self.bias) * self.log_scale.exp()
+        log_det = self.weight.trace() + self.log_scale.sum()
+        back = (z * torch.exp(-self.log_scale) - self.bias) @ torch.linalg.matrix_exp(-self.weight).T
+        return z, log_det.expand(x.size(0)), back
+
+
+class ResidualFlow(nn.Module):
+    """Chen et al. 2019: an invertible residual layer, its log-determinant by a power series of Jacobian traces. (N, 3)."""
+
+    def __init__(self, dim: int = 3, hidden: int = 6, terms: int = 5) -> None:
+        super().__init__()
+        self.terms = terms
+        self.net = nn.Sequential(nn.Linear(dim, hidden), nn.ELU(), nn.Linear(hidden, dim))
+        with torch.no_grad():
+            for m in self.net[::2]:
+                m.weight.mul_(0.7 / torch.linalg.matrix_norm(m.weight, 2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        jacobian = torch.func.vmap(torch.func.jacfwd(self.net))(x)
+        power, log_det = jacobian, torch.zeros(len(x), dtype=x.dtype)
+        for k in range(1, self.terms + 1):
+            trace = power.diagonal(dim1=-2, dim2=-1).sum(-1)
+            log_det = log_det + (-1) ** (k + 1) * trace / k
+            power = torch.bmm(power, jacobian)
+        return x + self.net(x), log_det

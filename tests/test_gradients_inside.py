@@ -1,0 +1,112 @@
+"""Forwards that ask autograd for gradients, and others that torch.export follows by bytecode alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import needle as ndl  # noqa: E402
+import torch2needle  # noqa: E402
+from conversion import gradients_agree  # noqa: E402
+
+
+class Energy(nn.Module):
+    """A network of positions, and what `ask` makes of its energy."""
+
+    def __init__(self, ask: Callable) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Sigmoid(), nn.Linear(4, 1))
+        self.ask = ask
+
+    def forward(self, x: Any) -> Any:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            return self.ask(self.net(x).squeeze(-1), x)
+
+
+def grad(energy: Any, x: Any, **options: Any) -> Any:
+    return torch.autograd.grad(energy.sum(), x, **options)[0]
+
+
+def twice(energy: Any, x: Any) -> Any:
+    first = grad(energy, x, create_graph=True)
+    return first, grad(first[:, 0], x, create_graph=True)
+
+
+ASKED: dict[str, Callable] = {
+    "differentiated again": lambda e, x: (e, grad(e, x, create_graph=True) * e[:, None]),
+    "cut off": lambda e, x: grad(e, x, retain_graph=True) * e[:, None],
+    "twice": twice,
+    "weights of the sum": lambda e, x: torch.autograd.grad(e, x, e.detach() * 2, create_graph=True)[0],
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_gradients_in_the_forward(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Energy(ASKED[name]).eval(), torch.randn(4, 3)
+    net = torch2needle.convert(model, (x,))
+    assert torch2needle.verify(model, net, (x,))
+    assert torch2needle.verify(model, net, (torch.randn(7, 3),))
+    gradients_agree(model, net, (x,), 2e-5)
+
+
+def test_gradients_beside_no_grad_are_refused() -> None:
+    def ask(energy: Any, x: Any) -> Any:
+        with torch.no_grad():
+            scale = energy * 2
+        return grad(energy, x, create_graph=True) * scale[:, None]
+
+    with pytest.raises(torch2needle.ConversionError, match=r"asks for gradients, and calls torch\.no_grad"):
+        torch2needle.convert(Energy(ask), (torch.randn(4, 3),))
+
+
+class Forward(nn.Module):
+    def __init__(self, f: Callable) -> None:
+        super().__init__()
+        self.layer, self.f = nn.Linear(3, 3), f
+
+    def forward(self, x: Any) -> Any:
+        return self.f(self.layer(x))
+
+
+def above_the_mean(y: Any) -> Any:
+    values = y.detach().numpy()
+    return y * torch.from_numpy((values > values.mean(1, keepdims=True)).astype(np.float32))
+
+
+def softened(y: Any) -> Any:
+    values = y.detach().numpy()
+    scale = np.exp(-np.abs(values)).max(axis=0)
+    return y / torch.from_numpy(scale + 1)
+
+
+BY_BYTECODE: dict[str, Callable] = {
+    "numpy's mask": above_the_mean,
+    "numpy's functions": softened,
+    ".data of a result": lambda y: y * y.data.sigmoid(),
+}
+
+
+@pytest.mark.parametrize("name", BY_BYTECODE)
+def test_values_out_of_the_graph(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Forward(BY_BYTECODE[name]).eval(), torch.randn(4, 3)
+    net = torch2needle.convert(model, (x,))
+    assert torch2needle.verify(model, net, (x,))
+    gradients_agree(model, net, (x,), 2e-5)
+    other = torch.randn(4, 3)
+    np.testing.assert_allclose(ndl.compile(net, (x,))(other).numpy(), model(other).detach(), atol=1e-6)
+
+
+def test_the_first_failure_is_told() -> None:
+    model = Forward(lambda y: y[:, : int(y.detach().numpy().argmax()) % 2 + 1])
+    with pytest.raises(torch2needle.ConversionError, match=r"\.numpy\(\) is not supported"):
+        torch2needle.convert(model, (torch.randn(4, 3),))
