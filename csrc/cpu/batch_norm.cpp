@@ -1,48 +1,10 @@
-// Batch normalisation of (N, C, S) arrays, by given statistics also of blocked ones (batch_norm_blocked.cpp); layer
-// normalisation of rows.
+// Batch normalisation of (N, C, S) arrays, by given statistics also of blocked ones (batch_norm_blocked.cpp).
 #include "cpu/batch_norm.h"
 
-#include "cpu/rows.h"
+#include "cpu/moments.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
-
-constexpr int64_t kSection = 512;  // terms that are summed in the array's own type; sections are added in double
-constexpr int kChains = 4;         // of sums, which hide the latency of an addition
-
-// Adds to totals[0..SUMS) the sums of f(row, i, n, sums) over all rows; f adds its lanes to sums, lanes beyond n being
-// zero.
-template <class T, int SUMS, class F>
-NEEDLE_INLINE void add_rows(double* totals, int64_t rows, int64_t size, const F& f) {
-  using L = typename LanesOf<T>::type;
-  constexpr int N = LanesOf<T>::width;
-  const int64_t together = larger(1, kSection / larger(1, size));  // rows of one section
-  for (int64_t row = 0; row < rows; row += together)
-    for (int64_t first = 0; first < size; first += kSection) {
-      const int64_t end = smaller(size, first + kSection);
-      L sums[kChains][SUMS];
-      for (auto& chain : sums)
-        for (L& s : chain) s = L(T(0));
-      for (int64_t r = row; r < smaller(rows, row + together); r++) {
-        int64_t i = first;
-        for (; i + kChains * N <= end; i += kChains * N)
-          for (int j = 0; j < kChains; j++) f(r, i + j * N, N, sums[j]);
-        for_lanes<T>(end - i, [&](int64_t at, int n) { f(r, i + at, n, sums[0]); });
-      }
-      for (int k = 0; k < SUMS; k++)
-        totals[k] += static_cast<double>(reduce_add((sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k])));
-    }
-}
-
-// Lanes of x - mean, those beyond n zero.
-template <class T, class L>
-NEEDLE_INLINE L centred(const T* p, int n, L mean) {
-  L v = load_lanes(p, n) - mean;
-  if (n == LanesOf<T>::width) return v;
-  T lanes[LanesOf<T>::width];
-  store_lanes(lanes, v, LanesOf<T>::width);
-  return load_lanes(lanes, n);
-}
 
 template <class T>
 NEEDLE_INLINE T* row_of(const View& v, int64_t n, int64_t channel) {
@@ -57,31 +19,6 @@ NEEDLE_INLINE void normalise(T* y, const T* x, int64_t size, T mean, T scale, T 
     L v = (load_lanes(x + i, n) - L(mean)) * L(scale) + L(bias);
     store_lanes(y + i, activate(code, alpha, v), n);
   });
-}
-
-// Mean and biased variance from the sum of the values, and from those of their distances from `centre` and the squares
-// of these: E(x^2) - E(x)^2 would cancel. The second pass corrects the mean, so that equal numbers have theirs exactly:
-// a norm divides what is left of them by the root of eps alone.
-NEEDLE_INLINE void finish(double count, double total, double centre, double off, double squares, double* mean,
-                          double* var) {
-  off /= count;
-  *mean = off == off ? centre + off : total / count;
-  *var = max(0.0, squares / count - off * off);  // in this order not a number stays none
-}
-
-template <class T, class F>
-NEEDLE_INLINE void statistics(int64_t rows, int64_t size, const F& row, double* mean, double* var) {
-  using L = typename LanesOf<T>::type;
-  double count = static_cast<double>(rows * size), total = 0, sums[2] = {0, 0};
-  add_rows<T, 1>(&total, rows, size,
-                 [&](int64_t r, int64_t i, int n, L* s) { s[0] = s[0] + load_lanes(row(r) + i, n); });
-  const T centre = static_cast<T>(total / count);
-  add_rows<T, 2>(sums, rows, size, [&](int64_t r, int64_t i, int n, L* s) {
-    L d = centred(row(r) + i, n, L(centre));
-    s[0] = s[0] + d;
-    s[1] = fma(d, d, s[1]);
-  });
-  finish(count, total, static_cast<double>(centre), sums[0], sums[1], mean, var);
 }
 
 // Rows shorter than a vector: those of neighbouring channels follow each other in an image, as columns of a matrix with
@@ -344,54 +281,6 @@ void batch_norm_train_grad(const batch_norm_train_grad_args& c) {
           store_lanes(to + i, d * scale, m);
         });
       }
-    });
-  });
-}
-
-// Rows of x (M, D); outputs y, mean (M), 1 / sqrt(var + eps) (M). Weight and bias may be left out.
-void layer_norm(const layer_norm_args& c) {
-  int64_t size = c.in.x.shape[1];
-  with_type<layer_norm_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
-    using L = typename LanesOf<T>::type;
-    const T* weight = c.in.weight.as<T>();
-    const T* bias = c.in.bias.as<T>();
-    parallel_each(c.exec, c.in.x.shape[0], 3 * size, [&](int64_t r) {
-      const T* x = c.in.x.as<T>() + r * c.in.x.stride[0];
-      T* y = c.out.y.as<T>() + r * c.out.y.stride[0];
-      double mean, var;
-      statistics<T>(1, size, [&](int64_t) { return x; }, &mean, &var);
-      double inverse = 1 / ::sqrt(var + c.attr.eps);
-      c.out.mean.as<T>()[r] = static_cast<T>(mean);
-      c.out.inverse.as<T>()[r] = static_cast<T>(inverse);
-      L centre(static_cast<T>(mean)), scale(static_cast<T>(inverse));
-      for_lanes<T>(size, [&](int64_t i, int n) {
-        L v = (load_lanes(x + i, n) - centre) * scale;
-        if (weight) v = v * load_lanes(weight + i, n);
-        if (bias) v = v + load_lanes(bias + i, n);
-        store_lanes(y + i, v, n);
-      });
-    });
-  });
-}
-
-// Rows of x (M, D); weight (D) may be left out.
-void rms_norm(const rms_norm_args& c) {
-  const int64_t size = c.in.x.shape[1];
-  with_type<rms_norm_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
-    using L = typename LanesOf<T>::type;
-    const T* weight = c.in.weight.as<T>();
-    parallel_each(c.exec, c.in.x.shape[0], 2 * size, [&](int64_t r) {
-      const T* x = c.in.x.as<T>() + r * c.in.x.stride[0];
-      T* y = c.out.y.as<T>() + r * c.out.y.stride[0];
-      const double squares = row_sum<T>(size, [&](int64_t i, int n) {
-        const L v = load_lanes(x + i, n);
-        return v * v;
-      });
-      const L scale(static_cast<T>(1 / ::sqrt(squares / static_cast<double>(size) + c.attr.eps)));
-      for_lanes<T>(size, [&](int64_t i, int n) {
-        const L v = load_lanes(x + i, n) * scale;
-        store_lanes(y + i, weight ? v * load_lanes(weight + i, n) : v, n);
-      });
     });
   });
 }

@@ -3,15 +3,41 @@
 #include "math/reductions.h"
 
 namespace needle::NEEDLE_ISA {
+namespace {
+
+// What an element outside of the table is: a kernel cannot raise.
+template <class T>
+T missing_value() {
+  return std::is_floating_point_v<T> ? static_cast<T>(NAN) : T(0);
+}
+
+// `many` elements of a column of `count` by their numbers.
+template <class T, class Number>
+void pick(const T* column, int64_t step, int64_t count, const Number* numbers, int64_t n_step, T* to, int64_t to_step,
+          int64_t many, T missing) {
+  for (int64_t i = 0; i < many; i++) {
+    const int64_t row = numbers[i * n_step];
+    to[i * to_step] = row < 0 || row >= count ? missing : column[row * step];
+  }
+}
+
+}  // namespace
+
 // Table (N, D) and numbers (M) to (M, D).
 void gather_rows(const gather_rows_args& c) {
   const View &out = c.out.rows, &table = c.in.table, &numbers = c.in.numbers;
   int64_t count = table.shape[0], size = table.shape[1];
   using In = gather_rows_args::In;
   with_type<In::table_dtypes>(table.dtype, [&]<class T>(T) {
-    // What a row outside of the table is made of: a kernel cannot raise.
-    const T missing = T(0.5) == T(0) ? T(0) : static_cast<T>(NAN);
+    const T missing = missing_value<T>();
     with_type<In::numbers_dtypes>(numbers.dtype, [&](auto n) {
+      if (size == 1) {
+        parallel_ranges(c.exec, out.shape[0], 4, [&](int64_t begin, int64_t end) {
+          pick(table.as<const T>(), table.stride[0], count, numbers.as<decltype(n)>() + begin * numbers.stride[0],
+               numbers.stride[0], out.as<T>() + begin * out.stride[0], out.stride[0], end - begin, missing);
+        });
+        return;
+      }
       parallel_each(c.exec, out.shape[0], size, [&](int64_t i) __attribute__((always_inline)) {
         const int64_t row = numbers.as<decltype(n)>()[i * numbers.stride[0]];
         T* to = out.as<T>() + i * out.stride[0];
@@ -51,6 +77,39 @@ void scatter_add_rows(const scatter_add_rows_args& c) {
   });
 }
 
+// Elements of tables (B, N, D) by numbers (B, M, D) to (B, M, D).
+void gather(const gather_args& c) {
+  const View &out = c.out.y, &x = c.in.x, &by = c.in.numbers;
+  const int64_t many = out.shape[1], width = out.shape[2], count = x.shape[1];
+  using In = gather_args::In;
+  with_type<In::x_dtypes>(x.dtype, [&]<class T>(T) {
+    with_type<In::numbers_dtypes>(by.dtype, [&]<class Number>(Number) {
+      const auto at = [](const View& v, int64_t b) { return b * v.stride[0]; };
+      if (width == 1) {  // numbers are along a row of memory
+        const int64_t piece = 4096, pieces = ceil_div(many, piece);
+        parallel_each(c.exec, out.shape[0] * pieces, 4 * smaller(many, piece), [&](int64_t t) {
+          const int64_t b = t / pieces, first = t % pieces * piece;
+          pick(x.as<const T>() + at(x, b), x.stride[1], count, by.as<const Number>() + at(by, b) + first * by.stride[1],
+               by.stride[1], out.as<T>() + at(out, b) + first * out.stride[1], out.stride[1],
+               smaller(piece, many - first), missing_value<T>());
+        });
+        return;
+      }
+      parallel_each(c.exec, out.shape[0] * many, 4 * width, [&](int64_t t) {
+        const int64_t b = t / many, i = t % many;
+        const T* table = x.as<const T>() + at(x, b);
+        const Number* numbers = by.as<const Number>() + at(by, b) + i * by.stride[1];
+        T* to = out.as<T>() + at(out, b) + i * out.stride[1];
+        for (int64_t j = 0; j < width; j++) {
+          const int64_t row = numbers[j * by.stride[2]];
+          const bool there = row >= 0 && row < count;
+          to[j * out.stride[2]] = there ? table[row * x.stride[1] + j * x.stride[2]] : missing_value<T>();
+        }
+      });
+    });
+  });
+}
+
 // Columns [first, first + n) of table b take what is scattered to them, in the order of the rows.
 template <class R, class T, class Number>
 void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n) {
@@ -86,7 +145,7 @@ void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n)
   }
   if (fits) return;
   // A kernel cannot raise: who reads the table sees that a column does not hold what it should.
-  const T missing = std::is_floating_point_v<T> ? static_cast<T>(NAN) : T(0);
+  const T missing = missing_value<T>();
   for (int64_t j = 0; j < n; j++) {
     bool all = true;
     for (int64_t i = 0; i < many; i++) all = all && !outside(numbers[i * by.stride[1] + j * by.stride[2]]);
@@ -100,7 +159,14 @@ void scatter(const scatter_args& c) {
   const int64_t width = c.out.table.shape[2], parts = ceil_div(width, kTogether);
   const int64_t work = c.in.rows.shape[1] * smaller(width, kTogether);
   auto run = [&]<class R, class T, class Number>(R, T, Number) {
-    parallel_ranges(c.exec, c.out.table.shape[0] * parts, work, [&](int64_t begin, int64_t end) {
+    // Of one table a stretch of columns for each thread: narrow ones would go through memory once for each of them.
+    const int64_t total = c.out.table.shape[0] * parts, threads = c.exec->threads;
+    if (total == 0) return;
+    const int64_t most = total * work < 32768 ? 1 : c.out.table.shape[0] > 1 ? 4 * threads : threads;
+    const int64_t tasks = smaller(total, most);
+    parallel_for(c.exec, tasks, [&](int64_t task) {
+      int64_t begin = total * task / tasks;
+      const int64_t end = total * (task + 1) / tasks;
       while (begin < end) {
         const int64_t b = begin / parts, part = begin % parts, stop = smaller(parts, part + end - begin);
         const int64_t first = part * kTogether, n = smaller(width, stop * kTogether) - first;

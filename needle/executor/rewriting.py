@@ -99,11 +99,11 @@ class PlanSteps(Steps):
 
 
 def next_to_each_other(match: Match) -> str | None:
-    """Nothing but zeroed halos between the two."""
+    """Nothing but zeroed halos between the steps."""
     plan = match.root.meta["plan"]
-    first, second = (plan.order[n] for n in match.nodes)
-    between = (s for s in plan.steps[first + 1 : second] if s.kernel != ZERO_HALO)
-    return next((f"{s.label} runs between them" for s in between), None)
+    places = [plan.order[n] for n in match.nodes]
+    others = (plan.steps[i] for i in range(places[0], places[-1]) if i not in places)
+    return next((f"{s.label} runs between them" for s in others if s.kernel != ZERO_HALO), None)
 
 
 def keeps_its_algorithm(match: Match) -> str | None:

@@ -33,6 +33,7 @@ from .nn.conv_nd import *
 from .nn.cross_entropy import *
 from .nn.ctc_loss import *
 from .nn.embedding import *
+from .nn.grid_sample import *
 from .nn.heads import *
 from .nn.image_parts import *
 from .nn.layer_norm import *

@@ -30,11 +30,18 @@ as_relax.register(ops.BroadcastTo, lambda op, out, x: r.broadcast_to(x, out.shap
 as_relax.register(ops.MatMul, lambda op, out, a, b: r.matmul(a, b))
 as_relax.register(ops.Softmax, lambda op, out, x: nn.softmax(x, op.axis))
 as_relax.register(ops.LogSoftmax, lambda op, out, x: nn.log_softmax(x, op.axis))
-as_relax.register(ops.ArgSort, lambda op, out, x: r.argsort(x, op.axis, op.descending, "int64"))
 
 
 def sizes(x: Any) -> tuple[Any, ...]:
     return plain(x.ty.shape)
+
+
+@as_relax.register(ops.ArgSort)
+def argsort(op: Any, out: Any, x: Any) -> Any:
+    numbers = r.argsort(x, op.axis, op.descending, "int64")
+    if op.count is None:
+        return numbers
+    return r.strided_slice(numbers, axes=[op.axis % len(sizes(x))], begin=[0], end=[int(op.count)])
 
 
 @as_relax.register(Elementwise)

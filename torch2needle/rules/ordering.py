@@ -22,7 +22,7 @@ T = torch.Tensor
 
 def picked(input: Any, place: Any, dim: int, keepdim: bool) -> Ordered:
     """The value of that place in the order along an axis, and its number."""
-    values, numbers = ops.sort(input, dim)
+    values, numbers = ops.sort(input, dim, count=place + 1)
     kept = [ops.getitem(t, at(dim, slice(place, place + 1))) for t in (values, numbers)]
     return Ordered(*(kept if keepdim else [ops.squeeze(t, dim) for t in kept]))
 

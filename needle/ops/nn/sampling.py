@@ -1,8 +1,7 @@
-"""Images read at places that tensors give, sliding windows, bags of embeddings, distances, places in sorted numbers."""
+"""Grids to sample images at, sliding windows, bags of embeddings, distances, places in sorted numbers."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,125 +9,22 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import NDArray, call
 from needle.op import one_of
-from needle.ops.common import broadcast_shape, check_axis, constant
+from needle.ops.common import broadcast_shape, check_axis, constant, gradient_of_decomposition, with_axis
 from needle.ops.families import samples_of
-from needle.ops.math.arithmetic import fmod, logical_and, logical_or
-from needle.ops.math.comparison import eq, ge, le, lt, ne
+from needle.ops.math.arithmetic import logical_or
+from needle.ops.math.comparison import eq, le, lt, ne
 from needle.ops.math.elementwise import cast, maximum, minimum, where
-from needle.ops.math.maths import absolute, floor, round, sqrt
+from needle.ops.math.maths import absolute, sqrt
 from needle.ops.reduce.basic import amax, summation
-from needle.ops.shape.basic import broadcast_to, permute, reshape, unsqueeze
+from needle.ops.shape.basic import broadcast_to, reshape, unsqueeze
 from needle.ops.shape.gather import take
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.runtime_shape import moveaxis
 from needle.ops.shape.scatter import index_add, scatter_reduce
 
-__all__ = ["affine_grid", "cdist", "embedding_bag", "grid_sample", "searchsorted", "sliding_windows"]
-
-CUBIC = -0.75  # as torch has it
-Taps = list[tuple[Tensor, Any]]  # of an axis: whole coordinates, their weights
-
-
-def clipped(x: Tensor, size: int) -> Tensor:
-    return minimum(maximum(x, constant(0.0, x)), constant(size - 1.0, x))
-
-
-def reflected(x: Tensor, low: float, high: float) -> Tensor:
-    """x thrown back at both ends as often as it takes."""
-    if high <= low:
-        return x * 0.0
-    away = absolute(x - low)
-    rest, turns = fmod(away, high - low), floor(away / (high - low))
-    return where(eq(fmod(turns, 2.0), 0.0), rest, (high - low) - rest) + low
-
-
-@op
-class GridSample(Op):
-    """x (N, C, *sizes), 2 or 3 of them, read at grid (N, *out, 2 or 3): (x, y, z) in [-1, 1] (Jaderberg et al., 2015)."""
-
-    mode: str = "bilinear"
-    padding_mode: str = "zeros"
-    align_corners: bool = False
-    checks = one_of(mode=("bilinear", "nearest", "bicubic"), padding_mode=("zeros", "border", "reflection"))
-
-    def infer(self, x: Any, grid: Any) -> Any:
-        rank = len(x.shape) - 2
-        fits = rank in (2, 3) and len(grid.shape) == rank + 2 and grid.shape[-1] == rank and grid.shape[0] == x.shape[0]
-        if not fits or (self.mode == "bicubic" and rank == 3) or not all(x.shape[2:]):
-            raise ValueError(
-                f"[grid_sample] expects images (N, C, H, W) and a grid (N, H', W', 2), or (N, C, D, H, W) and (N, D', H', W', 3) "
-                f"but for bicubic, got {tuple(x.shape)} and {tuple(grid.shape)}."
-            )
-        return Spec((*x.shape[:2], *grid.shape[1:-1]), str(x.dtype))
-
-    def decompose(self, x: Tensor, grid: Tensor) -> Tensor:
-        n, channels, *sizes = x.shape
-        self.infer(x, grid)
-        rank = len(sizes)
-        rows = reshape(permute(x, (0, *range(2, rank + 2), 1)), (n * math.prod(sizes), channels))
-        image = constant(np.arange(n).reshape((n,) + (1,) * rank) * math.prod(sizes), x, "int64")
-        axes = [self._taps(getitem(grid, (Ellipsis, rank - 1 - d)), size) for d, size in enumerate(sizes)]
-        total: Any = None
-        for taps in itertools.product(*axes):
-            number, weight, inside = self._corner(taps, sizes)
-            part = take(rows, image + number) * unsqueeze(where(inside, weight, weight * 0.0), -1)  # a NaN stays
-            total = part if total is None else total + part
-        return permute(total, (0, rank + 1, *range(1, rank + 1)))
-
-    def _corner(self, taps: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """The number among an image's pixels, its weight, and whether it is in the image at all."""
-        number: Any = 0
-        weight: Any = 1.0
-        inside: Any = None
-        for (place, w), size in zip(taps, sizes, strict=True):
-            within = logical_and(ge(place, 0.0), le(place, size - 1.0))
-            inside = within if inside is None else logical_and(inside, within)
-            number, weight = number * size + cast(where(within, place, 0.0), "int64"), w * weight
-        return number, weight, inside
-
-    def _taps(self, g: Tensor, size: int) -> Taps:
-        """What is read along an axis at normalised coordinates."""
-        x = (g + 1.0) * ((size - 1) / 2) if self.align_corners else ((g + 1.0) * float(size) - 1.0) / 2.0
-        if self.mode == "bicubic":
-            first = floor(x)
-            t = x - first
-            return [(self._padded(first + float(i), size), cubic(t - float(i))) for i in (-1, 0, 1, 2)]
-        x = self._padded(x, size)
-        if self.mode == "nearest":
-            return [(round(x), where(lt(absolute(x), math.inf), x, 0.0) * 0.0 + 1.0)]
-        first = floor(x)
-        return [(first, first + 1.0 - x), (first + 1.0, x - first)]
-
-    def _padded(self, x: Tensor, size: int) -> Tensor:
-        if self.padding_mode == "zeros":
-            return x
-        if self.padding_mode == "reflection":
-            x = reflected(x, 0.0, size - 1.0) if self.align_corners else reflected(x, -0.5, size - 0.5)
-        return clipped(x, size)
-
-    samples = samples_of(
-        ({}, [(2, 3, 4, 5), (2, 3, 6, 2)]),
-        ({"padding_mode": "border", "align_corners": True}, [(1, 2, 4, 5), (1, 3, 2, 2)]),
-        ({"padding_mode": "reflection"}, [(1, 2, 4, 5), (1, 3, 2, 2)]),
-        ({"mode": "bicubic"}, [(1, 2, 4, 5), (1, 3, 2, 2)]),
-        ({}, [(1, 2, 3, 4, 5), (1, 2, 3, 2, 3)]),
-    )
-
-
-def cubic(distance: Tensor) -> Tensor:
-    """Keys' kernel."""
-    d = absolute(distance)
-    near = ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1.0
-    far = ((d - 5.0) * d + 8.0) * d * CUBIC - 4 * CUBIC
-    return where(le(d, 1.0), near, far)
-
-
-def grid_sample(
-    x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
-) -> Tensor:
-    """torch.nn.functional.grid_sample: images (N, C, H, W) at grid (N, H', W', 2), or volumes at (N, D', H', W', 3)."""
-    return GridSample(mode, padding_mode, align_corners)(x, grid)
+__all__ = ["affine_grid", "cdist", "embedding_bag", "searchsorted", "sliding_windows"]
 
 
 @op
@@ -220,8 +116,8 @@ class EmbeddingBag(Op):
 
     def decompose(self, indices: Tensor, weight: Tensor, offsets: Tensor, *factors: Tensor) -> Tensor:
         bags, size = self.infer(indices, weight, offsets, *factors).shape
-        place = constant(np.arange(indices.shape[0])[:, None], offsets)
-        bag = summation(cast(ge(place, offsets), "int64"), 1) - 1
+        place = constant(np.arange(indices.shape[0]), offsets)
+        bag = searchsorted(offsets, place, right=True) - 1
         # Sums leave out what lies behind the end of the last bag; torch's maxima take it in.
         final = bags if self.last and self.mode != "max" else bags - 1
         bag = maximum(minimum(bag, constant(final, bag, "int64")), constant(0, bag, "int64"))
@@ -276,6 +172,18 @@ class CDist(Op):
         lead = broadcast_shape("cdist", tuple(a.shape[:-2]), tuple(b.shape[:-2]))
         return Spec((*lead, a.shape[-2], b.shape[-2]), str(a.dtype))
 
+    def must_decompose(self, *inputs: Any) -> bool:
+        return self.p == 0
+
+    def compute(self, a: NDArray, b: NDArray) -> Any:
+        shape, dtype = self.infer(a, b)
+        lead = shape[:-2]
+        wide = [x.broadcast_to((*lead, *x.shape[-2:])) for x in (a, b)]
+        rows = [x.reshape((math.prod(lead), *x.shape[-2:])) for x in wide]
+        out = NDArray.empty((math.prod(lead), *shape[-2:]), dtype)
+        call("cdist", [out], a=rows[0], b=rows[1], p=float(self.p))
+        return out.reshape(shape)
+
     def decompose(self, a: Tensor, b: Tensor) -> Tensor:
         self.infer(a, b)
         apart = absolute(unsqueeze(a, -2) - unsqueeze(b, -3))
@@ -294,6 +202,8 @@ class CDist(Op):
         none = eq(total, 0.0)
         safe = where(none, 1.0, total)
         return where(none, 0.0, sqrt(safe) if self.p == 2 else safe ** (1 / self.p))
+
+    gradient = gradient_of_decomposition
 
     samples = samples_of(({}, [(2, 4, 3), (5, 3)]), ({"p": 1.0}, [(4, 3), (5, 3)]), ({"p": 3.0}, [(4, 3), (5, 3)]))
 
@@ -317,6 +227,20 @@ class SearchSorted(Op):
             )
         return Spec(tuple(values.shape), "int64")
 
+    def compute(self, numbers: NDArray, values: NDArray) -> Any:
+        shape, dtype = self.infer(numbers, values)
+        both = np.result_type(numbers.dtype, values.dtype).name
+        rows, wanted = (with_axis(a).as_dtype("int32" if both == "bool" else both) for a in (numbers, values))
+        out = NDArray.empty(shape or (1,), dtype)
+        call(
+            "searchsorted",
+            [out],
+            numbers=rows.broadcast_to((*out.shape[:-1], rows.shape[-1])),
+            values=wanted,
+            right=self.right,
+        )
+        return out.reshape(shape)
+
     def decompose(self, numbers: Tensor, values: Tensor) -> Tensor:
         self.infer(numbers, values)
         rows = numbers if len(numbers.shape) == 1 else unsqueeze(numbers, -2)
@@ -325,9 +249,9 @@ class SearchSorted(Op):
         before = logical_or(compare(rows, wanted), ne(wanted, wanted))  # a NaN stands behind all
         return summation(cast(before, "int64"), -1)
 
-    samples = samples_of(({}, [(5,), (2, 3)]), ({"right": True}, [(2, 5), (2, 3)]))
+    samples = samples_of(({}, [(1,), (2, 3)]), ({"right": True}, [(2, 1), (2, 3)]))  # sorted, whatever is drawn
 
 
 def searchsorted(numbers: Tensor, values: Tensor, right: bool = False) -> Tensor:
-    """torch.searchsorted, by comparing with all."""
+    """torch.searchsorted; devices without the kernel compare with all."""
     return SearchSorted(right)(numbers, values)

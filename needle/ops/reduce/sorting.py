@@ -18,7 +18,6 @@ from needle.ops.reduce.basic import summation
 from needle.ops.shape.basic import Pad, broadcast_to, flatten, reshape, squeeze, transpose, unsqueeze
 from needle.ops.shape.gather import gather
 from needle.ops.shape.indexing import getitem
-from needle.ops.shape.join import along_axis
 
 __all__ = ["argmax", "argmin", "argsort", "cumsum", "max_along", "min_along", "sort", "topk"]
 
@@ -124,31 +123,38 @@ def mirrored(a: Tensor) -> Tensor:
 
 @op
 class ArgSort(Op):
-    """The numbers (int64) of the elements along an axis in their order; equal ones keep theirs.
+    """The numbers (int64) of the elements along an axis in their order, or of the first `count`; equal ones keep theirs.
 
-    A plan finds them by counting, for each element, those before it: n * n comparisons.
+    Devices without the kernel count, for each element, those before it: n * n comparisons.
     """
 
     axis: int = -1
     descending: bool = False
-
-    def must_decompose(self, *inputs: Any) -> bool:
-        return any(t.recorder is not None and t.recorder.static for t in inputs)
+    count: Any = None
 
     def infer(self, x: Any) -> Any:
-        check_axis("argsort", self.axis, x.shape)
-        return Spec(tuple(x.shape), "int64")
+        axis, shape = check_axis("argsort", self.axis, x.shape), [*x.shape]
+        if self.count is not None:
+            if not x.shape or not 0 <= self.count <= shape[axis]:
+                raise ValueError(f"[argsort] count expects at most the size of axis {axis}, got {self.count}.")
+            shape[axis] = self.count
+        return Spec(tuple(shape), "int64")
 
     def compute(self, x: NDArray) -> Any:
-        return NDArray(self.reference(x.read()), dtype="int64")
+        shape, dtype = self.infer(x)
+        out = NDArray.empty(shape or (1,), dtype)
+        call("argsort", [out], x=with_axis(x), axis=self.axis % out.ndim, descending=self.descending)
+        return out.reshape(shape)
 
     def reference(self, x: np.ndarray) -> Any:
         if not x.shape:
             return np.zeros((), "int64")
-        if not self.descending:
-            return np.argsort(x, self.axis, kind="stable")
-        backwards = np.flip(np.argsort(np.flip(x, self.axis), self.axis, kind="stable"), self.axis)
-        return x.shape[self.axis] - 1 - backwards
+        if self.descending:
+            backwards = np.flip(np.argsort(np.flip(x, self.axis), self.axis, kind="stable"), self.axis)
+            numbers = x.shape[self.axis] - 1 - backwards
+        else:
+            numbers = np.argsort(x, self.axis, kind="stable")
+        return np.moveaxis(np.moveaxis(numbers, self.axis, 0)[: self.count], 0, self.axis)
 
     def decompose(self, x: Tensor) -> Tensor:
         if not x.shape:
@@ -164,21 +170,28 @@ class ArgSort(Op):
         earlier = constant(np.tri(n, k=-1), x, "int32")
         place = summation(cast(before, "int32") + cast(same, "int32") * earlier, -1)  # of every element
         numbers = constant(np.arange(n), x, "int64")
-        found = cast(eq(unsqueeze(place, -2), reshape(numbers, (-1, 1))), "int64") * numbers
+        wanted = numbers if self.count is None else getitem(numbers, slice(0, self.count))
+        found = cast(eq(unsqueeze(place, -2), reshape(wanted, (-1, 1))), "int64") * numbers
         return transpose(summation(found, -1), (self.axis, -1))
 
     gradient = no_gradient
 
-    samples = samples_of(({"axis": 1}, [(3, 5, 4)]), ({"axis": -1, "descending": True}, [Spec((4, 9), "int64")]))
+    samples = samples_of(
+        ({"axis": 1}, [(3, 5, 4)]),
+        ({"axis": -1, "descending": True}, [Spec((4, 9), "int64")]),
+        ({"axis": 0, "count": 2}, [(50, 3)]),
+        ({"descending": True, "count": 3}, [(2, 700)]),
+    )
 
 
-def argsort(a: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
-    return ArgSort(axis, descending)(a)
+def argsort(a: Tensor, axis: int = -1, descending: bool = False, count: Any = None) -> Tensor:
+    """The numbers of the elements along an axis in their order, or of the first `count` of them."""
+    return ArgSort(axis, descending, count)(a)
 
 
-def sort(a: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """(values, numbers) in order along an axis."""
-    numbers = argsort(a, axis, descending)
+def sort(a: Tensor, axis: int = -1, descending: bool = False, count: Any = None) -> tuple[Tensor, Tensor]:
+    """(values, numbers) in order along an axis, or the first `count` of them."""
+    numbers = argsort(a, axis, descending, count)
     return gather(a, axis, numbers), numbers
 
 
@@ -194,31 +207,46 @@ def topk(a: Tensor, k: Any, axis: int = -1, largest: bool = True) -> tuple[Tenso
     """(values, numbers) of the k largest (or smallest) elements along an axis, in order."""
     if known_rank(a) == 0 and isinstance(k, int) and k in (0, 1):  # either way all of it, as torch has it
         return sort(a, axis)
-    numbers = getitem(argsort(a, axis, largest), along_axis(axis, slice(0, k)))
-    return gather(a, axis, numbers), numbers
+    return sort(a, axis, largest, k)
 
 
 @op
 class CumSum(Op):
-    """Sums of all elements up to each along an axis, by doubling steps. Integers and bools sum to int64."""
+    """Sums of all elements up to each along an axis, or of those from it on (`reverse`). Integers and bools sum to int64."""
 
     axis: int
+    reverse: bool = False
 
     def infer(self, x: Any) -> Any:
         check_axis("cumsum", self.axis, x.shape)
         return Spec(tuple(x.shape), str(x.dtype) if x.dtype in FLOATS else "int64")
+
+    def compute(self, x: NDArray) -> Any:
+        shape, dtype = self.infer(x)
+        out = NDArray.empty(shape or (1,), dtype)
+        call("cumsum", [out], x=with_axis(x).as_dtype(dtype), axis=self.axis % out.ndim, reverse=self.reverse)
+        return out.reshape(shape)
 
     def decompose(self, x: Tensor) -> Tensor:
         axis, step = self.axis % max(len(x.shape), 1), 1
         total = cast(x, self.infer(x).dtype)
         if not x.shape:
             return total
-        while step < x.shape[axis]:
-            total = total + Pad(((step, -step), *[(0, 0)] * (len(x.shape) - axis - 1)))(total)
+        while step < x.shape[axis]:  # by doubling steps
+            moved = (-step, step) if self.reverse else (step, -step)
+            total = total + Pad((moved, *[(0, 0)] * (len(x.shape) - axis - 1)))(total)
             step *= 2
         return total
 
-    samples = samples_of(({"axis": 1}, [(3, 5, 4)]), ({"axis": -1}, [(2, 9)]), ({"axis": 0}, [Spec((5, 2), "int32")]))
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return CumSum(self.axis, not self.reverse)(out_grad)
+
+    samples = samples_of(
+        ({"axis": 1}, [(3, 5, 4)]),
+        ({"axis": -1, "reverse": True}, [(2, 9)]),
+        ({"axis": 0}, [Spec((5, 2), "int32")]),
+        ({"axis": 0, "reverse": True}, [(6, 20)]),
+    )
 
 
 @tensor_method()

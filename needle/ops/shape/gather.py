@@ -12,9 +12,10 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.kernels import call_map
 from needle.backend_ndarray.ndarray import PLANNING
-from needle.ops.common import broadcast_shape, check_axis, constant, with_axis
+from needle.backend_ndarray.strides import reshaped_strides
+from needle.ops.common import broadcast_shape, check_axis, constant, gradient_of_decomposition, with_axis
 from needle.ops.dtypes import cast_array
-from needle.ops.families import samples_of
+from needle.ops.families import no_gradient, samples_of
 from needle.ops.math.arithmetic import logical_or
 from needle.ops.math.comparison import ge, lt
 from needle.ops.math.elementwise import where
@@ -45,10 +46,42 @@ def check_range(label: str, index: NDArray, low: int, high: int) -> None:
 def row_numbers(label: str, index: NDArray, size: int) -> NDArray:
     """1-d row numbers for the kernels, negative ones counted from the end; checked where their values are known."""
     check_range(label, index, -size, size)
-    flat = index.reshape((-1,))
-    below = NDArray.empty(flat.shape, flat.dtype)
-    call_map("lt_scalar", below, [flat], (0,))
-    return below * size + flat
+    return wrapped_array(index.reshape((-1,)), size)
+
+
+def wrapped_array(index: NDArray, size: int) -> NDArray:
+    """Numbers of which negative ones count from the end."""
+    out = NDArray.empty(index.shape, index.dtype)
+    call_map("wrapped", out, [index], (size,))
+    return out
+
+
+@op
+class Wrapped(Op):
+    """Numbers along an axis of `size`, negative ones counted from the end."""
+
+    size: Any
+
+    def infer(self, index: Any) -> Any:
+        check_index(self.label, index)
+        return Spec(tuple(index.shape), str(index.dtype))
+
+    def compute(self, index: NDArray) -> Any:
+        return wrapped_array(index, int(self.size))
+
+    def reference(self, index: np.ndarray) -> Any:
+        return np.where(index < 0, index + self.size, index).astype(index.dtype)
+
+    gradient = no_gradient
+
+    samples = samples_of(({"size": 3}, [Spec((4, 3), "int64")]))
+
+
+def three_axes(x: NDArray, axis: int) -> NDArray:
+    """x as (everything before the axis, the axis, everything behind): a view, or a copy where its strides allow none."""
+    shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
+    strides = reshaped_strides(x.shape, x.strides, shape)
+    return x.compact().reshape(shape) if strides is None else x._view(shape, strides)
 
 
 @op
@@ -156,6 +189,17 @@ class Gather(Op):
             raise ValueError(f"[gather] index expects at most shape {tuple(x.shape)}, got {tuple(index.shape)}.")
         return Spec(tuple(index.shape), str(x.dtype))
 
+    def compute(self, x: NDArray, index: NDArray) -> Any:
+        shape, dtype = self.infer(x, index)
+        table, numbers = with_axis(x), with_axis(index)
+        axis = self.axis % table.ndim
+        check_range("gather", index, -table.shape[axis], table.shape[axis])
+        part = tuple(slice(0, table.shape[d] if d == axis else s) for d, s in enumerate(numbers.shape))
+        out = NDArray.empty(shape or (1,), dtype)
+        three = [three_axes(a, axis) for a in (table[part], wrapped_array(numbers, table.shape[axis]), out)]
+        call("gather", three[2:], x=three[0], numbers=three[1])
+        return out.reshape(shape)
+
     def decompose(self, x: Tensor, index: Tensor) -> Tensor:
         if not x.shape:
             return take(x, index)
@@ -164,8 +208,9 @@ class Gather(Op):
         strides = [math.prod(x.shape[d + 1 :]) for d in range(len(x.shape))]
         place = sum(g * s for d, (g, s) in enumerate(zip(grid, strides, strict=True)) if d != axis)
         base = constant(np.asarray(place, "int64"), x, "int64")
-        positive = where(lt(index, 0), index + x.shape[axis], index)
-        return take(reshape(x, (-1,)), base + positive * strides[axis])
+        return take(reshape(x, (-1,)), base + Wrapped(x.shape[axis])(index) * strides[axis])
+
+    gradient = gradient_of_decomposition
 
     samples = samples_of(
         ({"axis": 0}, [(4, 3), Spec((2, 3), "int64")]),
@@ -212,7 +257,9 @@ def one_number(index: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     number: Any = None
     outside: Any = None  # of its own axis, where the number in all of them may still be a valid one
     for i, size in zip(index, sizes, strict=True):
-        wrapped = where(lt(i, 0), i + size, i)
+        wrapped = Wrapped(size)(i)
+        if len(index) == 1:
+            return wrapped
         number = wrapped if number is None else number * size + wrapped
         beyond = logical_or(lt(wrapped, 0), ge(wrapped, size))
         outside = beyond if outside is None else logical_or(outside, beyond)

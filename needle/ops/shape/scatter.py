@@ -10,7 +10,6 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS, NDArray, call
-from needle.backend_ndarray.strides import reshaped_strides
 from needle.op import one_of
 from needle.ops.common import as_operand, broadcast_shape, check_axis, constant, with_axis
 from needle.ops.families import samples_of
@@ -18,7 +17,7 @@ from needle.ops.math.arithmetic import floor_divide
 from needle.ops.math.comparison import eq
 from needle.ops.math.elementwise import cast, maximum, where
 from needle.ops.shape.basic import broadcast_to, flatten, reshape
-from needle.ops.shape.gather import check_index, check_range, gather, one_number, take
+from needle.ops.shape.gather import check_index, check_range, gather, one_number, take, three_axes
 from needle.ops.shape.indexing import ScatterItem, encode_index, getitem
 from needle.ops.shape.masked import MaskedPut, masked_put
 from needle.ops.shape.runtime_shape import cast_like
@@ -43,13 +42,6 @@ def scatter_into(out: NDArray, axis: int, index: NDArray, source: NDArray, reduc
     call("scatter", [table], rows=rows, numbers=numbers, reduce=SCATTERS.index(reduce))
     if table._handle is not out._handle:
         call("copy", [out], x=table.reshape(out.shape))
-
-
-def three_axes(x: NDArray, axis: int) -> NDArray:
-    """x as (everything before the axis, the axis, everything behind): a view, or a copy where its strides allow none."""
-    shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
-    strides = reshaped_strides(x.shape, x.strides, shape)
-    return x.compact().reshape(shape) if strides is None else x._view(shape, strides)
 
 
 def ones_behind(x: Any, axis: int, count: int) -> tuple[int, ...]:

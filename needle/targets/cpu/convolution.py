@@ -182,32 +182,42 @@ def conv(
     call("conv2d_blocked", [out], x=x, packed=made, **window_attributes(op, (kh, kw)), **grouping.attributes, **rest)
 
 
-CHANNELS, SIDE = 8, 28  # blocks of channels and pixels to a side of what is compared
-IMAGES = (1, CHANNELS, SIDE, SIDE, BLOCK)
+def compared(
+    batch: int,
+    blocks: int,
+    side: int,
+    given: Callable[[NDArray], Callable[[], NDArray]] = lambda packed: lambda: packed,
+) -> Runs:
+    """A 3x3 convolution of so many blocks of channels by each algorithm, of images that bring their padding along.
 
-
-def compared() -> Runs:
-    """A 3x3 convolution by each algorithm, of images that bring their padding along."""
-    channels = CHANNELS * BLOCK
-    x, weight = numbers(1, CHANNELS, SIDE + 2, SIDE + 2, BLOCK), numbers(channels, channels, 3, 3)
-    y, op = NDArray.empty(IMAGES), Conv2d()
+    given: from packed weights what a run asks for its own.
+    """
+    channels = blocks * BLOCK
+    x, weight = numbers(batch, blocks, side + 2, side + 2, BLOCK), numbers(channels, channels, 3, 3)
+    y, op = NDArray.empty((batch, blocks, side, side, BLOCK)), Conv2d()
     grouping = Grouping(1, channels, channels, BLOCK)
     rest = {"bias": None, "residual": None, "activation": 0, "alpha": 0.0}
 
     def run(kernel: str, packed: NDArray, attrs: dict[str, Any]) -> Callable[[], None]:
-        return lambda: call(kernel, [y], x=x, packed=packed, **attrs, **rest)
+        own = given(packed)
+        return lambda: call(kernel, [y], x=x, packed=own(), **attrs, **rest)
 
     direct = window_attributes(op, (3, 3)) | grouping.attributes
     edges = {"pad_top": 0, "pad_left": 0, "pool": 0}
     runs = {
-        n: run(f"conv2d_winograd_{n}", winograd.pack(s, CHANNELS, weight), edges)
+        n: run(f"conv2d_winograd_{n}", winograd.pack(s, blocks, weight), edges)
         for n, s in winograd.SCHEMES.items()
         if n != DIRECT
     }
     return runs | {DIRECT: run("conv2d_blocked", pack("conv2d_pack", grouping, Row(3), {}, weight), direct)}
 
 
-REFERENCES["conv 3x3"] = (compared, {n: winograd.scheme_cost(s, CHANNELS, IMAGES) for n, s in winograd.SCHEMES.items()})
+LAYER = (1, 8, 28)  # batch, blocks of channels and pixels to a side of what is compared
+IMAGES = (*LAYER[:2], LAYER[2], LAYER[2], BLOCK)
+REFERENCES["conv 3x3"] = (
+    partial(compared, *LAYER),
+    {n: winograd.scheme_cost(s, LAYER[1], IMAGES) for n, s in winograd.SCHEMES.items()},
+)
 
 
 def transposed_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:

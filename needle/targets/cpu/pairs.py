@@ -20,7 +20,7 @@ PIXEL_BYTES, BAND_BYTES = 2 * BLOCK * 4, 256 << 10  # of a tile's channels; of r
 
 
 def two(match: Match) -> tuple[Step, Step]:
-    first, second = (n.target for n in match.nodes)
+    first, second = (n.target for n in match.nodes[:2])
     return first, second
 
 

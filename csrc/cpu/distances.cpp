@@ -1,0 +1,128 @@
+// Distances between rows of two matrices, by differences: |a|^2 + |b|^2 - 2 a b would cancel between neighbours.
+#include "cpu/strided.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+// How differences are added up, and what becomes of the sum.
+struct Norm1 {
+  template <class L>
+  NEEDLE_INLINE L add(L total, L d, L) {
+    return total + abs(d);
+  }
+  template <class L>
+  NEEDLE_INLINE L finish(L total, L) {
+    return total;
+  }
+};
+struct Norm2 {
+  template <class L>
+  NEEDLE_INLINE L add(L total, L d, L) {
+    return fma(d, d, total);
+  }
+  template <class L>
+  NEEDLE_INLINE L finish(L total, L) {
+    return sqrt(total);
+  }
+};
+struct NormMax {
+  template <class L>
+  NEEDLE_INLINE L add(L total, L d, L) {
+    return maximum_map::apply(total, abs(d), d, d);
+  }
+  template <class L>
+  NEEDLE_INLINE L finish(L total, L) {
+    return total;
+  }
+};
+struct NormP {
+  template <class L>
+  NEEDLE_INLINE L add(L total, L d, L p) {
+    return total + pow(abs(d), p);
+  }
+  template <class L>
+  NEEDLE_INLINE L finish(L total, L p) {
+    return pow(total, L(1) / p);
+  }
+};
+
+constexpr int kRows = 4, kVectors = 2;  // of the result, which stay in registers
+
+// y (rows x kVectors lanes) from rows of a and kVectors columns of vectors of b, of which `next` lies behind each.
+template <class Norm, int ROWS, class T>
+void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t next, int64_t terms, T p, T* y,
+          int64_t y_row) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width;
+  L totals[ROWS][kVectors];
+  for (auto& row : totals)
+    for (L& t : row) t = L(T(0));
+  for (int64_t m = 0; m < terms; m++, b += next) {
+    L columns[kVectors];
+    for (int v = 0; v < kVectors; v++) columns[v] = load_lanes(b + v * N, N);
+    for (int r = 0; r < ROWS; r++) {
+      const L mine(a[r * a_row + m * a_step]);
+      for (int v = 0; v < kVectors; v++) totals[r][v] = Norm::add(totals[r][v], mine - columns[v], L(p));
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < kVectors; v++) store_lanes(y + r * y_row + v * N, Norm::finish(totals[r][v], L(p)), N);
+}
+
+template <class Norm, class T>
+void distances(const cdist_args& c) {
+  constexpr int kColumns = kVectors * LanesOf<T>::width;
+  const View &a = c.in.a, &b = c.in.b, &y = c.out.y;
+  const int64_t rows = y.shape[1], columns = y.shape[2], terms = a.shape[2], parts = ceil_div(columns, kColumns);
+  const T p = static_cast<T>(c.attr.p);
+  T* packed = scratch<T>(c.exec, 2, larger(1, parts * kColumns * terms));  // [part][term][columns of a part]
+  for (int64_t batch = 0; batch < y.shape[0]; batch++) {
+    const T *from = b.as<const T>() + batch * b.stride[0], *mine = a.as<const T>() + batch * a.stride[0];
+    T* out = y.as<T>() + batch * y.stride[0];
+    parallel_each(c.exec, parts, terms * kColumns, [&](int64_t part) {
+      T* to = packed + part * terms * kColumns;
+      for (int64_t j = 0; j < kColumns; j++) {
+        const int64_t column = smaller(part * kColumns + j, columns - 1);
+        for (int64_t m = 0; m < terms; m++) to[m * kColumns + j] = from[column * b.stride[1] + m * b.stride[2]];
+      }
+    });
+    const int64_t stretches = ceil_div(rows, kRows);
+    parallel_each(c.exec, stretches, columns * (kRows * terms / 4 + 1), [&](int64_t stretch) {
+      const int64_t first = stretch * kRows, n = smaller(kRows, rows - first);
+      T found[kRows * kColumns];
+      for (int64_t part = 0; part < parts; part++) {
+        const T *x = mine + first * a.stride[1], *columns_of = packed + part * terms * kColumns;
+        if (n == kRows)
+          tile<Norm, kRows>(x, a.stride[1], a.stride[2], columns_of, kColumns, terms, p, found, kColumns);
+        else
+          for (int64_t r = 0; r < n; r++)
+            tile<Norm, 1>(x + r * a.stride[1], 0, a.stride[2], columns_of, kColumns, terms, p, found + r * kColumns, 0);
+        const int64_t width = smaller(kColumns, columns - part * kColumns);
+        for (int64_t r = 0; r < n; r++) {
+          T* to = out + (first + r) * y.stride[1] + part * kColumns * y.stride[2];
+          for (int64_t j = 0; j < width; j++) to[j * y.stride[2]] = found[r * kColumns + j];
+        }
+      }
+    });
+  }
+}
+
+}  // namespace
+
+// Rows of a (B, P, M) and b (B, R, M) to (B, P, R), in the p-norm.
+void cdist(const cdist_args& c) {
+  if (c.out.y.size() == 0) return;
+  const double p = c.attr.p;
+  with_type<cdist_args::In::a_dtypes>(c.in.a.dtype, [&]<class T>(T) {
+    if (p == 1)
+      distances<Norm1, T>(c);
+    else if (p == 2)
+      distances<Norm2, T>(c);
+    else if (p == HUGE_VAL)
+      distances<NormMax, T>(c);
+    else
+      distances<NormP, T>(c);
+  });
+}
+
+}  // namespace needle::NEEDLE_ISA

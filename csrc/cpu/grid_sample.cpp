@@ -1,0 +1,420 @@
+// Images and volumes read at places that a grid gives (Jaderberg et al., arXiv 1506.02025), and the gradients.
+//
+// Places are taken kPlaces at a time: what is read for them and with which weights is found once and serves all
+// channels. Arrays of places have that many numbers, however few are wanted, so that loops over them are vectors from
+// end to end. An image is a volume of depth 1.
+#include "cpu/strided.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+enum Mode { kBilinear, kNearest, kBicubic };
+enum Padding { kZeros, kBorder, kReflection };
+
+constexpr int kPlaces = 64, kMostTaps = 16;
+
+// What a place reads along an axis: elements, their weights, and how the weights change with the grid's number.
+template <class T>
+struct AxisTaps {
+  T place[4][kPlaces], weight[4][kPlaces], slope[4][kPlaces];
+};
+
+// What it reads of an image: `lines` of `width` neighbours, where they begin, and for every place and neighbour of a
+// line its weight and the weight's slope along each axis.
+template <class T>
+struct Taps {
+  int lines, width;
+  int32_t offset[kMostTaps][kPlaces];
+  T weights[kMostTaps * kPlaces], slopes[3][kMostTaps * kPlaces];
+
+  const T* weight(int line) const { return weights + line * width * kPlaces; }
+  const T* slope(int axis, int line) const { return slopes[axis] + line * width * kPlaces; }
+};
+
+struct Sampling {
+  int mode, padding;
+  bool corners;
+  int rank;         // of the image without its batch and channels
+  int64_t size[3];  // depth, height, width
+
+  template <class Attr>
+  Sampling(const Attr& attr, const View& x)
+      : mode(static_cast<int>(attr.mode)),
+        padding(static_cast<int>(attr.padding)),
+        corners(attr.corners != 0),
+        rank(x.rank - 2) {
+    for (int d = 0; d < 3; d++) size[d] = d < 3 - rank ? 1 : x.shape[d + rank - 1];
+  }
+  int per_axis() const { return mode == kNearest ? 1 : mode == kBilinear ? 2 : 4; }
+};
+
+template <class L>
+NEEDLE_INLINE L between(L x, L low, L high, L yes, L no) {
+  return select(le(low, x), select(le(x, high), yes, no), no);
+}
+
+// A coordinate within an axis, and its slope by the one before. NaN stays.
+template <class L>
+NEEDLE_INLINE L padded(const Sampling& s, L x, L size, L* slope) {
+  if (s.padding == kZeros) return x;
+  const L zero(0), one(1), last = size - one;
+  if (s.padding == kReflection) {
+    const L low(s.corners ? 0.f : -0.5f), span = s.corners ? last : size;
+    const L from = x - low, away = abs(from), turns = floor(away / span), rest = away - turns * span;
+    const L back = turns - L(2) * floor(turns * L(0.5f));  // 1 where it comes back
+    const L sign = select(lt(from, zero), -one, one);
+    const L found = select(lt(zero, back), span - rest, rest) + low;
+    const auto wide = lt(zero, span);
+    *slope = select(wide, *slope * sign * (one - L(2) * back), zero);
+    x = select(wide, found, x * zero);
+  }
+  *slope = select(lt(zero, x), select(lt(x, last), *slope, zero), zero);
+  return select(lt(x, zero), zero, select(lt(last, x), last, x));
+}
+
+// Keys' kernel at a distance, and its slope.
+template <class L>
+NEEDLE_INLINE L cubic(L x, L* slope) {
+  const L a(-0.75f), one(1), d = abs(x);
+  const auto near = le(d, one);
+  const L close = ((a + L(2)) * d - (a + L(3))) * d * d + one, far = ((d - L(5)) * d + L(8)) * d * a - L(4) * a;
+  const L of_close = (L(3) * (a + L(2)) * d - L(2) * (a + L(3))) * d, of_far = ((L(3) * d - L(10)) * d + L(8)) * a;
+  const L of_distance = select(near, of_close, of_far);
+  *slope = select(lt(x, L(0)), -of_distance, of_distance);
+  return select(near, close, far);
+}
+
+// Taps of kPlaces numbers of a grid along an axis of `elements`.
+template <class T>
+void along_axis(const Sampling& s, const T* grid, int64_t elements, bool slopes, AxisTaps<T>& taps) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width;
+  const L size(static_cast<T>(elements)), one(1), half(0.5f), last = size - one;
+  for (int p = 0; p < kPlaces; p += N) {
+    const L g = load_lanes(grid + p, N);
+    const L x = s.corners ? (g + one) * (last * half) : ((g + one) * size - one) * half;
+    const L scale = (s.corners ? last : size) * half;
+    const auto tap = [&](int k, L place, L weight, L slope) __attribute__((always_inline)) {
+      const L zero(0), edge = select(lt(last, place), last, zero);
+      store_lanes(taps.place[k] + p, between(place, zero, last, place, edge), N);
+      store_lanes(taps.weight[k] + p, between(place, zero, last, weight, weight * zero), N);  // a NaN stays
+      if (slopes) store_lanes(taps.slope[k] + p, between(place, zero, last, slope, zero), N);
+    };
+    if (s.mode == kBicubic) {
+      const L first = floor(x);
+      for (int k = 0; k < 4; k++) {
+        const L step(static_cast<T>(k - 1));
+        L change, unused(0);
+        const L weight = cubic(x - first - step, &change);
+        tap(k, padded(s, first + step, size, &unused), weight, change * scale);
+      }
+      continue;
+    }
+    L slope = scale;
+    const L at = padded(s, x, size, &slope);
+    if (s.mode == kNearest) {
+      tap(0, round(at), one, L(0));
+      continue;
+    }
+    const L first = floor(at);
+    tap(0, first, first + one - at, -slope);
+    tap(1, first + one, at - first, slope);
+  }
+}
+
+// The taps of an axis as so many neighbours: the first one's place, and what falls to each of them.
+template <class T>
+void side_by_side(int many, int64_t elements, bool slopes, AxisTaps<T>& taps) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width;
+  for (int p = 0; p < kPlaces; p += N) {
+    const auto at = [&](T(&of)[4][kPlaces], int k) { return load_lanes(of[k] + p, N); };
+    L first(static_cast<T>(elements - many)), weights[4], changes[4];
+    for (int k = 0; k < many; k++) first = min(at(taps.place, k), first);
+    for (int q = 0; q < many; q++) {
+      weights[q] = changes[q] = L(0);
+      for (int k = 0; k < many; k++) {
+        const auto here = eq(at(taps.place, k), first + L(static_cast<T>(q)));
+        weights[q] = weights[q] + select(here, at(taps.weight, k), L(0));
+        if (slopes) changes[q] = changes[q] + select(here, at(taps.slope, k), L(0));
+      }
+    }
+    store_lanes(taps.place[0] + p, first, N);
+    for (int q = 0; q < many; q++) store_lanes(taps.weight[q] + p, weights[q], N);
+    for (int q = 0; slopes && q < many; q++) store_lanes(taps.slope[q] + p, changes[q], N);
+  }
+}
+
+// to[p][q] = a[p] * b[q][p].
+template <int WIDTH, class T>
+NEEDLE_INLINE void spread(const T* __restrict a, const T (*__restrict b)[kPlaces], T* __restrict to) {
+  for (int p = 0; p < kPlaces; p++)
+    for (int q = 0; q < WIDTH; q++) to[p * WIDTH + q] = a[p] * b[q][p];
+}
+
+// What `n` places from `grid` on read; stride: of an image's axes.
+template <int WIDTH, class T>
+void find_taps(const Sampling& s, const T* grid, int64_t place_step, int64_t number_step, int n, const int32_t* stride,
+               bool slopes, Taps<T>& taps) {
+  AxisTaps<T> axes[3];
+  int32_t element[3][4][kPlaces];
+  const int each = s.per_axis(), deep = s.rank == 3 ? each : 1, across = each / WIDTH;
+  for (int d = 3 - s.rank; d < 3; d++) {
+    T numbers[kPlaces] = {};
+    const T* first = grid + (2 - d) * number_step;  // x comes first
+    if (n == kPlaces && place_step == 2)
+      for (int p = 0; p < kPlaces; p++) numbers[p] = first[2 * p];
+    else
+      for (int p = 0; p < n; p++) numbers[p] = first[p * place_step];
+    along_axis(s, numbers, s.size[d], slopes, axes[d]);
+    if (d == 2 && WIDTH > 1) side_by_side(WIDTH, s.size[d], slopes, axes[d]);
+    for (int k = 0; k < (d == 2 ? across : each); k++)
+      for (int p = 0; p < kPlaces; p++) element[d][k][p] = static_cast<int32_t>(axes[d].place[k][p]) * stride[d];
+  }
+  taps.lines = deep * each * across;
+  taps.width = WIDTH;
+  const AxisTaps<T>&z = axes[0], &y = axes[1], &x = axes[2];
+  for (int t = 0; t < taps.lines; t++) {
+    const int i = t / (each * across), j = t / across % each, k = t % across;
+    const int64_t at = t * WIDTH * kPlaces;
+    T both[kPlaces], of_z[kPlaces], of_y[kPlaces];
+    const bool volume = s.rank == 3;
+    for (int p = 0; p < kPlaces; p++) taps.offset[t][p] = element[1][j][p] + element[2][k][p];
+    if (volume)
+      for (int p = 0; p < kPlaces; p++) taps.offset[t][p] += element[0][i][p];
+    for (int p = 0; p < kPlaces; p++) both[p] = volume ? z.weight[i][p] * y.weight[j][p] : y.weight[j][p];
+    spread<WIDTH>(both, x.weight + k, taps.weights + at);
+    if (!slopes) continue;
+    spread<WIDTH>(both, x.slope + k, taps.slopes[2] + at);
+    for (int p = 0; p < kPlaces; p++) of_y[p] = volume ? z.weight[i][p] * y.slope[j][p] : y.slope[j][p];
+    spread<WIDTH>(of_y, x.weight + k, taps.slopes[1] + at);
+    if (!volume) continue;
+    for (int p = 0; p < kPlaces; p++) of_z[p] = z.slope[i][p] * y.weight[j][p];
+    spread<WIDTH>(of_z, x.weight + k, taps.slopes[0] + at);
+  }
+}
+
+// The places of a view, its axes from `first` up to `end`, as one row after the other with a common step.
+struct Places {
+  const View& v;
+  int first, end;
+
+  int64_t count() const { return from(first); }
+  int64_t at(int64_t index) const {
+    int64_t offset = 0;
+    for (int d = end - 1; d >= first; d--) {
+      offset += index % v.shape[d] * v.stride[d];
+      index /= v.shape[d];
+    }
+    return offset;
+  }
+  int64_t step() const { return v.stride[end - 1]; }
+  int64_t row() const {
+    int d = end - 1;
+    while (d > first && v.stride[d - 1] == v.stride[d] * v.shape[d]) d--;
+    return from(d);
+  }
+
+ private:
+  int64_t from(int d) const {
+    int64_t n = 1;
+    for (; d < end; d++) n *= v.shape[d];
+    return n;
+  }
+};
+
+// f(first, n) for stretches of places that lie in one row.
+template <class F>
+void for_stretches(int64_t begin, int64_t end, int64_t row, const F& f) {
+  while (begin < end) {
+    const int64_t n = smaller(smaller(kPlaces, end - begin), row - begin % row);
+    f(begin, static_cast<int>(n));
+    begin += n;
+  }
+}
+
+void strides_of(const View& x, int32_t* stride) {
+  const int rank = x.rank - 2;
+  for (int d = 0; d < 3; d++) stride[d] = d < 3 - rank ? 0 : static_cast<int32_t>(x.stride[d + rank - 1]);
+}
+
+// What a line reads of x: apart from what is computed of it, so that this is in vectors.
+template <int WIDTH, class T>
+NEEDLE_INLINE void pick(const T* __restrict x, const int32_t* __restrict offset, T* __restrict found) {
+  for (int p = 0; p < kPlaces; p++) std::memcpy(found + p * WIDTH, x + offset[p], WIDTH * sizeof(T));
+}
+
+// sums[p] = the sum of the neighbours that follow each other in `terms`.
+template <int WIDTH, class T>
+NEEDLE_INLINE void add_neighbours(const T* __restrict terms, T* __restrict sums) {
+  for (int p = 0; p < kPlaces; p++) {
+    T sum = terms[p * WIDTH];
+    for (int q = 1; q < WIDTH; q++) sum += terms[p * WIDTH + q];
+    sums[p] = sum;
+  }
+}
+
+// sums = what the taps read of x, weighted.
+template <int WIDTH, class T>
+NEEDLE_INLINE void read_taps(const Taps<T>& taps, const T* x, T* sums) {
+  T found[WIDTH * kPlaces], terms[WIDTH * kPlaces];
+  pick<WIDTH>(x, taps.offset[0], found);
+  for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] = found[p] * taps.weights[p];
+  for (int t = 1; t < taps.lines; t++) {
+    pick<WIDTH>(x, taps.offset[t], found);
+    const T* weight = taps.weight(t);
+    for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] += found[p] * weight[p];
+  }
+  add_neighbours<WIDTH>(terms, sums);
+}
+
+// f(how many neighbours along an image's last axis are read at once, as a constant).
+template <class F>
+void with_width(const Sampling& s, bool dense, const F& f) {
+  const int each = s.per_axis();
+  if (!dense || s.size[2] < each || each == 1) return f(std::integral_constant<int, 1>());
+  each == 2 ? f(std::integral_constant<int, 2>()) : f(std::integral_constant<int, 4>());
+}
+
+}  // namespace
+
+void grid_sample(const grid_sample_args& c) {
+  const View &x = c.in.x, &grid = c.in.grid, &y = c.out.y;
+  if (y.size() == 0) return;
+  const Sampling s(c.attr, x);
+  const Places to = {y, 2, y.rank}, from = {grid, 1, grid.rank - 1};
+  const int64_t places = to.count(), channels = x.shape[1], row = smaller(to.row(), from.row());
+  int32_t stride[3];
+  strides_of(x, stride);
+  with_type<grid_sample_args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
+    with_width(s, stride[2] == 1, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      parallel_ranges(c.exec, x.shape[0] * places, 16 + 4 * channels, [&](int64_t begin, int64_t end) {
+        for_stretches(begin, end, row, [&](int64_t first, int n) {
+          const int64_t image = first / places, place = first % places;
+          Taps<T> taps;
+          find_taps<kWidth>(s, grid.as<const T>() + image * grid.stride[0] + from.at(place), from.step(),
+                            grid.stride[grid.rank - 1], n, stride, false, taps);
+          T* out = y.as<T>() + image * y.stride[0] + to.at(place);
+          for (int64_t k = 0; k < channels; k++, out += y.stride[1]) {
+            T sums[kPlaces];
+            read_taps<kWidth>(taps, x.as<const T>() + image * x.stride[0] + k * x.stride[1], sums);
+            if (to.step() == 1)
+              std::memcpy(out, sums, n * sizeof(T));
+            else
+              for (int p = 0; p < n; p++) out[p * to.step()] = sums[p];
+          }
+        });
+      });
+    });
+  });
+}
+
+// With an image for each thread both gradients come from one look at the places; else the image's is shared out by
+// channels, the grid's by places.
+void grid_sample_grad(const grid_sample_grad_args& c) {
+  const View &x = c.in.x, &grid = c.in.grid, &dy = c.in.dy, &dx = c.out.dx, &dgrid = c.out.dgrid;
+  const Sampling s(c.attr, x);
+  const Places by = {dy, 2, dy.rank}, from = {grid, 1, grid.rank - 1}, into = {dgrid, 1, dgrid.rank - 1};
+  const Places rows = {dx, 2, dx.rank - 1};
+  const int64_t places = by.count(), channels = x.shape[1], images = x.shape[0];
+  const int64_t row = smaller(smaller(by.row(), from.row()), into.row());
+  int32_t of_x[3], of_dx[3];
+  strides_of(x, of_x);
+  strides_of(dx, of_dx);
+  const bool alike = of_x[0] == of_dx[0] && of_x[1] == of_dx[1] && of_x[2] == of_dx[2];
+  const auto run = [&]<class T, int WIDTH>(T, std::integral_constant<int, WIDTH>) {
+    const auto look = [&](int64_t image, int64_t place, int n, const int32_t* stride, bool slopes, Taps<T>& taps) {
+      find_taps<WIDTH>(s, grid.as<const T>() + image * grid.stride[0] + from.at(place), from.step(),
+                       grid.stride[grid.rank - 1], n, stride, slopes, taps);
+    };
+    const auto seeds = [&](int64_t image, int64_t k, int64_t place, int n, T* g) {  // for every neighbour
+      const T* of = dy.as<const T>() + image * dy.stride[0] + k * dy.stride[1] + by.at(place);
+      for (int p = 0; p < n; p++)
+        for (int q = 0; q < WIDTH; q++) g[p * WIDTH + q] = of[p * by.step()];
+    };
+    const auto clear = [&](T* base) {
+      const int64_t width = dx.shape[dx.rank - 1], step = dx.stride[dx.rank - 1], many = rows.count();
+      for (int64_t i = 0; i < many; i++) {
+        T* of = base + rows.at(i);
+        for (int64_t j = 0; j < width; j++) of[j * step] = T(0);
+      }
+    };
+    using Line = T[WIDTH * kPlaces];
+    using Met = T[kMostTaps * kPlaces];
+    const auto add = [&](const Taps<T>& taps, const Line& g, int n, T* out) {
+      for (int t = 0; t < taps.lines; t++) {
+        const T* weight = taps.weight(t);
+        Line terms;
+        for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] = g[p] * weight[p];
+        for (int p = 0; p < n; p++)
+          for (int q = 0; q < WIDTH; q++) out[taps.offset[t][p] + q] += terms[p * WIDTH + q];
+      }
+    };
+    const auto meet = [&](const Taps<T>& taps, const Line& g, const T* in, Met& met) {
+      Line found;
+      for (int t = 0; t < taps.lines; t++) {
+        pick<WIDTH>(in, taps.offset[t], found);
+        T* sums = met + t * WIDTH * kPlaces;
+        for (int p = 0; p < WIDTH * kPlaces; p++) sums[p] += g[p] * found[p];
+      }
+    };
+    const auto finish = [&](const Taps<T>& taps, const Met& met, int64_t image, int64_t place, int n) {
+      T* out = dgrid.as<T>() + image * dgrid.stride[0] + into.at(place);
+      for (int d = 3 - s.rank; d < 3; d++) {
+        Line terms = {};
+        for (int t = 0; s.mode != kNearest && t < taps.lines; t++) {
+          const T *slope = taps.slope(d, t), *of = met + t * WIDTH * kPlaces;
+          for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] += of[p] * slope[p];
+        }
+        T sums[kPlaces];
+        add_neighbours<WIDTH>(terms, sums);
+        for (int p = 0; p < n; p++) out[p * into.step() + (2 - d) * dgrid.stride[dgrid.rank - 1]] = sums[p];
+      }
+    };
+    const auto image_at = [&](const View& v, int64_t image, int64_t k) {
+      return v.as<T>() + image * v.stride[0] + k * v.stride[1];
+    };
+    const bool still = s.mode == kNearest;  // the grid's gradient is 0
+    const bool together = images >= c.exec->threads && alike;
+    const int64_t parts = together ? 1 : larger(1, smaller(channels, 2 * c.exec->threads));
+    parallel_each(c.exec, images * parts, places * (32 + 8 * ceil_div(channels, parts)), [&](int64_t task) {
+      const int64_t image = task / parts, part = task % parts;
+      const int64_t k0 = channels * part / parts, k1 = channels * (part + 1) / parts;
+      for (int64_t k = k0; k < k1; k++) clear(image_at(dx, image, k));
+      for_stretches(0, places, row, [&](int64_t place, int n) {
+        Taps<T> taps;
+        Met met;
+        if (together && !still) std::memset(met, 0, sizeof(met));
+        look(image, place, n, of_dx, together && !still, taps);
+        for (int64_t k = k0; k < k1; k++) {
+          Line g = {};
+          seeds(image, k, place, n, g);
+          add(taps, g, n, image_at(dx, image, k));
+          if (together && !still) meet(taps, g, image_at(x, image, k), met);
+        }
+        if (together) finish(taps, met, image, place, n);
+      });
+    });
+    if (together) return;
+    parallel_ranges(c.exec, images * places, 32 + 8 * channels, [&](int64_t begin, int64_t end) {
+      for_stretches(begin, end, row, [&](int64_t first, int n) {
+        const int64_t image = first / places, place = first % places;
+        Taps<T> taps;
+        Met met = {};
+        if (still) return finish(taps, met, image, place, n);
+        look(image, place, n, of_x, true, taps);
+        for (int64_t k = 0; k < channels; k++) {
+          Line g = {};
+          seeds(image, k, place, n, g);
+          meet(taps, g, image_at(x, image, k), met);
+        }
+        finish(taps, met, image, place, n);
+      });
+    });
+  };
+  with_type<grid_sample_grad_args::In::x_dtypes>(
+      x.dtype, [&](auto t) { with_width(s, of_x[2] == 1 && of_dx[2] == 1, [&](auto width) { run(t, width); }); });
+}
+
+}  // namespace needle::NEEDLE_ISA

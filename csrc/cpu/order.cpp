@@ -1,0 +1,257 @@
+// Order along an axis: numbers of elements in their order, places in sorted numbers, running sums.
+#include "cpu/strided.h"
+#include "math/reductions.h"
+
+namespace needle::NEEDLE_ISA {
+namespace {
+
+// An element as an unsigned number that has its place in the order: NaN behind all, both zeros the same. By bits alone:
+// kernels compare subnormal numbers as zeros.
+template <class Key, Key kSign, Key kInfinity>
+NEEDLE_INLINE Key key_of_bits(Key bits) {
+  const Key size = bits & ~kSign;
+  if (size > kInfinity) return static_cast<Key>(~Key(0));
+  return size == 0 ? kSign : bits == size ? bits | kSign : ~bits;
+}
+NEEDLE_INLINE uint32_t key_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return key_of_bits<uint32_t, 0x80000000u, 0x7f800000u>(bits);
+}
+NEEDLE_INLINE uint64_t key_of(double x) {
+  uint64_t bits;
+  std::memcpy(&bits, &x, 8);
+  return key_of_bits<uint64_t, 0x8000000000000000u, 0x7ff0000000000000u>(bits);
+}
+NEEDLE_INLINE uint32_t key_of(int32_t x) { return static_cast<uint32_t>(x) ^ 0x80000000u; }
+NEEDLE_INLINE uint64_t key_of(int64_t x) { return static_cast<uint64_t>(x) ^ 0x8000000000000000u; }
+NEEDLE_INLINE uint32_t key_of(bool x) { return x; }
+
+template <class Key>
+struct Item {
+  Key key;
+  Key number;  // of the element
+};
+
+constexpr int kFew = 40;  // items that are sorted by insertion
+constexpr int kDigit = 8, kDigits = 1 << kDigit;
+constexpr int kCoarse = 12;  // bits by which the first of many are told from the others
+constexpr int kKept = 16;    // so few are found in one pass
+
+template <class Key>
+void insert_all(Item<Key>* items, int64_t n) {
+  for (int64_t i = 1; i < n; i++) {
+    const Item<Key> item = items[i];
+    int64_t j = i;
+    for (; j > 0 && item.key < items[j - 1].key; j--) items[j] = items[j - 1];
+    items[j] = item;
+  }
+}
+
+// Items in order, equal ones as they come, digit by digit from the last; `room` has as much memory. Where they are
+// then.
+template <class Key>
+Item<Key>* sorted(Item<Key>* items, Item<Key>* room, int64_t n) {
+  if (n <= kFew) return insert_all(items, n), items;
+  constexpr int kPasses = sizeof(Key) * 8 / kDigit;
+  int64_t counts[kPasses][kDigits] = {};
+  for (int64_t i = 0; i < n; i++)
+    for (int p = 0; p < kPasses; p++) counts[p][items[i].key >> (p * kDigit) & (kDigits - 1)]++;
+  for (int p = 0; p < kPasses; p++) {
+    int64_t* count = counts[p];
+    if (count[items[0].key >> (p * kDigit) & (kDigits - 1)] == n) continue;  // all have this digit
+    int64_t place = 0;
+    for (int d = 0; d < kDigits; d++) {
+      const int64_t here = count[d];
+      count[d] = place;
+      place += here;
+    }
+    for (int64_t i = 0; i < n; i++) room[count[items[i].key >> (p * kDigit) & (kDigits - 1)]++] = items[i];
+    Item<Key>* other = items;
+    items = room;
+    room = other;
+  }
+  return items;
+}
+
+// The first `wanted` of all items, in order, kept so while the others pass by.
+template <class T, class Key>
+void keep_first(const T* x, int64_t step, int64_t n, Key flip, int64_t wanted, Item<Key>* kept) {
+  for (int64_t i = 0; i < wanted; i++) kept[i] = {static_cast<Key>(key_of(x[i * step]) ^ flip), static_cast<Key>(i)};
+  insert_all(kept, wanted);
+  Key worst = kept[wanted - 1].key;
+  for (int64_t i = wanted; i < n; i++) {
+    const Key key = key_of(x[i * step]) ^ flip;
+    if (key >= worst) continue;
+    int64_t j = wanted - 1;
+    for (; j > 0 && key < kept[j - 1].key; j--) kept[j] = kept[j - 1];
+    kept[j] = {key, static_cast<Key>(i)};
+    worst = kept[wanted - 1].key;
+  }
+}
+
+// Of one row the numbers of its first `wanted` elements.
+template <class T>
+void order_row(const Exec* exec, const T* x, int64_t step, int64_t n, bool descending, int64_t* y, int64_t y_step,
+               int64_t wanted) {
+  using Key = decltype(key_of(T()));
+  auto* items = scratch<Item<Key>>(exec, 0, 2 * n);
+  const Key flip = descending ? static_cast<Key>(~Key(0)) : 0;
+  int64_t many = n;
+  const Item<Key>* found = items;
+  if (wanted <= kKept && wanted < n / 4) {
+    keep_first(x, step, n, flip, wanted, items);
+  } else if (wanted < n / 4 && n > kFew) {  // leave out what is behind the coarse digit of the last one wanted
+    constexpr int kShift = sizeof(Key) * 8 - kCoarse;
+    auto* counts = scratch<int64_t>(exec, 1, int64_t(1) << kCoarse);
+    std::memset(counts, 0, sizeof(int64_t) << kCoarse);
+    for (int64_t i = 0; i < n; i++) counts[(key_of(x[i * step]) ^ flip) >> kShift]++;
+    Key last = 0;
+    for (int64_t before = counts[0]; before < wanted; before += counts[++last]) {
+    }
+    many = 0;
+    for (int64_t i = 0; i < n; i++) {
+      const Key key = key_of(x[i * step]) ^ flip;
+      items[many] = {key, static_cast<Key>(i)};
+      many += key >> kShift <= last;
+    }
+    found = sorted(items, items + n, many);
+  } else {
+    for (int64_t i = 0; i < n; i++) items[i] = {static_cast<Key>(key_of(x[i * step]) ^ flip), static_cast<Key>(i)};
+    found = sorted(items, items + n, n);
+  }
+  for (int64_t i = 0; i < wanted; i++) y[i * y_step] = static_cast<int64_t>(found[i].number);
+}
+
+constexpr int kSearches = 8;  // that go on side by side, each waiting for what it reads
+
+// How many of `count` sorted numbers of each row stand before a value.
+template <class T>
+void search(const T* const* rows, int64_t step, int64_t count, const T* values, bool right, int64_t* found) {
+  for (int k = 0; k < kSearches; k++) found[k] = 0;
+  for (int64_t left = count; left > 0;) {
+    const int64_t half = (left + 1) / 2;
+    for (int k = 0; k < kSearches; k++) {
+      const T middle = rows[k][(found[k] + half - 1) * step];
+      const bool before = right ? middle <= values[k] : middle < values[k];
+      found[k] += before ? half : 0;
+    }
+    left -= half;
+  }
+}
+
+// Views without one axis, whose lanes are walked together.
+template <int N>
+struct Rows {
+  View views[N];
+  int64_t size[N], step[N];  // of the axis
+
+  Rows(const View* const (&given)[N], int axis) {
+    for (int k = 0; k < N; k++) {
+      View& v = views[k] = *given[k];
+      size[k] = v.shape[axis];
+      step[k] = v.stride[axis];
+      v.rank--;
+      for (int d = axis; d < v.rank; d++) v.shape[d] = v.shape[d + 1], v.stride[d] = v.stride[d + 1];
+    }
+  }
+
+  // f(offsets) for every row.
+  template <class F>
+  void each(const Exec* exec, int64_t work, const F& f) const {
+    const View* all[N];
+    for (int k = 0; k < N; k++) all[k] = &views[k];
+    const Loop<N> loop = loop_over<N>(all);
+    parallel_ranges(exec, loop.outer() * loop.inner(), work, [&](int64_t begin, int64_t end) {
+      auto o = Odometer<N>::start(loop, loop.rank, begin);
+      for (int64_t i = begin; i < end; i++, o.next()) f(o.at);
+    });
+  }
+};
+
+}  // namespace
+
+// Numbers along an axis of the first y.shape[axis] elements in order, equal ones in theirs.
+void argsort(const argsort_args& c) {
+  if (c.out.y.size() == 0) return;
+  const int axis = static_cast<int>(c.attr.axis);
+  const Rows<2> rows({&c.out.y, &c.in.x}, axis);
+  const bool descending = c.attr.descending != 0;
+  with_type<argsort_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    rows.each(c.exec, 16 * rows.size[1], [&](const int64_t* at) {
+      order_row(c.exec, c.in.x.as<T>() + at[1], rows.step[1], rows.size[1], descending, c.out.y.as<int64_t>() + at[0],
+                rows.step[0], smaller(rows.size[0], rows.size[1]));
+    });
+  });
+}
+
+// Where values (..., M) stand in sorted numbers (..., N): before equal ones, or `right` of them; NaN behind all.
+void searchsorted(const searchsorted_args& c) {
+  if (c.out.y.size() == 0) return;
+  const int last = c.out.y.rank - 1;
+  const int64_t count = c.in.numbers.shape[last], step = c.in.numbers.stride[last];
+  View numbers = c.in.numbers;  // one row of them for every value
+  numbers.shape[last] = c.out.y.shape[last];
+  numbers.stride[last] = 0;
+  const Loop<3> loop = loop_over({&c.out.y, &c.in.values, &numbers});
+  const int64_t* strides[3];
+  for (int k = 0; k < 3; k++) strides[k] = &loop.stride[k][loop.rank - 1];
+  const bool right = c.attr.right != 0;
+  with_type<searchsorted_args::In::numbers_dtypes>(c.in.values.dtype, [&](auto t) {
+    using T = decltype(t);
+    for_pieces(c.exec, loop, kSearches, [&](const int64_t* at, int64_t first, int64_t many) {
+      for (int64_t i = first; i < first + many; i += kSearches) {
+        const int n = static_cast<int>(smaller(kSearches, first + many - i));
+        const T* rows[kSearches];
+        T values[kSearches] = {};
+        int64_t found[kSearches];
+        for (int k = 0; k < kSearches; k++)
+          rows[k] = c.in.numbers.as<T>() + at[2] + smaller(i + k, i + n - 1) * *strides[2];
+        for (int k = 0; k < n; k++) values[k] = c.in.values.as<T>()[at[1] + (i + k) * *strides[1]];
+        search(rows, step, count, values, right, found);
+        for (int k = 0; k < n; k++) {
+          const bool number = values[k] == values[k];
+          c.out.y.as<int64_t>()[at[0] + (i + k) * *strides[0]] = number ? found[k] : count;
+        }
+      }
+    });
+  });
+}
+
+// Sums of all elements up to each along an axis, from its end if `reverse`.
+void cumsum(const cumsum_args& c) {
+  if (c.out.y.size() == 0) return;
+  const int axis = static_cast<int>(c.attr.axis);
+  const Rows<2> rows({&c.out.y, &c.in.x}, axis);
+  const int64_t n = rows.size[0], turn = c.attr.reverse ? n - 1 : 0, sign = c.attr.reverse ? -1 : 1;
+  const int64_t x_step = sign * rows.step[1], y_step = sign * rows.step[0];
+  with_type<cumsum_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    constexpr int64_t kTogether = 16;  // rows side by side in memory
+    const View &y = rows.views[0], &x = rows.views[1];
+    const int64_t width = y.rank ? y.shape[y.rank - 1] : 1;
+    if (y.rank && width > 1 && y.stride[y.rank - 1] == 1 && x.stride[x.rank - 1] == 1) {
+      Rows<2> outer({&y, &x}, y.rank - 1);
+      outer.each(c.exec, n * width, [&](const int64_t* at) {
+        for (int64_t first = 0; first < width; first += kTogether) {
+          const int64_t lanes = smaller(kTogether, width - first);
+          const T* from = c.in.x.as<T>() + at[1] + first + turn * rows.step[1];
+          T* to = c.out.y.as<T>() + at[0] + first + turn * rows.step[0];
+          Accumulator<T> total[kTogether] = {};
+          for (int64_t i = 0; i < n; i++, from += x_step, to += y_step)
+            for (int64_t j = 0; j < lanes; j++) to[j] = static_cast<T>(total[j] += from[j]);
+        }
+      });
+      return;
+    }
+    rows.each(c.exec, n, [&](const int64_t* at) {
+      const T* from = c.in.x.as<T>() + at[1] + turn * rows.step[1];
+      T* to = c.out.y.as<T>() + at[0] + turn * rows.step[0];
+      Accumulator<T> total = 0;
+      for (int64_t i = 0; i < n; i++, from += x_step, to += y_step) *to = static_cast<T>(total += *from);
+    });
+  });
+}
+
+}  // namespace needle::NEEDLE_ISA

@@ -1,0 +1,111 @@
+"""Norms of rows behind the product that makes them: a block of rows is normalised while it lies in a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from needle.executor.rewriting import PlanSteps, next_to_each_other
+from needle.executor.step import Step
+from needle.graph import Node
+from needle.graph.engine import Fusion
+from needle.graph.matcher import Match
+from needle.graph.steps import Steps
+
+from .pairs import added, adds_one_of_its_shape, as_rows, ends_in_sums
+from .target import CPU
+
+
+class NormMatch(Match):
+    """A product, what is added to it, if anything, and the norm of the sums, which others may read, too."""
+
+    closed = True
+
+    @property
+    def outputs(self) -> list[Node]:
+        return self.nodes[-2:]
+
+
+class NormPattern:
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
+
+    def __len__(self) -> int:
+        return 3
+
+    def matches(self, root: Node, steps: Steps) -> Iterator[Match]:
+        norm = steps.get(root)
+        if not isinstance(steps, PlanSteps) or norm is None or norm.op != self.kernel:
+            return
+        last = steps.get(norm.inputs[0])
+        if last is not None and last.op == "add":
+            for source in last.inputs:
+                if source in steps and steps[source].op == "matmul_packed":
+                    yield NormMatch({"product": steps[source], "add": last, "norm": norm})
+        elif last is not None and last.op == "matmul_packed":
+            yield NormMatch({"product": last, "norm": norm})
+
+
+def parts(match: Match) -> tuple[Step, Step, Step]:
+    """The product, what makes the sums, and their norm."""
+    first, *_, last = targets = [n.target for n in match.nodes]
+    return first, targets[-2], last
+
+
+def adds_rows(match: Match) -> str | None:
+    return adds_one_of_its_shape(match) if "add" in match else None
+
+
+def normalises_its_rows(match: Match) -> str | None:
+    product, _, norm = parts(match)
+    same = norm.inputs["x"].shape == product.outs[0].shape and as_rows(norm.outs[0], product) is not None
+    return None if same else f"{norm.label} normalises other rows than {product.label} makes"
+
+
+def gives_no_statistics(match: Match) -> str | None:
+    plan, (*_, norm) = match.root.meta["plan"], parts(match)
+    return f"the statistics of {norm.label} are read" if any(plan.read_by[plan.order[match.root]][1:]) else None
+
+
+def has_room_for_both(match: Match) -> str | None:
+    """Rows are finished one block after the other: what others are made from may not be where they go."""
+    product, sums, norm = parts(match)
+    read = [a._handle for a in product.ins]
+    blocked = any(out._handle is h for out in (sums.outs[0], norm.outs[0]) for h in read)
+    if blocked or ("add" in match and added(match)._handle is norm.outs[0]._handle):
+        return f"{norm.label} goes where {product.label} reads"
+    return None
+
+
+def with_norm(match: Match) -> Step:
+    product, sums, norm = parts(match)
+    plan, rms = match.root.meta["plan"], norm.kernel == "rms_norm"
+    out: Any = as_rows(norm.outs[0], product)
+    needed = any(j != plan.order[match.root] for j in plan.read_by[plan.order[match.nodes[-2]]][0])
+    kept: Any = as_rows(sums.outs[0], product) if needed else out
+    inputs = product.inputs | {
+        name: norm.inputs[given] for name, given in (("weight", "weight"), ("shift", "bias")) if given in norm.inputs
+    }
+    if "add" in match:
+        inputs["residual"] = as_rows(added(match), product)  # type: ignore[assignment]
+    return Step("matmul_norm", [kept, out], inputs, {"eps": norm.attrs["eps"], "rms": float(rms)}, "")
+
+
+for name, kernel in (("LinearLayerNorm", "layer_norm"), ("LinearRMSNorm", "rms_norm")):
+    CPU.rules.register(
+        Fusion(
+            name,
+            NormPattern(kernel),
+            with_norm,
+            (
+                next_to_each_other,
+                ends_in_sums,
+                adds_rows,
+                normalises_its_rows,
+                gives_no_statistics,
+                has_room_for_both,
+            ),
+            family="LinearNorm",
+            why="the task that writes the last sums of some rows normalises them while they lie in a cache",
+        )
+    )

@@ -1,0 +1,295 @@
+"""Ops that move, sort and sample beside torch's: `python profiling/movement.py [--json FILE] [--threads N] [--rows NAME ...]`.
+
+A torch function is converted and compiled; the steps of its plan and torch's eager call are timed in turns, on the same
+values. The ratio is torch's time over the plan's: over 1, needle is faster. What has no plan (its size depends on values) is
+timed eagerly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import needle as ndl
+import torch2needle
+from needle.ops.nn.grid_sample import MODES, PADDINGS, GridSampleGrad
+from needle.profiler import cpu_name
+
+SECONDS = 0.02  # that a round of a row takes at least
+
+
+class Row(NamedTuple):
+    family: str
+    size: str
+    call: Callable[..., Any]
+    inputs: tuple[torch.Tensor, ...]
+    counted: bool = False  # the result's size depends on values
+    ours: Callable[..., Any] | None = None  # a function of needle in place of the converted one
+
+
+class Call(nn.Module):
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.call(*inputs)
+
+
+# rows of a table, their width, how many are moved
+TABLES = [(64, 1, 64), (1000, 64, 1000), (100_000, 1, 100_000), (10_000, 64, 10_000), (2000, 768, 2000)]
+TABLES += [(1_000_000, 1, 1_000_000), (10_000_000, 1, 1_000_000)]
+
+
+def tables() -> Iterator[Row]:
+    """Rows and elements by numbers: every number once, or all of a few."""
+    for rows, width, moved in TABLES:
+        x, source = torch.randn(rows, width), torch.randn(moved, width)
+        for name, number in (
+            ("apart", torch.randperm(rows)[:moved]),
+            ("colliding", torch.randint(min(rows, 16), (moved,))),
+        ):
+            size = f"{rows} x {width}, {moved} {name}"
+            wide = number[:, None].expand(moved, width).contiguous()
+            flat = (x[:, 0].contiguous(), number, source[:, 0].contiguous()) if width == 1 else (x, number, source)
+            yield Row("index_add", size, lambda x, i, s: x.index_add(0, i, s), flat)
+            yield Row("index_select", size, lambda x, i: x.index_select(0, i), (x, number))
+            yield Row("gather", size, lambda x, i: x.gather(0, i), (x, wide))
+            yield Row("scatter", size, lambda x, i, s: x.scatter(0, i, s), (x, wide, source))
+            yield Row("scatter_add", size, lambda x, i, s: x.scatter_add(0, i, s), (x, wide, source))
+            for reduce in ("amax", "mean", "prod"):
+                yield Row(
+                    f"scatter_reduce {reduce}",
+                    size,
+                    lambda x, i, s, r=reduce: x.scatter_reduce(0, i, s, r),
+                    (x, wide, source),
+                )
+            yield Row("index_put", size, lambda x, i, s: x.index_put((i,), s), flat)
+            yield Row("index_put accumulate", size, lambda x, i, s: x.index_put((i,), s, accumulate=True), flat)
+    for batch, width, moved in ((64, 100, 100), (1000, 1000, 1000), (16, 100_000, 1000)):
+        x, number, source = torch.randn(batch, width), torch.randint(width, (batch, moved)), torch.randn(batch, moved)
+        size = f"{batch} x {width}, {moved} of each"
+        yield Row("gather", size, lambda x, i: x.gather(1, i), (x, number))
+        yield Row("scatter", size, lambda x, i, s: x.scatter(1, i, s), (x, number, source))
+        yield Row("scatter_add", size, lambda x, i, s: x.scatter_add(1, i, s), (x, number, source))
+    for count, width, bags in ((1000, 64, 100), (30_000, 128, 2000)):
+        weight, number = torch.randn(count, width), torch.randint(count, (bags, 20))
+        for mode in ("sum", "mean", "max"):
+            yield Row(
+                f"embedding_bag {mode}",
+                f"{count} x {width}, {bags} x 20",
+                lambda i, w, m=mode: F.embedding_bag(i, w, mode=m),
+                (number, weight),
+            )
+
+
+# images or volumes, and the size of what is read of them
+GRIDS = [
+    ((1, 3, 32, 32), (32, 32)),
+    ((8, 64, 56, 56), (56, 56)),
+    ((1, 3, 512, 512), (512, 512)),
+    ((1, 16, 8, 32, 32), (8, 32, 32)),
+]
+
+
+def grids() -> Iterator[Row]:
+    for shape, out in GRIDS:
+        rank = len(out)
+        x, grid = torch.randn(shape), torch.rand(shape[0], *out, rank) * 2.2 - 1.1
+        for mode in ("bilinear", "nearest", "bicubic")[: 3 if rank == 2 else 2]:
+            for padding in ("zeros", "border", "reflection"):
+                for corners in (False, True):
+                    name = f"grid_sample {mode} {padding}"
+                    call = lambda x, g, m=mode, p=padding, c=corners: F.grid_sample(x, g, m, p, c)  # noqa: E731
+                    size = f"{shape} at {out}" + ", corners" * corners
+                    yield Row(name, size, call, (x, grid))
+                    back = getattr(torch.ops.aten, f"grid_sampler_{rank}d_backward")
+                    numbers = (MODES.index(mode), PADDINGS.index(padding), corners, [True, True])
+                    theirs = lambda x, g, dy, b=back, n=numbers: b(dy, x, g, *n)  # noqa: E731
+                    ours = lambda *t, m=mode, p=padding, c=corners: GridSampleGrad(m, p, c)(*t)  # noqa: E731
+                    dy = torch.randn(*shape[:2], *out)
+                    yield Row(f"{name} gradient", size, theirs, (x, grid, dy), ours=ours)
+
+
+NUMBERS = [(16, 64), (1000, 10), (1, 1000), (64, 1000), (1, 100_000), (1, 1_000_000)]
+
+
+def rows_of_numbers() -> Iterator[Row]:
+    """Along an axis: order, running sums, places."""
+    for shape in NUMBERS:
+        x = torch.randn(shape)
+        size = f"{shape[0]} x {shape[1]}"
+        yield Row("sort", size, lambda x: x.sort(-1)[0], (x,))
+        yield Row("sort stable", size, lambda x: torch.sort(x, stable=True, dim=-1)[0], (x,))
+        yield Row("argsort int64", size, lambda x: x.argsort(-1), (x * 1000).long()[None].unbind(0))
+        yield Row("topk 5", size, lambda x: x.topk(5)[0], (x,))
+        yield Row("median", size, lambda x: x.median(-1)[0], (x,))
+        yield Row("kthvalue", size, lambda x: x.kthvalue(3)[0], (x,))
+        yield Row("cumsum", size, lambda x: x.cumsum(-1), (x,))
+        yield Row("cumprod", size, lambda x: x.cumprod(-1), (x,))
+        yield Row("cummax", size, lambda x: x.cummax(-1)[0], (x,))
+        yield Row("logcumsumexp", size, lambda x: x.logcumsumexp(-1), (x,))
+        yield Row("argmax", size, lambda x: x.argmax(-1), (x,))
+        yield Row("max", size, lambda x: x.max(-1)[0], (x,))
+        ordered = torch.linspace(-3, 3, 256)
+        yield Row("searchsorted 256", size, lambda x, o: torch.searchsorted(o, x), (x, ordered))
+        yield Row("bucketize 256", size, lambda x, o: torch.bucketize(x, o), (x, ordered))
+    x = torch.randn(1000, 64)
+    yield Row("cumsum", "1000 x 64 along 0", lambda x: x.cumsum(0), (x,))
+    yield Row("sort", "1000 x 64 along 0", lambda x: x.sort(0)[0], (x,))
+    for n in (1000, 1_000_000):
+        whole = torch.randint(1000, (n,))
+        yield Row("unique", f"{n}", lambda x: torch.unique(x), (whole,), True)
+        yield Row("bincount", f"{n}", lambda x: torch.bincount(x), (whole,), True)
+        yield Row("nonzero", f"{n}", lambda x: torch.nonzero(x), (whole % 2,), True)
+        yield Row("masked_select", f"{n}", lambda x, m: x[m], (torch.randn(n), whole > 500), True)
+        yield Row("histc", f"{n}", lambda x: torch.histc(x, 100, -3, 3), (torch.randn(n),))
+        yield Row("one_hot", f"{n // 100}", lambda x: F.one_hot(x, 1000), (whole[: n // 100],))
+
+
+def images() -> Iterator[Row]:
+    for shape in ((1, 3, 32, 32), (8, 64, 56, 56), (1, 3, 512, 512)):
+        x, size = torch.randn(shape), " x ".join(map(str, shape))
+        for mode in ("nearest", "bilinear", "bicubic", "area"):
+            corners = {"align_corners": False} if mode in ("bilinear", "bicubic") else {}
+            for factor in (2, 0.5):
+                yield Row(
+                    f"interpolate {mode}",
+                    f"{size} by {factor}",
+                    lambda x, m=mode, f=factor, c=corners: F.interpolate(x, scale_factor=f, mode=m, **c),
+                    (x,),
+                )
+        for mode in ("constant", "reflect", "replicate", "circular"):
+            yield Row(f"pad {mode}", size, lambda x, m=mode: F.pad(x, (3, 2, 1, 4), mode=m), (x,))
+        yield Row("unfold 3x3", size, lambda x: F.unfold(x, 3, padding=1), (x,))
+        yield Row("fold 3x3", size, lambda x, s=shape: F.fold(x, s[2:], 3, padding=1), (F.unfold(x, 3, padding=1),))
+        yield Row("fold 2x2/2", size, lambda x, s=shape: F.fold(x, s[2:], 2, stride=2), (F.unfold(x, 2, stride=2),))
+        pooled, places = F.max_pool2d(x, 2, return_indices=True)
+        yield Row("max_unpool2d", size, lambda x, i: F.max_unpool2d(x, i, 2), (pooled, places))
+        yield Row("max_pool2d places", size, lambda x: F.max_pool2d(x, 2, return_indices=True)[1], (x,))
+        yield Row("flip", size, lambda x: x.flip(-1) + 0, (x,))
+        yield Row("flip rows", size, lambda x: x.flip(2) + 0, (x,))
+        yield Row("roll", size, lambda x: x.roll((3, -2), (2, 3)), (x,))
+        yield Row("tril", size, lambda x: x.tril(), (x,))
+        yield Row("triu", size, lambda x: x.triu(1), (x,))
+        yield Row("where", size, lambda m, x, y: torch.where(m, x, y), (x > 0, x, -x))
+        yield Row("masked_fill", size, lambda m, x: x.masked_fill(m, 1.0), (x > 0, x))
+        yield Row("cat channels", size, lambda x, y: torch.cat((x, y), 1), (x, -x))
+        yield Row("cat last", size, lambda x, y: torch.cat((x, y), -1), (x, -x))
+        yield Row("stack first", size, lambda x, y: torch.stack((x, y)), (x, -x))
+        yield Row("stack last", size, lambda x, y: torch.stack((x, y), -1), (x, -x))
+        yield Row("repeat", size, lambda x: x.repeat(2, 1, 1, 2), (x,))
+        yield Row("repeat_interleave", size, lambda x: x.repeat_interleave(2, -1), (x,))
+        yield Row("permute", size, lambda x: x.permute(0, 2, 3, 1).contiguous(), (x,))
+        yield Row("transpose", size, lambda x: x.transpose(2, 3).contiguous(), (x,))
+        if shape[2] % 8 == 0:
+            yield Row("pixel_unshuffle", size, lambda x: F.pixel_unshuffle(x, 2), (x,))
+        if shape[1] % 4 == 0:
+            yield Row("pixel_shuffle", size, lambda x: F.pixel_shuffle(x, 2), (x,))
+    for n, d in ((64, 3), (1000, 16), (1000, 256)):
+        for p in (2.0, 1.0):
+            yield Row(
+                f"cdist {p:g}",
+                f"{n} x {d}",
+                lambda x, y, p=p: torch.cdist(x, y, p),
+                (torch.randn(n, d), torch.randn(n, d)),
+            )
+
+
+FAMILIES = {"tables": tables, "grids": grids, "numbers": rows_of_numbers, "images": images}
+
+
+def timed(call: Callable[[], Any], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
+
+
+def all_of(results: Any) -> list[torch.Tensor]:
+    made = results if isinstance(results, tuple | list) else (results,)
+    return [torch.as_tensor(r.numpy()) for r in made]
+
+
+def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    if not theirs.numel():
+        return 0.0
+    return float((ours.double() - theirs.double()).abs().max()) / max(1.0, float(theirs.double().abs().max()))
+
+
+def measure(row: Row, rounds: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"family": row.family, "size": row.size}
+    arrays = [t.numpy() for t in row.inputs]
+    given = [ndl.Tensor(a, requires_grad=False) for a in arrays]
+    with torch.no_grad():
+        want = all_of(row.call(*row.inputs))
+    net: Any = row.ours or torch2needle.convert(Call(row.call).eval(), row.inputs, dynamic=False)
+    ours: Callable[[], Any] | None = None
+    if row.counted:
+        ours = lambda: net(*given)  # noqa: E731
+        got = all_of(ours())
+    else:
+        exe = ndl.compile(net, tuple(given))
+        got, found["steps"] = all_of(exe(*given)), exe.plan.names
+    theirs = lambda: row.call(*row.inputs)  # noqa: E731
+    found["error"] = max(map(error, got, want))
+    with torch.no_grad():
+        count = max(3, min(200, round(SECONDS / max(1e-9, timed(theirs, 2)))))
+        times, torchs = [], []
+        for _ in range(rounds):
+            if ours:
+                times.append(timed(ours, count))
+            else:
+                times.append(sum(t for *_, t in exe.profile(*given, rounds=min(count, 50))))
+            torchs.append(timed(theirs, count))
+    ratios = sorted(t / s for t, s in zip(torchs, times, strict=True))
+    found |= {"ours_us": 1e6 * statistics.median(times), "torch_us": 1e6 * statistics.median(torchs)}
+    return found | {"ratio": statistics.median(ratios), "least": ratios[0], "largest": ratios[-1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--rows", nargs="*", help="rows whose family begins so")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    ndl.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    print(f"{cpu_name()}, {ndl.isa()}, {args.threads} threads")
+    rows = []
+    for family in args.families:
+        for row in FAMILIES[family]():
+            if args.rows and not row.family.startswith(tuple(args.rows)):
+                continue
+            if args.json:  # after every row: a run of all of them takes minutes
+                facts = {"cpu": cpu_name(), "isa": ndl.isa(), "threads": args.threads, "rows": rows}
+                args.json.write_text(json.dumps(facts, indent=1) + "\n")
+            try:
+                rows.append(r := measure(row, args.rounds))
+            except Exception as e:  # a row that fails is a finding, and the others go on
+                print(f"{row.family:28}{row.size:34} FAILED {type(e).__name__}: {str(e)[:150]}", flush=True)
+                continue
+            span = f"({r['least']:.2f} to {r['largest']:.2f})"
+            print(
+                f"{row.family:28}{row.size:34}{r['ours_us']:10.1f} us  torch {r['torch_us']:10.1f} us  {r['ratio']:6.2f} {span}"
+                + f"  error {r['error']:.1e}" * (r["error"] > 1e-5),
+                flush=True,
+            )
+    ratios = [r["ratio"] for r in rows]
+    print(f"least ratio {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()
