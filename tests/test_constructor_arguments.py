@@ -113,7 +113,7 @@ def test_every_argument_of_every_layer_has_a_check(layer: Any) -> None:
 def test_declared_layers_take_their_fields_in_order() -> None:
     names = {c: list(inspect.signature(c).parameters) for c in (nn.MaxPool1d, nn.AvgPool3d, nn.Threshold, nn.ReLU)}
     window = ["kernel_size", "stride", "padding"]
-    assert names[nn.MaxPool1d] == [*window, "dilation", "ceil_mode"]
+    assert names[nn.MaxPool1d] == [*window, "dilation", "ceil_mode", "return_indices"]
     assert names[nn.AvgPool3d] == [*window, "ceil_mode", "count_include_pad", "divisor_override"]
     assert names[nn.Threshold] == ["threshold", "value"]
     assert names[nn.ReLU] == ["device", "dtype"]

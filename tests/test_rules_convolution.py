@@ -131,13 +131,13 @@ def cls_function(cls: Any) -> Callable:
 
 
 ERRORS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
-    "unbatched": (
-        nn.Conv1d(4, 6, 3),
-        (4, 9),
-        r"\[conv1d\] expects an input \(N, C, L\) and a 3-d weight, got \(4, 9\)",
+    "no channels": (nn.Conv1d(4, 6, 3), (9,), r"\[conv1d\] expects an input \(N, C, L\) and a 3-d weight, got \(9,\)"),
+    "no channels of a volume": (nn.Conv3d(4, 6, 3), (5, 5, 5), r"\[conv3d\] expects an input \(N, C, D, H, W\)"),
+    "an image for a line": (
+        nn.ConvTranspose1d(4, 6, 3),
+        (1, 4, 9, 9),
+        r"\[conv_transpose1d\] expects an input \(N, C, L\)",
     ),
-    "unbatched volume": (nn.Conv3d(4, 6, 3), (4, 5, 5, 5), r"\[conv3d\] expects an input \(N, C, D, H, W\)"),
-    "unbatched transpose": (nn.ConvTranspose1d(4, 6, 3), (4, 9), r"\[conv_transpose1d\] expects an input \(N, C, L\)"),
     "channels": (nn.Conv3d(4, 6, 1), (1, 3, 2, 2, 2), r"\[conv3d\] weight expects 4 input channels, got 3\."),
     "too small": (nn.Conv1d(4, 6, 5), (1, 4, 4), r"\[conv1d\] kernel \(5,\) is larger than the padded input \(4,\)\."),
     "too small by one with stride": (nn.Conv2d(4, 6, 3, 2), (1, 4, 2, 5), r"\[conv2d\] kernel .* is larger"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -101,35 +102,54 @@ def test_of_equal_values_the_same_one_gets_the_gradient(name: str) -> None:
     converts(nn.Sequential(module), torch.randint(0, 2, shape).float())
 
 
-REFUSED: dict[str, nn.Module] = {
-    "module": nn.Sequential(nn.MaxPool2d(2, return_indices=True)),
-    "adaptive module": nn.Sequential(nn.AdaptiveMaxPool1d(2, return_indices=True)),
-    "function": Calls(lambda x: F.max_pool2d(x, 2, return_indices=True)[0]),
-    "function 1d": Calls(lambda x: F.max_pool1d(x, 2, return_indices=True)[0]),
-    "adaptive function": Calls(lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)[0]),
+def unpooled(x: torch.Tensor, pool: nn.Module, back: nn.Module) -> torch.Tensor:
+    y, places = pool(x)
+    return back(y * 2, places, output_size=x.shape)
+
+
+PLACES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "module": (nn.Sequential(nn.MaxPool2d((3, 2), 2, (1, 0), (1, 2), True, True)), IMAGE),
+    "one axis": (nn.Sequential(nn.MaxPool1d(3, 2, 1, return_indices=True)), LINE),
+    "adaptive": (nn.Sequential(nn.AdaptiveMaxPool3d((2, None, 3), return_indices=True)), VOLUME),
+    "function": (Calls(lambda x: F.max_pool3d(x, 2, return_indices=True)), VOLUME),
+    "one sample": (Calls(lambda x: F.max_pool2d(x, 2, return_indices=True)), IMAGE[1:]),
+    "and back": (Calls(unpooled, nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)), IMAGE),
+    "and back, one axis": (Calls(unpooled, nn.MaxPool1d(3, 2, return_indices=True), nn.MaxUnpool1d(3, 2)), LINE),
+    "and back, three axes": (Calls(unpooled, nn.MaxPool3d(2, return_indices=True), nn.MaxUnpool3d(2)), VOLUME),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_indices_are_refused(name: str) -> None:
-    with pytest.raises(torch2needle.ConversionError, match="return_indices=True is not supported"):
-        torch2needle.convert(REFUSED[name])
+@everywhere
+@pytest.mark.parametrize("name", PLACES)
+def test_places_of_maxima(name: str) -> None:
+    module, shape = PLACES[name]
+    converts(module, shape, example=True, batch=len(shape) != 3)
+
+
+@pytest.mark.parametrize("values", [[0.0, 0, 0, 0], [-math.inf] * 4, [1, math.nan, math.nan, 2], [math.nan, 3, 1, 1]])
+def test_places_of_equal_and_missing_values(values: list[float]) -> None:
+    x = torch.tensor(values).view(1, 1, 4)
+    model = Calls(lambda x: F.max_pool1d(x, 4, 2, 2, return_indices=True)).eval()
+    net = torch2needle.convert(model, (x,))
+    assert (net(x)[1].numpy() == model(x)[1].numpy()).all()
+
+
+def test_numbers_that_no_image_has() -> None:
+    net = torch2needle.convert(Calls(lambda x: F.max_unpool1d(x, (x * 0 + 9).long(), 2)), (torch.ones(1, 1, 5),))
+    with pytest.raises(IndexError, match=r"\[max_unpool\] index expects numbers in \[0, 6\), got 9 to 9"):
+        net(torch.ones(1, 1, 3))
 
 
 ERRORS: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
-    "unbatched": (
-        nn.AvgPool3d(2),
-        (3, 4, 4, 4),
-        r"\[avg_pool3d\] expects shape \(N, C, D, H, W\), got \(3, 4, 4, 4\)\.",
-    ),
-    "unbatched line": (nn.MaxPool1d(2), (3, 4), r"\[max_pool1d\] expects shape \(N, C, L\), got \(3, 4\)\."),
+    "no channels": (nn.AvgPool3d(2), (4, 4, 4), r"\[avg_pool3d\] expects shape \(N, C, D, H, W\), got \(4, 4, 4\)\."),
+    "no channels of a line": (nn.MaxPool1d(2), (4,), r"\[max_pool1d\] expects shape \(N, C, L\), got \(4,\)\."),
     "padding": (
         nn.MaxPool1d(2, padding=2),
         (1, 3, 4),
         r"\[MaxPool1d\] padding expects at most half of kernel_size 2, got 2",
     ),
     "too small": (nn.AvgPool2d(5), (1, 3, 4, 9), r"\[avg_pool2d\] kernel \(5, 5\) is larger than the padded input"),
-    "adaptive": (nn.AdaptiveMaxPool2d(2), (3, 4, 4), r"\[adaptive_max_pool2d\] expects shape \(N, C, H, W\)"),
+    "adaptive": (nn.AdaptiveMaxPool2d(2), (4, 4), r"\[adaptive_max_pool2d\] expects shape \(N, C, H, W\)"),
 }
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "L1Loss",
     "MSELoss",
     "MarginRankingLoss",
+    "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
     "NLLLoss",
@@ -107,6 +108,12 @@ class MultiMarginLoss(Loss, function=ops.multi_margin_loss):
     p: int = 1
     margin: float = 1.0
     weight: Any = None
+    reduction: str = "mean"
+
+
+class MultiLabelMarginLoss(Loss, function=ops.multilabel_margin_loss):
+    """Of numbers (N, C) or (C,), and class numbers of that shape, those before the first -1."""
+
     reduction: str = "mean"
 
 

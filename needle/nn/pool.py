@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from needle import ops
+from needle.autograd import Tensor
+from needle.ops.nn.pool import window
 from needle.ops.nn.spatial import per_axis
 
 from .arguments import integers
-from .function import Function
+from .function import Declared, Function
+from .module import OWN
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -23,6 +26,9 @@ __all__ = [
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "MaxUnpool1d",
+    "MaxUnpool2d",
+    "MaxUnpool3d",
 ]
 
 
@@ -42,9 +48,27 @@ class Windows(Function):
             raise ValueError(f"[{label}] padding expects at most half of kernel_size {kernel}, got {padding}.")
 
 
+def is_one_node(pool: Any) -> bool:
+    """Not with two results: graphs then look inside."""
+    return type(pool).__module__.startswith(OWN) and not pool.return_indices
+
+
+LEAF: Any = property(is_one_node)
+
+
 class MaxPool2d(Windows, function=ops.max_pool2d):
+    """See ops.max_pool2d. return_indices: also where the maxima lie, as ops.max_pool_places has it."""
+
+    axes: ClassVar[int] = 2
+    is_leaf = LEAF
     dilation: Any = 1
     ceil_mode: bool = False
+    return_indices: bool = False
+
+    def forward(self, x: Tensor) -> Any:
+        *window, places = self.values()
+        values = self.function(x, *window)
+        return (values, ops.max_pool_places(x, *window, axes=self.axes)) if places else values
 
 
 class AvgPool1d(Windows, function=ops.avg_pool1d):
@@ -63,10 +87,12 @@ class AdaptivePool(Function):
     output_size: Any
 
 
-class MaxPool1d(MaxPool2d, function=ops.max_pool1d): ...
+class MaxPool1d(MaxPool2d, function=ops.max_pool1d):
+    axes = 1
 
 
-class MaxPool3d(MaxPool2d, function=ops.max_pool3d): ...
+class MaxPool3d(MaxPool2d, function=ops.max_pool3d):
+    axes = 3
 
 
 class AvgPool3d(AvgPool2d, function=ops.avg_pool3d): ...
@@ -81,10 +107,55 @@ class AdaptiveAvgPool2d(AdaptivePool, function=ops.adaptive_avg_pool2d): ...
 class AdaptiveAvgPool3d(AdaptivePool, function=ops.adaptive_avg_pool3d): ...
 
 
-class AdaptiveMaxPool1d(AdaptivePool, function=ops.adaptive_max_pool1d): ...
+class AdaptiveMaxPool1d(AdaptivePool, function=ops.adaptive_max_pool1d):
+    """return_indices: also where the maxima lie, as ops.adaptive_max_pool_places has it."""
+
+    axes: ClassVar[int] = 1
+    is_leaf = LEAF
+    return_indices: bool = False
+
+    def forward(self, x: Tensor) -> Any:
+        values = self.function(x, self.output_size)
+        if not self.return_indices:
+            return values
+        return values, ops.adaptive_max_pool_places(x, self.output_size, axes=self.axes)
 
 
-class AdaptiveMaxPool2d(AdaptivePool, function=ops.adaptive_max_pool2d): ...
+class AdaptiveMaxPool2d(AdaptiveMaxPool1d, function=ops.adaptive_max_pool2d):
+    axes = 2
 
 
-class AdaptiveMaxPool3d(AdaptivePool, function=ops.adaptive_max_pool3d): ...
+class AdaptiveMaxPool3d(AdaptiveMaxPool1d, function=ops.adaptive_max_pool3d):
+    axes = 3
+
+
+class MaxUnpool1d(Declared):
+    """The way back of a max pooling with return_indices; output_size is by default what the windows cover."""
+
+    axes: ClassVar[int] = 1
+    container = True
+    kernel_size: Any
+    stride: Any = None
+    padding: Any = 0
+
+    def forward(self, x: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
+        return unpooled(self.axes, x, indices, self.kernel_size, self.stride, self.padding, output_size)
+
+
+class MaxUnpool2d(MaxUnpool1d):
+    axes = 2
+
+
+class MaxUnpool3d(MaxUnpool1d):
+    axes = 3
+
+
+def unpooled(
+    n: int, x: Tensor, indices: Tensor, kernel_size: Any, stride: Any, padding: Any, output_size: Any
+) -> Tensor:
+    """`ops.max_unpool` over n axes with torch's arguments."""
+    if output_size is None:
+        given = zip(*window("max_unpool", n, kernel_size, stride, padding), strict=True)
+        sizes = (x.shape[i - n] for i in range(n))
+        output_size = tuple((size - 1) * s - 2 * p + k for size, (k, s, p) in zip(sizes, given, strict=True))
+    return ops.max_unpool(x, indices, tuple(output_size)[-n:])

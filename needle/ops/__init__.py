@@ -42,6 +42,7 @@ from .nn.margin_loss import *
 from .nn.norm import *
 from .nn.pool import *
 from .nn.pool_nd import *
+from .nn.pool_places import *
 from .nn.recurrent import *
 from .nn.resize import *
 from .nn.rotary import *
@@ -52,6 +53,7 @@ from .reduce.sorting import *
 from .shape.basic import *
 from .shape.counted import *
 from .shape.creation import *
+from .shape.drawn import *
 from .shape.gather import *
 from .shape.indexing import *
 from .shape.join import *

@@ -18,6 +18,7 @@ FLOATS, INTEGERS = ("float32", "float64"), ("int32", "int64")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5)
 SCALARS = (0, 1, 2, 3, -1, -2, 7, 0.5, -1.5, 2.0, 0.0, 1.0, 0.3, True, False)
+WHOLE, WHOLE_SCALARS = ("complex64", "complex64", "complex64", "complex128"), (1j, 2 - 1j, -0.5 + 0.25j, 3 + 0j)
 RARE_SCALARS = (2**40 + 1, 2**53 + 1, -(2**62) - 1, 2**31, math.inf, -math.inf, math.nan, 1e10, 1e-10)
 
 
@@ -28,6 +29,7 @@ class State:
         self.rng, self.make = rng, make
         self.inputs: list[tuple] = []
         self.values: list[Any] = []
+        self.whole = False  # whether complex numbers are among what is drawn
 
     def tensors(self) -> list[tuple[Any, torch.Tensor]]:
         """Every tensor that a step may read, with its reference."""
@@ -62,9 +64,13 @@ class State:
         return tuple(self.rng.choice(SIZES) for _ in range(rank))
 
     def dtype(self) -> str:
+        if self.whole and self.chance(0.5):
+            return self.rng.choice(WHOLE)
         return self.rng.choice((*DTYPES, "float32", "float32", "float32"))
 
     def scalar(self) -> Any:
+        if self.whole and self.chance(0.2):
+            return self.rng.choice(WHOLE_SCALARS)
         return self.rng.choice(RARE_SCALARS if self.chance(0.06) else SCALARS)
 
     def axis(self, rank: int) -> int:

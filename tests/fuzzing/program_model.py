@@ -11,21 +11,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from torch2needle.rules.registry import FUNCTION_RULES, is_overload, target_name
+from torch2needle.rules.registry import COMPLEX_RULES, FUNCTION_RULES, is_overload, target_name
 
-# The results of these are not defined, or the order of equal elements is not.
+# The results of these are not defined, are random, or the order of equal elements is not defined.
 UNDEFINED = ("empty", "new_empty", "empty_like", "cuda", "tensor", "scalar_tensor", "len", "half", "bfloat16")
+DRAWN = ("rand_like", "randn_like", "bernoulli", "gumbel_softmax", "rand", "randn", "randint", "randperm")
 
 
 @lru_cache(1)
 def targets() -> dict[str, tuple[Any, Callable]]:
     """Every torch function and method that has a rule, with it, by name."""
     found = {}
-    for target, rule in FUNCTION_RULES.items():
+    for target, rule in {**COMPLEX_RULES, **FUNCTION_RULES}.items():
         name = target_name(target)
         if isinstance(target, str) or is_overload(target) or name.startswith(("math.", "torch.sym_")):
             continue  # of export's captures, sizes and other libraries
-        if name.rpartition(".")[2].rstrip("_") not in UNDEFINED and not name.endswith("_with_indices"):
+        if "fractional" not in name and name.rpartition(".")[2].rstrip("_") not in (*UNDEFINED, *DRAWN):
             found[name] = (target, rule)
     return found
 
@@ -35,6 +36,11 @@ def targets() -> dict[str, tuple[Any, Callable]]:
 
 def make(dtype: str, shape: tuple[int, ...], seed: int, kind: str) -> torch.Tensor:
     """Values of a kind, from a seed: eighths, of which most functions keep every digit."""
+    if dtype.startswith("complex"):
+        part = {"complex64": "float32", "complex128": "float64"}[dtype]
+        pair = make(part, (*shape, 2), seed, "special" if kind == "special" else "plain")
+        x = torch.complex(pair[..., 0], pair[..., 1])
+        return x.transpose(0, -1).contiguous().transpose(0, -1) if kind == "transposed" and x.ndim > 1 else x
     rng = np.random.RandomState(seed)
     within = re.fullmatch(r"(below|within) (\d+)", kind)
     if within:
@@ -62,6 +68,9 @@ def make(dtype: str, shape: tuple[int, ...], seed: int, kind: str) -> torch.Tens
     return x
 
 
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
 class Program(nn.Module):
     """The steps of a case; `shake` is applied to the result of every step and its operands."""
 
@@ -77,10 +86,11 @@ class Program(nn.Module):
             self.register_buffer(name, self.real(make(*found[1:])))
 
     def real(self, x: torch.Tensor) -> torch.Tensor:
-        return x.double() if self.double and x.dtype == torch.float32 else x
+        return x.to(WIDER[x.dtype]) if self.double and x.dtype in WIDER else x
 
     def dtype(self, name: str) -> torch.dtype:
-        return torch.float64 if self.double and name == "float32" else getattr(torch, name)
+        dtype = getattr(torch, name)
+        return WIDER.get(dtype, dtype) if self.double else dtype
 
     def value(self, v: Any, known: list[Any]) -> Any:
         """An argument: plain data with values for references."""

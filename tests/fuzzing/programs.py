@@ -26,7 +26,7 @@ from torch2needle.rules.registry import is_inplace
 
 from . import program_layers, program_shapes  # noqa: F401 - generators
 from .frame import Wrong
-from .program_arguments import DTYPES, INTEGERS, State, arguments
+from .program_arguments import DTYPES, INTEGERS, WHOLE, State, arguments
 from .program_model import Program, make, program, targets
 
 NAME, SAMPLE, FULL, SECONDS = "programs", 3000, 200_000, 30
@@ -46,6 +46,7 @@ ONE_PASS = ("var_mean", "std_mean")  # whose mean is NaN in torch where any numb
 def draw(rng: random.Random) -> dict[str, Any]:
     """Inputs, steps that torch takes (of which the last may be one that it refuses), outputs and the forms to check."""
     s = State(rng, make)
+    s.whole = s.chance(0.2)
     kinds = ("plain", "plain", "plain", "plain", "transposed", "strided", "special")
     case: dict[str, Any] = {"inputs": [], "steps": [], "outputs": []}
     base = s.shape()
@@ -116,7 +117,9 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def too_large(result: Any) -> bool:
-    return any(t.numel() > 4000 or str(t.dtype)[6:] not in (*DTYPES, "float16", "bfloat16") for t in tensors(result))
+    return any(
+        t.numel() > 4000 or str(t.dtype)[6:] not in (*DTYPES, *WHOLE, "float16", "bfloat16") for t in tensors(result)
+    )
 
 
 def has_ties(name: str, made: Any, x: torch.Tensor) -> bool:
@@ -143,7 +146,13 @@ def defined(name: str, made: Any, s: State) -> bool:
 
 
 def outputs(value: Any) -> list[Any]:
-    """Arrays and numbers of a result, in order."""
+    """Arrays and numbers of a result, in order; complex ones as pairs along a last axis, whose errors belong together."""
+    if isinstance(value, ndl.Complex):
+        return [np.stack([value.real.numpy(), value.imag.numpy()], -1)]
+    if isinstance(value, complex) or (isinstance(value, np.ndarray) and np.iscomplexobj(value)):
+        value = torch.as_tensor(value)
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return [torch.view_as_real(value.detach().resolve_conj())]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, tuple | list):
@@ -154,7 +163,7 @@ def outputs(value: Any) -> list[Any]:
 def array(value: Any) -> np.ndarray:
     if isinstance(value, torch.Tensor):
         wider = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype
-        value = value.detach().to(torch.int32 if str(value.dtype)[6:] in NARROW else wider)
+        value = value.detach().resolve_neg().to(torch.int32 if str(value.dtype)[6:] in NARROW else wider)
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
@@ -259,7 +268,7 @@ def shaker(how: int) -> Callable[[Any, Any], Any]:
 
 def without_remnants(v: Any, operands: Any) -> Any:
     """The result with zeros where its operands cancel but for roundings."""
-    sizes = [t[t.isfinite()].double().abs() for t in tensors(operands)]
+    sizes = [(t if t.is_complex() else t.double())[t.isfinite()].abs() for t in tensors(operands)]
     largest = max((float(s.max()) for s in sizes if s.numel()), default=0.0)
     return changed(v, lambda t: t.masked_fill_(t.abs() < REMNANT * largest, 0))
 
@@ -267,7 +276,7 @@ def without_remnants(v: Any, operands: Any) -> Any:
 def changed(v: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """A result whose arrays of floats are written over."""
     for t in tensors(v):
-        if t.is_floating_point() and t.numel() and not overlapping(t):
+        if (t.is_floating_point() or t.is_complex()) and t.numel() and not overlapping(t):
             change(t)
     return v
 
@@ -354,7 +363,7 @@ def checked(case: dict[str, Any], judge: Judge) -> str:
         judge.check("fused", tried("fused", lambda: ndl.compile(fused, fed(inputs))(*fed(inputs))))
     elif form == "saved":
         judge.check("saved", tried("saved", lambda: reloaded(net)(*fed(inputs))))
-    elif form == "numpy":
+    elif form == "numpy" and not any(i.is_complex() for i in inputs):
         other = tried("saved", lambda: reloaded(net)).to(ndl.cpu_numpy())
         arrays = [
             ndl.Tensor(i.numpy(), device=ndl.cpu_numpy(), dtype=str(i.dtype)[6:], requires_grad=False) for i in inputs

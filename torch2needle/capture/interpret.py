@@ -26,7 +26,7 @@ from ..report import Report, Row, dotted, reason_of, short, status_of
 from ..rules.arithmetic import DtypeOf
 from ..rules.complex_numbers import is_complex
 from ..rules.layer_calls import call_layer
-from ..rules.overloads import FLAGS, is_overload
+from ..rules.overloads import FLAGS, is_overload, without_out
 from ..rules.registry import (
     COMPLEX_RULES,
     bind,
@@ -219,8 +219,9 @@ class Interpreter:
             if args[1] in fields:
                 return self.item(node, args[0], fields.index(args[1]))
             return Cell(getattr(*args), self.base(node), lambda v: getattr(v, args[1]))
-        if kwargs.get("out") is not None:
-            raise Unsupported("it writes its result into out=; assign it with copy_")
+        out = kwargs.pop("out", None)
+        if out is not None:
+            target = without_out(target) if is_overload(target) else target
         for v in values:
             if isinstance(v, Absent):
                 len(v)  # says why
@@ -236,6 +237,8 @@ class Interpreter:
         result = rule(*bound.args, **bound.kwargs)
         if is_overload(target) and len(target._schema.returns) > 1 and not isinstance(result, tuple | list):
             raise Unsupported("the rule gives one of the results that the graph reads")
+        if out is not None:
+            return self.written_out(node, result, out)
         flag = next((n for n in FLAGS if n in bound.signature.parameters), "")
         self.note_flag(node, target, bound.arguments.get(flag), bool(flag))
         inplace = is_inplace(target) or bound.arguments.get("inplace") is True
@@ -247,14 +250,28 @@ class Interpreter:
         back = put and (lambda base, value: put(base, value, *bound.args[1:], **bound.kwargs))
         return self.finish(node, result, inplace, view_kind(node, rule, bound.args, inplace), again, back)
 
+    def written_out(self, node: fx.Node, result: Any, out: Any) -> Cell:
+        """What a call leaves in the tensor that it is given as out=, which is its result, too."""
+        place: Any = node.kwargs["out"]
+        known = [getattr(t, "spec", None) is not None for t in (result, out)]
+        if not isinstance(place, fx.Node) or not isinstance(result, Tensor) or not all(known):
+            raise Unsupported("out= expects one tensor and shapes that are known; pass example=, or assign with copy_")
+        self.check_write(self.env[place])
+        stored = as_stored(result, out)
+        self.report.add(Row(target_name(self.target(node)), "native", 1, [self.path(node)], node_location(node)))
+        self.env[place].write(stored, f"{target_name(self.target(node))} at {node_location(node)}")
+        return self.env[place]
+
     def python(self, target: Any, args: tuple, kwargs: dict[str, Any], values: list[Any]) -> Any:
         """A call without tensors, of sizes, tuples and numbers: Python's own result, or a rule's for tensors made of sizes."""
         for v in values:
             if isinstance(v, Pieces):
                 len(v)  # says what is not known
-        if is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags:
-            raise Unsupported("it draws random numbers, which conversion would freeze")
         like = mentioned(values)
+        if is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags:
+            like = self.some_input() if like is None else like
+            if like is None or find_function_rule(target) is None:
+                raise Unsupported("it draws random numbers, which conversion would freeze")
         rules = COMPLEX_RULES if any(map(is_complex, values)) else None
         rule = None if like is None else find_function_rule(target, rules)
         if rule is not None and "like" in inspect.signature(rule).parameters:
@@ -266,6 +283,10 @@ class Interpreter:
             return rule(*args, like=hook, **kwargs)
         result = target(*args, **kwargs)
         return self.constant(result) if isinstance(result, torch.Tensor) else result
+
+    def some_input(self) -> Any:
+        """The node of an input, or None: what makes numbers of none of them depends on one all the same."""
+        return next((n for n in self.recorder.graph.nodes if n.kind == "input"), None)
 
     def item(self, node: fx.Node, value: Any, index: Any) -> Cell:
         """One of several values, such as a piece of a split."""

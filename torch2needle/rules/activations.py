@@ -59,6 +59,17 @@ functions(
 )
 functions("input, negative_slope=0.01, inplace=False", {(F.leaky_relu, F.leaky_relu_): ops.leaky_relu})
 functions("input, alpha=1.0, inplace=False", {(F.elu,): ops.elu, (F.celu, F.celu_, torch.celu, torch.celu_): ops.celu})
+
+
+@rule(torch.ops.aten.elu.default)
+def aten_elu(input: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+    """selu and celu are this one, too."""
+    if scale == input_scale == 1:
+        return ops.elu(input, alpha)
+    below = ops.expm1(ops.clamp_max(input, 0.0) * input_scale) * alpha
+    return ops.where(ops.gt(input, 0), input, below) * scale
+
+
 functions("input, approximate='none'", {(F.gelu,): ops.gelu})
 functions("input, min_val=-1.0, max_val=1.0, inplace=False", {(F.hardtanh, F.hardtanh_): ops.hardtanh})
 functions(

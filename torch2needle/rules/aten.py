@@ -10,13 +10,14 @@ import torch
 from torch.utils._pytree import tree_map
 
 from needle import ops
-from needle.autograd import Tensor
+from needle.autograd import Tensor, Unsupported
+from needle.backend_ndarray import FLOATS
 from needle.graph import Dim, map_structure
 
 from . import creation
 from .indexing import getitem, put_numbers, setitem
 from .registry import rule
-from .shapes import Absent, at, back_in_shape, joined, unchanged
+from .shapes import at, back_in_shape, joined, unchanged
 from .tables import functions, refuse
 
 aten = torch.ops.aten
@@ -47,6 +48,14 @@ def stop_gradient(value: Any) -> Any:
 @rule(stop_gradient, view="always")
 def stopped(value: Any) -> Any:
     return map_structure(value, lambda v: ops.stop_gradient(v) if isinstance(v, Tensor) else v)
+
+
+@rule(aten._local_scalar_dense.default)
+def item(input: Any) -> Any:
+    """A number of floats stays a tensor of one element, without a gradient."""
+    if input.dtype not in FLOATS:
+        raise Unsupported("a whole number that a value says is not known at conversion")
+    return ops.stop_gradient(ops.reshape(input, ()))
 
 
 # -- indexing ------------------------------------------------------------------------------------------------------------
@@ -146,20 +155,6 @@ functions(
 )
 functions("input, kernel_size, dilation, padding, stride", {(aten.im2col.default,): ops.unfold})
 functions("input, output_size, kernel_size, dilation, padding, stride", {(aten.col2im.default,): ops.fold})
-
-
-def without_indices(f: Callable) -> Callable:
-    return lambda input, size: (f(input, size), Absent("needle's pools return values without indices"))
-
-
-functions(
-    "input, output_size",
-    {
-        (aten.adaptive_max_pool1d.default,): without_indices(ops.adaptive_max_pool1d),
-        (aten.adaptive_max_pool2d.default,): without_indices(ops.adaptive_max_pool2d),
-        (aten.adaptive_max_pool3d.default,): without_indices(ops.adaptive_max_pool3d),
-    },
-)
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------------

@@ -379,10 +379,13 @@ for _targets, _f in UNARY.items():
 rule(torch.angle, T.angle)(lambda input: ops.angle(input))
 
 
-@complex_rule(torch.where, T.where)
+@complex_rule(torch.where)
 def where(condition: Any, input: Any, other: Any) -> Any:
     a, b = whole(input), whole(other)
     return ops.complex_pair(ops.where(condition, a.real, b.real), ops.where(condition, a.imag, b.imag), True)
+
+
+complex_rule(T.where)(lambda input, condition, other: where(condition, input, other))
 
 
 @complex_rule(torch.masked_fill, T.masked_fill, T.masked_fill_)

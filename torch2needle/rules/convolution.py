@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from needle import nn as needle_nn
 from needle import ops
 
+from .registry import rule
 from .tables import functions, layers
 
 FIELDS = "in_channels out_channels kernel_size stride padding dilation groups bias?"
@@ -33,3 +36,10 @@ functions(
         (F.conv_transpose3d, torch.conv_transpose3d): ops.conv_transpose3d,
     },
 )
+
+
+@rule(F.conv_tbc, torch.conv_tbc)
+def conv_tbc(input: Any, weight: Any, bias: Any, pad: Any = 0) -> Any:
+    """Of (time, batch, channels), the weight being (width, in, out)."""
+    y = ops.conv1d(ops.permute(input, (1, 2, 0)), ops.permute(weight, (2, 1, 0)), bias, 1, pad)
+    return ops.permute(y, (2, 0, 1))

@@ -23,7 +23,7 @@ layers("weight ignore_index reduction", nn.NLLLoss)
 layers("p margin weight reduction", nn.MultiMarginLoss)
 layers("weight reduction", nn.BCELoss, nn.MultiLabelSoftMarginLoss)
 layers("weight reduction pos_weight", nn.BCEWithLogitsLoss)
-layers("reduction", nn.MSELoss, nn.L1Loss, nn.SoftMarginLoss)
+layers("reduction", nn.MSELoss, nn.L1Loss, nn.SoftMarginLoss, nn.MultiLabelMarginLoss)
 layers("reduction beta", nn.SmoothL1Loss)
 layers("reduction delta", nn.HuberLoss)
 layers("reduction log_target", nn.KLDivLoss)
@@ -112,7 +112,11 @@ losses(
 )
 losses(f"input, target, log_input, full, eps, {END}", {(torch.poisson_nll_loss,): ops.poisson_nll_loss})
 losses("input, target, var, full=False, eps=1e-6, reduction='mean'", {(F.gaussian_nll_loss,): ops.gaussian_nll_loss})
-losses(f"input, target, {OLD}", {(F.soft_margin_loss,): ops.soft_margin_loss})
+losses(
+    f"input, target, {OLD}",
+    {(F.soft_margin_loss,): ops.soft_margin_loss, (F.multilabel_margin_loss,): ops.multilabel_margin_loss},
+)
+losses(f"input, target, {END}", {(C.multilabel_margin_loss,): ops.multilabel_margin_loss})
 for _end, _place in ((OLD, F), (END, torch)):
     losses(f"{EMBEDDING['hinge']}, {_end}", {(_place.hinge_embedding_loss,): ops.hinge_embedding_loss})
     losses(

@@ -10,10 +10,11 @@ from needle import ops
 from needle.autograd import Unsupported
 
 from .arithmetic import cast
+from .creation import filled
 from .indexing import setitem
 from .norms import layer_norm
-from .registry import rule
-from .shapes import Absent, back_in_shape
+from .registry import complex_rule, rule
+from .shapes import back_in_shape
 from .tables import functions
 
 aten = torch.ops.aten
@@ -56,10 +57,107 @@ def convolution(
     return PLAIN[rank](input, weight, bias, *given[:3], groups)
 
 
+def moments(x: Any, axes: Any, eps: float) -> tuple[Any, Any]:
+    """Mean and 1 / sqrt(var + eps), as norms save them; left out of graphs that read neither."""
+    return ops.mean(x, axes, keepdims=True), ops.rsqrt(ops.variance(x, axes, 0, True) + eps)
+
+
 @rule(aten.native_layer_norm.default)
 def native_layer_norm(input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> Any:
-    kept = Absent("needle's norms return no statistics")
-    return layer_norm(input, normalized_shape, weight, bias, eps), kept, kept
+    last = tuple(range(-len(normalized_shape), 0))
+    return (layer_norm(input, normalized_shape, weight, bias, eps), *moments(input, last, eps))
+
+
+@rule(aten.native_group_norm.default)
+def native_group_norm(input: Any, weight: Any, bias: Any, N: Any, C: Any, HxW: Any, group: int, eps: float) -> Any:
+    rows = ops.reshape(input, (N, group, C // group * HxW))
+    saved = [ops.squeeze(t, -1) for t in moments(rows, -1, eps)]
+    return (ops.group_norm(input, group, weight, bias, eps), *saved)
+
+
+def batch_norm(input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float) -> Any:
+    """The result and, in training, what the call saves; in evaluation torch's CPU saves nothing."""
+    if not training:
+        empty = ops.full_like(input, 0, (0,))
+        return ops.batch_norm(input, mean, var, weight, bias, False, 0.0, eps), empty, empty
+    if mean is not None:
+        raise Unsupported("training=True moves running statistics in evaluation, too; pass training=self.training")
+    axes = (0, *range(2, input.ndim))
+    saved = [ops.reshape(t, (-1,)) for t in moments(input, axes, eps)]
+    return (ops.batch_norm(input, None, None, weight, bias, True, 0.0, eps), *saved)
+
+
+functions(
+    "input, weight, bias, running_mean, running_var, training, momentum, eps",
+    {
+        (aten._native_batch_norm_legit.default,): lambda x, w, b, mean, var, training, _, eps: batch_norm(
+            x, w, b, mean, var, training, eps
+        )
+    },
+)
+functions(
+    "input, weight, bias, training, momentum, eps",
+    {
+        (aten._native_batch_norm_legit.no_stats,): lambda x, w, b, training, _, eps: batch_norm(
+            x, w, b, None, None, True, eps
+        )
+    },
+)
+functions(
+    "input, weight, bias, running_mean, running_var, momentum, eps",
+    {
+        (aten._native_batch_norm_legit_no_training.default,): lambda x, w, b, mean, var, _, eps: batch_norm(
+            x, w, b, mean, var, False, eps
+        )
+    },
+)
+
+
+# -- what calls become below autograd ------------------------------------------------------------------------------------
+
+
+functions(
+    "input, output_size",
+    {
+        (aten._adaptive_avg_pool2d.default,): ops.adaptive_avg_pool2d,
+        (aten._adaptive_avg_pool3d.default,): ops.adaptive_avg_pool3d,
+    },
+)
+functions("x1, x2, p, compute_mode", {(aten._cdist_forward.default,): lambda a, b, p, _: ops.cdist(a, b, p)})
+functions("input, p=2.0", {(aten._pdist_forward.default,): ops.pdist})
+functions("input, *, dtype=None, **_", {(aten._to_copy.default,): cast})
+functions(
+    "size, stride, *, dtype=None, like, **_",
+    {
+        (aten.empty_strided.default,): lambda size, stride, dtype, like: filled(
+            like, 0, tuple(size), dtype or torch.float32
+        )
+    },
+)
+
+
+@rule(aten.native_dropout.default)
+def native_dropout(input: Any, p: float, train: bool | None) -> Any:
+    if train is not False:
+        raise Unsupported("train=True holds in evaluation, too, and draws random numbers")
+    return input, ops.cast(ops.full_like(input, 1), "bool")
+
+
+NORMS = (None, "ortho", "forward")  # of a transform there, by aten's number; the way back has them the other way round
+
+
+@rule(aten._fft_r2c.default)
+def fft_r2c(input: Any, dim: Any, normalization: int, onesided: bool) -> Any:
+    transform = ops.rfftn if onesided else ops.fftn
+    return transform(input, None, tuple(dim), NORMS[normalization])
+
+
+@complex_rule(aten._fft_c2r.default)
+def fft_c2r(input: Any, dim: Any, normalization: int, last_dim_size: Any) -> Any:
+    """The way back: unscaled where the norm of a transform there would be None."""
+    axes = tuple(dim)
+    sizes = [input.shape[d] for d in axes[:-1]] + [last_dim_size]
+    return ops.irfftn(input, tuple(sizes), axes, ("forward", "ortho", None)[normalization])
 
 
 @rule(aten.diagonal_scatter.default, torch.diagonal_scatter, torch.Tensor.diagonal_scatter)

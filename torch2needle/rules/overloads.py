@@ -25,6 +25,16 @@ def is_overload(target: Any) -> bool:
     return isinstance(target, OpOverload)
 
 
+def without_out(overload: OpOverload) -> OpOverload:
+    """The overload that has all arguments of one with out= but that: add.Tensor of add.out."""
+    wanted = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+    for name in overload.overloadpacket.overloads():
+        other = getattr(overload.overloadpacket, name)
+        if [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
+            return other
+    return overload
+
+
 def base_name(overload: OpOverload) -> str:
     """The name without the underscore of the in-place form: relu for aten.relu_.default."""
     name = overload._opname

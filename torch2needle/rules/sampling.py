@@ -63,6 +63,9 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
 functions("x1, x2, p=2.0, compute_mode=None", {(torch.cdist,): lambda a, b, p, _: ops.cdist(a, b, p)})
 
 
+functions("input, p=2.0", {(F.pdist, torch.pdist): ops.pdist})
+
+
 @rule(torch.searchsorted)
 def searchsorted(
     sorted_sequence: Any,

@@ -20,6 +20,7 @@ from needle.ops.nn.spatial import (
     check_gradient,
     infer_conv,
     infer_conv_transpose,
+    one_or_many,
     per_axis,
     window_attributes,
     windows_of,
@@ -116,7 +117,7 @@ def convolution(cls: type[Op], name: str, n: int) -> Callable[..., Tensor]:
         groups: int = 1,
     ) -> Tensor:
         op = cls(*geometry(name, n, weight, stride, padding, dilation), groups)  # type: ignore[call-arg]
-        return op(x, weight, *(() if bias is None else (bias,)))
+        return one_or_many(n, op)(x, weight, *(() if bias is None else (bias,)))
 
     doc = f'{n}-d convolution. padding: a number, one per axis, one per side of each, "same" or "valid".'
     return named(conv, name, doc)
@@ -188,7 +189,7 @@ def transposed_convolution(cls: type[Op], name: str, n: int) -> Callable[..., Te
     ) -> Tensor:
         strides, sides, dilations = geometry(name, n, weight, stride, padding, dilation)
         op = cls(strides, sides, per_axis(name, output_padding, n), dilations, groups)  # type: ignore[call-arg]
-        return op(x, weight, *(() if bias is None else (bias,)))
+        return one_or_many(n, op)(x, weight, *(() if bias is None else (bias,)))
 
     return named(conv, name, f"{n}-d transposed convolution, arguments as in torch.")
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from needle.autograd import Spec, Tensor, op
-from needle.ops.common import as_operand, broadcast_shape
-from needle.ops.families import samples_of
-from needle.ops.math.arithmetic import clamp_min
-from needle.ops.math.comparison import eq
-from needle.ops.math.elementwise import minimum, where
-from needle.ops.math.maths import sqrt
-from needle.ops.nn.loss import Loss, check_reduction, float_of, reduced
-from needle.ops.reduce.basic import summation, vector_norm
+import numpy as np
 
-__all__ = ["cosine_embedding_loss", "margin_ranking_loss", "triplet_margin_loss"]
+from needle.autograd import Spec, Tensor, op
+from needle.ops.common import as_operand, broadcast_shape, constant
+from needle.ops.families import samples_of
+from needle.ops.math.activation import relu
+from needle.ops.math.arithmetic import clamp_min, logical_and, logical_not
+from needle.ops.math.comparison import eq, lt
+from needle.ops.math.elementwise import cast, minimum, where
+from needle.ops.math.maths import sqrt
+from needle.ops.nn.cross_entropy import as_labels
+from needle.ops.nn.loss import Loss, check_reduction, float_of, reduced
+from needle.ops.reduce.basic import some, summation, vector_norm
+from needle.ops.reduce.sorting import cumsum
+from needle.ops.shape.basic import unsqueeze
+from needle.ops.shape.gather import gather
+
+__all__ = ["cosine_embedding_loss", "margin_ranking_loss", "multilabel_margin_loss", "triplet_margin_loss"]
 
 
 def check_ranks(label: str, *inputs: Any) -> None:
@@ -137,3 +144,38 @@ def triplet_margin_loss(
         raise ValueError(f"[triplet_margin_loss] p expects a number of at least 0, got {p}.")
     others = (as_operand(t, anchor) for t in (positive, negative))
     return reduced(TripletMarginLoss(margin, p, eps, swap)(anchor, *others), reduction)
+
+
+@op
+class MultiLabelMarginLoss(Loss):
+    """Over rows of class numbers up to the first negative one: the mean over classes of how far each that is not among them
+    is from staying 1 below each that is.
+    """
+
+    def infer(self, *inputs: Any) -> Spec:
+        x, labels = inputs
+        if len(x.shape) not in (1, 2) or tuple(x.shape) != tuple(labels.shape) or not x.shape[-1]:
+            raise ValueError(
+                f"[{self.label}] expects input (N, C) or (C,) and class numbers of its shape, got {tuple(x.shape)} and "
+                f"{tuple(labels.shape)}."
+            )
+        return Spec(tuple(x.shape[:-1]), float_of(self.label, x))
+
+    def decompose(self, *inputs: Tensor) -> Tensor:
+        x, labels = inputs
+        self.infer(x, labels)
+        named = eq(cumsum(cast(lt(labels, 0), "int64"), -1), 0)
+        numbers = where(named, labels, 0)
+        classes = constant(np.arange(x.shape[-1]), x, "int64")
+        among = some(logical_and(eq(unsqueeze(numbers, -1), classes), unsqueeze(named, -1)), -2)
+        beyond = relu(1 - unsqueeze(gather(x, -1, numbers), -1) + unsqueeze(x, -2))
+        counts = logical_and(unsqueeze(named, -1), logical_not(unsqueeze(among, -2)))
+        return summation(where(counts, beyond, 0.0), (-2, -1)) / x.shape[-1]
+
+    samples = samples_of(({}, [(4, 5), Spec((4, 5), "int64")]), ({}, [(6,), Spec((6,), "int32")]))
+
+
+def multilabel_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
+    """Of several labels per row: input (N, C) or (C,), class numbers of its shape, of which those before the first -1 count."""
+    check_reduction("multilabel_margin_loss", reduction)
+    return reduced(MultiLabelMarginLoss()(input, as_labels(target, input)), reduction)

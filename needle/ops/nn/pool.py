@@ -12,7 +12,15 @@ from needle.backend_ndarray import NDArray, call
 from needle.ops.families import family, named, samples_of
 from needle.ops.math.comparison import gt
 from needle.ops.math.elementwise import where
-from needle.ops.nn.spatial import SHAPES, check_gradient, check_spatial, per_axis, window_attributes, windows_of
+from needle.ops.nn.spatial import (
+    SHAPES,
+    check_gradient,
+    check_spatial,
+    one_or_many,
+    per_axis,
+    window_attributes,
+    windows_of,
+)
 from needle.ops.nn.windows import each_window, pad_images, windows
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.indexing import getitem
@@ -172,7 +180,8 @@ def max_pooling(cls: Any, n: int) -> Callable[..., Tensor]:
     def pool(
         x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> Tensor:
-        return cls(*window(name, n, kernel_size, stride, padding, dilation), bool(ceil_mode))(x)
+        op = cls(*window(name, n, kernel_size, stride, padding, dilation), bool(ceil_mode))
+        return one_or_many(n, op)(x)
 
     return named(pool, name, f"Maxima of windows of x {SHAPES[n]}; {ARGUMENTS}")
 
@@ -271,7 +280,7 @@ def avg_pooling(cls: Any, n: int) -> Callable[..., Tensor]:
         divisor_override: int | None = None,
     ) -> Tensor:
         sizes = window(name, n, kernel_size, stride, padding)
-        return cls(*sizes, bool(ceil_mode), bool(count_include_pad), divisor_override)(x)
+        return one_or_many(n, cls(*sizes, bool(ceil_mode), bool(count_include_pad), divisor_override))(x)
 
     return named(pool, name, f"Means of windows of x {SHAPES[n]}; {ARGUMENTS}")
 
@@ -351,7 +360,7 @@ def adaptive_pooling(cls: Any, name: str, n: int) -> Callable[[Tensor, Any], Ten
     """The public function of an adaptive pooling over n axes."""
 
     def pool(x: Tensor, output_size: Any) -> Tensor:
-        return cls(per_axis(name, output_size, n))(x)
+        return one_or_many(n, cls(per_axis(name, output_size, n)))(x)
 
     what = "Means" if "avg" in name else "Maxima"
     return named(pool, name, f"{what} of `output_size` regions of x {SHAPES[n]}; None keeps the size of an axis.")

@@ -24,7 +24,7 @@ from needle.ops.shape.indexing import getitem
 from needle.ops.shape.runtime_shape import moveaxis
 from needle.ops.shape.scatter import index_add, scatter_reduce
 
-__all__ = ["affine_grid", "cdist", "embedding_bag", "searchsorted", "sliding_windows"]
+__all__ = ["affine_grid", "cdist", "embedding_bag", "pdist", "searchsorted", "sliding_windows"]
 
 
 @op
@@ -157,6 +157,23 @@ def embedding_bag(
     return EmbeddingBag(mode, last, padding_idx)(indices, weight, offsets, *given)  # type: ignore[arg-type]
 
 
+def p_norm(apart: Tensor, p: float) -> Tensor:
+    """The norm of differences without a sign along the last axis; its gradient at zero is zero."""
+    if not apart.shape[-1]:
+        return summation(apart, -1)
+    if p == 0:
+        return summation(cast(lt(0.0 * apart, apart), apart.dtype), -1)
+    if p == 1:
+        return summation(apart, -1)
+    if math.isinf(p):
+        return amax(apart, -1)
+    power = apart * apart if p == 2 else where(eq(apart, 0.0), 0.0, where(eq(apart, 0.0), 1.0, apart) ** p)
+    total = summation(power, -1)
+    none = eq(total, 0.0)
+    safe = where(none, 1.0, total)
+    return where(none, 0.0, sqrt(safe) if p == 2 else safe ** (1 / p))
+
+
 @op
 class CDist(Op):
     """Distances (..., P, R) between rows of a (..., P, M) and b (..., R, M) in the p-norm; the gradient at distance 0 is 0."""
@@ -186,22 +203,7 @@ class CDist(Op):
 
     def decompose(self, a: Tensor, b: Tensor) -> Tensor:
         self.infer(a, b)
-        apart = absolute(unsqueeze(a, -2) - unsqueeze(b, -3))
-        if not apart.shape[-1]:
-            return summation(apart, -1)
-        if self.p == 0:
-            return summation(cast(lt(0.0 * apart, apart), a.dtype), -1)
-        if self.p == 1:
-            return summation(apart, -1)
-        if math.isinf(self.p):
-            return amax(apart, -1)
-        power = (
-            apart * apart if self.p == 2 else where(eq(apart, 0.0), 0.0, where(eq(apart, 0.0), 1.0, apart) ** self.p)
-        )
-        total = summation(power, -1)
-        none = eq(total, 0.0)
-        safe = where(none, 1.0, total)
-        return where(none, 0.0, sqrt(safe) if self.p == 2 else safe ** (1 / self.p))
+        return p_norm(absolute(unsqueeze(a, -2) - unsqueeze(b, -3)), self.p)
 
     gradient = gradient_of_decomposition
 
@@ -211,6 +213,30 @@ class CDist(Op):
 def cdist(a: Tensor, b: Tensor, p: float = 2.0) -> Tensor:
     """torch.cdist, by differences."""
     return CDist(p)(a, b)
+
+
+@op
+class PDist(Op):
+    """The p-norms of differences between every two rows of (N, M), in the order of the upper triangle: (N (N - 1) / 2,)."""
+
+    p: float = 2.0
+
+    def infer(self, a: Any) -> Any:
+        if len(a.shape) != 2 or self.p < 0:
+            raise ValueError(f"[pdist] expects (N, M) and p of at least 0, got {tuple(a.shape)} and {self.p}.")
+        return Spec((a.shape[0] * max(a.shape[0] - 1, 0) // 2,), str(a.dtype))
+
+    def decompose(self, a: Tensor) -> Tensor:
+        self.infer(a)
+        first, second = (take(a, constant(n, a, "int64")) for n in np.triu_indices(a.shape[0], 1))
+        return p_norm(absolute(first - second), self.p)
+
+    samples = samples_of(({}, [(5, 3)]), ({"p": 3.0}, [(4, 2)]))
+
+
+def pdist(a: Tensor, p: float = 2.0) -> Tensor:
+    """torch.nn.functional.pdist."""
+    return PDist(p)(a)
 
 
 @op

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
 from numbers import Integral
@@ -9,6 +11,7 @@ from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor
 from needle.backend_ndarray.sizes import cached
+from needle.ops.reduce.sorting import known_rank
 from needle.ops.shape.basic import reshape, squeeze, unsqueeze
 
 LARGEST = 1 << 20  # kernels count the elements that windows reach in 64 bits
@@ -22,6 +25,18 @@ def per_axis(label: str, value: Any, n: int) -> tuple:
     if len(values) not in (1, n):
         raise ValueError(f"[{label}] expects one number or {n}, got {values}.")
     return values * n if len(values) == 1 else values
+
+
+def one_or_many(n: int, f: Callable[..., Any]) -> Callable[..., Any]:
+    """f, which takes batches (N, C, *) with n further axes, of one sample (C, *), too, where the rank is known."""
+
+    def convert(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if known_rank(x) != n + 1:
+            return f(x, *args, **kwargs)
+        made = f(unsqueeze(x, 0), *args, **kwargs)
+        return tuple(squeeze(t, 0) for t in made) if isinstance(made, tuple) else squeeze(made, 0)
+
+    return functools.wraps(f)(convert) if inspect.isfunction(f) else convert
 
 
 def windows_of(**least: float) -> Callable[[Any], None]:

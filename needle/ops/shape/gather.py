@@ -147,7 +147,7 @@ class TakeGrad(Op):
         place = list(range(self.axis, self.axis + k))
         moved = [*place, *(i for i in range(g.ndim) if i not in place)]
         ordered = g.permute(moved) if isinstance(g, NDArray) else g.transpose(moved)
-        return ordered.reshape((index.size, -1 if g.size else 0))
+        return ordered.reshape((index.size, math.prod(n for i, n in enumerate(g.shape) if i not in place)))
 
     def compute(self, g: NDArray, index: NDArray) -> Any:
         rows, shape = self._rows_first(g, index), self.infer(g, index).shape

@@ -137,9 +137,8 @@ class Scatter(Write):
         if self.reduce == "sum":
             return out_grad, None, self._whole(read(out_grad), source)
         if self.reduce == "set":
-            order = broadcast_to(
-                constant(np.arange(index.shape[axis]).reshape(ones_behind(index, axis, -1)), index), index.shape
-            )
+            count, behind = (index.shape[axis], ones_behind(index, axis, -1)) if index.shape else (1, ())
+            order = broadcast_to(constant(np.arange(count).reshape(behind), index), index.shape)
             stays = eq(read(Scatter(axis)(constant(np.zeros(x.shape), index), index, order)), order)
             of_x = Scatter(axis)(out_grad, index, constant(0.0, out_grad))
             return of_x, None, self._whole(where(stays, read(out_grad), 0.0), source)

@@ -1,0 +1,94 @@
+"""Random numbers as ops of a graph, drawn anew at every call from numpy's global legacy stream, in the order of the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, Unsupported, op
+from needle.backend_ndarray import FLOATS, NDArray
+from needle.op import one_of
+from needle.ops.families import no_gradient
+
+__all__ = ["bernoulli", "rand_like", "randint_like", "randn_like", "randperm_like"]
+
+
+@op
+class Draw(Op):
+    """Numbers of `shape`, by default that of x: uniform in [0, 1), normal, whole ones in [low, high), or those below `high` in
+    any order. x only says where they lie.
+    """
+
+    kind: str
+    shape: tuple | None = None
+    dtype: str = "float32"
+    low: int = 0
+    high: int = 1
+    gradient = no_gradient
+    checks = one_of(kind=("uniform", "normal", "integers", "permutation"))
+
+    def infer(self, x: Any) -> Any:
+        if self.kind in ("uniform", "normal") and self.dtype not in FLOATS:
+            raise ValueError(f"[draw] {self.kind} numbers expect a dtype of floats, got {self.dtype}.")
+        if self.kind == "integers" and self.high <= self.low:
+            raise ValueError(f"[draw] expects low below high, got {self.low} and {self.high}.")
+        return Spec(tuple(x.shape if self.shape is None else self.shape), self.dtype)
+
+    def _made(self, shape: tuple) -> np.ndarray:
+        if self.kind == "permutation":
+            return np.random.permutation(self.high).astype(self.dtype)
+        if self.kind == "integers":
+            return np.random.randint(self.low, self.high, shape).astype(self.dtype)
+        made = np.random.rand(*shape) if self.kind == "uniform" else np.random.randn(*shape)
+        if self.kind == "uniform":  # rounding to float32 must not reach 1
+            made = np.minimum(made, np.nextafter(np.asarray(1, self.dtype), 0, dtype=self.dtype))
+        return np.asarray(made, self.dtype)
+
+    def compute(self, x: NDArray) -> Any:
+        return NDArray(self._made(self.infer(x).shape), device=x.device)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return self._made(self.infer(x).shape)
+
+    def must_decompose(self, *inputs: Any) -> bool:
+        return getattr(inputs[0].recorder, "static", False)
+
+    def decompose(self, x: Tensor) -> Tensor:
+        spec: Any = self.infer(x)
+        if not getattr(x.recorder, "trains", False):
+            raise Unsupported(
+                "[draw] a plan of inference would draw its random numbers once; call the net, or compile a step"
+            )
+        return x.recorder.draw(spec, lambda: self._made(spec.shape))
+
+
+def float_of(x: Tensor, dtype: str | None) -> str:
+    return x.dtype if dtype is None else dtype
+
+
+def rand_like(x: Tensor, shape: Any = None, dtype: str | None = None) -> Tensor:
+    """Uniform numbers in [0, 1), anew at every call."""
+    return Draw("uniform", None if shape is None else tuple(shape), float_of(x, dtype))(x)
+
+
+def randn_like(x: Tensor, shape: Any = None, dtype: str | None = None) -> Tensor:
+    """Normal numbers of mean 0 and deviation 1, anew at every call."""
+    return Draw("normal", None if shape is None else tuple(shape), float_of(x, dtype))(x)
+
+
+def randint_like(x: Tensor, low: int, high: int, shape: Any = None, dtype: str = "int64") -> Tensor:
+    """Whole numbers from low to below high, anew at every call."""
+    return Draw("integers", None if shape is None else tuple(shape), dtype, low, high)(x)
+
+
+def randperm_like(x: Tensor, n: int, dtype: str = "int64") -> Tensor:
+    """The numbers below n in an order that is another at every call, beside x."""
+    return Draw("permutation", (n,), dtype, 0, n)(x)
+
+
+def bernoulli(p: Tensor) -> Tensor:
+    """1 with the probability p of each place, else 0."""
+    from needle.ops.math.comparison import lt
+
+    return lt(rand_like(p), p).astype(p.dtype)
