@@ -125,7 +125,6 @@ functions(
 )
 functions("x1, x2, p, compute_mode", {(aten._cdist_forward.default,): lambda a, b, p, _: ops.cdist(a, b, p)})
 functions("input, p=2.0", {(aten._pdist_forward.default,): ops.pdist})
-functions("input, *, dtype=None, **_", {(aten._to_copy.default,): cast})
 functions(
     "size, stride, *, dtype=None, like, **_",
     {
