@@ -283,7 +283,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "too few": (lambda exe: exe(), "missing a required argument|input x is missing"),
     "too many": (lambda exe: exe(I, 1.0, 2.0), "too many|at most 1"),
     "name": (lambda exe: exe(I, factor=2.0), "factor"),
-    "rank": (lambda exe: exe(I[0]), r"expects an input \(N, C, H, W\)"),
+    "rank": (lambda exe: exe(I[0, 0]), r"expects an input \(N, C, H, W\)"),
     "channels": (lambda exe: exe(I[:, :1]), "weight expects 2 input channels, got 1"),
 }
 

@@ -256,7 +256,7 @@ class TestBadInput:
             exe(torch.zeros(1, 4, 64, 64))
 
     def test_rank(self, exe: ndl.Executable) -> None:
-        with pytest.raises(ValueError, match=r"^\[conv2d\] .*got .*\.$"):
+        with pytest.raises(ValueError, match=r"^\[\w+\] .*\.$"):
             exe(torch.zeros(3, 64, 64))
 
     def test_dtype(self, exe: ndl.Executable) -> None:
@@ -283,11 +283,9 @@ class TestBadInput:
     def test_unsupported_module(self) -> None:
         model = torch.nn.Sequential(
             torch.nn.Conv2d(3, 4, 3),
-            torch.nn.Sequential(torch.nn.LPPool2d(2, 2), torch.nn.FractionalMaxPool2d(2, 3)),
+            torch.nn.Sequential(torch.nn.LPPool2d(2, 2), torch.nn.LPPool2d(3, 2)),
         )
-        with pytest.raises(
-            torch2needle.ConversionError, match=r"(?s)lp_pool2d .*1\.0.*fractional_max_pool2d .*1\.1"
-        ) as e:
+        with pytest.raises(torch2needle.ConversionError, match=r"(?s)lp_pool2d .*1\.0.*lp_pool2d .*1\.1") as e:
             torch2needle.convert(model)
         assert "test_main_job.py:" in str(e.value)
 

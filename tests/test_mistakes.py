@@ -94,7 +94,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "quantized": (lambda: convert(nn.Sequential(quantized()), X), Unsupported, "got a quantized Linear at 0"),
     "autocast": (lambda: convert(Net(autocast).eval(), X), ConversionError, "forward turns on autocast"),
-    "random": (lambda: convert(Net(lambda m, x: m(x) + torch.randn(4)), X), ConversionError, "draws random numbers"),
     "dropout": (lambda: convert(Net(lambda m, x: F.dropout(m(x))), X), ConversionError, "training=self.training"),
     "generator": (lambda: convert(Net(lambda m, x: (v for v in x)), X), ConversionError, "is of type generator"),
     "set": (lambda: convert(Net(lambda m, x: {m(x)}), X), ConversionError, "an output is of type set"),

@@ -29,6 +29,7 @@ REFUSED = (
         "CrossEntropy",
     ),
     *("ReducedCrossEntropy", "Erfc", "Atan2", "Phase"),
+    *(name for name in OWN if not OPS[name].has_expression),
 )
 
 

@@ -486,17 +486,6 @@ def test_refused_in_a_sentence(name: str) -> None:
         torch2needle.convert(calls(f, len(inputs)))(*inputs)
 
 
-def test_indices_of_pools_are_refused() -> None:
-    """In an export they are a result that nobody asks for."""
-
-    class Pool(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return F.adaptive_max_pool1d(x, 2, return_indices=True)
-
-    with pytest.raises(torch2needle.ConversionError, match="indices"):
-        torch2needle.convert(torch.export.export(Pool(), (torch.randn(1, 2, 6),)))
-
-
 @pytest.mark.parametrize(
     "f",
     [lambda x, k: x.tril(k), lambda x, k: x.amax(k), lambda x, k: x[k:], lambda x, k: x.narrow(0, k, 1), F.leaky_relu],

@@ -62,6 +62,8 @@ class ExportRecorder(Recorder):
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
+        if not op.has_expression:
+            raise Unsupported(f"[onnx] {op.label} has no operator of ONNX and does not decompose.")
         if not is_exported(type(op)):
             return map_structure(op.decompose(*symbols), lambda t: t if t.recorder is self else self.param(t))
         if not op.must_decompose(*symbols) or type(op) in as_onnx.registry:

@@ -385,4 +385,7 @@ def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
 
 @register(ops.CumSum)
 def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
-    return at.with_axis(x, lambda v: at("CumSum", at.cast(v, out.dtype), at.constant(np.array(op.axis, "int64"))))
+    return at.with_axis(
+        x,
+        lambda v: at("CumSum", at.cast(v, out.dtype), at.constant(np.array(op.axis, "int64")), reverse=int(op.reverse)),
+    )

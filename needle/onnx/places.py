@@ -118,6 +118,13 @@ def _(op: Any, at: Nodes, out: Any, x: Value, index: Value) -> Value:
     return at("Gather", at.row(x), at.cast(index, "int64"), axis=op.axis)
 
 
+@register(ops.Wrapped)
+def _(op: Any, at: Nodes, out: Any, index: Value) -> Value:
+    numbers, size = at.cast(index, "int64"), at.number(op.size, "int64")
+    behind = at("Less", numbers, at.number(0, "int64"))
+    return at.cast(at("Where", behind, at("Add", numbers, size), numbers, dtype="int64"), out.dtype)
+
+
 @register(ops.Embedding)
 def _(op: Any, at: Nodes, out: Any, index: Value, weight: Value) -> Value:
     return at("Gather", weight, at.cast(index, "int64"), axis=0)

@@ -29,6 +29,11 @@ def in_double(f: Callable[..., Any]) -> Callable[..., Any]:
     return rounded
 
 
+def without_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """As in torch, where these functions let no gradient through."""
+    return lambda *inputs: ops.stop_gradient(in_double(f)(*inputs))
+
+
 def series(name: str, t: Any) -> Any:
     """The series of that name at t in [-1, 1], by Clenshaw's recurrence."""
     first, *rest = SERIES[name]
@@ -153,19 +158,21 @@ def spherical_j0(x: Any) -> Any:
 functions(
     "input",
     {
-        (torch.i0, torch.Tensor.i0, torch.Tensor.i0_, S.i0, S.modified_bessel_i0): in_double(i_plain(0)),
-        (S.i1, S.modified_bessel_i1): in_double(i_plain(1)),
+        (torch.i0, torch.Tensor.i0, torch.Tensor.i0_, S.i0): in_double(i_plain(0)),
+        (S.i1,): in_double(i_plain(1)),
         (S.i0e,): in_double(i_scaled(0)),
         (S.i1e,): in_double(i_scaled(1)),
-        (S.modified_bessel_k0,): in_double(k_plain(0)),
-        (S.modified_bessel_k1,): in_double(k_plain(1)),
-        (S.scaled_modified_bessel_k0,): in_double(k_scaled(0)),
-        (S.scaled_modified_bessel_k1,): in_double(k_scaled(1)),
-        (S.bessel_j0,): in_double(j_plain(0)),
-        (S.bessel_j1,): in_double(j_plain(1)),
-        (S.bessel_y0,): in_double(y_plain(0)),
-        (S.bessel_y1,): in_double(y_plain(1)),
-        (S.airy_ai,): in_double(airy_ai),
-        (S.spherical_bessel_j0,): in_double(spherical_j0),
+        (S.modified_bessel_i0,): without_gradient(i_plain(0)),
+        (S.modified_bessel_i1,): without_gradient(i_plain(1)),
+        (S.modified_bessel_k0,): without_gradient(k_plain(0)),
+        (S.modified_bessel_k1,): without_gradient(k_plain(1)),
+        (S.scaled_modified_bessel_k0,): without_gradient(k_scaled(0)),
+        (S.scaled_modified_bessel_k1,): without_gradient(k_scaled(1)),
+        (S.bessel_j0,): without_gradient(j_plain(0)),
+        (S.bessel_j1,): without_gradient(j_plain(1)),
+        (S.bessel_y0,): without_gradient(y_plain(0)),
+        (S.bessel_y1,): without_gradient(y_plain(1)),
+        (S.airy_ai,): without_gradient(airy_ai),
+        (S.spherical_bessel_j0,): without_gradient(spherical_j0),
     },
 )

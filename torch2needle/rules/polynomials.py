@@ -10,7 +10,7 @@ import torch
 from needle import ops
 from needle.autograd import Tensor, Unsupported
 
-from .bessel import in_double
+from .bessel import without_gradient
 from .tables import functions
 
 S = torch.special
@@ -37,7 +37,7 @@ def polynomial(first: Callable[[Any], Any], step: Step) -> Callable[[Any, Any], 
                 before, last = last, step(x, last, before, k)
             return last
 
-        return in_double(f)(input)
+        return without_gradient(f)(input)
 
     return convert
 

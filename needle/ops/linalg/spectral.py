@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, Unsupported, op
 from needle.backend_ndarray import dtype_name
 from needle.ops.common import constant
 from needle.ops.families import samples_of
@@ -73,6 +73,10 @@ class Qr(OfMatrices):
     def decompose(self, a: Tensor) -> Any:
         """Of a wide matrix: Q is that of its first columns."""
         m = a.shape[-2]
+        if m >= a.shape[-1]:
+            raise Unsupported(
+                "[qr] has neither a kernel for these inputs nor a decomposition; factor the matrix on the CPU"
+            )
         q, r = Qr()(a[..., :m])
         return make_tuple(q, concat([r, matmul(transpose(q), a[..., m:])], -1))
 
