@@ -124,7 +124,8 @@ functions(
 @rule(torch.logit, T.logit, T.logit_, S.logit)
 def logit(input: Any, eps: float | None = None) -> Any:
     x = input if eps is None else ops.clamp(input, eps, 1 - eps)
-    return ops.log(x / (1 - x))
+    made = ops.log(x) - ops.log1p(-x)
+    return made * ops.where(ops.isnan(made), math.nan, 1.0)  # beyond [0, 1] the gradient is no number, either
 
 
 @rule(torch.nan_to_num, T.nan_to_num, T.nan_to_num_)
