@@ -166,10 +166,8 @@ def test_the_converters_rules_are_the_rest() -> None:
 
 def test_what_is_unknown_is_said() -> None:
     x = torch.randn(2, 3)
-    with pytest.raises(
-        Unsupported, match=r"\[from_fx\] pool calls FractionalMaxPool2d, which neither call_module_map nor a rule"
-    ):
-        translated(nn.Sequential(OrderedDict(pool=nn.FractionalMaxPool2d(2, 1))), torch.randn(1, 3, 4, 4))
+    with pytest.raises(Unsupported, match=r"\[from_fx\] pool calls LPPool2d, which neither call_module_map nor a rule"):
+        translated(nn.Sequential(OrderedDict(pool=nn.LPPool2d(2, 1))), torch.randn(1, 3, 4, 4))
 
     class Method(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -28,20 +29,30 @@ class Constant:
         self.source, self.make, self.inputs = source, make, tuple(inputs)
         self.device = None if source is None else source.device
         self.layout = None if source is None else layout(source.cached_data)
-        self.stamp: Any = None
+        self.stamp: Any = None  # another object when the array is another one
+        self._read: Sequence[Any] = ()  # the stamps of the inputs that it was derived from
         self._array: NDArray | None = None
         self.refresh()
 
     @property
     def array(self) -> NDArray:
         if self._array is None:
-            assert self.make is not None
-            arrays = [i.array for i in self.inputs]
-            with on_device(arrays[0].device if arrays else None):
-                self._array = self.make(*arrays).compact()
-            for i in self.inputs:
-                i.drop()
+            missing = lacking(self)
+            readers = Counter(id(i) for c in missing for i in c.inputs)
+            for c in missing:
+                c._derive()
+                for i in c.inputs:
+                    readers[id(i)] -= 1
+                    if not readers[id(i)]:
+                        i.drop()
+        assert self._array is not None
         return self._array
+
+    def _derive(self) -> None:
+        assert self.make is not None
+        arrays: list[Any] = [i._array for i in self.inputs]
+        with on_device(arrays[0].device if arrays else None):
+            self._array = self.make(*arrays).compact()
 
     def drop(self) -> None:
         if self.source is None:
@@ -66,13 +77,34 @@ class Constant:
             self.source.watched = True
             array._handle.watch()
             stamp: Any = (array._handle, array._handle.version)
+            same = stamp == self.stamp
         else:
-            stamp = tuple(i.stamp for i in self.inputs)
-        if stamp == self.stamp:
+            read, stamp = [i.stamp for i in self.inputs], object()
+            same = self.stamp is not None and all(a is b for a, b in zip(read, self._read, strict=True))
+            self._read = read
+        if same:
             return False
         self.stamp = stamp
         self._array = array if self.source is not None else None
         return True
+
+
+def lacking(constant: Constant) -> list[Constant]:
+    """The constants without arrays among this one and those that it is derived from, each once, inputs first."""
+    order: list[Constant] = []
+    seen = {id(constant)}
+    stack = [(constant, iter(constant.inputs))]
+    while stack:
+        c, inputs = stack[-1]
+        for i in inputs:
+            if i._array is None and id(i) not in seen:
+                seen.add(id(i))
+                stack.append((i, iter(i.inputs)))
+                break
+        else:
+            order.append(c)
+            stack.pop()
+    return order
 
 
 class SizedConstant(NamedTuple):

@@ -13,8 +13,20 @@ from torch import nn
 
 from torch2needle.rules.registry import COMPLEX_RULES, FUNCTION_RULES, is_overload, target_name
 
-# The results of these are not defined, are random, or the order of equal elements is not defined.
-UNDEFINED = ("empty", "new_empty", "empty_like", "cuda", "tensor", "scalar_tensor", "len", "half", "bfloat16")
+# The results of these are not defined, are random, or the order of equal elements or the signs of vectors are not defined.
+UNDEFINED = (
+    "empty",
+    "new_empty",
+    "empty_like",
+    "cuda",
+    "tensor",
+    "scalar_tensor",
+    "len",
+    "half",
+    "bfloat16",
+    "svd",
+    "eigh",
+)
 DRAWN = ("rand_like", "randn_like", "bernoulli", "gumbel_softmax", "rand", "randn", "randint", "randperm")
 
 

@@ -302,6 +302,15 @@ def eye(n: Any, m: Any = None, *, dtype: Any = None, like: Any, **_: Any) -> Any
     )
 
 
+@complex_rule(torch.linspace)
+def linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+    if isinstance(start, Tensor | Complex) or isinstance(end, Tensor | Complex):
+        raise Unsupported("complex numbers between tensors are not supported")
+    part, real = part_dtype(dtype or torch.complex64), FUNCTION_RULES[torch.linspace]
+    given = {"dtype": part, "like": like.real if isinstance(like, Complex) else like}
+    return ops.complex_pair(real(start.real, end.real, steps, **given), real(start.imag, end.imag, steps, **given))
+
+
 @complex_rule(torch.full)
 def full(size: Any, fill_value: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
     return constant(like, fill_value, tuple(size), dtype)

@@ -7,9 +7,11 @@ from typing import Any
 
 from needle.autograd import Tensor
 from needle.complex_numbers import Complex
+from needle.ops.dtypes import float_dtype
 from needle.ops.fourier.complex import complex_map
 from needle.ops.fourier.transform import Fourier, FourierToReal
 from needle.ops.math.arithmetic import remainder
+from needle.ops.math.elementwise import cast
 from needle.ops.shape.creation import arange_like, full_like
 from needle.ops.shape.runtime_shape import roll
 
@@ -134,6 +136,10 @@ def twice(x: Any, axes: Sequence[int]) -> bool:
 
 
 def each(x: Any, pairs: Sequence[tuple[Any, int]], label: str, norm: str | None, inverse: bool) -> Any:
+    """Complex, without any axis to transform, too."""
+    if not pairs and not isinstance(x, Complex):
+        x = cast(x, float_dtype(x.dtype))
+        return Complex(x, full_like(x, 0))
     for n, axis in reversed(pairs):
         x = complex_to_complex(label, x, n, axis, norm, inverse)
     return x

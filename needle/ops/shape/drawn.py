@@ -25,6 +25,7 @@ class Draw(Op):
     dtype: str = "float32"
     low: int = 0
     high: int = 1
+    has_expression = False  # exports would draw once
     gradient = no_gradient
     checks = one_of(kind=("uniform", "normal", "integers", "permutation"))
 
