@@ -138,9 +138,22 @@ def lacks_statistics(layer: nn.Module, args: tuple) -> bool:
 
 
 def of_parameters(node: Node) -> bool:
-    return node.kind == "param" or (node.kind == "op" and all(of_parameters(n) for n in node.inputs()))
+    """Whether a value depends on parameters alone."""
+    left, seen = [node], {node}
+    while left:
+        n = left.pop()
+        if n.kind not in ("param", "op"):
+            return False
+        more = [i for i in n.inputs() if i not in seen] if n.kind == "op" else []
+        seen.update(more)
+        left += more
+    return True
 
 
 def count_calls(graph: Graph) -> int:
     """Nodes that compute; what a weight goes through before it is packed is not counted."""
-    return sum(n.kind == "module" or (n.kind == "op" and not of_parameters(n)) for n in graph)
+    fixed: set[Node] = set()  # what depends on parameters alone
+    for n in graph:
+        if n.kind == "param" or (n.kind == "op" and all(i in fixed for i in n.inputs())):
+            fixed.add(n)
+    return sum(n.kind == "module" or (n.kind == "op" and n not in fixed) for n in graph)

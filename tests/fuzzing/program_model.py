@@ -13,7 +13,7 @@ from torch import nn
 
 from torch2needle.rules.registry import COMPLEX_RULES, FUNCTION_RULES, is_overload, target_name
 
-# The results of these are not defined, are random, or the order of equal elements or the signs of vectors are not defined.
+# The results of these are not defined, are random, or the order of equal elements (of another batch, too) or the signs of vectors are not defined.
 UNDEFINED = (
     "empty",
     "new_empty",
@@ -26,6 +26,7 @@ UNDEFINED = (
     "bfloat16",
     "svd",
     "eigh",
+    "kthvalue",
 )
 DRAWN = ("rand_like", "randn_like", "bernoulli", "gumbel_softmax", "rand", "randn", "randint", "randperm")
 

@@ -399,6 +399,8 @@ complex_rule(T.where)(lambda input, condition, other: where(condition, input, ot
 
 @complex_rule(torch.masked_fill, T.masked_fill, T.masked_fill_)
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
+    if not isinstance(input, Complex):
+        raise Unsupported("a real tensor takes no complex value")
     value = whole(value)
     return Complex(ops.where(mask, value.real, input.real), ops.where(mask, value.imag, input.imag))
 

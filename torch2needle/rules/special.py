@@ -124,7 +124,7 @@ functions(
 @rule(torch.logit, T.logit, T.logit_, S.logit)
 def logit(input: Any, eps: float | None = None) -> Any:
     x = input if eps is None else ops.clamp(input, eps, 1 - eps)
-    made = ops.log(x) - ops.log1p(-x)
+    made = ops.log(x) - ops.log1p(x * -1.0)
     return made * ops.where(ops.isnan(made), math.nan, 1.0)  # beyond [0, 1] the gradient is no number, either
 
 
