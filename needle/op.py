@@ -389,6 +389,8 @@ class Op:
             self.infer(*inputs)
         with np.errstate(all="ignore"):
             out = self.reference(*arrays) if self.has_infer else self.compute(*arrays)
+        if isinstance(out, tuple):
+            return tuple([np.asarray(a) if isinstance(a, np.generic) else a for a in out])
         return np.asarray(out) if isinstance(out, np.generic) else out
 
 

@@ -183,7 +183,7 @@ def test_what_is_unknown_is_said() -> None:
 
     class Keyword(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.std(x, 0, keepdim=True, names=None)
+            return x.std(0, keepdim=True, names=None)
 
     with pytest.raises(Unsupported, match=r"std, std: .*names"):
         translated(Keyword(), x)

@@ -13,7 +13,7 @@ from torch import nn
 
 from torch2needle.rules.registry import COMPLEX_RULES, FUNCTION_RULES, is_overload, target_name
 
-# The results of these are not defined, are random, or the order of equal elements (of another batch, too) or the signs of vectors are not defined.
+# The results of these are not defined, are random, or the order of equal elements or the signs of vectors are open.
 UNDEFINED = (
     "empty",
     "new_empty",

@@ -266,6 +266,10 @@ def ones_like(input: Any, *, dtype: Any = None, **_: Any) -> Any:
 
 @complex_rule(torch.full_like)
 def full_like(input: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
+    if dtype is None and isinstance(input, Tensor) and isinstance(fill_value, complex):  # it stays real, as in torch
+        if fill_value.imag:
+            raise Unsupported("a real tensor takes no complex value")
+        return filled(input, fill_value.real, None, None)
     return constant(input, fill_value, None, dtype)
 
 

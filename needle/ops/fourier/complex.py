@@ -253,7 +253,10 @@ def complex_equal(a: Any, b: Any) -> Any:
         return NotImplemented
     (ar, ai), (br, bi) = parts(a), parts(b)
     equal = lambda x, y: real_eq(x, y) if isinstance(x, Tensor) else real_eq(y, x)  # noqa: E731
-    return logical_and(equal(ar, br), equal(0.0 if ai is None else ai, 0.0 if bi is None else bi))
+    same, x, y = equal(ar, br), 0.0 if ai is None else ai, 0.0 if bi is None else bi
+    if isinstance(x, Tensor) or isinstance(y, Tensor):
+        return logical_and(same, equal(x, y))
+    return same if x == y else logical_and(same, logical_not(same))  # of real numbers and a number
 
 
 @method("__ne__")
