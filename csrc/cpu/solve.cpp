@@ -46,6 +46,19 @@ bool substitute(const Matrix& a, const Matrix& b, bool upper, bool unit) {
   return regular;
 }
 
+// f(item, U of its factors, the sign of its exchanges or 0) for every square matrix of a.
+template <class T, class F>
+void for_upper(const Exec* exec, const View& a, const F& f) {
+  const int64_t n = rows_of(a);
+  for_matrices(exec, batch_size(a, 2), n * n + 2 * n, n * n * n, nullptr, [&](int64_t i, double* p) {
+    const Matrix m = load<T>(p, a, i);
+    int64_t* order = reinterpret_cast<int64_t*>(p + n * n);
+    const double sign = factor(m, order, order + n);
+    f(i, m, sign);
+    return true;
+  });
+}
+
 }  // namespace
 
 void solve(const solve_args& c) {
@@ -129,32 +142,21 @@ void cholesky(const cholesky_args& c) {
 }
 
 void det(const det_args& c) {
-  const View& a = c.in.a;
-  const int64_t n = rows_of(a);
-  with_type<det_args::In::a_dtypes>(a.dtype, [&]<class T>(T) {
-    for_matrices(c.exec, batch_size(a, 2), n * n + 2 * n, n * n * n, nullptr, [&](int64_t i, double* p) {
-      const Matrix m = load<T>(p, a, i);
-      int64_t* order = reinterpret_cast<int64_t*>(p + n * n);
-      double product = factor(m, order, order + n);
-      for (int64_t k = 0; k < n; k++) product *= m(k, k);
-      store_number<T>(product, c.out.y, i);
-      return true;
+  with_type<det_args::In::a_dtypes>(c.in.a.dtype, [&]<class T>(T) {
+    for_upper<T>(c.exec, c.in.a, [&](int64_t i, const Matrix& u, double sign) {
+      for (int64_t k = 0; k < u.rows; k++) sign *= u(k, k);
+      store_number<T>(sign, c.out.y, i);
     });
   });
 }
 
 void slogdet(const slogdet_args& c) {
-  const View& a = c.in.a;
-  const int64_t n = rows_of(a);
-  with_type<slogdet_args::In::a_dtypes>(a.dtype, [&]<class T>(T) {
-    for_matrices(c.exec, batch_size(a, 2), n * n + 2 * n, n * n * n, nullptr, [&](int64_t i, double* p) {
-      const Matrix m = load<T>(p, a, i);
-      int64_t* order = reinterpret_cast<int64_t*>(p + n * n);
-      double sign = factor(m, order, order + n), log = 0;
-      for (int64_t k = 0; k < n; k++) sign *= m(k, k) < 0 ? -1 : 1, log += std::log(std::fabs(m(k, k)));
+  with_type<slogdet_args::In::a_dtypes>(c.in.a.dtype, [&]<class T>(T) {
+    for_upper<T>(c.exec, c.in.a, [&](int64_t i, const Matrix& u, double sign) {
+      double log = 0;
+      for (int64_t k = 0; k < u.rows; k++) sign *= u(k, k) < 0 ? -1 : 1, log += std::log(std::fabs(u(k, k)));
       store_number<T>(sign, c.out.sign, i);
       store_number<T>(log, c.out.log_abs, i);
-      return true;
     });
   });
 }

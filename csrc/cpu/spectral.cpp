@@ -145,6 +145,36 @@ void multiply(const Matrix& a, const Matrix& b, const Matrix& out) {
     for (int64_t k = 0; k < a.cols; k++) add_row(out.row(i), b.row(k), a(i, k), b.cols);
 }
 
+// The singular values s and vectors of a matrix of m rows and n columns, m >= n, or of its transpose where that is not
+// tall: u (n, m) and z (n, n) have them in rows. given, square_room (n, n) and long_room (n, m) are free memory.
+struct Factors {
+  bool tall;
+  const double* s;
+  Matrix u, z, square_room, long_room;
+  double* given;
+};
+
+// f(item, factors) for every matrix of a; numbers that are not finite end the call by `error`.
+template <class T, class F>
+void for_factors(const Exec* exec, const View& a, const char* error, const F& f) {
+  const int64_t rows = rows_of(a), cols = columns_of(a), m = larger(rows, cols), n = smaller(rows, cols);
+  const bool tall = rows >= cols;
+  for_matrices(exec, batch_size(a, 2), 4 * m * n + 2 * n * n + 3 * n, 60 * m * n * n, error,
+               [&](int64_t item, double* room) {
+                 const Matrix given = load<T>(room, a, item), w{given.p + m * n, n, m}, u{w.p + m * n, n, m};
+                 const Matrix v{u.p + m * n, n, n}, z{v.p + n * n, n, n}, free{z.p + n * n, n, m};
+                 double* s = free.p + m * n;
+                 if (!finite(given)) return false;
+                 if (tall)
+                   transpose(given, w);
+                 else
+                   std::memcpy(w.p, given.p, m * n * sizeof(double));
+                 separate(w, v, s, u, z, reinterpret_cast<int64_t*>(s + 2 * n));
+                 f(item, Factors{tall, s, u, z, v, free, given.p});
+                 return true;
+               });
+}
+
 }  // namespace
 
 void qr(const qr_args& c) {
@@ -192,60 +222,36 @@ void eigh(const eigh_args& c) {
 
 void svd(const svd_args& c) {
   const View& a = c.in.a;
-  const int64_t rows = rows_of(a), cols = columns_of(a), m = larger(rows, cols), n = smaller(rows, cols);
-  const bool tall = rows >= cols;
   with_type<svd_args::In::a_dtypes>(a.dtype, [&]<class T>(T) {
-    for_matrices(c.exec, batch_size(a, 2), 4 * m * n + 2 * n * n + 3 * n, 60 * m * n * n,
-                 "[svd] expects finite numbers, got others.", [&](int64_t item, double* room) {
-                   const Matrix given = load<T>(room, a, item), w{given.p + m * n, n, m}, u{w.p + m * n, n, m};
-                   const Matrix v{u.p + m * n, n, n}, z{v.p + n * n, n, n}, turned{z.p + n * n, m, n};
-                   double* s = turned.p + m * n;
-                   if (!finite(given)) return false;
-                   if (tall)
-                     transpose(given, w);
-                   else
-                     std::memcpy(w.p, given.p, m * n * sizeof(double));
-                   separate(w, v, s, u, z, reinterpret_cast<int64_t*>(s + 2 * n));
-                   const Matrix square{v.p, n, n};
-                   if (tall) {
-                     transpose(u, turned);
-                     store<T>(turned, c.out.u, item);
-                     store<T>(z, c.out.vt, item);
-                   } else {
-                     transpose(z, square);
-                     store<T>(square, c.out.u, item);
-                     store<T>(u, c.out.vt, item);
-                   }
-                   store_vector<T>(s, c.out.s, item);
-                   return true;
-                 });
+    for_factors<T>(c.exec, a, "[svd] expects finite numbers, got others.", [&](int64_t item, const Factors& f) {
+      const Matrix turned{f.long_room.p, f.u.cols, f.u.rows};
+      if (f.tall) {
+        transpose(f.u, turned);
+        store<T>(turned, c.out.u, item);
+        store<T>(f.z, c.out.vt, item);
+      } else {
+        transpose(f.z, f.square_room);
+        store<T>(f.square_room, c.out.u, item);
+        store<T>(f.u, c.out.vt, item);
+      }
+      store_vector<T>(f.s, c.out.s, item);
+    });
   });
 }
 
 void pinv(const pinv_args& c) {
   const View& a = c.in.a;
-  const int64_t rows = rows_of(a), cols = columns_of(a), m = larger(rows, cols), n = smaller(rows, cols);
-  const bool tall = rows >= cols;
   with_type<pinv_args::In::a_dtypes>(a.dtype, [&]<class T>(T) {
-    for_matrices(c.exec, batch_size(a, 2), 4 * m * n + 2 * n * n + 3 * n, 60 * m * n * n,
-                 "[pinv] expects finite numbers, got others.", [&](int64_t item, double* room) {
-                   const Matrix given = load<T>(room, a, item), w{given.p + m * n, n, m}, u{w.p + m * n, n, m};
-                   const Matrix v{u.p + m * n, n, n}, z{v.p + n * n, n, n}, product{z.p + n * n, n, m};
-                   double* s = product.p + m * n;
-                   if (!finite(given)) return false;
-                   if (tall)
-                     transpose(given, w);
-                   else
-                     std::memcpy(w.p, given.p, m * n * sizeof(double));
-                   separate(w, v, s, u, z, reinterpret_cast<int64_t*>(s + 2 * n));
-                   const double least = n ? std::fmax(c.attr.atol, c.attr.rtol * s[0]) : 0;
-                   for (int64_t i = 0; i < n; i++)
-                     for (int64_t j = 0; j < n; j++) v(j, i) = s[i] > least ? z(i, j) / s[i] : 0;
-                   multiply(v, u, product);
-                   if (!tall) transpose(product, {given.p, m, n});
-                   store<T>(tall ? product : Matrix{given.p, m, n}, c.out.y, item);
-                   return true;
-                 });
+    for_factors<T>(c.exec, a, "[pinv] expects finite numbers, got others.", [&](int64_t item, const Factors& f) {
+      const Matrix &v = f.square_room, &product = f.long_room, turned{f.given, product.cols, product.rows};
+      const int64_t n = f.u.rows;
+      const double least = n ? std::fmax(c.attr.atol, c.attr.rtol * f.s[0]) : 0;
+      for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < n; j++) v(j, i) = f.s[i] > least ? f.z(i, j) / f.s[i] : 0;
+      multiply(v, f.u, product);
+      if (!f.tall) transpose(product, turned);
+      store<T>(f.tall ? product : turned, c.out.y, item);
+    });
   });
 }
 
