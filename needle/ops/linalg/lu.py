@@ -11,7 +11,7 @@ from needle.backend_ndarray import dtype_name
 from needle.ops.common import constant
 from needle.ops.families import no_gradient, samples_of
 from needle.ops.linalg.basic import matmul
-from needle.ops.linalg.solving import OfMatrices, SolveTriangular
+from needle.ops.linalg.solving import OfMatrices, SolveTriangular, eye_like
 from needle.ops.math.comparison import eq
 from needle.ops.math.elementwise import cast, where
 from needle.ops.shape.basic import broadcast_to, transpose, unsqueeze
@@ -73,7 +73,7 @@ class Lu(OfMatrices):
 
 def unit_lower(factors: Tensor) -> Tensor:
     """L (N, N) of LU factors."""
-    return triangle(factors, False, -1) + constant(np.eye(factors.shape[-1]), factors)
+    return triangle(factors, False, -1) + eye_like(factors, factors.shape[-1])
 
 
 @op
@@ -90,7 +90,7 @@ class LuParts(Op):
     def decompose(self, factors: Tensor) -> Any:
         m, n = factors.shape[-2:]
         k = min(m, n)
-        low = triangle(factors[..., :k], False, -1) + constant(np.eye(m, k), factors)
+        low = triangle(factors[..., :k], False, -1) + eye_like(factors, m, k)
         return make_tuple(low, triangle(factors[..., :k, :], True))
 
     samples = samples_of(({}, [(2, 4, 3)]), ({}, [(3, 4)]))

@@ -10,12 +10,12 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import dtype_name
 from needle.ops.families import samples_of
 from needle.ops.linalg.basic import MatMul, matmul
-from needle.ops.linalg.solving import OfMatrices
-from needle.ops.linalg.spectral import Svd, eye_like, svdvals
+from needle.ops.linalg.solving import OfMatrices, OrVector, eye_like
+from needle.ops.linalg.spectral import Svd, svdvals
 from needle.ops.math.comparison import gt
 from needle.ops.math.elementwise import maximum
 from needle.ops.reduce.basic import summation
-from needle.ops.shape.basic import reshape, transpose, unsqueeze
+from needle.ops.shape.basic import transpose
 
 __all__ = ["lstsq", "matrix_rank", "pinv"]
 
@@ -94,29 +94,16 @@ def matrix_rank(a: Tensor, rtol: float | None = None, atol: float = 0.0) -> Tens
 
 
 @op
-class Lstsq(Op):
+class Lstsq(OrVector):
     """x (..., N, K) of the smallest norm among those of the smallest |A x - b|; b (..., M, K) or (..., M)."""
 
     rtol: float | None = None
 
-    has_expression = False
+    def infer_columns(self, a: Any, b: Any) -> Any:
+        return MatMul().infer(Pinv().infer(a), b)
 
-    def is_vector(self, a: Any, b: Any) -> bool:
-        return len(b.shape) == 1 or tuple(b.shape) == tuple(a.shape[:-1])
-
-    def infer(self, a: Any, b: Any) -> Any:
-        inverse = Pinv().infer(a)
-        if not self.is_vector(a, b):
-            return MatMul().infer(inverse, b)
-        spec = MatMul().infer(inverse, Spec((*b.shape, 1), str(b.dtype)))
-        return Spec(spec.shape[:-1], spec.dtype)
-
-    def decompose(self, a: Tensor, b: Tensor) -> Tensor:
-        inverse = pinv(a, self.rtol)
-        if not self.is_vector(a, b):
-            return matmul(inverse, b)
-        x = matmul(inverse, unsqueeze(b, -1))
-        return reshape(x, x.shape[:-1])
+    def of_columns(self, a: Tensor, b: Tensor) -> Tensor:
+        return matmul(pinv(a, self.rtol), b)
 
     samples = samples_of(({}, [(4, 3), (4, 2)]), ({}, [(2, 3, 4), (2, 3)]))
 

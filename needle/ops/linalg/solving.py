@@ -27,6 +27,11 @@ __all__ = [
 KINDS = ("float32", "float64")
 
 
+def eye_like(a: Tensor, rows: int, columns: int | None = None) -> Tensor:
+    """A matrix with ones on its diagonal, in the dtype of a."""
+    return constant(np.eye(rows, columns), a)
+
+
 class OfMatrices(Op):
     """Base: of matrices (..., M, N) of floats, by the kernel of its name, which takes the attributes."""
 
@@ -150,28 +155,44 @@ class SolveTriangular(Solving):
     )
 
 
-@op
-class SolveVector(Op):
-    """Solve with b as torch.linalg.solve takes it: (N,), or of A's axes but the last one, is a vector."""
-
-    check: bool = True
+class OrVector(Op):
+    """Base: of b as columns (..., N, M), or a vector as torch tells it: (N,), or of A's axes but the last one."""
 
     has_expression = False
+
+    def of_columns(self, a: Tensor, b: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def infer_columns(self, a: Any, b: Any) -> Any:
+        raise NotImplementedError
 
     def is_vector(self, a: Any, b: Any) -> bool:
         return len(b.shape) == 1 or tuple(b.shape) == tuple(a.shape[:-1])
 
     def infer(self, a: Any, b: Any) -> Any:
         if not self.is_vector(a, b):
-            return Solve(self.check).infer(a, b)
-        spec = Solve(self.check).infer(a, Spec((*b.shape, 1), str(b.dtype)))
+            return self.infer_columns(a, b)
+        spec = self.infer_columns(a, Spec((*b.shape, 1), str(b.dtype)))
         return Spec(spec.shape[:-1], spec.dtype)
 
     def decompose(self, a: Tensor, b: Tensor) -> Tensor:
         if not self.is_vector(a, b):
-            return Solve(self.check)(a, b)
-        x = Solve(self.check)(a, unsqueeze(b, -1))
+            return self.of_columns(a, b)
+        x = self.of_columns(a, unsqueeze(b, -1))
         return reshape(x, x.shape[:-1])
+
+
+@op
+class SolveVector(OrVector):
+    """Solve with b as torch.linalg.solve takes it."""
+
+    check: bool = True
+
+    def infer_columns(self, a: Any, b: Any) -> Any:
+        return Solve(self.check).infer(a, b)
+
+    def of_columns(self, a: Tensor, b: Tensor) -> Tensor:
+        return Solve(self.check)(a, b)
 
     samples = samples_of(({}, [(3, 3), (3,)]), ({}, [(2, 4, 4), (2, 4)]), ({}, [(4, 4), (2, 4, 2)]))
 
@@ -200,7 +221,7 @@ class Inverse(Op):
         return Solve(self.check).infer(a, Spec(tuple(a.shape[-2:]), str(a.dtype)))
 
     def decompose(self, a: Tensor) -> Tensor:
-        return Solve(self.check)(a, constant(np.eye(self.infer(a).shape[-1]), a))
+        return Solve(self.check)(a, eye_like(a, self.infer(a).shape[-1]))
 
     samples = samples_of(({}, [(3, 3)]), ({}, [(2, 1, 1)]))
 
@@ -279,4 +300,4 @@ class InverseTriangle(Op):
         return SolveTriangular(False).infer(a, a)
 
     def decompose(self, a: Tensor) -> Tensor:
-        return SolveTriangular(False)(a, constant(np.eye(self.infer(a).shape[-1]), a))
+        return SolveTriangular(False)(a, eye_like(a, self.infer(a).shape[-1]))

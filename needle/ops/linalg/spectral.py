@@ -11,7 +11,7 @@ from needle.backend_ndarray import dtype_name
 from needle.ops.common import constant
 from needle.ops.families import samples_of
 from needle.ops.linalg.basic import matmul
-from needle.ops.linalg.solving import OfMatrices, SolveTriangular
+from needle.ops.linalg.solving import OfMatrices, SolveTriangular, eye_like
 from needle.ops.shape.basic import broadcast_to, transpose, unsqueeze
 from needle.ops.shape.join import PartialTuple, concat, make_tuple
 from needle.ops.shape.runtime_shape import stop_gradient, triangle
@@ -39,10 +39,6 @@ def total(*terms: Any) -> Any:
     """The sum of those that are not None."""
     there = [t for t in terms if t is not None]
     return sum(there[1:], there[0]) if there else None
-
-
-def eye_like(a: Tensor, n: int) -> Tensor:
-    return constant(np.eye(n), a)
 
 
 @op
@@ -119,8 +115,8 @@ class HouseholderProduct(Op):
 
     def decompose(self, a: Tensor, tau: Tensor) -> Tensor:
         m, n = self.infer(a, tau).shape[-2:]
-        vectors = triangle(a, False, -1) + constant(np.eye(m, n), a)
-        product = constant(np.eye(m, n), a)
+        product = eye_like(a, m, n)
+        vectors = triangle(a, False, -1) + product
         for i in reversed(range(tau.shape[-1])):
             v = vectors[..., i : i + 1]
             product = product - matmul(v * unsqueeze(tau[..., i : i + 1], -1), matmul(transpose(v), product))
