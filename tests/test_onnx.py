@@ -11,11 +11,13 @@ import pytest
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
+import needle as ndl  # noqa: E402
 from needle import nn  # noqa: E402
 from needle.autograd import OPS  # noqa: E402
 from needle.onnx import to_onnx  # noqa: E402
 from needle.op import Spec, Unsupported  # noqa: E402
 from test_ops import OWN, assert_close, case, float32_exact, run, tensors  # noqa: E402
+from values import Applied  # noqa: E402
 
 # Of training, or without an operator that keeps their digits: refused in a sentence.
 REFUSED = (
@@ -101,6 +103,74 @@ def test_models(name: str, batch: str, tmp_path: Path) -> None:
     assert weights & set(net.state_dict())  # under torch's names
 
 
+def corners() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Models of torch by what is uncommon in them, with their inputs."""
+    import torch
+    from torch.nn import functional as F
+
+    class Of(torch.nn.Module):
+        def __init__(self, f: Any, *layers: torch.nn.Module) -> None:
+            super().__init__()
+            self.f, self.layers = f, torch.nn.ModuleList(layers)
+
+        def forward(self, *xs: torch.Tensor) -> Any:
+            return self.f(self.layers, *xs)
+
+    def assigned(_: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[:, 0], y[1, ::2] = 1.0, x[0, ::2]
+        return y
+
+    draw, t = torch.randn, torch.nn
+    whole = torch.randint(-9, 9, (3, 4))
+    return {
+        "lstm": (Of(lambda l, x: l[0](x), t.LSTM(4, 5, 2, batch_first=True, bidirectional=True)), (draw(2, 6, 4),)),
+        "conv1d": (t.Conv1d(4, 6, 3, padding=2, dilation=2, groups=2), (draw(2, 4, 9),)),
+        "conv3d": (t.Sequential(t.Conv3d(2, 4, 3), t.AvgPool3d(2, ceil_mode=True)), (draw(2, 2, 6, 7, 5),)),
+        "transposed": (t.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2, dilation=2), (draw(2, 4, 5, 6),)),
+        "same": (t.Conv2d(3, 4, 4, padding="same"), (draw(2, 3, 7, 8),)),
+        "reflected": (t.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), (draw(2, 3, 7, 8),)),
+        "norms": (t.Sequential(t.GroupNorm(2, 4), t.InstanceNorm2d(4, affine=True)), (draw(2, 4, 5, 5),)),
+        "whole": (Of(lambda _, x: (x // 3, x % 3, x > 1, x.sum(0))), (whole,)),
+        "truths": (Of(lambda _, x: (~x, x.any(1), x.sum(1), x.all())), (whole > 0,)),
+        "double": (Of(lambda _, x: (x.exp(), x @ x.mT, x.softmax(-1))), (draw(3, 4, 5).double(),)),
+        "order": (Of(lambda _, x: (*x.topk(2), x.cumsum(1), x.flip(1))), (draw(3, 7),)),
+        "written": (Of(assigned), (draw(2, 4),)),
+        "nothing": (Of(lambda _, x: x.relu() + 1), (draw(2, 0),)),
+        "no axis": (Of(lambda _, x: (x * 2, x.reshape(1))), (torch.tensor(3.0),)),
+        "spectrum": (Of(lambda _, x: torch.fft.rfft(x).abs()), (draw(2, 9),)),
+        "columns": (Of(lambda _, x: F.unfold(x, 3, padding=1)), (draw(2, 4, 6, 6),)),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lstm", "conv1d", "conv3d", "transposed", "same", "reflected", "norms", "whole", "truths", "double", "order"),
+        *("written", "nothing", "no axis", "spectrum", "columns"),
+    ],
+)
+def test_corners(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import torch2needle
+
+    torch.manual_seed(0)
+    model, args = corners()[name]
+    net = torch2needle.convert(model.eval(), args)
+    wide = (x.double() if x.is_floating_point() else x for x in args)
+    for a, b in zip(
+        through_onnx(net, tmp_path / "net.onnx", list(args)), torch_leaves(model.double()(*wide)), strict=True
+    ):
+        assert a.shape == tuple(b.shape) and (a.dtype == np.bool_) == (b.dtype == torch.bool)
+        np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+def torch_leaves(value: Any) -> list[Any]:
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(value)
+
+
 def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
     class Two(nn.Module):
         def forward(self, ids: Any, mask: Any) -> Any:
@@ -125,6 +195,8 @@ def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
         (lambda path: to_onnx(nn.Identity(), path, np.zeros(3, "float32"), batch="any"), "batch expects 'fixed' or 'free'"),
         (lambda path: to_onnx(lambda x: x * float(x.shape[0]), path, np.zeros((2, 3), "float32"), batch="free"), "batch sizes"),
         (lambda path: to_onnx(lambda x: (x, 3), path, np.zeros(3, "float32")), "results that are tensors"),
+        (lambda path: to_onnx(Applied(lambda x: ndl.ops.nonzero(x)), path, np.ones(3, "float32")), "depends on values"),
+        (lambda path: to_onnx(Applied(lambda x: ndl.ops.randn_like(x)), path, np.ones(3, "float32")), "draw has no operator"),
     ],
 )  # fmt: skip
 def test_refusals(make: Any, text: str, tmp_path: Path) -> None:

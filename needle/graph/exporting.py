@@ -1,17 +1,64 @@
-"""What exporters of graphs need: a call traced with the ops that they know, and a free batch found by comparing traces."""
+"""What exporters of graphs need: calls traced with the ops that they have rows for, a free batch by comparing traces."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from needle.autograd import Spec, Tensor, Unsupported
+from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.nn.module import Module
 
 from .graph import Graph, Node
+from .record import Recorder, trace
 from .structure import map_structure
 
 BATCHES = (2, 3, 5)  # at which a model of free batch is traced: two give the sizes, the third checks them
+
+
+class ExportRecorder(Recorder):
+    """Records the ops that are exported; the others become what they consist of."""
+
+    def exported(self, op: Op) -> bool:
+        raise NotImplementedError
+
+    def whole(self, op: Op) -> bool:
+        """Whether an exported op stays one also where a plan decomposes it."""
+        raise NotImplementedError
+
+    def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        symbols = [t if t.recorder is self else self.param(t) for t in inputs]
+        if not self.exported(op):
+            return map_structure(op.decompose(*symbols), lambda t: t if t.recorder is self else self.param(t))
+        if self.whole(op):
+            node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
+            return self._symbol(node, op.infer(*(s.spec for s in symbols)))  # type: ignore[attr-defined]
+        return super().record(op, symbols)
+
+
+def has_row(cls: type[Op], rows: Container[type]) -> bool:
+    """Whether the op itself is exported, not its decomposition: it has a row at least as near as its `decompose`."""
+    if cls.decompose is Op.decompose:
+        return True
+    return next(c in rows for c in cls.__mro__ if c in rows or "decompose" in vars(c))
+
+
+def traced(fn: Callable, examples: Sequence[Any], recorder: ExportRecorder) -> Graph:
+    """A call with parameters under their names."""
+    if isinstance(fn, Module):
+        recorder.param_paths = {id(t): name for name, t in reversed(list(fn.named_tensors()))}
+    return trace(fn, *examples, names=input_names(fn, examples), recorder=recorder)
+
+
+def shaped(
+    graph_of: Callable[[Sequence[Any]], Graph], examples: Sequence[Any], batch: Any
+) -> tuple[Graph, dict[Node, Any]]:
+    """A call's graph and the shapes of its values; batch: what stands for a free axis 0 of all inputs, None for the examples'."""
+    if batch is None:
+        graph = graph_of(examples)
+        return graph, exact_shapes(graph)
+    graphs = [graph_of(with_batch(examples, b)) for b in BATCHES]
+    return graphs[0], free_shapes(graphs, batch)
 
 
 def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:

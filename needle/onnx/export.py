@@ -6,14 +6,15 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, checker, helper, numpy_helper, save_model
 
 from needle.autograd import Op, Spec, Tensor, Unsupported
-from needle.graph import Graph, Node, Recorder, map_structure, trace
-from needle.graph.batches import BATCHES, as_example, exact_shapes, free_shapes, input_names, with_batch
+from needle.graph import Graph, Node, exporting, map_structure
+from needle.graph.exporting import as_example, has_row, shaped, traced
 from needle.nn import Module
 from needle.ops.shape.basic import BroadcastTo
 from needle.ops.shape.join import MakeTuple, TupleGetItem
@@ -48,30 +49,6 @@ class Value(NamedTuple):
     name: str
     shape: tuple[Any, ...] = ()
     dtype: str = ""
-
-
-def is_exported(cls: type[Op]) -> bool:
-    """Whether the op itself is exported, not its decomposition: it has a row at least as near as its `decompose`."""
-    if cls.decompose is Op.decompose:
-        return True
-    return next(c in as_onnx.registry for c in cls.__mro__ if c in as_onnx.registry or "decompose" in vars(c))
-
-
-class ExportRecorder(Recorder):
-    """Records the ops that are exported; the others become what they consist of."""
-
-    def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
-        symbols = [t if t.recorder is self else self.param(t) for t in inputs]
-        if not op.has_expression:
-            raise Unsupported(f"[onnx] {op.label} has no operator of ONNX and does not decompose.")
-        if not is_exported(type(op)):
-            return map_structure(op.decompose(*symbols), lambda t: t if t.recorder is self else self.param(t))
-        if not op.must_decompose(*symbols) or type(op) in as_onnx.registry:
-            node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
-            if op.n_out == 1:
-                return self._symbol(node, op.infer(*(s.spec for s in symbols)))  # type: ignore[attr-defined]
-            self.graph.nodes.remove(node)
-        return super().record(op, symbols)
 
 
 class Nodes:
@@ -231,11 +208,18 @@ class Exporter:
         return named
 
 
-def traced(model: Callable, examples: Sequence[Any]) -> Graph:
-    recorder = ExportRecorder(static=True)
-    if isinstance(model, Module):
-        recorder.param_paths = {id(t): name for name, t in reversed(list(model.named_tensors()))}
-    graph = trace(model, *examples, names=input_names(model, examples), recorder=recorder)
+class OnnxRecorder(exporting.ExportRecorder):
+    def exported(self, op: Op) -> bool:
+        if not op.has_expression:
+            raise Unsupported(f"[onnx] {op.label} has no operator of ONNX and does not decompose.")
+        return has_row(type(op), as_onnx.registry)
+
+    def whole(self, op: Op) -> bool:
+        return op.n_out == 1 and not op.counts
+
+
+def graph_of(model: Callable, examples: Sequence[Any]) -> Graph:
+    graph = traced(model, examples, OnnxRecorder(static=True))
     if graph.output.meta.get("writes") or graph.output.meta.get("effects"):
         raise Unsupported("[onnx] expects a model that writes no buffers.")
     return graph.prune()
@@ -254,12 +238,7 @@ def to_onnx(model: Callable, path: str | os.PathLike[str], *args: Any, batch: st
     if isinstance(model, Module):
         model.check_evaluation("to_onnx")
     examples = map_structure(list(args), as_example)
-    if batch == "free":
-        graphs = [traced(model, with_batch(examples, b)) for b in BATCHES]
-        graph, shapes = graphs[0], free_shapes(graphs, Size())
-    else:
-        graph = traced(model, examples)
-        shapes = exact_shapes(graph)
+    graph, shapes = shaped(partial(graph_of, model), examples, Size() if batch == "free" else None)
     made = Exporter(graph, shapes).model(type(model).__name__)
     large = sum(math.prod(t.dims) * 4 for t in made.graph.initializer) > LARGE
     if not large:

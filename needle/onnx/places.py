@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 MOST = np.iinfo("int64").max  # an end beyond all others, as ONNX's slices take it
 
 
-for cls in (ops.Reshape, ops.Flatten, ops.Squeeze, ops.Unsqueeze, ops.SplitHeads, ops.MergeHeads):
-    if cls not in (ops.SplitHeads, ops.MergeHeads):
-        register(cls, lambda op, at, out, x: at.reshaped(x, out.shape))
+for cls in (ops.Reshape, ops.Flatten, ops.Squeeze, ops.Unsqueeze):
+    register(cls, lambda op, at, out, x: at.reshaped(x, out.shape))
 
 
 @register(ops.SplitHeads)

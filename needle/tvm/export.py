@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tvm import relax, tirx, topi
 
 from needle.autograd import Tensor
-from needle.graph import Graph, Node, Recorder, map_structure, trace
-from needle.graph.batches import BATCHES, as_example, exact_shapes, free_shapes, input_names, with_batch
+from needle.graph import Graph, Node, exporting, map_structure
+from needle.graph.exporting import as_example, has_row, shaped, traced
 from needle.nn import Module
 from needle.op import Op, Spec, Unsupported, snake_case
 from needle.ops.shape.basic import BroadcastTo
@@ -22,23 +23,15 @@ from .relax_ops import RELAX_ONLY, as_relax
 
 
 def is_exported(cls: type[Op]) -> bool:
-    """Whether the op itself is exported, not its decomposition: it has an expression at least as near as its `decompose`."""
-    if issubclass(cls, RELAX_ONLY) or cls.decompose is Op.decompose:
-        return True
-    return next(c in as_te.registry for c in cls.__mro__ if c in as_te.registry or "decompose" in vars(c))
+    return issubclass(cls, RELAX_ONLY) or has_row(cls, as_te.registry)
 
 
-class ExportRecorder(Recorder):
-    """Records the ops that are exported; the others become what they consist of."""
+class ExportRecorder(exporting.ExportRecorder):
+    def exported(self, op: Op) -> bool:
+        return is_exported(type(op))
 
-    def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
-        symbols = [t if t.recorder is self else self.param(t) for t in inputs]
-        if not is_exported(type(op)):
-            return map_structure(op.decompose(*symbols), lambda t: t if t.recorder is self else self.param(t))
-        if isinstance(op, RELAX_ONLY):  # also where a plan decomposes it
-            node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
-            return self._symbol(node, op.infer(*(s.spec for s in symbols)))  # type: ignore[attr-defined]
-        return super().record(op, symbols)
+    def whole(self, op: Op) -> bool:
+        return isinstance(op, RELAX_ONLY)
 
 
 def te_name(op: Op) -> str:
@@ -48,11 +41,8 @@ def te_name(op: Op) -> str:
     return f"te_{'matmul' if op.name == 'MatMul' else op.label}"
 
 
-def traced(fn: Callable, examples: Sequence[Any]) -> Graph:
-    recorder = ExportRecorder(static=True)
-    if isinstance(fn, Module):
-        recorder.param_paths = {id(t): name for name, t in reversed(list(fn.named_tensors()))}
-    return trace(fn, *examples, names=input_names(fn, examples), recorder=recorder).prune()
+def graph_of(fn: Callable, examples: Sequence[Any]) -> Graph:
+    return traced(fn, examples, ExportRecorder(static=True)).prune()
 
 
 def each(op: Op, value: Any) -> list[Any]:
@@ -169,16 +159,12 @@ def to_tvm_tensor(
     if isinstance(model, Module):
         model.check_evaluation("to_tvm_tensor")
     examples = map_structure(list(args), as_example)
-    if symbolic_batch:
-        graphs = [traced(model, with_batch(examples, b)) for b in BATCHES]
-        graph, shapes = graphs[0], free_shapes(graphs, tirx.Var("batch", "int64"))
-    else:
-        graph = traced(model, examples)
-        shapes = exact_shapes(graph)
+    batch = tirx.Var("batch", "int64") if symbolic_batch else None
+    graph, shapes = shaped(partial(graph_of, model), examples, batch)
     return Exporter(graph, shapes, params_as_inputs, te).module()
 
 
 def parameter_values(model: Module, *args: Any) -> list[Tensor]:
     """What a module exported with params_as_inputs takes after its inputs."""
-    graph = traced(model, map_structure(list(args), as_example))
+    graph = graph_of(model, map_structure(list(args), as_example))
     return [n.meta["tensor"] for n in graph if n.kind == "param" and isinstance(n.target, str)]

@@ -20,6 +20,7 @@ from needle.autograd import Op, Tensor
 from needle.backend_ndarray import NDArray, call, from_dlpack
 from needle.graph import Graph, Node, Recorder, map_structure, trace
 from needle.graph.engine import Fusion, Rewriting, Rules
+from needle.graph.exporting import as_example, exact_shapes, input_names
 from needle.graph.matcher import Match, Pattern
 from needle.graph.report import Fired, NearMiss
 from needle.graph.steps import Steps
@@ -31,7 +32,7 @@ from needle.ops.nn.conv import Conv2d
 from needle.ops.nn.norm import BatchNorm
 from needle.targets.folds import FOLDS
 
-from .export import Exporter, ExportRecorder, as_example, exact_shapes, input_names
+from .export import Exporter, ExportRecorder
 
 # -- packed functions ----------------------------------------------------------------------------------------------------
 

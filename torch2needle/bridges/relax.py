@@ -16,9 +16,10 @@ from torch import fx, nn
 from needle.autograd import Tensor
 from needle.backend_selection import cpu_numpy
 from needle.graph import Symbol, map_structure
+from needle.graph.exporting import exact_shapes
 from needle.nn import Parameter
 from needle.op import Spec, Unsupported, remembering
-from needle.tvm.export import Exporter, ExportRecorder, exact_shapes
+from needle.tvm.export import Exporter, ExportRecorder
 from needle.tvm.vendor import register
 
 from ..capture.cells import Cell
