@@ -10,7 +10,6 @@ import argparse
 import itertools
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from needle.backend_ndarray import NDArray
 from needle.profiler import cpu_name
 from needle.targets.cpu.algorithms import DIRECT, GAINS
 from needle.targets.cpu.convolution import compared
-from needle.targets.cpu.machine import this_machine
+from needle.targets.cpu.machine import least_times, this_machine
 from needle.targets.cpu.target import BLOCK
 from needle.targets.cpu.winograd import SCHEMES, scheme_cost
 
@@ -29,20 +28,6 @@ SIDES, BATCHES = (7, 14, 28, 56, 112), (1, 2, 8)
 MOST = 6e9  # operations of a row
 SECONDS, ROUNDS = 0.4, 2000  # that a row takes at most
 CACHED = 24 << 20  # bytes of weights
-
-
-def least(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
-    best = dict.fromkeys(runs, float("inf"))
-    begin = time.perf_counter()
-    for done in range(ROUNDS):
-        if done > 4 and time.perf_counter() - begin > SECONDS:
-            break
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if done:  # the first touches memory
-                best[name] = min(best[name], time.perf_counter() - start)
-    return best
 
 
 def in_copies(packed: NDArray) -> Callable[[], NDArray]:
@@ -54,7 +39,7 @@ def in_copies(packed: NDArray) -> Callable[[], NDArray]:
 
 def measure(batch: int, channels: int, side: int) -> dict[str, Any]:
     blocks = channels // BLOCK
-    seconds = least(compared(batch, blocks, side, in_copies))
+    seconds = least_times(compared(batch, blocks, side, in_copies), SECONDS, ROUNDS)
     machine = this_machine()
     estimates = {
         name: machine.seconds(name, scheme_cost(scheme, blocks, (batch, blocks, side, side, BLOCK)))

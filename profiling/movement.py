@@ -273,9 +273,6 @@ def main() -> None:
         for row in FAMILIES[family]():
             if args.rows and not row.family.startswith(tuple(args.rows)):
                 continue
-            if args.json:  # after every row: a run of all of them takes minutes
-                facts = {"cpu": cpu_name(), "isa": ndl.isa(), "threads": args.threads, "rows": rows}
-                args.json.write_text(json.dumps(facts, indent=1) + "\n")
             try:
                 rows.append(r := measure(row, args.rounds))
             except Exception as e:  # a row that fails is a finding, and the others go on
@@ -287,6 +284,9 @@ def main() -> None:
                 + f"  error {r['error']:.1e}" * (r["error"] > 1e-5),
                 flush=True,
             )
+            if args.json:  # after every row: a run of all of them takes minutes
+                facts = {"cpu": cpu_name(), "isa": ndl.isa(), "threads": args.threads, "rows": rows}
+                args.json.write_text(json.dumps(facts, indent=1) + "\n")
     ratios = [r["ratio"] for r in rows]
     print(f"least ratio {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}")
 
