@@ -217,6 +217,7 @@ def test_what_people_look_at_is_short() -> None:
         step,
         ndl.profile(exe, x, 1),
     ]
+    looked_at.append(ndl.compile(torch2needle.convert(Calls(lambda x, _: x[x > 0]), (x,)), (x,)))
     for shown in [*looked_at, torch2needle.verify(model, fused, x)]:
         assert (
             len(repr(shown)) < 200 and "\n" not in repr(shown) and repr(shown).startswith(f"<{type(shown).__name__}: ")

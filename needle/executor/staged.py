@@ -10,6 +10,7 @@ from needle.graph import Dim, Graph, GraphModule, Mode, Node, map_structure
 from needle.graph.graph import SCALAR_OPERATORS
 from needle.interop import array_kind, as_ndarray, mirror, mirror_whole
 from needle.nn.functional import GuardError
+from needle.shown import Shown
 
 from .compiled import answered
 
@@ -104,7 +105,7 @@ def stage_graph(nodes: Sequence[Node], results: Sequence[Node], effects: Sequenc
     return graph, inputs
 
 
-class Staged:
+class Staged(Shown):
     """Runs such a net as an Executable does; `stages` has the executables, one for what lies between ops that count."""
 
     def __init__(self, net: GraphModule, make: Callable[[GraphModule], Any]) -> None:
@@ -118,6 +119,10 @@ class Staged:
             return self._run(given, kind)
         except GuardError as e:
             return answered(self.model, given, e)
+
+    def __str__(self) -> str:
+        runs = [str(s.run) for s in self.stages if s.run is not None]
+        return "\n".join([f"{type(self.model).__name__} in {len(self.stages)} stages", *runs])
 
     def _run(self, given: list[Any], kind: str) -> Any:
         env: dict[Node, Any] = {
