@@ -205,10 +205,8 @@ def repeats_heads(match: Any) -> str | None:
 
 
 def fused_groups(match: Any) -> tuple[Op, list[Node]]:
-    step, k = match["attention"], shape_of(match.values["k"])
-    q = shape_of(match.values["q"])
-    assert k is not None and q is not None
-    return GroupedAttention(step.op, q[1] // k[1]), [*(match.values[n] for n in "qkv"), *step.inputs[3:]]
+    step = match["attention"]
+    return GroupedAttention(step.op), [*(match.values[n] for n in "qkv"), *step.inputs[3:]]
 
 
 class GroupsSample(nn.Module):

@@ -41,6 +41,12 @@ def mha(*args: Any, **kwargs: Any) -> nn.MultiheadAttention:
     return nn.MultiheadAttention(12, 3, *args, **{"batch_first": True, **kwargs})
 
 
+def groups(x: torch.Tensor, keys: int, values: int, **kwargs: Any) -> torch.Tensor:
+    """Attention of 4 heads of 3 features, which share heads of keys and of values."""
+    q = x.unflatten(-1, (4, 3)).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, q[:, :keys] + 1, q[:, 4 - values :] * 2, enable_gqa=True, **kwargs)
+
+
 SELF: dict[str, tuple[Callable, Callable]] = {
     "weights": (mha, lambda m, x: m(x, x, x)),
     "weights per head": (mha, lambda m, x: m(x, x, x, average_attn_weights=False)),
@@ -58,6 +64,11 @@ SELF: dict[str, tuple[Callable, Callable]] = {
     "both rows": (lambda: mha(add_bias_kv=True, add_zero_attn=True), lambda m, x: m(x, x, x, need_weights=False)[0]),
     "sdpa": (lambda: None, lambda m, x: F.scaled_dot_product_attention(x, x + 1, x * 2)),
     "sdpa causal": (lambda: None, lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.3)),
+    "sdpa groups": (lambda: None, lambda m, x: groups(x, 2, 2)),
+    "sdpa one head of keys": (lambda: None, lambda m, x: groups(x, 1, 1, is_causal=True, scale=0.4)),
+    "sdpa groups mask": (lambda: None, lambda m, x: groups(x, 2, 2, attn_mask=~FORBIDDEN)),
+    "sdpa groups of two sizes": (lambda: None, lambda m, x: groups(x, 2, 4)),
+    "sdpa no groups": (lambda: None, lambda m, x: groups(x, 4, 4)),
     "sdpa mask": (lambda: None, lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=~FORBIDDEN)),
 }
 
@@ -141,7 +152,6 @@ def test_refusals() -> None:
     def reason(f: Callable) -> str:
         return torch2needle.check(One(None, f)).unsupported[0].reason
 
-    assert "enable_gqa" in reason(lambda m, x: F.scaled_dot_product_attention(x, x, x, enable_gqa=True))
     assert "dropout_p" in reason(lambda m, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1))
     with pytest.raises(ValueError, match=r"^\[attention\] k expects 4 features as q has, got 5\.$"):
         ndl.ops.scaled_dot_product_attention(*(ndl.Tensor(np.zeros(s, "f")) for s in ((3, 4), (3, 5), (3, 4))))

@@ -37,6 +37,8 @@ NEEDLE_INLINE int64_t batch_offset(const View& v, int64_t index) {
   return at;
 }
 
+void matmul(const matmul_args& c);
+
 // Kernel matmul for every dtype but float32.
 void matmul_other(const matmul_args& c);
 

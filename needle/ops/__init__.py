@@ -14,6 +14,7 @@ from .fused.layer import *
 from .linalg.basic import *
 from .linalg.determinants import *
 from .linalg.einsum import *
+from .linalg.grouped import *
 from .linalg.lu import *
 from .linalg.pseudo_inverse import *
 from .linalg.solving import *

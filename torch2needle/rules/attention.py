@@ -26,11 +26,10 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if enable_gqa:
-        raise Unsupported("enable_gqa=True is not supported; repeat the heads of key and value")
     if dropout_p != 0:
         raise Unsupported("dropout_p > 0 holds in evaluation, too; use nn.MultiheadAttention or dropout of your own")
-    return ops.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale)
+    attention = ops.grouped_attention if enable_gqa else ops.scaled_dot_product_attention
+    return attention(query, key, value, attn_mask, is_causal, scale)
 
 
 layers(

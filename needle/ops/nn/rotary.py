@@ -15,7 +15,7 @@ from needle.ops.shape.basic import broadcast_to, reshape, unsqueeze
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.join import concat, stack
 
-__all__ = ["rotary"]
+__all__ = ["grouped_attention", "rotary"]
 
 
 @op
@@ -76,29 +76,44 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     return Rotary(interleaved)(x, cos, sin)
 
 
+def repeat_heads(x: Tensor, times: int) -> Tensor:
+    *lead, heads, rows, width = x.shape
+    wide = broadcast_to(unsqueeze(x, -3), (*lead, heads, times, rows, width))
+    return reshape(wide, (*lead, heads * times, rows, width))
+
+
 @op
 class GroupedAttention(Op):
-    """Attention `of` in which `groups` neighbouring heads of q (..., H, L, E) share one of k and v (..., H / groups, S, *).
-
-    Ainslie et al., arXiv 2305.13245.
+    """Attention `of` in which neighbouring heads of q (..., H, L, E) share one of k (..., H / n, S, E) and of v (..., H / m, S,
+    D). Ainslie et al., arXiv 2305.13245.
     """
 
     of: ScaledDotProductAttention
-    groups: int
     compute_infers = True
 
-    def must_decompose(self, *inputs: Any) -> bool:
-        q, k, v, *mask = inputs
-        return self.of.must_decompose(q, self.repeated(k), self.repeated(v), *mask)
+    def sharing(self, q: Any, *others: Any) -> list[int]:
+        """How many heads of q share one of k, and one of v."""
+        shapes = [tuple(x.shape) for x in (q, *others)]
+        heads = [s[-3] if len(s) > 2 else 0 for s in shapes]
+        few, many = min(heads[1:]), max(heads[1:])
+        if not few or many % few or heads[0] % many:
+            raise ValueError(
+                f"[grouped_attention] q, k and v expect heads of which each number divides the larger ones, got shapes "
+                f"{', '.join(map(str, shapes))}."
+            )
+        return [heads[0] // n for n in heads[1:]]
 
-    def repeated(self, x: Any) -> Spec:
-        shape = tuple(x.shape)
-        return Spec((*shape[:-3], shape[-3] * self.groups, *shape[-2:]), str(x.dtype))
+    def repeated(self, q: Any, *others: Any) -> list[Spec]:
+        return [
+            Spec((*x.shape[:-3], x.shape[-3] * n, *x.shape[-2:]), str(x.dtype))
+            for x, n in zip(others, self.sharing(q, *others), strict=True)
+        ]
+
+    def must_decompose(self, q: Any, k: Any, v: Any, *mask: Any) -> bool:
+        return self.of.must_decompose(q, *(self.repeated(q, k, v) if self.of.strict else (k, v)), *mask)
 
     def infer(self, q: Any, k: Any, v: Any, *mask: Any) -> Any:
-        if min(len(k.shape), len(v.shape)) < 3:
-            raise ValueError(f"[grouped_attention] k expects heads, got shapes {tuple(k.shape)} and {tuple(v.shape)}.")
-        return self.of.infer(q, self.repeated(k), self.repeated(v), *mask)
+        return self.of.infer(q, *self.repeated(q, k, v), *mask)
 
     def memory(self, spec: Any) -> NDArray:
         return self.of.memory(spec)
@@ -112,32 +127,38 @@ class GroupedAttention(Op):
         return out
 
     def into(self, out: NDArray, q: NDArray, k: NDArray, v: NDArray, *mask: NDArray) -> None:
-        """Groups as an axis of their own, along which keys and values stand still."""
-        heads = out.shape[-3]
+        """Groups as axes of their own, along which keys and values stand still."""
+        few, many = sorted((k.shape[-3], v.shape[-3]))
 
         def split(x: NDArray) -> NDArray:
-            return x.viewed((*x.shape[:-3], heads // self.groups, self.groups, *x.shape[-2:]))
+            parts = (few, min(many, x.shape[-3]) // few, max(x.shape[-3] // many, 1))
+            return x.viewed((*x.shape[:-3], *parts, *x.shape[-2:]))
 
         scores = (*out.shape[:-1], k.shape[-2])
-        k, v = (x.viewed((*x.shape[:-2], 1, *x.shape[-2:])) for x in (k, v))
-        self.of.into(split(out), split(q), k, v, *(split(m.broadcast_to(scores)) for m in mask))
+        self.of.into(*map(split, (out, q, k, v, *(m.broadcast_to(scores) for m in mask))))
 
     def reference(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray) -> Any:
-        return self.of.reference(q, *(np.repeat(x, self.groups, -3) for x in (k, v)), *mask)
+        wide = (np.repeat(x, n, -3) for x, n in zip((k, v), self.sharing(q, k, v), strict=True))
+        return self.of.reference(q, *wide, *mask)
 
     def decompose(self, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
-        return self.of(q, *(self._repeat(x) for x in (k, v)), *mask)
-
-    def _repeat(self, x: Tensor) -> Tensor:
-        *lead, rows, width = x.shape
-        wide = broadcast_to(unsqueeze(x, -3), (*lead, self.groups, rows, width))
-        return reshape(wide, self.repeated(x).shape)
+        wide = (repeat_heads(x, n) for x, n in zip((k, v), self.sharing(q, k, v), strict=True))
+        return self.of(q, *wide, *mask)
 
     samples = samples_of(
-        ({"of": ScaledDotProductAttention(), "groups": 2}, [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 16)]),
-        ({"of": ScaledDotProductAttention(causal=True), "groups": 3}, [(3, 5, 8), (1, 5, 8), (1, 5, 8)]),
+        ({"of": ScaledDotProductAttention()}, [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 16)]),
+        ({"of": ScaledDotProductAttention(causal=True)}, [(3, 5, 8), (1, 5, 8), (1, 5, 8)]),
         (
-            {"of": ScaledDotProductAttention(has_mask=True), "groups": 2},
+            {"of": ScaledDotProductAttention(has_mask=True)},
             [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 16), (2, 1, 5, 7)],
         ),
     )
+
+
+def grouped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Attention whose neighbouring heads of q (..., H, L, E) share one of k (..., H / n, S, E) and of v (..., H / m, S, D), as
+    torch's with enable_gqa=True."""
+    extra = () if mask is None else (mask,)
+    return GroupedAttention(ScaledDotProductAttention(causal, scale, mask is not None))(q, k, v, *extra)
