@@ -185,9 +185,73 @@ class Fivefold(torch.autograd.Function):
         return gradient * 5
 
 
+class Rounded(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return (gradient * 2).clamp(-100, 100)
+
+
+class NoGradient(Fivefold):
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return None
+
+
+class Swish(torch.autograd.Function):
+    """What saves memory has the gradient of what it computes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return gradient * s * (1 + x * (1 - s))
+
+
 class OwnGradient(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(3, 4), function
+
     def forward(self, x: Any) -> Any:
-        return Fivefold.apply(x)
+        return self.function.apply(self.linear(x))
+
+
+@pytest.mark.parametrize("function", [Fivefold, Rounded, Clipped, NoGradient])
+def test_other_gradients_than_derivatives(function: type[torch.autograd.Function]) -> None:
+    assert f"gradients of its own ({function.__name__})" in refusal(OwnGradient(function), torch.randn(2, 3))
+
+
+def test_gradients_that_are_derivatives() -> None:
+    model, x = OwnGradient(Swish), torch.randn(2, 3)
+    net = torch2needle.convert(model, x)
+    assert any("Swish" in note for note in net.report.notes)
+    model(x).square().sum().backward()
+    y = net(ndl.Tensor(x.numpy()))
+    (y * y).sum().backward()
+    grads = {n: p.grad.numpy() for n, p in net.named_parameters()}
+    for name, p in model.named_parameters():
+        assert p.grad is not None and np.allclose(grads[name], p.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
 class Asks(nn.Module):
@@ -195,9 +259,8 @@ class Asks(nn.Module):
         return x - 1 if torch.overrides.has_torch_function((x,)) else x + 1
 
 
-@pytest.mark.parametrize("model", [OwnGradient, Asks])
-def test_what_an_example_shows(model: type[nn.Module]) -> None:
-    assert refusal(model(), torch.ones(1, 2))
+def test_what_an_example_shows() -> None:
+    assert refusal(Asks(), torch.ones(1, 2))
 
 
 def test_conversion_leaves_out_the_compiler_of_torch() -> None:

@@ -35,6 +35,7 @@ from .guard import (
     untouched,
 )
 from .packing import run as run_rows
+from .slopes import slopes
 from .structure import PLAIN, is_record_class, plain_result
 from .tracing import Captured, TrainingFlag, user_lines
 
@@ -65,7 +66,8 @@ class Behaviour:
 
     results: list[list[Any]]
     reached: list[frozenset[int]]
-    functions: set[str]
+    functions: set[str]  # of autograd
+    hooks: set[str]
     drawing: bool = False  # torch's random numbers
     chancy: bool = False  # Python's or numpy's
     changing: bool = False  # attributes of the model
@@ -92,12 +94,11 @@ def fresh(call: Call) -> Call:
 
 def behaviour(function: Callable, model: nn.Module, calls: list[Call], training: bool | None = None) -> Behaviour:
     """Runs the calls one after the other from the model's present state, which they leave as it is."""
-    made = Behaviour([], [], set())
+    made = Behaviour([], [], set(), set())
     writes = Writes()
 
-    def note(name: str) -> None:
-        if torch.is_grad_enabled():
-            made.functions.add(name)
+    def noting(names: set[str]) -> Callable[[str], None]:
+        return lambda name: names.add(name) if torch.is_grad_enabled() else None
 
     with same_chance(), untouched(model) as state, torch.inference_mode(False):
         if training is not None:
@@ -109,8 +110,8 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
                 with (
                     torch.set_grad_enabled(not i),
                     writes,
-                    own_gradients(note),
-                    gradient_hooks(note),
+                    own_gradients(noting(made.functions)),
+                    gradient_hooks(noting(made.hooks)),
                     plain_conditions(),
                     autocasts(lambda: setattr(made, "casting", True)),
                 ):
@@ -229,11 +230,15 @@ def disagreement(ours: Behaviour, theirs: Behaviour) -> str:
                 return f"its output {k} {text} {where}{why}"
     if theirs.chancy:
         return "the forward draws Python's or numpy's random numbers, which capture would freeze"
-    if theirs.functions:
-        return (
-            f"the forward has gradients of its own ({', '.join(sorted(theirs.functions))}), which capture does not see"
-        )
-    return ""
+    return own_gradients_of(theirs.hooks)
+
+
+def own_gradients_of(names: set[str]) -> str:
+    return (
+        f"the forward has gradients of its own ({', '.join(sorted(names))}), which capture does not see"
+        if names
+        else ""
+    )
 
 
 def lost_gradients(ours: Behaviour, theirs: Behaviour, chooses: bool = False) -> str:
@@ -371,9 +376,27 @@ class Judge:
             return f"it fails ({first_line(e)})"
         if text := disagreement(ours, theirs):
             return text
+        if theirs.functions:
+            if not self.has_their_slopes(captured, calls):
+                return own_gradients_of(theirs.functions)
+            note = f"the gradients of {', '.join(sorted(theirs.functions))} are the derivatives of what they compute, as compared"
+            captured.notes += [note] if note not in captured.notes else []
         # What a model keeps between its calls in evaluation may have no gradients; they count in training.
         text = lost_gradients(ours, theirs, captured.chooses)
         return "" if text and self.trains_alike(captured) else text
+
+    def has_their_slopes(self, captured: Captured, calls: list[Call]) -> bool:
+        """Whether the graph's derivatives are the gradients that the model's own autograd functions give."""
+        run = functools.partial(evaluate, captured, self.names)
+        try:
+            for call in calls:
+                ours, theirs = (slopes(f, self.model, call, self.training) for f in (run, self.model))
+                pairs = (zip(a, b, strict=True) for a, b in zip(ours, theirs, strict=True))
+                if any(difference(a, b) for pair in pairs for a, b in pair):
+                    return False
+        except Exception:
+            return False
+        return True
 
     def holds(self, captured: Captured, call: Call) -> bool:
         """Whether a graph with guards stands for the model on these inputs."""
