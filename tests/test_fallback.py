@@ -93,7 +93,7 @@ CALLS: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "structure": (lambda x: {"s": torch.frexp(x).mantissa.relu(), "x": x * 2}, (3, 4)),
     "complex": (lambda x: torch.fft.rfft(x.relu(), dim=-1).cumprod(-1).abs().log1p(), (3, 8)),
     "complex_twice": (lambda x: product(torch.fft.fft(x + 1).cumprod(-1)), (3, 8)),
-    "view": (lambda x: (x * 2).as_strided((3, 4, 2), (8, 2, 1)).sum(-1), (3, 8)),
+    "view": (lambda x: (x[:1] * 2).expand(3, 8).as_strided((3, 4, 2), (0, 2, 1)).sum(-1), (3, 8)),
     "sizes": (lambda x: torch.logcumsumexp(x.reshape(x.size(0) * 2, -1), 1).sum(1), (3, 8)),
     "write": (lambda x: written(x.tanh() * 0.5), (3, 8)),
     "keyword": (lambda x: torch.copysign(other=x.sin(), input=x), (3, 8)),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import sympy
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import needle as ndl
 import torch2needle
+from torch2needle.capture.export import Budget, OutOfTime
 
 T = torch.Tensor
 
@@ -103,3 +106,11 @@ def test_a_budget_ends_what_is_tried() -> None:
             net(words(2, 8))
     with pytest.raises(ValueError, match="dynamic_budget expects a number of seconds, got -1"):
         torch2needle.convert(Texts().eval(), words(2, 7), dynamic_budget=-1)
+
+
+def test_formulas_raise_nothing_when_the_time_is_over() -> None:
+    """C++ asks for them where an exception would end the process."""
+    env, x = ShapeEnv(), sympy.Symbol("x")
+    with pytest.raises(OutOfTime), Budget(1e-3).spent("test"):
+        sum(range(1_000_000))
+        assert env.simplify(x + 1) == x + 1

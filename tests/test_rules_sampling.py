@@ -43,6 +43,27 @@ def test_affine_grids(align: bool) -> None:
     agrees(lambda t: F.affine_grid(t, [2, 1, 3, 1, 5], align), (2, 3, 4), batch=False)
 
 
+def overlapping(x: torch.Tensor) -> torch.Tensor:
+    """Chunks of which each begins in the middle of the one before, as Longformer has them."""
+    chunks = x.view(x.shape[0], 2, 4, 3)
+    size, stride = list(chunks.size()), list(chunks.stride())
+    return chunks.as_strided((size[0], 3, *size[2:]), (stride[0], stride[1] // 2, *stride[2:]))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        overlapping,
+        lambda x: torch.as_strided(x * 2, (2, 3), (1, 2), 3),
+        lambda x: torch.as_strided(x[1:], (2, 3), (1, 2)),
+        lambda x: torch.as_strided(x[1:], (2, 3), (3, 2), 25),
+        lambda x: x.transpose(1, 2).as_strided((2, 2, 2), (24, 1, 2)) * 3,
+    ],
+)
+def test_strides_of_dense_memory(f: Callable) -> None:
+    agrees(f, (2, 8, 3), example=KNOWN, batch=f is overlapping)
+
+
 def test_a_spatial_transformer() -> None:
     class Turns(nn.Module):
         def __init__(self) -> None:

@@ -6,7 +6,6 @@ STRIDES = "strides are those of the call's memory, which a graph does not know"
 EIGHT_BITS = "of 8-bit floats, which needle does not have"
 VALUES = "its series has as many terms as values say"
 REASONS = {
-    "aten.as_strided.default": STRIDES,
     "aten.sym_is_contiguous.default": STRIDES,
     "aten.sym_storage_offset.default": STRIDES,
     "aten.sym_stride.int": STRIDES,

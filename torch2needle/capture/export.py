@@ -150,22 +150,37 @@ class Budget:
 
         thread, start = threading.get_ident(), thread_time()
 
+        def is_over() -> bool:
+            return thread_time() - start > self.left
+
         def check() -> None:
-            if thread_time() - start > self.left:
+            if is_over():
                 raise OutOfTime
 
-        def counted(before: Callable) -> Callable:
+        def counted(before: Callable, end: Callable) -> Callable:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if threading.get_ident() == thread:
                     bar.update()
-                    check()
+                    if is_over():
+                        return end(*args, **kwargs)
                 return before(*args, **kwargs)
 
             return call
 
-        steps = [(FakeTensorMode, "__torch_dispatch__"), (ShapeEnv, "simplify")]  # calls of torch, formulas
+        def stop(*_: Any, **__: Any) -> None:
+            raise OutOfTime
+
+        def as_it_is(env: Any, formula: Any, *_: Any, **__: Any) -> Any:
+            return formula
+
+        calls = counted(FakeTensorMode.__torch_dispatch__, stop)
+        # C++ asks for formulas where an exception would end the process; the next call of torch raises it.
+        formulas = counted(ShapeEnv.simplify, as_it_is)
         try:
-            with progress(text) as bar, patched([(owner, n, counted(getattr(owner, n))) for owner, n in steps]):
+            with (
+                progress(text) as bar,
+                patched([(FakeTensorMode, "__torch_dispatch__", calls), (ShapeEnv, "simplify", formulas)]),
+            ):
                 check()
                 yield
                 check()  # the forward may have caught it

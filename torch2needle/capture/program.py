@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from needle.autograd import Unsupported
 
 from ..rules.overloads import FLAGS, is_overload
+from ..rules.sampling import dense_strided
 from .folding import fold
 from .module_calls import call_modules
 from .structure import arguments, classed, input_places, structure
@@ -169,6 +170,8 @@ class ProgramBuilder:
                 env[old] = env[old.args[0]][old.args[1]]
             else:
                 env[old] = self.graph.node_copy(old, value)
+                if old.target is aten.as_strided.default:
+                    follow_memory(env[old])
                 if next(iter(env[old].meta.get("nn_module_stack") or {}), "").startswith("_empty"):
                     del env[old].meta["nn_module_stack"], env[old].meta["stack_trace"]  # torch's own, not the user's
         raise AssertionError
@@ -234,6 +237,20 @@ def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
         outer = given.get(root)
         if isinstance(outer, fx.Node) and outer.op != "get_attr":
             raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
+
+
+def follow_memory(node: fx.Node) -> None:
+    """torch.as_strided of what lies in its memory without gaps."""
+    x, size, stride, *offset = node.args
+    memory = x.meta.get("val")  # type: ignore[union-attr]
+    if memory is None:
+        return
+    order = sorted(range(memory.ndim), key=lambda d: memory.stride(d), reverse=True)
+    if not memory.permute(order).is_contiguous():
+        return
+    given = next(iter(offset), node.kwargs.get("storage_offset"))
+    begin = 0 if given is None else given - memory.storage_offset()
+    node.target, node.args, node.kwargs = dense_strided, (x, order, size, stride, begin), {}  # type: ignore[assignment]
 
 
 def is_check(node: fx.Node) -> bool:

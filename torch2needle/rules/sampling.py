@@ -46,6 +46,22 @@ functions("theta, size, align_corners", {(torch.affine_grid_generator,): ops.aff
 functions("input, dimension, size, step", {(T.unfold,): ops.sliding_windows}, view="always", put=overlaps)
 
 
+def dense_strided(x: Any, order: Any, size: Any, stride: Any, offset: int) -> Any:
+    """torch.as_strided of a tensor whose elements lie in memory as those of x.permute(order) do, without gaps; offset: from the
+    first of them."""
+    x = x.permute(order).contiguous()
+    return x.as_strided(size, stride, x.storage_offset() + offset)
+
+
+@rule(dense_strided, view="always", put=overlaps)
+def strided(x: Any, order: Any, size: Any, stride: Any, offset: int) -> Any:
+    place: Any = ops.full_like(x, offset, (1,) * len(size), dtype="int64")
+    for axis, (n, step) in enumerate(zip(size, stride, strict=True)):
+        line = ops.arange_like(x, 0, n) * step
+        place = place + ops.reshape(line, tuple(-1 if i == axis else 1 for i in range(len(size))))
+    return ops.take(ops.flatten(ops.permute(x, order)), ops.reshape(place, tuple(size)), 0)
+
+
 @rule(torch.meshgrid, view="always", put=overlaps)
 def meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
     given = list(tensors[0]) if isinstance(tensors[0], tuple | list) else list(tensors)
