@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +39,9 @@ class Row:
 Place = dict[str, int]  # the row of every step of one side
 
 
-def rows_of(before: Sequence[Vertex], after: Sequence[Vertex], fired: Sequence[Any], misses: Sequence[Any]) -> list[Row]:
+def rows_of(
+    before: Sequence[Vertex], after: Sequence[Vertex], fired: Sequence[Any], misses: Sequence[Any]
+) -> list[Row]:
     """Steps after fusion stand beside those that they are, or beside the last that they stand for; both in their order."""
     taken = {name: f.pattern for f in fired for name in f.nodes_in}
     reasons: dict[str, list[str]] = {}
@@ -82,9 +85,13 @@ def same(rows: Sequence[Row], where: tuple[Place, Place], i: int, j: int) -> boo
         if v is None or w is None:
             if v is not w:
                 return False
-        elif v.op != w.op or len(v.inputs) != len(w.inputs):
-            return False
-        elif any(place[p] != place[q] and i - place[p] != j - place[q] for p, q in zip(v.inputs, w.inputs, strict=True)):
+        elif (
+            v.op != w.op
+            or len(v.inputs) != len(w.inputs)
+            or any(
+                place[p] != place[q] and i - place[p] != j - place[q] for p, q in zip(v.inputs, w.inputs, strict=True)
+            )
+        ):
             return False
     return True
 
@@ -149,7 +156,7 @@ class Side(NamedTuple):
 def side(rows: Sequence[Row], all_vertices: Sequence[Vertex], place: Place, first: bool) -> Side:
     vertices = {i: v for i, r in enumerate(rows) if (v := r.before if first else r.after) is not None}
     stops = sorted([*vertices, *(i for i, r in enumerate(rows) if r.times)])
-    following = dict(zip(stops, stops[1:], strict=False))
+    following = dict(itertools.pairwise(stops))
     edges = {(place[a], place[v.name]) for v in all_vertices for a in v.inputs if place[a] != place[v.name]}
     straight = sorted(e for e in edges if following.get(e[0]) == e[1])
     far = sorted(e for e in edges if e[0] < e[1] and following.get(e[0]) != e[1])
@@ -196,7 +203,9 @@ def drawing(before: Sequence[Vertex], after: Sequence[Vertex], report: Any, shad
         y = i * ROW
         if row.times:
             text = f"the {row.pattern} rows above {row.times} times more"
-            parts.append(f'<rect class="same" x="{x0}" y="{y + 2}" width="{x1 + WIDTH - x0}" height="{BOX + 2}" rx="4"/>')
+            parts.append(
+                f'<rect class="same" x="{x0}" y="{y + 2}" width="{x1 + WIDTH - x0}" height="{BOX + 2}" rx="4"/>'
+            )
             parts.append(f'<text class="same" x="{(x0 + x1 + WIDTH) / 2}" y="{y + 16}">{text}</text>')
         if row.before is not None:
             v, color = row.before, shade.get(row.pattern, "")

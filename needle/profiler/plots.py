@@ -84,7 +84,7 @@ def key(shade: Shades, names: Iterable[str], most: int = 12) -> list[Patch]:
 
 def below(figure: Figure, handles: Sequence[Any]) -> None:
     """A legend under the picture, where it hides nothing."""
-    place = {"loc": "outside lower center", "ncols": min(4, max(1, len(handles))), "frameon": False}
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": min(4, max(1, len(handles))), "frameon": False}
     figure.legend(handles=handles, fontsize=8, labelcolor=INK, **place)
 
 
