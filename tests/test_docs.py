@@ -1,5 +1,6 @@
 """The pages of docs run as they stand: the Python blocks of a page, in order, in one program; and the site has every page."""
 
+import json
 import re
 import subprocess
 import sys
@@ -29,6 +30,22 @@ def test_page_runs(name: str) -> None:
             exec(compile("\n" * line + found[1], str(DOCS / name), "exec"), module)
     finally:
         ndl.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in one program, without a kernel; what they would show is not kept in the file."""
+    pytest.importorskip("torch"), pytest.importorskip("onnx"), pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEEDLE_CACHE", str(tmp_path))
+    names, threads = {"__name__": path.stem}, ndl.get_num_threads()
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    try:
+        for cell in cells:
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    finally:
+        ndl.set_num_threads(threads)
+    assert cells and not any(c["outputs"] or c["execution_count"] for c in cells)
 
 
 def test_example_without_torch(script_environment: dict[str, str]) -> None:
