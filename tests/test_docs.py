@@ -1,5 +1,6 @@
 """The pages of docs run as they stand: the Python blocks of a page, in order, in one program; and the site has every page."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -73,3 +74,9 @@ def test_settings_are_the_code_s() -> None:
 def test_every_page_is_in_the_site() -> None:
     named = set(re.findall(r"(\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert named == {p.name for p in DOCS.glob("*.md")}
+
+
+def test_every_public_op_says_what_it_does() -> None:
+    """The reference page shows the docstrings of all functions of needle.ops."""
+    bare = [n for n, f in vars(ndl.ops).items() if n[0] != "_" and inspect.isfunction(f) and not inspect.getdoc(f)]
+    assert bare == []
