@@ -87,7 +87,10 @@ def result_plots(result: dict[str, Any]) -> list[tuple[str, str]]:
     shown = [(s["min"], s["max"]) for s in ratios]
     texts = [f"{s['median']:.2f}x" for s in ratios]
     speed = plots.bars(names, [s["median"] for s in ratios], shown, texts, "times as fast as torch eager")
-    return [("Time of each stage", plots.inline(times)), ("Speed-up", plots.inline(speed))]
+    return [
+        ("Time of each stage", plots.inline(times, f"times {result['model']}")),
+        ("Speed-up", plots.inline(speed, f"speed {result['model']}")),
+    ]
 
 
 def render(doc: dict[str, Any], images: Sequence[Sequence[str]]) -> str:

@@ -249,7 +249,8 @@ def test_pictures_of_a_profile(compiled: Profile) -> None:
     keys = [dict(zip(texts_of(f), f.legends[0].legend_handles, strict=True)) for f in figures]
     both = set(keys[0]) & set(keys[1])
     assert both and all(keys[0][n].get_facecolor() == keys[1][n].get_facecolor() for n in both)
-    assert "var(--ink)" in plots.inline(figures[0]) and plots.INK not in plots.inline(figures[0])
+    drawn = plots.inline(figures[0], "a")
+    assert "var(--ink)" in drawn and plots.INK not in drawn and "url(#" in drawn
 
 
 def texts_of(figure: Any) -> list[str]:

@@ -39,7 +39,7 @@ def profile_plots(profile: dict[str, Any], shade: plots.Shades | None = None) ->
         drawn.append(("Memory plan", plots.memory_plan(memory, shade)))
     elif profile["timeline"]:
         drawn.append(("Memory", plots.memory_line(profile["timeline"])))
-    return [(title, plots.inline(figure)) for title, figure in drawn]
+    return [(title, plots.inline(figure, f"{title} {profile['seconds_in_rows']}")) for title, figure in drawn]
 
 
 def profile_page(profile: dict[str, Any]) -> str:

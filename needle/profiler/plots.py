@@ -54,10 +54,10 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
     write_file(path, drawn(figure, Path(path).suffix[1:] or "png"))
 
 
-def inline(figure: Figure) -> str:
-    """The picture as SVG for a page, in whose colours it is drawn."""
+def inline(figure: Figure, name: str) -> str:
+    """The picture as SVG for a page, in whose colours it is drawn; name: of its own on the page, for its ids."""
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         text = drawn(figure, "svg", transparent=True, metadata=nothing).decode()
     text = text[text.index("<svg") :]
     return re.sub("|".join(ON_PAGES), lambda found: ON_PAGES[found[0]], text)
