@@ -17,6 +17,7 @@ from .autograd import Tensor, TensorTuple, Unsupported, no_grad
 from .backend_ndarray import Device, NDArray, all_devices, cpu, cpu_numpy, cuda, emulation, hip
 from .backend_selection import default_device
 from .complex_numbers import Complex
+from .facts import VERSION as __version__
 from .executor import Executable, TrainingStep, compile, compile_step
 from .init import manual_seed
 from .interop import as_ndarray
@@ -40,5 +41,4 @@ def to_onnx(model: Any, path: str | os.PathLike[str], *args: Any, batch: str = "
 
 nn.Module.to_onnx = to_onnx  # type: ignore[attr-defined]
 
-__version__ = "0.1.0"
 __all__ = [n for n in dir() if not n.startswith("_") and n not in ("annotations", "os", "Any")]

@@ -326,7 +326,9 @@ def load(path: str | os.PathLike) -> GraphModule:
     if type(version) is not int or version != VERSION:
         raise ValueError(f"[load] expects format version {VERSION}, got {short(repr(version))}.")
     try:
-        return _loaded(document, arrays)
+        net = _loaded(document, arrays)
+        net._title = os.path.basename(name)
+        return net
     except Exception as e:
         raise ValueError(f"[load] the graph in {name} does not fit this version or its tensors: {reason(e)}.") from None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from needle.graph import GraphModule, Node, symbolic
+from needle.graph import Graph, GraphModule, Node, symbolic
 from needle.graph.engine import Fusion, Rewriting, Rules
-from needle.graph.report import FusionReport
+from needle.graph.report import FusionReport, Vertex
 from needle.graph.steps import Step, Steps, count_calls, find_steps
 from needle.nn import Module
 
@@ -49,8 +49,21 @@ def fuse(
     if dry_run:
         fused = source.with_graph(source.graph.copy())
     calls = count_calls(source.graph), count_calls(graph)
-    fused.fusion_report = FusionReport(fired, plan.misses, *calls, describe(plan.steps), dry_run)
+    rows = describe(plan.steps)
+    graphs = vertices(source.graph, rows), vertices(graph, rows)
+    fused.fusion_report = FusionReport(fired, plan.misses, *calls, rows, dry_run, graphs, source._title)
     return fused
+
+
+def vertices(graph: Graph, rows: Mapping[str, tuple[str, str, str]]) -> list[Vertex]:
+    """What a drawing shows of a graph: its calls, inputs and results, without parameters and sizes."""
+    found: dict[str, Vertex] = {}
+    for node in graph:
+        if node.kind not in ("param", "scalar"):
+            op = node.target.label if node.kind == "op" else rows[node.name][1] if node.name in rows else node.kind
+            path, read = (node.target if node.kind == "module" else ""), dict.fromkeys(n.name for n in node.inputs())
+            found[node.name] = Vertex(node.name, op, path, tuple(n for n in read if n in found))
+    return list(found.values())
 
 
 def describe(steps: Steps) -> dict[str, tuple[str, str, str]]:

@@ -12,7 +12,7 @@ import torch
 import needle as ndl
 from needle.profiler import plots, write_file
 from needle.profiler.page import environment, profile_plots
-from needle.profiler.table import text_table
+from needle.profiler.table import text_table, unsteady
 from needle.profiler.trace import chrome_events
 
 
@@ -42,6 +42,10 @@ def stage_cells(result: dict[str, Any]) -> list[dict[str, str]]:
     return [stage_texts(r, result["agreement"]["agree"]) for r in result["stages"]]
 
 
+def unsteady_stages(result: dict[str, Any]) -> str:
+    return unsteady({s["name"]: s for s in result["stages"]})
+
+
 def console(doc: dict[str, Any], limit: int = 12) -> str:
     """The report as text."""
     m, lines = doc["machine"], []
@@ -54,7 +58,7 @@ def console(doc: dict[str, Any], limit: int = 12) -> str:
         widths = {k: max(len(k), *(len(c[k]) for c in cells)) for k in cells[0]}
         for c in ({k: k for k in widths}, *cells):
             lines.append("  ".join(v.ljust(widths[k]) if k == "stage" else v.rjust(widths[k]) for k, v in c.items()))
-        lines += r["notes"]
+        lines += [*([warning] if (warning := unsteady_stages(r)) else []), *r["notes"]]
         for name, profile in r["profiles"].items():
             rows = sorted(profile["rows"], key=lambda row: -row["seconds"])
             lines += ["", f"{r['model']} {name}, slowest operators", text_table(rows[:limit], len(rows))]
@@ -72,7 +76,7 @@ def console(doc: dict[str, Any], limit: int = 12) -> str:
 
 
 def result_plots(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """(title, data URL): times of the stages, and speed-ups."""
+    """(title, SVG): times of the stages, and speed-ups."""
     rows = result["stages"]
     names, medians = [r["name"] for r in rows], [1e3 * r["median"] for r in rows]
     span = [(1e3 * r["min"], 1e3 * r["max"]) for r in rows]
@@ -83,20 +87,26 @@ def result_plots(result: dict[str, Any]) -> list[tuple[str, str]]:
     shown = [(s["min"], s["max"]) for s in ratios]
     texts = [f"{s['median']:.2f}x" for s in ratios]
     speed = plots.bars(names, [s["median"] for s in ratios], shown, texts, "times as fast as torch eager")
-    return [("Time of each stage", plots.inline(times)), ("Speed-up", plots.inline(speed))]
+    return [
+        ("Time of each stage", plots.inline(times, f"times {result['model']}")),
+        ("Speed-up", plots.inline(speed, f"speed {result['model']}")),
+    ]
 
 
 def render(doc: dict[str, Any], images: Sequence[Sequence[str]]) -> str:
     """The page. `images`: pictures of each result as data URLs; every number comes from `doc`."""
-    views = [
-        {
-            "stages": stage_cells(r),
-            "plots": result_plots(r),
-            "profiles": {name: profile_plots(p) for name, p in r["profiles"].items()},
-            "images": list(shown),
-        }
-        for r, shown in zip(doc["results"], images, strict=True)
-    ]
+    views = []
+    for r, shown in zip(doc["results"], images, strict=True):
+        shade = plots.shades_of([row for p in r["profiles"].values() for row in p["rows"]])
+        views.append(
+            {
+                "stages": stage_cells(r),
+                "warning": unsteady_stages(r),
+                "plots": result_plots(r),
+                "profiles": {name: profile_plots(p, shade) for name, p in r["profiles"].items()},
+                "images": list(shown),
+            }
+        )
     return environment(Path(__file__).parent).get_template("pipeline.html").render(doc=doc, views=views)
 
 

@@ -20,6 +20,7 @@ import needle as ndl
 import operator_fusion
 import torch2needle
 from bench import PAUSE, median_time
+from needle.profiler.load import Load
 from needle.profiler.plots import COLORS
 from pictures import as_pixels, picture_crops
 from pipeline import OptionError, Options
@@ -214,7 +215,10 @@ def run(options: Options) -> tuple[dict[str, Any], list[str]]:
         notes.append("The numpy backend has no executor, so nothing is compiled.")
     seconds["first_result"] = time.perf_counter() - start
 
+    load = Load()
     rows = time_stages(calls, x, options.rounds)
+    if warning := load.warning(ndl.get_num_threads()):
+        notes.append(warning)
     limit = add_errors(rows, calls, model, x)
     agreement, images = compare_classes(calls, options)
     profiles = {}

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import needle as ndl
+from needle import _core
 from needle.backend_ndarray import Device
-from needle.backend_ndarray.device import library_folders
 from needle.backend_selection import BACKEND
+from needle.facts import library_folders
 
 DEVICES = {d.name: d for d in (ndl.emulation(32), ndl.emulation(64), ndl.cuda(), ndl.hip())}
 DRIVERS = {"cuda": "/dev/nvidiactl", "hip": "/dev/kfd"}  # files that are there when a driver is
@@ -38,7 +39,7 @@ def find_libraries() -> None:
     """Opens what lies where needle looks now: the environment variable names one folder, builds have one each."""
     for name in PRESENT:
         if name not in LIBRARIES and DEVICES[name].enabled():
-            places = (folder / f"libneedle_{name}.so" for folder in library_folders())
+            places = (folder / f"libneedle_{name}.so" for folder in library_folders(_core.__file__))
             LIBRARIES[name] = next(path for path in places if path.exists())
 
 

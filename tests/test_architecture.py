@@ -108,6 +108,7 @@ FOUNDATION = [
         "backend_selection",
         "complex_numbers",
         "exports",
+        "facts",
         "files",
         "shown",
         "_core",

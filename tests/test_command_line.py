@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -81,7 +85,7 @@ def test_every_subcommand_as_a_process(folder: Path) -> None:
 
 
 def test_help(capsys: Any) -> None:
-    for args in ([], ["convert"], ["check"], ["verify"], ["profile"], ["fuse"]):
+    for args in ([], ["convert"], ["check"], ["verify"], ["profile"], ["fuse"], ["run"], ["bench"], ["info"]):
         with pytest.raises(SystemExit) as e:
             main([*args, "--help"])
         text = capsys.readouterr().out
@@ -182,6 +186,15 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "inputs": (("profile", "net.needle", "--input", "1x4x6x6"), 2, "[profile] the model does not run on these inputs:"),
     "names": (("check", "command_nets:Two", "--input", "x=3", "--input", "3"), 2, "[input] expects a name of its own"),
     "pattern": (("fuse", "command_nets:Net", "--disable", "no"), 2, "[fuse] a pattern expects a registered name"),
+    "no array": (("run", "net.needle", "-i", "none.npy"), 2, "[input] there is no file none.npy."),
+    "no numbers": (("run", "net.needle", "-i", "net.needle"), 2, "[input] net.needle is not a .npy file of numbers."),
+    "arrays": (("run", "net.needle"), 2, "[run] the model does not run on these inputs: [GraphModule] input x is miss"),
+    "bench a file": (
+        ("bench", "net.needle", *IMAGE),
+        2,
+        "[model] bench expects a torch model, got the file net.needle.",
+    ),
+    "page": (("fuse", "command_nets:Net", "--html", "folder"), 2, "[fuse] cannot write folder:"),
     "output": (("convert", "command_nets:Net", "-o", "no/such/folder"), 2, "[save] cannot write no/such/folder:"),
     "output is a folder": (("convert", "command_nets:Net", "-o", "folder"), 2, "[save] cannot write folder:"),
     "shape": (
@@ -235,6 +248,7 @@ USAGE = {
     "rounds": (["profile", "mlp", "--input", "1", "--rounds", "0"], "expects a whole number of at least 1"),
     "deep json": (["check", "mlp", "--args", "[" * 100_000], "expects JSON"),
     "array": (["check", "mlp", "--kwargs", "[1]"], "expects a JSON object"),
+    "peer": (["bench", "mlp", "--input", "1", "--peer", "ncnn"], "invalid choice: 'ncnn'"),
     "dry run": (["fuse", "mlp", "--dry-run", "-o", "x"], "--dry-run writes nothing"),
 }
 
@@ -292,3 +306,128 @@ def test_interrupt(folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules["torch2needle.tools.command"].RUNS, "check", stop)  # type: ignore[attr-defined]
     assert main(["check", "mlp"]) == 130
     assert capsys.readouterr().err == "Stopped.\n"
+
+
+# -- run, bench, info ----------------------------------------------------------------------------------------------------
+
+SPLITS = """
+
+class Splits(nn.Module):
+    def forward(self, x, y):
+        return {"sum": x + y, "parts": (x - y, x > y)}
+"""
+
+
+def test_run_gives_the_model_s_results(folder: Path, capsys: Any) -> None:
+    """In the model's order, by position and by name, also without torch, and under the names that were given."""
+    (folder / "command_nets.py").write_text(NETS + OWN_NETS + SPLITS)
+    assert main(["convert", "command_nets:Splits", "--input", "2x3", "--input", "2x3", "-o", "two.needle"]) == 0
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((2, 3)).astype("float32") for _ in range(2))
+    np.save("x.npy", x), np.save("y.npy", y)
+    outputs = ["-o", "sum", "-o", "difference.npy", "-o", "larger.out"]
+    for given in (["-i", "x.npy", "-i", "y.npy"], ["-i", "y=y.npy", "-i", "x=x.npy"]):
+        code, out, err = without(folder, "torch", "run", "two.needle", *given, *outputs)
+        assert (code, err) == (0, ""), err
+        assert out.count("result ") == 3 and "result 0: (2, 3) float32, least " in out and "wrote sum\n" in out
+        for name, want in (("sum", x + y), ("difference.npy", x - y), ("larger.out", x > y)):
+            got = np.load(name)
+            assert got.dtype == want.dtype and (got == want).all()
+            os.remove(name)
+    capsys.readouterr()
+    assert main(["run", "two.needle", "-i", "x.npy", "-i", "y.npy", "-o", "one"]) == 2
+    assert capsys.readouterr().err == "[run] the model gives 3 results, got 1 times --output.\n"
+    assert main(["run", "two.needle", "-i", "x=x.npy", "-i", "x=y.npy"]) == 2
+    assert capsys.readouterr().err == "[input] expects one array for x, got two.\n"
+
+
+def test_bench_times_what_is_right_alone(folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = importlib.import_module("torch2needle.tools.bench")
+    monkeypatch.setattr(bench, "BURST", 0.01), monkeypatch.setattr(bench, "PAUSE", 0.0)
+
+    def fails(model: Any, net: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setitem(bench.ENGINES, "torch.compile", fails)
+    args = ["bench", "command_nets:Net", *IMAGE, "--rounds", "3", "--json", "b.json"]
+    assert main(args) == 0
+    out, document = capsys.readouterr().out, json.loads(Path("b.json").read_text())
+    rows = {r["engine"]: r for r in document["rows"]}
+    timed = [*(["onnxruntime"] if importlib.util.find_spec("onnxruntime") else []), "needle compiled", "torch eager"]
+    assert {n for n, r in rows.items() if r["times"]} >= set(timed) and next(iter(rows)) == "needle compiled"
+    assert all(len(rows[n]["times"]) == 3 and rows[n]["difference"] < 1e-4 for n in timed)
+    assert "torch.compile     does not run: RuntimeError: no compiler" in out and "3 alternating rounds" in out
+    assert all(w in out for w in document["warnings"])
+
+    monkeypatch.setitem(bench.ENGINES, "torch eager", lambda model, net, inputs: lambda: model(*inputs) * 1.01)
+    assert main([*args[:-2], "--peer", "torch eager"]) == 0
+    assert "torch eager       its result differs from torch's, so it is not timed" in capsys.readouterr().out
+
+
+DIFFERENCES = {
+    "equal": ([1.0, -2.0], [1.0, -2.0], 0.0),
+    "half": ([1.0, -2.0], [1.0, -4.0], 0.5),
+    "same nan and infinity": ([np.nan, np.inf, 1.0], [np.nan, np.inf, 1.0], 0.0),
+    "one nan": ([np.nan, 1.0], [2.0, 1.0], np.inf),
+    "other infinity": ([np.inf, 1.0], [-np.inf, 1.0], np.inf),
+    "empty": ([], [], 0.0),
+    "shapes": ([1.0], [1.0, 2.0], np.inf),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_differences(name: str) -> None:
+    got, want, expected = DIFFERENCES[name]
+    bench = importlib.import_module("torch2needle.tools.bench")
+    assert bench.difference([np.asarray(got)], [np.asarray(want)]) == pytest.approx(expected)
+    assert bench.difference([np.asarray(got)], []) == np.inf
+
+
+def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = importlib.import_module("needle.profiler.load")
+    text = (
+        "cpu  9 9 9 9\ncpu0 100 50 50 900 7 0 0 0 0 0\ncpu1 300 0 0 900 7 10 20 70 0 0\ncpu10 900 0 0 0 0 0 0 0 0 0\n"
+    )
+    assert load.busy_seconds(text, {0, 1}) == 600 / load.TICKS
+    measured = load.Load()
+    monkeypatch.setattr(measured, "cpus", {0, 1, 2, 3})
+    for others, threads, told in ((1.0, 4, True), (1.0, 3, False), (0.1, 4, False), (3.9, 1, True)):
+        monkeypatch.setattr(measured, "others", lambda others=others: others)
+        assert bool(measured.warning(threads)) is told
+
+
+@pytest.mark.parametrize("args", [["--version"], ["info"]], ids=" ".join)
+def test_what_is_here_is_told_without_imports(args: list[str], folder: Path) -> None:
+    """Which is why it takes a tenth of a second; needle can still be imported afterwards."""
+    code = f"""
+import sys
+from torch2needle.tools.command import main
+try:
+    main({args})
+except SystemExit as e:
+    assert e.code == 0
+print({{"torch", "numpy", "needle"}} & set(sys.modules))
+import needle
+print(needle.__version__, needle.isa(), needle.Tensor([1.0]).numpy())
+"""
+    root = Path(sys.modules["torch2needle"].__file__ or "").parents[1]
+    env = os.environ | {"PYTHONPATH": str(root), "NEEDLE_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, check=True)
+    *told, loaded, here = done.stdout.splitlines()
+    assert loaded == "set()" and here == f"{ndl.__version__} {ndl.isa()} [1.]"
+    if args == ["info"]:
+        rows = dict(re.split(r"  +", line, maxsplit=1) for line in told)
+        assert rows["torch2needle"] == ndl.__version__ and rows["kernels"] == ndl.isa() and rows["threads"] == "1"
+        assert rows["torch"] == importlib.metadata.version("torch") and "NEEDLE_NUM_THREADS=1" in rows["settings"]
+    else:
+        assert told == [f"torch2needle {ndl.__version__}"]
+
+
+def test_pages_have_the_model_s_name(folder: Path, capsys: Any) -> None:
+    assert main(["convert", "command_nets:Net", "-o", "net.needle"]) == 0
+    for model in ("command_nets:Net", "net.needle"):
+        title = "Net" if ":" in model else model
+        assert main(["profile", model, *IMAGE, "--rounds", "1", "--html", "p.html"]) == 0
+        assert main(["fuse", model, "--dry-run", "--html", "f.html"]) == 0
+        assert f"<h1>{title}, compiled</h1>" in Path("p.html").read_text()
+        assert f"<h1>{title}: 3 calls would become 1</h1>" in Path("f.html").read_text()

@@ -1,5 +1,7 @@
 """The pages of docs run as they stand: the Python blocks of a page, in order, in one program; and the site has every page."""
 
+import inspect
+import json
 import re
 import subprocess
 import sys
@@ -31,6 +33,22 @@ def test_page_runs(name: str) -> None:
         ndl.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in one program, without a kernel; what they would show is not kept in the file."""
+    pytest.importorskip("torch"), pytest.importorskip("onnx"), pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEEDLE_CACHE", str(tmp_path))
+    names, threads = {"__name__": path.stem}, ndl.get_num_threads()
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    try:
+        for cell in cells:
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    finally:
+        ndl.set_num_threads(threads)
+    assert cells and not any(c["outputs"] or c["execution_count"] for c in cells)
+
+
 def test_example_without_torch(script_environment: dict[str, str]) -> None:
     """In a process that cannot import torch."""
     script = DOCS / "examples" / "without_torch.py"
@@ -56,3 +74,9 @@ def test_settings_are_the_code_s() -> None:
 def test_every_page_is_in_the_site() -> None:
     named = set(re.findall(r"(\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert named == {p.name for p in DOCS.glob("*.md")}
+
+
+def test_every_public_op_says_what_it_does() -> None:
+    """The reference page shows the docstrings of all functions of needle.ops."""
+    bare = [n for n, f in vars(ndl.ops).items() if n[0] != "_" and inspect.isfunction(f) and not inspect.getdoc(f)]
+    assert bare == []

@@ -125,8 +125,9 @@ def test_page_shows_the_numbers_of_the_json(written: tuple[dict[str, Any], Path]
     for pattern in r["fusion"]["counts"]:
         assert pattern in shown.text
     assert f"{len(r['profiles']['compiled']['rows'])} steps" in shown.text
-    assert not re.search(r"""(src|href)=["'](?!data:)""", page)
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert page.count("data:image/jpeg;base64,") == r["agreement"]["pictures"]
+    assert all(f"All {len(p['rows'])} rows" in page for p in r["profiles"].values())
 
 
 def test_trace(written: tuple[dict[str, Any], Path]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
 import itertools
 import json
 import math
@@ -229,8 +231,39 @@ def test_html_shows_every_row(any_profile: Profile, tmp_path: Path) -> None:
     page = (tmp_path / "p.html").read_text()
     rows = sorted(any_profile.to_dict()["rows"], key=lambda r: -r["seconds"])
     assert Cells(page).rows[1:] == [[c.text(r[c.key]) for c in COLUMNS] for r in rows]
-    assert page.count("data:image/png;base64,") == 3
-    assert not re.search(r"""(src|href)=["'](?!data:)""", page)  # nothing is loaded from elsewhere
+    assert page.count("<svg") == 3 and all(c.note in html.unescape(page) for c in COLUMNS)
+    assert not re.search(r"""(src|href)=["'](?!data:|#)|url\((?!#)""", page)  # nothing is loaded from elsewhere
+    assert f"<h1>Net, {any_profile.kind}</h1>" in page
+
+
+def test_pictures_of_a_profile(compiled: Profile) -> None:
+    """Rows above the roofs, as Winograd's, are inside the axes; an op has one colour in all pictures."""
+    plots = pytest.importorskip("needle.profiler.plots")
+    data = compiled.to_dict()
+    rows = [r | {"gflops": 40 * data["machine"]["peak_gflops"]} if r["gflops"] else r for r in data["rows"]]
+    shade = plots.shades_of(rows)
+    axes = plots.roofline(rows, data["machine"], shade).axes[0]
+    shown = [c.get_offsets()[0] for c in axes.collections]
+    assert shown and all(axes.get_ylim()[0] < y < axes.get_ylim()[1] for _, y in shown)
+    figures = plots.operator_times(rows, 15, shade), plots.memory_plan(data["memory"], shade)
+    keys = [dict(zip(texts_of(f), f.legends[0].legend_handles, strict=True)) for f in figures]
+    both = set(keys[0]) & set(keys[1])
+    assert both and all(keys[0][n].get_facecolor() == keys[1][n].get_facecolor() for n in both)
+    drawn = plots.inline(figures[0], "a")
+    assert "var(--ink)" in drawn and plots.INK not in drawn and "url(#" in drawn
+
+
+def texts_of(figure: Any) -> list[str]:
+    return [t.get_text() for t in figure.legends[0].get_texts()]
+
+
+def test_rounds_that_differ_are_told(compiled: Profile, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for times, told in (([1.0, 1.29], False), ([1.0, 1.1, 1.35], True)):
+        profile = dataclasses.replace(compiled, times=times)
+        profile.html(tmp_path / "p.html")
+        assert ("Rounds differ much (whole runs by 1.4x)" in str(profile)) is told
+        assert ("Rounds differ much" in (tmp_path / "p.html").read_text()) is told
 
 
 def test_memory_report() -> None:

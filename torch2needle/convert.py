@@ -215,6 +215,8 @@ def convert(
     net, report = run(model, example, share, dynamic, fallback, dynamic_budget)
     if net is None:
         raise ConversionError(report)
+    if isinstance(model, nn.Module):
+        net._title = type(model).__name__
     warn_of_torch(report)
     if on_guard == "torch":
         answers_violations(net, model, example)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from needle import _core, backend_numpy
 from needle.course.backend import Course
+from needle.facts import FOLDER, library_folders
 
 from .vendor import Vendors
 
 NoKernel = _core.NoKernel  # a device has no kernel of a name, or not for a dtype
-FOLDER = "NEEDLE_GPU_LIBRARIES"  # environment variable: where libraries lie that are not beside needle._core
 
 
 class Kernels(dict):
@@ -92,7 +90,7 @@ class GpuDevice(Device):
             return None
         why = f"[{self.name}] this machine or build has no such device"
         file = f"libneedle_{self.name}.so"
-        path = next((p for p in (folder / file for folder in library_folders()) if p.exists()), None)
+        path = next((p for p in (folder / file for folder in library_folders(_core.__file__)) if p.exists()), None)
         if path is None:
             return f"{why}: {file} is neither beside needle nor in the folder of {FOLDER}."
         try:
@@ -157,11 +155,6 @@ class GpuDevice(Device):
             yield
         finally:
             core.stream = before
-
-
-def library_folders() -> list[Path]:
-    extra = os.environ.get(FOLDER)
-    return [Path(_core.__file__).parent, *([Path(extra)] if extra else [])]
 
 
 _CPU = Device("cpu", None, _core.cpu())

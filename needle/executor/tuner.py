@@ -11,13 +11,13 @@ import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from needle.backend_ndarray import Device, NDArray, default_device
+from needle.facts import cache_folder
 
 from .builder import PlanInfo
 from .settings import Measured
@@ -47,10 +47,8 @@ class Timings:
     def __init__(self, device: Device | None = None) -> None:
         device = device or default_device()
         self.machine: list[Any] = [VERSION, *target_of(device).machine(device)]
-        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        folder = os.environ.get("NEEDLE_CACHE") or os.path.join(cache, "torch2needle")
         name = hashlib.sha256(json.dumps(self.machine).encode()).hexdigest()[:16]
-        self.path = Path(folder).expanduser() / f"tuning-{name}.json"
+        self.path = cache_folder() / f"tuning-{name}.json"
         self.seconds = self._read()
 
     def _read(self) -> dict[str, dict[str, float]]:

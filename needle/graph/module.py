@@ -11,7 +11,7 @@ from typing import Any
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
 from needle.complex_numbers import Complex
 from needle.nn.functional import GuardError
-from needle.nn.module import HOOKS, STRUCTURE, Module, find_recorder
+from needle.nn.module import HOOKS, STRUCTURE, Module, Tree, find_recorder
 from needle.op import kind_of, remembering
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, describe_target
@@ -53,6 +53,8 @@ class GraphModule(Module):
         self.__dict__.update(added or {})
         self._graph, self._inputs = graph, Inputs(graph, type(self).__name__)
         self._report: Any = None
+        own = type(self if type(root) is Tree else root).__name__
+        self._title: str = getattr(root, "_title", own)  # what profiles and reports call the model
         self._taken: set[tuple[str, ...]] = set()  # dtypes of inputs, some of them narrow, that the graph may take
         self._last_use = last_uses(graph)
         self._tensors: dict[str, Tensor] | None = None

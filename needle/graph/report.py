@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
+from typing import Any, NamedTuple
 
+from needle.files import write_file
 from needle.shown import Shown
+
+
+class Vertex(NamedTuple):
+    """A step of a graph as it is drawn; inputs: names of those that it reads."""
+
+    name: str
+    op: str
+    path: str
+    inputs: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +61,8 @@ class FusionReport(Shown):
     nodes_after: int
     nodes: dict[str, tuple[str, str, str]]  # name -> module path, op or kind, the ops that read it
     dry_run: bool = False
+    graphs: tuple[list[Vertex], list[Vertex]] | None = None  # before and after; a plan's report has none
+    title: str = "Plan"  # the model
 
     @property
     def counts(self) -> dict[str, int]:
@@ -74,6 +88,15 @@ class FusionReport(Shown):
             _, kind, users = self.nodes[n]
             lines.append(f"{n} is {kind}, read by {users or 'nothing'}: no pattern has these steps.")
         return "\n".join(lines)
+
+    def html(self, path: str | os.PathLike[str], profile: Any = None) -> None:
+        """One self-contained page: the graph before and after, what fired, what nearly did and why not.
+
+        profile: of the fused model (`needle.profile`), for the time of each fusion. Needs matplotlib and jinja2.
+        """
+        from needle.profiler.fusion import fusion_page  # the extra [report] is needed for pages only
+
+        write_file(path, fusion_page(self, self.title, profile))
 
     def __str__(self) -> str:
         verb = " would apply" if self.dry_run else ""

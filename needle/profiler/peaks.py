@@ -15,7 +15,7 @@ from needle.backend_ndarray.kernels import KERNELS
 from needle.backend_ndarray.ndarray import NDArray, call
 from needle.executor.builder import Builder
 from needle.executor.constants import ConstantPool
-from needle.targets.cpu.target import cpu_name
+from needle.facts import cpu_name
 
 KIB = 1024
 CACHED = tuple(16 * KIB * 4**i for i in range(7))  # bytes of source and copy together, 16 KiB to 64 MiB

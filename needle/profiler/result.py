@@ -12,7 +12,7 @@ from needle.files import write_file
 from needle.shown import Shown
 
 from .peaks import Gpu, Peaks
-from .table import text_table
+from .table import text_table, unsteady
 from .trace import chrome_events
 
 
@@ -139,7 +139,8 @@ class Profile(Shown):
             head += "\nwithout a kernel, run as other ops: " + ", ".join(
                 f"{k} {n}x" for k, n in self.decomposed.items()
             )
-        return f"{head}\n{self.peaks}\n{self.table(limit=30)}"
+        warning = unsteady({"whole runs": {"min": min(self.times), "max": max(self.times)}})
+        return "\n".join([head, str(self.peaks), *([warning] if warning else []), self.table(limit=30)])
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         write_file(path, json.dumps(self.to_dict(), indent=1))

@@ -79,6 +79,11 @@ def place_of(model: Module, inputs: tuple) -> Device:
     return next(iter(found), cpu())
 
 
+def title_of(model: Any, otherwise: str = "") -> str:
+    """What a model is called: a converted one by torch's class, a loaded one by its file."""
+    return getattr(model, "_title", otherwise or type(model).__name__)
+
+
 def progress(rounds: int) -> Any:
     """Shown only when the profile takes longer than a second."""
     return tqdm(range(rounds), desc="profile", unit="round", leave=False, delay=1)
@@ -106,8 +111,9 @@ def profile_module(model: Module, args: tuple, rounds: int) -> Profile:
     row_of = {r[:3]: i for i, r in enumerate(rows)}
     timeline = [Event(c.name, c.op, c.start - start, c.seconds, c.live, row_of.get(c[:3])) for c in tracked.calls]
     peak = max((e.live for e in timeline), default=0)
-    name = type(model).__name__
-    return Profile("eager", name, shapes(args), rounds, times, rows, timeline, peaks, {"peak": peak}, decomposed)
+    return Profile(
+        "eager", title_of(model), shapes(args), rounds, times, rows, timeline, peaks, {"peak": peak}, decomposed
+    )
 
 
 def merge(runs: Sequence[Sequence[Call]]) -> list[Row]:
@@ -151,7 +157,16 @@ def profile_executable(exe: Executable, args: tuple, rounds: int) -> Profile:
         timeline.append(Event(name, kernel, start, seconds[i], live[i], i))
         start += seconds[i]
     return Profile(
-        "compiled", exe.name, shapes(args), rounds, times, rows, timeline, peaks, memory.timeline(), plan.decomposed
+        "compiled",
+        title_of(exe.model, exe.name),
+        shapes(args),
+        rounds,
+        times,
+        rows,
+        timeline,
+        peaks,
+        memory.timeline(),
+        plan.decomposed,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 WIDTH = 120  # columns of a table
@@ -41,7 +41,19 @@ COLUMNS = (
     Column("roofline", "roof", lambda x: "-" if x is None else f"{100 * x:.0f}%", "least time of the op over measured"),
     Column("memory_mb", "out", short, "megabytes of new memory for the output"),
 )
+UNSTEADY = 1.3  # largest over least time of rounds from which on a reader is warned
 TEXTS = 3  # the first columns are text, the others numbers
+
+
+def unsteady(spreads: Mapping[str, Mapping[str, float]]) -> str:
+    """A sentence about times whose rounds differ much (by name, with `min` and `max`), or nothing."""
+    ratios = {name: s["max"] / s["min"] for name, s in spreads.items() if s["min"] > 0}
+    wide = [f"{name} by {ratio:.1f}x" for name, ratio in ratios.items() if ratio >= UNSTEADY]
+    if not wide:
+        return ""
+    return (
+        f"Rounds differ much ({', '.join(wide)}): the machine did other work, too, so read the spread, not the median."
+    )
 
 
 def cut(text: str, width: int) -> str:

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import register_error
 
+from needle.facts import cache_folder
 from needle.files import write_file
 
 from .require import installed, require_tuning
@@ -33,12 +33,6 @@ TRIALS = 64
 LITTLE = 0.01  # of a module's arithmetic: a function below is not worth trials
 TIMEOUT = 60  # seconds for one candidate
 POPULATION = 128  # schedules among which the search picks a round's trials; TVM's 512 take three times as long
-
-
-def cache_folder() -> Path:
-    """$NEEDLE_CACHE, else torch2needle in $XDG_CACHE_HOME or ~/.cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("NEEDLE_CACHE") or os.path.join(cache, "torch2needle")).expanduser()
 
 
 def digest(*parts: str | bytes) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .named import (
     BUILT_IN,
     UsageError,
+    arrays_of,
     converted,
     inputs_of,
     is_program,
@@ -28,23 +29,25 @@ from .named import (
     needle_net,
     one_line,
     refuse_inputs,
+    save_array,
     torch_model,
 )
 
 if TYPE_CHECKING:  # when it runs, needle and torch are imported where they are needed: --help answers at once
     from needle.graph import GraphModule
 
+ENGINES = ("torch eager", "torch.compile", "onnxruntime")  # of bench.py, without importing torch
 DTYPES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1}  # bytes
 INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d{1,18}(?:x\d{1,18}){0,15})(?::(?P<dtype>\w+))?", re.ASCII
 )
 
-DESCRIPTION = f"""Convert PyTorch models to needle, check, compare, profile and fuse them.
+DESCRIPTION = f"""Convert PyTorch models to needle; check, compare, run, time, profile and fuse them.
 
 MODEL is one of
   package.module:callable  a function or class that makes the model (--args, --kwargs), or a model itself
   file.pt2                 what torch.export.save wrote
-  a saved needle file      for profile and fuse, and as verify --net
+  a saved needle file      for run, profile and fuse, and as verify --net
   a built-in name          {", ".join(BUILT_IN)}"""
 
 EPILOG = """examples:
@@ -52,8 +55,11 @@ EPILOG = """examples:
   torch2needle convert torchvision.models:resnet50 --weights resnet50.pt --fuse --output resnet50.needle
   torch2needle verify my_package.nets:make --kwargs '{"width": 64}' --input x=8x16 --input mask=8x16:bool
   torch2needle verify resnet18 --weights resnet18.pt --net resnet18.needle --input 2x3x224x224
+  torch2needle run resnet50.needle --input photo.npy --output scores.npy
+  torch2needle bench resnet18 --input 1x3x224x224
   torch2needle profile resnet50.needle --input 1x3x224x224 --html profile.html --trace trace.json
-  torch2needle fuse resnet18 --dry-run
+  torch2needle fuse resnet18 --dry-run --html fusion.html
+  torch2needle info
 
 exit codes: 0 fine, 1 not wholly convertible or no match, 2 bad usage, 130 stopped"""
 
@@ -121,13 +127,25 @@ def common(parser: argparse.ArgumentParser, needs_input: bool) -> None:
     add("--seed", type=at_least(0), default=0, help="of random weights and inputs")
 
 
+class Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from .info import version_line
+
+        print(version_line())
+        parser.exit()
+
+
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     texts: dict[str, Any] = {"formatter_class": Texts, "epilog": EPILOG}
     parser = argparse.ArgumentParser("torch2needle", description=DESCRIPTION, **texts)
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     tasks = parser.add_subparsers(dest="task", required=True, metavar="|".join(RUNS))
 
+    def bare(name: str, text: str) -> argparse.ArgumentParser:
+        return tasks.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", **texts)
+
     def task(name: str, text: str, needs_input: bool = False) -> Callable[..., Any]:
-        made = tasks.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", **texts)
+        made = bare(name, text)
         common(made, needs_input)
         return made.add_argument
 
@@ -139,6 +157,21 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = task("verify", "compare a model's outputs and layers in needle with torch in float32 and float64", True)
     add("--net", metavar="FILE", help="compare this saved needle file instead of a conversion made now")
     add("--fuse", action="store_true", help="compare the fused form")
+    add = bare("run", "run a saved needle file on arrays, without torch").add_argument
+    add("model", metavar="FILE", help="a saved needle file")
+    add(
+        "--input",
+        "-i",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an input, [name=]x.npy; once for each, in the model's order",
+    )
+    add("--output", "-o", action="append", default=[], metavar="FILE", help="a .npy file; once for each result")
+    add = task("bench", "time a model in compiled needle beside torch and ONNX Runtime", True)
+    add("--peer", action="append", default=[], choices=ENGINES, help="beside which engine; once for each; else all")
+    add("--rounds", type=at_least(1), default=5, help="alternating rounds")
+    add("--json", metavar="FILE", help="write every round's times")
     add = task("profile", "measure where the time of a model goes", True)
     add("--html", metavar="FILE", help="write a page with pictures")
     add("--trace", metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
@@ -148,6 +181,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dry-run", action="store_true", help="only say what would happen")
     add("--disable", action="append", default=[], metavar="PATTERN", help="leave this pattern out; once for each")
     add("--output", "-o", metavar="FILE", help="write the fused net")
+    add("--html", metavar="FILE", help="write a page with the graph before and after")
+    bare("info", "say what is installed, what this machine has and which settings hold")
     args = parser.parse_args(argv)
     if args.task == "fuse" and args.dry_run and args.output:
         parser.error("--dry-run writes nothing, so it takes no --output")
@@ -231,12 +266,16 @@ def run_profile(args: argparse.Namespace) -> int:
     print(found.table())
     for path, save in ((args.html, found.html), (args.trace, found.chrome_trace)):
         if path:
-            try:
-                save(path)
-            except (OSError, ImportError) as e:  # pictures need the extra [report]
-                raise UsageError(f"[profile] cannot write {path}: {one_line(e)}.") from e
-            print(f"wrote {path}")
+            written(args, path, save)
     return 0
+
+
+def written(args: argparse.Namespace, path: str, save: Callable[[str], object]) -> None:
+    try:
+        save(path)
+    except (OSError, ImportError) as e:  # pictures need the extra [report]
+        raise UsageError(f"[{args.task}] cannot write {path}: {one_line(e)}.") from e
+    print(f"wrote {path}")
 
 
 def run_fuse(args: argparse.Namespace) -> int:
@@ -248,12 +287,77 @@ def run_fuse(args: argparse.Namespace) -> int:
     except (ValueError, TypeError) as e:
         raise UsageError(f"{one_line(e)}.") from e
     print(made.fusion_report)
+    if args.html:
+        written(args, args.html, made.fusion_report.html)
     if args.output:
         print(write(made, args.output))
     return 0
 
 
-RUNS = {"convert": run_convert, "check": run_check, "verify": run_verify, "profile": run_profile, "fuse": run_fuse}
+def run_run(args: argparse.Namespace) -> int:
+    import needle as ndl
+    from needle.graph import map_structure
+
+    net = load_net(args.model)
+    named, given = arrays_of(args.input)
+    try:
+        x = tuple(net.bind(tuple(given), named))
+        result = ndl.compile(net, x)(*x)
+    except Exception as e:
+        raise UsageError(f"[run] the model does not run on these inputs: {one_line(e)}.") from e
+    results: list[Any] = []
+    map_structure(list(result.values()) if isinstance(result, dict) else result, results.append)
+    if args.output and len(args.output) != len(results):
+        raise UsageError(f"[run] the model gives {len(results)} results, got {len(args.output)} times --output.")
+    for i, y in enumerate(results):
+        about = f"{tuple(y.shape)} {y.dtype}, least {y.min():.6g}, largest {y.max():.6g}" if y.size else f"{y.shape}"
+        print(f"result {i}: {about}")
+        if args.output:
+            written(args, args.output[i], lambda path, y=y: save_array(path, y))  # type: ignore[misc]
+    return 0
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    model = torch_model(args)
+    inputs = inputs_of(args)
+    net = converted(model, inputs)
+    from needle.profiler import write_file
+
+    from . import bench, info
+
+    rows, doubts = bench.measure(
+        model.module() if is_program(args.model) else model, net, inputs, args.peer, args.rounds
+    )
+    core, facts = info.alone("_core"), info.alone("facts")
+    machine = {"cpu": facts.cpu_name(), "isa": core.isa(), "threads": core.num_threads(), "rounds": args.rounds}
+    print("{cpu}, {isa}, {threads} threads, {rounds} alternating rounds".format(**machine))
+    print("\n".join([bench.table(rows), *doubts]))
+    if args.json:
+        written(
+            args,
+            args.json,
+            lambda path: write_file(path, json.dumps(machine | {"warnings": doubts, "rows": rows}, indent=1)),
+        )
+    return 0 if rows[0]["times"] else 1
+
+
+def run_info(args: argparse.Namespace) -> int:
+    from .info import info
+
+    print(info())
+    return 0
+
+
+RUNS = {
+    "convert": run_convert,
+    "check": run_check,
+    "verify": run_verify,
+    "run": run_run,
+    "bench": run_bench,
+    "profile": run_profile,
+    "fuse": run_fuse,
+    "info": run_info,
+}
 
 
 @contextmanager

@@ -7,7 +7,9 @@ import importlib
 import operator
 import os
 import pickle
+import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # when it runs, needle and torch are imported where they are needed
@@ -141,6 +143,45 @@ def inputs_of(args: argparse.Namespace) -> Any:
     except (ValueError, MemoryError) as e:
         raise UsageError(f"[input] {one_line(e)}.") from e
     return dict(zip(names, values, strict=True)) if names else tuple(values) or None
+
+
+def arrays_of(texts: Sequence[str]) -> tuple[dict[str, Any], list[Any]]:
+    """Arrays of .npy files, by name and by position."""
+    import numpy as np
+
+    named: dict[str, Any] = {}
+    given: list[Any] = []
+    for text in texts:
+        found = re.fullmatch(r"([A-Za-z_]\w*)=(.+)", text, re.ASCII)
+        name, path = (found[1], found[2]) if found else ("", text)
+        if not os.path.isfile(path):
+            raise UsageError(f"[input] there is no file {path}.")
+        try:
+            array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as e:
+            raise UsageError(f"[input] {path} is not a .npy file of numbers.") from e
+        if not isinstance(array, np.ndarray):
+            raise UsageError(f"[input] expects a .npy file of one array, got {path}.")
+        if name in named:
+            raise UsageError(f"[input] expects one array for {name}, got two.")
+        if name:
+            named[name] = array
+        else:
+            given.append(array)
+    return named, given
+
+
+def save_array(path: str, array: Any) -> None:
+    """A .npy file, whole or not there."""
+    import io
+
+    import numpy as np
+
+    from needle.files import write_file
+
+    data = io.BytesIO()
+    np.save(data, array, allow_pickle=False)
+    write_file(path, data.getvalue())
 
 
 def refuse_inputs(model: Any, inputs: Any) -> None:

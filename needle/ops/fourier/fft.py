@@ -157,6 +157,7 @@ def fftn(x: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> An
 
 
 def ifftn(x: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Any:
+    """The inverse of `fftn`. As torch.fft.ifftn."""
     return each(x, sizes_and_axes("ifftn", x, s, axes), "ifftn", norm, True)
 
 
@@ -167,43 +168,52 @@ def rfftn(x: Tensor, s: Any = None, axes: Any = None, norm: str | None = None) -
 
 
 def irfftn(x: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Tensor:
+    """The inverse of `rfftn`: real, with an even last size unless `s` says another. As torch.fft.irfftn."""
     pairs = sizes_and_axes("irfftn", x, s, axes)
     n, axis = last("irfftn", pairs)
     return to_real("irfftn", each(x, pairs[:-1], "irfftn", norm, True), n, axis, norm, True)
 
 
 def hfftn(x: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Tensor:
+    """`hfft` along the last of `axes` after `fft` along the others: real. As torch.fft.hfftn."""
     pairs = sizes_and_axes("hfftn", x, s, axes)
     n, axis = last("hfftn", pairs)
     return to_real("hfftn", each(x, pairs[:-1], "hfftn", norm, False), n, axis, norm, False)
 
 
 def ihfftn(x: Tensor, s: Any = None, axes: Any = None, norm: str | None = None) -> Complex:
+    """The inverse of `hfftn`, of real numbers. As torch.fft.ihfftn."""
     pairs = sizes_and_axes("ihfftn", x, s, axes)
     return each(from_real("ihfftn", x, *last("ihfftn", pairs), norm, True), pairs[:-1], "ihfftn", norm, True)
 
 
 def fft2(x: Any, s: Any = None, axes: Any = PLANE, norm: str | None = None) -> Any:
+    """`fftn` along two axes, the last ones by default. As torch.fft.fft2."""
     return fftn(x, s, axes, norm)
 
 
 def ifft2(x: Any, s: Any = None, axes: Any = PLANE, norm: str | None = None) -> Any:
+    """`ifftn` along two axes, the last ones by default. As torch.fft.ifft2."""
     return ifftn(x, s, axes, norm)
 
 
 def rfft2(x: Tensor, s: Any = None, axes: Any = PLANE, norm: str | None = None) -> Complex:
+    """`rfftn` along two axes, the last ones by default: (..., H, W) real to (..., H, W // 2 + 1) complex. As torch.fft.rfft2."""
     return rfftn(x, s, axes, norm)
 
 
 def irfft2(x: Any, s: Any = None, axes: Any = PLANE, norm: str | None = None) -> Tensor:
+    """`irfftn` along two axes, the last ones by default. As torch.fft.irfft2."""
     return irfftn(x, s, axes, norm)
 
 
 def hfft2(x: Any, s: Any = None, axes: Any = PLANE, norm: str | None = None) -> Tensor:
+    """`hfftn` along two axes, the last ones by default. As torch.fft.hfft2."""
     return hfftn(x, s, axes, norm)
 
 
 def ihfft2(x: Tensor, s: Any = None, axes: Any = PLANE, norm: str | None = None) -> Complex:
+    """`ihfftn` along two axes, the last ones by default. As torch.fft.ihfft2."""
     return ihfftn(x, s, axes, norm)
 
 
@@ -222,6 +232,7 @@ def fftshift(x: Any, axes: Any = None) -> Any:
 
 
 def ifftshift(x: Any, axes: Any = None) -> Any:
+    """Undoes `fftshift`: the middle to frequency 0, along `axes` or all. As torch.fft.ifftshift."""
     return shifted(x, axes, lambda n: (n + 1) // 2)
 
 
@@ -232,4 +243,7 @@ def fftfreq(like: Tensor, n: Any, d: float = 1.0, dtype: str = "float32") -> Ten
 
 
 def rfftfreq(like: Tensor, n: Any, d: float = 1.0, dtype: str = "float32") -> Tensor:
+    """Frequencies of `rfft` in cycles per unit, (n // 2 + 1,), the samples d apart, on the device of `like`. As
+    torch.fft.rfftfreq.
+    """
     return arange_like(like, 0, n // 2 + 1, 1, dtype) / (n * d)

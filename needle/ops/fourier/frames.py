@@ -98,6 +98,9 @@ class OverlapAdd(Op):
 
 
 def overlap_add(frames: Tensor, step: int) -> Tensor:
+    """Frames (..., T, size) added, each `step` after the one before: (..., size + step * (T - 1)). As torch.nn.functional.fold
+    of one axis; raises ValueError for empty frames or a step under 1.
+    """
     return OverlapAdd(step)(frames)
 
 

@@ -91,6 +91,10 @@ class MatMul(Op):
 
 @tensor_method("matmul", "__matmul__")
 def matmul(a: Tensor, b: Any) -> Tensor:
+    """a @ b: (..., M, K) times (..., K, N) is (..., M, N), the leading axes broadcast. As torch.matmul.
+
+    A 1-d operand is a row or a column, whose axis the result lacks. Raises ValueError where K differs, or for 0-d operands.
+    """
     return MatMul()(a, as_operand(b, a))
 
 

@@ -128,6 +128,7 @@ LeakyReLU = activation(
 
 
 def leaky_relu(a: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """Elements from zero on as they are, others times `negative_slope`. As torch.nn.functional.leaky_relu."""
     return LeakyReLU(negative_slope)(a)
 
 
@@ -240,4 +241,5 @@ ELU = activation(
 
 
 def elu(a: Tensor, alpha: float = 1.0) -> Tensor:
+    """Elements above zero as they are, others `alpha * (e ** x - 1)`. As torch.nn.functional.elu."""
     return ELU(alpha)(a)

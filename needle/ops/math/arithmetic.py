@@ -84,10 +84,16 @@ class ClampMax(Limit):
 
 
 def clamp_min(a: Tensor, low: Any) -> Tensor:
+    """Elements below `low` replaced by it, a number or a tensor that broadcasts. As torch.clamp_min: on the limit the gradient
+    is 1.
+    """
     return ClampMin(low)(a) if is_limit(low) else at_least(a, low)
 
 
 def clamp_max(a: Tensor, high: Any) -> Tensor:
+    """Elements above `high` replaced by it, a number or a tensor that broadcasts. As torch.clamp_max: on the limit the
+    gradient is 1.
+    """
     return ClampMax(high)(a) if is_limit(high) else at_most(a, high)
 
 
@@ -271,20 +277,24 @@ def truth(a: Tensor) -> Tensor:
 
 
 def logical_not(a: Tensor) -> Tensor:
+    """Whether elements are zero, as bool. As torch.logical_not."""
     return eq(a, 0)
 
 
 def logical_and(a: Tensor, b: Tensor) -> Tensor:
+    """Whether both differ from zero, of any dtypes, broadcast, as bool. As torch.logical_and."""
     a = truth(a)
     return where(a, truth(b), a)
 
 
 def logical_or(a: Tensor, b: Tensor) -> Tensor:
+    """Whether one at least differs from zero, of any dtypes, broadcast, as bool. As torch.logical_or."""
     a = truth(a)
     return where(a, a, truth(b))
 
 
 def logical_xor(a: Tensor, b: Tensor) -> Tensor:
+    """Whether just one differs from zero, of any dtypes, broadcast, as bool. As torch.logical_xor."""
     return ne(truth(a), truth(b))
 
 
@@ -344,18 +354,24 @@ bitwise_not = unary(BitwiseNot, "bitwise_not")
 
 
 def bitwise(operator: str, a: Tensor, b: Any) -> Tensor:
+    """Bits of integers or bools joined by `operator` "and", "or" or "xor", broadcast. As torch.bitwise_and and so on; floats
+    raise ValueError.
+    """
     return Bitwise(operator)(a, as_operand(b, a))
 
 
 def isnan(a: Tensor) -> Tensor:
+    """Whether elements are nan, as bool. As torch.isnan."""
     return ne(a, a)
 
 
 def isinf(a: Tensor) -> Tensor:
+    """Whether elements are infinite, of either sign, as bool. As torch.isinf."""
     return eq(absolute(a), math.inf)
 
 
 def isfinite(a: Tensor) -> Tensor:
+    """Whether elements are neither infinite nor nan, as bool. As torch.isfinite."""
     return lt(absolute(a), math.inf)
 
 

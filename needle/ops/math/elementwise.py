@@ -62,6 +62,7 @@ def add(a: Tensor, b: Any) -> Tensor:
 
 
 def add_scalar(a: Tensor, scalar: Any) -> Tensor:
+    """Elements plus a number, in the dtype that both promote to. As `a + scalar` in torch."""
     return AddScalar(scalar)(a)
 
 
@@ -119,6 +120,7 @@ def multiply(a: Tensor, b: Any) -> Tensor:
 
 
 def mul_scalar(a: Tensor, scalar: Any) -> Tensor:
+    """Elements times a number, in the dtype that both promote to. As `a * scalar` in torch."""
     return MulScalar(scalar)(a)
 
 
@@ -203,6 +205,7 @@ def divide(a: Tensor, b: Any) -> Tensor:
 
 
 def divide_scalar(a: Tensor, scalar: Any) -> Tensor:
+    """Elements over a number; integers and bools become float32. As `a / scalar` in torch."""
     return DivScalar(_real(scalar))(a)
 
 
@@ -269,6 +272,9 @@ class EWiseMaximum(Extremum):
 
 @tensor_method()
 def maximum(a: Tensor, b: Any) -> Tensor:
+    """The larger of two elements, broadcast; nan where either is nan, and half the gradient each where they are equal. As
+    torch.maximum.
+    """
     return EWiseMaximum()(a, as_operand(b, a))
 
 
@@ -282,6 +288,9 @@ class EWiseMinimum(Extremum):
 
 @tensor_method()
 def minimum(a: Tensor, b: Any) -> Tensor:
+    """The smaller of two elements, broadcast; nan where either is nan, and half the gradient each where they are equal. As
+    torch.minimum.
+    """
     return EWiseMinimum()(a, as_operand(b, a))
 
 
@@ -294,6 +303,9 @@ class AtLeast(EWiseMaximum):
 
 
 def at_least(a: Tensor, low: Any) -> Tensor:
+    """a, or `low` where a is below it, a number or a tensor that broadcasts: as torch.clamp with tensors, the whole gradient
+    is a's where both are equal.
+    """
     return AtLeast()(a, as_operand(low, a))
 
 
@@ -306,6 +318,9 @@ class AtMost(EWiseMinimum):
 
 
 def at_most(a: Tensor, high: Any) -> Tensor:
+    """a, or `high` where a is above it, a number or a tensor that broadcasts: as torch.clamp with tensors, the whole gradient
+    is a's where both are equal.
+    """
     return AtMost()(a, as_operand(high, a))
 
 
@@ -403,6 +418,7 @@ class Cast(Unary):
 
 @tensor_method("cast", "astype")
 def cast(a: Tensor, dtype: str) -> Tensor:
+    """In another dtype, by its name; without a copy where it has that one. As torch's `to`; gradients come back in a's dtype."""
     return Cast(dtype)(a)
 
 

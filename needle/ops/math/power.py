@@ -124,6 +124,9 @@ class PowerScalar(ScalarOp):
 
 
 def power_scalar(a: Tensor, scalar: Any) -> Tensor:
+    """Elements to the power of a number, in the dtype that both promote to. As torch.pow with a number: integers raise
+    ValueError for a negative one.
+    """
     return PowerScalar(scalar)(a)
 
 

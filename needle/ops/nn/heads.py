@@ -91,10 +91,14 @@ class MergeHeads(Op):
 
 
 def split_heads(x: Tensor, heads: int, sequence_first: bool = False) -> Tensor:
+    """Heads of attention as an axis: (N, L, heads * D) to (N, heads, L, D), of any dtype and batch axes; with `sequence_first`
+    from (L, N, heads * D). Raises ValueError where the last axis is no multiple of `heads`.
+    """
     return SplitHeads(heads, sequence_first)(x)
 
 
 def merge_heads(x: Tensor, sequence_first: bool = False) -> Tensor:
+    """Undoes `split_heads`: (N, heads, L, D) to (N, L, heads * D), or with `sequence_first` to (L, N, heads * D)."""
     return MergeHeads(sequence_first)(x)
 
 
@@ -130,4 +134,8 @@ class AttentionBias(Op):
 
 
 def attention_bias(mask: Tensor, heads: int, padding: bool = False) -> Tensor:
+    """A mask of attention as numbers to add to scores (N, heads, L, S): bools are -inf where they are True, and float32.
+
+    Masks (L, S) stay, (N * heads, L, S) become (N, heads, L, S); with `padding`, (N, S) and (S,) get axes for heads and L.
+    """
     return AttentionBias(heads, padding)(mask)

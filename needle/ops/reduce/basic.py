@@ -198,6 +198,10 @@ class Variance(OverAxes):
 
 @tensor_method("variance", "var")
 def variance(a: Tensor, axes: Any = None, correction: Any = 1, keepdims: bool = False) -> Tensor:
+    """Mean squared distance from the mean over `axes` (None: all), which vanish or, with `keepdims`, have size 1.
+
+    The sum is divided by the count less `correction`: 1 is torch.var's default, 0 the variance of the elements themselves.
+    """
     return Variance(as_axes(axes), correction, keepdims)(a)
 
 

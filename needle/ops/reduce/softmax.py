@@ -82,6 +82,7 @@ class Softmax(RowOp):
 
 @tensor_method()
 def softmax(a: Tensor, axis: int = -1) -> Tensor:
+    """e ** x over its sum along `axis`, without overflow; the shape stays. As torch.softmax."""
     return Softmax(axis)(a)
 
 
@@ -115,6 +116,7 @@ class LogSoftmax(RowOp):
 
 @tensor_method("log_softmax", "logsoftmax")
 def log_softmax(a: Tensor, axis: int = -1) -> Tensor:
+    """The logarithm of `softmax` along `axis`, without overflow; the shape stays. As torch.log_softmax. Also `logsoftmax`."""
     return LogSoftmax(axis)(a)
 
 
@@ -177,4 +179,7 @@ class LogSumExp(Op):
 
 @tensor_method()
 def logsumexp(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    """log(sum(e ** x)) over `axes` (None: all), without overflow; they vanish or, with `keepdims`, have size 1. As
+    torch.logsumexp.
+    """
     return LogSumExp(as_axes(axes), keepdims)(a)

@@ -251,4 +251,5 @@ class CumSum(Op):
 
 @tensor_method()
 def cumsum(a: Tensor, axis: int) -> Tensor:
+    """Sums of all elements up to each along `axis`; integers and bools sum to int64. As torch.cumsum."""
     return CumSum(axis)(a)

@@ -88,6 +88,9 @@ class Flatten(View):
 
 @tensor_method()
 def flatten(a: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Axes `start_dim` to `end_dim`, the last one included, as one axis: a view where it can be. A 0-d tensor becomes (1,). As
+    torch.flatten.
+    """
     return Flatten(start_dim, end_dim)(a)
 
 
@@ -195,6 +198,11 @@ class BroadcastTo(View):
 
 @tensor_method("broadcast_to", "expand")
 def broadcast_to(a: Tensor, *args: Any, shape: Any = None) -> Tensor:
+    """Stretched to `shape` without a copy: axes of size 1 grow and leading axes are added; -1 keeps a size. As torch's
+    `expand`.
+
+    The shape comes as one tuple or as numbers. Raises ValueError where the tensor does not broadcast to it.
+    """
     return BroadcastTo(as_shape(args) if shape is None else tuple(shape))(a)
 
 
@@ -282,6 +290,7 @@ class Flip(View):
 
 @tensor_method()
 def flip(a: Tensor, axes: Any) -> Tensor:
+    """The order of elements reversed along `axes`, one or several; shape and dtype stay. As torch.flip."""
     return Flip((axes,) if isinstance(axes, int) else tuple(axes))(a)
 
 
@@ -300,6 +309,7 @@ class Squeeze(View):
 
 @tensor_method()
 def squeeze(a: Tensor, axes: Any = None) -> Tensor:
+    """Without the axes of size 1, or without those of `axes` that have size 1. As torch.squeeze."""
     return Squeeze(as_axes(axes))(a)
 
 
@@ -318,4 +328,5 @@ class Unsqueeze(View):
 
 @tensor_method()
 def unsqueeze(a: Tensor, axis: int) -> Tensor:
+    """With an axis of size 1 at place `axis` of the result, from -(ndim + 1) to ndim. As torch.unsqueeze."""
     return Unsqueeze(axis)(a)

@@ -142,6 +142,11 @@ class UniqueConsecutive(Counted):
 
 
 def unique_consecutive(a: Tensor, axis: int | None = None) -> Any:
+    """Without repetitions of neighbours: (values, the place in them of every element, how often each was there).
+
+    Flat for `axis=None`, else of slices along the axis. Values have a's dtype, places and counts are int64. As
+    torch.unique_consecutive with `return_inverse` and `return_counts`.
+    """
     return UniqueConsecutive(axis)(a)
 
 

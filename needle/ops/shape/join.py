@@ -125,6 +125,10 @@ class Narrow(View):
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors one after another along an axis; their other sizes are equal. Dtypes are promoted as torch.cat does.
+
+    Also `cat`. Raises ValueError for no tensor, and where other sizes differ.
+    """
     return Concat(axis)(*tensors)
 
 
@@ -169,6 +173,7 @@ class Stack(Op):
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors of one shape along a new axis, at place `axis` of the result. Dtypes are promoted as torch.stack does."""
     return Stack(axis)(*tensors)
 
 
@@ -335,6 +340,7 @@ class TupleGetItem(Op):
 
 @tensor_method("__getitem__", of=TensorTuple)
 def tuple_get_item(value: TensorTuple, index: int) -> Tensor:
+    """Item `index` of a TensorTuple, which ops with several results give; negative ones count from the end."""
     index = range(len(value))[index]
     if value.op is not None and isinstance(value.op, MakeTuple):
         return value.inputs[index]
@@ -366,6 +372,7 @@ class MakeTuple(TupleOp):
 
 
 def make_tuple(*tensors: Tensor) -> Any:
+    """Several tensors as one TensorTuple, through which gradients flow; while a graph is recorded, the plain tuple of them."""
     if any(t.recorder is not None for t in tensors):
         return tensors  # graphs hold plain tuples
     return MakeTuple(len(tensors))(*tensors)

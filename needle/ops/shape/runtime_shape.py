@@ -55,6 +55,9 @@ class Unflatten(Op):
 
 
 def unflatten(a: Tensor, axis: int, sizes: Any) -> Tensor:
+    """One axis as several of the given `sizes`, of which one may be -1: (2, 6) with axis 1 and (3, -1) is (2, 3, 2). As
+    torch.unflatten.
+    """
     return Unflatten(axis, tuple(sizes))(a)
 
 
@@ -84,6 +87,7 @@ class MoveAxis(Op):
 
 
 def moveaxis(a: Tensor, source: Any, target: Any) -> Tensor:
+    """Axes `source`, one or several, at the places `target`; the others keep their order. As torch.moveaxis."""
     return MoveAxis(as_axes(source), as_axes(target))(a)
 
 
@@ -162,6 +166,9 @@ class RepeatInterleave(Op):
 
 
 def repeat_interleave(a: Tensor, times: Any, axis: int | None = None) -> Tensor:
+    """Every element `times` times in a row along `axis`, whose size grows by as much; None: of all elements, flat. As
+    torch.repeat_interleave with one number.
+    """
     return RepeatInterleave(times, 0)(flatten(a)) if axis is None else RepeatInterleave(times, axis)(a)
 
 

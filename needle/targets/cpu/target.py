@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 from needle import _core
@@ -15,6 +13,7 @@ from needle.executor.planner import Planner
 from needle.executor.settings import Choice
 from needle.executor.step import NO_HALO, Halo
 from needle.executor.target import Layout
+from needle.facts import cpu_name
 from needle.graph import Graph, Node
 from needle.op import Op
 from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad
@@ -178,16 +177,6 @@ class Blocks(Layout):
             node not in u.args[1:] and isinstance(conv := main_op(u.target), STEMS) and conv.groups == 1  # type: ignore[attr-defined]
             for u in readers
         )
-
-
-def cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 class CpuTarget(LayerTarget):
