@@ -65,19 +65,12 @@ def outcome(file: str, line: int | None, wave: int, method: str) -> str:
         library = folder / f"libneedle_emulation_w{wave}.so"
         subprocess.run(["g++", "-shared", "-Wl,--no-undefined", *made, *rest, "-ldl", "-o", library], check=True)
         for seed in SEEDS[method]:
+            only = ["-k", f"({words}) and emulation_w{wave}"]
             command = [
                 sys.executable,
-                "-m",
-                "pytest",
-                f"tests/{tests}",
-                "-x",
-                "-q",
-                "-s",
-                "--no-header",
-                "-p",
-                "no:cacheprovider",
+                *f"-m pytest tests/{tests} -x -q -s --no-header -p no:cacheprovider".split(),
+                *only,
             ]
-            command += ["-k", f"({words}) and emulation_w{wave}"]
             settings = {"NEEDLE_GPU_LIBRARIES": name, "NEEDLE_EMULATION_SEED": str(seed), "PYTHONPATH": str(ROOT)}
             done = subprocess.run(command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True)
             if done.returncode:
