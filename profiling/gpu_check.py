@@ -9,7 +9,8 @@
 
 Each phase writes FOLDER/PHASE.json after every part and, called again, goes on with what is not there; --again does all anew.
 Nothing is downloaded, and no .git and no virtual environment are needed: the machine's own Python has torch, numpy, safetensors,
-tqdm, pybind11, scikit-build-core, pytest, pytest-timeout and hypothesis. --device emulation rehearses everything at tiny sizes.
+tqdm, pybind11, scikit-build-core, pytest, pytest-timeout and hypothesis. --device emulation rehearses everything at tiny sizes;
+--rehearse does so with a sample of each phase and ends with their times, and with what would be left out on hardware and why.
 """
 
 from __future__ import annotations
@@ -267,6 +268,52 @@ def row_text(result: dict[str, Any]) -> str:
     return f"{result['row']}, {result['precision']}: " + "; ".join(cells)
 
 
+# -- rehearsal -----------------------------------------------------------------------------------------------------------
+
+ROWS = ["linear-relu", "encoder S=6, batch 2, tf32"]
+SAMPLE = {"sanitize": ["memcheck"], "test": ["test_gpu_memory"], "choose": ROWS, "bench": ROWS}
+
+
+def left_out() -> list[str]:
+    """What this machine lacks for phases on hardware, in sentences."""
+    needs = {
+        "cmake": "nothing can be built",
+        "nvcc": "no library for CUDA can be built (for ROCm it is clang that is needed)",
+        "compute-sanitizer": "sanitize fails",
+    }
+    lacks = [f"{tool} is missing, so {result}" for tool, result in needs.items() if not shutil.which(tool)]
+    if not any((Path(p) / "nvidia").is_dir() for p in sys.path):
+        lacks.append(
+            "no wheels of cuDNN or cuBLAS lie here; unless the toolkit has them, products and convolutions are ours alone"
+        )
+    return lacks + ([for_this_torch()] if for_this_torch() else [])
+
+
+def rehearse(args: argparse.Namespace) -> int:
+    """Every phase anew in the emulation, until one fails; then their times and what would be left out."""
+    common = ["--device", "emulation", "--out", str(args.out), "--work", str(args.work), "--again"]
+    common += ["--minutes", str(args.minutes), *(["--built", str(args.built)] if args.built else [])]
+    lines, code = [], 0
+    for phase in PHASES:
+        start = time.monotonic()
+        code = main([phase, *SAMPLE.get(phase, []), *common])
+        lines.append(f"{phase}: {time.monotonic() - start:.0f} s{', failed' if code else ''}")
+        if code:
+            break
+    print(
+        "\n".join(
+            [
+                "",
+                "[gpu_check] rehearsed in the emulation:",
+                *lines,
+                "Left out on hardware:",
+                *(left_out() or ["nothing"]),
+            ]
+        )
+    )
+    return code
+
+
 PHASES = {"build": build, "sanitize": sanitize, "test": test, "choose": rows, "bench": rows, "report": report}
 
 
@@ -275,7 +322,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "scripts/gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("phase", choices=PHASES)
+    add("phase", choices=PHASES, nargs="?")
+    add("--rehearse", action="store_true", help="a sample of every phase in the emulation")
     add("words", nargs="*", help="only tools, files or rows with one of these in their names")
     add("--out", type=Path, default=ROOT / "build" / "gpu-check" / "out", help="where the results go")
     add("--work", type=Path, default=ROOT / "build" / "gpu-check", help="where is built; keep it between the phases")
@@ -284,11 +332,16 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--device", choices=("cuda", "emulation"), default="cuda", help="cuda is ROCm's name in torch, too")
     add("--mode", default="max-autotune", help="of torch.compile in bench")
     add("--built", type=Path, help="build: take _core and libneedle_* from this folder, and only configure")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if not args.phase and not args.rehearse:
+        parser.error("names a phase, or --rehearse")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
+    if args.rehearse:
+        return rehearse(args)
     check = Check(args)
     check.work.mkdir(parents=True, exist_ok=True)
     if args.device == "cuda" and args.phase != "report":

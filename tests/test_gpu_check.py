@@ -82,31 +82,20 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproces
     return run
 
 
-ROWS = ("linear-relu", "encoder S=6, batch 2, tf32")
-PHASES: dict[str, tuple[str, ...]] = {
-    "build": ("--built", "../built"),
-    "sanitize": ("memcheck",),
-    "test": ("test_gpu_memory",),
-    "choose": ROWS,
-    "bench": ROWS,
-    "report": (),
-}
-
-
 @pytest.mark.timeout(900)  # a minute where nothing else runs
 def test_rehearsal(machine: Any) -> None:
-    assert set(PHASES) == set(gpu_check.PHASES)
     early = machine("test")
     assert (
         early.returncode == 1
         and early.stdout == "[gpu_check] nothing is built yet: `scripts/gpu_check build` comes first.\n"
     )
-    found = {}
-    for phase, arguments in PHASES.items():
-        done = machine(phase, *arguments)
-        assert done.returncode == 0, f"{phase}: {done.stdout}{done.stderr}"
-        if phase != "report":
-            found[phase] = json.loads((machine.home / "out" / f"{phase}.json").read_text())
+    done = machine("--rehearse", "--built", "../built")
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    ended = done.stdout.split("rehearsed in the emulation:\n")[1]
+    times, lacking = ended.split("Left out on hardware:\n")
+    assert [line.partition(":")[0] for line in times.splitlines()] == list(gpu_check.PHASES)
+    assert lacking.strip() and "compute-sanitizer" not in lacking
+    found = {p: json.loads((machine.home / "out" / f"{p}.json").read_text()) for p in gpu_check.PHASES if p != "report"}
     assert found["build"]["opens"]["needle"] == str(machine.home / "build/gpu-check/site/needle/__init__.py")
     assert set(found["sanitize"]) == {"memcheck"}
     assert (machine.home / "arguments").read_text().split("\n")[:4] == ["--tool", "memcheck", "--error-exitcode", "1"]
@@ -117,7 +106,7 @@ def test_rehearsal(machine: Any) -> None:
     assert set(rows) == {"linear-relu 5 x 8-4", "encoder S=6, batch 2"}
     assert rows["encoder S=6, batch 2"]["ratios"].keys() == {"torch eager", "torch.compile"}
     assert rows["linear-relu 5 x 8-4"]["unmeasured"]["needle"].startswith(("[torch_ops]", "this device has no kernel"))
-    again = machine("bench", *ROWS)
+    again = machine("bench", *gpu_check.ROWS)
     assert again.returncode == 0 and "encoder" not in again.stdout  # measured before
     text = (machine.home / "out" / "report.txt").read_text()
     assert "encoder S=6, batch 2, tf32: needle " in text and "unmeasured" in text and "memcheck: good" in text

@@ -23,40 +23,51 @@ inline const char* gpuGetErrorString(gpuError_t e) {
   return e == gpuSuccess                 ? "no error"
          : e == gpuErrorNoDevice         ? "no device"
          : e == gpuErrorMemoryAllocation ? "out of memory"
+         : e == gpuErrorInvalidValue     ? "invalid argument"
                                          : "operation not permitted when stream is capturing";
 }
-// An array ends at an unreadable page (up to the 16-byte rounding); the page before its first holds the mapping's
-// length.
+// An array ends at an unreadable page (up to the 16-byte rounding) or, by chance, begins after one.
 inline gpuError_t gpuMalloc(void** p, size_t bytes) {
-  using needle::emulation::kPage;
+  using namespace needle::emulation;
   int n;
   if (gpuGetDeviceCount(&n) != gpuSuccess) return gpuErrorNoDevice;
   if (bytes > SIZE_MAX / 2) return gpuErrorMemoryAllocation;
-  if (needle::emulation::breaks_capture()) return gpuErrorStreamCaptureUnsupported;
-  size_t data = (bytes + 15) / 16 * 16, pages = (data + kPage - 1) / kPage * kPage, total = kPage + pages + kPage;
-  void* raw = mmap(nullptr, total + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (breaks_capture()) return gpuErrorStreamCaptureUnsupported;
+  const size_t data = (bytes + 15) / 16 * 16, pages = (data + kPage - 1) / kPage * kPage, length = pages + 3 * kPage;
+  void* raw = mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return gpuErrorMemoryAllocation;
-  char* base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(raw) + kPage - 1) / kPage * kPage);
-  size_t header[2] = {reinterpret_cast<size_t>(raw), total + kPage};
-  std::memcpy(base, header, sizeof header);
-  std::memset(base + kPage, 0xff, pages);
-  mprotect(base + kPage + pages, kPage, PROT_NONE);
-  *p = base + kPage + pages - data;
-  std::lock_guard<std::mutex> lock(needle::emulation::the_allocations->mutex);
-  needle::emulation::the_allocations->bytes[static_cast<const char*>(*p)] = data;
+  char* first = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(raw) + 2 * kPage - 1) / kPage * kPage);
+  if (pages && mprotect(first, pages, PROT_READ | PROT_WRITE) != 0) {
+    munmap(raw, length);
+    return gpuErrorMemoryAllocation;
+  }
+  std::memset(first, 0xff, pages);
+  std::lock_guard<std::mutex> lock(the_allocations->mutex);
+  Chance& chance = the_allocations->chance;
+  if (!chance.on() || chance.below(2) == 0) first += pages - data;
+  the_allocations->live[first] = {data, raw, length};
+  *p = first;
   return gpuSuccess;
 }
+// Waits for all work, as on hardware.
 inline gpuError_t gpuFree(void* p) {
-  using needle::emulation::kPage;
+  using namespace needle::emulation;
   if (!p) return gpuSuccess;
-  if (needle::emulation::breaks_capture()) return gpuErrorStreamCaptureUnsupported;
-  {
-    std::lock_guard<std::mutex> lock(needle::emulation::the_allocations->mutex);
-    needle::emulation::the_allocations->bytes.erase(static_cast<const char*>(p));
-  }
-  size_t header[2];
-  std::memcpy(header, reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(p) / kPage * kPage - kPage), sizeof header);
-  munmap(reinterpret_cast<void*>(header[0]), header[1]);
+  if (breaks_capture()) return gpuErrorStreamCaptureUnsupported;
+  the_streams->finish_quietly();
+  std::lock_guard<std::mutex> lock(the_allocations->mutex);
+  auto& live = the_allocations->live;
+  auto& freed = the_allocations->freed;
+  auto it = live.find(static_cast<const char*>(p));
+  if (it == live.end()) return gpuErrorInvalidValue;
+  // New pages in the old place give the memory back and keep the addresses.
+  (void)mmap(it->second.base, it->second.length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0);
+  freed.push_back(it->second);
+  live.erase(it);
+  if (freed.size() <= kFreedKept) return gpuSuccess;
+  munmap(freed.front().base, freed.front().length);
+  freed.pop_front();
   return gpuSuccess;
 }
 inline gpuError_t gpuMemcpyAsync(void* dst, const void* src, size_t bytes, gpuMemcpyKind, gpuStream_t stream) {
@@ -68,19 +79,28 @@ inline gpuError_t gpuMallocHost(void** p, size_t bytes) {
   return *p ? gpuSuccess : gpuErrorMemoryAllocation;
 }
 inline gpuError_t gpuEventCreateWithFlags(gpuEvent_t* e, unsigned) {
-  *e = 0;
+  *e = new needle::emulation::Event;
   return gpuSuccess;
 }
-inline gpuError_t gpuEventRecord(gpuEvent_t, gpuStream_t) { return gpuSuccess; }
-inline gpuError_t gpuEventSynchronize(gpuEvent_t) { return gpuSuccess; }
-inline gpuError_t gpuStreamSynchronize(gpuStream_t) {
-  return needle::emulation::breaks_capture() ? gpuErrorStreamCaptureUnsupported : gpuSuccess;
+inline gpuError_t gpuEventRecord(gpuEvent_t e, gpuStream_t s) {
+  *e = {s, needle::emulation::the_streams->submitted(s)};
+  return gpuSuccess;
+}
+inline gpuError_t gpuEventSynchronize(gpuEvent_t e) {
+  needle::emulation::the_streams->finish(e->stream, e->count);
+  return gpuSuccess;
+}
+inline gpuError_t gpuStreamSynchronize(gpuStream_t s) {
+  if (needle::emulation::breaks_capture()) return gpuErrorStreamCaptureUnsupported;
+  needle::emulation::the_streams->finish(s);
+  return gpuSuccess;
 }
 inline gpuError_t gpuStreamCreateWithFlags(gpuStream_t* s, unsigned) {
   *s = new char;
   return gpuSuccess;
 }
 inline gpuError_t gpuStreamDestroy(gpuStream_t s) {
+  needle::emulation::the_streams->finish(s);
   delete static_cast<char*>(s);
   return gpuSuccess;
 }
@@ -106,8 +126,8 @@ inline gpuError_t gpuGraphInstantiateWithFlags(gpuGraphExec_t* made, gpuGraph_t 
   *made = new needle::emulation::Graph(*graph);
   return gpuSuccess;
 }
-inline gpuError_t gpuGraphLaunch(gpuGraphExec_t graph, gpuStream_t) {
-  for (const auto& work : graph->work) work();
+inline gpuError_t gpuGraphLaunch(gpuGraphExec_t graph, gpuStream_t stream) {
+  for (const auto& work : graph->work) needle::emulation::the_streams->submit(stream, work);
   return gpuSuccess;
 }
 inline gpuError_t gpuGraphExecDestroy(gpuGraphExec_t graph) {

@@ -134,7 +134,7 @@ T* dynamic_shared() {
 inline float4 read4(const float* p) { return *emulation::aligned(reinterpret_cast<const float4*>(p)); }
 inline void write4(float* p, float4 v) { *emulation::aligned(reinterpret_cast<float4*>(p)) = v; }
 template <class T>
-T atomic_add(T* p, T v) {
+GPU_UNSEEN T atomic_add(T* p, T v) {
   T old = *p;
   *p += v;
   return old;

@@ -191,7 +191,8 @@ class NDArray:
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         core = self._device.core
-        if core.stream != (0 if stream in (None, 1) else stream) and stream != -1:
+        hosts = self._device is not CPU and self.__dlpack_device__()[0] == 1  # the emulation's memory: read at once
+        if hosts or (core.stream != (0 if stream in (None, 1) else stream) and stream != -1):
             core.sync()  # the other side works on another stream
         return self._ref.dlpack()
 

@@ -145,8 +145,10 @@ class Clock {
   template <class F>
   double operator()(int repeats, const F& run) {
 #ifdef NEEDLE_EMULATION
+    check(gpuStreamSynchronize(stream_), "vendor");
     auto from = std::chrono::steady_clock::now();
     for (int i = 0; i < repeats; i++) run();
+    check(gpuStreamSynchronize(stream_), "vendor");
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - from).count();
 #else
     check(gpuEventRecord(at_[0], stream_), "vendor");

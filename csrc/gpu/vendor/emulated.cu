@@ -33,7 +33,10 @@ void* prepare(const Problem& p, size_t* workspace, std::string* text) {
 }
 
 int run(void*, const Problem& p, void* workspace, void* stream) {
-  if (!emulation::capture.graph) return does(&p, workspace, stream);
+  if (!emulation::capture.graph) {
+    emulation::the_streams->finish(stream);
+    return does(&p, workspace, stream);
+  }
   emulation::submit(stream, [=] { (void)does(&p, workspace, stream); });
   return 0;
 }
