@@ -227,7 +227,8 @@ def convert(
     share: use torch's memory for the weights (through DLPack) instead of copies. An executable packs its own: after torch
         wrote them, as its optimizers do, call `refresh()` of it.
     fallback: "torch" lets torch run the calls that have no rule or whose rule refuses, through DLPack and without copies, and
-        warns of them; it needs `example`. Such a model trains and compiles, but cannot be saved.
+        warns of them, or the whole model where no capture converts; it needs `example`. Such a model trains and compiles,
+        but cannot be saved.
     on_guard: "torch" lets `model` itself, in torch and by the net's parameters, answer inputs that answer otherwise than the
         example what the forward asks of values; in evaluation alone, and files do not have it. "error" raises GuardError.
     Raises ConversionError, which lists everything that is unsupported at once.
