@@ -25,6 +25,7 @@ TAKEN = {  # one input
     "joined with int64": lambda x: torch.cat([x, x.long() * 300], -1),
     "chosen": lambda x: torch.where(x > 5, x, 0),
     "max": lambda x: x.amax(-1),
+    "bits of few": lambda x: (x >> 2) & 15 | 3,
 }
 REFUSED = {
     "add": lambda x: x + x,
@@ -32,6 +33,8 @@ REFUSED = {
     "less a number": lambda x: x - 101,
     "cast too late": lambda x: (x * x).float(),
     "bits": lambda x: ~x,
+    "bits beyond": lambda x: x & 70000,
+    "shifted up": lambda x: x << 2,
     "product": lambda x: x @ x.T,
     "compared with what it cannot be": lambda x: x > 70000,
 }
@@ -137,6 +140,13 @@ def test_writes_keep_the_dtype(name):
 def test_the_names_are_those_of_ops_and_layers():
     groups = ("COMPARES", "FLOATS_OF_ALL", "WHOLES_OF_ALL", "SHAPES", "PICKS", "MOVES", "CHOOSES", "ARITHMETIC")
     assert not {n for g in groups for n in getattr(narrow, g)} - OPS.keys() - vars(ndl.nn).keys()
+
+
+def test_arithmetic_of_numbers_that_the_forward_narrows():
+    model = OfOne(lambda x: x.to(torch.int8) + x.to(torch.int8)).eval()
+    for example in (None, (torch.rand(3),)):
+        with pytest.raises((torch2needle.ConversionError, torch2needle.Unsupported), match="as int32 or wider"):
+            torch2needle.convert(model, example)
 
 
 @pytest.mark.parametrize("share", [False, True])

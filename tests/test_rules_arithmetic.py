@@ -255,7 +255,7 @@ def test_half_precision_is_noted() -> None:
 
 
 REFUSED: dict[str, tuple[Callable, str]] = {
-    "uint8": (lambda x: x.to(torch.uint8), "uint8"),
+    "uint32": (lambda x: x.to(torch.uint32), "uint32"),
     "rounding mode": (lambda x: torch.div(x, 2, rounding_mode="up"), "rounding_mode expects"),
     "where of one": (lambda x: torch.where(x > 0)[0], "as many results"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from needle import _core
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
 from needle.graph.narrow import narrow_fault
+from needle.ops.math.bits import Narrowed
 
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .bridges.otherwise import answers_violations
+from .bridges.whole import WholeInterpreter, captured_whole, run_once
 from .capture.comparison import BadExample, Judge, call_of
 from .capture.export import allow_one, captures, from_program, larger
 from .capture.guard import LOCK, same_chance
@@ -60,15 +63,40 @@ def run(
     Torch runs calls, where `fallback` allows it, in models alone that no capture converts whole.
     """
     with LOCK, same_chance(), known_records(example), in_python(model, example) as model:
-        net, report = first_whole(model, example, share, dynamic, budget, LoggingInterpreter)
-        if net is None and fallback == "torch":
-            net, report = first_whole(model, example, share, dynamic, budget, FallbackInterpreter)
+        if fallback == "torch":
+            net, report = with_torch(model, example, share, dynamic, budget)
+        else:
+            net, report = first_whole(model, example, share, dynamic, budget, LoggingInterpreter)
     _core.release_unused_memory()  # captures were run, in float64, too
     return net, report
 
 
+def with_torch(model: Any, example: Any, share: bool, dynamic: Any, budget: float) -> tuple[GraphModule | None, Report]:
+    """As `first_whole`; what does not convert runs in torch: single calls, else the whole model."""
+    for kind in (LoggingInterpreter, FallbackInterpreter):
+        try:
+            net, report = first_whole(model, example, share, dynamic, budget, kind)
+        except BadExample:
+            raise
+        except ConversionError as e:
+            net, report = None, e.report
+        except (Unsupported, AttributeError, RuntimeError, NotImplementedError) as e:
+            net, report = None, Report(rows=[failed("capture", reason_of(e))])
+        if net is not None:
+            return net, report
+    if not isinstance(model, nn.Module) or example is None:
+        return None, report
+    try:
+        reason = "; ".join(f"{r.op}: {r.reason}" for r in report.unsupported[:1])
+        whole = functools.partial(WholeInterpreter, result=run_once(model, example), reason=reason)
+        return build(captured_whole(model, example), {}, share, "torch itself", whole)
+    except Unsupported as e:
+        report.add(failed("the model in torch", reason_of(e)))
+        return None, report
+
+
 def first_whole(
-    model: Any, example: Any, share: bool, dynamic: Any, budget: float, kind: type[LoggingInterpreter]
+    model: Any, example: Any, share: bool, dynamic: Any, budget: float, kind: Callable[..., LoggingInterpreter]
 ) -> tuple[GraphModule | None, Report]:
     """The first capture that converts whole, else None with the report of the one that came nearest.
 
@@ -112,7 +140,7 @@ def exported(
     share: bool,
     dynamic: Any,
     budget: float,
-    kind: type[LoggingInterpreter],
+    kind: Callable[..., LoggingInterpreter],
     judge: Judge,
     report: Report,
 ) -> tuple[GraphModule | None, Report]:
@@ -152,7 +180,7 @@ def failed(how: str, reason: str) -> Row:
 
 
 def build(
-    captured: Captured, inputs: dict[str, Any], share: bool, how: str, kind: type[LoggingInterpreter]
+    captured: Captured, inputs: dict[str, Any], share: bool, how: str, kind: Callable[..., LoggingInterpreter]
 ) -> tuple[GraphModule | None, Report]:
     """Run every rule over a captured graph."""
     report = Report(capture=how)
@@ -169,7 +197,7 @@ def build(
     net = GraphModule(recorder.graph.prune(), root)
     net.training = captured.model.training
     net._report = report
-    if builder.narrow:
+    if builder.narrow or any(n.kind == "op" and isinstance(n.target, Narrowed) for n in net.graph):
         dtypes = dict.fromkeys(net.graph.inputs, "float32")  # each call looks at those
         dtypes |= {n: builder.narrow.get(net.constant(n), "") for n in net.graph if n.kind == "param"}
         if fault := narrow_fault(net.graph, net, {n: d for n, d in dtypes.items() if d}):
@@ -199,7 +227,8 @@ def convert(
     share: use torch's memory for the weights (through DLPack) instead of copies. An executable packs its own: after torch
         wrote them, as its optimizers do, call `refresh()` of it.
     fallback: "torch" lets torch run the calls that have no rule or whose rule refuses, through DLPack and without copies, and
-        warns of them; it needs `example`. Such a model trains and compiles, but cannot be saved.
+        warns of them, or the whole model where no capture converts; it needs `example`. Such a model trains and compiles,
+        but cannot be saved.
     on_guard: "torch" lets `model` itself, in torch and by the net's parameters, answer inputs that answer otherwise than the
         example what the forward asks of values; in evaluation alone, and files do not have it. "error" raises GuardError.
     Raises ConversionError, which lists everything that is unsupported at once.

@@ -1,4 +1,4 @@
-// Order along an axis: numbers of elements in their order, places in sorted numbers, running sums.
+// Order along an axis: numbers of elements in their order, places in sorted numbers, running sums, products and maxima.
 #include "cpu/strided.h"
 #include "math/reductions.h"
 
@@ -250,6 +250,43 @@ void cumsum(const cumsum_args& c) {
       T* to = c.out.y.as<T>() + at[0] + turn * rows.step[0];
       Accumulator<T> total = 0;
       for (int64_t i = 0; i < n; i++, from += x_step, to += y_step) *to = static_cast<T>(total += *from);
+    });
+  });
+}
+
+// Products of all elements up to each along an axis.
+void cumprod(const cumprod_args& c) {
+  if (c.out.y.size() == 0) return;
+  const Rows<2> rows({&c.out.y, &c.in.x}, static_cast<int>(c.attr.axis));
+  with_type<cumprod_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    using Product = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;  // which may wrap around
+    rows.each(c.exec, rows.size[0], [&](const int64_t* at) {
+      const T* from = c.in.x.as<T>() + at[1];
+      T* to = c.out.y.as<T>() + at[0];
+      Product product = 1;
+      for (int64_t i = 0; i < rows.size[0]; i++, from += rows.step[1], to += rows.step[0])
+        *to = static_cast<T>(product *= static_cast<Product>(*from));
+    });
+  });
+}
+
+// Numbers of the largest of all elements up to each along an axis, the last of equal ones.
+void cummax(const cummax_args& c) {
+  if (c.out.y.size() == 0) return;
+  const Rows<2> rows({&c.out.y, &c.in.x}, static_cast<int>(c.attr.axis));
+  with_type<cummax_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    rows.each(c.exec, rows.size[0], [&](const int64_t* at) {
+      const T* from = c.in.x.as<T>() + at[1];
+      int64_t* to = c.out.y.as<int64_t>() + at[0];
+      auto most = key_of(*from);
+      int64_t number = 0;
+      for (int64_t i = 0; i < rows.size[0]; i++, from += rows.step[1], to += rows.step[0]) {
+        const auto key = key_of(*from);
+        if (key >= most) most = key, number = i;
+        *to = number;
+      }
     });
   });
 }

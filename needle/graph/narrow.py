@@ -42,7 +42,7 @@ MOVES = words(  # elements of the inputs, of the dtype that those have together
     "TupleGetItem MakeTuple Tile RepeatInterleave Roll Diagonal StopGradient Max Min Mirror MaxAlong ReLU Floor Ceil Round",
     "Identity Dropout",
 )
-CHOOSES = words("Where Clamp EWiseMaximum EWiseMinimum AtLeast AtMost")  # as MOVES, or numbers of the op
+CHOOSES = words("Bitwise Where Clamp EWiseMaximum EWiseMinimum AtLeast AtMost")  # as MOVES, or numbers of the op
 ARITHMETIC = words("EWiseAdd AddScalar EWiseMul MulScalar EWisePow PowerScalar")  # a float makes the result one
 
 
@@ -59,6 +59,8 @@ def result(part: Any, kinds: Sequence[str], values: Sequence[float]) -> tuple[st
     first = kinds[0] if kinds else WHOLE
     joint = kind_of(str(np.result_type(*narrow))) if (narrow := [k for k in kinds if k in NARROW]) else first
     is_float = FLOAT in kinds or any(isinstance(v, float) for v in values)
+    if getattr(part, "takes_narrow", False):
+        return WHOLE, nothing
     if hasattr(part, "parameters") and part.parameters():
         return FLOAT, nothing
     if isinstance(part, Op) and "dtype" in vars(part):  # of a cast, or of what takes no more than this from the input
@@ -78,6 +80,8 @@ def result(part: Any, kinds: Sequence[str], values: Sequence[float]) -> tuple[st
         return first, nothing
     if name in PICKS:
         return first, [(), *all_of_them[1:]]
+    if name == "Shift" and part.right:
+        return joint, nothing
     if name == "MaskedFill":
         return first, [values, EVERY]
     return joint if name in ARITHMETIC else first, all_of_them

@@ -21,6 +21,7 @@ from .linalg.solving import *
 from .linalg.spectral import *
 from .math.activation import *
 from .math.arithmetic import *
+from .math.bits import *
 from .math.comparison import *
 from .math.composed_activation import *
 from .math.elementwise import *
@@ -49,6 +50,7 @@ from .nn.resize import *
 from .nn.rotary import *
 from .nn.sampling import *
 from .reduce.basic import *
+from .reduce.running import *
 from .reduce.softmax import *
 from .reduce.sorting import *
 from .shape.basic import *

@@ -6,6 +6,7 @@ Python cannot follow a tensor that has no value yet. So the model runs once on t
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -29,7 +30,7 @@ from .guard import (
     untouched,
 )
 
-NAMES = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist")
+NAMES = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy")
 LIBRARY = torch.library.Library("torch2needle", "FRAGMENT")
 LIBRARY.define("asked(Tensor x, float[] expected, str text) -> ()")
 
@@ -67,8 +68,9 @@ class Answers(list[Answer]):
         """Notes what is asked of tensors."""
 
         def note(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
-            self.append(Answer(place, before(t)))
-            return self[-1].value
+            value = before(t)
+            self.append(Answer(place, value.copy() if name == "numpy" else value))
+            return value
 
         return intercepted(note)
 
@@ -78,7 +80,9 @@ class Answers(list[Answer]):
 
         def give(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
             real = t.is_floating_point()
-            if has_storage(t) or (real and name in ("__float__", "tolist")):  # which no other input would answer alike
+            if has_storage(t) or (
+                real and name in ("__float__", "tolist", "numpy")
+            ):  # which no other input would answer alike
                 return before(t)
             answer = next((a for a in left if a.place == place), None)
             if answer is None:
@@ -90,8 +94,9 @@ class Answers(list[Answer]):
                 x = x != 0
             elif real:
                 x = x.trunc()
-            ASKED(x, [float(v) for v in tree_leaves(answer.value)], answer.text)
-            return answer.value
+            leaves = answer.value.ravel() if name == "numpy" else tree_leaves(answer.value)
+            ASKED(x, [float(v) for v in leaves], answer.text)
+            return answer.value.copy() if name == "numpy" else answer.value
 
         return intercepted(give)
 
@@ -104,14 +109,16 @@ def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> Abstr
     def method(owner: type, name: str) -> Callable:
         before = getattr(owner, name)
 
-        def ask(self: torch.Tensor) -> Any:
+        def ask(self: torch.Tensor, **how: Any) -> Any:
             nonlocal busy
             if busy or threading.get_ident() != thread:
-                return before(self)
+                return before(self, **how)
             caller = sys._getframe(1)
             busy = True
             try:
-                return f(name, before, self, (name, caller.f_code.co_filename, caller.f_lineno))
+                return f(
+                    name, functools.partial(before, **how), self, (name, caller.f_code.co_filename, caller.f_lineno)
+                )
             finally:
                 busy = False
 

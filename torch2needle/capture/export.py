@@ -24,7 +24,7 @@ from ..report import ConversionError, progress
 from .asked import Answers, answers
 from .comparison import Call, call_of, tensors
 from .conditions import MOST, bounds
-from .functional import Gradients, below_autograd, data_as_calls, transforms_as_calls
+from .functional import Gradients, below_autograd, covariances_as_calls, data_as_calls, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
@@ -297,6 +297,7 @@ def export_once(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axe
         stand_ins,
         transforms_as_calls(),
         data_as_calls(),
+        covariances_as_calls(),
     ):
         warnings.simplefilter("ignore")
         model.eval()

@@ -102,6 +102,37 @@ def data_as_calls() -> AbstractContextManager:
     return patched([(torch.Tensor, "data", property(data, before.__set__))])
 
 
+def covariances_as_calls() -> AbstractContextManager:
+    """Covariances without weights become the calls that they are made of; torch's own ask whether there is an observation."""
+    thread = threading.get_ident()
+
+    def cov(x: torch.Tensor, correction: int = 1) -> torch.Tensor:
+        rows = x if x.ndim == 2 else x.reshape(1, -1)
+        rows = rows if rows.is_floating_point() else rows.float()
+        apart = rows - rows.mean(1, keepdim=True)
+        made = apart @ apart.T / torch.sym_max(rows.shape[1] - correction, 0)
+        return made.squeeze() if rows.shape[0] == 1 else made
+
+    def corrcoef(x: torch.Tensor) -> torch.Tensor:
+        made = cov(x)
+        if not made.ndim:
+            return made / made
+        deviation = made.diagonal().sqrt()
+        return (made / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
+
+    def instead(before: Callable, own: Callable) -> Callable:
+        def call(input: torch.Tensor, **how: Any) -> torch.Tensor:
+            plain = how.keys() <= {"correction"} and input.ndim < 3 and not input.is_complex()
+            return own(input, **how) if plain and threading.get_ident() == thread else before(input, **how)
+
+        return call
+
+    places = [(owner, f) for owner in (torch, torch.Tensor) for f in (cov, corrcoef)]
+    return patched(
+        [(vars(torch) if o is torch else o, f.__name__, instead(getattr(o, f.__name__), f)) for o, f in places]
+    )
+
+
 def below_autograd(model: torch.nn.Module) -> AbstractContextManager:
     """The forward, with the gradients that it asks for, becomes the calls that it makes."""
     forward, thread = model.forward, threading.get_ident()

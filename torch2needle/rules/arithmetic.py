@@ -19,6 +19,7 @@ from .tables import functions
 
 T = torch.Tensor
 DTYPES = ("float32", "float64", "int32", "int64", "bool")
+NARROW = ("int8", "uint8", "int16", "uint16")  # kept in int32
 HALVES = ("float16", "bfloat16")  # computed in float32, which the report says
 
 
@@ -45,7 +46,10 @@ def dtype_name(dtype: Any) -> str:
 def cast(input: Any, dtype: Any) -> Any:
     if dtype is None:
         return input
-    return ops.cast_like(input, dtype.tensor) if isinstance(dtype, DtypeOf) else ops.cast(input, dtype_name(dtype))
+    if isinstance(dtype, DtypeOf):
+        return ops.cast_like(input, dtype.tensor)
+    name = str(dtype).removeprefix("torch.")
+    return ops.narrowed(input, name) if name in NARROW else ops.cast(input, dtype_name(dtype))
 
 
 def scaled(input: Any, number: Any, *others: Any) -> Any:
@@ -218,6 +222,9 @@ functions(
         (T.long,): lambda x: cast(x, "int64"),
         (T.int,): lambda x: cast(x, "int32"),
         (T.bool,): lambda x: cast(x, "bool"),
+        (T.byte,): lambda x: cast(x, "uint8"),
+        (T.char,): lambda x: cast(x, "int8"),
+        (T.short,): lambda x: cast(x, "int16"),
     },
     view="maybe",
 )

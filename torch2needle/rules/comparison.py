@@ -11,6 +11,7 @@ import torch
 
 from needle import ops
 from needle.autograd import Tensor
+from needle.ops.shape.creation import Number
 
 from .counted import nonzero
 from .registry import rule
@@ -26,7 +27,16 @@ def either_way(f: Callable, mirrored: Callable) -> Callable:
 
 def bitwise(name: str) -> Callable:
     f = partial(ops.bitwise, name)
-    return either_way(f, f)
+    return either_way(lambda a, b: f(a, beside(b, a)), lambda a, b: f(a, beside(b, a)))
+
+
+def beside(value: Any, like: Any) -> Any:
+    """A number as one whose dtype is the tensor's, of narrow dtypes, too."""
+    return value if isinstance(value, Tensor) else Number(value)(like)
+
+
+def shifted(right: bool) -> Callable:
+    return lambda a, b: ops.shift(a if isinstance(a, Tensor) else beside(a, b), beside(b, a), right)
 
 
 def stored(f: Callable) -> Callable:
@@ -49,6 +59,10 @@ functions(
         (torch.bitwise_and, T.bitwise_and, operator.and_): bitwise("and"),
         (torch.bitwise_or, T.bitwise_or, operator.or_): bitwise("or"),
         (torch.bitwise_xor, T.bitwise_xor, operator.xor): bitwise("xor"),
+        (torch.bitwise_left_shift, T.bitwise_left_shift, T.__lshift__, operator.lshift): shifted(False),
+        (torch.bitwise_right_shift, T.bitwise_right_shift, T.__rshift__, operator.rshift): shifted(True),
+        (T.bitwise_left_shift_, operator.ilshift): stored(shifted(False)),
+        (T.bitwise_right_shift_, operator.irshift): stored(shifted(True)),
         (T.bitwise_and_, operator.iand): stored(bitwise("and")),
         (T.bitwise_or_, operator.ior): stored(bitwise("or")),
         (T.bitwise_xor_, operator.ixor): stored(bitwise("xor")),

@@ -53,8 +53,8 @@ def msort(input: Any) -> Any:
     return ops.sort(input, 0)[0]
 
 
-@rule(torch.trapezoid, torch.trapz)
-def trapezoid(y: Any, x: Any = None, *, dx: Any = 1.0, dim: int = -1) -> Any:
+def areas(y: Any, x: Any, dx: Any, dim: int) -> Any:
+    """Twice those between neighbours along an axis."""
     if x is not None and dim not in (-1, getattr(y, "ndim", 0) - 1):
         raise Unsupported("points x are along the last axis")
     if y.spec is not None and y.spec.dtype not in FLOATS and y.spec.shape[dim] == 0:
@@ -62,8 +62,17 @@ def trapezoid(y: Any, x: Any = None, *, dx: Any = 1.0, dim: int = -1) -> Any:
             "whole numbers without any along the axis stay whole in torch, and become floats where there are some"
         )
     pairs = ops.getitem(y, at(dim, slice(1, None))) + ops.getitem(y, at(dim, slice(None, -1)))
-    lengths = dx if x is None else diff(x)
-    return ops.summation(pairs * lengths, dim) * 0.5
+    return pairs * (dx if x is None else diff(x))
+
+
+@rule(torch.trapezoid, torch.trapz)
+def trapezoid(y: Any, x: Any = None, *, dx: Any = 1.0, dim: int = -1) -> Any:
+    return ops.summation(areas(y, x, dx, dim), dim) * 0.5
+
+
+@rule(torch.cumulative_trapezoid)
+def cumulative_trapezoid(y: Any, x: Any = None, *, dx: Any = 1.0, dim: int = -1) -> Any:
+    return ops.cumsum(areas(y, x, dx, dim), dim) * 0.5
 
 
 @rule(torch.isin)

@@ -150,9 +150,14 @@ functions(
 )
 
 
-@rule(torch.cumsum, T.cumsum)
+@rule(torch.cumsum, T.cumsum, T.cumsum_)
 def cumsum(input: Any, dim: int, *, dtype: Any = None) -> Any:
     return cast_whole(ops.cumsum(cast(input, dtype), dim), dtype)
+
+
+@rule(torch.cumprod, T.cumprod, T.cumprod_)
+def cumprod(input: Any, dim: int, *, dtype: Any = None) -> Any:
+    return cast_whole(ops.cumprod(cast(input, dtype), dim), dtype)
 
 
 @rule(torch.diff, T.diff)
@@ -173,6 +178,10 @@ def in_order(f: Callable) -> Callable:
 functions(
     "input, dim=-1, descending=False, stable=False",
     {(torch.sort, T.sort): in_order(ops.sort), (torch.argsort, T.argsort): ops.argsort},
+)
+functions(
+    "input, dim",
+    {(torch.cummax, T.cummax): in_order(ops.cummax), (torch.cummin, T.cummin): in_order(ops.cummin)},
 )
 functions("input, k, dim=-1, largest=True, sorted=True", {(torch.topk, T.topk): in_order(ops.topk)})
 

@@ -22,7 +22,7 @@ COMPLEX_RULES: dict[
 ] = {}  # of functions whose arguments hold complex numbers, or which make some of real ones
 # Python's in-place operators have no trailing underscore that would tell.
 INPLACE_OPERATORS = {
-    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift"),
     "setitem",
 }
 CALLS = {"forward", "__call__", "_call_impl"}  # what makes a call of a module another one

@@ -43,6 +43,21 @@ def times_log(log: Any) -> Any:
     return product
 
 
+def is_negative(x: Any) -> Any:
+    """Of zeros, too, by their inverse."""
+    return ops.lt(x, 0) if x.dtype not in FLOATS else ops.lt(ops.where(ops.eq(x, 0), 1 / x, x), 0)
+
+
+def copysign(a: Any, b: Any) -> Any:
+    size = ops.absolute(a * 1.0)  # of whole numbers, too
+    return ops.where(is_negative(b), -size, size)
+
+
+def float_power(a: Any, b: Any) -> Any:
+    a, b = (ops.cast(v, "float64") if isinstance(v, Tensor) else float(v) for v in (a, b))
+    return a**b
+
+
 def sinc(x: Any) -> Any:
     angle = x * math.pi
     none = ops.eq(angle, 0)
@@ -103,6 +118,7 @@ functions(
         (S.ndtr,): lambda x: ops.erfc(x * -math.sqrt(0.5)) * 0.5,
         (torch.isposinf, T.isposinf): lambda x: ops.eq(x, math.inf),
         (torch.isneginf, T.isneginf): lambda x: ops.eq(x, -math.inf),
+        (torch.signbit, T.signbit): is_negative,
     },
 )
 functions(
@@ -112,9 +128,11 @@ functions(
         (torch.logaddexp2, T.logaddexp2): lambda a, b: logaddexp(a * math.log(2), b * math.log(2)) * (1 / math.log(2)),
         (torch.xlogy, T.xlogy, T.xlogy_, S.xlogy): with_tensors(times_log(ops.log)),
         (S.xlog1py,): with_tensors(times_log(ops.log1p)),
-        (torch.ldexp, T.ldexp): with_tensors(lambda x, n: x * ops.exp2(n * 1.0)),
+        (torch.copysign, T.copysign, T.copysign_): with_tensors(copysign),
+        (torch.ldexp, T.ldexp, T.ldexp_): with_tensors(lambda x, n: x * ops.exp2(n * 1.0)),
     },
 )
+functions("input, exponent", {(torch.float_power, T.float_power): float_power})
 functions(
     "input, values",
     {(torch.heaviside, T.heaviside): lambda x, values: ops.where(ops.eq(x, 0), values, ops.cast_like(ops.gt(x, 0), x))},

@@ -1,0 +1,156 @@
+"""Products and maxima of all elements up to each along an axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
+from needle.backend_ndarray import FLOATS, NDArray, call
+from needle.ops.common import check_axis, constant, with_axis
+from needle.ops.families import no_gradient, samples_of
+from needle.ops.math.arithmetic import isnan, logical_or
+from needle.ops.math.comparison import eq
+from needle.ops.math.elementwise import cast, maximum, where
+from needle.ops.reduce.sorting import mirrored
+from needle.ops.shape.basic import broadcast_to
+from needle.ops.shape.creation import full_like
+from needle.ops.shape.gather import gather
+from needle.ops.shape.indexing import getitem
+from needle.ops.shape.join import concat
+
+__all__ = ["cummax", "cummin", "cumprod"]
+
+
+def part(x: Tensor, axis: int, start: int | None, stop: int | None) -> Tensor:
+    return getitem(x, (*(slice(None),) * axis, slice(start, stop)))
+
+
+@op
+class CumProd(Op):
+    """Products of all elements up to each along an axis, in float64 inside. Integers and bools multiply to int64.
+
+    Devices without the kernel multiply one after the other: in pairs, products that nobody asked for could overflow.
+    """
+
+    axis: int
+
+    def infer(self, x: Any) -> Any:
+        check_axis("cumprod", self.axis, x.shape)
+        return Spec(tuple(x.shape), str(x.dtype) if x.dtype in FLOATS else "int64")
+
+    def compute(self, x: NDArray) -> Any:
+        shape, dtype = self.infer(x)
+        out = NDArray.empty(shape or (1,), dtype)
+        call("cumprod", [out], x=with_axis(x).as_dtype(dtype), axis=self.axis % out.ndim)
+        return out.reshape(shape)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return np.cumprod(x.reshape(x.shape or (1,)), self.axis).reshape(x.shape)
+
+    def decompose(self, x: Tensor) -> Tensor:
+        total = cast(x, self.infer(x).dtype)
+        if not x.shape or x.shape[self.axis] < 2:
+            return total
+        axis = self.axis % len(x.shape)
+        products = [part(total, axis, 0, 1)]
+        for i in range(1, x.shape[axis]):
+            products.append(products[-1] * part(total, axis, i, i + 1))
+        return concat(products, axis)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        """s[k] = g[k] + x[k + 1] s[k + 1], times the product before k: without a division, which zeros would not stand."""
+        x = node.inputs[0]
+        n = x.shape[self.axis] if x.shape else 1
+        if n < 2:
+            return out_grad
+        axis, step = self.axis % len(x.shape), 1
+        x, total = cast(x, "float64"), cast(out_grad, "float64")
+        factors = concat([part(x, axis, 1, None), full_like(part(x, axis, 0, 1), 0)], axis)
+        while step < n:  # by doubling steps
+            ahead = part(factors, axis, None, -step)
+            total = concat(
+                [
+                    part(total, axis, None, -step) + ahead * part(total, axis, step, None),
+                    part(total, axis, -step, None),
+                ],
+                axis,
+            )
+            factors = concat([ahead * part(factors, axis, step, None), part(factors, axis, -step, None)], axis)
+            step *= 2
+        before = part(CumProd(self.axis)(x), axis, None, -1)
+        return cast(total * concat([full_like(part(x, axis, 0, 1), 1), before], axis), out_grad.dtype)
+
+    samples = samples_of(
+        ({"axis": 1}, [(3, 5, 4)]),
+        ({"axis": -1}, [(2, 1)]),
+        ({"axis": 0}, [Spec((5, 2), "int32")]),
+        ({"axis": 0}, [(6, 20)]),
+    )
+
+
+@tensor_method()
+def cumprod(a: Tensor, axis: int) -> Tensor:
+    """Products of all elements up to each along an axis."""
+    return CumProd(axis)(a)
+
+
+@op
+class CumMax(Op):
+    """The number (int64) of the largest of all elements up to each along an axis, the last of equal ones; NaN is the largest."""
+
+    axis: int
+
+    def infer(self, x: Any) -> Any:
+        check_axis("cummax", self.axis, x.shape)
+        return Spec(tuple(x.shape), "int64")
+
+    def compute(self, x: NDArray) -> Any:
+        out = NDArray.empty(x.shape or (1,), "int64")
+        call("cummax", [out], x=with_axis(x), axis=self.axis % out.ndim)
+        return out.reshape(x.shape)
+
+    def reference(self, x: np.ndarray) -> Any:
+        rows = np.moveaxis(x.reshape(x.shape or (1,)), self.axis, 0)
+        most = np.maximum.accumulate(rows, 0)
+        there = (rows == most) | (rows != rows)
+        numbers = np.arange(len(rows)).reshape(-1, *[1] * (rows.ndim - 1))
+        found = np.maximum.accumulate(np.where(there, numbers, 0), 0)
+        return np.moveaxis(found, 0, self.axis).reshape(x.shape)
+
+    def decompose(self, x: Tensor) -> Tensor:
+        if not x.shape:
+            return constant(0, x, "int64")
+        axis = self.axis % len(x.shape)
+        rows = cast(x, "int32") if x.dtype == "bool" else x
+        there = eq(rows, running_maximum(rows, axis))
+        if x.dtype in FLOATS:
+            there = logical_or(there, isnan(rows))
+        numbers = constant(np.arange(x.shape[axis]).reshape(-1, *[1] * (len(x.shape) - axis - 1)), x, "int64")
+        numbers = broadcast_to(numbers, tuple(x.shape))
+        return running_maximum(where(there, numbers, full_like(numbers, 0)), axis)
+
+    gradient = no_gradient
+
+    samples = samples_of(({"axis": 1}, [(3, 5, 4)]), ({"axis": -1}, [Spec((4, 9), "int64")]), ({"axis": 0}, [(6, 20)]))
+
+
+def running_maximum(x: Tensor, axis: int) -> Tensor:
+    step = 1
+    while step < x.shape[axis]:  # by doubling steps
+        later = maximum(part(x, axis, step, None), part(x, axis, None, -step))
+        x, step = concat([part(x, axis, None, step), later], axis), step * 2
+    return x
+
+
+def cummax(a: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """(values, numbers) of the largest of all elements up to each along an axis."""
+    numbers = CumMax(axis)(a)
+    return gather(a, axis, numbers), numbers
+
+
+def cummin(a: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """(values, numbers) of the smallest of all elements up to each along an axis."""
+    numbers = CumMax(axis)(mirrored(a))
+    return gather(a, axis, numbers), numbers

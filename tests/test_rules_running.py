@@ -1,0 +1,115 @@
+"""Rules of running products and maxima, quantiles, covariances, shifts and numbers of few bits, against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import needle as ndl
+import torch2needle
+from conversion import Calls
+
+torch.manual_seed(0)
+HOLES = torch.randn(4, 7)
+HOLES[0, 2], HOLES[1, :3] = torch.nan, torch.nan
+ZEROS = torch.randn(3, 6)
+ZEROS[0, 2] = ZEROS[1, 1] = ZEROS[1, 4] = 0
+WHOLE = torch.randint(-4, 4, (3, 5))
+REAL = torch.randn(4, 7)
+TWICE = torch.tensor([0, 30, 31, 32, 63])
+CASES: dict[str, tuple[Callable, torch.Tensor]] = {
+    "products": (lambda x: (x.cumprod(1), torch.cumprod(x, dim=-2), (x * 2).cumprod_(0)), ZEROS),
+    "products that overflow in pairs": (lambda x: x.cumprod(0), torch.tensor([0.0, 1e30, 1e30, 1e30])),
+    "products of nothing": (lambda x: (x.cumprod(1), x.cummax(1)[0]), torch.randn(3, 0)),
+    "no axes": (lambda x: (x.cumprod(0), *x.cummax(0), *x.cummin(-1)), torch.tensor(3.0)),
+    "whole products": (lambda x: (x.cumprod(1), (x > 0).cumprod(-1), x.cumprod(0, dtype=torch.float64)), WHOLE),
+    "maxima": (lambda x: (*x.cummax(1), *torch.cummin(x, dim=0)), WHOLE),
+    "maxima of equals": (lambda x: (x.round().cummax(-1).values * x, *x.round().cummin(0)), REAL * 2),
+    "maxima of NaN": (lambda x: (*x.cummax(1), *x.cummin(1)), HOLES),
+    "areas": (lambda x: (torch.cumulative_trapezoid(x, dim=0), torch.cumulative_trapezoid(x, x * x)), REAL),
+    "covariance": (lambda x: (torch.cov(x), x[0].cov(), torch.cov(x[:1], correction=0)), REAL),
+    "weights": (lambda x: torch.cov(x, fweights=torch.arange(1, 8), aweights=torch.arange(7) / 7 + 1), REAL),
+    "correlation": (lambda x: (torch.corrcoef(x), x[0].corrcoef()), REAL),
+    "covariance of whole numbers": (lambda x: torch.cov(x), WHOLE),
+    "quantiles": (lambda x: (x.quantile(0.3), x.quantile(0.3, 0), torch.quantile(x, 0.25, keepdim=True)), REAL),
+    "several": (lambda x: torch.quantile(x, x.new_tensor([0.0, 0.4, 1.0]), dim=-2, keepdim=True), REAL),
+    "several of all": (lambda x: torch.quantile(x, x.new_tensor([0.1, 0.9]), keepdim=True), REAL),
+    "with holes": (lambda x: (x.quantile(0.5, 1), x.nanquantile(0.4, 1, True), x.nanmedian()), HOLES),
+    "medians": (lambda x: (*x.nanmedian(0), x.nanmedian(1, True).values), HOLES),
+    "signs": (lambda x: (torch.copysign(x, x.flip(0)), torch.signbit(x * -1), torch.copysign(x, -0.0)), ZEROS),
+    "double powers": (lambda x: (torch.float_power(x, 2), torch.float_power(2, x)), REAL),
+    "shifts": (lambda x: (x << 2, x >> 1, x << x.abs(), 1 << x.abs(), torch.bitwise_right_shift(x, TWICE)), WHOLE),
+    "shifts of 32 bits": (lambda x: (x << TWICE.int(), (x * 99999) >> TWICE.int()), WHOLE.int()),
+    "shifts by all": (lambda x: (x << TWICE, (x * 2**59) >> (TWICE + 1)), WHOLE),
+    "unpacked": (lambda x: (x.unsqueeze(-1) >> torch.arange(0, 32, 4)) & 15, WHOLE.int() * 123456789),
+    "wrapped": (lambda x: ((x * 99).to(torch.int8).float(), (x * 99).byte().long() * 3, (x * 9999).short() > 3), WHOLE),
+}
+INTERPOLATIONS = ("lower", "higher", "midpoint", "nearest")
+CASES |= {i: (lambda x, i=i: torch.quantile(x, 0.37, 1, interpolation=i), REAL) for i in INTERPOLATIONS}
+
+
+def listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_torch(name: str) -> None:
+    f, x = CASES[name]
+    for given in (x, x.double()) if x.is_floating_point() else (x,):
+        model = Calls(f)
+        net = torch2needle.convert(model, (given,))
+        want = listed(model(given))
+        tolerance = 2e-5 if given.dtype != torch.float64 or name == "weights" else 1e-11  # torch's weights are float32
+        for run in (net, ndl.compile(net, (given,))):
+            for ours, theirs in zip(listed(run(given)), want, strict=True):
+                got = np.asarray(ours.numpy())
+                assert got.shape == theirs.shape and str(got.dtype) == str(theirs.dtype)[6:]
+                np.testing.assert_allclose(got, theirs.detach().numpy(), rtol=tolerance, atol=tolerance / 10)
+        if not given.is_floating_point() or "overflow" in name:  # where torch's own gradient is NaN
+            continue
+        leaf, mine = given.clone(), ndl.Tensor(given.numpy(), dtype=str(given.numpy().dtype))
+        sum(t.double().square().sum() for t in listed(model(leaf.requires_grad_())) if t.requires_grad).backward()
+        ours = [t for t, w in zip(listed(net(mine)), want, strict=True) if w.is_floating_point()]
+        squares = [ndl.ops.summation(ndl.ops.cast(t, "float64") ** 2) for t in ours]
+        sum(squares[1:], start=squares[0]).backward()
+        np.testing.assert_allclose(mine.grad.numpy(), leaf.grad.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_kernels_and_their_compositions() -> None:
+    """Strided views and long axes; what devices without the kernels run."""
+    rng = np.random.default_rng(0)
+    x = ndl.Tensor(rng.integers(-3, 4, (40, 9)).astype("float32"))
+    for op in (ndl.ops.CumMax(0), ndl.ops.CumMax(1), ndl.ops.CumProd(1), ndl.ops.CumProd(0)):
+        for view in (x, ndl.ops.flip(x, 0), ndl.ops.transpose(x)):
+            want = op.reference(view.numpy())
+            for got in (op(view), op.decompose(view)):
+                np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+
+
+def test_free_batches() -> None:
+    net = torch2needle.convert(Calls(lambda x: (x.cumprod(1) + x.cummax(1)[0]).flatten(1).sort(1)[0]))
+    for n in (0, 1, 5):
+        x = torch.randn(n, 4)
+        np.testing.assert_allclose(net(x).numpy(), (x.cumprod(1) + x.cummax(1)[0]).sort(1)[0].numpy(), rtol=1e-5)
+    example = torch2needle.convert(Calls(lambda x: x.quantile(0.3)), (torch.randn(3, 4),))
+    for n in (1, 6):
+        x = torch.randn(n, 4)
+        np.testing.assert_allclose(example(x).numpy(), x.quantile(0.3).numpy(), rtol=1e-5)
+
+
+def test_values_that_numpy_reads_are_guards() -> None:
+    class Periods(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for period in 12 // (x.argmax(1) + 1).numpy():
+                x = x + x.reshape(-1, int(period)).sum(1).mean()
+            return x
+
+    x = torch.tensor([[0.0, 3, 1, 0, 0, 0], [5.0, 1, 0, 0, 0, 0]])
+    net = torch2needle.convert(Periods(), (x,))
+    np.testing.assert_allclose(net(x * 2).numpy(), Periods()(x * 2).numpy())
+    with pytest.raises(ndl.nn.functional.GuardError):
+        net(x.flip(1))

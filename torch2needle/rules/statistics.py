@@ -1,0 +1,138 @@
+"""Rules of quantiles and covariances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from needle import ops
+from needle.autograd import Tensor, Unsupported
+from needle.backend_ndarray import FLOATS
+from needle.ops.reduce.sorting import known_rank
+
+from .ordering import median
+from .reductions import Ordered
+from .registry import rule
+
+T = torch.Tensor
+
+
+# -- quantiles -----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(input: Any, dim: int | None) -> tuple[Any, int | None]:
+    """The tensor with the axis behind the others, and its rank; of all elements without one."""
+    rank = known_rank(input)
+    if rank is None:
+        raise Unsupported("quantiles need the number of axes; pass example=")
+    if dim is None or not rank:
+        return ops.flatten(input), rank
+    return ops.moveaxis(input, dim, -1), rank
+
+
+def numbers_of(x: Any) -> Any:
+    """How many of the last axis are numbers, in x's dtype and with that axis of size 1."""
+    return ops.summation(ops.cast_like(ops.logical_not(ops.isnan(x)), x), -1, True)
+
+
+def at_ranks(x: Any, ranks: Any, interpolation: str) -> Any:
+    """Values (..., Q) between those of sorted x (..., N) at ranks (..., Q)."""
+    below, above = ops.floor(ranks), ops.ceil(ranks)
+    if interpolation in ("lower", "higher", "nearest"):
+        rank = {"lower": below, "higher": above, "nearest": ops.round(ranks)}[interpolation]
+        return ops.gather(x, -1, ops.cast(rank, "int64"))
+    low, high = (ops.gather(x, -1, ops.cast(r, "int64")) for r in (below, above))
+    apart = high - low
+    if interpolation == "midpoint":
+        return high - apart * 0.5
+    weight = ranks - below
+    return ops.where(ops.lt(weight, 0.5), low + apart * weight, high - apart * (1 - weight))
+
+
+def quantiles(input: Any, q: Any, dim: int | None, keepdim: bool, interpolation: str, skip: bool) -> Any:
+    if interpolation not in ("linear", "lower", "higher", "midpoint", "nearest"):
+        raise Unsupported(f"interpolation expects linear, lower, higher, midpoint or nearest, got {interpolation}")
+    if not isinstance(q, Tensor) and not 0 <= q <= 1:
+        raise Unsupported(f"q expects numbers within 0 and 1, got {q}")
+    x, rank = rows_of(input, dim)
+    several = isinstance(q, Tensor) and q.ndim == 1
+    ordered = ops.sort(x, -1)[0]
+    count = numbers_of(x)
+    every = ops.summation(ops.full_like(x, 1), -1, True)
+    wanted = ops.reshape(q, (-1,)) if isinstance(q, Tensor) else q
+    last = (every - 1) * wanted
+    ranks = ops.clamp_min((count - 1) * wanted, 0.0) if skip else ops.where(ops.lt(count, every), every - 1, last)
+    found = at_ranks(ordered, ranks, interpolation)  # (..., Q)
+    if several:
+        found = ops.moveaxis(found, -1, 0)
+    elif not keepdim or dim is None:
+        found = ops.squeeze(found, -1)
+    if not keepdim or not rank:
+        return found
+    if dim is None:
+        return ops.reshape(found, (-1, *[1] * rank) if several else (1,) * rank)
+    return ops.unsqueeze(found, dim % rank + 1) if several else ops.moveaxis(found, -1, dim)
+
+
+@rule(torch.quantile, T.quantile)
+def quantile(
+    input: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Any:
+    return quantiles(input, q, dim, keepdim, interpolation, False)
+
+
+@rule(torch.nanquantile, T.nanquantile)
+def nanquantile(
+    input: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Any:
+    return quantiles(input, q, dim, keepdim, interpolation, True)
+
+
+@rule(torch.nanmedian, T.nanmedian)
+def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The lower one of two in the middle; NaN where there is nothing else."""
+    if input.dtype not in FLOATS:
+        return median(input, dim, keepdim)
+    whole = dim is None or not known_rank(input)
+    x, axis = (ops.flatten(input), 0) if dim is None or whole else (input, dim)
+    values, numbers = ops.sort(x, axis)
+    count = ops.summation(ops.cast(ops.logical_not(ops.isnan(x)), "int64"), axis, True)
+    place = ops.maximum(ops.floor_divide(count - 1, 2), 0)
+    found = Ordered(ops.gather(values, axis, place), ops.gather(numbers, axis, place))
+    if not keepdim or whole:
+        found = Ordered(*(ops.squeeze(t, axis) for t in found))
+    return found[0] if dim is None else found
+
+
+# -- covariances ---------------------------------------------------------------------------------------------------------
+
+
+@rule(torch.cov, T.cov)
+def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """Rows are variables, columns observations."""
+    spec = getattr(input, "spec", None)
+    if spec is None:
+        raise Unsupported("covariances need the number of axes; pass example=")
+    if spec.ndim > 2:
+        raise Unsupported(f"input expects at most 2 axes, got shape {tuple(spec.shape)}")
+    x = input if spec.dtype in FLOATS else ops.cast(input, "float32")
+    x = x if spec.ndim == 2 else ops.reshape(x, (1, -1))
+    given = [w for w in (fweights, aweights) if w is not None]
+    weights = ops.full_like(ops.getitem(x, 0), 1) if not given else given[0] if len(given) == 1 else given[0] * given[1]
+    total = ops.summation(weights)
+    lost = total * 0 + correction
+    if aweights is not None and correction:
+        lost = ops.summation(weights * aweights) / total * correction
+    apart = x - ops.summation(x * weights, 1, True) / total
+    made = ops.matmul(apart, ops.transpose(apart * weights)) / ops.clamp_min((total - lost) * 1.0, 0.0)
+    return made if spec.ndim == 2 and spec.shape[0] != 1 else ops.reshape(made, ())
+
+
+@rule(torch.corrcoef, T.corrcoef)
+def corrcoef(input: Any) -> Any:
+    c = cov(input)
+    if not c.ndim:
+        return c / c
+    deviation = ops.sqrt(ops.diagonal(c))
+    return ops.clamp(c / ops.unsqueeze(deviation, 1) / ops.unsqueeze(deviation, 0), -1.0, 1.0)
