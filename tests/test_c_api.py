@@ -115,9 +115,23 @@ def test_names_shapes_and_several_plans(tmp_path: Path) -> None:
     one = path.stat().st_size
     exe.export(path, [(xs[0],)])
     assert path.stat().st_size > one / 2  # plans share their weights
+    exe.export(path, [xs[0]])  # one argument alone, as `compile` takes it
+    assert Model(path).plans == 1
     net.one.weight.data = net.one.weight * 2
     exe.export(path, [(xs[0],)])
     assert all(same(a, b) for a, b in zip(Model(path)(xs[0]), flat(exe(xs[0])), strict=True))
+
+
+def test_inputs_have_their_places_as_names(tmp_path: Path) -> None:
+    """Arguments that are no arrays are no inputs; a complex one is two."""
+
+    def f(a: Any, flag: Any, rest: Any) -> Any:
+        return a + rest["x"][1].real if flag else a
+
+    z = (floats(3) + 1j * floats(3)).astype("complex64")
+    ndl.compile(f, (floats(3), True, {"x": (2, z)})).export(tmp_path / "model.ndlc")
+    names = [t.name.decode() for t in Model(tmp_path / "model.ndlc").tensors("input")]
+    assert names == ["a", "rest.x.1.real", "rest.x.1.imag"]
 
 
 def test_several_instruction_sets_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

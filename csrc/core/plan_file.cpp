@@ -177,6 +177,8 @@ void PlanFile::add(const Plan& plan, std::vector<std::string> input_names, std::
   p.arena_bytes = plan.arena_bytes();
   p.input_names = std::move(input_names), p.output_names = std::move(output_names);
   p.inputs = plan.inputs(), p.outputs = plan.outputs();
+  if (p.input_names.size() != p.inputs.size() || p.output_names.size() != p.outputs.size())
+    refuse("[export] expects a name for each input and output.");
   for (const auto& storage : *plan.constants()) {
     auto same = [&](const Constant& c) { return c.storage == storage; };
     const auto found = std::find_if(constants_.begin(), constants_.end(), same);

@@ -367,12 +367,6 @@ PYBIND11_MODULE(_core, m) {
              run_plan(p, outs, ins, seconds.data());
              return seconds;
            })
-      .def_property_readonly("inputs",
-                             [](const Plan& p) {
-                               std::vector<Border> all;
-                               for (const View& v : p.inputs()) all.emplace_back(shape_of(v), info(v.dtype).name);
-                               return all;
-                             })
       .def_property_readonly("arena_bytes", &Plan::arena_bytes)
       .def("set_attributes", &Plan::set_attributes, py::arg("step"), py::arg("attributes"))
       .def_property_readonly("arenas", &Plan::arenas)

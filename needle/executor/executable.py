@@ -317,7 +317,7 @@ class Executable(Plans):
         with self._writing(plan):
             plan.core.run([a._ref for a in targets], [a._ref for a in arrays])
 
-    def export(self, path: Any, examples: Iterable[tuple] | None = None, *, isas: Sequence[str] | None = None) -> None:
+    def export(self, path: Any, examples: Iterable[Any] | None = None, *, isas: Sequence[str] | None = None) -> None:
         """Write plans with their packed weights to a file that `libneedle.so` opens and runs without Python (`needle.h`).
 
         examples: arguments of calls, a tuple for each plan; None: the shapes that there are plans for, in the order of their
@@ -327,7 +327,11 @@ class Executable(Plans):
         """
         if not self._watch.lists_hold():
             STRUCTURE.changed()
-        found = None if examples is None else [self._prepare(tuple(args), {})[0] for args in examples]
+        found = (
+            None
+            if examples is None
+            else [self._prepare(args if isinstance(args, tuple) else (args,), {})[0] for args in examples]
+        )
         with self._planning, self._lock:
             if self._epoch != _core.epoch():
                 self._refresh()

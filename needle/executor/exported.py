@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from needle import _core
-from needle.autograd import Unsupported
+from needle.autograd import Spec, Unsupported
 from needle.complex_numbers import Complex
 from needle.files import replacing
 from needle.graph import GraphModule, Node
@@ -37,9 +37,9 @@ exe.export(sys.argv[2])
 """
 
 
-def leaf_names(value: Any, name: str) -> Iterator[str]:
-    """The places of a result's arrays, in order: "logits", "states.0"; `name` where it is one array."""
-    if isinstance(value, Node):
+def leaf_names(value: Any, name: str, leaf: type) -> Iterator[str]:
+    """The places of the leaves of a nested value, in order: "logits", "states.0"; `name` where it is one."""
+    if isinstance(value, leaf):
         yield name or "output"
         return
     if isinstance(value, Complex):
@@ -51,20 +51,20 @@ def leaf_names(value: Any, name: str) -> Iterator[str]:
     else:
         parts = value if isinstance(value, dict) else {}
     for key, part in parts.items():
-        yield from leaf_names(part, f"{name}.{key}" if name else str(key))
+        yield from leaf_names(part, f"{name}.{key}" if name else str(key), leaf)
 
 
-def input_names(model: Callable, count: int) -> list[str]:
-    """What the model calls its arrays, where each argument is one."""
+def input_names(model: Callable, specs: Sequence[Any]) -> list[str]:
+    """What the model calls its arrays; specs: the arguments that it is bound to."""
     if isinstance(model, GraphModule):
         names = [".".join(map(str, n.meta.get("place", (n.target,)))) for n in model.graph.inputs]
     else:
-        forward = model.forward if isinstance(model, Module) else model
         try:
-            names = list(inspect.signature(forward).parameters)[:count]
+            names = list(inspect.signature(model.forward if isinstance(model, Module) else model).parameters)
         except ValueError:  # a function of C that tells nothing
             names = []
-    return names if len(names) == count else [f"input {i}" for i in range(count)]
+    names += [f"input {i}" for i in range(len(names), len(specs))]  # of *args
+    return [name for first, spec in zip(names, specs, strict=False) for name in leaf_names(spec, first, Spec)]
 
 
 def refusal(plan: CompiledPlan) -> str:
@@ -80,11 +80,6 @@ def refusal(plan: CompiledPlan) -> str:
     return ""
 
 
-def row(model: Callable, structure: Any, core: Any) -> tuple[Any, list[str], list[str]]:
-    """A plan of the core with the names of its inputs and outputs."""
-    return core, input_names(model, len(core.inputs)), list(leaf_names(structure, ""))
-
-
 def write(
     path: Any, model: Callable, plans: Sequence[CompiledPlan], choice: Choice, isas: Sequence[str] | None
 ) -> None:
@@ -93,7 +88,7 @@ def write(
         raise ValueError("[export] there is no plan, call the executable first.")
     if why := next(filter(None, map(refusal, plans)), ""):
         raise Unsupported(f"[export] expects {why}.")
-    rows = [row(model, p.structure, p.core) for p in plans]
+    rows = [(p.core, input_names(model, p.specs), list(leaf_names(p.structure, "", Node))) for p in plans]
     wanted = list(dict.fromkeys(isas)) if isas is not None else [_core.isa()]
     if not wanted or isinstance(isas, str):
         raise ValueError(f"[export] isas expects names of instruction sets in a tuple, got {isas!r}.")
