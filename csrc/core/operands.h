@@ -1,7 +1,7 @@
 // What a row's operands may be, by its texts (core/call.h), and views of numbers that may be any.
 #pragma once
+#include <algorithm>
 #include <iterator>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -85,6 +85,16 @@ inline std::string describe(const View& v) {
   return s + (v.rank == 1 ? ",)" : ")");
 }
 
+// The words of a text, which spaces part. Streams would bring a megabyte of libstdc++ into libraries that hold it.
+inline std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> words;
+  for (size_t at = 0, end; (at = text.find_first_not_of(' ', at)) != text.npos; at = end) {
+    end = std::min(text.find(' ', at), text.size());
+    words.emplace_back(text.substr(at, end - at));
+  }
+  return words;
+}
+
 // An operand of a row, from its text `name:dtypes`.
 struct Operand {
   std::string text;  // its name
@@ -93,8 +103,7 @@ struct Operand {
 
   static std::vector<Operand> list(const char* text) {
     std::vector<Operand> all;
-    std::istringstream words(text);
-    for (std::string word; words >> word;) {
+    for (const std::string& word : words_of(text)) {
       const size_t colon = word.find(':');
       const bool optional = word[colon - 1] == '?';
       unsigned bits = 0;
@@ -114,10 +123,10 @@ struct Operand {
 // What calls of a row are checked against.
 struct RowOperands {
   explicit RowOperands(const KernelRow* row)
-      : row(row), inputs(Operand::list(row->inputs)), outputs(Operand::list(row->outputs)) {
-    std::istringstream words(row->attrs);
-    for (std::string word; words >> word;) attrs.push_back(word);
-  }
+      : row(row),
+        inputs(Operand::list(row->inputs)),
+        outputs(Operand::list(row->outputs)),
+        attrs(words_of(row->attrs)) {}
 
   template <class Error = std::invalid_argument>
   [[noreturn]] void fail(const std::string& text) const {

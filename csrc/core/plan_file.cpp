@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <stdexcept>
 
@@ -224,17 +225,20 @@ void PlanFile::write(const std::string& path) const {
   w.bytes() += head.bytes();
   w.number(digest(w.bytes().data(), w.bytes().size()));
   w.bytes().resize(first);
-  std::ofstream file(path, std::ios::binary);
-  file.write(w.bytes().data(), static_cast<std::streamsize>(first));
+  std::FILE* file = std::fopen(path.c_str(), "wbe");
+  bool good = file != nullptr;
+  auto put = [&](const void* from, size_t n) { good = good && std::fwrite(from, 1, n, file) == n; };
+  put(w.bytes().data(), first);
   const char zeros[kAlign] = {};
   for (const Constant& c : constants_) {
     const size_t bytes = c.storage->bytes();
-    file.write(static_cast<const char*>(c.storage->data()), static_cast<std::streamsize>(bytes));
-    file.write(zeros, static_cast<std::streamsize>(aligned(bytes) - bytes));
+    put(c.storage->data(), bytes);
+    put(zeros, aligned(bytes) - bytes);
   }
-  file.write(zeros, kAlign);
-  file.close();
-  if (!file) throw std::system_error(errno, std::generic_category(), path);
+  put(zeros, kAlign);
+  int error = good ? 0 : errno;
+  if (file && std::fclose(file) != 0 && !error) error = errno;
+  if (error) throw std::system_error(error, std::generic_category(), path);
 }
 
 // ---- reading -------------------------------------------------------------------------------------------------------
