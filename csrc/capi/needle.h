@@ -20,7 +20,7 @@ typedef struct needle_model needle_model;
 
 typedef enum { NEEDLE_FLOAT32, NEEDLE_FLOAT64, NEEDLE_INT32, NEEDLE_INT64, NEEDLE_BOOL } needle_dtype;
 
-/* An input or output: a contiguous array, the last axis first in memory; bools are bytes of 0 or 1. */
+/* An input or output: a contiguous array, row by row; bools are bytes of 0 or 1. */
 typedef struct {
   const char* name; /* as long as the model is open */
   needle_dtype dtype;
