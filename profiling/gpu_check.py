@@ -138,7 +138,14 @@ def build(check: Check) -> None:
     common = ["cmake", *generator, "-DCMAKE_BUILD_TYPE=Release"]
     core = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
     core += [] if why else ["-DNEEDLE_TORCH=ON"]
-    make(check, "core", [*common, "-S", ROOT, *core], ["_core", *([] if why else ["needle_torch"])], "_core*.so")
+    make(
+        check,
+        "core",
+        [*common, "-S", ROOT, *core],
+        ["_core", *([] if why else ["needle_torch"])],
+        "_core*.so",
+        "libneedle.so",
+    )
     for library in (check.args.built or check.work / "core").rglob("libneedle_torch.so") if not why else ():
         shutil.copy(library, check.site / "needle")
     check.put("torch.ops.needle", {"good": True, **({"why": why} if why else {})})
@@ -149,17 +156,20 @@ def build(check: Check) -> None:
     check.put("opens", ended | (json.loads(text[-1]) if ended["good"] else {}))
 
 
-def make(check: Check, name: str, configure: list[Any], targets: list[str], files: str) -> None:
+def make(check: Check, name: str, configure: list[Any], targets: list[str], *files: str) -> None:
     """Configures and builds a part and puts its libraries beside needle; --built brings libraries that are there."""
     where = check.work / name
     ended = check.run(f"{name}: configure", *configure, "-B", where)
-    found = sorted(check.args.built.rglob(files)) if check.args.built else []
+    libraries = lambda folder: [p for pattern in files for p in sorted(folder.rglob(pattern))]  # noqa: E731
+    found = libraries(check.args.built) if check.args.built else []
     if ended["good"] and not found:
         jobs = ["--parallel", str(os.cpu_count())]
         ended = check.run(f"{name}: build", "cmake", "--build", where, "--target", *targets, *jobs)
-        found = sorted(where.rglob(files))
+        found = libraries(where)
     for library in found if ended["good"] else ():
-        shutil.copy(library, check.site / "needle")
+        place = check.site / "needle" / ("lib" if library.name == "libneedle.so" else "")  # as `_core` looks for it
+        place.mkdir(exist_ok=True)
+        shutil.copy(library, place)
     check.put(name, ended | {"files": [p.name for p in found]})
 
 

@@ -80,12 +80,16 @@ def test_every_subcommand_as_a_process(folder: Path) -> None:
     )
     assert (code, err) == (0, "") and out.endswith("wrote p.html\nwrote t.json\n")
     assert json.loads((folder / "t.json").read_text()) and "<html" in (folder / "p.html").read_text()
+    code, out, err = run(folder, "export", "net.needle", *shape)
+    assert (code, err) == (0, "") and out.startswith("net.ndlc: 3 steps, arena ")
+    assert (folder / "net.ndlc").read_bytes().startswith(b"\x89ndlc")
     code, out, err = run(folder, "fuse", "command_nets:Net", "--dry-run")
     assert (code, err) == (0, "") and out.startswith("1 fusions would apply, 3 -> 1 calls")
 
 
 def test_help(capsys: Any) -> None:
-    for args in ([], ["convert"], ["check"], ["verify"], ["profile"], ["fuse"], ["run"], ["bench"], ["info"]):
+    parts = ("convert", "export", "check", "verify", "profile", "fuse", "run", "bench", "info")
+    for args in ([], *([part] for part in parts)):
         with pytest.raises(SystemExit) as e:
             main([*args, "--help"])
         text = capsys.readouterr().out
@@ -184,6 +188,16 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "check a file": (("check", "net.needle"), 2, "[model] check expects a torch model, got the file net.needle."),
     "weights twice": (("fuse", "net.needle", "--weights", "w.pt"), 2, "[model] a needle file holds its weights"),
     "inputs": (("profile", "net.needle", "--input", "1x4x6x6"), 2, "[profile] the model does not run on these inputs:"),
+    "export to nowhere": (
+        ("export", "net.needle", *IMAGE, "-o", "no/x"),
+        2,
+        "[export] cannot write no/x: No such file",
+    ),
+    "export for none": (
+        ("export", "net.needle", *IMAGE, "--isa", "mmx"),
+        2,
+        "[export] no plan for mmx: [needle] NEEDLE",
+    ),
     "names": (("check", "command_nets:Two", "--input", "x=3", "--input", "3"), 2, "[input] expects a name of its own"),
     "pattern": (("fuse", "command_nets:Net", "--disable", "no"), 2, "[fuse] a pattern expects a registered name"),
     "no array": (("run", "net.needle", "-i", "none.npy"), 2, "[input] there is no file none.npy."),

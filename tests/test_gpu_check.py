@@ -59,7 +59,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproces
         shutil.copytree(source, home / name, ignore=unwanted) if source.is_dir() else shutil.copy(source, home)
     built = home.parent / "built"
     built.mkdir(exist_ok=True)
-    for library in (_core.__file__, *(gpu_library(f"emulation_w{w}") for w in (32, 64))):
+    core = Path(_core.__file__)
+    for library in (core, core.parent / "lib" / "libneedle.so", *(gpu_library(f"emulation_w{w}") for w in (32, 64))):
         shutil.copy(library, built)
     venv.create(home / "bare", symlinks=True)
     (packages,) = (home / "bare").glob("lib/*/site-packages")

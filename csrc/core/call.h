@@ -67,6 +67,9 @@ struct Call {
   const Exec* exec;
 };
 
+// What of libneedle.so `needle._core` uses beside its C functions; all else of it is hidden.
+#define NEEDLE_SHARED __attribute__((visibility("default")))
+
 using Kernel = void (*)(const Call&);
 
 // One row of the kernel table, whose texts are words separated by spaces: `name:dtypes` for an operand, `name?:dtypes`

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/pool.h"
+#include "cpu/backend.h"
 
 namespace needle {
 namespace {
@@ -113,6 +114,11 @@ void refuse_dtype(DType dtype) {
   };
   throw std::invalid_argument("[needle] a kernel has no code for dtype " + std::string(names[static_cast<int>(dtype)]) +
                               ".");
+}
+
+Device* Device::cpu() {
+  static auto* device = new Device(cpu_backend());
+  return device;
 }
 
 Device* Device::open(const std::string& path) {

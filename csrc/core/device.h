@@ -58,7 +58,7 @@ class Scratch {
 
 class Device {
  public:
-  static Device* cpu();  // defined where its kernels are, in csrc/cpu
+  static Device* cpu();
   // The device of the library at `path`, opened once per process. Throws when it cannot be opened.
   static Device* open(const std::string& path);
   static Device* of(const Backend* backend);  // the one that has this backend

@@ -15,7 +15,7 @@ namespace needle {
 class FileMap {
  public:
   explicit FileMap(const std::string& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // what is no file must not wait
     struct stat status{};
     if (file >= 0 && ::fstat(file, &status) == 0) {
       bytes_ = static_cast<size_t>(status.st_size);

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/operands.h"
 #include "core/pool.h"
 
 namespace needle {
@@ -46,10 +47,7 @@ using Clock = std::chrono::steady_clock;
 size_t bytes_of(const View& v) { return v.size() * dtype_size(v.dtype); }
 
 void check_range(const Step& step, const Ref& ref, size_t bytes) {
-  if (ref.view.size() == 0) return;  // wherever it lies
-  int64_t low, high, size = static_cast<int64_t>(dtype_size(ref.view.dtype));
-  ref.view.span(&low, &high);
-  if (ref.offset + low * size < 0 || ref.offset + (high + 1) * size > static_cast<int64_t>(bytes))
+  if (!lies_within(ref.view, ref.offset, bytes))
     throw std::out_of_range("[plan] step '" + std::string(step.row->name) + "' reaches outside its buffer of " +
                             std::to_string(bytes) + " bytes.");
 }
@@ -152,6 +150,11 @@ void Plan::set_constants(Constants constants) {
   std::lock_guard<std::mutex> lock(mutex_);
   constants_ = std::move(fresh);
   originals_ = std::move(originals);
+}
+
+std::shared_ptr<const Plan::Constants> Plan::constants() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return originals_;
 }
 
 std::unique_ptr<Plan> Plan::like(const std::vector<int64_t>& numbers, const std::vector<double>& attributes,

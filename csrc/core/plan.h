@@ -69,6 +69,7 @@ class Plan {
   // Replaces the packed weights; runs in flight keep the ones they started with. Those that steps write are state:
   // every run says that it wrote them.
   void set_constants(Constants constants);
+  std::shared_ptr<const Constants> constants() const;
 
   // The same steps for other shapes. numbers: of every operand that is there, outputs first, its offset, shape and
   // strides; then the shapes of the plan's inputs and of its outputs. attributes: of all steps.

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <mutex>
 #include <set>
 #include <string>
@@ -30,6 +30,17 @@ using Clock = std::chrono::steady_clock;
 // torch may need the core.
 constexpr Clock::duration kSpin = std::chrono::microseconds(80), kLongSpin = std::chrono::microseconds(500);
 constexpr double kLong = 5e-4;  // seconds; OpenMP's threads take 0.1 to 0.2 ms to end and to start again
+
+// The first line of a small file, empty where there is none.
+std::string line_of(const std::string& path) {
+  char line[64] = "";
+  if (std::FILE* file = std::fopen(path.c_str(), "re")) {
+    if (!std::fgets(line, sizeof line, file)) line[0] = '\0';
+    std::fclose(file);
+  }
+  const std::string text = line;
+  return text.substr(0, text.find('\n'));
+}
 
 // Threads of one job: the caller opens the job, workers join while it is open, the caller closes it and waits for the
 // ones that joined. A worker that wakes late costs nothing: it finds the job closed.
@@ -102,17 +113,14 @@ class Pool {
     std::set<std::pair<std::string, std::string>> cores;  // hyperthreads share (package, core)
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
       if (!CPU_ISSET(cpu, &set)) continue;
-      std::string dir = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/", package, core;
-      std::ifstream(dir + "physical_package_id") >> package;
-      std::ifstream(dir + "core_id") >> core;
-      if (!core.empty()) cores.emplace(package, core);
+      std::string dir = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+      const std::string core = line_of(dir + "core_id");
+      if (!core.empty()) cores.emplace(line_of(dir + "physical_package_id"), core);
     }
     if (!cores.empty()) n = std::min<int>(n, static_cast<int>(cores.size()));
-    std::string quota;
-    double period = 0;
-    std::ifstream cgroup("/sys/fs/cgroup/cpu.max");
-    if (cgroup >> quota >> period && quota != "max" && period > 0)
-      n = std::min(n, std::max(1, static_cast<int>(std::atof(quota.c_str()) / period + 0.5)));
+    double quota = 0, period = 0;  // "max 100000" where there is none
+    if (std::sscanf(line_of("/sys/fs/cgroup/cpu.max").c_str(), "%lf %lf", &quota, &period) == 2 && period > 0)
+      n = std::min(n, std::max(1, static_cast<int>(quota / period + 0.5)));
     return std::max(1, n);
   }
 

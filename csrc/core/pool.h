@@ -4,15 +4,15 @@
 
 namespace needle {
 
-int num_threads();
-void set_num_threads(int n);  // n >= 1
+NEEDLE_SHARED int num_threads();
+NEEDLE_SHARED void set_num_threads(int n);  // n >= 1
 
 // The services handed to CPU kernels; `threads` is num_threads() at the time of the call.
-Exec cpu_exec();
+NEEDLE_SHARED Exec cpu_exec();
 
 // While alive on a thread: workers spin a little between ops instead of parking, and denormals are flushed to zero.
 // A run that expects to take long first has this thread's OpenMP threads, if there are any, leave the cores.
-class LiveRun {
+class NEEDLE_SHARED LiveRun {
  public:
   explicit LiveRun(double expected_seconds = 0);
   ~LiveRun();

@@ -10,8 +10,8 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
-#include "core/device.h"
 #include "cpu/table.h"
 
 namespace needle {
@@ -25,23 +25,27 @@ struct Isa {
   const KernelRow* (*table)(int*);
 };
 
-const Isa& isa() {
-  static const Isa chosen = [] {
+// Those that this CPU has, the best first; of NEEDLE_ISA that one alone.
+const std::vector<Isa>& isas() {
+  static const std::vector<Isa> usable = [] {
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
     const Isa all[] = {{"avx512", avx512, avx512::table}, {"avx2", avx2, avx2::table}, {"scalar", true, scalar::table}};
     const char* wanted = std::getenv("NEEDLE_ISA");
+    std::vector<Isa> found;
     for (const Isa& i : all) {
       if (wanted && std::strcmp(wanted, i.name) != 0) continue;
-      if (i.supported) return i;
-      if (wanted)
+      if (i.supported)
+        found.push_back(i);
+      else if (wanted)
         throw std::runtime_error("[needle] NEEDLE_ISA=" + std::string(wanted) + " is not supported by this CPU.");
     }
+    if (!found.empty()) return found;
     throw std::runtime_error("[needle] NEEDLE_ISA expects scalar, avx2 or avx512, got " + std::string(wanted) + ".");
   }();
-  return chosen;
+  return usable;
 }
 
 // Freed blocks are kept for the next array of their size: fresh pages cost more than most kernels that fill them, and
@@ -105,7 +109,7 @@ class BlockCache {
 
 bool properties(DeviceProperties* out) {
   *out = {};
-  std::strncpy(out->name, isa().name, sizeof out->name - 1);
+  std::strncpy(out->name, cpu_isa(), sizeof out->name - 1);
   out->warp = 1;
   out->units = static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
   out->memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -114,7 +118,13 @@ bool properties(DeviceProperties* out) {
 
 }  // namespace
 
-const char* cpu_isa() { return isa().name; }
+const char* cpu_isa(int i) { return i < static_cast<int>(isas().size()) ? isas()[i].name : nullptr; }
+
+const KernelRow* cpu_rows(const char* isa, int* n) {
+  for (const Isa& one : isas())
+    if (std::strcmp(one.name, isa) == 0) return one.table(n);
+  return nullptr;
+}
 
 void release_unused_memory() {
   BlockCache::instance().clear();
@@ -126,7 +136,7 @@ void release_unused_memory() {
 const Backend* cpu_backend() {
   static const Backend backend = [] {
     int n = 0;
-    const KernelRow* rows = isa().table(&n);
+    const KernelRow* rows = isas()[0].table(&n);
     return Backend{"cpu",
                    [](size_t bytes) { return BlockCache::instance().alloc(bytes); },
                    [](void* p, size_t bytes) { BlockCache::instance().free(p, bytes); },
@@ -137,11 +147,6 @@ const Backend* cpu_backend() {
                    n};
   }();
   return &backend;
-}
-
-Device* Device::cpu() {
-  static auto* device = new Device(cpu_backend());
-  return device;
 }
 
 }  // namespace needle

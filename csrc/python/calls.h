@@ -7,10 +7,10 @@
 #include <array>
 #include <cstring>
 #include <set>
-#include <sstream>
 #include <string_view>
 
 #include "core/device.h"
+#include "core/operands.h"
 #include "kernels/rows.h"
 #include "python/dlpack.h"
 
@@ -18,74 +18,23 @@ namespace needle::python {
 
 namespace py = pybind11;
 
-struct DTypeInfo {
-  const char* name;
-  char letter;
-  DLDataType dl;
-};
-constexpr DTypeInfo kDTypes[] = {
-#define DTYPE(name, type, letter, text, code, bits) {text, letter, {code, bits, 1}},
+constexpr DLDataType kDLTypes[] = {
+#define DTYPE(name, type, letter, text, code, bits) {code, bits, 1},
 #include "kernels/dtypes.def"
 #undef DTYPE
 };
-
-inline const DTypeInfo& info(DType d) { return kDTypes[static_cast<int>(d)]; }
-
-// The names of dtypes as an English list; `bits`: one for each dtype.
-inline std::string names_of(unsigned bits) {
-  std::string text;
-  for (unsigned d = 0; bits >> d; d++)
-    if (bits >> d & 1) text += (text.empty() ? "" : bits >> (d + 1) ? ", " : " or ") + std::string(kDTypes[d].name);
-  return text;
-}
-
-constexpr unsigned kAnyDType = (1u << std::size(kDTypes)) - 1;
-
-inline DType parse_dtype(std::string_view name) {
-  for (size_t i = 0; i < std::size(kDTypes); i++)
-    if (name == kDTypes[i].name) return static_cast<DType>(i);
-  throw py::type_error("[needle] dtype expects " + names_of(kAnyDType) + ", got " + std::string(name) + ".");
-}
-
-using Dims = std::vector<int64_t>;
-constexpr int64_t kMostElements = int64_t{1} << 56;  // their bytes are counted in 64 bits
-
-inline View make_view(const Dims& shape, const Dims* strides, DType dtype) {
-  if (shape.size() > kMaxRank)
-    throw py::value_error("[needle] arrays have at most " + std::to_string(kMaxRank) + " dimensions, got " +
-                          std::to_string(shape.size()) + ".");
-  View v;
-  v.rank = static_cast<int32_t>(shape.size());
-  v.dtype = dtype;
-  int64_t n = 1;
-  for (int i = v.rank - 1; i >= 0; i--) {
-    if (shape[i] < 0)
-      throw py::value_error("[needle] shape entries are not negative, got " + std::to_string(shape[i]) + ".");
-    if (shape[i] && n > kMostElements / shape[i])
-      throw py::value_error("[needle] arrays have at most " + std::to_string(kMostElements) + " elements.");
-    v.shape[i] = shape[i];
-    v.stride[i] = strides ? (*strides)[i] : n;
-    n *= shape[i];
-  }
-  return v;
-}
 
 inline Array make_array(std::shared_ptr<Storage> storage, const Dims& shape, const Dims& strides, int64_t offset,
                         DType dtype) {
   if (shape.size() != strides.size()) throw py::value_error("[needle] shape and strides have different lengths.");
   View v = make_view(shape, &strides, dtype);
-  __extension__ typedef __int128 Wide;  // strides may be any numbers
-  Wide low, high;
-  v.span(&low, &high);
-  int64_t size = static_cast<int64_t>(dtype_size(dtype));
-  if (v.size() && (offset + low < 0 || (offset + high + 1) * size > static_cast<int64_t>(storage->bytes())))
+  int64_t size = static_cast<int64_t>(dtype_size(dtype)), first;
+  if (v.size() && (__builtin_mul_overflow(offset, size, &first) || !lies_within(v, first, storage->bytes())))
     throw py::value_error("[needle] a view reaches outside its storage of " + std::to_string(storage->bytes()) +
                           " bytes.");
   v.data = static_cast<char*>(storage->data()) + offset * size;
   return {std::move(storage), v};
 }
-
-inline Dims shape_of(const View& v) { return Dims(v.shape, v.shape + v.rank); }
 
 inline Array empty(Device* device, const Dims& shape, DType dtype) {
   View v = make_view(shape, nullptr, dtype);
@@ -96,112 +45,47 @@ inline Array empty(Device* device, const Dims& shape, DType dtype) {
 
 inline Array empty_like(Device* device, const View& v) { return empty(device, shape_of(v), v.dtype); }
 
-struct NoKernel : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+// Names as Python has them, interned: they are looked up in the dicts of keyword calls.
+template <class Named, class Text>
+std::vector<py::object> keys_of(const std::vector<Named>& all, const Text& text) {
+  std::vector<py::object> keys;
+  for (const Named& one : all)
+    keys.push_back(py::reinterpret_steal<py::object>(PyUnicode_InternFromString(text(one).c_str())));
+  return keys;
+}
 
-struct Name {  // as C++ and as Python have it, there interned: it is looked up in the dicts of keyword calls
-  explicit Name(const std::string& text)
-      : text(text), key(py::reinterpret_steal<py::object>(PyUnicode_InternFromString(text.c_str()))) {}
-  std::string text;
-  py::object key;
-};
-
-// An operand of a row, from its text `name:dtypes` (core/call.h).
-struct Operand : Name {
-  bool optional;
-  unsigned dtypes;  // a bit for each, or 0 for the dtype of the first operand
-
-  static std::vector<Operand> list(const char* text) {
-    std::vector<Operand> all;
-    std::istringstream words(text);
-    for (std::string word; words >> word;) {
-      const size_t colon = word.find(':');
-      const bool optional = word[colon - 1] == '?';
-      unsigned bits = 0;
-      for (char letter : word.substr(colon + 1)) bits |= letter == '*' ? kAnyDType : bit_of(letter);
-      all.push_back({Name(word.substr(0, colon - optional)), optional, bits});
-    }
-    return all;
-  }
-
-  static unsigned bit_of(char letter) {
-    for (size_t d = 0; d < std::size(kDTypes); d++)
-      if (kDTypes[d].letter == letter) return 1u << d;
-    throw std::logic_error("[needle] kernels.def has a letter that no dtype has, " + std::string(1, letter) + ".");
-  }
-};
-
-struct BoundKernel {  // a row of a device's table
+struct BoundKernel : RowOperands {  // a row of a device's table
   BoundKernel(const KernelRow* row, Device* device)
-      : row(row), device(device), inputs(Operand::list(row->inputs)), outputs(Operand::list(row->outputs)) {
-    std::istringstream words(row->attrs);
-    for (std::string word; words >> word;) attrs.emplace_back(word);
-  }
-
-  template <class Error = py::value_error>
-  [[noreturn]] void fail(const std::string& text) const {
-    throw Error("[" + std::string(row->name) + "] " + text);
-  }
-
-  void check_counts(size_t n_out, const View* in, size_t n_in, size_t n_attr) const {
-    const size_t groups = row->groups ? n_out / outputs.size() : 1;
-    if (n_out != groups * outputs.size() || n_in != groups * inputs.size())
-      fail("expects " + std::to_string(outputs.size()) + " outputs for " + std::to_string(inputs.size()) +
-           " inputs, got " + std::to_string(n_out) + " for " + std::to_string(n_in) + ".");
-    for (size_t k = 0; k < n_in; k++)
-      if (in[k].absent() && !inputs[k % inputs.size()].optional) fail(inputs[k % inputs.size()].text + " is missing.");
-    if (n_attr != attrs.size())
-      fail("expects " + std::to_string(attrs.size()) + " attributes, got " + std::to_string(n_attr) + ".");
-  }
-
-  // Outputs and inputs as the row asks for, those of further groups of the first one's dtype.
-  void check_dtypes(const View* out, size_t n_out, const View* in, size_t n_in) const {
-    if (n_in + n_out == 0) return;
-    const DType first = n_in ? in->dtype : out->dtype;
-    auto check = [&](const View* views, size_t n, const std::vector<Operand>& operands) {
-      for (size_t k = 0; k < n; k++) {
-        const Operand& operand = operands[k % operands.size()];
-        const unsigned dtypes = k < operands.size() ? operand.dtypes : 0;
-        const DType got = views[k].dtype;
-        if (views[k].absent() || (dtypes ? dtypes >> static_cast<int>(got) & 1 : got == first)) continue;
-        if (!dtypes)
-          fail<py::type_error>("expects operands of one dtype, got " + std::string(info(first).name) + " and " +
-                               info(got).name + ".");
-        if (k == 0 && (n_in == 0 || views == in))
-          fail<NoKernel>("has no kernel for dtype " + std::string(info(got).name) + ".");
-        fail<py::type_error>(operand.text + " expects " + names_of(dtypes) + ", got " + info(got).name + ".");
-      }
-    };
-    check(in, n_in, inputs);
-    check(out, n_out, outputs);
-  }
+      : RowOperands(row),
+        device(device),
+        input_keys(keys_of(inputs, [](const Operand& o) { return o.text; })),
+        attr_keys(keys_of(attrs, [](const std::string& name) { return name; })) {}
 
   // on_input(value or null) and on_attr(value) for the values of a dict by name, in the row's order.
   template <class OnInput, class OnAttr>
   void walk(const py::dict& named, const OnInput& on_input, const OnAttr& on_attr) const {
     py::ssize_t found = 0;
-    auto take = [&](const Name& name) {
-      py::handle value = PyDict_GetItemWithError(named.ptr(), name.key.ptr());
+    auto take = [&](const py::object& key) {
+      py::handle value = PyDict_GetItemWithError(named.ptr(), key.ptr());
       found += value.ptr() != nullptr;
       return value;
     };
-    for (const Operand& input : inputs) {
-      const py::handle value = take(input);
+    for (size_t i = 0; i < inputs.size(); i++) {
+      const py::handle value = take(input_keys[i]);
       const bool absent = !value || value.is_none();
-      if (absent && !input.optional) fail(input.text + " is missing.");
+      if (absent && !inputs[i].optional) fail(inputs[i].text + " is missing.");
       on_input(absent ? py::handle() : value);
     }
-    for (const Name& name : attrs) {
-      const py::handle value = take(name);
-      if (!value) fail("attribute " + name.text + " is missing.");
+    for (size_t i = 0; i < attrs.size(); i++) {
+      const py::handle value = take(attr_keys[i]);
+      if (!value) fail("attribute " + attrs[i] + " is missing.");
       on_attr(value);
     }
     if (found == PyDict_GET_SIZE(named.ptr())) return;
     for (auto [key, value] : named) {
-      const auto is = [key = key](const Name& name) { return name.key.equal(key); };
-      if (std::none_of(inputs.begin(), inputs.end(), [&](const Operand& o) { return is(o); }) &&
-          std::none_of(attrs.begin(), attrs.end(), is))
+      const auto is = [key = key](const py::object& name) { return name.equal(key); };
+      if (std::none_of(input_keys.begin(), input_keys.end(), is) &&
+          std::none_of(attr_keys.begin(), attr_keys.end(), is))
         fail("takes no " + std::string(py::str(py::repr(key))) + ".");
     }
   }
@@ -215,10 +99,8 @@ struct BoundKernel {  // a row of a device's table
     return py::make_tuple(ins, values);
   }
 
-  const KernelRow* row;
   Device* device;
-  std::vector<Operand> inputs, outputs;
-  std::vector<Name> attrs;
+  std::vector<py::object> input_keys, attr_keys;
 };
 
 inline void check_place(const BoundKernel& kernel, const Array& a) {

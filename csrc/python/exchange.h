@@ -121,7 +121,7 @@ inline py::capsule to_dlpack(const Array& a) {
   e->tensor = {{e->view.data,
                 {dlpack_device(a.storage->backend()), 0},
                 e->view.rank,
-                info(e->view.dtype).dl,
+                kDLTypes[static_cast<int>(e->view.dtype)],
                 e->view.shape,
                 e->view.stride,
                 0},
@@ -145,7 +145,7 @@ inline Array from_dlpack(const py::capsule& capsule, Device* device) {
                           std::to_string(t.device.device_type) + ":" + std::to_string(t.device.device_id) + ".");
   int dtype = -1;
   for (size_t i = 0; i < std::size(kDTypes); i++)
-    if (t.dtype.code == kDTypes[i].dl.code && t.dtype.bits == kDTypes[i].dl.bits && t.dtype.lanes == 1)
+    if (t.dtype.code == kDLTypes[i].code && t.dtype.bits == kDLTypes[i].bits && t.dtype.lanes == 1)
       dtype = static_cast<int>(i);
   if (dtype < 0)
     throw py::type_error("[from_dlpack] expects " + names_of(kAnyDType) + ", got type code " +

@@ -1,11 +1,11 @@
 // The Python module needle._core. It names no op: kernels are reached through their table rows.
 #include <optional>
 
+#include "core/digest.h"
 #include "core/offsets.h"
-#include "core/plan.h"
+#include "core/plan_file.h"
 #include "core/pool.h"
 #include "cpu/backend.h"
-#include "python/digest.h"
 #include "python/exchange.h"
 
 using namespace needle;
@@ -70,12 +70,6 @@ std::vector<py::tuple> form_of(const Plan& plan) {
     rows.push_back(py::make_tuple(step.row->name, operands));
   }
   return rows;
-}
-
-std::string describe(const View& v) {
-  std::string s = std::string(info(v.dtype).name) + " (";
-  for (int i = 0; i < v.rank; i++) s += (i ? ", " : "") + std::to_string(v.shape[i]);
-  return s + (v.rank == 1 ? ",)" : ")");
 }
 
 // host: memory of the CPU will do on every device.
@@ -179,10 +173,9 @@ py::object run_numpy(Plan& plan, const py::tuple& inputs, uint64_t parameters) {
   return results;  // with the lock: it may count a reference
 }
 
-template <class Named>
-std::vector<std::string> names_of(const std::vector<Named>& all) {
+std::vector<std::string> operand_names(const std::vector<Operand>& all) {
   std::vector<std::string> names;
-  for (const Name& one : all) names.push_back(one.text);
+  for (const Operand& one : all) names.push_back(one.text);
   return names;
 }
 
@@ -225,6 +218,8 @@ PYBIND11_MODULE(_core, m) {
       std::rethrow_exception(p);
     } catch (const OutOfMemory& e) {
       PyErr_SetString(PyExc_MemoryError, e.what());
+    } catch (const WrongDType& e) {
+      PyErr_SetString(PyExc_TypeError, e.what());
     }
   });
   py::class_<Storage, std::shared_ptr<Storage>>(m, "Storage")
@@ -275,9 +270,9 @@ PYBIND11_MODULE(_core, m) {
 
   py::class_<BoundKernel>(m, "Kernel")
       .def_property_readonly("name", [](const BoundKernel& k) { return k.row->name; })
-      .def_property_readonly("inputs", [](const BoundKernel& k) { return names_of(k.inputs); })
-      .def_property_readonly("outputs", [](const BoundKernel& k) { return names_of(k.outputs); })
-      .def_property_readonly("attrs", [](const BoundKernel& k) { return names_of(k.attrs); })
+      .def_property_readonly("inputs", [](const BoundKernel& k) { return operand_names(k.inputs); })
+      .def_property_readonly("outputs", [](const BoundKernel& k) { return operand_names(k.outputs); })
+      .def_property_readonly("attrs", [](const BoundKernel& k) { return k.attrs; })
       .def_property_readonly("dtypes",
                              [](const BoundKernel& k) {
                                const unsigned bits = (k.inputs.empty() ? k.outputs : k.inputs)[0].dtypes;
@@ -379,6 +374,24 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("graphs", &Plan::graphs)
       .def_property_readonly("graph_error", &Plan::graph_error);
 
+  m.def(
+      "write_plans",
+      [](const std::string& path,
+         const std::vector<std::tuple<const Plan*, std::vector<std::string>, std::vector<std::string>>>& plans) {
+        PlanFile file;
+        for (const auto& [plan, inputs, outputs] : plans) file.add(*plan, inputs, outputs);
+        file.write(path);
+      },
+      py::arg("path"), py::arg("plans"));
+  m.def(
+      "join_plan_files",
+      [](const std::string& path, const std::vector<std::string>& parts) {
+        PlanFile file;
+        for (const std::string& part : parts) file.add(PlanFile::read(part));
+        file.write(path);
+      },
+      py::arg("path"), py::arg("parts"));
+
   m.attr("ACTIVATIONS") = py::make_tuple("none"
 #define ACTIVATION(code, name, cost, choice) , #name
 #include "kernels/activations.def"
@@ -401,7 +414,7 @@ PYBIND11_MODULE(_core, m) {
     py::gil_scoped_release release;
     set_num_threads(n);
   });
-  m.def("isa", &cpu_isa);
+  m.def("isa", [] { return cpu_isa(); });
   m.def("release_unused_memory", &release_unused_memory, py::call_guard<py::gil_scoped_release>());
   m.def("epoch", [] { return epoch().load(); });
   m.def("bump_epoch", [] { epoch().fetch_add(1); });

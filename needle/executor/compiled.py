@@ -79,6 +79,7 @@ def with_output(graph: Graph, args: tuple, meta: dict[str, Any]) -> Graph:
 class CompiledPlan:
     """A plan with the structure of the outputs it computes."""
 
+    specs: Any = ()  # the arguments, with a Spec for every array
     guards: Sequence[Any] = ()  # layers that check values which the plan computes beside its results
     conditions: Graph | None = None  # those values, where the plan writes: nothing may be written before they agree
     condition_plan: PlanInfo | SplitPlan | None = None

@@ -26,6 +26,7 @@ from .arguments import as_targets, check_model, names, positional
 from .builder import PlanInfo
 from .compiled import CompiledPlan, answered
 from .constants import Constant, ConstantPool, taken_back
+from .exported import write
 from .memory import MemoryReport
 from .ranges import ranges_of
 from .settings import DEFAULT, Choice
@@ -240,7 +241,9 @@ class Executable(Plans):
 
     def _make(self, key: Any, specs: tuple, inputs: list[NDArray], device: Device) -> CompiledPlan:
         scratch = functools.partial(super()._make, key, specs, inputs, device)
-        return self._shapes.find(specs, self._pool, scratch)
+        plan = self._shapes.find(specs, self._pool, scratch)
+        plan.specs = specs
+        return plan
 
     def _needed(self) -> Iterable[Constant]:
         return self._shapes.constants()
@@ -313,6 +316,26 @@ class Executable(Plans):
             raise ValueError(f"[run_into] output {parameter} is a parameter or buffer of the model.")
         with self._writing(plan):
             plan.core.run([a._ref for a in targets], [a._ref for a in arrays])
+
+    def export(self, path: Any, examples: Iterable[Any] | None = None, *, isas: Sequence[str] | None = None) -> None:
+        """Write plans with their packed weights to a file that `libneedle.so` opens and runs without Python (`needle.h`).
+
+        examples: arguments of calls, a tuple for each plan; None: the shapes that there are plans for, in the order of their
+        last use. isas: instruction sets to plan and pack for, of "avx512", "avx2", "scalar"; None: the one that runs here.
+        Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
+        ones two arrays. Refused: plans on GPUs, of models that write buffers, check values, or run elsewhere in part.
+        """
+        if not self._watch.lists_hold():
+            STRUCTURE.changed()
+        found = (
+            None
+            if examples is None
+            else [self._prepare(args if isinstance(args, tuple) else (args,), {})[0] for args in examples]
+        )
+        with self._planning, self._lock:
+            if self._epoch != _core.epoch():
+                self._refresh()
+            write(path, self.model, list(self._plans.values()) if found is None else found, self._choice, isas)
 
     @contextmanager
     def _writing(self, plan: CompiledPlan) -> Iterator[None]:

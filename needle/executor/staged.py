@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from needle.autograd import Tensor
+from needle.autograd import Tensor, Unsupported
 from needle.graph import Dim, Graph, GraphModule, Mode, Node, map_structure
 from needle.graph.graph import SCALAR_OPERATORS
 from needle.interop import array_kind, as_ndarray, mirror, mirror_whole
@@ -144,6 +144,10 @@ class Staged(Shown):
 
     def value(self, env: dict[Node, Any], node: Node) -> Any:
         return self.model.constant(node) if node.kind == "param" else env[node]
+
+    def export(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Refused: a file holds one plan for a shape."""
+        raise Unsupported("[export] expects results whose sizes are known without values, got a net that counts.")
 
     def refresh(self) -> None:
         for stage in self.stages:

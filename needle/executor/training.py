@@ -274,6 +274,10 @@ class TrainingStep(Plans):
         """The class of the net."""
         return type(self.net).__name__
 
+    def export(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Refused: what a file holds changes nothing."""
+        raise Unsupported("[export] expects an executable of inference, got a training step.")
+
     def _prepare(self, x: Any, y: Any) -> tuple[StepPlan, list[NDArray], str]:
         if not self._watch.lists_hold():
             STRUCTURE.changed()

@@ -47,12 +47,13 @@ DESCRIPTION = f"""Convert PyTorch models to needle; check, compare, run, time, p
 MODEL is one of
   package.module:callable  a function or class that makes the model (--args, --kwargs), or a model itself
   file.pt2                 what torch.export.save wrote
-  a saved needle file      for run, profile and fuse, and as verify --net
+  a saved needle file      for run, export, profile and fuse, and as verify --net
   a built-in name          {", ".join(BUILT_IN)}"""
 
 EPILOG = """examples:
   torch2needle check resnet18 --input 1x3x224x224
   torch2needle convert torchvision.models:resnet50 --weights resnet50.pt --fuse --output resnet50.needle
+  torch2needle export resnet50.needle --input 1x3x224x224 --output resnet50.ndlc
   torch2needle verify my_package.nets:make --kwargs '{"width": 64}' --input x=8x16 --input mask=8x16:bool
   torch2needle verify resnet18 --weights resnet18.pt --net resnet18.needle --input 2x3x224x224
   torch2needle run resnet50.needle --input photo.npy --output scores.npy
@@ -152,6 +153,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = task("convert", "write a model as a needle file that runs without torch")
     add("--output", "-o", metavar="FILE", help="default: the model's name with .needle")
     add("--fuse", action="store_true", help="write the fused form")
+    add = task("export", "write a model's plan and packed weights for libneedle.so, which needs no Python", True)
+    add("--output", "-o", metavar="FILE", help="default: the model's name with .ndlc")
+    add(
+        "--isa",
+        action="append",
+        metavar="NAME",
+        help="avx512, avx2 or scalar; once for each (default: this CPU's best)",
+    )
     add = task("check", "report what each call of a model becomes, and how to add what is missing")
     add("--json", action="store_true", help="print the report as JSON")
     add = task("verify", "compare a model's outputs and layers in needle with torch in float32 and float64", True)
@@ -206,9 +215,17 @@ def write(net: GraphModule, path: str) -> str:
     return f"{path}: {calls} calls, {numbers:,} parameters, {os.path.getsize(path) / 1e6:.1f} MB"
 
 
-def default_output(name: str) -> str:
+def default_output(name: str, suffix: str = ".needle") -> str:
     last = Path(name).stem if is_program(name) else name.rpartition(":")[2].rpartition(".")[2]
-    return f"{last}.needle"
+    return last + suffix
+
+
+def compiled(net: GraphModule, inputs: Any) -> tuple[Any, tuple]:
+    """The fused net as an executable, and its inputs."""
+    import needle as ndl
+
+    x = tuple(net.bind((), inputs) if isinstance(inputs, dict) else inputs)
+    return ndl.compile(fused(net, True), x), x
 
 
 def fused(net: GraphModule, wanted: bool) -> GraphModule:
@@ -221,6 +238,22 @@ def run_convert(args: argparse.Namespace) -> int:
     model = torch_model(args)
     net = fused(converted(model, inputs_of(args)), args.fuse)
     print(write(net, args.output or default_output(args.model)))
+    return 0
+
+
+def run_export(args: argparse.Namespace) -> int:
+    net, inputs = needle_net(args), inputs_of(args)
+    try:
+        exe, _ = compiled(net, inputs)
+    except Exception as e:
+        raise UsageError(f"[export] the model does not run on these inputs: {one_line(e)}.") from e
+    path = args.output or default_output(Path(args.model).stem if Path(args.model).exists() else args.model, ".ndlc")
+    try:
+        exe.export(path, isas=args.isa)
+    except (OSError, RuntimeError, ValueError) as e:
+        raise UsageError(str(e)) from e
+    arena = exe.memory["arena"] / 1e6
+    print(f"{path}: {len(exe.plan.names)} steps, arena {arena:.1f} MB, {os.path.getsize(path) / 1e6:.1f} MB")
     return 0
 
 
@@ -258,8 +291,10 @@ def run_profile(args: argparse.Namespace) -> int:
 
     net, inputs = needle_net(args), inputs_of(args)
     try:
-        x = tuple(net.bind((), inputs) if isinstance(inputs, dict) else inputs)
-        target = net if args.eager else ndl.compile(fused(net, True), x)
+        if args.eager:
+            target, x = net, tuple(net.bind((), inputs) if isinstance(inputs, dict) else inputs)
+        else:
+            target, x = compiled(net, inputs)
         found = ndl.profile(target, x, rounds=args.rounds)
     except Exception as e:
         raise UsageError(f"[profile] the model does not run on these inputs: {one_line(e)}.") from e
@@ -350,6 +385,7 @@ def run_info(args: argparse.Namespace) -> int:
 
 RUNS = {
     "convert": run_convert,
+    "export": run_export,
     "check": run_check,
     "verify": run_verify,
     "run": run_run,

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace needle::python {
+namespace needle {
 
 // Every step maps hash and word one to one, so that one changed word always shows; several escape with probability
 // 2^-64. Four chains, since each waits for its multiplication.
@@ -28,4 +28,4 @@ inline uint64_t digest(const void* data, size_t bytes) {
   return step(step(step(h[0], h[1]), h[2]), h[3]);
 }
 
-}  // namespace needle::python
+}  // namespace needle

@@ -1,0 +1,67 @@
+/* Runs models that needle exported (`exe.export("model.ndlc")`), without Python. C99; no C++ exception leaves the
+ * library.
+ *
+ * Functions that return an int return 0 where all is well, else another number; needle_last_error() then says why, in a
+ * sentence. A model may be run by any number of threads at a time: they share its weights, which stay in the file's
+ * pages, and each run computes in memory of its own. */
+#ifndef NEEDLE_H
+#define NEEDLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NEEDLE_MAX_RANK 8
+
+typedef struct needle_model needle_model;
+
+typedef enum { NEEDLE_FLOAT32, NEEDLE_FLOAT64, NEEDLE_INT32, NEEDLE_INT64, NEEDLE_BOOL } needle_dtype;
+
+/* An input or output: a contiguous array, row by row; bools are bytes of 0 or 1. */
+typedef struct {
+  const char* name; /* as long as the model is open */
+  needle_dtype dtype;
+  int rank;
+  int64_t shape[NEEDLE_MAX_RANK];
+  size_t bytes; /* of all elements */
+} needle_tensor;
+
+/* Opens a file for this machine: what it has for the best instruction set that the CPU has, too. The file must stay as
+ * it is while the model is open; write another and rename it in place of the first. */
+int needle_open(const char* path, needle_model** model);
+
+/* Frees a model that no thread runs any more; NULL is nothing. */
+void needle_close(needle_model* model);
+
+/* A file may hold several plans, each for other shapes of the inputs: numbers 0, 1, ... of `plan` below. */
+int needle_plan_count(const needle_model* model);
+int needle_input_count(const needle_model* model, int plan); /* -1 where there is no such plan */
+int needle_output_count(const needle_model* model, int plan);
+int needle_input(const needle_model* model, int plan, int index, needle_tensor* tensor);
+int needle_output(const needle_model* model, int plan, int index, needle_tensor* tensor);
+
+/* The instruction set that the model runs with: "avx512", "avx2" or "scalar". */
+const char* needle_isa(const needle_model* model);
+
+/* Runs a plan. `inputs` and `outputs`: an address for each, of so many bytes as the tensors say, at a multiple of the
+ * size of an element; an output overlaps no input and no other output. */
+int needle_run(needle_model* model, int plan, const void* const* inputs, void* const* outputs);
+
+/* Threads that a run may use, of the process; at first the cores that it may use, or NEEDLE_NUM_THREADS. Not while a
+ * model runs. */
+int needle_set_threads(int threads);
+int needle_threads(void);
+
+/* Why the last call of this thread that failed did. */
+const char* needle_last_error(void);
+
+const char* needle_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

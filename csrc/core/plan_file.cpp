@@ -1,0 +1,382 @@
+#include "core/plan_file.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+
+#include "core/digest.h"
+#include "core/operands.h"
+#include "cpu/backend.h"
+
+// All numbers are little-endian. A file is: magic, version, 0, the head's bytes, the file's bytes, the head, a digest
+// of all that, zeros up to a multiple of 64, the constants at multiples of 64, 64 zeros.
+namespace needle {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+constexpr char kMagic[] = {'\x89', 'n', 'd', 'l', 'c', '\r', '\n', '\x1a'};
+constexpr uint32_t kVersion = 1;
+constexpr size_t kStart = 32, kAlign = 64;  // bytes before the head
+
+size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+
+// The same as a sentence about a file.
+[[noreturn]] void refused(const std::string& path, const std::exception& e) {
+  const std::string why = e.what();
+  refuse("[open] " + path + " is no model that this library runs: " + why + (why.back() == '.' ? "" : "."));
+}
+
+class Writer {
+ public:
+  template <class T>
+  void number(T value) {
+    text_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+  void text(const std::string& s) {
+    number(static_cast<uint32_t>(s.size()));
+    text_ += s;
+  }
+  template <class List, class Each>
+  void list(const List& all, const Each& each) {
+    number(static_cast<uint32_t>(all.size()));
+    for (const auto& one : all) each(one);
+  }
+  void view(const View& v, bool strides) {
+    number(static_cast<uint8_t>(v.dtype));
+    number(static_cast<uint8_t>(v.rank));
+    for (int i = 0; i < v.rank; i++) number(v.shape[i]);
+    for (int i = 0; strides && i < v.rank; i++) number(v.stride[i]);
+  }
+  void ref(const Ref& r) {
+    number(static_cast<uint8_t>(r.view.absent() ? Space::absent : r.space));
+    if (r.view.absent()) return;
+    number(static_cast<uint32_t>(r.index));
+    number(r.offset);
+    view(r.view, true);
+  }
+  std::string& bytes() { return text_; }
+
+ private:
+  std::string text_;
+};
+
+class Reader {
+ public:
+  Reader(const char* data, size_t bytes) : at_(data), end_(data + bytes) {}
+
+  template <class T>
+  T number() {
+    T value;
+    std::memcpy(&value, take(sizeof value), sizeof value);
+    return value;
+  }
+  std::string text() {
+    const size_t n = number<uint32_t>();
+    const char* from = take(n);
+    return std::string(from, n);
+  }
+  template <class Each>
+  auto list(const Each& each) {  // as long as there are bytes: a false count takes no memory
+    std::vector<decltype(each())> all;
+    for (uint32_t n = number<uint32_t>(); n > 0; n--) all.push_back(each());
+    return all;
+  }
+  std::vector<std::string> texts() {
+    return list([&] { return text(); });
+  }
+  View view(bool strides) {
+    const size_t dtype = number<uint8_t>(), rank = number<uint8_t>();
+    if (dtype >= std::size(kDTypes)) refuse("it has an array of an unknown dtype");
+    if (rank > kMaxRank) refuse("it has an array of too many dimensions");
+    Dims shape(rank), stride(rank);
+    for (auto& n : shape) n = number<int64_t>();
+    for (size_t i = 0; strides && i < rank; i++) stride[i] = number<int64_t>();
+    return make_view(shape, strides ? &stride : nullptr, static_cast<DType>(dtype));
+  }
+  Ref ref() {
+    const auto space = static_cast<Space>(number<uint8_t>());
+    View none;
+    none.rank = -1;
+    if (space == Space::absent) return {space, 0, 0, none};
+    if (space > Space::absent) refuse("it has an operand in an unknown memory");
+    const auto index = static_cast<int32_t>(number<uint32_t>());
+    const auto offset = number<int64_t>();
+    return {space, index, offset, view(true)};
+  }
+  void end() const {
+    if (at_ != end_) refuse("its head goes on behind its end");
+  }
+
+ private:
+  const char* take(size_t bytes) {
+    if (static_cast<size_t>(end_ - at_) < bytes) refuse("its head ends early");
+    const char* from = at_;
+    at_ += bytes;
+    return from;
+  }
+  const char *at_, *end_;
+};
+
+void write_plan(Writer& w, const StoredPlan& p) {
+  w.text(p.isa);
+  w.number(static_cast<uint64_t>(p.arena_bytes));
+  auto borders = [&](const std::vector<std::string>& names, const std::vector<View>& views) {
+    w.list(names, [&](const std::string& name) { w.text(name); });
+    w.list(views, [&](const View& v) { w.view(v, false); });
+  };
+  borders(p.input_names, p.inputs);
+  borders(p.output_names, p.outputs);
+  w.list(p.constants, [&](uint64_t c) { w.number(c); });
+  w.list(p.kernels, [&](const std::string& kernel) { w.text(kernel); });
+  w.list(p.steps, [&](const Step& step) {
+    w.list(step.out, [&](const Ref& r) { w.ref(r); });
+    w.list(step.in, [&](const Ref& r) { w.ref(r); });
+    w.list(step.attr, [&](double a) { w.number(a); });
+  });
+}
+
+StoredPlan read_plan(Reader& r, size_t constants) {
+  StoredPlan p;
+  p.isa = r.text();
+  p.arena_bytes = r.number<uint64_t>();
+  auto borders = [&](std::vector<std::string>& names, std::vector<View>& views) {
+    names = r.texts();
+    views = r.list([&] { return r.view(false); });
+    if (names.size() != views.size()) refuse("its inputs and outputs are not all named");
+  };
+  borders(p.input_names, p.inputs);
+  borders(p.output_names, p.outputs);
+  p.constants = r.list([&] { return r.number<uint64_t>(); });
+  for (uint64_t c : p.constants)
+    if (c >= constants) refuse("it names a missing constant");
+  p.kernels = r.texts();
+  p.steps = r.list([&] {
+    auto ref = [&] { return r.ref(); };
+    Step step;
+    step.out = r.list(ref), step.in = r.list(ref);
+    step.attr = r.list([&] { return r.number<double>(); });
+    return step;
+  });
+  if (p.steps.size() != p.kernels.size()) refuse("its steps do not all have a kernel");
+  return p;
+}
+
+}  // namespace
+
+// ---- writing -------------------------------------------------------------------------------------------------------
+
+void PlanFile::add(const Plan& plan, std::vector<std::string> input_names, std::vector<std::string> output_names) {
+  if (!plan.device()->is_cpu()) refuse("[export] expects a plan on the CPU.");
+  StoredPlan p;
+  p.isa = cpu_isa();
+  p.arena_bytes = plan.arena_bytes();
+  p.input_names = std::move(input_names), p.output_names = std::move(output_names);
+  p.inputs = plan.inputs(), p.outputs = plan.outputs();
+  if (p.input_names.size() != p.inputs.size() || p.output_names.size() != p.outputs.size())
+    refuse("[export] expects a name for each input and output.");
+  for (const auto& storage : *plan.constants()) {
+    auto same = [&](const Constant& c) { return c.storage == storage; };
+    const auto found = std::find_if(constants_.begin(), constants_.end(), same);
+    p.constants.push_back(found - constants_.begin());
+    if (found == constants_.end()) constants_.push_back({storage, digest(storage->data(), storage->bytes())});
+  }
+  p.steps = plan.steps();
+  for (Step& step : p.steps) {
+    p.kernels.push_back(step.row->name);
+    for (const Ref& ref : step.out)
+      if (ref.space == Space::constant) refuse("[export] the plan writes to its constants (" + p.kernels.back() + ").");
+  }
+  plans_.push_back(std::move(p));
+}
+
+void PlanFile::add(const PlanFile& other) {
+  for (StoredPlan p : other.plans_) {
+    for (uint64_t& c : p.constants) c += constants_.size();
+    plans_.push_back(std::move(p));
+  }
+  constants_.insert(constants_.end(), other.constants_.begin(), other.constants_.end());
+}
+
+void PlanFile::write(const std::string& path) const {
+  Writer head;
+  head.text(NEEDLE_VERSION);
+  head.text(NEEDLE_KERNELS);
+  size_t data = 0;  // bytes of constants so far
+  head.list(constants_, [&](const Constant& c) {
+    head.number(static_cast<uint64_t>(data));
+    head.number(static_cast<uint64_t>(c.storage->bytes()));
+    head.number(c.digest);
+    data += aligned(c.storage->bytes());
+  });
+  head.list(plans_, [&](const StoredPlan& p) { write_plan(head, p); });
+  const size_t first = aligned(kStart + head.bytes().size() + sizeof(uint64_t));
+  Writer w;
+  w.bytes().assign(kMagic, sizeof kMagic);
+  w.number(kVersion);
+  w.number(uint32_t{0});
+  w.number(static_cast<uint64_t>(head.bytes().size()));
+  w.number(static_cast<uint64_t>(first + data + kAlign));
+  w.bytes() += head.bytes();
+  w.number(digest(w.bytes().data(), w.bytes().size()));
+  w.bytes().resize(first);
+  std::FILE* file = std::fopen(path.c_str(), "wbe");
+  bool good = file != nullptr;
+  auto put = [&](const void* from, size_t n) { good = good && std::fwrite(from, 1, n, file) == n; };
+  put(w.bytes().data(), first);
+  const char zeros[kAlign] = {};
+  for (const Constant& c : constants_) {
+    const size_t bytes = c.storage->bytes();
+    put(c.storage->data(), bytes);
+    put(zeros, aligned(bytes) - bytes);
+  }
+  put(zeros, kAlign);
+  int error = good ? 0 : errno;
+  if (file && std::fclose(file) != 0 && !error) error = errno;
+  if (error) throw std::system_error(error, std::generic_category(), path);
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------------
+
+PlanFile PlanFile::read(const std::string& path) try {
+  auto file = std::make_shared<FileMap>(path);
+  const char* data = file->data();
+  const size_t bytes = file->bytes();
+  if (bytes < sizeof kMagic || std::memcmp(data, kMagic, sizeof kMagic) != 0) refuse("it is none");
+  if (bytes < kStart + sizeof(uint64_t)) refuse("it is cut off");
+  Reader start(data + sizeof kMagic, kStart - sizeof kMagic);
+  const auto version = start.number<uint32_t>();
+  if (version != kVersion)
+    refuse("it is of format " + std::to_string(version) + ", this library reads " + std::to_string(kVersion));
+  const auto zero = start.number<uint32_t>();
+  const auto head = start.number<uint64_t>(), all = start.number<uint64_t>();
+  if (all != bytes) refuse("it has " + std::to_string(bytes) + " bytes of " + std::to_string(all));
+  if (zero != 0 || head > bytes - kStart - sizeof(uint64_t)) refuse("its head does not fit into it");
+  uint64_t noted;
+  std::memcpy(&noted, data + kStart + head, sizeof noted);
+  if (noted != digest(data, kStart + head)) refuse("its head is damaged");
+  Reader r(data + kStart, head);
+  const std::string made = r.text();
+  if (r.text() != NEEDLE_KERNELS)
+    refuse("it was exported by a needle " + made +
+           " with other kernels than this needle " NEEDLE_VERSION "; export it again");
+  const size_t first = aligned(kStart + head + sizeof noted);
+  PlanFile found;
+  found.path_ = path;
+  found.constants_ = r.list([&]() -> Constant {
+    const auto offset = r.number<uint64_t>(), size = r.number<uint64_t>(), digest = r.number<uint64_t>();
+    if (first > bytes || offset > bytes - first || size > bytes - first - offset || offset % kAlign)
+      refuse("a constant lies outside of it");
+    char* at = file->data() + first + offset;
+    return {std::make_shared<Storage>(cpu_backend(), at, size, [file] {}), digest};
+  });
+  found.plans_ = r.list([&] { return read_plan(r, found.constants_.size()); });
+  r.end();
+  return found;
+} catch (const std::system_error& e) {
+  refuse("[open] cannot read " + path + ": " + e.code().message() + ".");
+} catch (const std::invalid_argument& e) {
+  refused(path, e);
+}
+
+namespace {
+
+// Steps of a stored plan with their rows, as this library has them.
+class Binder {
+ public:
+  Binder(const StoredPlan& plan, const Plan::Constants& constants) : plan_(plan), written_(plan.outputs.size()) {
+    for (const auto& storage : constants) constants_.push_back(storage->bytes());
+    inputs_ = bytes_of(plan.inputs), outputs_ = bytes_of(plan.outputs);
+    rows_ = cpu_rows(plan.isa.c_str(), &n_rows_);
+    if (!rows_) refuse("this CPU has no " + plan.isa);
+  }
+
+  std::vector<Step> steps() {
+    std::vector<Step> steps = plan_.steps;
+    for (size_t i = 0; i < steps.size(); i++) try {
+        bind(steps[i], plan_.kernels[i]);
+      } catch (const std::runtime_error& e) {
+        refuse("step " + std::to_string(i) + " cannot be run: " + e.what());
+      } catch (const std::logic_error& e) {
+        refuse("step " + std::to_string(i) + " cannot be run: " + e.what());
+      }
+    for (size_t i = 0; i < written_.size(); i++)
+      if (!written_[i] && outputs_[i]) refuse("output " + std::to_string(i) + " is never written");
+    return steps;
+  }
+
+ private:
+  void bind(Step& step, const std::string& kernel) {
+    auto found = known_.find(kernel);
+    if (found == known_.end()) {
+      const auto* row = std::find_if(rows_, rows_ + n_rows_, [&](const KernelRow& one) { return kernel == one.name; });
+      if (row == rows_ + n_rows_) refuse("there is no kernel " + kernel);
+      found = known_.emplace(kernel, RowOperands(row)).first;
+    }
+    const RowOperands& row = found->second;
+    step.row = row.row;
+    std::vector<View> views;
+    for (const auto* refs : {&step.out, &step.in})
+      for (const Ref& ref : *refs) {
+        check(ref, refs == &step.out);
+        views.push_back(ref.view);
+      }
+    const View* in = views.data() + step.out.size();
+    row.check_counts(step.out.size(), in, step.in.size(), step.attr.size());
+    row.check_dtypes(views.data(), step.out.size(), in, step.in.size());
+  }
+
+  void check(const Ref& ref, bool out) {
+    if (out && ref.space != Space::arena && ref.space != Space::output) refuse("it writes to an input or a constant");
+    if (ref.view.absent()) return;
+    if (!lies_within(ref.view, ref.offset, bytes(ref))) refuse("it reaches outside its buffer");
+    if (ref.offset % static_cast<int64_t>(dtype_size(ref.view.dtype))) refuse("an operand lies between two elements");
+    if (out && ref.space == Space::output) written_[ref.index] = true;
+  }
+
+  size_t bytes(const Ref& ref) const {
+    if (ref.space == Space::arena) return plan_.arena_bytes;
+    const auto& all = ref.space == Space::constant ? constants_ : ref.space == Space::input ? inputs_ : outputs_;
+    if (ref.index < 0 || static_cast<size_t>(ref.index) >= all.size()) refuse("it names a buffer that is not there");
+    return all[ref.index];
+  }
+
+  static std::vector<size_t> bytes_of(const std::vector<View>& views) {
+    std::vector<size_t> bytes;
+    for (const View& v : views) bytes.push_back(v.size() * dtype_size(v.dtype));
+    return bytes;
+  }
+
+  const StoredPlan& plan_;
+  std::vector<bool> written_;
+  std::vector<size_t> constants_, inputs_, outputs_;
+  const KernelRow* rows_ = nullptr;
+  int n_rows_ = 0;
+  std::map<std::string, RowOperands> known_;
+};
+
+}  // namespace
+
+std::unique_ptr<Plan> PlanFile::bind(const StoredPlan& stored, std::shared_ptr<Arenas> arenas) try {
+  Plan::Constants constants;
+  for (uint64_t index : stored.constants) {
+    Constant& c = constants_.at(index);
+    if (!c.checked && digest(c.storage->data(), c.storage->bytes()) != c.digest)
+      refuse("constant " + std::to_string(index) + " is damaged");
+    c.checked = true;
+    constants.push_back(c.storage);
+  }
+  auto plan = std::make_unique<Plan>(Device::cpu(), Binder(stored, constants).steps(), stored.arena_bytes,
+                                     stored.inputs, stored.outputs, std::move(arenas));
+  plan->set_constants(std::move(constants));
+  return plan;
+} catch (const std::invalid_argument& e) {
+  refused(path_, e);
+}
+
+}  // namespace needle

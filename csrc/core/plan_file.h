@@ -1,0 +1,49 @@
+// Plans with their constants as one file, whose constants are used where they lie. A file may be anything: what `read`
+// gives and `bind` makes of it has names, counts, dtypes and places that fit; what kernels make of sizes that do not
+// fit together is left to the digest.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/file_map.h"
+#include "core/plan.h"
+
+namespace needle {
+
+// A plan whose steps name their kernels.
+struct StoredPlan {
+  std::string isa;  // whose kernels it is made of and its weights are packed for
+  size_t arena_bytes = 0;
+  std::vector<std::string> input_names, output_names;
+  std::vector<View> inputs, outputs;
+  std::vector<uint64_t> constants;  // of each of its constants, which of the file's it is
+  std::vector<std::string> kernels;
+  std::vector<Step> steps;  // without rows
+};
+
+class PlanFile {
+ public:
+  // Throws std::invalid_argument, with a sentence about `path`, for what is no such file of this build of the library.
+  static PlanFile read(const std::string& path);
+
+  void add(const Plan& plan, std::vector<std::string> input_names, std::vector<std::string> output_names);
+  void add(const PlanFile& other);  // all of its plans
+  void write(const std::string& path) const;
+
+  const std::vector<StoredPlan>& plans() const { return plans_; }
+  // One of the plans, made to run; std::invalid_argument, with a sentence, where it cannot.
+  std::unique_ptr<Plan> bind(const StoredPlan& stored, std::shared_ptr<Arenas> arenas);
+
+ private:
+  struct Constant {
+    std::shared_ptr<Storage> storage;
+    uint64_t digest;
+    bool checked = false;
+  };
+  std::string path_;  // of the file that was read
+  std::vector<StoredPlan> plans_;
+  std::vector<Constant> constants_;
+};
+
+}  // namespace needle
