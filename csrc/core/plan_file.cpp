@@ -79,6 +79,8 @@ class Reader {
   std::string text() {
     const size_t n = number<uint32_t>();
     const char* from = take(n);
+    if (std::any_of(from, from + n, [](char c) { return c >= 0 && c < ' '; }))
+      refuse("it has a text with control codes");
     return std::string(from, n);
   }
   template <class Each>
