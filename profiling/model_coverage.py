@@ -21,6 +21,8 @@ from needle.profiler import cpu_name
 
 LIST = Path(__file__).parent / "zoo" / "models.json"
 HARD = LIST.with_name("models_hard.json")  # zoo/hard/README.md
+TYPES = LIST.with_name("models_types.json")  # zoo/types.py
+LISTS = {"usual": LIST, "hard": HARD, "types": TYPES}
 STAGES = ("torch", "convert", "plain", "fused", "compiled", "free", "altered")
 FORMS = ("plain", "fused", "compiled", "free")
 SECONDS = 240  # of processor time, so that other work on the machine does not count; WAIT: of the clock
@@ -157,15 +159,13 @@ def main() -> None:
     what.add_argument("--full", action="store_true", help="every model of the list")
     what.add_argument("--sample", action="store_true", help="the fixed sample that CI runs; fails if one of them does")
     what.add_argument("--models", nargs="+", metavar="NAME", help="names, or beginnings of names, of the list")
-    parser.add_argument(
-        "--list", choices=("usual", "hard"), default="usual", help="which list --full and --models mean"
-    )
+    parser.add_argument("--list", choices=LISTS, default="usual", help="which list --full and --models mean")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, metavar="FILE")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="processor time for each model")
     args = parser.parse_args()
-    file = HARD if args.list == "hard" and not args.sample else LIST
+    file = LIST if args.sample else LISTS[args.list]
     listed = [e["name"] for e in json.loads(file.read_text())]
     chosen = listed if args.full else [n for n in listed if n in SAMPLE]
     if args.models:

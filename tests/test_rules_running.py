@@ -1,4 +1,4 @@
-"""Rules of running products and maxima, quantiles, covariances, shifts and numbers of few bits, against torch."""
+"""Rules of running products and maxima, quantiles, covariances, histograms, shifts and numbers of few bits, against torch."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ CASES: dict[str, tuple[Callable, torch.Tensor]] = {
     "quantiles": (lambda x: (x.quantile(0.3), x.quantile(0.3, 0), torch.quantile(x, 0.25, keepdim=True)), REAL),
     "several": (lambda x: torch.quantile(x, x.new_tensor([0.0, 0.4, 1.0]), dim=-2, keepdim=True), REAL),
     "several of all": (lambda x: torch.quantile(x, x.new_tensor([0.1, 0.9]), keepdim=True), REAL),
+    "histograms": (
+        lambda x: (torch.histc(x), x.histc(5, -1, 1), torch.histc(x * 0 + 2, 4), x.histc(3, 2, 2), x * 2),
+        REAL,
+    ),
+    "histogram of holes": (lambda x: (torch.histc(x, bins=1, min=-2, max=2), x * 2), HOLES),
     "with holes": (lambda x: (x.quantile(0.5, 1), x.nanquantile(0.4, 1, True), x.nanmedian()), HOLES),
     "medians": (lambda x: (*x.nanmedian(0), x.nanmedian(1, True).values), HOLES),
     "signs": (lambda x: (torch.copysign(x, x.flip(0)), torch.signbit(x * -1), torch.copysign(x, -0.0)), ZEROS),

@@ -1,7 +1,5 @@
 // Products of groups of rows with a matrix each: the product of every group, one after the other.
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "cpu/matmul.h"
 
@@ -42,14 +40,22 @@ View transposed(View v) {
 // f(group, first row, end) over all groups, the smallest end first. Gives where the last group ends.
 template <class F>
 int64_t for_groups(const View& ends, int64_t rows, const F& f) {
-  std::vector<int64_t> sorted(ends.shape[0]);
+  int64_t begin = 0;
   with_type<grouped_matmul_args::In::ends_dtypes>(ends.dtype, [&](auto n) {
-    for (int64_t g = 0; g < ends.shape[0]; g++)
-      sorted[g] = larger(0, smaller(rows, ends.as<decltype(n)>()[g * ends.stride[0]]));
+    const int64_t groups = ends.shape[0];
+    for (int64_t group = 0; group < groups;) {
+      int64_t passed = 0, next = rows;  // ends up to here, and the first behind
+      for (int64_t g = 0; g < groups; g++) {
+        const int64_t end = smaller(rows, ends.as<decltype(n)>()[g * ends.stride[0]]);
+        if (end <= begin)
+          passed++;
+        else
+          next = smaller(next, end);
+      }
+      for (; group < passed; group++) f(group, begin, begin);
+      if (group < groups) f(group++, begin, next), begin = next;
+    }
   });
-  std::sort(sorted.begin(), sorted.end());
-  int64_t begin = 0, group = 0;
-  for (int64_t end : sorted) f(group++, begin, end), begin = end;
   return begin;
 }
 

@@ -1,4 +1,4 @@
-"""An entry of `models.json` or `models_hard.json` as a torch module with random weights, and its inputs."""
+"""An entry of `models.json`, `models_hard.json` or `models_types.json` as a torch module with random weights, and its inputs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 LIST = Path(__file__).with_name("models.json")
 HARD = Path(__file__).with_name("models_hard.json")
+TYPES = Path(__file__).with_name("models_types.json")
 # Operators that torchvision's import registers fakes for; its wheel for another build of torch does not bring them.
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -39,8 +40,8 @@ def allow_imports() -> None:
 
 
 def entries() -> list[dict[str, Any]]:
-    """Those of both lists; their names differ."""
-    return json.loads(LIST.read_text()) + json.loads(HARD.read_text())
+    """Those of all lists; their names differ."""
+    return [e for file in (LIST, HARD, TYPES) for e in json.loads(file.read_text())]
 
 
 def evaluate(value: Any) -> Any:

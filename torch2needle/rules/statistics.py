@@ -1,4 +1,4 @@
-"""Rules of quantiles and covariances."""
+"""Rules of quantiles, covariances and histograms."""
 
 from __future__ import annotations
 
@@ -136,3 +136,22 @@ def corrcoef(input: Any) -> Any:
         return c / c
     deviation = ops.sqrt(ops.diagonal(c))
     return ops.clamp(c / ops.unsqueeze(deviation, 1) / ops.unsqueeze(deviation, 0), -1.0, 1.0)
+
+
+# -- histograms ----------------------------------------------------------------------------------------------------------
+
+
+@rule(torch.histc, T.histc)
+def histc(input: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+    """How many elements lie in each of equal bins, the last of which has both ends; without a range, in that of the elements."""
+    x = ops.stop_gradient(ops.flatten(input))
+    low, high = (ops.full_like(x, float(v), (1,)) for v in (min, max))
+    if min == max:
+        low, high = ops.amin(x, 0, keepdims=True), ops.amax(x, 0, keepdims=True)
+        one = ops.eq(low, high)
+        low, high = ops.where(one, low - 1.0, low), ops.where(one, high + 1.0, high)
+    place = ops.floor((x - low) * float(bins) / (high - low))
+    inside = ops.logical_and(ops.ge(x, low), ops.le(x, high))
+    number = ops.where(inside, ops.minimum(place, float(bins - 1)), float(bins))  # others in a bin that is cut off
+    counts = ops.index_add(ops.full_like(x, 0.0, (bins + 1,)), 0, ops.cast(number, "int64"), ops.full_like(x, 1.0))
+    return ops.getitem(counts, slice(0, bins))
