@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sympy
 
 torch = pytest.importorskip("torch")
 
@@ -158,7 +159,31 @@ def test_sizes_that_conditions_divide_by() -> None:
     code = compile("v0 % (v0 // 16) == 0", "condition", "eval")
     condition = conditions.Condition(code, {"v0": 32}, {"v0": "s0"}, {"v0": [8, 32, 40, 47]})
     assert [condition.holds({"v0": size}) for size in (8, 32, 40)] == [False, True, True]
-    assert condition.alone() == ({"s0"}, {})
+    assert condition.alone() == (set(), {"s0": (16, 32)})
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "found"),
+    [
+        ("v0 * 7 <= 7000", 12, (set(), {"s": (0, 1000)})),
+        ("v0 * 7 >= 3500", 1000, (set(), {"s": (500, conditions.MOST)})),
+        ("v0 != 128 and v0 <= 128", 12, (set(), {"s": (0, 127)})),
+        ("v0 % 4 == 0", 1000, ({"s"}, {})),
+        ("v0 > 1", 1000, (set(), {})),
+    ],
+)
+def test_limits_of_conditions(text: str, own: int, found: Any) -> None:
+    """Ends of the stretch of sizes around the example's, wherever they lie."""
+    size = sympy.Symbol("s0")
+
+    class Size:
+        node = type("Node", (), {"hint": own, "expr": size})
+
+        def __str__(self) -> str:
+            return "s"
+
+    guard = text.replace("v0", "L['x'].size()[0]")
+    assert conditions.condition(guard, lambda place, axis: Size(), {}).alone() == found
 
 
 def test_conditions_on_many_sizes_are_tried_in_time() -> None:
@@ -336,7 +361,7 @@ def accepted(net: Any, sizes: range) -> list[int]:
     [
         (1, lambda s, x: x.softmax(-1) if x.shape[0] == 1 else x * 2, [1]),
         (3, lambda s, x: x.softmax(-1) if x.shape[0] == 1 else x * 2, [2, 3, 4, 5, 6, 7, 8]),
-        (2, lambda s, x: x * 2 if x.shape[0] != 7 else x, [2]),  # one size of many breaks the branch
+        (2, lambda s, x: x * 2 if x.shape[0] != 7 else x, [1, 2, 3, 4, 5, 6]),
         (1, lambda s, x: s.linear(x).squeeze(0) if x.shape[1] > 2 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
         (3, lambda s, x: s.linear(x).squeeze(0) if x.shape[1] > 2 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
         (1, lambda s, x: s.linear(x) if x.shape[0] < 6 else x, [1, 2, 3, 4, 5]),

@@ -1,4 +1,4 @@
-"""What the branches of a forward ask of free sizes, in torch.export's guards: which are the example's, the least of others."""
+"""What the branches of a forward ask of free sizes, in torch.export's guards: which are the example's, the limits of others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from torch.export import ExportedProgram
 
 from .structure import input_places
 
-PROBES = 200  # sizes from the least and from the example's on that a condition is tried with
+PROBES = 200  # sizes from the least on, and on both sides of the example's, that a condition is tried with
 TOGETHER = 200  # ... of several sizes at a time, about
 MOST = 2**62  # what torch.export writes for no limit
 SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
 PLAIN = re.compile(r"(?:\b(?:max|min|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
+
+Limits = dict[str, tuple[int, int]]  # the least and the largest size by symbol
 
 
 class Condition(NamedTuple):
@@ -34,28 +36,44 @@ class Condition(NamedTuple):
         except ZeroDivisionError:  # of sizes that others are multiples of
             return False
 
-    def alone(self) -> tuple[set[str], dict[str, int]]:
-        """The symbols that break it when they alone take another value; where only smaller ones do, the least that does not."""
-        broken, least = set(), {}
+    def alone(self) -> tuple[set[str], Limits]:
+        """The symbols that break it when they alone take another value, and where there is a stretch of values that do not, its
+        ends."""
+        broken, limits = set(), {}
         for v, symbol in self.free.items():
+            own = self.sizes[v]
             bad = [size for size in self.values[v] if not self.holds({v: size})]
-            if bad and (bad != self.values[v][: len(bad)] or bad[-1] >= self.sizes[v]):
+            low = max((size for size in bad if size <= own), default=None)
+            high = min((size for size in bad if size >= own), default=None)
+            ends = [None if size is None else self.last_good(v, size) for size in (low, high)]
+            if own in bad or ends == [own, own]:
                 broken.add(symbol)
             elif bad:
-                least[symbol] = bad[-1] + 1
-        return broken, least
+                limits[symbol] = ends[0] or 0, MOST if ends[1] is None else ends[1]
+        return broken, limits
 
-    def together(self, least: dict[str, int]) -> bool:
-        """Whether it holds, too, when several take values from their least on."""
-        values = [[size for size in self.values[v] if size >= least.get(s, 0)] for v, s in self.free.items()]
+    def last_good(self, v: str, bad: int) -> int:
+        """The size next to those that break it, on the way from the example's to one that does."""
+        good = self.sizes[v]
+        while abs(good - bad) > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if self.holds({v: middle}) else (good, middle)
+        return good
+
+    def together(self, limits: Limits) -> bool:
+        """Whether it holds, too, when several take values within their limits."""
+        values = []
+        for v, symbol in self.free.items():
+            low, high = limits.get(symbol, (0, MOST))
+            values.append([size for size in self.values[v] if low <= size <= high])
         each = max(2, round(TOGETHER ** (1 / len(values))))  # however many sizes the condition names
         some = [found[:: max(1, len(found) // each)] for found in values]
         return all(self.holds(dict(zip(self.free, sizes, strict=True))) for sizes in product(*some))
 
 
-def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], dict[str, int]]:
-    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, and the least that
-    others may be, by symbol."""
+def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], Limits]:
+    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, and the limits of
+    others."""
     places = {p: n for n, p in input_places(program).items()}
     tensor = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in places.values()]
     order = {n.name: i for i, n in enumerate(n for n in tensor if isinstance(n.meta.get("val"), torch.Tensor))}
@@ -71,15 +89,18 @@ def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], dict[str, in
 
     asked = [condition(text, size_at, program.range_constraints) for text in program._guards_code or ()]
     broken: set[str] = set()
-    least: dict[str, int] = {}
+    limits: Limits = {}
     for c in asked:
-        held, limits = c.alone() if c.code else (set(c.free.values()), {})
+        held, found = c.alone() if c.code else (set(c.free.values()), {})
         broken |= held
-        least |= {s: max(limit, least.get(s, 0)) for s, limit in limits.items()}
+        for s, (low, high) in found.items():
+            least, most = limits.get(s, (0, MOST))
+            limits[s] = max(low, least), min(high, most)
+    broken |= {s for s, (low, high) in limits.items() if low == high}
     for c in asked:
-        if c.code and len(c.free) > 1 and broken.isdisjoint(c.free.values()) and not c.together(least):
+        if c.code and len(c.free) > 1 and broken.isdisjoint(c.free.values()) and not c.together(limits):
             broken.update(c.free.values())
-    return {axis for s in broken for axis in where[s]}, least
+    return {axis for s in broken for axis in where[s]}, limits
 
 
 def condition(text: str, size_at: Callable[[tuple, int], Any], ranges: Any) -> Condition:
@@ -102,7 +123,7 @@ def condition(text: str, size_at: Callable[[tuple, int], Any], ranges: Any) -> C
         r = ranges.get(sizes[v].node.expr)
         low = 2 if r is None else max(2, int(r.lower))
         high = MOST if r is None or not r.upper.is_number or r.upper > MOST else int(r.upper)
-        tried = {*range(low, min(high, low + PROBES)), *(hints[v] + i for i in range(PROBES)), *named}
+        tried = {*range(low, min(high, low + PROBES)), *(hints[v] + i for i in range(-PROBES, PROBES)), *named}
         values[v] = sorted(size for size in tried if low <= size <= high)
     code = compile(formula, "condition", "eval") if PLAIN.fullmatch(formula) else None
     return Condition(code, hints, free, values)

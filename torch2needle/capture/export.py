@@ -23,7 +23,7 @@ from needle.graph import map_structure
 from ..report import ConversionError, progress
 from .asked import Answers, answers
 from .comparison import Call, call_of, tensors
-from .conditions import MOST, bounds
+from .conditions import MOST, Limits, bounds
 from .functional import Gradients, below_autograd, covariances_as_calls, data_as_calls, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
@@ -351,25 +351,26 @@ def from_program(
     """The captured graph of a program that gives what `result` tells the classes of, with the sizes that its inputs may have."""
     captured = capture_program(program, model, notes or [], changing, result)
     ranges = {str(s): r for s, r in program.range_constraints.items()}
-    held, least = bounds(program)
+    held, asked = bounds(program)
     free = []
     for i, node in enumerate(n for n in captured.graph.nodes if n.op == "placeholder"):
         shape = [s.node.hint if (i, axis) in held else s for axis, s in enumerate(node.meta["val"].shape)]
-        node.meta["sizes"] = tuple(limits(s, ranges, least) for s in shape)
+        node.meta["sizes"] = tuple(limits(s, ranges, asked) for s in shape)
         free += [f"{node.target} axis {axis}" for axis, s in enumerate(shape) if not isinstance(s, int)]
     captured.notes.append(f"free sizes: {', '.join(free) or 'none'}")
     return captured
 
 
-def limits(size: Any, ranges: dict[str, Any], least: dict[str, int]) -> tuple[int, int | None, str]:
-    """(least, largest or None, name)."""
+def limits(size: Any, ranges: dict[str, Any], asked: Limits) -> tuple[int, int | None, str]:
+    """(least, largest or None, name); asked: by the forward's branches."""
     if isinstance(size, int):
         return size, size, ""
     r = ranges.get(str(size))
     if r is None:
         return 1, None, ""
-    most = int(r.upper) if r.upper.is_number and r.upper < MOST else None
-    return max(1, int(r.lower), least.get(str(size), 1)), most, str(size)
+    low, high = asked.get(str(size), (1, MOST))
+    most = min(high, int(r.upper) if r.upper.is_number and r.upper < MOST else MOST)
+    return max(1, int(r.lower), low), None if most == MOST else most, str(size)
 
 
 def larger(captured: Captured, call: Call) -> list[dict[tuple[int, int], int]]:
