@@ -21,7 +21,7 @@ from needle.ops.math.bits import Narrowed
 
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .bridges.otherwise import answers_violations
-from .bridges.whole import WholeInterpreter, captured_whole, run_once
+from .bridges.whole import WHOLE, WholeInterpreter, captured_whole, run_once
 from .capture.comparison import BadExample, Judge, call_of
 from .capture.export import allow_one, captures, from_program, larger
 from .capture.guard import LOCK, same_chance
@@ -89,7 +89,7 @@ def with_torch(model: Any, example: Any, share: bool, dynamic: Any, budget: floa
     try:
         reason = "; ".join(f"{r.op}: {r.reason}" for r in report.unsupported[:1])
         whole = functools.partial(WholeInterpreter, result=run_once(model, example), reason=reason)
-        return build(captured_whole(model, example), {}, share, "torch itself", whole)
+        return build(captured_whole(model, example), {}, share, WHOLE, whole)
     except Unsupported as e:
         report.add(failed("the model in torch", reason_of(e)))
         return None, report

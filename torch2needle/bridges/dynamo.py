@@ -17,13 +17,14 @@ import torch
 from torch import fx
 
 from needle import _core
-from needle.autograd import Tensor
+from needle.autograd import Tensor, Unsupported
 from needle.interop import as_ndarray
 
 from ..capture.tracing import written
 from ..convert import convert, executable
 from ..report import ConversionError
 from .survey import Form, survey, why
+from .whole import WHOLE
 
 OPTIONS = {"fuse": True, "winograd": "auto", "memory": "normal", "watch": "content"}
 WATCH = ("content", "version")
@@ -143,6 +144,8 @@ class DynamoGraph:
         except ConversionError:
             self.sizes, self.fixed = {}, self.numbers
             net = convert(self.rewrite(args, form), example, share=True, fallback="torch")
+            if net.report.capture == WHOLE:  # torch does that without a net
+                raise Unsupported(net.report.rows[-1].reason) from None
         names = {id(args[i]): self.nodes[i].name for i in reversed(self.static)}  # of tied ones the first
         entry.tensors = [net.tensor(names[id(args[i])]) for i in self.static]
         exe = executable(net, inputs, **self.options)

@@ -24,6 +24,7 @@ from ..capture.tracing import Captured
 from ..report import Row
 from .fallback import Expression, FallbackInterpreter, TorchCall, tensors_of
 
+WHOLE = "torch itself"  # how such a net was captured
 WOULD = "torch would run it whole"
 
 
