@@ -119,7 +119,9 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
     x = input if spec.dtype in FLOATS else ops.cast(input, "float32")
     x = x if spec.ndim == 2 else ops.reshape(x, (1, -1))
     given = [w for w in (fweights, aweights) if w is not None]
-    weights = ops.full_like(ops.getitem(x, 0), 1) if not given else given[0] if len(given) == 1 else given[0] * given[1]
+    weights = (
+        ops.full_like(ops.summation(x, 0), 1) if not given else given[0] if len(given) == 1 else given[0] * given[1]
+    )
     total = ops.summation(weights)
     lost = total * 0 + correction
     if aweights is not None and correction:
