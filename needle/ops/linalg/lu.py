@@ -43,7 +43,7 @@ class Lu(OfMatrices):
     def reference(self, a: np.ndarray) -> Any:
         a = a.copy()
         batch, m, n = a.shape[:-2], *a.shape[-2:]
-        flat = a.reshape(-1, m, n)
+        flat = a.reshape(int(np.prod(batch)), m, n)
         order, pivots = np.tile(np.arange(m), (len(flat), 1)), np.zeros((len(flat), min(m, n)), "int32")
         info = np.zeros(len(flat), "int32")
         for i, f in enumerate(flat):
@@ -56,7 +56,7 @@ class Lu(OfMatrices):
                     continue
                 f[k + 1 :, k] /= f[k, k]
                 f[k + 1 :, k + 1 :] -= np.outer(f[k + 1 :, k], f[k, k + 1 :])
-        return a, order.reshape(*batch, m), pivots.reshape(*batch, -1), info.reshape(batch)
+        return a, order.reshape(*batch, m), pivots.reshape(*batch, min(m, n)), info.reshape(batch)
 
     def gradient(self, out_grad: Any, node: Tensor) -> Any:
         m, n = node.inputs[0].shape[-2:]
