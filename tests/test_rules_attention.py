@@ -68,6 +68,10 @@ SELF: dict[str, tuple[Callable, Callable]] = {
     "sdpa one head of keys": (lambda: None, lambda m, x: groups(x, 1, 1, is_causal=True, scale=0.4)),
     "sdpa groups mask": (lambda: None, lambda m, x: groups(x, 2, 2, attn_mask=~FORBIDDEN)),
     "sdpa groups of two sizes": (lambda: None, lambda m, x: groups(x, 2, 4)),
+    "sdpa groups mask per head": (
+        lambda: None,
+        lambda m, x: groups(x, 1, 2, attn_mask=torch.arange(100.0).view(4, 5, 5) % 3),
+    ),
     "sdpa no groups": (lambda: None, lambda m, x: groups(x, 4, 4)),
     "sdpa mask": (lambda: None, lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=~FORBIDDEN)),
 }

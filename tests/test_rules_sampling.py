@@ -64,6 +64,15 @@ def test_strides_of_dense_memory(f: Callable) -> None:
     agrees(f, (2, 8, 3), example=KNOWN, batch=f is overlapping)
 
 
+def test_strides_from_before_a_part_are_refused() -> None:
+    """Also of a program, which nothing is compared with."""
+    f = lambda x: torch.as_strided(x[1:], (2, 3), (1, 2), 0)  # noqa: E731
+    program = torch.export.export(One(f), (torch.randn(2, 8, 3),))
+    for model in (One(f).eval(), program):
+        with pytest.raises(torch2needle.ConversionError, match="as_strided"):
+            torch2needle.convert(model, (torch.randn(2, 8, 3),))
+
+
 def test_a_spatial_transformer() -> None:
     class Turns(nn.Module):
         def __init__(self) -> None:

@@ -250,6 +250,8 @@ def follow_memory(node: fx.Node) -> None:
         return
     given = next(iter(offset), node.kwargs.get("storage_offset"))
     begin = 0 if given is None else given - memory.storage_offset()
+    if begin < 0:  # in what the tensor is a part of
+        return
     node.target, node.args, node.kwargs = dense_strided, (x, order, size, stride, begin), {}  # type: ignore[assignment]
 
 

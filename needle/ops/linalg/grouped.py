@@ -41,10 +41,24 @@ def apart(rows: Tensor, ends: Tensor) -> Tensor:
     return where(members(rows, ends), unsqueeze(rows, 0), 0.0)
 
 
+class Grouped(Op):
+    """Of rows in groups, by a kernel of the CPU."""
+
+    kernel = ""
+
+    def compute(self, a: NDArray, b: NDArray, ends: NDArray) -> Any:
+        shape, dtype = self.infer(a, b, ends)
+        out = NDArray.empty(shape, dtype)
+        call(self.kernel, [out], a=a, b=b, ends=ends)
+        return out
+
+
 @op
-class GroupedMatMul(Op):
+class GroupedMatMul(Grouped):
     """Rows (S, K) times the matrix of their group, b (G, K, N): (S, N). Group g ends before row ends[g], an int32 or int64, where
     the next one begins (ends in another order count as if sorted); rows behind the last end give zeros."""
+
+    kernel = "grouped_matmul"
 
     def infer(self, a: Any, b: Any, ends: Any) -> Any:
         fits = len(a.shape) == 2 and len(b.shape) == 3 and a.shape[1] == b.shape[1] and ends.shape[:1] == b.shape[:1]
@@ -53,12 +67,6 @@ class GroupedMatMul(Op):
 
     def flops(self, out: Any, a: Any, b: Any, ends: Any) -> int:
         return 2 * prod(out.shape) * a.shape[1]
-
-    def compute(self, a: NDArray, b: NDArray, ends: NDArray) -> Any:
-        shape, dtype = self.infer(a, b, ends)
-        out = NDArray.empty(shape, dtype)
-        call("grouped_matmul", [out], a=a, b=b, ends=ends)
-        return out
 
     def decompose(self, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         self.infer(a, b, ends)
@@ -72,8 +80,10 @@ class GroupedMatMul(Op):
 
 
 @op
-class GroupedOuter(Op):
+class GroupedOuter(Grouped):
     """The transposed rows of every group of a (S, M) times its rows of b (S, N): (G, M, N); zeros for a group without rows."""
+
+    kernel = "grouped_outer"
 
     def infer(self, a: Any, b: Any, ends: Any) -> Any:
         check("grouped_outer", len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[0], a, b, ends)
@@ -81,12 +91,6 @@ class GroupedOuter(Op):
 
     def flops(self, out: Any, a: Any, b: Any, ends: Any) -> int:
         return 2 * prod(out.shape[1:]) * a.shape[0]
-
-    def compute(self, a: NDArray, b: NDArray, ends: NDArray) -> Any:
-        shape, dtype = self.infer(a, b, ends)
-        out = NDArray.empty(shape, dtype)
-        call("grouped_outer", [out], a=a, b=b, ends=ends)
-        return out
 
     def decompose(self, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         self.infer(a, b, ends)
