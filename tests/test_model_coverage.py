@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 import model_coverage as coverage
-from torch2needle.capture.comparison import tensors
+from torch2needle.capture.calls import tensors
 from torch2needle.capture.structure import plain_result
 from zoo.build import build, inputs
 

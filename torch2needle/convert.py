@@ -22,7 +22,8 @@ from needle.ops.math.bits import Narrowed
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .bridges.otherwise import answers_violations
 from .bridges.whole import WHOLE, WholeInterpreter, captured_whole, run_once
-from .capture.comparison import BadExample, Judge, call_of
+from .capture.calls import call_of
+from .capture.comparison import BadExample, Judge
 from .capture.export import allow_one, captures, from_program, larger
 from .capture.guard import LOCK, same_chance
 from .capture.interpret import interpret

@@ -22,7 +22,7 @@ import torch
 import needle as ndl
 import operator_fusion
 import torch2needle
-from torch2needle.capture.comparison import tensors
+from torch2needle.capture.calls import tensors
 from torch2needle.tools.verify import Arrays, compare, leaves, map_structure, run_torch, to_needle
 
 from .altered import CHANGES, middle, trained

@@ -22,8 +22,8 @@ from needle.interop import as_ndarray
 from needle.op import TAPE, Deferred
 from needle.serialize import DTYPES
 
+from ..capture.calls import tensors as tensor_leaves
 from ..capture.cells import Cell
-from ..capture.comparison import tensors as tensor_leaves
 from ..capture.interpret import MissingRule, leaves, plain
 from ..capture.tracing import Captured, node_location
 from ..report import Report, Row, reason_of

@@ -16,7 +16,7 @@ from needle.interop import as_ndarray, as_tensor
 from needle.nn import WriteBuffer
 from needle.op import TAPE
 
-from ..capture.comparison import call_of, tensors
+from ..capture.calls import call_of, tensors
 from ..capture.structure import classed, plain_result
 from .fallback import ModuleCall, TorchCall, tensors_of, torch_tensor
 

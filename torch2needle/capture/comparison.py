@@ -24,6 +24,19 @@ from needle.nn import WriteBuffer
 
 from ..rules.overloads import FLAGS
 from .asked import OtherAnswer, asks
+from .calls import (
+    LARGER,
+    SMALLER,
+    Call,
+    Sizes,
+    fresh,
+    half_images,
+    other_batch,
+    resized,
+    shuffled,
+    tensors,
+    varied,
+)
 from .guard import (
     Writes,
     autocasts,
@@ -39,15 +52,10 @@ from .slopes import slopes
 from .structure import PLAIN, is_record_class, plain_result
 from .tracing import Captured, TrainingFlag, user_lines
 
-Sizes = dict[tuple[int, int], int]  # by (number of the tensor, axis)
-Call = tuple[tuple, dict[str, Any]]  # positional and named arguments
 # Of the largest value; a fast path of torch's own may round otherwise.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 HALF_TOLERANCE = 3e-2
 NET_TOLERANCE = 1e-2  # of needle's result: what another order of sums may make of a deep network, and no wrong rule
-# Other inputs, as multiples of the example: large ones pass thresholds, small ones let factors through normalisations.
-LARGER, SMALLER = 4.0, 0.02
-IMAGE = 64  # sides from which on images are halved
 TIES = 0.1  # of whole numbers may differ, since a rounding error picks another of almost equal values
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -72,24 +80,6 @@ class Behaviour:
     chancy: bool = False  # Python's or numpy's
     changing: bool = False  # attributes of the model
     casting: bool = False  # by autocast
-
-
-def call_of(example: Any) -> Call:
-    """A dict holds inputs by name, anything else the positional ones."""
-    if isinstance(example, dict):
-        return (), dict(example)
-    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
-
-
-def fresh(call: Call) -> Call:
-    def copy(t: Any) -> Any:
-        return t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
-
-    return pytree.tree_map(copy, call)
 
 
 def behaviour(function: Callable, model: nn.Module, calls: list[Call], training: bool | None = None) -> Behaviour:
@@ -247,58 +237,6 @@ def lost_gradients(ours: Behaviour, theirs: Behaviour, chooses: bool = False) ->
         if mine != their and not (chooses and mine > their):
             return f"output {k} passes gradients to {len(mine)} parameters instead of {len(their)}"
     return ""
-
-
-# -- other inputs ----------------------------------------------------------------------------------------------------------
-
-
-def resized(call: Call, sizes: Sizes) -> Call:
-    """The call with other sizes by (number of the tensor, axis), filled by repeating."""
-    numbers = iter(range(len(tensors(call))))
-
-    def resize(t: Any) -> Any:
-        if not isinstance(t, torch.Tensor):
-            return t
-        i = next(numbers)
-        for axis in range(t.ndim):
-            if (i, axis) in sizes and t.shape[axis]:
-                t = t.index_select(axis, torch.arange(sizes[i, axis], device=t.device) % t.shape[axis])
-        return t
-
-    return pytree.tree_map(resize, call)
-
-
-def shuffled(call: Call, factor: float) -> Call:
-    """Other values of the same kind: those of each tensor in another order, real ones times the factor."""
-
-    def mix(t: Any) -> Any:
-        if not isinstance(t, torch.Tensor) or not t.numel():
-            return t
-        order = torch.randperm(t.numel(), generator=torch.Generator().manual_seed(0)).to(t.device)
-        mixed = t.detach().flatten()[order].reshape(t.shape)
-        return mixed * factor if t.is_floating_point() or t.is_complex() else mixed
-
-    return pytree.tree_map(mix, call)
-
-
-def varied(call: Call) -> list[Call]:
-    """Large and small values; one call where there are no real numbers."""
-    real = any(t.is_floating_point() or t.is_complex() for t in tensors(call))
-    return [shuffled(call, factor) for factor in ((LARGER, SMALLER) if real else (1.0,))]
-
-
-def other_batch(call: Call) -> Sizes:
-    """Another batch, as small as can be; it is the first axis of the first tensor that has axes."""
-    given = tensors(call)
-    batch = next((t.shape[0] for t in given if t.ndim), 0)
-    other = 3 if batch == 2 else 2
-    return {(i, 0): other for i, t in enumerate(given) if batch and t.ndim and t.shape[0] == batch}
-
-
-def half_images(call: Call) -> Sizes:
-    """Images of half the height and width, which cost a model a quarter."""
-    images = [(i, t.shape) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()]
-    return {(i, axis): shape[axis] // 2 for i, shape in images for axis in (2, 3) if shape[axis] >= IMAGE}
 
 
 class Flags(TorchFunctionMode):

@@ -22,7 +22,7 @@ from needle.graph import map_structure
 
 from ..report import ConversionError, progress
 from .asked import Answers, answers
-from .comparison import Call, call_of, tensors
+from .calls import Call, call_of, tensors
 from .conditions import MOST, Limits, bounds
 from .functional import Gradients, below_autograd, covariances_as_calls, data_as_calls, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched

@@ -18,7 +18,8 @@ from torch.jit import ScriptModule
 
 from needle.autograd import Unsupported
 
-from .comparison import behaviour, call_of, disagreement, varied
+from .calls import call_of, varied
+from .comparison import behaviour, disagreement
 from .guard import patched
 
 # Numbers that TorchScript has for what Python has as objects.

@@ -21,7 +21,8 @@ from needle.graph.structure import is_record, members
 from needle.nn.module import Module, Parameter
 from needle.shown import Shown
 
-from ..capture.comparison import first_line, tensors
+from ..capture.calls import tensors
+from ..capture.comparison import first_line
 from ..capture.structure import plain_result
 from ..convert import example_by_name
 from ..report import progress, reason_of, table
