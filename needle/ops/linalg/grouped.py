@@ -42,15 +42,10 @@ def apart(rows: Tensor, ends: Tensor) -> Tensor:
 
 
 class Grouped(Op):
-    """Of rows in groups, by a kernel of the CPU."""
+    """Of rows in groups, by the kernel of the CPU that has its name."""
 
-    kernel = ""
-
-    def compute(self, a: NDArray, b: NDArray, ends: NDArray) -> Any:
-        shape, dtype = self.infer(a, b, ends)
-        out = NDArray.empty(shape, dtype)
-        call(self.kernel, [out], a=a, b=b, ends=ends)
-        return out
+    def into(self, out: NDArray, a: NDArray, b: NDArray, ends: NDArray) -> None:
+        call(self.label, [out], a=a, b=b, ends=ends)
 
 
 @op
@@ -58,11 +53,11 @@ class GroupedMatMul(Grouped):
     """Rows (S, K) times the matrix of their group, b (G, K, N): (S, N). Group g ends before row ends[g], an int32 or int64, where
     the next one begins (ends in another order count as if sorted); rows behind the last end give zeros."""
 
-    kernel = "grouped_matmul"
+    label = "grouped_matmul"
 
     def infer(self, a: Any, b: Any, ends: Any) -> Any:
         fits = len(a.shape) == 2 and len(b.shape) == 3 and a.shape[1] == b.shape[1] and ends.shape[:1] == b.shape[:1]
-        check("grouped_matmul", fits, a, b, ends)
+        check(self.label, fits, a, b, ends)
         return Spec((a.shape[0], b.shape[2]), result_dtype(a, b))
 
     def flops(self, out: Any, a: Any, b: Any, ends: Any) -> int:
@@ -83,10 +78,8 @@ class GroupedMatMul(Grouped):
 class GroupedOuter(Grouped):
     """The transposed rows of every group of a (S, M) times its rows of b (S, N): (G, M, N); zeros for a group without rows."""
 
-    kernel = "grouped_outer"
-
     def infer(self, a: Any, b: Any, ends: Any) -> Any:
-        check("grouped_outer", len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[0], a, b, ends)
+        check(self.label, len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[0], a, b, ends)
         return Spec((ends.shape[0], a.shape[1], b.shape[1]), result_dtype(a, b))
 
     def flops(self, out: Any, a: Any, b: Any, ends: Any) -> int:
