@@ -37,8 +37,8 @@ class Unusual(nn.Module):
         self.drop = nn.Dropout()
 
     def forward(self, x, mask):
-        y = torch.logcumsumexp(self.fc(x), 0)
-        y = torch.logcumsumexp(y, 0) + torch.frac(x).view(x.size(0), -1)
+        y = torch.renorm(self.fc(x), 2, 0, 1.0)
+        y = torch.renorm(y, 2, 0, 1.0) + torch.frac(x).view(x.size(0), -1)
         y = y.nextafter(mask[:, None].float()) + self.drop(x)
         return self.rnn(x[None])[0], y
 """
@@ -75,7 +75,7 @@ def test_json() -> None:
     data = json.loads(report.json())
     assert list(data) == ["ok", "rows", "capture", "follows_mode", "constant_flags", "notes"] and data["ok"] is False
     assert [r["op"] for r in data["rows"]] == [r.op for r in report.rows]
-    row = next(r for r in data["rows"] if r["op"] == "torch.logcumsumexp")
+    row = next(r for r in data["rows"] if r["op"] == "torch.renorm")
     assert row["status"] == "unsupported" and row["location"] == "/models/unusual.py:13" and "def test_" in row["stub"]
     assert json.loads(torch2needle.check(nn.Sequential(nn.ReLU())).json())["ok"] is True
 
@@ -179,7 +179,7 @@ def test_stubs_are_rules_with_tests_once_filled_in(name: str, example: bool, rul
 
 def test_stub_of_an_overload(rules: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # both captures
-    model = Calls(lambda x, _: torch.logcumsumexp(x, 1) if x.shape[1] > 3 else x).eval()
+    model = Calls(lambda x, _: torch.renorm(x, 2, 1, 1.0) if x.shape[1] > 3 else x).eval()
     x = torch.rand(2, 8)
     (row,) = torch2needle.check(model, x).unsupported
     (line,) = [t for t in row.stub.splitlines() if "raise NotImplementedError(" in t]
@@ -187,7 +187,7 @@ def test_stub_of_an_overload(rules: None, monkeypatch: pytest.MonkeyPatch) -> No
     names: dict[str, Any] = {}
     exec(square, names)
     with pytest.raises(torch2needle.ConversionError, match="the converted model's output 0 is off by"):
-        names["test_convert_logcumsumexp"]()
+        names["test_convert_renorm"]()
     assert any("is off by" in r.reason for r in torch2needle.check(model, x).unsupported)  # the rule is found
 
 

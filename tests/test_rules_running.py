@@ -1,4 +1,4 @@
-"""Rules of running products and maxima, quantiles, covariances, histograms, shifts and numbers of few bits, against torch."""
+"""Rules of what runs along an axis, quantiles, covariances, histograms, shifts, scalars and numbers of few bits, against torch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ZEROS = torch.randn(3, 6)
 ZEROS[0, 2] = ZEROS[1, 1] = ZEROS[1, 4] = 0
 WHOLE = torch.randint(-4, 4, (3, 5))
 REAL = torch.randn(4, 7)
+ONE = torch.tensor([0])
 TWICE = torch.tensor([0, 30, 31, 32, 63])
 CASES: dict[str, tuple[Callable, torch.Tensor]] = {
     "products": (lambda x: (x.cumprod(1), torch.cumprod(x, dim=-2), (x * 2).cumprod_(0)), ZEROS),
@@ -30,6 +31,52 @@ CASES: dict[str, tuple[Callable, torch.Tensor]] = {
     "maxima": (lambda x: (*x.cummax(1), *torch.cummin(x, dim=0)), WHOLE),
     "maxima of equals": (lambda x: (x.round().cummax(-1).values * x, *x.round().cummin(0)), REAL * 2),
     "maxima of NaN": (lambda x: (*x.cummax(1), *x.cummin(1)), HOLES),
+    "logarithms of sums": (
+        lambda x: (x.logcumsumexp(1), torch.logcumsumexp(x * 90, dim=-2), (x + x).logcumsumexp(0)),
+        REAL,
+    ),
+    "logarithms of sums with holes": (lambda x: x.logcumsumexp(1), HOLES),
+    "logarithms of nothing": (lambda x: x.logcumsumexp(1), torch.randn(3, 0)),
+    "logarithms of sums of one": (lambda x: (x.logcumsumexp(0), (x - torch.inf).logcumsumexp(0)), torch.tensor(3.0)),
+    "slopes": (lambda x: (*torch.gradient(x), *torch.gradient(x, dim=-1, spacing=0.5, edge_order=2)), REAL),
+    "slopes between points": (
+        lambda x: torch.gradient(x, spacing=[x[:, 0].detach().sort()[0], x[0].detach().sort()[0]], edge_order=2),
+        REAL,
+    ),
+    "slopes of whole numbers": (lambda x: torch.gradient(x, dim=[1], spacing=(3,)), WHOLE),
+    "areas between points": (
+        lambda x: (torch.trapz(x, x[:, 0] + 1, dim=0), torch.cumulative_trapezoid(x, x.flip(1), dim=0)),
+        REAL,
+    ),
+    "scalars": (
+        lambda x: (
+            x.index_add(0, ONE, x * 2),
+            x.index_copy(0, ONE, x * 3),
+            x.index_fill(0, ONE, 4.0),
+            x.index_reduce(0, ONE, x * 5, "amax"),
+            x.index_select(-1, ONE),
+            x.quantile(0.5, 0, True),
+            *x.nonzero(as_tuple=True),
+        ),
+        torch.tensor(3.0),
+    ),
+    "filled by a tensor": (lambda x: x.index_fill(1, torch.tensor([0, 6, 0]), x[0, 3] * 2), REAL),
+    "a sorter": (lambda x: torch.searchsorted(x, x.flip(1) + 0.1, sorter=x.argsort(1)) + x, REAL),
+    "products of vectors": (lambda x: (torch.addr(x, x[:, 0], x[1], alpha=2), x.addr(x[:, 0], x[1], beta=0)), REAL),
+    "pairs of elements": (lambda x: (torch.cartesian_prod(x[0], x[1, :2], x[2, :3]), torch.cartesian_prod(x[0])), REAL),
+    "powers": (lambda x: (torch.vander(x.detach()[0]) * x[0], torch.vander(x.detach()[0], 3, increasing=True)), REAL),
+    "norms": (
+        lambda x: (
+            torch.norm_except_dim(x, 2, 1),
+            torch.norm_except_dim(x, 3, -1),
+            torch.nuclear_norm(x, (0, 1), True),
+        ),
+        REAL,
+    ),
+    "one element": (lambda x: x.unique(return_inverse=True, return_counts=True), torch.tensor(3)),
+    "pieces": (lambda x: (*x.unsafe_chunk(3, 1), *torch.unsafe_split(x, 2)), REAL),
+    "different coordinates": (lambda x: torch.cdist(x.round(), x.flip(0).round(), p=0) + x[:, :4], REAL),
+    "nothing to sum": (lambda x: x @ x.new_zeros(0, 3) + x.sum(), torch.randn(2, 4, 0)),
     "areas": (lambda x: (torch.cumulative_trapezoid(x, dim=0), torch.cumulative_trapezoid(x, x * x)), REAL),
     "covariance": (lambda x: (torch.cov(x), x[0].cov(), torch.cov(x[:1], correction=0)), REAL),
     "covariance of nothing": (lambda x: (torch.cov(x), torch.cov(x.t())), torch.zeros(0, 3)),
@@ -89,7 +136,7 @@ def test_kernels_and_their_compositions() -> None:
     """Strided views and long axes; what devices without the kernels run."""
     rng = np.random.default_rng(0)
     x = ndl.Tensor(rng.integers(-3, 4, (40, 9)).astype("float32"))
-    for op in (ndl.ops.CumMax(0), ndl.ops.CumMax(1), ndl.ops.CumProd(1), ndl.ops.CumProd(0)):
+    for op in (ndl.ops.CumMax(0), ndl.ops.CumMax(1), ndl.ops.CumProd(1), ndl.ops.CumProd(0), ndl.ops.LogCumSumExp(0)):
         for view in (x, ndl.ops.flip(x, 0), ndl.ops.transpose(x)):
             want = op.reference(view.numpy())
             for got in (op(view), op.decompose(view)):
@@ -105,6 +152,40 @@ def test_free_batches() -> None:
     for n in (1, 6):
         x = torch.randn(n, 4)
         np.testing.assert_allclose(example(x).numpy(), x.quantile(0.3).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_drawn_numbers(replacement: bool) -> None:
+    weights = torch.tensor([[1.0, 0.0, 4.0, 3.0], [0.0, 2.0, 0.0, 6.0]])
+    net = torch2needle.convert(Calls(lambda w: torch.multinomial(w, 2, replacement)), (weights,))
+    drawn = np.stack([net(weights).numpy() for _ in range(2000)])
+    assert drawn.dtype == np.int64 and drawn.shape == (2000, 2, 2)
+    assert replacement or (drawn[..., 0] != drawn[..., 1]).all()
+    for row, given in enumerate(weights.numpy() / weights.numpy().sum(1, keepdims=True)):
+        first = np.bincount(drawn[:, row, 0], minlength=4) / 2000
+        assert np.abs(first - given).max() < 0.05 and (first[given == 0] == 0).all()
+
+
+COMPARED: tuple[Callable, ...] = (
+    lambda x, y: torch.equal(x, y),
+    lambda x, y: torch.allclose(x, y, atol=1e-3),
+    lambda x, y: x.equal(y),
+)
+
+
+@pytest.mark.parametrize("compared", COMPARED)
+def test_comparisons_are_guards(compared: Callable) -> None:
+    class Compares(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * 2 if compared(x, y) else x + y
+
+    model = Compares()
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    for given, other in (((x, y), (x, x.clone())), ((x, x.clone()), (x, y))):
+        net = torch2needle.convert(model, given)
+        np.testing.assert_array_equal(net(*given).numpy(), model(*given).numpy())
+        with pytest.raises(ndl.nn.functional.GuardError, match="answer"):
+            net(*other)
 
 
 def test_values_that_numpy_reads_are_guards() -> None:

@@ -5,6 +5,16 @@ namespace needle::NEEDLE_ISA {
 namespace {
 
 // How differences are added up, and what becomes of the sum.
+struct Norm0 {
+  template <class L>
+  NEEDLE_INLINE L add(L total, L d, L) {
+    return total + select(eq(d, L(0)), L(0), L(1));
+  }
+  template <class L>
+  NEEDLE_INLINE L finish(L total, L) {
+    return total;
+  }
+};
 struct Norm1 {
   template <class L>
   NEEDLE_INLINE L add(L total, L d, L) {
@@ -114,7 +124,9 @@ void cdist(const cdist_args& c) {
   if (c.out.y.size() == 0) return;
   const double p = c.attr.p;
   with_type<cdist_args::In::a_dtypes>(c.in.a.dtype, [&]<class T>(T) {
-    if (p == 1)
+    if (p == 0)
+      distances<Norm0, T>(c);
+    else if (p == 1)
       distances<Norm1, T>(c);
     else if (p == 2)
       distances<Norm2, T>(c);

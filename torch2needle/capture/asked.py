@@ -1,7 +1,8 @@
 """What a forward asks of tensors' values, for torch.export: the example's answers, each with a check in the captured graph.
 
 Python cannot follow a tensor that has no value yet. So the model runs once on the example, and every `if x.any():`, `.item()`,
-`int(x)` is noted with its answer; a capture of the same call gives these answers again and leaves a call of `asked` behind.
+`int(x)`, `torch.equal(x, y)` is noted with its answer; a capture of the same call gives these answers again and leaves a call
+of `asked` behind.
 """
 
 from __future__ import annotations
@@ -33,6 +34,17 @@ from .guard import (
 NAMES = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy")
 LIBRARY = torch.library.Library("torch2needle", "FRAGMENT")
 LIBRARY.define("asked(Tensor x, float[] expected, str text) -> ()")
+
+
+def equal(input: torch.Tensor, other: torch.Tensor) -> Any:
+    return (input == other).all() if input.shape == other.shape else False
+
+
+def allclose(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.isclose(*args, **kwargs).all()
+
+
+TRUTHS = {"equal": equal, "allclose": allclose}  # functions of torch that answer by a bool, as tensors
 
 
 class OtherAnswer(Exception):
@@ -106,26 +118,41 @@ def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> Abstr
     thread = threading.get_ident()
     busy = False
 
+    def asked(name: str, before: Callable, t: torch.Tensor) -> Any:
+        nonlocal busy
+        caller = sys._getframe(2)
+        busy = True
+        try:
+            return f(name, before, t, (name, caller.f_code.co_filename, caller.f_lineno))
+        finally:
+            busy = False
+
+    def elsewhere() -> bool:
+        return busy or threading.get_ident() != thread
+
     def method(owner: type, name: str) -> Callable:
         before = getattr(owner, name)
 
         def ask(self: torch.Tensor, **how: Any) -> Any:
-            nonlocal busy
-            if busy or threading.get_ident() != thread:
-                return before(self, **how)
-            caller = sys._getframe(1)
-            busy = True
-            try:
-                return f(
-                    name, functools.partial(before, **how), self, (name, caller.f_code.co_filename, caller.f_lineno)
-                )
-            finally:
-                busy = False
+            return before(self, **how) if elsewhere() else asked(name, functools.partial(before, **how), self)
+
+        return ask
+
+    def comparison(before: Callable, truth: Callable) -> Callable:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            if elsewhere():
+                return before(*args, **kwargs)
+            made = truth(*args, **kwargs)
+            return asked("__bool__", bool, made) if isinstance(made, torch.Tensor) else made
 
         return ask
 
     owners = [(torch.Tensor, n) for n in NAMES] + [(FakeTensor, n) for n in NAMES if n in vars(FakeTensor)]
-    return patched([(owner, name, method(owner, name)) for owner, name in owners])
+    compared = [(o, n, f) for o in (torch, torch.Tensor) for n, f in TRUTHS.items()]
+    return patched(
+        [(owner, name, method(owner, name)) for owner, name in owners]
+        + [(vars(o) if o is torch else o, n, comparison(getattr(o, n), f)) for o, n, f in compared]
+    )
 
 
 def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Answers:

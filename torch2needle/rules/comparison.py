@@ -74,6 +74,7 @@ functions(
         (torch.logical_not, T.logical_not): ops.logical_not,
         (torch.bitwise_not, T.bitwise_not, T.bitwise_not_, operator.invert): ops.bitwise_not,
         (torch.isnan, T.isnan): ops.isnan,
+        (torch.isreal, T.isreal): lambda x: ops.full_like(x, True, None, "bool"),
         (torch.isinf, T.isinf): ops.isinf,
         (torch.isfinite, T.isfinite): ops.isfinite,
     },

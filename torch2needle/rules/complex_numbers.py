@@ -379,6 +379,7 @@ UNARY: dict[tuple, Callable[[Any], Any]] = {
     (torch.sgn, T.sgn, T.sgn_): numbers.complex_sign,
     (torch.isfinite, T.isfinite): lambda z: ops.logical_and(ops.isfinite(z.real), ops.isfinite(z.imag)),
     (torch.isnan, T.isnan): lambda z: ops.logical_or(ops.isnan(z.real), ops.isnan(z.imag)),
+    (torch.isreal, T.isreal): lambda z: ops.eq(z.imag, 0.0),
     (torch.isinf, T.isinf): lambda z: ops.logical_or(ops.isinf(z.real), ops.isinf(z.imag)),
 }
 

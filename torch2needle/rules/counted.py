@@ -23,10 +23,9 @@ def nonzero(input: Any, *, as_tuple: bool = False) -> Any:
         return places
     if input.spec is None:
         raise Unsupported("as many results as the tensor has axes need its rank; pass example=")
-    rank = len(input.spec.shape)
-    if not rank:
-        raise Unsupported("places in a tensor without axes are not supported")
-    return tuple(ops.getitem(places, (slice(None), axis)) for axis in range(rank))
+    if not input.spec.shape:
+        return nonzero(ops.reshape(input, (1,)), as_tuple=True)
+    return tuple(ops.getitem(places, (slice(None), axis)) for axis in range(len(input.spec.shape)))
 
 
 functions("input", {(torch.argwhere, T.argwhere): ops.nonzero})

@@ -74,6 +74,20 @@ def bernoulli(input: Any, p: float | None = None, *, generator: Any = None) -> A
     return ops.bernoulli(input if p is None else ops.full_like(input, p))
 
 
+@rule(torch.multinomial, T.multinomial)
+def multinomial(input: Any, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Any:
+    """Numbers of the last axis, each as likely as its weight is of them all; without replacement none twice."""
+    check(generator)
+    weights = ops.cast(input, "float64")
+    if not replacement or num_samples == 1:
+        exponential = -ops.log1p(-ops.rand_like(weights))
+        return ops.sort(weights / ops.clamp_min(exponential, 1e-38), -1, descending=True, count=num_samples)[1]
+    drawn = ops.rand_like(weights, (*input.shape[:-1], num_samples), "float64")
+    total = ops.cumsum(weights, -1)
+    last = ops.getitem(total, (Ellipsis, slice(-1, None)))
+    return ops.searchsorted(total, drawn * last, True)
+
+
 @rule(F.gumbel_softmax)
 def gumbel_softmax(logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Any:
     """Jang, Gu and Poole, arXiv 1611.01144; `hard` has the gradient of the soft numbers."""

@@ -13,6 +13,7 @@ from needle.autograd import Spec, Tensor, Unsupported
 from needle.ops.math.arithmetic import Bitwise, BitwiseNot
 from needle.ops.math.comparison import Comparison, ScalarComparison
 from needle.ops.math.elementwise import Where
+from needle.ops.reduce.sorting import known_rank
 from needle.ops.reduce.values import result_axis
 from needle.ops.shape.basic import View
 from needle.ops.shape.join import Concat
@@ -191,9 +192,12 @@ def narrow(input: Any, dim: int, start: Any, length: Any) -> Any:
     return ops.getitem(input, narrowed(dim, start, length))
 
 
-functions(
-    "input, dim, index", {(torch.index_select, T.index_select): lambda input, dim, index: ops.take(input, index, dim)}
-)
+@rule(torch.index_select, T.index_select)
+def index_select(input: Any, dim: int, index: Any) -> Any:
+    picked = ops.take(input, index, dim)
+    return ops.reshape(picked, ()) if known_rank(input) == 0 else picked
+
+
 functions("input, dim, index, *, sparse_grad=False", {(torch.gather, T.gather): ops.gather})
 functions("input, index", {(torch.take, T.take): lambda input, index: ops.take(ops.flatten(input), index)})
 

@@ -9,6 +9,7 @@ import torch
 
 from needle import ops
 from needle.autograd import Tensor, Unsupported
+from needle.ops.reduce.sorting import known_rank
 
 from .arithmetic import cast
 from .reductions import axes
@@ -392,6 +393,21 @@ def old_norm(
     return ops.vector_norm(cast(input, dtype), 2.0 if p in ("fro", None) else float(p), axes(dim), keepdim)
 
 
+@rule(torch.nuclear_norm)
+def nuclear_norm(input: Any, dim: Any = (-2, -1), keepdim: bool = False) -> Any:
+    return matrix_norm(input, "nuc", *(((-2, -1), dim) if isinstance(dim, bool) else (tuple(dim), keepdim)))
+
+
+@rule(torch.norm_except_dim)
+def norm_except_dim(v: Any, pow: int = 2, dim: int = 0) -> Any:
+    rank = known_rank(v)
+    if rank is None:
+        raise Unsupported("norms over all axes but one need the number of axes; pass example=")
+    return ops.vector_norm(
+        v, float(pow), None if dim == -1 else tuple(i for i in range(rank) if i != dim % rank), dim != -1
+    )
+
+
 @rule(L.cond)
 def cond(input: Any, p: Any = None) -> Any:
     if p in (None, 2, -2):
@@ -404,6 +420,11 @@ def cond(input: Any, p: Any = None) -> Any:
 
 
 # -- others ------------------------------------------------------------------------------------------------------
+
+
+@rule(torch.vander)
+def falling_vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
+    return vander(x, N) if increasing else ops.flip(vander(x, N), -1)
 
 
 @rule(L.vander)

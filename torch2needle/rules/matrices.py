@@ -43,6 +43,15 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
     return ops.summation(x * y, dim)
 
 
+@rule(torch.addr, T.addr, T.addr_)
+def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    product = ops.unsqueeze(vec1, 1) * vec2
+    product = product if alpha == 1 else product * alpha
+    if not beta:
+        return product
+    return (input if beta == 1 else input * beta) + product
+
+
 functions("input, tensor", {(torch.vdot, T.vdot): ops.matmul})
 functions("input", {(torch.trace, T.trace): lambda x: ops.summation(ops.diagonal(x))})
 functions("tensors", {(L.multi_dot,): lambda tensors: functools.reduce(product, tensors)})

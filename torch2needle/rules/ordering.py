@@ -54,15 +54,24 @@ def msort(input: Any) -> Any:
 
 
 def areas(y: Any, x: Any, dx: Any, dim: int) -> Any:
-    """Twice those between neighbours along an axis."""
-    if x is not None and dim not in (-1, getattr(y, "ndim", 0) - 1):
-        raise Unsupported("points x are along the last axis")
+    """Twice those between neighbours along an axis, at points x (L,) or of y's shape, or dx apart."""
     if y.spec is not None and y.spec.dtype not in FLOATS and y.spec.shape[dim] == 0:
         raise Unsupported(
             "whole numbers without any along the axis stay whole in torch, and become floats where there are some"
         )
     pairs = ops.getitem(y, at(dim, slice(1, None))) + ops.getitem(y, at(dim, slice(None, -1)))
-    return pairs * (dx if x is None else diff(x))
+    return pairs * (dx if x is None else apart(y, x, dim))
+
+
+def apart(y: Any, x: Any, dim: int) -> Any:
+    """The differences of points x along that axis of y."""
+    rank = known_rank(y)
+    if rank is None:
+        if dim != -1:
+            raise Unsupported("points x along another axis than the last need the number of axes; pass example=")
+        return diff(x)
+    axis = dim % rank - rank
+    return diff(x, dim=axis) if x.ndim > 1 else ops.reshape(diff(x), (-1, *[1] * (-1 - axis)))
 
 
 @rule(torch.trapezoid, torch.trapz)
@@ -73,6 +82,38 @@ def trapezoid(y: Any, x: Any = None, *, dx: Any = 1.0, dim: int = -1) -> Any:
 @rule(torch.cumulative_trapezoid)
 def cumulative_trapezoid(y: Any, x: Any = None, *, dx: Any = 1.0, dim: int = -1) -> Any:
     return ops.cumsum(areas(y, x, dx, dim), dim) * 0.5
+
+
+def slopes_along(f: Any, place: Any, dim: int, edge_order: int) -> Any:
+    """Derivatives along an axis by three neighbours, of points that are a number apart or at a tensor `place` (L,)."""
+    pick = lambda t, begin, end: ops.getitem(t, at(dim, slice(begin, end)))  # noqa: E731
+    if isinstance(place, Tensor):
+        steps = apart(f, place, dim)
+        before, behind = pick(steps, None, -1), pick(steps, 1, None)
+    else:
+        steps = before = behind = place
+    left, middle, right = pick(f, None, -2), pick(f, 1, -1), pick(f, 2, None)
+    inner = (middle - left) * (behind / (before * (before + behind))) + (right - middle) * (
+        before / (behind * (before + behind))
+    )
+    slopes = (pick(f, 1, None) - pick(f, None, -1)) / steps
+    first, last = pick(slopes, None, 1), pick(slopes, -1, None)
+    if edge_order == 2:  # the line through the slopes of two neighbours, at their end
+        first = first * 2 - pick(inner, None, 1)
+        last = last * 2 - pick(inner, -1, None)
+    return ops.concat([first, inner, last], dim)
+
+
+@rule(torch.gradient)
+def gradient(input: Any, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> Any:
+    rank = known_rank(input)
+    if dim is None and rank is None:
+        raise Unsupported("derivatives along all axes need their number; pass example=")
+    dims = list(range(rank)) if dim is None else [dim] if isinstance(dim, int) else list(dim)  # type: ignore[arg-type]
+    f = input if input.dtype in FLOATS else ops.cast(input, "float32")
+    dims = dims if rank is None else [d % rank - rank for d in dims]
+    places = list(spacing) if isinstance(spacing, tuple | list) else [spacing] * len(dims)
+    return tuple(slopes_along(f, place, d, edge_order) for place, d in zip(places, dims, strict=True))
 
 
 @rule(torch.isin)

@@ -87,6 +87,7 @@ functions(
         (torch.argmin, T.argmin): whole_argument(ops.argmin),
     },
 )
+functions("input, dim", {(torch.logcumsumexp, T.logcumsumexp): ops.logcumsumexp})
 functions("input, dim, keepdim=False", {(torch.logsumexp, T.logsumexp, torch.special.logsumexp): over(ops.logsumexp)})
 functions(
     "input, dim=None", {(torch.count_nonzero, T.count_nonzero): over(lambda x, axes: ops.summation(ops.ne(x, 0), axes))}

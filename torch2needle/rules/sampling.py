@@ -62,6 +62,13 @@ def strided(x: Any, order: Any, size: Any, stride: Any, offset: int) -> Any:
     return ops.take(ops.flatten(ops.permute(x, order)), ops.reshape(place, tuple(size)), 0)
 
 
+@rule(torch.cartesian_prod)
+def cartesian_prod(*tensors: Any) -> Any:
+    if len(tensors) == 1:
+        return tensors[0]
+    return ops.stack([ops.flatten(t) for t in meshgrid(*tensors, indexing="ij")], 1)
+
+
 @rule(torch.meshgrid, view="always", put=overlaps)
 def meshgrid(*tensors: Any, indexing: str | None = None) -> Any:
     given = list(tensors[0]) if isinstance(tensors[0], tuple | list) else list(tensors)
@@ -92,10 +99,10 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> Any:
-    if sorter is not None:
-        raise Unsupported("sorter is not supported; sort first")
     if not isinstance(sorted_sequence, Tensor):
         raise Unsupported("sorted_sequence expects a tensor")
+    if sorter is not None:
+        sorted_sequence = ops.gather(sorted_sequence, -1, sorter)
     found = ops.searchsorted(sorted_sequence, as_operand(input, sorted_sequence), right or side == "right")
     return cast(found, torch.int32) if out_int32 else found
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from needle import ops
-from needle.autograd import Tensor, Unsupported
+from needle.autograd import Tensor
 
 from .registry import rule
 from .tables import functions
@@ -49,7 +49,8 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) 
 @rule(torch.index_fill, T.index_fill, T.index_fill_)
 def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
     if isinstance(value, Tensor):
-        raise Unsupported("index_fill expects a number, got a tensor; use index_copy")
+        there = ops.index_fill(ops.full_like(input, False, None, "bool"), dim, index, True)
+        return ops.where(there, ops.cast_like(value, input), input)
     return ops.index_fill(input, dim, index, value)
 
 

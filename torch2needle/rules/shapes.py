@@ -238,14 +238,14 @@ def joined(base: Any, value: Any, _: Any = None, dim: int = 0, **__: Any) -> Any
     return ops.concat(list(value), dim)
 
 
-@rule(torch.chunk, T.chunk, view="always", put=joined)
+@rule(torch.chunk, T.chunk, torch.unsafe_chunk, T.unsafe_chunk, view="always", put=joined)
 def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
     total = known_size(input, dim)
     count = chunks if not total else max(1, -(-total // max(1, -(-total // chunks))))
     return tuple(ops.Piece(dim, i, pieces=chunks, count=count)(input) for i in range(count))
 
 
-@rule(torch.split, T.split, torch.functional.split, view="always", put=joined)
+@rule(torch.split, T.split, torch.functional.split, torch.unsafe_split, T.unsafe_split, view="always", put=joined)
 def split(tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
     size = split_size_or_sections
     if isinstance(size, tuple | list):

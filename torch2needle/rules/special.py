@@ -26,13 +26,6 @@ def with_tensors(f: Any) -> Any:
     return lambda a, b: f(a if isinstance(a, Tensor) else as_operand(a, b), as_operand(b, a))
 
 
-def logaddexp(a: Any, b: Any) -> Any:
-    """Of two infinities their difference would be NaN."""
-    most = ops.maximum(a, b)
-    apart = ops.where(ops.eq(a, b), 0.0, -ops.absolute(a - b))
-    return most + ops.log1p(ops.exp(apart))
-
-
 def times_log(log: Any) -> Any:
     """a * log(b), and 0 where a is 0 unless b is NaN."""
 
@@ -124,8 +117,10 @@ functions(
 functions(
     "input, other",
     {
-        (torch.logaddexp, T.logaddexp): logaddexp,
-        (torch.logaddexp2, T.logaddexp2): lambda a, b: logaddexp(a * math.log(2), b * math.log(2)) * (1 / math.log(2)),
+        (torch.logaddexp, T.logaddexp): ops.logaddexp,
+        (torch.logaddexp2, T.logaddexp2): lambda a, b: (
+            ops.logaddexp(a * math.log(2), b * math.log(2)) * (1 / math.log(2))
+        ),
         (torch.xlogy, T.xlogy, T.xlogy_, S.xlogy): with_tensors(times_log(ops.log)),
         (S.xlog1py,): with_tensors(times_log(ops.log1p)),
         (torch.copysign, T.copysign, T.copysign_): with_tensors(copysign),

@@ -68,6 +68,8 @@ def quantiles(input: Any, q: Any, dim: int | None, keepdim: bool, interpolation:
         found = ops.moveaxis(found, -1, 0)
     elif not keepdim or dim is None:
         found = ops.squeeze(found, -1)
+    if not rank and not several:
+        return ops.reshape(found, ())
     if not keepdim or not rank:
         return found
     if dim is None:

@@ -72,7 +72,7 @@ class MatMul(Op):
             grad_a = reshaped(unbroadcast(matmul(g, transpose(b2)), a2.shape), a.shape)
         if b.requires_grad:
             if b2.ndim == 2 and a2.ndim > 2:  # one product instead of a batch of them and a sum
-                a2, g = reshape(a2, (-1, a2.shape[-1])), reshape(g, (-1, g.shape[-1]))
+                a2, g = rows_of(a2), rows_of(g)
             grad_b = reshaped(unbroadcast(matmul(transpose(a2), g), b2.shape), b.shape)
         return grad_a, grad_b
 
@@ -230,7 +230,7 @@ class Linear(Layer):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, weight, *biases = node.inputs
-        rows, g = (t if len(t.shape) == 2 else reshape(t, (-1, t.shape[-1])) for t in (x, out_grad))
+        rows, g = (t if len(t.shape) == 2 else rows_of(t) for t in (x, out_grad))
         a, b, other = (rows, g, "torch") if self.layout_of_weight == "needle" else (g, rows, "needle")
         grad_x = linear(out_grad, weight, layout=other) if x.requires_grad else None
         grad_w = matmul(transpose(a), b) if weight.requires_grad else None

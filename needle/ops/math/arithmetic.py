@@ -22,6 +22,7 @@ from needle.ops.math.elementwise import (
     at_most,
     cast,
     is_limit,
+    maximum,
     where,
 )
 from needle.ops.math.maths import absolute, ceil, exp, floor, log
@@ -42,6 +43,7 @@ __all__ = [
     "isinf",
     "isnan",
     "log1p",
+    "logaddexp",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -417,6 +419,12 @@ class Log1p(OwnGradient):
 
 
 log1p = function_of(Log1p, "log1p")
+
+
+def logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    """log(e ** a + e ** b), without overflow."""
+    apart = where(eq(a, b), 0.0, -absolute(a - b))  # of two infinities the difference would be NaN
+    return maximum(a, b) + log1p(exp(apart))
 
 
 @op

@@ -189,9 +189,6 @@ class CDist(Op):
         lead = broadcast_shape("cdist", tuple(a.shape[:-2]), tuple(b.shape[:-2]))
         return Spec((*lead, a.shape[-2], b.shape[-2]), str(a.dtype))
 
-    def must_decompose(self, *inputs: Any) -> bool:
-        return self.p == 0
-
     def compute(self, a: NDArray, b: NDArray) -> Any:
         shape, dtype = self.infer(a, b)
         lead = shape[:-2]
@@ -207,7 +204,12 @@ class CDist(Op):
 
     gradient = gradient_of_decomposition
 
-    samples = samples_of(({}, [(2, 4, 3), (5, 3)]), ({"p": 1.0}, [(4, 3), (5, 3)]), ({"p": 3.0}, [(4, 3), (5, 3)]))
+    samples = samples_of(
+        ({}, [(2, 4, 3), (5, 3)]),
+        ({"p": 0.0}, [(4, 3), (5, 3)]),
+        ({"p": 1.0}, [(4, 3), (5, 3)]),
+        ({"p": 3.0}, [(4, 3), (5, 3)]),
+    )
 
 
 def cdist(a: Tensor, b: Tensor, p: float = 2.0) -> Tensor:

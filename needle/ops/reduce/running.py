@@ -1,7 +1,9 @@
-"""Products and maxima of all elements up to each along an axis."""
+"""Products, maxima and logarithms of sums of all elements up to each along an axis."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,18 +11,20 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call
 from needle.ops.common import check_axis, constant, with_axis
+from needle.ops.dtypes import cast_array, float_dtype
 from needle.ops.families import no_gradient, samples_of
-from needle.ops.math.arithmetic import isnan, logical_or
-from needle.ops.math.comparison import eq
+from needle.ops.math.arithmetic import isnan, logaddexp, logical_or
+from needle.ops.math.comparison import eq, gt
 from needle.ops.math.elementwise import cast, maximum, where
+from needle.ops.math.maths import exp, log
 from needle.ops.reduce.sorting import mirrored
-from needle.ops.shape.basic import broadcast_to
+from needle.ops.shape.basic import broadcast_to, flip
 from needle.ops.shape.creation import full_like
 from needle.ops.shape.gather import gather
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.join import concat
 
-__all__ = ["cummax", "cummin", "cumprod"]
+__all__ = ["cummax", "cummin", "cumprod", "logcumsumexp"]
 
 
 def part(x: Tensor, axis: int, start: int | None, stop: int | None) -> Tensor:
@@ -124,22 +128,23 @@ class CumMax(Op):
             return constant(0, x, "int64")
         axis = self.axis % len(x.shape)
         rows = cast(x, "int32") if x.dtype == "bool" else x
-        there = eq(rows, running_maximum(rows, axis))
+        there = eq(rows, running(maximum, rows, axis))
         if x.dtype in FLOATS:
             there = logical_or(there, isnan(rows))
         numbers = constant(np.arange(x.shape[axis]).reshape(-1, *[1] * (len(x.shape) - axis - 1)), x, "int64")
         numbers = broadcast_to(numbers, tuple(x.shape))
-        return running_maximum(where(there, numbers, full_like(numbers, 0)), axis)
+        return running(maximum, where(there, numbers, full_like(numbers, 0)), axis)
 
     gradient = no_gradient
 
     samples = samples_of(({"axis": 1}, [(3, 5, 4)]), ({"axis": -1}, [Spec((4, 9), "int64")]), ({"axis": 0}, [(6, 20)]))
 
 
-def running_maximum(x: Tensor, axis: int) -> Tensor:
+def running(combine: Callable, x: Tensor, axis: int) -> Tensor:
+    """All elements up to each along an axis combined, by doubling steps."""
     step = 1
-    while step < x.shape[axis]:  # by doubling steps
-        later = maximum(part(x, axis, step, None), part(x, axis, None, -step))
+    while step < x.shape[axis]:
+        later = combine(part(x, axis, step, None), part(x, axis, None, -step))
         x, step = concat([part(x, axis, None, step), later], axis), step * 2
     return x
 
@@ -154,3 +159,38 @@ def cummin(a: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """(values, numbers) of the smallest of all elements up to each along an axis."""
     numbers = CumMax(axis)(mirrored(a))
     return gather(a, axis, numbers), numbers
+
+
+@op
+class LogCumSumExp(Op):
+    """log of the sum of e ** x of all elements up to each along an axis."""
+
+    axis: int
+
+    def infer(self, x: Any) -> Any:
+        check_axis(self.label, self.axis, x.shape)
+        return Spec(tuple(x.shape), float_dtype(x.dtype))
+
+    def reference(self, x: np.ndarray) -> Any:
+        return np.logaddexp.accumulate(cast_array(with_axis(x), float_dtype(x.dtype)), self.axis).reshape(x.shape)
+
+    def decompose(self, x: Tensor) -> Tensor:
+        x = cast(x, self.infer(x).dtype)
+        return running(logaddexp, x, self.axis % len(x.shape)) if x.shape else x
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        """e ** x times the sum of g e ** -y from each element on, of positive and negative g apart and as logarithms."""
+        total = 0.0
+        for sign in (1.0, -1.0):
+            part_of = out_grad * sign
+            logs = where(gt(part_of, 0.0), log(where(gt(part_of, 0.0), part_of, 1.0)) - node, -math.inf)
+            behind = flip(LogCumSumExp(self.axis)(flip(logs, self.axis)), self.axis) if out_grad.shape else logs
+            total = total + exp(behind + node.inputs[0]) * sign
+        return total
+
+    samples = samples_of(({"axis": 1}, [(3, 5, 4)]), ({"axis": -1}, [(2, 1)]), ({"axis": 0}, [(6, 20)]))
+
+
+def logcumsumexp(a: Tensor, axis: int) -> Tensor:
+    """log of the sum of e ** a of all elements up to each along an axis, without overflow. As torch.logcumsumexp."""
+    return LogCumSumExp(axis)(a)

@@ -39,7 +39,7 @@ class Counted(Op):
 
     def compute(self, *arrays: NDArray) -> Any:
         found = self.reference(*(a.numpy() for a in arrays))
-        made = [NDArray(np.ascontiguousarray(f), arrays[0].device, str(f.dtype)) for f in self._results(found)]
+        made = [NDArray(np.asarray(f, order="C"), arrays[0].device, str(f.dtype)) for f in self._results(found)]
         return tuple(made) if self.n_out > 1 else made[0]
 
     def _results(self, found: Any) -> Any:

@@ -204,8 +204,9 @@ class ScatterReduce(Op):
 
     def decompose(self, x: Tensor, index: Tensor, source: Tensor) -> Tensor:
         axis = self.axis % max(len(x.shape), 1)
-        if self.along and source.shape:
-            index = broadcast_to(reshape(index, ones_behind(x, axis, math.prod(index.shape))), source.shape)
+        if self.along:
+            ones = ones_behind(x, axis, math.prod(index.shape)) if source.shape else ()
+            index = broadcast_to(reshape(index, ones), source.shape)
         kept = x if self.include_self else Scatter(axis)(x, index, constant(self._start(x), x))
         if self.reduce != "mean":
             return Scatter(axis, self.reduce)(kept, index, source)
@@ -276,6 +277,8 @@ class IndexCopy(Write):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, index, source = node.inputs
+        if not x.shape:
+            return constant(0.0, x), None, out_grad
         count, axis = index.shape[0], self.axis % len(x.shape)
         order = constant(np.arange(count), index)
         last = take(index_copy(constant(np.zeros(x.shape[axis]), index), 0, index, order), index)
@@ -308,7 +311,7 @@ class IndexAdd(IndexCopy):
         return out.reshape(x.shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return out_grad, None, take(out_grad, node.inputs[1], self.axis)
+        return out_grad, None, take(out_grad, node.inputs[1], self.axis) if out_grad.shape else out_grad
 
 
 def index_add(a: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
