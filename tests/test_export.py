@@ -215,6 +215,62 @@ def test_free_and_fixed_sizes() -> None:
         fixed(torch.randn(3, 3, 6, 6))
 
 
+class Tokens(nn.Module):
+    """Branches on its length, so that torch.export captures it, and has its positions in a table of 40."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(50, 8), nn.Embedding(40, 8)
+
+    def forward(self, ids: T, mask: T | None = None, **more: T) -> T:
+        x = self.table(ids) + self.places(torch.arange(ids.shape[1]))
+        x = x * 2 if ids.shape[1] > 30 else x
+        for t in (*([] if mask is None else [mask]), *more.values()):
+            x = x * t.unsqueeze(-1)
+        return x.reshape(-1, 4, 8) if more else x
+
+
+SHAPES = ((1, 7), (3, 7), (1, 9), (2, 30), (1, 2), (1, 4), (5, 4), (2, 36))
+IDS, ROWS = torch.randint(0, 50, (1, 7)), torch.rand(1, 7)
+NAMED: dict[str, tuple[dict[str, Any], dict[str, Any], set[tuple[int, int]]]] = {
+    "both": (
+        {"ids": IDS, "mask": ROWS},
+        {"ids": {0, 1}, "mask": {0: None, -1: "length"}},
+        set(SHAPES) - {(2, 36)},
+    ),
+    "length": ({"ids": IDS, "mask": ROWS}, {"ids": [1], "mask": (1,)}, {(1, 7), (1, 9), (1, 2), (1, 4)}),
+    "none": ({"ids": IDS}, {"ids": None}, {(1, 7)}),
+    "keyword": ({"ids": IDS[:, :4], "factor": ROWS[:, :4]}, {"ids": {0}, "factor": {0}}, {(1, 4), (5, 4)}),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_sizes_are_free_and_no_others(name: str) -> None:
+    example, dynamic, shapes = NAMED[name]
+    model = Tokens().eval()
+    net = torch2needle.convert(model, example, dynamic=dynamic)
+    for shape in SHAPES:
+        given = {k: torch.randint(0, 50, shape) if k == "ids" else torch.rand(shape) for k in example}
+        if shape in shapes:
+            close(net(**given), model(**given))
+        else:
+            with pytest.raises(ValueError, match="expects size"):
+                net(**given)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "message"),
+    [
+        ({"x": {0}}, "dynamic expects inputs of the example, ids, mask, got 'x'"),
+        ({"ids": {2}}, "dynamic expects axes of ids, which has 2, got 2"),
+        ({"ids": {1}}, "dynamic names axis 1 of ids, which the forward fixes"),  # to the mask's
+    ],
+)
+def test_names_of_sizes_that_cannot_be_free(dynamic: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, torch2needle.ConversionError), match=message):
+        torch2needle.convert(Tokens().eval(), {"ids": IDS, "mask": ROWS}, dynamic=dynamic)
+
+
 def test_a_least_size_is_checked() -> None:
     net = torch2needle.convert(Net(branch_on_shape).eval(), torch.randn(IMAGE))
     with pytest.raises(ValueError, match=r"input x expects size at least 4 in axis 2, got 3"):

@@ -1,4 +1,4 @@
-"""Rules of what runs along an axis, quantiles, covariances, histograms, shifts, scalars and numbers of few bits, against torch."""
+"""Rules of what runs along an axis, quantiles, covariances, histograms, shifts, scalars and numbers of few bits."""
 
 from __future__ import annotations
 

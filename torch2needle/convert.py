@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from needle.ops.math.bits import Narrowed
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .bridges.otherwise import answers_violations
 from .bridges.whole import WHOLE, WholeInterpreter, captured_whole, run_once
-from .capture.calls import call_of
+from .capture.calls import call_of, named_axes
 from .capture.comparison import BadExample, Judge
 from .capture.export import allow_one, captures, from_program, larger
 from .capture.guard import LOCK, same_chance
@@ -210,7 +210,7 @@ def convert(
     model: Any,
     example: Any = None,
     *,
-    dynamic: str | bool = "auto",
+    dynamic: str | bool | Mapping[str, Any] = "auto",
     dynamic_budget: float = BUDGET,
     share: bool = False,
     fallback: str = "error",
@@ -222,7 +222,8 @@ def convert(
     example: inputs as a tuple or a dict by name. Ranks and dtypes are then known to rules that need them, inputs with
         defaults that appear in it become inputs, and what torch.fx cannot trace is captured by torch.export.
     dynamic: "auto": with torch.export the batch, image sizes and lengths stay free where they can, as they are with torch.fx;
-        False: torch.export fixes all sizes to the example's.
+        False: torch.export fixes all sizes to the example's; {"input_ids": {0, 1}}: those axes of the forward's arguments are
+        free, or the conversion says what fixes them, and no others.
     dynamic_budget: seconds of processor time that torch.export may take to leave heights, widths and lengths free; where they
         end, the batch alone is, and `net.report` says so.
     share: use torch's memory for the weights (through DLPack) instead of copies. An executable packs its own: after torch
@@ -234,8 +235,12 @@ def convert(
         example what the forward asks of values; in evaluation alone, and files do not have it. "error" raises GuardError.
     Raises ConversionError, which lists everything that is unsupported at once.
     """
-    if dynamic not in ("auto", False):
-        raise ValueError(f"[convert] dynamic expects 'auto' or False, got {dynamic!r}.")
+    if not isinstance(dynamic, Mapping) and dynamic not in ("auto", False):
+        raise ValueError(f"[convert] dynamic expects 'auto', False or axes by input, got {dynamic!r}.")
+    if isinstance(dynamic, Mapping):
+        if example is None or not isinstance(model, nn.Module):
+            raise ValueError(f"[convert] dynamic by input expects a module and example=, got {type(model).__name__}.")
+        named_axes(model.forward, call_of(example), dynamic)
     if fallback not in ("error", "torch"):
         raise ValueError(f"[convert] fallback expects 'error' or 'torch', got {fallback!r}.")
     if on_guard not in ("error", "torch"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +26,31 @@ def call_of(example: Any) -> Call:
 
 def tensors(value: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+@dataclass
+class Place:
+    """Of a tensor in a call."""
+
+    number: int
+    rank: int
+
+
+def named_axes(forward: Any, call: Call, dynamic: Mapping[str, Any]) -> dict[tuple[int, int], str]:
+    """The places (number of the tensor, axis) that a dict of inputs and their axes names, each with its input."""
+    numbers = iter(range(len(tensors(call))))
+    args, kwargs = pytree.tree_map(lambda v: Place(next(numbers), v.ndim) if isinstance(v, torch.Tensor) else v, call)
+    given = inspect.signature(forward).bind_partial(*args, **kwargs).arguments | kwargs
+    found: dict[tuple[int, int], str] = {}
+    for name, axes in dynamic.items():
+        if name not in given:
+            raise ValueError(f"[convert] dynamic expects inputs of the example, {', '.join(given)}, got {name!r}.")
+        for place in (v for v in pytree.tree_leaves(given[name]) if isinstance(v, Place)):
+            for axis in axes or ():
+                if not isinstance(axis, int) or not -place.rank <= axis < place.rank:
+                    raise ValueError(f"[convert] dynamic expects axes of {name}, which has {place.rank}, got {axis!r}.")
+                found[place.number, axis % place.rank] = name
+    return found
 
 
 def fresh(call: Call) -> Call:

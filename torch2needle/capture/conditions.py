@@ -71,6 +71,13 @@ class Condition(NamedTuple):
         return all(self.holds(dict(zip(self.free, sizes, strict=True))) for sizes in product(*some))
 
 
+def fixed_sizes(program: ExportedProgram) -> set[tuple[int, int]]:
+    """The sizes by (tensor, axis) that torch.export took for the example's."""
+    given = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in input_places(program)]
+    shapes = [v.shape for n in given if isinstance(v := n.meta.get("val"), torch.Tensor)]
+    return {(i, axis) for i, shape in enumerate(shapes) for axis, size in enumerate(shape) if isinstance(size, int)}
+
+
 def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], Limits]:
     """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, and the limits of
     others."""

@@ -7,7 +7,7 @@ import inspect
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import thread_time
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
+from needle.autograd import Unsupported
 from needle.graph import map_structure
 
 from ..report import ConversionError, progress
 from .asked import Answers, answers
-from .calls import Call, call_of, tensors
-from .conditions import MOST, Limits, bounds
+from .calls import Call, call_of, named_axes, resized, tensors
+from .conditions import MOST, Limits, bounds, fixed_sizes
 from .functional import Gradients, below_autograd, covariances_as_calls, data_as_calls, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
@@ -41,11 +42,15 @@ NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.defau
 def captures(
     model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]], budget: float
 ) -> Iterator[Captured]:
-    """Captures with fewer and fewer free sizes, for the first that converts; raises ConversionError where none can be made.
+    """Captures with fewer and fewer free sizes, or with those that `dynamic` names, for the first that converts; raises
+    ConversionError where none can be made.
 
     Last come those that answer what the forward asks of its tensors' values as the example does, and check that.
     budget: seconds that sizes beyond the batch may take.
     """
+    if isinstance(dynamic, Mapping):
+        yield from named(model, call_of(example), dynamic, changing)
+        return
     time = Budget(budget)
     try:
         yield from unchecked(model, example, dynamic, changing, time)
@@ -76,6 +81,30 @@ def captures(
         yield strictly(model, call, error or capture_error(model, e, "torch.export"), changing)
         return
     yield time.noted(found).captured(model, changing)
+
+
+def named(
+    model: nn.Module, call: Call, dynamic: Mapping[str, Any], changing: Callable[[], set[str]]
+) -> Iterator[Captured]:
+    """Captures with the axes free that `dynamic` names by input, and no others."""
+    names, given = named_axes(model.forward, call, dynamic), tensors(call)
+    wider = resized(call, {place: 2 for place in names if given[place[0]].shape[place[1]] == 1})  # 1 counts as fixed
+    free = {i: tuple(axis for j, axis in names if j == i) for i, _ in names}
+    error: Exception | None = None
+    for asked in (None, answers(model, *wider)):
+        if asked is not None and not asked:
+            break
+        try:
+            found = export(model, *wider, free, asked)
+        except Exception as e:
+            error = e
+            continue
+        error, fixed = None, bounds(found.program)[0] | fixed_sizes(found.program)
+        if told := [f"axis {place[1]} of {name}" for place, name in names.items() if place in fixed]:
+            raise Unsupported(f"dynamic names {', '.join(told)}, which the forward fixes")
+        yield found.captured(model, changing)
+    if error is not None:
+        raise capture_error(model, error, "torch.export") from error
 
 
 def strictly(model: nn.Module, call: Call, error: ConversionError, changing: Callable[[], set[str]]) -> Captured:
