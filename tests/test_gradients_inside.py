@@ -48,6 +48,25 @@ ASKED: dict[str, Callable] = {
 }
 
 
+class Residual(Energy):
+    """As networks of differential equations are written: of its input, and in a branch by its values."""
+
+    def forward(self, x: Any) -> Any:
+        x = x.requires_grad_(True)
+        slope = self.ask(self.net(x).squeeze(-1), x)
+        return slope * 2 if x.max() > 100 else slope
+
+
+@pytest.mark.parametrize("name", ["differentiated again", "twice"])
+def test_gradients_of_an_input(name: str) -> None:
+    model, x = Residual(ASKED[name]).eval(), torch.randn(4, 3)
+    net = torch2needle.convert(model, (x.clone(),))
+    assert torch2needle.verify(model, net, (torch.randn(7, 3),))
+    gradients_agree(model, net, (x,), 2e-5)
+    with pytest.raises(ndl.nn.functional.GuardError, match=r"x\.max"):
+        net(x + 200)
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_gradients_in_the_forward(name: str) -> None:
     torch.manual_seed(0)

@@ -28,7 +28,17 @@ UNDEFINED = (
     "eigh",
     "kthvalue",
 )
-DRAWN = ("rand_like", "randn_like", "bernoulli", "gumbel_softmax", "rand", "randn", "randint", "randperm")
+DRAWN = (
+    "rand_like",
+    "randn_like",
+    "bernoulli",
+    "gumbel_softmax",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "multinomial",
+)
 
 
 @lru_cache(1)

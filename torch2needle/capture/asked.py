@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from .guard import (
     Writes,
+    gradients_where_asked,
     has_storage,
     inference_without_gradients,
     patched,
@@ -160,11 +161,16 @@ def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Answers:
     found, writes = Answers(), Writes()
     with untouched(model), same_chance(), torch.inference_mode(False), inference_without_gradients():
         model.eval()
-        try:
-            with torch.no_grad(), plain_conditions(), writes, found.noted():
-                model(*args, **kwargs)
-        finally:
-            writes.undo()
+
+        def noted() -> None:
+            found.clear()
+            try:
+                with plain_conditions(), writes, found.noted():
+                    model(*args, **kwargs)
+            finally:
+                writes.undo()
+
+        gradients_where_asked(noted)
     return found
 
 

@@ -37,6 +37,7 @@ from .calls import (
     tensors,
     varied,
 )
+from .functional import Gradients
 from .guard import (
     Writes,
     autocasts,
@@ -85,7 +86,7 @@ class Behaviour:
 def behaviour(function: Callable, model: nn.Module, calls: list[Call], training: bool | None = None) -> Behaviour:
     """Runs the calls one after the other from the model's present state, which they leave as it is."""
     made = Behaviour([], [], set(), set())
-    writes = Writes()
+    writes, gradients = Writes(), Gradients()
 
     def noting(names: set[str]) -> Callable[[str], None]:
         return lambda name: names.add(name) if torch.is_grad_enabled() else None
@@ -98,7 +99,8 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
             for i, call in enumerate(calls):
                 args, kwargs = fresh(call)
                 with (
-                    torch.set_grad_enabled(not i),
+                    torch.set_grad_enabled(not i or gradients.asked),
+                    gradients.watched(),
                     writes,
                     own_gradients(noting(made.functions)),
                     gradient_hooks(noting(made.hooks)),

@@ -292,6 +292,18 @@ def own_gradients(note: Callable[[str], None]) -> contextlib.AbstractContextMana
     return patched([(torch.autograd.Function, "apply", classmethod(apply))])
 
 
+def gradients_where_asked(call: Callable[[], Any]) -> Any:
+    """What a call gives without gradients, or with them where the forward asks for some."""
+    try:
+        with torch.no_grad():
+            return call()
+    except RuntimeError as e:
+        if "does not require grad" not in str(e):
+            raise
+    with torch.enable_grad():
+        return call()
+
+
 def inference_without_gradients() -> contextlib.AbstractContextManager:
     """`torch.inference_mode` is `torch.no_grad`, which torch.export follows."""
 

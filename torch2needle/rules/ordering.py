@@ -105,14 +105,14 @@ def slopes_along(f: Any, place: Any, dim: int, edge_order: int) -> Any:
 
 
 @rule(torch.gradient)
-def gradient(input: Any, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> Any:
+def gradient(input: Any, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:
     rank = known_rank(input)
     if dim is None and rank is None:
         raise Unsupported("derivatives along all axes need their number; pass example=")
     dims = list(range(rank)) if dim is None else [dim] if isinstance(dim, int) else list(dim)  # type: ignore[arg-type]
     f = input if input.dtype in FLOATS else ops.cast(input, "float32")
     dims = dims if rank is None else [d % rank - rank for d in dims]
-    places = list(spacing) if isinstance(spacing, tuple | list) else [spacing] * len(dims)
+    places = list(spacing) if isinstance(spacing, tuple | list) else [1 if spacing is None else spacing] * len(dims)
     return tuple(slopes_along(f, place, d, edge_order) for place, d in zip(places, dims, strict=True))
 
 

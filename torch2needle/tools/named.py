@@ -188,12 +188,13 @@ def refuse_inputs(model: Any, inputs: Any) -> None:
     """Raises UsageError where torch's own model does not take these inputs: then nothing else is to blame."""
     import torch
 
+    from ..capture.guard import gradients_where_asked
+
     if inputs is None:
         return
     forward = model if isinstance(model, torch.nn.Module) else model.module()
     try:
-        with torch.no_grad():
-            forward(**inputs) if isinstance(inputs, dict) else forward(*inputs)
+        gradients_where_asked(lambda: forward(**inputs) if isinstance(inputs, dict) else forward(*inputs))
     except Exception as e:
         raise UsageError(f"[input] the model does not run on these inputs: {type(e).__name__}: {one_line(e)}.") from e
 

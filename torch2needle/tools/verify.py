@@ -23,6 +23,7 @@ from needle.shown import Shown
 
 from ..capture.calls import tensors
 from ..capture.comparison import first_line
+from ..capture.guard import gradients_where_asked
 from ..capture.structure import plain_result
 from ..convert import example_by_name
 from ..report import progress, reason_of, table
@@ -215,7 +216,7 @@ def torch_defaults(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(devices=[]):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -247,9 +248,14 @@ def run_torch(
 
     for path in paths:
         twin.get_submodule(path).register_forward_hook(hook(path))
-    values = map_structure(inputs, lambda x: to_torch(x, dtype))
-    with torch_defaults(torch.float64 if exact else torch.get_default_dtype()):
+
+    def call() -> Arrays:
+        calls.clear()
+        values = map_structure(inputs, lambda x: to_torch(x, dtype))
         return leaves(plain_result(twin(**values) if isinstance(values, dict) else twin(*values)))
+
+    with torch_defaults(torch.float64 if exact else torch.get_default_dtype()):
+        return gradients_where_asked(call)
 
 
 @contextmanager
