@@ -153,6 +153,25 @@ def test_shifted_reads_are_no_chain() -> None:
     np.testing.assert_array_equal(ndl.compile(f, (x,))(x), np.maximum(2 * x, 0)[:, 1:] + 2 * x[:, :-1])
 
 
+def test_chains_of_other_shapes_join_in_one_of_theirs() -> None:
+    """Of boxes (N, 2) and (M, 2) by pairs: what has the shape (N, M, 2) cannot be read as (N, M)."""
+
+    def overlaps(a: Any, b: Any) -> Any:
+        pairs = ops.unsqueeze(a, 1)
+        low, high = ops.maximum(pairs[..., :2], b[:, :2]), ops.minimum(pairs[..., 2:], b[:, 2:])
+        common = ops.prod(ops.clamp_min(high - low, 0.0), 2)
+        sizes = [(t[:, 2] - t[:, 0]) * (t[:, 3] - t[:, 1]) for t in (a, b)]
+        union = ops.unsqueeze(sizes[0], 1) + sizes[1] - common
+        share = common / union
+        low, high = ops.minimum(pairs[..., :2], b[:, :2]), ops.maximum(pairs[..., 2:], b[:, 2:])
+        outer = ops.prod(high - low, 2)
+        return share - (outer - union) / outer
+
+    rng = np.random.default_rng(6)
+    a, b = (np.sort(rng.random((n, 4)).astype("float32"), 1) for n in (5, 6))
+    assert steps_of(compare(overlaps, (a, b)), "chain") > 1
+
+
 def test_parts_of_one_array_are_chains_of_their_own_size() -> None:
     """Results of several sizes are written into one memory."""
     x = np.random.default_rng(5).standard_normal((2, 3, 6, 4)).astype("float32")

@@ -157,7 +157,6 @@ class Chain:
         for place, link in other.links.items():
             self.add(place, link)
         self.links = dict(sorted(self.links.items()))
-        self.out = next(iter(self.links.values())).out
         self.since = min(self.since, other.since)
 
     def add(self, place: int, link: Link) -> None:
