@@ -488,6 +488,25 @@ def test_a_rule_that_computes_something_else_is_found() -> None:
     assert np.allclose(net(x).numpy(), model(x).detach().numpy(), atol=1e-6)
 
 
+class Volume(nn.Module):
+    """The logarithm of the volume that an orthogonal matrix changes, by its diagonal: 0 but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        upper = torch.linalg.lu(torch.linalg.qr(torch.randn(4, 4))[0])[2]
+        self.logs = nn.Parameter(upper.diagonal().abs().log())
+
+    def forward(self, x: T) -> T:
+        return self.logs.sum().expand(x.shape[0])
+
+
+def test_a_sum_that_cancels_is_as_exact_as_rounding_lets_it() -> None:
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, x = Volume().eval(), torch.randn(3, 4)
+        assert abs(torch2needle.convert(model, (x,))(x).numpy() - model(x).detach().numpy()).max() < 1e-5
+
+
 class Residual(nn.Module):
     def forward(self, x: T) -> T:
         for _ in range(40):
