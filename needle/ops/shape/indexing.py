@@ -63,6 +63,21 @@ class GetItem(View):
     def compute(self, x: Any) -> Any:
         return x[decode_index(self.index)]
 
+    def taken(self, *inputs: Any) -> tuple[int, int, int] | None:
+        shape, index = inputs[0].shape, [*decode_index(self.index)]
+        if None in index or self.deferred():
+            return None
+        if Ellipsis in index:
+            at = index.index(Ellipsis)
+            index[at : at + 1] = [slice(None)] * (len(shape) - len(index) + 1)
+        cuts = [(axis, i) for axis, i in enumerate(index) if i != slice(None)]
+        if len(cuts) != 1:
+            return None
+        ((axis, i),) = cuts
+        size = shape[axis]
+        start, stop, step = i.indices(size) if isinstance(i, slice) else (i % size, i % size + 1, 1)
+        return (axis, start, stop) if step == 1 and 0 < stop - start < size else None
+
     def reference(self, x: np.ndarray) -> Any:
         return x[decode_index(self.index)]
 
