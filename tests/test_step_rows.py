@@ -62,6 +62,7 @@ ROWS = {
     "slice of a slice": (lambda n, x: n.down(n.up(x)[:, 1:6])[:, 2], 0),
     "a batch norm after": (lambda n, x: n.pooled(ops.relu(n.up(x))[:, 0]), 0),
     "rows of a broadcast": (lambda n, x: (n.up(x) * x[:1])[:, 4], 0),
+    "a row of one sample": (lambda n, x: n.up(x[:1])[0, 3] + x[0, 0], 0),
     "every second": (lambda n, x: n.up(x)[:, ::2].sum(1), 1),
     "no axis left out": (lambda n, x: n.up(x)[:, :].sum(1), 1),
     "features": (lambda n, x: (n.up(x)[:, :, 0:1] * x).sum(1), 1),  # a product needs all of a row
@@ -87,7 +88,7 @@ def test_rows_that_nobody_reads_are_left_out(name):
     for p in net.parameters():
         p.data = ndl.Tensor(draw.randn(*p.shape).astype("float32") * 0.5)
     other, x = copy.deepcopy(net), draw.randn(N, L, W).astype("float32")
-    y = draw.randint(0, W, copy.deepcopy(net)(ndl.Tensor(x)).shape[:-1])
+    y = draw.randint(0, W, copy.deepcopy(net)(ndl.Tensor(x)).shape[:-1] or 1)
     loss = lambda out, y: ops.cross_entropy(ops.reshape(out, (-1, W)), ops.reshape(y, (-1,)))  # noqa: E731
     optimizers = [ndl.optim.SGD(n.parameters(), 0.1, momentum=0.9) for n in (net, other)]
     step = ndl.compile_step(net, loss, optimizers[0], (x, y))
@@ -130,3 +131,47 @@ def test_sources_of_ops_hold_on_their_samples():
             seen.add(op.name)
     assert seen >= {"Linear", "LayerNorm", "SplitHeads", "MergeHeads", "ScaledDotProductAttention", "EWiseAdd", "GELU"}
     assert len(seen) > 40
+
+
+class Split(nn.Module):
+    def __init__(self, places):
+        super().__init__()
+        self.weight, self.places = nn.Parameter(np.random.RandomState(2).randn(6, W).astype("float32")), places
+
+    def forward(self, x):
+        total = 0.0
+        for i, place in enumerate(self.places):
+            total = total + (ops.sin(x[0, :1, :1] * (i + 1)) * self.weight[place]).sum() * (i + 1)
+        return total
+
+
+# by name: which parts of a (6, W) weight are read, and whether their gradients are joined
+PARTS = {
+    "halves": ((slice(0, 3), slice(3, 6)), True),
+    "three, out of order": ((slice(4, None), slice(0, 1), slice(1, -2)), True),
+    "columns": (((slice(0, 6), slice(0, 5)), (slice(0, 6), slice(5, None))), True),
+    "a gap": ((slice(0, 3), slice(4, 6)), False),
+    "not to the end": ((slice(0, 3), slice(3, 5)), False),
+    "twice": ((slice(0, 3), slice(3, 6), slice(0, 3)), False),
+    "overlapping": ((slice(0, 4), slice(3, 6)), False),
+    "two axes": ((slice(0, 3), (slice(3, 6), slice(0, 6))), False),
+    "numbers": ((slice(1, 6), 0), False),
+    "every second": ((slice(0, 6, 2), slice(1, 6, 2)), False),
+    "halves and the whole": ((slice(0, 3), slice(3, 6), slice(None, None)), False),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_gradients_of_a_split_weight_are_joined(name):
+    places, is_joined = PARTS[name]
+    net = Split(places)
+    other, x = copy.deepcopy(net), np.random.RandomState(3).randn(N, L, W).astype("float32")
+    optimizers = [ndl.optim.SGD(n.parameters(), 0.1, momentum=0.9) for n in (net, other)]
+    loss = lambda out, y: out * y.sum()  # noqa: E731
+    y = np.ones(2, "float32")
+    step = ndl.compile_step(net, loss, optimizers[0], (x, y))
+    for _ in range(2):
+        assert float(step(x, y)) == pytest.approx(eager_step(other, loss, optimizers[1], x, y), rel=1e-5)
+    assert_same(net, other)
+    kernels = [kernel for kernel, label, _ in step.profile(x, y, rounds=1) if label.startswith("scatter")]
+    assert ("fill" not in kernels) == is_joined

@@ -70,13 +70,15 @@ class GetItem(View):
         if Ellipsis in index:
             at = index.index(Ellipsis)
             index[at : at + 1] = [slice(None)] * (len(shape) - len(index) + 1)
-        cuts = [(axis, i) for axis, i in enumerate(index) if i != slice(None)]
+        cuts = []
+        for axis, (i, size) in enumerate(zip(index, shape, strict=False)):
+            start, stop, step = i.indices(size) if isinstance(i, slice) else (i % size, i % size + 1, 1)
+            if not isinstance(i, slice) or (start, stop, step) != (0, size, 1):
+                cuts.append((axis, start, stop, step))
         if len(cuts) != 1:
             return None
-        ((axis, i),) = cuts
-        size = shape[axis]
-        start, stop, step = i.indices(size) if isinstance(i, slice) else (i % size, i % size + 1, 1)
-        return (axis, start, stop) if step == 1 and 0 < stop - start < size else None
+        axis, start, stop, step = cuts[0]
+        return (axis, start, stop) if step == 1 and start < stop and stop - start < shape[axis] else None
 
     def reference(self, x: np.ndarray) -> Any:
         return x[decode_index(self.index)]
