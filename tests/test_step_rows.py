@@ -52,6 +52,12 @@ def residual(n, x):
     return n.down(y)[:, 1] + y.sum(1)
 
 
+def many(n, x):
+    for _ in range(40):
+        x = x + n.up(x) * 0.1
+    return x[:, 0]
+
+
 # by name: the output, and how many values with L rows the forward pass makes beside x
 ROWS = {
     "class token": (lambda n, x: encoder(n, x)[:, 0], 5),  # a norm, keys and values with their heads
@@ -66,6 +72,7 @@ ROWS = {
     "every second": (lambda n, x: n.up(x)[:, ::2].sum(1), 1),
     "no axis left out": (lambda n, x: n.up(x)[:, :].sum(1), 1),
     "features": (lambda n, x: (n.up(x)[:, :, 0:1] * x).sum(1), 1),  # a product needs all of a row
+    "a long chain of residuals": (many, 0),
     "two places": (two_places, 1),
     "read as a whole, too": (residual, 1),
     "detached elsewhere": (detached_elsewhere, 2),

@@ -62,9 +62,12 @@ class Narrowing:
         is_clear, left = True, list(results)
         while left:
             symbol = left.pop()
-            other = self.known.setdefault(symbol.node, symbol)
-            is_clear &= other.op is symbol.op and other.requires_grad == symbol.requires_grad
-            left += symbol.inputs if other is symbol else ()
+            other = self.known.get(symbol.node)
+            if other is None:
+                self.known[symbol.node] = symbol
+                left += symbol.inputs  # type: ignore[arg-type]
+            elif other is not symbol:
+                is_clear &= other.op is symbol.op and other.requires_grad == symbol.requires_grad
         nodes = [*recorder.graph.nodes]
         self.rows = needed(nodes, [s.node for s in results])
         if is_clear:  # no value is detached in one place and not in another
