@@ -93,8 +93,9 @@ FOLDS.register(
 
 def parts_beside(found: list[Node], shape: tuple[int, ...]) -> tuple[int, list[Node]] | None:
     """The axis along which the values that `found` puts into zeros lie one behind the other, and these in order."""
-    rows = {n: GetItem(n.target.index).taken(Spec(n.target.shape)) for n in found}
-    if None in rows.values() or any(n.target.shape != shape for n in found):
+    taken = [(n, GetItem(n.target.index).taken(Spec(n.target.shape))) for n in found]
+    rows = {n: at for n, at in taken if at is not None and n.target.shape == shape}
+    if len(rows) < len(found):  # also where one is added twice
         return None
     order = sorted(rows, key=rows.__getitem__)
     axis, ends = rows[order[0]][0], [0, *(rows[n][2] for n in order)]
