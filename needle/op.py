@@ -265,6 +265,15 @@ class Op:
     def check_values(self, *inputs: Any) -> None:
         """Raise for what a plan's kernel answers by NaN. inputs: arrays that a caller gave, Specs of what is computed."""
 
+    def sources(self, axis: int, out: Any, *inputs: Any) -> list[int | None] | None:
+        """Where rows, the parts of `out` along `axis`, depend on the same rows of inputs alone: every input's axis of rows, None
+        for those of which all takes part. None where rows depend on others, or nobody has said."""
+        return None
+
+    def taken(self, *inputs: Any) -> tuple[int, int, int] | None:
+        """(axis, start, stop) of an op that takes these rows of its input, and nothing else."""
+        return None
+
     def flops(self, out: Any, *inputs: Any) -> int:
         """Floating-point operations of one call by shapes, a multiply-add as two: one per result unless the op says more."""
         outs = out if self.n_out > 1 else (out,)

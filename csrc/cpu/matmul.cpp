@@ -106,7 +106,10 @@ void copy_rows(const Matmul& g, int64_t m0, int64_t m1, float* dst) {
   const int64_t ld = copy_stride(g.K);
   int64_t m = m0;
   if (g.a_m == 1)
-    for (; m + kBlock <= m1; m += kBlock, dst += kBlock * ld) transpose(dst, ld, g.a + m, g.a_k, g.K, kBlock);
+    for (int64_t n; (n = smaller(4, (m1 - m) / kBlock) * kBlock) > 0; m += n, dst += n * ld)  // some lines of a row
+      for (int64_t k = 0; k < g.K; k += kBlock)
+        for (int64_t i = 0; i < n; i += kBlock)
+          transpose(dst + i * ld + k, ld, g.a + m + i + k * g.a_k, g.a_k, smaller(kBlock, g.K - k), kBlock);
   for (; m < m1; m++, dst += ld) {
     const float* s = g.a + m * g.a_m;
     if (g.a_k == 1)

@@ -26,6 +26,7 @@ from .effects import Update, Write, changes
 from .executable import CompiledPlan, Plans, entered
 from .planner import parameter
 from .recompute import recomputed
+from .rows import narrowed
 from .settings import Choice
 from .sharing import Bucket, Sharing
 from .split import SplitPlan, is_foreign
@@ -109,7 +110,7 @@ class StepPlan(CompiledPlan):
         if self.turn == APPLY:
             self._update(clipped({p: recorder.param(t) for p, t in self.sums.items()}, self.settings))
             return ()
-        value = fn(*inputs)
+        value = narrowed(fn(*inputs), recorder)
         loss = first_leaf(value)
         self.boundary = len(recorder.graph.nodes)
         parameters = list(dict.fromkeys(p for p in self.optimizer.params if p.requires_grad))

@@ -175,6 +175,10 @@ class Elementwise(Op):
                 shape = broadcast_shape(self.label, shape, tuple(x.shape))
         return Spec(shape, self.result or self.operand_dtype(*inputs))
 
+    def sources(self, axis: int, out: Any, *inputs: Any) -> list[int | None] | None:
+        places = [(axis - len(out.shape) + len(x.shape), x.shape) for x in inputs]
+        return [at if at >= 0 and shape[at] == out.shape[axis] else None for at, shape in places]
+
     def row(self) -> tuple[Any, Iterable[float]]:
         """The kernel and its attributes."""
         return self.kernel, vars(self).values()

@@ -1,4 +1,4 @@
-"""Rewrites of a plan's graph that serve every target: batch norms folded into the weights before them, concats nested."""
+"""Rewrites of a plan's graph that serve every target: batch norms folded into the weights before them, parts joined."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from needle.graph import Graph, Node
 from needle.graph.engine import Fusion, Rules
 from needle.graph.matcher import Match, Pattern
 from needle.graph.steps import Steps, of_parameters
-from needle.op import Op
+from needle.op import Op, Spec
 from needle.ops.common import Layer
 from needle.ops.fused.layer import FusedLayer
+from needle.ops.math.elementwise import EWiseAdd
 from needle.ops.nn.norm import BatchNorm
+from needle.ops.shape.indexing import GetItem, ScatterItem
 from needle.ops.shape.join import Concat
 
 FOLDS, INSIDE = Rules(), "FusedFoldedBatchNorm"
@@ -87,6 +89,44 @@ FOLDS.register(
         suffix="",
     )
 )
+
+
+def parts_beside(found: list[Node], shape: tuple[int, ...]) -> tuple[int, list[Node]] | None:
+    """The axis along which the values that `found` puts into zeros lie one behind the other, and these in order."""
+    taken = [(n, GetItem(n.target.index).taken(Spec(n.target.shape))) for n in found]
+    rows = {n: at for n, at in taken if at is not None and n.target.shape == shape}
+    if len(rows) < len(found):  # also where one is added twice
+        return None
+    order = sorted(rows, key=rows.__getitem__)
+    axis, ends = rows[order[0]][0], [0, *(rows[n][2] for n in order)]
+    lie = all(rows[n][:2] == (axis, start) for n, start in zip(order, ends, strict=False))
+    parts = [n.args[0] for n in order]
+    whole = lie and ends[-1] == shape[axis] and all(p.meta["spec"].ndim == len(shape) for p in parts)
+    return (axis, parts) if whole else None
+
+
+def joined_parts(graph: Graph) -> Graph:
+    """A sum of parts that lie in zeros is those parts joined, once all are there: gradients of a weight that was split."""
+    leaves: dict[Node, list[Node]] = {}  # of a sum of nothing else: what lies in zeros
+    sums: dict[Node, list[tuple[Node, int, list[Node]]]] = {}  # by its last part
+    order = {n: i for i, n in enumerate(graph)}
+    for node in graph:
+        if node.kind == "op" and isinstance(node.target, ScatterItem):
+            leaves[node] = [node]
+        elif node.kind == "op" and isinstance(node.target, EWiseAdd) and all(a in leaves for a in node.args):
+            leaves[node] = [n for a in node.args for n in leaves[a]]
+            beside = parts_beside(leaves[node], node.meta["spec"].shape)
+            if beside is not None:
+                sums.setdefault(max(leaves[node], key=order.__getitem__), []).append((node, *beside))
+    made: dict[Node, Node] = {}
+
+    def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
+        for root, axis, parts in sums.get(node, ()):
+            made[root] = new.add("op", Concat(axis), tuple(done[p] for p in parts), root.name)
+            made[root].meta = dict(root.meta)
+        return made.get(node)
+
+    return graph.copy(replace).prune() if sums else graph
 
 
 def nest_concats(graph: Graph) -> Graph:

@@ -16,7 +16,7 @@ from needle.ops.fused.layer import FusedLayer, add_and_activate
 from needle.ops.fused.linears import FusedLinears, GatedLinear, slices
 from needle.ops.linalg.basic import Linear
 from needle.ops.math.activation import activation_code
-from needle.targets.folds import FOLDS, INSIDE, has_norm_inside, nest_concats
+from needle.targets.folds import FOLDS, INSIDE, has_norm_inside, joined_parts, nest_concats
 from needle.targets.images import main_op
 
 
@@ -101,7 +101,7 @@ class LayerTarget(Target):
         return INSIDE not in off and weights <= set(constant) and op.base.takes_norm(op.infer(*inputs))
 
     def arranged(self, graph: Graph) -> Graph:
-        return nest_concats(graph)
+        return nest_concats(joined_parts(graph))
 
     def lowers_joined(self, join: Join) -> Join:
         """Decorator: f(builder, x, out, weights, biases) plans one product with constant weights (out, in) side by side, and

@@ -179,6 +179,9 @@ class Linear(Layer):
             dtype = promote(dtype, dtype_name(other.dtype))
         return Spec((*x.shape[:-1], columns), dtype)
 
+    def sources(self, axis: int, out: Any, *inputs: Any) -> list[int | None] | None:
+        return [axis, *[None] * (len(inputs) - 1)] if axis < len(out.shape) - 1 else None
+
     def takes_norm(self, out: Any) -> bool:
         return len(out.shape) == 2
 

@@ -89,6 +89,11 @@ class ScaledDotProductAttention(Op):
                 raise ValueError(f"[attention] mask expects a shape that broadcasts to {scores}, got {tuple(m.shape)}.")
         return Spec((*batch, q.shape[-2], v.shape[-1]), str(q.dtype))
 
+    def sources(self, axis: int, out: Any, *inputs: Any) -> list[int | None] | None:
+        """Every query sees all keys."""
+        is_free = not self.causal and not self.has_mask and axis == len(out.shape) - 2
+        return [len(inputs[0].shape) - 2, None, None] if is_free else None
+
     def compute(self, q: NDArray, k: NDArray, v: NDArray, *mask: NDArray) -> Any:
         spec = self.infer(q, k, v, *mask)
         if q.dtype != "float32":

@@ -47,6 +47,10 @@ class SplitHeads(Op):
     def reference(self, x: np.ndarray) -> Any:
         return x.reshape((*x.shape[:-1], self.heads, x.shape[-1] // self.heads)).transpose(self._order(x.ndim))
 
+    def sources(self, axis: int, out: Any, *inputs: Any) -> list[int | None] | None:
+        at = self._order(len(out.shape) - 1)[axis]
+        return [at] if at < len(out.shape) - 2 else None
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return MergeHeads(self.sequence_first)(out_grad)
 
@@ -83,6 +87,9 @@ class MergeHeads(Op):
 
     def reference(self, x: np.ndarray) -> Any:
         return x.transpose(self._order(x.ndim)).reshape(self.infer(x).shape)
+
+    def sources(self, axis: int, out: Any, *inputs: Any) -> list[int | None] | None:
+        return [self._order(len(out.shape) + 1)[axis]] if axis < len(out.shape) - 1 else None
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return SplitHeads(node.inputs[0].shape[-3], self.sequence_first)(out_grad)

@@ -36,6 +36,10 @@ class RowNorm(Op):
     def is_weight(self, index: int) -> bool:
         return index > 0
 
+    def sources(self, axis: int, out: Any, *inputs: Any) -> list[int | None] | None:
+        last = self.attributes().get("axes")  # those that are normalised; others have no such axes
+        return [axis, *[None] * (len(inputs) - 1)] if last and axis < len(out.shape) - last else None
+
     def check_last(self, axes: int, x: Any, *values: Any) -> Spec:
         """As `check`, for values of the shape of the last axes."""
         if not 0 < axes <= len(x.shape):

@@ -63,6 +63,23 @@ class GetItem(View):
     def compute(self, x: Any) -> Any:
         return x[decode_index(self.index)]
 
+    def taken(self, *inputs: Any) -> tuple[int, int, int] | None:
+        shape, index = inputs[0].shape, [*decode_index(self.index)]
+        if None in index or self.deferred():
+            return None
+        if Ellipsis in index:
+            at = index.index(Ellipsis)
+            index[at : at + 1] = [slice(None)] * (len(shape) - len(index) + 1)
+        cuts = []
+        for axis, (i, size) in enumerate(zip(index, shape, strict=False)):
+            start, stop, step = i.indices(size) if isinstance(i, slice) else (i % size, i % size + 1, 1)
+            if not isinstance(i, slice) or (start, stop, step) != (0, size, 1):
+                cuts.append((axis, start, stop, step))
+        if len(cuts) != 1:
+            return None
+        axis, start, stop, step = cuts[0]
+        return (axis, start, stop) if step == 1 and start < stop and stop - start < shape[axis] else None
+
     def reference(self, x: np.ndarray) -> Any:
         return x[decode_index(self.index)]
 
