@@ -76,6 +76,24 @@ def test_every_page_is_in_the_site() -> None:
     assert named == {p.name for p in DOCS.glob("*.md")}
 
 
+def test_links_lead_to_files_and_headings() -> None:
+    """Those of every Markdown file to others; the site's builder looks at its own pages only."""
+    folders = ("csrc", "docs", "needle", "operator_fusion", "profiling", "scripts", "tests", "torch2needle")
+    pages = [*ROOT.glob("*.md"), *(p for f in folders for p in (ROOT / f).rglob("*.md"))]
+    prose = {p: re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```$", "", p.read_text(), flags=re.M | re.S)) for p in pages}
+    links = [(p, t) for p, text in prose.items() for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
+    dead = [f"{p.relative_to(ROOT)}: {t}" for p, t in links if not leads_somewhere(p, *t.partition("#")[::2])]
+    assert len(links) > 40 and dead == []
+
+
+def leads_somewhere(page: Path, target: str, heading: str) -> bool:
+    path = page.parent / target if target else page
+    if not path.exists() or not heading:
+        return path.exists()
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+    return heading in {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
 def test_every_public_op_says_what_it_does() -> None:
     """The reference page shows the docstrings of all functions of needle.ops."""
     bare = [n for n, f in vars(ndl.ops).items() if n[0] != "_" and inspect.isfunction(f) and not inspect.getdoc(f)]
