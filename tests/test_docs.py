@@ -94,6 +94,20 @@ def leads_somewhere(page: Path, target: str, heading: str) -> bool:
     return heading in {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
 
 
+def test_messages_are_the_code_s() -> None:
+    """Every message of docs/messages.md is in the sources, between its numbers and names (`...`)."""
+    sources = [
+        p
+        for room in ("needle", "torch2needle", "csrc")
+        for p in (ROOT / room).rglob("*")
+        if p.suffix in (".py", ".cpp")
+    ]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(p.read_text() for p in sources))
+    messages = re.findall(r"^\| `\[\w+\] ([^`]*)`", (DOCS / "messages.md").read_text(), re.M)
+    parts = {part.strip(" .,;:()") for m in messages for part in m.split("...")}
+    assert len(messages) > 40 and [p for p in parts if p not in code] == []
+
+
 def test_every_public_op_says_what_it_does() -> None:
     """The reference page shows the docstrings of all functions of needle.ops."""
     bare = [n for n, f in vars(ndl.ops).items() if n[0] != "_" and inspect.isfunction(f) and not inspect.getdoc(f)]
