@@ -39,7 +39,7 @@ ALTERED = {"hook": "a hook that changes a layer's result", "no_grad": "a layer w
 Row = dict[str, Any]
 
 
-def run(name: str, seconds: int) -> Row:
+def run(name: str, seconds: int, *more: str) -> Row:
     """The stages of one model by name; a process that ends early leaves the reason in the stage it was in."""
     here = str(Path(__file__).parent)
     environment = {
@@ -47,7 +47,7 @@ def run(name: str, seconds: int) -> Row:
         "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)]),
         "PYTHONWARNINGS": "ignore",
     }
-    command = [sys.executable, "-m", "zoo.worker", name, str(seconds)]
+    command = [sys.executable, "-m", "zoo.worker", name, str(seconds), *more]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
         try:
@@ -76,7 +76,7 @@ def passed(row: Row, form: str) -> bool:
 
 def complaint(row: Row) -> str:
     """Why the first stage that failed did, or an empty string; a size that capture fixed and the net refuses is no failure."""
-    for stage in STAGES:
+    for stage in (*STAGES, *(s for s in row if s not in STAGES)):
         facts = row.get(stage, {"ok": False, "reason": "did not run"})
         if not facts["ok"] and not facts.get("fixed"):
             return f"{stage}: {reason_of(facts)}"
@@ -148,7 +148,7 @@ def write(path: Path, rows: dict[str, Row]) -> None:
 
 
 def report(name: str, row: Row) -> None:
-    forms = "  ".join(f"{f} {'ok' if passed(row, f) else 'no'}" for f in FORMS)
+    forms = "  ".join(f"{f} {'ok' if passed(row, f) else 'no'}" for f in (*FORMS, *(["onnx"] if "onnx" in row else [])))
     seconds = sum(s.get("seconds", 0) for s in row.values())
     print(f"{name:44} {forms}  {seconds:5.1f} s  {complaint(row)[:200]}", flush=True)
 
@@ -160,6 +160,7 @@ def main() -> None:
     what.add_argument("--sample", action="store_true", help="the fixed sample that CI runs; fails if one of them does")
     what.add_argument("--models", nargs="+", metavar="NAME", help="names, or beginnings of names, of the list")
     parser.add_argument("--list", choices=LISTS, default="usual", help="which list --full and --models mean")
+    parser.add_argument("--onnx", action="store_true", help="each as an ONNX file in onnxruntime, too")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, metavar="FILE")
     parser.add_argument("--resume", action="store_true")
@@ -177,7 +178,7 @@ def main() -> None:
         rows = json.loads(args.json.read_text())["models"]
     for name in chosen:
         if not (args.resume and name in rows):
-            rows[name] = run(name, args.seconds)
+            rows[name] = run(name, args.seconds, *(["onnx"] if args.onnx else []))
             print(f"{chosen.index(name) + 1:3} / {len(chosen)}", end="  ")
             report(name, rows[name])
         if args.json:  # after every model, so that an interrupted run keeps what it has
@@ -185,7 +186,7 @@ def main() -> None:
     if args.table:
         args.table.write_text(page({n: rows[n] for n in listed if n in rows}))
     failed = [n for n in chosen if complaint(rows[n])]
-    for form in FORMS:
+    for form in (*FORMS, "onnx") if args.onnx else FORMS:
         print(f"{form:9} {percent(sum(passed(rows[n], form) for n in chosen), len(chosen))}")
     if args.sample and failed:
         raise SystemExit(f"[coverage] {len(failed)} models of the sample fail (first: {failed[0]}).")

@@ -1,5 +1,6 @@
 """The pages of docs run as they stand: the Python blocks of a page, in order, in one program; and the site has every page."""
 
+import importlib
 import inspect
 import json
 import re
@@ -106,6 +107,25 @@ def test_messages_are_the_code_s() -> None:
     messages = re.findall(r"^\| `\[\w+\] ([^`]*)`", (DOCS / "messages.md").read_text(), re.M)
     parts = {part.strip(" .,;:()") for m in messages for part in m.split("...")}
     assert len(messages) > 40 and [p for p in parts if p not in code] == []
+
+
+PACKAGES = ("torch2needle", "operator_fusion", "needle")
+ROOMS = (*PACKAGES, *(f"needle.{room}" for room in ("ops", "nn", "optim", "init", "data", "training")))
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_every_public_name_is_in_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(DOCS))
+    import reference
+
+    text = "".join(p.read_text() for p in DOCS.glob("api_*.md"))
+    marks = [(importlib.import_module(m[1]), m[2].split()) for m in reference.MARK.finditer(text)]
+    shown = {id(getattr(room, n)) for room, names in marks for n in names or reference.names_of(room)}
+    module = importlib.import_module(name)
+    public = {n: getattr(module, n) for n in getattr(module, "__all__", vars(module)) if n[0] != "_"}
+    own = {n: v for n, v in public.items() if getattr(v, "__module__", "").split(".")[0] in PACKAGES and callable(v)}
+    assert len(own) > 9 and [n for n, v in own.items() if id(v) not in shown] == []
 
 
 def test_every_public_op_says_what_it_does() -> None:

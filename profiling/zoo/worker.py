@@ -1,7 +1,8 @@
-"""One model of the list, in a process of its own: `python -m zoo.worker NAME SECONDS` prints one JSON line for each stage.
+"""One model of the list, in a process of its own: `python -m zoo.worker NAME SECONDS [onnx]` prints one JSON line for each stage.
 
 Stages: torch (float32 and float64 references), convert, plain, fused, compiled, free (the other inputs of the entry, plain),
-altered (what `convert` makes of the model with a hook, or a layer without gradients: equal or refused).
+altered (what `convert` makes of the model with a hook, or a layer without gradients: equal or refused); where it is asked for,
+onnx (the fused form as an ONNX file, in onnxruntime).
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import json
 import re
 import resource
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,7 +99,20 @@ class Timed:
         return value
 
 
-def main(name: str, seconds: int) -> None:
+def through_onnx(net: ndl.nn.Module, values: tuple) -> list[np.ndarray]:
+    """The results of onnxruntime, which reads the file that the net is written to."""
+    import onnxruntime
+
+    given: list[np.ndarray] = []
+    map_structure(list(values), lambda v: given.append(v.numpy()) if isinstance(v, ndl.Tensor) else None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.onnx"
+        ndl.to_onnx(net, str(path), *values)
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return session.run(None, {i.name: a for i, a in zip(session.get_inputs(), given, strict=True)})
+
+
+def main(name: str, seconds: int, onnx: bool = False) -> None:
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -149,6 +165,9 @@ def main(name: str, seconds: int) -> None:
     fused = stage("fused", fuse)
     if fused is not None:
         stage("compiled", lambda: compiled(fused))
+        if onnx:
+            values = tuple(net.bind((), to_net(net, given)))
+            stage("onnx", lambda: (judge(through_onnx(fused, values), own, exact), None))
 
     def free() -> Any:
         rows = []
@@ -189,4 +208,4 @@ def main(name: str, seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), "onnx" in sys.argv[3:])
