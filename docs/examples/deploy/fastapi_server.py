@@ -1,7 +1,8 @@
 """A net behind HTTP in one file: `MODEL=resnet18.needle uvicorn fastapi_server:app --factory`.
 
 A request is `POST /classify` with an image's float32 numbers; the answer is the five best classes with their scores. One process
-runs as many requests at once as there are cores, each on one thread; `AT_ONCE=1` and `NEEDLE_NUM_THREADS` give each all threads.
+runs as many requests at once as it has threads, each on one of them; `AT_ONCE=1` gives each request all threads. With
+`--workers N` set `NEEDLE_NUM_THREADS` to the cores over N.
 """
 
 from __future__ import annotations
