@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging as _logging
 import os
 from typing import Any
 
@@ -39,6 +40,7 @@ def to_onnx(model: Any, path: str | os.PathLike[str], *args: Any, batch: str = "
     write(model, path, *args, batch=batch)
 
 
+_logging.getLogger("needle").addHandler(_logging.NullHandler())  # who wants to read what is logged says so
 nn.Module.to_onnx = to_onnx  # type: ignore[attr-defined]
 
 __all__ = [n for n in dir() if not n.startswith("_") and n not in ("annotations", "os", "Any")]

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ HARD = LIST.with_name("models_hard.json")  # zoo/hard/README.md
 TYPES = LIST.with_name("models_types.json")  # zoo/types.py
 LISTS = {"usual": LIST, "hard": HARD, "types": TYPES}
 STAGES = ("torch", "convert", "plain", "fused", "compiled", "free", "altered")
+ONNX = ("torch", "convert", "onnx")  # of --onnx
 FORMS = ("plain", "fused", "compiled", "free")
 SECONDS = 240  # of processor time, so that other work on the machine does not count; WAIT: of the clock
 WAIT = 3600
@@ -39,7 +41,7 @@ ALTERED = {"hook": "a hook that changes a layer's result", "no_grad": "a layer w
 Row = dict[str, Any]
 
 
-def run(name: str, seconds: int) -> Row:
+def run(name: str, seconds: int, stages: Sequence[str] = STAGES) -> Row:
     """The stages of one model by name; a process that ends early leaves the reason in the stage it was in."""
     here = str(Path(__file__).parent)
     environment = {
@@ -47,7 +49,7 @@ def run(name: str, seconds: int) -> Row:
         "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)]),
         "PYTHONWARNINGS": "ignore",
     }
-    command = [sys.executable, "-m", "zoo.worker", name, str(seconds)]
+    command = [sys.executable, "-m", "zoo.worker", name, str(seconds), *stages]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
         try:
@@ -65,7 +67,7 @@ def run(name: str, seconds: int) -> Row:
             facts = json.loads(line)
             row[facts.pop("stage")] = facts
     if reason:
-        stage = next((s for s in STAGES if s not in row), STAGES[-1])
+        stage = next((s for s in stages if s not in row), stages[-1])
         row[stage] = {"ok": False, "reason": reason}
     return row
 
@@ -74,9 +76,9 @@ def passed(row: Row, form: str) -> bool:
     return bool(row.get(form, {}).get("ok"))
 
 
-def complaint(row: Row) -> str:
+def complaint(row: Row, stages: Sequence[str] = STAGES) -> str:
     """Why the first stage that failed did, or an empty string; a size that capture fixed and the net refuses is no failure."""
-    for stage in STAGES:
+    for stage in stages:
         facts = row.get(stage, {"ok": False, "reason": "did not run"})
         if not facts["ok"] and not facts.get("fixed"):
             return f"{stage}: {reason_of(facts)}"
@@ -147,10 +149,10 @@ def write(path: Path, rows: dict[str, Row]) -> None:
     path.write_text(f'{{"cpu": {json.dumps(cpu_name())}, "isa": {json.dumps(isa())}, "models": {{\n{lines}\n}}}}\n')
 
 
-def report(name: str, row: Row) -> None:
-    forms = "  ".join(f"{f} {'ok' if passed(row, f) else 'no'}" for f in FORMS)
+def report(name: str, row: Row, stages: Sequence[str], forms: Sequence[str]) -> None:
+    told = "  ".join(f"{f} {'ok' if passed(row, f) else 'no'}" for f in forms)
     seconds = sum(s.get("seconds", 0) for s in row.values())
-    print(f"{name:44} {forms}  {seconds:5.1f} s  {complaint(row)[:200]}", flush=True)
+    print(f"{name:44} {told}  {seconds:5.1f} s  {complaint(row, stages)[:200]}", flush=True)
 
 
 def main() -> None:
@@ -160,11 +162,13 @@ def main() -> None:
     what.add_argument("--sample", action="store_true", help="the fixed sample that CI runs; fails if one of them does")
     what.add_argument("--models", nargs="+", metavar="NAME", help="names, or beginnings of names, of the list")
     parser.add_argument("--list", choices=LISTS, default="usual", help="which list --full and --models mean")
+    parser.add_argument("--onnx", action="store_true", help="as ONNX files in onnxruntime, in place of the other forms")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, metavar="FILE")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="processor time for each model")
     args = parser.parse_args()
+    stages, forms = (ONNX, ONNX[-1:]) if args.onnx else (STAGES, FORMS)
     file = LIST if args.sample else LISTS[args.list]
     listed = [e["name"] for e in json.loads(file.read_text())]
     chosen = listed if args.full else [n for n in listed if n in SAMPLE]
@@ -177,15 +181,15 @@ def main() -> None:
         rows = json.loads(args.json.read_text())["models"]
     for name in chosen:
         if not (args.resume and name in rows):
-            rows[name] = run(name, args.seconds)
+            rows[name] = run(name, args.seconds, stages)
             print(f"{chosen.index(name) + 1:3} / {len(chosen)}", end="  ")
-            report(name, rows[name])
+            report(name, rows[name], stages, forms)
         if args.json:  # after every model, so that an interrupted run keeps what it has
             write(args.json, {n: rows[n] for n in listed if n in rows})
     if args.table:
         args.table.write_text(page({n: rows[n] for n in listed if n in rows}))
-    failed = [n for n in chosen if complaint(rows[n])]
-    for form in FORMS:
+    failed = [n for n in chosen if complaint(rows[n], stages)]
+    for form in forms:
         print(f"{form:9} {percent(sum(passed(rows[n], form) for n in chosen), len(chosen))}")
     if args.sample and failed:
         raise SystemExit(f"[coverage] {len(failed)} models of the sample fail (first: {failed[0]}).")

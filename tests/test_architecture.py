@@ -154,6 +154,24 @@ def test_folders_have_a_readme() -> None:
     assert not missing
 
 
+def test_importing_needle_loads_no_extra() -> None:
+    extras = (
+        "torch",
+        "matplotlib",
+        "jinja2",
+        "onnx",
+        "tvm",
+        "scipy",
+        "sklearn",
+        "PIL",
+        "multiprocessing",
+        "asyncio",
+        "http",
+    )
+    code = f"import sys, needle, torch2needle; print(*{{*{extras}}} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.strip() == b""
+
+
 def test_importing_torch2needle_loads_no_sympy() -> None:
     """torch loads it late; it takes 35 MB and half a second."""
     code = "import sys, torch2needle; assert 'sympy' not in sys.modules"

@@ -445,3 +445,22 @@ def test_pages_have_the_model_s_name(folder: Path, capsys: Any) -> None:
         assert main(["fuse", model, "--dry-run", "--html", "f.html"]) == 0
         assert f"<h1>{title}, compiled</h1>" in Path("p.html").read_text()
         assert f"<h1>{title}: 3 calls would become 1</h1>" in Path("f.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("torch2needle ", {"convert", "run", "bench", "info"}),
+        ("torch2needle che", {"check"}),
+        ("torch2needle check res", {"resnet18", "resnet_pictures.pt2"}),
+        ("torch2needle bench resnet18 --p", {"--peer"}),
+        ("torch2needle bench resnet18 --peer o", {"onnxruntime"}),
+    ],
+)
+def test_a_shell_completes(line: str, offered: set[str], folder: Path) -> None:
+    pytest.importorskip("argcomplete")
+    (folder / "resnet_pictures.pt2").touch()
+    asks = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "offered"), "_ARGCOMPLETE_IFS": "\n"}
+    env = os.environ | asks | {"COMP_LINE": line, "COMP_POINT": str(len(line)), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-m", "torch2needle"], cwd=folder, env=env, check=True, timeout=60)
+    assert offered <= {text.strip() for text in (folder / "offered").read_text().split("\n")}

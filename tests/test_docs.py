@@ -1,5 +1,6 @@
 """The pages of docs run as they stand: the Python blocks of a page, in order, in one program; and the site has every page."""
 
+import importlib
 import inspect
 import json
 import re
@@ -74,6 +75,57 @@ def test_settings_are_the_code_s() -> None:
 def test_every_page_is_in_the_site() -> None:
     named = set(re.findall(r"(\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert named == {p.name for p in DOCS.glob("*.md")}
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    """Those of every Markdown file to others; the site's builder looks at its own pages only."""
+    folders = ("csrc", "docs", "needle", "operator_fusion", "profiling", "scripts", "tests", "torch2needle")
+    pages = [*ROOT.glob("*.md"), *(p for f in folders for p in (ROOT / f).rglob("*.md"))]
+    prose = {p: re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```$", "", p.read_text(), flags=re.M | re.S)) for p in pages}
+    links = [(p, t) for p, text in prose.items() for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
+    dead = [f"{p.relative_to(ROOT)}: {t}" for p, t in links if not leads_somewhere(p, *t.partition("#")[::2])]
+    assert len(links) > 40 and dead == []
+
+
+def leads_somewhere(page: Path, target: str, heading: str) -> bool:
+    path = page.parent / target if target else page
+    if not path.exists() or not heading:
+        return path.exists()
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+    return heading in {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+def test_messages_are_the_code_s() -> None:
+    """Every message of docs/messages.md is in the sources, between its numbers and names (`...`)."""
+    sources = [
+        p
+        for room in ("needle", "torch2needle", "csrc")
+        for p in (ROOT / room).rglob("*")
+        if p.suffix in (".py", ".cpp")
+    ]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(p.read_text() for p in sources))
+    messages = re.findall(r"^\| `\[\w+\] ([^`]*)`", (DOCS / "messages.md").read_text(), re.M)
+    parts = {part.strip(" .,;:()") for m in messages for part in m.split("...")}
+    assert len(messages) > 40 and [p for p in parts if p not in code] == []
+
+
+PACKAGES = ("torch2needle", "operator_fusion", "needle")
+ROOMS = (*PACKAGES, *(f"needle.{room}" for room in ("ops", "nn", "optim", "init", "data", "training")))
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_every_public_name_is_in_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(DOCS))
+    import reference
+
+    text = "".join(p.read_text() for p in DOCS.glob("api_*.md"))
+    marks = [(importlib.import_module(m[1]), m[2].split()) for m in reference.MARK.finditer(text)]
+    shown = {id(getattr(room, n)) for room, names in marks for n in names or reference.names_of(room)}
+    module = importlib.import_module(name)
+    public = {n: getattr(module, n) for n in getattr(module, "__all__", vars(module)) if n[0] != "_"}
+    own = {n: v for n, v in public.items() if getattr(v, "__module__", "").split(".")[0] in PACKAGES and callable(v)}
+    assert len(own) > 9 and [n for n, v in own.items() if id(v) not in shown] == []
 
 
 def test_every_public_op_says_what_it_does() -> None:

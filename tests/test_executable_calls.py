@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -298,6 +299,20 @@ def test_calls_are_refused_in_a_sentence(case: str, form: str) -> None:
         call(exe)
     assert "\n" not in str(e.value)
     close(exe(I), net(ndl.Tensor(I)).numpy())  # the executable lives on
+
+
+def test_what_happened_is_logged_for_those_who_ask(caplog: pytest.LogCaptureFixture, capfd: Any) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()).eval(), torch.zeros(1, 3)
+    torch2needle.compile(model, (x,))
+    assert caplog.text == "" and capfd.readouterr() == ("", "")
+    with caplog.at_level("INFO", "needle"):
+        exe = torch2needle.compile(model, (x,))
+        exe(torch.zeros(2, 3))
+        exe(torch.zeros(2, 3))
+    converted, *planned = [r.getMessage() for r in caplog.records]
+    assert re.fullmatch(r"converted Sequential by torch.fx: \d+ nodes, [\d.]+ s", converted)
+    text = r"planned Sequential for float32 \[{}, 3\] on cpu\(\): 1 steps, [\d.]+ ms"
+    assert len(planned) == 2 and all(re.fullmatch(text.format(n), p) for n, p in zip((1, 2), planned, strict=True))
 
 
 def test_inputs_by_name() -> None:

@@ -62,6 +62,16 @@ def test_a_model_without_other_libraries() -> None:
     assert len(row["free"]["inputs"]) == 2
 
 
+def test_a_model_as_an_onnx_file() -> None:
+    pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    row = coverage.run("audio/WaveLSTM", 100, coverage.ONNX)
+    assert (
+        list(row) == list(coverage.ONNX)
+        and coverage.complaint(row, coverage.ONNX) == ""
+        and row["onnx"]["error"] < 1e-5
+    )
+
+
 def test_a_process_that_ends_early_is_a_row() -> None:
     row = coverage.run("audio/WaveLSTM", 1)
     assert coverage.complaint(row) == "torch: took more than 1 s of processor time"

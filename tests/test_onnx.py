@@ -174,7 +174,7 @@ def torch_leaves(value: Any) -> list[Any]:
 def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
     class Two(nn.Module):
         def forward(self, ids: Any, mask: Any) -> Any:
-            return {"a": ids * 2, "b": (mask + ids, ids)}
+            return {"a": ids * 2, "b": (mask + ids, None, ids)}
 
     x = np.arange(6, dtype="float32").reshape(2, 3)
     Two().to_onnx(tmp_path / "net.onnx", x, x, batch="free")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,6 +38,7 @@ from .rules.registry import target_name
 from .tools.trace_log import LoggingInterpreter
 from .weights import TreeBuilder
 
+LOG = logging.getLogger("needle.convert")
 BUDGET = 6.0  # seconds; most models take less than one
 
 
@@ -247,11 +250,18 @@ def convert(
         raise ValueError(f"[convert] on_guard expects 'error' or 'torch', got {on_guard!r}.")
     if not isinstance(dynamic_budget, int | float) or isinstance(dynamic_budget, bool) or not dynamic_budget >= 0:
         raise ValueError(f"[convert] dynamic_budget expects a number of seconds, got {dynamic_budget!r}.")
+    start = time.perf_counter()
     net, report = run(model, example, share, dynamic, fallback, dynamic_budget)
     if net is None:
         raise ConversionError(report)
     if isinstance(model, nn.Module):
         net._title = type(model).__name__
+    seconds = time.perf_counter() - start
+    LOG.info(
+        "converted %s by %s: %d nodes, %.2f s", type(model).__name__, report.capture, sum(1 for _ in net.graph), seconds
+    )
+    for note in report.notes:
+        LOG.debug("%s: %s", type(model).__name__, note)
     warn_of_torch(report)
     if on_guard == "torch":
         answers_violations(net, model, example)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +39,14 @@ from .tuner import step_times
 from .watch import Watch
 
 KEPT_BYTES = 128 << 20  # that plans may hold beyond twice the weights that the last one uses, before the oldest go
+LOG = logging.getLogger("needle.compile")
 STEP_BYTES = 8 << 10  # about what a step takes: its operands for the core, and what Python tells of it
+
+
+def told_shapes(specs: Any) -> str:
+    found: list[Spec] = []
+    map_structure(list(specs), lambda s: found.append(s) if isinstance(s, Spec) else None)
+    return ", ".join(f"{s.dtype} {list(s.shape)}" for s in found) or "no arrays"
 
 
 def place_of(fn: Callable, inputs: list[NDArray]) -> Device:
@@ -105,9 +114,14 @@ class Plans(Shown):
                 if key in self._plans:
                     self._plans.move_to_end(key)
                     return self._plans[key]
-            device = self._device or place_of(self.model, inputs)
+            device, start = self._device or place_of(self.model, inputs), time.perf_counter()
             with uncollected():
                 plan = self._make(key, specs, inputs, device)
+            if LOG.isEnabledFor(logging.INFO):
+                steps, shapes = sum(len(i.names) for i in plan.infos), told_shapes(specs)
+                ms = 1e3 * (time.perf_counter() - start)
+                title = getattr(self.model, "_title", self.name)
+                LOG.info("planned %s for %s on %s: %d steps, %.1f ms", title, shapes, device, steps, ms)
             with self._lock:
                 self._keep(key, plan, device)
             return plan

@@ -22,6 +22,8 @@ class Vertex(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Fired:
+    """A pattern that became `op`: `node_out` stands for the nodes `nodes_in` of the modules at `module_paths`."""
+
     pattern: str
     nodes_in: list[str]
     node_out: str

@@ -194,11 +194,11 @@ class Exporter:
             self.values[node] = Value(made.name, self.shapes[node], str(spec.dtype))
 
     def results(self) -> list[Value]:
-        """The leaves of the result, each under a name of its own."""
+        """The leaves of the result but None, each under a name of its own."""
         leaves: list[Any] = []
-        map_structure(self.graph.output.args[0], leaves.append)
+        map_structure(self.graph.output.args[0], lambda leaf: leaves.append(leaf) if leaf is not None else None)
         if not all(isinstance(leaf, Node) for leaf in leaves):
-            raise Unsupported("[onnx] expects results that are tensors, got a number or None among them.")
+            raise Unsupported("[onnx] expects results that are tensors, got a number among them.")
         named = []
         for i, leaf in enumerate(leaves):
             v = self.value(leaf)
@@ -230,8 +230,8 @@ def to_onnx(model: Callable, path: str | os.PathLike[str], *args: Any, batch: st
 
     args: example inputs: tensors of any library or Specs (shape, dtype), of which only shapes and dtypes count. batch: "fixed",
     or "free": axis 0 of every input is open, under the name "batch". Parameters keep their names; results are "output", or
-    "output_0" and so on in their order. Weights of more than 1.5 GB lie in a file beside it. Raises Unsupported for what cannot
-    be exported, and writes nothing then.
+    "output_0" and so on in their order, without those that are None. Weights of more than 1.5 GB lie in a file beside it.
+    Raises Unsupported for what cannot be exported, and writes nothing then.
     """
     if batch not in ("fixed", "free"):
         raise ValueError(f"[onnx] batch expects 'fixed' or 'free', got {batch!r}.")

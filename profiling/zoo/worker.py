@@ -1,7 +1,8 @@
-"""One model of the list, in a process of its own: `python -m zoo.worker NAME SECONDS` prints one JSON line for each stage.
+"""One model of the list, in a process of its own: `python -m zoo.worker NAME SECONDS STAGE ...` prints one JSON line per stage.
 
 Stages: torch (float32 and float64 references), convert, plain, fused, compiled, free (the other inputs of the entry, plain),
-altered (what `convert` makes of the model with a hook, or a layer without gradients: equal or refused).
+altered (what `convert` makes of the model with a hook, or a layer without gradients: equal or refused); onnx (the fused form
+as an ONNX file, in onnxruntime).
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import json
 import re
 import resource
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,12 +80,14 @@ def as_before(net: ndl.nn.Module) -> Iterator[None]:
 
 
 class Timed:
-    """Runs stages: what one raises becomes its row, and the later ones are left out."""
+    """Runs stages, those that are wanted: what one raises becomes its row, and the later ones are left out."""
 
-    def __init__(self) -> None:
-        self.failed = False
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self.failed, self.wanted = False, wanted
 
     def __call__(self, stage: str, work: Any) -> Any:
+        if stage not in self.wanted:
+            return None
         start = time.perf_counter()
         try:
             facts, value = work()
@@ -96,12 +101,25 @@ class Timed:
         return value
 
 
-def main(name: str, seconds: int) -> None:
+def through_onnx(net: ndl.nn.Module, values: tuple) -> list[np.ndarray]:
+    """The results of onnxruntime, which reads the file that the net is written to."""
+    import onnxruntime
+
+    given: list[np.ndarray] = []
+    map_structure(list(values), lambda v: given.append(v.numpy()) if isinstance(v, ndl.Tensor) else None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.onnx"
+        ndl.to_onnx(net, path, *values)
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return session.run(None, {i.name: a for i, a in zip(session.get_inputs(), given, strict=True)})
+
+
+def main(name: str, seconds: int, stages: Sequence[str]) -> None:
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     entry = next(e for e in entries() if e["name"] == name)
-    stage = Timed()
+    stage = Timed(stages)
 
     def torch_side() -> Any:
         model = build(entry)
@@ -150,6 +168,12 @@ def main(name: str, seconds: int) -> None:
     if fused is not None:
         stage("compiled", lambda: compiled(fused))
 
+    def onnx() -> Any:
+        values = tuple(net.bind((), to_net(net, given)))
+        return judge(through_onnx(operator_fusion.fuse(net), values), own, exact), None
+
+    stage("onnx", onnx)
+
     def free() -> Any:
         rows = []
         for other in others:
@@ -189,4 +213,4 @@ def main(name: str, seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -62,7 +62,8 @@ EPILOG = """examples:
   torch2needle fuse resnet18 --dry-run --html fusion.html
   torch2needle info
 
-exit codes: 0 fine, 1 not wholly convertible or no match, 2 bad usage, 130 stopped"""
+exit codes: 0 fine, 1 not wholly convertible or no match, 2 bad usage, 130 stopped
+an error begins with a key in brackets: docs/messages.md has what to do, by key"""
 
 
 class Texts(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -109,9 +110,19 @@ def shape_of(text: str) -> tuple[str, tuple[int, ...], str]:
     return found["name"] or "", shape, dtype
 
 
+def names_and_files(prefix: str, **_: Any) -> list[str]:
+    """What a shell offers for MODEL."""
+    from argcomplete.completers import FilesCompleter
+
+    return [*BUILT_IN, *FilesCompleter()(prefix)]
+
+
 def common(parser: argparse.ArgumentParser, needs_input: bool) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="package.module:callable, a .pt2 file, a saved needle file or a built-in name")
+    model = add(
+        "model", metavar="MODEL", help="package.module:callable, a .pt2 file, a saved needle file or a built-in name"
+    )
+    model.completer = names_and_files  # type: ignore[attr-defined]
     add("--args", type=object_of(list), default=[], metavar="JSON", help="positional arguments of the callable")
     add("--kwargs", type=object_of(dict), default={}, metavar="JSON", help="keyword arguments of the callable")
     add("--trust", action="store_true", help="read a .pt2 file with torch.export.load: code in the file can run")
@@ -192,6 +203,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--output", "-o", metavar="FILE", help="write the fused net")
     add("--html", metavar="FILE", help="write a page with the graph before and after")
     bare("info", "say what is installed, what this machine has and which settings hold")
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow (docs/install.md)
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     args = parser.parse_args(argv)
     if args.task == "fuse" and args.dry_run and args.output:
         parser.error("--dry-run writes nothing, so it takes no --output")
