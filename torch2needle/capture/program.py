@@ -15,7 +15,7 @@ from needle.autograd import Unsupported
 
 from ..rules.overloads import FLAGS, is_overload
 from ..rules.sampling import dense_strided
-from .folding import fold
+from .folding import drop_unread, fold
 from .module_calls import call_modules
 from .structure import arguments, classed, input_places, structure
 from .tracing import Captured, TrainingFlag, node_location, owner_path, written
@@ -48,8 +48,8 @@ def capture_program(
     flags_of = dict.fromkeys((p for p, _ in model.named_modules()), False) if model is not None else None
     builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
     graph = builder.build(result)
+    drop_unread(graph)
     fold(graph, builder.constants, builder.fixed_tensors())
-    drop_unread_numbers(graph)
     if model is not None:
         note_shared_memory(graph)
         call_modules(graph, model)
@@ -265,17 +265,6 @@ def is_float(node: fx.Node) -> bool:
 
 
 # -- passes --------------------------------------------------------------------------------------------------------------
-
-
-def drop_unread_numbers(graph: fx.Graph) -> None:
-    """Erase arithmetic on sizes that only checks read."""
-    for node in reversed(list(graph.nodes)):
-        if (
-            node.op == "call_function"
-            and not node.users
-            and not isinstance(node.meta.get("val"), torch.Tensor | tuple | list | None)
-        ):
-            graph.erase_node(node)
 
 
 def note_shared_memory(graph: fx.Graph) -> None:
