@@ -18,6 +18,7 @@ import torch2needle  # noqa: E402
 from conversion import close, converts, leaves  # noqa: E402
 from gpu_devices import everywhere  # noqa: E402
 from test_structure import MATRIX, model, writes_list  # noqa: E402
+from torch2needle.capture.cells import Cell, with_item  # noqa: E402
 from torch2needle.models import randomize  # noqa: E402
 from torch2needle.rules.registry import FUNCTION_RULES, is_inplace, target_name  # noqa: E402
 
@@ -60,6 +61,30 @@ def test_writes_through_chains_of_views() -> None:
         return y, halves * 1, first + 0
 
     converts(model(chain), MATRIX)
+
+
+def test_views_are_computed_again_where_they_are_read() -> None:
+    """A loop that fills a tensor row by row makes a view for each write and each read: none follows the writes of all others."""
+    calls = []
+
+    def row(i: int, base: Cell) -> Cell:
+        def view(rows: tuple) -> Any:
+            calls.append(i)
+            return rows[i]
+
+        return Cell(base.value[i], base, view, lambda rows, value: with_item(rows, i, value))
+
+    table = Cell(tuple((0, 0) for _ in range(50)))
+    rows = [row(i, table) for i in range(50)]
+    firsts = [row(0, r) for r in rows]
+    for i, r in enumerate(rows):
+        r.write((r.read()[0] + i, 1), "a loop")
+        firsts[i].write(firsts[i].read() + 1, "a loop")
+    assert table.read() == tuple((i + 1, 1) for i in range(50))
+    assert [r.read() for r in rows] == list(table.read()) and [f.read() for f in firsts] == list(range(1, 51))
+    assert len(calls) <= 300
+    table.write(((7, 8),) * 50, "a write of all")
+    assert firsts[3].read() == 7 and rows[3].read() == (7, 8)
 
 
 @pytest.mark.parametrize("part", [Ellipsis, 0])
