@@ -106,6 +106,33 @@ def test_writes_to_parameters_are_refused() -> None:
             torch2needle.convert(model(write))
 
 
+class Unready(torch.nn.Module):
+    """Scales its weights in its first call, as RWKV does after a change of the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.ready = torch.nn.Parameter(torch.randn(4, 3)), False
+
+    def forward(self, x: Any) -> Any:
+        if not self.ready:
+            with torch.no_grad():
+                self.weight[1:].mul_(0.5)
+            self.ready = True
+        return F.linear(x, self.weight)
+
+
+def test_weights_that_the_first_call_changes() -> None:
+    layer, x = Unready().eval(), torch.randn(2, 3)
+    kept = layer.weight.detach().clone()
+    with pytest.raises(
+        torch2needle.ConversionError, match=r"it writes weight in place at .*call the model once before"
+    ):
+        torch2needle.convert(layer, (x,))
+    assert torch.equal(layer.weight, kept) and not layer.ready
+    layer(x)
+    close(torch2needle.convert(layer, (x,))(x), layer(x))
+
+
 def seen(write: Any) -> Any:
     """A forward that makes y and views of it, writes by `write(self, y, x)`, and returns all that `write` gives and y."""
 

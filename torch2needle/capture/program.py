@@ -16,7 +16,7 @@ from needle.autograd import Unsupported
 from ..rules.overloads import FLAGS, is_overload
 from ..rules.sampling import dense_strided
 from .folding import drop_unread, fold
-from .module_calls import call_modules
+from .module_calls import attribute, call_modules
 from .structure import arguments, classed, input_places, structure
 from .tracing import Captured, TrainingFlag, node_location, owner_path, written
 
@@ -49,6 +49,7 @@ def capture_program(
     builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
     graph = builder.build(result)
     drop_unread(graph)
+    refuse_written_parameters(graph, builder.model)
     fold(graph, builder.constants, builder.fixed_tensors())
     if model is not None:
         note_shared_memory(graph)
@@ -237,6 +238,17 @@ def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
         outer = given.get(root)
         if isinstance(outer, fx.Node) and outer.op != "get_attr":
             raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
+
+
+def refuse_written_parameters(graph: fx.Graph, model: nn.Module) -> None:
+    """Weights that a forward changes; some do so once, where they were not yet made ready for evaluation."""
+    for node in graph.nodes:
+        root = written(node)
+        if root is not None and isinstance(attribute(root, model), nn.Parameter):
+            raise Unsupported(
+                f"it writes {root.target} in place at {node_location(node)}, which belongs to the model; "
+                "if its first call alone does, call the model once before"
+            )
 
 
 def follow_memory(node: fx.Node) -> None:
