@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import needle as ndl
 import torch2needle
+from torch2needle.capture import export
 from torch2needle.capture.export import Budget, OutOfTime
 
 T = torch.Tensor
@@ -71,6 +72,29 @@ def test_texts_of_any_length(compiled: bool) -> None:
             np.testing.assert_allclose(run(*inputs).numpy(), model(*inputs).detach().numpy(), rtol=1e-4, atol=1e-5)
         with pytest.raises(ValueError, match=r"input ids expects size 1 to 24 in axis 1, got 25"):
             net(*(words(1, 25) for _ in inputs))
+
+
+class Captions(Texts):
+    """Texts beside images."""
+
+    def forward(self, ids: T, image: T) -> T:
+        return super().forward(ids) + image.mean((2, 3), keepdim=True).sum(1)
+
+
+@pytest.mark.parametrize("small", [1, 400])
+def test_texts_beside_images(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large graph the heights and widths of images are left as they are, but not the lengths of texts."""
+    monkeypatch.setattr(export, "SMALL", small)
+    torch.manual_seed(0)
+    model = Captions().eval()
+    net = torch2needle.convert(model, (words(2, 7), torch.randn(2, 3, 6, 6)))
+    for batch, n, side in ((2, 7, 6), (3, 9, 6), (1, 1, 6), (3, 24, 6), (2, 5, 8)):
+        given = words(batch, n), torch.randn(batch, 3, side, side)
+        if side != 6 and small == 1:
+            with pytest.raises(ValueError, match="image expects size 6 in axis 2, got 8"):
+                net(*given)
+        else:
+            assert np.allclose(net(*given).numpy(), model(*given).detach().numpy(), atol=1e-5)
 
 
 def test_sounds_of_any_length() -> None:

@@ -106,7 +106,9 @@ def unchecked(
     images = any(map(is_image, tensors(wider)))
     first = images or more == rows  # of texts the lengths, with which the batch is free, too
     some = attempt(model, wider, rows) if first else None
-    if more != rows and (some is None or len(some.program.graph.nodes) <= SMALL):
+    if some is not None and len(some.program.graph.nodes) > SMALL:  # then only lengths, of texts beside images
+        more = {i: axes for i, t in enumerate(tensors(wider)) if (axes := (rows if is_image(t) else more).get(i))}
+    if more != rows:
         most = attempt(model, wider, more, time=time, known=(rows, some))
         if most is not None and most is not some:
             yield most.captured(model, changing)
