@@ -406,7 +406,9 @@ class Judge:
             exact = behaviour(twin, twin, [call], self.training).results[0]
             if not any(difference(doubled(a), b, ROUNDING) for a, b in zip(theirs, exact, strict=True)):
                 return False
-            return not net_fault(copy.deepcopy(net).to("float64"), call, pytree.tree_map(doubled, inputs), exact)
+            precise = copy.deepcopy(net)
+            precise.to("float64")
+            return not net_fault(precise, call, pytree.tree_map(doubled, inputs), exact)
         except Exception:  # what does not run in float64 tells nothing
             return False
 
