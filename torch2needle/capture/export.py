@@ -23,7 +23,7 @@ from needle.graph import map_structure
 from ..report import ConversionError, progress
 from .asked import Answers, answers
 from .calls import Call, call_of, tensors
-from .conditions import MOST, Limits, bounds
+from .conditions import MOST, Limits, bounds, fixed_or_free
 from .functional import Gradients, below_autograd, covariances_as_calls, data_as_calls, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
@@ -356,7 +356,9 @@ def from_program(
     held, asked = bounds(program)
     free = []
     for i, node in enumerate(n for n in captured.graph.nodes if n.op == "placeholder"):
-        shape = [s.node.hint if (i, axis) in held else s for axis, s in enumerate(node.meta["val"].shape)]
+        shape = [
+            s.node.hint if (i, axis) in held else fixed_or_free(s) for axis, s in enumerate(node.meta["val"].shape)
+        ]
         node.meta["sizes"] = tuple(limits(s, ranges, asked) for s in shape)
         free += [f"{node.target} axis {axis}" for axis, s in enumerate(shape) if not isinstance(s, int)]
     captured.notes.append(f"free sizes: {', '.join(free) or 'none'}")
