@@ -507,6 +507,52 @@ def test_a_sum_that_cancels_is_as_exact_as_rounding_lets_it() -> None:
         assert abs(torch2needle.convert(model, (x,))(x).numpy() - model(x).detach().numpy()).max() < 1e-5
 
 
+def rough(x: T) -> T:
+    return x * 2
+
+
+torch.fx.wrap("rough")
+
+
+@torch2needle.rule(rough)
+def roughly(x: Any) -> Any:
+    return x * 2 + 1e9 - 1e9
+
+
+class Amplified(nn.Module):
+    """What rounding leaves of a sum, made large: in float64 it is nothing."""
+
+    def __init__(self, amplified: bool, step: Callable, branch: bool) -> None:
+        super().__init__()
+        self.amplified, self.step, self.branch = amplified, step, branch
+
+    def forward(self, x: T, more: T) -> list[T]:
+        if self.branch and more.shape[0] > 2:  # which torch.fx does not follow
+            more = more + 1
+        noise = (x.sum(-1) - x.flip(-1).sum(-1)) * (1e6 if self.amplified else 1)
+        return [noise + more[0], self.step(more)]
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_results_that_only_rounding_sets_apart(branch: bool) -> None:
+    torch.manual_seed(0)
+    model, given = Amplified(True, torch.tanh, branch).eval(), (torch.randn(16, 1001), torch.randn(3, 16))
+    net = torch2needle.convert(model, given)
+    assert any("rounding decides there" in n for n in net.report.notes)
+    assert net.report.capture.startswith("torch.export" if branch else "torch.fx")
+    exact = [t.double() for t in given]
+    for got, want in zip(net.to("float64")(*exact), model(*exact), strict=True):
+        assert np.allclose(got.numpy(), want.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(("amplified", "step"), [(True, lambda x: doubled(x)), (False, lambda x: rough(x))])
+def test_rounding_excuses_no_other_fault(amplified: bool, step: Callable) -> None:
+    """Of a rule that is wrong in float64, too, or in float32 where torch is exact; torch.export goes around it."""
+    given = torch.randn(16, 1001), torch.randn(3, 16)
+    net = torch2needle.convert(Amplified(amplified, step, False).eval(), given)
+    assert "torch.fx capture: the converted model's output" in net.report.capture
+
+
 class Residual(nn.Module):
     def forward(self, x: T) -> T:
         for _ in range(40):

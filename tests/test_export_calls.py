@@ -54,6 +54,29 @@ def test_aten_calls(f: Callable) -> None:
     close(ndl.compile(net, x)(x), f(x))
 
 
+def drawn_and_replaced(x: torch.Tensor) -> torch.Tensor:
+    layer = torch.nn.Linear(4, 4)  # draws its weights
+    layer.weight = torch.nn.Parameter(torch.ones(4, 4), requires_grad=False)
+    torch.rand(3).random_()
+    return F.linear(x, layer.weight) * x.split(2, -1)[0].sum()
+
+
+def written_and_read_before(x: torch.Tensor) -> torch.Tensor:
+    a, b = torch.zeros(4), torch.zeros(4)
+    a.add_(x[0, 0, 0])
+    y = x * a
+    b.copy_(y[0, 0, 0])
+    a.mul_(b)
+    return y + a[1:2] + x.new_zeros(4).add_(1).sum() * torch.ones_like(x)[0].mul_(2)
+
+
+@pytest.mark.parametrize("f", [drawn_and_replaced, written_and_read_before])
+def test_what_nothing_reads_is_left_out(f: Callable) -> None:
+    x = torch.randn(2, 3, 4, 4)
+    net = torch2needle.convert(torch.export.export(Calls(f), (x,), strict=False))
+    close(net(x), f(x))
+
+
 @pytest.mark.parametrize("name", ["Bert", "GPT2"])
 def test_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import sympy
@@ -11,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import needle as ndl
 import torch2needle
+from torch2needle.capture import export
 from torch2needle.capture.export import Budget, OutOfTime
 
 T = torch.Tensor
@@ -71,6 +75,71 @@ def test_texts_of_any_length(compiled: bool) -> None:
             np.testing.assert_allclose(run(*inputs).numpy(), model(*inputs).detach().numpy(), rtol=1e-4, atol=1e-5)
         with pytest.raises(ValueError, match=r"input ids expects size 1 to 24 in axis 1, got 25"):
             net(*(words(1, 25) for _ in inputs))
+
+
+class Fixed(nn.Module):
+    """A forward that fixes a size: as a number of Python, by a loop, by an `if` that only the example's answers."""
+
+    def __init__(self, step: Callable[[T, T], T]) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, x: T, other: T) -> T:
+        assert len(x)
+        return self.step(x, other)
+
+
+FIXING = {
+    "int": lambda x, other: x.sum(0) * int(x.shape[0]) + other.sum(),
+    "range": lambda x, other: x.sum(0) + sum(torch.ones(()) * i for i in range(x.shape[0])) + other.sum(),
+    "if": lambda x, other: x.sum(0) + (1 if 24 * x.shape[0] == 24 * 2 else 0) + other.sum(),
+    "second axis": lambda x, other: x.sum(1)[:1] * int(x.shape[1]) + other.sum(),
+    "another's": lambda x, other: x.sum(0) * int(other.shape[1]) + other.sum(),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", FIXING)
+def test_sizes_that_a_forward_fixes(name: str, batch: int) -> None:
+    """torch.export keeps such a size as a formula without symbols, which is not free: others were wrong without a word."""
+    torch.manual_seed(0)
+    model, example = Fixed(FIXING[name]).eval(), (torch.randn(batch, 5), torch.randn(batch, 7))
+    net = torch2needle.convert(model, example)
+    assert np.allclose(net(*example).numpy(), model(*example).numpy(), atol=1e-5)
+    taken = 0
+    for rows, columns, others in itertools.product((1, 2, 3), (5, 6), (7, 8)):
+        given = torch.randn(rows, columns), torch.randn(rows, others)
+        try:
+            got = net(*given)
+        except ValueError as e:
+            assert "] input " in str(e) and "expects size" in str(e)
+        else:
+            assert np.allclose(got.numpy(), model(*given).numpy(), atol=1e-5)
+            taken += 1
+    assert 0 < taken < 12 or (name == "if" and batch == 1)
+
+
+class Captions(Texts):
+    """Texts beside images."""
+
+    def forward(self, ids: T, image: T) -> T:
+        return super().forward(ids) + image.mean((2, 3), keepdim=True).sum(1)
+
+
+@pytest.mark.parametrize("small", [1, 400])
+def test_texts_beside_images(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large graph the heights and widths of images are left as they are, but not the lengths of texts."""
+    monkeypatch.setattr(export, "SMALL", small)
+    torch.manual_seed(0)
+    model = Captions().eval()
+    net = torch2needle.convert(model, (words(2, 7), torch.randn(2, 3, 6, 6)))
+    for batch, n, side in ((2, 7, 6), (3, 9, 6), (1, 1, 6), (3, 24, 6), (2, 5, 8)):
+        given = words(batch, n), torch.randn(batch, 3, side, side)
+        if side != 6 and small == 1:
+            with pytest.raises(ValueError, match="image expects size 6 in axis 2, got 8"):
+                net(*given)
+        else:
+            assert np.allclose(net(*given).numpy(), model(*given).detach().numpy(), atol=1e-5)
 
 
 def test_sounds_of_any_length() -> None:

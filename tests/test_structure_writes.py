@@ -18,6 +18,7 @@ import torch2needle  # noqa: E402
 from conversion import close, converts, leaves  # noqa: E402
 from gpu_devices import everywhere  # noqa: E402
 from test_structure import MATRIX, model, writes_list  # noqa: E402
+from torch2needle.capture.cells import Cell, with_item  # noqa: E402
 from torch2needle.models import randomize  # noqa: E402
 from torch2needle.rules.registry import FUNCTION_RULES, is_inplace, target_name  # noqa: E402
 
@@ -62,6 +63,30 @@ def test_writes_through_chains_of_views() -> None:
     converts(model(chain), MATRIX)
 
 
+def test_views_are_computed_again_where_they_are_read() -> None:
+    """A loop that fills a tensor row by row makes a view for each write and each read: none follows the writes of all others."""
+    calls = []
+
+    def row(i: int, base: Cell) -> Cell:
+        def view(rows: tuple) -> Any:
+            calls.append(i)
+            return rows[i]
+
+        return Cell(base.value[i], base, view, lambda rows, value: with_item(rows, i, value))
+
+    table = Cell(tuple((0, 0) for _ in range(50)))
+    rows = [row(i, table) for i in range(50)]
+    firsts = [row(0, r) for r in rows]
+    for i, r in enumerate(rows):
+        r.write((r.read()[0] + i, 1), "a loop")
+        firsts[i].write(firsts[i].read() + 1, "a loop")
+    assert table.read() == tuple((i + 1, 1) for i in range(50))
+    assert [r.read() for r in rows] == list(table.read()) and [f.read() for f in firsts] == list(range(1, 51))
+    assert len(calls) <= 300
+    table.write(((7, 8),) * 50, "a write of all")
+    assert firsts[3].read() == 7 and rows[3].read() == (7, 8)
+
+
 @pytest.mark.parametrize("part", [Ellipsis, 0])
 def test_writes_to_buffers_last(part: Any) -> None:
     theirs = model(lambda self, x: (self.offset[part].add_(1), x + self.offset)[1])
@@ -79,6 +104,33 @@ def test_writes_to_parameters_are_refused() -> None:
     ):
         with pytest.raises(torch2needle.ConversionError, match="belongs to the model"):
             torch2needle.convert(model(write))
+
+
+class Unready(torch.nn.Module):
+    """Scales its weights in its first call, as RWKV does after a change of the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.ready = torch.nn.Parameter(torch.randn(4, 3)), False
+
+    def forward(self, x: Any) -> Any:
+        if not self.ready:
+            with torch.no_grad():
+                self.weight[1:].mul_(0.5)
+            self.ready = True
+        return F.linear(x, self.weight)
+
+
+def test_weights_that_the_first_call_changes() -> None:
+    layer, x = Unready().eval(), torch.randn(2, 3)
+    kept = layer.weight.detach().clone()
+    with pytest.raises(
+        torch2needle.ConversionError, match=r"it writes weight in place at .*call the model once before"
+    ):
+        torch2needle.convert(layer, (x,))
+    assert torch.equal(layer.weight, kept) and not layer.ready
+    layer(x)
+    close(torch2needle.convert(layer, (x,))(x), layer(x))
 
 
 def seen(write: Any) -> Any:

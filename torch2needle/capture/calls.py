@@ -14,7 +14,6 @@ Sizes = dict[tuple[int, int], int]  # by (number of the tensor, axis)
 Call = tuple[tuple, dict[str, Any]]  # positional and named arguments
 # Other inputs, as multiples of the example: large ones pass thresholds, small ones let factors through normalisations.
 LARGER, SMALLER = 4.0, 0.02
-NUDGE = 2.0**-22  # a rounding error, relatively
 IMAGE = 64  # sides from which on images are halved
 
 
@@ -88,19 +87,6 @@ def shuffled(call: Call, factor: float) -> Call:
         return mixed * factor if t.is_floating_point() or t.is_complex() else mixed
 
     return pytree.tree_map(mix, call)
-
-
-def nudged(value: Any, seed: int) -> Any:
-    """With real numbers a rounding error away."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def nudge(t: Any) -> Any:
-        if not isinstance(t, torch.Tensor) or not t.is_floating_point():
-            return t
-        signs = torch.randint(0, 2, t.shape, generator=generator).to(t) * 2 - 1
-        return t.detach() * (1 + signs * NUDGE)
-
-    return pytree.tree_map(nudge, value)
 
 
 def varied(call: Call) -> list[Call]:

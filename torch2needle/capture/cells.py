@@ -33,12 +33,24 @@ class Cell:
         owner: str = "",
         alike: bool = False,
     ) -> None:
-        self.value, self.base, self.view, self.put, self.owner, self.alike = value, base, view, put, owner, alike
+        self.known, self.base, self.view, self.put, self.owner, self.alike = value, base, view, put, owner, alike
+        self.outdated = False  # the base was written since; its readers alone compute it again
         self.views: list[Cell] = []
         self.items: dict[Any, Cell] = {}  # the values that a tuple or list holds, once they were asked for
         self.stale = ""
         if base is not None:
             base.views.append(self)
+
+    @property
+    def value(self) -> Any:
+        if self.outdated and not self.stale:
+            self.known = self.view(self.base.value)  # type: ignore[misc, union-attr]
+            self.outdated = False
+        return self.known
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.known, self.outdated = value, False
 
     def read(self) -> Any:
         if self.stale:
@@ -78,7 +90,7 @@ class Cell:
             self.base.receive(self, where)
 
     def follow(self, where: str) -> None:
-        if self.stale:
+        if self.stale or self.outdated:  # as its views are, which were made of its value
             return
         if self.view is None:
             text = (
@@ -86,7 +98,7 @@ class Cell:
             )
             self.mark(text)
             return
-        self.value = self.view(self.base.value)  # type: ignore[union-attr]
+        self.outdated = True
         for child in self.views:
             child.follow(where)
 

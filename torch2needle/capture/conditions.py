@@ -75,7 +75,12 @@ def fixed_sizes(program: ExportedProgram) -> set[tuple[int, int]]:
     """The sizes by (tensor, axis) that torch.export took for the example's."""
     given = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in input_places(program)]
     shapes = [v.shape for n in given if isinstance(v := n.meta.get("val"), torch.Tensor)]
-    return {(i, axis) for i, shape in enumerate(shapes) for axis, size in enumerate(shape) if isinstance(size, int)}
+    return {
+        (i, axis)
+        for i, shape in enumerate(shapes)
+        for axis, size in enumerate(shape)
+        if isinstance(fixed_or_free(size), int)
+    }
 
 
 def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], Limits]:
@@ -90,7 +95,7 @@ def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], Limits]:
     def size_at(place: tuple, axis: int) -> Any:
         if place not in places:  # of *inputs, which the program calls inputs_0, inputs_1, ...
             place = (f"{place[0]}_{place[1]}", *place[2:])
-        size = shapes[places[place]][axis]
+        size = fixed_or_free(shapes[places[place]][axis])
         where.setdefault(str(size), set()).add((order[places[place]], axis))
         return size
 
@@ -108,6 +113,12 @@ def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], Limits]:
         if c.code and len(c.free) > 1 and broken.isdisjoint(c.free.values()) and not c.together(limits):
             broken.update(c.free.values())
     return {axis for s in broken for axis in where[s]}, limits
+
+
+def fixed_or_free(size: Any) -> Any:
+    """The number that a size is, where the forward fixed it: torch.export keeps that as a formula without symbols."""
+    number = None if isinstance(size, int) else size.node.maybe_as_int()
+    return size if number is None else number
 
 
 def condition(text: str, size_at: Callable[[tuple, int], Any], ranges: Any) -> Condition:

@@ -24,7 +24,7 @@ from needle.graph import map_structure
 from ..report import ConversionError, progress
 from .asked import Answers, answers
 from .calls import Call, call_of, named_axes, resized, tensors
-from .conditions import MOST, Limits, bounds, fixed_sizes
+from .conditions import MOST, Limits, bounds, fixed_or_free, fixed_sizes
 from .functional import Gradients, below_autograd, covariances_as_calls, data_as_calls, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
@@ -135,7 +135,9 @@ def unchecked(
     images = any(map(is_image, tensors(wider)))
     first = images or more == rows  # of texts the lengths, with which the batch is free, too
     some = attempt(model, wider, rows) if first else None
-    if more != rows and (some is None or len(some.program.graph.nodes) <= SMALL):
+    if some is not None and len(some.program.graph.nodes) > SMALL:  # then only lengths, of texts beside images
+        more = {i: axes for i, t in enumerate(tensors(wider)) if (axes := (rows if is_image(t) else more).get(i))}
+    if more != rows:
         most = attempt(model, wider, more, time=time, known=(rows, some))
         if most is not None and most is not some:
             yield most.captured(model, changing)
@@ -383,7 +385,9 @@ def from_program(
     held, asked = bounds(program)
     free = []
     for i, node in enumerate(n for n in captured.graph.nodes if n.op == "placeholder"):
-        shape = [s.node.hint if (i, axis) in held else s for axis, s in enumerate(node.meta["val"].shape)]
+        shape = [
+            s.node.hint if (i, axis) in held else fixed_or_free(s) for axis, s in enumerate(node.meta["val"].shape)
+        ]
         node.meta["sizes"] = tuple(limits(s, ranges, asked) for s in shape)
         free += [f"{node.target} axis {axis}" for axis, s in enumerate(shape) if not isinstance(s, int)]
     captured.notes.append(f"free sizes: {', '.join(free) or 'none'}")

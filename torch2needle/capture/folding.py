@@ -1,7 +1,8 @@
-"""Computes with torch, at conversion, what depends on neither inputs nor parameters: masks, positions, index tables."""
+"""Before conversion: leaves out what nothing reads, and computes with torch what depends on neither inputs nor parameters."""
 
 from __future__ import annotations
 
+import collections
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,29 @@ def fold(graph: fx.Graph, constants: dict[str, torch.Tensor], fixed: dict[str, t
                 values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     for node in reversed(folded):
         graph.erase_node(node)
+
+
+def drop_unread(graph: fx.Graph) -> None:
+    """Erase what nothing reads, with the writes into it: sizes for checks, weights that were drawn and then replaced."""
+    memory, reads = Memory(graph), collections.defaultdict[Any, set](set)
+    for node in graph.nodes:
+        reads[memory.of(node)].update(map(memory.of, node.all_input_nodes))
+    kept = {memory.of(n) for n in graph.nodes if n.op != "call_function" or has_effects(n)}
+    todo = list(kept)
+    while todo:
+        found = reads[todo.pop()] - kept
+        kept |= found
+        todo += found
+    for node in reversed(list(graph.nodes)):
+        if memory.of(node) not in kept:
+            graph.erase_node(node)
+
+
+def has_effects(node: fx.Node) -> bool:
+    """Of calls that are not torch's own nobody knows what they do."""
+    if is_overload(node.target):
+        return node.target.namespace != "aten"  # type: ignore[union-attr]
+    return isinstance(node.target, HigherOrderOperator)
 
 
 def moving_nodes(graph: fx.Graph, fixed: dict[str, torch.Tensor]) -> set[fx.Node]:

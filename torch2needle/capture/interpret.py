@@ -103,7 +103,6 @@ class Interpreter:
                 continue
             if any(n in self.tainted for n in node.all_input_nodes):
                 self.tainted.add(node)
-            self.first = len(self.recorder.graph.nodes)  # of those that this call records
             try:
                 if node.op == "output":
                     result = self.resolve(node.args[0])
@@ -194,6 +193,9 @@ class Interpreter:
 
     def call(self, node: fx.Node) -> Cell:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
+        self.first = len(
+            self.recorder.graph.nodes
+        )  # of those that this call records, but for views of what was written
         if node.op == "call_module":
             return self.call_module(node, args, kwargs)
         if node.op == "call_method" and not isinstance(args[0], VALUES):

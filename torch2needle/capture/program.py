@@ -15,8 +15,8 @@ from needle.autograd import Unsupported
 
 from ..rules.overloads import FLAGS, is_overload
 from ..rules.sampling import dense_strided
-from .folding import fold
-from .module_calls import call_modules
+from .folding import drop_unread, fold
+from .module_calls import attribute, call_modules
 from .structure import arguments, classed, input_places, structure
 from .tracing import Captured, TrainingFlag, node_location, owner_path, written
 
@@ -48,8 +48,9 @@ def capture_program(
     flags_of = dict.fromkeys((p for p, _ in model.named_modules()), False) if model is not None else None
     builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
     graph = builder.build(result)
+    drop_unread(graph)
+    refuse_written_parameters(graph, builder.model)
     fold(graph, builder.constants, builder.fixed_tensors())
-    drop_unread_numbers(graph)
     if model is not None:
         note_shared_memory(graph)
         call_modules(graph, model)
@@ -239,6 +240,17 @@ def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
             raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
 
 
+def refuse_written_parameters(graph: fx.Graph, model: nn.Module) -> None:
+    """Weights that a forward changes; some do so once, where they were not yet made ready for evaluation."""
+    for node in graph.nodes:
+        root = written(node)
+        if root is not None and isinstance(attribute(root, model), nn.Parameter):
+            raise Unsupported(
+                f"it writes {root.target} in place at {node_location(node)}, which belongs to the model; "
+                "if its first call alone does, call the model once before"
+            )
+
+
 def follow_memory(node: fx.Node) -> None:
     """torch.as_strided of what lies in its memory without gaps."""
     x, size, stride, *offset = node.args
@@ -265,17 +277,6 @@ def is_float(node: fx.Node) -> bool:
 
 
 # -- passes --------------------------------------------------------------------------------------------------------------
-
-
-def drop_unread_numbers(graph: fx.Graph) -> None:
-    """Erase arithmetic on sizes that only checks read."""
-    for node in reversed(list(graph.nodes)):
-        if (
-            node.op == "call_function"
-            and not node.users
-            and not isinstance(node.meta.get("val"), torch.Tensor | tuple | list | None)
-        ):
-            graph.erase_node(node)
 
 
 def note_shared_memory(graph: fx.Graph) -> None:
