@@ -1,4 +1,4 @@
-"""The three ISAs agree, and their objects share no code."""
+"""The ISAs agree, and their objects share no code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ np.savez({out!r}, isa=ndl.isa(), maps=maps, scores=scores)
 
 def test_isas_agree(tmp_path: Path) -> None:
     results = {}
-    for isa in ("scalar", "avx2", "avx512"):
+    for isa in ("scalar", "neon", "avx2", "avx512"):
         out = tmp_path / f"{isa}.npz"
         code = RUN.format(tests=str(Path(__file__).parent), out=str(out))
         done = subprocess.run(
@@ -48,7 +48,7 @@ def test_unknown_isa_is_one_sentence() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import needle"], env={**os.environ, "NEEDLE_ISA": "mmx"}, capture_output=True, text=True
     )
-    assert "[needle] NEEDLE_ISA expects scalar, avx2 or avx512, got mmx." in done.stderr
+    assert "[needle] NEEDLE_ISA expects scalar, neon, avx2 or avx512, got mmx." in done.stderr
 
 
 def test_weak_symbols_stay_in_their_isa() -> None:

@@ -43,7 +43,7 @@ int needle_output_count(const needle_model* model, int plan);
 int needle_input(const needle_model* model, int plan, int index, needle_tensor* tensor);
 int needle_output(const needle_model* model, int plan, int index, needle_tensor* tensor);
 
-/* The instruction set that the model runs with: "avx512", "avx2" or "scalar". */
+/* The instruction set that the model runs with: "avx512", "avx2", "neon" or "scalar". */
 const char* needle_isa(const needle_model* model);
 
 /* Runs a plan. `inputs` and `outputs`: an address for each, of so many bytes as the tensors say, at a multiple of the

@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
-#include <xmmintrin.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,12 +17,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/processor.h"
 #include "core/shares.h"
 
 namespace needle {
 namespace {
 
-constexpr unsigned kFlushDenormals = 0x8040;  // FTZ | DAZ
 using Clock = std::chrono::steady_clock;
 // How long a worker looks for the next job before it sleeps: inside a run, and where the next run or eager call came
 // within that time before, the longer, since waking it takes a good part of small kernels; else the shorter, since
@@ -65,7 +64,7 @@ class Pool {
     shares_.drain(0);
     inside_ = false;
     open_.store(false);
-    while (joined_.load() != 0) _mm_pause();
+    while (joined_.load() != 0) spin_pause();
   }
 
   int threads() const { return threads_.load(std::memory_order_relaxed); }
@@ -142,7 +141,7 @@ class Pool {
   }
 
   void work(int id, uint32_t seen) {
-    _mm_setcsr(_mm_getcsr() | kFlushDenormals);
+    set_float_mode(float_mode() | kFlushDenormals);
     inside_ = true;
     for (Clock::duration pause = kLongSpin;;) {
       wait(seen, pause);
@@ -173,7 +172,7 @@ class Pool {
   bool found(uint32_t seen) const {
     for (int i = 0; i < 64; i++) {
       if (sequence_.load(std::memory_order_relaxed) != seen) return true;
-      _mm_pause();
+      spin_pause();
     }
     return false;
   }
@@ -223,14 +222,14 @@ Exec cpu_exec() {
           scratch, nullptr};
 }
 
-LiveRun::LiveRun(double expected) : mxcsr_(_mm_getcsr()) {
+LiveRun::LiveRun(double expected) : mode_(float_mode()) {
   if (expected >= kLong) Pool::instance().rest_openmp();
-  _mm_setcsr(mxcsr_ | kFlushDenormals);
+  set_float_mode(mode_ | kFlushDenormals);
   Pool::instance().live_.fetch_add(1);
 }
 LiveRun::~LiveRun() {
   Pool::instance().live_.fetch_sub(1);
-  _mm_setcsr(mxcsr_);
+  set_float_mode(mode_);
 }
 
 }  // namespace needle

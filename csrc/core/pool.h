@@ -20,7 +20,7 @@ class NEEDLE_SHARED LiveRun {
   LiveRun& operator=(const LiveRun&) = delete;
 
  private:
-  unsigned mxcsr_;
+  uint64_t mode_;  // of the thread's floats, before
 };
 
 }  // namespace needle

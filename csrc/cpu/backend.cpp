@@ -21,29 +21,37 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Isa {
   const char* name;
-  bool supported;
   const KernelRow* (*table)(int*);
 };
+
+// Whether this CPU has an ISA of its kind.
+bool supports(const std::string& isa) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (isa == "avx2") return avx2;
+  if (isa == "avx512")
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+#endif
+  return isa == "scalar" || isa == "neon";
+}
 
 // Those that this CPU has, the best first; of NEEDLE_ISA that one alone.
 const std::vector<Isa>& isas() {
   static const std::vector<Isa> usable = [] {
-    __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
-    const Isa all[] = {{"avx512", avx512, avx512::table}, {"avx2", avx2, avx2::table}, {"scalar", true, scalar::table}};
-    const char* wanted = std::getenv("NEEDLE_ISA");
+#define NEEDLE_ISA_HERE(isa) {#isa, isa::table},
+    const Isa all[] = {NEEDLE_ISAS(NEEDLE_ISA_HERE)};
+#undef NEEDLE_ISA_HERE
+    const char* set = std::getenv("NEEDLE_ISA");
+    const std::string wanted = set ? set : "";
     std::vector<Isa> found;
-    for (const Isa& i : all) {
-      if (wanted && std::strcmp(wanted, i.name) != 0) continue;
-      if (i.supported)
-        found.push_back(i);
-      else if (wanted)
-        throw std::runtime_error("[needle] NEEDLE_ISA=" + std::string(wanted) + " is not supported by this CPU.");
-    }
+    for (const Isa& i : all)
+      if (supports(i.name) && (!set || wanted == i.name)) found.push_back(i);
     if (!found.empty()) return found;
-    throw std::runtime_error("[needle] NEEDLE_ISA expects scalar, avx2 or avx512, got " + std::string(wanted) + ".");
+    for (const char* known : {"neon", "avx2", "avx512"})
+      if (wanted == known) throw std::runtime_error("[needle] NEEDLE_ISA=" + wanted + " is not supported by this CPU.");
+    throw std::runtime_error("[needle] NEEDLE_ISA expects scalar, neon, avx2 or avx512, got " + wanted + ".");
   }();
   return usable;
 }

@@ -3,7 +3,7 @@
 
 namespace needle {
 
-// The CPU device: rows of the best ISA that this machine has, or of NEEDLE_ISA=scalar|avx2|avx512.
+// The CPU device: rows of the best ISA that this machine has, or of NEEDLE_ISA.
 NEEDLE_SHARED const Backend* cpu_backend();
 // The name of usable ISA number `i`, the best first; null where there are no more.
 NEEDLE_SHARED const char* cpu_isa(int i = 0);

@@ -4,8 +4,8 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-// Measured costs, where a broadcast number times 16 weights costs 1.
-constexpr double kRunCost = 1, kPermuteCost = V::N == 16 ? 0.5 : V::N == 8 ? 0.5 : 3;
+// Measured costs, where a broadcast number times 16 weights costs 1; NEON's are by its instructions.
+constexpr double kRunCost = 1, kPermuteCost = V::N >= 8 ? 0.5 : NEEDLE_REGISTER_BLOCKS == 8 ? 1 : 3;
 
 struct Span {
   int64_t first, last;

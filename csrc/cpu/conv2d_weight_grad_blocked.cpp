@@ -84,9 +84,9 @@ using OuterFn = void (*)(const Outer&);
 #define UP_TO_14(B)                                                                                          \
   UP_TO_6(B), outer<7, B>, outer<8, B>, outer<9, B>, outer<10, B>, outer<11, B>, outer<12, B>, outer<13, B>, \
       outer<14, B>
-#if defined(NEEDLE_ISA_AVX512)
+#if NEEDLE_REGISTER_BLOCKS == 32
 constexpr OuterFn kOuter[][kTileRows + 1] = {{UP_TO_14(1)}, {UP_TO_14(2)}};
-#elif defined(NEEDLE_ISA_AVX2)
+#elif NEEDLE_REGISTER_BLOCKS == 8
 constexpr OuterFn kOuter[][kTileRows + 1] = {{UP_TO_6(1)}};
 #else
 constexpr OuterFn kOuter[][kTileRows + 1] = {{UP_TO_3(1)}};

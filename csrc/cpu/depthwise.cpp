@@ -5,8 +5,8 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-// With P vectors per block this keeps 8 to 12 sums in registers.
-constexpr int kPixels = V::N == 16 ? 8 : V::N == 8 ? 4 : 2;
+// With P vectors per block this keeps 8 to 16 sums in registers.
+constexpr int kPixels = NEEDLE_REGISTER_BLOCKS == 32 ? 8 : NEEDLE_REGISTER_BLOCKS == 8 ? 4 : 2;
 
 struct Strides {
   int64_t kernel_h, kernel_w, x_tap_h, x_tap_w, x_pixel;
@@ -51,10 +51,10 @@ void pixels(const Strides& s, const float* x, const float* w, const float* bias,
 using PixelsFn = void (*)(const Strides&, const float*, const float*, const float*, const float*, float*, int, float);
 constexpr PixelsFn kPixelsFn[] = {
     nullptr,   pixels<1>, pixels<2>,
-#if !defined(NEEDLE_ISA_SCALAR)
+#if NEEDLE_REGISTER_BLOCKS >= 8
     pixels<3>, pixels<4>,
 #endif
-#if defined(NEEDLE_ISA_AVX512)
+#if NEEDLE_REGISTER_BLOCKS == 32
     pixels<5>, pixels<6>, pixels<7>, pixels<8>,
 #endif
 };

@@ -196,7 +196,7 @@ void run(const Exec* exec, Matmul g, const Unpacked* unpacked = nullptr) {
 // Few rows times columns that are contiguous in memory, as a linear layer has them: dot products, without a copy of B.
 constexpr int kPackedRows = 256;  // most rows whose tasks pack columns themselves
 constexpr int kMostDotRows = 12;  // more repay a copy
-constexpr int kDotRows = 4, kDotColumns = V::N == 16 ? 4 : 2;
+constexpr int kDotRows = 4, kDotColumns = kRegisters == 32 ? 4 : 2;
 
 template <int ROWS, int COLUMNS>
 NEEDLE_INLINE void dots(const Matmul& g, const float* b) {

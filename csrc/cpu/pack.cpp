@@ -18,7 +18,7 @@ typedef float Row __attribute__((vector_size(4 * V::N)));
 #define IN_FOURS(a, b, c, d) a, b, c, d
 #endif
 
-#if !defined(NEEDLE_ISA_SCALAR)
+#if defined(NEEDLE_ISA_AVX512) || defined(NEEDLE_ISA_AVX2)
 typedef float F8 __attribute__((vector_size(32)));
 NEEDLE_INLINE F8 join(F4 a, F4 b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7); }
 #endif

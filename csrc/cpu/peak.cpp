@@ -5,7 +5,7 @@ namespace needle::NEEDLE_ISA {
 
 // out: (2,) floats: a checksum that keeps the loop alive, and the floating-point operations done. attrs: iterations
 void fma_peak(const fma_peak_args& c) {
-  constexpr int kChains = V::N == 16 ? 24 : 12;  // enough to hide the latency, few enough for the registers
+  constexpr int kChains = kRegisters == 32 ? 24 : 12;  // enough to hide the latency, few enough for the registers
   float* out = c.out.y.as<float>();
   V acc[kChains];
   const V scale = V(0.999f + out[0] * 1e-9f), shift = V(0.001f);

@@ -46,6 +46,5 @@ NEEDLE_INLINE float reduce_max(V a) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
-NEEDLE_INLINE void spin_pause() { _mm_pause(); }
 
 }  // namespace needle::avx2

@@ -34,6 +34,5 @@ NEEDLE_INLINE V select(V::Mask m, V a, V b) { return _mm512_mask_blend_ps(m, b.v
 NEEDLE_INLINE float reduce_add(V a) { return _mm512_reduce_add_ps(a.v); }
 NEEDLE_INLINE float reduce_max(V a) { return _mm512_reduce_max_ps(a.v); }
 NEEDLE_INLINE V ldexp(V x, V n) { return _mm512_scalef_ps(x.v, n.v); }
-NEEDLE_INLINE void spin_pause() { _mm_pause(); }
 
 }  // namespace needle::avx512

@@ -1,4 +1,4 @@
-// GCC vector extensions: the baseline of any machine (SSE2 on x86-64, NEON on Arm).
+// GCC vector extensions: the baseline of any machine (SSE2 on x86-64).
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -57,6 +57,5 @@ NEEDLE_INLINE float reduce_max(V a) {
   for (int i = 1; i < V::N; i++) m = a.v[i] > m ? a.v[i] : m;
   return m;
 }
-NEEDLE_INLINE void spin_pause() { asm volatile("" ::: "memory"); }
 
 }  // namespace needle::scalar

@@ -1,6 +1,7 @@
 // Loops whose steps depend on each other, inside one parallel call: a thread keeps its part of every step, so that what
 // it reads again stays in its cache.
 #pragma once
+#include "core/processor.h"
 #include "cpu/simd.h"
 
 namespace needle::NEEDLE_ISA {

@@ -169,11 +169,11 @@ using TileFn = void (*)(const Tile&);
 #define UP_TO_7(tile, N) UP_TO_6(tile, N), tile<7, N>
 #define UP_TO_14(tile, N) \
   UP_TO_7(tile, N), tile<8, N>, tile<9, N>, tile<10, N>, tile<11, N>, tile<12, N>, tile<13, N>, tile<14, N>
-#if defined(NEEDLE_ISA_AVX512)
+#if NEEDLE_REGISTER_BLOCKS == 32
 #define UP_TO_MOST UP_TO_14
 constexpr TileFn two_blocks[] = {UP_TO_14(tile, 2)}, four_blocks[] = {UP_TO_7(tile, 4)};
 constexpr const TileFn *two = two_blocks, *four = four_blocks;
-#elif defined(NEEDLE_ISA_AVX2)
+#elif NEEDLE_REGISTER_BLOCKS == 8
 #define UP_TO_MOST UP_TO_6
 constexpr TileFn four_blocks[] = {nullptr, tile<1, 4>};
 constexpr const TileFn *two = nullptr, *four = four_blocks;

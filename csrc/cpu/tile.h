@@ -31,10 +31,11 @@ struct Tile {
   int64_t ahead;  // from b to what is read after it, which the last rows fetch into L2; 0: nothing
 };
 
-// Shapes that reach the FMA peak with the registers of the ISA: 14 x 2 (few rows: 7 x 4) of 32 zmm, 6 x 1 of 16 ymm.
-constexpr int kTileRows = V::N == 16 ? 14 : V::N == 8 ? 6 : 3;
-constexpr int kTileBlocks = V::N == 16 ? 2 : 1;
-constexpr int kWideRows = V::N == 16 ? 7 : V::N == 8 ? 1 : 0;
+// Shapes that reach the FMA peak with the registers of the ISA: 14 x 2 (few rows: 7 x 4) of 32 zmm, 6 x 1 of 16 ymm,
+// and of 32 NEON registers, which hold as many blocks.
+constexpr int kTileRows = NEEDLE_REGISTER_BLOCKS == 32 ? 14 : NEEDLE_REGISTER_BLOCKS == 8 ? 6 : 3;
+constexpr int kTileBlocks = NEEDLE_REGISTER_BLOCKS == 32 ? 2 : 1;
+constexpr int kWideRows = NEEDLE_REGISTER_BLOCKS == 32 ? 7 : NEEDLE_REGISTER_BLOCKS == 8 ? 1 : 0;
 constexpr int kWideBlocks = 4;
 constexpr int kPickTaps = 7;                // most taps, an odd number
 constexpr int64_t kPanelBytes = 256 << 10;  // weights of one block group that stay in L2 while rows pass by

@@ -3,6 +3,7 @@
 #pragma once
 #include <sched.h>
 
+#include "core/processor.h"
 #include "core/shares.h"
 
 namespace needle::torch_ops {
@@ -44,7 +45,7 @@ class Team {
   // Between kernels others follow within microseconds; after that the core may have better work.
   static void rest(int* spins) {
     if (++*spins < 2000)
-      __builtin_ia32_pause();
+      spin_pause();
     else
       sched_yield();
   }

@@ -335,7 +335,7 @@ class Executable(Plans):
         """Write plans with their packed weights to a file that `libneedle.so` opens and runs without Python (`needle.h`).
 
         examples: arguments of calls, a tuple for each plan; None: the shapes that there are plans for, in the order of their
-        last use. isas: instruction sets to plan and pack for, of "avx512", "avx2", "scalar"; None: the one that runs here.
+        last use. isas: instruction sets to plan and pack for ("avx512", "avx2", "neon", "scalar"); None: the one running here.
         Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
         ones two arrays. Refused: plans on GPUs, of models that write buffers, check values, or run elsewhere in part.
         """

@@ -170,7 +170,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--isa",
         action="append",
         metavar="NAME",
-        help="avx512, avx2 or scalar; once for each (default: this CPU's best)",
+        help="avx512, avx2, neon or scalar; once for each (default: this CPU's best)",
     )
     add = task("check", "report what each call of a model becomes, and how to add what is missing")
     add("--json", action="store_true", help="print the report as JSON")
