@@ -102,37 +102,6 @@ def test_a_forked_child_runs_after_torch_ran_in_its_parent() -> None:
     subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)
 
 
-FORKED_IN_A_RUN = """
-import os, signal, threading, numpy as np, needle as ndl
-from needle import nn
-ndl.set_num_threads(2)
-net = nn.Sequential(nn.Conv(32, 32, 3), nn.ReLU(), nn.Conv(32, 32, 3)).eval()
-x = np.ones((1, 32, 48, 48), "float32")
-exe = ndl.compile(net, (x,))
-want, forks = exe(x).copy(), threading.Event()
-def run():
-    while not forks.is_set():
-        exe(x)
-threads = [threading.Thread(target=run) for _ in range(2)]
-for t in threads: t.start()
-codes = []
-for _ in range(20):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(30)
-        os._exit(0 if all(np.array_equal(exe(x), want) for _ in range(2)) else 1)
-    codes.append(os.waitpid(child, 0)[1])
-forks.set()
-for t in threads: t.join()
-raise SystemExit(any(codes))
-"""
-
-
-def test_children_that_were_forked_during_runs_run() -> None:
-    """As those of a server that loads before it forks, and answers meanwhile."""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED_IN_A_RUN], check=True, timeout=120)
-
-
 def test_profiling_script(tmp_path: Path, script_environment: dict[str, str]) -> None:
     script, file = Path(__file__).parents[1] / "profiling" / "sharing.py", tmp_path / "sharing.json"
     quick = ["--models", "mlp", "--rounds", "1", "--seconds", "0.05", "--json", str(file)]

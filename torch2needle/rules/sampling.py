@@ -14,7 +14,7 @@ from needle.ops.common import as_operand
 from .arithmetic import cast
 from .embedding import check
 from .registry import rule
-from .shapes import Absent, overlaps
+from .shapes import Absent, overlaps, unchanged
 from .tables import functions
 
 T = torch.Tensor
@@ -62,7 +62,7 @@ def strided(x: Any, order: Any, size: Any, stride: Any, offset: int) -> Any:
     return ops.take(ops.flatten(ops.permute(x, order)), ops.reshape(place, tuple(size)), 0)
 
 
-@rule(torch.cartesian_prod)
+@rule(torch.cartesian_prod, view=lambda *tensors: "same" if len(tensors) == 1 else None, put=unchanged)
 def cartesian_prod(*tensors: Any) -> Any:
     if len(tensors) == 1:
         return tensors[0]
