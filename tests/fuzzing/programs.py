@@ -129,7 +129,7 @@ def has_ties(name: str, made: Any, x: torch.Tensor) -> bool:
         return True  # in whatever order
     place = 2 if name.endswith(("topk", "kthvalue")) else 1
     axis = kwargs.get("dim", args[place] if len(args) > place else -1)
-    if x.ndim == 0 or x.dtype == torch.bool:
+    if x.ndim == 0 or x.dtype == torch.bool or x.is_complex():  # torch orders complex numbers where there are none
         return x.ndim > 0
     steps = x.sort(dim=axis).values.diff(dim=axis)
     return bool((steps == 0).any() or steps.isnan().any())
