@@ -61,9 +61,14 @@ def by_parts(f: Callable, promoted: tuple[str, ...] = ()) -> Callable:
                 value = bound.arguments[name]
                 many = isinstance(value, tuple | list)
                 bound.arguments[name] = type(value)(map(whole, value)) if many else whole(value)
-        first = next(iter(bound.arguments.values()))
+        name, first = next(iter(bound.arguments.items()))
         if not promoted and not isinstance(first, Complex):
             raise Unsupported("complex numbers beside real ones in this call are not supported")
+        if isinstance(dtype := bound.arguments.get("dtype"), torch.dtype):
+            if not dtype.is_complex:  # the real part alone is cast
+                bound.arguments[name] = first.real
+                return g(*bound.args, **bound.kwargs)
+            bound.arguments["dtype"] = dtype.to_real()
         made = ops.complex_map(g, *bound.args, **bound.kwargs)
         if isinstance(made, Complex) and isinstance(made.real, Pieces):
             return Pieces(lambda i: Complex(made.real[i], made.imag[i]), made.real.what)

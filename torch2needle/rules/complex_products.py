@@ -57,6 +57,10 @@ def of_size(*targets: Any) -> None:
         f = FUNCTION_RULES[target]
 
         def convert(input: Any, *args: Any, f: Callable = f, **kwargs: Any) -> Any:
+            if not isinstance(input, Complex):
+                raise Unsupported("norms of real numbers expect a real dtype")
+            if isinstance(dtype := kwargs.get("dtype"), torch.dtype) and dtype.is_complex:
+                kwargs["dtype"] = dtype.to_real()
             return f(ops.magnitude(input), *args, **kwargs)
 
         convert.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
