@@ -130,7 +130,7 @@ CASES: dict[str, tuple] = {
     "stacked": (lambda z, w: torch.stack([z, w], -1), Z, Z),
     "pieces": (lambda z: z.chunk(2, 1)[0] * z.split(2, 1)[1], Z),
     "real sums": (lambda z: z.cumsum(1, dtype=torch.float64) + z.sum(0, dtype=torch.float32), Z),
-    "whole sums": (lambda z: (z * 3).cumsum(0, dtype=torch.int32) + z.real, Z),
+    "whole sums": (lambda z: (z * 3).detach().cumsum(0, dtype=torch.int32) + z.real, Z),
     "norms of a dtype": (lambda z: torch.linalg.vector_norm(z, dtype=torch.complex128), Z),
     "sums": (lambda z: z.sum(1, keepdim=True) + z.mean(0) + z.cumsum(1), Z),
     "where": (lambda z, x: torch.where(x > 0, z, 0.5), Z, (3, 4)),

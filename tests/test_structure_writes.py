@@ -397,6 +397,24 @@ def test_programs_that_write_their_constants_are_refused() -> None:
         torch2needle.convert(program)
 
 
+def test_programs_that_swap_data_are_refused() -> None:
+    """Of the swap a program holds a question without a reader alone."""
+
+    class Swap(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("whole", torch.arange(9.0).view(3, 3))
+            self.register_buffer("row", torch.ones(1, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.row.data = self.whole
+            return self.whole + x
+
+    program = torch.export.export(Swap().eval(), (torch.zeros(3, 3),), strict=False)
+    with pytest.raises(torch2needle.ConversionError, match="_has_compatible_shallow_copy_type"):
+        torch2needle.convert(program)
+
+
 def test_writes_in_submodules_of_other_tracers() -> None:
     class Leaf(torch.fx.Tracer):
         def is_leaf_module(self, m: Any, name: str) -> bool:

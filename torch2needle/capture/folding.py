@@ -68,7 +68,10 @@ def drop_unread(graph: fx.Graph) -> None:
 
 
 def has_effects(node: fx.Node) -> bool:
-    """Of calls that are not torch's own nobody knows what they do."""
+    """Of calls that are not torch's own nobody knows what they do, and calls without a value are there for something: a check, or
+    what torch asks before `x.data = y`."""
+    if node.meta.get("val") is None:
+        return True
     if is_overload(node.target):
         return node.target.namespace != "aten"  # type: ignore[union-attr]
     return isinstance(node.target, HigherOrderOperator)
