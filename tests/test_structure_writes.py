@@ -400,7 +400,7 @@ def test_programs_that_write_their_constants_are_refused() -> None:
 def test_programs_that_swap_data_are_refused() -> None:
     """Of the swap a program holds a question without a reader alone."""
 
-    class Swap(nn.Module):
+    class Swap(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("whole", torch.arange(9.0).view(3, 3))
