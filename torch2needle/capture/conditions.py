@@ -71,13 +71,18 @@ class Condition(NamedTuple):
         return all(self.holds(dict(zip(self.free, sizes, strict=True))) for sizes in product(*some))
 
 
+def input_shapes(program: ExportedProgram) -> dict[str, Any]:
+    """The shapes of the inputs that are tensors, by their placeholders' names, in order."""
+    names = input_places(program)
+    given = (n for n in program.graph.nodes if n.op == "placeholder" and n.name in names)
+    return {n.name: v.shape for n in given if isinstance(v := n.meta.get("val"), torch.Tensor)}
+
+
 def fixed_sizes(program: ExportedProgram) -> set[tuple[int, int]]:
     """The sizes by (tensor, axis) that torch.export took for the example's."""
-    given = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in input_places(program)]
-    shapes = [v.shape for n in given if isinstance(v := n.meta.get("val"), torch.Tensor)]
     return {
         (i, axis)
-        for i, shape in enumerate(shapes)
+        for i, shape in enumerate(input_shapes(program).values())
         for axis, size in enumerate(shape)
         if isinstance(fixed_or_free(size), int)
     }
@@ -87,9 +92,8 @@ def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], Limits]:
     """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, and the limits of
     others."""
     places = {p: n for n, p in input_places(program).items()}
-    tensor = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in places.values()]
-    order = {n.name: i for i, n in enumerate(n for n in tensor if isinstance(n.meta.get("val"), torch.Tensor))}
-    shapes = {n.name: n.meta["val"].shape for n in tensor if n.name in order}
+    shapes = input_shapes(program)
+    order = {name: i for i, name in enumerate(shapes)}
     where: dict[str, set[tuple[int, int]]] = {}  # the axes of a symbol
 
     def size_at(place: tuple, axis: int) -> Any:

@@ -91,8 +91,9 @@ def named(
     wider = resized(call, {place: 2 for place in names if given[place[0]].shape[place[1]] == 1})  # 1 counts as fixed
     free = {i: tuple(axis for j, axis in names if j == i) for i, _ in names}
     error: Exception | None = None
-    for asked in (None, answers(model, *wider)):
-        if asked is not None and not asked:
+    for asks_values in (False, True):
+        asked = answers(model, *wider) if asks_values else None
+        if asks_values and not asked:
             break
         try:
             found = export(model, *wider, free, asked)
