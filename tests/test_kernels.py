@@ -254,6 +254,41 @@ def test_linear_layers_with_many_rows_take_strassen(settings: dict[str, str], ke
     check(few, x[:4].astype("float64") @ w)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("m", "k", "n"),
+    [
+        (0, 5, 3),
+        (4, 0, 3),
+        (1, 1, 1),
+        (15, 257, 33),
+        (128, 3072, 100),
+        (197, 2048, 96),
+        (300, 512, 640),
+        (900, 96, 31),
+        (1500, 1100, 17),
+    ],
+)
+def test_products_by_rows_columns_and_parts_of_the_terms(m: int, k: int, n: int, threads: int) -> None:
+    """Products of packed weights, whatever is shared out among the threads; with all that joins the sums, in place too."""
+    rng = np.random.default_rng(0)
+    x, w, b, y = (rng.standard_normal(s).astype("float32") for s in ((m, k), (k, n), n, (m, n)))
+    packed, bias = array(np.zeros((-(-n // 16), k, 16), "float32")), np.zeros(-(-n // 16) * 16, "float32")
+    call("pack_matrix", [packed], b=array(w))
+    bias[:n] = b
+    sums, before = x.astype("float64") @ w, ndl.get_num_threads()
+    ndl.set_num_threads(threads)
+    try:
+        for activation in ("none", "relu"):
+            out = array(y.copy())
+            given = {"a": array(x), "packed": packed, "bias": array(bias), "residual": out}
+            call("matmul_packed", [out], **given, activation=activation_code(activation), alpha=0)
+            want = sums + b + y
+            check(out.numpy(), np.maximum(want, 0) if activation == "relu" else want)
+    finally:
+        ndl.set_num_threads(before)
+
+
 class TestArguments:
     def test_wrong_number_of_inputs(self) -> None:
         with pytest.raises(ValueError, match=r"\[relu\] expects 1 outputs for 1 inputs, got 1 for 0\."):

@@ -101,6 +101,7 @@ void multiply(int64_t M, int64_t N, int64_t K, const float* a, int64_t a_m, int6
               int64_t c_m, bool add = false) {
   Matmul g = {M, N, K, a, a_m, a_k, b.data, b.block, b.step, c, c_m};
   if (add) g.residual = c, g.r_m = c_m;
+  g.fetches = false;  // all lies in L2
   product(g, 0, M, 0, ceil_div(N, kBlock));
 }
 

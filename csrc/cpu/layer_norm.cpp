@@ -66,9 +66,8 @@ void rms_norm(const rms_norm_args& c) {
   });
 }
 
-// Rows are normalised, while they lie in a cache, by the task that writes their last columns.
+// Rows are normalised as soon as they are complete.
 void matmul_norm(const matmul_norm_args& c) {
-  constexpr int64_t kRows = 64;  // about, of a block
   const View &a = c.in.a, &sum = c.out.sum, &y = c.out.y;
   const int64_t M = sum.shape[0], N = sum.shape[1], K = a.shape[1];
   if (M == 0 || N == 0) return;
@@ -87,25 +86,7 @@ void matmul_norm(const matmul_norm_args& c) {
               c.in.residual.as<const float>(),
               c.in.residual.stride[0]};
   const float *weight = c.in.weight.as<const float>(), *shift = c.in.shift.as<const float>();
-  const int64_t rows = ceil_div(ceil_div(M, ceil_div(M, kRows)), kTileRows) * kTileRows, blocks = ceil_div(M, rows);
-  const int64_t units = ceil_div(N, kBlock * kTileBlocks);
-  const int64_t share = ceil_div(units, smaller(units, ceil_div(task_count(c.exec, 2. * M * N * K), blocks)));
-  const int64_t parts = ceil_div(units, share);
-  auto* left = scratch<int64_t>(c.exec, 2, blocks);  // parts of each block that are not done
-  for (int64_t i = 0; i < blocks; i++) left[i] = parts;
-  // Rows that are a multiple of 4 KB apart share one set of the L1 cache.
-  if (M > 8 && a.stride[0] % 1024 == 0) {
-    const int64_t ld = K + kBlock;
-    float* room = scratch<float>(c.exec, 3, M * ld);
-    parallel_each(c.exec, M, K, [&](int64_t m) { std::memcpy(room + m * ld, g.a + m * g.a_m, K * 4); });
-    g.a = room;
-    g.a_m = ld;
-  }
-  parallel_for(c.exec, blocks * parts, [&](int64_t t) {
-    const int64_t block = t / parts, m0 = block * rows, m1 = smaller(M, m0 + rows);
-    const int64_t n0 = t % parts * share * kTileBlocks, n1 = smaller(ceil_div(N, kBlock), n0 + share * kTileBlocks);
-    product(g, m0, m1, n0, n1);
-    if (__atomic_sub_fetch(&left[block], 1, __ATOMIC_ACQ_REL) > 0) return;
+  const auto norm = [&](int64_t m0, int64_t m1) {
     double mean, inverse;
     for (int64_t m = m0; m < m1; m++) {
       const float* from = g.c + m * g.c_m;
@@ -113,7 +94,10 @@ void matmul_norm(const matmul_norm_args& c) {
       c.attr.rms ? rms_norm_row(from, to, N, weight, c.attr.eps)
                  : layer_norm_row(from, to, N, weight, shift, c.attr.eps, &mean, &inverse);
     }
-  });
+  };
+  g.done = [](void* f, int64_t m0, int64_t m1) { (*static_cast<decltype(norm)*>(f))(m0, m1); };
+  g.context = const_cast<void*>(static_cast<const void*>(&norm));
+  product(c.exec, g);
 }
 
 }  // namespace needle::NEEDLE_ISA

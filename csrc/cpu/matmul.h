@@ -18,11 +18,18 @@ struct Matmul {
   int64_t r_m = 0;
   int activation = 0;
   float alpha = 0;
-  const float* next = nullptr;  // what is read after b
+  const float* next = nullptr;                                    // what is read after b
+  bool accumulate = false;                                        // into c, in place of bias and residual
+  bool fetches = true;                                            // columns into L2 before their turn
+  void (*done)(void* context, int64_t m0, int64_t m1) = nullptr;  // told which rows of c are complete, on any thread
+  void* context = nullptr;
 };
 
 // Rows [m0, m1) times blocks [n0, n1) of 16 columns, on the calling thread.
 void product(const Matmul& g, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
+
+// The whole, on all threads.
+void product(const Exec* exec, const Matmul& g);
 
 // Column blocks [n0, n1) of B (K, N) into dst: [n][K][16], zero padded.
 void pack_columns(const float* b, int64_t s_k, int64_t s_n, int64_t K, int64_t N, int64_t n0, int64_t n1, float* dst);

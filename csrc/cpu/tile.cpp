@@ -75,59 +75,54 @@ void tile(const Tile& t) {
   const int64_t step = t.a_m * 4, step3 = t.a_m * 12, a_k = t.a_k, b_n = t.b_n, b_k = t.b_k, length = t.length;
   const int64_t* panels = t.panels;
   // What c holds comes into L1 a few rows at a time: the stores at the end would all miss at once and keep the next
-  // tile's loads waiting (products of cold arrays are 1.02 to 1.18 times as fast). AVX2's tile has no slots left.
+  // tile's loads waiting (products of cold arrays are 1.02 to 1.18 times as fast). So do the next weights into L2, a
+  // part with each tile: all of them with the last one wait for each other (1.05 to 1.3 times). AVX2's tile has no
+  // slots left.
   constexpr bool kFetches = V::N == 16;
   constexpr int kStored = (ROWS + 3) / 4;
   const int64_t stretch = ceil_div(t.n_runs * length * kStored, ROWS);
-  // Without fetches of weights in it a step is 52 instructions instead of 54: on a core that another thread shares,
-  // that shows.
-  const auto sum = [&](const auto& fetch) __attribute__((always_inline)) {
-    const float* b = t.b;
-    int stored = 0;  // rows of c that were fetched
-    for (int64_t r = 0; r < t.n_runs; r++) {
-      const char* p0 = reinterpret_cast<const char*>(t.a + t.runs[r]);
-      const char* p5 = p0 + 5 * step;
-      const char* p10 = p5 + 5 * step;
-      if (panels) b = t.b + panels[r];
-      const auto terms = [&](int64_t n) __attribute__((always_inline)) {
-        for (int64_t k = n; k > 0; k--) {
-          V w[BLOCKS * P];
+  // Of weights, in a stretch; few rows wait for memory all the time.
+  const int64_t lines = t.ahead && 2 * ROWS * BLOCKS > kTileRows * kTileBlocks ? ceil_div(t.fetch * kStored, ROWS) : 0;
+  const float *b = t.b, *ahead = t.b + t.ahead;
+  int stored = 0;  // rows of c that were fetched
+  for (int64_t r = 0; r < t.n_runs; r++) {
+    const char* p0 = reinterpret_cast<const char*>(t.a + t.runs[r]);
+    const char* p5 = p0 + 5 * step;
+    const char* p10 = p5 + 5 * step;
+    if (panels) b = t.b + panels[r];
+    const auto terms = [&](int64_t n) __attribute__((always_inline)) {
+      for (int64_t k = n; k > 0; k--) {
+        V w[BLOCKS * P];
 #pragma GCC unroll 8
-          for (int j = 0; j < BLOCKS * P; j++) w[j] = V::load(b + j / P * b_n + j % P * V::N);
-          fetch(b);
+        for (int j = 0; j < BLOCKS * P; j++) w[j] = V::load(b + j / P * b_n + j % P * V::N);
 #pragma GCC unroll 16
-          for (int m = 0; m < ROWS; m++) {
-            const char* base = m < 5 ? p0 : m < 10 ? p5 : p10;
-            const V x(*reinterpret_cast<const float*>(m % 5 == 3 ? base + step3 : base + m % 5 * step));
+        for (int m = 0; m < ROWS; m++) {
+          const char* base = m < 5 ? p0 : m < 10 ? p5 : p10;
+          const V x(*reinterpret_cast<const float*>(m % 5 == 3 ? base + step3 : base + m % 5 * step));
 #pragma GCC unroll 8
-            for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = fma(x, w[j], acc[m][j]);
-          }
-          p0 += a_k * 4;
-          p5 += a_k * 4;
-          p10 += a_k * 4;
-          b += b_k;
+          for (int j = 0; j < BLOCKS * P; j++) acc[m][j] = fma(x, w[j], acc[m][j]);
         }
-      };
-      int64_t left = r + 1 < t.n_runs ? length : length - t.cut;
-      if (!kFetches) {
-        terms(left);
-        continue;
+        p0 += a_k * 4;
+        p5 += a_k * 4;
+        p10 += a_k * 4;
+        b += b_k;
       }
-      for (; left > 0; left -= stretch) {
-        for (int end = stored + kStored; stored < ROWS && stored < end; stored++)
-#pragma GCC unroll 8
-          for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(t.c + stored * t.c_m + j * t.c_n, 1, 3);
-        terms(smaller(left, stretch));
-      }
+    };
+    int64_t left = r + 1 < t.n_runs ? length : length - t.cut;
+    if (!kFetches) {
+      terms(left);
+      continue;
     }
-  };
-  if (kFetches && 2 * ROWS * BLOCKS > kTileRows * kTileBlocks && t.ahead)
-    sum([&](const float* b) __attribute__((always_inline)) {
+    for (; left > 0; left -= stretch) {
+      for (int end = stored + kStored; stored < ROWS && stored < end; stored++)
 #pragma GCC unroll 8
-      for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(b + t.ahead + j * b_n, 0, 2);
-    });
-  else
-    sum([](const float*) __attribute__((always_inline)) {});
+        for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(t.c + stored * t.c_m + j * t.c_n, 1, 3);
+      for (int64_t i = 0; i < lines; i++, ahead += b_k)
+#pragma GCC unroll 8
+        for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(ahead + j * b_n, 0, 2);
+      terms(smaller(left, stretch));
+    }
+  }
   finish<ROWS, BLOCKS>(t, acc);
 }
 
@@ -191,15 +186,16 @@ static_assert(sizeof pick_table / sizeof *pick_table == kPickTaps / 2 + 1);
 
 void tiles(Tile t, int blocks, int64_t rows) {
   const int most = blocks == kWideBlocks ? kWideRows : kTileRows;
-  const int64_t ahead = t.ahead;
+  const int64_t n_tiles = ceil_div(rows, most);
   const TileFn* fn = t.picks > 0 ? pick_table[t.picks / 2] : table[blocks];
-  for (int64_t left = ceil_div(rows, most); left > 0; left--) {
+  t.fetch = ceil_div(t.length, n_tiles);
+  for (int64_t left = n_tiles; left > 0; left--) {
     const int64_t n = ceil_div(rows, left);
-    t.ahead = left == 1 ? ahead : 0;
     fn[n](t);
     t.a += n * t.a_m;
     t.c += n * t.c_m;
     if (t.residual) t.residual += n * t.r_m;
+    if (t.ahead) t.ahead += t.fetch * t.b_k;
     rows -= n;
   }
 }

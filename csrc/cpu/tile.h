@@ -28,7 +28,8 @@ struct Tile {
   int activation;
   float alpha;
   int picks;      // taps of lanes that pick their numbers, or 0
-  int64_t ahead;  // from b to what is read after it, which the last rows fetch into L2; 0: nothing
+  int64_t ahead;  // from b to what is read after it, which tiles fetch into L2; 0: nothing
+  int64_t fetch;  // lines of each block that a tile fetches
 };
 
 // Shapes that reach the FMA peak with the registers of the ISA: 14 x 2 (few rows: 7 x 4) of 32 zmm, 6 x 1 of 16 ymm,
