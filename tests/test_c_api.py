@@ -275,6 +275,15 @@ def test_cpp_program_runs_in_four_threads(tmp_path: Path) -> None:
     assert done.returncode == 0 and ", 0 wrong" in done.stdout, done.stdout + done.stderr
 
 
+def test_forked_children_run(tmp_path: Path) -> None:
+    """Of a program whose threads run the model at that moment: what they hold waits for nobody in the child."""
+    program = built(tmp_path, "gcc", "-std=gnu11", "-pthread", str(Path(__file__).parent / "fork_race.c"))
+    ndl.compile(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)).eval(), (floats(2, 16),)).export(
+        tmp_path / "model.ndlc"
+    )
+    subprocess.run([program, tmp_path / "model.ndlc", "600"], check=True)
+
+
 @pytest.mark.skipif(not (FOLDER / "lib" / "pkgconfig").exists(), reason="the library was copied alone")
 def test_cmake_and_pkg_config_find_it(tmp_path: Path) -> None:
     done = subprocess.run(

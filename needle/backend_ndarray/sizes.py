@@ -11,12 +11,13 @@ import dataclasses
 import functools
 import math
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from .forks import LAST, fork_lock
+
 F = TypeVar("F", bound=Callable)
-TRACES, COUNTING = 0, threading.Lock()  # that are open, in any thread
+TRACES, COUNTING = 0, fork_lock(LAST)  # that are open, in any thread
 COMMUTES = (operator.add, operator.mul)
 
 
