@@ -333,14 +333,14 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     data = path.read_bytes()
     first = (32 + int.from_bytes(data[16:24], "little") + 8 + 63) // 64 * 64  # the byte at which constants begin
     damaged = {
-        "is no model that this library runs: it is none": b"PK\x03\x04" + data[4:],
+        "is no model that this library runs: it is none that exe.export wrote": b"PK\x03\x04" + data[4:],
         "it is cut off": data[:20],
         "this library reads 1": data[:8] + struct.pack("<I", 2) + data[12:],
         "bytes of": data[:-1],
         "its head does not fit into it": data[:16] + struct.pack("<Q", 1 << 40) + data[24:],
         "its head is damaged": data[:40] + bytes([data[40] ^ 1]) + data[41:],
         "constant [0-9]+ is damaged": data[:first] + bytes([data[first] ^ 1]) + data[first + 1 :],
-        "cannot read .*: Invalid argument": b"",
+        "it is empty": b"",
     }
     for why, content in damaged.items():
         path.write_bytes(content)
@@ -348,7 +348,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
             Model(path)
     with pytest.raises(Failed, match="No such file"):
         Model(tmp_path / "missing")
-    with pytest.raises(Failed, match=r"^\[open\] cannot read "):
+    with pytest.raises(Failed, match="it is no regular file"):
         Model(tmp_path)
 
 
@@ -373,7 +373,8 @@ def test_wrong_calls_are_sentences(tmp_path: Path) -> None:
         r"input 0 expects float32 \(3, 4\) at a multiple of 4\.": lambda: library.needle_run(
             model.handle, 0, odd, place
         ),
-        "expects at least 1, got 0": lambda: library.needle_set_threads(0),
+        "expects 1 to 1024, got 0": lambda: library.needle_set_threads(0),
+        "expects 1 to 1024, got 100000": lambda: library.needle_set_threads(100000),
     }
     for why, call in calls.items():
         with pytest.raises(Failed, match=why):

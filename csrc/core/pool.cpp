@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -112,7 +113,7 @@ class Pool {
 
   static int default_threads() {
     if (const char* s = std::getenv("NEEDLE_NUM_THREADS"))
-      if (int n = std::atoi(s); n > 0) return n;
+      if (int n = std::atoi(s); n > 0) return std::min(n, kMostThreads);
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     std::set<std::pair<std::string, std::string>> cores;  // hyperthreads share (package, core)
@@ -133,7 +134,11 @@ class Pool {
     while (static_cast<int>(workers_.size()) < threads() - 1) {
       quit_ = false;
       const int id = static_cast<int>(workers_.size()) + 1;
-      workers_.emplace_back([this, id, seen = sequence_.load()]() mutable { work(id, seen); });
+      try {
+        workers_.emplace_back([this, id, seen = sequence_.load()]() mutable { work(id, seen); });
+      } catch (const std::system_error&) {  // the system gives no more of them
+        threads_ = id;
+      }
     }
   }
 

@@ -339,13 +339,13 @@ class Executable(Plans):
         Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
         ones two arrays. Refused: plans on GPUs, of models that write buffers, check values, or run elsewhere in part.
         """
+        if hasattr(examples, "shape"):
+            shape = tuple(examples.shape)
+            raise TypeError(f"[export] examples expects a list of calls, got one array of shape {shape}.")
         if not self._watch.lists_hold():
             STRUCTURE.changed()
-        found = (
-            None
-            if examples is None
-            else [self._prepare(args if isinstance(args, tuple) else (args,), {})[0] for args in examples]
-        )
+        calls = [args if isinstance(args, tuple) else (args,) for args in examples or ()]
+        found = None if examples is None else [self._prepare(args, {})[0] for args in calls]
         with self._planning, self._lock:
             if self._epoch != _core.epoch():
                 self._refresh()
