@@ -210,7 +210,12 @@ def test_what_has_no_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
         exe.export(tmp_path / "missing" / "model.ndlc")
     with pytest.raises(ValueError, match="there is no plan"):
         exe.export(path, [])
+    with pytest.raises(TypeError, match=r"^\[export\] .* a list of calls, got one array of shape \(3,\)\.$"):
+        exe.export(path, x)
     assert not path.exists() and not list(tmp_path.iterdir())
+    exe.export(path)
+    with pytest.raises(ValueError, match=r"^\[load\] .* was exported for libneedle\.so; .*\.$"):
+        ndl.load(path)
 
 
 # -- programs ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import time
 import weakref
 
 # Who holds one takes only later ones.
-GRAPHS, RUNS, PLANS, KNOWN, LAST = range(5)
+GRAPHS, RUNS, PLANS, KNOWN, MACHINE, TRACES = range(6)
 PATIENCE = 10.0  # seconds; who holds a lock may itself wait for the thread that forks
 LOG = logging.getLogger("needle.fork")
 

@@ -14,10 +14,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .forks import LAST, fork_lock
+from . import forks
 
 F = TypeVar("F", bound=Callable)
-TRACES, COUNTING = 0, fork_lock(LAST)  # that are open, in any thread
+TRACES, COUNTING = 0, forks.fork_lock(forks.TRACES)  # that are open, in any thread
 COMMUTES = (operator.add, operator.mul)
 
 

@@ -339,9 +339,8 @@ class Executable(Plans):
         Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
         ones two arrays. Refused: plans on GPUs, of models that write buffers, check values, or run elsewhere in part.
         """
-        if hasattr(examples, "shape"):
-            shape = tuple(examples.shape)
-            raise TypeError(f"[export] examples expects a list of calls, got one array of shape {shape}.")
+        if (shape := getattr(examples, "shape", None)) is not None:
+            raise TypeError(f"[export] examples expects a list of calls, got one array of shape {tuple(shape)}.")
         if not self._watch.lists_hold():
             STRUCTURE.changed()
         calls = [args if isinstance(args, tuple) else (args,) for args in examples or ()]
