@@ -315,7 +315,10 @@ def load(path: str | os.PathLike) -> GraphModule:
             metadata = f.metadata() or {}  # opening has checked the header and the file's size
         arrays = map_tensors(path)
     except Exception as e:  # a file may be wrong in any way, and what it is told about must be one sentence
-        raise ValueError(f"[load] {name} is not a complete safetensors file: {reason(e)}.") from None
+        with open(path, "rb") as f:
+            exported = f.read(5) == b"\x89ndlc"
+        why = "was exported for libneedle.so; load what `ndl.save` wrote" if exported else ""
+        raise ValueError(f"[load] {name} {why or f'is not a complete safetensors file: {reason(e)}'}.") from None
     if "needle" not in metadata:
         raise ValueError(f"[load] {name} holds tensors but no needle graph.")
     try:

@@ -102,6 +102,43 @@ def test_a_forked_child_runs_after_torch_ran_in_its_parent() -> None:
     subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)
 
 
+BESIDE = """
+import itertools, os, signal, sys, threading, warnings
+import numpy as np, needle as ndl
+from needle import nn
+warnings.simplefilter("ignore")
+sys.setswitchinterval(1e-5), ndl.set_num_threads(2)
+net, trained = (nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(2))
+x, sizes = np.random.randn(2, 16).astype("float32"), itertools.cycle(range(3, 40))
+step = ndl.compile_step(trained, nn.SoftmaxLoss(), ndl.optim.SGD(trained.parameters(), lr=0.1), (x, np.zeros(2, int)))
+exe = ndl.compile(net.eval(), (x,))
+want = exe(x).copy()
+WORK = {
+    "runs": lambda: exe(x),
+    "steps": lambda: step(x, np.zeros(2, int)) is None or exe(x),
+    "plans": lambda: exe(np.zeros((next(sizes), 16), "float32")) is None or exe(x),
+}
+work, over = WORK[sys.argv[1]], threading.Event()
+work()
+threads = [threading.Thread(target=lambda: [work() for _ in iter(over.is_set, True)]) for _ in range(2)]
+[t.start() for t in threads]
+for _ in range(int(sys.argv[2])):
+    if not (child := os.fork()):
+        signal.alarm(60)
+        os._exit(not all(np.allclose(work(), want, atol=1e-6) for _ in range(2)))
+    if status := os.waitpid(child, 0)[1]:
+        break
+over.set()
+[t.join() for t in threads]
+raise SystemExit(status != 0)
+"""
+
+
+@pytest.mark.parametrize("work, forks", [("runs", 60), ("steps", 40), ("plans", 60)])
+def test_forked_children_run_beside_what_threads_hold(work: str, forks: int) -> None:
+    subprocess.run([sys.executable, "-c", BESIDE, work, str(forks)], check=True)
+
+
 def test_profiling_script(tmp_path: Path, script_environment: dict[str, str]) -> None:
     script, file = Path(__file__).parents[1] / "profiling" / "sharing.py", tmp_path / "sharing.json"
     quick = ["--models", "mlp", "--rounds", "1", "--seconds", "0.05", "--json", str(file)]

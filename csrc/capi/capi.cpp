@@ -153,7 +153,9 @@ NEEDLE_C int needle_run(needle_model* model, int plan, const void* const* inputs
 
 NEEDLE_C int needle_set_threads(int threads) {
   return guarded([&] {
-    if (threads < 1) wrong("[needle_set_threads] expects at least 1, got " + std::to_string(threads) + ".");
+    if (threads < 1 || threads > kMostThreads)
+      wrong("[needle_set_threads] expects 1 to " + std::to_string(kMostThreads) + ", got " + std::to_string(threads) +
+            ".");
     set_num_threads(threads);
   });
 }

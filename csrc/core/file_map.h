@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <system_error>
 
@@ -17,12 +18,18 @@ class FileMap {
   explicit FileMap(const std::string& path) {
     const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // what is no file must not wait
     struct stat status{};
-    if (file >= 0 && ::fstat(file, &status) == 0) {
+    const bool known = file >= 0 && ::fstat(file, &status) == 0;
+    const char* wrong = !known                     ? nullptr
+                        : !S_ISREG(status.st_mode) ? "it is no regular file"
+                        : status.st_size           ? nullptr
+                                                   : "it is empty";
+    if (known && !wrong) {
       bytes_ = static_cast<size_t>(status.st_size);
       data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
     }
     const int error = errno;
     if (file >= 0) ::close(file);
+    if (wrong) throw std::invalid_argument(wrong);
     if (data_ == MAP_FAILED) throw std::system_error(error, std::generic_category(), path);
   }
   ~FileMap() { ::munmap(data_, bytes_); }

@@ -148,8 +148,8 @@ void Plan::set_constants(Constants constants) {
     fresh = std::make_shared<const Constants>(std::move(copies));
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  constants_ = std::move(fresh);
-  originals_ = std::move(originals);
+  constants_.swap(fresh);  // the old ones go after the lock
+  originals_.swap(originals);
 }
 
 std::shared_ptr<const Plan::Constants> Plan::constants() const {

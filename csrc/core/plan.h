@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/forks.h"
 #include "core/guard.h"
 
 namespace needle {
@@ -48,7 +49,7 @@ class Arenas {
   size_t count() const;
 
  private:
-  mutable std::mutex mutex_;
+  std::mutex& mutex_ = fork_lock(this);
   std::vector<std::shared_ptr<Storage>> free_;
   size_t count_ = 0;
 };
@@ -117,7 +118,7 @@ class Plan {
   size_t arena_bytes_;
   std::vector<View> inputs_, outputs_;
   std::unique_ptr<const Guard> guard_;
-  mutable std::mutex mutex_;
+  std::mutex& mutex_ = fork_lock(this);
   std::shared_ptr<const Constants> constants_;
   std::vector<int> state_;                      // constants that steps write
   std::shared_ptr<const Constants> originals_;  // the same, but in guarded plans: what their copies are made from

@@ -249,7 +249,8 @@ PlanFile PlanFile::read(const std::string& path) try {
   auto file = std::make_shared<FileMap>(path);
   const char* data = file->data();
   const size_t bytes = file->bytes();
-  if (bytes < sizeof kMagic || std::memcmp(data, kMagic, sizeof kMagic) != 0) refuse("it is none");
+  if (bytes < sizeof kMagic || std::memcmp(data, kMagic, sizeof kMagic) != 0)
+    refuse("it is none that exe.export wrote");
   if (bytes < kStart + sizeof(uint64_t)) refuse("it is cut off");
   Reader start(data + sizeof kMagic, kStart - sizeof kMagic);
   const auto version = start.number<uint32_t>();

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -75,11 +76,11 @@ class Pool {
     threads_ = n;
   }
 
-  void forget_workers() {  // in a forked child the threads are gone
+  // In a forked child the other threads are gone, in the middle of anything.
+  void forget_workers() {
     new (&job_) std::mutex;
-    for (auto& w : workers_) w.detach();
     new (&workers_) std::vector<std::thread>;
-    joined_ = 0, parked_ = 0, live_ = 0, open_ = false, inside_ = false, forked_ = true;
+    joined_ = 0, parked_ = 0, live_ = live_here_, open_ = false, inside_ = false, forked_ = true;
   }
 
   // Threads of the OpenMP runtime under torch spin for some 5 ms after a parallel region, on the cores that workers
@@ -92,21 +93,27 @@ class Pool {
     if (Pause pause = pause_) pause(1);
   }
 
-  std::atomic<int> live_{0};
+  void enter() { live_.fetch_add(1), live_here_++; }
+  void leave() { live_.fetch_sub(1), live_here_--; }
 
+  // Never destroyed: workers may outlive static destructors. No static of the function: a fork may come while a thread
+  // makes it, for which the child would wait.
   static Pool& instance() {
-    static Pool* pool = new Pool;  // never destroyed: workers may outlive static destructors
+    Pool* pool = made.load();
+    if (pool) return *pool;
+    Pool* mine = new Pool;
+    if (made.compare_exchange_strong(pool, mine)) return *mine;
+    delete mine;
     return *pool;
   }
+  static std::atomic<Pool*> made;
 
  private:
-  Pool() : threads_(default_threads()) {
-    pthread_atfork(nullptr, nullptr, [] { instance().forget_workers(); });
-  }
+  Pool() : threads_(default_threads()) {}
 
   static int default_threads() {
     if (const char* s = std::getenv("NEEDLE_NUM_THREADS"))
-      if (int n = std::atoi(s); n > 0) return n;
+      if (int n = std::atoi(s); n > 0) return std::min(n, kMostThreads);
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     std::set<std::pair<std::string, std::string>> cores;  // hyperthreads share (package, core)
@@ -127,7 +134,11 @@ class Pool {
     while (static_cast<int>(workers_.size()) < threads() - 1) {
       quit_ = false;
       const int id = static_cast<int>(workers_.size()) + 1;
-      workers_.emplace_back([this, id, seen = sequence_.load()]() mutable { work(id, seen); });
+      try {
+        workers_.emplace_back([this, id, seen = sequence_.load()]() mutable { work(id, seen); });
+      } catch (const std::system_error&) {  // the system gives no more of them
+        threads_ = id;
+      }
     }
   }
 
@@ -189,10 +200,17 @@ class Pool {
   alignas(64) std::atomic<uint32_t> sequence_{0};
   alignas(64) std::atomic<bool> open_{false};
   std::atomic<int> joined_{0}, parked_{0};
-  static thread_local bool inside_;  // a task that asks for parallel work again runs it alone
+  std::atomic<int> live_{0};           // runs in flight
+  static thread_local int live_here_;  // those of this thread
+  static thread_local bool inside_;    // a task that asks for parallel work again runs it alone
 };
 
 thread_local bool Pool::inside_ = false;
+thread_local int Pool::live_here_ = 0;
+constinit std::atomic<Pool*> Pool::made{nullptr};
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+  if (Pool* pool = Pool::made.load()) pool->forget_workers();
+});
 
 struct Scratch {
   void* data = nullptr;
@@ -225,10 +243,10 @@ Exec cpu_exec() {
 LiveRun::LiveRun(double expected) : mode_(float_mode()) {
   if (expected >= kLong) Pool::instance().rest_openmp();
   set_float_mode(mode_ | kFlushDenormals);
-  Pool::instance().live_.fetch_add(1);
+  Pool::instance().enter();
 }
 LiveRun::~LiveRun() {
-  Pool::instance().live_.fetch_sub(1);
+  Pool::instance().leave();
   set_float_mode(mode_);
 }
 

@@ -4,8 +4,10 @@
 
 namespace needle {
 
+constexpr int kMostThreads = 1024;
+
 NEEDLE_SHARED int num_threads();
-NEEDLE_SHARED void set_num_threads(int n);  // n >= 1
+NEEDLE_SHARED void set_num_threads(int n);  // 1 to kMostThreads
 
 // The services handed to CPU kernels; `threads` is num_threads() at the time of the call.
 NEEDLE_SHARED Exec cpu_exec();

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/forks.h"
 #include "cpu/table.h"
 
 namespace needle {
@@ -110,7 +111,7 @@ class BlockCache {
     size_t unit = bytes >= kSmallest ? 4096 : 64;
     return bytes ? (bytes + unit - 1) / unit * unit : 64;
   }
-  std::mutex mutex_;
+  std::mutex& mutex_ = fork_lock(this);
   std::unordered_multimap<size_t, void*> blocks_;
   size_t cached_ = 0;
 };

@@ -410,7 +410,9 @@ PYBIND11_MODULE(_core, m) {
   m.attr("GUARD_BYTES") = kGuardBytes;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", [](int n) {
-    if (n < 1) throw py::value_error("[set_num_threads] expects at least 1, got " + std::to_string(n) + ".");
+    if (n < 1 || n > kMostThreads)
+      throw py::value_error("[set_num_threads] expects 1 to " + std::to_string(kMostThreads) + ", got " +
+                            std::to_string(n) + ".");
     py::gil_scoped_release release;
     set_num_threads(n);
   });

@@ -11,12 +11,13 @@ import dataclasses
 import functools
 import math
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from . import forks
+
 F = TypeVar("F", bound=Callable)
-TRACES, COUNTING = 0, threading.Lock()  # that are open, in any thread
+TRACES, COUNTING = 0, forks.fork_lock(forks.TRACES)  # that are open, in any thread
 COMMUTES = (operator.add, operator.mul)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import time
 import warnings
 from collections import OrderedDict
@@ -15,6 +14,7 @@ from typing import Any
 from needle import _core
 from needle.autograd import Spec, Unsupported, uncollected
 from needle.backend_ndarray import Device, NDArray, default_device
+from needle.backend_ndarray.forks import KNOWN, PLANS, RUNS, fork_lock
 from needle.backend_selection import BACKEND
 from needle.complex_numbers import is_complex, parts
 from needle.graph import GraphModule, map_structure
@@ -91,8 +91,8 @@ class Plans(Shown):
         self._device: Device | None = None  # that of its first plan
         self._epoch = 0
         self._watch, self._changes = Watch(()), STRUCTURE.changes
-        self._lock = threading.Lock()  # of what is known
-        self._planning = threading.Lock()  # of who changes it; taken before the other, and while a plan is made alone
+        self._lock = fork_lock(KNOWN)  # of what is known
+        self._planning = fork_lock(PLANS)  # of who changes it; taken before the other, and while a plan is made alone
         self._warned = False
 
     def _check_model(self) -> None:
@@ -247,7 +247,7 @@ class Executable(Plans):
         super().__init__(fn, choice)
         self._shapes = Shapes(choice)
         self._direct: CompiledPlan | None = None  # of the last call, if its arguments were the plan's inputs
-        self._running = threading.Lock()  # of runs that write buffers
+        self._running = fork_lock(RUNS)  # of runs that write buffers
 
     def _check_model(self) -> None:
         if isinstance(self.model, Module):
@@ -339,13 +339,12 @@ class Executable(Plans):
         Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
         ones two arrays. Refused: plans on GPUs, of models that write buffers, check values, or run elsewhere in part.
         """
+        if (shape := getattr(examples, "shape", None)) is not None:
+            raise TypeError(f"[export] examples expects a list of calls, got one array of shape {tuple(shape)}.")
         if not self._watch.lists_hold():
             STRUCTURE.changed()
-        found = (
-            None
-            if examples is None
-            else [self._prepare(args if isinstance(args, tuple) else (args,), {})[0] for args in examples]
-        )
+        calls = [args if isinstance(args, tuple) else (args,) for args in examples or ()]
+        found = None if examples is None else [self._prepare(args, {})[0] for args in calls]
         with self._planning, self._lock:
             if self._epoch != _core.epoch():
                 self._refresh()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 from needle import _core
 from needle.autograd import Op, Tensor, Unsupported, vjp
 from needle.backend_ndarray import FLOATS, Device, NDArray, full
+from needle.backend_ndarray.forks import RUNS, fork_lock
 from needle.backend_ndarray.kernels import attributes
 from needle.backend_selection import BACKEND
 from needle.graph import Graph, Node, Recorder, Symbol, map_structure, trace
@@ -262,7 +262,7 @@ class TrainingStep(Plans):
         self.net, self.loss, self.optimizer, self.settings = net, loss, optimizer, settings
         self._turn, self._sums = 0, dict[Tensor, Tensor]()
         self._sharing: Sharing | None = None
-        self._running = threading.Lock()
+        self._running = fork_lock(RUNS)
         known = {id(t) for _, t in self.model.named_tensors()}
         foreign = sum(id(p) not in known for p in optimizer.params)
         if foreign:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-import threading
 import warnings
 import weakref
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from torch import fx
 
 from needle import _core
 from needle.autograd import Tensor, Unsupported
+from needle.backend_ndarray.forks import GRAPHS, fork_lock
 from needle.interop import as_ndarray
 
 from ..capture.tracing import written
@@ -79,7 +79,7 @@ class DynamoGraph:
         # The numbers that the needle graph holds as constants.
         self.fixed = [i for i in self.numbers if i not in self.sizes]
         self.entries: OrderedDict[Any, Entry] = OrderedDict()
-        self.lock = threading.Lock()
+        self.lock = fork_lock(GRAPHS)
 
     def __call__(self, *args: Any) -> Any:
         static = [args[i] for i in self.static]

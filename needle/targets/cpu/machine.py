@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 
 from needle import _core
 from needle.backend_ndarray import NDArray, call, cpu
+from needle.backend_ndarray.forks import MACHINE, fork_lock
 from needle.backend_ndarray.kernels import unplanned
 from needle.backend_ndarray.sizes import larger, smaller
 from needle.executor.tuner import Timings
@@ -45,7 +45,7 @@ FIXED = Machine(7e9, 28e9, {})
 SECONDS, ROUNDS = 0.02, 25  # that are spent on a layer at most
 WEIGHTS = 32 << 20  # bytes read to see how fast weights come
 
-LOCK = threading.Lock()
+LOCK = fork_lock(MACHINE)
 Runs = dict[str, Callable[[], None]]
 # Layers by which algorithms are compared: what runs each of them, and what each is thought to cost.
 REFERENCES: dict[str, tuple[Callable[[], Runs], Mapping[str, Cost]]] = {}

@@ -1,0 +1,62 @@
+"""Locks that a fork takes first: a child has a copy of every lock, and nobody who would let go what other threads held.
+
+So what a lock guards is whole in the child: a fork waits for the training steps, writing runs and plans of other threads. The
+core does the same for locks of its own (csrc/core/forks.h).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+
+# Who holds one takes only later ones.
+GRAPHS, RUNS, PLANS, KNOWN, MACHINE, TRACES = range(6)
+PATIENCE = 10.0  # seconds; who holds a lock may itself wait for the thread that forks
+LOG = logging.getLogger("needle.fork")
+
+LOCKS: dict[weakref.ref[threading.Lock], int] = {}
+FORKING = threading.Lock()  # one fork at a time
+HELD: list[threading.Lock] = []
+
+
+def fork_lock(order: int) -> threading.Lock:
+    """A lock for what a forked child may use."""
+    lock = threading.Lock()
+    LOCKS[weakref.ref(lock, LOCKS.pop)] = order
+    return lock
+
+
+def known() -> list[threading.Lock]:
+    """In the order in which threads take them."""
+    rows = sorted(LOCKS.copy().items(), key=lambda row: row[1])
+    return [lock for lock in (ref() for ref, _ in rows) if lock is not None]
+
+
+def before() -> None:
+    FORKING.acquire()
+    end = time.monotonic() + PATIENCE
+    for lock in known():
+        if lock.acquire(timeout=max(0.0, end - time.monotonic())):
+            HELD.append(lock)
+        else:
+            LOG.warning(
+                "[fork] a step or a plan of another thread took over %g s: the child has it half done.", PATIENCE
+            )
+
+
+def after_in_parent() -> None:
+    while HELD:
+        HELD.pop().release()
+    FORKING.release()
+
+
+def after_in_child() -> None:
+    HELD.clear()
+    for lock in (*known(), FORKING):
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
