@@ -153,13 +153,17 @@ def exported(
     best = report
     try:
         for captured in captures(model, example, dynamic, lambda: judge.changing, budget):
-            if fault := judge.fault(captured, larger(captured, judge.call)):
+            fault = judge.fault(captured, larger(captured, judge.call))
+            if fault and judge.in_evaluation():  # in which torch.export captures
+                fault = judge.fault(captured, larger(captured, judge.call))
+            if fault:
                 report.add(failed("torch.export capture", fault))
                 continue
             if judge.differs_in_training(captured):
                 captured.notes.append(
                     "the graph differs between training and evaluation; it was captured in evaluation mode and stays so"
                 )
+                captured.only = False
             allow_one(captured, judge.call, functools.partial(judge.agrees_at, captured))
             net, found = build(captured, {}, share, f"torch.export, since torch.fx could not ({why})", kind)
             if net is not None:
@@ -200,7 +204,7 @@ def build(
         return None, report
     net = GraphModule(recorder.graph.prune(), root)
     net.training = captured.model.training
-    net._report = report
+    net._report, net._only = report, captured.only
     if builder.narrow or any(n.kind == "op" and isinstance(n.target, Narrowed) for n in net.graph):
         dtypes = dict.fromkeys(net.graph.inputs, "float32")  # each call looks at those
         dtypes |= {n: builder.narrow.get(net.constant(n), "") for n in net.graph if n.kind == "param"}
@@ -263,6 +267,7 @@ def convert(
     for note in report.notes:
         LOG.debug("%s: %s", type(model).__name__, note)
     warn_of_torch(report)
+    net.warn_of_mode(net.training, "convert")
     if on_guard == "torch":
         answers_violations(net, model, example)
     return net
