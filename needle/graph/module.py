@@ -78,8 +78,8 @@ class GraphModule(Module):
         """Warns where the graph holds for the other mode alone."""
         if self._only is not None and training != self._only:
             has, lacks = ("training", "evaluation") if self._only else ("evaluation", "training")
-            text = f"[{label}] the graph was captured in {has} mode and stays so; what the model does in {lacks} alone is not in it"
-            warnings.warn(f"{text}.", stacklevel=3)
+            text = f"captured in {has} mode and stays so; what the model does in {lacks} alone is not in it"
+            warnings.warn(f"[{label}] the graph was {text}.", stacklevel=3)
 
     @property
     def graph(self) -> Graph:
@@ -92,6 +92,10 @@ class GraphModule(Module):
     @property
     def input_names(self) -> list[str]:
         return list(self._inputs.names)
+
+    def takes_by_name(self, example: dict[str, Any]) -> bool:
+        """Whether that is inputs by their names, and not the one input that a dict is."""
+        return not example.keys().isdisjoint(self.input_names) and (len(self.input_names) > 1 or self._inputs.flat)
 
     def _find(self) -> None:
         """Look up the submodules that the graph calls."""

@@ -255,7 +255,11 @@ def mask_parameters(graph: fx.Graph, builder: ProgramBuilder) -> None:
     nodes = list(graph.nodes)
     for i, node in enumerate(nodes):
         root = written(node)
-        if root is None or node.target is not aten.mul_.Tensor or not isinstance(attribute(root, builder.model), nn.Parameter):
+        if (
+            root is None
+            or node.target is not aten.mul_.Tensor
+            or not isinstance(attribute(root, builder.model), nn.Parameter)
+        ):
             continue
         same = [root, *(n for n in nodes[:i] if n.target is aten.detach.default and n.args == (root,)), node]
         mask = builder.constant_of(node.args[1])
@@ -278,7 +282,9 @@ def mask_parameters(graph: fx.Graph, builder: ProgramBuilder) -> None:
         for user in list(made.users):  # `weight.data *= mask` gives the product its own memory
             if user.target is aten._has_compatible_shallow_copy_type.default and set(user.args) == {made}:
                 graph.erase_node(user)
-        builder.notes.append(f"{root.target} is multiplied by its mask at {node_location(node)}; torch's parameter is then, too, and the net's is not")
+        builder.notes.append(
+            f"{root.target} is multiplied by its mask at {node_location(node)}; in torch that changes it, in the net not"
+        )
 
 
 def refuse_written_parameters(graph: fx.Graph, model: nn.Module) -> None:
@@ -288,7 +294,7 @@ def refuse_written_parameters(graph: fx.Graph, model: nn.Module) -> None:
         if root is not None and isinstance(attribute(root, model), nn.Parameter):
             raise Unsupported(
                 f"it writes {root.target} in place at {node_location(node)}, which belongs to the model; "
-                "if its first call alone does, call the model once before"
+                "write it out of place, as in `weight * mask`, or, if its first call alone does, call the model once before"
             )
 
 

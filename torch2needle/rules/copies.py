@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from .tables import renamed
 
 def of_values(view: Any) -> Any:
     """The rule of a view without what says that it is one."""
-    made = renamed(lambda *args, **kwargs: view(*args, **kwargs), view.__name__)
-    made.__wrapped__ = view  # whose signature it has
+    made: Any = renamed(lambda *args, **kwargs: view(*args, **kwargs), view.__name__)
+    made.__signature__ = inspect.signature(view)
     return made
 
 
@@ -23,7 +24,7 @@ def view_of(name: str) -> Any:
     packet = getattr(torch.ops.aten, name, None)
     names = packet.overloads() if packet is not None else ()
     named = (getattr(torch.Tensor, name, None), *(getattr(packet, n) for n in ("default", "Tensor") if n in names))
-    return next((FUNCTION_RULES[f] for f in named if f in FUNCTION_RULES and FUNCTION_RULES[f].view), None)
+    return next((r for r in map(FUNCTION_RULES.get, named) if getattr(r, "view", None)), None)
 
 
 for name in dir(torch):

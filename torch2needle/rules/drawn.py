@@ -78,7 +78,12 @@ def bernoulli(input: Any, p: float | None = None, *, generator: Any = None) -> A
 
 def drawn(f: Any) -> Any:
     """f of a tensor to fill, its options and torch's generator, which there is none of."""
-    return lambda input, *options: (check(options[-1]), f(input, *options[:-1]))[1]
+
+    def draw(input: Any, *options: Any) -> Any:
+        check(options[-1])
+        return f(input, *options[:-1])
+
+    return draw
 
 
 def exponential(x: Any, rate: Any = 1.0) -> Any:
@@ -127,19 +132,23 @@ def geometric(input: Any, p: float, *, generator: Any = None) -> Any:
 @rule(T.bernoulli_)
 def bernoulli_(input: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
     check(generator)
-    chance = ops.broadcast_to(p, tuple(input.shape)) if isinstance(p, Tensor) else ops.full_like(input, p, dtype="float32")
+    chance = (
+        ops.broadcast_to(p, tuple(input.shape)) if isinstance(p, Tensor) else ops.full_like(input, p, dtype="float32")
+    )
     return ops.cast(ops.bernoulli(chance), input.dtype)
 
 
 @rule(torch.normal)
-def normal(mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, dtype: Any = None, like: Any = None, **_: Any) -> Any:
+def normal(
+    mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, dtype: Any = None, like: Any = None, **_: Any
+) -> Any:
     """Of tensors, of a tensor and a number, or of two numbers and a size."""
     check(generator)
     if size is not None:
         return normal_like(ops.rand_like(like, tuple(size), dtype_name(dtype or torch.get_default_dtype())), mean, std)
     mean, std = (ops.stop_gradient(v) if isinstance(v, Tensor) else v for v in (mean, std))
-    given = mean if isinstance(mean, Tensor) else std
-    return ops.randn_like(ops.ge(mean * 1.0, std), None, given.dtype) * std + mean
+    given, other = (mean, std) if isinstance(mean, Tensor) else (std, mean)
+    return ops.randn_like(ops.ge(given, other), None, given.dtype) * std + mean  # of the shape that both have
 
 
 @rule(torch.multinomial, T.multinomial)

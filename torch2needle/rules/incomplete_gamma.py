@@ -59,7 +59,9 @@ def incomplete(lower: bool) -> Any:
         beyond = ops.logical_or(ops.eq(a, 0), ops.isinf(x))  # P is 1 there, and 0 where x is 0 or a infinite
         before = ops.logical_or(ops.eq(x, 0), ops.isinf(a))
         wrong = ops.logical_or(negative, ops.logical_and(beyond, before))
-        inside = ops.logical_not(ops.logical_or(ops.logical_or(beyond, before), ops.logical_or(negative, ops.isnan(a + x))))
+        inside = ops.logical_not(
+            ops.logical_or(ops.logical_or(beyond, before), ops.logical_or(negative, ops.isnan(a + x)))
+        )
         low, p, q = parts(ops.where(inside, a, 1.0), ops.where(inside, x, 1.0))
         made = ops.where(low, p if lower else 1 - p, 1 - q if lower else q)
         ends = ops.where(beyond, 1.0 if lower else 0.0, 0.0 if lower else 1.0)

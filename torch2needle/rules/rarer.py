@@ -1,7 +1,8 @@
-"""Rules of rarer functions: divisors, floats by their bits, the most frequent value, norms that are held, results of other sizes."""
+"""Rules of rarer functions: divisors, floats by their bits, modes, norms that are held, few bits, results of other sizes."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -9,7 +10,9 @@ import numpy as np
 import torch
 
 from needle import ops
+from needle.autograd import Tensor
 from needle.backend_ndarray import FLOATS
+from needle.graph import Dim
 from needle.ops.common import constant
 
 from .registry import rule
@@ -41,9 +44,7 @@ def lcm(a: Any, b: Any) -> Any:
     return ops.absolute(ops.floor_divide(a, ops.where(ops.eq(common, 0), 1, common)) * b)
 
 
-functions(
-    "input, other", {(torch.gcd, T.gcd): with_tensors(gcd), (torch.lcm, T.lcm): with_tensors(lcm)}
-)
+functions("input, other", {(torch.gcd, T.gcd): with_tensors(gcd), (torch.lcm, T.lcm): with_tensors(lcm)})
 
 
 # -- floats by their bits ------------------------------------------------------------------------------------------------
@@ -118,13 +119,63 @@ def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
     return input * ops.where(long, maxnorm / (ops.where(long, norm, 1.0) + 1e-7), 1.0)
 
 
+# -- numbers of few bits, as they are trained with ------------------------------------------------------------------------
+
+
+def fake_quantized(x: Any, scale: Any, zero: Any, least: int, most: int) -> Any:
+    """Whole steps of `scale`, within `least` and `most`; gradients pass where they are within."""
+    place = ops.round(x * (1 / scale)) + zero
+    inside = ops.logical_and(ops.ge(place, least), ops.le(place, most))
+    value = (ops.clamp(place, least, most) - zero) * scale
+    passing = ops.where(inside, x, 0.0)
+    return passing + ops.stop_gradient(value - passing)
+
+
+@rule(torch.fake_quantize_per_tensor_affine)
+def fake_quantize_per_tensor(input: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
+    scale, zero = (numbers(v, input) for v in (scale, zero_point))
+    return fake_quantized(input, scale, zero, quant_min, quant_max)
+
+
+@rule(torch.fake_quantize_per_channel_affine)
+def fake_quantize_per_channel(
+    input: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int
+) -> Any:
+    shape = tuple(-1 if i == axis % input.ndim else 1 for i in range(input.ndim))
+    scale, zero = (ops.reshape(numbers(v, input), shape) for v in (scale, zero_point))
+    return fake_quantized(input, scale, zero, quant_min, quant_max)
+
+
+def numbers(value: Any, like: Any) -> Any:
+    """Of one dtype with x, and without a gradient, as in torch."""
+    return ops.stop_gradient(ops.cast(value, like.dtype)) if isinstance(value, Tensor) else value
+
+
 # -- other sizes ---------------------------------------------------------------------------------------------------------
 
 
-@rule(T.sum_to_size)
+@rule(T.sum_to_size, view="maybe")
 def sum_to_size(input: Any, *size: Any) -> Any:
     size = varargs(size)
     lead = input.ndim - len(size)
     ones = tuple(lead + i for i, n in enumerate(size) if isinstance(n, int) and n == 1)
     made = ops.summation(input, (*range(lead), *ones), True) if lead or ones else input
     return ops.reshape(made, tuple(made.shape)[lead:]) if lead else made
+
+
+def larger(a: Any, b: Any) -> Any:
+    """Of two sizes."""
+    return a.larger(b) if isinstance(a, Dim) else b.larger(a) if isinstance(b, Dim) else max(a, b)
+
+
+@rule(torch._C._nn.pad_sequence)
+def pad_sequence(
+    sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Any:
+    longest = functools.reduce(larger, (t.shape[0] for t in sequences))
+    rows = []
+    for t in sequences:
+        missing = longest - t.shape[0]
+        sides = (missing, 0) if padding_side == "left" else (0, missing)
+        rows.append(ops.pad(t, (0, 0) * (t.ndim - 1) + sides, "constant", padding_value))
+    return ops.stack(rows, 0 if batch_first else 1)

@@ -127,7 +127,7 @@ def lu_parts(factors: Tensor) -> Any:
 
 @op
 class PivotOrder(Op):
-    """The rows (..., M) that LAPACK's pivots (..., K), exchanges from 1 on, bring to the top, one after another; M: `rows`, else K."""
+    """The rows (..., M) that LAPACK's pivots (..., K), exchanges from 1 on, bring to the top in turn; M: `rows`, else K."""
 
     rows: int | None = None
 
