@@ -78,8 +78,8 @@ class GraphModule(Module):
         """Warns where the graph holds for the other mode alone."""
         if self._only is not None and training != self._only:
             has, lacks = ("training", "evaluation") if self._only else ("evaluation", "training")
-            text = f"captured in {has} mode and stays so; what the model does in {lacks} alone is not in it"
-            warnings.warn(f"[{label}] the graph was {text}.", stacklevel=3)
+            text = f"the graph was captured in {has} mode and stays so; what the model does in {lacks} alone"
+            warnings.warn(f"[{label}] {text} is not in it.", stacklevel=3)
 
     @property
     def graph(self) -> Graph:
