@@ -52,15 +52,6 @@ def test_a_net_of_one_mode_warns(example: Any) -> None:
             made.train()
 
 
-def test_what_torch_export_takes_in_evaluation_alone() -> None:
-    """torch.fx cannot follow spectral_norm's hook, whose power iteration runs in training."""
-    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.ReLU())
-    model(X)
-    with pytest.warns(UserWarning, match=rf"^\[convert\] .*{ONLY_EVALUATION}"):
-        net = torch2needle.convert(model, (X,))
-    close(net.eval()(X), model.eval()(X))
-
-
 class Masked(nn.Conv2d):
     """PixelCNN's (van den Oord et al., arXiv 1601.06759)."""
 

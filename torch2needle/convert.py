@@ -153,10 +153,7 @@ def exported(
     best = report
     try:
         for captured in captures(model, example, dynamic, lambda: judge.changing, budget):
-            fault = judge.fault(captured, larger(captured, judge.call))
-            if fault and judge.in_evaluation():  # in which torch.export captures
-                fault = judge.fault(captured, larger(captured, judge.call))
-            if fault:
+            if fault := judge.fault(captured, larger(captured, judge.call)):
                 report.add(failed("torch.export capture", fault))
                 continue
             if judge.differs_in_training(captured):

@@ -387,17 +387,10 @@ class Judge:
                 return self.pairs[key]
             except Fails as e:
                 failure = e
-        if self.in_evaluation():  # such as a batch norm in training mode, which takes no single image
+        if self.training is None and self.model.training:
+            self.training = False  # such as a batch norm in training mode, which takes no single image
             return self.pair(sizes)
         raise BadExample(f"[convert] expects an example that the model takes: {failure}.")
-
-    def in_evaluation(self) -> bool:
-        """Compare in evaluation mode from now on; False where that is so already."""
-        if self.training is not None or not self.model.training:
-            return False
-        self.training = False
-        self.pairs.clear()
-        return True
 
     def fault_of_net(self, net: GraphModule, inputs: dict[str, Any] | None) -> str:
         """How the converted model differs from the model on the example; inputs: the example by name, where names are all."""
