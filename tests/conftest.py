@@ -38,6 +38,19 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.fixture
+def without_rules() -> Iterator[None]:
+    """Some of torch's functions without the rules that they have."""
+    torch = pytest.importorskip("torch")
+    from torch2needle.rules.registry import FUNCTION_RULES
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("renorm", "igamma", "igammac", "lu_unpack", "frexp"):
+            for place in (torch, torch.Tensor):
+                patch.delitem(FUNCTION_RULES, getattr(place, name, None), raising=False)
+        yield
+
+
+@pytest.fixture
 def script_environment() -> dict[str, str]:
     """For subprocesses of profiling's scripts: its modules are importable under PYTHONSAFEPATH, too, as they are here."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

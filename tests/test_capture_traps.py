@@ -51,7 +51,6 @@ NEVER = {
     *(
         "caught float",
         "straight",
-        "filled",
     ),
     *(
         "python random",
@@ -65,7 +64,7 @@ NEVER = {
     ),
     *("value written", "set data"),
 }
-DRAWN = {"random", "random rows", "random like", "random ints"}  # by torch, which an example tells
+DRAWN = {"random", "random rows", "random like", "random ints", "filled"}  # by torch, which an example tells
 WAYS = {"alone": (False, 3), "one row": (True, 1), "rows": (True, 3)}
 
 

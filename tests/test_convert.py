@@ -134,6 +134,7 @@ def test_gradients() -> None:
         assert np.abs(q.grad.numpy() - p.grad.numpy()).max() < 1e-4 * max(1.0, float(p.grad.abs().max())), name
 
 
+@pytest.mark.usefixtures("without_rules")
 def test_the_error_lists_everything() -> None:
     class Bad(nn.Module):
         def __init__(self) -> None:

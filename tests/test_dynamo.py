@@ -102,6 +102,9 @@ class Named(nn.Module):
         return {"y": y, "mean": (y.mean((2, 3)), None, 3)}
 
 
+pytestmark = pytest.mark.usefixtures("without_rules")
+
+
 class Missing(nn.Module):
     """A call without a rule between two convolutions."""
 

@@ -19,7 +19,8 @@ from conversion import Calls, close, draw, gradients_agree
 from torch2needle.bridges import fallback
 from torch2needle.models import randomize
 
-DISTANCES = "torch.renorm"  # which has gradients and no rule
+pytestmark = pytest.mark.usefixtures("without_rules")
+DISTANCES = "torch.renorm"  # which has gradients and, here, no rule
 GAMMA = "torch.igammac"  # as that one
 
 

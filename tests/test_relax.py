@@ -171,9 +171,9 @@ def test_what_is_unknown_is_said() -> None:
 
     class Method(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.renorm(2, 0, 1.0)
+            return x.nextafter(x)
 
-    with pytest.raises(Unsupported, match=r"call_function_map=\{'renorm': f\}"):
+    with pytest.raises(Unsupported, match=r"call_function_map=\{'nextafter': f\}"):
         translated(Method(), x)
     with pytest.raises(ValueError, match="input_info expects 1 inputs, got 2"):
         from_fx(fx.symbolic_trace(Method()), [((2, 3), "float32")] * 2)

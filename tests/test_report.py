@@ -22,6 +22,7 @@ import torch2needle  # noqa: E402
 from needle.backend_selection import BACKEND  # noqa: E402
 from torch2needle.rules import registry  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("without_rules")
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -160,6 +160,7 @@ def exported(
                 captured.notes.append(
                     "the graph differs between training and evaluation; it was captured in evaluation mode and stays so"
                 )
+                captured.only = False
             allow_one(captured, judge.call, functools.partial(judge.agrees_at, captured))
             net, found = build(captured, {}, share, f"torch.export, since torch.fx could not ({why})", kind)
             if net is not None:
@@ -200,7 +201,7 @@ def build(
         return None, report
     net = GraphModule(recorder.graph.prune(), root)
     net.training = captured.model.training
-    net._report = report
+    net._report, net._only = report, captured.only
     if builder.narrow or any(n.kind == "op" and isinstance(n.target, Narrowed) for n in net.graph):
         dtypes = dict.fromkeys(net.graph.inputs, "float32")  # each call looks at those
         dtypes |= {n: builder.narrow.get(net.constant(n), "") for n in net.graph if n.kind == "param"}
@@ -263,6 +264,7 @@ def convert(
     for note in report.notes:
         LOG.debug("%s: %s", type(model).__name__, note)
     warn_of_torch(report)
+    net.warn_of_mode(net.training, "convert")
     if on_guard == "torch":
         answers_violations(net, model, example)
     return net

@@ -381,7 +381,7 @@ def compile(
     sizes: Mapping[str, tuple[int, int]] | None = None,
 ) -> Executable | Staged:
     """An Executable of `model` (a Module in eval mode, or a function of tensors), planned for the shapes of `example` and the
-    device of the model's parameters (a function's: of its inputs).
+    device of the model's parameters (a function's: of its inputs). example: an input, a tuple of them, or a dict by names.
 
     Other shapes get their own plan on first use, from the third on mostly without planning. A net in which values say how large
     some results are, as `nonzero` does, becomes a Staged: plans of what lies between. Raises ValueError when layers are in
@@ -424,6 +424,8 @@ def compile(
     if isinstance(model, Module):
         model.check_evaluation("compile")
     choice = Choice(winograd, memory, tune, precision, names("disable", disable), max_plans)
+    if isinstance(model, GraphModule) and isinstance(example, dict) and model.takes_by_name(example):
+        example = tuple(model.bind((), example))
     example = example if isinstance(example, tuple) else (example,)
     if isinstance(model, GraphModule) and any(n.kind == "op" and n.target.counts for n in model.graph):
         if sizes is not None:

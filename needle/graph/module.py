@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,7 @@ class GraphModule(Module):
         self.__dict__.update(added or {})
         self._graph, self._inputs = graph, Inputs(graph, type(self).__name__)
         self._report: Any = None
+        self._only: bool | None = None  # the one mode of training that the graph holds for
         own = type(self if type(root) is Tree else root).__name__
         self._title: str = getattr(root, "_title", own)  # what profiles and reports call the model
         self._taken: set[tuple[str, ...]] = set()  # dtypes of inputs, some of them narrow, that the graph may take
@@ -64,9 +66,20 @@ class GraphModule(Module):
     def with_graph(self, graph: Graph) -> GraphModule:
         """The same module, layers, hooks and report with another graph."""
         made = GraphModule(graph, self)
-        made._report, made.otherwise = self._report, self.otherwise
+        made._report, made._only, made.otherwise = self._report, self._only, self.otherwise
         made.__dict__.update({name: self.__dict__[name] for name in HOOKS if name in self.__dict__})
         return made
+
+    def train(self, mode: bool = True) -> Module:
+        self.warn_of_mode(mode, "train" if mode else "eval")
+        return super().train(mode)
+
+    def warn_of_mode(self, training: bool, label: str) -> None:
+        """Warns where the graph holds for the other mode alone."""
+        if self._only is not None and training != self._only:
+            has, lacks = ("training", "evaluation") if self._only else ("evaluation", "training")
+            text = f"the graph was captured in {has} mode and stays so; what the model does in {lacks} alone"
+            warnings.warn(f"[{label}] {text} is not in it.", stacklevel=3)
 
     @property
     def graph(self) -> Graph:
@@ -79,6 +92,10 @@ class GraphModule(Module):
     @property
     def input_names(self) -> list[str]:
         return list(self._inputs.names)
+
+    def takes_by_name(self, example: dict[str, Any]) -> bool:
+        """Whether that is inputs by their names, and not the one input that a dict is."""
+        return not example.keys().isdisjoint(self.input_names) and (len(self.input_names) > 1 or self._inputs.flat)
 
     def _find(self) -> None:
         """Look up the submodules that the graph calls."""

@@ -17,6 +17,7 @@ from needle.graph import Graph, Node, exporting, map_structure
 from needle.graph.exporting import as_example, has_row, shaped, traced
 from needle.nn import Module
 from needle.ops.shape.basic import BroadcastTo
+from needle.ops.shape.creation import Full
 from needle.ops.shape.join import MakeTuple, TupleGetItem
 
 from . import places  # noqa: F401 - registers its rows
@@ -131,6 +132,11 @@ class Nodes:
         return self("Slice", x, first, last, axes, steps, dtype=x.dtype)
 
 
+def has_size(shape: Any) -> bool:
+    """Whether a size in a shape, or in one of several, is free."""
+    return any(has_size(s) if isinstance(s, tuple) else isinstance(s, Size) for s in shape)
+
+
 def element(dtype: Any) -> int:
     return helper.np_dtype_to_tensor_dtype(np.dtype(str(dtype)))
 
@@ -177,7 +183,11 @@ class Exporter:
 
     def emit(self, node: Node) -> None:
         op, spec = node.target, node.meta["spec"]
-        if all(a in self.known for a in node.args) and not isinstance(op, BroadcastTo):  # which would take memory
+        if isinstance(op, Full) and not has_size(self.shapes[node]):
+            self.known[node] = Tensor(np.full(spec.shape, op.value, str(spec.dtype)), dtype=str(spec.dtype))
+            return
+        large = isinstance(op, BroadcastTo)  # which would take memory
+        if all(a in self.known for a in node.args) and not large and not has_size(self.shapes[node]):
             self.known[node] = op(*(self.known[a] for a in node.args))
             return
         inputs = [self.value(a) for a in node.args]

@@ -9,6 +9,7 @@ import numpy as np
 
 from needle import ops
 from needle.autograd import Unsupported
+from needle.ops.shape.creation import Full
 from needle.ops.shape.indexing import decode_index
 
 from .operators import register
@@ -51,6 +52,11 @@ def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
 @register(ops.BroadcastTo)
 def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
     return at("Expand", x, at.sizes(out.shape))
+
+
+@register(Full)
+def _(op: Any, at: Nodes, out: Any, like: Value) -> Value:
+    return at("Expand", at.number(op.value, out.dtype), at.sizes(out.shape))
 
 
 @register(ops.Concat)

@@ -319,9 +319,14 @@ class Judge:
         if text := disagreement(ours, theirs):
             return text
         if theirs.functions:
-            if not self.has_their_slopes(captured, calls):
-                return own_gradients_of(theirs.functions)
-            note = f"the gradients of {', '.join(sorted(theirs.functions))} are the derivatives of what they compute, as compared"
+            note = f"the gradients of {', '.join(sorted(theirs.functions))} are the derivatives of what they compute"
+            if self.has_their_slopes(captured, calls):
+                note += ", as compared"
+            elif any(p.requires_grad for p in self.model.parameters()):
+                return f"{own_gradients_of(theirs.functions)}; for inference alone, convert model.requires_grad_(False)"
+            else:
+                note += ", not theirs; no parameter needs any"
+                captured.only = False
             captured.notes += [note] if note not in captured.notes else []
         # What a model keeps between its calls in evaluation may have no gradients; they count in training.
         text = lost_gradients(ours, theirs, captured.chooses)

@@ -25,7 +25,14 @@ from ..report import ConversionError, progress
 from .asked import Answers, answers
 from .calls import Call, call_of, named_axes, resized, tensors
 from .conditions import MOST, Limits, bounds, fixed_or_free, fixed_sizes
-from .functional import Gradients, below_autograd, covariances_as_calls, data_as_calls, transforms_as_calls
+from .functional import (
+    Gradients,
+    below_autograd,
+    combinations_as_calls,
+    covariances_as_calls,
+    data_as_calls,
+    transforms_as_calls,
+)
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
@@ -330,6 +337,7 @@ def export_once(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axe
         transforms_as_calls(),
         data_as_calls(),
         covariances_as_calls(),
+        combinations_as_calls(),
     ):
         warnings.simplefilter("ignore")
         model.eval()

@@ -7,6 +7,7 @@ in its place. A forward that asks for gradients is traced so from its beginning,
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable
@@ -97,7 +98,7 @@ def data_as_calls() -> AbstractContextManager:
 
     def data(self: torch.Tensor) -> torch.Tensor:
         mine = threading.get_ident() == thread and not sys._getframe(1).f_globals["__name__"].startswith("torch.")
-        return self.detach() if mine and not isinstance(self, torch.nn.Parameter) else before.__get__(self)
+        return self.detach() if mine else before.__get__(self)
 
     return patched([(torch.Tensor, "data", property(data, before.__set__))])
 
@@ -131,6 +132,19 @@ def covariances_as_calls() -> AbstractContextManager:
     return patched(
         [(vars(torch) if o is torch else o, f.__name__, instead(getattr(o, f.__name__), f)) for o, f in places]
     )
+
+
+def combinations_as_calls() -> AbstractContextManager:
+    """torch.combinations picks by a list of places; torch's own result has as many rows as a mask says."""
+    before, thread = torch.combinations, threading.get_ident()
+
+    def combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
+        if threading.get_ident() != thread or input.ndim != 1 or r < 1:
+            return before(input, r, with_replacement)
+        chosen = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+        return input[torch.tensor(list(chosen(range(len(input)), r)), dtype=torch.int64).reshape(-1, r)]
+
+    return patched([(vars(torch), "combinations", combinations)])
 
 
 def below_autograd(model: torch.nn.Module) -> AbstractContextManager:

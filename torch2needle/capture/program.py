@@ -49,6 +49,7 @@ def capture_program(
     builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
     graph = builder.build(result)
     drop_unread(graph)
+    mask_parameters(graph, builder)
     refuse_written_parameters(graph, builder.model)
     fold(graph, builder.constants, builder.fixed_tensors())
     if model is not None:
@@ -222,6 +223,14 @@ class ProgramBuilder:
         self.notes.append("both branches of torch.cond are computed, and one is chosen")
         return tuple(choose(*pair) for pair in zip(*results, strict=True))
 
+    def constant_of(self, value: Any) -> torch.Tensor | None:
+        """The tensor of an attribute that is no parameter."""
+        if not isinstance(value, fx.Node) or value.op != "get_attr":
+            return None
+        found = self.constants.get(str(value.target))
+        found = attribute(value, self.model) if found is None else found
+        return found if isinstance(found, torch.Tensor) and not isinstance(found, nn.Parameter) else None
+
     def detached(self, value: Any) -> Any:
         if not isinstance(value, fx.Node) or not is_float(value):
             return value
@@ -240,6 +249,44 @@ def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
             raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
 
 
+def mask_parameters(graph: fx.Graph, builder: ProgramBuilder) -> None:
+    """A parameter that the forward multiplies in place by zeros and ones, as masked convolutions do, stays as it is: the calls
+    behind read the product, and gradients pass as torch's do, which sees no product."""
+    nodes = list(graph.nodes)
+    for i, node in enumerate(nodes):
+        root = written(node)
+        if (
+            root is None
+            or node.target is not aten.mul_.Tensor
+            or not isinstance(attribute(root, builder.model), nn.Parameter)
+        ):
+            continue
+        same = [root, *(n for n in nodes[:i] if n.target is aten.detach.default and n.args == (root,)), node]
+        mask = builder.constant_of(node.args[1])
+        if node.args[0] not in same or mask is None or not ((mask == 0) | (mask == 1)).all():
+            continue
+        with graph.inserting_before(node):
+            made = root
+            for target, *args in (
+                (aten.mul.Tensor, root, node.args[1]),
+                (aten.sub.Tensor, None, root),
+                (aten.detach.default, None),
+                (aten.add.Tensor, None, root),
+            ):
+                made = graph.call_function(target, tuple(made if a is None else a for a in args))
+                made.meta = dict(node.meta)
+        later = set(nodes[i + 1 :])
+        for old in same:
+            old.replace_all_uses_with(made, lambda user, later=later: user in later)
+        graph.erase_node(node)
+        for user in list(made.users):  # `weight.data *= mask` gives the product its own memory
+            if user.target is aten._has_compatible_shallow_copy_type.default and set(user.args) == {made}:
+                graph.erase_node(user)
+        builder.notes.append(
+            f"{root.target} is multiplied by its mask at {node_location(node)}; in torch that changes it, in the net not"
+        )
+
+
 def refuse_written_parameters(graph: fx.Graph, model: nn.Module) -> None:
     """Weights that a forward changes; some do so once, where they were not yet made ready for evaluation."""
     for node in graph.nodes:
@@ -247,7 +294,7 @@ def refuse_written_parameters(graph: fx.Graph, model: nn.Module) -> None:
         if root is not None and isinstance(attribute(root, model), nn.Parameter):
             raise Unsupported(
                 f"it writes {root.target} in place at {node_location(node)}, which belongs to the model; "
-                "if its first call alone does, call the model once before"
+                "write it out of place, as in `weight * mask`, or, if its first call alone does, call the model once before"
             )
 
 

@@ -45,6 +45,7 @@ class Captured:
     notes: list[str] = field(default_factory=list)
     arguments: dict[str, Any] | None = None  # of a call: those that are no inputs with the values that capture fixed
     chooses: bool = False  # whether it computes branches that the model leaves out
+    only: bool | None = None  # the one mode of training that it holds for, None where both
 
 
 def user_lines() -> Iterator[str]:
@@ -374,6 +375,7 @@ def capture(model: Any, example: dict[str, Any]) -> Captured:
     except Exception:  # also when only one mode can be traced, such as one with an auxiliary loss
         how = "as its modules' flags are" if mode is None else "in training mode" if mode else "in evaluation mode"
         captured.notes.append(f"the graph differs between training and evaluation; it was captured {how} and stays so")
+        captured.only = mode
     return captured
 
 

@@ -34,7 +34,7 @@ functions("input", {(aten.detach_.default,): ops.stop_gradient}, view="always")
 functions("input", {(aten.numpy_T.default,): ops.permute}, view="always", put=lambda base, value: ops.permute(value))
 functions(
     "input",
-    {(aten.mT.default, aten.mH.default): ops.transpose},
+    {(aten.mT.default, aten.mH.default, aten.matrix_H.default): ops.transpose},
     view="always",
     put=lambda base, value: ops.transpose(value),
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from needle import ops
-from needle.autograd import Unsupported
+from needle.autograd import Tensor, Unsupported
+from needle.backend_ndarray import FLOATS
 
 from .arithmetic import dtype_name
 from .registry import rule
@@ -74,14 +76,88 @@ def bernoulli(input: Any, p: float | None = None, *, generator: Any = None) -> A
     return ops.bernoulli(input if p is None else ops.full_like(input, p))
 
 
+def drawn(f: Any) -> Any:
+    """f of a tensor to fill, its options and torch's generator, which there is none of."""
+
+    def draw(input: Any, *options: Any) -> Any:
+        check(options[-1])
+        return f(input, *options[:-1])
+
+    return draw
+
+
+def exponential(x: Any, rate: Any = 1.0) -> Any:
+    """Positive numbers of the shape and dtype of x."""
+    return ops.clamp_min(-ops.log1p(-ops.rand_like(x)), 1e-38) / rate
+
+
+def normal_like(x: Any, mean: Any, std: Any) -> Any:
+    return ops.randn_like(x) * std + mean
+
+
+def integers(x: Any, low: Any, high: Any, generator: Any) -> Any:
+    """torch's random_(high), random_(low, high) and, up to what the dtype holds exactly, random_()."""
+    check(generator)
+    if high is None and low is None:
+        bits = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53, "bool": 1, "uint8": 8, "int32": 31}
+        low, high = 0, 2 ** bits.get(x.dtype, 62) + (x.dtype in FLOATS)
+    low, high = (0, low) if high is None else (low or 0, high)
+    return ops.cast(ops.randint_like(x, low, high, x.shape, "int64"), x.dtype)
+
+
+functions("input, mean=0.0, std=1.0, *, generator=None", {(T.normal_,): drawn(normal_like)})
+functions(
+    "input, mean=1.0, std=2.0, *, generator=None",
+    {(T.log_normal_,): drawn(lambda x, mean, std: ops.exp(normal_like(x, mean, std)))},
+)
+functions(
+    "input, from_=0.0, to=1.0, *, generator=None",
+    {(T.uniform_,): drawn(lambda x, low, high: ops.rand_like(x) * (high - low) + low)},
+)
+functions("input, lambd=1.0, *, generator=None", {(T.exponential_,): drawn(exponential)})
+functions(
+    "input, median=0.0, sigma=1.0, *, generator=None",
+    {(T.cauchy_,): drawn(lambda x, median, sigma: ops.tan((ops.rand_like(x) - 0.5) * math.pi) * sigma + median)},
+)
+functions("input, from_=None, to=None, *, generator=None", {(T.random_,): integers})
+
+
+@rule(T.geometric_)
+def geometric(input: Any, p: float, *, generator: Any = None) -> Any:
+    check(generator)
+    wide = ops.rand_like(input, None, "float64")
+    return ops.cast(ops.clamp_min(ops.ceil(ops.log1p(-wide) / math.log1p(-p)), 1.0), input.dtype)
+
+
+@rule(T.bernoulli_)
+def bernoulli_(input: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
+    check(generator)
+    chance = (
+        ops.broadcast_to(p, tuple(input.shape)) if isinstance(p, Tensor) else ops.full_like(input, p, dtype="float32")
+    )
+    return ops.cast(ops.bernoulli(chance), input.dtype)
+
+
+@rule(torch.normal)
+def normal(
+    mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, dtype: Any = None, like: Any = None, **_: Any
+) -> Any:
+    """Of tensors, of a tensor and a number, or of two numbers and a size."""
+    check(generator)
+    if size is not None:
+        return normal_like(ops.rand_like(like, tuple(size), dtype_name(dtype or torch.get_default_dtype())), mean, std)
+    mean, std = (ops.stop_gradient(v) if isinstance(v, Tensor) else v for v in (mean, std))
+    given, other = (mean, std) if isinstance(mean, Tensor) else (std, mean)
+    return ops.randn_like(ops.ge(given, other), None, given.dtype) * std + mean  # of the shape that both have
+
+
 @rule(torch.multinomial, T.multinomial)
 def multinomial(input: Any, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Any:
     """Numbers of the last axis, each as likely as its weight is of them all; without replacement none twice."""
     check(generator)
     weights = ops.cast(input, "float64")
     if not replacement or num_samples == 1:
-        exponential = -ops.log1p(-ops.rand_like(weights))
-        return ops.sort(weights / ops.clamp_min(exponential, 1e-38), -1, descending=True, count=num_samples)[1]
+        return ops.sort(weights / exponential(weights), -1, descending=True, count=num_samples)[1]
     drawn = ops.rand_like(weights, (*input.shape[:-1], num_samples), "float64")
     total = ops.cumsum(weights, -1)
     last = ops.getitem(total, (Ellipsis, slice(-1, None)))
@@ -91,8 +167,7 @@ def multinomial(input: Any, num_samples: int, replacement: bool = False, *, gene
 @rule(F.gumbel_softmax)
 def gumbel_softmax(logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Any:
     """Jang, Gu and Poole, arXiv 1611.01144; `hard` has the gradient of the soft numbers."""
-    exponential = ops.clamp_min(-ops.log1p(-ops.rand_like(logits)), 1e-38)
-    soft = ops.softmax((logits - ops.log(exponential)) / tau, dim)
+    soft = ops.softmax((logits - ops.log(exponential(logits))) / tau, dim)
     if not hard:
         return soft
     best = ops.argmax(soft, dim, True)

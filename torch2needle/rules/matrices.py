@@ -12,6 +12,7 @@ from needle import ops
 from needle.autograd import Unsupported
 from needle.ops.linalg.basic import product
 
+from .linalg import PLU
 from .registry import rule
 from .shapes import at, tensor_split
 from .tables import functions
@@ -60,6 +61,20 @@ functions("tensors", {(L.multi_dot,): lambda tensors: functools.reduce(product, 
 @rule(torch.chain_matmul)
 def chain_matmul(*matrices: Any, out: Any = None) -> Any:
     return functools.reduce(product, matrices[0] if isinstance(matrices[0], tuple | list) else matrices)
+
+
+@rule(torch.lu_unpack)
+def lu_unpack(LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
+    """What is not unpacked is empty."""
+    none = ops.full_like(LU_data, 0, (0,))
+    order = ops.pivot_order(LU_pivots, LU_data.shape[-2])
+    data = ops.lu_parts(LU_data) if unpack_data else (none, none)
+    return PLU(ops.permutation(order, LU_data) if unpack_pivots else none, data[0], data[1])
+
+
+@rule(torch.ops.aten.tensordot.default)
+def aten_tensordot(input: Any, other: Any, dims_self: Any, dims_other: Any) -> Any:
+    return tensordot(input, other, (dims_self, dims_other))
 
 
 @rule(torch.tensordot)

@@ -14,7 +14,7 @@ from needle.ops.common import as_operand
 from .arithmetic import cast
 from .embedding import check
 from .registry import rule
-from .shapes import Absent, overlaps, unchanged
+from .shapes import Absent, overlaps, unchanged, varargs
 from .tables import functions
 
 T = torch.Tensor
@@ -62,8 +62,9 @@ def strided(x: Any, order: Any, size: Any, stride: Any, offset: int) -> Any:
     return ops.take(ops.flatten(ops.permute(x, order)), ops.reshape(place, tuple(size)), 0)
 
 
-@rule(torch.cartesian_prod, view=lambda *tensors: "same" if len(tensors) == 1 else None, put=unchanged)
+@rule(torch.cartesian_prod, view=lambda *tensors: "same" if len(varargs(tensors)) == 1 else None, put=unchanged)
 def cartesian_prod(*tensors: Any) -> Any:
+    tensors = varargs(tensors)  # aten gives a list
     if len(tensors) == 1:
         return tensors[0]
     return ops.stack([ops.flatten(t) for t in meshgrid(*tensors, indexing="ij")], 1)

@@ -18,7 +18,7 @@ from needle.ops.shape.basic import broadcast_to, transpose, unsqueeze
 from needle.ops.shape.join import make_tuple
 from needle.ops.shape.runtime_shape import triangle
 
-__all__ = ["lu_factor", "lu_parts", "lu_solve", "permutation"]
+__all__ = ["lu_factor", "lu_parts", "lu_solve", "permutation", "pivot_order"]
 
 
 @op
@@ -127,16 +127,19 @@ def lu_parts(factors: Tensor) -> Any:
 
 @op
 class PivotOrder(Op):
-    """The rows (..., M) that LAPACK's pivots (..., M), exchanges from 1 on, bring to the top, one after another."""
+    """The rows (..., M) that LAPACK's pivots (..., K), exchanges from 1 on, bring to the top in turn; M: `rows`, else K."""
+
+    rows: int | None = None
 
     def infer(self, pivots: Any) -> Any:
-        return Spec(tuple(pivots.shape), "int64")
+        *batch, n = pivots.shape
+        return Spec((*batch, n if self.rows is None else self.rows), "int64")
 
     def decompose(self, pivots: Tensor) -> Tensor:
-        n = pivots.shape[-1]
-        numbers = constant(np.arange(n), pivots, "int64")
-        order = broadcast_to(numbers, pivots.shape)
-        for k in range(n):
+        shape = self.infer(pivots).shape
+        numbers = constant(np.arange(shape[-1]), pivots, "int64")
+        order = broadcast_to(numbers, shape)
+        for k in range(pivots.shape[-1]):
             to = cast(pivots[..., k : k + 1], "int64") - 1
             here, there = eq(numbers, k), eq(numbers, to)
             mine = order[..., k : k + 1]
@@ -147,6 +150,11 @@ class PivotOrder(Op):
     gradient = no_gradient
 
     samples = samples_of(({}, [Spec((2, 3), "int32")]))
+
+
+def pivot_order(pivots: Tensor, rows: int) -> Tensor:
+    """The order of `rows` rows that pivots of LU factors bring about."""
+    return PivotOrder(rows)(pivots)
 
 
 def lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, left: bool = True, adjoint: bool = False) -> Tensor:

@@ -1,0 +1,181 @@
+"""Rules of rarer functions: divisors, floats by their bits, modes, norms that are held, few bits, results of other sizes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from needle import ops
+from needle.autograd import Tensor
+from needle.backend_ndarray import FLOATS
+from needle.graph import Dim
+from needle.ops.common import constant
+
+from .registry import rule
+from .shapes import varargs
+from .special import with_tensors
+from .tables import functions
+
+T = torch.Tensor
+POWERS = np.ldexp(1.0, np.arange(-1074, 1024))
+
+
+# -- whole numbers -------------------------------------------------------------------------------------------------------
+
+
+def gcd(a: Any, b: Any) -> Any:
+    """Euclid's algorithm, for as many steps as neighbours in Fibonacci's sequence need."""
+    for x in (a, b):
+        if x.dtype in FLOATS or x.dtype == "bool":
+            raise ValueError(f"[gcd] expects whole numbers, got {x.dtype}.")
+    a, b = ops.absolute(a + b * 0), ops.absolute(b + a * 0)
+    for _ in range(91 if a.dtype == "int64" else 46):
+        done = ops.eq(b, 0)
+        a, b = ops.where(done, a, b), ops.where(done, b, ops.remainder(a, ops.where(done, 1, b)))
+    return a
+
+
+def lcm(a: Any, b: Any) -> Any:
+    common = gcd(a, b)
+    return ops.absolute(ops.floor_divide(a, ops.where(ops.eq(common, 0), 1, common)) * b)
+
+
+functions("input, other", {(torch.gcd, T.gcd): with_tensors(gcd), (torch.lcm, T.lcm): with_tensors(lcm)})
+
+
+# -- floats by their bits ------------------------------------------------------------------------------------------------
+
+
+def power_of_two(exponent: Any) -> Any:
+    """2 ** exponent to the last bit, of whole numbers from -1074 to 1023."""
+    return ops.take(constant(POWERS, exponent, "float64"), exponent + 1074)
+
+
+def fraction(x: Any) -> tuple[Any, Any]:
+    """(m, exponent) with |m| in [1/2, 1) and x = m 2 ** exponent, of float64; what is not normal has exponent 0."""
+    plain = ops.logical_and(ops.isfinite(x), ops.ge(ops.absolute(x), 2.0**-1022))
+    safe = ops.where(plain, x, 0.5)
+    guess = ops.cast(ops.floor(ops.log2(ops.absolute(ops.stop_gradient(safe)))), "int64") + 1
+    half = ops.floor_divide(guess, 2)  # 2 ** -guess may be beyond the numbers
+    m = safe * power_of_two(-half) * power_of_two(half - guess)
+    large, small = (ops.cast(c, "int64") for c in (ops.ge(ops.absolute(m), 1), ops.lt(ops.absolute(m), 0.5)))
+    m = m * power_of_two(small - large)
+    return ops.where(plain, m, x), ops.where(plain, guess + large - small, 0)
+
+
+class Frexp(NamedTuple):
+    """torch.frexp."""
+
+    mantissa: Any
+    exponent: Any
+
+
+@rule(torch.frexp, T.frexp)
+def frexp(input: Any) -> Frexp:
+    m, exponent = fraction(ops.cast(input, "float64"))
+    return Frexp(ops.cast(m, input.dtype), ops.cast(exponent, "int32"))
+
+
+# -- values and norms ----------------------------------------------------------------------------------------------------
+
+
+class Mode(NamedTuple):
+    """torch.mode."""
+
+    values: Any
+    indices: Any
+
+
+@rule(torch.mode, T.mode)
+def mode(input: Any, dim: int = -1, keepdim: bool = False) -> Mode:
+    """The smallest of the values that are there most often, and its last place."""
+    if input.ndim == 0:
+        return Mode(input, ops.full_like(input, 0, dtype="int64"))
+    x = ops.moveaxis(input, dim, -1)
+    alike = ops.eq(ops.unsqueeze(x, -1), ops.unsqueeze(x, -2))
+    often = ops.summation(ops.cast(alike, "int64"), -1)
+    often = ops.clamp_min(often, 1)  # NaN is like no number
+    best = ops.eq(often, ops.amax(often, -1, True))
+    wide = ops.stop_gradient(ops.cast(x, "float64") if x.dtype in FLOATS else ops.cast(x, "int64"))
+    beyond = math.inf if x.dtype in FLOATS else 2**63 - 1
+    least = ops.amin(ops.where(best, wide, beyond), -1, True)
+    chosen = ops.logical_and(best, ops.eq(wide, least))
+    place = ops.arange_like(x, 0, x.shape[-1])
+    index = ops.amax(ops.where(chosen, place, 0), -1, True)
+    values = ops.gather(x, -1, index)
+    found = (ops.moveaxis(v, -1, dim) if keepdim else ops.squeeze(v, -1) for v in (values, index))
+    return Mode(*found)
+
+
+@rule(torch.renorm, T.renorm)
+def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
+    axes = tuple(i for i in range(input.ndim) if i != dim % input.ndim)
+    norm = ops.vector_norm(input, p, axes, True)
+    long = ops.gt(norm, maxnorm)
+    return input * ops.where(long, maxnorm / (ops.where(long, norm, 1.0) + 1e-7), 1.0)
+
+
+# -- numbers of few bits, as they are trained with ------------------------------------------------------------------------
+
+
+def fake_quantized(x: Any, scale: Any, zero: Any, least: int, most: int) -> Any:
+    """Whole steps of `scale`, within `least` and `most`; gradients pass where they are within."""
+    place = ops.round(x * (1 / scale)) + zero
+    inside = ops.logical_and(ops.ge(place, least), ops.le(place, most))
+    value = (ops.clamp(place, least, most) - zero) * scale
+    passing = ops.where(inside, x, 0.0)
+    return passing + ops.stop_gradient(value - passing)
+
+
+@rule(torch.fake_quantize_per_tensor_affine)
+def fake_quantize_per_tensor(input: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
+    scale, zero = (numbers(v, input) for v in (scale, zero_point))
+    return fake_quantized(input, scale, zero, quant_min, quant_max)
+
+
+@rule(torch.fake_quantize_per_channel_affine)
+def fake_quantize_per_channel(
+    input: Any, scale: Any, zero_point: Any, axis: int, quant_min: int, quant_max: int
+) -> Any:
+    shape = tuple(-1 if i == axis % input.ndim else 1 for i in range(input.ndim))
+    scale, zero = (ops.reshape(numbers(v, input), shape) for v in (scale, zero_point))
+    return fake_quantized(input, scale, zero, quant_min, quant_max)
+
+
+def numbers(value: Any, like: Any) -> Any:
+    """Of one dtype with x, and without a gradient, as in torch."""
+    return ops.stop_gradient(ops.cast(value, like.dtype)) if isinstance(value, Tensor) else value
+
+
+# -- other sizes ---------------------------------------------------------------------------------------------------------
+
+
+@rule(T.sum_to_size, view="maybe")
+def sum_to_size(input: Any, *size: Any) -> Any:
+    size = varargs(size)
+    lead = input.ndim - len(size)
+    ones = tuple(lead + i for i, n in enumerate(size) if isinstance(n, int) and n == 1)
+    made = ops.summation(input, (*range(lead), *ones), True) if lead or ones else input
+    return ops.reshape(made, tuple(made.shape)[lead:]) if lead else made
+
+
+def larger(a: Any, b: Any) -> Any:
+    """Of two sizes."""
+    return a.larger(b) if isinstance(a, Dim) else b.larger(a) if isinstance(b, Dim) else max(a, b)
+
+
+@rule(torch._C._nn.pad_sequence)
+def pad_sequence(
+    sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Any:
+    longest = functools.reduce(larger, (t.shape[0] for t in sequences))
+    rows = []
+    for t in sequences:
+        missing = longest - t.shape[0]
+        sides = (missing, 0) if padding_side == "left" else (0, missing)
+        rows.append(ops.pad(t, (0, 0) * (t.ndim - 1) + sides, "constant", padding_value))
+    return ops.stack(rows, 0 if batch_first else 1)
