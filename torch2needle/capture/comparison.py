@@ -319,26 +319,30 @@ class Judge:
         if text := disagreement(ours, theirs):
             return text
         if theirs.functions:
-            if not self.has_their_slopes(captured, calls):
-                return own_gradients_of(theirs.functions)
-            note = f"the gradients of {', '.join(sorted(theirs.functions))} are the derivatives of what they compute, as compared"
+            found = self.slopes_of(captured, calls)
+            if found is None:
+                return f"{own_gradients_of(theirs.functions)}; for results alone, call model.requires_grad_(False) before"
+            said = "are the derivatives of what they compute, as compared" if found else "were not compared: nothing takes any"
+            note = f"the gradients of {', '.join(sorted(theirs.functions))} {said}"
             captured.notes += [note] if note not in captured.notes else []
         # What a model keeps between its calls in evaluation may have no gradients; they count in training.
         text = lost_gradients(ours, theirs, captured.chooses)
         return "" if text and self.trains_alike(captured) else text
 
-    def has_their_slopes(self, captured: Captured, calls: list[Call]) -> bool:
-        """Whether the graph's derivatives are the gradients that the model's own autograd functions give."""
+    def slopes_of(self, captured: Captured, calls: list[Call]) -> bool | None:
+        """Whether there are gradients; None where the graph's are not those that the model's own autograd functions give."""
         run = functools.partial(evaluate, captured, self.names)
+        some = False
         try:
             for call in calls:
                 ours, theirs = (slopes(f, self.model, call, self.training) for f in (run, self.model))
+                some = some or bool(theirs)
                 pairs = (zip(a, b, strict=True) for a, b in zip(ours, theirs, strict=True))
                 if any(difference(a, b) for pair in pairs for a, b in pair):
-                    return False
+                    return None
         except Exception:
-            return False
-        return True
+            return None
+        return some
 
     def holds(self, captured: Captured, call: Call) -> bool:
         """Whether a graph with guards stands for the model on these inputs."""
