@@ -305,6 +305,17 @@ def test_gradients_that_are_derivatives(function: type[torch.autograd.Function])
         assert p.grad is not None and np.allclose(grads[name], p.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
+class AsksHowMany(nn.Module):
+    def forward(self, x: Any) -> Any:
+        rows = torch.where(x[:, 0] > 0)[0]
+        return x + x[rows].sum(0) if rows.numel() else x
+
+
+def test_how_many_is_no_answer() -> None:
+    said = refusal(AsksHowMany(), torch.ones(3, 2))
+    assert "how many elements values pick" in said and "fallback='torch'" in said and "unhinted" not in said
+
+
 class Asks(nn.Module):
     def forward(self, x: Any) -> Any:
         return x - 1 if torch.overrides.has_torch_function((x,)) else x + 1

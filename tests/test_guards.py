@@ -91,12 +91,14 @@ class Hit(Asks):
     """A loop over the experts that some row chose, as mixtures have it; each computes the rows that did."""
 
     def factor(self, x: torch.Tensor) -> Any:
-        chosen = nn.functional.one_hot((x[:, 1:].sum(1) > 0).long(), 3)
-        out = torch.zeros_like(x)
-        for expert in (chosen.sum(0) > 0).nonzero():
-            rows = torch.where(chosen[:, expert[0]])[0]
-            out.index_add_(0, rows, x[rows] * [2.0, self.steps, 7.0][expert])
-        return out
+        for _ in range(2):
+            chosen = nn.functional.one_hot((x[:, 1:].sum(1) > 0).long(), 3)
+            out = torch.zeros_like(x)
+            for expert in (chosen.sum(0) > 0).nonzero():
+                rows = torch.where(chosen[:, expert[0]])[0]
+                out.index_add_(0, rows, x[rows] * [2.0, self.steps, 7.0][expert])
+            x = out
+        return x
 
 
 class Scripted(nn.Module):

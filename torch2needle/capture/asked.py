@@ -33,6 +33,7 @@ from .guard import (
 )
 
 NAMES = ("__bool__", "__int__", "__float__", "__index__", "__iter__", "item", "tolist", "numpy")
+WHOLE = (torch.int32, torch.int64)  # whose rows may be as many as values tell
 LIBRARY = torch.library.Library("torch2needle", "FRAGMENT")
 LIBRARY.define("asked(Tensor x, float[] expected, str text) -> ()")
 
@@ -82,7 +83,7 @@ class Answers(list[Answer]):
 
         def note(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
             if name == "__iter__":
-                if t.ndim and is_whole(t):
+                if t.ndim and t.dtype in WHOLE:
                     self.append(Answer(place, t.tolist()))
                 return before(t)
             value = before(t)
@@ -95,20 +96,18 @@ class Answers(list[Answer]):
         """Answers as noted what the same lines ask of the tensors of a capture. Real numbers stay tensors without gradients."""
         from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols  # which loads sympy
 
-        left = iter(tuple(self))
+        left, places = iter(tuple(self)), {a.place for a in self}
 
         def give(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
             real = t.is_floating_point()
-            if has_storage(t) or (
-                real and name in ("__float__", "tolist", "numpy")
-            ):  # which no other input would answer alike
+            if has_storage(t) or place not in places:  # torch itself asks, too, of constants
                 return before(t)
-            if name == "__iter__" and not (t.ndim and is_whole(t)):
+            if real and name in ("__float__", "__iter__", "tolist", "numpy"):  # which no other input would answer alike
                 return before(t)
             answer = next((a for a in left if a.place == place), None)
             if answer is None or (name == "__iter__" and not has_free_unbacked_symbols(t)):
                 return before(t)
-            if name == "__iter__":  # rows as many as values tell, such as those of nonzero()
+            if name == "__iter__":
                 ASKED(t, [float(v) for v in tree_leaves(answer.value)], answer.text)
                 return iter([torch.tensor(row, dtype=t.dtype, device=t.device) for row in answer.value])
             x = t.detach()
@@ -123,10 +122,6 @@ class Answers(list[Answer]):
             return answer.value.copy() if name == "numpy" else answer.value
 
         return intercepted(give)
-
-
-def is_whole(t: torch.Tensor) -> bool:
-    return not (t.is_floating_point() or t.is_complex() or t.dtype is torch.bool)
 
 
 def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> AbstractContextManager:
