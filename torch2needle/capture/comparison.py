@@ -321,8 +321,14 @@ class Judge:
         if theirs.functions:
             found = self.slopes_of(captured, calls)
             if found is None:
-                return f"{own_gradients_of(theirs.functions)}; for results alone, call model.requires_grad_(False) before"
-            said = "are the derivatives of what they compute, as compared" if found else "were not compared: nothing takes any"
+                return (
+                    f"{own_gradients_of(theirs.functions)}; for results alone, call model.requires_grad_(False) before"
+                )
+            said = (
+                "are the derivatives of what they compute, as compared"
+                if found
+                else "were not compared: nothing takes any"
+            )
             note = f"the gradients of {', '.join(sorted(theirs.functions))} {said}"
             captured.notes += [note] if note not in captured.notes else []
         # What a model keeps between its calls in evaluation may have no gradients; they count in training.

@@ -211,7 +211,9 @@ class Budget:
         try:
             with (
                 progress(text) as bar,
-                patched([(_NonStrictTorchFunctionHandler, "__torch_function__", calls), (ShapeEnv, "simplify", formulas)]),
+                patched(
+                    [(_NonStrictTorchFunctionHandler, "__torch_function__", calls), (ShapeEnv, "simplify", formulas)]
+                ),
             ):
                 check()
                 yield
