@@ -386,7 +386,7 @@ def capture_error(model: nn.Module, e: Exception, how: str = "torch.fx") -> Conv
         text = f"the forward's control flow depends on a tensor's value or size ({text})"
     elif type(e).__name__ == "GuardOnDataDependentSymNode":  # of a module that takes a second to load
         text = (
-            "the forward's control flow depends on how many elements values pick, such as nonzero()'s; compute all of them and "
+            "the forward needs a number that values give, such as how many rows nonzero() finds; compute all of them and "
             f"mask, or let torch run the model by fallback='torch' ({text.partition(' (unhinted')[0]})"
         )
     report = Report()
