@@ -176,6 +176,9 @@ class Op:
     checks: ClassVar[Any] = None  # a function of the op, called when it is made: `one_of`, `windows_of`
     results: ClassVar[tuple[Any, Any]]  # (Tensor, TensorTuple), set by autograd.py, which needs this class first
     updates: ClassVar[bool] = False  # `into` may be given the memory of its first input, of which it changes a part
+    like_first: ClassVar[bool] = (
+        False  # its result has the shape and dtype of its first input, whatever the others have
+    )
     counts: ClassVar[bool] = False  # values say how large its result is: `infer` gives None
     is_view: ClassVar[bool] = False  # its result may share memory with its inputs
     compute_infers: ClassVar[bool] = False  # `compute` checks its inputs by `infer` itself

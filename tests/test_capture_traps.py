@@ -252,6 +252,22 @@ class Swish(torch.autograd.Function):
         return gradient * s * (1 + x * (1 - s))
 
 
+class Halved(torch.autograd.Function):
+    """What it writes inside itself is kept by the ops before: torch's graph of them would refuse a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y = torch.softmax(x, -1)
+        y.mul_(0.5)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return y * (gradient - 2 * (y * gradient).sum(-1, keepdim=True))
+
+
 class OwnGradient(nn.Module):
     def __init__(self, function: type[torch.autograd.Function]) -> None:
         super().__init__()
@@ -266,16 +282,40 @@ def test_other_gradients_than_derivatives(function: type[torch.autograd.Function
     assert f"gradients of its own ({function.__name__})" in refusal(OwnGradient(function), torch.randn(2, 3))
 
 
-def test_gradients_that_are_derivatives() -> None:
-    model, x = OwnGradient(Swish), torch.randn(2, 3)
+def test_other_gradients_where_nothing_takes_any() -> None:
+    model, x = OwnGradient(Fivefold), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    model.linear = nn.Embedding(7, 4)
+    assert refusal(model, x).count("convert model.requires_grad_(False)")
+    net = torch2needle.convert(model.requires_grad_(False), x)
+    assert (
+        "the gradients of Fivefold are the derivatives of what they compute, not theirs: no parameter takes any"
+        in net.report.notes
+    )
+    assert torch.equal(torch.from_numpy(net(x).numpy()), model(x))
+
+
+@pytest.mark.parametrize("function", [Swish, Halved])
+def test_gradients_that_are_derivatives(function: type[torch.autograd.Function]) -> None:
+    model, x = OwnGradient(function), torch.randn(2, 3)
     net = torch2needle.convert(model, x)
-    assert any("Swish" in note for note in net.report.notes)
+    assert any(f"{function.__name__} are the derivatives" in note for note in net.report.notes)
     model(x).square().sum().backward()
     y = net(ndl.Tensor(x.numpy()))
     (y * y).sum().backward()
     grads = {n: p.grad.numpy() for n, p in net.named_parameters()}
     for name, p in model.named_parameters():
         assert p.grad is not None and np.allclose(grads[name], p.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+class AsksHowMany(nn.Module):
+    def forward(self, x: Any) -> Any:
+        rows = torch.where(x[:, 0] > 0)[0]
+        return x + x[rows].sum(0) if rows.numel() else x
+
+
+def test_how_many_is_no_answer() -> None:
+    said = refusal(AsksHowMany(), torch.ones(3, 2))
+    assert "needs a number that values give" in said and "fallback='torch'" in said and "unhinted" not in said
 
 
 class Asks(nn.Module):
@@ -337,7 +377,7 @@ def test_inside_vmap() -> None:
 def test_both_blockers_are_shown_and_torch_prints_nothing(capfd: Any) -> None:
     text = refusal(Linear(lambda s, x: x * float(x.sum())), (torch.ones(2, 3),))
     assert "torch.fx capture: the forward's control flow depends on a tensor's value" in text
-    assert "torch.export capture: Could not" in text
+    assert "torch.export capture: the forward needs a number that values give" in text and "Could not guard" in text
     assert capfd.readouterr() == ("", "")
 
 

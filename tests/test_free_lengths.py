@@ -177,6 +177,14 @@ def test_a_budget_ends_what_is_tried() -> None:
         torch2needle.convert(Texts().eval(), words(2, 7), dynamic_budget=-1)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 8, 30])
+def test_a_capture_ends_at_any_step_of_its_time(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception in what C++ asks of fake tensors, such as in an embedding, would end the process."""
+    model, clock, call = Texts().eval(), itertools.count(), ((words(2, 7),), {})
+    monkeypatch.setattr(export, "thread_time", lambda: next(clock))
+    assert export.attempt(model, call, {0: (0, 1)}, time=Budget(steps)) is None
+
+
 def test_formulas_raise_nothing_when_the_time_is_over() -> None:
     """C++ asks for them where an exception would end the process."""
     env, x = ShapeEnv(), sympy.Symbol("x")

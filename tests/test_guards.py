@@ -87,6 +87,20 @@ class Several(Asks):
         return -3.0
 
 
+class Hit(Asks):
+    """A loop over the experts that some row chose, as mixtures have it; each computes the rows that did."""
+
+    def factor(self, x: torch.Tensor) -> Any:
+        for _ in range(2):
+            chosen = nn.functional.one_hot((x[:, 1:].sum(1) > 0).long(), 3)
+            out = torch.zeros_like(x)
+            for expert in (chosen.sum(0) > 0).nonzero():
+                rows = torch.where(chosen[:, expert[0]])[0]
+                out.index_add_(0, rows, x[rows] * [2.0, self.steps, 7.0][expert])
+            x = out
+        return x
+
+
 class Scripted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -115,6 +129,7 @@ KINDS: dict[str, tuple[Any, tuple, tuple, bool]] = {
     **{kind.__name__: (kind, (ONES,), (BAD,), True) for kind in (Truth, While, Real, Index, Several)},
     **{kind.__name__: (kind, (ONES,), (ONES * -9,), True) for kind in (Item, Whole)},
     "Asserts": (Asserts, (ONES,), (BAD,), False),
+    "Hit": (Hit, (BAD,), (-BAD * torch.tensor([[-1.0], [1.0], [1.0]]),), True),
     "Listed": (Listed, (ONES,), (-ONES,), True),
     "TorchScript": (lambda: torch.jit.script(Scripted()), (ONES,), (BAD,), False),
     "lengths that rise": (Packs, ROWS, (ROWS[0], torch.tensor([3, 4, 2])), False),

@@ -41,6 +41,14 @@ def draw(shape: Any, low: float, high: float) -> np.ndarray:
     return np.asarray(np.random.uniform(low, high, tuple(shape)))
 
 
+@pytest.mark.parametrize("name", [n for n in OWN if OPS[n].like_first])
+def test_the_first_input_tells_the_result(name: str) -> None:
+    for i in range(len(OPS[name].samples())):
+        made, arrays = case(name, i)
+        specs = [Spec(a.shape, str(a.dtype)) for a in arrays]
+        assert made.infer(*specs) == specs[0]
+
+
 def tensors(arrays: Sequence[np.ndarray], numpy: bool, strided: bool = False) -> list[Tensor]:
     """Leaves on cpu_numpy in float64, or on the CPU in float32, there also as views with holes."""
     made = []

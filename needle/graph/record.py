@@ -196,7 +196,7 @@ class Recorder:
         specs = [s.spec for s in symbols]  # type: ignore[attr-defined]
         sizes = [d for d in op.deferred() if isinstance(d, Dim)]
         known = all(s is not None for s in specs) and all("example" in d.node.meta for d in sizes)
-        out = op.resolve(self._example).infer(*specs) if known else None
+        out = op.resolve(self._example).infer(*specs) if known else specs[0] if op.like_first else None
         if op.counts and self.static:
             raise Unsupported(
                 f"[{op.label}] the size of its result depends on values, which only graphs with free sizes have"

@@ -1,8 +1,8 @@
 """What a forward asks of tensors' values, for torch.export: the example's answers, each with a check in the captured graph.
 
 Python cannot follow a tensor that has no value yet. So the model runs once on the example, and every `if x.any():`, `.item()`,
-`int(x)`, `torch.equal(x, y)` is noted with its answer; a capture of the same call gives these answers again and leaves a call
-of `asked` behind.
+`int(x)`, `for row in x.nonzero():`, `torch.equal(x, y)` is noted with its answer; a capture of the same call gives these
+answers again and leaves a call of `asked` behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from .guard import (
     untouched,
 )
 
-NAMES = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy")
+NAMES = ("__bool__", "__int__", "__float__", "__index__", "__iter__", "item", "tolist", "numpy")
+WHOLE = (torch.int32, torch.int64)  # whose rows may be as many as values tell
 LIBRARY = torch.library.Library("torch2needle", "FRAGMENT")
 LIBRARY.define("asked(Tensor x, float[] expected, str text) -> ()")
 
@@ -81,6 +82,10 @@ class Answers(list[Answer]):
         """Notes what is asked of tensors."""
 
         def note(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
+            if name == "__iter__":
+                if t.ndim and t.dtype in WHOLE:
+                    self.append(Answer(place, t.tolist()))
+                return before(t)
             value = before(t)
             self.append(Answer(place, value.copy() if name == "numpy" else value))
             return value
@@ -89,17 +94,22 @@ class Answers(list[Answer]):
 
     def given(self) -> AbstractContextManager:
         """Answers as noted what the same lines ask of the tensors of a capture. Real numbers stay tensors without gradients."""
-        left = iter(tuple(self))
+        from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols  # which loads sympy
+
+        left, places = iter(tuple(self)), {a.place for a in self}
 
         def give(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
             real = t.is_floating_point()
-            if has_storage(t) or (
-                real and name in ("__float__", "tolist", "numpy")
-            ):  # which no other input would answer alike
+            if has_storage(t) or place not in places:  # torch itself asks, too, of constants
+                return before(t)
+            if real and name in ("__float__", "__iter__", "tolist", "numpy"):  # which no other input would answer alike
                 return before(t)
             answer = next((a for a in left if a.place == place), None)
-            if answer is None:
+            if answer is None or (name == "__iter__" and not has_free_unbacked_symbols(t)):
                 return before(t)
+            if name == "__iter__":
+                ASKED(t, [float(v) for v in tree_leaves(answer.value)], answer.text)
+                return iter([torch.tensor(row, dtype=t.dtype, device=t.device) for row in answer.value])
             x = t.detach()
             if name == "item" and real:
                 return x

@@ -319,31 +319,34 @@ class Judge:
         if text := disagreement(ours, theirs):
             return text
         if theirs.functions:
-            note = f"the gradients of {', '.join(sorted(theirs.functions))} are the derivatives of what they compute"
-            if self.has_their_slopes(captured, calls):
-                note += ", as compared"
-            elif any(p.requires_grad for p in self.model.parameters()):
+            compared = self.slopes_of(captured, calls)
+            if compared is None and any(p.requires_grad for p in self.model.parameters()):
                 return f"{own_gradients_of(theirs.functions)}; for inference alone, convert model.requires_grad_(False)"
-            else:
-                note += ", not theirs; no parameter needs any"
+            if not compared:
                 captured.only = False
+            note = (
+                f"the gradients of {', '.join(sorted(theirs.functions))} are the derivatives of what they compute, "
+                f"{'as compared' if compared else 'not theirs: no parameter takes any'}"
+            )
             captured.notes += [note] if note not in captured.notes else []
         # What a model keeps between its calls in evaluation may have no gradients; they count in training.
         text = lost_gradients(ours, theirs, captured.chooses)
         return "" if text and self.trains_alike(captured) else text
 
-    def has_their_slopes(self, captured: Captured, calls: list[Call]) -> bool:
-        """Whether the graph's derivatives are the gradients that the model's own autograd functions give."""
+    def slopes_of(self, captured: Captured, calls: list[Call]) -> bool | None:
+        """Whether there are gradients; None where the graph's are not those that the model's own autograd functions give."""
         run = functools.partial(evaluate, captured, self.names)
+        some = False
         try:
             for call in calls:
                 ours, theirs = (slopes(f, self.model, call, self.training) for f in (run, self.model))
+                some = some or bool(theirs)
                 pairs = (zip(a, b, strict=True) for a, b in zip(ours, theirs, strict=True))
                 if any(difference(a, b) for pair in pairs for a, b in pair):
-                    return False
+                    return None
         except Exception:
-            return False
-        return True
+            return None
+        return some
 
     def holds(self, captured: Captured, call: Call) -> bool:
         """Whether a graph with guards stands for the model on these inputs."""

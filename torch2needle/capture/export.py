@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
@@ -185,6 +184,7 @@ class Budget:
     @contextmanager
     def spent(self, text: str) -> Iterator[None]:
         """Counts steps in a bar, and raises OutOfTime in that at which the time is over."""
+        from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
         from torch.fx.experimental.symbolic_shapes import ShapeEnv  # which loads sympy
 
         thread, start = threading.get_ident(), thread_time()
@@ -212,13 +212,15 @@ class Budget:
         def as_it_is(env: Any, formula: Any, *_: Any, **__: Any) -> Any:
             return formula
 
-        calls = counted(FakeTensorMode.__torch_dispatch__, stop)
-        # C++ asks for formulas where an exception would end the process; the next call of torch raises it.
+        # C++ asks for formulas and fake tensors where an exception would end the process; the forward's next call raises it.
+        calls = counted(_NonStrictTorchFunctionHandler.__torch_function__, stop)
         formulas = counted(ShapeEnv.simplify, as_it_is)
         try:
             with (
                 progress(text) as bar,
-                patched([(FakeTensorMode, "__torch_dispatch__", calls), (ShapeEnv, "simplify", formulas)]),
+                patched(
+                    [(_NonStrictTorchFunctionHandler, "__torch_function__", calls), (ShapeEnv, "simplify", formulas)]
+                ),
             ):
                 check()
                 yield

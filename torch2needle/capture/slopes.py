@@ -32,7 +32,15 @@ def slopes(
         leaves.append(t.detach().clone().requires_grad_())
         return leaves[-1] * 1  # which the forward may write
 
-    with same_chance(), untouched(model), torch.inference_mode(False), torch.enable_grad(), plain_conditions(), writes:
+    with (
+        same_chance(),
+        untouched(model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        plain_conditions(),
+        writes,
+        torch.autograd.graph.allow_mutation_on_saved_tensors(),  # of a function's inside, as values that nothing writes
+    ):
         if training is not None:
             model.train(training)
         try:

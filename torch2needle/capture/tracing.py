@@ -386,6 +386,11 @@ def capture_error(model: nn.Module, e: Exception, how: str = "torch.fx") -> Conv
     text = reason_of(e)
     if isinstance(e, torch.fx.proxy.TraceError):
         text = f"the forward's control flow depends on a tensor's value or size ({text})"
+    elif type(e).__name__ == "GuardOnDataDependentSymNode":  # of a module that takes a second to load
+        text = (
+            "the forward needs a number that values give, such as how many rows nonzero() finds; compute all of them and "
+            f"mask, or let torch run the model by fallback='torch' ({text.partition(' (unhinted')[0]})"
+        )
     report = Report()
     report.add(Row(f"{how} capture", "unsupported", 1, [type(model).__name__], location, text))
     return ConversionError(report)

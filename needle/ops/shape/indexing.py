@@ -141,7 +141,7 @@ class SetItem(Op):
     index: tuple
     value: Any = None
     mixes_floats = True
-    updates = True
+    updates = like_first = True
 
     def infer(self, x: Any, *part: Any) -> Any:
         want = indexed_shape(tuple(x.shape), self.index)

@@ -64,6 +64,8 @@ class MaskedPut(Op):
     """x[mask] = values: the slices of x where a bool mask, of its first axes, holds become those of `values` in their order, or
     all the same one."""
 
+    like_first = True
+
     def infer(self, x: Any, mask: Any, values: Any) -> Any:
         if mask.dtype != "bool" or tuple(mask.shape) != tuple(x.shape[: len(mask.shape)]):
             raise ValueError(

@@ -57,7 +57,7 @@ class Write(Op):
     """
 
     axis: int
-    updates = True
+    updates = like_first = True
     reduce: ClassVar[Any] = "set"
 
     def into(self, out: NDArray, *inputs: NDArray) -> None:
@@ -325,6 +325,7 @@ class IndexFill(Op):
 
     axis: int
     value: Any
+    like_first = True
 
     def infer(self, x: Any, index: Any) -> Any:
         check_index(self.label, index)
@@ -354,6 +355,7 @@ class IndexPut(Op):
 
     axis: int
     accumulate: bool = False
+    like_first = True
 
     def _wanted(self, x: Any, index: Sequence[Any]) -> tuple[int, ...]:
         axis = check_axis(self.label, self.axis, x.shape)
