@@ -1,5 +1,7 @@
 // Resizing of plain and blocked images, with torch's source coordinates.
 #include "cpu/image.h"
+#include "cpu/rows.h"
+#include "cpu/tile.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
@@ -14,10 +16,59 @@ auto column_table(const Exec* exec, const Kind& kind, int64_t outputs, int64_t s
   return table;
 }
 
+// Plain images: rows of the input, spread to the output's width, serve all rows of the output between them.
+template <class T>
+void bilinear_plain(const interpolate_bilinear_args& c, const Bilinear& rows, bool same_width) {
+  using L = typename LanesOf<T>::type;
+  const auto* columns = column_table(c.exec, Bilinear(c.attr, c.attr.scale_w), c.out.y.shape[3], c.in.x.shape[3]);
+  const int64_t h = c.out.y.shape[2], w = c.out.y.shape[3];
+  parallel_parts(c.exec, images_of(c.out.y) * h, 50. * c.out.y.size(), [&](int64_t begin, int64_t end) {
+    T* room = scratch<T>(c.exec, 0, 2 * w);
+    const T* held[2] = {};  // the row that each half of `room` is made from
+    for (int64_t i = begin; i < end; i++) {
+      const Image<const T> in = image_of<const T>(c.in.x, i / h);
+      T* to = image_of<T>(c.out.y, i / h).at(i % h, 0);
+      const auto spread = [&](int64_t row) -> const T* {  // neighbours in different halves
+        const T* from = in.at(row, 0);
+        T* at = room + row % 2 * w;
+        if (held[row % 2] == from) return at;
+        held[row % 2] = from;
+        if (same_width && in.column == 1) {
+          for_lanes<T>(w, [&](int64_t x, int n) {
+            const L v = load_lanes(from + x, n);
+            store_lanes(at + x, L(T(1)) * v + L(T(0)) * v, n);  // what is not finite ends as below
+          });
+          return at;
+        }
+        for (int64_t x = 0; x < w; x++) {
+          const auto sx = columns[x];
+          const T h1 = static_cast<T>(sx.part), h0 = static_cast<T>(1 - sx.part);
+          at[x] = h0 * from[sx.low * in.column] + h1 * from[sx.high * in.column];
+        }
+        return at;
+      };
+      const auto sy = source_of(rows, i % h, in.h);
+      const L v1(static_cast<T>(sy.part)), v0(static_cast<T>(1 - sy.part));
+      const T *top = spread(sy.low), *bottom = spread(sy.high);
+      if (top == bottom) {  // so infinity stays
+        std::memcpy(to, top, w * sizeof(T));
+        continue;
+      }
+      for_lanes<T>(w, [&](int64_t x, int n) {
+        store_lanes(to + x, v0 * load_lanes(top + x, n) + v1 * load_lanes(bottom + x, n), n);
+      });
+    }
+  });
+}
+
 }  // namespace
 
 void interpolate_bilinear(const interpolate_bilinear_args& c) {
+  if (c.out.y.size() == 0) return;
   const Bilinear rows(c.attr, c.attr.scale_h), by_column(c.attr, c.attr.scale_w);
+  if (c.out.y.rank == 4 && c.out.y.stride[3] == 1 && rows.scale < 1.5)  // else few rows serve twice
+    return with_type<interpolate_bilinear_args::In::x_dtypes>(
+        c.out.y.dtype, [&]<class T>(T) { bilinear_plain<T>(c, rows, by_column.scale == 1); });
   const auto* columns = column_table(c.exec, by_column, c.out.y.shape[3], c.in.x.shape[3]);
   for_output_rows(c, kWork, [&](auto pixel, const auto& in, const auto& out, int64_t y) {
     using P = decltype(pixel);
