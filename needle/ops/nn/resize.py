@@ -164,8 +164,11 @@ class Interpolate(Resize):
         return on_frames(images(after[1:], tuple(steps[1:])), depth, x)
 
     def into(self, out: NDArray, *inputs: NDArray) -> None:
-        attributes = attributes_of(self, inputs[0].shape[2:4], out.shape[2:4])
-        call(f"interpolate_{self.mode}", [out], x=inputs[0], **attributes)
+        (x,) = inputs
+        # Where channels lie side by side, each pixel would be read from a line of its own.
+        if len(x.shape) == 4 and x.strides[3] > 1 and out.size >= x.size:
+            x = x.compact()
+        call(f"interpolate_{self.mode}", [out], x=x, **attributes_of(self, x.shape[2:4], out.shape[2:4]))
 
     def reference(self, x: np.ndarray) -> Any:
         rows, columns = self._taps(x.shape[2:], self.infer(x).shape[2:])
