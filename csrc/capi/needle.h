@@ -50,8 +50,8 @@ const char* needle_isa(const needle_model* model);
  * size of an element; an output overlaps no input and no other output. */
 int needle_run(needle_model* model, int plan, const void* const* inputs, void* const* outputs);
 
-/* Threads that a run may use, of the process, 1 to 1024; at first the cores that it may use, or NEEDLE_NUM_THREADS. Not while a
- * model runs. */
+/* Threads that a run may use, of the process, 1 to 1024; at first the cores that it may use, or NEEDLE_NUM_THREADS. Not
+ * while a model runs. */
 int needle_set_threads(int threads);
 int needle_threads(void);
 
