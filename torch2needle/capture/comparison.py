@@ -320,8 +320,11 @@ class Judge:
             return text
         if theirs.functions:
             compared = self.slopes_of(captured, calls)
-            if compared is None and any(p.requires_grad for p in self.model.parameters()):
+            takes = [p.requires_grad for p in self.model.parameters()]
+            if compared is None and any(takes):
                 return f"{own_gradients_of(theirs.functions)}; for inference alone, convert model.requires_grad_(False)"
+            if compared is None and not takes:  # nobody said that gradients are not wanted
+                return own_gradients_of(theirs.functions)
             if not compared:
                 captured.only = False
             note = (
