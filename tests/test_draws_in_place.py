@@ -47,6 +47,12 @@ def test_as_torch_in_distribution(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["normal_", "uniform_", "exponential_", "geometric_", "random_", "normal"])
+def test_in_double(name: str) -> None:
+    model, x = Calls(DRAWS[name]).eval(), LOC[:9].double()
+    assert torch2needle.convert(model, (x,))(x).dtype == "float64"
+
+
 def test_a_sample_passes_gradients_to_what_it_is_moved_by() -> None:
     x = torch.ones(3, requires_grad=True)
     net = torch2needle.convert(Calls(lambda x: td.Normal(x * 3, x.exp()).rsample()).eval(), (x.detach(),))

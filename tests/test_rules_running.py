@@ -80,6 +80,7 @@ CASES: dict[str, tuple[Callable, torch.Tensor]] = {
     "areas": (lambda x: (torch.cumulative_trapezoid(x, dim=0), torch.cumulative_trapezoid(x, x * x)), REAL),
     "covariance": (lambda x: (torch.cov(x), x[0].cov(), torch.cov(x[:1], correction=0)), REAL),
     "covariance of nothing": (lambda x: (torch.cov(x), torch.cov(x.t())), torch.zeros(0, 3)),
+    "correlation of nothing": (lambda x: (torch.corrcoef(x), torch.corrcoef(x[:, :1])), torch.zeros(0, 3)),
     "weights": (lambda x: torch.cov(x, fweights=torch.arange(1, 8), aweights=torch.arange(7) / 7 + 1), REAL),
     "correlation": (lambda x: (torch.corrcoef(x), x[0].corrcoef()), REAL),
     "covariance of whole numbers": (lambda x: torch.cov(x), WHOLE),

@@ -257,5 +257,16 @@ def test_gradient_of_erfinv_at_and_beyond_its_ends() -> None:
     np.testing.assert_allclose(ours.grad.numpy(), x.grad.numpy(), rtol=2e-6)
 
 
+@pytest.mark.parametrize(("f", "least"), [(torch.xlogy, 0.0), (S.xlog1py, -1.0)])
+def test_gradients_of_products_with_logarithms_at_zero(f: Any, least: float) -> None:
+    y = torch.tensor([-2.0, -0.5, 0.0, 0.25, 3.0]) + least
+    x = torch.zeros(5, requires_grad=True)
+    net = torch2needle.convert(One(lambda x: f(x, y)), example=(x.detach(),))
+    ours = ndl.Tensor(np.zeros(5, "float32"), requires_grad=True)
+    f(x, y).sum().backward()
+    net(ours).sum().backward()
+    np.testing.assert_allclose(ours.grad.numpy(), x.grad.numpy(), rtol=2e-6)
+
+
 def test_sinc() -> None:
     agrees(lambda x: torch.sinc(x), MATRIX, tolerance=1e-4)

@@ -55,6 +55,7 @@ def maps(count: int) -> list[str]:
             or "dropout" in name
             or "rrelu" in name
             or "gumbel" in name
+            or name == "torch.normal"
             or name.endswith("_")
             or not callable(target)
         ):

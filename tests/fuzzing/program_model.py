@@ -38,6 +38,13 @@ DRAWN = (
     "randint",
     "randperm",
     "multinomial",
+    "normal",
+    "log_normal",
+    "uniform",
+    "exponential",
+    "cauchy",
+    "geometric",
+    "random",
 )
 
 

@@ -26,11 +26,11 @@ def with_tensors(f: Any) -> Any:
     return lambda a, b: f(a if isinstance(a, Tensor) else as_operand(a, b), as_operand(b, a))
 
 
-def times_log(log: Any) -> Any:
-    """a * log(b), and 0 where a is 0 unless b is NaN."""
+def times_log(log: Any, least: float) -> Any:
+    """a * log(b), and 0 where a is 0 and the logarithm is none of a number: b up to `least`, or infinite."""
 
     def product(a: Any, b: Any) -> Any:
-        none = ops.logical_and(ops.eq(a, 0), ops.logical_not(ops.isnan(b)))
+        none = ops.logical_and(ops.eq(a, 0), ops.logical_or(ops.le(b, least), ops.eq(b, math.inf)))
         return ops.where(none, 0.0, scaled(a, 1, b) * log(ops.where(none, 1, b)))
 
     return product
@@ -121,8 +121,8 @@ functions(
         (torch.logaddexp2, T.logaddexp2): lambda a, b: (
             ops.logaddexp(a * math.log(2), b * math.log(2)) * (1 / math.log(2))
         ),
-        (torch.xlogy, T.xlogy, T.xlogy_, S.xlogy): with_tensors(times_log(ops.log)),
-        (S.xlog1py,): with_tensors(times_log(ops.log1p)),
+        (torch.xlogy, T.xlogy, T.xlogy_, S.xlogy): with_tensors(times_log(ops.log, 0.0)),
+        (S.xlog1py,): with_tensors(times_log(ops.log1p, -1.0)),
         (torch.copysign, T.copysign, T.copysign_): with_tensors(copysign),
         (torch.ldexp, T.ldexp, T.ldexp_): with_tensors(lambda x, n: x * ops.exp2(n * 1.0)),
     },

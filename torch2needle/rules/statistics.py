@@ -112,7 +112,11 @@ def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 
 @rule(torch.cov, T.cov)
 def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
-    """Rows are variables, columns observations."""
+    return ops.squeeze(covariances(input, correction, fweights, aweights))
+
+
+def covariances(input: Any, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """Of each variable (a row, or all of a vector) with each, columns are observations."""
     spec = getattr(input, "spec", None)
     if spec is None:
         raise Unsupported("covariances need the number of axes; pass example=")
@@ -129,17 +133,16 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
     if aweights is not None and correction:
         lost = ops.summation(weights * aweights) / total * correction
     apart = x - ops.summation(x * weights, 1, True) / total
-    made = ops.matmul(apart, ops.transpose(apart * weights)) / ops.clamp_min((total - lost) * 1.0, 0.0)
-    return made if spec.ndim == 2 and spec.shape[0] != 1 else ops.reshape(made, ())
+    return ops.matmul(apart, ops.transpose(apart * weights)) / ops.clamp_min((total - lost) * 1.0, 0.0)
 
 
 @rule(torch.corrcoef, T.corrcoef)
 def corrcoef(input: Any) -> Any:
-    c = cov(input)
-    if not c.ndim:
-        return c / c
+    c = covariances(input)
+    if input.ndim < 2:
+        return ops.squeeze(c / c)
     deviation = ops.sqrt(ops.diagonal(c))
-    return ops.clamp(c / ops.unsqueeze(deviation, 1) / ops.unsqueeze(deviation, 0), -1.0, 1.0)
+    return ops.squeeze(ops.clamp(c / ops.unsqueeze(deviation, 1) / ops.unsqueeze(deviation, 0), -1.0, 1.0))
 
 
 # -- histograms ----------------------------------------------------------------------------------------------------------

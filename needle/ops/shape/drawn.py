@@ -47,7 +47,7 @@ class Draw(Op):
         return np.asarray(made, self.dtype)
 
     def compute(self, x: NDArray) -> Any:
-        return NDArray(self._made(self.infer(x).shape), device=x.device)
+        return NDArray(self._made(self.infer(x).shape), device=x.device, dtype=self.dtype)
 
     def reference(self, x: np.ndarray) -> Any:
         return self._made(self.infer(x).shape)
