@@ -254,7 +254,7 @@ def test_linear_layers_with_many_rows_take_strassen(settings: dict[str, str], ke
     check(few, x[:4].astype("float64") @ w)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 8])
 @pytest.mark.parametrize(
     ("m", "k", "n"),
     [
@@ -262,6 +262,7 @@ def test_linear_layers_with_many_rows_take_strassen(settings: dict[str, str], ke
         (4, 0, 3),
         (1, 1, 1),
         (15, 257, 33),
+        (128, 1000, 10),
         (128, 3072, 100),
         (197, 2048, 96),
         (300, 512, 640),

@@ -163,13 +163,13 @@ void run(const Exec* exec, Matmul g, const Unpacked* unpacked = nullptr) {
   const int64_t blocks = ceil_div(g.N, kBlock), step = g.M <= kWideRows ? kWideBlocks : kTileBlocks;
   const int64_t units = ceil_div(blocks, step);
   const int64_t wanted = task_count(exec, flops);
-  // Threads share out columns, so that each reads its own from memory; or rows, where all columns stay in L2 or are
-  // few.
+  // Threads share out columns, so that each reads its own from memory, and rows where columns do not go round; all of
+  // the columns with some of the rows, where those are more and the columns stay in L2.
   const bool stays = g.N * g.K <= kStays;
-  const int64_t most = ceil_div(g.M, (stays ? 2 : 1) * kTileRows);
-  const bool by_rows = !unpacked && (stays ? g.M > g.N && most >= smaller(wanted, 4 * exec->threads)
-                                           : units < smaller(wanted, exec->threads));
-  const int64_t row_block = by_rows ? rows_of_each(g.M, smaller(wanted, most)) : rows_per_block(g.M, g.K);
+  const int64_t most = ceil_div(g.M, 2 * kTileRows), least = ceil_div(smaller(exec->threads, wanted), units);
+  const bool by_rows = !unpacked && stays && g.M > g.N && most >= smaller(wanted, 4 * exec->threads);
+  const int64_t row_block =
+      by_rows ? rows_of_each(g.M, smaller(wanted, most)) : smaller(rows_per_block(g.M, g.K), rows_of_each(g.M, least));
   const int64_t rows = unpacked ? g.M : row_block, row_tasks = ceil_div(g.M, rows);
   const int64_t per_task = by_rows ? units : ceil_div(units, smaller(units, ceil_div(wanted, row_tasks)));
   const int64_t n_tasks = ceil_div(units, per_task);
