@@ -1,4 +1,4 @@
-"""Convolutions with groups that begin and end anywhere in blocks of 16 channels against float64: every pass on every ISA."""
+"""Convolutions of channels and groups that begin and end anywhere in blocks of 16 against float64: every pass on every ISA."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import needle as ndl
+import torch2needle
 from needle.backend_ndarray import array
 from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad, ConvTranspose2d
 from needle.targets.cpu.convolution import Grouping, Row, packed_sizes
@@ -37,6 +39,11 @@ GROUPS = [  # groups, inputs and outputs of each
     (12, 8, 1),
     (9, 4, 8),
     (2, 33, 1),
+    (1, 20, 40),
+    (1, 24, 24),
+    (1, 17, 33),
+    (1, 36, 5),
+    (1, 3, 20),
 ]
 GEOMETRIES: list[dict[str, Any]] = [  # of (7, 19) pixels
     {"kernel": (1, 1)},
@@ -107,9 +114,31 @@ def test_groups_of_every_isa(isa: str) -> None:
 def test_weights_are_never_dense(grouping: tuple[int, int, int]) -> None:
     """In 16 lanes a block of outputs has the inputs of the groups in it, and less than a chunk on either side."""
     groups, inputs, outputs = grouping
-    panels, _, terms, _ = packed_sizes(Grouping(groups, inputs, outputs, 16), Row(3))
+    panels, _, terms, _ = packed_sizes(Grouping(groups, inputs, outputs, 16), Row(3), 9)
     blocks = [range(b, min(b + 16, groups * outputs)) for b in range(0, groups * outputs, 16)]
     needed = sum(len({o // outputs for o in block}) * inputs for block in blocks)
     assert panels * terms <= needed + 2 * 15 * len(blocks)
     if groups * outputs >= 100 and outputs <= 24:
         assert panels * terms * 16 < 0.8 * groups * inputs * groups * outputs
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("channels", [1, 2, 3, 5, 8, 9, 12, 15])
+def test_few_channels_in_a_block(channels: int, geometry: dict[str, Any]) -> None:
+    """Behind another layer few channels lie in a whole block; what is beyond them is not summed up."""
+    torch.manual_seed(channels)
+    (top, left, *_), kernel = geometry.get("padding", (0, 0)), geometry["kernel"]
+    options = {"padding": (top, left), "stride": geometry.get("stride", 1), "dilation": geometry.get("dilation", 1)}
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(20, channels, 1),
+        torch.nn.PReLU(channels),
+        torch.nn.Conv2d(channels, 18, kernel, **options),
+        torch.nn.PReLU(),
+        torch.nn.ConvTranspose2d(18, channels, kernel, **options),
+    ).eval()
+    x = torch.randn(2, 20, 9, 19)
+    exe = ndl.compile(torch2needle.convert(model, (x,)), (x,))
+    want = model.double()(x.double()).detach().numpy()
+    assert np.abs(exe(x).numpy() - want).max() < 4 * TOLERANCE * np.abs(want).max()
+    kernels = [kernel for kernel, *_ in exe.profile(x)]
+    assert kernels.count("from_blocked") == 1, "the activation leaves the blocks"

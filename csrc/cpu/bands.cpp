@@ -70,9 +70,9 @@ int64_t panels_of(const Channels& c, int64_t step) {
   return panels;
 }
 
-Form form_of(const Channels& c, int64_t joined) {
+Form form_of(const Channels& c, int64_t taps, int64_t joined) {
   Form best = {c.block, c.block, kBlock};
-  if (c.groups == 1) return best;
+  if (c.groups == 1 && (taps == 1 || c.inputs % c.block == 0)) return best;
   double least = static_cast<double>(panels_of(c, c.block)) * (static_cast<double>(c.block) + kRunCost);
   const auto consider = [&](const Form& form, double term_cost) {
     const double cost =
@@ -81,7 +81,7 @@ Form form_of(const Channels& c, int64_t joined) {
   };
   for (int64_t step = c.block - 1; step > 0; step--)
     if (c.block % step == 0) consider({step, step, kBlock}, 1);
-  if (c.block < kBlock || c.inputs >= kBlock) return best;
+  if (c.groups == 1 || c.block < kBlock || c.inputs >= kBlock) return best;
   int64_t terms = 0;
   for (int64_t block = 0; block < c.blocks(); block++) {
     const int64_t first = inputs_of(c, block * kBlock).first / kBlock,
@@ -140,7 +140,7 @@ void pack_picks(const Weights& w, const Channels& c, int64_t block, const Channe
 // Chunks of all panels, taps that are joined, terms and lanes.
 void conv2d_panels(const conv2d_panels_args& c) {
   const Channels channels = {c.attr.groups, c.attr.inputs, c.attr.outputs, c.attr.block};
-  const Form form = form_of(channels, joined_taps(c.attr.kernel_w, c.attr.stride_w, c.attr.dilation_w));
+  const Form form = form_of(channels, c.attr.taps, joined_taps(c.attr.kernel_w, c.attr.stride_w, c.attr.dilation_w));
   int64_t* to = c.out.y.as<int64_t>();
   to[0] = panels_of(channels, form.step);
   to[1] = form.joined();

@@ -52,8 +52,9 @@ struct ChannelBands {
 // Uses room for a ChannelBand per output block.
 ChannelBands bands_of(const Channels& c, int64_t step, ChannelBand* room);
 
-// The form that takes least time, if lanes that pick may join so many taps.
-Form form_of(const Channels& c, int64_t joined);
+// The form of weights with so many taps that takes least time, if lanes that pick may join some of them. A single tap
+// leaves out what a chunk has beyond the channels in any form (Runs::cut).
+Form form_of(const Channels& c, int64_t taps, int64_t joined);
 // Chunks of all panels.
 int64_t panels_of(const Channels& c, int64_t step);
 

@@ -156,7 +156,8 @@ void conv2d(const conv2d_args& c) {
   if (is_depthwise(x, y, c.attr.groups)) return depthwise_plain(c, w, g, g.pad_top, g.pad_left);
   const Weights from = Weights::of(w, c.attr.groups);
   const Channels channels = {from.groups, from.inputs, from.outputs, C < kBlock ? C : kBlock};
-  const Form form = form_of(channels, OH * OW == 1 ? 1 : joined_taps(g.kernel_w, g.stride_w, g.dilation_w));
+  const int64_t joined = OH * OW == 1 ? 1 : joined_taps(g.kernel_w, g.stride_w, g.dilation_w);
+  const Form form = form_of(channels, from.taps, joined);
   const int64_t block = channels.block, panels = panels_of(channels, form.step);
   const int64_t H = reach(OH, g.stride_h, g.kernel_h, g.dilation_h),
                 W = reach(OW, g.stride_w, g.kernel_w, g.dilation_w);

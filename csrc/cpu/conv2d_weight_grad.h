@@ -45,7 +45,7 @@ NEEDLE_INLINE void evenly(int64_t items, int64_t most, const F& f) {
 void depthwise_gradient(const Exec* exec, const Gradient& g);
 // Whether that of groups is summed up in the terms of the forward pass, which pays where no lane meets other groups.
 NEEDLE_INLINE bool is_narrow(const Channels& c) {
-  return c.groups > 1 && c.block == kBlock && (c.outputs == kBlock || form_of(c, kRowTaps).picks());
+  return c.groups > 1 && c.block == kBlock && (c.outputs == kBlock || form_of(c, kRowTaps, kRowTaps).picks());
 }
 void narrow_gradient(const Exec* exec, const Gradient& g);
 

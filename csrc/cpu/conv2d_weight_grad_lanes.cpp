@@ -244,7 +244,7 @@ void narrow_gradient(const Exec* exec, const Gradient& g) {
   const Window& w = g.window;
   const Channels channels = {g.groups, g.inputs, g.outputs, kBlock};
   const int64_t row = w.stride_w == w.dilation_w ? w.kernel_w : 1;
-  const Form form = form_of(channels, row);
+  const Form form = form_of(channels, g.taps(), row);
   ChannelBand* room = static_cast<ChannelBand*>(exec->scratch(0, channels.blocks() * sizeof(ChannelBand)));
   const ChannelBands bands = bands_of(channels, form.step, room);
   int64_t chunks = 0;

@@ -156,7 +156,7 @@ void conv_transpose2d(const conv_transpose2d_args& c) {
   const Weights from = Weights::of_transposed(w, c.attr.groups);
   const Channels channels = {from.groups, from.inputs, from.outputs, C < kBlock ? C : kBlock};
   const int64_t joined = g.stride_h == 1 && OH * OW > 1 ? joined_taps(g.kernel_w, g.stride_w, g.dilation_w) : 1;
-  const Form form = form_of(channels, g.stride_w == 1 ? joined : 1);
+  const Form form = form_of(channels, from.taps, g.stride_w == 1 ? joined : 1);
   const int64_t block = channels.block, panels = panels_of(channels, form.step);
   const int64_t top = larger(0, floor_div((g.kernel_h - 1) * g.dilation_h - g.pad_top, g.stride_h));
   const int64_t left = larger(0, floor_div((g.kernel_w - 1) * g.dilation_w - g.pad_left, g.stride_w));

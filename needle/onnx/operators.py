@@ -35,7 +35,7 @@ SAME = {
     ops.Sinh: "Sinh", ops.Cosh: "Cosh", ops.Asinh: "Asinh", ops.Acosh: "Acosh", ops.Atanh: "Atanh", ops.Erf: "Erf",
     ops.Sign: "Sign", ops.Floor: "Floor", ops.Ceil: "Ceil", ops.Round: "Round", ops.ReLU: "Relu", ops.Sigmoid: "Sigmoid",
     ops.Tanh: "Tanh", ops.Hardswish: "HardSwish", ops.Mish: "Mish", ops.EWiseAdd: "Add", ops.EWiseMul: "Mul",
-    ops.EWiseDiv: "Div", ops.EWisePow: "Pow", ops.EWiseMaximum: "Max", ops.EWiseMinimum: "Min",
+    ops.SlopeBelow: "PRelu", ops.EWiseDiv: "Div", ops.EWisePow: "Pow", ops.EWiseMaximum: "Max", ops.EWiseMinimum: "Min",
 }  # fmt: skip
 SCALAR = {
     ops.AddScalar: "Add",

@@ -8,14 +8,14 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS, dtype_name
-from needle.ops.common import check_axis
+from needle.ops.common import Elementwise, check_axis, gradient_of_decomposition, unbroadcast
 from needle.ops.families import samples_of, unary
-from needle.ops.math.activation import activation, elu, sigmoid, tanh
+from needle.ops.math.activation import ActivationGrad, activation, elu, sigmoid, tanh
 from needle.ops.math.arithmetic import clamp
 from needle.ops.math.comparison import ge, gt, le
 from needle.ops.math.elementwise import Clamp, where
 from needle.ops.math.maths import absolute, softplus
-from needle.ops.shape.basic import reshape
+from needle.ops.shape.basic import broadcast_to, reshape
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.masked import masked_fill
 
@@ -134,6 +134,42 @@ def threshold(a: Tensor, threshold: float, value: float) -> Tensor:
 
 
 @op
+class SlopeBelow(Elementwise):
+    """x where x > 0, else slope * x, with an array of slopes that broadcasts to x's shape."""
+
+    kernel = "prelu"
+
+    def formula(self, x: np.ndarray, slope: np.ndarray) -> Any:
+        return np.where(x > 0, x, slope * x)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x, slope = node.inputs
+        return (
+            SlopeBelowGrad()(x, slope, out_grad) if x.requires_grad else None,
+            # out_grad * x where x < 0, else 0; without bools, which images in blocks do not have
+            unbroadcast(ActivationGrad("relu", None)(-x, out_grad * x), slope.shape) if slope.requires_grad else None,
+        )
+
+    samples = samples_of(({}, [(4, 33), (33,)]), ({}, [(2, 3, 5), (3, 1)]))
+
+
+@op
+class SlopeBelowGrad(Elementwise):
+    """out_grad where x > 0, else slope * out_grad: what x gets of `SlopeBelow`."""
+
+    kernel = "prelu_grad"
+    gradient = gradient_of_decomposition
+
+    def decompose(self, x: Tensor, slope: Tensor, out_grad: Tensor) -> Tensor:
+        return where(gt(x, 0.0), out_grad, slope * out_grad)
+
+    def formula(self, x: np.ndarray, slope: np.ndarray, out_grad: np.ndarray) -> Any:
+        return np.where(x > 0, out_grad, slope * out_grad)
+
+    samples = samples_of(({}, [(4, 33), (33,), (4, 33)]))
+
+
+@op
 class PReLU(Op):
     """x where x > 0, else weight * x; weight (1,), or (C,) for x (N, C, *). He et al., arXiv 1502.01852."""
 
@@ -144,11 +180,12 @@ class PReLU(Op):
         return Spec(tuple(x.shape), str(x.dtype))
 
     def decompose(self, x: Tensor, weight: Tensor) -> Tensor:
-        if len(x.shape) > 2 and weight.shape != (1,):
-            weight = reshape(weight, (-1, *(1,) * (len(x.shape) - 2)))
-        elif not x.shape:
+        if not x.shape:
             weight = reshape(weight, ())
-        return where(gt(x, 0.0), x, x * weight)
+        elif len(x.shape) > 2:  # a number per channel: an image of one pixel, which lies as x does
+            weight = reshape(weight, (1, -1, *(1,) * (len(x.shape) - 2)))
+            weight = broadcast_to(weight, (1, x.shape[1], *weight.shape[2:]))
+        return SlopeBelow()(x, weight)
 
     samples = samples_of(({}, [(2, 5, 4, 3), (5,)]), ({}, [(4, 33), (1,)]), ({}, [(4, 3), (3,)]))
 

@@ -47,17 +47,18 @@ class Row(NamedTuple):
 
 def pack(kernel: str, grouping: Grouping, row: Row, attrs: dict[str, float], w: NDArray) -> NDArray:
     """Weights packed by `kernel` in the form that the kernels choose."""
-    panels, joined, terms, lanes = packed_sizes(grouping, row)
-    out = NDArray.empty((panels, w.shape[2] * w.shape[3] // joined, terms, lanes))
+    taps = w.shape[2] * w.shape[3]
+    panels, joined, terms, lanes = packed_sizes(grouping, row, taps)
+    out = NDArray.empty((panels, taps // joined, terms, lanes))
     call(kernel, [out], weight=w, groups=grouping.groups, block=grouping.block, **attrs)
     return out
 
 
 @functools.lru_cache
-def packed_sizes(grouping: Grouping, row: Row) -> tuple[int, int, int, int]:
+def packed_sizes(grouping: Grouping, row: Row, taps: int) -> tuple[int, int, int, int]:
     with unplanned():
         out = NDArray.empty((4,), "int64")
-        call("conv2d_panels", [out], block=grouping.block, **grouping.attributes, **row._asdict())
+        call("conv2d_panels", [out], block=grouping.block, taps=taps, **grouping.attributes, **row._asdict())
         panels, joined, terms, lanes = map(int, out.numpy())
     return panels, joined, terms, lanes
 
@@ -162,7 +163,9 @@ def conv(
 
     rest: dict[str, Any] = {"bias": padded_bias(builder, bias), "residual": finish.residual, **finish.attrs}
     trained = not builder.is_constant(w)
-    costs = winograd.conv_costs(op, x, (kh, kw), out, trained)
+    panels, _, terms, _ = packed_sizes(grouping, row, kh * kw)
+    terms += terms < BLOCK  # what a run of one tap costs beside them
+    costs = winograd.conv_costs(op, x, (kh, kw), out, trained, panels * terms)
     if trained and view is as_it_is:  # what a forward pass rounds grows through the gradients; F(2)'s errors are least
         costs.pop("f4", None)
     if costs:
