@@ -25,7 +25,7 @@ import needle as ndl  # noqa: E402
 import operator_fusion  # noqa: E402
 import torch2needle  # noqa: E402
 from fuzzing import captures as traps  # noqa: E402
-from torch2needle.capture import comparison, conditions  # noqa: E402
+from torch2needle.capture import conditions, differences  # noqa: E402
 
 T = torch.Tensor
 BASE = {"block": (["one"], 4, None, ""), "output": "tensor", "signature": "plain", "hook": None, "training": False}
@@ -196,7 +196,7 @@ def test_conditions_on_many_sizes_are_tried_in_time() -> None:
 
 def test_results_of_deep_models_may_round_otherwise() -> None:
     ours, theirs = torch.tensor([1.0, 1.001]), torch.tensor([1.0, 1.0])
-    assert comparison.difference(ours, theirs) and not comparison.difference(ours, theirs, comparison.NET_TOLERANCE)
+    assert differences.difference(ours, theirs) and not differences.difference(ours, theirs, differences.NET_TOLERANCE)
 
 
 class Fivefold(torch.autograd.Function):
