@@ -1,5 +1,6 @@
-"""Fixtures: a fixed random stream for every test, devices, a resting collector for those that count live tensors, scripts'
-environment. The last lines of a run say for which devices no tests were made, and how many were skipped for which reason."""
+"""Fixtures: a fixed random stream for every test, devices, a resting collector for those that count live tensors, runs under
+torch.compile, scripts' environment. The last lines of a run say for which devices no tests were made, and how many were
+skipped for which reason."""
 
 from __future__ import annotations
 
@@ -48,6 +49,40 @@ def without_rules() -> Iterator[None]:
             for place in (torch, torch.Tensor):
                 patch.delitem(FUNCTION_RULES, getattr(place, name, None), raising=False)
         yield
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """What torch.compile knows of other tests is forgotten, and so is what its backend said."""
+    torch = pytest.importorskip("torch")
+    from torch2needle import dynamo
+
+    torch._dynamo.reset()
+    dynamo.SAID.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One item for every run of a graph of torch.compile by needle: which executable it was."""
+    from torch2needle import dynamo
+
+    made: list[int] = []
+    executable = dynamo.executable
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        exe = executable(*args, **kwargs)
+
+        def run(*inputs: Any) -> Any:
+            made.append(id(exe))
+            return exe(*inputs)
+
+        run._pool = exe._pool  # type: ignore[attr-defined]
+        return run
+
+    monkeypatch.setattr(dynamo, "executable", counted)
+    return made
 
 
 @pytest.fixture

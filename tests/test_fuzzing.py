@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import needle as ndl
-from fuzzing import files, frame, layers, programs
+from fuzzing import file_damage, files, frame, layers, programs
 from needle.backend_ndarray import NDArray
 from needle.backend_selection import BACKEND
 from needle.op import OPS
@@ -86,12 +86,12 @@ def test_damaged_files() -> None:
     assert found.cases == 200 and found.outcomes["refused"] > 40 and found.outcomes["op: loaded, runs"] > 5
 
 
-@pytest.mark.parametrize("mutation", sorted({m.__name__ for m in files.MUTATIONS}))
+@pytest.mark.parametrize("mutation", sorted({m.__name__ for m in file_damage.MUTATIONS}))
 def test_every_kind_of_damage_changes_the_file(mutation: str) -> None:
     found = files.saved("wide")
     assert found is not None
     data = found[0]
-    f = getattr(files, mutation)
+    f = getattr(file_damage, mutation)
     assert sum(f(bytearray(data), random.Random(i)) != data for i in range(20)) >= 15
 
 
