@@ -115,6 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "emulated: small enough to run in the emulation of GPUs")
+    config.addinivalue_line("markers", "in_numpy: runs no kernel, so that one instruction set is enough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -143,6 +143,14 @@ TENSORS = (
 )
 
 
+def takes(target: Any, count: int) -> bool:
+    """False where an overload's schema shows that it cannot take so many arguments: failing calls are most of the time."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    positional = [a for a in target._schema.arguments if not a.kwarg_only]
+    return sum(not a.has_default_value() for a in positional) <= count <= len(positional)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_rules_say_what_shares_memory() -> None:
     """Every function that has a rule, tried with many arguments: does its result lie in the memory of its first argument?"""
@@ -150,7 +158,8 @@ def test_rules_say_what_shares_memory() -> None:
     for target, rule in FUNCTION_RULES.items():
         if isinstance(target, str) or is_inplace(target):
             continue
-        for make, arguments in itertools.product(TENSORS, TRIED):
+        fitting = [arguments for arguments in TRIED if takes(target, 1 + len(arguments))]
+        for make, arguments in itertools.product(TENSORS, fitting):
             t = make()
             try:
                 result = target(t, *arguments)
