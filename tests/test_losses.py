@@ -68,11 +68,10 @@ def class_samples() -> Iterator[Sample]:
     for shape, reduction in itertools.product(shapes, REDUCTIONS):
         places = shape[:1] * (len(shape) > 1) + shape[2:]
         classes = shape[1] if len(shape) > 1 else shape[0]
-        for weighted, (kind, ignore), smooth in itertools.product(
-            (False, True),
-            (("labels/{}", None), ("labels/{}/-100", None), ("labels/{}", 0), ("ignored/7", 7)),
-            (0, 0.3, 1),
-        ):
+        kinds: list[tuple[str, int | None]] = [("labels/{}", None)]
+        if 0 not in shape:  # nothing can be ignored of nothing
+            kinds += [("labels/{}/-100", None), ("labels/{}", 0), ("ignored/7", 7)]
+        for weighted, (kind, ignore), smooth in itertools.product((False, True), kinds, (0, 0.3, 1)):
             options = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
             tensors = {"weight": ("positive", (classes,))} if weighted else {}
             inputs = [("real", shape), (kind.format(classes), places)]
