@@ -1,5 +1,6 @@
-"""Fixtures: a fixed random stream for every test, devices, a resting collector for those that count live tensors, scripts'
-environment. The last lines of a run say for which devices no tests were made, and how many were skipped for which reason."""
+"""Fixtures: a fixed random stream for every test, devices, a resting collector for those that count live tensors, runs under
+torch.compile, scripts' environment. The last lines of a run say for which devices no tests were made, and how many were
+skipped for which reason."""
 
 from __future__ import annotations
 
@@ -51,6 +52,40 @@ def without_rules() -> Iterator[None]:
 
 
 @pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """What torch.compile knows of other tests is forgotten, and so is what its backend said."""
+    torch = pytest.importorskip("torch")
+    from torch2needle import dynamo
+
+    torch._dynamo.reset()
+    dynamo.SAID.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One item for every run of a graph of torch.compile by needle: which executable it was."""
+    from torch2needle import dynamo
+
+    made: list[int] = []
+    executable = dynamo.executable
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        exe = executable(*args, **kwargs)
+
+        def run(*inputs: Any) -> Any:
+            made.append(id(exe))
+            return exe(*inputs)
+
+        run._pool = exe._pool  # type: ignore[attr-defined]
+        return run
+
+    monkeypatch.setattr(dynamo, "executable", counted)
+    return made
+
+
+@pytest.fixture
 def script_environment() -> dict[str, str]:
     """For subprocesses of profiling's scripts: its modules are importable under PYTHONSAFEPATH, too, as they are here."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -80,6 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "emulated: small enough to run in the emulation of GPUs")
+    config.addinivalue_line("markers", "in_numpy: runs no kernel, so that one instruction set is enough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

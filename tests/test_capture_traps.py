@@ -1,4 +1,4 @@
-"""What capture must not believe: Python's branches on tensors, hooks, modes, random numbers, state, sizes, threads."""
+"""What capture must not believe: Python's branches on tensors, hooks, modes, random numbers, state, threads."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sympy
 
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.export import Dim  # noqa: E402
 
 import needle as ndl  # noqa: E402
 import operator_fusion  # noqa: E402
 import torch2needle  # noqa: E402
 from fuzzing import captures as traps  # noqa: E402
-from torch2needle.capture import comparison, conditions  # noqa: E402
 
 T = torch.Tensor
 BASE = {"block": (["one"], 4, None, ""), "output": "tensor", "signature": "plain", "hook": None, "training": False}
@@ -154,159 +151,6 @@ def test_hooks_of_all_modules_are_refused() -> None:
     assert torch2needle.check(Linear(), torch.ones(2, 3)).ok
 
 
-def test_sizes_that_conditions_divide_by() -> None:
-    code = compile("v0 % (v0 // 16) == 0", "condition", "eval")
-    condition = conditions.Condition(code, {"v0": 32}, {"v0": "s0"}, {"v0": [8, 32, 40, 47]})
-    assert [condition.holds({"v0": size}) for size in (8, 32, 40)] == [False, True, True]
-    assert condition.alone() == (set(), {"s0": (16, 32)})
-
-
-@pytest.mark.parametrize(
-    ("text", "own", "found"),
-    [
-        ("v0 * 7 <= 7000", 12, (set(), {"s": (0, 1000)})),
-        ("v0 * 7 >= 3500", 1000, (set(), {"s": (500, conditions.MOST)})),
-        ("v0 != 128 and v0 <= 128", 12, (set(), {"s": (0, 127)})),
-        ("v0 % 4 == 0", 1000, ({"s"}, {})),
-        ("v0 > 1", 1000, (set(), {})),
-    ],
-)
-def test_limits_of_conditions(text: str, own: int, found: Any) -> None:
-    """Ends of the stretch of sizes around the example's, wherever they lie."""
-    size = sympy.Symbol("s0")
-
-    class Size:
-        node = type("Node", (), {"hint": own, "expr": size})
-
-        def __str__(self) -> str:
-            return "s"
-
-    guard = text.replace("v0", "L['x'].size()[0]")
-    assert conditions.condition(guard, lambda place, axis: Size(), {}).alone() == found
-
-
-def test_conditions_on_many_sizes_are_tried_in_time() -> None:
-    names = [f"v{i}" for i in range(9)]
-    code = compile(" + ".join(names) + " > 9", "condition", "eval")
-    sizes, values = dict.fromkeys(names, 8), {n: list(range(2, 400)) for n in names}
-    condition = conditions.Condition(code, sizes, {n: n for n in names}, values)
-    assert condition.alone() == (set(), {}) and condition.together({})
-    assert not condition._replace(code=compile("v0 + v8 > 9", "condition", "eval")).together({})
-
-
-def test_results_of_deep_models_may_round_otherwise() -> None:
-    ours, theirs = torch.tensor([1.0, 1.001]), torch.tensor([1.0, 1.0])
-    assert comparison.difference(ours, theirs) and not comparison.difference(ours, theirs, comparison.NET_TOLERANCE)
-
-
-class Fivefold(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return gradient * 5
-
-
-class Rounded(torch.autograd.Function):
-    """A straight-through estimator."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return gradient
-
-
-class Clipped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return (gradient * 2).clamp(-100, 100)
-
-
-class NoGradient(Fivefold):
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return None
-
-
-class Swish(torch.autograd.Function):
-    """What saves memory has the gradient of what it computes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        s = torch.sigmoid(x)
-        return gradient * s * (1 + x * (1 - s))
-
-
-class Halved(torch.autograd.Function):
-    """What it writes inside itself is kept by the ops before: torch's graph of them would refuse a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        y = torch.softmax(x, -1)
-        y.mul_(0.5)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        (y,) = ctx.saved_tensors
-        return y * (gradient - 2 * (y * gradient).sum(-1, keepdim=True))
-
-
-class OwnGradient(nn.Module):
-    def __init__(self, function: type[torch.autograd.Function]) -> None:
-        super().__init__()
-        self.linear, self.function = nn.Linear(3, 4), function
-
-    def forward(self, x: Any) -> Any:
-        return self.function.apply(self.linear(x))
-
-
-@pytest.mark.parametrize("function", [Fivefold, Rounded, Clipped, NoGradient])
-def test_other_gradients_than_derivatives(function: type[torch.autograd.Function]) -> None:
-    assert f"gradients of its own ({function.__name__})" in refusal(OwnGradient(function), torch.randn(2, 3))
-
-
-def test_other_gradients_where_nothing_takes_any() -> None:
-    model, x = OwnGradient(Fivefold), torch.tensor([[1, 2, 3], [4, 5, 6]])
-    model.linear = nn.Embedding(7, 4)
-    assert refusal(model, x).count("convert model.requires_grad_(False)")
-    net = torch2needle.convert(model.requires_grad_(False), x)
-    assert (
-        "the gradients of Fivefold are the derivatives of what they compute, not theirs: no parameter takes any"
-        in net.report.notes
-    )
-    assert torch.equal(torch.from_numpy(net(x).numpy()), model(x))
-
-
-@pytest.mark.parametrize("function", [Swish, Halved])
-def test_gradients_that_are_derivatives(function: type[torch.autograd.Function]) -> None:
-    model, x = OwnGradient(function), torch.randn(2, 3)
-    net = torch2needle.convert(model, x)
-    assert any(f"{function.__name__} are the derivatives" in note for note in net.report.notes)
-    model(x).square().sum().backward()
-    y = net(ndl.Tensor(x.numpy()))
-    (y * y).sum().backward()
-    grads = {n: p.grad.numpy() for n, p in net.named_parameters()}
-    for name, p in model.named_parameters():
-        assert p.grad is not None and np.allclose(grads[name], p.grad.numpy(), rtol=1e-5, atol=1e-6)
-
-
 class AsksHowMany(nn.Module):
     def forward(self, x: Any) -> Any:
         rows = torch.where(x[:, 0] > 0)[0]
@@ -379,52 +223,6 @@ def test_both_blockers_are_shown_and_torch_prints_nothing(capfd: Any) -> None:
     assert "torch.fx capture: the forward's control flow depends on a tensor's value" in text
     assert "torch.export capture: the forward needs a number that values give" in text and "Could not guard" in text
     assert capfd.readouterr() == ("", "")
-
-
-# -- sizes ----------------------------------------------------------------------------------------------------------------
-
-
-def accepted(net: Any, sizes: range) -> list[int]:
-    found = []
-    for n in sizes:
-        try:
-            net(torch.ones(n, 3))
-            found.append(n)
-        except ValueError:
-            pass
-    return found
-
-
-@pytest.mark.parametrize(
-    ("batch", "step", "sizes"),
-    [
-        (1, lambda s, x: x.softmax(-1) if x.shape[0] == 1 else x * 2, [1]),
-        (3, lambda s, x: x.softmax(-1) if x.shape[0] == 1 else x * 2, [2, 3, 4, 5, 6, 7, 8]),
-        (2, lambda s, x: x * 2 if x.shape[0] != 7 else x, [1, 2, 3, 4, 5, 6]),
-        (1, lambda s, x: s.linear(x).squeeze(0) if x.shape[1] > 2 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
-        (3, lambda s, x: s.linear(x).squeeze(0) if x.shape[1] > 2 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
-        (1, lambda s, x: s.linear(x) if x.shape[0] < 6 else x, [1, 2, 3, 4, 5]),
-        (4, lambda s, x: s.linear(x) if x.shape[1] == 3 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
-    ],
-    ids=["one", "not one", "seven", "squeezed", "not squeezed", "below", "any"],
-)
-def test_sizes_of_other_branches_are_refused(batch: int, step: Callable, sizes: list[int]) -> None:
-    model = Linear(step).eval()
-    net = torch2needle.convert(model, (torch.randn(batch, 3),))
-    assert accepted(net, range(1, 9)) == sizes
-    for n in sizes:
-        x = torch.randn(n, 3)
-        assert torch.allclose(torch.from_numpy(net(x).numpy()), model(x), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("dim", "sizes"),
-    [(Dim("batch", min=2), [2, 3, 4, 5]), (Dim("batch", min=1), [1, 2, 3, 4, 5]), (Dim("batch", min=3, max=4), [3, 4])],
-    ids=["two", "one", "three to four"],
-)
-def test_sizes_of_programs(dim: Any, sizes: list[int]) -> None:
-    program = torch.export.export(nn.Linear(3, 3), (torch.ones(4, 3),), dynamic_shapes=({0: dim},), strict=False)
-    assert accepted(torch2needle.convert(program), range(1, 6)) == sizes
 
 
 # -- modes ------------------------------------------------------------------------------------------------------------------
@@ -502,94 +300,6 @@ def test_weights_that_are_no_parameters(make: Callable, with_example: bool, tmp_
     for form in forms:
         got = form(x)
         assert np.allclose(got.numpy(), model(x).detach().numpy(), atol=1e-5)
-
-
-# -- a wrong rule -------------------------------------------------------------------------------------------------------------
-
-
-def doubled(x: T) -> T:
-    return x * 2
-
-
-torch.fx.wrap("doubled")
-
-
-@torch2needle.rule(doubled)
-def wrong(x: Any) -> Any:
-    return x * 3
-
-
-def test_a_rule_that_computes_something_else_is_found() -> None:
-    """The other capture goes around it, here; where none does, the model is refused."""
-    model, x = Linear(lambda s, x: doubled(s.linear(x))).eval(), torch.ones(2, 3)
-    net = torch2needle.convert(model, (x,))
-    assert "torch.fx capture: the converted model's output 0 is off by" in net.report.capture
-    assert np.allclose(net(x).numpy(), model(x).detach().numpy(), atol=1e-6)
-
-
-class Volume(nn.Module):
-    """The logarithm of the volume that an orthogonal matrix changes, by its diagonal: 0 but for rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        upper = torch.linalg.lu(torch.linalg.qr(torch.randn(4, 4))[0])[2]
-        self.logs = nn.Parameter(upper.diagonal().abs().log())
-
-    def forward(self, x: T) -> T:
-        return self.logs.sum().expand(x.shape[0])
-
-
-def test_a_sum_that_cancels_is_as_exact_as_rounding_lets_it() -> None:
-    for seed in range(4):
-        torch.manual_seed(seed)
-        model, x = Volume().eval(), torch.randn(3, 4)
-        assert abs(torch2needle.convert(model, (x,))(x).numpy() - model(x).detach().numpy()).max() < 1e-5
-
-
-def rough(x: T) -> T:
-    return x * 2
-
-
-torch.fx.wrap("rough")
-
-
-@torch2needle.rule(rough)
-def roughly(x: Any) -> Any:
-    return x * 2 + 1e9 - 1e9
-
-
-class Amplified(nn.Module):
-    """What rounding leaves of a sum, made large: in float64 it is nothing."""
-
-    def __init__(self, amplified: bool, step: Callable, branch: bool) -> None:
-        super().__init__()
-        self.amplified, self.step, self.branch = amplified, step, branch
-
-    def forward(self, x: T, more: T) -> list[T]:
-        if self.branch and more.shape[0] > 2:  # which torch.fx does not follow
-            more = more + 1
-        noise = (x.sum(-1) - x.flip(-1).sum(-1)) * (1e6 if self.amplified else 1)
-        return [noise + more[0], self.step(more)]
-
-
-@pytest.mark.parametrize("branch", [False, True])
-def test_results_that_only_rounding_sets_apart(branch: bool) -> None:
-    torch.manual_seed(0)
-    model, given = Amplified(True, torch.tanh, branch).eval(), (torch.randn(16, 1001), torch.randn(3, 16))
-    net = torch2needle.convert(model, given)
-    assert any("rounding decides there" in n for n in net.report.notes)
-    assert net.report.capture.startswith("torch.export" if branch else "torch.fx")
-    exact = [t.double() for t in given]
-    for got, want in zip(net.to("float64")(*exact), model(*exact), strict=True):
-        assert np.allclose(got.numpy(), want.numpy(), atol=1e-6)
-
-
-@pytest.mark.parametrize(("amplified", "step"), [(True, lambda x: doubled(x)), (False, lambda x: rough(x))])
-def test_rounding_excuses_no_other_fault(amplified: bool, step: Callable) -> None:
-    """Of a rule that is wrong in float64, too, or in float32 where torch is exact; torch.export goes around it."""
-    given = torch.randn(16, 1001), torch.randn(3, 16)
-    net = torch2needle.convert(Amplified(amplified, step, False).eval(), given)
-    assert "torch.fx capture: the converted model's output" in net.report.capture
 
 
 class Residual(nn.Module):

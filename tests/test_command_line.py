@@ -63,16 +63,21 @@ def run(folder: Path, *args: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_every_subcommand_as_a_process(folder: Path) -> None:
-    code, out, err = run(
-        folder, "convert", "command_nets:Net", "--kwargs", '{"width": 6}', "--fuse", "-o", "net.needle"
-    )
+def test_every_subcommand(folder: Path, capsys: Any) -> None:
+    """In turn; with and without torch as processes of their own, since each import of torch takes seconds."""
+
+    def here(*args: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        return main(list(args)), *capsys.readouterr()
+
+    made = "convert", "command_nets:Net", "--kwargs", '{"width": 6}', "--fuse", "-o", "net.needle"
+    code, out, err = run(folder, *made)
     assert (code, err) == (0, "") and out.startswith("net.needle: 1 calls, 180 parameters, ")
     shape = ("--input", "2x3x8x9")
     kwargs = ("--args", "[6]")
-    code, out, err = run(folder, "verify", "command_nets:Net", *kwargs, *shape, "--net", "net.needle")
+    code, out, err = here("verify", "command_nets:Net", *kwargs, *shape, "--net", "net.needle")
     assert (code, err) == (0, "") and "needle agrees with torch" in out and "compiled  output  (2, 6, 6, 7)" in out
-    code, out, err = run(folder, "check", "command_nets:Bad", "--json")
+    code, out, err = here("check", "command_nets:Bad", "--json")
     report = json.loads(out)
     assert (code, err) == (1, "") and not report["ok"] and len(report["rows"]) == 3
     code, out, err = run(
@@ -83,7 +88,7 @@ def test_every_subcommand_as_a_process(folder: Path) -> None:
     code, out, err = run(folder, "export", "net.needle", *shape)
     assert (code, err) == (0, "") and out.startswith("net.ndlc: 3 steps, arena ")
     assert (folder / "net.ndlc").read_bytes().startswith(b"\x89ndlc")
-    code, out, err = run(folder, "fuse", "command_nets:Net", "--dry-run")
+    code, out, err = here("fuse", "command_nets:Net", "--dry-run")
     assert (code, err) == (0, "") and out.startswith("1 fusions would apply, 3 -> 1 calls")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fuzzing
 import needle as ndl
-from fuzzing import files, frame, layers, programs
+from fuzzing import file_damage, files, frame, layers, programs
 from needle.backend_ndarray import NDArray
 from needle.backend_selection import BACKEND
 from needle.op import OPS
@@ -40,16 +42,19 @@ def check(case):
 """
 
 
-def test_crashes_hangs_and_failures_are_found_and_shrunk() -> None:
+def test_crashes_hangs_and_failures_are_found_and_shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kind of its own beside the others, for the processes that the frame starts."""
-    path = Path(frame.__file__).with_name("made_up_for_a_test.py")
+    folder, name = tmp_path / "fuzzing", "made_up_for_a_test"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / f"{name}.py").write_text(LINES.format(name=name))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")])))
+    monkeypatch.setattr(fuzzing, "__path__", [*fuzzing.__path__, str(folder)])
     try:
-        path.write_text(LINES.format(name=path.stem))
-        found = frame.search(path.stem, 0, 60)
-        cases = [frame.draw(frame.kind_named(path.stem), seed) for seed in range(60)]
+        found = frame.search(name, 0, 60)
+        cases = [frame.draw(frame.kind_named(name), seed) for seed in range(60)]
     finally:
-        path.unlink()
-        sys.modules.pop(f"fuzzing.{path.stem}", None)
+        sys.modules.pop(f"fuzzing.{name}", None)
     assert found.cases == 60 and found.outcomes["agrees"] == sum(not {13, 14, 98, 99} & {*c} for c in cases)
     by_reason = {f["why"]: f["case"] for f in sorted(found.failures, key=lambda f: -len(f["case"]))}
     large = {"ValueError: 98 is large": "[98]", "ValueError: 99 is large": "[99]"}  # the shortest of each
@@ -86,12 +91,12 @@ def test_damaged_files() -> None:
     assert found.cases == 200 and found.outcomes["refused"] > 40 and found.outcomes["op: loaded, runs"] > 5
 
 
-@pytest.mark.parametrize("mutation", sorted({m.__name__ for m in files.MUTATIONS}))
+@pytest.mark.parametrize("mutation", sorted({m.__name__ for m in file_damage.MUTATIONS}))
 def test_every_kind_of_damage_changes_the_file(mutation: str) -> None:
     found = files.saved("wide")
     assert found is not None
     data = found[0]
-    f = getattr(files, mutation)
+    f = getattr(file_damage, mutation)
     assert sum(f(bytearray(data), random.Random(i)) != data for i in range(20)) >= 15
 
 

@@ -129,6 +129,8 @@ def build(folder: str, *options: str) -> Path:
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if not cmake:
         pytest.skip("cmake is missing")
+    if ccache := shutil.which("ccache"):
+        options = (*options, f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}")
     where = BUILD / folder
     where.mkdir(parents=True, exist_ok=True)
     with open(where / ".lock", "w") as lock:

@@ -17,6 +17,7 @@ from needle.ops.nn.norm import Positive
 
 TOLERANCE = 5e-6  # of a float32 kernel, relative to the largest value
 DIFFERENTIABLE = {"BatchNormTrain": 1, "Lstm": 2, "Gru": 1}  # how many outputs are; the rest is kept for the gradient
+in_numpy = pytest.mark.in_numpy
 STEPS = {"Sign", "Floor", "Ceil", "Round"}  # flat between jumps: no gradient by definition
 
 OWN = [n for n, c in OPS.items() if c.__module__.startswith("needle.ops.") and c.samples()]
@@ -41,6 +42,7 @@ def draw(shape: Any, low: float, high: float) -> np.ndarray:
     return np.asarray(np.random.uniform(low, high, tuple(shape)))
 
 
+@in_numpy
 @pytest.mark.parametrize("name", [n for n in OWN if OPS[n].like_first])
 def test_the_first_input_tells_the_result(name: str) -> None:
     for i in range(len(OPS[name].samples())):
@@ -84,6 +86,7 @@ def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float = TOLERANCE
     assert np.abs(got - want).max(initial=0) <= tolerance * max(np.abs(want).max(initial=0), 1e-3)
 
 
+@in_numpy
 @pytest.mark.parametrize(("name", "index"), CASES)
 def test_infer_gives_shape_and_dtype(name: str, index: int) -> None:
     op, arrays = case(name, index)
@@ -125,6 +128,7 @@ def cotangents(op: Op, arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [np.random.randn(*t.shape) for t in outs[: DIFFERENTIABLE.get(type(op).__name__)]]
 
 
+@in_numpy
 @pytest.mark.parametrize(("name", "index"), CASES)
 def test_gradient_agrees_with_finite_differences(name: str, index: int) -> None:
     op, arrays = case(name, index)
@@ -185,7 +189,7 @@ def test_kernel_gradient_agrees_with_float64(name: str, index: int) -> None:
 
 # -- corners -------------------------------------------------------------------------------------------------------------
 
-BACKENDS = [pytest.param(True, id="numpy-f64"), pytest.param(False, id="cpu-f32")]
+BACKENDS = [pytest.param(True, id="numpy-f64", marks=in_numpy), pytest.param(False, id="cpu-f32")]
 
 SIGNED: dict[str, Any] = {
     "relu": ops.relu,

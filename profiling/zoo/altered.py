@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import needle as ndl
-from torch2needle.capture.comparison import flat
+from torch2needle.capture.behaviour import flat
 from torch2needle.capture.structure import PLAIN, plain_result
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import needle as ndl
 from needle import nn, ops
 
-from .files import cut_out, extend, flip, foreign, repeat, truncate
+from .file_damage import cut_out, extend, flip, foreign, repeat, truncate
 from .frame import Wrong
 
 NAME, SAMPLE, FULL, SECONDS = "plan_files", 3000, 100_000, 20

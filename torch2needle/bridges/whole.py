@@ -15,9 +15,9 @@ from needle.graph.structure import is_record, members, record_of
 from needle.nn.module import Tree
 from needle.serialize import DTYPES
 
+from ..capture.behaviour import flat
 from ..capture.calls import call_of, fresh
 from ..capture.cells import Cell
-from ..capture.comparison import flat
 from ..capture.guard import same_chance, untouched
 from ..capture.interpret import plain
 from ..capture.structure import classed, plain_result

@@ -18,8 +18,9 @@ from torch.jit import ScriptModule
 
 from needle.autograd import Unsupported
 
+from .behaviour import behaviour
 from .calls import call_of, varied
-from .comparison import behaviour, disagreement
+from .differences import disagreement
 from .guard import patched
 
 # Numbers that TorchScript has for what Python has as objects.

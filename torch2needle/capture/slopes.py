@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .calls import Call
+from .differences import difference
 from .guard import Writes, plain_conditions, same_chance, untouched
 
 COTANGENTS = (1.0, 1e-3, 1e3)  # sizes of the gradients that come in: a function may clip them
 Slopes = list[torch.Tensor]
 
 
-def slopes(
-    function: Callable, model: nn.Module, call: tuple[tuple, dict[str, Any]], training: bool | None
-) -> list[Slopes]:
+def slopes(function: Callable, model: nn.Module, call: Call, training: bool | None) -> list[Slopes]:
     """Gradients of a call's results with respect to real inputs and all parameters, for cotangents of several sizes."""
     writes = Writes()
     leaves: list[torch.Tensor] = []
@@ -58,3 +58,18 @@ def gradients(outs: list[torch.Tensor], wanted: list[torch.Tensor], size: float)
     cotangents = [size * torch.randn(t.shape, generator=draw, dtype=t.dtype).to(t.device) for t in outs]
     found = torch.autograd.grad(outs, wanted, cotangents, retain_graph=True, allow_unused=True)
     return [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
+
+
+def same_slopes(run: Callable, model: nn.Module, calls: list[Call], training: bool | None) -> bool | None:
+    """Whether there are gradients; None where the graph's are not those that the model's own autograd functions give."""
+    some = False
+    try:
+        for call in calls:
+            ours, theirs = (slopes(f, model, call, training) for f in (run, model))
+            some = some or bool(theirs)
+            pairs = (zip(a, b, strict=True) for a, b in zip(ours, theirs, strict=True))
+            if any(difference(a, b) for pair in pairs for a, b in pair):
+                return None
+    except Exception:
+        return None
+    return some

@@ -21,8 +21,8 @@ from needle.graph.structure import is_record, members
 from needle.nn.module import Module, Parameter
 from needle.shown import Shown
 
+from ..capture.behaviour import first_line
 from ..capture.calls import tensors
-from ..capture.comparison import first_line
 from ..capture.guard import gradients_where_asked
 from ..capture.structure import plain_result
 from ..convert import example_by_name

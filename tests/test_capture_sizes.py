@@ -1,0 +1,101 @@
+"""Sizes that a net takes: those with which the forward's branches go as with the example's, and those of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sympy
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.export import Dim  # noqa: E402
+
+import torch2needle  # noqa: E402
+from test_capture_traps import Linear  # noqa: E402
+from torch2needle.capture import conditions  # noqa: E402
+
+
+def test_sizes_that_conditions_divide_by() -> None:
+    code = compile("v0 % (v0 // 16) == 0", "condition", "eval")
+    condition = conditions.Condition(code, {"v0": 32}, {"v0": "s0"}, {"v0": [8, 32, 40, 47]})
+    assert [condition.holds({"v0": size}) for size in (8, 32, 40)] == [False, True, True]
+    assert condition.alone() == (set(), {"s0": (16, 32)})
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "found"),
+    [
+        ("v0 * 7 <= 7000", 12, (set(), {"s": (0, 1000)})),
+        ("v0 * 7 >= 3500", 1000, (set(), {"s": (500, conditions.MOST)})),
+        ("v0 != 128 and v0 <= 128", 12, (set(), {"s": (0, 127)})),
+        ("v0 % 4 == 0", 1000, ({"s"}, {})),
+        ("v0 > 1", 1000, (set(), {})),
+    ],
+)
+def test_limits_of_conditions(text: str, own: int, found: Any) -> None:
+    """Ends of the stretch of sizes around the example's, wherever they lie."""
+    size = sympy.Symbol("s0")
+
+    class Size:
+        node = type("Node", (), {"hint": own, "expr": size})
+
+        def __str__(self) -> str:
+            return "s"
+
+    guard = text.replace("v0", "L['x'].size()[0]")
+    assert conditions.condition(guard, lambda place, axis: Size(), {}).alone() == found
+
+
+def test_conditions_on_many_sizes_are_tried_in_time() -> None:
+    names = [f"v{i}" for i in range(9)]
+    code = compile(" + ".join(names) + " > 9", "condition", "eval")
+    sizes, values = dict.fromkeys(names, 8), {n: list(range(2, 400)) for n in names}
+    condition = conditions.Condition(code, sizes, {n: n for n in names}, values)
+    assert condition.alone() == (set(), {}) and condition.together({})
+    assert not condition._replace(code=compile("v0 + v8 > 9", "condition", "eval")).together({})
+
+
+def accepted(net: Any, sizes: range) -> list[int]:
+    found = []
+    for n in sizes:
+        try:
+            net(torch.ones(n, 3))
+            found.append(n)
+        except ValueError:
+            pass
+    return found
+
+
+@pytest.mark.parametrize(
+    ("batch", "step", "sizes"),
+    [
+        (1, lambda s, x: x.softmax(-1) if x.shape[0] == 1 else x * 2, [1]),
+        (3, lambda s, x: x.softmax(-1) if x.shape[0] == 1 else x * 2, [2, 3, 4, 5, 6, 7, 8]),
+        (2, lambda s, x: x * 2 if x.shape[0] != 7 else x, [1, 2, 3, 4, 5, 6]),
+        (1, lambda s, x: s.linear(x).squeeze(0) if x.shape[1] > 2 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (3, lambda s, x: s.linear(x).squeeze(0) if x.shape[1] > 2 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (1, lambda s, x: s.linear(x) if x.shape[0] < 6 else x, [1, 2, 3, 4, 5]),
+        (4, lambda s, x: s.linear(x) if x.shape[1] == 3 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+    ids=["one", "not one", "seven", "squeezed", "not squeezed", "below", "any"],
+)
+def test_sizes_of_other_branches_are_refused(batch: int, step: Callable, sizes: list[int]) -> None:
+    model = Linear(step).eval()
+    net = torch2needle.convert(model, (torch.randn(batch, 3),))
+    assert accepted(net, range(1, 9)) == sizes
+    for n in sizes:
+        x = torch.randn(n, 3)
+        assert torch.allclose(torch.from_numpy(net(x).numpy()), model(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dim", "sizes"),
+    [(Dim("batch", min=2), [2, 3, 4, 5]), (Dim("batch", min=1), [1, 2, 3, 4, 5]), (Dim("batch", min=3, max=4), [3, 4])],
+    ids=["two", "one", "three to four"],
+)
+def test_sizes_of_programs(dim: Any, sizes: list[int]) -> None:
+    program = torch.export.export(nn.Linear(3, 3), (torch.ones(4, 3),), dynamic_shapes=({0: dim},), strict=False)
+    assert accepted(torch2needle.convert(program), range(1, 6)) == sizes

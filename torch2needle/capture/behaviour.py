@@ -1,0 +1,147 @@
+"""What a model, or a captured graph in torch's stead, gives in some calls, and leaves as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from needle.graph.structure import record_of
+
+from .calls import Call, fresh, tensors
+from .functional import Gradients
+from .guard import (
+    Writes,
+    autocasts,
+    gradient_hooks,
+    own_gradients,
+    plain_conditions,
+    python_chance,
+    same_chance,
+    untouched,
+)
+from .packing import run as run_rows
+from .structure import is_record_class, plain_result
+from .tracing import Captured, TrainingFlag
+
+
+@dataclasses.dataclass
+class Behaviour:
+    """What some calls in a row gave, which parameters the results have gradients of, and whose gradients are the user's."""
+
+    results: list[list[Any]]
+    reached: list[frozenset[int]]
+    functions: set[str]  # of autograd
+    hooks: set[str]
+    drawing: bool = False  # torch's random numbers
+    chancy: bool = False  # Python's or numpy's
+    changing: bool = False  # attributes of the model
+    casting: bool = False  # by autocast
+
+
+def behaviour(function: Callable, model: nn.Module, calls: list[Call], training: bool | None = None) -> Behaviour:
+    """Runs the calls one after the other from the model's present state, which they leave as it is."""
+    made = Behaviour([], [], set(), set())
+    writes, gradients = Writes(), Gradients()
+
+    def noting(names: set[str]) -> Callable[[str], None]:
+        return lambda name: names.add(name) if torch.is_grad_enabled() else None
+
+    with same_chance(), untouched(model) as state, torch.inference_mode(False):
+        if training is not None:
+            model.train(training)
+        chance = python_chance()
+        try:
+            for i, call in enumerate(calls):
+                args, kwargs = fresh(call)
+                with (
+                    torch.set_grad_enabled(not i or gradients.asked),
+                    gradients.watched(),
+                    writes,
+                    own_gradients(noting(made.functions)),
+                    gradient_hooks(noting(made.hooks)),
+                    plain_conditions(),
+                    autocasts(lambda: setattr(made, "casting", True)),
+                ):
+                    result = flat(plain_result(function(*args, **kwargs)))
+                if not i:
+                    made.reached = [reached(t) for t in result]
+                made.results.append([t.detach().clone() if isinstance(t, torch.Tensor) else t for t in result])
+                del result  # and what its graph keeps
+        finally:
+            writes.undo()
+            made.changing = state.changed()
+            made.chancy = python_chance() != chance
+    made.drawing = bool(writes.drawing)
+    return made
+
+
+def flat(result: Any, *kinds: type) -> list[Any]:
+    return pytree.tree_leaves(result, is_leaf=lambda v: v is None or isinstance(v, kinds))
+
+
+def reached(result: Any) -> frozenset[int]:
+    """Ids of the tensors whose gradients a result's graph leads to."""
+    found: set[int] = set()
+    todo = [result.grad_fn] if isinstance(result, torch.Tensor) and result.grad_fn is not None else []
+    seen = set(todo)
+    while todo:
+        step = todo.pop()
+        if (variable := getattr(step, "variable", None)) is not None and isinstance(variable, nn.Parameter):
+            found.add(id(variable))
+        for following, _ in step.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return frozenset(found)
+
+
+def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) -> Any:
+    """The captured graph in torch; constants are as they were at each call."""
+    given = dict(zip(names, args, strict=False)) | kwargs
+    flat = iter(tensors((args, kwargs)))
+    env: dict[fx.Node, Any] = {}
+    last = {n: node for node in captured.graph.nodes for n in node.all_input_nodes}  # its last reader
+
+    def leaf(v: Any) -> Any:
+        if isinstance(v, fx.Node):
+            return env[v]
+        return captured.model.get_submodule(v.path).training if isinstance(v, TrainingFlag) else v
+
+    def value(v: Any) -> Any:
+        return fx.node.map_aggregate(v, leaf)
+
+    for node in captured.graph.nodes:
+        name = str(node.target)
+        if node.op == "placeholder":
+            env[node] = next(flat) if "place" in node.meta else given[name] if name in given else node.args[0]
+        elif node.op == "get_attr":
+            constant = captured.constants.get(name)
+            env[node] = operator.attrgetter(name)(captured.model) if constant is None else constant.clone()
+        elif node.op == "output":
+            return value(node.args[0])
+        else:
+            args, kwargs = value(node.args), value(node.kwargs)
+            if is_record_class(node.target):
+                env[node] = record_of(node.target, kwargs)  # type: ignore[arg-type]
+            elif node.op == "call_module":
+                layer = captured.model.get_submodule(name)
+                rows = isinstance(layer, nn.RNNBase) and "lengths" in kwargs
+                env[node] = run_rows(layer, *args, **kwargs) if rows else layer(*args, **kwargs)  # type: ignore[arg-type]
+            elif node.op == "call_method":
+                env[node] = getattr(args[0], name)(*args[1:], **kwargs)
+            else:
+                env[node] = node.target(*args, **kwargs)
+            for n in node.all_input_nodes:
+                if last[n] is node:
+                    del env[n]
+    raise AssertionError
+
+
+def first_line(e: Exception) -> str:
+    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}".rstrip(": .")
