@@ -222,6 +222,13 @@ def test_tensors_as_matrices() -> None:
     agrees(lambda a, b: L.tensorsolve(a, b), (2, 3, 6), (2, 3), example=KNOWN, batch=False, tolerance=1e-4)
 
 
+def test_symmetric_matrices_are_square_or_empty() -> None:
+    net = torch2needle.convert(Two(lambda a, b: L.pinv(a, hermitian=True) @ b))
+    assert net(torch.zeros(3, 1, 0), torch.zeros(3, 1, 2)).shape == (3, 0, 2)
+    with pytest.raises(ValueError, match=r"\[eigh\] a expects \(..., N, N\), got \(1, 2\)"):
+        net(torch.zeros(1, 2), torch.zeros(1, 2))
+
+
 def test_free_batches_without_an_example() -> None:
     f = lambda a, b: L.solve(a, b) @ L.pinv(b) + torch.matrix_exp(a) * L.det(a)[..., None, None]  # noqa: E731
     net = torch2needle.convert(Two(f))

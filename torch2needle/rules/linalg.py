@@ -303,7 +303,11 @@ def svd_below(A: Any, full_matrices: bool = False, compute_uv: bool = True, *, d
 
 
 def symmetric(input: Any) -> Any:
-    """The symmetric matrix of a lower triangle."""
+    """The symmetric matrix of a lower triangle; as in torch, what has no elements needs not be square."""
+    if 0 in input.shape:
+        return input
+    if input.shape[-1] != input.shape[-2]:
+        raise ValueError(f"[eigh] a expects (..., N, N), got {tuple(input.shape)}.")
     return ops.triangle(input, False) + ops.transpose(ops.triangle(input, False, -1))
 
 
