@@ -225,7 +225,7 @@ def test_tensors_as_matrices() -> None:
 def test_symmetric_matrices_are_square_or_empty() -> None:
     net = torch2needle.convert(Two(lambda a, b: L.pinv(a, hermitian=True) @ b))
     assert net(torch.zeros(3, 1, 0), torch.zeros(3, 1, 2)).shape == (3, 0, 2)
-    with pytest.raises(ValueError, match=r"\[eigh\] a expects \(..., N, N\), got \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"\[symmetric\] expects matrices \(..., N, N\), got shape \(1, 2\)"):
         net(torch.zeros(1, 2), torch.zeros(1, 2))
 
 

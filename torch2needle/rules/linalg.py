@@ -302,15 +302,6 @@ def svd_below(A: Any, full_matrices: bool = False, compute_uv: bool = True, *, d
     return ops.svd(A, full_matrices and compute_uv)
 
 
-def symmetric(input: Any) -> Any:
-    """The symmetric matrix of a lower triangle; as in torch, what has no elements needs not be square."""
-    if 0 in input.shape:
-        return input
-    if input.shape[-1] != input.shape[-2]:
-        raise ValueError(f"[eigh] a expects (..., N, N), got {tuple(input.shape)}.")
-    return ops.triangle(input, False) + ops.transpose(ops.triangle(input, False, -1))
-
-
 def tolerance(value: Any, name: str) -> Any:
     if isinstance(value, Tensor):
         raise Unsupported(f"{name} expects a number, got a tensor")
@@ -320,7 +311,7 @@ def tolerance(value: Any, name: str) -> Any:
 @rule(L.pinv)
 def pinv(input: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None) -> Any:
     return ops.pinv(
-        symmetric(input) if hermitian else input,
+        ops.symmetric(input) if hermitian else input,
         tolerance(rcond if rtol is None else rtol, "rtol"),
         tolerance(atol, "atol") or 0.0,
     )
@@ -332,7 +323,7 @@ functions("input, rcond=1e-15", {(torch.pinverse, T.pinverse): lambda a, rcond: 
 @rule(L.matrix_rank)
 def matrix_rank(input: Any, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None) -> Any:
     least = tolerance(atol if tol is None else tol, "atol")
-    return ops.matrix_rank(symmetric(input) if hermitian else input, tolerance(rtol, "rtol"), least or 0.0)
+    return ops.matrix_rank(ops.symmetric(input) if hermitian else input, tolerance(rtol, "rtol"), least or 0.0)
 
 
 functions("input", {(torch.matrix_exp, T.matrix_exp, L.matrix_exp): ops.matrix_exp})

@@ -8,6 +8,7 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import dtype_name
+from needle.ops.common import alias
 from needle.ops.families import samples_of
 from needle.ops.linalg.basic import MatMul, matmul
 from needle.ops.linalg.solving import OfMatrices, OrVector, eye_like
@@ -16,8 +17,9 @@ from needle.ops.math.comparison import gt
 from needle.ops.math.elementwise import maximum
 from needle.ops.reduce.basic import summation
 from needle.ops.shape.basic import transpose
+from needle.ops.shape.runtime_shape import triangle
 
-__all__ = ["lstsq", "matrix_rank", "pinv"]
+__all__ = ["lstsq", "matrix_rank", "pinv", "symmetric"]
 
 
 @op
@@ -66,6 +68,26 @@ class Pinv(OfMatrices):
 def pinv(a: Tensor, rtol: float | None = None, atol: float = 0.0) -> Tensor:
     """torch.linalg.pinv."""
     return Pinv(rtol, atol)(a)
+
+
+@op
+class Symmetric(Op):
+    """The symmetric matrices of lower triangles (..., N, N); as in torch, what has no elements needs not be square."""
+
+    def infer(self, a: Any) -> Any:
+        if len(a.shape) < 2 or (a.shape[-1] != a.shape[-2] and 0 not in a.shape):
+            raise ValueError(f"[symmetric] expects matrices (..., N, N), got shape {tuple(a.shape)}.")
+        return Spec(tuple(a.shape), dtype_name(a.dtype))
+
+    def decompose(self, a: Tensor) -> Tensor:
+        return alias(a) if 0 in a.shape else triangle(a, False) + transpose(triangle(a, False, -1))
+
+    samples = samples_of(({}, [(2, 3, 3)]))
+
+
+def symmetric(a: Tensor) -> Tensor:
+    """The symmetric matrices whose lower triangles those of a are."""
+    return Symmetric()(a)
 
 
 @op
