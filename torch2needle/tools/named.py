@@ -127,9 +127,10 @@ def load_weights(model: Any, path: str) -> None:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
+        if kind in (NET, TENSORS):
+            raise UsageError(f"[weights] {path} does not fit: {one_line(e)}.") from e
         # What torch says tells to load the file with weights_only=False.
-        why = one_line(e) if kind in (NET, TENSORS) else "it is no pickle of tensors alone"
-        raise UsageError(f"[weights] {path} does not fit: {why}.") from e
+        raise UsageError(f"[weights] {path} does not fit: it is no pickle of tensors alone.") from e
     try:
         model.load_state_dict(state)
     except Exception as e:
