@@ -26,7 +26,7 @@ from needle.nn.functional import Guard
 if BACKEND == "np":
     pytest.skip("there is nothing to export", allow_module_level=True)
 
-from c_library import FOLDER, Failed, Model, Tensor, addresses, library
+from c_library import FOLDER, Failed, Model, Tensor, addresses, check, library
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples" / "c"
 rng = np.random.default_rng(0)
@@ -357,6 +357,47 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         Model(tmp_path)
 
 
+def test_outputs_that_overlap_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.ndlc"
+    ndl.compile(lambda x, y: (x + y, x - y), (floats(4), floats(4))).export(path)
+    model, memory = Model(path), np.zeros(16, "float32")
+    at = memory.ctypes.data
+
+    def run(*starts: int) -> None:
+        places = [at + 4 * i for i in starts]
+        check(library.needle_run(model.handle, 0, (c.c_void_p * 2)(*places[:2]), (c.c_void_p * 2)(*places[2:])))
+
+    run(0, 0, 8, 12)  # inputs may share memory, and everything may touch
+    for starts, why in {
+        (0, 4, 8, 11): "output 1 expects memory of its own, got some of output 0",
+        (0, 4, 12, 7): "output 1 expects memory of its own, got some of input 1",
+        (0, 4, 1, 12): "output 0 expects memory of its own, got some of input 0",
+    }.items():
+        with pytest.raises(Failed, match=why):
+            run(*starts)
+
+
+def test_a_file_cut_at_any_byte_or_changed_there_runs_as_before_or_not_at_all(tmp_path: Path) -> None:
+    path, x = tmp_path / "model.ndlc", floats(2, 4)
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    ndl.compile(net, (x,)).export(path)
+    data, wanted = path.read_bytes(), Model(path)(x)
+    other, ran = tmp_path / "other.ndlc", 0
+    for i in range(len(data)):
+        other.write_bytes(data[:i])
+        with pytest.raises(Failed, match=r"^\[open\] .*\.$"):
+            Model(other)
+        other.write_bytes(data[:i] + bytes([data[i] ^ 0xFF]) + data[i + 1 :])
+        try:
+            found = Model(other)
+        except Failed as e:
+            assert str(e).startswith("[open] ")
+        else:  # between what counts
+            assert same(found(x)[0], wanted[0])
+            ran += 1
+    assert ran < 4 * 64
+
+
 def test_wrong_calls_are_sentences(tmp_path: Path) -> None:
     path = tmp_path / "model.ndlc"
     ndl.compile(ops.exp, (floats(3, 4),)).export(path)
@@ -372,11 +413,14 @@ def test_wrong_calls_are_sentences(tmp_path: Path) -> None:
         "has 1 outputs, got number -1": lambda: library.needle_output(model.handle, 0, -1, c.byref(tensor)),
         "expects a tensor to fill": lambda: library.needle_output(model.handle, 0, 0, None),
         "expects addresses of inputs": lambda: library.needle_run(model.handle, 0, None, place),
-        r"output 0 expects float32 \(3, 4\) at a multiple of 4, got NULL": lambda: library.needle_run(
+        r"output 0 expects float32 \(3, 4\) at a multiple of 4 bytes, got NULL": lambda: library.needle_run(
             model.handle, 0, place, (c.c_void_p * 1)()
         ),
-        r"input 0 expects float32 \(3, 4\) at a multiple of 4\.": lambda: library.needle_run(
-            model.handle, 0, odd, place
+        r"input 0 expects float32 \(3, 4\) at a multiple of 4 bytes, got an address 2 beyond one\.": lambda: (
+            library.needle_run(model.handle, 0, odd, place)
+        ),
+        "output 0 expects memory of its own, got some of input 0": lambda: library.needle_run(
+            model.handle, 0, place, (c.c_void_p * 1)(x.ctypes.data + 16)
         ),
         "expects 1 to 1024, got 0": lambda: library.needle_set_threads(0),
         "expects 1 to 1024, got 100000": lambda: library.needle_set_threads(100000),
@@ -387,6 +431,8 @@ def test_wrong_calls_are_sentences(tmp_path: Path) -> None:
             assert status != 0
             raise Failed(library.needle_last_error().decode())
     assert library.needle_input_count(model.handle, 7) == -1 and library.needle_plan_count(null) == 0
+    opened = c.c_void_p(1)
+    assert library.needle_open(None, c.byref(opened)) != 0 and not opened  # nothing that needle_close would free
     library.needle_close(null)
     assert library.needle_threads() == ndl.get_num_threads()
     assert library.needle_version() == b"0.1.0"

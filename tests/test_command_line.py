@@ -190,7 +190,11 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no net": (("verify", "command_nets:Net", *IMAGE, "--net", "none"), 2, "[load] there is no file none."),
     "foreign net": (("profile", "command_nets.py", *IMAGE), 2, "[load] command_nets.py is not a complete safetensors"),
     "foreign pt2": (("check", "none.pt2"), 2, "[model] there is no file none.pt2."),
-    "check a file": (("check", "net.needle"), 2, "[model] check expects a torch model, got the file net.needle."),
+    "check a file": (
+        ("check", "net.needle"),
+        2,
+        "[model] check expects a torch model, got the file net.needle: a saved",
+    ),
     "weights twice": (("fuse", "net.needle", "--weights", "w.pt"), 2, "[model] a needle file holds its weights"),
     "inputs": (("profile", "net.needle", "--input", "1x4x6x6"), 2, "[profile] the model does not run on these inputs:"),
     "export to nowhere": (
@@ -211,7 +215,7 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "bench a file": (
         ("bench", "net.needle", *IMAGE),
         2,
-        "[model] bench expects a torch model, got the file net.needle.",
+        "[model] bench expects a torch model, got the file net.needle: a saved needle net, which run, export, ",
     ),
     "page": (("fuse", "command_nets:Net", "--html", "folder"), 2, "[fuse] cannot write folder:"),
     "output": (("convert", "command_nets:Net", "-o", "no/such/folder"), 2, "[save] cannot write no/such/folder:"),
@@ -233,6 +237,9 @@ WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "empty program": (("check", "empty.pt2"), 2, "[model] cannot read empty.pt2: PytorchStreamReader failed"),
     "empty net": (("profile", "empty", *IMAGE), 2, "[load] empty is not a complete safetensors file"),
+    "run a model": (("run", "mlp"), 2, "[load] expects a saved needle net, which convert makes of models, got mlp."),
+    "a folder": (("check", "folder"), 2, "[model] expects package.module:callable, a file that exists, or one of"),
+    "half a name": (("check", "command_nets:"), 2, "[model] expects package.module:callable, a file that exists,"),
     "broken module": (("check", "broken_nets:f"), 2, "[model] cannot import broken_nets:f: SyntaxError:"),
     "endless": (("check", "command_nets:deep"), 2, "[model] command_nets:deep failed: RecursionError:"),
     "quits": (("check", "command_nets:quits"), 2, "[model] command_nets:quits failed: SystemExit: 3."),

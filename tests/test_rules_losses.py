@@ -143,3 +143,25 @@ def test_exported_programs_convert(name: str) -> None:
         warnings.simplefilter("ignore")
         program = torch.export.export(Called(f), inputs)
     close(torch2needle.convert(program, inputs)(*inputs), Called(f)(*inputs))
+
+
+WITHOUT_REDUCTION: dict[str, tuple[Any, ...]] = {  # what follows the input of shape (5, 4)
+    "kl_div": (UNIT,),
+    "binary_cross_entropy_with_logits": (UNIT,),
+    "margin_ranking_loss": (UNIT, ONES),
+    "hinge_embedding_loss": (ONES,),
+    "cosine_embedding_loss": (UNIT, SIGN),
+    "triplet_margin_loss": (UNIT, UNIT.flip(0)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_REDUCTION)
+def test_torch_s_own_losses_give_every_loss_and_aten_s_the_mean(name: str) -> None:
+    """Where the call says nothing: torch's schemas say the mean, and what parses the arguments of Python takes none."""
+    x, (y, *rest) = torch.rand(5, 4, generator=torch.Generator().manual_seed(1)), WITHOUT_REDUCTION[name]
+    for f, is_mean in ((getattr(torch, name), False), (getattr(torch.ops.aten, name).default, True)):
+        model = Called(lambda x, y, f=f: f(x, y, *rest))
+        want = model(x, y)
+        assert (want.ndim == 0) is is_mean
+        for example in (None, (x, y)):
+            close(torch2needle.convert(model, example)(x, y), want)

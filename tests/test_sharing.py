@@ -113,7 +113,12 @@ x, sizes = np.random.randn(2, 16).astype("float32"), itertools.cycle(range(3, 40
 step = ndl.compile_step(trained, nn.SoftmaxLoss(), ndl.optim.SGD(trained.parameters(), lr=0.1), (x, np.zeros(2, int)))
 exe = ndl.compile(net.eval(), (x,))
 want = exe(x).copy()
+if sys.argv[1] == "conversions":
+    import torch, torch2needle
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16)).eval()
+    want = model(torch.from_numpy(x)).detach().numpy()
 WORK = {
+    "conversions": lambda: torch2needle.convert(model, (torch.from_numpy(x),))(x).numpy(),
     "runs": lambda: exe(x),
     "steps": lambda: step(x, np.zeros(2, int)) is None or exe(x),
     "plans": lambda: exe(np.zeros((next(sizes), 16), "float32")) is None or exe(x),
@@ -134,9 +139,33 @@ raise SystemExit(status != 0)
 """
 
 
-@pytest.mark.parametrize("work, forks", [("runs", 60), ("steps", 40), ("plans", 60)])
+@pytest.mark.parametrize("work, forks", [("runs", 60), ("steps", 40), ("plans", 60), ("conversions", 20)])
 def test_forked_children_run_beside_what_threads_hold(work: str, forks: int) -> None:
     subprocess.run([sys.executable, "-c", BESIDE, work, str(forks)], check=True)
+
+
+INSIDE = """
+import os, threading, torch, torch2needle
+from torch2needle.capture.guard import LOCK
+model, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)
+status = []
+def other():
+    status.append(LOCK.acquire(timeout=0.01))
+with LOCK:
+    if not (child := os.fork()):
+        thread = threading.Thread(target=other)
+        thread.start(), thread.join()
+        inside = status == [False]
+thread = threading.Thread(target=torch2needle.convert, args=(model, (x,)))
+thread.start(), thread.join(30)
+if not child:
+    os._exit(not (inside and not thread.is_alive()))
+raise SystemExit(os.waitpid(child, 0)[1] != 0 or thread.is_alive())
+"""
+
+
+def test_a_fork_inside_a_conversion_leaves_it_to_the_thread_that_forks() -> None:
+    subprocess.run([sys.executable, "-c", INSIDE], check=True)
 
 
 def test_profiling_script(tmp_path: Path, script_environment: dict[str, str]) -> None:

@@ -77,19 +77,40 @@ std::vector<void*> places(const std::vector<View>& views, const Pointer* given, 
   for (size_t i = 0; i < views.size(); i++) {
     all.push_back(const_cast<void*>(given[i]));
     const size_t size = dtype_size(views[i].dtype);
-    if ((!given[i] && views[i].size()) || reinterpret_cast<uintptr_t>(given[i]) % size)
+    const size_t beyond = reinterpret_cast<uintptr_t>(given[i]) % size;
+    if ((!given[i] && views[i].size()) || beyond)
       wrong("[needle_run] " + std::string(kind) + " " + std::to_string(i) + " expects " + describe(views[i]) +
-            " at a multiple of " + std::to_string(size) + (given[i] ? "." : ", got NULL."));
+            " at a multiple of " + std::to_string(size) + " bytes, got " +
+            (given[i] ? "an address " + std::to_string(beyond) + " beyond one." : "NULL."));
   }
   return all;
+}
+
+// Steps write results before later ones have read all inputs.
+void refuse_overlaps(const Plan& plan, const std::vector<void*>& inputs, const std::vector<void*>& outputs) {
+  auto range = [](const std::vector<View>& views, const std::vector<void*>& all, size_t i) {
+    const auto from = reinterpret_cast<uintptr_t>(all[i]);
+    return std::pair(from, from + views[i].size() * dtype_size(views[i].dtype));
+  };
+  for (size_t i = 0; i < outputs.size(); i++) {
+    const auto out = range(plan.outputs(), outputs, i);
+    auto refuse = [&](const std::vector<View>& views, const std::vector<void*>& all, size_t j, const char* kind) {
+      const auto other = range(views, all, j);
+      if (std::max(out.first, other.first) < std::min(out.second, other.second))
+        wrong("[needle_run] output " + std::to_string(i) + " expects memory of its own, got some of " + kind + " " +
+              std::to_string(j) + ".");
+    };
+    for (size_t j = 0; j < inputs.size(); j++) refuse(plan.inputs(), inputs, j, "input");
+    for (size_t j = 0; j < i; j++) refuse(plan.outputs(), outputs, j, "output");
+  }
 }
 
 }  // namespace
 
 NEEDLE_C int needle_open(const char* path, needle_model** model) {
+  if (model) *model = nullptr;
   return guarded([&] {
     if (!path || !model) wrong("[needle_open] expects a path and a place for the model, got NULL.");
-    *model = nullptr;
     auto made = std::make_unique<needle_model>();
     made->file = PlanFile::read(path);
     const auto& all = made->file.plans();
@@ -114,7 +135,14 @@ NEEDLE_C int needle_open(const char* path, needle_model** model) {
 
 NEEDLE_C void needle_close(needle_model* model) { delete model; }
 
-NEEDLE_C int needle_plan_count(const needle_model* model) { return model ? static_cast<int>(model->plans.size()) : 0; }
+NEEDLE_C int needle_plan_count(const needle_model* model) {
+  int n = 0;
+  guarded([&] {
+    at(model, 0);
+    n = static_cast<int>(model->plans.size());
+  });
+  return n;
+}
 
 NEEDLE_C int needle_input_count(const needle_model* model, int plan) {
   int n = -1;
@@ -147,7 +175,9 @@ NEEDLE_C const char* needle_isa(const needle_model* model) { return model ? mode
 NEEDLE_C int needle_run(needle_model* model, int plan, const void* const* inputs, void* const* outputs) {
   return guarded([&] {
     Plan& p = *at(model, plan).plan;
-    p.run(places(p.inputs(), inputs, "input"), places(p.outputs(), outputs, "output"));
+    const auto in = places(p.inputs(), inputs, "input"), out = places(p.outputs(), outputs, "output");
+    refuse_overlaps(p, in, out);
+    p.run(in, out);
   });
 }
 

@@ -30,14 +30,15 @@ typedef struct {
 } needle_tensor;
 
 /* Opens a file for this machine: what it has for the best instruction set that the CPU has, too. The file must stay as
- * it is while the model is open; write another and rename it in place of the first. */
+ * it is while the model is open; write another and rename it in place of the first. `*model` is NULL where that fails.
+ */
 int needle_open(const char* path, needle_model** model);
 
 /* Frees a model that no thread runs any more; NULL is nothing. */
 void needle_close(needle_model* model);
 
 /* A file may hold several plans, each for other shapes of the inputs: numbers 0, 1, ... of `plan` below. */
-int needle_plan_count(const needle_model* model);
+int needle_plan_count(const needle_model* model);            /* 0 for NULL */
 int needle_input_count(const needle_model* model, int plan); /* -1 where there is no such plan */
 int needle_output_count(const needle_model* model, int plan);
 int needle_input(const needle_model* model, int plan, int index, needle_tensor* tensor);
@@ -47,7 +48,7 @@ int needle_output(const needle_model* model, int plan, int index, needle_tensor*
 const char* needle_isa(const needle_model* model);
 
 /* Runs a plan. `inputs` and `outputs`: an address for each, of so many bytes as the tensors say, at a multiple of the
- * size of an element; an output overlaps no input and no other output. */
+ * size of an element; an output that overlaps an input or another output is refused. */
 int needle_run(needle_model* model, int plan, const void* const* inputs, void* const* outputs);
 
 /* Threads that a run may use, of the process, 1 to 1024; at first the cores that it may use, or NEEDLE_NUM_THREADS. Not

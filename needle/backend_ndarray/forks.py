@@ -1,7 +1,7 @@
 """Locks that a fork takes first: a child has a copy of every lock, and nobody who would let go what other threads held.
 
-So what a lock guards is whole in the child: a fork waits for the training steps, writing runs and plans of other threads. The
-core does the same for locks of its own (csrc/core/forks.h).
+So what a lock guards is whole in the child: a fork waits for the training steps, writing runs, plans and conversions of other
+threads. The core does the same for locks of its own (csrc/core/forks.h).
 """
 
 from __future__ import annotations
@@ -11,25 +11,32 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 # Who holds one takes only later ones.
-GRAPHS, RUNS, PLANS, KNOWN, MACHINE, TRACES = range(6)
+GRAPHS, CAPTURES, RUNS, PLANS, KNOWN, MACHINE, TRACES = range(7)
 PATIENCE = 10.0  # seconds; who holds a lock may itself wait for the thread that forks
 LOG = logging.getLogger("needle.fork")
 
-LOCKS: dict[weakref.ref[threading.Lock], int] = {}
+LOCKS: dict[weakref.ref[Any], int] = {}
 FORKING = threading.Lock()  # one fork at a time
-HELD: list[threading.Lock] = []
+HELD: list[Any] = []
 
 
-def fork_lock(order: int) -> threading.Lock:
-    """A lock for what a forked child may use."""
-    lock = threading.Lock()
+def fork_lock(order: int, make: Callable[[], Any] = threading.Lock) -> Any:
+    """A lock for what a forked child may use: a Lock, or an RLock."""
+    lock = make()
     LOCKS[weakref.ref(lock, LOCKS.pop)] = order
     return lock
 
 
-def known() -> list[threading.Lock]:
+def own(lock: Any) -> bool:
+    """Whether this thread holds an RLock: then it goes on holding it, in the child, too."""
+    return bool(getattr(lock, "_is_owned", bool)())
+
+
+def known() -> list[Any]:
     """In the order in which threads take them."""
     rows = sorted(LOCKS.copy().items(), key=lambda row: row[1])
     return [lock for lock in (ref() for ref, _ in rows) if lock is not None]
@@ -39,11 +46,14 @@ def before() -> None:
     FORKING.acquire()
     end = time.monotonic() + PATIENCE
     for lock in known():
+        if own(lock):
+            continue
         if lock.acquire(timeout=max(0.0, end - time.monotonic())):
             HELD.append(lock)
         else:
             LOG.warning(
-                "[fork] a step or a plan of another thread took over %g s: the child has it half done.", PATIENCE
+                "[fork] a step, plan or conversion of another thread took over %g s: the child has it half done.",
+                PATIENCE,
             )
 
 
@@ -54,9 +64,11 @@ def after_in_parent() -> None:
 
 
 def after_in_child() -> None:
-    HELD.clear()
+    while HELD:  # before `own` is asked: what this thread took for the fork alone is not its own
+        HELD.pop().release()
     for lock in (*known(), FORKING):
-        lock._at_fork_reinit()  # type: ignore[attr-defined]
+        if not own(lock):
+            lock._at_fork_reinit()
 
 
 os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)

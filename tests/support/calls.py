@@ -35,14 +35,42 @@ def whole(below: int, *shape: int) -> torch.Tensor:
 
 
 # What a call returns beside its first result is for torch's own gradient.
-FIRST_RESULT = ("aten._embedding_bag.default",)
-# torch's gradient of these holds only together with what stands before them.
-OTHER_GRADIENT = ("torch.nn.functional.ctc_loss",)  # log_softmax
-# Of these only the shape is the same at every call; of this one, the result is a number, here a factor.
-UNDEFINED = ("aten.empty.memory_format", "aten.empty_strided.default")
-NUMBER = ("aten._local_scalar_dense.default",)
+FIRST_RESULT = ("aten._embedding_bag.default", "torch.embedding_bag")
+# Of these, the signs of the first and the last result depend on a draw, and their product does not.
+PRODUCT = ("torch.pca_lowrank", "torch.svd_lowrank")
+# torch's gradient of these holds only together with what stands before them (log_softmax), goes on through what was
+# written over, or has numbers in the triangle that nothing reads.
+OTHER_GRADIENT = (
+    *("torch.nn.functional.ctc_loss", "torch.ctc_loss"),
+    *(f"torch.Tensor.logical_{n}_" for n in ("and", "or", "not", "xor")),
+    *(f"{place}.cholesky_{n}" for place in ("torch", "torch.Tensor") for n in ("inverse", "solve")),
+)
+# Of these only the shape is the same at every call.
+UNDEFINED = (
+    *("aten.empty.memory_format", "aten.empty_strided.default", "torch.empty_like", "torch.Tensor.new_empty"),
+    *(f"torch.{n}" for n in ("empty", "empty_permuted", "empty_strided")),
+)
+# Of these, the result is a number or a truth, here a factor.
+NUMBER = (
+    *("aten._local_scalar_dense.default", "torch.Tensor.item", "torch.Tensor.dim", "torch.Tensor.ndimension"),
+    *("torch.Tensor.size", "torch.Tensor.nelement", "torch.Tensor.__len__"),
+    *(
+        f"{place}.{n}"
+        for place in ("torch", "torch.Tensor")
+        for n in (
+            *("element_size", "get_device", "numel", "is_complex", "is_conj", "is_floating_point", "is_inference"),
+            *("is_neg", "is_nonzero", "is_same_size", "is_signed", "equal", "allclose"),
+        )
+    ),
+)
 # Of these the numbers are others at every call; their distribution is compared.
-RANDOM = ("aten.rand.default", "aten.randn.default", "aten.randperm.default", "torch.nn.functional.gumbel_softmax")
+RANDOM = (
+    *("aten.rand.default", "aten.randn.default", "aten.randperm.default", "torch.nn.functional.gumbel_softmax"),
+    *(f"torch.{n}" for n in ("binomial", "normal", "poisson", "rand", "randint", "randint_like", "randn", "randperm")),
+    *(f"torch.{n}" for n in ("bernoulli", "multinomial", "rand_like", "randn_like")),
+    *(f"torch.Tensor.{n}" for n in ("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_")),
+    *(f"torch.Tensor.{n}" for n in ("multinomial", "normal_", "random_", "uniform_")),
+)
 F, S = "torch.nn.functional", "torch.special"
 CALLS: dict[str, list[Callable[[], Made]]] = {
     f"{F}.affine_grid": [lambda: call(t(2, 2, 3), [2, 3, 4, 5], align_corners=False)],

@@ -1,4 +1,4 @@
-"""What the pages of support speak of: torch's core ATen list and the public functions of four of its modules."""
+"""What the page speaks of: torch's core ATen list, the public functions of five of its modules, and tensors' methods."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from torch2needle.rules.registry import find_function_rule
+
+from .calls_of_tensors import OPERATORS
 
 # Of torch.nn.functional's names those that are no functions on tensors.
 HELPERS = ("assert_int_or_pair", "boolean_dispatch", "handle_torch_function")
@@ -38,8 +40,36 @@ def public(module: Any, helpers: tuple[str, ...] = ()) -> dict[str, Callable]:
     }
 
 
+class Named:
+    """A function of torch, looked up when it is called, as models do: captures give some another meaning."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(torch, self.__name__)(*args, **kwargs)
+
+
+class Method:
+    """A method as models call it."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(x, self.__name__)(*args, **kwargs)
+
+
+def methods() -> dict[str, Any]:
+    """Public methods of tensors, and Python's operators."""
+    names = [n for n in dir(torch.Tensor) if not n.startswith("_") and callable(getattr(torch.Tensor, n))]
+    return {f"torch.Tensor.{n}": Method(n) for n in (*names, *OPERATORS)}
+
+
 LISTS: dict[str, Callable[[], dict[str, Any]]] = {
     "core ATen": core_aten,
+    "torch": lambda: {name: Named(name.rpartition(".")[2]) for name in public(torch)},
+    "torch.Tensor": methods,
     "torch.nn.functional": lambda: public(F, HELPERS),
     "torch.linalg": lambda: public(torch.linalg),
     "torch.special": lambda: public(torch.special),

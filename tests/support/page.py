@@ -11,6 +11,7 @@ from typing import Any
 
 from .check import Refused, Torch, Wrong, check
 from .lists import LISTS, has_rule
+from .meaningless import meaningless
 from .reasons import reason
 from .samples import calls
 
@@ -22,7 +23,7 @@ HEAD = """# Functions of torch that convert
 Written by `scripts/support` from what it ran, not by hand: of every function calls with several arguments and shapes, each
 converted with an example and held against torch in float64: its values, its plan (`ndl.compile`) and its gradient. A row says
 how many are right; the others are refused in a sentence, of which the first is given. Random numbers are compared in
-distribution.
+distribution; a dash is before why there is nothing to compute. Results of 8 and 16 bits come as float32 or int32.
 """
 
 
@@ -33,14 +34,18 @@ class Row:
     tried: int = 0
     said: str = ""  # the first refusal, or why there is nothing
     wrong: tuple[str, ...] = ()
+    none: bool = False  # it computes nothing that a graph could hold
 
     def __str__(self) -> str:
-        shown = f"{self.right} of {self.tried}" if self.right else "no"
+        shown = "-" if self.none else f"{self.right} of {self.tried}" if self.right else "no"
         return f"| `{self.name}` | {shown} | {self.said} |"
 
 
 def rows(names: dict[str, Any], fast: bool) -> Iterator[Row]:
     for name, target in names.items():
+        if none := meaningless(name):
+            yield Row(name, said=none, none=True)
+            continue
         why = reason(name, has_rule(target))
         yield Row(name, said=why) if why else shown(name, target, fast)
 
@@ -73,10 +78,14 @@ def short(text: str) -> str:
 
 
 def text_of(tables: dict[str, list[Row]]) -> str:
-    parts = [HEAD, "| list | functions | that convert |\n| --- | --- | --- |"]
+    parts = [
+        HEAD,
+        "| list | functions | that compute nothing | of the others, that convert |\n| --- | --- | --- | --- |",
+    ]
     for title, found in tables.items():
-        good = sum(r.right > 0 for r in found)
-        parts[-1] += f"\n| {title} | {len(found)} | {good} ({100 * good / len(found):.1f} %) |"
+        good, none = sum(r.right > 0 for r in found), sum(r.none for r in found)
+        share = 100 * good / (len(found) - none)
+        parts[-1] += f"\n| {title} | {len(found)} | {none or ''} | {good} ({share:.1f} %) |"
     for title, found in tables.items():
         parts.append(
             f"\n## {title}\n\n| function | right | refused |\n| --- | --- | --- |\n" + "\n".join(map(str, found))
@@ -89,8 +98,8 @@ def written(text: str) -> dict[str, dict[str, bool]]:
     found: dict[str, dict[str, bool]] = {}
     for section in text.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
-        lines = re.findall(r"^\| `([^`]+)` \| (no|\d+ of \d+) \|", body, re.M)
-        found[title] = {name: right != "no" for name, right in lines}
+        lines = re.findall(r"^\| `([^`]+)` \| (no|-|\d+ of \d+) \|", body, re.M)
+        found[title] = {name: right not in ("no", "-") for name, right in lines}
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from . import calls_of_tensors  # noqa: F401 - adds to CALLS
 from .calls import CALLS, RANDOM
 
 SEED = 0
@@ -51,12 +52,16 @@ def keys(name: str) -> tuple[str, ...]:
         packet = name.split(".")[1]
         return packet, f"nn.functional.{packet}", name.rpartition(".")[0]
     short = name.removeprefix("torch.")
-    return short, short.rpartition(".")[2]
+    last = short.rpartition(".")[2]
+    if short not in (last, f"Tensor.{last}"):
+        return short, last
+    homes = ("", "nn.functional.", "linalg.", "special.")  # and of what writes in place, what does not
+    return tuple(home + n for n in dict.fromkeys((last, last.rstrip("_"))) for home in homes)
 
 
 def calls(name: str) -> Iterator[Call]:
     """Those of this folder first; the same numbers at every run."""
-    for make in CALLS.get(name, ()):
+    for make in CALLS.get(name) or CALLS.get(name.rstrip("_"), ()):
         torch.manual_seed(SEED)
         args, kwargs = make()
         yield Call(args, kwargs)

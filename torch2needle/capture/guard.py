@@ -20,7 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-LOCK = threading.RLock()  # torch.fx and torch.export change torch's modules while they capture: one capture at a time
+from needle.backend_ndarray.forks import CAPTURES, fork_lock
+
+# torch.fx and torch.export change torch's modules while they capture: one capture at a time.
+LOCK = fork_lock(CAPTURES, threading.RLock)
 FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "tensor", "scalar_tensor")
 TYPED = type(torch.FloatTensor)  # the class of the types that name a dtype and a device
 DEPTH = 4  # of containers and objects in a module's attributes

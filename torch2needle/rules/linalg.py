@@ -393,6 +393,11 @@ def nuclear_norm(input: Any, dim: Any = (-2, -1), keepdim: bool = False) -> Any:
     return matrix_norm(input, "nuc", *(((-2, -1), dim) if isinstance(dim, bool) else (tuple(dim), keepdim)))
 
 
+@rule(torch.frobenius_norm)
+def frobenius_norm(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    return ops.vector_norm(input, 2.0, axes(dim) or None, keepdim)
+
+
 @rule(torch.norm_except_dim)
 def norm_except_dim(v: Any, pow: int = 2, dim: int = 0) -> Any:
     rank = known_rank(v)

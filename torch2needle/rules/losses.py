@@ -69,7 +69,8 @@ def cross_entropy(input: Any, **options: Any) -> Any:
     return ops.cross_entropy(input, **options)
 
 
-OLD, END = "size_average=None, reduce=None, reduction='mean'", "reduction=1"  # of torch.nn.functional, of what it calls
+# Of torch.nn.functional, and of what it calls: there, torch's Python gives every loss where its schemas say 1, the mean.
+OLD, END = "size_average=None, reduce=None, reduction='mean'", "reduction=0"
 CLASSES = "input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean'"
 EMBEDDING = {"hinge": "input, target, margin=1.0", "pair": "input1, input2, target, margin=0.0"}
 TRIPLE = "anchor, positive, negative, margin=1.0, p=2.0, eps=1e-6, swap=False"
@@ -127,7 +128,7 @@ for _end, _place in ((OLD, F), (END, torch)):
         },
     )
     losses(f"{TRIPLE}, {_end}", {(_place.triplet_margin_loss,): ops.triplet_margin_loss})
-for _given, _place in (("'mean'", F), ("1", torch)):
+for _given, _place in (("'mean'", F), ("0", torch)):
     losses(
         f"log_probs, targets, input_lengths, target_lengths, blank=0, reduction={_given}, zero_infinity=False",
         {(_place.ctc_loss,): ops.ctc_loss},

@@ -114,9 +114,9 @@ def bind_overload(
     extra = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     values: dict[str, Any] = {}
     for a in schema:
-        if a.name not in given:
+        if a.name not in given and a.name != "reduction":  # of which torch's functions have another default
             continue
-        value, p = given[a.name], target.get(a.name)
+        value, p = given.get(a.name, a.default_value), target.get(a.name)
         if p is not None:
             values[p.name] = (value,) if p.kind is p.VAR_POSITIONAL else value
         elif extra is not None:

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from needle import ops
-from needle.autograd import Tensor
+from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray import FLOATS
 from needle.graph import Dim
 from needle.ops.common import constant
 
+from .arithmetic import dtype_name
+from .drawn import check
 from .registry import rule
 from .shapes import varargs
 from .special import with_tensors
@@ -179,3 +181,42 @@ def pad_sequence(
         sides = (missing, 0) if padding_side == "left" else (0, missing)
         rows.append(ops.pad(t, (0, 0) * (t.ndim - 1) + sides, "constant", padding_value))
     return ops.stack(rows, 0 if batch_first else 1)
+
+
+# -- older names ---------------------------------------------------------------------------------------------------------
+
+
+class Triangular(NamedTuple):
+    """torch.triangular_solve."""
+
+    solution: Any
+    cloned_coefficient: Any
+
+
+@rule(torch.triangular_solve, T.triangular_solve)
+def triangular_solve(
+    input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Triangular:
+    left, above = (ops.transpose(A), not upper) if transpose else (A, upper)
+    return Triangular(ops.solve_triangular(left, input, above, True, unitriangular), A)
+
+
+@rule(torch.randint_like)
+def randint_like(input: Any, low: Any, high: Any = None, *, dtype: Any = None, generator: Any = None, **_: Any) -> Any:
+    check(generator)
+    low, high = (0, low) if high is None else (low, high)
+    drawn = ops.randint_like(input, low, high, input.shape, "int64")
+    return ops.cast(drawn, input.dtype if dtype is None else dtype_name(dtype))
+
+
+@rule(T.to_dense, view="same")
+def to_dense(input: Any, dtype: Any = None, *, masked_grad: Any = None) -> Any:
+    if dtype is not None:
+        raise Unsupported("to_dense expects no dtype of dense tensors")
+    return input
+
+
+functions(
+    "input, split_sizes, dim=0",
+    {(torch.unsafe_split_with_sizes, T.unsafe_split_with_sizes): ops.split_sizes},
+)

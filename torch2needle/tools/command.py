@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -32,16 +30,12 @@ from .named import (
     save_array,
     torch_model,
 )
+from .values import at_least, file_name, object_of, shape_of
 
 if TYPE_CHECKING:  # when it runs, needle and torch are imported where they are needed: --help answers at once
     from needle.graph import GraphModule
 
 ENGINES = ("torch eager", "torch.compile", "onnxruntime")  # of bench.py, without importing torch
-DTYPES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1}  # bytes
-INPUT = re.compile(
-    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d{1,18}(?:x\d{1,18}){0,15})(?::(?P<dtype>\w+))?", re.ASCII
-)
-
 DESCRIPTION = f"""Convert PyTorch models to needle; check, compare, run, time, profile and fuse them.
 
 MODEL is one of
@@ -73,43 +67,6 @@ class Texts(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
         return action.help if action.default in (None, False, [], {}) else super()._get_help_string(action)
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expects a whole number of at least {least}, got {text!r}")
-        return int(text)
-
-    return parse
-
-
-def object_of(kind: type) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as e:
-            raise argparse.ArgumentTypeError(f"expects JSON, got {text[:60]!r} ({e})") from None
-        if not isinstance(value, kind):
-            raise argparse.ArgumentTypeError(f"expects a JSON {'array' if kind is list else 'object'}, got {text!r}")
-        return value
-
-    return parse
-
-
-def shape_of(text: str) -> tuple[str, tuple[int, ...], str]:
-    """The name (or ""), shape and dtype of an input such as x=1x3x224x224:float32."""
-    found = INPUT.fullmatch(text)
-    if found is None or (found["dtype"] or "float32") not in DTYPES:
-        raise argparse.ArgumentTypeError(
-            f"expects [name=]1x3x224x224[:dtype], dtype one of {', '.join(DTYPES)}, got {text!r}"
-        )
-    shape = () if found["shape"] == "scalar" else tuple(map(int, found["shape"].split("x")))
-    dtype = found["dtype"] or "float32"
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if math.prod(shape) * DTYPES[dtype] > memory:
-        raise argparse.ArgumentTypeError(f"expects what fits into the {memory / 1e9:.0f} GB of memory, got {text!r}")
-    return found["name"] or "", shape, dtype
-
-
 def names_and_files(prefix: str, **_: Any) -> list[str]:
     """What a shell offers for MODEL."""
     from argcomplete.completers import FilesCompleter
@@ -126,7 +83,7 @@ def common(parser: argparse.ArgumentParser, needs_input: bool) -> None:
     add("--args", type=object_of(list), default=[], metavar="JSON", help="positional arguments of the callable")
     add("--kwargs", type=object_of(dict), default={}, metavar="JSON", help="keyword arguments of the callable")
     add("--trust", action="store_true", help="read a .pt2 file with torch.export.load: code in the file can run")
-    add("--weights", metavar="FILE", help="a state dict: .safetensors, or what torch.save wrote")
+    add("--weights", type=file_name, metavar="FILE", help="a state dict: .safetensors, or what torch.save wrote")
     add(
         "--input",
         type=shape_of,
@@ -162,10 +119,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         return made.add_argument
 
     add = task("convert", "write a model as a needle file that runs without torch")
-    add("--output", "-o", metavar="FILE", help="default: the model's name with .needle")
+    add("--output", "-o", type=file_name, metavar="FILE", help="default: the model's name with .needle")
     add("--fuse", action="store_true", help="write the fused form")
     add = task("export", "write a model's plan and packed weights for libneedle.so, which needs no Python", True)
-    add("--output", "-o", metavar="FILE", help="default: the model's name with .ndlc")
+    add("--output", "-o", type=file_name, metavar="FILE", help="default: the model's name with .ndlc")
     add(
         "--isa",
         action="append",
@@ -175,10 +132,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = task("check", "report what each call of a model becomes, and how to add what is missing")
     add("--json", action="store_true", help="print the report as JSON")
     add = task("verify", "compare a model's outputs and layers in needle with torch in float32 and float64", True)
-    add("--net", metavar="FILE", help="compare this saved needle file instead of a conversion made now")
+    add("--net", type=file_name, metavar="FILE", help="compare this saved needle file instead of a conversion made now")
     add("--fuse", action="store_true", help="compare the fused form")
     add = bare("run", "run a saved needle file on arrays, without torch").add_argument
-    add("model", metavar="FILE", help="a saved needle file")
+    add("model", type=file_name, metavar="FILE", help="a saved needle file")
     add(
         "--input",
         "-i",
@@ -187,21 +144,29 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="an input, [name=]x.npy; once for each, in the model's order",
     )
-    add("--output", "-o", action="append", default=[], metavar="FILE", help="a .npy file; once for each result")
+    add(
+        "--output",
+        "-o",
+        type=file_name,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a .npy file; once for each result",
+    )
     add = task("bench", "time a model in compiled needle beside torch and ONNX Runtime", True)
     add("--peer", action="append", default=[], choices=ENGINES, help="beside which engine; once for each; else all")
     add("--rounds", type=at_least(1), default=5, help="alternating rounds")
-    add("--json", metavar="FILE", help="write every round's times")
+    add("--json", type=file_name, metavar="FILE", help="write every round's times")
     add = task("profile", "measure where the time of a model goes", True)
-    add("--html", metavar="FILE", help="write a page with pictures")
-    add("--trace", metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
+    add("--html", type=file_name, metavar="FILE", help="write a page with pictures")
+    add("--trace", type=file_name, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
     add("--rounds", type=at_least(1), default=10, help="timed runs")
     add("--eager", action="store_true", help="op by op, neither fused nor compiled")
     add = task("fuse", "report which operators become one, and why others do not")
     add("--dry-run", action="store_true", help="only say what would happen")
     add("--disable", action="append", default=[], metavar="PATTERN", help="leave this pattern out; once for each")
-    add("--output", "-o", metavar="FILE", help="write the fused net")
-    add("--html", metavar="FILE", help="write a page with the graph before and after")
+    add("--output", "-o", type=file_name, metavar="FILE", help="write the fused net")
+    add("--html", type=file_name, metavar="FILE", help="write a page with the graph before and after")
     bare("info", "say what is installed, what this machine has and which settings hold")
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow (docs/install.md)
         import argcomplete

@@ -6,11 +6,12 @@ import argparse
 import importlib
 import operator
 import os
-import pickle
 import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from .kinds import NET, STATE, TENSORS, kind_of_file
 
 if TYPE_CHECKING:  # when it runs, needle and torch are imported where they are needed
     from needle.graph import GraphModule
@@ -40,16 +41,22 @@ def is_needle_file(path: str) -> bool:
     return os.path.isfile(path) and not is_program(path)
 
 
+def known(path: str) -> str:
+    """The file, and what it is where that can be told."""
+    return ": ".join(filter(None, (path, kind_of_file(path))))
+
+
 def find(name: str) -> Any:
     """The object behind package.module:callable or a built-in name."""
     from .. import models
 
     if name in BUILT_IN:
         return getattr(models, name)
-    module, colon, path = name.partition(":")
-    if not colon:
+    module, _, path = name.partition(":")
+    if not module or not path:
+        got = f"the folder {name}" if os.path.isdir(name) else name or "nothing"
         raise UsageError(
-            f"[model] expects package.module:callable, a file that exists, or one of {', '.join(BUILT_IN)}, got {name}."
+            f"[model] expects package.module:callable, a file that exists, or one of {', '.join(BUILT_IN)}, got {got}."
         )
     if "" not in sys.path:  # installed commands do not search the current folder, as `python -m` does
         sys.path.insert(0, "")
@@ -89,7 +96,7 @@ def torch_model(args: argparse.Namespace) -> Any:
     if is_program(args.model):
         return program_of(args)
     if os.path.isfile(args.model):
-        raise UsageError(f"[model] {args.task} expects a torch model, got the file {args.model}.")
+        raise UsageError(f"[model] {args.task} expects a torch model, got the file {known(args.model)}.")
     made = find(args.model)
     torch.manual_seed(args.seed)
     if not isinstance(made, nn.Module):
@@ -109,16 +116,23 @@ def load_weights(model: Any, path: str) -> None:
 
     if not os.path.isfile(path):
         raise UsageError(f"[weights] there is no file {path}.")
+    kind = kind_of_file(path)
+    if kind not in ("", STATE, NET, TENSORS):
+        raise UsageError(f"[weights] expects a state dict, got the file {path}: {kind}.")
     try:
-        if path.endswith(".safetensors"):
+        if kind in (NET, TENSORS):
             from safetensors.torch import load_file
 
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(state)
-    except pickle.UnpicklingError as e:  # its text tells to load the file with weights_only=False
+    except Exception as e:
+        if kind in (NET, TENSORS):
+            raise UsageError(f"[weights] {path} does not fit: {one_line(e)}.") from e
+        # What torch says tells to load the file with weights_only=False.
         raise UsageError(f"[weights] {path} does not fit: it is no pickle of tensors alone.") from e
+    try:
+        model.load_state_dict(state)
     except Exception as e:
         raise UsageError(f"[weights] {path} does not fit: {one_line(e)}.") from e
 
@@ -228,6 +242,10 @@ def load_net(path: str) -> GraphModule:
     try:
         net = ndl.load(path)
     except (OSError, ValueError) as e:
+        if os.path.isfile(path) and kind_of_file(path) not in ("", NET):
+            raise UsageError(f"[load] expects a saved needle net, got the file {known(path)}.") from e
+        if not os.path.exists(path) and (path in BUILT_IN or ":" in path):
+            raise UsageError(f"[load] expects a saved needle net, which convert makes of models, got {path}.") from e
         raise UsageError(str(e)) from e
     net.eval()
     return net
