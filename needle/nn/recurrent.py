@@ -338,10 +338,11 @@ class Recurrent(Module):
             raise ValueError(f"[{label}] x expects shape {order}{self.input_size}), got {shape}.")
         if shape[steps] == 0:
             raise ValueError(f"[{label}] x expects at least one step, got shape {shape}.")
-        for part, size in zip(h0 or (), self.state_sizes, strict=False):
-            known, want = known_shape(part), (self.num_layers * (1 + self.bidirectional), shape[batch], size)
-            if known is not None and known != want:
-                raise ValueError(f"[{label}] state expects {count} of shape {want}, got {known}.")
+        known = [known_shape(p) for p in h0 or ()]
+        want = [(self.num_layers * (1 + self.bidirectional), shape[batch], n) for n in self.state_sizes]
+        if any(s is not None and s != w for s, w in zip(known, want, strict=False)):
+            text = " and ".join(dict.fromkeys(map(str, want)))
+            raise ValueError(f"[{label}] state expects {count} of shape {text}, got {', '.join(map(str, known))}.")
 
     @property
     def state_sizes(self) -> list[int]:
