@@ -22,6 +22,13 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
     "Laplace": lambda x: td.Laplace(x, 2.0).rsample(),
     "Cauchy": lambda x: td.Cauchy(x, 0.5).rsample().clamp(-5, 5),
     "Geometric": lambda x: td.Geometric(logits=x).sample(),
+    "Gamma": lambda x: td.Gamma(x.exp() * 2, 1.0).sample(),
+    "Gamma of small shape": lambda x: td.Gamma(x.exp() * 0.3, x + 2).sample(),
+    "Beta": lambda x: td.Beta(x + 2, x + 0.5).sample(),
+    "Dirichlet": lambda x: td.Dirichlet((x + 0.5).unsqueeze(-1).expand(-1, 3).contiguous()).sample()[:, 1],
+    "Poisson": lambda x: td.Poisson(x.exp() * 20).sample(),
+    "Binomial": lambda x: td.Binomial(50, x.sigmoid()).sample(),
+    "poisson of a constant": lambda x: x + torch.poisson(torch.full((4000,), 30.0)),
     "normal_": lambda x: torch.empty_like(x).normal_(1.0, 3.0),
     "uniform_": lambda x: torch.empty_like(x).uniform_(-2, to=3.0),
     "exponential_": lambda x: torch.empty_like(x).exponential_(3.0),
@@ -47,7 +54,16 @@ def test_as_torch_in_distribution(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["normal_", "uniform_", "exponential_", "geometric_", "random_", "normal"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("normal_", "uniform_", "exponential_", "geometric_", "random_", "normal"),
+        "Gamma",
+        "Beta",
+        "Poisson",
+        "Binomial",
+    ],
+)
 def test_in_double(name: str) -> None:
     model, x = Calls(DRAWS[name]).eval(), LOC[:9].double()
     assert torch2needle.convert(model, (x,))(x).dtype == "float64"
@@ -62,3 +78,36 @@ def test_a_sample_passes_gradients_to_what_it_is_moved_by() -> None:
     out = net(mine)
     ndl.ops.summation(out).backward()
     np.testing.assert_allclose(mine.grad.numpy(), 3 + out.numpy(), rtol=1e-5)  # exp(0) = 1 = its slope
+
+
+def test_draws_that_gradients_do_not_follow() -> None:
+    import needle as ndl
+
+    x = torch.ones(3)
+    net = torch2needle.convert(Calls(lambda x: td.Gamma(x, x).rsample()).eval(), (x,))
+    with pytest.raises(ndl.autograd.Unsupported, match=r"\[gamma\] a draw passes no gradients to its parameters"):
+        ndl.ops.summation(net(ndl.Tensor(x.numpy()))).backward()
+    net = torch2needle.convert(Calls(torch.poisson).eval(), (x,))
+    with pytest.raises(ndl.autograd.Unsupported, match=r"\[poisson\] a plan draws no poisson numbers"):
+        ndl.compile(net, (x,))
+
+
+def test_a_training_step_draws_gammas() -> None:
+    """Mixtures of pairs of rows, with gradients beside the share that is drawn."""
+    import needle as ndl
+
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(3, 2)
+
+        def forward(self, x: Any) -> Any:
+            share = td.Beta(0.4, 0.4).sample((x.shape[0], 1))
+            return self.head(share * x + (1 - share) * x.flip(0))
+
+    x = torch.randn(6, 3)
+    net = torch2needle.convert(Mixed(), (x,))
+    optimizer = ndl.optim.SGD(net.parameters(), 0.0)
+    step = ndl.compile_step(net, lambda a, b: ndl.ops.mean((a - b) ** 2), optimizer, (x, torch.zeros(6, 2)))
+    losses = [float(step(x, torch.zeros(6, 2)).numpy()) for _ in range(3)]
+    assert len(set(losses)) == 3

@@ -48,6 +48,22 @@ ASKED: dict[str, Callable] = {
 }
 
 
+def test_forward_derivatives() -> None:
+    class Slopes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+        def forward(self, x: Any) -> Any:
+            return torch.func.jvp(lambda v: self.net(v).sin(), (x,), (x * 2,))
+
+    model, x = Slopes().eval(), torch.randn(4, 3)
+    net = torch2needle.convert(model, (x,))
+    for got, want in zip(net(x), model(x), strict=True):
+        np.testing.assert_allclose(got.numpy(), want.detach().numpy(), atol=1e-5)
+    gradients_agree(model, net, (x,), 1e-4)
+
+
 class Residual(Energy):
     """As networks of differential equations are written: of its input, and in a branch by its values."""
 

@@ -155,16 +155,3 @@ def test_layers_take_lengths() -> None:
     for bad, text in (([5, 0], "from 1 to 5"), ([6, 1], "from 1 to 5"), ([5], r"shape \(2,\)")):
         with pytest.raises(ValueError, match=rf"\[recurrent\] lengths expects .*{text}"):
             layer(x, lengths=ndl.Tensor(np.array(bad), dtype="int64"))
-
-
-def test_what_lengths_do_not_go_through() -> None:
-    class Projected(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.LSTM(3, 4, proj_size=2)
-
-        def forward(self, x: T, lengths: T) -> T:
-            return self.rnn(pack_padded_sequence(x, lengths))[1][0]
-
-    report = torch2needle.check(Projected().eval(), (torch.randn(4, 2, 3), torch.tensor([4, 2])))
-    assert "proj_size; put a Linear behind the layer" in str(report)

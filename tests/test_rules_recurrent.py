@@ -169,13 +169,108 @@ def test_a_converted_layer_is_saved(tmp_path: Any) -> None:
     close(ndl.load(tmp_path / "net.needle")(torch.ones(2, 3, 5)), model(torch.ones(2, 3, 5)))
 
 
+WHOLE: dict[str, Callable[..., nn.Module]] = {
+    "lstm": nn.LSTM,
+    "projected": lambda *a, **k: nn.LSTM(*a, proj_size=3, **k),
+    "gru": nn.GRU,
+    "tanh": nn.RNN,
+    "relu": lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k),
+}
+OPTIONS_OF_ONE = {
+    "plain": {},
+    "everything": {"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.3},
+    "no bias": {"num_layers": 2, "bias": False},
+}
+
+
+def state_of(layer: Any, *batch: int) -> Any:
+    cells = layer.num_layers * (1 + layer.bidirectional)
+    h = torch.randn(cells, *batch, layer.proj_size or 7)
+    return (h, torch.randn(cells, *batch, 7)) if isinstance(layer, nn.LSTM) else h
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("options", OPTIONS_OF_ONE)
+@pytest.mark.parametrize("kind", WHOLE)
+def test_the_layer_is_the_model(kind: str, options: str, given: bool) -> None:
+    model = WHOLE[kind](5, 7, **OPTIONS_OF_ONE[options]).eval()
+
+    def example(steps: int, batch: int) -> tuple:
+        x = torch.randn(*((batch, steps) if model.batch_first else (steps, batch)), 5)
+        return (x, state_of(model, batch)) if given else (x,)
+
+    net = torch2needle.convert(model, example(4, 3))
+    assert list(net.state_dict()) == list(model.state_dict())
+    calls = [example(4, 3), example(6, 2), example(1, 3)]
+    for call in calls:
+        close(net(*call), model(*call))
+    if not (given and isinstance(model, nn.LSTM)):  # whose state is no tensor
+        gradients_agree(model, net, calls[1], 1e-4)
+    if RUNS_PLANS:
+        exe = torch2needle.compile(model, calls[0])
+        for call in calls:
+            close(exe(*call), model(*call))
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("kind", WHOLE)
+def test_one_sequence_without_a_batch(kind: str, given: bool) -> None:
+    model = WHOLE[kind](5, 7, 2, bidirectional=True).eval()
+    call = (torch.randn(4, 5), *([state_of(model)] if given else []))
+    net = torch2needle.convert(model, call)
+    for x in (call[0], torch.randn(6, 5)):
+        close(net(x, *call[1:]), model(x, *call[1:]))
+
+
+def test_dropout_of_a_whole_layer_follows_the_mode() -> None:
+    x = torch.randn(4, 3, 5)
+    net = torch2needle.convert(nn.GRU(5, 7, 2, dropout=0.5).eval(), (x,))
+    np.testing.assert_array_equal(net(x)[0].numpy(), net(x)[0].numpy())
+    net.train()
+    assert np.abs(net(x)[0].numpy() - net(x)[0].numpy()).max() > 1e-3
+
+
+@everywhere
+@pytest.mark.parametrize("options", OPTIONS)
+def test_projections(options: str) -> None:
+    converts(One(nn.LSTM(5, 7, proj_size=3, **OPTIONS[options]), lambda m, x: m(x)), (4, 3, 5), executable=RUNS_PLANS)
+
+
+def test_projections_of_packed_rows() -> None:
+    def rows(m: nn.Module, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        y, state = m(nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False))
+        return nn.utils.rnn.pad_packed_sequence(y, total_length=x.shape[0])[0], state
+
+    model = Two(nn.LSTM(5, 7, 2, bidirectional=True, proj_size=3), rows).eval()
+    net = torch2needle.convert(model, (torch.randn(4, 3, 5), torch.tensor([2, 4, 1])))
+    other = torch.randn(6, 2, 5), torch.tensor([3, 6])
+    close(net(*other), model(*other))
+
+
+def test_gradients_inside_of_a_layer() -> None:
+    """The forward differentiates through the layer, which has to be one of torch's own then."""
+
+    def slope(m: nn.Module, x: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_(True)
+        y = m(x)[0].sum() + x.sum()
+        return torch.autograd.grad(y, x, create_graph=True)[0]
+
+    model, x = One(nn.GRU(5, 7), slope).eval(), torch.randn(4, 3, 5)
+    close(torch2needle.convert(model, (x,))(x), model(x))
+
+
+def test_a_projection_needs_torchs_layout() -> None:
+    with pytest.raises(ValueError, match=r'\[LSTM\] proj_size expects an LSTM of layout="torch", got 3'):
+        ndl.nn.LSTM(5, 7, proj_size=3)
+    with pytest.raises(ValueError, match=r"\[GRU\] proj_size expects an LSTM"):
+        ndl.nn.GRU(5, 7, proj_size=3, layout="torch")
+
+
 def packed(m: nn.Module, x: torch.Tensor) -> Any:
     return m(nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2, 1])))[0].data
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "proj_size=2 is not supported": (lambda: One(nn.LSTM(5, 7, proj_size=2), lambda m, x: m(x)[0]), None),
-    r"x expects shape \(T, B, 5\), got \(4, 5\)": (lambda: One(nn.LSTM(5, 7), lambda m, x: m(x)[0]), (4, 5)),
     "control flow": (lambda: One(nn.LSTM(5, 7), packed), None),
 }
 

@@ -48,7 +48,7 @@ VIEWS: dict[str, Any] = {  # the write, and why it is refused without an example
     "swapaxes_": (lambda self, y, x: y[:, 2:4].swapaxes_(0, 1).add_(1), ""),
     "unsqueeze_ of what may be another": (lambda self, y, x: y.contiguous().unsqueeze_(0), "second name"),
     "data": (lambda self, y, x: y.data.add_(1), "gradients"),
-    "detach": (lambda self, y, x: y.detach().add_(1), "through a view"),
+    "detach": (lambda self, y, x: y.detach().add_(1), "pass example"),
     "T": (lambda self, y, x: y.T[0].fill_(2), ""),
     "mT": (lambda self, y, x: y.view(3, 2, 4).mT.add_(1), ""),
     "expand": (lambda self, y, x: y.expand(2, 3, 8)[0].add_(1), "share memory with each other"),

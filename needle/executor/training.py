@@ -188,7 +188,8 @@ class StepPlan(CompiledPlan):
 
     def drawn(self) -> list[NDArray]:
         """The random numbers of one run."""
-        return [NDArray(make(), device=self.device) for make in self.draws]
+        made = [np.asarray(make()) for make in self.draws]
+        return [NDArray(m, device=self.device, dtype=str(m.dtype)) for m in made]
 
     def begin(self) -> bool:
         """Count the step and hand its options to the plan; whether the optimizer's state is in other memory than before."""

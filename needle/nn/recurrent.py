@@ -7,6 +7,7 @@ torch's names and shapes, weight_ih (gates * hidden, in), in a layer with the su
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from needle import init, ops
@@ -24,26 +25,31 @@ NAMES = {
     "needle": ("W_ih", "W_hh", "bias_ih", "bias_hh"),
     "torch": ("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
 }
+PROJECTION = "weight_hr"  # of torch's layout, which alone has it
 
 
 class Weights(NamedTuple):
-    """What one cell multiplies by and adds; biases may be None."""
+    """What one cell multiplies by and adds; biases may be None, and hr is None unless h is a projection."""
 
     ih: Tensor
     hh: Tensor
-    bias_ih: Tensor | None
-    bias_hh: Tensor | None
+    bias_ih: Tensor | None = None
+    bias_hh: Tensor | None = None
+    hr: Tensor | None = None
 
 
 def draw_weights(
-    owner: Any, suffix: str, input_size: int, width: int, bias: bool, device: Device | None, dtype: str
+    owner: Any, suffix: str, input_size: int, width: int, bias: bool, device: Device | None, dtype: str, proj: int = 0
 ) -> None:
     """Gives `owner` the parameters of one cell with `width` = gates * hidden."""
     bound = math.sqrt(1 / owner.hidden_size)
-    matrices: list[tuple[int, ...]] = [(input_size, width), (owner.hidden_size, width)]
+    matrices: list[tuple[int, ...]] = [(input_size, width), (proj or owner.hidden_size, width)]
     if owner.layout == "torch":
         matrices = [m[::-1] for m in matrices]
-    for name, shape in zip(NAMES[owner.layout], [*matrices, (width,), (width,)], strict=True):
+    names, shapes = [*NAMES[owner.layout]], [*matrices, (width,), (width,)]
+    if proj:
+        names, shapes = [*names, PROJECTION], [*shapes, (proj, owner.hidden_size)]
+    for name, shape in zip(names, shapes, strict=True):
         value = None
         if bias or len(shape) == 2:
             drawn = init.rand(*shape, low=-bound, high=bound, device=device, dtype=dtype)
@@ -52,7 +58,8 @@ def draw_weights(
 
 
 def weights_of(owner: Any, suffix: str = "") -> Weights:
-    return Weights(*(getattr(owner, name + suffix) for name in NAMES[owner.layout]))
+    ih, hh, bias_ih, bias_hh = (getattr(owner, name + suffix) for name in NAMES[owner.layout])
+    return Weights(ih, hh, bias_ih, bias_hh, getattr(owner, PROJECTION + suffix, None))
 
 
 def known_shape(x: Any) -> tuple[int, ...] | None:
@@ -184,6 +191,55 @@ class Steps:
         return ops.take_along(x, self.ends, 0)[0]
 
 
+def run_layers(
+    x: Tensor,
+    states: list[list[Tensor]],
+    weights: list[Weights],
+    sequence: Callable,
+    both: bool,
+    layout: str = "torch",
+    drop: Callable | None = None,
+    rows: Steps | None = None,
+    padding: float = 0.0,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Outputs (T, B, ...) of layers of cells, and each part of all their last states: x (T, B, in), `states` and `weights` of
+    each cell, two to a layer where `both` directions run, and `drop` between layers; see Recurrent.sequence and Recurrent."""
+    finals, directions = [], 1 + both
+    for i in range(0, len(weights), directions):
+        outputs = []
+        for k in range(i, i + directions):
+            w = weights[k]
+            projected = ops.linear(x, w.ih, w.bias_ih, layout=layout)
+            if rows is None:
+                results = sequence(projected, w, states[k], k > i)
+                outputs.append(results[0])
+                finals.append([part[0 if k > i else -1] for part in results])
+            else:  # backwards, each row starts at its own last step
+                projected = rows.turned(projected) if k > i else projected
+                projected = rows.masked(projected, padding) if padding else projected
+                results = sequence(projected, w, states[k], False)
+                finals.append([rows.last(part) for part in results])
+                y = rows.turned(results[0]) if k > i else results[0]
+                outputs.append(rows.masked(y, 0.0))
+        x = outputs[0] if directions == 1 else ops.concat(outputs, -1)
+        if drop is not None and i + directions < len(weights):
+            x = drop(x)
+    return x, tuple(ops.stack(parts, 0) for parts in zip(*finals, strict=True))
+
+
+def lstm_sequence(projected: Tensor, w: Weights, state: list[Tensor], reverse: bool, layout: str) -> tuple[Tensor, ...]:
+    """h and c of all steps. With w.hr (torch's layout), h' = W_hr (sigmoid(o) tanh(c')) (Sak et al., 2014, arXiv 1402.1128)."""
+    h, c = state
+    if w.hr is None:
+        return ops.lstm(projected, w.hh, h, c, w.bias_hh, reverse, layout)
+    # Both matrices are one between steps; the first h, which need not be a projection, goes to the gates of the first step.
+    step = ops.reshape(ops.arange_like(projected, 0, projected.shape[0]), (-1, 1, 1))
+    first = ops.eq(step, projected.shape[0] - 1 if reverse else 0)
+    projected = ops.where(first, projected + ops.linear(h, w.hh, None, layout=layout), projected)
+    y, c = ops.lstm(projected, w.hh @ w.hr, ops.full_like(c, 0.0), c, w.bias_hh, reverse, layout)
+    return ops.linear(y, w.hr, None, layout=layout), c
+
+
 class Recurrent(Module):
     """Layers of cells over time: x (T, B, in), state or None to (T, B, hidden) and the last state of every layer.
 
@@ -212,16 +268,19 @@ class Recurrent(Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         layout: str = "needle",
+        proj_size: int = 0,
     ) -> None:
         super().__init__()
+        if proj_size and (layout != "torch" or self.cell is not LSTMCell):
+            raise ValueError(f'[{type(self).__name__}] proj_size expects an LSTM of layout="torch", got {proj_size}.')
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first, self.bidirectional = batch_first, bidirectional
-        self.layout = layout
-        wide = hidden_size * (1 + bidirectional)
+        self.layout, self.proj_size = layout, proj_size
+        wide = (proj_size or hidden_size) * (1 + bidirectional)
         sizes = [input_size if k == 0 else wide for k in range(num_layers) for _ in range(1 + bidirectional)]
         if layout == "torch":
             for suffix, size in zip(self.suffixes, sizes, strict=True):
-                draw_weights(self, suffix, size, self.cell.gates * hidden_size, bias, device, dtype)
+                draw_weights(self, suffix, size, self.cell.gates * hidden_size, bias, device, dtype, proj_size)
         else:
             setattr(self, self.cells_name, [self.make_cell(n, bias, device, dtype) for n in sizes])
         self.dropout = Dropout(dropout) if dropout else None
@@ -256,33 +315,14 @@ class Recurrent(Module):
         x = ops.permute(x, (1, 0, 2)) if self.batch_first else x
         rows = None if lengths is None else Steps(x, lengths)
         x = x if rows is None else rows.masked(x, 0.0)
-        weights, finals, batch = self.weights(), [], x.shape[1]
-        count, directions = self.cell.states, 1 + self.bidirectional
-        for i in range(0, len(weights), directions):
-            outputs = []
-            for k in range(i, i + directions):
-                w = weights[k]
-                state = (
-                    zero_state(x, batch, self.hidden_size, w.hh.dtype, count)
-                    if h0 is None
-                    else [part[k] for part in h0]
-                )
-                projected = ops.linear(x, w.ih, w.bias_ih, layout=self.layout)
-                if rows is None:
-                    results = self.sequence(projected, w, state, k > i)
-                    outputs.append(results[0])
-                    finals.append([part[0 if k > i else -1] for part in results])
-                else:  # backwards, each row starts at its own last step
-                    projected = rows.turned(projected) if k > i else projected
-                    projected = rows.masked(projected, self.padding) if self.padding else projected
-                    results = self.sequence(projected, w, state, False)
-                    finals.append([rows.last(part) for part in results])
-                    y = rows.turned(results[0]) if k > i else results[0]
-                    outputs.append(rows.masked(y, 0.0))
-            x = outputs[0] if directions == 1 else ops.concat(outputs, -1)
-            if self.dropout is not None and i + directions < len(weights):
-                x = self.dropout(x)
-        last = tuple(ops.stack(parts, 0) for parts in zip(*finals, strict=True))
+        weights, count = self.weights(), self.cell.states
+        states = (
+            [self.zeros(x, w) for w in weights]
+            if h0 is None
+            else [[part[k] for part in h0] for k in range(len(weights))]
+        )
+        how = self.bidirectional, self.layout, self.dropout, rows, self.padding
+        x, last = run_layers(x, states, weights, self.sequence, *how)
         return ops.permute(x, (1, 0, 2)) if self.batch_first else x, last if count > 1 else last[0]
 
     def _check(self, x: Tensor, h0: list[Tensor] | None) -> None:
@@ -299,9 +339,18 @@ class Recurrent(Module):
         if shape[steps] == 0:
             raise ValueError(f"[{label}] x expects at least one step, got shape {shape}.")
         known = [known_shape(p) for p in h0 or ()]
-        want = (self.num_layers * (1 + self.bidirectional), shape[batch], self.hidden_size)
-        if any(s is not None and s != want for s in known):
-            raise ValueError(f"[{label}] state expects {count} of shape {want}, got {', '.join(map(str, known))}.")
+        want = [(self.num_layers * (1 + self.bidirectional), shape[batch], n) for n in self.state_sizes]
+        if any(s is not None and s != w for s, w in zip(known, want, strict=False)):
+            text = " and ".join(dict.fromkeys(map(str, want)))
+            raise ValueError(f"[{label}] state expects {count} of shape {text}, got {', '.join(map(str, known))}.")
+
+    @property
+    def state_sizes(self) -> list[int]:
+        """Of the parts of a state."""
+        return [self.hidden_size] * self.cell.states
+
+    def zeros(self, x: Tensor, w: Weights) -> list[Tensor]:
+        return [part for n in self.state_sizes for part in zero_state(x, x.shape[1], n, w.hh.dtype, 1)]
 
     def extra_repr(self) -> str:
         options = [f"{n}=True" for n in ("batch_first", "bidirectional") if getattr(self, n)]
@@ -344,12 +393,19 @@ class RNN(Recurrent):
 
 
 class LSTM(Recurrent):
-    """Long short-term memory, cells in `lstm_cells`, states (h, c); see Recurrent and LSTMCell."""
+    """Long short-term memory, cells in `lstm_cells`, states (h, c); see Recurrent and LSTMCell.
+
+    proj_size, in torch's layout: h has as many numbers, a product of the cell's own with weight_hr (proj_size, hidden).
+    """
 
     cells_name, cell = "lstm_cells", LSTMCell
 
+    @property
+    def state_sizes(self) -> list[int]:
+        return [self.proj_size or self.hidden_size, self.hidden_size]
+
     def sequence(self, projected: Tensor, w: Weights, state: list[Tensor], reverse: bool) -> tuple[Tensor, ...]:
-        return ops.lstm(projected, w.hh, state[0], state[1], w.bias_hh, reverse, self.layout)
+        return lstm_sequence(projected, w, state, reverse, self.layout)
 
 
 class GRU(Recurrent):

@@ -35,6 +35,7 @@ from .functional import (
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
+from .steps import PLAIN, layers_as_calls
 from .structure import plain_result
 from .tracing import Captured, capture_error
 
@@ -312,7 +313,9 @@ def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, as
     gradients = Gradients()
     try:
         with gradients.watched():
-            return export_once(model, args, kwargs, free, asked)
+            found = export_once(model, args, kwargs, free, asked)
+        if not gradients.asked or not any(n.target in PLAIN for n in found.program.graph.nodes):
+            return found
     except Exception:
         if not gradients.asked:
             raise
@@ -340,6 +343,7 @@ def export_once(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axe
         data_as_calls(),
         covariances_as_calls(),
         combinations_as_calls(),
+        layers_as_calls(),
     ):
         warnings.simplefilter("ignore")
         model.eval()

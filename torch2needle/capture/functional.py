@@ -23,8 +23,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from needle.autograd import Unsupported
 
 from .guard import patched
+from .steps import torchs_own
 
-NAMES = ((apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms, "grad_and_value_impl"))
+NAMES = (
+    (apis, "vmap_impl"),
+    *((eager_transforms, name) for name in ("grad_impl", "grad_and_value_impl", "_jvp_with_argnums")),
+)
 
 
 @functools.cache
@@ -67,10 +71,10 @@ class Gradients:
         before, thread = torch.autograd._engine_run_backward, threading.get_ident()
 
         def backward(outputs: Any, given: Any, retain: bool, create_graph: bool, *args: Any, **kwargs: Any) -> Any:
-            found = before(outputs, given, retain, create_graph, *args, **kwargs)
             if threading.get_ident() != thread:
-                return found
+                return before(outputs, given, retain, create_graph, *args, **kwargs)
             self.asked = True
+            found = before(outputs, given, retain, create_graph, *args, **kwargs)
             return found if create_graph else tuple(g if g is None else g.detach() for g in found)
 
         return patched([(vars(torch.autograd), "_engine_run_backward", backward)])
@@ -197,7 +201,7 @@ def traced(
     before = torch.Tensor.detach
     given = [flat[i] for i in places]
     watched = patched([(torch.Tensor, "detach", detach)])
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), watched:
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), watched, torchs_own():
         pure = torch.func.functionalize(run) if functional else run
         table = gradients() | {torch.ops.aten.detach.default: kept}
         try:

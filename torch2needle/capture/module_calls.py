@@ -108,7 +108,7 @@ def put_call(graph: fx.Graph, path: str, core: fx.Node, args: tuple, kwargs: dic
     with graph.inserting_before(core):
         call = graph.call_module(path, args, kwargs)
         call.meta = {k: v for k, v in core.meta.items() if k != "val"}
-        several = "lstm" in str(core.target) or (core.target is ROWS and core.args[5] == 2)
+        several = "lstm" in str(core.target) or (core.target is ROWS and len(core.args[4]) == 2)  # type: ignore[arg-type]
         second = graph.call_function(operator.getitem, (call, 1)) if several else call
         for item in items:
             place = cast(int, item.args[1])

@@ -16,14 +16,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import rnn
 
-from needle.autograd import Unsupported
-
 from .asked import ASKED, LIBRARY
 from .guard import patched
 
 Layer = nn.LSTM | nn.GRU | nn.RNN
 LIBRARY.define(
-    "rows(Tensor x, Tensor lengths, Tensor[] hx, Tensor[] weights, int hidden, int states, bool both, bool batch_first) "
+    "rows(Tensor x, Tensor lengths, Tensor[] hx, Tensor[] weights, int[] sizes, bool both, bool batch_first) "
     "-> Tensor[]"
 )
 ROWS = torch.ops.torch2needle.rows.default
@@ -31,13 +29,11 @@ FALLING = "lengths of packed rows, which fall from no more than there are steps 
 
 
 @torch.library.register_fake("torch2needle::rows")
-def shapes(
-    x: Any, lengths: Any, hx: Any, weights: Any, hidden: int, states: int, both: bool, batch_first: bool
-) -> list[Any]:
-    directions = 1 + both
-    per_cell = 4 if any(w.ndim == 1 for w in weights) else 2
-    last = (len(weights) // per_cell, x.shape[0 if batch_first else 1], hidden)
-    return [x.new_empty((*x.shape[:2], directions * hidden)), *(x.new_empty(last) for _ in range(states))]
+def shapes(x: Any, lengths: Any, hx: Any, weights: Any, sizes: list[int], both: bool, batch_first: bool) -> list[Any]:
+    """sizes: of the parts of a state."""
+    per_cell = 2 + 2 * any(w.ndim == 1 for w in weights) + (sizes[0] != sizes[-1])
+    last = (len(weights) // per_cell, x.shape[0 if batch_first else 1])
+    return [x.new_empty((*x.shape[:2], (1 + both) * sizes[0])), *(x.new_empty((*last, n)) for n in sizes)]
 
 
 class Rows(NamedTuple):
@@ -126,15 +122,14 @@ class Packing:
         def forward(layer: Layer, input: Any, hx: Any = None) -> Any:
             if not isinstance(input, rnn.PackedSequence):
                 return before(layer, input, hx)
-            if layer.proj_size:
-                raise Unsupported("packed rows run through a layer with proj_size; put a Linear behind the layer")
             data, batch_sizes, order, back = input
             x, rows = self.opened(data, batch_sizes, order)
             long = isinstance(layer, nn.LSTM)
             state = () if hx is None else layer.permute_hidden(hx, order)  # type: ignore[arg-type]
             given = list(state) if long or hx is None else [state]
             x = x.transpose(0, 1) if layer.batch_first else x
-            how = layer.hidden_size, 1 + long, layer.bidirectional, layer.batch_first
+            sizes = [layer.proj_size or layer.hidden_size, layer.hidden_size][: 1 + long]
+            how = sizes, layer.bidirectional, layer.batch_first
             y, *last = ROWS(x, rows.lengths, given, layer._flat_weights, *how)
             data = self.packed(y.transpose(0, 1) if layer.batch_first else y, batch_sizes)
             last = layer.permute_hidden(tuple(last) if long else last[0], back)  # type: ignore[arg-type]

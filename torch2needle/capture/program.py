@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -14,9 +14,11 @@ from torch.utils import _pytree as pytree
 from needle.autograd import Unsupported
 
 from ..rules.overloads import FLAGS, is_overload
+from ..rules.registry import is_inplace
 from ..rules.sampling import dense_strided
 from .folding import drop_unread, fold
 from .module_calls import attribute, call_modules
+from .steps import PLAIN
 from .structure import arguments, classed, input_places, structure
 from .tracing import Captured, TrainingFlag, node_location, owner_path, written
 
@@ -29,7 +31,13 @@ CHECKS = (
     "sym_constrain_range",
     "sym_constrain_range_for_size",
 )
-MODES = ("batchnorm", "instancenorm", "dropout", "activation")  # torch's modules with layers whose flag is their own
+MODES = (
+    "batchnorm",
+    "instancenorm",
+    "dropout",
+    "activation",
+    "rnn",
+)  # torch's modules with layers whose flag is their own
 
 
 def capture_program(
@@ -172,6 +180,7 @@ class ProgramBuilder:
                 env[old] = env[old.args[0]][old.args[1]]
             else:
                 env[old] = self.graph.node_copy(old, value)
+                env[old].target = PLAIN.get(old.target, old.target)
                 if old.target is aten.as_strided.default:
                     follow_memory(env[old])
                 if next(iter(env[old].meta.get("nn_module_stack") or {}), "").startswith("_empty"):
@@ -204,7 +213,8 @@ class ProgramBuilder:
             self.notes.append("regions under autocast are computed in float32")
         if name == "wrap_with_set_grad_enabled" and not args[0]:
             refuse_writes(body.graph, operands)
-            return pytree.tree_map(self.detached, result)
+            own = body.graph.output_node().args[0]
+            return pytree.tree_map(lambda r, n: r if is_given(n) else self.detached(r), result, own)
         return result
 
     def chosen(self, node: fx.Node, condition: Any, bodies: list[Any], operands: Any) -> Any:
@@ -237,6 +247,13 @@ class ProgramBuilder:
         made = self.graph.call_function(aten.detach.default, (value,))
         made.meta = {k: v for k, v in value.meta.items() if k != "nn_module_stack"}  # no part of the layer before it
         return made
+
+
+def is_given(node: Any) -> bool:
+    """What a body was given and wrote in place, which needs gradients as before."""
+    while isinstance(node, fx.Node) and node.op == "call_function" and is_inplace(node.target):
+        node = node.args[0]
+    return isinstance(node, fx.Node) and node.op == "placeholder"
 
 
 def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
@@ -291,6 +308,10 @@ def refuse_written_parameters(graph: fx.Graph, model: nn.Module) -> None:
     """Weights that a forward changes; some do so once, where they were not yet made ready for evaluation."""
     for node in graph.nodes:
         root = written(node)
+        if node.target is aten._has_compatible_shallow_copy_type.default:  # `weight.data = ...`
+            root = cast(fx.Node, node.args[0])
+            while root.target is aten.detach.default:
+                root = cast(fx.Node, root.args[0])
         if root is not None and isinstance(attribute(root, model), nn.Parameter):
             raise Unsupported(
                 f"it writes {root.target} in place at {node_location(node)}, which belongs to the model; "

@@ -173,3 +173,49 @@ def gumbel_softmax(logits: Any, tau: float = 1, hard: bool = False, eps: float =
     best = ops.argmax(soft, dim, True)
     one = ops.scatter(soft * 0, dim, best, 1.0)
     return one - ops.stop_gradient(soft) + soft
+
+
+ROUNDS = 16  # of which each takes at least 95 of 100 numbers
+
+
+def log_gamma_draws(a: Any) -> Any:
+    """Logarithms of numbers of density x^(a - 1) e^-x / gamma(a), float64 (Marsaglia and Tsang, ACM TOMS 26, 2000)."""
+    small = ops.lt(a, 1)
+    d = ops.where(small, a + 1, a) - 1 / 3
+    normal = ops.randn_like(a, (ROUNDS, *a.shape))
+    root = normal / ops.sqrt(d * 9) + 1
+    log = ops.log(ops.clamp_min(root, 1e-300)) * 3
+    likely = normal * normal / 2 + d - d * root**3 + d * log
+    taken = ops.logical_and(ops.gt(root, 0), ops.lt(ops.log1p(-ops.rand_like(normal)), likely))
+    first = ops.argmax(ops.cast(taken, "int64"), 0, True)
+    made = ops.log(d) + ops.take_along(log, first, 0)[0]
+    return made + ops.where(small, ops.log1p(-ops.rand_like(a)) / a, 0.0)
+
+
+@rule(torch._standard_gamma)
+def standard_gamma(input: Any, generator: Any = None) -> Any:
+    check(generator)
+    least = math.log(torch.finfo(getattr(torch, input.dtype)).tiny)
+    made = ops.exp(ops.clamp_min(log_gamma_draws(ops.cast(input, "float64")), least))
+    return ops.undifferentiated(ops.cast(made, input.dtype), "gamma")
+
+
+@rule(torch._sample_dirichlet)
+def sample_dirichlet(input: Any, generator: Any = None) -> Any:
+    """Gamma's over their sum, by logarithms: small ones may all be too small for numbers."""
+    check(generator)
+    made = ops.cast(ops.softmax(log_gamma_draws(ops.cast(input, "float64")), -1), input.dtype)
+    least = torch.finfo(getattr(torch, input.dtype)).tiny
+    return ops.undifferentiated(ops.clamp_min(made, least), "dirichlet")
+
+
+@rule(torch.poisson)
+def poisson(input: Any, generator: Any = None) -> Any:
+    check(generator)
+    return ops.poisson(input)
+
+
+@rule(torch.binomial)
+def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
+    check(generator)
+    return ops.binomial(count, prob)

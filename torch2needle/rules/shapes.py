@@ -14,6 +14,7 @@ import torch
 
 from needle import ops
 from needle.autograd import Unsupported
+from needle.backend_ndarray import FLOATS
 from needle.graph.record import SymbolicShape
 from needle.ops.shape.join import along_axis as at
 
@@ -45,6 +46,13 @@ def back_in_shape(base: Any, value: Any, *_: Any, **__: Any) -> Any:
 def unchanged(base: Any, value: Any, *_: Any, **__: Any) -> Any:
     """For views of all elements in the same shape."""
     return value
+
+
+def beside_gradients(base: Any, value: Any, *_: Any, **__: Any) -> Any:
+    """For detached views: gradients do not see the write, and pass to what there was before."""
+    if base.dtype not in FLOATS:
+        return value
+    return ops.stop_gradient(value) - ops.where(ops.isfinite(base), ops.stop_gradient(base) - base, 0.0)
 
 
 def overlaps(base: Any, value: Any, *_: Any, **__: Any) -> Any:
@@ -160,7 +168,8 @@ functions("input, other", {(T.expand_as,): ops.broadcast_like}, view="always", p
 functions("input, offset=0, dim1=0, dim2=1", {(torch.diagonal, T.diagonal): ops.diagonal}, view="always")
 functions("input, memory_format=None", {(T.contiguous,): lambda input: input}, view="maybe", put=unchanged)
 functions("input, *, memory_format=None", {(T.clone, torch.clone): lambda input: input})
-functions("input", {(torch.detach, T.detach, T.detach_): ops.stop_gradient}, view="always")
+functions("input", {(T.detach_,): ops.stop_gradient}, view="always")
+functions("input", {(torch.detach, T.detach): ops.stop_gradient}, view="always", put=beside_gradients)
 
 
 # -- copies --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,16 @@ from needle.backend_ndarray import FLOATS, NDArray
 from needle.op import one_of
 from needle.ops.families import no_gradient
 
-__all__ = ["bernoulli", "rand_like", "randint_like", "randn_like", "randperm_like"]
+__all__ = [
+    "bernoulli",
+    "binomial",
+    "poisson",
+    "rand_like",
+    "randint_like",
+    "randn_like",
+    "randperm_like",
+    "undifferentiated",
+]
 
 
 @op
@@ -64,6 +73,56 @@ class Draw(Op):
         return x.recorder.draw(spec, lambda: self._made(spec.shape))
 
 
+@op
+class DrawOf(Op):
+    """Whole numbers, as floats, whose distributions have the numbers of these tensors: poisson (rate), binomial (count, p)."""
+
+    kind: str
+    has_expression = False
+    gradient = no_gradient
+    checks = one_of(kind=("poisson", "binomial"))
+
+    def infer(self, *inputs: Any) -> Any:
+        return Spec(np.broadcast_shapes(*(tuple(x.shape) for x in inputs)), str(inputs[0].dtype))
+
+    def reference(self, *inputs: np.ndarray) -> Any:
+        wide = [np.asarray(x, "float64") for x in inputs]
+        if self.kind == "binomial":
+            wide[0] = wide[0].astype("int64")
+        return np.asarray(getattr(np.random, self.kind)(*wide), self.infer(*inputs).dtype)
+
+    def compute(self, *inputs: NDArray) -> Any:
+        made = self.reference(*(x.numpy() for x in inputs))
+        return NDArray(made, device=inputs[0].device, dtype=self.infer(*inputs).dtype)
+
+    def must_decompose(self, *inputs: Any) -> bool:
+        return getattr(inputs[0].recorder, "static", False)
+
+    def decompose(self, *inputs: Tensor) -> Tensor:
+        raise Unsupported(f"[{self.kind}] a plan draws no {self.kind} numbers; call the net")
+
+
+@op
+class Undifferentiated(Op):
+    """x, which depends on what it was made of in a way that gradients do not follow: asking for one is an error."""
+
+    is_view = True
+    what: str
+
+    def infer(self, x: Any) -> Any:
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def compute(self, *arrays: Any) -> Any:
+        return arrays[0]
+
+    reference = compute
+
+    def gradient(self, out_grad: Any, node: Any) -> Any:
+        raise Unsupported(
+            f"[{self.what}] a draw passes no gradients to its parameters; draw it without, as sample() does"
+        )
+
+
 def float_of(x: Tensor, dtype: str | None) -> str:
     return x.dtype if dtype is None else dtype
 
@@ -93,3 +152,18 @@ def bernoulli(p: Tensor) -> Tensor:
     from needle.ops.math.comparison import lt
 
     return lt(rand_like(p), p).astype(p.dtype)
+
+
+def poisson(rate: Tensor) -> Tensor:
+    """Whole numbers, as floats, whose mean and variance are `rate`, anew at every call."""
+    return DrawOf("poisson")(rate)
+
+
+def binomial(count: Tensor, p: Tensor) -> Tensor:
+    """How many of `count` tries of probability p succeed, as floats, anew at every call."""
+    return DrawOf("binomial")(count, p)
+
+
+def undifferentiated(x: Tensor, what: str) -> Tensor:
+    """x; asking for gradients of what it was made of is an error that names `what`."""
+    return Undifferentiated(what)(x)

@@ -1,0 +1,72 @@
+"""torch's functions of recurrent layers, for torch.export: it would follow them step by step, for as many as the example has.
+
+Here each is one call of any number of steps, which the captured graph has as the call of torch's own.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.nn.modules import rnn
+
+from .asked import LIBRARY
+from .guard import patched
+
+NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+PLAIN: dict[Any, Any] = {}  # torch's own overload by the one that stands for it
+
+
+def shapes(
+    x: Any,
+    hx: Any,
+    params: Any,
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    batch_first: bool,
+) -> Any:
+    states = hx if isinstance(hx, list | tuple) else [hx]
+    steps, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
+    y = x.new_empty((steps, batch, states[0].shape[2] * (1 + both)))
+    return y.transpose(0, 1) if batch_first else y, *(x.new_empty(s.shape) for s in states)
+
+
+for name in NAMES:
+    own = getattr(torch.ops.aten, name).input
+    LIBRARY.define(str(own._schema).removeprefix("aten::").replace(f"{name}.input", name, 1))
+    torch.library.register_fake(f"torch2needle::{name}")(shapes)
+    PLAIN[getattr(torch.ops.torch2needle, name).default] = own
+
+
+class Functions(types.SimpleNamespace):
+    """torch's, but for some."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch._VF, name)
+
+
+def layers_as_calls() -> AbstractContextManager:
+    """Layers of rows that are not packed; what traces below autograd wants torch's own, which have gradients."""
+    thread = threading.get_ident()
+
+    def instead(name: str) -> Callable:
+        before, one = getattr(torch._VF, name), getattr(torch.ops.torch2needle, name)
+
+        def call(*args: Any) -> Any:
+            packed = isinstance(args[3], list | tuple)  # behind the rows' sizes
+            return before(*args) if packed or threading.get_ident() != thread else one(*args)
+
+        return call
+
+    return patched([(vars(rnn), "_VF", Functions(**{n: instead(n) for n in NAMES}))])
+
+
+def torchs_own() -> AbstractContextManager:
+    return patched([(vars(rnn), "_VF", torch._VF)])
