@@ -111,15 +111,15 @@ def test_kinds_of_calls(name: str) -> None:
 
 
 def test_layer_whose_rule_refuses() -> None:
-    class Projected(nn.Module):
+    class Counted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lstm, self.head = nn.LSTM(4, 6, proj_size=3, batch_first=True), nn.Linear(3, 2)
+            self.table, self.head = nn.Embedding(9, 3, scale_grad_by_freq=True), nn.Linear(4, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.lstm(x)[0]).relu()
+            return self.table((x[..., 0] * 4).long().clamp(0, 8)) + self.head(x).relu()
 
-    model = Projected()
+    model = Counted()
     net = agrees(model, (2, 5, 4))
     assert list(net.state_dict()) == list(model.state_dict())
 

@@ -191,3 +191,26 @@ def test_formulas_raise_nothing_when_the_time_is_over() -> None:
     with pytest.raises(OutOfTime), Budget(1e-3).spent("test"):
         sum(range(1_000_000))
         assert env.simplify(x + 1) == x + 1
+
+
+class Heads(nn.Module):
+    """Places that one input says, read from the other one, both with the heads in the batch."""
+
+    def forward(self, places: T, image: T) -> T:
+        assert len(places)
+        batch, n, _ = places.shape
+        grid = places.view(batch, n, 2, 1, 2).permute(0, 2, 1, 3, 4).reshape(batch * 2, n, 1, 2)
+        parts = image.view(batch * 2, 4, *image.shape[2:])
+        return nn.functional.grid_sample(parts, grid, align_corners=False).view(batch, 8, n)
+
+
+def test_the_batch_is_free_where_other_sizes_are_fixed_with_it() -> None:
+    model = Heads().eval()
+
+    def inputs(batch: int) -> tuple[T, T]:
+        return torch.rand(batch, 7, 4) * 2 - 1, torch.randn(batch, 8, 6, 5)
+
+    net = torch2needle.convert(model, inputs(4))
+    for batch in (4, 5, 1):
+        given = inputs(batch)
+        np.testing.assert_allclose(net(*given).numpy(), model(*given).numpy(), atol=1e-5)

@@ -34,14 +34,14 @@ class Unusual(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = nn.Linear(8, 8)
-        self.rnn = nn.LSTM(8, 8, proj_size=2)
+        self.table = nn.Embedding(8, 8, sparse=True)
         self.drop = nn.Dropout()
 
     def forward(self, x, mask):
         y = torch.renorm(self.fc(x), 2, 0, 1.0)
         y = torch.renorm(y, 2, 0, 1.0) + torch.frac(x).view(x.size(0), -1)
         y = y.nextafter(mask[:, None].float()) + self.drop(x)
-        return self.rnn(x[None])[0], y
+        return self.table(mask[None])[0], y
 """
 
 

@@ -148,6 +148,10 @@ def unchecked(
     if more != rows:
         most = attempt(model, wider, more, time=time, known=(rows, some))
         if most is not None and most is not some:
+            if most.fixes(rows):  # sizes that hang together may be fixed together: the batch is worth more
+                some, first = some if first else attempt(model, wider, rows), True
+                if some is not None and not some.fixes(rows):
+                    yield some.captured(model, changing)
             yield most.captured(model, changing)
     if not first:
         some = attempt(model, wider, rows)
@@ -236,6 +240,11 @@ class Exported(NamedTuple):
     program: ExportedProgram
     notes: list[str]
     result: Any
+
+    def fixes(self, axes: Axes) -> bool:
+        """Whether one of them is not free."""
+        fixed = fixed_sizes(self.program)
+        return any((i, axis) in fixed for i, several in axes.items() for axis in several)
 
     def captured(self, model: nn.Module, changing: Callable[[], set[str]]) -> Captured:
         return from_program(self.program, model, self.notes, changing, self.result)
