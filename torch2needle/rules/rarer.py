@@ -18,7 +18,7 @@ from needle.ops.common import constant
 from .arithmetic import dtype_name
 from .drawn import check
 from .registry import rule
-from .shapes import varargs
+from .shapes import joined, unchanged, varargs
 from .special import with_tensors
 from .tables import functions
 
@@ -209,7 +209,7 @@ def randint_like(input: Any, low: Any, high: Any = None, *, dtype: Any = None, g
     return ops.cast(drawn, input.dtype if dtype is None else dtype_name(dtype))
 
 
-@rule(T.to_dense, view="same")
+@rule(T.to_dense, view=lambda input, dtype=None, **_: "same" if dtype is None else "maybe", put=unchanged)
 def to_dense(input: Any, dtype: Any = None, *, masked_grad: Any = None) -> Any:
     if dtype is not None:
         raise Unsupported("to_dense expects no dtype of dense tensors")
@@ -219,4 +219,6 @@ def to_dense(input: Any, dtype: Any = None, *, masked_grad: Any = None) -> Any:
 functions(
     "input, split_sizes, dim=0",
     {(torch.unsafe_split_with_sizes, T.unsafe_split_with_sizes): ops.split_sizes},
+    view="always",
+    put=joined,
 )
