@@ -18,6 +18,7 @@ import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import converts  # noqa: E402
 from test_rules_arithmetic import One, agrees  # noqa: E402
+from torch2needle.capture.calls import shuffled  # noqa: E402
 
 torch.manual_seed(0)
 MATRIX, CUBE, SQUARE, LINE = (5, 4), (3, 5, 3), (4, 4), (6,)
@@ -148,6 +149,23 @@ def test_bags(mode: str, padding: int | None) -> None:
         ends = torch.cat([OFFSETS, torch.tensor([8])]) if last else OFFSETS
         converts(bag_of(bag), BAG, ends, example=True, batch=False)
         converts(bag_of(bag), BAG.reshape(2, 4), example=True, batch=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+def test_other_calls_keep_offsets_ascending(dtype: torch.dtype) -> None:
+    for values, ascending in (
+        ([0, 4, 4, 7], True),
+        ([0, 2, 9], True),
+        ([7, 0, 4, 4, 2], False),
+        ([0, 1, 2, 3, 4], False),
+    ):
+        (made,) = shuffled((torch.tensor(values, dtype=dtype),), 1.0)
+        assert made.dtype == dtype and made.shape == (len(values),)
+        assert (sorted(made.tolist()) == made.tolist()) is ascending
+        if ascending:
+            assert (made[0], made[-1]) == (values[0], values[-1])
+        else:
+            assert sorted(made.tolist()) == sorted(values)
 
 
 def bag_of(bag: nn.Module) -> nn.Module:

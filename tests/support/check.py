@@ -133,7 +133,10 @@ def alike(got: list[Any], torchs: list[Any]) -> None:
     for g, r in zip(map(array, got), map(array, torchs), strict=True):
         if g.shape != r.shape or g.dtype != r.dtype:
             raise Wrong(f"values: {g.dtype}{g.shape} instead of {r.dtype}{r.shape}")
-        parts = np.random.default_rng(0).random(r.shape) * (r == np.floor(r)).all()
+        whole = bool((r == np.floor(r)).all())
+        if whole and not (g == np.floor(g)).all():
+            raise Wrong("values: parts of whole numbers")
+        parts = np.random.default_rng(0).random(r.shape) * whole
         # A decile of whole numbers may be one or the next; with a part of one added they are numbers of any size.
         if not (close_deciles(g, r) or close_deciles(g + parts, r + parts)):
             raise Wrong("values: another distribution")

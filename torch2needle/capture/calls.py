@@ -92,8 +92,8 @@ def other_order(t: torch.Tensor) -> torch.Tensor:
     """Places of a tensor's values; offsets stay ascending, since torch reads what is not theirs where they do not."""
     n, chance = t.numel(), torch.Generator().manual_seed(0)
     if t.ndim == 1 and n > 2 and not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool):
-        steps = t.diff()
-        if bool((steps >= 0).all()) and not bool((steps == 1).all()):
+        before, after = t[:-1], t[1:]
+        if bool((before <= after).all()) and not bool((before + 1 == after).all()):
             inner = torch.randint(0, n, (n - 2,), generator=chance).sort().values
             return torch.cat([torch.tensor([0]), inner, torch.tensor([n - 1])])
     return torch.randperm(n, generator=chance)
