@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import needle as ndl
+import operator_fusion
 import torch2needle
 from needle.backend_ndarray import array
 from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad, ConvTranspose2d
@@ -42,7 +43,14 @@ GROUPS = [  # groups, inputs and outputs of each
     (1, 20, 40),
     (1, 24, 24),
     (1, 17, 33),
+    (1, 16, 1),
+    (1, 36, 2),
+    (1, 64, 3),
+    (1, 33, 4),
     (1, 36, 5),
+    (1, 40, 6),
+    (1, 48, 7),
+    (1, 17, 8),
     (1, 3, 20),
 ]
 GEOMETRIES: list[dict[str, Any]] = [  # of (7, 19) pixels
@@ -142,3 +150,36 @@ def test_few_channels_in_a_block(channels: int, geometry: dict[str, Any]) -> Non
     assert np.abs(exe(x).numpy() - want).max() < 4 * TOLERANCE * np.abs(want).max()
     kernels = [kernel for kernel, *_ in exe.profile(x)]
     assert kernels.count("from_blocked") == 1, "the activation leaves the blocks"
+
+
+@pytest.mark.parametrize("outputs", range(1, 10))
+def test_weights_of_few_outputs_lie_along_inputs(outputs: int) -> None:
+    assert packed_sizes(Grouping(1, 80, outputs, 16), Row(3), 9) == (5, 1, 16, outputs if outputs <= 8 else 16)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel"), [(32, 3, 3), (40, 1, 1), (64, 4, 5), (520, 8, 5), (300, 7, 7)]
+)
+@pytest.mark.parametrize(
+    "activation", [torch.nn.Identity(), torch.nn.ReLU(), torch.nn.GELU(), torch.nn.Sigmoid()], ids=str
+)
+def test_few_outputs_with_what_follows(inputs: int, outputs: int, kernel: int, activation: torch.nn.Module) -> None:
+    """Bias, what is added and activations; 520 inputs in several parts, which are added up in memory."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Conv2d(20, inputs, 1)
+            self.skip = torch.nn.Conv2d(20, outputs, 1)
+            self.last = torch.nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
+            self.activation = activation
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.activation(self.last(self.first(x)) + self.skip(x))
+
+    torch.manual_seed(outputs)
+    model = Model().eval()
+    x = torch.randn(2, 20, 6, 17)
+    exe = ndl.compile(operator_fusion.fuse(torch2needle.convert(model, (x,))), (x,), winograd="off")
+    want = model.double()(x.double()).detach().numpy()
+    assert np.abs(exe(x).numpy() - want).max() < 2 * TOLERANCE * np.abs(want).max()

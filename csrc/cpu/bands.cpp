@@ -5,7 +5,7 @@ namespace needle::NEEDLE_ISA {
 namespace {
 
 // Measured costs, where a broadcast number times 16 weights costs 1; NEON's are by its instructions.
-constexpr double kRunCost = 1, kPermuteCost = V::N >= 8 ? 0.5 : NEEDLE_REGISTER_BLOCKS == 8 ? 1 : 3;
+constexpr double kRunCost = 1, kLaneSumCost = 6, kPermuteCost = V::N >= 8 ? 0.5 : NEEDLE_REGISTER_BLOCKS == 8 ? 1 : 3;
 
 struct Span {
   int64_t first, last;
@@ -72,6 +72,12 @@ int64_t panels_of(const Channels& c, int64_t step) {
 
 Form form_of(const Channels& c, int64_t taps, int64_t joined) {
   Form best = {c.block, c.block, kBlock};
+  if (c.groups == 1 && c.block == kBlock && c.outputs <= kMostDots) {
+    const double terms = static_cast<double>(ceil_div(c.inputs, kBlock) * taps);
+    const double sums = static_cast<double>(c.outputs) * (terms + kLaneSumCost) + kRunCost * terms;
+    const double others = static_cast<double>(c.inputs * taps) + kRunCost * terms;
+    if (sums < others) return {kBlock, kBlock, c.outputs};
+  }
   if (c.groups == 1 && (taps == 1 || c.inputs % c.block == 0)) return best;
   double least = static_cast<double>(panels_of(c, c.block)) * (static_cast<double>(c.block) + kRunCost);
   const auto consider = [&](const Form& form, double term_cost) {
@@ -112,6 +118,16 @@ void picks_of(const Channels& c, const Form& form, int64_t block, int64_t chunk,
       if (has) to.input[term * kBlock + lane] = static_cast<int32_t>(channel - own.first);
     }
   });
+}
+
+void pack_dots(const Weights& w, int64_t inputs, int64_t outputs, const int32_t* rows, float* panel) {
+  for (int64_t i = 0; i < inputs; i++)
+    for (int64_t t = 0; t < w.taps; t++) {
+      const int64_t row = rows[i * w.taps + t];
+      const float* from = w.data + i * w.s_input + t / w.taps_w * w.s_h + t % w.taps_w * w.s_w;
+      float* to = panel + row / kBlock * outputs * kBlock + row % kBlock;
+      for (int64_t o = 0; o < outputs; o++) to[o * kBlock] = i < w.inputs ? from[o * w.s_output] : 0;
+    }
 }
 
 void pack_picks(const Weights& w, const Channels& c, int64_t block, const ChannelBand& band, const Form& form,

@@ -18,7 +18,9 @@ struct Channels {
 // channel, in as many terms (a broadcast number times 16 weights, zero for channels of other groups), or in every term
 // each lane picks a channel of its own group: 16 permuted numbers times 16 weights. The numbers' places in the chunk
 // precede the weights of all taps that are joined, neighbours in a kernel row: what one tap picks, the next pixel's tap
-// before it needs as well.
+// before it needs as well. Or, without groups and where outputs are few, lanes are the 16 input channels of a chunk,
+// times as many weights of each output, which are summed up over the lanes in the end: `lanes` is the number of outputs
+// then, and what a tap has of a chunk lies by [output][input].
 struct Form {
   int64_t step, terms, lanes;
 
@@ -28,6 +30,7 @@ struct Form {
     return {lanes > kBlock ? block : terms, terms, lanes};
   }
   bool picks() const { return lanes > kBlock; }
+  bool dots() const { return lanes < kBlock; }
   int64_t joined() const { return picks() ? lanes / kBlock - 1 : 1; }
   int64_t chunk_floats(int64_t taps) const { return taps / joined() * terms * lanes; }
 };
@@ -69,6 +72,9 @@ void picks_of(const Channels& c, const Form& form, int64_t block, int64_t chunk,
 void pack_picks(const Weights& w, const Channels& c, int64_t block, const ChannelBand& band, const Form& form,
                 const int32_t* rows, float* panel);
 
+// The panel in the form whose lanes are inputs. The tap at position t of input i is term rows[i * taps + t].
+void pack_dots(const Weights& w, int64_t inputs, int64_t outputs, const int32_t* rows, float* panel);
+
 // Packs weights of `form`. phases(f) calls f(taps) for every phase; taps(g) calls g(kh, kw) for every tap of it. Uses
 // scratch 0 and 3.
 template <class Phases>
@@ -88,6 +94,7 @@ void pack_weights(const Exec* exec, const Weights& w, const Channels& c, const F
   if (c.groups == 1) {
     const int64_t inputs = ceil_div(c.inputs, form.step) * form.step, panel = inputs * w.taps * kBlock;
     const int32_t* rows = number(inputs / form.step);
+    if (form.dots()) return pack_dots(w, inputs, form.lanes, rows, dst);
     pack_parallel(exec, w.s_output, w.s_input, c.blocks(), inputs, kBlock, 8 * kBlock, 20. * c.blocks() * panel,
                   [&](int64_t first, int64_t last, int64_t i0, int64_t i1) {
                     pack_inputs(w, first * kBlock, i0, i1,

@@ -137,7 +137,8 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, cons
   t.length = p.runs.length;
   t.b_n = panel;
   t.b_k = p.lanes;
-  t.picks = p.lanes / kBlock - 1;
+  t.picks = p.lanes > kBlock ? p.lanes / kBlock - 1 : 0;
+  t.dots = p.lanes < kBlock ? p.lanes : 0;
   t.c_m = p.y.pixel;
   t.c_n = p.y.channels;
   t.r_m = p.residual.pixel;
@@ -151,8 +152,9 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, cons
       n = t.picks ? 1 : tile_blocks(pixels, block1 - block);
       const int64_t channel_block = band.block + block, run_floats = p.runs.length * p.lanes;
       const int64_t parts = row1 - row0 == 1 ? 1 : ceil_div(of_region * run_floats * n * 4, kPanelBytes);
+      const int64_t chain = t.dots ? kChain * V::N : kChain;
       const int64_t per_part =
-          ceil_div(of_region, larger(1, smaller(of_region, larger(parts, of_region * p.runs.length / kChain))));
+          ceil_div(of_region, larger(1, smaller(of_region, larger(parts, of_region * p.runs.length / chain))));
       int64_t run = 0;
       do {
         t.runs = region->runs + run;

@@ -1,6 +1,8 @@
 // Instances of the register tile for every number of rows.
 #include "cpu/tile.h"
 
+#include <cstring>
+
 #include "math/maps.h"
 
 namespace needle::NEEDLE_ISA {
@@ -158,12 +160,97 @@ void pick_tile(const Tile& t) {
   finish<ROWS, 1>(t, acc);
 }
 
+constexpr int kMostDotRows = 12;
+typedef float F4 __attribute__((vector_size(16)));
+
+// Sums of neighbouring lanes until four are left.
+template <class X>
+NEEDLE_INLINE F4 fold(X a) {
+  if constexpr (X::N == 16) {
+    const auto half = __builtin_shufflevector(a.v, a.v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(a.v, a.v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+  } else if constexpr (X::N == 8) {
+    return __builtin_shufflevector(a.v, a.v, 0, 1, 2, 3) + __builtin_shufflevector(a.v, a.v, 4, 5, 6, 7);
+  } else {
+    return (F4)a.v;
+  }
+}
+
+// The sum of each over its lanes.
+NEEDLE_INLINE F4 sums(F4 a, F4 b, F4 c, F4 d) {
+  const F4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const F4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+// As many as the registers hold the sums of, beside the numbers of all rows or the weights of a place, whichever are
+// fewer, and one of the others.
+constexpr int dot_rows(int outputs) {
+  int rows = 1;
+  for (int r = 2; r <= kMostDotRows; r++)
+    if (r * outputs + (r < outputs ? r : outputs) < kRegisters) rows = r;
+  return rows;
+}
+
+template <int ROWS, int OUTPUTS>
+void dot_tile(const Tile& t) {
+  constexpr int P = kPerBlock;
+  constexpr bool kHoldRows = ROWS < OUTPUTS;
+  constexpr int kHeld = kHoldRows ? ROWS : OUTPUTS, kPassing = kHoldRows ? OUTPUTS : ROWS;
+  if constexpr (ROWS <= dot_rows(OUTPUTS)) {
+    V acc[ROWS][OUTPUTS];
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+      for (int o = 0; o < OUTPUTS; o++) acc[m][o] = V(0.f);
+    const int64_t step = t.a_m, length = t.length;
+    const float* b = t.b;
+    for (int64_t r = 0; r < t.n_runs; r++) {
+      const float* a = t.a + t.runs[r];
+      if (t.panels) b = t.b + t.panels[r];
+      for (int64_t k = 0; k < length; k += kBlock, a += kBlock, b += OUTPUTS * kBlock)
+#pragma GCC unroll 4
+        for (int v = 0; v < kBlock; v += V::N) {
+          const auto number = [&](int m) { return V::load(a + m * step + v); };
+          const auto weight = [&](int o) { return V::load(b + o * kBlock + v); };
+          V held[kHeld];
+#pragma GCC unroll 8
+          for (int i = 0; i < kHeld; i++) held[i] = kHoldRows ? number(i) : weight(i);
+#pragma GCC unroll 16
+          for (int j = 0; j < kPassing; j++) {
+            const V one = kHoldRows ? weight(j) : number(j);
+#pragma GCC unroll 8
+            for (int i = 0; i < kHeld; i++) {
+              V& sum = kHoldRows ? acc[i][j % OUTPUTS] : acc[j % ROWS][i];
+              sum = fma(held[i], one, sum);
+            }
+          }
+        }
+    }
+    V all[ROWS][P];
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; m++) {
+      float lanes[kBlock] = {};
+#pragma GCC unroll 2
+      for (int o = 0; o < OUTPUTS; o += 4) {
+        const auto part = [&](int i) { return i < OUTPUTS ? fold(acc[m][i < OUTPUTS ? i : 0]) : F4{}; };
+        const F4 four = sums(part(o), part(o + 1), part(o + 2), part(o + 3));
+        std::memcpy(lanes + o, &four, sizeof four);
+      }
+#pragma GCC unroll 4
+      for (int j = 0; j < P; j++) all[m][j] = V::load(lanes + j * V::N);
+    }
+    finish<ROWS, 1>(t, all);
+  }
+}
+
 using TileFn = void (*)(const Tile&);
 #define UP_TO_3(tile, N) nullptr, tile<1, N>, tile<2, N>, tile<3, N>
 #define UP_TO_6(tile, N) UP_TO_3(tile, N), tile<4, N>, tile<5, N>, tile<6, N>
 #define UP_TO_7(tile, N) UP_TO_6(tile, N), tile<7, N>
-#define UP_TO_14(tile, N) \
-  UP_TO_7(tile, N), tile<8, N>, tile<9, N>, tile<10, N>, tile<11, N>, tile<12, N>, tile<13, N>, tile<14, N>
+#define UP_TO_12(tile, N) UP_TO_7(tile, N), tile<8, N>, tile<9, N>, tile<10, N>, tile<11, N>, tile<12, N>
+#define UP_TO_14(tile, N) UP_TO_12(tile, N), tile<13, N>, tile<14, N>
 #if NEEDLE_REGISTER_BLOCKS == 32
 #define UP_TO_MOST UP_TO_14
 constexpr TileFn two_blocks[] = {UP_TO_14(tile, 2)}, four_blocks[] = {UP_TO_7(tile, 4)};
@@ -180,14 +267,18 @@ constexpr TileFn one_block[] = {UP_TO_MOST(tile, 1)};
 constexpr const TileFn* table[] = {nullptr, one_block, two, nullptr, four};
 constexpr TileFn pick_table[][kTileRows + 1] = {
     {UP_TO_MOST(pick_tile, 1)}, {UP_TO_MOST(pick_tile, 3)}, {UP_TO_MOST(pick_tile, 5)}, {UP_TO_MOST(pick_tile, 7)}};
+constexpr TileFn dot_table[][kMostDotRows + 1] = {
+    {UP_TO_12(dot_tile, 1)}, {UP_TO_12(dot_tile, 2)}, {UP_TO_12(dot_tile, 3)}, {UP_TO_12(dot_tile, 4)},
+    {UP_TO_12(dot_tile, 5)}, {UP_TO_12(dot_tile, 6)}, {UP_TO_12(dot_tile, 7)}, {UP_TO_12(dot_tile, 8)}};
+static_assert(sizeof dot_table / sizeof *dot_table == kMostDots);
 static_assert(sizeof pick_table / sizeof *pick_table == kPickTaps / 2 + 1);
 
 }  // namespace
 
 void tiles(Tile t, int blocks, int64_t rows) {
-  const int most = blocks == kWideBlocks ? kWideRows : kTileRows;
+  const int most = t.dots ? dot_rows(t.dots) : blocks == kWideBlocks ? kWideRows : kTileRows;
   const int64_t n_tiles = ceil_div(rows, most);
-  const TileFn* fn = t.picks > 0 ? pick_table[t.picks / 2] : table[blocks];
+  const TileFn* fn = t.dots ? dot_table[t.dots - 1] : t.picks > 0 ? pick_table[t.picks / 2] : table[blocks];
   t.fetch = ceil_div(t.length, n_tiles);
   for (int64_t left = n_tiles; left > 0; left--) {
     const int64_t n = ceil_div(rows, left);

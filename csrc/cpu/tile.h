@@ -8,8 +8,9 @@ namespace needle::NEEDLE_ISA {
 // c[m][j] = sum over runs r and k < length of  a[runs[r] + m*a_m + k*a_k] * b[(r*length + k)*b_k + j*b_n .. +16] (with
 // panels, b[panels[r] + k*b_k + j*b_n .. +16])
 // or, if lanes pick, sum over taps of a[runs[r] + (m + tap)*a_m + lanes[..]] * b[(r*length + k)*b_k + 16 + 16*tap ..
-// +16] for j = 0, where `lanes` are int32 in the 16 places before the weights; then += bias + residual (or += c if
-// `accumulate`), then the activation.
+// +16] for j = 0, where `lanes` are int32 in the 16 places before the weights
+// or, with `dots`, c[m][o] = sum over runs and k of a[..] * b[(r*length + k) / 16 * b_k * 16 + o * 16 + k % 16]; then
+// += bias + residual (or += c if `accumulate`), then the activation.
 struct Tile {
   const float* a;
   int64_t a_m, a_k;
@@ -28,6 +29,7 @@ struct Tile {
   int activation;
   float alpha;
   int picks;      // taps of lanes that pick their numbers, or 0
+  int dots;       // outputs whose weights lie along the terms, which are as many as 16 divides; or 0
   int64_t ahead;  // from b to what is read after it, which tiles fetch into L2; 0: nothing
   int64_t fetch;  // lines of each block that a tile fetches
 };
@@ -39,6 +41,7 @@ constexpr int kTileBlocks = NEEDLE_REGISTER_BLOCKS == 32 ? 2 : 1;
 constexpr int kWideRows = NEEDLE_REGISTER_BLOCKS == 32 ? 7 : NEEDLE_REGISTER_BLOCKS == 8 ? 1 : 0;
 constexpr int kWideBlocks = 4;
 constexpr int kPickTaps = 7;                // most taps, an odd number
+constexpr int kMostDots = 8;                // outputs
 constexpr int64_t kPanelBytes = 256 << 10;  // weights of one block group that stay in L2 while rows pass by
 
 // Terms that one register sums up before they join what memory holds: the rounding error grows with the length of a

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from support.calls import RANDOM
 from torch2needle.rules.registry import COMPLEX_RULES, FUNCTION_RULES, is_overload, target_name
 
-# The results of these are not defined, are random, or the order of equal elements or the signs of vectors are open.
+# The results of these are not defined, or the order of equal elements or the signs of vectors are open.
 UNDEFINED = (
     "empty",
     "new_empty",
@@ -28,24 +29,6 @@ UNDEFINED = (
     "eigh",
     "kthvalue",
 )
-DRAWN = (
-    "rand_like",
-    "randn_like",
-    "bernoulli",
-    "gumbel_softmax",
-    "rand",
-    "randn",
-    "randint",
-    "randperm",
-    "multinomial",
-    "normal",
-    "log_normal",
-    "uniform",
-    "exponential",
-    "cauchy",
-    "geometric",
-    "random",
-)
 
 
 @lru_cache(1)
@@ -56,7 +39,7 @@ def targets() -> dict[str, tuple[Any, Callable]]:
         name = target_name(target)
         if isinstance(target, str) or is_overload(target) or name.startswith(("math.", "torch.sym_")):
             continue  # of export's captures, sizes and other libraries
-        if "fractional" not in name and name.rpartition(".")[2].rstrip("_") not in (*UNDEFINED, *DRAWN):
+        if "fractional" not in name and name not in RANDOM and name.rpartition(".")[2].rstrip("_") not in UNDEFINED:
             found[name] = (target, rule)
     return found
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from torch2needle.rules import drawn
+from torch2needle.rules.registry import FUNCTION_RULES, target_name
+
 
 class Size:
     """The size of the first tensor's axis."""
@@ -64,13 +67,7 @@ NUMBER = (
     ),
 )
 # Of these the numbers are others at every call; their distribution is compared.
-RANDOM = (
-    *("aten.rand.default", "aten.randn.default", "aten.randperm.default", "torch.nn.functional.gumbel_softmax"),
-    *(f"torch.{n}" for n in ("binomial", "normal", "poisson", "rand", "randint", "randint_like", "randn", "randperm")),
-    *(f"torch.{n}" for n in ("bernoulli", "multinomial", "rand_like", "randn_like")),
-    *(f"torch.Tensor.{n}" for n in ("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_")),
-    *(f"torch.Tensor.{n}" for n in ("multinomial", "normal_", "random_", "uniform_")),
-)
+RANDOM = {target_name(target) for target, rule in FUNCTION_RULES.items() if rule.__module__ == drawn.__name__}
 F, S = "torch.nn.functional", "torch.special"
 CALLS: dict[str, list[Callable[[], Made]]] = {
     f"{F}.affine_grid": [lambda: call(t(2, 2, 3), [2, 3, 4, 5], align_corners=False)],

@@ -59,6 +59,14 @@ def randint(
     return ops.randint_like(like, low, high, tuple(size), dtype_name(dtype or torch.int64))
 
 
+@rule(torch.randint_like)
+def randint_like(input: Any, low: Any, high: Any = None, *, dtype: Any = None, generator: Any = None, **_: Any) -> Any:
+    check(generator)
+    low, high = (0, low) if high is None else (low, high)
+    drawn = ops.randint_like(input, low, high, input.shape, "int64")
+    return ops.cast(drawn, name_of(dtype) or input.dtype)
+
+
 @rule(torch.ops.aten.randint.default)
 def aten_randint(high: Any, size: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
     return ops.randint_like(like, 0, high, tuple(size), dtype_name(dtype or torch.int64))

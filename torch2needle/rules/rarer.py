@@ -15,8 +15,6 @@ from needle.backend_ndarray import FLOATS
 from needle.graph import Dim
 from needle.ops.common import constant
 
-from .arithmetic import dtype_name
-from .drawn import check
 from .registry import rule
 from .shapes import joined, unchanged, varargs
 from .special import with_tensors
@@ -199,14 +197,6 @@ def triangular_solve(
 ) -> Triangular:
     left, above = (ops.transpose(A), not upper) if transpose else (A, upper)
     return Triangular(ops.solve_triangular(left, input, above, True, unitriangular), A)
-
-
-@rule(torch.randint_like)
-def randint_like(input: Any, low: Any, high: Any = None, *, dtype: Any = None, generator: Any = None, **_: Any) -> Any:
-    check(generator)
-    low, high = (0, low) if high is None else (low, high)
-    drawn = ops.randint_like(input, low, high, input.shape, "int64")
-    return ops.cast(drawn, input.dtype if dtype is None else dtype_name(dtype))
 
 
 @rule(T.to_dense, view=lambda input, dtype=None, **_: "same" if dtype is None else "maybe", put=unchanged)

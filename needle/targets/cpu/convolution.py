@@ -163,7 +163,8 @@ def conv(
 
     rest: dict[str, Any] = {"bias": padded_bias(builder, bias), "residual": finish.residual, **finish.attrs}
     trained = not builder.is_constant(w)
-    panels, _, terms, _ = packed_sizes(grouping, row, kh * kw)
+    panels, _, terms, lanes = packed_sizes(grouping, row, kh * kw)
+    terms = min(terms, lanes)
     terms += terms < BLOCK  # what a run of one tap costs beside them
     costs = winograd.conv_costs(op, x, (kh, kw), out, trained, panels * terms)
     if trained and view is as_it_is:  # what a forward pass rounds grows through the gradients; F(2)'s errors are least
