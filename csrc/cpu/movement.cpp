@@ -134,6 +134,40 @@ void from_blocked(const from_blocked_args& c) {
 
 namespace {
 
+// N lanes of pixels in blocks; `step` floats from one to the next of those that are read.
+template <int N>
+void copy_lanes(float* to, const float* from, int64_t step, int64_t pixels) {
+  for (int64_t i = 0; i < pixels; i++) std::memcpy(to + i * kBlock, from + i * step, N * sizeof(float));
+}
+constexpr void (*kCopyLanes[kBlock + 1])(float*, const float*, int64_t, int64_t) = {
+    nullptr,        copy_lanes<1>,  copy_lanes<2>,  copy_lanes<3>,  copy_lanes<4>,  copy_lanes<5>,
+    copy_lanes<6>,  copy_lanes<7>,  copy_lanes<8>,  copy_lanes<9>,  copy_lanes<10>, copy_lanes<11>,
+    copy_lanes<12>, copy_lanes<13>, copy_lanes<14>, copy_lanes<15>, copy_lanes<16>};
+constexpr float kZeros[kBlock] = {};
+
+}  // namespace
+
+void copy_channels(const copy_channels_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
+  const int64_t blocks = y.shape[1], rows = y.shape[2], end = c.attr.start + c.attr.channels;
+  parallel_each(c.exec, y.shape[0] * blocks * rows, y.shape[3] * kBlock, [&](int64_t t) {
+    const int64_t row = t % rows, block = t / rows % blocks, n = t / rows / blocks;
+    const float* from = x.as<float>() + n * x.stride[0] + row * x.stride[2];
+    float* to = y.as<float>() + n * y.stride[0] + block * y.stride[1] + row * y.stride[2];
+    int64_t lane = block == 0 ? static_cast<int64_t>(c.attr.start) : 0;
+    const int64_t stop = smaller(kBlock, end - block * kBlock);
+    while (lane < stop) {  // the lanes of one block of x at a time
+      const int64_t channel = c.attr.first + block * kBlock + lane - c.attr.start, place = channel % kBlock;
+      const int64_t lanes = smaller(stop - lane, kBlock - place);
+      kCopyLanes[lanes](to + lane, from + channel / kBlock * x.stride[1] + place, kBlock, y.shape[3]);
+      lane += lanes;
+    }
+    if (lane < kBlock) kCopyLanes[kBlock - lane](to + lane, kZeros, 0, y.shape[3]);
+  });
+}
+
+namespace {
+
 // A plain array seen as one with blocks of a single channel.
 View as_blocked(View v) {
   if (v.rank == 4) v.rank = 5, v.shape[4] = 1, v.stride[4] = 1;

@@ -74,6 +74,7 @@ class Builder:
         self._constant_arrays: dict[int, NDArray] = {}
         self.label = ""
         self.result: Any = None  # what the present op makes: a Spec, or a tuple of them
+        self.given: list[Any] = []  # the specs of what it reads
         self.halos: dict[int, Halo] = {}  # what the present op reads around its images, by id
         self.values: list[Value] = []  # what ops read, for the verifier
         self.zone = zone_of(self.target)

@@ -138,6 +138,7 @@ class Planner:
                 self.plain[node] = self._derive(node)
             return
         spec = self.builder.result = node.meta["spec"]
+        self.builder.given = [n.meta["spec"] for n in node.args]
         native = self.is_native[node]
         reads = self.layout.reads(node)
         ins = [self._as_native(n) if r else self._as_plain(n) for n, r in zip(node.args, reads, strict=True)]

@@ -10,7 +10,7 @@ from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat
 from needle.targets.layers import NOTHING, Finish
 
-from .target import CPU, is_blocked
+from .target import CPU, copy_channels, is_blocked
 
 
 @CPU.lowers(BatchNorm)
@@ -26,7 +26,13 @@ def batch_norm(builder: Builder, op: BatchNorm, ins: list[NDArray], out: NDArray
 
 @CPU.lowers(Concat)
 def concat(builder: Builder, op: Concat, ins: list[NDArray], out: NDArray) -> None:
-    op.write(out, ins, 1 if is_blocked(out) else op.axis)
+    if not is_blocked(out):
+        op.write(out, ins, op.axis)
+        return
+    start = 0
+    for x, spec in zip(ins, builder.given, strict=True):
+        copy_channels(out, start, x, 0, spec.shape[1])
+        start += spec.shape[1]
 
 
 @CPU.lowers(Pad)

@@ -40,8 +40,8 @@ def is_blocked(array: NDArray) -> bool:
     return bool(array._handle.native)
 
 
-def whole_blocks(op: Any, images: Sequence[Spec]) -> bool:
-    return op.axis in (1, -3) and all(x.shape[1] % BLOCK == 0 for x in images)
+def joins_channels(op: Any, images: Sequence[Spec]) -> bool:
+    return op.axis in (1, -3)
 
 
 def keeps_channels(op: Any, images: Sequence[Spec]) -> bool:
@@ -52,13 +52,22 @@ def same_channels(op: Any, images: Sequence[Spec]) -> bool:
     return all(x.shape[1] == images[0].shape[1] for x in images)
 
 
-def along_blocks(op: Any, images: Sequence[Spec]) -> bool:
-    return op.start % BLOCK == 0 and (op.stop % BLOCK == 0 or op.stop == images[0].shape[1])
+def any_channels(op: Any, images: Sequence[Spec]) -> bool:
+    return True
+
+
+def copy_channels(out: NDArray, start: int, x: NDArray, first: int, channels: int) -> None:
+    """out's channels from `start` on are x's from `first` on, both in blocks; the last block's others become zeros."""
+    (to, at), (source, place) = (
+        (a[:, c // BLOCK : -(-(c + channels) // BLOCK)], c % BLOCK) for a, c in ((out, start), (x, first))
+    )
+    if not to.is_same_view(source):  # else its maker has written it in place
+        call("copy_channels", [to], x=source, first=place, start=at, channels=channels)
 
 
 ACCEPTS: dict[type[Op], Callable[[Any, Sequence[Spec]], bool]] = {
-    ChannelSlice: along_blocks,
-    Concat: whole_blocks,
+    ChannelSlice: any_channels,
+    Concat: joins_channels,
     Pad: keeps_channels,
 }
 

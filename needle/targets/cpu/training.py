@@ -24,7 +24,7 @@ from needle.ops.reduce.basic import Summation
 from needle.ops.shape.indexing import GetItem, decode_index
 
 from .convolution import conv_halo, kept, taps_inside, with_taps
-from .target import BLOCK, CPU, HALOS, PARTS, along_blocks, is_blocked
+from .target import CPU, HALOS, PARTS, copy_channels, is_blocked
 
 
 def normalised(op: BatchNormTrain, x: Spec) -> Callable[..., Any]:
@@ -48,14 +48,13 @@ def per_channel(op: Summation, x: Spec) -> Callable[..., Any] | None:
 
 
 def channels(op: GetItem, x: Spec) -> Callable[..., Any] | None:
-    """A slice of whole blocks."""
     index = decode_index(op.index)
     if len(index) < 2 or index[0] != slice(None) or any(i != slice(None) for i in index[2:]):
         return None
     if not isinstance(index[1], slice):
         return None
     start, stop, step = index[1].indices(x.shape[1])
-    return ChannelSlice(start, stop) if step == 1 and along_blocks(ChannelSlice(start, stop), [x]) else None
+    return ChannelSlice(start, stop) if step == 1 and start < stop else None
 
 
 PARTS.update({BatchNormTrain: normalised, BatchNormTrainGrad: gradients, Summation: per_channel, GetItem: channels})
@@ -63,8 +62,10 @@ PARTS.update({BatchNormTrain: normalised, BatchNormTrainGrad: gradients, Summati
 
 @CPU.lowers(ChannelSlice)
 def channel_slice(builder: Builder, op: ChannelSlice, ins: list[NDArray], out: NDArray) -> None:
-    size = BLOCK if is_blocked(out) else 1
-    call("copy", [out], x=ins[0][:, op.start // size : -(-op.stop // size)])
+    if is_blocked(out):
+        copy_channels(out, 0, ins[0], op.start, op.stop - op.start)
+    else:
+        call("copy", [out], x=ins[0][:, op.start : op.stop])
 
 
 @CPU.lowers(ChannelSums)
