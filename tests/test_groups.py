@@ -183,3 +183,41 @@ def test_few_outputs_with_what_follows(inputs: int, outputs: int, kernel: int, a
     exe = ndl.compile(operator_fusion.fuse(torch2needle.convert(model, (x,))), (x,), winograd="off")
     want = model.double()(x.double()).detach().numpy()
     assert np.abs(exe(x).numpy() - want).max() < 2 * TOLERANCE * np.abs(want).max()
+
+
+@pytest.mark.parametrize("widths", [(1, 3), (8, 8), (5, 16, 20), (17, 31), (16, 10, 16), (40, 2, 1, 12)], ids=str)
+def test_channels_are_joined_and_cut_in_blocks(widths: tuple[int, ...]) -> None:
+    """Wherever in a block of 16 they begin and end, images stay in blocks, as do the gradients of training."""
+    total = sum(widths)
+    first, last = total // 3, total - total // 4
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = torch.nn.ModuleList(torch.nn.Conv2d(5, w, 1) for w in widths)
+            self.whole = torch.nn.Conv2d(total, 7, 3, padding=1)
+            self.cut = torch.nn.Conv2d(last - first, 7, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            joined = torch.cat([part(x).relu() for part in self.parts], 1)
+            return self.whole(joined) + self.cut(joined[:, first:last].sigmoid())
+
+    torch.manual_seed(total)
+    model = Model().eval()
+    x = torch.randn(2, 5, 4, 7)
+    net = torch2needle.convert(model, (x,))
+    exe = ndl.compile(net, (x,))
+    want = model.double()(x.double()).detach().numpy()
+    assert np.abs(exe(x).numpy() - want).max() < TOLERANCE * np.abs(want).max()
+    kernels = [kernel for kernel, *_ in exe.profile(x)]
+    assert kernels.count("to_blocked") == kernels.count("from_blocked") == 1
+
+    y = torch.randn(2, 7, 4, 7)
+    optimizer = ndl.optim.SGD(net.train().parameters(), 0.1, rule="torch")
+    ndl.compile_step(net, lambda out, y: ((out - y) * (out - y)).mean(), optimizer, (x, y))(x, y)
+    torchs = torch.optim.SGD(model.parameters(), 0.1)
+    (model(x.double()) - y).square().mean().backward()
+    torchs.step()
+    trained = dict(net.named_parameters())
+    for name, p in model.named_parameters():
+        assert np.abs(trained[name].numpy() - p.detach().numpy()).max() < 1e-5 * p.abs().max().item(), name

@@ -89,9 +89,16 @@ class Blocks(Layout):
             return False
         if starts(op) or isinstance(op, BatchNormGradApply):
             return True
-        if not any(self.planner.is_native.get(n) for n in args) or not (op.zero_is_safe or spec.shape[1] % BLOCK == 0):
+        native = [bool(self.planner.is_native.get(n)) for n in args]
+        if not any(native) or not (op.zero_is_safe or spec.shape[1] % BLOCK == 0):
             return False
         images = [n.meta["spec"] for i, n in enumerate(args) if not op.is_weight(i)]
+        if (
+            isinstance(op, Concat)
+            and any(s.shape[1] % BLOCK for s in images)
+            and not (all(native) and self._read_as_image(node))
+        ):
+            return False  # channels are copied anyway: let them not change their layout for that
         accepts = next((ACCEPTS[c] for c in type(op).__mro__ if c in ACCEPTS), same_channels)
         return all(s.ndim == 4 for s in images) and accepts(op, images)
 
@@ -178,6 +185,9 @@ class Blocks(Layout):
 
     def store(self, out: NDArray, native: NDArray) -> None:
         call("from_blocked", [out], x=native)
+
+    def _read_as_image(self, node: Node) -> bool:
+        return any(u.kind == "op" and (starts(u.target) or follows(u.target)) for u in self.planner.users[node])
 
     def _stem(self, node: Node) -> bool:
         """Few channels and read as a convolution's image only: one narrow block instead of zero-padded channels."""
