@@ -303,11 +303,7 @@ BREAKS = {
     "wave barrier": ("portable.cuh", "void wave_sync() { emulation::wait_wave(); }", "void wave_sync() {}"),
     "ballot of 32 bits": ("emulation.h", "<uint64_t>(slot[i][0]) << i", "<uint64_t>(slot[i][0]) << i % 32"),
     "shuffle that ignores its lane": ("emulation.h", "memcpy(&v, slot[lane]", "memcpy(&v, slot[0]"),
-    "shuffle slots used too early": (
-        "emulation.h",
-        "shuffles++ % 2];\n  std::memcpy",
-        "shuffles++ % 1];\n  std::memcpy",
-    ),
+    "shuffle slots used too early": ("emulation.h", "exchanges++ % 2; }", "exchanges++ % 1; }"),
     "reduction from lane 16 down": (
         "portable.cuh",
         "W / 2; bits > 0; bits /= 2) v = combine",
@@ -316,19 +312,50 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKS)
-def test_self_check_notices(name: str, tmp_path: Path) -> None:
-    file, sound, broken = BREAKS[name]
-    shutil.copytree(GPU, tmp_path / "gpu")
-    text = (tmp_path / "gpu" / file).read_text()
+# Errors in how mma.cuh spreads tiles over lanes and registers: (lanes of a wave, sound text, broken text).
+LAYOUTS = {
+    "lanes of a fragment": (32, "lane_id() / 4 * distance + lane_id() % 4", "lane_id() % 8 * distance + lane_id() / 8"),
+    "rows and words of a fragment": (32, "i % 2 * 8 * distance + i / 2 * 4", "i / 2 % 2 * 8 * distance + i % 2 * 4"),
+    "words of a fragment": (32, "distance + i / 2 * 4)", "distance + i / 2 * 2)"),
+    "registers of A": (32, "a.v[s + 1], a.v[s + 2]", "a.v[s + 2], a.v[s + 1]"),
+    "registers of B": (32, "b.v[s + n], b.v[s + n + 2]", "b.v[s + n + 2], b.v[s + n]"),
+    "columns of B": (32, "b.v[s + n], b.v[s + n + 2]", "b.v[s + 2 * n], b.v[s + 2 * n + 1]"),
+    "steps of k": (32, "s < Fragment<P>::kWords / 2; s += 4", "s < 4; s += 4"),
+    "halves of the sums": (32, "(v + 4 * n,", "(v + 4 * (1 - n),"),
+    "rows of the sums": (32, "e / 2 % 2 * 8; }", "e % 2 * 8; }"),
+    "columns of the sums": (32, "lane_id() % 4 * 2 + e % 2 +", "lane_id() % 4 + e % 2 * 4 +"),
+    "lanes of a fragment (MFMA)": (64, "% 16 * stride + lane_id() / 16 * 4", "/ 4 * stride + lane_id() % 4 * 4"),
+    "k of a fragment (MFMA)": (64, "* stride + lane_id() / 16 * 4", "* stride + lane_id() / 32 * 4"),
+    "A and B (MFMA)": (64, "mfma<P>(a.v, b.v, v)", "mfma<P>(b.v, a.v, v)"),
+    "k of four products (MFMA)": (64, "(a.v[k], b.v[k], v)", "(a.v[k], b.v[k ^ 1], v)"),
+    "rows of the sums (MFMA)": (64, "lane_id() / 16 * 4 + e; }", "lane_id() / 16 + e * 4; }"),
+    "columns of the sums (MFMA)": (64, "return lane_id() % 16; }", "return lane_id() % 16 ^ 1; }"),
+}
+
+
+def self_check_of(folder: Path, wave: int, file: str, sound: str, broken: str) -> subprocess.CompletedProcess[str]:
+    """The self-check in the emulation, one file changed."""
+    shutil.copytree(GPU, folder / "gpu")
+    text = (folder / "gpu" / file).read_text()
     assert text.count(sound) == 1, "this test must follow the source"
-    (tmp_path / "gpu" / file).write_text(text.replace(sound, broken))
-    main = tmp_path / "main.cpp"
+    (folder / "gpu" / file).write_text(text.replace(sound, broken))
+    main = folder / "main.cpp"
     main.write_text(
         '#include "gpu/self_check.cu"\n'
         'int main() { char m[512] = ""; int bad = needle_self_check(m, 512); puts(m); return bad; }\n'
     )
-    flags = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-DNEEDLE_EMULATION", "-DNEEDLE_WAVE=64"]
-    subprocess.run(["g++", *flags, f"-I{tmp_path}", f"-I{GPU.parent}", main, "-o", tmp_path / "main"], check=True)
-    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, timeout=30)
-    assert done.returncode != 0, f"a broken {name} went unnoticed"
+    flags = ["-std=c++17", "-O0", "-w", "-U_FORTIFY_SOURCE", "-DNEEDLE_EMULATION", f"-DNEEDLE_WAVE={wave}"]
+    subprocess.run(["g++", *flags, f"-I{folder}", f"-I{GPU.parent}", main, "-o", folder / "main"], check=True)
+    return subprocess.run([folder / "main"], capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_self_check_notices(name: str, tmp_path: Path) -> None:
+    assert self_check_of(tmp_path, 64, *BREAKS[name]).returncode != 0, f"a broken {name} went unnoticed"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_self_check_notices_layout(name: str, tmp_path: Path) -> None:
+    wave, sound, broken = LAYOUTS[name]
+    done = self_check_of(tmp_path, wave, "mma.cuh", sound, broken)
+    assert done.returncode == 1 and " product of thread " in done.stdout, done.stdout

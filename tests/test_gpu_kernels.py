@@ -16,6 +16,7 @@ from test_gpu import ACTIVATIONS, NONE, RELU, ROOT, Backend, backend, normal  # 
 
 GELU = 7
 EXACT, TF32, FLOAT16, BFLOAT16 = range(4)
+EXACT_TF32 = (b"hip", b"emulation_w64")  # CDNA multiplies float32 as it is
 TOLERANCE = {EXACT: 5e-6, TF32: 2e-3, FLOAT16: 2e-3, BFLOAT16: 2e-2}  # of the largest result
 
 MATRICES = [  # batch of a, batch of b, m, k, n
@@ -71,7 +72,7 @@ def test_matmul_fused(backend: Backend, precision: int, m: int, k: int, n: int, 
     run(backend, "matmul_fused", [out], [a, b, bias, inside(residual)], activation=RELU, alpha=0, precision=precision)
     exact = np.maximum(np.matmul(*double(a, b)) + bias + residual, 0)
     close(out, exact, TOLERANCE[precision])
-    if precision != EXACT and backend.table.name != b"hip":
+    if precision != EXACT and (precision != TF32 or backend.table.name not in EXACT_TF32):
         assert np.abs(out - exact).max() > 1e-5, "lower precision must be what ran"
 
 
@@ -101,6 +102,7 @@ def test_lower_precision_rounds_to_nearest(backend: Backend, precision: int) -> 
     expected = [1 + step, 1 + 2 * step, 1 + step, -1, 2.0**-17]
     if precision == TF32:
         expected[1] = 1 + 2 * step  # a tie goes away from zero
+        expected = x[:5].tolist() if backend.table.name in EXACT_TF32 else expected
     assert out[range(0, 10, 2), range(5)].tolist() == expected
     ins = [a, np.full((16, 16), 1, "float32")]
     run(backend, "matmul_fused", [out], ins, activation=NONE, alpha=0, precision=precision)

@@ -72,7 +72,7 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_part(Attention p, Parts parts)
       shared.weight[key0 - first + key][i] = masked_score(p, mask, sum, i, key0 + key);
     }
   }
-  block_sync();
+  block_sync();  // needed where a wave has fewer lanes than kKeys: else each thread reads what it wrote
   for (int i = static_cast<int>(threadIdx.x) / WAVE; i < QUERIES; i += kThreads / WAVE) {
     float most = -HUGE_VALF, part = 0;
     for (int key = lane_id(); key < last - first; key += WAVE)

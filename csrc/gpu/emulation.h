@@ -30,10 +30,10 @@
 #define GPU_UNSEEN __attribute__((no_sanitize_thread, noinline))  // by emulation_races.cpp
 // The tag's address names the declaration, so that a loop or a helper called twice gets the same memory, as on a
 // device.
-#define GPU_SHARED(Type, name)                              \
-  Type& name = *static_cast<Type*>([] {                     \
-    static char tag;                                        \
-    return ::needle::emulation::shared(&tag, sizeof(Type)); \
+#define GPU_SHARED(Type, name)                                             \
+  Type& name = *static_cast<Type*>([] {                                    \
+    static char tag;                                                       \
+    return ::needle::emulation::shared(&tag, sizeof(Type), alignof(Type)); \
   }())
 
 struct dim3 {
@@ -84,12 +84,17 @@ struct Fiber {
   ucontext_t entry;
   jmp_buf state;
   bool started = false, done = true, waiting = false;
-  unsigned shuffles = 0;
+  unsigned exchanges = 0;
+};
+enum Meeting { kShuffle, kBallot, kSync, kMatrix };  // what lanes do together; kMatrix + n are matrix instructions
+struct Matrices {
+  float a[16][16], b[16][16];
 };
 struct Wave {
-  int arrived;
+  int arrived, meeting;
   uint64_t epoch;                    // counts wave_sync; a shuffle orders no memory
   unsigned char slot[2][kWave][16];  // two turns: nobody can be two shuffles ahead of a lane that still reads
+  Matrices matrices[2];              // as the slots, of matrix instructions (emulation_mma.h)
 };
 struct Device {  // one device, one launch at a time
   std::mutex mutex;
@@ -180,7 +185,13 @@ inline void prepare(Device& d, unsigned i) {
     makecontext(&f.entry, fiber_main, 0);
   }
   f.done = f.waiting = false;
-  f.shuffles = 0;
+  f.exchanges = 0;
+}
+
+// Ends the launch with this sentence; the fiber never goes on.
+[[noreturn]] inline void fault(const char* what) {
+  device().error = what;
+  for (;;) leave(device());
 }
 
 // The last of `count` threads from `first` frees the others and goes on at once, or whenever its turn comes.
@@ -202,40 +213,39 @@ inline void wait_block() {
   if (n == d.threads) d.arrived = 0, d.epoch++;
   wait(d, 0, d.threads, n);
 }
-inline void meet_wave(bool sync) {
+inline void meet_wave(int meeting) {
   Device& d = device();
   Wave& w = d.wave[d.current / kWave];
+  if (w.arrived == 0) w.meeting = meeting;
+  if (w.meeting != meeting) fault("all lanes of a wave take part in one instruction");
   int n = ++w.arrived;
-  if (n == kWave) w.arrived = 0, w.epoch += sync;
+  if (n == kWave) w.arrived = 0, w.epoch += meeting == kSync;
   wait(d, d.current / kWave * kWave, kWave, n);
 }
-inline void wait_wave() { meet_wave(true); }
+inline void wait_wave() { meet_wave(kSync); }
+// Which of the two slots or matrices this lane's next exchange with its wave takes.
+inline unsigned turn(Device& d) { return d.fiber[d.current].exchanges++ % 2; }
 
 template <class T>
 T shuffle(T v, int lane) {
   static_assert(sizeof(T) <= 16 && std::is_trivially_copyable<T>::value, "a shuffle moves up to 16 bytes");
   Device& d = device();
-  auto& slot = d.wave[d.current / kWave].slot[d.fiber[d.current].shuffles++ % 2];
+  auto& slot = d.wave[d.current / kWave].slot[turn(d)];
   std::memcpy(slot[d.current % kWave], &v, sizeof v);
-  meet_wave(false);
+  meet_wave(kShuffle);
   if (lane >= 0 && lane < kWave) std::memcpy(&v, slot[lane], sizeof v);
   return v;
 }
 inline uint64_t ballot(bool p) {
   Device& d = device();
-  auto& slot = d.wave[d.current / kWave].slot[d.fiber[d.current].shuffles++ % 2];
+  auto& slot = d.wave[d.current / kWave].slot[turn(d)];
   slot[d.current % kWave][0] = p;
-  meet_wave(false);
+  meet_wave(kBallot);
   uint64_t bits = 0;
   for (int i = 0; i < kWave; i++) bits |= static_cast<uint64_t>(slot[i][0]) << i;
   return bits;
 }
 
-// Ends the launch with this sentence; the fiber never goes on.
-[[noreturn]] inline void fault(const char* what) {
-  device().error = what;
-  for (;;) leave(device());
-}
 template <class T>
 T* aligned(T* p) {
   if (reinterpret_cast<uintptr_t>(p) % alignof(T) != 0) fault("a vector access is not aligned to its size");
@@ -244,7 +254,7 @@ T* aligned(T* p) {
 
 // The dynamic part lies first, so its address needs no table.
 inline void* dynamic_shared() { return device().shared + kGap; }
-inline void* shared(const void* tag, size_t bytes) {
+inline void* shared(const void* tag, size_t bytes, size_t align) {
   Device& d = device();
   for (int i = 0; i < d.tags; i++) {
     if (d.tag[i] == tag) return d.shared + d.offset[i];
@@ -253,12 +263,12 @@ inline void* shared(const void* tag, size_t bytes) {
   if (d.tags == kMaxTags || d.shared_used + rounded > kSharedBytes) {
     fault("shared memory exceeds 64 KiB or 16 declarations");
   }
-  const size_t offset = d.shared_next;
+  const size_t offset = d.shared_next + (align < 16 ? align : 0);  // no better than its type asks for
   d.tag[d.tags] = tag;
   d.offset[d.tags] = offset;
   d.end[d.tags++] = offset + bytes;
   d.shared_used += rounded;
-  d.shared_next += rounded + kGap;
+  d.shared_next = (offset + bytes + 15) / 16 * 16 + kGap;
   return d.shared + offset;
 }
 // Whether nothing was written outside of the shared arrays.
@@ -312,7 +322,8 @@ inline void run_block(Device& d, size_t dynamic_bytes, bool reverse) {
   for (unsigned i = 0; i < d.threads; i++) {
     if (d.fiber[i].done) continue;
     std::string what =
-        d.error ? d.error : "a thread waits at a barrier or shuffle that others of its block or wave left out";
+        d.error ? d.error
+                : "a thread waits at a barrier, shuffle or matrix product that others of its block or wave left out";
     if (d.error) i = d.current;
     for (unsigned k = 0; k < d.threads; k++) d.fiber[k].started = d.fiber[k].started && d.fiber[k].done;
     d.error = nullptr;

@@ -1,12 +1,15 @@
 // The only file that knows CUDA from HIP from the host emulation. Kernels use the names below and nothing of a vendor.
 //
-//   gpuMalloc ... gpuGetErrorString   the vendor's functions, same signatures     launch(kernel, grid, block, shared,
-//   stream, args...) WAVE                              lanes of a wave: 32 or 64, a constant       kSharedLimit   bytes
-//   of shared memory a block may use lane_id()  block_sync()  wave_sync() atomic_add(p, v)   read4 / write4   an
-//   aligned float4 shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
-//   GPU_SHARED(Type, name)            a block's static shared memory              dynamic_shared<T>()
-//   device::activate, device::relu_map the shared maths of math/maps.h, as device code
-//   GPU_BOUNDS(threads, blocks)       before a kernel's name: size of a block, blocks per unit
+//   gpuMalloc ... gpuGetErrorString     the vendor's functions, same signatures
+//   launch(kernel, grid, block, shared, stream, args...)
+//   WAVE, kSharedLimit                  lanes of a wave: 32 or 64, a constant; bytes of shared memory a block may use
+//   GPU_SHARED(Type, name)              a block's static shared memory; dynamic_shared<T>() is the other one
+//   GPU_BOUNDS(threads, blocks)         before a kernel's name: size of a block, blocks per unit
+//   lane_id()  block_sync()  wave_sync()  atomic_add(p, v)
+//   shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
+//   read4 / write4                      an aligned float4
+//   read_vector<T>(p)                   an aligned T that holds several elements of an array
+//   device::activate, device::relu_map  the shared maths of math/maps.h, as device code
 //
 // Blocks are one-dimensional, a whole number of waves, and every lane of a wave takes part in each shuffle and ballot.
 #pragma once
@@ -131,6 +134,12 @@ template <class T>
 T* dynamic_shared() {
   return static_cast<T*>(emulation::dynamic_shared());
 }
+template <class T>
+T read_vector(const void* p) {
+  typedef T __attribute__((may_alias)) Any;
+  emulation::aligned(static_cast<const T*>(p));
+  return *static_cast<const Any*>(p);
+}
 inline float4 read4(const float* p) { return *emulation::aligned(reinterpret_cast<const float4*>(p)); }
 inline void write4(float* p, float4 v) { *emulation::aligned(reinterpret_cast<float4*>(p)) = v; }
 template <class T>
@@ -150,6 +159,10 @@ __device__ __forceinline__ T* dynamic_shared() {
 template <class T>
 __device__ __forceinline__ T atomic_add(T* p, T v) {
   return atomicAdd(p, v);
+}
+template <class T>
+__device__ __forceinline__ T read_vector(const void* p) {
+  return *static_cast<const T*>(p);
 }
 __device__ __forceinline__ float4 read4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 __device__ __forceinline__ void write4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "gpu/mma.cuh"
 #include "gpu/portable.cuh"
 
 namespace needle::gpu {
@@ -66,6 +67,44 @@ __global__ void check_atomic(uint64_t* out, int* count) {
   if (blockIdx.x + blockIdx.y == 0) out[threadIdx.x] = 0;
 }
 
+// Whole numbers that every precision holds, no two rows and no two columns alike.
+__host__ __device__ inline int factor_a(int i, int k) { return (5 * i * i + 3 * i * k + 11 * k) % 17; }
+__host__ __device__ inline int factor_b(int j, int k) { return (7 * j * j + 5 * j * k + 2 * k + 3) % 17; }
+
+template <int P>
+struct alignas(16) Product {
+  Element<P> a[kSide][kSide + 16 / sizeof(Element<P>)], b[kSide][kSide + 16 / sizeof(Element<P>)];
+  float sums[kSide][kSide];
+};
+
+template <int P>
+__global__ void check_product(uint64_t* out) {  // by one wave, added up twice
+  GPU_SHARED(Product<P>, product);
+  int row = threadIdx.x / kSide, column = threadIdx.x % kSide;
+  product.a[row][column] = convert<P>(static_cast<float>(factor_a(row, column)));
+  product.b[row][column] = convert<P>(static_cast<float>(factor_b(row, column)));
+  block_sync();
+  if (threadIdx.x / WAVE == kBlock / WAVE - 1) {
+    constexpr int kLine = sizeof product.a[0] / sizeof product.a[0][0];
+    Fragment<P> a, b;
+    a.load(product.a[0], kLine);
+    b.load(product.b[0], kLine);
+    Sums sums;
+    sums.add(a, b);
+    sums.add(a, b);
+    for (int e = 0; e < Sums::kSums; e++) product.sums[Sums::row(e)][Sums::column(e)] = sums.v[e];
+  }
+  block_sync();
+  float sum = product.sums[row][column];
+  out[threadIdx.x] = sum >= 0 && sum < 1e6f ? static_cast<uint64_t>(sum) : ~0ull;  // else far from any, or NaN
+}
+
+uint64_t expected_product(int i, int j) {
+  uint64_t sum = 0;
+  for (int k = 0; k < kSide; k++) sum += 2 * factor_a(i, k) * factor_b(j, k);
+  return sum;
+}
+
 uint64_t expected_groups(int i) {
   int first = i / 8 * 8, next = i + 1 < WAVE ? i + 1 : i;
   return (i ^ 5) + 100ull * (8 * first + 28) + 100000ull * (i / 16 * 16 + 15) + 10000000ull * next +
@@ -114,6 +153,10 @@ void self_check() {
   run_check("transpose", simple(check_transpose), [](int t) { return t % kSide * kSide + t / kSide + 3; });
   run_check("neighbour", simple(check_neighbour, kBlock * sizeof(int)),
             [](int t) { return 2 * (t / WAVE * WAVE + WAVE - 1 - (t % WAVE + 1) % WAVE); });
+  auto product = [](int t) { return expected_product(t / kSide, t % kSide); };
+  run_check("TF32 product", simple(check_product<kTf32>), product);
+  run_check("float16 product", simple(check_product<kFloat16>), product);
+  run_check("bfloat16 product", simple(check_product<kBfloat16>), product);
   Memory count(sizeof(int));
   int zero = 0, total = 0;
   check(gpuMemcpyAsync(count.p, &zero, sizeof zero, gpuMemcpyDefault, s), "self_check");
@@ -143,6 +186,22 @@ void misuse_shared(uint64_t* out) {
   GPU_SHARED(Half, b);
   out[threadIdx.x] = a.bytes[0] + b.bytes[0];
 }
+template <int STEP>
+void misuse_product(uint64_t* out) {
+  GPU_SHARED(Product<kFloat16>, product);
+  for (int e = threadIdx.x; e < kSide * kSide; e += kBlock) product.a[e / kSide][e % kSide] = 0;
+  block_sync();
+  if (STEP == 0 && lane_id() == 3) return;
+  Fragment<kFloat16> a;
+  a.load(product.a[0] + STEP, kSide);
+  Sums sums;
+  sums.add(a, a);
+  out[threadIdx.x] = static_cast<uint64_t>(sums.v[0]);
+}
+void misuse_two_at_once(uint64_t* out) {
+  if (lane_id() % 2) wave_sync();
+  out[threadIdx.x] = lane_id() % 2 ? 0 : ballot(true);
+}
 
 void check_misuse() {
   Memory out(kBlock * sizeof(uint64_t));
@@ -157,6 +216,9 @@ void check_misuse() {
   };
   refuses("a shuffle without one lane", misuse_lost_lane, kBlock);
   refuses("a barrier for half a block", misuse_half_barrier, kBlock);
+  refuses("a matrix product without one lane", misuse_product<0>, kBlock);
+  refuses("a matrix whose rows are not aligned", misuse_product<1>, kBlock);
+  refuses("a ballot and a barrier in one wave", misuse_two_at_once, kBlock);
   refuses("80 KiB of shared memory", misuse_shared, kBlock);
   refuses("a block of half a wave", check_ballot, WAVE / 2);
 }
