@@ -36,7 +36,12 @@ NARROW = ("uint8", "int8", "int16")
 SHAKE = 3e-7  # relative: some roundings of float32
 REMNANT = 1e-12  # relative to the operands: what some roundings of float64 leave of an exact 0
 ORDERED = ("sort", "argsort", "topk", "kthvalue", "median")
-SPREADS = ("torch.fft.", "torch.linalg.", "torch.trapezoid", "torch.trapz")  # infinite numbers meet others, in torch's order
+SPREADS = (
+    "torch.fft.",
+    "torch.linalg.",
+    "torch.trapezoid",
+    "torch.trapz",
+)  # infinite numbers meet others, in torch's order
 ONE_PASS = ("var_mean", "std_mean")  # whose mean is NaN in torch where any number but the last is infinite
 
 
