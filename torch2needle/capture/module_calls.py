@@ -11,6 +11,7 @@ from torch import fx, nn
 from ..rules.overloads import is_overload
 from ..rules.registry import find_module_rule, is_inplace
 from .packing import ROWS
+from .tracing import attribute, written
 
 
 def call_modules(graph: fx.Graph, model: nn.Module) -> None:
@@ -22,8 +23,10 @@ def call_modules(graph: fx.Graph, model: nn.Module) -> None:
         if found is not None:
             groups.setdefault(found[0], []).append(node)
             paths[found[0]] = found[1]
+    changed = {id(attribute(root, model)) for n in graph.nodes if (root := written(n)) is not None}
     for key, nodes in groups.items():
-        replace(graph, model, paths[key], nodes)
+        if not any(id(t) in changed for t in model.get_submodule(paths[key]).parameters()):
+            replace(graph, model, paths[key], nodes)
 
 
 def leaf_call(node: fx.Node, model: nn.Module) -> tuple[str, str] | None:
@@ -45,14 +48,6 @@ def is_layer(module: nn.Module) -> bool:
 
 def is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def attribute(node: fx.Node, model: nn.Module) -> Any:
-    """The model's tensor that the node reads, if it reads one."""
-    value: Any = model if node.op == "get_attr" else None
-    for part in str(node.target).split(".") if value is not None else ():
-        value = getattr(value, part, None)
-    return value
 
 
 def replace(graph: fx.Graph, model: nn.Module, path: str, nodes: list[fx.Node]) -> None:
