@@ -50,7 +50,11 @@ def is_nonzero(input: torch.Tensor) -> Any:
     return input.reshape(()) != 0
 
 
-TRUTHS = {"equal": equal, "allclose": allclose, "is_nonzero": is_nonzero}  # functions of torch that answer by a bool, as tensors
+TRUTHS = {
+    "equal": equal,
+    "allclose": allclose,
+    "is_nonzero": is_nonzero,
+}  # functions of torch that answer by a bool, as tensors
 
 
 class OtherAnswer(Exception):

@@ -45,14 +45,15 @@ class Behaviour:
     chancy: bool = False  # Python's or numpy's
     changing: bool = False  # attributes of the model
     casting: bool = False  # by autocast
-    written: frozenset[str] = frozenset()  # parameters of the model, also where that leaves them as they were
+    written: frozenset[str] = frozenset()  # of the model's tensors, also where that leaves them as they were
 
 
 def behaviour(function: Callable, model: nn.Module, calls: list[Call], training: bool | None = None) -> Behaviour:
     """Runs the calls one after the other from the model's present state, which they leave as it is."""
     made = Behaviour([], [], set(), set())
     writes, gradients, moved = Writes(), Gradients(), set[int]()
-    places = {n: (id(p), p.untyped_storage()._cdata) for n, p in model.named_parameters() if has_storage(p)}
+    state = (*model.named_parameters(), *model.named_buffers())
+    places = {n: (id(t), t.untyped_storage()._cdata) for n, t in state if has_storage(t)}
 
     def put_data(t: torch.Tensor, value: torch.Tensor) -> None:
         moved.add(id(t))
@@ -61,7 +62,7 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
     def noting(names: set[str]) -> Callable[[str], None]:
         return lambda name: names.add(name) if torch.is_grad_enabled() else None
 
-    with same_chance(), untouched(model) as state, torch.inference_mode(False):
+    with same_chance(), untouched(model) as python, torch.inference_mode(False):
         if training is not None:
             model.train(training)
         chance = python_chance()
@@ -86,7 +87,7 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
         finally:
             made.written = frozenset(n for n, (p, m) in places.items() if p in moved or m in writes.before)
             writes.undo()
-            made.changing = state.changed()
+            made.changing = python.changed()
             made.chancy = python_chance() != chance
     made.drawing = bool(writes.drawing)
     return made

@@ -43,7 +43,7 @@ from ..weights import TreeBuilder
 from .asked import ASKED
 from .cells import Cell, with_item
 from .structure import is_record_class, plain
-from .tracing import Captured, TrainingFlag, capture, node_location, owner_path
+from .tracing import Captured, TrainingFlag, attribute, capture, node_location, owner_path
 from .writes import as_stored, second_name, view_kind
 
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes numpy's names, too
@@ -195,7 +195,7 @@ class Interpreter:
     def keep_gradient(self, root: Cell) -> None:
         """What a parameter became in place passes its gradients to it, as torch has it of writes without gradients."""
         kind, _, name = root.owner.partition(" ")
-        own = operator.attrgetter(name)(self.captured.model) if kind == "model" else None
+        own = attribute(name, self.captured.model) if kind == "model" else None
         if isinstance(own, nn.Parameter) and own.requires_grad:
             leaf = self.stored(own)
             root.value = ops.stop_gradient(root.value) + (leaf - ops.stop_gradient(leaf))
@@ -398,7 +398,7 @@ class Interpreter:
     def check_write(self, cell: Cell) -> None:
         kind, _, name = cell.root().owner.partition(" ")
         if kind == "model":
-            own = operator.attrgetter(name)(self.captured.model)
+            own = attribute(name, self.captured.model)
             weight = isinstance(own, nn.Parameter) and not own.is_complex()
             if not (weight or name in dict(self.captured.model.named_buffers())) or self.prefix:
                 raise Unsupported(f"it writes {name} in place, which belongs to the model")

@@ -20,7 +20,7 @@ from .folding import drop_unread, fold
 from .module_calls import call_modules
 from .steps import PLAIN
 from .structure import arguments, classed, input_places, structure
-from .tracing import Captured, TrainingFlag, attribute, node_location, owner_path, written
+from .tracing import Captured, TrainingFlag, node_location, owner_path, written
 
 aten = torch.ops.aten
 # Their results are their first arguments, or nothing that a value depends on.
@@ -175,11 +175,6 @@ class ProgramBuilder:
                 env[old] = self.attribute(str(old.target), owner)
             elif is_check(old):
                 env[old] = None
-            elif old.target is aten._has_compatible_shallow_copy_type.default:
-                raise Unsupported(
-                    f"it gives a tensor other memory at {node_location(old)} (`.data = ...`), which a program does not hold; "
-                    "write into it by copy_ under torch.no_grad"
-                )
             elif isinstance(old.target, HigherOrderOperator):
                 env[old] = self.wrapped(old, list(fx.node.map_arg(old.args, value)))
             elif old.target is operator.getitem and isinstance(env[old.args[0]], tuple | list):
@@ -243,14 +238,6 @@ class ProgramBuilder:
         self.notes.append("both branches of torch.cond are computed, and one is chosen")
         return tuple(choose(*pair) for pair in zip(*results, strict=True))
 
-    def constant_of(self, value: Any) -> torch.Tensor | None:
-        """The tensor of an attribute that is no parameter."""
-        if not isinstance(value, fx.Node) or value.op != "get_attr":
-            return None
-        found = self.constants.get(str(value.target))
-        found = attribute(value, self.model) if found is None else found
-        return found if isinstance(found, torch.Tensor) and not isinstance(found, nn.Parameter) else None
-
     def detached(self, value: Any) -> Any:
         if not isinstance(value, fx.Node) or not is_float(value):
             return value
@@ -272,6 +259,8 @@ def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
     for node in graph.nodes:
         root = written(node)
         outer = given.get(root)
+        while isinstance(outer, fx.Node) and outer.op == "call_function" and is_inplace(outer.target):
+            outer = outer.args[0]
         if isinstance(outer, fx.Node) and outer.op != "get_attr":
             raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
 

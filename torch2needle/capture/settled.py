@@ -10,13 +10,13 @@ from torch import nn
 from .calls import Call, fresh
 from .differences import difference
 from .guard import Writes, same_chance, untouched
-from .tracing import Captured, attribute, node_location, writes_parameter, written
+from .tracing import Captured, node_location, tensor_of, writes_parameter, written
 
 
 def settled(captured: Captured, run: Callable, call: Call) -> frozenset[str]:
     """Which of the parameters that a captured graph writes it leaves alone once it wrote them, whatever they were before."""
     roots = [r for n in captured.graph.nodes if (r := written(n)) is not None]
-    found = {str(r.target): p for r in roots if isinstance(p := attribute(r, captured.model), nn.Parameter)}
+    found = {str(r.target): p for r in roots if isinstance(p := tensor_of(r, captured.model), nn.Parameter)}
     if not found:
         return frozenset()
     draw, writes, values = torch.Generator().manual_seed(0), Writes(), []

@@ -283,13 +283,17 @@ def written(node: fx.Node) -> fx.Node | None:
 def writes_parameter(node: fx.Node, model: nn.Module) -> bool:
     """Whether the call writes a parameter in place, which no forward does with gradients."""
     root = written(node)
-    return root is not None and root.op == "get_attr" and isinstance(attribute(root, model), nn.Parameter)
+    return root is not None and isinstance(tensor_of(root, model), nn.Parameter)
 
 
-def attribute(node: fx.Node, model: nn.Module) -> Any:
+def tensor_of(node: fx.Node, model: nn.Module) -> Any:
     """The model's tensor that the node reads, if it reads one."""
-    value: Any = model if node.op == "get_attr" else None
-    for part in str(node.target).split(".") if value is not None else ():
+    return attribute(str(node.target), model) if node.op == "get_attr" else None
+
+
+def attribute(path: str, model: nn.Module) -> Any:
+    value: Any = model
+    for part in path.split("."):
         value = getattr(value, part, None)
     return value
 
