@@ -166,9 +166,9 @@ def test_a_budget_ends_what_is_tried() -> None:
 
     torch.manual_seed(0)
     for model, seconds in ((Texts().eval(), 0), (Catches().eval(), 2e-3)):
-        net = torch2needle.convert(model, words(2, 7), dynamic_seconds=seconds)
+        net = torch2needle.convert(model, words(2, 7), dynamic_budget=seconds)
         assert "free sizes: ids axis 0" in net.report.notes
-        assert any(f"dynamic_budget={budget:g} seconds of processor time ended" in note for note in net.report.notes)
+        assert any(f"dynamic_budget={seconds:g} seconds of processor time ended" in note for note in net.report.notes)
         ids = words(5, 7)
         np.testing.assert_allclose(net(ids).numpy(), model(ids).detach().numpy(), rtol=1e-4, atol=1e-5)
         with pytest.raises(ValueError, match="input ids expects size 7 in axis 1, got 8"):

@@ -205,12 +205,12 @@ def test_other_gradients_than_derivatives(function: type[torch.autograd.Function
 
 
 def test_other_gradients_where_nothing_takes_any() -> None:
-    model, x = OwnGradient(Fivefold), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    model, x = OwnGradient(Clipped), torch.tensor([[1, 2, 3], [4, 5, 6]])
     model.linear = nn.Embedding(7, 4)
     assert refusal(model, x).count("convert model.requires_grad_(False)")
     net = torch2needle.convert(model.requires_grad_(False), x)
     assert (
-        "the gradients of Fivefold are the derivatives of what they compute, not theirs: no parameter takes any"
+        "the gradients of Clipped are the derivatives of what they compute, not theirs: no parameter takes any"
         in net.report.notes
     )
     assert torch.equal(torch.from_numpy(net(x).numpy()), model(x))

@@ -50,7 +50,7 @@ def is_nonzero(input: torch.Tensor) -> Any:
     return input.reshape(()) != 0
 
 
-TRUTHS = {
+TRUTHS: dict[str, Callable[..., Any]] = {
     "equal": equal,
     "allclose": allclose,
     "is_nonzero": is_nonzero,
