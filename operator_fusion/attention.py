@@ -120,7 +120,7 @@ def swaps_last_two(node: Node, steps: Steps) -> bool:
     op: Any = steps[node].op if node in steps else None
     if isinstance(op, Transpose):
         return op.axes is None or sorted(op.axes) in ([-2, -1], [2, 3])
-    return isinstance(op, Permute) and tuple(op.axes) in ((0, 1, 3, 2), (0, 2, 1))
+    return isinstance(op, Permute) and tuple(op.axes or ()) in ((0, 1, 3, 2), (0, 2, 1))
 
 
 def names_axis_3(node: Node, steps: Steps) -> bool:

@@ -54,8 +54,26 @@ def test_conditions_on_many_sizes_are_tried_in_time() -> None:
     code = compile(" + ".join(names) + " > 9", "condition", "eval")
     sizes, values = dict.fromkeys(names, 8), {n: list(range(2, 400)) for n in names}
     condition = conditions.Condition(code, sizes, {n: n for n in names}, values)
-    assert condition.alone() == (set(), {}) and condition.together({})
-    assert not condition._replace(code=compile("v0 + v8 > 9", "condition", "eval")).together({})
+    assert condition.alone() == (set(), {}) and condition.together({}, {})
+    assert not condition._replace(code=compile("v0 + v8 > 9", "condition", "eval")).together({}, {})
+
+
+class Last(nn.Module):
+    """What each row has at a place that its length tells; torch.gather takes fewer lengths than rows, too."""
+
+    def forward(self, x: Any, lengths: Any) -> Any:
+        rows = torch.stack([x[:, i] for i in range(x.shape[1])], 1)  # which torch.fx does not follow
+        return rows.gather(1, lengths.view(-1, 1) - 1)
+
+
+def test_rows_and_as_many_lengths() -> None:
+    x, lengths = torch.randn(2, 5), torch.tensor([5, 3])
+    net = torch2needle.convert(Last(), (x, lengths))
+    for n in (1, 2, 5):
+        x, lengths = torch.randn(n, 5), torch.arange(n) + 1
+        assert torch.equal(torch.from_numpy(net(x, lengths).numpy()), Last()(x, lengths))
+    with pytest.raises(ValueError, match="input lengths"):
+        net(torch.randn(3, 5), torch.tensor([5, 3]))
 
 
 def accepted(net: Any, sizes: range) -> list[int]:

@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import needle as ndl
 import torch2needle
-from torch2needle.capture import export
-from torch2needle.capture.export import Budget, OutOfTime
+from torch2needle.capture import budget, export
+from torch2needle.capture.budget import Budget, OutOfTime
 
 T = torch.Tensor
 
@@ -165,10 +165,10 @@ def test_a_budget_ends_what_is_tried() -> None:
                 return self.head(self.words(ids))
 
     torch.manual_seed(0)
-    for model, budget in ((Texts().eval(), 0), (Catches().eval(), 2e-3)):
-        net = torch2needle.convert(model, words(2, 7), dynamic_budget=budget)
+    for model, seconds in ((Texts().eval(), 0), (Catches().eval(), 2e-3)):
+        net = torch2needle.convert(model, words(2, 7), dynamic_budget=seconds)
         assert "free sizes: ids axis 0" in net.report.notes
-        assert any(f"dynamic_budget={budget:g} seconds of processor time ended" in note for note in net.report.notes)
+        assert any(f"dynamic_budget={seconds:g} seconds of processor time ended" in note for note in net.report.notes)
         ids = words(5, 7)
         np.testing.assert_allclose(net(ids).numpy(), model(ids).detach().numpy(), rtol=1e-4, atol=1e-5)
         with pytest.raises(ValueError, match="input ids expects size 7 in axis 1, got 8"):
@@ -181,7 +181,7 @@ def test_a_budget_ends_what_is_tried() -> None:
 def test_a_capture_ends_at_any_step_of_its_time(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception in what C++ asks of fake tensors, such as in an embedding, would end the process."""
     model, clock, call = Texts().eval(), itertools.count(), ((words(2, 7),), {})
-    monkeypatch.setattr(export, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(budget, "thread_time", lambda: next(clock))
     assert export.attempt(model, call, {0: (0, 1)}, time=Budget(steps)) is None
 
 

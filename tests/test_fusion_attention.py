@@ -329,3 +329,18 @@ def test_the_graph_keeps_no_sizes_of_fused_steps() -> None:
     fused = of.fuse(build("separate projections"))
     assert not [n for n in fused.graph if n.kind == "scalar"]
     assert [n for n in symbolic(build("separate projections")).graph if n.kind == "scalar"]
+
+
+def test_keys_of_two_axes() -> None:
+    """A Hopfield layer's (Ramsauer et al., arXiv 2008.02217), whose stored patterns have no batch and no order of axes given."""
+
+    class Stored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stored = nn.Parameter(data(5, 6).numpy())
+
+        def forward(self, x: Any) -> Any:
+            return ops.softmax(x @ ops.permute(self.stored), -1) @ self.stored
+
+    net = symbolic(Stored())
+    assert_same(net, of.fuse(net), data(3, 6))

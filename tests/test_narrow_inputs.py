@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -159,3 +161,24 @@ def test_buffers(share):
             (torch2needle.ConversionError, torch2needle.Unsupported), match="expects table as int32 or wider"
         ):
             torch2needle.convert(WithBuffer(function).eval(), share=share)
+
+
+def test_a_guard_asks_a_narrow_buffer() -> None:
+    """As of an ActNorm, whether it was initialised (Kingma & Dhariwal, arXiv 1807.03039)."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ready", torch.tensor(1, dtype=torch.uint8))
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Any) -> Any:
+            if self.ready.item() == 0:
+                self.scale.data.copy_(1 / x.std())
+            return x * self.scale
+
+    model, x = Scaled().eval(), torch.randn(3, 2)
+    net = torch2needle.convert(model, (x,))
+    for run in (net, ndl.compile(net, (x,))):
+        np.testing.assert_array_equal(run(x).numpy(), model(x).detach().numpy())
+    assert int(net.state_dict()["ready"].numpy()) == 1

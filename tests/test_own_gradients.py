@@ -1,4 +1,5 @@
-"""Autograd functions in forwards convert where their gradients are the derivatives of what they compute, else are refused."""
+"""Autograd functions in forwards convert where their gradients are the derivatives of what they compute, or what comes in times a
+slope by element; else they are refused."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
+from conversion import close, converts  # noqa: E402
+from gpu_devices import compiles  # noqa: E402
 from test_capture_traps import refusal  # noqa: E402
 
 
@@ -94,18 +98,119 @@ class OwnGradient(nn.Module):
         return self.function.apply(self.linear(x))
 
 
-@pytest.mark.parametrize("function", [Fivefold, Rounded, Clipped, NoGradient])
+class Scaled(torch.autograd.Function):
+    """All elements count for each gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient * gradient.abs().sum() / gradient.abs().sum().clamp(min=1e-9) + gradient.flip(-1)
+
+
+class Spike(torch.autograd.Function):
+    """A neuron that fires, with a surrogate gradient (Neftci et al., arXiv 1901.09948)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, width: float) -> Any:
+        ctx.save_for_backward(x)
+        ctx.width = width
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient / (1 + ctx.width * x.abs()) ** 2, None
+
+
+class Quantised(torch.autograd.Function):
+    """In the form of two methods; two results, one of them without gradients."""
+
+    @staticmethod
+    def forward(x: Any, low: Any) -> Any:
+        return torch.maximum(x, low).round(), x < low
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, _: Any) -> Any:
+        x, low = ctx.saved_tensors
+        return gradient * (x >= low), gradient * (x < low) * 2
+
+
+class Reversed(torch.autograd.Function):
+    """A domain classifier's (Ganin & Lempitsky, arXiv 1409.7495)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient.neg() * 0.3
+
+
+class Sloped(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x) * 2
+        if self.what == "spike":
+            return self.last(Spike.apply(y, 2.0) * 0.5 + y)
+        if self.what == "quantised":
+            kept, below = Quantised.apply(y, Rounded.apply(self.first.bias.expand_as(y)))
+            return self.last(kept), below
+        if self.what == "reversed":
+            return self.last(y), self.last(Reversed.apply(y))
+        return F.linear(Rounded.apply(y), Rounded.apply(self.last.weight * 4) / 4, Fivefold.apply(self.last.bias))
+
+
+@pytest.mark.parametrize("what", ["spike", "quantised", "reversed", "rounded"])
+def test_slopes_by_element(what: str) -> None:
+    converts(Sloped(what), (3, 3), example=True)
+
+
+@pytest.mark.parametrize("function", [Fivefold, Rounded])
+def test_slopes_in_a_step(function: type[torch.autograd.Function]) -> None:
+    model, x, y = OwnGradient(function), torch.randn(5, 3), torch.randn(5, 4)
+    net = torch2needle.convert(model, x)
+    assert f"the gradients of {function.__name__} are the model's, as compared" in net.report.notes
+    ours, theirs = ndl.optim.SGD(net.parameters(), 0.1), torch.optim.SGD(model.parameters(), 0.1)
+    step = ndl.compile_step(net, ndl.ops.mse_loss, ours, (x, y)) if compiles() else None
+    for _ in range(3):
+        theirs.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        theirs.step()
+        if step is not None:
+            step(x, y)
+        else:
+            net.reset_grad()
+            ndl.ops.mse_loss(net(x), ndl.Tensor(y.numpy())).backward()
+            ours.step()
+    for name, p in net.named_parameters():
+        close(p, dict(model.named_parameters())[name])
+
+
+@pytest.mark.parametrize("function", [Scaled, Clipped, NoGradient])
 def test_other_gradients_than_derivatives(function: type[torch.autograd.Function]) -> None:
     assert f"gradients of its own ({function.__name__})" in refusal(OwnGradient(function), torch.randn(2, 3))
 
 
 def test_other_gradients_where_nothing_takes_any() -> None:
-    model, x = OwnGradient(Fivefold), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    model, x = OwnGradient(Clipped), torch.tensor([[1, 2, 3], [4, 5, 6]])
     model.linear = nn.Embedding(7, 4)
     assert refusal(model, x).count("convert model.requires_grad_(False)")
     net = torch2needle.convert(model.requires_grad_(False), x)
     assert (
-        "the gradients of Fivefold are the derivatives of what they compute, not theirs: no parameter takes any"
+        "the gradients of Clipped are the derivatives of what they compute, not theirs: no parameter takes any"
         in net.report.notes
     )
     assert torch.equal(torch.from_numpy(net(x).numpy()), model(x))
@@ -115,7 +220,7 @@ def test_other_gradients_where_nothing_takes_any() -> None:
 def test_gradients_that_are_derivatives(function: type[torch.autograd.Function]) -> None:
     model, x = OwnGradient(function), torch.randn(2, 3)
     net = torch2needle.convert(model, x)
-    assert any(f"{function.__name__} are the derivatives" in note for note in net.report.notes)
+    assert f"the gradients of {function.__name__} are the model's, as compared" in net.report.notes
     model(x).square().sum().backward()
     y = net(ndl.Tensor(x.numpy()))
     (y * y).sum().backward()

@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,11 +26,12 @@ from .bridges.otherwise import answers_violations
 from .bridges.whole import WHOLE, WholeInterpreter, captured_whole, run_once
 from .capture.calls import call_of, named_axes
 from .capture.comparison import BadExample, Judge
-from .capture.export import allow_one, captures, from_program, larger
+from .capture.export import Manner, allow_one, captures, from_program, larger
 from .capture.guard import LOCK, same_chance
 from .capture.interpret import interpret
 from .capture.refusals import refuse_unseen
 from .capture.script import in_python
+from .capture.settled import hint_of_writes, settled
 from .capture.structure import known_records
 from .capture.tracing import Captured, capture
 from .report import ConversionError, Report, Row, progress, reason_of
@@ -114,6 +115,8 @@ def first_whole(
     try:
         inputs = example_by_name(model, example)
         captured = capture(model, inputs)
+        if judge is not None:
+            captured.settled = settled(captured, judge.run(captured), judge.call)
         net, report = build(captured, inputs, share, "torch.fx", kind)
         if (
             net is not None
@@ -150,34 +153,56 @@ def exported(
 ) -> tuple[GraphModule | None, Report]:
     """The first capture of torch.export that converts whole; `report` says why torch.fx's did not."""
     why = "; ".join(f"{r.op}: {r.reason}" for r in report.unsupported[:1])
+    how = f"torch.export, since torch.fx could not ({why})"
     best = report
-    try:
-        for captured in captures(model, example, dynamic, lambda: judge.changing, budget):
-            if fault := judge.fault(captured, larger(captured, judge.call)):
-                report.add(failed("torch.export capture", fault))
-                continue
-            if judge.differs_in_training(captured):
-                captured.notes.append(
-                    "the graph differs between training and evaluation; it was captured in evaluation mode and stays so"
-                )
-                captured.only = False
-            allow_one(captured, judge.call, functools.partial(judge.agrees_at, captured))
-            net, found = build(captured, {}, share, f"torch.export, since torch.fx could not ({why})", kind)
-            if net is not None:
-                if not (fault := judge.fault_of_net(net, None)):
-                    return net, found
-                report.add(failed("torch.export capture", fault))
-                continue
-            if not best.capture or len(found.unsupported) < len(best.unsupported):
-                best = found
-    except BadExample:
-        raise
-    except ConversionError as e:
-        report.rows += e.report.rows
-    except Exception as e:
-        report.add(failed("torch.export capture", reason_of(e)))
+    for manner in manners(model, judge):
+        try:
+            for captured in captures(model, example, dynamic, lambda: judge.changing, budget, manner):
+                if fault := judge.fault(captured, larger(captured, judge.call)):
+                    add_once(report, fault + hint_of_writes(captured))
+                    continue
+                if manner.training or judge.differs_in_training(captured):
+                    mode = "training" if manner.training else "evaluation"
+                    captured.notes.append(
+                        f"the graph differs between training and evaluation; it was captured in {mode} mode and stays so"
+                    )
+                    captured.only = manner.training
+                allow_one(captured, judge.call, functools.partial(judge.agrees_at, captured))
+                captured.settled = settled(captured, judge.run(captured), judge.call)
+                net, found = build(captured, {}, share, how, kind)
+                if net is not None:
+                    if not (fault := judge.fault_of_net(net, None)):
+                        return net, found
+                    add_once(report, fault)
+                    continue
+                if not best.capture or len(found.unsupported) < len(best.unsupported):
+                    best = found
+        except BadExample:
+            raise
+        except ConversionError as e:
+            for row in e.report.rows:
+                add_once(report, row.reason, row)
+        except Exception as e:
+            add_once(report, reason_of(e))
+        if best is not report:  # the graph is right, and rules are missing
+            break
     judge.refuse_example()
     return None, best
+
+
+def manners(model: nn.Module, judge: Judge) -> Iterator[Manner]:
+    """How torch.export may follow a model, each where the ones before did not do."""
+    modes = (False, True) if any(m.training for m in model.modules()) else (False,)
+    for training in modes:
+        yield Manner(training)
+        if judge.functions:
+            yield Manner(training, slopes=True)
+
+
+def add_once(report: Report, reason: str, row: Row | None = None) -> None:
+    """Why a capture of torch.export is none, unless another one said so."""
+    if all(r.reason != reason for r in report.rows):
+        report.add(row or failed("torch.export capture", reason))
 
 
 def failed(how: str, reason: str) -> Row:

@@ -113,14 +113,15 @@ class StepPlan(CompiledPlan):
         value = narrowed(fn(*inputs), recorder)
         loss = first_leaf(value)
         self.boundary = len(recorder.graph.nodes)
+        writes = recorder.pop_writes()  # from here on parameters are what they were before
         parameters = list(dict.fromkeys(p for p in self.optimizer.params if p.requires_grad))
         symbols = [recorder.param(p) for p in parameters]
         share = 1.0 / (self.settings.accumulate * self.settings.shares)
         seed = Tensor.make_const(full(loss.shape, share, loss.dtype, self.device))
         found = dict(zip(parameters, vjp(loss, seed, symbols), strict=True))
         value = map_structure(value, recorder.to_node)
-        for tensor, moved in recorder.pop_writes():
-            self.effects.append((Write(tensor), moved))
+        for tensor, moved in writes:  # the optimizer steps from what the forward wrote
+            self.effects.append((Write(tensor, early=found.get(tensor) is not None), moved))
         self._accumulate({p: g for p, g in found.items() if g is not None}, recorder)
         return self.beside(value, recorder)
 

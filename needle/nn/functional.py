@@ -14,7 +14,7 @@ from .arguments import instance, listed, number
 from .function import Declared
 from .module import Module
 
-__all__ = ["FunctionalBatchNorm", "FunctionalInstanceNorm", "Guard", "WriteBuffer"]
+__all__ = ["FunctionalBatchNorm", "FunctionalInstanceNorm", "Guard", "WriteBuffer", "WriteTrained"]
 
 
 class WriteBuffer(Module):
@@ -23,6 +23,13 @@ class WriteBuffer(Module):
     def forward(self, buffer: Tensor, value: Tensor) -> Tensor:
         buffer.data = value.detach()
         return value
+
+
+class WriteTrained(WriteBuffer):
+    """Writes a value into a parameter where gradients are wanted; elsewhere it is made of the parameter anew at every call."""
+
+    def forward(self, buffer: Tensor, value: Tensor) -> Tensor:
+        return super().forward(buffer, value) if value.requires_grad else value
 
 
 class GuardError(ValueError):
@@ -36,6 +43,7 @@ class Guard(Declared):
     """
 
     arguments = {"expected": listed(number()), "text": instance(str, "text")}
+    takes_narrow = True  # it computes nothing with them
 
     expected: tuple[float, ...]
     text: str

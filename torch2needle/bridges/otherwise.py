@@ -88,7 +88,7 @@ def answers_violations(net: GraphModule, model: Any, example: Any) -> None:
         raise ValueError("[convert] on_guard='torch' expects an nn.Module and an example.")
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         raise Unsupported("[convert] on_guard='torch' expects a model in Python, got TorchScript.")
-    if any(isinstance(m, WriteBuffer) for m in net.modules()):
+    if any(type(m) is WriteBuffer for m in net.modules()):
         raise Unsupported("[convert] on_guard='torch' expects a model that writes no buffers; leave it at 'error'.")
     by_name = net.report.capture.startswith("torch.fx")
     if by_name and not isinstance(example, dict):

@@ -46,7 +46,15 @@ def allclose(*args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.isclose(*args, **kwargs).all()
 
 
-TRUTHS = {"equal": equal, "allclose": allclose}  # functions of torch that answer by a bool, as tensors
+def is_nonzero(input: torch.Tensor) -> Any:
+    return input.reshape(()) != 0
+
+
+TRUTHS: dict[str, Callable[..., Any]] = {
+    "equal": equal,
+    "allclose": allclose,
+    "is_nonzero": is_nonzero,
+}  # functions of torch that answer by a bool, as tensors
 
 
 class OtherAnswer(Exception):
@@ -166,11 +174,12 @@ def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> Abstr
     )
 
 
-def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Answers:
-    """What the model asks of its tensors' values in a call in evaluation mode."""
+def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any], training: bool = False) -> Answers:
+    """What the model asks of its tensors' values in a call in evaluation mode; training: in the modes that it is in."""
     found, writes = Answers(), Writes()
     with untouched(model), same_chance(), torch.inference_mode(False), inference_without_gradients():
-        model.eval()
+        if not training:
+            model.eval()
 
         def noted() -> None:
             found.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from .functional import Gradients
 from .guard import (
     Writes,
     autocasts,
+    data_set_by,
     gradient_hooks,
+    has_storage,
     own_gradients,
     plain_conditions,
     python_chance,
@@ -27,7 +30,7 @@ from .guard import (
 )
 from .packing import run as run_rows
 from .structure import is_record_class, plain_result
-from .tracing import Captured, TrainingFlag
+from .tracing import Captured, TrainingFlag, writes_parameter
 
 
 @dataclasses.dataclass
@@ -42,17 +45,24 @@ class Behaviour:
     chancy: bool = False  # Python's or numpy's
     changing: bool = False  # attributes of the model
     casting: bool = False  # by autocast
+    written: frozenset[str] = frozenset()  # of the model's tensors, also where that leaves them as they were
 
 
 def behaviour(function: Callable, model: nn.Module, calls: list[Call], training: bool | None = None) -> Behaviour:
     """Runs the calls one after the other from the model's present state, which they leave as it is."""
     made = Behaviour([], [], set(), set())
-    writes, gradients = Writes(), Gradients()
+    writes, gradients, moved = Writes(), Gradients(), set[int]()
+    state = (*model.named_parameters(), *model.named_buffers())
+    places = {n: (id(t), t.untyped_storage()._cdata) for n, t in state if has_storage(t)}
+
+    def put_data(t: torch.Tensor, value: torch.Tensor) -> None:
+        moved.add(id(t))
+        torch._C.TensorBase.data.__set__(t, value)  # type: ignore[attr-defined]
 
     def noting(names: set[str]) -> Callable[[str], None]:
         return lambda name: names.add(name) if torch.is_grad_enabled() else None
 
-    with same_chance(), untouched(model) as state, torch.inference_mode(False):
+    with same_chance(), untouched(model) as python, torch.inference_mode(False):
         if training is not None:
             model.train(training)
         chance = python_chance()
@@ -67,6 +77,7 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
                     gradient_hooks(noting(made.hooks)),
                     plain_conditions(),
                     autocasts(lambda: setattr(made, "casting", True)),
+                    data_set_by(put_data),
                 ):
                     result = flat(plain_result(function(*args, **kwargs)))
                 if not i:
@@ -74,8 +85,9 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
                 made.results.append([t.detach().clone() if isinstance(t, torch.Tensor) else t for t in result])
                 del result  # and what its graph keeps
         finally:
+            made.written = frozenset(n for n, (p, m) in places.items() if p in moved or m in writes.before)
             writes.undo()
-            made.changing = state.changed()
+            made.changing = python.changed()
             made.chancy = python_chance() != chance
     made.drawing = bool(writes.drawing)
     return made
@@ -127,16 +139,18 @@ def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) ->
             return value(node.args[0])
         else:
             args, kwargs = value(node.args), value(node.kwargs)
-            if is_record_class(node.target):
-                env[node] = record_of(node.target, kwargs)  # type: ignore[arg-type]
-            elif node.op == "call_module":
-                layer = captured.model.get_submodule(name)
-                rows = isinstance(layer, nn.RNNBase) and "lengths" in kwargs
-                env[node] = run_rows(layer, *args, **kwargs) if rows else layer(*args, **kwargs)  # type: ignore[arg-type]
-            elif node.op == "call_method":
-                env[node] = getattr(args[0], name)(*args[1:], **kwargs)
-            else:
-                env[node] = node.target(*args, **kwargs)
+            without = node.meta.get("no_grad") or writes_parameter(node, captured.model)
+            with torch.no_grad() if without else nullcontext():
+                if is_record_class(node.target):
+                    env[node] = record_of(node.target, kwargs)  # type: ignore[arg-type]
+                elif node.op == "call_module":
+                    layer = captured.model.get_submodule(name)
+                    rows = isinstance(layer, nn.RNNBase) and "lengths" in kwargs
+                    env[node] = run_rows(layer, *args, **kwargs) if rows else layer(*args, **kwargs)  # type: ignore[arg-type]
+                elif node.op == "call_method":
+                    env[node] = getattr(args[0], name)(*args[1:], **kwargs)
+                else:
+                    env[node] = node.target(*args, **kwargs)
             for n in node.all_input_nodes:
                 if last[n] is node:
                     del env[n]

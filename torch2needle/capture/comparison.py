@@ -81,6 +81,8 @@ class Judge:
             theirs = self.theirs(calls)
         try:
             ours = behaviour(run, captured.model, calls, self.training)
+        except OtherAnswer as e:  # which was asked of a buffer that the call before wrote
+            return f"it asks `{e}`, which the model answers otherwise at its next call; compute with the tensor instead"
         except Exception as e:
             return f"it fails ({first_line(e)})"
         if text := disagreement(ours, theirs):
@@ -94,9 +96,11 @@ class Judge:
                 return own_gradients_of(theirs.functions)
             if not compared:
                 captured.only = False
+            names = f"the gradients of {', '.join(sorted(theirs.functions))} are"
             note = (
-                f"the gradients of {', '.join(sorted(theirs.functions))} are the derivatives of what they compute, "
-                f"{'as compared' if compared else 'not theirs: no parameter takes any'}"
+                f"{names} the model's, as compared"
+                if compared
+                else f"{names} the derivatives of what they compute, not theirs: no parameter takes any"
             )
             captured.notes += [note] if note not in captured.notes else []
         # What a model keeps between its calls in evaluation may have no gradients; they count in training.
@@ -146,7 +150,7 @@ class Judge:
         if theirs.drawing or ndl.default_device() != ndl.cpu() or any(m.training for m in net.modules()):
             return ""
         halves = (t.dtype in HALVES for t in (*self.model.parameters(), *self.model.buffers(), *tensors(self.call)))
-        if any(halves) or any(isinstance(m, WriteBuffer) for m in net.modules()):
+        if any(halves) or any(type(m) is WriteBuffer for m in net.modules()):
             return ""
         fault = net_fault(net, self.call, inputs, theirs.results[0])
         if fault and self.only_rounds(net, inputs, theirs.results[0]):
@@ -166,6 +170,11 @@ class Judge:
             return not net_fault(precise, call, pytree.tree_map(doubled, inputs), exact)
         except Exception:  # what does not run in float64 tells nothing
             return False
+
+    @property
+    def functions(self) -> set[str]:
+        """The user's autograd functions that the model was seen to apply."""
+        return set().union(*(b.functions for _, b in self.pairs.values()))
 
     def differs_in_training(self, captured: Captured) -> bool:
         """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""

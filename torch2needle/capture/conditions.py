@@ -52,6 +52,18 @@ class Condition(NamedTuple):
                 limits[symbol] = ends[0] or 0, MOST if ends[1] is None else ends[1]
         return broken, limits
 
+    def tied(self) -> dict[str, str]:
+        """Symbols that break it alone, each by the one of the example's same size with which they may take any, if they take it
+        together: rows and as many numbers that pick from them."""
+        names = list(self.free)
+        found = {}
+        for i, v in enumerate(names):
+            for w in names[:i]:
+                sizes = set(self.values[v]) & set(self.values[w])
+                if self.sizes[v] == self.sizes[w] and all(self.holds({v: size, w: size}) for size in sizes):
+                    found[self.free[v]] = self.free[w]
+        return found
+
     def last_good(self, v: str, bad: int) -> int:
         """The size next to those that break it, on the way from the example's to one that does."""
         good = self.sizes[v]
@@ -60,15 +72,21 @@ class Condition(NamedTuple):
             good, bad = (middle, bad) if self.holds({v: middle}) else (good, middle)
         return good
 
-    def together(self, limits: Limits) -> bool:
-        """Whether it holds, too, when several take values within their limits."""
-        values = []
+    def together(self, limits: Limits, same: dict[str, str]) -> bool:
+        """Whether it holds, too, when several take values within their limits, those that are the `same` the same ones."""
+        values: dict[str, list[int]] = {}
         for v, symbol in self.free.items():
             low, high = limits.get(symbol, (0, MOST))
-            values.append([size for size in self.values[v] if low <= size <= high])
+            own = [size for size in self.values[v] if low <= size <= high]
+            one = first_of(symbol, same)
+            values[one] = [size for size in own if size in values.get(one, own)]
         each = max(2, round(TOGETHER ** (1 / len(values))))  # however many sizes the condition names
-        some = [found[:: max(1, len(found) // each)] for found in values]
-        return all(self.holds(dict(zip(self.free, sizes, strict=True))) for sizes in product(*some))
+        some = [found[:: max(1, len(found) // each)] for found in values.values()]
+        for sizes in product(*some):
+            taken = dict(zip(values, sizes, strict=True))
+            if not self.holds({v: taken[first_of(symbol, same)] for v, symbol in self.free.items()}):
+                return False
+        return True
 
 
 def input_shapes(program: ExportedProgram) -> dict[str, Any]:
@@ -88,9 +106,23 @@ def fixed_sizes(program: ExportedProgram) -> set[tuple[int, int]]:
     }
 
 
-def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], Limits]:
-    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, and the limits of
-    others."""
+def first_of(symbol: str, same: dict[str, str]) -> str:
+    """The one that stands for all sizes that are the same as this one."""
+    while symbol in same:
+        symbol = same[symbol]
+    return symbol
+
+
+class Bounds(NamedTuple):
+    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, the limits of
+    others, and which of them, by symbol, have to be the same as another one."""
+
+    held: set[tuple[int, int]]
+    limits: Limits
+    same: dict[str, str]
+
+
+def bounds(program: ExportedProgram) -> Bounds:
     places = {p: n for n, p in input_places(program).items()}
     shapes = input_shapes(program)
     order = {name: i for i, name in enumerate(shapes)}
@@ -106,17 +138,28 @@ def bounds(program: ExportedProgram) -> tuple[set[tuple[int, int]], Limits]:
     asked = [condition(text, size_at, program.range_constraints) for text in program._guards_code or ()]
     broken: set[str] = set()
     limits: Limits = {}
+    same: dict[str, str] = {}
     for c in asked:
         held, found = c.alone() if c.code else (set(c.free.values()), {})
+        if c.code and (held or found) and (tied := c.tied()):
+            for symbol, other in tied.items():
+                one, two = first_of(symbol, same), first_of(other, same)
+                same |= {one: two} if one != two else {}
+            both = {*tied, *tied.values()}
+            held, found = held - both, {s: ends for s, ends in found.items() if s not in both}
         broken |= held
         for s, (low, high) in found.items():
             least, most = limits.get(s, (0, MOST))
             limits[s] = max(low, least), min(high, most)
     broken |= {s for s, (low, high) in limits.items() if low == high}
     for c in asked:
-        if c.code and len(c.free) > 1 and broken.isdisjoint(c.free.values()) and not c.together(limits):
+        if c.code and len(c.free) > 1 and broken.isdisjoint(c.free.values()) and not c.together(limits, same):
             broken.update(c.free.values())
-    return {axis for s in broken for axis in where[s]}, limits
+    for s in list(limits):  # of one, of all
+        one = first_of(s, same)
+        least, most = limits.get(one, (0, MOST))
+        limits[one] = max(limits[s][0], least), min(limits[s][1], most)
+    return Bounds({axis for s in broken for axis in where[s]}, limits, same)
 
 
 def fixed_or_free(size: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 import needle as ndl
 from needle.graph import GraphModule
 
+from ..report import short
 from .behaviour import Behaviour, first_line, flat
 from .calls import Call, fresh
 from .structure import PLAIN, plain_result
@@ -60,6 +61,8 @@ def disagreement(ours: Behaviour, theirs: Behaviour) -> str:
             if text := difference(x, y):
                 why = ", and the forward turns on autocast, which capture does not see" if theirs.casting else ""
                 return f"its output {k} {text} {where}{why}"
+    if lost := theirs.written - ours.written:
+        return f"the forward writes {short(sorted(lost))}, which the graph does not"
     if theirs.chancy:
         return "the forward draws Python's or numpy's random numbers, which capture would freeze"
     return own_gradients_of(theirs.hooks)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from time import thread_time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +18,11 @@ from torch.utils import _pytree as pytree
 from needle.autograd import Unsupported
 from needle.graph import map_structure
 
-from ..report import ConversionError, progress
+from ..report import ConversionError
 from .asked import Answers, answers
+from .budget import Budget
 from .calls import Call, call_of, named_axes, resized, tensors
-from .conditions import MOST, Limits, bounds, fixed_or_free, fixed_sizes
+from .conditions import MOST, Limits, bounds, first_of, fixed_or_free, fixed_sizes
 from .functional import (
     Gradients,
     below_autograd,
@@ -35,6 +34,7 @@ from .functional import (
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
+from .slopes import gradients_as_slopes
 from .steps import PLAIN, layers_as_calls
 from .structure import plain_result
 from .tracing import Captured, capture_error
@@ -43,11 +43,26 @@ Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
 SMALL = (
     400  # nodes up to which heights and widths of images are tried: torch.export takes half a minute for larger graphs
 )
+
+
+class Manner(NamedTuple):
+    """How a forward is followed. training: in the modes that its modules are in, else in evaluation; slopes: with the gradients
+    of its own autograd functions, where those are element by element, else with the derivatives of what they compute."""
+
+    training: bool = False
+    slopes: bool = False
+
+
 NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # Python's, of values
 
 
 def captures(
-    model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]], budget: float
+    model: nn.Module,
+    example: Any,
+    dynamic: Any,
+    changing: Callable[[], set[str]],
+    budget: float,
+    manner: Manner = Manner(),  # noqa: B008 - a tuple
 ) -> Iterator[Captured]:
     """Captures with fewer and fewer free sizes, or with those that `dynamic` names, for the first that converts; raises
     ConversionError where none can be made.
@@ -56,42 +71,42 @@ def captures(
     budget: seconds that sizes beyond the batch may take.
     """
     if isinstance(dynamic, Mapping):
-        yield from named(model, call_of(example), dynamic, changing)
+        yield from named(model, call_of(example), dynamic, changing, manner)
         return
     time = Budget(budget)
     try:
-        yield from unchecked(model, example, dynamic, changing, time)
+        yield from unchecked(model, example, dynamic, changing, time, manner)
         error = None
     except ConversionError as e:
         error = e
     call = call_of(example)
     wider = batched(call)[1] if dynamic == "auto" else call
     try:
-        asked = answers(model, *wider)
+        asked = answers(model, *wider, manner.training)
     except Exception:  # a batch of one is no other
-        wider, asked = call, answers(model, *call)
+        wider, asked = call, answers(model, *call, manner.training)
     if not asked:
         if error is not None:
-            yield strictly(model, call, error, changing)
+            yield strictly(model, call, error, changing, manner)
         return
     batch, _ = batched(wider) if dynamic == "auto" else (None, wider)
     rows, more = free_axes(wider, batch)
     for free in (more, rows):
-        found = attempt(model, wider, free, asked, time if free is more else None) if free else None
+        found = attempt(model, wider, free, asked, time if free is more else None, manner=manner) if free else None
         if found is not None:
             yield time.noted(found).captured(model, changing)
     if wider is not call:
-        asked = answers(model, *call)
+        asked = answers(model, *call, manner.training)
     try:
-        found = export(model, *call, {}, asked)
+        found = export(model, *call, {}, asked, manner)
     except Exception as e:
-        yield strictly(model, call, error or capture_error(model, e, "torch.export"), changing)
+        yield strictly(model, call, error or capture_error(model, e, "torch.export"), changing, manner)
         return
     yield time.noted(found).captured(model, changing)
 
 
 def named(
-    model: nn.Module, call: Call, dynamic: Mapping[str, Any], changing: Callable[[], set[str]]
+    model: nn.Module, call: Call, dynamic: Mapping[str, Any], changing: Callable[[], set[str]], manner: Manner
 ) -> Iterator[Captured]:
     """Captures with the axes free that `dynamic` names by input, and no others."""
     names, given = named_axes(model.forward, call, dynamic), tensors(call)
@@ -99,15 +114,15 @@ def named(
     free = {i: tuple(axis for j, axis in names if j == i) for i, _ in names}
     error: Exception | None = None
     for asks_values in (False, True):
-        asked = answers(model, *wider) if asks_values else None
+        asked = answers(model, *wider, manner.training) if asks_values else None
         if asks_values and not asked:
             break
         try:
-            found = export(model, *wider, free, asked)
+            found = export(model, *wider, free, asked, manner)
         except Exception as e:
             error = e
             continue
-        error, fixed = None, bounds(found.program)[0] | fixed_sizes(found.program)
+        error, fixed = None, bounds(found.program).held | fixed_sizes(found.program)
         if told := [f"axis {place[1]} of {name}" for place, name in names.items() if place in fixed]:
             raise Unsupported(f"dynamic names {', '.join(told)}, which the forward fixes")
         yield found.captured(model, changing)
@@ -115,7 +130,9 @@ def named(
         raise capture_error(model, error, "torch.export") from error
 
 
-def strictly(model: nn.Module, call: Call, error: ConversionError, changing: Callable[[], set[str]]) -> Captured:
+def strictly(
+    model: nn.Module, call: Call, error: ConversionError, changing: Callable[[], set[str]], manner: Manner
+) -> Captured:
     """What torch.export makes of the forward's bytecode, which follows numpy, for the example's sizes; else `error`.
 
     It tells no classes of results, and costs seconds, so that it comes last.
@@ -124,17 +141,18 @@ def strictly(model: nn.Module, call: Call, error: ConversionError, changing: Cal
     try:
         with untouched(model), warnings.catch_warnings(), quiet(), torch.inference_mode(False), torch.enable_grad():
             warnings.simplefilter("ignore")
-            model.eval()
+            if not manner.training:
+                model.eval()
             program = torch.export.export(model, args, kwargs, strict=True)
     except Exception as e:
         raise error from e
     if any(n.target in NUMBERS for n in program.graph.nodes):
         raise error
-    return from_program(program, model, [], changing)
+    return from_program(program, model, [], changing, training=manner.training)
 
 
 def unchecked(
-    model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]], time: Budget
+    model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]], time: Budget, manner: Manner
 ) -> Iterator[Captured]:
     """Captures that hold for all values."""
     call = call_of(example)
@@ -142,96 +160,33 @@ def unchecked(
     rows, more = free_axes(wider, batch)
     images = any(map(is_image, tensors(wider)))
     first = images or more == rows  # of texts the lengths, with which the batch is free, too
-    some = attempt(model, wider, rows) if first else None
+    some = attempt(model, wider, rows, manner=manner) if first else None
     if some is not None and len(some.program.graph.nodes) > SMALL:  # then only lengths, of texts beside images
         more = {i: axes for i, t in enumerate(tensors(wider)) if (axes := (rows if is_image(t) else more).get(i))}
     if more != rows:
-        most = attempt(model, wider, more, time=time, known=(rows, some))
+        most = attempt(model, wider, more, time=time, known=(rows, some), manner=manner)
         if most is not None and most is not some:
             if most.fixes(rows):  # sizes that hang together may be fixed together: the batch is worth more
-                some, first = some if first else attempt(model, wider, rows), True
+                some, first = some if first else attempt(model, wider, rows, manner=manner), True
                 if some is not None and not some.fixes(rows):
                     yield some.captured(model, changing)
             yield most.captured(model, changing)
     if not first:
-        some = attempt(model, wider, rows)
+        some = attempt(model, wider, rows, manner=manner)
     if some is not None:
         yield time.noted(some).captured(model, changing)
     elif rows:  # a model for this batch alone, such as one with a cache of it
         rest = {i: tuple(a for a in axes if a not in rows.get(i, ())) for i, axes in more.items()}
-        found = attempt(model, call, {i: axes for i, axes in rest.items() if axes}, time=time)
+        found = attempt(model, call, {i: axes for i, axes in rest.items() if axes}, time=time, manner=manner)
         if found is not None:
             yield found.captured(model, changing)
     try:
-        alone = export(model, *call, {})
+        alone = export(model, *call, {}, None, manner)
     except Exception as e:
         if some is None:
             raise capture_error(model, e, "torch.export") from e
     else:
         yield time.noted(alone).captured(model, changing)
-
-
-class OutOfTime(Exception):
-    """A capture takes longer than it may."""
-
-
-class Budget:
-    """Seconds of this thread's processor time that some captures may take together: formulas of sizes can grow without end."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.left = seconds, seconds
-
-    def noted(self, found: Exported) -> Exported:
-        """What was exported, with a note where the time did not suffice for more."""
-        text = f"sizes beyond the batch were not all tried: dynamic_budget={self.seconds:g} seconds of processor time ended"
-        return found if self.left > 0 else found._replace(notes=[*found.notes, text])
-
-    @contextmanager
-    def spent(self, text: str) -> Iterator[None]:
-        """Counts steps in a bar, and raises OutOfTime in that at which the time is over."""
-        from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # which loads sympy
-
-        thread, start = threading.get_ident(), thread_time()
-
-        def is_over() -> bool:
-            return thread_time() - start > self.left
-
-        def check() -> None:
-            if is_over():
-                raise OutOfTime
-
-        def counted(before: Callable, end: Callable) -> Callable:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() == thread:
-                    bar.update()
-                    if is_over():
-                        return end(*args, **kwargs)
-                return before(*args, **kwargs)
-
-            return call
-
-        def stop(*_: Any, **__: Any) -> None:
-            raise OutOfTime
-
-        def as_it_is(env: Any, formula: Any, *_: Any, **__: Any) -> Any:
-            return formula
-
-        # C++ asks for formulas and fake tensors where an exception would end the process; the forward's next call raises it.
-        calls = counted(_NonStrictTorchFunctionHandler.__torch_function__, stop)
-        formulas = counted(ShapeEnv.simplify, as_it_is)
-        try:
-            with (
-                progress(text) as bar,
-                patched(
-                    [(_NonStrictTorchFunctionHandler, "__torch_function__", calls), (ShapeEnv, "simplify", formulas)]
-                ),
-            ):
-                check()
-                yield
-                check()  # the forward may have caught it
-        finally:
-            self.left -= thread_time() - start
 
 
 class Exported(NamedTuple):
@@ -240,6 +195,7 @@ class Exported(NamedTuple):
     program: ExportedProgram
     notes: list[str]
     result: Any
+    training: bool
 
     def fixes(self, axes: Axes) -> bool:
         """Whether one of them is not free."""
@@ -247,7 +203,7 @@ class Exported(NamedTuple):
         return any((i, axis) in fixed for i, several in axes.items() for axis in several)
 
     def captured(self, model: nn.Module, changing: Callable[[], set[str]]) -> Captured:
-        return from_program(self.program, model, self.notes, changing, self.result)
+        return from_program(self.program, model, self.notes, changing, self.result, self.training)
 
 
 def attempt(
@@ -257,6 +213,7 @@ def attempt(
     asked: Answers | None = None,
     time: Budget | None = None,
     known: tuple[Axes, Exported | None] = ({}, None),
+    manner: Manner = Manner(),  # noqa: B008
 ) -> Exported | None:
     """The program with as many of the sizes free as the forward's branches do not hang on; None without any.
 
@@ -267,10 +224,10 @@ def attempt(
             return known[1]
         try:
             with (time or Budget(math.inf)).spent(f"capture, {sum(map(len, free.values()))} free sizes"):
-                found = export(model, *call, free, asked)
+                found = export(model, *call, free, asked, manner)
         except Exception:  # also where a size is another one's multiple: the caller tries fewer
             return None
-        held, _ = bounds(found.program)
+        held = bounds(found.program).held
         if not held:
             return found
         less = {i: tuple(a for a in axes if (i, a) not in held) for i, axes in free.items()}
@@ -314,25 +271,29 @@ def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
     return rows, {i: axes for i, axes in both.items() if axes}
 
 
-def export(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None = None) -> Exported:
-    """torch.export above decomposition, in evaluation mode; asked: what it is told of values.
+def export(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None, manner: Manner
+) -> Exported:
+    """torch.export above decomposition; asked: what it is told of values.
 
     A forward that asks autograd for gradients is exported from below it.
     """
     gradients = Gradients()
     try:
         with gradients.watched():
-            found = export_once(model, args, kwargs, free, asked)
+            found = export_once(model, args, kwargs, free, asked, manner)
         if not gradients.asked or not any(n.target in PLAIN for n in found.program.graph.nodes):
             return found
     except Exception:
         if not gradients.asked:
             raise
     with gradients.watched(), below_autograd(model):
-        return export_once(model, args, kwargs, free, asked)
+        return export_once(model, args, kwargs, free, asked, manner)
 
 
-def export_once(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None) -> Exported:
+def export_once(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axes, asked: Answers | None, manner: Manner
+) -> Exported:
     args, kwargs = pytree.tree_map(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
     shapes = ShapesCollection()
     for i, t in enumerate(tensors((args, kwargs))):
@@ -350,17 +311,19 @@ def export_once(model: nn.Module, args: tuple, kwargs: dict[str, Any], free: Axe
         stand_ins,
         transforms_as_calls(),
         data_as_calls(),
+        gradients_as_slopes() if manner.slopes else nullcontext(),
         covariances_as_calls(),
         combinations_as_calls(),
         layers_as_calls(),
     ):
         warnings.simplefilter("ignore")
-        model.eval()
+        if not manner.training:
+            model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
         told = nullcontext() if asked is None else asked.given()
         with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients(), told:
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-    return Exported(program, notes, results[-1])
+    return Exported(program, notes, results[-1], manner.training)
 
 
 def is_size(value: Any) -> bool:
@@ -402,32 +365,34 @@ def from_program(
     notes: list[str] | None = None,
     changing: Callable[[], set[str]] = set,
     result: Any = None,
+    training: bool = False,
 ) -> Captured:
     """The captured graph of a program that gives what `result` tells the classes of, with the sizes that its inputs may have."""
-    captured = capture_program(program, model, notes or [], changing, result)
+    captured = capture_program(program, model, notes or [], changing, result, training)
     ranges = {str(s): r for s, r in program.range_constraints.items()}
-    held, asked = bounds(program)
+    held, asked, same = bounds(program)
     free = []
     for i, node in enumerate(n for n in captured.graph.nodes if n.op == "placeholder"):
         shape = [
             s.node.hint if (i, axis) in held else fixed_or_free(s) for axis, s in enumerate(node.meta["val"].shape)
         ]
-        node.meta["sizes"] = tuple(limits(s, ranges, asked) for s in shape)
+        node.meta["sizes"] = tuple(limits(s, ranges, asked, same) for s in shape)
         free += [f"{node.target} axis {axis}" for axis, s in enumerate(shape) if not isinstance(s, int)]
     captured.notes.append(f"free sizes: {', '.join(free) or 'none'}")
     return captured
 
 
-def limits(size: Any, ranges: dict[str, Any], asked: Limits) -> tuple[int, int | None, str]:
-    """(least, largest or None, name); asked: by the forward's branches."""
+def limits(size: Any, ranges: dict[str, Any], asked: Limits, same: dict[str, str]) -> tuple[int, int | None, str]:
+    """(least, largest or None, name); asked: by the forward's branches, which may want the `same` of several."""
     if isinstance(size, int):
         return size, size, ""
     r = ranges.get(str(size))
     if r is None:
         return 1, None, ""
-    low, high = asked.get(str(size), (1, MOST))
+    name = first_of(str(size), same)
+    low, high = asked.get(name, (1, MOST))
     most = min(high, int(r.upper) if r.upper.is_number and r.upper < MOST else MOST)
-    return max(1, int(r.lower), low), None if most == MOST else most, str(size)
+    return max(1, int(r.lower), low), None if most == MOST else most, name
 
 
 def larger(captured: Captured, call: Call) -> list[dict[tuple[int, int], int]]:

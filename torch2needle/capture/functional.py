@@ -96,15 +96,24 @@ def refusing(before: Callable) -> Callable:
 
 
 def data_as_calls() -> AbstractContextManager:
-    """`.data` of what a forward computes is `.detach()`, which torch.export follows."""
+    """`.data` of what a forward computes is `.detach()`, which torch.export follows, and `.data = ` a copy into it."""
     before: Any = torch._C.TensorBase.data
     thread = threading.get_ident()
 
-    def data(self: torch.Tensor) -> torch.Tensor:
-        mine = threading.get_ident() == thread and not sys._getframe(1).f_globals["__name__"].startswith("torch.")
-        return self.detach() if mine else before.__get__(self)
+    def mine() -> bool:
+        return threading.get_ident() == thread and not sys._getframe(2).f_globals["__name__"].startswith("torch.")
 
-    return patched([(torch.Tensor, "data", property(data, before.__set__))])
+    def data(self: torch.Tensor) -> torch.Tensor:
+        return self.detach() if mine() else before.__get__(self)
+
+    def put(self: torch.Tensor, value: torch.Tensor) -> None:
+        if not mine() or self.shape != value.shape or self.dtype != value.dtype:
+            before.__set__(self, value)
+            return
+        with torch.no_grad():
+            self.copy_(value)
+
+    return patched([(torch.Tensor, "data", property(data, put))])
 
 
 def covariances_as_calls() -> AbstractContextManager:

@@ -115,6 +115,9 @@ class State:
         self.objects: list[tuple[Any, dict]] = []
         self.containers: list[tuple[Any, Any]] = []
         self.tensors: list[tuple[torch.Tensor, tuple, torch.Tensor]] = []  # with their strides and offset, and a copy
+        self.memory = [
+            (t, t.detach()) for t in (*model.parameters(), *model.buffers())
+        ]  # which `t.data = ...` replaces
         self.seen: set[int] = set()
         for m in model.modules():
             self.seen.add(id(m))
@@ -157,6 +160,9 @@ class State:
             if differs(container, content):
                 container.clear()
                 (container.extend if isinstance(container, list | deque) else container.update)(content)
+        for t, own in self.memory:
+            if has_storage(t) and t.untyped_storage()._cdata != own.untyped_storage()._cdata:
+                t.data = own
         for t, place, before in self.tensors:
             if geometry(t) != place:  # as `t_` leaves it
                 t.data = t.data.as_strided(*place)
@@ -285,14 +291,37 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
 
 def own_gradients(note: Callable[[str], None]) -> contextlib.AbstractContextManager:
     """Calls `note` with the name of every user's autograd function that is applied."""
-    before = vars(torch.autograd.Function)["apply"]
+
+    def apply(before: Callable, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        note(cls.__name__)
+        return before(*args, **kwargs)
+
+    return function_applied_by(apply)
+
+
+def function_applied_by(call: Callable) -> contextlib.AbstractContextManager:
+    """`call(before, cls, *args)` applies autograd functions that are not torch's; `before(*args)` is what torch does."""
+    before, thread = vars(torch.autograd.Function)["apply"], threading.get_ident()
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not cls.__module__.startswith("torch."):
-            note(cls.__name__)
-        return before.__get__(None, cls)(*args, **kwargs)
+        own = before.__get__(None, cls)
+        if cls.__module__.startswith("torch.") or threading.get_ident() != thread:
+            return own(*args, **kwargs)
+        return call(own, cls, *args, **kwargs)
 
     return patched([(torch.autograd.Function, "apply", classmethod(apply))])
+
+
+def data_set_by(call: Callable[[torch.Tensor, torch.Tensor], Any]) -> contextlib.AbstractContextManager:
+    """`call(t, value)` is what `t.data = value` does in code that is not torch's."""
+    before: Any = vars(torch.Tensor).get("data", torch._C.TensorBase.data)
+    thread = threading.get_ident()
+
+    def put_data(self: torch.Tensor, value: torch.Tensor) -> None:
+        torchs = sys._getframe(1).f_globals["__name__"].startswith("torch.")
+        (before.__set__ if torchs or threading.get_ident() != thread else call)(self, value)
+
+    return patched([(torch.Tensor, "data", property(before.__get__, put_data))])
 
 
 def gradients_where_asked(call: Callable[[], Any]) -> Any:

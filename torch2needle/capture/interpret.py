@@ -18,7 +18,7 @@ from needle.graph import Dim, Mode, ModuleRecorder, Symbol
 from needle.graph.inputs import PARTS
 from needle.graph.record import SymbolicShape
 from needle.graph.structure import record_of
-from needle.nn import Guard, WriteBuffer
+from needle.nn import Guard, WriteBuffer, WriteTrained
 from needle.nn.functional import told
 from needle.nn.module import Module
 
@@ -43,7 +43,7 @@ from ..weights import TreeBuilder
 from .asked import ASKED
 from .cells import Cell, with_item
 from .structure import is_record_class, plain
-from .tracing import Captured, TrainingFlag, capture, node_location, owner_path
+from .tracing import Captured, TrainingFlag, attribute, capture, node_location, owner_path
 from .writes import as_stored, second_name, view_kind
 
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes numpy's names, too
@@ -188,8 +188,17 @@ class Interpreter:
             before = self.stored(operator.attrgetter(name)(self.captured.model))
             mode, value = Mode(self.builder.modules[id(self.captured.model)], self.prefix), cell.read()
             value = ops.view_as_real(value) if isinstance(value, Complex) else value
-            made.append(call_layer(mode, WriteBuffer(), before, value))
+            layer = WriteTrained() if name in self.captured.settled else WriteBuffer()
+            made.append(call_layer(mode, layer, before, value))
         return made
+
+    def keep_gradient(self, root: Cell) -> None:
+        """What a parameter became in place passes its gradients to it, as torch has it of writes without gradients."""
+        kind, _, name = root.owner.partition(" ")
+        own = attribute(name, self.captured.model) if kind == "model" else None
+        if isinstance(own, nn.Parameter) and own.requires_grad:
+            leaf = self.stored(own)
+            root.value = ops.stop_gradient(root.value) + (leaf - ops.stop_gradient(leaf))
 
     def call(self, node: fx.Node) -> Cell:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)
@@ -262,6 +271,7 @@ class Interpreter:
         stored = as_stored(result, out)
         self.report.add(Row(target_name(self.target(node)), "native", 1, [self.path(node)], node_location(node)))
         self.env[place].write(stored, f"{target_name(self.target(node))} at {node_location(node)}")
+        self.keep_gradient(self.env[place].root())
         return self.env[place]
 
     def python(self, target: Any, args: tuple, kwargs: dict[str, Any], values: list[Any]) -> Any:
@@ -309,6 +319,8 @@ class Interpreter:
         if rule is None:
             return self.inline(node, module, args, kwargs)
         if any(map(is_complex, leaves((args, kwargs)))):
+            if all(p.is_complex() for p in module.parameters()):  # its calls have rules
+                return self.inline(node, module, args, kwargs)
             raise Unsupported(f"the rule of {target_name(type(module))} takes no complex numbers")
         layer = self.builder.modules[id(module)]
         result = layer(*args, **kwargs)
@@ -355,6 +367,7 @@ class Interpreter:
         self.report.add(Row(target_name(self.target(node)), status, 1, [self.path(node)], node_location(node)))
         if inplace and base is not None:
             base.write(result, f"{target_name(self.target(node))} at {node_location(node)}")
+            self.keep_gradient(base.root())
             return base
         if view is None or base is None:
             return Cell(result)
@@ -385,7 +398,9 @@ class Interpreter:
     def check_write(self, cell: Cell) -> None:
         kind, _, name = cell.root().owner.partition(" ")
         if kind == "model":
-            if name not in dict(self.captured.model.named_buffers()) or self.prefix:
+            own = attribute(name, self.captured.model)
+            weight = isinstance(own, nn.Parameter) and not own.is_complex()
+            if not (weight or name in dict(self.captured.model.named_buffers())) or self.prefix:
                 raise Unsupported(f"it writes {name} in place, which belongs to the model")
             other = second_name(self.captured, name)
             if other:

@@ -11,6 +11,7 @@ from torch import fx, nn
 from ..rules.overloads import is_overload
 from ..rules.registry import find_module_rule, is_inplace
 from .packing import ROWS
+from .tracing import tensor_of, written
 
 
 def call_modules(graph: fx.Graph, model: nn.Module) -> None:
@@ -22,8 +23,10 @@ def call_modules(graph: fx.Graph, model: nn.Module) -> None:
         if found is not None:
             groups.setdefault(found[0], []).append(node)
             paths[found[0]] = found[1]
+    changed = {id(tensor_of(root, model)) for n in graph.nodes if (root := written(n)) is not None}
     for key, nodes in groups.items():
-        replace(graph, model, paths[key], nodes)
+        if not any(id(t) in changed for t in model.get_submodule(paths[key]).parameters()):
+            replace(graph, model, paths[key], nodes)
 
 
 def leaf_call(node: fx.Node, model: nn.Module) -> tuple[str, str] | None:
@@ -47,14 +50,6 @@ def is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def attribute(node: fx.Node, model: nn.Module) -> Any:
-    """The model's tensor that the node reads, if it reads one."""
-    value: Any = model if node.op == "get_attr" else None
-    for part in str(node.target).split(".") if value is not None else ():
-        value = getattr(value, part, None)
-    return value
-
-
 def replace(graph: fx.Graph, model: nn.Module, path: str, nodes: list[fx.Node]) -> None:
     module, inside = model.get_submodule(path), set(nodes)
     own = {id(t) for t in (*module.parameters(), *module.buffers())}
@@ -62,7 +57,7 @@ def replace(graph: fx.Graph, model: nn.Module, path: str, nodes: list[fx.Node]) 
         return replace_recurrent(graph, path, nodes)
     results = [n for n in nodes if any(u not in inside for u in n.users)]
     inputs = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside and is_tensor(i))
-    given = [i for i in inputs if id(attribute(i, model)) not in own]
+    given = [i for i in inputs if id(tensor_of(i, model)) not in own]
     if len(results) != 1 or len(given) != 1 or not is_tensor(results[0]):
         return
     if any(is_inplace(n.target) and n.args[0] is given[0] for n in nodes) and not getattr(module, "inplace", False):

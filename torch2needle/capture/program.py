@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -17,7 +17,7 @@ from ..rules.overloads import FLAGS, is_overload
 from ..rules.registry import is_inplace
 from ..rules.sampling import dense_strided
 from .folding import drop_unread, fold
-from .module_calls import attribute, call_modules
+from .module_calls import call_modules
 from .steps import PLAIN
 from .structure import arguments, classed, input_places, structure
 from .tracing import Captured, TrainingFlag, node_location, owner_path, written
@@ -46,19 +46,19 @@ def capture_program(
     notes: list[str],
     changing: Callable[[], set[str]] = set,
     result: Any = None,
+    training: bool = False,
 ) -> Captured:
-    """model: what was exported in evaluation mode; None for a program that came without, which gets a tree of its names.
+    """model: what was exported in evaluation mode, or with `training` in the modes that it is in; None for a program that came
+    without, which gets a tree of its names.
 
     result: what has the dataclasses of the model's results.
 
     changing: gives the lines whose training flags change with the mode, where that is not plain from torch's own modules.
     """
-    flags_of = dict.fromkeys((p for p, _ in model.named_modules()), False) if model is not None else None
+    flags_of = None if model is None else {p: training and m.training for p, m in model.named_modules()}
     builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
     graph = builder.build(result)
     drop_unread(graph)
-    mask_parameters(graph, builder)
-    refuse_written_parameters(graph, builder.model)
     fold(graph, builder.constants, builder.fixed_tensors())
     if model is not None:
         note_shared_memory(graph)
@@ -106,6 +106,7 @@ class ProgramBuilder:
         self.constants: dict[str, torch.Tensor] = {}
         self.arguments: dict[str, Any] = {}
         self.chooses = False  # whether branches are computed that torch does not
+        self.no_grad = False  # whether the body that is copied is one without gradients
 
     def build(self, like: Any = None) -> fx.Graph:
         values = self.inputs()
@@ -181,6 +182,7 @@ class ProgramBuilder:
             else:
                 env[old] = self.graph.node_copy(old, value)
                 env[old].target = PLAIN.get(old.target, old.target)
+                env[old].meta["no_grad"] = self.no_grad
                 if old.target is aten.as_strided.default:
                     follow_memory(env[old])
                 if next(iter(env[old].meta.get("nn_module_stack") or {}), "").startswith("_empty"):
@@ -208,7 +210,10 @@ class ProgramBuilder:
             return made
         body, operands = args[bodies[0]], args[bodies[0] + 1 :]
         inner = dict(zip((n for n in body.graph.nodes if n.op == "placeholder"), operands, strict=True))
+        before = self.no_grad
+        self.no_grad = not args[0] if name == "wrap_with_set_grad_enabled" else before
         result = self.copy(body.graph, body, inner)
+        self.no_grad = before
         if name == "wrap_with_autocast" and args[2]:
             self.notes.append("regions under autocast are computed in float32")
         if name == "wrap_with_set_grad_enabled" and not args[0]:
@@ -233,14 +238,6 @@ class ProgramBuilder:
         self.notes.append("both branches of torch.cond are computed, and one is chosen")
         return tuple(choose(*pair) for pair in zip(*results, strict=True))
 
-    def constant_of(self, value: Any) -> torch.Tensor | None:
-        """The tensor of an attribute that is no parameter."""
-        if not isinstance(value, fx.Node) or value.op != "get_attr":
-            return None
-        found = self.constants.get(str(value.target))
-        found = attribute(value, self.model) if found is None else found
-        return found if isinstance(found, torch.Tensor) and not isinstance(found, nn.Parameter) else None
-
     def detached(self, value: Any) -> Any:
         if not isinstance(value, fx.Node) or not is_float(value):
             return value
@@ -262,61 +259,10 @@ def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
     for node in graph.nodes:
         root = written(node)
         outer = given.get(root)
+        while isinstance(outer, fx.Node) and outer.op == "call_function" and is_inplace(outer.target):
+            outer = outer.args[0]
         if isinstance(outer, fx.Node) and outer.op != "get_attr":
             raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
-
-
-def mask_parameters(graph: fx.Graph, builder: ProgramBuilder) -> None:
-    """A parameter that the forward multiplies in place by zeros and ones, as masked convolutions do, stays as it is: the calls
-    behind read the product, and gradients pass as torch's do, which sees no product."""
-    nodes = list(graph.nodes)
-    for i, node in enumerate(nodes):
-        root = written(node)
-        if (
-            root is None
-            or node.target is not aten.mul_.Tensor
-            or not isinstance(attribute(root, builder.model), nn.Parameter)
-        ):
-            continue
-        same = [root, *(n for n in nodes[:i] if n.target is aten.detach.default and n.args == (root,)), node]
-        mask = builder.constant_of(node.args[1])
-        if node.args[0] not in same or mask is None or not ((mask == 0) | (mask == 1)).all():
-            continue
-        with graph.inserting_before(node):
-            made = root
-            for target, *args in (
-                (aten.mul.Tensor, root, node.args[1]),
-                (aten.sub.Tensor, None, root),
-                (aten.detach.default, None),
-                (aten.add.Tensor, None, root),
-            ):
-                made = graph.call_function(target, tuple(made if a is None else a for a in args))
-                made.meta = dict(node.meta)
-        later = set(nodes[i + 1 :])
-        for old in same:
-            old.replace_all_uses_with(made, lambda user, later=later: user in later)
-        graph.erase_node(node)
-        for user in list(made.users):  # `weight.data *= mask` gives the product its own memory
-            if user.target is aten._has_compatible_shallow_copy_type.default and set(user.args) == {made}:
-                graph.erase_node(user)
-        builder.notes.append(
-            f"{root.target} is multiplied by its mask at {node_location(node)}; in torch that changes it, in the net not"
-        )
-
-
-def refuse_written_parameters(graph: fx.Graph, model: nn.Module) -> None:
-    """Weights that a forward changes; some do so once, where they were not yet made ready for evaluation."""
-    for node in graph.nodes:
-        root = written(node)
-        if node.target is aten._has_compatible_shallow_copy_type.default:  # `weight.data = ...`
-            root = cast(fx.Node, node.args[0])
-            while root.target is aten.detach.default:
-                root = cast(fx.Node, root.args[0])
-        if root is not None and isinstance(attribute(root, model), nn.Parameter):
-            raise Unsupported(
-                f"it writes {root.target} in place at {node_location(node)}, which belongs to the model; "
-                "write it out of place, as in `weight * mask`, or, if its first call alone does, call the model once before"
-            )
 
 
 def follow_memory(node: fx.Node) -> None:

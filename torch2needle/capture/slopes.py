@@ -1,12 +1,14 @@
 """Autograd functions of a user: whether the gradients that they give are the derivatives of what they compute.
 
 Capture follows what such a function computes, and its graph has the derivative of that. Most are written to save memory and give
-the same one; straight-through estimators and reversed gradients do not.
+the same one; straight-through estimators, reversed gradients and spikes do not. Those give each element of a gradient times a
+number: a second capture has their results with these numbers as slopes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from .calls import Call
 from .differences import difference
-from .guard import Writes, plain_conditions, same_chance, untouched
+from .guard import Writes, function_applied_by, plain_conditions, same_chance, untouched
 
 COTANGENTS = (1.0, 1e-3, 1e3)  # sizes of the gradients that come in: a function may clip them
 Slopes = list[torch.Tensor]
@@ -73,3 +75,61 @@ def same_slopes(run: Callable, model: nn.Module, calls: list[Call], training: bo
     except Exception:
         return None
     return some
+
+
+class Context:
+    """The `ctx` of an autograd function."""
+
+    def __init__(self, args: tuple) -> None:
+        self.needs_input_grad = tuple(is_real(a) for a in args)
+        self.saved_tensors: tuple = ()
+        self.without: set[int] = set()  # results that have no gradients, by id
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
+        self.without.update(map(id, tensors))
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """All gradients are given."""
+
+
+def is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def gradients_as_slopes() -> AbstractContextManager:
+    """A user's autograd function gives what it computes, and as gradients those that come in times its gradients of ones.
+
+    That is right for functions that treat each element by itself; the comparison tells.
+    """
+
+    def apply(before: Callable, cls: Any, *args: Any) -> Any:
+        ctx = Context(args)
+        with torch.no_grad():
+            if cls.setup_context is torch.autograd.function._SingleLevelFunction.setup_context:
+                result = cls.forward(ctx, *args)
+            else:
+                result = cls.forward(*args)
+                cls.setup_context(ctx, args, result)
+        results = result if isinstance(result, tuple) else (result,)
+        made = tuple(
+            sloped(cls, ctx, args, results, i) if is_real(y) and id(y) not in ctx.without else y
+            for i, y in enumerate(results)
+        )
+        return made if isinstance(result, tuple) else made[0]
+
+    return function_applied_by(apply)
+
+
+def sloped(cls: Any, ctx: Context, args: tuple, results: tuple, i: int) -> torch.Tensor:
+    """Result number i: its value, with the slopes that `cls` gives for each of `args`."""
+    with torch.no_grad():
+        ones = [torch.full_like(y, k == i) if is_real(y) else None for k, y in enumerate(results)]
+        found = cls.backward(ctx, *ones)
+    value = results[i].detach()
+    for x, slope in zip(args, found if isinstance(found, tuple) else (found,), strict=False):
+        if is_real(x) and isinstance(slope, torch.Tensor) and slope.shape == x.shape == value.shape:
+            value = value + slope.detach() * (x - x.detach())
+    return value

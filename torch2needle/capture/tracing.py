@@ -21,7 +21,7 @@ from needle.graph.structure import is_record, members
 from ..report import ConversionError, Report, Row, reason_of
 from ..rules.aten import stop_gradient
 from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is_inplace, is_more_than_its_class, method
-from .guard import Writes, accepting_proxies, own_gradients, python_chance, untouched
+from .guard import Writes, accepting_proxies, data_set_by, own_gradients, python_chance, untouched
 from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
 
 ASSERTS = {torch._assert}
@@ -46,6 +46,7 @@ class Captured:
     arguments: dict[str, Any] | None = None  # of a call: those that are no inputs with the values that capture fixed
     chooses: bool = False  # whether it computes branches that the model leaves out
     only: bool | None = None  # the one mode of training that it holds for, None where both
+    settled: frozenset[str] = frozenset()  # parameters that it writes, and would not change again
 
 
 def user_lines() -> Iterator[str]:
@@ -230,7 +231,11 @@ def symbolic(model: nn.Module, fixed: dict[str, Any]) -> fx.Graph:
         if tracer.tracing():
             tracer.refuse(f"a gradient of its own ({name})")
 
-    with accepting_proxies(model, tracer), own_gradients(refuse):
+    def refuse_data(*_: Any) -> None:  # which no call tells
+        if tracer.tracing():
+            tracer.refuse("another memory for a tensor (.data = ...)")
+
+    with accepting_proxies(model, tracer), own_gradients(refuse), data_set_by(refuse_data):
         graph = tracer.trace(model, concrete_args=fixed or None)
     if tracer.refused:  # the forward caught it and went on
         raise fx.proxy.TraceError(f"the forward asks for {tracer.refused[0]}")
@@ -273,6 +278,24 @@ def written(node: fx.Node) -> fx.Node | None:
     ):
         root = root.args[0]
     return root
+
+
+def writes_parameter(node: fx.Node, model: nn.Module) -> bool:
+    """Whether the call writes a parameter in place, which no forward does with gradients."""
+    root = written(node)
+    return root is not None and isinstance(tensor_of(root, model), nn.Parameter)
+
+
+def tensor_of(node: fx.Node, model: nn.Module) -> Any:
+    """The model's tensor that the node reads, if it reads one."""
+    return attribute(str(node.target), model) if node.op == "get_attr" else None
+
+
+def attribute(path: str, model: nn.Module) -> Any:
+    value: Any = model
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 def target_of(node: fx.Node) -> Any:

@@ -16,7 +16,6 @@ from needle.graph import Node, Symbol
 from needle.ops.dtypes import KINDS
 
 from ..report import dotted
-from ..rules.registry import find_module_rule
 from .tracing import Captured
 
 POSSIBLE = "possible dtypes"  # among what is known of a node
@@ -117,4 +116,5 @@ def second_name(captured: Captured, name: str) -> str:
         if other != name and t.untyped_storage()._cdata == memory:
             return other
     layer = name.rpartition(".")[0]
-    return f"the layer {layer}" if layer and find_module_rule(captured.model.get_submodule(layer)) else ""
+    called = (str(n.target) for n in captured.graph.nodes if n.op == "call_module")
+    return f"the layer {layer}" if any(f"{layer}.".startswith(f"{c}.") for c in called) else ""

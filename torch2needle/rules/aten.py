@@ -24,6 +24,12 @@ aten = torch.ops.aten
 END = 2**63 - 1  # how aten writes the end of an axis
 
 
+@rule(aten._has_compatible_shallow_copy_type.default)
+def data_set(input: Any, from_: Any) -> Any:
+    """All that a program holds of `input.data = from_`."""
+    raise Unsupported("it gives a tensor other memory by `.data = ...`; write into it by copy_ under torch.no_grad")
+
+
 # -- the same value ------------------------------------------------------------------------------------------------------
 
 
