@@ -68,6 +68,7 @@ NUMBER = (
 )
 # Of these the numbers are others at every call; their distribution is compared.
 RANDOM = {target_name(target) for target, rule in FUNCTION_RULES.items() if rule.__module__ == drawn.__name__}
+RANDOM |= {f"aten.{name.rpartition('.')[2]}.default" for name in RANDOM}  # which share their rules
 F, S = "torch.nn.functional", "torch.special"
 CALLS: dict[str, list[Callable[[], Made]]] = {
     f"{F}.affine_grid": [lambda: call(t(2, 2, 3), [2, 3, 4, 5], align_corners=False)],
