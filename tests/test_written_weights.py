@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -259,3 +260,30 @@ def test_power_iterations(make: Any, compiled: bool) -> None:
     with torch.no_grad():
         model = nn.Sequential(make(nn.Conv2d(2, 3, 3)), nn.ReLU(), nn.Flatten(), make(nn.Linear(12, 2)))
     trains(model, torch.randn(3, 2, 4, 4), compiled=compiled)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+def test_a_plan_of_what_counts_writes_once_a_call(kind: str) -> None:
+    """Values say how many elements are written: such plans are made by a run, which writes nothing."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            start = torch.arange(12.0).reshape(2, 3, 2) - 5
+            if kind == "buffer":
+                self.register_buffer("kept", start)
+            else:
+                self.kept = nn.Parameter(start, requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen = self.kept.mT
+            seen[seen > 2] += 1.0
+            torch.relu_(seen)
+            return self.kept + x
+
+    model, x = Model().eval(), torch.zeros(1)
+    net = torch2needle.convert(copy.deepcopy(model), (x,))
+    exe = ndl.compile(net, (x,))
+    for _ in range(3):
+        assert np.array_equal(exe(x).numpy(), model(x).detach().numpy())
+    assert np.array_equal(dict(net.named_tensors())["kept"].numpy(), model.kept.detach().numpy())

@@ -433,7 +433,7 @@ def compile(
                 "[compile] sizes expects a net whose results' sizes are known without values, got one that counts."
             )
         staged = Staged(model, lambda part: Executable(part, choice))
-        staged(*example)
+        staged.prepare(example)
         return staged
     exe = Executable(model, choice)
     if sizes is not None:

@@ -107,6 +107,7 @@ class Undifferentiated(Op):
     """x, which depends on what it was made of in a way that gradients do not follow: asking for one is an error."""
 
     is_view = True
+    has_expression = False  # nor has the draw that it stands behind
     what: str
 
     def infer(self, x: Any) -> Any:
