@@ -1,8 +1,7 @@
 // Instances of the register tile for every number of rows.
 #include "cpu/tile.h"
 
-#include <cstring>
-
+#include "cpu/transpose.h"
 #include "math/maps.h"
 
 namespace needle::NEEDLE_ISA {
@@ -161,7 +160,6 @@ void pick_tile(const Tile& t) {
 }
 
 constexpr int kMostDotRows = 12;
-typedef float F4 __attribute__((vector_size(16)));
 
 // Sums of neighbouring lanes until four are left.
 template <class X>
@@ -235,8 +233,7 @@ void dot_tile(const Tile& t) {
 #pragma GCC unroll 2
       for (int o = 0; o < OUTPUTS; o += 4) {
         const auto part = [&](int i) { return i < OUTPUTS ? fold(acc[m][i < OUTPUTS ? i : 0]) : F4{}; };
-        const F4 four = sums(part(o), part(o + 1), part(o + 2), part(o + 3));
-        std::memcpy(lanes + o, &four, sizeof four);
+        store4(lanes + o, sums(part(o), part(o + 1), part(o + 2), part(o + 3)));
       }
 #pragma GCC unroll 4
       for (int j = 0; j < P; j++) all[m][j] = V::load(lanes + j * V::N);

@@ -136,9 +136,9 @@ functions(
 
 @rule(torch.logit, T.logit, T.logit_, S.logit)
 def logit(input: Any, eps: float | None = None) -> Any:
-    x = (
-        input if eps is None else ops.where(ops.lt(input, eps), eps, ops.clamp_max(input, 1 - eps))
-    )  # eps may be the larger one
+    x = input
+    if eps is not None:  # which may be above 1 - eps
+        x = ops.where(ops.lt(input, eps), eps, ops.clamp_max(input, 1 - eps))
     made = ops.log(x) - ops.log1p(x * -1.0)
     return made * ops.where(ops.isnan(made), math.nan, 1.0)  # beyond [0, 1] the gradient is no number, either
 
