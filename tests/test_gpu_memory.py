@@ -95,7 +95,8 @@ class TestCache:
         with caching.stream(7):
             other = NDArray.empty((100,), "float32", caching)
             assert other._handle.ptr() != where
-        assert NDArray.empty((100,), "float32", caching)._handle.ptr() == where
+        held = [NDArray.empty((100,), "float32", caching) for _ in range(5)]  # kernels' workspaces were freed, too
+        assert where in [a._handle.ptr() for a in held]
 
     def test_from_many_threads(self, caching: Device) -> None:
         wrong = []

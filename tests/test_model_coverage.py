@@ -74,7 +74,8 @@ def test_a_model_as_an_onnx_file() -> None:
 
 def test_a_process_that_ends_early_is_a_row() -> None:
     row = coverage.run("audio/WaveLSTM", 1)
-    assert coverage.complaint(row) == "torch: took more than 1 s of processor time"
+    stage, _, reason = coverage.complaint(row).partition(": ")
+    assert stage in coverage.STAGES and reason == "took more than 1 s of processor time"
     assert "StopIteration" in coverage.complaint(coverage.run("no such model", 100))
 
 
