@@ -10,7 +10,7 @@ from needle.graph import Graph, GraphModule, Node, symbolic
 from needle.graph.engine import Fusion, Rewriting, Rules
 from needle.graph.report import FusionReport, Vertex
 from needle.graph.steps import Step, Steps, count_calls, find_steps
-from needle.nn import Module
+from needle.nn import Identity, Module
 
 from .measure import deltas
 
@@ -39,7 +39,8 @@ def fuse(
     """
     if not isinstance(net, Module):
         raise TypeError(f"[fuse] expects a needle Module, got {type(net).__name__}.")
-    source = symbolic(net)
+    original = symbolic(net)
+    source = original.with_graph(without_identities(original))
     plan = Rewriting(find_steps(source), REGISTRY.select(patterns, disable))
     graph, fired = plan.rewrite()
     fused = source.with_graph(graph)
@@ -47,12 +48,24 @@ def fuse(
         inputs = example if isinstance(example, tuple | list | dict) else (example,)
         fired = [dataclasses.replace(f, delta=d) for f, d in zip(fired, deltas(fused, fired, inputs), strict=True)]
     if dry_run:
-        fused = source.with_graph(source.graph.copy())
-    calls = count_calls(source.graph), count_calls(graph)
-    rows = describe(plan.steps)
-    graphs = vertices(source.graph, rows), vertices(graph, rows)
+        fused = original.with_graph(original.graph.copy())
+    calls = count_calls(original.graph), count_calls(graph)
+    rows = describe(find_steps(original))
+    graphs = vertices(original.graph, rows), vertices(graph, rows)
     fused.fusion_report = FusionReport(fired, plan.misses, *calls, rows, dry_run, graphs, source._title)
     return fused
+
+
+def without_identities(net: GraphModule) -> Graph:
+    """The graph in which what reads an identity, such as a dropout that a library left out, reads the identity's input."""
+
+    def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
+        layer = net.get_submodule(node.target) if node.kind == "module" else None
+        if type(layer) is Identity and not layer.has_hooks and isinstance(node.args[0], Node):
+            return done[node.args[0]]
+        return None
+
+    return net.graph.copy(replace)
 
 
 def vertices(graph: Graph, rows: Mapping[str, tuple[str, str, str]]) -> list[Vertex]:

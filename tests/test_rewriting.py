@@ -54,7 +54,7 @@ def up() -> nn.Module:
 
 
 CASES = {  # a net, its input, whether it is fused first, and the plan's rules that fire in it
-    "unfused": (separable, (2, 16, 9, 8), False, {"LayerFoldedBatchNorm": 2}),
+    "unfused": (separable, (2, 16, 9, 8), False, {"LayerFoldedBatchNorm": 2, "LayerActivation": 2}),
     "fused": (separable, (2, 16, 9, 8), True, {"FusedFoldedBatchNorm": 2, "ConvDepthwise": 1}),
     "pooled": (pooled, (1, 32, 40, 40), True, {"WinogradF4MaxPool": 1}),
     "dense": (dense, (5, 8), False, {"LayerFoldedBatchNorm": 2}),

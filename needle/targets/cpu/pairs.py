@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 from needle.backend_ndarray import NDArray
 from needle.backend_ndarray.strides import reshaped_strides
 from needle.executor.rewriting import keeps_its_algorithm, next_to_each_other, same_elements
 from needle.executor.step import Step
+from needle.graph import Node
 from needle.graph.engine import Fusion
 from needle.graph.matcher import Match, Pattern
-from needle.ops.math.activation import activation_code
+from needle.graph.steps import Step as GraphStep
+from needle.graph.steps import Steps
+from needle.ops.math.activation import ACTIVATIONS, activation_code
 from needle.ops.nn.spatial import window_attributes
 
 from .target import BLOCK, CPU
 
 HALVES = window_attributes(SimpleNamespace(stride=(2, 2), padding=(0, 0), dilation=(1, 1)), (2, 2))  # of a pool
+PRODUCTS = ("matmul_packed", "matmul_strassen")
+FINISHED = (
+    *PRODUCTS,
+    "conv2d_blocked",
+    "conv2d_winograd_f2",
+    "conv2d_winograd_f4",
+    "depthwise_blocked",
+)  # with what is added
+ACTIVATED = (*FINISHED, "conv_transpose2d_blocked")
 PIXEL_BYTES, BAND_BYTES = 2 * BLOCK * 4, 256 << 10  # of a tile's channels; of rows that stay in L2
 
 
@@ -72,10 +86,10 @@ def with_pool(match: Match) -> Step:
 
 
 def added(match: Match) -> NDArray:
-    """What a sum adds to the product before it."""
-    product, total = two(match)
+    """What a sum adds to the layer before it."""
+    layer, total = two(match)
     x, y = total.inputs["x"], total.inputs["y"]
-    return y if same_elements(x, product.outs[0]) else x
+    return y if same_elements(x, layer.outs[0]) else x
 
 
 def as_rows(x: NDArray, product: Step) -> NDArray | None:
@@ -85,45 +99,91 @@ def as_rows(x: NDArray, product: Step) -> NDArray | None:
     return None if strides is None or (strides[1] != 1 and shape[1] > 1) else x._view(shape, strides)
 
 
+def as_result(x: NDArray, layer: Step) -> NDArray | None:
+    """An array in the shape of a layer's result, if the layer's kernel can read and write it in place of its own."""
+    if layer.kernel in PRODUCTS:
+        return as_rows(x, layer)
+    return x if x.shape == layer.outs[0].shape and x.strides[-1] == 1 else None
+
+
 def adds_one_of_its_shape(match: Match) -> str | None:
-    product, total = two(match)
+    layer, total = two(match)
     if same_elements(total.inputs["x"], total.inputs["y"]):
-        return f"{total.label} reads {product.label} twice"
-    if any(as_rows(x, product) is None for x in (added(match), total.outs[0])):
+        return f"{total.label} reads {layer.label} twice"
+    if any(as_result(x, layer) is None for x in (added(match), total.outs[0])):
         return f"{total.label} adds an array of another shape or order"
     return None
 
 
+def ends_in_its_shape(match: Match) -> str | None:
+    layer, last = match.nodes[0].target, match.root.target
+    return f"{last.label} changes the order" if as_result(last.outs[0], layer) is None else None
+
+
 def has_room(match: Match) -> str | None:
     """Sums are finished tile by tile: what others are made from may not be where they go."""
-    product, total = two(match)
-    if any(a._handle is total.outs[0]._handle for a in product.ins):
-        return f"{total.label} goes where {product.label} reads"
+    layer, last = match.nodes[0].target, match.root.target
+    if any(a._handle is last.outs[0]._handle for a in layer.ins):
+        return f"{last.label} goes where {layer.label} reads"
     return None
 
 
 def ends_in_sums(match: Match) -> str | None:
-    product, _ = two(match)
-    plain = "residual" not in product.inputs and product.attrs["activation"] == activation_code("none")
-    return None if plain else f"{product.label} is finished already"
+    layer, _ = two(match)
+    plain = "residual" not in layer.inputs and layer.attrs["activation"] == activation_code("none")
+    return None if plain else f"{layer.label} is finished already"
 
 
-def with_sum(match: Match) -> Step:
-    product, total = two(match)
-    residual, out = as_rows(added(match), product), as_rows(total.outs[0], product)
-    assert residual is not None and out is not None
-    return product._replace(outs=[out], inputs=product.inputs | {"residual": residual})
+@dataclasses.dataclass(frozen=True)
+class FinishPattern:
+    """A layer, what is added to its result, and the activation of the sums: one of the two, or both."""
+
+    add: bool
+    activation: bool
+
+    def __len__(self) -> int:
+        return 1 + self.add + self.activation
+
+    def matches(self, root: Node, steps: Steps) -> Iterator[Match]:
+        found: dict[str, GraphStep] = {}
+        last = steps.get(root)
+        if self.activation:
+            if last is None or last.op not in ACTIVATIONS:
+                return
+            found["activation"], last = last, steps.get(last.inputs[0])
+        sources = [] if last is None else [last.node]
+        if self.add:
+            if last is None or last.op != "add":
+                return
+            found["add"], sources = last, list(last.inputs)
+        for source in sources:
+            if source in steps and steps[source].op in (FINISHED if self.add else ACTIVATED):
+                yield Match({"layer": steps[source], **dict(reversed(found.items()))})
 
 
-for kernel in ("matmul_packed", "matmul_strassen"):
+def with_finish(match: Match) -> Step:
+    layer, last = match.nodes[0].target, match.root.target
+    inputs, attrs = layer.inputs, layer.attrs
+    if "add" in match:
+        inputs = inputs | {"residual": as_result(added(match), layer)}
+    if "activation" in match:
+        attrs = attrs | {"activation": activation_code(last.kernel), "alpha": last.attrs.get("alpha", 0.0)}
+    return layer._replace(outs=[as_result(last.outs[0], layer)], inputs=inputs, attrs=attrs)
+
+
+for name, form, conditions in (
+    ("LayerAddActivation", FinishPattern(True, True), (adds_one_of_its_shape, ends_in_its_shape)),
+    ("LayerAdd", FinishPattern(True, False), (adds_one_of_its_shape,)),
+    ("LayerActivation", FinishPattern(False, True), (ends_in_its_shape,)),
+):
     CPU.rules.register(
         Fusion(
-            "LinearAdd" if kernel == "matmul_packed" else "StrassenAdd",
-            Pattern.op("product", kernel).then("add", "add", commutes=True),
-            with_sum,
-            (next_to_each_other, ends_in_sums, adds_one_of_its_shape, has_room),
-            family="LinearAdd",
-            why="sums join what is added to them while they are in registers",
+            name,
+            form,
+            with_finish,
+            (next_to_each_other, ends_in_sums, *conditions, has_room),
+            family="LayerFinish",
+            why="sums are finished while they are in registers",
         )
     )
 CPU.rules.register(
