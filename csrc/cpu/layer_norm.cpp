@@ -1,4 +1,4 @@
-// Norms of rows, alone and behind a matrix product.
+// Norms of rows, alone and behind a matrix product, and of the channels of images in blocks.
 #include "cpu/matmul.h"
 #include "cpu/moments.h"
 #include "cpu/rows.h"
@@ -37,7 +37,70 @@ void rms_norm_row(const T* x, T* y, int64_t size, const T* weight, double eps) {
   });
 }
 
+constexpr int kPixels = V::N == 16 ? 8 : 4;  // normalised at once, as the registers allow
+
+// Images in blocks of channels, to be normalised pixel by pixel.
+struct ChannelNorm {
+  int64_t channels, from_block, to_block;  // strides between blocks
+  const float *weight, *bias;              // with as many lanes as the blocks; or null
+  double eps;
+};
+
+// f(c, lanes, from, to): the vector of channels from c on, which has so many lanes, and where it lies in a pixel.
+template <class F>
+NEEDLE_INLINE void for_channels(const ChannelNorm& g, const F& f) {
+  for_lanes<float>(g.channels, [&](int64_t c, int lanes) __attribute__((always_inline)) {
+    f(c, lanes, c / kBlock * g.from_block + c % kBlock, c / kBlock * g.to_block + c % kBlock);
+  });
+}
+
+template <int PIXELS>
+void norm_pixels(const ChannelNorm& g, const float* x, float* y) {
+  const double count = static_cast<double>(g.channels);
+  V totals[PIXELS], off[PIXELS], squares[PIXELS], centre[PIXELS], scale[PIXELS];
+  float means[PIXELS];
+  for (int p = 0; p < PIXELS; p++) totals[p] = off[p] = squares[p] = V(0.f);
+  for_channels(g, [&](int64_t, int lanes, int64_t from, int64_t) __attribute__((always_inline)) {
+    for (int p = 0; p < PIXELS; p++) totals[p] = totals[p] + load_lanes(x + from + p * kBlock, lanes);
+  });
+  for (int p = 0; p < PIXELS; p++) centre[p] = V(means[p] = static_cast<float>(reduce_add(totals[p]) / count));
+  for_channels(g, [&](int64_t, int lanes, int64_t from, int64_t) __attribute__((always_inline)) {
+    for (int p = 0; p < PIXELS; p++) {
+      const V d = centred(x + from + p * kBlock, lanes, centre[p]);
+      off[p] = off[p] + d, squares[p] = fma(d, d, squares[p]);
+    }
+  });
+  for (int p = 0; p < PIXELS; p++) {
+    double mean, var;
+    finish(count, reduce_add(totals[p]), means[p], reduce_add(off[p]), reduce_add(squares[p]), &mean, &var);
+    centre[p] = V(static_cast<float>(mean)), scale[p] = V(static_cast<float>(1 / ::sqrt(var + g.eps)));
+  }
+  for_channels(g, [&](int64_t c, int lanes, int64_t from, int64_t to) __attribute__((always_inline)) {
+    for (int p = 0; p < PIXELS; p++) {
+      V v = (load_lanes(x + from + p * kBlock, lanes) - centre[p]) * scale[p];
+      if (g.weight) v = v * V::load(g.weight + c);
+      if (g.bias) v = v + V::load(g.bias + c);
+      v.store(y + to + p * kBlock);
+    }
+  });
+}
+
 }  // namespace
+
+// Pixels of x (N, C / 16, H, W, 16); the result's channels beyond the last are finite.
+void layer_norm_blocked(const layer_norm_blocked_args& c) {
+  const View &x = c.in.x, &y = c.out.y;
+  const ChannelNorm g = {static_cast<int64_t>(c.attr.channels), x.stride[1], y.stride[1], c.in.weight.as<const float>(),
+                         c.in.bias.as<const float>(),           c.attr.eps};
+  const int64_t rows = x.shape[2], width = x.shape[3], pieces = ceil_div(width, kPixels);
+  parallel_each(c.exec, x.shape[0] * rows * pieces, 3 * kPixels * g.channels, [&](int64_t t) {
+    const int64_t first = t % pieces * kPixels, row = t / pieces % rows, n = t / pieces / rows;
+    const float* from = x.as<float>() + n * x.stride[0] + row * x.stride[2] + first * kBlock;
+    float* to = y.as<float>() + n * y.stride[0] + row * y.stride[2] + first * kBlock;
+    if (width - first >= kPixels) return norm_pixels<kPixels>(g, from, to);
+    for (int64_t p = 0; p < width - first; p++) norm_pixels<1>(g, from + p * kBlock, to + p * kBlock);
+  });
+}
 
 // Rows of x (M, D); outputs y, mean (M), 1 / sqrt(var + eps) (M). Weight and bias may be left out.
 void layer_norm(const layer_norm_args& c) {

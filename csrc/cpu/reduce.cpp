@@ -48,28 +48,42 @@ NEEDLE_INLINE A reduce_row(const T* p, int64_t stride, int64_t n) {
 template <class Op, class T, class A>
 NEEDLE_INLINE void reduce_columns(A* acc, const T* base, int64_t count, const Loop<1>& reduced, int64_t begin,
                                   int64_t end) {
-  auto o = Odometer<1>::start(reduced, reduced.rank, begin);
   if constexpr (sizeof(T) == 4 && T(0.5) != T(0)) {
-    constexpr int kVectors = kColumns / V::N;
+    const float limit = static_cast<float>(from_double<A>(Op::limit));
+    const int64_t step = reduced.stride[0][reduced.rank - 1];
     float partial[kColumns];
     for (int64_t i = begin; i < end; i += kFlush) {
-      int64_t last = smaller(end, i + kFlush);
+      const int64_t last = smaller(end, i + kFlush);
+      // f(p, n): the next n terms, `step` apart
+      auto for_terms = [&](const auto& f) {
+        auto o = Odometer<1>::start(reduced, reduced.rank, i);
+        for (int64_t t = i, n; t < last; t += n, o.skip(n)) f(base + o.at[0], n = smaller(last - t, o.left()));
+      };
       if (count == kColumns) {
+        constexpr int kVectors = kColumns / V::N;
         V v[kVectors];
-        for (V& x : v) x = V(static_cast<float>(from_double<A>(Op::limit)));
-        for (int64_t t = i; t < last; t++, o.next())
-          for (int k = 0; k < kVectors; k++) v[k] = Op::combine(v[k], V::load(base + o.at[0] + k * V::N));
+        for (V& x : v) x = V(limit);
+        for_terms([&](const float* p, int64_t n) {
+          for (; n > 0; n--, p += step)
+            for (int k = 0; k < kVectors; k++) v[k] = Op::combine(v[k], V::load(p + k * V::N));
+        });
         for (int k = 0; k < kVectors; k++) v[k].store(partial + k * V::N);
       } else {
-        for (int64_t j = 0; j < count; j++) partial[j] = static_cast<float>(from_double<A>(Op::limit));
-        for (int64_t t = i; t < last; t++, o.next())
-          for_lanes<float>(count, [&](int64_t j, int n) {
-            store_lanes(partial + j, Op::combine(load_lanes(partial + j, n), load_lanes(base + o.at[0] + j, n)), n);
+        for_lanes<float>(count, [&](int64_t j, int lanes) {
+          V v[4];  // as many chains
+          for (V& x : v) x = V(limit);
+          for_terms([&](const float* p, int64_t n) {
+            for (; n >= 4; n -= 4, p += 4 * step)
+              for (int k = 0; k < 4; k++) v[k] = Op::combine(v[k], load_lanes(p + k * step + j, lanes));
+            for (int k = 0; k < n; k++) v[k] = Op::combine(v[k], load_lanes(p + k * step + j, lanes));
           });
+          store_lanes(partial + j, Op::combine(Op::combine(v[0], v[1]), Op::combine(v[2], v[3])), lanes);
+        });
       }
       for (int64_t j = 0; j < count; j++) acc[j] = Op::combine(acc[j], static_cast<A>(partial[j]));
     }
   } else {
+    auto o = Odometer<1>::start(reduced, reduced.rank, begin);
     for (int64_t t = begin; t < end; t++, o.next())
       for (int64_t j = 0; j < count; j++) acc[j] = Op::combine(acc[j], static_cast<A>(base[o.at[0] + j]));
   }

@@ -119,6 +119,13 @@ struct Odometer {
       index[d] = 0;
     }
   }
+  // How many positions of the innermost row are left, and as many steps at once.
+  int64_t left() const { return loop.shape[rank - 1] - index[rank - 1]; }
+  void skip(int64_t n) {
+    for (int k = 0; k < N; k++) at[k] += (n - 1) * loop.stride[k][rank - 1];
+    index[rank - 1] += n - 1;
+    next();
+  }
 };
 
 // f(at, first, n) for pieces of the innermost rows of a loop: n elements from element `first` of the row that begins at

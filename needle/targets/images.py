@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from needle.autograd import Spec
 from needle.graph import Graph, Node
 from needle.op import Op
 from needle.ops.common import Elementwise
 from needle.ops.fused.layer import FusedLayer
 from needle.ops.math.arithmetic import OwnGradient, Whole
 from needle.ops.nn.conv import Conv2dWeightGrad, ImageLayer
-from needle.ops.nn.image_parts import BatchNormGradApply, BatchNormGradSums, BatchNormMoments, ChannelSlice, ChannelSums
+from needle.ops.nn.image_parts import (
+    BatchNormGradApply,
+    BatchNormGradSums,
+    BatchNormMoments,
+    ChannelSlice,
+    ChannelSums,
+    PixelNorm,
+)
 from needle.ops.nn.norm import BatchNorm, BatchNormTrain, BatchNormTrainGrad
 from needle.ops.nn.pool import AdaptiveAvgPool2dGrad, AvgPool2dGrad, MaxPool2dGrad, Pool
 from needle.ops.nn.resize import Interpolate, InterpolateGrad
+from needle.ops.reduce.basic import Reduction
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat, TupleGetItem
 
@@ -19,7 +28,7 @@ from needle.ops.shape.join import Concat, TupleGetItem
 READS = (BatchNormGradSums, BatchNormMoments, ChannelSums, Conv2dWeightGrad)
 GRADIENTS = (AdaptiveAvgPool2dGrad, AvgPool2dGrad, BatchNormGradApply, InterpolateGrad, MaxPool2dGrad)
 TRAINED = (BatchNormTrain, BatchNormTrainGrad)  # several results, the first of them an image
-FOLLOWS = (BatchNorm, ChannelSlice, Concat, Elementwise, Interpolate, Pad, Pool, *GRADIENTS)
+FOLLOWS = (BatchNorm, ChannelSlice, Concat, Elementwise, Interpolate, Pad, PixelNorm, Pool, *GRADIENTS)
 PLAIN = (OwnGradient, Whole)  # several steps, which know of no layout
 
 
@@ -49,3 +58,10 @@ def images(graph: Graph) -> set[Node]:
 def follows(op: Op) -> bool:
     """Whether the result lies as the images that the op reads."""
     return isinstance(main_op(op), FOLLOWS) and not isinstance(op, PLAIN)
+
+
+def reads_images(op: Op, x: Spec) -> bool:
+    """Whether the op reads images as they lie, though its result is none: sums and extremes of all pixels of a channel, too."""
+    if not isinstance(op, Reduction) or type(op).compute is not Reduction.compute:
+        return isinstance(op, READS)
+    return x.ndim == 4 and sorted(op._arguments(x)[0]) == [2, 3]

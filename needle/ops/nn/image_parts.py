@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import NDArray, call
 from needle.ops.families import samples_of
 from needle.ops.math.maths import rsqrt
+from needle.ops.nn.layer_norm import BOTH, LayerNorm, RowNorm
 from needle.ops.nn.norm import BatchNormTrainGrad, channel_shape, check_channels, other_axes
 from needle.ops.reduce.basic import mean, summation
-from needle.ops.shape.basic import reshape
+from needle.ops.shape.basic import permute, reshape
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.join import make_tuple
 
@@ -137,3 +139,35 @@ class ChannelSlice(Op):
         return getitem(x, (slice(None), slice(self.start, self.stop)))
 
     samples = samples_of(({"start": 1, "stop": 4}, [(2, 5, 4, 3)]))
+
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # channels behind the pixels, and in front of them again
+
+
+@op
+class PixelNorm(RowNorm):
+    """Layer norm of the channels of every pixel of x (N, C, H, W), with weight and bias (C,)."""
+
+    eps: float
+    has_weight: bool = False
+    has_bias: bool = False
+
+    def _rows(self) -> LayerNorm:
+        return LayerNorm(1, self.eps, self.has_weight, self.has_bias)
+
+    def infer(self, x: Any, *values: Any) -> Spec:
+        return self.check(x, (x.shape[1],), *self.split((x, *values))[1:])
+
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        x, *values = inputs
+        call("copy", [out], x=self._rows().compute(x.permute(LAST), *values).permute(FIRST))
+
+    def reference(self, x: np.ndarray, *values: np.ndarray) -> np.ndarray:
+        return self._rows().reference(x.transpose(LAST), *values).transpose(FIRST)
+
+    def decompose(self, x: Tensor, *values: Tensor) -> Tensor:
+        return permute(self._rows()(permute(x, LAST), *values), FIRST)
+
+    samples = samples_of(
+        ({"eps": 1e-5, **BOTH}, [(2, 5, 4, 3), (5,), (5,)]), ({"eps": 1e-3, "has_bias": True}, [(1, 3, 1, 2), (3,)])
+    )

@@ -6,6 +6,7 @@ from needle.autograd import Spec
 from needle.backend_ndarray import NDArray, call
 from needle.executor.builder import Builder
 from needle.ops.nn.norm import BatchNorm, dense
+from needle.ops.reduce.basic import Reduction
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat
 from needle.targets.layers import NOTHING, Finish
@@ -39,3 +40,13 @@ def concat(builder: Builder, op: Concat, ins: list[NDArray], out: NDArray) -> No
 def pad(builder: Builder, op: Pad, ins: list[NDArray], out: NDArray) -> None:
     (x,) = ins
     op.write(out, x, *op.regions(Spec(x.shape[:4]) if is_blocked(x) else x))
+
+
+@CPU.lowers(Reduction, makes=True)
+def reduction(builder: Builder, op: Reduction, ins: list[NDArray]) -> NDArray:
+    (x,) = ins
+    if not is_blocked(x):
+        return op.compute(x)
+    batch, channels = builder.given[0].shape[:2]
+    of_blocks = x.reduce(op.row, (2, 3), False).reshape((batch, -1))
+    return of_blocks[:, :channels].reshape(builder.result.shape)

@@ -1,19 +1,27 @@
-"""Norms of rows behind the product that makes them: a block of rows is normalised while it lies in a cache."""
+"""Norms of rows behind the product that makes them: a block of rows is normalised while it lies in a cache. Norms of channels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from needle.backend_ndarray import NDArray, call
+from needle.executor.builder import Builder
 from needle.executor.rewriting import PlanSteps, next_to_each_other
 from needle.executor.step import Step
 from needle.graph import Node
 from needle.graph.engine import Fusion
-from needle.graph.matcher import Match
+from needle.graph.matcher import Match, Pattern
 from needle.graph.steps import Steps
+from needle.op import Op
+from needle.ops.nn.image_parts import FIRST, LAST, PixelNorm
+from needle.ops.nn.layer_norm import LayerNorm
+from needle.ops.shape.basic import Permute
+from needle.targets.images import images
 
+from .convolution import padded_bias
 from .pairs import added, adds_one_of_its_shape, as_rows, ends_in_sums
-from .target import CPU
+from .target import CPU, is_blocked
 
 
 class NormMatch(Match):
@@ -109,3 +117,49 @@ for name, kernel in (("LinearLayerNorm", "layer_norm"), ("LinearRMSNorm", "rms_n
             why="the task that writes the last sums of some rows normalises them while they lie in a cache",
         )
     )
+
+
+def permutes(op: Permute, order: tuple[int, ...]) -> bool:
+    return op.axes is not None and tuple(a % 4 for a in op.axes) == order
+
+
+class PixelNormPattern:
+    """A layer norm of the channels of an image, between the two permutations that it needs as a norm of rows."""
+
+    chain = Pattern.op("forth", Permute).then("norm", LayerNorm).then("back", Permute)
+
+    def __len__(self) -> int:
+        return len(self.chain)
+
+    def matches(self, root: Node, steps: Steps) -> Iterator[Match]:
+        for match in self.chain.matches(root, steps):
+            forth, norm, back = match.steps.values()
+            of_channels = norm.op.axes == 1 and permutes(forth.op, LAST) and permutes(back.op, FIRST)
+            if of_channels and root.meta["spec"].dtype == "float32" and forth.inputs[0] in images(steps.graph):
+                yield match
+
+
+def as_pixel_norm(match: Match) -> tuple[Op, list[Node]]:
+    norm = match["norm"]
+    return PixelNorm(norm.op.eps, norm.op.has_weight, norm.op.has_bias), [*match["forth"].inputs, *norm.inputs[1:]]
+
+
+CPU.rules.register(
+    Fusion(
+        "PixelNorm",
+        PixelNormPattern(),
+        as_pixel_norm,
+        why="the channels of a pixel lie in blocks, from which they need not be taken to be normalised",
+        suffix="",
+    )
+)
+
+
+@CPU.lowers(PixelNorm)
+def pixel_norm(builder: Builder, op: PixelNorm, ins: list[NDArray], out: NDArray) -> None:
+    if not is_blocked(out):
+        op.into(out, *ins)
+        return
+    x, *values = op.split(ins)
+    weight, bias = (padded_bias(builder, v) for v in values)
+    call("layer_norm_blocked", [out], x=x, weight=weight, bias=bias, channels=builder.given[0].shape[1], eps=op.eps)

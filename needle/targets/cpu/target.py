@@ -26,7 +26,7 @@ from needle.ops.nn.image_parts import (
 )
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat
-from needle.targets.images import READS, follows, images, main_op, starts
+from needle.targets.images import follows, images, main_op, reads_images, starts
 from needle.targets.layers import LayerTarget
 
 # Ops that have kernels for images in blocks alone.
@@ -124,9 +124,9 @@ class Blocks(Layout):
         """All images of a native node; those of a plain one that has a kernel for it, if one of them is native."""
         op, plan = node.target, self.planner
         native = plan.is_native.get(node) or isinstance(op, IMAGE_PARTS)
-        if isinstance(op, READS):
-            native = native or any(plan.is_native.get(a) for a in node.args)
         specs = [a.meta["spec"] for a in node.args]
+        if specs and reads_images(op, specs[0]):
+            native = native or any(plan.is_native.get(a) for a in node.args)
         return [bool(native) and s.ndim == 4 and not op.is_weight(i) for i, s in enumerate(specs)]
 
     def around(self, node: Node, index: int) -> Halo:
