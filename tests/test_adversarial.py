@@ -307,9 +307,3 @@ def test_branch_on_being_a_tensor() -> None:
     """A proxy that is no tensor would take the other branch in silence."""
     x = torch.randn(2, 3)
     close(torch2needle.convert(Branches())(x), x * 2)
-
-
-def test_antialias_is_refused() -> None:
-    model = Calls(lambda x: F.interpolate(x, (4, 4), mode="bilinear", antialias=True))
-    with pytest.raises(torch2needle.ConversionError, match="antialias=True is not supported"):
-        torch2needle.convert(model)

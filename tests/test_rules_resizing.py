@@ -168,9 +168,26 @@ def test_interpolate_with_sizes_of_tensors(name: str) -> None:
     converts(Calls(f), shape, example=True)
 
 
-def test_antialias_is_refused() -> None:
-    with pytest.raises(torch2needle.ConversionError, match="antialias=True is not supported"):
-        torch2needle.convert(Calls(lambda x: F.interpolate(x, size=3, mode="bilinear", antialias=True)))
+@everywhere
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialias(mode: str, corners: bool) -> None:
+    options = {"mode": mode, "align_corners": corners, "antialias": True}
+    for size in [(1, 1), (3, 2), (6, 5), (7, 20)]:
+        converts(Calls(lambda x, size=size: F.interpolate(x, size=size, **options)), IMAGE)
+    for factor in (0.3, 0.77, (1.0, 2.3), 1.1):
+        resize = lambda x, factor=factor: F.interpolate(x, scale_factor=factor, **options)  # noqa: E731
+        # Five pixels times 1.1 are five, which torch copies; its gradient alone is that of a step of 1 / 1.1.
+        converts(Calls(resize), IMAGE, example=True, gradient=factor != 1.1)
+    one = Calls(lambda x: F.interpolate(x, size=(x.shape[2] // 2, 5), **options))
+    converts(one, (2, 3, 2, 1), example=True)
+
+
+def test_antialias_is_of_two_modes() -> None:
+    with pytest.raises(
+        ValueError, match=r"\[interpolate\] antialias goes with modes bilinear, bicubic only, got nearest"
+    ):
+        ndl.ops.interpolate(ndl.Tensor(np.ones((1, 1, 4, 4), "float32")), size=2, antialias=True)
 
 
 ERRORS: dict[str, tuple[Callable, tuple[int, ...], str]] = {

@@ -12,6 +12,7 @@ import numpy as np
 from needle import ops
 from needle.autograd import Unsupported
 from needle.ops.common import check_axes
+from needle.ops.nn.resize import matrix_of
 
 if TYPE_CHECKING:
     from .export import Nodes, Value
@@ -327,6 +328,10 @@ RESIZED: dict[str, tuple[str, dict[str, Any]]] = {
 def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
     if op.mode == "area":
         return averaged(at, out, x)
+    if op.antialias:  # by matrices, for ONNX's own filter is another one
+        taps = zip(op._taps(x.shape[2:], out.shape[2:]), x.shape[2:], strict=True)
+        rows, columns = (at.constant(matrix_of(t, n).astype(out.dtype)) for t, n in taps)
+        return at("MatMul", rows, at("MatMul", x, at("Transpose", columns, perm=[1, 0])))
     mode, more = RESIZED.get(op.mode, ("linear", {}))
     if mode != "nearest":
         more = more | {"coordinate_transformation_mode": "align_corners" if op.align_corners else "half_pixel"}

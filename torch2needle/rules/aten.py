@@ -18,7 +18,7 @@ from . import creation
 from .indexing import getitem, put_numbers, setitem
 from .registry import rule
 from .shapes import at, back_in_shape, joined, unchanged
-from .tables import functions, refuse
+from .tables import functions
 
 aten = torch.ops.aten
 END = 2**63 - 1  # how aten writes the end of an axis
@@ -129,10 +129,8 @@ def resized(mode: str) -> Callable:
     name, _, antialias = mode.partition(", ")
 
     def upsample(input: Any, output_size: Any, align_corners: bool | None, scale_factors: Any) -> Any:
-        refuse({"antialias": bool(antialias)}, {"antialias": ""})
-        return ops.interpolate(
-            input, output_size, None if output_size is not None else scale_factors, name, align_corners
-        )
+        factors = None if output_size is not None else scale_factors
+        return ops.interpolate(input, output_size, factors, name, align_corners, antialias=bool(antialias))
 
     return upsample
 

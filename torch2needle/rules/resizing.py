@@ -37,7 +37,6 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None
 functions(
     "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False",
     {(F.interpolate,): ops.interpolate},
-    refused={"antialias": ""},
 )
 functions("input, upscale_factor", {(F.pixel_shuffle, torch.pixel_shuffle): ops.pixel_shuffle})
 functions("input, downscale_factor", {(F.pixel_unshuffle, torch.pixel_unshuffle): ops.pixel_unshuffle})

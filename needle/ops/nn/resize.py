@@ -31,6 +31,7 @@ KERNELS = ("nearest", "bilinear")  # modes with kernels for images
 CORNERS = ("linear", "bilinear", "bicubic", "trilinear")  # modes that take align_corners
 FACTOR_COUNTS = ("nearest-exact", "bicubic")  # modes that resize by a factor also where the size stays
 CUBIC = -0.75  # torch's coefficient of bicubic convolution (Keys, 1981)
+SMOOTHED = {"bilinear": 1, "bicubic": 2}  # modes with antialias: how many pixels their filters reach to a side
 
 
 def source_scale(n: int, out: int, factor: float | None, align_corners: bool, mode: str) -> float:
@@ -46,8 +47,10 @@ def source_scale(n: int, out: int, factor: float | None, align_corners: bool, mo
 Taps = list[tuple[np.ndarray, np.ndarray]]  # the pixels that are read along an axis and their weights
 
 
-def axis_taps(n: int, out: int, mode: str, scale: float, align_corners: bool) -> Taps:
+def axis_taps(n: int, out: int, scale: float, mode: str, align_corners: bool, antialias: bool = False) -> Taps:
     """What is read along one axis, where a tap has an element for each of the `out` pixels."""
+    if antialias:
+        return smooth_taps(n, out, scale, mode)
     at = np.arange(out)
     if mode.startswith("nearest"):  # torch computes the index in float32
         place = at.astype("float32") + np.float32(0.5 if mode == "nearest-exact" else 0)
@@ -64,6 +67,20 @@ def axis_taps(n: int, out: int, mode: str, scale: float, align_corners: bool) ->
     return [(low, 1 - (x - low)), (low if out == n else np.minimum(low + 1, n - 1), x - low)]
 
 
+def smooth_taps(n: int, out: int, scale: float, mode: str) -> Taps:
+    """`axis_taps` with antialias: a filter over all pixels that an output pixel covers, as wide as a step over 1."""
+    step, centre = max(scale, 1.0), (np.arange(out) + 0.5) * scale
+    reach = SMOOTHED[mode] * step
+    first = np.maximum((centre - reach + 0.5).astype(int), 0)
+    count = np.minimum((centre + reach + 0.5).astype(int), n) - first
+    places = first[:, None] + np.arange(count.max())
+    away = (places - centre[:, None] + 0.5) / step
+    weights = np.maximum(1 - np.abs(away), 0) if mode == "bilinear" else cubic_filter(np.abs(away), -0.5)
+    weights = np.where(np.arange(count.max()) < count[:, None], weights, 0)
+    weights /= weights.sum(1, keepdims=True)
+    return list(zip(np.minimum(places, n - 1).T, weights.T, strict=True))
+
+
 def matrix_of(taps: Taps, n: int) -> np.ndarray:
     """The (out, n) matrix that resizes one axis."""
     m = np.zeros((len(taps[0][0]), n))
@@ -72,16 +89,16 @@ def matrix_of(taps: Taps, n: int) -> np.ndarray:
     return m
 
 
+def cubic_filter(d: np.ndarray, a: float) -> np.ndarray:
+    """Weights of pixels at distances `d`, at least 0."""
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d < 1, near, np.where(d < 2, far, 0))
+
+
 def cubic_weights(t: np.ndarray) -> list[np.ndarray]:
     """Weights of the four neighbours of a point at `t` between the second and the third."""
-
-    def near(d: np.ndarray) -> np.ndarray:
-        return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
-
-    def far(d: np.ndarray) -> np.ndarray:
-        return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
-
-    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+    return [cubic_filter(d, CUBIC) for d in (t + 1, t, 1 - t, 2 - t)]
 
 
 class Resize(Op):
@@ -97,13 +114,13 @@ class Resize(Op):
     def _scales(self, size: tuple, out: tuple) -> list[float]:
         a = self.attributes()
         factors = (None,) * len(size) if a.get("recompute_scale_factor") else self._factors(len(size))
-        corners, mode = a["align_corners"], a["mode"]
+        corners, mode = a["align_corners"], "bilinear" if a.get("antialias") else a["mode"]  # torch's, of the same size
         return [source_scale(n, o, f, corners, mode) for n, o, f in zip(size, out, factors, strict=True)]
 
     def _taps(self, size: tuple, out: tuple) -> list[Taps]:
         a = self.attributes()
-        scales = self._scales(size, out)
-        return [axis_taps(n, o, a["mode"], s, a["align_corners"]) for n, o, s in zip(size, out, scales, strict=True)]
+        scales = zip(size, out, self._scales(size, out), strict=True)
+        return [axis_taps(*s, a["mode"], a["align_corners"], a.get("antialias", False)) for s in scales]
 
 
 def attributes_of(op: Any, size: tuple, out: tuple) -> dict[str, float]:
@@ -125,6 +142,7 @@ class Interpolate(Resize):
     mode: str = "nearest"
     align_corners: bool = False
     recompute_scale_factor: bool = False
+    antialias: bool = False
 
     def infer(self, x: Any) -> Any:
         n = len(x.shape) - 2
@@ -144,7 +162,7 @@ class Interpolate(Resize):
         recorder = inputs[0].recorder
         if recorder is not None and not recorder.static:
             return False
-        return self.mode not in KERNELS or len(inputs[0].shape) != 4
+        return self.mode not in KERNELS or self.antialias or len(inputs[0].shape) != 4
 
     def decompose(self, x: Tensor) -> Tensor:
         before, after = tuple(x.shape[2:]), self.infer(x).shape[2:]
@@ -154,7 +172,7 @@ class Interpolate(Resize):
         steps = self._scales(before, after)
 
         def images(size: tuple, scales: tuple) -> Any:
-            return lambda t: resize_images(t, size, scales, mode, self.align_corners)
+            return lambda t: resize_images(t, size, scales, mode, self.align_corners, self.antialias)
 
         if len(after) == 1:
             return on_row(images((1, *after), (1.0, *steps)), x)
@@ -177,7 +195,8 @@ class Interpolate(Resize):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         given = None if self.recompute_scale_factor else self.scale_factor
-        return InterpolateGrad(tuple(node.inputs[0].shape), given, self.mode, self.align_corners)(out_grad)
+        options = (self.mode, self.align_corners, self.antialias)
+        return InterpolateGrad(tuple(node.inputs[0].shape), given, *options)(out_grad)
 
     @classmethod
     def samples(cls) -> list:
@@ -197,6 +216,8 @@ class Interpolate(Resize):
             ({"scale_factor": (1.7, 0.6), "mode": "bicubic"}, x),
             ({"size": (3, 4), "mode": "bicubic", "align_corners": True}, x),
             ({"scale_factor": 0.5, "mode": "area"}, [(2, 3, 5)]),
+            ({"size": (3, 2), "mode": "bicubic", "antialias": True}, x),
+            ({"scale_factor": (0.7, 1.3), "antialias": True, **bilinear}, x),
         ]
 
 
@@ -208,6 +229,7 @@ class InterpolateGrad(Resize):
     scale_factor: Any
     mode: str
     align_corners: bool
+    antialias: bool = False
 
     def infer(self, dy: Any) -> Any:
         check_gradient(self.label, (*self.shape[:2], *dy.shape[2:4]), dy)
@@ -223,21 +245,24 @@ class InterpolateGrad(Resize):
         return rows.T @ dy @ columns
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return Interpolate(tuple(node.inputs[0].shape[2:]), self.scale_factor, self.mode, self.align_corners)(out_grad)
+        size, options = tuple(node.inputs[0].shape[2:]), (self.mode, self.align_corners, False, self.antialias)
+        return Interpolate(size, self.scale_factor, *options)(out_grad)
 
 
-def resize_images(x: Tensor, size: tuple, scales: tuple, mode: str, align_corners: bool) -> Tensor:
+def resize_images(
+    x: Tensor, size: tuple, scales: tuple, mode: str, align_corners: bool, antialias: bool = False
+) -> Tensor:
     """x (N, C, H, W) at `size` with input pixels per output pixel `scales`: by kernels, else by a matrix or numbers per axis."""
     before = tuple(x.shape[2:])
     if mode == "nearest-exact" and all(o % n == 0 and s == n / o for n, o, s in zip(before, size, scales, strict=True)):
         mode = "nearest"  # the same pixels
-    if mode in KERNELS:
+    if mode in KERNELS and not antialias:
         factors = None if align_corners else tuple(1 / s for s in scales)
         return Interpolate(size, factors, mode, align_corners)(x)
     for axis in (1, 0):
         if size[axis] == before[axis] and scales[axis] == 1:
             continue
-        taps = axis_taps(before[axis], size[axis], mode, scales[axis], align_corners)
+        taps = axis_taps(before[axis], size[axis], scales[axis], mode, align_corners, antialias)
         if mode == "nearest-exact":
             x = take(x, constant(taps[0][0], x, "int64"), axis + 2)
             continue
@@ -246,7 +271,9 @@ def resize_images(x: Tensor, size: tuple, scales: tuple, mode: str, align_corner
     return x
 
 
-def check_resize(label: str, size: Any, scale_factor: Any, mode: str, corners: Any, recompute: Any) -> None:
+def check_resize(
+    label: str, size: Any, scale_factor: Any, mode: str, corners: Any, recompute: Any, antialias: Any = False
+) -> None:
     if (size is None) == (scale_factor is None):
         raise ValueError(f"[{label}] expects either size or scale_factor.")
     if mode not in MODES:
@@ -255,6 +282,8 @@ def check_resize(label: str, size: Any, scale_factor: Any, mode: str, corners: A
         raise ValueError(f"[{label}] align_corners goes with modes {', '.join(CORNERS)} only, got {mode}.")
     if recompute and scale_factor is None:
         raise ValueError(f"[{label}] recompute_scale_factor goes with scale_factor only.")
+    if antialias and mode not in SMOOTHED:
+        raise ValueError(f"[{label}] antialias goes with modes {', '.join(SMOOTHED)} only, got {mode}.")
 
 
 def interpolate(
@@ -264,13 +293,18 @@ def interpolate(
     mode: str = "nearest",
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
 ) -> Tensor:
-    """x (N, C, and one to three axes) resized to `size` (may be symbolic) or by `scale_factor`; numbers or one per axis."""
-    check_resize("interpolate", size, scale_factor, mode, align_corners, recompute_scale_factor)
+    """x (N, C, and one to three axes) resized to `size` (may be symbolic) or by `scale_factor`; numbers or one per axis.
+
+    antialias: smaller images are averages over all pixels that a pixel covers; of modes bilinear and bicubic.
+    """
+    check_resize("interpolate", size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     if isinstance(scale_factor, tuple | list):
         scale_factor = tuple(float(f) for f in scale_factor)
     size = tuple(size) if isinstance(size, list) else size
-    return Interpolate(size, scale_factor, mode, bool(align_corners), bool(recompute_scale_factor))(x)
+    options = (bool(align_corners), bool(recompute_scale_factor), bool(antialias))
+    return Interpolate(size, scale_factor, mode, *options)(x)
 
 
 upsample = interpolate
