@@ -9,8 +9,8 @@ from typing import Any
 from needle.graph import Graph, GraphModule, Node, symbolic
 from needle.graph.engine import Fusion, Rewriting, Rules
 from needle.graph.report import FusionReport, Vertex
-from needle.graph.steps import Step, Steps, count_calls, find_steps
-from needle.nn import Identity, Module
+from needle.graph.steps import Step, Steps, count_calls, find_steps, passes_on
+from needle.nn import Module
 
 from .measure import deltas
 
@@ -61,9 +61,7 @@ def without_identities(net: GraphModule) -> Graph:
 
     def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
         layer = net.get_submodule(node.target) if node.kind == "module" else None
-        if type(layer) is Identity and not layer.has_hooks and isinstance(node.args[0], Node):
-            return done[node.args[0]]
-        return None
+        return done[node.args[0]] if passes_on(node, layer) else None
 
     return net.graph.copy(replace)
 

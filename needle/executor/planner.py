@@ -148,7 +148,7 @@ class Planner:
             (self.native if native else self.plain)[node] = ins[0]
         elif native:
             out = self.native[node] = self.native[home] if home is not node else self.layout.allocate(node)
-            lower_into(self.builder, op, ins, out)
+            lower_into(self.builder, op, self.layout.operands(node, ins), out)
         else:
             leaves = all(u.kind == "output" for u in self.users[node])
             place = None if home is node else self.plain[home]
@@ -191,6 +191,10 @@ class Planner:
 
     def _as_native(self, node: Node) -> NDArray:
         """The value in the target's layout."""
+        if node not in self.native and self.builder.is_constant(self.plain[node]):
+            made = self.layout.constant(node, self.plain[node])
+            if made is not None:
+                self.native[node] = made
         if node not in self.native:
             self.native[node] = out = self.layout.enter(node)
             self._read(node, False)

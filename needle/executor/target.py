@@ -43,6 +43,10 @@ class Layout:
         """Which inputs a native node reads in the native layout."""
         return [False] * len(node.args)
 
+    def operands(self, node: Node, ins: list[NDArray]) -> list[NDArray]:
+        """The inputs of a native node as its kernel takes them."""
+        return ins
+
     def around(self, node: Node, index: int) -> Halo:
         """What a native node reads around one of its inputs."""
         raise NotImplementedError
@@ -54,6 +58,10 @@ class Layout:
     def enter(self, node: Node) -> NDArray:
         """Memory for a plain value as a native one; `load` copies it."""
         raise NotImplementedError
+
+    def constant(self, node: Node, plain: NDArray) -> NDArray | None:
+        """A constant as a native value that is made once, where that can be."""
+        return None
 
     def load(self, out: NDArray, plain: NDArray) -> None:
         raise NotImplementedError

@@ -7,7 +7,8 @@ import dataclasses
 from typing import Any
 
 from needle import nn
-from needle.autograd import Op, Tensor
+from needle.autograd import Deferred, Op, Tensor
+from needle.ops.math.elementwise import AddScalar
 from needle.ops.nn.norm import BatchNorm
 
 from .graph import Graph, Node
@@ -148,6 +149,16 @@ def of_parameters(node: Node) -> bool:
         seen.update(more)
         left += more
     return True
+
+
+def passes_on(node: Node, layer: nn.Module | None = None) -> bool:
+    """Whether a node's value is its first input: of an identity without hooks, and of 0 + x, with which Python's `sum` begins."""
+    if node.kind == "module":
+        return type(layer) is nn.Identity and not layer.has_hooks and isinstance(node.args[0], Node)
+    if node.kind != "op" or not isinstance(node.target, AddScalar) or isinstance(node.target.scalar, Deferred):
+        return False
+    spec = node.meta.get("spec")
+    return node.target.scalar == 0 and spec is not None and spec == node.args[0].meta.get("spec")
 
 
 def count_calls(graph: Graph) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,10 +14,13 @@ from needle.graph.steps import Steps, of_parameters
 from needle.op import Op, Spec
 from needle.ops.common import Layer
 from needle.ops.fused.layer import FusedLayer
-from needle.ops.math.elementwise import EWiseAdd
+from needle.ops.linalg.basic import Linear
+from needle.ops.math.elementwise import EWiseAdd, EWiseMul, MulScalar
 from needle.ops.nn.norm import BatchNorm
+from needle.ops.shape.basic import Reshape
 from needle.ops.shape.indexing import GetItem, ScatterItem
 from needle.ops.shape.join import Concat
+from needle.targets.images import main_op
 
 FOLDS, INSIDE = Rules(), "FusedFoldedBatchNorm"
 WHY = "in evaluation a batch norm is a scale and a shift per channel, which the weights before it take"
@@ -78,6 +82,64 @@ FOLDS.register(Fusion(INSIDE, Fused(has_norm_inside), folded, CONDITIONS, **FAMI
 FOLDS.register(
     Fusion("LayerFoldedBatchNorm", Pattern.op("layer", Layer).then("bn", BatchNorm), folded, CONDITIONS, **FAMILY)
 )
+
+
+def ends_in_sums(match: Match) -> str | None:
+    by = match["layer"].op
+    finished = isinstance(by, FusedLayer) and (by.base is None or by.activation != "none" or by.has_residual)
+    return f"{match['layer'].node.name} is finished already" if finished else None
+
+
+def scales_channels(match: Match) -> str | None:
+    """A result is multiplied with one constant, or one for each of the layer's channels."""
+    base: Any = main_op(match["layer"].op)
+    step, out = match["scale"], match.root.meta["spec"]
+    if isinstance(step.op, MulScalar):
+        few = isinstance(step.op.scalar, int | float) and 1e-6 < abs(step.op.scalar) < 1e6
+        return None if few else f"{match.root.name} may leave few digits of the weights"
+    scale, layer = match.residual("scale"), match["layer"].node
+    spec, axis = scale.meta["spec"], out.ndim - 1 if isinstance(base, Linear) else 1
+    shape = (*(1,) * (out.ndim - spec.ndim), *spec.shape)
+    if out != layer.meta["spec"] or spec.dtype != out.dtype or math.prod(shape) not in (1, shape[axis]):
+        return f"{scale.name} is no number for each channel of {layer.name}"
+    if base.channel_axis == 1 and getattr(base, "groups", 1) > 1:
+        return f"{layer.name} has groups of output channels"
+    return None if of_parameters(scale) else f"{scale.name} depends on the input"
+
+
+def scaled(match: Match) -> tuple[Op, list[Node]]:
+    """The layer with what its result is multiplied with in its weight and bias."""
+    step = match["layer"]
+
+    def make(op: Op, *args: Node) -> Node:
+        return Node("op", op, args, f"{step.node.name}_{op.name}")
+
+    op: Any
+    op, inputs = folded(match) if "bn" in match or has_norm_inside(step.op) else (step.op, list(step.inputs))
+    x, *values = inputs
+    if isinstance(match["scale"].op, MulScalar):
+        return op, [x, *(make(match["scale"].op, v) for v in values)]
+    scale, axis = match.residual("scale"), op.channel_axis
+    weight = step.inputs[1].meta["spec"]
+    along = tuple(-1 if a == axis else 1 for a in range(weight.ndim))
+    product = [make(EWiseMul(), values[0], make(Reshape(along), scale))]
+    for bias in values[1:]:
+        product.append(make(EWiseMul(), make(Reshape((-1,)), bias), make(Reshape((-1,)), scale)))
+    return op, [x, *product]
+
+
+SCALE: dict[str, Any] = {
+    "family": "FoldedScale",
+    "why": "a number for each channel is a factor of the weights before it",
+    "suffix": "",
+}
+for multiply in (EWiseMul, MulScalar):
+    commutes = multiply is EWiseMul
+    plain = Pattern.op("layer", (Layer, FusedLayer)).then("scale", multiply, commutes)
+    behind_norm = Pattern.op("layer", Layer).then("bn", BatchNorm).then("scale", multiply, commutes)
+    name = f"Folded{multiply.__name__}"
+    FOLDS.register(Fusion(f"Layer{name}", plain, scaled, (CONDITIONS[0], ends_in_sums, scales_channels), **SCALE))
+    FOLDS.register(Fusion(f"BatchNorm{name}", behind_norm, scaled, (*CONDITIONS, scales_channels), **SCALE))
 
 
 FOLDS.register(

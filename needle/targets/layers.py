@@ -10,6 +10,7 @@ from needle.executor.builder import Builder
 from needle.executor.planner import lower_into
 from needle.executor.target import Target
 from needle.graph import Graph
+from needle.graph.steps import passes_on
 from needle.op import Op
 from needle.ops.fused.attention import FusedMultiHeadAttention
 from needle.ops.fused.layer import FusedLayer, add_and_activate
@@ -101,6 +102,8 @@ class LayerTarget(Target):
         return INSIDE not in off and weights <= set(constant) and op.base.takes_norm(op.infer(*inputs))
 
     def arranged(self, graph: Graph) -> Graph:
+        if any(map(passes_on, graph)):
+            graph = graph.copy(lambda node, _, done: done[node.args[0]] if passes_on(node) else None)
         return nest_concats(joined_parts(graph))
 
     def lowers_joined(self, join: Join) -> Join:

@@ -16,6 +16,7 @@ from needle.executor.target import Layout
 from needle.facts import cpu_name
 from needle.graph import Graph, Node
 from needle.op import Op
+from needle.ops.common import Elementwise
 from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad
 from needle.ops.nn.image_parts import (
     BatchNormGradApply,
@@ -24,7 +25,7 @@ from needle.ops.nn.image_parts import (
     ChannelSlice,
     ChannelSums,
 )
-from needle.ops.shape.basic import Pad
+from needle.ops.shape.basic import Pad, Reshape
 from needle.ops.shape.join import Concat
 from needle.targets.images import follows, images, main_op, reads_images, starts
 from needle.targets.layers import LayerTarget
@@ -52,6 +53,11 @@ def same_channels(op: Any, images: Sequence[Spec]) -> bool:
     return all(x.shape[1] == images[0].shape[1] for x in images)
 
 
+def same_or_one(op: Any, images: Sequence[Spec]) -> bool:
+    channels = op.infer(*images).shape[1]
+    return all(x.shape[1] == channels or tuple(x.shape[1:]) == (1, 1, 1) for x in images)
+
+
 def any_channels(op: Any, images: Sequence[Spec]) -> bool:
     return True
 
@@ -68,6 +74,7 @@ def copy_channels(out: NDArray, start: int, x: NDArray, first: int, channels: in
 ACCEPTS: dict[type[Op], Callable[[Any, Sequence[Spec]], bool]] = {
     ChannelSlice: any_channels,
     Concat: joins_channels,
+    Elementwise: same_or_one,
     Pad: keeps_channels,
 }
 
@@ -89,7 +96,7 @@ class Blocks(Layout):
             return False
         if starts(op) or isinstance(op, BatchNormGradApply):
             return True
-        native = [bool(self.planner.is_native.get(n)) for n in args]
+        native = [bool(self.planner.is_native.get(n)) and not self._is_flat(node, n) for n in args]
         if not any(native) or not (op.zero_is_safe or spec.shape[1] % BLOCK == 0):
             return False
         images = [n.meta["spec"] for i, n in enumerate(args) if not op.is_weight(i)]
@@ -127,7 +134,18 @@ class Blocks(Layout):
         specs = [a.meta["spec"] for a in node.args]
         if specs and reads_images(op, specs[0]):
             native = native or any(plan.is_native.get(a) for a in node.args)
-        return [bool(native) and s.ndim == 4 and not op.is_weight(i) for i, s in enumerate(specs)]
+        wanted = [bool(native) and s.ndim == 4 and not op.is_weight(i) for i, s in enumerate(specs)]
+        return [w and not self._is_flat(node, a) for w, a in zip(wanted, node.args, strict=True)]
+
+    def operands(self, node: Node, ins: list[NDArray]) -> list[NDArray]:
+        return [x.viewed((*x.shape, 1)) if self._is_flat(node, a) else x for x, a in zip(ins, node.args, strict=True)]
+
+    def _is_flat(self, node: Node, operand: Node) -> bool:
+        """Whether all channels of a mapped image meet the one number that an operand has, which is read as a plain array."""
+        if not isinstance(node.target, Elementwise):
+            return False
+        a, b = operand.meta["spec"], node.meta["spec"]
+        return a.ndim == b.ndim == 4 and a.shape[1] == 1 != b.shape[1]
 
     def around(self, node: Node, index: int) -> Halo:
         op = main_op(node.target)
@@ -180,6 +198,13 @@ class Blocks(Layout):
         block = spec.shape[1] if self._stem(node) else BLOCK
         return self.memory(spec.shape, self.halo(node), block)
 
+    def constant(self, node: Node, plain: NDArray) -> NDArray | None:
+        if any(self.halo(node)) or self._stem(node):
+            return None
+        made = self.planner.builder.derive("in_blocks", in_blocks, plain)
+        made._handle.native = True
+        return made
+
     def load(self, out: NDArray, plain: NDArray) -> None:
         call("to_blocked", [out], x=plain)
 
@@ -196,6 +221,36 @@ class Blocks(Layout):
             node not in u.args[1:] and isinstance(conv := main_op(u.target), STEMS) and conv.groups == 1  # type: ignore[attr-defined]
             for u in readers
         )
+
+
+def with_four_axes(graph: Graph) -> Graph:
+    """The graph in which what maps images to images reads other operands in four axes, too: factors (C, 1, 1), numbers."""
+    found = images(graph)
+
+    def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
+        if node not in found or not isinstance(node.target, Elementwise) or node.meta["spec"].ndim != 4:
+            return None
+        args = []
+        for a in node.args:
+            spec, x = a.meta["spec"], done[a]
+            if spec.ndim < 4:
+                shape = (*(1,) * (4 - spec.ndim), *spec.shape)
+                x = new.add("op", Reshape(shape), (x,), f"{node.name}_operand")
+                x.meta["spec"] = Spec(shape, spec.dtype)
+            args.append(x)
+        made = new.add("op", node.target, tuple(args), node.name)
+        made.meta = dict(node.meta)
+        return made
+
+    return graph.copy(replace) if found else graph
+
+
+def in_blocks(x: NDArray) -> NDArray:
+    """An array (N, C, H, W) in blocks without a halo."""
+    n, c, h, w = x.shape
+    out = NDArray.empty((n, -(-c // BLOCK), h, w, BLOCK))
+    call("to_blocked", [out], x=x)
+    return out
 
 
 class CpuTarget(LayerTarget):
@@ -222,6 +277,9 @@ class CpuTarget(LayerTarget):
                 if spec.ndim == 4 and spec.dtype == "float32" and (made := PARTS[type(n.target)](n.target, spec)):
                     parts[n] = made
         return parts
+
+    def arranged(self, graph: Graph) -> Graph:
+        return with_four_axes(super().arranged(graph))
 
     def check(self, choice: Choice, device: Device) -> None:
         super().check(choice, device)
