@@ -1,4 +1,6 @@
-"""Hook of mkdocs: a line `@@ module` becomes an entry for every public name of it, `@@ module name ...` for these names."""
+"""Hook of mkdocs. A line `@@ module` becomes an entry for every public name of it, `@@ module name ...` for these names,
+`@@kernels` the kernel table, `@@results COLUMN` the first table of profiling/results/README.md with that column, whose pictures
+pages may show by their names."""
 
 from __future__ import annotations
 
@@ -7,13 +9,49 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 MARK = re.compile(r"^@@ (\S+)(.*)$", re.M)
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "profiling" / "results"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """The pictures of results, where the page of benchmarks lies."""
+    from mkdocs.structure.files import File
+
+    for picture in sorted(RESULTS.rglob("*.png")):
+        files.append(File.generated(config, picture.name, abs_src_path=str(picture)))
+    return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
+    markdown = re.sub(r"^@@kernels$", lambda _: "\n".join(kernels()), markdown, flags=re.M)
+    markdown = re.sub(r"^@@results (.*)$", lambda found: "\n".join(results(found[1])), markdown, flags=re.M)
     return MARK.sub(lambda found: "\n".join(entries(found[1], found[2].split())), markdown)
+
+
+def results(column: str) -> list[str]:
+    lines = (RESULTS / "README.md").read_text().split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith("|") and f" {column} |" in line)
+    return lines[start : next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))]
+
+
+def kernels() -> Iterator[str]:
+    """A row for each: those of the CPU as they are compiled, those of GPUs alone by their row's text."""
+    from needle.backend_ndarray.kernels import KERNELS
+
+    text = (ROOT / "csrc" / "kernels" / "kernels.def").read_text()
+    devices = dict(re.findall(r"^(?:KERNEL|GROUPS)\((\w+), (CPU|GPU|BOTH)", text, re.M))
+    where = {"CPU": "CPU", "GPU": "GPU", "BOTH": "both"}
+    yield "| kernel | dtypes | inputs | outputs | attributes | on |\n|---|---|---|---|---|---|"
+    for name, row in sorted(KERNELS.items()):
+        cells = (row.dtypes, row.inputs, row.outputs, row.attrs)
+        on = where[devices.get(name, "BOTH")]  # maps are everywhere
+        yield f"| `{name}` | {' | '.join(', '.join(c) for c in cells)} | {on} |"
+    for name in sorted(n for n, device in devices.items() if device == "GPU"):
+        yield f"| `{name}` | | | | | GPU |"
 
 
 def names_of(module: Any) -> list[str]:
