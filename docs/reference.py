@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 MARK = re.compile(r"^@@ (\S+)(.*)$", re.M)
+ITEM = re.compile(r"Raises |\w[\w, ]*: ")  # a parameter's line
+WRAPPED = 100  # characters of a line of source, without its indentation, that had no room for the next word
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "profiling" / "results"
 
@@ -29,6 +31,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = re.sub(r"^@@kernels$", lambda _: "\n".join(kernels()), markdown, flags=re.M)
     markdown = re.sub(r"^@@results (.*)$", lambda found: "\n".join(results(found[1])), markdown, flags=re.M)
+    markdown = re.sub(r"\(\.\./profiling/results/(?:\w+/)?([\w-]+\.png)\)", r"(\1)", markdown)
     return MARK.sub(lambda found: "\n".join(entries(found[1], found[2].split())), markdown)
 
 
@@ -49,9 +52,9 @@ def kernels() -> Iterator[str]:
     for name, row in sorted(KERNELS.items()):
         cells = (row.dtypes, row.inputs, row.outputs, row.attrs)
         on = where[devices.get(name, "BOTH")]  # maps are everywhere
-        yield f"| `{name}` | {' | '.join(', '.join(c) for c in cells)} | {on} |"
+        yield f"| {name} | {' | '.join(', '.join(c) for c in cells)} | {on} |"
     for name in sorted(n for n, device in devices.items() if device == "GPU"):
-        yield f"| `{name}` | | | | | GPU |"
+        yield f"| {name} | | | | | GPU |"
 
 
 def names_of(module: Any) -> list[str]:
@@ -69,9 +72,22 @@ def entries(path: str, names: list[str]) -> Iterator[str]:
         value = getattr(module, name)
         yield f"### {name}\n\n```python\n{path}.{name}{signature(value)}\n```\n"
         if doc := inspect.getdoc(value):
-            yield f'<pre class="doc">{html.escape(doc)}</pre>\n'
+            yield f'<div class="doc">{shown(doc)}</div>\n'
         if inspect.isclass(value):
             yield from methods(value)
+
+
+def shown(doc: str) -> str:
+    """A docstring as HTML: lines that end where the source's do are joined, others stay; names in backticks are code."""
+    lines: list[str] = []
+    last = ""  # as it stands in the source
+    for line in doc.splitlines():
+        if line.strip() and not ITEM.match(line) and len(last) + len(line.split()[0]) >= WRAPPED:
+            lines[-1] += " " + line.strip()
+        else:
+            lines.append(line)
+        last = line
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape("\n".join(lines), quote=False))
 
 
 def signature(value: Any) -> str:
