@@ -1,4 +1,6 @@
-"""Hook of mkdocs: a line `@@ module` becomes an entry for every public name of it, `@@ module name ...` for these names."""
+"""Hook of mkdocs. A line `@@ module` becomes an entry for every public name of it, `@@ module name ...` for these names,
+`@@kernels` the kernel table, `@@results COLUMN` the first table of profiling/results/README.md with that column, whose pictures
+pages may show by their names."""
 
 from __future__ import annotations
 
@@ -7,13 +9,52 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 MARK = re.compile(r"^@@ (\S+)(.*)$", re.M)
+ITEM = re.compile(r"Raises |\w[\w, ]*: ")  # a parameter's line
+WRAPPED = 100  # characters of a line of source, without its indentation, that had no room for the next word
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "profiling" / "results"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """The pictures of results, where the page of benchmarks lies."""
+    from mkdocs.structure.files import File
+
+    for picture in sorted(RESULTS.rglob("*.png")):
+        files.append(File.generated(config, picture.name, abs_src_path=str(picture)))
+    return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
+    markdown = re.sub(r"^@@kernels$", lambda _: "\n".join(kernels()), markdown, flags=re.M)
+    markdown = re.sub(r"^@@results (.*)$", lambda found: "\n".join(results(found[1])), markdown, flags=re.M)
+    markdown = re.sub(r"\(\.\./profiling/results/(?:\w+/)?([\w-]+\.png)\)", r"(\1)", markdown)
     return MARK.sub(lambda found: "\n".join(entries(found[1], found[2].split())), markdown)
+
+
+def results(column: str) -> list[str]:
+    lines = (RESULTS / "README.md").read_text().split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith("|") and f" {column} |" in line)
+    return lines[start : next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))]
+
+
+def kernels() -> Iterator[str]:
+    """A row for each: those of the CPU as they are compiled, those of GPUs alone by their row's text."""
+    from needle.backend_ndarray.kernels import KERNELS
+
+    text = (ROOT / "csrc" / "kernels" / "kernels.def").read_text()
+    devices = dict(re.findall(r"^(?:KERNEL|GROUPS)\((\w+), (CPU|GPU|BOTH)", text, re.M))
+    where = {"CPU": "CPU", "GPU": "GPU", "BOTH": "both"}
+    yield "| kernel | dtypes | inputs | outputs | attributes | on |\n|---|---|---|---|---|---|"
+    for name, row in sorted(KERNELS.items()):
+        cells = (row.dtypes, row.inputs, row.outputs, row.attrs)
+        on = where[devices.get(name, "BOTH")]  # maps are everywhere
+        yield f"| {name} | {' | '.join(', '.join(c) for c in cells)} | {on} |"
+    for name in sorted(n for n, device in devices.items() if device == "GPU"):
+        yield f"| {name} | | | | | GPU |"
 
 
 def names_of(module: Any) -> list[str]:
@@ -31,9 +72,22 @@ def entries(path: str, names: list[str]) -> Iterator[str]:
         value = getattr(module, name)
         yield f"### {name}\n\n```python\n{path}.{name}{signature(value)}\n```\n"
         if doc := inspect.getdoc(value):
-            yield f'<pre class="doc">{html.escape(doc)}</pre>\n'
+            yield f'<div class="doc">{shown(doc)}</div>\n'
         if inspect.isclass(value):
             yield from methods(value)
+
+
+def shown(doc: str) -> str:
+    """A docstring as HTML: lines that end where the source's do are joined, others stay; names in backticks are code."""
+    lines: list[str] = []
+    last = ""  # as it stands in the source
+    for line in doc.splitlines():
+        if line.strip() and not ITEM.match(line) and len(last) + len(line.split()[0]) >= WRAPPED:
+            lines[-1] += " " + line.strip()
+        else:
+            lines.append(line)
+        last = line
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape("\n".join(lines), quote=False))
 
 
 def signature(value: Any) -> str:

@@ -25,6 +25,7 @@ NDArray = array_api.ndarray if BACKEND == "np" else nd.NDArray
 
 
 def default_device() -> Device:
+    """Where new tensors lie: the CPU, or what NEEDLE_BACKEND names (nd, np, cuda, hip)."""
     return _DEFAULTS[BACKEND]()
 
 

@@ -176,6 +176,7 @@ def test_triton(net: nn.Module, model: Path, tmp_path: Path, monkeypatch: pytest
 
 
 # -- Ray -------------------------------------------------------------------------------------------------------------------
+# Drivers run in a folder of their own: Ray's workers import from there, and a checkout has no compiled core.
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_ray_data(net: nn.Module, model: Path, tmp_path: Path, ray_environment: 
         Image.fromarray(picture).save(tmp_path / "in" / f"{i}.png")
     script = [sys.executable, str(EXAMPLES / "ray_data.py"), str(model), str(tmp_path / "in")]
     command = [*script, "--out", str(tmp_path / "out"), "--batch", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ray_environment, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, env=ray_environment, cwd=tmp_path, timeout=250)
     assert done.returncode == 0, done.stderr
     rows = {Path(r["path"]).stem: r for r in parquet.read_table(tmp_path / "out").to_pylist()}
     mean, spread = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -204,7 +205,7 @@ def test_ray_data(net: nn.Module, model: Path, tmp_path: Path, ray_environment: 
     np.testing.assert_allclose([rows[str(i)]["score"] for i in range(5)], want.max(1), rtol=1e-4, atol=1e-4)
 
 
-def test_ray_serve(net: nn.Module, model: Path, ray_environment: dict[str, str]) -> None:
+def test_ray_serve(net: nn.Module, model: Path, tmp_path: Path, ray_environment: dict[str, str]) -> None:
     """Two replicas; requests that come together, one of them wrong, get each their own answer."""
     pytest.importorskip("ray.serve")
     httpx = pytest.importorskip("httpx")
@@ -213,7 +214,7 @@ def test_ray_serve(net: nn.Module, model: Path, ray_environment: dict[str, str])
         port = s.getsockname()[1]
     command = [sys.executable, str(EXAMPLES / "ray_serve.py"), str(model), "--replicas", "2", "--port", str(port)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, env=ray_environment, start_new_session=True, **streams) as process:
+    with subprocess.Popen(command, env=ray_environment, cwd=tmp_path, start_new_session=True, **streams) as process:
         try:
             assert any(f"serving on port {port}" in line for line in process.stdout)
 

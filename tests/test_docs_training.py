@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 def test_the_page_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     exec("\n".join(blocks), {"__name__": "page"})
 
 
@@ -23,7 +23,9 @@ def test_two_processes_train_under_ray(tmp_path, script_environment):
     script = ROOT / "docs" / "examples" / "ray_train.py"
     quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, str(script), "--epochs", "2", "--folder", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=script_environment | quiet, timeout=250)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=script_environment | quiet, cwd=tmp_path, timeout=250
+    )
     assert done.returncode == 0, done.stderr
     loss = float(re.search(r"epoch 2: loss (\S+), saved in", done.stdout)[1])
     assert loss < 0.6 and len(list(tmp_path.rglob("model.safetensors"))) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -123,6 +124,15 @@ class TestCache:
         for _ in range(3):
             assert x.sum().numpy() == 60_000
         assert caching.memory()["taken"] == before
+
+
+def test_a_fork_finds_the_memory_s_lock_free(tmp_path: Path) -> None:
+    if not shutil.which("g++"):
+        pytest.skip("there is no g++")
+    sources = ("csrc/core/device.cpp", "csrc/core/forks.cpp", "tests/gpu_memory_fork.cpp")
+    command = ["g++", "-std=c++20", "-Icsrc", *sources, "-o", tmp_path / "program", "-pthread", "-ldl"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
+    subprocess.run([tmp_path / "program"], check=True, timeout=60)
 
 
 def test_out_of_memory(gpu: Device) -> None:

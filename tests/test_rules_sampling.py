@@ -91,6 +91,8 @@ CASES: list[tuple[Callable, Any]] = [
     (lambda x: x.unfold(1, 3, 2) * 2, (2, 9, 3)),
     (lambda x: x.unfold(-1, 2, 1).sum(-1), MATRIX),
     (lambda x: x.unfold(0, 5, 1), MATRIX),
+    (lambda x: x.sum().unfold(0, 1, 1) * x.sum().unfold(-1, 1, 2), MATRIX),
+    (lambda x: x.sum().unfold(0, 0, 1), MATRIX),
     (lambda x: torch.stack(torch.meshgrid(x[:, 0], x[0], indexing="ij")), MATRIX),
     (lambda x: torch.meshgrid(x[:, 0], x[0], x[:2, 1], indexing="xy"), MATRIX),
     (lambda x: torch.meshgrid([x[:, 0], x[0]], indexing="ij")[1], MATRIX),

@@ -3,14 +3,15 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "core/forks.h"
 #include "core/pool.h"
 #include "cpu/backend.h"
 
 namespace needle {
 namespace {
 
-std::mutex opening;
 std::map<std::string, Device*>& opened() {
   static auto* devices = new std::map<std::string, Device*>;  // never destroyed: arrays may outlive static destructors
   return *devices;
@@ -34,43 +35,54 @@ size_t MemoryCache::rounded(size_t bytes) const {
   return std::max<size_t>(1, (bytes + unit - 1) / unit) * unit;
 }
 
+// Drivers are called without the lock, which a fork takes first: they have locks, and handlers of forks, of their own.
 std::pair<void*, size_t> MemoryCache::take(size_t bytes, void* stream, const char* what) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const size_t size = rounded(bytes);
-  auto it = free_.find({stream, size});
-  void* p = nullptr;
-  if (it != free_.end() && !it->second.empty()) {
-    p = it->second.back();
-    it->second.pop_back();
-    statistics_.cached -= size, statistics_.reused++;
-  } else {
-    p = backend_->alloc(size);
-    if (!p) {
-      release_locked();
-      p = backend_->alloc(size);
+  size_t size;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    size = rounded(bytes);
+    auto it = free_.find({stream, size});
+    if (it != free_.end() && !it->second.empty()) {
+      void* p = it->second.back();
+      it->second.pop_back();
+      statistics_.cached -= size, statistics_.reused++;
+      count_used(size);
+      return {p, size};
     }
-    if (!p) {
-      DeviceProperties properties = {};
-      std::string total = backend_->properties(&properties) && properties.memory
-                              ? " of " + megabytes(static_cast<size_t>(properties.memory))
-                              : "";
-      throw OutOfMemory("[" + std::string(backend_->name) + "] out of memory: " + what + " of " + megabytes(bytes) +
-                        " does not fit beside " + megabytes(statistics_.used) + " in use" + total + ".");
-    }
-    statistics_.taken++;
   }
-  statistics_.used += size;
-  statistics_.peak = std::max(statistics_.peak, statistics_.used);
+  void* p = backend_->alloc(size);
+  if (!p) {
+    release();
+    p = backend_->alloc(size);
+  }
+  if (!p) {
+    DeviceProperties properties = {};
+    std::string total = backend_->properties(&properties) && properties.memory
+                            ? " of " + megabytes(static_cast<size_t>(properties.memory))
+                            : "";
+    throw OutOfMemory("[" + std::string(backend_->name) + "] out of memory: " + what + " of " + megabytes(bytes) +
+                      " does not fit beside " + megabytes(statistics().used) + " in use" + total + ".");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  statistics_.taken++;
+  count_used(size);
   return {p, size};
 }
 
+void MemoryCache::count_used(size_t size) {
+  statistics_.used += size;
+  statistics_.peak = std::max(statistics_.peak, statistics_.used);
+}
+
 void MemoryCache::give(void* p, size_t size, void* stream) noexcept {
-  std::lock_guard<std::mutex> lock(mutex_);
-  statistics_.used -= size;
-  if (limit_ - statistics_.cached >= size) {
-    free_[{stream, size}].push_back(p);
-    statistics_.cached += size;
-    return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    statistics_.used -= size;
+    if (limit_ - statistics_.cached >= size) {
+      free_[{stream, size}].push_back(p);
+      statistics_.cached += size;
+      return;
+    }
   }
   try {
     backend_->sync(stream);
@@ -79,24 +91,31 @@ void MemoryCache::give(void* p, size_t size, void* stream) noexcept {
   backend_->free(p, size);
 }
 
-void MemoryCache::release_locked() {
-  for (auto& [key, blocks] : free_) {
+MemoryCache::Blocks MemoryCache::without_blocks() {
+  statistics_.cached = 0;
+  return std::exchange(free_, {});
+}
+
+void MemoryCache::free_all(const Blocks& freed) {
+  for (auto& [key, blocks] : freed) {
     if (!blocks.empty()) backend_->sync(key.first);
     for (void* p : blocks) backend_->free(p, key.second);
   }
-  free_.clear();
-  statistics_.cached = 0;
 }
 
 void MemoryCache::release() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  release_locked();
+  std::unique_lock<std::mutex> lock(mutex_);
+  const Blocks freed = without_blocks();
+  lock.unlock();
+  free_all(freed);
 }
 
 void MemoryCache::limit(size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  release_locked();
+  std::unique_lock<std::mutex> lock(mutex_);
   limit_ = bytes;
+  const Blocks freed = without_blocks();
+  lock.unlock();
+  free_all(freed);
 }
 
 MemoryStatistics MemoryCache::statistics() const {
@@ -122,24 +141,29 @@ Device* Device::cpu() {
 }
 
 Device* Device::open(const std::string& path) {
-  std::lock_guard<std::mutex> lock(opening);
-  Device*& device = opened()[path];
-  if (device) return device;
+  std::mutex& opening = fork_lock(&opened());
+  {
+    std::lock_guard<std::mutex> lock(opening);
+    auto it = opened().find(path);
+    if (it != opened().end()) return it->second;
+  }
   auto fail = [&](const std::string& why) {
-    opened().erase(path);
     throw std::runtime_error("[device] " + path + " cannot be used: " + why + ".");
   };
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) fail(dlerror());
   auto get = reinterpret_cast<const Backend* (*)()>(dlsym(library, "needle_backend"));
   if (!get) fail("it has no function needle_backend");
-  device = new Device(get());
-  return device;
+  std::unique_ptr<Device> device(new Device(get()));
+  std::lock_guard<std::mutex> lock(opening);
+  auto [it, first] = opened().try_emplace(path, device.get());  // another thread may have been faster
+  if (first) (void)device.release();
+  return it->second;
 }
 
 Device* Device::of(const Backend* backend) {
   if (backend == cpu()->backend_) return cpu();
-  std::lock_guard<std::mutex> lock(opening);
+  std::lock_guard<std::mutex> lock(fork_lock(&opened()));
   for (auto& [path, device] : opened())
     if (device->backend_ == backend) return device;
   throw std::runtime_error("[device] there is no open device named " + std::string(backend->name) + ".");

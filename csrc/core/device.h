@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/forks.h"
 #include "core/storage.h"
 
 namespace needle {
@@ -34,11 +35,15 @@ class MemoryCache {
   MemoryStatistics statistics() const;
 
  private:
-  size_t rounded(size_t bytes) const;
-  void release_locked();
+  using Blocks = std::map<std::pair<void*, size_t>, std::vector<void*>>;  // by stream and size
+  void free_all(const Blocks& freed);
   const Backend* backend_;
-  mutable std::mutex mutex_;
-  std::map<std::pair<void*, size_t>, std::vector<void*>> free_;  // by stream and size
+  std::mutex& mutex_ = fork_lock(this);
+  // Under the lock:
+  size_t rounded(size_t bytes) const;
+  void count_used(size_t size);
+  Blocks without_blocks();
+  Blocks free_;
   size_t limit_ = SIZE_MAX;
   MemoryStatistics statistics_ = {};
 };

@@ -408,15 +408,20 @@ PYBIND11_MODULE(_core, m) {
 #undef TERNARY
   m.attr("MAPS") = py::tuple(py::cast(std::vector<std::string>(std::begin(maps), std::end(maps))));
   m.attr("GUARD_BYTES") = kGuardBytes;
-  m.def("num_threads", &num_threads);
-  m.def("set_num_threads", [](int n) {
-    if (n < 1 || n > kMostThreads)
-      throw py::value_error("[set_num_threads] expects 1 to " + std::to_string(kMostThreads) + ", got " +
-                            std::to_string(n) + ".");
-    py::gil_scoped_release release;
-    set_num_threads(n);
-  });
-  m.def("isa", [] { return cpu_isa(); });
+  m.def("num_threads", &num_threads, "How many threads the process's pool has, its callers among them.");
+  m.def(
+      "set_num_threads",
+      [](int n) {
+        if (n < 1 || n > kMostThreads)
+          throw py::value_error("[set_num_threads] expects 1 to " + std::to_string(kMostThreads) + ", got " +
+                                std::to_string(n) + ".");
+        py::gil_scoped_release release;
+        set_num_threads(n);
+      },
+      "Give the process's pool n threads, 1 to 1024, its callers among them; ValueError for others.");
+  m.def(
+      "isa", [] { return cpu_isa(); },
+      "The instruction set of the kernels that run: 'scalar', 'neon', 'avx2' or 'avx512'.");
   m.def("release_unused_memory", &release_unused_memory, py::call_guard<py::gil_scoped_release>());
   m.def("epoch", [] { return epoch().load(); });
   m.def("bump_epoch", [] { epoch().fetch_add(1); });

@@ -170,14 +170,17 @@ def device_named(name: str) -> Device:
 
 
 def cpu() -> Device:
+    """The CPU, with the kernels of the best instruction set that it has (`needle.isa()`)."""
     return _CPU
 
 
 def cuda() -> Device:
+    """The first NVIDIA GPU. The call needs none; the first use says in a RuntimeError what is missing."""
     return _CUDA
 
 
 def hip() -> Device:
+    """The first AMD GPU under ROCm. The call needs none; the first use says in a RuntimeError what is missing."""
     return _HIP
 
 
@@ -194,6 +197,7 @@ def cpu_numpy() -> Device:
 
 
 def all_devices() -> list[Device]:
+    """CPU, CUDA, HIP and numpy; `device.enabled()` says which of them can be used here."""
     return [_CPU, _CUDA, _HIP, _NUMPY]
 
 

@@ -89,8 +89,9 @@ class Rewriting:
         steps.taken = self.taken
         self.fired: list[tuple[Fusion, Match]] = []
         self.misses: list[NearMiss] = []
+        calls = [n for n in self.graph if n.kind in ("op", "module")]
         for fusion in fusions:
-            for node in self.graph:
+            for node in calls:
                 self._try(fusion, node)
         self.fired.sort(key=lambda f: self.order[f[1].root])
 

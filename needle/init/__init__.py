@@ -65,24 +65,29 @@ def randb(
 def constant(
     *shape: int, c: float = 1.0, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False
 ) -> Tensor:
+    """`c` everywhere, in any shape and dtype."""
     if DRAWING.off:
         return _hollow(c, shape, device, dtype, requires_grad)
     return _tensor(np.full(shape, c), device, dtype, requires_grad)
 
 
 def ones(*shape: int, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False) -> Tensor:
+    """1 everywhere, in any shape and dtype."""
     return constant(*shape, c=1.0, device=device, dtype=dtype, requires_grad=requires_grad)
 
 
 def zeros(*shape: int, device: Device | None = None, dtype: str = "float32", requires_grad: bool = False) -> Tensor:
+    """0 everywhere, in any shape and dtype."""
     return constant(*shape, c=0.0, device=device, dtype=dtype, requires_grad=requires_grad)
 
 
 def ones_like(t: Tensor, *, device: Device | None = None, requires_grad: bool = False) -> Tensor:
+    """1 everywhere, in the shape and dtype of `t`, by default on its device."""
     return ones(*t.shape, device=device or t.device, dtype=t.dtype, requires_grad=requires_grad)
 
 
 def zeros_like(t: Tensor, *, device: Device | None = None, requires_grad: bool = False) -> Tensor:
+    """0 everywhere, in the shape and dtype of `t`, by default on its device."""
     return zeros(*t.shape, device=device or t.device, dtype=t.dtype, requires_grad=requires_grad)
 
 

@@ -73,6 +73,7 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Normal numbers of this mean and standard deviation."""
     return filled("normal_", tensor, lambda shape: np.random.randn(*shape) * std + mean)
 
 
@@ -106,14 +107,17 @@ def truncated(count: int, low: float, high: float) -> np.ndarray:
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
+    """`val` everywhere."""
     return filled("constant_", tensor, lambda shape: np.full(shape, val))
 
 
 def ones_(tensor: Tensor) -> Tensor:
+    """1 everywhere."""
     return filled("ones_", tensor, np.ones)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
+    """0 everywhere."""
     return filled("zeros_", tensor, np.zeros)
 
 

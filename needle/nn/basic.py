@@ -34,6 +34,8 @@ __all__ = [
 
 
 class Identity(Module):
+    """What comes in, as it is."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x
 
@@ -72,6 +74,8 @@ class Linear(Module):
 
 
 class Flatten(Module):
+    """Axes start_dim to end_dim as one: (N, C, H, W) to (N, C H W)."""
+
     def __init__(
         self, start_dim: int = 1, end_dim: int = -1, device: Device | None = None, dtype: str = "float32"
     ) -> None:
@@ -202,5 +206,7 @@ class Softmax(Declared):
 
 
 class LogSoftmax(Softmax):
+    """log(softmax(x)) along an axis, without its overflow."""
+
     def forward(self, x: Tensor) -> Tensor:
         return ops.log_softmax(x, axis_of(x, self.axis))

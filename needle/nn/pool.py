@@ -143,10 +143,14 @@ class MaxUnpool1d(Declared):
 
 
 class MaxUnpool2d(MaxUnpool1d):
+    """`MaxUnpool1d` over two axes: x (N, C, H, W)."""
+
     axes = 2
 
 
 class MaxUnpool3d(MaxUnpool1d):
+    """`MaxUnpool1d` over three axes: x (N, C, D, H, W)."""
+
     axes = 3
 
 

@@ -10,7 +10,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import ModelProto, checker, helper, numpy_helper, save_model
+
+try:
+    from onnx import ModelProto, checker, helper, numpy_helper, save_model
+except ImportError:
+    raise ImportError("[to_onnx] files need onnx, got none: pip install onnx, which is the extra onnx.") from None
 
 from needle.autograd import Op, Spec, Tensor, Unsupported
 from needle.graph import Graph, Node, exporting, map_structure

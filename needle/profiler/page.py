@@ -11,7 +11,9 @@ from .table import COLUMNS, TEXTS, short, unsteady
 try:
     import jinja2
 except ImportError:
-    raise ImportError("[profile] pages need jinja2: in a checkout, pip install '.[report]'.") from None
+    raise ImportError(
+        "[profile] pages need jinja2, got none: pip install jinja2 matplotlib, which is the extra report."
+    ) from None
 
 FOLDER = Path(__file__).parent
 

@@ -16,7 +16,9 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 except ImportError:
-    raise ImportError("[profile] pictures need matplotlib: in a checkout, pip install '.[report]'.") from None
+    raise ImportError(
+        "[profile] pictures need matplotlib, got none: pip install jinja2 matplotlib, which is the extra report."
+    ) from None
 
 # Eight hues, then the same lighter; all names after these share the last.
 COLORS = (

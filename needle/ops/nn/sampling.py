@@ -87,7 +87,9 @@ class SlidingWindows(Op):
 
 
 def sliding_windows(a: Tensor, axis: int, size: int, step: int) -> Tensor:
-    """torch.Tensor.unfold."""
+    """torch.Tensor.unfold: windows of `size` every `step` along an axis, as a last axis; a number has one, (size,)."""
+    if not a.shape:
+        return SlidingWindows(axis, size, step)(a.reshape((1,)))[0]
     return SlidingWindows(axis, size, step)(a)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.ndarray import resolve_shape
+from needle.backend_ndarray.sizes import whole
 from needle.ops.common import as_axes, check_axes, check_axis, unbroadcast
 from needle.ops.dtypes import check_value
 from needle.ops.families import samples_of
@@ -175,7 +176,7 @@ class BroadcastTo(View):
 
     def infer(self, x: Any) -> Any:
         lead = len(self.shape) - len(x.shape)
-        shape = tuple([x.shape[i - lead] if s == -1 and i >= lead else int(s) for i, s in enumerate(self.shape)])
+        shape = tuple([x.shape[i - lead] if s == -1 and i >= lead else whole(s) for i, s in enumerate(self.shape)])
         if (
             lead < 0
             or any(n < 0 for n in shape)
