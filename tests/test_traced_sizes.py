@@ -63,6 +63,16 @@ class Pair(nn.Module):
         return ops.matmul(x, ops.transpose(y)) * 2.0 + 1.0, ops.concat([x, y], 1)[:, 1::2]
 
 
+class Picked(nn.Module):
+    """Elements picked by an index for each of two axes, a row stretched to the sizes: masks of language models."""
+
+    def forward(self, ids: Any) -> Any:
+        n, length = ids.shape
+        rows, columns = (ops.arange_like(ids, 0, size) for size in (n, length))
+        picked = ids[rows.reshape((n, 1)), columns.reshape((1, length)) - length]
+        return picked + ops.broadcast_to(columns.reshape((1, length)), (n, length))
+
+
 def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape, dtype="float32")
 
@@ -79,6 +89,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[..., tuple], list[tuple[int, 
     "both": (Encoder, lambda n, l: (ids(n, l),), [(3, 4), (4, 6), (6, 5), (2, 9), (9, 2), (7, 7), (1, 8), (8, 1), (5, 3)], 3),
     "squares": (Images, lambda n: (drawn(1, 3, n, n),), [(n,) for n in (24, 26, 28, 27, 25, 30, 33, 8, 4, 2, 1)], 2),
     "images": (Images, lambda b, h, w: (drawn(b, 3, h, w),), [(2, 12, 18), (3, 18, 12), (4, 12, 20), (2, 14, 16), (1, 9, 7)], 0),
+    "picked": (Picked, lambda n, l: (ids(n, l),), [(3, 4), (4, 6), (5, 7), (2, 9), (9, 2), (1, 8), (8, 1)], 2),
     "pairs": (Pair, lambda a, b: (drawn(2, a, 4), drawn(2, b, 4)), [(3, 3), (5, 5), (6, 6), (7, 5), (4, 9), (9, 4), (1, 8)], 2),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, Unsupported, vjp
 from needle.backend_ndarray import NDArray, dtype_name, promote_scalar
 from needle.backend_ndarray.kernels import call_map, kernel_dtype
+from needle.backend_ndarray.sizes import has_sizes
 from needle.backend_ndarray.strides import broadcast_shapes
 from needle.ops.dtypes import cast_array, real_dtype, result_dtype
 from needle.ops.families import family, samples_of
@@ -101,8 +102,11 @@ def as_operand(value: Any, like: Tensor) -> Tensor:
     if hasattr(value, "__dlpack__"):
         return Tensor(value, device=like.device, requires_grad=False)
     try:
-        dtype = promote_scalar(like.dtype, value) if np.ndim(value) == 0 else None
+        dtype = promote_scalar(like.dtype, value) if has_sizes(value) or np.ndim(value) == 0 else None
+        known = not has_sizes(value)
     except Unsupported:  # until the graph runs
+        known = False
+    if not known:
         from .shape.creation import Number
 
         return Number(value)(like)

@@ -12,6 +12,7 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.kernels import call_map
 from needle.backend_ndarray.ndarray import PLANNING
+from needle.backend_ndarray.sizes import whole
 from needle.backend_ndarray.strides import reshaped_strides
 from needle.ops.common import broadcast_shape, check_axis, constant, gradient_of_decomposition, with_axis
 from needle.ops.dtypes import cast_array
@@ -67,7 +68,7 @@ class Wrapped(Op):
         return Spec(tuple(index.shape), str(index.dtype))
 
     def compute(self, index: NDArray) -> Any:
-        return wrapped_array(index, int(self.size))
+        return wrapped_array(index, whole(self.size))
 
     def reference(self, index: np.ndarray) -> Any:
         return np.where(index < 0, index + self.size, index).astype(index.dtype)
