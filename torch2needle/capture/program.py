@@ -15,7 +15,7 @@ from needle.autograd import Unsupported
 
 from ..rules.overloads import FLAGS, is_overload
 from ..rules.registry import is_inplace
-from ..rules.sampling import dense_strided
+from ..rules.sampling import dense_strided, dense_strided_copy
 from .folding import drop_unread, fold
 from .module_calls import call_modules
 from .steps import PLAIN
@@ -38,6 +38,10 @@ MODES = (
     "activation",
     "rnn",
 )  # torch's modules with layers whose flag is their own
+STRIDED = {
+    aten.as_strided.default: dense_strided,
+    aten.as_strided_copy.default: dense_strided_copy,
+}
 
 
 def capture_program(
@@ -183,7 +187,7 @@ class ProgramBuilder:
                 env[old] = self.graph.node_copy(old, value)
                 env[old].target = PLAIN.get(old.target, old.target)
                 env[old].meta["no_grad"] = self.no_grad
-                if old.target is aten.as_strided.default:
+                if old.target in STRIDED:
                     follow_memory(env[old])
                 if next(iter(env[old].meta.get("nn_module_stack") or {}), "").startswith("_empty"):
                     del env[old].meta["nn_module_stack"], env[old].meta["stack_trace"]  # torch's own, not the user's
@@ -266,7 +270,7 @@ def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
 
 
 def follow_memory(node: fx.Node) -> None:
-    """torch.as_strided of what lies in its memory without gaps."""
+    """torch.as_strided and its like of what lies in its memory without gaps."""
     x, size, stride, *offset = node.args
     memory = x.meta.get("val")  # type: ignore[union-attr]
     if memory is None:
@@ -278,7 +282,7 @@ def follow_memory(node: fx.Node) -> None:
     begin = 0 if given is None else given - memory.storage_offset()
     if begin < 0:  # in what the tensor is a part of
         return
-    node.target, node.args, node.kwargs = dense_strided, (x, order, size, stride, begin), {}  # type: ignore[assignment]
+    node.target, node.args, node.kwargs = STRIDED[node.target], (x, order, size, stride, begin), {}  # type: ignore
 
 
 def is_check(node: fx.Node) -> bool:
