@@ -40,7 +40,7 @@ from ..rules.registry import (
 from ..rules.shapes import Absent, Pieces
 from ..rules.stubs import stub
 from ..weights import TreeBuilder
-from .asked import ASKED
+from .asked import ASKED, refuse_real_numbers
 from .cells import Cell, with_item
 from .structure import is_record_class, plain
 from .tracing import Captured, TrainingFlag, attribute, capture, node_location, owner_path
@@ -177,6 +177,7 @@ class Interpreter:
 
     def guard(self, value: Tensor, expected: list[float], text: str) -> None:
         """The graph holds for inputs that give this value."""
+        refuse_real_numbers(value, expected, text)
         mode = Mode(self.builder.modules[id(self.captured.model)], self.prefix)
         self.guards.append(call_layer(mode, Guard(tuple(expected), text), value))
         self.report.note(f"it holds for inputs that answer `{text}` with {told(expected)}, and checks that")
