@@ -38,6 +38,7 @@ MODES = (
     "activation",
     "rnn",
 )  # torch's modules with layers whose flag is their own
+SAME = ("to", "type_as", "contiguous", "resolve_conj", "resolve_neg")  # which may give their argument itself
 STRIDED = {
     aten.as_strided.default: dense_strided,
     aten.as_strided_copy.default: dense_strided_copy,
@@ -252,9 +253,29 @@ class ProgramBuilder:
 
 def is_given(node: Any) -> bool:
     """What a body was given and wrote in place, which needs gradients as before."""
-    while isinstance(node, fx.Node) and node.op == "call_function" and is_inplace(node.target):
-        node = node.args[0]
+    node = itself(node)
     return isinstance(node, fx.Node) and node.op == "placeholder"
+
+
+def itself(node: Any) -> Any:
+    """The node that made the tensor which a node gives: writes in place, and casts to the dtype that it has, give their own."""
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        if not is_inplace(node.target) and not (
+            is_overload(node.target) and node.target._opname in SAME and shares(node)  # type: ignore[union-attr]
+        ):
+            break
+        node = node.args[0]
+    return node
+
+
+def shares(node: fx.Node) -> bool:
+    """Whether a result lies in the memory of the first argument, as far as that is known."""
+    values = [n.meta.get("val") for n in (node, node.args[0]) if isinstance(n, fx.Node)]
+    return (
+        len(values) == 2
+        and all(isinstance(v, torch.Tensor) for v in values)
+        and len({v.untyped_storage()._cdata for v in values}) == 1
+    )
 
 
 def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
@@ -262,9 +283,7 @@ def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
     given = dict(zip((n for n in graph.nodes if n.op == "placeholder"), operands, strict=True))
     for node in graph.nodes:
         root = written(node)
-        outer = given.get(root)
-        while isinstance(outer, fx.Node) and outer.op == "call_function" and is_inplace(outer.target):
-            outer = outer.args[0]
+        outer = itself(given.get(root))
         if isinstance(outer, fx.Node) and outer.op != "get_attr":
             raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
 
