@@ -271,11 +271,8 @@ def itself(node: Any) -> Any:
 def shares(node: fx.Node) -> bool:
     """Whether a result lies in the memory of the first argument, as far as that is known."""
     values = [n.meta.get("val") for n in (node, node.args[0]) if isinstance(n, fx.Node)]
-    return (
-        len(values) == 2
-        and all(isinstance(v, torch.Tensor) for v in values)
-        and len({v.untyped_storage()._cdata for v in values}) == 1
-    )
+    memory = [v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor)]
+    return len(memory) == 2 and memory[0] == memory[1]
 
 
 def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
