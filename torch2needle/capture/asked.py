@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from needle.autograd import Unsupported
+from needle.backend_ndarray import FLOATS
 from needle.graph import Symbol
 from needle.graph.steps import of_parameters
 
@@ -76,9 +77,9 @@ ASKED = torch.ops.torch2needle.asked.default
 fx.node.has_side_effect(ASKED)
 
 
-def refuse_real_numbers(value: Any, expected: list[float], text: str) -> None:
+def refuse_real_numbers(value: Any, text: str) -> None:
     """Python may have those of constants and buffers; those of inputs are others at every call."""
-    if isinstance(value, Symbol) and not of_parameters(value.node) and not all(v.is_integer() for v in expected):
+    if isinstance(value, Symbol) and not of_parameters(value.node) and value.spec and value.spec.dtype in FLOATS:
         raise Unsupported(f"no other input answers `{text}` alike; compute with the tensor in place of its number")
 
 
@@ -137,7 +138,7 @@ class Answers(list[Answer]):
             if name == "__bool__":
                 x = x != 0
             elif real and name in ("__int__", "__index__"):
-                x = x.trunc()
+                x = x.trunc().long()
             leaves = answer.value.ravel() if name == "numpy" else tree_leaves(answer.value)
             ASKED(x, [float(v) for v in leaves], answer.text)
             return answer.value.copy() if name == "numpy" else answer.value

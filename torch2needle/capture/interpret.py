@@ -177,7 +177,7 @@ class Interpreter:
 
     def guard(self, value: Tensor, expected: list[float], text: str) -> None:
         """The graph holds for inputs that give this value."""
-        refuse_real_numbers(value, expected, text)
+        refuse_real_numbers(value, text)
         mode = Mode(self.builder.modules[id(self.captured.model)], self.prefix)
         self.guards.append(call_layer(mode, Guard(tuple(expected), text), value))
         self.report.note(f"it holds for inputs that answer `{text}` with {told(expected)}, and checks that")
