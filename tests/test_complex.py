@@ -119,6 +119,7 @@ CASES: dict[str, tuple] = {
     "real, imag": (lambda z: z.real * 2 + torch.imag(z), Z),
     "polar": (lambda r, t: torch.polar(r, t), torch.rand(3, 4), (3, 4)),
     "torch.complex": (lambda a, b: torch.complex(a, b) * 1j, (3, 4), (3, 4)),
+    "copies": (lambda x: torch.view_as_real_copy(torch.view_as_complex(x) * (1 + 2j)).mul_(2), (3, 4, 2)),
     "views": (lambda x: torch.view_as_real(torch.view_as_complex(x) * (1 + 2j)), (3, 4, 2)),
     "matmul": (lambda z, w: z @ w, Z, "c4,5"),
     "bmm": (lambda z, w: torch.bmm(z, w), "c2,3,4", "c2,4,2"),

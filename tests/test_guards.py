@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,45 @@ def test_real_numbers_are_no_guards() -> None:
     net = torch2needle.convert(model, example=(ONES,))
     for x in (ONES, torch.randn(3, 4), torch.randn(5, 4)):
         np.testing.assert_allclose(net(x).numpy(), model(x).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("asks", ["float", "tolist"])
+def test_real_numbers_of_constants_and_buffers(asks: str) -> None:
+    """Strides of a detector are a tensor that is no buffer; `float(stride)` is a number all the same."""
+    numbers: dict[str, Callable] = {
+        "float": lambda t: [float(v) for v in t],
+        "tolist": lambda t: t.tolist(),
+    }
+
+    class Strides(Asks):
+        strides = torch.tensor([8.0, 16.5])
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scales", torch.tensor([0.3, 0.7]))
+
+        def factor(self, x: torch.Tensor) -> Any:
+            if x.shape[0] > 50:  # which torch.fx cannot follow
+                return 1.0
+            made = [a * b for a, b in zip(numbers[asks](self.strides), numbers[asks](self.scales), strict=True)]
+            return torch.full((x.shape[1],), made[0]) * made[1]
+
+    model = Strides().eval()
+    net = torch2needle.convert(model, example=(ONES,))
+    np.testing.assert_allclose(net(ONES).numpy(), model(ONES).detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(ndl.compile(net, ONES)(ONES).numpy(), model(ONES).detach().numpy(), atol=1e-5)
+    net.scales.data = net.scales * 2
+    with pytest.raises(GuardError, match=r"0\.3"):
+        net(ONES)
+
+
+def test_real_numbers_of_inputs_are_refused() -> None:
+    class Means(Asks):
+        def factor(self, x: torch.Tensor) -> Any:
+            return float(x.exp().mean())
+
+    with pytest.raises(torch2needle.ConversionError, match=r"no other input answers .*float\(x.exp\(\).mean\(\)\)"):
+        torch2needle.convert(Means().eval(), example=(ONES,))
 
 
 def test_a_buffer_that_is_asked() -> None:

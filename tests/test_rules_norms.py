@@ -85,6 +85,7 @@ FUNCTIONS: dict[str, tuple[Callable, bool]] = {
     "batch_norm": (lambda x: F.batch_norm(x, V, V, V, V, eps=1e-2) + F.batch_norm(x, V, V), False),
     "batch_norm_of_the_batch": (lambda x: F.batch_norm(x, None, None, V, training=True), False),
     "batch_norm_alone": (lambda x: F.batch_norm(x, None, None, training=True), True),
+    "torch.native_batch_norm": (lambda x: torch.native_batch_norm(x, V, None, V, V, False, 0.1, 1e-3)[0], False),
     "torch.batch_norm": (lambda x: torch.batch_norm(x, V, None, V, V, False, 0.1, 1e-3, False), False),
     "local_response_norm": (lambda x: F.local_response_norm(x, 3, alpha=0.4, k=0.5), False),
     "normalize": (lambda x: F.normalize(x) + F.normalize(x, dim=-1) + F.normalize(x, dim=PLANE), False),

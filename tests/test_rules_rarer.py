@@ -72,6 +72,35 @@ CALLS: dict[str, tuple] = {
         ),
         X,
     ),
+    "histogram": (lambda x: tuple(torch.histogram(x.detach(), 5)), X),
+    "histogram of a range": (
+        lambda x, w: tuple(x.detach().histogram(4, range=(0.25, 0.75), weight=w, density=True)),
+        *(X, torch.rand(4, 6)),
+    ),
+    "histogram of edges": (lambda x, b: tuple(torch.histogram(x.detach(), b)), X, torch.tensor([0.0, 0.3, 0.4, 1.1])),
+    "histogram of one value": (lambda x: tuple(torch.histogram(x.detach(), 3)), torch.ones(4)),
+    "nonzero_static": (lambda x: torch.nonzero_static(x, size=13), FEW[0]),
+    "nonzero_static of few": (lambda x: x.nonzero_static(size=40, fill_value=7), FEW[0].float()),
+    "nonzero_static of none": (lambda x: torch.nonzero_static(x, size=2), torch.ones(0, 3)),
+    **{
+        f"segment_reduce {r}": (lambda x, n, r=r: torch.segment_reduce(x, r, lengths=n), X, torch.tensor([1, 0, 3]))
+        for r in ("sum", "mean", "max", "min", "prod")
+    },
+    "segment_reduce with offsets": (
+        lambda x, n: torch.segment_reduce(x, "max", offsets=n, initial=0.5),
+        *(X, torch.tensor([0, 2, 2, 4])),
+    ),
+    **{
+        f"ormqr {left} {t}": (
+            lambda x, a, tau, left=left, t=t: torch.ormqr(a, tau, x if left else x.mT, left, t),
+            *(X, *torch.geqrf(torch.rand(4, 3))),
+        )
+        for left in (True, False)
+        for t in (True, False)
+    },
+    "native_batch_norm": (lambda x: torch.native_batch_norm(x, X[0], None, None, None, True, 0.1, 1e-3), X),
+    "view_as_complex_copy": (lambda x: torch.view_as_complex_copy(x.detach().view(4, 3, 2)).abs(), X),
+    "new_empty_strided": (lambda x: x.new_empty_strided((2, 3), (1, 2)).fill_(2) * x[:2, :3], X),
     "pad_sequence": (lambda x, y: nn.utils.rnn.pad_sequence([x, y], padding_value=-1.0), X, torch.rand(7, 6)),
     "pad_sequence left": (lambda x, y: nn.utils.rnn.pad_sequence([x, y], True, 0.0, "left"), X, torch.rand(2, 6)),
 }

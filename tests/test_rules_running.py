@@ -189,6 +189,47 @@ def test_comparisons_are_guards(compared: Callable) -> None:
             net(*other)
 
 
+def test_steps_move_statistics_once_for_each_call() -> None:
+    """Of a batch norm that is called for two views, in a model that only torch.export follows."""
+
+    class Twins(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)
+            self.register_buffer("center", torch.zeros(4))
+
+        def forward(self, x: Any, y: Any) -> Any:
+            x, y = self.norm(self.linear(x)), self.norm(self.linear(y))
+            if self.training:
+                self.center.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+            return (x - y - self.center).pow(2).mean() + (x + self.norm.running_mean).mean()
+
+    model, inputs = Twins().train(), (torch.randn(5, 3), torch.randn(5, 3) + 2)
+    net = torch2needle.convert(model, inputs)
+    step = ndl.compile_step(net, lambda out, _: out, ndl.optim.SGD(net.parameters(), lr=0.1), (inputs, inputs[0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(*inputs)
+        loss.backward()
+        optimizer.step()
+        np.testing.assert_allclose(float(step(inputs, inputs[0])), float(loss), rtol=1e-4)
+    for name, theirs in model.state_dict().items():
+        np.testing.assert_allclose(net.state_dict()[name].numpy(), theirs.numpy(), atol=1e-5, err_msg=name)
+
+
+def test_a_stack_of_one_trains_in_a_step() -> None:
+    model, x = torch.nn.Linear(3, 3), torch.randn(2, 3)
+    net = torch2needle.convert(Calls(lambda h: torch.stack([torch.stack([h], -1).unbind(-1)[0].sin()], 1)))
+    both = ndl.nn.Sequential(torch2needle.convert(model), net)
+    step = ndl.compile_step(both, lambda out, y: out.sum(), ndl.optim.SGD(both.parameters(), lr=0.1), (x, x))
+    step(x, x)
+    model(x).sin().sum().backward()
+    np.testing.assert_allclose(
+        both.parameters()[0].numpy(), (model.weight - 0.1 * model.weight.grad).detach().numpy(), atol=1e-6
+    )
+
+
 def test_values_that_numpy_reads_are_guards() -> None:
     class Periods(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -287,3 +287,50 @@ def test_a_plan_of_what_counts_writes_once_a_call(kind: str) -> None:
     for _ in range(3):
         assert np.array_equal(exe(x).numpy(), model(x).detach().numpy())
     assert np.array_equal(dict(net.named_tensors())["kept"].numpy(), model.kept.detach().numpy())
+
+
+class Magnitudes(nn.Module):
+    """Weights that training normalises by way of a cast to the dtype that they have, as EDM2 (arXiv 2312.02696)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x: Any) -> Any:
+        weight = self.weight.to(torch.float32)
+        if self.training:
+            with torch.no_grad():
+                weight.copy_(weight / weight.norm(dim=1, keepdim=True))
+        return x @ (weight / weight.norm(dim=1, keepdim=True)).t()
+
+
+class Routed(nn.Module):
+    """What a region without gradients casts to the dtype that it has passes gradients outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(3, 4)
+
+    def forward(self, x: Any) -> Any:
+        assert x.shape[0] < 50  # which torch.fx cannot follow
+        scores = self.router(x)
+        with torch.no_grad():
+            best = scores.float().exp().argmax(1, keepdim=True)
+        return scores.sigmoid().gather(1, best)
+
+
+@pytest.mark.parametrize("family", [Magnitudes, Routed])
+@pytest.mark.parametrize("training", [False, True])
+def test_casts_to_the_same_dtype(family: Any, training: bool) -> None:
+    model, x = family().train(training), torch.randn(5, 3)
+    net = torch2needle.convert(copy.deepcopy(model), (x,))
+    for _ in range(2):
+        net.reset_grad()
+        model.zero_grad()
+        theirs, mine = model(x), net(x)
+        close(mine, theirs)
+        theirs.pow(2).sum().backward()
+        (mine * mine).sum().backward()
+        for name, p in model.named_parameters():
+            close(dict(net.named_parameters())[name], p)
+            close(dict(net.named_parameters())[name].grad, p.grad, 1e-5)

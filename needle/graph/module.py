@@ -173,7 +173,7 @@ class GraphModule(Module):
 
     def _evaluate(self, node: Node, env: dict[Node, Any], inputs: Any) -> Any:
         if node.kind == "op":
-            read = [env[a] for a in node.args]
+            read = [current(env[a]) for a in node.args]
             op = node.target.resolve(lambda d: env[d.node] if isinstance(d, Dim) else d.value())
             # the outputs of a recorded op are a plain tuple
             return read[0][op.index] if isinstance(read[0], tuple) else op(*read)
@@ -198,6 +198,11 @@ class GraphModule(Module):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(\n{self._graph}\n)"
+
+
+def current(x: Any) -> Any:
+    """A parameter's symbol as what was written to it, by a layer before: as eager calls read it."""
+    return x.recorder.current(x) if isinstance(x, Tensor) and x.recorder is not None else x
 
 
 def last_uses(graph: Graph) -> dict[Node, list[Node]]:

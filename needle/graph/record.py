@@ -166,6 +166,11 @@ class Recorder:
             self._params[id(tensor)].requires_grad = self.trains and tensor.requires_grad
         return self._params[id(tensor)]
 
+    def current(self, x: Tensor) -> Symbol:
+        """The value of a tensor that takes part, after what was written so far; x: the tensor, or its symbol from before."""
+        tensor = x.node.meta.get("tensor") if isinstance(x, Symbol) else x
+        return x if tensor is None else self.param(tensor)  # type: ignore[return-value]
+
     def write(self, tensor: Tensor, value: Symbol) -> None:
         tensor = tensor.node.meta.get("tensor") if isinstance(tensor, Symbol) else tensor  # type: ignore[assignment]
         if tensor is not None:  # else only shapes are asked for

@@ -51,6 +51,7 @@ OTHER_GRADIENT = (
 # Of these only the shape is the same at every call.
 UNDEFINED = (
     *("aten.empty.memory_format", "aten.empty_strided.default", "torch.empty_like", "torch.Tensor.new_empty"),
+    "torch.Tensor.new_empty_strided",
     *(f"torch.{n}" for n in ("empty", "empty_permuted", "empty_strided")),
 )
 # Of these, the result is a number or a truth, here a factor.

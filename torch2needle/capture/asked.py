@@ -21,6 +21,11 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from needle.autograd import Unsupported
+from needle.backend_ndarray import FLOATS
+from needle.graph import Symbol
+from needle.graph.steps import of_parameters
+
 from .guard import (
     Writes,
     gradients_where_asked,
@@ -72,6 +77,12 @@ ASKED = torch.ops.torch2needle.asked.default
 fx.node.has_side_effect(ASKED)
 
 
+def refuse_real_numbers(value: Any, text: str) -> None:
+    """Python may have those of constants and buffers; those of inputs are others at every call."""
+    if isinstance(value, Symbol) and not of_parameters(value.node) and value.spec and value.spec.dtype in FLOATS:
+        raise Unsupported(f"no other input answers `{text}` alike; compute with the tensor in place of its number")
+
+
 class Answer(NamedTuple):
     place: tuple[str, str, int]  # the method, and the file and line of its caller
     value: Any
@@ -108,12 +119,15 @@ class Answers(list[Answer]):
 
         def give(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
             real = t.is_floating_point()
-            if has_storage(t) or place not in places:  # torch itself asks, too, of constants
+            if place not in places:  # torch itself asks, too
                 return before(t)
-            if real and name in ("__float__", "__iter__", "tolist", "numpy"):  # which no other input would answer alike
+            if real and name in (
+                "__iter__",
+                "numpy",
+            ):  # numpy's functions run as torch's where torch.export reads bytecode
                 return before(t)
             answer = next((a for a in left if a.place == place), None)
-            if answer is None or (name == "__iter__" and not has_free_unbacked_symbols(t)):
+            if answer is None or has_storage(t) or (name == "__iter__" and not has_free_unbacked_symbols(t)):
                 return before(t)
             if name == "__iter__":
                 ASKED(t, [float(v) for v in tree_leaves(answer.value)], answer.text)
@@ -123,8 +137,8 @@ class Answers(list[Answer]):
                 return x
             if name == "__bool__":
                 x = x != 0
-            elif real:
-                x = x.trunc()
+            elif real and name in ("__int__", "__index__"):
+                x = x.trunc().long()
             leaves = answer.value.ravel() if name == "numpy" else tree_leaves(answer.value)
             ASKED(x, [float(v) for v in leaves], answer.text)
             return answer.value.copy() if name == "numpy" else answer.value

@@ -40,7 +40,7 @@ from ..rules.registry import (
 from ..rules.shapes import Absent, Pieces
 from ..rules.stubs import stub
 from ..weights import TreeBuilder
-from .asked import ASKED
+from .asked import ASKED, refuse_real_numbers
 from .cells import Cell, with_item
 from .structure import is_record_class, plain
 from .tracing import Captured, TrainingFlag, attribute, capture, node_location, owner_path
@@ -177,6 +177,7 @@ class Interpreter:
 
     def guard(self, value: Tensor, expected: list[float], text: str) -> None:
         """The graph holds for inputs that give this value."""
+        refuse_real_numbers(value, text)
         mode = Mode(self.builder.modules[id(self.captured.model)], self.prefix)
         self.guards.append(call_layer(mode, Guard(tuple(expected), text), value))
         self.report.note(f"it holds for inputs that answer `{text}` with {told(expected)}, and checks that")
@@ -198,7 +199,7 @@ class Interpreter:
         own = attribute(name, self.captured.model) if kind == "model" else None
         if isinstance(own, nn.Parameter) and own.requires_grad:
             leaf = self.stored(own)
-            root.value = ops.stop_gradient(root.value) + (leaf - ops.stop_gradient(leaf))
+            root.write(ops.stop_gradient(root.value) + (leaf - ops.stop_gradient(leaf)), f"a write of {name}")
 
     def call(self, node: fx.Node) -> Cell:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)

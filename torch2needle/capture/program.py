@@ -15,7 +15,7 @@ from needle.autograd import Unsupported
 
 from ..rules.overloads import FLAGS, is_overload
 from ..rules.registry import is_inplace
-from ..rules.sampling import dense_strided
+from ..rules.sampling import dense_strided, dense_strided_copy
 from .folding import drop_unread, fold
 from .module_calls import call_modules
 from .steps import PLAIN
@@ -38,6 +38,11 @@ MODES = (
     "activation",
     "rnn",
 )  # torch's modules with layers whose flag is their own
+SAME = ("to", "type_as", "contiguous", "resolve_conj", "resolve_neg")  # which may give their argument itself
+STRIDED = {
+    aten.as_strided.default: dense_strided,
+    aten.as_strided_copy.default: dense_strided_copy,
+}
 
 
 def capture_program(
@@ -183,7 +188,7 @@ class ProgramBuilder:
                 env[old] = self.graph.node_copy(old, value)
                 env[old].target = PLAIN.get(old.target, old.target)
                 env[old].meta["no_grad"] = self.no_grad
-                if old.target is aten.as_strided.default:
+                if old.target in STRIDED:
                     follow_memory(env[old])
                 if next(iter(env[old].meta.get("nn_module_stack") or {}), "").startswith("_empty"):
                     del env[old].meta["nn_module_stack"], env[old].meta["stack_trace"]  # torch's own, not the user's
@@ -248,9 +253,26 @@ class ProgramBuilder:
 
 def is_given(node: Any) -> bool:
     """What a body was given and wrote in place, which needs gradients as before."""
-    while isinstance(node, fx.Node) and node.op == "call_function" and is_inplace(node.target):
-        node = node.args[0]
+    node = itself(node)
     return isinstance(node, fx.Node) and node.op == "placeholder"
+
+
+def itself(node: Any) -> Any:
+    """The node that made the tensor which a node gives: writes in place, and casts to the dtype that it has, give their own."""
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        if not is_inplace(node.target) and not (
+            is_overload(node.target) and node.target._opname in SAME and shares(node)  # type: ignore[union-attr]
+        ):
+            break
+        node = node.args[0]
+    return node
+
+
+def shares(node: fx.Node) -> bool:
+    """Whether a result lies in the memory of the first argument, as far as that is known."""
+    values = [n.meta.get("val") for n in (node, node.args[0]) if isinstance(n, fx.Node)]
+    memory = [v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor)]
+    return len(memory) == 2 and memory[0] == memory[1]
 
 
 def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
@@ -258,15 +280,13 @@ def refuse_writes(graph: fx.Graph, operands: list[Any]) -> None:
     given = dict(zip((n for n in graph.nodes if n.op == "placeholder"), operands, strict=True))
     for node in graph.nodes:
         root = written(node)
-        outer = given.get(root)
-        while isinstance(outer, fx.Node) and outer.op == "call_function" and is_inplace(outer.target):
-            outer = outer.args[0]
+        outer = itself(given.get(root))
         if isinstance(outer, fx.Node) and outer.op != "get_attr":
             raise Unsupported(f"{node.name} writes under torch.no_grad what was computed with gradients")
 
 
 def follow_memory(node: fx.Node) -> None:
-    """torch.as_strided of what lies in its memory without gaps."""
+    """torch.as_strided and its like of what lies in its memory without gaps."""
     x, size, stride, *offset = node.args
     memory = x.meta.get("val")  # type: ignore[union-attr]
     if memory is None:
@@ -278,7 +298,7 @@ def follow_memory(node: fx.Node) -> None:
     begin = 0 if given is None else given - memory.storage_offset()
     if begin < 0:  # in what the tensor is a part of
         return
-    node.target, node.args, node.kwargs = dense_strided, (x, order, size, stride, begin), {}  # type: ignore[assignment]
+    node.target, node.args, node.kwargs = STRIDED[node.target], (x, order, size, stride, begin), {}  # type: ignore
 
 
 def is_check(node: fx.Node) -> bool:

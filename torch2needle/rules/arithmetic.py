@@ -213,6 +213,11 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
 # -- casts ---------------------------------------------------------------------------------------------------------------
 
 
+def itself(base: Any, value: Any, *_: Any, **__: Any) -> Any:
+    """What a write makes of a tensor that the call gave as it is."""
+    return value
+
+
 functions(
     "input, memory_format=None",
     {
@@ -227,11 +232,12 @@ functions(
         (T.short,): lambda x: cast(x, "int16"),
     },
     view="maybe",
+    put=itself,
 )
-functions("input, other", {(T.type_as,): ops.cast_like}, view="maybe")
+functions("input, other", {(T.type_as,): ops.cast_like}, view="maybe", put=itself)
 
 
-@rule(T.type, view="maybe")
+@rule(T.type, view="maybe", put=itself)
 def type(input: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
     if dtype is None:
         raise Unsupported("type() without a dtype returns a string")
@@ -240,7 +246,7 @@ def type(input: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
     return cast(input, str(getattr(dtype, "dtype", None) or getattr(torch, str(dtype).rpartition(".")[2])().dtype))
 
 
-@rule(T.to, view="maybe")
+@rule(T.to, view="maybe", put=itself)
 def to(input: Any, *args: Any, dtype: Any = None, device: Any = None, other: Any = None, **_: Any) -> Any:
     for a in args:
         if isinstance(a, torch.dtype | DtypeOf):
@@ -250,7 +256,7 @@ def to(input: Any, *args: Any, dtype: Any = None, device: Any = None, other: Any
     return ops.cast_like(input, other) if other is not None else cast(input, dtype)
 
 
-@rule(T.cpu, T.cuda, view="same", put=lambda base, value, *_, **__: value)
+@rule(T.cpu, T.cuda, view="same", put=itself)
 def to_device(input: Any, *_: Any, **__: Any) -> Any:
     return input
 

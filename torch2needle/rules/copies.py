@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from needle import ops
+
 from . import aten, indexing, sampling, shapes  # noqa: F401  the rules of views come first
-from .registry import FUNCTION_RULES, rule
+from .registry import FUNCTION_RULES, complex_rule, rule
 from .tables import renamed
 
 
@@ -30,3 +32,6 @@ def view_of(name: str) -> Any:
 for name in dir(torch):
     if name.endswith("_copy") and (found := view_of(name.removesuffix("_copy"))):
         rule(getattr(torch, name))(of_values(found))
+
+rule(torch.view_as_complex_copy)(lambda input: ops.view_as_complex(input))
+complex_rule(torch.view_as_real_copy)(lambda input: ops.view_as_real(input))

@@ -70,6 +70,10 @@ functions(
     },
 )
 functions(
+    "input, size, stride, *, dtype=None, **_",
+    {(T.new_empty_strided,): lambda input, size, stride, dtype: filled(input, 0, tuple(size), dtype)},
+)
+functions(
     "input, size, fill_value, *, dtype=None, **_",
     {(T.new_full,): lambda input, size, value, dtype: filled(input, value, tuple(size), dtype)},
 )

@@ -256,6 +256,16 @@ functions("input, tau", {(L.householder_product,): ops.householder_product})
 functions("input, input2", {(torch.orgqr, T.orgqr): ops.householder_product})
 
 
+@rule(torch.ormqr, T.ormqr)
+def ormqr(input: Any, input2: Any, input3: Any, left: bool = True, transpose: bool = False) -> Any:
+    """The product with all columns of Q: those beyond `input2` are of reflections that leave all as it is."""
+    missing = input.shape[-2] - input2.shape[-1]
+    extra = input.shape[-2] - input.shape[-1]
+    q = ops.householder_product(ops.pad(input, (0, extra)), ops.pad(input2, (0, missing)))
+    q = ops.transpose(q) if transpose else q
+    return ops.matmul(q, input3) if left else ops.matmul(input3, q)
+
+
 def lower(UPLO: str) -> bool:
     if UPLO.upper() not in ("L", "U"):
         raise Unsupported(f"UPLO expects L or U, got {UPLO}")

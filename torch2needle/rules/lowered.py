@@ -90,8 +90,8 @@ def batch_norm(input: Any, weight: Any, bias: Any, mean: Any, var: Any, training
 functions(
     "input, weight, bias, running_mean, running_var, training, momentum, eps",
     {
-        (aten._native_batch_norm_legit.default,): lambda x, w, b, mean, var, training, _, eps: batch_norm(
-            x, w, b, mean, var, training, eps
+        (aten._native_batch_norm_legit.default, torch.native_batch_norm): lambda x, w, b, mean, var, training, _, eps: (
+            batch_norm(x, w, b, mean, var, training, eps)
         )
     },
 )

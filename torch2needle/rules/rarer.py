@@ -151,6 +151,39 @@ def numbers(value: Any, like: Any) -> Any:
     return ops.stop_gradient(ops.cast(value, like.dtype)) if isinstance(value, Tensor) else value
 
 
+# -- runs of rows --------------------------------------------------------------------------------------------------------
+
+
+@rule(torch.segment_reduce)
+def segment_reduce(
+    data: Any,
+    reduce: str,
+    *,
+    lengths: Any = None,
+    indices: Any = None,
+    offsets: Any = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Any = None,
+) -> Any:
+    if indices is not None or axis != 0 or (lengths is None) == (offsets is None):
+        raise Unsupported("segment_reduce expects lengths or offsets, and axis 0")
+    given = lengths if offsets is None else offsets
+    if given.ndim != 1:
+        raise Unsupported("segment_reduce expects lengths or offsets (N,)")
+    begins = ops.getitem(offsets, slice(1, None)) if lengths is None else ops.cumsum(lengths, 0)
+    numbers = ops.searchsorted(begins, ops.arange_like(data, 0, data.shape[0]), True)
+    name = {"max": "amax", "min": "amin"}.get(reduce, reduce)
+    none = {"sum": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf, "mean": math.nan}[name]
+    if name == "mean" and initial is not None:
+        raise Unsupported("the mean of segments expects no initial value")
+    size = (begins.shape[0], *tuple(data.shape)[1:])
+    start = ops.full_like(data, none if initial is None else initial, size)
+    if name == "sum":
+        return ops.index_add(start, 0, numbers, data)
+    return ops.index_reduce(start, 0, numbers, data, name, name != "mean")
+
+
 # -- other sizes ---------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +199,22 @@ def sum_to_size(input: Any, *size: Any) -> Any:
 def larger(a: Any, b: Any) -> Any:
     """Of two sizes."""
     return a.larger(b) if isinstance(a, Dim) else b.larger(a) if isinstance(b, Dim) else max(a, b)
+
+
+@rule(torch.nonzero_static, T.nonzero_static)
+def nonzero_static(input: Any, *, size: Any, fill_value: int = -1) -> Any:
+    """The first `size` places, in order, filled up: each is written in the row of its rank, others in one that is cut off."""
+    flat = ops.flatten(ops.ne(input, 0) if input.dtype != "bool" else input)
+    ranks = ops.cumsum(ops.cast(flat, "int64"), 0) - 1
+    rows = ops.where(ops.logical_and(flat, ops.lt(ranks, size)), ranks, size)
+    rest, places = ops.arange_like(input, 0, flat.shape[0]), []
+    for n in reversed(tuple(input.shape)):
+        places.append(ops.remainder(rest, larger(n, 1)))
+        rest = ops.floor_divide(rest, larger(n, 1))
+    none = ops.full_like(input, fill_value, (size + 1, len(places)), dtype="int64")
+    if not places:
+        return ops.getitem(none, slice(0, size))
+    return ops.getitem(ops.index_copy(none, 0, rows, ops.stack(places[::-1], 1)), slice(0, size))
 
 
 @rule(torch._C._nn.pad_sequence)

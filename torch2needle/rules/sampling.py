@@ -53,6 +53,11 @@ def dense_strided(x: Any, order: Any, size: Any, stride: Any, offset: int) -> An
     return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
+def dense_strided_copy(x: Any, order: Any, size: Any, stride: Any, offset: int) -> Any:
+    """torch.as_strided_copy, likewise."""
+    return dense_strided(x, order, size, stride, offset).clone()
+
+
 @rule(dense_strided, view="always", put=overlaps)
 def strided(x: Any, order: Any, size: Any, stride: Any, offset: int) -> Any:
     place: Any = ops.full_like(x, offset, (1,) * len(size), dtype="int64")
@@ -60,6 +65,9 @@ def strided(x: Any, order: Any, size: Any, stride: Any, offset: int) -> Any:
         line = ops.arange_like(x, 0, n) * step
         place = place + ops.reshape(line, tuple(-1 if i == axis else 1 for i in range(len(size))))
     return ops.take(ops.flatten(ops.permute(x, order)), ops.reshape(place, tuple(size)), 0)
+
+
+functions("x, order, size, stride, offset", {(dense_strided_copy,): strided})
 
 
 @rule(torch.cartesian_prod, view=lambda *tensors: "same" if len(varargs(tensors)) == 1 else None, put=unchanged)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -162,3 +162,33 @@ def histc(input: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
     number = ops.where(inside, ops.minimum(place, float(bins - 1)), float(bins))  # others in a bin that is cut off
     counts = ops.index_add(ops.full_like(x, 0.0, (bins + 1,)), 0, ops.cast(number, "int64"), ops.full_like(x, 1.0))
     return ops.getitem(counts, slice(0, bins))
+
+
+class Histogram(NamedTuple):
+    """torch.histogram."""
+
+    hist: Any
+    bin_edges: Any
+
+
+@rule(torch.histogram, T.histogram)
+def histogram(
+    input: Any, bins: Any = 100, *, range: Any = None, weight: Any = None, density: bool = False
+) -> Histogram:
+    """Sums of weights between edges, of which the last belongs to the last bin."""
+    x = ops.stop_gradient(ops.flatten(input))
+    if isinstance(bins, int):
+        low, high = (ops.full_like(x, v, ()) for v in range) if range else (ops.amin(x, 0), ops.amax(x, 0))
+        one = ops.eq(low, high)
+        low, high = ops.where(one, low - 0.5, low), ops.where(one, high + 0.5, high)
+        upwards = ops.arange_like(x, 0, bins + 1)
+        step = (high - low) / float(bins)
+        edges = ops.where(ops.lt(upwards, (bins + 1) // 2), low + step * upwards, high - step * (bins - upwards))
+    else:
+        edges = ops.stop_gradient(bins)
+    number = ops.searchsorted(edges, x, True) - ops.cast(ops.eq(x, edges[-1]), "int64")  # the last bin has both ends
+    each = ops.full_like(x, 1.0) if weight is None else ops.stop_gradient(ops.flatten(weight))
+    sums = ops.index_add(ops.full_like(x, 0.0, (edges.shape[0] + 1,)), 0, number, each)[1:-1]  # without what is outside
+    if density:
+        sums = sums / (ops.summation(sums) * (edges[1:] - edges[:-1]))
+    return Histogram(sums, edges)

@@ -231,8 +231,7 @@ def count_batch(batches: Tensor | None, x: Tensor) -> Tensor | None:
         return batches
     if recorder is None and batches.recorder is None:
         return put(batches, batches.cached_data + 1)
-    known = batches if batches.recorder is recorder else recorder.param(batches)
-    batches.data = counted = known + 1
+    batches.data = counted = recorder.current(batches) + 1
     return counted
 
 
@@ -256,10 +255,11 @@ def move(running: Tensor, batch: Tensor, momentum: float | Tensor | None, scale:
     """Move a running statistic towards `scale` times the batch's."""
     if momentum is None:
         raise ValueError("[batch_norm] momentum expects a number in training, got None.")
+    known = running if batch.recorder is None else batch.recorder.current(running)  # by an earlier call, too
     if isinstance(momentum, Tensor):  # of a recorded step that averages over all batches
-        running.data = running * (1 - momentum) + batch.detach() * (momentum * scale)
+        running.data = known * (1 - momentum) + batch.detach() * (momentum * scale)
         return
-    moved = WeightedSum(1 - momentum, momentum * scale)(running, batch.detach())
+    moved = WeightedSum(1 - momentum, momentum * scale)(known, batch.detach())
     if moved.recorder is None:
         put(running, moved.cached_data)
     else:

@@ -164,6 +164,8 @@ class Stack(Op):
         return np.stack([cast_array(x, dtype) for x in xs], axis=self.axis)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        if len(node.inputs) == 1:  # of which a record has no tuple
+            return (getitem(out_grad, along_axis(self.axis, 0)),)
         return split(out_grad, self.axis)
 
     def gradient_as_tuple(self, out_grad: Any, node: Tensor) -> tuple[Any, ...]:
