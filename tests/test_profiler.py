@@ -84,9 +84,10 @@ def test_compiled_rows_are_the_plan(compiled: Profile) -> None:
     net, x = Net().eval(), image()
     exe = ndl.compile(net, (x,))
     assert [r.op for r in compiled.rows] == exe.plan.names
-    flops = {r.name: r.flops for r in compiled.rows if r.op.startswith("conv2d")}
-    assert flops["first"] == 2 * 2 * 16 * 32 * 32 * 3 * 9
-    assert flops["second"] == 2 * 2 * 16 * 32 * 32 * 16 * 9
+    flops = {r.name.partition(" + ")[0]: r.flops for r in compiled.rows if r.op.startswith("conv2d")}
+    n = 2 * 16 * 32 * 32  # results, each of which is activated; in the second layer something is added, too
+    assert flops["first"] == n * (2 * 3 * 9 + 1)
+    assert flops["second"] == n * (2 * 16 * 9 + 2)
     assert [r.op for r in ndl.profile(exe, x, rounds=1).rows] == exe.plan.names
     assert all(r.flops == 0 for r in compiled.rows if r.op in ("to_blocked", "from_blocked", "zero_halo"))
 
@@ -158,12 +159,16 @@ def test_table_fits_into_120_columns(any_profile: Profile) -> None:
     assert "9000.000" in text
 
 
+def columns_of(line: str) -> list[str]:
+    return line.replace(" + ", "+").split()  # a step of several ops has all of their names
+
+
 def test_table_sorts_and_limits(compiled: Profile) -> None:
     assert len(compiled.table(limit=2).splitlines()) == 5
-    in_order = [line.split()[1] for line in compiled.table("order").splitlines()[2:]]
+    in_order = [columns_of(line)[1] for line in compiled.table("order").splitlines()[2:]]
     assert in_order == [r.op for r in compiled.rows]
     times = [r["ms"] for r in sorted(compiled.to_dict()["rows"], key=lambda r: -r["ms"])]
-    assert compiled.table().splitlines()[2].split()[4] == f"{times[0]:.3f}"
+    assert columns_of(compiled.table().splitlines()[2])[4] == f"{times[0]:.3f}"
     with pytest.raises(ValueError, match=r"^\[profile\] sort expects .* got colour\.$"):
         compiled.table("colour")
 
@@ -365,7 +370,7 @@ except ImportError as e:
     print(e)
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"\[profile\] .* pip install '\.\[report\]'\.", done.stdout.strip())
+    assert re.fullmatch(r"\[profile\] pictures need matplotlib, got none: .* the extra report\.", done.stdout.strip())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json", "t.json"]
 
 

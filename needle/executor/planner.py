@@ -89,7 +89,8 @@ class Planner:
             for x in node.args:
                 self._share(node, x)
         elif op.in_place:
-            for x in node.args:
+            # The latest first: then what is added to a layer's input can become part of the layer, which may not write there.
+            for x in sorted(node.args, key=self.order.__getitem__, reverse=True):
                 if self._can_overwrite(x, node):
                     self._join(node, x)
                     break
