@@ -17,6 +17,7 @@ from needle.ops.fused.layer import FusedLayer, add_and_activate
 from needle.ops.fused.linears import FusedLinears, GatedLinear, slices
 from needle.ops.linalg.basic import Linear
 from needle.ops.math.activation import activation_code
+from needle.targets.branches import merged_branches
 from needle.targets.folds import FOLDS, INSIDE, has_norm_inside, joined_parts, nest_concats
 from needle.targets.images import main_op
 
@@ -104,7 +105,7 @@ class LayerTarget(Target):
     def arranged(self, graph: Graph) -> Graph:
         if any(map(passes_on, graph)):
             graph = graph.copy(lambda node, _, done: done[node.args[0]] if passes_on(node) else None)
-        return nest_concats(joined_parts(graph))
+        return nest_concats(joined_parts(merged_branches(graph)))
 
     def lowers_joined(self, join: Join) -> Join:
         """Decorator: f(builder, x, out, weights, biases) plans one product with constant weights (out, in) side by side, and

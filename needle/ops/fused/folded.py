@@ -1,4 +1,6 @@
-"""Batch norm folded into the weights before it: one pair of ops, used by the executor and by the fused layers."""
+"""Batch norm folded into the weights before it: one pair of ops, used by the executor and by the fused layers; weights of a
+convolution that does nothing, for one that stands alone.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import numpy as np
 
 from needle.autograd import Op, Spec, op
 from needle.backend_ndarray import NDArray, from_dlpack
-from needle.ops.families import family
+from needle.ops.families import family, no_gradient, samples_of
 
 
 def fold_batch_norm(
@@ -78,3 +80,26 @@ class FoldedBias(Folded):
     """The bias with the batch norm's shift in it."""
 
     index = 1
+
+
+@op
+class UnitWeight(Op):
+    """The weight (C, C / groups, 1, 1) of the convolution that leaves images as they are; of a vector (C,), whatever it holds."""
+
+    groups: int = 1
+
+    def infer(self, channels: Any) -> Spec:
+        return Spec((channels.shape[0], channels.shape[0] // self.groups, 1, 1), channels.dtype)
+
+    def reference(self, channels: np.ndarray) -> np.ndarray:
+        shape, dtype = self.infer(channels)
+        weight, at = np.zeros(shape, dtype), np.arange(shape[0])
+        weight[at, at % shape[1]] = 1
+        return weight
+
+    def compute(self, *arrays: NDArray) -> NDArray:
+        return from_dlpack(self.reference(*(a.read() for a in arrays)))
+
+    gradient = no_gradient
+
+    samples = samples_of(({}, [(3,)]), ({"groups": 2}, [(4,)]))
