@@ -14,7 +14,7 @@ from torch import nn
 from support.calls import RANDOM
 from torch2needle.rules.registry import COMPLEX_RULES, FUNCTION_RULES, is_overload, target_name
 
-# The results of these are not defined, or the order of equal elements or the signs of vectors are open.
+# The results of these are not defined, or the order of equal elements, the signs of vectors or that of NaN are open.
 UNDEFINED = (
     "empty",
     "new_empty",
@@ -28,6 +28,7 @@ UNDEFINED = (
     "svd",
     "eigh",
     "kthvalue",
+    "signbit",
 )
 
 

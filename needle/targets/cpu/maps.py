@@ -11,7 +11,7 @@ from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat
 from needle.targets.layers import NOTHING, Finish
 
-from .target import CPU, copy_channels, is_blocked
+from .target import BLOCK, CPU, copy_channels, is_blocked
 
 
 @CPU.lowers(BatchNorm)
@@ -48,5 +48,5 @@ def reduction(builder: Builder, op: Reduction, ins: list[NDArray]) -> NDArray:
     if not is_blocked(x):
         return op.compute(x)
     batch, channels = builder.given[0].shape[:2]
-    of_blocks = x.reduce(op.row, (2, 3), False).reshape((batch, -1))
+    of_blocks = x.reduce(op.row, (2, 3), False).reshape((batch, x.shape[1] * BLOCK))
     return of_blocks[:, :channels].reshape(builder.result.shape)
