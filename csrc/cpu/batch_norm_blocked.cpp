@@ -141,6 +141,47 @@ struct Moments {
   }
 };
 
+// Of some rows of a block, in one pass over memory: a section's mean first, then the distances from it, read from the
+// cache.
+void part_moments(const View& x, Pair& pair, int64_t block, int64_t begin, int64_t end) {
+  const int64_t step = x.stride[2];
+  Moments moments{pair};
+  for_sections(x, begin, end, [&](int64_t image, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    const float* from = row_of(x, image, block, row) + column * kBlock;
+    const double n = static_cast<double>(rows * columns);
+    float sum[1][kBlock], around[2][kBlock], centre[kBlock];
+    add_up(sum, rows, columns,
+           [&](int64_t r) { return [p = from + r * step](int64_t i, int, V* s) { s[0] = s[0] + V::load(p + i); }; });
+    for (int k = 0; k < kBlock; k++) centre[k] = sum[0][k] / static_cast<float>(n);
+    V middle[kPerBlock];
+    for (int k = 0; k < kPerBlock; k++) middle[k] = V::load(centre + k * V::N);
+    add_up(around, rows, columns, [&](int64_t r) {
+      return [p = from + r * step, &middle](int64_t i, int k, V* s) {
+        const V d = V::load(p + i) - middle[k];
+        s[0] = s[0] + d;
+        s[1] = fma(d, d, s[1]);
+      };
+    });
+    moments.add(n, [&](int k, double* mean, double* squares) {
+      const double off = static_cast<double>(around[0][k]) / n;
+      *mean = static_cast<double>(centre[k]) + (off == off ? off : 0);  // an infinite mean stays so
+      *squares = static_cast<double>(around[1][k]) - off * off * n;
+    });
+  });
+}
+
+// Sums and squared distances of all parts of a block, and of how many pixels.
+Pair joined(const Pair* pairs, const Parts& parts, int64_t width, double* count) {
+  Pair all = {};
+  Moments moments{all};
+  for (int64_t p = 0; p < parts.count; p++) {
+    const double n = static_cast<double>((parts.end(p) - parts.begin(p)) * width);
+    moments.add(n, [&](int k, double* mean, double* squares) { *mean = pairs[p].a[k] / n, *squares = pairs[p].b[k]; });
+  }
+  *count = moments.count;
+  return all;
+}
+
 // Calls body(f) with f(y, g): the gradient g before an activation whose output lies at y.
 template <class Body>
 NEEDLE_INLINE void with_slope(int code, float alpha, const Body& body) {
@@ -214,16 +255,13 @@ void gradient(const Args& c, const View* dresidual, const char* error) {
   });
 }
 
-}  // namespace
-
-void normalise_blocked(const Exec* exec, const View& x, const Optional& residual, const View& y, const float* mean,
-                       const float* scale, const float* bias, int64_t channels, int code, float alpha) {
-  const Factors<3> factors(exec, x.shape[1], channels,
-                           [&](int64_t k, float* f) { f[0] = mean[k], f[1] = scale[k], f[2] = bias[k]; });
+// factors: mean, scale and shift of the blocks of every sample of so many images.
+void normalise(const Exec* exec, const View& x, const Optional& residual, const View& y, const Factors<3>& factors,
+               int64_t images, int64_t channels, int code, float alpha) {
   const bool moves_zero = activate(code, alpha, 0.f) != 0;
   with_activation(code, alpha, [&](const auto& f) {
     for_bands(exec, x, [&](int64_t image, int64_t block, int64_t first, int64_t rows) {
-      const auto values = factors.of(block);
+      const auto values = factors.of(image / images * x.shape[1] + block);
       const V *centre = values[0], *factor = values[1], *shift = values[2];
       const int64_t valid = smaller(kBlock, channels - block * kBlock), size = x.shape[3] * kBlock;
       for (int64_t row = first; row < first + rows; row++) {
@@ -248,6 +286,15 @@ void normalise_blocked(const Exec* exec, const View& x, const Optional& residual
   });
 }
 
+}  // namespace
+
+void normalise_blocked(const Exec* exec, const View& x, const Optional& residual, const View& y, const float* mean,
+                       const float* scale, const float* bias, int64_t channels, int code, float alpha) {
+  const Factors<3> factors(exec, x.shape[1], channels,
+                           [&](int64_t k, float* f) { f[0] = mean[k], f[1] = scale[k], f[2] = bias[k]; });
+  normalise(exec, x, residual, y, factors, larger(1, x.shape[0]), channels, code, alpha);
+}
+
 void batch_norm_blocked(const batch_norm_blocked_args& c) {
   const int64_t channels = c.in.mean.shape[0];
   float* scale = scratch<float>(c.exec, 2, channels);
@@ -256,50 +303,70 @@ void batch_norm_blocked(const batch_norm_blocked_args& c) {
                     channels, static_cast<int>(c.attr.activation), static_cast<float>(c.attr.alpha));
 }
 
-// One pass over memory: a section's mean first, then the distances from it, read from the cache.
 void batch_norm_moments(const batch_norm_moments_args& c) {
   const View& x = c.in.x;
-  const int64_t step = x.stride[2];
   const auto part = [&](Pair& pair, int64_t block, int64_t begin, int64_t end) {
-    Moments moments{pair};
-    for_sections(x, begin, end, [&](int64_t image, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-      const float* from = row_of(x, image, block, row) + column * kBlock;
-      const double n = static_cast<double>(rows * columns);
-      float sum[1][kBlock], around[2][kBlock], centre[kBlock];
-      add_up(sum, rows, columns,
-             [&](int64_t r) { return [p = from + r * step](int64_t i, int, V* s) { s[0] = s[0] + V::load(p + i); }; });
-      for (int k = 0; k < kBlock; k++) centre[k] = sum[0][k] / static_cast<float>(n);
-      V middle[kPerBlock];
-      for (int k = 0; k < kPerBlock; k++) middle[k] = V::load(centre + k * V::N);
-      add_up(around, rows, columns, [&](int64_t r) {
-        return [p = from + r * step, &middle](int64_t i, int k, V* s) {
-          const V d = V::load(p + i) - middle[k];
-          s[0] = s[0] + d;
-          s[1] = fma(d, d, s[1]);
-        };
-      });
-      moments.add(n, [&](int k, double* mean, double* squares) {
-        const double off = static_cast<double>(around[0][k]) / n;
-        *mean = static_cast<double>(centre[k]) + (off == off ? off : 0);  // an infinite mean stays so
-        *squares = static_cast<double>(around[1][k]) - off * off * n;
-      });
-    });
+    part_moments(x, pair, block, begin, end);
   };
   in_parts(c.exec, x, part, [&](int64_t block, const Pair* pairs, const Parts& parts) {
-    Pair all = {};
-    Moments moments{all};
-    for (int64_t p = 0; p < parts.count; p++) {
-      const double n = static_cast<double>((parts.end(p) - parts.begin(p)) * x.shape[3]);
-      moments.add(n,
-                  [&](int k, double* mean, double* squares) { *mean = pairs[p].a[k] / n, *squares = pairs[p].b[k]; });
-    }
+    double count;
+    const Pair all = joined(pairs, parts, x.shape[3], &count);
     for (int64_t k = 0, channel = block * kBlock; k < kBlock && channel < c.out.mean.shape[0]; k++, channel++) {
-      const double var = max(0.0, all.b[k] / moments.count);  // in this order not a number stays none
-      c.out.mean.as<float>()[channel] = static_cast<float>(all.a[k] / moments.count);
+      const double var = max(0.0, all.b[k] / count);  // in this order not a number stays none
+      c.out.mean.as<float>()[channel] = static_cast<float>(all.a[k] / count);
       c.out.var.as<float>()[channel] = static_cast<float>(var);
       c.out.inverse.as<float>()[channel] = static_cast<float>(1 / ::sqrt(var + c.attr.eps));
     }
   });
+}
+
+// Samples of so many images, each normalised over groups of channels: moments per channel, which the channels of a
+// group share then.
+void group_norm_blocked(const group_norm_blocked_args& c) {
+  const View& x = c.in.x;
+  if (x.size() == 0) return;
+  const int64_t images = static_cast<int64_t>(c.attr.images), samples = x.shape[0] / images, blocks = x.shape[1];
+  const int64_t channels = static_cast<int64_t>(c.attr.channels), groups = static_cast<int64_t>(c.attr.groups);
+  View first = x;
+  first.shape[0] = images;
+  const Parts parts(first);
+  Pair* pairs = scratch<Pair>(c.exec, 2, samples * blocks * parts.count);
+  parallel_each(c.exec, samples * blocks * parts.count, parts.rows * x.shape[3] * kBlock / parts.count, [&](int64_t t) {
+    const int64_t block = t / parts.count % blocks, part = t % parts.count;
+    View sample = first;
+    sample.data = x.as<float>() + t / parts.count / blocks * images * x.stride[0];
+    pairs[t] = {};
+    part_moments(sample, pairs[t], block, parts.begin(part), parts.end(part));
+  });
+
+  double pixels = 0;
+  Pair* whole = scratch<Pair>(c.exec, 0, samples * blocks);
+  for (int64_t i = 0; i < samples * blocks; i++) whole[i] = joined(pairs + i * parts.count, parts, x.shape[3], &pixels);
+
+  const float *weight = c.in.weight.as<const float>(), *bias = c.in.bias.as<const float>();
+  const int64_t each = channels / groups;
+  double mean = 0, inverse = 0;
+  const auto next_group = [&](const Pair* sample, int64_t from) {
+    double total = 0, squares = 0;
+    for (int64_t k = from; k < from + each; k++) total += sample[k / kBlock].a[k % kBlock];
+    mean = total / (pixels * static_cast<double>(each));
+    for (int64_t k = from; k < from + each; k++) {
+      const double apart = sample[k / kBlock].a[k % kBlock] / pixels - mean;
+      squares += sample[k / kBlock].b[k % kBlock] + apart * apart * pixels;
+    }
+    inverse = 1 / ::sqrt(max(0.0, squares / (pixels * static_cast<double>(each))) + c.attr.eps);
+  };
+  const int64_t lanes = blocks * kBlock;
+  const Factors<3> factors(c.exec, samples * blocks, samples * lanes, [&](int64_t i, float* f) {
+    const int64_t k = i % lanes;
+    if (k >= channels) return;
+    if (k % each == 0) next_group(whole + i / lanes * blocks, k);
+    f[0] = static_cast<float>(mean);
+    f[1] = static_cast<float>(inverse * (weight ? static_cast<double>(weight[k]) : 1));
+    f[2] = bias ? bias[k] : 0;
+  });
+  normalise(c.exec, x, kAbsent, c.out.y, factors, images, channels, static_cast<int>(c.attr.activation),
+            static_cast<float>(c.attr.alpha));
 }
 
 void batch_norm_grad_sums(const batch_norm_grad_sums_args& c) {

@@ -1,4 +1,6 @@
 // Direct convolution on nChw16c with physical halos, and the eager form that blocks its operands first.
+#include <utility>
+
 #include "cpu/conv.h"
 
 namespace needle::NEEDLE_ISA {
@@ -85,14 +87,31 @@ void leave_out_padding(const Exec* exec, ConvPass& p, const Window& g, int64_t h
     }
 }
 
-void run(const Exec* exec, const ConvPass& p, int64_t x_floats, int64_t w_floats) {
-  const double flops = 2. * p.images * p.rows * p.pixels * w_floats;
-  const ConvSplit s = conv_split(exec, p, flops, x_floats, w_floats);
-  const int64_t rows = p.images * p.rows;
-  parallel_for(exec, s.row_tasks * s.block_tasks, [&](int64_t t) {
-    const int64_t row0 = t / s.block_tasks * s.rows;
-    each_band(p, s, t % s.block_tasks, [&](const ChannelBand& band, int64_t block0, int64_t block1) {
-      conv_part(p, row0, smaller(row0 + s.rows, rows), band, block0, block1);
+// Pixels [first, last) of every row.
+ConvPass stretch_of(ConvPass p, int64_t first, int64_t last) {
+  p.x.data += first * p.x.pixel;
+  p.y.data += first * p.y.pixel;
+  if (p.residual) p.residual.data += first * p.residual.pixel;
+  p.pixels = p.last_pixels = last - first;
+  return p;
+}
+
+// Long rows are cut where what their windows read, in all channels, would not stay in L2 while blocks of outputs pass
+// by.
+void run(const Exec* exec, const ConvPass& p, const Window& g, int64_t x_floats, int64_t w_floats) {
+  constexpr int64_t kMost = 128 << 10, kLeast = 4 * kTileRows;  // floats of windows, pixels of a stretch
+  const int64_t rows = p.images * p.rows, windows = x_floats / rows * g.kernel_h / g.stride_h;
+  const bool whole = p.regions || windows <= 2 * kMost || p.pixels <= 2 * kLeast;
+  const int64_t stretches = whole ? 1 : smaller(ceil_div(windows, kMost), p.pixels / kLeast);
+  const double flops = 2. * rows * p.pixels * w_floats;
+  const ConvSplit s = conv_split(exec, p, flops / stretches, x_floats / stretches, w_floats);
+  parallel_for(exec, stretches * s.row_tasks * s.block_tasks, [&](int64_t t) {
+    const int64_t of_stretch = s.row_tasks * s.block_tasks, stretch = t / of_stretch;
+    const ConvPass part =
+        stretches == 1 ? p : stretch_of(p, p.pixels * stretch / stretches, p.pixels * (stretch + 1) / stretches);
+    const int64_t row0 = t % of_stretch / s.block_tasks * s.rows;
+    each_band(part, s, t % s.block_tasks, [&](const ChannelBand& band, int64_t block0, int64_t block1) {
+      conv_part(part, row0, smaller(row0 + s.rows, rows), band, block0, block1);
     });
   });
 }
@@ -106,6 +125,15 @@ void flatten(ConvPass& p) {
   p.x.row = p.pixels * p.x.pixel;
   p.y.row = p.pixels * p.y.pixel;
   p.residual.row = p.pixels * p.residual.pixel;
+}
+
+// Images that share most of their channels (frames that a window over the depth reads) pass by one after the other for
+// each row, so that those stay in L2.
+void rows_first(ConvPass& p) {
+  std::swap(p.images, p.rows);
+  std::swap(p.x.image, p.x.row);
+  std::swap(p.y.image, p.y.row);
+  std::swap(p.residual.image, p.residual.row);
 }
 
 }  // namespace
@@ -143,7 +171,9 @@ void conv2d_blocked(const conv2d_blocked_args& c) {
     flatten(p);
   else
     leave_out_padding(c.exec, p, Window(c.attr), c.in.x.shape[2], c.in.x.shape[3]);
-  run(c.exec, p, c.in.x.size(), c.in.packed.size());
+  const bool overlap = c.in.x.shape[0] > 1 && c.in.x.stride[0] < c.in.x.shape[1] * c.in.x.stride[1];
+  if (overlap && !p.regions && p.last_pixels == p.pixels) rows_first(p);
+  run(c.exec, p, Window(c.attr), c.in.x.size(), c.in.packed.size());
 }
 
 void conv2d(const conv2d_args& c) {
@@ -179,7 +209,7 @@ void conv2d(const conv2d_args& c) {
           flatten(p);
         else
           leave_out_padding(exec, p, g, x.shape[2], x.shape[3]);
-        run(exec, p, x_floats, w_floats);
+        run(exec, p, g, x_floats, w_floats);
       });
 }
 

@@ -23,7 +23,7 @@ from .target import target_of
 def optimize(graph: Graph, device: Device, disable: Collection[str] = ()) -> tuple[Graph, Rewriting, list[Fired]]:
     """Kernels for every op, the target's rewrites, nothing that nobody reads; with what was rewritten."""
     target = target_of(device)
-    plan = Rewriting(Steps(decompose(graph, device, disable)), target.rules.select(disable=disable))
+    plan = Rewriting(Steps(target.prepared(decompose(graph, device, disable))), target.rules.select(disable=disable))
     made, fired = plan.rewrite(static=True)
     return target.arranged(made.prune()), plan, fired
 

@@ -119,6 +119,10 @@ class Target:
         """Whether it will be, for inputs of these shapes, some of which are constant; else it is decomposed."""
         return False
 
+    def prepared(self, graph: Graph) -> Graph:
+        """The graph in a form to which its rules apply; the same results."""
+        return graph
+
     def arranged(self, graph: Graph) -> Graph:
         """The graph in an order or form that its layout can use; the same ops on the same values."""
         return graph

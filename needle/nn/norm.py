@@ -116,9 +116,6 @@ class BatchNorm1d(BatchNorm2d):
 class BatchNorm3d(BatchNorm2d):
     """Batch normalisation over (N, C, D, H, W)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.reshape(super().forward(ops.flatten(x, 2)), x.shape)
-
 
 class InstanceNorm(Module):
     """Each channel of each sample normalised by itself: x (N, C, *) with `rank` axes after the channels, or one sample (C, *).

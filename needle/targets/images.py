@@ -16,10 +16,14 @@ from needle.ops.nn.image_parts import (
     ChannelSlice,
     ChannelSums,
     PixelNorm,
+    VolumeNorm,
 )
+from needle.ops.nn.layer_norm import GroupNorm
 from needle.ops.nn.norm import BatchNorm, BatchNormTrain, BatchNormTrainGrad
 from needle.ops.nn.pool import AdaptiveAvgPool2dGrad, AvgPool2dGrad, MaxPool2dGrad, Pool
+from needle.ops.nn.pool_nd import DepthPool
 from needle.ops.nn.resize import Interpolate, InterpolateGrad
+from needle.ops.nn.volumes import DepthTaps
 from needle.ops.reduce.basic import Reduction
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat, TupleGetItem
@@ -28,7 +32,20 @@ from needle.ops.shape.join import Concat, TupleGetItem
 READS = (BatchNormGradSums, BatchNormMoments, ChannelSums, Conv2dWeightGrad)
 GRADIENTS = (AdaptiveAvgPool2dGrad, AvgPool2dGrad, BatchNormGradApply, InterpolateGrad, MaxPool2dGrad)
 TRAINED = (BatchNormTrain, BatchNormTrainGrad)  # several results, the first of them an image
-FOLLOWS = (BatchNorm, ChannelSlice, Concat, Elementwise, Interpolate, Pad, PixelNorm, Pool, *GRADIENTS)
+FOLLOWS = (
+    BatchNorm,
+    ChannelSlice,
+    Concat,
+    DepthPool,
+    Elementwise,
+    GroupNorm,
+    Interpolate,
+    Pad,
+    PixelNorm,
+    Pool,
+    VolumeNorm,
+    *GRADIENTS,
+)
 PLAIN = (OwnGradient, Whole)  # several steps, which know of no layout
 
 
@@ -39,7 +56,7 @@ def main_op(op: Op) -> Op:
 
 def starts(op: Op) -> bool:
     """Whether images of a target's layout begin here."""
-    return isinstance(main_op(op), ImageLayer)
+    return isinstance(main_op(op), ImageLayer | DepthTaps)
 
 
 def images(graph: Graph) -> set[Node]:

@@ -20,6 +20,7 @@ from needle.ops.math.activation import activation_code
 from needle.targets.branches import merged_branches
 from needle.targets.folds import FOLDS, INSIDE, has_norm_inside, joined_parts, nest_concats
 from needle.targets.images import main_op
+from needle.targets.other_axes import on_images
 
 
 class Finish(NamedTuple):
@@ -101,6 +102,9 @@ class LayerTarget(Target):
         weights = {i for i in range(len(inputs)) if op.is_weight(i)}
         off = {f.name for name in disable for f in self.rules.resolve(name)}
         return INSIDE not in off and weights <= set(constant) and op.base.takes_norm(op.infer(*inputs))
+
+    def prepared(self, graph: Graph) -> Graph:
+        return on_images(graph)
 
     def arranged(self, graph: Graph) -> Graph:
         if any(map(passes_on, graph)):

@@ -8,9 +8,10 @@ from needle.autograd import OPS, Op, Tensor, op
 from needle.ops.families import samples_of
 from needle.ops.nn.conv import convolution, transposed_convolution
 from needle.ops.nn.spatial import ANY, infer_conv, infer_conv_transpose, on_axis, windows_of
+from needle.ops.nn.volumes import DepthTaps, FramesOfVolume, VolumeOfFrames
 from needle.ops.shape.basic import Pad, permute, reshape, squeeze, unsqueeze
 from needle.ops.shape.indexing import getitem, scattered
-from needle.ops.shape.join import along, concat
+from needle.ops.shape.join import along
 
 __all__ = ["conv1d", "conv3d", "conv_transpose1d", "conv_transpose3d"]
 
@@ -71,7 +72,7 @@ class Conv3d(Op):
     def decompose(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
         shape = self.infer(x, w, *bias).shape
         inside = tuple(w.shape[3:]) == self.stride[1:] == (1, 1) and not any(self._sides())
-        return (self._along_depth if inside else self._over_frames)(shape, x, w, *bias)
+        return self._along_depth(shape, x, w, *bias) if inside else self.over_frames(x, w, *bias)
 
     def _sides(self) -> tuple:
         """Padding of height and width: top, left, bottom, right."""
@@ -84,20 +85,17 @@ class Conv3d(Op):
         conv = over_images(self, stride=step, padding=ends, dilation=spread)
         return reshape(conv(reshape(x, (n, c, d, h * width)), reshape(w, (o, per_group, kd, 1)), *bias), shape)
 
-    def _over_frames(self, shape: tuple, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
-        front, back = self.padding[0], self.padding[3]
-        if front or back:
-            x = on_axis(Pad(((front, back), (0, 0))), x, 2)
-        (n, c, d, h, width), (o, per_group, *kernel), g = x.shape, w.shape, self.groups
-        frames = permute(reshape(x, (n, g, c // g, d, h, width)), (0, 3, 1, 2, 4, 5))
-        step, depth = self.stride[0], shape[2]
-        starts = [i * self.dilation[0] for i in range(kernel[0])]
-        taps = [getitem(frames, along(1, 6, slice(s, s + step * (depth - 1) + 1, step))) for s in starts]
-        images = reshape(concat(taps, 3) if len(taps) > 1 else taps[0], (n * depth, kernel[0] * c, h, width))
-        weight = reshape(permute(w, (0, 2, 1, 3, 4)), (o, kernel[0] * per_group, *kernel[1:]))
+    def over_frames(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
+        """A convolution of frames, each with the channels of all frames that the window reads."""
+        (o, per_group, kd, *kernel), d = w.shape, x.shape[2]
+        ends = (self.padding[0], self.padding[3])
+        taps = DepthTaps(d, kd, self.stride[0], ends, self.dilation[0], self.groups)
+        images = FramesOfVolume()(x)
+        if (kd, taps.stride, ends) != (1, 1, (0, 0)):
+            images = taps(images)
+        weight = reshape(permute(w, (0, 2, 1, 3, 4)), (o, kd * per_group, *kernel))
         conv = over_images(self, stride=self.stride[1:], padding=self._sides(), dilation=self.dilation[1:])
-        out = conv(images, weight, *bias)
-        return permute(reshape(out, (n, depth, o, *shape[3:])), (0, 2, 1, 3, 4))
+        return VolumeOfFrames(taps.windows())(conv(images, weight, *bias))
 
     @classmethod
     def samples(cls) -> list:
@@ -143,10 +141,10 @@ class ConvTranspose3d(Op):
     infer = infer_conv_transpose
 
     def decompose(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
-        (n, c, d, h, width), (_, per_group, *kernel), g = x.shape, w.shape, self.groups
+        (n, c, d, *_), (_, per_group, *kernel), g = x.shape, w.shape, self.groups
         size = self.infer(x, w, *bias).shape[3:]
         front, top, left, back, bottom, right = self.padding
-        images = reshape(permute(x, (0, 2, 1, 3, 4)), (n * d, c, h, width))
+        images = FramesOfVolume()(x)
         weight = reshape(permute(w, (0, 2, 1, 3, 4)), (c, kernel[0] * per_group, *kernel[1:]))
         sides = {"padding": (top, left, bottom, right), "output_padding": self.output_padding[1:]}
         conv = over_images(self, stride=self.stride[1:], dilation=self.dilation[1:], **sides)

@@ -14,8 +14,9 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 from needle.ops.families import samples_of
 from needle.ops.math.maths import rsqrt
-from needle.ops.nn.layer_norm import BOTH, LayerNorm, RowNorm
+from needle.ops.nn.layer_norm import BOTH, GroupNorm, LayerNorm, RowNorm
 from needle.ops.nn.norm import BatchNormTrainGrad, channel_shape, check_channels, other_axes
+from needle.ops.nn.volumes import FramesOfVolume, VolumeOfFrames
 from needle.ops.reduce.basic import mean, summation
 from needle.ops.shape.basic import permute, reshape
 from needle.ops.shape.indexing import getitem
@@ -170,4 +171,26 @@ class PixelNorm(RowNorm):
 
     samples = samples_of(
         ({"eps": 1e-5, **BOTH}, [(2, 5, 4, 3), (5,), (5,)]), ({"eps": 1e-3, "has_bias": True}, [(1, 3, 1, 2), (3,)])
+    )
+
+
+@op
+class VolumeNorm(Op):
+    """The group norm `norm` of volumes that lie as images x (N D, C, H, W), `depth` frames each; its weight and bias (C,)."""
+
+    norm: GroupNorm
+    depth: int
+
+    def infer(self, *inputs: Any) -> Spec:
+        return self.norm.infer(*inputs)
+
+    def is_weight(self, index: int) -> bool:
+        return index > 0
+
+    def decompose(self, x: Tensor, *values: Tensor) -> Tensor:
+        return FramesOfVolume()(self.norm(VolumeOfFrames(self.depth)(x), *values))
+
+    samples = samples_of(
+        ({"norm": GroupNorm(2, 1e-5, **BOTH), "depth": 3}, [(6, 4, 2, 5), (4,), (4,)]),
+        ({"norm": GroupNorm(None), "depth": 2}, [(2, 3, 4, 3)]),
     )

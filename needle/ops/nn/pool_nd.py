@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from needle.autograd import Op, Tensor, op
+import itertools
+from typing import Any
+
+from needle.autograd import Op, Spec, Tensor, op
 from needle.ops.families import samples_of
 from needle.ops.nn.pool import (
     AdaptiveAvgPool2d,
     AvgPool2d,
     MaxPool2d,
+    Pool,
     adaptive_pooling,
     avg_pooling,
     infer_adaptive,
     infer_pool,
     max_pooling,
+    pooled_regions,
 )
 from needle.ops.nn.spatial import on_frames, on_row, windows_of
+from needle.ops.nn.volumes import FramesOfVolume, VolumeOfFrames
+from needle.ops.shape.basic import reshape
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.join import along, concat
 
@@ -43,6 +50,57 @@ class PoolNd(Op):
 
 
 @op
+class DepthPool(Op):
+    """Images x (N D, C, H, W), `depth` frames of each volume, to (N D', C, H, W): pooled over the depth as `pool` does over the
+    rows of (N, C, D, H W).
+    """
+
+    pool: Any  # a Pool of windows of one column
+    depth: int
+
+    def infer(self, x: Any) -> Spec:
+        frames, c, *size = x.shape
+        return Spec((frames // self.depth * len(self.windows()), c, *size), str(x.dtype))
+
+    def windows(self) -> list[tuple[list[int], float]]:
+        """The frames of every window of a volume, and by what their sum is divided."""
+        pool, column = self.pool, Spec((1, 1, self.depth, 1))
+        if isinstance(pool, AdaptiveAvgPool2d):
+            regions = pooled_regions((self.depth,), pool.infer(column).shape[2:3])[0]
+            return [(list(range(*r)), r[1] - r[0]) for r in regions]
+        divisors = pool.divisor(column)[:, 0] if isinstance(pool, AvgPool2d) else itertools.repeat(1.0)
+        apart, (count,) = getattr(pool, "dilation", (1,))[0], pool.infer(column).shape[2:3]
+        starts = (i * pool.stride[0] - pool.padding[0] for i in range(count))
+        windows = ([a + t * apart for t in range(pool.kernel_size[0])] for a in starts)
+        return [([f for f in w if 0 <= f < self.depth], d) for w, d in zip(windows, divisors, strict=False)]
+
+    def decompose(self, x: Tensor) -> Tensor:
+        _, c, *size = x.shape
+        volume = VolumeOfFrames(self.depth)(x)
+        n = volume.shape[0]
+        made = self.pool(reshape(volume, (n, c, self.depth, size[0] * size[1])))
+        return FramesOfVolume()(reshape(made, (n, c, made.shape[2], *size)))
+
+    @classmethod
+    def samples(cls) -> list:
+        pools = [
+            (MaxPool2d((3, 1), (2, 1), (1, 0), (1, 1), True), 6),
+            (MaxPool2d((2, 1), (1, 1), (1, 0), (2, 1)), 5),
+            (AvgPool2d((3, 1), (1, 1), (1, 0), False, False), 4),
+            (AvgPool2d((3, 1), (2, 1), (1, 0), True), 5),
+            (AdaptiveAvgPool2d((3, None)), 4),
+        ]
+        return [({"pool": p, "depth": d}, [(d * n, 3, 2, 2)]) for (p, d), n in zip(pools, (1, 2, 1, 2, 1), strict=True)]
+
+
+def over_frames(planes: Pool, depth: Pool, x: Tensor) -> Tensor:
+    """As `on_frames`, for plans that keep frames as images."""
+    frames = planes(FramesOfVolume()(x))
+    pooled = DepthPool(depth, x.shape[2])
+    return VolumeOfFrames(len(pooled.windows()))(pooled(frames))
+
+
+@op
 class MaxPoolNd(PoolNd):
     """Maximum of every window of x (N, C, L) or (N, C, D, H, W)."""
 
@@ -59,8 +117,12 @@ class MaxPoolNd(PoolNd):
         k, s, p, d = self.kernel_size, self.stride, self.padding, self.dilation
         if len(k) == 1:
             return on_row(MaxPool2d((1, *k), (1, *s), (0, *p), (1, *d), self.ceil_mode), x)
+        return on_frames(*self.by_axis(), x)
+
+    def by_axis(self) -> tuple[Pool, Pool]:
+        k, s, p, d = self.kernel_size, self.stride, self.padding, self.dilation
         planes = MaxPool2d(k[1:], s[1:], p[1:], d[1:], self.ceil_mode)
-        return on_frames(planes, MaxPool2d((k[0], 1), (s[0], 1), (p[0], 0), (d[0], 1), self.ceil_mode), x)
+        return planes, MaxPool2d((k[0], 1), (s[0], 1), (p[0], 0), (d[0], 1), self.ceil_mode)
 
     @classmethod
     def samples(cls) -> list:
@@ -87,8 +149,12 @@ class AvgPoolNd(PoolNd):
         k, s, p, rest = self.kernel_size, self.stride, self.padding, (self.ceil_mode, self.count_include_pad)
         if len(k) == 1:
             return on_row(AvgPool2d((1, *k), (1, *s), (0, *p), *rest, self.divisor_override), x)
+        return on_frames(*self.by_axis(), x)
+
+    def by_axis(self) -> tuple[Pool, Pool]:
+        k, s, p, rest = self.kernel_size, self.stride, self.padding, (self.ceil_mode, self.count_include_pad)
         planes = AvgPool2d(k[1:], s[1:], p[1:], *rest, 1 if self.divisor_override else None)
-        return on_frames(planes, AvgPool2d((k[0], 1), (s[0], 1), (p[0], 0), *rest, self.divisor_override), x)
+        return planes, AvgPool2d((k[0], 1), (s[0], 1), (p[0], 0), *rest, self.divisor_override)
 
     @classmethod
     def samples(cls) -> list:
@@ -114,7 +180,10 @@ class AdaptiveAvgPoolNd(PoolNd):
         size = self.output_size
         if len(size) == 1:
             return on_row(AdaptiveAvgPool2d((None, *size)), x)
-        return on_frames(AdaptiveAvgPool2d(size[1:]), AdaptiveAvgPool2d((size[0], None)), x)
+        return on_frames(*self.by_axis(), x)
+
+    def by_axis(self) -> tuple[Pool, Pool]:
+        return AdaptiveAvgPool2d(self.output_size[1:]), AdaptiveAvgPool2d((self.output_size[0], None))
 
     samples = samples_of(({"output_size": (3,)}, [(2, 3, 7)]), ({"output_size": (2, None, 5)}, [(1, 2, 5, 3, 4)]))
 

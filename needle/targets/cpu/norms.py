@@ -14,8 +14,9 @@ from needle.graph.engine import Fusion
 from needle.graph.matcher import Match, Pattern
 from needle.graph.steps import Steps
 from needle.op import Op
-from needle.ops.nn.image_parts import FIRST, LAST, PixelNorm
-from needle.ops.nn.layer_norm import LayerNorm
+from needle.ops.nn.image_parts import FIRST, LAST, PixelNorm, VolumeNorm
+from needle.ops.nn.layer_norm import GroupNorm, LayerNorm
+from needle.ops.nn.volumes import FramesOfVolume, VolumeOfFrames
 from needle.ops.shape.basic import Permute
 from needle.targets.images import images
 
@@ -163,3 +164,25 @@ def pixel_norm(builder: Builder, op: PixelNorm, ins: list[NDArray], out: NDArray
     x, *values = op.split(ins)
     weight, bias = (padded_bias(builder, v) for v in values)
     call("layer_norm_blocked", [out], x=x, weight=weight, bias=bias, channels=builder.given[0].shape[1], eps=op.eps)
+
+
+@CPU.lowers(GroupNorm)
+def group_norm(builder: Builder, op: GroupNorm, ins: list[NDArray], out: NDArray, images: int = 1) -> None:
+    """images: of which a sample consists, where they are in blocks."""
+    if not is_blocked(out):
+        op.into(out, *ins)
+        return
+    x, *values = op.split(ins)
+    weight, bias = (padded_bias(builder, v) for v in values)
+    channels = builder.given[0].shape[1]
+    named = {"images": images, "channels": channels, "groups": channels if op.groups is None else op.groups}
+    call("group_norm_blocked", [out], x=x, weight=weight, bias=bias, **named, eps=op.eps, activation=0, alpha=0)
+
+
+@CPU.lowers(VolumeNorm)
+def volume_norm(builder: Builder, op: VolumeNorm, ins: list[NDArray], out: NDArray) -> None:
+    if is_blocked(out):
+        group_norm(builder, op.norm, ins, out, op.depth)
+        return
+    made = op.norm.compute(VolumeOfFrames(op.depth).compute(ins[0]), *ins[1:])
+    call("copy", [out], x=FramesOfVolume().compute(made))

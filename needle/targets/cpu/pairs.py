@@ -29,7 +29,7 @@ FINISHED = (
     "conv2d_winograd_f4",
     "depthwise_blocked",
 )  # with what is added
-ACTIVATED = (*FINISHED, "conv_transpose2d_blocked")
+ACTIVATED = (*FINISHED, "conv_transpose2d_blocked", "group_norm_blocked")
 PIXEL_BYTES, BAND_BYTES = 2 * BLOCK * 4, 256 << 10  # of a tile's channels; of rows that stay in L2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from needle.graph import Graph, Node
 from needle.op import Op
 from needle.ops.common import Elementwise
 from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad
+from needle.ops.nn.conv_nd import Conv3d
 from needle.ops.nn.image_parts import (
     BatchNormGradApply,
     BatchNormGradSums,
@@ -25,13 +27,15 @@ from needle.ops.nn.image_parts import (
     ChannelSlice,
     ChannelSums,
 )
+from needle.ops.nn.pool_nd import PoolNd, over_frames
+from needle.ops.nn.volumes import DepthTaps
 from needle.ops.shape.basic import Pad, Reshape
 from needle.ops.shape.join import Concat
 from needle.targets.images import follows, images, main_op, reads_images, starts
 from needle.targets.layers import LayerTarget
 
 # Ops that have kernels for images in blocks alone.
-IMAGE_PARTS = (BatchNormGradApply, BatchNormGradSums, BatchNormMoments, ChannelSums)
+IMAGE_PARTS = (BatchNormGradApply, BatchNormGradSums, BatchNormMoments, ChannelSums, DepthTaps)
 STEMS = (Conv2d, Conv2dWeightGrad)  # what reads images of few channels in one narrow block
 BLOCK = 16  # channels per block, columns per packed panel
 
@@ -112,6 +116,30 @@ class Blocks(Layout):
     def place(self, node: Node) -> None:
         if isinstance(node.target, Concat):
             self._place_slices(node)
+        elif self._is_window(node) and node.args[0] in self.planner.home:
+            plan = self.planner
+            plan.group[node] = plan.group[plan.home[node.args[0]]]
+            plan.group[node].add(node)
+
+    def _is_window(self, node: Node) -> bool:
+        """Whether what windows over the depth read lies side by side already: in one volume whose frames follow each other."""
+        op, plan = node.target, self.planner
+        if not isinstance(op, DepthTaps) or node.args[0].meta["spec"].shape[0] != op.depth:
+            return False
+        layers = all(u.kind == "op" and isinstance(main_op(u.target), Conv2d) for u in plan.users[node])
+        return layers and plan.home.get(node.args[0]) not in self.slot
+
+    def _members(self, node: Node) -> set[Node]:
+        """The values in the memory of a value as images, among them what windows over its depth read."""
+        plan = self.planner
+        found = plan.group.get(node, {node})
+        return found | {u for m in found for u in plan.users[m] if self._is_window(u)}
+
+    def ends(self, node: Node) -> tuple[int, int]:
+        """Frames of zeros that windows over the depth read before and behind a volume."""
+        padding = [m.target.padding for m in self._members(node) if self._is_window(m)]
+        front, back = (max((0, *sides)) for sides in (zip(*padding, strict=True) if padding else ((), ())))
+        return front, back
 
     def _place_slices(self, concat: Node) -> None:
         plan, offset = self.planner, 0
@@ -156,7 +184,7 @@ class Blocks(Layout):
     def halo(self, node: Node) -> Halo:
         """The zero ring that the readers of a value, and of everything that shares its memory, need around it."""
         plan, halo = self.planner, NO_HALO
-        for member in plan.group.get(node, {node}):
+        for member in self._members(node):
             for user in plan.users[member]:
                 if user.kind == "op":
                     for i, (x, read) in enumerate(zip(user.args, self.reads(user), strict=True)):
@@ -173,19 +201,28 @@ class Blocks(Layout):
                 concat, channel = self.slot[node]
                 whole = self.allocate(plan.home[concat])
                 return whole[:, channel // BLOCK : (channel + spec.shape[1]) // BLOCK]
-            plan.native[node] = self.memory(spec.shape, self.halo(node))
+            if self._is_window(node):
+                plan.native[node] = window(node.target, spec.shape, plan.native[node.args[0]])
+            else:
+                plan.native[node] = self.memory(spec.shape, self.halo(node), ends=self.ends(node))
         return plan.native[node]
 
-    def memory(self, shape: Sequence[int], halo: Halo = NO_HALO, block: int = BLOCK) -> NDArray:
-        """New memory for a (N, C, H, W) value as (N, C / block, H, W, block) inside a ring of zeros."""
+    def memory(
+        self, shape: Sequence[int], halo: Halo = NO_HALO, block: int = BLOCK, ends: tuple[int, int] = (0, 0)
+    ) -> NDArray:
+        """New memory for a (N, C, H, W) value as (N, C / block, H, W, block) inside a ring of zeros, between images of zeros."""
         n, c, h, w = shape
         top, left, bottom, right = halo
         blocks, rows, row = -(-c // block), h + top + bottom, (w + left + right) * block
         strides = (blocks * rows * row, rows * row, row, block, 1)
-        handle: Any = self.planner.builder.buffer(n * blocks * rows * row * 4)
+        handle: Any = self.planner.builder.buffer((n + sum(ends)) * strides[0] * 4)
         handle.native = True
-        out = NDArray.make((n, blocks, h, w, block), strides, handle=handle, offset=top * row + left * block)
+        first = ends[0] * strides[0]
+        out = NDArray.make((n, blocks, h, w, block), strides, handle=handle, offset=first + top * row + left * block)
         self.zero(out, halo)
+        for count, offset in zip(ends, (0, first + n * strides[0]), strict=True):
+            if count:
+                call("fill", [NDArray.make((count * strides[0],), (1,), handle=handle, offset=offset)], value=0)
         return out
 
     def zero(self, out: NDArray, halo: Halo) -> None:
@@ -196,10 +233,10 @@ class Blocks(Layout):
     def enter(self, node: Node) -> NDArray:
         spec = node.meta["spec"]
         block = spec.shape[1] if self._stem(node) else BLOCK
-        return self.memory(spec.shape, self.halo(node), block)
+        return self.memory(spec.shape, self.halo(node), block, self.ends(node))
 
     def constant(self, node: Node, plain: NDArray) -> NDArray | None:
-        if any(self.halo(node)) or self._stem(node):
+        if any(self.halo(node)) or any(self.ends(node)) or self._stem(node):
             return None
         made = self.planner.builder.derive("in_blocks", in_blocks, plain)
         made._handle.native = True
@@ -221,6 +258,19 @@ class Blocks(Layout):
             node not in u.args[1:] and isinstance(conv := main_op(u.target), STEMS) and conv.groups == 1  # type: ignore[attr-defined]
             for u in readers
         )
+
+
+def takes_frames(op: Conv3d, x: Spec, w: Spec) -> bool:
+    """Whether a convolution of volumes is best one of frames; else it may be one of images of D rows."""
+    return x.dtype == "float32" and (w.shape[2] == 1 or op.groups == op.dilation[0] == 1)
+
+
+def window(op: DepthTaps, shape: Sequence[int], x: NDArray) -> NDArray:
+    """What windows over the depth of a volume in blocks read, as a view: channels of neighbouring frames follow each other."""
+    image, block, row, pixel, _ = x.strides
+    made = (shape[0], op.taps * x.shape[1], *x.shape[2:])
+    strides = (op.stride * image, block, row, pixel, 1)
+    return NDArray.make(made, strides, handle=x._handle, offset=x._offset - op.padding[0] * image)
 
 
 def with_four_axes(graph: Graph) -> Graph:
@@ -267,6 +317,8 @@ class CpuTarget(LayerTarget):
         """Parts of ops on images have kernels for images in blocks alone."""
         if not isinstance(op, IMAGE_PARTS):
             return super().can_fold(op, inputs, constant, disable)
+        if isinstance(op, DepthTaps) and not (inputs[0].shape[1] % BLOCK == 0 and op.groups == op.dilation == 1):
+            return False
         return inputs[0].ndim == 4 and all(s.dtype == "float32" for s in inputs)
 
     def splits(self, graph: Graph) -> dict[Node, Callable[..., Any]]:
@@ -276,6 +328,16 @@ class CpuTarget(LayerTarget):
                 spec = n.args[0].meta["spec"]
                 if spec.ndim == 4 and spec.dtype == "float32" and (made := PARTS[type(n.target)](n.target, spec)):
                     parts[n] = made
+            elif n.kind == "op" and isinstance(n.target, Conv3d):
+                if takes_frames(n.target, *(a.meta["spec"] for a in n.args[:2])):
+                    parts[n] = n.target.over_frames
+            elif (
+                n.kind == "op"
+                and isinstance(n.target, PoolNd)
+                and hasattr(n.target, "by_axis")
+                and n.meta["spec"].ndim == 5
+            ):
+                parts[n] = functools.partial(over_frames, *n.target.by_axis())
         return parts
 
     def arranged(self, graph: Graph) -> Graph:

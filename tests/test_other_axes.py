@@ -1,0 +1,174 @@
+"""Sequences and volumes that plans keep as images in blocks, beside torch in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import needle as ndl
+import operator_fusion
+import torch2needle
+from needle.backend_selection import BACKEND
+
+pytestmark = pytest.mark.skipif(BACKEND == "np", reason="plans")
+
+CONV = {1: nn.Conv1d, 3: nn.Conv3d}
+BATCH_NORM = {1: nn.BatchNorm1d, 3: nn.BatchNorm3d}
+LAYOUTS = {"to_blocked", "from_blocked", "copy"}
+
+
+def settled(net: nn.Module) -> nn.Module:
+    """With running statistics and factors that matter."""
+    for m in net.modules():
+        if isinstance(m, nn.modules.batchnorm._BatchNorm):
+            m.running_mean.uniform_(-1, 1)
+            m.running_var.uniform_(0.5, 2)
+        if isinstance(m, nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.modules.instancenorm._InstanceNorm):
+            for p in m.parameters():
+                nn.init.uniform_(p, 0.5, 1.5)
+    return net.eval()
+
+
+def kernels_of(net: nn.Module, x: torch.Tensor, tolerance: float = 4e-6) -> list[str]:
+    """The kernels of the fused net's plan; it and the plain net's plan are compared with torch."""
+    want = copy.deepcopy(net).double()(x.double()).detach().numpy()
+    plain = torch2needle.convert(net, x, dynamic=False)
+    for made in (plain, operator_fusion.fuse(plain)):
+        exe = ndl.compile(made, x)
+        got = exe(x).numpy()
+        assert got.shape == want.shape
+        assert np.abs(got - want).max() <= tolerance * max(np.abs(want).max(), 1e-3)
+    return list(exe.plan.names)
+
+
+def layers(axes: int, *kernels: int | tuple) -> nn.Sequential:
+    """Convolutions of 16 and more channels with batch norms and activations."""
+    made, channels = [], 16
+    for i, kernel in enumerate(kernels):
+        size = (kernel,) * axes if isinstance(kernel, int) else kernel
+        conv = CONV[axes](channels, 16 * (i + 2), size, padding=tuple(k // 2 for k in size), bias=i % 2 == 0)
+        channels = conv.out_channels
+        made += [conv, BATCH_NORM[axes](channels), (nn.ReLU(), nn.SiLU(), nn.LeakyReLU(0.1))[i % 3]]
+    return nn.Sequential(*made)
+
+
+@pytest.mark.parametrize(
+    "axes, kernels, size",
+    [
+        (1, (3, 5, 1), (2, 16, 37)),
+        (1, (1, 7), (1, 16, 1)),
+        (3, (3, 3), (1, 16, 5, 6, 7)),
+        (3, ((1, 3, 3), (3, 1, 1), (1, 1, 1)), (1, 16, 4, 9, 8)),
+        (3, ((5, 1, 1), (3, 3, 3)), (1, 16, 1, 2, 3)),
+    ],
+)
+def test_layers_stay_in_blocks(axes: int, kernels: tuple, size: tuple[int, ...]) -> None:
+    names = kernels_of(settled(layers(axes, *kernels)), torch.randn(size))
+    assert not {"batch_norm", "relu", "silu", "leaky_relu"} & set(names), names
+    assert sum(n in LAYOUTS for n in names) <= 3, names  # the net's input and its result
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("depth", [3, 6])
+def test_windows_over_the_depth(stride: int, padding: int, batch: int, depth: int) -> None:
+    window = {"stride": (stride, 1, 1), "padding": (padding, 1, 0)}
+    net = nn.Sequential(nn.Conv3d(3, 32, 1), nn.ReLU(), nn.Conv3d(32, 20, (3, 3, 1), **window), nn.ReLU())
+    kernels_of(net.eval(), torch.randn(batch, 3, depth, 4, 5))
+
+
+class Joined(nn.Module):
+    """What reads a volume beside windows over its depth: a sum, a concat, a factor per channel, and the net's output."""
+
+    def __init__(self, axes: int) -> None:
+        super().__init__()
+        self.first, self.one, self.other = CONV[axes](4, 32, 1), CONV[axes](32, 32, 3, padding=1), CONV[axes](32, 32, 1)
+        pool = {1: nn.AdaptiveAvgPool1d, 3: nn.AdaptiveAvgPool3d}[axes]
+        self.gate = nn.Sequential(pool(1), CONV[axes](32, 32, 1), nn.Sigmoid())
+        self.last = CONV[axes](96, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        a = torch.relu(self.one(x) + x)
+        b = self.other(a) * self.gate(a)
+        joined = torch.cat([x, a, b], 1)
+        return torch.cat([self.last(joined), joined, b + b.mean((-1, -2), keepdim=True)], 1)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_other_readers(axes: int, batch: int) -> None:
+    kernels_of(Joined(axes).eval(), torch.randn(batch, 4, *(5, 6, 7)[-axes:]))
+
+
+POOLS = {
+    "max": nn.MaxPool3d(3, 2, 1),
+    "max of frames": nn.MaxPool3d((1, 3, 3), 2, (0, 1, 1)),
+    "max, dilated": nn.MaxPool3d(2, 1, 1, dilation=2),
+    "max, ceil": nn.MaxPool3d(2, 2, ceil_mode=True),
+    "mean": nn.AvgPool3d(3, 2, 1),
+    "mean of what is inside": nn.AvgPool3d((3, 2, 2), (1, 2, 2), (1, 0, 0), count_include_pad=False),
+    "mean by 5": nn.AvgPool3d(2, 1, divisor_override=5),
+    "adaptive": nn.AdaptiveAvgPool3d((3, None, 2)),
+    "adaptive to one": nn.AdaptiveAvgPool3d(1),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("pool", POOLS)
+def test_pools_of_volumes(pool: str, batch: int) -> None:
+    net = nn.Sequential(nn.Conv3d(2, 20, 1), nn.ReLU(), POOLS[pool], nn.Conv3d(20, 8, 1)).eval()
+    names = kernels_of(net, torch.randn(batch, 2, 5, 6, 7))
+    assert sum(n in ("to_blocked", "from_blocked") for n in names) == 2, names
+
+
+NORMS = {
+    1: (nn.InstanceNorm1d, nn.Conv1d, (33,)),
+    2: (nn.InstanceNorm2d, nn.Conv2d, (40, 70)),
+    3: (nn.InstanceNorm3d, nn.Conv3d, (3, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("axes", NORMS)
+@pytest.mark.parametrize("channels, groups", [(1, 1), (24, 3), (32, 1), (48, 16), (20, 0)])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_norms_of_groups(axes: int, channels: int, groups: int, offset: float) -> None:
+    instance, conv, size = NORMS[axes]
+    norm = nn.GroupNorm(groups, channels) if groups else instance(channels, affine=True)
+    net = nn.Sequential(conv(3, channels, 3, padding=1), norm, nn.SiLU(), conv(channels, 5, 1))
+    with torch.no_grad():
+        net[0].bias.add_(offset)
+    names = kernels_of(settled(net), torch.randn(2, 3, *size), 4e-6 if not offset else 1e-4)
+    assert "group_norm_blocked" in names and "silu" not in names, names
+
+
+def test_a_norm_of_equal_numbers() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 16, 1), nn.GroupNorm(4, 16)).eval()
+    with torch.no_grad():
+        net[0].weight.zero_()
+        net[0].bias.fill_(0.5)
+    x = torch.randn(2, 1, 5, 7)
+    assert not ndl.compile(torch2needle.convert(net, x, dynamic=False), x)(x).numpy().any()
+
+
+def test_another_batch_takes_another_way() -> None:
+    net = settled(nn.Sequential(*layers(3, 3), nn.Conv3d(32, 16, (3, 1, 1), padding=(1, 0, 0))))
+    made = torch2needle.convert(net, torch.randn(2, 16, 4, 5, 6))
+    exe = ndl.compile(made, torch.randn(2, 16, 4, 5, 6))
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 16, 4, 5, 6)
+        want = copy.deepcopy(net).double()(x.double()).detach().numpy()
+        assert np.abs(exe(x).numpy() - want).max() <= 4e-6 * np.abs(want).max()
+
+
+def test_long_rows_are_cut() -> None:
+    """Rows whose windows exceed a core's cache, beside short ones."""
+    for size, kernel in (((2, 64, 40000), 5), ((1, 16, 3, 130, 131), (3, 3, 3))):
+        axes = len(size) - 2
+        conv = CONV[axes](size[1], 24, kernel, padding=1)
+        kernels_of(nn.Sequential(CONV[axes](size[1], size[1], 1), conv).eval(), torch.randn(size), 1e-5)
