@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,8 @@ class Joined(nn.Module):
 @pytest.mark.parametrize("axes", [1, 3])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_other_readers(axes: int, batch: int) -> None:
-    kernels_of(Joined(axes).eval(), torch.randn(batch, 4, *(5, 6, 7)[-axes:]))
+    names = kernels_of(Joined(axes).eval(), torch.randn(batch, 4, *(5, 6, 7)[-axes:]))
+    assert names.count("to_blocked") <= (1 if axes == 1 or batch == 1 else 4), names
 
 
 POOLS = {
@@ -172,3 +174,32 @@ def test_long_rows_are_cut() -> None:
         axes = len(size) - 2
         conv = CONV[axes](size[1], 24, kernel, padding=1)
         kernels_of(nn.Sequential(CONV[axes](size[1], size[1], 1), conv).eval(), torch.randn(size), 1e-5)
+
+
+class Enlarged(nn.Module):
+    """Transposed convolutions of volumes whose frames meet or do not, beside what is joined to them."""
+
+    def __init__(self, channels: int, **window: Any) -> None:
+        super().__init__()
+        self.first, self.up = nn.Conv3d(3, 32, 1), nn.ConvTranspose3d(32, channels, **window)
+        self.next, self.last = nn.Conv3d(channels, 16, 3, padding=1), nn.Conv3d(channels + 16, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up = torch.relu(self.up(self.first(x)))
+        return self.last(torch.cat([self.next(up), up], 1)) + self.next(torch.tanh(up))[:, :8]
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"kernel_size": 2, "stride": 2},
+        {"kernel_size": (3, 2, 2), "stride": (3, 1, 2), "bias": False},
+        {"kernel_size": 4, "stride": 2, "padding": 1},
+        {"kernel_size": 2, "stride": 2, "groups": 2},
+        {"kernel_size": 2, "stride": 2, "padding": (1, 0, 0), "output_padding": (0, 1, 0)},
+    ],
+)
+@pytest.mark.parametrize("channels", [16, 12])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_transposed_convolutions(window: dict, channels: int, batch: int) -> None:
+    kernels_of(Enlarged(channels, **window).eval(), torch.randn(batch, 3, 3, 4, 5))

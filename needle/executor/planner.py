@@ -85,7 +85,7 @@ class Planner:
             self._join(node, node.args[0])
             if node.args[0] not in self.home:
                 self.borrowed.add(node)
-        elif op.is_view:
+        elif op.is_view and not self.is_native[node]:
             for x in node.args:
                 self._share(node, x)
         elif op.in_place:

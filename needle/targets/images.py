@@ -23,7 +23,7 @@ from needle.ops.nn.norm import BatchNorm, BatchNormTrain, BatchNormTrainGrad
 from needle.ops.nn.pool import AdaptiveAvgPool2dGrad, AvgPool2dGrad, MaxPool2dGrad, Pool
 from needle.ops.nn.pool_nd import DepthPool
 from needle.ops.nn.resize import Interpolate, InterpolateGrad
-from needle.ops.nn.volumes import DepthTaps
+from needle.ops.nn.volumes import DepthTaps, FramesOfChannels
 from needle.ops.reduce.basic import Reduction
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat, TupleGetItem
@@ -38,6 +38,7 @@ FOLLOWS = (
     Concat,
     DepthPool,
     Elementwise,
+    FramesOfChannels,
     GroupNorm,
     Interpolate,
     Pad,

@@ -76,13 +76,13 @@ def image_arguments(
     backs = [image[a][1] for a in args if a in image]
     if not backs or not works_on_images(op, out.ndim) or out.dtype != args[0].meta["spec"].dtype:
         return None
-    back = max(backs, key=lambda b: getattr(b, "depth", 1))
+    back = max(backs, key=depth_of)
     inputs = []
     for i, a in enumerate(args):
         spec = a.meta["spec"]
         if op.is_weight(i):
             inputs.append(a)
-        elif a in image and (image[a][1] == back or out.shape[0] == 1):
+        elif a in image and (depth_of(image[a][1]) == depth_of(back) or out.shape[0] == 1):
             inputs.append(image[a][0])
         elif spec.shape == out.shape and isinstance(op, Elementwise):
             inputs.append(add(new, Unsqueeze(ROW) if isinstance(back, Squeeze) else FramesOfVolume(), [a], a.name))
@@ -91,6 +91,11 @@ def image_arguments(
         else:
             return None
     return back, inputs
+
+
+def depth_of(back: Any) -> int:
+    """Images of a sample."""
+    return back.depth if isinstance(back, VolumeOfFrames) else 1
 
 
 def works_on_images(op: Any, ndim: int) -> bool:

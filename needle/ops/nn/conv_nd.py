@@ -8,10 +8,10 @@ from needle.autograd import OPS, Op, Tensor, op
 from needle.ops.families import samples_of
 from needle.ops.nn.conv import convolution, transposed_convolution
 from needle.ops.nn.spatial import ANY, infer_conv, infer_conv_transpose, on_axis, windows_of
-from needle.ops.nn.volumes import DepthTaps, FramesOfVolume, VolumeOfFrames
+from needle.ops.nn.volumes import DepthTaps, FramesOfChannels, FramesOfVolume, VolumeOfFrames
 from needle.ops.shape.basic import Pad, permute, reshape, squeeze, unsqueeze
 from needle.ops.shape.indexing import getitem, scattered
-from needle.ops.shape.join import along
+from needle.ops.shape.join import along, concat
 
 __all__ = ["conv1d", "conv3d", "conv_transpose1d", "conv_transpose3d"]
 
@@ -148,11 +148,19 @@ class ConvTranspose3d(Op):
         weight = reshape(permute(w, (0, 2, 1, 3, 4)), (c, kernel[0] * per_group, *kernel[1:]))
         sides = {"padding": (top, left, bottom, right), "output_padding": self.output_padding[1:]}
         conv = over_images(self, stride=self.stride[1:], dilation=self.dilation[1:], **sides)
+        if g == 1 and self._meets_nothing(kernel[0]):
+            whole = [concat(bias * kernel[0], 0)] if bias else []
+            return VolumeOfFrames(d * kernel[0])(FramesOfChannels(kernel[0])(conv(images, weight, *whole)))
         frames = reshape(conv(images, weight), (n, d, g, kernel[0], per_group, *size))
         out = self._sum(permute(frames, (0, 2, 4, 1, 3, 5, 6)), (n, g * per_group, d, *size))
         if front or back or self.output_padding[0]:
             out = on_axis(Pad(((-front, self.output_padding[0] - back), (0, 0))), out, 2)
         return out + reshape(bias[0], (-1, 1, 1, 1)) if bias else out
+
+    def _meets_nothing(self, taps: int) -> bool:
+        """Whether each frame of the result comes from one tap of one frame."""
+        ends = (self.padding[0], self.padding[3], self.output_padding[0])
+        return not any(ends) and self.stride[0] == taps and self.dilation[0] == 1
 
     def _sum(self, frames: Tensor, shape: tuple) -> Tensor:
         """frames (N, G, O / G, D, KD, H, W), each added at its depth; `shape` is that of one tap, (N, O, D, H, W)."""

@@ -110,3 +110,25 @@ class DepthTaps(Op):
         ({"depth": 4, "taps": 2, "dilation": 2, "padding": (0, 1)}, [(8, 16, 2, 1)]),
         ({"depth": 4, "taps": 3, "padding": (1, 1)}, [(4, 32, 2, 3)]),
     )
+
+
+@op
+class FramesOfChannels(Arranged):
+    """Images x (N, parts C, H, W) as (N parts, C, H, W): neighbouring frames, the channels of the first before those of the next."""
+
+    parts: int
+
+    def infer(self, x: Any) -> Spec:
+        n, c, *size = x.shape
+        return Spec((n * self.parts, c // self.parts, *size), str(x.dtype))
+
+    def compute(self, x: NDArray) -> Any:
+        return x.viewed(self.infer(x).shape)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return x.reshape(self.infer(x).shape)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return reshape(out_grad, node.inputs[0].shape)
+
+    samples = samples_of(({"parts": 2}, [(3, 4, 2, 5)]), ({"parts": 3}, [(1, 48, 1, 2)]))

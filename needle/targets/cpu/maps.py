@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from needle.autograd import Spec
 from needle.backend_ndarray import NDArray, call
@@ -12,7 +13,7 @@ from needle.executor.builder import Builder
 from needle.ops.nn.norm import BatchNorm, dense
 from needle.ops.nn.pool import MaxPool2d
 from needle.ops.nn.pool_nd import DepthPool
-from needle.ops.nn.volumes import DepthTaps
+from needle.ops.nn.volumes import DepthTaps, FramesOfChannels
 from needle.ops.reduce.basic import Reduction
 from needle.ops.shape.basic import Pad
 from needle.ops.shape.join import Concat
@@ -60,6 +61,18 @@ def depth_taps(builder: Builder, op: DepthTaps, ins: list[NDArray], out: NDArray
                 call("fill", [outside], value=0)
         if stop > start:
             call("copy", [to[start:stop]], x=x[at + start * op.stride : at + (stop - 1) * op.stride + 1 : op.stride])
+
+
+@CPU.lowers(FramesOfChannels, makes=True)
+def frames_of_channels(builder: Builder, op: FramesOfChannels, ins: list[NDArray], out: Any = None) -> Any:
+    (x,) = ins
+    if out is None:
+        return op.compute(x)
+    if out._handle is not x._handle:  # where they become a part of something else
+        blocks = out.shape[1]
+        for part in range(op.parts):
+            call("copy", [out[part :: op.parts]], x=x[:, part * blocks : (part + 1) * blocks])
+    return out
 
 
 @CPU.lowers(DepthPool)

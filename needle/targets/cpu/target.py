@@ -28,7 +28,7 @@ from needle.ops.nn.image_parts import (
     ChannelSums,
 )
 from needle.ops.nn.pool_nd import PoolNd, over_frames
-from needle.ops.nn.volumes import DepthTaps
+from needle.ops.nn.volumes import DepthTaps, FramesOfChannels
 from needle.ops.shape.basic import Pad, Reshape
 from needle.ops.shape.join import Concat
 from needle.targets.images import follows, images, main_op, reads_images, starts
@@ -62,6 +62,10 @@ def same_or_one(op: Any, images: Sequence[Spec]) -> bool:
     return all(x.shape[1] == channels or tuple(x.shape[1:]) == (1, 1, 1) for x in images)
 
 
+def whole_blocks(op: Any, images: Sequence[Spec]) -> bool:
+    return op.infer(*images).shape[1] % BLOCK == 0
+
+
 def any_channels(op: Any, images: Sequence[Spec]) -> bool:
     return True
 
@@ -79,6 +83,7 @@ ACCEPTS: dict[type[Op], Callable[[Any, Sequence[Spec]], bool]] = {
     ChannelSlice: any_channels,
     Concat: joins_channels,
     Elementwise: same_or_one,
+    FramesOfChannels: whole_blocks,
     Pad: keeps_channels,
 }
 
@@ -116,7 +121,7 @@ class Blocks(Layout):
     def place(self, node: Node) -> None:
         if isinstance(node.target, Concat):
             self._place_slices(node)
-        elif self._is_window(node) and node.args[0] in self.planner.home:
+        elif self._shares(node) and node.args[0] in self.planner.home:
             plan = self.planner
             plan.group[node] = plan.group[plan.home[node.args[0]]]
             plan.group[node].add(node)
@@ -129,6 +134,10 @@ class Blocks(Layout):
         layers = all(u.kind == "op" and isinstance(main_op(u.target), Conv2d) for u in plan.users[node])
         return layers and plan.home.get(node.args[0]) not in self.slot
 
+    def _shares(self, node: Node) -> bool:
+        """Whether a value is a view of images that are made in blocks."""
+        return self._is_window(node) or (isinstance(node.target, FramesOfChannels) and node not in self.slot)
+
     def _members(self, node: Node) -> set[Node]:
         """The values in the memory of a value as images, among them what windows over its depth read."""
         plan = self.planner
@@ -137,9 +146,12 @@ class Blocks(Layout):
 
     def ends(self, node: Node) -> tuple[int, int]:
         """Frames of zeros that windows over the depth read before and behind a volume."""
-        padding = [m.target.padding for m in self._members(node) if self._is_window(m)]
-        front, back = (max((0, *sides)) for sides in (zip(*padding, strict=True) if padding else ((), ())))
-        return front, back
+        frames, needed = node.meta["spec"].shape[0], [0, 0]
+        for m in self._members(node):
+            if self._is_window(m):  # its frames may be parts of these
+                sides = (-(-p * frames // m.target.depth) for p in m.target.padding)
+                needed = list(map(max, needed, sides))
+        return needed[0], needed[1]
 
     def _place_slices(self, concat: Node) -> None:
         plan, offset = self.planner, 0
@@ -201,8 +213,8 @@ class Blocks(Layout):
                 concat, channel = self.slot[node]
                 whole = self.allocate(plan.home[concat])
                 return whole[:, channel // BLOCK : (channel + spec.shape[1]) // BLOCK]
-            if self._is_window(node):
-                plan.native[node] = window(node.target, spec.shape, plan.native[node.args[0]])
+            if self._shares(node):
+                plan.native[node] = shared(node.target, spec.shape, plan.native[node.args[0]])
             else:
                 plan.native[node] = self.memory(spec.shape, self.halo(node), ends=self.ends(node))
         return plan.native[node]
@@ -265,12 +277,16 @@ def takes_frames(op: Conv3d, x: Spec, w: Spec) -> bool:
     return x.dtype == "float32" and (w.shape[2] == 1 or op.groups == op.dilation[0] == 1)
 
 
-def window(op: DepthTaps, shape: Sequence[int], x: NDArray) -> NDArray:
-    """What windows over the depth of a volume in blocks read, as a view: channels of neighbouring frames follow each other."""
+def shared(op: DepthTaps | FramesOfChannels, shape: Sequence[int], x: NDArray) -> NDArray:
+    """The result as a view of images in blocks. Channels of neighbouring frames follow each other: a window over the depth reads
+    those of all its frames as one image's, and channels of one image may be those of several frames.
+    """
     image, block, row, pixel, _ = x.strides
-    made = (shape[0], op.taps * x.shape[1], *x.shape[2:])
-    strides = (op.stride * image, block, row, pixel, 1)
-    return NDArray.make(made, strides, handle=x._handle, offset=x._offset - op.padding[0] * image)
+    taps = isinstance(op, DepthTaps)
+    blocks, step = (op.taps * x.shape[1], op.stride * image) if taps else (x.shape[1] // op.parts, image // op.parts)
+    first = op.padding[0] * image if taps else 0
+    made, strides = (shape[0], blocks, *x.shape[2:]), (step, block, row, pixel, 1)
+    return NDArray.make(made, strides, handle=x._handle, offset=x._offset - first)
 
 
 def with_four_axes(graph: Graph) -> Graph:
