@@ -78,9 +78,20 @@ def test_layers_stay_in_blocks(axes: int, kernels: tuple, size: tuple[int, ...])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("depth", [3, 6])
 def test_windows_over_the_depth(stride: int, padding: int, batch: int, depth: int) -> None:
-    window = {"stride": (stride, 1, 1), "padding": (padding, 1, 0)}
-    net = nn.Sequential(nn.Conv3d(3, 32, 1), nn.ReLU(), nn.Conv3d(32, 20, (3, 3, 1), **window), nn.ReLU())
-    kernels_of(net.eval(), torch.randn(batch, 3, depth, 4, 5))
+    window: Any = {"kernel_size": (3, 3, 1), "stride": (stride, 1, 1), "padding": (padding, 1, 0)}
+    for channels, out, groups in (
+        (32, 20, 1),
+        (12, 8, 1),
+        (20, 16, 1),
+        (20, 20, 20),
+        (32, 32, 32),
+        (16, 32, 16),
+        (32, 32, 2),
+    ):
+        middle = nn.Conv3d(channels, out, groups=groups, bias=groups != 20, **window)
+        net = nn.Sequential(nn.Conv3d(3, channels, 1), nn.ReLU(), middle, nn.BatchNorm3d(out), nn.ReLU())
+        names = kernels_of(settled(net), torch.randn(batch, 3, depth, 4, 5))
+        assert "batch_norm" not in names and ("depthwise_blocked" in names) == (channels == out == groups), names
 
 
 class Joined(nn.Module):

@@ -301,6 +301,7 @@ struct DepthwisePass {
   Images<const float> residual;
   int activation;
   float alpha;
+  int64_t frames = 1;  // that a window reads, their blocks of channels one after the other
 };
 DepthwisePass depthwise_pass_of(const depthwise_blocked_args& c);
 void depthwise_pass(const Exec* exec, const DepthwisePass& p);

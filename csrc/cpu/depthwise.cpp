@@ -9,7 +9,7 @@ namespace {
 constexpr int kPixels = NEEDLE_REGISTER_BLOCKS == 32 ? 8 : NEEDLE_REGISTER_BLOCKS == 8 ? 4 : 2;
 
 struct Strides {
-  int64_t kernel_h, kernel_w, x_tap_h, x_tap_w, x_pixel;
+  int64_t kernel_d, kernel_h, kernel_w, x_tap_d, x_tap_h, x_tap_w, x_pixel;
 };
 
 template <int PIXELS>
@@ -20,17 +20,18 @@ void pixels(const Strides& s, const float* x, const float* w, const float* bias,
   for (int i = 0; i < PIXELS; i++)
 #pragma GCC unroll 4
     for (int v = 0; v < kPerBlock; v++) acc[i][v] = bias ? V::load(bias + v * V::N) : V(0.f);
-  for (int64_t kh = 0; kh < s.kernel_h; kh++) {
-    const float* p = x + kh * s.x_tap_h;
-    for (int64_t kw = 0; kw < s.kernel_w; kw++, p += s.x_tap_w, w += kBlock) {
+  for (int64_t kd = 0; kd < s.kernel_d; kd++)
+    for (int64_t kh = 0; kh < s.kernel_h; kh++) {
+      const float* p = x + kd * s.x_tap_d + kh * s.x_tap_h;
+      for (int64_t kw = 0; kw < s.kernel_w; kw++, p += s.x_tap_w, w += kBlock) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kPerBlock; v++) {
-        const V weight = V::load(w + v * V::N);
+        for (int v = 0; v < kPerBlock; v++) {
+          const V weight = V::load(w + v * V::N);
 #pragma GCC unroll 8
-        for (int i = 0; i < PIXELS; i++) acc[i][v] = fma(V::load(p + i * s.x_pixel + v * V::N), weight, acc[i][v]);
+          for (int i = 0; i < PIXELS; i++) acc[i][v] = fma(V::load(p + i * s.x_pixel + v * V::N), weight, acc[i][v]);
+        }
       }
     }
-  }
 #pragma GCC unroll 8
   for (int i = 0; i < PIXELS; i++)
 #pragma GCC unroll 4
@@ -64,10 +65,17 @@ static_assert(sizeof kPixelsFn / sizeof *kPixelsFn == kPixels + 1);
 
 void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last) {
   const Window& g = p.window;
-  const Strides s = {g.kernel_h, g.kernel_w, g.dilation_h * p.x.row, g.dilation_w * kBlock, g.stride_w * kBlock};
+  const Strides s = {p.frames,
+                     g.kernel_h,
+                     g.kernel_w,
+                     p.blocks * p.x.channels,
+                     g.dilation_h * p.x.row,
+                     g.dilation_w * kBlock,
+                     g.stride_w * kBlock};
+  const int64_t filter = p.frames * g.kernel_h * g.kernel_w * kBlock;
   for (int64_t row = first; row < last; row++) {
     const int64_t y = row % p.rows, block = row / p.rows % p.blocks, image = row / p.rows / p.blocks;
-    const float *in = p.x.at(image, block, y * g.stride_h), *w = p.w + block * g.kernel_h * g.kernel_w * kBlock;
+    const float *in = p.x.at(image, block, y * g.stride_h), *w = p.w + block * filter;
     const float* bias = p.bias ? p.bias + block * kBlock : nullptr;
     const float* residual = p.residual ? p.residual.at(image, block, y) : nullptr;
     float* out = p.y.at(image, block, y);
@@ -84,7 +92,7 @@ void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last) {
 void depthwise_pass(const Exec* exec, const DepthwisePass& p) {
   const int64_t all = p.images * p.blocks * p.rows;
   // Runs at some quarter of the FMA peak.
-  const double work = 8. * all * p.pixels * kBlock * p.window.kernel_h * p.window.kernel_w;
+  const double work = 8. * all * p.pixels * kBlock * p.frames * p.window.kernel_h * p.window.kernel_w;
   parallel_parts(exec, all, work, [&](int64_t begin, int64_t end) { depthwise_rows(p, begin, end); });
 }
 
@@ -113,7 +121,8 @@ DepthwisePass depthwise_pass_of(const depthwise_blocked_args& c) {
           c.in.bias.as<const float>(),
           Images<const float>::of(c.in.residual),
           static_cast<int>(c.attr.activation),
-          static_cast<float>(c.attr.alpha)};
+          static_cast<float>(c.attr.alpha),
+          c.in.x.shape[1] / y.shape[1]};
 }
 
 void depthwise_blocked(const depthwise_blocked_args& c) {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
-from needle.autograd import OPS, Op, Tensor, op
+from needle.autograd import OPS, Op, Spec, Tensor, op
+from needle.backend_ndarray import NDArray
 from needle.ops.families import samples_of
-from needle.ops.nn.conv import convolution, transposed_convolution
+from needle.ops.nn.conv import Conv2d, ImageLayer, convolution, transposed_convolution
 from needle.ops.nn.spatial import ANY, infer_conv, infer_conv_transpose, on_axis, windows_of
-from needle.ops.nn.volumes import DepthTaps, FramesOfChannels, FramesOfVolume, VolumeOfFrames
+from needle.ops.nn.volumes import DepthTaps, FramesOfChannels, FramesOfVolume, VolumeOfFrames, filled_channels
 from needle.ops.shape.basic import Pad, permute, reshape, squeeze, unsqueeze
 from needle.ops.shape.indexing import getitem, scattered
 from needle.ops.shape.join import along, concat
@@ -56,6 +59,51 @@ class Conv1d(OfSequences):
 
 
 @op
+class DepthwiseTaps(ImageLayer):
+    """A depthwise convolution of volumes: x (N, KD C, H, W) as DepthTaps leaves it, of C channels in whole blocks, weight
+    (O, KD, KH, KW) for the first O of them, optionally bias (O,).
+    """
+
+    stride: tuple = (1, 1)
+    padding: tuple = (0, 0, 0, 0)
+    dilation: tuple = (1, 1)
+    channel_axis = 0
+    checks = windows_of(stride=1, padding=ANY, dilation=1)
+
+    def _conv(self, w: Any) -> Conv2d:
+        return Conv2d(self.stride, self.padding, self.dilation, w.shape[0])
+
+    def _split(self, x: Any, w: Any) -> tuple:
+        return (x.shape[0], w.shape[1], x.shape[1] // w.shape[1], *x.shape[2:])
+
+    def _joined(self, x: Any, w: Any) -> tuple:
+        return (x.shape[0], w.shape[0] * w.shape[1], *x.shape[2:])
+
+    def infer(self, x: Any, w: Any, *bias: Any) -> Spec:
+        return self._conv(w).infer(Spec(self._joined(x, w), str(x.dtype)), w, *bias)
+
+    def flops(self, out: Any, x: Any, w: Any, *rest: Any) -> int:
+        return 2 * math.prod(out.shape) * math.prod(w.shape[1:])
+
+    def into(
+        self, out: NDArray, x: NDArray, w: NDArray, bias: Any = None, *, activation: str = "none", alpha: float = 0.0
+    ) -> None:
+        by_channel = x.reshape(self._split(x, w)).permute((0, 2, 1, 3, 4))[:, : w.shape[0]]
+        given = (by_channel.reshape(self._joined(x, w)), w, *([] if bias is None else [bias]))
+        self._conv(w).into(out, *given, activation=activation, alpha=alpha)
+
+    def decompose(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
+        by_channel = permute(reshape(x, self._split(x, w)), (0, 2, 1, 3, 4))
+        of_weight = getitem(by_channel, along(1, 5, slice(0, w.shape[0])))
+        return self._conv(w)(reshape(of_weight, self._joined(x, w)), w, *bias)
+
+    samples = samples_of(
+        ({}, [(2, 12, 5, 4), (4, 3, 2, 3), (4,)]),
+        ({"stride": (2, 1), "padding": (1, 0, 1, 2)}, [(1, 32, 5, 4), (13, 2, 3, 3)]),
+    )
+
+
+@op
 class Conv3d(Op):
     """Inputs: x (N, I, D, H, W), weight (O, I / groups, KD, KH, KW), optionally bias (O,).
 
@@ -85,17 +133,22 @@ class Conv3d(Op):
         conv = over_images(self, stride=step, padding=ends, dilation=spread)
         return reshape(conv(reshape(x, (n, c, d, h * width)), reshape(w, (o, per_group, kd, 1)), *bias), shape)
 
-    def over_frames(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
-        """A convolution of frames, each with the channels of all frames that the window reads."""
-        (o, per_group, kd, *kernel), d = w.shape, x.shape[2]
+    def over_frames(self, x: Tensor, w: Tensor, *bias: Tensor, block: int = 1) -> Tensor:
+        """A convolution of frames, each with the channels of all frames that the window reads, in multiples of `block`."""
+        c, (o, per_group, kd, *kernel) = x.shape[1], w.shape
         ends = (self.padding[0], self.padding[3])
-        taps = DepthTaps(d, kd, self.stride[0], ends, self.dilation[0], self.groups)
-        images = FramesOfVolume()(x)
-        if (kd, taps.stride, ends) != (1, 1, (0, 0)):
-            images = taps(images)
-        weight = reshape(permute(w, (0, 2, 1, 3, 4)), (o, kd * per_group, *kernel))
-        conv = over_images(self, stride=self.stride[1:], padding=self._sides(), dilation=self.dilation[1:])
-        return VolumeOfFrames(taps.windows())(conv(images, weight, *bias))
+        images, frames = FramesOfVolume()(x), {"stride": self.stride[1:], "padding": self._sides()}
+        frames["dilation"] = self.dilation[1:]
+        taps = DepthTaps(x.shape[2], kd, self.stride[0], ends, self.dilation[0], self.groups, block)
+        if (kd, taps.stride, ends) == (1, 1, (0, 0)):
+            out = over_images(self, **frames)(images, reshape(w, (o, per_group, *kernel)), *bias)
+        elif block > 1 and self.groups == c == o:
+            shifted = dataclasses.replace(taps, groups=1)(images)
+            out = DepthwiseTaps(**frames)(shifted, reshape(w, (o, kd, *kernel)), *bias)
+        else:
+            w = permute(filled_channels(w, block), (0, 2, 1, 3, 4))
+            out = over_images(self, **frames)(taps(images), reshape(w, (o, -1, *kernel)), *bias)
+        return VolumeOfFrames(taps.windows())(out)
 
     @classmethod
     def samples(cls) -> list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ class VolumeOfFrames(Arranged):
 @op
 class DepthTaps(Op):
     """Images x (N D, C, H, W), `depth` frames of each volume, to (N D', taps C, H, W): the channels of all frames that a window
-    over the depth reads; in groups each group's channels of all these frames lie together. padding: (front, back).
+    over the depth reads; in groups each group's channels of all these frames lie together. padding: (front, back). block: of
+    which the channels of a tap, with zeros, are a multiple.
     """
 
     depth: int
@@ -83,6 +85,7 @@ class DepthTaps(Op):
     padding: tuple = (0, 0)
     dilation: int = 1
     groups: int = 1
+    block: int = 1
 
     def windows(self) -> int:
         """How many a volume has."""
@@ -91,11 +94,13 @@ class DepthTaps(Op):
 
     def infer(self, x: Any) -> Spec:
         frames, c, *size = x.shape
-        return Spec((frames // self.depth * self.windows(), self.taps * c, *size), str(x.dtype))
+        channels = self.taps * (c + -c % self.block)
+        return Spec((frames // self.depth * self.windows(), channels, *size), str(x.dtype))
 
     def decompose(self, x: Tensor) -> Tensor:
+        x = filled_channels(x, self.block)
         _, c, *size = x.shape
-        shape = self.infer(x).shape
+        shape = dataclasses.replace(self, block=1).infer(x).shape
         split = reshape(x, (x.shape[0] // self.depth, self.depth, self.groups, c // self.groups, *size))
         if any(self.padding):
             split = Pad(((0, 0), self.padding, *((0, 0),) * 4))(split)
@@ -108,13 +113,19 @@ class DepthTaps(Op):
         ({"depth": 3, "taps": 2}, [(6, 3, 2, 2)]),
         ({"depth": 5, "taps": 3, "stride": 2, "padding": (1, 2), "groups": 2}, [(5, 4, 1, 3)]),
         ({"depth": 4, "taps": 2, "dilation": 2, "padding": (0, 1)}, [(8, 16, 2, 1)]),
-        ({"depth": 4, "taps": 3, "padding": (1, 1)}, [(4, 32, 2, 3)]),
+        ({"depth": 4, "taps": 3, "padding": (1, 1), "block": 4}, [(4, 6, 2, 3)]),
     )
+
+
+def filled_channels(x: Tensor, block: int) -> Tensor:
+    """x with zeros along axis 1 up to a multiple of `block`."""
+    fill = -x.shape[1] % block
+    return Pad(((0, fill), *((0, 0),) * (len(x.shape) - 2)))(x) if fill else x
 
 
 @op
 class FramesOfChannels(Arranged):
-    """Images x (N, parts C, H, W) as (N parts, C, H, W): neighbouring frames, the channels of the first before those of the next."""
+    """Images x (N, parts C, H, W) as (N parts, C, H, W): neighbouring frames, those of the first part before those of the next."""
 
     parts: int
 

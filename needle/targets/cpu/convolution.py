@@ -15,6 +15,7 @@ from needle.backend_ndarray.sizes import larger
 from needle.executor.builder import Builder
 from needle.executor.step import Halo
 from needle.ops.nn.conv import Conv2d, ConvTranspose2d
+from needle.ops.nn.conv_nd import DepthwiseTaps
 from needle.ops.nn.spatial import window_attributes
 from needle.targets.layers import NOTHING, Finish, operands
 
@@ -268,4 +269,19 @@ def transposed(
     finish.add(out)
 
 
-HALOS.update({Conv2d: conv_halo, ConvTranspose2d: transposed_halo})
+@CPU.lowers(DepthwiseTaps)
+def depthwise_taps(
+    builder: Builder, op: DepthwiseTaps, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING
+) -> None:
+    x, w, bias = operands(ins)
+    o, kd, kh, kw = w.shape
+    packed = builder.derive("depthwise_pack_taps", lambda w: pack_depthwise(w.reshape((o, 1, kd * kh, kw))), w)
+    rest: dict[str, Any] = {"bias": padded_bias(builder, bias), "residual": finish.residual, **finish.attrs}
+    call("depthwise_blocked", [out], x=x, packed=packed, **window_attributes(op, (kh, kw)), **rest)
+
+
+def taps_halo(op: Any, out: Spec, x: Spec, w: Spec) -> Halo:
+    return conv_halo(op, out, x, Spec((w.shape[0], 1, *w.shape[2:])))
+
+
+HALOS.update({Conv2d: conv_halo, ConvTranspose2d: transposed_halo, DepthwiseTaps: taps_halo})

@@ -19,7 +19,7 @@ from needle.graph import Graph, Node
 from needle.op import Op
 from needle.ops.common import Elementwise
 from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad
-from needle.ops.nn.conv_nd import Conv3d
+from needle.ops.nn.conv_nd import Conv3d, DepthwiseTaps
 from needle.ops.nn.image_parts import (
     BatchNormGradApply,
     BatchNormGradSums,
@@ -131,7 +131,7 @@ class Blocks(Layout):
         op, plan = node.target, self.planner
         if not isinstance(op, DepthTaps) or node.args[0].meta["spec"].shape[0] != op.depth:
             return False
-        layers = all(u.kind == "op" and isinstance(main_op(u.target), Conv2d) for u in plan.users[node])
+        layers = all(u.kind == "op" and isinstance(main_op(u.target), Conv2d | DepthwiseTaps) for u in plan.users[node])
         return layers and plan.home.get(node.args[0]) not in self.slot
 
     def _shares(self, node: Node) -> bool:
@@ -272,9 +272,15 @@ class Blocks(Layout):
         )
 
 
-def takes_frames(op: Conv3d, x: Spec, w: Spec) -> bool:
-    """Whether a convolution of volumes is best one of frames; else it may be one of images of D rows."""
-    return x.dtype == "float32" and (w.shape[2] == 1 or op.groups == op.dilation[0] == 1)
+def as_frames(op: Conv3d, x: Spec, w: Spec) -> Callable[..., Any] | None:
+    """A convolution of volumes as one of frames, where their blocks of channels are not filled with zeros for the most part."""
+    channels = x.shape[1]
+    whole = channels + -channels % BLOCK
+    alone = op.groups == channels == w.shape[0]
+    blocked = op.dilation[0] == 1 and (alone or (op.groups == 1 and 3 * whole <= 4 * channels))
+    if x.dtype != "float32" or not (blocked or w.shape[2] == 1 or op.groups == op.dilation[0] == 1):
+        return None
+    return functools.partial(op.over_frames, block=BLOCK if blocked else 1)
 
 
 def shared(op: DepthTaps | FramesOfChannels, shape: Sequence[int], x: NDArray) -> NDArray:
@@ -282,9 +288,10 @@ def shared(op: DepthTaps | FramesOfChannels, shape: Sequence[int], x: NDArray) -
     those of all its frames as one image's, and channels of one image may be those of several frames.
     """
     image, block, row, pixel, _ = x.strides
-    taps = isinstance(op, DepthTaps)
-    blocks, step = (op.taps * x.shape[1], op.stride * image) if taps else (x.shape[1] // op.parts, image // op.parts)
-    first = op.padding[0] * image if taps else 0
+    if isinstance(op, DepthTaps):
+        blocks, step, first = op.taps * x.shape[1], op.stride * image, op.padding[0] * image
+    else:
+        blocks, step, first = x.shape[1] // op.parts, image // op.parts, 0
     made, strides = (shape[0], blocks, *x.shape[2:]), (step, block, row, pixel, 1)
     return NDArray.make(made, strides, handle=x._handle, offset=x._offset - first)
 
@@ -333,7 +340,8 @@ class CpuTarget(LayerTarget):
         """Parts of ops on images have kernels for images in blocks alone."""
         if not isinstance(op, IMAGE_PARTS):
             return super().can_fold(op, inputs, constant, disable)
-        if isinstance(op, DepthTaps) and not (inputs[0].shape[1] % BLOCK == 0 and op.groups == op.dilation == 1):
+        whole = isinstance(op, DepthTaps) and (op.block == BLOCK or inputs[0].shape[1] % BLOCK == 0)
+        if isinstance(op, DepthTaps) and not (whole and op.groups == op.dilation == 1):
             return False
         return inputs[0].ndim == 4 and all(s.dtype == "float32" for s in inputs)
 
@@ -345,8 +353,8 @@ class CpuTarget(LayerTarget):
                 if spec.ndim == 4 and spec.dtype == "float32" and (made := PARTS[type(n.target)](n.target, spec)):
                     parts[n] = made
             elif n.kind == "op" and isinstance(n.target, Conv3d):
-                if takes_frames(n.target, *(a.meta["spec"] for a in n.args[:2])):
-                    parts[n] = n.target.over_frames
+                if made := as_frames(n.target, *(a.meta["spec"] for a in n.args[:2])):
+                    parts[n] = made
             elif (
                 n.kind == "op"
                 and isinstance(n.target, PoolNd)
