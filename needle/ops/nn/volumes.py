@@ -125,7 +125,7 @@ def filled_channels(x: Tensor, block: int) -> Tensor:
 
 @op
 class FramesOfChannels(Arranged):
-    """Images x (N, parts C, H, W) as (N parts, C, H, W): neighbouring frames, those of the first part before those of the next."""
+    """Images x (N, parts C, H, W) as (N parts, C, H, W): neighbouring frames, the first part before the next."""
 
     parts: int
 
