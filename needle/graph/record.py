@@ -115,6 +115,7 @@ class Recorder:
         self.effects: list[tuple[Any, Tensor]] = []  # what a plan does beside its results, each with the value for it
         self.guards: list[tuple[Any, Symbol]] = []  # values that have to be the expected ones
         self.draws: list[Callable[[], Any]] = []  # what makes the inputs that are drawn anew for every call
+        self.rows: Any = None  # what knows of rows that values count, while a step's forward is recorded
         self.param_paths: dict[int, str] = {}
         self.modules: dict[int, Any] = {}  # called with symbols
         self._params: dict[int, Symbol] = {}
@@ -191,6 +192,10 @@ class Recorder:
         return writes
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        if self.rows is not None:
+            made = self.rows.record(op, inputs)
+            if made is not None:
+                return made
         if op.must_decompose(*inputs):
             return op.decompose(*inputs)
         map_structure(op.attributes(), lambda v: check_number(v, op))
@@ -246,7 +251,7 @@ class Recorder:
         if symbol.spec is None:
             return SymbolicShape(symbol)
         if self.static:
-            return symbol.spec.shape
+            return symbol.spec.shape if self.rows is None else self.rows.shape(symbol)
         return tuple(self.size(symbol, i) for i in range(symbol.spec.ndim))
 
     def size(self, symbol: Symbol, axis: int) -> Any:
