@@ -1,7 +1,7 @@
 """torch's functions of recurrent layers, for torch.export: it would follow them step by step, for as many as the example has.
 
-Here each is one call of any number of steps, which the captured graph has as the call of torch's own. So is the CTC loss, of which
-torch.export finds no shapes.
+Here each is one call of any number of steps, which the captured graph has as the call of torch's own; so is the CTC
+loss, of which torch.export finds no shapes.
 """
 
 from __future__ import annotations
