@@ -229,6 +229,18 @@ def test_what_mixes_counted_rows_is_refused_in_a_sentence(forward):
         ours(model, data, True)
 
 
+@pytest.mark.parametrize("number", [lambda r: r.shape[0], len, lambda r: r.size], ids=["shape", "len", "size"])
+def test_the_number_of_counted_rows_is_no_number(number):
+    net, x, m = ndl.nn.Linear(4, 4), np.ones((3, 4), "float32"), np.array([True, False, True])
+
+    def averaged(y, m):
+        rows = ops.masked_rows(y, m)
+        return ops.summation(rows) / number(rows)
+
+    with pytest.raises(Unsupported, match="how many rows values count is no number in a step"):
+        ndl.compile_step(net, averaged, ndl.optim.SGD(net.parameters(), lr=0.1), (x, m))
+
+
 def test_a_result_of_counted_rows_is_refused():
     net = ndl.nn.Linear(4, 4)
     optimizer = ndl.optim.SGD(net.parameters(), lr=0.1)

@@ -62,7 +62,7 @@ class Count(NamedTuple):
 class Rows(NamedTuple):
     """An axis of a value that has rows of a count. column: of `nonzero`'s result, that of these numbers."""
 
-    count: Count
+    of: Count
     axis: int
     column: int | None = None
 
@@ -107,8 +107,8 @@ class CountedRows:
         if has_count(op.attributes()):
             if not isinstance(op, Reshape | BroadcastTo) or not any(rows):
                 of_no_use(op)
-            op = type(op)(tuple(map(int, op.shape)))
-        counts = {id(r.count.valid.node): r.count for r in rows if r}
+            op = type(op)(tuple(map(int, op.shape)))  # type: ignore[attr-defined, call-arg]
+        counts = {id(r.of.valid.node): r.of for r in rows if r}
         if len(counts) > 1:
             self.refuse(op, "rows of one mask")
         count = next(iter(counts.values()))

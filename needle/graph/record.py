@@ -25,6 +25,10 @@ class Symbol(Tensor):
     def shape(self) -> Any:
         return self.recorder.shape(self)
 
+    def __len__(self) -> int:
+        size = super().__len__()
+        return size + 0 if self.recorder.static else size  # a number of rows that values count refuses
+
     @property
     def ndim(self) -> int:
         if self.spec is None:

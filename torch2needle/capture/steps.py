@@ -74,7 +74,7 @@ class Functions(types.SimpleNamespace):
 def layers_as_calls() -> AbstractContextManager:
     """Layers of rows that are not packed; what traces below autograd wants torch's own, which have gradients."""
     thread = threading.get_ident()
-    ctc_loss = torch.ctc_loss
+    ctc_loss: Any = torch.ctc_loss
 
     def loss(
         log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *options: Any, **named: Any
