@@ -381,3 +381,6 @@ def test_bad_arguments(tmp_path: Path) -> None:
     model = small_model()
     with pytest.raises(FileNotFoundError, match=r"^\[save_checkpoint\] there is no folder .*\.$"):
         training.save_checkpoint(tmp_path / "no" / "file", model, optim.SGD(model.parameters()), 1)
+    for what, given in (("epochs expects", (model,)), ("results expect", (1, model))):
+        with pytest.raises(TypeError, match=rf"^\[save_checkpoint\] {what} .*\.$"):
+            training.save_checkpoint(tmp_path / "file", model, optim.SGD(model.parameters()), *given)

@@ -347,3 +347,11 @@ def test_float64_models_run_in_float64() -> None:
         got = ndl.compile(net, (x,))(x)
         assert got.dtype == torch.float64
         np.testing.assert_allclose(got, model(x).detach(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "bool"])
+def test_an_empty_batch_of_integers_is_refused_as_a_full_one_is(dtype: str) -> None:
+    exe = ndl.compile(Net().eval(), (image(1, 4, 6, 6),))
+    for batch in (1, 0):
+        with pytest.raises(TypeError, match=r"^\[conv2d\] cannot run on"):
+            exe(np.ones((batch, 4, 6, 6), dtype))

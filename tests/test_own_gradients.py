@@ -227,3 +227,28 @@ def test_gradients_that_are_derivatives(function: type[torch.autograd.Function])
     grads = {n: p.grad.numpy() for n, p in net.named_parameters()}
     for name, p in model.named_parameters():
         assert p.grad is not None and np.allclose(grads[name], p.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+class Signs(Rounded):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return torch.sign(x)
+
+
+def test_gradients_go_straight_through_infinite_values() -> None:
+    torch.manual_seed(0)
+    far = torch.zeros(3, 4)
+    far[1, 2], far[0, 0] = -torch.inf, torch.inf
+
+    class Added(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return Signs.apply(a * 2 + far)
+
+    a, factors = torch.randn(3, 4, requires_grad=True), torch.arange(12.0).reshape(3, 4)
+    want = Added()(a)
+    (want * factors).sum().backward()
+    ours, net = ndl.Tensor(a.detach().numpy()), torch2needle.convert(Added(), (torch.randn(3, 4),))
+    got = net(ours)
+    ndl.ops.summation(got * ndl.Tensor(factors.numpy())).backward()
+    close(got, want)
+    close(ours.grad, a.grad)

@@ -165,3 +165,36 @@ def test_torch_s_own_losses_give_every_loss_and_aten_s_the_mean(name: str) -> No
         assert (want.ndim == 0) is is_mean
         for example in (None, (x, y)):
             close(torch2needle.convert(model, example)(x, y), want)
+
+
+class Recogniser(torch.nn.Module):
+    """Of which only torch.export can follow the forward, and of a CTC loss it finds no shapes."""
+
+    def __init__(self, lengths: str, **options: Any) -> None:
+        super().__init__()
+        self.head, self.lengths, self.options = torch.nn.Linear(4, 5), lengths, options
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+        for _ in range(len(x)):
+            x = x * 1.5
+        log_probs = self.head(x).log_softmax(-1)
+        written = torch.tensor([2, 1])
+        if self.lengths == "numbers":
+            return F.ctc_loss(log_probs, labels, (6, 6), [2, 1], **self.options)
+        if self.lengths == "plain":
+            return torch.ctc_loss(log_probs, labels, read, written, 0, 0)
+        return torch.nn.CTCLoss(**self.options)(log_probs, labels, read, written)
+
+
+@pytest.mark.parametrize(
+    "lengths, options",
+    [("numbers", {"reduction": "sum"}), ("plain", {}), ("layer", {"blank": 4, "zero_infinity": True})],
+)
+def test_ctc_losses_convert_where_torch_export_follows(lengths: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Recogniser(lengths, **options)
+    inputs = torch.randn(6, 2, 4), torch.randint(1, 4, (2, 3)), torch.tensor([6, 4])
+    net = torch2needle.convert(model, inputs)
+    close(net(*inputs), model(*inputs))
+    other = torch.randn(6, 2, 4), torch.randint(1, 4, (2, 3)), torch.tensor([5, 6])
+    close(net(*other), model(*other))

@@ -147,8 +147,8 @@ def test_functions_follow_the_flag() -> None:
 def test_running_statistics_over_many_batches() -> None:
     """momentum=None gives the average of all batches; a number gives a moving one."""
     model = nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.BatchNorm1d(4, momentum=0.2))
-    net = torch2needle.convert(model)
-    model.train(), net.train()
+    net = torch2needle.convert(model.train(), torch.randn(6, 4))  # in the mode that it trains in
+    net.train()
     for _ in range(4):
         x = torch.randn(6, 4) * 3 + 1
         close(net(x), model(x))

@@ -13,7 +13,12 @@ class _Names(dict):
     """Names by dtype; those that are not listed are looked up."""
 
     def __missing__(self, dtype: Any) -> str:
-        return dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        if isinstance(dtype, str):
+            return dtype
+        try:
+            return np.dtype(dtype).name
+        except TypeError:  # another library's
+            raise TypeError(f"[array] dtype expects a name such as 'float32', or numpy's, got {dtype}.") from None
 
 
 KEPT = ("float32", "float64", "int32", "int64", "bool")

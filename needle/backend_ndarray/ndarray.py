@@ -411,6 +411,8 @@ class NDArray:
 
 def check_device(device: Device) -> Device:
     """`device`, if it holds NDArrays here."""
+    if not isinstance(device, Device):
+        raise TypeError(f"[ndarray] device expects one of needle's, such as needle.cpu(), got {device!r}.")
     device.require()
     if device == cpu_numpy():
         raise ValueError("[ndarray] arrays on cpu_numpy() are numpy arrays; make a Tensor on it instead.")

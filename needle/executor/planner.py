@@ -284,6 +284,7 @@ def missing_kernel(op: Op, inputs: Sequence[Any], device: Device) -> str:
     complete = target_of(device).complete
     if not all(isinstance(s, Spec) for s in inputs) or (complete and all(s.dtype in complete for s in inputs)):
         return ""
+    inputs = filled(op, inputs)
     builder = Builder(ConstantPool(), device)
     with builder.active():
         arrays = [builder.border(INPUT, i, s.shape, s.dtype) for i, s in enumerate(inputs)]
@@ -298,6 +299,15 @@ def missing_kernel(op: Op, inputs: Sequence[Any], device: Device) -> str:
         except Unsupported:  # said with its place when the graph is planned
             pass
     return ""
+
+
+def filled(op: Op, inputs: Sequence[Spec]) -> Sequence[Spec]:
+    """Inputs with elements where the op takes such: for empty ones no kernel is asked, whatever the dtype."""
+    full = [Spec(tuple(s or 1 for s in x.shape), x.dtype) for x in inputs]
+    try:
+        return inputs if all(0 not in x.shape for x in inputs) or op.infer(*full) is None else full
+    except Exception:  # sizes among its attributes are of the empty ones
+        return inputs
 
 
 def parameter(node: Node) -> Any:

@@ -15,7 +15,7 @@ from needle.backend_ndarray import FLOATS, Device, NDArray, full
 from needle.backend_ndarray.forks import RUNS, fork_lock
 from needle.backend_ndarray.kernels import attributes
 from needle.backend_selection import BACKEND
-from needle.graph import Graph, Node, Recorder, Symbol, map_structure, trace
+from needle.graph import CountedRows, Graph, Node, Recorder, Symbol, map_structure, trace
 from needle.interop import mirror
 from needle.nn.module import STRUCTURE, Module
 from needle.op import kind_of
@@ -110,7 +110,10 @@ class StepPlan(CompiledPlan):
         if self.turn == APPLY:
             self._update(clipped({p: recorder.param(t) for p, t in self.sums.items()}, self.settings))
             return ()
-        value = narrowed(fn(*inputs), recorder)
+        recorder.rows = rows = CountedRows(recorder)
+        value = fn(*inputs)
+        rows.end(value)
+        value = narrowed(value, recorder)
         loss = first_leaf(value)
         self.boundary = len(recorder.graph.nodes)
         writes = recorder.pop_writes()  # from here on parameters are what they were before

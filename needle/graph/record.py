@@ -25,6 +25,10 @@ class Symbol(Tensor):
     def shape(self) -> Any:
         return self.recorder.shape(self)
 
+    def __len__(self) -> int:
+        size = super().__len__()
+        return size + 0 if self.recorder.static else size  # a number of rows that values count refuses
+
     @property
     def ndim(self) -> int:
         if self.spec is None:
@@ -115,6 +119,7 @@ class Recorder:
         self.effects: list[tuple[Any, Tensor]] = []  # what a plan does beside its results, each with the value for it
         self.guards: list[tuple[Any, Symbol]] = []  # values that have to be the expected ones
         self.draws: list[Callable[[], Any]] = []  # what makes the inputs that are drawn anew for every call
+        self.rows: Any = None  # what knows of rows that values count, while a step's forward is recorded
         self.param_paths: dict[int, str] = {}
         self.modules: dict[int, Any] = {}  # called with symbols
         self._params: dict[int, Symbol] = {}
@@ -191,6 +196,10 @@ class Recorder:
         return writes
 
     def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        if self.rows is not None:
+            made = self.rows.record(op, inputs)
+            if made is not None:
+                return made
         if op.must_decompose(*inputs):
             return op.decompose(*inputs)
         map_structure(op.attributes(), lambda v: check_number(v, op))
@@ -246,7 +255,7 @@ class Recorder:
         if symbol.spec is None:
             return SymbolicShape(symbol)
         if self.static:
-            return symbol.spec.shape
+            return symbol.spec.shape if self.rows is None else self.rows.shape(symbol)
         return tuple(self.size(symbol, i) for i in range(symbol.spec.ndim))
 
     def size(self, symbol: Symbol, axis: int) -> Any:

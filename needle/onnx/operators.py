@@ -198,6 +198,11 @@ def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
     return x
 
 
+@register(ops.StraightThrough)
+def _(op: Any, at: Nodes, out: Any, value: Value, x: Value) -> Value:
+    return value
+
+
 # -- products and convolutions -------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from needle.backend_ndarray import NDArray, dtype_name, promote_scalar
 from needle.backend_ndarray.kernels import call_map, kernel_dtype
 from needle.backend_ndarray.sizes import has_sizes
 from needle.backend_ndarray.strides import broadcast_shapes
+from needle.op import kind_of
 from needle.ops.dtypes import cast_array, real_dtype, result_dtype
 from needle.ops.families import family, samples_of
 
@@ -99,6 +100,8 @@ def as_operand(value: Any, like: Tensor) -> Tensor:
     """A Tensor from a number or array that meets `like` in an op; constant, on the same device."""
     if isinstance(value, Tensor):
         return value
+    if not isinstance(like, Tensor):
+        raise TypeError(f"[ops] an operand expects a needle Tensor, got {kind_of(like)}.")
     if hasattr(value, "__dlpack__"):
         return Tensor(value, device=like.device, requires_grad=False)
     try:

@@ -29,6 +29,8 @@ def save_checkpoint(
     schedule: Schedule | None = None,
 ) -> None:
     """Write the state after `epochs` epochs and their last `results` (JSON). An older file stays until all is written."""
+    if not isinstance(epochs, int):
+        raise TypeError(f"[save_checkpoint] epochs expects a whole number, got {type(epochs).__name__}.")
     arrays = {
         f"model/{name}": np.ascontiguousarray(t.numpy()).reshape(t.shape) for name, t in model.state_dict().items()
     }
@@ -48,7 +50,13 @@ def save_checkpoint(
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"[save_checkpoint] there is no folder {folder}.")
-    write_tensors(path, arrays, {KEY: json.dumps(document)})
+    try:
+        text = json.dumps(document)
+    except (TypeError, ValueError) as e:
+        raise TypeError(
+            f"[save_checkpoint] results expect what JSON takes, got {type(results).__name__} ({e})."
+        ) from None
+    write_tensors(path, arrays, {KEY: text})
 
 
 def load_checkpoint(

@@ -199,7 +199,7 @@ class Interpreter:
         own = attribute(name, self.captured.model) if kind == "model" else None
         if isinstance(own, nn.Parameter) and own.requires_grad:
             leaf = self.stored(own)
-            root.write(ops.stop_gradient(root.value) + (leaf - ops.stop_gradient(leaf)), f"a write of {name}")
+            root.write(ops.straight_through(root.value, leaf), f"a write of {name}")
 
     def call(self, node: fx.Node) -> Cell:
         args, kwargs = self.resolve(node.args), self.resolve(node.kwargs)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..rules.aten import STRAIGHT_THROUGH
 from .calls import Call
 from .differences import difference
 from .guard import Writes, function_applied_by, plain_conditions, same_chance, untouched
@@ -128,8 +129,9 @@ def sloped(cls: Any, ctx: Context, args: tuple, results: tuple, i: int) -> torch
     with torch.no_grad():
         ones = [torch.full_like(y, k == i) if is_real(y) else None for k, y in enumerate(results)]
         found = cls.backward(ctx, *ones)
-    value = results[i].detach()
+    value, moving = results[i].detach(), None
     for x, slope in zip(args, found if isinstance(found, tuple) else (found,), strict=False):
         if is_real(x) and isinstance(slope, torch.Tensor) and slope.shape == x.shape == value.shape:
-            value = value + slope.detach() * (x - x.detach())
-    return value
+            part = (slope.detach() * x).to(value.dtype)
+            moving = part if moving is None else moving + part
+    return value if moving is None else STRAIGHT_THROUGH(value, moving)  # right where x is infinite, too

@@ -1,6 +1,7 @@
 """torch's functions of recurrent layers, for torch.export: it would follow them step by step, for as many as the example has.
 
-Here each is one call of any number of steps, which the captured graph has as the call of torch's own.
+Here each is one call of any number of steps, which the captured graph has as the call of torch's own; so is the CTC
+loss, of which torch.export finds no shapes.
 """
 
 from __future__ import annotations
@@ -45,6 +46,24 @@ for name in NAMES:
     PLAIN[getattr(torch.ops.torch2needle, name).default] = own
 
 
+def loss_shape(
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Any:
+    return log_probs.new_empty(() if reduction or log_probs.ndim == 2 else log_probs.shape[1:2])
+
+
+CTC: Any = torch.ops.aten.ctc_loss.Tensor
+LIBRARY.define(str(CTC._schema).removeprefix("aten::").replace("ctc_loss.Tensor", "ctc_loss", 1))
+torch.library.register_fake("torch2needle::ctc_loss")(loss_shape)
+PLAIN[torch.ops.torch2needle.ctc_loss.default] = CTC
+
+
 class Functions(types.SimpleNamespace):
     """torch's, but for some."""
 
@@ -55,6 +74,14 @@ class Functions(types.SimpleNamespace):
 def layers_as_calls() -> AbstractContextManager:
     """Layers of rows that are not packed; what traces below autograd wants torch's own, which have gradients."""
     thread = threading.get_ident()
+    ctc_loss: Any = torch.ctc_loss
+
+    def loss(
+        log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *options: Any, **named: Any
+    ) -> torch.Tensor:
+        lengths = (n if isinstance(n, torch.Tensor) else torch.tensor(n) for n in (input_lengths, target_lengths))
+        own = threading.get_ident() != thread
+        return (ctc_loss if own else torch.ops.torch2needle.ctc_loss)(log_probs, targets, *lengths, *options, **named)
 
     def instead(name: str) -> Callable:
         before, one = getattr(torch._VF, name), getattr(torch.ops.torch2needle, name)
@@ -65,8 +92,9 @@ def layers_as_calls() -> AbstractContextManager:
 
         return call
 
-    return patched([(vars(rnn), "_VF", Functions(**{n: instead(n) for n in NAMES}))])
+    layers = Functions(**{n: instead(n) for n in NAMES})
+    return patched([(vars(rnn), "_VF", layers), (vars(torch), "ctc_loss", loss)])
 
 
 def torchs_own() -> AbstractContextManager:
-    return patched([(vars(rnn), "_VF", torch._VF)])
+    return patched([(vars(rnn), "_VF", torch._VF), (vars(torch), "ctc_loss", CTC)])

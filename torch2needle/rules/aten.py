@@ -56,6 +56,16 @@ def stopped(value: Any) -> Any:
     return map_structure(value, lambda v: ops.stop_gradient(v) if isinstance(v, Tensor) else v)
 
 
+LIBRARY = torch.library.Library("torch2needle", "FRAGMENT")
+LIBRARY.define("straight_through(Tensor value, Tensor x) -> Tensor")
+LIBRARY.impl("straight_through", lambda value, x: value.clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("torch2needle::straight_through")(lambda value, x: torch.empty_like(value))
+torch.library.register_autograd("torch2needle::straight_through", lambda ctx, grad: (None, grad))
+# What captures write for a value with gradients of its own: it goes on as it is, its gradient to x.
+STRAIGHT_THROUGH = torch.ops.torch2needle.straight_through.default
+functions("value, x", {(STRAIGHT_THROUGH,): ops.straight_through})
+
+
 @rule(aten._local_scalar_dense.default)
 def item(input: Any) -> Any:
     """A number of floats stays a tensor of one element, without a gradient."""

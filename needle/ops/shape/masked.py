@@ -13,6 +13,7 @@ from needle.ops.math.elementwise import cast, where
 from needle.ops.reduce.sorting import cumsum
 from needle.ops.shape.basic import broadcast_to, flatten, reshape
 from needle.ops.shape.gather import take
+from needle.ops.shape.join import concat
 
 __all__ = ["masked_fill", "masked_put", "masked_scatter"]
 
@@ -92,8 +93,9 @@ class MaskedPut(Op):
         if not self._has_each(x, mask, values):
             return where(holds, reshape(values, values.shape[1:]) if len(values.shape) > rest else values, x)
         values = broadcast_to(values, (values.shape[0], *x.shape[len(mask.shape) :]))
-        if not values.shape[0]:  # which a mask without any may take
-            values = broadcast_to(constant(math.nan if x.dtype in FLOATS else 0, x), (1, *values.shape[1:]))
+        if not values.shape[0]:  # which a mask without any may take; what they are made of has gradients of zeros
+            none = constant(math.nan if x.dtype in FLOATS else 0, x)
+            values = concat([values, broadcast_to(none, (1, *values.shape[1:]))], 0)
         place = reshape(cumsum(cast(flatten(mask), "int64"), 0) - 1, mask.shape)
         return where(holds, take(values, where(mask, place, 0)), x)
 

@@ -30,6 +30,7 @@ __all__ = [
     "scaled",
     "stop_gradient",
     "stored_like",
+    "straight_through",
     "tile",
     "triangle",
     "unflatten",
@@ -386,3 +387,38 @@ class StopGradient(Op):
 
 
 stop_gradient = unary(StopGradient, "stop_gradient")
+
+
+@op
+class StraightThrough(Op):
+    """The first input as it is; its gradient goes to the second, of the same shape, unchanged."""
+
+    is_view = like_first = True
+
+    def infer(self, value: Any, x: Any) -> Any:
+        if tuple(value.shape) != tuple(x.shape) or value.dtype != x.dtype:
+            raise ValueError(
+                f"[{self.label}] x expects {value.dtype} {tuple(value.shape)}, got {x.dtype} {tuple(x.shape)}."
+            )
+        return Spec(tuple(value.shape), str(value.dtype))
+
+    def compute(self, *arrays: Any) -> Any:
+        return arrays[0]
+
+    reference = compute
+
+    def aliases(self, out: Any, *inputs: Any) -> bool:
+        return True
+
+    def decompose(self, value: Tensor, x: Tensor) -> Tensor:
+        return stop_gradient(value)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return None, out_grad
+
+    samples = samples_of(({}, [(4, 3), (4, 3)]))
+
+
+def straight_through(value: Tensor, x: Tensor) -> Tensor:
+    """`value`, whose gradients go to `x` as though it were that (Bengio et al., arXiv 1308.3432), where x is infinite, too."""
+    return StraightThrough()(value, x)

@@ -1,0 +1,434 @@
+"""Training steps of nets in which values say how many rows there are, `x[mask] = f(x[mask])` and what `nonzero` finds: a step
+has all rows that there may be, those that are not counted being copies of one that is, and they go nowhere.
+
+What reads such rows has to treat each by itself, as ops say (`Op.sources`) or is said here: sums and means leave out what
+is not counted, and so does what is written. All else is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from needle import ops
+from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.backend_ndarray import FLOATS
+from needle.ops.linalg.basic import MatMul
+from needle.ops.nn.class_loss import ClassLoss, Weighing
+from needle.ops.nn.embedding import Embedding
+from needle.ops.nn.loss import Loss
+from needle.ops.reduce.basic import Extreme, Mean, Reduction, Summation
+from needle.ops.reduce.softmax import RowOp
+from needle.ops.reduce.sorting import ArgMax, ArgSort, CumSum, MaxAlong
+from needle.ops.shape.basic import BroadcastTo, Padding, Reshape, View
+from needle.ops.shape.counted import MaskedRows, MaskedSelect, Nonzero
+from needle.ops.shape.gather import Gather, IndexTensors, Take, TakeAlong, Wrapped, one_number
+from needle.ops.shape.indexing import GetItem
+from needle.ops.shape.join import Concat, Stack
+from needle.ops.shape.masked import MaskedPut
+from needle.ops.shape.runtime_shape import StopGradient
+from needle.ops.shape.scatter import IndexAdd, IndexCopy, IndexPut, Scatter
+
+from .graph import Node
+from .record import Recorder, Symbol
+from .structure import map_structure
+
+
+def of_no_use(self: Any, *_: Any) -> Any:
+    raise Unsupported("[compile_step] how many rows values count is no number in a step; train it eagerly.")
+
+
+class RowCount(int):
+    """The size of an axis of counted rows. Shapes may hold it; what is computed of it would be of all rows."""
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = of_no_use
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __float__ = of_no_use
+
+
+class Count(NamedTuple):
+    """Which of all rows are counted: `mask`, of any shape, and flat, `valid`; `some`: whether any is; `safe`: of each its place,
+    of others the first counted one's."""
+
+    mask: Any
+    valid: Any
+    some: Any
+    safe: Any
+
+
+class Rows(NamedTuple):
+    """An axis of a value that has rows of a count. column: of `nonzero`'s result, that of these numbers."""
+
+    of: Count
+    axis: int
+    column: int | None = None
+
+
+class CountedRows:
+    """What a recorder asks for every op while the forward of a step is recorded."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.known, self.counts = recorder, dict[Node, Rows](), dict[Any, Count]()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Inside, rows are those of any array."""
+        self.recorder.rows = None
+        try:
+            yield
+        finally:
+            self.recorder.rows = self
+
+    def shape(self, symbol: Any) -> tuple[int, ...]:
+        rows = self.known.get(symbol.node)
+        shape = symbol.spec.shape
+        return shape if rows is None else tuple(RowCount(s) if i == rows.axis else s for i, s in enumerate(shape))
+
+    def end(self, value: Any) -> None:
+        """The forward is recorded; raises where one of its results has as many rows as values say."""
+        found: list[Any] = []
+        map_structure(value, found.append)
+        found += [v for _, v in self.recorder.writes.values()] + [v for _, v in self.recorder.effects]
+        if any(isinstance(v, Symbol) and v.node in self.known for v in found):
+            raise Unsupported("[compile_step] values say how many rows a result has; train it eagerly.")
+        self.recorder.rows = None
+
+    def record(self, op: Op, inputs: Sequence[Tensor]) -> Any:
+        """The result of an op that counts or reads counted rows; None for others."""
+        symbols: list[Any] = [t if t.recorder is self.recorder else self.recorder.param(t) for t in inputs]
+        rows = [self.known.get(s.node) for s in symbols]
+        if op.counts:
+            return self.counted(op, symbols, rows)
+        if not self.known or not (any(rows) or has_count(op.attributes())):
+            return None
+        if has_count(op.attributes()):
+            if not isinstance(op, Reshape | BroadcastTo) or not any(rows):
+                of_no_use(op)
+            op = type(op)(tuple(map(int, op.shape)))  # type: ignore[attr-defined, call-arg]
+        counts = {id(r.of.valid.node): r.of for r in rows if r}
+        if len(counts) > 1:
+            self.refuse(op, "rows of one mask")
+        count = next(iter(counts.values()))
+        with self.away():
+            rule = next((RULES[c] for c in type(op).__mro__ if c in RULES), None)
+            made = rule(op, symbols, rows, count) if rule else NotImplemented
+            if made is not NotImplemented:
+                return made
+            axis = self.along(op, symbols, rows)
+            if axis is not None:
+                made = self.recorder.record(op, symbols)
+                guards = isinstance(op, Take | IndexTensors | Embedding) and made.dtype in FLOATS
+                made = ops.where(count.some, made, 1.0) if guards else made  # none counted: of what nobody asked for
+                self.known[made.node] = Rows(count, axis, column_of(op, rows[0]))
+                return made
+        if op.n_out == 1 and type(op).decompose is not Op.decompose:
+            return op.decompose(*symbols)
+        self.refuse(op, "each row by itself")
+
+    def refuse(self, op: Op, wanted: str) -> Any:
+        raise Unsupported(f"[compile_step] {op.label} expects {wanted}, got rows that values count; train it eagerly.")
+
+    def counted(self, op: Op, symbols: list[Any], rows: list[Rows | None]) -> Any:
+        if any(rows) or not isinstance(op, Nonzero | MaskedRows | MaskedSelect):
+            raise Unsupported(f"[compile_step] values say how large the result of {op.label} is; train it eagerly.")
+        if isinstance(op, MaskedSelect):
+            return op.decompose(*symbols)
+        op.infer(*(s.spec for s in symbols))
+        with self.away():
+            mask = symbols[-1]
+            count = self.count_of(mask if mask.dtype == "bool" else ops.ne(mask, 0))
+            if isinstance(op, Nonzero):
+                places = np.argwhere(np.ones(mask.shape, bool)).astype("int64").reshape(-1, len(mask.shape))
+                made = ops.take(Tensor(places, requires_grad=False), count.safe)
+            else:
+                x = symbols[0]
+                made = ops.take(ops.reshape(x, (math.prod(mask.shape), *x.shape[len(mask.shape) :])), count.safe)
+                made = ops.where(count.some, made, 1.0) if made.dtype in FLOATS else made
+        self.known[made.node] = Rows(count, 0)
+        return made
+
+    def count_of(self, mask: Any) -> Count:
+        key = known_as(mask.node, {})
+        if key not in self.counts:
+            number = math.prod(mask.shape)
+            if not number:
+                raise Unsupported("[compile_step] a mask without elements counts nothing; train it eagerly.")
+            valid = ops.reshape(mask, (number,))
+            places = Tensor(np.arange(number), dtype="int64", requires_grad=False)
+            first = ops.argmax(valid.astype("int32"), 0)
+            self.counts[key] = Count(mask, valid, ops.some(valid), ops.where(valid, places, first))
+        return self.counts[key]
+
+    def along(self, op: Op, symbols: list[Any], rows: list[Rows | None]) -> int | None:
+        """The axis of counted rows in the result of an op that treats each of them by itself."""
+        specs = [s.spec for s in symbols]
+        out = op.infer(*specs)
+        if op.n_out > 1 or out is None:
+            return None
+        place = next((PLACES[c] for c in type(op).__mro__ if c in PLACES), None)
+        if place is not None:
+            return place(op, out, specs, [r and r.axis for r in rows])
+        for axis in range(len(out.shape)):
+            found = op.sources(axis, out, *specs)
+            if found is not None and all(
+                at == r.axis if r else at is None or x.shape[at] == 1
+                for at, r, x in zip(found, rows, specs, strict=True)
+            ):
+                return axis
+        return None
+
+
+def has_count(value: Any) -> bool:
+    if isinstance(value, dict | tuple | list):
+        return any(map(has_count, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, RowCount)
+
+
+def known_as(node: Node, seen: dict[Node, Any]) -> Any:
+    """A key that values made alike share."""
+    if node not in seen:
+        made = node.kind == "op" and not node.target.deferred()
+        attributes = repr(sorted(node.target.attributes().items())) if made else None
+        seen[node] = (type(node.target), attributes, *(known_as(a, seen) for a in node.args)) if made else id(node)
+    return seen[node]
+
+
+def column_of(op: Op, rows: Rows | None) -> int | None:
+    """Which column of nonzero's result an op takes."""
+    index = op.index if isinstance(op, GetItem) else ()
+    return index[1] if rows and len(index) == 2 and isinstance(index[1], int) else None
+
+
+# -- where rows are in a result ------------------------------------------------------------------------------------------
+# (op, its Spec, its inputs' Specs, their axes of rows or None) -> the result's axis, None where rows depend on others
+
+Axes = list[int | None]
+
+
+def in_view(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    """Of an op that only moves elements: where the numbers of rows are afterwards."""
+    axis, shape = axes[0], specs[0].shape
+    if len(specs) > 1 or axis is None:
+        return None
+    if isinstance(op, Reshape):  # whose numbers would be copied
+        return next(
+            (
+                k
+                for k, s in enumerate(out.shape)
+                if (math.prod(out.shape[:k]), s) == (math.prod(shape[:axis]), shape[axis])
+            ),
+            None,
+        )
+    numbers = ones_but(np.arange(shape[axis]), axis, len(shape))
+    moved = op.reference(np.broadcast_to(numbers, shape))
+    for k, size in enumerate(moved.shape):
+        if size == shape[axis] and 0 not in moved.shape:
+            first = moved[tuple(slice(None) if i == k else slice(1) for i in range(moved.ndim))]
+            if (first.ravel() == np.arange(size)).all() and (moved == first).all():
+                return k
+    return None
+
+
+def ones_but(numbers: Any, axis: int, rank: int) -> Any:
+    """An array of one axis, or a tensor, as `axis` of `rank`."""
+    return numbers.reshape((1,) * axis + (numbers.shape[0],) + (1,) * (rank - axis - 1))
+
+
+def beside(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    """Of an op along its own axis: rows on another one, which all inputs have."""
+    shape = specs[0].shape
+    alike = len(set(axes)) == 1 and axes[0] is not None and axes[0] != op.axis % max(len(shape), 1)
+    return axes[0] if alike else None
+
+
+def reduced(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    gone, keep = op._arguments(specs[0])
+    axis: Any = axes[0]
+    return None if axis in gone else axis if keep else axis - sum(g < axis for g in gone)
+
+
+def stacked(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    axis: Any = axes[0]
+    return axis + (axis >= op.axis % len(out.shape)) if len(set(axes)) == 1 else None
+
+
+def in_product(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    """Rows of the first operand, or of both where they are batches."""
+    (a, b), (i, j) = specs, axes
+    if len(a.shape) < 2 or len(b.shape) < 2:
+        return (0 if i == 0 and j is None and len(a.shape) == 2 else None) if len(b.shape) == 1 else None
+    from_end = [None if k is None else k - len(x.shape) for k, x in zip(axes, specs, strict=True)]
+    at = from_end[0] if from_end[0] is not None else from_end[1]
+    if at == -2 and j is None:
+        return len(out.shape) - 2
+    if at is None or at > -3 or at < -len(out.shape):
+        return None
+    fits = all(k == at or len(x.shape) < -at or x.shape[at] == 1 for k, x in zip(from_end, specs, strict=True))
+    return len(out.shape) + at if fits else None
+
+
+def taken(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    """Slices of a table: by counted numbers, or of counted rows."""
+    x, axis = specs[0].shape, op.axis % max(len(specs[0].shape), 1)
+    if axes[0] is None:
+        return axis + axes[1] if axes[1] is not None else None
+    if axes[1] is not None or axes[0] == axis or not x:
+        return None
+    return axes[0] if axes[0] < axis else axes[0] + len(specs[1].shape) - 1
+
+
+def indexed(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    axis = op.axis % len(specs[0].shape)
+    alike = all(len(s.shape) == 1 and at == 0 for s, at in zip(specs[1:], axes[1:], strict=True))
+    return axis if alike and axes[0] is None else None
+
+
+def padded(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    axis: Any = axes[0]
+    return axis if tuple(op.all_pads(specs[0])[axis]) == (0, 0) else None
+
+
+def embedded(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    return axes[0] if axes[1] is None else None
+
+
+def elementwise(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    """Of operands that broadcast: those without rows are the same for all."""
+    places = {at + len(out.shape) - len(s.shape) for s, at in zip(specs, axes, strict=True) if at is not None}
+    place = places.pop()
+    if places:
+        return None
+    others = [s.shape for s, at in zip(specs, axes, strict=True) if at is None]
+    return place if all(len(s) < len(out.shape) - place or s[place - len(out.shape)] == 1 for s in others) else None
+
+
+def classes(op: Any, out: Spec, specs: list[Spec], axes: Axes) -> int | None:
+    """Losses of each row, not reduced, of x (N, C, *) and labels (N, *)."""
+    return 0 if out.shape and axes[:2] == [0, 0] and set(axes[2:]) <= {None} and len(specs[0].shape) > 1 else None
+
+
+PLACES: dict[type, Callable[[Any, Spec, list[Spec], Axes], int | None]] = {
+    View: in_view,
+    StopGradient: in_view,
+    Reduction: reduced,
+    Stack: stacked,
+    MatMul: in_product,
+    Take: taken,
+    IndexTensors: indexed,
+    Embedding: embedded,
+    Loss: elementwise,
+    Wrapped: elementwise,
+    Padding: padded,
+    **dict.fromkeys((RowOp, ArgMax, ArgSort, CumSum, MaxAlong, Concat, Gather, TakeAlong), beside),
+    ClassLoss: classes,
+}
+
+
+# -- what leaves out rows that are not counted ---------------------------------------------------------------------------
+# (op, its inputs, their rows, the count) -> the result, of as many rows as ever; NotImplemented where PLACES may know
+
+
+def put(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
+    """x[..., i, j, ...] = values at counted numbers: rows that are not counted go behind x, which is cut off."""
+    x, values, *index = inputs
+    if rows[0] or not all(r and r.axis == 0 and len(i.shape) == 1 for i, r in zip(index, rows[2:], strict=True)):
+        return NotImplemented
+    axis, n, rest = op.axis % len(x.shape), count.valid.shape[0], len(x.shape) - op.axis % len(x.shape) - len(index)
+    at = axis + len(values.shape) - (len(x.shape) - len(index) + 1)  # of values, the axis of rows
+    if (rows[1].axis != at) if rows[1] else (at >= 0 and values.shape[at] != 1):
+        return NotImplemented
+    found = [r.column for r in rows[2:]]
+    if axis == 0 and not op.accumulate and found == [*range(len(count.mask.shape))] and at_mask(x, count):
+        return masked(x, values, count)
+    sizes = x.shape[axis : axis + len(index)]
+    flat = ops.reshape(x, (*x.shape[:axis], math.prod(sizes), *x.shape[axis + len(index) :]))
+    values = ops.broadcast_to(ops.cast(values, x.dtype), (*x.shape[:axis], n, *x.shape[len(x.shape) - rest :]))
+    write = IndexAdd if op.accumulate else IndexCopy
+    return ops.reshape(written(write(axis), flat, one_number(index, sizes), values, count), x.shape)
+
+
+def at_mask(x: Any, count: Count) -> bool:
+    return tuple(x.shape[: len(count.mask.shape)]) == tuple(count.mask.shape)
+
+
+def masked(x: Any, values: Any, count: Count) -> Any:
+    """x with values, of each row or the same for all, where the mask holds."""
+    lead = count.mask.shape
+    rest = x.shape[len(lead) :]
+    if len(values.shape) == len(rest) + 1:
+        own = values.shape[0] == count.valid.shape[0]
+        values = ops.reshape(values, (*(lead if own else (1,) * len(lead)), *values.shape[1:]))
+    mask = ops.reshape(count.mask, (*lead, *(1,) * len(rest)))
+    return ops.where(mask, ops.cast(values, x.dtype), x)
+
+
+def put_masked(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
+    x, mask, values = inputs
+    same = rows[2] and rows[2].axis == 0 and known_as(mask.node, {}) == known_as(count.mask.node, {})
+    if rows[0] or rows[1] or not same or len(values.shape) != len(x.shape) - len(mask.shape) + 1:
+        return NotImplemented
+    return masked(x, values, count)
+
+
+def write(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
+    x, index, source = inputs
+    axis = op.axis % max(len(x.shape), 1)
+    if rows[0] or not rows[1] or not rows[2] or rows[2].axis != axis or rows[1].axis != axis * (index.ndim > 1):
+        return NotImplemented
+    return written(op, x, index, source, count)
+
+
+def written(op: Any, x: Any, index: Any, source: Any, count: Count) -> Any:
+    axis = op.axis % len(x.shape)
+    size = x.shape[axis]
+    room = Tensor(np.zeros([1 if i == axis else s for i, s in enumerate(x.shape)]), dtype=x.dtype, requires_grad=False)
+    valid = ones_but(count.valid, axis, index.ndim) if index.ndim > 1 else count.valid
+    number = ops.where(valid, Wrapped(size)(index), size)
+    return ops.getitem(op(ops.concat([x, room], axis), number, source), (*(slice(None),) * axis, slice(0, size)))
+
+
+def summed(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
+    """Sums, means and extremes over rows are of those that are counted."""
+    x, axis = inputs[0], rows[0].axis
+    axes, keep = op._arguments(x)
+    if axis not in axes:
+        return NotImplemented
+    valid = ones_but(count.valid, axis, len(x.shape))
+    if isinstance(op, Extreme):
+        return (
+            op(ops.where(valid, x, -math.inf if op.row == "max" else math.inf)) if x.dtype in FLOATS else NotImplemented
+        )
+    total = ops.summation(ops.where(valid, x, 0), axes, keep)
+    if isinstance(op, Summation):
+        return total
+    others = math.prod(x.shape[a] for a in axes if a != axis)
+    total = ops.cast(total, op.result_dtype(x))
+    return total / ops.cast(ops.summation(count.valid) * others, total.dtype)
+
+
+def weighed(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
+    """A loss of classes ignores the labels of rows that are not counted."""
+    x, labels, *weight = inputs
+    if len(x.shape) < 2 or len(labels.shape) != len(x.shape) - 1 or any(rows[2:]) or not (rows[0] and rows[1]):
+        return NotImplemented
+    if rows[0].axis or rows[1].axis:
+        return NotImplemented
+    valid = ones_but(count.valid, 0, len(labels.shape))
+    if op.reduction == "none":
+        return NotImplemented
+    return op(x, ops.where(valid, labels, op.ignore_index), *weight)
+
+
+RULES: dict[type, Callable[[Any, list[Any], list[Any], Count], Any]] = {
+    IndexPut: put,
+    IndexCopy: write,
+    Scatter: write,
+    Extreme: summed,
+    MaskedPut: put_masked,
+    Summation: summed,
+    Mean: summed,
+    Weighing: weighed,
+}
