@@ -255,6 +255,8 @@ def reason_for_torch(gm: fx.GraphModule, args: tuple, inputs: list[int], static:
     if any(True for _ in gm.parameters()):
         return "it calls modules that Dynamo did not inline"
     for node in gm.graph.nodes:
+        if leaves_torch_as_is(node):
+            continue
         place = getattr(node.target, "__module__", "") or ""
         if place.startswith(("torch.amp", "torch._functorch")) or (
             node.target is torch._C._set_grad_enabled and node.args[0]
@@ -270,6 +272,16 @@ def reason_for_torch(gm: fx.GraphModule, args: tuple, inputs: list[int], static:
     if any(args[i].is_inference() for i in static):
         return "its parameters were made under inference_mode, so that changes cannot be seen"
     return ""
+
+
+def leaves_torch_as_is(node: fx.Node) -> bool:
+    """Whether it ends an autocast region or begins one, which changes nothing: it is off already, or another device's."""
+    if node.target is torch.amp.autocast_mode._exit_autocast:
+        node = node.args[0]  # type: ignore[assignment]
+    elif node.target is not torch.amp.autocast_mode._enter_autocast:
+        return False
+    device, _, enabled, *_ = node.args
+    return not enabled or device != "cpu"
 
 
 def why(e: Exception) -> str:
