@@ -33,6 +33,8 @@ def test_sizes_that_conditions_divide_by() -> None:
         ("v0 != 128 and v0 <= 128", 12, (set(), {"s": (0, 127)})),
         ("v0 % 4 == 0", 1000, ({"s"}, {})),
         ("v0 > 1", 1000, (set(), {})),
+        ("math.ceil(((torch.sym_float((-1)*v0)) / (-2.0))) <= 500", 900, (set(), {"s": (0, 1000)})),
+        ("math.ceil(((torch.sym_float((-3) + (-1)*v0)) / (-1.0))) == (3 + v0)", 12, (set(), {})),
     ],
 )
 def test_limits_of_conditions(text: str, own: int, found: Any) -> None:
@@ -64,6 +66,45 @@ class Last(nn.Module):
     def forward(self, x: Any, lengths: Any) -> Any:
         rows = torch.stack([x[:, i] for i in range(x.shape[1])], 1)  # which torch.fx does not follow
         return rows.gather(1, lengths.view(-1, 1) - 1)
+
+
+class Distances(nn.Module):
+    """Of places by numbers that are floats, as in Transformer-XL (Dai et al., arXiv 1901.02860)."""
+
+    def forward(self, x: Any) -> Any:
+        if x.ndim != 3:
+            return x
+        places = torch.arange(len(x) - 1, -1, -1.0, dtype=x.dtype)
+        return (x * places.view(-1, 1, 1)).reshape(len(places), -1)
+
+
+class Unshuffled(nn.Module):
+    """Without branches on whether its sides are even."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(12, 2, 1)
+
+    def forward(self, x: Any) -> Any:
+        if x.ndim != 4:
+            return x
+        first, second = (nn.functional.pixel_unshuffle(x, 2), nn.PixelUnshuffle(2)(x * 2))
+        return self.layer(first + second).flatten(1).sum() + first
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "others"),
+    [(Distances(), (5, 2, 3), [(9, 2, 3), (3, 1, 3)]), (Unshuffled(), (2, 3, 6, 4), [(1, 3, 8, 10), (3, 3, 4, 6)])],
+    ids=["distances", "unshuffled"],
+)
+def test_free_sizes(model: nn.Module, shape: tuple, others: list[tuple]) -> None:
+    net = torch2needle.convert(model.eval(), (torch.randn(shape),))
+    for size in (shape, *others):
+        x = torch.randn(size)
+        assert torch.allclose(torch.from_numpy(net(x).numpy()), model(x), atol=1e-4)
+    if isinstance(model, Unshuffled):
+        with pytest.raises(ValueError, match=r"\[pixel_unshuffle\]"):
+            net(torch.randn(2, 3, 5, 4))
 
 
 def test_rows_and_as_many_lengths() -> None:

@@ -327,6 +327,35 @@ def test_region_under_autocast_stays_in_torch(runs: list[int]) -> None:
     assert not runs
 
 
+class Pictures(nn.Module):
+    def __init__(self, step: Callable) -> None:
+        super().__init__()
+        self.layer, self.step = nn.Linear(4, 3), step
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.step(self.layer, x)
+
+
+def test_pictures_in_bytes_run_in_needle(runs: list[int]) -> None:
+    model = Pictures(lambda layer, x: layer(x.float() / 255 - 0.5)).eval()
+    x = torch.randint(256, (2, 4), dtype=torch.uint8)
+    with torch.no_grad():
+        close(compiled(model)(x), model(x))
+    assert runs
+
+
+@pytest.mark.parametrize(
+    "step", [lambda layer, x: layer((x + x).float()), lambda layer, x: layer(x.add_(200).float()), lambda layer, x: x + 100]
+)
+def test_arithmetic_of_bytes_stays_in_torch(runs: list[int], step: Callable) -> None:
+    model = Pictures(step).eval()
+    x = torch.randint(100, 256, (2, 4), dtype=torch.uint8)
+    with torch.no_grad():
+        want = model(x.clone())
+        close(compiled(model)(x.clone()), want)
+    assert not runs
+
+
 def test_reason_is_said_once() -> None:
     model, x = nn.Linear(4, 3), torch.randn(2, 4)
     ours = compiled(model)

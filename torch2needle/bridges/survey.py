@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from needle.autograd import Unsupported
+from needle.graph.narrow import NARROW
 from needle.serialize import DTYPES
 
 from ..capture.guard import draws
@@ -149,6 +150,8 @@ def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]
         written = [i for n, i in enumerate(changed) if all(ins[i] is not ins[j] for j in changed[:n])]
         if not set(written) <= set(inputs):
             return Form("it writes a parameter or buffer")
+        if narrow := next((ins[i].dtype for i in written if str(ins[i].dtype)[6:] in NARROW), None):
+            return Form(f"it writes an input of dtype {narrow}")
         memory = memory_of(ins, outs, written, run.env)
         # Of a batch norm torch foretells other strides.
         if not all(t.is_contiguous() for t in tensor_leaves((outs, [args[i] for i in inputs]))):
@@ -265,8 +268,10 @@ def reason_for_torch(gm: fx.GraphModule, args: tuple, inputs: list[int], static:
     for t in tensors:
         if t.device.type != "cpu" or t.layout != torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter):
             return f"an input is a {type(t).__name__} on {t.device}"
-        if str(t.dtype)[6:] not in DTYPES.values():
-            return f"an input has dtype {t.dtype}"
+    for i, t in enumerate(args):
+        if isinstance(t, torch.Tensor) and (name := str(t.dtype)[6:]) not in DTYPES.values():
+            if name not in NARROW or i not in inputs:  # such as a parameter, whose memory needle would share
+                return f"an input has dtype {t.dtype}"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
     if any(args[i].is_inference() for i in static):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
 from itertools import product
@@ -17,7 +18,9 @@ PROBES = 200  # sizes from the least on, and on both sides of the example's, tha
 TOGETHER = 200  # ... of several sizes at a time, about
 MOST = 2**62  # what torch.export writes for no limit
 SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
-PLAIN = re.compile(r"(?:\b(?:max|min|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
+NAMES = {"max": max, "min": min, "float": float, "ceil": math.ceil, "floor": math.floor, "trunc": math.trunc}
+PLAIN = re.compile(rf"(?:\b(?:{'|'.join(NAMES)}|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
+LIBRARIES = re.compile(r"\b(?:math\.(?=ceil|floor|trunc)|torch\.sym_(?=float|max|min))")
 
 Limits = dict[str, tuple[int, int]]  # the least and the largest size by symbol
 
@@ -32,7 +35,7 @@ class Condition(NamedTuple):
 
     def holds(self, sizes: dict[str, int]) -> bool:
         try:
-            return eval(self.code, {"__builtins__": {}, "max": max, "min": min}, self.sizes | sizes)
+            return eval(self.code, {"__builtins__": {}, **NAMES}, self.sizes | sizes)
         except ZeroDivisionError:  # of sizes that others are multiples of
             return False
 
@@ -179,7 +182,7 @@ def condition(text: str, size_at: Callable[[tuple, int], Any], ranges: Any) -> C
         sizes[names.setdefault(str(size), f"v{len(names)}")] = size
         return names[str(size)]
 
-    formula = SIZE.sub(name, text)
+    formula = LIBRARIES.sub("", SIZE.sub(name, text))
     free = {v: str(s) for v, s in sizes.items() if not isinstance(s, int)}
     hints = {v: s if isinstance(s, int) else s.node.hint for v, s in sizes.items()}
     named = {int(n) + more for n in re.findall(r"\d+", re.sub(r"v\d+", "", formula)) for more in (-1, 0, 1)}

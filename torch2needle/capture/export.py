@@ -26,10 +26,9 @@ from .conditions import MOST, Limits, bounds, first_of, fixed_or_free, fixed_siz
 from .functional import (
     Gradients,
     below_autograd,
-    combinations_as_calls,
-    covariances_as_calls,
     data_as_calls,
     transforms_as_calls,
+    without_questions,
 )
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
@@ -312,8 +311,7 @@ def export_once(
         transforms_as_calls(),
         data_as_calls(),
         gradients_as_slopes() if manner.slopes else nullcontext(),
-        covariances_as_calls(),
-        combinations_as_calls(),
+        without_questions(),
         layers_as_calls(),
     ):
         warnings.simplefilter("ignore")

@@ -1,6 +1,7 @@
 """torch's functions of recurrent layers, for torch.export: it would follow them step by step, for as many as the example has.
 
-Here each is one call of any number of steps, which the captured graph has as the call of torch's own.
+Here each is one call of any number of steps, which the captured graph has as the call of torch's own. So is pixel_unshuffle, of
+whose views torch.export holds that they fix the height.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.modules import rnn
 
 from .asked import LIBRARY
@@ -45,6 +47,16 @@ for name in NAMES:
     PLAIN[getattr(torch.ops.torch2needle, name).default] = own
 
 
+LIBRARY.define("pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor")
+PLAIN[torch.ops.torch2needle.pixel_unshuffle.default] = torch.ops.aten.pixel_unshuffle.default
+
+
+@torch.library.register_fake("torch2needle::pixel_unshuffle")
+def unshuffled(x: Any, factor: int) -> Any:
+    *batch, channels, height, width = x.shape
+    return x.new_empty((*batch, channels * factor**2, height // factor, width // factor))
+
+
 class Functions(types.SimpleNamespace):
     """torch's, but for some."""
 
@@ -65,8 +77,16 @@ def layers_as_calls() -> AbstractContextManager:
 
         return call
 
-    return patched([(vars(rnn), "_VF", Functions(**{n: instead(n) for n in NAMES}))])
+    def pixel_unshuffle(input: torch.Tensor, downscale_factor: int) -> torch.Tensor:
+        mine = threading.get_ident() == thread and input.ndim > 2 and downscale_factor > 0
+        return (torch.ops.torch2needle.pixel_unshuffle if mine else shuffles)(input, downscale_factor)
+
+    shuffles = torch.pixel_unshuffle
+    places = [(vars(module), "pixel_unshuffle", pixel_unshuffle) for module in (torch, nn.functional)]
+    return patched([(vars(rnn), "_VF", Functions(**{n: instead(n) for n in NAMES})), *places])
 
 
 def torchs_own() -> AbstractContextManager:
-    return patched([(vars(rnn), "_VF", torch._VF)])
+    own = torch._C._VariableFunctions.pixel_unshuffle
+    places = [(vars(module), "pixel_unshuffle", own) for module in (torch, nn.functional)]
+    return patched([(vars(rnn), "_VF", torch._VF), *places])
