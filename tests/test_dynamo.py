@@ -345,7 +345,8 @@ def test_pictures_in_bytes_run_in_needle(runs: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", [lambda layer, x: layer((x + x).float()), lambda layer, x: layer(x.add_(200).float()), lambda layer, x: x + 100]
+    "step",
+    [lambda layer, x: layer((x + x).float()), lambda layer, x: layer(x.add_(200).float()), lambda layer, x: x + 100],
 )
 def test_arithmetic_of_bytes_stays_in_torch(runs: list[int], step: Callable) -> None:
     model = Pictures(step).eval()

@@ -268,10 +268,10 @@ def reason_for_torch(gm: fx.GraphModule, args: tuple, inputs: list[int], static:
     for t in tensors:
         if t.device.type != "cpu" or t.layout != torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter):
             return f"an input is a {type(t).__name__} on {t.device}"
-    for i, t in enumerate(args):
-        if isinstance(t, torch.Tensor) and (name := str(t.dtype)[6:]) not in DTYPES.values():
-            if name not in NARROW or i not in inputs:  # such as a parameter, whose memory needle would share
-                return f"an input has dtype {t.dtype}"
+    for i, t in enumerate(args):  # narrow parameters have memory that needle would share
+        taken = {*DTYPES.values(), *NARROW} if i in inputs else DTYPES.values()
+        if isinstance(t, torch.Tensor) and str(t.dtype)[6:] not in taken:
+            return f"an input has dtype {t.dtype}"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
     if any(args[i].is_inference() for i in static):

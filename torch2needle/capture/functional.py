@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn.modules import adaptive
 from torch._functorch import apis, eager_transforms
+from torch.nn.modules import adaptive
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
