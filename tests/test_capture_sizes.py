@@ -107,6 +107,33 @@ def test_free_sizes(model: nn.Module, shape: tuple, others: list[tuple]) -> None
             net(torch.randn(2, 3, 5, 4))
 
 
+class Strided(nn.Module):
+    """Strides as numbers of a tensor, as of a detector's head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("strides", torch.tensor([8.0, 16.0]))
+
+    def forward(self, x: Any) -> Any:
+        return torch.cat([torch.full((x.shape[2], 1), float(s)) for s in self.strides]) * x.mean()
+
+
+def test_a_question_about_values_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever sizes are free, torch.export ends at it: with some, with none, and then it is answered."""
+    calls, before = [], torch.export.export
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs.get("dynamic_shapes"))
+        return before(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    model, x = Strided().eval(), torch.randn(2, 3, 4, 5)
+    net = torch2needle.convert(model, (x,))
+    assert len(calls) == 3
+    for other in (x, torch.randn(3, 3, 6, 4)):
+        assert torch.allclose(torch.from_numpy(net(other).numpy()), model(other), atol=1e-5)
+
+
 def test_rows_and_as_many_lengths() -> None:
     x, lengths = torch.randn(2, 5), torch.tensor([5, 3])
     net = torch2needle.convert(Last(), (x, lengths))

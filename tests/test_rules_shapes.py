@@ -23,6 +23,8 @@ from test_rules_arithmetic import One, agrees  # noqa: E402
 
 IMAGE, MATRIX = (2, 4, 9, 7), (3, 8)
 BOTH, KNOWN = (False, True), (True,)  # with and without an example; only with one
+
+
 def diagonals_written(x: Any) -> Any:
     y = x * 2
     y.diagonal(1).fill_(0)
