@@ -92,6 +92,25 @@ class Unshuffled(nn.Module):
         return self.layer(first + second).flatten(1).sum() + first
 
 
+class Larger(nn.Module):
+    """As many rows as the larger of two inputs has, as of a body model (Loper et al., SMPL, 2015)."""
+
+    def forward(self, x: Any, y: Any, z: Any) -> Any:
+        rows = max(x.shape[0], y.shape[0])
+        if x.ndim != 2:
+            return x
+        return x + (y * 2).view(rows, -1) + z
+
+
+def test_rows_of_three_inputs() -> None:
+    net = torch2needle.convert(Larger().eval(), tuple(torch.randn(2, 3) for _ in range(3)))
+    for n in (1, 2, 5):
+        given = [torch.randn(n, 3) for _ in range(3)]
+        assert torch.allclose(torch.from_numpy(net(*given).numpy()), Larger()(*given))
+    with pytest.raises(ValueError, match="input"):
+        net(torch.randn(2, 3), torch.randn(2, 3), torch.randn(4, 3))
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "others"),
     [(Distances(), (5, 2, 3), [(9, 2, 3), (3, 1, 3)]), (Unshuffled(), (2, 3, 6, 4), [(1, 3, 8, 10), (3, 3, 4, 6)])],
@@ -105,6 +124,17 @@ def test_free_sizes(model: nn.Module, shape: tuple, others: list[tuple]) -> None
     if isinstance(model, Unshuffled):
         with pytest.raises(ValueError, match=r"\[pixel_unshuffle\]"):
             net(torch.randn(2, 3, 5, 4))
+
+
+def test_rows_of_three_are_tied_where_two_are_not_enough() -> None:
+    names = ["v0", "v1", "v2"]
+    code = compile("max(v0, v1) == v2", "condition", "eval")
+    condition = conditions.Condition(
+        code, dict.fromkeys(names, 2), {n: n for n in names}, {n: list(range(2, 40)) for n in names}
+    )
+    held, limits = condition.alone()
+    assert (held, limits) == (set(), {n: (0, 2) for n in names})
+    assert condition.tied(held | limits.keys()) == {"v1": "v0", "v2": "v0"}
 
 
 class Strided(nn.Module):

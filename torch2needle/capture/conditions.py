@@ -55,9 +55,9 @@ class Condition(NamedTuple):
                 limits[symbol] = ends[0] or 0, MOST if ends[1] is None else ends[1]
         return broken, limits
 
-    def tied(self) -> dict[str, str]:
+    def tied(self, broken: set[str]) -> dict[str, str]:
         """Symbols that break it alone, each by the one of the example's same size with which they may take any, if they take it
-        together: rows and as many numbers that pick from them."""
+        together: rows and as many numbers that pick from them; or all of one size, where two are not enough."""
         names = list(self.free)
         found = {}
         for i, v in enumerate(names):
@@ -65,6 +65,12 @@ class Condition(NamedTuple):
                 sizes = set(self.values[v]) & set(self.values[w])
                 if self.sizes[v] == self.sizes[w] and all(self.holds({v: size, w: size}) for size in sizes):
                     found[self.free[v]] = self.free[w]
+        if broken - {*found, *found.values()}:
+            for size in {self.sizes[v] for v in names}:
+                group = [v for v in names if self.sizes[v] == size]
+                shared = set.intersection(*(set(self.values[v]) for v in group))
+                if len(group) > 2 and all(self.holds(dict.fromkeys(group, size)) for size in shared):
+                    found |= {self.free[v]: self.free[group[0]] for v in group[1:]}
         return found
 
     def last_good(self, v: str, bad: int) -> int:
@@ -151,7 +157,7 @@ def bounds(program: ExportedProgram) -> Bounds:
     same: dict[str, str] = {}
     for c in asked:
         held, found = c.alone() if c.code else (set(c.free.values()), {})
-        if c.code and (held or found) and (tied := c.tied()):
+        if c.code and (held or found) and (tied := c.tied(held | found.keys())):
             for symbol, other in tied.items():
                 one, two = first_of(symbol, same), first_of(other, same)
                 same |= {one: two} if one != two else {}
