@@ -103,6 +103,13 @@ def test_an_adaptive_softmax(head_bias: bool) -> None:
         close(net.tensor(name).grad, torch.zeros_like(p) if p.grad is None else p.grad)
 
 
+def test_an_adaptive_softmax_alone() -> None:
+    model = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 12])
+    given = torch.randn(6, 8), torch.tensor([0, 4, 5, 11, 12, 19])
+    for got, want in zip(torch2needle.convert(model, given)(*given), model(*given), strict=True):
+        close(got, want)
+
+
 @pytest.mark.parametrize("name", ["Bert", "GPT2"])
 def test_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers")
