@@ -33,6 +33,8 @@ def test_sizes_that_conditions_divide_by() -> None:
         ("v0 != 128 and v0 <= 128", 12, (set(), {"s": (0, 127)})),
         ("v0 % 4 == 0", 1000, ({"s"}, {})),
         ("v0 > 1", 1000, (set(), {})),
+        ("math.ceil(((torch.sym_float((-1)*v0)) / (-2.0))) <= 500", 900, (set(), {"s": (0, 1000)})),
+        ("math.ceil(((torch.sym_float((-3) + (-1)*v0)) / (-1.0))) == (3 + v0)", 12, (set(), {})),
     ],
 )
 def test_limits_of_conditions(text: str, own: int, found: Any) -> None:
@@ -64,6 +66,102 @@ class Last(nn.Module):
     def forward(self, x: Any, lengths: Any) -> Any:
         rows = torch.stack([x[:, i] for i in range(x.shape[1])], 1)  # which torch.fx does not follow
         return rows.gather(1, lengths.view(-1, 1) - 1)
+
+
+class Distances(nn.Module):
+    """Of places by numbers that are floats, as in Transformer-XL (Dai et al., arXiv 1901.02860)."""
+
+    def forward(self, x: Any) -> Any:
+        if x.ndim != 3:
+            return x
+        places = torch.arange(len(x) - 1, -1, -1.0, dtype=x.dtype)
+        return (x * places.view(-1, 1, 1)).reshape(len(places), -1)
+
+
+class Unshuffled(nn.Module):
+    """Without branches on whether its sides are even."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(12, 2, 1)
+
+    def forward(self, x: Any) -> Any:
+        if x.ndim != 4:
+            return x
+        first, second = (nn.functional.pixel_unshuffle(x, 2), nn.PixelUnshuffle(2)(x * 2))
+        return self.layer(first + second).flatten(1).sum() + first
+
+
+class Larger(nn.Module):
+    """As many rows as the larger of two inputs has, as of a body model (Loper et al., SMPL, 2015)."""
+
+    def forward(self, x: Any, y: Any, z: Any) -> Any:
+        rows = max(x.shape[0], y.shape[0])
+        if x.ndim != 2:
+            return x
+        return x + (y * 2).view(rows, -1) + z
+
+
+def test_rows_of_three_inputs() -> None:
+    net = torch2needle.convert(Larger().eval(), tuple(torch.randn(2, 3) for _ in range(3)))
+    for n in (1, 2, 5):
+        given = [torch.randn(n, 3) for _ in range(3)]
+        assert torch.allclose(torch.from_numpy(net(*given).numpy()), Larger()(*given))
+    with pytest.raises(ValueError, match="input"):
+        net(torch.randn(2, 3), torch.randn(2, 3), torch.randn(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "others"),
+    [(Distances(), (5, 2, 3), [(9, 2, 3), (3, 1, 3)]), (Unshuffled(), (2, 3, 6, 4), [(1, 3, 8, 10), (3, 3, 4, 6)])],
+    ids=["distances", "unshuffled"],
+)
+def test_free_sizes(model: nn.Module, shape: tuple, others: list[tuple]) -> None:
+    net = torch2needle.convert(model.eval(), (torch.randn(shape),))
+    for size in (shape, *others):
+        x = torch.randn(size)
+        assert torch.allclose(torch.from_numpy(net(x).numpy()), model(x), atol=1e-4)
+    if isinstance(model, Unshuffled):
+        with pytest.raises(ValueError, match=r"\[pixel_unshuffle\]"):
+            net(torch.randn(2, 3, 5, 4))
+
+
+def test_rows_of_three_are_tied_where_two_are_not_enough() -> None:
+    names = ["v0", "v1", "v2"]
+    code = compile("max(v0, v1) == v2", "condition", "eval")
+    condition = conditions.Condition(
+        code, dict.fromkeys(names, 2), {n: n for n in names}, {n: list(range(2, 40)) for n in names}
+    )
+    held, limits = condition.alone()
+    assert (held, limits) == (set(), {n: (0, 2) for n in names})
+    assert condition.tied(held | limits.keys()) == {"v1": "v0", "v2": "v0"}
+
+
+class Strided(nn.Module):
+    """Strides as numbers of a tensor, as of a detector's head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("strides", torch.tensor([8.0, 16.0]))
+
+    def forward(self, x: Any) -> Any:
+        return torch.cat([torch.full((x.shape[2], 1), float(s)) for s in self.strides]) * x.mean()
+
+
+def test_a_question_about_values_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever sizes are free, torch.export ends at it: with some, with none, and then it is answered."""
+    calls, before = [], torch.export.export
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs.get("dynamic_shapes"))
+        return before(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    model, x = Strided().eval(), torch.randn(2, 3, 4, 5)
+    net = torch2needle.convert(model, (x,))
+    assert len(calls) == 3
+    for other in (x, torch.randn(3, 3, 6, 4)):
+        assert torch.allclose(torch.from_numpy(net(other).numpy()), model(other), atol=1e-5)
 
 
 def test_rows_and_as_many_lengths() -> None:

@@ -296,6 +296,67 @@ def test_autocast_stays_in_torch(runs: list[int]) -> None:
     assert not runs
 
 
+class Regions(nn.Module):
+    """A rotary embedding keeps out of autocast, whether it is on or off."""
+
+    def __init__(self, enabled: bool, device: str = "cpu") -> None:
+        super().__init__()
+        self.enabled, self.device = enabled, device
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.enabled):
+            with torch.autocast("cpu", enabled=False):
+                y = x * 2
+            y = self.layer(y)
+        return y + x
+
+
+@pytest.mark.parametrize(("enabled", "device"), [(False, "cpu"), (True, "cuda")])
+def test_regions_that_change_nothing_run_in_needle(runs: list[int], enabled: bool, device: str) -> None:
+    model, x = Regions(enabled, device).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        close(compiled(model)(x), model(x))
+    assert runs
+
+
+def test_region_under_autocast_stays_in_torch(runs: list[int]) -> None:
+    model, x = Regions(True).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        assert torch.equal(compiled(model)(x), model(x))
+    assert not runs
+
+
+class Pictures(nn.Module):
+    def __init__(self, step: Callable) -> None:
+        super().__init__()
+        self.layer, self.step = nn.Linear(4, 3), step
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.step(self.layer, x)
+
+
+def test_pictures_in_bytes_run_in_needle(runs: list[int]) -> None:
+    model = Pictures(lambda layer, x: layer(x.float() / 255 - 0.5)).eval()
+    x = torch.randint(256, (2, 4), dtype=torch.uint8)
+    with torch.no_grad():
+        close(compiled(model)(x), model(x))
+    assert runs
+
+
+@pytest.mark.parametrize(
+    "step",
+    [lambda layer, x: layer((x + x).float()), lambda layer, x: layer(x.add_(200).float()), lambda layer, x: x + 100],
+)
+def test_arithmetic_of_bytes_stays_in_torch(runs: list[int], step: Callable) -> None:
+    model = Pictures(step).eval()
+    x = torch.randint(100, 256, (2, 4), dtype=torch.uint8)
+    with torch.no_grad():
+        want = model(x.clone())
+        close(compiled(model)(x.clone()), want)
+    assert not runs
+
+
 def test_reason_is_said_once() -> None:
     model, x = nn.Linear(4, 3), torch.randn(2, 4)
     ours = compiled(model)

@@ -77,6 +77,39 @@ def test_what_nothing_reads_is_left_out(f: Callable) -> None:
     close(net(x), f(x))
 
 
+class Classes(torch.nn.Module):
+    def __init__(self, head_bias: bool) -> None:
+        super().__init__()
+        self.words = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 12], head_bias=head_bias)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple:
+        found = self.words(x, y)
+        return found.output, found.loss, self.words.log_prob(x)
+
+
+@pytest.mark.parametrize("head_bias", [False, True])
+def test_an_adaptive_softmax(head_bias: bool) -> None:
+    """Torch's asks which rows are of which cluster."""
+    model = Classes(head_bias).eval()
+    net = torch2needle.convert(model, (torch.randn(6, 8), torch.tensor([0, 4, 5, 11, 12, 19])))
+    for y in ([1, 7, 13, 0], [0, 1], [19, 18, 17]):
+        x, y = torch.randn(len(y), 8), torch.tensor(y)
+        for got, want in zip(net(x, y), model(x, y), strict=True):
+            close(got, want)
+    _, loss, _ = net(x, y)
+    loss.backward()
+    model(x, y)[1].backward()
+    for name, p in model.named_parameters():
+        close(net.tensor(name).grad, torch.zeros_like(p) if p.grad is None else p.grad)
+
+
+def test_an_adaptive_softmax_alone() -> None:
+    model = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 12])
+    given = torch.randn(6, 8), torch.tensor([0, 4, 5, 11, 12, 19])
+    for got, want in zip(torch2needle.convert(model, given)(*given), model(*given), strict=True):
+        close(got, want)
+
+
 @pytest.mark.parametrize("name", ["Bert", "GPT2"])
 def test_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers")

@@ -218,6 +218,14 @@ def test_torchscript() -> None:
             torch2needle.convert(model)
 
 
+def test_copies_of_torchscript() -> None:
+    """They hold their parameters as plain tensors."""
+    x, model = torch.randn(3, 4), copy.deepcopy(Around().eval())
+    net = torch2needle.convert(model, (x,))
+    same(net(x), model(x))
+    assert list(net.state_dict()) == list(model.state_dict())
+
+
 class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()

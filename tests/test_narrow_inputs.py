@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import needle as ndl
+import operator_fusion
 import torch2needle
 from needle.graph import narrow
 from needle.op import OPS
@@ -144,23 +145,70 @@ def test_the_names_are_those_of_ops_and_layers():
     assert not {n for g in groups for n in getattr(narrow, g)} - OPS.keys() - vars(ndl.nn).keys()
 
 
-def test_arithmetic_of_numbers_that_the_forward_narrows():
-    model = OfOne(lambda x: x.to(torch.int8) + x.to(torch.int8)).eval()
-    for example in (None, (torch.rand(3),)):
-        with pytest.raises((torch2needle.ConversionError, torch2needle.Unsupported), match="as int32 or wider"):
-            torch2needle.convert(model, example)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: a + b,
+        lambda a, b: (a - b) * 3,
+        lambda a, b: -a * b,
+        lambda a, b: (~a << 3).float() / 2,
+        lambda a, b: torch.where(a + b > a, a - 100, b),
+        lambda a, b: 5 - a,
+    ],
+)
+def test_arithmetic_of_numbers_that_the_forward_narrows_wraps_around(function, dtype):
+    x, y = torch.randint(-300, 300, (2, 50))
+    model = OfTwo(lambda x, y: function(x.to(dtype), y.to(dtype))).eval()
+    want = model(x, y).numpy()
+    for net in (torch2needle.convert(model), torch2needle.convert(model, (x, y))):
+        for run in (net, operator_fusion.fuse(net), ndl.compile(net, (x, y))):
+            np.testing.assert_array_equal(np.asarray(run(x, y)), want)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.to(torch.int8) @ x.to(torch.int8).T, lambda x: x.to(torch.int8) ** 3])
+def test_other_arithmetic_of_narrowed_numbers_is_refused(function):
+    with pytest.raises((torch2needle.ConversionError, torch2needle.Unsupported), match="as int32 or wider"):
+        torch2needle.convert(OfOne(function).eval(), (torch.rand(3, 3),))
+
+
+def test_sums_of_two_narrow_dtypes_are_refused():
+    """Since a tensor without axes leaves the other one its dtype."""
+    model = OfOne(lambda x: x.to(torch.int8) + x.to(torch.int16).sum(dtype=torch.int16)).eval()
+    with pytest.raises((torch2needle.ConversionError, torch2needle.Unsupported), match="as int32 or wider"):
+        torch2needle.convert(model)
 
 
 @pytest.mark.parametrize("share", [False, True])
 def test_buffers(share):
     x = torch.rand(3)
-    model = WithBuffer(lambda x, t: x * t + t.long() * 2).eval()
-    np.testing.assert_array_equal(np.asarray(torch2needle.convert(model, share=share)(x)), model(x).numpy())
-    for function in (lambda x, t: x * (t + t), lambda x, t: x * (t > -1)):
-        with pytest.raises(
-            (torch2needle.ConversionError, torch2needle.Unsupported), match="expects table as int32 or wider"
-        ):
-            torch2needle.convert(WithBuffer(function).eval(), share=share)
+    for function in (lambda x, t: x * t + t.long() * 2, lambda x, t: x * (t + t), lambda x, t: x * (~t - 1)):
+        model = WithBuffer(function).eval()
+        np.testing.assert_array_equal(np.asarray(torch2needle.convert(model, share=share)(x)), model(x).numpy())
+    with pytest.raises(
+        (torch2needle.ConversionError, torch2needle.Unsupported), match="expects table as int32 or wider"
+    ):
+        torch2needle.convert(WithBuffer(lambda x, t: x * (t > -1)).eval(), share=share)
+
+
+def test_weights_of_four_bits():
+    """Two to a byte, as GPTQ and AWQ pack them (arXiv 2210.17323, 2306.00978)."""
+
+    class Linear4(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("packed", torch.randint(256, (5, 3), dtype=torch.uint8))
+            self.register_buffer("scale", torch.rand(5, 2, 1))
+
+        def forward(self, x):
+            low, high = (self.packed & 0xF).to(torch.int8) - 8, (self.packed >> 4).to(torch.int8) - 8
+            weight = torch.stack([low, high], -1).view(5, 2, 3) * self.scale
+            return nn.functional.linear(x, weight.view(5, 6))
+
+    model, x = Linear4().eval(), torch.randn(4, 6)
+    net = torch2needle.convert(model, (x,))
+    for run in (net, ndl.compile(operator_fusion.fuse(net), (x,))):
+        np.testing.assert_allclose(run(x).numpy(), model(x).numpy(), rtol=1e-5, atol=1e-4)
 
 
 def test_a_guard_asks_a_narrow_buffer() -> None:

@@ -23,6 +23,23 @@ from test_rules_arithmetic import One, agrees  # noqa: E402
 
 IMAGE, MATRIX = (2, 4, 9, 7), (3, 8)
 BOTH, KNOWN = (False, True), (True,)  # with and without an example; only with one
+
+
+def diagonals_written(x: Any) -> Any:
+    y = x * 2
+    y.diagonal(1).fill_(0)
+    y.diagonal(-2).mul_(3)
+    torch.linalg.diagonal(y).add_(x[0])
+    return y
+
+
+def diagonals_of_other_axes_written(x: Any) -> Any:
+    y = x * 2
+    y.diagonal(-1, 2, x.ndim - 3).zero_()
+    y.diagonal(0, 1, -1).add_(1)
+    return y
+
+
 VIEWS: list[tuple[Callable, tuple]] = [
     (lambda x: x.view(x.size(0), -1) + x.reshape(x.shape[0], -1) + torch.flatten(x, 1) + x.flatten(start_dim=1), IMAGE),
     (lambda x: x.view(x.size(0), 2, x.size(1) // 2, x.shape[2], x.shape[3]).permute(0, 2, 1, 3, 4).contiguous(), IMAGE),
@@ -52,6 +69,8 @@ VIEWS: list[tuple[Callable, tuple]] = [
     (lambda x: torch.tril(x) + x.triu(1) + torch.tril(x, -1) + x.tril(diagonal=2), MATRIX),
     (lambda x: torch.diagonal(x) + x.diagonal(1)[:3] + torch.diagonal(x, 2), MATRIX),
     (lambda x: x.diagonal(-1, 1, 3) + torch.diagonal(x, 0, -1, 1)[..., :3], (2, 4, 5, 4)),
+    (diagonals_written, (4, 4)),
+    (diagonals_of_other_axes_written, (3, 4, 5)),
     (lambda x: x.clone() + x.contiguous() + x.detach() * x + x.data * 2, MATRIX),
     (lambda x: x.contiguous(memory_format=torch.channels_last) * x.size()[0] + x.ndim - x.dim(), IMAGE),
     (lambda x: x.sum() / x.numel() + x.mean() * torch.numel(x), MATRIX),

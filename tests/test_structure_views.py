@@ -53,7 +53,7 @@ VIEWS: dict[str, Any] = {  # the write, and why it is refused without an example
     "mT": (lambda self, y, x: y.view(3, 2, 4).mT.add_(1), ""),
     "expand": (lambda self, y, x: y.expand(2, 3, 8)[0].add_(1), "share memory with each other"),
     "expand_as": (lambda self, y, x: y[:1].expand_as(x)[0].add_(1), "share memory with each other"),
-    "diagonal": (lambda self, y, x: y.diagonal().add_(1), "through a view"),
+    "diagonal": (lambda self, y, x: y.diagonal().add_(1), ""),
     "chunk": (lambda self, y, x: y.chunk(2, 1)[1].add_(1), ""),
     "one piece twice": (lambda self, y, x: (lambda p: (p[1].unsqueeze_(0), p[1].add_(1), p[1])[2])(y.chunk(2, 1)), ""),
     "pieces with a new shape": (

@@ -150,6 +150,31 @@ def test_constraints_in_steps(way: str, compiled: bool, mode: bool) -> None:
     trains(masked(way).train(mode), torch.randn(2, 1, 6, 5), compiled=compiled)
 
 
+class Words(nn.Module):
+    def __init__(self, norm: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(9, 4, padding_idx=0, max_norm=1.0, norm_type=norm)
+        self.bag, self.out = nn.EmbeddingBag(9, 4, max_norm=0.7), nn.Linear(4, 3)
+
+    def forward(self, ids: Any) -> Any:
+        rows = F.embedding(ids % 3, self.out.weight.detach() * 3, max_norm=0.5)
+        return self.out(self.words(ids).sum(1) + self.bag(ids) + rows.sum(1))
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_norms_of_the_embeddings_that_are_read(norm: float, compiled: bool) -> None:
+    """Other rows stay as long as they are."""
+    model = Words(norm)
+    ids = torch.tensor([[0, 1, 1], [2, 2, 0]])
+    net = torch2needle.convert(copy.deepcopy(model).eval(), (ids,))
+    run = ndl.compile(net, (ids,)) if compiled and compiles() else net
+    for given in (ids, ids + 1, torch.tensor([[2, 2, 2]])):
+        close(run(given), copy.deepcopy(model)(given))
+    trains(model, ids, compiled=compiled)
+
+
 class Twice(nn.Linear):
     def forward(self, x: Any) -> Any:
         self.weight.data = F.normalize(self.weight.data, dim=1)

@@ -99,6 +99,28 @@ def test_results_that_only_rounding_sets_apart(branch: bool) -> None:
         assert np.allclose(got.numpy(), want.numpy(), atol=1e-6)
 
 
+class Inverted(nn.Module):
+    """What is left of an inverse behind its function: nothing but rounding, as of a flow that is tried backwards."""
+
+    def __init__(self, step: Callable) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, x: T) -> list[T]:
+        y = torch.sinh(x / 3) * x.exp().sum(-1, keepdim=True)
+        return [torch.asinh(y / x.exp().sum(-1, keepdim=True)) * 3 - x, self.step(y)]
+
+
+def test_results_that_are_nothing_but_rounding() -> None:
+    torch.manual_seed(0)
+    model, x = Inverted(torch.tanh).eval(), torch.randn(16, 101)
+    net = torch2needle.convert(model, (x,))
+    left, _ = net(x)
+    assert abs(left.numpy()).max() < 1e-5
+    net = torch2needle.convert(Inverted(lambda y: doubled(y)).eval(), (x,))
+    assert "torch.fx capture: the converted model's output" in net.report.capture
+
+
 @pytest.mark.parametrize(("amplified", "step"), [(True, lambda x: doubled(x)), (False, lambda x: rough(x))])
 def test_rounding_excuses_no_other_fault(amplified: bool, step: Callable) -> None:
     """Of a rule that is wrong in float64, too, or in float32 where torch is exact; torch.export goes around it."""

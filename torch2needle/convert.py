@@ -18,7 +18,8 @@ import needle
 from needle import _core
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
-from needle.graph.narrow import narrow_fault
+from needle.graph.graph import Graph, Node
+from needle.graph.narrow import narrow_fault, overflowing
 from needle.ops.math.bits import Narrowed
 
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
@@ -228,11 +229,26 @@ def build(
     net.training = captured.model.training
     net._report, net._only = report, captured.only
     if builder.narrow or any(n.kind == "op" and isinstance(n.target, Narrowed) for n in net.graph):
-        dtypes = dict.fromkeys(net.graph.inputs, "float32")  # each call looks at those
-        dtypes |= {n: builder.narrow.get(net.constant(n), "") for n in net.graph if n.kind == "param"}
-        if fault := narrow_fault(net.graph, net, {n: d for n, d in dtypes.items() if d}):
+        over = overflowing(net.graph, net, narrow_dtypes(net, builder))
+
+        def wrapped(node: Node, graph: Graph, done: dict[Node, Node]) -> Node | None:
+            if node not in over:
+                return None
+            made = graph.copy_node(node, done)
+            end = graph.add("op", Narrowed(over[node]), (made,), "narrowed")
+            end.meta = dict(made.meta)
+            return end
+
+        net = net.with_graph(net.graph.copy(wrapped)) if over else net
+        if fault := narrow_fault(net.graph, net, narrow_dtypes(net, builder)):
             raise Unsupported(fault)
     return net, report
+
+
+def narrow_dtypes(net: GraphModule, builder: TreeBuilder) -> dict[Node, str]:
+    """Torch's dtypes of the parameters that are wider here; each call looks at those of inputs."""
+    found = dict.fromkeys(net.graph.inputs, "float32")
+    return found | {n: d for n in net.graph if n.kind == "param" and (d := builder.narrow.get(net.constant(n)))}
 
 
 def convert(

@@ -1,6 +1,7 @@
 """Whole numbers of fewer than 32 bits: needle keeps them in 32, where arithmetic does not wrap around as it does in their own.
 
-A graph takes them where that makes no difference: where they are moved, compared, or become numbers of another dtype first.
+A graph takes them where that makes no difference: where they are moved, compared, or become numbers of another dtype first,
+and where their sums and products are wrapped around by the op Narrowed.
 What is in doubt counts as a difference: a tensor without axes, and a write in place, leave the other operand its dtype in torch.
 `any` and `all` of uint8, which torch keeps in uint8, are bool.
 """
@@ -9,15 +10,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from needle.autograd import Op
 from needle.backend_ndarray import FLOATS
 
-from .graph import Graph
+from .graph import Graph, Node
 
 NARROW = {name: np.iinfo(name) for name in ("int8", "uint8", "int16", "uint16")}
 FLOAT, WHOLE, BOOL = "float", "whole", "bool"  # beside the narrow dtypes: whole numbers of at least 32 bits
@@ -44,6 +45,7 @@ MOVES = words(  # elements of the inputs, of the dtype that those have together
 )
 CHOOSES = words("Bitwise Where Clamp EWiseMaximum EWiseMinimum AtLeast AtMost")  # as MOVES, or numbers of the op
 ARITHMETIC = words("EWiseAdd AddScalar EWiseMul MulScalar EWisePow PowerScalar")  # a float makes the result one
+RING = words("EWiseAdd AddScalar EWiseMul MulScalar Negate Opposite BitwiseNot Shift")  # right but for the upper bits
 
 
 def kind_of(dtype: str) -> str:
@@ -97,11 +99,19 @@ def is_narrow(value: Any) -> bool:
     return name_of(getattr(value, "dtype", "")) in NARROW
 
 
-def narrow_fault(graph: Graph, module: Any, dtypes: Mapping[Any, str]) -> str:
-    """Where the graph of a GraphModule computes with inputs and parameters of these dtypes as if they were wider, or nothing.
+class Reading(NamedTuple):
+    """An op or layer with the kinds of its inputs and its result, and what the dtypes of the inputs must hold."""
 
-    dtypes: of all inputs, and of the parameters that are narrow.
-    """
+    node: Node
+    part: Any
+    inputs: list[Node]
+    kinds: list[str]
+    kind: str
+    needs: Sequence[Sequence[float]]
+
+
+def readings(graph: Graph, module: Any, dtypes: Mapping[Any, str]) -> Iterator[Reading]:
+    """dtypes: of all inputs, and of the parameters that are narrow."""
     kinds: dict[Any, str] = {}
     numbers: dict[Any, Any] = {}
     for node in graph:
@@ -119,8 +129,31 @@ def narrow_fault(graph: Graph, module: Any, dtypes: Mapping[Any, str]) -> str:
                 *(numbers[a] for a in inputs if a in numbers),
             ]
             values = [v for v in values if type(v) in (int, float) and math.isfinite(v)]
-            kinds[node], needs = result(part, [kinds[a] for a in args], values)
-            for a, needed in zip(args, needs, strict=False):
-                if kinds[a] in NARROW and not all(NARROW[kinds[a]].min <= v <= NARROW[kinds[a]].max for v in needed):
-                    return f"{node.name} expects {a.name} as int32 or wider, since needle does not wrap around, got {kinds[a]}"
+            given = [kinds[a] for a in args]
+            kinds[node], needs = result(part, given, values)
+            yield Reading(node, part, args, given, kinds[node], needs)
+
+
+def narrow_fault(graph: Graph, module: Any, dtypes: Mapping[Any, str]) -> str:
+    """Where the graph of a GraphModule computes with inputs and parameters of these dtypes as if they were wider, or nothing."""
+    users = graph.users()
+    for node, part, inputs, kinds, kind, needs in readings(graph, module, dtypes):
+        if type(part).__name__ in RING and set(kinds) == {kind} and all(narrows(u, kind) for u in users[node]):
+            continue
+        for a, k, needed in zip(inputs, kinds, needs, strict=False):
+            if k in NARROW and not all(NARROW[k].min <= v <= NARROW[k].max for v in needed):
+                return f"{node.name} expects {a.name} as int32 or wider, since needle does not wrap around, got {k}"
     return ""
+
+
+def narrows(node: Node, dtype: str) -> bool:
+    return type(node.target).__name__ == "Narrowed" and node.target.dtype == dtype
+
+
+def overflowing(graph: Graph, module: Any, dtypes: Mapping[Any, str]) -> dict[Node, str]:
+    """The sums and products of numbers of one narrow dtype, which torch wraps around, with that dtype."""
+    return {
+        r.node: r.kind
+        for r in readings(graph, module, dtypes)
+        if type(r.part).__name__ in RING and r.kind in NARROW and set(r.kinds) == {r.kind}
+    }

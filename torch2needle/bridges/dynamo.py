@@ -23,7 +23,7 @@ from needle.interop import as_ndarray
 from ..capture.tracing import written
 from ..convert import convert, executable
 from ..report import ConversionError
-from .survey import Form, survey, why
+from .survey import Form, leaves_torch_as_is, survey, why
 from .whole import WHOLE
 
 OPTIONS = {"fuse": True, "winograd": "auto", "memory": "normal", "watch": "content"}
@@ -169,7 +169,7 @@ class DynamoGraph:
             elif i in self.numbers:
                 done[node] = args[i]
         for node in self.gm.graph.nodes:
-            if node.op == "placeholder" or node.target is torch._C._set_grad_enabled:
+            if node.op == "placeholder" or node.target is torch._C._set_grad_enabled or leaves_torch_as_is(node):
                 continue
             if node.op in ("get_attr", "call_module"):
                 attributes[str(node.target)] = attrgetter(str(node.target))(self.gm)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from needle.autograd import Unsupported
+from needle.graph.narrow import NARROW
 from needle.serialize import DTYPES
 
 from ..capture.guard import draws
@@ -149,6 +150,8 @@ def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]
         written = [i for n, i in enumerate(changed) if all(ins[i] is not ins[j] for j in changed[:n])]
         if not set(written) <= set(inputs):
             return Form("it writes a parameter or buffer")
+        if narrow := next((ins[i].dtype for i in written if str(ins[i].dtype)[6:] in NARROW), None):
+            return Form(f"it writes an input of dtype {narrow}")
         memory = memory_of(ins, outs, written, run.env)
         # Of a batch norm torch foretells other strides.
         if not all(t.is_contiguous() for t in tensor_leaves((outs, [args[i] for i in inputs]))):
@@ -255,6 +258,8 @@ def reason_for_torch(gm: fx.GraphModule, args: tuple, inputs: list[int], static:
     if any(True for _ in gm.parameters()):
         return "it calls modules that Dynamo did not inline"
     for node in gm.graph.nodes:
+        if leaves_torch_as_is(node):
+            continue
         place = getattr(node.target, "__module__", "") or ""
         if place.startswith(("torch.amp", "torch._functorch")) or (
             node.target is torch._C._set_grad_enabled and node.args[0]
@@ -263,13 +268,25 @@ def reason_for_torch(gm: fx.GraphModule, args: tuple, inputs: list[int], static:
     for t in tensors:
         if t.device.type != "cpu" or t.layout != torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter):
             return f"an input is a {type(t).__name__} on {t.device}"
-        if str(t.dtype)[6:] not in DTYPES.values():
+    for i, t in enumerate(args):  # narrow parameters have memory that needle would share
+        taken = {*DTYPES.values(), *NARROW} if i in inputs else DTYPES.values()
+        if isinstance(t, torch.Tensor) and str(t.dtype)[6:] not in taken:
             return f"an input has dtype {t.dtype}"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
     if any(args[i].is_inference() for i in static):
         return "its parameters were made under inference_mode, so that changes cannot be seen"
     return ""
+
+
+def leaves_torch_as_is(node: fx.Node) -> bool:
+    """Whether it ends an autocast region or begins one, which changes nothing: it is off already, or another device's."""
+    if node.target is torch.amp.autocast_mode._exit_autocast:
+        node = node.args[0]  # type: ignore[assignment]
+    elif node.target is not torch.amp.autocast_mode._enter_autocast:
+        return False
+    device, _, enabled, *_ = node.args
+    return not enabled or device != "cpu"
 
 
 def why(e: Exception) -> str:

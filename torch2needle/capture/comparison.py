@@ -20,7 +20,16 @@ from needle.nn import WriteBuffer
 from .asked import OtherAnswer, asks
 from .behaviour import Behaviour, behaviour, evaluate, first_line
 from .calls import LARGER, Call, Sizes, half_images, other_batch, resized, shuffled, tensors, varied
-from .differences import ROUNDING, difference, disagreement, doubled, lost_gradients, net_fault, own_gradients_of
+from .differences import (
+    ROUNDING,
+    difference,
+    disagreement,
+    doubled,
+    error_of,
+    lost_gradients,
+    net_fault,
+    own_gradients_of,
+)
 from .modes import changing, differs_in_training, trains_alike
 from .slopes import same_slopes
 from .tracing import Captured
@@ -167,7 +176,8 @@ class Judge:
                 return False
             precise = copy.deepcopy(net)
             precise.to("float64")
-            return not net_fault(precise, call, pytree.tree_map(doubled, inputs), exact)
+            least = [error_of(a, b) for a, b in zip(theirs, exact, strict=True)]  # of what should be 0, say
+            return not net_fault(precise, call, pytree.tree_map(doubled, inputs), exact, least)
         except Exception:  # what does not run in float64 tells nothing
             return False
 

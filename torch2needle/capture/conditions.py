@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
 from itertools import product
@@ -17,7 +18,9 @@ PROBES = 200  # sizes from the least on, and on both sides of the example's, tha
 TOGETHER = 200  # ... of several sizes at a time, about
 MOST = 2**62  # what torch.export writes for no limit
 SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
-PLAIN = re.compile(r"(?:\b(?:max|min|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
+NAMES = {"max": max, "min": min, "float": float, "ceil": math.ceil, "floor": math.floor, "trunc": math.trunc}
+PLAIN = re.compile(rf"(?:\b(?:{'|'.join(NAMES)}|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
+LIBRARIES = re.compile(r"\b(?:math\.(?=ceil|floor|trunc)|torch\.sym_(?=float|max|min))")
 
 Limits = dict[str, tuple[int, int]]  # the least and the largest size by symbol
 
@@ -32,7 +35,7 @@ class Condition(NamedTuple):
 
     def holds(self, sizes: dict[str, int]) -> bool:
         try:
-            return eval(self.code, {"__builtins__": {}, "max": max, "min": min}, self.sizes | sizes)
+            return eval(self.code, {"__builtins__": {}, **NAMES}, self.sizes | sizes)
         except ZeroDivisionError:  # of sizes that others are multiples of
             return False
 
@@ -52,9 +55,9 @@ class Condition(NamedTuple):
                 limits[symbol] = ends[0] or 0, MOST if ends[1] is None else ends[1]
         return broken, limits
 
-    def tied(self) -> dict[str, str]:
+    def tied(self, broken: set[str]) -> dict[str, str]:
         """Symbols that break it alone, each by the one of the example's same size with which they may take any, if they take it
-        together: rows and as many numbers that pick from them."""
+        together: rows and as many numbers that pick from them; or all of one size, where two are not enough."""
         names = list(self.free)
         found = {}
         for i, v in enumerate(names):
@@ -62,6 +65,12 @@ class Condition(NamedTuple):
                 sizes = set(self.values[v]) & set(self.values[w])
                 if self.sizes[v] == self.sizes[w] and all(self.holds({v: size, w: size}) for size in sizes):
                     found[self.free[v]] = self.free[w]
+        if broken - {*found, *found.values()}:
+            for size in {self.sizes[v] for v in names}:
+                group = [v for v in names if self.sizes[v] == size]
+                shared = set.intersection(*(set(self.values[v]) for v in group))
+                if len(group) > 2 and all(self.holds(dict.fromkeys(group, size)) for size in shared):
+                    found |= {self.free[v]: self.free[group[0]] for v in group[1:]}
         return found
 
     def last_good(self, v: str, bad: int) -> int:
@@ -87,6 +96,13 @@ class Condition(NamedTuple):
             if not self.holds({v: taken[first_of(symbol, same)] for v, symbol in self.free.items()}):
                 return False
         return True
+
+
+def asks_values_alone(e: Exception) -> bool:
+    """Whether torch.export ended at a condition on values in which no size is, so that other free sizes end there, too."""
+    condition = getattr(e, "cond", None)
+    symbols = () if condition is None else condition.free_symbols
+    return type(e).__name__ == "GuardOnDataDependentSymNode" and not any(str(s).startswith("s") for s in symbols)
 
 
 def input_shapes(program: ExportedProgram) -> dict[str, Any]:
@@ -141,7 +157,7 @@ def bounds(program: ExportedProgram) -> Bounds:
     same: dict[str, str] = {}
     for c in asked:
         held, found = c.alone() if c.code else (set(c.free.values()), {})
-        if c.code and (held or found) and (tied := c.tied()):
+        if c.code and (held or found) and (tied := c.tied(held | found.keys())):
             for symbol, other in tied.items():
                 one, two = first_of(symbol, same), first_of(other, same)
                 same |= {one: two} if one != two else {}
@@ -179,7 +195,7 @@ def condition(text: str, size_at: Callable[[tuple, int], Any], ranges: Any) -> C
         sizes[names.setdefault(str(size), f"v{len(names)}")] = size
         return names[str(size)]
 
-    formula = SIZE.sub(name, text)
+    formula = LIBRARIES.sub("", SIZE.sub(name, text))
     free = {v: str(s) for v, s in sizes.items() if not isinstance(s, int)}
     hints = {v: s if isinstance(s, int) else s.node.hint for v, s in sizes.items()}
     named = {int(n) + more for n in re.findall(r"\d+", re.sub(r"v\d+", "", formula)) for more in (-1, 0, 1)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ ROUNDING = 1e-4  # of a result in float32, where it is no longer only that of th
 TIES = 0.1  # of whole numbers may differ, since a rounding error picks another of almost equal values
 
 
-def difference(ours: Any, theirs: Any, tolerance: float = 0.0) -> str:
-    """What distinguishes two leaves of results, or nothing; `tolerance` in place of the dtype's where it is larger."""
+def difference(ours: Any, theirs: Any, tolerance: float = 0.0, least: float = 0.0) -> str:
+    """What distinguishes two leaves of results, or nothing; `tolerance` in place of the dtype's where it is larger, and `least`
+    for the size of values that are smaller."""
     if not isinstance(theirs, torch.Tensor):
         if isinstance(ours, torch.Tensor):
             return "is a tensor instead of Python's value"
@@ -36,7 +38,9 @@ def difference(ours: Any, theirs: Any, tolerance: float = 0.0) -> str:
     if not theirs.numel():
         return ""
     if theirs.is_complex():
-        return difference(torch.view_as_real(ours.resolve_conj()), torch.view_as_real(theirs.resolve_conj()), tolerance)
+        return difference(
+            torch.view_as_real(ours.resolve_conj()), torch.view_as_real(theirs.resolve_conj()), tolerance, least
+        )
     if not theirs.is_floating_point():
         return "" if torch.equal(ours, theirs) else "has other values"
     a, b = ours.double(), theirs.double()
@@ -44,7 +48,7 @@ def difference(ours: Any, theirs: Any, tolerance: float = 0.0) -> str:
         return "has NaN or infinite values elsewhere"
     a, b = (torch.nan_to_num(t, 0, 0, 0) for t in (a, b))
     error, size = float((a - b).abs().max()), float(b.abs().max())
-    near = error <= max(tolerance, TOLERANCE.get(theirs.dtype, HALF_TOLERANCE)) * size
+    near = error <= max(tolerance, TOLERANCE.get(theirs.dtype, HALF_TOLERANCE)) * max(size, least)
     return "" if near else f"is off by {error:.2g}, values being up to {size:.2g}"
 
 
@@ -88,8 +92,19 @@ def doubled(t: Any) -> Any:
     return t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
 
 
-def net_fault(net: GraphModule, call: Call, inputs: dict[str, Any] | None, theirs: list[Any]) -> str:
-    """How the net's results differ from the model's of a call; inputs: the call by name, where names are all."""
+def error_of(rounded: Any, exact: Any) -> float:
+    """How far a result is off from the one in float64."""
+    real = isinstance(exact, torch.Tensor) and exact.is_floating_point() and exact.numel()
+    return float(torch.nan_to_num(rounded.double() - exact, 0, 0, 0).abs().max()) if real else 0.0
+
+
+def net_fault(
+    net: GraphModule, call: Call, inputs: dict[str, Any] | None, theirs: list[Any], least: Sequence[float] = ()
+) -> str:
+    """How the net's results differ from the model's of a call; inputs: the call by name, where names are all.
+
+    least: for each result the size that smaller values count as.
+    """
     args, kwargs = fresh(call) if inputs is None else ((), {n: inputs[n] for n in net.input_names if n in inputs})
     values = (ndl.Tensor, ndl.Complex)
     try:
@@ -107,6 +122,6 @@ def net_fault(net: GraphModule, call: Call, inputs: dict[str, Any] | None, their
                 not (b.is_floating_point() or b.is_complex()) and float((a != b).double().mean()) < TIES
             )  # an argmax of what is almost equal
             a = b if near else a.to(b.dtype)
-        if text := difference(a, b, NET_TOLERANCE):
+        if text := difference(a, b, NET_TOLERANCE, least[k] if least else 0.0):
             return f"the converted model's output {k} {text} on the example"
     return ""

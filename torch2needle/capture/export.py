@@ -22,15 +22,8 @@ from ..report import ConversionError
 from .asked import Answers, answers
 from .budget import Budget
 from .calls import Call, call_of, named_axes, resized, tensors
-from .conditions import MOST, Limits, bounds, first_of, fixed_or_free, fixed_sizes
-from .functional import (
-    Gradients,
-    below_autograd,
-    combinations_as_calls,
-    covariances_as_calls,
-    data_as_calls,
-    transforms_as_calls,
-)
+from .conditions import MOST, Limits, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
+from .functional import Gradients, below_autograd, data_as_calls, transforms_as_calls, without_questions
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
@@ -160,24 +153,25 @@ def unchecked(
     rows, more = free_axes(wider, batch)
     images = any(map(is_image, tensors(wider)))
     first = images or more == rows  # of texts the lengths, with which the batch is free, too
-    some = attempt(model, wider, rows, manner=manner) if first else None
+    tried = functools.partial(attempt, manner=manner, asking=[])
+    some = tried(model, wider, rows) if first else None
     if some is not None and len(some.program.graph.nodes) > SMALL:  # then only lengths, of texts beside images
         more = {i: axes for i, t in enumerate(tensors(wider)) if (axes := (rows if is_image(t) else more).get(i))}
     if more != rows:
-        most = attempt(model, wider, more, time=time, known=(rows, some), manner=manner)
+        most = tried(model, wider, more, time=time, known=(rows, some))
         if most is not None and most is not some:
             if most.fixes(rows):  # sizes that hang together may be fixed together: the batch is worth more
-                some, first = some if first else attempt(model, wider, rows, manner=manner), True
+                some, first = some if first else tried(model, wider, rows), True
                 if some is not None and not some.fixes(rows):
                     yield some.captured(model, changing)
             yield most.captured(model, changing)
     if not first:
-        some = attempt(model, wider, rows, manner=manner)
+        some = tried(model, wider, rows)
     if some is not None:
         yield time.noted(some).captured(model, changing)
     elif rows:  # a model for this batch alone, such as one with a cache of it
         rest = {i: tuple(a for a in axes if a not in rows.get(i, ())) for i, axes in more.items()}
-        found = attempt(model, call, {i: axes for i, axes in rest.items() if axes}, time=time, manner=manner)
+        found = tried(model, call, {i: axes for i, axes in rest.items() if axes}, time=time)
         if found is not None:
             yield found.captured(model, changing)
     try:
@@ -214,18 +208,21 @@ def attempt(
     time: Budget | None = None,
     known: tuple[Axes, Exported | None] = ({}, None),
     manner: Manner = Manner(),  # noqa: B008
+    asking: list[Exception] | None = None,
 ) -> Exported | None:
     """The program with as many of the sizes free as the forward's branches do not hang on; None without any.
 
-    known: the program of some sizes.
+    known: the program of some sizes. asking: gets what ended an attempt, and any other would end: a question about values.
     """
-    while free:
+    while free and not asking:
         if free == known[0] and known[1] is not None:
             return known[1]
         try:
             with (time or Budget(math.inf)).spent(f"capture, {sum(map(len, free.values()))} free sizes"):
                 found = export(model, *call, free, asked, manner)
-        except Exception:  # also where a size is another one's multiple: the caller tries fewer
+        except Exception as e:  # also where a size is another one's multiple: the caller tries fewer
+            if asking is not None and asks_values_alone(e):
+                asking.append(e)
             return None
         held = bounds(found.program).held
         if not held:
@@ -312,8 +309,7 @@ def export_once(
         transforms_as_calls(),
         data_as_calls(),
         gradients_as_slopes() if manner.slopes else nullcontext(),
-        covariances_as_calls(),
-        combinations_as_calls(),
+        without_questions(),
         layers_as_calls(),
     ):
         warnings.simplefilter("ignore")
@@ -347,11 +343,11 @@ def plain_outputs(
     model: nn.Module, kwargs: dict[str, Any], notes: list[str], results: list[Any]
 ) -> AbstractContextManager:
     """The forward returns dicts instead of classes; `results` gets what it returned, without the tensors."""
-    forward = model.forward
+    forward, own = model.forward, vars(model).get("forward")
 
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        result = forward(*args, **kwargs)
+        result = own(*args, **kwargs) if own else type(model).forward(model, *args, **kwargs)  # which may be patched
         results.append(map_structure(pytree.tree_map(plain_size, result, is_leaf=is_size), lambda _: None))
         return plain_result(result, notes)
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import apis, eager_transforms
+from torch.nn.modules import adaptive
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -116,7 +117,12 @@ def data_as_calls() -> AbstractContextManager:
     return patched([(torch.Tensor, "data", property(data, put))])
 
 
-def covariances_as_calls() -> AbstractContextManager:
+def without_questions() -> AbstractContextManager:
+    """Calls that ask for values, which torch.export does not know, become others that do not."""
+    return patched([*of_covariances(), *of_combinations(), *of_clusters()])
+
+
+def of_covariances() -> list[tuple]:
     """Covariances without weights become the calls that they are made of; torch's own ask whether there is an observation."""
     thread = threading.get_ident()
 
@@ -142,12 +148,10 @@ def covariances_as_calls() -> AbstractContextManager:
         return call
 
     places = [(owner, f) for owner in (torch, torch.Tensor) for f in (cov, corrcoef)]
-    return patched(
-        [(vars(torch) if o is torch else o, f.__name__, instead(getattr(o, f.__name__), f)) for o, f in places]
-    )
+    return [(vars(torch) if o is torch else o, f.__name__, instead(getattr(o, f.__name__), f)) for o, f in places]
 
 
-def combinations_as_calls() -> AbstractContextManager:
+def of_combinations() -> list[tuple]:
     """torch.combinations picks by a list of places; torch's own result has as many rows as a mask says."""
     before, thread = torch.combinations, threading.get_ident()
 
@@ -157,7 +161,22 @@ def combinations_as_calls() -> AbstractContextManager:
         chosen = itertools.combinations_with_replacement if with_replacement else itertools.combinations
         return input[torch.tensor(list(chosen(range(len(input)), r)), dtype=torch.int64).reshape(-1, r)]
 
-    return patched([(vars(torch), "combinations", combinations)])
+    return [(vars(torch), "combinations", combinations)]
+
+
+def of_clusters() -> list[tuple]:
+    """An adaptive softmax picks from the logarithms of all classes; torch's own asks which rows are of which cluster."""
+    layer, thread = adaptive.AdaptiveLogSoftmaxWithLoss, threading.get_ident()
+    before = layer.forward
+
+    def forward(self: Any, input_: torch.Tensor, target_: torch.Tensor) -> Any:
+        rows = {(2, 1): input_, (1, 0): input_.unsqueeze(0)}.get((input_.ndim, target_.ndim))
+        if threading.get_ident() != thread or rows is None:
+            return before(self, input_, target_)
+        chosen = self.log_prob(rows).gather(1, target_.reshape(-1, 1)).reshape(target_.shape)
+        return adaptive._ASMoutput(chosen, -chosen.mean())
+
+    return [(layer, "forward", forward)]
 
 
 def below_autograd(model: torch.nn.Module) -> AbstractContextManager:

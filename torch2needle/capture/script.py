@@ -85,7 +85,7 @@ class Script(nn.Module):
         made[id(script)] = self
         self.__dict__["script"] = (script,)  # in a tuple, so that it is no child
         for name, p in script._parameters.items():
-            self.register_parameter(name, p)
+            self.register_parameter(name, as_parameter(p))
         for name, b in script._buffers.items():
             self.register_buffer(name, b)
         for name, child in script._modules.items():
@@ -111,6 +111,11 @@ class Script(nn.Module):
     def attribute(self, name: str) -> Any:
         own = name in self.__dict__ or name in self._parameters or name in self._buffers or name in self._modules
         return getattr(self, name) if own else getattr(self.script[0], name)  # type: ignore[index]
+
+
+def as_parameter(p: Any) -> Any:
+    """Copies of a script hold plain tensors."""
+    return p if p is None or isinstance(p, nn.Parameter) else nn.Parameter(p, requires_grad=p.requires_grad)
 
 
 def signature_of(schema: Any) -> inspect.Signature:

@@ -52,6 +52,15 @@ def torch_embedding(
     return ops.embedding(indices, weight, padding_idx if padding_idx >= 0 else None)
 
 
+@rule(torch.embedding_renorm_)
+def embedding_renorm(input: Any, indices: Any, max_norm: float, norm_type: float) -> Any:
+    """The rows that are asked for, scaled down to the norm where theirs is larger."""
+    norm = ops.vector_norm(input, norm_type, 1)
+    asked = ops.scatter(ops.full_like(norm, 0.0), 0, ops.reshape(indices, (-1,)), 1.0)
+    large = ops.logical_and(ops.gt(norm, max_norm), ops.gt(asked, 0.0))
+    return ops.where(ops.unsqueeze(large, 1), input * ops.unsqueeze(max_norm / (norm + 1e-7), 1), input)
+
+
 @rule(F.one_hot)
 def one_hot(input: Any, num_classes: int = -1) -> Any:
     if isinstance(num_classes, int) and num_classes < 0:

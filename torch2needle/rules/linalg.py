@@ -440,8 +440,3 @@ def falling_vander(x: Any, N: int | None = None, increasing: bool = False) -> An
 @rule(L.vander)
 def vander(x: Any, N: int | None = None) -> Any:
     return ops.unsqueeze(x, -1) ** ops.arange_like(x, 0, x.shape[-1] if N is None else N)
-
-
-@rule(L.diagonal, view="always")
-def diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    return ops.diagonal(A, offset, dim1, dim2)

@@ -11,7 +11,6 @@ from needle.autograd import Unsupported
 
 from .arithmetic import cast
 from .creation import filled
-from .indexing import setitem
 from .norms import layer_norm
 from .registry import complex_rule, rule
 from .shapes import back_in_shape
@@ -157,16 +156,6 @@ def fft_c2r(input: Any, dim: Any, normalization: int, last_dim_size: Any) -> Any
     axes = tuple(dim)
     sizes = [input.shape[d] for d in axes[:-1]] + [last_dim_size]
     return ops.irfftn(input, tuple(sizes), axes, ("forward", "ortho", None)[normalization])
-
-
-@rule(aten.diagonal_scatter.default, torch.diagonal_scatter, torch.Tensor.diagonal_scatter)
-def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    rank = input.ndim
-    last = [d % rank for d in (dim1, dim2)]
-    order = [d for d in range(rank) if d not in last] + last
-    step = ops.arange_like(input, 0, src.shape[-1])
-    place = (Ellipsis, step + max(-offset, 0), step + max(offset, 0))
-    return ops.permute(setitem(ops.permute(input, tuple(order)), place, src), tuple(map(order.index, range(rank))))
 
 
 @rule(aten._to_copy.default, view="maybe")

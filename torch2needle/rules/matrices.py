@@ -12,6 +12,7 @@ from needle import ops
 from needle.autograd import Unsupported
 from needle.ops.linalg.basic import product
 
+from .indexing import setitem
 from .linalg import PLU
 from .registry import rule
 from .shapes import at, tensor_split
@@ -107,6 +108,31 @@ def off_diagonal(size: Any, offset: int, like: Any) -> Any:
     """A bool matrix of that size, which may be free, that holds but for a diagonal."""
     places = ops.arange_like(like, 0, size)
     return ops.ne(ops.unsqueeze(places, 1) + offset, places)
+
+
+@rule(torch.diagonal_scatter, T.diagonal_scatter)
+def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    step = ops.arange_like(input, 0, src.shape[-1])
+    place = (step + max(-offset, 0), step + max(offset, 0))
+    if (dim1, dim2) == (0, 1):  # of any rank
+        return setitem(input, place, ops.moveaxis(src, -1, 0))
+    if (dim1, dim2) == (-2, -1):
+        return setitem(input, (Ellipsis, *place), src)
+    rank = input.ndim
+    last = [d % rank for d in (dim1, dim2)]
+    order = [d for d in range(rank) if d not in last] + last
+    moved = setitem(ops.permute(input, tuple(order)), (Ellipsis, *place), src)
+    return ops.permute(moved, tuple(map(order.index, range(rank))))
+
+
+functions(
+    "input, offset=0, dim1=0, dim2=1", {(torch.diagonal, T.diagonal): ops.diagonal}, view="always", put=diagonal_scatter
+)
+
+
+@rule(torch.linalg.diagonal, view="always", put=lambda base, value, **where: diagonal_scatter(base, value, **where))
+def diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    return ops.diagonal(A, offset, dim1, dim2)
 
 
 @rule(torch.diag_embed, T.diag_embed)

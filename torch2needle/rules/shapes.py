@@ -165,7 +165,6 @@ def expanded(input: Any, size: Any, implicit: bool = False) -> Any:
 functions("input, *numbers, size=None, implicit=False", {(T.expand,): listed(expanded)}, view="always", put=overlaps)
 functions("input, size", {(torch.broadcast_to, T.broadcast_to): expanded}, view="always", put=overlaps)
 functions("input, other", {(T.expand_as,): ops.broadcast_like}, view="always", put=overlaps)
-functions("input, offset=0, dim1=0, dim2=1", {(torch.diagonal, T.diagonal): ops.diagonal}, view="always")
 functions("input, memory_format=None", {(T.contiguous,): lambda input: input}, view="maybe", put=unchanged)
 functions("input, *, memory_format=None", {(T.clone, torch.clone): lambda input: input})
 functions("input", {(T.detach_,): ops.stop_gradient}, view="always")
