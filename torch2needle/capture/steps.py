@@ -1,12 +1,7 @@
 """torch's functions of recurrent layers, for torch.export: it would follow them step by step, for as many as the example has.
 
-<<<<<<< HEAD
-Here each is one call of any number of steps, which the captured graph has as the call of torch's own; so is the CTC
-loss, of which torch.export finds no shapes.
-=======
-Here each is one call of any number of steps, which the captured graph has as the call of torch's own. So is pixel_unshuffle, of
-whose views torch.export holds that they fix the height.
->>>>>>> programs3
+Here each is one call of any number of steps, which the captured graph has as the call of torch's own. So are the CTC loss, of
+which torch.export finds no shapes, and pixel_unshuffle, of whose views it holds that they fix the height.
 """
 
 from __future__ import annotations
@@ -52,7 +47,6 @@ for name in NAMES:
     PLAIN[getattr(torch.ops.torch2needle, name).default] = own
 
 
-<<<<<<< HEAD
 def loss_shape(
     log_probs: Any,
     targets: Any,
@@ -69,7 +63,7 @@ CTC: Any = torch.ops.aten.ctc_loss.Tensor
 LIBRARY.define(str(CTC._schema).removeprefix("aten::").replace("ctc_loss.Tensor", "ctc_loss", 1))
 torch.library.register_fake("torch2needle::ctc_loss")(loss_shape)
 PLAIN[torch.ops.torch2needle.ctc_loss.default] = CTC
-=======
+
 LIBRARY.define("pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor")
 PLAIN[torch.ops.torch2needle.pixel_unshuffle.default] = torch.ops.aten.pixel_unshuffle.default
 
@@ -78,7 +72,6 @@ PLAIN[torch.ops.torch2needle.pixel_unshuffle.default] = torch.ops.aten.pixel_uns
 def unshuffled(x: Any, factor: int) -> Any:
     *batch, channels, height, width = x.shape
     return x.new_empty((*batch, channels * factor**2, height // factor, width // factor))
->>>>>>> programs3
 
 
 class Functions(types.SimpleNamespace):
@@ -109,25 +102,20 @@ def layers_as_calls() -> AbstractContextManager:
 
         return call
 
-<<<<<<< HEAD
-    layers = Functions(**{n: instead(n) for n in NAMES})
-    return patched([(vars(rnn), "_VF", layers), (vars(torch), "ctc_loss", loss)])
-
-
-def torchs_own() -> AbstractContextManager:
-    return patched([(vars(rnn), "_VF", torch._VF), (vars(torch), "ctc_loss", CTC)])
-=======
     def pixel_unshuffle(input: torch.Tensor, downscale_factor: int) -> torch.Tensor:
         mine = threading.get_ident() == thread and input.ndim > 2 and downscale_factor > 0
         return (torch.ops.torch2needle.pixel_unshuffle if mine else shuffles)(input, downscale_factor)
 
     shuffles = torch.pixel_unshuffle
-    places = [(vars(module), "pixel_unshuffle", pixel_unshuffle) for module in (torch, nn.functional)]
-    return patched([(vars(rnn), "_VF", Functions(**{n: instead(n) for n in NAMES})), *places])
+    layers = Functions(**{n: instead(n) for n in NAMES})
+    return patched([(vars(rnn), "_VF", layers), (vars(torch), "ctc_loss", loss), *shuffling(pixel_unshuffle)])
 
 
 def torchs_own() -> AbstractContextManager:
     own = torch._C._VariableFunctions.pixel_unshuffle
-    places = [(vars(module), "pixel_unshuffle", own) for module in (torch, nn.functional)]
-    return patched([(vars(rnn), "_VF", torch._VF), *places])
->>>>>>> programs3
+    return patched([(vars(rnn), "_VF", torch._VF), (vars(torch), "ctc_loss", CTC), *shuffling(own)])
+
+
+def shuffling(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """`function` in the two places where torch has pixel_unshuffle."""
+    return [(vars(module), "pixel_unshuffle", function) for module in (torch, nn.functional)]
