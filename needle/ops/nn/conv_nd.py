@@ -6,8 +6,11 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
+
 from needle.autograd import OPS, Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray
+from needle.ops.common import gradient_of_decomposition
 from needle.ops.families import samples_of
 from needle.ops.nn.conv import Conv2d, ImageLayer, convolution, transposed_convolution
 from needle.ops.nn.spatial import ANY, infer_conv, infer_conv_transpose, on_axis, windows_of
@@ -60,13 +63,14 @@ class Conv1d(OfSequences):
 
 @op
 class DepthwiseTaps(ImageLayer):
-    """A depthwise convolution of volumes: x (N, KD C, H, W) as DepthTaps leaves it, of C channels in whole blocks, weight
-    (O, KD, KH, KW) for the first O of them, optionally bias (O,).
+    """A depthwise convolution of volumes: x (N, KD C, H, W) as DepthTaps leaves it, C being O filled up to a multiple of `block`;
+    weight (O, KD, KH, KW), optionally bias (O,).
     """
 
     stride: tuple = (1, 1)
     padding: tuple = (0, 0, 0, 0)
     dilation: tuple = (1, 1)
+    block: int = 16
     channel_axis = 0
     checks = windows_of(stride=1, padding=ANY, dilation=1)
 
@@ -80,6 +84,9 @@ class DepthwiseTaps(ImageLayer):
         return (x.shape[0], w.shape[0] * w.shape[1], *x.shape[2:])
 
     def infer(self, x: Any, w: Any, *bias: Any) -> Spec:
+        wanted = w.shape[1] * (w.shape[0] + -w.shape[0] % self.block)
+        if x.shape[1] != wanted:
+            raise ValueError(f"[depthwise_taps] x expects {wanted} channels, got {x.shape[1]}.")
         return self._conv(w).infer(Spec(self._joined(x, w), str(x.dtype)), w, *bias)
 
     def flops(self, out: Any, x: Any, w: Any, *rest: Any) -> int:
@@ -92,13 +99,19 @@ class DepthwiseTaps(ImageLayer):
         given = (by_channel.reshape(self._joined(x, w)), w, *([] if bias is None else [bias]))
         self._conv(w).into(out, *given, activation=activation, alpha=alpha)
 
+    def reference(self, x: np.ndarray, w: np.ndarray, *bias: np.ndarray) -> Any:
+        by_channel = x.reshape(self._split(x, w)).transpose((0, 2, 1, 3, 4))[:, : w.shape[0]]
+        return self._conv(w).reference(by_channel.reshape(self._joined(x, w)), w, *bias)
+
     def decompose(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
         by_channel = permute(reshape(x, self._split(x, w)), (0, 2, 1, 3, 4))
         of_weight = getitem(by_channel, along(1, 5, slice(0, w.shape[0])))
         return self._conv(w)(reshape(of_weight, self._joined(x, w)), w, *bias)
 
+    gradient = gradient_of_decomposition
+
     samples = samples_of(
-        ({}, [(2, 12, 5, 4), (4, 3, 2, 3), (4,)]),
+        ({}, [(2, 48, 5, 4), (4, 3, 2, 3), (4,)]),
         ({"stride": (2, 1), "padding": (1, 0, 1, 2)}, [(1, 32, 5, 4), (13, 2, 3, 3)]),
     )
 
@@ -144,7 +157,7 @@ class Conv3d(Op):
             out = over_images(self, **frames)(images, reshape(w, (o, per_group, *kernel)), *bias)
         elif block > 1 and self.groups == c == o:
             shifted = dataclasses.replace(taps, groups=1)(images)
-            out = DepthwiseTaps(**frames)(shifted, reshape(w, (o, kd, *kernel)), *bias)
+            out = DepthwiseTaps(**frames, block=block)(shifted, reshape(w, (o, kd, *kernel)), *bias)
         else:
             w = permute(filled_channels(w, block), (0, 2, 1, 3, 4))
             out = over_images(self, **frames)(taps(images), reshape(w, (o, -1, *kernel)), *bias)

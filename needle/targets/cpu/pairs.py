@@ -46,7 +46,10 @@ def adds_nothing(match: Match) -> str | None:
 def rows_stay_in_cache(match: Match) -> str | None:
     """The kernel keeps the rows that a window of the depthwise convolution reads, and starts with the first."""
     _, depthwise = two(match)
-    b, width = depthwise.attrs, depthwise.inputs["x"].shape[3]
+    b, x = depthwise.attrs, depthwise.inputs["x"]
+    if x.shape[1] != depthwise.outs[0].shape[1]:
+        return f"{depthwise.label} reads several frames at a time"
+    width = x.shape[3]
     rows = (b["kernel_h"] - 1) * b["dilation_h"] + 1
     if rows * width * PIXEL_BYTES > BAND_BYTES:
         return f"the rows that {depthwise.label} reads at a time do not stay in a core's cache"
