@@ -104,7 +104,7 @@ class LayerTarget(Target):
         return INSIDE not in off and weights <= set(constant) and op.base.takes_norm(op.infer(*inputs))
 
     def prepared(self, graph: Graph) -> Graph:
-        return on_images(graph)
+        return on_images(graph, self.lowering)
 
     def arranged(self, graph: Graph) -> Graph:
         if any(map(passes_on, graph)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from needle.graph import Graph, Node
@@ -22,9 +22,9 @@ from needle.targets.images import PLAIN
 ROW = 2  # the axis of size 1 that a sequence has as an image
 
 
-def on_images(graph: Graph) -> Graph:
+def on_images(graph: Graph, lowers: Callable[[Op], Any]) -> Graph:
     """The graph in which images are seen as sequences or volumes as late as can be, and not at all where a layer of images
-    reads them next.
+    reads them next. lowers: whether the target plans an op that works on images alone.
     """
     if not any(n.kind == "op" and leads_back(n) for n in graph):
         return graph
@@ -40,11 +40,16 @@ def on_images(graph: Graph) -> Graph:
             return image[args[0]][0]
         if leads_back(node):
             back, inputs, made = op, args, args[0]
-        elif (found := image_arguments(new, node, args, image)) is not None:
-            back, inputs = found
-            made = mapped(new, node, back, inputs)
         else:
-            return None
+            found = image_arguments(new, node, args, image)
+            if found is None:
+                return None
+            back, inputs = found
+            if isinstance(op, GroupNorm) and isinstance(back, VolumeOfFrames):
+                op = VolumeNorm(op, back.depth)
+                if not lowers(op):
+                    return None
+            made = mapped(new, node, op, inputs)
         seen = add(new, back, [made], node.name)
         seen.meta = dict(node.meta)
         image[seen] = made, back
@@ -112,11 +117,8 @@ def per_channel(shape: Sequence[int], ndim: int) -> tuple[int, ...] | None:
     return (1, full[1], 1, 1) if full == (1, full[1], *(1,) * (ndim - 2)) else None
 
 
-def mapped(new: Graph, node: Node, back: Op, inputs: list[Node]) -> Node:
+def mapped(new: Graph, node: Node, op: Any, inputs: list[Node]) -> Node:
     """The op on images; a batch norm with what follows it in parts where the layer before may take them."""
-    op: Any = node.target
-    if isinstance(op, GroupNorm) and isinstance(back, VolumeOfFrames):
-        return add(new, VolumeNorm(op, back.depth), inputs, node.name)
     if isinstance(op, Concat):
         return add(new, Concat(1), inputs, node.name)
     if not isinstance(op, FusedLayer) or not isinstance(inputs[0].target, Layer):

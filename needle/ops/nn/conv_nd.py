@@ -11,6 +11,7 @@ import numpy as np
 from needle.autograd import OPS, Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray
 from needle.ops.common import gradient_of_decomposition
+from needle.ops.dtypes import lacks_float64
 from needle.ops.families import samples_of
 from needle.ops.nn.conv import Conv2d, ImageLayer, convolution, transposed_convolution
 from needle.ops.nn.spatial import ANY, infer_conv, infer_conv_transpose, on_axis, windows_of
@@ -71,6 +72,7 @@ class DepthwiseTaps(ImageLayer):
     padding: tuple = (0, 0, 0, 0)
     dilation: tuple = (1, 1)
     block: int = 16
+    float32_only = lacks_float64("conv2d")
     channel_axis = 0
     checks = windows_of(stride=1, padding=ANY, dilation=1)
 

@@ -11,7 +11,7 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray
 from needle.ops.families import samples_of
 from needle.ops.nn.spatial import conv_size
-from needle.ops.shape.basic import Pad, reshape
+from needle.ops.shape.basic import Pad, permute, reshape
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.join import along, concat
 
@@ -40,6 +40,9 @@ class FramesOfVolume(Arranged):
     def reference(self, x: np.ndarray) -> Any:
         return x.transpose(DEPTH_FIRST).reshape(self.infer(x).shape)
 
+    def decompose(self, x: Tensor) -> Tensor:
+        return reshape(permute(x, DEPTH_FIRST), self.infer(x).shape)
+
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return VolumeOfFrames(node.inputs[0].shape[2])(out_grad)
 
@@ -65,6 +68,9 @@ class VolumeOfFrames(Arranged):
 
     def reference(self, x: np.ndarray) -> Any:
         return x.reshape(self._frames(x)).transpose(DEPTH_FIRST)
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return permute(reshape(x, self._frames(x)), DEPTH_FIRST)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return FramesOfVolume()(out_grad)
@@ -138,6 +144,9 @@ class FramesOfChannels(Arranged):
 
     def reference(self, x: np.ndarray) -> Any:
         return x.reshape(self.infer(x).shape)
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return reshape(x, self.infer(x).shape)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         return reshape(out_grad, node.inputs[0].shape)
