@@ -119,6 +119,36 @@ def test_other_readers(axes: int, batch: int) -> None:
     assert names.count("to_blocked") <= (1 if axes == 1 or batch == 1 else 4), names
 
 
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    "shape", ["more axes", "one sample", "one frame", "last axis", "channels", "number", "fewer axes"]
+)
+def test_operands_that_broadcast(axes: int, batch: int, shape: str) -> None:
+    size = (batch, 16, *(4, 5, 6)[-axes:])
+    other = {
+        "more axes": (2, *size),
+        "one sample": (3 if batch == 1 else 1, *size[1:]),
+        "one frame": (*size[:2], 1, *size[3:]),
+        "last axis": size[-1:],
+        "channels": (16, *(1,) * axes),
+        "number": (),
+        "fewer axes": size[-2:],
+    }[shape]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.gate = CONV[axes](3, 16, 1), CONV[axes](3, 16, 1)
+            self.other = nn.Parameter(torch.randn(other))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.relu(self.first(x) * self.other) + self.other
+            return y * torch.sigmoid(self.gate(x[:, :, :1]))
+
+    kernels_of(Net().eval(), torch.randn(size[0], 3, *size[2:]))
+
+
 POOLS = {
     "max": nn.MaxPool3d(3, 2, 1),
     "max of frames": nn.MaxPool3d((1, 3, 3), 2, (0, 1, 1)),

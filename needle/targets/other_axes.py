@@ -28,9 +28,7 @@ def on_images(graph: Graph, lowers: Callable[[Op], Any]) -> Graph:
     """
     if not any(n.kind == "op" and leads_back(n) for n in graph):
         return graph
-    image: dict[
-        Node, tuple[Node, Op]
-    ] = {}  # of a sequence or volume: its images, and the op that leads from them to it
+    image: dict[Node, tuple[Node, Op]] = {}  # of a sequence or volume: its images, and what leads back from them
 
     def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
         if node.kind != "op":
@@ -82,12 +80,16 @@ def image_arguments(
     if not backs or not works_on_images(op, out.ndim) or out.dtype != args[0].meta["spec"].dtype:
         return None
     back = max(backs, key=depth_of)
+    if out.ndim != (3 if isinstance(back, Squeeze) else 5) or (out.ndim == 5 and out.shape[2] != depth_of(back)):
+        return None
     inputs = []
     for i, a in enumerate(args):
         spec = a.meta["spec"]
         if op.is_weight(i):
             inputs.append(a)
-        elif a in image and (depth_of(image[a][1]) == depth_of(back) or out.shape[0] == 1):
+        elif a in image and spec.ndim == out.ndim and spec.shape[0] == out.shape[0]:
+            if depth_of(image[a][1]) != depth_of(back) and out.shape[0] > 1:
+                return None  # frames of several samples are no frames of one
             inputs.append(image[a][0])
         elif spec.shape == out.shape and isinstance(op, Elementwise):
             inputs.append(add(new, Unsqueeze(ROW) if isinstance(back, Squeeze) else FramesOfVolume(), [a], a.name))
