@@ -244,3 +244,27 @@ class Enlarged(nn.Module):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_transposed_convolutions(window: dict, channels: int, batch: int) -> None:
     kernels_of(Enlarged(channels, **window).eval(), torch.randn(batch, 3, 3, 4, 5))
+
+
+@pytest.mark.parametrize("axes, kernels", [(1, (3, 5)), (3, ((3, 3, 3), (3, 1, 1)))])
+@pytest.mark.parametrize("groups", [0, 4])
+def test_compiled_steps(axes: int, kernels: tuple, groups: int) -> None:
+    net = layers(axes, *kernels)
+    if groups:
+        net = nn.Sequential(*(nn.GroupNorm(groups, m.num_features) if hasattr(m, "num_features") else m for m in net))
+    x, y = torch.randn(2, 16, *(5, 6, 7)[-axes:]), torch.randn(2, 48)
+    twin = copy.deepcopy(net).double()
+    own = torch2needle.convert(net.train(), x, dynamic=False)
+    optimizer = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
+    spatial = tuple(range(2, 2 + axes))
+
+    def loss(out: ndl.Tensor, y: ndl.Tensor) -> ndl.Tensor:
+        return ndl.ops.mean((ndl.ops.mean(out, spatial) - y) ** 2)
+
+    step = ndl.compile_step(own, loss, ndl.optim.SGD(own.parameters(), lr=0.1, momentum=0.9), (x, y))
+    for _ in range(3):
+        optimizer.zero_grad()
+        want = ((twin(x.double()).mean(spatial) - y.double()) ** 2).mean()
+        want.backward()
+        optimizer.step()
+        assert float(np.asarray(step(x, y))) == pytest.approx(want.item(), rel=2e-6)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from needle.graph import Graph, Node
-from needle.op import Op
+from needle.op import Op, Spec
 from needle.ops.common import Elementwise, Layer
 from needle.ops.fused.layer import FusedLayer
 from needle.ops.math.activation import ACTIVATIONS
@@ -77,7 +77,9 @@ def image_arguments(
     """For an op that works on every image alone: what leads back from its result, and its inputs as images."""
     op, out = node.target, node.meta["spec"]
     backs = [image[a][1] for a in args if a in image]
-    if not backs or not works_on_images(op, out.ndim) or out.dtype != args[0].meta["spec"].dtype:
+    if not backs or not isinstance(out, Spec) or not works_on_images(op, out.ndim):
+        return None
+    if out.dtype != args[0].meta["spec"].dtype:
         return None
     back = max(backs, key=depth_of)
     if out.ndim != (3 if isinstance(back, Squeeze) else 5) or (out.ndim == 5 and out.shape[2] != depth_of(back)):
