@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -134,3 +135,18 @@ def test_incomplete_gammas_far_out() -> None:
     for f in (torch.igamma, torch.igammac):
         net = torch2needle.convert(Weighted(f, torch.tensor(0)).eval(), (a, x))
         np.testing.assert_allclose(net(a, x).numpy(), f(a, x).numpy(), rtol=1e-8, atol=1e-12)
+
+
+def test_the_logarithm_of_gamma_is_zero_at_one_and_two() -> None:
+    class Log(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.lgamma(x)
+
+    for dtype in (torch.float32, torch.float64):
+        x = torch.tensor([1.0, 2.0, 1.5, 0.0, -1.0, math.inf, math.nan, -0.5], dtype=dtype)
+        given = ndl.Tensor(x.numpy(), dtype=str(dtype).removeprefix("torch."), requires_grad=True)
+        got = torch2needle.convert(Log(), x)(given)
+        np.testing.assert_allclose(got.numpy(), torch.lgamma(x).numpy(), rtol=1e-6, atol=0)
+        assert got.numpy()[0] == got.numpy()[1] == 0
+        got.sum().backward()
+        np.testing.assert_allclose(given.grad.numpy()[:3], torch.digamma(x[:3]).numpy(), rtol=1e-5)

@@ -46,12 +46,14 @@ def turn(x: Any) -> Any:
 
 
 def log_gamma(x: Any) -> Any:
-    """log |gamma(x)|: infinite at whole numbers below 1 and at both ends."""
+    """log |gamma(x)|: infinite at whole numbers below 1 and at both ends, exactly 0 at 1 and 2."""
     below, ends = ops.lt(x, 0.5), ops.isinf(x)
     safe = ops.where(ends, 1.0, x)
     above = log_gamma_above(ops.where(below, 1 - safe, safe))
     sine = ops.absolute(ops.sin(turn(ops.where(below, safe, 0.5)) * math.pi))
     made = ops.where(below, math.log(math.pi) - ops.log(sine) - above, above)
+    zero = ops.eq((safe - 1) * (safe - 2), 0)
+    made = made - ops.stop_gradient(ops.where(zero, made, 0.0))
     return ops.where(ends, math.inf, made)
 
 
