@@ -209,6 +209,18 @@ def test_another_batch_takes_another_way() -> None:
         assert np.abs(exe(x).numpy() - want).max() <= 4e-6 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_empty_batch_of_volumes(dtype: torch.dtype) -> None:
+    net = (
+        nn.Sequential(nn.Conv3d(16, 24, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2, 1), nn.Conv3d(24, 8, 1))
+        .eval()
+        .to(dtype)
+    )
+    example = torch.randn(2, 16, 6, 4, 4, dtype=dtype)
+    exe = ndl.compile(torch2needle.convert(net, example), example)
+    assert exe(example[:0]).shape == (0, 8, 5, 3, 3)
+
+
 def test_long_rows_are_cut() -> None:
     """Rows whose windows exceed a core's cache, beside short ones."""
     for size, kernel in (((2, 64, 40000), 5), ((1, 16, 3, 130, 131), (3, 3, 3))):

@@ -17,6 +17,7 @@ from needle.ops.nn.norm import BatchNorm
 from needle.ops.nn.volumes import FramesOfVolume, VolumeOfFrames
 from needle.ops.shape.basic import Reshape, Squeeze, Unsqueeze
 from needle.ops.shape.join import Concat
+from needle.targets.branches import add
 from needle.targets.images import PLAIN
 
 ROW = 2  # the axis of size 1 that a sequence has as an image
@@ -48,8 +49,7 @@ def on_images(graph: Graph, lowers: Callable[[Op], Any]) -> Graph:
                 if not lowers(op):
                     return None
             made = mapped(new, node, op, inputs)
-        seen = add(new, back, [made], node.name)
-        seen.meta = dict(node.meta)
+        seen = add(new, back, [made], node)
         image[seen] = made, back
         return seen
 
@@ -94,9 +94,9 @@ def image_arguments(
                 return None  # frames of several samples are no frames of one
             inputs.append(image[a][0])
         elif spec.shape == out.shape and isinstance(op, Elementwise):
-            inputs.append(add(new, Unsqueeze(ROW) if isinstance(back, Squeeze) else FramesOfVolume(), [a], a.name))
+            inputs.append(add(new, Unsqueeze(ROW) if isinstance(back, Squeeze) else FramesOfVolume(), [a], node))
         elif isinstance(op, Elementwise) and (shape := per_channel(spec.shape, out.ndim)) is not None:
-            inputs.append(add(new, Reshape(shape), [a], a.name))
+            inputs.append(add(new, Reshape(shape), [a], node))
         else:
             return None
     return back, inputs
@@ -124,20 +124,14 @@ def per_channel(shape: Sequence[int], ndim: int) -> tuple[int, ...] | None:
 def mapped(new: Graph, node: Node, op: Any, inputs: list[Node]) -> Node:
     """The op on images; a batch norm with what follows it in parts where the layer before may take them."""
     if isinstance(op, Concat):
-        return add(new, Concat(1), inputs, node.name)
+        return add(new, Concat(1), inputs, node)
     if not isinstance(op, FusedLayer) or not isinstance(inputs[0].target, Layer):
-        return add(new, op, inputs, node.name)
+        return add(new, op, inputs, node)
     x, weight, bias, mean, var = inputs[:5]
-    made = add(new, BatchNorm(op.eps), [x, mean, var, weight, bias], node.name)
+    made = add(new, BatchNorm(op.eps), [x, mean, var, weight, bias], node)
     if op.has_residual:
-        made = add(new, EWiseAdd(), [made, inputs[5]], node.name)
+        made = add(new, EWiseAdd(), [made, inputs[5]], node)
     if op.activation == "none":
         return made
     cls: Any = ACTIVATIONS[op.activation]
-    return add(new, cls(op.alpha) if cls.has_alpha else cls(), [made], node.name)
-
-
-def add(new: Graph, op: Any, inputs: Sequence[Node], name: str) -> Node:
-    made = new.add("op", op, tuple(inputs), name)
-    made.meta["spec"] = op.infer(*(i.meta["spec"] for i in inputs))
-    return made
+    return add(new, cls(op.alpha) if cls.has_alpha else cls(), [made], node)

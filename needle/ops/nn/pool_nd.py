@@ -20,7 +20,7 @@ from needle.ops.nn.pool import (
     pooled_regions,
 )
 from needle.ops.nn.spatial import on_frames, on_row, windows_of
-from needle.ops.nn.volumes import FramesOfVolume, VolumeOfFrames
+from needle.ops.nn.volumes import FramesOfVolume, VolumeOfFrames, volumes_in
 from needle.ops.shape.basic import reshape
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.join import along, concat
@@ -60,7 +60,7 @@ class DepthPool(Op):
 
     def infer(self, x: Any) -> Spec:
         frames, c, *size = x.shape
-        return Spec((frames // self.depth * len(self.windows()), c, *size), str(x.dtype))
+        return Spec((volumes_in(self.label, frames, self.depth) * len(self.windows()), c, *size), str(x.dtype))
 
     def windows(self) -> list[tuple[list[int], float]]:
         """The frames of every window of a volume, and by what their sum is divided."""

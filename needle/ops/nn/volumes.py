@@ -20,6 +20,13 @@ __all__: list[str] = []
 DEPTH_FIRST = (0, 2, 1, 3, 4)  # and back
 
 
+def volumes_in(label: str, frames: Any, depth: int) -> Any:
+    """How many volumes of `depth` frames there are."""
+    if frames % depth:
+        raise ValueError(f"[{label}] expects images in multiples of {depth}, got {frames}.")
+    return frames // depth
+
+
 class Arranged(Op):
     """The same elements in another order of axes; its gradient is the op that leads back."""
 
@@ -57,7 +64,7 @@ class VolumeOfFrames(Arranged):
 
     def infer(self, x: Any) -> Spec:
         frames, c, *size = x.shape
-        return Spec((frames // self.depth, c, self.depth, *size), str(x.dtype))
+        return Spec((volumes_in(self.label, frames, self.depth), c, self.depth, *size), str(x.dtype))
 
     def _frames(self, x: Any) -> tuple:
         n, c, d, *size = self.infer(x).shape
@@ -101,7 +108,7 @@ class DepthTaps(Op):
     def infer(self, x: Any) -> Spec:
         frames, c, *size = x.shape
         channels = self.taps * (c + -c % self.block)
-        return Spec((frames // self.depth * self.windows(), channels, *size), str(x.dtype))
+        return Spec((volumes_in(self.label, frames, self.depth) * self.windows(), channels, *size), str(x.dtype))
 
     def decompose(self, x: Tensor) -> Tensor:
         x = filled_channels(x, self.block)
