@@ -244,15 +244,25 @@ NEEDLE_MAP_INLINE T polynomial(T x, float first, C... rest) {
   return s;
 }
 
-// x = n ln 2 + r, |r| <= ln 2 / 2; polynomial of Cephes expf.
+// x = n ln 2 + r and e^r - 1 for |r| <= ln 2 / 2; polynomial of Cephes expf.
 template <class T>
-NEEDLE_MAP_INLINE T exp(T x) {
-  x = min(T(89.f), max(T(-104.f), x));
-  T n = round(x * T(1.44269504f));
+NEEDLE_MAP_INLINE T exp_parts(T x, T& n) {
+  n = round(x * T(1.44269504f));
   T r = fnma(n, T(-2.12194440e-4f), fnma(n, T(0.693359375f), x));
   T s = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
                    5.0000001201e-1f);
-  return ldexp(fma(r * r, s, r) + T(1.f), n);
+  return fma(r * r, s, r);
+}
+template <class T>
+NEEDLE_MAP_INLINE T exp(T x) {
+  T n, m = exp_parts(min(T(89.f), max(T(-104.f), x)), n);
+  return ldexp(m + T(1.f), n);
+}
+// For x <= 0.
+template <class T>
+NEEDLE_MAP_INLINE T expm1(T x) {
+  T n, m = exp_parts(max(T(-104.f), x), n), power = ldexp(T(1.f), n);
+  return fma(power, m, power - T(1.f));
 }
 
 // x = m 2^e, m in [sqrt(1/2), sqrt(2)); polynomial of Cephes logf in m - 1.
@@ -270,11 +280,12 @@ NEEDLE_MAP_INLINE T log(T x) {
   return select(lt(T(0.f), x), y, select(eq(x, T(0.f)), T(-HUGE_VALF), T(NAN)));
 }
 
-// For x in [0, 1]: the second term is what rounding 1 + x lost.
+// For x in [0, 1]: 2 atanh(x / (2 + x)).
 template <class T>
 NEEDLE_MAP_INLINE T log1p(T x) {
-  T u = T(1) + x;
-  return log(u) + (x - (u - T(1))) / u;
+  T s = x / (T(2.f) + x), z = s * s;
+  T q = polynomial(z, 2.80067533e-1f, 2.80030280e-1f, 4.00214374e-1f, 6.66664183e-1f);
+  return fma(s * z, q, s + s);
 }
 
 template <class T>
@@ -284,13 +295,6 @@ NEEDLE_MAP_INLINE T tanh(T x) {
   T near = select(eq(z, T(0.f)), x, fma(x * z, s, x));  // the sum alone would make 0 of -0
   T far = T(1.f) - T(2.f) / (exp(a + a) + T(1.f));
   return select(lt(a, T(0.625f)), near, select(lt(x, T(0.f)), -far, far));
-}
-
-// For x <= 0, by tanh(x / 2), which is accurate near zero.
-template <class T>
-NEEDLE_MAP_INLINE T expm1(T x) {
-  T t = tanh(x * T(0.5f));
-  return (t + t) / (T(1.f) - t);
 }
 
 // Polynomials of N. Juffa (erff within 1 ulp): in x^2 up to 0.92, above 1 - exp(polynomial in |x|).
@@ -321,12 +325,20 @@ template <class T>
 NEEDLE_MAP_INLINE T elu(T x, T alpha) {
   return select(lt(x, T(0)), alpha * expm1(min(T(0), x)), x);
 }
+// exp(-a^2 / 2) for 0 <= a <= 15, as 2^n 2^r with r in [-1/2, 1/2].
+template <class T>
+NEEDLE_MAP_INLINE T gaussian(T a) {
+  T s = a * T(-0.72134752f), n = round(s * a), r = fma(s, a, -n);
+  return ldexp(polynomial(r, 1.53264831e-4f, 1.33908098e-3f, 9.61850584e-3f, 5.55035993e-2f, 2.40226477e-1f,
+                          6.93147182e-1f, 1.f),
+               n);
+}
 // The normal distribution below x, and e = exp(-x^2 / 2). Its tail is e times a quotient fitted to erfcx up to 6 (6e-8
 // of it; up to 15, where it ends, 5e-5), so that no digits are lost where 1 + erf(x) cancels.
 template <class T>
 NEEDLE_MAP_INLINE T normal_below(T x, T& e) {
   T a = min(T(15.f), abs(x));
-  e = exp(T(-0.5f) * a * a);
+  e = gaussian(a);
   T tail = e * polynomial(a, 1.36326730e-2f, 1.04481947e-1f, 3.34601899e-1f, 4.99999970e-1f) /
            polynomial(a, 3.41926259e-2f, 2.61344844e-1f, 8.79562491e-1f, 1.46708475f, 1.f);
   return select(lt(x, T(0.f)), tail, T(1.f) - tail);
@@ -346,8 +358,8 @@ NEEDLE_MAP_INLINE T gelu_grad(T x, T dy) {
   return dy * (below + x * T(0.39894228040143268) * e);
 }
 template <class T>
-NEEDLE_MAP_INLINE T gelu_tanh(T x) {  // 0.5 (1 + tanh u) = sigmoid(2 u)
-  return x * sigmoid(x * (T(1.5957691216057308) + T(0.071354816272600) * x * x));
+NEEDLE_MAP_INLINE T gelu_tanh(T x) {  // x (1 + tanh u) / 2 = x / (1 + exp(-2 u))
+  return x / (T(1) + exp(x * fma(x * x, T(-0.071354816272600), T(-1.5957691216057308))));
 }
 template <class T>
 NEEDLE_MAP_INLINE T gelu_tanh_grad(T x, T dy) {
@@ -358,6 +370,18 @@ template <class T>
 NEEDLE_MAP_INLINE T silu_grad(T x, T dy) {
   T s = sigmoid(x);
   return dy * s * (T(1) + x * (T(1) - s));
+}
+
+// tanh(log(1 + e^x)), which is 1 from 20 on.
+template <class T>
+NEEDLE_MAP_INLINE T tanh_softplus(T x) {
+  T e = exp(min(T(20), x)), n = e * (e + T(2));
+  return n / (n + T(2));
+}
+template <class T>
+NEEDLE_MAP_INLINE T mish_grad(T x, T dy) {
+  T t = tanh_softplus(x);
+  return dy * (t + x * sigmoid(x) * (T(1) - t * t));
 }
 
 constexpr int count_words(const char* text) {
