@@ -128,6 +128,7 @@ NEEDLE_INLINE ConvSplit conv_split(const Exec* exec, const ConvPass& p, double f
 // One stretch of rows [row0, row1) of images x rows for output blocks [block0, block1) of a band.
 static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, const ChannelBand& band, int64_t block0,
                              int64_t block1) {
+  if (row0 == row1) return;
   const int64_t panel = band.chunks * p.chunk_floats, n_runs = band.chunks * p.runs.of_chunk;
   const int64_t* runs = p.runs.offsets + band.runs * p.runs.of_chunk;
   const float* w = p.w + band.panels * p.chunk_floats + band.chunks * p.phase_floats;
@@ -144,6 +145,8 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, cons
   t.r_m = p.residual.pixel;
   t.r_n = p.residual.channels;
   t.alpha = p.alpha;
+  // Whether weights come from further away than L2: they are many, or used once.
+  const bool fetches = panel * band.blocks > kStays || row1 - row0 == p.images * p.rows;
   const Region whole = {0, p.rows, 0, p.pixels, runs, nullptr, n_runs};
   const Region *first = p.regions ? p.regions : &whole, *end = first + (p.regions ? p.n_regions : 1);
   for (const Region* region = first; region < end; region++) {
@@ -165,6 +168,11 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, cons
         t.accumulate = run > 0;
         t.bias = p.bias && run == 0 ? p.bias + channel_block * kBlock : nullptr;
         t.activation = run + per_part >= of_region ? p.activation : 0;
+        const float* next = run + per_part < of_region ? t.b + per_part * run_floats
+                            : block + n < band.blocks  ? w + (block + n) * panel
+                                                       : nullptr;
+        t.fetch = ceil_div(t.n_runs * t.length, row1 - row0);
+        t.ahead = next && fetches && !region->panels ? next - t.b : 0;
         for (int64_t row = row0; row < row1; row++) {
           const int64_t image = row / p.rows, y = row - image * p.rows, x = region->pixel0;
           if (y < region->row0 || y >= region->row1) continue;
@@ -172,6 +180,7 @@ static inline void conv_part(const ConvPass& p, int64_t row0, int64_t row1, cons
           t.c = p.y.at(image, channel_block, y) + x * t.c_m;
           t.residual = p.residual && run == 0 ? p.residual.at(image, channel_block, y) + x * t.r_m : nullptr;
           tiles(t, static_cast<int>(n), !p.regions && y == p.rows - 1 ? p.last_pixels : pixels);
+          if (t.ahead) t.ahead += t.fetch * t.b_k;
         }
         run += per_part;
       } while (run < of_region);

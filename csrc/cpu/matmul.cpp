@@ -56,7 +56,7 @@ void product(const Matmul& g, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
     int64_t k = 0;
     do {
       const bool first = k == 0 && !g.accumulate;
-      t.length = smaller(per_chunk, g.K - k);
+      t.length = t.fetch = smaller(per_chunk, g.K - k);
       t.a = g.a + m0 * g.a_m + k * g.a_k;
       t.b = g.b + j * g.b_n + k * g.b_k;
       t.c = g.c + m0 * g.c_m + j * kBlock;
@@ -138,8 +138,8 @@ void product_by_rows(Matmul g, int64_t m0, int64_t m1, int64_t n0, int64_t n1, i
   }
 }
 
-// A right side of so many numbers stays in L2, and so do rows of so many beside columns that stream past them.
-constexpr int64_t kStays = 160 << 10, kRowsStay = 256 << 10;
+// Rows of so many numbers stay in L2 beside columns that stream past them.
+constexpr int64_t kRowsStay = 256 << 10;
 
 NEEDLE_INLINE int64_t rows_of_each(int64_t M, int64_t blocks) {
   return ceil_div(ceil_div(M, blocks), kTileRows) * kTileRows;

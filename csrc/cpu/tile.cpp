@@ -85,7 +85,8 @@ void tile(const Tile& t) {
   // Of weights, in a stretch; few rows wait for memory all the time.
   const int64_t lines = t.ahead && 2 * ROWS * BLOCKS > kTileRows * kTileBlocks ? ceil_div(t.fetch * kStored, ROWS) : 0;
   const float *b = t.b, *ahead = t.b + t.ahead;
-  int stored = 0;  // rows of c that were fetched
+  int stored = 0;    // rows of c that were fetched
+  int64_t wait = 0;  // terms until more is fetched
   for (int64_t r = 0; r < t.n_runs; r++) {
     const char* p0 = reinterpret_cast<const char*>(t.a + t.runs[r]);
     const char* p5 = p0 + 5 * step;
@@ -114,14 +115,20 @@ void tile(const Tile& t) {
       terms(left);
       continue;
     }
-    for (; left > 0; left -= stretch) {
-      for (int end = stored + kStored; stored < ROWS && stored < end; stored++)
+    while (left > 0) {
+      if (wait <= 0) {
+        for (int end = stored + kStored; stored < ROWS && stored < end; stored++)
 #pragma GCC unroll 8
-        for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(t.c + stored * t.c_m + j * t.c_n, 1, 3);
-      for (int64_t i = 0; i < lines; i++, ahead += b_k)
+          for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(t.c + stored * t.c_m + j * t.c_n, 1, 3);
+        for (int64_t i = 0; i < lines; i++, ahead += b_k)
 #pragma GCC unroll 8
-        for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(ahead + j * b_n, 0, 2);
-      terms(smaller(left, stretch));
+          for (int j = 0; j < BLOCKS; j++) __builtin_prefetch(ahead + j * b_n, 0, 2);
+        wait += stretch;
+      }
+      const int64_t n = smaller(left, stretch);
+      terms(n);
+      left -= n;
+      wait -= n;
     }
   }
   finish<ROWS, BLOCKS>(t, acc);
@@ -276,7 +283,7 @@ void tiles(Tile t, int blocks, int64_t rows) {
   const int most = t.dots ? dot_rows(t.dots) : blocks == kWideBlocks ? kWideRows : kTileRows;
   const int64_t n_tiles = ceil_div(rows, most);
   const TileFn* fn = t.dots ? dot_table[t.dots - 1] : t.picks > 0 ? pick_table[t.picks / 2] : table[blocks];
-  t.fetch = ceil_div(t.length, n_tiles);
+  t.fetch = ceil_div(t.fetch, n_tiles);
   for (int64_t left = n_tiles; left > 0; left--) {
     const int64_t n = ceil_div(rows, left);
     fn[n](t);

@@ -31,7 +31,7 @@ struct Tile {
   int picks;      // taps of lanes that pick their numbers, or 0
   int dots;       // outputs whose weights lie along the terms, which are as many as 16 divides; or 0
   int64_t ahead;  // from b to what is read after it, which tiles fetch into L2; 0: nothing
-  int64_t fetch;  // lines of each block that a tile fetches
+  int64_t fetch;  // lines of each block that all tiles fetch together
 };
 
 // Shapes that reach the FMA peak with the registers of the ISA: 14 x 2 (few rows: 7 x 4) of 32 zmm, 6 x 1 of 16 ymm,
@@ -43,6 +43,7 @@ constexpr int kWideBlocks = 4;
 constexpr int kPickTaps = 7;                // most taps, an odd number
 constexpr int kMostDots = 8;                // outputs
 constexpr int64_t kPanelBytes = 256 << 10;  // weights of one block group that stay in L2 while rows pass by
+constexpr int64_t kStays = 160 << 10;       // weights of so many numbers stay in L2
 
 // Terms that one register sums up before they join what memory holds: the rounding error grows with the length of a
 // chain (4608 terms at once: 2.5 times torch's error, in chains of 256: 1.2 times), and a visit to memory every 256
