@@ -87,11 +87,16 @@ class Classes(torch.nn.Module):
         return found.output, found.loss, self.words.log_prob(x)
 
 
+EXAMPLES = {"every cluster": [0, 4, 5, 11, 12, 19], "the head": [0, 4, 3], "a cluster": [13, 19, 12, 15]}
+
+
+@pytest.mark.parametrize("labels", EXAMPLES)
 @pytest.mark.parametrize("head_bias", [False, True])
-def test_an_adaptive_softmax(head_bias: bool) -> None:
-    """Torch's asks which rows are of which cluster."""
+def test_an_adaptive_softmax(head_bias: bool, labels: str) -> None:
+    """Torch's asks which rows are of which cluster, whatever clusters the example has."""
     model = Classes(head_bias).eval()
-    net = torch2needle.convert(model, (torch.randn(6, 8), torch.tensor([0, 4, 5, 11, 12, 19])))
+    example = EXAMPLES[labels]
+    net = torch2needle.convert(model, (torch.randn(len(example), 8), torch.tensor(example)))
     for y in ([1, 7, 13, 0], [0, 1], [19, 18, 17]):
         x, y = torch.randn(len(y), 8), torch.tensor(y)
         for got, want in zip(net(x, y), model(x, y), strict=True):

@@ -80,10 +80,11 @@ def own_gradients_of(names: set[str]) -> str:
     )
 
 
-def lost_gradients(ours: Behaviour, theirs: Behaviour, chooses: bool = False) -> str:
-    """chooses: the graph computes branches that torch leaves out, whose parameters get zeros."""
+def lost_gradients(ours: Behaviour, theirs: Behaviour, chooses: bool | frozenset[int] = False) -> str:
+    """chooses: the graph computes branches that torch leaves out, whose parameters get zeros; the ids of these, True for all."""
     for k, (mine, their) in enumerate(zip(ours.reached, theirs.reached, strict=True)):
-        if mine != their and not (chooses and mine > their):
+        more = bool(chooses) if isinstance(chooses, bool) else mine - their <= chooses
+        if mine != their and not (more and mine > their):
             return f"output {k} passes gradients to {len(mine)} parameters instead of {len(their)}"
     return ""
 

@@ -141,17 +141,9 @@ def logit(input: Any, eps: float | None = None) -> Any:
         x = ops.where(ops.lt(input, eps), eps, ops.clamp_max(input, 1 - eps))
     made = ops.log(x) - ops.log1p(x * -1.0)
     return made * ops.where(ops.isnan(made), math.nan, 1.0)  # beyond [0, 1] the gradient is no number, either
-
-
-@rule(torch.nan_to_num, T.nan_to_num, T.nan_to_num_)
-def nan_to_num(input: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Any:
-    if input.dtype not in FLOATS:
-        return input
-    wide = input.dtype == "float64"
-    most = torch.finfo(torch.float64 if wide else torch.float32).max
-    x = ops.where(ops.isnan(input), 0.0 if nan is None else float(nan), input)
-    x = ops.where(ops.eq(input, math.inf), most if posinf is None else float(posinf), x)
-    return ops.where(ops.eq(input, -math.inf), -most if neginf is None else float(neginf), x)
+functions(
+    "input, nan=None, posinf=None, neginf=None", {(torch.nan_to_num, T.nan_to_num, T.nan_to_num_): ops.nan_to_num}
+)
 
 
 @rule(torch.isclose, T.isclose)
