@@ -141,6 +141,8 @@ def logit(input: Any, eps: float | None = None) -> Any:
         x = ops.where(ops.lt(input, eps), eps, ops.clamp_max(input, 1 - eps))
     made = ops.log(x) - ops.log1p(x * -1.0)
     return made * ops.where(ops.isnan(made), math.nan, 1.0)  # beyond [0, 1] the gradient is no number, either
+
+
 functions(
     "input, nan=None, posinf=None, neginf=None", {(torch.nan_to_num, T.nan_to_num, T.nan_to_num_): ops.nan_to_num}
 )
