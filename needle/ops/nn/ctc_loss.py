@@ -34,9 +34,10 @@ NEVER = -1e30  # the logarithm of what cannot be: with -inf, sums of nothing wou
 
 def normalized(losses: Tensor, x: Tensor, read: Tensor, never: Tensor) -> Tensor:
     """The losses (N,) with gradients as if the log-probabilities (T, N, C) were logits: beside the losses' own, that of the
-    logarithm of sum(exp(x)), in the steps that are read (Graves et al., 2006, eq. 16). A log_softmax before leaves them as they are.
+    logarithm of sum(exp(x)), in the steps that are read (Graves et al., 2006, eq. 16). A log_softmax before leaves them alone.
 
-    never: which losses the caller makes infinite: times 0 that gives gradients that are no numbers, as torch's."""
+    never: which losses the caller makes infinite: times 0 that gives gradients that are no numbers, as torch's.
+    """
     inside = lt(constant(np.arange(x.shape[0])[:, None], x, "int64"), unsqueeze(read, 0))
     sums = summation(where(unsqueeze(inside, 2), exp(x), 0.0), (0, 2))
     sums = sums * where(never, 0.0, 1.0)
