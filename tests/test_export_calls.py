@@ -145,3 +145,26 @@ def test_timm() -> None:
     for batch in (1, 2):
         x = torch.randn(batch, 3, 64, 64)
         close(net(x), model(x))
+
+
+MOVES: dict[str, Callable] = {
+    "a layer": lambda self, x: self.layer.to(x.device)(x),
+    "itself": lambda self, x: self.to(x).layer(x),
+    "in place": lambda self, x: setattr(self, "layer", self.layer.to(x.dtype)) or self.layer(x),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_modules_that_are_moved_to_where_they_are(name: str) -> None:
+    class Moves(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return MOVES[name](self, x)
+
+    model = Moves().eval()
+    net = torch2needle.convert(model, (torch.randn(5, 4),))
+    x = torch.randn(3, 4)
+    close(net(x), model(x))

@@ -148,7 +148,25 @@ def data_as_calls() -> AbstractContextManager:
 
 def without_questions() -> AbstractContextManager:
     """Calls that ask for values, which torch.export does not know, become others that do not."""
-    return patched([*of_covariances(), *of_combinations(), *of_clusters()])
+    return patched([*of_covariances(), *of_combinations(), *of_clusters(), *of_moves()])
+
+
+def of_moves() -> list[tuple]:
+    """`self.layer.to(x.device)` leaves a module as it is that is there; torch's own puts its parameters in anew."""
+    before, thread = torch.nn.Module.to, threading.get_ident()
+
+    def stays(t: torch.Tensor, device: Any, dtype: Any) -> bool:
+        there = device is None or (device.type == t.device.type and device.index in (None, t.device.index))
+        return there and (dtype in (None, t.dtype) or not (t.is_floating_point() or t.is_complex()))
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        if threading.get_ident() != thread:
+            return before(self, *args, **kwargs)
+        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        same = layout is None and all(stays(t, device, dtype) for t in (*self.parameters(), *self.buffers()))
+        return self if same else before(self, *args, **kwargs)
+
+    return [(torch.nn.Module, "to", to)]
 
 
 def of_covariances() -> list[tuple]:
