@@ -21,7 +21,7 @@ from torch import fx, nn
 from .asked import ASKED, CHECKS, LIBRARY, Answers, compare
 from .guard import has_storage, patched
 
-SOME = 8  # rows that are counted, in an answer
+SOME = 720720  # rows that are counted, in an answer: a number of which most are divisors, so that rows are grouped as they wish
 RELATIONS: dict[str, Callable] = {f"__{n}__": getattr(operator, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}
 aten = torch.ops.aten
 SUMS = (aten.any.default, aten.sum.default, aten.count_nonzero.default)
@@ -40,8 +40,12 @@ CHECKS.add(SUPPOSED)
 
 def some_rows() -> AbstractContextManager:
     """Comparisons of numbers of counted rows in a forward are answered as where there are some."""
-    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols  # which loads sympy
+    from torch.fx.experimental import symbolic_shapes  # which loads sympy
 
+    has_free_unbacked_symbols, before_all = (
+        symbolic_shapes.has_free_unbacked_symbols,
+        symbolic_shapes.ShapeEnv.evaluate_expr,
+    )
     thread = threading.get_ident()
 
     def counted(value: Any) -> bool:
@@ -64,13 +68,28 @@ def some_rows() -> AbstractContextManager:
 
         return torch.SymInt, name, ask
 
-    return patched([method(name) for name in (*RELATIONS, "__bool__")])
+    @functools.wraps(before_all)
+    def evaluate(self: Any, formula: Any, *args: Any, **kwargs: Any) -> Any:
+        """torch's own questions, whose answers for no row and for one lead to the same."""
+        try:
+            return before_all(self, formula, *args, **kwargs)
+        except symbolic_shapes.GuardOnDataDependentSymNode:
+            if threading.get_ident() != thread or formula.is_number or not (formula.is_Relational or formula.is_Boolean):
+                raise
+            return with_some(formula, self)
+
+    own = (symbolic_shapes.ShapeEnv, "evaluate_expr", evaluate)
+    return patched([own, *(method(name) for name in (*RELATIONS, "__bool__"))])
+
+
+def with_some(formula: Any, env: Any) -> Any:
+    """The value of a formula of sizes where some rows are counted, of others as in the example."""
+    return formula.subs({s: env.backed_var_to_val.get(s, SOME) for s in formula.free_symbols})
 
 
 def answer(number: Any, relation: Callable, frame: Any) -> bool:
     """How a number compares with 0 where some rows are counted, which the graph supposes."""
-    formula, known = number.node.expr, number.node.shape_env.backed_var_to_val
-    told = bool(relation(int(formula.subs({s: known.get(s, SOME) for s in formula.free_symbols})), 0))
+    told = bool(relation(int(with_some(number.node.expr, number.node.shape_env)), 0))
     path, line = frame.f_code.co_filename, frame.f_lineno
     text = f"{linecache.getline(path, line).strip()} ({os.path.basename(path)}:{line})"
     SUPPOSED(relation(torch.scalar_tensor(number, dtype=torch.int64), 0), [float(told)], text)
