@@ -200,7 +200,8 @@ def manners(model: nn.Module, judge: Judge) -> Iterator[Manner]:
     for training in modes:
         yield Manner(training)
         if judge.functions:
-            yield Manner(training, slopes=True)
+            yield Manner(training, slopes="elements")
+            yield Manner(training, slopes="transposes")
 
 
 def add_once(report: Report, reason: str, row: Row | None = None) -> None:

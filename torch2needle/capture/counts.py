@@ -74,7 +74,11 @@ def some_rows() -> AbstractContextManager:
         try:
             return before_all(self, formula, *args, **kwargs)
         except symbolic_shapes.GuardOnDataDependentSymNode:
-            if threading.get_ident() != thread or formula.is_number or not (formula.is_Relational or formula.is_Boolean):
+            if (
+                threading.get_ident() != thread
+                or formula.is_number
+                or not (formula.is_Relational or formula.is_Boolean)
+            ):
                 raise
             return with_some(formula, self)
 

@@ -28,7 +28,7 @@ from .functional import Gradients, below_autograd, data_as_calls, transforms_as_
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
-from .slopes import gradients_as_slopes
+from .slopes import Slope, gradients_as_slopes
 from .steps import PLAIN, layers_as_calls
 from .structure import plain_result
 from .tracing import Captured, capture_error
@@ -40,11 +40,11 @@ SMALL = (
 
 
 class Manner(NamedTuple):
-    """How a forward is followed. training: in the modes that its modules are in, else in evaluation; slopes: with the gradients
-    of its own autograd functions, where those are element by element, else with the derivatives of what they compute."""
+    """How a forward is followed. training: in the modes that its modules are in, else in evaluation; slopes: how with the
+    gradients of its own autograd functions, else with the derivatives of what they compute."""
 
     training: bool = False
-    slopes: bool = False
+    slopes: Slope | None = None
 
 
 NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # Python's, of values
@@ -312,7 +312,7 @@ def export_once(
         stand_ins,
         transforms_as_calls(),
         data_as_calls(),
-        gradients_as_slopes() if manner.slopes else nullcontext(),
+        gradients_as_slopes(manner.slopes) if manner.slopes else nullcontext(),
         without_questions(),
         layers_as_calls(),
     ):

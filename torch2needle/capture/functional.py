@@ -85,7 +85,8 @@ def forward_by_reverse(before: Callable) -> Callable:
         results = made[0] if has_aux else made
         if not all(isinstance(r, torch.Tensor) and r.is_floating_point() for r in pytree.tree_leaves(results)):
             return before(func, primals, tangents, argnums, strict=strict, has_aux=has_aux)
-        _, again = eager_transforms._vjp_with_argnums(transpose, pytree.tree_map(torch.zeros_like, results))
+        zeros = pytree.tree_map(torch.zeros_like, results)
+        _, again = eager_transforms._vjp_with_argnums(transpose, zeros)  # type: ignore[misc]
         return (results, again(tangents)[0], *([made[1]] if has_aux else []))
 
     return jvp
