@@ -33,7 +33,7 @@ from .capture.interpret import interpret
 from .capture.refusals import refuse_unseen
 from .capture.script import in_python
 from .capture.settled import hint_of_writes, settled
-from .capture.sizes import allow_one, larger
+from .capture.sizes import allow_one, larger, smallest
 from .capture.structure import known_records
 from .capture.tracing import Captured, capture
 from .report import ConversionError, Report, Row, progress, reason_of
@@ -161,7 +161,7 @@ def exported(
         try:
             for captured in captures(model, example, dynamic, lambda: judge.changing, budget, manner):
                 sizes = larger(captured, judge.call)
-                judge.relax(captured, sizes)
+                judge.relax(captured, [*smallest(captured, judge.call), *sizes])
                 if fault := judge.fault(captured, sizes):
                     add_once(report, fault + hint_of_writes(captured))
                     continue

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .calls import Call, tensors
+from .calls import Call, Sizes, tensors
 from .tracing import Captured
 
 
-def larger(captured: Captured, call: Call) -> list[dict[tuple[int, int], int]]:
+def larger(captured: Captured, call: Call) -> list[Sizes]:
     """Other sizes for the free axes of a captured graph: all one larger, and only those of the first.
 
     A size of one stays: the graph was captured at two, so that the example is another size already.
@@ -23,6 +23,13 @@ def larger(captured: Captured, call: Call) -> list[dict[tuple[int, int], int]]:
         size = max(least, given[i].shape[axis] + 1)
         grown[i, axis] = size if most is None else min(size, most)
     return [grown, {place: size for place, size in grown.items() if names[place] == first}]
+
+
+def smallest(captured: Captured, call: Call) -> list[Sizes]:
+    """The smallest sizes for the free axes of a captured graph: two at the least, and one where that is no limit of the model."""
+    given, nodes = tensors(call), placeholders(captured)
+    least = {(i, k): nodes[i].meta["sizes"][k][0] for i, k in free_names(captured) if given[i].shape[k] != 1}
+    return [{place: max(2, n) for place, n in least.items()}, {place: n if n > 2 else 1 for place, n in least.items()}]
 
 
 def placeholders(captured: Captured) -> list[Any]:
