@@ -26,6 +26,7 @@ from .differences import (
     difference,
     disagreement,
     doubled,
+    error_free,
     error_of,
     lost_gradients,
     net_fault,
@@ -131,7 +132,8 @@ class Judge:
                     ours = behaviour(self.run(captured), captured.model, [call], self.training)
             except Exception:  # which is no call to compare
                 continue
-            (other if disagreement(ours, theirs) else agreeing).update(found.seen)
+            same = not disagreement(ours, theirs) and all(map(error_free, ours.results[0], theirs.results[0]))
+            (agreeing if same else other).update(found.seen)
         if needless := agreeing - other:
             drop(captured.graph, needless)
             captured.chooses = True
