@@ -78,6 +78,36 @@ def test_sizes_by_values(case: int) -> None:
         assert all(isinstance(v, np.ndarray) for v in leaves(exe(given.numpy())))
 
 
+class Asking(One):
+    """Only torch.export, which knows no numbers of rows, follows what asks for values."""
+
+    def forward(self, x: Any) -> Any:
+        return x if x.sum() > 1e9 else self.f(x)
+
+
+GROUPED: list[Callable] = [
+    lambda x: x[(x > 0)].reshape(-1, 1).expand(-1, 3) + 1,
+    lambda x: x[:, [0, 1, 2, 0]][torch.tensor([1, 0, 1, 0], dtype=torch.bool).expand(len(x), 4)].view(len(x), -1, 1),
+    lambda x: torch.cat([x[x[:, 0] > 0], x[x[:, 0] <= 0]]) * 2,
+    lambda x: x[x[:, 0] > 0] + x[x[:, 0] > 0].tanh(),
+    lambda x: torch.nn.functional.layer_norm(x[x[:, 0] > 0], (4,)) @ x.t(),
+    lambda x: torch.arange((x[:, 0] > 0).nonzero().shape[0]) * 2,
+]
+
+
+@pytest.mark.parametrize("case", range(len(SAMPLES) + len(GROUPED)))
+def test_sizes_by_values_where_the_forward_asks(case: int) -> None:
+    model = Asking([*SAMPLES, *GROUPED][case]).eval()
+    x = torch.randn(6, 4)
+    net = torch2needle.convert(model, example=(x,))
+    assert net.report.capture.startswith("torch.export")
+    one, none = -x.abs(), -x.abs()
+    one[2] *= -1
+    for given in (x, one, none, x.abs(), torch.randn(9, 4), torch.randn(2, 4)):
+        close(net(given), model(given))
+        close(ndl.compile(net, (given,))(given), model(given))
+
+
 def test_masks_broadcast_without_an_example() -> None:
     f: Callable = lambda x: torch.masked_select(x, x[0] > 0)  # noqa: E731
     x = torch.randn(6, 4)

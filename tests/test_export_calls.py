@@ -87,11 +87,16 @@ class Classes(torch.nn.Module):
         return found.output, found.loss, self.words.log_prob(x)
 
 
+EXAMPLES = {"every cluster": [0, 4, 5, 11, 12, 19], "the head": [0, 4, 3], "a cluster": [13, 19, 12, 15]}
+
+
+@pytest.mark.parametrize("labels", EXAMPLES)
 @pytest.mark.parametrize("head_bias", [False, True])
-def test_an_adaptive_softmax(head_bias: bool) -> None:
-    """Torch's asks which rows are of which cluster."""
+def test_an_adaptive_softmax(head_bias: bool, labels: str) -> None:
+    """Torch's asks which rows are of which cluster, whatever clusters the example has."""
     model = Classes(head_bias).eval()
-    net = torch2needle.convert(model, (torch.randn(6, 8), torch.tensor([0, 4, 5, 11, 12, 19])))
+    example = EXAMPLES[labels]
+    net = torch2needle.convert(model, (torch.randn(len(example), 8), torch.tensor(example)))
     for y in ([1, 7, 13, 0], [0, 1], [19, 18, 17]):
         x, y = torch.randn(len(y), 8), torch.tensor(y)
         for got, want in zip(net(x, y), model(x, y), strict=True):
@@ -140,3 +145,26 @@ def test_timm() -> None:
     for batch in (1, 2):
         x = torch.randn(batch, 3, 64, 64)
         close(net(x), model(x))
+
+
+MOVES: dict[str, Callable] = {
+    "a layer": lambda self, x: self.layer.to(x.device)(x),
+    "itself": lambda self, x: self.to(x).layer(x),
+    "in place": lambda self, x: setattr(self, "layer", self.layer.to(x.dtype)) or self.layer(x),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_modules_that_are_moved_to_where_they_are(name: str) -> None:
+    class Moves(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return MOVES[name](self, x)
+
+    model = Moves().eval()
+    net = torch2needle.convert(model, (torch.randn(5, 4),))
+    x = torch.randn(3, 4)
+    close(net(x), model(x))

@@ -59,8 +59,41 @@ def test_forward_derivatives() -> None:
 
     model, x = Slopes().eval(), torch.randn(4, 3)
     net = torch2needle.convert(model, (x,))
-    for got, want in zip(net(x), model(x), strict=True):
-        np.testing.assert_allclose(got.numpy(), want.detach().numpy(), atol=1e-5)
+    for given in (x, torch.randn(6, 3)):
+        for got, want in zip(net(given), model(given), strict=True):
+            np.testing.assert_allclose(got.numpy(), want.detach().numpy(), atol=1e-5)
+    gradients_agree(model, net, (x,), 1e-4)
+
+
+def traced(hessian: Callable) -> Callable:
+    return lambda f: lambda v: hessian(f)(v).diagonal(0, -2, -1).sum(-1)
+
+
+FORWARD: dict[str, Callable] = {
+    "jacfwd": lambda f: torch.func.jacfwd(f),
+    "jacfwd of two": lambda f: lambda v: torch.func.jacfwd(lambda a, b: f(a * b), argnums=(0, 1))(v, v * 2)[1],
+    "jacfwd beside the result": lambda f: lambda v: torch.func.jacfwd(lambda u: (f(u), u), has_aux=True)(v)[0],
+    "hessian": lambda f: torch.func.hessian(lambda v: f(v)[0]),
+    "jacrev of jacrev": lambda f: torch.func.jacrev(torch.func.jacrev(lambda v: f(v).square().sum())),
+    "laplacian": lambda f: traced(torch.func.hessian)(lambda v: f(v).sum()),
+    "along itself": lambda f: lambda v: torch.func.jvp(torch.func.grad(lambda u: f(u).sum()), (v,), (v,))[1],
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_derivatives_of_any_batch(name: str) -> None:
+    class Slopes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.Softplus())
+
+        def forward(self, x: Any) -> Any:
+            return torch.func.vmap(FORWARD[name](self.net))(x)
+
+    model, x = Slopes().eval(), torch.randn(4, 3)
+    net = torch2needle.convert(model, (x,))
+    for batch in (4, 1, 7):
+        assert torch2needle.verify(model, net, (torch.randn(batch, 3),))
     gradients_agree(model, net, (x,), 1e-4)
 
 

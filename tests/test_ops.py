@@ -19,7 +19,7 @@ TOLERANCE = 5e-6  # of a float32 kernel, relative to the largest value
 DIFFERENTIABLE = {"BatchNormTrain": 1, "Lstm": 2, "Gru": 1}  # how many outputs are; the rest is kept for the gradient
 in_numpy = pytest.mark.in_numpy
 # Flat between jumps: no gradient by definition; or one that is not the derivative.
-STEPS = {"Sign", "Floor", "Ceil", "Round", "StraightThrough"}
+STEPS = {"Sign", "Floor", "Ceil", "Round", "StraightThrough", "CtcLoss"}
 
 OWN = [n for n, c in OPS.items() if c.__module__.startswith("needle.ops.") and c.samples()]
 CASES = [pytest.param(n, i, id=f"{n}-{i}") for n in OWN for i in range(len(OPS[n].samples()))]

@@ -229,6 +229,82 @@ def test_gradients_that_are_derivatives(function: type[torch.autograd.Function])
         assert p.grad is not None and np.allclose(grads[name], p.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
+class StepSize(torch.autograd.Function):
+    """Learned step size quantisation (Esser et al., arXiv 1902.08153): a scale for all elements, whose gradient is a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any, low: int, high: int) -> Any:
+        ctx.save_for_backward(x, scale)
+        ctx.ends = low, high
+        return (x / scale).round().clamp(low, high) * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (x, scale), (low, high) = ctx.saved_tensors, ctx.ends
+        q = x / scale
+        inside = (q >= low) & (q <= high)
+        of_scale = torch.where(inside, q.round() - q, q.clamp(low, high))
+        return gradient * inside, (gradient * of_scale).sum().reshape(scale.shape) / q.numel() ** 0.5, None, None
+
+
+class Signed(torch.autograd.Function):
+    """A layer of binary weights: the gradient of the weights is that of others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight.sign(), bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        assert ctx.needs_input_grad[1]
+        return gradient @ weight, gradient.T @ x * (weight.abs() < 0.5), gradient.sum(0) * 2
+
+
+class Ends(torch.autograd.Function):
+    """Two results, and a gradient wider than its argument, which is summed."""
+
+    @staticmethod
+    def forward(x: Any, bound: Any) -> Any:
+        return torch.minimum(x, bound), x.sum(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.x, ctx.bound = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, of_sum: Any) -> Any:
+        over = ctx.x >= ctx.bound
+        return gradient * 3 + of_sum.flip(0), (gradient * over).sum().reshape(1)
+
+
+class Linear(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.first, self.last = what, nn.Linear(3, 4), nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.tensor([0.3]))
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x)
+        if self.what == "step size":
+            weight = StepSize.apply(self.last.weight, self.scale, -2, 1)
+            return F.linear(StepSize.apply(y, self.scale * 2, -4, 3), weight, self.last.bias)
+        if self.what == "signed":
+            return Signed.apply(y, self.last.weight, self.last.bias)
+        return [self.last(t) for t in Ends.apply(y, self.scale)]
+
+
+@pytest.mark.parametrize("what", ["step size", "signed", "ends"])
+def test_gradients_that_mix_elements(what: str) -> None:
+    torch.manual_seed(0)
+    converts(Linear(what), (3, 3), example=True)
+    model, x = Linear(what), torch.randn(5, 3)
+    net = torch2needle.convert(model, x)
+    assert "are the model's, as compared" in net.report.notes[-1]
+
+
 class Signs(Rounded):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:

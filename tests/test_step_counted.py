@@ -118,7 +118,28 @@ def distances(s, x, m):
     return F.mse_loss(x[m], s.second(x)[m]) + F.smooth_l1_loss(x[m], x[m] * 0.5, reduction="sum") / 10
 
 
+def pooled(s, x, m):
+    """Weights that are those of all rows together, none of which there may be."""
+    n = x[m]
+    x[m] = n + s.second(n).log_softmax(0)
+    return x.mean() + (s.second(n).softmax(0) * s.norm(n)).sum(0)
+
+
+def spread(s, x, m):
+    n = s.second(x[m])
+    return (
+        n.std(0) + n.var() + n.var(1, unbiased=False).mean() + x.transpose(1, 2)[:, :, m[0]].var((0, 2), correction=2)
+    )
+
+
+def largest(s, x, m):
+    n = s.second(x[m])
+    most = n.max(0).values + n.max(0, keepdim=True)[0] * n.logsumexp(0)
+    return (most + n.logsumexp((0, 1)) + n.max(1)[0].min()) / 10
+
+
 NETS = (
+    pooled,
     update,
     two_masks,
     equal_masks,
@@ -133,7 +154,7 @@ NETS = (
     summed,
     scattered,
 )
-FILLED = (averaged, cross_entropy, distances)  # torch has no mean of no rows
+FILLED = (averaged, cross_entropy, distances, spread, largest)  # torch has no mean of no rows
 
 
 def batches(filled):

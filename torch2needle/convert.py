@@ -27,12 +27,13 @@ from .bridges.otherwise import answers_violations
 from .bridges.whole import WHOLE, WholeInterpreter, captured_whole, run_once
 from .capture.calls import call_of, named_axes
 from .capture.comparison import BadExample, Judge
-from .capture.export import Manner, allow_one, captures, from_program, larger
+from .capture.export import Manner, captures, from_program
 from .capture.guard import LOCK, same_chance
 from .capture.interpret import interpret
 from .capture.refusals import refuse_unseen
 from .capture.script import in_python
 from .capture.settled import hint_of_writes, settled
+from .capture.sizes import allow_one, larger, smallest
 from .capture.structure import known_records
 from .capture.tracing import Captured, capture
 from .report import ConversionError, Report, Row, progress, reason_of
@@ -159,7 +160,9 @@ def exported(
     for manner in manners(model, judge):
         try:
             for captured in captures(model, example, dynamic, lambda: judge.changing, budget, manner):
-                if fault := judge.fault(captured, larger(captured, judge.call)):
+                sizes = larger(captured, judge.call)
+                judge.relax(captured, [*smallest(captured, judge.call), *sizes])
+                if fault := judge.fault(captured, sizes):
                     add_once(report, fault + hint_of_writes(captured))
                     continue
                 if manner.training or judge.differs_in_training(captured):
@@ -197,7 +200,8 @@ def manners(model: nn.Module, judge: Judge) -> Iterator[Manner]:
     for training in modes:
         yield Manner(training)
         if judge.functions:
-            yield Manner(training, slopes=True)
+            yield Manner(training, slopes="elements")
+            yield Manner(training, slopes="transposes")
 
 
 def add_once(report: Report, reason: str, row: Row | None = None) -> None:

@@ -20,6 +20,7 @@ from .structure import PLAIN, plain_result
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 HALF_TOLERANCE = 3e-2
 NET_TOLERANCE = 1e-2  # of needle's result: what another order of sums may make of a deep network, and no wrong rule
+LAST_BITS = 1e-6  # of the largest value
 ROUNDING = 1e-4  # of a result in float32, where it is no longer only that of the last sums
 TIES = 0.1  # of whole numbers may differ, since a rounding error picks another of almost equal values
 
@@ -80,10 +81,11 @@ def own_gradients_of(names: set[str]) -> str:
     )
 
 
-def lost_gradients(ours: Behaviour, theirs: Behaviour, chooses: bool = False) -> str:
-    """chooses: the graph computes branches that torch leaves out, whose parameters get zeros."""
+def lost_gradients(ours: Behaviour, theirs: Behaviour, chooses: bool | frozenset[int] = False) -> str:
+    """chooses: the graph computes branches that torch leaves out, whose parameters get zeros; the ids of these, True for all."""
     for k, (mine, their) in enumerate(zip(ours.reached, theirs.reached, strict=True)):
-        if mine != their and not (chooses and mine > their):
+        more = bool(chooses) if isinstance(chooses, bool) else mine - their <= chooses
+        if mine != their and not (more and mine > their):
             return f"output {k} passes gradients to {len(mine)} parameters instead of {len(their)}"
     return ""
 
@@ -96,6 +98,14 @@ def error_of(rounded: Any, exact: Any) -> float:
     """How far a result is off from the one in float64."""
     real = isinstance(exact, torch.Tensor) and exact.is_floating_point() and exact.numel()
     return float(torch.nan_to_num(rounded.double() - exact, 0, 0, 0).abs().max()) if real else 0.0
+
+
+def error_free(ours: Any, theirs: Any) -> bool:
+    """Whether leaves of results differ by no more than the last bits, where they agree."""
+    real = isinstance(theirs, torch.Tensor) and theirs.is_floating_point() and theirs.numel()
+    return not real or error_of(ours, theirs.double()) <= LAST_BITS * float(
+        torch.nan_to_num(theirs, 0, 0, 0).abs().max()
+    )
 
 
 def net_fault(

@@ -23,11 +23,12 @@ from .asked import Answers, answers
 from .budget import Budget
 from .calls import Call, call_of, named_axes, resized, tensors
 from .conditions import MOST, Limits, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
+from .counts import for_some, some_rows
 from .functional import Gradients, below_autograd, data_as_calls, transforms_as_calls, without_questions
 from .guard import free_len, inference_without_gradients, patched, quiet, untouched
 from .packing import Packing
 from .program import capture_program
-from .slopes import gradients_as_slopes
+from .slopes import Slope, gradients_as_slopes
 from .steps import PLAIN, layers_as_calls
 from .structure import plain_result
 from .tracing import Captured, capture_error
@@ -39,11 +40,11 @@ SMALL = (
 
 
 class Manner(NamedTuple):
-    """How a forward is followed. training: in the modes that its modules are in, else in evaluation; slopes: with the gradients
-    of its own autograd functions, where those are element by element, else with the derivatives of what they compute."""
+    """How a forward is followed. training: in the modes that its modules are in, else in evaluation; slopes: how with the
+    gradients of its own autograd functions, else with the derivatives of what they compute."""
 
     training: bool = False
-    slopes: bool = False
+    slopes: Slope | None = None
 
 
 NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # Python's, of values
@@ -78,15 +79,18 @@ def captures(
         asked = answers(model, *wider, manner.training)
     except Exception:  # a batch of one is no other
         wider, asked = call, answers(model, *call, manner.training)
-    if not asked:
+    if not asked and not asks_values_alone(getattr(error, "__cause__", error)):
         if error is not None:
             yield strictly(model, call, error, changing, manner)
         return
     batch, _ = batched(wider) if dynamic == "auto" else (None, wider)
     rows, more = free_axes(wider, batch)
     for free in (more, rows):
-        found = attempt(model, wider, free, asked, time if free is more else None, manner=manner) if free else None
+        tried = functools.partial(attempt, model, wider, free, time=time if free is more else None, manner=manner)
+        found = tried(asked) if free else None
         if found is not None:
+            if (told := for_some(asked, found.program.graph)) and (fuller := tried(told)):
+                yield fuller.captured(model, changing)
             yield time.noted(found).captured(model, changing)
     if wider is not call:
         asked = answers(model, *call, manner.training)
@@ -308,7 +312,7 @@ def export_once(
         stand_ins,
         transforms_as_calls(),
         data_as_calls(),
-        gradients_as_slopes() if manner.slopes else nullcontext(),
+        gradients_as_slopes(manner.slopes) if manner.slopes else nullcontext(),
         without_questions(),
         layers_as_calls(),
     ):
@@ -316,8 +320,8 @@ def export_once(
         if not manner.training:
             model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
-        told = nullcontext() if asked is None else asked.given()
-        with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients(), told:
+        told, some = (nullcontext(), nullcontext()) if asked is None else (asked.given(), some_rows())
+        with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients(), told, some:
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     return Exported(program, notes, results[-1], manner.training)
 
@@ -389,61 +393,3 @@ def limits(size: Any, ranges: dict[str, Any], asked: Limits, same: dict[str, str
     low, high = asked.get(name, (1, MOST))
     most = min(high, int(r.upper) if r.upper.is_number and r.upper < MOST else MOST)
     return max(1, int(r.lower), low), None if most == MOST else most, name
-
-
-def larger(captured: Captured, call: Call) -> list[dict[tuple[int, int], int]]:
-    """Other sizes for the free axes of a captured graph: all one larger, and only those of the first.
-
-    A size of one stays: the graph was captured at two, so that the example is another size already.
-    """
-    given = tensors(call)
-    names = {(i, axis): name for (i, axis), name in free_names(captured).items() if given[i].shape[axis] != 1}
-    first = names[min(names)] if names else ""
-    grown = {}
-    for i, axis in names:
-        least, most, _ = placeholders(captured)[i].meta["sizes"][axis]
-        size = max(least, given[i].shape[axis] + 1)
-        grown[i, axis] = size if most is None else min(size, most)
-    return [grown, {place: size for place, size in grown.items() if names[place] == first}]
-
-
-def placeholders(captured: Captured) -> list[Any]:
-    return [n for n in captured.graph.nodes if n.op == "placeholder"]
-
-
-def free_names(captured: Captured) -> dict[tuple[int, int], str]:
-    """The names of free sizes by (tensor, axis); equal sizes share a name."""
-    found = {}
-    for i, node in enumerate(placeholders(captured)):
-        found.update({(i, axis): name for axis, (_, _, name) in enumerate(node.meta["sizes"]) if name})
-    return found
-
-
-def allow_one(captured: Captured, call: Call, agrees: Callable[[dict[tuple[int, int], int]], bool]) -> None:
-    """torch.export takes sizes of one for a case of their own: allow them where the graph gives what the model gives.
-
-    Sizes that are equal in the example are tried together, too: that rows and their lengths are as many, no name may tell.
-    """
-    names, nodes, given = free_names(captured), placeholders(captured), tensors(call)
-
-    def allow(places: list[tuple[int, int]]) -> bool:
-        ones = all(given[i].shape[axis] == 1 for i, axis in places)
-        if not ones and not agrees(dict.fromkeys(places, 1)):
-            return False
-        for i, axis in places:
-            sizes = list(nodes[i].meta["sizes"])
-            sizes[axis] = (1, *sizes[axis][1:])
-            nodes[i].meta["sizes"] = tuple(sizes)
-        return True
-
-    alone: dict[int, list[tuple[int, int]]] = {}  # places by their size
-    refused: set[int] = set()
-    for name in dict.fromkeys(names.values()):
-        places = [p for p, n in names.items() if n == name]
-        if all(nodes[i].meta["sizes"][axis][0] == 2 for i, axis in places):
-            size = given[places[0][0]].shape[places[0][1]]
-            alone.setdefault(size, []).extend(places)
-            refused |= set() if allow(places) else {size}
-    for size in refused:
-        if len({names[p] for p in alone[size]}) > 1:
-            allow(alone[size])

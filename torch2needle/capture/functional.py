@@ -26,10 +26,8 @@ from needle.autograd import Unsupported
 from .guard import patched
 from .steps import torchs_own
 
-NAMES = (
-    (apis, "vmap_impl"),
-    *((eager_transforms, name) for name in ("grad_impl", "grad_and_value_impl", "_jvp_with_argnums")),
-)
+NAMES = ((apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms, "grad_and_value_impl"))
+JVP = "_jvp_with_argnums"
 
 
 @functools.cache
@@ -59,7 +57,39 @@ def transforms_as_calls() -> AbstractContextManager:
 
         return call
 
-    return patched([(vars(owner), name, outermost(getattr(owner, name))) for owner, name in NAMES])
+    jvp = (eager_transforms, JVP, forward_by_reverse(getattr(eager_transforms, JVP)))
+    calls = [jvp, *((owner, name, getattr(owner, name)) for owner, name in NAMES)]
+    return patched([(vars(owner), name, outermost(f)) for owner, name, f in calls])
+
+
+def forward_by_reverse(before: Callable) -> Callable:
+    """Derivatives in directions, by reverse mode alone: its transpose is linear, whose transpose they are. torch's forward mode
+    makes zeros of numbers where a direction has none, which fixes sizes."""
+    thread = threading.get_ident()
+
+    def jvp(func: Callable, primals: Any, tangents: Any, argnums: Any, *, strict: bool = False, has_aux: bool) -> Any:
+        if threading.get_ident() != thread or strict:
+            return before(func, primals, tangents, argnums, strict=strict, has_aux=has_aux)
+        places = range(len(primals)) if argnums is None else [argnums] if isinstance(argnums, int) else argnums
+        places = [i % len(primals) for i in places]
+
+        def of_some(*some: Any) -> Any:
+            given = dict(zip(places, some, strict=True))
+            made = func(*(given.get(i, p) for i, p in enumerate(primals)))
+            return made[0] if has_aux else made
+
+        def transpose(directions: Any) -> Any:
+            return eager_transforms._vjp_with_argnums(of_some, *(primals[i] for i in places))[1](directions)
+
+        made = func(*primals)
+        results = made[0] if has_aux else made
+        if not all(isinstance(r, torch.Tensor) and r.is_floating_point() for r in pytree.tree_leaves(results)):
+            return before(func, primals, tangents, argnums, strict=strict, has_aux=has_aux)
+        zeros = pytree.tree_map(torch.zeros_like, results)
+        _, again = eager_transforms._vjp_with_argnums(transpose, zeros)  # type: ignore[misc]
+        return (results, again(tangents)[0], *([made[1]] if has_aux else []))
+
+    return jvp
 
 
 class Gradients:
@@ -119,7 +149,25 @@ def data_as_calls() -> AbstractContextManager:
 
 def without_questions() -> AbstractContextManager:
     """Calls that ask for values, which torch.export does not know, become others that do not."""
-    return patched([*of_covariances(), *of_combinations(), *of_clusters()])
+    return patched([*of_covariances(), *of_combinations(), *of_clusters(), *of_moves()])
+
+
+def of_moves() -> list[tuple]:
+    """`self.layer.to(x.device)` leaves a module as it is that is there; torch's own puts its parameters in anew."""
+    before, thread = torch.nn.Module.to, threading.get_ident()
+
+    def stays(t: torch.Tensor, device: Any, dtype: Any) -> bool:
+        there = device is None or (device.type == t.device.type and device.index in (None, t.device.index))
+        return there and (dtype in (None, t.dtype) or not (t.is_floating_point() or t.is_complex()))
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        if threading.get_ident() != thread:
+            return before(self, *args, **kwargs)
+        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        same = layout is None and all(stays(t, device, dtype) for t in (*self.parameters(), *self.buffers()))
+        return self if same else before(self, *args, **kwargs)
+
+    return [(torch.nn.Module, "to", to)]
 
 
 def of_covariances() -> list[tuple]:
@@ -179,6 +227,24 @@ def of_clusters() -> list[tuple]:
     return [(layer, "forward", forward)]
 
 
+def unless_whole(before: Callable) -> Callable:
+    """A split into one part is all of it; the gradient of torch's own, below torch.vmap, fixes sizes."""
+    thread = threading.get_ident()
+
+    def split(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
+        whole = isinstance(split_size, list | tuple) and len(split_size) == 1 and split_size[0] == self.shape[dim]
+        return (self.view_as(self),) if whole and threading.get_ident() == thread else before(self, split_size, dim)
+
+    return split
+
+
+def of_tails(model: torch.nn.Module | None) -> frozenset[int]:
+    """Ids of the parameters that adaptive softmaxes have for clusters, of which an example may have none."""
+    layers = () if model is None else model.modules()
+    tails = (m.tail for m in layers if isinstance(m, adaptive.AdaptiveLogSoftmaxWithLoss))
+    return frozenset(id(p) for tail in tails for p in tail.parameters())
+
+
 def below_autograd(model: torch.nn.Module) -> AbstractContextManager:
     """The forward, with the gradients that it asks for, becomes the calls that it makes."""
     forward, thread = model.forward, threading.get_ident()
@@ -228,7 +294,7 @@ def traced(
 
     before = torch.Tensor.detach
     given = [flat[i] for i in places]
-    watched = patched([(torch.Tensor, "detach", detach)])
+    watched = patched([(torch.Tensor, "detach", detach), (torch.Tensor, "split", unless_whole(torch.Tensor.split))])
     with _disable_current_modes(), torch._C.DisableTorchFunction(), watched, torchs_own():
         pure = torch.func.functionalize(run) if functional else run
         table = gradients() | {torch.ops.aten.detach.default: kept}

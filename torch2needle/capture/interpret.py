@@ -40,7 +40,7 @@ from ..rules.registry import (
 from ..rules.shapes import Absent, Pieces
 from ..rules.stubs import stub
 from ..weights import TreeBuilder
-from .asked import ASKED, refuse_real_numbers
+from .asked import CHECKS, refuse_real_numbers
 from .cells import Cell, with_item
 from .structure import is_record_class, plain
 from .tracing import Captured, TrainingFlag, attribute, capture, node_location, owner_path
@@ -211,7 +211,7 @@ class Interpreter:
         if node.op == "call_method" and not isinstance(args[0], VALUES):
             return Cell(getattr(args[0], str(node.target))(*args[1:], **kwargs))
         target = self.target(node)
-        if target is ASKED:
+        if target in CHECKS:
             self.guard(*args)
             return Cell(None)
         if is_record_class(target):

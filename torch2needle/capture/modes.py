@@ -59,7 +59,7 @@ def changing(model: nn.Module, call: Call) -> set[str]:
     return {line for line, given in seen[0].items() if given == {False} and seen[1].get(line) == {True}}
 
 
-def differs_in_training(run: Callable, model: nn.Module, call: Call, chooses: bool) -> bool:
+def differs_in_training(run: Callable, model: nn.Module, call: Call, chooses: bool | frozenset[int]) -> bool:
     """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
     for given in (call, resized(call, other_batch(call))):  # a batch norm takes no single image
         try:
@@ -70,7 +70,7 @@ def differs_in_training(run: Callable, model: nn.Module, call: Call, chooses: bo
     return False
 
 
-def trains_alike(run: Callable, model: nn.Module, call: Call, chooses: bool) -> bool:
+def trains_alike(run: Callable, model: nn.Module, call: Call, chooses: bool | frozenset[int]) -> bool:
     """Whether graph and model pass gradients to the same parameters in training."""
     calls = [resized(call, other_batch(call))]  # a batch norm takes no single image
     try:

@@ -17,6 +17,7 @@ from ..rules.overloads import FLAGS, is_overload
 from ..rules.registry import is_inplace
 from ..rules.sampling import dense_strided, dense_strided_copy
 from .folding import drop_unread, fold
+from .functional import of_tails
 from .module_calls import call_modules
 from .steps import PLAIN
 from .structure import arguments, classed, input_places, structure
@@ -71,6 +72,9 @@ def capture_program(
     follow_modes(graph, flags_of, changing)
     captured = Captured(graph, builder.model, builder.constants, list(dict.fromkeys(notes)))
     captured.arguments, captured.chooses = builder.arguments, builder.chooses
+    if (tails := of_tails(model)) and not captured.chooses:
+        captured.chooses = tails
+        captured.notes.append("an adaptive softmax computes all clusters; those of no target get zeros for gradients")
     return captured
 
 

@@ -2,14 +2,16 @@
 
 Capture follows what such a function computes, and its graph has the derivative of that. Most are written to save memory and give
 the same one; straight-through estimators, reversed gradients and spikes do not. Those give each element of a gradient times a
-number: a second capture has their results with these numbers as slopes.
+number: a second capture has their results with these numbers as slopes. A third takes gradients that are any linear function of
+what comes in, such as that of a learned step size, by its transpose.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,10 +20,12 @@ from torch.utils import _pytree as pytree
 from ..rules.aten import STRAIGHT_THROUGH
 from .calls import Call
 from .differences import difference
+from .functional import traced
 from .guard import Writes, function_applied_by, plain_conditions, same_chance, untouched
 
 COTANGENTS = (1.0, 1e-3, 1e3)  # sizes of the gradients that come in: a function may clip them
 Slopes = list[torch.Tensor]
+Slope = Literal["elements", "transposes"]  # how a capture gives the gradients of such functions
 
 
 def slopes(function: Callable, model: nn.Module, call: Call, training: bool | None) -> list[Slopes]:
@@ -100,11 +104,9 @@ def is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def gradients_as_slopes() -> AbstractContextManager:
-    """A user's autograd function gives what it computes, and as gradients those that come in times its gradients of ones.
-
-    That is right for functions that treat each element by itself; the comparison tells.
-    """
+def gradients_as_slopes(how: Slope) -> AbstractContextManager:
+    """A user's autograd function gives what it computes, with its own gradients; the comparison tells where `how` is wrong."""
+    moving = {"elements": by_elements, "transposes": by_transposes}[how]
 
     def apply(before: Callable, cls: Any, *args: Any) -> Any:
         ctx = Context(args)
@@ -115,23 +117,68 @@ def gradients_as_slopes() -> AbstractContextManager:
                 result = cls.forward(*args)
                 cls.setup_context(ctx, args, result)
         results = result if isinstance(result, tuple) else (result,)
-        made = tuple(
-            sloped(cls, ctx, args, results, i) if is_real(y) and id(y) not in ctx.without else y
-            for i, y in enumerate(results)
-        )
+
+        def with_slopes(i: int, y: Any) -> Any:
+            part = moving(cls, ctx, args, results, i) if is_real(y) and id(y) not in ctx.without else None
+            # Not a sum: right where x is infinite, too.
+            return y if part is None else STRAIGHT_THROUGH(y.detach(), part.to(y.dtype))
+
+        made = tuple(with_slopes(i, y) for i, y in enumerate(results))
         return made if isinstance(result, tuple) else made[0]
 
     return function_applied_by(apply)
 
 
-def sloped(cls: Any, ctx: Context, args: tuple, results: tuple, i: int) -> torch.Tensor:
-    """Result number i: its value, with the slopes that `cls` gives for each of `args`."""
+def by_elements(cls: Any, ctx: Context, args: tuple, results: tuple, i: int) -> torch.Tensor | None:
+    """Arguments times the gradients that `cls` gives for ones: for functions that treat each element by itself."""
     with torch.no_grad():
-        ones = [torch.full_like(y, k == i) if is_real(y) else None for k, y in enumerate(results)]
-        found = cls.backward(ctx, *ones)
-    value, moving = results[i].detach(), None
-    for x, slope in zip(args, found if isinstance(found, tuple) else (found,), strict=False):
-        if is_real(x) and isinstance(slope, torch.Tensor) and slope.shape == x.shape == value.shape:
-            part = (slope.detach() * x).to(value.dtype)
+        found = grads_of(cls, ctx, results, i, torch.ones_like(results[i]))
+    moving = None
+    for x, slope in zip(args, found, strict=False):
+        if is_real(x) and isinstance(slope, torch.Tensor) and slope.shape == x.shape == results[i].shape:
+            part = slope.detach() * x
             moving = part if moving is None else moving + part
-    return value if moving is None else STRAIGHT_THROUGH(value, moving)  # right where x is infinite, too
+    return moving
+
+
+def by_transposes(cls: Any, ctx: Context, args: tuple, results: tuple, i: int) -> torch.Tensor | None:
+    """What is linear in the arguments, with the gradients that `cls` gives: the transpose of these, which are linear in what
+    comes in."""
+    with torch.no_grad():
+        given = grads_of(cls, ctx, results, i, torch.zeros_like(results[i]))
+    places = [k for k, (x, g) in enumerate(zip(args, given, strict=False)) if is_real(x) and is_real(g)]
+    if not places:
+        return None
+    own = {name: v for name, v in vars(ctx).items() if name != "needs_input_grad"}
+
+    def transpose(kept: dict[str, Any], some: list[torch.Tensor], results: tuple) -> torch.Tensor:
+        vars(ctx).update(kept)
+
+        def back(g: torch.Tensor) -> tuple:
+            found = grads_of(cls, ctx, results, i, g)
+            return tuple(found[k] for k in places)
+
+        grads, pull = torch.func.vjp(back, torch.zeros_like(results[i]))  # type: ignore[misc]
+        return pull(tuple(x.expand_as(g).to(g.dtype) for x, g in zip(some, grads, strict=True)))[0]
+
+    kept, some, values = pytree.tree_map(cut_off, (own, [args[k] for k in places], results))
+    try:
+        graph, tensors, _ = traced(transpose, (kept, some, values), {})
+    finally:
+        vars(ctx).update(own)
+    moving = iter(args[k] for k in places)
+    taken = [next(moving) if any(t is x for x in some) else t for t in tensors]  # only these have gradients
+    unread = (t for t, n in zip(taken, graph.graph.find_nodes(op="placeholder"), strict=True) if not n.users)
+    zeros = (t.sum() * 0 for t in unread if any(t is args[k] for k in places))  # in torch they have gradients, too
+    return sum(zeros, graph(*taken)[0])
+
+
+def cut_off(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def grads_of(cls: Any, ctx: Context, results: tuple, i: int, g: torch.Tensor) -> tuple:
+    """The gradients that `cls` gives where that of result number i comes in, and none of others."""
+    others = [torch.zeros_like(y) if is_real(y) else None for y in results]
+    found = inspect.unwrap(cls.backward)(ctx, *(g if k == i else y for k, y in enumerate(others)))
+    return found if isinstance(found, tuple) else (found,)

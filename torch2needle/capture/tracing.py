@@ -44,7 +44,7 @@ class Captured:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # tensors that the forward made by itself
     notes: list[str] = field(default_factory=list)
     arguments: dict[str, Any] | None = None  # of a call: those that are no inputs with the values that capture fixed
-    chooses: bool = False  # whether it computes branches that the model leaves out
+    chooses: bool | frozenset[int] = False  # computes branches that the model leaves out, with these parameters or any
     only: bool | None = None  # the one mode of training that it holds for, None where both
     settled: frozenset[str] = frozenset()  # parameters that it writes, and would not change again
 

@@ -143,15 +143,9 @@ def logit(input: Any, eps: float | None = None) -> Any:
     return made * ops.where(ops.isnan(made), math.nan, 1.0)  # beyond [0, 1] the gradient is no number, either
 
 
-@rule(torch.nan_to_num, T.nan_to_num, T.nan_to_num_)
-def nan_to_num(input: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Any:
-    if input.dtype not in FLOATS:
-        return input
-    wide = input.dtype == "float64"
-    most = torch.finfo(torch.float64 if wide else torch.float32).max
-    x = ops.where(ops.isnan(input), 0.0 if nan is None else float(nan), input)
-    x = ops.where(ops.eq(input, math.inf), most if posinf is None else float(posinf), x)
-    return ops.where(ops.eq(input, -math.inf), -most if neginf is None else float(neginf), x)
+functions(
+    "input, nan=None, posinf=None, neginf=None", {(torch.nan_to_num, T.nan_to_num, T.nan_to_num_): ops.nan_to_num}
+)
 
 
 @rule(torch.isclose, T.isclose)

@@ -13,6 +13,7 @@ from needle.ops.common import constant
 from needle.ops.math.arithmetic import clamp_min, logical_and, logical_or
 from needle.ops.math.comparison import eq, ge, gt, lt, ne
 from needle.ops.math.elementwise import cast, where
+from needle.ops.math.maths import exp
 from needle.ops.nn.cross_entropy import as_labels
 from needle.ops.nn.embedding import check_numbers
 from needle.ops.nn.loss import Loss, check_reduction, float_of, has_values, highest, lowest, reduced
@@ -20,13 +21,27 @@ from needle.ops.reduce.basic import summation
 from needle.ops.reduce.softmax import logsumexp
 from needle.ops.reduce.sorting import cumsum
 from needle.ops.shape.basic import broadcast_to, reshape, unsqueeze
+from needle.ops.shape.creation import full_like
 from needle.ops.shape.gather import gather, take
 from needle.ops.shape.join import split, stack
 from needle.ops.shape.padding import pad
+from needle.ops.shape.runtime_shape import StraightThrough
 
 __all__ = ["ctc_loss"]
 
 NEVER = -1e30  # the logarithm of what cannot be: with -inf, sums of nothing would have gradients that are no numbers
+
+
+def normalized(losses: Tensor, x: Tensor, read: Tensor, never: Tensor) -> Tensor:
+    """The losses (N,) with gradients as if the log-probabilities (T, N, C) were logits: beside the losses' own, that of the
+    logarithm of sum(exp(x)), in the steps that are read (Graves et al., 2006, eq. 16). A log_softmax before leaves them alone.
+
+    never: which losses the caller makes infinite: times 0 that gives gradients that are no numbers, as torch's.
+    """
+    inside = lt(constant(np.arange(x.shape[0])[:, None], x, "int64"), unsqueeze(read, 0))
+    sums = summation(where(unsqueeze(inside, 2), exp(x), 0.0), (0, 2))
+    sums = sums * where(never, 0.0, 1.0)
+    return losses + StraightThrough()(full_like(sums, 0.0), sums)
 
 
 @op
@@ -101,7 +116,8 @@ class CtcLoss(Loss):
         last = unsqueeze(written * 2, 1)
         losses = -logsumexp(where(logical_or(eq(number, last), eq(number, last - 1)), alpha, NEVER), 1)
         impossible = 0.0 if self.zero_infinity else math.inf
-        losses = where(gt(losses, -NEVER / 2), impossible, losses)
+        never = gt(losses, -NEVER / 2)
+        losses = normalized(where(never, 1.0, losses), x, read, never) * where(never, impossible, 1.0)
         losses = where(eq(read, 0), where(eq(written, 0), 0.0, cast(written * 0, x.dtype) + impossible), losses)
         return reshape(where(wrong, math.nan, losses), batch)
 

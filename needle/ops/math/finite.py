@@ -1,0 +1,44 @@
+"""Numbers in place of what is none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from needle.autograd import Op, Spec, Tensor, op
+from needle.backend_ndarray import FLOATS
+from needle.ops.families import samples_of
+from needle.ops.math.arithmetic import isnan
+from needle.ops.math.comparison import eq
+from needle.ops.math.elementwise import where
+
+__all__ = ["nan_to_num"]
+
+
+@op
+class NanToNum(Op):
+    """Elements with `nan` for NaN, `posinf` and `neginf` for what is infinite; None: 0 and the largest numbers of the dtype."""
+
+    nan: float | None = None
+    posinf: float | None = None
+    neginf: float | None = None
+
+    def infer(self, x: Any) -> Spec:
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def decompose(self, x: Tensor) -> Tensor:
+        if x.dtype not in FLOATS:
+            return x
+        most = float(np.finfo("float64" if x.dtype == "float64" else "float32").max)
+        made = where(isnan(x), 0.0 if self.nan is None else float(self.nan), x)
+        made = where(eq(x, math.inf), most if self.posinf is None else float(self.posinf), made)
+        return where(eq(x, -math.inf), -most if self.neginf is None else float(self.neginf), made)
+
+    samples = samples_of(({}, [(4, 9)]), ({"nan": 1.5, "posinf": 2.0}, [(3, 1)]), ({}, [Spec((4,), "int64")]))
+
+
+def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """Elements with `nan` for NaN (0), `posinf` and `neginf` for what is infinite (the dtype's largest numbers)."""
+    return NanToNum(nan, posinf, neginf)(x)
