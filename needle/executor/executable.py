@@ -360,9 +360,9 @@ class Executable(Plans):
             yield
             self._epoch = _core.epoch()
 
-    def profile(self, *args: Any, rounds: int = 10) -> list[tuple[str, str, float]]:
-        """(kernel, node, median seconds) for every step; what the runs write is taken back."""
-        plan, arrays, _ = self._prepare(args, {})
+    def profile(self, *args: Any, rounds: int = 10, **kwargs: Any) -> list[tuple[str, str, float]]:
+        """(kernel, node, median seconds) for every step of the call's plan; what the runs write is taken back."""
+        plan, arrays, _ = self._prepare(args, kwargs)
         with self._writing(plan), taken_back(self._pool) if plan.writes else nullcontext():
             times = step_times(plan.info, arrays, rounds)
         return list(zip(plan.info.names, plan.info.labels, times, strict=True))

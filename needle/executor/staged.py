@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from needle.autograd import Tensor, Unsupported
-from needle.backend_ndarray import call
 from needle.graph import Dim, Graph, GraphModule, Mode, Node, map_structure
 from needle.graph.graph import SCALAR_OPERATORS
 from needle.interop import array_kind, as_ndarray, mirror, mirror_whole
-from needle.nn.functional import GuardError, WriteBuffer
+from needle.nn.functional import GuardError, buffers_kept
 from needle.shown import Shown
 
 from .compiled import answered
@@ -115,18 +114,8 @@ class Staged(Shown):
 
     def prepare(self, example: tuple) -> None:
         """Makes the plans by a first run, which leaves what it writes as it was."""
-        model = self.model
-        layers = [
-            n for n in model.graph if n.kind == "module" and isinstance(model.get_submodule(n.target), WriteBuffer)
-        ]
-        written = [model.constant(n.args[0]) for n in layers if n.args[0].kind == "param"]
-        before = [t.cached_data.copy() for t in written]
-        try:
+        with buffers_kept(self.model):
             self(*example)
-        finally:
-            for t, array in zip(written, before, strict=True):
-                call("copy", [t.cached_data], x=array)
-                t.touch()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self.model.bind(args, kwargs)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported
 from needle.nn.module import Module
@@ -51,14 +54,35 @@ def traced(fn: Callable, examples: Sequence[Any], recorder: ExportRecorder) -> G
 
 
 def shaped(
-    graph_of: Callable[[Sequence[Any]], Graph], examples: Sequence[Any], batch: Any
+    graph_of: Callable[[Sequence[Any]], Graph], examples: Sequence[Any], batch: Any, numbered: Container[type] = ()
 ) -> tuple[Graph, dict[Node, Any]]:
-    """A call's graph and the shapes of its values; batch: what stands for a free axis 0 of all inputs, None for the examples'."""
+    """A call's graph and the shapes of its values; batch: what stands for a free axis 0 of all inputs, None for the examples'.
+
+    numbered: ops of which a number may follow the batch, too, as an expression of it."""
     if batch is None:
         graph = graph_of(examples)
         return graph, exact_shapes(graph)
     graphs = [graph_of(with_batch(examples, b)) for b in BATCHES]
+    free_numbers(graphs, batch, numbered)
+    for nodes in zip(*graphs, strict=False):
+        if all(n.kind == "param" for n in nodes) and len({n.meta["spec"] for n in nodes}) > 1:
+            nodes[0].meta["ramp"] = ramp_of([n.meta["tensor"].numpy() for n in nodes])
     return graphs[0], free_shapes(graphs, batch)
+
+
+def free_numbers(graphs: Sequence[Graph], batch: Any, numbered: Container[type]) -> None:
+    """Put expressions of `batch` in place of whole numbers by which ops of the traces differ."""
+    for nodes in zip(*graphs, strict=False):
+        ops = [n.target for n in nodes]
+        if len({type(o) for o in ops}) > 1 or type(ops[0]) not in numbered or same_attributes(nodes):
+            continue
+        changed = {}
+        for name, *values in zip(ops[0].attributes(), *(o.attributes().values() for o in ops), strict=True):
+            if any(v != values[0] for v in values) and all(type(v) is int for v in values):
+                changed[name] = free_size(values, batch)
+        for n in nodes:
+            n.target = copy.copy(n.target)
+            vars(n.target).update(changed)
 
 
 def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:
@@ -68,6 +92,28 @@ def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:
 def exact_shapes(graph: Graph) -> dict[Node, Any]:
     specs = {n: n.meta["spec"] for n in graph if n.meta.get("spec") is not None}
     return {n: s.shape if isinstance(s, Spec) else tuple(i.shape for i in s) for n, s in specs.items()}
+
+
+class Ramp(NamedTuple):
+    """A constant that grows with the batch: `start` at place 0 of `axis`, `step` more at each further one."""
+
+    axis: int
+    start: np.ndarray
+    step: np.ndarray
+
+
+def ramp_of(arrays: Sequence[np.ndarray]) -> Ramp | None:
+    """What a constant's values at several batches are parts of, as those of `arange` are."""
+    last = arrays[-1]
+    axes = [i for i, sizes in enumerate(zip(*(a.shape for a in arrays), strict=True)) if len(set(sizes)) > 1]
+    if len(axes) != 1 or last.shape[axes[0]] < 2 or last.dtype == bool:
+        return None
+    axis = axes[0]
+    start, second = np.split(last, [1, 2], axis)[:2]
+    ramp = Ramp(axis, start, second - start)
+    places = [np.arange(a.shape[axis]).reshape([-1 if i == axis else 1 for i in range(a.ndim)]) for a in arrays]
+    same = all(np.array_equal(a, ramp.start + ramp.step * p) for a, p in zip(arrays, places, strict=True))
+    return ramp if same else None
 
 
 def free_size(sizes: Sequence[int], batch: Any) -> Any:

@@ -18,7 +18,8 @@ from needle.complex_numbers import is_complex, parts
 from needle.executor import Executable
 from needle.graph import GraphModule, Node, map_structure
 from needle.graph.structure import is_record, members
-from needle.nn.module import Module, Parameter
+from needle.nn.functional import buffers_kept
+from needle.nn.module import Module
 from needle.shown import Shown
 
 from ..capture.behaviour import first_line
@@ -259,19 +260,14 @@ def run_torch(
 
 
 @contextmanager
-def undisturbed(net: Module) -> Iterator[None]:
-    """Run without a tape, so that fused kernels run; running statistics and numpy's stream are put back."""
-    moving = any(m.mode_dependent and m.training for _, m in net.named_modules())
-    buffers = {id(t): t for _, t in net.named_tensors() if moving and not isinstance(t, Parameter)}.values()
-    saved = [(t, t.numpy()) for t in buffers]
+def undisturbed(net: Any) -> Iterator[None]:
+    """Run without a tape, so that fused kernels run; buffers and numpy's stream are put back."""
     state = np.random.get_state()
     try:
-        with ndl.no_grad():
+        with buffers_kept(net), ndl.no_grad():
             yield
     finally:
         np.random.set_state(state)
-        for t, a in saved:
-            t.data = Tensor(a, device=t.device, dtype=t.dtype, requires_grad=False)
 
 
 def torch_paths(model: nn.Module, net: Any) -> list[str]:
@@ -404,7 +400,9 @@ class Run:
             if self.executable is None:
                 args, kwargs = (tuple(self.module.bind(args, kwargs)) if hasattr(self.module, "bind") else args), {}
                 self.executable = ndl.compile(self.module, args)
-            self.add_outputs("compiled", self.executable(*args, **kwargs), want, own)
+            with undisturbed(self.module):
+                got = self.executable(*args, **kwargs)
+            self.add_outputs("compiled", got, want, own)
         self.done()
 
     def add_outputs(self, form: str, got: Any, want: Arrays, own: Arrays) -> None:
