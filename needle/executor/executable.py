@@ -337,7 +337,8 @@ class Executable(Plans):
         examples: arguments of calls, a tuple for each plan; None: the shapes that there are plans for, in the order of their
         last use. isas: instruction sets to plan and pack for ("avx512", "avx2", "neon", "scalar"); None: the one running here.
         Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
-        ones two arrays. Refused: plans on GPUs, of models that write buffers, check values, or run elsewhere in part.
+        ones two arrays; conditions on values of inputs are checked there, too. Refused: plans on GPUs, of models that write
+        buffers, or run elsewhere in part.
         """
         if (shape := getattr(examples, "shape", None)) is not None:
             raise TypeError(f"[export] examples expects a list of calls, got one array of shape {tuple(shape)}.")
