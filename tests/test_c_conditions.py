@@ -16,9 +16,9 @@ from needle.backend_selection import BACKEND
 if BACKEND == "np":
     pytest.skip("files are made from plans, which the numpy backend has not", allow_module_level=True)
 
-from c_library import Failed, Model  # noqa: E402
-from needle import nn, ops  # noqa: E402
-from needle.nn.functional import Guard, GuardError  # noqa: E402
+from c_library import Failed, Model
+from needle import nn, ops
+from needle.nn.functional import Guard, GuardError
 
 rng = np.random.default_rng(0)
 

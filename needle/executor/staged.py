@@ -129,13 +129,16 @@ class Staged(Shown):
         runs = [str(s.run) for s in self.stages if s.run is not None]
         return "\n".join([f"{type(self.model).__name__} in {len(self.stages)} stages", *runs])
 
-    def _run(self, given: list[Any], kind: str) -> Any:
+    def _run(self, given: list[Any], kind: str, seen: Callable[[Any, list[Any]], Any] = lambda run, given: None) -> Any:
+        """The result of a call; `seen(executable, inputs)` is called before each stage."""
         env: dict[Node, Any] = {
             n: Tensor.make_const(as_ndarray(v)) for n, v in zip(self.model.graph.inputs, given, strict=True)
         }
         for stage in self.stages:
             if stage.run is not None:
-                found = stage.run(*(env[n] for n in stage.inputs))
+                inputs = [env[n] for n in stage.inputs]
+                seen(stage.run, inputs)
+                found = stage.run(*inputs)
                 env.update((n, Tensor.make_const(as_ndarray(v))) for n, v in zip(stage.results, found, strict=True))
             for n in stage.counted:
                 values = [self.value(env, a) for a in n.args]
@@ -153,6 +156,14 @@ class Staged(Shown):
     def export(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """Refused: a file holds one plan for a shape."""
         raise Unsupported("[export] expects results whose sizes are known without values, got a net that counts.")
+
+    def profile(self, *args: Any, rounds: int = 10, **kwargs: Any) -> list[tuple[str, str, float]]:
+        """(kernel, node, median seconds) for every step of every stage's plan; what the runs write is taken back."""
+        rows: list[tuple[str, str, float]] = []
+        with buffers_kept(self.model):
+            bound = self.model.bind(args, kwargs)
+            self._run(bound, "needle", lambda run, given: rows.extend(run.profile(*given, rounds=rounds)))
+        return rows
 
     def refresh(self) -> None:
         for stage in self.stages:

@@ -65,7 +65,7 @@ def arguments(module: Any, x: Any) -> tuple:
 def unstaged(exe: Executable | Staged) -> Executable:
     if isinstance(exe, Staged):
         raise Unsupported(
-            "[profile] a model in which values say how large results are runs in stages; give one of its stages."
+            "[profile] a model in which values say how large results are runs in stages; exe.profile(...) has their steps."
         )
     return exe
 

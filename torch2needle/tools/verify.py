@@ -17,6 +17,7 @@ from needle.autograd import Tensor
 from needle.complex_numbers import is_complex, parts
 from needle.executor import Executable
 from needle.graph import GraphModule, Node, map_structure
+from needle.graph.narrow import is_narrow
 from needle.graph.structure import is_record, members
 from needle.nn.functional import buffers_kept
 from needle.nn.module import Module
@@ -205,8 +206,9 @@ def to_needle(x: Any, device: Any) -> Any:
         return x
     if isinstance(x, torch.Tensor):
         x = x.detach().cpu()
-        x = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x.resolve_conj()).numpy()
-    a = np.array(x)
+        half = x.dtype in (torch.float16, torch.bfloat16)
+        x = (x.float() if half else x.resolve_conj().resolve_neg()).numpy()
+    a = np.array(x, "int32" if is_narrow(x) else None)
     made = lambda part: Tensor(part, device=device, dtype=str(part.dtype), requires_grad=False)  # noqa: E731
     return parts(a).map(made) if is_complex(a) else made(a)
 
