@@ -172,6 +172,10 @@ def picks() -> dict[str, tuple[Any, Any]]:
     def lasts(x: Any, ids: Any) -> Any:
         return x[torch.arange(len(x)), (ids > 0).sum(1) - 1], (x.sum((1, 2)) * len(x)).relu()
 
+    def cut(x: Any, ids: Any) -> Any:
+        both = torch.cat([x, x + 1, ids[..., None] * x])
+        return both[: len(x)], both[len(x) : 2 * len(x), 1:], both[-len(x) :], both[len(x)], both[1 - len(x)]
+
     def of_each(x: Any, ids: Any) -> Any:
         rows = torch.arange(len(x))[:, None]
         return x[rows, ids % 3], rows + ids, torch.arange(2 * len(x) + 1) > len(x), -rows.float() / 2
@@ -194,12 +198,13 @@ def picks() -> dict[str, tuple[Any, Any]]:
     return {
         "lasts": (lasts, given),
         "of each": (of_each, given),
+        "cut": (cut, given),
         "sorted": (sorted_rows, four),
         "masked": (masked, given),
     }
 
 
-@pytest.mark.parametrize("name", ["lasts", "of each", "sorted", "masked"])
+@pytest.mark.parametrize("name", ["lasts", "of each", "cut", "sorted", "masked"])
 def test_numbers_that_follow_a_free_batch(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     import torch2needle

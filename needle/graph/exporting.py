@@ -78,8 +78,8 @@ def free_numbers(graphs: Sequence[Graph], batch: Any, numbered: Container[type])
             continue
         changed = {}
         for name, *values in zip(ops[0].attributes(), *(o.attributes().values() for o in ops), strict=True):
-            if any(v != values[0] for v in values) and all(type(v) is int for v in values):
-                changed[name] = free_size(values, batch)
+            if any(v != values[0] for v in values) and (free := free_number(values, batch)) is not None:
+                changed[name] = free
         for n in nodes:
             n.target = copy.copy(n.target)
             vars(n.target).update(changed)
@@ -92,6 +92,19 @@ def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:
 def exact_shapes(graph: Graph) -> dict[Node, Any]:
     specs = {n: n.meta["spec"] for n in graph if n.meta.get("spec") is not None}
     return {n: s.shape if isinstance(s, Spec) else tuple(i.shape for i in s) for n, s in specs.items()}
+
+
+def free_number(values: Sequence[Any], batch: Any) -> Any:
+    """A whole number, or some in nested tuples, as expressions of `batch`; None where something else differs."""
+    first = values[0]
+    if all(type(v) is type(first) and v == first for v in values):
+        return first
+    if all(type(v) is int for v in values):
+        return free_size(values, batch)
+    if not all(type(v) is tuple and len(v) == len(first) for v in values):
+        return None
+    parts = [free_number(p, batch) if any(v != p[0] for v in p) else p[0] for p in zip(*values, strict=True)]
+    return None if any(new is None and old is not None for new, old in zip(parts, first, strict=True)) else tuple(parts)
 
 
 class Ramp(NamedTuple):

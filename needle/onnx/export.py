@@ -29,14 +29,8 @@ from . import places  # noqa: F401 - registers its rows
 from .operators import SCALAR, SCALAR_COMPARED, as_onnx
 
 OPSET, IR = 20, 9
-NUMBERED = {
-    *SCALAR,
-    *SCALAR_COMPARED,
-    ops.RDivScalar,
-    ops.NotEqualScalar,
-    ops.WeightedSum,
-    ops.Wrapped,
-}  # rows use `number`
+# Ops whose rows take numbers that follow the batch.
+NUMBERED = {*SCALAR, *SCALAR_COMPARED, ops.RDivScalar, ops.NotEqualScalar, ops.WeightedSum, ops.Wrapped, ops.GetItem}
 LARGE = 1_500_000_000  # bytes of weights from which on they lie in a file of their own; protobuf ends at 2 GiB
 
 
@@ -148,11 +142,11 @@ class Nodes:
     def with_axis(self, x: Value, f: Callable[[Value], Value]) -> Value:
         return f(x) if x.shape else self.reshaped(f(self.reshaped(x, (1,))), ())
 
-    def sliced(self, x: Value, cuts: Sequence[tuple[int, int, int, int]]) -> Value:
-        """cuts: (axis, first, last, step)."""
+    def sliced(self, x: Value, cuts: Sequence[tuple[int, Any, Any, int]]) -> Value:
+        """cuts: (axis, first, last, step); ends may follow the batch."""
         if not cuts:
             return x
-        axes, first, last, steps = (self.constant(np.array(v, "int64")) for v in zip(*cuts, strict=True))
+        axes, first, last, steps = (self.sizes(v) for v in zip(*cuts, strict=True))
         return self("Slice", x, first, last, axes, steps, dtype=x.dtype)
 
 
