@@ -84,6 +84,8 @@ def entered(inputs: Any) -> tuple[Any, list[NDArray], str]:
 class Plans(Shown):
     """The plans of one function or module, one per shape of the inputs, and what they are made from."""
 
+    kind = "an Executable"  # in messages
+
     def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:
         self.model, self._pool = fn, ConstantPool()  # the Module or function that it runs
         self._choice = choice.check()
@@ -94,6 +96,9 @@ class Plans(Shown):
         self._lock = fork_lock(KNOWN)  # of what is known
         self._planning = fork_lock(PLANS)  # of who changes it; taken before the other, and while a plan is made alone
         self._warned = False
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"[compile] {self.kind} is neither copied nor pickled; compile a copy of its model.")
 
     def _check_model(self) -> None:
         """Raise ValueError for a changed model that cannot be planned."""
@@ -288,9 +293,6 @@ class Executable(Plans):
         plan = self._plan_for(repr(specs), specs, arrays)
         self._direct = plan if same and isinstance(plan.info, PlanInfo) else None
         return plan, arrays, kind
-
-    def __reduce__(self) -> Any:
-        raise TypeError("[compile] an Executable is neither copied nor pickled; compile a copy of its model.")
 
     def refresh(self) -> None:
         """Pack the parameters again; needed only after writing to them through an exported DLPack view."""
