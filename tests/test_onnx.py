@@ -248,6 +248,33 @@ def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_inputs_of_converted_nets_have_torchs_names(tmp_path: Path) -> None:
+    """Also where a dict has them in another order; complex ones are two, whose batch is free as well."""
+    torch = pytest.importorskip("torch")
+    import torch2needle
+
+    class Named(torch.nn.Module):
+        def forward(self, z: Any, more: Any, last: Any) -> Any:
+            return z * more["b"] + last, more["a"][0]
+
+    def given(n: int) -> tuple[Any, ...]:
+        more = {"a": [torch.arange(2.0 * n).reshape(n, 2)], "b": torch.full((n, 2), 3.0)}
+        return torch.randn(n, 2, dtype=torch.cfloat), more, torch.ones(n, 2)
+
+    net = torch2needle.convert(Named().eval(), given(3))
+    z, more, last = given(3)
+    net.to_onnx(tmp_path / "net.onnx", z, {"b": more["b"], "a": more["a"]}, last, batch="free")
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    for n in (1, 4):
+        z, more, last = given(n)
+        fed = {"z_real": z.real, "z_imag": z.imag, "more_a_0": more["a"][0], "more_b": more["b"], "last": last}
+        assert {i.name: i.shape for i in session.get_inputs()} == {name: ["batch", 2] for name in fed}
+        got = session.run(None, {k: np.ascontiguousarray(v) for k, v in fed.items()})
+        want = z * more["b"] + last
+        for a, b in zip(got, (want.real, want.imag, more["a"][0]), strict=True):
+            np.testing.assert_allclose(a, b.numpy(), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

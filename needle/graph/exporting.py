@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.complex_numbers import Complex
 from needle.nn.module import Module
 
 from .graph import Graph, Node
+from .module import GraphModule
 from .record import Recorder, trace
 from .structure import map_structure
 
@@ -173,11 +175,15 @@ def as_example(x: Any) -> Any:
     if isinstance(x, Spec):
         return x
     x = as_tensor(x)
+    if isinstance(x, Complex):
+        return x.map(as_example)
     return Spec(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else x
 
 
 def input_names(model: Callable, examples: Sequence[Any]) -> list[str]:
-    """Names of the inputs after the parameters of the model's call; nested ones are numbered."""
+    """Names of the inputs: torch's of a converted net, else those of the parameters of the call, nested ones numbered."""
+    if isinstance(model, GraphModule) and (told := converted_names(model, examples)):
+        return told
     try:
         known = list(inspect.signature(getattr(model, "forward", model)).parameters)
     except (TypeError, ValueError):
@@ -189,3 +195,13 @@ def input_names(model: Callable, examples: Sequence[Any]) -> list[str]:
         map_structure(e, lambda s: leaves.append(s) if isinstance(s, Spec) else None)  # noqa: B023
         names += [stem] if isinstance(e, Spec) else [f"{stem}_{k}" for k in range(len(leaves))]
     return names
+
+
+def converted_names(model: GraphModule, examples: Sequence[Any]) -> list[str]:
+    """torch's names of the examples' leaves, [] where it is not known which is which."""
+    leaves: list[Any] = []
+    map_structure(list(examples), lambda s: leaves.append(s) if isinstance(s, Spec) else None)
+    places = ["_".join(map(str, n.meta.get("place", (n.target,)))) for n in model.graph.inputs]
+    found = {id(v): place for v, place in zip(model.bind(tuple(examples), {}), places, strict=True)}
+    names = [found.get(id(leaf), "") for leaf in leaves]
+    return names if all(names) and len(set(names)) == len(names) else []
