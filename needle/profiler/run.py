@@ -43,17 +43,18 @@ def profile(model: Module | Executable | Staged, x: Any, rounds: int = 10, compi
     if rounds < 1:
         raise ValueError(f"[profile] rounds expects at least 1, got {rounds}.")
     exe = unstaged(model) if isinstance(model, Executable | Staged) else None
-    if not isinstance(module := exe.model if exe else model, Module) and exe is None:
+    if exe is None and not isinstance(model, Module):
         raise TypeError(f"[profile] expects a Module or an Executable, got {type(model).__name__}.")
-    args = arguments(module, x)
-    if compiled and exe is None:
-        exe = unstaged(compile(module, args))
+    args = arguments(exe.model if exe else model, x)
+    if compiled and isinstance(model, Module):
+        exe = unstaged(compile(model, args))
     if exe is not None:
         plan, _, _ = exe._prepare(args, {})
         with taken_back(exe._pool) if plan.writes else nullcontext():
             return profile_executable(exe, args, rounds)
+    assert isinstance(model, Module)
     with buffers_kept(model), no_grad():  # so that fused ops without a gradient of their own run as they are
-        return profile_module(module, args, rounds)
+        return profile_module(model, args, rounds)
 
 
 def arguments(module: Any, x: Any) -> tuple:
