@@ -155,7 +155,12 @@ def test_converted_nets_with_conditions(make: Callable, tmp_path: Path) -> None:
     net = net.eval()
     exe = torch2needle.compile(net, taken)
     exe.export(tmp_path / "model.ndlc")
+    names = exe.model.input_names
+    with pytest.raises(TypeError, match=r"^\[export\] examples expects a list of calls, got one with "):
+        exe.export(tmp_path / "model.ndlc", dict(zip(names, taken, strict=True)))
+    exe.export(tmp_path / "model.ndlc", [dict(zip(names, taken, strict=True))])
     model = Model(tmp_path / "model.ndlc")
+    assert model.plans == 1 and [t.name.decode() for t in model.tensors("input")] == names
     with torch.no_grad():
         wanted = net(*taken).numpy()
     np.testing.assert_array_equal(model(*(t.numpy() for t in taken))[0], exe(*taken).numpy())

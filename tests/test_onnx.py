@@ -265,13 +265,16 @@ def test_inputs_of_converted_nets_have_torchs_names(tmp_path: Path) -> None:
     z, more, last = given(3)
     net.to_onnx(tmp_path / "net.onnx", z, {"b": more["b"], "a": more["a"]}, last, batch="free")
     session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    net.to_onnx(tmp_path / "named.onnx", {"last": last, "z": z, "more": more}, batch="free")
+    named = onnxruntime.InferenceSession(str(tmp_path / "named.onnx"), providers=["CPUExecutionProvider"])
     for n in (1, 4):
         z, more, last = given(n)
         fed = {"z_real": z.real, "z_imag": z.imag, "more_a_0": more["a"][0], "more_b": more["b"], "last": last}
         assert {i.name: i.shape for i in session.get_inputs()} == {name: ["batch", 2] for name in fed}
-        got = session.run(None, {k: np.ascontiguousarray(v) for k, v in fed.items()})
+        given_arrays = {k: np.ascontiguousarray(v) for k, v in fed.items()}
+        got, again = (s.run(None, given_arrays) for s in (session, named))
         want = z * more["b"] + last
-        for a, b in zip(got, (want.real, want.imag, more["a"][0]), strict=True):
+        for a, b in zip([*got, *again], 2 * (want.real, want.imag, more["a"][0]), strict=True):
             np.testing.assert_allclose(a, b.numpy(), rtol=1e-6)
 
 

@@ -24,7 +24,7 @@ from needle.nn.functional import GuardError
 from needle.nn.module import STRUCTURE, Module
 from needle.shown import Shown
 
-from .arguments import as_targets, check_model, names, positional
+from .arguments import as_targets, check_model, example_call, names, positional
 from .builder import PlanInfo
 from .compiled import CompiledPlan, answered
 from .constants import Constant, ConstantPool, taken_back
@@ -336,9 +336,9 @@ class Executable(Plans):
     def export(self, path: Any, examples: Iterable[Any] | None = None, *, isas: Sequence[str] | None = None) -> None:
         """Write plans with their packed weights to a file that `libneedle.so` opens and runs without Python (`needle.h`).
 
-        examples: arguments of calls, a tuple for each plan; None: the shapes that there are plans for, in the order of their
-        last use. isas: instruction sets to plan and pack for ("avx512", "avx2", "neon", "scalar"); None: the one running here.
-        Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
+        examples: arguments of calls, a tuple or dict for each plan; None: the shapes that there are plans for, in the order of
+        their last use. isas: instruction sets to plan and pack for ("avx512", "avx2", "neon", "scalar"); None: the one running
+        here. Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
         ones two arrays; conditions on values of inputs are checked there, too. Refused: plans on GPUs, of models that write
         buffers, or run elsewhere in part.
         """
@@ -346,7 +346,9 @@ class Executable(Plans):
             raise TypeError(f"[export] examples expects a list of calls, got one array of shape {tuple(shape)}.")
         if not self._watch.lists_hold():
             STRUCTURE.changed()
-        calls = [args if isinstance(args, tuple) else (args,) for args in examples or ()]
+        if isinstance(examples, dict):
+            raise TypeError(f"[export] examples expects a list of calls, got one with {', '.join(map(str, examples))}.")
+        calls = [example_call(self.model, example) for example in examples or ()]
         found = None if examples is None else [self._prepare(args, {})[0] for args in calls]
         with self._planning, self._lock:
             if self._epoch != _core.epoch():
@@ -427,9 +429,7 @@ def compile(
     if isinstance(model, Module):
         model.check_evaluation("compile")
     choice = Choice(winograd, memory, tune, precision, names("disable", disable), max_plans)
-    if isinstance(model, GraphModule) and isinstance(example, dict) and model.takes_by_name(example):
-        example = tuple(model.bind((), example))
-    example = example if isinstance(example, tuple) else (example,)
+    example = example_call(model, example)
     if isinstance(model, GraphModule) and any(n.kind == "op" and n.target.counts for n in model.graph):
         if sizes is not None:
             raise ValueError(

@@ -18,6 +18,7 @@ except ImportError:
 
 from needle import ops
 from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.executor.arguments import example_call
 from needle.graph import Graph, Node, exporting, map_structure
 from needle.graph.exporting import Ramp, as_example, has_row, shaped, traced
 from needle.nn import Module
@@ -260,7 +261,8 @@ def graph_of(model: Callable, examples: Sequence[Any]) -> Graph:
 def to_onnx(model: Callable, path: str | os.PathLike[str], *args: Any, batch: str = "fixed") -> None:
     """Write `model`, a Module in evaluation or a function of tensors, as an ONNX file of opset 20.
 
-    args: example inputs: tensors of any library or Specs (shape, dtype), of which only shapes and dtypes count. batch: "fixed",
+    args: example inputs, or one dict of a converted net's by name: tensors of any library or Specs (shape, dtype), of which
+    only shapes and dtypes count. batch: "fixed",
     or "free": axis 0 of every input is open, under the name "batch". Parameters keep their names; results are "output", or
     "output_0" and so on in their order, without those that are None. Weights of more than 1.5 GB lie in a file beside it.
     Raises Unsupported for what cannot be exported, and writes nothing then.
@@ -269,6 +271,8 @@ def to_onnx(model: Callable, path: str | os.PathLike[str], *args: Any, batch: st
         raise ValueError(f"[onnx] batch expects 'fixed' or 'free', got {batch!r}.")
     if isinstance(model, Module):
         model.check_evaluation("to_onnx")
+    if len(args) == 1 and isinstance(args[0], dict):
+        args = example_call(model, args[0])
     examples = map_structure(list(args), as_example)
     graph, shapes = shaped(partial(graph_of, model), examples, Size() if batch == "free" else None, NUMBERED)
     made = Exporter(graph, shapes).model(type(model).__name__)

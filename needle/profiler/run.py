@@ -14,12 +14,13 @@ from needle.autograd import Unsupported, no_grad
 from needle.backend_ndarray import Device, cpu
 from needle.backend_ndarray.kernels import DECOMPOSED
 from needle.executor import Executable, compile
+from needle.executor.arguments import example_call
 from needle.executor.constants import taken_back
 from needle.executor.executable import CompiledPlan
 from needle.executor.staged import Staged
 from needle.executor.step import JOIN
 from needle.executor.target import target_of
-from needle.graph import GraphModule, map_structure
+from needle.graph import map_structure
 from needle.interop import as_tensor
 from needle.nn.functional import buffers_kept
 from needle.nn.module import Module
@@ -45,7 +46,7 @@ def profile(model: Module | Executable | Staged, x: Any, rounds: int = 10, compi
     exe = unstaged(model) if isinstance(model, Executable | Staged) else None
     if exe is None and not isinstance(model, Module):
         raise TypeError(f"[profile] expects a Module or an Executable, got {type(model).__name__}.")
-    args = arguments(exe.model if exe else model, x)
+    args = example_call(exe.model if exe else model, x)
     if compiled and isinstance(model, Module):
         exe = unstaged(compile(model, args))
     if exe is not None:
@@ -55,12 +56,6 @@ def profile(model: Module | Executable | Staged, x: Any, rounds: int = 10, compi
     assert isinstance(model, Module)
     with buffers_kept(model), no_grad():  # so that fused ops without a gradient of their own run as they are
         return profile_module(model, args, rounds)
-
-
-def arguments(module: Any, x: Any) -> tuple:
-    if isinstance(x, dict) and isinstance(module, GraphModule) and module.takes_by_name(x):
-        return tuple(module.bind((), x))
-    return x if isinstance(x, tuple) else (x,)
 
 
 def unstaged(exe: Executable | Staged) -> Executable:
