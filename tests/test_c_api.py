@@ -21,7 +21,6 @@ import needle as ndl
 from needle import nn, ops
 from needle.autograd import Unsupported
 from needle.backend_selection import BACKEND
-from needle.nn.functional import Guard
 
 if BACKEND == "np":
     pytest.skip("there is nothing to export", allow_module_level=True)
@@ -167,16 +166,6 @@ class Counter(nn.Module):
         return self.count * 2
 
 
-class Guarded(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.guard = Guard((1,), "x.size(0) == 3")
-
-    def forward(self, x: Any) -> Any:
-        self.guard(ops.summation(x) * 0 + 1)
-        return x * 2
-
-
 def partly_in_torch() -> Any:
     torch = pytest.importorskip("torch")
     import torch2needle
@@ -196,7 +185,6 @@ def test_what_has_no_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     refused = {
         "writes its buffers": lambda: ndl.compile(Counter().eval(), (x,)),
         "that another library runs in part": partly_in_torch,
-        "checks them": lambda: ndl.compile(Guarded().eval(), (x,)),
     }
     for why, make in refused.items():
         with pytest.raises(Unsupported, match=rf"^\[export\] .*{why}.*\.$"):
@@ -340,7 +328,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     damaged = {
         "is no model that this library runs: it is none that exe.export wrote": b"PK\x03\x04" + data[4:],
         "it is cut off": data[:20],
-        "this library reads 1": data[:8] + struct.pack("<I", 2) + data[12:],
+        "this library reads 2": data[:8] + struct.pack("<I", 1) + data[12:],
         "bytes of": data[:-1],
         "its head does not fit into it": data[:16] + struct.pack("<Q", 1 << 40) + data[24:],
         "its head is damaged": data[:40] + bytes([data[40] ^ 1]) + data[41:],

@@ -76,6 +76,8 @@ def test_sizes_by_values(case: int) -> None:
         for got in (net(given), fused(given), exe(given)):
             close(got, want)
         assert all(isinstance(v, np.ndarray) for v in leaves(exe(given.numpy())))
+        rows = exe.profile(x=given, rounds=1)
+        assert [k for k, *_ in rows] == [k for s in exe.stages if s.run is not None for k in s.run.plan.names]
 
 
 class Asking(One):

@@ -230,3 +230,10 @@ def test_a_guard_asks_a_narrow_buffer() -> None:
     for run in (net, ndl.compile(net, (x,))):
         np.testing.assert_array_equal(run(x).numpy(), model(x).detach().numpy())
     assert int(net.state_dict()["ready"].numpy()) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.bool])
+def test_verify_takes_dtypes_that_needle_has_not(dtype: torch.dtype) -> None:
+    model, x = OfOne(lambda x: (x.float() / 3, x)).eval(), torch.tensor([[0, 1, 100]]).to(dtype)
+    v = torch2needle.verify(model, torch2needle.convert(model, (x,)), x)
+    assert v and all(o.errors.max_rel < 1e-6 for o in v.outputs)

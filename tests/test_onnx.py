@@ -165,6 +165,66 @@ def test_corners(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
+def picks() -> dict[str, tuple[Any, Any]]:
+    """Functions of torch tensors in which numbers follow the batch, and what makes their arguments for one."""
+    import torch
+
+    def lasts(x: Any, ids: Any) -> Any:
+        return x[torch.arange(len(x)), (ids > 0).sum(1) - 1], (x.sum((1, 2)) * len(x)).relu()
+
+    def cut(x: Any, ids: Any) -> Any:
+        both = torch.cat([x, x + 1, ids[..., None] * x])
+        return both[: len(x)], both[len(x) : 2 * len(x), 1:], both[-len(x) :], both[len(x)], both[1 - len(x)]
+
+    def of_each(x: Any, ids: Any) -> Any:
+        rows = torch.arange(len(x))[:, None]
+        return x[rows, ids % 3], rows + ids, torch.arange(2 * len(x) + 1) > len(x), -rows.float() / 2
+
+    def sorted_rows(x: Any, ids: Any) -> Any:
+        order = torch.argsort(ids, dim=1, stable=True)
+        return torch.gather(x, 2, order[..., None, :2].expand(-1, x.shape[1], -1)), ids.gather(1, order).eq(len(x))
+
+    def masked(x: Any, ids: Any) -> Any:
+        places = torch.arange(x.shape[1])
+        seen = (places[None, :, None] >= places) & ids[torch.arange(len(x))[:, None, None], places].bool()
+        return (x @ x.mT).masked_fill(~seen, -1e4).softmax(-1)
+
+    def given(batch: int) -> tuple[Any, ...]:
+        return torch.randn(batch, 5, 4), torch.randint(0, 4, (batch, 5))
+
+    def four(batch: int) -> tuple[Any, ...]:
+        return torch.randn(batch, 5, 4), torch.randint(0, 4, (batch, 4))
+
+    return {
+        "lasts": (lasts, given),
+        "of each": (of_each, given),
+        "cut": (cut, given),
+        "sorted": (sorted_rows, four),
+        "masked": (masked, given),
+    }
+
+
+@pytest.mark.parametrize("name", ["lasts", "of each", "cut", "sorted", "masked"])
+def test_numbers_that_follow_a_free_batch(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import torch2needle
+
+    class Picks(torch.nn.Module):
+        def forward(self, x: Any, ids: Any) -> Any:
+            return f(x, ids)
+
+    torch.manual_seed(0)
+    f, given = picks()[name]
+    net = torch2needle.convert(Picks().eval(), given(4))
+    net.to_onnx(tmp_path / "net.onnx", *given(4), batch="free")
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    for batch in (1, 2, 4, 7):
+        args = given(batch)
+        fed = {i.name: a.numpy() for i, a in zip(session.get_inputs(), args, strict=True)}
+        for a, b in zip(session.run(None, fed), torch_leaves(f(*args)), strict=True):
+            np.testing.assert_allclose(a, b.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def torch_leaves(value: Any) -> list[Any]:
     from torch.utils import _pytree
 
@@ -186,6 +246,36 @@ def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
     for a, b in zip(session.run(None, {"ids": x[:1], "mask": x[:1]}), (x[:1] * 2, x[:1] * 2, x[:1]), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_inputs_of_converted_nets_have_torchs_names(tmp_path: Path) -> None:
+    """Also where a dict has them in another order; complex ones are two, whose batch is free as well."""
+    torch = pytest.importorskip("torch")
+    import torch2needle
+
+    class Named(torch.nn.Module):
+        def forward(self, z: Any, more: Any, last: Any) -> Any:
+            return z * more["b"] + last, more["a"][0]
+
+    def given(n: int) -> tuple[Any, ...]:
+        more = {"a": [torch.arange(2.0 * n).reshape(n, 2)], "b": torch.full((n, 2), 3.0)}
+        return torch.randn(n, 2, dtype=torch.cfloat), more, torch.ones(n, 2)
+
+    net = torch2needle.convert(Named().eval(), given(3))
+    z, more, last = given(3)
+    net.to_onnx(tmp_path / "net.onnx", z, {"b": more["b"], "a": more["a"]}, last, batch="free")
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    net.to_onnx(tmp_path / "named.onnx", {"last": last, "z": z, "more": more}, batch="free")
+    named = onnxruntime.InferenceSession(str(tmp_path / "named.onnx"), providers=["CPUExecutionProvider"])
+    for n in (1, 4):
+        z, more, last = given(n)
+        fed = {"z_real": z.real, "z_imag": z.imag, "more_a_0": more["a"][0], "more_b": more["b"], "last": last}
+        assert {i.name: i.shape for i in session.get_inputs()} == {name: ["batch", 2] for name in fed}
+        given_arrays = {k: np.ascontiguousarray(v) for k, v in fed.items()}
+        got, again = (s.run(None, given_arrays) for s in (session, named))
+        want = z * more["b"] + last
+        for a, b in zip([*got, *again], 2 * (want.real, want.imag, more["a"][0]), strict=True):
+            np.testing.assert_allclose(a, b.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

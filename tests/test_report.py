@@ -225,3 +225,14 @@ def test_what_people_look_at_is_short() -> None:
         )
         assert shown._repr_html_() == f"<pre>{html.escape(str(shown))}</pre>"
     assert repr(fused.report) == "<Report: 2 calls of 2 operations: 2 native>"
+
+
+@pytest.mark.parametrize("calls", [0, 1, 30, 400])
+def test_a_long_net_shows_its_ends(calls: int) -> None:
+    net = torch2needle.convert(torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(calls)]))
+    lines, shown = str(net).splitlines(), repr(net).splitlines()
+    assert len(lines) == calls + 4 and len(shown) <= 81 and (shown[0], shown[-1]) == (lines[0], lines[-1])
+    if calls == 400:
+        assert shown[40] == "... 324 more, print(net) has all" and set(shown) - set(lines) == {shown[40]}
+    else:
+        assert shown == lines

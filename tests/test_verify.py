@@ -115,6 +115,19 @@ def test_changed_running_statistics_are_found() -> None:
     assert torch2needle.verify(model, net, x).first_divergence.path == "bn2"
 
 
+def test_written_buffers_are_left_as_they_are() -> None:
+    def f(x: Any, m: nn.Module) -> Any:
+        m.running_mean += x.mean(0)
+        return x - m.running_mean, (m.running_mean * 9).to(torch.uint8)
+
+    model = Calls(f, nn.BatchNorm1d(4)).eval()
+    x = torch.view_as_complex(torch.randn(3, 4, 2)).conj().imag  # whose sign is a flag of the tensor
+    net = torch2needle.convert(model, (x,))
+    for v in (torch2needle.verify(model, net, x), torch2needle.verify(model, net, x)):
+        assert v and v.outputs[0].errors.max_rel < 1e-6
+    assert not net.get_tensor("parts.0.running_mean").numpy().any()
+
+
 def test_second_call_of_a_shared_layer() -> None:
     """The i-th call in the graph is held against torch's i-th call, also where an earlier one is dead."""
     layer = nn.Linear(4, 4)

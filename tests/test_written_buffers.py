@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import needle as ndl
+import operator_fusion
 from gpu_devices import everywhere, need_executor
 from needle import nn, ops
 from needle.backend_selection import BACKEND
+from needle.graph import symbolic
 
 pytestmark = pytest.mark.skipif(BACKEND == "np", reason="the numpy backend has no executor")
 
@@ -113,9 +115,18 @@ def test_writes_the_rows_alone() -> None:
 def test_profiling_and_tuning_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("NEEDLE_CACHE", str(tmp_path))
     net = Cache(scaled).eval()
-    before = net.kept.numpy()
+    before, memory = net.kept.numpy(), net.kept.cached_data
     exe = ndl.compile(net, arguments(), tune=True)
     exe.profile(*arguments(), rounds=3)
+    named = dict(zip(("x", "place"), arguments(), strict=True))
+    assert exe.profile(**named, rounds=1) and exe.profile(arguments()[0], place=arguments()[1], rounds=1)
+    with pytest.raises(TypeError, match=r"^\[executable\] .*'other'\.$"):
+        exe.profile(**named, other=1)
+    for profiled in (exe, net, ndl.compile(lambda x, place: net(x, place), arguments())):
+        ndl.profile(profiled, arguments(), rounds=1)
+    np.testing.assert_array_equal(net.kept.numpy(), before)
+    assert net.kept.cached_data is memory  # which others may share
+    operator_fusion.fuse(symbolic(net), example=arguments())
     np.testing.assert_array_equal(net.kept.numpy(), before)
 
 

@@ -59,22 +59,22 @@ const needle_model::Ready& at(const needle_model* model, int plan) {
   return model->plans[plan];
 }
 
-void tell(const std::vector<std::string>& names, const std::vector<View>& views, int index, const char* kind,
-          needle_tensor* tensor) {
+void tell(const std::vector<std::string>& names, const std::vector<View>& views, size_t count, int index,
+          const char* kind, needle_tensor* tensor) {
   if (!tensor) wrong("[needle] expects a tensor to fill, got NULL.");
-  if (index < 0 || static_cast<size_t>(index) >= views.size())
-    wrong("[needle] the plan has " + std::to_string(views.size()) + " " + kind + "s, got number " +
-          std::to_string(index) + ".");
+  if (index < 0 || static_cast<size_t>(index) >= count)
+    wrong("[needle] the plan has " + std::to_string(count) + " " + kind + "s, got number " + std::to_string(index) +
+          ".");
   const View& v = views[index];
   *tensor = {names[index].c_str(), static_cast<needle_dtype>(v.dtype), v.rank, {}, v.size() * dtype_size(v.dtype)};
   std::copy(v.shape, v.shape + v.rank, tensor->shape);
 }
 
 template <class Pointer>
-std::vector<void*> places(const std::vector<View>& views, const Pointer* given, const char* kind) {
-  if (!given && !views.empty()) wrong("[needle_run] expects addresses of " + std::string(kind) + "s, got NULL.");
+std::vector<void*> places(const std::vector<View>& views, size_t count, const Pointer* given, const char* kind) {
+  if (!given && count > 0) wrong("[needle_run] expects addresses of " + std::string(kind) + "s, got NULL.");
   std::vector<void*> all;
-  for (size_t i = 0; i < views.size(); i++) {
+  for (size_t i = 0; i < count; i++) {
     all.push_back(const_cast<void*>(given[i]));
     const size_t size = dtype_size(views[i].dtype);
     const size_t beyond = reinterpret_cast<uintptr_t>(given[i]) % size;
@@ -103,6 +103,40 @@ void refuse_overlaps(const Plan& plan, const std::vector<void*>& inputs, const s
     for (size_t j = 0; j < inputs.size(); j++) refuse(plan.inputs(), inputs, j, "input");
     for (size_t j = 0; j < i; j++) refuse(plan.outputs(), outputs, j, "output");
   }
+}
+
+double number_at(DType dtype, const void* data, size_t i) {
+  switch (dtype) {
+    case DType::f32:
+      return static_cast<const float*>(data)[i];
+    case DType::f64:
+      return static_cast<const double*>(data)[i];
+    case DType::i32:
+      return static_cast<const int32_t*>(data)[i];
+    case DType::i64:
+      return static_cast<double>(static_cast<const int64_t*>(data)[i]);
+    case DType::b8:
+      return static_cast<const uint8_t*>(data)[i] != 0;
+  }
+  wrong("[needle_run] a condition has an unknown dtype.");
+}
+
+std::string told(const std::vector<double>& numbers) {
+  std::string text;
+  char one[32];
+  for (double n : numbers) {
+    std::snprintf(one, sizeof one, "%.17g", n);
+    text += (text.empty() ? "" : ", ") + std::string(one);
+  }
+  return text;
+}
+
+void check(const Condition& condition, DType dtype, const void* data) {
+  std::vector<double> found;
+  for (size_t i = 0; i < condition.expected.size(); i++) found.push_back(number_at(dtype, data, i));
+  if (found != condition.expected)
+    wrong("[needle_run] the model holds for inputs that answer `" + condition.text + "` with " +
+          told(condition.expected) + ", got " + told(found) + ".");
 }
 
 }  // namespace
@@ -152,21 +186,21 @@ NEEDLE_C int needle_input_count(const needle_model* model, int plan) {
 
 NEEDLE_C int needle_output_count(const needle_model* model, int plan) {
   int n = -1;
-  guarded([&] { n = static_cast<int>(at(model, plan).stored->outputs.size()); });
+  guarded([&] { n = static_cast<int>(at(model, plan).stored->results()); });
   return n;
 }
 
 NEEDLE_C int needle_input(const needle_model* model, int plan, int index, needle_tensor* tensor) {
   return guarded([&] {
     const StoredPlan& p = *at(model, plan).stored;
-    tell(p.input_names, p.inputs, index, "input", tensor);
+    tell(p.input_names, p.inputs, p.inputs.size(), index, "input", tensor);
   });
 }
 
 NEEDLE_C int needle_output(const needle_model* model, int plan, int index, needle_tensor* tensor) {
   return guarded([&] {
     const StoredPlan& p = *at(model, plan).stored;
-    tell(p.output_names, p.outputs, index, "output", tensor);
+    tell(p.output_names, p.outputs, p.results(), index, "output", tensor);
   });
 }
 
@@ -174,10 +208,19 @@ NEEDLE_C const char* needle_isa(const needle_model* model) { return model ? mode
 
 NEEDLE_C int needle_run(needle_model* model, int plan, const void* const* inputs, void* const* outputs) {
   return guarded([&] {
-    Plan& p = *at(model, plan).plan;
-    const auto in = places(p.inputs(), inputs, "input"), out = places(p.outputs(), outputs, "output");
+    const auto& [stored, ready] = at(model, plan);
+    Plan& p = *ready;
+    const auto in = places(p.inputs(), p.inputs().size(), inputs, "input");
+    auto out = places(p.outputs(), stored->results(), outputs, "output");
     refuse_overlaps(p, in, out);
+    std::vector<std::vector<double>> looked_at;  // what conditions are about, aligned for every dtype
+    for (const Condition& c : stored->conditions) {
+      looked_at.emplace_back(c.expected.size());
+      out.push_back(looked_at.back().data());
+    }
     p.run(in, out);
+    for (size_t i = 0; i < looked_at.size(); i++)
+      check(stored->conditions[i], p.outputs()[stored->results() + i].dtype, looked_at[i].data());
   });
 }
 

@@ -48,7 +48,8 @@ int needle_output(const needle_model* model, int plan, int index, needle_tensor*
 const char* needle_isa(const needle_model* model);
 
 /* Runs a plan. `inputs` and `outputs`: an address for each, of so many bytes as the tensors say, at a multiple of the
- * size of an element; an output that overlaps an input or another output is refused. */
+ * size of an element; an output that overlaps an input or another output is refused. A model that holds for some
+ * inputs alone (a branch on their values, lengths of packed rows) refuses others; outputs then hold nothing. */
 int needle_run(needle_model* model, int plan, const void* const* inputs, void* const* outputs);
 
 /* Threads that a run may use, of the process, 1 to 1024; at first the cores that it may use, or NEEDLE_NUM_THREADS. Not

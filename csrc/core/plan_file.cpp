@@ -19,7 +19,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 constexpr char kMagic[] = {'\x89', 'n', 'd', 'l', 'c', '\r', '\n', '\x1a'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kStart = 32, kAlign = 64;  // bytes before the head
 
 size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
@@ -134,6 +134,10 @@ void write_plan(Writer& w, const StoredPlan& p) {
   };
   borders(p.input_names, p.inputs);
   borders(p.output_names, p.outputs);
+  w.list(p.conditions, [&](const Condition& c) {
+    w.list(c.expected, [&](double value) { w.number(value); });
+    w.text(c.text);
+  });
   w.list(p.constants, [&](uint64_t c) { w.number(c); });
   w.list(p.kernels, [&](const std::string& kernel) { w.text(kernel); });
   w.list(p.steps, [&](const Step& step) {
@@ -141,6 +145,14 @@ void write_plan(Writer& w, const StoredPlan& p) {
     w.list(step.in, [&](const Ref& r) { w.ref(r); });
     w.list(step.attr, [&](double a) { w.number(a); });
   });
+}
+
+// Whether there is an output of as many numbers for each condition.
+bool conditions_fit(const StoredPlan& p) {
+  if (p.conditions.size() > p.outputs.size()) return false;
+  for (size_t i = 0; i < p.conditions.size(); i++)
+    if (p.outputs[p.results() + i].size() != static_cast<int64_t>(p.conditions[i].expected.size())) return false;
+  return true;
 }
 
 StoredPlan read_plan(Reader& r, size_t constants) {
@@ -154,6 +166,13 @@ StoredPlan read_plan(Reader& r, size_t constants) {
   };
   borders(p.input_names, p.inputs);
   borders(p.output_names, p.outputs);
+  p.conditions = r.list([&] {
+    Condition c;
+    c.expected = r.list([&] { return r.number<double>(); });
+    c.text = r.text();
+    return c;
+  });
+  if (!conditions_fit(p)) refuse("its conditions are none of its outputs");
   p.constants = r.list([&] { return r.number<uint64_t>(); });
   for (uint64_t c : p.constants)
     if (c >= constants) refuse("it names a missing constant");
@@ -173,7 +192,8 @@ StoredPlan read_plan(Reader& r, size_t constants) {
 
 // ---- writing -------------------------------------------------------------------------------------------------------
 
-void PlanFile::add(const Plan& plan, std::vector<std::string> input_names, std::vector<std::string> output_names) {
+void PlanFile::add(const Plan& plan, std::vector<std::string> input_names, std::vector<std::string> output_names,
+                   std::vector<Condition> conditions) {
   if (!plan.device()->is_cpu()) refuse("[export] expects a plan on the CPU.");
   StoredPlan p;
   p.isa = cpu_isa();
@@ -182,6 +202,8 @@ void PlanFile::add(const Plan& plan, std::vector<std::string> input_names, std::
   p.inputs = plan.inputs(), p.outputs = plan.outputs();
   if (p.input_names.size() != p.inputs.size() || p.output_names.size() != p.outputs.size())
     refuse("[export] expects a name for each input and output.");
+  p.conditions = std::move(conditions);
+  if (!conditions_fit(p)) refuse("[export] expects an output for each condition.");
   for (const auto& storage : *plan.constants()) {
     auto same = [&](const Constant& c) { return c.storage == storage; };
     const auto found = std::find_if(constants_.begin(), constants_.end(), same);

@@ -11,15 +11,24 @@
 
 namespace needle {
 
+// What numbers an output has to have; other inputs than these are refused, with the text of the condition.
+struct Condition {
+  std::vector<double> expected;
+  std::string text;
+};
+
 // A plan whose steps name their kernels.
 struct StoredPlan {
   std::string isa;  // whose kernels it is made of and its weights are packed for
   size_t arena_bytes = 0;
   std::vector<std::string> input_names, output_names;
   std::vector<View> inputs, outputs;
-  std::vector<uint64_t> constants;  // of each of its constants, which of the file's it is
+  std::vector<Condition> conditions;  // on the outputs behind the results, one for each
+  std::vector<uint64_t> constants;    // of each of its constants, which of the file's it is
   std::vector<std::string> kernels;
   std::vector<Step> steps;  // without rows
+
+  size_t results() const { return outputs.size() - conditions.size(); }
 };
 
 class PlanFile {
@@ -27,7 +36,8 @@ class PlanFile {
   // Throws std::invalid_argument, with a sentence about `path`, for what is no such file of this build of the library.
   static PlanFile read(const std::string& path);
 
-  void add(const Plan& plan, std::vector<std::string> input_names, std::vector<std::string> output_names);
+  void add(const Plan& plan, std::vector<std::string> input_names, std::vector<std::string> output_names,
+           std::vector<Condition> conditions);
   void add(const PlanFile& other);  // all of its plans
   void write(const std::string& path) const;
 

@@ -11,7 +11,7 @@ import numpy as np
 from needle.autograd import Spec
 from needle.backend_ndarray import FLOATS, NDArray, default_device
 from needle.complex_numbers import Complex, is_complex, parts
-from needle.graph import Graph
+from needle.graph import Graph, GraphModule
 from needle.interop import as_ndarray, is_foreign_array
 from needle.nn.module import Module
 
@@ -39,6 +39,13 @@ def positional(fn: Callable, args: tuple, kwargs: dict) -> tuple:
     if bound is None or bound.kwargs:
         raise TypeError(f"[executable] takes positional inputs only, got {next(iter(kwargs))}.")
     return bound.args
+
+
+def example_call(model: Any, example: Any) -> tuple:
+    """The arguments of a call: of an example that is one input, a tuple of them, or a dict of a net's by name."""
+    if isinstance(example, dict) and isinstance(model, GraphModule) and model.takes_by_name(example):
+        return tuple(model.bind((), example))
+    return example if isinstance(example, tuple) else (example,)
 
 
 def check_arrays(specs: Sequence[Any]) -> None:

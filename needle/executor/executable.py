@@ -24,7 +24,7 @@ from needle.nn.functional import GuardError
 from needle.nn.module import STRUCTURE, Module
 from needle.shown import Shown
 
-from .arguments import as_targets, check_model, names, positional
+from .arguments import as_targets, check_model, example_call, names, positional
 from .builder import PlanInfo
 from .compiled import CompiledPlan, answered
 from .constants import Constant, ConstantPool, taken_back
@@ -84,6 +84,8 @@ def entered(inputs: Any) -> tuple[Any, list[NDArray], str]:
 class Plans(Shown):
     """The plans of one function or module, one per shape of the inputs, and what they are made from."""
 
+    kind = "an Executable"  # in messages
+
     def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:
         self.model, self._pool = fn, ConstantPool()  # the Module or function that it runs
         self._choice = choice.check()
@@ -94,6 +96,9 @@ class Plans(Shown):
         self._lock = fork_lock(KNOWN)  # of what is known
         self._planning = fork_lock(PLANS)  # of who changes it; taken before the other, and while a plan is made alone
         self._warned = False
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"[compile] {self.kind} is neither copied nor pickled; compile a copy of its model.")
 
     def _check_model(self) -> None:
         """Raise ValueError for a changed model that cannot be planned."""
@@ -289,9 +294,6 @@ class Executable(Plans):
         self._direct = plan if same and isinstance(plan.info, PlanInfo) else None
         return plan, arrays, kind
 
-    def __reduce__(self) -> Any:
-        raise TypeError("[compile] an Executable is neither copied nor pickled; compile a copy of its model.")
-
     def refresh(self) -> None:
         """Pack the parameters again; needed only after writing to them through an exported DLPack view."""
         with self._planning, self._lock:
@@ -334,16 +336,19 @@ class Executable(Plans):
     def export(self, path: Any, examples: Iterable[Any] | None = None, *, isas: Sequence[str] | None = None) -> None:
         """Write plans with their packed weights to a file that `libneedle.so` opens and runs without Python (`needle.h`).
 
-        examples: arguments of calls, a tuple for each plan; None: the shapes that there are plans for, in the order of their
-        last use. isas: instruction sets to plan and pack for ("avx512", "avx2", "neon", "scalar"); None: the one running here.
-        Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
-        ones two arrays. Refused: plans on GPUs, of models that write buffers, check values, or run elsewhere in part.
+        examples: arguments of calls, a tuple or dict for each plan; None: the shapes that there are plans for, in the order of
+        their last use. isas: instruction sets to plan and pack for ("avx512", "avx2", "neon", "scalar"); None: the one running
+        here. Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
+        ones two arrays; conditions on values of inputs are checked there, too. Refused: plans on GPUs, of models that write
+        buffers, or run elsewhere in part.
         """
         if (shape := getattr(examples, "shape", None)) is not None:
             raise TypeError(f"[export] examples expects a list of calls, got one array of shape {tuple(shape)}.")
         if not self._watch.lists_hold():
             STRUCTURE.changed()
-        calls = [args if isinstance(args, tuple) else (args,) for args in examples or ()]
+        if isinstance(examples, dict):
+            raise TypeError(f"[export] examples expects a list of calls, got one with {', '.join(map(str, examples))}.")
+        calls = [example_call(self.model, example) for example in examples or ()]
         found = None if examples is None else [self._prepare(args, {})[0] for args in calls]
         with self._planning, self._lock:
             if self._epoch != _core.epoch():
@@ -360,9 +365,9 @@ class Executable(Plans):
             yield
             self._epoch = _core.epoch()
 
-    def profile(self, *args: Any, rounds: int = 10) -> list[tuple[str, str, float]]:
-        """(kernel, node, median seconds) for every step; what the runs write is taken back."""
-        plan, arrays, _ = self._prepare(args, {})
+    def profile(self, *args: Any, rounds: int = 10, **kwargs: Any) -> list[tuple[str, str, float]]:
+        """(kernel, node, median seconds) for every step of the call's plan; what the runs write is taken back."""
+        plan, arrays, _ = self._prepare(args, kwargs)
         with self._writing(plan), taken_back(self._pool) if plan.writes else nullcontext():
             times = step_times(plan.info, arrays, rounds)
         return list(zip(plan.info.names, plan.info.labels, times, strict=True))
@@ -424,9 +429,7 @@ def compile(
     if isinstance(model, Module):
         model.check_evaluation("compile")
     choice = Choice(winograd, memory, tune, precision, names("disable", disable), max_plans)
-    if isinstance(model, GraphModule) and isinstance(example, dict) and model.takes_by_name(example):
-        example = tuple(model.bind((), example))
-    example = example if isinstance(example, tuple) else (example,)
+    example = example_call(model, example)
     if isinstance(model, GraphModule) and any(n.kind == "op" and n.target.counts for n in model.graph):
         if sizes is not None:
             raise ValueError(

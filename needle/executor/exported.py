@@ -73,11 +73,16 @@ def refusal(plan: CompiledPlan) -> str:
         return f"a plan on the CPU, got one on {plan.device}"
     if plan.writes:
         return "a model that gives results alone, got one that writes its buffers"
-    if plan.guards:
-        return "a model that takes all values of its inputs, got one that checks them"
     if not isinstance(plan.info, PlanInfo):
         return "ops of needle alone, got a model that another library runs in part"
     return ""
+
+
+def row(model: Callable, plan: CompiledPlan) -> tuple[Any, list[str], list[str], list[tuple[list[float], str]]]:
+    """A plan with the names of its inputs and outputs, of which the last are what its guards look at."""
+    conditions = [(list(map(float, g.expected)), " ".join(g.text.split())) for g in plan.guards]
+    looked_at = [f"condition {i}" for i in range(len(conditions))]
+    return plan.core, input_names(model, plan.specs), [*leaf_names(plan.structure, "", Node), *looked_at], conditions
 
 
 def write(
@@ -88,7 +93,7 @@ def write(
         raise ValueError("[export] there is no plan, call the executable first.")
     if why := next(filter(None, map(refusal, plans)), ""):
         raise Unsupported(f"[export] expects {why}.")
-    rows = [(p.core, input_names(model, p.specs), list(leaf_names(p.structure, "", Node))) for p in plans]
+    rows = [row(model, p) for p in plans]
     wanted = list(dict.fromkeys(isas)) if isas is not None else [_core.isa()]
     if not wanted or isinstance(isas, str):
         raise ValueError(f"[export] isas expects names of instruction sets in a tuple, got {isas!r}.")

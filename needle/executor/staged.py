@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from needle.autograd import Tensor, Unsupported
-from needle.backend_ndarray import call
 from needle.graph import Dim, Graph, GraphModule, Mode, Node, map_structure
 from needle.graph.graph import SCALAR_OPERATORS
 from needle.interop import array_kind, as_ndarray, mirror, mirror_whole
-from needle.nn.functional import GuardError, WriteBuffer
+from needle.nn.functional import GuardError, buffers_kept
 from needle.shown import Shown
 
 from .compiled import answered
@@ -115,18 +114,8 @@ class Staged(Shown):
 
     def prepare(self, example: tuple) -> None:
         """Makes the plans by a first run, which leaves what it writes as it was."""
-        model = self.model
-        layers = [
-            n for n in model.graph if n.kind == "module" and isinstance(model.get_submodule(n.target), WriteBuffer)
-        ]
-        written = [model.constant(n.args[0]) for n in layers if n.args[0].kind == "param"]
-        before = [t.cached_data.copy() for t in written]
-        try:
+        with buffers_kept(self.model):
             self(*example)
-        finally:
-            for t, array in zip(written, before, strict=True):
-                call("copy", [t.cached_data], x=array)
-                t.touch()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self.model.bind(args, kwargs)
@@ -140,13 +129,16 @@ class Staged(Shown):
         runs = [str(s.run) for s in self.stages if s.run is not None]
         return "\n".join([f"{type(self.model).__name__} in {len(self.stages)} stages", *runs])
 
-    def _run(self, given: list[Any], kind: str) -> Any:
+    def _run(self, given: list[Any], kind: str, seen: Callable[[Any, list[Any]], Any] = lambda run, given: None) -> Any:
+        """The result of a call; `seen(executable, inputs)` is called before each stage."""
         env: dict[Node, Any] = {
             n: Tensor.make_const(as_ndarray(v)) for n, v in zip(self.model.graph.inputs, given, strict=True)
         }
         for stage in self.stages:
             if stage.run is not None:
-                found = stage.run(*(env[n] for n in stage.inputs))
+                inputs = [env[n] for n in stage.inputs]
+                seen(stage.run, inputs)
+                found = stage.run(*inputs)
                 env.update((n, Tensor.make_const(as_ndarray(v))) for n, v in zip(stage.results, found, strict=True))
             for n in stage.counted:
                 values = [self.value(env, a) for a in n.args]
@@ -164,6 +156,14 @@ class Staged(Shown):
     def export(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """Refused: a file holds one plan for a shape."""
         raise Unsupported("[export] expects results whose sizes are known without values, got a net that counts.")
+
+    def profile(self, *args: Any, rounds: int = 10, **kwargs: Any) -> list[tuple[str, str, float]]:
+        """(kernel, node, median seconds) for every step of every stage's plan; what the runs write is taken back."""
+        rows: list[tuple[str, str, float]] = []
+        with buffers_kept(self.model):
+            bound = self.model.bind(args, kwargs)
+            self._run(bound, "needle", lambda run, given: rows.extend(run.profile(*given, rounds=rounds)))
+        return rows
 
     def refresh(self) -> None:
         for stage in self.stages:

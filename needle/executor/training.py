@@ -261,6 +261,7 @@ class TrainingStep(Plans):
     """
 
     model: Objective
+    kind = "a TrainingStep"
 
     def __init__(self, net: Module, loss: Callable, optimizer: Any, choice: Choice, settings: Settings) -> None:
         super().__init__(Objective(net, loss), choice)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.complex_numbers import Complex
 from needle.nn.module import Module
 
 from .graph import Graph, Node
+from .module import GraphModule
 from .record import Recorder, trace
 from .structure import map_structure
 
@@ -51,14 +56,35 @@ def traced(fn: Callable, examples: Sequence[Any], recorder: ExportRecorder) -> G
 
 
 def shaped(
-    graph_of: Callable[[Sequence[Any]], Graph], examples: Sequence[Any], batch: Any
+    graph_of: Callable[[Sequence[Any]], Graph], examples: Sequence[Any], batch: Any, numbered: Container[type] = ()
 ) -> tuple[Graph, dict[Node, Any]]:
-    """A call's graph and the shapes of its values; batch: what stands for a free axis 0 of all inputs, None for the examples'."""
+    """A call's graph and the shapes of its values; batch: what stands for a free axis 0 of all inputs, None for the examples'.
+
+    numbered: ops of which a number may follow the batch, too, as an expression of it."""
     if batch is None:
         graph = graph_of(examples)
         return graph, exact_shapes(graph)
     graphs = [graph_of(with_batch(examples, b)) for b in BATCHES]
+    free_numbers(graphs, batch, numbered)
+    for nodes in zip(*graphs, strict=False):
+        if all(n.kind == "param" for n in nodes) and len({n.meta["spec"] for n in nodes}) > 1:
+            nodes[0].meta["ramp"] = ramp_of([n.meta["tensor"].numpy() for n in nodes])
     return graphs[0], free_shapes(graphs, batch)
+
+
+def free_numbers(graphs: Sequence[Graph], batch: Any, numbered: Container[type]) -> None:
+    """Put expressions of `batch` in place of whole numbers by which ops of the traces differ."""
+    for nodes in zip(*graphs, strict=False):
+        ops = [n.target for n in nodes]
+        if len({type(o) for o in ops}) > 1 or type(ops[0]) not in numbered or same_attributes(nodes):
+            continue
+        changed = {}
+        for name, *values in zip(ops[0].attributes(), *(o.attributes().values() for o in ops), strict=True):
+            if any(v != values[0] for v in values) and (free := free_number(values, batch)) is not None:
+                changed[name] = free
+        for n in nodes:
+            n.target = copy.copy(n.target)
+            vars(n.target).update(changed)
 
 
 def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:
@@ -68,6 +94,41 @@ def with_batch(examples: Sequence[Any], batch: int) -> list[Any]:
 def exact_shapes(graph: Graph) -> dict[Node, Any]:
     specs = {n: n.meta["spec"] for n in graph if n.meta.get("spec") is not None}
     return {n: s.shape if isinstance(s, Spec) else tuple(i.shape for i in s) for n, s in specs.items()}
+
+
+def free_number(values: Sequence[Any], batch: Any) -> Any:
+    """A whole number, or some in nested tuples, as expressions of `batch`; None where something else differs."""
+    first = values[0]
+    if all(type(v) is type(first) and v == first for v in values):
+        return first
+    if all(type(v) is int for v in values):
+        return free_size(values, batch)
+    if not all(type(v) is tuple and len(v) == len(first) for v in values):
+        return None
+    parts = [free_number(p, batch) if any(v != p[0] for v in p) else p[0] for p in zip(*values, strict=True)]
+    return None if any(new is None and old is not None for new, old in zip(parts, first, strict=True)) else tuple(parts)
+
+
+class Ramp(NamedTuple):
+    """A constant that grows with the batch: `start` at place 0 of `axis`, `step` more at each further one."""
+
+    axis: int
+    start: np.ndarray
+    step: np.ndarray
+
+
+def ramp_of(arrays: Sequence[np.ndarray]) -> Ramp | None:
+    """What a constant's values at several batches are parts of, as those of `arange` are."""
+    last = arrays[-1]
+    axes = [i for i, sizes in enumerate(zip(*(a.shape for a in arrays), strict=True)) if len(set(sizes)) > 1]
+    if len(axes) != 1 or last.shape[axes[0]] < 2 or last.dtype == bool:
+        return None
+    axis = axes[0]
+    start, second = np.split(last, [1, 2], axis)[:2]
+    ramp = Ramp(axis, start, second - start)
+    places = [np.arange(a.shape[axis]).reshape([-1 if i == axis else 1 for i in range(a.ndim)]) for a in arrays]
+    same = all(np.array_equal(a, ramp.start + ramp.step * p) for a, p in zip(arrays, places, strict=True))
+    return ramp if same else None
 
 
 def free_size(sizes: Sequence[int], batch: Any) -> Any:
@@ -114,11 +175,15 @@ def as_example(x: Any) -> Any:
     if isinstance(x, Spec):
         return x
     x = as_tensor(x)
+    if isinstance(x, Complex):
+        return x.map(as_example)
     return Spec(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else x
 
 
 def input_names(model: Callable, examples: Sequence[Any]) -> list[str]:
-    """Names of the inputs after the parameters of the model's call; nested ones are numbered."""
+    """Names of the inputs: torch's of a converted net, else those of the parameters of the call, nested ones numbered."""
+    if isinstance(model, GraphModule) and (told := converted_names(model, examples)):
+        return told
     try:
         known = list(inspect.signature(getattr(model, "forward", model)).parameters)
     except (TypeError, ValueError):
@@ -130,3 +195,13 @@ def input_names(model: Callable, examples: Sequence[Any]) -> list[str]:
         map_structure(e, lambda s: leaves.append(s) if isinstance(s, Spec) else None)  # noqa: B023
         names += [stem] if isinstance(e, Spec) else [f"{stem}_{k}" for k in range(len(leaves))]
     return names
+
+
+def converted_names(model: GraphModule, examples: Sequence[Any]) -> list[str]:
+    """torch's names of the examples' leaves, [] where it is not known which is which."""
+    leaves: list[Any] = []
+    map_structure(list(examples), lambda s: leaves.append(s) if isinstance(s, Spec) else None)
+    places = ["_".join(map(str, n.meta.get("place", (n.target,)))) for n in model.graph.inputs]
+    found = {id(v): place for v, place in zip(model.bind(tuple(examples), {}), places, strict=True)}
+    names = [found.get(id(leaf), "") for leaf in leaves]
+    return names if all(names) and len(set(names)) == len(names) else []

@@ -21,6 +21,8 @@ from .narrow import is_narrow, name_of, narrow_fault
 from .record import Recorder, Symbol
 from .structure import map_structure
 
+SHOWN = 40  # lines of either end of a graph in a `repr`
+
 
 class Mode(Deferred):
     """The training flag of a module, read when the graph runs."""
@@ -196,8 +198,16 @@ class GraphModule(Module):
         kwargs = args[-1] if args and isinstance(args[-1], dict) else {}
         return self._modules[node.target](*(args[:-1] if kwargs else args), **kwargs)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"{type(self).__name__}(\n{self._graph}\n)"
+
+    def __repr__(self) -> str:
+        """As `str`, without the middle of a long one."""
+        lines = str(self).splitlines()
+        left_out = len(lines) - 2 * SHOWN
+        return "\n".join(
+            [*lines[:SHOWN], f"... {left_out} more, print(net) has all", *lines[-SHOWN:]] if left_out > 1 else lines
+        )
 
 
 def current(x: Any) -> Any:

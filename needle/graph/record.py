@@ -300,7 +300,8 @@ def trace(
         result = fn(*recorder.enter(examples, names))
     if recorder.guards:
         raise Unsupported(
-            f"a graph that holds for some inputs alone (`{recorder.guards[0][0].text}`) runs eagerly or compiled, for inference"
+            f"[trace] a graph that holds for some inputs alone (`{recorder.guards[0][0].text}`) runs eagerly, compiled for "
+            "inference, or in a file of exe.export."
         )
     if recorder.writes:
         written = [v for _, v in recorder.writes.values()]

@@ -16,18 +16,22 @@ try:
 except ImportError:
     raise ImportError("[to_onnx] files need onnx, got none: pip install onnx, which is the extra onnx.") from None
 
+from needle import ops
 from needle.autograd import Op, Spec, Tensor, Unsupported
+from needle.executor.arguments import example_call
 from needle.graph import Graph, Node, exporting, map_structure
-from needle.graph.exporting import as_example, has_row, shaped, traced
+from needle.graph.exporting import Ramp, as_example, has_row, shaped, traced
 from needle.nn import Module
 from needle.ops.shape.basic import BroadcastTo
 from needle.ops.shape.creation import Full
 from needle.ops.shape.join import MakeTuple, TupleGetItem
 
 from . import places  # noqa: F401 - registers its rows
-from .operators import as_onnx
+from .operators import SCALAR, SCALAR_COMPARED, as_onnx
 
 OPSET, IR = 20, 9
+# Ops whose rows take numbers that follow the batch.
+NUMBERED = {*SCALAR, *SCALAR_COMPARED, ops.RDivScalar, ops.NotEqualScalar, ops.WeightedSum, ops.Wrapped, ops.GetItem}
 LARGE = 1_500_000_000  # bytes of weights from which on they lie in a file of their own; protobuf ends at 2 GiB
 
 
@@ -87,6 +91,8 @@ class Nodes:
         return Value(name, array.shape, str(array.dtype))
 
     def number(self, value: Any, dtype: Any) -> Value:
+        if isinstance(value, Size):
+            return self.cast(self.reshaped(self.sizes((value,)), ())._replace(dtype="int64"), dtype)
         return self.constant(np.array(value, str(dtype)), "number")
 
     def cast(self, x: Value, dtype: Any) -> Value:
@@ -121,6 +127,15 @@ class Nodes:
             wanted = self.sizes(shape)
         return self("Reshape", x, wanted, dtype=x.dtype, allowzero=int(0 in shape))
 
+    def ramp(self, ramp: Ramp, shape: Sequence[Any]) -> Value:
+        """The constant of a shape that is free along the ramp's axis."""
+        ends = (self.number(n, "int64") for n in (0, shape[ramp.axis], 1))
+        numbers = self.reshaped(
+            self("Range", *ends, dtype="int64"), [-1 if i == ramp.axis else 1 for i in range(len(shape))]
+        )
+        steps = self("Mul", self.cast(numbers, ramp.step.dtype), self.constant(ramp.step))
+        return self("Add", steps, self.constant(ramp.start), dtype=str(ramp.step.dtype))
+
     def row(self, x: Value) -> Value:
         """x with at least one axis."""
         return x if x.shape else self.reshaped(x, (1,))
@@ -128,11 +143,11 @@ class Nodes:
     def with_axis(self, x: Value, f: Callable[[Value], Value]) -> Value:
         return f(x) if x.shape else self.reshaped(f(self.reshaped(x, (1,))), ())
 
-    def sliced(self, x: Value, cuts: Sequence[tuple[int, int, int, int]]) -> Value:
-        """cuts: (axis, first, last, step)."""
+    def sliced(self, x: Value, cuts: Sequence[tuple[int, Any, Any, int]]) -> Value:
+        """cuts: (axis, first, last, step); ends may follow the batch."""
         if not cuts:
             return x
-        axes, first, last, steps = (self.constant(np.array(v, "int64")) for v in zip(*cuts, strict=True))
+        axes, first, last, steps = (self.sizes(v) for v in zip(*cuts, strict=True))
         return self("Slice", x, first, last, axes, steps, dtype=x.dtype)
 
 
@@ -179,7 +194,10 @@ class Exporter:
     def value(self, node: Node) -> Any:
         if node not in self.values:
             array, shape = self.known[node].numpy(), self.shapes[node]
-            if any(isinstance(s, Size) for s in shape):
+            if has_size(shape) and (ramp := node.meta.get("ramp")) is not None:
+                self.values[node] = self.at.ramp(ramp, shape)
+                return self.values[node]
+            if has_size(shape):
                 raise Unsupported(f"[onnx] {node.name} holds numbers for one batch size; export the model for one.")
             stem = node.target if isinstance(node.target, str) else node.name
             self.values[node] = self.at.constant(array, stem)
@@ -191,7 +209,8 @@ class Exporter:
             self.known[node] = Tensor(np.full(spec.shape, op.value, str(spec.dtype)), dtype=str(spec.dtype))
             return
         large = isinstance(op, BroadcastTo)  # which would take memory
-        if all(a in self.known for a in node.args) and not large and not has_size(self.shapes[node]):
+        free = has_size(self.shapes[node]) or has_size(op.attributes().values())
+        if all(a in self.known for a in node.args) and not large and not free:
             self.known[node] = op(*(self.known[a] for a in node.args))
             return
         inputs = [self.value(a) for a in node.args]
@@ -242,7 +261,8 @@ def graph_of(model: Callable, examples: Sequence[Any]) -> Graph:
 def to_onnx(model: Callable, path: str | os.PathLike[str], *args: Any, batch: str = "fixed") -> None:
     """Write `model`, a Module in evaluation or a function of tensors, as an ONNX file of opset 20.
 
-    args: example inputs: tensors of any library or Specs (shape, dtype), of which only shapes and dtypes count. batch: "fixed",
+    args: example inputs, or one dict of a converted net's by name: tensors of any library or Specs (shape, dtype), of which
+    only shapes and dtypes count. batch: "fixed",
     or "free": axis 0 of every input is open, under the name "batch". Parameters keep their names; results are "output", or
     "output_0" and so on in their order, without those that are None. Weights of more than 1.5 GB lie in a file beside it.
     Raises Unsupported for what cannot be exported, and writes nothing then.
@@ -251,8 +271,10 @@ def to_onnx(model: Callable, path: str | os.PathLike[str], *args: Any, batch: st
         raise ValueError(f"[onnx] batch expects 'fixed' or 'free', got {batch!r}.")
     if isinstance(model, Module):
         model.check_evaluation("to_onnx")
+    if len(args) == 1 and isinstance(args[0], dict):
+        args = example_call(model, args[0])
     examples = map_structure(list(args), as_example)
-    graph, shapes = shaped(partial(graph_of, model), examples, Size() if batch == "free" else None)
+    graph, shapes = shaped(partial(graph_of, model), examples, Size() if batch == "free" else None, NUMBERED)
     made = Exporter(graph, shapes).model(type(model).__name__)
     large = sum(math.prod(t.dims) * 4 for t in made.graph.initializer) > LARGE
     if not large:

@@ -46,10 +46,13 @@ SCALAR = {
     ops.ClampMin: "Max",
     ops.ClampMax: "Min",
 }
-COMPARED = {
-    ops.Equal: "Equal", ops.Greater: "Greater", ops.GreaterEqual: "GreaterOrEqual", ops.Less: "Less",
-    ops.LessEqual: "LessOrEqual", ops.EqualScalar: "Equal", ops.GreaterScalar: "Greater", ops.LessScalar: "Less",
+SCALAR_COMPARED = {
+    ops.EqualScalar: "Equal", ops.GreaterScalar: "Greater", ops.LessScalar: "Less",
     ops.GreaterEqualScalar: "GreaterOrEqual", ops.LessEqualScalar: "LessOrEqual",
+}  # fmt: skip
+COMPARED = {
+    **SCALAR_COMPARED, ops.Equal: "Equal", ops.Greater: "Greater", ops.GreaterEqual: "GreaterOrEqual", ops.Less: "Less",
+    ops.LessEqual: "LessOrEqual",
 }  # fmt: skip
 
 for cls, name in SAME.items():

@@ -94,16 +94,23 @@ def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
     real = sum(i is not None and i is not Ellipsis for i in index)
     place = index.index(Ellipsis) if Ellipsis in index else len(index)
     index = (*index[:place], *[slice(None)] * (ndim - real), *index[place + 1 :])
-    cuts: list[tuple[int, int, int, int]] = []
+    cuts: list[tuple[int, Any, Any, int]] = []
+    places: list[tuple[int, Any]] = []
     for axis, i in enumerate(i for i in index if i is not None):
         if isinstance(i, slice):
             step = i.step or 1
+            if not isinstance(step, int):
+                raise Unsupported("[onnx] get_item has a step that follows the batch; export the model for one.")
             first = (0 if step > 0 else MOST) if i.start is None else i.start
             last = (MOST if step > 0 else -MOST) if i.stop is None else i.stop
             cuts += [(axis, first, last, step)] if i != slice(None) else []
-        else:
+        elif isinstance(i, int):
             cuts.append((axis, i, MOST if i == -1 else i + 1, 1))
+        else:  # it follows the batch, and may be negative
+            places.append((axis, i))
     y = at.sliced(x, cuts)
+    for axis, i in places:
+        y = at("Gather", y, at.sizes((i,)), axis=axis, dtype=x.dtype)
     return y if all(isinstance(i, slice) for i in index) else at.reshaped(y, out.shape)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from tqdm import tqdm
@@ -13,12 +14,15 @@ from needle.autograd import Unsupported, no_grad
 from needle.backend_ndarray import Device, cpu
 from needle.backend_ndarray.kernels import DECOMPOSED
 from needle.executor import Executable, compile
+from needle.executor.arguments import example_call
+from needle.executor.constants import taken_back
 from needle.executor.executable import CompiledPlan
 from needle.executor.staged import Staged
 from needle.executor.step import JOIN
 from needle.executor.target import target_of
 from needle.graph import map_structure
 from needle.interop import as_tensor
+from needle.nn.functional import buffers_kept
 from needle.nn.module import Module
 
 from .peaks import peaks_of
@@ -33,26 +37,31 @@ def profile(model: Module | Executable | Staged, x: Any, rounds: int = 10, compi
 
     model: a Module (its eager forward, op by op) or an Executable (the steps of its plan); with `compiled` a Module is
         compiled first. Modules that behave differently in training must be in eval mode: a profile changes nothing.
-    x: the input, or a tuple of inputs; arrays of any library.
-    rounds: timed runs, of which the medians are taken; whole runs without timers alternate with them.
+    x: the input, a tuple of inputs, or a dict of them by name; arrays of any library.
+    rounds: timed runs, of which the medians are taken; whole runs without timers alternate with them. What they write into
+        buffers, such as a decoder's cache, is taken back.
     """
     if rounds < 1:
         raise ValueError(f"[profile] rounds expects at least 1, got {rounds}.")
-    args = x if isinstance(x, tuple) else (x,)
-    if isinstance(model, Executable | Staged):
-        return profile_executable(unstaged(model), args, rounds)
-    if not isinstance(model, Module):
+    exe = unstaged(model) if isinstance(model, Executable | Staged) else None
+    if exe is None and not isinstance(model, Module):
         raise TypeError(f"[profile] expects a Module or an Executable, got {type(model).__name__}.")
-    if compiled:
-        return profile_executable(unstaged(compile(model, args)), args, rounds)
-    with no_grad():  # so that fused ops without a gradient of their own run as they are
+    args = example_call(exe.model if exe else model, x)
+    if compiled and isinstance(model, Module):
+        exe = unstaged(compile(model, args))
+    if exe is not None:
+        plan, _, _ = exe._prepare(args, {})
+        with taken_back(exe._pool) if plan.writes else nullcontext():
+            return profile_executable(exe, args, rounds)
+    assert isinstance(model, Module)
+    with buffers_kept(model), no_grad():  # so that fused ops without a gradient of their own run as they are
         return profile_module(model, args, rounds)
 
 
 def unstaged(exe: Executable | Staged) -> Executable:
     if isinstance(exe, Staged):
         raise Unsupported(
-            "[profile] a model in which values say how large results are runs in stages; give one of its stages."
+            "[profile] a model in which values say how large results are runs in stages; exe.profile(...) has their steps."
         )
     return exe
 

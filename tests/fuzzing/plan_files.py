@@ -20,6 +20,7 @@ import numpy as np
 
 import needle as ndl
 from needle import nn, ops
+from needle.nn.functional import Guard
 
 from .file_damage import cut_out, extend, flip, foreign, repeat, truncate
 from .frame import Wrong
@@ -69,9 +70,21 @@ class Text(nn.Module):
         return self.last(y), ops.argmax(ops.softmax(y), 2)
 
 
+class Conditional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Guard((1.0, 0.0), "x.sum(1) > 0"), Guard((2.0,), "len(x)")
+
+    def forward(self, x: Any) -> Any:
+        self.first(ops.gt(ops.summation(x, (1,)), 0))
+        self.second(ops.summation(x * 0 + 1) / 3)
+        return ops.relu(x) * 2
+
+
 NETS = {
     "image": lambda: (Image(), [np.random.RandomState(0).randn(1, 3, 6, 6).astype("float32")]),
     "text": lambda: (Text(), [np.random.RandomState(0).randint(0, 7, (5, 2))]),
+    "conditional": lambda: (Conditional(), [np.array([[1, 2, 3], [-1, -2, -3]], "float32")]),
     "chain": lambda: (
         lambda x, y: ops.tanh(ops.exp(x) * y) + y,
         [np.ones((4, 5), "float32"), np.ones((4, 5), "float32")],

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 DTYPES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "bool": 1}  # bytes
+DTYPES |= {"float16": 2, "int16": 2, "int8": 1, "uint8": 1}
 INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d{1,18}(?:x\d{1,18}){0,15})(?::(?P<dtype>\w+))?", re.ASCII
 )

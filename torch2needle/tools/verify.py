@@ -17,8 +17,10 @@ from needle.autograd import Tensor
 from needle.complex_numbers import is_complex, parts
 from needle.executor import Executable
 from needle.graph import GraphModule, Node, map_structure
+from needle.graph.narrow import is_narrow
 from needle.graph.structure import is_record, members
-from needle.nn.module import Module, Parameter
+from needle.nn.functional import buffers_kept
+from needle.nn.module import Module
 from needle.shown import Shown
 
 from ..capture.behaviour import first_line
@@ -204,8 +206,9 @@ def to_needle(x: Any, device: Any) -> Any:
         return x
     if isinstance(x, torch.Tensor):
         x = x.detach().cpu()
-        x = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x.resolve_conj()).numpy()
-    a = np.array(x)
+        half = x.dtype in (torch.float16, torch.bfloat16)
+        x = (x.float() if half else x.resolve_conj().resolve_neg()).numpy()
+    a = np.array(x, "int32" if is_narrow(x) else None)
     made = lambda part: Tensor(part, device=device, dtype=str(part.dtype), requires_grad=False)  # noqa: E731
     return parts(a).map(made) if is_complex(a) else made(a)
 
@@ -259,19 +262,14 @@ def run_torch(
 
 
 @contextmanager
-def undisturbed(net: Module) -> Iterator[None]:
-    """Run without a tape, so that fused kernels run; running statistics and numpy's stream are put back."""
-    moving = any(m.mode_dependent and m.training for _, m in net.named_modules())
-    buffers = {id(t): t for _, t in net.named_tensors() if moving and not isinstance(t, Parameter)}.values()
-    saved = [(t, t.numpy()) for t in buffers]
+def undisturbed(net: Any) -> Iterator[None]:
+    """Run without a tape, so that fused kernels run; buffers and numpy's stream are put back."""
     state = np.random.get_state()
     try:
-        with ndl.no_grad():
+        with buffers_kept(net), ndl.no_grad():
             yield
     finally:
         np.random.set_state(state)
-        for t, a in saved:
-            t.data = Tensor(a, device=t.device, dtype=t.dtype, requires_grad=False)
 
 
 def torch_paths(model: nn.Module, net: Any) -> list[str]:
@@ -404,7 +402,9 @@ class Run:
             if self.executable is None:
                 args, kwargs = (tuple(self.module.bind(args, kwargs)) if hasattr(self.module, "bind") else args), {}
                 self.executable = ndl.compile(self.module, args)
-            self.add_outputs("compiled", self.executable(*args, **kwargs), want, own)
+            with undisturbed(self.module):
+                got = self.executable(*args, **kwargs)
+            self.add_outputs("compiled", got, want, own)
         self.done()
 
     def add_outputs(self, form: str, got: Any, want: Arrays, own: Arrays) -> None:
