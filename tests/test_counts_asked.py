@@ -97,3 +97,28 @@ def test_other_results_without_rows_are_refused(name: str) -> None:
     with pytest.raises(GuardError, match="holds for inputs that answer"):
         ndl.compile(net, (x,))(other)
     close(torch2needle.convert(model, (x,), on_guard="torch")(other), model(other))
+
+
+MORE: dict[str, Callable] = {  # that two rows answer otherwise than four, and none gives the same in both ways
+    "rows": lambda s, h, m: h + h[m].sum(0) if len(m.nonzero()) > 3 else h,
+    "not as many": lambda s, h, m: h if m.nonzero().shape[0] != 4 else h + h[m].sum(0),
+    "pairs": lambda s, h, m: h + h[m].sum(0) if m.nonzero().shape[0] // 3 > 0 else h,
+    "a mask": lambda s, h, m: h + (h * m[:, None]).sum(0) if m.sum() > 3 else h,
+    "a mask of as many": lambda s, h, m: h + (h * m[:, None]).sum(0) if torch.count_nonzero(m) == 4 else h,
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("example", [0, 4])
+def test_what_is_asked_of_more_than_none_is_checked(name: str, example: int) -> None:
+    torch.manual_seed(0)
+    model = Branch(MORE[name]).eval()
+    x = {n: torch.randn(6, 4).abs() * torch.where(torch.arange(6)[:, None] < n, 1, -1) for n in (0, 2, 4)}
+    try:
+        net = torch2needle.convert(model, (x[example],))
+    except torch2needle.ConversionError as e:
+        assert "answers otherwise" in str(e)  # what no rows answer, others may answer as well
+        return
+    close(net(x[example]), model(x[example]))
+    with pytest.raises(GuardError, match="holds for inputs that answer"):
+        net(x[2 if example else 4])

@@ -80,23 +80,33 @@ def some_rows() -> AbstractContextManager:
                 or not (formula.is_Relational or formula.is_Boolean)
             ):
                 raise
-            return with_some(formula, self)
+            return with_rows(formula, self, SOME)
 
     own = (symbolic_shapes.ShapeEnv, "evaluate_expr", evaluate)
     return patched([own, *(method(name) for name in (*RELATIONS, "__bool__"))])
 
 
-def with_some(formula: Any, env: Any) -> Any:
-    """The value of a formula of sizes where some rows are counted, of others as in the example."""
-    return formula.subs({s: env.backed_var_to_val.get(s, SOME) for s in formula.free_symbols})
+def with_rows(formula: Any, env: Any, rows: int) -> Any:
+    """The value of a formula of sizes where so many rows are counted, of others as in the example."""
+    return formula.subs({s: env.backed_var_to_val.get(s, rows) for s in formula.free_symbols})
+
+
+def asks_for_none(value: Callable[[int], Any]) -> bool:
+    """Whether a question, as a function of how many rows are counted, is whether there are any."""
+    return value(0) != value(1) == value(2) == value(SOME)
 
 
 def answer(number: Any, relation: Callable, frame: Any) -> bool:
-    """How a number compares with 0 where some rows are counted, which the graph supposes."""
-    told = bool(relation(int(with_some(number.node.expr, number.node.shape_env)), 0))
+    """How a number compares with 0 where some rows are counted, which the graph checks."""
+
+    def value(rows: int) -> bool:
+        return bool(relation(int(with_rows(number.node.expr, number.node.shape_env, rows)), 0))
+
+    told = value(SOME)
     path, line = frame.f_code.co_filename, frame.f_lineno
     text = f"{linecache.getline(path, line).strip()} ({os.path.basename(path)}:{line})"
-    SUPPOSED(relation(torch.scalar_tensor(number, dtype=torch.int64), 0), [float(told)], text)
+    check = SUPPOSED if asks_for_none(value) else ASKED
+    check(relation(torch.scalar_tensor(number, dtype=torch.int64), 0), [float(told)], text)
     return told
 
 
@@ -114,22 +124,26 @@ def for_some(answers: Answers, graph: fx.Graph) -> Answers | None:
 
 
 def of_masks(graph: fx.Graph) -> Iterator[tuple[fx.Node, bool | int]]:
-    """The checks of masks by a truth value, with that of a mask in which nothing is true."""
+    """The checks of whether anything in a mask is true, with what is found where nothing is."""
     for n in graph.nodes:
-        if n.target is ASKED and n.args[0].meta["val"].dtype == torch.bool and (none := of_none(n.args[0])) is not None:
-            yield n, none
+        if n.target is ASKED and n.args[0].meta["val"].dtype == torch.bool:
+            value = functools.partial(of_mask, n.args[0])
+            none = value(0)
+            if none is not None and asks_for_none(value):
+                yield n, none
 
 
-def of_none(node: Any) -> bool | int | None:
-    """The value of what is asked of a mask where nothing in it is true; None for what is asked of others."""
+def of_mask(node: Any, true: int) -> bool | int | None:
+    """The value of what is asked of a mask where so many of it are true; None for what is asked of others."""
     if not isinstance(node, fx.Node) or not node.args:
         return None
     if node.target in SUMS:
         mask: Any = node.args[0]
         while mask.target in MOVED:
             mask = mask.args[0]
-        return 0 if mask.meta["val"].dtype == torch.bool else None
-    value = of_none(node.args[0])
+        found = true > 0 if node.target is aten.any.default else true
+        return found if mask.meta["val"].dtype == torch.bool else None
+    value = of_mask(node.args[0], true)
     if value is None or node.target in MOVED:
         return value
     if node.target is aten.logical_not.default:
