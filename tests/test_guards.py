@@ -76,6 +76,23 @@ class Real(Asks):
         return float((x > 0).sum()) / 4
 
 
+class Compared(Asks):
+    def factor(self, x: torch.Tensor) -> Any:
+        return 2.0 if 2 * x.mean().item() - 1 > 0 else -1.0
+
+
+class Clipped(Asks):
+    def factor(self, x: torch.Tensor) -> Any:
+        largest = abs(x.min().item())
+        return min(largest, 3.0) / 2 if 0 < largest <= 2 else largest - 7
+
+
+class WholeOfItem(Asks):
+    def factor(self, x: torch.Tensor) -> Any:
+        number = x.max().item()
+        return int(number * 3) if number else 5
+
+
 class Index(Asks):
     def factor(self, x: torch.Tensor) -> Any:
         return [1.0, 2.0, 3.0, 4.0][(x > 0).sum(1).min() // 2]
@@ -127,8 +144,10 @@ BAD = ONES * torch.tensor([[1.0], [-9.0], [-9.0]])
 ROWS = (torch.ones(3, 6, 4), torch.tensor([4, 3, 2]))
 # The model, an example, inputs for which its graph does not hold, and whether torch takes them.
 KINDS: dict[str, tuple[Any, tuple, tuple, bool]] = {
-    **{kind.__name__: (kind, (ONES,), (BAD,), True) for kind in (Truth, While, Real, Index, Several)},
-    **{kind.__name__: (kind, (ONES,), (ONES * -9,), True) for kind in (Item, Whole)},
+    **{
+        kind.__name__: (kind, (ONES,), (BAD,), True) for kind in (Truth, While, Real, Compared, Clipped, Index, Several)
+    },
+    **{kind.__name__: (kind, (ONES,), (ONES * -9,), True) for kind in (Item, Whole, WholeOfItem)},
     "Asserts": (Asserts, (ONES,), (BAD,), False),
     "Hit": (Hit, (BAD,), (-BAD * torch.tensor([[-1.0], [1.0], [1.0]]),), True),
     "Listed": (Listed, (ONES,), (-ONES,), True),

@@ -118,6 +118,49 @@ class Answer(NamedTuple):
         return f"{linecache.getline(path, number).strip()} ({os.path.basename(path)}:{number})"
 
 
+class Real(float):
+    """A number of a tensor in the run that notes what is asked: what it is compared with, or made whole for, is asked, too."""
+
+    note: Callable[[Answer], None]
+
+    @classmethod
+    def of(cls, value: float, note: Callable[[Answer], None]) -> Real:
+        made = cls(value)
+        made.note = note
+        return made
+
+
+def asking(name: str, as_name: str) -> Callable:
+    """A method of Real whose result is an answer of the caller's line."""
+
+    def ask(self: Real, *other: Any) -> Any:
+        value, frame = getattr(float, name)(self, *other), sys._getframe(1)
+        if value is not NotImplemented:
+            self.note(Answer((as_name, frame.f_code.co_filename, frame.f_lineno), value))
+        return value
+
+    return ask
+
+
+def carrying(name: str) -> Callable:
+    def compute(self: Real, *other: Any) -> Any:
+        value = getattr(float, name)(self, *other)
+        return Real.of(value, self.note) if isinstance(value, float) else value
+
+    return compute
+
+
+for method in ("lt", "le", "gt", "ge", "eq", "ne", "bool"):
+    setattr(Real, f"__{method}__", asking(f"__{method}__", "__bool__"))
+for method in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    for side in ("", "r"):
+        setattr(Real, f"__{side}{method}__", carrying(f"__{side}{method}__"))
+for method in ("neg", "pos", "abs"):
+    setattr(Real, f"__{method}__", carrying(f"__{method}__"))
+Real.__int__ = asking("__int__", "__int__")  # type: ignore[method-assign]
+Real.__hash__ = float.__hash__  # type: ignore[method-assign]
+
+
 class Answers(list[Answer]):
     """Those of one call of a model, in their order."""
 
@@ -131,7 +174,7 @@ class Answers(list[Answer]):
                 return before(t)
             value = before(t)
             self.append(Answer(place, value.copy() if name == "numpy" else value))
-            return value
+            return Real.of(value, self.append) if name == "item" and isinstance(value, float) else value
 
         return intercepted(note)
 

@@ -74,11 +74,9 @@ def some_rows() -> AbstractContextManager:
         try:
             return before_all(self, formula, *args, **kwargs)
         except symbolic_shapes.GuardOnDataDependentSymNode:
-            if (
-                threading.get_ident() != thread
-                or formula.is_number
-                or not (formula.is_Relational or formula.is_Boolean)
-            ):
+            truth = not formula.is_number and (formula.is_Relational or formula.is_Boolean)
+            rows = all(s.is_integer for s in formula.free_symbols)  # and no number of a tensor
+            if threading.get_ident() != thread or not truth or not rows:
                 raise
             return with_rows(formula, self, SOME)
 
