@@ -43,7 +43,11 @@ IMAGES: tuple[tuple[str, tuple[int, ...], str], ...] = (
         "poolformer_s12 coatnet_0_224 convmixer_768_32 cspdarknet53 cs3darknet_focus_l hardcorenas_a tinynet_a lcnet_100 "
         "inception_v4 eva02_tiny_patch14_224 cait_xxs24_224 xcit_nano_12_p8_224 twins_pcpvt_small volo_d1_224 davit_tiny "
         "starnet_s1 eca_vovnet39b selecsls42 fasternet_t0 inception_next_atto regnetz_b16 efficientvit_b0 efficientvit_m0 "
-        "pit_s_224 visformer_small skresnet18 tresnet_l mambaout_femto sequencer2d_s",
+        "pit_s_224 visformer_small skresnet18 tresnet_l mambaout_femto sequencer2d_s "
+        "bat_resnext26ts caformer_s18 convnext_zepto_rms_ols cspnext_s cspresnext50 densenetblur121d efficientformerv2_s1 "
+        "efficientvit_m3 ese_vovnet19b_dw fbnetv3_b focalnet_tiny_srf gcvit_xxtiny gernet_s ghostnetv3_050 haloregnetz_b "
+        "hgnet_small inception_next_tiny mobilevitv2_050 mvitv2_tiny nest_tiny_jx nextvit_small nf_regnet_b0 rdnet_tiny "
+        "resnetblur18 resnetv2_34d seresnetaa50d swiftformer_s tiny_vit_5m_224 vitamin_small_224",
     ),
     ("timm", (3, 256, 256), "swinv2_tiny_window8_256 botnet26t_256"),
     ("timm", (3, 240, 240), "crossvit_9_240"),
