@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -251,6 +252,25 @@ def test_where_all_are_ignored_the_mean_is_nan(name: str, options: dict[str, Any
     (gradient,) = vjp(loss, Tensor(1.0, dtype=loss.dtype, device=loss.device), [x])
     assert np.isnan(loss.numpy()) and getattr(ops, name)(x, [-100, -100], reduction="sum", **options).numpy() == 0
     assert np.isnan(gradient.numpy()).all() or (gradient.numpy() == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("options", [{}, {"weight": [1.0, 2.0, 3.0]}, {"label_smoothing": 0.1}], ids=str)
+def test_infinite_logits(options: dict[str, Any], place: str, dtype: str) -> None:
+    inf, labels = math.inf, [1, 1, 1, 1, 0]
+    x = np.array([[1, inf, 0], [inf, 1, 0], [-inf, 1, 0], [-inf, -inf, -inf], [-inf, 1, 2]], dtype)
+    given = torch.tensor(x, requires_grad=True)
+    weight = {k: torch.tensor(v, dtype=given.dtype) for k, v in options.items() if k == "weight"}
+    want = F.cross_entropy(given, torch.tensor(labels), reduction="none", **(options | weight))
+    want.backward(torch.ones_like(want))
+    ours = placed(x, *PLACES[place], True)
+    got = ops.cross_entropy(ours, labels, reduction="none", **options)
+    np.testing.assert_allclose(got.numpy(), want.detach().numpy(), rtol=1e-6)
+    (gradient,) = vjp(got, Tensor(np.ones(5), device=got.device, dtype=dtype, requires_grad=False), [ours])
+    rows = [2] if "label_smoothing" in options else [0, 1, 2, 3, 4]  # beside it torch's has 0 * inf of its own
+    assert given.grad is not None
+    np.testing.assert_allclose(gradient.numpy()[rows], given.grad.numpy()[rows], rtol=1e-6)
 
 
 @pytest.mark.parametrize("labels", ["int32", "int64", "float32", "float64"])

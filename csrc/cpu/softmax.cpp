@@ -21,12 +21,10 @@ NEEDLE_INLINE void for_each_row(const Exec* exec, int64_t work_per_element, cons
   });
 }
 
-// log of the sum of e ** x over a row.
+// log of the sum of e ** x over a row whose largest number is `top`: NaN where that is infinite.
 template <class T>
-NEEDLE_INLINE T log_sum_exp(const T* x, int64_t d) {
+NEEDLE_INLINE T log_sum_exp(const T* x, int64_t d, T top) {
   using L = typename LanesOf<T>::type;
-  T top = row_max(x, d);
-  if (top - top != 0) top = 0;  // infinite: the sum itself is 0 or infinite
   return static_cast<T>(top +
                         ::log(row_sum<T>(d, [&](int64_t i, int n) { return exp(load_lanes(x + i, n) - L(top)); })));
 }
@@ -61,7 +59,10 @@ void log_softmax(const log_softmax_args& c) {
 
 void logsumexp(const logsumexp_args& c) {
   for_each_row<logsumexp_args::In::x_dtypes>(
-      c.exec, 4, {&c.in.x, &c.out.y}, [](int64_t, int64_t d, const auto* x, auto* y) { *y = log_sum_exp(x, d); });
+      c.exec, 4, {&c.in.x, &c.out.y}, []<class T>(int64_t, int64_t d, const T* x, T* y) {
+        const T top = row_max(x, d);
+        *y = log_sum_exp(x, d, top - top == 0 ? top : T(0));  // infinite: the sum itself is 0 or infinite
+      });
 }
 
 // Logits (M, D) and class numbers (M) to losses (M); a number that is no class gives NaN, since a kernel cannot raise.
@@ -69,7 +70,8 @@ void cross_entropy(const cross_entropy_args& c) {
   for_each_row<cross_entropy_args::In::logits_dtypes>(
       c.exec, 4, {&c.in.logits, &c.out.loss}, [&]<class T>(int64_t r, int64_t d, const T* x, T* loss) {
         const int64_t label = number_at<cross_entropy_args::In::labels_dtypes>(c.in.labels, r);
-        *loss = label >= 0 && label < d ? log_sum_exp(x, d) - x[label] : static_cast<T>(__builtin_nan(""));
+        *loss =
+            label >= 0 && label < d ? log_sum_exp(x, d, row_max(x, d)) - x[label] : static_cast<T>(__builtin_nan(""));
       });
 }
 
@@ -80,7 +82,7 @@ void cross_entropy_grad(const cross_entropy_grad_args& c) {
       c.exec, 8, {&c.in.logits, &c.in.dloss, &c.out.dlogits},
       [&]<class T>(int64_t r, int64_t d, const T* x, const T* dloss, T* dx) {
         const T g = *dloss;
-        const typename LanesOf<T>::type shift(log_sum_exp(x, d)), scale(g);
+        const typename LanesOf<T>::type shift(log_sum_exp(x, d, row_max(x, d))), scale(g);
         for_lanes<T>(d, [&](int64_t i, int n) { store_lanes(dx + i, exp(load_lanes(x + i, n) - shift) * scale, n); });
         const int64_t label = number_at<cross_entropy_grad_args::In::labels_dtypes>(c.in.labels, r);
         if (label >= 0 && label < d) dx[label] -= g;

@@ -21,10 +21,9 @@ __device__ __forceinline__ T exp_sum(const Team& team, const T* x, int64_t d, T 
   return team.sum(sum);
 }
 
+// NaN where the largest number of the row, `top`, is infinite.
 template <class T, class Team>
-__device__ __forceinline__ T log_sum_exp(const Team& team, const T* x, int64_t d) {
-  T top = row_max(team, x, d);
-  if (top - top != 0) top = 0;  // infinite: the sum itself is 0 or infinite
+__device__ __forceinline__ T log_sum_exp(const Team& team, const T* x, int64_t d, T top) {
   return top + device::log(exp_sum(team, x, d, top));
 }
 
@@ -62,7 +61,8 @@ struct LogSumExp {
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T v = log_sum_exp(team, x[row], d);
+    T top = row_max(team, x[row], d);
+    T v = log_sum_exp(team, x[row], d, top - top == 0 ? top : T(0));  // infinite: the sum itself is 0 or infinite
     if (team.first == 0) *y[row] = v;
   }
 };
@@ -108,7 +108,7 @@ struct CrossEntropy {
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T total = log_sum_exp(team, x[row], d);
+    T total = log_sum_exp(team, x[row], d, row_max(team, x[row], d));
     int64_t label = labels[row];
     if (team.first == 0)
       *loss[row] = label >= 0 && label < d ? total - x[row][label] : static_cast<T>(__builtin_nan(""));
@@ -122,7 +122,7 @@ struct CrossEntropyGrad {
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T shift = log_sum_exp(team, x[row], d), scale = *g[row];
+    T shift = log_sum_exp(team, x[row], d, row_max(team, x[row], d)), scale = *g[row];
     int64_t label = labels[row];
     for (int64_t i = team.first; i < d; i += Team::step)
       dx[row][i] = device::exp(x[row][i] - shift) * scale - (i == label ? scale : 0);
