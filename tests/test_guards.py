@@ -389,3 +389,20 @@ def test_both_branches_of_cond_are_there() -> None:
         chosen = model.high(x).relu() if x.mean() > 0 else model.low(x).tanh()
         for y in (net(x).numpy(), exe(x.numpy())):
             np.testing.assert_allclose(y, chosen.detach().numpy(), atol=1e-6)
+
+
+def test_what_is_only_made_where_nothing_is_compiled() -> None:
+    """As T5's kin make masks, which torch.export then does not find."""
+
+    class Masked(Asks):
+        def factor(self, x: torch.Tensor) -> Any:
+            if x.sum() > 1e9:  # which torch.fx cannot follow
+                return 1.0
+            mask = None if torch.compiler.is_compiling() else x > 0
+            return mask.sum(1, keepdim=True)  # type: ignore[union-attr]
+
+    model = Masked().eval()
+    net = torch2needle.convert(model, (ONES,))
+    for x in (ONES, torch.randn(5, 4)):
+        np.testing.assert_allclose(net(x).numpy(), model(x).detach().numpy(), atol=1e-5)
+    assert not torch.compiler.is_compiling()

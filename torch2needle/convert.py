@@ -202,6 +202,8 @@ def manners(model: nn.Module, judge: Judge) -> Iterator[Manner]:
         if judge.functions:
             yield Manner(training, slopes="elements")
             yield Manner(training, slopes="transposes")
+        if judge.asks_whether_compiled:
+            yield Manner(training, eager=True)
 
 
 def add_once(report: Report, reason: str, row: Row | None = None) -> None:

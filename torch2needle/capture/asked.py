@@ -277,3 +277,20 @@ def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any], training: boo
 def asks(graph: fx.Graph) -> bool:
     """Whether a captured graph holds checks."""
     return any(n.target in CHECKS for n in graph.nodes)
+
+
+def whether_compiled(answer: Callable[[Callable[[], bool]], bool]) -> AbstractContextManager:
+    """Code that is not torch's and asks whether it is compiled gets `answer(torch's own)`, in this thread."""
+    thread = threading.get_ident()
+
+    def told(before: Callable[[], bool]) -> Callable[[], bool]:
+        @functools.wraps(before)
+        def ask() -> bool:
+            name = sys._getframe(1).f_globals.get("__name__", "")
+            own = name.partition(".")[0] == "torch" or threading.get_ident() != thread
+            return before() if own else answer(before)
+
+        return ask
+
+    names = ("is_compiling", "is_dynamo_compiling", "is_exporting")
+    return patched([(vars(torch.compiler), n, told(getattr(torch.compiler, n))) for n in names])

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from needle.graph.structure import record_of
 
+from .asked import whether_compiled
 from .calls import Call, fresh, tensors
 from .functional import Gradients
 from .guard import (
@@ -45,6 +46,7 @@ class Behaviour:
     chancy: bool = False  # Python's or numpy's
     changing: bool = False  # attributes of the model
     casting: bool = False  # by autocast
+    asking: bool = False  # whether it is compiled
     written: frozenset[str] = frozenset()  # of the model's tensors, also where that leaves them as they were
 
 
@@ -58,6 +60,10 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
     def put_data(t: torch.Tensor, value: torch.Tensor) -> None:
         moved.add(id(t))
         torch._C.TensorBase.data.__set__(t, value)  # type: ignore[attr-defined]
+
+    def asked(own: Callable[[], bool]) -> bool:
+        made.asking = True
+        return own()
 
     def noting(names: set[str]) -> Callable[[str], None]:
         return lambda name: names.add(name) if torch.is_grad_enabled() else None
@@ -78,6 +84,7 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
                     plain_conditions(),
                     autocasts(lambda: setattr(made, "casting", True)),
                     data_set_by(put_data),
+                    whether_compiled(asked),
                 ):
                     result = flat(plain_result(function(*args, **kwargs)))
                 if not i:

@@ -209,6 +209,12 @@ class Judge:
         """The user's autograd functions that the model was seen to apply."""
         return set().union(*(b.functions for _, b in self.pairs.values()))
 
+    @property
+    def asks_whether_compiled(self) -> bool:
+        """Whether the model was seen to ask torch for that."""
+        self.pair([])
+        return any(b.asking for _, b in self.pairs.values())
+
     def differs_in_training(self, captured: Captured) -> bool:
         """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
         return differs_in_training(self.run(captured), self.model, self.call, captured.chooses)

@@ -19,7 +19,7 @@ from needle.autograd import Unsupported
 from needle.graph import map_structure
 
 from ..report import ConversionError
-from .asked import Answers, answers
+from .asked import Answers, answers, whether_compiled
 from .budget import Budget
 from .calls import Call, call_of, named_axes, resized, tensors
 from .conditions import MOST, Limits, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
@@ -41,10 +41,12 @@ SMALL = (
 
 class Manner(NamedTuple):
     """How a forward is followed. training: in the modes that its modules are in, else in evaluation; slopes: how with the
-    gradients of its own autograd functions, else with the derivatives of what they compute."""
+    gradients of its own autograd functions, else with the derivatives of what they compute; eager: it is told that it is
+    not compiled."""
 
     training: bool = False
     slopes: Slope | None = None
+    eager: bool = False
 
 
 NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # Python's, of values
@@ -313,6 +315,7 @@ def export_once(
         transforms_as_calls(),
         data_as_calls(),
         gradients_as_slopes(manner.slopes) if manner.slopes else nullcontext(),
+        whether_compiled(lambda own: False) if manner.eager else nullcontext(),
         without_questions(),
         layers_as_calls(),
     ):
