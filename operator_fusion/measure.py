@@ -8,8 +8,8 @@ import numpy as np
 
 from needle.autograd import Tensor, no_grad
 from needle.graph import Dim, GraphModule, Node
+from needle.graph.kept import state_kept
 from needle.graph.report import Fired
-from needle.nn.functional import buffers_kept
 from needle.ops.fused.layer import FusedLayer
 
 
@@ -38,7 +38,7 @@ def deltas(net: GraphModule, fired: list[Fired], inputs: Any) -> list[float | No
         found[node.name] = max(largest_difference(a.numpy(), b.numpy()) for a, b in pairs)
 
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
-    with buffers_kept(net), no_grad():  # else a fused op without a gradient of its own would run its unfused form
+    with state_kept(net), no_grad():  # else a fused op without a gradient of its own would run its unfused form
         net.run(*args, **kwargs, watch=watch)
     return [found[f.node_out] for f in fired]
 

@@ -25,7 +25,7 @@ class Straight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad.flip(-1) * 3  # not of the same element
+        return grad.flip(-1).abs() * 3  # not of the same element, nor linear
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:

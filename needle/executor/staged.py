@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from needle.autograd import Tensor, Unsupported
 from needle.graph import Dim, Graph, GraphModule, Mode, Node, map_structure
 from needle.graph.graph import SCALAR_OPERATORS
+from needle.graph.kept import state_kept
 from needle.interop import array_kind, as_ndarray, mirror, mirror_whole
-from needle.nn.functional import GuardError, buffers_kept
+from needle.nn.functional import GuardError
 from needle.shown import Shown
 
 from .compiled import answered
@@ -114,7 +115,7 @@ class Staged(Shown):
 
     def prepare(self, example: tuple) -> None:
         """Makes the plans by a first run, which leaves what it writes as it was."""
-        with buffers_kept(self.model):
+        with state_kept(self.model):
             self(*example)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +161,7 @@ class Staged(Shown):
     def profile(self, *args: Any, rounds: int = 10, **kwargs: Any) -> list[tuple[str, str, float]]:
         """(kernel, node, median seconds) for every step of every stage's plan; what the runs write is taken back."""
         rows: list[tuple[str, str, float]] = []
-        with buffers_kept(self.model):
+        with state_kept(self.model):
             bound = self.model.bind(args, kwargs)
             self._run(bound, "needle", lambda run, given: rows.extend(run.profile(*given, rounds=rounds)))
         return rows

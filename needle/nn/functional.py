@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from needle import ops
 from needle.autograd import Tensor
-from needle.backend_ndarray import NDArray, call
 
 from .arguments import instance, listed, number
 from .function import Declared
-from .module import Module, Parameter
+from .module import Module
 
 __all__ = ["FunctionalBatchNorm", "FunctionalInstanceNorm", "Guard", "WriteBuffer", "WriteTrained"]
 
@@ -32,24 +30,6 @@ class WriteTrained(WriteBuffer):
 
     def forward(self, buffer: Tensor, value: Tensor) -> Tensor:
         return super().forward(buffer, value) if value.requires_grad else value
-
-
-@contextmanager
-def buffers_kept(model: Any) -> Iterator[None]:
-    """What runs of a Module write into its buffers meanwhile is taken back; anything else has none."""
-    tensors = {id(t): t for _, t in model.named_tensors()}.values() if isinstance(model, Module) else ()
-    before = [(t, t.cached_data, t.numpy()) for t in tensors if not isinstance(t, Parameter)]
-    try:
-        yield
-    finally:
-        for t, array, values in before:
-            moved, t.cached_data = t.cached_data is not array, array
-            if moved or t.numpy().tobytes() != values.tobytes():
-                if isinstance(array, np.ndarray):
-                    array[...] = values
-                else:
-                    call("copy", [array], x=NDArray(values, device=t.device, dtype=t.dtype))
-                t.touch()
 
 
 class GuardError(ValueError):

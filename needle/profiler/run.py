@@ -21,8 +21,8 @@ from needle.executor.staged import Staged
 from needle.executor.step import JOIN
 from needle.executor.target import target_of
 from needle.graph import map_structure
+from needle.graph.kept import state_kept
 from needle.interop import as_tensor
-from needle.nn.functional import buffers_kept
 from needle.nn.module import Module
 
 from .peaks import peaks_of
@@ -54,7 +54,7 @@ def profile(model: Module | Executable | Staged, x: Any, rounds: int = 10, compi
         with taken_back(exe._pool) if plan.writes else nullcontext():
             return profile_executable(exe, args, rounds)
     assert isinstance(model, Module)
-    with buffers_kept(model), no_grad():  # so that fused ops without a gradient of their own run as they are
+    with state_kept(model), no_grad():  # so that fused ops without a gradient of their own run as they are
         return profile_module(model, args, rounds)
 
 

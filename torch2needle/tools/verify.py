@@ -17,9 +17,9 @@ from needle.autograd import Tensor
 from needle.complex_numbers import is_complex, parts
 from needle.executor import Executable
 from needle.graph import GraphModule, Node, map_structure
+from needle.graph.kept import state_kept
 from needle.graph.narrow import is_narrow
 from needle.graph.structure import is_record, members
-from needle.nn.functional import buffers_kept
 from needle.nn.module import Module
 from needle.shown import Shown
 
@@ -266,7 +266,7 @@ def undisturbed(net: Any) -> Iterator[None]:
     """Run without a tape, so that fused kernels run; buffers and numpy's stream are put back."""
     state = np.random.get_state()
     try:
-        with buffers_kept(net), ndl.no_grad():
+        with state_kept(net), ndl.no_grad():
             yield
     finally:
         np.random.set_state(state)
