@@ -37,7 +37,9 @@ def written(model: Module) -> list[Tensor]:
     """The buffers, which a forward may write, and the parameters that graphs write."""
     found = {id(t): t for _, t in model.named_tensors() if not isinstance(t, Parameter)}
     for _, net in model.named_modules():
-        for node in net.graph if isinstance(net, GraphModule) else ():
+        if not isinstance(net, GraphModule):
+            continue
+        for node in net.graph:
             if node.kind == "module" and isinstance(net.get_submodule(node.target), WriteBuffer):
                 target = node.args[0]
                 if target.kind == "param":
