@@ -212,7 +212,7 @@ class Judge:
     @property
     def asks_whether_compiled(self) -> bool:
         """Whether the model was seen to ask torch for that."""
-        self.pair([])
+        self.refuse_example()
         return any(b.asking for _, b in self.pairs.values())
 
     def differs_in_training(self, captured: Captured) -> bool:
