@@ -246,7 +246,9 @@ void attention(const attention_args& c) {
   if (out.size() == 0) return;
   const Sizes z(c.in.q, k, v);
   if (z.L == 1 && k.stride[k.rank - 1] == 1 && v.stride[v.rank - 1] == 1) return attend_one(c, z);
-  const int64_t parts = z.parts(task_count(c.exec, 2. * z.heads * z.L * z.S * (z.E + z.D)));
+  // Every part of a head packs its keys once more: no more parts than give every thread its share.
+  const int64_t wanted = smaller(6 * c.exec->threads, task_count(c.exec, 2. * z.heads * z.L * z.S * (z.E + z.D)));
+  const int64_t parts = z.parts(wanted);
 
   parallel_for(c.exec, z.heads * parts, [&](int64_t t) {
     const int64_t head = t / parts, part = t % parts, first = z.L * part / parts, end = z.L * (part + 1) / parts;
