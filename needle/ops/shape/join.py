@@ -90,7 +90,7 @@ class Concat(Op):
 
 @op
 class Narrow(View):
-    """`size` elements from `start` on along an axis, a number from 0 on; graphs hold x[...]."""
+    """`size` elements from `start` on along an axis; graphs hold x[...]."""
 
     axis: int
     start: int
@@ -101,26 +101,35 @@ class Narrow(View):
 
     def infer(self, x: Any) -> Any:
         shape = list(x.shape)
-        shape[self.axis] = self.size
+        axis = check_axis("narrow", self.axis, shape)
+        if not shape or not 0 <= self.start <= self.start + self.size <= shape[axis]:
+            raise ValueError(
+                f"[narrow] expects places of axis {axis} of {tuple(shape)}, got {self.size} from {self.start} on."
+            )
+        shape[axis] = self.size
         return Spec(tuple(shape), str(x.dtype))
 
     def compute(self, x: NDArray) -> Any:
         return x.narrow(self.axis, self.start, self.size)
 
     def reference(self, x: np.ndarray) -> Any:
-        return x[self._index()]
+        return x[self._index(x)]
 
     def decompose(self, x: Tensor) -> Tensor:
-        return getitem(x, self._index())
+        return getitem(x, self._index(x))
 
-    def _index(self) -> tuple:
-        return (*(slice(None),) * self.axis, slice(self.start, self.start + self.size))
+    def _index(self, x: Any) -> tuple:
+        self.infer(x)
+        return (*(slice(None),) * (self.axis % len(x.shape)), slice(self.start, self.start + self.size))
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return ScatterItem(encode_index(self._index()), tuple(node.inputs[0].shape))(out_grad)
+        x = node.inputs[0]
+        return ScatterItem(encode_index(self._index(x)), tuple(x.shape))(out_grad)
 
     samples = samples_of(
-        ({"axis": 1, "start": 2, "size": 3}, [(4, 7, 2)]), ({"axis": 0, "start": 0, "size": 1}, [(2,)])
+        ({"axis": 1, "start": 2, "size": 3}, [(4, 7, 2)]),
+        ({"axis": -2, "start": 2, "size": 3}, [(4, 7, 2)]),
+        ({"axis": 0, "start": 0, "size": 1}, [(2,)]),
     )
 
 
