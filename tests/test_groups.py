@@ -36,6 +36,10 @@ GROUPS = [  # groups, inputs and outputs of each
     (2, 16, 16),
     (20, 1, 2),
     (7, 1, 5),
+    (3, 1, 9),  # two blocks read one chunk, the first one not all of it; so in the next two
+    (5, 1, 5),
+    (7, 1, 3),
+    (3, 9, 1),
     (3, 1, 40),
     (12, 8, 1),
     (9, 4, 8),

@@ -48,11 +48,13 @@ ChannelBands bands_of(const Channels& c, int64_t step, ChannelBand* room) {
     while ((group + 1) * c.outputs <= block * kBlock) group++;
     while ((last + 1) * c.outputs < smaller(outputs, (block + 1) * kBlock)) last++;
     const int64_t end = (last + 1) * c.inputs, chunk = group * c.inputs / step, chunks = ceil_div(end, step) - chunk;
+    const int64_t beyond = (chunk + chunks) * step - end;
     ChannelBand* before = room + all.count - 1;
     if (all.count > 0 && before->chunk == chunk && before->chunks == chunks) {
       before->blocks++;
+      before->beyond = beyond;  // later blocks read as far, or further
     } else {
-      room[all.count++] = {block, 1, chunk, chunks, (chunk + chunks) * step - end, all.runs, all.panels};
+      room[all.count++] = {block, 1, chunk, chunks, beyond, all.runs, all.panels};
       all.runs += chunks;
     }
     all.panels += chunks;
