@@ -6,9 +6,7 @@ lines only save work.
 from __future__ import annotations
 
 import functools
-import linecache
 import operator
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .asked import ASKED, CHECKS, LIBRARY, Answers, compare
+from .asked import ASKED, CHECKS, LIBRARY, Answer, Answers, compare
 from .guard import has_storage, patched
 
 SOME = 720720  # rows that are counted, in an answer: a number of which most are divisors, so that rows are grouped as they wish
@@ -101,8 +99,7 @@ def answer(number: Any, relation: Callable, frame: Any) -> bool:
         return bool(relation(int(with_rows(number.node.expr, number.node.shape_env, rows)), 0))
 
     told = value(SOME)
-    path, line = frame.f_code.co_filename, frame.f_lineno
-    text = f"{linecache.getline(path, line).strip()} ({os.path.basename(path)}:{line})"
+    text = Answer(("__bool__", frame.f_code.co_filename, frame.f_lineno), told).text
     check = SUPPOSED if asks_for_none(value) else ASKED
     check(relation(torch.scalar_tensor(number, dtype=torch.int64), 0), [float(told)], text)
     return told
