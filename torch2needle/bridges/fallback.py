@@ -218,7 +218,7 @@ class FallbackInterpreter(LoggingInterpreter):
         result = super().run(inputs)
         pending = [v for v in leaves(result) if isinstance(v, Expression)]
         if pending:
-            output = next(reversed(self.captured.graph.nodes))
+            output = self.captured.graph.output_node()
             self.report.add(
                 Row("output", "unsupported", 1, [""], node_location(output), "it has a dtype that needle lacks")
             )

@@ -70,7 +70,7 @@ class LoggingInterpreter(Interpreter):
             if node.op == "placeholder":
                 self.log(node, f"input {node.target}", inputs[str(node.target)], [])
         result = super().run(inputs)
-        last = next(reversed(self.captured.graph.nodes))
+        last = self.captured.graph.output_node()
         if self.report.calls[-1].name != last.name:  # else it failed, and fail() logged it
             self.log(last, "output", None, [])
         return result
