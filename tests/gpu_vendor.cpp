@@ -11,6 +11,8 @@ void refuse_dtype(DType) { throw std::invalid_argument("[vendor] expects float32
 }  // namespace needle
 
 using needle::View;
+using needle::gpu::vendor::kConv2d;
+using needle::gpu::vendor::kConvTranspose2d;
 using needle::gpu::vendor::kMatmul;
 using needle::gpu::vendor::Problem;
 
@@ -65,13 +67,30 @@ double window(const Problem& p, int64_t n, int64_t o, int64_t y, int64_t x) {
   return sum;
 }
 
+// Of the pixels that reach this one.
+double turned_window(const Problem& p, int64_t n, int64_t o, int64_t y, int64_t x) {
+  const int64_t outputs = p.b.shape[1], inputs = p.b.shape[0] / p.groups, group = o / outputs;
+  double sum = 0;
+  for (int64_t i = 0; i < p.b.shape[2]; i++) {
+    for (int64_t j = 0; j < p.b.shape[3]; j++) {
+      int64_t down = y + p.pad_top - i * p.dilation_h, along = x + p.pad_left - j * p.dilation_w;
+      if (down < 0 || along < 0 || down % p.stride_h || along % p.stride_w) continue;
+      if (down / p.stride_h >= p.a.shape[2] || along / p.stride_w >= p.a.shape[3]) continue;
+      for (int64_t c = group * inputs; c < (group + 1) * inputs; c++)
+        sum += double{at(p.a, {n, c, down / p.stride_h, along / p.stride_w})} * at(p.b, {c, o % outputs, i, j});
+    }
+  }
+  return sum;
+}
+
 void convolve(const Problem& p) {
   for (int64_t n = 0; n < p.out.shape[0]; n++) {
     for (int64_t o = 0; o < p.out.shape[1]; o++) {
       for (int64_t y = 0; y < p.out.shape[2]; y++) {
         for (int64_t x = 0; x < p.out.shape[3]; x++) {
           float residual = p.residual.data ? at(p.residual, {n, o, y, x}) : 0;
-          put(p.out, {n, o, y, x}, finished(p, window(p, n, o, y, x), o, residual));
+          put(p.out, {n, o, y, x},
+              finished(p, (p.kind == kConv2d ? window : turned_window)(p, n, o, y, x), o, residual));
         }
       }
     }
@@ -98,8 +117,11 @@ EXPORT void behave(bool refuses, int fails_after, int milliseconds, double off_b
 EXPORT int runs() { return state.runs; }
 EXPORT int turns() { return state.turns; }
 
-EXPORT const char* test_vendor_prepare(const Problem*, size_t* workspace) {
+// It has one activation, and no epilogue at all behind a transposed convolution.
+EXPORT const char* test_vendor_prepare(const Problem* p, size_t* workspace) {
   *workspace = state.workspace;
+  if (p->activation > 1) return "no such activation";
+  if (p->kind == kConvTranspose2d && (p->bias.data || p->activation)) return "no epilogue";
   return state.refuses;
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import needle as ndl
 from gpu_devices import PRESENT, gpu_device
@@ -20,7 +21,7 @@ from needle.backend_ndarray import Device, NDArray, array, call
 from needle.ops.nn.conv import conv2d_array
 
 ROOT = Path(__file__).resolve().parent.parent
-NONE, RELU, SIGMOID = 0, 1, 4
+NONE, RELU, SIGMOID, GELU = 0, 1, 4, 7
 EXACT, TF32 = 0, 1
 
 
@@ -338,6 +339,32 @@ def test_conv2d(device: Device, layout: str, shape, weight, stride, padding, dil
     )
 
 
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("activation", [NONE, SIGMOID])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("precision", [EXACT, TF32])
+def test_what_a_library_lacks_is_done_behind_it(
+    device: Device, layout: str, activation: int, groups: int, precision: int
+) -> None:
+    """An epilogue, or its activation alone, in place, whatever the result's strides."""
+    x, w, bias = normal(2, 4, 5, 6), normal(4, 8 // groups, 2, 3, seed=1), normal(8, seed=2)
+    net = torch.nn.ConvTranspose2d(4, 8, (2, 3), (2, 1), (0, 1), groups=groups).double()
+    net.weight.data, net.bias.data = torch.from_numpy(w).double(), torch.from_numpy(bias).double()
+    exact = net(torch.from_numpy(x).double()).detach()
+    exact = (exact.sigmoid() if activation == SIGMOID else exact).numpy()
+    given = {"x": LAYOUTS[layout](x), "weight": w, "bias": bias}
+    out = on(device, LAYOUTS[layout](np.zeros(exact.shape, np.float32)))
+    attrs = window((2, 1), (0, 1), (1, 1), groups) | {"precision": precision}
+    operands = {n: on(device, v) for n, v in given.items()}
+    call("conv_transpose2d_fused", [out], **operands, activation=activation, alpha=0, **attrs)
+    assert np.abs(out.numpy() - exact).max() < (1e-5 if precision == EXACT else 1e-2)
+    (choice,) = device.choices()
+    assert (choice["op"], choice["taken"], choice["after"]) == ("conv_transpose2d", "test_convolutions", "epilogue")
+    matmul(device, 21, 12, 9, SIGMOID)
+    matmul(device, 20, 12, 8, SIGMOID)
+    assert [c["after"] for c in device.choices() if c["op"] == "matmul"] == ["activation"] * 2
+
+
 @pytest.mark.parametrize("way", ["folder", "wheel"])
 def test_where_libraries_are_looked_for(
     way: str, emulated: Device, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -365,6 +392,7 @@ def test_what_is_here(name: str, library: Library, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("NEEDLE_EMULATION_VENDOR", str(library.path))
     library.behave()
     device.use_vendors("on")
+    attrs_3x3 = window((1, 1), (1, 1), (1, 1), 1) | {"precision": EXACT}
     for precision in range(4):
         for activation in (NONE, RELU):
             matmul(device, 64, 48, 32, activation, precision)
@@ -380,9 +408,37 @@ def test_what_is_here(name: str, library: Library, monkeypatch: pytest.MonkeyPat
         given = {"x": layout(x), "weight": layout(w), "bias": bias, "residual": layout(residual)}
         operands = {n: on(device, v) for n, v in given.items()}
         out = on(device, layout(np.zeros(exact.shape, np.float32)))
-        attrs = window((1, 1), (1, 1), (1, 1), 1) | {"precision": EXACT}
-        call("conv2d_fused", [out], **operands, activation=RELU, alpha=0, **attrs)
+        call("conv2d_fused", [out], **operands, activation=RELU, alpha=0, **attrs_3x3)
         assert np.abs(out.numpy() - exact).max() / np.abs(exact).max() < 5e-6
+        for channels in (1, 3):
+            image, filters = normal(2, channels, 12, 12), normal(16, channels, 5, 5, seed=1)
+            wide = conv2d_array(image.astype(np.float64), filters.astype(np.float64), (2, 2), (2,) * 4, (1, 1), 1)
+            out = on(device, layout(np.zeros(wide.shape, np.float32)))
+            attrs = window((2, 2), (2, 2), (1, 1), 1) | {"precision": TF32}
+            call(
+                "conv2d_fused",
+                [out],
+                x=on(device, image),
+                weight=on(device, filters),
+                activation=NONE,
+                alpha=0,
+                **attrs,
+            )
+            assert np.abs(out.numpy() - wide).max() / np.abs(wide).max() < 5e-3
+    for activation in (RELU, SIGMOID, GELU):  # not a number stays that, in products and convolutions
+        a, image = normal(64, 48), normal(2, 8, 9, 9)
+        a[3, 5] = image[1, 2, 4, 4] = np.nan
+        out = NDArray.empty((64, 32), "float32", device)
+        operands = {"a": on(device, a), "b": on(device, normal(48, 32, seed=1)), "bias": on(device, normal(32, seed=2))}
+        call("matmul_fused", [out], **operands, activation=activation, alpha=0, precision=EXACT)
+        assert np.isnan(out.numpy()).all(1).nonzero()[0].tolist() == [3]
+        out = NDArray.empty((2, 16, 9, 9), "float32", device)
+        operands = {"x": on(device, image), "weight": on(device, normal(16, 8, 3, 3, seed=1))}
+        call(
+            "conv2d_fused", [out], **operands, bias=on(device, normal(16)), activation=activation, alpha=0, **attrs_3x3
+        )
+        found = np.isnan(out.numpy())
+        assert found[1, :, 3:6, 3:6].all() and found.sum() == 9 * 16
     faults = [c for c in device.choices() if c["why"].startswith(("error", "results"))]
     monkeypatch.undo()
     device.use_vendors(None)

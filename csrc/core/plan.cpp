@@ -9,6 +9,7 @@
 
 #include "core/operands.h"
 #include "core/pool.h"
+#include "core/recordings.h"
 
 namespace needle {
 
@@ -27,9 +28,7 @@ struct Plan::Frame {
   std::vector<Call> calls;
   std::vector<Border> borders;
   Scratch scratch;  // what kernels ask for stays where it is: graphs hold its address
-  bool ran = false;
-  void* graph = nullptr;
-  std::vector<std::shared_ptr<Storage>> inputs, outputs;  // of the graph
+  std::unique_ptr<Recordings> recordings;
 };
 
 // A frame for one run, given back even when a kernel throws.
@@ -350,50 +349,9 @@ void Plan::run_guarded(Frame& frame, const std::vector<void*>& inputs, const std
   }
 }
 
-// Whether the frame has a graph; makes one where the device can.
-bool Plan::record(Frame& frame) {
-  if (frame.graph || !recordable_) return frame.graph;
-  const Graphs* graphs = device_->backend()->graphs;
-  try {
-    auto fixed = [&](const std::vector<View>& views, std::vector<std::shared_ptr<Storage>>& to) {
-      std::vector<void*> places;
-      if (to.empty())
-        for (const View& v : views) to.push_back(device_->allocate(bytes_of(v)));
-      for (const auto& storage : to) places.push_back(storage->data());
-      return places;
-    };
-    const auto inputs = fixed(inputs_, frame.inputs), outputs = fixed(outputs_, frame.outputs);
-    void* stream = graphs->begin();
-    std::exception_ptr error;
-    try {
-      start(frame, Device::exec(&frame.scratch, stream), inputs, outputs, nullptr);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    frame.graph = graphs->end(stream);  // also what was begun in vain
-    if (frame.graph) graphs_++;
-    if (error) {
-      forget(frame);
-      std::rethrow_exception(error);
-    }
-    if (!frame.graph) throw std::runtime_error("[graph] the device cannot record this plan's kernels.");
-  } catch (const std::exception& e) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    graph_error_ = e.what();
-    recordable_ = false;
-  }
-  return frame.graph;
-}
-
-void Plan::forget(Frame& frame) noexcept {
-  if (!frame.graph) return;
-  try {
-    device_->sync();                 // it may be running
-  } catch (const std::exception&) {  // a device that failed says so at its next use
-  }
-  device_->backend()->graphs->destroy(frame.graph);
-  frame.graph = nullptr;
-  graphs_--;
+void Plan::forget(Frame& frame) {
+  if (frame.recordings && frame.recordings->any()) graphs_--;
+  frame.recordings.reset();
 }
 
 std::string Plan::graph_error() const {
@@ -425,19 +383,25 @@ void Plan::launch(Frame& frame, const std::vector<void*>& inputs, const std::vec
     seconds_.store(std::chrono::duration<double>(Clock::now() - begin).count(), std::memory_order_relaxed);
     return;
   }
-  void* stream = device_->stream();
-  const Backend* backend = device_->backend();
-  // The first run shows how much workspace its kernels need, for which a recorded one cannot ask.
-  if (seconds || !frame.ran || !record(frame)) {
-    start(frame, Device::exec(&frame.scratch, stream), inputs, outputs, seconds);
-    frame.ran = true;
-    return;
+  auto put = [&](const Places& places, void* stream) {
+    start(frame, Device::exec(&frame.scratch, stream), places.inputs, places.outputs, seconds);
+  };
+  if (seconds || !recordable_) return put({inputs, outputs}, device_->stream());
+  if (!frame.recordings) {
+    auto bytes = [](const std::vector<View>& views) {
+      std::vector<size_t> all;
+      for (const View& v : views) all.push_back(bytes_of(v));
+      return all;
+    };
+    frame.recordings = std::make_unique<Recordings>(device_, bytes(inputs_), bytes(outputs_));
   }
-  for (size_t i = 0; i < inputs.size(); i++)
-    backend->copy(frame.inputs[i]->data(), inputs[i], bytes_of(inputs_[i]), stream);
-  backend->graphs->launch(frame.graph, stream);
-  for (size_t i = 0; i < outputs.size(); i++)
-    backend->copy(outputs[i], frame.outputs[i]->data(), bytes_of(outputs_[i]), stream);
+  const bool had = frame.recordings->any();
+  frame.recordings->run({inputs, outputs}, device_->stream(), put);
+  if (!had && frame.recordings->any()) graphs_++;
+  if (frame.recordings->error().empty()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  graph_error_ = frame.recordings->error();
+  recordable_ = false;
 }
 
 }  // namespace needle

@@ -1,5 +1,6 @@
 // The executor: a flat list of kernel calls over one arena, run without Python, allocation or lookups. On a GPU a run
-// only starts the work, in the device's stream; from the second run on as one graph, where the device has graphs.
+// only starts the work, in the device's stream; from the second run on as one graph, where the device has graphs
+// (recordings.h).
 #pragma once
 #include <atomic>
 #include <functional>
@@ -110,8 +111,7 @@ class Plan {
               const std::vector<Pause>& pauses);
   void run_guarded(Frame& frame, const std::vector<void*>& inputs, const std::vector<void*>& outputs,
                    double* seconds) const;
-  bool record(Frame& frame);
-  void forget(Frame& frame) noexcept;
+  void forget(Frame& frame);
 
   Device* device_;
   std::vector<Step> steps_;

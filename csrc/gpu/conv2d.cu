@@ -192,15 +192,21 @@ void convolve_here(const char* op, const View& x, const View& w, const View& out
             e, stream);
 }
 
+// Ours or a library's, whichever was faster.
+template <class Ours>
+void by_library(vendor::Kind kind, const View& x, const View& w, const View& out, const Geometry& g, const Epilogue& e,
+                const Exec* exec, const Ours& ours) {
+  if (x.size() == 0 || w.size() == 0 || out.size() == 0 || !vendor::wanted(kind)) return ours();
+  auto copied = [](const View* v) { return v ? *v : View{}; };
+  vendor::choose({kind, x, w, out, copied(e.scale), copied(e.bias), copied(e.residual), g.stride_h, g.stride_w,
+                  g.pad_top, g.pad_left, g.dilation_h, g.dilation_w, g.groups, e.activation, e.precision, e.alpha},
+                 exec, ours);
+}
+
 void convolve(const char* op, const View& x, const View& w, const View& out, const Geometry& g, const Epilogue& e,
               const Exec* exec) {
-  auto ours = [&] { convolve_here(op, x, w, out, g, e, static_cast<gpuStream_t>(exec->stream)); };
-  if (x.size() == 0 || w.size() == 0 || out.size() == 0 || !vendor::wanted(vendor::kConv2d)) return ours();
-  auto copied = [](const View* v) { return v ? *v : View{}; };
-  vendor::choose(
-      {vendor::kConv2d, x, w, out, copied(e.scale), copied(e.bias), copied(e.residual), g.stride_h, g.stride_w,
-       g.pad_top, g.pad_left, g.dilation_h, g.dilation_w, g.groups, e.activation, e.precision, e.alpha},
-      exec, ours);
+  by_library(vendor::kConv2d, x, w, out, g, e, exec,
+             [&] { convolve_here(op, x, w, out, g, e, static_cast<gpuStream_t>(exec->stream)); });
 }
 
 // Element n of the result is the sum over parts, in an order that does not change; zero without any.
@@ -236,29 +242,10 @@ struct Phase {
   }
 };
 
-}  // namespace
-
-void conv2d(const conv2d_args& c) {
-  convolve("conv2d", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), epilogue_of(c), c.exec);
-}
-
-// y = activation(conv(x, w) * scale + bias + residual), scale and bias per channel.
-void conv2d_fused(const conv2d_fused_args& c) {
-  Epilogue e = epilogue_of(c);
-  e.scale = given(c.in.scale);
-  e.residual = given(c.in.residual);
-  e.precision = static_cast<int>(c.attr.precision);
-  convolve("conv2d_fused", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), e, c.exec);
-}
-
 // Every phase of output pixels is a convolution of stride 1 with its own taps, which run backwards over the input.
-void conv_transpose2d(const conv_transpose2d_args& c) {
-  const View &x = c.in.x, &w = c.in.weight, &out = c.out.y;
-  const Geometry g(c.attr);
-  const Epilogue e = epilogue_of(c);
-  if (out.size() == 0) return;
-  if (g.groups > 1 && g.groups == x.shape[1] && w.shape[1] == 1)
-    return depthwise_transpose(x, w, out, g, e, stream_of(c));
+void convolve_transposed_here(const char* op, const View& x, const View& w, const View& out, const Geometry& g,
+                              const Epilogue& e, gpuStream_t stream) {
+  if (g.groups > 1 && g.groups == x.shape[1] && w.shape[1] == 1) return depthwise_transpose(x, w, out, g, e, stream);
   const int64_t in = w.shape[0] / g.groups;
   for (int64_t y0 = 0; y0 < g.stride_h && y0 < out.shape[2]; y0++) {
     for (int64_t x0 = 0; x0 < g.stride_w && x0 < out.shape[3]; x0++) {
@@ -278,9 +265,41 @@ void conv_transpose2d(const conv_transpose2d_args& c) {
       part.out.shape[2] = (out.shape[2] - y0 + g.stride_h - 1) / g.stride_h;
       part.out.shape[3] = (out.shape[3] - x0 + g.stride_w - 1) / g.stride_w;
       part.out.stride[2] *= g.stride_h, part.out.stride[3] *= g.stride_w;
-      correlate("conv_transpose2d", part, e, stream_of(c));
+      correlate(op, part, e, stream);
     }
   }
+}
+
+void convolve_transposed(const char* op, const View& x, const View& w, const View& out, const Geometry& g,
+                         const Epilogue& e, const Exec* exec) {
+  if (out.size() == 0) return;
+  by_library(vendor::kConvTranspose2d, x, w, out, g, e, exec,
+             [&] { convolve_transposed_here(op, x, w, out, g, e, static_cast<gpuStream_t>(exec->stream)); });
+}
+
+}  // namespace
+
+void conv2d(const conv2d_args& c) {
+  convolve("conv2d", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), epilogue_of(c), c.exec);
+}
+
+// y = activation(conv(x, w) * scale + bias + residual), scale and bias per channel.
+void conv2d_fused(const conv2d_fused_args& c) {
+  Epilogue e = epilogue_of(c);
+  e.scale = given(c.in.scale);
+  e.residual = given(c.in.residual);
+  e.precision = static_cast<int>(c.attr.precision);
+  convolve("conv2d_fused", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), e, c.exec);
+}
+
+void conv_transpose2d(const conv_transpose2d_args& c) {
+  convolve_transposed("conv_transpose2d", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), epilogue_of(c), c.exec);
+}
+
+void conv_transpose2d_fused(const conv_transpose2d_fused_args& c) {
+  Epilogue e = epilogue_of(c);
+  e.precision = static_cast<int>(c.attr.precision);
+  convolve_transposed("conv_transpose2d_fused", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), e, c.exec);
 }
 
 // x (N, C, H, W) and dy (N, O, OH, OW) to a contiguous dw (O, C / groups, KH, KW): dy as channels x pixels times x as

@@ -76,7 +76,7 @@ bool open(std::string* text) {
 }  // namespace
 
 const Library* cublaslt() {
-  static const Library library = {"cublasLt", kMatmul, open, Lt<Cublas>::prepare, Lt<Cublas>::run, Lt<Cublas>::forget};
+  static const Library library = {"cublasLt", open, Lt<Cublas>::prepare, Lt<Cublas>::run, Lt<Cublas>::forget};
   return &library;
 }
 

@@ -3,12 +3,12 @@
 #include <cudnn_graph.h>
 
 #include <initializer_list>
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "gpu/gemm.cuh"
 #include "gpu/vendor/load.h"
+#include "gpu/vendor/pad.h"
 #include "gpu/vendor/table.h"
 
 namespace needle::gpu::vendor {
@@ -174,6 +174,7 @@ int64_t padding_after(int64_t size, int64_t out, int64_t kernel, int64_t stride,
 struct Graph {
   Descriptor plan;
   size_t workspace;
+  bool padded;  // x and w are copied into the workspace first, with kPadded channels
 };
 
 // Engines that compute otherwise than asked for, or differently from run to run.
@@ -198,7 +199,9 @@ bool suits(const Descriptor& config, int64_t precision) {
   return true;
 }
 
-std::unique_ptr<Graph> first_engine(const Descriptor& graph, int64_t precision) {
+// Adds plans of at most `most` engines for the graph, in the order in which cuDNN expects them to be fast.
+void add_engines(std::vector<Way>& to, const Descriptor& graph, int64_t precision, size_t most, size_t padding) {
+  size_t added = 0;
   for (auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
     Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, "heuristics");
     heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph).set(CUDNN_ATTR_ENGINEHEUR_MODE, mode);
@@ -211,7 +214,7 @@ std::unique_ptr<Graph> first_engine(const Descriptor& graph, int64_t precision) 
       raw.push_back(configs.back().raw());
     }
     n = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, n, raw.data());
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n && added < most; i++) {
       try {
         if (!suits(configs[i], precision)) continue;
         Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, "plan");
@@ -220,12 +223,14 @@ std::unique_ptr<Graph> first_engine(const Descriptor& graph, int64_t precision) 
         int64_t workspace = 0;
         plan.get(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &workspace);
         if (workspace > static_cast<int64_t>(kMaxWorkspace)) continue;
-        return std::make_unique<Graph>(Graph{std::move(plan), static_cast<size_t>(workspace)});
+        const size_t bytes = static_cast<size_t>(workspace);
+        to.push_back({new Graph{std::move(plan), bytes, padding != 0}, bytes + padding});
+        added++;
       } catch (const Failure&) {  // not every configuration that heuristics name can be built
       }
     }
+    if (added) return;
   }
-  return nullptr;
 }
 
 Descriptor operations(const Problem& p, int64_t bottom, int64_t right) {
@@ -250,13 +255,21 @@ Descriptor operations(const Problem& p, int64_t bottom, int64_t right) {
   window.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, {p.stride_h, p.stride_w});
   window.done();
   Descriptor x = image(kX, p.a), w = image(kW, p.b), value = result();
-  Descriptor convolution(CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, "convolution");
-  convolution.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, x).set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, w);
-  convolution.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, value);
-  convolution.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, window);
-  convolution.set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, 1.0f)
-      .set(CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, 0.0f);
-  steps.push_back(convolution.done());
+  auto convolve = [&](auto type, auto from, auto weight, auto to, auto how, auto alpha, auto beta) {
+    Descriptor d(type, "convolution");
+    d.set(from, x).set(weight, w).set(to, value).set(how, window).set(alpha, 1.0f).set(beta, 0.0f);
+    steps.push_back(d.done());
+  };
+#define ATTRIBUTE(direction, name) CUDNN_ATTR_OPERATION_CONVOLUTION_##direction##_##name
+  if (p.kind == kConv2d) {
+    convolve(CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, ATTRIBUTE(FORWARD, X), ATTRIBUTE(FORWARD, W),
+             ATTRIBUTE(FORWARD, Y), ATTRIBUTE(FORWARD, CONV_DESC), ATTRIBUTE(FORWARD, ALPHA), ATTRIBUTE(FORWARD, BETA));
+  } else {  // the gradient of a convolution that reads our result
+    convolve(CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR, ATTRIBUTE(BWD_DATA, DY),
+             ATTRIBUTE(BWD_DATA, W), ATTRIBUTE(BWD_DATA, DX), ATTRIBUTE(BWD_DATA, CONV_DESC),
+             ATTRIBUTE(BWD_DATA, ALPHA), ATTRIBUTE(BWD_DATA, BETA));
+  }
+#undef ATTRIBUTE
   auto then = [&](cudnnPointwiseMode_t mode, const Descriptor& operand) {
     remaining--;
     Descriptor how = pointwise(mode, p), next = result();
@@ -290,32 +303,73 @@ const char* refused(const Problem& p, int64_t* bottom, int64_t* right) {
       if (v->stride[d] <= 0 && v->shape[d] > 1) return "strides that are not positive";
     }
   }
-  *bottom = padding_after(p.a.shape[2], p.out.shape[2], p.b.shape[2], p.stride_h, p.pad_top, p.dilation_h);
-  *right = padding_after(p.a.shape[3], p.out.shape[3], p.b.shape[3], p.stride_w, p.pad_left, p.dilation_w);
+  const View &from = p.kind == kConv2d ? p.a : p.out, &to = p.kind == kConv2d ? p.out : p.a;
+  *bottom = padding_after(from.shape[2], to.shape[2], p.b.shape[2], p.stride_h, p.pad_top, p.dilation_h);
+  *right = padding_after(from.shape[3], to.shape[3], p.b.shape[3], p.stride_w, p.pad_left, p.dilation_w);
   return *bottom < 0 || *right < 0 ? "padding that crops" : nullptr;
 }
 
-void* prepare(const Problem& p, size_t* workspace, std::string* text) {
+// Tensor cores' engines load four channels at once: fewer get zeros beside them, in copies at the workspace's
+// beginning.
+bool can_pad(const Problem& p) {
+  const int64_t pixels = p.a.shape[0] * p.a.shape[2] * p.a.shape[3];
+  return p.kind == kConv2d && p.precision == kTf32 && p.groups == 1 && p.a.shape[1] < kPadded && pixels < INT32_MAX;
+}
+
+// To a multiple of what cuDNN's workspace may begin at.
+size_t padded_bytes(const View& v) {
+  const size_t bytes = static_cast<size_t>(v.shape[0] * v.shape[2] * v.shape[3] * kPadded) * sizeof(float);
+  return (bytes + 255) / 256 * 256;
+}
+
+View padded(const View& v, void* memory) {
+  View to = v;
+  to.data = memory;
+  to.shape[1] = kPadded;
+  to.stride[1] = 1, to.stride[3] = kPadded, to.stride[2] = v.shape[3] * kPadded;
+  to.stride[0] = v.shape[2] * to.stride[2];
+  return to;
+}
+
+Problem with_padding(Problem p, void* memory) {
+  p.b = padded(p.b, static_cast<char*>(memory) + padded_bytes(p.a));
+  p.a = padded(p.a, memory);
+  return p;
+}
+
+std::vector<Way> prepare(const Problem& p, size_t most, std::string* text) {
+  std::vector<Way> ways;
   int64_t bottom, right;
   if (const char* why = refused(p, &bottom, &right)) {
     *text = why;
-    return nullptr;
+    return ways;
   }
-  try {
-    Descriptor graph = operations(p, bottom, right);
-    if (auto made = first_engine(graph, p.precision)) {
-      *workspace = made->workspace;
-      return made.release();
+  auto add = [&](const Problem& problem, size_t padding) {
+    try {
+      add_engines(ways, operations(problem, bottom, right), p.precision, most, padding);
+    } catch (const Failure& e) {
+      *text = std::string(e.at) + " gave status " + std::to_string(e.status);
     }
-    *text = "no engine of this precision for the graph";
-  } catch (const Failure& e) {
-    *text = std::string(e.at) + " gave status " + std::to_string(e.status);
+  };
+  add(p, 0);
+  if (can_pad(p)) {
+    void* workspace = reinterpret_cast<void*>(uintptr_t{256});  // of which only the alignment is read
+    add(with_padding(p, workspace), padded_bytes(p.a) + padded_bytes(p.b));
   }
-  return nullptr;
+  if (ways.empty() && text->empty()) *text = "no engine of this precision for the graph";
+  return ways;
 }
 
-int run(void* plan, const Problem& p, void* workspace, void* stream) {
+int run(void* plan, const Problem& given, void* workspace, void* stream) {
+  const Graph& graph = *static_cast<Graph*>(plan);
   try {
+    Problem p = given;
+    if (graph.padded) {
+      p = with_padding(given, workspace);
+      pad_channels(given.a, p.a, static_cast<gpuStream_t>(stream));
+      pad_channels(given.b, p.b, static_cast<gpuStream_t>(stream));
+      workspace = static_cast<char*>(workspace) + padded_bytes(given.a) + padded_bytes(given.b);
+    }
     require(f.SetStream(handle(), static_cast<cudaStream_t>(stream)), "stream");
     int64_t ids[6];
     void* pointers[6];
@@ -327,7 +381,7 @@ int run(void* plan, const Problem& p, void* workspace, void* stream) {
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, "pack");
     pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ids, n).set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, pointers, n);
     pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, workspace).done();
-    require(f.BackendExecute(handle(), static_cast<Graph*>(plan)->plan.raw(), pack.raw()), "execute");
+    require(f.BackendExecute(handle(), graph.plan.raw(), pack.raw()), "execute");
     return 0;
   } catch (const Failure& e) {
     return e.status;
@@ -350,7 +404,7 @@ bool open(std::string* text) {
 }  // namespace
 
 const Library* cudnn() {
-  static const Library library = {"cudnn", kConv2d, open, prepare, run, forget};
+  static const Library library = {"cudnn", open, prepare, run, forget};
   return &library;
 }
 

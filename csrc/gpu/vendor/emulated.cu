@@ -26,10 +26,13 @@ bool open(std::string* text) {
   return true;
 }
 
-void* prepare(const Problem& p, size_t* workspace, std::string* text) {
-  const char* why = can(&p, workspace);
-  if (why) *text = why;
-  return why ? nullptr : new char;
+std::vector<Way> prepare(const Problem& p, size_t, std::string* text) {
+  size_t workspace = 0;
+  if (const char* why = can(&p, &workspace)) {
+    *text = why;
+    return {};
+  }
+  return {{new char, workspace}};
 }
 
 int run(void*, const Problem& p, void* workspace, void* stream) {
@@ -46,11 +49,11 @@ void forget(void* plan) { delete static_cast<char*>(plan); }
 }  // namespace
 
 const Library* test_products() {
-  static const Library library = {"test_products", kMatmul, open, prepare, run, forget};
+  static const Library library = {"test_products", open, prepare, run, forget};
   return &library;
 }
 const Library* test_convolutions() {
-  static const Library library = {"test_convolutions", kConv2d, open, prepare, run, forget};
+  static const Library library = {"test_convolutions", open, prepare, run, forget};
   return &library;
 }
 

@@ -100,8 +100,7 @@ bool open(std::string* text) {
 }  // namespace
 
 const Library* hipblaslt() {
-  static const Library library = {"hipblasLt",          kMatmul,          open,
-                                  Lt<Hipblas>::prepare, Lt<Hipblas>::run, Lt<Hipblas>::forget};
+  static const Library library = {"hipblasLt", open, Lt<Hipblas>::prepare, Lt<Hipblas>::run, Lt<Hipblas>::forget};
   return &library;
 }
 

@@ -43,18 +43,21 @@ inline bool as_columns(const View& v, Columns* to) {
 // `Api` has the library's types, its functions `f` and its constants.
 template <class Api>
 struct Lt {
-  struct Plan {
+  struct Product {
     typename Api::Operation operation = nullptr;
     typename Api::Layout a = nullptr, b = nullptr, c = nullptr, out = nullptr;
     typename Api::Preference preference = nullptr;
-    typename Api::Result chosen = {};
-    ~Plan() {
+    ~Product() {
       for (auto* layout : {a, b, c, out}) {
         if (layout) (void)Api::f.MatrixLayoutDestroy(layout);
       }
       if (preference) (void)Api::f.MatmulPreferenceDestroy(preference);
       if (operation) (void)Api::f.MatmulDescDestroy(operation);
     }
+  };
+  struct Plan {
+    std::shared_ptr<Product> product;
+    typename Api::Result chosen;
   };
 
   static auto handle(Status& status) { return handle_from<typename Api::Handle>(Api::f.Create, status); }
@@ -83,56 +86,58 @@ struct Lt {
     return nullptr;
   }
 
-  static void* prepare(const Problem& p, size_t* workspace, std::string* text) {
+  static std::vector<Way> prepare(const Problem& p, size_t most, std::string* text) {
     Columns a, b, c, out;
     if (const char* why = refused(p, &a, &b, &c, &out)) {
       *text = why;
-      return nullptr;
+      return {};
     }
     if (!p.residual.data) c = out;
     Status status;
     typename Api::Handle library = handle(status);
-    auto plan = std::make_unique<Plan>();
+    auto product = std::make_shared<Product>();
     const int64_t batch = p.out.shape[0];
-    if (!status.error) status(Api::f.MatmulDescCreate(&plan->operation, Api::compute(p.precision), Api::kFloat));
+    if (!status.error) status(Api::f.MatmulDescCreate(&product->operation, Api::compute(p.precision), Api::kFloat));
     if (!status.error) {
-      status(set(plan->operation, Api::kTransA, b.turned ? Api::kTurned : Api::kPlain));  // sides change places
-      status(set(plan->operation, Api::kTransB, a.turned ? Api::kTurned : Api::kPlain));
-      status(set(plan->operation, Api::kEpilogue, Api::epilogue(p.activation, p.bias.data != nullptr)));
-      if (p.bias.data) status(set(plan->operation, Api::kBiasPointer, p.bias.data));
-      layout(&plan->a, b, batch, status);
-      layout(&plan->b, a, batch, status);
-      layout(&plan->c, c, batch, status);
-      layout(&plan->out, out, batch, status);
-      status(Api::f.MatmulPreferenceCreate(&plan->preference));
+      status(set(product->operation, Api::kTransA, b.turned ? Api::kTurned : Api::kPlain));  // sides change places
+      status(set(product->operation, Api::kTransB, a.turned ? Api::kTurned : Api::kPlain));
+      status(set(product->operation, Api::kEpilogue, Api::epilogue(p.activation, p.bias.data != nullptr)));
+      if (p.bias.data) status(set(product->operation, Api::kBiasPointer, p.bias.data));
+      layout(&product->a, b, batch, status);
+      layout(&product->b, a, batch, status);
+      layout(&product->c, c, batch, status);
+      layout(&product->out, out, batch, status);
+      status(Api::f.MatmulPreferenceCreate(&product->preference));
     }
     int found = 0;
     if (!status.error) {
       const uint64_t limit = kMaxWorkspace;
-      status(Api::f.MatmulPreferenceSetAttribute(plan->preference, Api::kMaxWorkspaceBytes, &limit, sizeof limit));
-      Api::alignments(plan->preference, p, [&](auto s) { status(s); });
+      status(Api::f.MatmulPreferenceSetAttribute(product->preference, Api::kMaxWorkspaceBytes, &limit, sizeof limit));
+      Api::alignments(product->preference, p, [&](auto s) { status(s); });
     }
+    std::vector<typename Api::Result> results(most);
     if (!status.error)
-      status(Api::f.MatmulAlgoGetHeuristic(library, plan->operation, plan->a, plan->b, plan->c, plan->out,
-                                           plan->preference, 1, &plan->chosen, &found));
-    if (status.error || found == 0) {
-      *text = "it has no algorithm, status " + std::to_string(status.error);
-      return nullptr;
-    }
-    *workspace = plan->chosen.workspaceSize;
-    return plan.release();
+      status(Api::f.MatmulAlgoGetHeuristic(library, product->operation, product->a, product->b, product->c,
+                                           product->out, product->preference, static_cast<int>(most), results.data(),
+                                           &found));
+    std::vector<Way> ways;
+    for (int i = 0; i < found && !status.error; i++)
+      ways.push_back({new Plan{product, results[i]}, results[i].workspaceSize});
+    if (ways.empty()) *text = "it has no algorithm, status " + std::to_string(status.error);
+    return ways;
   }
 
   static int run(void* made, const Problem& p, void* workspace, void* stream) {
     const Plan& plan = *static_cast<Plan*>(made);
+    const Product& product = *plan.product;
     Status status;
     typename Api::Handle library = handle(status);
-    if (p.bias.data) status(set(plan.operation, Api::kBiasPointer, p.bias.data));
+    if (p.bias.data) status(set(product.operation, Api::kBiasPointer, p.bias.data));
     if (status.error) return status.error;
     const float one = 1, beta = p.residual.data ? 1 : 0;
     const void* c = p.residual.data ? p.residual.data : p.out.data;
-    return static_cast<int>(Api::f.Matmul(library, plan.operation, &one, p.b.data, plan.a, p.a.data, plan.b, &beta, c,
-                                          plan.c, p.out.data, plan.out, &plan.chosen.algo, workspace,
+    return static_cast<int>(Api::f.Matmul(library, product.operation, &one, p.b.data, product.a, p.a.data, product.b,
+                                          &beta, c, product.c, p.out.data, product.out, &plan.chosen.algo, workspace,
                                           plan.chosen.workspaceSize, static_cast<gpuStream_t>(stream)));
   }
 

@@ -102,6 +102,7 @@ int mode_of(int64_t activation) {
 }
 
 const char* refused(const Problem& p) {
+  if (p.kind != kConv2d) return "no transposed convolutions in a fusion plan";
   if (p.precision != kExact) return "no float32 arrays in this precision";
   if (p.groups != 1) return "no groups in a fusion plan";
   if (p.scale.data || p.residual.data) return "no scale or residual in a fusion plan";
@@ -121,10 +122,10 @@ const char* refused(const Problem& p) {
   return nullptr;
 }
 
-void* prepare(const Problem& p, size_t*, std::string* text) {
+std::vector<Way> prepare(const Problem& p, size_t, std::string* text) {
   if (const char* why = refused(p)) {
     *text = why;
-    return nullptr;
+    return {};
   }
   Status status;
   miopenHandle_t library = handle(status);
@@ -151,9 +152,9 @@ void* prepare(const Problem& p, size_t*, std::string* text) {
   if (p.activation != kNone) step(f.CreateOpActivationForward, plan->fusion, &plan->activate, mode_of(p.activation));
   step(f.CompileFusionPlan, library, plan->fusion);
   step(f.CreateOperatorArgs, &plan->operands);
-  if (!status.error) return plan.release();
+  if (!status.error) return {{plan.release(), 0}};
   *text = "no fusion plan, status " + std::to_string(status.error);
-  return nullptr;
+  return {};
 }
 
 int run(void* made, const Problem& p, void*, void* stream) {
@@ -189,7 +190,7 @@ bool open(std::string* text) {
 }  // namespace
 
 const Library* miopen() {
-  static const Library library = {"MIOpen", kConv2d, open, prepare, run, forget};
+  static const Library library = {"MIOpen", open, prepare, run, forget};
   return &library;
 }
 

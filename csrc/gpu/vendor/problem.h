@@ -2,34 +2,40 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/call.h"
 
 namespace needle::gpu::vendor {
 
-enum Kind : int32_t { kMatmul, kConv2d };
+enum Kind : int32_t { kMatmul, kConv2d, kConvTranspose2d };
 
 // out = activation(a b scale + bias + residual), all float32, of any strides; what is absent has no data.
-//   kMatmul  a (batch, m, k), b (batch, k, n), out and residual (batch, m, n), bias (n)
-//   kConv2d  a (N, C, H, W), b (O, C / groups, KH, KW), out and residual (N, O, OH, OW), scale and bias (O)
+//   kMatmul           a (batch, m, k), b (batch, k, n), out and residual (batch, m, n), bias (n)
+//   kConv2d           a (N, C, H, W), b (O, C / groups, KH, KW), out and residual (N, O, OH, OW), scale and bias (O)
+//   kConvTranspose2d  a (N, C, H, W), b (C, O / groups, KH, KW), the others likewise
 struct Problem {
   Kind kind;
   View a, b, out, scale, bias, residual;
-  int64_t stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w, groups;  // kConv2d
+  int64_t stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w, groups;  // convolutions
   int64_t activation;                                                             // enum Activation
   int64_t precision;                                                              // enum Precision
   float alpha;
 };
 
+// A way of a library to do problems of some shapes, strides and alignments.
+struct Way {
+  void* plan;
+  size_t workspace;  // bytes that it needs
+};
+
 // A library that may do such problems. Nothing here throws; calls come one at a time.
 struct Library {
   const char* name;
-  Kind kind;
   // Finds and opens it; false where it is missing. `text`: its version and place, or why not.
   bool (*open)(std::string* text);
-  // Can it do this? A plan for problems of these shapes, strides and alignments, and the workspace that it needs; null
-  // and why not in `text`.
-  void* (*prepare)(const Problem& p, size_t* workspace, std::string* text);
+  // Can it do this? At most so many ways, the most promising first; none, and why not in `text`.
+  std::vector<Way> (*prepare)(const Problem& p, size_t most, std::string* text);
   // Does it on this stream; 0, or the library's error code.
   int (*run)(void* plan, const Problem& p, void* workspace, void* stream);
   void (*forget)(void* plan);

@@ -32,11 +32,14 @@ std::string sizes(const Problem& p, const int64_t (View::*of)[kMaxRank]) {
   return s + "]";
 }
 
+constexpr const char* kNames[] = {"matmul", "conv2d", "conv_transpose2d"};  // by Kind
+constexpr const char* kAfter[] = {"", "activation", "epilogue"};            // by After
+
 std::string described(const Choice& c) {
   const Problem& p = c.problem;
-  std::string s = std::string("{\"op\": ") + (p.kind == kMatmul ? "\"matmul\"" : "\"conv2d\"");
+  std::string s = "{\"op\": " + quoted(kNames[p.kind]);
   s += ", \"shapes\": " + sizes(p, &View::shape) + ", \"strides\": " + sizes(p, &View::stride);
-  if (p.kind == kConv2d) {
+  if (p.kind != kMatmul) {
     const int64_t window[] = {p.stride_h, p.stride_w, p.pad_top, p.pad_left, p.dilation_h, p.dilation_w, p.groups};
     s += ", \"window\": " + list(window, 7);
   }
@@ -44,7 +47,8 @@ std::string described(const Choice& c) {
   auto has = [](const View& v) { return v.data ? "true" : "false"; };
   s +=
       std::string(", \"scale\": ") + has(p.scale) + ", \"bias\": " + has(p.bias) + ", \"residual\": " + has(p.residual);
-  s += ", \"taken\": " + quoted(c.library ? c.library->name : "needle") + ", \"why\": " + quoted(c.why);
+  s += ", \"taken\": " + quoted(c.library ? c.library->name : "needle") + ", \"after\": " + quoted(kAfter[c.after]) +
+       ", \"why\": " + quoted(c.why);
   return s + ", \"ours_us\": " + number(c.ours_us) + ", \"theirs_us\": " + number(c.theirs_us) + "}";
 }
 

@@ -14,10 +14,13 @@ struct Opened {
   std::string text;
 };
 
+// What of a problem's epilogue our own kernel does in place behind a library's.
+enum After : int32_t { kNothing, kActivation, kAll };
+
 struct Choice {
   const Library* library = nullptr;  // null: our own kernel
-  void* plan = nullptr;
-  size_t workspace = 0;
+  Way way = {};
+  After after = kNothing;
   double ours_us = 0, theirs_us = 0;  // 0: not timed
   int error = 0;                      // the library's, which ended its use here
   int again = 0;                      // calls until it is tried once more; 0: this choice is kept

@@ -20,7 +20,7 @@ inline const Library* library_for(int kind) {  // CMake says whose headers are t
   if (kind == kMatmul) return cublaslt();
 #endif
 #ifdef NEEDLE_CUDNN
-  if (kind == kConv2d) return cudnn();
+  if (kind != kMatmul) return cudnn();
 #endif
   (void)kind;
   return nullptr;
