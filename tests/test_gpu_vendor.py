@@ -268,12 +268,23 @@ def test_workspace(device: Device, library: Library) -> None:
     device.limit_cache(None)
 
 
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_a_result_that_is_what_it_adds(device: Device, library: Library, mode: str) -> None:
+    """Each try finds the residual as it was, and so does the run that counts."""
+    device.use_vendors(mode)
+    for times in range(1, 4):
+        a, b, out = normal(9, 5), normal(5, 7, seed=1), on(device, normal(9, 7, seed=2))
+        operands = {"a": on(device, a), "b": on(device, b), "residual": out}
+        call("matmul_fused", [out], **operands, activation=SIGMOID, alpha=0, precision=EXACT)
+        exact = 1 / (1 + np.exp(-(a @ b + normal(9, 7, seed=2))))
+        assert np.abs(out.numpy() - exact).max() < 1e-5
+        assert len(device.choices()) == 1 and library.runs() >= times
+
+
 def test_a_result_that_is_an_operand(device: Device, library: Library) -> None:
     """It would not survive being tried: our kernel runs once."""
-    a, b, out = normal(9, 5), normal(5, 7, seed=1), on(device, normal(9, 7, seed=2))
-    operands = {"a": on(device, a), "b": on(device, b), "residual": out}
-    call("matmul_fused", [out], **operands, activation=NONE, alpha=0, precision=EXACT)
-    assert np.abs(out.numpy() - (a @ b + normal(9, 7, seed=2))).max() < 1e-5
+    a, b = on(device, normal(8, 8)), on(device, normal(8, 8, seed=1))
+    call("matmul", [a], a=a, b=b, activation=NONE, alpha=0)
     assert (library.runs(), device.choices()) == (0, [])
 
 

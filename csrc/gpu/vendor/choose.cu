@@ -81,13 +81,21 @@ void prepare(State& s) {
 
 // ---- what a plan depends on -----------------------------------------------------------------------------------------
 
+// A product may write over what it adds, element by element.
+bool in_place(const Problem& p) {
+  bool same = p.kind == kMatmul && p.residual.data && p.residual.data == p.out.data;
+  for (int d = 0; d < p.out.rank; d++) same = same && (p.out.shape[d] == 1 || p.out.stride[d] == p.residual.stride[d]);
+  return same;
+}
+
 std::string key(const Problem& p, const Exec* exec) {
   int64_t words[16 + 6 * (2 * 4 + 2)];
   int n = 0;
   int32_t alpha;
   std::memcpy(&alpha, &p.alpha, sizeof alpha);
-  for (int64_t v : {int64_t{p.kind}, p.stride_h, p.stride_w, p.pad_top, p.pad_left, p.dilation_h, p.dilation_w,
-                    p.groups, p.activation, p.precision, int64_t{alpha}, int64_t{exec->scratch != nullptr}})
+  for (int64_t v :
+       {int64_t{p.kind}, p.stride_h, p.stride_w, p.pad_top, p.pad_left, p.dilation_h, p.dilation_w, p.groups,
+        p.activation, p.precision, int64_t{alpha}, int64_t{exec->scratch != nullptr}, int64_t{in_place(p)}})
     words[n++] = v;
   for (const View* v : {&p.a, &p.b, &p.out, &p.scale, &p.bias, &p.residual}) {
     words[n++] = v->data ? alignment(v->data) : 0;
@@ -108,11 +116,11 @@ Span span(const View& v) {
   return {v.as<float>() + low, high - low + 1};
 }
 
-// Trying a problem runs it several times, which a result that is an operand, too, would not survive.
+// Whether a run would find other operands than the one before.
 bool writes_operand(const Problem& p) {
   Span out = span(p.out);
   for (const View* v : {&p.a, &p.b, &p.scale, &p.bias, &p.residual}) {
-    if (!v->data) continue;
+    if (!v->data || (v == &p.residual && in_place(p))) continue;
     Span in = span(*v);
     if (in.first < out.first + out.size && out.first < in.first + in.size) return true;
   }
@@ -221,7 +229,8 @@ Problem rest(Problem p, After after) {
 
 // The library's ways, with as much of the epilogue as it has.
 std::vector<Way> ways_of(const Library& library, const Problem& p, bool timed, After* after, std::string* why) {
-  const bool parts[] = {true, p.activation != kNone, p.scale.data || p.bias.data || p.residual.data};
+  const bool more = p.scale.data || p.bias.data || p.residual.data;
+  const bool parts[] = {true, p.activation != kNone, more && !in_place(p)};
   for (After end : {kNothing, kActivation, kAll}) {
     std::string reason;
     if (!parts[end]) continue;
@@ -242,22 +251,31 @@ void decide(Choice& c, const Library* library, std::vector<Way>& ways, bool time
   const Problem& p = c.problem;
   Span out = span(p.out);
   const size_t bytes = static_cast<size_t>(out.size) * sizeof(float);
-  Memory copy(bytes), parts(kParts * sizeof(Largest));
-  if (!copy.p || !parts.p) {
+  const bool kept = in_place(p);
+  Memory copy(bytes), parts(kParts * sizeof(Largest)), original(kept ? bytes : 1);
+  auto reset = [&](void* to, const void* from) {
+    if (kept) check(gpuMemcpyAsync(to, from, bytes, gpuMemcpyDefault, stream), "vendor");
+  };
+  if (!copy.p || !parts.p || !original.p) {
     c.again = kCallsUntilAgain, c.why = "no memory to compare the results in";
     return;
   }
   std::vector<Way> good;
+  reset(original.p, out.first);
   for (const Way& way : ways) {
     ours();  // so that what lies between a view's elements is the same on both sides
+    reset(out.first, original.p);
     if (int error = run(way)) {
       c.error = error, c.why = "error " + std::to_string(error);
+      reset(out.first, original.p);
       continue;
     }
     check(gpuMemcpyAsync(copy.p, out.first, bytes, gpuMemcpyDefault, stream), "vendor");
+    reset(out.first, original.p);
     ours();
     float apart =
         relative_difference(out.first, static_cast<float*>(copy.p), out.size, static_cast<Largest*>(parts.p), stream);
+    reset(out.first, original.p);
     if (apart <= kTolerance[p.precision]) {
       good.push_back(way);
     } else {
@@ -275,9 +293,11 @@ void decide(Choice& c, const Library* library, std::vector<Way>& ways, bool time
       Way best = std::exchange(c.way, good[i]);
       double us = HUGE_VAL;
       for (int n = 0; n < kTrials; n++) us = std::min(us, clock(1, theirs));
-      us < least ? void(least = us) : void(c.way = best);
+      if (us >= least) c.way = best;
+      least = std::min(us, least);
     }
     race(c, clock, ours, theirs);
+    reset(out.first, original.p);
     if (error) c.error = error, c.why = "error " + std::to_string(error);
     if (!error && c.ours_us <= c.theirs_us) c.why = "slower";
     if (error || c.ours_us <= c.theirs_us) return;

@@ -18,10 +18,11 @@ from needle.ops.nn.image_parts import FIRST, LAST, PixelNorm, VolumeNorm
 from needle.ops.nn.layer_norm import GroupNorm, LayerNorm
 from needle.ops.nn.volumes import FramesOfVolume, VolumeOfFrames
 from needle.ops.shape.basic import Permute
+from needle.targets.finishes import added, ends_in_sums
 from needle.targets.images import images
 
 from .convolution import padded_bias
-from .pairs import added, adds_one_of_its_shape, as_rows, ends_in_sums
+from .pairs import FINISHES, as_rows
 from .target import CPU, is_blocked
 
 
@@ -62,7 +63,7 @@ def parts(match: Match) -> tuple[Step, Step, Step]:
 
 
 def adds_rows(match: Match) -> str | None:
-    return adds_one_of_its_shape(match) if "add" in match else None
+    return FINISHES.adds_one_of_its_shape(match) if "add" in match else None
 
 
 def normalises_its_rows(match: Match) -> str | None:

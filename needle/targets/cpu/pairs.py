@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 from needle.backend_ndarray import NDArray
 from needle.backend_ndarray.strides import reshaped_strides
-from needle.executor.rewriting import keeps_its_algorithm, next_to_each_other, same_elements
+from needle.executor.rewriting import keeps_its_algorithm, next_to_each_other
 from needle.executor.step import Step
-from needle.graph import Node
 from needle.graph.engine import Fusion
 from needle.graph.matcher import Match, Pattern
-from needle.graph.steps import Step as GraphStep
-from needle.graph.steps import Steps
-from needle.ops.math.activation import ACTIVATIONS, activation_code
+from needle.ops.math.activation import activation_code
 from needle.ops.nn.spatial import window_attributes
+from needle.targets.finishes import Finishes, two
 
 from .target import BLOCK, CPU
 
@@ -29,13 +25,7 @@ FINISHED = (
     "conv2d_winograd_f4",
     "depthwise_blocked",
 )  # with what is added
-ACTIVATED = (*FINISHED, "conv_transpose2d_blocked", "group_norm_blocked")
 PIXEL_BYTES, BAND_BYTES = 2 * BLOCK * 4, 256 << 10  # of a tile's channels; of rows that stay in L2
-
-
-def two(match: Match) -> tuple[Step, Step]:
-    first, second = (n.target for n in match.nodes[:2])
-    return first, second
 
 
 def adds_nothing(match: Match) -> str | None:
@@ -88,13 +78,6 @@ def with_pool(match: Match) -> Step:
     return conv._replace(outs=pool.outs, attrs=conv.attrs | {"pool": 1.0})
 
 
-def added(match: Match) -> NDArray:
-    """What a sum adds to the layer before it."""
-    layer, total = two(match)
-    x, y = total.inputs["x"], total.inputs["y"]
-    return y if same_elements(x, layer.outs[0]) else x
-
-
 def as_rows(x: NDArray, product: Step) -> NDArray | None:
     """An array in the shape of a product's result, if that moves nothing and leaves rows dense."""
     shape = product.outs[0].shape
@@ -109,86 +92,8 @@ def as_result(x: NDArray, layer: Step) -> NDArray | None:
     return x if x.shape == layer.outs[0].shape and x.strides[-1] == 1 else None
 
 
-def adds_one_of_its_shape(match: Match) -> str | None:
-    layer, total = two(match)
-    if same_elements(total.inputs["x"], total.inputs["y"]):
-        return f"{total.label} reads {layer.label} twice"
-    if any(as_result(x, layer) is None for x in (added(match), total.outs[0])):
-        return f"{total.label} adds an array of another shape or order"
-    return None
-
-
-def ends_in_its_shape(match: Match) -> str | None:
-    layer, last = match.nodes[0].target, match.root.target
-    return f"{last.label} changes the order" if as_result(last.outs[0], layer) is None else None
-
-
-def has_room(match: Match) -> str | None:
-    """Sums are finished tile by tile: what others are made from may not be where they go."""
-    layer, last = match.nodes[0].target, match.root.target
-    if any(a._handle is last.outs[0]._handle for a in layer.ins):
-        return f"{last.label} goes where {layer.label} reads"
-    return None
-
-
-def ends_in_sums(match: Match) -> str | None:
-    layer, _ = two(match)
-    plain = "residual" not in layer.inputs and layer.attrs["activation"] == activation_code("none")
-    return None if plain else f"{layer.label} is finished already"
-
-
-@dataclasses.dataclass(frozen=True)
-class FinishPattern:
-    """A layer, what is added to its result, and the activation of the sums: one of the two, or both."""
-
-    add: bool
-    activation: bool
-
-    def __len__(self) -> int:
-        return 1 + self.add + self.activation
-
-    def matches(self, root: Node, steps: Steps) -> Iterator[Match]:
-        found: dict[str, GraphStep] = {}
-        last = steps.get(root)
-        if self.activation:
-            if last is None or last.op not in ACTIVATIONS:
-                return
-            found["activation"], last = last, steps.get(last.inputs[0])
-        sources = [] if last is None else [last.node]
-        if self.add:
-            if last is None or last.op != "add":
-                return
-            found["add"], sources = last, list(last.inputs)
-        for source in sources:
-            if source in steps and steps[source].op in (FINISHED if self.add else ACTIVATED):
-                yield Match({"layer": steps[source], **dict(reversed(found.items()))})
-
-
-def with_finish(match: Match) -> Step:
-    layer, last = match.nodes[0].target, match.root.target
-    inputs, attrs = layer.inputs, layer.attrs
-    if "add" in match:
-        inputs = inputs | {"residual": as_result(added(match), layer)}
-    if "activation" in match:
-        attrs = attrs | {"activation": activation_code(last.kernel), "alpha": last.attrs.get("alpha", 0.0)}
-    return layer._replace(outs=[as_result(last.outs[0], layer)], inputs=inputs, attrs=attrs)
-
-
-for name, form, conditions in (
-    ("LayerAddActivation", FinishPattern(True, True), (adds_one_of_its_shape, ends_in_its_shape)),
-    ("LayerAdd", FinishPattern(True, False), (adds_one_of_its_shape,)),
-    ("LayerActivation", FinishPattern(False, True), (ends_in_its_shape,)),
-):
-    CPU.rules.register(
-        Fusion(
-            name,
-            form,
-            with_finish,
-            (next_to_each_other, ends_in_sums, *conditions, has_room),
-            family="LayerFinish",
-            why="sums are finished while they are in registers",
-        )
-    )
+FINISHES = Finishes(FINISHED, ("conv_transpose2d_blocked", "group_norm_blocked"), as_result)
+FINISHES.register(CPU.rules)
 CPU.rules.register(
     Fusion(
         "ConvDepthwise",

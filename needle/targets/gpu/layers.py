@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray.strides import reshaped_strides
 from needle.executor.builder import Builder
+from needle.executor.step import Step
+from needle.graph.matcher import Match
 from needle.ops.linalg.basic import Linear
 from needle.ops.nn.conv import Conv2d
 from needle.ops.nn.spatial import window_attributes
+from needle.targets.finishes import Finishes, added
 from needle.targets.layers import NOTHING, Finish, join_rows, operands
 
 from .target import GPU
@@ -33,3 +37,21 @@ def conv(builder: Builder, op: Conv2d, ins: list[NDArray], out: NDArray, finish:
 def joined(builder: Builder, x: NDArray, out: NDArray, weights: Sequence[NDArray], biases: Sequence[NDArray]) -> None:
     layer = [builder.derive("join_rows", join_rows, *parts) for parts in (weights, biases) if parts]
     Linear().into(out, x, *layer)
+
+
+def as_result(x: NDArray, layer: Step) -> NDArray | None:
+    """An array in the shape of a layer's result, if that moves nothing: kernels write any strides."""
+    shape = layer.outs[0].shape
+    strides = reshaped_strides(x.shape, x.strides, shape) if x.size == layer.outs[0].size else None
+    return None if strides is None else x._view(shape, strides)
+
+
+def adds_another(match: Match) -> str | None:
+    """Convolutions of vendors' libraries do not write over what they add."""
+    layer, last = match.nodes[0].target, match.root.target
+    if "add" not in match or layer.kernel == "matmul_fused" or added(match)._handle is not last.outs[0]._handle:
+        return None
+    return f"{last.label} goes where it adds from"
+
+
+Finishes(("matmul_fused", "conv2d_fused"), ("conv_transpose2d_fused",), as_result, (adds_another,)).register(GPU.rules)

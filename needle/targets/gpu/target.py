@@ -30,8 +30,8 @@ class GpuTarget(LayerTarget):
         return home.is_compact() or (follows(op) and is_channels_last(home))
 
     def row(self, builder: Builder, name: str, named: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """A product as the row that takes a precision, where the plan asks for another one than float32."""
-        fused = builder.device.kernels.get(f"{name}_fused") if builder.precision else None
+        """A product as the row that takes a precision, and finishes its sums."""
+        fused = builder.device.kernels.get(f"{name}_fused")
         if fused is None or named[fused.inputs[0]].dtype != "float32":
             return name, named
         given = named | {"precision": builder.precision}
