@@ -1,0 +1,105 @@
+"""What GPU kernels do four floats at a time, at the sizes and places where they can and just cannot: against numpy in
+float64, in the host emulation at both wave widths on any machine, and on a CUDA device where there is one."""
+
+# ruff: noqa: F811  (fixtures are imported by name)
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gpu_kernels import channels_last, close, inside, nans, run
+from needle.ops.nn.pool import AdaptiveAvgPool2d, AdaptiveAvgPool2dGrad, AvgPool2d, AvgPool2dGrad, MaxPool2d, MaxPool2dGrad
+from needle.ops.nn.resize import Interpolate, InterpolateGrad, attributes_of
+from test_gpu import Backend, backend, normal  # noqa: F401
+
+
+def among(before: int, after: int) -> Callable[[np.ndarray], np.ndarray]:
+    """As a channels-last image that is a slice of one with more channels in front and behind."""
+
+    def place(a: np.ndarray) -> np.ndarray:
+        n, c, h, w = a.shape
+        whole = channels_last(np.full((n, before + c + after, h, w), 7, a.dtype))
+        whole[:, before : before + c] = a
+        return whole[:, before : before + c]
+
+    return place
+
+
+# Aligned; aligned behind other channels; pixels that are no multiple of four apart; from the second channel on.
+PLACES = {"whole": channels_last, "behind": among(4, 8), "odd": among(0, 3), "unaligned": among(1, 3)}
+POOLS = [
+    MaxPool2d((3, 3), (2, 2), (1, 1)),
+    MaxPool2d((2, 2), (2, 2)),
+    MaxPool2d((2, 3), (1, 2), (1, 1), (2, 1)),
+    MaxPool2d((4, 1), (1, 1), (2, 0)),
+    AvgPool2d((3, 3), (2, 2), (1, 1)),
+    AvgPool2d((2, 1), (1, 2)),
+    AvgPool2d((5, 4), (3, 3), (2, 1)),
+    AdaptiveAvgPool2d((1, 1)),
+    AdaptiveAvgPool2d((3, 2)),
+    AdaptiveAvgPool2d((7, 9)),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("channels", [1, 3, 4, 5, 64, 140])
+@pytest.mark.parametrize("op", POOLS, ids=repr)
+def test_pools(backend: Backend, op: MaxPool2d | AvgPool2d | AdaptiveAvgPool2d, channels: int, place: str) -> None:
+    size, put = (2, channels, 7, 9), PLACES[place]
+    x = normal(*size).round(1)  # with ties, of which the first wins
+    exact = op.reference(x.astype(float))
+    out, dx, dy = put(nans(*exact.shape)), put(nans(*size)), normal(*exact.shape, seed=1)
+    run(backend, op.row(), [out], [put(x)], **op.kernel_attributes())
+    close(out, exact)
+    if isinstance(op, MaxPool2d):
+        exact = MaxPool2dGrad(*op.attributes().values()).reference(x, dy.astype(float))
+        run(backend, "max_pool2d_grad", [dx], [put(x), put(dy)], **op.kernel_attributes())
+    else:
+        grad = AvgPool2dGrad(op, size) if isinstance(op, AvgPool2d) else AdaptiveAvgPool2dGrad(size)
+        exact = grad.reference(dy.astype(float))
+        run(backend, f"{op.row()}_grad", [dx], [put(dy)], **op.kernel_attributes())
+    close(dx, exact)
+
+
+@pytest.mark.parametrize("size", [(1, 8, 1, 1), (3, 4, 1, 40), (2, 2048, 7, 7), (1, 12, 33, 1), (2, 128, 5, 4)], ids=str)
+@pytest.mark.parametrize("place", PLACES)
+def test_global_average(backend: Backend, size: tuple, place: str) -> None:
+    x, put = normal(*size) + 1, PLACES[place]
+    out = put(nans(*size[:2], 1, 1))
+    run(backend, "adaptive_avg_pool2d", [out], [put(x)])
+    close(out, x.astype(float).mean((2, 3), keepdims=True))
+
+
+@pytest.mark.parametrize("channels", [3, 4, 64])
+def test_pools_keep_nan_and_infinity(backend: Backend, channels: int) -> None:
+    """In their own channel and window only."""
+    x = channels_last(normal(1, channels, 6, 6))
+    x[0, 1, 0, 0], x[0, 2, 5, 5], x[0, 0] = np.nan, np.inf, -np.inf
+    for kernel in (2, 3):
+        op = MaxPool2d((kernel, kernel), (kernel, kernel))
+        out = channels_last(nans(1, channels, 6 // kernel, 6 // kernel))
+        run(backend, "max_pool2d", [out], [x], **op.kernel_attributes())
+        assert np.isnan(out[0, 1, 0, 0]) and np.isnan(out).sum() == 1
+        assert np.isposinf(out[0, 2, -1, -1]) and np.isposinf(out).sum() == 1 and np.isneginf(out[0, 0]).all()
+    dy, dx = channels_last(normal(1, channels, 2, 2, seed=1)), channels_last(nans(1, channels, 6, 6))
+    dy[0, 1, 0, 0] = np.inf
+    run(backend, "max_pool2d_grad", [dx], [x, dy], **op.kernel_attributes())
+    assert np.isposinf(dx[0, 1, 0, 0]) and np.isfinite(dx).sum() == dx.size - 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("channels", [3, 4, 5, 64])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "corners"])
+@pytest.mark.parametrize("to", [(10, 8), (3, 9), (1, 1)], ids=str)
+def test_interpolate(backend: Backend, to: tuple, mode: str, channels: int, place: str) -> None:
+    size, put, corners = (2, channels, 5, 4), PLACES[place], mode == "corners"
+    kind = "nearest" if mode == "nearest" else "bilinear"
+    op = Interpolate(size=to, mode=kind, align_corners=corners)
+    x, dy = normal(*size), normal(*size[:2], *to, seed=1)
+    attrs, out, dx = attributes_of(op, size[2:], to), put(nans(*dy.shape)), put(nans(*size))
+    run(backend, f"interpolate_{kind}", [out], [put(x)], **attrs)
+    close(out, op.reference(x.astype(float)))
+    run(backend, f"interpolate_{kind}_grad", [dx], [put(dy)], **attrs)
+    close(dx, InterpolateGrad(size, None, kind, corners).reference(dy.astype(float)))
