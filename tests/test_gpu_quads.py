@@ -103,3 +103,70 @@ def test_interpolate(backend: Backend, to: tuple, mode: str, channels: int, plac
     close(out, op.reference(x.astype(float)))
     run(backend, f"interpolate_{kind}_grad", [dx], [put(dy)], **attrs)
     close(dx, InterpolateGrad(size, None, kind, corners).reference(dy.astype(float)))
+
+
+def rows_at(shift: int, gap: int) -> Callable[[np.ndarray], np.ndarray]:
+    """As rows that begin `shift` elements into a larger array's, which have `gap` elements more."""
+
+    def place(a: np.ndarray) -> np.ndarray:
+        whole = np.full((a.shape[0], a.shape[1] + shift + gap), 7, a.dtype)
+        whole[:, shift : shift + a.shape[1]] = a
+        return whole[:, shift : shift + a.shape[1]]
+
+    return place
+
+
+ROW_PLACES = {"whole": rows_at(0, 0), "apart": rows_at(4, 4), "odd": rows_at(0, 3), "unaligned": rows_at(1, 3)}
+# Kept by a wave (also where rows are many), by a block, and too long for one.
+ROWS = [(3, 1), (5, 3), (70, 4), (2, 767), (2, 768), (70, 768), (70, 197), (3, 5000), (2, 9000), (1, 17001), (0, 8)]
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("place", ROW_PLACES)
+def test_layer_norm(backend: Backend, shape: tuple, place: str) -> None:
+    put, (m, d) = ROW_PLACES[place], shape
+    x, weight, bias = normal(*shape) + 3, normal(d, seed=1), normal(d, seed=2)
+    mean, inverse = x.astype(float).mean(1), 1 / np.sqrt(x.astype(float).var(1) + 1e-5)
+    z = (x - mean[:, None]) * inverse[:, None]
+    for ins, exact in (([], z), ([weight, bias], z * weight + bias), ([None, inside(bias, 1)], z + bias)):
+        y, got = put(nans(*shape)), (nans(m), nans(m))
+        run(backend, "layer_norm", [y, *got], [put(x), *ins], eps=1e-5)
+        close(y, exact, 2e-5)
+        close(got[0], mean, 2e-5)
+        close(got[1], inverse, 2e-5)
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("place", ROW_PLACES)
+def test_softmax(backend: Backend, shape: tuple, place: str) -> None:
+    put, (m, d) = ROW_PLACES[place], shape
+    x, dy = 3 * normal(*shape), normal(*shape, seed=1)
+    e = np.exp(x.astype(float) - x.max(-1, keepdims=True))
+    p, labels = e / e.sum(-1, keepdims=True), np.random.default_rng(0).integers(0, d, m)
+    log_p = x - x.max(-1, keepdims=True) - np.log(e.sum(-1, keepdims=True))
+
+    def row(name: str, exact: np.ndarray, *ins: np.ndarray) -> None:
+        out = put(nans(*shape)) if exact.shape == shape else nans(*exact.shape)
+        run(backend, name, [out], list(ins))
+        close(out, exact)
+
+    row("softmax", p, put(x))
+    row("log_softmax", log_p, put(x))
+    row("logsumexp", (x - log_p)[:, :1], put(x))
+    row("softmax_grad", p * (dy - (p * dy).sum(-1, keepdims=True)), put(p.astype("float32")), put(dy))
+    row("log_softmax_grad", dy - p * dy.sum(-1, keepdims=True), put(log_p.astype("float32")), put(dy))
+    row("cross_entropy", -log_p[np.arange(m), labels], put(x), labels)
+    row("cross_entropy_grad", (p - (labels[:, None] == np.arange(d))) * dy[:, :1], put(x), labels, dy[:, 0])
+
+
+@pytest.mark.parametrize("d", [3, 4, 767, 768, 5000, 9000])
+def test_softmax_of_extremes(backend: Backend, d: int) -> None:
+    x = np.zeros((5, d), np.float32)
+    x[0, 1], x[1, 2], x[2], x[3, 1], x[4, ::2] = np.nan, np.inf, -np.inf, -np.inf, -np.inf
+    out, totals = nans(5, d), nans(5, 1)
+    run(backend, "softmax", [out], [x])
+    run(backend, "logsumexp", [totals], [x])
+    assert np.isnan(out[[0, 2]]).all() and np.isnan(out[1, 2])
+    close(out[3:], np.exp(x[3:].astype(float)) / np.exp(x[3:].astype(float)).sum(1, keepdims=True))
+    assert np.isnan(totals[0, 0]) and np.isposinf(totals[1, 0]) and np.isneginf(totals[2, 0])
+    close(totals[3:, 0], np.log(np.exp(x[3:].astype(float)).sum(1)))
