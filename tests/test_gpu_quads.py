@@ -170,3 +170,66 @@ def test_softmax_of_extremes(backend: Backend, d: int) -> None:
     close(out[3:], np.exp(x[3:].astype(float)) / np.exp(x[3:].astype(float)).sum(1, keepdims=True))
     assert np.isnan(totals[0, 0]) and np.isposinf(totals[1, 0]) and np.isneginf(totals[2, 0])
     close(totals[3:, 0], np.log(np.exp(x[3:].astype(float)).sum(1)))
+
+
+# Shapes of an operand and of another that is broadcast to it.
+OPERANDS = [
+    ((1,), (1,)),
+    ((3,), (1,)),
+    ((4099,), (4099,)),
+    ((4099,), (1,)),
+    ((5, 8), (8,)),
+    ((5, 8), (5, 1)),
+    ((5, 7), (7,)),
+    ((3, 4, 5, 12), (4, 1, 12)),
+    ((2, 64, 3, 5), (64, 1, 1)),
+    ((300, 260), (260,)),
+    ((0, 4), (4,)),
+]
+
+
+@pytest.mark.parametrize("shapes", OPERANDS, ids=str)
+@pytest.mark.parametrize("place", ["whole", "aligned", "unaligned", "turned", "backwards"])
+def test_elements(backend: Backend, shapes: tuple, place: str) -> None:
+    """Operands of one value along the last dimension, slices of others, and dimensions in another order."""
+
+    def put(a: np.ndarray) -> np.ndarray:
+        if place == "turned":
+            return np.asfortranarray(a)
+        if place == "backwards":
+            return np.ascontiguousarray(a[..., ::-1])[..., ::-1]
+        return a if place == "whole" else inside(a, 4 if place == "aligned" else 1)
+
+    shape, other = shapes
+    a, b, out = put(normal(*shape)), np.broadcast_to(put(normal(*other, seed=1)), shape), put(nans(*shape))
+    for name, exact in (("add", a.astype(float) + b), ("mul", a.astype(float) * b)):
+        run(backend, name, [out], [a, b])
+        close(out, exact)
+    run(backend, "sub", [out], [b, a])
+    close(out, b.astype(float) - a)
+    run(backend, "relu", [out], [b])
+    close(out, np.maximum(b, 0))
+    run(backend, "where", [out], [np.broadcast_to(a > 0, shape), a, b])
+    close(out, np.where(a > 0, a, b))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "bool"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 16, 64])
+@pytest.mark.parametrize("pixels", [(1, 1), (3, 5), (8, 8), (33, 40)], ids=str)
+def test_copies_of_images(backend: Backend, pixels: tuple, channels: int, dtype: str) -> None:
+    """Into parts of wider images and out of them, and from one order of dimensions to the other."""
+    a = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 99, (2, channels, *pixels)).astype(dtype)
+    for put in (*PLACES.values(), np.ascontiguousarray, inside):
+        for take in (among(channels, 0), channels_last, np.ascontiguousarray, inside):
+            out = put(np.zeros_like(a))
+            run(backend, "copy", [out], [take(a)])
+            assert np.array_equal(out, a)
+            if out.base is not None:  # and nothing beside it was written
+                assert np.array_equal(out.base, put(a).base)
+
+
+def test_copies_keep_every_bit(backend: Backend) -> None:
+    a = np.arange(0x7F800000, 0x7F800000 + 4096, dtype=np.uint32).view(np.float32)  # infinity and NaN of all sorts
+    out = np.zeros(4096, np.float32)
+    run(backend, "copy", [out], [a])
+    assert np.array_equal(out.view(np.uint32), a.view(np.uint32))
