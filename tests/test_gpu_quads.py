@@ -9,10 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpu_kernels import channels_last, close, inside, nans, run
+from gpu_kernels import channels_last, close, inside, nans, run, window
+from needle.ops.nn.conv import conv2d_array
 from needle.ops.nn.pool import AdaptiveAvgPool2d, AdaptiveAvgPool2dGrad, AvgPool2d, AvgPool2dGrad, MaxPool2d, MaxPool2dGrad
 from needle.ops.nn.resize import Interpolate, InterpolateGrad, attributes_of
-from test_gpu import Backend, backend, normal  # noqa: F401
+from test_gpu import RELU, Backend, backend, normal  # noqa: F401
 
 
 def among(before: int, after: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -233,3 +234,44 @@ def test_copies_keep_every_bit(backend: Backend) -> None:
     out = np.zeros(4096, np.float32)
     run(backend, "copy", [out], [a])
     assert np.array_equal(out.view(np.uint32), a.view(np.uint32))
+
+
+# Kernel, stride, padding, dilation.
+DEPTHWISE = [
+    ((3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    ((3, 3), (2, 2), (0, 1, 1, 0), (1, 1)),
+    ((5, 5), (1, 2), (2, 2, 2, 2), (1, 1)),
+    ((7, 7), (1, 1), (3, 3, 3, 3), (1, 1)),
+    ((2, 3), (1, 1), (2, 2, 1, 2), (1, 2)),
+    ((1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
+    ((9, 6), (1, 1), (4, 3, 4, 2), (1, 1)),
+    ((13, 13), (1, 1), (6, 6, 6, 6), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("channels", [3, 4, 5, 64, 268, 1100])
+@pytest.mark.parametrize("case", DEPTHWISE, ids=str)
+def test_depthwise(backend: Backend, case: tuple, channels: int, place: str) -> None:
+    kernel, stride, padding, dilation = case
+    put, size = PLACES[place], (2, channels, 7, 9) if channels < 1000 else (1, channels, 3, 4)
+    x, w = normal(*size), normal(channels, 1, *kernel, seed=1)
+    scale, bias = normal(channels, seed=2), normal(channels, seed=3)
+    exact = conv2d_array(x.astype(float), w.astype(float), stride, padding, dilation, channels)
+    residual, out = normal(*exact.shape, seed=4), put(nans(*exact.shape))
+    attrs = window(stride, padding, dilation, channels) | {"precision": 0, "alpha": 0}
+    run(backend, "conv2d_fused", [out], [put(x), w], activation=0, **attrs)
+    close(out, exact)
+    ins = [put(x), np.asfortranarray(w), inside(scale), bias, put(residual)]
+    run(backend, "conv2d_fused", [out], ins, activation=RELU, **attrs)
+    close(out, np.maximum(exact * scale.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1) + residual, 0))
+
+
+def test_depthwise_of_nan_and_infinity(backend: Backend) -> None:
+    """What lies outside of an image is left out, also where a weight is infinite."""
+    x, w, out = channels_last(normal(1, 8, 4, 4)), np.ones((8, 1, 3, 3), np.float32), channels_last(nans(1, 8, 4, 4))
+    w[2, 0, 0, 0], x[0, 3, 0, 0] = np.inf, np.nan
+    attrs = window((1, 1), (1, 1, 1, 1), (1, 1), 8) | {"precision": 0, "alpha": 0}
+    run(backend, "conv2d_fused", [out], [x, w], activation=0, **attrs)
+    assert np.isfinite(out[0, 2, 0]).all() and np.isfinite(out[0, 2, :, 0]).all() and np.isinf(out[0, 2, 1:, 1:]).all()
+    assert np.isnan(out[0, 3, :2, :2]).all() and np.isnan(out).sum() == 4
