@@ -9,10 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpu_kernels import channels_last, close, inside, nans, run, window
+from gpu_kernels import FLOATS, channels_last, close, inside, nans, run, window
 from needle.ops.nn.conv import conv2d_array
 from needle.ops.nn.pool import AdaptiveAvgPool2d, AdaptiveAvgPool2dGrad, AvgPool2d, AvgPool2dGrad, MaxPool2d, MaxPool2dGrad
 from needle.ops.nn.resize import Interpolate, InterpolateGrad, attributes_of
+from needle.ops.nn.rotary import Rotary
 from test_gpu import RELU, Backend, backend, normal  # noqa: F401
 
 
@@ -275,3 +276,34 @@ def test_depthwise_of_nan_and_infinity(backend: Backend) -> None:
     run(backend, "conv2d_fused", [out], [x, w], activation=0, **attrs)
     assert np.isfinite(out[0, 2, 0]).all() and np.isfinite(out[0, 2, :, 0]).all() and np.isinf(out[0, 2, 1:, 1:]).all()
     assert np.isnan(out[0, 3, :2, :2]).all() and np.isnan(out).sum() == 4
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("place", ROW_PLACES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rms_norm(backend: Backend, shape: tuple, place: str, dtype: str) -> None:
+    put = ROW_PLACES[place]
+    x, weight = normal(*shape).astype(dtype), normal(shape[1], seed=1).astype(dtype)
+    exact = x.astype(float) / np.sqrt((x.astype(float) ** 2).mean(1, keepdims=True) + 1e-3)
+    for ins, wanted in (([], exact), ([weight], exact * weight), ([inside(weight, 1)], exact * weight)):
+        y = put(nans(*shape, dtype=dtype))
+        run(backend, "rms_norm", [y], [put(x), *ins], eps=1e-3)
+        close(y, wanted, FLOATS[dtype])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("width", [2, 4, 6, 8, 20, 64, 128])
+@pytest.mark.parametrize("place", ["whole", "heads", "aligned", "unaligned"])
+def test_rotary(backend: Backend, width: int, interleaved: bool, place: str) -> None:
+    def put(a: np.ndarray) -> np.ndarray:
+        if place == "heads":  # (batch, heads, length, width) whose memory has heads behind the length
+            return np.ascontiguousarray(a.swapaxes(1, 2)).swapaxes(1, 2)
+        return a if place == "whole" else inside(a, 4 if place == "aligned" else 1)
+
+    shape, op = (2, 3, 5, width), Rotary(interleaved)
+    x, cos, sin = normal(*shape), normal(5, width, seed=1), normal(2, 1, 5, width, seed=2)
+    out, turns = put(nans(*shape)), [np.broadcast_to(a, shape) for a in (cos, sin)]
+    run(backend, "rotary", [out], [put(x), *turns], interleaved=int(interleaved))
+    close(out, op.reference(*(a.astype(float) for a in (x, cos, sin))))
+    run(backend, "rotary", [out[0, 0, 0]], [x[0, 0, 0], cos[0], sin[0, 0, 0]], interleaved=int(interleaved))
+    close(out[0, 0, 0], op.reference(*(a.astype(float) for a in (x[0, 0, 0], cos[0], sin[0, 0, 0]))))

@@ -1,5 +1,5 @@
-// Batch normalisation of (N, C, S) views, by given statistics or by its own, with gradient; layer normalisation of
-// rows.
+// Batch normalisation of (N, C, S) views, by given statistics or by its own, with gradient; layer and RMS
+// normalisation of rows.
 #include "gpu/rows.cuh"
 
 namespace needle::gpu {
@@ -150,6 +150,26 @@ struct LayerNorm {
   }
 };
 
+template <class T, int N>
+struct RmsNorm {
+  using S = Scalar<T>;
+  Rows<T> x, y, weight;  // one row of weights, or null
+  S eps;
+  int64_t d;
+
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    Row<T, N, Team> r(team, x[row], d);
+    T squares = 0;
+    r.each([&](const T& v, int64_t) { squares += v * v; });
+    const S scale = inverse_root(team.sum(total(squares)) / static_cast<S>(d * kLanes<T>) + eps);
+    r.put(y[row], [&](const T& v, int64_t i) {
+      const T z = v * scale;
+      return weight.data ? z * read(weight.data + i) : z;
+    });
+  }
+};
+
 bool channels_last(const View& v) {
   return v.shape[1] > 1 && v.stride[1] == 1 && (v.shape[2] == 1 || v.stride[2] != 1);
 }
@@ -240,6 +260,15 @@ void layer_norm(const layer_norm_args& c) {
     using S = Scalar<T>;
     launch_rows<T, LayerNorm>(stream_of(c), x.shape[0], x.shape[1], x, y, weight, bias, c.out.mean.as<S>(),
                               c.out.inverse.as<S>(), static_cast<S>(c.attr.eps));
+  });
+}
+
+// Rows of x (M, D); weight (D) may be absent.
+void rms_norm(const rms_norm_args& c) {
+  const View &x = c.in.x, &y = c.out.y, &weight = c.in.weight;
+  with_rows<rms_norm_args::In::x_dtypes>({&x, &y, &weight}, [&](auto t) {
+    using T = decltype(t);
+    launch_rows<T, RmsNorm>(stream_of(c), x.shape[0], x.shape[1], x, y, weight, static_cast<Scalar<T>>(c.attr.eps));
   });
 }
 
