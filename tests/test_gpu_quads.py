@@ -11,7 +11,14 @@ import pytest
 
 from gpu_kernels import FLOATS, channels_last, close, inside, nans, run, window
 from needle.ops.nn.conv import conv2d_array
-from needle.ops.nn.pool import AdaptiveAvgPool2d, AdaptiveAvgPool2dGrad, AvgPool2d, AvgPool2dGrad, MaxPool2d, MaxPool2dGrad
+from needle.ops.nn.pool import (
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool2dGrad,
+    AvgPool2d,
+    AvgPool2dGrad,
+    MaxPool2d,
+    MaxPool2dGrad,
+)
 from needle.ops.nn.resize import Interpolate, InterpolateGrad, attributes_of
 from needle.ops.nn.rotary import Rotary
 from test_gpu import RELU, Backend, backend, normal  # noqa: F401
@@ -65,7 +72,9 @@ def test_pools(backend: Backend, op: MaxPool2d | AvgPool2d | AdaptiveAvgPool2d, 
     close(dx, exact)
 
 
-@pytest.mark.parametrize("size", [(1, 8, 1, 1), (3, 4, 1, 40), (2, 2048, 7, 7), (1, 12, 33, 1), (2, 128, 5, 4)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(1, 8, 1, 1), (3, 4, 1, 40), (2, 2048, 7, 7), (1, 12, 33, 1), (2, 128, 5, 4)], ids=str
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_global_average(backend: Backend, size: tuple, place: str) -> None:
     x, put = normal(*size) + 1, PLACES[place]
