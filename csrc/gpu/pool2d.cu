@@ -168,7 +168,8 @@ struct TeamPool {
     Spot s = {};
     if (exists) {
       s = out.spot(n);
-      Span ys = bin(s.y, out.height, in.height), xs = bin(s.x, out.width, in.width);
+      const Span ys = out.height == 1 ? Span{0, in.height} : bin(s.y, out.height, in.height);
+      const Span xs = out.width == 1 ? Span{0, in.width} : bin(s.x, out.width, in.width);
       const int width = xs.end - xs.begin, down = Team::step / width, right = Team::step - down * width;
       area = (ys.end - ys.begin) * width;
       int y = team.first / width, x = team.first - y * width;
