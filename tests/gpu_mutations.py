@@ -25,6 +25,7 @@ BARRIER = re.compile(r"\b(?:block|wave)_sync\(\);")
 REACH = {
     "attention.cu": (["attention"], "test_gpu_rows.py", "attention"),
     "attention_few.cu": (["attention_few"], "test_gpu_rows.py", "attention"),
+    "depthwise.cu": (["depthwise"], "test_gpu_quads.py", "test_depthwise"),
     "gather.cu": (["gather"], "test_gpu_arrays.py", "scatter_add_rows"),
     "gemm.cu": (["gemm"], "test_gpu_kernels.py", "matmul or conv2d"),
     "movement.cu": (["movement"], "test_gpu_arrays.py", "transposed_copies"),

@@ -1,5 +1,6 @@
 // The rows of maps.def over arrays of any strides and dtypes: UNARY of them in unary.cu, the others in binary.cu.
 #pragma once
+#include "gpu/quad.cuh"
 #include "gpu/strided.cuh"
 
 namespace needle::gpu {
@@ -24,40 +25,47 @@ __global__ void GPU_BOUNDS(kThreads, 4) elements(Operands<Map> m, T p, T q) {
   });
 }
 
-// float32, all contiguous and aligned: four at a time.
+// float32, four at a time along the last dimension, where an array has neighbours or, as an input, the same value.
+// Of arrays of one dimension and n elements fewer than four may be left over.
 template <class Map>
-__global__ void GPU_BOUNDS(kThreads, 4) dense_elements(Operands<Map> m, float p, float q) {
+__global__ void GPU_BOUNDS(kThreads, 4) quad_elements(Operands<Map> m, uint32_t n, float p, float q) {
   constexpr int kArity = Map::arity;
-  const uint32_t n = static_cast<uint32_t>(m.loop.total), quads = n / 4;
-  float* out = static_cast<float*>(m.data[0]);
-  for_elements(quads, [&](uint32_t i) {
-    float4 v[kArity];
+  const int last = m.loop.rank - 1;
+  for_elements(m.loop.total, [&](uint32_t i) {
+    int64_t at[kArity + 1];
+    m.loop.locate(i, at);
+    Quad v[kArity], r;
 #pragma unroll
-    for (int k = 0; k < kArity; k++)
-      v[k] = read4(static_cast<const float*>(m.data[k + 1]) + 4 * static_cast<int64_t>(i));
-    float r[4];
+    for (int k = 0; k < kArity; k++) {
+      const void* from = m.data[k + 1];
+      v[k] = m.loop.stride[k + 1][last] == 0 ? Quad(static_cast<const float*>(from)[at[k + 1]])
+                                             : read(static_cast<const Quad*>(from) + at[k + 1]);
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       float x[kArity];
 #pragma unroll
-      for (int k = 0; k < kArity; k++) x[k] = j == 0 ? v[k].x : j == 1 ? v[k].y : j == 2 ? v[k].z : v[k].w;
-      r[j] = device::apply_map<Map>(x, p, q);
+      for (int k = 0; k < kArity; k++) x[k] = v[k].v[j];
+      r.v[j] = device::apply_map<Map>(x, p, q);
     }
-    write4(out + 4 * static_cast<int64_t>(i), make_float4(r[0], r[1], r[2], r[3]));
+    write(static_cast<Quad*>(m.data[0]) + at[0], r);
   });
-  const uint32_t last = 4 * quads + threadIdx.x;
-  if (blockIdx.x != 0 || last >= n) return;
+  const uint32_t rest = 4 * static_cast<uint32_t>(m.loop.total) + threadIdx.x;
+  if (blockIdx.x != 0 || rest >= n) return;
   float x[kArity];
 #pragma unroll
-  for (int k = 0; k < kArity; k++) x[k] = static_cast<const float*>(m.data[k + 1])[last];
-  out[last] = device::apply_map<Map>(x, p, q);
+  for (int k = 0; k < kArity; k++) x[k] = static_cast<const float*>(m.data[k + 1])[rest * m.loop.stride[k + 1][0]];
+  static_cast<float*>(m.data[0])[rest] = device::apply_map<Map>(x, p, q);
 }
 
 template <class Map>
-bool dense(const Operands<Map>& m) {
-  for (int k = 0; k <= Map::arity; k++)
-    if (m.dtype[k] != DType::f32 || m.loop.stride[k][0] != 1 || !aligned(m.data[k])) return false;
-  return m.loop.rank == 1;
+bool quads(const Operands<Map>& m) {
+  const int last = m.loop.rank - 1;
+  for (int k = 0; k <= Map::arity; k++) {
+    const bool same = k > 0 && m.loop.stride[k][last] == 0;
+    if (m.dtype[k] != DType::f32 || (!same && !(m.loop.groups(k, 4) && aligned(m.data[k])))) return false;
+  }
+  return true;
 }
 
 // Computes in the dtype of the last input: `where` has a condition of another dtype in front. Bools count as int32.
@@ -74,8 +82,11 @@ void run_map(const char* name, const Call& c) {
     const T p = Map::attributes > 0 ? from_double<T>(c.attr[0]) : T(0);
     const T q = Map::attributes > 1 ? from_double<T>(c.attr[1]) : T(0);
     if constexpr (std::is_same_v<T, float>)
-      if (dense(m))
-        return launch(dense_elements<Map>, grid_for((m.loop.total + 3) / 4), kThreads, 0, stream_of(c), m, p, q);
+      if (quads(m)) {
+        const uint32_t n = static_cast<uint32_t>(m.loop.total);
+        m.loop.group(4);
+        return launch(quad_elements<Map>, grid_for(m.loop.total + 1), kThreads, 0, stream_of(c), m, n, p, q);
+      }
     launch(elements<Map, T>, grid_for(m.loop.total), kThreads, 0, stream_of(c), m, p, q);
   });
 }

@@ -9,7 +9,8 @@ using Source = device::SourceOf<int>;
 
 template <class T>
 __device__ __forceinline__ T mix(const Source& s, T a, T b) {
-  return s.low == s.high ? a : static_cast<T>(1 - s.part) * a + static_cast<T>(s.part) * b;
+  using S = Scalar<T>;
+  return s.low == s.high ? a : static_cast<S>(1 - s.part) * a + static_cast<S>(s.part) * b;
 }
 __device__ __forceinline__ double weight_of(const Source& s, int at) {
   return (s.low == at ? 1 - s.part : 0) + (s.high == at ? s.part : 0);
@@ -33,10 +34,10 @@ struct Resize {
     __device__ __forceinline__ T operator()(const Image<T>&, const Spot& s) const {
       const auto y = source_of(rows, s.y, in.height), x = source_of(columns, s.x, in.width);
       if constexpr (std::is_same_v<Kind, device::Nearest>) {
-        return in.at(s, y, x);
+        return in.get(s, y, x);
       } else {
-        T top = mix(x, in.at(s, y.low, x.low), in.at(s, y.low, x.high));
-        return mix(y, top, mix(x, in.at(s, y.high, x.low), in.at(s, y.high, x.high)));
+        T top = mix(x, in.get(s, y.low, x.low), in.get(s, y.low, x.high));
+        return mix(y, top, mix(x, in.get(s, y.high, x.low), in.get(s, y.high, x.high)));
       }
     }
   };
@@ -48,16 +49,17 @@ struct Resize {
     __device__ __forceinline__ T operator()(const Image<T>& dx, const Spot& s) const {
       const auto ys = reached(s.y, dx.height, rows.scale, dy.height),
                  xs = reached(s.x, dx.width, columns.scale, dy.width);
+      using S = Scalar<T>;
       T sum = 0;
 #pragma unroll 1  // copies of these loops would not fit in registers
       for (int y = ys.begin; y < ys.end; y++) {
-        T weight = static_cast<T>(weight_of(source_of(rows, y, dx.height), s.y));
+        S weight = static_cast<S>(weight_of(source_of(rows, y, dx.height), s.y));
         if (weight == 0) continue;
         T row = 0;
 #pragma unroll 1
         for (int x = xs.begin; x < xs.end; x++) {
-          T w = static_cast<T>(weight_of(source_of(columns, x, dx.width), s.x));
-          if (w != 0) row += w * dy.at(s, y, x);
+          S w = static_cast<S>(weight_of(source_of(columns, x, dx.width), s.x));
+          if (w != 0) row += w * dy.get(s, y, x);
         }
         sum += weight * row;
       }

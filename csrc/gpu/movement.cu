@@ -1,4 +1,5 @@
 // Kernels that only move elements: copies between any strides and dtypes, fills.
+#include "gpu/quad.cuh"
 #include "gpu/strided.cuh"
 
 namespace needle::gpu {
@@ -10,14 +11,27 @@ struct Copy {
   DType to, from;
 };
 
+// Loads of a thread under way while it copies, and blocks on a unit.
+constexpr int kAtOnce = 4, kCopies = 8;
+
 // Bits as they are.
 template <class T>
 __global__ void GPU_BOUNDS(kThreads, 4) copy_bits(Copy c) {
-  for_elements(c.loop.total, [&](uint32_t i) {
-    int64_t at[2];
-    c.loop.locate(i, at);
-    static_cast<T*>(c.out)[at[0]] = static_cast<const T*>(c.in)[at[1]];
-  });
+  const uint32_t total = static_cast<uint32_t>(c.loop.total), threads = gridDim.x * kThreads;
+#pragma unroll 1
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < total; i += kAtOnce * threads) {
+    T element[kAtOnce];
+    int64_t at[kAtOnce][2];
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; k++) {
+      if (i + k * threads >= total) break;
+      c.loop.locate(i + k * threads, at[k]);
+      element[k] = read(static_cast<const T*>(c.in) + at[k][1]);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kAtOnce; k++)
+      if (i + k * threads < total) write(static_cast<T*>(c.out) + at[k][0], element[k]);
+  }
 }
 
 // Through T, which holds every value of the input's dtype.
@@ -110,11 +124,22 @@ void copy(const copy_args& call) {
   const View &y = call.out.y, &x = call.in.x, *views[] = {&y, &x};
   Copy c = {loop_over("copy", views), y.data, x.data, y.dtype, x.dtype};
   if (c.loop.total == 0) return;
-  auto go = [&](auto kernel) { launch(kernel, grid_for(c.loop.total), kThreads, 0, stream_of(call), c); };
+  const gpuStream_t stream = stream_of(call);
   with_type<copy_args::In::x_dtypes>(c.from, [&](auto t) {
     using T = decltype(t);
-    if (c.to != c.from) return go(copy_values<std::conditional_t<std::is_integral_v<T>, int64_t, T>>);
-    if (sizeof(T) != 4 || !transposed(call, c.loop)) go(copy_bits<BitsOf<sizeof(T)>>);
+    if (c.to != c.from) {
+      auto kernel = copy_values<std::conditional_t<std::is_integral_v<T>, int64_t, T>>;
+      return launch(kernel, grid_for(c.loop.total), kThreads, 0, stream, c);
+    }
+    // Neighbours on both sides move together, 16 bytes at a time.
+    constexpr int lanes = 16 / sizeof(T);
+    auto whole = [&](int k) { return c.loop.groups(k, lanes) && c.loop.shape[c.loop.rank - 1] % lanes == 0; };
+    if (whole(0) && whole(1) && aligned(c.out) && aligned(c.in)) {
+      c.loop.group(lanes);
+      return launch(copy_bits<Quad>, grid_for(c.loop.total, kCopies), kThreads, 0, stream, c);
+    }
+    if (sizeof(T) == 4 && transposed(call, c.loop)) return;
+    launch(copy_bits<BitsOf<sizeof(T)>>, grid_for(c.loop.total, kCopies), kThreads, 0, stream, c);
   });
 }
 

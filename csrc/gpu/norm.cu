@@ -1,6 +1,6 @@
-// Batch normalisation of (N, C, S) views, by given statistics or by its own, with gradient; layer normalisation of
-// rows.
-#include "gpu/team.cuh"
+// Batch normalisation of (N, C, S) views, by given statistics or by its own, with gradient; layer and RMS
+// normalisation of rows.
+#include "gpu/rows.cuh"
 
 namespace needle::gpu {
 namespace {
@@ -30,8 +30,7 @@ struct Normalise {
   T eps;
   int activation;
   float alpha;
-  int64_t size;  // of a channel
-  Divisor channels, units;
+  Divisor channels, fast;  // fast: what one row of memory holds, in units of V
   bool channels_last;
 
   __device__ __forceinline__ T value(T v, int64_t c) const {
@@ -41,17 +40,15 @@ struct Normalise {
 };
 
 template <class T, int V>
-__global__ void GPU_BOUNDS(256, 4) normalise(Normalise<T, V> p, int64_t threads) {
-  int64_t index = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+__global__ void GPU_BOUNDS(256, 4) normalise(Normalise<T, V> p, int threads) {
+  const int index = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
   if (index >= threads) return;
-  int64_t c, i, fast = p.channels_last ? p.channels.d / V : p.units.d, rest = index / fast;
-  if (p.channels_last) {
-    c = (index - rest * fast) * V;
-    i = rest;
-  } else {  // units: quads of an image
-    int64_t image = rest / p.channels.d;
-    c = rest - image * p.channels.d;
-    i = image * p.x.pixels.d + (index - rest * fast) * V;
+  const int rest = p.fast.quotient(index), unit = (index - rest * static_cast<int>(p.fast.d)) * V;
+  int64_t c = unit, i = rest;
+  if (!p.channels_last) {
+    const int image = p.channels.quotient(rest);
+    c = rest - image * static_cast<int>(p.channels.d);
+    i = image * static_cast<int64_t>(p.x.pixels.d) + unit;
   }
   const T* from = &p.x.at(c, i);
   T* to = &p.y.at(c, i);
@@ -125,28 +122,51 @@ struct TrainGrad {
   }
 };
 
-template <class T>
+template <class T, int N>
 struct LayerNorm {
+  using S = Scalar<T>;
   Rows<T> x, y;
-  const T *weight, *bias;  // either may be null
-  T *mean, *inverse;
-  T eps;
+  Rows<T> weight, bias;  // one row of each, or null
+  S *mean, *inverse;
+  S eps;
   int64_t d;
 
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    Row<T, N, Team> r(team, x[row], d);
+    const S size = static_cast<S>(d * kLanes<T>);
     T sum = 0, square = 0;
-    for (int64_t i = team.first; i < d; i += Team::step) sum += x[row][i];
-    T centre = team.sum(sum) / d;
-    for (int64_t i = team.first; i < d; i += Team::step) square += (x[row][i] - centre) * (x[row][i] - centre);
-    T scale = inverse_root(team.sum(square) / d + eps);
+    r.each([&](const T& v, int64_t) { sum += v; });
+    const S centre = team.sum(total(sum)) / size;
+    r.each([&](const T& v, int64_t) { square += (v - centre) * (v - centre); });
+    const S scale = inverse_root(team.sum(total(square)) / size + eps);
     if (team.first == 0) mean[row] = centre, inverse[row] = scale;
-    for (int64_t i = team.first; i < d; i += Team::step) {
-      T v = (x[row][i] - centre) * scale;
-      if (weight) v *= weight[i];
-      if (bias) v += bias[i];
-      y[row][i] = v;
-    }
+    r.put(y[row], [&](const T& x, int64_t i) {
+      T v = (x - centre) * scale;
+      if (weight.data) v *= read(weight.data + i);
+      if (bias.data) v += read(bias.data + i);
+      return v;
+    });
+  }
+};
+
+template <class T, int N>
+struct RmsNorm {
+  using S = Scalar<T>;
+  Rows<T> x, y, weight;  // one row of weights, or null
+  S eps;
+  int64_t d;
+
+  template <class Team>
+  __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
+    Row<T, N, Team> r(team, x[row], d);
+    T squares = 0;
+    r.each([&](const T& v, int64_t) { squares += v * v; });
+    const S scale = inverse_root(team.sum(total(squares)) / static_cast<S>(d * kLanes<T>) + eps);
+    r.put(y[row], [&](const T& v, int64_t i) {
+      const T z = v * scale;
+      return weight.data ? z * read(weight.data + i) : z;
+    });
   }
 };
 
@@ -167,19 +187,13 @@ void launch_channels(const Op& op, const View& x, gpuStream_t stream) {
   launch_teams<BlockTeam>(op, x.shape[1], stream);
 }
 
-bool quads(const View& v, bool last) {
-  int64_t near = last ? v.stride[1] : v.stride[2], extent = last ? v.shape[1] : v.shape[2];
-  return v.dtype == DType::f32 && near == 1 && extent % 4 == 0 && v.stride[0] % 4 == 0 &&
-         (last ? v.stride[2] : v.stride[1]) % 4 == 0 && aligned(v.data);
-}
-
 }  // namespace
 
 void batch_norm(const batch_norm_args& c) {
   const View &x = c.in.x, &y = c.out.y;
   if (y.size() == 0) return;
-  bool last = channels_last(x), wide = quads(x, last) && quads(y, last);
-  int64_t size = channel_size(x);
+  bool last = channels_last(x), wide = quads(x, last ? 1 : 2) && quads(y, last ? 1 : 2);
+  channel_size(x);
   auto start = [&](auto t, auto width) {
     using T = decltype(t);
     constexpr int V = decltype(width)::value;
@@ -192,13 +206,12 @@ void batch_norm(const batch_norm_args& c) {
                          static_cast<T>(c.attr.eps),
                          static_cast<int>(c.attr.activation),
                          static_cast<float>(c.attr.alpha),
-                         size,
                          x.shape[1],
-                         x.shape[2] / V,
+                         (last ? x.shape[1] : x.shape[2]) / V,
                          last};
-    int64_t threads = y.size() / V, blocks = (threads + 255) / 256;
-    if (blocks > INT32_MAX) fail("batch_norm", "at most 2^31 blocks", std::to_string(blocks));
-    launch(normalise<T, V>, dim3(static_cast<unsigned>(blocks)), 256, 0, stream_of(c), p, threads);
+    const int64_t threads = y.size() / V;
+    if (threads > INT32_MAX - 256) fail("batch_norm", "images have at most 2^31 elements", std::to_string(y.size()));
+    launch(normalise<T, V>, dim3(static_cast<unsigned>((threads + 255) / 256)), 256, 0, stream_of(c), p, threads);
   };
   if (wide) return start(float{}, std::integral_constant<int, 4>());
   with_type<batch_norm_args::In::x_dtypes>(x.dtype, [&](auto t) { start(t, std::integral_constant<int, 1>()); });
@@ -241,18 +254,21 @@ void batch_norm_train_grad(const batch_norm_train_grad_args& c) {
 
 // Rows of x (M, D); outputs y, mean (M), 1 / sqrt(variance + eps) (M). Weight and bias may be absent.
 void layer_norm(const layer_norm_args& c) {
-  const View& x = c.in.x;
-  with_type<layer_norm_args::In::x_dtypes>(x.dtype, [&](auto t) {
+  const View &x = c.in.x, &y = c.out.y, &weight = c.in.weight, &bias = c.in.bias;
+  with_rows<layer_norm_args::In::x_dtypes>({&x, &y, &weight, &bias}, [&](auto t) {
     using T = decltype(t);
-    LayerNorm<T> op = {x,
-                       c.out.y,
-                       c.in.weight.as<T>(),
-                       c.in.bias.as<T>(),
-                       c.out.mean.as<T>(),
-                       c.out.inverse.as<T>(),
-                       static_cast<T>(c.attr.eps),
-                       x.shape[1]};
-    launch_rows(op, x.shape[0], x.shape[1], stream_of(c));
+    using S = Scalar<T>;
+    launch_rows<T, LayerNorm>(stream_of(c), x.shape[0], x.shape[1], x, y, weight, bias, c.out.mean.as<S>(),
+                              c.out.inverse.as<S>(), static_cast<S>(c.attr.eps));
+  });
+}
+
+// Rows of x (M, D); weight (D) may be absent.
+void rms_norm(const rms_norm_args& c) {
+  const View &x = c.in.x, &y = c.out.y, &weight = c.in.weight;
+  with_rows<rms_norm_args::In::x_dtypes>({&x, &y, &weight}, [&](auto t) {
+    using T = decltype(t);
+    launch_rows<T, RmsNorm>(stream_of(c), x.shape[0], x.shape[1], x, y, weight, static_cast<Scalar<T>>(c.attr.eps));
   });
 }
 

@@ -6,7 +6,7 @@
 namespace needle::gpu {
 namespace {
 
-constexpr int kFlush = 64;
+constexpr int kFlush = 64, kAtOnce = 4;
 
 using device::Accumulator;
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ void write(const Reduction<T>& r, uint32_t output, in
   }
 }
 
-// The elements begin, begin + step, ... of an output.
+// The elements begin, begin + step, ... of an output, of which kAtOnce are loaded together.
 template <class Op, class T>
 __device__ __forceinline__ Accumulator<T> reduce_elements(const Reduction<T>& r, const T* from, uint32_t begin,
                                                           uint32_t end, uint32_t step) {
@@ -46,15 +46,24 @@ __device__ __forceinline__ Accumulator<T> reduce_elements(const Reduction<T>& r,
 #pragma unroll 1
   while (begin < end) {
     T sum = r.low;
-    int n = 0;
 #pragma unroll 1
-    for (; n < kFlush && begin < end; n++, begin += step) {
-      int64_t at[1];
-      r.reduced.locate(begin, at);
-      if constexpr (std::is_integral<T>::value) {
-        total = Op::combine(total, static_cast<A>(from[at[0]]));
-      } else {
-        sum = Op::combine(sum, from[at[0]]);
+    for (int n = 0; n < kFlush && begin < end; n += kAtOnce, begin += kAtOnce * step) {
+      T element[kAtOnce];
+#pragma unroll
+      for (uint32_t k = 0; k < kAtOnce; k++) {
+        element[k] = r.low;
+        if (begin + k * step >= end) continue;
+        int64_t at[1];
+        r.reduced.locate(begin + k * step, at);
+        element[k] = from[at[0]];
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; k++) {
+        if constexpr (std::is_integral<T>::value) {
+          total = Op::combine(total, static_cast<A>(element[k]));
+        } else {
+          sum = Op::combine(sum, element[k]);
+        }
       }
     }
     total = Op::combine(total, static_cast<A>(sum));

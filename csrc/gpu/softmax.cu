@@ -1,95 +1,107 @@
-// Softmax and its relatives over the rows of (M, D) views, whose rows are contiguous. What a thread reads again it has
-// read a moment ago: from the second pass on rows come from the first-level cache.
+// Softmax and its relatives over the rows of (M, D) views, whose rows are contiguous.
+#include "gpu/rows.cuh"
 #include "gpu/strided.cuh"
-#include "gpu/team.cuh"
 
 namespace needle::gpu {
 namespace {
 
-template <class T, class Team>
-__device__ __forceinline__ T row_max(const Team& team, const T* x, int64_t d) {
-  T top = -infinity<T>();
-  for (int64_t i = team.first; i < d; i += Team::step) top = device::maximum_map::apply(top, x[i], top, top);
-  return team.max(top);
+template <class T>
+__device__ __forceinline__ T exp(const T& x) {
+  return lanewise([](auto v) { return device::exp(v); }, x);
+}
+
+// NaN if one is in the row.
+template <class T, int N, class Team>
+__device__ __forceinline__ Scalar<T> row_max(const Team& team, Row<T, N, Team>& r) {
+  auto larger = [](auto a, auto b) { return device::maximum_map::apply(a, b, a, a); };
+  T top = -infinity<Scalar<T>>();
+  r.each([&](const T& v, int64_t) { top = lanewise(larger, top, v); });
+  return team.max(across(top, larger));
 }
 
 // The sum of e ** (x - top) over a row.
-template <class T, class Team>
-__device__ __forceinline__ T exp_sum(const Team& team, const T* x, int64_t d, T top) {
+template <class T, int N, class Team>
+__device__ __forceinline__ Scalar<T> exp_sum(const Team& team, Row<T, N, Team>& r, Scalar<T> top) {
   T sum = 0;
-  for (int64_t i = team.first; i < d; i += Team::step) sum += device::exp(x[i] - top);
-  return team.sum(sum);
+  r.each([&](const T& v, int64_t) { sum += exp(v - top); });
+  return team.sum(total(sum));
 }
 
 // NaN where the largest number of the row, `top`, is infinite.
-template <class T, class Team>
-__device__ __forceinline__ T log_sum_exp(const Team& team, const T* x, int64_t d, T top) {
-  return top + device::log(exp_sum(team, x, d, top));
+template <class T, int N, class Team>
+__device__ __forceinline__ Scalar<T> log_sum_exp(const Team& team, Row<T, N, Team>& r, Scalar<T> top) {
+  return top + device::log(exp_sum(team, r, top));
 }
 
-template <class T>
+template <class T, int N>
 struct Softmax {
   Rows<T> x, y;
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T top = row_max(team, x[row], d), sum = 0;
-    for (int64_t i = team.first; i < d; i += Team::step) {
-      T e = device::exp(x[row][i] - top);
-      y[row][i] = e;
-      sum += e;
-    }
-    T scale = 1 / team.sum(sum);
-    for (int64_t i = team.first; i < d; i += Team::step) y[row][i] *= scale;
+    Row<T, N, Team> r(team, x[row], d);
+    const Scalar<T> top = row_max(team, r);
+    T sum = 0;
+    r.each([&](T& v, int64_t) {
+      v = exp(v - top);
+      sum += v;
+    });
+    const Scalar<T> scale = 1 / team.sum(total(sum));
+    r.put(y[row], [&](const T& v, int64_t) { return (N > 0 ? v : exp(v - top)) * scale; });
   }
 };
 
-template <class T>
+template <class T, int N>
 struct LogSoftmax {
   Rows<T> x, y;
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T top = row_max(team, x[row], d), shift = device::log(exp_sum(team, x[row], d, top));
-    for (int64_t i = team.first; i < d; i += Team::step) y[row][i] = x[row][i] - top - shift;
+    Row<T, N, Team> r(team, x[row], d);
+    const Scalar<T> top = row_max(team, r), shift = device::log(exp_sum(team, r, top));
+    r.put(y[row], [&](const T& v, int64_t) { return v - top - shift; });
   }
 };
 
-template <class T>
+template <class T, int N>
 struct LogSumExp {
-  Rows<T> x, y;
+  Rows<T> x;
+  Rows<Scalar<T>> y;
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T top = row_max(team, x[row], d);
-    T v = log_sum_exp(team, x[row], d, top - top == 0 ? top : T(0));  // infinite: the sum itself is 0 or infinite
+    Row<T, N, Team> r(team, x[row], d);
+    const Scalar<T> top = row_max(team, r);
+    Scalar<T> v = log_sum_exp(team, r, top - top == 0 ? top : 0);  // infinite: the sum itself is 0 or infinite
     if (team.first == 0) *y[row] = v;
   }
 };
 
-template <class T>
+template <class T, int N>
 struct SoftmaxGrad {
   Rows<T> y, dy, dx;
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T dot = 0;
-    for (int64_t i = team.first; i < d; i += Team::step) dot += y[row][i] * dy[row][i];
-    dot = team.sum(dot);
-    for (int64_t i = team.first; i < d; i += Team::step) dx[row][i] = y[row][i] * (dy[row][i] - dot);
+    Row<T, N, Team> r(team, y[row], d), slopes(team, dy[row], d);
+    T products = 0;
+    r.each([&](const T& v, int64_t, const T& slope) { products += v * slope; }, slopes);
+    const Scalar<T> dot = team.sum(total(products));
+    r.put(dx[row], [&](const T& v, int64_t, const T& slope) { return v * (slope - dot); }, slopes);
   }
 };
 
-template <class T>
+template <class T, int N>
 struct LogSoftmaxGrad {
   Rows<T> y, dy, dx;
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T sum = 0;
-    for (int64_t i = team.first; i < d; i += Team::step) sum += dy[row][i];
-    sum = team.sum(sum);
-    for (int64_t i = team.first; i < d; i += Team::step) dx[row][i] = dy[row][i] - device::exp(y[row][i]) * sum;
+    Row<T, N, Team> r(team, y[row], d), slopes(team, dy[row], d);
+    T sums = 0;
+    slopes.each([&](const T& slope, int64_t) { sums += slope; });
+    const Scalar<T> sum = team.sum(total(sums));
+    r.put(dx[row], [&](const T& v, int64_t, const T& slope) { return slope - exp(v) * sum; }, slopes);
   }
 };
 
@@ -101,70 +113,86 @@ struct Labels {
   __device__ __forceinline__ int64_t operator[](int64_t i) const { return load_as<int64_t>(data, dtype, i * stride); }
 };
 
-template <class T>
+template <class T, int N>
 struct CrossEntropy {
-  Rows<T> x, loss;
+  using S = Scalar<T>;
+  Rows<T> x;
+  Rows<S> loss;
   Labels labels;
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T total = log_sum_exp(team, x[row], d, row_max(team, x[row], d));
-    int64_t label = labels[row];
-    if (team.first == 0)
-      *loss[row] = label >= 0 && label < d ? total - x[row][label] : static_cast<T>(__builtin_nan(""));
+    Row<T, N, Team> r(team, x[row], d);
+    const S sum = log_sum_exp(team, r, row_max(team, r));
+    const int64_t label = labels[row];
+    if (team.first != 0) return;
+    *loss[row] = label >= 0 && label < d * kLanes<T> ? sum - reinterpret_cast<const S*>(x[row])[label]
+                                                     : static_cast<S>(__builtin_nan(""));
   }
 };
 
-template <class T>
+template <class T, int N>
 struct CrossEntropyGrad {
-  Rows<T> x, g, dx;
+  using S = Scalar<T>;
+  Rows<T> x;
+  Rows<S> g;
+  Rows<T> dx;
   Labels labels;
   int64_t d;
   template <class Team>
   __device__ __forceinline__ void operator()(const Team& team, int64_t row, bool) const {
-    T shift = log_sum_exp(team, x[row], d, row_max(team, x[row], d)), scale = *g[row];
-    int64_t label = labels[row];
-    for (int64_t i = team.first; i < d; i += Team::step)
-      dx[row][i] = device::exp(x[row][i] - shift) * scale - (i == label ? scale : 0);
+    Row<T, N, Team> r(team, x[row], d);
+    const S shift = log_sum_exp(team, r, row_max(team, r)), scale = *g[row];
+    const int64_t label = labels[row];
+    r.put(dx[row], [&](const T& v, int64_t i) {
+      T slope = exp(v - shift) * scale;
+#pragma unroll
+      for (int k = 0; k < kLanes<T>; k++)
+        if (i * kLanes<T> + k == label) lane(slope, k) -= scale;
+      return slope;
+    });
   }
 };
 
-// Runs Op<T>{parts..., length of a row} on the rows of x, T being its dtype, one of `letters`.
-template <const char* letters, template <class> class Op, class... Parts>
-void run(const Exec* exec, const View& x, const Parts&... parts) {
-  const int64_t rows = x.shape[0], d = x.shape[1];
-  if (d == 0) return;
-  with_type<letters>(x.dtype, [&](auto t) {
-    launch_rows(Op<decltype(t)>{parts..., d}, rows, d, static_cast<gpuStream_t>(exec->stream));
+// Runs Op on the rows of x, whose dtype is one of `letters`, with `parts`; `rows` are all views of its shape.
+template <const char* letters, template <class, int> class Op, int arrays = 1, class... Parts>
+void run(const Exec* exec, std::initializer_list<const View*> rows, const Parts&... parts) {
+  const View& x = **rows.begin();
+  if (x.shape[1] == 0) return;
+  with_rows<letters>(rows, [&](auto t) {
+    launch_rows<decltype(t), Op, arrays>(static_cast<gpuStream_t>(exec->stream), x.shape[0], x.shape[1], parts...);
   });
 }
 
-template <template <class> class Op, class Args>
+template <template <class, int> class Op, class Args>
 void unary(const Args& c) {
-  run<Args::In::x_dtypes, Op>(c.exec, c.in.x, c.in.x, c.out.y);
+  run<Args::In::x_dtypes, Op>(c.exec, {&c.in.x, &c.out.y}, c.in.x, c.out.y);
 }
-template <template <class> class Op, class Args>
+template <template <class, int> class Op, class Args>
 void binary(const Args& c) {
-  run<Args::In::y_dtypes, Op>(c.exec, c.in.y, c.in.y, c.in.dy, c.out.dx);
+  run<Args::In::y_dtypes, Op, 2>(c.exec, {&c.in.y, &c.in.dy, &c.out.dx}, c.in.y, c.in.dy, c.out.dx);
 }
 
 }  // namespace
 
 void softmax(const softmax_args& c) { unary<Softmax>(c); }
 void log_softmax(const log_softmax_args& c) { unary<LogSoftmax>(c); }
-void logsumexp(const logsumexp_args& c) { unary<LogSumExp>(c); }
+void logsumexp(const logsumexp_args& c) {
+  run<logsumexp_args::In::x_dtypes, LogSumExp>(c.exec, {&c.in.x}, c.in.x, c.out.y);
+}
 void softmax_grad(const softmax_grad_args& c) { binary<SoftmaxGrad>(c); }
 void log_softmax_grad(const log_softmax_grad_args& c) { binary<LogSoftmaxGrad>(c); }
 
 // Logits (M, D) and class numbers (M) to losses (M); a number that is no class gives NaN, since a kernel cannot raise.
 void cross_entropy(const cross_entropy_args& c) {
-  run<cross_entropy_args::In::logits_dtypes, CrossEntropy>(c.exec, c.in.logits, c.in.logits, c.out.loss, c.in.labels);
+  run<cross_entropy_args::In::logits_dtypes, CrossEntropy>(c.exec, {&c.in.logits}, c.in.logits, c.out.loss,
+                                                           c.in.labels);
 }
 
 // From logits, class numbers and the gradient of the losses (M): (softmax(x) - one hot) * gradient.
 void cross_entropy_grad(const cross_entropy_grad_args& c) {
-  run<cross_entropy_grad_args::In::logits_dtypes, CrossEntropyGrad>(c.exec, c.in.logits, c.in.logits, c.in.dloss,
-                                                                    c.out.dlogits, c.in.labels);
+  const View &x = c.in.logits, &dx = c.out.dlogits;
+  run<cross_entropy_grad_args::In::logits_dtypes, CrossEntropyGrad>(c.exec, {&x, &dx}, x, c.in.dloss, dx, c.in.labels);
 }
 
 }  // namespace needle::gpu

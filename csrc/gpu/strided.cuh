@@ -28,6 +28,25 @@ struct Loop : device::MergedLoop<N> {
     for (int d = 0; d < this->rank; d++) size[d] = this->shape[d];
   }
 
+  // Whether groups of `lanes` neighbours along the last dimension can be moved as one in array k.
+  bool groups(int k, int lanes) const {
+    const int last = this->rank - 1;
+    if (this->stride[k][last] != 1 || (last > 0 && this->shape[last] % lanes != 0)) return false;
+    for (int d = 0; d < last; d++)
+      if (this->stride[k][d] % lanes != 0) return false;
+    return true;
+  }
+  // From here on they count as one element, and so do strides of arrays which have neighbours there. Of one dimension
+  // fewer than `lanes` elements may be left over.
+  void group(int lanes) {
+    const int last = this->rank - 1;
+    total = total / this->shape[last] * (this->shape[last] / lanes);
+    size[last] = this->shape[last] /= lanes;
+    for (int k = 0; k < N; k++)
+      for (int d = 0; d < last; d++)
+        if (this->stride[k][last] == 1) this->stride[k][d] /= lanes;
+  }
+
   // Where element i lies in each array.
   __device__ __forceinline__ void locate(uint32_t i, int64_t (&at)[N]) const {
 #pragma unroll
@@ -80,8 +99,8 @@ __device__ __forceinline__ void store_as(void* p, DType dtype, int64_t i, T v) {
 constexpr unsigned kThreads = 256;
 
 // Blocks of kThreads threads for `work` turns of a thread, of which each makes several when there are many.
-inline dim3 grid_for(int64_t work) {
-  int64_t blocks = (work + kThreads - 1) / kThreads, most = 32LL * device_units();
+inline dim3 grid_for(int64_t work, int per_unit = 32) {
+  int64_t blocks = (work + kThreads - 1) / kThreads, most = static_cast<int64_t>(per_unit) * device_units();
   return dim3(static_cast<unsigned>(blocks < most ? blocks : most));
 }
 

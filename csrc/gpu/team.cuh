@@ -103,22 +103,4 @@ void launch_teams(const Op& op, int64_t size, gpuStream_t stream) {
   launch(team_kernel<Team, Op>, dim3(static_cast<unsigned>(blocks)), kTeamThreads, 0, stream, op, size);
 }
 
-// Rows of `length`: a wave each, unless they are long and too few to fill the device.
-template <class Op>
-void launch_rows(const Op& op, int64_t rows, int64_t length, gpuStream_t stream) {
-  if (length > 16 * WAVE || (length > 2 * WAVE && rows < 8LL * device_units()))
-    return launch_teams<BlockTeam>(op, rows, stream);
-  launch_teams<WaveTeam>(op, rows, stream);
-}
-
-// Rows of a (M, D) view, whose elements are neighbours.
-template <class T>
-struct Rows {
-  T* data;
-  int64_t stride;
-  Rows() = default;
-  Rows(const View& v) : data(v.as<T>()), stride(v.rank ? v.stride[0] : 0) {}
-  __device__ __forceinline__ T* operator[](int64_t row) const { return data + row * stride; }
-};
-
 }  // namespace needle::gpu
