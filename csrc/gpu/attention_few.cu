@@ -48,9 +48,8 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_part(Attention p, Parts parts)
 #pragma unroll 1
     for (int e = 0; e < p.features; e += kFeatures) {
       block_sync();
-      load_turned<QUERIES, kFeatures>(shared.q, q + e * p.q.column, p.q.row, p.q.column, p.queries, p.features - e);
-      load_turned<kKeys, kFeatures>(shared.k, k + key0 * p.k.row + e * p.k.column, p.k.row, p.k.column, last - key0,
-                                    p.features - e);
+      load_turned<QUERIES, kFeatures>(shared.q, p.q, q + e * p.q.column, p.queries, p.features - e);
+      load_turned<kKeys, kFeatures>(shared.k, p.k, k + key0 * p.k.row + e * p.k.column, last - key0, p.features - e);
       block_sync();
 #pragma unroll
       for (int n = 0; n < kFeatures / kGroups; n++) {

@@ -9,6 +9,7 @@
 //   shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
 //   read4 / write4                      an aligned float4
 //   read_vector<T>(p)                   an aligned T that holds several elements of an array
+//   write_vector(p, Vector<T, N>)       N of them in one aligned access
 //   device::activate, device::relu_map  the shared maths of math/maps.h, as device code
 //
 // Blocks are one-dimensional, a whole number of waves, and every lane of a wave takes part in each shuffle and ballot.
@@ -111,6 +112,12 @@ static_assert(WAVE == __AMDGCN_WAVEFRONT_SIZE__, "NEEDLE_WAVE is not the wavefro
 
 // ---- on the device -------------------------------------------------------------------------------------------------
 
+// What write_vector writes at once.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  T v[N];
+} __attribute__((may_alias));
+
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % WAVE); }
 
 #if defined(NEEDLE_EMULATION)
@@ -140,6 +147,10 @@ T read_vector(const void* p) {
   emulation::aligned(static_cast<const T*>(p));
   return *static_cast<const Any*>(p);
 }
+template <class T, int N>
+void write_vector(void* p, const Vector<T, N>& v) {
+  *emulation::aligned(static_cast<Vector<T, N>*>(p)) = v;
+}
 inline float4 read4(const float* p) { return *emulation::aligned(reinterpret_cast<const float4*>(p)); }
 inline void write4(float* p, float4 v) { *emulation::aligned(reinterpret_cast<float4*>(p)) = v; }
 template <class T>
@@ -163,6 +174,10 @@ __device__ __forceinline__ T atomic_add(T* p, T v) {
 template <class T>
 __device__ __forceinline__ T read_vector(const void* p) {
   return *static_cast<const T*>(p);
+}
+template <class T, int N>
+__device__ __forceinline__ void write_vector(void* p, const Vector<T, N>& v) {
+  *static_cast<Vector<T, N>*>(p) = v;
 }
 __device__ __forceinline__ float4 read4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 __device__ __forceinline__ void write4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
