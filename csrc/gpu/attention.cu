@@ -58,12 +58,12 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_tile(Attention p) {
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int query = query0 + r + i;
+      const int query = query0 + r + i, visible = seen_keys(p, query) - key0 - c;
+      const int64_t at = mask + query * p.mask.row + (key0 + c) * p.mask.column;
       float most = top[i];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const int key = key0 + c + j;
-        const float s = masked_score(p, mask, score[i][j], query, key);
+        const float s = j < visible ? masked_score(p, score[i][j], at + j * p.mask.column) : -HUGE_VALF;
         score[i][j] = s;
         most = device::maximum_map::apply(most, s, s, s);
       }
@@ -90,8 +90,9 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_tile(Attention p) {
       block_sync();
 #pragma unroll kAtOnce
       for (int e = threadIdx.x; e < kValueKeys * VALUES / 4; e += kThreads) {
-        const int i = e / (VALUES / 4), j = e % (VALUES / 4) * 4;
-        write4(&shared.v[i][j], take4(p.v, v, key0 + first + i, p.keys, j, p.values - value0));
+        const int i = e / (VALUES / 4), j = e % (VALUES / 4) * 4, key = key0 + first + i;
+        const int left = key < p.keys ? p.values - value0 - j : 0;
+        write4(&shared.v[i][j], take4(p.v, v + key * p.v.row + j * p.v.column, left));
       }
       block_sync();
 #pragma unroll 4

@@ -70,18 +70,16 @@ __device__ __forceinline__ int64_t batch_offset(const Attention& p, const Matrix
   return at;
 }
 
-// Four neighbours of a row, zero beyond rows and columns.
-__device__ __forceinline__ float4 take4(const Matrix& m, const float* from, int row, int rows, int column,
-                                        int columns) {
-  if (row >= rows || column >= columns) return make_float4(0, 0, 0, 0);
-  const float* at = from + row * m.row + column * m.column;
+// Four neighbours of a row from `at` on, zero beyond the `left` ones that it still has.
+__device__ __forceinline__ float4 take4(const Matrix& m, const float* at, int left) {
+  if (left <= 0) return make_float4(0, 0, 0, 0);
   if (m.wide) return read4(at);
-  return make_float4(at[0], column + 1 < columns ? at[m.column] : 0, column + 2 < columns ? at[2 * m.column] : 0,
-                     column + 3 < columns ? at[3 * m.column] : 0);
+  return make_float4(at[0], left > 1 ? at[m.column] : 0, left > 2 ? at[2 * m.column] : 0,
+                     left > 3 ? at[3 * m.column] : 0);
 }
 
-// to[column][row] = from[row][column], zero beyond. Sixteen neighbouring threads have sixteen rows, so that their stores
-// fall into as many banks, and the next ones the four columns beside.
+// to[column][row] = from[row][column], zero beyond. Sixteen neighbouring threads have sixteen rows, so that their
+// stores fall into as many banks, and the next ones the four columns beside.
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], const Matrix& m, const float* from,
                                             int rows, int columns) {
@@ -90,17 +88,21 @@ __device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], cons
   for (int e = threadIdx.x; e < ROWS * COLUMNS / 4; e += kAttentionThreads) {
     const int i = e % kRows + e / (2 * kRows) % kGroups * kRows;
     const int j = (e / kRows % 2 + e / (2 * kRows) / kGroups * 2) * 4;
-    const float4 v = take4(m, from, i, rows, j, columns);
+    const float4 v = take4(m, from + i * m.row + j * m.column, i < rows ? columns - j : 0);
     to[j][i] = v.x, to[j + 1][i] = v.y, to[j + 2][i] = v.z, to[j + 3][i] = v.w;
   }
 }
 
-// The score of a query and a key, -inf where it is hidden; `mask` is where the head's mask begins.
-__device__ __forceinline__ float masked_score(const Attention& p, int64_t mask, float sum, int query, int key) {
-  if (key >= p.keys || query >= p.queries || (p.causal && key > query)) return -HUGE_VALF;
+// How many keys a query sees, but for the mask.
+__device__ __forceinline__ int seen_keys(const Attention& p, int query) {
+  if (query >= p.queries) return 0;
+  return p.causal && query < p.keys ? query + 1 : p.keys;
+}
+
+// The score of a query and a key of which the mask has element `at`, -inf where it is hidden.
+__device__ __forceinline__ float masked_score(const Attention& p, float sum, int64_t at) {
   const float s = sum * p.scale;
   if (!p.mask.data) return s;
-  const int64_t at = mask + query * p.mask.row + key * p.mask.column;
   if (p.bool_mask) return static_cast<const bool*>(p.mask.data)[at] ? s : -HUGE_VALF;
   return s + static_cast<const float*>(p.mask.data)[at];
 }

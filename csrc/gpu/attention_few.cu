@@ -68,7 +68,8 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_part(Attention p, Parts parts)
       float sum = 0;
 #pragma unroll
       for (int g = 0; g < kGroups; g++) sum += shared.products[g][i][key];
-      shared.weight[key0 - first + key][i] = masked_score(p, mask, sum, i, key0 + key);
+      const int64_t at = mask + i * p.mask.row + (key0 + key) * p.mask.column;
+      shared.weight[key0 - first + key][i] = key0 + key < seen_keys(p, i) ? masked_score(p, sum, at) : -HUGE_VALF;
     }
   }
   block_sync();  // needed where a wave has fewer lanes than kKeys: else each thread reads what it wrote

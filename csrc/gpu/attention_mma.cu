@@ -10,59 +10,64 @@ namespace {
 constexpr int kQueries = kAttentionQueries, kThreads = kQueries / 16 * WAVE;
 constexpr float kLog2e = 1.44269504f;
 
-// to[row] = from[row], zero beyond.
+// to[row] = from[row], zero beyond. A thread has the same four columns of every kStep-th row.
 template <int P, int ROWS, int SIZE>
 __device__ __forceinline__ void load_lines(uint32_t (&to)[ROWS][SIZE / kPack<P> + 4], const Matrix& m,
                                            const float* from, int rows, int columns) {
-  constexpr int kQuads = SIZE / 4, kAll = ROWS * kQuads / kThreads,
-                kOnce = kAll < 8 ? kAll : 8;  // on their way at once
+  constexpr int kStep = kThreads / (SIZE / 4), kOnce = ROWS / kStep < 8 ? ROWS / kStep : 8;  // on their way at once
+  const int column = threadIdx.x % (SIZE / 4) * 4;
+  int row = threadIdx.x / (SIZE / 4);
+  from += row * m.row + column * m.column;
 #pragma unroll 1
-  for (int first = threadIdx.x; first < ROWS * kQuads; first += kOnce * kThreads) {
+  for (int turn = 0; turn < ROWS / kStep / kOnce; turn++) {
     float4 v[kOnce];
 #pragma unroll
     for (int n = 0; n < kOnce; n++) {
-      const int e = first + n * kThreads;
-      v[n] = take4(m, from, e / kQuads, rows, e % kQuads * 4, columns);
+      v[n] = take4(m, from, row + n * kStep < rows ? columns - column : 0);
+      from += kStep * m.row;
     }
 #pragma unroll
-    for (int n = 0; n < kOnce; n++) {
-      const int e = first + n * kThreads;
+    for (int n = 0; n < kOnce; n++, row += kStep) {
       Vector<uint32_t, 4 / kPack<P>> words;
       if constexpr (kPack<P> == 1)
         words = {word<P>(v[n].x, 0), word<P>(v[n].y, 0), word<P>(v[n].z, 0), word<P>(v[n].w, 0)};
       else
         words = {word<P>(v[n].x, v[n].y), word<P>(v[n].z, v[n].w)};
-      write_vector(&to[e / kQuads][e % kQuads * (4 / kPack<P>)], words);
+      write_vector(&to[row][column / kPack<P>], words);
     }
   }
 }
 
 // to[column][key] = from[key][column], zero beyond, the keys where the operand of a product with Fragment::take has
-// them. Sixteen neighbouring threads have sixteen words of a line, so that their stores fall into as many banks.
+// them. Sixteen neighbouring threads have sixteen words of a line, so that their stores fall into as many banks; a
+// thread has the same word of every kStep-th four columns.
 template <int P, int KEYS, int SIZE>
 __device__ __forceinline__ void load_turned_lines(uint32_t (&to)[SIZE][KEYS / kPack<P> + 4], const Matrix& m,
                                                   const float* from, int rows, int columns) {
-  constexpr int kPacked = kPack<P>, kWords = KEYS / kPacked, kItems = kWords * SIZE / 4, kGroups = kWords / 16;
-  constexpr int kAll = kItems / kThreads, kOnce = kAll * kPacked < 8 ? kAll : 8 / kPacked;
-  auto word_of = [](int e) { return e % 16 + e / 32 % kGroups * 16; };
-  auto column_of = [](int e) { return (e / 16 % 2 + e / 32 / kGroups * 2) * 4; };
+  constexpr int kWords = KEYS / kPack<P>, kStep = kThreads / kWords * 4, kMost = 8 / kPack<P>;
+  constexpr int kOnce = SIZE / kStep < kMost ? SIZE / kStep : kMost;
+  static_assert(kThreads % (2 * kWords) == 0 && SIZE % (kStep * kOnce) == 0, "words shared out evenly");
+  const int group = threadIdx.x / 32, at = threadIdx.x % 16 + group % (kWords / 16) * 16, row = at * kPack<P>;
+  const int place = Fragment<P>::place(at);
+  int column = (threadIdx.x / 16 % 2 + group / (kWords / 16) * 2) * 4;
+  from += row * m.row + column * m.column;
 #pragma unroll 1
-  for (int first = threadIdx.x; first < kItems; first += kOnce * kThreads) {
-    float4 v[kOnce][kPacked];
+  for (int turn = 0; turn < SIZE / kStep / kOnce; turn++) {
+    float4 v[kOnce][kPack<P>];
 #pragma unroll
     for (int n = 0; n < kOnce; n++) {
-      const int e = first + n * kThreads;
 #pragma unroll
-      for (int i = 0; i < kPacked; i++) v[n][i] = take4(m, from, word_of(e) * kPacked + i, rows, column_of(e), columns);
+      for (int i = 0; i < kPack<P>; i++)
+        v[n][i] = take4(m, from + i * m.row, row + i < rows ? columns - column - n * kStep : 0);
+      from += kStep * m.column;
     }
 #pragma unroll
-    for (int n = 0; n < kOnce; n++) {
-      const int e = first + n * kThreads, at = Fragment<P>::place(word_of(e)), j = column_of(e);
-      const float4 &a = v[n][0], &b = v[n][kPacked - 1];
-      to[j][at] = word<P>(a.x, b.x);
-      to[j + 1][at] = word<P>(a.y, b.y);
-      to[j + 2][at] = word<P>(a.z, b.z);
-      to[j + 3][at] = word<P>(a.w, b.w);
+    for (int n = 0; n < kOnce; n++, column += kStep) {
+      const float4 &a = v[n][0], &b = v[n][kPack<P> - 1];
+      to[column][place] = word<P>(a.x, b.x);
+      to[column + 1][place] = word<P>(a.y, b.y);
+      to[column + 2][place] = word<P>(a.z, b.z);
+      to[column + 3][place] = word<P>(a.w, b.w);
     }
   }
 }
@@ -124,13 +129,24 @@ __global__ void GPU_BOUNDS(kThreads, SIZE == 128 ? 2 : 3) attention_mma(Attentio
     }
 
     const bool all = !p.mask.data && key0 + KEYS <= p.keys && !(p.causal && key0 + KEYS > query0 + 1);
+    const int column = RowSums::column(0);
+    int visible[kRows];
+    int64_t at[kRows], beside = opaque(p.mask.column);
+#pragma unroll
+    for (int i = 0; i < kRows; i++) {
+      const int row = query0 + line0 + RowSums::row(i);
+      visible[i] = seen_keys(p, row) - key0 - column;
+      at[i] = opaque(mask + row * p.mask.row + (key0 + column) * p.mask.column);
+    }
 #pragma unroll
     for (int j = 0; j < KEYS / 16; j++) {
 #pragma unroll
       for (int e = 0; e < Sums::kSums; e++) {
-        const int row = query0 + line0 + RowSums::row(RowSums::which(e));
-        score[j].v[e] = all ? score[j].v[e] * scale
-                            : kLog2e * masked_score(p, mask, score[j].v[e], row, key0 + 16 * j + RowSums::column(e));
+        const int i = RowSums::which(e), key = 16 * j + RowSums::column(e) - column;
+        const float s = score[j].v[e];
+        score[j].v[e] = all                ? s * scale
+                        : key < visible[i] ? kLog2e * masked_score(p, s, at[i] + key * beside)
+                                           : -HUGE_VALF;
       }
     }
     float kept[kRows], part[kRows] = {}, base[kRows];

@@ -7,9 +7,10 @@
 //   GPU_BOUNDS(threads, blocks)         before a kernel's name: size of a block, blocks per unit
 //   lane_id()  block_sync()  wave_sync()  atomic_add(p, v)
 //   shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
+//   opaque(v)                           v; what is made from it is made where it is used, not kept in registers
 //   read4 / write4                      an aligned float4
 //   read_vector<T>(p)                   an aligned T that holds several elements of an array
-//   write_vector(p, Vector<T, N>)       N of them in one aligned access
+//   write_vector(p, Vector<T, N>)       N elements of one in a single access
 //   device::activate, device::relu_map  the shared maths of math/maps.h, as device code
 //
 // Blocks are one-dimensional, a whole number of waves, and every lane of a wave takes part in each shuffle and ballot.
@@ -122,6 +123,7 @@ __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x %
 
 #if defined(NEEDLE_EMULATION)
 
+inline int64_t opaque(int64_t v) { return v; }
 inline void block_sync() { emulation::wait_block(); }
 inline void wave_sync() { emulation::wait_wave(); }
 inline uint64_t ballot(bool p) { return emulation::ballot(p); }
@@ -183,6 +185,12 @@ __device__ __forceinline__ float4 read4(const float* p) { return *reinterpret_ca
 __device__ __forceinline__ void write4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
 
 #if defined(__HIP__)
+__device__ __forceinline__ int64_t opaque(int64_t v) {
+#if defined(__AMDGCN__)
+  asm volatile("" : "+v"(v));
+#endif
+  return v;
+}
 __device__ __forceinline__ void wave_sync() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
   __builtin_amdgcn_wave_barrier();
@@ -191,6 +199,10 @@ __device__ __forceinline__ void wave_sync() {
 __device__ __forceinline__ uint64_t ballot(bool p) { return __ballot(p); }
 #define NEEDLE_SHUFFLE(name, v, by, W) __##name(v, by, W)
 #else
+__device__ __forceinline__ int64_t opaque(int64_t v) {
+  asm volatile("" : "+l"(v));
+  return v;
+}
 __device__ __forceinline__ void wave_sync() { __syncwarp(); }
 __device__ __forceinline__ uint64_t ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
 #define NEEDLE_SHUFFLE(name, v, by, W) __##name##_sync(0xffffffffu, v, by, W)
