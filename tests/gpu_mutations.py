@@ -23,8 +23,9 @@ GPU, BUILD, RESULTS = ROOT / "csrc/gpu", ROOT / "build-gpu", ROOT / "profiling/r
 BARRIER = re.compile(r"\b(?:block|wave)_sync\(\);")
 # What is compiled anew for a file with barriers, and the tests that reach it.
 REACH = {
-    "attention.cu": (["attention"], "test_gpu_rows.py", "attention"),
-    "attention_few.cu": (["attention_few"], "test_gpu_rows.py", "attention"),
+    "attention.cu": (["attention"], "test_gpu_attention.py", "attention"),
+    "attention_few.cu": (["attention_few"], "test_gpu_attention.py", "attention"),
+    "attention_mma.cu": (["attention_mma"], "test_gpu_attention.py", "attention"),
     "depthwise.cu": (["depthwise"], "test_gpu_quads.py", "test_depthwise"),
     "gather.cu": (["gather"], "test_gpu_arrays.py", "scatter_add_rows"),
     "gemm.cu": (["gemm"], "test_gpu_kernels.py", "matmul or conv2d"),

@@ -12,6 +12,7 @@ from gpu_nets import close, exact, image, make, resnet_on
 from needle import nn
 from needle.autograd import Op, Spec, Tensor
 from needle.backend_ndarray import Device, NDArray, NoKernel
+from needle.backend_ndarray.kernels import call
 
 
 class TestPrecision:
@@ -36,6 +37,30 @@ class TestPrecision:
         assert 1e-5 < error < 5e-2
         assert exe.plan.precisions[0] == "bfloat16" and exe.plan.precisions[1] == ""
 
+    @pytest.mark.parametrize("precision", ERRORS)
+    def test_attention(self, gpu: Device, precision: str) -> None:
+        q, k, v = (image(2, 3, n, 16, seed=n) for n in (20, 70, 71))
+        v, mask = v[..., :70, :], image(20, 70) > -1
+        mask[4] = False
+
+        def net(q: Any, k: Any, v: Any, mask: Any) -> Any:
+            return ndl.ops.scaled_dot_product_attention(q, k, v, mask)
+
+        s = np.where(mask, q.astype(float) @ k.swapaxes(-1, -2) / 4, -np.inf)
+        p = np.exp(s - s.max(-1, keepdims=True, initial=-1e30))
+        want = p / np.maximum(p.sum(-1, keepdims=True), 1e-300) @ v
+        ins = (*(NDArray(np.ascontiguousarray(a), gpu) for a in (q, k, v)), NDArray(mask, gpu, "bool"))
+        exe = ndl.compile(net, ins, precision=precision)
+        step = exe.plan.names.index("attention" if precision == "float32" else "attention_fused")
+        assert exe.plan.precisions[step] == ("" if precision == "float32" else precision)
+        found = [exe(*ins).numpy() for _ in range(2)]
+        assert np.array_equal(*found, equal_nan=True)
+        found[0][..., 4, :] = 0
+        error = np.abs(found[0] - want).max() / np.abs(want).max()
+        assert error < self.ERRORS[precision]
+        if precision in ("float16", "bfloat16"):
+            assert error > 1e-5
+
     def test_integers_stay_exact(self, gpu: Device) -> None:
         a = np.full((3, 3), 2**40 + 1)
         exe = ndl.compile(lambda x: x @ x, NDArray(a, gpu, "int64"), precision="float16")
@@ -47,6 +72,9 @@ class TestPrecision:
             ndl.compile(net, x, precision="float16")
         with pytest.raises(ValueError, match=r"\[compile\] precision expects one of float32, tf32, .* got 'half'\.$"):
             ndl.compile(net, x, precision="half")
+        x, found = NDArray(image(9, 8), gpu), NDArray(image(9, 8), gpu)
+        with pytest.raises(RuntimeError, match=r"^\[attention\] precision is 0 .* or 3 \(bfloat16\), got 4\.$"):
+            call("attention_fused", [found], q=x, k=x, v=x, scale=1, causal=0, strict=0, precision=4)
 
 
 class Twice(Op):

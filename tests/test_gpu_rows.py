@@ -1,4 +1,4 @@
-"""Softmax, norms, attention, pools and resizing on the GPU backends against numpy in float64: in the host emulation at both
+"""Softmax, norms, pools and resizing on the GPU backends against numpy in float64: in the host emulation at both
 wave widths on any machine, and on a CUDA device where there is one."""
 
 # ruff: noqa: F811  (fixtures are imported by name)
@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_kernels import FLOATS, LAYOUTS, close, double, inside, nans, run
+from gpu_kernels import FLOATS, LAYOUTS, close, inside, nans, run
 from needle.ops.nn.pool import (
     AdaptiveAvgPool2d,
     AdaptiveAvgPool2dGrad,
@@ -123,82 +123,6 @@ def test_layer_norm(backend: Backend, shape: tuple, dtype: str) -> None:
         close(y, exact, tolerance)
         close(mean, m, tolerance)
         close(inv, inverse, tolerance)
-
-
-ATTENTIONS = [  # batch, queries, keys, features, values
-    ((2, 3), 5, 7, 8, 16),
-    ((), 33, 33, 5, 3),
-    ((1, 1), 1, 150, 40, 1),
-    ((2,), 70, 130, 64, 64),
-    ((1,), 65, 1, 33, 132),
-    ((1,), 1, 1, 1, 1),
-    ((2,), 3, 0, 4, 5),
-    ((1,), 1, 2000, 64, 64),  # few queries: the keys are shared out, in as many parts as fill the device or hold 256
-    ((2, 1), 8, 700, 40, 132),
-    ((), 5, 257, 33, 70),
-    ((3, 8), 2, 321, 8, 65),
-    ((1,), 9, 500, 16, 16),
-    ((1,), 70, 130, 0, 5),  # no features: the loops that load them order nothing
-    ((), 4, 130, 0, 5),
-]
-
-
-@pytest.mark.parametrize("case", ATTENTIONS, ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("mask", ["none", "bool", "float"])
-def test_attention(backend: Backend, case: tuple, causal: bool, mask: str) -> None:
-    batch, length, source, features, values = case
-    q, k = normal(*batch, length, features), inside(normal(*batch, source, features, seed=1))
-    v = np.ascontiguousarray(normal(*batch, source, values, seed=2).swapaxes(-1, -2)).swapaxes(-1, -2)
-    s = np.matmul(*double(q, k.swapaxes(-1, -2))) * 0.7
-    extra = []
-    if mask == "bool":
-        keep = np.random.default_rng(0).random((length, source)) < 0.7
-        keep[0] = False
-        s = np.where(keep, s, -np.inf)
-        extra = [np.broadcast_to(keep, (*batch, length, source))]
-    if mask == "float":
-        added = normal(length, source, seed=3)
-        added[:, :1] = -np.inf
-        s = s + added
-        extra = [np.broadcast_to(added, (*batch, length, source))]
-    if causal:
-        s = np.where(np.tril(np.ones((length, source), bool)), s, -np.inf)
-    p = np.exp(s - s.max(-1, keepdims=True, initial=-1e30))
-    exact = p / np.maximum(p.sum(-1, keepdims=True), 1e-300) @ v.astype(float)
-    memory = nans(*batch[:-1], length, *batch[-1:], values)  # (..., L, heads, D), as the op asks for it
-    out = memory.swapaxes(-2, -3) if batch else memory
-    run(backend, "attention", [out], [q, k, v, *extra], scale=0.7, causal=causal, strict=0)
-    close(out, exact)
-
-
-@pytest.mark.parametrize("queries", [1, 4])
-def test_attention_of_few_queries_over_hidden_and_invalid_keys(backend: Backend, queries: int) -> None:
-    """Whole parts of the keys that are hidden; NaN in one key reaches every result, infinite values only where they weigh."""
-    q, k, v = normal(queries, 20), normal(1500, 20, seed=1), normal(1500, 9, seed=2)
-    keep = np.zeros((queries, 1500), bool)
-    keep[:, 700:710] = True
-    s = np.where(keep, double(q)[0] @ double(k)[0].T, -np.inf)
-    out = nans(queries, 9)
-    run(backend, "attention", [out], [q, k, v, keep], scale=1, causal=0, strict=0)
-    close(out, soft(s) @ double(v)[0])
-    k[1200] = np.nan
-    run(backend, "attention", [out], [q, k, v, keep], scale=1, causal=0, strict=0)
-    close(out, soft(s) @ double(v)[0])
-    run(backend, "attention", [out], [q, k, v], scale=1, causal=0, strict=0)
-    assert np.isnan(out).all()
-
-
-@pytest.mark.parametrize("case", [c for c in ATTENTIONS if c[2] > 200], ids=str)
-def test_attention_does_not_depend_on_thread_order(backend: Backend, case: tuple, monkeypatch) -> None:
-    batch, length, source, features, values = case
-    ins = [normal(*batch, length, features), normal(*batch, source, features), normal(*batch, source, values)]
-    found = []
-    for order in "01":
-        monkeypatch.setenv("NEEDLE_EMULATION_REVERSE", order)
-        found.append(nans(*batch, length, values))
-        run(backend, "attention", found[-1:], ins, scale=0.7, causal=0, strict=0)
-    assert np.array_equal(*found)
 
 
 def sample_cases(*classes: type) -> list:

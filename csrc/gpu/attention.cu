@@ -5,21 +5,20 @@
 namespace needle::gpu {
 namespace {
 
-constexpr int kQueries = 64, kKeys = 64, kFeatures = kAttentionFeatures, kThreads = kAttentionThreads, kValueKeys = 16;
+constexpr int kQueries = kAttentionQueries, kKeys = 64, kFeatures = kAttentionFeatures;
+constexpr int kThreads = kAttentionThreads, kKept = 64;  // features of q that stay in shared memory
 
 // Thread (r, c) of 16 x 16 has queries 4 r to 4 r + 3, keys 4 c to 4 c + 3 of a tile, and of every 64 values 4 c to 4 c
 // + 3.
-// One block per unit on CUDA: beside a second one its threads would spill.
 template <int VALUES>
-__global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Attention p) {
+__global__ void GPU_BOUNDS(kThreads, 2) attention_tile(Attention p) {
+  constexpr int kValueKeys = 2048 / VALUES, kAtOnce = VALUES == 64 ? 2 : 1;  // more loads of 128 values would spill
   struct alignas(16) Shared {
+    float q[kKept][kQueries + 4], scores[kKeys][kQueries + 4];
     union {
-      struct {
-        float q[kFeatures][kQueries + 4], k[kFeatures][kKeys + 4];
-      };
+      float k[kFeatures][kKeys + 4];
       float v[kValueKeys][VALUES];
     };
-    float scores[kKeys][kQueries + 4];
   };
   GPU_SHARED(Shared, shared);
   constexpr int kChunks = VALUES / 64;
@@ -42,14 +41,13 @@ __global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Attention p) {
 #pragma unroll 1
     for (int e = 0; e < p.features; e += kFeatures) {
       block_sync();
-      load_turned<kQueries, kFeatures>(shared.q, q + e * p.q.column, p.q.row, p.q.column, p.queries - query0,
-                                       p.features - e);
-      load_turned<kKeys, kFeatures>(shared.k, k + key0 * p.k.row + e * p.k.column, p.k.row, p.k.column, p.keys - key0,
-                                    p.features - e);
+      if (e % kKept == 0 && (key0 == 0 || p.features > kKept))
+        load_turned<kQueries, kKept>(shared.q, p.q, q + e * p.q.column, p.queries - query0, p.features - e);
+      load_turned<kKeys, kFeatures>(shared.k, p.k, k + key0 * p.k.row + e * p.k.column, p.keys - key0, p.features - e);
       block_sync();
-#pragma unroll 8
+#pragma unroll 4
       for (int f = 0; f < kFeatures; f++) {
-        float4 a = read4(&shared.q[f][r]), b = read4(&shared.k[f][c]);
+        float4 a = read4(&shared.q[e % kKept + f][r]), b = read4(&shared.k[f][c]);
         const float x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -60,12 +58,12 @@ __global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Attention p) {
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int query = query0 + r + i;
+      const int query = query0 + r + i, visible = seen_keys(p, query) - key0 - c;
+      const int64_t at = mask + query * p.mask.row + (key0 + c) * p.mask.column;
       float most = top[i];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const int key = key0 + c + j;
-        const float s = masked_score(p, mask, score[i][j], query, key);
+        const float s = j < visible ? masked_score(p, score[i][j], at + j * p.mask.column) : -HUGE_VALF;
         score[i][j] = s;
         most = device::maximum_map::apply(most, s, s, s);
       }
@@ -90,10 +88,11 @@ __global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Attention p) {
 #pragma unroll 1
     for (int first = 0; first < kKeys && key0 + first < seen; first += kValueKeys) {
       block_sync();
-#pragma unroll 4
-      for (int e = threadIdx.x; e < kValueKeys * VALUES; e += kThreads) {
-        int i = e / VALUES, j = e % VALUES, key = key0 + first + i;
-        shared.v[i][j] = key < p.keys && value0 + j < p.values ? v[key * p.v.row + j * p.v.column] : 0;
+#pragma unroll kAtOnce
+      for (int e = threadIdx.x; e < kValueKeys * VALUES / 4; e += kThreads) {
+        const int i = e / (VALUES / 4), j = e % (VALUES / 4) * 4, key = key0 + first + i;
+        const int left = key < p.keys ? p.values - value0 - j : 0;
+        write4(&shared.v[i][j], take4(p.v, v + key * p.v.row + j * p.v.column, left));
       }
       block_sync();
 #pragma unroll 4
@@ -125,7 +124,7 @@ __global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Attention p) {
       const int column = value0 + 64 * n + c;
       float* to = out + query * p.out.row + column * p.out.column;
       const float* s = &sum[i][4 * n];
-      if (p.wide && column < p.values) {
+      if (p.out.wide && column < p.values) {
         write4(to, make_float4(s[0] * scale, s[1] * scale, s[2] * scale, s[3] * scale));
       } else {
 #pragma unroll
@@ -137,54 +136,29 @@ __global__ void GPU_BOUNDS(kThreads, WAVE / 32) attention_tile(Attention p) {
   }
 }
 
-Matrix matrix(const View& v) {
-  Matrix m = {v.data, v.stride[v.rank - 2], v.stride[v.rank - 1], {}};
-  for (int d = 0; d < v.rank - 2; d++) m.batch[d] = v.stride[d];
-  return m;
-}
-
 template <int VALUES>
-void start(Attention p, int64_t heads, gpuStream_t stream) {
+void start(Attention p, int64_t heads, const Exec* exec) {
   p.value_blocks = (p.values + VALUES - 1) / VALUES;
   int64_t blocks = heads * p.query_blocks * p.value_blocks;
   if (blocks > INT32_MAX) fail("attention", "at most 2^31 blocks", std::to_string(blocks));
-  launch(attention_tile<VALUES>, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, p);
+  launch(attention_tile<VALUES>, dim3(static_cast<unsigned>(blocks)), kThreads, 0,
+         static_cast<gpuStream_t>(exec->stream), p);
 }
 
 }  // namespace
 
+void attention_exact(const Attention& p, int64_t heads, const Exec* exec) {
+  if (p.queries <= kFewQueries) return attention_few(p, heads, exec);
+  p.values <= 64 ? start<64>(p, heads, exec) : start<128>(p, heads, exec);
+}
+
 // q (..., L, E), k (..., S, E), v (..., S, D), mask (..., L, S) of bool (keeps where true) or float (added); a query
 // that sees no key gives zeros, with strict NaN.
 void attention(const attention_args& c) {
-  const View &q = c.in.q, &k = c.in.k, &v = c.in.v, &out = c.out.y;
-  if (out.size() == 0) return;
-  const int r = q.rank;
-  for (int64_t extent : {q.shape[r - 2], q.shape[r - 1], k.shape[r - 2], v.shape[r - 1]}) {
-    if (extent > INT32_MAX - 256) fail("attention", "extents are below 2^31 - 256", std::to_string(extent));
-  }
-  Attention p = {};
-  p.q = matrix(q), p.k = matrix(k), p.v = matrix(v), p.out = matrix(out);
-  if (c.in.mask) {
-    p.mask = matrix(c.in.mask);
-    with_type<attention_args::In::mask_dtypes>(c.in.mask.dtype,
-                                               [&](auto t) { p.bool_mask = std::is_same_v<decltype(t), bool>; });
-  }
-  p.rank = r - 2;
-  int64_t heads = 1;
-  for (int d = 0; d < r - 2; d++) heads *= p.batch[d] = static_cast<int>(out.shape[d]);
-  p.queries = static_cast<int>(q.shape[r - 2]);
-  p.features = static_cast<int>(q.shape[r - 1]);
-  p.keys = static_cast<int>(k.shape[r - 2]);
-  p.values = static_cast<int>(v.shape[r - 1]);
-  p.query_blocks = (p.queries + kQueries - 1) / kQueries;
-  p.scale = static_cast<float>(c.attr.scale);
-  p.causal = c.attr.causal != 0;
-  p.nothing = c.in.mask && c.attr.strict ? NAN : 0;
-  if (p.queries <= kFewQueries) return attention_few(p, heads, c.exec);
-  p.wide = p.out.column == 1 && p.out.row % 4 == 0 && p.values % 4 == 0 && aligned(out.data);
-  for (int d = 0; d < r - 2; d++) p.wide = p.wide && (out.shape[d] == 1 || out.stride[d] % 4 == 0);
-  if (p.values <= 64) return start<64>(p, heads, stream_of(c));
-  start<128>(p, heads, stream_of(c));
+  if (c.out.y.size() == 0) return;
+  int64_t heads;
+  const Attention p = attention_of(c, &heads);
+  attention_exact(p, heads, c.exec);
 }
 
 }  // namespace needle::gpu

@@ -1,14 +1,15 @@
-// What both attention kernels read: softmax(q k^T * scale + mask) v of strided matrices in batches.
+// What all attention kernels read: softmax(q k^T * scale + mask) v of strided matrices in batches.
 #pragma once
 #include "gpu/gemm.cuh"
 
 namespace needle::gpu {
 
-constexpr int kAttentionThreads = 256, kAttentionFeatures = 32, kFewQueries = 8;
+constexpr int kAttentionThreads = 256, kAttentionFeatures = 32, kAttentionQueries = 64, kFewQueries = 8;
 
 struct Matrix {
   const void* data;
   int64_t row, column, batch[kMaxRank - 2];
+  bool wide;  // four neighbours of a row from a multiple of four on are one aligned float4, all of them inside or none
 };
 
 struct Attention {
@@ -16,11 +17,49 @@ struct Attention {
   int rank, batch[kMaxRank - 2];
   int queries, keys, features, values, query_blocks, value_blocks;
   float scale, nothing;  // `nothing`: what a query gives that sees no key, 0 or NaN
-  bool causal, bool_mask, wide;
+  bool causal, bool_mask;
 };
 
 // At most kFewQueries queries: the keys are shared out among blocks (attention_few.cu).
 void attention_few(const Attention& p, int64_t heads, const Exec* exec);
+void attention_exact(const Attention& p, int64_t heads, const Exec* exec);
+
+inline Matrix matrix(const View& v) {
+  const int r = v.rank;
+  Matrix m = {v.data, v.stride[r - 2], v.stride[r - 1], {}, false};
+  m.wide = m.column == 1 && v.shape[r - 1] % 4 == 0 && aligned(v.data);
+  for (int d = 0; d < r - 1; d++) m.wide = m.wide && (v.shape[d] == 1 || v.stride[d] % 4 == 0);
+  for (int d = 0; d < r - 2; d++) m.batch[d] = v.stride[d];
+  return m;
+}
+
+// The problem of either row's call, and how many heads it has.
+template <class Args>
+Attention attention_of(const Args& c, int64_t* heads) {
+  const View &q = c.in.q, &k = c.in.k, &v = c.in.v, &out = c.out.y;
+  const int r = q.rank;
+  for (int64_t extent : {q.shape[r - 2], q.shape[r - 1], k.shape[r - 2], v.shape[r - 1]}) {
+    if (extent > INT32_MAX - 256) fail("attention", "extents are below 2^31 - 256", std::to_string(extent));
+  }
+  Attention p = {};
+  p.q = matrix(q), p.k = matrix(k), p.v = matrix(v), p.out = matrix(out);
+  if (c.in.mask) {
+    p.mask = matrix(c.in.mask);
+    with_type<Args::In::mask_dtypes>(c.in.mask.dtype, [&](auto t) { p.bool_mask = std::is_same_v<decltype(t), bool>; });
+  }
+  p.rank = r - 2;
+  *heads = 1;
+  for (int d = 0; d < r - 2; d++) *heads *= p.batch[d] = static_cast<int>(out.shape[d]);
+  p.queries = static_cast<int>(q.shape[r - 2]);
+  p.features = static_cast<int>(q.shape[r - 1]);
+  p.keys = static_cast<int>(k.shape[r - 2]);
+  p.values = static_cast<int>(v.shape[r - 1]);
+  p.query_blocks = (p.queries + kAttentionQueries - 1) / kAttentionQueries;
+  p.scale = static_cast<float>(c.attr.scale);
+  p.causal = c.attr.causal != 0;
+  p.nothing = c.in.mask && c.attr.strict ? NAN : 0;
+  return p;
+}
 
 __device__ __forceinline__ int64_t batch_offset(const Attention& p, const Matrix& m, unsigned index) {
   int64_t at = 0;
@@ -31,24 +70,39 @@ __device__ __forceinline__ int64_t batch_offset(const Attention& p, const Matrix
   return at;
 }
 
-// to[column][row] = from[first_row + row][first_column + column], zero beyond; neighbouring threads read neighbours.
+// Four neighbours of a row from `at` on, zero beyond the `left` ones that it still has.
+__device__ __forceinline__ float4 take4(const Matrix& m, const float* at, int left) {
+  if (left <= 0) return make_float4(0, 0, 0, 0);
+  if (m.wide) return read4(at);
+  return make_float4(at[0], left > 1 ? at[m.column] : 0, left > 2 ? at[2 * m.column] : 0,
+                     left > 3 ? at[3 * m.column] : 0);
+}
+
+// to[column][row] = from[row][column], zero beyond. Sixteen neighbouring threads have sixteen rows, so that their
+// stores fall into as many banks, and the next ones the four columns beside.
 template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], const float* from, int64_t row,
-                                            int64_t column, int rows, int columns) {
-  bool along = column == 1;
-#pragma unroll 4
-  for (int e = threadIdx.x; e < ROWS * COLUMNS; e += kAttentionThreads) {
-    int i = along ? e / COLUMNS : e % ROWS, j = along ? e % COLUMNS : e / ROWS;
-    to[j][i] = i < rows && j < columns ? from[i * row + j * column] : 0;
+__device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], const Matrix& m, const float* from,
+                                            int rows, int columns) {
+  constexpr int kRows = ROWS < 16 ? ROWS : 16, kGroups = ROWS / kRows;
+#pragma unroll 2
+  for (int e = threadIdx.x; e < ROWS * COLUMNS / 4; e += kAttentionThreads) {
+    const int i = e % kRows + e / (2 * kRows) % kGroups * kRows;
+    const int j = (e / kRows % 2 + e / (2 * kRows) / kGroups * 2) * 4;
+    const float4 v = take4(m, from + i * m.row + j * m.column, i < rows ? columns - j : 0);
+    to[j][i] = v.x, to[j + 1][i] = v.y, to[j + 2][i] = v.z, to[j + 3][i] = v.w;
   }
 }
 
-// The score of a query and a key, -inf where it is hidden; `mask` is where the head's mask begins.
-__device__ __forceinline__ float masked_score(const Attention& p, int64_t mask, float sum, int query, int key) {
-  if (key >= p.keys || query >= p.queries || (p.causal && key > query)) return -HUGE_VALF;
+// How many keys a query sees, but for the mask.
+__device__ __forceinline__ int seen_keys(const Attention& p, int query) {
+  if (query >= p.queries) return 0;
+  return p.causal && query < p.keys ? query + 1 : p.keys;
+}
+
+// The score of a query and a key of which the mask has element `at`, -inf where it is hidden.
+__device__ __forceinline__ float masked_score(const Attention& p, float sum, int64_t at) {
   const float s = sum * p.scale;
   if (!p.mask.data) return s;
-  const int64_t at = mask + query * p.mask.row + key * p.mask.column;
   if (p.bool_mask) return static_cast<const bool*>(p.mask.data)[at] ? s : -HUGE_VALF;
   return s + static_cast<const float*>(p.mask.data)[at];
 }

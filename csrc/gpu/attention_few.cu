@@ -48,9 +48,8 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_part(Attention p, Parts parts)
 #pragma unroll 1
     for (int e = 0; e < p.features; e += kFeatures) {
       block_sync();
-      load_turned<QUERIES, kFeatures>(shared.q, q + e * p.q.column, p.q.row, p.q.column, p.queries, p.features - e);
-      load_turned<kKeys, kFeatures>(shared.k, k + key0 * p.k.row + e * p.k.column, p.k.row, p.k.column, last - key0,
-                                    p.features - e);
+      load_turned<QUERIES, kFeatures>(shared.q, p.q, q + e * p.q.column, p.queries, p.features - e);
+      load_turned<kKeys, kFeatures>(shared.k, p.k, k + key0 * p.k.row + e * p.k.column, last - key0, p.features - e);
       block_sync();
 #pragma unroll
       for (int n = 0; n < kFeatures / kGroups; n++) {
@@ -69,7 +68,8 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_part(Attention p, Parts parts)
       float sum = 0;
 #pragma unroll
       for (int g = 0; g < kGroups; g++) sum += shared.products[g][i][key];
-      shared.weight[key0 - first + key][i] = masked_score(p, mask, sum, i, key0 + key);
+      const int64_t at = mask + i * p.mask.row + (key0 + key) * p.mask.column;
+      shared.weight[key0 - first + key][i] = key0 + key < seen_keys(p, i) ? masked_score(p, sum, at) : -HUGE_VALF;
     }
   }
   block_sync();  // needed where a wave has fewer lanes than kKeys: else each thread reads what it wrote

@@ -5,6 +5,13 @@
 //   Element<P>, convert<P>(float)      how precision P stores a number in shared memory
 //   Fragment<P>.load(tile, stride)     16 rows of 16 neighbouring elements, `stride` elements apart, from shared memory
 //   Sums.add(a, b)                     kSums float32 of each lane, which stand at (Sums::row(e), Sums::column(e))
+//   words of shared memory             word<P>(a, b) holds kPack<P> elements: one of TF32, else two, the first below
+//   RowSums.add(a, b)                  sums of kRows rows alone: e is in RowSums::row(which(e)), the row's other sums
+//   in
+//                                      lanes that across() combines; kBeside of them stand side by side
+//   Fragment<P>.take(row_sums)         these 16 x 16 values as the next product's first operand; k of its second one
+//   lies
+//                                      at Fragment<P>::place(k)
 //
 // CDNA has no TF32 on all targets: there kTf32 runs the float32 matrix instructions, which are exact.
 #pragma once
@@ -17,6 +24,9 @@ namespace needle::gpu {
 
 template <int P>
 using Element = std::conditional_t<P == kTf32, float, uint16_t>;
+
+template <int P>
+constexpr int kPack = 4 / sizeof(Element<P>);
 
 // ---- the instructions themselves -----------------------------------------------------------------------------------
 
@@ -88,6 +98,14 @@ __device__ __forceinline__ Element<P> convert(float v) {
   return static_cast<Element<P>>(v);
 }
 
+template <int P>
+__device__ __forceinline__ uint32_t word(float a, float b) {
+  if constexpr (P == kTf32) return __builtin_bit_cast(uint32_t, a);
+  if constexpr (P != kTf32) return convert<P>(a) | static_cast<uint32_t>(convert<P>(b)) << 16;
+}
+
+struct RowSums;
+
 // Lane l holds row l % 16 and k = 4 (l / 16) and the next three.
 template <int P>
 struct Fragment {
@@ -96,6 +114,8 @@ struct Fragment {
   __device__ __forceinline__ void load(const Element<P>* tile, int stride) {
     v = read_vector<Four>(tile + lane_id() % 16 * stride + lane_id() / 16 * 4);
   }
+  __device__ __forceinline__ void take(const RowSums& sums);
+  __device__ static __forceinline__ int place(int k) { return k; }
 };
 
 struct Sums {
@@ -114,7 +134,50 @@ struct Sums {
   }
 };
 
+// The product turned: sums then lie as an operand does.
+struct RowSums : Sums {
+  static constexpr int kRows = 1, kBeside = 4;
+  __device__ static __forceinline__ int which(int) { return 0; }
+  __device__ static __forceinline__ int row(int) { return Sums::column(0); }
+  __device__ static __forceinline__ int column(int e) { return Sums::row(e); }
+  template <int P>
+  __device__ __forceinline__ void add(const Fragment<P>& a, const Fragment<P>& b) {
+    Sums::add(b, a);
+  }
+  template <class F>
+  __device__ static __forceinline__ float across(float v, const F& combine) {
+    v = combine(v, shfl_xor<WAVE>(v, 16));
+    return combine(v, shfl_xor<WAVE>(v, 32));
+  }
+};
+
+template <int P>
+__device__ __forceinline__ void Fragment<P>::take(const RowSums& sums) {
+  if constexpr (P == kTf32) {
+    v = sums.v;
+  } else {
+    const uint64_t low = word<P>(sums.v[0], sums.v[1]), high = word<P>(sums.v[2], sums.v[3]);
+    v = __builtin_bit_cast(Four, low | high << 32);
+  }
+}
+
 #else
+
+template <int P>
+__device__ __forceinline__ uint32_t word(float a, float b) {
+#if defined(NEEDLE_EMULATION)
+  if constexpr (P == kTf32) return __builtin_bit_cast(uint32_t, convert<P>(a));
+  if constexpr (P != kTf32) return convert<P>(a) | static_cast<uint32_t>(convert<P>(b)) << 16;
+#else
+  uint32_t bits;
+  if constexpr (P == kTf32) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(a));
+  if constexpr (P == kFloat16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(b), "f"(a));
+  if constexpr (P == kBfloat16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(b), "f"(a));
+  return bits;
+#endif
+}
+
+struct RowSums;
 
 // Register 4 s + 2 h + r of lane l holds row l / 4 + 8 r and word l % 4 + 4 h + 8 s: one float or two halves.
 template <int P>
@@ -127,6 +190,9 @@ struct Fragment {
 #pragma unroll
     for (int i = 0; i < kWords / 2; i++) v[i] = read_vector<uint32_t>(words + at + i % 2 * 8 * distance + i / 2 * 4);
   }
+  __device__ __forceinline__ void take(const RowSums& sums);
+  // A lane's sums are of neighbouring columns, an operand of TF32 has k and k + 4 in it.
+  __device__ static __forceinline__ int place(int k) { return P == kTf32 ? k / 8 * 8 + k % 2 * 4 + k % 8 / 2 : k; }
 };
 
 struct Sums {
@@ -144,6 +210,25 @@ struct Sums {
     }
   }
 };
+
+struct RowSums : Sums {
+  static constexpr int kRows = 2, kBeside = 2;
+  __device__ static __forceinline__ int which(int e) { return e / 2 % 2; }
+  __device__ static __forceinline__ int row(int i) { return Sums::row(2 * i); }
+  template <class F>
+  __device__ static __forceinline__ float across(float v, const F& combine) {
+    return wave_reduce<4>(v, combine);
+  }
+};
+
+template <int P>
+__device__ __forceinline__ void Fragment<P>::take(const RowSums& sums) {
+#pragma unroll
+  for (int i = 0; i < kWords / 2; i++) {
+    if constexpr (P == kTf32) v[i] = word<P>(sums.v[i / 4 * 4 + i % 2 * 2 + i / 2 % 2], 0);
+    if constexpr (P != kTf32) v[i] = word<P>(sums.v[2 * i], sums.v[2 * i + 1]);
+  }
+}
 
 #endif
 

@@ -7,8 +7,10 @@
 //   GPU_BOUNDS(threads, blocks)         before a kernel's name: size of a block, blocks per unit
 //   lane_id()  block_sync()  wave_sync()  atomic_add(p, v)
 //   shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
+//   opaque(v)                           v; what is made from it is made where it is used, not kept in registers
 //   read4 / write4                      an aligned float4
 //   read_vector<T>(p)                   an aligned T that holds several elements of an array
+//   write_vector(p, Vector<T, N>)       N elements of one in a single access
 //   device::activate, device::relu_map  the shared maths of math/maps.h, as device code
 //
 // Blocks are one-dimensional, a whole number of waves, and every lane of a wave takes part in each shuffle and ballot.
@@ -111,10 +113,17 @@ static_assert(WAVE == __AMDGCN_WAVEFRONT_SIZE__, "NEEDLE_WAVE is not the wavefro
 
 // ---- on the device -------------------------------------------------------------------------------------------------
 
+// What write_vector writes at once.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  T v[N];
+} __attribute__((may_alias));
+
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % WAVE); }
 
 #if defined(NEEDLE_EMULATION)
 
+inline int64_t opaque(int64_t v) { return v; }
 inline void block_sync() { emulation::wait_block(); }
 inline void wave_sync() { emulation::wait_wave(); }
 inline uint64_t ballot(bool p) { return emulation::ballot(p); }
@@ -140,6 +149,10 @@ T read_vector(const void* p) {
   emulation::aligned(static_cast<const T*>(p));
   return *static_cast<const Any*>(p);
 }
+template <class T, int N>
+void write_vector(void* p, const Vector<T, N>& v) {
+  *emulation::aligned(static_cast<Vector<T, N>*>(p)) = v;
+}
 inline float4 read4(const float* p) { return *emulation::aligned(reinterpret_cast<const float4*>(p)); }
 inline void write4(float* p, float4 v) { *emulation::aligned(reinterpret_cast<float4*>(p)) = v; }
 template <class T>
@@ -164,10 +177,20 @@ template <class T>
 __device__ __forceinline__ T read_vector(const void* p) {
   return *static_cast<const T*>(p);
 }
+template <class T, int N>
+__device__ __forceinline__ void write_vector(void* p, const Vector<T, N>& v) {
+  *static_cast<Vector<T, N>*>(p) = v;
+}
 __device__ __forceinline__ float4 read4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 __device__ __forceinline__ void write4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
 
 #if defined(__HIP__)
+__device__ __forceinline__ int64_t opaque(int64_t v) {
+#if defined(__AMDGCN__)
+  asm volatile("" : "+v"(v));
+#endif
+  return v;
+}
 __device__ __forceinline__ void wave_sync() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
   __builtin_amdgcn_wave_barrier();
@@ -176,6 +199,10 @@ __device__ __forceinline__ void wave_sync() {
 __device__ __forceinline__ uint64_t ballot(bool p) { return __ballot(p); }
 #define NEEDLE_SHUFFLE(name, v, by, W) __##name(v, by, W)
 #else
+__device__ __forceinline__ int64_t opaque(int64_t v) {
+  asm volatile("" : "+l"(v));
+  return v;
+}
 __device__ __forceinline__ void wave_sync() { __syncwarp(); }
 __device__ __forceinline__ uint64_t ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
 #define NEEDLE_SHUFFLE(name, v, by, W) __##name##_sync(0xffffffffu, v, by, W)

@@ -392,11 +392,11 @@ def compile(
     some results are, as `nonzero` does, becomes a Staged: plans of what lies between. Raises ValueError when layers are in
     training mode.
 
-    precision: on a GPU, what matrix products and convolutions multiply in: "float32" exactly, or "tf32", "float16",
+    precision: on a GPU, what matrix products, convolutions and attention multiply in: "float32" exactly, or "tf32", "float16",
     "bfloat16": operands are rounded on their way in, sums and everything between layers stay float32 (so float16 overflows
-    only beyond 65504 in an operand). Products of at most 8 rows, depthwise and transposed convolutions, recurrent layers and
-    the attention kernel stay float32; `exe.plan` names the precision that each step was asked for. The CPU has "float32"
-    alone; what follows is for the CPU.
+    only beyond 65504 in an operand). Products of at most 8 rows, attention of at most 8 queries or of heads with more than 128
+    features, depthwise convolutions and recurrent layers stay float32; `exe.plan` names the precision that each step was
+    asked for. The CPU has "float32" alone; what follows is for the CPU.
 
     winograd: which layers may use algorithms with fewer multiplications: 3x3 convolutions of stride 1 Winograd's (Lavin and
     Gray, arXiv 1509.09308), linear layers one step of Strassen's (Numer. Math. 13, 1969). "auto": F(4x4, 3x3), F(2x2, 3x3),
