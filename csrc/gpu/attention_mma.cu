@@ -222,7 +222,9 @@ void start(const Attention& p, int64_t heads, const Exec* exec) {
   };
   if (size <= 32) return sized(attention_mma<P, 32, 64>);
   if (size <= 64) return sized(attention_mma<P, 64, 64>);
-  sized(attention_mma < P, 128, P == kTf32 ? 32 : 64 >);  // 64 keys of TF32 would not fit shared memory
+  // 64 keys of TF32 would not fit shared memory, those of halves not the registers of 64 lanes.
+  constexpr int kKeys = P == kTf32 || WAVE == 64 ? 32 : 64;
+  sized(attention_mma<P, 128, kKeys>);
 }
 
 }  // namespace
