@@ -197,3 +197,12 @@ def test_large_scores_do_not_overflow(backend: Backend) -> None:
         assert np.isfinite(out).all()
     attend(backend, "float32", out, [q, k, v], scale=1000)
     close(out, soft(s) @ double(v)[0], 2e-3)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_attention_without_features_or_keys(backend: Backend, precision: str) -> None:
+    v, out = normal(70, 5), nans(20, 5)
+    attend(backend, precision, out, [nans(20, 0), nans(70, 0), v], scale=1)
+    close(out, np.broadcast_to(v.astype(float).mean(0), out.shape), PRECISIONS[precision])
+    attend(backend, precision, out, [normal(20, 3), nans(0, 3), nans(0, 5)], scale=1)
+    assert not out.any()

@@ -88,11 +88,15 @@ __global__ void GPU_BOUNDS(kThreads, 2) attention_tile(Attention p) {
 #pragma unroll 1
     for (int first = 0; first < kKeys && key0 + first < seen; first += kValueKeys) {
       block_sync();
-#pragma unroll kAtOnce
-      for (int e = threadIdx.x; e < kValueKeys * VALUES / 4; e += kThreads) {
-        const int i = e / (VALUES / 4), j = e % (VALUES / 4) * 4, key = key0 + first + i;
-        const int left = key < p.keys ? p.values - value0 - j : 0;
-        write4(&shared.v[i][j], take4(p.v, v + key * p.v.row + j * p.v.column, left));
+#pragma unroll 1
+      for (int start = threadIdx.x; start < kValueKeys * VALUES / 4; start += kAtOnce * kThreads) {
+        float4 four[kAtOnce];
+        take(four, p.v, [&](int n) {
+          const int e = start + n * kThreads, j = e % (VALUES / 4) * 4, key = key0 + first + e / (VALUES / 4);
+          return Four{v + key * p.v.row + j * p.v.column, key < p.keys ? p.values - value0 - j : 0};
+        });
+#pragma unroll
+        for (int n = 0; n < kAtOnce; n++) write4(&shared.v[0][0] + 4 * (start + n * kThreads), four[n]);
       }
       block_sync();
 #pragma unroll 4

@@ -70,12 +70,29 @@ __device__ __forceinline__ int64_t batch_offset(const Attention& p, const Matrix
   return at;
 }
 
-// Four neighbours of a row from `at` on, zero beyond the `left` ones that it still has.
-__device__ __forceinline__ float4 take4(const Matrix& m, const float* at, int left) {
-  if (left <= 0) return make_float4(0, 0, 0, 0);
-  if (m.wide) return read4(at);
-  return make_float4(at[0], left > 1 ? at[m.column] : 0, left > 2 ? at[2 * m.column] : 0,
-                     left > 3 ? at[3 * m.column] : 0);
+struct Four {  // neighbours of a row, zero beyond the `left` ones that it still has
+  const float* at;
+  int left;
+};
+
+// N times four, all on their way before the first is there: of a wide matrix no branch lies between them.
+template <int N, class F>
+__device__ __forceinline__ void take(float4 (&to)[N], const Matrix& m, const F& four) {
+  if (m.wide) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      const Four f = four(n);
+      to[n] = make_float4(0, 0, 0, 0);
+      if (f.left > 0) to[n] = read4(f.at);
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      const Four f = four(n);
+      to[n] = make_float4(f.left > 0 ? f.at[0] : 0, f.left > 1 ? f.at[m.column] : 0,
+                          f.left > 2 ? f.at[2 * m.column] : 0, f.left > 3 ? f.at[3 * m.column] : 0);
+    }
+  }
 }
 
 // to[column][row] = from[row][column], zero beyond. Sixteen neighbouring threads have sixteen rows, so that their
@@ -83,13 +100,22 @@ __device__ __forceinline__ float4 take4(const Matrix& m, const float* at, int le
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void load_turned(float (&to)[COLUMNS][ROWS + 4], const Matrix& m, const float* from,
                                             int rows, int columns) {
-  constexpr int kRows = ROWS < 16 ? ROWS : 16, kGroups = ROWS / kRows;
-#pragma unroll 2
-  for (int e = threadIdx.x; e < ROWS * COLUMNS / 4; e += kAttentionThreads) {
-    const int i = e % kRows + e / (2 * kRows) % kGroups * kRows;
-    const int j = (e / kRows % 2 + e / (2 * kRows) / kGroups * 2) * 4;
-    const float4 v = take4(m, from + i * m.row + j * m.column, i < rows ? columns - j : 0);
-    to[j][i] = v.x, to[j + 1][i] = v.y, to[j + 2][i] = v.z, to[j + 3][i] = v.w;
+  constexpr int kRows = ROWS < 16 ? ROWS : 16, kGroups = ROWS / kRows, kFours = ROWS * COLUMNS / 4;
+  constexpr int kOnce = kFours < 2 * kAttentionThreads ? 1 : 2;
+  auto row = [](int e) { return e % kRows + e / (2 * kRows) % kGroups * kRows; };
+  auto column = [](int e) { return (e / kRows % 2 + e / (2 * kRows) / kGroups * 2) * 4; };
+#pragma unroll 1
+  for (int first = threadIdx.x; first < kFours; first += kOnce * kAttentionThreads) {
+    float4 v[kOnce];
+    take(v, m, [&](int n) {
+      const int e = first + n * kAttentionThreads, i = row(e), j = column(e);
+      return Four{from + i * m.row + j * m.column, i < rows ? columns - j : 0};
+    });
+#pragma unroll
+    for (int n = 0; n < kOnce; n++) {
+      const int e = first + n * kAttentionThreads, i = row(e), j = column(e);
+      to[j][i] = v[n].x, to[j + 1][i] = v[n].y, to[j + 2][i] = v[n].z, to[j + 3][i] = v[n].w;
+    }
   }
 }
 

@@ -21,11 +21,8 @@ __device__ __forceinline__ void load_lines(uint32_t (&to)[ROWS][SIZE / kPack<P> 
 #pragma unroll 1
   for (int turn = 0; turn < ROWS / kStep / kOnce; turn++) {
     float4 v[kOnce];
-#pragma unroll
-    for (int n = 0; n < kOnce; n++) {
-      v[n] = take4(m, from, row + n * kStep < rows ? columns - column : 0);
-      from += kStep * m.row;
-    }
+    take(v, m, [&](int n) { return Four{from + n * kStep * m.row, row + n * kStep < rows ? columns - column : 0}; });
+    from += kOnce * kStep * m.row;
 #pragma unroll
     for (int n = 0; n < kOnce; n++, row += kStep) {
       Vector<uint32_t, 4 / kPack<P>> words;
@@ -53,17 +50,15 @@ __device__ __forceinline__ void load_turned_lines(uint32_t (&to)[SIZE][KEYS / kP
   from += row * m.row + column * m.column;
 #pragma unroll 1
   for (int turn = 0; turn < SIZE / kStep / kOnce; turn++) {
-    float4 v[kOnce][kPack<P>];
-#pragma unroll
-    for (int n = 0; n < kOnce; n++) {
-#pragma unroll
-      for (int i = 0; i < kPack<P>; i++)
-        v[n][i] = take4(m, from + i * m.row, row + i < rows ? columns - column - n * kStep : 0);
-      from += kStep * m.column;
-    }
+    float4 v[kOnce * kPack<P>];
+    take(v, m, [&](int e) {
+      const int n = e / kPack<P>, i = e % kPack<P>;
+      return Four{from + i * m.row + n * kStep * m.column, row + i < rows ? columns - column - n * kStep : 0};
+    });
+    from += kOnce * kStep * m.column;
 #pragma unroll
     for (int n = 0; n < kOnce; n++, column += kStep) {
-      const float4 &a = v[n][0], &b = v[n][kPack<P> - 1];
+      const float4 &a = v[n * kPack<P>], &b = v[n * kPack<P> + kPack<P> - 1];
       to[column][place] = word<P>(a.x, b.x);
       to[column + 1][place] = word<P>(a.y, b.y);
       to[column + 2][place] = word<P>(a.z, b.z);
@@ -81,7 +76,7 @@ __device__ __forceinline__ Fragment<P> fragment(const uint32_t* words, int strid
 
 // At most SIZE features and as many values.
 template <int P, int SIZE, int KEYS>
-__global__ void GPU_BOUNDS(kThreads, SIZE == 128 ? 2 : 3) attention_mma(Attention p) {
+__global__ void GPU_BOUNDS(kThreads, WAVE == 32 && SIZE < 128 ? 3 : 2) attention_mma(Attention p) {
   constexpr int kFeatureLine = SIZE / kPack<P> + 4, kKeyLine = KEYS / kPack<P> + 4;  // 16 bytes more: other banks
   constexpr int kRows = RowSums::kRows, kStep = 16 / kPack<P>;                       // words of 16 elements
   struct alignas(16) Shared {
@@ -227,7 +222,9 @@ void start(const Attention& p, int64_t heads, const Exec* exec) {
   };
   if (size <= 32) return sized(attention_mma<P, 32, 64>);
   if (size <= 64) return sized(attention_mma<P, 64, 64>);
-  sized(attention_mma < P, 128, P == kTf32 ? 32 : 64 >);  // 64 keys of TF32 would not fit shared memory
+  // 64 keys of TF32 would not fit shared memory, those of halves not the registers of 64 lanes.
+  constexpr int kKeys = P == kTf32 || WAVE == 64 ? 32 : 64;
+  sized(attention_mma<P, 128, kKeys>);
 }
 
 }  // namespace
