@@ -138,7 +138,7 @@ def test_projections_are_one_product(gpu: Device) -> None:
     net.to(gpu)
     names = ndl.compile(fused_form(net, image(2, 5, 16)), image(2, 5, 16)).plan.names
     assert names.count("matmul_fused") == 4  # joined q, k and v; output; feed-forward twice
-    assert names.count("attention") == 1
+    assert names.count("attention_fused") == 1
 
 
 def test_changed_parameters_are_seen(gpu: Device) -> None:
