@@ -17,6 +17,8 @@ import pytest
 from gpu_devices import ABSENT, DEVICES, MODEL_DEVICES, gpu_device, parameters
 from needle import backend_selection
 
+pytest_plugins = ("gpu_libraries",)
+
 # Tests of kernels are about needle's own; tests/test_gpu_vendor.py asks for vendors' libraries.
 os.environ.setdefault("NEEDLE_GPU_VENDOR", "off")
 os.environ.setdefault("NEEDLE_MEASURE", "0")  # the same algorithms on every machine; tests/test_tuner.py measures

@@ -117,11 +117,12 @@ EXPORT void behave(bool refuses, int fails_after, int milliseconds, double off_b
 EXPORT int runs() { return state.runs; }
 EXPORT int turns() { return state.turns; }
 
-// It has one activation, and no epilogue at all behind a transposed convolution.
+// It has one activation, no epilogue at all behind a transposed convolution, and at TF32 channels by the four.
 EXPORT const char* test_vendor_prepare(const Problem* p, size_t* workspace) {
   *workspace = state.workspace;
   if (p->activation > 1) return "no such activation";
   if (p->kind == kConvTranspose2d && (p->bias.data || p->activation)) return "no epilogue";
+  if (p->kind == kConv2d && p->precision == 1 && p->a.shape[1] % 4) return "channels by the four";
   return state.refuses;
 }
 

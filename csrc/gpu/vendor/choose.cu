@@ -12,6 +12,7 @@
 #include "gpu/vendor/agree.h"
 #include "gpu/vendor/choose.h"
 #include "gpu/vendor/finish.h"
+#include "gpu/vendor/fold.h"
 #include "gpu/vendor/load.h"
 #include "gpu/vendor/report.h"
 #include "gpu/vendor/table.h"
@@ -227,27 +228,33 @@ Problem rest(Problem p, After after) {
   return p;
 }
 
-// The library's ways, with as much of the epilogue as it has.
-std::vector<Way> ways_of(const Library& library, const Problem& p, bool timed, After* after, std::string* why) {
+// The library's ways, with as much of the epilogue as it has; none, and why not.
+std::vector<Attempt> attempts_of(const Library& library, const Problem& p, bool timed, std::string* why) {
+  std::vector<Attempt> found;
   const bool more = p.scale.data || p.bias.data || p.residual.data;
   const bool parts[] = {true, p.activation != kNone, more && !in_place(p)};
-  for (After end : {kNothing, kActivation, kAll}) {
-    std::string reason;
-    if (!parts[end]) continue;
-    std::vector<Way> ways = library.prepare(without(p, end), timed ? kWays : 1, &reason);
-    if (why->empty()) *why = reason;
-    *after = end;
-    if (!ways.empty()) return why->clear(), ways;
-  }
-  *after = kNothing;
-  return {};
+  auto add = [&](const Problem& problem, bool is_folded) {
+    for (After end : {kNothing, kActivation, kAll}) {
+      std::string reason;
+      if (!parts[end]) continue;
+      const std::vector<Way> ways = library.prepare(without(problem, end), timed ? kWays : 1, &reason);
+      for (const Way& way : ways) found.push_back({way, end, is_folded});
+      if (why->empty()) *why = reason;
+      if (!ways.empty()) return;
+    }
+  };
+  add(p, false);
+  void* memory = reinterpret_cast<void*>(uintptr_t{256});  // of which a library reads the alignment alone
+  if (can_fold(p) && (timed || found.empty())) add(folded(p, memory), true);
+  if (!found.empty()) why->clear();
+  return found;
 }
 
-// Leaves the best of the library's `ways` that agrees with ours in c.way, of which `run` makes one call and gives the
-// library's error; if it is faster, too, in c.library. Afterwards `out` may hold any result.
+// Leaves the best of the library's ways that agrees with ours in c.taken, of which `run` makes one call and gives the
+// library's error; c.library is the library if it is faster, too. Afterwards `out` may hold any result.
 template <class Ours, class Run>
-void decide(Choice& c, const Library* library, std::vector<Way>& ways, bool timed, gpuStream_t stream, const Ours& ours,
-            const Run& run) {
+void decide(Choice& c, const Library* library, const std::vector<Attempt>& attempts, bool timed, gpuStream_t stream,
+            const Ours& ours, const Run& run) {
   const Problem& p = c.problem;
   Span out = span(p.out);
   const size_t bytes = static_cast<size_t>(out.size) * sizeof(float);
@@ -260,12 +267,12 @@ void decide(Choice& c, const Library* library, std::vector<Way>& ways, bool time
     c.again = kCallsUntilAgain, c.why = "no memory to compare the results in";
     return;
   }
-  std::vector<Way> good;
+  std::vector<Attempt> good;
   reset(original.p, out.first);
-  for (const Way& way : ways) {
+  for (const Attempt& attempt : attempts) {
     ours();  // so that what lies between a view's elements is the same on both sides
     reset(out.first, original.p);
-    if (int error = run(way)) {
+    if (int error = run(attempt)) {
       c.error = error, c.why = "error " + std::to_string(error);
       reset(out.first, original.p);
       continue;
@@ -277,23 +284,23 @@ void decide(Choice& c, const Library* library, std::vector<Way>& ways, bool time
         relative_difference(out.first, static_cast<float*>(copy.p), out.size, static_cast<Largest*>(parts.p), stream);
     reset(out.first, original.p);
     if (apart <= kTolerance[p.precision]) {
-      good.push_back(way);
+      good.push_back(attempt);
     } else {
       c.why = "results differ by " + number(apart) + " of the largest";
     }
   }
   if (good.empty()) return;
-  c.way = good[0];
+  c.taken = good[0];
   if (timed) {
     Clock clock(stream);
     int error = 0;
     double least = HUGE_VAL;
-    auto theirs = [&] { error = error ? error : run(c.way); };
+    auto theirs = [&] { error = error ? error : run(c.taken); };
     for (size_t i = 0; good.size() > 1 && i < good.size(); i++) {
-      Way best = std::exchange(c.way, good[i]);
+      const Attempt best = std::exchange(c.taken, good[i]);
       double us = HUGE_VAL;
       for (int n = 0; n < kTrials; n++) us = std::min(us, clock(1, theirs));
-      if (us >= least) c.way = best;
+      if (us >= least) c.taken = best;
       least = std::min(us, least);
     }
     race(c, clock, ours, theirs);
@@ -330,10 +337,13 @@ void choose(const Problem& p, const Exec* exec, void (*ours)(const void*), const
     return run_ours();
   }
   gpuStream_t stream = static_cast<gpuStream_t>(exec->stream);
-  auto run_theirs = [&](const Way& way, After after) {
-    void* workspace = way.workspace ? exec->scratch(kWorkspaceSlot, way.workspace) : nullptr;
-    if (int error = library->run(way.plan, without(p, after), workspace, stream)) return error;
-    if (after != kNothing) finish(rest(p, after), stream);
+  auto run_theirs = [&](const Attempt& a) {
+    const size_t made = a.folded ? fold_bytes(p) : 0, bytes = made + a.way.workspace;
+    char* memory = bytes ? static_cast<char*>(exec->scratch(kWorkspaceSlot, bytes)) : nullptr;
+    if (a.folded) fold(p, memory, stream);
+    const Problem given = without(a.folded ? folded(p, memory) : p, a.after);
+    if (int error = library->run(a.way.plan, given, a.way.workspace ? memory + made : nullptr, stream)) return error;
+    if (a.after != kNothing) finish(rest(p, a.after), stream);
     return 0;
   };
   const std::string name = key(p, exec);
@@ -347,37 +357,36 @@ void choose(const Problem& p, const Exec* exec, void (*ours)(const void*), const
       return run_ours();
     }
     c.problem = p;
-    std::vector<Way> ways;
+    std::vector<Attempt> attempts;
     auto forget_all_but = [&](void* kept) {
-      for (const Way& way : ways) {
-        if (way.plan != kept) library->forget(way.plan);
+      for (const Attempt& a : attempts) {
+        if (a.way.plan != kept) library->forget(a.way.plan);
       }
     };
     try {
-      ways = ways_of(*library, p, s.mode == kAuto, &c.after, &c.why);
+      attempts = attempts_of(*library, p, s.mode == kAuto, &c.why);
       if (!exec->scratch) {
-        auto needy = std::partition(ways.begin(), ways.end(), [](const Way& w) { return !w.workspace; });
-        if (needy == ways.begin() && !ways.empty()) c.why = "a call without scratch memory";
-        for (auto w = needy; w != ways.end(); ++w) library->forget(w->plan);
-        ways.erase(needy, ways.end());
+        auto needy = std::partition(attempts.begin(), attempts.end(),
+                                    [](const Attempt& a) { return !a.way.workspace && !a.folded; });
+        if (needy == attempts.begin() && !attempts.empty()) c.why = "a call without scratch memory";
+        for (auto a = needy; a != attempts.end(); ++a) library->forget(a->way.plan);
+        attempts.erase(needy, attempts.end());
       }
-      if (!ways.empty())
-        decide(c, library, ways, s.mode == kAuto, stream, run_ours,
-               [&](const Way& w) { return run_theirs(w, c.after); });
+      if (!attempts.empty()) decide(c, library, attempts, s.mode == kAuto, stream, run_ours, run_theirs);
     } catch (...) {  // the device failed, or an argument of ours: no choice to keep
       forget_all_but(nullptr);
       s.choices.erase(it);
       throw;
     }
-    forget_all_but(c.library ? c.way.plan : nullptr);
+    forget_all_but(c.library ? c.taken.way.plan : nullptr);
     if (!c.library && c.error) say_once(library->name, c.why);
   }
   if (c.library) {
-    int error = run_theirs(c.way, c.after);
+    int error = run_theirs(c.taken);
     if (!error) return;
     c.library = nullptr;
     c.error = error, c.why = "error " + std::to_string(error);
-    library->forget(c.way.plan);
+    library->forget(c.taken.way.plan);
     say_once(library->name, c.why);
   }
   lock.unlock();
@@ -397,7 +406,7 @@ void restart(const char* mode) {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
   for (auto& [key, choice] : s.choices) {
-    if (choice.library) choice.library->forget(choice.way.plan);
+    if (choice.library) choice.library->forget(choice.taken.way.plan);
   }
   s.choices.clear();
   s.wished = mode;

@@ -8,7 +8,6 @@
 
 #include "gpu/gemm.cuh"
 #include "gpu/vendor/load.h"
-#include "gpu/vendor/pad.h"
 #include "gpu/vendor/table.h"
 
 namespace needle::gpu::vendor {
@@ -171,12 +170,6 @@ int64_t padding_after(int64_t size, int64_t out, int64_t kernel, int64_t stride,
   return (size + 2 * before - reach) / stride + 1 == out ? before : needed < 0 ? -1 : needed;
 }
 
-struct Graph {
-  Descriptor plan;
-  size_t workspace;
-  bool padded;  // x and w are copied into the workspace first, with kPadded channels
-};
-
 // Engines that compute otherwise than asked for, or differently from run to run.
 bool suits(const Descriptor& config, int64_t precision) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR, "engine");
@@ -200,8 +193,7 @@ bool suits(const Descriptor& config, int64_t precision) {
 }
 
 // Adds plans of at most `most` engines for the graph, in the order in which cuDNN expects them to be fast.
-void add_engines(std::vector<Way>& to, const Descriptor& graph, int64_t precision, size_t most, size_t padding) {
-  size_t added = 0;
+void add_engines(std::vector<Way>& to, const Descriptor& graph, int64_t precision, size_t most) {
   for (auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
     Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, "heuristics");
     heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph).set(CUDNN_ATTR_ENGINEHEUR_MODE, mode);
@@ -214,7 +206,7 @@ void add_engines(std::vector<Way>& to, const Descriptor& graph, int64_t precisio
       raw.push_back(configs.back().raw());
     }
     n = heuristics.get(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, n, raw.data());
-    for (int64_t i = 0; i < n && added < most; i++) {
+    for (int64_t i = 0; i < n && to.size() < most; i++) {
       try {
         if (!suits(configs[i], precision)) continue;
         Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, "plan");
@@ -223,13 +215,11 @@ void add_engines(std::vector<Way>& to, const Descriptor& graph, int64_t precisio
         int64_t workspace = 0;
         plan.get(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &workspace);
         if (workspace > static_cast<int64_t>(kMaxWorkspace)) continue;
-        const size_t bytes = static_cast<size_t>(workspace);
-        to.push_back({new Graph{std::move(plan), bytes, padding != 0}, bytes + padding});
-        added++;
+        to.push_back({new Descriptor(std::move(plan)), static_cast<size_t>(workspace)});
       } catch (const Failure&) {  // not every configuration that heuristics name can be built
       }
     }
-    if (added) return;
+    if (!to.empty()) return;
   }
 }
 
@@ -309,34 +299,6 @@ const char* refused(const Problem& p, int64_t* bottom, int64_t* right) {
   return *bottom < 0 || *right < 0 ? "padding that crops" : nullptr;
 }
 
-// Tensor cores' engines load four channels at once: fewer get zeros beside them, in copies at the workspace's
-// beginning.
-bool can_pad(const Problem& p) {
-  const int64_t pixels = p.a.shape[0] * p.a.shape[2] * p.a.shape[3];
-  return p.kind == kConv2d && p.precision == kTf32 && p.groups == 1 && p.a.shape[1] < kPadded && pixels < INT32_MAX;
-}
-
-// To a multiple of what cuDNN's workspace may begin at.
-size_t padded_bytes(const View& v) {
-  const size_t bytes = static_cast<size_t>(v.shape[0] * v.shape[2] * v.shape[3] * kPadded) * sizeof(float);
-  return (bytes + 255) / 256 * 256;
-}
-
-View padded(const View& v, void* memory) {
-  View to = v;
-  to.data = memory;
-  to.shape[1] = kPadded;
-  to.stride[1] = 1, to.stride[3] = kPadded, to.stride[2] = v.shape[3] * kPadded;
-  to.stride[0] = v.shape[2] * to.stride[2];
-  return to;
-}
-
-Problem with_padding(Problem p, void* memory) {
-  p.b = padded(p.b, static_cast<char*>(memory) + padded_bytes(p.a));
-  p.a = padded(p.a, memory);
-  return p;
-}
-
 std::vector<Way> prepare(const Problem& p, size_t most, std::string* text) {
   std::vector<Way> ways;
   int64_t bottom, right;
@@ -344,32 +306,17 @@ std::vector<Way> prepare(const Problem& p, size_t most, std::string* text) {
     *text = why;
     return ways;
   }
-  auto add = [&](const Problem& problem, size_t padding) {
-    try {
-      add_engines(ways, operations(problem, bottom, right), p.precision, most, padding);
-    } catch (const Failure& e) {
-      *text = std::string(e.at) + " gave status " + std::to_string(e.status);
-    }
-  };
-  add(p, 0);
-  if (can_pad(p)) {
-    void* workspace = reinterpret_cast<void*>(uintptr_t{256});  // of which only the alignment is read
-    add(with_padding(p, workspace), padded_bytes(p.a) + padded_bytes(p.b));
+  try {
+    add_engines(ways, operations(p, bottom, right), p.precision, most);
+    if (ways.empty()) *text = "no engine of this precision for the graph";
+  } catch (const Failure& e) {
+    *text = std::string(e.at) + " gave status " + std::to_string(e.status);
   }
-  if (ways.empty() && text->empty()) *text = "no engine of this precision for the graph";
   return ways;
 }
 
-int run(void* plan, const Problem& given, void* workspace, void* stream) {
-  const Graph& graph = *static_cast<Graph*>(plan);
+int run(void* plan, const Problem& p, void* workspace, void* stream) {
   try {
-    Problem p = given;
-    if (graph.padded) {
-      p = with_padding(given, workspace);
-      pad_channels(given.a, p.a, static_cast<gpuStream_t>(stream));
-      pad_channels(given.b, p.b, static_cast<gpuStream_t>(stream));
-      workspace = static_cast<char*>(workspace) + padded_bytes(given.a) + padded_bytes(given.b);
-    }
     require(f.SetStream(handle(), static_cast<cudaStream_t>(stream)), "stream");
     int64_t ids[6];
     void* pointers[6];
@@ -381,14 +328,14 @@ int run(void* plan, const Problem& given, void* workspace, void* stream) {
     Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, "pack");
     pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ids, n).set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, pointers, n);
     pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, workspace).done();
-    require(f.BackendExecute(handle(), graph.plan.raw(), pack.raw()), "execute");
+    require(f.BackendExecute(handle(), static_cast<Descriptor*>(plan)->raw(), pack.raw()), "execute");
     return 0;
   } catch (const Failure& e) {
     return e.status;
   }
 }
 
-void forget(void* plan) { delete static_cast<Graph*>(plan); }
+void forget(void* plan) { delete static_cast<Descriptor*>(plan); }
 
 bool open(std::string* text) {
   void* library = open_library({"libcudnn.so.9"}, text);

@@ -19,22 +19,24 @@ template <int V>
 __global__ void GPU_BOUNDS(kThreads, 4) finish_elements(Finish f) {
   const int last = f.loop.rank - 1;
   const int64_t scale_step = f.loop.stride[kScale][last], bias_step = f.loop.stride[kBias][last];
-  for_elements(f.loop.total / V, [&](uint32_t i) {
-    int64_t at[kPlaces];
-    f.loop.locate(V * i, at);
-    auto finished = [&](float v, float residual, int j) {
-      if (f.scale) v *= f.scale[at[kScale] + j * scale_step];
-      if (f.bias) v += f.bias[at[kBias] + j * bias_step];
-      return device::activate(f.activation, f.alpha, v + residual);
-    };
-    float* out = f.out + at[kOut];
-    if constexpr (V == 1) {
-      *out = finished(*out, f.residual ? f.residual[at[kResidual]] : 0, 0);
-    } else {
-      const float4 v = read4(out), r = f.residual ? read4(f.residual + at[kResidual]) : make_float4(0, 0, 0, 0);
-      write4(out,
-             make_float4(finished(v.x, r.x, 0), finished(v.y, r.y, 1), finished(v.z, r.z, 2), finished(v.w, r.w, 3)));
-    }
+  device::with_activation(f.activation, f.alpha, [&](auto activation) {
+    for_elements(f.loop.total / V, [&](uint32_t i) {
+      int64_t at[kPlaces];
+      f.loop.locate(V * i, at);
+      auto finished = [&](float v, float residual, int j) {
+        if (f.scale) v *= f.scale[at[kScale] + j * scale_step];
+        if (f.bias) v += f.bias[at[kBias] + j * bias_step];
+        return activation(v + residual);
+      };
+      float* out = f.out + at[kOut];
+      if constexpr (V == 1) {
+        *out = finished(*out, f.residual ? f.residual[at[kResidual]] : 0, 0);
+      } else {
+        const float4 v = read4(out), r = f.residual ? read4(f.residual + at[kResidual]) : make_float4(0, 0, 0, 0);
+        write4(out,
+               make_float4(finished(v.x, r.x, 0), finished(v.y, r.y, 1), finished(v.z, r.z, 2), finished(v.w, r.w, 3)));
+      }
+    });
   });
 }
 

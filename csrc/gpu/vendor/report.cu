@@ -47,7 +47,8 @@ std::string described(const Choice& c) {
   auto has = [](const View& v) { return v.data ? "true" : "false"; };
   s +=
       std::string(", \"scale\": ") + has(p.scale) + ", \"bias\": " + has(p.bias) + ", \"residual\": " + has(p.residual);
-  s += ", \"taken\": " + quoted(c.library ? c.library->name : "needle") + ", \"after\": " + quoted(kAfter[c.after]) +
+  s += ", \"taken\": " + quoted(c.library ? c.library->name : "needle") +
+       ", \"after\": " + quoted(kAfter[c.taken.after]) + ", \"folded\": " + (c.taken.folded ? "true" : "false") +
        ", \"why\": " + quoted(c.why);
   return s + ", \"ours_us\": " + number(c.ours_us) + ", \"theirs_us\": " + number(c.theirs_us) + "}";
 }

@@ -17,10 +17,16 @@ struct Opened {
 // What of a problem's epilogue our own kernel does in place behind a library's.
 enum After : int32_t { kNothing, kActivation, kAll };
 
+// A library's way and what we do for it.
+struct Attempt {
+  Way way;
+  After after;
+  bool folded;  // its image and weights are made first (fold.h)
+};
+
 struct Choice {
   const Library* library = nullptr;  // null: our own kernel
-  Way way = {};
-  After after = kNothing;
+  Attempt taken = {};
   double ours_us = 0, theirs_us = 0;  // 0: not timed
   int error = 0;                      // the library's, which ended its use here
   int again = 0;                      // calls until it is tried once more; 0: this choice is kept
