@@ -9,6 +9,7 @@ import numpy as np
 
 from .autograd import Tensor
 from .backend_ndarray import NDArray, as_ndarray, cpu, cpu_numpy
+from .backend_ndarray.functions import works_beside_torch
 from .backend_selection import default_device
 from .complex_numbers import Complex, is_complex, joined, parts
 from .graph.structure import map_structure
@@ -48,6 +49,8 @@ def mirror(x: NDArray, kind: str) -> Any:
     library = sys.modules.get(kind)
     if library is None or not hasattr(library, "from_dlpack"):
         return x
+    if kind == "torch" and works_beside_torch(x.device):
+        return library.from_dlpack(x._ref.dlpack())
     return library.from_dlpack(x)
 
 

@@ -26,6 +26,10 @@ import needle as ndl
 import operator_fusion
 import torch2needle
 from gpu_check import for_this_torch
+from needle.backend_ndarray import NDArray, as_ndarray, call
+from needle.executor.settings import PRECISIONS as PRECISION_CODES
+from needle.ops.math.activation import activation_code
+from needle.ops.nn.spatial import window_attributes
 from torch2needle import models
 
 ROUNDS, BURST = 9, 0.03  # seconds
@@ -104,9 +108,9 @@ def linear_relu(rows: int, features: int, out: int) -> tuple[Any, tuple]:
 
 
 def op_rows() -> list[Row]:
-    """Layers alone, as torch.ops.needle where it is built for this torch, else as plans; most shapes are bound by memory."""
+    """Layers alone, as torch.ops.needle where it is built for this torch; most shapes are bound by memory."""
     convs = [(64, 64, 64, 56, 1), (64, 64, 256, 56, 1), (64, 64, 64, 56, 3), (1, 64, 64, 56, 3)]
-    linears = [(65536, 64, 64), (16384, 256, 256), (4096, 1024, 1024)]
+    linears = [(1 << 20, 64, 64), (65536, 64, 64), (131072, 256, 256), (16384, 256, 256), (4096, 1024, 1024)]
     shapes = [
         (f"conv-bn-relu {b} x {c}-{o} @{s}, {k}x{k}", partial(conv_bn_relu, b, c, o, s, k)) for b, c, o, s, k in convs
     ]
@@ -136,6 +140,45 @@ def needle_op(block: torch.nn.Sequential) -> Callable:
     return lambda x: NEEDLE.conv2d_bn_relu(x, first.weight, None, *statistics_, first.stride, first.padding)
 
 
+def kernel_call(case: Case) -> Callable[[], Any]:
+    """The same kernel called from Python on torch's memory, where torch.ops.needle is not built or takes no precision."""
+    first: Any = case.module[0]
+    (x,) = case.inputs
+    device = case.target.needle
+
+    def array(tensor: torch.Tensor) -> NDArray:
+        found = as_ndarray(tensor)
+        return found if found.device == device else found.astype(found.dtype, device)  # the emulation's
+
+    named: dict[str, Any] = {
+        "precision": PRECISION_CODES[case.precision],
+        "activation": activation_code("relu"),
+        "alpha": 0.0,
+    }
+    if isinstance(first, torch.nn.Linear):
+        name, named = "matmul_fused", named | {"b": array(first.weight.T), "bias": array(first.bias)}
+        shape, order, source = (len(x), first.out_features), (0, 1), "a"
+    else:
+        norm: Any = case.module[1]
+        scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+        parts = {"weight": first.weight, "scale": scale, "bias": norm.bias - norm.running_mean * scale}
+        name, named = "conv2d_fused", named | {n: array(v) for n, v in parts.items()} | {"groups": first.groups}
+        named |= window_attributes(first)
+        n, _, *size = x.shape
+        height, width = (
+            (s + 2 * p - k) // t + 1
+            for s, p, k, t in zip(size, first.padding, first.kernel_size, first.stride, strict=True)
+        )
+        shape, order, source = (n, height, width, first.out_channels), (0, 3, 1, 2), "x"
+
+    def run() -> Any:
+        out = NDArray.empty(shape, "float32", device).permute(order)
+        call(name, [out], **named, **{source: array(x)})
+        return torch.from_dlpack(out)
+
+    return run
+
+
 def refuse_unfused(op: Callable, inputs: tuple) -> None:
     """Fails where a device without the kernel runs torch's own operations."""
     with torch.profiler.profile() as profile:
@@ -155,7 +198,9 @@ class Case(NamedTuple):
 
 
 def needle_call(case: Case) -> Callable[[], Any]:
-    if isinstance(case.module, torch.nn.Sequential) and case.precision == "float32" and not for_this_torch():
+    if isinstance(case.module, torch.nn.Sequential):
+        if case.precision != "float32" or for_this_torch():
+            return kernel_call(case)
         op = needle_op(case.module)
         refuse_unfused(op, case.inputs)
         return partial(op, *case.inputs)

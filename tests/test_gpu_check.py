@@ -148,9 +148,9 @@ def test_a_row_that_ends_the_process_is_not_tried_again(tmp_path: Path) -> None:
 
 def test_rows_by_words() -> None:
     titles = {f"{r.title}, {r.precision}" for r in gpu_rows.rows_of("cuda", ["ResNet-50", "tf32"])}
-    assert "ResNet-50 @224, batch 1, float32" in titles and "BERT-base S=128, batch 64, tf32" in titles
+    assert "ResNet-50 @224, batch 1, float32" in titles and "BERT-base S=128, batch 32, tf32" in titles
     assert all("ResNet-50" in t or "tf32" in t for t in titles)
-    assert len(gpu_rows.rows_of("cuda", [])) == 25
+    assert len(gpu_rows.rows_of("cuda", [])) == 45
 
 
 @pytest.mark.parametrize("device", ["cuda", "hip"])
