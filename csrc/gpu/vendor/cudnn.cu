@@ -183,7 +183,7 @@ bool suits(const Descriptor& config, int64_t precision) {
       case CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP:
         continue;
       case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
-        if (precision == kTf32) continue;  // of float32 operands they take TF32
+        if (precision != kExact) continue;  // of float32 operands they take TF32, no less exact than halves
         return false;
       default:
         return false;
@@ -283,7 +283,6 @@ Descriptor operations(const Problem& p, int64_t bottom, int64_t right) {
 
 const char* refused(const Problem& p, int64_t* bottom, int64_t* right) {
   cudnnPointwiseMode_t mode;
-  if (p.precision != kExact && p.precision != kTf32) return "no float32 arrays in this precision";
   if (p.activation != kNone && !mode_of(p.activation, &mode)) return "no epilogue for it";
   for (const View* v : {&p.scale, &p.bias}) {
     if (v->data && v->stride[0] != 1 && v->shape[0] != 1) return "a bias or scale with gaps";

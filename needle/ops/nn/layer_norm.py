@@ -229,6 +229,11 @@ class GroupNorm(RowNorm):
         return rows, math.prod(x.shape) // max(rows, 1)
 
     def into(self, out: NDArray, *inputs: NDArray) -> None:
+        if not out.is_compact():  # as (N, H, W, C) in memory, in which groups are no rows
+            whole = NDArray.empty(out.shape, out.dtype)
+            self.into(whole, *inputs)
+            call("copy", [out], x=whole)
+            return
         x, weight, bias = self.split(inputs)
         LayerNorm(1, self.eps).into(out.reshape(self.rows(x)), x.reshape(self.rows(x)))
         if weight is None and bias is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from needle.backend_ndarray import NDArray, call
@@ -11,6 +12,7 @@ from needle.executor.step import Step
 from needle.graph.matcher import Match
 from needle.ops.linalg.basic import Linear
 from needle.ops.nn.conv import Conv2d
+from needle.ops.nn.layer_norm import GroupNorm
 from needle.ops.nn.spatial import window_attributes
 from needle.targets.finishes import Finishes, added
 from needle.targets.layers import NOTHING, Finish, join_rows, operands
@@ -31,6 +33,18 @@ def conv(builder: Builder, op: Conv2d, ins: list[NDArray], out: NDArray, finish:
     named = {"x": x, "weight": w, "bias": bias, "residual": finish.residual}
     attrs = {"groups": op.groups, "precision": builder.precision, **finish.attrs}
     call("conv2d_fused", [out], **named, **window_attributes(op), **attrs)
+
+
+@GPU.lowers(GroupNorm)
+def group_norm(builder: Builder, op: GroupNorm, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING) -> None:
+    x, weight, bias = op.split(ins)
+    if x.dtype != "float32":
+        op.into(out, *ins)
+        return
+    whole = (*x.shape[:2], math.prod(x.shape[2:]))
+    groups = x.shape[1] if op.groups is None else op.groups
+    attrs = {"groups": groups, "eps": op.eps, **finish.attrs}
+    call("group_norm", [out.viewed(whole)], x=x.viewed(whole), weight=weight, bias=bias, **attrs)
 
 
 @GPU.lowers_joined
@@ -54,4 +68,5 @@ def adds_another(match: Match) -> str | None:
     return f"{last.label} goes where it adds from"
 
 
-Finishes(("matmul_fused", "conv2d_fused"), ("conv_transpose2d_fused",), as_result, (adds_another,)).register(GPU.rules)
+ACTIVATED = ("conv_transpose2d_fused", "group_norm")
+Finishes(("matmul_fused", "conv2d_fused"), ACTIVATED, as_result, (adds_another,)).register(GPU.rules)
