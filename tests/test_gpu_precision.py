@@ -51,7 +51,7 @@ class TestPrecision:
         want = p / np.maximum(p.sum(-1, keepdims=True), 1e-300) @ v
         ins = (*(NDArray(np.ascontiguousarray(a), gpu) for a in (q, k, v)), NDArray(mask, gpu, "bool"))
         exe = ndl.compile(net, ins, precision=precision)
-        step = exe.plan.names.index("attention" if precision == "float32" else "attention_fused")
+        step = exe.plan.names.index("attention_fused" if precision == "float32" else "attention_fused")
         assert exe.plan.precisions[step] == ("" if precision == "float32" else precision)
         found = [exe(*ins).numpy() for _ in range(2)]
         assert np.array_equal(*found, equal_nan=True)
@@ -111,3 +111,34 @@ class TestDecomposed:
         conv.to(gpu, "float64")
         with pytest.raises(NoKernel, match=r"^\[conv2d\] has neither a kernel for these inputs nor a decomposition: "):
             ndl.compile(conv, NDArray(np.ones((1, 2, 3, 3)), gpu, "float64"))
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_training_steps(gpu: Device, precision: str) -> None:
+    """All products of a step, those of its gradients, too; the parameters stay float32."""
+
+    def losses(device: Any, **options: Any) -> list[float]:
+        np.random.seed(1)
+        net = nn.Sequential(
+            *(
+                nn.Conv(3, 8, 3, padding=1, layout="torch"),
+                nn.ReLU(),
+                nn.Conv(8, 8, 3, padding=1, stride=2, layout="torch"),
+            ),
+            *(nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 5)),
+        ).to(device)
+        x, y = np.random.randn(12, 3, 8, 8).astype("float32"), np.arange(12) % 5
+        step = ndl.compile_step(net, ndl.ops.cross_entropy, ndl.optim.SGD(net.parameters(), lr=0.1), (x, y), **options)
+        found = [float(step(x, y)) for _ in range(4)]
+        if options:
+            names = dict(zip(step.plan.names, step.plan.precisions, strict=True))
+            told = options["precision"] if options["precision"] != "float32" else ""
+            assert names["conv2d_weight_grad_fused"] == names["conv_transpose2d_fused"] == told
+        return found
+
+    apart = np.abs(np.subtract(losses(gpu, precision=precision), losses(ndl.cpu()))).max()
+    assert apart < {"float32": 1e-6, "tf32": 2e-3, "bfloat16": 2e-2}[precision]
+    assert precision == "float32" or apart > 1e-7
+    if precision != "float32":
+        with pytest.raises(ValueError, match="precision expects float32 on cpu"):
+            losses(ndl.cpu(), precision=precision)

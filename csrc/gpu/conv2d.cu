@@ -277,35 +277,10 @@ void convolve_transposed(const char* op, const View& x, const View& w, const Vie
              [&] { convolve_transposed_here(op, x, w, out, g, e, static_cast<gpuStream_t>(exec->stream)); });
 }
 
-}  // namespace
-
-void conv2d(const conv2d_args& c) {
-  convolve("conv2d", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), epilogue_of(c), c.exec);
-}
-
-// y = activation(conv(x, w) * scale + bias + residual), scale and bias per channel.
-void conv2d_fused(const conv2d_fused_args& c) {
-  Epilogue e = epilogue_of(c);
-  e.scale = given(c.in.scale);
-  e.residual = given(c.in.residual);
-  e.precision = static_cast<int>(c.attr.precision);
-  convolve("conv2d_fused", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), e, c.exec);
-}
-
-void conv_transpose2d(const conv_transpose2d_args& c) {
-  convolve_transposed("conv_transpose2d", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), epilogue_of(c), c.exec);
-}
-
-void conv_transpose2d_fused(const conv_transpose2d_fused_args& c) {
-  Epilogue e = epilogue_of(c);
-  e.precision = static_cast<int>(c.attr.precision);
-  convolve_transposed("conv_transpose2d_fused", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), e, c.exec);
-}
-
 // x (N, C, H, W) and dy (N, O, OH, OW) to a contiguous dw (O, C / groups, KH, KW): dy as channels x pixels times x as
 // taps x pixels. Parts of the pixels are summed by blocks of their own, then added up.
-void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
-  const char* op = "conv2d_weight_grad";
+template <class Args>
+void weight_grad(const char* op, const Args& c, int precision) {
   const View &x = c.in.x, &dy = c.in.dy, &dw = c.out.dweight;
   const Geometry g(c.attr);
   gpuStream_t stream = stream_of(c);
@@ -348,8 +323,39 @@ void conv2d_weight_grad(const conv2d_weight_grad_args& c) {
     p.part = dw.size();
     add.parts = p.out.data;
   }
-  if (pixels) run_gemm(op, p, true, kExact, stream);
+  if (pixels) run_gemm(op, p, true, precision, stream);
   if (add.count != 1) launch_teams<ColumnTeam>(add, dw.size(), stream);
+}
+
+}  // namespace
+
+void conv2d(const conv2d_args& c) {
+  convolve("conv2d", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), epilogue_of(c), c.exec);
+}
+
+// y = activation(conv(x, w) * scale + bias + residual), scale and bias per channel.
+void conv2d_fused(const conv2d_fused_args& c) {
+  Epilogue e = epilogue_of(c);
+  e.scale = given(c.in.scale);
+  e.residual = given(c.in.residual);
+  e.precision = static_cast<int>(c.attr.precision);
+  convolve("conv2d_fused", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), e, c.exec);
+}
+
+void conv_transpose2d(const conv_transpose2d_args& c) {
+  convolve_transposed("conv_transpose2d", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), epilogue_of(c), c.exec);
+}
+
+void conv_transpose2d_fused(const conv_transpose2d_fused_args& c) {
+  Epilogue e = epilogue_of(c);
+  e.precision = static_cast<int>(c.attr.precision);
+  convolve_transposed("conv_transpose2d_fused", c.in.x, c.in.weight, c.out.y, Geometry(c.attr), e, c.exec);
+}
+
+void conv2d_weight_grad(const conv2d_weight_grad_args& c) { weight_grad("conv2d_weight_grad", c, kExact); }
+
+void conv2d_weight_grad_fused(const conv2d_weight_grad_fused_args& c) {
+  weight_grad("conv2d_weight_grad", c, static_cast<int>(c.attr.precision));
 }
 
 }  // namespace needle::gpu

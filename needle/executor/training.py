@@ -388,6 +388,7 @@ def compile_step(
     accumulate: int = 1,
     recompute: str = "auto",
     detect_anomaly: bool = False,
+    precision: str = "float32",
     winograd: str = "auto",
     disable: Sequence[str] = (),
 ) -> TrainingStep:
@@ -405,7 +406,7 @@ def compile_step(
     recompute: "full" keeps some of the forward pass in memory and computes the rest a second time for the gradients, "none" keeps
         all, "auto" all unless the plan's arena would take more than half of the device's memory. See `step.memory`.
     detect_anomaly: run every op by itself first and raise FloatingPointError for the one that makes NaN; slow.
-    winograd, disable: as of `compile`.
+    precision, winograd, disable: as of `compile`; a precision holds for the gradients' products, too.
     """
     if BACKEND == "np":
         raise RuntimeError("[compile_step] the numpy backend has no executor; use NEEDLE_BACKEND=nd.")
@@ -422,7 +423,7 @@ def compile_step(
             raise ValueError(f"[compile_step] {name} expects a number above 0, got {limit!r}.")
     if type(accumulate) is not int or accumulate < 1:
         raise ValueError(f"[compile_step] accumulate expects a number of steps of at least 1, got {accumulate!r}.")
-    choice = Choice(winograd=winograd, disable=names("disable", disable))
+    choice = Choice(winograd=winograd, precision=precision, disable=names("disable", disable))
     if recompute not in RECOMPUTE:
         raise ValueError(f"[compile_step] recompute expects one of {', '.join(RECOMPUTE)}, got {recompute!r}.")
     settings = Settings(clip_grad_norm, clip_grad_value, accumulate, detect_anomaly, recompute=recompute)
