@@ -1,8 +1,5 @@
 // Batch normalisation of (N, C, S) views, by given statistics or by their own, with gradient.
-#include <algorithm>
-
-#include "gpu/quad.cuh"
-#include "gpu/team.cuh"
+#include "gpu/columns.cuh"
 
 namespace needle::gpu {
 namespace {
@@ -62,48 +59,6 @@ __global__ void GPU_BOUNDS(256, 4) normalise(Normalise<T, V> p, int threads) {
     write4(to, make_float4(p.value(v.x, c), p.value(v.y, c + step), p.value(v.z, c + 2 * step),
                            p.value(v.w, c + 3 * step)));
   }
-}
-
-// The same as columns of elements T: of Quads a column is four channels where these are neighbours in memory (`last`),
-// else an element is four pixels.
-template <class T>
-struct Columns {
-  T* data;
-  int64_t n, c, s;
-  Divisor pixels;
-  Columns(const View& v, bool last)
-      : data(reinterpret_cast<T*>(v.as<Scalar<T>>())),
-        n(v.stride[0] / kLanes<T>),
-        c(last ? v.stride[1] : v.stride[1] / kLanes<T>),
-        s(last ? v.stride[2] / kLanes<T> : v.stride[2]),
-        pixels(last ? v.shape[2] : v.shape[2] / kLanes<T>) {}
-  __device__ __forceinline__ T* at(int64_t column, uint32_t i) const {
-    const uint32_t image = pixels.quotient(i);
-    return data + (image * n + column * c + (i - image * pixels.d) * s);
-  }
-};
-
-// What is known of some elements of a column: their sum and that of their products with another, or their mean and the
-// sum of squared deviations from it.
-template <class T>
-struct Total {
-  T first, second;
-  Scalar<T> count;
-};
-
-// Elements begin, begin + step, ... of a column, of which a thread loads kAtOnce together.
-struct Share {
-  uint32_t column, begin, end, step;
-};
-
-template <class T>
-constexpr int kAtOnce = kLanes<T> == 4 ? 4 : 8;
-
-// Those from i on; 0 where there are no more.
-template <class T>
-__device__ __forceinline__ void load(T (&v)[kAtOnce<T>], const Columns<T>& x, const Share& s, uint32_t i) {
-#pragma unroll
-  for (int k = 0; k < kAtOnce<T>; k++) v[k] = i + k * s.step < s.end ? read(x.at(s.column, i + k * s.step)) : T(0);
 }
 
 template <class T>
@@ -190,18 +145,13 @@ struct Train {
 
 // With m = N S and z = (x - mean) inverse: dx = weight inverse (dy - sum(dy) / m - z sum(dy z) / m).
 template <class T>
-struct TrainGrad {
+struct TrainGrad : Sums {
   using S = Scalar<T>;
   Columns<T> x, dy, dx;
   const S *mean, *inverse, *weight;
   S *dweight, *dbias;
   S size;
 
-  template <class U>
-  __device__ static __forceinline__ void merge(Total<U>& t, const Total<U>& other) {
-    t.first += other.first;
-    t.second += other.second;
-  }
   __device__ __forceinline__ Total<T> sum(const Share& s, bool last) const {
     Total<T> total = {T(0), T(0), 0};
     const T centre = of_channels<T>(mean, s.column, last);
@@ -242,82 +192,10 @@ struct TrainGrad {
   }
 };
 
-// How blocks share columns out: `width` neighbouring ones, a power of two, and `piece` elements of each.
-struct Walk {
-  uint32_t columns, size, piece;
-  int width;
-  bool last;
-
-  __device__ __forceinline__ Share share() const {
-    const uint32_t row = threadIdx.x / width, begin = blockIdx.y * piece;
-    return {blockIdx.x * width + threadIdx.x % width, begin + row, size - begin < piece ? size : begin + piece,
-            static_cast<uint32_t>(kTeamThreads / width)};
-  }
-};
-
-// The totals of all threads whose numbers are the same modulo `width`, in the first of them.
-template <class Op, class T>
-__device__ __forceinline__ void merge_block(Total<T>& mine, int width) {
-  struct Block {
-    Total<T> of[kTeamThreads];
-  };
-  GPU_SHARED(Block, block);
-  const int thread = static_cast<int>(threadIdx.x);
-  block.of[thread] = mine;
-#pragma unroll 1
-  for (int half = kTeamThreads / 2; half >= width; half /= 2) {
-    block_sync();
-    if (thread >= half) continue;
-    Op::merge(mine, block.of[thread + half]);
-    block.of[thread] = mine;
-  }
-}
-
-// Of a Quad's lanes, which are channels or belong to one.
-template <class Op, class T>
-__device__ __forceinline__ void finish(const Op& op, int64_t column, const Total<T>& total, bool last) {
-  Total<Scalar<T>> one = {0, 0, 0};
-#pragma unroll
-  for (int k = 0; k < kLanes<T>; k++) {
-    if (last) one = {0, 0, 0};
-    Op::merge(one, {lane(total.first, k), lane(total.second, k), total.count});
-    if (last || k == kLanes<T> - 1) op.finish(last ? column * kLanes<T> + k : column, one, last);
-  }
-}
-
-// A block's totals go to `parts`, or are all there is.
-template <class Op, class T>
-__global__ void GPU_BOUNDS(kTeamThreads, 4) sum_columns(Op op, Walk w, Total<T>* parts) {
-  const Share s = w.share();
-  Total<T> total = {T(0), T(0), 0};
-  if (s.column < w.columns) total = op.sum(s, w.last);
-  merge_block<Op>(total, w.width);
-  if (threadIdx.x >= static_cast<unsigned>(w.width) || s.column >= w.columns) return;
-  if (parts) {
-    parts[static_cast<int64_t>(blockIdx.y) * w.columns + s.column] = total;
-  } else {
-    finish(op, s.column, total, w.last);
-  }
-}
-
-// A block per column.
-template <class Op, class T>
-__global__ void GPU_BOUNDS(kTeamThreads, 4) merge_parts(Op op, Walk w, const Total<T>* parts, int count) {
-  Total<T> total = {T(0), T(0), 0};
-  for (int part = static_cast<int>(threadIdx.x); part < count; part += kTeamThreads)
-    Op::merge(total, parts[static_cast<int64_t>(part) * w.columns + blockIdx.x]);
-  merge_block<Op>(total, 1);
-  if (threadIdx.x == 0) finish(op, blockIdx.x, total, w.last);
-}
-
 template <class Op>
-__global__ void GPU_BOUNDS(kTeamThreads, 4) apply_columns(Op op, Walk w) {
+__global__ void GPU_BOUNDS(kTeamThreads, 3) apply_columns(Op op, Walk w) {
   const Share s = w.share();
   if (s.column < w.columns) op.apply(s, w.last);
-}
-
-bool channels_last(const View& v) {
-  return v.shape[1] > 1 && v.stride[1] == 1 && (v.shape[2] == 1 || v.stride[2] != 1);
 }
 
 int64_t channel_size(const View& v) {
@@ -326,42 +204,13 @@ int64_t channel_size(const View& v) {
   return size;
 }
 
-// f(element type, whether channels are walked as neighbours), of views of one shape.
-template <const char* letters, class F>
-void with_elements(std::initializer_list<const View*> views, const F& f) {
-  const View& x = **views.begin();
-  const bool last = channels_last(x);
-  bool wide = true;
-  for (const View* v : views) wide = wide && quads(*v, last ? 1 : 2);
-  if (wide) return f(Quad{}, last);
-  with_type<letters>(x.dtype, [&](auto t) { f(t, last); });
-}
-
-// Columns are shared out among enough blocks to fill the device, whose totals are merged in one order; then every
-// element is looked at once more.
+// Every element is looked at twice: for its channel's totals, then with them.
 template <class T, class Op, class Args>
 void train(const Op& op, const Args& c, bool last) {
-  const View& x = c.in.x;
-  auto pieces = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
-  const int64_t columns = last ? x.shape[1] / kLanes<T> : x.shape[1];
-  const int64_t size = last ? channel_size(x) : channel_size(x) / kLanes<T>;
-  if (columns == 0) return;
-  int width = 1;
-  while (last && width < columns && width < 32) width *= 2;
-  const int64_t across = pieces(columns, width), least = 2 * kAtOnce<T> * (kTeamThreads / width);
-  int64_t parts = std::max<int64_t>(1, std::min(pieces(8 * device_units(), across), pieces(size, least)));
-  const int64_t piece = std::max<int64_t>(1, pieces(size, parts));
-  parts = std::max<int64_t>(1, pieces(size, piece));
-  const Walk w = {static_cast<uint32_t>(columns), static_cast<uint32_t>(size), static_cast<uint32_t>(piece), width,
-                  last};
-  const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(parts));
-  Total<T>* totals = nullptr;
-  if (parts > 1) totals = static_cast<Total<T>*>(c.exec->scratch(0, sizeof(Total<T>) * parts * columns));
-  launch(sum_columns<Op, T>, grid, kTeamThreads, 0, stream_of(c), op, w, totals);
-  if (parts > 1)
-    launch(merge_parts<Op, T>, dim3(static_cast<unsigned>(columns)), kTeamThreads, 0, stream_of(c), op, w, totals,
-           parts);
-  launch(apply_columns<Op>, grid, kTeamThreads, 0, stream_of(c), op, w);
+  const Walk w = walk_over<T>(c.in.x, last);
+  if (w.columns == 0) return;
+  launch_sums<T>(op, w, c.exec);
+  launch(apply_columns<Op>, grid_of(w), kTeamThreads, 0, stream_of(c), op, w);
 }
 
 }  // namespace
@@ -417,9 +266,16 @@ void batch_norm_train_grad(const batch_norm_train_grad_args& c) {
   with_elements<batch_norm_train_grad_args::In::x_dtypes>({&c.in.x, &c.in.dy, &c.out.dx}, [&](auto t, bool last) {
     using T = decltype(t);
     using S = Scalar<T>;
-    const TrainGrad<T> op = {{c.in.x, last},        {c.in.dy, last},      {c.out.dx, last},
-                             c.in.mean.as<S>(),     c.in.inverse.as<S>(), c.in.weight.as<S>(),
-                             c.out.dweight.as<S>(), c.out.dbias.as<S>(),  static_cast<S>(channel_size(c.in.x))};
+    const TrainGrad<T> op = {{},
+                             {c.in.x, last},
+                             {c.in.dy, last},
+                             {c.out.dx, last},
+                             c.in.mean.as<S>(),
+                             c.in.inverse.as<S>(),
+                             c.in.weight.as<S>(),
+                             c.out.dweight.as<S>(),
+                             c.out.dbias.as<S>(),
+                             static_cast<S>(channel_size(c.in.x))};
     train<T>(op, c, last);
   });
 }
