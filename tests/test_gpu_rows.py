@@ -145,6 +145,19 @@ def test_batch_norm_train_far_from_zero(backend: Backend, channels: int, layout:
         assert (off[2] < 1e-5 * np.abs(dy).sum((0, 2))).all()
 
 
+@pytest.mark.parametrize("layout", [np.ascontiguousarray, channels_inside], ids=["ncs", "nsc"])
+def test_batch_norm_train_without_numbers(backend: Backend, layout: object) -> None:
+    """NaN and infinity stay in their channel; channels without pixels have no statistics."""
+    odd = normal(2, 4, 9216)
+    odd[1, 1, 77], odd[0, 2, 5] = np.nan, np.inf
+    for x, lost in ((odd, [False, True, True, False]), (normal(2, 4, 0), [True] * 4), (normal(0, 4, 5), [True] * 4)):
+        y, stats = layout(nans(*x.shape)), [np.zeros(4, np.float32) for _ in range(3)]
+        ins = [layout(x), np.ones(4, np.float32), np.zeros(4, np.float32)]
+        run(backend, "batch_norm_train", [y, *stats], ins, eps=1e-5, activation=0, alpha=0)
+        assert all(np.isnan(s).tolist() == lost for s in stats)
+        assert x.size == 0 or np.isnan(y).all((0, 2)).tolist() == lost
+
+
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_layer_norm(backend: Backend, shape: tuple, dtype: str) -> None:
