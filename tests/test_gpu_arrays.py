@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -101,6 +102,11 @@ def test_fill(gpu: Device, dtype: str) -> None:
         want = NDArray(np.zeros((5, 6)), ndl.cpu(), dtype)
         want[1::2, 2:].fill(value)
         assert np.array_equal(x.numpy(), want.numpy())
+    for columns, where in itertools.product((15, 16, 48), (np.s_[:], np.s_[1:3], np.s_[:, 16:32], np.s_[:, 1:9])):
+        x, want = (NDArray(np.zeros((7, columns)), d, dtype) for d in (gpu, ndl.cpu()))
+        for a in (x, want):
+            a[where].fill(3.0)
+        assert np.array_equal(x.numpy(), want.numpy()), (columns, where)
 
 
 def test_random_numbers_are_the_hosts(gpu: Device) -> None:
@@ -273,11 +279,12 @@ def test_argmax(gpu: Device, shape: tuple[int, ...], axis: int) -> None:
 # -- tables --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("width", [37, 40])
 @pytest.mark.parametrize("numbers", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-def test_gather_rows(gpu: Device, dtype: str, numbers: str) -> None:
-    table, rows = values((9, 37), dtype), np.array([3, 0, 8, 3, -1, 9], numbers)
-    made = NDArray(np.ones((6, 37)), gpu, dtype)
+def test_gather_rows(gpu: Device, dtype: str, numbers: str, width: int) -> None:
+    table, rows = values((9, width), dtype), np.array([3, 0, 8, 3, -1, 9], numbers)
+    made = NDArray(np.ones((6, width)), gpu, dtype)
     call("gather_rows", [made], table=NDArray(table, gpu, dtype), numbers=NDArray(rows, gpu, numbers))
     assert np.array_equal(made.numpy()[:4], table[rows[:4]])
     outside = made.numpy()[4:]

@@ -231,7 +231,7 @@ def test_conv_transpose2d(backend: Backend, case: tuple, layout: str) -> None:
 
 
 @pytest.mark.parametrize("name", CODES)
-@pytest.mark.parametrize("m,n", [(1, 1), (70, 33), (5, 130)])
+@pytest.mark.parametrize("m,n", [(1, 1), (70, 33), (5, 130), (700, 24), (300, 5)])
 def test_gradient_of_a_linear_layer(backend: Backend, name: str, m: int, n: int) -> None:
     """dz and db in one pass, then dx and dw by the products on strided views."""
     x, w, dy, alpha, step = normal(m, 17), normal(n, 17, seed=1), normal(m, n, seed=2), 0.3, 1e-6
@@ -243,6 +243,12 @@ def test_gradient_of_a_linear_layer(backend: Backend, name: str, m: int, n: int)
     run(backend, "activation_bias_grad", [dz, db], [inside(value.astype(np.float32)), dy], activation=code, alpha=alpha)
     close(dz, exact, 1e-5)
     close(db, exact.sum(0), 1e-5)
+    across = [np.asfortranarray(a) for a in (nans(m, n), value.astype(np.float32), dy)]
+    for given in ([nans(m, n), value.astype(np.float32), dy], across):  # neighbours in rows, and in columns
+        db[...] = np.nan
+        run(backend, "activation_bias_grad", [given[0], db], given[1:], activation=code, alpha=alpha)
+        assert np.array_equal(given[0], dz)
+        close(db, exact.sum(0), 1e-5)
     run(backend, "matmul", [dx], [dz, w], activation=NONE, alpha=0)
     run(backend, "matmul", [dw], [np.asfortranarray(dz.T), x], activation=NONE, alpha=0)
     close(dx, exact @ w, 1e-5)

@@ -4,8 +4,11 @@ wave widths on any machine, and on a CUDA device where there is one."""
 # ruff: noqa: F811  (fixtures are imported by name)
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+import torch
 
 from gpu_kernels import FLOATS, LAYOUTS, close, inside, nans, run
 from needle.ops.nn.pool import (
@@ -106,6 +109,53 @@ def test_batch_norm(backend: Backend, shape: tuple, dtype: str, layout: object) 
     exact = dy - (g.reshape(per_channel) + z * gz.reshape(per_channel)) / (n * s)
     scale = (weight * inverse).reshape(per_channel)
     assert np.abs(dx - exact * scale).max() < 10 * tolerance * np.abs(dy * scale).max()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 64, 130])
+@pytest.mark.parametrize("layout", [np.ascontiguousarray, channels_inside], ids=["ncs", "nsc"])
+def test_batch_norm_train_far_from_zero(backend: Backend, channels: int, layout: object) -> None:
+    """Channels shared by blocks and channels of one block, whose squared means are a million variances."""
+    sizes = (1, 35, 36, 1089, *((9216, 9409) if channels <= 4 else ()))
+    for images, pixels, outlier in itertools.product((1, 2, 3), sizes, (False, True)):
+        x, dy = (layout(normal(images, channels, pixels, seed=k)) for k in (0, 1))
+        x += np.float32(1000)
+        if outlier:
+            x[0, :, 0] = 0  # distances from the first element are no help then
+        weight, bias = (normal(channels, seed=k) for k in (2, 3))
+        y, stats = layout(nans(*x.shape)), [nans(channels) for _ in range(3)]
+        run(backend, "batch_norm_train", [y, *stats], [x, weight, bias], eps=1e-5, activation=RELU, alpha=0)
+        mean, var, inverse = stats
+        np.testing.assert_allclose(mean, x.mean((0, 2), dtype=float), rtol=1e-6)
+        np.testing.assert_allclose(var, x.astype(float).var((0, 2)), rtol=1e-4, atol=1e-30)
+        np.testing.assert_allclose(inverse, 1 / np.sqrt(var.astype(float) + 1e-5), rtol=1e-5)
+        z_off = 1e-4 * np.maximum(inverse, 1).reshape(1, -1, 1)  # a mean of 1000 is rounded to 6e-5
+        leaves = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in (x, weight, bias)]
+        if images * pixels == 1:
+            close(y, np.maximum(bias, 0).reshape(1, -1, 1))
+            continue
+        exact = torch.nn.functional.batch_norm(leaves[0], None, None, *leaves[1:], training=True, eps=1e-5)
+        scale = np.abs(weight * inverse).reshape(1, -1, 1)
+        assert (np.abs(y - exact.detach().relu().numpy()) < 1e-5 + z_off * np.abs(weight).reshape(1, -1, 1)).all()
+        exact.backward(torch.tensor(dy, dtype=torch.float64))
+        outs = [layout(nans(*x.shape)), nans(channels), nans(channels)]
+        run(backend, "batch_norm_train_grad", outs, [x, mean, inverse, weight, dy])
+        off = [np.abs(a - leaf.grad.numpy()) for a, leaf in zip(outs, leaves, strict=True)]
+        assert (off[0] < z_off * scale * np.abs(dy).max()).all()
+        assert (off[1] < z_off.ravel() * np.abs(dy).sum((0, 2))).all()
+        assert (off[2] < 1e-5 * np.abs(dy).sum((0, 2))).all()
+
+
+@pytest.mark.parametrize("layout", [np.ascontiguousarray, channels_inside], ids=["ncs", "nsc"])
+def test_batch_norm_train_without_numbers(backend: Backend, layout: object) -> None:
+    """NaN and infinity stay in their channel; channels without pixels have no statistics."""
+    odd = normal(2, 4, 9216)
+    odd[1, 1, 77], odd[0, 2, 5] = np.nan, np.inf
+    for x, lost in ((odd, [False, True, True, False]), (normal(2, 4, 0), [True] * 4), (normal(0, 4, 5), [True] * 4)):
+        y, stats = layout(nans(*x.shape)), [np.zeros(4, np.float32) for _ in range(3)]
+        ins = [layout(x), np.ones(4, np.float32), np.zeros(4, np.float32)]
+        run(backend, "batch_norm_train", [y, *stats], ins, eps=1e-5, activation=0, alpha=0)
+        assert all(np.isnan(s).tolist() == lost for s in stats)
+        assert x.size == 0 or np.isnan(y).all((0, 2)).tolist() == lost
 
 
 @pytest.mark.parametrize("shape", ROWS, ids=str)

@@ -1,11 +1,12 @@
 // Rows of a table by their numbers, and the reverse: rows added into a table, elements scattered to their places.
+#include "gpu/quad.cuh"
 #include "gpu/strided.cuh"
 #include "math/reductions.h"
 
 namespace needle::gpu {
 namespace {
 
-// Rows (m x d) and the table (count x d), any strides.
+// Rows (m x d) and the table (count x d), any strides. Of Quads a row has a quarter of the elements.
 template <class T>
 struct Rows {
   T* rows;
@@ -24,9 +25,9 @@ __global__ void GPU_BOUNDS(kThreads, 4) read_rows(Rows<T> r) {
     const uint32_t row = r.width.quotient(i);
     const int64_t column = i - row * r.width.d;
     const int64_t number = load_as<int64_t>(r.numbers, r.number_dtype, row * r.number_stride);
-    T value = std::is_integral_v<T> ? T(0) : static_cast<T>(NAN);
-    if (number >= 0 && number < r.count) value = r.table[number * r.table_row + column * r.table_column];
-    r.rows[row * r.row_stride + column * r.column_stride] = value;
+    T value = std::is_integral_v<T> ? T(0) : T(static_cast<Scalar<T>>(NAN));
+    if (number >= 0 && number < r.count) value = read(r.table + (number * r.table_row + column * r.table_column));
+    write(r.rows + (row * r.row_stride + column * r.column_stride), value);
   });
 }
 
@@ -163,9 +164,19 @@ template <class T>
 Rows<T> rows_of(const char* op, const View& rows, const View& table, const View& numbers) {
   const int64_t total = rows.shape[0] * rows.shape[1];
   if (total > INT32_MAX) fail(op, "arrays on a GPU have at most 2^31 - 1 elements", std::to_string(total));
-  return {
-      rows.as<T>(),   table.as<T>(),  numbers.data,    numbers.dtype,   rows.shape[1],     static_cast<uint32_t>(total),
-      rows.stride[0], rows.stride[1], table.stride[0], table.stride[1], numbers.stride[0], table.shape[0]};
+  constexpr int lanes = kLanes<T>;
+  return {reinterpret_cast<T*>(rows.as<Scalar<T>>()),
+          reinterpret_cast<T*>(table.as<Scalar<T>>()),
+          numbers.data,
+          numbers.dtype,
+          rows.shape[1] / lanes,
+          static_cast<uint32_t>(total / lanes),
+          rows.stride[0] / lanes,
+          rows.stride[1],
+          table.stride[0] / lanes,
+          table.stride[1],
+          numbers.stride[0],
+          table.shape[0]};
 }
 
 // Tables (b x count x d), elements and their numbers (b x m x d), any strides. A thread scatters a whole column, so
@@ -258,6 +269,7 @@ void clear(const View& v, const Exec* exec);
 
 // Table (N, D) and numbers (M) to (M, D).
 void gather_rows(const gather_rows_args& c) {
+  if (quads(c.in.table, 1) && quads(c.out.rows, 1)) return gather_as<Quad>(c);
   with_type<gather_rows_args::In::table_dtypes>(c.in.table.dtype, [&](auto t) { gather_as<decltype(t)>(c); });
 }
 

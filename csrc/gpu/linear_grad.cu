@@ -1,6 +1,6 @@
 // What a linear layer's gradient needs beside two products, in one pass: the gradient before the activation, and its
 // sum over the rows, the gradient of the bias.
-#include "gpu/team.cuh"
+#include "gpu/columns.cuh"
 
 namespace needle::gpu {
 namespace {
@@ -17,37 +17,48 @@ NEEDLE_MAP_NOINLINE float activation_grad(int code, float alpha, float v, float 
   return dy;
 }
 
-struct Matrix {
-  float* data;
-  int64_t row, column;
-  Matrix(const View& v) : data(v.as<float>()), row(v.stride[0]), column(v.stride[1]) {}
-  __device__ __forceinline__ float& at(int64_t i, int64_t j) const { return data[i * row + j * column]; }
-};
-
-struct BiasGrad {
-  Matrix value, dy, dz;
-  float* sum;
-  int64_t sum_stride, rows;
+template <class T>
+struct BiasGrad : Sums {
+  Columns<T> value, dy, dz;
+  float* bias;
+  int64_t bias_stride;
   int activation;
   float alpha;
 
-  template <class Team>
-  __device__ __forceinline__ void operator()(const Team& team, int64_t column, bool exists) const {
-    float total = 0;
-    for (int64_t i = team.first; i < (exists ? rows : 0); i += Team::step) {
-      float g = dy.at(i, column);
-      if (activation == kRelu) {
-        g = device::relu_grad_map::apply(value.at(i, column), g, g, g);
-      } else if (activation != kNone) {
-        g = activation_grad(activation, alpha, value.at(i, column), g);
+  __device__ __forceinline__ Total<T> sum(const Share& s, bool) const {
+    Total<T> total = {T(0), T(0), 0};
+#pragma unroll 1
+    for (uint32_t i = s.begin; i < s.end; i += kAtOnce<T> * s.step) {
+      T v[kAtOnce<T>], g[kAtOnce<T>];
+      load(g, dy, s, i);
+      if (activation != kNone) load(v, value, s, i);
+#pragma unroll
+      for (int k = 0; k < kAtOnce<T>; k++) {
+        if (i + k * s.step >= s.end) continue;
+        if (activation == kRelu) {
+          g[k] = lanewise([](float v, float g) { return device::relu_grad_map::apply(v, g, g, g); }, v[k], g[k]);
+        } else if (activation != kNone) {
+          g[k] = lanewise([&](float v, float g) { return activation_grad(activation, alpha, v, g); }, v[k], g[k]);
+        }
+        write(dz.at(s.column, i + k * s.step), g[k]);
+        total.first += g[k];
       }
-      dz.at(i, column) = g;
-      total += g;
     }
-    total = team.sum(total);
-    if (exists && team.first == 0) sum[column * sum_stride] = total;
+    return total;
+  }
+  __device__ __forceinline__ void finish(int64_t column, const Total<float>& total, bool) const {
+    bias[column * bias_stride] = total.first;
   }
 };
+
+// (M, N) as (1, N, M): what is summed comes last.
+View turned(const View& v) {
+  View t = v;
+  t.rank = 3;
+  t.shape[0] = 1, t.shape[1] = v.shape[1], t.shape[2] = v.shape[0];
+  t.stride[0] = 0, t.stride[1] = v.stride[1], t.stride[2] = v.stride[0];
+  return t;
+}
 
 }  // namespace
 
@@ -56,15 +67,22 @@ struct BiasGrad {
 void activation_bias_grad(const activation_bias_grad_args& c) {
   if (c.attr.activation < kNone || c.attr.activation >= kActivations)
     fail("activation_bias_grad", "activation is one of math/maps.h", std::to_string(c.attr.activation));
-  BiasGrad op = {c.in.y,
-                 c.in.dy,
-                 c.out.dx,
-                 c.out.dbias.as<float>(),
-                 c.out.dbias.stride[0],
-                 c.in.y.shape[0],
-                 static_cast<int>(c.attr.activation),
-                 static_cast<float>(c.attr.alpha)};
-  launch_teams<ColumnTeam>(op, c.in.y.shape[1], stream_of(c));
+  const View value = turned(c.in.y), dy = turned(c.in.dy), dz = turned(c.out.dx), &bias = c.out.dbias;
+  if (dy.shape[2] > INT32_MAX)
+    fail("activation_bias_grad", "a matrix has at most 2^31 rows", std::to_string(dy.shape[2]));
+  with_elements<activation_bias_grad_args::In::y_dtypes>({&dy, &value, &dz}, [&](auto t, bool last) {
+    using T = decltype(t);
+    const BiasGrad<T> op = {{},
+                            {value, last},
+                            {dy, last},
+                            {dz, last},
+                            bias.as<float>(),
+                            bias.stride[0],
+                            static_cast<int>(c.attr.activation),
+                            static_cast<float>(c.attr.alpha)};
+    const Walk w = walk_over<T>(dy, last);
+    if (w.columns > 0) launch_sums<T>(op, w, c.exec);
+  });
 }
 
 }  // namespace needle::gpu

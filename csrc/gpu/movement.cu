@@ -101,19 +101,29 @@ __global__ void GPU_BOUNDS(kThreads, 4) fill_bits(Loop<1> loop, T* out, T value)
   for_elements(loop.total, [&](uint32_t i) {
     int64_t at[1];
     loop.locate(i, at);
-    out[at[0]] = value;
+    write(out + at[0], value);
   });
 }
 
 void fill_view(const View& v, double value, gpuStream_t stream) {
   const View* views[] = {&v};
-  const Loop<1> loop = loop_over("fill", views);
+  Loop<1> loop = loop_over("fill", views);
   if (loop.total == 0) return;
   with_type<fill_args::Out::y_dtypes>(v.dtype, [&](auto t) {
     const auto element = from_double<decltype(t)>(value);
     using Bits = BitsOf<sizeof(t)>;
     Bits bits;
     std::memcpy(&bits, &element, sizeof bits);
+    constexpr int lanes = 16 / sizeof(t);
+    if (loop.groups(0, lanes) && loop.shape[loop.rank - 1] % lanes == 0 && aligned(v.data)) {
+      loop.group(lanes);
+      Bits same[lanes];
+      for (Bits& b : same) b = bits;
+      Quad value;
+      std::memcpy(&value, same, sizeof value);
+      return launch(fill_bits<Quad>, grid_for(loop.total, kCopies), kThreads, 0, stream, loop,
+                    reinterpret_cast<Quad*>(v.data), value);
+    }
     launch(fill_bits<Bits>, grid_for(loop.total), kThreads, 0, stream, loop, v.as<Bits>(), bits);
   });
 }

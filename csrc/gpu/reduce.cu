@@ -74,12 +74,19 @@ __device__ __forceinline__ Accumulator<T> reduce_elements(const Reduction<T>& r,
 // A thread per output: neighbouring threads read neighbouring elements where outputs are neighbours in the input.
 template <class Op, class T>
 __global__ void GPU_BOUNDS(kThreads, 4) reduce_columns(Reduction<T> r) {
-  const uint32_t output = blockIdx.x * kThreads + threadIdx.x;
+  const uint32_t output = blockIdx.x * blockDim.x + threadIdx.x;
   if (output >= r.outputs) return;
   int64_t at[2];
   r.kept.locate(output, at);
   const uint32_t begin = blockIdx.y * r.piece, end = r.count - begin < r.piece ? r.count : begin + r.piece;
   write(r, output, at[1], reduce_elements<Op>(r, r.in + at[0], begin, end, 1));
+}
+
+template <class Op, class A>
+__device__ __forceinline__ A combine_lanes(A v) {
+#pragma unroll
+  for (int bits = WAVE / 2; bits > 0; bits /= 2) v = Op::combine(v, shfl_xor<WAVE>(v, bits));
+  return v;
 }
 
 // A block per output, of as many waves as the launch gives it.
@@ -95,8 +102,7 @@ __global__ void GPU_BOUNDS(kThreads, 4) reduce_rows(Reduction<T> r) {
   r.kept.locate(output, at);
   const uint32_t begin = blockIdx.y * r.piece, end = r.count - begin < r.piece ? r.count : begin + r.piece;
   A total = reduce_elements<Op>(r, r.in + at[0], begin + threadIdx.x, end, blockDim.x);
-#pragma unroll
-  for (int bits = WAVE / 2; bits > 0; bits /= 2) total = Op::combine(total, shfl_xor<WAVE>(total, bits));
+  total = combine_lanes<Op>(total);
   if (lane_id() == 0) waves.value[threadIdx.x / WAVE] = total;
   block_sync();
   if (threadIdx.x != 0) return;
@@ -104,15 +110,17 @@ __global__ void GPU_BOUNDS(kThreads, 4) reduce_rows(Reduction<T> r) {
   write(r, output, at[1], total);
 }
 
-// Partial results of each output to one.
-template <class Op, class T>
+// Partial results of each output to one, by `lanes` lanes: one, or all of a wave.
+template <class Op, class T, int lanes>
 __global__ void GPU_BOUNDS(kThreads, 4) combine_parts(Reduction<T> r, int parts) {
-  const uint32_t output = blockIdx.x * kThreads + threadIdx.x;
-  if (output >= r.outputs) return;
-  Accumulator<T> total = r.partial[output];
-#pragma unroll 1
-  for (int part = 1; part < parts; part++)
+  const uint32_t output = (blockIdx.x * kThreads + threadIdx.x) / lanes;
+  if (output >= r.outputs) return;  // of waves that combine together all lanes leave
+  Accumulator<T> total = r.start;
+#pragma unroll 4
+  for (int part = static_cast<int>(threadIdx.x % lanes); part < parts; part += lanes)
     total = Op::combine(total, r.partial[static_cast<int64_t>(part) * r.outputs + output]);
+  if (lanes > 1) total = combine_lanes<Op>(total);
+  if (threadIdx.x % lanes != 0) return;
   int64_t at[2];
   r.kept.locate(output, at);
   finish(r, at[1], total);
@@ -135,10 +143,12 @@ void reduce_as(const char* name, const Args& c, bool mean) {
   // Lanes take what is contiguous: outputs, or the elements of one.
   const bool columns = r.reduced.stride[0][r.reduced.rank - 1] != 1 && r.kept.stride[0][r.kept.rank - 1] == 1 &&
                        r.kept.shape[r.kept.rank - 1] >= WAVE / 2;
-  const unsigned block = columns || r.count > 8 * WAVE ? kThreads : WAVE;
-  const unsigned blocks = columns ? blocks_of(r.outputs, kThreads) : r.outputs;
+  unsigned block = columns || r.count > 8 * WAVE ? kThreads : WAVE;
+  if (columns && r.outputs < kThreads) block = blocks_of(r.outputs, WAVE) * WAVE;
+  const unsigned blocks = columns ? blocks_of(r.outputs, block) : r.outputs;
   // Too few blocks for the device: each output's elements are shared.
-  const uint32_t least = columns ? 64 : 16 * kThreads, wanted = 4u * static_cast<unsigned>(device_units());
+  const uint32_t least = columns ? 64 : 16 * kThreads,
+                 wanted = 4u * static_cast<unsigned>(device_units()) * (columns ? kThreads / block : 1);
   uint32_t parts = blocks < wanted && r.count > 2 * least ? blocks_of(wanted, blocks) : 1;
   if (parts > blocks_of(r.count, least)) parts = blocks_of(r.count, least);
   r.piece = r.count ? blocks_of(r.count, parts) : 1;
@@ -147,9 +157,11 @@ void reduce_as(const char* name, const Args& c, bool mean) {
     r.partial = static_cast<Accumulator<T>*>(
         c.exec->scratch(0, static_cast<size_t>(parts) * r.outputs * sizeof(Accumulator<T>)));
   launch(columns ? reduce_columns<Op, T> : reduce_rows<Op, T>, dim3(blocks, parts), block, 0, stream_of(c), r);
-  if (parts > 1)
-    launch(combine_parts<Op, T>, dim3(blocks_of(r.outputs, kThreads)), kThreads, 0, stream_of(c), r,
-           static_cast<int>(parts));
+  if (parts == 1) return;
+  const int lanes = parts < WAVE / 2 ? 1 : WAVE;
+  const unsigned combining = blocks_of(r.outputs, kThreads / lanes);
+  launch(lanes == 1 ? combine_parts<Op, T, 1> : combine_parts<Op, T, WAVE>, dim3(combining), kThreads, 0, stream_of(c),
+         r, static_cast<int>(parts));
 }
 
 template <class Op, class Args>
