@@ -43,9 +43,9 @@ def works_beside_torch(device: Device) -> bool:
     return stream is not None and device in (DLPACK[2], DLPACK[10]) and stream(0) == device.core.stream
 
 
-def is_plain(x: Any) -> bool:
-    """Whether a torch tensor's memory has its values as they are."""
-    return not (x.requires_grad or x.is_complex() or x.is_neg())
+def is_negated(x: Any) -> bool:
+    """Whether it is a torch tensor whose memory holds its values with the other sign, as the imaginary part of `z.conj()` is."""
+    return hasattr(x, "is_neg") and bool(x.is_neg())
 
 
 def from_dlpack(x: Any) -> NDArray:
@@ -57,9 +57,13 @@ def from_dlpack(x: Any) -> NDArray:
             f"[from_dlpack] expects memory of {', '.join(map(str, DLPACK.values()))}, got device type {kind}."
         )
     device.require()
+    if is_negated(x):
+        raise ValueError(
+            "[from_dlpack] expects memory of the values, got one with the other sign; call resolve_neg() first."
+        )
     if kind == 1:
         return NDArray.wrap(_core.from_dlpack(x.__dlpack__(), device.core))
-    if works_beside_torch(device) and type(x).__module__ == "torch" and x.get_device() == 0 and is_plain(x):
+    if works_beside_torch(device) and type(x).__module__ == "torch" and x.get_device() == 0 and not x.requires_grad:
         return NDArray.wrap(_core.from_dlpack(sys.modules["torch"].utils.dlpack.to_dlpack(x), device.core), device)
     stream = device.core.stream or int(kind == 2)  # CUDA's default stream has the number 1 here, ROCm's 0
     return NDArray.wrap(_core.from_dlpack(x.__dlpack__(stream=stream), device.core), device)
@@ -82,6 +86,8 @@ def as_ndarray(x: Any, copy: bool = True) -> NDArray:
         known = ", ".join((*KEPT, *WIDER))
         raise TypeError(f"[array] dtype expects one of {known}, got {name}.")
     over = isinstance(x, np.ndarray) and (not x.flags.writeable or not x.dtype.isnative)  # what numpy does not export
+    if copy and is_negated(x):
+        x = x.resolve_neg()
     if name in KEPT and not over:
         try:
             return from_dlpack(x.detach() if hasattr(x, "detach") else x)

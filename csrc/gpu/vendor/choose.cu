@@ -25,7 +25,7 @@ namespace needle::gpu::vendor {
 namespace {
 
 constexpr int kRounds = 7, kMaxRepeats = 20, kTrials = 5;
-constexpr size_t kWays = 8;                                           // of a library that are timed
+constexpr size_t kWays = 4;                                           // of a library that are timed
 constexpr double kRoundMicroseconds = 500, kWarmMicroseconds = 5000;  // a GPU at rest has a fifth of its clock
 constexpr int kCallsUntilAgain = 16;                                  // where there was no memory to compare in
 // How far a library's result may be from ours, of the largest: sums in another order, or products of this precision.
