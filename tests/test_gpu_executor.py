@@ -106,33 +106,6 @@ def test_images_stay_in_channels_last_order(gpu: Device, shape: tuple[int, ...])
     assert "batch_norm" in exe.plan.names
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_layers_finish_with_what_follows(gpu: Device, precision: str) -> None:
-    """Sums of a residual branch, and activations, in nets that nobody fused; a sum goes where its residual lay."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.third = (nn.Linear(a, b) for a, b in ((12, 20), (20, 12), (12, 12)))
-            self.conv, self.up = nn.Conv(3, 4, 3, padding=1, layout="torch"), nn.ConvTranspose2d(4, 3, 2, 2)
-
-        def forward(self, x: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-            x = ndl.ops.relu(x)  # memory of its own
-            x = x + self.second(ndl.ops.gelu(self.first(x)))
-            a = ndl.ops.tanh(self.third(x) + x)
-            return a, ndl.ops.sigmoid(self.up(ndl.ops.relu(self.conv(image))))
-
-    net = Net()
-    inputs = image(2, 5, 12), image(2, 3, 6, 6)
-    want = [r.numpy() for r in net(*(Tensor(v) for v in inputs))]
-    net.to(gpu)
-    exe = ndl.compile(net, inputs, precision=precision)
-    for _ in range(4):
-        for a, b in zip(exe(*inputs), want, strict=True):
-            assert np.abs(a - b).max() < (1e-5 if precision == "float32" else 2e-2)
-    assert exe.plan.names == ["relu", *["matmul_fused"] * 3, "conv2d_fused", "conv_transpose2d_fused", "copy"]
-
-
 def test_projections_are_one_product(gpu: Device) -> None:
     net = make("transformer")
     net.to(gpu)
