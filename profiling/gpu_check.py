@@ -1,10 +1,10 @@
 """What is checked and measured on a CUDA or ROCm machine, offline and in phases of under nine minutes:
 
   build               the core and the GPU library, for this Python and this GPU alone
-  sanitize [TOOL..]   a sample of the kernels' tests under compute-sanitizer
-  test [WORD..]       the tests of GPU kernels, fusions and models, file by file
-  choose [WORD..]     our kernels or the vendor's: what each model's problems get, and both times
-  bench [ROW..]       needle beside torch eager and torch.compile (gpu_rows.py)
+  sanitize [TOOL..]   the self-check, and a sample of the kernels' tests, under compute-sanitizer
+  test [WORD..]       the tests of GPU kernels, fusions and models: file by file, or all at once where pytest-xdist is there
+  choose [WORD..]     our kernels or the vendor's: what each model's problems get, both times, and the time by kind of step
+  bench [ROW..]       needle beside torch eager and torch.compile (gpu_rows.py); `timm`: 30 models that nothing was tuned on
   report              all of it as text
 
 Each phase writes FOLDER/PHASE.json after every part and, called again, goes on with what is not there; --again does all anew.
@@ -16,6 +16,7 @@ tqdm, pybind11, scikit-build-core, pytest, pytest-timeout and hypothesis. --devi
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("needle", "torch2needle", "operator_fusion")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 TESTS = ("test_gpu*.py", "test_fusion*.py", "test_main_job.py")
+PROBE = "needle_gpu_probe"  # runs the self-check of a library
 TORCH = "2.13"  # of csrc/torch, which uses what LibTorch's stable ABI has since then
 OPENS = """
 import json, platform, sys, torch, needle as ndl
@@ -160,7 +162,7 @@ def make(check: Check, name: str, configure: list[Any], targets: list[str], *fil
     """Configures and builds a part and puts its libraries beside needle; --built brings libraries that are there."""
     where = check.work / name
     ended = check.run(f"{name}: configure", *configure, "-B", where)
-    libraries = lambda folder: [p for pattern in files for p in sorted(folder.rglob(pattern))]  # noqa: E731
+    libraries = lambda folder: [p for pattern in (*files, PROBE) for p in sorted(folder.rglob(pattern))]  # noqa: E731
     found = libraries(check.args.built) if check.args.built else []
     if ended["good"] and not found:
         jobs = ["--parallel", str(os.cpu_count())]
@@ -168,6 +170,7 @@ def make(check: Check, name: str, configure: list[Any], targets: list[str], *fil
         found = libraries(where)
     for library in found if ended["good"] else ():
         place = check.site / "needle" / ("lib" if library.name == "libneedle.so" else "")  # as `_core` looks for it
+        place = check.site if library.name == PROBE else place
         place.mkdir(exist_ok=True)
         shutil.copy(library, place)
     check.put(name, ended | {"files": [p.name for p in found]})
@@ -194,13 +197,15 @@ def sample(device: str) -> list[object]:
 
 
 def sanitize(check: Check) -> None:
-    tool = shutil.which("compute-sanitizer")
+    tool, device = shutil.which("compute-sanitizer"), device_name(check.args.device)
+    own_check = [check.site / PROBE, check.site / "needle" / f"libneedle_{device}.so"]
     for kind in parts(check, TOOLS):
-        if tool:
-            options = ["--tool", kind, "--error-exitcode", "1", "--target-processes", "all"]
-            check.put(kind, check.run(kind, tool, *options, *sample(device_name(check.args.device))))
-        else:
+        if not tool:
             check.put(kind, {"good": False, "why": "compute-sanitizer is missing"})
+            continue
+        options = [tool, "--tool", kind, "--error-exitcode", "1", "--target-processes", "all"]
+        ended = check.run(f"{kind}: self-check", *options, *own_check)
+        check.put(kind, check.run(f"{kind}: tests", *options, *sample(device)) if ended["good"] else ended)
 
 
 def test_files() -> list[str]:
@@ -209,9 +214,18 @@ def test_files() -> list[str]:
 
 def test(check: Check) -> None:
     name = device_name(check.args.device)
-    for file in parts(check, test_files()):
-        # Of models the small ones: the others take minutes of float64 torch on the CPU.
-        check.put(file, check.run(file, *pytest(file, "-k", f"{name} and (small or not test_main_job)")))
+    # Of models the small ones: the others take minutes of float64 torch on the CPU.
+    chosen = ["-k", f"{name} and (small or not test_main_job)"]
+    files = list(parts(check, test_files()))
+    if check.args.device == "cuda" and len(files) > 1 and importlib.util.find_spec("xdist"):
+        os.environ["OMP_NUM_THREADS"] = "1"  # references on the CPU, a process for each core
+        workers = ["-n", max(1, (os.cpu_count() or 2) - 2), "--timeout-method", "thread"]
+        ended = check.run(f"{len(files)} files", *pytest(*files, *chosen, *workers))
+        for file in files:
+            check.put(file, ended)
+        return
+    for file in parts(check, files):
+        check.put(file, check.run(file, *pytest(file, *chosen)))
         if check.results[file].get("why") == "exit code 5":
             check.put(file, {"good": True, "why": "no test of it is for this device"})
 

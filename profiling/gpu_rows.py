@@ -338,15 +338,37 @@ def choices(row: Row, target: Target) -> dict[str, Any]:
     found: dict[str, Any] = {"row": row.title, "precision": row.precision}
     target.needle.use_vendors(None)  # forgets what earlier rows chose
     try:
-        needle_call(case)()
-        return found | {"libraries": target.needle.vendors()["libraries"], "choices": target.needle.choices()}
+        call = needle_call(case)
+        call()
+        steps: dict[str, float] = {}
+        for kernel, _, took in call.func.profile(*case.inputs, rounds=3):  # type: ignore[attr-defined]
+            steps[kernel] = steps.get(kernel, 0) + 1e3 * took
+        report = {"libraries": target.needle.vendors()["libraries"], "choices": target.needle.choices()}
+        return found | report | {"steps_ms": dict(sorted(steps.items(), key=lambda s: -s[1]))}
     except Exception as refused:
         return found | {"unmeasured": {"needle": one_line(refused)}, "choices": []}
 
 
+UNSEEN = Path(__file__).parent / "zoo" / "gpu_models.txt"
+
+
+def timm_model(name: str) -> tuple[Any, tuple]:
+    import timm
+
+    model = timm.create_model(name, pretrained=False).eval()
+    return model, (torch.randn(8, *model.default_cfg["input_size"]),)
+
+
+def timm_rows() -> list[Row]:
+    """Models that nothing here was tuned on, where timm is; measured when they are asked for."""
+    names = UNSEEN.read_text().split()
+    return [Row(f"timm {name}, batch 8", partial(timm_model, name), p) for p in ("tf32", "float32") for name in names]
+
+
 def rows_of(device: str, words: list[str]) -> list[Row]:
-    """Those whose title and precision hold one of the words; all without words."""
+    """Those whose title and precision hold one of the words; all but timm's without words."""
     rows = small_rows() if device == "emulation" else model_rows() + op_rows()
+    rows += timm_rows() if any(w.startswith("timm") for w in words) and device != "emulation" else []
     return [r for r in rows if not words or any(w in f"{r.title}, {r.precision}" for w in words)]
 
 
@@ -393,6 +415,9 @@ def choice_lines(result: dict[str, Any]) -> str:
     for c in result["choices"]:
         times = f"ours {c['ours_us']:.0f} us, theirs {c['theirs_us']:.0f} us" if c["theirs_us"] else c["why"]
         lines.append(f"    {c['op']:<8}{c['shapes']!s:<60}{c['taken']:<12}{times}")
+    lines += [
+        f"    {kernel:<24}{ms:8.3f} ms, with a wait behind each" for kernel, ms in result.get("steps_ms", {}).items()
+    ]
     return "\n".join(lines + [f"    unmeasured: {n}: {why}" for n, why in result.get("unmeasured", {}).items()])
 
 

@@ -62,6 +62,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproces
     core = Path(_core.__file__)
     for library in (core, core.parent / "lib" / "libneedle.so", *(gpu_library(f"emulation_w{w}") for w in (32, 64))):
         shutil.copy(library, built)
+    (built / gpu_check.PROBE).write_text("#!/bin/sh\ntest -f $1\n")
+    (built / gpu_check.PROBE).chmod(0o755)
     venv.create(home / "bare", symlinks=True)
     (packages,) = (home / "bare").glob("lib/*/site-packages")
     (packages / "system.pth").write_text("\n".join(p for p in sys.path if p.endswith("site-packages")))
@@ -151,6 +153,7 @@ def test_rows_by_words() -> None:
     assert "ResNet-50 @224, batch 1, float32" in titles and "BERT-base S=128, batch 32, tf32" in titles
     assert all("ResNet-50" in t or "tf32" in t for t in titles)
     assert len(gpu_rows.rows_of("cuda", [])) == 45
+    assert len(gpu_rows.rows_of("cuda", ["timm"])) == 60 and gpu_rows.rows_of("emulation", ["timm"]) == []
 
 
 @pytest.mark.parametrize("device", ["cuda", "hip"])
