@@ -152,7 +152,7 @@ def build(check: Check) -> None:
         shutil.copy(library, check.site / "needle")
     check.put("torch.ops.needle", {"good": True, **({"why": why} if why else {})})
     options = [*common, "-S", ROOT / "csrc" / "gpu", *gpu_options(check.args.device)]
-    make(check, "gpu", options, ["all"], "libneedle_[!t]*.so")
+    make(check, "gpu", options, ["all"], "libneedle_[!t]*.so", PROBE)
     ended = check.run("what was built opens", sys.executable, "-c", OPENS, check.args.device)
     text = (check.work / "log").read_text().strip().splitlines()
     check.put("opens", ended | (json.loads(text[-1]) if ended["good"] else {}))
@@ -162,7 +162,7 @@ def make(check: Check, name: str, configure: list[Any], targets: list[str], *fil
     """Configures and builds a part and puts its libraries beside needle; --built brings libraries that are there."""
     where = check.work / name
     ended = check.run(f"{name}: configure", *configure, "-B", where)
-    libraries = lambda folder: [p for pattern in (*files, PROBE) for p in sorted(folder.rglob(pattern))]  # noqa: E731
+    libraries = lambda folder: [p for pattern in files for p in sorted(folder.rglob(pattern))]  # noqa: E731
     found = libraries(check.args.built) if check.args.built else []
     if ended["good"] and not found:
         jobs = ["--parallel", str(os.cpu_count())]

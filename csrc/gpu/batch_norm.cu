@@ -16,11 +16,6 @@ struct Channels {  // (N, C, S) of any strides; element i of a channel is pixel 
   }
 };
 
-template <class T>
-__device__ __forceinline__ T inverse_root(T v) {
-  return 1 / device::sqrt(v);
-}
-
 // Four elements a thread, where both views have them as neighbours; the statistics are read through the caches.
 template <class T, int V>
 struct Normalise {

@@ -42,7 +42,7 @@ struct GroupNorm {
     walk(team, [&](int, int64_t at, int64_t) { sum += from[at]; });
     const float centre = team.sum(sum) / size;
     walk(team, [&](int, int64_t at, int64_t) { square += (from[at] - centre) * (from[at] - centre); });
-    const float scale = 1 / device::sqrt(team.sum(square) / size + eps);
+    const float scale = inverse_root(team.sum(square) / size + eps);
     walk(team, [&](int channel, int64_t at, int64_t out) {
       float v = (from[at] - centre) * scale;
       if (weight) v *= weight[first + channel];

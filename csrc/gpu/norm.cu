@@ -4,11 +4,6 @@
 namespace needle::gpu {
 namespace {
 
-template <class T>
-__device__ __forceinline__ T inverse_root(T v) {
-  return 1 / device::sqrt(v);
-}
-
 template <class T, int N>
 struct LayerNorm {
   using S = Scalar<T>;

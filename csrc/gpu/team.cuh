@@ -13,6 +13,11 @@ __device__ __forceinline__ T infinity() {
   return static_cast<T>(__builtin_huge_val());
 }
 
+template <class T>
+__device__ __forceinline__ T inverse_root(T v) {
+  return 1 / device::sqrt(v);
+}
+
 struct ThreadTeam {  // no team at all
   static constexpr int step = 1, per_block = kTeamThreads;
   static constexpr int first = 0;
