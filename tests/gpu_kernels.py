@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from needle.ops.nn.pool import AdaptiveAvgPool2dGrad, AvgPool2d, AvgPool2dGrad, MaxPool2d, MaxPool2dGrad
 from needle.ops.nn.spatial import window_attributes
-from test_gpu import SCRATCH, Backend, Call, Exec, View
+from test_gpu import SCRATCH, Backend, Call, Exec, View, normal
 
 DTYPES = ["float32", "float64", "int32", "int64", "bool"]
 FLOATS = {"float32": 5e-6, "float64": 1e-14}  # and what their results may be off, of the largest
@@ -95,3 +97,20 @@ def double(*arrays: np.ndarray) -> list[np.ndarray]:
 
 
 LAYOUTS = {"nchw": lambda a: a, "nhwc": channels_last, "strided": inside}
+
+
+def check_pool(backend: Backend, op: Any, x: np.ndarray, place: Callable, tolerance: float) -> None:
+    """A pool of x and its gradient, their arrays where `place` puts them, against the op's reference."""
+    exact = op.reference(x.astype(float))
+    out, dx = place(nans(*exact.shape, dtype=x.dtype.name)), place(nans(*x.shape, dtype=x.dtype.name))
+    run(backend, op.row(), [out], [place(x)], **op.kernel_attributes())
+    close(out, exact, tolerance)
+    dy = normal(*exact.shape, seed=1).astype(x.dtype)
+    if isinstance(op, MaxPool2d):
+        exact = MaxPool2dGrad(*op.attributes().values()).reference(x, dy.astype(float))
+        run(backend, "max_pool2d_grad", [dx], [place(x), place(dy)], **op.kernel_attributes())
+    else:
+        grad = AvgPool2dGrad(op, x.shape) if isinstance(op, AvgPool2d) else AdaptiveAvgPool2dGrad(x.shape)
+        exact = grad.reference(dy.astype(float))
+        run(backend, f"{op.row()}_grad", [dx], [place(dy)], **op.kernel_attributes())
+    close(dx, exact, tolerance)

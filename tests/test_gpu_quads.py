@@ -9,15 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpu_kernels import FLOATS, channels_last, close, inside, nans, run, window
+from gpu_kernels import FLOATS, channels_last, check_pool, close, inside, nans, run, window
 from needle.ops.nn.conv import conv2d_array
 from needle.ops.nn.pool import (
     AdaptiveAvgPool2d,
-    AdaptiveAvgPool2dGrad,
     AvgPool2d,
-    AvgPool2dGrad,
     MaxPool2d,
-    MaxPool2dGrad,
 )
 from needle.ops.nn.resize import Interpolate, InterpolateGrad, attributes_of
 from needle.ops.nn.rotary import Rotary
@@ -58,18 +55,7 @@ POOLS = [
 def test_pools(backend: Backend, op: MaxPool2d | AvgPool2d | AdaptiveAvgPool2d, channels: int, place: str) -> None:
     size, put = (2, channels, 7, 9), PLACES[place]
     x = normal(*size).round(1)  # with ties, of which the first wins
-    exact = op.reference(x.astype(float))
-    out, dx, dy = put(nans(*exact.shape)), put(nans(*size)), normal(*exact.shape, seed=1)
-    run(backend, op.row(), [out], [put(x)], **op.kernel_attributes())
-    close(out, exact)
-    if isinstance(op, MaxPool2d):
-        exact = MaxPool2dGrad(*op.attributes().values()).reference(x, dy.astype(float))
-        run(backend, "max_pool2d_grad", [dx], [put(x), put(dy)], **op.kernel_attributes())
-    else:
-        grad = AvgPool2dGrad(op, size) if isinstance(op, AvgPool2d) else AdaptiveAvgPool2dGrad(size)
-        exact = grad.reference(dy.astype(float))
-        run(backend, f"{op.row()}_grad", [dx], [put(dy)], **op.kernel_attributes())
-    close(dx, exact)
+    check_pool(backend, op, x, put, FLOATS["float32"])
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_kernels import FLOATS, LAYOUTS, close, inside, nans, run
+from gpu_kernels import FLOATS, LAYOUTS, check_pool, close, inside, nans, run
 from needle.ops.nn.pool import (
     AdaptiveAvgPool2d,
-    AdaptiveAvgPool2dGrad,
     AvgPool2d,
-    AvgPool2dGrad,
     MaxPool2d,
-    MaxPool2dGrad,
 )
 from needle.ops.nn.resize import Interpolate, InterpolateGrad, attributes_of
 from test_gpu import RELU, Backend, backend, normal  # noqa: F401
@@ -187,19 +184,7 @@ def test_pools(backend: Backend, case: tuple, layout: str, dtype: str) -> None:
     op, size = case
     shape, tolerance = LAYOUTS[layout], FLOATS[dtype]
     x = normal(*size).astype(dtype).round(1)  # with ties, of which the first wins
-    exact = op.reference(x.astype(float))
-    out, dx = shape(nans(*exact.shape, dtype=dtype)), shape(nans(*size, dtype=dtype))
-    run(backend, op.row(), [out], [shape(x)], **op.kernel_attributes())
-    close(out, exact, tolerance)
-    dy = normal(*exact.shape, seed=1).astype(dtype)
-    if isinstance(op, MaxPool2d):
-        exact = MaxPool2dGrad(*op.attributes().values()).reference(x, dy.astype(float))
-        run(backend, "max_pool2d_grad", [dx], [shape(x), shape(dy)], **op.kernel_attributes())
-    else:
-        grad = AvgPool2dGrad(op, size) if isinstance(op, AvgPool2d) else AdaptiveAvgPool2dGrad(size)
-        exact = grad.reference(dy.astype(float))
-        run(backend, f"{op.row()}_grad", [dx], [shape(dy)], **op.kernel_attributes())
-    close(dx, exact, tolerance)
+    check_pool(backend, op, x, shape, tolerance)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
