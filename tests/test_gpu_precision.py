@@ -169,3 +169,21 @@ def test_layers_finish_with_what_follows(gpu: Device, precision: str) -> None:
         for a, b in zip(exe(*inputs), want, strict=True):
             assert np.abs(a - b).max() < (1e-5 if precision == "float32" else 2e-2)
     assert exe.plan.names == ["relu", *["matmul_fused"] * 3, "conv2d_fused", "conv_transpose2d_fused", "copy"]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (4, 1), (3, 5)])
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (4, 1), (6, 2), (5, 5)])
+def test_group_norms_between_convolutions(gpu: Device, channels: int, groups: int, size: tuple[int, int]) -> None:
+    """Their images lie as (N, H, W, C), in which groups are no rows; an empty batch, too."""
+    net = nn.Sequential(
+        *(nn.Conv(3, channels, 3, padding=1, layout="torch"), nn.GroupNorm(groups, channels), nn.ReLU()),
+        nn.Conv(channels, 2, 1, layout="torch"),
+    )
+    x = image(3, 3, *size)
+    want = exact(net, x)
+    net.to(gpu)
+    exe = ndl.compile(net, x)
+    for _ in range(2):
+        close(exe(x), want)
+    assert exe.plan.names == ["conv2d_fused", "group_norm", "conv2d_fused"]
+    assert exe(x[:0]).shape == (0, 2, *size)
