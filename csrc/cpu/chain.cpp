@@ -1,7 +1,7 @@
 // Several element-wise maps as one pass: pieces of the arrays go through all of them while they lie in the L1 cache.
 // The program is data, and every map is the code that runs it alone, so that results are the same to the last bit.
 #include "cpu/elementwise.h"
-#include "cpu/strided.h"
+#include "cpu/transpose.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
@@ -10,6 +10,7 @@ constexpr int kInputs = 8, kOutputs = 4, kSlots = 8, kOperands = kOutputs + kInp
 constexpr int64_t kMost = 2048,
                   kPiece = 1024;   // elements of a piece: with two slots, with more; L1 holds all of its buffers
 constexpr int64_t kLongRow = 128;  // elements that repay a piece of their own
+constexpr int64_t kTile = 64;      // elements of a row of a tile
 constexpr char kAnyDType[] = "*";
 
 // One row of a program: what computes, of which values, and where the result goes.
@@ -82,6 +83,8 @@ struct Value {  // of an operand over the present piece
 void load(const View& view, const char* from, int64_t down, int64_t across, int64_t rows, int64_t columns, float* to) {
   with_type<kAnyDType>(view.dtype, [&](auto s) {
     using S = decltype(s);
+    if (std::is_same_v<S, float> && down == 1 && across > 1)
+      return transpose(to, columns, reinterpret_cast<const float*>(from), across, columns, rows);
     for (int64_t r = 0; r < rows; r++, to += columns) {
       const S* x = reinterpret_cast<const S*>(from) + r * down;
       if (across == 0) {
@@ -117,7 +120,7 @@ struct Worker {
     Value& v = values[k];
     const int64_t down = c.down[k], across = c.across[k];
     v.data = static_cast<char*>(c.views[k]->data) + (at[k] + row * down + column * across) * c.bytes[k];
-    v.direct = rows == 1 ? c.row_lies[k] : c.rows_lie[k];
+    v.direct = rows == 1 ? c.row_lies[k] : c.rows_lie[k] && columns == c.columns;
     if (v.direct || k < kOutputs) return;
     const bool repeats = down == 0 || rows == 1;
     if (repeats && v.filled == v.data && v.columns >= columns && (rows == 1 || v.columns == columns) && v.rows >= rows)
@@ -173,6 +176,12 @@ void chain(const chain_args& c) {
   }
   if (c.out.y0.size() == 0) return;
   chain.loop = loop_over(chain.views);
+  bool crossed = false;  // pieces are tiles, in which operands are transposed
+  for (int k = kOutputs; k < kOutputs + chain.n_in && !crossed; k++) {
+    const int d = crossing(chain.loop, k);
+    crossed = d >= 0;
+    if (crossed) chain.loop.move(d, chain.loop.rank - 2);
+  }
   chain.read(c.in.program);
   chain.measure();
 
@@ -181,8 +190,8 @@ void chain(const chain_args& c) {
   for (int k = 0; k < kOperands; k++)
     joined = joined && (chain.down[k] == 0 || chain.down[k] == columns * chain.across[k]);
   // A piece is a part of a row, or several rows.
-  const int64_t width = smaller(columns, chain.piece);
-  const int64_t rows = joined || columns < kLongRow ? larger(1, smaller(middle, chain.piece / width)) : 1;
+  const int64_t width = smaller(columns, crossed ? kTile : chain.piece);
+  const int64_t rows = joined || crossed || columns < kLongRow ? larger(1, smaller(middle, chain.piece / width)) : 1;
   const int64_t across = ceil_div(columns, width), down = ceil_div(middle, rows);
   parallel_ranges(c.exec, outer * down * across, rows * width * chain.length, [&](int64_t begin, int64_t end) {
     Worker worker(chain, scratch<float>(c.exec, 0, (kOperands + kSlots) * kMost));

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "cpu/strided.h"
+#include "cpu/transpose.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
@@ -112,14 +112,72 @@ int64_t repeated(const View* const* views, Loop<ARITY + 1>& loop) {
   return n;
 }
 
+// Moves the dimension along which strided operands lie without gaps next to the innermost one. Returns whether it is
+// one for all of them, and the result is written without gaps.
+template <class T, int ARITY>
+bool crosses(const View* const* views, Loop<ARITY + 1>& loop) {
+  const int last = loop.rank - 1;
+  int across = -1;
+  if (last < 1 || loop.stride[0][last] != 1) return false;
+  for (int k = 0; k <= ARITY; k++) {
+    if (views[k]->dtype != dtype_of<T>) return false;
+    if (loop.stride[k][last] == 0 || loop.stride[k][last] == 1) continue;
+    const int d = crossing(loop, k);
+    if (d < 0 || (across >= 0 && d != across)) return false;
+    across = d;
+  }
+  if (across >= 0) loop.move(across, last - 1);
+  return across >= 0;
+}
+
+// Operands that lie along the other of the two innermost dimensions are transposed tile by tile.
+template <class T, int ARITY>
+void run_tiles(const Exec* exec, const View* const* views, const Loop<ARITY + 1>& loop, ChunkFunction<T> f, T p, T q) {
+  constexpr int64_t kRows = 16, kColumns = 128;
+  const int last = loop.rank - 1;
+  const int64_t columns = loop.shape[last], rows = loop.shape[last - 1], tiles = ceil_div(rows, kRows);
+  parallel_ranges(exec, loop.outer() / rows * tiles, kRows * columns, [&](int64_t begin, int64_t end) {
+    T buffer[ARITY][kRows * kColumns];
+    auto o = Odometer<ARITY + 1>::start(loop, last - 1, begin / tiles);
+    int64_t tile = begin % tiles;
+    for (int64_t t = begin; t < end; t++) {
+      const int64_t row = tile * kRows, height = smaller(kRows, rows - row);
+      for (int64_t column = 0; column < columns; column += kColumns) {
+        const int64_t width = smaller(kColumns, columns - column);
+        const T* from[ARITY];
+        int64_t step[ARITY];  // between rows
+        for (int k = 0; k < ARITY; k++) {
+          const int64_t along = loop.stride[k + 1][last], across = loop.stride[k + 1][last - 1];
+          from[k] = views[k + 1]->template as<T>() + o.at[k + 1] + row * across + column * along, step[k] = across;
+          if (along == 1) continue;
+          if (along == 0)
+            for (int64_t i = 0; i < height; i++)
+              for (int64_t j = 0; j < width; j++) buffer[k][i * kColumns + j] = from[k][i * across];
+          else
+            transpose(buffer[k], kColumns, from[k], along, width, height);
+          from[k] = buffer[k], step[k] = kColumns;
+        }
+        T* out = views[0]->template as<T>() + o.at[0] + row * loop.stride[0][last - 1] + column;
+        for (int64_t i = 0; i < height; i++) {
+          const T* in[ARITY];
+          for (int k = 0; k < ARITY; k++) in[k] = from[k] + i * step[k];
+          f(width, out + i * loop.stride[0][last - 1], in, p, q);
+        }
+      }
+      if (++tile == tiles) o.next(), tile = 0;
+    }
+  });
+}
+
 template <class T, int ARITY>
 void run(const Call& c, int n_attr, ChunkFunction<T> f) {
   const View* views[ARITY + 1] = {c.out};
   for (int k = 0; k < ARITY; k++) views[k + 1] = c.in + k;
   Loop<ARITY + 1> loop = loop_over(views);
   if (loop.inner() * loop.outer() == 0) return;
-  const int64_t period = repeated<T, ARITY>(views, loop);
   T p = n_attr > 0 ? from_double<T>(c.attr[0]) : T(0), q = n_attr > 1 ? from_double<T>(c.attr[1]) : T(0);
+  if (crosses<T, ARITY>(views, loop)) return run_tiles<T, ARITY>(c.exec, views, loop, f, p, q);
+  const int64_t period = repeated<T, ARITY>(views, loop);
   Operand ops[ARITY + 1];
   for (int k = 0; k <= ARITY; k++)
     ops[k] = {views[k]->template as<char>(), views[k]->dtype, loop.stride[k][loop.rank - 1],

@@ -42,17 +42,9 @@ void copy_rows(const copy_args& c, const Loop<2>& loop) {
 
 // Moves the dimension that is contiguous in the input next to the innermost one. Returns whether there is one.
 bool transposes(Loop<2>& l) {
-  int r = l.rank;
-  if (r < 2 || l.stride[0][r - 1] != 1 || l.stride[1][r - 1] == 1) return false;
-  for (int d = r - 2; d >= 0; d--) {
-    if (l.stride[1][d] != 1 || l.shape[d] < 4) continue;
-    int64_t shape = l.shape[d], so = l.stride[0][d], si = l.stride[1][d];
-    for (int e = d; e < r - 2; e++)
-      l.shape[e] = l.shape[e + 1], l.stride[0][e] = l.stride[0][e + 1], l.stride[1][e] = l.stride[1][e + 1];
-    l.shape[r - 2] = shape, l.stride[0][r - 2] = so, l.stride[1][r - 2] = si;
-    return true;
-  }
-  return false;
+  const int d = l.stride[0][l.rank - 1] == 1 ? crossing(l, 1) : -1;
+  if (d >= 0) l.move(d, l.rank - 2);
+  return d >= 0;
 }
 
 }  // namespace
@@ -94,26 +86,33 @@ void fill(const fill_args& c) {
 
 namespace {
 
+constexpr int64_t kPixels = 16;
+
 // Calls f(plain, blocked, channels, pixels) with where the rows of a block begin in both; whole planes where they have
-// no gaps.
+// no gaps. Where channels are neighbours in the plain array, all blocks of a few pixels come one after the other, so
+// that whole lines of memory are read and written.
 template <class F>
 NEEDLE_INLINE void for_rows(const Exec* exec, const View& plain, const View& blocked, const F& f) {
   const int64_t h = plain.shape[2], w = plain.shape[3], b = blocked.shape[4], blocks = blocked.shape[1];
   if (plain.shape[0] * h * w == 0) return;
   const bool whole = h == 1 || (plain.stride[2] == w * plain.stride[3] && blocked.stride[2] == w * b);
+  const bool channels_last = plain.stride[1] == 1 && blocks > 1;
   const int64_t rows = whole ? 1 : h, row_pixels = h * w / rows;
   int64_t piece = row_pixels;
-  if (whole) piece = smaller(piece, larger(64, grain(exec, h * w * blocks * plain.shape[0], b) / 8 * 8));
-  const int64_t pieces = ceil_div(row_pixels, piece);
-  parallel_each(
-      exec, plain.shape[0] * blocks * rows * pieces, piece * b, [&](int64_t t) __attribute__((always_inline)) {
-        const int64_t first = t % pieces * piece, row = t / pieces % rows, block = t / pieces / rows % blocks;
-        const int64_t n = t / pieces / rows / blocks, pixels = smaller(piece, row_pixels - first);
-        f(plain.as<float>() + n * plain.stride[0] + block * b * plain.stride[1] + row * plain.stride[2] +
-              first * plain.stride[3],
-          blocked.as<float>() + n * blocked.stride[0] + block * blocked.stride[1] + row * blocked.stride[2] + first * b,
-          larger(0, smaller(b, plain.shape[1] - block * b)), pixels);
-      });
+  if (channels_last)
+    piece = smaller(piece, kPixels);
+  else if (whole)
+    piece = smaller(piece, larger(64, grain(exec, h * w * blocks * plain.shape[0], b) / 8 * 8));
+  const int64_t pieces = ceil_div(row_pixels, piece), places = rows * pieces;
+  parallel_each(exec, plain.shape[0] * blocks * places, piece * b, [&](int64_t t) __attribute__((always_inline)) {
+    const int64_t n = t / (blocks * places), u = t % (blocks * places);
+    const int64_t block = channels_last ? u % blocks : u / places, place = channels_last ? u / blocks : u % places;
+    const int64_t row = place / pieces, first = place % pieces * piece, pixels = smaller(piece, row_pixels - first);
+    f(plain.as<float>() + n * plain.stride[0] + block * b * plain.stride[1] + row * plain.stride[2] +
+          first * plain.stride[3],
+      blocked.as<float>() + n * blocked.stride[0] + block * blocked.stride[1] + row * blocked.stride[2] + first * b,
+      larger(0, smaller(b, plain.shape[1] - block * b)), pixels);
+  });
 }
 
 }  // namespace

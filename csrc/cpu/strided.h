@@ -93,6 +93,18 @@ NEEDLE_INLINE Loop<N> loop_over(const View* const (&views)[N]) {
   return l;
 }
 
+// The dimension along which array k lies without gaps where it does not along the innermost one; -1 where there is
+// none.
+template <int N>
+NEEDLE_INLINE int crossing(const Loop<N>& l, int k) {
+  const int64_t* stride = l.stride[k];
+  int d = l.rank - 1;
+  if (stride[d] == 0 || stride[d] == 1) return -1;
+  while (--d >= 0 && (stride[d] != 1 || l.shape[d] < 4)) {
+  }
+  return d;
+}
+
 // Steps through the first `rank` dimensions of a loop; `at[k]` is the element offset in array k.
 template <int N>
 struct Odometer {

@@ -37,6 +37,18 @@ struct MergedLoop {
     for (int k = 0; k < N; k++) stride[k][d] = strides[k];
   }
 
+  // Dimension `from` becomes dimension `to`, a later one.
+  void move(int from, int to) {
+    const auto swap = [](int64_t& a, int64_t& b) {
+      const int64_t c = a;
+      a = b, b = c;
+    };
+    for (int d = from; d < to; d++) {
+      swap(shape[d], shape[d + 1]);
+      for (int k = 0; k < N; k++) swap(stride[k][d], stride[k][d + 1]);
+    }
+  }
+
   void merge() {
     int last = 0;
     for (int d = 1; d < rank; d++) {

@@ -184,7 +184,7 @@ class Planner:
     def _as_plain(self, node: Node) -> NDArray:
         """The value as a plain array."""
         if node not in self.plain:
-            self.plain[node] = NDArray.empty(node.meta["spec"].shape)
+            self.plain[node] = self.layout.leave(node)
             self._read(node, True)
             self.layout.store(self.plain[node], self.native[node])
             self._made(node, False)
@@ -267,7 +267,7 @@ def lower_plain(
     target = builder.target
     lower, makes = target.lowering(op) or (None, not op.has_into())
     if not makes:
-        if home is None or not target.holds(op, home):
+        if home is None or not target.holds(op, home, ins, leaves):
             home = target.memory(op, spec, ins, leaves)
         lower_into(builder, op, ins, home)
         return home

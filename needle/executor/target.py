@@ -66,6 +66,10 @@ class Layout:
     def load(self, out: NDArray, plain: NDArray) -> None:
         raise NotImplementedError
 
+    def leave(self, node: Node) -> NDArray:
+        """Memory for a native value as a plain one; `store` copies it."""
+        return NDArray.empty(node.meta["spec"].shape)
+
     def store(self, out: NDArray, native: NDArray) -> None:
         raise NotImplementedError
 
@@ -131,8 +135,8 @@ class Target:
         """Memory for a plain result; leaves: only the plan's outputs read it."""
         return NDArray.empty(spec.shape, spec.dtype) if leaves else op.memory(spec)
 
-    def holds(self, op: Op, home: NDArray) -> bool:
-        """Whether an op may write its plain result into this memory of an input."""
+    def holds(self, op: Op, home: NDArray, ins: Sequence[NDArray], leaves: bool) -> bool:
+        """Whether an op may write its plain result into this memory of an input, as `memory` would have it."""
         return home.is_compact()
 
     def row(self, builder: Builder, name: str, named: dict[str, Any]) -> tuple[str, dict[str, Any]]:

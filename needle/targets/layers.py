@@ -12,6 +12,7 @@ from needle.executor.target import Target
 from needle.graph import Graph
 from needle.graph.steps import passes_on
 from needle.op import Op
+from needle.ops.common import Elementwise
 from needle.ops.fused.attention import FusedMultiHeadAttention
 from needle.ops.fused.layer import FusedLayer, add_and_activate
 from needle.ops.fused.linears import FusedLinears, GatedLinear, slices
@@ -21,6 +22,7 @@ from needle.targets.branches import merged_branches
 from needle.targets.folds import FOLDS, INSIDE, has_norm_inside, joined_parts, nest_concats
 from needle.targets.images import main_op
 from needle.targets.other_axes import on_images
+from needle.targets.views import maps_before_views
 
 
 class Finish(NamedTuple):
@@ -87,6 +89,20 @@ def lower_fused(builder: Builder, op: FusedLayer, ins: list[NDArray], out: NDArr
         found[0](builder, main, parts.operands, out, finish)
 
 
+def order_of(shape: Sequence[int], arrays: Sequence[NDArray]) -> list[int] | None:
+    """The axes as the first of the arrays that have this shape lies in memory; None where one lies in their own order."""
+    found = None
+    for x in arrays:
+        axes = [a for a, n in enumerate(x.shape) if n > 1]
+        if tuple(x.shape) != tuple(shape) or any(x.strides[a] <= 0 for a in axes):
+            continue
+        order = sorted(axes, key=x.strides.__getitem__, reverse=True)
+        if order == axes:
+            return None
+        found = found or order
+    return found and [*(a for a in range(len(shape)) if a not in found), *found]
+
+
 class LayerTarget(Target):
     """A target whose kernels finish layers with activations, and whose plans fold batch norms into weights."""
 
@@ -103,8 +119,20 @@ class LayerTarget(Target):
         off = {f.name for name in disable for f in self.rules.resolve(name)}
         return INSIDE not in off and weights <= set(constant) and op.base.takes_norm(op.infer(*inputs))
 
+    def memory(self, op: Op, spec: Any, ins: Sequence[NDArray], leaves: bool) -> NDArray:
+        """Maps leave elements in the order in which they find them: transposing is a step of its own, if anything needs it."""
+        order = None if leaves or not isinstance(op, Elementwise) else order_of(spec.shape, ins)
+        if order is None:
+            return super().memory(op, spec, ins, leaves)
+        made = NDArray.empty([spec.shape[a] for a in order], spec.dtype)
+        return made.permute(sorted(range(len(order)), key=order.__getitem__))
+
+    def holds(self, op: Op, home: NDArray, ins: Sequence[NDArray], leaves: bool) -> bool:
+        order = None if leaves or not isinstance(op, Elementwise) else order_of(home.shape, ins)
+        return home.is_compact() if order is None else order_of(home.shape, [home]) == order
+
     def prepared(self, graph: Graph) -> Graph:
-        return on_images(graph, self.lowering)
+        return on_images(maps_before_views(graph), self.lowering)
 
     def arranged(self, graph: Graph) -> Graph:
         if any(map(passes_on, graph)):

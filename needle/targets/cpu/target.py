@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from needle import _core
 from needle.autograd import Spec
 from needle.backend_ndarray import Device, NDArray, call
 from needle.backend_ndarray.sizes import larger
+from needle.executor.builder import Buffer, Builder
+from needle.executor.constants import ConstantPool
 from needle.executor.planner import Planner
 from needle.executor.settings import Choice
 from needle.executor.step import NO_HALO, Halo
@@ -29,7 +31,7 @@ from needle.ops.nn.image_parts import (
 )
 from needle.ops.nn.pool_nd import PoolNd, over_frames
 from needle.ops.nn.volumes import DepthTaps, FramesOfChannels
-from needle.ops.shape.basic import Pad, Reshape
+from needle.ops.shape.basic import Pad, Reshape, View
 from needle.ops.shape.join import Concat
 from needle.targets.images import follows, images, main_op, reads_images, starts
 from needle.targets.layers import LayerTarget
@@ -256,6 +258,25 @@ class Blocks(Layout):
 
     def load(self, out: NDArray, plain: NDArray) -> None:
         call("to_blocked", [out], x=plain)
+
+    def leave(self, node: Node) -> NDArray:
+        n, c, h, w = node.meta["spec"].shape
+        rows = NDArray.make((n, h, w, c), handle=Buffer(0)).permute((0, 3, 1, 2))
+        with Builder(ConstantPool(), self.planner.builder.device).active():
+            read = list(self._found(node, rows))
+        return NDArray.empty((n, h, w, c)).permute((0, 3, 1, 2)) if read and all(read) else super().leave(node)
+
+    def _found(self, node: Node, x: NDArray) -> Iterator[bool]:
+        """For everything that reads a value as a plain array, through views of it: whether x lies there without gaps."""
+        for user in self.planner.users[node]:
+            if user.kind != "op":
+                yield x.is_compact()
+            elif not any(r for a, r in zip(user.args, self.reads(user), strict=True) if a is node):
+                seen = user.target.compute(x) if isinstance(user.target, View) else x
+                if seen is x or seen._handle is not x._handle:  # else copied
+                    yield x.is_compact()
+                else:
+                    yield from self._found(user, seen)
 
     def store(self, out: NDArray, native: NDArray) -> None:
         call("from_blocked", [out], x=native)

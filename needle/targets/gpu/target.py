@@ -26,8 +26,8 @@ class GpuTarget(LayerTarget):
         n, c, h, w = spec.shape
         return NDArray.empty((n, h, w, c), spec.dtype).permute((0, 3, 1, 2))
 
-    def holds(self, op: Op, home: NDArray) -> bool:
-        return home.is_compact() or (follows(op) and is_channels_last(home))
+    def holds(self, op: Op, home: NDArray, ins: Sequence[NDArray], leaves: bool) -> bool:
+        return super().holds(op, home, ins, leaves) or (follows(op) and is_channels_last(home))
 
     def row(self, builder: Builder, name: str, named: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """A product as the row that takes a precision, and finishes its sums."""
