@@ -181,6 +181,11 @@ class Interpolate(Resize):
         depth = images((after[0], after[1] * after[2]), (steps[0], 1.0))
         return on_frames(images(after[1:], tuple(steps[1:])), depth, x)
 
+    def aliases(self, out: Any, *inputs: Any) -> bool:
+        before, after = inputs[0].shape[2:], out.shape[2:]
+        same = tuple(before) == tuple(after) and self.mode in KERNELS and not self.antialias
+        return same and all(s == 1 for s in self._scales(before, after))
+
     def into(self, out: NDArray, *inputs: NDArray) -> None:
         (x,) = inputs
         # Where channels lie side by side, each pixel would be read from a line of its own.

@@ -36,6 +36,8 @@ from needle.ops.shape.join import Concat
 from needle.targets.images import follows, images, main_op, reads_images, starts
 from needle.targets.layers import LayerTarget
 
+from .resized import convolved_small
+
 # Ops that have kernels for images in blocks alone.
 IMAGE_PARTS = (BatchNormGradApply, BatchNormGradSums, BatchNormMoments, ChannelSums, DepthTaps)
 STEMS = (Conv2d, Conv2dWeightGrad)  # what reads images of few channels in one narrow block
@@ -386,7 +388,7 @@ class CpuTarget(LayerTarget):
         return parts
 
     def arranged(self, graph: Graph) -> Graph:
-        return with_four_axes(super().arranged(graph))
+        return with_four_axes(super().arranged(convolved_small(graph)))
 
     def check(self, choice: Choice, device: Device) -> None:
         super().check(choice, device)
