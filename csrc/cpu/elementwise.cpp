@@ -14,6 +14,9 @@ constexpr int kChunk = 512;  // elements; four buffers of doubles stay in the L1
 // Long maps fill the window in which a core looks for loads, and memory's prefetcher ends with a page: gelu_grad of
 // arrays that are not in cache is 2.2 times as fast with loads announced.
 constexpr int64_t kAhead = 1024;  // bytes
+// Of a tile: elements, which of three operands stay in the L1 cache, and rows at least.
+constexpr int64_t kTile = 2048, kTileRows = 16;
+constexpr int64_t kShortRow = 128;  // elements below which rows are not worth a call of their own
 
 template <class T>
 using ChunkFunction = void (*)(int64_t n, T* out, const T* const* in, T p, T q);
@@ -100,7 +103,7 @@ template <class T, int ARITY>
 int64_t repeated(const View* const* views, Loop<ARITY + 1>& loop) {
   const int r = loop.rank;
   const int64_t n = loop.inner();
-  if (r < 2 || n > 64) return 1;
+  if (r < 2 || n > kShortRow) return 1;
   bool repeats[ARITY + 1];
   for (int k = 0; k <= ARITY; k++) {
     const int64_t outer = loop.stride[k][r - 2], inner = loop.stride[k][r - 1];
@@ -112,56 +115,63 @@ int64_t repeated(const View* const* views, Loop<ARITY + 1>& loop) {
   return n;
 }
 
-// Moves the dimension along which strided operands lie without gaps next to the innermost one. Returns whether it is
-// one for all of them, and the result is written without gaps.
+// Whether operands are to be arranged in tiles of the two innermost dimensions: strided ones that lie without gaps
+// along another dimension, which is moved next to the innermost one, and numbers for each of short rows.
 template <class T, int ARITY>
-bool crosses(const View* const* views, Loop<ARITY + 1>& loop) {
+bool tiles(const View* const* views, Loop<ARITY + 1>& loop) {
   const int last = loop.rank - 1;
   int across = -1;
+  bool numbers = false;
   if (last < 1 || loop.stride[0][last] != 1) return false;
   for (int k = 0; k <= ARITY; k++) {
     if (views[k]->dtype != dtype_of<T>) return false;
+    if (loop.stride[k][last] == 0) numbers = true;
     if (loop.stride[k][last] == 0 || loop.stride[k][last] == 1) continue;
     const int d = crossing(loop, k);
     if (d < 0 || (across >= 0 && d != across)) return false;
     across = d;
   }
   if (across >= 0) loop.move(across, last - 1);
-  return across >= 0;
+  return across >= 0 || (numbers && loop.inner() <= kShortRow);
 }
 
-// Operands that lie along the other of the two innermost dimensions are transposed tile by tile.
 template <class T, int ARITY>
 void run_tiles(const Exec* exec, const View* const* views, const Loop<ARITY + 1>& loop, ChunkFunction<T> f, T p, T q) {
-  constexpr int64_t kRows = 16, kColumns = 128;
   const int last = loop.rank - 1;
-  const int64_t columns = loop.shape[last], rows = loop.shape[last - 1], tiles = ceil_div(rows, kRows);
-  parallel_ranges(exec, loop.outer() / rows * tiles, kRows * columns, [&](int64_t begin, int64_t end) {
-    T buffer[ARITY][kRows * kColumns];
+  const int64_t columns = loop.shape[last], rows = loop.shape[last - 1];
+  const int64_t wide = smaller(columns, kTile / kTileRows), high = kTile / wide, tiles = ceil_div(rows, high);
+  bool joined = wide == columns;  // rows follow each other in memory, or in a buffer
+  for (int k = 0; k <= ARITY; k++)
+    joined = joined && (loop.stride[k][last] != 1 || loop.stride[k][last - 1] == columns);
+  parallel_ranges(exec, loop.outer() / rows * tiles, high * columns, [&](int64_t begin, int64_t end) {
+    T buffer[ARITY][kTile];
     auto o = Odometer<ARITY + 1>::start(loop, last - 1, begin / tiles);
     int64_t tile = begin % tiles;
     for (int64_t t = begin; t < end; t++) {
-      const int64_t row = tile * kRows, height = smaller(kRows, rows - row);
-      for (int64_t column = 0; column < columns; column += kColumns) {
-        const int64_t width = smaller(kColumns, columns - column);
-        const T* from[ARITY];
+      const int64_t row = tile * high, height = smaller(high, rows - row);
+      for (int64_t column = 0; column < columns; column += wide) {
+        const int64_t width = smaller(wide, columns - column);
+        const T* in[ARITY];
         int64_t step[ARITY];  // between rows
         for (int k = 0; k < ARITY; k++) {
           const int64_t along = loop.stride[k + 1][last], across = loop.stride[k + 1][last - 1];
-          from[k] = views[k + 1]->template as<T>() + o.at[k + 1] + row * across + column * along, step[k] = across;
+          in[k] = views[k + 1]->template as<T>() + o.at[k + 1] + row * across + column * along, step[k] = across;
           if (along == 1) continue;
           if (along == 0)
             for (int64_t i = 0; i < height; i++)
-              for (int64_t j = 0; j < width; j++) buffer[k][i * kColumns + j] = from[k][i * across];
+              for (int64_t j = 0; j < width; j++) buffer[k][i * wide + j] = in[k][i * across];
           else
-            transpose(buffer[k], kColumns, from[k], along, width, height);
-          from[k] = buffer[k], step[k] = kColumns;
+            transpose(buffer[k], wide, in[k], along, width, height);
+          in[k] = buffer[k], step[k] = wide;
         }
         T* out = views[0]->template as<T>() + o.at[0] + row * loop.stride[0][last - 1] + column;
+        if (joined) {
+          f(height * width, out, in, p, q);
+          continue;
+        }
         for (int64_t i = 0; i < height; i++) {
-          const T* in[ARITY];
-          for (int k = 0; k < ARITY; k++) in[k] = from[k] + i * step[k];
           f(width, out + i * loop.stride[0][last - 1], in, p, q);
+          for (int k = 0; k < ARITY; k++) in[k] += step[k];
         }
       }
       if (++tile == tiles) o.next(), tile = 0;
@@ -176,7 +186,7 @@ void run(const Call& c, int n_attr, ChunkFunction<T> f) {
   Loop<ARITY + 1> loop = loop_over(views);
   if (loop.inner() * loop.outer() == 0) return;
   T p = n_attr > 0 ? from_double<T>(c.attr[0]) : T(0), q = n_attr > 1 ? from_double<T>(c.attr[1]) : T(0);
-  if (crosses<T, ARITY>(views, loop)) return run_tiles<T, ARITY>(c.exec, views, loop, f, p, q);
+  if (tiles<T, ARITY>(views, loop)) return run_tiles<T, ARITY>(c.exec, views, loop, f, p, q);
   const int64_t period = repeated<T, ARITY>(views, loop);
   Operand ops[ARITY + 1];
   for (int k = 0; k <= ARITY; k++)

@@ -122,6 +122,13 @@ void reduce_as(const Args& c, bool mean) {
     for (int64_t j = 0; j < n; j++)
       y[offset + j * step] = mean ? static_cast<T>(static_cast<double>(acc[j]) * scale) : static_cast<T>(acc[j]);
   };
+  // Rows are often short: what leads to the next one would take longer than the row.
+  if (!columns && cut.parts == 1 && cut.units == 1 && kept.rank == 1)
+    return parallel_each(c.exec, outputs, count, [&](int64_t i) {
+      const A total = reduce_row<Op, T, A>(x + i * kept.stride[0][0], row_stride, row);
+      const A acc = Op::combine(from_double<A>(Op::limit), total);
+      finish(i * kept.stride[1][0], &acc, 1);
+    });
   // Where a group starts in the input and the output, and its number of outputs.
   auto locate = [&](int64_t group, int64_t* at) {
     auto o = Odometer<2>::start(kept, columns ? kept.rank - 1 : kept.rank, columns ? group / chunks : group);
