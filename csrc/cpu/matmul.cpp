@@ -325,6 +325,7 @@ void matmul(const matmul_args& c) {
     M *= batch;
     batch = 1;
   }
+  if (batch > 1 && !shared && matmul_small(c)) return;
 
   // Few rows do not repay a copy of B whose rows are contiguous: only its last, partial block is copied then.
   const bool in_place = batch == 1 && s_n == 1 && M <= kTileRows;

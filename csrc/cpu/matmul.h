@@ -48,5 +48,7 @@ void matmul(const matmul_args& c);
 
 // Kernel matmul for every dtype but float32.
 void matmul_other(const matmul_args& c);
+// Runs many products of small matrices, and returns whether they are such.
+bool matmul_small(const matmul_args& c);
 
 }  // namespace needle::NEEDLE_ISA

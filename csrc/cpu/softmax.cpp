@@ -1,4 +1,4 @@
-// Softmax and its relatives over the rows of (M, D) views, whose rows are contiguous.
+// Softmax and its relatives over the rows of (M, D) views, whose rows are contiguous, and over columns.
 
 #include "cpu/rows.h"
 
@@ -29,7 +29,54 @@ NEEDLE_INLINE T log_sum_exp(const T* x, int64_t d, T top) {
                         ::log(row_sum<T>(d, [&](int64_t i, int n) { return exp(load_lanes(x + i, n) - L(top)); })));
 }
 
+// Columns of VECTORS vectors, of which `lanes` lanes each, over D rows.
+template <int VECTORS>
+void of_columns(const float* x, int64_t x_row, float* y, int64_t y_row, int64_t D, int lanes, bool logarithm) {
+  constexpr int64_t kTerms = 64;  // that are summed in a row
+  V top[VECTORS], total[VECTORS];
+  for (int v = 0; v < VECTORS; v++) top[v] = V(-HUGE_VALF), total[v] = V(0.f);
+  for (int64_t d = 0; d < D; d++)
+    for (int v = 0; v < VECTORS; v++) top[v] = max(top[v], load_lanes(x + d * x_row + v * V::N, lanes));
+  for (int64_t first = 0; first < D; first += kTerms) {
+    V sums[VECTORS];
+    for (V& s : sums) s = V(0.f);
+    for (int64_t d = first; d < smaller(D, first + kTerms); d++)
+      for (int v = 0; v < VECTORS; v++) {
+        const V e = exp(load_lanes(x + d * x_row + v * V::N, lanes) - top[v]);
+        sums[v] = sums[v] + e;
+        if (!logarithm) store_lanes(y + d * y_row + v * V::N, e, lanes);
+      }
+    for (int v = 0; v < VECTORS; v++) total[v] = total[v] + sums[v];
+  }
+  for (V& t : total) t = logarithm ? log(t) : V(1.f) / t;
+  for (int64_t d = 0; d < D; d++)
+    for (int v = 0; v < VECTORS; v++) {
+      float* to = y + d * y_row + v * V::N;
+      store_lanes(to,
+                  logarithm ? load_lanes(x + d * x_row + v * V::N, lanes) - top[v] - total[v]
+                            : load_lanes(to, lanes) * total[v],
+                  lanes);
+    }
+}
+
 }  // namespace
+
+void softmax_columns(const softmax_columns_args& c) {
+  constexpr int kVectors = 4;
+  const View &x = c.in.x, &y = c.out.y;
+  const int64_t D = x.shape[1], N = x.shape[2], chunks = ceil_div(N, kVectors * V::N);
+  parallel_each(c.exec, x.shape[0] * chunks, 4 * D * kVectors * V::N, [&](int64_t t) {
+    const int64_t batch = t / chunks, first = t % chunks * kVectors * V::N;
+    const float* from = x.as<const float>() + batch * x.stride[0] + first;
+    float* to = y.as<float>() + batch * y.stride[0] + first;
+    const bool logarithm = c.attr.logarithm != 0;
+    if (N - first >= kVectors * V::N)
+      return of_columns<kVectors>(from, x.stride[1], to, y.stride[1], D, V::N, logarithm);
+    for_lanes<float>(N - first, [&](int64_t i, int lanes) {
+      of_columns<1>(from + i, x.stride[1], to + i, y.stride[1], D, lanes, logarithm);
+    });
+  });
+}
 
 void softmax(const softmax_args& c) {
   for_each_row<softmax_args::In::x_dtypes>(

@@ -20,12 +20,23 @@ from needle.ops.shape.basic import broadcast_to, reshape
 __all__ = ["log_softmax", "logsoftmax", "logsumexp", "softmax"]
 
 
+COLUMNS = ("softmax", "log_softmax")  # which have a kernel for columns
+FEW = 4  # columns that are not worth it
+
+
 def on_rows(kernel: str, axis: int, **arrays: NDArray) -> NDArray:
     """A kernel over rows, run over any axis."""
     shape = next(iter(arrays.values())).shape
     given = {n: with_axis(a.as_dtype(float_dtype(a.dtype))) for n, a in arrays.items()}
     rank = max(1, len(shape))
-    order = [i for i in range(rank) if i != axis % rank] + [axis % rank]
+    axis %= rank
+    x = next(iter(given.values()))
+    whole = (math.prod(shape[:axis]), shape[axis] if shape else 1, math.prod(shape[axis + 1 :]))
+    if kernel in COLUMNS and whole[-1] >= FEW and x.dtype == "float32" and "softmax_columns" in x.device.kernels:
+        out = NDArray.empty(whole)
+        call("softmax_columns", [out], x=x.reshape(whole), logarithm=kernel == "log_softmax")
+        return out.reshape(shape)
+    order = [i for i in range(rank) if i != axis] + [axis]
     rows, moved = {}, ()
     for n, a in given.items():
         m = a.permute(order)
