@@ -129,7 +129,8 @@ def test_inputs_have_their_places_as_names(tmp_path: Path) -> None:
 
     z = (floats(3) + 1j * floats(3)).astype("complex64")
     ndl.compile(f, (floats(3), True, {"x": (2, z)})).export(tmp_path / "model.ndlc")
-    names = [t.name.decode() for t in Model(tmp_path / "model.ndlc").tensors("input")]
+    model = Model(tmp_path / "model.ndlc")  # which the names live in
+    names = [t.name.decode() for t in model.tensors("input")]
     assert names == ["a", "rest.x.1.real", "rest.x.1.imag"]
 
 

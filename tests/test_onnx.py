@@ -259,6 +259,7 @@ def exact() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "shares of a permutation": (lambda a: torch.linalg.solve(torch.eye(3).roll(1, 0) + a * 0, a), (torch.randn(3, 3),)),
         "singular": (lambda a: torch.linalg.slogdet(a), (torch.zeros(2, 3, 3),)),
         "large system": (lambda a: (a.inverse(), a.det(), *torch.linalg.slogdet(a)), (torch.randn(2, 32, 32),)),
+        "turned by vectors": (lambda a, v: (a.relu().T @ v, v @ a, v @ v, a[None].mT @ v), (torch.randn(4, 5), divisors[:4])),
         "one row": (lambda a: (torch.linalg.inv(a), torch.linalg.cholesky(a * a)), (torch.randn(2, 3, 1, 1),)),
         "triangles": (lambda a: torch.linalg.solve_triangular(a, a.mT, upper=False, unitriangular=True), (torch.randn(2, 4, 4),)),
     }  # fmt: skip
@@ -276,7 +277,7 @@ def exact() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         ),
         *("large quotients", "large remainders", "whole quotients", "truths", "sums of truths", "no axes"),
         *("means of nothing", "angles", "angles of numbers", "shares of a permutation", "singular", "large system"),
-        *("one row", "triangles"),
+        *("turned by vectors", "one row", "triangles"),
     ],
 )
 def test_numbers_are_torchs(name: str, tmp_path: Path) -> None:

@@ -219,7 +219,12 @@ def _(op: Any, at: Nodes, out: Any, value: Value, x: Value) -> Value:
 
 @register(ops.MatMul)
 def _(op: Any, at: Nodes, out: Any, a: Value, b: Value) -> Value:
-    return at("MatMul", at.cast(a, out.dtype), at.cast(b, out.dtype))
+    """Vectors as matrices: onnxruntime merges a transpose with a product by a vector into other numbers."""
+    x, y = at.cast(a, out.dtype), at.cast(b, out.dtype)
+    x = at("Unsqueeze", x, at.constant(np.array([0]))) if len(a.shape) == 1 else x
+    y = at("Unsqueeze", y, at.constant(np.array([1]))) if len(b.shape) == 1 else y
+    vectors = [axis for axis, v in ((-2, a), (-1, b)) if len(v.shape) == 1]
+    return at("Squeeze", at("MatMul", x, y), at.constant(np.array(vectors))) if vectors else at("MatMul", x, y)
 
 
 def layer(name: str) -> Row:
