@@ -39,6 +39,8 @@ for name, result, *arguments in (
     ("output", c.c_int, c.c_void_p, c.c_int, c.c_int, c.POINTER(Tensor)),
     ("isa", c.c_char_p, c.c_void_p),
     ("run", c.c_int, c.c_void_p, c.c_int, c.POINTER(c.c_void_p), c.POINTER(c.c_void_p)),
+    ("has_state", c.c_int, c.c_void_p),
+    ("reset", c.c_int, c.c_void_p),
     ("set_threads", c.c_int, c.c_int),
     ("threads", c.c_int),
     ("last_error", c.c_char_p),
@@ -68,6 +70,11 @@ class Model:
 
     isa = property(lambda self: library.needle_isa(self.handle).decode())
     plans = property(lambda self: library.needle_plan_count(self.handle))
+
+    has_state = property(lambda self: bool(library.needle_has_state(self.handle)))
+
+    def reset(self) -> None:
+        check(library.needle_reset(self.handle))
 
     def tensors(self, kind: str, plan: int = 0) -> list[Tensor]:
         count = getattr(library, f"needle_{kind}_count")(self.handle, plan)

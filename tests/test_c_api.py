@@ -129,7 +129,8 @@ def test_inputs_have_their_places_as_names(tmp_path: Path) -> None:
 
     z = (floats(3) + 1j * floats(3)).astype("complex64")
     ndl.compile(f, (floats(3), True, {"x": (2, z)})).export(tmp_path / "model.ndlc")
-    names = [t.name.decode() for t in Model(tmp_path / "model.ndlc").tensors("input")]
+    model = Model(tmp_path / "model.ndlc")  # which the names live in
+    names = [t.name.decode() for t in model.tensors("input")]
     assert names == ["a", "rest.x.1.real", "rest.x.1.imag"]
 
 
@@ -156,16 +157,6 @@ def test_several_instruction_sets_in_a_file(tmp_path: Path, monkeypatch: pytest.
     assert Model(path).isa == "scalar"  # what fails leaves the old file
 
 
-class Counter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = ndl.Tensor(np.zeros(3, "float32"), requires_grad=False)
-
-    def forward(self, x: Any) -> Any:
-        self.count.data = self.count + x
-        return self.count * 2
-
-
 def partly_in_torch() -> Any:
     torch = pytest.importorskip("torch")
     import torch2needle
@@ -183,7 +174,6 @@ def test_what_has_no_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "model.ndlc"
     x = floats(3)
     refused = {
-        "writes its buffers": lambda: ndl.compile(Counter().eval(), (x,)),
         "that another library runs in part": partly_in_torch,
     }
     for why, make in refused.items():
@@ -328,7 +318,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     damaged = {
         "is no model that this library runs: it is none that exe.export wrote": b"PK\x03\x04" + data[4:],
         "it is cut off": data[:20],
-        "this library reads 2": data[:8] + struct.pack("<I", 1) + data[12:],
+        "this library reads 3": data[:8] + struct.pack("<I", 1) + data[12:],
         "bytes of": data[:-1],
         "its head does not fit into it": data[:16] + struct.pack("<Q", 1 << 40) + data[24:],
         "its head is damaged": data[:40] + bytes([data[40] ^ 1]) + data[41:],

@@ -1,5 +1,6 @@
 // The functions of needle.h over PlanFile and Plan.
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -27,6 +28,8 @@ struct needle_model {
   };
   PlanFile file;
   std::vector<Ready> plans;
+  bool has_state = false;
+  std::atomic_flag in_use;  // its state
 };
 
 namespace {
@@ -131,6 +134,23 @@ std::string told(const std::vector<double>& numbers) {
   return text;
 }
 
+// The state of a model, where it has any, for one run; nobody waits, so no lock is held that a forked child would miss.
+class Turn {
+ public:
+  Turn(needle_model& model, const char* caller) : used_(model.has_state ? &model.in_use : nullptr) {
+    if (used_ && used_->test_and_set(std::memory_order_acquire))
+      wrong("[" + std::string(caller) + "] expects one run at a time of a model that keeps state, got another's.");
+  }
+  ~Turn() {
+    if (used_) used_->clear(std::memory_order_release);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  std::atomic_flag* used_;
+};
+
 void check(const Condition& condition, DType dtype, const void* data) {
   std::vector<double> found;
   for (size_t i = 0; i < condition.expected.size(); i++) found.push_back(number_at(dtype, data, i));
@@ -163,6 +183,7 @@ NEEDLE_C int needle_open(const char* path, needle_model** model) {
     }
     auto arenas = std::make_shared<Arenas>();
     for (auto& ready : made->plans) ready.plan = made->file.bind(*ready.stored, arenas);
+    made->has_state = made->file.has_state();
     *model = made.release();
   });
 }
@@ -218,9 +239,24 @@ NEEDLE_C int needle_run(needle_model* model, int plan, const void* const* inputs
       looked_at.emplace_back(c.expected.size());
       out.push_back(looked_at.back().data());
     }
-    p.run(in, out);
-    for (size_t i = 0; i < looked_at.size(); i++)
-      check(stored->conditions[i], p.outputs()[stored->results() + i].dtype, looked_at[i].data());
+    std::vector<Pause> pauses;  // one, whose error ends the run before it writes state
+    if (!looked_at.empty())
+      pauses.push_back({stored->checked, [&, stored = stored] {
+                          for (size_t i = 0; i < looked_at.size(); i++)
+                            check(stored->conditions[i], p.outputs()[stored->results() + i].dtype, looked_at[i].data());
+                        }});
+    const Turn turn(*model, "needle_run");
+    p.run(in, out, nullptr, pauses);
+  });
+}
+
+NEEDLE_C int needle_has_state(const needle_model* model) { return model && model->has_state; }
+
+NEEDLE_C int needle_reset(needle_model* model) {
+  return guarded([&] {
+    at(model, 0);
+    const Turn turn(*model, "needle_reset");
+    model->file.reset();
   });
 }
 

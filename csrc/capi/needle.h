@@ -3,7 +3,7 @@
  *
  * Functions that return an int return 0 where all is well, else another number; needle_last_error() then says why, in a
  * sentence. A model may be run by any number of threads at a time: they share its weights, which stay in the file's
- * pages, and each run computes in memory of its own. */
+ * pages, and each run computes in memory of its own. But one that keeps state: see needle_has_state. */
 #ifndef NEEDLE_H
 #define NEEDLE_H
 
@@ -51,6 +51,17 @@ const char* needle_isa(const needle_model* model);
  * size of an element; an output that overlaps an input or another output is refused. A model that holds for some
  * inputs alone (a branch on their values, lengths of packed rows) refuses others; outputs then hold nothing. */
 int needle_run(needle_model* model, int plan, const void* const* inputs, void* const* outputs);
+
+/* 1 for a model that keeps state: buffers that its runs write and later runs read, such as counters, averages or a
+ * decoder's cache; 0 for others and NULL. It begins as the file says, and all plans share it. A model with state has
+ * one run at a time: one that comes while another thread's is under way is refused and changes nothing, so that who
+ * runs it says in which order. A run whose inputs are refused changes no state. Open the file once for each user of
+ * their own: its weights are in memory once, its state once for each. A process that forks while a thread runs the
+ * model opens it anew in the child. */
+int needle_has_state(const needle_model* model);
+
+/* Gives the state the values that it has in the file. Refused while the model runs. */
+int needle_reset(needle_model* model);
 
 /* Threads that a run may use, of the process, 1 to 1024; at first the cores that it may use, or NEEDLE_NUM_THREADS. Not
  * while a model runs. */

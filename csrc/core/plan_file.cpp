@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <stdexcept>
 
 #include "core/digest.h"
@@ -19,18 +18,12 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 constexpr char kMagic[] = {'\x89', 'n', 'd', 'l', 'c', '\r', '\n', '\x1a'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr size_t kStart = 32, kAlign = 64;  // bytes before the head
 
 size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
-
-// The same as a sentence about a file.
-[[noreturn]] void refused(const std::string& path, const std::exception& e) {
-  const std::string why = e.what();
-  refuse("[open] " + path + " is no model that this library runs: " + why + (why.back() == '.' ? "" : "."));
-}
 
 class Writer {
  public:
@@ -138,6 +131,7 @@ void write_plan(Writer& w, const StoredPlan& p) {
     w.list(c.expected, [&](double value) { w.number(value); });
     w.text(c.text);
   });
+  w.number(static_cast<uint64_t>(p.checked));
   w.list(p.constants, [&](uint64_t c) { w.number(c); });
   w.list(p.kernels, [&](const std::string& kernel) { w.text(kernel); });
   w.list(p.steps, [&](const Step& step) {
@@ -173,6 +167,7 @@ StoredPlan read_plan(Reader& r, size_t constants) {
     return c;
   });
   if (!conditions_fit(p)) refuse("its conditions are none of its outputs");
+  p.checked = r.number<uint64_t>();
   p.constants = r.list([&] { return r.number<uint64_t>(); });
   for (uint64_t c : p.constants)
     if (c >= constants) refuse("it names a missing constant");
@@ -185,6 +180,7 @@ StoredPlan read_plan(Reader& r, size_t constants) {
     return step;
   });
   if (p.steps.size() != p.kernels.size()) refuse("its steps do not all have a kernel");
+  if (p.checked > p.steps.size()) refuse("its conditions are checked behind its end");
   return p;
 }
 
@@ -192,30 +188,48 @@ StoredPlan read_plan(Reader& r, size_t constants) {
 
 // ---- writing -------------------------------------------------------------------------------------------------------
 
-void PlanFile::add(const Plan& plan, std::vector<std::string> input_names, std::vector<std::string> output_names,
-                   std::vector<Condition> conditions) {
-  if (!plan.device()->is_cpu()) refuse("[export] expects a plan on the CPU.");
+void PlanFile::add(const Plan& plan, const Plan* checks, std::vector<std::string> input_names,
+                   std::vector<std::string> output_names, std::vector<Condition> conditions) {
   StoredPlan p;
   p.isa = cpu_isa();
-  p.arena_bytes = plan.arena_bytes();
-  p.input_names = std::move(input_names), p.output_names = std::move(output_names);
   p.inputs = plan.inputs(), p.outputs = plan.outputs();
+  const size_t results = p.outputs.size();
+  auto take = [&](const Plan& part, size_t outputs) {
+    if (!part.device()->is_cpu()) refuse("[export] expects a plan on the CPU.");
+    if (part.inputs().size() != p.inputs.size()) refuse("[export] expects checks of the plan's inputs.");
+    p.arena_bytes = std::max(p.arena_bytes, part.arena_bytes());
+    const size_t first = p.constants.size();
+    for (const auto& storage : *part.constants()) {
+      auto same = [&](const Constant& c) { return c.storage == storage; };
+      const auto found = std::find_if(constants_.begin(), constants_.end(), same);
+      p.constants.push_back(found - constants_.begin());
+      if (found == constants_.end())
+        constants_.push_back({.storage = storage, .digest = digest(storage->data(), storage->bytes())});
+    }
+    for (Step step : part.steps()) {
+      for (auto* refs : {&step.out, &step.in})
+        for (Ref& ref : *refs) {
+          if (ref.view.absent()) continue;
+          if (ref.space == Space::constant) ref.index += static_cast<int32_t>(first);
+          if (ref.space == Space::output) ref.index += static_cast<int32_t>(outputs);
+          if (ref.space == Space::constant && refs == &step.out) constants_[p.constants[ref.index]].written = true;
+        }
+      p.kernels.push_back(step.row->name);
+      p.steps.push_back(std::move(step));
+    }
+  };
+  if (checks) {
+    p.outputs.insert(p.outputs.end(), checks->outputs().begin(), checks->outputs().end());
+    take(*checks, results);
+    p.checked = p.steps.size();
+  }
+  take(plan, 0);
+  if (!checks && !conditions.empty()) p.checked = p.steps.size();
+  p.input_names = std::move(input_names), p.output_names = std::move(output_names);
   if (p.input_names.size() != p.inputs.size() || p.output_names.size() != p.outputs.size())
     refuse("[export] expects a name for each input and output.");
   p.conditions = std::move(conditions);
   if (!conditions_fit(p)) refuse("[export] expects an output for each condition.");
-  for (const auto& storage : *plan.constants()) {
-    auto same = [&](const Constant& c) { return c.storage == storage; };
-    const auto found = std::find_if(constants_.begin(), constants_.end(), same);
-    p.constants.push_back(found - constants_.begin());
-    if (found == constants_.end()) constants_.push_back({storage, digest(storage->data(), storage->bytes())});
-  }
-  p.steps = plan.steps();
-  for (Step& step : p.steps) {
-    p.kernels.push_back(step.row->name);
-    for (const Ref& ref : step.out)
-      if (ref.space == Space::constant) refuse("[export] the plan writes to its constants (" + p.kernels.back() + ").");
-  }
   plans_.push_back(std::move(p));
 }
 
@@ -236,6 +250,7 @@ void PlanFile::write(const std::string& path) const {
     head.number(static_cast<uint64_t>(data));
     head.number(static_cast<uint64_t>(c.storage->bytes()));
     head.number(c.digest);
+    head.number(static_cast<uint8_t>(c.written));
     data += aligned(c.storage->bytes());
   });
   head.list(plans_, [&](const StoredPlan& p) { write_plan(head, p); });
@@ -267,6 +282,11 @@ void PlanFile::write(const std::string& path) const {
 
 // ---- reading -------------------------------------------------------------------------------------------------------
 
+void PlanFile::refused(const std::string& path, const std::exception& e) {
+  const std::string why = e.what();
+  refuse("[open] " + path + " is no model that this library runs: " + why + (why.back() == '.' ? "" : "."));
+}
+
 PlanFile PlanFile::read(const std::string& path) try {
   auto file = std::make_shared<FileMap>(path);
   const char* data = file->data();
@@ -295,10 +315,13 @@ PlanFile PlanFile::read(const std::string& path) try {
   found.path_ = path;
   found.constants_ = r.list([&]() -> Constant {
     const auto offset = r.number<uint64_t>(), size = r.number<uint64_t>(), digest = r.number<uint64_t>();
+    const auto written = r.number<uint8_t>();
+    if (written > 1) refuse("it does not say whether a constant is written");
     if (first > bytes || offset > bytes - first || size > bytes - first - offset || offset % kAlign)
       refuse("a constant lies outside of it");
     char* at = file->data() + first + offset;
-    return {std::make_shared<Storage>(cpu_backend(), at, size, [file] {}), digest};
+    auto storage = std::make_shared<Storage>(cpu_backend(), at, size, [file] {});
+    return {.storage = std::move(storage), .digest = digest, .written = written == 1};
   });
   found.plans_ = r.list([&] { return read_plan(r, found.constants_.size()); });
   r.end();
@@ -307,101 +330,6 @@ PlanFile PlanFile::read(const std::string& path) try {
   refuse("[open] cannot read " + path + ": " + e.code().message() + ".");
 } catch (const std::invalid_argument& e) {
   refused(path, e);
-}
-
-namespace {
-
-// Steps of a stored plan with their rows, as this library has them.
-class Binder {
- public:
-  Binder(const StoredPlan& plan, const Plan::Constants& constants) : plan_(plan), written_(plan.outputs.size()) {
-    for (const auto& storage : constants) constants_.push_back(storage->bytes());
-    inputs_ = bytes_of(plan.inputs), outputs_ = bytes_of(plan.outputs);
-    rows_ = cpu_rows(plan.isa.c_str(), &n_rows_);
-    if (!rows_) refuse("this CPU has no " + plan.isa);
-  }
-
-  std::vector<Step> steps() {
-    std::vector<Step> steps = plan_.steps;
-    for (size_t i = 0; i < steps.size(); i++) try {
-        bind(steps[i], plan_.kernels[i]);
-      } catch (const std::runtime_error& e) {
-        refuse("step " + std::to_string(i) + " cannot be run: " + e.what());
-      } catch (const std::logic_error& e) {
-        refuse("step " + std::to_string(i) + " cannot be run: " + e.what());
-      }
-    for (size_t i = 0; i < written_.size(); i++)
-      if (!written_[i] && outputs_[i]) refuse("output " + std::to_string(i) + " is never written");
-    return steps;
-  }
-
- private:
-  void bind(Step& step, const std::string& kernel) {
-    auto found = known_.find(kernel);
-    if (found == known_.end()) {
-      const auto* row = std::find_if(rows_, rows_ + n_rows_, [&](const KernelRow& one) { return kernel == one.name; });
-      if (row == rows_ + n_rows_) refuse("there is no kernel " + kernel);
-      found = known_.emplace(kernel, RowOperands(row)).first;
-    }
-    const RowOperands& row = found->second;
-    step.row = row.row;
-    std::vector<View> views;
-    for (const auto* refs : {&step.out, &step.in})
-      for (const Ref& ref : *refs) {
-        check(ref, refs == &step.out);
-        views.push_back(ref.view);
-      }
-    const View* in = views.data() + step.out.size();
-    row.check_counts(step.out.size(), in, step.in.size(), step.attr.size());
-    row.check_dtypes(views.data(), step.out.size(), in, step.in.size());
-  }
-
-  void check(const Ref& ref, bool out) {
-    if (out && ref.space != Space::arena && ref.space != Space::output) refuse("it writes to an input or a constant");
-    if (ref.view.absent()) return;
-    if (!lies_within(ref.view, ref.offset, bytes(ref))) refuse("it reaches outside its buffer");
-    if (ref.offset % static_cast<int64_t>(dtype_size(ref.view.dtype))) refuse("an operand lies between two elements");
-    if (out && ref.space == Space::output) written_[ref.index] = true;
-  }
-
-  size_t bytes(const Ref& ref) const {
-    if (ref.space == Space::arena) return plan_.arena_bytes;
-    const auto& all = ref.space == Space::constant ? constants_ : ref.space == Space::input ? inputs_ : outputs_;
-    if (ref.index < 0 || static_cast<size_t>(ref.index) >= all.size()) refuse("it names a buffer that is not there");
-    return all[ref.index];
-  }
-
-  static std::vector<size_t> bytes_of(const std::vector<View>& views) {
-    std::vector<size_t> bytes;
-    for (const View& v : views) bytes.push_back(v.size() * dtype_size(v.dtype));
-    return bytes;
-  }
-
-  const StoredPlan& plan_;
-  std::vector<bool> written_;
-  std::vector<size_t> constants_, inputs_, outputs_;
-  const KernelRow* rows_ = nullptr;
-  int n_rows_ = 0;
-  std::map<std::string, RowOperands> known_;
-};
-
-}  // namespace
-
-std::unique_ptr<Plan> PlanFile::bind(const StoredPlan& stored, std::shared_ptr<Arenas> arenas) try {
-  Plan::Constants constants;
-  for (uint64_t index : stored.constants) {
-    Constant& c = constants_.at(index);
-    if (!c.checked && digest(c.storage->data(), c.storage->bytes()) != c.digest)
-      refuse("constant " + std::to_string(index) + " is damaged");
-    c.checked = true;
-    constants.push_back(c.storage);
-  }
-  auto plan = std::make_unique<Plan>(Device::cpu(), Binder(stored, constants).steps(), stored.arena_bytes,
-                                     stored.inputs, stored.outputs, std::move(arenas));
-  plan->set_constants(std::move(constants));
-  return plan;
-} catch (const std::invalid_argument& e) {
-  refused(path_, e);
 }
 
 }  // namespace needle

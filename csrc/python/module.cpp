@@ -377,13 +377,13 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "write_plans",
       [](const std::string& path,
-         const std::vector<std::tuple<const Plan*, std::vector<std::string>, std::vector<std::string>,
+         const std::vector<std::tuple<const Plan*, const Plan*, std::vector<std::string>, std::vector<std::string>,
                                       std::vector<std::pair<std::vector<double>, std::string>>>>& plans) {
         PlanFile file;
-        for (const auto& [plan, inputs, outputs, guards] : plans) {
+        for (const auto& [plan, checks, inputs, outputs, guards] : plans) {
           std::vector<Condition> conditions;
           for (const auto& [expected, text] : guards) conditions.push_back({expected, text});
-          file.add(*plan, inputs, outputs, std::move(conditions));
+          file.add(*plan, checks, inputs, outputs, std::move(conditions));
         }
         file.write(path);
       },

@@ -90,7 +90,7 @@ class CompiledPlan:
         self.device = device
         target_of(device).check(choice, device)
         traced = self.traced(fn, example)
-        self.writes = bool(traced.output.meta["effects"])  # buffers, beside its results
+        self.writes = tuple(traced.output.meta["effects"])  # what it does beside its results
         places = [n.meta["tensor"].device for n in traced if n.kind == "param"]
         if any(place != device for place in places):
             other = next(p for p in places if p != device)

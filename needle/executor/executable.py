@@ -339,8 +339,8 @@ class Executable(Plans):
         examples: arguments of calls, a tuple or dict for each plan; None: the shapes that there are plans for, in the order of
         their last use. isas: instruction sets to plan and pack for ("avx512", "avx2", "neon", "scalar"); None: the one running
         here. Others need a CPU that has them, and a model that `save` takes. Float16 inputs are float32 in the file, complex
-        ones two arrays; conditions on values of inputs are checked there, too. Refused: plans on GPUs, of models that write
-        buffers, or run elsewhere in part.
+        ones two arrays; conditions on values of inputs are checked there, too. Buffers that the model writes are state of the
+        opened file and begin as they are now. Refused: plans on GPUs, and of models that run elsewhere in part.
         """
         if (shape := getattr(examples, "shape", None)) is not None:
             raise TypeError(f"[export] examples expects a list of calls, got one array of shape {tuple(shape)}.")
@@ -350,7 +350,7 @@ class Executable(Plans):
             raise TypeError(f"[export] examples expects a list of calls, got one with {', '.join(map(str, examples))}.")
         calls = [example_call(self.model, example) for example in examples or ()]
         found = None if examples is None else [self._prepare(args, {})[0] for args in calls]
-        with self._planning, self._lock:
+        with self._running, self._planning, self._lock:  # no run writes buffers meanwhile
             if self._epoch != _core.epoch():
                 self._refresh()
             write(path, self.model, list(self._plans.values()) if found is None else found, self._choice, isas)

@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from needle.serialize import save
 
 from .builder import PlanInfo
 from .compiled import CompiledPlan
+from .constants import Constant
 from .settings import Choice
 
 OTHER_ISA = """
@@ -71,18 +72,49 @@ def refusal(plan: CompiledPlan) -> str:
     """Why a plan is no file, "" for none."""
     if plan.device.name != "cpu":
         return f"a plan on the CPU, got one on {plan.device}"
-    if plan.writes:
-        return "a model that gives results alone, got one that writes its buffers"
-    if not isinstance(plan.info, PlanInfo):
+    if not all(isinstance(info, PlanInfo) for info in plan.infos):
         return "ops of needle alone, got a model that another library runs in part"
     return ""
 
 
-def row(model: Callable, plan: CompiledPlan) -> tuple[Any, list[str], list[str], list[tuple[list[float], str]]]:
-    """A plan with the names of its inputs and outputs, of which the last are what its guards look at."""
+def derived_from(constants: Iterable[Constant], written: Container[int]) -> bool:
+    """Whether one is computed from memory of `written`, and so is not what a parameter is."""
+    left, seen = [c for c in constants if c.source is None], set[int]()
+    while left:
+        for c in left.pop().inputs:
+            if c.source is not None and id(c.source.cached_data._handle) in written:
+                return True
+            if id(c) not in seen:
+                seen.add(id(c))
+                left.append(c)
+    return False
+
+
+def check(plans: Sequence[CompiledPlan]) -> None:
+    """Raise where plans have no file."""
+    if why := next(filter(None, map(refusal, plans)), ""):
+        raise Unsupported(f"[export] expects {why}.")
+    written = {id(write.tensor.cached_data._handle) for p in plans for write in p.writes}
+    if any(derived_from(info.constants, written) for p in plans for info in p.infos):
+        raise Unsupported(
+            "[export] expects plans that read buffers as they are, got one with what is computed from a buffer that "
+            "another writes; export one plan a file."
+        )
+
+
+def row(model: Callable, plan: CompiledPlan) -> tuple[Any, Any, list[str], list[str], list[tuple[list[float], str]]]:
+    """A plan, the one that checks its inputs first or None, and the names of inputs and outputs, of which the last are
+    what guards look at."""
     conditions = [(list(map(float, g.expected)), " ".join(g.text.split())) for g in plan.guards]
     looked_at = [f"condition {i}" for i in range(len(conditions))]
-    return plan.core, input_names(model, plan.specs), [*leaf_names(plan.structure, "", Node), *looked_at], conditions
+    checks = None if plan.condition_plan is None else plan.condition_plan.core
+    return (
+        plan.core,
+        checks,
+        input_names(model, plan.specs),
+        [*leaf_names(plan.structure, "", Node), *looked_at],
+        conditions,
+    )
 
 
 def write(
@@ -91,8 +123,7 @@ def write(
     """A file, whole or not there, with these plans for each instruction set: None is the one that runs here."""
     if not plans:
         raise ValueError("[export] there is no plan, call the executable first.")
-    if why := next(filter(None, map(refusal, plans)), ""):
-        raise Unsupported(f"[export] expects {why}.")
+    check(plans)
     rows = [row(model, p) for p in plans]
     wanted = list(dict.fromkeys(isas)) if isas is not None else [_core.isa()]
     if not wanted or isinstance(isas, str):

@@ -26,7 +26,7 @@ from needle.ops.shape.basic import BroadcastTo
 from needle.ops.shape.creation import Full
 from needle.ops.shape.join import MakeTuple, TupleGetItem
 
-from . import places  # noqa: F401 - registers its rows
+from . import arithmetic, matrices, places  # noqa: F401 - they register their rows
 from .operators import SCALAR, SCALAR_COMPARED, as_onnx
 
 OPSET, IR = 20, 9
@@ -243,7 +243,11 @@ class Exporter:
 
 class OnnxRecorder(exporting.ExportRecorder):
     def exported(self, op: Op) -> bool:
-        if not op.has_expression:
+        if op.counts:
+            raise Unsupported(
+                f"[onnx] {op.label} has a result whose size depends on values, which the file cannot hold."
+            )
+        if not op.has_expression and as_onnx.dispatch(type(op)) is as_onnx.dispatch(object):
             raise Unsupported(f"[onnx] {op.label} has no operator of ONNX and does not decompose.")
         return has_row(type(op), as_onnx.registry)
 

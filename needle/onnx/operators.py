@@ -55,10 +55,18 @@ COMPARED = {
     ops.LessEqual: "LessOrEqual",
 }  # fmt: skip
 
+
+def by_elements(name: str, at: Nodes, out: Any, x: Value, *rest: Any) -> Value:
+    """rest: values, or numbers. Truths are computed with as whole numbers, for ONNX does not."""
+    dtype = "int64" if out.dtype == "bool" else out.dtype
+    others = (at.cast(y, dtype) if hasattr(y, "dtype") else at.number(y, dtype) for y in rest)
+    return at.cast(at(name, at.cast(x, dtype), *others, dtype=dtype), out.dtype)
+
+
 for cls, name in SAME.items():
-    register(cls, lambda op, at, out, *xs, name=name: at(name, *(at.cast(x, out.dtype) for x in xs)))
+    register(cls, lambda op, at, out, *xs, name=name: by_elements(name, at, out, *xs))
 for cls, name in SCALAR.items():
-    register(cls, lambda op, at, out, x, name=name: at(name, at.cast(x, out.dtype), at.number(op.scalar, out.dtype)))
+    register(cls, lambda op, at, out, x, name=name: by_elements(name, at, out, x, op.scalar))
 
 
 def compared(op: Any, at: Nodes, x: Value, y: Value | None, name: str) -> Value:
@@ -211,7 +219,12 @@ def _(op: Any, at: Nodes, out: Any, value: Value, x: Value) -> Value:
 
 @register(ops.MatMul)
 def _(op: Any, at: Nodes, out: Any, a: Value, b: Value) -> Value:
-    return at("MatMul", at.cast(a, out.dtype), at.cast(b, out.dtype))
+    """Vectors as matrices: onnxruntime merges a transpose with a product by a vector into other numbers."""
+    x, y = at.cast(a, out.dtype), at.cast(b, out.dtype)
+    x = at("Unsqueeze", x, at.constant(np.array([0]))) if len(a.shape) == 1 else x
+    y = at("Unsqueeze", y, at.constant(np.array([1]))) if len(b.shape) == 1 else y
+    vectors = [axis for axis, v in ((-2, a), (-1, b)) if len(v.shape) == 1]
+    return at("Squeeze", at("MatMul", x, y), at.constant(np.array(vectors))) if vectors else at("MatMul", x, y)
 
 
 def layer(name: str) -> Row:
@@ -340,10 +353,12 @@ def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
         taps = zip(op._taps(x.shape[2:], out.shape[2:]), x.shape[2:], strict=True)
         rows, columns = (at.constant(matrix_of(t, n).astype(out.dtype)) for t, n in taps)
         return at("MatMul", rows, at("MatMul", x, at("Transpose", columns, perm=[1, 0])))
+    steps = op._scales(x.shape[2:], out.shape[2:])
+    if tuple(out.shape[2:]) == tuple(x.shape[2:]) and any(s != 1 for s in steps):
+        return resampled(op, at, out, x)
     mode, more = RESIZED.get(op.mode, ("linear", {}))
     if mode != "nearest":
         more = more | {"coordinate_transformation_mode": "align_corners" if op.align_corners else "half_pixel"}
-    steps = op._scales(x.shape[2:], out.shape[2:])
     axes = list(range(2, len(x.shape)))
     if op.align_corners or all(
         abs(s * o - n) < 1e-6 * n for s, o, n in zip(steps, out.shape[2:], x.shape[2:], strict=True)
@@ -353,6 +368,20 @@ def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
     return at(
         "Resize", x, at.nothing, at.constant(np.array([1 / s for s in steps], "float32")), mode=mode, axes=axes, **more
     )
+
+
+def resampled(op: Any, at: Nodes, out: Any, x: Value) -> Value:
+    """By the pixels that are read: a runtime copies an image whose size stays, whatever the factor is."""
+    y = x
+    for axis, taps in enumerate(op._taps(x.shape[2:], out.shape[2:]), 2):
+        parts = []
+        for numbers, weights in taps:
+            part = at("Gather", y, at.constant(numbers.astype("int64")), axis=axis)
+            along = [-1 if a == axis else 1 for a in range(len(x.shape))]
+            whole = bool((weights == 1).all())
+            parts.append(part if whole else at("Mul", part, at.constant(weights.astype(out.dtype).reshape(along))))
+        y = at("Sum", *parts) if len(parts) > 1 else parts[0]
+    return y
 
 
 @register(ops.GridSample)
@@ -375,9 +404,12 @@ REDUCED = {
 
 def reduced(op: Any, at: Nodes, out: Any, x: Value, name: str) -> Value:
     dtype = "int64" if out.dtype == "bool" else out.dtype  # ONNX reduces no truths
-    axes = at.constant(np.array(check_axes(op.label, op.axes, x.shape), "int64"))
+    number = check_axes(op.label, op.axes, x.shape)
+    axes = at.constant(np.array(number, "int64"))
     if not x.shape:
         return at.cast(x, out.dtype)
+    if name == "ReduceMean" and any(x.shape[a] == 0 for a in number):  # of which runtimes make 0
+        return at("Expand", at.number(math.nan, out.dtype), at.sizes(out.shape))
     return at.cast(at(name, at.cast(x, dtype), axes, keepdims=int(op.keepdims), noop_with_empty_axes=1), out.dtype)
 
 

@@ -38,12 +38,16 @@ def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
 @register(ops.Permute)
 def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
     order = range(len(x.shape))[::-1] if op.axes is None else op.axes
+    if not x.shape:
+        return x
     return at("Transpose", x, perm=[a % len(x.shape) for a in order])
 
 
 @register(ops.Transpose)
 def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
     order = list(range(len(x.shape)))
+    if not order:
+        return x
     a, b = (-2, -1) if op.axes is None else op.axes
     order[a], order[b] = order[b], order[a]
     return at("Transpose", x, perm=order)
@@ -85,7 +89,7 @@ def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
 
 @register(ops.Flip)
 def _(op: Any, at: Nodes, out: Any, x: Value) -> Value:
-    return at.sliced(x, [(a, -1, -MOST, -1) for a in op.axes])
+    return at.sliced(x, [(a, -1, -MOST, -1) for a in op.axes]) if x.shape else x
 
 
 @register(ops.GetItem)

@@ -81,9 +81,24 @@ class Conditional(nn.Module):
         return ops.relu(x) * 2
 
 
+class Counting(nn.Module):
+    """State, and a condition that is checked before it is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = ndl.Tensor(np.zeros(3, "float32"), requires_grad=False)
+        self.guard = Guard((1.0,), "x.sum() >= 0")
+
+    def forward(self, x: Any) -> Any:
+        self.guard(ops.ge(ops.summation(x), 0))
+        self.total.data = self.total + ops.summation(x, (0,))
+        return self.total * 2
+
+
 NETS = {
     "image": lambda: (Image(), [np.random.RandomState(0).randn(1, 3, 6, 6).astype("float32")]),
     "text": lambda: (Text(), [np.random.RandomState(0).randint(0, 7, (5, 2))]),
+    "counting": lambda: (Counting(), [np.array([[1, 2, 3], [-1, -2, -3]], "float32")]),
     "conditional": lambda: (Conditional(), [np.array([[1, 2, 3], [-1, -2, -3]], "float32")]),
     "chain": lambda: (
         lambda x, y: ops.tanh(ops.exp(x) * y) + y,
