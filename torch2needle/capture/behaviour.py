@@ -27,9 +27,9 @@ from .guard import (
     plain_conditions,
     python_chance,
     same_chance,
-    untouched,
 )
 from .packing import run as run_rows
+from .state import untouched
 from .structure import is_record_class, plain_result
 from .tracing import Captured, TrainingFlag, writes_parameter
 
