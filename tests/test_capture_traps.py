@@ -281,6 +281,33 @@ class Containers(nn.Module):
         return x @ self.listed[0] * self.plain + self.table["k"][0]
 
 
+class PlainList(nn.Module):
+    """Layers that torch does not know of: no nn.ModuleList."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.others = nn.Linear(3, 3), [nn.Linear(3, 3), nn.BatchNorm1d(3).eval()]
+        self.weights = [nn.Parameter(torch.randn(3))]
+
+    def forward(self, x: T) -> T:
+        for layer in self.others:
+            x = layer(self.first(x))
+        return x * self.weights[0]
+
+
+def test_parameters_that_are_not_registered() -> None:
+    model, x = PlainList().eval(), torch.randn(2, 3)
+    net = torch2needle.convert(model, (x,))
+    assert any("constants" in n for n in net.report.notes)
+    ((net(x) ** 2).sum()).backward()
+    (model(x) ** 2).sum().backward()
+    for name, p in model.named_parameters():
+        assert np.allclose(dict(net.named_parameters())[name].grad.numpy(), p.grad.numpy(), rtol=1e-4, atol=1e-5)
+    assert {n for n, _ in net.named_parameters()} == {n for n, _ in model.named_parameters()}
+    y = torch.randn(4, 3)
+    assert np.allclose(net(y).numpy(), model(y).detach().numpy(), atol=1e-5)
+
+
 @pytest.mark.parametrize("with_example", [False, True])
 @pytest.mark.parametrize(
     "make",
