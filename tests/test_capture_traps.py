@@ -334,6 +334,19 @@ def test_weights_that_are_no_parameters(make: Callable, with_example: bool, tmp_
         assert np.allclose(got.numpy(), model(x).detach().numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("with_example", [False, True])
+@pytest.mark.parametrize("product", [torch.spmm, torch.sparse.mm, torch.mm, torch.matmul])
+def test_sparse_neighbours(product: Callable, with_example: bool) -> None:
+    model, x = Linear(lambda s, x: product(s.near, s.linear(x)) + s.far.t() @ x), torch.randn(5, 3)
+    model.register_buffer("near", (torch.rand(5, 5) > 0.5).float().to_sparse())
+    model.far = torch.rand(5, 5).relu().to_sparse()
+    net = torch2needle.convert(model, *((x,),) * with_example)
+    assert model.near.is_sparse and "sparse tensors are dense in the net: near, far" in net.report.notes
+    assert np.allclose(net(x).numpy(), model(x).detach().numpy(), atol=1e-5)
+    torch2needle.to_torch(net, model)
+    assert model.near.is_sparse
+
+
 class Residual(nn.Module):
     def forward(self, x: T) -> T:
         for _ in range(40):
