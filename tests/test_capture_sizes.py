@@ -92,6 +92,38 @@ class Unshuffled(nn.Module):
         return self.layer(first + second).flatten(1).sum() + first
 
 
+class ByShapes(nn.Module):
+    """What torch makes of calls with the example's sizes: a diagonal, places along an axis, a Kronecker product."""
+
+    def __init__(self, step: Any) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, x: Any) -> Any:
+        if x.dtype != torch.float32:  # which torch.fx does not follow
+            return x
+        return self.step(x * 1)
+
+
+BY_SHAPES = {
+    "diagonal": lambda x: (x @ x.T).fill_diagonal_(-1.0),
+    "diagonal of a rectangle": lambda x: (x @ torch.ones(3, 2)).fill_diagonal_(0) + 1,
+    "along rows": lambda x: torch.take_along_dim(x, x.argsort(0), 0),
+    "along columns": lambda x: torch.take_along_dim(x, x.argsort(-1)[:, :2], dim=-1),
+    "kron": lambda x: torch.kron(x, torch.ones(2, 1) * 3) + x[0].kron(x[0]).sum(),
+}
+
+
+@pytest.mark.parametrize("name", BY_SHAPES)
+def test_calls_that_leave_sizes_free(name: str) -> None:
+    model = ByShapes(BY_SHAPES[name]).eval()
+    net = torch2needle.convert(model, (torch.randn(4, 3),))
+    assert any(n.startswith("free sizes: x axis 0") for n in net.report.notes)
+    for n in (4, 7, 2):
+        x = torch.randn(n, 3)
+        assert torch.allclose(torch.from_numpy(net(x).numpy()), model(x), atol=1e-5)
+
+
 class Larger(nn.Module):
     """As many rows as the larger of two inputs has, as of a body model (Loper et al., SMPL, 2015)."""
 

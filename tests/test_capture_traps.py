@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import queue
 import random
 import subprocess
 import sys
@@ -280,6 +281,33 @@ class Containers(nn.Module):
         return x @ self.listed[0] * self.plain + self.table["k"][0]
 
 
+class PlainList(nn.Module):
+    """Layers that torch does not know of: no nn.ModuleList."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.others = nn.Linear(3, 3), [nn.Linear(3, 3), nn.BatchNorm1d(3).eval()]
+        self.weights = [nn.Parameter(torch.randn(3))]
+
+    def forward(self, x: T) -> T:
+        for layer in self.others:
+            x = layer(self.first(x))
+        return x * self.weights[0]
+
+
+def test_parameters_that_are_not_registered() -> None:
+    model, x = PlainList().eval(), torch.randn(2, 3)
+    net = torch2needle.convert(model, (x,))
+    assert any("constants" in n for n in net.report.notes)
+    ((net(x) ** 2).sum()).backward()
+    (model(x) ** 2).sum().backward()
+    for name, p in model.named_parameters():
+        assert np.allclose(dict(net.named_parameters())[name].grad.numpy(), p.grad.numpy(), rtol=1e-4, atol=1e-5)
+    assert {n for n, _ in net.named_parameters()} == {n for n, _ in model.named_parameters()}
+    y = torch.randn(4, 3)
+    assert np.allclose(net(y).numpy(), model(y).detach().numpy(), atol=1e-5)
+
+
 @pytest.mark.parametrize("with_example", [False, True])
 @pytest.mark.parametrize(
     "make",
@@ -304,6 +332,19 @@ def test_weights_that_are_no_parameters(make: Callable, with_example: bool, tmp_
     for form in forms:
         got = form(x)
         assert np.allclose(got.numpy(), model(x).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("with_example", [False, True])
+@pytest.mark.parametrize("product", [torch.spmm, torch.sparse.mm, torch.mm, torch.matmul])
+def test_sparse_neighbours(product: Callable, with_example: bool) -> None:
+    model, x = Linear(lambda s, x: product(s.near, s.linear(x)) + s.far.t() @ x), torch.randn(5, 3)
+    model.register_buffer("near", (torch.rand(5, 5) > 0.5).float().to_sparse())
+    model.far = torch.rand(5, 5).relu().to_sparse()
+    net = torch2needle.convert(model, *((x,),) * with_example)
+    assert model.near.is_sparse and "sparse tensors are dense in the net: near, far" in net.report.notes
+    assert np.allclose(net(x).numpy(), model(x).detach().numpy(), atol=1e-5)
+    torch2needle.to_torch(net, model)
+    assert model.near.is_sparse
 
 
 class Residual(nn.Module):
@@ -381,14 +422,16 @@ def test_a_forward_that_fails_or_converts() -> None:
         raise KeyError("no such thing")
 
     assert "no such thing" in refusal(Linear(fails))
-    kept, other = [], nn.Linear(3, 3)
+    kept, other = queue.SimpleQueue(), nn.Linear(3, 3)  # a list would be put back
 
     def converts(s: Linear, x: T) -> T:
-        kept.append(torch.zeros)
+        kept.put(torch.zeros)
         torch2needle.convert(other)
         return sized(s, x)
 
     model = Linear(converts)
     assert torch2needle.convert(model)(torch.ones(2, 3)).shape == (2, 3)
     assert names() == before
-    assert type(kept[0](2, 3)) is torch.Tensor  # what the forward kept is the original for whoever calls it later
+    assert (
+        type(kept.get_nowait()(2, 3)) is torch.Tensor
+    )  # what the forward kept is the original for whoever calls it later

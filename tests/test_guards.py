@@ -385,7 +385,7 @@ def test_both_branches_of_cond_are_there() -> None:
     model = Conditional().eval()
     net = torch2needle.convert(model, example=(ONES,))
     exe = ndl.compile(net, (ONES.numpy(),))
-    for x in (ONES, -ONES, torch.randn(3, 4)):
+    for x in (ONES, -ONES, torch.randn(3, 4), torch.randn(5, 4)):
         chosen = model.high(x).relu() if x.mean() > 0 else model.low(x).tanh()
         for y in (net(x).numpy(), exe(x.numpy())):
             np.testing.assert_allclose(y, chosen.detach().numpy(), atol=1e-6)

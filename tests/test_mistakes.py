@@ -54,7 +54,7 @@ def meta() -> nn.Module:
 
 def sparse() -> nn.Module:
     model = Net(lambda linear, x: linear(x))
-    model.table = torch.eye(2).to_sparse()
+    model.table = nn.Parameter(torch.eye(2).to_sparse())
     return model
 
 
@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "expects values for 0.weight, got a lazy",
     ),
     "meta": (lambda: convert(meta(), X), Unsupported, "expects values for weight, got a tensor on the meta device"),
-    "sparse attribute": (
+    "sparse parameter": (
         lambda: convert(sparse(), X),
         Unsupported,
         "expects a dense tensor for table, got a sparse_coo",

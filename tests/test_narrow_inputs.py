@@ -29,6 +29,10 @@ TAKEN = {  # one input
     "chosen": lambda x: torch.where(x > 5, x, 0),
     "max": lambda x: x.amax(-1),
     "bits of few": lambda x: (x >> 2) & 15 | 3,
+    "whole quotient": lambda x: x // 7,
+    "quotient towards zero": lambda x: torch.div(x, 7, rounding_mode="trunc"),
+    "remainder": lambda x: x % 7 * 0.5,
+    "remainder towards zero": lambda x: torch.fmod(x, 7),
 }
 REFUSED = {
     "add": lambda x: x + x,
@@ -37,6 +41,7 @@ REFUSED = {
     "cast too late": lambda x: (x * x).float(),
     "bits": lambda x: ~x,
     "bits beyond": lambda x: x & 70000,
+    "quotient by what it cannot be": lambda x: x // 70000,
     "shifted up": lambda x: x << 2,
     "product": lambda x: x @ x.T,
     "compared with what it cannot be": lambda x: x > 70000,
@@ -98,6 +103,16 @@ def test_refused(name, dtype):
         torch2needle.convert(model, (x,))
 
 
+def test_quotients_of_the_least_number_wrap_around():
+    x, y = torch.tensor([-128, 7], dtype=torch.int8), torch.tensor([-1, 2], dtype=torch.int8)
+    for model, inputs in ((OfOne(lambda x: x // -1), (x,)), (OfTwo(lambda x, y: x // y), (x, y))):
+        with pytest.raises(TypeError, match="as int32 or wider"):
+            torch2needle.convert(model)(*inputs)
+    net = torch2needle.convert(OfTwo(lambda x, y: x // y))
+    x, y = torch.tensor([200, 7], dtype=torch.uint8), torch.tensor([3, 2], dtype=torch.uint8)
+    np.testing.assert_array_equal(net(x, y).numpy(), (x // y).numpy())
+
+
 def test_an_index_is_a_mask_in_torch():
     net = torch2needle.convert(OfTwo(lambda x, y: x[y]))
     with pytest.raises(TypeError, match="expects y as int32 or wider"):
@@ -141,7 +156,8 @@ def test_writes_keep_the_dtype(name):
 
 
 def test_the_names_are_those_of_ops_and_layers():
-    groups = ("COMPARES", "FLOATS_OF_ALL", "WHOLES_OF_ALL", "SHAPES", "PICKS", "MOVES", "CHOOSES", "ARITHMETIC")
+    groups = ("COMPARES", "FLOATS_OF_ALL", "WHOLES_OF_ALL", "SHAPES", "PICKS", "MOVES", "CHOOSES", "QUOTIENTS")
+    groups += ("ARITHMETIC",)
     assert not {n for g in groups for n in getattr(narrow, g)} - OPS.keys() - vars(ndl.nn).keys()
 
 

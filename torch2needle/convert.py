@@ -34,6 +34,7 @@ from .capture.refusals import refuse_unseen
 from .capture.script import in_python
 from .capture.settled import hint_of_writes, settled
 from .capture.sizes import allow_one, larger, smallest
+from .capture.sparse import made_dense
 from .capture.structure import known_records
 from .capture.tracing import Captured, capture
 from .report import ConversionError, Report, Row, progress, reason_of
@@ -69,11 +70,12 @@ def run(
 
     Torch runs calls, where `fallback` allows it, in models alone that no capture converts whole.
     """
-    with LOCK, same_chance(), known_records(example), in_python(model, example) as model:
+    with LOCK, same_chance(), known_records(example), in_python(model, example) as model, made_dense(model) as notes:
         if fallback == "torch":
             net, report = with_torch(model, example, share, dynamic, budget)
         else:
             net, report = first_whole(model, example, share, dynamic, budget, LoggingInterpreter)
+    report.notes += notes
     _core.release_unused_memory()  # captures were run, in float64, too
     return net, report
 

@@ -151,4 +151,7 @@ def load_into(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
             raise ValueError(f"[to_torch] {tied} and {k} are one tensor in the model, the net has two that differ.")
     with torch.no_grad():
         for k, t in own.items():
-            t.copy_(state[k])
+            if t.layout == torch.strided:
+                t.copy_(state[k])
+            elif not torch.equal(t.to_dense(), state[k].to(t.dtype)):  # conversion made it dense
+                raise ValueError(f"[to_torch] {k} expects the numbers of the sparse tensor that it was, got others.")

@@ -45,6 +45,7 @@ MOVES = words(  # elements of the inputs, of the dtype that those have together
 )
 CHOOSES = words("Bitwise Where Clamp EWiseMaximum EWiseMinimum AtLeast AtMost")  # as MOVES, or numbers of the op
 ARITHMETIC = words("EWiseAdd AddScalar EWiseMul MulScalar EWisePow PowerScalar")  # a float makes the result one
+QUOTIENTS = words("WholeQuotient Remainder")  # of the numbers' own size, but for that of the least by -1
 RING = words("EWiseAdd AddScalar EWiseMul MulScalar Negate Opposite BitwiseNot Shift")  # right but for the upper bits
 
 
@@ -77,6 +78,9 @@ def result(part: Any, kinds: Sequence[str], values: Sequence[float]) -> tuple[st
     if name in MOVES:
         return joint, nothing
     if name in CHOOSES and WHOLE not in kinds:
+        return joint, [values] * len(kinds)
+    safe = joint in NARROW and (not NARROW[joint].min or (len(kinds) == 1 and -1 not in values))
+    if name in QUOTIENTS and set(kinds) == {joint} and safe:
         return joint, [values] * len(kinds)
     if name in SHAPES:
         return first, nothing

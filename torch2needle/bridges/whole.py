@@ -18,8 +18,9 @@ from needle.serialize import DTYPES
 from ..capture.behaviour import flat
 from ..capture.calls import call_of, fresh
 from ..capture.cells import Cell
-from ..capture.guard import same_chance, untouched
+from ..capture.guard import same_chance
 from ..capture.interpret import plain
+from ..capture.state import untouched
 from ..capture.structure import classed, plain_result
 from ..capture.tracing import Captured
 from ..report import Row

@@ -34,8 +34,8 @@ from .guard import (
     patched,
     plain_conditions,
     same_chance,
-    untouched,
 )
+from .state import untouched
 
 NAMES = ("__bool__", "__int__", "__float__", "__index__", "__iter__", "item", "tolist", "numpy")
 WHOLE = (torch.int32, torch.int64)  # whose rows may be as many as values tell

@@ -27,9 +27,9 @@ from .guard import (
     plain_conditions,
     python_chance,
     same_chance,
-    untouched,
 )
 from .packing import run as run_rows
+from .state import untouched
 from .structure import is_record_class, plain_result
 from .tracing import Captured, TrainingFlag, writes_parameter
 
@@ -47,6 +47,7 @@ class Behaviour:
     changing: bool = False  # attributes of the model
     casting: bool = False  # by autocast
     asking: bool = False  # whether it is compiled
+    unregistered: bool = False  # parameters that are none of the model's, as of layers in a plain list
     written: frozenset[str] = frozenset()  # of the model's tensors, also where that leaves them as they were
 
 
@@ -88,7 +89,8 @@ def behaviour(function: Callable, model: nn.Module, calls: list[Call], training:
                 ):
                     result = flat(plain_result(function(*args, **kwargs)))
                 if not i:
-                    made.reached = [reached(t) for t in result]
+                    found, own = [reached(t) for t in result], frozenset(id(p) for p in model.parameters())
+                    made.reached, made.unregistered = [f & own for f in found], any(f - own for f in found)
                 made.results.append([t.detach().clone() if isinstance(t, torch.Tensor) else t for t in result])
                 del result  # and what its graph keeps
         finally:

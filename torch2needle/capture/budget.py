@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,13 +62,11 @@ class Budget:
         # C++ asks for formulas and fake tensors where an exception would end the process; the forward's next call raises it.
         calls = counted(_NonStrictTorchFunctionHandler.__torch_function__, stop)
         formulas = counted(ShapeEnv.simplify, as_it_is)
+        watched = [(_NonStrictTorchFunctionHandler, "__torch_function__", calls), (ShapeEnv, "simplify", formulas)]
+        if self.left == math.inf:  # torch.cond cannot follow what counts
+            watched = []
         try:
-            with (
-                progress(text) as bar,
-                patched(
-                    [(_NonStrictTorchFunctionHandler, "__torch_function__", calls), (ShapeEnv, "simplify", formulas)]
-                ),
-            ):
+            with progress(text) as bar, patched(watched):
                 check()
                 yield
                 check()  # the forward may have caught it

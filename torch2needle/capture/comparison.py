@@ -38,6 +38,8 @@ from .tracing import Captured
 
 HALVES = (torch.float16, torch.bfloat16)
 
+UNREGISTERED = "parameters that model.parameters() does not have, as of layers in a plain list, are constants"
+
 
 class BadExample(Unsupported):
     """The model refuses the example that was given."""
@@ -114,6 +116,8 @@ class Judge:
                 else f"{names} the derivatives of what they compute, not theirs: no parameter takes any"
             )
             captured.notes += [note] if note not in captured.notes else []
+        if theirs.unregistered and UNREGISTERED not in captured.notes:
+            captured.notes.append(UNREGISTERED)
         # What a model keeps between its calls in evaluation may have no gradients; they count in training.
         text = lost_gradients(ours, theirs, captured.chooses)
         return "" if text and trains_alike(run, self.model, self.call, captured.chooses) else text

@@ -25,12 +25,14 @@ from .calls import Call, call_of, named_axes, resized, tensors
 from .conditions import MOST, Limits, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
 from .counts import for_some, some_rows
 from .functional import Gradients, below_autograd, data_as_calls, transforms_as_calls, without_questions
-from .guard import free_len, inference_without_gradients, patched, quiet, untouched
+from .guard import free_len, inference_without_gradients, patched, quiet
 from .packing import Packing
 from .program import capture_program
 from .slopes import Slope, gradients_as_slopes
+from .state import untouched
 from .steps import PLAIN, layers_as_calls
 from .structure import plain_result
+from .surroundings import uncached
 from .tracing import Captured, capture_error
 
 Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
@@ -310,6 +312,7 @@ def export_once(
         warnings.catch_warnings(),
         outputs,
         free_len(model),
+        uncached(model),
         quiet(),
         stand_ins,
         transforms_as_calls(),

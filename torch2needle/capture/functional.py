@@ -149,7 +149,7 @@ def data_as_calls() -> AbstractContextManager:
 
 def without_questions() -> AbstractContextManager:
     """Calls that ask for values, which torch.export does not know, become others that do not."""
-    return patched([*of_covariances(), *of_combinations(), *of_clusters(), *of_moves()])
+    return patched([*of_covariances(), *of_combinations(), *of_clusters(), *of_moves(), *of_shapes()])
 
 
 def of_moves() -> list[tuple]:
@@ -210,6 +210,41 @@ def of_combinations() -> list[tuple]:
         return input[torch.tensor(list(chosen(range(len(input)), r)), dtype=torch.int64).reshape(-1, r)]
 
     return [(vars(torch), "combinations", combinations)]
+
+
+def of_shapes() -> list[tuple]:
+    """Calls whose parts in torch have sizes of the example become others that leave them free."""
+    thread = threading.get_ident()
+
+    def fill_diagonal_(self: torch.Tensor, fill_value: Any, wrap: bool = False) -> Any:
+        if self.ndim != 2 or wrap:
+            return NotImplemented
+        self.diagonal().fill_(fill_value)
+        return self
+
+    def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> Any:
+        if dim is None or input.ndim != indices.ndim:
+            return NotImplemented
+        apart = dim % input.ndim
+        same = all(a == b for i, (a, b) in enumerate(zip(input.shape, indices.shape, strict=True)) if i != apart)
+        return input.gather(dim, indices) if same else NotImplemented
+
+    def kron(input: torch.Tensor, other: torch.Tensor) -> Any:
+        if input.ndim != other.ndim:
+            return NotImplemented
+        places = range(input.ndim)
+        a, b = input[tuple(v for _ in places for v in (slice(None), None))], other[(None, slice(None)) * other.ndim]
+        return (a * b).reshape([input.shape[i] * other.shape[i] for i in places])
+
+    def instead(before: Callable, own: Callable) -> Callable:
+        def call(*args: Any, **how: Any) -> Any:
+            made = own(*args, **how) if threading.get_ident() == thread and "out" not in how else NotImplemented
+            return before(*args, **how) if made is NotImplemented else made
+
+        return call
+
+    places = [(torch.Tensor, fill_diagonal_), *((o, f) for o in (torch, torch.Tensor) for f in (take_along_dim, kron))]
+    return [(vars(torch) if o is torch else o, f.__name__, instead(getattr(o, f.__name__), f)) for o, f in places]
 
 
 def of_clusters() -> list[tuple]:

@@ -1,4 +1,4 @@
-"""What capture must leave as it is: the user's model, torch's names, random generators, other threads."""
+"""What capture must leave as it is: tensors, torch's names, random generators, other threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import random
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +25,6 @@ from needle.backend_ndarray.forks import CAPTURES, fork_lock
 LOCK = fork_lock(CAPTURES, threading.RLock)
 FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "tensor", "scalar_tensor")
 TYPED = type(torch.FloatTensor)  # the class of the types that name a dtype and a device
-DEPTH = 4  # of containers and objects in a module's attributes
 
 # -- state ---------------------------------------------------------------------------------------------------------------
 
@@ -106,96 +104,6 @@ def same_chance() -> Iterator[None]:
         random.setstate(saved[2])
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
-
-
-class State:
-    """The Python side of a model: attributes, what containers and objects in them hold, and tensors that are no buffers."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.objects: list[tuple[Any, dict]] = []
-        self.containers: list[tuple[Any, Any]] = []
-        self.tensors: list[tuple[torch.Tensor, tuple, torch.Tensor]] = []  # with their strides and offset, and a copy
-        self.memory = [
-            (t, t.detach()) for t in (*model.parameters(), *model.buffers())
-        ]  # which `t.data = ...` replaces
-        self.seen: set[int] = set()
-        for m in model.modules():
-            self.seen.add(id(m))
-            self.objects.append((m, dict(vars(m))))
-        for m in model.modules():
-            for v in vars(m).values():
-                self.visit(v, DEPTH)
-
-    def visit(self, value: Any, depth: int) -> None:
-        if id(value) in self.seen or depth == 0 or isinstance(value, str | int | float | type | nn.Parameter | None):
-            return
-        self.seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            if has_storage(value) and value.device.type != "meta":
-                self.tensors.append((value, geometry(value), value.detach().clone()))
-        elif isinstance(value, dict | list | set | deque | tuple):
-            if not isinstance(value, tuple):
-                with contextlib.suppress(Exception):  # kinds that cannot be copied are let be
-                    self.containers.append((value, value.copy()))
-            for v in list(value.values() if isinstance(value, dict) else value):
-                self.visit(v, depth - 1)
-        elif isinstance(getattr(value, "__dict__", None), dict) and not callable(value):
-            self.objects.append((value, dict(vars(value))))
-            for v in vars(value).copy().values():
-                self.visit(v, depth - 1)
-
-    def changed(self) -> bool:
-        """Whether an attribute or container has other contents; what torch.fx hangs on the root is not counted."""
-        for owner, before in self.objects:
-            now = {k: v for k, v in vars(owner).items() if not k.startswith("_tensor_constant")}
-            if now.keys() != before.keys() or any(now[k] is not v for k, v in before.items() if k != "training"):
-                return True
-        return any(differs(now, before) for now, before in self.containers)
-
-    def restore(self) -> None:
-        for owner, attributes in self.objects:
-            vars(owner).clear()
-            vars(owner).update(attributes)
-        for container, content in self.containers:
-            if differs(container, content):
-                container.clear()
-                (container.extend if isinstance(container, list | deque) else container.update)(content)
-        for t, own in self.memory:
-            if has_storage(t) and t.untyped_storage()._cdata != own.untyped_storage()._cdata:
-                t.data = own
-        for t, place, before in self.tensors:
-            if geometry(t) != place:  # as `t_` leaves it
-                t.data = t.data.as_strided(*place)
-            if not same_bytes(t, before):
-                t.data.copy_(before)
-
-
-def geometry(t: torch.Tensor) -> tuple[Any, ...]:
-    """Shape, strides and offset."""
-    return t.shape, t.stride(), t.storage_offset()
-
-
-def differs(now: Any, before: Any) -> bool:
-    """Other objects, not only other values: comparing tensors would give no truth."""
-    if isinstance(now, dict):
-        return list(now) != list(before) or any(now[k] is not v for k, v in before.items())
-    if isinstance(now, set):
-        return now != before
-    return len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
-
-
-def same_bytes(t: torch.Tensor, before: torch.Tensor) -> bool:
-    return t.shape == before.shape and bool(((t == before) | ((t != t) & (before != before))).all())
-
-
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[State]:
-    """Put back what tracing, mode switches and the forward change in the model."""
-    state = State(model)
-    try:
-        yield state
-    finally:
-        state.restore()
 
 
 # -- names -----------------------------------------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ def refuse_tensor(name: str, t: torch.Tensor) -> None:
         raise Unsupported(f"[convert] expects a plain tensor for {name}, got one inside torch.vmap or torch.func.")
     if t.is_nested or t.layout != torch.strided:
         layout = "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
-        raise Unsupported(f"[convert] expects a dense tensor for {name}, got a {layout} one.")
+        remedy = "" if t.is_nested else "; its to_dense() converts"
+        raise Unsupported(f"[convert] expects a dense tensor for {name}, got a {layout} one{remedy}.")
     if t.device.type == "meta":
         raise Unsupported(f"[convert] expects values for {name}, got a tensor on the meta device.")
     if t.dtype is torch.complex32:

@@ -9,7 +9,8 @@ from torch import nn
 
 from .calls import Call, fresh
 from .differences import difference
-from .guard import Writes, same_chance, untouched
+from .guard import Writes, same_chance
+from .state import untouched
 from .tracing import Captured, node_location, tensor_of, writes_parameter, written
 
 

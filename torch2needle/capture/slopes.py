@@ -21,7 +21,8 @@ from ..rules.aten import STRAIGHT_THROUGH
 from .calls import Call
 from .differences import difference
 from .functional import traced
-from .guard import Writes, function_applied_by, plain_conditions, same_chance, untouched
+from .guard import Writes, function_applied_by, plain_conditions, same_chance
+from .state import untouched
 
 COTANGENTS = (1.0, 1e-3, 1e3)  # sizes of the gradients that come in: a function may clip them
 Slopes = list[torch.Tensor]

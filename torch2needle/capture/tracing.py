@@ -21,8 +21,10 @@ from needle.graph.structure import is_record, members
 from ..report import ConversionError, Report, Row, reason_of
 from ..rules.aten import stop_gradient
 from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is_inplace, is_more_than_its_class, method
-from .guard import Writes, accepting_proxies, data_set_by, own_gradients, python_chance, untouched
+from .guard import Writes, accepting_proxies, data_set_by, own_gradients, python_chance
 from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
+from .state import untouched
+from .surroundings import uncached
 
 ASSERTS = {torch._assert}
 
@@ -235,7 +237,7 @@ def symbolic(model: nn.Module, fixed: dict[str, Any]) -> fx.Graph:
         if tracer.tracing():
             tracer.refuse("another memory for a tensor (.data = ...)")
 
-    with accepting_proxies(model, tracer), own_gradients(refuse), data_set_by(refuse_data):
+    with accepting_proxies(model, tracer), uncached(model), own_gradients(refuse), data_set_by(refuse_data):
         graph = tracer.trace(model, concrete_args=fixed or None)
     if tracer.refused:  # the forward caught it and went on
         raise fx.proxy.TraceError(f"the forward asks for {tracer.refused[0]}")

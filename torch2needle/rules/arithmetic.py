@@ -271,7 +271,7 @@ functions(
         (torch.inner, T.inner): ops.inner,
     },
 )
-functions("input, mat2", {(torch.mm, torch.bmm, T.mm, T.bmm): product})
+functions("input, mat2", {(torch.mm, torch.bmm, T.mm, T.bmm, torch.sparse.mm): product})  # of dense ones, in either
 functions("input, vec", {(torch.mv, T.mv): product})
 functions("input, tensor", {(torch.dot, T.dot): ops.matmul})
 functions(
