@@ -46,6 +46,7 @@ NEEDLE_INLINE V operator*(V a, V b) { return a.v * b.v; }
 NEEDLE_INLINE V operator/(V a, V b) { return a.v / b.v; }
 NEEDLE_INLINE V operator-(V a) { return (decltype(a.v))((Ints)a.v ^ INT32_MIN); }  // not -a.v: GCC moves that about
 NEEDLE_INLINE V abs(V a) { return (decltype(a.v))((Ints)a.v & 0x7fffffff); }
+NEEDLE_INLINE V copysign(V a, V b) { return (decltype(a.v))(((Ints)a.v & 0x7fffffff) | ((Ints)b.v & INT32_MIN)); }
 NEEDLE_INLINE V split(V x, V& m) {
   // Subtracting the bits of sqrt(1/2) puts the exponent step at sqrt(2) instead of 2.
   // Unsigned, because the bits of a negative x are below what a signed difference can hold.

@@ -114,31 +114,15 @@ NEEDLE_MAP_INLINE T each_lane(T x, T y, const F& f) {
   NEEDLE_MAP_INLINE T name(T x) {                                        \
     return each_lane(x, x, [](float a, float) { return ::name##f(a); }); \
   }
-NEEDLE_LANES(sin)
-NEEDLE_LANES(cos)
 NEEDLE_LANES(tan)
-NEEDLE_LANES(asin)
-NEEDLE_LANES(acos)
-NEEDLE_LANES(atan)
-NEEDLE_LANES(sinh)
-NEEDLE_LANES(cosh)
 NEEDLE_LANES(asinh)
 NEEDLE_LANES(acosh)
-NEEDLE_LANES(atanh)
 NEEDLE_LANES(erfc)
-NEEDLE_LANES(exp2)
-NEEDLE_LANES(log2)
-NEEDLE_LANES(log10)
 #undef NEEDLE_LANES
 template <class T>
 NEEDLE_MAP_INLINE T pow(T x, T y) {
   return each_lane(x, y, [](float a, float b) { return ::powf(a, b); });
 }
-template <class T>
-NEEDLE_MAP_INLINE T atan2(T x, T y) {
-  return each_lane(x, y, [](float a, float b) { return ::atan2f(a, b); });
-}
-
 // sqrt(x^2 + y^2) without overflow; an infinity counts more than a NaN beside it.
 template <class T>
 NEEDLE_MAP_INLINE T hypot(T x, T y) {
@@ -215,16 +199,16 @@ NEEDLE_MAP_INLINE int64_t pow(int64_t a, int64_t b) { return Power::apply(a, b);
   NEEDLE_MAP_INLINE float name(float a, float b) { return F::apply(a, b); }       \
   NEEDLE_MAP_INLINE double name(double a, double b) { return F::apply(a, b); }    \
   NEEDLE_MAP_INLINE int32_t name(int32_t a, int32_t b) { return F::apply(a, b); } \
-  NEEDLE_MAP_INLINE int64_t name(int64_t a, int64_t b) { return F::apply(a, b); } \
-  template <class T>                                                              \
-  NEEDLE_MAP_INLINE T name(T x, T y) {                                            \
-    return each_lane(x, y, [](float a, float b) { return F::apply(a, b); });      \
-  }
+  NEEDLE_MAP_INLINE int64_t name(int64_t a, int64_t b) { return F::apply(a, b); }
 NEEDLE_WHOLE(Fmod, c_remainder)
 NEEDLE_WHOLE(Remainder, remainder)
 NEEDLE_WHOLE(TruncDivide, trunc_divide)
 NEEDLE_WHOLE(FloorDivide, floor_divide)
 #undef NEEDLE_WHOLE
+template <class T>
+NEEDLE_MAP_INLINE T trunc_divide(T x, T y) {
+  return each_lane(x, y, [](float a, float b) { return TruncDivide::apply(a, b); });
+}
 
 #define NEEDLE_BITS(name, sign)        \
   template <class T>                   \
@@ -236,82 +220,11 @@ NEEDLE_BITS(bits_or, |)
 NEEDLE_BITS(bits_xor, ^)
 #undef NEEDLE_BITS
 
-// first x^n + ... + last, n being the number of `rest`.
-template <class T, class... C>
-NEEDLE_MAP_INLINE T polynomial(T x, float first, C... rest) {
-  T s = T(first);
-  ((s = fma(x, s, T(rest))), ...);
-  return s;
-}
+}  // namespace needle::NEEDLE_ISA
 
-// x = n ln 2 + r and e^r - 1 for |r| <= ln 2 / 2; polynomial of Cephes expf.
-template <class T>
-NEEDLE_MAP_INLINE T exp_parts(T x, T& n) {
-  n = round(x * T(1.44269504f));
-  T r = fnma(n, T(-2.12194440e-4f), fnma(n, T(0.693359375f), x));
-  T s = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                   5.0000001201e-1f);
-  return fma(r * r, s, r);
-}
-template <class T>
-NEEDLE_MAP_INLINE T exp(T x) {
-  T n, m = exp_parts(min(T(89.f), max(T(-104.f), x)), n);
-  return ldexp(m + T(1.f), n);
-}
-// For x <= 0.
-template <class T>
-NEEDLE_MAP_INLINE T expm1(T x) {
-  T n, m = exp_parts(max(T(-104.f), x), n), power = ldexp(T(1.f), n);
-  return fma(power, m, power - T(1.f));
-}
+#include "math/functions.h"
 
-// x = m 2^e, m in [sqrt(1/2), sqrt(2)); polynomial of Cephes logf in m - 1.
-template <class T>
-NEEDLE_MAP_INLINE T log(T x) {
-  auto subnormal = lt(x, T(1.17549435e-38f));
-  T m, e = split(select(subnormal, x * T(8388608.f), x), m);
-  e = select(subnormal, e - T(23.f), e);
-  T f = m - T(1.f), z = f * f;
-  T s = polynomial(f, 7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
-                   -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f);
-  T y = fma(e, T(-2.12194440e-4f), f * z * s);
-  y = fma(e, T(0.693359375f), f + fnma(z, T(0.5f), y));
-  y = select(lt(x, T(HUGE_VALF)), y, x);
-  return select(lt(T(0.f), x), y, select(eq(x, T(0.f)), T(-HUGE_VALF), T(NAN)));
-}
-
-// For x in [0, 1]: 2 atanh(x / (2 + x)).
-template <class T>
-NEEDLE_MAP_INLINE T log1p(T x) {
-  T s = x / (T(2.f) + x), z = s * s;
-  T q = polynomial(z, 2.80067533e-1f, 2.80030280e-1f, 4.00214374e-1f, 6.66664183e-1f);
-  return fma(s * z, q, s + s);
-}
-
-template <class T>
-NEEDLE_MAP_INLINE T tanh(T x) {
-  T a = abs(x), z = x * x;
-  T s = polynomial(z, -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f);
-  T near = select(eq(z, T(0.f)), x, fma(x * z, s, x));  // the sum alone would make 0 of -0
-  T far = T(1.f) - T(2.f) / (exp(a + a) + T(1.f));
-  return select(lt(a, T(0.625f)), near, select(lt(x, T(0.f)), -far, far));
-}
-
-// Polynomials of N. Juffa (erff within 1 ulp): in x^2 up to 0.92, above 1 - exp(polynomial in |x|).
-template <class T>
-NEEDLE_MAP_INLINE T erf(T x) {
-  T t = min(T(4.f), abs(x)), z = x * x, z4 = t * t;
-  T n =
-      polynomial(z, -5.96761703e-4f, 4.99119423e-3f, -2.67681349e-2f, 1.12819925e-1f, -3.76125336e-1f, 1.28379166e-1f);
-  n = fma(x, n, x);
-  T s = fma(t, T(-1.72853470e-5f), T(3.83197126e-4f));
-  s = fma(s, z4, fma(t, T(-3.88396438e-3f), T(2.42546219e-2f)));
-  s = fma(t, s, T(-1.06777877e-1f));
-  s = fma(t, s, T(-6.34846687e-1f));
-  s = fma(t, s, T(-1.28717512e-1f));
-  T far = T(1.f) - exp(fma(t, s, -t));
-  return select(lt(t, T(0.921875f)), n, select(lt(x, T(0.f)), -far, far));
-}
+namespace needle::NEEDLE_ISA {
 
 template <class T>
 NEEDLE_MAP_INLINE T sigmoid(T x) {
@@ -329,9 +242,7 @@ NEEDLE_MAP_INLINE T elu(T x, T alpha) {
 template <class T>
 NEEDLE_MAP_INLINE T gaussian(T a) {
   T s = a * T(-0.72134752f), n = round(s * a), r = fma(s, a, -n);
-  return ldexp(polynomial(r, 1.53264831e-4f, 1.33908098e-3f, 9.61850584e-3f, 5.55035993e-2f, 2.40226477e-1f,
-                          6.93147182e-1f, 1.f),
-               n);
+  return ldexp(exp2_small(r), n);
 }
 // The normal distribution below x, and e = exp(-x^2 / 2). Its tail is e times a quotient fitted to erfcx up to 6 (6e-8
 // of it; up to 15, where it ends, 5e-5), so that no digits are lost where 1 + erf(x) cancels.
