@@ -1,5 +1,5 @@
 // Functions of vectors (and the exponentials of single numbers on devices) that C libraries have for single numbers:
-// within 2 units in the last place. Arguments that they do not serve go through the C library lane by lane. Part of
+// within 2.4 units in the last place. Arguments that they do not serve go through the C library lane by lane. Part of
 // "math/maps.h".
 #pragma once
 
