@@ -1,4 +1,6 @@
-"""Ops that move, sort and sample beside torch's: `python profiling/movement.py [--json FILE] [--threads N] [--rows NAME ...]`.
+"""Ops that move, sort and sample, functions of numbers and sums along axes beside torch's.
+
+`python profiling/movement.py [--json FILE] [--threads N] [--families NAME ...] [--rows NAME ...]`
 
 A torch function is converted and compiled; the steps of its plan and torch's eager call are timed in turns, on the same
 values. The ratio is torch's time over the plan's: over 1, needle is faster. What has no plan (its size depends on values) is
@@ -205,7 +207,84 @@ def images() -> Iterator[Row]:
             )
 
 
-FAMILIES = {"tables": tables, "grids": grids, "numbers": rows_of_numbers, "images": images}
+# Rows and columns, short and long; images; an image alone; matrices in a batch.
+SHAPES = [(20_000, 8), (8, 20_000), (3136, 32), (100_000, 2), (300, 300), (64, 3, 1000), (1000, 8, 16)]
+SHAPES += [(1, 64, 56, 56), (16, 12, 64, 64), (7, 11, 13, 17, 5)]
+AXES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum last": lambda x: x.sum(-1),
+    "sum first": lambda x: x.sum(0),
+    "sum second": lambda x: x.sum(1),
+    "mean but second": lambda x: x.mean([d for d in range(x.ndim) if d != 1]),
+    "max last": lambda x: x.amax(-1),
+    "max second": lambda x: x.amax(1),
+    "argmax second": lambda x: x.argmax(1),
+    "var last": lambda x: x.var(-1),
+    "norm last": lambda x: x.norm(dim=-1),
+    "normalize second": lambda x: F.normalize(x, dim=1),
+    "prod last": lambda x: x.prod(-1),
+    "any last": lambda x: (x > 3).any(-1),
+    "softmax last": lambda x: x.softmax(-1),
+    "softmax second": lambda x: x.softmax(1),
+    "log_softmax first": lambda x: x.log_softmax(0),
+    "logsumexp second": lambda x: x.logsumexp(1),
+    "centred rows": lambda x: x - x.mean(-1, keepdim=True),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "dots of rows": lambda x: torch.einsum("...i,...i->...", x, x),
+    "transposed": lambda x: (x.transpose(0, 1) + 1) * 2,
+    "with its mirror": lambda x: x.flip(-1) + x,
+    "differences": lambda x: x.diff(dim=-1),
+    "every other": lambda x: x[..., : x.shape[-1] // 2 * 2 : 2] * x[..., 1::2],
+    "windows": lambda x: x.unfold(-1, 2, 1).sum(-1),
+    "reversed rows": lambda x: x[torch.arange(x.shape[0] - 1, -1, -1)],
+}
+UNARY = "sin cos tan asin acos atan sinh cosh tanh asinh atanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sigmoid"
+UNARY += " erf erfc erfinv lgamma digamma floor ceil round frac sign reciprocal square nan_to_num i0 sinc logit"
+ACTIVATIONS = (
+    "relu gelu silu mish elu selu softplus softsign hardswish hardsigmoid leaky_relu logsigmoid hardshrink softshrink"
+)
+OF_TWO: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "power 2.5": lambda x: x**2.5,
+    "power": lambda x: x**x,
+    "atan2": lambda x: torch.atan2(x, 1 - x),
+    "fmod": lambda x: torch.fmod(x, 0.07),
+    "remainder": lambda x: x % 0.07,
+    "floor_divide": lambda x: x // 0.07,
+    "hypot": lambda x: torch.hypot(x, 1 - x),
+    "xlogy": lambda x: torch.xlogy(x, x),
+    "logaddexp": lambda x: torch.logaddexp(x, 1 - x),
+    "where": lambda x: torch.where(x > 0.5, x, x * 2),
+    "lerp": lambda x: torch.lerp(x, 1 - x, 0.3),
+    "clamp": lambda x: x.clamp(0.1, 0.7),
+    "divide": lambda x: x / (x + 1),
+}
+
+
+def axes() -> Iterator[Row]:
+    """Sums, norms and slices of shapes of all kinds."""
+    for shape in SHAPES:
+        for name, call in AXES.items():
+            yield Row(name, " x ".join(map(str, shape)), call, (torch.randn(shape),))
+
+
+def functions() -> Iterator[Row]:
+    """Maps of numbers between 0 and 1."""
+    x = torch.rand(100_000) * 0.9 + 0.05
+    for name in UNARY.split():
+        yield Row(name, "100000", getattr(torch, name, None) or getattr(torch.special, name), (x,))
+    for name in ACTIVATIONS.split():
+        yield Row(name, "100000", getattr(F, name), (x,))
+    for name, call in OF_TWO.items():
+        yield Row(name, "100000", call, (x,))
+
+
+FAMILIES = {
+    "tables": tables,
+    "grids": grids,
+    "numbers": rows_of_numbers,
+    "images": images,
+    "axes": axes,
+    "functions": functions,
+}
 
 
 def timed(call: Callable[[], Any], times: int) -> float:
