@@ -9,7 +9,7 @@ from needle.graph import Graph, Node
 from needle.op import Op, Spec
 from needle.ops.common import Elementwise, Layer
 from needle.ops.fused.layer import FusedLayer
-from needle.ops.math.activation import ACTIVATIONS
+from needle.ops.math.activation import activation_op
 from needle.ops.math.elementwise import EWiseAdd
 from needle.ops.nn.image_parts import VolumeNorm
 from needle.ops.nn.layer_norm import GroupNorm
@@ -133,5 +133,4 @@ def mapped(new: Graph, node: Node, op: Any, inputs: list[Node]) -> Node:
         made = add(new, EWiseAdd(), [made, inputs[5]], node)
     if op.activation == "none":
         return made
-    cls: Any = ACTIVATIONS[op.activation]
-    return add(new, cls(op.alpha) if cls.has_alpha else cls(), [made], node)
+    return add(new, activation_op(op.activation, op.alpha), [made], node)

@@ -14,7 +14,7 @@ from needle.backend_ndarray.kernels import call_map
 from needle.ops.common import Layer
 from needle.ops.fused.folded import FoldedBias, FoldedWeight
 from needle.ops.linalg.basic import Linear
-from needle.ops.math.activation import ACTIVATIONS, ActivationGrad, apply_activation
+from needle.ops.math.activation import ACTIVATIONS, ActivationGrad, activation_op, apply_activation
 from needle.ops.nn.conv import Conv2d, geometry
 from needle.ops.nn.norm import BatchNorm, Positive, batch_norm, count_batch
 
@@ -30,10 +30,7 @@ __all__ = [
 
 
 def act_reference(name: str, alpha: float, x: np.ndarray) -> np.ndarray:
-    if name == "none":
-        return x
-    cls: Any = ACTIVATIONS[name]
-    return (cls(alpha) if cls.has_alpha else cls()).reference(x)
+    return x if name == "none" else activation_op(name, alpha).reference(x)
 
 
 def add_and_activate(out: NDArray, residual: NDArray, activation: str, alpha: float) -> None:

@@ -12,7 +12,7 @@ from needle.backend_ndarray import NDArray
 from needle.backend_ndarray.kernels import call_map
 from needle.ops.families import samples_of
 from needle.ops.linalg.basic import Linear
-from needle.ops.math.activation import ACTIVATIONS, apply_activation
+from needle.ops.math.activation import ACTIVATIONS, activation_op, apply_activation
 
 
 def slices(whole: NDArray, weights: Sequence[NDArray]) -> list[NDArray]:
@@ -94,8 +94,7 @@ class GatedLinear(Op):
 
     def reference(self, *inputs: np.ndarray) -> Any:
         gate, up = self.linears.reference(*inputs)
-        cls: Any = ACTIVATIONS[self.activation]
-        return (cls(self.alpha) if cls.has_alpha else cls()).reference(gate) * up
+        return activation_op(self.activation, self.alpha).reference(gate) * up
 
     def decompose(self, *inputs: Tensor) -> Any:
         gate, up = self.linears.decompose(*inputs)

@@ -43,12 +43,15 @@ def activation_code(name: str) -> int:
     return CODES.index(name)
 
 
+def activation_op(name: str, alpha: float = 0.0) -> Activation:
+    """Activation `name` as an op; alpha counts where it has one."""
+    cls: Any = ACTIVATIONS[name]
+    return cls(alpha) if cls.has_alpha else cls()
+
+
 def apply_activation(name: str, x: Tensor, alpha: float = 0.0) -> Tensor:
     """Activation `name` of x as an op of its own."""
-    if name == "none":
-        return x
-    cls: Any = ACTIVATIONS[name]
-    return (cls(alpha) if cls.has_alpha else cls())(x)
+    return x if name == "none" else activation_op(name, alpha)(x)
 
 
 class Activation(Unary):

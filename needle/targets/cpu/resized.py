@@ -9,7 +9,7 @@ from needle.autograd import Spec
 from needle.graph import Graph, Node
 from needle.graph.steps import of_parameters
 from needle.ops.fused.layer import FusedLayer
-from needle.ops.math.activation import ACTIVATIONS
+from needle.ops.math.activation import activation_op
 from needle.ops.math.elementwise import EWiseAdd
 from needle.ops.nn.conv import Conv2d
 from needle.ops.nn.resize import Interpolate
@@ -86,10 +86,7 @@ def sum_of(new: Graph, node: Node, done: dict[Node, Node], parts: Any, small: li
     assert total is not None
     activation = op.activation if fused else "none"
     if not others:
-        if activation == "none":
-            return total
-        cls: Any = ACTIVATIONS[activation]
-        return add(new, cls(op.alpha) if cls.has_alpha else cls(), [total], node)
+        return total if activation == "none" else add(new, activation_op(activation, op.alpha), [total], node)
     x, own = (n[0] if len(n) == 1 else add(new, Concat(1), n, node) for n in (others, weights))
     layer = dataclasses.replace(op if fused else FusedLayer(Conv2d(), has_bias=bool(bias)), has_residual=True)
     return add(new, layer, [x, own, *bias, total], node)
