@@ -156,7 +156,9 @@ void reduce_as(const Args& c, bool mean) {
   const int64_t outputs = kept.inner() * kept.outer(), count = reduced.inner() * reduced.outer();
   if (outputs == 0) return;
   int64_t row = reduced.inner(), row_stride = reduced.stride[0][reduced.rank - 1];
-  bool columns = kept.stride[0][kept.rank - 1] == 1 && kept.inner() > 1 && (count == 1 || (count && row_stride != 1));
+  // Of windows, which share elements, outputs and rows are both without gaps.
+  const bool columns = kept.stride[0][kept.rank - 1] == 1 && kept.inner() > 1 && count > 0 &&
+                       (count == 1 || row_stride != 1 || kept.inner() > row);
   int64_t pieces = ceil_div(row, kRow), chunks = ceil_div(kept.inner(), kWide);
   Cut cut = columns ? Cut{kept.outer() * chunks, smaller(kWide, kept.inner()), count, 1}
                     : Cut{outputs, 1, reduced.outer() * pieces, 1};
@@ -178,16 +180,20 @@ void reduce_as(const Args& c, bool mean) {
       for (int64_t j = 0; j < n; j++) to[j * step] = value(acc[j]);
   };
   if constexpr (in_vectors<Op, T>)
-    if (!columns && row_stride == 1 && row == count && row > 0 && row <= kFewTerms && kept.rank == 1 && outputs > 4)
-      return parallel_each(c.exec, ceil_div(outputs, kColumns), kColumns * row, [&](int64_t t) {
-        const int64_t first = t * kColumns, n = smaller(kColumns, outputs - first);
+    if (!columns && row_stride == 1 && row == count && row > 0 && row <= kFewTerms && kept.inner() > 4) {
+      const int64_t stride = kept.stride[0][kept.rank - 1], step = kept.stride[1][kept.rank - 1];
+      const int64_t blocks = ceil_div(kept.inner(), kColumns);
+      return parallel_each(c.exec, kept.outer() * blocks, kColumns * row, [&](int64_t t) {
+        const auto o = Odometer<2>::start(kept, kept.rank - 1, t / blocks);
+        const int64_t first = t % blocks * kColumns, n = smaller(kColumns, kept.inner() - first);
         float result[kColumns];
-        reduce_short_rows<Op>(result, x + first * kept.stride[0][0], kept.stride[0][0], row, n);
+        reduce_short_rows<Op>(result, x + o.at[0] + first * stride, stride, row, n);
         A acc[kColumns];
         for (int64_t j = 0; j < kColumns; j++)
           acc[j] = Op::combine(from_double<A>(Op::limit), static_cast<A>(result[j]));
-        finish(first * kept.stride[1][0], acc, n);
+        finish(o.at[1] + first * step, acc, n);
       });
+    }
   // Rows are often short: what leads to the next one would take longer than the row.
   if (!columns && cut.parts == 1 && cut.units == 1 && kept.rank == 1)
     return parallel_each(c.exec, outputs, count, [&](int64_t i) {

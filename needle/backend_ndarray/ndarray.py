@@ -230,7 +230,8 @@ class NDArray:
 
     # -- views -------------------------------------------------------------------------------------------------------
 
-    def _view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> NDArray:
+    def strided(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> NDArray:
+        """Elements of the same memory, by strides and an offset (None: this array's) in elements."""
         offset = self._offset if offset is None else offset
         return NDArray.make(shape, strides, self._device, self._handle, offset, self._dtype)
 
@@ -251,45 +252,45 @@ class NDArray:
     def reshape(self, shape: Sequence[int] | int) -> NDArray:
         """A view of a compact array; the result is compact."""
         shape = resolve_shape((shape,) if isinstance(shape, int) else shape, self._shape)
-        return self.compact()._view(shape, contiguous_strides(shape))
+        return self.compact().strided(shape, contiguous_strides(shape))
 
     def viewed(self, shape: Sequence[int]) -> NDArray:
         """`reshape` that copies only where no strides show the elements in that shape; the result may be strided."""
         shape = resolve_shape(shape, self._shape)
         strides = reshaped_strides(self._shape, self._strides, shape)
-        return self.reshape(shape) if strides is None else self._view(shape, strides)
+        return self.reshape(shape) if strides is None else self.strided(shape, strides)
 
     def split_last(self, parts: int) -> NDArray:
         """(..., parts * n) as a view (..., parts, n), of any strides."""
         *shape, size = self._shape
         *strides, step = self._strides
-        return self._view([*shape, parts, size // parts], [*strides, size // parts * step, step])
+        return self.strided([*shape, parts, size // parts], [*strides, size // parts * step, step])
 
     def permute(self, axes: Sequence[int]) -> NDArray:
         if not is_permutation(tuple(axes), len(self._shape)):
             raise ValueError(f"[permute] axes {tuple(axes)} are no permutation of the axes of shape {self._shape}.")
-        return self._view([self._shape[a] for a in axes], [self._strides[a] for a in axes])
+        return self.strided([self._shape[a] for a in axes], [self._strides[a] for a in axes])
 
     def broadcast_to(self, shape: Sequence[int]) -> NDArray:
         shape = tuple(shape)
-        return self._view(shape, broadcast_strides(self._shape, self._strides, shape))
+        return self.strided(shape, broadcast_strides(self._shape, self._strides, shape))
 
     def flip(self, axes: Sequence[int] | int) -> NDArray:
         axes = (axes,) if isinstance(axes, int) else axes
-        return self._view(self._shape, *flip_view(self._shape, self._strides, self._offset, axes))
+        return self.strided(self._shape, *flip_view(self._shape, self._strides, self._offset, axes))
 
     def narrow(self, axis: int, start: int, size: int) -> NDArray:
         """`size` elements from `start` on along an axis."""
         shape = list(self._shape)
         shape[axis] = size
-        return self._view(shape, self._strides, self._offset + start * self._strides[axis] if size else self._offset)
+        return self.strided(shape, self._strides, self._offset + start * self._strides[axis] if size else self._offset)
 
     def process_slice(self, s: slice, dim: int) -> slice:
         """`s` with its start, stop and step written out for an axis."""
         return slice(*bounds(s, self._shape[dim]))
 
     def __getitem__(self, index: Any) -> NDArray:
-        return self._view(*index_view(self._shape, self._strides, self._offset, index))
+        return self.strided(*index_view(self._shape, self._strides, self._offset, index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         target = self[index]

@@ -129,7 +129,7 @@ class LayerTarget(Target):
 
     def holds(self, op: Op, home: NDArray, ins: Sequence[NDArray], leaves: bool) -> bool:
         order = None if leaves or not isinstance(op, Elementwise) else order_of(home.shape, ins)
-        return home.is_compact() if order is None else order_of(home.shape, [home]) == order
+        return (home if order is None else home.permute(order)).is_compact()
 
     def prepared(self, graph: Graph) -> Graph:
         return on_images(maps_before_views(graph), self.lowering)

@@ -29,10 +29,10 @@ def as_rows(x: NDArray) -> NDArray:
     if x.ndim == 4 and x.device != cpu():
         (height, width), (down, right) = x.shape[2:], x.strides[2:]
         if 1 in (height, width) or down == width * right:
-            return x._view((*x.shape[:2], height * width), (*x.strides[:2], down if width == 1 else right))
+            return x.strided((*x.shape[:2], height * width), (*x.strides[:2], down if width == 1 else right))
     n, channels, *sizes = x.shape
     size = math.prod(sizes)
-    return x.compact()._view((n, channels, size), (channels * size, size, 1))
+    return x.compact().strided((n, channels, size), (channels * size, size, 1))
 
 
 def dense(*vectors: NDArray) -> list[NDArray]:

@@ -68,6 +68,7 @@ class SlidingWindows(Op):
     axis: int
     size: int
     step: int
+    is_view = True
 
     def infer(self, x: Any) -> Any:
         axis = check_axis(self.label, self.axis, x.shape)
@@ -78,12 +79,20 @@ class SlidingWindows(Op):
         count = (x.shape[axis] - self.size) // self.step + 1
         return Spec((*x.shape[:axis], count, *x.shape[axis + 1 :], self.size), str(x.dtype))
 
+    def compute(self, x: NDArray) -> Any:
+        """Windows that share elements: a view of x."""
+        axis = self.axis % x.ndim
+        strides = [s * self.step if a == axis else s for a, s in enumerate(x.strides)]
+        return x.strided(self.infer(x).shape, (*strides, x.strides[axis]))
+
     def decompose(self, x: Tensor) -> Tensor:
         axis = self.axis % len(x.shape)
         first = np.arange(self.infer(x).shape[axis])[:, None] * self.step
         return moveaxis(take(x, constant(first + np.arange(self.size), x, "int64"), axis), axis + 1, -1)
 
-    samples = samples_of(({"axis": 1, "size": 3, "step": 2}, [(2, 8, 3)]))
+    gradient = gradient_of_decomposition
+
+    samples = samples_of(({"axis": 1, "size": 3, "step": 2}, [(2, 8, 3)]), ({"axis": -1, "size": 4, "step": 1}, [(6,)]))
 
 
 def sliding_windows(a: Tensor, axis: int, size: int, step: int) -> Tensor:

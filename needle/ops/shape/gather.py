@@ -82,7 +82,7 @@ def three_axes(x: NDArray, axis: int) -> NDArray:
     """x as (everything before the axis, the axis, everything behind): a view, or a copy where its strides allow none."""
     shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
     strides = reshaped_strides(x.shape, x.strides, shape)
-    return x.compact().reshape(shape) if strides is None else x._view(shape, strides)
+    return x.compact().reshape(shape) if strides is None else x.strided(shape, strides)
 
 
 @op

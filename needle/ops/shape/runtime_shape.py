@@ -36,6 +36,8 @@ __all__ = [
     "unflatten",
 ]
 
+MAX_RANK = 8  # axes of an array, kMaxRank of csrc/core/call.h
+
 
 @op
 class Unflatten(Op):
@@ -133,11 +135,17 @@ class Tile(Op):
         out = self.infer(x).shape
         shape = (1,) * (len(out) - len(x.shape)) + tuple(x.shape)
         times = (1,) * (len(out) - len(self.times)) + tuple(int(t) for t in self.times)
-        apart = reshape(x, [n for s in shape for n in (1, s)])
-        wide = broadcast_to(apart, [n for s, t in zip(shape, times, strict=True) for n in (t, s)])
-        return reshape(wide, out)
+        grows = [a for a, t in enumerate(times) if t != 1]
+        if len(out) + len(grows) > MAX_RANK and len(grows) > 1:  # one axis after the other
+            first = tuple(t if a == grows[-1] else 1 for a, t in enumerate(times))
+            return Tile(tuple(1 if a == grows[-1] else t for a, t in enumerate(times)))(Tile(first)(x))
+        apart = reshape(x, [n for a, s in enumerate(shape) for n in ((1, s) if a in grows else (s,))])
+        wide = [n for a, (s, t) in enumerate(zip(shape, times, strict=True)) for n in ((t, s) if a in grows else (s,))]
+        return reshape(broadcast_to(apart, wide), out)
 
-    samples = samples_of(({"times": (2, 1, 3)}, [(3, 4)]), ({"times": (2,)}, [(2, 3)]))
+    samples = samples_of(
+        ({"times": (2, 1, 3)}, [(3, 4)]), ({"times": (2,)}, [(2, 3)]), ({"times": (2, 1, 2, 2, 1)}, [(2, 1, 3, 2, 2)])
+    )
 
 
 def tile(a: Tensor, times: Any) -> Tensor:
@@ -337,10 +345,8 @@ class Diagonal(Op):
         return Spec((*x.shape[:-2], max(0, n)), str(x.dtype))
 
     def compute(self, x: NDArray) -> Any:
-        shape = self.infer(x).shape
         start = x[..., max(0, -self.offset) :, max(0, self.offset) :]
-        strides = (*start.strides[:-2], start.strides[-2] + start.strides[-1])
-        return NDArray.make(shape, strides, x.device, start._handle, start._offset, x.dtype)
+        return start.strided(self.infer(x).shape, (*start.strides[:-2], start.strides[-2] + start.strides[-1]))
 
     def reference(self, x: np.ndarray) -> Any:
         return np.diagonal(x, self.offset, -2, -1)

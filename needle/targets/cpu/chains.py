@@ -352,7 +352,7 @@ def as_one_step(match: Any) -> Step:
     def view(x: NDArray) -> NDArray:
         strides = reshaped_strides(x.shape, x.strides, shape)
         assert strides is not None
-        return x._view(shape, strides)
+        return x.strided(shape, strides)
 
     outputs = [view(y) for y in program.outputs]
     outputs += [outputs[0]] * (len(OUTPUTS) - len(outputs))

@@ -82,7 +82,7 @@ def as_rows(x: NDArray, product: Step) -> NDArray | None:
     """An array in the shape of a product's result, if that moves nothing and leaves rows dense."""
     shape = product.outs[0].shape
     strides = reshaped_strides(x.shape, x.strides, shape) if x.size == product.outs[0].size else None
-    return None if strides is None or (strides[1] != 1 and shape[1] > 1) else x._view(shape, strides)
+    return None if strides is None or (strides[1] != 1 and shape[1] > 1) else x.strided(shape, strides)
 
 
 def as_result(x: NDArray, layer: Step) -> NDArray | None:

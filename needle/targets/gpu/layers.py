@@ -57,7 +57,7 @@ def as_result(x: NDArray, layer: Step) -> NDArray | None:
     """An array in the shape of a layer's result, if that moves nothing: kernels write any strides."""
     shape = layer.outs[0].shape
     strides = reshaped_strides(x.shape, x.strides, shape) if x.size == layer.outs[0].size else None
-    return None if strides is None else x._view(shape, strides)
+    return None if strides is None else x.strided(shape, strides)
 
 
 def adds_another(match: Match) -> str | None:
