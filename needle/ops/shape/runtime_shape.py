@@ -133,8 +133,9 @@ class Tile(Op):
         out = self.infer(x).shape
         shape = (1,) * (len(out) - len(x.shape)) + tuple(x.shape)
         times = (1,) * (len(out) - len(self.times)) + tuple(int(t) for t in self.times)
-        apart = reshape(x, [n for s in shape for n in (1, s)])
-        wide = broadcast_to(apart, [n for s, t in zip(shape, times, strict=True) for n in (t, s)])
+        both = list(zip(shape, times, strict=True))  # an axis of its own for each number but 1
+        apart = reshape(x, [n for s, t in both for n in ((s,) if t == 1 else (1, s))])
+        wide = broadcast_to(apart, [n for s, t in both for n in ((s,) if t == 1 else (t, s))])
         return reshape(wide, out)
 
     samples = samples_of(({"times": (2, 1, 3)}, [(3, 4)]), ({"times": (2,)}, [(2, 3)]))
