@@ -1,8 +1,10 @@
 // Kernels that only move elements: copies between any strides and dtypes, fills, blocked layouts and their halos.
-#include "cpu/transpose.h"
+#include "cpu/move.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
+
+constexpr int64_t kTogether = 2048;  // elements of short rows that are one piece of work
 
 // An inner dimension contiguous in `out` and another, the next one out, contiguous in `in`.
 template <class T>
@@ -27,16 +29,24 @@ void copy_transposed(const copy_args& c, const Loop<2>& loop) {
 
 template <class T, class S>
 void copy_rows(const copy_args& c, const Loop<2>& loop) {
-  const int64_t out_step = loop.stride[0][loop.rank - 1], in_step = loop.stride[1][loop.rank - 1];
-  for_pieces(c.exec, loop, 1, [&](const int64_t* at, int64_t first, int64_t n) {
-    T* to = c.out.y.as<T>() + at[0] + first * out_step;
-    const S* from = c.in.x.as<S>() + at[1] + first * in_step;
-    if (out_step != 1 || in_step != 1)
-      convert(to, out_step, from, in_step, n);
-    else if constexpr (std::is_same_v<T, S>)
-      std::memcpy(to, from, n * sizeof(T));
-    else
-      convert(to, 1, from, 1, n);
+  const int last = loop.rank - 1;
+  const int64_t out_step = loop.stride[0][last], in_step = loop.stride[1][last], columns = loop.inner();
+  T* to = c.out.y.as<T>();
+  const S* from = c.in.x.as<S>();
+  if (last == 0 || columns >= kShortRow)
+    return for_pieces(c.exec, loop, 1, [&](const int64_t* at, int64_t first, int64_t n) {
+      move_row(to + at[0] + first * out_step, out_step, from + at[1] + first * in_step, in_step, n);
+    });
+  const int64_t rows = loop.shape[last - 1], high = smaller(rows, ceil_div(kTogether, columns));
+  const int64_t out_down = loop.stride[0][last - 1], in_down = loop.stride[1][last - 1], tiles = ceil_div(rows, high);
+  parallel_ranges(c.exec, loop.outer() / rows * tiles, high * columns, [&](int64_t begin, int64_t end) {
+    auto o = Odometer<2>::start(loop, last - 1, begin / tiles);
+    for (int64_t t = begin, tile = begin % tiles; t < end; t++) {
+      const int64_t row = tile * high;
+      move(to + o.at[0] + row * out_down, out_down, out_step, from + o.at[1] + row * in_down, in_down, in_step,
+           smaller(high, rows - row), columns);
+      if (++tile == tiles) o.next(), tile = 0;
+    }
   });
 }
 

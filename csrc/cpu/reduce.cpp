@@ -1,26 +1,43 @@
-// Sum, mean, maximum and minimum over any set of dimensions, and argmax. Float sums run in vectors for at most a few
-// hundred terms and are then added up in double.
+// Sum, mean, product, maximum and minimum over any set of dimensions, and argmax. Float sums run in vectors for at most
+// a few hundred terms and are then added up in double; products, whose parts would leave float's range, in double.
 
-#include "cpu/strided.h"
+#include "cpu/move.h"
 #include "math/reductions.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
 
-constexpr int64_t kRow = 2048;    // elements of a contiguous row that are summed in float
-constexpr int64_t kColumns = 64;  // neighbouring outputs reduced together
-constexpr int64_t kFlush = 64;    // terms of a column that are summed in float
+constexpr int64_t kRow = 2048;      // elements of a contiguous row that are summed in float
+constexpr int64_t kFewTerms = 256;  // elements of a row that is reduced together with its neighbours
+constexpr int64_t kColumns = 64;    // neighbouring outputs reduced together
+constexpr int64_t kWide = 512;      // neighbouring outputs that are a unit of work
+constexpr int64_t kFlush = 64;      // terms of a column that are summed in float
 
-// Four chains, so that one addition need not wait for the one before.
-template <class Op, class T, class A>
-NEEDLE_INLINE A reduce_row(const T* p, int64_t stride, int64_t n) {
-  A a[4];
+template <class Op, class T>
+using Kept = std::conditional_t<Op::exact, T, Accumulator<T>>;
+template <class Op, class T>
+constexpr bool in_vectors = std::is_same_v<T, float> && !std::is_same_v<Op, Product>;
+
+// n numbers in `chains` chains, so that one addition need not wait for the one before.
+template <class Op, int chains, class T, class A>
+NEEDLE_INLINE A reduce_numbers(const T* p, int64_t stride, int64_t n) {
+  A a[chains];
   for (A& x : a) x = from_double<A>(Op::limit);
   int64_t i = 0;
-  if constexpr (sizeof(T) == 4 && T(0.5) != T(0)) {
+  for (; i + chains <= n; i += chains)
+    for (int k = 0; k < chains; k++) a[k] = Op::combine(a[k], static_cast<A>(p[(i + k) * stride]));
+  for (; i < n; i++) a[0] = Op::combine(a[0], static_cast<A>(p[i * stride]));
+  for (int k = chains / 2; k > 0; k /= 2)
+    for (int j = 0; j < k; j++) a[j] = Op::combine(a[j], a[j + k]);
+  return a[0];
+}
+
+template <class Op, class T, class A>
+NEEDLE_INLINE A reduce_row(const T* p, int64_t stride, int64_t n) {
+  if constexpr (in_vectors<Op, T>)
     if (stride == 1 && n >= V::N) {
       V total = V::load(p);
-      i = V::N;
+      int64_t i = V::N;
       if (n >= 8 * V::N) {
         V v[8];
         for (int k = 0; k < 8; k++) v[k] = V::load(p + k * V::N);
@@ -33,24 +50,30 @@ NEEDLE_INLINE A reduce_row(const T* p, int64_t stride, int64_t n) {
       for (; i + V::N <= n; i += V::N) total = Op::combine(total, V::load(p + i));
       float lanes[V::N];
       total.store(lanes);
-      for (int k = V::N / 2; k > 0; k /= 2)
-        for (int j = 0; j < k; j++) lanes[j] = Op::combine(lanes[j], lanes[j + k]);
-      a[0] = static_cast<A>(lanes[0]);
+      const A rest = reduce_numbers<Op, 1, float, A>(p + i, 1, n - i);
+      return Op::combine(reduce_numbers<Op, V::N, float, A>(lanes, 1, V::N), rest);
     }
-  }
-  for (; i + 4 <= n; i += 4)
-    for (int k = 0; k < 4; k++) a[k] = Op::combine(a[k], static_cast<A>(p[(i + k) * stride]));
-  for (; i < n; i++) a[0] = Op::combine(a[0], static_cast<A>(p[i * stride]));
-  return Op::combine(Op::combine(a[0], a[1]), Op::combine(a[2], a[3]));
+  if (n >= 32 && stride == 1) return reduce_numbers<Op, 16, T, A>(p, 1, n);
+  if (n >= 8) return reduce_numbers<Op, 4, T, A>(p, stride, n);
+  return reduce_numbers<Op, 1, T, A>(p, stride, n);
 }
 
 // `count` columns of a row, all contiguous: acc[j] = combine(acc[j], column j over the reduced positions [begin, end)).
 template <class Op, class T, class A>
-NEEDLE_INLINE void reduce_columns(A* acc, const T* base, int64_t count, const Loop<1>& reduced, int64_t begin,
-                                  int64_t end) {
-  if constexpr (sizeof(T) == 4 && T(0.5) != T(0)) {
+void reduce_columns(A* acc, const T* base, int64_t count, const Loop<1>& reduced, int64_t begin, int64_t end) {
+  const int64_t step = reduced.stride[0][reduced.rank - 1];
+  if (count <= kColumns / 2 && reduced.rank == 1 && step == count && end - begin > kColumns) {
+    // Few columns without gaps: several terms side by side are as many columns.
+    const int64_t together = kColumns / count, terms = (end - begin) / together;
+    Loop<1> wide{{1, {terms}, {{together * count}}}};
+    A acc_wide[kColumns];
+    for (int64_t j = 0; j < together * count; j++) acc_wide[j] = from_double<A>(Op::limit);
+    reduce_columns<Op>(acc_wide, base + begin * step, together * count, wide, 0, terms);
+    for (int64_t j = 0; j < together * count; j++) acc[j % count] = Op::combine(acc[j % count], acc_wide[j]);
+    begin += terms * together;
+  }
+  if constexpr (in_vectors<Op, T>) {
     const float limit = static_cast<float>(from_double<A>(Op::limit));
-    const int64_t step = reduced.stride[0][reduced.rank - 1];
     float partial[kColumns];
     for (int64_t i = begin; i < end; i += kFlush) {
       const int64_t last = smaller(end, i + kFlush);
@@ -89,6 +112,34 @@ NEEDLE_INLINE void reduce_columns(A* acc, const T* base, int64_t count, const Lo
   }
 }
 
+// result[r] of row r of at most kColumns rows of n contiguous elements, `stride` apart: each is folded to one vector,
+// and the vectors are transposed.
+template <class Op>
+NEEDLE_INLINE void reduce_short_rows(float* result, const float* x, int64_t stride, int64_t n, int64_t rows) {
+  float folded[kColumns * V::N], across[V::N * kColumns] = {};
+  if (n > V::N) {
+    for (int64_t r = 0; r < rows; r++) {
+      const float* p = x + r * stride;
+      V total = V::load(p);
+      int64_t i = V::N;
+      for (; i + V::N <= n; i += V::N) total = Op::combine(total, V::load(p + i));
+      if (i < n)  // an element that comes twice changes no maximum, a zero no sum
+        total = Op::combine(total, Op::exact ? V::load(p + n - V::N) : V::load_n(p + i, static_cast<int>(n - i)));
+      total.store(folded + r * V::N);
+    }
+    x = folded, stride = n = V::N;
+  }
+  if (n < 4)
+    for (int64_t i = 0; i < n; i++) move_row(across + i * kColumns, 1, x + i, stride, rows);
+  else
+    transpose(across, kColumns, x, stride, rows, n);
+  for (int64_t j = 0; j < kColumns; j += V::N) {
+    V total = V::load(across + j);
+    for (int64_t i = 1; i < n; i++) total = Op::combine(total, V::load(across + i * kColumns + j));
+    total.store(result + j);
+  }
+}
+
 // How a reduction is cut: `groups` of `width` outputs, each over `units` of work, the units of a group in `parts`.
 struct Cut {
   int64_t groups, width, units, parts;
@@ -96,7 +147,7 @@ struct Cut {
 
 template <class Op, class T, class Args>
 void reduce_as(const Args& c, bool mean) {
-  using A = Accumulator<T>;
+  using A = Kept<Op, T>;
   const View &in = c.in.x, &out = c.out.y;
   Loop<1> reduced;  // of the input
   Loop<2> kept;     // of the input and the output
@@ -105,23 +156,38 @@ void reduce_as(const Args& c, bool mean) {
   const int64_t outputs = kept.inner() * kept.outer(), count = reduced.inner() * reduced.outer();
   if (outputs == 0) return;
   int64_t row = reduced.inner(), row_stride = reduced.stride[0][reduced.rank - 1];
-  bool columns = row_stride != 1 && kept.stride[0][kept.rank - 1] == 1 && kept.inner() > 1 && count > 1;
-  int64_t pieces = ceil_div(row, kRow), chunks = ceil_div(kept.inner(), kColumns);
-  Cut cut = columns ? Cut{kept.outer() * chunks, smaller(kColumns, kept.inner()), count, 1}
+  bool columns = kept.stride[0][kept.rank - 1] == 1 && kept.inner() > 1 && (count == 1 || (count && row_stride != 1));
+  int64_t pieces = ceil_div(row, kRow), chunks = ceil_div(kept.inner(), kWide);
+  Cut cut = columns ? Cut{kept.outer() * chunks, smaller(kWide, kept.inner()), count, 1}
                     : Cut{outputs, 1, reduced.outer() * pieces, 1};
   // Too few groups for the threads: the units of each are shared, and their results are combined at the end.
   if (cut.groups < 4 * c.exec->threads && count * outputs > 65536)
     cut.parts = larger(1, smaller(cut.units, smaller(ceil_div(8 * c.exec->threads, cut.groups),
                                                      count * outputs / 16384 / cut.groups)));
-  A* partial = cut.parts > 1 ? scratch<A>(c.exec, 2, cut.groups * cut.parts * kColumns) : nullptr;
+  A* partial = cut.parts > 1 ? scratch<A>(c.exec, 2, cut.groups * cut.parts * kWide) : nullptr;
   const T* x = in.as<T>();
   T* y = out.as<T>();
   double scale = mean ? 1.0 / static_cast<double>(count) : 1.0;
   auto finish = [&](int64_t offset, const A* acc, int64_t n) {
-    int64_t step = n > 1 ? kept.stride[1][kept.rank - 1] : 0;
-    for (int64_t j = 0; j < n; j++)
-      y[offset + j * step] = mean ? static_cast<T>(static_cast<double>(acc[j]) * scale) : static_cast<T>(acc[j]);
+    T* to = y + offset;
+    const int64_t step = n > 1 ? kept.stride[1][kept.rank - 1] : 0;
+    const auto value = [&](A a) { return mean ? static_cast<T>(static_cast<double>(a) * scale) : static_cast<T>(a); };
+    if (step == 1)
+      for (int64_t j = 0; j < n; j++) to[j] = value(acc[j]);
+    else
+      for (int64_t j = 0; j < n; j++) to[j * step] = value(acc[j]);
   };
+  if constexpr (in_vectors<Op, T>)
+    if (!columns && row_stride == 1 && row == count && row > 0 && row <= kFewTerms && kept.rank == 1 && outputs > 4)
+      return parallel_each(c.exec, ceil_div(outputs, kColumns), kColumns * row, [&](int64_t t) {
+        const int64_t first = t * kColumns, n = smaller(kColumns, outputs - first);
+        float result[kColumns];
+        reduce_short_rows<Op>(result, x + first * kept.stride[0][0], kept.stride[0][0], row, n);
+        A acc[kColumns];
+        for (int64_t j = 0; j < kColumns; j++)
+          acc[j] = Op::combine(from_double<A>(Op::limit), static_cast<A>(result[j]));
+        finish(first * kept.stride[1][0], acc, n);
+      });
   // Rows are often short: what leads to the next one would take longer than the row.
   if (!columns && cut.parts == 1 && cut.units == 1 && kept.rank == 1)
     return parallel_each(c.exec, outputs, count, [&](int64_t i) {
@@ -132,9 +198,9 @@ void reduce_as(const Args& c, bool mean) {
   // Where a group starts in the input and the output, and its number of outputs.
   auto locate = [&](int64_t group, int64_t* at) {
     auto o = Odometer<2>::start(kept, columns ? kept.rank - 1 : kept.rank, columns ? group / chunks : group);
-    int64_t first = columns ? group % chunks * kColumns : 0;
+    int64_t first = columns ? group % chunks * kWide : 0;
     at[0] = o.at[0] + first, at[1] = o.at[1] + first * kept.stride[1][kept.rank - 1];
-    return columns ? smaller(kColumns, kept.inner() - first) : 1;
+    return columns ? smaller(kWide, kept.inner() - first) : 1;
   };
   int64_t work = cut.width * count / cut.parts;
   parallel_ranges(c.exec, cut.groups * cut.parts, work, [&](int64_t first, int64_t last) {
@@ -142,11 +208,12 @@ void reduce_as(const Args& c, bool mean) {
       int64_t group = t / cut.parts, part = t % cut.parts, at[2];
       int64_t begin = cut.units * part / cut.parts, end = cut.units * (part + 1) / cut.parts;
       int64_t n = locate(group, at);
-      A own[kColumns];
-      A* acc = partial ? partial + t * kColumns : own;
+      A own[kWide];
+      A* acc = partial ? partial + t * kWide : own;
       for (int64_t j = 0; j < n; j++) acc[j] = from_double<A>(Op::limit);
       if (columns) {
-        reduce_columns<Op>(acc, x + at[0], n, reduced, begin, end);
+        for (int64_t j = 0; j < n; j += kColumns)
+          reduce_columns<Op>(acc + j, x + at[0] + j, smaller(kColumns, n - j), reduced, begin, end);
       } else if (count > 0) {
         auto r = Odometer<1>::start(reduced, reduced.rank - 1, begin / pieces);
         int64_t piece = begin % pieces;
@@ -162,9 +229,9 @@ void reduce_as(const Args& c, bool mean) {
   if (!partial) return;
   for (int64_t group = 0; group < cut.groups; group++) {
     int64_t at[2], n = locate(group, at);
-    A* acc = partial + group * cut.parts * kColumns;
+    A* acc = partial + group * cut.parts * kWide;
     for (int64_t part = 1; part < cut.parts; part++)
-      for (int64_t j = 0; j < n; j++) acc[j] = Op::combine(acc[j], acc[part * kColumns + j]);
+      for (int64_t j = 0; j < n; j++) acc[j] = Op::combine(acc[j], acc[part * kWide + j]);
     finish(at[1], acc, n);
   }
 }
@@ -190,6 +257,7 @@ int64_t index_of_max(const T* p, int64_t stride, int64_t n) {
 
 void sum(const sum_args& c) { reduce<Sum>(c); }
 void mean(const mean_args& c) { reduce<Sum>(c, true); }
+void prod(const prod_args& c) { reduce<Product>(c); }
 void max(const max_args& c) { reduce<Max>(c); }
 void min(const min_args& c) { reduce<Min>(c); }
 

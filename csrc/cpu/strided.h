@@ -116,7 +116,7 @@ struct Odometer {
   NEEDLE_INLINE Odometer start(const Loop<N>& loop, int rank, int64_t position) {
     Odometer o{loop, rank, {}, {}};
     for (int k = 0; k < N; k++) o.at[k] = 0;
-    for (int d = rank - 1; d >= 0; d--) {
+    for (int d = rank - 1; d >= 0 && position; d--) {  // indices are zero
       o.index[d] = position % loop.shape[d];
       position /= loop.shape[d];
       for (int k = 0; k < N; k++) o.at[k] += o.index[d] * loop.stride[k][d];

@@ -59,7 +59,7 @@ __device__ __forceinline__ Accumulator<T> reduce_elements(const Reduction<T>& r,
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; k++) {
-        if constexpr (std::is_integral<T>::value) {
+        if constexpr (std::is_integral<T>::value || std::is_same<Op, device::Product>::value) {
           total = Op::combine(total, static_cast<A>(element[k]));
         } else {
           sum = Op::combine(sum, element[k]);
@@ -233,6 +233,7 @@ void argmax_as(const argmax_args& c) {
 
 void sum(const sum_args& c) { reduce<device::Sum>("sum", c); }
 void mean(const mean_args& c) { reduce<device::Sum>("mean", c, true); }
+void prod(const prod_args& c) { reduce<device::Product>("prod", c); }
 void max(const max_args& c) { reduce<device::Max>("max", c); }
 void min(const min_args& c) { reduce<device::Min>("min", c); }
 

@@ -10,9 +10,10 @@ namespace needle::NEEDLE_ISA {
 template <class T>
 using Accumulator = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
 
-// `limit`: where every value starts from.
+// `limit`: where every value starts from. `exact`: whether every order gives the same result, in the values' own type.
 struct Sum {
   static constexpr double limit = 0;
+  static constexpr bool exact = false;
   template <class A>
   NEEDLE_MAP_INLINE A combine(A a, A b) {
     return a + b;
@@ -20,6 +21,7 @@ struct Sum {
 };
 struct Max {
   static constexpr double limit = -HUGE_VAL;
+  static constexpr bool exact = true;
   template <class A>
   NEEDLE_MAP_INLINE A combine(A a, A b) {
     return maximum_map::apply(a, b, a, a);
@@ -27,13 +29,15 @@ struct Max {
 };
 struct Min {
   static constexpr double limit = HUGE_VAL;
+  static constexpr bool exact = true;
   template <class A>
   NEEDLE_MAP_INLINE A combine(A a, A b) {
     return minimum_map::apply(a, b, a, a);
   }
 };
-
 struct Product {
+  static constexpr double limit = 1;
+  static constexpr bool exact = false;
   template <class A>
   NEEDLE_MAP_INLINE A combine(A a, A b) {
     return a * b;

@@ -13,7 +13,7 @@ from needle.autograd import Tensor
 from needle.backend_ndarray import FLOATS
 from needle.ops.common import check_axes
 from needle.ops.nn.class_loss import Weighing
-from needle.ops.reduce.basic import Extreme, Mean, Summation, Variance
+from needle.ops.reduce.basic import Extreme, Mean, Product, Summation, Variance
 from needle.ops.reduce.softmax import LogSoftmax, LogSumExp, RowOp, Softmax
 from needle.ops.reduce.sorting import MaxAlong
 from needle.ops.shape.gather import Wrapped, one_number
@@ -125,7 +125,7 @@ def written(op: Any, x: Any, index: Any, source: Any, count: Count) -> Any:
 
 
 def summed(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
-    """Sums, means and extremes over rows are of those that are counted."""
+    """Sums, means, products and extremes over rows are of those that are counted."""
     x, axis = inputs[0], rows[0].axis
     axes, keep = op._arguments(x)
     if axis not in axes:
@@ -135,6 +135,8 @@ def summed(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
         return (
             op(ops.where(valid, x, -math.inf if op.row == "max" else math.inf)) if x.dtype in FLOATS else NotImplemented
         )
+    if isinstance(op, Product):
+        return op(ops.where(valid, x, 1))
     total = ops.summation(ops.where(valid, x, 0), axes, keep)
     if isinstance(op, Summation):
         return total
@@ -188,6 +190,7 @@ RULES: dict[type, Callable[[Any, list[Any], list[Any], Count], Any]] = {
     MaskedPut: put_masked,
     Summation: summed,
     Mean: summed,
+    Product: summed,
     Variance: spread,
     **dict.fromkeys((LogSumExp, MaxAlong, Softmax, LogSoftmax), over_rows),
     Weighing: weighed,

@@ -396,6 +396,7 @@ def _(op: Any, at: Nodes, out: Any, x: Value, grid: Value) -> Value:
 REDUCED = {
     ops.Summation: "ReduceSum",
     ops.Mean: "ReduceMean",
+    ops.Product: "ReduceProd",
     ops.Max: "ReduceMax",
     ops.Min: "ReduceMin",
     ops.LogSumExp: "ReduceLogSumExp",

@@ -126,7 +126,7 @@ REAL = {
 
 
 METHODS = {"amax": "max", "amin": "min"} | {
-    name: name for name in ("sum", "mean", "max", "min")
+    name: name for name in ("sum", "mean", "prod", "max", "min")
 }  # of numpy's functions
 
 
@@ -337,6 +337,9 @@ class Array(Recorded):
             return total / count
         return total / Array(te.compute((), lambda: count.astype(str(total.dtype)), name="count"))
 
+    def prod(self, axis: Any = None, keepdims: bool = False) -> Array:
+        return self._reduce(topi.prod, axis, keepdims)
+
     def var(self, axis: Any = None, keepdims: bool = False) -> Array:
         centred = self - self.mean(axis, keepdims=True)
         return (centred * centred).mean(axis, keepdims=keepdims)
@@ -347,7 +350,7 @@ class Array(Recorded):
     def min(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Array:
         return self._largest(topi.min, axis, keepdims)
 
-    numpy_sum, numpy_mean = staticmethod(sum), staticmethod(mean)
+    numpy_sum, numpy_mean, numpy_prod = staticmethod(sum), staticmethod(mean), staticmethod(prod)
     numpy_max, numpy_min = numpy_amax, numpy_amin = staticmethod(max), staticmethod(min)
 
     def numpy_argmax(self, x: Array, axis: int, keepdims: bool = False) -> Array:

@@ -213,17 +213,16 @@ def std(a: Tensor, axes: Any = None, correction: Any = 1, keepdims: bool = False
 
 
 @op
-class Product(OverAxes):
-    """Product over axes, by halves. Integers and bools multiply to int64."""
+class Product(Reduction):
+    """Product over axes. Integers and bools multiply to int64."""
 
-    axes: Any = None
-    keepdims: bool = False
-
+    row = "prod"
     result_dtype = whole_sums
 
     def decompose(self, x: Tensor) -> Tensor:
+        """By halves: its gradient divides by no element, which may be 0."""
         shape, dtype = self.infer(x)
-        axes = check_axes("product", self.axes, x.shape)
+        axes, _ = self._arguments(x)
         kept = [i for i in range(len(x.shape)) if i not in axes]
         n = math.prod(x.shape[i] for i in axes if x.shape)
         if n == 0:
@@ -236,6 +235,8 @@ class Product(OverAxes):
             n = (n + 1) // 2
             rows = rows[:, :n] * rows[:, n:]
         return reshape(rows, shape)
+
+    gradient = gradient_of_decomposition
 
 
 prod = reduction(Product, "prod")

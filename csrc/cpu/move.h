@@ -1,0 +1,87 @@
+// Elements of two dimensions from any strides and dtype to any others.
+#pragma once
+#include "cpu/transpose.h"
+
+namespace needle::NEEDLE_ISA {
+
+constexpr int64_t kShortRow = 128;  // elements below which rows are not worth a call of their own
+
+// out[i * out_stride] = in[i * in_stride]: dense, mirrored and every other element by vectors.
+template <class T, class S>
+NEEDLE_INLINE void move_row(T* out, int64_t out_stride, const S* in, int64_t in_stride, int64_t n) {
+  int64_t i = 0;
+  if (out_stride == 1) {
+    if (in_stride == 1) {
+      if constexpr (std::is_same_v<T, S>)
+        std::memcpy(out, in, n * sizeof(T));
+      else if constexpr (std::is_same_v<S, bool>)  // GCC has no vectors of bools
+        for (const uint8_t* bytes = reinterpret_cast<const uint8_t*>(in); i < n; i++) out[i] = bytes[i] != 0 ? 1 : 0;
+      else
+        for (; i < n; i++) out[i] = static_cast<T>(in[i]);
+      return;
+    }
+    if (in_stride == 0) {
+      const T value = static_cast<T>(*in);
+      for (; i < n; i++) out[i] = value;
+      return;
+    }
+    if constexpr (std::is_same_v<T, S> && sizeof(T) == 4) {
+      const float* from = reinterpret_cast<const float*>(in);
+      float* to = reinterpret_cast<float*>(out);
+      if (in_stride == -1)
+        for (; i + 4 <= n; i += 4) {
+          const F4 v = load4(from - i - 3);
+          store4(to + i, __builtin_shufflevector(v, v, 3, 2, 1, 0));
+        }
+      if (in_stride == 2)
+        for (; i + 4 < n; i += 4)  // the last element has no neighbour that may be read
+          store4(to + i, __builtin_shufflevector(load4(from + 2 * i), load4(from + 2 * i + 4), 0, 2, 4, 6));
+    }
+  }
+  convert(out + i * out_stride, out_stride, in + i * in_stride, in_stride, n - i);
+}
+
+// f(count), where few counts are constants.
+template <class F>
+NEEDLE_INLINE void with_few(int64_t count, const F& f) {
+  switch (count) {
+    case 1:
+      return f(std::integral_constant<int64_t, 1>());
+    case 2:
+      return f(std::integral_constant<int64_t, 2>());
+    case 3:
+      return f(std::integral_constant<int64_t, 3>());
+    case 4:
+      return f(std::integral_constant<int64_t, 4>());
+    case 5:
+      return f(std::integral_constant<int64_t, 5>());
+    case 6:
+      return f(std::integral_constant<int64_t, 6>());
+    case 7:
+      return f(std::integral_constant<int64_t, 7>());
+    case 8:
+      return f(std::integral_constant<int64_t, 8>());
+    default:
+      return f(count);
+  }
+}
+
+// to[r * to_down + i * to_across] = from[r * from_down + i * from_across] for r < rows, i < columns.
+template <class T, class S>
+void move(T* to, int64_t to_down, int64_t to_across, const S* from, int64_t from_down, int64_t from_across,
+          int64_t rows, int64_t columns) {
+  if constexpr (std::is_same_v<T, S>) {
+    if (rows > 1 && from_down == 1 && from_across > 1 && to_across == 1)
+      return transpose(to, to_down, from, from_across, columns, rows);
+    if (rows > 1 && to_down == 1 && to_across > 1 && from_across == 1)
+      return transpose(to, to_across, from, from_down, rows, columns);
+    if (columns <= 8)
+      return with_few(columns, [&](auto n) {
+        for (int64_t r = 0; r < rows; r++, to += to_down, from += from_down)
+          for (int64_t i = 0; i < n; i++) to[i * to_across] = from[i * from_across];
+      });
+  }
+  for (int64_t r = 0; r < rows; r++) move_row(to + r * to_down, to_across, from + r * from_down, from_across, columns);
+}
+
+}  // namespace needle::NEEDLE_ISA
