@@ -289,6 +289,7 @@ SLOPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cumprod last": lambda x: (x * 0.01 + 1).cumprod(-1),
     "gather last": lambda x: x.gather(-1, (x > 0).long()),
     "sort last": lambda x: x.sort(-1)[0],
+    "cdist": lambda x: torch.cdist(x.reshape(-1, x.shape[-1])[:200], x.reshape(-1, x.shape[-1])[:200].sin()),
     "rows by numbers": lambda x: x[torch.arange(1000) % x.shape[0], torch.arange(1000) * 7 % x.shape[1]],
 }
 
