@@ -36,6 +36,7 @@ class Row(NamedTuple):
     inputs: tuple[torch.Tensor, ...]
     counted: bool = False  # the result's size depends on values
     ours: Callable[..., Any] | None = None  # a function of needle in place of the converted one
+    slope: bool = False  # with its gradient
 
 
 class Call(nn.Module):
@@ -266,6 +267,40 @@ def axes() -> Iterator[Row]:
             yield Row(name, " x ".join(map(str, shape)), call, (torch.randn(shape),))
 
 
+class Slope(nn.Module):
+    """The gradient of a function of a parameter, each result times a number: what a training step does of it."""
+
+    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+        super().__init__()
+        self.call, self.x = call, nn.Parameter(x)
+
+    def forward(self, weights: torch.Tensor) -> torch.Tensor:
+        return (self.call(self.x) * weights).sum()
+
+
+SLOPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax second": lambda x: x.softmax(1),
+    "log_softmax second": lambda x: x.log_softmax(1),
+    "logsumexp second": lambda x: x.logsumexp(1),
+    "cross_entropy": lambda x: F.cross_entropy(x, x.detach().argmax(1)),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "max last": lambda x: x.max(-1)[0],
+    "cumprod last": lambda x: (x * 0.01 + 1).cumprod(-1),
+    "gather last": lambda x: x.gather(-1, (x > 0).long()),
+    "sort last": lambda x: x.sort(-1)[0],
+    "cdist": lambda x: torch.cdist(x.reshape(-1, x.shape[-1])[:200], x.reshape(-1, x.shape[-1])[:200].sin()),
+    "rows by numbers": lambda x: x[torch.arange(1000) % x.shape[0], torch.arange(1000) * 7 % x.shape[1]],
+}
+
+
+def slopes() -> Iterator[Row]:
+    """Functions and their gradients, in a compiled training step and torch's eager backward."""
+    for shape in SHAPES:
+        for name, call in SLOPES.items():
+            yield Row(f"{name} slope", " x ".join(map(str, shape)), call, (torch.randn(shape),), slope=True)
+
+
 def functions() -> Iterator[Row]:
     """Maps of numbers between 0 and 1."""
     x = torch.rand(100_000) * 0.9 + 0.05
@@ -284,6 +319,7 @@ FAMILIES = {
     "images": images,
     "axes": axes,
     "functions": functions,
+    "slopes": slopes,
 }
 
 
@@ -305,30 +341,51 @@ def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours.double() - theirs.double()).abs().max()) / max(1.0, float(theirs.double().abs().max()))
 
 
-def measure(row: Row, rounds: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"family": row.family, "size": row.size}
+def slope_of(row: Row) -> tuple[Callable[[int], list], Callable[[], Any], float, list[str]]:
+    """The profile of a step, torch's call, the largest error of the gradient and the step's kernels."""
+    (x,) = row.inputs
+    net = Slope(row.call, x.clone())
+    with torch.no_grad():
+        weights = torch.randn_like(row.call(x))
+    ours = torch2needle.convert(net, (weights,), dynamic=False)
+    optimizer = ndl.optim.SGD(ours.parameters(), lr=0.0, momentum=0.9, rule="torch")  # its state begins as the gradient
+    step = ndl.compile_step(ours, lambda y, _: y, optimizer, (weights, None))
+    step(weights)
+
+    def theirs() -> torch.Tensor:
+        net.x.grad = None
+        net(weights).backward()
+        return net.x.grad  # type: ignore[return-value]
+
+    (state,) = optimizer.state.values()
+    off = error(torch.as_tensor(state["momentum"].numpy()), theirs())
+    return lambda rounds: step.profile(weights, rounds=rounds), theirs, off, list(step.plan.names)
+
+
+def call_of(row: Row) -> tuple[Callable[[int], list] | None, Callable[[], Any], float, list[str], Callable[[], Any]]:
+    """As `slope_of`, of a function alone, and the call to time where there is no plan."""
     arrays = [t.numpy() for t in row.inputs]
     given = [ndl.Tensor(a, requires_grad=False) for a in arrays]
     with torch.no_grad():
         want = all_of(row.call(*row.inputs))
     net: Any = row.ours or torch2needle.convert(Call(row.call).eval(), row.inputs, dynamic=False)
-    ours: Callable[[], Any] | None = None
-    if row.counted:
-        ours = lambda: net(*given)  # noqa: E731
-        got = all_of(ours())
-    else:
-        exe = ndl.compile(net, tuple(given))
-        got, found["steps"] = all_of(exe(*given)), exe.plan.names
-    theirs = lambda: row.call(*row.inputs)  # noqa: E731
-    found["error"] = max(map(error, got, want))
-    with torch.no_grad():
+    exe = None if row.counted else ndl.compile(net, tuple(given))
+    eager = lambda: net(*given)  # noqa: E731
+    off = max(map(error, all_of(exe(*given) if exe else eager()), want))
+    profile = (lambda rounds: exe.profile(*given, rounds=rounds)) if exe else None
+    return profile, lambda: row.call(*row.inputs), off, list(exe.plan.names) if exe else [], eager
+
+
+def measure(row: Row, rounds: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"family": row.family, "size": row.size}
+    profile, theirs, found["error"], steps, *eager = slope_of(row) if row.slope else call_of(row)
+    if steps:
+        found["steps"] = steps
+    with torch.set_grad_enabled(row.slope):
         count = max(3, min(200, round(SECONDS / max(1e-9, timed(theirs, 2)))))
         times, torchs = [], []
         for _ in range(rounds):
-            if ours:
-                times.append(timed(ours, count))
-            else:
-                times.append(sum(t for *_, t in exe.profile(*given, rounds=min(count, 50))))
+            times.append(sum(t for *_, t in profile(min(count, 50))) if profile else timed(eager[0], count))
             torchs.append(timed(theirs, count))
     ratios = sorted(t / s for t, s in zip(torchs, times, strict=True))
     found |= {"ours_us": 1e6 * statistics.median(times), "torch_us": 1e6 * statistics.median(torchs)}

@@ -117,6 +117,31 @@ void distances(const cdist_args& c) {
   }
 }
 
+// The sum over rows of b, `next` apart, of their weights times the differences of a and them or, if `signs`, the signs
+// of these: VECTORS vectors of a row, of which `lanes` lanes each.
+template <bool SIGNS, int VECTORS, class T>
+void pulled(const T* a, const T* b, int64_t next, const T* weights, int64_t count, T* to, int lanes) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width;
+  constexpr int64_t kTerms = 64;  // that are summed in a row
+  L mine[VECTORS], total[VECTORS];
+  for (int v = 0; v < VECTORS; v++) mine[v] = load_lanes(a + v * N, lanes), total[v] = L(T(0));
+  for (int64_t first = 0; first < count; first += kTerms) {
+    L sums[VECTORS];
+    for (L& x : sums) x = L(T(0));
+    for (int64_t j = first; j < smaller(count, first + kTerms); j++) {
+      const L weight(weights[j]);
+      for (int v = 0; v < VECTORS; v++) {
+        const L d = mine[v] - load_lanes(b + j * next + v * N, lanes);
+        sums[v] =
+            fma(weight, SIGNS ? select(lt(L(T(0)), d), L(T(1)), select(lt(d, L(T(0))), L(T(-1)), d)) : d, sums[v]);
+      }
+    }
+    for (int v = 0; v < VECTORS; v++) total[v] = total[v] + sums[v];
+  }
+  for (int v = 0; v < VECTORS; v++) store_lanes(to + v * N, total[v], lanes);
+}
+
 }  // namespace
 
 // Rows of a (B, P, M) and b (B, R, M) to (B, P, R), in the p-norm.
@@ -135,6 +160,38 @@ void cdist(const cdist_args& c) {
     else
       distances<NormP, T>(c);
   });
+}
+
+// The gradient of a from those of the distances y, p being 1 or 2; rows of a, b and da are dense. That of b is what the
+// same gives for both swapped and y and dy transposed.
+void cdist_grad(const cdist_grad_args& c) {
+  const View &a = c.in.a, &b = c.in.b, &y = c.in.y, &dy = c.in.dy, &da = c.out.da;
+  const int64_t rows = a.shape[1], count = b.shape[1], terms = a.shape[2];
+  if (da.size() == 0) return;
+  auto run = [&]<class S, class T>(S, T) {
+    constexpr int kTogether = 4, N = LanesOf<T>::width;
+    parallel_each(c.exec, a.shape[0] * rows, 2 * count * (terms / N + 1), [&](int64_t t) {
+      const int64_t batch = t / rows, i = t % rows;
+      const T* slopes = dy.as<const T>() + batch * dy.stride[0] + i * dy.stride[1];
+      const T* sizes = y.as<const T>() + batch * y.stride[0] + i * y.stride[1];
+      T* weights = scratch<T>(c.exec, 0, larger(1, count));
+      for (int64_t j = 0; j < count; j++) {
+        const T slope = slopes[j * dy.stride[2]], size = sizes[j * y.stride[2]];
+        weights[j] = S::value ? slope : size == 0 ? T(0) : slope / size;
+      }
+      const T* mine = a.as<const T>() + batch * a.stride[0] + i * a.stride[1];
+      const T* others = b.as<const T>() + batch * b.stride[0];
+      T* to = da.as<T>() + batch * da.stride[0] + i * da.stride[1];
+      int64_t m = 0;
+      for (; m + kTogether * N <= terms; m += kTogether * N)
+        pulled<S::value, kTogether>(mine + m, others + m, b.stride[1], weights, count, to + m, N);
+      for_lanes<T>(terms - m, [&](int64_t k, int lanes) {
+        pulled<S::value, 1>(mine + m + k, others + m + k, b.stride[1], weights, count, to + m + k, lanes);
+      });
+    });
+  };
+  with_type<cdist_grad_args::In::a_dtypes>(
+      a.dtype, [&](auto type) { c.attr.p == 1 ? run(std::true_type(), type) : run(std::false_type(), type); });
 }
 
 }  // namespace needle::NEEDLE_ISA

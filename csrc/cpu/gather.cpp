@@ -21,6 +21,18 @@ void pick(const T* column, int64_t step, int64_t count, const Number* numbers, i
   }
 }
 
+// Rows of zeros: as few calls as the strides allow.
+template <class T>
+void fill_zeros(T* to, const int64_t* stride, int64_t rows, int64_t size) {
+  if (stride[1] != 1 && size > 1) {
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < size; j++) to[i * stride[0] + j * stride[1]] = T(0);
+    return;
+  }
+  if (stride[0] == size) size *= rows, rows = rows > 0;
+  for (int64_t i = 0; i < rows; i++) std::memset(to + i * stride[0], 0, size * sizeof(T));
+}
+
 }  // namespace
 
 // Table (N, D) and numbers (M) to (M, D).
@@ -62,17 +74,21 @@ void scatter_add_rows(const scatter_add_rows_args& c) {
   int64_t count = out.shape[0], skip = c.attr.skip;
   using In = scatter_add_rows_args::In;
   with_type<In::rows_dtypes>(rows.dtype, [&]<class T>(T) {
-    // Tasks are ranges of columns, so that no two add to one element.
-    parallel_ranges(c.exec, out.shape[1], count + rows.shape[0], [&](int64_t begin, int64_t end) {
-      for (int64_t k = 0; k < count; k++)
-        for (int64_t j = begin; j < end; j++) out.as<T>()[k * out.stride[0] + j * out.stride[1]] = T(0);
-      for (int64_t i = 0; i < rows.shape[0]; i++) {
-        const int64_t row = number_at<In::numbers_dtypes>(numbers, i);
-        if (row < 0 || row >= count || row == skip) continue;
-        T* to = out.as<T>() + row * out.stride[0];
-        const T* from = rows.as<T>() + i * rows.stride[0];
-        for (int64_t j = begin; j < end; j++) to[j * out.stride[1]] += from[j * rows.stride[1]];
-      }
+    with_type<In::numbers_dtypes>(numbers.dtype, [&]<class Number>(Number) {
+      // Tasks are ranges of columns, so that no two add to one element.
+      parallel_ranges(c.exec, out.shape[1], count + rows.shape[0], [&](int64_t begin, int64_t end) {
+        fill_zeros(out.as<T>() + begin * out.stride[1], out.stride, count, end - begin);
+        for (int64_t i = 0; i < rows.shape[0]; i++) {
+          const int64_t row = numbers.as<const Number>()[i * numbers.stride[0]];
+          if (row < 0 || row >= count || row == skip) continue;
+          T* to = out.as<T>() + row * out.stride[0];
+          const T* from = rows.as<T>() + i * rows.stride[0];
+          if (out.stride[1] == 1 && rows.stride[1] == 1)
+            for (int64_t j = begin; j < end; j++) to[j] += from[j];
+          else
+            for (int64_t j = begin; j < end; j++) to[j * out.stride[1]] += from[j * rows.stride[1]];
+        }
+      });
     });
   });
 }
@@ -88,7 +104,7 @@ void gather(const gather_args& c) {
       if (width == 1) {  // numbers are along a row of memory
         const int64_t piece = 4096, pieces = ceil_div(many, piece);
         parallel_each(c.exec, out.shape[0] * pieces, 4 * smaller(many, piece), [&](int64_t t) {
-          const int64_t b = t / pieces, first = t % pieces * piece;
+          const int64_t b = pieces == 1 ? t : t / pieces, first = (t - b * pieces) * piece;
           pick(x.as<const T>() + at(x, b), x.stride[1], count, by.as<const Number>() + at(by, b) + first * by.stride[1],
                by.stride[1], out.as<T>() + at(out, b) + first * out.stride[1], out.stride[1],
                smaller(piece, many - first), missing_value<T>());
@@ -112,7 +128,7 @@ void gather(const gather_args& c) {
 
 // Columns [first, first + n) of table b take what is scattered to them, in the order of the rows.
 template <class R, class T, class Number>
-void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n) {
+NEEDLE_INLINE void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n) {
   const View &out = c.out.table, &from = c.in.rows, &by = c.in.numbers;
   const int64_t many = from.shape[1], count = out.shape[1];
   T* table = out.as<T>() + b * out.stride[0] + first * out.stride[2];
@@ -159,6 +175,9 @@ void scatter(const scatter_args& c) {
   const int64_t width = c.out.table.shape[2], parts = ceil_div(width, kTogether);
   const int64_t work = c.in.rows.shape[1] * smaller(width, kTogether);
   auto run = [&]<class R, class T, class Number>(R, T, Number) {
+    if (width == 1)  // numbers are along a row of memory
+      return parallel_each(c.exec, c.out.table.shape[0], 4 * c.in.rows.shape[1],
+                           [&](int64_t b) { scatter_columns<R, T, Number>(c, b, 0, 1); });
     // Of one table a stretch of columns for each thread: narrow ones would go through memory once for each of them.
     const int64_t total = c.out.table.shape[0] * parts, threads = c.exec->threads;
     if (total == 0) return;

@@ -37,6 +37,66 @@ void rms_norm_row(const T* x, T* y, int64_t size, const T* weight, double eps) {
   });
 }
 
+// Of a row of at most one vector: sums are of lanes, of which those beyond the row are zero.
+inline void norm_grad_short_row(const float* x, const float* dy, float* dx, int n, const float* weight, double eps,
+                                bool rms, float* dweight, float* dbias) {
+  const float count = static_cast<float>(n);
+  V v = V::load_n(x, n);
+  if (!rms) {
+    v = centred(x, n, V(reduce_add(v) / count));
+    const float off = reduce_add(v) / count;  // what rounding left: equal numbers have to become zeros
+    float lanes[V::N];
+    (v - V(off)).store(lanes);
+    v = V::load_n(lanes, n);
+  }
+  const V scale(static_cast<float>(1 / ::sqrt(static_cast<double>(reduce_add(v * v) / count) + eps)));
+  const V normal = v * scale, given = V::load_n(dy, n), g = weight ? given * V::load_n(weight, n) : given;
+  const V shift(rms ? 0.f : reduce_add(g) / count), along(reduce_add(g * normal) / count);
+  ((g - shift - normal * along) * scale).store_n(dx, n);
+  if (dweight) fma(given, normal, V::load_n(dweight, n)).store_n(dweight, n);
+  if (dbias) (given + V::load_n(dbias, n)).store_n(dbias, n);
+}
+
+// From a row of x and the gradient of its norm that of x; what it adds to those of weight and bias, unless these are
+// null.
+template <class T>
+void norm_grad_row(const T* x, const T* dy, T* dx, int64_t size, const T* weight, double eps, bool rms, T* dweight,
+                   T* dbias) {
+  using L = typename LanesOf<T>::type;
+  if constexpr (LanesOf<T>::width > 1)
+    if (size <= LanesOf<T>::width)
+      return norm_grad_short_row(x, dy, dx, static_cast<int>(size), weight, eps, rms, dweight, dbias);
+  double mean = 0, var, sums[2] = {0, 0};
+  if (rms)
+    var = row_sum<T>(size,
+                     [&](int64_t i, int n) {
+                       const L v = load_lanes(x + i, n);
+                       return v * v;
+                     }) /
+          static_cast<double>(size);
+  else
+    statistics<T>(1, size, [&](int64_t) { return x; }, &mean, &var);
+  const L centre(static_cast<T>(mean)), scale(static_cast<T>(1 / ::sqrt(var + eps)));
+  const auto normal = [&](int64_t i, int n) { return (load_lanes(x + i, n) - centre) * scale; };
+  const auto slope = [&](int64_t i, int n) {
+    const L g = load_lanes(dy + i, n);
+    return weight ? g * load_lanes(weight + i, n) : g;
+  };
+  add_rows<T, 2>(sums, 1, size, [&](int64_t, int64_t i, int n, L* s) {
+    const L g = slope(i, n);
+    s[0] = s[0] + g;
+    s[1] = fma(g, normal(i, n), s[1]);
+  });
+  const double count = static_cast<double>(size);
+  const L shift(static_cast<T>(rms ? 0 : sums[0] / count)), along(static_cast<T>(sums[1] / count));
+  for_lanes<T>(size, [&](int64_t i, int n) {
+    const L v = normal(i, n);
+    store_lanes(dx + i, (slope(i, n) - shift - v * along) * scale, n);
+    if (dweight) store_lanes(dweight + i, fma(load_lanes(dy + i, n), v, load_lanes(dweight + i, n)), n);
+    if (dbias) store_lanes(dbias + i, load_lanes(dy + i, n) + load_lanes(dbias + i, n), n);
+  });
+}
+
 constexpr int kPixels = V::N == 16 ? 8 : 4;  // normalised at once, as the registers allow
 
 // Images in blocks of channels, to be normalised pixel by pixel.
@@ -125,6 +185,35 @@ void rms_norm(const rms_norm_args& c) {
     parallel_each(c.exec, c.in.x.shape[0], 2 * size, [&](int64_t r) {
       rms_norm_row(c.in.x.as<const T>() + r * c.in.x.stride[0], c.out.y.as<T>() + r * c.out.y.stride[0], size, weight,
                    c.attr.eps);
+    });
+  });
+}
+
+// x, dy and dx (M, D).
+void row_norm_grad(const row_norm_grad_args& c) {
+  const View &x = c.in.x, &dy = c.in.dy, &dx = c.out.dx;
+  const int64_t size = x.shape[1];
+  with_type<row_norm_grad_args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
+    parallel_each(c.exec, x.shape[0], 6 * size, [&](int64_t r) {
+      norm_grad_row<T>(x.as<const T>() + r * x.stride[0], dy.as<const T>() + r * dy.stride[0],
+                       dx.as<T>() + r * dx.stride[0], size, c.in.weight.as<const T>(), c.attr.eps, c.attr.rms != 0,
+                       nullptr, nullptr);
+    });
+  });
+}
+
+// A task is a part of the rows with sums of its own, so that they do not depend on the number of threads.
+void row_norm_grad_sums(const row_norm_grad_sums_args& c) {
+  const View &x = c.in.x, &dy = c.in.dy, &dx = c.out.dx, &sums = c.out.sums;
+  const int64_t rows = x.shape[0], size = x.shape[1], parts = sums.shape[0];
+  with_type<row_norm_grad_sums_args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
+    parallel_for(c.exec, parts, [&](int64_t part) {
+      T* dweight = sums.as<T>() + part * sums.stride[0];
+      std::memset(dweight, 0, sums.shape[1] * size * sizeof(T));
+      for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; r++)
+        norm_grad_row<T>(x.as<const T>() + r * x.stride[0], dy.as<const T>() + r * dy.stride[0],
+                         dx.as<T>() + r * dx.stride[0], size, c.in.weight.as<const T>(), c.attr.eps, c.attr.rms != 0,
+                         dweight, sums.shape[1] == 2 ? dweight + size : nullptr);
     });
   });
 }

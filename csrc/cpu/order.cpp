@@ -156,6 +156,24 @@ struct Rows {
     }
   }
 
+  // f(number of rows, offsets of each) for all rows, `many` together as long as there are so many.
+  template <int many, class F>
+  void each_few(const Exec* exec, int64_t work, const F& f) const {
+    const View* all[N];
+    for (int k = 0; k < N; k++) all[k] = &views[k];
+    const Loop<N> loop = loop_over<N>(all);
+    parallel_ranges(exec, loop.outer() * loop.inner(), work, [&](int64_t begin, int64_t end) {
+      auto o = Odometer<N>::start(loop, loop.rank, begin);
+      int64_t at[many][N];
+      for (int64_t i = begin; i < end;) {
+        const int n = end - i >= many ? many : 1;
+        for (int r = 0; r < n; r++, o.next()) std::memcpy(at[r], o.at, sizeof at[r]);
+        n == many ? f(std::integral_constant<int, many>(), at) : f(std::integral_constant<int, 1>(), at);
+        i += n;
+      }
+    });
+  }
+
   // f(offsets) for every row.
   template <class F>
   void each(const Exec* exec, int64_t work, const F& f) const {
@@ -267,6 +285,31 @@ void cumprod(const cumprod_args& c) {
       Product product = 1;
       for (int64_t i = 0; i < rows.size[0]; i++, from += rows.step[1], to += rows.step[0])
         *to = static_cast<T>(product *= static_cast<Product>(*from));
+    });
+  });
+}
+
+// dx[k] is the product of x before k times s[k] = dy[k] + x[k + 1] s[k + 1]: no division, which zeros would not stand.
+void cumprod_grad(const cumprod_grad_args& c) {
+  if (c.out.dx.size() == 0) return;
+  const Rows<3> rows({&c.out.dx, &c.in.x, &c.in.dy}, static_cast<int>(c.attr.axis));
+  const int64_t n = rows.size[0];
+  with_type<cumprod_grad_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
+    rows.each_few<8>(c.exec, 4 * n, [&]<class R>(R, const int64_t (*at)[3]) {
+      constexpr int kRows = R::value;  // whose products do not wait for each other
+      double *before = scratch<double>(c.exec, 0, n * kRows), product[kRows], sum[kRows];
+      for (int r = 0; r < kRows; r++) product[r] = 1, sum[r] = 0;
+      for (int64_t i = 0; i < n; i++)
+        for (int r = 0; r < kRows; r++) {
+          before[i * kRows + r] = product[r];
+          product[r] *= static_cast<double>(c.in.x.as<T>()[at[r][1] + i * rows.step[1]]);
+        }
+      for (int64_t i = n - 1; i >= 0; i--)
+        for (int r = 0; r < kRows; r++) {
+          const double next = i + 1 < n ? static_cast<double>(c.in.x.as<T>()[at[r][1] + (i + 1) * rows.step[1]]) : 0.0;
+          sum[r] = static_cast<double>(c.in.dy.as<T>()[at[r][2] + i * rows.step[2]]) + next * sum[r];
+          c.out.dx.as<T>()[at[r][0] + i * rows.step[0]] = static_cast<T>(before[i * kRows + r] * sum[r]);
+        }
     });
   });
 }

@@ -87,7 +87,7 @@ class StepPlan(CompiledPlan):
         checking = [n for n in graph if n.kind == "op" and type(n.target).check_values is not Op.check_values]
         self.checks = [(n.target, [given.get(a, a.meta["spec"]) for a in n.args]) for n in checking]
         place = {label: i for i, label in enumerate(self.info.labels)}
-        self.places = [place[u.label] for u in self.updates]
+        self.places = [place.get(u.label) for u in self.updates]  # None: a parameter of no elements
         written = {id(e.tensor): place.get(e.label, -1) + 1 for e, _ in self.effects if isinstance(e, Write)}
         final = [max(written[id(t)] for t in b.sums.values()) for b in self.buckets]
         self.leaves = list(itertools.accumulate(final, max))  # in one order in all processes
@@ -209,7 +209,8 @@ class StepPlan(CompiledPlan):
             if key not in options:
                 name, attrs = opt.kernel(group, *key[1:])
                 options[key] = attributes(name, **attrs)
-            self.core.set_attributes(place, options[key])
+            if place is not None:
+                self.core.set_attributes(place, options[key])
         opt.t += bool(self.updates)
         return moved
 

@@ -11,7 +11,7 @@ from needle.backend_ndarray import FLOATS, dtype_name
 from needle.ops.common import Elementwise, check_axis, gradient_of_decomposition, unbroadcast
 from needle.ops.families import samples_of, unary
 from needle.ops.math.activation import ActivationGrad, activation, elu, sigmoid, tanh
-from needle.ops.math.arithmetic import clamp
+from needle.ops.math.arithmetic import clamp, logical_or
 from needle.ops.math.comparison import ge, gt, le
 from needle.ops.math.elementwise import Clamp, where
 from needle.ops.math.maths import absolute, softplus
@@ -78,8 +78,7 @@ class Hardtanh(Clamp):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
-        outside = where(le(x, self.low), True, ge(x, self.high))
-        return where(outside, 0.0, out_grad)
+        return where(logical_or(le(x, self.low), ge(x, self.high)), 0.0, out_grad)
 
 
 def hardtanh(a: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:

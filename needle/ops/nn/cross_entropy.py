@@ -14,7 +14,7 @@ from needle.ops.dtypes import float_dtype
 from needle.ops.families import samples_of
 from needle.ops.nn.embedding import as_numbers, check_numbers, one_hot
 from needle.ops.reduce.basic import mean, summation
-from needle.ops.reduce.softmax import softmax
+from needle.ops.reduce.softmax import softmax, takes_columns
 from needle.ops.shape.basic import permute, unsqueeze
 
 __all__ = ["softmax_loss"]
@@ -58,6 +58,13 @@ class CrossEntropy(Op):
 
     def compute(self, logits: NDArray, labels: NDArray) -> NDArray:
         self.check_values(logits, labels)
+        n, classes, *places = logits.shape
+        columns = math.prod(places)
+        if places and takes_columns("cross_entropy_columns", logits, columns):
+            out = NDArray.empty((n, columns))
+            numbers = as_numbers(labels).reshape((n, columns))
+            call("cross_entropy_columns", [out], logits=logits.reshape((n, classes, columns)), labels=numbers)
+            return out.reshape(labels.shape)
         out = NDArray.empty((math.prod(labels.shape),), float_dtype(logits.dtype))
         rows = rows_of(logits.as_dtype(out.dtype)).compact()
         call("cross_entropy", [out], logits=rows, labels=as_numbers(labels).compact().reshape(out.shape))
@@ -90,6 +97,14 @@ class CrossEntropyGrad(Op):
         return Spec(tuple(logits.shape), str(out_grad.dtype))
 
     def compute(self, logits: NDArray, labels: NDArray, out_grad: NDArray) -> NDArray:
+        n, classes, *places = logits.shape
+        columns = math.prod(places)
+        if places and out_grad.dtype == logits.dtype and takes_columns("cross_entropy_columns_grad", logits, columns):
+            out = NDArray.empty((n, classes, columns))
+            numbers, grads = (a.reshape((n, columns)) for a in (as_numbers(labels), out_grad))
+            images = logits.reshape((n, classes, columns))
+            call("cross_entropy_columns_grad", [out], logits=images, labels=numbers, dloss=grads)
+            return out.reshape(logits.shape)
         count = math.prod(labels.shape)
         out = NDArray.empty((count, logits.shape[1]), out_grad.dtype)
         numbers, grads = (a.compact().reshape((count,)) for a in (as_numbers(labels), out_grad))

@@ -13,8 +13,9 @@ from needle.ops.families import samples_of
 from needle.ops.math.elementwise import maximum
 from needle.ops.math.maths import rsqrt
 from needle.ops.math.power import power_scalar
-from needle.ops.nn.norm import BatchNormTrain, BatchNormTrainGrad, batch_norm, channel_shape, move
-from needle.ops.reduce.basic import mean, summation, vector_norm
+from needle.ops.nn.norm import batch_norm, channel_shape, move
+from needle.ops.nn.row_norm_grad import RowNormGrad
+from needle.ops.reduce.basic import mean, vector_norm
 from needle.ops.shape.basic import Pad, reshape
 from needle.ops.shape.indexing import getitem
 
@@ -68,24 +69,6 @@ def filled(count: int, value: float, dtype: str) -> NDArray:
     return out
 
 
-def normalised(x: Tensor, rows: int, eps: float) -> tuple[Tensor, Any]:
-    """x with each of its `rows` equal parts at mean 0 and variance 1, and the function from the gradient of that to x's.
-
-    The kernels of batch normalisation do it, with a row as a channel.
-    """
-    from needle.init import ones, zeros
-
-    where: dict[str, Any] = {"device": x.device, "dtype": x.dtype, "requires_grad": False}
-    flat, weight = reshape(x, (1, rows, x.size // max(rows, 1))), ones(rows, **where)
-    normal, centre, _, inverse = BatchNormTrain(eps)(flat, weight, zeros(rows, **where))
-
-    def pull_back(grad: Tensor) -> Tensor:
-        grad = reshape(grad, flat.shape)
-        return reshape(BatchNormTrainGrad(eps)(flat, centre.detach(), inverse.detach(), weight, grad)[0], x.shape)
-
-    return reshape(normal, x.shape), pull_back
-
-
 @op
 class LayerNorm(RowNorm):
     """(x - mean) / sqrt(var + eps) * weight + bias over the last `axes` axes; weight and bias of their shape.
@@ -125,14 +108,9 @@ class LayerNorm(RowNorm):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x, weight, bias = self.split(node.inputs)
-        first = tuple(range(len(x.shape) - self.axes))
-        normal, pull_back = normalised(x, math.prod(x.shape[: -self.axes]), self.eps)
-        grads = [pull_back(out_grad if weight is None else out_grad * weight)]
-        if weight is not None:
-            grads.append(summation(out_grad * normal, first) if first else out_grad * normal)
-        if bias is not None:
-            grads.append(summation(out_grad, first) if first else out_grad)
-        return tuple(grads)
+        values = () if weight is None else (weight,)
+        found = RowNormGrad(self.axes, self.eps, False, weight is not None, bias is not None)(x, *values, out_grad)
+        return (found,) if weight is None and bias is None else tuple(found)
 
     samples = samples_of(
         (BOTH, [(4, 33), (33,), (33,)]),
@@ -187,6 +165,11 @@ class RMSNorm(RowNorm):
         eps = self.added(x)
         scale = rsqrt(mean(x * x, tuple(range(-self.axes, 0)), keepdims=True) + eps)
         return x * scale if weight is None else x * scale * weight
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x, *weight = node.inputs
+        found = RowNormGrad(self.axes, self.added(x), True, self.has_weight)(x, *weight, out_grad)
+        return tuple(found) if weight else (found,)
 
     samples = samples_of(
         ({"has_weight": True}, [(4, 33), (33,)]),

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 from needle.op import one_of
-from needle.ops.common import broadcast_shape, check_axis, constant, gradient_of_decomposition, with_axis
+from needle.ops.common import broadcast_shape, check_axis, constant, gradient_of_decomposition, unbroadcast, with_axis
 from needle.ops.families import samples_of
 from needle.ops.math.arithmetic import logical_or
 from needle.ops.math.comparison import eq, le, lt, ne
 from needle.ops.math.elementwise import cast, maximum, minimum, where
-from needle.ops.math.maths import absolute, sqrt
+from needle.ops.math.maths import absolute, sign, sqrt
+from needle.ops.nn.norm import Positive
 from needle.ops.reduce.basic import amax, summation
-from needle.ops.shape.basic import broadcast_to, reshape, unsqueeze
+from needle.ops.shape.basic import broadcast_to, reshape, transpose, unsqueeze
 from needle.ops.shape.gather import take
 from needle.ops.shape.indexing import getitem
 from needle.ops.shape.runtime_shape import moveaxis
@@ -213,13 +214,62 @@ class CDist(Op):
         self.infer(a, b)
         return p_norm(absolute(unsqueeze(a, -2) - unsqueeze(b, -3)), self.p)
 
-    gradient = gradient_of_decomposition
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        if self.p not in CDistGrad.orders:
+            return gradient_of_decomposition(self, out_grad, node)
+        a, b = node.inputs
+        wide = [broadcast_to(x, (*node.shape[:-2], *x.shape[-2:])) for x in (a, b)]
+        of_a = CDistGrad(self.p)(*wide, node, out_grad)
+        of_b = CDistGrad(self.p)(*wide[::-1], transpose(node, (-2, -1)), transpose(out_grad, (-2, -1)))
+        return unbroadcast(of_a, a.shape), unbroadcast(of_b, b.shape)
 
     samples = samples_of(
         ({}, [(2, 4, 3), (5, 3)]),
         ({"p": 0.0}, [(4, 3), (5, 3)]),
         ({"p": 1.0}, [(4, 3), (5, 3)]),
         ({"p": 3.0}, [(4, 3), (5, 3)]),
+    )
+
+
+@op
+class CDistGrad(Op):
+    """The gradient of a (*, P, M) from b (*, R, M), the distances (*, P, R) in the 1- or 2-norm and their gradient."""
+
+    p: float
+    orders: ClassVar[tuple[float, ...]] = (1, 2)
+
+    def infer(self, a: Any, b: Any, y: Any, g: Any) -> Any:
+        if self.p not in self.orders:
+            raise ValueError(f"[{self.label}] p expects 1 or 2, got {self.p}.")
+        want = (*a.shape[:-1], b.shape[-2])
+        if (
+            tuple(y.shape) != want
+            or tuple(g.shape) != want
+            or (*b.shape[:-2], b.shape[-1]) != (*a.shape[:-2], a.shape[-1])
+        ):
+            raise ValueError(
+                f"[{self.label}] expects distances and a gradient of shape {want}, got {tuple(y.shape)} and {tuple(g.shape)}."
+            )
+        return Spec(tuple(a.shape), str(a.dtype))
+
+    def compute(self, a: NDArray, b: NDArray, y: NDArray, g: NDArray) -> Any:
+        rows = [x.reshape((math.prod(x.shape[:-2]), *x.shape[-2:])) for x in (a, b, y, g)]
+        out = NDArray.empty(rows[0].shape, a.dtype)
+        call("cdist_grad", [out], **dict(zip(("a", "b", "y", "dy"), rows, strict=True)), p=float(self.p))
+        return out.reshape(a.shape)
+
+    def decompose(self, a: Tensor, b: Tensor, y: Tensor, g: Tensor) -> Tensor:
+        d = unsqueeze(a, -2) - unsqueeze(b, -3)
+        if self.p == 1:
+            return summation(unsqueeze(g, -1) * sign(d), -2)
+        none = eq(y, 0.0)
+        return summation(unsqueeze(where(none, 0.0, g / where(none, 1.0, y)), -1) * d, -2)
+
+    gradient = gradient_of_decomposition
+
+    samples = samples_of(
+        ({"p": 2.0}, [(2, 4, 3), (2, 5, 3), Positive((2, 4, 5)), (2, 4, 5)]),
+        ({"p": 1.0}, [(4, 70), (5, 70), Positive((4, 5)), (4, 5)]),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call
-from needle.ops.common import check_axis, constant, with_axis
+from needle.ops.common import check_axis, constant, gradient_of_decomposition, with_axis
 from needle.ops.dtypes import cast_array, float_dtype
 from needle.ops.families import no_gradient, samples_of
 from needle.ops.math.arithmetic import isnan, logaddexp, logical_or
@@ -64,13 +64,51 @@ class CumProd(Op):
         return concat(products, axis)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        """s[k] = g[k] + x[k + 1] s[k + 1], times the product before k: without a division, which zeros would not stand."""
         x = node.inputs[0]
+        return CumProdGrad(self.axis)(x, out_grad) if x.shape and x.shape[self.axis] > 1 else out_grad
+
+    samples = samples_of(
+        ({"axis": 1}, [(3, 5, 4)]),
+        ({"axis": -1}, [(2, 1)]),
+        ({"axis": 0}, [Spec((5, 2), "int32")]),
+        ({"axis": 0}, [(6, 20)]),
+    )
+
+
+@op
+class CumProdGrad(Op):
+    """The gradient of x from that of CumProd(x): s[k] = g[k] + x[k + 1] s[k + 1], times the product before k, in float64
+    inside. No division, which zeros would not stand."""
+
+    axis: int
+
+    def infer(self, x: Any, g: Any) -> Any:
+        check_axis(self.label, self.axis, x.shape)
+        if tuple(x.shape) != tuple(g.shape) or x.dtype != g.dtype:
+            given = f"{x.dtype} {tuple(x.shape)} and {g.dtype} {tuple(g.shape)}"
+            raise ValueError(f"[{self.label}] expects x and a gradient of its shape and dtype, got {given}.")
+        return Spec(tuple(x.shape), str(x.dtype))
+
+    def compute(self, x: NDArray, g: NDArray) -> Any:
+        out = NDArray.empty(x.shape or (1,), x.dtype)
+        call("cumprod_grad", [out], x=with_axis(x), dy=with_axis(g), axis=self.axis % out.ndim)
+        return out.reshape(x.shape)
+
+    def reference(self, x: np.ndarray, g: np.ndarray) -> Any:
+        rows, slopes = (np.moveaxis(t.reshape(t.shape or (1,)), self.axis, 0) for t in (x, g))
+        before, behind, out = np.ones_like(rows), np.zeros_like(rows[0]), np.empty_like(rows)
+        before[1:] = np.cumprod(rows, 0)[:-1]
+        for k in reversed(range(len(rows))):
+            behind = slopes[k] + (rows[k + 1] * behind if k + 1 < len(rows) else 0)
+            out[k] = before[k] * behind
+        return np.moveaxis(out, 0, self.axis).reshape(x.shape)
+
+    def decompose(self, x: Tensor, g: Tensor) -> Tensor:
         n = x.shape[self.axis] if x.shape else 1
         if n < 2:
-            return out_grad
+            return g
         axis, step = self.axis % len(x.shape), 1
-        x, total = cast(x, "float64"), cast(out_grad, "float64")
+        x, total = cast(x, "float64"), cast(g, "float64")
         factors = concat([part(x, axis, 1, None), full_like(part(x, axis, 0, 1), 0)], axis)
         while step < n:  # by doubling steps
             ahead = part(factors, axis, None, -step)
@@ -84,13 +122,14 @@ class CumProd(Op):
             factors = concat([ahead * part(factors, axis, step, None), part(factors, axis, -step, None)], axis)
             step *= 2
         before = part(CumProd(self.axis)(x), axis, None, -1)
-        return cast(total * concat([full_like(part(x, axis, 0, 1), 1), before], axis), out_grad.dtype)
+        return cast(total * concat([full_like(part(x, axis, 0, 1), 1), before], axis), g.dtype)
+
+    gradient = gradient_of_decomposition
 
     samples = samples_of(
-        ({"axis": 1}, [(3, 5, 4)]),
-        ({"axis": -1}, [(2, 1)]),
-        ({"axis": 0}, [Spec((5, 2), "int32")]),
-        ({"axis": 0}, [(6, 20)]),
+        ({"axis": 1}, [(3, 5, 4), (3, 5, 4)]),
+        ({"axis": -1}, [(2, 1), (2, 1)]),
+        ({"axis": 0}, [(6, 20), (6, 20)]),
     )
 
 

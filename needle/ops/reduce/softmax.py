@@ -20,8 +20,17 @@ from needle.ops.shape.basic import broadcast_to, reshape
 __all__ = ["log_softmax", "logsoftmax", "logsumexp", "softmax"]
 
 
-COLUMNS = ("softmax", "log_softmax")  # which have a kernel for columns
+COLUMNS = {  # kernels for columns, and whether of the logarithm
+    "softmax": ("softmax_columns", False),
+    "log_softmax": ("softmax_columns", True),
+    "softmax_grad": ("softmax_columns_grad", False),
+    "log_softmax_grad": ("softmax_columns_grad", True),
+}
 FEW = 4  # columns that are not worth it
+
+
+def takes_columns(kernel: str, x: NDArray, columns: int) -> bool:
+    return columns >= FEW and x.dtype == "float32" and kernel in x.device.kernels
 
 
 def on_rows(kernel: str, axis: int, **arrays: NDArray) -> NDArray:
@@ -32,9 +41,10 @@ def on_rows(kernel: str, axis: int, **arrays: NDArray) -> NDArray:
     axis %= rank
     x = next(iter(given.values()))
     whole = (math.prod(shape[:axis]), shape[axis] if shape else 1, math.prod(shape[axis + 1 :]))
-    if kernel in COLUMNS and whole[-1] >= FEW and x.dtype == "float32" and "softmax_columns" in x.device.kernels:
+    if takes_columns(COLUMNS[kernel][0], x, whole[-1]):
         out = NDArray.empty(whole)
-        call("softmax_columns", [out], x=x.reshape(whole), logarithm=kernel == "log_softmax")
+        columns, logarithm = COLUMNS[kernel]
+        call(columns, [out], **{n: a.reshape(whole) for n, a in given.items()}, logarithm=logarithm)
         return out.reshape(shape)
     order = [i for i in range(rank) if i != axis] + [axis]
     rows, moved = {}, ()
@@ -165,6 +175,13 @@ class LogSumExp(Op):
         shape = self.infer(x).shape
         x = x.as_dtype(float_dtype(x.dtype))
         count = math.prod(x.shape[i] for i in axes if x.shape)
+        first, after = (axes[0], axes[-1] + 1) if axes else (0, 0)
+        columns = math.prod(x.shape[after:])
+        if count and axes == tuple(range(first, after)) and takes_columns("logsumexp_columns", x, columns):
+            before = math.prod(x.shape[:first])
+            out = NDArray.empty((before, 1, columns))
+            call("logsumexp_columns", [out], x=x.reshape((before, count, columns)))
+            return out.reshape(shape)
         rows = x.permute([*kept, *axes] if x.shape else []).reshape((math.prod(shape), count))
         out = NDArray.empty((rows.shape[0], 1), x.dtype)
         out.fill(-math.inf) if count == 0 else call("logsumexp", [out], x=rows)

@@ -15,8 +15,8 @@ from needle.ops.math.arithmetic import bitwise_not, isnan, logical_and, logical_
 from needle.ops.math.comparison import eq, gt, lt
 from needle.ops.math.elementwise import cast
 from needle.ops.reduce.basic import summation
-from needle.ops.shape.basic import Pad, broadcast_to, flatten, reshape, squeeze, transpose, unsqueeze
-from needle.ops.shape.gather import gather
+from needle.ops.shape.basic import Pad, flatten, reshape, squeeze, transpose, unsqueeze
+from needle.ops.shape.gather import GatherGrad, gather
 from needle.ops.shape.indexing import getitem
 
 __all__ = ["argmax", "argmin", "argsort", "cumsum", "max_along", "min_along", "sort", "topk"]
@@ -85,9 +85,7 @@ class MaxAlong(Op):
         x = node.inputs[0]
         if not x.shape:
             return out_grad
-        axis = self.axis % len(x.shape)
-        numbers = np.arange(x.shape[axis]).reshape(-1, *[1] * (len(x.shape) - axis - 1))
-        return cast(eq(ArgMax(axis)(x.detach()), numbers), x.dtype) * broadcast_to(out_grad, x.shape)
+        return GatherGrad(self.axis, tuple(x.shape))(out_grad, ArgMax(self.axis)(x.detach()))
 
     samples = samples_of(*(({"axis": a}, [(3, 5, 4)]) for a in (0, -1)))
 

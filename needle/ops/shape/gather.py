@@ -14,7 +14,7 @@ from needle.backend_ndarray.kernels import call_map
 from needle.backend_ndarray.ndarray import PLANNING
 from needle.backend_ndarray.sizes import whole
 from needle.backend_ndarray.strides import reshaped_strides
-from needle.ops.common import broadcast_shape, check_axis, constant, gradient_of_decomposition, with_axis
+from needle.ops.common import broadcast_shape, check_axis, constant, with_axis
 from needle.ops.dtypes import cast_array
 from needle.ops.families import no_gradient, samples_of
 from needle.ops.math.arithmetic import logical_or
@@ -23,6 +23,8 @@ from needle.ops.math.elementwise import where
 from needle.ops.shape.basic import broadcast_to, reshape
 
 __all__ = ["gather", "index_tensors", "take", "take_along"]
+
+SCATTERS: tuple[str, ...] = ("set", "sum", "prod", "amax", "amin")  # a place among them is the kernel's number
 
 
 def check_index(label: str, index: Any) -> None:
@@ -83,6 +85,14 @@ def three_axes(x: NDArray, axis: int) -> NDArray:
     shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
     strides = reshaped_strides(x.shape, x.strides, shape)
     return x.compact().reshape(shape) if strides is None else x.strided(shape, strides)
+
+
+def scatter_into(out: NDArray, axis: int, index: NDArray, source: NDArray, reduce: str) -> None:
+    """The kernel on a part of an array that is there; index and source have its shape but for the axis."""
+    table, rows, numbers = (three_axes(a, axis) for a in (out, source, index))
+    call("scatter", [table], rows=rows, numbers=numbers, reduce=SCATTERS.index(reduce))
+    if table._handle is not out._handle:
+        call("copy", [out], x=table.reshape(out.shape))
 
 
 @op
@@ -202,20 +212,70 @@ class Gather(Op):
         return out.reshape(shape)
 
     def decompose(self, x: Tensor, index: Tensor) -> Tensor:
-        if not x.shape:
-            return take(x, index)
-        axis = self.axis % len(x.shape)
-        grid = np.indices(index.shape, sparse=True)
-        strides = [math.prod(x.shape[d + 1 :]) for d in range(len(x.shape))]
-        place = sum(g * s for d, (g, s) in enumerate(zip(grid, strides, strict=True)) if d != axis)
-        base = constant(np.asarray(place, "int64"), x, "int64")
-        return take(reshape(x, (-1,)), base + Wrapped(x.shape[axis])(index) * strides[axis])
+        return take(reshape(x, (-1,)), flat_places(x.shape, self.axis, index)) if x.shape else take(x, index)
 
-    gradient = gradient_of_decomposition
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        x, index = node.inputs
+        return GatherGrad(self.axis, tuple(x.shape))(out_grad, index), None
 
     samples = samples_of(
         ({"axis": 0}, [(4, 3), Spec((2, 3), "int64")]),
         ({"axis": -1}, [(2, 3, 4), Spec((2, 2, 5), "int64")]),
+    )
+
+
+def flat_places(shape: Sequence[int], axis: int, index: Tensor) -> Tensor:
+    """Where, among all elements of an array of `shape`, those are that an index of Gather names."""
+    axis %= len(shape)
+    grid = np.indices(index.shape, sparse=True)
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    place = sum(g * s for d, (g, s) in enumerate(zip(grid, strides, strict=True)) if d != axis)
+    return constant(np.asarray(place, "int64"), index, "int64") + Wrapped(shape[axis])(index) * strides[axis]
+
+
+@op
+class GatherGrad(Op):
+    """Zeros of `shape` with the elements of a gradient added where Gather took them from by `index`."""
+
+    axis: int
+    shape: tuple
+
+    def infer(self, g: Any, index: Any) -> Any:
+        taken = Gather(self.axis).infer(Spec(self.shape, str(g.dtype)), index)
+        if tuple(g.shape) != taken.shape:
+            raise ValueError(f"[{self.label}] gradient expects shape {taken.shape}, got {tuple(g.shape)}.")
+        return Spec(self.shape, str(g.dtype))
+
+    def compute(self, g: NDArray, index: NDArray) -> Any:
+        out = NDArray.empty(self.shape or (1,), g.dtype)
+        out.fill(0)
+        axis, rows = self.axis % out.ndim, with_axis(g)
+        numbers = wrapped_array(with_axis(index), out.shape[axis])
+        part = tuple(slice(0, out.shape[d] if d == axis else s) for d, s in enumerate(rows.shape))
+        scatter_into(out[part], axis, numbers, rows, "sum")
+        return out.reshape(self.shape)
+
+    def reference(self, g: np.ndarray, index: np.ndarray) -> Any:
+        out = np.zeros(self.shape or (1,), g.dtype)
+        numbers = index.reshape(index.shape or (1,))
+        places = [*np.indices(numbers.shape)]
+        places[self.axis % out.ndim] = numbers
+        np.add.at(out, tuple(places), g.reshape(numbers.shape))
+        return out.reshape(self.shape)
+
+    def decompose(self, g: Tensor, index: Tensor) -> Tensor:
+        if not self.shape:
+            return g
+        places = reshape(flat_places(self.shape, self.axis, index), (-1,))
+        return reshape(TakeGrad(0, math.prod(self.shape))(reshape(g, (-1,)), places), self.shape)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return Gather(self.axis)(out_grad, node.inputs[1]), None
+
+    samples = samples_of(
+        ({"axis": 0, "shape": (4, 3)}, [(2, 3), Spec((2, 3), "int64")]),
+        ({"axis": -1, "shape": (2, 3, 4)}, [(2, 2, 5), Spec((2, 2, 5), "int32")]),
+        ({"axis": 1, "shape": (3, 5, 20)}, [(3, 1, 20), Spec((3, 1, 20), "int64")]),
     )
 
 

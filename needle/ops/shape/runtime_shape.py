@@ -139,12 +139,15 @@ class Tile(Op):
         if len(out) + len(grows) > MAX_RANK and len(grows) > 1:  # one axis after the other
             first = tuple(t if a == grows[-1] else 1 for a, t in enumerate(times))
             return Tile(tuple(1 if a == grows[-1] else t for a, t in enumerate(times)))(Tile(first)(x))
-        apart = reshape(x, [n for a, s in enumerate(shape) for n in ((1, s) if a in grows else (s,))])
-        wide = [n for a, (s, t) in enumerate(zip(shape, times, strict=True)) for n in ((t, s) if a in grows else (s,))]
-        return reshape(broadcast_to(apart, wide), out)
+        both = list(zip(shape, times, strict=True))  # an axis of its own for each number but 1
+        apart = reshape(x, [n for s, t in both for n in ((s,) if t == 1 else (1, s))])
+        return reshape(broadcast_to(apart, [n for s, t in both for n in ((s,) if t == 1 else (t, s))]), out)
 
     samples = samples_of(
-        ({"times": (2, 1, 3)}, [(3, 4)]), ({"times": (2,)}, [(2, 3)]), ({"times": (2, 1, 2, 2, 1)}, [(2, 1, 3, 2, 2)])
+        ({"times": (2, 1, 3)}, [(3, 4)]),
+        ({"times": (2,)}, [(2, 3)]),
+        ({"times": (1, 0, 1, 1, 2)}, [(2, 1, 2, 1, 3)]),
+        ({"times": (2, 1, 2, 2, 1)}, [(2, 1, 3, 2, 2)]),
     )
 
 

@@ -17,7 +17,7 @@ from needle.ops.math.arithmetic import floor_divide
 from needle.ops.math.comparison import eq
 from needle.ops.math.elementwise import cast, maximum, where
 from needle.ops.shape.basic import broadcast_to, flatten, reshape
-from needle.ops.shape.gather import check_index, check_range, gather, one_number, take, three_axes
+from needle.ops.shape.gather import SCATTERS, check_index, check_range, gather, one_number, scatter_into, take
 from needle.ops.shape.indexing import ScatterItem, encode_index, getitem
 from needle.ops.shape.masked import MaskedPut, masked_put
 from needle.ops.shape.runtime_shape import cast_like
@@ -32,16 +32,7 @@ __all__ = [
     "scatter_reduce",
 ]
 
-SCATTERS = ("set", "sum", "prod", "amax", "amin")  # a place among them is the kernel's number
 UFUNCS = {"sum": np.add, "prod": np.multiply, "amax": np.maximum, "amin": np.minimum}
-
-
-def scatter_into(out: NDArray, axis: int, index: NDArray, source: NDArray, reduce: str) -> None:
-    """The kernel on a part of an array that is there; index and source have its shape but for the axis."""
-    table, rows, numbers = (three_axes(a, axis) for a in (out, source, index))
-    call("scatter", [table], rows=rows, numbers=numbers, reduce=SCATTERS.index(reduce))
-    if table._handle is not out._handle:
-        call("copy", [out], x=table.reshape(out.shape))
 
 
 def ones_behind(x: Any, axis: int, count: int) -> tuple[int, ...]:
