@@ -6,6 +6,7 @@ in its place. A forward that asks for gradients is traced so from its beginning,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
@@ -27,7 +28,7 @@ from .guard import patched
 from .steps import torchs_own
 
 NAMES = ((apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms, "grad_and_value_impl"))
-JVP = "_jvp_with_argnums"
+JVP, VJP = "_jvp_with_argnums", "_vjp_with_argnums"
 
 
 @functools.cache
@@ -57,9 +58,23 @@ def transforms_as_calls() -> AbstractContextManager:
 
         return call
 
+    def in_parts(before: Callable) -> Callable:
+        """torch.func.vjp returns a function, which no graph does: only what that one is given to is a call."""
+
+        def vjp(func: Callable, *primals: Any, **how: Any) -> Any:
+            if busy or threading.get_ident() != thread:
+                return before(func, *primals, **how)
+            made = func(*primals)
+            results, *aux = made if how.get("has_aux") else (made,)
+            pull = outermost(lambda primals, *given: before(func, *primals, **how)[1](*given))
+            return results, lambda *given, **_: pull(primals, *given), *aux
+
+        return vjp
+
     jvp = (eager_transforms, JVP, forward_by_reverse(getattr(eager_transforms, JVP)))
     calls = [jvp, *((owner, name, getattr(owner, name)) for owner, name in NAMES)]
-    return patched([(vars(owner), name, outermost(f)) for owner, name, f in calls])
+    reverse = (vars(eager_transforms), VJP, in_parts(getattr(eager_transforms, VJP)))
+    return patched([reverse, *((vars(owner), name, outermost(f)) for owner, name, f in calls)])
 
 
 def forward_by_reverse(before: Callable) -> Callable:
@@ -295,6 +310,33 @@ def below_autograd(model: torch.nn.Module) -> AbstractContextManager:
     return patched([(vars(model), "forward", call)])
 
 
+def with_free_sizes(values: list[Any]) -> list[torch.Tensor]:
+    """Tensors with free sizes that functions among these values have around them: a graph takes them for their sizes alone."""
+    found: dict[int, torch.Tensor] = {}
+    seen: set[int] = set()
+
+    def look(value: Any) -> None:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if any(isinstance(n, torch.SymInt) for n in value.shape):
+                found[id(value)] = value
+        elif isinstance(value, functools.partial):
+            look([value.func, *value.args, value.keywords])
+        elif isinstance(value, list | tuple | dict):
+            for part in value.values() if isinstance(value, dict) else value:
+                look(part)
+        for cell in getattr(value, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # a name that has no value yet
+                look(cell.cell_contents)
+
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            look(value)
+    return list(found.values())
+
+
 def traced(
     f: Callable, args: tuple, kwargs: dict[str, Any], functional: bool = True
 ) -> tuple[fx.GraphModule, list[torch.Tensor], list[Any]]:
@@ -307,7 +349,7 @@ def traced(
 
     def run(*tensors: torch.Tensor) -> Any:
         values = list(flat)
-        for i, t in zip(places, tensors, strict=True):
+        for i, t in zip(places, tensors, strict=False):
             values[i] = t
         args, kwargs = pytree.tree_unflatten(values, tree)
         results, form = pytree.tree_flatten(f(*args, **kwargs))
@@ -328,7 +370,7 @@ def traced(
         return NotImplemented if asked else torch.ops.aten.alias.default(self)
 
     before = torch.Tensor.detach
-    given = [flat[i] for i in places]
+    given = [*(flat[i] for i in places), *with_free_sizes(flat)]
     watched = patched([(torch.Tensor, "detach", detach), (torch.Tensor, "split", unless_whole(torch.Tensor.split))])
     with _disable_current_modes(), torch._C.DisableTorchFunction(), watched, torchs_own():
         pure = torch.func.functionalize(run) if functional else run

@@ -132,7 +132,8 @@ def power_scalar(a: Tensor, scalar: Any) -> Tensor:
 
 def of_angle(self: Op, out_grad: Tensor, node: Tensor) -> Any:
     y, x = node.inputs
-    over = out_grad / (x * x + y * y)
+    size = x * x + y * y
+    over = where(gt(size, 0.0), out_grad / size, 0.0)
     return unbroadcast(over * x, y.shape), unbroadcast(-(over * y), x.shape)
 
 
@@ -148,7 +149,7 @@ Atan2 = op_class(
     __name__,
     "Atan2",
     Angle,
-    "The angle of the point (b, a) in radians, in all four quadrants.",
+    "The angle of the point (b, a) in radians, in all four quadrants; the gradient at (0, 0) is 0.",
     kernel="atan2",
     ufunc=np.arctan2,
     gradient=of_angle,

@@ -13,7 +13,7 @@ from needle.ops.common import check_axis, check_filled, constant, reduced_shape,
 from needle.ops.families import no_gradient, samples_of
 from needle.ops.math.arithmetic import bitwise_not, isnan, logical_and, logical_not, logical_or
 from needle.ops.math.comparison import eq, gt, lt
-from needle.ops.math.elementwise import cast
+from needle.ops.math.elementwise import cast, where
 from needle.ops.reduce.basic import summation
 from needle.ops.shape.basic import Pad, broadcast_to, flatten, reshape, squeeze, transpose, unsqueeze
 from needle.ops.shape.gather import gather
@@ -87,7 +87,7 @@ class MaxAlong(Op):
             return out_grad
         axis = self.axis % len(x.shape)
         numbers = np.arange(x.shape[axis]).reshape(-1, *[1] * (len(x.shape) - axis - 1))
-        return cast(eq(ArgMax(axis)(x.detach()), numbers), x.dtype) * broadcast_to(out_grad, x.shape)
+        return where(eq(ArgMax(axis)(x.detach()), numbers), broadcast_to(out_grad, x.shape), 0.0)
 
     samples = samples_of(*(({"axis": a}, [(3, 5, 4)]) for a in (0, -1)))
 

@@ -133,11 +133,13 @@ class Tile(Op):
         out = self.infer(x).shape
         shape = (1,) * (len(out) - len(x.shape)) + tuple(x.shape)
         times = (1,) * (len(out) - len(self.times)) + tuple(int(t) for t in self.times)
-        apart = reshape(x, [n for s in shape for n in (1, s)])
-        wide = broadcast_to(apart, [n for s, t in zip(shape, times, strict=True) for n in (t, s)])
-        return reshape(wide, out)
+        pairs = [((1, s), (t, s)) if t != 1 else ((s,), (s,)) for s, t in zip(shape, times, strict=True)]
+        apart = reshape(x, [n for before, _ in pairs for n in before])
+        return reshape(broadcast_to(apart, [n for _, after in pairs for n in after]), out)
 
-    samples = samples_of(({"times": (2, 1, 3)}, [(3, 4)]), ({"times": (2,)}, [(2, 3)]))
+    samples = samples_of(
+        ({"times": (2, 1, 3)}, [(3, 4)]), ({"times": (2,)}, [(2, 3)]), ({"times": (1, 0, 1, 1, 2)}, [(2, 1, 2, 1, 3)])
+    )
 
 
 def tile(a: Tensor, times: Any) -> Tensor:
