@@ -25,10 +25,11 @@ from .budget import Budget
 from .calls import Call, call_of, named_axes, resized, tensors
 from .conditions import MOST, Limits, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
 from .counts import for_some, some_rows
-from .functional import Gradients, below_autograd, data_as_calls, gradients, transforms_as_calls, without_questions
+from .functional import Gradients, below_autograd, data_as_calls, gradients, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet
 from .packing import Packing
 from .program import capture_program
+from .questions import without_questions
 from .slopes import Slope, gradients_as_slopes
 from .state import untouched
 from .steps import PLAIN, layers_as_calls
