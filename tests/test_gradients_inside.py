@@ -98,14 +98,27 @@ def test_forward_derivatives_of_any_batch(name: str) -> None:
     gradients_agree(model, net, (x,), 1e-4)
 
 
+def beside_the_result(f: Callable, v: Any) -> Any:
+    out, pull = torch.func.vjp(f, v)
+    return out + pull(out)[0][:, :2]
+
+
+def and_more(f: Callable, v: Any) -> Any:
+    _, pull, also = torch.func.vjp(lambda u: (f(u), u * 2), v, has_aux=True)
+    return also * pull(v[:, :2])[0]
+
+
+def pulled_twice(f: Callable, v: Any) -> Any:
+    pull = torch.func.vjp(f, v)[1]
+    return pull(v[:, :2])[0] + pull(v[:, 1:])[0]
+
+
 PULLED: dict[str, Callable] = {
-    "vjp": lambda f, v: torch.func.vjp(f, v)[1](torch.ones(len(v), 2))[0],
-    "vjp beside the result": lambda f, v: (lambda out, pull: out + pull(out)[0][:, :2])(*torch.func.vjp(f, v)),
-    "vjp and more": lambda f, v: (lambda out, pull, also: also * pull(out)[0])(
-        *torch.func.vjp(lambda u: (f(u), u * 2), v, has_aux=True)
-    ),
+    "vjp": lambda f, v: torch.func.vjp(f, v)[1](torch.ones(4, 2))[0],
+    "vjp beside the result": beside_the_result,
+    "vjp and more": and_more,
     "vjp of two": lambda f, v: torch.func.vjp(lambda a, b: f(a * b), v, v + 1)[1](v[:, :2])[1],
-    "pulled twice": lambda f, v: (lambda pull: pull(v[:, :2])[0] + pull(v[:, 1:])[0])(torch.func.vjp(f, v)[1]),
+    "pulled twice": pulled_twice,
     "along each row": lambda f, v: torch.func.jacrev(lambda u: f(u).sum(0))(v),
     "of a loss": lambda f, v: torch.func.grad(lambda u: F.mse_loss(f(u), v[:, :2]))(v.detach()),
     "autograd's jacobian": lambda f, v: torch.autograd.functional.jacobian(

@@ -143,7 +143,12 @@ def of_shapes() -> list[tuple]:
 
         return call
 
-    own = [(torch.Tensor, fill_diagonal_), (torch.Tensor, new_tensor), (torch, as_tensor), (torch.nn.functional, one_hot)]
+    own = [
+        (torch.Tensor, fill_diagonal_),
+        (torch.Tensor, new_tensor),
+        (torch, as_tensor),
+        (torch.nn.functional, one_hot),
+    ]
     places = [*own, *((o, f) for o in (torch, torch.Tensor) for f in (take_along_dim, kron))]
     return [(o if o is torch.Tensor else vars(o), f.__name__, instead(getattr(o, f.__name__), f)) for o, f in places]
 
