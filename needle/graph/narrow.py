@@ -70,7 +70,7 @@ def result(part: Any, kinds: Sequence[str], values: Sequence[float]) -> tuple[st
         dtype = vars(part)["dtype"]
         return (first, [values]) if dtype in (None, "like") else (kind_of(dtype), nothing)
     if name == "CastLike":
-        return kinds[-1], nothing
+        return kinds[-1], [(), EVERY]  # into a narrow one it would have to wrap around
     if name in COMPARES:
         return BOOL, nothing if is_float else all_of_them if WHOLE in kinds else [values] * len(kinds)
     if name in FLOATS_OF_ALL or (is_float and name in MOVES | CHOOSES | ARITHMETIC):

@@ -143,7 +143,7 @@ def of_shapes() -> list[tuple]:
 
         return call
 
-    own = [
+    own: list[tuple[Any, Callable]] = [
         (torch.Tensor, fill_diagonal_),
         (torch.Tensor, new_tensor),
         (torch, as_tensor),

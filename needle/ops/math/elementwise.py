@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -258,7 +258,9 @@ class Extremum(Binary):
     The other element has none, not 0 times it: behind `sqrt(maximum(x, 0))` it may be infinite.
     """
 
-    beaten: ClassVar[Any]  # where the first of two is not the result
+    def beaten(self, a: Tensor, b: Tensor) -> Tensor:
+        """Where the first of two is not the result."""
+        raise NotImplementedError
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a, b = node.inputs
@@ -271,7 +273,10 @@ class EWiseMaximum(Extremum):
     """The larger of a and b."""
 
     kernel = "maximum"
-    ufunc, beaten = np.maximum, staticmethod(lt)
+    ufunc = np.maximum
+
+    def beaten(self, a: Tensor, b: Tensor) -> Tensor:
+        return lt(a, b)
 
 
 @tensor_method()
@@ -287,7 +292,10 @@ class EWiseMinimum(Extremum):
     """The smaller of a and b."""
 
     kernel = "minimum"
-    ufunc, beaten = np.minimum, staticmethod(gt)
+    ufunc = np.minimum
+
+    def beaten(self, a: Tensor, b: Tensor) -> Tensor:
+        return gt(a, b)
 
 
 @tensor_method()
