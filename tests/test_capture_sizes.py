@@ -110,6 +110,9 @@ BY_SHAPES = {
     "diagonal of a rectangle": lambda x: (x @ torch.ones(3, 2)).fill_diagonal_(0) + 1,
     "along rows": lambda x: torch.take_along_dim(x, x.argsort(0), 0),
     "along columns": lambda x: torch.take_along_dim(x, x.argsort(-1)[:, :2], dim=-1),
+    "new_tensor": lambda x: x / x.new_tensor([x.shape[0], 2.0]).sum() + x.new_tensor(x.shape[0]),
+    "as_tensor": lambda x: x * torch.as_tensor(x.shape[0]) + torch.as_tensor(x.shape, dtype=torch.float32).mean(),
+    "one_hot": lambda x: nn.functional.one_hot(torch.arange(len(x)).flip(0), x.shape[0]).float() @ x,
     "kron": lambda x: torch.kron(x, torch.ones(2, 1) * 3) + x[0].kron(x[0]).sum(),
 }
 

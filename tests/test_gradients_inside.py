@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import needle as ndl  # noqa: E402
@@ -95,6 +96,79 @@ def test_forward_derivatives_of_any_batch(name: str) -> None:
     for batch in (4, 1, 7):
         assert torch2needle.verify(model, net, (torch.randn(batch, 3),))
     gradients_agree(model, net, (x,), 1e-4)
+
+
+def beside_the_result(f: Callable, v: Any) -> Any:
+    out, pull = torch.func.vjp(f, v)
+    return out + pull(out)[0][:, :2]
+
+
+def and_more(f: Callable, v: Any) -> Any:
+    _, pull, also = torch.func.vjp(lambda u: (f(u), u * 2), v, has_aux=True)
+    return also * pull(v[:, :2])[0]
+
+
+def pulled_twice(f: Callable, v: Any) -> Any:
+    pull = torch.func.vjp(f, v)[1]
+    return pull(v[:, :2])[0] + pull(v[:, 1:])[0]
+
+
+PULLED: dict[str, Callable] = {
+    "vjp": lambda f, v: torch.func.vjp(f, v)[1](torch.ones(4, 2))[0],
+    "vjp beside the result": beside_the_result,
+    "vjp and more": and_more,
+    "vjp of two": lambda f, v: torch.func.vjp(lambda a, b: f(a * b), v, v + 1)[1](v[:, :2])[1],
+    "pulled twice": pulled_twice,
+    "along each row": lambda f, v: torch.func.jacrev(lambda u: f(u).sum(0))(v),
+    "of a loss": lambda f, v: torch.func.grad(lambda u: F.mse_loss(f(u), v[:, :2]))(v.detach()),
+    "autograd's jacobian": lambda f, v: torch.autograd.functional.jacobian(
+        lambda u: f(u).sum(0), v.detach(), create_graph=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PULLED)
+def test_pulled_back(name: str) -> None:
+    class Slopes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.Softplus())
+
+        def forward(self, x: Any) -> Any:
+            return PULLED[name](self.net, x)
+
+    model, x = Slopes().eval(), torch.randn(4, 3)
+    net = torch2needle.convert(model, (x,))
+    for batch in (4, 7):
+        free = name != "vjp"  # its ones are of the example's batch
+        assert torch2needle.verify(model, net, (torch.randn(batch if free else 4, 3),))
+    gradients_agree(model, net, (x,), 1e-4)
+
+
+def test_steps_inside() -> None:
+    """A network that learns in its forward: the batch that it learns from is free."""
+
+    class Learner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+        def forward(self, x: Any, y: Any, query: Any) -> Any:
+            weights = dict(self.net.named_parameters())
+
+            def loss(weights: Any) -> Any:
+                return F.mse_loss(torch.func.functional_call(self.net, weights, (x,)), y)
+
+            for _ in range(2):
+                slopes = torch.func.grad(loss)(weights)
+                weights = {k: w - 0.1 * slopes[k] for k, w in weights.items()}
+            return torch.func.functional_call(self.net, weights, query)
+
+    model, given = Learner().eval(), (torch.randn(4, 3), torch.randn(4, 1), torch.randn(5, 3))
+    net = torch2needle.convert(model, given)
+    for batch in (4, 9):
+        assert torch2needle.verify(model, net, (torch.randn(batch, 3), torch.randn(batch, 1), torch.randn(5, 3)))
+    gradients_agree(model, net, given, 1e-4)
 
 
 class Residual(Energy):

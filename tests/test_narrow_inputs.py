@@ -253,3 +253,22 @@ def test_verify_takes_dtypes_that_needle_has_not(dtype: torch.dtype) -> None:
     model, x = OfOne(lambda x: (x.float() / 3, x)).eval(), torch.tensor([[0, 1, 100]]).to(dtype)
     v = torch2needle.verify(model, torch2needle.convert(model, (x,)), x)
     assert v and all(o.errors.max_rel < 1e-6 for o in v.outputs)
+
+
+@pytest.mark.parametrize("example", [False, True])
+def test_a_narrow_buffer_in_the_dtype_of_another(example: bool) -> None:
+    """As weights in eight bits, with a scale."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("whole", torch.randint(-128, 128, (4, 3), dtype=torch.int8))
+            self.scale = torch.nn.Parameter(torch.rand(4, 1))
+
+        def forward(self, x: Any) -> Any:
+            return x @ (self.whole.to(x.dtype) * self.scale).T + self.whole.type_as(x).sum()
+
+    model, x = Scaled().eval(), torch.randn(2, 3)
+    net = torch2needle.convert(model, (x,) if example else None)
+    for run in (net, ndl.compile(net, (x,))):
+        np.testing.assert_allclose(run(x).numpy(), model(x).detach().numpy(), rtol=1e-5, atol=1e-4)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import needle as ndl
 import torch2needle
@@ -174,3 +175,23 @@ def test_slices_of_a_joint_weight_follow_it(frozen: bool) -> None:
     net.load_state_dict({k: v.numpy() for k, v in model.state_dict().items()})
     close(net(x, y), model(x, y))
     close(exe(x, y), model(x, y))
+
+
+@pytest.mark.parametrize("example", [False, True])
+@pytest.mark.parametrize("make", [causal_lower_right, causal_upper_left])
+def test_causal_masks_of_their_own_class(make: Callable, example: bool) -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Linear(4, 4)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            q, k = self.query(x).unsqueeze(1), y.unsqueeze(1)
+            return F.scaled_dot_product_attention(q, k, k, attn_mask=make(x.shape[1], y.shape[1]))
+
+    model, inputs = Causal().eval(), (torch.randn(2, 3, 4), torch.randn(2, 5, 4))
+    net = torch2needle.convert(model, inputs if example else None)
+    for given in (inputs, (torch.randn(3, 3, 4), torch.randn(3, 5, 4))):
+        close(net(*given), model(*given))
+        close(ndl.compile(net, given)(*given), model(*given))
+    assert type(make(2, 3)).__name__ == "CausalBias"  # as before

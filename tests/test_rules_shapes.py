@@ -129,6 +129,13 @@ INDICES: list[tuple[Callable, tuple, tuple]] = [
 ]
 CREATIONS: list[tuple[Callable, tuple, tuple]] = [
     (lambda x: torch.zeros_like(x) + torch.ones_like(x) * torch.full_like(x, 2.5) + x, MATRIX, BOTH),
+    (
+        lambda x: (
+            x + torch.full_like(x.sum(1).long(), 0.5, dtype=x.dtype).sum() + torch.ones_like(x[0] > 0, dtype=x.dtype)
+        ),
+        MATRIX,
+        BOTH,
+    ),
     (lambda x: x.new_zeros(3, 8) + x.new_ones((x.size(0), 1)) + x.new_full((1, x.size(1)), 0.5) + x, MATRIX, BOTH),
     (
         lambda x: torch.zeros(x.size(0), 8) + torch.ones(x.shape[0], x.shape[1]) + torch.full((x.size(0), 1), 2.0) + x,

@@ -275,3 +275,36 @@ def test_a_result_of_counted_rows_is_refused():
     step = ndl.compile_step(net, lambda y, m: picked(y, m)[0], optimizer, (x, m))
     want = float(picked(net(ndl.Tensor(x)), ndl.Tensor(m, dtype="bool"))[0].numpy())
     assert abs(float(step(x, m)) - want) < 1e-6
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bincount_of_numbers_below_a_limit(weighted):
+    """The balance of experts: a step has counts of one size, and refuses numbers beyond."""
+
+    class Balance(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Linear(4, 3)
+
+        def forward(self, x, g):
+            p = self.gate(x).softmax(-1)
+            counts = torch.bincount(g, weights=p[:, 0].detach() if weighted else None, minlength=3)
+            return 3 * (p.mean(0) * counts / len(x)).sum()
+
+    torch.manual_seed(0)
+    model, x, g = Balance(), torch.randn(5, 4), torch.tensor([0, 2, 2, 1, 0])
+    net = torch2needle.convert(model, (x, g))
+    step = ndl.compile_step(net, lambda out, y: out, ndl.optim.SGD(net.parameters(), lr=0.5), ((x, g), x))
+    theirs = torch.optim.SGD(model.parameters(), lr=0.5)
+    for given in (g, torch.tensor([1, 1, 1, 1, 0])):
+        loss = model(x, given)
+        np.testing.assert_allclose(step((x, given), x).numpy(), loss.item(), rtol=1e-5)
+        theirs.zero_grad()
+        loss.backward()
+        theirs.step()
+    before = net.gate.weight.numpy().copy()
+    np.testing.assert_allclose(before, model.gate.weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+    for beyond in ([0, 3, 1, 1, 0], [0, -1, 1, 1, 0]):
+        with pytest.raises(ValueError, match="numbers from 0 to 2"):
+            step((x, torch.tensor(beyond)), x)
+    np.testing.assert_array_equal(net.gate.weight.numpy(), before)

@@ -30,6 +30,7 @@ from .capture.comparison import BadExample, Judge
 from .capture.export import Manner, captures, from_program
 from .capture.guard import LOCK, same_chance
 from .capture.interpret import interpret
+from .capture.questions import plain_masks
 from .capture.refusals import refuse_unseen
 from .capture.script import in_python
 from .capture.settled import hint_of_writes, settled
@@ -70,7 +71,14 @@ def run(
 
     Torch runs calls, where `fallback` allows it, in models alone that no capture converts whole.
     """
-    with LOCK, same_chance(), known_records(example), in_python(model, example) as model, made_dense(model) as notes:
+    with (
+        LOCK,
+        same_chance(),
+        known_records(example),
+        plain_masks(),
+        in_python(model, example) as model,
+        made_dense(model) as notes,
+    ):
         if fallback == "torch":
             net, report = with_torch(model, example, share, dynamic, budget)
         else:

@@ -17,6 +17,7 @@ import numpy as np
 from needle import ops
 from needle.autograd import Op, Spec, Tensor, Unsupported
 from needle.backend_ndarray import FLOATS
+from needle.nn.functional import Guard
 from needle.ops.linalg.basic import MatMul
 from needle.ops.nn.class_loss import ClassLoss
 from needle.ops.nn.embedding import Embedding
@@ -25,7 +26,7 @@ from needle.ops.reduce.basic import Reduction
 from needle.ops.reduce.softmax import RowOp
 from needle.ops.reduce.sorting import ArgMax, ArgSort, CumSum, MaxAlong
 from needle.ops.shape.basic import BroadcastTo, Padding, Reshape, View
-from needle.ops.shape.counted import MaskedRows, MaskedSelect, Nonzero
+from needle.ops.shape.counted import Bincount, MaskedRows, MaskedSelect, Nonzero
 from needle.ops.shape.gather import Gather, IndexTensors, Take, TakeAlong, Wrapped
 from needle.ops.shape.indexing import GetItem
 from needle.ops.shape.join import Concat, Stack
@@ -39,6 +40,16 @@ from .structure import map_structure
 
 def of_no_use(self: Any, *_: Any) -> Any:
     raise Unsupported("[compile_step] how many rows values count is no number in a step; train it eagerly.")
+
+
+def numbers_below(limit: int, numbers: Any, weights: Any = None) -> Any:
+    """As bincount, of numbers below the limit, which the step checks: in a plan the result has one size."""
+    dtype = "int64" if weights is None else "float32" if weights.dtype == "float32" else "float64"
+    source = ops.full_like(numbers, 1, None, dtype) if weights is None else ops.cast(weights, dtype)
+    held = ops.logical_and(ops.ge(numbers, 0), ops.lt(numbers, limit))
+    Guard((1.0,), f"bincount: numbers from 0 to {limit - 1}")(ops.every(held))
+    zeros = ops.full_like(numbers, 0, (limit,), dtype)
+    return ops.scatter(zeros, 0, ops.cast(ops.clamp(numbers, 0, limit - 1), "int64"), source, "sum")
 
 
 class RowCount(int):
@@ -116,6 +127,9 @@ class CountedRows:
         raise Unsupported(f"[compile_step] {op.label} expects {wanted}, got rows that values count; train it eagerly.")
 
     def counted(self, op: Op, symbols: list[Any], rows: list[Rows | None]) -> Any:
+        if isinstance(op, Bincount) and op.minlength and not any(rows):
+            with self.away():
+                return numbers_below(op.minlength, *symbols)
         if any(rows) or not isinstance(op, Nonzero | MaskedRows | MaskedSelect):
             raise Unsupported(f"[compile_step] values say how large the result of {op.label} is; train it eagerly.")
         if isinstance(op, MaskedSelect):

@@ -69,6 +69,8 @@ def result(part: Any, kinds: Sequence[str], values: Sequence[float]) -> tuple[st
     if isinstance(part, Op) and "dtype" in vars(part):  # of a cast, or of what takes no more than this from the input
         dtype = vars(part)["dtype"]
         return (first, [values]) if dtype in (None, "like") else (kind_of(dtype), nothing)
+    if name == "CastLike":
+        return kinds[-1], [(), EVERY]  # into a narrow one it would have to wrap around
     if name in COMPARES:
         return BOOL, nothing if is_float else all_of_them if WHOLE in kinds else [values] * len(kinds)
     if name in FLOATS_OF_ALL or (is_float and name in MOVES | CHOOSES | ARITHMETIC):

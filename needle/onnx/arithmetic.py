@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from needle import ops
-from needle.ops.fourier.complex import Phase
 
 from .operators import register
 
@@ -86,8 +85,7 @@ def angle(op: Any, at: Nodes, out: Any, y: Value, x: Value) -> Value:
     return at("Where", negative(y), at("Neg", half), half, dtype=out.dtype)
 
 
-for cls in (ops.Atan2, Phase):
-    register(cls, angle)
+register(ops.Atan2, angle)
 
 
 @register(ops.Det)

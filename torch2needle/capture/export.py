@@ -19,15 +19,17 @@ from needle.autograd import Unsupported
 from needle.graph import map_structure
 
 from ..report import ConversionError
+from ..rules.registry import find_function_rule
 from .asked import Answers, answers, whether_compiled
 from .budget import Budget
 from .calls import Call, call_of, named_axes, resized, tensors
 from .conditions import MOST, Limits, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
 from .counts import for_some, some_rows
-from .functional import Gradients, below_autograd, data_as_calls, transforms_as_calls, without_questions
+from .functional import Gradients, below_autograd, data_as_calls, gradients, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet
 from .packing import Packing
 from .program import capture_program
+from .questions import without_questions
 from .slopes import Slope, gradients_as_slopes
 from .state import untouched
 from .steps import PLAIN, layers_as_calls
@@ -281,18 +283,19 @@ def export(
 ) -> Exported:
     """torch.export above decomposition; asked: what it is told of values.
 
-    A forward that asks autograd for gradients is exported from below it.
+    A forward that asks autograd for gradients is exported from below it, where torch has them in calls that have rules.
     """
-    gradients = Gradients()
+    asks = Gradients()
     try:
-        with gradients.watched():
+        with asks.watched():
             found = export_once(model, args, kwargs, free, asked, manner)
-        if not gradients.asked or not any(n.target in PLAIN for n in found.program.graph.nodes):
+        targets = {n.target for n in found.program.graph.nodes} if asks.asked else set()
+        if not any(t in PLAIN or (t in gradients() and not find_function_rule(t)) for t in targets):
             return found
     except Exception:
-        if not gradients.asked:
+        if not asks.asked:
             raise
-    with gradients.watched(), below_autograd(model):
+    with asks.watched(), below_autograd(model):
         return export_once(model, args, kwargs, free, asked, manner)
 
 

@@ -6,8 +6,8 @@ in its place. A forward that asks for gradients is traced so from its beginning,
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 import sys
 import threading
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from .guard import patched
 from .steps import torchs_own
 
 NAMES = ((apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms, "grad_and_value_impl"))
-JVP = "_jvp_with_argnums"
+JVP, VJP = "_jvp_with_argnums", "_vjp_with_argnums"
 
 
 @functools.cache
@@ -57,9 +57,23 @@ def transforms_as_calls() -> AbstractContextManager:
 
         return call
 
+    def in_parts(before: Callable) -> Callable:
+        """torch.func.vjp returns a function, which no graph does: only what that one is given to is a call."""
+
+        def vjp(func: Callable, *primals: Any, **how: Any) -> Any:
+            if busy or threading.get_ident() != thread:
+                return before(func, *primals, **how)
+            made = func(*primals)
+            results, *aux = made if how.get("has_aux") else (made,)
+            pull = outermost(lambda primals, *given: before(func, *primals, **how)[1](*given))
+            return results, lambda *given, **_: pull(primals, *given), *aux
+
+        return vjp
+
     jvp = (eager_transforms, JVP, forward_by_reverse(getattr(eager_transforms, JVP)))
     calls = [jvp, *((owner, name, getattr(owner, name)) for owner, name in NAMES)]
-    return patched([(vars(owner), name, outermost(f)) for owner, name, f in calls])
+    reverse = (vars(eager_transforms), VJP, in_parts(getattr(eager_transforms, VJP)))
+    return patched([reverse, *((vars(owner), name, outermost(f)) for owner, name, f in calls)])
 
 
 def forward_by_reverse(before: Callable) -> Callable:
@@ -147,121 +161,6 @@ def data_as_calls() -> AbstractContextManager:
     return patched([(torch.Tensor, "data", property(data, put))])
 
 
-def without_questions() -> AbstractContextManager:
-    """Calls that ask for values, which torch.export does not know, become others that do not."""
-    return patched([*of_covariances(), *of_combinations(), *of_clusters(), *of_moves(), *of_shapes()])
-
-
-def of_moves() -> list[tuple]:
-    """`self.layer.to(x.device)` leaves a module as it is that is there; torch's own puts its parameters in anew."""
-    before, thread = torch.nn.Module.to, threading.get_ident()
-
-    def stays(t: torch.Tensor, device: Any, dtype: Any) -> bool:
-        there = device is None or (device.type == t.device.type and device.index in (None, t.device.index))
-        return there and (dtype in (None, t.dtype) or not (t.is_floating_point() or t.is_complex()))
-
-    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        if threading.get_ident() != thread:
-            return before(self, *args, **kwargs)
-        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
-        same = layout is None and all(stays(t, device, dtype) for t in (*self.parameters(), *self.buffers()))
-        return self if same else before(self, *args, **kwargs)
-
-    return [(torch.nn.Module, "to", to)]
-
-
-def of_covariances() -> list[tuple]:
-    """Covariances without weights become the calls that they are made of; torch's own ask whether there is an observation."""
-    thread = threading.get_ident()
-
-    def cov(x: torch.Tensor, correction: int = 1) -> torch.Tensor:
-        rows = x if x.ndim == 2 else x.reshape(1, -1)
-        rows = rows if rows.is_floating_point() else rows.float()
-        apart = rows - rows.mean(1, keepdim=True)
-        made = apart @ apart.T / torch.sym_max(rows.shape[1] - correction, 0)
-        return made.squeeze() if rows.shape[0] == 1 else made
-
-    def corrcoef(x: torch.Tensor) -> torch.Tensor:
-        made = cov(x)
-        if not made.ndim:
-            return made / made
-        deviation = made.diagonal().sqrt()
-        return (made / deviation.unsqueeze(1) / deviation).clamp(-1, 1)
-
-    def instead(before: Callable, own: Callable) -> Callable:
-        def call(input: torch.Tensor, **how: Any) -> torch.Tensor:
-            plain = how.keys() <= {"correction"} and input.ndim < 3 and not input.is_complex()
-            return own(input, **how) if plain and threading.get_ident() == thread else before(input, **how)
-
-        return call
-
-    places = [(owner, f) for owner in (torch, torch.Tensor) for f in (cov, corrcoef)]
-    return [(vars(torch) if o is torch else o, f.__name__, instead(getattr(o, f.__name__), f)) for o, f in places]
-
-
-def of_combinations() -> list[tuple]:
-    """torch.combinations picks by a list of places; torch's own result has as many rows as a mask says."""
-    before, thread = torch.combinations, threading.get_ident()
-
-    def combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
-        if threading.get_ident() != thread or input.ndim != 1 or r < 1:
-            return before(input, r, with_replacement)
-        chosen = itertools.combinations_with_replacement if with_replacement else itertools.combinations
-        return input[torch.tensor(list(chosen(range(len(input)), r)), dtype=torch.int64).reshape(-1, r)]
-
-    return [(vars(torch), "combinations", combinations)]
-
-
-def of_shapes() -> list[tuple]:
-    """Calls whose parts in torch have sizes of the example become others that leave them free."""
-    thread = threading.get_ident()
-
-    def fill_diagonal_(self: torch.Tensor, fill_value: Any, wrap: bool = False) -> Any:
-        if self.ndim != 2 or wrap:
-            return NotImplemented
-        self.diagonal().fill_(fill_value)
-        return self
-
-    def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> Any:
-        if dim is None or input.ndim != indices.ndim:
-            return NotImplemented
-        apart = dim % input.ndim
-        same = all(a == b for i, (a, b) in enumerate(zip(input.shape, indices.shape, strict=True)) if i != apart)
-        return input.gather(dim, indices) if same else NotImplemented
-
-    def kron(input: torch.Tensor, other: torch.Tensor) -> Any:
-        if input.ndim != other.ndim:
-            return NotImplemented
-        places = range(input.ndim)
-        a, b = input[tuple(v for _ in places for v in (slice(None), None))], other[(None, slice(None)) * other.ndim]
-        return (a * b).reshape([input.shape[i] * other.shape[i] for i in places])
-
-    def instead(before: Callable, own: Callable) -> Callable:
-        def call(*args: Any, **how: Any) -> Any:
-            made = own(*args, **how) if threading.get_ident() == thread and "out" not in how else NotImplemented
-            return before(*args, **how) if made is NotImplemented else made
-
-        return call
-
-    places = [(torch.Tensor, fill_diagonal_), *((o, f) for o in (torch, torch.Tensor) for f in (take_along_dim, kron))]
-    return [(vars(torch) if o is torch else o, f.__name__, instead(getattr(o, f.__name__), f)) for o, f in places]
-
-
-def of_clusters() -> list[tuple]:
-    """An adaptive softmax picks from the logarithms of all classes; torch's own asks which rows are of which cluster."""
-    layer, thread = adaptive.AdaptiveLogSoftmaxWithLoss, threading.get_ident()
-    before = layer.forward
-
-    def forward(self: Any, input_: torch.Tensor, target_: torch.Tensor) -> Any:
-        rows = {(2, 1): input_, (1, 0): input_.unsqueeze(0)}.get((input_.ndim, target_.ndim))
-        if threading.get_ident() != thread or rows is None:
-            return before(self, input_, target_)
-        chosen = self.log_prob(rows).gather(1, target_.reshape(-1, 1)).reshape(target_.shape)
-        return adaptive._ASMoutput(chosen, -chosen.mean())
-
-    return [(layer, "forward", forward)]
-
-
 def unless_whole(before: Callable) -> Callable:
     """A split into one part is all of it; the gradient of torch's own, below torch.vmap, fixes sizes."""
     thread = threading.get_ident()
@@ -295,6 +194,33 @@ def below_autograd(model: torch.nn.Module) -> AbstractContextManager:
     return patched([(vars(model), "forward", call)])
 
 
+def with_free_sizes(values: list[Any]) -> list[torch.Tensor]:
+    """Tensors with free sizes that functions among these values have around them: a graph takes them for their sizes alone."""
+    found: dict[int, torch.Tensor] = {}
+    seen: set[int] = set()
+
+    def look(value: Any) -> None:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if any(isinstance(n, torch.SymInt) for n in value.shape):
+                found[id(value)] = value
+        elif isinstance(value, functools.partial):
+            look([value.func, *value.args, value.keywords])
+        elif isinstance(value, list | tuple | dict):
+            for part in value.values() if isinstance(value, dict) else value:
+                look(part)
+        for cell in getattr(value, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # a name that has no value yet
+                look(cell.cell_contents)
+
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            look(value)
+    return list(found.values())
+
+
 def traced(
     f: Callable, args: tuple, kwargs: dict[str, Any], functional: bool = True
 ) -> tuple[fx.GraphModule, list[torch.Tensor], list[Any]]:
@@ -307,7 +233,7 @@ def traced(
 
     def run(*tensors: torch.Tensor) -> Any:
         values = list(flat)
-        for i, t in zip(places, tensors, strict=True):
+        for i, t in zip(places, tensors, strict=False):
             values[i] = t
         args, kwargs = pytree.tree_unflatten(values, tree)
         results, form = pytree.tree_flatten(f(*args, **kwargs))
@@ -328,7 +254,7 @@ def traced(
         return NotImplemented if asked else torch.ops.aten.alias.default(self)
 
     before = torch.Tensor.detach
-    given = [flat[i] for i in places]
+    given = [*(flat[i] for i in places), *with_free_sizes(flat)]
     watched = patched([(torch.Tensor, "detach", detach), (torch.Tensor, "split", unless_whole(torch.Tensor.split))])
     with _disable_current_modes(), torch._C.DisableTorchFunction(), watched, torchs_own():
         pure = torch.func.functionalize(run) if functional else run

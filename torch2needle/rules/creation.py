@@ -25,7 +25,8 @@ def filled(like: Any, value: Any, shape: Any = None, dtype: Any = None) -> Any:
         value = ops.cast_like(value, like) if dtype is None else cast(value, dtype)
         return ops.broadcast_like(value, like) if shape is None else ops.broadcast_to(value, shape=shape)
     if isinstance(dtype, DtypeOf):
-        return ops.full_like(dtype.tensor, value, shape)
+        full = ops.full_like(dtype.tensor, value, () if shape is None else shape)
+        return ops.broadcast_like(full, like) if shape is None else full
     return ops.full_like(like, value, shape, None if dtype is None else dtype_name(dtype))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from needle.autograd import Spec, Tensor
 from needle.backend_ndarray import FLOATS
 from needle.complex_numbers import Complex
-from needle.ops.families import op_class
 from needle.ops.linalg.basic import matmul as real_matmul
 from needle.ops.linalg.einsum import einsum as real_einsum
 from needle.ops.math.arithmetic import logical_and, logical_not
@@ -21,7 +20,7 @@ from needle.ops.math.comparison import eq as real_eq
 from needle.ops.math.comparison import lt
 from needle.ops.math.elementwise import add, cast, divide, maximum, multiply, negate, subtract, where
 from needle.ops.math.maths import absolute, cos, exp, log, sin, sqrt
-from needle.ops.math.power import Angle, hypot, of_angle, power
+from needle.ops.math.power import atan2, hypot, power
 from needle.ops.shape.creation import full_like
 from needle.ops.shape.join import Split, stack
 from needle.ops.shape.runtime_shape import broadcast_like, cast_like, stop_gradient
@@ -267,19 +266,6 @@ def complex_differs(a: Any, b: Any) -> Any:
 # -- functions -----------------------------------------------------------------------------------------------------------
 
 
-Phase = op_class(
-    __name__,
-    "Phase",
-    Angle,
-    "The angle of the number b + i a in radians; the gradient at 0 is 0.",
-    kernel="atan2",
-    ufunc=np.arctan2,
-    gradient=of_angle,
-    zero_is_safe=False,
-    domain=(0.3, 2.0),
-)
-
-
 @method("__abs__", "abs")
 def magnitude(a: Any) -> Tensor:
     """|a|; its gradient at 0 is 0."""
@@ -290,7 +276,7 @@ def magnitude(a: Any) -> Tensor:
 def angle(a: Any) -> Tensor:
     """In (-pi, pi]; of real numbers 0 or pi, and NaN of NaN."""
     if isinstance(a, Complex):
-        return Phase()(a.imag, a.real)
+        return atan2(a.imag, a.real)
     a = stop_gradient(floating(a))
     return where(lt(a, 0.0), math.pi, where(real_eq(a, a), 0.0, a))
 

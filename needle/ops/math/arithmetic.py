@@ -66,7 +66,7 @@ class Limit(ScalarOp):
         return np.where(self.beyond(x, limit), limit, x)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return out_grad * cast(self.within(node.inputs[0], self.scalar), out_grad.dtype)
+        return where(self.within(node.inputs[0], self.scalar), out_grad, 0.0)
 
 
 @op

@@ -15,7 +15,7 @@ from needle.complex_numbers import Complex
 from needle.ops.common import Binary, Elementwise, ScalarOp, Unary, as_operand, broadcast_shape, unbroadcast
 from needle.ops.dtypes import cast_array, fits_attribute, result_dtype
 from needle.ops.families import function_of, op_class, samples_of
-from needle.ops.math.comparison import eq, gt, lt, ne
+from needle.ops.math.comparison import eq, gt, lt
 
 __all__ = [
     "add",
@@ -254,12 +254,18 @@ def rdivide(a: Tensor, b: Any) -> Tensor:
 
 
 class Extremum(Binary):
-    """Element-wise maximum or minimum; equal elements share the gradient by halves, beside NaN both have it, as in torch."""
+    """Element-wise maximum or minimum; equal elements share the gradient by halves, beside NaN both have it, as in torch.
+    The other element has none, not 0 times it: behind `sqrt(maximum(x, 0))` it may be infinite.
+    """
+
+    def beaten(self, a: Tensor, b: Tensor) -> Tensor:
+        """Where the first of two is not the result."""
+        raise NotImplementedError
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         a, b = node.inputs
-        less = cast(eq(a, b), out_grad.dtype) * 0.5 - cast(ne(node, node), out_grad.dtype)  # ties, and beside NaN
-        return tuple(unbroadcast(out_grad * (cast(eq(node, x), out_grad.dtype) - less), x.shape) for x in (a, b))
+        shared = where(eq(a, b), out_grad * 0.5, out_grad)
+        return tuple(unbroadcast(where(self.beaten(x, other), 0.0, shared), x.shape) for x, other in ((a, b), (b, a)))
 
 
 @op
@@ -268,6 +274,9 @@ class EWiseMaximum(Extremum):
 
     kernel = "maximum"
     ufunc = np.maximum
+
+    def beaten(self, a: Tensor, b: Tensor) -> Tensor:
+        return lt(a, b)
 
 
 @tensor_method()
@@ -284,6 +293,9 @@ class EWiseMinimum(Extremum):
 
     kernel = "minimum"
     ufunc = np.minimum
+
+    def beaten(self, a: Tensor, b: Tensor) -> Tensor:
+        return gt(a, b)
 
 
 @tensor_method()
@@ -346,7 +358,7 @@ class Clamp(Unary):
         return np.clip(x, self.low, self.high).astype(x.dtype)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
-        return multiply(out_grad, cast(eq(node, node.inputs[0]), out_grad.dtype))
+        return where(eq(node, node.inputs[0]), out_grad, 0.0)
 
     samples = samples_of(({"low": -1.0, "high": 1.5}, [(4, 33)]))
 

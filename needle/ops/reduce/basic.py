@@ -168,8 +168,9 @@ class Extreme(Reduction):
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         x = node.inputs[0]
         axes, _ = self._arguments(x)
-        hits = cast(eq(x, self.spread(node, x)), x.dtype)
-        return hits * self.spread(out_grad / reshape(summation(hits, axes), out_grad.shape), x)
+        hits = eq(x, self.spread(node, x))
+        share = out_grad / reshape(summation(cast(hits, x.dtype), axes), out_grad.shape)
+        return where(hits, self.spread(share, x), 0.0)
 
 
 Max = op_class(__name__, "Max", Extreme, "Maximum over axes.", row="max")
