@@ -30,6 +30,7 @@ REFUSED = (
         "BatchNormTrain",
         "EmbeddingGrad",
         "CrossEntropy",
+        "RowNormGrad",
     ),
     *("ReducedCrossEntropy", "Erfc"),
     *(name for name in OWN if not OPS[name].has_expression and name not in MATRICES),

@@ -165,6 +165,14 @@ def scattered(at: Nodes, x: Value, index: Value, source: Value, axis: int, reduc
     return at("ScatterElements", *inputs, axis=axis, reduction=reduction)
 
 
+@register(ops.GatherGrad)
+def _(op: Any, at: Nodes, out: Any, grad: Value, index: Value) -> Value:
+    if not op.shape:
+        return grad
+    zeros = at("Expand", at.number(0, grad.dtype), at.sizes(op.shape), dtype=grad.dtype)
+    return scattered(at, zeros._replace(shape=op.shape), index, grad, op.axis, "add")
+
+
 def by_slices(op: Any, at: Nodes, x: Value, index: Value, source: Value, reduction: str) -> Value:
     axis = op.axis % max(len(x.shape), 1)
     number = at.reshaped(index, [-1 if a == axis else 1 for a in range(len(x.shape))])
