@@ -12,7 +12,7 @@ from needle.backend_ndarray.kernels import call_map
 from needle.ops.common import Binary, ScalarOp, as_operand, unbroadcast
 from needle.ops.dtypes import result_dtype
 from needle.ops.families import op_class
-from needle.ops.math.comparison import eq, ge, gt
+from needle.ops.math.comparison import eq, ge
 from needle.ops.math.elementwise import where, with_scalar
 from needle.ops.math.maths import log
 
@@ -133,7 +133,8 @@ def power_scalar(a: Tensor, scalar: Any) -> Tensor:
 def of_angle(self: Op, out_grad: Tensor, node: Tensor) -> Any:
     y, x = node.inputs
     size = x * x + y * y
-    over = where(gt(size, 0.0), out_grad / size, 0.0)
+    none = eq(size, 0.0)
+    over = where(none, 0.0, out_grad / where(none, 1.0, size))
     return unbroadcast(over * x, y.shape), unbroadcast(-(over * y), x.shape)
 
 
@@ -164,7 +165,8 @@ def atan2(a: Tensor, b: Tensor) -> Tensor:
 
 
 def of_length(self: Op, out_grad: Tensor, node: Tensor) -> Any:
-    over = where(gt(node, 0.0), out_grad / node, 0.0)
+    none = eq(node, 0.0)
+    over = where(none, 0.0, out_grad / where(none, 1.0, node))
     return tuple(unbroadcast(over * x, x.shape) for x in node.inputs)
 
 
