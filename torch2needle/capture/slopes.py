@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch._functorch.eager_transforms import _vjp_with_argnums as vjp  # torch's own: a capture has another in its place
 from torch.utils import _pytree as pytree
 
 from ..rules.aten import STRAIGHT_THROUGH
@@ -159,7 +160,7 @@ def by_transposes(cls: Any, ctx: Context, args: tuple, results: tuple, i: int) -
             found = grads_of(cls, ctx, results, i, g)
             return tuple(found[k] for k in places)
 
-        grads, pull = torch.func.vjp(back, torch.zeros_like(results[i]))  # type: ignore[misc]
+        grads, pull = vjp(back, torch.zeros_like(results[i]))  # type: ignore[misc]
         return pull(tuple(x.expand_as(g).to(g.dtype) for x, g in zip(some, grads, strict=True)))[0]
 
     kept, some, values = pytree.tree_map(cut_off, (own, [args[k] for k in places], results))
