@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch._functorch.eager_transforms import _vjp_with_argnums as vjp  # torch's own: a capture has another in its place
+from torch._functorch.eager_transforms import _vjp_with_argnums as vjp  # torch's, for which captures have another
 from torch.utils import _pytree as pytree
 
 from ..rules.aten import STRAIGHT_THROUGH
