@@ -128,7 +128,7 @@ void gather(const gather_args& c) {
 
 // Columns [first, first + n) of table b take what is scattered to them, in the order of the rows.
 template <class R, class T, class Number>
-NEEDLE_INLINE void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n) {
+void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n) {
   const View &out = c.out.table, &from = c.in.rows, &by = c.in.numbers;
   const int64_t many = from.shape[1], count = out.shape[1];
   T* table = out.as<T>() + b * out.stride[0] + first * out.stride[2];

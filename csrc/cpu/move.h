@@ -41,7 +41,7 @@ NEEDLE_INLINE void move_row(T* out, int64_t out_stride, const S* in, int64_t in_
   convert(out + i * out_stride, out_stride, in + i * in_stride, in_stride, n - i);
 }
 
-// f(count), where few counts are constants.
+// f(count), which is a constant of 1 to 4.
 template <class F>
 NEEDLE_INLINE void with_few(int64_t count, const F& f) {
   switch (count) {
@@ -51,31 +51,22 @@ NEEDLE_INLINE void with_few(int64_t count, const F& f) {
       return f(std::integral_constant<int64_t, 2>());
     case 3:
       return f(std::integral_constant<int64_t, 3>());
-    case 4:
-      return f(std::integral_constant<int64_t, 4>());
-    case 5:
-      return f(std::integral_constant<int64_t, 5>());
-    case 6:
-      return f(std::integral_constant<int64_t, 6>());
-    case 7:
-      return f(std::integral_constant<int64_t, 7>());
-    case 8:
-      return f(std::integral_constant<int64_t, 8>());
     default:
-      return f(count);
+      return f(std::integral_constant<int64_t, 4>());
   }
 }
 
-// to[r * to_down + i * to_across] = from[r * from_down + i * from_across] for r < rows, i < columns.
+// Not inlined, as there is one for every two dtypes: to[r * to_down + i * to_across] = from[r * from_down + i *
+// from_across] for r < rows, i < columns.
 template <class T, class S>
-void move(T* to, int64_t to_down, int64_t to_across, const S* from, int64_t from_down, int64_t from_across,
-          int64_t rows, int64_t columns) {
+__attribute__((noinline)) void move(T* to, int64_t to_down, int64_t to_across, const S* from, int64_t from_down,
+                                    int64_t from_across, int64_t rows, int64_t columns) {
   if constexpr (std::is_same_v<T, S>) {
     if (rows > 1 && from_down == 1 && from_across > 1 && to_across == 1)
       return transpose(to, to_down, from, from_across, columns, rows);
     if (rows > 1 && to_down == 1 && to_across > 1 && from_across == 1)
       return transpose(to, to_across, from, from_down, rows, columns);
-    if (columns <= 8)
+    if (columns <= 4)
       return with_few(columns, [&](auto n) {
         for (int64_t r = 0; r < rows; r++, to += to_down, from += from_down)
           for (int64_t i = 0; i < n; i++) to[i * to_across] = from[i * from_across];

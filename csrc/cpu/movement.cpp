@@ -27,15 +27,27 @@ void copy_transposed(const copy_args& c, const Loop<2>& loop) {
   });
 }
 
+// `move` of elements of two types.
+using Move = void (*)(char* to, int64_t to_down, int64_t to_across, const char* from, int64_t from_down,
+                      int64_t from_across, int64_t rows, int64_t columns);
 template <class T, class S>
-void copy_rows(const copy_args& c, const Loop<2>& loop) {
+void move_of(char* to, int64_t to_down, int64_t to_across, const char* from, int64_t from_down, int64_t from_across,
+             int64_t rows, int64_t columns) {
+  move(reinterpret_cast<T*>(to), to_down, to_across, reinterpret_cast<const S*>(from), from_down, from_across, rows,
+       columns);
+}
+
+void copy_rows(const copy_args& c, const Loop<2>& loop, Move move) {
   const int last = loop.rank - 1;
   const int64_t out_step = loop.stride[0][last], in_step = loop.stride[1][last], columns = loop.inner();
-  T* to = c.out.y.as<T>();
-  const S* from = c.in.x.as<S>();
+  const int64_t out_size = static_cast<int64_t>(dtype_size(c.out.y.dtype)),
+                in_size = static_cast<int64_t>(dtype_size(c.in.x.dtype));
+  char* to = c.out.y.as<char>();
+  const char* from = c.in.x.as<const char>();
   if (last == 0 || columns >= kShortRow)
     return for_pieces(c.exec, loop, 1, [&](const int64_t* at, int64_t first, int64_t n) {
-      move_row(to + at[0] + first * out_step, out_step, from + at[1] + first * in_step, in_step, n);
+      move(to + (at[0] + first * out_step) * out_size, n, out_step, from + (at[1] + first * in_step) * in_size, n,
+           in_step, 1, n);
     });
   const int64_t rows = loop.shape[last - 1], high = smaller(rows, ceil_div(kTogether, columns));
   const int64_t out_down = loop.stride[0][last - 1], in_down = loop.stride[1][last - 1], tiles = ceil_div(rows, high);
@@ -43,8 +55,8 @@ void copy_rows(const copy_args& c, const Loop<2>& loop) {
     auto o = Odometer<2>::start(loop, last - 1, begin / tiles);
     for (int64_t t = begin, tile = begin % tiles; t < end; t++) {
       const int64_t row = tile * high;
-      move(to + o.at[0] + row * out_down, out_down, out_step, from + o.at[1] + row * in_down, in_down, in_step,
-           smaller(high, rows - row), columns);
+      move(to + (o.at[0] + row * out_down) * out_size, out_down, out_step, from + (o.at[1] + row * in_down) * in_size,
+           in_down, in_step, smaller(high, rows - row), columns);
       if (++tile == tiles) o.next(), tile = 0;
     }
   });
@@ -69,11 +81,11 @@ void copy(const copy_args& c) {
     const bool transposed = transposes(loop);
     return with_type<In::x_dtypes>(to, [&](auto t) {
       using Bits = BitsOf<sizeof(t)>;
-      transposed ? copy_transposed<Bits>(c, loop) : copy_rows<Bits, Bits>(c, loop);
+      transposed ? copy_transposed<Bits>(c, loop) : copy_rows(c, loop, move_of<Bits, Bits>);
     });
   }
   with_type<copy_args::Out::y_dtypes>(to, [&](auto t) {
-    with_type<In::x_dtypes>(from, [&](auto s) { copy_rows<decltype(t), decltype(s)>(c, loop); });
+    with_type<In::x_dtypes>(from, [&](auto s) { copy_rows(c, loop, move_of<decltype(t), decltype(s)>); });
   });
 }
 

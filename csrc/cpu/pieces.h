@@ -60,7 +60,7 @@ class Piece {
   Operand operands_[K];
   int64_t rows_, columns_;
 
-  void enter(int k, const int64_t* at, int64_t row, int64_t column) {
+  __attribute__((noinline)) void enter(int k, const int64_t* at, int64_t row, int64_t column) {
     Operand& o = operands_[k];
     const View& view = *all_.views[k];
     const int64_t down = all_.down[k], across = all_.across[k];
@@ -96,7 +96,7 @@ class Piece {
   // Where result k is to be written: into its array where it lies there as it is, else to `own`, which `leave` stores.
   T* out(int k, T* own) const { return operands_[k].direct ? reinterpret_cast<T*>(operands_[k].data) : own; }
   T* buffer(int k) const { return memory_ + k * all_.kMost; }
-  void leave(int k, const T* values) const {
+  __attribute__((noinline)) void leave(int k, const T* values) const {
     if (operands_[k].direct) return;
     with_type<kAnyDType>(all_.views[k]->dtype, [&]<class S>(S) {
       move(reinterpret_cast<S*>(operands_[k].data), all_.down[k], all_.across[k], values, columns_, 1, rows_, columns_);
