@@ -169,8 +169,9 @@ class Extreme(Reduction):
         x = node.inputs[0]
         axes, _ = self._arguments(x)
         hits = eq(x, self.spread(node, x))
-        share = out_grad / reshape(summation(cast(hits, x.dtype), axes), out_grad.shape)
-        return where(hits, self.spread(share, x), 0.0)
+        count = reshape(summation(cast(hits, x.dtype), axes), out_grad.shape)
+        others = where(eq(count, 0.0), math.nan, count * 0.0)  # beside NaN nothing is equal to the result
+        return where(hits, self.spread(out_grad / count, x), self.spread(others, x))
 
 
 Max = op_class(__name__, "Max", Extreme, "Maximum over axes.", row="max")
