@@ -85,8 +85,7 @@ void chain(const chain_args& c) {
   const Program program(c.in.program);
   const int64_t most = program.slots > 2 ? Floats::kMost / 2 : Floats::kMost;  // so that L1 holds all buffers
   const Floats pieces(views, program.n_out, kOutputs, n_in, most);
-  const auto memory = [&] { return scratch<float>(c.exec, 0, (kOperands + kSlots) * Floats::kMost); };
-  for_dense(c.exec, pieces, program.length, memory,
+  for_dense(c.exec, pieces, program.length, kOperands + kSlots,
             [&](const Piece<float, kOperands>& piece) { program.run(piece, piece.buffer(kOperands)); });
 }
 

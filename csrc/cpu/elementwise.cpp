@@ -47,8 +47,7 @@ void run(const Call& c, int n_attr, ChunkFunction<T> f) {
       for (int k = 0; k < ARITY; k++) in[k] = views[k + 1]->template as<T>() + at[k + 1] + first;
       f(n, views[0]->template as<T>() + at[0] + first, in, p, q);
     });
-  const auto memory = [&] { return scratch<T>(c.exec, 0, (ARITY + 1) * pieces.kMost); };
-  for_dense(c.exec, pieces, 1, memory, [&](const Piece<T, ARITY + 1>& piece) {
+  for_dense(c.exec, pieces, 1, ARITY + 1, [&](const Piece<T, ARITY + 1>& piece) {
     const T* in[ARITY];
     for (int k = 0; k < ARITY; k++) in[k] = piece.in(k + 1);
     T* out = piece.out(0, piece.buffer(0));

@@ -177,13 +177,7 @@ struct Rows {
   // f(offsets) for every row.
   template <class F>
   void each(const Exec* exec, int64_t work, const F& f) const {
-    const View* all[N];
-    for (int k = 0; k < N; k++) all[k] = &views[k];
-    const Loop<N> loop = loop_over<N>(all);
-    parallel_ranges(exec, loop.outer() * loop.inner(), work, [&](int64_t begin, int64_t end) {
-      auto o = Odometer<N>::start(loop, loop.rank, begin);
-      for (int64_t i = begin; i < end; i++, o.next()) f(o.at);
-    });
+    each_few<1>(exec, work, [&](auto, const int64_t (*at)[N]) { f(at[0]); });
   }
 };
 

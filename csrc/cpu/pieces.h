@@ -104,13 +104,12 @@ class Piece {
   }
 };
 
-// f(piece) for every piece; `work` per element, memory() for a thread's buffers.
-template <class T, int K, class Memory, class F>
-NEEDLE_INLINE void for_dense(const Exec* exec, const Pieces<T, K>& all, int64_t work, const Memory& memory,
-                             const F& f) {
+// f(piece) for every piece; `work` per element. A thread has `buffers` of pieces, K and those that f uses behind them.
+template <class T, int K, class F>
+NEEDLE_INLINE void for_dense(const Exec* exec, const Pieces<T, K>& all, int64_t work, int buffers, const F& f) {
   const int64_t across = ceil_div(all.columns, all.width), down = ceil_div(all.middle, all.height);
   parallel_ranges(exec, all.outer() * down * across, all.height * all.width * work, [&](int64_t begin, int64_t end) {
-    Piece<T, K> piece(all, memory());
+    Piece<T, K> piece(all, scratch<T>(exec, 0, buffers * all.kMost));
     const int outer = static_cast<int>(larger(0, all.loop.rank - 2));
     auto o = Odometer<K>::start(all.loop, outer, begin / (down * across));
     for (int64_t i = begin, j = begin % (down * across); i < end; i++) {

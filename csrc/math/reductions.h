@@ -51,7 +51,7 @@ struct Last {
 };
 
 // f(Last{}), f(Sum{}) and so on by the number that a call gives, its place among SCATTERS of
-// needle/ops/shape/scatter.py.
+// needle/ops/shape/gather.py.
 template <class F>
 void with_reduction(int64_t number, const F& f) {
   switch (number) {

@@ -130,11 +130,15 @@ def power_scalar(a: Tensor, scalar: Any) -> Tensor:
     return PowerScalar(scalar)(a)
 
 
+def quotient_or_zero(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is 0: what gradients of lengths and angles are taken to be at the origin."""
+    none = eq(b, 0.0)
+    return where(none, 0.0, a / where(none, 1.0, b))
+
+
 def of_angle(self: Op, out_grad: Tensor, node: Tensor) -> Any:
     y, x = node.inputs
-    size = x * x + y * y
-    none = eq(size, 0.0)
-    over = where(none, 0.0, out_grad / where(none, 1.0, size))
+    over = quotient_or_zero(out_grad, x * x + y * y)
     return unbroadcast(over * x, y.shape), unbroadcast(-(over * y), x.shape)
 
 
@@ -165,8 +169,7 @@ def atan2(a: Tensor, b: Tensor) -> Tensor:
 
 
 def of_length(self: Op, out_grad: Tensor, node: Tensor) -> Any:
-    none = eq(node, 0.0)
-    over = where(none, 0.0, out_grad / where(none, 1.0, node))
+    over = quotient_or_zero(out_grad, node)
     return tuple(unbroadcast(over * x, x.shape) for x in node.inputs)
 
 

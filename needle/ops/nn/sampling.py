@@ -17,6 +17,7 @@ from needle.ops.math.arithmetic import logical_or
 from needle.ops.math.comparison import eq, le, lt, ne
 from needle.ops.math.elementwise import cast, maximum, minimum, where
 from needle.ops.math.maths import absolute, sign, sqrt
+from needle.ops.math.power import quotient_or_zero
 from needle.ops.nn.norm import Positive
 from needle.ops.reduce.basic import amax, summation
 from needle.ops.shape.basic import broadcast_to, reshape, transpose, unsqueeze
@@ -262,8 +263,7 @@ class CDistGrad(Op):
         d = unsqueeze(a, -2) - unsqueeze(b, -3)
         if self.p == 1:
             return summation(unsqueeze(g, -1) * sign(d), -2)
-        none = eq(y, 0.0)
-        return summation(unsqueeze(where(none, 0.0, g / where(none, 1.0, y)), -1) * d, -2)
+        return summation(unsqueeze(quotient_or_zero(g, y), -1) * d, -2)
 
     gradient = gradient_of_decomposition
 

@@ -41,9 +41,9 @@ def on_rows(kernel: str, axis: int, **arrays: NDArray) -> NDArray:
     axis %= rank
     x = next(iter(given.values()))
     whole = (math.prod(shape[:axis]), shape[axis] if shape else 1, math.prod(shape[axis + 1 :]))
-    if takes_columns(COLUMNS[kernel][0], x, whole[-1]):
+    columns, logarithm = COLUMNS[kernel]
+    if takes_columns(columns, x, whole[-1]):
         out = NDArray.empty(whole)
-        columns, logarithm = COLUMNS[kernel]
         call(columns, [out], **{n: a.reshape(whole) for n, a in given.items()}, logarithm=logarithm)
         return out.reshape(shape)
     order = [i for i in range(rank) if i != axis] + [axis]
