@@ -140,3 +140,45 @@ def test_repeats_of_many_axes(times: tuple[int, ...]) -> None:
     x = torch.randn(2, 1, 3, 2, 2)
     got = ndl.compile(torch2needle.convert(Net(), x, dynamic=False), x)(x)
     np.testing.assert_array_equal(got.numpy(), x.repeat(times).numpy())
+
+
+EMPTY_AND_SMALL = [(0, 3), (3, 0), (1, 1), (1, 7), (7, 1), (2, 0, 4), (65, 2)]
+CALLS = {
+    "sums": lambda x: x.sum(0).sum() + x.sum(-1).sum(),
+    "product": lambda x: x.prod(-1),
+    "product of columns": lambda x: x.prod(0),
+    "mirrored": lambda x: x.flip(0, 1) * 2,
+    "every other": lambda x: x[..., ::2] * x[..., ::2],
+    "factors": lambda x: x[..., None] * torch.arange(3.0, dtype=x.dtype),
+    "repeats": lambda x: x.repeat_interleave(3, -1),
+    "running product": lambda x: x.cumprod(-1),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "softmax": lambda x: x.softmax(0),
+    "norm": lambda x: nn.functional.rms_norm(x, x.shape[-1:], eps=1e-3),
+    "distances": lambda x: torch.cdist(x, x[..., :1, :], 1.0),
+    "where": lambda x: torch.where(x > 0, x, x.flip(-1)),
+}
+
+
+@pytest.mark.parametrize("shape", EMPTY_AND_SMALL, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_sizes_zero_and_one(name: str, shape: tuple[int, ...]) -> None:
+    """Values, planned and eager, and gradients."""
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return CALLS[name](x)
+
+    x = torch.randn(shape)
+    theirs = x.double().requires_grad_()
+    want = CALLS[name](theirs)
+    (want * want).sum().backward()
+    net, ours = torch2needle.convert(Net(), x, dynamic=False), ndl.Tensor(x.numpy(), requires_grad=True)
+    made = net(ours)
+    ndl.ops.summation(made * made).backward()
+    for got in (made.detach(), ndl.compile(net, x)(x)):
+        np.testing.assert_allclose(got.numpy(), want.detach().numpy(), rtol=2e-5, atol=2e-5)
+    if ours.grad is None:  # the product of nothing is a constant
+        assert x.numel() == 0
+    else:
+        np.testing.assert_allclose(ours.grad.numpy(), theirs.grad.numpy(), rtol=1e-4, atol=5e-5)
