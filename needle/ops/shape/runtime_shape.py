@@ -136,18 +136,20 @@ class Tile(Op):
         shape = (1,) * (len(out) - len(x.shape)) + tuple(x.shape)
         times = (1,) * (len(out) - len(self.times)) + tuple(int(t) for t in self.times)
         grows = [a for a, t in enumerate(times) if t != 1]
-        if len(out) + len(grows) > MAX_RANK and len(grows) > 1:  # one axis after the other
-            first = tuple(t if a == grows[-1] else 1 for a, t in enumerate(times))
-            return Tile(tuple(1 if a == grows[-1] else t for a, t in enumerate(times)))(Tile(first)(x))
-        both = list(zip(shape, times, strict=True))  # an axis of its own for each number but 1
-        apart = reshape(x, [n for s, t in both for n in ((s,) if t == 1 else (1, s))])
-        return reshape(broadcast_to(apart, [n for s, t in both for n in ((s,) if t == 1 else (t, s))]), out)
+        room = max(1, MAX_RANK - len(out))  # for axes of their own, which as many repeats take at a time
+        for first in range(0, len(grows), room):
+            some = grows[first : first + room]
+            x = reshape(x, [n for a, s in enumerate(shape) for n in ((1, s) if a in some else (s,))])
+            x = broadcast_to(x, [n for a, s in enumerate(shape) for n in ((times[a], s) if a in some else (s,))])
+            shape = tuple(s * times[a] if a in some else s for a, s in enumerate(shape))
+            x = reshape(x, shape)
+        return reshape(x, out)
 
     samples = samples_of(
         ({"times": (2, 1, 3)}, [(3, 4)]),
         ({"times": (2,)}, [(2, 3)]),
         ({"times": (1, 0, 1, 1, 2)}, [(2, 1, 2, 1, 3)]),
-        ({"times": (2, 1, 2, 2, 1)}, [(2, 1, 3, 2, 2)]),
+        ({"times": (2, 1, 2, 2, 2)}, [(2, 1, 3, 2, 2)]),
     )
 
 
