@@ -36,7 +36,7 @@ template <class T, int ARITY>
 void run(const Call& c, int n_attr, ChunkFunction<T> f) {
   const View* views[ARITY + 1] = {c.out};
   for (int k = 0; k < ARITY; k++) views[k + 1] = c.in + k;
-  const Pieces<T, ARITY + 1> pieces(views, 1, 1, ARITY);
+  const Pieces<T, ARITY + 1> pieces(views, 1, 1, ARITY, Pieces<T, ARITY + 1>::kMost, true);
   if (pieces.size() == 0) return;
   T p = n_attr > 0 ? from_double<T>(c.attr[0]) : T(0), q = n_attr > 1 ? from_double<T>(c.attr[1]) : T(0);
   bool direct = pieces.columns >= kRow && (!pieces.joined || pieces.columns >= kShortRow);
@@ -51,7 +51,11 @@ void run(const Call& c, int n_attr, ChunkFunction<T> f) {
     const T* in[ARITY];
     for (int k = 0; k < ARITY; k++) in[k] = piece.in(k + 1);
     T* out = piece.out(0, piece.buffer(0));
-    f(piece.size(), out, in, p, q);
+    const int64_t rows = pieces.by_rows ? piece.rows() : 1, n = piece.size() / rows;
+    for (int64_t r = 0; r < rows; r++) {
+      f(n, out + r * piece.step(0), in, p, q);
+      for (int k = 0; k < ARITY; k++) in[k] += piece.step(k + 1);
+    }
     piece.leave(0, out);
   });
 }

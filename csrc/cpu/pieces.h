@@ -6,7 +6,7 @@
 namespace needle::NEEDLE_ISA {
 
 constexpr int64_t kPieceBytes = 8192;
-constexpr int64_t kTile = 64;  // columns of a piece in which operands are transposed
+constexpr int64_t kTile = 128;  // columns of a piece in which operands are transposed
 constexpr char kAnyDType[] = "*";
 
 // K operands, of which the first n_out are written and n_in from `first_in` on are read.
@@ -19,9 +19,12 @@ struct Pieces {
   int64_t columns, middle, width, height;  // of the innermost dimensions, of a piece
   int64_t down[K], across[K];
   bool row_lies[K], rows_lie[K];  // whether pieces of one row, or of several, are used where they lie
+  bool by_rows = false;           // operands whose single rows are used where they lie are, in pieces of several, too
   bool joined = true;             // rows follow each other in memory, or repeat
 
-  Pieces(const View* const (&views)[K], int n_out, int first_in, int n_in, int64_t most = kMost)
+  // one_by_one: f takes the rows of a piece one by one, where that saves copies of some.
+  Pieces(const View* const (&views)[K], int n_out, int first_in, int n_in, int64_t most = kMost,
+         bool one_by_one = false)
       : views(views), n_out(n_out), first_in(first_in), n_in(n_in), loop(loop_over(views)) {
     bool crossed = false;
     for (int k = first_in; k < first_in + n_in && !crossed; k++) {
@@ -39,6 +42,8 @@ struct Pieces {
       joined = joined && (down[k] == 0 || down[k] == columns * across[k]);
     }
     width = smaller(columns, crossed ? kTile : most);
+    for (int k = 0; k < first_in + n_in; k++)
+      by_rows = by_rows || (one_by_one && crossed && row_lies[k] && !(rows_lie[k] && width == columns));
     height = joined || crossed || columns < kShortRow ? larger(1, smaller(middle, most / larger(width, 1))) : 1;
   }
 
@@ -66,7 +71,7 @@ class Piece {
     const int64_t down = all_.down[k], across = all_.across[k];
     o.data = static_cast<char*>(view.data) +
              (at[k] + row * down + column * across) * static_cast<int64_t>(dtype_size(view.dtype));
-    o.direct = rows_ == 1 ? all_.row_lies[k] : all_.rows_lie[k] && columns_ == all_.columns;
+    o.direct = rows_ == 1 || all_.by_rows ? all_.row_lies[k] : all_.rows_lie[k] && columns_ == all_.columns;
     if (o.direct || k < all_.n_out) return;
     const bool repeats = down == 0 || rows_ == 1;
     if (repeats && o.filled == o.data && o.columns >= columns_ && (rows_ == 1 || o.columns == columns_) &&
@@ -92,6 +97,9 @@ class Piece {
   }
 
   int64_t size() const { return rows_ * columns_; }
+  int64_t rows() const { return rows_; }
+  // From one row to the next of what `in` or `out` gives.
+  int64_t step(int k) const { return operands_[k].direct ? all_.down[k] : columns_; }
   const T* in(int k) const { return operands_[k].direct ? reinterpret_cast<const T*>(operands_[k].data) : buffer(k); }
   // Where result k is to be written: into its array where it lies there as it is, else to `own`, which `leave` stores.
   T* out(int k, T* own) const { return operands_[k].direct ? reinterpret_cast<T*>(operands_[k].data) : own; }
