@@ -196,6 +196,29 @@ def test_a_guard_holds_and_is_violated(kind: str, tmp_path: Path) -> None:
         ndl.load(tmp_path / "net")(*bad)
 
 
+class WithinTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, i: torch.Tensor) -> torch.Tensor:
+        return self.table[i] if i.max() < 4 else self.table[i % 4] * 2
+
+
+def test_a_guard_speaks_before_the_numbers_that_it_keeps_out() -> None:
+    model, good, bad = WithinTable().eval(), torch.tensor([0, 3]), torch.tensor([1, 7])
+    refuses = ndl.compile(torch2needle.convert(model, (good,)), (good,))
+    with pytest.raises(GuardError):
+        refuses(bad)
+    answers = ndl.compile(torch2needle.convert(model, (good,), on_guard="torch"), (good,))
+    with torch.no_grad():
+        for given in (good, bad):
+            np.testing.assert_allclose(answers(given.numpy()), model(given).numpy(), rtol=1e-6)
+    plain = ndl.compile(lambda t, i: ndl.ops.take(t, i), (model.table.detach().numpy(), good.numpy()))
+    with pytest.raises(IndexError, match="got 7"):
+        plain(model.table.detach().numpy(), bad.numpy())
+
+
 def as_numpy(y: Any) -> np.ndarray:
     return y if isinstance(y, np.ndarray) else y.numpy() if isinstance(y, ndl.Tensor) else y.detach().numpy()
 

@@ -344,13 +344,12 @@ def test_index_outside_of_the_table(device: Any, bad: int) -> None:
 
 
 def test_index_outside_of_the_table_compiled() -> None:
-    """A plan raises nothing in the middle of a run: the row is NaN, and nothing outside of the table is read."""
     net = torch2needle.convert(nn.Sequential(nn.Embedding(7, 3)).eval())
     exe = ndl.compile(net, (torch.tensor([1, 2]),))
-    out = exe(torch.tensor([3, 10**9]))
-    assert torch.isfinite(out[0]).all()
-    assert torch.isnan(out[1]).all()
-    assert torch.isnan(exe(torch.tensor([-1, -(10**9)]))).all()
+    for index, bad in (([3, 10**9], 10**9), ([-1, 2], -1)):
+        with pytest.raises(IndexError, match=rf"^\[gather\] index expects numbers from 0 to 6, got {bad}\.$"):
+            exe(torch.tensor(index))
+    assert torch.isfinite(exe(torch.tensor([6, 0]))).all()
 
 
 def test_course_embedding_takes_floats() -> None:

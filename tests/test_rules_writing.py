@@ -170,8 +170,35 @@ def test_numbers_outside() -> None:
         ops.scatter(x, 0, bad, s)
     with pytest.raises(IndexError, match=r"\[index_add\] index expects numbers in \[0, 3\)"):
         ops.index_add(x, 0, bad, s)
-    exe = ndl.compile(lambda x, i, s: ops.scatter(x, 0, i, s, "sum"), (x, bad, s))
-    assert np.isnan(exe(x, bad, s).numpy()).all()  # the whole column: a plan cannot raise
+
+
+PLANNED: dict[str, tuple[Callable, tuple[int, ...]]] = {
+    "scatter": (lambda x, i: ops.scatter(x, 0, i, x, "sum"), (5, 3)),
+    "scatter of rows": (lambda x, i: ops.index_add(x, 1, i, x), (3,)),
+    "scatter by shared numbers": (lambda x, i: ops.scatter(x, 0, ops.broadcast_to(i, (5, 3)), x), (5, 1)),
+    "gather": (lambda x, i: ops.gather(x, 0, i), (7, 3)),
+    "gather along rows": (lambda x, i: ops.gather(x, 1, i), (5, 2)),
+    "gather of rows": (lambda x, i: ops.take(x, i), (2, 3)),
+    "gather by shared numbers": (lambda x, i: ops.gather(x, 0, ops.broadcast_to(i, (5, 3))), (5, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+@pytest.mark.parametrize("number", ["int32", "int64"])
+@pytest.mark.parametrize("case", PLANNED)
+def test_plans_refuse_numbers_outside(case: str, number: str, dtype: str) -> None:
+    f, shape = PLANNED[case]
+    x = np.arange(15).reshape(5, 3).astype(dtype)
+    good = np.random.default_rng(0).integers(0, 3, shape).astype(number)
+    exe = ndl.compile(f, (x, good))
+    size = 3 if case in ("scatter of rows", "gather along rows") else 5
+    said = rf"^\[{case[:7].rstrip()}\] index expects numbers from 0 to {size - 1}, got -?\d+\.$"
+    for wrong in (size, -size - 1, np.iinfo(number).max, np.iinfo(number).min):
+        bad = good.copy()
+        bad.flat[-1] = wrong
+        with pytest.raises(IndexError, match=said):
+            exe(x, bad)
+    np.testing.assert_array_equal(exe(x, good), f(ndl.Tensor(x, dtype=dtype), ndl.Tensor(good, dtype=number)).numpy())
 
 
 @pytest.mark.parametrize("case", range(4))

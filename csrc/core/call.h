@@ -83,6 +83,9 @@ struct KernelRow {
   Kernel run;
 };
 
+// Ends the call of a kernel that reads or writes where numbers say, for one that is outside of [0, count).
+[[noreturn]] void refuse_number(const char* name, int64_t number, int64_t count);
+
 // parallel_for(exec, n, [&](int64_t task) {...}) without std::function.
 template <class F>
 void parallel_for(const Exec* exec, int64_t tasks, const F& f) {

@@ -135,6 +135,11 @@ void refuse_dtype(DType dtype) {
                               ".");
 }
 
+void refuse_number(const char* name, int64_t number, int64_t count) {
+  throw std::out_of_range("[" + std::string(name) + "] index expects numbers from 0 to " + std::to_string(count - 1) +
+                          ", got " + std::to_string(number) + ".");
+}
+
 Device* Device::cpu() {
   static auto* device = new Device(cpu_backend());
   return device;

@@ -5,20 +5,57 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-// What an element outside of the table is: a kernel cannot raise.
-template <class T>
-T missing_value() {
-  return std::is_floating_point_v<T> ? static_cast<T>(NAN) : T(0);
+// Ends the call, before anything is written, where one of the numbers is outside of [0, count).
+template <class Number>
+void check_numbers(const Exec* exec, const char* name, View numbers, int64_t count) {
+  if (!numbers.size()) return;
+  for (int d = 0; d < numbers.rank; d++)
+    if (numbers.stride[d] == 0) numbers.shape[d] = 1;
+  const View* views[] = {&numbers};
+  const Loop<1> loop = loop_over(views);
+  const int64_t stride = loop.stride[0][loop.rank - 1];
+  const Number* wrong = nullptr;
+  for_pieces(exec, loop, 1, [&](const int64_t* at, int64_t first, int64_t n) {
+    const Number* from = numbers.as<const Number>() + at[0] + first * stride;
+    using Bits = std::make_unsigned_t<Number>;
+    const Bits last = static_cast<Bits>(smaller(count - 1, std::numeric_limits<Number>::max()));
+    // The sign is set where a number is negative or beyond the last.
+    auto sign = [&](Number number) { return static_cast<Bits>(number) | (last - static_cast<Bits>(number)); };
+    Bits signs = 0;
+    if (stride == 1)
+      for (int64_t i = 0; i < n; i++) signs |= sign(from[i]);
+    else
+      for (int64_t i = 0; i < n; i++) signs |= sign(from[i * stride]);
+    if (static_cast<Number>(signs) >= 0) return;
+    for (int64_t i = 0; i < n; i++)
+      if (static_cast<Number>(sign(from[i * stride])) < 0)
+        __atomic_store_n(&wrong, from + i * stride, __ATOMIC_RELAXED);
+  });
+  if (wrong) refuse_number(name, *wrong, count);
 }
 
-// `many` elements of a column of `count` by their numbers.
+// `many` elements of a column by their numbers.
 template <class T, class Number>
-void pick(const T* column, int64_t step, int64_t count, const Number* numbers, int64_t n_step, T* to, int64_t to_step,
-          int64_t many, T missing) {
-  for (int64_t i = 0; i < many; i++) {
-    const int64_t row = numbers[i * n_step];
-    to[i * to_step] = row < 0 || row >= count ? missing : column[row * step];
-  }
+void pick(const T* column, int64_t step, const Number* numbers, int64_t n_step, T* to, int64_t to_step, int64_t many) {
+  for (int64_t i = 0; i < many; i++) to[i * to_step] = column[numbers[i * n_step] * step];
+}
+
+// A row of `size` elements: short ones in two pieces that may overlap, without a call.
+template <class T>
+NEEDLE_INLINE void copy_row(T* to, int64_t to_step, const T* from, int64_t step, int64_t size) {
+  if (to_step != 1 || step != 1) return convert(to, to_step, from, step, size);
+  const size_t bytes = size * sizeof(T);
+  char* out = reinterpret_cast<char*>(to);
+  const char* in = reinterpret_cast<const char*>(from);
+  auto ends = [&](auto width) {
+    __builtin_memcpy(out, in, width);
+    __builtin_memcpy(out + bytes - width, in + bytes - width, width);
+  };
+  if (bytes > 64 || bytes < 4) return static_cast<void>(std::memcpy(to, from, bytes));
+  if (bytes >= 32) return ends(std::integral_constant<size_t, 32>());
+  if (bytes >= 16) return ends(std::integral_constant<size_t, 16>());
+  if (bytes >= 8) return ends(std::integral_constant<size_t, 8>());
+  ends(std::integral_constant<size_t, 4>());
 }
 
 // Rows of zeros: as few calls as the strides allow.
@@ -38,49 +75,38 @@ void fill_zeros(T* to, const int64_t* stride, int64_t rows, int64_t size) {
 // Table (N, D) and numbers (M) to (M, D).
 void gather_rows(const gather_rows_args& c) {
   const View &out = c.out.rows, &table = c.in.table, &numbers = c.in.numbers;
-  int64_t count = table.shape[0], size = table.shape[1];
+  const int64_t size = table.shape[1];
   using In = gather_rows_args::In;
-  with_type<In::table_dtypes>(table.dtype, [&]<class T>(T) {
-    const T missing = missing_value<T>();
-    with_type<In::numbers_dtypes>(numbers.dtype, [&](auto n) {
-      if (size == 1) {
-        parallel_ranges(c.exec, out.shape[0], 4, [&](int64_t begin, int64_t end) {
-          pick(table.as<const T>(), table.stride[0], count, numbers.as<decltype(n)>() + begin * numbers.stride[0],
-               numbers.stride[0], out.as<T>() + begin * out.stride[0], out.stride[0], end - begin, missing);
-        });
-        return;
-      }
-      parallel_each(c.exec, out.shape[0], size, [&](int64_t i) __attribute__((always_inline)) {
-        const int64_t row = numbers.as<decltype(n)>()[i * numbers.stride[0]];
-        T* to = out.as<T>() + i * out.stride[0];
-        if (row < 0 || row >= count) {
-          for (int64_t j = 0; j < size; j++) to[j * out.stride[1]] = missing;
-          return;
-        }
-        const T* from = table.as<T>() + row * table.stride[0];
-        if (out.stride[1] == 1 && table.stride[1] == 1)
-          std::memcpy(to, from, size * sizeof(T));
-        else
-          convert(to, out.stride[1], from, table.stride[1], size);
+  with_type<In::numbers_dtypes>(numbers.dtype, [&]<class Number>(Number) {
+    check_numbers<Number>(c.exec, "gather", numbers, table.shape[0]);
+    with_type<In::table_dtypes>(table.dtype, [&]<class T>(T) {
+      parallel_ranges(c.exec, out.shape[0], larger(size, 4), [&](int64_t begin, int64_t end) {
+        const Number* number = numbers.as<const Number>() + begin * numbers.stride[0];
+        T* to = out.as<T>() + begin * out.stride[0];
+        if (size == 1)
+          return pick(table.as<const T>(), table.stride[0], number, numbers.stride[0], to, out.stride[0], end - begin);
+        for (int64_t i = begin; i < end; i++, to += out.stride[0], number += numbers.stride[0])
+          copy_row(to, out.stride[1], table.as<const T>() + *number * table.stride[0], table.stride[1], size);
       });
     });
   });
 }
 
 // Rows (M, D) and numbers (M) to a table (N, D) that holds their sums, in the order of the rows; those of number `skip`
-// and those outside of the table are left out.
+// are left out.
 void scatter_add_rows(const scatter_add_rows_args& c) {
   const View &out = c.out.table, &rows = c.in.rows, &numbers = c.in.numbers;
   int64_t count = out.shape[0], skip = c.attr.skip;
   using In = scatter_add_rows_args::In;
   with_type<In::rows_dtypes>(rows.dtype, [&]<class T>(T) {
     with_type<In::numbers_dtypes>(numbers.dtype, [&]<class Number>(Number) {
+      check_numbers<Number>(c.exec, "scatter", numbers, count);
       // Tasks are ranges of columns, so that no two add to one element.
       parallel_ranges(c.exec, out.shape[1], count + rows.shape[0], [&](int64_t begin, int64_t end) {
         fill_zeros(out.as<T>() + begin * out.stride[1], out.stride, count, end - begin);
         for (int64_t i = 0; i < rows.shape[0]; i++) {
           const int64_t row = numbers.as<const Number>()[i * numbers.stride[0]];
-          if (row < 0 || row >= count || row == skip) continue;
+          if (row == skip) continue;
           T* to = out.as<T>() + row * out.stride[0];
           const T* from = rows.as<T>() + i * rows.stride[0];
           if (out.stride[1] == 1 && rows.stride[1] == 1)
@@ -96,18 +122,19 @@ void scatter_add_rows(const scatter_add_rows_args& c) {
 // Elements of tables (B, N, D) by numbers (B, M, D) to (B, M, D).
 void gather(const gather_args& c) {
   const View &out = c.out.y, &x = c.in.x, &by = c.in.numbers;
-  const int64_t many = out.shape[1], width = out.shape[2], count = x.shape[1];
+  const int64_t many = out.shape[1], width = out.shape[2];
   using In = gather_args::In;
-  with_type<In::x_dtypes>(x.dtype, [&]<class T>(T) {
-    with_type<In::numbers_dtypes>(by.dtype, [&]<class Number>(Number) {
+  with_type<In::numbers_dtypes>(by.dtype, [&]<class Number>(Number) {
+    check_numbers<Number>(c.exec, "gather", by, x.shape[1]);
+    with_type<In::x_dtypes>(x.dtype, [&]<class T>(T) {
       const auto at = [](const View& v, int64_t b) { return b * v.stride[0]; };
       if (width == 1) {  // numbers are along a row of memory
         const int64_t piece = 4096, pieces = ceil_div(many, piece);
         parallel_each(c.exec, out.shape[0] * pieces, 4 * smaller(many, piece), [&](int64_t t) {
           const int64_t b = pieces == 1 ? t : t / pieces, first = (t - b * pieces) * piece;
-          pick(x.as<const T>() + at(x, b), x.stride[1], count, by.as<const Number>() + at(by, b) + first * by.stride[1],
+          pick(x.as<const T>() + at(x, b), x.stride[1], by.as<const Number>() + at(by, b) + first * by.stride[1],
                by.stride[1], out.as<T>() + at(out, b) + first * out.stride[1], out.stride[1],
-               smaller(piece, many - first), missing_value<T>());
+               smaller(piece, many - first));
         });
         return;
       }
@@ -116,11 +143,10 @@ void gather(const gather_args& c) {
         const T* table = x.as<const T>() + at(x, b);
         const Number* numbers = by.as<const Number>() + at(by, b) + i * by.stride[1];
         T* to = out.as<T>() + at(out, b) + i * out.stride[1];
-        for (int64_t j = 0; j < width; j++) {
-          const int64_t row = numbers[j * by.stride[2]];
-          const bool there = row >= 0 && row < count;
-          to[j * out.stride[2]] = there ? table[row * x.stride[1] + j * x.stride[2]] : missing_value<T>();
-        }
+        if (by.stride[2] == 0)  // a whole row
+          return copy_row(to, out.stride[2], table + *numbers * x.stride[1], x.stride[2], width);
+        for (int64_t j = 0; j < width; j++)
+          to[j * out.stride[2]] = table[numbers[j * by.stride[2]] * x.stride[1] + j * x.stride[2]];
       });
     });
   });
@@ -130,43 +156,28 @@ void gather(const gather_args& c) {
 template <class R, class T, class Number>
 void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n) {
   const View &out = c.out.table, &from = c.in.rows, &by = c.in.numbers;
-  const int64_t many = from.shape[1], count = out.shape[1];
+  const int64_t many = from.shape[1];
   T* table = out.as<T>() + b * out.stride[0] + first * out.stride[2];
   const T* rows = from.as<T>() + b * from.stride[0] + first * from.stride[2];
   const Number* numbers = by.as<Number>() + b * by.stride[0] + first * by.stride[2];
-  auto outside = [&](int64_t row) { return row < 0 || row >= count; };
-  bool fits = true;
   if (by.stride[2] == 0 && out.stride[2] == 1 && from.stride[2] == 1) {  // whole rows
     for (int64_t i = 0; i < many; i++) {
-      const int64_t row = numbers[i * by.stride[1]];
-      if (outside(row)) {
-        fits = false;
-        continue;
-      }
-      T* to = table + row * out.stride[1];
+      T* to = table + numbers[i * by.stride[1]] * out.stride[1];
       const T* value = rows + i * from.stride[1];
       for (int64_t j = 0; j < n; j++) to[j] = combined<R>(to[j], value[j]);
     }
-  } else {
+    return;
+  }
+  auto write = [&](T& to, T value) { to = combined<R>(to, value); };
+  if (n == 1) {
     for (int64_t i = 0; i < many; i++)
-      for (int64_t j = 0; j < n; j++) {
-        const int64_t row = numbers[i * by.stride[1] + j * by.stride[2]];
-        if (outside(row)) {
-          fits = false;
-          continue;
-        }
-        T& to = table[row * out.stride[1] + j * out.stride[2]];
-        to = combined<R>(to, rows[i * from.stride[1] + j * from.stride[2]]);
-      }
+      write(table[numbers[i * by.stride[1]] * out.stride[1]], rows[i * from.stride[1]]);
+    return;
   }
-  if (fits) return;
-  // A kernel cannot raise: who reads the table sees that a column does not hold what it should.
-  const T missing = missing_value<T>();
-  for (int64_t j = 0; j < n; j++) {
-    bool all = true;
-    for (int64_t i = 0; i < many; i++) all = all && !outside(numbers[i * by.stride[1] + j * by.stride[2]]);
-    for (int64_t k = 0; !all && k < count; k++) table[k * out.stride[1] + j * out.stride[2]] = missing;
-  }
+  for (int64_t i = 0; i < many; i++)
+    for (int64_t j = 0; j < n; j++)
+      write(table[numbers[i * by.stride[1] + j * by.stride[2]] * out.stride[1] + j * out.stride[2]],
+            rows[i * from.stride[1] + j * from.stride[2]]);
 }
 
 // Elements (B, M, D) and numbers (B, M, D) into tables (B, N, D).
@@ -195,10 +206,10 @@ void scatter(const scatter_args& c) {
     });
   };
   using In = scatter_args::In;
-  with_reduction(c.attr.reduce, [&](auto r) {
-    with_type<In::rows_dtypes>(c.in.rows.dtype, [&](auto t) {
-      with_type<In::numbers_dtypes>(c.in.numbers.dtype, [&](auto number) { run(r, t, number); });
-    });
+  with_type<In::numbers_dtypes>(c.in.numbers.dtype, [&](auto number) {
+    check_numbers<decltype(number)>(c.exec, "scatter", c.in.numbers, c.out.table.shape[1]);
+    with_reduction(c.attr.reduce,
+                   [&](auto r) { with_type<In::rows_dtypes>(c.in.rows.dtype, [&](auto t) { run(r, t, number); }); });
   });
 }
 

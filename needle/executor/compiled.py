@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -20,10 +20,10 @@ from needle.nn.module import Module
 
 from .arguments import check_arrays, check_floats, positional
 from .builder import PlanInfo
-from .constants import ConstantPool, taken_back
+from .constants import ConstantPool, eager, taken_back
 from .effects import Write, changes
 from .passes import optimize
-from .planner import constant_nodes
+from .planner import constant_nodes, parameter
 from .settings import Choice, unmeasured
 from .split import SplitPlan, plan_graph
 from .step import JOIN
@@ -74,6 +74,19 @@ def with_output(graph: Graph, args: tuple, meta: dict[str, Any]) -> Graph:
         return made
 
     return graph.copy(output)
+
+
+def evaluated(graph: Graph, arrays: Sequence[NDArray]) -> Iterator[tuple[Node, list, Any]]:
+    """Every node of a graph for these inputs, op by op: (node, its inputs' values, its value)."""
+    values: dict[Node, Any] = dict(zip(graph.inputs, arrays, strict=True))
+    for node in graph:
+        given = [values[a] for a in node.args] if node.kind == "op" else []
+        if node.kind == "param":
+            values[node] = parameter(node).cached_data
+        elif node.kind == "op":
+            values[node] = eager(node.target, given)
+        if node in values:
+            yield node, given, values[node]
 
 
 class CompiledPlan:
@@ -183,6 +196,20 @@ class CompiledPlan:
         """Raise where guards refuse the inputs of a plan that writes."""
         if self.condition_plan is not None:
             self._check(self.condition_plan.core.run_new([a._ref for a in arrays]))
+
+    def run_new(self, arrays: Sequence[NDArray]) -> list:
+        """A run's results in new arrays. Of inputs that a kernel refuses a guard before it may say more."""
+        given = [a._ref for a in arrays]
+        try:
+            return self.core.run_new(given)
+        except (IndexError, ValueError):
+            if self.guards and self.condition_plan is None:
+                traced = self._rewritten[0]
+                ((_, looked_at),) = traced.output.args
+                graph = with_output(traced, (looked_at,), traced.output.meta).prune()
+                found = {node: value for node, _, value in evaluated(graph, arrays)}
+                self._check([found[n].numpy() for n in graph.output.args[0]])
+            raise
 
     def check_guards(self, results: list) -> list:
         """A run's results without those that come last, the values that guards look at."""

@@ -15,16 +15,16 @@ from needle.backend_ndarray import FLOATS, Device, NDArray, full
 from needle.backend_ndarray.forks import RUNS, fork_lock
 from needle.backend_ndarray.kernels import attributes
 from needle.backend_selection import BACKEND
-from needle.graph import CountedRows, Graph, Node, Recorder, Symbol, map_structure, trace
+from needle.graph import CountedRows, Graph, Recorder, Symbol, map_structure, trace
 from needle.interop import mirror
 from needle.nn.module import STRUCTURE, Module
 from needle.op import kind_of
 
 from .arguments import names
-from .constants import eager, taken_back
+from .compiled import evaluated
+from .constants import taken_back
 from .effects import Update, Write, changes
 from .executable import CompiledPlan, Plans, entered
-from .planner import parameter
 from .recompute import recomputed
 from .rows import narrowed
 from .settings import Choice
@@ -171,19 +171,13 @@ class StepPlan(CompiledPlan):
     def find_anomaly(self, arrays: Sequence[NDArray]) -> None:
         """Raise FloatingPointError for the first op of a step on these inputs that makes a NaN of numbers; slow."""
         graph, origins = self._rewritten[0], self.origins
-        values: dict[Node, Any] = dict(zip(graph.inputs, arrays, strict=True))
-        for node in graph:
-            if node.kind == "param":
-                values[node] = parameter(node).cached_data
-            elif node.kind == "op":
-                given = [values[a] for a in node.args]
-                values[node] = eager(node.target, given)
-                if has_nan(values[node]) and not any(map(has_nan, given)):
-                    path = origins[node.name].path if node.name in origins else ""
-                    where = f" of {path}" if path else ""
-                    raise FloatingPointError(
-                        f"[compile_step] {node.target.label}{where} ({node.name}) makes NaN of numbers; nothing was updated."
-                    )
+        for node, given, value in evaluated(graph, arrays):
+            if node.kind == "op" and has_nan(value) and not any(map(has_nan, given)):
+                path = origins[node.name].path if node.name in origins else ""
+                where = f" of {path}" if path else ""
+                raise FloatingPointError(
+                    f"[compile_step] {node.target.label}{where} ({node.name}) makes NaN of numbers; nothing was updated."
+                )
 
     def check(self, arrays: Sequence[NDArray]) -> None:
         """Raise for inputs with values that the graph's ops cannot take, such as labels that are no class."""

@@ -114,9 +114,12 @@ class CountedRows:
                 return made
             axis = self.along(op, symbols, rows)
             if axis is not None:
+                takes = isinstance(op, Take | IndexTensors | Embedding)
+                if takes:  # where none is counted their numbers may be any
+                    own = [r and s.dtype not in FLOATS for s, r in zip(symbols, rows, strict=True)]
+                    symbols = [ops.where(count.some, s, 0) if o else s for s, o in zip(symbols, own, strict=True)]
                 made = self.recorder.record(op, symbols)
-                guards = isinstance(op, Take | IndexTensors | Embedding) and made.dtype in FLOATS
-                made = ops.where(count.some, made, 1.0) if guards else made  # none counted: of what nobody asked for
+                made = ops.where(count.some, made, 1.0) if takes and made.dtype in FLOATS else made
                 self.known[made.node] = Rows(count, axis, column_of(op, rows[0]))
                 return made
         if op.n_out == 1 and type(op).decompose is not Op.decompose:

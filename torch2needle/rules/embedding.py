@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from needle import nn as needle_nn
 from needle import ops
 from needle.autograd import Unsupported
+from needle.ops.common import constant
 
 from .registry import rule
 
@@ -65,4 +67,5 @@ def embedding_renorm(input: Any, indices: Any, max_norm: float, norm_type: float
 def one_hot(input: Any, num_classes: int = -1) -> Any:
     if isinstance(num_classes, int) and num_classes < 0:
         raise Unsupported("num_classes=-1 depends on the values; give it a number")
-    return ops.one_hot(input, num_classes)
+    classes = ops.take(constant(np.arange(num_classes), input, "int64"), input, wrap=False)  # as given, or refused
+    return ops.one_hot(classes, num_classes)

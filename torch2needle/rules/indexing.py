@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,11 +195,11 @@ def narrow(input: Any, dim: int, start: Any, length: Any) -> Any:
 
 @rule(torch.index_select, T.index_select)
 def index_select(input: Any, dim: int, index: Any) -> Any:
-    picked = ops.take(input, index, dim)
+    picked = ops.take(input, index, dim, wrap=False)
     return ops.reshape(picked, ()) if known_rank(input) == 0 else picked
 
 
-functions("input, dim, index, *, sparse_grad=False", {(torch.gather, T.gather): ops.gather})
+functions("input, dim, index, *, sparse_grad=False", {(torch.gather, T.gather): partial(ops.gather, wrap=False)})
 functions("input, index", {(torch.take, T.take): lambda input, index: ops.take(ops.flatten(input), index)})
 
 

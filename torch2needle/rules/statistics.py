@@ -41,8 +41,8 @@ def at_ranks(x: Any, ranks: Any, interpolation: str) -> Any:
     below, above = ops.floor(ranks), ops.ceil(ranks)
     if interpolation in ("lower", "higher", "nearest"):
         rank = {"lower": below, "higher": above, "nearest": ops.round(ranks)}[interpolation]
-        return ops.gather(x, -1, ops.cast(rank, "int64"))
-    low, high = (ops.gather(x, -1, ops.cast(r, "int64")) for r in (below, above))
+        return ops.gather(x, -1, ops.cast(rank, "int64"), wrap=False)
+    low, high = (ops.gather(x, -1, ops.cast(r, "int64"), wrap=False) for r in (below, above))
     apart = high - low
     if interpolation == "midpoint":
         return high - apart * 0.5
@@ -62,7 +62,7 @@ def quantiles(input: Any, q: Any, dim: int | None, keepdim: bool, interpolation:
     every = ops.summation(ops.full_like(x, 1), -1, True)
     wanted = ops.reshape(q, (-1,)) if isinstance(q, Tensor) else q
     last = (every - 1) * wanted
-    ranks = ops.clamp_min((count - 1) * wanted, 0.0) if skip else ops.where(ops.lt(count, every), every - 1, last)
+    ranks = ops.clamp_min(count - 1, 0.0) * wanted if skip else ops.where(ops.lt(count, every), every - 1, last)
     found = at_ranks(ordered, ranks, interpolation)  # (..., Q)
     if several:
         found = ops.moveaxis(found, -1, 0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from needle.autograd import Spec, Tensor, no_grad, op
 from needle.backend_ndarray import NDArray
+from needle.backend_ndarray.ndarray import PLANNING
 from needle.ops.common import as_operand
 from needle.ops.dtypes import cast_array
 from needle.ops.families import samples_of
@@ -41,11 +42,22 @@ class BinaryCrossEntropy(OfOneShape):
 
     domain = (0.05, 0.95)
 
+    def check_values(self, *inputs: Any) -> None:
+        for name, given in zip(("input", "target"), inputs, strict=True):
+            if isinstance(given, Spec) or (isinstance(given, NDArray) and PLANNING.builder is not None):
+                continue
+            held = Tensor.make_const(given)
+            beyond = [v for v in (lowest(held), highest(held)) if v < 0 or v > 1]
+            if beyond:
+                raise ValueError(f"[{self.label}] {name} expects numbers in [0, 1], got {beyond[0]:g}.")
+
     def compute(self, *arrays: NDArray) -> Any:
+        self.check_values(*arrays)
         with no_grad():
             return self.decompose(*map(Tensor.make_const, arrays)).cached_data
 
     def reference(self, *arrays: np.ndarray) -> Any:
+        self.check_values(*arrays)
         x, target = (cast_array(a, float_of(self.label, *arrays)) for a in arrays)
         least = lambda logs: np.maximum(logs, LEAST_LOG)  # noqa: E731
         return (target - 1) * least(np.log1p(-x)) - target * least(np.log(x))
@@ -67,12 +79,9 @@ class BinaryCrossEntropy(OfOneShape):
 def binary_cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
     """-target log input - (1 - target) log(1 - input) of probabilities, times weights that broadcast.
 
-    ValueError for a number outside of [0, 1]; in an executable the loss is NaN then.
+    ValueError for a number outside of [0, 1]; in an executable the loss is NaN for one of the input.
     """
     check_reduction("binary_cross_entropy", reduction)
-    beyond = [v for v in (lowest(input), highest(input)) if v < 0 or v > 1]
-    if beyond:
-        raise ValueError(f"[binary_cross_entropy] input expects numbers in [0, 1], got {beyond[0]:g}.")
     losses = BinaryCrossEntropy()(input, as_operand(target, input))
     for scale in as_weights("binary_cross_entropy", weight, input):
         losses = losses * scale

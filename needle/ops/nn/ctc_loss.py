@@ -103,6 +103,8 @@ class CtcLoss(Loss):
         inside = lt(constant(np.arange(long), x, "int64"), unsqueeze(written, 1))
         known = logical_and(ge(labels, 0), lt(labels, classes))
         wrong = gt(summation(logical_and(inside, eq(known, False)), 1), 0)
+        for lengths, most in ((read, steps), (written, long)):
+            wrong = logical_or(wrong, logical_or(lt(lengths, 0), gt(lengths, most)))
         labels = where(logical_and(inside, known), labels, self.blank)
         between = stack([labels, labels * 0 + self.blank], 2)
         path = pad(reshape(between, (count, 2 * long)), (1, 0), value=self.blank)

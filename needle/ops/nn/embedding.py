@@ -25,7 +25,7 @@ def as_numbers(indices: Any) -> Any:
 
 
 def check_numbers(label: str, indices: Any, count: int) -> None:
-    """Raise for an index that is no whole number in [0, count). While a plan is built there are no values: its run gives NaN."""
+    """Raise for an index that is no whole number in [0, count). In a plan its kernel looks at them."""
     if (
         isinstance(indices, Spec)
         or math.prod(indices.shape) == 0
@@ -45,7 +45,7 @@ def check_numbers(label: str, indices: Any, count: int) -> None:
 class Embedding(Op):
     """weight[indices]: indices (*), weight (N, D) to (*, D). The row `padding_idx` (negative: from the end) gets no gradient.
 
-    In an executable, an index outside of the table gives a row of NaN.
+    In an executable on a GPU, an index outside of the table gives a row of NaN.
     """
 
     padding_idx: Any = None

@@ -14,7 +14,7 @@ from needle.op import one_of
 from needle.ops.common import broadcast_shape, check_axis, constant, gradient_of_decomposition, unbroadcast, with_axis
 from needle.ops.families import samples_of
 from needle.ops.math.arithmetic import logical_or
-from needle.ops.math.comparison import eq, le, lt, ne
+from needle.ops.math.comparison import eq, gt, le, lt, ne
 from needle.ops.math.elementwise import cast, maximum, minimum, where
 from needle.ops.math.maths import absolute, sign, sqrt
 from needle.ops.math.power import quotient_or_zero
@@ -133,7 +133,9 @@ class EmbeddingBag(Op):
         bag = searchsorted(offsets, place, right=True) - 1
         # Sums leave out what lies behind the end of the last bag; torch's maxima take it in.
         final = bags if self.last and self.mode != "max" else bags - 1
-        bag = maximum(minimum(bag, constant(final, bag, "int64")), constant(0, bag, "int64"))
+        bag = minimum(bag, constant(final, bag, "int64"))
+        if offsets.shape[0]:  # -1, which is refused, is also where the first offset is not 0
+            bag = where(gt(offsets[-1:], indices.shape[0]), -1, bag)
         rows = take(weight, indices)
         if factors:
             rows = rows * unsqueeze(factors[0], 1)

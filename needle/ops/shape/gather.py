@@ -46,17 +46,18 @@ def check_range(label: str, index: NDArray, low: int, high: int) -> None:
             )
 
 
-def row_numbers(label: str, index: NDArray, size: int) -> NDArray:
-    """1-d row numbers for the kernels, negative ones counted from the end; checked where their values are known."""
-    check_range(label, index, -size, size)
-    return wrapped_array(index.reshape((-1,)), size)
+def row_numbers(label: str, index: NDArray, size: int, wrap: bool = True) -> NDArray:
+    """Numbers of rows for the kernels, with `wrap` negative ones counted from the end; checked where their values are known."""
+    check_range(label, index, -size if wrap else 0, size)
+    return wrapped_array(index, size) if wrap else index
 
 
 def wrapped_array(index: NDArray, size: int) -> NDArray:
-    """Numbers of which negative ones count from the end."""
-    out = NDArray.empty(index.shape, index.dtype)
-    call_map("wrapped", out, [index], (size,))
-    return out
+    """Numbers of which negative ones count from the end; those that many elements share are there once."""
+    once = index[tuple(slice(0, 1) if step == 0 else slice(None) for step in index.strides)]
+    out = NDArray.empty(once.shape, once.dtype)
+    call_map("wrapped", out, [once], (size,))
+    return out.broadcast_to(index.shape)
 
 
 @op
@@ -97,9 +98,10 @@ def scatter_into(out: NDArray, axis: int, index: NDArray, source: NDArray, reduc
 
 @op
 class Take(Op):
-    """x at the numbers of `index` along an axis; the index's axes stand in its place. Negative numbers count from the end."""
+    """x at the numbers of `index` along an axis; the index's axes stand in its place. wrap: negative ones count from the end."""
 
     axis: int = 0
+    wrap: bool = True
 
     def infer(self, x: Any, index: Any) -> Any:
         check_index("take", index)
@@ -111,7 +113,7 @@ class Take(Op):
         axis = self.axis % x.ndim
         source = cast_array(x, "int32" if x.dtype == "bool" else x.dtype)
         table = source.permute(axis_first(x.ndim, axis)).reshape((x.shape[axis], -1 if x.size else 0))
-        numbers = row_numbers("take", index, x.shape[axis])
+        numbers = row_numbers("take", index.reshape((-1,)), x.shape[axis], self.wrap)
         out = NDArray.empty((numbers.shape[0], table.shape[1]), table.dtype)
         call("gather_rows", [out], table=table, numbers=numbers)
         rest = [s for i, s in enumerate(x.shape) if i != axis]
@@ -163,7 +165,9 @@ class TakeGrad(Op):
     def compute(self, g: NDArray, index: NDArray) -> Any:
         rows, shape = self._rows_first(g, index), self.infer(g, index).shape
         out = NDArray.empty((self.size, rows.shape[1]), g.dtype)
-        call("scatter_add_rows", [out], rows=rows, numbers=row_numbers("take", index, self.size), skip=-1)
+        call(
+            "scatter_add_rows", [out], rows=rows, numbers=row_numbers("take", index.reshape((-1,)), self.size), skip=-1
+        )
         rest = [s for i, s in enumerate(shape) if i != self.axis]
         return out.reshape((self.size, *rest)).permute([int(i) for i in np.argsort(axis_first(len(shape), self.axis))])
 
@@ -179,16 +183,20 @@ class TakeGrad(Op):
     samples = samples_of(({"axis": 1, "size": 5}, [(2, 4, 3), Spec((4,), "int64")]))
 
 
-def take(a: Tensor, index: Tensor, axis: int = 0) -> Tensor:
-    """a at the numbers of `index` (int32 or int64, any shape) along an axis."""
-    return Take(axis)(a, index)
+def take(a: Tensor, index: Tensor, axis: int = 0, wrap: bool = True) -> Tensor:
+    """a at the numbers of `index` (int32 or int64, any shape) along an axis; without `wrap` negative ones are refused."""
+    return Take(axis, wrap)(a, index)
 
 
 @op
 class Gather(Op):
-    """Elements along an axis: out[i][j] = x[index[i][j]][j] for axis 0. `index` is at most as long as x on other axes."""
+    """Elements along an axis: out[i][j] = x[index[i][j]][j] for axis 0. `index` is at most as long as x on other axes.
+
+    wrap: negative numbers count from the end.
+    """
 
     axis: int
+    wrap: bool = True
 
     def infer(self, x: Any, index: Any) -> Any:
         check_index("gather", index)
@@ -204,10 +212,10 @@ class Gather(Op):
         shape, dtype = self.infer(x, index)
         table, numbers = with_axis(x), with_axis(index)
         axis = self.axis % table.ndim
-        check_range("gather", index, -table.shape[axis], table.shape[axis])
+        numbers = row_numbers("gather", numbers, table.shape[axis], self.wrap)
         part = tuple(slice(0, table.shape[d] if d == axis else s) for d, s in enumerate(numbers.shape))
         out = NDArray.empty(shape or (1,), dtype)
-        three = [three_axes(a, axis) for a in (table[part], wrapped_array(numbers, table.shape[axis]), out)]
+        three = [three_axes(a, axis) for a in (table[part], numbers, out)]
         call("gather", three[2:], x=three[0], numbers=three[1])
         return out.reshape(shape)
 
@@ -225,12 +233,15 @@ class Gather(Op):
 
 
 def flat_places(shape: Sequence[int], axis: int, index: Tensor) -> Tensor:
-    """Where, among all elements of an array of `shape`, those are that an index of Gather names."""
+    """Where, among all elements of an array of `shape`, those are that an index of Gather names; beyond the last one where a
+    number is outside of its axis."""
     axis %= len(shape)
     grid = np.indices(index.shape, sparse=True)
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
     place = sum(g * s for d, (g, s) in enumerate(zip(grid, strides, strict=True)) if d != axis)
-    return constant(np.asarray(place, "int64"), index, "int64") + Wrapped(shape[axis])(index) * strides[axis]
+    number = Wrapped(shape[axis])(index)
+    inside = constant(np.asarray(place, "int64"), index, "int64") + number * strides[axis]
+    return where(outside(number, shape[axis]), math.prod(shape), inside)
 
 
 @op
@@ -279,9 +290,9 @@ class GatherGrad(Op):
     )
 
 
-def gather(a: Tensor, axis: int, index: Tensor) -> Tensor:
-    """torch.gather."""
-    return Gather(axis)(a, index)
+def gather(a: Tensor, axis: int, index: Tensor, wrap: bool = True) -> Tensor:
+    """torch.gather; with `wrap` negative numbers count from the end."""
+    return Gather(axis, wrap)(a, index)
 
 
 @op
@@ -316,15 +327,18 @@ def one_number(index: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """The place among all elements of axes of these sizes that an index for each of them names; beyond the last one where one
     of them is outside of its axis."""
     number: Any = None
-    outside: Any = None  # of its own axis, where the number in all of them may still be a valid one
+    beyond: Any = None  # its own axis, where the number in all of them may still be a valid one
     for i, size in zip(index, sizes, strict=True):
         wrapped = Wrapped(size)(i)
         if len(index) == 1:
             return wrapped
         number = wrapped if number is None else number * size + wrapped
-        beyond = logical_or(lt(wrapped, 0), ge(wrapped, size))
-        outside = beyond if outside is None else logical_or(outside, beyond)
-    return where(outside, math.prod(sizes), number)  # type: ignore[arg-type]
+        beyond = outside(wrapped, size) if beyond is None else logical_or(beyond, outside(wrapped, size))
+    return where(beyond, math.prod(sizes), number)  # type: ignore[arg-type]
+
+
+def outside(number: Tensor, size: int) -> Tensor:
+    return logical_or(lt(number, 0), ge(number, size))
 
 
 @op
