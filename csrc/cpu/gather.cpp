@@ -13,8 +13,8 @@ T missing_value() {
 
 // `many` elements of a column of `count` by their numbers.
 template <class T, class Number>
-void pick(const T* column, int64_t step, int64_t count, const Number* numbers, int64_t n_step, T* to, int64_t to_step,
-          int64_t many, T missing) {
+NEEDLE_INLINE void pick(const T* column, int64_t step, int64_t count, const Number* numbers, int64_t n_step, T* to,
+                        int64_t to_step, int64_t many, T missing) {
   for (int64_t i = 0; i < many; i++) {
     const int64_t row = numbers[i * n_step];
     to[i * to_step] = row < 0 || row >= count ? missing : column[row * step];
@@ -103,11 +103,11 @@ void gather(const gather_args& c) {
       const auto at = [](const View& v, int64_t b) { return b * v.stride[0]; };
       if (width == 1) {  // numbers are along a row of memory
         const int64_t piece = 4096, pieces = ceil_div(many, piece);
+        const int64_t x_step = x.stride[1], by_step = by.stride[1], step = out.stride[1];
         parallel_each(c.exec, out.shape[0] * pieces, 4 * smaller(many, piece), [&](int64_t t) {
           const int64_t b = pieces == 1 ? t : t / pieces, first = (t - b * pieces) * piece;
-          pick(x.as<const T>() + at(x, b), x.stride[1], count, by.as<const Number>() + at(by, b) + first * by.stride[1],
-               by.stride[1], out.as<T>() + at(out, b) + first * out.stride[1], out.stride[1],
-               smaller(piece, many - first), missing_value<T>());
+          pick(x.as<const T>() + at(x, b), x_step, count, by.as<const Number>() + at(by, b) + first * by_step, by_step,
+               out.as<T>() + at(out, b) + first * step, step, smaller(piece, many - first), missing_value<T>());
         });
         return;
       }
