@@ -4,8 +4,14 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
-// How differences are added up, and what becomes of the sum.
-struct Norm0 {
+// How differences are added up, how sums of parts are, and what becomes of the sum.
+struct Added {
+  template <class L>
+  NEEDLE_INLINE L join(L a, L b) {
+    return a + b;
+  }
+};
+struct Norm0 : Added {
   template <class L>
   NEEDLE_INLINE L add(L total, L d, L) {
     return total + select(eq(d, L(0)), L(0), L(1));
@@ -15,7 +21,7 @@ struct Norm0 {
     return total;
   }
 };
-struct Norm1 {
+struct Norm1 : Added {
   template <class L>
   NEEDLE_INLINE L add(L total, L d, L) {
     return total + abs(d);
@@ -25,7 +31,7 @@ struct Norm1 {
     return total;
   }
 };
-struct Norm2 {
+struct Norm2 : Added {
   template <class L>
   NEEDLE_INLINE L add(L total, L d, L) {
     return fma(d, d, total);
@@ -38,14 +44,18 @@ struct Norm2 {
 struct NormMax {
   template <class L>
   NEEDLE_INLINE L add(L total, L d, L) {
-    return maximum_map::apply(total, abs(d), d, d);
+    return join(total, abs(d));
+  }
+  template <class L>
+  NEEDLE_INLINE L join(L a, L b) {
+    return maximum_map::apply(a, b, a, a);
   }
   template <class L>
   NEEDLE_INLINE L finish(L total, L) {
     return total;
   }
 };
-struct NormP {
+struct NormP : Added {
   template <class L>
   NEEDLE_INLINE L add(L total, L d, L p) {
     return total + pow(abs(d), p);
@@ -79,12 +89,41 @@ void tile(const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t next, i
     for (int v = 0; v < kVectors; v++) store_lanes(y + r * y_row + v * N, Norm::finish(totals[r][v], L(p)), N);
 }
 
+// The distance of two rows.
+template <class Norm, class T>
+T distance(const T* a, const T* b, int64_t terms, T p) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width, kChains = 4;
+  L totals[kChains];
+  for (L& t : totals) t = L(T(0));
+  int64_t m = 0;
+  for (; m + kChains * N <= terms; m += kChains * N)
+    for (int k = 0; k < kChains; k++)
+      totals[k] = Norm::add(totals[k], load_lanes(a + m + k * N, N) - load_lanes(b + m + k * N, N), L(p));
+  for_lanes<T>(terms - m, [&](int64_t i, int lanes) {
+    totals[0] = Norm::add(totals[0], load_lanes(a + m + i, lanes) - load_lanes(b + m + i, lanes), L(p));
+  });
+  T each[N];
+  store_lanes(each, Norm::join(Norm::join(totals[0], totals[1]), Norm::join(totals[2], totals[3])), N);
+  for (int i = 1; i < N; i++) each[0] = Norm::join(each[0], each[i]);
+  return Norm::finish(each[0], p);
+}
+
 template <class Norm, class T>
 void distances(const cdist_args& c) {
   constexpr int kColumns = kVectors * LanesOf<T>::width;
   const View &a = c.in.a, &b = c.in.b, &y = c.out.y;
   const int64_t rows = y.shape[1], columns = y.shape[2], terms = a.shape[2], parts = ceil_div(columns, kColumns);
   const T p = static_cast<T>(c.attr.p);
+  // Tiles of few and long rows would be empty for the most part.
+  const bool few = (rows < kRows || columns <= kColumns / 2) && terms > 8 * LanesOf<T>::width;
+  if (few && a.stride[2] == 1 && b.stride[2] == 1)
+    return parallel_each(c.exec, y.shape[0] * rows * columns, terms, [&](int64_t t) {
+      const int64_t j = t % columns, i = t / columns % rows, batch = t / columns / rows;
+      y.as<T>()[batch * y.stride[0] + i * y.stride[1] + j * y.stride[2]] =
+          distance<Norm>(a.as<const T>() + batch * a.stride[0] + i * a.stride[1],
+                         b.as<const T>() + batch * b.stride[0] + j * b.stride[1], terms, p);
+    });
   T* packed = scratch<T>(c.exec, 2, larger(1, parts * kColumns * terms));  // [part][term][columns of a part]
   for (int64_t batch = 0; batch < y.shape[0]; batch++) {
     const T *from = b.as<const T>() + batch * b.stride[0], *mine = a.as<const T>() + batch * a.stride[0];

@@ -33,7 +33,8 @@ struct Item {
   Key number;  // of the element
 };
 
-constexpr int kFew = 40;  // items that are sorted by insertion
+constexpr int kRanked = 16;  // items whose places are counted, which takes no guess of what is larger
+constexpr int kFew = 40;     // items that are sorted by insertion
 constexpr int kDigit = 8, kDigits = 1 << kDigit;
 constexpr int kCoarse = 12;  // bits by which the first of many are told from the others
 constexpr int kKept = 16;    // so few are found in one pass
@@ -95,8 +96,21 @@ template <class T>
 void order_row(const Exec* exec, const T* x, int64_t step, int64_t n, bool descending, int64_t* y, int64_t y_step,
                int64_t wanted) {
   using Key = decltype(key_of(T()));
-  auto* items = scratch<Item<Key>>(exec, 0, 2 * n);
   const Key flip = descending ? static_cast<Key>(~Key(0)) : 0;
+  if (n <= kRanked) {
+    Key keys[kRanked];
+    int64_t order[kRanked];
+    for (int64_t i = 0; i < n; i++) keys[i] = key_of(x[i * step]) ^ flip;
+    for (int64_t i = 0; i < n; i++) {
+      int64_t place = 0;
+      for (int64_t j = 0; j < i; j++) place += keys[j] <= keys[i];
+      for (int64_t j = i + 1; j < n; j++) place += keys[j] < keys[i];
+      order[place] = i;
+    }
+    for (int64_t i = 0; i < wanted; i++) y[i * y_step] = order[i];
+    return;
+  }
+  auto* items = scratch<Item<Key>>(exec, 0, 2 * n);
   int64_t many = n;
   const Item<Key>* found = items;
   if (wanted <= kKept && wanted < n / 4) {
@@ -231,55 +245,59 @@ void searchsorted(const searchsorted_args& c) {
   });
 }
 
-// Sums of all elements up to each along an axis, from its end if `reverse`.
-void cumsum(const cumsum_args& c) {
-  if (c.out.y.size() == 0) return;
-  const int axis = static_cast<int>(c.attr.axis);
-  const Rows<2> rows({&c.out.y, &c.in.x}, axis);
-  const int64_t n = rows.size[0], turn = c.attr.reverse ? n - 1 : 0, sign = c.attr.reverse ? -1 : 1;
+namespace {
+
+// What an operation makes of all elements up to each along an axis, from its end if `reverse`, in A.
+template <class Op, class T, class A, class Args>
+void running(const Args& c, bool reverse) {
+  const Rows<2> rows({&c.out.y, &c.in.x}, static_cast<int>(c.attr.axis));
+  const int64_t n = rows.size[0], turn = reverse ? n - 1 : 0, sign = reverse ? -1 : 1;
   const int64_t x_step = sign * rows.step[1], y_step = sign * rows.step[0];
-  with_type<cumsum_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
-    using T = decltype(t);
-    constexpr int64_t kTogether = 16;  // rows side by side in memory
-    const View &y = rows.views[0], &x = rows.views[1];
-    const int64_t width = y.rank ? y.shape[y.rank - 1] : 1;
-    if (y.rank && width > 1 && y.stride[y.rank - 1] == 1 && x.stride[x.rank - 1] == 1) {
-      Rows<2> outer({&y, &x}, y.rank - 1);
-      outer.each(c.exec, n * width, [&](const int64_t* at) {
-        for (int64_t first = 0; first < width; first += kTogether) {
-          const int64_t lanes = smaller(kTogether, width - first);
-          const T* from = c.in.x.as<T>() + at[1] + first + turn * rows.step[1];
-          T* to = c.out.y.as<T>() + at[0] + first + turn * rows.step[0];
-          Accumulator<T> total[kTogether] = {};
-          for (int64_t i = 0; i < n; i++, from += x_step, to += y_step)
-            for (int64_t j = 0; j < lanes; j++) to[j] = static_cast<T>(total[j] += from[j]);
-        }
-      });
-      return;
-    }
-    rows.each(c.exec, n, [&](const int64_t* at) {
-      const T* from = c.in.x.as<T>() + at[1] + turn * rows.step[1];
-      T* to = c.out.y.as<T>() + at[0] + turn * rows.step[0];
-      Accumulator<T> total = 0;
-      for (int64_t i = 0; i < n; i++, from += x_step, to += y_step) *to = static_cast<T>(total += *from);
+  constexpr int64_t kTogether = 16;  // rows side by side in memory
+  const View &y = rows.views[0], &x = rows.views[1];
+  const T* from = c.in.x.template as<T>() + turn * rows.step[1];
+  T* to = c.out.y.template as<T>() + turn * rows.step[0];
+  const int64_t width = y.rank ? y.shape[y.rank - 1] : 1;
+  if (y.rank && width > 1 && y.stride[y.rank - 1] == 1 && x.stride[x.rank - 1] == 1) {
+    Rows<2> outer({&y, &x}, y.rank - 1);
+    return outer.each(c.exec, n * width, [&](const int64_t* at) {
+      for (int64_t first = 0; first < width; first += kTogether) {
+        const int64_t lanes = smaller(kTogether, width - first), begin[] = {at[0] + first, at[1] + first};
+        A total[kTogether];
+        for (A& t : total) t = static_cast<A>(Op::limit);
+        for (int64_t i = 0; i < n; i++)
+          for (int64_t j = 0; j < lanes; j++) {
+            total[j] = Op::combine(total[j], static_cast<A>(from[begin[1] + i * x_step + j]));
+            to[begin[0] + i * y_step + j] = static_cast<T>(total[j]);
+          }
+      }
     });
+  }
+  rows.each_few<8>(c.exec, n, [&]<class R>(R, const int64_t (*at)[2]) {
+    constexpr int kRows = R::value;  // which do not wait for each other
+    A total[kRows];
+    for (A& t : total) t = static_cast<A>(Op::limit);
+    for (int64_t i = 0; i < n; i++)
+      for (int r = 0; r < kRows; r++) {
+        total[r] = Op::combine(total[r], static_cast<A>(from[at[r][1] + i * x_step]));
+        to[at[r][0] + i * y_step] = static_cast<T>(total[r]);
+      }
   });
 }
 
-// Products of all elements up to each along an axis.
+}  // namespace
+
+void cumsum(const cumsum_args& c) {
+  if (c.out.y.size() == 0) return;
+  with_type<cumsum_args::In::x_dtypes>(c.in.x.dtype,
+                                       [&]<class T>(T) { running<Sum, T, Accumulator<T>>(c, c.attr.reverse != 0); });
+}
+
 void cumprod(const cumprod_args& c) {
   if (c.out.y.size() == 0) return;
-  const Rows<2> rows({&c.out.y, &c.in.x}, static_cast<int>(c.attr.axis));
-  with_type<cumprod_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
-    using T = decltype(t);
-    using Product = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;  // which may wrap around
-    rows.each(c.exec, rows.size[0], [&](const int64_t* at) {
-      const T* from = c.in.x.as<T>() + at[1];
-      T* to = c.out.y.as<T>() + at[0];
-      Product product = 1;
-      for (int64_t i = 0; i < rows.size[0]; i++, from += rows.step[1], to += rows.step[0])
-        *to = static_cast<T>(product *= static_cast<Product>(*from));
-    });
+  with_type<cumprod_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
+    running<Product, T, std::conditional_t<std::is_integral_v<T>, uint64_t, double>>(c,
+                                                                                     false);  // which may wrap around
   });
 }
 
@@ -314,16 +332,20 @@ void cummax(const cummax_args& c) {
   const Rows<2> rows({&c.out.y, &c.in.x}, static_cast<int>(c.attr.axis));
   with_type<cummax_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
-    rows.each(c.exec, rows.size[0], [&](const int64_t* at) {
-      const T* from = c.in.x.as<T>() + at[1];
-      int64_t* to = c.out.y.as<int64_t>() + at[0];
-      auto most = key_of(*from);
-      int64_t number = 0;
-      for (int64_t i = 0; i < rows.size[0]; i++, from += rows.step[1], to += rows.step[0]) {
-        const auto key = key_of(*from);
-        if (key >= most) most = key, number = i;
-        *to = number;
-      }
+    const int64_t n = rows.size[0], x_step = rows.step[1], y_step = rows.step[0];
+    const T* from = c.in.x.as<T>();
+    int64_t* to = c.out.y.as<int64_t>();
+    rows.each_few<4>(c.exec, n, [&]<class R>(R, const int64_t (*at)[2]) {
+      constexpr int kRows = R::value;
+      decltype(key_of(T())) most[kRows] = {};
+      int64_t number[kRows] = {};
+      for (int64_t i = 0; i < n; i++)
+        for (int r = 0; r < kRows; r++) {
+          const auto key = key_of(from[at[r][1] + i * x_step]);
+          number[r] = key >= most[r] ? i : number[r];  // 0 is no larger than any
+          most[r] = key >= most[r] ? key : most[r];
+          to[at[r][0] + i * y_step] = number[r];
+        }
     });
   });
 }

@@ -234,7 +234,9 @@ void avg_pool2d_grad(const avg_pool2d_grad_args& c) {
                         [&](const Exec* exec, const View* v) { avg_pool2d_grad({{v[0]}, {v[1]}, c.attr, exec}); });
   average_grad(c, w, work);
 }
+void mean(const mean_args& c);
 void adaptive_avg_pool2d(const adaptive_avg_pool2d_args& c) {
+  if (c.out.y.rank == 4 && pixels_of(c.out.y) == 1) return mean({{c.in.x}, {c.out.y}, {}, c.exec});  // in vectors
   average(c, Adaptive{}, pixels_of(c.in.x) / larger(1, pixels_of(c.out.y)) + 1);
 }
 void adaptive_avg_pool2d_grad(const adaptive_avg_pool2d_grad_args& c) {

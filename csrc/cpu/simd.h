@@ -63,6 +63,65 @@ NEEDLE_INLINE V ldexp(V x, V n) {  // in two factors, to reach subnormals and in
 }
 #endif
 
+// Half of the lanes of V in double, for functions of floats that would lose digits in float ("math/wide.h").
+struct Wide {
+  static constexpr int N = V::N / 2;
+  typedef double D __attribute__((vector_size(sizeof(V))));
+  typedef int64_t Mask __attribute__((vector_size(sizeof(V))));
+  typedef uint64_t Words __attribute__((vector_size(sizeof(V))));
+  typedef float Floats __attribute__((vector_size(sizeof(V) / 2)));
+  D v;
+
+  Wide() = default;
+  Wide(D x) : v(x) {}
+  Wide(double x) : v(x - D{}) {}
+  NEEDLE_INLINE Wide load(const float* p) {
+    Floats x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(x, D);
+  }
+  void store(float* p) const {
+    const Floats x = __builtin_convertvector(v, Floats);
+    __builtin_memcpy(p, &x, sizeof x);
+  }
+};
+NEEDLE_INLINE Wide operator+(Wide a, Wide b) { return a.v + b.v; }
+NEEDLE_INLINE Wide operator-(Wide a, Wide b) { return a.v - b.v; }
+NEEDLE_INLINE Wide operator*(Wide a, Wide b) { return a.v * b.v; }
+NEEDLE_INLINE Wide operator/(Wide a, Wide b) { return a.v / b.v; }
+NEEDLE_INLINE Wide operator-(Wide a) { return (Wide::D)((Wide::Mask)a.v ^ INT64_MIN); }
+NEEDLE_INLINE Wide::Mask lt(Wide a, Wide b) { return a.v < b.v; }
+NEEDLE_INLINE Wide::Mask le(Wide a, Wide b) { return a.v <= b.v; }
+NEEDLE_INLINE Wide::Mask eq(Wide a, Wide b) { return a.v == b.v; }
+NEEDLE_INLINE Wide select(Wide::Mask m, Wide a, Wide b) { return m ? a.v : b.v; }
+NEEDLE_INLINE Wide max(Wide a, Wide b) { return select(lt(b, a), a, b); }
+NEEDLE_INLINE Wide min(Wide a, Wide b) { return select(lt(a, b), a, b); }
+NEEDLE_INLINE Wide abs(Wide a) { return (Wide::D)((Wide::Mask)a.v & INT64_MAX); }
+NEEDLE_INLINE Wide copysign(Wide a, Wide b) {
+  return (Wide::D)(((Wide::Mask)a.v & INT64_MAX) | ((Wide::Mask)b.v & INT64_MIN));
+}
+NEEDLE_INLINE Wide fma(Wide a, Wide b, Wide c) { return (Wide::D)fused(a.v, b.v, c.v); }
+NEEDLE_INLINE Wide fnma(Wide a, Wide b, Wide c) { return fma(-a, b, c); }
+NEEDLE_INLINE Wide sqrt(Wide a) { return (Wide::D)root(a.v); }
+constexpr double kWhole = 0x1.8p52;  // beside which doubles are whole numbers, in their last bits, too
+NEEDLE_INLINE Wide round(Wide a) { return (a.v + kWhole) - kWhole; }  // of |a| up to 2^51
+NEEDLE_INLINE Wide ldexp(Wide x, Wide n) {                            // of n from -1022 to 1023
+  return x.v * (Wide::D)((Wide::Words)(n.v + (kWhole + 1023)) << 52);
+}
+NEEDLE_INLINE Wide split(Wide x, Wide& m) {
+  const Wide::Words bits = (Wide::Words)x.v, e = (bits - 0x3fe6a09e667f3bcdu + (uint64_t(1023) << 52)) >> 52;
+  m = (Wide::D)(bits - ((e - 1023) << 52));
+  return (Wide::D)(e | 0x4330000000000000u) - (0x1p52 + 1023);
+}
+
+template <class F>
+NEEDLE_INLINE V in_double(V x, V y, const F& f) {
+  float a[V::N], b[V::N];
+  x.store(a), y.store(b);
+  for (int i = 0; i < V::N; i += Wide::N) f(Wide::load(a + i), Wide::load(b + i)).store(a + i);
+  return V::load(a);
+}
+
 constexpr int kBlock = 16;  // channels per block of every blocked layout
 constexpr int kPerBlock = kBlock / V::N;
 constexpr int kRegisters = NEEDLE_REGISTER_BLOCKS * kPerBlock;

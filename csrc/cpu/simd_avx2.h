@@ -36,6 +36,8 @@ NEEDLE_INLINE V::Mask lt(V a, V b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)
 NEEDLE_INLINE V::Mask le(V a, V b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
 NEEDLE_INLINE V::Mask eq(V a, V b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)}; }
 NEEDLE_INLINE V select(V::Mask m, V a, V b) { return _mm256_blendv_ps(b.v, a.v, m.m); }
+NEEDLE_INLINE __m256d fused(__m256d a, __m256d b, __m256d c) { return _mm256_fmadd_pd(a, b, c); }
+NEEDLE_INLINE __m256d root(__m256d a) { return _mm256_sqrt_pd(a); }
 NEEDLE_INLINE float reduce_add(V a) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -31,6 +31,8 @@ NEEDLE_INLINE V::Mask lt(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT
 NEEDLE_INLINE V::Mask le(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ); }
 NEEDLE_INLINE V::Mask eq(V a, V b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
 NEEDLE_INLINE V select(V::Mask m, V a, V b) { return _mm512_mask_blend_ps(m, b.v, a.v); }
+NEEDLE_INLINE __m512d fused(__m512d a, __m512d b, __m512d c) { return _mm512_fmadd_pd(a, b, c); }
+NEEDLE_INLINE __m512d root(__m512d a) { return _mm512_sqrt_pd(a); }
 NEEDLE_INLINE float reduce_add(V a) { return _mm512_reduce_add_ps(a.v); }
 NEEDLE_INLINE float reduce_max(V a) { return _mm512_reduce_max_ps(a.v); }
 NEEDLE_INLINE V ldexp(V x, V n) { return _mm512_scalef_ps(x.v, n.v); }

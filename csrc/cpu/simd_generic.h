@@ -45,6 +45,9 @@ NEEDLE_INLINE V sqrt(V a) {
   for (int i = 0; i < V::N; i++) a.v[i] = __builtin_sqrtf(a.v[i]);
   return a;
 }
+typedef double F64 __attribute__((vector_size(16)));
+NEEDLE_INLINE F64 fused(F64 a, F64 b, F64 c) { return a * b + c; }
+NEEDLE_INLINE F64 root(F64 a) { return F64{__builtin_sqrt(a[0]), __builtin_sqrt(a[1])}; }
 NEEDLE_INLINE V round(V a) {
   // Adding 2^23 of the same sign rounds to the nearest integer; larger values are integers already.
   const V magic = select(lt(a, V(0.f)), V(-8388608.f), V(8388608.f));

@@ -45,6 +45,8 @@ NEEDLE_INLINE V max(V a, V b) { return select(lt(b, a), a, b); }  // not vmaxq, 
 NEEDLE_INLINE V min(V a, V b) { return select(lt(a, b), a, b); }
 NEEDLE_INLINE V sqrt(V a) { return vsqrtq_f32(a.v); }
 NEEDLE_INLINE V round(V a) { return vrndnq_f32(a.v); }
+NEEDLE_INLINE float64x2_t fused(float64x2_t a, float64x2_t b, float64x2_t c) { return vfmaq_f64(c, a, b); }
+NEEDLE_INLINE float64x2_t root(float64x2_t a) { return vsqrtq_f64(a); }
 NEEDLE_INLINE float reduce_add(V a) { return vaddvq_f32(a.v); }
 NEEDLE_INLINE float reduce_max(V a) { return vmaxnmvq_f32(a.v); }
 

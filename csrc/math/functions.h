@@ -6,8 +6,8 @@
 namespace needle::NEEDLE_ISA {
 
 // first x^n + ... + last, n being the number of `rest`.
-template <class T, class... C>
-NEEDLE_MAP_INLINE T polynomial(T x, float first, C... rest) {
+template <class T, class F, class... C>
+NEEDLE_MAP_INLINE T polynomial(T x, F first, C... rest) {
   T s = T(first);
   ((s = fma(x, s, T(rest))), ...);
   return s;

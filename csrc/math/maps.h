@@ -109,20 +109,6 @@ NEEDLE_MAP_INLINE T each_lane(T x, T y, const F& f) {
   for (int i = 0; i < T::N; i++) a[i] = f(a[i], b[i]);
   return T::load(a);
 }
-#define NEEDLE_LANES(name)                                               \
-  template <class T>                                                     \
-  NEEDLE_MAP_INLINE T name(T x) {                                        \
-    return each_lane(x, x, [](float a, float) { return ::name##f(a); }); \
-  }
-NEEDLE_LANES(tan)
-NEEDLE_LANES(asinh)
-NEEDLE_LANES(acosh)
-NEEDLE_LANES(erfc)
-#undef NEEDLE_LANES
-template <class T>
-NEEDLE_MAP_INLINE T pow(T x, T y) {
-  return each_lane(x, y, [](float a, float b) { return ::powf(a, b); });
-}
 // sqrt(x^2 + y^2) without overflow; an infinity counts more than a NaN beside it.
 template <class T>
 NEEDLE_MAP_INLINE T hypot(T x, T y) {
@@ -223,6 +209,7 @@ NEEDLE_BITS(bits_xor, ^)
 }  // namespace needle::NEEDLE_ISA
 
 #include "math/functions.h"
+#include "math/wide.h"
 
 namespace needle::NEEDLE_ISA {
 

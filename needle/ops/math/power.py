@@ -88,10 +88,13 @@ class PowerScalar(ScalarOp):
         x = inputs[0].as_dtype(out.dtype)
         if special is not None:  # many times faster than the general power
             call_map(special, out, [x])
-        elif out.dtype in FLOATS and self.scalar == 3:
+        elif out.dtype in FLOATS and self.scalar in (3, -2):
             square = NDArray.empty(out.shape, out.dtype)
             call_map("square", square, [x])
-            call_map("mul", out, [square, x])
+            if self.scalar == 3:
+                call_map("mul", out, [square, x])
+            else:
+                call_map("reciprocal", out, [square])
         elif out.dtype in FLOATS:
             call_map("power_scalar", out, [x], (self.scalar,))
         else:
