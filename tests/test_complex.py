@@ -326,9 +326,8 @@ REFUSED = {
     "clamp": lambda z: torch.clamp(z, 0, 1),
     "float": lambda z: z.float(),
     "to": lambda z: z.to(torch.float32),
+    "eigenvalues": lambda z: torch.linalg.eigvals(z[:, :3]),
     "reals take no complex numbers": lambda z: write(torch.zeros(3, 4) + z.real, z),
-    "lerp": lambda z: torch.lerp(z, z, 0.5),
-    "prod": lambda z: z.prod(0),
 }
 
 

@@ -54,6 +54,9 @@ functions(
         (torch.gt, torch.greater, T.gt, T.greater, operator.gt): either_way(ops.gt, ops.lt),
         (torch.ge, torch.greater_equal, T.ge, T.greater_equal, operator.ge): either_way(ops.ge, ops.le),
         (torch.logical_and, T.logical_and): ops.logical_and,
+        (T.logical_and_,): stored(ops.logical_and),
+        (T.logical_or_,): stored(ops.logical_or),
+        (T.logical_xor_,): stored(ops.logical_xor),
         (torch.logical_or, T.logical_or): ops.logical_or,
         (torch.logical_xor, T.logical_xor): ops.logical_xor,
         (torch.bitwise_and, T.bitwise_and, operator.and_): bitwise("and"),
@@ -72,6 +75,7 @@ functions(
     "input",
     {
         (torch.logical_not, T.logical_not): ops.logical_not,
+        (T.logical_not_,): lambda x: ops.cast_like(ops.logical_not(x), x),
         (torch.bitwise_not, T.bitwise_not, T.bitwise_not_, operator.invert): ops.bitwise_not,
         (torch.isnan, T.isnan): ops.isnan,
         (torch.isreal, T.isreal): lambda x: ops.full_like(x, True, None, "bool"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from .shapes import Absent
 from .tables import functions
 
 T, L, aten = torch.Tensor, torch.linalg, torch.ops.aten
+SPECTRAL = {"nuc": ops.summation, 2: ops.amax, -2: ops.amin}  # norms by singular values
 LU_KEPT = Absent("needle gives no LU factors beside this result; take them from torch.linalg.lu_factor_ex")
 
 
@@ -353,19 +355,19 @@ def matrix_power(input: Any, n: int) -> Any:
 # -- norms ---------------------------------------------------------------------------------------------------------------
 
 
+def spectral_norm(values: Any, ord: Any, kept: list[int]) -> Any:
+    """Of singular values (..., N), with axes of size 1 at the places `kept`."""
+    return functools.reduce(ops.unsqueeze, kept, SPECTRAL[ord](values, -1))
+
+
 @rule(L.matrix_norm)
 def matrix_norm(input: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None) -> Any:
     x, (rows, columns) = cast(input, dtype), dim
     if ord == "fro":
         return ops.vector_norm(x, 2.0, (rows, columns), keepdim)
-    if ord in ("nuc", 2, -2):
+    if ord in SPECTRAL:
         values = ops.svdvals(ops.moveaxis(x, (rows, columns), (-2, -1)))
-        made = {"nuc": ops.summation, 2: ops.amax, -2: ops.amin}[ord](values, -1)
-        if not keepdim:
-            return made
-        for axis in sorted(d % input.ndim for d in dim):
-            made = ops.unsqueeze(made, axis)
-        return made
+        return spectral_norm(values, ord, sorted(d % input.ndim for d in dim) if keepdim else [])
     if ord not in (1, -1, math.inf, -math.inf):
         raise Unsupported(f"ord expects fro, nuc, 1, -1, 2, -2, inf or -inf, got {ord}")
     along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)

@@ -19,7 +19,7 @@ from needle.ops.math.arithmetic import logical_and, logical_not
 from needle.ops.math.comparison import eq as real_eq
 from needle.ops.math.comparison import lt
 from needle.ops.math.elementwise import add, cast, divide, maximum, multiply, negate, subtract, where
-from needle.ops.math.maths import absolute, cos, exp, log, sin, sqrt
+from needle.ops.math.maths import absolute, cos, exp, log, sin
 from needle.ops.math.power import atan2, hypot, power
 from needle.ops.shape.creation import full_like
 from needle.ops.shape.join import Split, stack
@@ -294,34 +294,6 @@ def complex_log(a: Any) -> Complex:
     if not isinstance(a, Complex):
         return complex_pair(log(absolute(a)), angle(a))
     return complex_pair(log(magnitude(a)), angle(a))
-
-
-def complex_sqrt(a: Complex) -> Complex:
-    """The root with real part >= 0."""
-    root = sqrt(magnitude(a))
-    return polar(root, multiply(angle(a), 0.5))
-
-
-def complex_sin(a: Complex) -> Complex:
-    up, down = exp(a.imag), exp(negate(a.imag))
-    return complex_pair(
-        multiply(sin(a.real), multiply(add(up, down), 0.5)), multiply(cos(a.real), multiply(subtract(up, down), 0.5))
-    )
-
-
-def complex_cos(a: Complex) -> Complex:
-    up, down = exp(a.imag), exp(negate(a.imag))
-    return complex_pair(
-        multiply(cos(a.real), multiply(add(up, down), 0.5)),
-        multiply(sin(a.real), multiply(subtract(down, up), 0.5)),
-    )
-
-
-def complex_sign(a: Complex) -> Complex:
-    """a / |a|, and 0 of 0."""
-    size = magnitude(a)
-    over = where(real_eq(size, 0.0), math.inf, size)  # where the gradient is 0, too
-    return Complex(divide(a.real, over), divide(a.imag, over))
 
 
 # -- the same memory ------------------------------------------------------------------------------------------------------
