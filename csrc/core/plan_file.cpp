@@ -224,7 +224,10 @@ void PlanFile::add(const Plan& plan, const Plan* checks, std::vector<std::string
     p.checked = p.steps.size();
   }
   take(plan, 0);
-  if (!checks && !conditions.empty()) p.checked = p.steps.size();
+  // As early as may be: kernels behind may refuse what conditions keep out.
+  for (size_t i = 0; !checks && i < p.steps.size(); i++)
+    for (const Ref& ref : p.steps[i].out)
+      if (ref.space == Space::output && ref.index + conditions.size() >= results) p.checked = i + 1;
   p.input_names = std::move(input_names), p.output_names = std::move(output_names);
   if (p.input_names.size() != p.inputs.size() || p.output_names.size() != p.outputs.size())
     refuse("[export] expects a name for each input and output.");

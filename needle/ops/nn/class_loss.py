@@ -105,7 +105,11 @@ def at_label(label: str, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     found = summation(where(here, x, 0.0), 1)
     if has_values(labels):
         return found, here
-    return where(logical_and(ge(labels, 0), lt(labels, x.shape[1])), found, math.nan), here
+    return where(is_class(labels, x), found, math.nan), here
+
+
+def is_class(labels: Tensor, x: Tensor) -> Tensor:
+    return logical_and(ge(labels, 0), lt(labels, x.shape[1]))
 
 
 class Weighing(ClassLoss):
@@ -130,7 +134,8 @@ class Weighing(ClassLoss):
         if kept is not None:
             found = where(kept, found, 0.0)
         if weight:
-            scale = take(cast(weight[0], x.dtype), as_index(known))
+            named = where(is_class(known, x), known, 0)  # of others the loss is NaN, or dropped
+            scale = take(cast(weight[0], x.dtype), as_index(named), wrap=False)
             scale = scale if kept is None else where(kept, scale, 0.0)
             found = found * scale
         if more is not None:
