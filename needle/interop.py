@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,18 @@ def mirror(x: NDArray, kind: str) -> Any:
     if kind == "torch" and works_beside_torch(x.device):
         return library.from_dlpack(x._ref.dlpack())
     return library.from_dlpack(x)
+
+
+def over_numpy(arrays: tuple) -> tuple[tuple, Callable[[list], list]]:
+    """numpy's arrays over the memory of torch's tensors, without the way through DLPack, and what makes tensors of results;
+    what numpy cannot stand for is left as it is."""
+    torch = sys.modules.get("torch")
+    if torch is None or not arrays or not isinstance(arrays[0], torch.Tensor):
+        return arrays, list
+    try:
+        return tuple(a.numpy() for a in arrays), lambda results: [torch.from_numpy(r) for r in results]
+    except (AttributeError, RuntimeError, TypeError):  # another device, dtype or library, or a gradient to keep
+        return arrays, list
 
 
 def mirrored(result: Any, kind: str) -> Any:

@@ -355,3 +355,51 @@ def test_an_empty_batch_of_integers_is_refused_as_a_full_one_is(dtype: str) -> N
     for batch in (1, 0):
         with pytest.raises(TypeError, match=r"^\[conv2d\] cannot run on"):
             exe(np.ones((batch, 4, 6, 6), dtype))
+
+
+GIVEN: dict[str, Callable[[Any], Any]] = {
+    "dense": lambda x: x,
+    "a parameter": lambda x: torch.nn.Parameter(x.clone()),
+    "with a gradient": lambda x: x.clone().requires_grad_() * 1,
+    "negated": lambda x: torch.view_as_complex(torch.stack([x, -x], -1)).conj().imag,
+    "strided": lambda x: x.T.contiguous().T,
+    "bfloat16": lambda x: x.bfloat16(),
+    "numpy": lambda x: x.numpy(),
+}
+
+
+@pytest.mark.parametrize("second", ["dense", "strided", "numpy"])
+@pytest.mark.parametrize("first", GIVEN)
+def test_calls_after_the_first_take_and_give_what_that_does(first: str, second: str) -> None:
+    """The way past DLPack is there for arrays that numpy can stand for."""
+    x, y = torch.from_numpy(image(3, 4)), torch.from_numpy(image(3, 4)[::-1].copy())
+    exe = ndl.compile(lambda x, y: (x * y, x > y, (x + y).sum()), (x, y))
+    for _ in range(3):
+        a, b = GIVEN[first](x), GIVEN[second](y)
+        made = exe(a, b)
+        kind = np.ndarray if first == "numpy" else torch.Tensor
+        a, b = (t if isinstance(t, np.ndarray) else t.detach().resolve_neg().float().numpy() for t in (a, b))
+        for got, want in zip(made, (a * b, a > b, (a + b).sum()), strict=True):
+            assert isinstance(got, kind) and not getattr(got, "requires_grad", False)
+            np.testing.assert_allclose(np.asarray(got), want, rtol=1e-6, atol=1e-6)
+
+
+class ScaledAndMoved(torch.nn.Module):
+    def forward(self, x: Any, times: float = 2.0, *, plus: Any) -> Any:
+        return {"y": x * times + plus}
+
+
+def test_calls_by_name_after_the_first() -> None:
+    x, plus = torch.from_numpy(image(3, 4)), torch.from_numpy(image(3, 4)[::-1].copy())
+    example = {"x": x, "times": 2.0, "plus": plus}
+    exe = ndl.compile(torch2needle.convert(ScaledAndMoved(), example), example)
+    for _ in range(3):
+        close(exe(x=x, plus=plus)["y"], x * 2 + plus)
+        close(exe(plus=x, x=plus)["y"], plus * 2 + x)
+        close(exe(x, plus=plus)["y"], x * 2 + plus)
+        close(exe(x, 2.0, plus=plus)["y"], x * 2 + plus)
+        with pytest.raises(ValueError, match=r"times is fixed to 2\.0"):
+            exe(x=x, times=3.0, plus=plus)
+        with pytest.raises(TypeError, match="plus is missing"):
+            exe(x=x)
+        close(exe(x=x.numpy(), plus=plus)["y"], x * 2 + plus)

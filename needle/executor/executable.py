@@ -19,7 +19,7 @@ from needle.backend_selection import BACKEND
 from needle.complex_numbers import is_complex, parts
 from needle.graph import GraphModule, map_structure
 from needle.graph.report import FusionReport
-from needle.interop import array_kind, as_ndarray, mirror
+from needle.interop import array_kind, as_ndarray, mirror, over_numpy
 from needle.nn.functional import GuardError
 from needle.nn.module import STRUCTURE, Module
 from needle.shown import Shown
@@ -289,7 +289,11 @@ class Executable(Plans):
     def _prepare(self, args: tuple, kwargs: dict) -> tuple[CompiledPlan, list[NDArray], str]:
         inputs = self._bind(args, kwargs)
         specs, arrays, kind = entered(inputs)
-        same = not kwargs and len(args) == len(arrays) == len(inputs) and all(isinstance(s, Spec) for s in specs)
+        same = (
+            (kwargs or len(args) == len(inputs))
+            and len(arrays) == len(inputs)
+            and all(isinstance(s, Spec) for s in specs)
+        )
         plan = self._plan_for(repr(specs), specs, arrays)
         self._direct = plan if same and isinstance(plan.info, PlanInfo) else None
         return plan, arrays, kind
@@ -310,13 +314,14 @@ class Executable(Plans):
             return answered(self.model, self._bind(args, kwargs), e)
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
-        if not kwargs and (direct := self._direct) is not None and not direct.writes:
+        if (direct := self._direct) is not None and not direct.writes:
+            given, mirrors = over_numpy(self._bind(args, kwargs) if kwargs else args)
             try:
-                found = direct.core.run_numpy(args, self._epoch)  # type: ignore[union-attr]
+                found = direct.core.run_numpy(given, self._epoch)  # type: ignore[union-attr]
             except (IndexError, ValueError):
                 found = None  # it is said below
             if found is not None:
-                return direct.outputs(direct.check_guards(found))
+                return direct.outputs(mirrors(direct.check_guards(found)))
         plan, arrays, kind = self._prepare(args, kwargs)
         with self._writing(plan):
             plan.check_inputs(arrays)
