@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from needle.ops.fourier import complex as numbers
 from needle.ops.fourier import complex_functions as of_numbers
 
 from . import activations, counted, dropouts, losses, reductions, special
-from .complex_numbers import as_complex, whole
+from .complex_numbers import as_complex, from_real, whole
 from .registry import FUNCTION_RULES, complex_rule, rule
 
 LOADED = (activations, counted, dropouts, losses, reductions, special)  # whose rules are taken below
@@ -140,27 +139,26 @@ def truth(value: Any) -> Any:
     return numbers.complex_differs(value, 0.0) if isinstance(value, Complex) else value
 
 
-def of_arguments(change: Callable[[Any], Any], *targets: Any) -> None:
-    """The rules of real numbers, of what `change` makes of each argument."""
-    for target in targets:
-        f = FUNCTION_RULES[target]
-
-        def convert(*args: Any, f: Callable = f, **kwargs: Any) -> Any:
-            return f(*map(change, args), **{k: change(v) for k, v in kwargs.items()})
-
-        convert.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
-        convert.__name__ = f.__name__
-        complex_rule(target)(convert)
+def of_truths(f: Callable) -> Callable:
+    return lambda *args, **kwargs: f(*map(truth, args), **{k: truth(v) for k, v in kwargs.items()})
 
 
-of_arguments(
-    truth,
+from_real(
+    of_truths,
     *(torch.any, T.any, torch.all, T.all, torch.count_nonzero, T.count_nonzero, torch.nonzero, T.nonzero),
     *(torch.argwhere, T.argwhere, torch.logical_not, T.logical_not, torch.logical_and, T.logical_and),
     *(torch.logical_or, T.logical_or, torch.logical_xor, T.logical_xor),
 )
 # Made of operators alone, which complex numbers have, too.
-of_arguments(lambda value: value, torch.addcmul, T.addcmul, T.addcmul_, torch.addcdiv, T.addcdiv, T.addcdiv_)
+from_real(
+    lambda f: lambda *args, **kwargs: f(*args, **kwargs),
+    torch.addcmul,
+    T.addcmul,
+    T.addcmul_,
+    torch.addcdiv,
+    T.addcdiv,
+    T.addcdiv_,
+)
 
 
 @complex_rule(torch.lerp, T.lerp, T.lerp_)

@@ -15,7 +15,7 @@ from needle.complex_numbers import Complex
 from needle.ops.fourier import complex as numbers
 
 from . import complex_parts, linalg, norms, ordering, reductions
-from .complex_numbers import whole
+from .complex_numbers import from_real, whole
 from .registry import COMPLEX_RULES, FUNCTION_RULES, complex_rule
 
 LOADED = (complex_parts, norms, ordering)  # whose rules are taken below
@@ -43,40 +43,25 @@ def in_turn(x: Tensor) -> Complex:
     return Complex(*(ops.getitem(x, (Ellipsis, slice(i, None, 2), slice(None))) for i in range(2)))
 
 
-def through_real_form(*targets: Any) -> None:
+def through_real_form(f: Callable) -> Callable:
     """What is the same for real forms: inverses, exponentials, powers, Cholesky factors (their diagonals are real)."""
-    for target in targets:
-        f = FUNCTION_RULES[target]
-
-        def convert(A: Any, *args: Any, f: Callable = f, **kwargs: Any) -> Complex:
-            return complex_form(f(real_form(A), *args, **kwargs))
-
-        convert.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
-        convert.__name__ = f.__name__
-        complex_rule(target)(convert)
+    return lambda A, *args, **kwargs: complex_form(f(real_form(A), *args, **kwargs))
 
 
-through_real_form(
+from_real(
+    through_real_form,
     *(L.inv, torch.inverse, T.inverse, L.pinv, torch.pinverse, T.pinverse, torch.matrix_exp, T.matrix_exp),
     *(L.matrix_exp, torch.matrix_power, T.matrix_power, L.matrix_power, L.cholesky, torch.cholesky, T.cholesky),
     *(torch.cholesky_inverse, T.cholesky_inverse),
 )
 
 
-def once(*targets: Any) -> None:
+def once(f: Callable) -> Callable:
     """What the real form has twice, in order: singular values, eigenvalues."""
-    for target in targets:
-        f = FUNCTION_RULES[target]
-
-        def convert(A: Any, *args: Any, f: Callable = f, **kwargs: Any) -> Tensor:
-            return ops.getitem(f(real_form(A), *args, **kwargs), (Ellipsis, slice(None, None, 2)))
-
-        convert.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
-        convert.__name__ = f.__name__
-        complex_rule(target)(convert)
+    return lambda A, *args, **kwargs: ops.getitem(f(real_form(A), *args, **kwargs), (Ellipsis, slice(None, None, 2)))
 
 
-once(L.svdvals, L.eigvalsh)
+from_real(once, L.svdvals, L.eigvalsh)
 
 
 def by_columns(solve: Callable[[Tensor, Tensor], Tensor], a: Complex, b: Complex) -> Complex:
@@ -118,23 +103,20 @@ def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
 # -- norms and moments ---------------------------------------------------------------------------------------------------
 
 
-def of_size(*targets: Any) -> None:
+def of_size(f: Callable) -> Callable:
     """The call of real numbers, of magnitudes."""
-    for target in targets:
-        f = FUNCTION_RULES[target]
 
-        def convert(input: Any, *args: Any, f: Callable = f, **kwargs: Any) -> Any:
-            if not isinstance(input, Complex):
-                raise Unsupported("norms of real numbers expect a real dtype")
-            if isinstance(dtype := kwargs.get("dtype"), torch.dtype) and dtype.is_complex:
-                kwargs["dtype"] = dtype.to_real()
-            return f(ops.magnitude(input), *args, **kwargs)
+    def convert(input: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(input, Complex):
+            raise Unsupported("norms of real numbers expect a real dtype")
+        if isinstance(dtype := kwargs.get("dtype"), torch.dtype) and dtype.is_complex:
+            kwargs["dtype"] = dtype.to_real()
+        return f(ops.magnitude(input), *args, **kwargs)
 
-        convert.__signature__ = inspect.signature(f)  # type: ignore[attr-defined]
-        complex_rule(target)(convert)
+    return convert
 
 
-of_size(torch.norm, T.norm, L.vector_norm)
+from_real(of_size, torch.norm, T.norm, L.vector_norm)
 
 
 @complex_rule(L.matrix_norm)

@@ -43,16 +43,24 @@ def whole(value: Any) -> Complex:
     return ops.complex_pair(value, 0.0) if isinstance(value, Tensor) else Complex(value.real, value.imag * 1.0)
 
 
+def from_real(make: Callable[[Callable], Callable], *targets: Any) -> None:
+    """The rules that `make` makes of those that the targets have for real numbers, with their arguments."""
+    for target in dict.fromkeys(targets):
+        f = FUNCTION_RULES[target]
+        complex_rule(target)(functools.wraps(f)(make(f)))
+
+
 # -- sizes and attributes ------------------------------------------------------------------------------------------------
 
 
 def of_real_part(f: Callable) -> Callable:
-    return functools.wraps(f)(lambda input, *args, **named: f(input.real, *args, **named))
+    return lambda input, *args, **named: f(input.real, *args, **named)
 
 
-for _target in (T.size, T.dim, T.ndimension, T.numel, torch.numel, T.nelement, builtins.len, aten.sym_size.int):
-    _f = FUNCTION_RULES[_target]
-    complex_rule(_target)(of_real_part(_f))
+from_real(
+    of_real_part,
+    *(T.size, T.dim, T.ndimension, T.numel, torch.numel, T.nelement, builtins.len, aten.sym_size.int),
+)
 
 functions("input", {(T.is_complex, torch.is_complex): lambda input: False})
 complex_rule(T.is_complex, torch.is_complex)(lambda input: True)

@@ -16,8 +16,8 @@ from needle.complex_numbers import Complex
 from needle.ops.fourier import complex as numbers
 
 from . import arithmetic, convolution, layers, matrices
-from .complex_numbers import whole
-from .registry import FUNCTION_RULES, complex_rule
+from .complex_numbers import from_real, whole
+from .registry import complex_rule
 
 LOADED = (arithmetic, convolution, layers, matrices)  # whose rules are taken below
 T, L, aten = torch.Tensor, torch.linalg, torch.ops.aten
@@ -28,14 +28,12 @@ def linear_in(names: str, *targets: Any, bias_axes: int = 0) -> None:
 
     A bias (C,) is added behind, before so many axes.
     """
-    for target in dict.fromkeys(targets):
-        complex_rule(target)(of_products(FUNCTION_RULES[target], names.split(), bias_axes))
+    from_real(lambda f: of_products(f, names.split(), bias_axes), *targets)
 
 
 def of_products(f: Callable, names: list[str], bias_axes: int) -> Callable:
     signature = inspect.signature(f)
 
-    @functools.wraps(f)
     def convert(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         bias = given.arguments.pop("bias", None)
@@ -97,23 +95,24 @@ def summed_matmul(a: Any, b: Any) -> Complex:
     return numbers.complex_matmul(a, b).map(lambda p: ops.summation(p, 0))
 
 
-def added(product: Callable[[Any, Any], Complex], *targets: Any) -> None:
+def added(product: Callable[[Any, Any], Complex]) -> Callable[[Callable], Callable]:
     """beta input + alpha product(first, second); with beta 0 the input plays no part."""
-    for target in targets:
-        signature = inspect.signature(FUNCTION_RULES[target])
 
-        def convert(*args: Any, signature: inspect.Signature = signature, **kwargs: Any) -> Complex:
+    def with_arguments_of(f: Callable) -> Callable:
+        signature = inspect.signature(f)
+
+        def convert(*args: Any, **kwargs: Any) -> Complex:
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
             input, first, second, beta, alpha = given.arguments.values()
             y = product(first, second) * alpha
             return y if beta == 0 else numbers.complex_add(y, whole(input) * beta)
 
-        convert.__signature__ = signature  # type: ignore[attr-defined]
-        convert.__name__ = target.__name__
-        complex_rule(target)(convert)
+        return convert
+
+    return with_arguments_of
 
 
-added(numbers.complex_matmul, torch.addmm, T.addmm, torch.baddbmm, T.baddbmm, torch.addmv, T.addmv)
-added(summed_matmul, torch.addbmm, T.addbmm)
-added(outer, torch.addr, T.addr, T.addr_)
+from_real(added(numbers.complex_matmul), torch.addmm, T.addmm, torch.baddbmm, T.baddbmm, torch.addmv, T.addmv)
+from_real(added(summed_matmul), torch.addbmm, T.addbmm)
+from_real(added(outer), torch.addr, T.addr, T.addr_)
