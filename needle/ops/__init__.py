@@ -7,6 +7,7 @@ from needle.exports import public
 from needle.op import OPS as _OPS
 
 from .fourier.complex import *
+from .fourier.complex_functions import *
 from .fourier.fft import *
 from .fourier.frames import *
 from .fused.attention import *

@@ -33,6 +33,8 @@ from .complex import (
     view_as_real,
 )
 
+__all__ = ["complex_cumprod"]
+
 
 def complex_sqrt(a: Complex) -> Complex:
     """The root with real part >= 0."""

@@ -133,10 +133,8 @@ class EmbeddingBag(Op):
         bag = searchsorted(offsets, place, right=True) - 1
         # Sums leave out what lies behind the end of the last bag; torch's maxima take it in.
         final = bags if self.last and self.mode != "max" else bags - 1
-        bag = minimum(bag, constant(final, bag, "int64"))
-        if offsets.shape[0]:  # -1, which is refused, is also where the first offset is not 0
-            bag = where(gt(offsets[-1:], indices.shape[0]), -1, bag)
-        rows = take(weight, indices)
+        bag = maximum(minimum(bag, constant(final, bag, "int64")), constant(0, bag, "int64"))
+        rows = take(weight, indices, wrap=False)
         if factors:
             rows = rows * unsqueeze(factors[0], 1)
         counts: Any = broadcast_to(constant(1.0, weight), (indices.shape[0], 1))
@@ -168,6 +166,9 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """torch.nn.functional.embedding_bag of indices (M,) with offsets (B,)."""
+    if offsets is not None:  # of bags that are none no index is one
+        bad = logical_or(ne(offsets[:1], 0), gt(offsets[-1:], indices.shape[0]))
+        indices = where(bad, -1, indices)
     given = () if factors is None else (factors,)
     return EmbeddingBag(mode, last, padding_idx)(indices, weight, offsets, *given)  # type: ignore[arg-type]
 
