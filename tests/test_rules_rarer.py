@@ -17,6 +17,7 @@ import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from conversion import close, leaves  # noqa: E402
 from gpu_devices import compiles  # noqa: E402
+from test_rules_arithmetic import Two  # noqa: E402
 
 torch.manual_seed(0)
 WHOLE = torch.tensor([[0, 4, -6, 0], [2**40, 13, 9, -27]]), torch.tensor([[0, -6], [3 * 2**20, 27]])[:, :1]
@@ -150,3 +151,28 @@ def test_the_logarithm_of_gamma_is_zero_at_one_and_two() -> None:
         assert got.numpy()[0] == got.numpy()[1] == 0
         got.sum().backward()
         np.testing.assert_allclose(given.grad.numpy()[:3], torch.digamma(x[:3]).numpy(), rtol=1e-5)
+
+
+def test_zeta_of_every_two_corners() -> None:
+    corners = [
+        math.inf,
+        -math.inf,
+        math.nan,
+        1.0,
+        0.0,
+        -0.0,
+        2.0,
+        1e308,
+        -1e308,
+        5e-324,
+        -1.0,
+        -2.0,
+        -2.5,
+        0.5,
+        3.0,
+        1.5,
+    ]
+    s, q = (t.flatten() for t in torch.meshgrid(*[torch.tensor(corners, dtype=torch.float64)] * 2, indexing="ij"))
+    model = Two(lambda s, q: torch.special.zeta(s, q))
+    got = torch2needle.convert(model, (s, q))(s, q)
+    np.testing.assert_allclose(got.numpy(), model(s, q).numpy(), rtol=1e-12)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from needle import ops
+from needle.autograd import Tensor
 
 from .bessel import in_double
 from .registry import rule
@@ -86,7 +87,7 @@ def zeta_above(s: Any, q: Any) -> Any:
     for k in range(STEPS):
         total = total + (q + k) ** -s
     z = q + STEPS
-    power = z**-s
+    power, s = z**-s, ops.clamp_max(s, 1e8) if isinstance(s, Tensor) else s  # beyond, the power is 0
     total = total + power * z / (s - 1) + power * 0.5
     factor, fall = s, power / z
     for k, b in enumerate(BERNOULLI, 1):
@@ -98,18 +99,20 @@ def zeta_above(s: Any, q: Any) -> Any:
 
 def zeta(s: Any, q: Any) -> Any:
     """Below 0 the sum from q on for whole s alone; infinite at whole numbers there and where s is 1."""
-    inside = ops.gt(s, 1)
+    inside = ops.logical_not(ops.le(s, 1))
     order = ops.where(inside, s, 2.0)
     steps = ops.where(ops.le(q, 0), ops.floor(-q) + 1, 0.0)  # from q to the first number above 0
     first = q + steps
     above = zeta_above(order, ops.where(ops.gt(first, 0), first, 1.0))
     negative = ops.logical_and(ops.le(q, 0), ops.ne(ops.floor(q), q))
     mirrored = ops.where(negative, 1 - first, 1.0)  # the terms below 0, from the nearest on
-    odd = ops.ne(ops.remainder(order, 2), 0)
+    odd = ops.eq(ops.remainder(order, 2), 1)
     below = zeta_above(order, mirrored) - zeta_above(order, mirrored + ops.where(negative, steps, 1.0))
     made = ops.where(negative, above + ops.where(odd, -below, below), above)
     made = ops.where(ops.logical_and(negative, ops.ne(ops.floor(order), order)), math.nan, made)
     made = ops.where(ops.logical_and(ops.le(q, 0), ops.eq(ops.floor(q), q)), math.inf, made)
+    overflows = ops.logical_and(ops.gt(s, 1e13), ops.gt(q, 1))  # in torch's sum
+    made = ops.where(ops.logical_or(ops.isnan(q), overflows), math.nan, made)
     return ops.where(inside, made, ops.where(ops.eq(s, 1), math.inf, math.nan))
 
 
