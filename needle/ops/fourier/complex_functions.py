@@ -186,4 +186,7 @@ class ComplexCumProd(Op):
 
 
 def complex_cumprod(a: Complex, axis: int) -> Complex:
+    """Running products along one axis of complex numbers of any shape, in the shape of `a`.
+
+    Raises ValueError for an axis that `a` lacks. Source: `torch.cumprod`."""
     return view_as_complex(ComplexCumProd(axis)(view_as_real(a)))
