@@ -75,13 +75,20 @@ def remembering() -> Iterator[None]:
 
 
 @contextmanager
-def no_grad() -> Iterator[None]:
-    """Context or decorator in which results need no gradient, as torch's."""
-    before, TAPE.recording = TAPE.recording, False
+def recording(wanted: bool) -> Iterator[None]:
+    """Context in which results of what needs a gradient need one, or none does."""
+    before, TAPE.recording = TAPE.recording, wanted
     try:
         yield
     finally:
         TAPE.recording = before
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Context or decorator in which results need no gradient, as torch's."""
+    with recording(False):
+        yield
 
 
 @lru_cache
@@ -259,7 +266,13 @@ class Op:
         raise NotImplementedError(f"[{self.label}] has neither a kernel here nor a decomposition.")
 
     def gradient(self, out_grad: Any, node: Tensor) -> Any:
-        raise NotImplementedError(f"[{self.label}] has no gradient.")
+        """Unless an op has its own: of what it decomposes into, once sizes are known."""
+        from needle.ops.pulled_back import PulledBack
+
+        if type(self).decompose is Op.decompose:
+            raise NotImplementedError(f"[{self.label}] has no gradient.")
+        given = node.inputs
+        return tuple(PulledBack(self, i)(*given, out_grad) if t.requires_grad else None for i, t in enumerate(given))
 
     def gradient_as_tuple(self, out_grad: Any, node: Tensor) -> tuple[Any, ...]:
         grads = self.gradient(out_grad, node)

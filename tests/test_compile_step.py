@@ -343,7 +343,7 @@ def test_inputs_by_name_structures_and_kinds_of_arrays():
     assert isinstance(made["loss"], np.ndarray)
     np.testing.assert_allclose(made["loss"], made["parts"][0] + 0.5 * made["parts"][1], rtol=1e-6)
     given = torch.from_numpy(x)
-    rows = step.profile({"other": x, "x": x}, y={"labels": y, "weight": 0.5}, rounds=1)
+    rows = step.profile({"other": x, "x": x}, {"labels": y, "weight": 0.5}, rounds=1)
     assert [label for _, label, _ in rows] == step.plan.labels
     again = step((given, given), {"labels": torch.from_numpy(y), "weight": 0.5})
     assert isinstance(again["loss"], torch.Tensor) and float(again["loss"]) < float(made["loss"])
@@ -360,7 +360,7 @@ def test_bad_arguments_are_one_sentence():
         ((mlp, ce, opt, (x, y)), {}, TypeError, "net expects a needle Module"),
         ((net, nn.SoftmaxLoss, opt, (x, y)), {}, TypeError, "loss expects a function"),
         ((net, ce, None, (x, y)), {}, TypeError, "optimizer expects one of needle.optim"),
-        ((net, ce, opt, x), {}, TypeError, "expects a pair"),
+        ((net, ce, opt, x), {}, TypeError, "expects a tuple"),
         (
             (net, ce, optim.SGD(mlp().parameters(), 0.1), (x, y)),
             {},

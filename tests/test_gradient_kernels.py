@@ -48,7 +48,7 @@ def ours(net: nn.Module, weights: Any, compiled: bool) -> dict[str, np.ndarray]:
     optimizer = ndl.optim.SGD(
         list(named.values()), lr=0.0, momentum=0.9, rule="torch"
     )  # its state begins as the gradient
-    ndl.compile_step(converted, lambda y, _: y, optimizer, (weights, None))(weights)
+    ndl.compile_step(converted, lambda y: y, optimizer, (weights,))(weights)
     return {n: optimizer.state[named[n]]["momentum"].numpy() for n, _ in net.named_parameters()}
 
 

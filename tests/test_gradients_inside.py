@@ -145,6 +145,49 @@ def test_pulled_back(name: str) -> None:
     gradients_agree(model, net, (x,), 1e-4)
 
 
+IMAGE, VOLUME, LINE, ROWS = (2, 3, 6, 6), (1, 2, 4, 5, 4), (2, 3, 9), (4, 6)
+LABELS, PLACES = torch.tensor([1, 0, 5, 2]), torch.rand(2, 3, 4, 2) * 2 - 1
+DIFFERENTIATED: dict[str, tuple[tuple, Callable]] = {
+    "cross entropy": (ROWS, lambda v: F.cross_entropy(v, LABELS, ignore_index=2, label_smoothing=0.1)),
+    "of images": (IMAGE, lambda v: F.cross_entropy(v, torch.ones(2, 6, 6, dtype=torch.int64))),
+    "prelu, logsigmoid": (ROWS, lambda v: F.logsigmoid(F.prelu(v, torch.full((1,), 0.2).to(v)))),
+    "distances": (LINE, lambda v: torch.cdist(v, v.flip(1) + 1)),
+    "pairs of rows": (ROWS, F.pdist),
+    "spectrum": (LINE, lambda v: torch.fft.fft(v).abs()),
+    "convolution of sequences": (LINE, lambda v: F.conv1d(v, torch.ones(4, 3, 2).to(v), stride=2)),
+    "convolution of volumes": (VOLUME, lambda v: F.conv3d(v, torch.ones(3, 2, 2, 3, 2).to(v))),
+    "pools of volumes": (VOLUME, lambda v: F.max_pool3d(v, 2, 1) + F.avg_pool3d(v, 2, 1)),
+    "adaptive pools": (IMAGE, lambda v: F.adaptive_max_pool2d(v, 2) + F.adaptive_avg_pool2d(v, 2)),
+    "replicated edges": (IMAGE, lambda v: F.pad(v, (1, 2, 0, 1), mode="replicate")),
+    "reflected edges": (LINE, lambda v: F.pad(v, (2, 1), mode="reflect")),
+    "sampled": (IMAGE, lambda v: F.grid_sample(v, PLACES.to(v), align_corners=False)),
+    "enlarged": (IMAGE, lambda v: F.interpolate(v, scale_factor=2, mode="bilinear")),
+    "attention": (LINE, lambda v: F.scaled_dot_product_attention(v, v, v, is_causal=True)),
+    "bilinear": (ROWS, lambda v: F.bilinear(v, v, torch.ones(3, 6, 6).to(v))),
+}
+ONCE = {"distances", "pairs of rows"}  # torch has no second derivative of these
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_gradients_of_calls(name: str) -> None:
+    shape, function = DIFFERENTIATED[name]
+
+    class Slope(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(0.7))
+
+        def forward(self, x: Any) -> Any:
+            return torch.func.grad(lambda v: (function(v * self.scale) ** 2).sum())(x)
+
+    model, x = Slope().eval(), torch.randn(shape)
+    net = torch2needle.convert(model, (x,))
+    exact, got = Slope().double()(x.double()), ndl.compile(net, x)(x)
+    assert float((got - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
+    if name not in ONCE:
+        gradients_agree(model, net, (x,), 1e-4)
+
+
 def test_steps_inside() -> None:
     """A network that learns in its forward: the batch that it learns from is free."""
 

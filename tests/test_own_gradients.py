@@ -3,6 +3,7 @@ slope by element; else they are refused."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn  # noqa: E402
 
 import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
-from conversion import close, converts  # noqa: E402
+from conversion import close, converts, gradients_agree  # noqa: E402
 from gpu_devices import compiles  # noqa: E402
 from test_capture_traps import refusal  # noqa: E402
 
@@ -197,6 +198,17 @@ def test_slopes_in_a_step(function: type[torch.autograd.Function]) -> None:
             ours.step()
     for name, p in net.named_parameters():
         close(p, dict(model.named_parameters())[name])
+
+
+ROUNDED, CLIPPED = Rounded.apply, Clipped.apply  # as most name them, before any conversion
+
+
+def test_functions_under_names_of_their_own() -> None:
+    model, x = OwnGradient(Rounded), torch.randn(2, 3)
+    model.function = SimpleNamespace(apply=ROUNDED)
+    gradients_agree(model, torch2needle.convert(model, x), (x,), 1e-5)
+    model.function = SimpleNamespace(apply=CLIPPED)
+    assert "gradients of its own (Clipped)" in refusal(model, x)
 
 
 @pytest.mark.parametrize("function", [Scaled, Clipped, NoGradient])

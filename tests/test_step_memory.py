@@ -39,7 +39,7 @@ class Overlapping(nn.Module):
 def test_parameters_in_one_memory_move_when_nothing_reads_it():
     x, numbers = batch(0, 6, 4)[0], batch(1, 8, 4)[0]
     net = Overlapping(numbers)
-    step = ndl.compile_step(net, lambda out, _: out, optim.SGD(net.parameters(), 0.05), (x, None))
+    step = ndl.compile_step(net, lambda out: out, optim.SGD(net.parameters(), 0.05), (x,))
     memory = torch.tensor(numbers)
     first, second = (part.detach().requires_grad_() for part in (memory[:4], memory[4:]))
     theirs = torch.optim.SGD([first, second], 0.05)

@@ -77,7 +77,7 @@ def test_pickling_is_refused(tmp_path: Any) -> None:
     for act in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match=r"^\[compile\] an Executable is neither copied nor pickled"):
             act(exe)
-    step = ndl.compile_step(net, lambda out, _: (out * out).mean(), ndl.optim.SGD(net.parameters(), lr=0.1), (x, None))
+    step = ndl.compile_step(net, lambda out: (out * out).mean(), ndl.optim.SGD(net.parameters(), lr=0.1), (x,))
     for act in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match=r"^\[compile\] a TrainingStep is neither copied nor pickled"):
             act(step)

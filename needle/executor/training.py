@@ -34,14 +34,14 @@ from .tuner import step_times
 
 
 class Objective(Module):
-    """loss(net(x), y) as a module."""
+    """loss(net(x), *targets) as a module."""
 
     def __init__(self, net: Module, loss: Callable) -> None:
         super().__init__()
         self.net, self.loss = net, loss
 
-    def forward(self, args: tuple, kwargs: dict, y: Any) -> Any:
-        return self.loss(self.net(*args, **kwargs), y)
+    def forward(self, args: tuple, kwargs: dict, *targets: Any) -> Any:
+        return self.loss(self.net(*args, **kwargs), *targets)
 
 
 class Settings(NamedTuple):
@@ -248,10 +248,11 @@ def first_leaf(value: Any) -> Any:
 
 
 class TrainingStep(Plans):
-    """A training step, `value = step(x, y)`: loss(net(x), y) in the caller's kind of arrays, after which parameters, running
-    statistics and the optimizer's state are those of the next step.
+    """A training step, `value = step(x, *targets)`: loss(net(x), *targets) in the caller's kind of arrays, after which
+    parameters, running statistics and the optimizer's state are those of the next step.
 
-    x: the model's input, a tuple of inputs, or a dict of them by name; y: what the loss takes beside the output, arrays or not.
+    x: the model's input, a tuple of inputs, or a dict of them by name; targets: what the loss takes beside the output, arrays
+    or not.
     Every shape has a plan of its own. `plan`, `report`, `memory`: of the last used one. Parameters' `.grad` stays as it is.
     """
 
@@ -280,11 +281,11 @@ class TrainingStep(Plans):
         """Refused: what a file holds changes nothing."""
         raise Unsupported("[export] expects an executable of inference, got a training step.")
 
-    def _prepare(self, x: Any, y: Any) -> tuple[StepPlan, list[NDArray], str]:
+    def _prepare(self, x: Any, *targets: Any) -> tuple[StepPlan, list[NDArray], str]:
         if not self._watch.lists_hold():
             STRUCTURE.changed()
         args, kwargs = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
-        specs, arrays, kind = entered((args, kwargs, y))
+        specs, arrays, kind = entered((args, kwargs, *targets))
         return self._plan(specs, arrays, self._turn), arrays, kind
 
     def _plan(self, specs: Any, arrays: list[NDArray], turn: int) -> StepPlan:
@@ -312,9 +313,9 @@ class TrainingStep(Plans):
         is_large = 0 < memory_of(device) // 2 < plan.info.arena_bytes
         return make(True) if self.settings.recompute == "auto" and is_large else plan
 
-    def __call__(self, x: Any, y: Any = None) -> Any:
+    def __call__(self, x: Any, *targets: Any) -> Any:
         with self._running:
-            plan, arrays, kind = self._prepare(x, y)
+            plan, arrays, kind = self._prepare(x, *targets)
             if self._sharing is not None:
                 self._check_sums(self._sharing, plan)
             results = self._run(plan, arrays)
@@ -334,10 +335,10 @@ class TrainingStep(Plans):
             )
         self._sums = plan.sums
 
-    def profile(self, x: Any, y: Any = None, rounds: int = 10) -> list[tuple[str, str, float]]:
+    def profile(self, x: Any, *targets: Any, rounds: int = 10) -> list[tuple[str, str, float]]:
         """(kernel, node, median seconds) for every step of the plan; what the runs train is taken back."""
         with self._running:
-            plan, arrays, _ = self._prepare(x, y)
+            plan, arrays, _ = self._prepare(x, *targets)
             arrays = [*arrays, *plan.drawn()]
             with taken_back(self._pool):
                 times = step_times(plan.info, arrays, rounds)
@@ -387,14 +388,14 @@ def compile_step(
     winograd: str = "auto",
     disable: Sequence[str] = (),
 ) -> TrainingStep:
-    """A training step `step(x, y)` of `net` by `optimizer`, planned for the shapes of `example`, a pair (x, y).
+    """A training step `step(x, *targets)` of `net` by `optimizer`, planned for the shapes of `example`, a tuple (x, *targets).
 
-    A step computes loss(net(x), y), its gradients, and the optimizer's update of the parameters that need a gradient, and
-    returns what the loss returned: one float, or a structure whose first leaf is that. Other shapes, as of a last batch, get
-    a plan of their own on first use. Everything that trains is written in place: `net`, executables of it, `state_dict` and
-    checkpoints have the trained values at once; options of the optimizer, such as a schedule's rate, hold from the next step
-    on. Modes are as they are: call `net.train()` first. Random numbers (dropout) come from numpy's global stream in the
-    order of eager steps, so that both agree.
+    Most have one target, `step(x, y)`; a model that computes its loss itself has none. A step computes loss(net(x), *targets),
+    its gradients, and the optimizer's update of the parameters that need a gradient, and returns what the loss returned: one
+    float, or a structure whose first leaf is that. Other shapes, as of a last batch, get a plan of their own on first use.
+    Everything that trains is written in place: `net`, executables of it, `state_dict` and checkpoints have the trained values at
+    once; options of the optimizer, such as a schedule's rate, hold from the next step on. Modes are as they are: call
+    `net.train()` first. Random numbers (dropout) come from numpy's global stream in the order of eager steps, so that both agree.
 
     clip_grad_norm: the largest norm of all gradients together; clip_grad_value: of every entry, after that.
     accumulate: parameters move in every such call, by the mean of the gradients of the calls since they last did.
@@ -408,11 +409,11 @@ def compile_step(
     if not isinstance(net, Module):
         raise TypeError(f"[compile_step] net expects a needle Module, got {kind_of(net)}.")
     if not callable(loss) or isinstance(loss, type):
-        raise TypeError(f"[compile_step] loss expects a function of the output and y, got {kind_of(loss)}.")
+        raise TypeError(f"[compile_step] loss expects a function of the output and the targets, got {kind_of(loss)}.")
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "kernel"):
         raise TypeError(f"[compile_step] optimizer expects one of needle.optim, got {kind_of(optimizer)}.")
-    if not isinstance(example, tuple | list) or len(example) != 2:
-        raise TypeError(f"[compile_step] example expects a pair (x, y), got {kind_of(example)}.")
+    if not isinstance(example, tuple | list) or not example:
+        raise TypeError(f"[compile_step] example expects a tuple (x, *targets), got {kind_of(example)}.")
     for name, limit in (("clip_grad_norm", clip_grad_norm), ("clip_grad_value", clip_grad_value)):
         if limit is not None and not (isinstance(limit, int | float) and limit > 0):
             raise ValueError(f"[compile_step] {name} expects a number above 0, got {limit!r}.")

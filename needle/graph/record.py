@@ -205,7 +205,7 @@ class Recorder:
         map_structure(op.attributes(), lambda v: check_number(v, op))
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
         needs_grad = TAPE.recording and any(s.requires_grad for s in symbols)
-        if self.trains and needs_grad and not op.has_own_gradient:
+        if self.trains and needs_grad and not op.has_own_gradient and (self.static or op.n_out > 1):
             return op.decompose(*symbols)
         specs = [s.spec for s in symbols]  # type: ignore[attr-defined]
         sizes = [d for d in op.deferred() if isinstance(d, Dim)]

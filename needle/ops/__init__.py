@@ -51,6 +51,7 @@ from .nn.recurrent import *
 from .nn.resize import *
 from .nn.rotary import *
 from .nn.sampling import *
+from .pulled_back import *
 from .reduce.basic import *
 from .reduce.running import *
 from .reduce.softmax import *

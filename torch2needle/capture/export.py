@@ -19,13 +19,12 @@ from needle.autograd import Unsupported
 from needle.graph import map_structure
 
 from ..report import ConversionError
-from ..rules.registry import find_function_rule
 from .asked import Answers, answers, whether_compiled
 from .budget import Budget
 from .calls import Call, call_of, named_axes, resized, tensors
 from .conditions import MOST, Limits, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
 from .counts import for_some, some_rows
-from .functional import Gradients, below_autograd, data_as_calls, gradients, transforms_as_calls
+from .functional import Gradients, below_autograd, data_as_calls, lacks_rule, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet
 from .packing import Packing
 from .program import capture_program
@@ -290,7 +289,7 @@ def export(
         with asks.watched():
             found = export_once(model, args, kwargs, free, asked, manner)
         targets = {n.target for n in found.program.graph.nodes} if asks.asked else set()
-        if not any(t in PLAIN or (t in gradients() and not find_function_rule(t)) for t in targets):
+        if not any(t in PLAIN or lacks_rule(t) for t in targets):
             return found
     except Exception:
         if not asks.asked:

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import apis, eager_transforms
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import adaptive
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from needle.autograd import Unsupported
 
+from ..rules.registry import find_function_rule
 from .guard import patched
 from .steps import torchs_own
 
@@ -30,12 +32,20 @@ NAMES = ((apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms
 JVP, VJP = "_jvp_with_argnums", "_vjp_with_argnums"
 
 
-@functools.cache
-def gradients() -> dict[Any, Callable]:
-    """How torch decomposes its gradients."""
+aten = torch.ops.aten
+
+
+def lacks_rule(target: Any) -> bool:
+    """Whether a call is a gradient of torch's that no rule has."""
+    return "backward" in str(target) and find_function_rule(target) is None
+
+
+def decompositions() -> dict[Any, Callable]:
+    """How torch decomposes what no rule has."""
     from torch._decomp import decomposition_table  # which loads sympy, as make_fx does: 35 MB
 
-    return {op: f for op, f in decomposition_table.items() if "backward" in str(op)}
+    known = {op: f for op, f in decomposition_table.items() if find_function_rule(op) is None}
+    return known | {aten._linalg_check_errors.default: lambda *_, **__: None}  # which has no result
 
 
 def transforms_as_calls() -> AbstractContextManager:
@@ -251,14 +261,14 @@ def traced(
             asked -= 1
 
     def kept(self: torch.Tensor) -> Any:
-        return NotImplemented if asked else torch.ops.aten.alias.default(self)
+        return NotImplemented if asked else aten.alias.default(self)
 
     before = torch.Tensor.detach
     given = [*(flat[i] for i in places), *with_free_sizes(flat)]
     watched = patched([(torch.Tensor, "detach", detach), (torch.Tensor, "split", unless_whole(torch.Tensor.split))])
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), watched, torchs_own():
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), watched, torchs_own(), sdpa_kernel(SDPBackend.MATH):
         pure = torch.func.functionalize(run) if functional else run
-        table = gradients() | {torch.ops.aten.detach.default: kept}
+        table = decompositions() | {aten.detach.default: kept}
         try:
             graph = make_fx(pure, table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*given)
         except (
@@ -267,7 +277,7 @@ def traced(
             graph = make_fx(pure, table, tracing_mode="real", _allow_non_fake_inputs=True)(*given)
     known: dict[str, fx.Node] = {}
     for node in graph.graph.nodes:  # a size may be asked of a tensor that is there for its shape alone
-        if node.target is torch.ops.aten.sym_size.int:
+        if node.target is aten.sym_size.int:
             node.replace_all_uses_with(known.setdefault(str(node.meta["val"]), node))
     graph.graph.eliminate_dead_code()
     graph.recompile()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import random
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -207,17 +209,37 @@ def own_gradients(note: Callable[[str], None]) -> contextlib.AbstractContextMana
     return function_applied_by(apply)
 
 
-def function_applied_by(call: Callable) -> contextlib.AbstractContextManager:
-    """`call(before, cls, *args)` applies autograd functions that are not torch's; `before(*args)` is what torch does."""
-    before, thread = vars(torch.autograd.Function)["apply"], threading.get_ident()
+class Applied:
+    """The code of `apply` where a call of ours takes its place."""
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        own = before.__get__(None, cls)
+    def apply(cls, *args: Any, instead: Callable, **kwargs: Any) -> Any:
+        __class__  # type: ignore[name-defined]  # noqa: B018 - a free name of torch's code: this has to have it, too
+        return instead(cls, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def function_applied_by(call: Callable) -> Iterator[None]:
+    """`call(before, cls, *args)` applies autograd functions that are not torch's; `before(*args)` is what torch does.
+
+    The code itself changes: most forwards have `apply` from before, `quantise = Quantise.apply`.
+    """
+    function, thread = vars(torch.autograd.Function)["apply"].__func__, threading.get_ident()
+    before = types.FunctionType(function.__code__, function.__globals__, "apply", None, function.__closure__)
+    before.__kwdefaults__ = function.__kwdefaults__
+
+    def instead(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        own = functools.partial(before, cls)
         if cls.__module__.startswith("torch.") or threading.get_ident() != thread:
             return own(*args, **kwargs)
         return call(own, cls, *args, **kwargs)
 
-    return patched([(torch.autograd.Function, "apply", classmethod(apply))])
+    function.__kwdefaults__ = {"instead": instead}  # first: other threads call it meanwhile
+    function.__code__ = Applied.apply.__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before.__code__
+        function.__kwdefaults__ = before.__kwdefaults__
 
 
 def data_set_by(call: Callable[[torch.Tensor, torch.Tensor], Any]) -> contextlib.AbstractContextManager:

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from needle import ops
-from needle.autograd import Tensor, vjp
 from needle.ops.nn.embedding import EmbeddingGrad
+from needle.ops.nn.sampling import CDist, PDist
+from needle.ops.pulled_back import PulledBack, pulled_back
 
 from .embedding import check
 from .lowered import convolution
 from .pooling import windows
 from .registry import rule
+from .sampling import MODES, PADDINGS
 from .shapes import Absent
 from .tables import functions
 
 aten = torch.ops.aten
 UNASKED = Absent("the call does not ask for this gradient")
-
-
-def leaf(t: Tensor) -> Tensor:
-    """The same value at which a gradient ends."""
-    made = copy.copy(t)
-    made.op, made.inputs, made.requires_grad = None, (), True
-    return made
-
-
-def pulled_back(f: Callable, out_grad: Any, *inputs: Any) -> tuple[Any, ...]:
-    """The gradients of f's inputs, from its result's."""
-    given = [leaf(t) for t in inputs]
-    recorder = given[0].recorder
-    before, recorder.trains = (
-        recorder.trains,
-        True,
-    )  # so that ops without a gradient of their own are what they are made of
-    try:
-        return vjp(f(*given), out_grad, given)
-    finally:
-        recorder.trains = before
 
 
 @rule(aten.convolution_backward.default)
@@ -66,46 +47,73 @@ def convolution_backward(
     return (*(g if asked else UNASKED for g, asked in zip((of_input, of_weight), output_mask, strict=False)), of_bias)
 
 
-@rule(aten.avg_pool2d_backward.default)
-def avg_pool2d_backward(
-    grad_output: Any,
-    input: Any,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Any:
-    options = (padding, ceil_mode, count_include_pad, divisor_override)
-    return pulled_back(lambda x: windows(ops.avg_pool2d)(x, kernel_size, stride, *options), grad_output, input)[0]
+def pulling(f: Callable) -> Callable:
+    """The gradient of f's first argument as a call of aten's, which gets that of f's result before f's arguments."""
+    return lambda grad, x, *rest: pulled_back(lambda x: f(x, *rest), grad, x)[0]
 
 
+def averaged(grad: Any, x: Any, n: int) -> Any:
+    pool = (ops.adaptive_avg_pool1d, ops.adaptive_avg_pool2d, ops.adaptive_avg_pool3d)[n - 1]
+    return pulled_back(lambda x: pool(x, tuple(grad.shape[i - n] for i in range(n))), grad, x)[0]
+
+
+def by_places(grad: Any, x: Any, places: Any, n: int) -> Any:
+    """Of maxima over the last n axes at these places: of several windows with one maximum, their gradients add up."""
+    flat, places, grad = (ops.flatten(t, -n) for t in (x * 0, places, grad))
+    return ops.reshape_like(ops.scatter(flat, -1, places, grad, "sum"), x)
+
+
+def by_window_places(grad: Any, x: Any, *window_and_places: Any, n: int) -> Any:
+    return by_places(grad, x, window_and_places[-1], n)
+
+
+for _n in (1, 2, 3):
+    functions(
+        "grad_output, input, padding",
+        {
+            (getattr(aten, f"replication_pad{_n}d_backward").default,): pulling(
+                lambda x, padding: ops.pad(x, tuple(padding), "replicate")
+            )
+        },
+    )
+for _n in (2, 3):
+    functions(
+        "grad_output, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override",
+        {(getattr(aten, f"avg_pool{_n}d_backward").default,): pulling(windows(getattr(ops, f"avg_pool{_n}d")))},
+    )
+    functions(
+        "grad_output, input", {(getattr(aten, f"_adaptive_avg_pool{_n}d_backward").default,): partial(averaged, n=_n)}
+    )
+    functions(
+        "grad_output, input, indices",
+        {(getattr(aten, f"adaptive_max_pool{_n}d_backward").default,): partial(by_places, n=_n)},
+    )
+    functions(
+        "grad_output, input, kernel_size, stride, padding, dilation, ceil_mode, indices",
+        {(getattr(aten, f"max_pool{_n}d_with_indices_backward").default,): partial(by_window_places, n=_n)},
+    )
 functions(
-    "grad_output, input",
-    {
-        (aten._adaptive_avg_pool2d_backward.default,): lambda grad, x: pulled_back(
-            lambda x: ops.adaptive_avg_pool2d(x, tuple(grad.shape[-2:])), grad, x
-        )[0]
-    },
+    "grad, input, p, pdist", {(aten._pdist_backward.default,): lambda grad, x, p, _: PulledBack(PDist(p), 0)(x, grad)}
+)
+functions(
+    "grad, x1, x2, p, cdist",
+    {(aten._cdist_backward.default,): lambda grad, a, b, p, _: PulledBack(CDist(p), 0)(a, b, grad)},
 )
 
 
-@rule(aten.max_pool2d_with_indices_backward.default)
-def max_pool2d_backward(
+@rule(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
+def grid_sampler_backward(
     grad_output: Any,
     input: Any,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
-    indices: Any,
+    grid: Any,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Any,
 ) -> Any:
-    """By the places that the call has: of several windows with one maximum, their gradients add up."""
-    flat = ops.flatten(input * 0, -2)
-    made = ops.scatter(flat, -1, ops.flatten(indices, -2), ops.flatten(grad_output, -2), "sum")
-    return ops.reshape_like(made, input)
+    how = (MODES[interpolation_mode], PADDINGS[padding_mode], align_corners)
+    grads = pulled_back(lambda x, grid: ops.grid_sample(x, grid, *how), grad_output, input, grid)
+    return asked_for(grads, output_mask)
 
 
 @rule(aten.embedding_dense_backward.default)

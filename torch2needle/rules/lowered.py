@@ -141,7 +141,8 @@ def native_dropout(input: Any, p: float, train: bool | None) -> Any:
     return input, ops.cast(ops.full_like(input, 1), "bool")
 
 
-NORMS = (None, "ortho", "forward")  # of a transform there, by aten's number; the way back has them the other way round
+NORMS = (None, "ortho", "forward")  # of a transform there, by aten's number
+BACK = NORMS[::-1]  # of one the way back, which is unscaled where that there has no norm
 
 
 @rule(aten._fft_r2c.default)
@@ -150,12 +151,31 @@ def fft_r2c(input: Any, dim: Any, normalization: int, onesided: bool) -> Any:
     return transform(input, None, tuple(dim), NORMS[normalization])
 
 
+@complex_rule(aten._fft_c2c.default)
+def fft_c2c(input: Any, dim: Any, normalization: int, forward: bool) -> Any:
+    if forward:
+        return ops.fftn(input, None, tuple(dim), NORMS[normalization])
+    return ops.ifftn(input, None, tuple(dim), BACK[normalization])
+
+
 @complex_rule(aten._fft_c2r.default)
 def fft_c2r(input: Any, dim: Any, normalization: int, last_dim_size: Any) -> Any:
-    """The way back: unscaled where the norm of a transform there would be None."""
     axes = tuple(dim)
     sizes = [input.shape[d] for d in axes[:-1]] + [last_dim_size]
-    return ops.irfftn(input, tuple(sizes), axes, ("forward", "ortho", None)[normalization])
+    return ops.irfftn(input, tuple(sizes), axes, BACK[normalization])
+
+
+@rule(aten._trilinear.default)
+def trilinear(
+    i1: Any, i2: Any, i3: Any, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1
+) -> Any:
+    """The sum of products of three tensors, each with new axes at those places."""
+    product = None
+    for t, places in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        for axis in sorted(places):
+            t = ops.unsqueeze(t, axis)
+        product = t if product is None else product * t
+    return ops.summation(product, tuple(sumdim))
 
 
 @rule(aten._to_copy.default, view="maybe")
