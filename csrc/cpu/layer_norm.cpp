@@ -16,9 +16,7 @@ inline V norm_of_short_row(const float* x, int n, double eps, bool rms, double* 
     v = centred(x, n, V(centre));
     const float off = reduce_add(v) / count;  // what rounding left: equal numbers have to become zeros
     *mean = static_cast<double>(centre) + static_cast<double>(off);
-    float lanes[V::N];
-    (v - V(off)).store(lanes);
-    v = V::load_n(lanes, n);
+    v = first_lanes(v - V(off), n);
   }
   *inverse = 1 / ::sqrt(static_cast<double>(reduce_add(v * v) / count) + eps);
   return v * V(static_cast<float>(*inverse));

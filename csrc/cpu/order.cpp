@@ -1,5 +1,5 @@
 // Order along an axis: numbers of elements in their order, places in sorted numbers, running sums, products and maxima.
-#include "cpu/strided.h"
+#include "cpu/move.h"
 #include "math/reductions.h"
 
 namespace needle::NEEDLE_ISA {
@@ -91,25 +91,28 @@ void keep_first(const T* x, int64_t step, int64_t n, Key flip, int64_t wanted, I
   }
 }
 
+// Of a row of at most kRanked elements the numbers of its first `wanted`; `n` may be a constant.
+template <class T, class Count>
+NEEDLE_INLINE void rank_row(const T* x, int64_t step, Count n, bool descending, int64_t* y, int64_t y_step,
+                            int64_t wanted) {
+  using Key = decltype(key_of(T()));
+  const Key flip = descending ? static_cast<Key>(~Key(0)) : 0;
+  Key keys[kRanked];
+  for (int64_t i = 0; i < n; i++) keys[i] = key_of(x[i * step]) ^ flip;
+  for (int64_t i = 0; i < n; i++) {
+    int64_t place = 0;
+    for (int64_t j = 0; j < i; j++) place += keys[j] <= keys[i];
+    for (int64_t j = i + 1; j < n; j++) place += keys[j] < keys[i];
+    if (place < wanted) y[place * y_step] = i;
+  }
+}
+
 // Of one row the numbers of its first `wanted` elements.
 template <class T>
 void order_row(const Exec* exec, const T* x, int64_t step, int64_t n, bool descending, int64_t* y, int64_t y_step,
                int64_t wanted) {
   using Key = decltype(key_of(T()));
   const Key flip = descending ? static_cast<Key>(~Key(0)) : 0;
-  if (n <= kRanked) {
-    Key keys[kRanked];
-    int64_t order[kRanked];
-    for (int64_t i = 0; i < n; i++) keys[i] = key_of(x[i * step]) ^ flip;
-    for (int64_t i = 0; i < n; i++) {
-      int64_t place = 0;
-      for (int64_t j = 0; j < i; j++) place += keys[j] <= keys[i];
-      for (int64_t j = i + 1; j < n; j++) place += keys[j] < keys[i];
-      order[place] = i;
-    }
-    for (int64_t i = 0; i < wanted; i++) y[i * y_step] = order[i];
-    return;
-  }
   auto* items = scratch<Item<Key>>(exec, 0, 2 * n);
   int64_t many = n;
   const Item<Key>* found = items;
@@ -203,6 +206,14 @@ struct Rows {
 
 constexpr int64_t kBeside = 16;  // rows that are walked together and do not wait for each other
 
+// f(count, first) for eight of the rows at a time, and then for single ones: counts are constants.
+template <class F>
+NEEDLE_INLINE void by_eights(int64_t rows, const F& f) {
+  int64_t r = 0;
+  for (; r + 8 <= rows; r += 8) f(std::integral_constant<int64_t, 8>(), r);
+  for (; r < rows; r++) f(std::integral_constant<int64_t, 1>(), r);
+}
+
 }  // namespace
 
 // Numbers along an axis of the first y.shape[axis] elements in order, equal ones in theirs.
@@ -213,9 +224,17 @@ void argsort(const argsort_args& c) {
   const bool descending = c.attr.descending != 0;
   with_type<argsort_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
-    rows.each(c.exec, 16 * rows.size[1], [&](const int64_t* at) {
-      order_row(c.exec, c.in.x.as<T>() + at[1], rows.step[1], rows.size[1], descending, c.out.y.as<int64_t>() + at[0],
-                rows.step[0], smaller(rows.size[0], rows.size[1]));
+    const int64_t n = rows.size[1], wanted = smaller(rows.size[0], n), x_step = rows.step[1], y_step = rows.step[0];
+    const T* x = c.in.x.as<const T>();
+    int64_t* y = c.out.y.as<int64_t>();
+    const auto rank = [&](auto count) {
+      rows.each(c.exec, 16 * n,
+                [&](const int64_t* at) { rank_row(x + at[1], x_step, count, descending, y + at[0], y_step, wanted); });
+    };
+    if (n <= 4) return with_few(n, rank);
+    if (n <= kRanked) return rank(n);
+    rows.each(c.exec, 16 * n, [&](const int64_t* at) {
+      order_row(c.exec, x + at[1], x_step, n, descending, y + at[0], y_step, wanted);
     });
   });
 }
@@ -264,17 +283,21 @@ void running(const Args& c, bool reverse) {
   const T* from = c.in.x.template as<T>() + turn * rows.step[1];
   T* to = c.out.y.template as<T>() + turn * rows.step[0];
   rows.beside(c.exec, kBeside, n, [&](const int64_t* at, const int64_t* down, int64_t lanes) {
-    const auto pass = [&](T* y, const T* x, int64_t y_down, int64_t x_down) __attribute__((always_inline)) {
+    const auto pass = [&](auto count, T* y, const T* x, int64_t y_down, int64_t x_down) __attribute__((always_inline)) {
       A total[kBeside];
       for (A& t : total) t = static_cast<A>(Op::limit);
       for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < lanes; j++) {
+        for (int64_t j = 0; j < count; j++) {
           total[j] = Op::combine(total[j], static_cast<A>(x[i * x_step + j * x_down]));
           y[i * y_step + j * y_down] = static_cast<T>(total[j]);
         }
     };
-    if (down[0] == 1 && down[1] == 1) return pass(to + at[0], from + at[1], 1, 1);
-    pass(to + at[0], from + at[1], down[0], down[1]);
+    T* y = to + at[0];
+    const T* x = from + at[1];
+    if (down[0] == 1 && down[1] == 1) return pass(lanes, y, x, 1, 1);
+    by_eights(lanes, [&](auto count, int64_t first) {
+      pass(count, y + first * down[0], x + first * down[1], down[0], down[1]);
+    });
   });
 }
 
@@ -328,16 +351,19 @@ void cummax(const cummax_args& c) {
     using T = decltype(t);
     const int64_t n = rows.size[0], x_step = rows.step[1], y_step = rows.step[0];
     rows.beside(c.exec, kBeside, n, [&](const int64_t* at, const int64_t* down, int64_t lanes) {
-      const T* from = c.in.x.as<const T>() + at[1];
-      int64_t *to = c.out.y.as<int64_t>() + at[0], number[kBeside] = {}, to_down = down[0], from_down = down[1];
-      decltype(key_of(T())) most[kBeside] = {};
-      for (int64_t i = 0; i < n; i++)
-        for (int64_t r = 0; r < lanes; r++) {
-          const auto key = key_of(from[r * from_down + i * x_step]);
-          number[r] = key >= most[r] ? i : number[r];  // 0 is no larger than any
-          most[r] = key >= most[r] ? key : most[r];
-          to[r * to_down + i * y_step] = number[r];
-        }
+      const int64_t y_down = down[0], x_down = down[1];
+      by_eights(lanes, [&]<class N>(N, int64_t first) {
+        const T* x = c.in.x.as<const T>() + at[1] + first * x_down;
+        int64_t *y = c.out.y.as<int64_t>() + at[0] + first * y_down, number[N::value] = {};
+        decltype(key_of(T())) most[N::value] = {};
+        for (int64_t i = 0; i < n; i++)
+          for (int64_t r = 0; r < N::value; r++) {
+            const auto key = key_of(x[r * x_down + i * x_step]);
+            number[r] = key >= most[r] ? i : number[r];  // 0 is no larger than any
+            most[r] = key >= most[r] ? key : most[r];
+            y[r * y_down + i * y_step] = number[r];
+          }
+      });
     });
   });
 }
