@@ -178,7 +178,7 @@ def images() -> Iterator[Row]:
         yield Row("fold 2x2/2", size, lambda x, s=shape: F.fold(x, s[2:], 2, stride=2), (F.unfold(x, 2, stride=2),))
         pooled, places = F.max_pool2d(x, 2, return_indices=True)
         yield Row("max_unpool2d", size, lambda x, i: F.max_unpool2d(x, i, 2), (pooled, places))
-        yield Row("max_pool2d places", size, lambda x: F.max_pool2d(x, 2, return_indices=True)[1], (x,))
+        yield Row("max_pool2d places", size, lambda x: F.max_pool2d(x, 2, return_indices=True), (x,))
         yield Row("flip", size, lambda x: x.flip(-1) + 0, (x,))
         yield Row("flip rows", size, lambda x: x.flip(2) + 0, (x,))
         yield Row("roll", size, lambda x: x.roll((3, -2), (2, 3)), (x,))
@@ -209,7 +209,7 @@ def images() -> Iterator[Row]:
 
 
 # Rows and columns, short and long; images; an image alone; matrices in a batch.
-SHAPES = [(20_000, 8), (8, 20_000), (3136, 32), (100_000, 2), (300, 300), (64, 3, 1000), (1000, 8, 16)]
+SHAPES = [(20_000, 8), (8, 20_000), (3136, 32), (100_000, 2), (50_000, 3), (300, 300), (64, 3, 1000), (1000, 8, 16)]
 SHAPES += [(1, 64, 56, 56), (16, 12, 64, 64), (7, 11, 13, 17, 5)]
 AXES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum last": lambda x: x.sum(-1),
@@ -230,6 +230,16 @@ AXES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "logsumexp second": lambda x: x.logsumexp(1),
     "centred rows": lambda x: x - x.mean(-1, keepdim=True),
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "cumsum last": lambda x: x.cumsum(-1),
+    "cumprod last": lambda x: x.cumprod(-1),
+    "cummax last": lambda x: x.cummax(-1)[0],
+    "argsort last": lambda x: x.argsort(-1),
+    "gather last": lambda x: x.gather(-1, (x > 0).long()),
+    "scatter_add last": lambda x: x.scatter_add(-1, (x > 0).long(), x),
+    "padded": lambda x: F.pad(x, (1, 1)),
+    "joined": lambda x: torch.cat((x, x), -1),
+    "products of rows": lambda x: x[..., :8, None] * x[..., None, :8],
     "dots of rows": lambda x: torch.einsum("...i,...i->...", x, x),
     "transposed": lambda x: (x.transpose(0, 1) + 1) * 2,
     "with its mirror": lambda x: x.flip(-1) + x,
@@ -365,7 +375,7 @@ def slope_of(row: Row) -> tuple[Callable[[int], list], Callable[[], Any], float,
 def call_of(row: Row) -> tuple[Callable[[int], list] | None, Callable[[], Any], float, list[str], Callable[[], Any]]:
     """As `slope_of`, of a function alone, and the call to time where there is no plan."""
     arrays = [t.numpy() for t in row.inputs]
-    given = [ndl.Tensor(a, requires_grad=False) for a in arrays]
+    given = [ndl.Tensor(a, dtype=str(a.dtype), requires_grad=False) for a in arrays]
     with torch.no_grad():
         want = all_of(row.call(*row.inputs))
     net: Any = row.ours or torch2needle.convert(Call(row.call).eval(), row.inputs, dynamic=False)

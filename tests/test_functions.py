@@ -49,6 +49,10 @@ def apart(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.where(np.isnan(distance) | signs, np.inf, distance).max())
 
 
+def by_torch(f: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda x: f(torch.tensor(x)).numpy()
+
+
 FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], tuple[np.ndarray, ...]]] = {
     "sin": (np.sin, (spread(1e-6, 1e4), any_bits())),
     "cos": (np.cos, (spread(1e-6, 1e4), any_bits())),
@@ -65,8 +69,19 @@ FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], tuple[np.ndarray,
     "asinh": (np.arcsinh, (spread(1e-6, 1e6), any_bits())),
     "acosh": (np.arccosh, (spread(0.5, 1.5), any_bits())),
     "erfc": (np.vectorize(math.erfc), (spread(1e-6, 10), any_bits())),
+    "lgamma": (by_torch(torch.lgamma), (spread(1e-6, 1e4), spread(0.5, 3), any_bits())),
+    "digamma": (by_torch(torch.digamma), (spread(1e-6, 1e4), spread(0.5, 3), any_bits())),
+    "erfinv": (by_torch(torch.erfinv), (spread(1e-6, 1), spread(0.9, 1), any_bits())),
 }
-CLOSE = {"tan": 1.1, "asinh": 0.51, "acosh": 0.51, "erfc": 0.51}  # those in double, and the C library's tangents
+CLOSE = {
+    "tan": 1.1,
+    "asinh": 0.51,
+    "acosh": 0.51,
+    "erfc": 0.51,
+    "lgamma": 1.1,
+    "digamma": 1.1,
+    "erfinv": 0.55,
+}  # those in double, and the C library's tangents
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

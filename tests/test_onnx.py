@@ -32,7 +32,7 @@ REFUSED = (
         "CrossEntropy",
         "RowNormGrad",
     ),
-    *("ReducedCrossEntropy", "Erfc"),
+    *("ReducedCrossEntropy", "Erfc", "Erfinv"),
     *(name for name in OWN if not OPS[name].has_expression and name not in MATRICES),
 )
 

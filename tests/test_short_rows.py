@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 
 import needle as ndl
 import torch2needle
+from needle.autograd import OPS
 from needle.backend_ndarray import NDArray, call
 from needle.backend_selection import BACKEND
 
@@ -76,6 +78,33 @@ def test_maps_and_copies(rows: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_maps_of_small_matrices(dtype: str) -> None:
+    """Many of them, with operands that repeat along every axis or lie in another order, also of another dtype."""
+    rng = np.random.default_rng(0)
+    for shape in ((700, 2, 2), (9, 3, 5), (8, 4, 8), (7, 2, 2), (3, 65, 2, 3), (20, 1, 3, 1, 2), (0, 2, 2)):
+        given = []
+        for kept in itertools.product([False, True], repeat=len(shape)):
+            own = tuple(n if k else 1 for n, k in zip(shape, kept, strict=True))
+            values = (rng.standard_normal(own) * 9).astype(dtype)
+            given.append((NDArray(values, dtype=dtype).broadcast_to(shape), np.broadcast_to(values, shape)))
+        for order in itertools.permutations(range(len(shape))) if len(shape) < 5 else ():
+            values = (rng.standard_normal([shape[a] for a in order]) * 9).astype(dtype)
+            back = tuple(map(order.index, range(len(shape))))
+            given.append((NDArray(values, dtype=dtype).permute(back), values.transpose(back)))
+        x, first = given[len(given) // 2 - 1]
+        for y, second in given:
+            out = NDArray.empty(shape, dtype)
+            call("sub", [out], x=x, y=y)
+            np.testing.assert_array_equal(out.numpy(), first - second, str(shape))
+            call("where", [out], x=NDArray(second > 0, dtype="bool"), y=y, z=x)
+            np.testing.assert_array_equal(out.numpy(), np.where(second > 0, second, first), str(shape))
+            if len(shape) < 5:
+                turned = NDArray.empty(shape[::-1], dtype).permute(tuple(range(len(shape)))[::-1])
+                call("sub", [turned], x=x, y=y)
+                np.testing.assert_array_equal(turned.numpy(), first - second, str(shape))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
 @pytest.mark.parametrize("rows", ROWS)
 def test_reductions(rows: int, dtype: str) -> None:
     """Along rows and columns; of three axes, too."""
@@ -104,6 +133,105 @@ def test_extremes_of_rows_keep_nan() -> None:
             for kernel in ("max", "min", "sum"):
                 got = NDArray(values).reduce(kernel, (1,), False).numpy()
                 assert np.isnan(got[3]) and np.isfinite(np.delete(got, 3)).all(), f"{kernel} {columns} {place}"
+
+
+def with_ties(values: np.ndarray, nan: bool) -> np.ndarray:
+    values = np.round(values)
+    if nan and values.dtype.kind == "f":
+        values.flat[:: max(2, values.size // 7)] = np.nan
+    return values
+
+
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_along_an_axis(dtype: str, nan: bool) -> None:
+    """Running sums, products and maxima, the largest and the order, of rows and columns."""
+    for rows, columns in ((1, 1), (3, 2), (65, 1), (65, 3), (130, 8), (33, 17), (17, 40), (1, 300), (2, 0), (0, 2)):
+        values = with_ties((np.random.default_rng(columns).standard_normal((rows, 3 * columns)) * 3).astype(dtype), nan)
+        for name, part in SLICES.items():
+            x, want = seen(values, (slice(None), part(columns)))
+            for axis in (0, 1):
+                told = f"{name} {rows} x {columns} along {axis}"
+                wide = want.astype("float64" if want.dtype.kind == "f" else "int64")
+                made = {k: NDArray.empty((rows, columns), dtype) for k in ("cumsum", "cumprod")}
+                call("cumsum", [made["cumsum"]], x=x, axis=axis, reverse=0)
+                np.testing.assert_allclose(made["cumsum"].numpy(), np.cumsum(wide, axis), 1e-6, 1e-6, err_msg=told)
+                if dtype != "int32":
+                    call("cumprod", [made["cumprod"]], x=x, axis=axis)
+                    with np.errstate(all="ignore"):
+                        product = np.cumprod(wide, axis).astype(dtype)
+                    np.testing.assert_allclose(made["cumprod"].numpy(), product, 1e-6, err_msg=told)
+                numbers = NDArray.empty((rows, columns), "int64")
+                call("cummax", [numbers], x=x, axis=axis)
+                np.testing.assert_array_equal(numbers.numpy(), OPS["CumMax"](axis).reference(want), told)
+                call("argsort", [numbers], x=x, axis=axis, descending=0)
+                np.testing.assert_array_equal(numbers.numpy(), np.argsort(want, axis, kind="stable"), told)
+                if not want.size:
+                    continue
+                largest = NDArray.empty((rows, 1) if axis else (1, columns), "int64")
+                call("argmax", [largest], x=x, axis=axis)
+                np.testing.assert_array_equal(largest.numpy(), np.argmax(want, axis, keepdims=True), told)
+
+
+@pytest.mark.parametrize("numbers_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool"])
+def test_elements_by_numbers(dtype: str, numbers_dtype: str) -> None:
+    """Of tables in a batch, whose rows are short, and whose batch is one."""
+    rng = np.random.default_rng(0)
+    for batch, count, many, width in (
+        *((700, 2, 2, 1), (65, 9, 1, 1), (3, 2000, 2500, 1), (1, 5, 3000, 1), (0, 3, 2, 1), (5, 3, 0, 1)),
+        *((1, 700, 700, 2), (4, 30, 65, 3), (2, 9, 40, 17), (2, 3, 2, 1200), (3, 4, 5, 0), (1, 1, 1, 1)),
+    ):
+        table = (rng.standard_normal((batch, width, count)) * 9).astype(dtype)
+        numbers = rng.integers(0, count, (batch, many, width)).astype(numbers_dtype)
+        source = (rng.standard_normal((batch, many, width)) * 9).astype(dtype)
+        told = f"{batch} x {count} x {width}, {many}"
+        plain = np.ascontiguousarray(table.swapaxes(1, 2))
+        for x in (NDArray(plain, dtype=dtype), NDArray(table, dtype=dtype).permute((0, 2, 1))):
+            for y in (numbers, numbers[:, :, :1].repeat(width, 2)):
+                out = NDArray.empty((batch, many, width), dtype)
+                call("gather", [out], x=x, numbers=NDArray(y, dtype=numbers_dtype))
+                np.testing.assert_array_equal(out.numpy(), np.take_along_axis(plain, y.astype("int64"), 1), told)
+            shared = NDArray(numbers[:1], dtype=numbers_dtype).broadcast_to(numbers.shape) if batch else None
+            if shared is not None:
+                call("gather", [out], x=x, numbers=shared)
+                want = np.take_along_axis(plain, np.broadcast_to(numbers[:1], numbers.shape).astype("int64"), 1)
+                np.testing.assert_array_equal(out.numpy(), want, told)
+        for code, apply in ((0, None), (1, np.add), (3, np.maximum)):
+            want = plain.copy()
+            into = NDArray(plain.copy(), dtype=dtype)
+            call(
+                "scatter",
+                [into],
+                rows=NDArray(source, dtype=dtype),
+                numbers=NDArray(numbers, dtype=numbers_dtype),
+                reduce=code,
+            )
+            b, _, w = np.indices(numbers.shape)
+            if apply is None:
+                for i in range(many):
+                    want[b[:, i], numbers[:, i], w[:, i]] = source[:, i]
+            else:
+                apply.at(want, (b, numbers, w), source)
+            np.testing.assert_allclose(into.numpy(), want, 1e-4, 1e-3, err_msg=told)
+
+
+@pytest.mark.parametrize("columns", range(1, 36))
+def test_norms_of_short_rows(columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    for shift, scale in ((0, 1), (10, 0.1), (5, 0)):
+        x = torch.tensor(shift + scale * rng.standard_normal((33, columns))).float()
+        weight, bias = (torch.tensor(rng.standard_normal(columns)).float() for _ in range(2))
+        y, mean, inverse = NDArray.empty((33, columns)), NDArray.empty((33,)), NDArray.empty((33,))
+        given = {"weight": NDArray(weight.numpy()), "bias": NDArray(bias.numpy())}
+        call("layer_norm", [y, mean, inverse], x=NDArray(x.numpy()), **given, eps=1e-5)
+        args = ((columns,), weight.double(), bias.double(), 1e-5)
+        want = torch.nn.functional.layer_norm(x.double(), *args).numpy()
+        np.testing.assert_allclose(y.numpy(), want, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(mean.numpy(), x.double().mean(1).numpy(), rtol=1e-6, atol=1e-6)
+        call("rms_norm", [y], x=NDArray(x.numpy()), weight=given["weight"], eps=1e-5)
+        want = torch.nn.functional.rms_norm(x.double(), (columns,), weight.double(), 1e-5).numpy()
+        np.testing.assert_allclose(y.numpy(), want, rtol=2e-6, atol=1e-6)
 
 
 class Windows(nn.Module):

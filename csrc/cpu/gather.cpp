@@ -1,5 +1,5 @@
 // Rows of a table by their numbers, and the reverse: rows added into a table, elements scattered to their places.
-#include "cpu/strided.h"
+#include "cpu/move.h"
 #include "math/reductions.h"
 
 namespace needle::NEEDLE_ISA {
@@ -34,30 +34,6 @@ void check_numbers(const Exec* exec, const char* name, View numbers, int64_t cou
   if (wrong) refuse_number(name, *wrong, count);
 }
 
-// `many` elements of a column by their numbers.
-template <class T, class Number>
-void pick(const T* column, int64_t step, const Number* numbers, int64_t n_step, T* to, int64_t to_step, int64_t many) {
-  for (int64_t i = 0; i < many; i++) to[i * to_step] = column[numbers[i * n_step] * step];
-}
-
-// A row of `size` elements: short ones in two pieces that may overlap, without a call.
-template <class T>
-NEEDLE_INLINE void copy_row(T* to, int64_t to_step, const T* from, int64_t step, int64_t size) {
-  if (to_step != 1 || step != 1) return convert(to, to_step, from, step, size);
-  const size_t bytes = size * sizeof(T);
-  char* out = reinterpret_cast<char*>(to);
-  const char* in = reinterpret_cast<const char*>(from);
-  auto ends = [&](auto width) {
-    __builtin_memcpy(out, in, width);
-    __builtin_memcpy(out + bytes - width, in + bytes - width, width);
-  };
-  if (bytes > 64 || bytes < 4) return static_cast<void>(std::memcpy(to, from, bytes));
-  if (bytes >= 32) return ends(std::integral_constant<size_t, 32>());
-  if (bytes >= 16) return ends(std::integral_constant<size_t, 16>());
-  if (bytes >= 8) return ends(std::integral_constant<size_t, 8>());
-  ends(std::integral_constant<size_t, 4>());
-}
-
 // Rows of zeros: as few calls as the strides allow.
 template <class T>
 void fill_zeros(T* to, const int64_t* stride, int64_t rows, int64_t size) {
@@ -83,10 +59,14 @@ void gather_rows(const gather_rows_args& c) {
       parallel_ranges(c.exec, out.shape[0], larger(size, 4), [&](int64_t begin, int64_t end) {
         const Number* number = numbers.as<const Number>() + begin * numbers.stride[0];
         T* to = out.as<T>() + begin * out.stride[0];
-        if (size == 1)
-          return pick(table.as<const T>(), table.stride[0], number, numbers.stride[0], to, out.stride[0], end - begin);
+        if (size == 1) {
+          const T* column = table.as<const T>();
+          const int64_t step = table.stride[0], to_step = out.stride[0], n_step = numbers.stride[0];
+          for (int64_t i = 0; i < end - begin; i++) to[i * to_step] = column[number[i * n_step] * step];
+          return;
+        }
         for (int64_t i = begin; i < end; i++, to += out.stride[0], number += numbers.stride[0])
-          copy_row(to, out.stride[1], table.as<const T>() + *number * table.stride[0], table.stride[1], size);
+          move_row(to, out.stride[1], table.as<const T>() + *number * table.stride[0], table.stride[1], size);
       });
     });
   });
@@ -119,43 +99,50 @@ void scatter_add_rows(const scatter_add_rows_args& c) {
   });
 }
 
+// (B, M, 1) as (1, M, B): rows are often short, and B of them as many columns. Others as they are.
+View batch_as_columns(View v) {
+  if (v.shape[2] == 1) v.shape[2] = v.shape[0], v.stride[2] = v.stride[0], v.shape[0] = 1, v.stride[0] = 0;
+  return v;
+}
+
 // Elements of tables (B, N, D) by numbers (B, M, D) to (B, M, D).
 void gather(const gather_args& c) {
-  const View &out = c.out.y, &x = c.in.x, &by = c.in.numbers;
+  const View out = batch_as_columns(c.out.y), x = batch_as_columns(c.in.x), by = batch_as_columns(c.in.numbers);
   const int64_t many = out.shape[1], width = out.shape[2];
   using In = gather_args::In;
   with_type<In::numbers_dtypes>(by.dtype, [&]<class Number>(Number) {
     check_numbers<Number>(c.exec, "gather", by, x.shape[1]);
     with_type<In::x_dtypes>(x.dtype, [&]<class T>(T) {
-      const auto at = [](const View& v, int64_t b) { return b * v.stride[0]; };
-      if (width == 1) {  // numbers are along a row of memory
-        const int64_t piece = 4096, pieces = ceil_div(many, piece);
-        parallel_each(c.exec, out.shape[0] * pieces, 4 * smaller(many, piece), [&](int64_t t) {
-          const int64_t b = pieces == 1 ? t : t / pieces, first = (t - b * pieces) * piece;
-          pick(x.as<const T>() + at(x, b), x.stride[1], by.as<const Number>() + at(by, b) + first * by.stride[1],
-               by.stride[1], out.as<T>() + at(out, b) + first * out.stride[1], out.stride[1],
-               smaller(piece, many - first));
+      const auto at = [](const View& v, int64_t b, int64_t i) { return b * v.stride[0] + i * v.stride[1]; };
+      if (by.stride[2] == 0 && out.stride[2] == 1 && width > 1)  // whole rows
+        return parallel_each(c.exec, out.shape[0] * many, 4 * width, [&](int64_t t) {
+          const int64_t b = t / many, i = t % many, number = by.as<const Number>()[at(by, b, i)];
+          move_row(out.as<T>() + at(out, b, i), 1, x.as<const T>() + at(x, b, number), x.stride[2], width);
         });
-        return;
-      }
-      parallel_each(c.exec, out.shape[0] * many, 4 * width, [&](int64_t t) {
-        const int64_t b = t / many, i = t % many;
-        const T* table = x.as<const T>() + at(x, b);
-        const Number* numbers = by.as<const Number>() + at(by, b) + i * by.stride[1];
-        T* to = out.as<T>() + at(out, b) + i * out.stride[1];
-        if (by.stride[2] == 0)  // a whole row
-          return copy_row(to, out.stride[2], table + *numbers * x.stride[1], x.stride[2], width);
-        for (int64_t j = 0; j < width; j++)
-          to[j * out.stride[2]] = table[numbers[j * by.stride[2]] * x.stride[1] + j * x.stride[2]];
-      });
+      const int inner = out.stride[1] < out.stride[2] ? 1 : 2, outer = 3 - inner;  // of M and D
+      const int64_t x_stride[] = {0, 0, x.stride[2]}, step = x.stride[1];
+      for_tiles(c.exec, out.shape[0], out.shape[outer], out.shape[inner], 4,
+                [&](int64_t b, int64_t row, int64_t column, int64_t rows, int64_t columns) {
+                  const auto first = [&](const View& v, const int64_t* stride) {
+                    return b * v.stride[0] + row * stride[outer] + column * stride[inner];
+                  };
+                  const T* from = x.as<const T>() + first(x, x_stride);
+                  const Number* number = by.as<const Number>() + first(by, by.stride);
+                  T* to = out.as<T>() + first(out, out.stride);
+                  const int64_t to_down = out.stride[outer], to_across = out.stride[inner], down = by.stride[outer],
+                                across = by.stride[inner], x_down = x_stride[outer], x_across = x_stride[inner];
+                  for_each_of(rows, columns, [=](int64_t r, int64_t i) {
+                    to[r * to_down + i * to_across] =
+                        from[number[r * down + i * across] * step + r * x_down + i * x_across];
+                  });
+                });
     });
   });
 }
 
 // Columns [first, first + n) of table b take what is scattered to them, in the order of the rows.
 template <class R, class T, class Number>
-void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n) {
-  const View &out = c.out.table, &from = c.in.rows, &by = c.in.numbers;
+void scatter_columns(const View& out, const View& from, const View& by, int64_t b, int64_t first, int64_t n) {
   const int64_t many = from.shape[1];
   T* table = out.as<T>() + b * out.stride[0] + first * out.stride[2];
   const T* rows = from.as<T>() + b * from.stride[0] + first * from.stride[2];
@@ -168,39 +155,39 @@ void scatter_columns(const scatter_args& c, int64_t b, int64_t first, int64_t n)
     }
     return;
   }
-  auto write = [&](T& to, T value) { to = combined<R>(to, value); };
-  if (n == 1) {
-    for (int64_t i = 0; i < many; i++)
-      write(table[numbers[i * by.stride[1]] * out.stride[1]], rows[i * from.stride[1]]);
-    return;
-  }
+  const int64_t to_down = out.stride[1], to_across = out.stride[2], down = by.stride[1], across = by.stride[2],
+                from_down = from.stride[1], from_across = from.stride[2];
+  const auto write = [=](int64_t i, int64_t j) {
+    T& to = table[numbers[i * down + j * across] * to_down + j * to_across];
+    to = combined<R>(to, rows[i * from_down + j * from_across]);
+  };
+  if (n == 1) return for_each_of(many, 1, write);
   for (int64_t i = 0; i < many; i++)
-    for (int64_t j = 0; j < n; j++)
-      write(table[numbers[i * by.stride[1] + j * by.stride[2]] * out.stride[1] + j * out.stride[2]],
-            rows[i * from.stride[1] + j * from.stride[2]]);
+    for (int64_t j = 0; j < n; j++) write(i, j);
 }
 
 // Elements (B, M, D) and numbers (B, M, D) into tables (B, N, D).
 void scatter(const scatter_args& c) {
   constexpr int64_t kTogether = 16;  // columns that one task has at least
-  const int64_t width = c.out.table.shape[2], parts = ceil_div(width, kTogether);
-  const int64_t work = c.in.rows.shape[1] * smaller(width, kTogether);
+  const View out = batch_as_columns(c.out.table), from = batch_as_columns(c.in.rows),
+             by = batch_as_columns(c.in.numbers);
+  const int64_t width = out.shape[2], parts = ceil_div(width, kTogether);
+  const int64_t work = from.shape[1] * smaller(width, kTogether);
+  const bool apart = out.stride[1] < out.stride[2];  // a few columns are in cache until all rows have passed
   auto run = [&]<class R, class T, class Number>(R, T, Number) {
-    if (width == 1)  // numbers are along a row of memory
-      return parallel_each(c.exec, c.out.table.shape[0], 4 * c.in.rows.shape[1],
-                           [&](int64_t b) { scatter_columns<R, T, Number>(c, b, 0, 1); });
     // Of one table a stretch of columns for each thread: narrow ones would go through memory once for each of them.
-    const int64_t total = c.out.table.shape[0] * parts, threads = c.exec->threads;
+    const int64_t total = out.shape[0] * parts, threads = c.exec->threads;
     if (total == 0) return;
-    const int64_t most = total * work < 32768 ? 1 : c.out.table.shape[0] > 1 ? 4 * threads : threads;
+    const int64_t most = total * work < 32768 ? 1 : out.shape[0] > 1 ? 4 * threads : threads;
     const int64_t tasks = smaller(total, most);
     parallel_for(c.exec, tasks, [&](int64_t task) {
       int64_t begin = total * task / tasks;
       const int64_t end = total * (task + 1) / tasks;
       while (begin < end) {
-        const int64_t b = begin / parts, part = begin % parts, stop = smaller(parts, part + end - begin);
+        const int64_t b = begin / parts, part = begin % parts;
+        const int64_t stop = smaller(parts, part + (apart ? 1 : end - begin));
         const int64_t first = part * kTogether, n = smaller(width, stop * kTogether) - first;
-        scatter_columns<R, T, Number>(c, b, first, n);
+        scatter_columns<R, T, Number>(out, from, by, b, first, n);
         begin += stop - part;
       }
     });

@@ -6,11 +6,35 @@
 namespace needle::NEEDLE_ISA {
 namespace {
 
+// The norm of a row of at most one vector: sums are of lanes, of which those beyond the row are zero.
+inline V norm_of_short_row(const float* x, int n, double eps, bool rms, double* mean, double* inverse) {
+  const float count = static_cast<float>(n);
+  V v = V::load_n(x, n);
+  *mean = 0;
+  if (!rms) {
+    const float centre = reduce_add(v) / count;
+    v = centred(x, n, V(centre));
+    const float off = reduce_add(v) / count;  // what rounding left: equal numbers have to become zeros
+    *mean = static_cast<double>(centre) + static_cast<double>(off);
+    v = first_lanes(v - V(off), n);
+  }
+  *inverse = 1 / ::sqrt(static_cast<double>(reduce_add(v * v) / count) + eps);
+  return v * V(static_cast<float>(*inverse));
+}
+
 // (x - mean) / sqrt(var + eps) of a row; weight and bias may be null.
 template <class T>
 void layer_norm_row(const T* x, T* y, int64_t size, const T* weight, const T* bias, double eps, double* mean,
                     double* inverse) {
   using L = typename LanesOf<T>::type;
+  if constexpr (LanesOf<T>::width > 1)
+    if (size <= V::N) {
+      const int n = static_cast<int>(size);
+      V v = norm_of_short_row(x, n, eps, false, mean, inverse);
+      if (weight) v = v * V::load_n(weight, n);
+      if (bias) v = v + V::load_n(bias, n);
+      return v.store_n(y, n);
+    }
   double var;
   statistics<T>(1, size, [&](int64_t) { return x; }, mean, &var);
   *inverse = 1 / ::sqrt(var + eps);
@@ -26,6 +50,13 @@ void layer_norm_row(const T* x, T* y, int64_t size, const T* weight, const T* bi
 template <class T>
 void rms_norm_row(const T* x, T* y, int64_t size, const T* weight, double eps) {
   using L = typename LanesOf<T>::type;
+  if constexpr (LanesOf<T>::width > 1)
+    if (size <= V::N) {
+      const int n = static_cast<int>(size);
+      double mean, inverse;
+      const V v = norm_of_short_row(x, n, eps, true, &mean, &inverse);
+      return (weight ? v * V::load_n(weight, n) : v).store_n(y, n);
+    }
   const double squares = row_sum<T>(size, [&](int64_t i, int n) {
     const L v = load_lanes(x + i, n);
     return v * v;
@@ -37,20 +68,12 @@ void rms_norm_row(const T* x, T* y, int64_t size, const T* weight, double eps) {
   });
 }
 
-// Of a row of at most one vector: sums are of lanes, of which those beyond the row are zero.
 inline void norm_grad_short_row(const float* x, const float* dy, float* dx, int n, const float* weight, double eps,
                                 bool rms, float* dweight, float* dbias) {
   const float count = static_cast<float>(n);
-  V v = V::load_n(x, n);
-  if (!rms) {
-    v = centred(x, n, V(reduce_add(v) / count));
-    const float off = reduce_add(v) / count;  // what rounding left: equal numbers have to become zeros
-    float lanes[V::N];
-    (v - V(off)).store(lanes);
-    v = V::load_n(lanes, n);
-  }
-  const V scale(static_cast<float>(1 / ::sqrt(static_cast<double>(reduce_add(v * v) / count) + eps)));
-  const V normal = v * scale, given = V::load_n(dy, n), g = weight ? given * V::load_n(weight, n) : given;
+  double mean, inverse;
+  const V normal = norm_of_short_row(x, n, eps, rms, &mean, &inverse), scale(static_cast<float>(inverse));
+  const V given = V::load_n(dy, n), g = weight ? given * V::load_n(weight, n) : given;
   const V shift(rms ? 0.f : reduce_add(g) / count), along(reduce_add(g * normal) / count);
   ((g - shift - normal * along) * scale).store_n(dx, n);
   if (dweight) fma(given, normal, V::load_n(dweight, n)).store_n(dweight, n);
@@ -64,8 +87,7 @@ void norm_grad_row(const T* x, const T* dy, T* dx, int64_t size, const T* weight
                    T* dbias) {
   using L = typename LanesOf<T>::type;
   if constexpr (LanesOf<T>::width > 1)
-    if (size <= LanesOf<T>::width)
-      return norm_grad_short_row(x, dy, dx, static_cast<int>(size), weight, eps, rms, dweight, dbias);
+    if (size <= V::N) return norm_grad_short_row(x, dy, dx, static_cast<int>(size), weight, eps, rms, dweight, dbias);
   double mean = 0, var, sums[2] = {0, 0};
   if (rms)
     var = row_sum<T>(size,

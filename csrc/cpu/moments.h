@@ -31,14 +31,17 @@ NEEDLE_INLINE void add_rows(double* totals, int64_t rows, int64_t size, const F&
     }
 }
 
+// v with zeros in the lanes beyond n: by comparison, since what was just stored is slow to load in part.
+constexpr float kLanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+NEEDLE_INLINE V first_lanes(V v, int n) { return select(lt(V::load(kLanes), V(static_cast<float>(n))), v, V(0.f)); }
+
 // Lanes of x - mean, those beyond n zero.
 template <class T, class L>
 NEEDLE_INLINE L centred(const T* p, int n, L mean) {
-  L v = load_lanes(p, n) - mean;
-  if (n == LanesOf<T>::width) return v;
-  T lanes[LanesOf<T>::width];
-  store_lanes(lanes, v, LanesOf<T>::width);
-  return load_lanes(lanes, n);
+  const L v = load_lanes(p, n) - mean;
+  if constexpr (LanesOf<T>::width > 1)
+    if (n < V::N) return first_lanes(v, n);
+  return v;
 }
 
 // Mean and biased variance from the sum of the values, and from those of their distances from `centre` and the squares

@@ -6,6 +6,19 @@ namespace needle::NEEDLE_ISA {
 
 constexpr int64_t kShortRow = 128;  // elements below which rows are not worth a call of their own
 
+// Bytes; few of them in two pieces that may overlap, without a call.
+NEEDLE_INLINE void copy_bytes(char* to, const char* from, size_t bytes) {
+  const auto ends = [&](auto width) {
+    __builtin_memcpy(to, from, width);
+    __builtin_memcpy(to + bytes - width, from + bytes - width, width);
+  };
+  if (bytes > 64 || bytes < 4) return static_cast<void>(std::memcpy(to, from, bytes));
+  if (bytes >= 32) return ends(std::integral_constant<size_t, 32>());
+  if (bytes >= 16) return ends(std::integral_constant<size_t, 16>());
+  if (bytes >= 8) return ends(std::integral_constant<size_t, 8>());
+  ends(std::integral_constant<size_t, 4>());
+}
+
 // out[i * out_stride] = in[i * in_stride]: dense, mirrored and every other element by vectors.
 template <class T, class S>
 NEEDLE_INLINE void move_row(T* out, int64_t out_stride, const S* in, int64_t in_stride, int64_t n) {
@@ -13,7 +26,7 @@ NEEDLE_INLINE void move_row(T* out, int64_t out_stride, const S* in, int64_t in_
   if (out_stride == 1) {
     if (in_stride == 1) {
       if constexpr (std::is_same_v<T, S>)
-        std::memcpy(out, in, n * sizeof(T));
+        copy_bytes(reinterpret_cast<char*>(out), reinterpret_cast<const char*>(in), n * sizeof(T));
       else if constexpr (std::is_same_v<S, bool>)  // GCC has no vectors of bools
         for (const uint8_t* bytes = reinterpret_cast<const uint8_t*>(in); i < n; i++) out[i] = bytes[i] != 0 ? 1 : 0;
       else

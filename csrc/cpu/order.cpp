@@ -1,5 +1,5 @@
 // Order along an axis: numbers of elements in their order, places in sorted numbers, running sums, products and maxima.
-#include "cpu/strided.h"
+#include "cpu/move.h"
 #include "math/reductions.h"
 
 namespace needle::NEEDLE_ISA {
@@ -91,25 +91,28 @@ void keep_first(const T* x, int64_t step, int64_t n, Key flip, int64_t wanted, I
   }
 }
 
+// Of a row of at most kRanked elements the numbers of its first `wanted`; `n` may be a constant.
+template <class T, class Count>
+NEEDLE_INLINE void rank_row(const T* x, int64_t step, Count n, bool descending, int64_t* y, int64_t y_step,
+                            int64_t wanted) {
+  using Key = decltype(key_of(T()));
+  const Key flip = descending ? static_cast<Key>(~Key(0)) : 0;
+  Key keys[kRanked];
+  for (int64_t i = 0; i < n; i++) keys[i] = key_of(x[i * step]) ^ flip;
+  for (int64_t i = 0; i < n; i++) {
+    int64_t place = 0;
+    for (int64_t j = 0; j < i; j++) place += keys[j] <= keys[i];
+    for (int64_t j = i + 1; j < n; j++) place += keys[j] < keys[i];
+    if (place < wanted) y[place * y_step] = i;
+  }
+}
+
 // Of one row the numbers of its first `wanted` elements.
 template <class T>
 void order_row(const Exec* exec, const T* x, int64_t step, int64_t n, bool descending, int64_t* y, int64_t y_step,
                int64_t wanted) {
   using Key = decltype(key_of(T()));
   const Key flip = descending ? static_cast<Key>(~Key(0)) : 0;
-  if (n <= kRanked) {
-    Key keys[kRanked];
-    int64_t order[kRanked];
-    for (int64_t i = 0; i < n; i++) keys[i] = key_of(x[i * step]) ^ flip;
-    for (int64_t i = 0; i < n; i++) {
-      int64_t place = 0;
-      for (int64_t j = 0; j < i; j++) place += keys[j] <= keys[i];
-      for (int64_t j = i + 1; j < n; j++) place += keys[j] < keys[i];
-      order[place] = i;
-    }
-    for (int64_t i = 0; i < wanted; i++) y[i * y_step] = order[i];
-    return;
-  }
   auto* items = scratch<Item<Key>>(exec, 0, 2 * n);
   int64_t many = n;
   const Item<Key>* found = items;
@@ -170,30 +173,46 @@ struct Rows {
     }
   }
 
-  // f(number of rows, offsets of each) for all rows, `many` together as long as there are so many.
-  template <int many, class F>
-  void each_few(const Exec* exec, int64_t work, const F& f) const {
+  // f(offsets, steps, n) for n rows beside each other, as many as `most` where there is work for all threads.
+  template <class F>
+  void beside(const Exec* exec, int64_t most, int64_t work, const F& f) const {
     const View* all[N];
     for (int k = 0; k < N; k++) all[k] = &views[k];
     const Loop<N> loop = loop_over<N>(all);
-    parallel_ranges(exec, loop.outer() * loop.inner(), work, [&](int64_t begin, int64_t end) {
-      auto o = Odometer<N>::start(loop, loop.rank, begin);
-      int64_t at[many][N];
-      for (int64_t i = begin; i < end;) {
-        const int n = end - i >= many ? many : 1;
-        for (int r = 0; r < n; r++, o.next()) std::memcpy(at[r], o.at, sizeof at[r]);
-        n == many ? f(std::integral_constant<int, many>(), at) : f(std::integral_constant<int, 1>(), at);
-        i += n;
-      }
-    });
+    const int64_t each = larger(1, loop.outer() * loop.inner() / (4 * exec->threads));
+    for_runs(exec, loop, exec->threads == 1 ? most : smaller(most, each), work,
+             [&](const int64_t* at, int64_t first, int64_t n) {
+               int64_t from[N], down[N];
+               for (int k = 0; k < N; k++) {
+                 down[k] = loop.stride[k][loop.rank - 1];
+                 from[k] = at[k] + first * down[k];
+               }
+               f(from, down, n);
+             });
   }
 
   // f(offsets) for every row.
   template <class F>
   void each(const Exec* exec, int64_t work, const F& f) const {
-    each_few<1>(exec, work, [&](auto, const int64_t (*at)[N]) { f(at[0]); });
+    beside(exec, 64, work, [&](const int64_t* from, const int64_t* down, int64_t n) {
+      int64_t at[N];
+      for (int64_t r = 0; r < n; r++) {
+        for (int k = 0; k < N; k++) at[k] = from[k] + r * down[k];
+        f(at);
+      }
+    });
   }
 };
+
+constexpr int64_t kBeside = 16;  // rows that are walked together and do not wait for each other
+
+// f(count, first) for eight of the rows at a time, and then for single ones: counts are constants.
+template <class F>
+NEEDLE_INLINE void by_eights(int64_t rows, const F& f) {
+  int64_t r = 0;
+  for (; r + 8 <= rows; r += 8) f(std::integral_constant<int64_t, 8>(), r);
+  for (; r < rows; r++) f(std::integral_constant<int64_t, 1>(), r);
+}
 
 }  // namespace
 
@@ -205,9 +224,17 @@ void argsort(const argsort_args& c) {
   const bool descending = c.attr.descending != 0;
   with_type<argsort_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
-    rows.each(c.exec, 16 * rows.size[1], [&](const int64_t* at) {
-      order_row(c.exec, c.in.x.as<T>() + at[1], rows.step[1], rows.size[1], descending, c.out.y.as<int64_t>() + at[0],
-                rows.step[0], smaller(rows.size[0], rows.size[1]));
+    const int64_t n = rows.size[1], wanted = smaller(rows.size[0], n), x_step = rows.step[1], y_step = rows.step[0];
+    const T* x = c.in.x.as<const T>();
+    int64_t* y = c.out.y.as<int64_t>();
+    const auto rank = [&](auto count) {
+      rows.each(c.exec, 16 * n,
+                [&](const int64_t* at) { rank_row(x + at[1], x_step, count, descending, y + at[0], y_step, wanted); });
+    };
+    if (n <= 4) return with_few(n, rank);
+    if (n <= kRanked) return rank(n);
+    rows.each(c.exec, 16 * n, [&](const int64_t* at) {
+      order_row(c.exec, x + at[1], x_step, n, descending, y + at[0], y_step, wanted);
     });
   });
 }
@@ -253,35 +280,24 @@ void running(const Args& c, bool reverse) {
   const Rows<2> rows({&c.out.y, &c.in.x}, static_cast<int>(c.attr.axis));
   const int64_t n = rows.size[0], turn = reverse ? n - 1 : 0, sign = reverse ? -1 : 1;
   const int64_t x_step = sign * rows.step[1], y_step = sign * rows.step[0];
-  constexpr int64_t kTogether = 16;  // rows side by side in memory
-  const View &y = rows.views[0], &x = rows.views[1];
   const T* from = c.in.x.template as<T>() + turn * rows.step[1];
   T* to = c.out.y.template as<T>() + turn * rows.step[0];
-  const int64_t width = y.rank ? y.shape[y.rank - 1] : 1;
-  if (y.rank && width > 1 && y.stride[y.rank - 1] == 1 && x.stride[x.rank - 1] == 1) {
-    Rows<2> outer({&y, &x}, y.rank - 1);
-    return outer.each(c.exec, n * width, [&](const int64_t* at) {
-      for (int64_t first = 0; first < width; first += kTogether) {
-        const int64_t lanes = smaller(kTogether, width - first), begin[] = {at[0] + first, at[1] + first};
-        A total[kTogether];
-        for (A& t : total) t = static_cast<A>(Op::limit);
-        for (int64_t i = 0; i < n; i++)
-          for (int64_t j = 0; j < lanes; j++) {
-            total[j] = Op::combine(total[j], static_cast<A>(from[begin[1] + i * x_step + j]));
-            to[begin[0] + i * y_step + j] = static_cast<T>(total[j]);
-          }
-      }
+  rows.beside(c.exec, kBeside, n, [&](const int64_t* at, const int64_t* down, int64_t lanes) {
+    const auto pass = [&](auto count, T* y, const T* x, int64_t y_down, int64_t x_down) __attribute__((always_inline)) {
+      A total[kBeside];
+      for (A& t : total) t = static_cast<A>(Op::limit);
+      for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < count; j++) {
+          total[j] = Op::combine(total[j], static_cast<A>(x[i * x_step + j * x_down]));
+          y[i * y_step + j * y_down] = static_cast<T>(total[j]);
+        }
+    };
+    T* y = to + at[0];
+    const T* x = from + at[1];
+    if (down[0] == 1 && down[1] == 1) return pass(lanes, y, x, 1, 1);
+    by_eights(lanes, [&](auto count, int64_t first) {
+      pass(count, y + first * down[0], x + first * down[1], down[0], down[1]);
     });
-  }
-  rows.each_few<8>(c.exec, n, [&]<class R>(R, const int64_t (*at)[2]) {
-    constexpr int kRows = R::value;  // which do not wait for each other
-    A total[kRows];
-    for (A& t : total) t = static_cast<A>(Op::limit);
-    for (int64_t i = 0; i < n; i++)
-      for (int r = 0; r < kRows; r++) {
-        total[r] = Op::combine(total[r], static_cast<A>(from[at[r][1] + i * x_step]));
-        to[at[r][0] + i * y_step] = static_cast<T>(total[r]);
-      }
   });
 }
 
@@ -307,20 +323,21 @@ void cumprod_grad(const cumprod_grad_args& c) {
   const Rows<3> rows({&c.out.dx, &c.in.x, &c.in.dy}, static_cast<int>(c.attr.axis));
   const int64_t n = rows.size[0];
   with_type<cumprod_grad_args::In::x_dtypes>(c.in.x.dtype, [&]<class T>(T) {
-    rows.each_few<8>(c.exec, 4 * n, [&]<class R>(R, const int64_t (*at)[3]) {
-      constexpr int kRows = R::value;  // whose products do not wait for each other
-      double *before = scratch<double>(c.exec, 0, n * kRows), product[kRows], sum[kRows];
-      for (int r = 0; r < kRows; r++) product[r] = 1, sum[r] = 0;
+    rows.beside(c.exec, kBeside, 4 * n, [&](const int64_t* at, const int64_t* down, int64_t lanes) {
+      const T *x = c.in.x.as<const T>() + at[1], *dy = c.in.dy.as<const T>() + at[2];
+      T* dx = c.out.dx.as<T>() + at[0];
+      double *before = scratch<double>(c.exec, 0, n * kBeside), product[kBeside], sum[kBeside] = {};
+      for (double& p : product) p = 1;
       for (int64_t i = 0; i < n; i++)
-        for (int r = 0; r < kRows; r++) {
-          before[i * kRows + r] = product[r];
-          product[r] *= static_cast<double>(c.in.x.as<T>()[at[r][1] + i * rows.step[1]]);
+        for (int64_t r = 0; r < lanes; r++) {
+          before[i * kBeside + r] = product[r];
+          product[r] *= static_cast<double>(x[r * down[1] + i * rows.step[1]]);
         }
       for (int64_t i = n - 1; i >= 0; i--)
-        for (int r = 0; r < kRows; r++) {
-          const double next = i + 1 < n ? static_cast<double>(c.in.x.as<T>()[at[r][1] + (i + 1) * rows.step[1]]) : 0.0;
-          sum[r] = static_cast<double>(c.in.dy.as<T>()[at[r][2] + i * rows.step[2]]) + next * sum[r];
-          c.out.dx.as<T>()[at[r][0] + i * rows.step[0]] = static_cast<T>(before[i * kRows + r] * sum[r]);
+        for (int64_t r = 0; r < lanes; r++) {
+          const double next = i + 1 < n ? static_cast<double>(x[r * down[1] + (i + 1) * rows.step[1]]) : 0.0;
+          sum[r] = static_cast<double>(dy[r * down[2] + i * rows.step[2]]) + next * sum[r];
+          dx[r * down[0] + i * rows.step[0]] = static_cast<T>(before[i * kBeside + r] * sum[r]);
         }
     });
   });
@@ -333,19 +350,20 @@ void cummax(const cummax_args& c) {
   with_type<cummax_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
     using T = decltype(t);
     const int64_t n = rows.size[0], x_step = rows.step[1], y_step = rows.step[0];
-    const T* from = c.in.x.as<T>();
-    int64_t* to = c.out.y.as<int64_t>();
-    rows.each_few<4>(c.exec, n, [&]<class R>(R, const int64_t (*at)[2]) {
-      constexpr int kRows = R::value;
-      decltype(key_of(T())) most[kRows] = {};
-      int64_t number[kRows] = {};
-      for (int64_t i = 0; i < n; i++)
-        for (int r = 0; r < kRows; r++) {
-          const auto key = key_of(from[at[r][1] + i * x_step]);
-          number[r] = key >= most[r] ? i : number[r];  // 0 is no larger than any
-          most[r] = key >= most[r] ? key : most[r];
-          to[at[r][0] + i * y_step] = number[r];
-        }
+    rows.beside(c.exec, kBeside, n, [&](const int64_t* at, const int64_t* down, int64_t lanes) {
+      const int64_t y_down = down[0], x_down = down[1];
+      by_eights(lanes, [&]<class N>(N, int64_t first) {
+        const T* x = c.in.x.as<const T>() + at[1] + first * x_down;
+        int64_t *y = c.out.y.as<int64_t>() + at[0] + first * y_down, number[N::value] = {};
+        decltype(key_of(T())) most[N::value] = {};
+        for (int64_t i = 0; i < n; i++)
+          for (int64_t r = 0; r < N::value; r++) {
+            const auto key = key_of(x[r * x_down + i * x_step]);
+            number[r] = key >= most[r] ? i : number[r];  // 0 is no larger than any
+            most[r] = key >= most[r] ? key : most[r];
+            y[r * y_down + i * y_step] = number[r];
+          }
+      });
     });
   });
 }

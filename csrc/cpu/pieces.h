@@ -7,6 +7,7 @@ namespace needle::NEEDLE_ISA {
 
 constexpr int64_t kPieceBytes = 8192;
 constexpr int64_t kTile = 128;  // columns of a piece in which operands are transposed
+constexpr int64_t kCell = 32;   // elements of two dimensions that are as one row, since a piece of them would not pay
 constexpr char kAnyDType[] = "*";
 
 // K operands, of which the first n_out are written and n_in from `first_in` on are read.
@@ -16,11 +17,13 @@ struct Pieces {
   const View* const* views;
   int n_out, first_in, n_in;
   Loop<K> loop;
+  int dimensions = 2;                      // that pieces are of; 3 where columns are the cells of two
   int64_t columns, middle, width, height;  // of the innermost dimensions, of a piece
-  int64_t down[K], across[K];
-  bool row_lies[K], rows_lie[K];  // whether pieces of one row, or of several, are used where they lie
-  bool by_rows = false;           // operands whose single rows are used where they lie are, in pieces of several, too
-  bool joined = true;             // rows follow each other in memory, or repeat
+  int64_t down[K], across[K], cell[K];     // strides; of a cell's rows
+  int64_t in_cell;                         // elements of a cell's row
+  bool row_lies[K], rows_lie[K];           // whether pieces of one row, or of several, are used where they lie
+  bool by_rows = false;  // operands whose single rows are used where they lie are, in pieces of several, too
+  bool joined = true;    // rows follow each other in memory, or repeat
 
   // one_by_one: f takes the rows of a piece one by one, where that saves copies of some.
   Pieces(const View* const (&views)[K], int n_out, int first_in, int n_in, int64_t most = kMost,
@@ -33,11 +36,15 @@ struct Pieces {
       if (crossed) loop.move(d, loop.rank - 2);
     }
     const int r = loop.rank;
-    columns = loop.inner(), middle = r > 1 ? loop.shape[r - 2] : 1;
+    columns = in_cell = loop.inner(), middle = r > 1 ? loop.shape[r - 2] : 1;
+    if (r > 2 && !crossed && columns * middle <= kCell && loop.shape[r - 3] >= 8)
+      columns *= middle, middle = loop.shape[r - 3], dimensions = 3;
     for (int k = 0; k < K; k++) {
       across[k] = loop.stride[k][r - 1];
-      down[k] = r > 1 ? loop.stride[k][r - 2] : 0;
-      row_lies[k] = views[k]->dtype == dtype_of<T> && (across[k] == 1 || columns == 1);
+      down[k] = r >= dimensions ? loop.stride[k][r - dimensions] : 0;
+      cell[k] = r > 1 ? loop.stride[k][r - 2] : 0;
+      row_lies[k] =
+          views[k]->dtype == dtype_of<T> && (across[k] == 1 || columns == 1) && (dimensions == 2 || cell[k] == in_cell);
       rows_lie[k] = row_lies[k] && down[k] == columns * across[k];
       joined = joined && (down[k] == 0 || down[k] == columns * across[k]);
     }
@@ -48,7 +55,20 @@ struct Pieces {
   }
 
   int64_t size() const { return loop.inner() * loop.outer(); }
-  int64_t outer() const { return loop.outer() / middle; }
+  int64_t outer() const { return size() / (columns * middle); }
+
+  // Elements of operand k from its array, where a piece begins there, to a buffer; and back.
+  template <class S>
+  void load(int k, T* to, const S* from, int64_t rows, int64_t n) const {
+    if (dimensions == 2) return move(to, n, 1, from, down[k], across[k], rows, n);
+    for (int64_t i = 0; i < n; i++) move(to + i, n, 1, from + in_cells(k, i), down[k], 0, rows, 1);
+  }
+  template <class S>
+  void store(int k, S* to, const T* from, int64_t rows, int64_t n) const {
+    if (dimensions == 2) return move(to, down[k], across[k], from, n, 1, rows, n);
+    for (int64_t i = 0; i < n; i++) move(to + in_cells(k, i), down[k], 0, from + i, n, 0, rows, 1);
+  }
+  int64_t in_cells(int k, int64_t i) const { return i / in_cell * cell[k] + i % in_cell * across[k]; }
 };
 
 // The operands over the present piece.
@@ -77,9 +97,8 @@ class Piece {
     if (repeats && o.filled == o.data && o.columns >= columns_ && (rows_ == 1 || o.columns == columns_) &&
         o.rows >= rows_)
       return;
-    with_type<kAnyDType>(view.dtype, [&]<class S>(S) {
-      move(buffer(k), columns_, 1, reinterpret_cast<const S*>(o.data), down, across, rows_, columns_);
-    });
+    with_type<kAnyDType>(
+        view.dtype, [&]<class S>(S) { all_.load(k, buffer(k), reinterpret_cast<const S*>(o.data), rows_, columns_); });
     o.filled = repeats && (down == 0 || across == 0) ? o.data : nullptr;
     o.rows = rows_, o.columns = columns_;
   }
@@ -107,7 +126,7 @@ class Piece {
   __attribute__((noinline)) void leave(int k, const T* values) const {
     if (operands_[k].direct) return;
     with_type<kAnyDType>(all_.views[k]->dtype, [&]<class S>(S) {
-      move(reinterpret_cast<S*>(operands_[k].data), all_.down[k], all_.across[k], values, columns_, 1, rows_, columns_);
+      all_.store(k, reinterpret_cast<S*>(operands_[k].data), values, rows_, columns_);
     });
   }
 };
@@ -118,7 +137,7 @@ NEEDLE_INLINE void for_dense(const Exec* exec, const Pieces<T, K>& all, int64_t 
   const int64_t across = ceil_div(all.columns, all.width), down = ceil_div(all.middle, all.height);
   parallel_ranges(exec, all.outer() * down * across, all.height * all.width * work, [&](int64_t begin, int64_t end) {
     Piece<T, K> piece(all, scratch<T>(exec, 0, buffers * all.kMost));
-    const int outer = static_cast<int>(larger(0, all.loop.rank - 2));
+    const int outer = static_cast<int>(larger(0, all.loop.rank - all.dimensions));
     auto o = Odometer<K>::start(all.loop, outer, begin / (down * across));
     for (int64_t i = begin, j = begin % (down * across); i < end; i++) {
       const int64_t row = j / across * all.height, column = j % across * all.width;

@@ -153,22 +153,49 @@ void max_pool2d(const max_pool2d_args& c) {
 
 namespace {
 
+// Where a window has its first maximum, or last NaN.
+template <class T>
+NEEDLE_INLINE void find_best(const Image<T>& in, Span sy, Span sx, int64_t step_y, int64_t step_x, int64_t* best_y,
+                             int64_t* best_x) {
+  T top = static_cast<T>(-HUGE_VAL);
+  int64_t at_y = sy.begin, at_x = sx.begin;
+  for (int64_t i = sy.begin; i < sy.end; i += step_y) {
+    const T* p = in.at(i, 0);
+    for (int64_t j = sx.begin; j < sx.end; j += step_x) {
+      const T v = p[j * in.column];
+      const bool better = static_cast<int>(v > top) | static_cast<int>(v != v);  // no jump: it would be a guess
+      top = better ? v : top, at_y = better ? i : at_y, at_x = better ? j : at_x;
+    }
+  }
+  *best_y = at_y, *best_x = at_x;
+}
+
+// Flat numbers, in their images, of the maxima of windows that are not empty.
+template <class Args, class Windows>
+void find_places(const Args& c, const Windows& w, int64_t step_y, int64_t step_x, int64_t work_per_pixel) {
+  const View &x = c.in.x, &y = c.out.y;
+  const int64_t h = y.shape[2];
+  with_type<Args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
+    parallel_each(c.exec, images_of(y) * h, y.shape[3] * work_per_pixel, [&](int64_t t) {
+      const auto in = image_of<T>(x, t / h);
+      const auto out = image_of<int64_t>(y, t / h);
+      const Span sy = rows_of(w, t % h, h, in.h);
+      for (int64_t i = 0, best_y, best_x; i < out.w; i++) {
+        find_best(in, sy, columns_of(w, i, out.w, in.w), step_y, step_x, &best_y, &best_x);
+        *out.at(t % h, i) = best_y * in.w + best_x;
+      }
+    });
+  });
+}
+
 // The gradient of a window's first maximum, or last NaN, which is found again rather than stored.
 template <class P, class T>
 NEEDLE_INLINE void add_to_best(const Window& w, const Image<T>& in, const T* dy, Span sy, Span sx,
                                const Band<P>& band) {
   using L = typename P::L;
   if constexpr (P::width == 1) {
-    T top = *in.at(sy.begin, sx.begin);
-    int64_t best_y = sy.begin, best_x = sx.begin;
-    for (int64_t i = sy.begin; i < sy.end; i += w.dilation_h) {
-      const T* p = in.at(i, 0);
-      for (int64_t j = sx.begin; j < sx.end; j += w.dilation_w) {
-        const T v = p[j * in.column];
-        const bool better = static_cast<int>(v > top) | static_cast<int>(v != v);  // no jump: it would be a guess
-        top = better ? v : top, best_y = better ? i : best_y, best_x = better ? j : best_x;
-      }
-    }
+    int64_t best_y, best_x;
+    find_best(in, sy, sx, w.dilation_h, w.dilation_w, &best_y, &best_x);
     if (band.has(best_y)) *band.image.at(best_y, best_x) += *dy;
   } else {
     L top[P::K], best[P::K], number(0.f);  // of a pixel in its window, exact up to 2^24
@@ -217,6 +244,14 @@ void max_pool2d_grad(const max_pool2d_grad_args& c) {
           }
         }
       });
+}
+
+void max_pool2d_places(const max_pool2d_places_args& c) {
+  const Window w(c.attr);
+  find_places(c, w, w.dilation_h, w.dilation_w, 2 * w.kernel_h * w.kernel_w);
+}
+void adaptive_max_pool2d_places(const adaptive_max_pool2d_places_args& c) {
+  find_places(c, Adaptive{}, 1, 1, 2 * (pixels_of(c.in.x) / larger(1, pixels_of(c.out.y)) + 1));
 }
 
 void avg_pool2d(const avg_pool2d_args& c) {

@@ -12,6 +12,8 @@ constexpr int64_t kFewTerms = 256;  // elements of a row that is reduced togethe
 constexpr int64_t kColumns = 64;    // neighbouring outputs reduced together
 constexpr int64_t kWide = 512;      // neighbouring outputs that are a unit of work
 constexpr int64_t kFlush = 64;      // terms of a column that are summed in float
+constexpr int64_t kBeside = 16;     // short rows whose largest elements are looked for together
+constexpr int64_t kShort = 32;      // elements of such a row
 
 template <class Op, class T>
 using Kept = std::conditional_t<Op::exact, T, Accumulator<T>>;
@@ -259,6 +261,24 @@ int64_t index_of_max(const T* p, int64_t stride, int64_t n) {
   return best;
 }
 
+// The same of `lanes` rows, `down` apart, side by side, which takes no guess of what is larger.
+template <class T>
+NEEDLE_INLINE void indices_of_max(const T* p, int64_t down, int64_t stride, int64_t n, int64_t lanes, int64_t* y,
+                                  int64_t y_down) {
+  T top[kBeside];
+  std::conditional_t<sizeof(T) == 4, int32_t, int64_t> best[kBeside] = {};
+  for (int64_t r = 0; r < lanes; r++) top[r] = p[r * down];
+  for (int64_t i = 1; i < n; i++)
+    for (int64_t r = 0; r < lanes; r++) {
+      const T x = p[r * down + i * stride];
+      const bool better =
+          static_cast<int>(x > top[r]) | (static_cast<int>(x != x) & static_cast<int>(top[r] == top[r]));
+      top[r] = better ? x : top[r];
+      best[r] = better ? static_cast<decltype(+best[r])>(i) : best[r];
+    }
+  for (int64_t r = 0; r < lanes; r++) y[r * y_down] = best[r];
+}
+
 }  // namespace
 
 void sum(const sum_args& c) { reduce<Sum>(c); }
@@ -274,13 +294,20 @@ void argmax(const argmax_args& c) {
   in.shape[axis] = 1;
   const View* views[] = {&c.out.y, &in};
   const Loop<2> loop = loop_over(views);
-  const int64_t outputs = loop.inner() * loop.outer();
-  if (outputs == 0 || n == 0) return;
+  if (loop.inner() * loop.outer() == 0 || n == 0) return;
+  const int64_t y_down = loop.stride[0][loop.rank - 1], down = loop.stride[1][loop.rank - 1];
+  const bool beside = n <= kShort || (down == 1 && n < INT32_MAX);
   with_type<argmax_args::In::x_dtypes>(in.dtype, [&](auto t) {
-    parallel_ranges(c.exec, outputs, n, [&](int64_t begin, int64_t end) {
-      auto o = Odometer<2>::start(loop, loop.rank, begin);
-      for (int64_t i = begin; i < end; i++, o.next())
-        c.out.y.as<int64_t>()[o.at[0]] = index_of_max(in.as<decltype(t)>() + o.at[1], stride, n);
+    using T = decltype(t);
+    for_runs(c.exec, loop, beside ? kBeside : 1, n, [&](const int64_t* at, int64_t first, int64_t rows) {
+      int64_t* y = c.out.y.as<int64_t>() + at[0] + first * y_down;
+      const T* x = in.as<const T>() + at[1] + first * down;
+      if (!beside)
+        *y = index_of_max(x, stride, n);
+      else if (down == 1)
+        indices_of_max(x, 1, stride, n, rows, y, y_down);
+      else
+        indices_of_max(x, down, stride, n, rows, y, y_down);
     });
   });
 }

@@ -140,13 +140,12 @@ struct Odometer {
   }
 };
 
-// f(at, first, n) for pieces of the innermost rows of a loop: n elements from element `first` of the row that begins at
-// `at`. Long rows are cut at multiples of `unit`, so that a single one can be shared between threads.
+// f(at, first, n) for pieces of the innermost rows of a loop, at most `most` elements of `work` each: n elements from
+// element `first` of the row that begins at `at`.
 template <int N, class F>
-NEEDLE_INLINE void for_pieces(const Exec* exec, const Loop<N>& loop, int64_t unit, const F& f) {
-  const int64_t n = loop.inner(), rows = loop.outer();
-  const int64_t piece = smaller(n, ceil_div(grain(exec, n * rows, 1), unit) * unit), pieces = ceil_div(n, piece);
-  parallel_ranges(exec, rows * pieces, piece, [&](int64_t begin, int64_t end) {
+NEEDLE_INLINE void for_runs(const Exec* exec, const Loop<N>& loop, int64_t most, int64_t work, const F& f) {
+  const int64_t n = loop.inner(), piece = smaller(n, most), pieces = ceil_div(n, larger(1, piece));
+  parallel_ranges(exec, loop.outer() * pieces, piece * work, [&](int64_t begin, int64_t end) {
     auto o = Odometer<N>::start(loop, loop.rank - 1, begin / pieces);
     int64_t part = begin % pieces;
     for (int64_t i = begin; i < end; i++) {
@@ -154,6 +153,35 @@ NEEDLE_INLINE void for_pieces(const Exec* exec, const Loop<N>& loop, int64_t uni
       if (++part == pieces) o.next(), part = 0;
     }
   });
+}
+
+// `for_runs` whose pieces are worth a task, cut at multiples of `unit`, so that threads share a single long row.
+template <int N, class F>
+NEEDLE_INLINE void for_pieces(const Exec* exec, const Loop<N>& loop, int64_t unit, const F& f) {
+  for_runs(exec, loop, ceil_div(grain(exec, loop.inner() * loop.outer(), 1), unit) * unit, 1, f);
+}
+
+// f(b, row, column, rows, columns) for tiles of matrices that stay in cache: pieces of long rows, several short ones.
+template <class F>
+NEEDLE_INLINE void for_tiles(const Exec* exec, int64_t matrices, int64_t rows, int64_t columns, int64_t work,
+                             const F& f) {
+  constexpr int64_t kMost = 1024;  // elements
+  const int64_t width = larger(1, smaller(columns, kMost)), height = larger(1, smaller(rows, kMost / width));
+  const int64_t down = ceil_div(rows, height), across = ceil_div(columns, width);
+  parallel_each(exec, matrices * down * across, height * width * work, [&](int64_t t) {
+    const int64_t row = t / across % down * height, column = t % across * width;
+    f(t / across / down, row, column, smaller(height, rows - row), smaller(width, columns - column));
+  });
+}
+// f(row, column) for every element of a tile; along columns where rows are too short to be worth a loop.
+template <class F>
+NEEDLE_INLINE void for_each_of(int64_t rows, int64_t columns, const F& f) {
+  if (columns < 16)
+    for (int64_t i = 0; i < columns; i++)
+      for (int64_t r = 0; r < rows; r++) f(r, i);
+  else
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < columns; i++) f(r, i);
 }
 
 // Element i of a vector of whole numbers, of the dtypes that a row lists.

@@ -11,6 +11,7 @@ NEEDLE_MAP_INLINE W wide_log(W x) {
   const W series = polynomial(z, 1. / 13, 1. / 11, 1. / 9, 1. / 7, 1. / 5, 1. / 3);
   return log_of(x, fma(e, W(0.69314718055994531), fma(s * z + s * z, series, s + s)));
 }
+NEEDLE_MAP_INLINE double wide_log(double x) { return ::log(x); }
 // Of x from -700 to 700.
 template <class W>
 NEEDLE_MAP_INLINE W wide_exp(W x) {
@@ -86,5 +87,125 @@ NEEDLE_MAP_NOINLINE T pow(T x, T y) {
                   select(eq(base, zero), select(whole, of_negative, size), of_negative), size);
   });
 }
+
+// To all digits of a double, since results of the gamma function's relatives are small differences: logarithms, and
+// sines and cosines up to pi / 2.
+template <class W>
+NEEDLE_MAP_INLINE W full_log(W x) {
+  W m;
+  const W e = split(x, m), s = (m - W(1.0)) / (m + W(1.0)), z = s * s;
+  const W series =
+      polynomial(z, 1. / 23, 1. / 21, 1. / 19, 1. / 17, 1. / 15, 1. / 13, 1. / 11, 1. / 9, 1. / 7, 1. / 5, 1. / 3);
+  return log_of(x, fma(e, W(0.69314718055994531), fma(s * z + s * z, series, s + s)));
+}
+NEEDLE_MAP_INLINE double full_log(double x) { return ::log(x); }
+template <class W>
+NEEDLE_MAP_INLINE W full_sine(W r) {
+  return r * polynomial(r * r, 1. / 51090942171709440000., -1. / 121645100408832000., 1. / 355687428096000.,
+                        -1. / 1307674368000., 1. / 6227020800., -1. / 39916800, 1. / 362880, -1. / 5040, 1. / 120,
+                        -1. / 6, 1.);
+}
+template <class W>
+NEEDLE_MAP_INLINE W full_cosine(W r) {
+  return polynomial(r * r, 1. / 2432902008176640000., -1. / 6402373705728000., 1. / 20922789888000., -1. / 87178291200.,
+                    1. / 479001600, -1. / 3628800, 1. / 40320, -1. / 720, 1. / 24, -0.5, 1.);
+}
+
+// What relatives of the gamma function need: Stirling's series is for arguments from kFar on, recurrences lead there,
+// and reflection from below 1/2.
+constexpr int kFar = 10;
+template <class W>
+struct GammaArgument {
+  decltype(lt(W(), W())) below;
+  W far;             // 1/2 or more, moved up by kFar where it is below that
+  W product, slope;  // of the factors that lead there, or 1; its derivative, or 0
+  W angle;           // pi times the distance from the nearest whole number
+};
+template <class W>
+NEEDLE_MAP_INLINE GammaArgument<W> gamma_argument(W x) {
+  GammaArgument<W> g;
+  g.below = lt(x, W(0.5));
+  const W near = select(g.below, W(1.0) - x, x);
+  const auto low = lt(near, W(static_cast<double>(kFar)));
+  g.far = select(low, near + W(static_cast<double>(kFar)), near);
+  W product = near, slope(1.0);
+  for (int k = 1; k < kFar; k++) {
+    const W factor = near + W(static_cast<double>(k));
+    slope = fma(slope, factor, product);
+    product = product * factor;
+  }
+  g.product = select(low, product, W(1.0)), g.slope = select(low, slope, W(0.0));
+  const W y = max(W(-0x1p50), x);  // all are whole below
+  g.angle = (y - round(y)) * W(3.14159265358979324);
+  return g;
+}
+
+template <class W>
+NEEDLE_MAP_INLINE W wide_lgamma(W x) {
+  const auto g = gamma_argument(x);
+  const W inverse = W(1.0) / g.far, zero(0.0), limit(HUGE_VAL);
+  const W rest =
+      polynomial(inverse * inverse, 1. / 156, -691. / 360360, 1. / 1188, -1. / 1680, 1. / 1260, -1. / 360, 1. / 12);
+  const W series = fma(g.far - W(0.5), full_log(g.far), fma(rest, inverse, W(0.91893853320467274) - g.far));
+  // Sines near 0 would let the quotient overflow: 2^64 is left out of it.
+  const W sine = select(g.below, abs(full_sine(g.angle)) * W(0x1p64), W(1.0));
+  const W moved = full_log(g.product / sine);
+  const W y = select(g.below, moved + W(45.506149441685900) - series, series - moved);  // log pi + 64 log 2
+  return select(eq(abs(x), limit), limit, select(eq((x - W(1.0)) * (x - W(2.0)), zero), zero, y));
+}
+template <class W>
+NEEDLE_MAP_INLINE W wide_digamma(W x) {
+  const auto g = gamma_argument(x);
+  const W inverse = W(1.0) / g.far, square = inverse * inverse;
+  const W rest =
+      polynomial(square, -3617. / 8160, 1. / 12, -691. / 32760, 1. / 132, -1. / 240, 1. / 252, -1. / 120, 1. / 12);
+  const W above = full_log(g.far) - fma(W(0.5), inverse, rest * square) - g.slope / g.product;
+  const W mirrored = above - W(3.14159265358979324) * full_cosine(g.angle) / full_sine(g.angle);
+  const W pole = select(eq(x, W(0.0)), W(-1.0) / x, W(NAN));
+  return select(g.below, select(eq(g.angle, W(0.0)), pole, mirrored), above);
+}
+
+// The inverse of erf for 0 <= x, within 1e-9 of it: x times a polynomial, in w = -log(1 - x^2) up to 5, else in
+// sqrt(w).
+template <class W>
+NEEDLE_MAP_INLINE W erfinv_near(W x, W w) {
+  return x * polynomial(w - W(2.5), 1.22940792636e-10, 4.35114729532e-10, -1.08528758427e-08, 1.64871768635e-08,
+                        4.78635260884e-07, -3.42617595189e-06, -4.9958551016e-06, 0.000218263923144, -0.00125270811332,
+                        -0.00417732492193, 0.246640276795, 1.50140935173);
+}
+template <class W>
+NEEDLE_MAP_INLINE W erfinv_far(W x, W w) {
+  return x * polynomial(sqrt(w) - W(3.179586801558725), -3.26691203012e-05, 0.00010642201118, -5.42236743707e-05,
+                        -0.000350747456685, 0.00114046044046, -0.00213055063911, 0.00315875871942, -0.00454314190326,
+                        0.00624387050955, 1.0044430858, 3.01313011207);
+}
+template <class W>
+NEEDLE_MAP_INLINE W erfinv_log(W x) {
+  return -wide_log((W(1.0) - x) * (W(1.0) + x));
+}
+template <class W>
+NEEDLE_MAP_INLINE W wide_erfinv(W x) {
+  const W a = abs(x), w = erfinv_log(a), one(1.0);
+  const W z = select(lt(w, W(5.0)), erfinv_near(x, w), erfinv_far(x, max(W(5.0), w)));
+  return select(lt(a, one), z, select(eq(a, one), x * W(HUGE_VAL), W(NAN)));
+}
+NEEDLE_MAP_INLINE float erfinv(float x) { return static_cast<float>(wide_erfinv(static_cast<double>(x))); }
+template <class T>
+NEEDLE_MAP_NOINLINE T erfinv(T x) {
+  if (all_lanes(lt(abs(x), T(0.996f)), x))
+    return in_double(x, x, [](auto x, auto) { return erfinv_near(x, erfinv_log(x)); });
+  return in_double(x, x, [](auto x, auto) { return wide_erfinv(x); });
+}
+
+#define NEEDLE_IN_DOUBLE(name)                                                                              \
+  NEEDLE_MAP_INLINE double name(double x) { return wide_##name(x); }                                        \
+  NEEDLE_MAP_INLINE float name(float x) { return static_cast<float>(wide_##name(static_cast<double>(x))); } \
+  template <class T>                                                                                        \
+  NEEDLE_MAP_NOINLINE T name(T x) {                                                                         \
+    return in_double(x, x, [](auto w, auto) { return wide_##name(w); });                                    \
+  }
+NEEDLE_IN_DOUBLE(lgamma)
+NEEDLE_IN_DOUBLE(digamma)
+#undef NEEDLE_IN_DOUBLE
 
 }  // namespace needle::NEEDLE_ISA

@@ -27,6 +27,7 @@ from .math.comparison import *
 from .math.composed_activation import *
 from .math.elementwise import *
 from .math.finite import *
+from .math.gamma import *
 from .math.maths import *
 from .math.power import *
 from .nn.attention import *

@@ -9,6 +9,7 @@ import torch
 
 from needle import ops
 from needle.autograd import Tensor
+from needle.ops.math.gamma import BERNOULLI, STEPS, turn
 
 from .bessel import in_double
 from .registry import rule
@@ -16,69 +17,6 @@ from .special import with_tensors
 from .tables import functions
 
 T, S = torch.Tensor, torch.special
-# The Bernoulli numbers B2, B4, ...
-BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
-STEPS = 10  # by which arguments are moved up before a series in 1 / x
-
-
-def moved_up(x: Any) -> tuple[Any, Any]:
-    """Whether positive x is below STEPS, and x or x + STEPS."""
-    low = ops.lt(x, STEPS)
-    return low, ops.where(low, x + STEPS, x)
-
-
-def log_gamma_above(x: Any) -> Any:
-    """Of positive x: Stirling's series, and the recurrence below STEPS."""
-    low, z = moved_up(x)
-    square = 1 / (z * z)
-    rest: Any = 0.0
-    for k, b in reversed(list(enumerate(BERNOULLI[:7], 1))):
-        rest = rest * square + b / (2 * k * (2 * k - 1))
-    made = (z - 0.5) * ops.log(z) - z + 0.5 * math.log(2 * math.pi) + rest / z
-    product: Any = 1.0
-    for k in range(STEPS):
-        product = product * (x + k)
-    return made - ops.log(ops.where(low, product, 1.0))
-
-
-def turn(x: Any) -> Any:
-    """x without its nearest whole number: sines of pi times it are exact at whole numbers."""
-    return x - ops.round(x)
-
-
-def log_gamma(x: Any) -> Any:
-    """log |gamma(x)|: infinite at whole numbers below 1 and at both ends, exactly 0 at 1 and 2."""
-    below, ends = ops.lt(x, 0.5), ops.isinf(x)
-    safe = ops.where(ends, 1.0, x)
-    above = log_gamma_above(ops.where(below, 1 - safe, safe))
-    sine = ops.absolute(ops.sin(turn(ops.where(below, safe, 0.5)) * math.pi))
-    made = ops.where(below, math.log(math.pi) - ops.log(sine) - above, above)
-    zero = ops.eq((safe - 1) * (safe - 2), 0)
-    made = made - ops.stop_gradient(ops.where(zero, made, 0.0))
-    return ops.where(ends, math.inf, made)
-
-
-def digamma(x: Any) -> Any:
-    """NaN at negative whole numbers, at 0 an infinity of the sign opposite to its own."""
-    below = ops.lt(x, 0.5)
-    safe = ops.where(below, 1 - x, x)
-    low, z = moved_up(safe)
-    square = 1 / (z * z)
-    rest: Any = 0.0
-    for k, b in reversed(list(enumerate(BERNOULLI[:8], 1))):
-        rest = rest * square + b / (2 * k)
-    made = ops.log(z) - 0.5 / z - rest * square
-    steps: Any = 0.0
-    near = ops.where(low, safe, 1.0)
-    for k in range(STEPS):
-        steps = steps + 1 / (near + k)
-    made = made - ops.where(low, steps, 0.0)
-    part = turn(ops.where(below, x, 0.25))
-    whole = ops.eq(part, 0)
-    angle = ops.where(whole, 0.25, part) * math.pi
-    reflected = made - math.pi * ops.cos(angle) / ops.sin(angle)
-    pole = ops.where(ops.eq(x, 0), -1 / x, math.nan)
-    return ops.where(below, ops.where(whole, pole, reflected), made)
 
 
 def zeta_above(s: Any, q: Any) -> Any:
@@ -182,8 +120,8 @@ def ndtri(p: Any) -> Any:
 functions(
     "input",
     {
-        (torch.lgamma, T.lgamma, T.lgamma_, S.gammaln): in_double(log_gamma),
-        (torch.digamma, T.digamma, T.digamma_, S.digamma, S.psi): in_double(digamma),
+        (torch.lgamma, T.lgamma, T.lgamma_, S.gammaln): ops.lgamma,
+        (torch.digamma, T.digamma, T.digamma_, S.digamma, S.psi): ops.digamma,
         (S.erfcx,): in_double(erfcx),
         (S.log_ndtr,): in_double(log_ndtr),
         (S.ndtri,): in_double(ndtri),
@@ -193,7 +131,7 @@ functions(
 
 @rule(torch.polygamma, S.polygamma)
 def polygamma(n: int, input: Any) -> Any:
-    return in_double(digamma if n == 0 else polygamma_of(n))(input)
+    return ops.digamma(input) if n == 0 else in_double(polygamma_of(n))(input)
 
 
 @rule(T.polygamma, T.polygamma_)
@@ -209,6 +147,6 @@ def hurwitz_zeta(input: Any, other: Any) -> Any:
 @rule(torch.mvlgamma, T.mvlgamma, T.mvlgamma_, S.multigammaln)
 def multigammaln(input: Any, p: int) -> Any:
     def f(x: Any) -> Any:
-        return sum((log_gamma(x - j / 2) for j in range(p)), p * (p - 1) / 4 * math.log(math.pi))
+        return sum((ops.lgamma(x - j / 2) for j in range(p)), p * (p - 1) / 4 * math.log(math.pi))
 
     return in_double(f)(input)

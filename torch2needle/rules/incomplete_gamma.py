@@ -12,7 +12,6 @@ from needle import ops
 from needle.ops.common import constant
 
 from .bessel import in_double
-from .gamma import log_gamma_above
 from .special import with_tensors
 from .tables import functions
 
@@ -34,7 +33,7 @@ def parts(a: Any, x: Any) -> tuple[Any, Any, Any]:
     Both are x^a e^-x / gamma(a) times an integral of what falls like a normal curve of variance a; P of small a is a series.
     """
     low, small = ops.lt(x, a + 1), ops.le(a, 50)
-    factor = ops.exp(a * ops.log(x) - x - log_gamma_above(a))
+    factor = ops.exp(a * ops.log(x) - x - ops.lgamma(a))
     reach = ops.sqrt(a) * 12 + 45
     size = ops.unsqueeze(x, -1)
 

@@ -68,38 +68,6 @@ def entr(input: Any) -> Any:
     return ops.where(inside, value, ops.where(negative, beyond, zero))
 
 
-def erfinv(x: Any) -> Any:
-    """Giles' starting point, then Newton's steps on erf, which take it to the last digits."""
-    inside = ops.lt(ops.absolute(x), 1)
-    y = ops.where(inside, x, 0.0)
-    w = -ops.log((1 - y) * (1 + y))
-    root = ops.sqrt(ops.clamp_min(w, 5.0)) - 3
-    near = polynomial(
-        w - 2.5, 2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503
-    )
-    near = polynomial(w - 2.5, -0.00417768164, 0.246640727, 1.50140941, start=near)
-    far = polynomial(root, -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613)
-    far = polynomial(root, 0.00943887047, 1.00167406, 2.83297682, start=far)
-    z = y * ops.where(ops.lt(w, 5.0), near, far)
-    sign, distance = sign_of(y), 1 - ops.absolute(y)
-    for _ in range(2):  # by erfc far out, where erf is flat
-        outside = sign * (distance - ops.erfc(ops.absolute(z)))
-        error = ops.where(ops.lt(ops.absolute(y), 0.5), ops.erf(z) - y, outside)
-        z = z - error * (ops.exp(z * z) * (math.sqrt(math.pi) / 2))
-    beyond = ops.where(ops.eq(ops.absolute(x), 1), math.inf, math.nan)
-    return z + x * ops.where(inside, 0.0, beyond)  # a factor: the gradient is infinite or NaN there, too
-
-
-def sign_of(x: Any) -> Any:
-    return ops.where(ops.lt(x, 0), -1.0, 1.0)
-
-
-def polynomial(x: Any, *factors: float, start: Any = 0.0) -> Any:
-    for c in factors:
-        start = start * x + c
-    return start
-
-
 functions(
     "input",
     {
@@ -107,7 +75,7 @@ functions(
         (torch.rad2deg, T.rad2deg, T.rad2deg_): lambda x: x * (180 / math.pi),
         (torch.sinc, T.sinc, T.sinc_, S.sinc): sinc,
         (S.entr,): entr,
-        (torch.erfinv, T.erfinv, T.erfinv_, S.erfinv): erfinv,
+        (torch.erfinv, T.erfinv, T.erfinv_, S.erfinv): ops.erfinv,
         (S.ndtr,): lambda x: ops.erfc(x * -math.sqrt(0.5)) * 0.5,
         (torch.isposinf, T.isposinf): lambda x: ops.eq(x, math.inf),
         (torch.isneginf, T.isneginf): lambda x: ops.eq(x, -math.inf),

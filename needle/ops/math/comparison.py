@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Tensor, tensor_method
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.kernels import call_map
 from needle.ops.common import Binary, ScalarOp, as_operand
 from needle.ops.dtypes import fits_attribute
@@ -32,9 +32,11 @@ class ScalarComparison(ScalarOp):
 
 
 class Unequal(ScalarComparison):
-    """By the kernel that finds equal ones."""
+    """By the kernel that finds equal ones; bools that are not 0 are themselves."""
 
     def into(self, out: NDArray, *inputs: NDArray) -> None:
+        if inputs[0].dtype == "bool" and self.scalar == 0:
+            return call("copy", [out], x=inputs[0])
         call_map("eq_scalar", out, [inputs[0].as_dtype(self.operand_dtype(*inputs))], (self.scalar,))
         call_map("eq_scalar", out, [out], (0,))
 

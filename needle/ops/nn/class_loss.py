@@ -20,8 +20,8 @@ from needle.ops.nn.loss import Loss, as_weights, check_reduction, float_of, has_
 from needle.ops.nn.norm import channel_shape
 from needle.ops.reduce.basic import mean, summation
 from needle.ops.reduce.softmax import log_softmax
-from needle.ops.shape.basic import reshape, unsqueeze
-from needle.ops.shape.gather import take
+from needle.ops.shape.basic import reshape, squeeze, unsqueeze
+from needle.ops.shape.gather import gather, take
 
 __all__ = ["cross_entropy", "multi_margin_loss", "nll_loss"]
 
@@ -97,15 +97,16 @@ def may_ignore(labels: Tensor, ignore_index: int) -> bool:
     return bool(((values.read() if isinstance(values, NDArray) else values) == ignore_index).any())
 
 
-def at_label(label: str, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """x (N, C, *) at each label, and where in x that is. Raises for a label that is no class; NaN while none is known."""
-    if has_values(labels):
+def at_label(label: str, x: Tensor, labels: Tensor) -> Tensor:
+    """x (N, C, *) at each label. Raises for a label that is no class; NaN while none is known."""
+    known, numbers = has_values(labels), as_index(labels)
+    if known:
         check_numbers(label, labels.cached_data, x.shape[1])
-    here = eq(unsqueeze(labels, 1), np.arange(x.shape[1], dtype="int64").reshape(channel_shape(x)))
-    found = summation(where(here, x, 0.0), 1)
-    if has_values(labels):
-        return found, here
-    return where(is_class(labels, x), found, math.nan), here
+    else:
+        inside = is_class(labels, x)
+        numbers = where(inside, numbers, 0)
+    found = squeeze(gather(x, 1, unsqueeze(numbers, 1), wrap=False), 1)
+    return found if known else where(inside, found, math.nan)
 
 
 def is_class(labels: Tensor, x: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ class ReducedNll(Weighing):
 
     def decompose(self, *inputs: Tensor) -> Tensor:
         x, labels = self.rows(*inputs[:2])
-        made = self.over_labels(x, labels, lambda x, labels: -at_label(self.label, x, labels)[0], None, *inputs[2:])
+        made = self.over_labels(x, labels, lambda x, labels: -at_label(self.label, x, labels), None, *inputs[2:])
         return self.as_given(made, *inputs)
 
     samples = samples_of(
@@ -278,8 +279,8 @@ class MultiMarginLoss(ClassLoss):
 
     def decompose(self, *inputs: Tensor) -> Tensor:
         x, labels = self.rows(*inputs[:2])
-        picked, here = at_label(self.label, x, labels)
-        beyond = relu(x - unsqueeze(picked, 1) + self.margin)
+        here = eq(unsqueeze(labels, 1), np.arange(x.shape[1], dtype="int64")[None])
+        beyond = relu(x - unsqueeze(at_label(self.label, x, labels), 1) + self.margin)
         losses = mean(where(here, 0.0, beyond if self.p == 1 else beyond * beyond), 1)
         if inputs[2:]:
             losses = losses * take(cast(inputs[2], x.dtype), as_index(labels))

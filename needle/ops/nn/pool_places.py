@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op
-from needle.backend_ndarray import NDArray
+from needle.backend_ndarray import NDArray, call
 from needle.ops.common import constant
 from needle.ops.families import no_gradient, samples_of
 from needle.ops.math.arithmetic import isnan
@@ -60,9 +60,14 @@ def places(x: Tensor, windows: Sequence[Sequence[Sequence[int]]]) -> Tensor:
     return reshape(take(constant(numbers.ravel(), x, "int64"), at), (n, channels, *map(len, windows)))
 
 
+def as_images(x: NDArray) -> NDArray:
+    """Rows (N, C, L) as images of one row."""
+    return x if x.ndim == 4 else x.reshape((*x.shape[:2], 1, x.shape[2]))
+
+
 @op
 class MaxPoolPlaces(Op):
-    """The flat number, in its image, of the maximum of every window of x (N, C, *), over one, two or three axes."""
+    """The flat number, in its image, of the maximum of every window of x (N, C, *), over one or two axes."""
 
     kernel_size: tuple
     stride: tuple
@@ -74,6 +79,13 @@ class MaxPoolPlaces(Op):
 
     def infer(self, x: Any) -> Any:
         return Spec(infer_pool(self, x).shape, "int64")
+
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        steps = self.stride, self.dilation, self.kernel_size
+        pairs = dict(zip(("stride", "dilation", "kernel"), steps, strict=True))
+        sizes = {f"{n}_{axis}": size for n, v in pairs.items() for axis, size in zip("hw", (1, *v)[-2:], strict=True)}
+        top, left = (0, *self.padding)[-2:]
+        call("max_pool2d_places", [as_images(out)], x=as_images(inputs[0]), pad_top=top, pad_left=left, **sizes)
 
     def decompose(self, x: Tensor) -> Tensor:
         each = zip(x.shape[2:], self.infer(x).shape[2:], *list(vars(self).values())[:4], strict=True)
@@ -92,6 +104,16 @@ class MaxPoolPlaces(Op):
     )
 
 
+@op
+class MaxPoolPlaces3d(MaxPoolPlaces):
+    """The same over three axes, without a kernel."""
+
+    into = Op.into
+    samples = samples_of(
+        ({"kernel_size": (2,) * 3, "stride": (2,) * 3, "padding": (0,) * 3, "dilation": (1,) * 3}, [(1, 2, 4, 5, 4)]),
+    )
+
+
 def max_pool_places(
     x: Tensor,
     kernel_size: Any,
@@ -104,7 +126,7 @@ def max_pool_places(
 ) -> Tensor:
     """Where max_pool1d, 2d or 3d (by `axes`) of x finds its maxima: numbers in the flat image, int64."""
     sizes = window("max_pool_places", axes, kernel_size, stride, padding, dilation)
-    op = MaxPoolPlaces(*sizes, bool(ceil_mode))  # type: ignore[call-arg]
+    op = (MaxPoolPlaces3d if axes == 3 else MaxPoolPlaces)(*sizes, bool(ceil_mode))  # type: ignore[call-arg]
     return one_or_many(axes, op)(x)
 
 
@@ -118,6 +140,9 @@ class AdaptiveMaxPoolPlaces(Op):
     def infer(self, x: Any) -> Any:
         return Spec(infer_adaptive(self, x).shape, "int64")
 
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        call("adaptive_max_pool2d_places", [as_images(out)], x=as_images(inputs[0]))
+
     def decompose(self, x: Tensor) -> Tensor:
         regions = pooled_regions(tuple(x.shape[2:]), self.infer(x).shape[2:])
         return places(x, [[range(*bounds) for bounds in axis] for axis in regions])
@@ -125,9 +150,18 @@ class AdaptiveMaxPoolPlaces(Op):
     samples = samples_of(({"output_size": (3,)}, [(2, 3, 7)]), ({"output_size": (2, None)}, [(1, 2, 6, 3)]))
 
 
+@op
+class AdaptiveMaxPoolPlaces3d(AdaptiveMaxPoolPlaces):
+    """The same over three axes, without a kernel."""
+
+    into = Op.into
+    samples = samples_of(({"output_size": (3, 2, None)}, [(1, 2, 4, 5, 3)]))
+
+
 def adaptive_max_pool_places(x: Tensor, output_size: Any, *, axes: int = 2) -> Tensor:
     """Where adaptive_max_pool1d, 2d or 3d (by `axes`) of x finds its maxima: numbers in the flat image, int64."""
-    return one_or_many(axes, AdaptiveMaxPoolPlaces(per_axis("adaptive_max_pool_places", output_size, axes)))(x)
+    cls = AdaptiveMaxPoolPlaces3d if axes == 3 else AdaptiveMaxPoolPlaces
+    return one_or_many(axes, cls(per_axis("adaptive_max_pool_places", output_size, axes)))(x)
 
 
 @op
