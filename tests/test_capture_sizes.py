@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from math import log2
 from typing import Any
 
 import pytest
@@ -113,6 +115,12 @@ BY_SHAPES = {
     "new_tensor": lambda x: x / x.new_tensor([x.shape[0], 2.0]).sum() + x.new_tensor(x.shape[0]),
     "as_tensor": lambda x: x * torch.as_tensor(x.shape[0]) + torch.as_tensor(x.shape, dtype=torch.float32).mean(),
     "one_hot": lambda x: nn.functional.one_hot(torch.arange(len(x)).flip(0), x.shape[0]).float() @ x,
+    "float": lambda x: x * float(x.shape[0]) + 1 / float(len(x)),
+    "int": lambda x: x[: int(x.shape[0] / 3 + 2)] * int(x.shape[0]),
+    "int of what is negative": lambda x: x * int((1 - x.shape[0]) / 2),
+    "round": lambda x: x[: round(x.shape[0] / 2) + 1] * round(x.shape[0] * 1.5),
+    "sqrt": lambda x: x / math.sqrt(x.shape[0]) + math.log(x.shape[0]) * math.exp(-len(x)),
+    "imported": lambda x: x * log2(x.shape[0]),
     "kron": lambda x: torch.kron(x, torch.ones(2, 1) * 3) + x[0].kron(x[0]).sum(),
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
+from math import log1p
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +73,9 @@ class While(Asks):
         return n
 
 
-class Real(Asks):
+class Number(Asks):
     def factor(self, x: torch.Tensor) -> Any:
-        return float((x > 0).sum()) / 4
+        return (x > 0).sum().item() / 4
 
 
 class Compared(Asks):
@@ -145,7 +147,8 @@ ROWS = (torch.ones(3, 6, 4), torch.tensor([4, 3, 2]))
 # The model, an example, inputs for which its graph does not hold, and whether torch takes them.
 KINDS: dict[str, tuple[Any, tuple, tuple, bool]] = {
     **{
-        kind.__name__: (kind, (ONES,), (BAD,), True) for kind in (Truth, While, Real, Compared, Clipped, Index, Several)
+        kind.__name__: (kind, (ONES,), (BAD,), True)
+        for kind in (Truth, While, Number, Compared, Clipped, Index, Several)
     },
     **{kind.__name__: (kind, (ONES,), (ONES * -9,), True) for kind in (Item, Whole, WholeOfItem)},
     "Asserts": (Asserts, (ONES,), (BAD,), False),
@@ -257,22 +260,58 @@ def test_large_whole_numbers_are_told_apart() -> None:
         net(bad)
 
 
-def test_real_numbers_are_no_guards() -> None:
-    class Scaled(Asks):
-        def factor(self, x: torch.Tensor) -> Any:
-            return x.abs().mean().item()
+class Scaled(Asks):
+    def __init__(self, number: Callable) -> None:
+        super().__init__()
+        self.number = number
 
-    model = Scaled().eval()
+    def factor(self, x: torch.Tensor) -> Any:
+        return self.number(x)
+
+
+REALS: dict[str, Callable] = {
+    "item": lambda x: x.abs().mean().item(),
+    "float": lambda x: float(x.abs().mean()) * 2,
+    "float of a count": lambda x: float((x > 0).sum()) / 4,
+    "sqrt": lambda x: math.sqrt(x.abs().sum()),
+    "imported": lambda x: log1p(x.abs().sum().item()),
+    "exp": lambda x: -math.exp(-float(x.abs().mean())),
+    "round": lambda x: round(float(x.sum()), 2) + round(x.mean().item(), 1),
+    "full": lambda x: torch.full((4,), float(x[0, 0])) + torch.full((4,), x[0, 1].item(), dtype=torch.float64).float(),
+    "class": lambda x: float(x.sum()) if isinstance(1.5, float) and {float: 1}[type(x.ndim * 0.5)] else 0,
+}
+
+
+@pytest.mark.parametrize("name", REALS)
+def test_real_numbers_are_no_guards(name: str) -> None:
+    model = Scaled(REALS[name]).eval()
     net = torch2needle.convert(model, example=(ONES,))
     for x in (ONES, torch.randn(3, 4), torch.randn(5, 4)):
-        np.testing.assert_allclose(net(x).numpy(), model(x).detach().numpy(), atol=1e-5)
+        np.testing.assert_allclose(net(x).numpy(), model(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+    assert "float" not in globals() and math.sqrt(4) == 2
 
 
-@pytest.mark.parametrize("asks", ["float", "tolist"])
+def test_real_numbers_are_compared_with_a_guard() -> None:
+    model = Scaled(lambda x: 2.0 if math.sqrt(x.abs().sum()) > 1 else -1.0).eval()
+    net = torch2needle.convert(model, example=(ONES,))
+    np.testing.assert_allclose(net(ONES * 3).numpy(), model(ONES * 3).detach().numpy(), atol=1e-5)
+    with pytest.raises(GuardError, match=r"math\.sqrt"):
+        net(ONES / 100)
+
+
+def test_numbers_where_tensors_are_not_taken_are_the_examples() -> None:
+    """Of a constant: the capture that leaves it a tensor fails."""
+    scale = torch.tensor(2.0)
+    model = Scaled(lambda x: nn.functional.interpolate(x[None], scale_factor=float(scale))[0, :, :4]).eval()
+    net = torch2needle.convert(model, example=(ONES,))
+    np.testing.assert_allclose(net(-ONES).numpy(), model(-ONES).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("asks", ["values", "tolist"])
 def test_real_numbers_of_constants_and_buffers(asks: str) -> None:
-    """Strides of a detector are a tensor that is no buffer; `float(stride)` is a number all the same."""
+    """Strides of a detector are a tensor that is no buffer; `stride.tolist()` is a number all the same."""
     numbers: dict[str, Callable] = {
-        "float": lambda t: [float(v) for v in t],
+        "values": lambda t: [v.tolist() for v in t],
         "tolist": lambda t: t.tolist(),
     }
 
@@ -301,9 +340,11 @@ def test_real_numbers_of_constants_and_buffers(asks: str) -> None:
 def test_real_numbers_of_inputs_are_refused() -> None:
     class Means(Asks):
         def factor(self, x: torch.Tensor) -> Any:
-            return float(x.exp().mean())
+            return x.exp().mean().__float__()
 
-    with pytest.raises(torch2needle.ConversionError, match=r"no other input answers .*float\(x.exp\(\).mean\(\)\)"):
+    with pytest.raises(
+        torch2needle.ConversionError, match=r"no other input answers .*x.exp\(\).mean\(\).__float__\(\)"
+    ):
         torch2needle.convert(Means().eval(), example=(ONES,))
 
 

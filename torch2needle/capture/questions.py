@@ -131,6 +131,11 @@ def of_shapes() -> list[tuple]:
     def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
         return torch.tensor(data, dtype=dtype, device=device) if has_sizes(data) else NotImplemented
 
+    def full(size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
+        if not isinstance(fill_value, torch.Tensor):
+            return NotImplemented
+        return fill_value.to(dtype or fill_value.dtype).expand(size).clone()
+
     def one_hot(input: torch.Tensor, num_classes: Any = -1) -> Any:
         if not isinstance(num_classes, torch.SymInt):
             return NotImplemented
@@ -147,6 +152,7 @@ def of_shapes() -> list[tuple]:
         (torch.Tensor, fill_diagonal_),
         (torch.Tensor, new_tensor),
         (torch, as_tensor),
+        (torch, full),
         (torch.nn.functional, one_hot),
     ]
     places = [*own, *((o, f) for o in (torch, torch.Tensor) for f in (take_along_dim, kron))]
