@@ -121,6 +121,15 @@ BY_SHAPES = {
     "round": lambda x: x[: round(x.shape[0] / 2) + 1] * round(x.shape[0] * 1.5),
     "sqrt": lambda x: x / math.sqrt(x.shape[0]) + math.log(x.shape[0]) * math.exp(-len(x)),
     "imported": lambda x: x * log2(x.shape[0]),
+    "divmod": lambda x: x[: sum(divmod(x.shape[0], 3)) + 1],
+    "windows": lambda x: x * torch.hann_window(len(x))[:, None] + torch.hamming_window(len(x), False, 0.6)[:, None],
+    "more windows": lambda x: (
+        torch.blackman_window(x.shape[0]) @ x + torch.bartlett_window(x.shape[0], periodic=False) @ x
+    ),
+    "scales": lambda x: torch.linspace(-1, 3, len(x)) @ x + torch.logspace(0, 1, len(x), 2.0) @ x,
+    "upper": lambda x: (x @ x.T)[tuple(torch.triu_indices(len(x), len(x), 1))] + 0 * len(x),
+    "lower": lambda x: (x @ x.T)[tuple(torch.tril_indices(x.shape[0], x.shape[0], offset=1))],
+    "pairs": lambda x: torch.combinations(x[:, 0]).sum(1),
     "kron": lambda x: torch.kron(x, torch.ones(2, 1) * 3) + x[0].kron(x[0]).sum(),
 }
 
@@ -130,7 +139,7 @@ def test_calls_that_leave_sizes_free(name: str) -> None:
     model = ByShapes(BY_SHAPES[name]).eval()
     net = torch2needle.convert(model, (torch.randn(4, 3),))
     assert any(n.startswith("free sizes: x axis 0") for n in net.report.notes)
-    for n in (4, 7, 2):
+    for n in (4, 7, 3):
         x = torch.randn(n, 3)
         assert torch.allclose(torch.from_numpy(net(x).numpy()), model(x), atol=1e-5)
 
