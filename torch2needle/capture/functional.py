@@ -26,7 +26,7 @@ from needle.autograd import Unsupported
 from .guard import patched
 from .steps import torchs_own
 
-NAMES = ((apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms, "grad_and_value_impl"))
+GRADS = ("grad_impl", "grad_and_value_impl")
 JVP, VJP = "_jvp_with_argnums", "_vjp_with_argnums"
 
 
@@ -70,8 +70,18 @@ def transforms_as_calls() -> AbstractContextManager:
 
         return vjp
 
+    def in_one(before: Callable) -> Callable:
+        """A torch.vmap in chunks gives what one over all gives, of which the size may be free."""
+        return lambda func, into, out, chance, _, *args, **kwargs: before(
+            func, into, out, chance, None, *args, **kwargs
+        )
+
     jvp = (eager_transforms, JVP, forward_by_reverse(getattr(eager_transforms, JVP)))
-    calls = [jvp, *((owner, name, getattr(owner, name)) for owner, name in NAMES)]
+    calls = [
+        jvp,
+        (apis, "vmap_impl", in_one(apis.vmap_impl)),
+        *((eager_transforms, n, getattr(eager_transforms, n)) for n in GRADS),
+    ]
     reverse = (vars(eager_transforms), VJP, in_parts(getattr(eager_transforms, VJP)))
     return patched([reverse, *((vars(owner), name, outermost(f)) for owner, name, f in calls)])
 
