@@ -278,6 +278,13 @@ REALS: dict[str, Callable] = {
     "exp": lambda x: -math.exp(-float(x.abs().mean())),
     "round": lambda x: round(float(x.sum()), 2) + round(x.mean().item(), 1),
     "full": lambda x: torch.full((4,), float(x[0, 0])) + torch.full((4,), x[0, 1].item(), dtype=torch.float64).float(),
+    "a list": lambda x: torch.tensor([float(x[0, 0]), x[0, 1].item(), 2.0, 3.0]),
+    "full_like": lambda x: torch.full_like(x[0], float(x[0, 0])) * x.sum().tolist(),
+    "linspace": lambda x: torch.linspace(0, float(x.abs().sum()), 4),
+    "of two": lambda x: (
+        math.hypot(float(x[0, 0]), 2.0) + math.log(float(x.abs().sum()), 2) + math.pow(x[0, 0].item(), 2)
+    ),
+    "text": lambda x: len(f"{float(x[0, 0]):.2f}") and x[0, 0].item(),
     "class": lambda x: float(x.sum()) if isinstance(1.5, float) and {float: 1}[type(x.ndim * 0.5)] else 0,
 }
 
@@ -299,6 +306,22 @@ def test_real_numbers_are_compared_with_a_guard() -> None:
         net(ONES / 100)
 
 
+ANSWERED: dict[str, Callable] = {
+    "floor": lambda x: math.floor(x.sum()) + math.ceil(x[0, 0].item()) + math.trunc(float(x[0, 0])),
+    "round": lambda x: round(float(x.sum())) + round(x[0, 0].item()),
+    "isnan": lambda x: 0 if math.isnan(float(x.sum())) or math.isinf(x.sum().item()) else x.sum().item(),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_whole_numbers_and_truths_of_real_ones_are_guards(name: str) -> None:
+    model = Scaled(ANSWERED[name]).eval()
+    net = torch2needle.convert(model, example=(ONES * 2.2,))
+    np.testing.assert_allclose(net(ONES * 2.203).numpy(), model(ONES * 2.203).detach().numpy(), rtol=1e-5)
+    with pytest.raises(GuardError):
+        net(ONES * (torch.nan if name == "isnan" else 7.0))
+
+
 def test_numbers_where_tensors_are_not_taken_are_the_examples() -> None:
     """Of a constant: the capture that leaves it a tensor fails."""
     scale = torch.tensor(2.0)
@@ -307,13 +330,8 @@ def test_numbers_where_tensors_are_not_taken_are_the_examples() -> None:
     np.testing.assert_allclose(net(-ONES).numpy(), model(-ONES).detach().numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("asks", ["values", "tolist"])
-def test_real_numbers_of_constants_and_buffers(asks: str) -> None:
-    """Strides of a detector are a tensor that is no buffer; `stride.tolist()` is a number all the same."""
-    numbers: dict[str, Callable] = {
-        "values": lambda t: [v.tolist() for v in t],
-        "tolist": lambda t: t.tolist(),
-    }
+def test_real_numbers_of_constants_and_buffers() -> None:
+    """Strides of a detector are a tensor that is no buffer; `strides.tolist()` are numbers all the same."""
 
     class Strides(Asks):
         strides = torch.tensor([8.0, 16.5])
@@ -325,7 +343,7 @@ def test_real_numbers_of_constants_and_buffers(asks: str) -> None:
         def factor(self, x: torch.Tensor) -> Any:
             if x.shape[0] > 50:  # which torch.fx cannot follow
                 return 1.0
-            made = [a * b for a, b in zip(numbers[asks](self.strides), numbers[asks](self.scales), strict=True)]
+            made = [a * b for a, b in zip(self.strides.tolist(), self.scales.tolist(), strict=True)]
             return torch.full((x.shape[1],), made[0]) * made[1]
 
     model = Strides().eval()

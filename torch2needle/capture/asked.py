@@ -174,6 +174,7 @@ def intercepted(f: Callable[[str, Callable, torch.Tensor, FrameType], Any]) -> A
     def asked(name: str, before: Callable, t: torch.Tensor) -> Any:
         nonlocal busy
         frame = caller(2)
+        name = "item" if name == "tolist" and not t.ndim else name
         busy = True
         try:
             return f(name, before, t, frame)

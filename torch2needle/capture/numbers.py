@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import linecache
 import math
+import operator
 import os
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .guard import has_storage, patched
 
@@ -91,7 +93,10 @@ Real.__hash__ = float.__hash__  # type: ignore[method-assign]
 
 SIZES = (torch.SymInt, torch.SymFloat)
 OPEN = (torch.Tensor, Real, *SIZES)  # what has no number that stays the same
-TENSORS = ("cos", "cosh", "exp", "expm1", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
+OF_SIZES: dict[Callable, Callable] = {torch.sqrt: lambda n: n**0.5, torch.pow: operator.pow}  # which stay sizes
+REALS = ("atan2", "cos", "exp", "expm1", "hypot", "log1p", "log2", "log10", "pow", "sin", "sqrt", "tan", "tanh")
+WHOLES = ("ceil", "floor", "trunc")
+TRUTHS = ("isfinite", "isinf", "isnan")
 
 
 def real(value: Any) -> Any:
@@ -134,33 +139,59 @@ class Int(int, metaclass=StandsIn):
         return whole(args[0]) if len(args) == 1 and isinstance(args[0], OPEN) else int(*args, **base)
 
 
-def of_one(name: str) -> Callable:
-    """`math.name` that takes open numbers, too, of which it makes tensors in a capture."""
-    before, of_tensors = getattr(math, name), getattr(torch, name)
+def itself(value: Any) -> Any:
+    return value
 
-    def call(*args: Any) -> Any:
-        if len(args) != 1 or not isinstance(args[0], OPEN):
+
+def taking_open(before: Callable, of_tensors: Callable, kind: Callable = itself) -> Callable:
+    """A function of Python's that takes open numbers, too, of which it makes a tensor in a capture; kind: what it asks of its
+    result, which is a question about values."""
+
+    def call(x: Any, *more: Any) -> Any:
+        args = (x, *more)
+        if not any(isinstance(a, OPEN) for a in args):
             return before(*args)
-        x = real(args[0])
-        if isinstance(x, torch.SymFloat):
-            return x**0.5 if name == "sqrt" else of_tensors(torch.scalar_tensor(x))  # type: ignore[arg-type]
-        return Real.of(before(x), x.note) if isinstance(x, Real) else of_tensors(x)
+        numbers = [real(a) for a in args]
+        if noted := [n for n in numbers if isinstance(n, Real)]:
+            return kind(Real.of(float(before(*args)), noted[0].note))
+        if any(isinstance(n, torch.Tensor) for n in numbers):
+            return kind(of_tensors(*map(as_tensor, numbers)))
+        if kind is not itself:
+            return before(*args)
+        return OF_SIZES.get(of_tensors, lambda *n: of_tensors(*map(as_tensor, n)))(*numbers)
 
     return call
 
 
-def rounded(number: Any, ndigits: int | None = None) -> Any:
-    """`round`, to so many digits of what is a tensor in a capture."""
-    if ndigits is None or not isinstance(number, torch.Tensor | Real):
-        return round(whole(number.round()) if isinstance(number, torch.Tensor) else number, ndigits)
-    if isinstance(number, Real):
-        return Real.of(round(float(number), ndigits), number.note)
-    return torch.round(number, decimals=ndigits)
+def as_tensor(number: Any) -> torch.Tensor:
+    return number if isinstance(number, torch.Tensor) else torch.scalar_tensor(number)
 
 
-STAND_INS = {"float": Float, "int": Int, "round": rounded}
-MATH = {name: of_one(name) for name in TENSORS}
-NAMES = {*STAND_INS, *TENSORS}
+def round_open(number: Any, ndigits: int | None = None) -> Any:
+    if ndigits is None:
+        return taking_open(round, torch.round, int)(number)
+    return taking_open(lambda x: round(x, ndigits), lambda x: torch.round(x, decimals=ndigits))(number)
+
+
+MATH: dict[str, Callable] = {
+    **{n: taking_open(getattr(math, n), getattr(torch, n)) for n in REALS},
+    **{n: taking_open(getattr(math, n), getattr(torch, n), int) for n in WHOLES},
+    **{n: taking_open(getattr(math, n), getattr(torch, n), bool) for n in TRUTHS},
+    "log": taking_open(math.log, lambda x, *base: x.log() / (base[0].log() if base else 1.0)),
+}
+BUILTINS = {"float": Float, "int": Int, "round": round_open}
+NAMES = {*BUILTINS, *MATH}
+MODULE = ModuleType("math")
+vars(MODULE).update(vars(math) | MATH)
+
+
+def text_of(before: Callable) -> Callable:
+    """`f"{float(t):.2f}"` in a capture, where there is no number."""
+
+    def text(self: torch.Tensor, form: str) -> str:
+        return format(math.nan, form) if isinstance(self, FakeTensor) and not self.ndim else before(self, form)
+
+    return text
 
 
 class Scopes:
@@ -191,9 +222,11 @@ class Scopes:
 
     def open(self) -> AbstractContextManager:
         """Tensors and sizes stay what they are in these modules."""
-        plain = {id(getattr(math, name)): f for name, f in MATH.items()}
-        names: list[tuple] = [(vars(math), name, f) for name, f in MATH.items()] if self.found else []
+        if not self.found:
+            return patched([])
+        stand_ins = {id(math): MODULE} | {id(getattr(math, name)): f for name, f in MATH.items()}
+        names: list[tuple] = [(torch.Tensor, "__format__", text_of(torch.Tensor.__format__))]
         for scope in self.found.values():
-            names += [(scope, n, f) for n, f in STAND_INS.items() if n not in scope]
-            names += [(scope, n, plain[id(v)]) for n, v in scope.items() if id(v) in plain]
+            names += [(scope, n, f) for n, f in BUILTINS.items() if n not in scope]
+            names += [(scope, n, stand_ins[id(v)]) for n, v in scope.items() if id(v) in stand_ins]
         return patched(names)

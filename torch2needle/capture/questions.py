@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import adaptive
 from torch.utils import _pytree as pytree
 
@@ -161,10 +162,10 @@ def of_counts() -> list[tuple]:
 
 
 def where_free(before: Callable, own: Callable, thread: int) -> Callable:
-    """`own` where one of the arguments is a free size, in this thread."""
+    """`own` where one of the arguments is a free size or a value of a capture, in this thread."""
 
     def call(*args: Any, **how: Any) -> Any:
-        free = any(isinstance(n, torch.SymInt) for n in (*args, *how.values())) and "out" not in how
+        free = any(isinstance(n, torch.SymInt | FakeTensor) for n in (*args, *how.values())) and "out" not in how
         made = own(*args, **how) if free and threading.get_ident() == thread else NotImplemented
         return before(*args, **how) if made is NotImplemented else made
 
@@ -210,6 +211,27 @@ def of_shapes() -> list[tuple]:
             return NotImplemented
         return fill_value.to(dtype or fill_value.dtype).expand(size).clone()
 
+    def full_like(input: torch.Tensor, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
+        if not isinstance(fill_value, torch.Tensor):
+            return NotImplemented
+        return fill_value.to(dtype or input.dtype).expand(input.shape).clone()
+
+    def stacked(data: Any) -> torch.Tensor:
+        if isinstance(data, list | tuple):
+            return torch.stack([stacked(d) for d in data])
+        return data.detach() if isinstance(data, torch.Tensor) else torch.scalar_tensor(data)
+
+    def tensor(data: Any, *, dtype: Any = None, **how: Any) -> Any:
+        if has_sizes(data):
+            return torch._refs.tensor(
+                data, dtype=dtype, **how
+            )  # as torch.export has it, which looks for torch's own name
+        leaves = pytree.tree_leaves(data) if isinstance(data, list | tuple) else []
+        given = [t for t in leaves if isinstance(t, torch.Tensor)]
+        if not given or not all(t.is_floating_point() and not t.ndim for t in given):
+            return NotImplemented
+        return stacked(data).to(dtype or torch.get_default_dtype())
+
     def one_hot(input: torch.Tensor, num_classes: Any = -1) -> Any:
         if not isinstance(num_classes, torch.SymInt):
             return NotImplemented
@@ -227,6 +249,8 @@ def of_shapes() -> list[tuple]:
         (torch.Tensor, new_tensor),
         (torch, as_tensor),
         (torch, full),
+        (torch, full_like),
+        (torch, tensor),
         (torch.nn.functional, one_hot),
     ]
     places = [*own, *((o, f) for o in (torch, torch.Tensor) for f in (take_along_dim, kron))]
