@@ -70,6 +70,16 @@ def transforms_as_calls() -> AbstractContextManager:
 
         return vjp
 
+    def by_directions(before: Callable) -> Callable:
+        """torch.func.linearize returns a function, too, and holds its own capture's values."""
+
+        def linearize(func: Callable, *primals: Any) -> Any:
+            if threading.get_ident() != thread:
+                return before(func, *primals)
+            return func(*primals), lambda *tangents: torch.func.jvp(func, primals, tangents)[1]
+
+        return linearize
+
     def in_one(before: Callable) -> Callable:
         """A torch.vmap in chunks gives what one over all gives, of which the size may be free."""
         return lambda func, into, out, chance, _, *args, **kwargs: before(
@@ -83,7 +93,8 @@ def transforms_as_calls() -> AbstractContextManager:
         *((eager_transforms, n, getattr(eager_transforms, n)) for n in GRADS),
     ]
     reverse = (vars(eager_transforms), VJP, in_parts(getattr(eager_transforms, VJP)))
-    return patched([reverse, *((vars(owner), name, outermost(f)) for owner, name, f in calls)])
+    linear = [(vars(home), "linearize", by_directions(torch.func.linearize)) for home in (torch.func, eager_transforms)]
+    return patched([reverse, *linear, *((vars(owner), name, outermost(f)) for owner, name, f in calls)])
 
 
 def forward_by_reverse(before: Callable) -> Callable:
