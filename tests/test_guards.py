@@ -277,7 +277,9 @@ REALS: dict[str, Callable] = {
     "imported": lambda x: log1p(x.abs().sum().item()),
     "exp": lambda x: -math.exp(-float(x.abs().mean())),
     "round": lambda x: round(float(x.sum()), 2) + round(x.mean().item(), 1),
-    "full": lambda x: torch.full((4,), float(x[0, 0])) + torch.full((4,), x[0, 1].item(), dtype=torch.float64).float(),
+    "full": lambda x: (
+        torch.full((4,), float(x.double()[0, 0])) + torch.full((4,), x[0, 1].item(), dtype=torch.float64).float()
+    ),
     "a list": lambda x: torch.tensor([float(x[0, 0]), x[0, 1].item(), 2.0, 3.0]),
     "full_like": lambda x: torch.full_like(x[0], float(x[0, 0])) * x.sum().tolist(),
     "linspace": lambda x: torch.linspace(0, float(x.abs().sum()), 4),

@@ -209,7 +209,8 @@ def of_shapes() -> list[tuple]:
     def full(size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
         if not isinstance(fill_value, torch.Tensor):
             return NotImplemented
-        return fill_value.to(dtype or fill_value.dtype).expand(size).clone()
+        kind = torch.get_default_dtype() if fill_value.is_floating_point() else fill_value.dtype
+        return fill_value.to(dtype or kind).expand(size).clone()
 
     def full_like(input: torch.Tensor, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
         if not isinstance(fill_value, torch.Tensor):
