@@ -144,6 +144,29 @@ def test_calls_that_leave_sizes_free(name: str) -> None:
         assert torch.allclose(torch.from_numpy(net(x).numpy()), model(x), atol=1e-5)
 
 
+OF_NUMBERS = {
+    "of sizes": lambda x: x * math.sqrt(x.shape[0]) + math.log(x.shape[0], 2) + math.exp(-x.shape[0]),
+    "power": lambda x: x * math.pow(x.shape[0], 0.5) + math.pow(x.sum(), 2),
+    "of a tensor": lambda x: x * math.sqrt(x.square().sum()) + math.log(x.square().sum()),
+}
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_functions_of_numbers_without_an_example(name: str) -> None:
+    """Python's numbers have no gradients."""
+    model = nn.Sequential(nn.Linear(3, 3), ByShapes(OF_NUMBERS[name]))
+    model[1].forward = model[1].step
+    net = torch2needle.convert(model)
+    for n in (4, 7):
+        x = torch.randn(n, 3)
+        got, want = net(x), model(x)
+        assert torch.allclose(torch.from_numpy(got.numpy()), want, rtol=1e-4, atol=1e-5)
+    want.square().sum().backward()
+    (got * got).sum().backward()
+    grad = torch.from_numpy(next(iter(net.parameters())).grad.numpy())
+    assert torch.allclose(grad, model[0].weight.grad, rtol=1e-4, atol=1e-4)
+
+
 class Larger(nn.Module):
     """As many rows as the larger of two inputs has, as of a body model (Loper et al., SMPL, 2015)."""
 
