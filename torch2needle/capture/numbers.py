@@ -153,7 +153,7 @@ def taking_open(before: Callable, of_tensors: Callable, kind: Callable = itself)
             return before(*args)
         numbers = [real(a) for a in args]
         if noted := [n for n in numbers if isinstance(n, Real)]:
-            return kind(Real.of(float(before(*args)), noted[0].note))
+            return kind(Real.of(float(before(*numbers)), noted[0].note))
         if any(isinstance(n, torch.Tensor) for n in numbers):
             return kind(of_tensors(*map(as_tensor, numbers)))
         if kind is not itself:
