@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from math import log2
 from typing import Any
 
 import pytest
@@ -113,6 +115,21 @@ BY_SHAPES = {
     "new_tensor": lambda x: x / x.new_tensor([x.shape[0], 2.0]).sum() + x.new_tensor(x.shape[0]),
     "as_tensor": lambda x: x * torch.as_tensor(x.shape[0]) + torch.as_tensor(x.shape, dtype=torch.float32).mean(),
     "one_hot": lambda x: nn.functional.one_hot(torch.arange(len(x)).flip(0), x.shape[0]).float() @ x,
+    "float": lambda x: x * float(x.shape[0]) + 1 / float(len(x)),
+    "int": lambda x: x[: int(x.shape[0] / 3 + 2)] * int(x.shape[0]),
+    "int of what is negative": lambda x: x * int((1 - x.shape[0]) / 2),
+    "round": lambda x: x[: round(x.shape[0] / 2) + 1] * round(x.shape[0] * 1.5),
+    "sqrt": lambda x: x / math.sqrt(x.shape[0]) + math.log(x.shape[0]) * math.exp(-len(x)),
+    "imported": lambda x: x * log2(x.shape[0]),
+    "divmod": lambda x: x[: sum(divmod(x.shape[0], 3)) + 1],
+    "windows": lambda x: x * torch.hann_window(len(x))[:, None] + torch.hamming_window(len(x), False, 0.6)[:, None],
+    "more windows": lambda x: (
+        torch.blackman_window(x.shape[0]) @ x + torch.bartlett_window(x.shape[0], periodic=False) @ x
+    ),
+    "scales": lambda x: torch.linspace(-1, 3, len(x)) @ x + torch.logspace(0, 1, len(x), 2.0) @ x,
+    "upper": lambda x: (x @ x.T)[tuple(torch.triu_indices(len(x), len(x), 1))] + 0 * len(x),
+    "lower": lambda x: (x @ x.T)[tuple(torch.tril_indices(x.shape[0], x.shape[0], offset=1))],
+    "pairs": lambda x: torch.combinations(x[:, 0]).sum(1),
     "kron": lambda x: torch.kron(x, torch.ones(2, 1) * 3) + x[0].kron(x[0]).sum(),
 }
 
@@ -122,9 +139,32 @@ def test_calls_that_leave_sizes_free(name: str) -> None:
     model = ByShapes(BY_SHAPES[name]).eval()
     net = torch2needle.convert(model, (torch.randn(4, 3),))
     assert any(n.startswith("free sizes: x axis 0") for n in net.report.notes)
-    for n in (4, 7, 2):
+    for n in (4, 7, 3):
         x = torch.randn(n, 3)
         assert torch.allclose(torch.from_numpy(net(x).numpy()), model(x), atol=1e-5)
+
+
+OF_NUMBERS = {
+    "of sizes": lambda x: x * math.sqrt(x.shape[0]) + math.log(x.shape[0], 2) + math.exp(-x.shape[0]),
+    "power": lambda x: x * math.pow(x.shape[0], 0.5) + math.pow(x.sum(), 2),
+    "of a tensor": lambda x: x * math.sqrt(x.square().sum()) + math.log(x.square().sum()),
+}
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_functions_of_numbers_without_an_example(name: str) -> None:
+    """Python's numbers have no gradients."""
+    model = nn.Sequential(nn.Linear(3, 3), ByShapes(OF_NUMBERS[name]))
+    model[1].forward = model[1].step
+    net = torch2needle.convert(model)
+    for n in (4, 7):
+        x = torch.randn(n, 3)
+        got, want = net(x), model(x)
+        assert torch.allclose(torch.from_numpy(got.numpy()), want, rtol=1e-4, atol=1e-5)
+    want.square().sum().backward()
+    (got * got).sum().backward()
+    grad = torch.from_numpy(next(iter(net.parameters())).grad.numpy())
+    assert torch.allclose(grad, model[0].weight.grad, rtol=1e-4, atol=1e-4)
 
 
 class Larger(nn.Module):

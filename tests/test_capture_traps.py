@@ -43,11 +43,10 @@ FOLLOWED = {
         "dtype in",
         "device",
     ),
-    *("ndim", "value", "caught value", "caught shape", "set attribute", "legacy type", "match shape"),
+    *("ndim", "value", "caught value", "caught float", "caught shape", "set attribute", "legacy type", "match shape"),
     *("straight", "norm written", "weight written"),
 }
 NEVER = {
-    "caught float",
     *(
         "python random",
         "numpy random",
@@ -223,8 +222,8 @@ def test_inside_vmap() -> None:
 
 
 def test_both_blockers_are_shown_and_torch_prints_nothing(capfd: Any) -> None:
-    text = refusal(Linear(lambda s, x: x * float(x.sum())), (torch.ones(2, 3),))
-    assert "no other input answers `text = refusal(Linear(lambda s, x: x * float(x.sum()))" in text
+    text = refusal(Linear(lambda s, x: x * x.sum().__float__()), (torch.ones(2, 3),))
+    assert "no other input answers `text = refusal(Linear(lambda s, x: x * x.sum().__float__())" in text
     assert capfd.readouterr() == ("", "")
 
 

@@ -25,6 +25,7 @@ POSITIVE = POSITIVE @ POSITIVE.mH + 3 * torch.eye(3)
 FUNCTIONS = (
     *(torch.tan, torch.sinh, torch.cosh, torch.tanh, torch.asin, torch.acos, torch.atan, torch.asinh, torch.acosh),
     *(torch.atanh, torch.sigmoid, torch.rsqrt, torch.exp2, torch.expm1, torch.log1p, torch.log2, torch.log10),
+    torch.sinc,
 )
 SHAPES: dict[str, tuple] = {
     "diagonals": (lambda z: torch.diag(z[0]) + torch.diag_embed(z[0]) + torch.diagflat(z[1]), Z),
@@ -61,6 +62,7 @@ REDUCTIONS: dict[str, tuple] = {
         lambda z: (z.any(1) & torch.all(z, dim=1)) | torch.logical_not(z[:, 0]),
         torch.tensor([[0, 1j], [1, 2], [0, 0]]),
     ),
+    "sinc of nothing": (lambda z: torch.sinc(z), torch.tensor([0, 0.5j, 2])),
     "counted": (lambda z: torch.count_nonzero(z, 0), torch.tensor([[0, 1j], [1, 2], [0, 0]])),
     "moments": (lambda z: torch.std_mean(z, dim=1)[1] * torch.var_mean(z, 1, correction=0)[0], Z),
     "logsumexp": (lambda z: torch.logsumexp(z, 1), Z),

@@ -267,7 +267,7 @@ class Mapped(nn.Module):
         def score(row: T, k: T) -> T:
             return torch.tanh(self.norm(row) @ self.weight @ k.t()) + row.sum()
 
-        y = torch.vmap(score, in_dims=(1, None), out_dims=1)(x, keys)
+        y = torch.vmap(score, in_dims=(1, None), out_dims=1, chunk_size=2)(x, keys)
         slope = torch.vmap(torch.func.grad(lambda r: (torch.sigmoid(r) * self.weight[0]).pow(2).sum()))(x[:, 0])
         return y, self.each(x, keys.t()), slope
 

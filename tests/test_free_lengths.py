@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -90,11 +91,11 @@ class Fixed(nn.Module):
 
 
 FIXING = {
-    "int": lambda x, other: x.sum(0) * int(x.shape[0]) + other.sum(),
+    "index": lambda x, other: x.sum(0) * operator.index(x.shape[0]) + other.sum(),
     "range": lambda x, other: x.sum(0) + sum(torch.ones(()) * i for i in range(x.shape[0])) + other.sum(),
     "if": lambda x, other: x.sum(0) + (1 if 24 * x.shape[0] == 24 * 2 else 0) + other.sum(),
-    "second axis": lambda x, other: x.sum(1)[:1] * int(x.shape[1]) + other.sum(),
-    "another's": lambda x, other: x.sum(0) * int(other.shape[1]) + other.sum(),
+    "second axis": lambda x, other: x.sum(1)[:1] * operator.index(x.shape[1]) + other.sum(),
+    "another's": lambda x, other: x.sum(0) * operator.index(other.shape[1]) + other.sum(),
 }
 
 

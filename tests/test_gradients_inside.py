@@ -66,6 +66,22 @@ def test_forward_derivatives() -> None:
     gradients_agree(model, net, (x,), 1e-4)
 
 
+def test_linearize() -> None:
+    class Linearized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))
+
+        def forward(self, x: Any) -> Any:
+            y, along = torch.func.linearize(lambda a, b: self.net(a) * b, x, x * 2)
+            return y + along(x.flip(1), x)
+
+    model, x = Linearized().eval(), torch.randn(4, 3)
+    net = torch2needle.convert(model, (x,))
+    for given in (x, torch.randn(6, 3)):
+        np.testing.assert_allclose(net(given).numpy(), model(given).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
 def traced(hessian: Callable) -> Callable:
     return lambda f: lambda v: hessian(f)(v).diagonal(0, -2, -1).sum(-1)
 

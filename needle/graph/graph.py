@@ -104,6 +104,14 @@ class Dim(Deferred):
     def __ceil__(self) -> Dim:
         return -(-self).__floor__()
 
+    def __round__(self, ndigits: None = None) -> Dim:
+        if ndigits is not None:
+            raise Unsupported(f"the size {self.node.name} is rounded to a whole number alone")
+        return self._apply("round", self, 1)
+
+    def __trunc__(self) -> Dim:
+        return self._apply("trunc", self, 1)
+
     def __mod__(self, other: Any) -> Dim:
         return self._apply("mod", self, other)
 
@@ -148,6 +156,8 @@ SCALAR_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "mod": lambda a, b: a % b,
     "pow": lambda a, b: a**b,
     "floor": lambda a, b: int(a // b),
+    "round": lambda a, b: round(a / b),
+    "trunc": lambda a, b: int(a / b),
     "max": max,
     "min": min,
 }

@@ -8,13 +8,12 @@ answers again and leaves a call of `asked` behind.
 from __future__ import annotations
 
 import functools
-import linecache
-import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -35,6 +34,7 @@ from .guard import (
     plain_conditions,
     same_chance,
 )
+from .numbers import Answer, Real, Scopes, caller
 from .state import untouched
 
 NAMES = ("__bool__", "__int__", "__float__", "__index__", "__iter__", "item", "tolist", "numpy")
@@ -107,73 +107,26 @@ def refuse_real_numbers(value: Any, text: str) -> None:
         raise Unsupported(f"no other input answers `{text}` alike; compute with the tensor in place of its number")
 
 
-class Answer(NamedTuple):
-    place: tuple[str, str, int]  # the method, and the file and line of its caller
-    value: Any
-
-    @property
-    def text(self) -> str:
-        """The user's line."""
-        _, path, number = self.place
-        return f"{linecache.getline(path, number).strip()} ({os.path.basename(path)}:{number})"
-
-
-class Real(float):
-    """A number of a tensor in the run that notes what is asked: what it is compared with, or made whole for, is asked, too."""
-
-    note: Callable[[Answer], None]
-
-    @classmethod
-    def of(cls, value: float, note: Callable[[Answer], None]) -> Real:
-        made = cls(value)
-        made.note = note
-        return made
-
-
-def asking(name: str, as_name: str) -> Callable:
-    """A method of Real whose result is an answer of the caller's line."""
-
-    def ask(self: Real, *other: Any) -> Any:
-        value, frame = getattr(float, name)(self, *other), sys._getframe(1)
-        if value is not NotImplemented:
-            self.note(Answer((as_name, frame.f_code.co_filename, frame.f_lineno), value))
-        return value
-
-    return ask
-
-
-def carrying(name: str) -> Callable:
-    def compute(self: Real, *other: Any) -> Any:
-        value = getattr(float, name)(self, *other)
-        return Real.of(value, self.note) if isinstance(value, float) else value
-
-    return compute
-
-
-for method in ("lt", "le", "gt", "ge", "eq", "ne", "bool"):
-    setattr(Real, f"__{method}__", asking(f"__{method}__", "__bool__"))
-for method in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    for side in ("", "r"):
-        setattr(Real, f"__{side}{method}__", carrying(f"__{side}{method}__"))
-for method in ("neg", "pos", "abs"):
-    setattr(Real, f"__{method}__", carrying(f"__{method}__"))
-Real.__int__ = asking("__int__", "__int__")  # type: ignore[method-assign]
-Real.__hash__ = float.__hash__  # type: ignore[method-assign]
-
-
 class Answers(list[Answer]):
     """Those of one call of a model, in their order."""
+
+    def __init__(self, found: Iterable[Answer] = (), scopes: Scopes | None = None, opened: bool = True) -> None:
+        super().__init__(found)
+        self.opened = opened
+        self.scopes = scopes or Scopes()  # that make plain numbers of tensors
 
     def noted(self) -> AbstractContextManager:
         """Notes what is asked of tensors."""
 
-        def note(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
+        def note(name: str, before: Callable, t: torch.Tensor, frame: FrameType) -> Any:
             if name == "__iter__":
                 if t.ndim and t.dtype in WHOLE:
-                    self.append(Answer(place, t.tolist()))
+                    self.append(Answer.at(name, frame, t.tolist()))
                 return before(t)
+            if self.opened and name in ("__float__", "item"):
+                self.scopes.add(frame)
             value = before(t)
-            self.append(Answer(place, value.copy() if name == "numpy" else value))
+            self.append(Answer.at(name, frame, value.copy() if name == "numpy" else value))
             return Real.of(value, self.append) if name == "item" and isinstance(value, float) else value
 
         return intercepted(note)
@@ -184,8 +137,8 @@ class Answers(list[Answer]):
 
         left, places = iter(tuple(self)), {a.place for a in self}
 
-        def give(name: str, before: Callable, t: torch.Tensor, place: tuple) -> Any:
-            real = t.is_floating_point()
+        def give(name: str, before: Callable, t: torch.Tensor, frame: FrameType) -> Any:
+            real, place = t.is_floating_point(), Answer.at(name, frame, None).place
             if place not in places:  # torch itself asks, too
                 return before(t)
             if real and name in (
@@ -213,17 +166,18 @@ class Answers(list[Answer]):
         return intercepted(give)
 
 
-def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> AbstractContextManager:
-    """`f(name, method, tensor, place)` in the place of the methods by which Python asks for values, in this thread."""
+def intercepted(f: Callable[[str, Callable, torch.Tensor, FrameType], Any]) -> AbstractContextManager:
+    """`f(name, method, tensor, caller's frame)` in the place of the methods by which Python asks for values, in this thread."""
     thread = threading.get_ident()
     busy = False
 
     def asked(name: str, before: Callable, t: torch.Tensor) -> Any:
         nonlocal busy
-        caller = sys._getframe(2)
+        frame = caller(2)
+        name = "item" if name == "tolist" and not t.ndim else name
         busy = True
         try:
-            return f(name, before, t, (name, caller.f_code.co_filename, caller.f_lineno))
+            return f(name, before, t, frame)
         finally:
             busy = False
 
@@ -255,9 +209,12 @@ def intercepted(f: Callable[[str, Callable, torch.Tensor, tuple], Any]) -> Abstr
     )
 
 
-def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any], training: bool = False) -> Answers:
-    """What the model asks of its tensors' values in a call in evaluation mode; training: in the modes that it is in."""
-    found, writes = Answers(), Writes()
+def answers(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any], training: bool = False, opened: bool = True
+) -> Answers:
+    """What the model asks of its tensors' values in a call in evaluation mode; training: in the modes that it is in;
+    opened: numbers that it makes of tensors stay tensors."""
+    found, writes = Answers(opened=opened), Writes()
     with untouched(model), same_chance(), torch.inference_mode(False), inference_without_gradients():
         if not training:
             model.eval()
@@ -265,12 +222,14 @@ def answers(model: nn.Module, args: tuple, kwargs: dict[str, Any], training: boo
         def noted() -> None:
             found.clear()
             try:
-                with plain_conditions(), writes, found.noted():
+                with plain_conditions(), writes, found.noted(), found.scopes.open():
                     model(*args, **kwargs)
             finally:
                 writes.undo()
 
         gradients_where_asked(noted)
+        if found.scopes.found:  # now with what follows from these numbers
+            gradients_where_asked(noted)
     return found
 
 

@@ -18,7 +18,7 @@ PROBES = 200  # sizes from the least on, and on both sides of the example's, tha
 TOGETHER = 200  # ... of several sizes at a time, about
 MOST = 2**62  # what torch.export writes for no limit
 SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
-NAMES = {"max": max, "min": min, "float": float, "ceil": math.ceil, "floor": math.floor, "trunc": math.trunc}
+NAMES: dict[str, Callable] = {f.__name__: f for f in (max, min, float, round, math.ceil, math.floor, math.trunc)}
 PLAIN = re.compile(rf"(?:\b(?:{'|'.join(NAMES)}|and|or|not|v\d+)\b|[\d\s()+\-*/%<>=!,.])*")
 LIBRARIES = re.compile(r"\b(?:math\.(?=ceil|floor|trunc)|torch\.sym_(?=float|max|min))")
 

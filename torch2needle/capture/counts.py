@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .asked import ASKED, CHECKS, LIBRARY, Answer, Answers, compare
+from .asked import ASKED, CHECKS, LIBRARY, Answers, compare
 from .guard import has_storage, patched
+from .numbers import Answer
 
 SOME = 720720  # rows that are counted, in an answer: a number of which most are divisors, so that rows are grouped as they wish
 RELATIONS: dict[str, Callable] = {f"__{n}__": getattr(operator, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -99,7 +100,7 @@ def answer(number: Any, relation: Callable, frame: Any) -> bool:
         return bool(relation(int(with_rows(number.node.expr, number.node.shape_env, rows)), 0))
 
     told = value(SOME)
-    text = Answer(("__bool__", frame.f_code.co_filename, frame.f_lineno), told).text
+    text = Answer.at("__bool__", frame, told).text
     check = SUPPOSED if asks_for_none(value) else ASKED
     check(relation(torch.scalar_tensor(number, dtype=torch.int64), 0), [float(told)], text)
     return told
@@ -115,7 +116,7 @@ def for_some(answers: Answers, graph: fx.Graph) -> Answers | None:
     """The answers as for masks in which something is true, where those that the graph holds are others."""
     some = {n.args[2]: not none for n, none in of_masks(graph) if [float(none)] == n.args[1]}
     told = (a._replace(value=some.get(a.text, a.value)) if isinstance(a.value, bool) else a for a in answers)
-    return Answers(told) if some else None
+    return Answers(told, answers.scopes) if some else None
 
 
 def of_masks(graph: fx.Graph) -> Iterator[tuple[fx.Node, bool | int]]:

@@ -7,7 +7,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from .conditions import MOST, Limits, asks_values_alone, bounds, first_of, fixed
 from .counts import for_some, some_rows
 from .functional import Gradients, below_autograd, data_as_calls, lacks_rule, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet
+from .numbers import Scopes
 from .packing import Packing
 from .program import capture_program
 from .questions import without_questions
@@ -88,6 +89,26 @@ def captures(
         if error is not None:
             yield strictly(model, call, error, changing, manner)
         return
+    try:
+        yield from answered(model, call, wider, asked, dynamic, changing, time, manner)
+        if asked.scopes.found:  # numbers of tensors as the example's, which what takes no tensors needs
+            asked = answers(model, *wider, manner.training, opened=False)
+            yield from answered(model, call, wider, asked, dynamic, changing, time, manner)
+    except Exception as e:
+        yield strictly(model, call, error or capture_error(model, e, "torch.export"), changing, manner)
+
+
+def answered(
+    model: nn.Module,
+    call: Call,
+    wider: Call,
+    asked: Answers,
+    dynamic: Any,
+    changing: Callable[[], set[str]],
+    time: Budget,
+    manner: Manner,
+) -> Iterator[Captured]:
+    """Captures that answer what is asked as `asked`, of the call `wider`, does."""
     batch, _ = batched(wider) if dynamic == "auto" else (None, wider)
     rows, more = free_axes(wider, batch)
     for free in (more, rows):
@@ -98,13 +119,9 @@ def captures(
                 yield fuller.captured(model, changing)
             yield time.noted(found).captured(model, changing)
     if wider is not call:
-        asked = answers(model, *call, manner.training)
-    try:
-        found = export(model, *call, {}, asked, manner)
-    except Exception as e:
-        yield strictly(model, call, error or capture_error(model, e, "torch.export"), changing, manner)
-        return
-    yield time.noted(found).captured(model, changing)
+        asked = answers(model, *call, manner.training, asked.opened)
+    with suppress(Exception) if asked.scopes.found else nullcontext():
+        yield time.noted(export(model, *call, {}, asked, manner)).captured(model, changing)
 
 
 def named(
@@ -287,7 +304,7 @@ def export(
     asks = Gradients()
     try:
         with asks.watched():
-            found = export_once(model, args, kwargs, free, asked, manner)
+            found = export_open(model, args, kwargs, free, asked, manner)
         targets = {n.target for n in found.program.graph.nodes} if asks.asked else set()
         if not any(t in PLAIN or lacks_rule(t) for t in targets):
             return found
@@ -295,7 +312,23 @@ def export(
         if not asks.asked:
             raise
     with asks.watched(), below_autograd(model):
-        return export_once(model, args, kwargs, free, asked, manner)
+        return export_open(model, args, kwargs, free, asked, manner)
+
+
+def export_open(model: nn.Module, *how: Any) -> Exported:
+    """`export_once`, and once more with free sizes in the place of the plain numbers that code makes of them."""
+    scopes, error = Scopes(), None
+    try:
+        with scopes.watched():
+            found = export_once(model, *how)
+    except Exception as e:
+        error = e
+    if scopes.found:
+        with suppress(Exception), scopes.open():
+            return export_once(model, *how)
+    if error is not None:
+        raise error
+    return found
 
 
 def export_once(
@@ -328,8 +361,12 @@ def export_once(
         if not manner.training:
             model.eval()
         dynamic = shapes.dynamic_shapes(model, args, kwargs) if free else None
-        told, some = (nullcontext(), nullcontext()) if asked is None else (asked.given(), some_rows())
-        with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients(), told, some:
+        told, some, opened = (
+            (nullcontext(), nullcontext(), nullcontext())
+            if asked is None
+            else (asked.given(), some_rows(), asked.scopes.open())
+        )
+        with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients(), told, some, opened:
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     return Exported(program, notes, results[-1], manner.training)
 

@@ -28,7 +28,7 @@ from ..rules.registry import find_function_rule
 from .guard import patched
 from .steps import torchs_own
 
-NAMES = ((apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms, "grad_and_value_impl"))
+GRADS = ("grad_impl", "grad_and_value_impl")
 JVP, VJP = "_jvp_with_argnums", "_vjp_with_argnums"
 
 
@@ -80,10 +80,31 @@ def transforms_as_calls() -> AbstractContextManager:
 
         return vjp
 
+    def by_directions(before: Callable) -> Callable:
+        """torch.func.linearize returns a function, too, and holds its own capture's values."""
+
+        def linearize(func: Callable, *primals: Any) -> Any:
+            if threading.get_ident() != thread:
+                return before(func, *primals)
+            return func(*primals), lambda *tangents: torch.func.jvp(func, primals, tangents)[1]
+
+        return linearize
+
+    def in_one(before: Callable) -> Callable:
+        """A torch.vmap in chunks gives what one over all gives, of which the size may be free."""
+        return lambda func, into, out, chance, _, *args, **kwargs: before(
+            func, into, out, chance, None, *args, **kwargs
+        )
+
     jvp = (eager_transforms, JVP, forward_by_reverse(getattr(eager_transforms, JVP)))
-    calls = [jvp, *((owner, name, getattr(owner, name)) for owner, name in NAMES)]
+    calls = [
+        jvp,
+        (apis, "vmap_impl", in_one(apis.vmap_impl)),
+        *((eager_transforms, n, getattr(eager_transforms, n)) for n in GRADS),
+    ]
     reverse = (vars(eager_transforms), VJP, in_parts(getattr(eager_transforms, VJP)))
-    return patched([reverse, *((vars(owner), name, outermost(f)) for owner, name, f in calls)])
+    linear = [(vars(home), "linearize", by_directions(torch.func.linearize)) for home in (torch.func, eager_transforms)]
+    return patched([reverse, *linear, *((vars(owner), name, outermost(f)) for owner, name, f in calls)])
 
 
 def forward_by_reverse(before: Callable) -> Callable:

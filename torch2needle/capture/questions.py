@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import adaptive
 from torch.utils import _pytree as pytree
 
@@ -34,7 +36,7 @@ def plain_masks() -> AbstractContextManager:
 
 def without_questions() -> AbstractContextManager:
     """Calls that ask for values, which torch.export does not know, become others that do not."""
-    return patched([*of_covariances(), *of_combinations(), *of_clusters(), *of_moves(), *of_shapes()])
+    return patched([*of_covariances(), *of_combinations(), *of_counts(), *of_clusters(), *of_moves(), *of_shapes()])
 
 
 def of_moves() -> list[tuple]:
@@ -91,10 +93,83 @@ def of_combinations() -> list[tuple]:
     def combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
         if threading.get_ident() != thread or input.ndim != 1 or r < 1:
             return before(input, r, with_replacement)
+        if r == 2:
+            n = input.shape[0]
+            return input[torch.triu_indices(n, n, 0 if with_replacement else 1).T]
         chosen = itertools.combinations_with_replacement if with_replacement else itertools.combinations
         return input[torch.tensor(list(chosen(range(len(input)), r)), dtype=torch.int64).reshape(-1, r)]
 
     return [(vars(torch), "combinations", combinations)]
+
+
+def of_counts() -> list[tuple]:
+    """Windows, scales and places of a triangle, as many as a free size says, where torch's own take plain numbers."""
+    thread = threading.get_ident()
+
+    def turns(n: Any, periodic: bool, dtype: Any) -> torch.Tensor:
+        return torch.arange(n, dtype=dtype or torch.get_default_dtype()) * (2 * math.pi / (n if periodic else n - 1))
+
+    def hamming_window(
+        n: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, dtype: Any = None, **_: Any
+    ) -> torch.Tensor:
+        return alpha - beta * turns(n, periodic, dtype).cos()
+
+    def hann_window(n: Any, periodic: bool = True, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+        return hamming_window(n, periodic, 0.5, 0.5, dtype=dtype)
+
+    def blackman_window(n: Any, periodic: bool = True, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+        at = turns(n, periodic, dtype)
+        return 0.42 - 0.5 * at.cos() + 0.08 * (2 * at).cos()
+
+    def bartlett_window(n: Any, periodic: bool = True, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+        return 1 - (turns(n, periodic, dtype) / math.pi - 1).abs()
+
+    def linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, **_: Any) -> Any:
+        """From both ends to the middle, as torch's."""
+        if dtype and not dtype.is_floating_point:
+            return NotImplemented
+        at, step = (
+            torch.arange(steps, dtype=dtype or torch.get_default_dtype()),
+            (end - start) / torch.sym_max(steps - 1, 1),
+        )
+        return torch.where(at < steps // 2, start + at * step, end - (steps - 1 - at) * step)
+
+    def logspace(start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Any = None, **_: Any) -> Any:
+        made = linspace(start, end, steps, dtype=dtype)
+        return made if made is NotImplemented else base**made
+
+    def triangle(mask: Callable, sign: int) -> Callable:
+        def indices(row: Any, col: Any, offset: int = 0, *, dtype: Any = torch.int64, **_: Any) -> Any:
+            """The places of a square, as many as up to the nearer corner, or all without those."""
+            if row != col:
+                return NotImplemented
+            above, all_places = sign * offset, row * row
+            side = torch.sym_max(row - above if above > 0 else row + above - 1, 0)
+            corner = side * (side + 1) // 2
+            kept = mask(torch.ones(row, row, dtype=torch.bool), offset)
+            places = torch.where(kept, torch.arange(all_places).view(row, row), all_places).flatten().sort().values
+            found = places[: corner if above > 0 else all_places - corner]
+            return torch.stack([found // row, found % row]).to(dtype)
+
+        return indices
+
+    own: dict[str, Callable] = {
+        f.__name__: f for f in (hamming_window, hann_window, blackman_window, bartlett_window, linspace, logspace)
+    }
+    own |= {"triu_indices": triangle(torch.triu, 1), "tril_indices": triangle(torch.tril, -1)}
+    quotient = (torch.SymInt, "__divmod__", lambda a, b: (a // b, a % b))  # which torch lacks
+    return [quotient, *((vars(torch), name, where_free(getattr(torch, name), f, thread)) for name, f in own.items())]
+
+
+def where_free(before: Callable, own: Callable, thread: int) -> Callable:
+    """`own` where one of the arguments is a free size or a value of a capture, in this thread."""
+
+    def call(*args: Any, **how: Any) -> Any:
+        free = any(isinstance(n, torch.SymInt | FakeTensor) for n in (*args, *how.values())) and "out" not in how
+        made = own(*args, **how) if free and threading.get_ident() == thread else NotImplemented
+        return before(*args, **how) if made is NotImplemented else made
+
+    return call
 
 
 def of_shapes() -> list[tuple]:
@@ -131,6 +206,33 @@ def of_shapes() -> list[tuple]:
     def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
         return torch.tensor(data, dtype=dtype, device=device) if has_sizes(data) else NotImplemented
 
+    def full(size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
+        if not isinstance(fill_value, torch.Tensor):
+            return NotImplemented
+        kind = torch.get_default_dtype() if fill_value.is_floating_point() else fill_value.dtype
+        return fill_value.to(dtype or kind).expand(size).clone()
+
+    def full_like(input: torch.Tensor, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
+        if not isinstance(fill_value, torch.Tensor):
+            return NotImplemented
+        return fill_value.to(dtype or input.dtype).expand(input.shape).clone()
+
+    def stacked(data: Any) -> torch.Tensor:
+        if isinstance(data, list | tuple):
+            return torch.stack([stacked(d) for d in data])
+        return data.detach() if isinstance(data, torch.Tensor) else torch.scalar_tensor(data)
+
+    def tensor(data: Any, *, dtype: Any = None, **how: Any) -> Any:
+        if has_sizes(data):
+            return torch._refs.tensor(
+                data, dtype=dtype, **how
+            )  # as torch.export has it, which looks for torch's own name
+        leaves = pytree.tree_leaves(data) if isinstance(data, list | tuple) else []
+        given = [t for t in leaves if isinstance(t, torch.Tensor)]
+        if not given or not all(t.is_floating_point() and not t.ndim for t in given):
+            return NotImplemented
+        return stacked(data).to(dtype or torch.get_default_dtype())
+
     def one_hot(input: torch.Tensor, num_classes: Any = -1) -> Any:
         if not isinstance(num_classes, torch.SymInt):
             return NotImplemented
@@ -147,6 +249,9 @@ def of_shapes() -> list[tuple]:
         (torch.Tensor, fill_diagonal_),
         (torch.Tensor, new_tensor),
         (torch, as_tensor),
+        (torch, full),
+        (torch, full_like),
+        (torch, tensor),
         (torch.nn.functional, one_hot),
     ]
     places = [*own, *((o, f) for o in (torch, torch.Tensor) for f in (take_along_dim, kron))]

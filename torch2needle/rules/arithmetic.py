@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -139,42 +140,40 @@ functions(
 
 # -- functions of one tensor ---------------------------------------------------------------------------------------------
 
-functions(
-    "input",
-    {
-        (torch.neg, torch.negative, T.neg, T.neg_, T.negative, operator.neg): operator.neg,
-        (torch.square, T.square, T.square_): lambda x: x**2,
-        (torch.exp, T.exp, T.exp_): ops.exp,
-        (torch.exp2, T.exp2, T.exp2_, torch.special.exp2): ops.exp2,
-        (torch.expm1, T.expm1, T.expm1_, torch.special.expm1): ops.expm1,
-        (torch.log, T.log, T.log_): ops.log,
-        (torch.log1p, T.log1p, T.log1p_, torch.special.log1p): ops.log1p,
-        (torch.log2, T.log2, T.log2_): ops.log2,
-        (torch.log10, T.log10, T.log10_): ops.log10,
-        (torch.sqrt, T.sqrt, T.sqrt_): ops.sqrt,
-        (torch.rsqrt, T.rsqrt, T.rsqrt_): ops.rsqrt,
-        (torch.reciprocal, T.reciprocal, T.reciprocal_): ops.reciprocal,
-        (torch.sin, T.sin, T.sin_): ops.sin,
-        (torch.cos, T.cos, T.cos_): ops.cos,
-        (torch.tan, T.tan, T.tan_): ops.tan,
-        (torch.asin, torch.arcsin, T.asin, T.asin_, T.arcsin, T.arcsin_): ops.asin,
-        (torch.acos, torch.arccos, T.acos, T.acos_, T.arccos, T.arccos_): ops.acos,
-        (torch.atan, torch.arctan, T.atan, T.atan_, T.arctan, T.arctan_): ops.atan,
-        (torch.sinh, T.sinh, T.sinh_): ops.sinh,
-        (torch.cosh, T.cosh, T.cosh_): ops.cosh,
-        (torch.asinh, torch.arcsinh, T.asinh, T.asinh_, T.arcsinh, T.arcsinh_): ops.asinh,
-        (torch.acosh, torch.arccosh, T.acosh, T.acosh_, T.arccosh, T.arccosh_): ops.acosh,
-        (torch.atanh, torch.arctanh, T.atanh, T.atanh_, T.arctanh, T.arctanh_): ops.atanh,
-        (torch.erfc, T.erfc, T.erfc_, torch.special.erfc): ops.erfc,
-        (torch.erf, T.erf, T.erf_, torch.special.erf): ops.erf,
-        (torch.abs, torch.absolute, T.abs, T.abs_, T.absolute, operator.abs): ops.absolute,
-        (torch.sign, T.sign, T.sign_, torch.sgn, T.sgn): ops.sign,
-        (torch.floor, T.floor, T.floor_): ops.floor,
-        (torch.ceil, T.ceil, T.ceil_): ops.ceil,
-        (torch.trunc, torch.fix, T.trunc, T.trunc_, T.fix): ops.trunc,
-        (torch.frac, T.frac, T.frac_): ops.frac,
-    },
-)
+UNARY: dict[tuple, Callable] = {
+    (torch.neg, torch.negative, T.neg, T.neg_, T.negative, operator.neg): operator.neg,
+    (torch.square, T.square, T.square_): lambda x: x**2,
+    (torch.exp, T.exp, T.exp_): ops.exp,
+    (torch.exp2, T.exp2, T.exp2_, torch.special.exp2): ops.exp2,
+    (torch.expm1, T.expm1, T.expm1_, torch.special.expm1): ops.expm1,
+    (torch.log, T.log, T.log_): ops.log,
+    (torch.log1p, T.log1p, T.log1p_, torch.special.log1p): ops.log1p,
+    (torch.log2, T.log2, T.log2_): ops.log2,
+    (torch.log10, T.log10, T.log10_): ops.log10,
+    (torch.sqrt, T.sqrt, T.sqrt_): ops.sqrt,
+    (torch.rsqrt, T.rsqrt, T.rsqrt_): ops.rsqrt,
+    (torch.reciprocal, T.reciprocal, T.reciprocal_): ops.reciprocal,
+    (torch.sin, T.sin, T.sin_): ops.sin,
+    (torch.cos, T.cos, T.cos_): ops.cos,
+    (torch.tan, T.tan, T.tan_): ops.tan,
+    (torch.asin, torch.arcsin, T.asin, T.asin_, T.arcsin, T.arcsin_): ops.asin,
+    (torch.acos, torch.arccos, T.acos, T.acos_, T.arccos, T.arccos_): ops.acos,
+    (torch.atan, torch.arctan, T.atan, T.atan_, T.arctan, T.arctan_): ops.atan,
+    (torch.sinh, T.sinh, T.sinh_): ops.sinh,
+    (torch.cosh, T.cosh, T.cosh_): ops.cosh,
+    (torch.asinh, torch.arcsinh, T.asinh, T.asinh_, T.arcsinh, T.arcsinh_): ops.asinh,
+    (torch.acosh, torch.arccosh, T.acosh, T.acosh_, T.arccosh, T.arccosh_): ops.acosh,
+    (torch.atanh, torch.arctanh, T.atanh, T.atanh_, T.arctanh, T.arctanh_): ops.atanh,
+    (torch.erfc, T.erfc, T.erfc_, torch.special.erfc): ops.erfc,
+    (torch.erf, T.erf, T.erf_, torch.special.erf): ops.erf,
+    (torch.abs, torch.absolute, T.abs, T.abs_, T.absolute, operator.abs): ops.absolute,
+    (torch.sign, T.sign, T.sign_, torch.sgn, T.sgn): ops.sign,
+    (torch.floor, T.floor, T.floor_): ops.floor,
+    (torch.ceil, T.ceil, T.ceil_): ops.ceil,
+    (torch.trunc, torch.fix, T.trunc, T.trunc_, T.fix): ops.trunc,
+    (torch.frac, T.frac, T.frac_): ops.frac,
+}
+functions("input", UNARY)
 
 
 @rule(torch.round, T.round, T.round_, torch.special.round)

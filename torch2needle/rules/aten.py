@@ -66,7 +66,7 @@ STRAIGHT_THROUGH = torch.ops.torch2needle.straight_through.default
 functions("value, x", {(STRAIGHT_THROUGH,): ops.straight_through})
 
 
-@rule(aten._local_scalar_dense.default)
+@rule(aten._local_scalar_dense.default, aten.item.default)
 def item(input: Any) -> Any:
     """A number of floats stays a tensor of one element, without a gradient."""
     if input.dtype not in FLOATS:
@@ -178,8 +178,12 @@ functions("input, dim", {(aten.sym_size.int,): lambda x, dim: x.shape[dim]})
 functions("input", {(aten.sym_numel.default,): lambda x: math.prod(x.shape)})
 functions(
     "a, *, like=None",
-    {(torch.sym_float,): lambda a, like: a * 1.0, (torch.sym_int,): lambda a, like: math.floor(a)},
+    {
+        (torch.sym_float,): lambda a, like: a * 1.0,
+        (torch.sym_int, math.trunc): lambda a, like: math.trunc(a),
+    },
 )
+functions("number, ndigits=None, *, like=None", {(round,): lambda number, ndigits, like: round(number, ndigits)})
 functions("args, *, like=None", {(torch.sym_sum,): lambda args, like: sum(args)})
 functions(
     "a, b, *, like=None",

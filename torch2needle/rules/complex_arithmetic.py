@@ -16,7 +16,7 @@ from needle.complex_numbers import Complex
 from needle.ops.fourier import complex as numbers
 from needle.ops.fourier import complex_functions as of_numbers
 
-from . import activations, counted, dropouts, losses, reductions, special
+from . import activations, arithmetic, counted, dropouts, losses, reductions, special
 from .complex_numbers import as_complex, from_real, whole
 from .registry import FUNCTION_RULES, complex_rule, rule
 
@@ -66,33 +66,37 @@ complex_rule(torch.ne, T.ne, operator.ne)(lambda input, other: numbers.complex_d
 
 # -- functions of one tensor ---------------------------------------------------------------------------------------------
 
+OF_REAL: dict[Callable, Callable[[Any], Any]] = {  # by the function of real numbers
+    ops.reciprocal: lambda z: 1.0 / z,
+    ops.rsqrt: lambda z: numbers.complex_divide(1.0, of_numbers.complex_sqrt(z)),
+    ops.exp: numbers.complex_exp,
+    ops.exp2: lambda z: numbers.complex_power(2.0, z),
+    ops.expm1: of_numbers.complex_expm1,
+    ops.log: numbers.complex_log,
+    ops.log2: lambda z: numbers.complex_divide(numbers.complex_log(z), math.log(2)),
+    ops.log10: lambda z: numbers.complex_divide(numbers.complex_log(z), math.log(10)),
+    ops.log1p: of_numbers.complex_log1p,
+    ops.sqrt: of_numbers.complex_sqrt,
+    ops.sin: of_numbers.complex_sin,
+    ops.cos: of_numbers.complex_cos,
+    ops.tan: of_numbers.complex_tan,
+    ops.sinh: of_numbers.complex_sinh,
+    ops.cosh: of_numbers.complex_cosh,
+    ops.asin: of_numbers.complex_asin,
+    ops.acos: of_numbers.complex_acos,
+    ops.atan: of_numbers.complex_atan,
+    ops.asinh: of_numbers.complex_asinh,
+    ops.acosh: of_numbers.complex_acosh,
+    ops.atanh: of_numbers.complex_atanh,
+}
 UNARY: dict[tuple, Callable[[Any], Any]] = {
+    **{targets: OF_REAL[f] for targets, f in arithmetic.UNARY.items() if f in OF_REAL},
     (torch.abs, torch.absolute, T.abs, T.absolute, operator.abs): ops.magnitude,
     (torch.angle, T.angle): ops.angle,
     (torch.square, T.square, T.square_): lambda z: z * z,
-    (torch.reciprocal, T.reciprocal, T.reciprocal_): lambda z: 1.0 / z,
-    (torch.rsqrt, T.rsqrt, T.rsqrt_): lambda z: numbers.complex_divide(1.0, of_numbers.complex_sqrt(z)),
-    (torch.exp, T.exp, T.exp_): numbers.complex_exp,
-    (torch.exp2, T.exp2, T.exp2_, torch.special.exp2): lambda z: numbers.complex_power(2.0, z),
-    (torch.expm1, T.expm1, T.expm1_, torch.special.expm1): of_numbers.complex_expm1,
-    (torch.log, T.log, T.log_): numbers.complex_log,
-    (torch.log2, T.log2, T.log2_): lambda z: numbers.complex_divide(numbers.complex_log(z), math.log(2)),
-    (torch.log10, T.log10, T.log10_): lambda z: numbers.complex_divide(numbers.complex_log(z), math.log(10)),
-    (torch.log1p, T.log1p, T.log1p_, torch.special.log1p): of_numbers.complex_log1p,
-    (torch.sqrt, T.sqrt, T.sqrt_): of_numbers.complex_sqrt,
-    (torch.sin, T.sin, T.sin_): of_numbers.complex_sin,
-    (torch.cos, T.cos, T.cos_): of_numbers.complex_cos,
-    (torch.tan, T.tan, T.tan_): of_numbers.complex_tan,
-    (torch.sinh, T.sinh, T.sinh_): of_numbers.complex_sinh,
-    (torch.cosh, T.cosh, T.cosh_): of_numbers.complex_cosh,
     (torch.tanh, T.tanh, T.tanh_, F.tanh): of_numbers.complex_tanh,
-    (torch.asin, torch.arcsin, T.asin, T.asin_, T.arcsin, T.arcsin_): of_numbers.complex_asin,
-    (torch.acos, torch.arccos, T.acos, T.acos_, T.arccos, T.arccos_): of_numbers.complex_acos,
-    (torch.atan, torch.arctan, T.atan, T.atan_, T.arctan, T.arctan_): of_numbers.complex_atan,
-    (torch.asinh, torch.arcsinh, T.asinh, T.asinh_, T.arcsinh, T.arcsinh_): of_numbers.complex_asinh,
-    (torch.acosh, torch.arccosh, T.acosh, T.acosh_, T.arccosh, T.arccosh_): of_numbers.complex_acosh,
-    (torch.atanh, torch.arctanh, T.atanh, T.atanh_, T.arctanh, T.arctanh_): of_numbers.complex_atanh,
     (torch.sigmoid, T.sigmoid, T.sigmoid_, F.sigmoid, torch.special.expit): of_numbers.complex_sigmoid,
+    (torch.sinc, T.sinc, T.sinc_, torch.special.sinc): lambda z: sinc(z),
     (torch.sgn, T.sgn, T.sgn_): of_numbers.complex_sign,
     (torch.isfinite, T.isfinite): lambda z: ops.logical_and(ops.isfinite(z.real), ops.isfinite(z.imag)),
     (torch.isnan, T.isnan): lambda z: ops.logical_or(ops.isnan(z.real), ops.isnan(z.imag)),
@@ -132,6 +136,11 @@ def masked_fill(input: Any, mask: Any, value: Any) -> Any:
 
 
 # -- as real numbers' ----------------------------------------------------------------------------------------------------
+
+
+def sinc(z: Any) -> Complex:
+    turned = z * math.pi
+    return where(truth(z), of_numbers.complex_sin(turned) / where(truth(z), turned, 1.0), 1.0)
 
 
 def truth(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -133,5 +134,37 @@ def scalar_tensor(s: Any, *, dtype: Any = None, like: Any, **_: Any) -> Any:
 # -- numbers -------------------------------------------------------------------------------------------------------------
 
 
-functions("x, *, like=None", {(math.sqrt,): lambda x, like: x**0.5})
+def number(x: Any, like: Any) -> Any:
+    """A size as a tensor, or the number that a tensor holds, which has no gradient."""
+    if isinstance(x, Tensor):
+        return ops.stop_gradient(ops.reshape(x, ()))
+    return filled(like, x, (), torch.get_default_dtype()) if isinstance(x, Dim) else x
+
+
+def of_number(f: Callable) -> Callable:
+    return lambda x, like: f(number(x, like))
+
+
+functions(
+    "x, *, like=None",
+    {
+        **{(getattr(math, n),): of_number(getattr(ops, n)) for n in ("cos", "exp", "expm1", "log10", "log1p", "log2")},
+        **{(getattr(math, n),): of_number(getattr(ops, n)) for n in ("sin", "tan", "tanh")},
+        (math.sqrt,): lambda x, like: (number(x, like) if isinstance(x, Tensor) else x) ** 0.5,
+    },
+)
+
+
+@rule(math.pow)
+def power(x: Any, y: Any, *, like: Any = None) -> Any:
+    tensors = isinstance(x, Tensor) or isinstance(y, Tensor)
+    return number(x, like) ** number(y, like) if tensors else x**y
+
+
+@rule(math.log)
+def log(x: Any, base: Any = None, *, like: Any = None) -> Any:
+    logs = [math.log(n) if isinstance(n, int | float) else ops.log(number(n, like)) for n in (x, base) if n is not None]
+    return logs[0] if base is None else logs[0] / logs[1]
+
+
 functions("values, *, like=None", {(math.prod,): lambda values, like: math.prod(values)})
