@@ -13,6 +13,7 @@ from needle.autograd import Tensor
 from needle.backend_ndarray import FLOATS
 from needle.ops.common import check_axes
 from needle.ops.nn.class_loss import Weighing
+from needle.ops.nn.ctc_loss import CtcLoss
 from needle.ops.reduce.basic import Extreme, Mean, Product, Summation, Variance
 from needle.ops.reduce.softmax import LogSoftmax, LogSumExp, RowOp, Softmax
 from needle.ops.reduce.sorting import MaxAlong
@@ -182,6 +183,17 @@ def weighed(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
     return op(x, ops.where(valid, labels, op.ignore_index), *weight)
 
 
+def written_out(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
+    """A CTC loss of counted labels: those come first, in one row."""
+    labels = inputs[1]
+    if rows[0] or any(rows[2:]) or len(labels.shape) != 1:
+        return NotImplemented
+    valid, number = count.valid, count.valid.shape[0]
+    place = ops.where(valid, ops.cumsum(ops.cast(valid, "int64"), 0) - 1, number)
+    row = ops.scatter(ops.full_like(labels, op.blank, (number + 1,)), 0, place, labels)
+    return op(inputs[0], row[:number], *inputs[2:])
+
+
 RULES: dict[type, Callable[[Any, list[Any], list[Any], Count], Any]] = {
     IndexPut: put,
     IndexCopy: write,
@@ -194,4 +206,5 @@ RULES: dict[type, Callable[[Any, list[Any], list[Any], Count], Any]] = {
     Variance: spread,
     **dict.fromkeys((LogSumExp, MaxAlong, Softmax, LogSoftmax), over_rows),
     Weighing: weighed,
+    CtcLoss: written_out,
 }
