@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -213,3 +214,25 @@ def test_what_hooks_keep(with_example: bool) -> None:
     net = torch2needle.convert(model, *((x,),) * with_example)
     assert not SEEN
     assert np.allclose(net(x).numpy(), model(x).detach().numpy(), atol=1e-5)
+
+
+class Making(OrderedDict):
+    """What it holds are classes and arguments, of which a look makes objects, as transformers' table of activations does."""
+
+    def __getitem__(self, key: str) -> Any:
+        kind, arguments = super().__getitem__(key)
+        return kind(**arguments)
+
+
+ACTIVATIONS = Making(relu=(nn.ReLU, {}), leaky=(nn.LeakyReLU, {"negative_slope": 0.2}))
+
+
+def test_containers_that_make_what_they_give() -> None:
+    class Model(nn.Module):
+        def forward(self, x: T) -> T:
+            return ACTIVATIONS["leaky"](x) + (1 if x.sum() > 1e6 else 0)
+
+    x = torch.randn(3, 4)
+    net = torch2needle.convert(Model(), (x,))
+    assert torch2needle.verify(Model(), net, (x,))
+    assert [*ACTIVATIONS] == ["relu", "leaky"] and type(ACTIVATIONS["leaky"]) is nn.LeakyReLU

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,9 +51,8 @@ class State:
                 self.tensors.append((value, geometry(value), value.detach().clone()))
         elif isinstance(value, dict | list | set | deque | tuple):
             if not isinstance(value, tuple):
-                with contextlib.suppress(Exception):  # kinds that cannot be copied are let be
-                    self.containers.append((value, value.copy()))
-            for v in list(value.values() if isinstance(value, dict) else value):
+                self.containers.append((value, contents(value)))
+            for v in list(dict.values(value) if isinstance(value, dict) else value):
                 self.visit(v, depth - 1)
         elif isinstance(getattr(value, "__dict__", None), dict) and not (callable(value) and foreign(type(value))):
             self.objects.append((value, dict(vars(value))))
@@ -81,8 +79,7 @@ class State:
             )  # others may read meanwhile
         for container, content in self.containers:
             if differs(container, content):
-                container.clear()
-                (container.extend if isinstance(container, list | deque) else container.update)(content)
+                refill(container, content)
         for place, name, before in self.names:
             if named(place, name) is not before:
                 put(place, name, before)
@@ -108,8 +105,33 @@ def geometry(t: torch.Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.storage_offset()
 
 
-def differs(now: Any, before: Any) -> bool:
+# Containers of classes that inherit from Python's are read and filled as those: their own methods may do anything.
+
+
+def plain(container: Any) -> Any:
+    return next(kind for kind in (OrderedDict, dict, set, list, deque) if isinstance(container, kind))
+
+
+def contents(container: Any) -> Any:
+    keys = plain(container).__iter__(container)
+    if isinstance(container, dict):
+        return {k: dict.__getitem__(container, k) for k in keys}
+    return set(keys) if isinstance(container, set) else list(keys)
+
+
+def refill(container: Any, content: Any) -> None:
+    kind = plain(container)
+    kind.clear(container)
+    if isinstance(content, dict):
+        for k, v in content.items():
+            kind.__setitem__(container, k, v)
+    else:
+        (kind.update if kind is set else kind.extend)(container, content)
+
+
+def differs(container: Any, before: Any) -> bool:
     """Other objects, not only other values: comparing tensors would give no truth."""
+    now = contents(container)
     if isinstance(now, dict):
         return list(now) != list(before) or any(now[k] is not v for k, v in before.items())
     if isinstance(now, set):

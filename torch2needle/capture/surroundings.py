@@ -105,7 +105,7 @@ class Surroundings:
     def value(self, value: Any, owner: type | None = None) -> None:
         if isinstance(value, CONTAINERS):
             self.containers[id(value)] = value
-            for v in list(value.values() if isinstance(value, dict) else value):  # hooks, activations by name
+            for v in list(dict.values(value) if isinstance(value, dict) else value):  # hooks, activations by name
                 self.function(v, owner)
         elif is_object(value) and not foreign(type(value)):
             self.objects[id(value)] = value
