@@ -266,13 +266,7 @@ class Op:
         raise NotImplementedError(f"[{self.label}] has neither a kernel here nor a decomposition.")
 
     def gradient(self, out_grad: Any, node: Tensor) -> Any:
-        """Unless an op has its own: of what it decomposes into, once sizes are known."""
-        from needle.ops.pulled_back import PulledBack
-
-        if type(self).decompose is Op.decompose:
-            raise NotImplementedError(f"[{self.label}] has no gradient.")
-        given = node.inputs
-        return tuple(PulledBack(self, i)(*given, out_grad) if t.requires_grad else None for i, t in enumerate(given))
+        raise NotImplementedError(f"[{self.label}] has no gradient.")
 
     def gradient_as_tuple(self, out_grad: Any, node: Tensor) -> tuple[Any, ...]:
         grads = self.gradient(out_grad, node)

@@ -27,6 +27,7 @@ REFUSED = (
         "SoftmaxGrad",
         "LogSoftmaxGrad",
         "Conv2dWeightGrad",
+        "PulledBack",
         "BatchNormTrain",
         "EmbeddingGrad",
         "CrossEntropy",

@@ -35,7 +35,7 @@ class ExportRecorder(Recorder):
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
         if not self.exported(op):
             return map_structure(op.decompose(*symbols), lambda t: t if t.recorder is self else self.param(t))
-        if self.whole(op):
+        if self.whole(op) and not self.trains:  # gradients know parts alone
             node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
             return self._symbol(node, op.infer(*(s.spec for s in symbols)))  # type: ignore[attr-defined]
         return super().record(op, symbols)

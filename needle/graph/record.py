@@ -205,7 +205,8 @@ class Recorder:
         map_structure(op.attributes(), lambda v: check_number(v, op))
         symbols = [t if t.recorder is self else self.param(t) for t in inputs]
         needs_grad = TAPE.recording and any(s.requires_grad for s in symbols)
-        if self.trains and needs_grad and not op.has_own_gradient and (self.static or op.n_out > 1):
+        composed = self.trains and needs_grad and not op.has_own_gradient
+        if composed and (self.static or op.n_out > 1):
             return op.decompose(*symbols)
         specs = [s.spec for s in symbols]  # type: ignore[attr-defined]
         sizes = [d for d in op.deferred() if isinstance(d, Dim)]
@@ -216,14 +217,16 @@ class Recorder:
                 f"[{op.label}] the size of its result depends on values, which only graphs with free sizes have"
             )
         node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
+        from needle.ops import TupleGetItem
+        from needle.ops.pulled_back import PulledBackLater
+
         if op.n_out == 1:
             made = self._symbol(node, out)
             if needs_grad and (out is None or out.dtype in FLOATS):
-                made.op, made.inputs, made.requires_grad = op, tuple(symbols), True
+                taped: Any = PulledBackLater(op) if composed else op
+                made.op, made.inputs, made.requires_grad = taped, tuple(symbols), True
             return made
         node.meta["spec"] = out
-        from needle.ops import TupleGetItem
-
         picks = [TupleGetItem(i) for i in range(op.n_out)]
         nodes = [self.graph.add("op", p, (node,), f"{op.label}_{p.index}") for p in picks]
         items = tuple(self._symbol(n, out[i] if out else None) for i, n in enumerate(nodes))

@@ -6,13 +6,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from needle.autograd import Op, Spec, Tensor, op, vjp
+from needle.autograd import Op, Spec, Tensor, Unsupported, op, vjp
 from needle.backend_ndarray import FLOATS
 from needle.op import TAPE, recording
 from needle.ops.common import alias
 from needle.ops.families import samples_of
 from needle.ops.nn.conv_nd import Conv1d
-from needle.ops.shape.creation import full_like
 
 __all__ = ["pulled_back"]
 
@@ -40,6 +39,17 @@ def leaf(t: Tensor) -> Tensor:
     return made
 
 
+class PulledBackLater:
+    """On the tape in the place of an op whose gradient is that of what it decomposes into, while sizes are not known."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+
+    def gradient_as_tuple(self, out_grad: Any, node: Tensor) -> tuple[Any, ...]:
+        given = node.inputs
+        return tuple(PulledBack(self.op, i)(*given, out_grad) if t.requires_grad else None for i, t in enumerate(given))
+
+
 @op
 class PulledBack(Op):
     """The gradient of input number `place` of the op `forward`. Inputs: the op's, and its result's gradient."""
@@ -57,6 +67,8 @@ class PulledBack(Op):
     def decompose(self, *inputs: Tensor) -> Any:
         *given, grad = inputs
         found = pulled_back(self.forward, grad, *given)[self.place]
-        return full_like(given[self.place], 0.0) if found is None else found
+        if found is None:
+            raise Unsupported(f"[{self.label}] {self.forward.label} has no gradient of its input {self.place}.")
+        return found
 
     samples = samples_of(({"forward": Conv1d((2,), (1, 0)), "place": 1}, [(2, 3, 7), (4, 3, 2), (2, 4, 4)]))
