@@ -28,11 +28,9 @@ from ..rules.registry import find_function_rule
 from .guard import patched
 from .steps import torchs_own
 
+aten = torch.ops.aten
 GRADS = ("grad_impl", "grad_and_value_impl")
 JVP, VJP = "_jvp_with_argnums", "_vjp_with_argnums"
-
-
-aten = torch.ops.aten
 
 
 def lacks_rule(target: Any) -> bool:
