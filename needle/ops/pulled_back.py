@@ -13,7 +13,7 @@ from needle.ops.common import alias
 from needle.ops.families import samples_of
 from needle.ops.nn.conv_nd import Conv1d
 
-__all__ = ["pulled_back"]
+__all__: list[str] = []
 
 
 def pulled_back(f: Callable, out_grad: Any, *inputs: Any) -> tuple[Any, ...]:

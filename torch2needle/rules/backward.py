@@ -59,7 +59,7 @@ def averaged(grad: Any, x: Any, n: int) -> Any:
 
 def by_places(grad: Any, x: Any, places: Any, n: int) -> Any:
     """Of maxima over the last n axes at these places: of several windows with one maximum, their gradients add up."""
-    flat, places, grad = (ops.flatten(t, -n) for t in (x * 0, places, grad))
+    flat, places, grad = (ops.flatten(t, -n) for t in (ops.full_like(x, 0.0), places, grad))
     return ops.reshape_like(ops.scatter(flat, -1, places, grad, "sum"), x)
 
 
