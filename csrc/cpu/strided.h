@@ -145,14 +145,16 @@ struct Odometer {
 template <int N, class F>
 NEEDLE_INLINE void for_runs(const Exec* exec, const Loop<N>& loop, int64_t most, int64_t work, const F& f) {
   const int64_t n = loop.inner(), piece = smaller(n, most), pieces = ceil_div(n, larger(1, piece));
-  parallel_ranges(exec, loop.outer() * pieces, piece * work, [&](int64_t begin, int64_t end) {
+  // Not inlined, or it would be there twice: for one thread and for several.
+  const auto walk = [&](int64_t begin, int64_t end) __attribute__((noinline)) {
     auto o = Odometer<N>::start(loop, loop.rank - 1, begin / pieces);
     int64_t part = begin % pieces;
     for (int64_t i = begin; i < end; i++) {
       f(o.at, part * piece, smaller(piece, n - part * piece));
       if (++part == pieces) o.next(), part = 0;
     }
-  });
+  };
+  parallel_ranges(exec, loop.outer() * pieces, piece * work, walk);
 }
 
 // `for_runs` whose pieces are worth a task, cut at multiples of `unit`, so that threads share a single long row.

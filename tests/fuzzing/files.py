@@ -282,6 +282,8 @@ def check(case: Any) -> str:
     if mutation == "shapes":
         path.write_bytes(data)
         xs = other_shapes(xs, rng)
+        if "SearchSorted" in name:  # which nothing says of numbers in no order
+            xs[0] = np.sort(xs[0], -1)
     else:
         path.write_bytes(getattr(file_damage, mutation)(bytearray(data), rng))
     how = one(path, xs)
