@@ -59,6 +59,13 @@ class Symbol(Tensor):
         return f"Symbol({self.node.name})"
 
 
+def later(op: Op) -> Any:
+    """What the tape has in the place of an op that has no gradient until sizes are known."""
+    from needle.ops.pulled_back import PulledBackLater
+
+    return PulledBackLater(op)
+
+
 class SymbolTuple(Symbol):
     """The results of an op with several, as the tape has them."""
 
@@ -217,16 +224,14 @@ class Recorder:
                 f"[{op.label}] the size of its result depends on values, which only graphs with free sizes have"
             )
         node = self.graph.add("op", op, tuple(s.node for s in symbols), op.label)  # type: ignore[attr-defined]
-        from needle.ops import TupleGetItem
-        from needle.ops.pulled_back import PulledBackLater
-
         if op.n_out == 1:
             made = self._symbol(node, out)
             if needs_grad and (out is None or out.dtype in FLOATS):
-                taped: Any = PulledBackLater(op) if composed else op
-                made.op, made.inputs, made.requires_grad = taped, tuple(symbols), True
+                made.op, made.inputs, made.requires_grad = later(op) if composed else op, tuple(symbols), True
             return made
         node.meta["spec"] = out
+        from needle.ops import TupleGetItem
+
         picks = [TupleGetItem(i) for i in range(op.n_out)]
         nodes = [self.graph.add("op", p, (node,), f"{op.label}_{p.index}") for p in picks]
         items = tuple(self._symbol(n, out[i] if out else None) for i, n in enumerate(nodes))
