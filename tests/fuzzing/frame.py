@@ -199,7 +199,7 @@ def run_worker(name: str, first: int, last: int) -> Iterator[dict[str, Any]]:
         if process.returncode == 0:
             return
         if not lines:
-            raise RuntimeError(f"[fuzz] {name} cannot run: {(errors.strip().splitlines() or ['no message'])[-1]}")
+            raise RuntimeError(f"[fuzz] {name} cannot run, case {first}: {ending(process.returncode, errors)}")
         if set(lines[-1]) == {"seed"}:
             yield {"seed": seed, "failure": ending(process.returncode, errors), "crash": True}
         first = seed + 1

@@ -83,6 +83,8 @@ def drawn_step(s: State, case: dict[str, Any], name: str) -> Any:
         return None
     step = (name, *made)
     trial = {**case, "steps": [*case["steps"], step], "outputs": []}
+    if name.startswith("torch.linalg.") and not all(t.isfinite().all() for t in tensors(s.values)):
+        return None  # LAPACK may crash where a number is none
     try:
         values = [v.clone() if isinstance(v, torch.Tensor) else v for v in s.values]
         with torch.no_grad(), warnings.catch_warnings():
