@@ -58,6 +58,11 @@ __global__ void GPU_BOUNDS(kThreads, 4) quad_elements(Operands<Map> m, uint32_t 
   static_cast<float*>(m.data[0])[rest] = device::apply_map<Map>(x, p, q);
 }
 
+// Functions whose constants, in double and for four elements, are more than the scalar registers of AMD devices hold.
+template <class Map>
+constexpr bool kOneAtATime = std::is_same_v<Map, device::erfinv_map> || std::is_same_v<Map, device::lgamma_map> ||
+                             std::is_same_v<Map, device::digamma_map>;
+
 template <class Map>
 bool quads(const Operands<Map>& m) {
   const int last = m.loop.rank - 1;
@@ -81,7 +86,7 @@ void run_map(const char* name, const Call& c) {
     using T = std::conditional_t<std::is_same_v<decltype(t), bool>, int32_t, decltype(t)>;
     const T p = Map::attributes > 0 ? from_double<T>(c.attr[0]) : T(0);
     const T q = Map::attributes > 1 ? from_double<T>(c.attr[1]) : T(0);
-    if constexpr (std::is_same_v<T, float>)
+    if constexpr (std::is_same_v<T, float> && !kOneAtATime<Map>)
       if (quads(m)) {
         const uint32_t n = static_cast<uint32_t>(m.loop.total);
         m.loop.group(4);
