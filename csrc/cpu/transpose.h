@@ -34,11 +34,12 @@ NEEDLE_INLINE void interleave3(float* out, const float* in, int64_t in_stride) {
 }
 
 // out[j * out_stride + i] = in[i * in_stride + j], i < m, j < n; along the longer side, so that lines of the other one
-// stay in the L1 cache.
+// stay in the L1 cache, and some lines of it at a time: rows that a power of two lies between share places in caches.
 template <class T>
 NEEDLE_INLINE void transpose(T* out, int64_t out_stride, const T* in, int64_t in_stride, int64_t m, int64_t n) {
   int64_t m4 = 0, n4 = 0;
   if constexpr (sizeof(T) == 4) {
+    constexpr int64_t kLines = 256 / sizeof(T);
     const bool colours = m == 3 && out_stride == 3;
     m4 = colours ? 3 : m / 4 * 4, n4 = n / 4 * 4;
     auto tile = [&](int64_t i, int64_t j) {
@@ -49,11 +50,13 @@ NEEDLE_INLINE void transpose(T* out, int64_t out_stride, const T* in, int64_t in
       for (int64_t j = 0; j < n4; j += 4)
         interleave3(reinterpret_cast<float*>(out + j * 3), reinterpret_cast<const float*>(in + j), in_stride);
     else if (m > n)
-      for (int64_t i = 0; i < m4; i += 4)
-        for (int64_t j = 0; j < n4; j += 4) tile(i, j);
+      for (int64_t start = 0; start < m4; start += kLines)
+        for (int64_t j = 0; j < n4; j += 4)
+          for (int64_t i = start; i < smaller(start + kLines, m4); i += 4) tile(i, j);
     else
-      for (int64_t j = 0; j < n4; j += 4)
-        for (int64_t i = 0; i < m4; i += 4) tile(i, j);
+      for (int64_t start = 0; start < n4; start += kLines)
+        for (int64_t i = 0; i < m4; i += 4)
+          for (int64_t j = start; j < smaller(start + kLines, n4); j += 4) tile(i, j);
   }
   for (int64_t j = m4 < m ? 0 : n4; j < n; j++)
     for (int64_t i = j < n4 ? m4 : 0; i < m; i++) out[j * out_stride + i] = in[i * in_stride + j];

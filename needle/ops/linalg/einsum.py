@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from needle.autograd import Tensor
@@ -13,6 +14,7 @@ from needle.ops.shape.runtime_shape import diagonal, summed_out
 
 __all__ = ["einsum"]
 
+NARROW = 16  # columns; products of fewer are faster as one, though it is copied there and back
 ELLIPSIS_LABELS = "".join(chr(0x100 + i) for i in range(32))  # stand for the axes under "...", from the last backwards
 
 
@@ -76,8 +78,10 @@ def merge_last(x: Tensor, rank: int, keep: int, groups: tuple[int, int]) -> Tens
     return reshape(x, tuple(merged))
 
 
-def contract(a: Tensor, ta: str, b: Tensor, tb: str, keep: str) -> tuple[Tensor, str]:
-    """The product of two operands, summed over the labels that nothing in `keep` needs."""
+def contract(a: Tensor, ta: str, b: Tensor, tb: str, keep: str, result: str) -> tuple[Tensor, str]:
+    """The product of two operands, summed over the labels that nothing in `keep` needs; where it can be, with its axes in the
+    order of `result`.
+    """
     shared = [c for c in ta if c in tb]
     batch = "".join(c for c in shared if c in keep)
     inner = "".join(c for c in shared if c not in keep)
@@ -85,15 +89,25 @@ def contract(a: Tensor, ta: str, b: Tensor, tb: str, keep: str) -> tuple[Tensor,
     if not inner:
         labels = batch + rows + columns
         return aligned(a, ta, labels) * aligned(b, tb, labels), labels
+    if (
+        max(map(result.find, rows), default=-1) > max(map(result.find, columns), default=-1) >= 0
+    ):  # rows are the last axes
+        return contract(b, tb, a, ta, keep, result)
+    first = min(map(result.find, rows), default=-1)
+    ahead = "".join(c for c in columns if result.find(c) < first)
+    rest = "".join(c for c in columns if c not in ahead)
+    wide = prod(b.shape[tb.index(c)] for c in rest)
+    if not isinstance(wide, int) or wide >= NARROW:
+        batch, columns = batch + ahead, rest  # the left operand is the same for all
     n, k, m = len(rows), len(inner), len(columns)
     left, right = aligned(a, ta, batch + rows + inner), aligned(b, tb, batch + inner + columns)
     sizes = [left.shape[len(batch) + i] for i in range(n)] if n != 1 else []
     sizes_right = [right.shape[len(batch) + k + i] for i in range(m)] if m != 1 else []
-    lead = [left.shape[i] for i in range(len(batch))] if n != 1 or m != 1 else []
     x = merge_last(left, len(batch) + n + k, len(batch), (n, k))
     y = merge_last(right, len(batch) + k + m, len(batch), (k, m))
     out = product(x, y)
     if n != 1 or m != 1:
+        lead = [out.shape[i] for i in range(len(batch))]
         middle = sizes if n != 1 else [out.shape[len(batch)]]
         last = sizes_right if m != 1 else [out.shape[len(batch) + 1]]
         out = reshape(out, (*lead, *middle, *last))
@@ -111,7 +125,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
         alone = tuple(j for j, c in enumerate(term) if c not in others)
         if alone:
             x, term = (summed_out if len(terms) > 1 else summation)(x, alone), "".join(c for c in term if c in others)
-        done = (x, term) if done is None else contract(*done, x, term, "".join(later))
+        done = (x, term) if done is None else contract(*done, x, term, "".join(later), result)
         stale = tuple(j for j, c in enumerate(done[1]) if c not in later)
         if stale:
             done = summation(done[0], stale), "".join(c for c in done[1] if c in later)

@@ -36,6 +36,7 @@ from needle.ops.shape.join import Concat
 from needle.targets.images import follows, images, main_op, reads_images, starts
 from needle.targets.layers import LayerTarget
 
+from .planar import planar
 from .resized import convolved_small
 
 # Ops that have kernels for images in blocks alone.
@@ -388,7 +389,7 @@ class CpuTarget(LayerTarget):
         return parts
 
     def arranged(self, graph: Graph) -> Graph:
-        return with_four_axes(super().arranged(convolved_small(graph)))
+        return with_four_axes(planar(super().arranged(convolved_small(graph))))
 
     def check(self, choice: Choice, device: Device) -> None:
         super().check(choice, device)
