@@ -62,7 +62,9 @@ def names_of(module: Any) -> list[str]:
     names = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
     own = {n: getattr(module, n) for n in names}
     return sorted(
-        n for n, v in own.items() if callable(v) and getattr(v, "__module__", "").split(".")[0] in module.__name__
+        n
+        for n, v in own.items()
+        if callable(v) and (hasattr(module, "__all__") or v.__module__.startswith(module.__name__))
     )
 
 

@@ -29,7 +29,12 @@ from . import models  # isort: skip - models are made of layers
 
 
 def from_dlpack(x: object) -> Tensor:
-    """Zero-copy Tensor over the CPU memory of any object with `__dlpack__`."""
+    """Zero-copy Tensor over the CPU memory of any object with `__dlpack__`, of any strides.
+
+    TypeError for other objects and for dtypes other than float32, float64, int32, int64 and bool (`as_ndarray` copies those).
+    """
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(f"[from_dlpack] expects an object with __dlpack__, got {type(x).__name__}.")
     return Tensor.make_const(backend_ndarray.from_dlpack(x))
 
 

@@ -338,7 +338,11 @@ def load(path: str | os.PathLike) -> GraphModule:
 
 def reason(e: Exception) -> str:
     """What went wrong, as part of one sentence."""
-    text = f"there is no {e.args[0]}" if type(e) is KeyError and e.args else str(e) or type(e).__name__
+    text = (
+        f"there is no {e.args[0]}"
+        if type(e) is KeyError and e.args
+        else getattr(e, "strerror", None) or str(e) or type(e).__name__
+    )
     return short(text).rstrip(".")
 
 

@@ -94,6 +94,9 @@ def describe(steps: Steps) -> dict[str, tuple[str, str, str]]:
 
 
 def explain(net: Module, name: str) -> str:
-    """What fusion did with one node or module path of `net`, and why not more; of a net not fused, what it would do."""
+    """What fusion did with one node or module path of `net`, and why not more; of a net not fused, what it would do.
+
+    KeyError for a name that is neither.
+    """
     report = getattr(net, "fusion_report", None)
     return (report or fuse(net, dry_run=True).fusion_report).explain(name)

@@ -384,6 +384,9 @@ def test_wrong_calls_are_sentences(tmp_path: Path) -> None:
     odd = (c.c_void_p * 1)(x.ctypes.data + 2)
     calls = {
         "expects a path": lambda: library.needle_open(None, c.byref(c.c_void_p())),
+        r"^\[open\] cannot read /aa.* \.\.\. .*a: File name too long\.$": lambda: library.needle_open(
+            b"/" + b"a" * 5000, c.byref(c.c_void_p())
+        ),
         "expects a model, got NULL": lambda: library.needle_run(null, 0, place, place),
         "has 1 plans, got number 1": lambda: library.needle_run(model.handle, 1, place, place),
         "has 1 plans, got number -1": lambda: library.needle_input(model.handle, -1, 0, c.byref(tensor)),

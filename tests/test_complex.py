@@ -475,3 +475,8 @@ def test_parts_have_one_shape_at_other_sizes() -> None:
 
     model, x = Net(), torch.randn(3, 4)
     near(torch2needle.convert(model, (x[:1],))(x).numpy(), model(x))
+
+
+def test_lengths_beyond_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^\[fft\] n expects at most 1099511627776, got 9223372036854775808\.$"):
+        Fourier(-1, 1 << 63, 6)(ndl.Tensor(np.ones((3, 6), "float32")))

@@ -180,6 +180,21 @@ WRONG: dict[str, tuple[Callable[[], Any], type, str]] = {
         TypeError,
         r"\[zeros_\] expects a parameter or another tensor of its own, got the result of an op\.",
     ),
+    "whole numbers": (
+        lambda: init.uniform_(ndl.Tensor(np.ones((2, 3), "int64"))),
+        TypeError,
+        r"\[uniform_\] expects a dtype of floats for numbers with fractions, got int64\.",
+    ),
+    "whole numbers, made": (
+        lambda: init.randn(3, dtype="int32"),
+        TypeError,
+        r"\[init\] expects a dtype of floats for numbers with fractions, got int32\.",
+    ),
+    "no DLPack": (
+        lambda: ndl.from_dlpack([1.0]),
+        TypeError,
+        r"\[from_dlpack\] expects an object with __dlpack__, got list\.",
+    ),
     "a seed": (
         lambda: ndl.manual_seed("0"),  # type: ignore[arg-type]
         TypeError,

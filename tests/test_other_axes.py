@@ -94,6 +94,15 @@ def test_windows_over_the_depth(stride: int, padding: int, batch: int, depth: in
         assert "batch_norm" not in names and ("depthwise_blocked" in names) == (channels == out == groups), names
 
 
+@pytest.mark.parametrize("size", [(3, 1, 1), (3, 2, 1), (1, 1, 4), (2, 5, 1), (3, 2, 2)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise_windows_larger_than_the_image(stride: int, size: tuple[int, ...]) -> None:
+    """Rows and columns of a kernel that meet padding alone."""
+    for channels in (3, 16, 20):
+        net = nn.Conv3d(channels, channels, 3, stride=(1, stride, 1), padding=1, groups=channels)
+        assert "depthwise_blocked" in kernels_of(settled(net), torch.randn(2, channels, *size))
+
+
 class Joined(nn.Module):
     """What reads a volume beside windows over its depth: a sum, a concat, a factor per channel, and the net's output."""
 

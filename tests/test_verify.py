@@ -444,3 +444,13 @@ def test_inputs_that_torch_refuses(x: Any) -> None:
     model = nn.Linear(3, 4)
     with pytest.raises(ValueError, match=r"^\[verify\] expects inputs that the torch model takes: .*\.$"):
         torch2needle.verify(model, torch2needle.convert(nn.Sequential(model)), x)
+
+
+def test_what_conversion_knew_to_differ_is_said() -> None:
+    class Half(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).half()
+
+    model, x = Half().eval(), torch.randn(2, 3)
+    v = torch2needle.verify(model, torch2needle.convert(model, (x,)), x)
+    assert not v and any("16-bit float at" in n for n in v.notes)

@@ -351,9 +351,15 @@ def compile(
     fallback: str = "error",
     on_guard: str = "error",
 ) -> Any:
-    """`convert`, `operator_fusion.fuse` and `needle.compile` in one call; `winograd` ("auto", "f2", "off"), `memory`
-    ("normal", "low"), `tune`, `precision` ("float32"; on a GPU also "tf32", "float16", "bfloat16"), `fallback` ("error",
-    "torch": with a warning that says which share of the time torch takes) and `on_guard` as there. A model on a GPU stays there.
+    """`convert`, `operator_fusion.fuse` and `needle.compile` in one call: a needle.Executable, called as `model` is.
+
+    model: nn.Module in evaluation, fx.GraphModule or ExportedProgram; one on a GPU stays there.
+    example: an input, a tuple of inputs or a dict by name, of the shapes to plan for; other shapes get their own plan later.
+    fuse: False leaves operators as they are.
+    winograd ("auto", "f2", "off"), memory ("normal", "low"), tune, precision ("float32"; on a GPU also "tf32", "float16",
+        "bfloat16"): as of `needle.compile`.
+    fallback ("error", "torch": with a warning that says which share of the time torch takes), on_guard: as of `convert`.
+    Raises ConversionError, and ValueError where layers are in training mode.
     """
     example = example if isinstance(example, tuple | dict) else (example,)
     with warnings.catch_warnings():

@@ -36,6 +36,16 @@ namespace {
 
 thread_local char last_error[1024];
 
+// Of a text that is too long the middle goes: what is wrong stands at its end.
+void tell(const char* text) noexcept {
+  const size_t length = std::strlen(text), part = sizeof last_error / 2 - 4;
+  if (length < sizeof last_error) {
+    std::memcpy(last_error, text, length + 1);
+  } else {
+    std::snprintf(last_error, sizeof last_error, "%.*s ... %s", static_cast<int>(part), text, text + length - part);
+  }
+}
+
 // 0, or 1 with the error's text.
 template <class F>
 int guarded(const F& f) noexcept {
@@ -43,11 +53,11 @@ int guarded(const F& f) noexcept {
     f();
     return 0;
   } catch (const std::bad_alloc&) {
-    std::snprintf(last_error, sizeof last_error, "[needle] out of memory.");
+    tell("[needle] out of memory.");
   } catch (const std::exception& e) {
-    std::snprintf(last_error, sizeof last_error, "%s", e.what());
+    tell(e.what());
   } catch (...) {
-    std::snprintf(last_error, sizeof last_error, "[needle] an unknown error.");
+    tell("[needle] an unknown error.");
   }
   return 1;
 }

@@ -47,7 +47,11 @@ def binary(name: str, out: str = "") -> Callable[[NDArray, Any], NDArray]:
 
 
 class NDArray:
-    """See the module's docstring. `NDArray(x)` copies numpy arrays, numbers, sequences and other NDArrays."""
+    """A strided array on a device; `NDArray(x)` copies numpy arrays, numbers, sequences and other NDArrays.
+
+    dtype: a name, "float32", "float64", "int32", "int64" or "bool"; by default that of `other`, but float32 for
+    float64. Others are kept in wider ones that hold all of their values. TypeError for what holds no numbers.
+    """
 
     __slots__ = ("_device", "_dtype", "_offset", "_reference", "_shape", "_storage", "_strides")
     _shape: tuple[int, ...]
@@ -150,10 +154,10 @@ class NDArray:
             self._storage = self._reference.storage
         return self._storage
 
-    shape = property(attrgetter("_shape"))
-    strides = property(attrgetter("_strides"))
-    dtype = property(attrgetter("_dtype"))
-    device = property(attrgetter("_device"))
+    shape = property(attrgetter("_shape"), doc="A tuple of whole numbers.")
+    strides = property(attrgetter("_strides"), doc="Elements, not bytes, from one to the next along each axis.")
+    dtype = property(attrgetter("_dtype"), doc="Its name, such as 'float32'.")
+    device = property(attrgetter("_device"), doc="Where the memory is.")
     ndim = property(lambda self: len(self._shape))
     size = property(lambda self: math.prod(self._shape))
 

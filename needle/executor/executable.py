@@ -246,6 +246,9 @@ class Executable(Plans):
     graph. Inputs may lie in the CPU's memory; results are on the device, numpy's excepted.
     `plan`: steps of the last used shape; `report`: what was fused and why; `memory`: its arena. A changed parameter is packed
     again before the next run.
+
+    A call takes the model's arguments, in their dtypes. ValueError for shapes that the model refuses, TypeError for
+    dtypes and for what is no array.
     """
 
     def __init__(self, fn: Callable, choice: Choice = DEFAULT) -> None:

@@ -12,7 +12,7 @@ from needle.autograd import Tensor
 from needle.backend_ndarray import Device, NDArray, cpu_numpy
 from needle.backend_selection import default_device
 
-from .drawing import DRAWING, manual_seed, no_drawing
+from .drawing import DRAWING, _held, manual_seed, no_drawing
 from .in_place import *
 
 
@@ -24,7 +24,7 @@ def _hollow(value: float, shape: Sequence[int], device: Device | None, dtype: st
 
 
 def _tensor(array: Any, device: Device | None, dtype: str, requires_grad: bool) -> Tensor:
-    return Tensor(np.asarray(array, dtype=dtype), device=device, dtype=dtype, requires_grad=requires_grad)
+    return Tensor(_held("init", np.asarray(array), dtype), device=device, dtype=dtype, requires_grad=requires_grad)
 
 
 def rand(

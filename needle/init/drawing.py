@@ -9,6 +9,13 @@ from contextlib import contextmanager
 import numpy as np
 
 
+def _held(label: str, array: np.ndarray, dtype: str) -> np.ndarray:
+    """The array in `dtype`; TypeError where that is of whole numbers and the array's are not."""
+    if np.dtype(dtype).kind not in "fc" and array.dtype.kind == "f" and (array % 1).any():
+        raise TypeError(f"[{label}] expects a dtype of floats for numbers with fractions, got {dtype}.")
+    return array.astype(dtype)
+
+
 def manual_seed(seed: int) -> None:
     """Begin numpy's global legacy stream, from which all of needle's random numbers come, anew."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):

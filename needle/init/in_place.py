@@ -13,7 +13,7 @@ import numpy as np
 
 from needle.autograd import Tensor
 
-from .drawing import DRAWING
+from .drawing import DRAWING, _held
 
 __all__ = [
     "calculate_gain",
@@ -54,7 +54,7 @@ def filled(
     if DRAWING.off:
         return tensor
     axes = (n - 1, n - 2, *range(n - 2)) if layout == "needle" else tuple(range(n))
-    array = np.asarray(make(tuple(tensor.shape[i] for i in axes)))
+    array = _held(label, np.asarray(make(tuple(tensor.shape[i] for i in axes))), tensor.dtype)
     tensor.data = Tensor(
         np.ascontiguousarray(array.transpose(np.argsort(axes))),
         device=tensor.device,

@@ -105,7 +105,7 @@ class Sequential(Module):
 
 
 class Residual(Module):
-    """fn(x) + x."""
+    """fn(x) + x, for an `fn` that keeps the shape."""
 
     container = True
 

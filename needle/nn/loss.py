@@ -188,7 +188,7 @@ class KLDivLoss(Loss, function=ops.kl_div):
 
 
 class PoissonNLLLoss(Loss, function=ops.poisson_nll_loss):
-    """Of rates, or their logarithms, and counts."""
+    """Of rates, or their logarithms, and counts that broadcast."""
 
     log_input: bool = True
     full: bool = False
@@ -197,7 +197,7 @@ class PoissonNLLLoss(Loss, function=ops.poisson_nll_loss):
 
 
 class GaussianNLLLoss(Loss, function=ops.gaussian_nll_loss):
-    """Of means, targets and variances."""
+    """Of means, targets of their shape, and variances, one for each or for each row."""
 
     full: bool = False
     eps: float = 1e-6

@@ -108,7 +108,7 @@ class AdaptiveAvgPool3d(AdaptivePool, function=ops.adaptive_avg_pool3d): ...
 
 
 class AdaptiveMaxPool1d(AdaptivePool, function=ops.adaptive_max_pool1d):
-    """return_indices: also where the maxima lie, as ops.adaptive_max_pool_places has it."""
+    """See ops.adaptive_max_pool1d. return_indices: also where the maxima lie, as ops.adaptive_max_pool_places has it."""
 
     axes: ClassVar[int] = 1
     is_leaf = LEAF

@@ -65,7 +65,10 @@ class FeedForward(Module):
 
 
 class TransformerEncoderLayer(FeedForward):
-    """Self-attention and feed-forward, each with a residual and a layer norm after it, or before it with norm_first."""
+    """Self-attention and feed-forward, each with a residual and a layer norm after it, or before it with norm_first.
+
+    src (S, N, E), or with batch_first (N, S, E), to the same shape.
+    """
 
     def forward(
         self,
@@ -83,7 +86,10 @@ class TransformerEncoderLayer(FeedForward):
 
 
 class TransformerDecoderLayer(FeedForward):
-    """Self-attention, attention over `memory`, feed-forward."""
+    """Self-attention, attention over `memory`, feed-forward.
+
+    tgt (T, N, E) and memory (S, N, E), or with batch_first (N, T, E) and (N, S, E), to tgt's shape.
+    """
 
     decodes = True
 
@@ -132,7 +138,7 @@ class Stack(Module):
 
 
 class TransformerEncoder(Stack):
-    """`num_layers` copies of an encoder layer."""
+    """`num_layers` copies of an encoder layer, whose shapes it has."""
 
     def forward(
         self,
@@ -145,7 +151,7 @@ class TransformerEncoder(Stack):
 
 
 class TransformerDecoder(Stack):
-    """`num_layers` copies of a decoder layer."""
+    """`num_layers` copies of a decoder layer, whose shapes it has."""
 
     def forward(
         self,
@@ -162,7 +168,10 @@ class TransformerDecoder(Stack):
 
 
 class EncoderDecoder(Module):
-    """torch's nn.Transformer: an encoder of `src`, and a decoder of `tgt` that looks at what the encoder gives."""
+    """torch's nn.Transformer: an encoder of `src`, and a decoder of `tgt` that looks at what the encoder gives.
+
+    src (S, N, E) and tgt (T, N, E), or with batch_first (N, S, E) and (N, T, E), to tgt's shape.
+    """
 
     container = True
 

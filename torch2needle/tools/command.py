@@ -242,9 +242,9 @@ def run_check(args: argparse.Namespace) -> int:
 
     model = torch_model(args)
     inputs = inputs_of(args)
-    report = check(model, inputs)
-    if not report.ok and not is_program(args.model):
+    if not is_program(args.model):
         refuse_inputs(model, inputs)
+    report = check(model, inputs)
     print(report.json() if args.json else report)
     return 0 if report.ok else 1
 
@@ -289,7 +289,7 @@ def written(args: argparse.Namespace, path: str, save: Callable[[str], object]) 
     try:
         save(path)
     except (OSError, ImportError) as e:  # pictures need the extra [report]
-        raise UsageError(f"[{args.task}] cannot write {path}: {one_line(e)}.") from e
+        raise UsageError(f"[{args.task}] cannot write {path}: {getattr(e, 'strerror', None) or one_line(e)}.") from e
     print(f"wrote {path}")
 
 

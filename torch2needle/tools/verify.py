@@ -316,6 +316,8 @@ def verify(model: nn.Module, net: Any, x: Any, *, compiled: bool = True, layers:
     paths = torch_paths(model, graph_module)
     with progress("verify", 2 * len(paths) + len(graph_module.graph.nodes if graph_module else ()) + 4) as bar:
         Run(model, module, executable, inputs, result, bar.update).all(graph_module, paths, compiled)
+    if not result.ok:  # what conversion knew to differ, such as casts to 16 bits
+        result.notes += getattr(getattr(module, "report", None), "notes", ())
     return result
 
 

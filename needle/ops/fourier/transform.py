@@ -20,6 +20,7 @@ from needle.ops.shape.runtime_shape import moveaxis
 from .table import plan
 
 MOST = 4096  # longest transform by a matrix
+LONGEST = 1 << 40  # factors of lengths beyond memory are not looked for
 
 
 @family
@@ -44,6 +45,8 @@ class Transform(Op):
             raise ValueError("[fft] expects at least one axis, got shape ().")
         if self.n < 1 or self.out < 0:
             raise ValueError(f"[fft] n expects at least 1 and out at least 0, got {self.n} and {self.out}.")
+        if self.n > LONGEST:
+            raise ValueError(f"[fft] n expects at most {LONGEST}, got {self.n}.")
         axis = check_axis("fft", self.axis, x.shape)
         return Spec((*x.shape[:axis], int(self.out), *x.shape[axis + 1 :]), float_dtype(x.dtype))
 

@@ -115,6 +115,7 @@ class DepthwiseTaps(ImageLayer):
     samples = samples_of(
         ({}, [(2, 48, 5, 4), (4, 3, 2, 3), (4,)]),
         ({"stride": (2, 1), "padding": (1, 0, 1, 2)}, [(1, 32, 5, 4), (13, 2, 3, 3)]),
+        ({"padding": (1, 1, 1, 1)}, [(1, 32, 1, 2), (13, 2, 3, 3)]),
     )
 
 

@@ -274,8 +274,10 @@ def depthwise_taps(
     builder: Builder, op: DepthwiseTaps, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING
 ) -> None:
     x, w, bias = operands(ins)
-    o, kd, kh, kw = w.shape
-    packed = builder.derive("depthwise_pack_taps", lambda w: pack_depthwise(w.reshape((o, 1, kd * kh, kw))), w)
+    taps = taps_inside(op, out.shape, x.shape, w.shape)
+    op, (o, kd, kh, kw) = with_taps(op, taps), kept(w, taps).shape
+    key = ("depthwise_pack_taps", repr(taps))
+    packed = builder.derive(key, lambda w: pack_depthwise(kept(w, taps).viewed((o, 1, kd * kh, kw))), w)
     rest: dict[str, Any] = {"bias": padded_bias(builder, bias), "residual": finish.residual, **finish.attrs}
     call("depthwise_blocked", [out], x=x, packed=packed, **window_attributes(op, (kh, kw)), **rest)
 
