@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import adaptive
 from torch.utils import _pytree as pytree
 
+from .formulas import of_numbers
 from .guard import patched
 
 
@@ -36,7 +37,8 @@ def plain_masks() -> AbstractContextManager:
 
 def without_questions() -> AbstractContextManager:
     """Calls that ask for values, which torch.export does not know, become others that do not."""
-    return patched([*of_covariances(), *of_combinations(), *of_counts(), *of_clusters(), *of_moves(), *of_shapes()])
+    shapes = (*of_counts(), *of_moves(), *of_shapes())
+    return patched([*of_covariances(), *of_combinations(), *of_clusters(), *shapes, *of_numbers()])
 
 
 def of_moves() -> list[tuple]:
