@@ -121,6 +121,7 @@ BY_SHAPES = {
     "round": lambda x: x[: round(x.shape[0] / 2) + 1] * round(x.shape[0] * 1.5),
     "sqrt": lambda x: x / math.sqrt(x.shape[0]) + math.log(x.shape[0]) * math.exp(-len(x)),
     "imported": lambda x: x * log2(x.shape[0]),
+    "isqrt": lambda x: x[: math.isqrt(x.shape[0] * 3)] * math.isqrt(x.shape[0]),
     "divmod": lambda x: x[: sum(divmod(x.shape[0], 3)) + 1],
     "windows": lambda x: x * torch.hann_window(len(x))[:, None] + torch.hamming_window(len(x), False, 0.6)[:, None],
     "more windows": lambda x: (
@@ -147,6 +148,9 @@ def test_calls_that_leave_sizes_free(name: str) -> None:
 OF_NUMBERS = {
     "of sizes": lambda x: x * math.sqrt(x.shape[0]) + math.log(x.shape[0], 2) + math.exp(-x.shape[0]),
     "power": lambda x: x * math.pow(x.shape[0], 0.5) + math.pow(x.sum(), 2),
+    "logarithms": lambda x: x * math.log10(x.shape[0] ** 3) + math.log2(x.shape[0]) + torch.tensor(math.log(len(x))),
+    "isqrt": lambda x: x[: math.isqrt(x.shape[0] * 3)] * math.isqrt(x.shape[0]) + torch.full((3,), math.log(3.0)),
+    "power of two": lambda x: nn.functional.pad(x, (0, 0, 0, 2 ** math.ceil(math.log2(x.shape[0])) - x.shape[0])),
     "of a tensor": lambda x: x * math.sqrt(x.square().sum()) + math.log(x.square().sum()),
 }
 

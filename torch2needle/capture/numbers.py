@@ -177,6 +177,7 @@ MATH: dict[str, Callable] = {
     **{n: taking_open(getattr(math, n), getattr(torch, n)) for n in REALS},
     **{n: taking_open(getattr(math, n), getattr(torch, n), int) for n in WHOLES},
     **{n: taking_open(getattr(math, n), getattr(torch, n), bool) for n in TRUTHS},
+    "isqrt": lambda n: torch.sym_int(n**0.5) if isinstance(n, torch.SymInt) else math.isqrt(n),
     "log": taking_open(math.log, lambda x, *base: x.log() / (base[0].log() if base else 1.0)),
 }
 BUILTINS = {"float": Float, "int": Int, "round": round_open}

@@ -208,6 +208,9 @@ def of_shapes() -> list[tuple]:
     def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
         return torch.tensor(data, dtype=dtype, device=device) if has_sizes(data) else NotImplemented
 
+    def _infer_size(one: Any, other: Any) -> Any:
+        return torch.broadcast_shapes(one, other) if has_sizes(one) or has_sizes(other) else NotImplemented
+
     def full(size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
         if not isinstance(fill_value, torch.Tensor):
             return NotImplemented
@@ -251,6 +254,7 @@ def of_shapes() -> list[tuple]:
         (torch.Tensor, fill_diagonal_),
         (torch.Tensor, new_tensor),
         (torch, as_tensor),
+        (torch._C, _infer_size),
         (torch, full),
         (torch, full_like),
         (torch, tensor),
