@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from math import log2
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.export import Dim  # noqa: E402
 
+import needle  # noqa: E402
 import torch2needle  # noqa: E402
 from test_capture_traps import Linear  # noqa: E402
 from torch2needle.capture import conditions  # noqa: E402
@@ -203,6 +205,42 @@ def test_free_sizes(model: nn.Module, shape: tuple, others: list[tuple]) -> None
     if isinstance(model, Unshuffled):
         with pytest.raises(ValueError, match=r"\[pixel_unshuffle\]"):
             net(torch.randn(2, 3, 5, 4))
+
+
+class Chunked(nn.Module):
+    """Rows of chunks of four, each with the one after it (Beltagy et al., Longformer, 2020)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.ndim != 3:
+            return x
+        rows, length, features = x.shape
+        chunks = x.reshape(rows, length // 4, 4, features)
+        return (chunks @ chunks.mT).reshape(rows, length, 4) + chunks.flatten(1, 2).mean(-1, keepdim=True)
+
+
+def test_lengths_that_are_multiples_are_free(tmp_path: Path) -> None:
+    net = torch2needle.convert(Chunked().eval(), (torch.randn(2, 12, 6),))
+    needle.save(net, tmp_path / "net.ndl")
+    for made in (net, needle.load(tmp_path / "net.ndl")):
+        for shape in ((2, 12, 6), (3, 16, 6), (1, 64, 6)):
+            x = torch.randn(shape)
+            assert torch.allclose(torch.from_numpy(made(x).numpy()), Chunked()(x), atol=1e-5)
+        with pytest.raises(ValueError, match=r"expects size at least \d+, a multiple of 4, in axis 1, got 13"):
+            made(torch.randn(2, 13, 6))
+
+
+@pytest.mark.parametrize(
+    ("code", "own", "step"),
+    [
+        *(("v0 % 4 == 0", 12, 4), ("6 * v0 == 24 * (v0 // 4)", 8, 4), ("v0 % 4 == 0 and v0 > 8", 12, 4)),
+        *(("v0 == 12", 12, 1), ("v0 > 3", 12, 1), ("v0 % 4 == 1", 13, 1), ("v0 % 4 == 0 and v0 != 20", 12, 1)),
+    ],
+)
+def test_numbers_of_which_sizes_are_multiples(code: str, own: int, step: int) -> None:
+    condition = conditions.Condition(
+        compile(code, "condition", "eval"), {"v0": own}, {"v0": "s0"}, {"v0": list(range(2, 200))}
+    )
+    assert condition.step("v0") == step
 
 
 def test_rows_of_three_are_tied_where_two_are_not_enough() -> None:
