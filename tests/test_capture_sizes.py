@@ -124,6 +124,7 @@ BY_SHAPES = {
     "sqrt": lambda x: x / math.sqrt(x.shape[0]) + math.log(x.shape[0]) * math.exp(-len(x)),
     "imported": lambda x: x * log2(x.shape[0]),
     "isqrt": lambda x: x[: math.isqrt(x.shape[0] * 3)] * math.isqrt(x.shape[0]),
+    "length in another module": eval("lambda x: x * torch.ones(len(x), 1) * len(x)", {"torch": torch}),
     "divmod": lambda x: x[: sum(divmod(x.shape[0], 3)) + 1],
     "windows": lambda x: x * torch.hann_window(len(x))[:, None] + torch.hamming_window(len(x), False, 0.6)[:, None],
     "more windows": lambda x: (

@@ -190,8 +190,8 @@ def bounds(program: ExportedProgram) -> Bounds:
         one = first_of(s, same)
         steps[one] = math.lcm(steps[s], steps.get(one, 1))
     tight = {s for s in where if first_of(s, same) in steps}
-    held, stepping = ({axis for s in several for axis in where[s]} for several in (broken, tight))
-    return Bounds(held, stepping, limits, same, steps)
+    fixed, stepping = ({axis for s in several for axis in where[s]} for several in (broken, tight))
+    return Bounds(fixed, stepping, limits, same, steps)
 
 
 def multiples(asked: list[Condition]) -> dict[str, int]:
