@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from math import log2
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.export import Dim  # noqa: E402
 
+import needle  # noqa: E402
 import torch2needle  # noqa: E402
 from test_capture_traps import Linear  # noqa: E402
 from torch2needle.capture import conditions  # noqa: E402
@@ -121,6 +123,8 @@ BY_SHAPES = {
     "round": lambda x: x[: round(x.shape[0] / 2) + 1] * round(x.shape[0] * 1.5),
     "sqrt": lambda x: x / math.sqrt(x.shape[0]) + math.log(x.shape[0]) * math.exp(-len(x)),
     "imported": lambda x: x * log2(x.shape[0]),
+    "isqrt": lambda x: x[: math.isqrt(x.shape[0] * 3)] * math.isqrt(x.shape[0]),
+    "length in another module": eval("lambda x: x * torch.ones(len(x), 1) * len(x)", {"torch": torch}),
     "divmod": lambda x: x[: sum(divmod(x.shape[0], 3)) + 1],
     "windows": lambda x: x * torch.hann_window(len(x))[:, None] + torch.hamming_window(len(x), False, 0.6)[:, None],
     "more windows": lambda x: (
@@ -147,6 +151,9 @@ def test_calls_that_leave_sizes_free(name: str) -> None:
 OF_NUMBERS = {
     "of sizes": lambda x: x * math.sqrt(x.shape[0]) + math.log(x.shape[0], 2) + math.exp(-x.shape[0]),
     "power": lambda x: x * math.pow(x.shape[0], 0.5) + math.pow(x.sum(), 2),
+    "logarithms": lambda x: x * math.log10(x.shape[0] ** 3) + math.log2(x.shape[0]) + torch.tensor(math.log(len(x))),
+    "isqrt": lambda x: x[: math.isqrt(x.shape[0] * 3)] * math.isqrt(x.shape[0]) + torch.full((3,), math.log(3.0)),
+    "power of two": lambda x: nn.functional.pad(x, (0, 0, 0, 2 ** math.ceil(math.log2(x.shape[0])) - x.shape[0])),
     "of a tensor": lambda x: x * math.sqrt(x.square().sum()) + math.log(x.square().sum()),
 }
 
@@ -199,6 +206,42 @@ def test_free_sizes(model: nn.Module, shape: tuple, others: list[tuple]) -> None
     if isinstance(model, Unshuffled):
         with pytest.raises(ValueError, match=r"\[pixel_unshuffle\]"):
             net(torch.randn(2, 3, 5, 4))
+
+
+class Chunked(nn.Module):
+    """Rows of chunks of four, each with the one after it (Beltagy et al., Longformer, 2020)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.ndim != 3:
+            return x
+        rows, length, features = x.shape
+        chunks = x.reshape(rows, length // 4, 4, features)
+        return (chunks @ chunks.mT).reshape(rows, length, 4) + chunks.flatten(1, 2).mean(-1, keepdim=True)
+
+
+def test_lengths_that_are_multiples_are_free(tmp_path: Path) -> None:
+    net = torch2needle.convert(Chunked().eval(), (torch.randn(2, 12, 6),))
+    needle.save(net, tmp_path / "net.ndl")
+    for made in (net, needle.load(tmp_path / "net.ndl")):
+        for shape in ((2, 12, 6), (3, 16, 6), (1, 64, 6)):
+            x = torch.randn(shape)
+            assert torch.allclose(torch.from_numpy(made(x).numpy()), Chunked()(x), atol=1e-5)
+        with pytest.raises(ValueError, match=r"expects size at least \d+, a multiple of 4, in axis 1, got 13"):
+            made(torch.randn(2, 13, 6))
+
+
+@pytest.mark.parametrize(
+    ("code", "own", "step"),
+    [
+        *(("v0 % 4 == 0", 12, 4), ("6 * v0 == 24 * (v0 // 4)", 8, 4), ("v0 % 4 == 0 and v0 > 8", 12, 4)),
+        *(("v0 == 12", 12, 1), ("v0 > 3", 12, 1), ("v0 % 4 == 1", 13, 1), ("v0 % 4 == 0 and v0 != 20", 12, 1)),
+    ],
+)
+def test_numbers_of_which_sizes_are_multiples(code: str, own: int, step: int) -> None:
+    condition = conditions.Condition(
+        compile(code, "condition", "eval"), {"v0": own}, {"v0": "s0"}, {"v0": list(range(2, 200))}
+    )
+    assert condition.step("v0") == step
 
 
 def test_rows_of_three_are_tied_where_two_are_not_enough() -> None:

@@ -12,8 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
+import needle  # noqa: E402
 import torch2needle  # noqa: E402
 from needle.nn.functional import GuardError  # noqa: E402
 from test_guards import ONES, Asks  # noqa: E402
@@ -57,6 +59,55 @@ def test_real_numbers_are_no_guards(name: str) -> None:
     for x in (ONES, torch.randn(3, 4), torch.randn(5, 4)):
         np.testing.assert_allclose(net(x).numpy(), model(x).detach().numpy(), rtol=1e-5, atol=1e-5)
     assert "float" not in globals() and math.sqrt(4) == 2
+
+
+# Calls that take plain numbers alone in torch, here a float of a parameter and one of the input.
+TAKING_NUMBERS: dict[str, Callable] = {
+    "leaky_relu": lambda x, v: F.leaky_relu(x, v),
+    "leaky_relu in place": lambda x, v: F.leaky_relu(x.clone(), negative_slope=v, inplace=True),
+    "elu": lambda x, v: F.elu(x * 40, alpha=v),
+    "celu": lambda x, v: F.celu(x * 40, v),
+    "hardtanh": lambda x, v: F.hardtanh(x, -v, v) + F.hardtanh(x, max_val=v),
+    "threshold": lambda x, v: F.threshold(x, v, 2.0) + F.threshold(x, 0.1, v),
+    "softplus": lambda x, v: F.softplus(x * 40, v) + F.softplus(x, 1, v),
+    "softshrink": lambda x, v: F.softshrink(x, v),
+    "hardshrink": lambda x, v: F.hardshrink(x, v) + x.hardshrink(v),
+    "add": lambda x, v: torch.add(x, 1, alpha=v) + x.sub(x * 3, alpha=v),
+    "addcmul": lambda x, v: torch.addcmul(x, x, x, value=v) + x.addcdiv(x, x.exp(), value=v),
+    "addmm": lambda x, v: torch.addmm(x[:, :3] @ x[:, :3].mT, x, x.mT, beta=v, alpha=2 * v),
+    "addmv": lambda x, v: torch.addmv(x[:, 0], x, x[0], alpha=v),
+    "baddbmm": lambda x, v: torch.baddbmm(x @ x.mT, x[None], x.mT[None], beta=v),
+    "nan_to_num": lambda x, v: torch.nan_to_num(torch.where(x > 0, torch.nan, x), nan=v),
+    "pad": lambda x, v: F.pad(x, (1, 2), value=v),
+    "attention": lambda x, v: F.scaled_dot_product_attention(x[None], x[None], x[None], scale=v),
+    "huber": lambda x, v: F.huber_loss(x, 2 * x, delta=v) + F.huber_loss(x, -x, "none", v),
+    "smooth_l1": lambda x, v: F.smooth_l1_loss(x, 2 * x, beta=v) + F.smooth_l1_loss(x, -x, reduction="sum", beta=v),
+}
+
+
+class TakesNumbers(nn.Module):
+    def __init__(self, call: Callable) -> None:
+        super().__init__()
+        self.call, self.bound = call, nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(x, float(self.bound)) + self.call(x, x.abs().clamp(max=2).mean().item())
+
+
+@pytest.mark.parametrize("name", TAKING_NUMBERS)
+def test_numbers_of_tensors_are_taken_where_torch_wants_plain_ones(name: str) -> None:
+    model = TakesNumbers(TAKING_NUMBERS[name]).eval()
+    net = torch2needle.convert(model, example=(torch.randn(4, 4),))
+    values = torch.randn(4, 4), torch.randn(3, 4), torch.tensor([[0.0, torch.inf, -torch.inf, 1.0]] * 2)
+    for x in values[: 3 if name in ("leaky_relu", "elu", "celu", "hardtanh", "softshrink", "hardshrink") else 2]:
+        given = x.clone().requires_grad_()
+        want = model(given)
+        np.testing.assert_allclose(net(x).numpy(), want.detach().numpy(), rtol=1e-5, atol=1e-5)
+        if torch.isfinite(want).all():
+            want.sum().backward()
+            ours = needle.Tensor(x.numpy(), requires_grad=True)
+            net(ours).sum().backward()
+            np.testing.assert_allclose(ours.grad.numpy(), given.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_real_numbers_are_compared_with_a_guard() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -98,6 +99,9 @@ class Dim(Deferred):
     def __pow__(self, other: Any) -> Dim:
         return self._apply("pow", self, other)
 
+    def __rpow__(self, other: Any) -> Dim:
+        return self._apply("pow", other, self)
+
     def __floor__(self) -> Dim:
         return self._apply("floor", self, 1)
 
@@ -117,6 +121,16 @@ class Dim(Deferred):
 
     def __neg__(self) -> Dim:
         return self._apply("sub", 0, self)
+
+    def bit_length(self) -> Dim:
+        return self._apply("bit_length", self, 1)
+
+    def logarithm(self, base: float | Dim) -> Dim:
+        return self._apply("log", self, base)
+
+    def function(self, name: str) -> Dim:
+        """Python's function of that name in `math`: log2, log10, isqrt."""
+        return self._apply(name, self, 1)
 
     def larger(self, other: Any) -> Dim:
         return self._apply("max", self, other)
@@ -158,6 +172,11 @@ SCALAR_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "floor": lambda a, b: int(a // b),
     "round": lambda a, b: round(a / b),
     "trunc": lambda a, b: int(a / b),
+    "isqrt": lambda a, b: math.isqrt(a),
+    "bit_length": lambda a, b: int(a).bit_length(),
+    "log": math.log,
+    "log2": lambda a, b: math.log2(a),
+    "log10": lambda a, b: math.log10(a),
     "max": max,
     "min": min,
 }

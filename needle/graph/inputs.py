@@ -1,9 +1,9 @@
 """The arguments of a GraphModule's call, and the values of its inputs among them.
 
 Meta of an input node: "place", the argument and the keys in it where that is nested, ("batch", "ids"); "sizes", for each axis
-(least, largest or None, name), equal names meaning equal sizes; "default". Of complex numbers each part is an input, whose
-place ends in "real" or "imag". Meta of the output node: "arguments", all of the
-call's arguments in order, those that are no inputs with the value that they have.
+(least, largest or None, name) and, where the size has to be a multiple of a number, that; equal names mean equal sizes;
+"default". Of complex numbers each part is an input, whose place ends in "real" or "imag". Meta of the output node: "arguments",
+all of the call's arguments in order, those that are no inputs with the value that they have.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ def is_place(value: Any) -> bool:
 
 
 def is_size(value: Any) -> bool:
-    least, most, name = value if isinstance(value, tuple) and len(value) == 3 else (None, None, None)
-    return type(least) is int and (most is None or type(most) is int) and isinstance(name, str)
+    if not isinstance(value, tuple) or len(value) not in (3, 4):
+        return False
+    least, most, name, *step = value
+    numbers = type(least) is int and (most is None or type(most) is int) and all(type(n) is int and n > 1 for n in step)
+    return numbers and isinstance(name, str)
 
 
 FORMS = {
@@ -123,12 +126,16 @@ class Inputs:
                 raise ValueError(
                     f"[{self.label}] input {node.target} expects {len(sizes)} axes, got shape {tuple(shape)}."
                 )
-            for axis, (got, (least, most, name)) in enumerate(zip(shape, sizes, strict=True)):
+            for axis, (got, (least, most, name, *step)) in enumerate(zip(shape, sizes, strict=True)):
                 want = seen.setdefault(name, got) if name else got
-                if isinstance(got, int) and (got < least or (most is not None and got > most) or got != want):
+                if not isinstance(got, int):
+                    continue
+                between = any(got % n for n in step)
+                if got < least or (most is not None and got > most) or got != want or between:
                     text = (
                         f"at least {least}" if most is None else str(least) if most == least else f"{least} to {most}"
                     )
+                    text += "".join(f", a multiple of {n}," for n in step)
                     text = text if got == want else str(want)
                     raise ValueError(
                         f"[{self.label}] input {node.target} expects size {text} in axis {axis}, got {got}."

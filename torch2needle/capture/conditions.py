@@ -16,6 +16,7 @@ from .structure import input_places
 
 PROBES = 200  # sizes from the least on, and on both sides of the example's, that a condition is tried with
 TOGETHER = 200  # ... of several sizes at a time, about
+FEW = 4  # multiples that have to hold
 MOST = 2**62  # what torch.export writes for no limit
 SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
 NAMES: dict[str, Callable] = {f.__name__: f for f in (max, min, float, round, math.ceil, math.floor, math.trunc)}
@@ -54,6 +55,12 @@ class Condition(NamedTuple):
             elif bad:
                 limits[symbol] = ends[0] or 0, MOST if ends[1] is None else ends[1]
         return broken, limits
+
+    def step(self, v: str) -> int:
+        """The number whose multiples hold where sizes between them do not, as of windows that fill a row; else 1."""
+        good = [size for size in self.values[v] if self.holds({v: size})]
+        step = math.gcd(*good) if len(good) >= FEW and self.sizes[v] in good else 1
+        return step if all(size in good for size in self.values[v] if size >= good[0] and size % step == 0) else 1
 
     def tied(self, broken: set[str]) -> dict[str, str]:
         """Symbols that break it alone, each by the one of the example's same size with which they may take any, if they take it
@@ -130,12 +137,15 @@ def first_of(symbol: str, same: dict[str, str]) -> str:
 
 
 class Bounds(NamedTuple):
-    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, the limits of
-    others, and which of them, by symbol, have to be the same as another one."""
+    """What the forward's branches ask of the free sizes: those by (tensor, axis) that must be the example's, those that must
+    be multiples of a number, the limits of those that are free, which of them, by symbol, have to be the same as another one, and
+    the numbers of which they have to be multiples."""
 
     held: set[tuple[int, int]]
+    stepping: set[tuple[int, int]]
     limits: Limits
     same: dict[str, str]
+    steps: dict[str, int]
 
 
 def bounds(program: ExportedProgram) -> Bounds:
@@ -152,6 +162,7 @@ def bounds(program: ExportedProgram) -> Bounds:
         return size
 
     asked = [condition(text, size_at, program.range_constraints) for text in program._guards_code or ()]
+    steps = multiples(asked)
     broken: set[str] = set()
     limits: Limits = {}
     same: dict[str, str] = {}
@@ -175,7 +186,25 @@ def bounds(program: ExportedProgram) -> Bounds:
         one = first_of(s, same)
         least, most = limits.get(one, (0, MOST))
         limits[one] = max(limits[s][0], least), min(limits[s][1], most)
-    return Bounds({axis for s in broken for axis in where[s]}, limits, same)
+    for s in list(steps):
+        one = first_of(s, same)
+        steps[one] = math.lcm(steps[s], steps.get(one, 1))
+    tight = {s for s in where if first_of(s, same) in steps}
+    fixed, stepping = ({axis for s in several for axis in where[s]} for several in (broken, tight))
+    return Bounds(fixed, stepping, limits, same, steps)
+
+
+def multiples(asked: list[Condition]) -> dict[str, int]:
+    """By symbol the numbers of which sizes have to be multiples; the conditions are then tried with multiples alone."""
+    steps: dict[str, int] = {}
+    for c in asked:
+        for v, symbol in c.free.items() if c.code else ():
+            steps[symbol] = math.lcm(steps.get(symbol, 1), c.step(v))
+    for c in asked:
+        for v, symbol in c.free.items():
+            if (step := steps.get(symbol, 1)) > 1:
+                c.values[v] = [size for size in c.values[v] if size % step == 0]
+    return {symbol: step for symbol, step in steps.items() if step > 1}
 
 
 def fixed_or_free(size: Any) -> Any:

@@ -22,7 +22,7 @@ from ..report import ConversionError
 from .asked import Answers, answers, whether_compiled
 from .budget import Budget
 from .calls import Call, call_of, named_axes, resized, tensors
-from .conditions import MOST, Limits, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
+from .conditions import MOST, Bounds, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
 from .counts import for_some, some_rows
 from .functional import Gradients, below_autograd, data_as_calls, lacks_rule, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet
@@ -218,8 +218,8 @@ class Exported(NamedTuple):
     training: bool
 
     def fixes(self, axes: Axes) -> bool:
-        """Whether one of them is not free."""
-        fixed = fixed_sizes(self.program)
+        """Whether one of them is not free, or has to be a multiple of a number."""
+        fixed = fixed_sizes(self.program) | bounds(self.program).stepping
         return any((i, axis) in fixed for i, several in axes.items() for axis in several)
 
     def captured(self, model: nn.Module, changing: Callable[[], set[str]]) -> Captured:
@@ -415,26 +415,29 @@ def from_program(
     """The captured graph of a program that gives what `result` tells the classes of, with the sizes that its inputs may have."""
     captured = capture_program(program, model, notes or [], changing, result, training)
     ranges = {str(s): r for s, r in program.range_constraints.items()}
-    held, asked, same = bounds(program)
+    asked = bounds(program)
     free = []
     for i, node in enumerate(n for n in captured.graph.nodes if n.op == "placeholder"):
         shape = [
-            s.node.hint if (i, axis) in held else fixed_or_free(s) for axis, s in enumerate(node.meta["val"].shape)
+            s.node.hint if (i, axis) in asked.held else fixed_or_free(s)
+            for axis, s in enumerate(node.meta["val"].shape)
         ]
-        node.meta["sizes"] = tuple(limits(s, ranges, asked, same) for s in shape)
+        node.meta["sizes"] = tuple(limits(s, ranges, asked) for s in shape)
         free += [f"{node.target} axis {axis}" for axis, s in enumerate(shape) if not isinstance(s, int)]
     captured.notes.append(f"free sizes: {', '.join(free) or 'none'}")
     return captured
 
 
-def limits(size: Any, ranges: dict[str, Any], asked: Limits, same: dict[str, str]) -> tuple[int, int | None, str]:
-    """(least, largest or None, name); asked: by the forward's branches, which may want the `same` of several."""
+def limits(size: Any, ranges: dict[str, Any], asked: Bounds) -> tuple:
+    """(least, largest or None, name), and the number of which sizes are multiples; asked: by the forward's branches."""
     if isinstance(size, int):
         return size, size, ""
     r = ranges.get(str(size))
     if r is None:
         return 1, None, ""
-    name = first_of(str(size), same)
-    low, high = asked.get(name, (1, MOST))
+    name = first_of(str(size), asked.same)
+    low, high = asked.limits.get(name, (1, MOST))
     most = min(high, int(r.upper) if r.upper.is_number and r.upper < MOST else MOST)
-    return max(1, int(r.lower), low), None if most == MOST else most, name
+    step = asked.steps.get(name, 1)
+    least = -(-max(1, int(r.lower), low) // step) * step
+    return (least, None if most == MOST else most, name, *([step] if step > 1 else []))

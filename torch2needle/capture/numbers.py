@@ -173,13 +173,18 @@ def round_open(number: Any, ndigits: int | None = None) -> Any:
     return taking_open(lambda x: round(x, ndigits), lambda x: torch.round(x, decimals=ndigits))(number)
 
 
+def length(value: Any) -> Any:
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else len(value)
+
+
 MATH: dict[str, Callable] = {
     **{n: taking_open(getattr(math, n), getattr(torch, n)) for n in REALS},
     **{n: taking_open(getattr(math, n), getattr(torch, n), int) for n in WHOLES},
     **{n: taking_open(getattr(math, n), getattr(torch, n), bool) for n in TRUTHS},
+    "isqrt": lambda n: torch.sym_int(n**0.5) if isinstance(n, torch.SymInt) else math.isqrt(n),
     "log": taking_open(math.log, lambda x, *base: x.log() / (base[0].log() if base else 1.0)),
 }
-BUILTINS = {"float": Float, "int": Int, "round": round_open}
+BUILTINS = {"float": Float, "int": Int, "len": length, "round": round_open}
 NAMES = {*BUILTINS, *MATH}
 MODULE = ModuleType("math")
 vars(MODULE).update(vars(math) | MATH)

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import adaptive
 from torch.utils import _pytree as pytree
 
+from .formulas import of_numbers
 from .guard import patched
 
 
@@ -36,7 +37,8 @@ def plain_masks() -> AbstractContextManager:
 
 def without_questions() -> AbstractContextManager:
     """Calls that ask for values, which torch.export does not know, become others that do not."""
-    return patched([*of_covariances(), *of_combinations(), *of_counts(), *of_clusters(), *of_moves(), *of_shapes()])
+    shapes = (*of_counts(), *of_moves(), *of_shapes())
+    return patched([*of_covariances(), *of_combinations(), *of_clusters(), *shapes, *of_numbers()])
 
 
 def of_moves() -> list[tuple]:
@@ -206,6 +208,9 @@ def of_shapes() -> list[tuple]:
     def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
         return torch.tensor(data, dtype=dtype, device=device) if has_sizes(data) else NotImplemented
 
+    def _infer_size(one: Any, other: Any) -> Any:
+        return torch.broadcast_shapes(one, other) if has_sizes(one) or has_sizes(other) else NotImplemented
+
     def full(size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> Any:
         if not isinstance(fill_value, torch.Tensor):
             return NotImplemented
@@ -249,6 +254,7 @@ def of_shapes() -> list[tuple]:
         (torch.Tensor, fill_diagonal_),
         (torch.Tensor, new_tensor),
         (torch, as_tensor),
+        (torch._C, _infer_size),
         (torch, full),
         (torch, full_like),
         (torch, tensor),

@@ -10,7 +10,7 @@ from .tracing import Captured
 
 
 def larger(captured: Captured, call: Call) -> list[Sizes]:
-    """Other sizes for the free axes of a captured graph: all one larger, and only those of the first.
+    """Other sizes for the free axes of a captured graph: all one larger, or by their step, and only those of the first.
 
     A size of one stays: the graph was captured at two, so that the example is another size already.
     """
@@ -19,8 +19,8 @@ def larger(captured: Captured, call: Call) -> list[Sizes]:
     first = names[min(names)] if names else ""
     grown = {}
     for i, axis in names:
-        least, most, _ = placeholders(captured)[i].meta["sizes"][axis]
-        size = max(least, given[i].shape[axis] + 1)
+        least, most, _, *steps = placeholders(captured)[i].meta["sizes"][axis]
+        size = max(least, given[i].shape[axis] + (steps[0] if steps else 1))
         grown[i, axis] = size if most is None else min(size, most)
     return [grown, {place: size for place, size in grown.items() if names[place] == first}]
 
@@ -40,7 +40,7 @@ def free_names(captured: Captured) -> dict[tuple[int, int], str]:
     """The names of free sizes by (tensor, axis); equal sizes share a name."""
     found = {}
     for i, node in enumerate(placeholders(captured)):
-        found.update({(i, axis): name for axis, (_, _, name) in enumerate(node.meta["sizes"]) if name})
+        found.update({(i, axis): name for axis, (_, _, name, *_) in enumerate(node.meta["sizes"]) if name})
     return found
 
 

@@ -66,7 +66,7 @@ STRAIGHT_THROUGH = torch.ops.torch2needle.straight_through.default
 functions("value, x", {(STRAIGHT_THROUGH,): ops.straight_through})
 
 
-@rule(aten._local_scalar_dense.default)
+@rule(aten._local_scalar_dense.default, aten.item.default)
 def item(input: Any) -> Any:
     """A number of floats stays a tensor of one element, without a gradient."""
     if input.dtype not in FLOATS:

@@ -106,6 +106,15 @@ UNARY: dict[tuple, Callable[[Any], Any]] = {
 }
 
 
+@complex_rule(torch.logaddexp, T.logaddexp)
+def logaddexp(input: Any, other: Any) -> Any:
+    a, b = whole(input), whole(other)
+    first = ops.ge(a.real, b.real)
+    larger = numbers.complex_map(lambda x, y: ops.where(first, x, y), a, b)
+    smaller = numbers.complex_map(lambda x, y: ops.where(first, y, x), a, b)
+    return larger + of_numbers.complex_log1p(numbers.complex_exp(smaller - larger))
+
+
 def of_one(f: Callable) -> Callable:
     return lambda input: f(input)
 

@@ -31,12 +31,15 @@ def filled(like: Any, value: Any, shape: Any = None, dtype: Any = None) -> Any:
     return ops.full_like(like, value, shape, None if dtype is None else dtype_name(dtype))
 
 
+REALS = ("truediv", "log", "log2", "log10")  # of which Python makes a float
+
+
 def is_whole(number: Any) -> bool:
     """Whether Python has it as an int, of arithmetic on sizes, too."""
     if not isinstance(number, Dim):
         return isinstance(number, int)
     operator = number.node.target
-    return operator in ("size", "floor") or (operator != "truediv" and all(map(is_whole, number.node.args)))
+    return operator in ("size", "floor") or (operator not in REALS and all(map(is_whole, number.node.args)))
 
 
 def default_dtype(dtype: Any, *numbers: Any) -> Any:
@@ -148,7 +151,7 @@ def of_number(f: Callable) -> Callable:
 functions(
     "x, *, like=None",
     {
-        **{(getattr(math, n),): of_number(getattr(ops, n)) for n in ("cos", "exp", "expm1", "log10", "log1p", "log2")},
+        **{(getattr(math, n),): of_number(getattr(ops, n)) for n in ("cos", "exp", "expm1", "log1p")},
         **{(getattr(math, n),): of_number(getattr(ops, n)) for n in ("sin", "tan", "tanh")},
         (math.sqrt,): lambda x, like: (number(x, like) if isinstance(x, Tensor) else x) ** 0.5,
     },
@@ -163,8 +166,17 @@ def power(x: Any, y: Any, *, like: Any = None) -> Any:
 
 @rule(math.log)
 def log(x: Any, base: Any = None, *, like: Any = None) -> Any:
+    if isinstance(x, Dim) and not isinstance(base, Tensor):
+        return x.logarithm(math.e if base is None else base)
     logs = [math.log(n) if isinstance(n, int | float) else ops.log(number(n, like)) for n in (x, base) if n is not None]
     return logs[0] if base is None else logs[0] / logs[1]
 
 
+def of_size(f: Callable) -> Callable:
+    """`f` of math, which keeps a size a number."""
+    name = f.__name__
+    return lambda x, like: x.function(name) if isinstance(x, Dim) else getattr(ops, name)(number(x, like))
+
+
+functions("x, *, like=None", {(f,): of_size(f) for f in (math.log2, math.log10, math.isqrt)})
 functions("values, *, like=None", {(math.prod,): lambda values, like: math.prod(values)})

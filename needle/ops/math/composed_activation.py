@@ -102,7 +102,7 @@ def softshrink(a: Tensor, lambd: float = 0.5) -> Tensor:
     """a drawn towards 0 by lambd, 0 where |a| <= lambd."""
     if lambd < 0:
         raise ValueError(f"[softshrink] lambd expects a number of at least 0, got {lambd}.")
-    return where(le(absolute(a), lambd), 0.0, a - clamp(a, -lambd, lambd))
+    return a - clamp(a, -lambd, lambd)
 
 
 def softsign(a: Tensor) -> Tensor:
