@@ -333,3 +333,22 @@ def test_sizes_of_other_branches_are_refused(batch: int, step: Callable, sizes: 
 def test_sizes_of_programs(dim: Any, sizes: list[int]) -> None:
     program = torch.export.export(nn.Linear(3, 3), (torch.ones(4, 3),), dynamic_shapes=({0: dim},), strict=False)
     assert accepted(torch2needle.convert(program), range(1, 6)) == sizes
+
+
+def test_both_axes_of_a_mask_are_free() -> None:
+    """A matrix whose first axis is no batch, such as one of pairs of tokens."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(4, 4)
+
+        def forward(self, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            order = [d for d in range(scores.ndim) if d != 1]  # which torch.fx does not follow
+            return self.mix(scores.permute(*order, 1)).permute(0, 3, 1, 2) + mask
+
+    model = Attention().eval()
+    net: Any = torch2needle.convert(model, (torch.randn(2, 4, 9, 9), torch.randn(9, 9)))
+    for batch, n in ((2, 9), (1, 5), (3, 14)):
+        scores, mask = torch.randn(batch, 4, n, n), torch.randn(n, n)
+        assert torch.allclose(torch.from_numpy(net(scores, mask).numpy()), model(scores, mask), atol=1e-6)

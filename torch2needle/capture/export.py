@@ -290,6 +290,10 @@ def free_axes(call: Any, batch: int | None) -> tuple[Axes, Axes]:
     more = {i: tuple(range(2 if is_image(t) else 1, t.ndim)) for i, t in enumerate(tensors(call))}
     vectors = {i: (0,) for i, t in enumerate(tensors(call)) if t.ndim == 1 and not t.is_floating_point()}
     more |= {i: axes for i, axes in vectors.items() if i not in rows}  # lengths, where time is the first axis
+    sizes = {t.shape[axis] for i, t in enumerate(tensors(call)) for axis in more[i]}
+    for i, t in enumerate(tensors(call)):
+        if i not in rows and t.ndim == 2 and t.shape[0] in sizes:  # masks (L, L), matrices of neighbours
+            more[i] = (0, *more[i])
     both = {i: (*rows.get(i, ()), *axes) for i, axes in more.items()}
     return rows, {i: axes for i, axes in both.items() if axes}
 
