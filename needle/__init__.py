@@ -33,7 +33,7 @@ def from_dlpack(x: object) -> Tensor:
 
     TypeError for other objects and for dtypes other than float32, float64, int32, int64 and bool (`as_ndarray` copies those).
     """
-    if not hasattr(x, "__dlpack__"):
+    if not hasattr(x, "__dlpack_device__"):
         raise TypeError(f"[from_dlpack] expects an object with __dlpack__, got {type(x).__name__}.")
     return Tensor.make_const(backend_ndarray.from_dlpack(x))
 
