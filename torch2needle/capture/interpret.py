@@ -66,6 +66,10 @@ def say_unknown(value: Any) -> None:
         raise Unsupported("an output is a dtype, which is not known; pass example=")
 
 
+def is_real_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymFloat)
+
+
 def mentioned(values: list[Any]) -> Any:
     """A tensor whose size or dtype is among `values`, or None."""
     for v in values:
@@ -108,6 +112,8 @@ class Interpreter:
                     result = self.resolve(node.args[0])
                     for v in leaves(result):
                         say_unknown(v)
+                    if any(is_real_number(n) and isinstance(self.resolve(n), Tensor) for n in node.all_input_nodes):
+                        raise Unsupported("an output is a number that values say; return the tensor")
                     return result
                 self.env[node] = self.get_attr(node) if node.op == "get_attr" else self.call(node)
             except Exception as e:
