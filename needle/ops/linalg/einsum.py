@@ -89,12 +89,12 @@ def contract(a: Tensor, ta: str, b: Tensor, tb: str, keep: str, result: str) -> 
     if not inner:
         labels = batch + rows + columns
         return aligned(a, ta, labels) * aligned(b, tb, labels), labels
+    places = [result.find(c) for c in rows]
     if (
-        max(map(result.find, rows), default=-1) > max(map(result.find, columns), default=-1) >= 0
-    ):  # rows are the last axes
+        max(places, default=-1) > max(map(result.find, columns), default=-1) >= 0
+    ):  # let the other operand's axes be the last
         return contract(b, tb, a, ta, keep, result)
-    first = min(map(result.find, rows), default=-1)
-    ahead = "".join(c for c in columns if result.find(c) < first)
+    ahead = "".join(c for c in columns if result.find(c) < min(places, default=-1))
     rest = "".join(c for c in columns if c not in ahead)
     wide = prod(b.shape[tb.index(c)] for c in rest)
     if not isinstance(wide, int) or wide >= NARROW:
