@@ -135,3 +135,39 @@ def test_sums_come_in_the_order_of_the_result(equation: str, free: bool) -> None
     assert np.allclose(exe(*inputs).numpy(), want, rtol=1e-5, atol=1e-5)
     assert np.allclose(net(*inputs).numpy(), want, rtol=1e-5, atol=1e-5)
     assert "copy" not in exe.plan.names or "ahbijh" in equation
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "outputs"), [((1, 1, 300), 1, 1), ((0, 4, 300), 1, 5), ((1, 5, 1, 400), 1, 3)]
+)
+def test_axes_of_one_element_and_batches_of_none(shape: tuple[int, ...], axis: int, outputs: int) -> None:
+    x, net = torch.randn(shape), Between(axis, nn.Linear(shape[axis], outputs), nn.ReLU()).eval()
+    exe: Any = ndl.compile(torch2needle.convert(net, (x,), dynamic=False), (x,))
+    want = copy.deepcopy(net).double()(x.double()).detach().numpy()
+    got = exe(x).numpy()
+    assert got.shape == want.shape and np.allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_of_other_lengths() -> None:
+    """One plan each; short ones are packed."""
+    net = Heads(4, linear=True).eval()
+    exe: Any = torch2needle.compile(net, (torch.randn(1, 4, 23, 23), torch.randn(23, 23)))
+    for batch, n in ((1, 23), (2, 40), (1, 5), (2, 1)):
+        a, mask = torch.randn(batch, 4, n, n), torch.randn(n, n)
+        want = copy.deepcopy(net).double()(a.double(), mask.double()).detach().numpy()
+        assert np.abs(exe(a, mask).numpy() - want).max() <= 1e-6
+
+
+def test_steps_of_training() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), Between(1, nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)))
+    exact, x, y = copy.deepcopy(net).double(), torch.randn(4, 2, 3, 16, 17), torch.randn(4, 2, 4, 16, 17)
+    made: Any = torch2needle.convert(net, (x[0],))
+    optimizer = ndl.optim.SGD(made.train().parameters(), lr=0.1)
+    step: Any = ndl.compile_step(made, ndl.nn.MSELoss(), optimizer, (x[0].numpy(), y[0].numpy()))
+    theirs = torch.optim.SGD(exact.parameters(), lr=0.1)
+    for inputs, target in zip(x, y, strict=True):
+        theirs.zero_grad()
+        loss = nn.functional.mse_loss(exact(inputs.double()), target.double())
+        loss.backward()
+        theirs.step()
+        assert abs(float(step(inputs.numpy(), target.numpy())) - loss.item()) <= 1e-5 * loss.item()

@@ -89,10 +89,8 @@ def contract(a: Tensor, ta: str, b: Tensor, tb: str, keep: str, result: str) -> 
     if not inner:
         labels = batch + rows + columns
         return aligned(a, ta, labels) * aligned(b, tb, labels), labels
-    places = [result.find(c) for c in rows]
-    if (
-        max(places, default=-1) > max(map(result.find, columns), default=-1) >= 0
-    ):  # let the other operand's axes be the last
+    places, others = ([result.find(c) for c in labels] for labels in (rows, columns))
+    if max(places, default=-1) > max(others, default=-1) >= 0:  # the other operand's axes shall be the last
         return contract(b, tb, a, ta, keep, result)
     ahead = "".join(c for c in columns if result.find(c) < min(places, default=-1))
     rest = "".join(c for c in columns if c not in ahead)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from needle.autograd import Spec
 from needle.graph import Graph, Node
-from needle.graph.steps import of_parameters
 from needle.op import Op
 from needle.ops.common import Elementwise
 from needle.ops.fused.layer import FusedLayer
@@ -18,7 +16,7 @@ from needle.ops.shape.basic import Permute, Reshape
 from needle.targets.branches import add
 from needle.targets.images import images, main_op
 
-from .resized import is_pointwise
+from .resized import is_layer, is_pointwise
 
 BLOCK = 16  # outputs that packed kernels compute at a time
 LONG, SHORT = 256, 32  # elements behind the axis from which linear layers gain: all, and those that fill few blocks
@@ -56,7 +54,7 @@ def between_permutations(node: Node, users: dict[Node, list[Node]]) -> Found | N
     """Linear layers of x's axis, which is the last one for them, and goes back to its place in `node`."""
     layers: list[Node] = []
     last = node
-    while is_permutation(node) and is_linear(last.args[0]) and users[last.args[0]] == [last]:
+    while is_permutation(node) and is_layer(last.args[0], Linear) and users[last.args[0]] == [last]:
         last = last.args[0]
         layers.insert(0, last)
     if not layers or not is_permutation(first := last.args[0]):
@@ -98,16 +96,6 @@ def order_of(permutation: Node) -> tuple[int, ...]:
         if permutation.target.axes is None
         else tuple(a % spec.ndim for a in permutation.target.axes)
     )
-
-
-def is_linear(node: Node) -> bool:
-    """A linear layer with constant weights, and nothing behind it but its activation."""
-    if node.kind != "op" or not isinstance(main_op(node.target), Linear):
-        return False
-    if isinstance(node.target, FusedLayer) and (node.target.eps is not None or node.target.has_residual):
-        return False
-    floats = all(isinstance(s, Spec) and s.dtype == "float32" for s in (node.meta["spec"], node.args[0].meta["spec"]))
-    return floats and all(map(of_parameters, node.args[1:]))
 
 
 def fills_few_blocks(layer: Node, axis: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from needle.autograd import Spec
 from needle.graph import Graph, Node
 from needle.graph.steps import of_parameters
+from needle.op import Op
 from needle.ops.fused.layer import FusedLayer
 from needle.ops.math.activation import activation_op
 from needle.ops.math.elementwise import EWiseAdd
@@ -45,16 +46,22 @@ def convolved_small(graph: Graph) -> Graph:
     return made.prune() if moved else graph
 
 
-def is_pointwise(node: Node) -> bool:
-    """A convolution of single pixels with constant weights, and nothing behind it but its activation."""
-    if node.kind != "op" or not isinstance(conv := main_op(node.target), Conv2d):
+def is_layer(node: Node, kind: type[Op]) -> bool:
+    """A layer of float32 with constant weights, and nothing behind it but its activation."""
+    if node.kind != "op" or not isinstance(main_op(node.target), kind):
         return False
     if isinstance(node.target, FusedLayer) and (node.target.eps is not None or node.target.has_residual):
         return False
-    weight = node.args[1].meta["spec"]
-    plain = weight.shape[2:] == conv.stride == (1, 1) and not any(conv.padding) and conv.groups == 1
-    floats = all(isinstance(s, Spec) and s.dtype == "float32" for s in (node.meta["spec"], weight))
-    return plain and floats and all(map(of_parameters, node.args[1:]))
+    floats = all(isinstance(s, Spec) and s.dtype == "float32" for s in (n.meta["spec"] for n in (node, *node.args[:2])))
+    return floats and all(map(of_parameters, node.args[1:]))
+
+
+def is_pointwise(node: Node) -> bool:
+    """A convolution of single pixels, as `is_layer` has it."""
+    if not is_layer(node, Conv2d):
+        return False
+    conv: Any = main_op(node.target)
+    return node.args[1].meta["spec"].shape[2:] == conv.stride == (1, 1) and not any(conv.padding) and conv.groups == 1
 
 
 def pays(part: Node, outputs: int) -> bool:
