@@ -31,7 +31,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("needle", "torch2needle", "operator_fusion")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-TESTS = ("test_gpu*.py", "test_fusion*.py", "test_main_job.py")
+TESTS = (
+    "test_gpu*.py",
+    "test_fusion*.py",
+    "test_contract*.py",
+    "test_rules*.py",
+    "test_kernel_table.py",
+    "test_main_job.py",
+)
 PROBE = "needle_gpu_probe"  # runs the self-check of a library
 TORCH = "2.13"  # of csrc/torch, which uses what LibTorch's stable ABI has since then
 OPENS = """

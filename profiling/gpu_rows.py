@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,25 +25,16 @@ import needle as ndl
 import operator_fusion
 import torch2needle
 from gpu_check import for_this_torch
+from gpu_models import Row, Training, rows_of
 from needle.backend_ndarray import NDArray, as_ndarray, call
 from needle.executor.settings import PRECISIONS as PRECISION_CODES
 from needle.ops.math.activation import activation_code
 from needle.ops.nn.spatial import window_attributes
-from torch2needle import models
 
 ROUNDS, BURST = 9, 0.03  # seconds
+RATE = 1e-4  # of training steps
 TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 3e-2}  # of the largest value, against torch eager in float32
-PRECISIONS = ("tf32", "float32", "float16")
 ENDED = "the process ended here."
-
-
-@dataclass(frozen=True)
-class Row:
-    """A model or an op, its inputs and how it computes."""
-
-    title: str
-    build: Callable[[], tuple[Any, tuple]]  # a module or function and its inputs, on the CPU
-    precision: str
 
 
 class Target(NamedTuple):
@@ -59,73 +49,6 @@ def target_of(device: str) -> Target:
     if device == "cuda":
         return Target("cuda", ndl.hip() if torch.version.hip else ndl.cuda(), torch.cuda.get_device_name())
     return Target("cpu", ndl.cpu() if device == "cpu" else ndl.emulation(), f"the {device}, not on a GPU")
-
-
-def image_model(name: str, batch: int, size: int, **options: int) -> tuple[Any, tuple]:
-    return models.randomize(getattr(models, name)(**options), seed=0).eval(), (torch.randn(batch, 3, size, size),)
-
-
-class Encoder(torch.nn.Module):
-    """An encoder on embeddings: `layers` post-norm layers with GELU (Devlin et al., 2019)."""
-
-    def __init__(self, width: int, heads: int, hidden: int, layers: int) -> None:
-        super().__init__()
-        layer = torch.nn.TransformerEncoderLayer(width, heads, hidden, 0.0, "gelu", batch_first=True)
-        self.layers = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
-BERT_BASE, SMALL = (768, 12, 3072, 12), (16, 2, 24, 1)
-
-
-def encoder(batch: int, length: int, sizes: tuple[int, int, int, int]) -> tuple[Any, tuple]:
-    return Encoder(*sizes).eval(), (torch.randn(batch, length, sizes[0]),)
-
-
-def mlp(batch: int) -> tuple[Any, tuple]:
-    return models.randomize(models.mlp(), seed=0).eval(), (torch.randn(batch, 784),)
-
-
-def model_rows() -> list[Row]:
-    """The most telling first, since the time may be up."""
-    shapes = [(f"ResNet-50 @224, batch {b}", partial(image_model, "resnet50", b, 224)) for b in (32, 1, 128)]
-    shapes += [(f"UNet 31 M @256, batch {b}", partial(image_model, "unet", b, 256)) for b in (1, 16)]
-    shapes += [(f"BERT-base S=128, batch {b}", partial(encoder, b, 128, BERT_BASE)) for b in (1, 32)]
-    shapes += [(f"MLP 784-1024-1024-10, batch {b}", partial(mlp, b)) for b in (64, 4096)]
-    return [Row(title, build, precision) for precision in PRECISIONS for title, build in shapes]
-
-
-def conv_bn_relu(batch: int, channels: int, out: int, size: int, kernel: int) -> tuple[Any, tuple]:
-    conv = torch.nn.Conv2d(channels, out, kernel, padding=kernel // 2, bias=False)
-    block = torch.nn.Sequential(conv, torch.nn.BatchNorm2d(out), torch.nn.ReLU()).eval()
-    return block, (torch.randn(batch, channels, size, size).contiguous(memory_format=torch.channels_last),)
-
-
-def linear_relu(rows: int, features: int, out: int) -> tuple[Any, tuple]:
-    return torch.nn.Sequential(torch.nn.Linear(features, out), torch.nn.ReLU()).eval(), (torch.randn(rows, features),)
-
-
-def op_rows() -> list[Row]:
-    """Layers alone, as torch.ops.needle where it is built for this torch; most shapes are bound by memory."""
-    convs = [(64, 64, 64, 56, 1), (64, 64, 256, 56, 1), (64, 64, 64, 56, 3), (1, 64, 64, 56, 3)]
-    linears = [(1 << 20, 64, 64), (65536, 64, 64), (131072, 256, 256), (16384, 256, 256), (4096, 1024, 1024)]
-    shapes = [
-        (f"conv-bn-relu {b} x {c}-{o} @{s}, {k}x{k}", partial(conv_bn_relu, b, c, o, s, k)) for b, c, o, s, k in convs
-    ]
-    shapes += [(f"linear-relu {m} x {k}-{n}", partial(linear_relu, m, k, n)) for m, k, n in linears]
-    return [Row(title, build, precision) for precision in ("float32", "tf32") for title, build in shapes]
-
-
-def small_rows() -> list[Row]:
-    """One of each kind, for the emulation."""
-    rows = [
-        Row("conv-bn-relu 2 x 3-4 @6, 3x3", partial(conv_bn_relu, 2, 3, 4, 6, 3), "float32"),
-        Row("linear-relu 5 x 8-4", partial(linear_relu, 5, 8, 4), "float32"),
-    ]
-    rows.append(Row("UNet @16, batch 1", partial(image_model, "unet", 1, 16, base=2), "float32"))
-    return rows + [Row("encoder S=6, batch 2", partial(encoder, 2, 6, SMALL), p) for p in PRECISIONS]
 
 
 def needle_op(block: torch.nn.Sequential) -> Callable:
@@ -171,10 +94,12 @@ def kernel_call(case: Case) -> Callable[[], Any]:
         )
         shape, order, source = (n, height, width, first.out_channels), (0, 3, 1, 2), "x"
 
-    def run() -> Any:
-        out = NDArray.empty(shape, "float32", device).permute(order)
-        call(name, [out], **named, **{source: array(x)})
-        return torch.from_dlpack(out)
+    out = NDArray.empty(shape, "float32", device).permute(order)
+    named, result = named | {source: array(x)}, torch.from_dlpack(out)
+
+    def run() -> torch.Tensor:
+        call(name, [out], **named)
+        return result
 
     return run
 
@@ -204,12 +129,39 @@ def needle_call(case: Case) -> Callable[[], Any]:
         op = needle_op(case.module)
         refuse_unfused(op, case.inputs)
         return partial(op, *case.inputs)
+    if isinstance(case.module, Training):
+        return needle_step(case)
     net = operator_fusion.fuse(torch2needle.convert(case.module).to(case.target.needle))
     options: dict[str, Any] = {} if case.precision == "float32" else {"precision": case.precision}
     return partial(ndl.compile(net, case.inputs, tune=True, **options), *case.inputs)
 
 
+def needle_step(case: Case) -> Callable[[], Any]:
+    net = operator_fusion.fuse(torch2needle.convert(case.module.model)).to(case.target.needle)
+    optimizer = ndl.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
+    step = ndl.compile_step(net, ndl.ops.cross_entropy, optimizer, case.inputs, precision=case.precision)
+    return partial(step, *case.inputs)
+
+
+def torch_step(case: Case, transform: Callable[[Any], Callable]) -> Callable[[], Any]:
+    module = copy.deepcopy(case.module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
+    forward = transform(module)
+
+    def run() -> torch.Tensor:
+        with torch.enable_grad():
+            optimizer.zero_grad()
+            loss = forward(*case.inputs)
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+
+    return run
+
+
 def torch_call(case: Case, transform: Callable[[Any], Callable]) -> Callable[[], Any]:
+    if isinstance(case.module, Training):
+        return torch_step(case, transform)
     if case.precision != "float16":
         return partial(transform(case.module), *case.inputs)
     return partial(transform(copy.deepcopy(case.module).half()), *(x.half() for x in case.inputs))
@@ -245,6 +197,24 @@ def seconds(call: Callable[[], Any], target: Target, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
+def replayed(call: Callable[[], torch.Tensor], target: Target) -> Callable[[], torch.Tensor]:
+    """The call as a CUDA graph: a layer alone takes less time than Python needs to start it."""
+    stream = torch.cuda.Stream()
+    with target.needle.stream(stream.cuda_stream):
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            result = call()
+
+    def run() -> torch.Tensor:
+        graph.replay()
+        return result
+
+    return run
+
+
 def one_line(error: BaseException) -> str:
     text = str(error).strip().split("\n")[0] or type(error).__name__
     return text if len(text) < 160 else text[:157] + "..."
@@ -269,7 +239,9 @@ def measure(
     for name, make in chosen.items():
         try:
             call = make(case)
-            error = float((call().float() - exact).abs().max() / exact.abs().max())
+            if isinstance(module, torch.nn.Sequential) and target.torch == "cuda" and name != "torch.compile":
+                call = replayed(call, target)
+            error = float((call().to(exact) - exact).abs().max() / exact.abs().max())
             if not error <= TOLERANCE[row.precision]:
                 raise RuntimeError(f"wrong by {error:.1e} of the largest value.")
             repeats[name] = max(1, int(BURST / min(seconds(call, target, 1) for _ in range(3))))
@@ -347,29 +319,6 @@ def choices(row: Row, target: Target) -> dict[str, Any]:
         return found | report | {"steps_ms": dict(sorted(steps.items(), key=lambda s: -s[1]))}
     except Exception as refused:
         return found | {"unmeasured": {"needle": one_line(refused)}, "choices": []}
-
-
-UNSEEN = Path(__file__).parent / "zoo" / "gpu_models.txt"
-
-
-def timm_model(name: str) -> tuple[Any, tuple]:
-    import timm
-
-    model = timm.create_model(name, pretrained=False).eval()
-    return model, (torch.randn(8, *model.default_cfg["input_size"]),)
-
-
-def timm_rows() -> list[Row]:
-    """Models that nothing here was tuned on, where timm is; measured when they are asked for."""
-    names = UNSEEN.read_text().split()
-    return [Row(f"timm {name}, batch 8", partial(timm_model, name), p) for p in ("tf32", "float32") for name in names]
-
-
-def rows_of(device: str, words: list[str]) -> list[Row]:
-    """Those whose title and precision hold one of the words; all but timm's without words."""
-    rows = small_rows() if device == "emulation" else model_rows() + op_rows()
-    rows += timm_rows() if any(w.startswith("timm") for w in words) and device != "emulation" else []
-    return [r for r in rows if not words or any(w in f"{r.title}, {r.precision}" for w in words)]
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ void refuse_dtype(DType) { throw std::invalid_argument("[vendor] expects float32
 
 using needle::View;
 using needle::gpu::vendor::kConv2d;
+using needle::gpu::vendor::kConv2dWeightGrad;
 using needle::gpu::vendor::kConvTranspose2d;
 using needle::gpu::vendor::kMatmul;
 using needle::gpu::vendor::Problem;
@@ -83,14 +84,31 @@ double turned_window(const Problem& p, int64_t n, int64_t o, int64_t y, int64_t 
   return sum;
 }
 
+// Of all pixels whose window has this tap on this pixel's image.
+double gradient(const Problem& p, int64_t o, int64_t c, int64_t i, int64_t j) {
+  const int64_t from = o / (p.out.shape[0] / p.groups) * p.out.shape[1] + c;
+  double sum = 0;
+  for (int64_t n = 0; n < p.b.shape[0]; n++) {
+    for (int64_t y = 0; y < p.b.shape[2]; y++) {
+      for (int64_t x = 0; x < p.b.shape[3]; x++) {
+        int64_t row = y * p.stride_h - p.pad_top + i * p.dilation_h,
+                column = x * p.stride_w - p.pad_left + j * p.dilation_w;
+        if (row < 0 || row >= p.a.shape[2] || column < 0 || column >= p.a.shape[3]) continue;
+        sum += double{at(p.a, {n, from, row, column})} * at(p.b, {n, o, y, x});
+      }
+    }
+  }
+  return sum;
+}
+
 void convolve(const Problem& p) {
+  auto value = p.kind == kConv2d ? window : p.kind == kConv2dWeightGrad ? gradient : turned_window;
   for (int64_t n = 0; n < p.out.shape[0]; n++) {
     for (int64_t o = 0; o < p.out.shape[1]; o++) {
       for (int64_t y = 0; y < p.out.shape[2]; y++) {
         for (int64_t x = 0; x < p.out.shape[3]; x++) {
           float residual = p.residual.data ? at(p.residual, {n, o, y, x}) : 0;
-          put(p.out, {n, o, y, x},
-              finished(p, (p.kind == kConv2d ? window : turned_window)(p, n, o, y, x), o, residual));
+          put(p.out, {n, o, y, x}, finished(p, value(p, n, o, y, x), o, residual));
         }
       }
     }

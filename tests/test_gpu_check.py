@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import gpu_check
+import gpu_models
 import gpu_rows
 from gpu_devices import gpu_library
 from needle import _core
@@ -142,18 +143,18 @@ def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 def test_a_row_that_ends_the_process_is_not_tried_again(tmp_path: Path) -> None:
     target = gpu_rows.Target("cpu", None, "nothing")  # type: ignore[arg-type]
-    row = gpu_rows.small_rows()[0]
+    row = gpu_models.small_rows()[0]
     gpu_rows.Results(tmp_path / "r.json", target).put(gpu_rows.unmeasured(row, ["needle"], gpu_rows.ENDED))
     found = gpu_rows.Results(tmp_path / "r.json", target).rows
     assert found[row.title, row.precision]["unmeasured"] == {"needle": "the process ended here."}
 
 
 def test_rows_by_words() -> None:
-    titles = {f"{r.title}, {r.precision}" for r in gpu_rows.rows_of("cuda", ["ResNet-50", "tf32"])}
+    titles = {f"{r.title}, {r.precision}" for r in gpu_models.rows_of("cuda", ["ResNet-50", "tf32"])}
     assert "ResNet-50 @224, batch 1, float32" in titles and "BERT-base S=128, batch 32, tf32" in titles
     assert all("ResNet-50" in t or "tf32" in t for t in titles)
-    assert len(gpu_rows.rows_of("cuda", [])) == 45
-    assert len(gpu_rows.rows_of("cuda", ["timm"])) == 60 and gpu_rows.rows_of("emulation", ["timm"]) == []
+    assert len(gpu_models.rows_of("cuda", [])) == 53
+    assert len(gpu_models.rows_of("cuda", ["timm"])) == 60 and gpu_models.rows_of("emulation", ["timm"]) == []
 
 
 @pytest.mark.parametrize("device", ["cuda", "hip"])

@@ -42,8 +42,7 @@ def test_products(device: Device, library: Library) -> None:
     assert library.runs() == before
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize(
+GEOMETRIES = pytest.mark.parametrize(
     "shape,weight,stride,padding,dilation,groups",
     [
         ((2, 3, 6, 7), (4, 3, 3), (1, 1), (0, 0), (1, 1), 1),
@@ -52,6 +51,10 @@ def test_products(device: Device, library: Library) -> None:
         ((1, 6, 5, 5), (6, 3, 3), (1, 1), (1, 1), (1, 1), 6),
     ],
 )
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@GEOMETRIES
 def test_conv2d(device: Device, layout: str, shape, weight, stride, padding, dilation, groups) -> None:
     """What the library is told about a convolution is what our kernels do: they are compared before it is taken."""
     o, *kernel = weight
@@ -73,6 +76,24 @@ def test_conv2d(device: Device, layout: str, shape, weight, stride, padding, dil
         "test_convolutions",
         [*stride, *padding, *dilation, groups],
     )
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@GEOMETRIES
+def test_conv2d_weight_grad(device: Device, layout: str, shape, weight, stride, padding, dilation, groups) -> None:
+    o, *kernel = weight
+    x, w = torch.from_numpy(normal(*shape)).double(), torch.zeros(o, shape[1] // groups, *kernel, dtype=torch.double)
+    y = torch.nn.functional.conv2d(x, w.requires_grad_(), None, stride, padding, dilation, groups)
+    dy = normal(*y.shape, seed=1)
+    (exact,) = torch.autograd.grad(y, w, torch.from_numpy(dy).double())
+    made = on(device, LAYOUTS[layout](np.zeros(exact.shape, np.float32)))
+    operands = {"x": on(device, LAYOUTS[layout](normal(*shape))), "dy": on(device, LAYOUTS[layout](dy))}
+    for precision, off in ((EXACT, 5e-6), (TF32, 5e-3)):
+        attrs = window(stride, padding, dilation, groups) | {"precision": precision}
+        call("conv2d_weight_grad_fused", [made], **operands, **attrs)
+        assert np.abs(made.numpy() - exact.numpy()).max() / exact.abs().max() < off
+    assert taken(device) == ["test_convolutions"] * 2
+    assert [c["op"] for c in device.choices()] == ["conv2d_weight_grad"] * 2
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -156,6 +177,16 @@ def test_what_is_here(name: str, library: Library, monkeypatch: pytest.MonkeyPat
         out = on(device, layout(np.zeros(exact.shape, np.float32)))
         call("conv2d_fused", [out], **operands, activation=RELU, alpha=0, **attrs_3x3)
         assert np.abs(out.numpy() - exact).max() / np.abs(exact).max() < 5e-6
+        weight = torch.zeros(16, 8, 3, 3, dtype=torch.double, requires_grad=True)
+        torch.nn.functional.conv2d(torch.from_numpy(x).double(), weight, padding=1).backward(
+            torch.from_numpy(residual).double()
+        )
+        for precision in (EXACT, TF32):
+            out = on(device, layout(np.zeros(weight.shape, np.float32)))
+            operands = {"x": on(device, layout(x)), "dy": on(device, layout(residual))}
+            call("conv2d_weight_grad_fused", [out], **operands, **attrs_3x3 | {"precision": precision})
+            off = np.abs(out.numpy() - weight.grad.numpy()).max() / weight.grad.abs().max()  # type: ignore[union-attr]
+            assert off < (5e-6 if precision == EXACT else 5e-3)
         for channels in (1, 3):
             image, filters = normal(2, channels, 12, 12), normal(16, channels, 5, 5, seed=1)
             wide = conv2d_array(image.astype(np.float64), filters.astype(np.float64), (2, 2), (2,) * 4, (1, 1), 1)

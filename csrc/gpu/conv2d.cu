@@ -277,15 +277,12 @@ void convolve_transposed(const char* op, const View& x, const View& w, const Vie
              [&] { convolve_transposed_here(op, x, w, out, g, e, static_cast<gpuStream_t>(exec->stream)); });
 }
 
-// x (N, C, H, W) and dy (N, O, OH, OW) to a contiguous dw (O, C / groups, KH, KW): dy as channels x pixels times x as
+// x (N, C, H, W) and dy (N, O, OH, OW) to a dw (O, C / groups, KH, KW) without gaps: dy as channels x pixels times x as
 // taps x pixels. Parts of the pixels are summed by blocks of their own, then added up.
-template <class Args>
-void weight_grad(const char* op, const Args& c, int precision) {
-  const View &x = c.in.x, &dy = c.in.dy, &dw = c.out.dweight;
-  const Geometry g(c.attr);
-  gpuStream_t stream = stream_of(c);
+void weight_grad_here(const char* op, const View& x, const View& dy, const View& dw, const Geometry& g, int precision,
+                      const Exec* exec) {
+  gpuStream_t stream = static_cast<gpuStream_t>(exec->stream);
   if (dw.size() == 0) return;
-  if (!dw.contiguous()) fail(op, "the result is contiguous", "strides");
   if (g.groups > 1 && dw.shape[1] == 1 && dw.shape[0] == x.shape[1]) return depthwise_weight_grad(x, dy, dw, g, stream);
   for (const View* v : {&x, &dy, &dw}) check_span(op, *v, 0);
   Taps taps = {dw.shape[1], dw.shape[2], dw.shape[3], channels_last(x)};
@@ -319,12 +316,25 @@ void weight_grad(const char* op, const Args& c, int precision) {
   p.per_split = narrow((per_part < least ? least : per_part + 15) / 16 * 16);
   AddParts add = {nullptr, dw.as<float>(), dw.size(), (p.k + p.per_split - 1) / p.per_split};
   if (add.count > 1) {
-    p.out.data = static_cast<float*>(c.exec->scratch(0, static_cast<size_t>(add.count) * dw.size() * sizeof(float)));
+    p.out.data = static_cast<float*>(exec->scratch(0, static_cast<size_t>(add.count) * dw.size() * sizeof(float)));
     p.part = dw.size();
     add.parts = p.out.data;
   }
   if (pixels) run_gemm(op, p, true, precision, stream);
   if (add.count != 1) launch_teams<ColumnTeam>(add, dw.size(), stream);
+}
+
+template <class Args>
+void weight_grad(const char* op, const Args& c, int precision) {
+  const View &x = c.in.x, &dy = c.in.dy, &dw = c.out.dweight;
+  int64_t low, high;
+  dw.span(&low, &high);
+  if (dw.size() && high - low + 1 != dw.size()) fail(op, "the result has no gaps", "strides");
+  const Geometry g(c.attr);
+  Epilogue e;
+  e.precision = precision;
+  by_library(vendor::kConv2dWeightGrad, x, dy, dw, g, e, c.exec,
+             [&] { weight_grad_here(op, x, dy, dw, g, precision, c.exec); });
 }
 
 }  // namespace

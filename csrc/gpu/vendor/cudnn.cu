@@ -244,16 +244,20 @@ Descriptor operations(const Problem& p, int64_t bottom, int64_t right) {
   window.set(CUDNN_ATTR_CONVOLUTION_DILATIONS, {p.dilation_h, p.dilation_w});
   window.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, {p.stride_h, p.stride_w});
   window.done();
-  Descriptor x = image(kX, p.a), w = image(kW, p.b), value = result();
-  auto convolve = [&](auto type, auto from, auto weight, auto to, auto how, auto alpha, auto beta) {
+  Descriptor a = image(kX, p.a), b = image(kW, p.b), value = result();
+  auto convolve = [&](auto type, auto first, auto second, auto to, auto how, auto alpha, auto beta) {
     Descriptor d(type, "convolution");
-    d.set(from, x).set(weight, w).set(to, value).set(how, window).set(alpha, 1.0f).set(beta, 0.0f);
+    d.set(first, a).set(second, b).set(to, value).set(how, window).set(alpha, 1.0f).set(beta, 0.0f);
     steps.push_back(d.done());
   };
 #define ATTRIBUTE(direction, name) CUDNN_ATTR_OPERATION_CONVOLUTION_##direction##_##name
   if (p.kind == kConv2d) {
     convolve(CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, ATTRIBUTE(FORWARD, X), ATTRIBUTE(FORWARD, W),
              ATTRIBUTE(FORWARD, Y), ATTRIBUTE(FORWARD, CONV_DESC), ATTRIBUTE(FORWARD, ALPHA), ATTRIBUTE(FORWARD, BETA));
+  } else if (p.kind == kConv2dWeightGrad) {
+    convolve(CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR, ATTRIBUTE(BWD_FILTER, X),
+             ATTRIBUTE(BWD_FILTER, DY), ATTRIBUTE(BWD_FILTER, DW), ATTRIBUTE(BWD_FILTER, CONV_DESC),
+             ATTRIBUTE(BWD_FILTER, ALPHA), ATTRIBUTE(BWD_FILTER, BETA));
   } else {  // the gradient of a convolution that reads our result
     convolve(CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR, ATTRIBUTE(BWD_DATA, DY),
              ATTRIBUTE(BWD_DATA, W), ATTRIBUTE(BWD_DATA, DX), ATTRIBUTE(BWD_DATA, CONV_DESC),
@@ -292,9 +296,11 @@ const char* refused(const Problem& p, int64_t* bottom, int64_t* right) {
       if (v->stride[d] <= 0 && v->shape[d] > 1) return "strides that are not positive";
     }
   }
-  const View &from = p.kind == kConv2d ? p.a : p.out, &to = p.kind == kConv2d ? p.out : p.a;
-  *bottom = padding_after(from.shape[2], to.shape[2], p.b.shape[2], p.stride_h, p.pad_top, p.dilation_h);
-  *right = padding_after(from.shape[3], to.shape[3], p.b.shape[3], p.stride_w, p.pad_left, p.dilation_w);
+  const bool transposed = p.kind == kConvTranspose2d, of_weight = p.kind == kConv2dWeightGrad;
+  const View &from = transposed ? p.out : p.a, &to = transposed ? p.a : of_weight ? p.b : p.out;
+  const View& weight = of_weight ? p.out : p.b;
+  *bottom = padding_after(from.shape[2], to.shape[2], weight.shape[2], p.stride_h, p.pad_top, p.dilation_h);
+  *right = padding_after(from.shape[3], to.shape[3], weight.shape[3], p.stride_w, p.pad_left, p.dilation_w);
   return *bottom < 0 || *right < 0 ? "padding that crops" : nullptr;
 }
 

@@ -102,7 +102,7 @@ int mode_of(int64_t activation) {
 }
 
 const char* refused(const Problem& p) {
-  if (p.kind != kConv2d) return "no transposed convolutions in a fusion plan";
+  if (p.kind != kConv2d) return "no gradients and transposed convolutions in a fusion plan";
   if (p.precision != kExact) return "no float32 arrays in this precision";
   if (p.groups != 1) return "no groups in a fusion plan";
   if (p.scale.data || p.residual.data) return "no scale or residual in a fusion plan";

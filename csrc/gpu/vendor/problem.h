@@ -8,12 +8,13 @@
 
 namespace needle::gpu::vendor {
 
-enum Kind : int32_t { kMatmul, kConv2d, kConvTranspose2d };
+enum Kind : int32_t { kMatmul, kConv2d, kConvTranspose2d, kConv2dWeightGrad };
 
 // out = activation(a b scale + bias + residual), all float32, of any strides; what is absent has no data.
 //   kMatmul           a (batch, m, k), b (batch, k, n), out and residual (batch, m, n), bias (n)
 //   kConv2d           a (N, C, H, W), b (O, C / groups, KH, KW), out and residual (N, O, OH, OW), scale and bias (O)
 //   kConvTranspose2d  a (N, C, H, W), b (C, O / groups, KH, KW), the others likewise
+//   kConv2dWeightGrad a (N, C, H, W), b the gradient (N, O, OH, OW), out (O, C / groups, KH, KW), nothing else
 struct Problem {
   Kind kind;
   View a, b, out, scale, bias, residual;

@@ -32,8 +32,8 @@ std::string sizes(const Problem& p, const int64_t (View::*of)[kMaxRank]) {
   return s + "]";
 }
 
-constexpr const char* kNames[] = {"matmul", "conv2d", "conv_transpose2d"};  // by Kind
-constexpr const char* kAfter[] = {"", "activation", "epilogue"};            // by After
+constexpr const char* kNames[] = {"matmul", "conv2d", "conv_transpose2d", "conv2d_weight_grad"};  // by Kind
+constexpr const char* kAfter[] = {"", "activation", "epilogue"};                                  // by After
 
 std::string described(const Choice& c) {
   const Problem& p = c.problem;

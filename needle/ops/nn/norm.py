@@ -115,7 +115,10 @@ class BatchNormTrain(Op):
         return (Spec(tuple(x.shape), str(x.dtype)), per_channel, per_channel, per_channel)
 
     def compute(self, x: NDArray, weight: NDArray, bias: NDArray) -> Any:
-        y = NDArray.empty(x.shape, x.dtype)
+        return self.onto(NDArray.empty(x.shape, x.dtype), x, weight, bias)
+
+    def onto(self, y: NDArray, x: NDArray, weight: NDArray, bias: NDArray) -> Any:
+        """The results, of which the image is written to memory given for it."""
         stats = [NDArray.empty(weight.shape, x.dtype) for _ in range(3)]
         w, b = dense(weight, bias)
         attrs = {"eps": self.eps, "activation": 0, "alpha": 0}
@@ -159,8 +162,12 @@ class BatchNormTrainGrad(Op):
         per_channel = Spec(shape[1:2], str(x.dtype))
         return (Spec(shape, str(x.dtype)), per_channel, per_channel)
 
-    def compute(self, x: NDArray, mean: NDArray, inverse: NDArray, weight: NDArray, dy: NDArray) -> Any:
-        dx, dw, db = (NDArray.empty(shape, x.dtype) for shape in (x.shape, weight.shape, weight.shape))
+    def compute(self, *ins: NDArray) -> Any:
+        return self.onto(NDArray.empty(ins[0].shape, ins[0].dtype), *ins)
+
+    def onto(self, dx: NDArray, x: NDArray, mean: NDArray, inverse: NDArray, weight: NDArray, dy: NDArray) -> Any:
+        """The results, of which the image is written to memory given for it."""
+        dw, db = (NDArray.empty(weight.shape, x.dtype) for _ in range(2))
         values = dict(zip(("mean", "inverse", "weight"), dense(mean, inverse, weight), strict=True))
         call("batch_norm_train_grad", [as_rows(dx), dw, db], x=as_rows(x), **values, dy=as_rows(dy))
         return dx, dw, db

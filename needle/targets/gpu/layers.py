@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+from needle.autograd import Spec
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.strides import reshaped_strides
 from needle.executor.builder import Builder
 from needle.executor.step import Step
 from needle.graph.matcher import Match
 from needle.ops.linalg.basic import Linear
-from needle.ops.nn.conv import Conv2d
+from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad, ConvTranspose2d
 from needle.ops.nn.layer_norm import GroupNorm
+from needle.ops.nn.norm import BatchNormTrain, BatchNormTrainGrad
 from needle.ops.nn.spatial import window_attributes
 from needle.targets.finishes import Finishes, added
 from needle.targets.layers import NOTHING, Finish, join_rows, operands
@@ -25,14 +28,61 @@ def channels_last(w: NDArray) -> NDArray:
     return w.permute((0, 2, 3, 1)).compact()
 
 
+def as_image(builder: Builder, w: NDArray, x: NDArray) -> NDArray:
+    """The weight of a layer of `x` with its elements in the image's order."""
+    if x.strides[1] == 1 < w.shape[1] and w.shape[2] * w.shape[3] > 1:
+        return builder.derive("channels_last", channels_last, w).permute((0, 3, 1, 2))
+    return w
+
+
 @GPU.lowers(Conv2d)
 def conv(builder: Builder, op: Conv2d, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING) -> None:
     x, w, bias = operands(ins)
-    if x.strides[1] == 1 < w.shape[1] and w.shape[2] * w.shape[3] > 1 and builder.is_constant(w):
-        w = builder.derive("channels_last", channels_last, w).permute((0, 3, 1, 2))
-    named = {"x": x, "weight": w, "bias": bias, "residual": finish.residual}
+    named = {"x": x, "weight": as_image(builder, w, x), "bias": bias, "residual": finish.residual}
     attrs = {"groups": op.groups, "precision": builder.precision, **finish.attrs}
     call("conv2d_fused", [out], **named, **window_attributes(op), **attrs)
+
+
+@GPU.lowers(ConvTranspose2d)
+def conv_transpose(
+    builder: Builder, op: ConvTranspose2d, ins: list[NDArray], out: NDArray, finish: Finish = NOTHING
+) -> None:
+    x, w, bias = operands(ins)
+    alone = finish.alone()
+    attrs = {"groups": op.groups, "precision": builder.precision, **alone.attrs}
+    call(
+        "conv_transpose2d_fused",
+        [out],
+        x=x,
+        weight=as_image(builder, w, x),
+        bias=bias,
+        **window_attributes(op),
+        **attrs,
+    )
+    if alone is not finish:
+        finish.add(out)
+
+
+@GPU.lowers(Conv2dWeightGrad)
+def weight_gradient(builder: Builder, op: Conv2dWeightGrad, ins: list[NDArray], out: NDArray) -> None:
+    """Between images whose channels are neighbours the gradient lies like them, too, before it goes to the parameter's order."""
+    x, dy = ins
+    made = out
+    if x.strides[1] == dy.strides[1] == 1 < out.shape[1] and out.shape[2] * out.shape[3] > 1:
+        o, i, height, width = out.shape
+        made = NDArray.empty((o, height, width, i)).permute((0, 3, 1, 2))
+    attrs = {"groups": op.groups, "precision": builder.precision, **window_attributes(op)}
+    call("conv2d_weight_grad_fused", [made], x=x, dy=dy, **attrs)
+    if made is not out:
+        call("copy", [out], x=made)
+
+
+@GPU.lowers(BatchNormTrain, makes=True)
+@GPU.lowers(BatchNormTrainGrad, makes=True)
+def trained_norm(builder: Builder, op: BatchNormTrain | BatchNormTrainGrad, ins: list[NDArray]) -> Any:
+    """The image lies as the one that is read."""
+    x = ins[0]
+    return op.onto(builder.target.memory(op, Spec(x.shape, x.dtype), ins, False), *ins)
 
 
 @GPU.lowers(GroupNorm)

@@ -8,7 +8,7 @@ from typing import Any
 from needle.backend_ndarray import Device, NDArray
 from needle.executor.builder import Builder
 from needle.op import Op
-from needle.targets.images import follows, starts
+from needle.targets.images import TRAINED, follows, starts
 from needle.targets.layers import LayerTarget
 
 
@@ -20,7 +20,7 @@ def is_channels_last(array: NDArray) -> bool:
 class GpuTarget(LayerTarget):
     def memory(self, op: Op, spec: Any, ins: Sequence[NDArray], leaves: bool) -> NDArray:
         """From a convolution on, images lie in the order (N, H, W, C), in which kernels read four channels at once."""
-        image = starts(op) or (follows(op) and any(map(is_channels_last, ins)))
+        image = starts(op) or ((follows(op) or isinstance(op, TRAINED)) and any(map(is_channels_last, ins)))
         if spec.ndim != 4 or leaves or not image:
             return super().memory(op, spec, ins, leaves)
         n, c, h, w = spec.shape
