@@ -64,7 +64,8 @@ def needle_op(block: torch.nn.Sequential) -> Callable:
 
 
 def kernel_call(case: Case) -> Callable[[], Any]:
-    """The same kernel called from Python on torch's memory, where torch.ops.needle is not built or takes no precision."""
+    """Its kernel called from Python on torch's memory, where torch.ops.needle is not built or takes no precision; batch norms
+    are in the weights, as plans have them."""
     first: Any = case.module[0]
     (x,) = case.inputs
     device = case.target.needle
@@ -84,7 +85,8 @@ def kernel_call(case: Case) -> Callable[[], Any]:
     else:
         norm: Any = case.module[1]
         scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-        parts = {"weight": first.weight, "scale": scale, "bias": norm.bias - norm.running_mean * scale}
+        folded = (first.weight * scale[:, None, None, None]).contiguous(memory_format=torch.channels_last)
+        parts = {"weight": folded, "bias": norm.bias - norm.running_mean * scale}
         name, named = "conv2d_fused", named | {n: array(v) for n, v in parts.items()} | {"groups": first.groups}
         named |= window_attributes(first)
         n, _, *size = x.shape

@@ -14,6 +14,7 @@ Sizes = dict[tuple[int, int], int]  # by (number of the tensor, axis)
 Call = tuple[tuple, dict[str, Any]]  # positional and named arguments
 # Other inputs, as multiples of the example: large ones pass thresholds, small ones let factors through normalisations.
 LARGER, SMALLER = 4.0, 0.02
+MANY, RUN = 1 << 18, 1 << 8  # from so many values on, runs of them are put in another order
 IMAGE = 64  # sides from which on images are halved
 
 
@@ -96,7 +97,10 @@ def other_order(t: torch.Tensor) -> torch.Tensor:
         if bool((before <= after).all()) and not bool((before + 1 == after).all()):
             inner = torch.randint(0, n, (n - 2,), generator=chance).sort().values
             return torch.cat([torch.tensor([0]), inner, torch.tensor([n - 1])])
-    return torch.randperm(n, generator=chance)
+    if n < MANY:
+        return torch.randperm(n, generator=chance)
+    order = torch.randperm(n // RUN, generator=chance)
+    return torch.cat([(order[:, None] * RUN + torch.arange(RUN)).flatten(), torch.arange(n // RUN * RUN, n)])
 
 
 def varied(call: Call) -> list[Call]:

@@ -42,8 +42,10 @@ def difference(ours: Any, theirs: Any, tolerance: float = 0.0, least: float = 0.
         return difference(
             torch.view_as_real(ours.resolve_conj()), torch.view_as_real(theirs.resolve_conj()), tolerance, least
         )
+    if torch.equal(ours, theirs):
+        return ""
     if not theirs.is_floating_point():
-        return "" if torch.equal(ours, theirs) else "has other values"
+        return "has other values"
     a, b = ours.double(), theirs.double()
     if not torch.equal(a.isnan(), b.isnan()) or not torch.equal(a[a.isinf()], b[b.isinf()]):
         return "has NaN or infinite values elsewhere"
