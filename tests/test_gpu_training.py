@@ -42,3 +42,19 @@ def test_images_stay_in_that_order_through_gradients(gpu: Device) -> None:
         if name == "copy" and len(shape) == 4
     ]
     assert weights == [(8, 3, 3, 8)] * 2 + [(8, 8, 3, 3)]  # of the second convolution, whose input has that order
+
+
+def test_heads_are_copied_apart_for_products(gpu: Device) -> None:
+    """Products of matrices in two axes of batches, whose rows hold several heads; transposed ones are copied as they lie."""
+    draw = np.random.RandomState(0)
+    rows = [Tensor(draw.randn(2, 20, 3, 32).astype("float32"), device=gpu) for _ in range(2)]
+
+    def heads(a: Tensor, b: Tensor) -> Tensor:
+        return a.transpose((1, 2)) @ b.transpose((1, 2)).transpose((2, 3))
+
+    exe = ndl.compile(heads, tuple(rows))
+    assert exe.plan.names == ["copy", "copy", "matmul_fused"]
+    wanted = np.einsum("nihd,njhd->nhij", *(r.numpy().astype("float64") for r in rows))
+    np.testing.assert_allclose(exe(*rows).numpy(), wanted, atol=1e-5)
+    few = [r[:, :8] for r in rows]
+    assert ndl.compile(heads, tuple(few)).plan.names == ["matmul_fused"]

@@ -12,7 +12,7 @@ from needle.backend_ndarray.strides import reshaped_strides
 from needle.executor.builder import Builder
 from needle.executor.step import Step
 from needle.graph.matcher import Match
-from needle.ops.linalg.basic import Linear
+from needle.ops.linalg.basic import Linear, MatMul
 from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad, ConvTranspose2d
 from needle.ops.nn.layer_norm import GroupNorm
 from needle.ops.nn.norm import BatchNormTrain, BatchNormTrainGrad
@@ -21,6 +21,8 @@ from needle.targets.finishes import Finishes, added
 from needle.targets.layers import NOTHING, Finish, join_rows, operands
 
 from .target import GPU
+
+SMALL = 16  # rows and columns of matrices that are not worth a copy
 
 
 def channels_last(w: NDArray) -> NDArray:
@@ -83,6 +85,23 @@ def trained_norm(builder: Builder, op: BatchNormTrain | BatchNormTrainGrad, ins:
     """The image lies as the one that is read."""
     x = ins[0]
     return op.onto(builder.target.memory(op, Spec(x.shape, x.dtype), ins, False), *ins)
+
+
+@GPU.lowers(MatMul, makes=True)
+def product(builder: Builder, op: MatMul, ins: list[NDArray]) -> NDArray:
+    return op.compute(*map(in_one_batch, ins))
+
+
+def in_one_batch(x: NDArray) -> NDArray:
+    """Matrices one behind the other, as vendors' libraries know them; heads lie inside of rows and are copied apart."""
+    *batch, rows, columns = x.shape
+    strides = x.strides[: len(batch)]
+    if len(batch) < 2 or 0 in strides or min(rows, columns) < SMALL:
+        return x
+    if reshaped_strides(x.shape, x.strides, (math.prod(batch), rows, columns)) is not None:
+        return x
+    turned = (*range(len(batch)), len(batch) + 1, len(batch))
+    return x.compact() if x.strides[-1] == 1 else x.permute(turned).compact().permute(turned)
 
 
 @GPU.lowers(GroupNorm)
