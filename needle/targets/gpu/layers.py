@@ -94,11 +94,10 @@ def product(builder: Builder, op: MatMul, ins: list[NDArray]) -> NDArray:
 
 def in_one_batch(x: NDArray) -> NDArray:
     """Matrices one behind the other, as vendors' libraries know them; heads lie inside of rows and are copied apart."""
-    *batch, rows, columns = x.shape
-    strides = x.strides[: len(batch)]
-    if len(batch) < 2 or 0 in strides or min(rows, columns) < SMALL:
+    batch, sizes = x.shape[:-2], x.shape[-2:]
+    if len(batch) < 2 or 0 in x.strides[: len(batch)] or min(sizes) < SMALL:
         return x
-    if reshaped_strides(x.shape, x.strides, (math.prod(batch), rows, columns)) is not None:
+    if reshaped_strides(x.shape, x.strides, (math.prod(batch), *sizes)) is not None:
         return x
     turned = (*range(len(batch)), len(batch) + 1, len(batch))
     return x.compact() if x.strides[-1] == 1 else x.permute(turned).compact().permute(turned)
