@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import needle as ndl
@@ -130,6 +131,31 @@ def test_every_public_name_is_in_the_reference(name: str, monkeypatch: pytest.Mo
 
     bare = [n for n, v in own.items() if not (v.__doc__ if inspect.isclass(v) else says(v))]
     assert bare == [], "without a docstring of their own"
+
+
+TOLD = re.compile(  # words by which a docstring tells shapes, or whose shapes an operation has
+    r"shape|\b(?:axis|axes|rows?|columns?|vectors?|matri\w+|square|images?|sequences?|labels?|logits?|classes|pairs)\b|broadcast"
+    r"|\([A-Z*.B1-9][\w *]*,|\(\*|\(\.\.\.|\b[Ee]lements?\b|numpy\.|torch\.|Same|like |`\w+`"
+)
+SCALARS = {"shift": (True,), "threshold": (0.3, 1.0)}  # arguments behind the tensors
+WHOLE = {"bitwise_not", "shift"}
+
+
+def test_functions_tell_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or they keep what the page of functions says of the others: any shape, element by element, broadcast as numpy's."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    import reference
+
+    for name in reference.names_of(ndl.ops):
+        function, more = getattr(ndl.ops, name), SCALARS.get(name, ())
+        if TOLD.search(inspect.getdoc(function) or ""):
+            continue
+        parameters = inspect.signature(function).parameters
+        needed = [p for p in parameters.values() if p.default is p.empty]
+        whole = {"reduction": "none"} if "reduction" in parameters else {}
+        dtype = "int32" if name in WHOLE else "float32"
+        given = [ndl.Tensor(np.ones(shape, dtype), dtype=dtype) for shape in ((2, 3), (3,))][: len(needed) - len(more)]
+        assert tuple(function(*given, *more, **whole).shape) == (2, 3), name
 
 
 def says(function: Any) -> str:

@@ -89,7 +89,8 @@ def floating(x: Tensor) -> Tensor:
 
 
 def complex_map(f: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """f, which moves or adds numbers, of the real parts and of the imaginary ones among its arguments; lists hold some, too."""
+    """f, which moves or adds numbers, of the real parts and of the imaginary ones among its arguments; lists hold some, too.
+    The result has the shape that f gives."""
 
     def side(value: Any, name: str) -> Any:
         if isinstance(value, list | tuple):
@@ -101,7 +102,7 @@ def complex_map(f: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def multilinear(f: Callable[..., Any], *factors: Any) -> Complex:
-    """f, which is linear in each factor, of factors some of which are Complex."""
+    """f, which is linear in each factor, of factors some of which are Complex; the result has the shape that f gives."""
     sums: list[Any] = [None, None]
     for choice in itertools.product(*((0, 1) if isinstance(x, Complex) else (0,) for x in factors)):
         chosen = [(parts(x)[c] if isinstance(x, Complex) else x) for x, c in zip(factors, choice, strict=True)]
@@ -268,7 +269,7 @@ def complex_differs(a: Any, b: Any) -> Any:
 
 @method("__abs__", "abs")
 def magnitude(a: Any) -> Tensor:
-    """|a|; its gradient at 0 is 0."""
+    """|a| of a Complex, in its shape; its gradient at 0 is 0."""
     return hypot(a.real, a.imag)
 
 

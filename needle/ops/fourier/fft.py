@@ -94,7 +94,7 @@ def ifft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Comp
 
 
 def rfft(x: Tensor, n: Any = None, axis: int = -1, norm: str | None = None) -> Complex:
-    """The first n // 2 + 1 frequencies of real numbers; the others are their conjugates."""
+    """The first n // 2 + 1 frequencies of n real numbers along an axis; the others are their conjugates."""
     return from_real("rfft", x, n, axis, norm, False)
 
 
@@ -104,7 +104,7 @@ def irfft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Ten
 
 
 def hfft(x: Any, n: Any = None, axis: int = -1, norm: str | None = None) -> Tensor:
-    """The transform, which is real, of numbers whose second half are the conjugates of the first."""
+    """The transform, which is real, along an axis of numbers whose second half are the conjugates of the first."""
     return to_real("hfft", x, n, axis, norm, False)
 
 

@@ -258,7 +258,8 @@ def fused_conv_batchnorm2d(
     residual: Tensor | None = None,
     unbiased: bool = False,
 ) -> Tensor:
-    """activation(batch_norm(conv2d(x)) + residual), NCHW; in training it updates the running statistics."""
+    """activation(batch_norm(conv2d(x)) + residual) of x (N, C, H, W), shapes as conv2d and batch_norm have them; in training it
+    updates the running statistics."""
     base = Conv2d(*geometry("conv2d", 2, weight, stride, padding, dilation), groups)
     vectors = [gamma, beta, running_mean, running_var]
     norm = {"eps": eps, "momentum": momentum, "training": training, "unbiased": unbiased}
@@ -266,7 +267,7 @@ def fused_conv_batchnorm2d(
 
 
 def fused_conv_batchnorm2d_relu(*args: Any, **kwargs: Any) -> Tensor:
-    """relu(batch_norm(conv2d(x))); arguments as fused_conv_batchnorm2d."""
+    """relu(batch_norm(conv2d(x))); arguments and shapes as fused_conv_batchnorm2d."""
     return fused_conv_batchnorm2d(*args, **dict(activation="relu", **kwargs))
 
 
@@ -280,13 +281,13 @@ def fused_conv2d_relu(
     groups: int = 1,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """relu(conv2d(x) + residual)."""
+    """relu(conv2d(x) + residual), the residual of the result's shape; other shapes as conv2d."""
     base = Conv2d(*geometry("conv2d", 2, weight, stride, padding, dilation), groups)
     return fused_layer(base, [x, weight, bias], [], residual, activation="relu")
 
 
 def fused_linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None, layout: str = "torch") -> Tensor:
-    """relu(x W^T + b); weight (out, in), or (in, out) with layout="needle"."""
+    """relu(x W^T + b) of x (*, in): (*, out); weight (out, in), or (in, out) with layout="needle"."""
     return fused_layer(Linear(layout), [x, weight, bias], [], activation="relu")
 
 
@@ -311,7 +312,7 @@ def fused_linear_batchnorm(
 
 
 def fused_linear_batchnorm_relu(*args: Any, **kwargs: Any) -> Tensor:
-    """relu(batch_norm(x W^T + b)); arguments as fused_linear_batchnorm."""
+    """relu(batch_norm(x W^T + b)); arguments and shapes as fused_linear_batchnorm."""
     return fused_linear_batchnorm(*args, **dict(activation="relu", **kwargs))
 
 

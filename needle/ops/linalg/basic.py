@@ -246,5 +246,6 @@ class Linear(Layer):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layout: str = "torch") -> Tensor:
-    """x @ weight.T + bias (layout "torch", weight (out, in)) or x @ weight + bias ("needle", weight (in, out))."""
+    """(*, out) of x (*, in) and bias (out,): x @ weight.T + bias (layout "torch", weight (out, in)) or
+    x @ weight + bias ("needle", weight (in, out))."""
     return Linear(layout)(x, weight, *(() if bias is None else (bias,)))

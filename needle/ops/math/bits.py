@@ -54,7 +54,7 @@ class Shift(Op):
 
 
 def shift(a: Tensor, b: Any, right: bool) -> Tensor:
-    """a << b, or a >> b."""
+    """a << b, or a >> b, of whole numbers."""
     return Shift(right)(a, as_operand(b, a))
 
 

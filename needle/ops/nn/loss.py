@@ -238,7 +238,8 @@ class OverBatch(Op):
 
 
 def kl_div(input: Tensor, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """Kullback and Leibler's divergence of log-probabilities from a target; batchmean: the sum over the size of the batch."""
+    """Kullback and Leibler's divergence of log-probabilities from a target of their shape; batchmean: the sum over the size
+    of the batch."""
     check_reduction("kl_div", reduction, ("mean", "batchmean", "sum", "none"))
     if reduction != "batchmean":
         return loss(KlDiv(log_target), input, target, reduction)
@@ -276,7 +277,7 @@ def poisson_nll_loss(
     eps: float = 1e-8,
     reduction: str = "mean",
 ) -> Tensor:
-    """The negative log-likelihood of counts under Poisson's distribution with rate e ** input, or input."""
+    """The negative log-likelihood of counts under Poisson's distribution with rate e ** input, or input; shapes broadcast."""
     return loss(PoissonNllLoss(log_input, full, eps), input, target, reduction)
 
 
@@ -355,5 +356,5 @@ class SoftMarginLoss(Loss):
 
 
 def soft_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
-    """The logistic loss of numbers against targets 1 and -1."""
+    """The logistic loss of numbers against targets 1 and -1 of their shape."""
     return loss(SoftMarginLoss(), input, target, reduction)

@@ -51,7 +51,7 @@ class MarginRankingLoss(Loss):
 def margin_ranking_loss(
     input1: Tensor, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """How far the first of two numbers is from being the larger (target 1) or smaller (-1) one by a margin."""
+    """How far the first of two numbers is from being the larger (target 1) or smaller (-1) one by a margin; shapes broadcast."""
     check_reduction("margin_ranking_loss", reduction)
     others = (as_operand(t, input1) for t in (input2, target))
     return reduced(MarginRankingLoss(margin)(input1, *others), reduction)

@@ -273,7 +273,8 @@ class MaxUnpool(Op):
 
 
 def max_unpool(x: Tensor, numbers: Tensor, output_size: Any) -> Tensor:
-    """The way back of max_pool with places: x where the maxima were, zeros elsewhere."""
+    """The way back of max_pool with places: x (N, C, *) at its `numbers`, of its shape and whole, in (N, C, *output_size);
+    zeros elsewhere."""
     op = MaxUnpool(tuple(output_size))
     if known_rank(x) == len(op.output_size) + 1:
         return squeeze(op(unsqueeze(x, 0), unsqueeze(numbers, 0)), 0)

@@ -80,7 +80,7 @@ class MaskedRows(Op):
 
 
 def masked_rows(a: Tensor, mask: Tensor) -> Tensor:
-    """a[mask]."""
+    """a[mask] of a mask of bools in the shape of the first axes of a: (number of True, *the other axes)."""
     return MaskedRows()(a, mask)
 
 

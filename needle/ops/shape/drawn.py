@@ -139,12 +139,12 @@ def randn_like(x: Tensor, shape: Any = None, dtype: str | None = None) -> Tensor
 
 
 def randint_like(x: Tensor, low: int, high: int, shape: Any = None, dtype: str = "int64") -> Tensor:
-    """Whole numbers from low to below high, anew at every call."""
+    """Whole numbers from low to below high in the shape of x, or another, anew at every call."""
     return Draw("integers", None if shape is None else tuple(shape), dtype, low, high)(x)
 
 
 def randperm_like(x: Tensor, n: int, dtype: str = "int64") -> Tensor:
-    """The numbers below n in an order that is another at every call, beside x."""
+    """The numbers below n in an order that is another at every call, shape (n,), on the device of x."""
     return Draw("permutation", (n,), dtype, 0, n)(x)
 
 

@@ -94,7 +94,7 @@ class GetItem(View):
 
 @tensor_method()
 def getitem(a: Tensor, index: Any) -> Tensor:
-    """a[index] with integers, slices, None and ...; sizes in it may be symbolic."""
+    """a[index] with integers, slices, None and ..., of the shape that numpy gives; sizes in it may be symbolic."""
     return GetItem(encode_index(index))(a)
 
 

@@ -383,7 +383,8 @@ class MakeTuple(TupleOp):
 
 
 def make_tuple(*tensors: Tensor) -> Any:
-    """Several tensors as one TensorTuple, through which gradients flow; while a graph is recorded, the plain tuple of them."""
+    """Several tensors, of any shapes, as one TensorTuple, through which gradients flow; while a graph is recorded, the plain
+    tuple of them."""
     if any(t.recorder is not None for t in tensors):
         return tensors  # graphs hold plain tuples
     return MakeTuple(len(tensors))(*tensors)
