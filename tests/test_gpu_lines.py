@@ -1,7 +1,8 @@
-"""Running sums, products and maxima along axes on GPU devices, against the CPU's kernels."""
+"""Orders, running sums, products and maxima along axes on GPU devices, against the CPU's kernels."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -114,3 +115,45 @@ def test_running_sums_of_zeros_and_overflow(gpu: Device) -> None:
     first, again = (ndl.ops.cumsum(ndl.Tensor(a, device=gpu), 1).numpy() for _ in range(2))
     assert first.tobytes() == again.tobytes()
     np.testing.assert_allclose(first, np.cumsum(a.astype("float64"), 1), 1e-6, 1e-6)
+
+
+ORDERS = [
+    *LINES,
+    ((1, 1), 1),
+    ((40, 2), 1),
+    ((3, 2048), 1),
+    ((2, 4097), 1),
+    ((1, 20000), 1),
+    ((50257,), 0),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "axis"), ORDERS, ids=str)
+def test_order(gpu: Device, shape: tuple[int, ...], axis: int, dtype: str) -> None:
+    """All elements or the first few, of ties, NaN and zeros of both signs, upwards and downwards."""
+    a = numbers(shape, dtype)
+    n = shape[axis]
+    for layout, count, descending in itertools.product(LAYOUTS, sorted({n, min(n, 1), min(n, 50), n // 3}), (0, 1)):
+        if layout != "plain" and count < n:
+            continue
+        result = tuple(count if d == axis else size for d, size in enumerate(shape))
+        got = []
+        for device in (gpu, ndl.cpu()):
+            out = NDArray.empty(result, "int64", device)
+            call("argsort", [out], x=LAYOUTS[layout](a, device), axis=axis, descending=descending)
+            got.append(out.numpy())
+        np.testing.assert_array_equal(*got, f"{layout} {count} {descending}")
+
+
+def test_what_builds_on_orders(gpu: Device) -> None:
+    """A vocabulary that all pairs of would not fit in memory."""
+    a = np.random.default_rng(0).standard_normal((3, 50257)).astype("float32")
+    for f in (
+        lambda x: ndl.ops.sort(x, 1),
+        lambda x: ndl.ops.topk(x, 50, 1),
+        lambda x: ndl.ops.topk(x, 7, 1, largest=False),
+        lambda x: ndl.ops.topk(x, 700, 1),
+    ):
+        for got, want in zip(f(ndl.Tensor(a, device=gpu)), f(ndl.Tensor(a, device=ndl.cpu())), strict=True):
+            np.testing.assert_array_equal(got.numpy(), want.numpy())
