@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+import needle as ndl
 from gpu_kernels import FLOATS, LAYOUTS, check_pool, close, inside, nans, run
+from needle.backend_ndarray import Device, NDArray, call
 from needle.ops.nn.pool import (
     AdaptiveAvgPool2d,
     AvgPool2d,
@@ -64,6 +66,87 @@ def test_softmax_of_extremes(backend: Backend) -> None:
     loss = np.zeros(2, np.float32)
     run(backend, "cross_entropy", [loss], [x[:2], np.array([4, -1])])
     assert np.isnan(loss).all()
+
+
+COLUMNS = [
+    (2, 5, 12),
+    (1, 1, 4),
+    (3, 16, 33),
+    (0, 3, 5),
+    (2, 17, 65),
+    (1, 120, 70),
+    (2, 150, 5),
+    (5, 1100, 31),
+    (1, 700, 4),
+]
+
+
+@pytest.mark.parametrize("shape", COLUMNS, ids=str)
+def test_softmax_of_columns(backend: Backend, shape: tuple) -> None:
+    """Threads, lanes of waves or blocks to a column, few and many of them, and rows of no fixed length."""
+    x, dy = (normal(*shape, seed=s) * 3 for s in (0, 1))
+    b, d, n = shape
+    labels = np.random.default_rng(0).integers(0, d, (b, n))
+    across = x.astype(np.float64).swapaxes(1, 2)
+    p = soft(across).swapaxes(1, 2)
+    log_p, total = np.log(p), np.log(np.exp(across).sum(-1))[:, None]
+
+    def columns(name: str, exact: np.ndarray, *ins: np.ndarray, **named: int) -> None:
+        out = inside(nans(*exact.shape))[tuple(slice(0, n) for n in exact.shape)]
+        run(backend, name, [out], list(ins), **named)
+        close(out, exact, 2e-5)
+
+    x, dy = inside(x), inside(dy)
+    columns("softmax_columns", p, x, logarithm=0)
+    columns("softmax_columns", log_p, x, logarithm=1)
+    columns("logsumexp_columns", total, x)
+    columns("softmax_columns_grad", p * (dy - (p * dy).sum(1, keepdims=True)), p.astype("float32"), dy, logarithm=0)
+    columns("softmax_columns_grad", dy - p * dy.sum(1, keepdims=True), log_p.astype("float32"), dy, logarithm=1)
+    one_hot = labels[:, None] == np.arange(d)[:, None]
+    for kind in ("int32", "int64"):
+        columns("cross_entropy_columns", -(log_p * one_hot).sum(1), x, labels.astype(kind))
+        columns("cross_entropy_columns_grad", (p - one_hot) * dy[:, :1], x, labels.astype(kind), dy[:, 0])
+
+
+@pytest.mark.parametrize("d", [4, 60, 300, 20000])
+@pytest.mark.parametrize("n", [3, 5000])
+def test_softmax_of_extremes_in_long_rows(gpu: Device, d: int, n: int) -> None:
+    """Rows and columns of every length, with infinities and NaN before and behind numbers far apart, are the CPU's."""
+    n = min(n, 100000 // d)
+    x = np.random.default_rng(d).uniform(-200, 200, (d, n)).astype("float32")
+    x[:, ::5] = -np.inf
+    x[d // 2, ::5] = -120
+    x[0, 1::5], x[-1, 2::5] = np.inf, np.nan
+    x[: d // 2, 3::5] = -np.inf
+    x[:, n // 2] = -np.inf
+    labels = np.random.default_rng(0).integers(-1, d + 1, n)
+    for a, axis in ((x, 0), (np.ascontiguousarray(x.T), 1)):
+        for f in (ndl.ops.softmax, ndl.ops.log_softmax, ndl.ops.logsumexp):
+            got, want = (f(ndl.Tensor(a, device=where), axis).numpy() for where in (gpu, ndl.cpu()))
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+    for name, rows, numbers in (("", x.T.copy(), labels), ("_columns", x[None], labels[None])):
+        outs = []
+        for device in (gpu, ndl.cpu()):
+            given = {"logits": NDArray(rows, device), "labels": NDArray(numbers, device, "int64")}
+            loss, slopes = NDArray.empty(numbers.shape, device=device), NDArray.empty(rows.shape, device=device)
+            call("cross_entropy" + name, [loss], **given)
+            call(f"cross_entropy{name}_grad", [slopes], **given, dloss=NDArray(np.ones(numbers.shape), device))
+            outs.append((loss.numpy(), slopes.numpy()))
+        for got, want in zip(*outs, strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+
+
+def test_softmax_over_channels_moves_nothing(gpu: Device) -> None:
+    """Columns of plain images, rows of those whose channels are neighbours."""
+    kinds = []
+    for axes in ((0, 1, 2, 3), (0, 3, 1, 2)):
+        shape = (2, 5, 4, 3) if axes[1] == 1 else (2, 4, 3, 5)
+        exe = ndl.compile(
+            lambda x, axes=axes: ndl.ops.softmax(ndl.ops.permute(x, axes), 1), (ndl.Tensor(normal(*shape), device=gpu),)
+        )
+        kinds.append(exe.plan.names)
+    assert kinds[0] == ["softmax_columns"]
+    assert kinds[1][0] == "softmax"
 
 
 IMAGES = [(2, 5, 12), (4, 3, 1), (3, 17, 49), (2, 64, 36), (1, 1, 1), (2, 33, 400), (70, 32, 1)]

@@ -1,31 +1,11 @@
 // Order along an axis: numbers of elements in their order, places in sorted numbers, running sums, products and maxima.
+#include "math/order.h"
+
 #include "cpu/move.h"
 #include "math/reductions.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
-
-// An element as an unsigned number that has its place in the order: NaN behind all, both zeros the same. By bits alone:
-// kernels compare subnormal numbers as zeros.
-template <class Key, Key kSign, Key kInfinity>
-NEEDLE_INLINE Key key_of_bits(Key bits) {
-  const Key size = bits & ~kSign;
-  if (size > kInfinity) return static_cast<Key>(~Key(0));
-  return size == 0 ? kSign : bits == size ? bits | kSign : ~bits;
-}
-NEEDLE_INLINE uint32_t key_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return key_of_bits<uint32_t, 0x80000000u, 0x7f800000u>(bits);
-}
-NEEDLE_INLINE uint64_t key_of(double x) {
-  uint64_t bits;
-  std::memcpy(&bits, &x, 8);
-  return key_of_bits<uint64_t, 0x8000000000000000u, 0x7ff0000000000000u>(bits);
-}
-NEEDLE_INLINE uint32_t key_of(int32_t x) { return static_cast<uint32_t>(x) ^ 0x80000000u; }
-NEEDLE_INLINE uint64_t key_of(int64_t x) { return static_cast<uint64_t>(x) ^ 0x8000000000000000u; }
-NEEDLE_INLINE uint32_t key_of(bool x) { return x; }
 
 template <class Key>
 struct Item {

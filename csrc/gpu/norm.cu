@@ -4,11 +4,12 @@
 namespace needle::gpu {
 namespace {
 
-template <class T, int N>
+template <class A, int N>
 struct LayerNorm {
+  using T = typename A::Element;
   using S = Scalar<T>;
-  Rows<T> x, y;
-  Rows<T> weight, bias;  // one row of each, or null
+  A x, y;
+  A weight, bias;  // one row of each, or null
   S *mean, *inverse;
   S eps;
   int64_t d;
@@ -32,10 +33,11 @@ struct LayerNorm {
   }
 };
 
-template <class T, int N>
+template <class A, int N>
 struct RmsNorm {
+  using T = typename A::Element;
   using S = Scalar<T>;
-  Rows<T> x, y, weight;  // one row of weights, or null
+  A x, y, weight;  // one row of weights, or null
   S eps;
   int64_t d;
 

@@ -8,6 +8,10 @@ namespace needle::gpu {
 // Of Quads it has a quarter of the elements. A view (M) is a column.
 template <class T>
 struct Rows {
+  using Element = T;
+  using Line = T*;  // to what a row's elements are added as numbers
+  template <class U>
+  using Of = Rows<U>;
   T* data;
   int64_t stride;
   Rows() = default;
@@ -18,17 +22,19 @@ struct Rows {
 
 // A thread's elements of a row of `size`: first, first + step, ..., which it loads at once and keeps when they are at
 // most N; of longer rows N is 0, and every pass reads them again.
-template <class T, int N, class Team>
+template <class T, int N, class Team, class Line = T*>
 struct Row {
-  const T* from;
+  using Element = T;
+  static constexpr bool kept = N > 0;
+  Line from;
   int64_t first, size;
   T held[N > 0 ? N : 1];
 
-  __device__ __forceinline__ Row(const Team& team, const T* from, int64_t size)
+  __device__ __forceinline__ Row(const Team& team, Line from, int64_t size)
       : from(from), first(team.first), size(size) {
 #pragma unroll
     for (int k = 0; k < N; k++)
-      if (first + k * Team::step < size) held[k] = read(from + first + k * Team::step);
+      if (first + k * Team::step < size) held[k] = read(from + (first + k * Team::step));
   }
   // f(element, place, element of another row, ...) for every element; what f makes of one stays only if N > 0.
   template <class F, class... Others>
@@ -49,7 +55,7 @@ struct Row {
   // Writes f(element, place, ...) to the same place of `to`; of a row that is kept when all are there, so that what f
   // loads is not held up by stores.
   template <class F, class... Others>
-  __device__ __forceinline__ void put(T* to, const F& f, Others&... others) {
+  __device__ __forceinline__ void put(Line to, const F& f, Others&... others) {
     each(
         [&](T& v, int64_t i, const auto&... rest) {
           v = f(v, i, rest...);
@@ -60,16 +66,16 @@ struct Row {
   }
 };
 
-// Runs Op<T, N>{parts..., d} for rows of d elements T, of which `arrays` are kept at a time: a wave each, unless they
-// are long or too few to fill the device.
+// Runs Op<Rows<T>, N>{parts..., d} for rows of d elements T, of which `arrays` are kept at a time: a wave each, unless
+// they are long or too few to fill the device.
 template <class T, template <class, int> class Op, int arrays = 1, class... Parts>
 void launch_rows(gpuStream_t stream, int64_t rows, int64_t d, const Parts&... parts) {
   constexpr int N = (sizeof(T) == 4 ? 16 : 8) / arrays;
   d /= kLanes<T>;
-  const Op<T, N> op = {parts..., d};
+  const Op<Rows<T>, N> op = {parts..., d};
   if (d <= 2 * WAVE || (d <= N * WAVE && rows >= 8LL * device_units())) return launch_teams<WaveTeam>(op, rows, stream);
   if (d <= N * kTeamThreads) return launch_teams<BlockTeam>(op, rows, stream);
-  launch_teams<BlockTeam>(Op<T, 0>{parts..., d}, rows, stream);
+  launch_teams<BlockTeam>(Op<Rows<T>, 0>{parts..., d}, rows, stream);
 }
 
 // f(T{}) with the dtype of rows, one of `letters`, or with Quad where all of `views` allow it.

@@ -26,6 +26,10 @@ struct ThreadTeam {  // no team at all
   __device__ __forceinline__ T sum(T v) const {
     return v;
   }
+  template <class T>
+  __device__ __forceinline__ T max(T v) const {
+    return v;
+  }
 };
 
 struct WaveTeam {
@@ -79,21 +83,29 @@ struct ColumnTeam {
   struct Values {
     T v[step][WAVE];
   };
-  template <class T>
-  __device__ __forceinline__ T sum(T v) const {
+  template <class T, class F>
+  __device__ __forceinline__ T combined(T v, const F& combine) const {
     GPU_SHARED(Values<T>, values);
     block_sync();
     values.v[first][lane_id()] = v;
     block_sync();
-    T total = 0;
+    T total = values.v[0][lane_id()];
 #pragma unroll
-    for (int w = 0; w < step; w++) total += values.v[w][lane_id()];
+    for (int w = 1; w < step; w++) total = combine(total, values.v[w][lane_id()]);
     return total;
+  }
+  template <class T>
+  __device__ __forceinline__ T sum(T v) const {
+    return combined(v, [](T a, T b) { return a + b; });
+  }
+  template <class T>
+  __device__ __forceinline__ T max(T v) const {
+    return combined(v, [](T a, T b) { return device::maximum_map::apply(a, b, a, a); });
   }
 };
 
 // op(team, n, exists) for every n in [0, size), a team each; of a ColumnTeam also for those of its block beyond `size`,
-// which only take part in its sums.
+// which only take part in its sums and maxima.
 template <class Team, class Op>
 __global__ void GPU_BOUNDS(kTeamThreads, 3) team_kernel(Op op, int64_t size) {
   int64_t n = static_cast<int64_t>(blockIdx.x) * Team::per_block + Team::place();

@@ -60,7 +60,7 @@ class CrossEntropy(Op):
         self.check_values(logits, labels)
         n, classes, *places = logits.shape
         columns = math.prod(places)
-        if places and takes_columns("cross_entropy_columns", logits, columns):
+        if places and takes_columns("cross_entropy_columns", logits, 1):
             out = NDArray.empty((n, columns))
             numbers = as_numbers(labels).reshape((n, columns))
             call("cross_entropy_columns", [out], logits=logits.reshape((n, classes, columns)), labels=numbers)
@@ -99,7 +99,7 @@ class CrossEntropyGrad(Op):
     def compute(self, logits: NDArray, labels: NDArray, out_grad: NDArray) -> NDArray:
         n, classes, *places = logits.shape
         columns = math.prod(places)
-        if places and out_grad.dtype == logits.dtype and takes_columns("cross_entropy_columns_grad", logits, columns):
+        if places and out_grad.dtype == logits.dtype and takes_columns("cross_entropy_columns_grad", logits, 1):
             out = NDArray.empty((n, classes, columns))
             numbers, grads = (a.reshape((n, columns)) for a in (as_numbers(labels), out_grad))
             images = logits.reshape((n, classes, columns))

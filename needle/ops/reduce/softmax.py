@@ -29,8 +29,10 @@ COLUMNS = {  # kernels for columns, and whether of the logarithm
 FEW = 4  # columns that are not worth it
 
 
-def takes_columns(kernel: str, x: NDArray, columns: int) -> bool:
-    return columns >= FEW and x.dtype == "float32" and kernel in x.device.kernels
+def takes_columns(kernel: str, x: NDArray, axis: int) -> bool:
+    """Whether a kernel over columns reduces `axis` of x: not where its elements are neighbours, which rows then are."""
+    wide = math.prod(x.shape[axis + 1 :]) >= FEW and x.strides[axis] != 1
+    return wide and x.dtype == "float32" and kernel in x.device.kernels
 
 
 def on_rows(kernel: str, axis: int, **arrays: NDArray) -> NDArray:
@@ -42,7 +44,7 @@ def on_rows(kernel: str, axis: int, **arrays: NDArray) -> NDArray:
     x = next(iter(given.values()))
     whole = (math.prod(shape[:axis]), shape[axis] if shape else 1, math.prod(shape[axis + 1 :]))
     columns, logarithm = COLUMNS[kernel]
-    if takes_columns(columns, x, whole[-1]):
+    if takes_columns(columns, x, axis):
         out = NDArray.empty(whole)
         call(columns, [out], **{n: a.reshape(whole) for n, a in given.items()}, logarithm=logarithm)
         return out.reshape(shape)
@@ -177,7 +179,7 @@ class LogSumExp(Op):
         count = math.prod(x.shape[i] for i in axes if x.shape)
         first, after = (axes[0], axes[-1] + 1) if axes else (0, 0)
         columns = math.prod(x.shape[after:])
-        if count and axes == tuple(range(first, after)) and takes_columns("logsumexp_columns", x, columns):
+        if count and axes == tuple(range(first, after)) and takes_columns("logsumexp_columns", x, after - 1):
             before = math.prod(x.shape[:first])
             out = NDArray.empty((before, 1, columns))
             call("logsumexp_columns", [out], x=x.reshape((before, count, columns)))
