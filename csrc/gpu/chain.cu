@@ -7,7 +7,7 @@ namespace needle::gpu {
 namespace {
 
 constexpr int kInputs = 8, kOutputs = 4, kSlots = 8, kLength = 32, kOperands = kOutputs + kInputs;
-constexpr int kAtOnce = 2;                      // Quads that a thread starts to load before it uses the first
+constexpr int kAtOnce = 4;                      // Quads that a thread starts to load before it uses the first
 constexpr unsigned kWidth = 128;                // threads of a block
 constexpr int kColumn = kWidth * sizeof(Quad);  // bytes of one Quad of every thread
 constexpr int kDepth = 2;  // at most 2^kDepth Quads a thread: choosing a map costs as much as computing a cheap one
