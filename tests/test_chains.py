@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import needle as ndl
+from gpu_devices import emulated, everywhere
 from needle import nn, ops
 from needle.backend_selection import BACKEND
 from needle.executor.executable import Executable
 
-pytestmark = pytest.mark.skipif(BACKEND == "np", reason="plans")
+pytestmark = [everywhere, emulated, pytest.mark.skipif(BACKEND == "np", reason="plans")]
 
 UNARY: list[Callable[[Any], Any]] = [
     ops.gelu,
@@ -40,13 +41,18 @@ BINARY: list[Callable[[Any, Any], Any]] = [
 ]
 
 
+def example(*arrays: np.ndarray) -> tuple[ndl.Tensor, ...]:
+    """Inputs on the default device, where a function of them is compiled for."""
+    return tuple(ndl.Tensor(a, dtype=str(a.dtype), requires_grad=False) for a in arrays)
+
+
 def steps_of(exe: Executable, kernel: str) -> int:
     return exe.plan.names.count(kernel)
 
 
 def compare(f: Any, inputs: tuple[np.ndarray, ...], bits: bool = True) -> Executable:
     """Compiled with its chains and without them."""
-    with_chains, without = (ndl.compile(f, inputs, disable=d) for d in ([], ["ElementwiseChain"]))
+    with_chains, without = (ndl.compile(f, example(*inputs), disable=d) for d in ([], ["ElementwiseChain"]))
     for _ in range(2):
         for got, want in zip(np.atleast_1d(with_chains(*inputs)), np.atleast_1d(without(*inputs)), strict=True):
             np.testing.assert_array_equal(got, want)
@@ -95,7 +101,7 @@ def test_random_maps_give_the_same_bits(seed: int, guard: str, monkeypatch: pyte
     row = shape[int(rng.integers(len(shape))) :]
     inputs = tuple(rng.standard_normal(s).astype("float32") for s in (shape, narrow[0], row, narrow[1]))
     f = draw(rng, shape)
-    with_chains, without = (ndl.compile(f, inputs, disable=d) for d in ([], ["ElementwiseChain"]))
+    with_chains, without = (ndl.compile(f, example(*inputs), disable=d) for d in ([], ["ElementwiseChain"]))
     for got, want in zip(with_chains(*inputs), without(*inputs), strict=True):
         np.testing.assert_array_equal(got, want)
     assert len(with_chains.plan.names) <= len(without.plan.names)
@@ -103,7 +109,7 @@ def test_random_maps_give_the_same_bits(seed: int, guard: str, monkeypatch: pyte
 
 def test_a_chain_is_one_step_and_in_the_report() -> None:
     x = np.linspace(-2, 2, 4 * 300, dtype="float32").reshape(4, 300)
-    exe = ndl.compile(lambda x: ops.tanh(ops.exp(x * 0.5) + 1.0) - x, (x,))
+    exe = ndl.compile(lambda x: ops.tanh(ops.exp(x * 0.5) + 1.0) - x, example(x))
     assert exe.plan.names == ["chain"]
     assert [f.pattern for f in exe.report.fired] == ["ElementwiseChain"]
     want = np.tanh(np.exp(x.astype("float64") * 0.5) + 1) - x
@@ -118,7 +124,7 @@ def test_what_others_read_is_stored() -> None:
         z = ops.tanh(y * 2.0)
         return ops.summation(y, 1), z, ops.softmax(y, -1)
 
-    exe = ndl.compile(f, (x,))
+    exe = ndl.compile(f, example(x))
     y = np.exp(x.astype("float64"))
     for got, want in zip(exe(x), (y.sum(1), np.tanh(2 * y), np.exp(y) / np.exp(y).sum(1, keepdims=True)), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-6)
@@ -127,12 +133,12 @@ def test_what_others_read_is_stored() -> None:
 
 def test_other_dtypes_stay_steps_of_their_own() -> None:
     x = np.arange(12).reshape(3, 4)
-    exe = ndl.compile(lambda x: (x * 3 + 7) * x, (x,))
+    exe = ndl.compile(lambda x: (x * 3 + 7) * x, example(x))
     np.testing.assert_array_equal(exe(x), (x * 3 + 7) * x)
     assert "chain" not in exe.plan.names
     f = lambda x, y: ops.cast(ops.cast(x, "int32"), "float32") * y + 0.5  # noqa: E731
     a, b = (np.random.default_rng(1).standard_normal((5, 70)).astype("float32") * 3 for _ in range(2))
-    np.testing.assert_array_equal(ndl.compile(f, (a, b))(a, b), np.trunc(a) * b + np.float32(0.5))
+    np.testing.assert_array_equal(ndl.compile(f, example(a, b))(a, b), np.trunc(a) * b + np.float32(0.5))
 
 
 def test_slices_of_one_array() -> None:
@@ -144,13 +150,13 @@ def test_slices_of_one_array() -> None:
         return ops.silu(y[:, :32]) * y[:, 32:]
 
     y = 2 * x.astype("float64")
-    np.testing.assert_allclose(ndl.compile(f, (x,))(x), y[:, :32] / (1 + np.exp(-y[:, :32])) * y[:, 32:], atol=1e-5)
+    np.testing.assert_allclose(ndl.compile(f, example(x))(x), y[:, :32] / (1 + np.exp(-y[:, :32])) * y[:, 32:], atol=1e-5)
 
 
 def test_shifted_reads_are_no_chain() -> None:
     x = np.random.default_rng(2).standard_normal((4, 50)).astype("float32")
     f = lambda x: ops.relu(y := x * 2.0)[:, 1:] + y[:, :-1]  # noqa: E731
-    np.testing.assert_array_equal(ndl.compile(f, (x,))(x), np.maximum(2 * x, 0)[:, 1:] + 2 * x[:, :-1])
+    np.testing.assert_array_equal(ndl.compile(f, example(x))(x), np.maximum(2 * x, 0)[:, 1:] + 2 * x[:, :-1])
 
 
 def test_chains_of_other_shapes_join_in_one_of_theirs() -> None:
@@ -182,7 +188,7 @@ def test_parts_of_one_array_are_chains_of_their_own_size() -> None:
 
     y = 2 * x.astype("float64")
     want = np.concatenate([y, np.tanh(y[:, :, :1] * 0.5 + 1)], 2) @ x.swapaxes(-1, -2).astype("float64")
-    np.testing.assert_allclose(ndl.compile(f, (x,))(x), want, atol=2e-5)
+    np.testing.assert_allclose(ndl.compile(f, example(x))(x), want, atol=2e-5)
 
 
 class Residual(nn.Module):
@@ -227,7 +233,7 @@ def test_a_sum_goes_nowhere_that_its_product_reads() -> None:
 
     y = np.tanh(x.astype("float64"))
     want = y + y @ net.weight.numpy().T.astype("float64") + net.bias.numpy()
-    assert np.abs(ndl.compile(f, (x,))(x) - want).max() < 5e-6 * np.abs(want).max()
+    assert np.abs(ndl.compile(f, example(x))(x) - want).max() < 5e-6 * np.abs(want).max()
 
 
 class Gate(nn.Module):

@@ -26,7 +26,7 @@ struct Instruction {
 
 struct Program {
   Instruction code[kLength];
-  int length, n_out = 0, slots = 0;
+  int length, n_out = 0;
 
   explicit Program(const View& program) {
     const Row* rows = reinterpret_cast<const Row*>(program.as<double>());
@@ -41,7 +41,6 @@ struct Program {
       o.slot = static_cast<int>(row.slot), o.output = static_cast<int>(row.output);
       o.p = static_cast<float>(row.p), o.q = static_cast<float>(row.q);
       n_out = static_cast<int>(larger(n_out, o.output + 1));
-      slots = static_cast<int>(larger(slots, o.slot + 1));
     }
   }
 
@@ -83,7 +82,7 @@ void chain(const chain_args& c) {
   }
   if (c.out.y0.size() == 0) return;
   const Program program(c.in.program);
-  const int64_t most = program.slots > 2 ? Floats::kMost / 2 : Floats::kMost;  // so that L1 holds all buffers
+  const int64_t most = c.attr.slots > 2 ? Floats::kMost / 2 : Floats::kMost;  // so that L1 holds all buffers
   const Floats pieces(views, program.n_out, kOutputs, n_in, most);
   for_dense(c.exec, pieces, program.length, kOperands + kSlots,
             [&](const Piece<float, kOperands>& piece) { program.run(piece, piece.buffer(kOperands)); });

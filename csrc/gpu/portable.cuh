@@ -7,6 +7,7 @@
 //   GPU_BOUNDS(threads, blocks)         before a kernel's name: size of a block, blocks per unit
 //   lane_id()  block_sync()  wave_sync()  atomic_add(p, v)
 //   shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
+//   uniform(v)                          an int that all lanes of a wave have alike, so that branches on it are scalar
 //   opaque(v)                           v; what is made from it is made where it is used, not kept in registers
 //   read4 / write4                      an aligned float4
 //   read_vector<T>(p)                   an aligned T that holds several elements of an array
@@ -123,6 +124,7 @@ __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x %
 
 #if defined(NEEDLE_EMULATION)
 
+inline int uniform(int v) { return v; }
 inline int64_t opaque(int64_t v) { return v; }
 inline void block_sync() { emulation::wait_block(); }
 inline void wave_sync() { emulation::wait_wave(); }
@@ -185,6 +187,7 @@ __device__ __forceinline__ float4 read4(const float* p) { return *reinterpret_ca
 __device__ __forceinline__ void write4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
 
 #if defined(__HIP__)
+__device__ __forceinline__ int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }
 __device__ __forceinline__ int64_t opaque(int64_t v) {
 #if defined(__AMDGCN__)
   asm volatile("" : "+v"(v));
@@ -199,6 +202,7 @@ __device__ __forceinline__ void wave_sync() {
 __device__ __forceinline__ uint64_t ballot(bool p) { return __ballot(p); }
 #define NEEDLE_SHUFFLE(name, v, by, W) __##name(v, by, W)
 #else
+__device__ __forceinline__ int uniform(int v) { return v; }
 __device__ __forceinline__ int64_t opaque(int64_t v) {
   asm volatile("" : "+l"(v));
   return v;

@@ -169,7 +169,8 @@ class Builder:
     def _arrange(self) -> None:
         """Steps that the target has one kernel for as one, and the early ones where they can run."""
         rules = self.target.rules.select(disable=self.choice.disable)
-        self.steps, number, self.fired, self.misses = merge(self.steps, {o.step for o in self.options}, rules)
+        with self.active(False):
+            self.steps, number, self.fired, self.misses = merge(self.steps, {o.step for o in self.options}, rules)
         number.append(len(self.steps))
         self.steps = [s._replace(inputs={n: self._known(a) for n, a in s.inputs.items()}) for s in self.steps]
         order = hoisted(self.steps, range(number[self.early.start], number[self.early.stop]))

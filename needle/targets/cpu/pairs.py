@@ -1,4 +1,4 @@
-"""Pairs of steps that the CPU has one kernel for: what lies between them stays in a core's cache or registers."""
+"""Steps that the CPU has one kernel for: what lies between them stays in a core's cache or registers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from needle.graph.engine import Fusion
 from needle.graph.matcher import Match, Pattern
 from needle.ops.math.activation import activation_code
 from needle.ops.nn.spatial import window_attributes
+from needle.targets.chains import chains
 from needle.targets.finishes import Finishes, two
 
 from .target import BLOCK, CPU
@@ -92,6 +93,8 @@ def as_result(x: NDArray, layer: Step) -> NDArray | None:
     return x if x.shape == layer.outs[0].shape and x.strides[-1] == 1 else None
 
 
+# Below 2^17 elements what two cheap maps pass on is in cache anyway.
+CPU.rules.register(chains(1 << 17, "a piece of the arrays goes through all of the maps while it lies in the L1 cache"))
 FINISHES = Finishes(FINISHED, ("conv_transpose2d_blocked", "group_norm_blocked"), as_result)
 FINISHES.register(CPU.rules)
 CPU.rules.register(

@@ -17,6 +17,7 @@ from needle.ops.nn.conv import Conv2d, Conv2dWeightGrad, ConvTranspose2d
 from needle.ops.nn.layer_norm import GroupNorm
 from needle.ops.nn.norm import BatchNormTrain, BatchNormTrainGrad
 from needle.ops.nn.spatial import window_attributes
+from needle.targets.chains import chains
 from needle.targets.finishes import Finishes, added
 from needle.targets.layers import NOTHING, Finish, join_rows, operands
 
@@ -138,3 +139,4 @@ def adds_another(match: Match) -> str | None:
 
 ACTIVATED = ("conv_transpose2d_fused", "group_norm")
 Finishes(("matmul_fused", "conv2d_fused"), ACTIVATED, as_result, (adds_another,)).register(GPU.rules)
+GPU.rules.register(chains(0, "elements go through all of the maps before they return to memory"))

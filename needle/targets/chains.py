@@ -1,4 +1,4 @@
-"""Chains of element-wise steps as one: pieces of the arrays go through all of them while they lie in the L1 cache.
+"""Chains of element-wise steps as one: rules over the plans of any target.
 
 Steps belong together where one reads what another makes, element by element. They run where the last one stood, in their
 order; what only they read is never stored.
@@ -6,6 +6,7 @@ order; what only they read is never stored.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,8 +27,6 @@ from needle.graph.engine import Fusion
 from needle.graph.matcher import Match
 from needle.graph.steps import Steps
 
-from .target import CPU
-
 INPUTS, OUTPUTS, SLOTS = "abcdefgh", ("y0", "y1", "y2", "y3"), 8  # of the kernel's row
 COPY = -1  # in the place of a map's number: the value itself
 MAPS = {name: number for number, name in enumerate(_core.MAPS)}
@@ -36,7 +35,6 @@ TRUTHS |= {f"{name}_scalar" for name in TRUTHS} & set(MAPS)  # their results are
 OF_BOOLS = {"bitwise_and": "minimum", "bitwise_or": "maximum", "bitwise_xor": "ne"}  # the same of 0 and 1
 MOST = 24  # maps in one step
 SMALL, FEW = 1 << 14, 4  # larger arrays than these many elements wait for few other steps: their memory is held as long
-LARGE = 1 << 17  # elements beyond which even two cheap maps gain; below, their memory is in cache anyway
 
 
 class Link(NamedTuple):
@@ -267,7 +265,7 @@ def program_of(plan: PlanSteps, chain: Chain, places: Sequence[int]) -> Program:
     return Program(rows, inputs, outputs, slots)
 
 
-def find_chains(plan: PlanSteps) -> dict[Node, ChainMatch]:
+def find_chains(plan: PlanSteps, pairs: int) -> dict[Node, ChainMatch]:
     """Every chain of at least two links that no other rule has taken, by its last step."""
     places = list(plan.graph.nodes)
     made: dict[Node, ChainMatch] = {}
@@ -281,7 +279,7 @@ def find_chains(plan: PlanSteps) -> dict[Node, ChainMatch]:
             while not (program := program_of(plan, chain, left[:count])).fits:
                 count = min(count - 1, len(program.rows))
             size = chain.links[left[0]].out.size
-            if program.outputs and (count > 2 or (count == 2 and size >= LARGE)):
+            if program.outputs and (count > 2 or (count == 2 and size >= pairs)):
                 made[places[left[count - 1]]] = ChainMatch(plan, [places[i] for i in left[:count]], chain, program)
             left = left[count:]
 
@@ -331,8 +329,11 @@ class ChainMatch(Match):
         return self.nodes
 
 
+@dataclasses.dataclass(frozen=True)
 class ChainPattern:
     """Any element-wise steps; shorter than all other patterns, which go first."""
+
+    pairs: int  # elements from which on even two maps gain
 
     def __len__(self) -> int:
         return 0
@@ -341,7 +342,7 @@ class ChainPattern:
         if not isinstance(steps, PlanSteps):  # a graph of ops
             return
         if steps.chains is None:
-            steps.chains = find_chains(steps)
+            steps.chains = find_chains(steps, self.pairs)
         if root in steps.chains:
             yield steps.chains[root]
 
@@ -358,14 +359,9 @@ def as_one_step(match: Any) -> Step:
     outputs += [outputs[0]] * (len(OUTPUTS) - len(outputs))
     inputs = {"program": NDArray(np.array(program.rows), dtype="float64")}
     inputs |= dict(zip(INPUTS, map(view, program.inputs), strict=False))
-    return Step("chain", outputs, inputs, {}, "")
+    return Step("chain", outputs, inputs, {"slots": program.slots}, "")
 
 
-CPU.rules.register(
-    Fusion(
-        "ElementwiseChain",
-        ChainPattern(),
-        as_one_step,
-        why="a piece of the arrays goes through all of the maps while it lies in the L1 cache",
-    )
-)
+def chains(pairs: int, why: str) -> Fusion:
+    """The rule; pairs: elements from which on even two maps gain."""
+    return Fusion("ElementwiseChain", ChainPattern(pairs), as_one_step, why=why)
