@@ -1,7 +1,6 @@
 // Order along an axis: numbers of elements in their order, places in sorted numbers, running sums, products and maxima.
-#include "math/order.h"
-
 #include "cpu/move.h"
+#include "math/keys.h"
 #include "math/reductions.h"
 
 namespace needle::NEEDLE_ISA {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "gpu/lines.cuh"
-#include "math/order.h"
+#include "math/keys.h"
 #include "math/reductions.h"
 
 namespace needle::gpu {

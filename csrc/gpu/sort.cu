@@ -1,7 +1,7 @@
 // Numbers of elements in their order along an axis: tiles sorted in shared memory, of which the first are sorted again
 // where few are wanted, else runs merged.
 #include "gpu/lines.cuh"
-#include "math/order.h"
+#include "math/keys.h"
 
 namespace needle::gpu {
 namespace {
