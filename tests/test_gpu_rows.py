@@ -1,4 +1,4 @@
-"""Softmax, norms, pools and resizing on the GPU backends against numpy in float64: in the host emulation at both
+"""Softmax, norms, pools, resizing and sampling on the GPU backends against numpy in float64: in the host emulation at both
 wave widths on any machine, and on a CUDA device where there is one."""
 
 # ruff: noqa: F811  (fixtures are imported by name)
@@ -372,3 +372,47 @@ def test_sum_of_squares(gpu: Device, count: int, dtype: str) -> None:
         call("sum_squares", [y], x=NDArray(x, gpu, dtype))
     np.testing.assert_allclose(out[0].numpy()[0], (x.astype("float64") ** 2).sum(), 1e-13)
     assert out[0].numpy().tobytes() == out[1].numpy().tobytes()
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("corners", [False, True])
+def test_grid_sample(gpu: Device, mode: str, padding: str, corners: bool) -> None:
+    """Images and volumes, channels as neighbours and not, places within, on the edges and far outside."""
+    for size, places in (
+        ((2, 3, 4, 5), (3, 7)),
+        ((1, 40, 6, 6), (2, 2)),
+        ((2, 1, 1, 3), (5, 1)),
+        ((1, 3, 2, 3, 4), (2, 3, 5)),
+    ):
+        rank = len(places)
+        if mode == "bicubic" and rank == 3:
+            continue
+        for dtype, last in itertools.product(("float32", "float64"), (False, True)):
+            x = np.random.standard_normal(size).astype(dtype)
+            # 1 / 64 is exact, and no coordinate lies between two pixels but by it
+            grid = (np.random.randint(-90, 90, (size[0], *places, rank)) / 64).astype(dtype)
+            grid.reshape(-1)[:4] = -1, 1, 50, -1e4
+            got = []
+            for device in (gpu, ndl.cpu()):
+                image = NDArray(np.moveaxis(x, 1, -1).copy() if last else x, device, dtype)
+                if last:
+                    image = image.permute((0, rank + 1, *range(1, rank + 1)))
+                sampled = ndl.ops.grid_sample(
+                    ndl.Tensor.make_const(image), ndl.Tensor(grid, device=device, dtype=dtype), mode, padding, corners
+                )
+                got.append(sampled.numpy())
+            np.testing.assert_allclose(
+                *got, 1e-4 if dtype == "float32" else 1e-12, 1e-4 if dtype == "float32" else 1e-12
+            )
+
+
+def test_grid_sample_of_no_numbers(gpu: Device) -> None:
+    x = np.arange(24, dtype="float32").reshape(1, 2, 3, 4)
+    grid = np.array([[[[np.nan, 0], [np.inf, -np.inf], [0, 0]]]], "float32")
+    for mode, padding in itertools.product(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")):
+        got = (
+            ndl.ops.grid_sample(ndl.Tensor(x, device=d), ndl.Tensor(grid, device=d), mode, padding).numpy()
+            for d in (gpu, ndl.cpu())
+        )
+        np.testing.assert_allclose(*got, 1e-6, err_msg=f"{mode} {padding}")
