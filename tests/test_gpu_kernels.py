@@ -253,3 +253,30 @@ def test_gradient_of_a_linear_layer(backend: Backend, name: str, m: int, n: int)
     run(backend, "matmul", [dw], [np.asfortranarray(dz.T), x], activation=NONE, alpha=0)
     close(dx, exact @ w, 1e-5)
     close(dw, exact.T @ x, 1e-5)
+
+
+CDISTS = [(1, 1, 1, 1), (2, 5, 3, 4), (0, 2, 3, 4), (1, 70, 65, 17), (2, 3, 130, 33), (1, 4, 5, 0)]
+
+
+@pytest.mark.parametrize("p", [0, 1, 2, 3.5, np.inf], ids=str)
+@pytest.mark.parametrize("case", CDISTS, ids=str)
+def test_cdist(backend: Backend, case: tuple, p: float) -> None:
+    n, rows, columns, terms = case
+    for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-13)):
+        a, b = normal(n, rows, terms).astype(dtype), normal(n, columns, terms, seed=1).astype(dtype)
+        b[:, : min(rows, columns)] = np.where(np.arange(terms) < terms // 2, b, a[:, :1])[:, : min(rows, columns)]
+        apart = np.abs(a[:, :, None].astype("float64") - b[:, None])
+        exact = np.linalg.norm(apart, p, -1) if terms else np.zeros((n, rows, columns))
+        turned = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
+        for left, right in ((a, b), (inside(a), turned)):
+            out = nans(n, rows, columns, dtype=dtype)
+            run(backend, "cdist", [out], [left, right], p=p)
+            close(out, exact, tolerance)
+            if p not in (1, 2):
+                continue
+            slopes, out = normal(n, rows, columns, seed=2).astype(dtype), nans(n, rows, terms, dtype=dtype)
+            run(backend, "cdist_grad", [out], [left, right, exact.astype(dtype), inside(slopes)], p=p)
+            d = a[:, :, None].astype("float64") - b[:, None]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                each = np.sign(d) if p == 1 else np.where(exact[..., None] == 0, 0, d / exact[..., None])
+            close(out, (each * slopes[..., None]).sum(2), tolerance)

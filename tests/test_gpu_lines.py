@@ -157,3 +157,40 @@ def test_what_builds_on_orders(gpu: Device) -> None:
     ):
         for got, want in zip(f(ndl.Tensor(a, device=gpu)), f(ndl.Tensor(a, device=ndl.cpu())), strict=True):
             np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 3), (0, 3, 2), (3, 40, 1), (1, 7, 70)], ids=str)
+def test_gather(gpu: Device, shape: tuple[int, ...], dtype: str) -> None:
+    """Tables and numbers of any strides; a number outside is NaN or 0, for a kernel cannot raise."""
+    x, rng = numbers(shape, dtype), np.random.default_rng(0)
+    for many, kind, layout in itertools.product((0, 1, 9), ("int32", "int64"), LAYOUTS):
+        at = rng.integers(0, shape[1], (shape[0], many, shape[2])).astype(kind)
+        out = NDArray.empty(at.shape, dtype, gpu)
+        call("gather", [out], x=LAYOUTS[layout](x, gpu), numbers=LAYOUTS[layout](at, gpu))
+        np.testing.assert_array_equal(out.numpy(), np.take_along_axis(x, at, 1))
+    at = np.full((shape[0], 2, shape[2]), shape[1])
+    at[:, 1] = -1
+    out = NDArray.empty(at.shape, dtype, gpu)
+    call("gather", [out], x=NDArray(x, gpu, dtype), numbers=NDArray(at, gpu, "int64"))
+    assert (np.isnan(out.numpy()) if dtype.startswith("float") else out.numpy() == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+@pytest.mark.parametrize("count", [0, 1, 2, 33, 1000])
+def test_places_in_sorted_numbers(gpu: Device, count: int, dtype: str) -> None:
+    lines = np.sort(numbers((3, count), dtype), -1)
+    values = np.concatenate([numbers((3, 70), dtype), lines], -1)
+    for layout, right in itertools.product(LAYOUTS, (0, 1)):
+        got = []
+        for device in (gpu, ndl.cpu()):
+            out = NDArray.empty(values.shape, "int64", device)
+            given = {"numbers": LAYOUTS[layout](lines, device) if count else NDArray(lines, device, dtype)}
+            call("searchsorted", [out], **given, values=LAYOUTS[layout](values, device), right=right)
+            got.append(out.numpy())
+        np.testing.assert_array_equal(*got)
+    spread = [
+        ndl.ops.searchsorted(*(ndl.Tensor(a, device=d, dtype=dtype) for a in (lines[0], values))).numpy()
+        for d in (gpu, ndl.cpu())
+    ]
+    np.testing.assert_array_equal(*spread)

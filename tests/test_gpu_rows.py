@@ -1,4 +1,4 @@
-"""Softmax, norms, pools and resizing on the GPU backends against numpy in float64: in the host emulation at both
+"""Softmax, norms, pools, resizing and sampling on the GPU backends against numpy in float64: in the host emulation at both
 wave widths on any machine, and on a CUDA device where there is one."""
 
 # ruff: noqa: F811  (fixtures are imported by name)
@@ -19,6 +19,7 @@ from needle.ops.nn.pool import (
     MaxPool2d,
 )
 from needle.ops.nn.resize import Interpolate, InterpolateGrad, attributes_of
+from needle.ops.nn.row_norm_grad import RowNormGrad
 from test_gpu import RELU, Backend, backend, normal  # noqa: F401
 
 
@@ -311,3 +312,107 @@ def test_interpolate(backend: Backend, case: tuple, layout: str, mode: str, dtyp
     close(out, op.reference(x.astype(float)), FLOATS[dtype])
     run(backend, f"interpolate_{kind}_grad", [dx], [shape(dy)], **attrs)
     close(dx, InterpolateGrad(size, None, kind, corners).reference(dy.astype(float)), FLOATS[dtype])
+
+
+@pytest.mark.parametrize("shape", [*ROWS, (0, 5), (2000, 12), (300, 260), (3, 20000)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("rms", [0, 1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradient_of_norms(gpu: Device, shape: tuple, dtype: str, rms: int, weighted: bool) -> None:
+    """Of rows in registers and longer ones; sums of columns over parts of the rows, with and without the bias's."""
+    x, dy = normal(*shape).astype(dtype) + 1, normal(*shape, seed=1).astype(dtype)
+    weight = normal(shape[1], seed=2).astype(dtype) if weighted else None
+    for bias in (False, True):
+        got = []
+        for device in (gpu, ndl.cpu()):
+            given = [ndl.Tensor(a, device=device, dtype=dtype) for a in (x, weight, dy) if a is not None]
+            op = RowNormGrad(axes=1, eps=1e-5, rms=bool(rms), has_weight=weighted, has_bias=bias)
+            found = op(*given)
+            got.append([a.numpy() for a in (found if op.n_out > 1 else (found,))])
+        for have, want in zip(*got, strict=True):
+            close(have, want.astype(np.float64), 2e-5 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("last", [False, True], ids=["nchw", "nhwc"])
+def test_places_of_maxima(gpu: Device, last: bool, dtype: str) -> None:
+    """First ones among equals, NaN, windows that reach over the edge, and those that share an image out."""
+    x = np.random.default_rng(0).integers(0, 4, (2, 5, 9, 7)).astype(dtype)
+    x[0, 1, 3, 3] = x[1, 2, 0, 0] = np.nan
+    x[1, 3] = -np.inf
+    windows = [(1, 1, 1, 1, 0, 0, 1, 1), (2, 2, 2, 2, 0, 0, 1, 1), (3, 3, 2, 1, 1, 1, 1, 1), (3, 2, 1, 2, 1, 1, 2, 3)]
+    names = ["kernel_h", "kernel_w", "stride_h", "stride_w", "pad_top", "pad_left", "dilation_h", "dilation_w"]
+    for window_of in windows:
+        attrs = dict(zip(names, window_of, strict=True))
+        size = [
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, k, s, p, d in zip((9, 7), window_of[:2], window_of[2:4], window_of[4:6], window_of[6:], strict=True)
+        ]
+        check_places(gpu, "max_pool2d_places", x, last, size, **attrs)
+    for size in ([1, 1], [4, 3], [9, 7], [12, 10]):
+        check_places(gpu, "adaptive_max_pool2d_places", x, last, size)
+
+
+def check_places(gpu: Device, name: str, x: np.ndarray, last: bool, size: list[int], **attrs: int) -> None:
+    got = []
+    for device in (gpu, ndl.cpu()):
+        images = NDArray(np.moveaxis(x, 1, -1).copy() if last else x, device, str(x.dtype))
+        out = NDArray.empty((*x.shape[:2], *size), "int64", device)
+        call(name, [out], x=images.permute((0, 3, 1, 2)) if last else images, **attrs)
+        got.append(out.numpy())
+    np.testing.assert_array_equal(*got)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("count", [0, 1, 255, 5000, 300001])
+def test_sum_of_squares(gpu: Device, count: int, dtype: str) -> None:
+    x = normal(count).astype(dtype)
+    out = [NDArray.empty((1,), "float64", gpu) for _ in range(2)]
+    for y in out:
+        call("sum_squares", [y], x=NDArray(x, gpu, dtype))
+    np.testing.assert_allclose(out[0].numpy()[0], (x.astype("float64") ** 2).sum(), 1e-13)
+    assert out[0].numpy().tobytes() == out[1].numpy().tobytes()
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("corners", [False, True])
+def test_grid_sample(gpu: Device, mode: str, padding: str, corners: bool) -> None:
+    """Images and volumes, channels as neighbours and not, places within, on the edges and far outside."""
+    for size, places in (
+        ((2, 3, 4, 5), (3, 7)),
+        ((1, 40, 6, 6), (2, 2)),
+        ((2, 1, 1, 3), (5, 1)),
+        ((1, 3, 2, 3, 4), (2, 3, 5)),
+    ):
+        rank = len(places)
+        if mode == "bicubic" and rank == 3:
+            continue
+        for dtype, last in itertools.product(("float32", "float64"), (False, True)):
+            x = np.random.standard_normal(size).astype(dtype)
+            # 1 / 64 is exact, and no coordinate lies between two pixels but by it
+            grid = (np.random.randint(-90, 90, (size[0], *places, rank)) / 64).astype(dtype)
+            grid.reshape(-1)[:4] = -1, 1, 50, -1e4
+            got = []
+            for device in (gpu, ndl.cpu()):
+                image = NDArray(np.moveaxis(x, 1, -1).copy() if last else x, device, dtype)
+                if last:
+                    image = image.permute((0, rank + 1, *range(1, rank + 1)))
+                sampled = ndl.ops.grid_sample(
+                    ndl.Tensor.make_const(image), ndl.Tensor(grid, device=device, dtype=dtype), mode, padding, corners
+                )
+                got.append(sampled.numpy())
+            np.testing.assert_allclose(
+                *got, 1e-4 if dtype == "float32" else 1e-12, 1e-4 if dtype == "float32" else 1e-12
+            )
+
+
+def test_grid_sample_of_no_numbers(gpu: Device) -> None:
+    x = np.arange(24, dtype="float32").reshape(1, 2, 3, 4)
+    grid = np.array([[[[np.nan, 0], [np.inf, -np.inf], [0, 0]]]], "float32")
+    for mode, padding in itertools.product(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")):
+        got = (
+            ndl.ops.grid_sample(ndl.Tensor(x, device=d), ndl.Tensor(grid, device=d), mode, padding).numpy()
+            for d in (gpu, ndl.cpu())
+        )
+        np.testing.assert_allclose(*got, 1e-6, err_msg=f"{mode} {padding}")

@@ -68,7 +68,9 @@ OPERANDS = {
     "cross_entropy_columns": [(2, 2, 2), (2, 2), (2, 2)],
     "cross_entropy_columns_grad": [(2, 2, 2), (2, 2), (2, 2), (2, 2, 2)],
 }
-ATTRIBUTES = dict.fromkeys(("activation", "axis", "pad_top", "pad_left", "pad_bottom", "pad_right", "skip", "check"), 0)
+ATTRIBUTES = dict.fromkeys(
+    ("activation", "axis", "pad_top", "pad_left", "pad_bottom", "pad_right", "skip", "check"), 0
+) | {"slots": 8}
 
 
 class Row:

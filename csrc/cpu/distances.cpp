@@ -1,70 +1,9 @@
 // Distances between rows of two matrices, by differences: |a|^2 + |b|^2 - 2 a b would cancel between neighbours.
 #include "cpu/strided.h"
+#include "math/norms.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
-
-// How differences are added up, how sums of parts are, and what becomes of the sum.
-struct Added {
-  template <class L>
-  NEEDLE_INLINE L join(L a, L b) {
-    return a + b;
-  }
-};
-struct Norm0 : Added {
-  template <class L>
-  NEEDLE_INLINE L add(L total, L d, L) {
-    return total + select(eq(d, L(0)), L(0), L(1));
-  }
-  template <class L>
-  NEEDLE_INLINE L finish(L total, L) {
-    return total;
-  }
-};
-struct Norm1 : Added {
-  template <class L>
-  NEEDLE_INLINE L add(L total, L d, L) {
-    return total + abs(d);
-  }
-  template <class L>
-  NEEDLE_INLINE L finish(L total, L) {
-    return total;
-  }
-};
-struct Norm2 : Added {
-  template <class L>
-  NEEDLE_INLINE L add(L total, L d, L) {
-    return fma(d, d, total);
-  }
-  template <class L>
-  NEEDLE_INLINE L finish(L total, L) {
-    return sqrt(total);
-  }
-};
-struct NormMax {
-  template <class L>
-  NEEDLE_INLINE L add(L total, L d, L) {
-    return join(total, abs(d));
-  }
-  template <class L>
-  NEEDLE_INLINE L join(L a, L b) {
-    return maximum_map::apply(a, b, a, a);
-  }
-  template <class L>
-  NEEDLE_INLINE L finish(L total, L) {
-    return total;
-  }
-};
-struct NormP : Added {
-  template <class L>
-  NEEDLE_INLINE L add(L total, L d, L p) {
-    return total + pow(abs(d), p);
-  }
-  template <class L>
-  NEEDLE_INLINE L finish(L total, L p) {
-    return pow(total, L(1) / p);
-  }
-};
 
 constexpr int kRows = 4, kVectors = 2;  // of the result, which stay in registers
 
@@ -187,18 +126,8 @@ void pulled(const T* a, const T* b, int64_t next, const T* weights, int64_t coun
 void cdist(const cdist_args& c) {
   if (c.out.y.size() == 0) return;
   const double p = c.attr.p;
-  with_type<cdist_args::In::a_dtypes>(c.in.a.dtype, [&]<class T>(T) {
-    if (p == 0)
-      distances<Norm0, T>(c);
-    else if (p == 1)
-      distances<Norm1, T>(c);
-    else if (p == 2)
-      distances<Norm2, T>(c);
-    else if (p == HUGE_VAL)
-      distances<NormMax, T>(c);
-    else
-      distances<NormP, T>(c);
-  });
+  with_type<cdist_args::In::a_dtypes>(
+      c.in.a.dtype, [&]<class T>(T) { with_norm(p, [&](auto norm) { distances<decltype(norm), T>(c); }); });
 }
 
 // The gradient of a from those of the distances y, p being 1 or 2; rows of a, b and da are dense. That of b is what the

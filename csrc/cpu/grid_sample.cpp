@@ -4,12 +4,10 @@
 // channels. Arrays of places have that many numbers, however few are wanted, so that loops over them are vectors from
 // end to end. An image is a volume of depth 1.
 #include "cpu/strided.h"
+#include "math/sampling.h"
 
 namespace needle::NEEDLE_ISA {
 namespace {
-
-enum Mode { kBilinear, kNearest, kBicubic };
-enum Padding { kZeros, kBorder, kReflection };
 
 constexpr int kPlaces = 64, kMostTaps = 16;
 
@@ -31,95 +29,30 @@ struct Taps {
   const T* slope(int axis, int line) const { return slopes[axis] + line * width * kPlaces; }
 };
 
-struct Sampling {
-  int mode, padding;
-  bool corners;
+struct Sampling : SamplingRule {
   int rank;         // of the image without its batch and channels
   int64_t size[3];  // depth, height, width
 
   template <class Attr>
   Sampling(const Attr& attr, const View& x)
-      : mode(static_cast<int>(attr.mode)),
-        padding(static_cast<int>(attr.padding)),
-        corners(attr.corners != 0),
-        rank(x.rank - 2) {
+      : SamplingRule{static_cast<int>(attr.mode), static_cast<int>(attr.padding), attr.corners != 0}, rank(x.rank - 2) {
     for (int d = 0; d < 3; d++) size[d] = d < 3 - rank ? 1 : x.shape[d + rank - 1];
   }
   int per_axis() const { return mode == kNearest ? 1 : mode == kBilinear ? 2 : 4; }
 };
-
-template <class L>
-NEEDLE_INLINE L between(L x, L low, L high, L yes, L no) {
-  return select(le(low, x), select(le(x, high), yes, no), no);
-}
-
-// A coordinate within an axis, and its slope by the one before. NaN stays.
-template <class L>
-NEEDLE_INLINE L padded(const Sampling& s, L x, L size, L* slope) {
-  if (s.padding == kZeros) return x;
-  const L zero(0), one(1), last = size - one;
-  if (s.padding == kReflection) {
-    const L low(s.corners ? 0.f : -0.5f), span = s.corners ? last : size;
-    const L from = x - low, away = abs(from), turns = floor(away / span), rest = away - turns * span;
-    const L back = turns - L(2) * floor(turns * L(0.5f));  // 1 where it comes back
-    const L sign = select(lt(from, zero), -one, one);
-    const L found = select(lt(zero, back), span - rest, rest) + low;
-    const auto wide = lt(zero, span);
-    *slope = select(wide, *slope * sign * (one - L(2) * back), zero);
-    x = select(wide, found, x * zero);
-  }
-  *slope = select(lt(zero, x), select(lt(x, last), *slope, zero), zero);
-  return select(lt(x, zero), zero, select(lt(last, x), last, x));
-}
-
-// Keys' kernel at a distance, and its slope.
-template <class L>
-NEEDLE_INLINE L cubic(L x, L* slope) {
-  const L a(-0.75f), one(1), d = abs(x);
-  const auto near = le(d, one);
-  const L close = ((a + L(2)) * d - (a + L(3))) * d * d + one, far = ((d - L(5)) * d + L(8)) * d * a - L(4) * a;
-  const L of_close = (L(3) * (a + L(2)) * d - L(2) * (a + L(3))) * d, of_far = ((L(3) * d - L(10)) * d + L(8)) * a;
-  const L of_distance = select(near, of_close, of_far);
-  *slope = select(lt(x, L(0)), -of_distance, of_distance);
-  return select(near, close, far);
-}
 
 // Taps of kPlaces numbers of a grid along an axis of `elements`.
 template <class T>
 void along_axis(const Sampling& s, const T* grid, int64_t elements, bool slopes, AxisTaps<T>& taps) {
   using L = typename LanesOf<T>::type;
   constexpr int N = LanesOf<T>::width;
-  const L size(static_cast<T>(elements)), one(1), half(0.5f), last = size - one;
-  for (int p = 0; p < kPlaces; p += N) {
-    const L g = load_lanes(grid + p, N);
-    const L x = s.corners ? (g + one) * (last * half) : ((g + one) * size - one) * half;
-    const L scale = (s.corners ? last : size) * half;
-    const auto tap = [&](int k, L place, L weight, L slope) __attribute__((always_inline)) {
-      const L zero(0), edge = select(lt(last, place), last, zero);
-      store_lanes(taps.place[k] + p, between(place, zero, last, place, edge), N);
-      store_lanes(taps.weight[k] + p, between(place, zero, last, weight, weight * zero), N);  // a NaN stays
-      if (slopes) store_lanes(taps.slope[k] + p, between(place, zero, last, slope, zero), N);
-    };
-    if (s.mode == kBicubic) {
-      const L first = floor(x);
-      for (int k = 0; k < 4; k++) {
-        const L step(static_cast<T>(k - 1));
-        L change, unused(0);
-        const L weight = cubic(x - first - step, &change);
-        tap(k, padded(s, first + step, size, &unused), weight, change * scale);
-      }
-      continue;
-    }
-    L slope = scale;
-    const L at = padded(s, x, size, &slope);
-    if (s.mode == kNearest) {
-      tap(0, round(at), one, L(0));
-      continue;
-    }
-    const L first = floor(at);
-    tap(0, first, first + one - at, -slope);
-    tap(1, first + one, at - first, slope);
-  }
+  const L size(static_cast<T>(elements));
+  for (int p = 0; p < kPlaces; p += N)
+    taps_along(s, load_lanes(grid + p, N), size, [&](int k, L place, L weight, L slope) __attribute__((always_inline)) {
+      store_lanes(taps.place[k] + p, place, N);
+      store_lanes(taps.weight[k] + p, weight, N);
+      if (slopes) store_lanes(taps.slope[k] + p, slope, N);
+    });
 }
 
 // The taps of an axis as so many neighbours: the first one's place, and what falls to each of them.

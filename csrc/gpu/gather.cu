@@ -1,4 +1,5 @@
-// Rows of a table by their numbers, and the reverse: rows added into a table, elements scattered to their places.
+// Rows and elements of a table by their numbers, and the reverse: rows added into a table, elements scattered to their
+// places.
 #include "gpu/quad.cuh"
 #include "gpu/strided.cuh"
 #include "math/reductions.h"
@@ -28,6 +29,29 @@ __global__ void GPU_BOUNDS(kThreads, 4) read_rows(Rows<T> r) {
     T value = std::is_integral_v<T> ? T(0) : T(static_cast<Scalar<T>>(NAN));
     if (number >= 0 && number < r.count) value = read(r.table + (number * r.table_row + column * r.table_column));
     write(r.rows + (row * r.row_stride + column * r.column_stride), value);
+  });
+}
+
+// Elements of tables by numbers of their own.
+template <class T>
+struct Picked {
+  Loop<3> loop;  // result, numbers, column of a table
+  const T* table;
+  T* to;
+  const void* numbers;
+  DType number_dtype;
+  int64_t step, count;  // of elements of a column
+};
+
+template <class T>
+__global__ void GPU_BOUNDS(kThreads, 4) read_elements(Picked<T> p) {
+  for_elements(p.loop.total, [&](uint32_t i) {
+    int64_t at[3];
+    p.loop.locate(i, at);
+    const int64_t number = load_as<int64_t>(p.numbers, p.number_dtype, at[1]);
+    T value = std::is_integral_v<T> ? T(0) : static_cast<T>(NAN);
+    if (number >= 0 && number < p.count) value = p.table[at[2] + number * p.step];
+    p.to[at[0]] = value;
   });
 }
 
@@ -271,6 +295,24 @@ void clear(const View& v, const Exec* exec);
 void gather_rows(const gather_rows_args& c) {
   if (quads(c.in.table, 1) && quads(c.out.rows, 1)) return gather_as<Quad>(c);
   with_type<gather_rows_args::In::table_dtypes>(c.in.table.dtype, [&](auto t) { gather_as<decltype(t)>(c); });
+}
+
+// Elements of tables (B, N, D) by numbers (B, M, D) to (B, M, D); of one outside NaN or 0.
+void gather(const gather_args& c) {
+  View column = c.in.x;  // for every number
+  column.shape[1] = c.out.y.shape[1], column.stride[1] = 0;
+  with_type<gather_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    const View &x = c.in.x, &numbers = c.in.numbers;
+    const Picked<T> p = {loop_over("gather", {&c.out.y, &numbers, &column}),
+                         x.as<const T>(),
+                         c.out.y.as<T>(),
+                         numbers.data,
+                         numbers.dtype,
+                         x.stride[1],
+                         x.shape[1]};
+    if (p.loop.total) launch(read_elements<T>, grid_for(p.loop.total), kThreads, 0, stream_of(c), p);
+  });
 }
 
 // Rows (M, D) and numbers (M) to a table (N, D) that holds their sums; those of number `skip` and those outside of the

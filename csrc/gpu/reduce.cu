@@ -1,6 +1,7 @@
 // Sum, mean, maximum and minimum over any set of dimensions, and argmax. Floats add up in float for at most kFlush
 // terms and from there on in double, integers in int64.
 #include "gpu/strided.cuh"
+#include "gpu/team.cuh"
 #include "math/reductions.h"
 
 namespace needle::gpu {
@@ -229,7 +230,33 @@ void argmax_as(const argmax_args& c) {
   launch(find_largest<T>, dim3(blocks_of(s.outputs, kThreads / WAVE)), kThreads, 0, stream_of(c), s);
 }
 
+// What a block's threads find of n elements, or of their squares, in `to`.
+template <class T, bool squares>
+__global__ void GPU_BOUNDS(kThreads, 4) sum_up(const T* x, int64_t n, double* to) {
+  double total = 0;
+#pragma unroll 4
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const double v = static_cast<double>(x[i]);
+    total += squares ? v * v : v;
+  }
+  total = BlockTeam().sum(total);
+  if (threadIdx.x == 0) to[blockIdx.x] = total;
+}
+
 }  // namespace
+
+void sum_squares(const sum_squares_args& c) {
+  const int64_t n = c.in.x.size();
+  const dim3 blocks = n > 0 ? grid_for((n + 7) / 8, 8) : dim3(1);
+  double* parts = static_cast<double*>(c.exec->scratch(0, sizeof(double) * blocks.x));
+  with_type<sum_squares_args::In::x_dtypes>(c.in.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    launch(sum_up<T, true>, blocks, kThreads, 0, stream_of(c), c.in.x.as<const T>(), n, parts);
+  });
+  launch(sum_up<double, false>, dim3(1), kThreads, 0, stream_of(c), parts, static_cast<int64_t>(blocks.x),
+         c.out.y.as<double>());
+}
 
 void sum(const sum_args& c) { reduce<device::Sum>("sum", c); }
 void mean(const mean_args& c) { reduce<device::Sum>("mean", c, true); }

@@ -1,5 +1,5 @@
 // Numbers of elements in their order along an axis: tiles sorted in shared memory, of which the first are sorted again
-// where few are wanted, else runs merged.
+// where few are wanted, else runs merged. Places of values in sorted numbers.
 #include "gpu/lines.cuh"
 #include "math/keys.h"
 
@@ -156,7 +156,56 @@ void sort_as(const argsort_args& c) {
   }
 }
 
+template <class T>
+struct Search {
+  Loop<3> loop;  // places, values, lines of numbers
+  const T *values, *numbers;
+  int64_t* places;
+  int64_t step;
+  uint32_t count;  // of numbers
+  bool right;
+};
+
+// How many numbers are before a value; all of them are before NaN.
+template <class T>
+__global__ void GPU_BOUNDS(kThreads, 4) search(Search<T> s) {
+  for_elements(s.loop.total, [&](uint32_t i) {
+    int64_t at[3];
+    s.loop.locate(i, at);
+    const T value = s.values[at[1]], *line = s.numbers + at[2];
+    uint32_t found = value == value ? 0 : s.count, left = s.count - found;
+#pragma unroll 1
+    while (left > 0) {
+      const uint32_t half = (left + 1) / 2;
+      const T middle = line[(found + half - 1) * s.step];
+      if (s.right ? middle <= value : middle < value) found += half;
+      left -= half;
+    }
+    s.places[at[0]] = found;
+  });
+}
+
 }  // namespace
+
+void searchsorted(const searchsorted_args& c) {
+  const View &y = c.out.y, &numbers = c.in.numbers;
+  const int last = y.rank - 1;
+  View lines = numbers;  // one for every value
+  lines.shape[last] = y.shape[last], lines.stride[last] = 0;
+  if (numbers.shape[last] > INT32_MAX)
+    fail("searchsorted", "at most 2^31 - 1 numbers", std::to_string(numbers.shape[last]));
+  with_type<searchsorted_args::In::numbers_dtypes>(numbers.dtype, [&](auto t) {
+    using T = decltype(t);
+    const Search<T> s = {loop_over("searchsorted", {&y, &c.in.values, &lines}),
+                         c.in.values.as<const T>(),
+                         numbers.as<const T>(),
+                         y.as<int64_t>(),
+                         numbers.stride[last],
+                         static_cast<uint32_t>(numbers.shape[last]),
+                         c.attr.right != 0};
+    if (s.loop.total) launch(search<T>, grid_for(s.loop.total), kThreads, 0, stream_of(c), s);
+  });
+}
 
 void argsort(const argsort_args& c) {
   if (c.out.y.size() == 0) return;
