@@ -150,7 +150,9 @@ def test_slices_of_one_array() -> None:
         return ops.silu(y[:, :32]) * y[:, 32:]
 
     y = 2 * x.astype("float64")
-    np.testing.assert_allclose(ndl.compile(f, example(x))(x), y[:, :32] / (1 + np.exp(-y[:, :32])) * y[:, 32:], atol=1e-5)
+    np.testing.assert_allclose(
+        ndl.compile(f, example(x))(x), y[:, :32] / (1 + np.exp(-y[:, :32])) * y[:, 32:], atol=1e-5
+    )
 
 
 def test_shifted_reads_are_no_chain() -> None:

@@ -31,8 +31,8 @@ struct Operand {
   void* data;
   DType dtype;
   bool grouped;  // four neighbours are steps of one stride apart
-  bool quads;    // they can be moved as one
-  bool same;     // they are one
+  bool same;     // which is 0
+  bool quads;    // they are floats that can be moved as one
 };
 
 struct Chain {
@@ -192,7 +192,10 @@ __global__ void GPU_BOUNDS(kWidth, 8) run_chain(Chain c) {
         const uint32_t i = place(f + k);
         const Operand& x = c.x[(f + k) >> depth];
         whole[k] = f + k < quads && x.quads && count_from(i, c.total) == 4;
-        if (whole[k]) v[k] = read(reinterpret_cast<const Quad*>(quad_at(x, i)));
+        if (whole[k]) {
+          const float* const p = quad_at(x, i);
+          v[k] = x.same ? Quad(*p) : read(reinterpret_cast<const Quad*>(p));
+        }
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; k++)
@@ -239,7 +242,7 @@ Operand operand(const Loop<N>& loop, const View& v, int k) {
   a.loop.finish("chain");
   a.grouped = a.loop.rank == 1 || a.loop.shape[a.loop.rank - 1] % 4 == 0;
   a.same = a.grouped && a.loop.stride[0][a.loop.rank - 1] == 0;
-  a.quads = v.dtype == DType::f32 && a.loop.groups(0, 4) && aligned(v.data);
+  a.quads = v.dtype == DType::f32 && (a.same || (a.loop.groups(0, 4) && aligned(v.data)));
   return a;
 }
 
