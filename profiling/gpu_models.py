@@ -70,6 +70,17 @@ def linear_relu(rows: int, features: int, out: int) -> tuple[Any, tuple]:
     return torch.nn.Sequential(torch.nn.Linear(features, out), torch.nn.ReLU()).eval(), (torch.randn(rows, features),)
 
 
+class Maps(torch.nn.Module):
+    """Element-wise steps, of which some are several themselves."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log1p(torch.relu(x) * 2) * torch.sigmoid(x) + x
+
+
+def maps(rows: int, features: int) -> tuple[Any, tuple]:
+    return Maps(), (torch.randn(rows, features),)
+
+
 def op_rows() -> list[Row]:
     """Layers alone, as torch.ops.needle where it is built for this torch; most shapes are bound by memory."""
     convs = [(64, 64, 64, 56, 1), (64, 64, 256, 56, 1), (64, 64, 64, 56, 3), (1, 64, 64, 56, 3)]
@@ -78,7 +89,8 @@ def op_rows() -> list[Row]:
         (f"conv-bn-relu {b} x {c}-{o} @{s}, {k}x{k}", partial(conv_bn_relu, b, c, o, s, k)) for b, c, o, s, k in convs
     ]
     shapes += [(f"linear-relu {m} x {k}-{n}", partial(linear_relu, m, k, n)) for m, k, n in linears]
-    return [Row(title, build, precision) for precision in ("float32", "tf32") for title, build in shapes]
+    layers = [Row(title, build, precision) for precision in ("float32", "tf32") for title, build in shapes]
+    return [*layers, Row("maps 4096 x 4096", partial(maps, 4096, 4096), "float32")]
 
 
 class Training(torch.nn.Module):
@@ -117,6 +129,7 @@ def small_rows() -> list[Row]:
     rows = [
         Row("conv-bn-relu 2 x 3-4 @6, 3x3", partial(conv_bn_relu, 2, 3, 4, 6, 3), "float32"),
         Row("linear-relu 5 x 8-4", partial(linear_relu, 5, 8, 4), "float32"),
+        Row("maps 5 x 8", partial(maps, 5, 8), "float32"),
     ]
     rows.append(Row("UNet @16, batch 1", partial(image_model, "unet", 1, 16, base=2), "float32"))
     step = partial(training, partial(encoder, 2, 6, SMALL), (2, 16), 6)

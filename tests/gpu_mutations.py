@@ -26,6 +26,7 @@ REACH = {
     "attention.cu": (["attention"], "test_gpu_attention.py", "attention"),
     "attention_few.cu": (["attention_few"], "test_gpu_attention.py", "attention"),
     "attention_mma.cu": (["attention_mma"], "test_gpu_attention.py", "attention"),
+    "chain.cu": (["chain"], "test_gpu_chains.py", "programs"),
     "columns.cuh": (["batch_norm", "linear_grad"], "test_gpu_rows.py", "batch_norm"),
     "depthwise.cu": (["depthwise"], "test_gpu_quads.py", "test_depthwise"),
     "gather.cu": (["gather"], "test_gpu_arrays.py", "scatter_add_rows"),

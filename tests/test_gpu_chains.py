@@ -6,8 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
-from needle import _core
+import needle as ndl
+import torch2needle
+from needle import _core, nn, ops
 from needle.backend_ndarray import Device, NDArray, call
 from needle.backend_ndarray.kernels import KERNELS, call_map
 from needle.targets.chains import COPY, INPUTS, OUTPUTS, SLOTS, TRUTHS
@@ -163,3 +166,64 @@ def test_too_much(gpu: Device) -> None:
         run_chain(program, [x], [x])
     with pytest.raises(RuntimeError, match=r"\[chain\] a program has at most 8 slots, got 9\."):
         run_chain([Row("neg", [0], 8, 0, [])], [x], [x])
+
+
+class Block(torch.nn.Module):
+    """A depthwise convolution, squeeze and excitation, a scale of channels, what is added, activations of several maps."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = torch.nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.gate = torch.nn.Conv2d(width, width, 1)
+        self.scale = torch.nn.Parameter(torch.full((width, 1, 1), 0.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.depthwise(x)
+        y = y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True)))
+        return torch.log1p((x + self.scale * y).abs()) * torch.where(y > 0, y, 0.1)
+
+
+@pytest.mark.parametrize("width,size", [(8, 6), (5, 7)])
+def test_images(gpu: Device, width: int, size: int) -> None:
+    """They lie channels-last, with factors of channels that are the same everywhere."""
+    model, x = Block(width).eval(), torch.randn(2, width, size, size)
+    example = (ndl.Tensor(x.numpy(), device=gpu),)
+    net = torch2needle.convert(model, (x,)).to(gpu).eval()
+    with_chains, without = (ndl.compile(net, example, disable=d) for d in ([], ["ElementwiseChain"]))
+    got, want = with_chains(x.numpy()), model.double()(x.double()).detach().numpy()
+    np.testing.assert_array_equal(got, without(x.numpy()))
+    assert np.abs(got - want).max() < 5e-6 * np.abs(want).max()
+    assert "chain" in with_chains.plan.names
+    assert len(with_chains.plan.names) <= len(without.plan.names) - 4
+
+
+def test_two_maps_are_one_step(gpu: Device) -> None:
+    x = ndl.Tensor(drawn(np.random.default_rng(0), (3, 5)), device=gpu)
+    exe = ndl.compile(lambda x: ops.tanh(x * 2.0), (x,))
+    assert exe.plan.names == ["chain"]
+    np.testing.assert_array_equal(exe(x).numpy(), ops.tanh(x * 2.0).numpy())
+
+
+class Mean(nn.Module):
+    def forward(self, out: ndl.Tensor, target: ndl.Tensor) -> ndl.Tensor:
+        return ops.mean((out - target) ** 2)
+
+
+def test_training(gpu: Device) -> None:
+    """A step's chains of both passes, on parameters that it changes."""
+
+    def train(disable: list[str]) -> tuple[Any, list[np.ndarray]]:
+        torch.manual_seed(0)
+        x = torch.randn(2, 8, 6, 6)
+        net = torch2needle.convert(Block(8), (x,)).to(gpu).train()
+        example = tuple(ndl.Tensor(a, device=gpu) for a in (x.numpy(), x.numpy() / 2))
+        optimizer = ndl.optim.SGD(net.parameters(), lr=0.1)
+        step = ndl.compile_step(net, Mean(), optimizer, example, disable=disable)
+        losses = [step(*example).numpy() for _ in range(3)]
+        return step.plan.names, [*losses, *(t.numpy() for _, t in net.named_tensors())]
+
+    (chained, got), (plain, want) = train([]), train(["ElementwiseChain"])
+    assert chained.count("chain") >= 2
+    assert len(chained) <= len(plain) - 8
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -153,7 +153,7 @@ def test_rows_by_words() -> None:
     titles = {f"{r.title}, {r.precision}" for r in gpu_models.rows_of("cuda", ["ResNet-50", "tf32"])}
     assert "ResNet-50 @224, batch 1, float32" in titles and "BERT-base S=128, batch 32, tf32" in titles
     assert all("ResNet-50" in t or "tf32" in t for t in titles)
-    assert len(gpu_models.rows_of("cuda", [])) == 53
+    assert len(gpu_models.rows_of("cuda", [])) == 54
     assert len(gpu_models.rows_of("cuda", ["timm"])) == 60 and gpu_models.rows_of("emulation", ["timm"]) == []
 
 

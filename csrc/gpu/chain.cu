@@ -22,7 +22,6 @@ enum Number {
 #undef UNARY
 #undef BINARY
 #undef TERNARY
-  kMaps
 };
 
 // An array with its own dimensions, which are fewer than those that all arrays step through together.
@@ -31,8 +30,8 @@ struct Operand {
   void* data;
   DType dtype;
   bool grouped;  // four neighbours are steps of one stride apart
-  bool quads;    // they can be moved as one
-  bool same;     // they are one
+  bool same;     // a stride of 0
+  bool quads;    // they are floats that can be moved as one, or the same one
 };
 
 struct Chain {
@@ -42,9 +41,9 @@ struct Chain {
   Operand y[kOutputs], x[kInputs];
 };
 
-// A row of the program. Values are known by the bytes in front of them.
+// A row of the program, its values by the bytes in front of their columns in shared memory, two in a word.
 struct alignas(16) Instruction {
-  int map;
+  int map, dear;
   uint32_t first_two, third_and_result;
   int output;
   float p, q;
@@ -55,21 +54,6 @@ struct Code {
 
 template <class Map>
 constexpr bool kFloats = has_letter(Map::dtypes, 'f');
-
-// row: map, three operands, slot, output, two attributes, as in csrc/cpu/chain.cpp.
-__device__ Instruction instruction(const double* row, int n_in, int depth) {
-  const auto column = [&](double value) {
-    const int number = static_cast<int>(value);
-    return static_cast<uint32_t>(number < kInputs ? number : number - kInputs + n_in) * kColumn << depth;
-  };
-  Instruction o;
-  o.map = static_cast<int>(row[0]);
-  o.first_two = column(row[1]) | column(row[2]) << 16;
-  o.third_and_result = column(row[3]) | column(kInputs + row[4]) << 16;
-  o.output = static_cast<int>(row[5]);
-  o.p = static_cast<float>(row[6]), o.q = static_cast<float>(row[7]);
-  return o;
-}
 
 // f(j, where) for elements i + j of an array, j < count <= 4, one after the other.
 template <class F>
@@ -94,6 +78,7 @@ __device__ __forceinline__ float* quad_at(const Operand& a, uint32_t i) {
   return static_cast<float*>(a.data) + at[0];
 }
 
+// The map of kCopy.
 struct Same {
   static constexpr int arity = 1;
   static constexpr char dtypes[] = "f";
@@ -106,7 +91,8 @@ struct Set {
   static constexpr bool has = (std::is_same_v<Map, Maps> || ...);
 };
 
-// Maps of many instructions and constants, out of line: inlined they would cost the others their registers.
+// Maps of many instructions and constants, an element at a time and in a function of their own, so that the others need
+// fewer registers.
 using Dear =
     Set<device::softplus_map, device::sin_map, device::cos_map, device::tan_map, device::asin_map, device::acos_map,
         device::atan_map, device::sinh_map, device::cosh_map, device::asinh_map, device::acosh_map, device::atanh_map,
@@ -114,15 +100,45 @@ using Dear =
         device::log10_map, device::exp2_map, device::power_scalar_map, device::power_map, device::atan2_map,
         device::hypot_map, device::floor_divide_map, device::trunc_divide_map, device::remainder_map, device::fmod_map>;
 
+__device__ bool is_dear(int map) {
+  switch (map) {
+#define UNARY(name, ...) \
+  case k_##name:         \
+    return Dear::has<device::name##_map>;
+#define BINARY UNARY
+#define TERNARY UNARY
+#include "kernels/maps.def"
+#undef UNARY
+#undef BINARY
+#undef TERNARY
+  }
+  return false;
+}
+
+// row: map, three operands, slot, output, two attributes, as in csrc/cpu/chain.cpp.
+__device__ Instruction instruction(const double* row, int n_in, int depth) {
+  const auto column = [&](double value) {
+    const int number = static_cast<int>(value);
+    return static_cast<uint32_t>(number < kInputs ? number : number - kInputs + n_in) * kColumn << depth;
+  };
+  Instruction o;
+  o.map = static_cast<int>(row[0]), o.dear = is_dear(o.map);
+  o.first_two = column(row[1]) | column(row[2]) << 16;
+  o.third_and_result = column(row[3]) | column(kInputs + row[4]) << 16;
+  o.output = static_cast<int>(row[5]);
+  o.p = static_cast<float>(row[6]), o.q = static_cast<float>(row[7]);
+  return o;
+}
+
 // The row's map of `bytes` of columns.
-template <class Map>
+template <class Map, bool dear>
 __device__ __forceinline__ void compute(unsigned char* values, const Instruction& o, int bytes) {
   unsigned char* const to = values + (o.third_and_result >> 16);
   const unsigned char* const from[] = {values + (o.first_two & 0xffff), values + (o.first_two >> 16),
                                        values + (o.third_and_result & 0xffff)};
-  if constexpr (!kFloats<Map>) {
+  if constexpr (!kFloats<Map> || Dear::has<Map> != dear) {
     return;
-  } else if constexpr (Dear::has<Map>) {
+  } else if constexpr (dear) {
 #pragma unroll 1
     for (int at = 0; at < bytes; at += at % kColumn == 12 ? kColumn - 12 : 4) {
       float x[Map::arity];
@@ -149,14 +165,15 @@ __device__ __forceinline__ void compute(unsigned char* values, const Instruction
 }
 
 // Out of line: in the loops of the kernel, compilers would keep the constants of all maps in registers.
+template <bool dear>
 NEEDLE_MAP_NOINLINE void run_row(unsigned column, Instruction o, int bytes) {
   unsigned char* const values = dynamic_shared<unsigned char>() + column;
   switch (uniform(o.map)) {
     case kCopy:
-      return compute<Same>(values, o, bytes);
+      return compute<Same, dear>(values, o, bytes);
 #define UNARY(name, ...) \
   case k_##name:         \
-    return compute<device::name##_map>(values, o, bytes);
+    return compute<device::name##_map, dear>(values, o, bytes);
 #define BINARY UNARY
 #define TERNARY UNARY
 #include "kernels/maps.def"
@@ -172,7 +189,7 @@ __device__ __forceinline__ int count_from(uint32_t i, uint32_t total) {
 
 __global__ void GPU_BOUNDS(kWidth, 8) run_chain(Chain c) {
   GPU_SHARED(Code, code);
-  const int depth = uniform(c.depth);
+  const int depth = c.depth;
   Quad* const values = dynamic_shared<Quad>() + threadIdx.x;
   if (threadIdx.x < static_cast<unsigned>(c.length))
     code.rows[threadIdx.x] = instruction(c.program + 8 * threadIdx.x, c.n_in, depth);
@@ -192,7 +209,10 @@ __global__ void GPU_BOUNDS(kWidth, 8) run_chain(Chain c) {
         const uint32_t i = place(f + k);
         const Operand& x = c.x[(f + k) >> depth];
         whole[k] = f + k < quads && x.quads && count_from(i, c.total) == 4;
-        if (whole[k]) v[k] = read(reinterpret_cast<const Quad*>(quad_at(x, i)));
+        if (whole[k]) {
+          const float* const p = quad_at(x, i);
+          v[k] = x.same ? Quad(*p) : read(reinterpret_cast<const Quad*>(p));
+        }
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; k++)
@@ -211,7 +231,8 @@ __global__ void GPU_BOUNDS(kWidth, 8) run_chain(Chain c) {
 #pragma unroll 1
     for (int s = 0; s < c.length; s++) {
       const Instruction o = code.rows[s];
-      run_row(threadIdx.x * sizeof(Quad), o, kColumn << depth);
+      const unsigned column = threadIdx.x * sizeof(Quad);
+      uniform(o.dear) ? run_row<true>(column, o, kColumn << depth) : run_row<false>(column, o, kColumn << depth);
       const int output = uniform(o.output);
       if (output < 0) continue;
       const Operand& y = c.y[output];
@@ -239,7 +260,7 @@ Operand operand(const Loop<N>& loop, const View& v, int k) {
   a.loop.finish("chain");
   a.grouped = a.loop.rank == 1 || a.loop.shape[a.loop.rank - 1] % 4 == 0;
   a.same = a.grouped && a.loop.stride[0][a.loop.rank - 1] == 0;
-  a.quads = v.dtype == DType::f32 && a.loop.groups(0, 4) && aligned(v.data);
+  a.quads = v.dtype == DType::f32 && (a.same || (a.loop.groups(0, 4) && aligned(v.data)));
   return a;
 }
 
