@@ -156,19 +156,14 @@ void cdist(const cdist_args& c) {
 void cdist_grad(const cdist_grad_args& c) {
   const View &a = c.in.a, &da = c.out.da;
   if (da.size() == 0) return;
-  if (da.size() > INT32_MAX || c.in.b.shape[1] > INT32_MAX)
-    fail("cdist_grad", "arrays on a GPU have at most 2^31 - 1 elements", std::to_string(da.size()));
+  const int64_t work = a.shape[0] * a.shape[1] * a.shape[2];
+  if (work > INT32_MAX || c.in.b.shape[1] > INT32_MAX)
+    fail("cdist_grad", "arrays on a GPU have at most 2^31 - 1 elements", std::to_string(work));
   with_type<cdist_grad_args::In::a_dtypes>(a.dtype, [&](auto t) {
     using T = decltype(t);
-    const Pulled<T> g = {a,
-                         c.in.b,
-                         c.in.y,
-                         c.in.dy,
-                         da,
-                         static_cast<uint32_t>(c.in.b.shape[1]),
-                         static_cast<uint32_t>(da.size()),
-                         a.shape[1],
-                         a.shape[2]};
+    const Pulled<T> g = {
+        a,          c.in.b,    c.in.y, c.in.dy, da, static_cast<uint32_t>(c.in.b.shape[1]), static_cast<uint32_t>(work),
+        a.shape[1], a.shape[2]};
     launch(c.attr.p == 1 ? distance_grad<true, T> : distance_grad<false, T>, grid_for(g.work), kThreads, 0,
            stream_of(c), g);
   });
