@@ -29,11 +29,14 @@ REACH = {
     "chain.cu": (["chain"], "test_gpu_chains.py", "programs"),
     "columns.cuh": (["batch_norm", "linear_grad"], "test_gpu_rows.py", "batch_norm"),
     "depthwise.cu": (["depthwise"], "test_gpu_quads.py", "test_depthwise"),
+    "distances.cu": (["distances"], "test_gpu_kernels.py", "cdist"),
     "gather.cu": (["gather"], "test_gpu_arrays.py", "scatter_add_rows"),
     "gemm.cu": (["gemm"], "test_gpu_kernels.py", "matmul or conv2d"),
     "movement.cu": (["movement"], "test_gpu_arrays.py", "transposed_copies"),
     "recurrent.cu": (["recurrent"], "test_gpu_arrays.py", "recurrent_layers"),
     "reduce.cu": (["reduce"], "test_gpu_arrays.py", "reductions or argmax"),
+    "scan.cu": (["scan"], "test_gpu_lines.py", "running"),
+    "sort.cu": (["sort"], "test_gpu_lines.py", "order and not 257"),
     "team.cuh": (["norm", "softmax"], "test_gpu_rows.py", "softmax or norm"),
 }
 FLAGS = ["-std=c++17", "-O2", "-w", "-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-fno-gnu-unique"]

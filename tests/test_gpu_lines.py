@@ -194,3 +194,20 @@ def test_places_in_sorted_numbers(gpu: Device, count: int, dtype: str) -> None:
         for d in (gpu, ndl.cpu())
     ]
     np.testing.assert_array_equal(*spread)
+
+
+def test_in_plans(gpu: Device) -> None:
+    """Several of them share a plan's workspace, run after run."""
+
+    def net(x: ndl.Tensor) -> tuple[ndl.Tensor, ...]:
+        values, places = ndl.ops.topk(x, 5, 1)
+        return values, places, ndl.ops.cumsum(x, 1), *ndl.ops.sort(x, 1), ndl.ops.softmax(x, 0)
+
+    draw = np.random.default_rng(0).standard_normal
+    exe = ndl.compile(net, (ndl.Tensor(draw((6, 5000)), device=gpu),))
+    for _ in range(3):
+        x = draw((6, 5000)).astype("float32")
+        for got, want in zip(exe(ndl.Tensor(x, device=gpu)), net(ndl.Tensor(x, device=ndl.cpu())), strict=True):
+            np.testing.assert_allclose(got.numpy(), want.numpy(), 1e-5, 1e-5)
+    assert not exe.last.decomposed
+    assert {"argsort", "cumsum", "gather", "softmax_columns"} <= set(exe.plan.names)

@@ -74,7 +74,7 @@ void keep_first(const T* x, int64_t step, int64_t n, Key flip, int64_t wanted, I
 template <class T, class Count>
 NEEDLE_INLINE void rank_row(const T* x, int64_t step, Count n, bool descending, int64_t* y, int64_t y_step,
                             int64_t wanted) {
-  using Key = decltype(key_of(T()));
+  using Key = KeyOf<T>;
   const Key flip = descending ? static_cast<Key>(~Key(0)) : 0;
   Key keys[kRanked];
   for (int64_t i = 0; i < n; i++) keys[i] = key_of(x[i * step]) ^ flip;
@@ -90,7 +90,7 @@ NEEDLE_INLINE void rank_row(const T* x, int64_t step, Count n, bool descending, 
 template <class T>
 void order_row(const Exec* exec, const T* x, int64_t step, int64_t n, bool descending, int64_t* y, int64_t y_step,
                int64_t wanted) {
-  using Key = decltype(key_of(T()));
+  using Key = KeyOf<T>;
   const Key flip = descending ? static_cast<Key>(~Key(0)) : 0;
   auto* items = scratch<Item<Key>>(exec, 0, 2 * n);
   int64_t many = n;
@@ -334,7 +334,7 @@ void cummax(const cummax_args& c) {
       by_eights(lanes, [&]<class N>(N, int64_t first) {
         const T* x = c.in.x.as<const T>() + at[1] + first * x_down;
         int64_t *y = c.out.y.as<int64_t>() + at[0] + first * y_down, number[N::value] = {};
-        decltype(key_of(T())) most[N::value] = {};
+        KeyOf<T> most[N::value] = {};
         for (int64_t i = 0; i < n; i++)
           for (int64_t r = 0; r < N::value; r++) {
             const auto key = key_of(x[r * x_down + i * x_step]);

@@ -34,7 +34,7 @@ struct RunningMax {
   using In = T;
   using Out = int64_t;
   struct State {
-    decltype(device::key_of(T())) key;
+    device::KeyOf<T> key;
     uint32_t number;
   };
   __device__ static __forceinline__ State start() { return {0, 0}; }

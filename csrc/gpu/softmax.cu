@@ -25,12 +25,13 @@ struct Columns {
   T* data;
   int64_t matrix, step, neighbour;
   Divisor columns;
-  Columns(const View& v)
+  Columns(const View& v) : Columns(v, v.rank > 2 ? 2 : 1) {}
+  Columns(const View& v, int last)
       : data(v.as<T>()),
         matrix(v.stride[0]),
-        step(v.rank == 3 ? v.stride[1] : 0),
-        neighbour(v.stride[v.rank - 1]),
-        columns(v.shape[v.rank - 1]) {}
+        step(last == 2 ? v.stride[1] : 0),
+        neighbour(v.stride[last]),
+        columns(v.shape[last]) {}
   __device__ __forceinline__ Line operator[](int64_t row) const {
     const uint32_t b = columns.quotient(static_cast<uint32_t>(row));
     return {data + (b * matrix + (row - int64_t{b} * columns.d) * neighbour), step};
@@ -169,8 +170,8 @@ struct Labels {
       : data(v.data),
         dtype(v.dtype),
         matrix(v.stride[0]),
-        neighbour(v.rank == 2 ? v.stride[1] : 0),
-        columns(v.rank == 2 ? v.shape[1] : 1) {
+        neighbour(v.rank > 1 ? v.stride[1] : 0),
+        columns(v.rank > 1 ? v.shape[1] : 1) {
     if (v.size() > INT32_MAX) fail("cross_entropy", "at most 2^31 - 1 labels", std::to_string(v.size()));
   }
   __device__ __forceinline__ int64_t operator[](int64_t row) const {

@@ -117,7 +117,7 @@ __global__ void GPU_BOUNDS(kThreads, 4) merge_runs(Sort<Key> s, Divisor size, ui
 
 template <class T>
 void sort_as(const argsort_args& c) {
-  using Key = decltype(device::key_of(T()));
+  using Key = device::KeyOf<T>;
   const View &x = c.in.x, &y = c.out.y;
   if (x.size() > INT32_MAX) fail("argsort", "arrays on a GPU have at most 2^31 - 1 elements", std::to_string(x.size()));
   Sort<Key> s = {};

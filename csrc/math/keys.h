@@ -1,8 +1,13 @@
 // The order of elements of every dtype, as unsigned numbers.
 #pragma once
+#include <type_traits>
+
 #include "math/maps.h"
 
 namespace needle::NEEDLE_ISA {
+
+template <class T>
+using KeyOf = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
 // An element as an unsigned number that has its place in the order: NaN behind all, both zeros the same. By bits alone:
 // kernels compare subnormal numbers as zeros.
