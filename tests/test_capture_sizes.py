@@ -19,7 +19,7 @@ from torch.export import Dim  # noqa: E402
 import needle  # noqa: E402
 import torch2needle  # noqa: E402
 from test_capture_traps import Linear  # noqa: E402
-from torch2needle.capture import conditions  # noqa: E402
+from torch2needle.capture import calls, conditions  # noqa: E402
 
 
 def test_sizes_that_conditions_divide_by() -> None:
@@ -352,3 +352,16 @@ def test_both_axes_of_a_mask_are_free() -> None:
     for batch, n in ((2, 9), (1, 5), (3, 14)):
         scores, mask = torch.randn(batch, 4, n, n), torch.randn(n, n)
         assert torch.allclose(torch.from_numpy(net(scores, mask).numpy()), model(scores, mask), atol=1e-6)
+
+
+def test_other_calls_on_gpus_name_places_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a number outside of an axis is the end of the device for the process; negative ones stay what they mean."""
+    x, numbers = torch.randn(6, 300), torch.tensor([[0, 5, 299, -1, -100]]).expand(6, 5)
+    monkeypatch.setattr(calls, "names_places", lambda t: t.dtype == torch.int64)
+    seen = [
+        calls.shuffled(((x, numbers), {}), 2.0),
+        calls.resized(((x, numbers), {}), {(0, 1): 3, (0, 0): 2, (1, 0): 2}),
+    ]
+    (_, kept), _ = seen[0]
+    (_, fitting), _ = seen[1]
+    assert torch.equal(kept, numbers) and fitting.tolist() == [[0, 1, 1, -1, -100]] * 2

@@ -330,7 +330,10 @@ def test_gradient_of_norms(gpu: Device, shape: tuple, dtype: str, rms: int, weig
             found = op(*given)
             got.append([a.numpy() for a in (found if op.n_out > 1 else (found,))])
         for have, want in zip(*got, strict=True):
-            close(have, want.astype(np.float64), 2e-5 if dtype == "float32" else 1e-12)
+            if shape[1] == 1:  # differences of equal numbers, over sqrt(eps)
+                assert np.abs(have - want).max() < (1e-3 if dtype == "float32" else 1e-11)
+            else:
+                close(have, want.astype(np.float64), 2e-5 if dtype == "float32" else 1e-12)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

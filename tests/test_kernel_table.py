@@ -122,6 +122,8 @@ def check_dtypes(row: Row, device: Any) -> None:
             got = [a.numpy() for a in outs]
             wanted = wanted or got
             for a, b in zip(got, wanted, strict=True):
+                known = np.isfinite(b.astype(float))  # what others become as integers is the device's choice
+                a, b = a[known], b[known]
                 np.testing.assert_allclose(
                     a.astype(float), b.astype(a.dtype).astype(float), rtol=1e-5, atol=1e-6, err_msg=row.name
                 )

@@ -74,7 +74,10 @@ struct NormGrad {
     const S centre = rms ? S(0) : team.sum(total(sum)) / size;
     r.each([&](const T& v, int64_t) { square += (v - centre) * (v - centre); });
     const S scale = inverse_root(team.sum(total(square)) / size + eps);
-    auto slope = [&](const T& g, int64_t i) { return weight.data ? g * read(weight.data + i) : g; };
+    // As it went into the sum: of rows of one element the difference is 0.
+    auto slope = [&](const T& g, int64_t i) {
+      return weight.data ? lanewise([](S v) { return rounded(v); }, g * read(weight.data + i)) : g;
+    };
     r.each(
         [&](const T& v, int64_t i, const T& g) {
           shifts += slope(g, i);

@@ -8,6 +8,7 @@
 //   lane_id()  block_sync()  wave_sync()  atomic_add(p, v)
 //   shfl<W>(v, lane)  shfl_xor<W>(v, bits)  shfl_down<W>(v, n)  ballot(p)  wave_sum(v)  wave_max(v)
 //   uniform(v)                          an int that all lanes of a wave have alike, so that branches on it are scalar
+//   rounded(v)                          a float as memory would hold it: a product in it is not joined with a later sum
 //   opaque(v)                           v; what is made from it is made where it is used, not kept in registers
 //   read4 / write4                      an aligned float4
 //   read_vector<T>(p)                   an aligned T that holds several elements of an array
@@ -126,6 +127,10 @@ __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x %
 
 inline int uniform(int v) { return v; }
 inline int64_t opaque(int64_t v) { return v; }
+template <class T>
+T rounded(T v) {
+  return v;
+}
 inline void block_sync() { emulation::wait_block(); }
 inline void wave_sync() { emulation::wait_wave(); }
 inline uint64_t ballot(bool p) { return emulation::ballot(p); }
@@ -194,6 +199,13 @@ __device__ __forceinline__ int64_t opaque(int64_t v) {
 #endif
   return v;
 }
+template <class T>
+__device__ __forceinline__ T rounded(T v) {
+#if defined(__AMDGCN__)
+  asm volatile("" : "+v"(v));
+#endif
+  return v;
+}
 __device__ __forceinline__ void wave_sync() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
   __builtin_amdgcn_wave_barrier();
@@ -205,6 +217,14 @@ __device__ __forceinline__ uint64_t ballot(bool p) { return __ballot(p); }
 __device__ __forceinline__ int uniform(int v) { return v; }
 __device__ __forceinline__ int64_t opaque(int64_t v) {
   asm volatile("" : "+l"(v));
+  return v;
+}
+__device__ __forceinline__ float rounded(float v) {
+  asm volatile("" : "+f"(v));
+  return v;
+}
+__device__ __forceinline__ double rounded(double v) {
+  asm volatile("" : "+d"(v));
   return v;
 }
 __device__ __forceinline__ void wave_sync() { __syncwarp(); }

@@ -141,9 +141,10 @@ void reduce_as(const char* name, const Args& c, bool mean) {
   r.scale = mean ? 1.0 / static_cast<double>(r.count) : 0;
   if (r.outputs == 0) return;
 
-  // Lanes take what is contiguous: outputs, or the elements of one.
-  const bool columns = r.reduced.stride[0][r.reduced.rank - 1] != 1 && r.kept.stride[0][r.kept.rank - 1] == 1 &&
-                       r.kept.shape[r.kept.rank - 1] >= WAVE / 2;
+  // Lanes take what is contiguous: outputs, or the elements of one; of short rows each has one.
+  const bool columns = (r.count <= WAVE && r.outputs >= kThreads) ||
+                       (r.reduced.stride[0][r.reduced.rank - 1] != 1 && r.kept.stride[0][r.kept.rank - 1] == 1 &&
+                        r.kept.shape[r.kept.rank - 1] >= WAVE / 2);
   unsigned block = columns || r.count > 8 * WAVE ? kThreads : WAVE;
   if (columns && r.outputs < kThreads) block = blocks_of(r.outputs, WAVE) * WAVE;
   const unsigned blocks = columns ? blocks_of(r.outputs, block) : r.outputs;

@@ -61,9 +61,15 @@ def fresh(call: Call) -> Call:
     return pytree.tree_map(copy, call)
 
 
+def names_places(t: torch.Tensor) -> bool:
+    """Whole numbers on a GPU: one outside of an axis ends the process's use of the device, where a CPU raises."""
+    whole = not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
+    return whole and t.device.type not in ("cpu", "meta")
+
+
 def resized(call: Call, sizes: Sizes) -> Call:
     """The call with other sizes by (number of the tensor, axis), filled by repeating."""
-    numbers = iter(range(len(tensors(call))))
+    numbers, least = iter(range(len(tensors(call)))), min(sizes.values(), default=0)
 
     def resize(t: Any) -> Any:
         if not isinstance(t, torch.Tensor):
@@ -72,7 +78,7 @@ def resized(call: Call, sizes: Sizes) -> Call:
         for axis in range(t.ndim):
             if (i, axis) in sizes and t.shape[axis]:
                 t = t.index_select(axis, torch.arange(sizes[i, axis], device=t.device) % t.shape[axis])
-        return t
+        return torch.where(t < least, t, t % least) if least and names_places(t) else t
 
     return pytree.tree_map(resize, call)
 
@@ -81,7 +87,7 @@ def shuffled(call: Call, factor: float) -> Call:
     """Other values of the same kind: those of each tensor in another order, real ones times the factor."""
 
     def mix(t: Any) -> Any:
-        if not isinstance(t, torch.Tensor) or not t.numel():
+        if not isinstance(t, torch.Tensor) or not t.numel() or names_places(t):
             return t
         mixed = t.detach().flatten()[other_order(t).to(t.device)].reshape(t.shape)
         return mixed * factor if t.is_floating_point() or t.is_complex() else mixed
