@@ -19,6 +19,7 @@ def test_products(device: Device, library: Library) -> None:
         ((3,), (3,), 4, 5, 6),
         ((3,), (1,), 4, 5, 6),
         ((2, 3), (2, 3), 4, 5, 6),
+        ((2, 3), (1, 3), 4, 5, 6),
         ((), (), 1, 5, 6),
         ((), (), 4, 0, 6),
     ]
@@ -28,13 +29,13 @@ def test_products(device: Device, library: Library) -> None:
         right = array(np.ascontiguousarray(b), device=device).broadcast_to((*batch_a, k, n))
         call("matmul", [out], a=array(a, device=device), b=right, activation=NONE, alpha=0)
         assert np.abs(out.numpy() - a @ b).max() < 1e-5
-    assert taken(device) == ["test_products"] * 3  # not two axes of batches, and no empty sums
+    assert taken(device) == ["test_products"] * 4  # not two axes of batches that are none, and no empty sums
     x, w, bias = normal(5, 6), normal(7, 6, seed=1), normal(7, seed=2)
     out = NDArray.empty((5, 7), "float32", device)
     operands = {n: on(device, v) for n, v in (("x", x), ("weight", w), ("bias", bias))}
     call("linear", [out], **operands, activation=RELU, alpha=0)
     assert np.abs(out.numpy() - np.maximum(x @ w.T + bias, 0)).max() < 1e-5
-    assert len(device.choices()) == 4
+    assert len(device.choices()) == 5
     before = library.runs()
     out = NDArray.empty((5, 7), "float64", device)
     left, right = (array(v.astype("float64"), "float64", device) for v in (x, w.T.copy()))

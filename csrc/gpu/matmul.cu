@@ -222,21 +222,24 @@ void product(const char* op, const View& a, const View& b, const View& out, cons
     shared = shared && (b.shape[d] == 1 || b.stride[d] == 0);
     batch *= a.shape[d];
   }
-  if (shared && device::rows_collapse(a, &a_row) && device::rows_collapse(out, &out_row) &&
-      (!residual || device::rows_collapse(*residual, &residual_row))) {
+  const bool as_rows = shared && device::rows_collapse(a, &a_row) && device::rows_collapse(out, &out_row) &&
+                       (!residual || device::rows_collapse(*residual, &residual_row));
+  if (as_rows) {
     m *= batch;
   } else {
     a_row = a.stride[r - 2], out_row = out.stride[r - 2], residual_row = residual ? residual->stride[r - 2] : 0;
-    for (int d = 0; d < r - 2; d++) {
-      int at = p.batch.rank++;
-      p.batch.shape[at] = static_cast<int>(a.shape[d]);
-      p.batch.a[at] = a.stride[d];
-      p.batch.b[at] = b.stride[d];
-      p.batch.out[at] = out.stride[d];
-      p.batch.residual[at] = residual ? residual->stride[d] : 0;
+    int64_t* const of[] = {p.batch.a, p.batch.b, p.batch.out, p.batch.residual};
+    for (int d = 0; d < r - 2; d++) {  // an axis that goes on where all operands' last one ended is part of it
+      const int64_t steps[] = {a.stride[d], b.stride[d], out.stride[d], residual ? residual->stride[d] : 0};
+      if (a.shape[d] == 1) continue;
+      bool goes_on = p.batch.rank > 0;
+      for (int k = 0; k < 4; k++) goes_on = goes_on && of[k][p.batch.rank - 1] == steps[k] * a.shape[d];
+      const int at = goes_on ? p.batch.rank - 1 : p.batch.rank++;
+      p.batch.shape[at] = static_cast<int>(goes_on ? p.batch.shape[at] * a.shape[d] : a.shape[d]);
+      for (int k = 0; k < 4; k++) of[k][at] = steps[k];
     }
   }
-  for (const View& v : {a, b, out, residual ? *residual : out}) check_span(op, v, p.batch.rank);
+  for (const View& v : {a, b, out, residual ? *residual : out}) check_span(op, v, as_rows ? 0 : r - 2);
   p.a = operand(a, m, a_row, k, a.stride[r - 1]);
   p.b = operand(b, n, b.stride[r - 1], k, b.stride[r - 2]);
   p.out = place(out, out_row);

@@ -72,8 +72,9 @@ template <class T, template <class, int> class Op, int arrays = 1, class... Part
 void launch_rows(gpuStream_t stream, int64_t rows, int64_t d, const Parts&... parts) {
   constexpr int N = (sizeof(T) == 4 ? 16 : 8) / arrays;
   d /= kLanes<T>;
+  if (d <= 2 * WAVE) return launch_teams<WaveTeam>(Op<Rows<T>, 2>{parts..., d}, rows, stream);
   const Op<Rows<T>, N> op = {parts..., d};
-  if (d <= 2 * WAVE || (d <= N * WAVE && rows >= 8LL * device_units())) return launch_teams<WaveTeam>(op, rows, stream);
+  if (d <= N * WAVE && rows >= 8LL * device_units()) return launch_teams<WaveTeam>(op, rows, stream);
   if (d <= N * kTeamThreads) return launch_teams<BlockTeam>(op, rows, stream);
   launch_teams<BlockTeam>(Op<Rows<T>, 0>{parts..., d}, rows, stream);
 }
