@@ -26,6 +26,7 @@ TYPES = LIST.with_name("models_types.json")  # zoo/types.py
 LISTS = {"usual": LIST, "hard": HARD, "types": TYPES}
 STAGES = ("torch", "convert", "plain", "fused", "compiled", "free", "altered")
 ONNX = ("torch", "convert", "onnx")  # of --onnx
+DYNAMO = ("torch", "fallback", "dynamo")  # of --dynamo
 FORMS = ("plain", "fused", "compiled", "free")
 SECONDS = 240  # of processor time, so that other work on the machine does not count; WAIT: of the clock
 WAIT = 3600
@@ -163,12 +164,13 @@ def main() -> None:
     what.add_argument("--models", nargs="+", metavar="NAME", help="names, or beginnings of names, of the list")
     parser.add_argument("--list", choices=LISTS, default="usual", help="which list --full and --models mean")
     parser.add_argument("--onnx", action="store_true", help="as ONNX files in onnxruntime, in place of the other forms")
+    parser.add_argument("--dynamo", action="store_true", help='with fallback="torch" and under torch.compile instead')
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, metavar="FILE")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="processor time for each model")
     args = parser.parse_args()
-    stages, forms = (ONNX, ONNX[-1:]) if args.onnx else (STAGES, FORMS)
+    stages, forms = (ONNX, ONNX[-1:]) if args.onnx else (DYNAMO, DYNAMO[1:]) if args.dynamo else (STAGES, FORMS)
     file = LIST if args.sample else LISTS[args.list]
     listed = [e["name"] for e in json.loads(file.read_text())]
     chosen = listed if args.full else [n for n in listed if n in SAMPLE]
@@ -191,6 +193,9 @@ def main() -> None:
     failed = [n for n in chosen if complaint(rows[n], stages)]
     for form in forms:
         print(f"{form:9} {percent(sum(passed(rows[n], form) for n in chosen), len(chosen))}")
+    if args.dynamo:
+        made, native = (sum(rows[n].get("dynamo", {}).get(key, 0) for n in chosen) for key in ("graphs", "native"))
+        print(f"graphs of torch.compile in needle {percent(native, made)}")
     if args.sample and failed:
         raise SystemExit(f"[coverage] {len(failed)} models of the sample fail (first: {failed[0]}).")
 

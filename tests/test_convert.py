@@ -140,7 +140,7 @@ def test_the_error_lists_everything() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.pool = nn.MaxPool2d(2, return_indices=True)
-            self.table = nn.Embedding(3, 3, sparse=True)
+            self.table = nn.Embedding(3, 3, max_norm=1.0)
 
         def forward(self, x: torch.Tensor) -> Any:
             return torch.igamma(self.pool(x)[0], x) + self.table(x) + torch.relu(x).renorm(2, 0, 1.0)

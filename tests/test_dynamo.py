@@ -114,6 +114,57 @@ def test_models(name: str, mode: Callable, runs: list[int]) -> None:
     assert runs and not dynamo.SAID
 
 
+class Spectral(nn.Module):
+    """Frequencies weighted by complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.fft.rfft(x) @ self.weight
+        return torch.fft.irfft(y, n=6), y
+
+
+def test_complex_weights(runs: list[int]) -> None:
+    model, x = Spectral().eval(), torch.randn(3, 6)
+    ours = compiled(model)
+    for change in (lambda: None, lambda: model.weight.mul_(2j), lambda: model.weight.data.add_(1.0)):
+        with torch.no_grad():
+            change()
+            for got, want in zip(ours(x), model(x), strict=True):
+                close(got, want)
+    assert len(runs) >= 3 and not dynamo.SAID
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_vmap(dynamic: bool | None, runs: list[int]) -> None:
+    layer = nn.Linear(6, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: layer(row).softmax(0) * row.sum())(x)
+
+    ours = compiled(f, dynamic=dynamic)
+    with torch.no_grad():
+        for rows in (3, 3, 5):
+            x = torch.randn(rows, 6)
+            close(ours(x), f(x))
+    assert len(runs) >= 3 and not dynamo.SAID
+
+
+def test_graph_whose_results_differ_stays_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = dynamo.executable
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        exe = real(*args, **options)
+        return lambda *given: [t + 1 for t in exe(*given)]
+
+    monkeypatch.setattr(dynamo, "executable", wrong)
+    x = torch.randn(3, 6)
+    close(compiled(torch.relu)(x), torch.relu(x))
+    assert "off by 1," in "".join(dynamo.SAID)
+
+
 def test_lstm() -> None:
     model = nn.LSTM(4, 5, batch_first=True).eval()
     head = nn.Linear(5, 3)

@@ -118,10 +118,10 @@ def test_layer_whose_rule_refuses() -> None:
     class Counted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.head = nn.Embedding(9, 3, scale_grad_by_freq=True), nn.Linear(4, 3)
+            self.table, self.head = nn.EmbeddingBag(9, 3, scale_grad_by_freq=True), nn.Linear(4, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.table((x[..., 0] * 4).long().clamp(0, 8)) + self.head(x).relu()
+            return self.table((x[..., 0] * 4).long().clamp(0, 8))[:, None] + self.head(x).relu()
 
     model = Counted()
     net = agrees(model, (2, 5, 4))

@@ -274,11 +274,18 @@ EMBEDDINGS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "module": (lambda: nn.Sequential(nn.Embedding(7, 5)), WORDS),
     "padding": (lambda: nn.Sequential(nn.Embedding(7, 33, padding_idx=1)), WORDS),
     "padding from the end": (lambda: nn.Sequential(nn.Embedding(7, 4, padding_idx=-1)), WORDS),
+    "by frequency": (lambda: nn.Sequential(nn.Embedding(7, 5, scale_grad_by_freq=True)), WORDS),
+    "by frequency, padding": (lambda: nn.Sequential(nn.Embedding(7, 4, 1, scale_grad_by_freq=True)), WORDS),
+    "sparse": (lambda: nn.Sequential(nn.Embedding(7, 4, sparse=True)), WORDS),
     "one axis": (lambda: nn.Sequential(nn.Embedding(7, 4)), WORDS[0]),
     "int32": (lambda: nn.Sequential(nn.Embedding(7, 4)), WORDS.int()),
     "then linear": (lambda: nn.Sequential(nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, 3)), WORDS),
     "function": (lambda: Calls(lambda x, m: F.embedding(x, m.weight), nn.Linear(4, 7)), WORDS),
     "function padding": (lambda: Calls(lambda x, m: F.embedding(x, m.weight, padding_idx=-6), nn.Linear(4, 7)), WORDS),
+    "function by frequency": (
+        lambda: Calls(lambda x, m: F.embedding(x, m.weight, scale_grad_by_freq=True), nn.Linear(4, 7)),
+        WORDS,
+    ),
     "torch": (lambda: Calls(lambda x, m: torch.embedding(m.weight, x), nn.Linear(4, 7)), WORDS),
     "torch padding": (lambda: Calls(lambda x, m: torch.embedding(m.weight, x, 6), nn.Linear(4, 7)), WORDS),
     "one_hot": (lambda: Calls(lambda x: F.one_hot(x, 7)), WORDS),
@@ -361,8 +368,7 @@ def test_course_embedding_takes_floats() -> None:
 
 REFUSED: dict[str, Callable[[], nn.Module]] = {
     "max_norm writes to the weight": lambda: nn.Sequential(nn.Embedding(7, 3, max_norm=1.0)),
-    "scale_grad_by_freq=True": lambda: nn.Sequential(nn.Embedding(7, 3, scale_grad_by_freq=True)),
-    "sparse gradients": lambda: nn.Sequential(nn.Embedding(7, 3, sparse=True)),
+    "scale_grad_by_freq=True of bags": lambda: Calls(lambda x: F.embedding_bag(x, V[:, None], scale_grad_by_freq=True)),
     "num_classes=-1 depends": lambda: Calls(lambda x: F.one_hot(x)),
     "moves running statistics in evaluation": lambda: Calls(lambda x: F.batch_norm(x, V, V, training=True)),
     "use_input_stats=True moves": lambda: Calls(lambda x: F.instance_norm(x, V, V)),
@@ -379,6 +385,6 @@ def test_conversion_leaves_the_model_as_it_was() -> None:
     model = nn.Sequential(nn.BatchNorm2d(8), nn.Embedding(7, 3))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(torch2needle.ConversionError):
-        torch2needle.convert(nn.Sequential(model[0], nn.Embedding(3, 3, sparse=True)))
+        torch2needle.convert(nn.Sequential(model[0], nn.Embedding(3, 3, max_norm=1.0)))
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key])

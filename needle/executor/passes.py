@@ -11,6 +11,7 @@ from needle.backend_ndarray import Device, NoKernel
 from needle.backend_ndarray.sizes import has_sizes
 from needle.graph import Graph, Node, Recorder, Symbol
 from needle.graph.engine import Rewriting
+from needle.graph.parts import merge_parts
 from needle.graph.report import Fired
 from needle.graph.steps import Steps
 
@@ -23,7 +24,9 @@ from .target import target_of
 def optimize(graph: Graph, device: Device, disable: Collection[str] = ()) -> tuple[Graph, Rewriting, list[Fired]]:
     """Kernels for every op, the target's rewrites, nothing that nobody reads; with what was rewritten."""
     target = target_of(device)
-    plan = Rewriting(Steps(target.prepared(decompose(graph, device, disable))), target.rules.select(disable=disable))
+    plan = Rewriting(
+        Steps(target.prepared(decompose(merge_parts(graph), device, disable))), target.rules.select(disable=disable)
+    )
     made, fired = plan.rewrite(static=True)
     return target.arranged(made.prune()), plan, fired
 

@@ -88,9 +88,9 @@ class Planner:
         elif op.is_view and not self.is_native[node]:
             for x in node.args:
                 self._share(node, x)
-        elif op.in_place:
+        elif op.in_place or op.updates:
             # The latest first: then what is added to a layer's input can become part of the layer, which may not write there.
-            for x in sorted(node.args, key=self.order.__getitem__, reverse=True):
+            for x in node.args[:1] if op.updates else sorted(node.args, key=self.order.__getitem__, reverse=True):
                 if self._can_overwrite(x, node):
                     self._join(node, x)
                     break

@@ -2,7 +2,8 @@
 
 Stages: torch (float32 and float64 references), convert, plain, fused, compiled, free (the other inputs of the entry, plain),
 altered (what `convert` makes of the model with a hook, or a layer without gradients: equal or refused); onnx (the fused form
-as an ONNX file, in onnxruntime).
+as an ONNX file, in onnxruntime); fallback (converted with `fallback="torch"`), dynamo (`torch.compile(backend="needle")`: its
+result, how many of its graphs ran in needle, and why the others did not).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 import needle as ndl
 import operator_fusion
 import torch2needle
+from torch2needle import dynamo
 from torch2needle.capture.calls import tensors
 from torch2needle.tools.verify import Arrays, compare, leaves, map_structure, run_torch, to_needle
 
@@ -77,6 +79,28 @@ def as_before(net: ndl.nn.Module) -> Iterator[None]:
         for t, a in kept:
             if not np.array_equal(t.numpy(), a, equal_nan=a.dtype.kind == "f"):
                 t.data = ndl.Tensor(a, device=t.device, dtype=t.dtype, requires_grad=False)
+
+
+class Dynamo(torch.nn.Module):
+    """The model under `torch.compile(backend="needle")`; what became of its graphs."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        graphs: list[Any] = []
+
+        def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Any:
+            graphs.append(dynamo.backend(gm, example))
+            return graphs[-1]
+
+        self.backend, self.graphs = backend, graphs  # copies of the module call the same backend
+
+    def forward(self, **given: Any) -> Any:
+        return torch.compile(self.model, backend=self.backend)(**given)
+
+    def facts(self) -> dict[str, Any]:
+        native = sum(any(e.exe is not None for e in getattr(g, "entries", {}).values()) for g in self.graphs)
+        return {"graphs": len(self.graphs), "native": native, "reasons": sorted(dynamo.SAID)}
 
 
 class Timed:
@@ -141,6 +165,17 @@ def main(name: str, seconds: int, stages: Sequence[str]) -> None:
     if made is None:
         return
     model, (given, *others), own, exact = made
+
+    def fallback() -> Any:
+        return eager(torch2needle.convert(model, given, fallback="torch"), given, own, exact), None
+
+    def through_dynamo() -> Any:
+        compiled = Dynamo(model)
+        row = judge(run_torch(compiled, given, False, [], lambda *_: None), own, exact)
+        return row | compiled.facts(), None
+
+    stage("fallback", fallback)
+    stage("dynamo", through_dynamo)
 
     def convert() -> Any:
         net = torch2needle.convert(model, given)

@@ -14,16 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from needle import _core
 from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray.forks import GRAPHS, fork_lock
+from needle.graph.narrow import NARROW
 from needle.interop import as_ndarray
 
+from ..capture.differences import fault_of_results
 from ..capture.tracing import written
 from ..convert import convert, executable
 from ..report import ConversionError
-from .survey import Form, leaves_torch_as_is, survey, why
+from .survey import Form, copies, is_vmap, leaves_torch_as_is, results_of, survey, why
 from .whole import WHOLE
 
 OPTIONS = {"fuse": True, "winograd": "auto", "memory": "normal", "watch": "content"}
@@ -63,6 +66,11 @@ def is_static(node: fx.Node, example: Any) -> bool:
     return isinstance(example, torch.Tensor) and (isinstance(example, torch.nn.Parameter) or kind is not None)
 
 
+def is_shared(t: torch.Tensor) -> bool:
+    """Whether needle can read a parameter where it lies; narrow integers are given at every call."""
+    return str(t.dtype)[6:] not in NARROW
+
+
 class DynamoGraph:
     """One graph of Dynamo, converted at its first call for each set of parameters."""
 
@@ -72,10 +80,11 @@ class DynamoGraph:
         self.nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
         pairs = list(zip(self.nodes, example_inputs, strict=True))
         changed = {root for n in gm.graph.nodes if (root := written(n)) is not None}  # which are read and copied back
-        self.static = [i for i, (n, e) in enumerate(pairs) if is_static(n, e) and n not in changed]
+        self.static = [i for i, (n, e) in enumerate(pairs) if is_static(n, e) and n not in changed and is_shared(e)]
         self.inputs = [i for i, (_, e) in enumerate(pairs) if isinstance(e, torch.Tensor) and i not in self.static]
         self.numbers = [i for i, (_, e) in enumerate(pairs) if not isinstance(e, torch.Tensor)]
-        self.sizes = sizes_of_inputs(self.nodes, self.numbers, self.inputs)
+        self.maps = any(is_vmap(n) for n in gm.graph.nodes)
+        self.sizes = {} if self.maps else sizes_of_inputs(self.nodes, self.numbers, self.inputs)
         # The numbers that the needle graph holds as constants.
         self.fixed = [i for i in self.numbers if i not in self.sizes]
         self.entries: OrderedDict[Any, Entry] = OrderedDict()
@@ -149,13 +158,30 @@ class DynamoGraph:
         names = {id(args[i]): self.nodes[i].name for i in reversed(self.static)}  # of tied ones the first
         entry.tensors = [net.tensor(names[id(args[i])]) for i in self.static]
         exe = executable(net, inputs, **self.options)
-        form.check(exe(*inputs))
+        result = exe(*inputs)
+        form.check(result)
+        if fault := self.fault(args, form, result):
+            raise Unsupported(fault)
         entry.exe, entry.signature = exe, form.signature
+
+    def fault(self, args: tuple, form: Form, result: Any) -> str:
+        """How the results and the inputs that are written differ from torch's."""
+        theirs, ours = (copies(args, self.inputs, data=True) for _ in range(2))
+        with torch.inference_mode(False), torch.no_grad():
+            wanted, given = results_of(self.gm.forward(*theirs)), list(form.given(result, tuple(ours)))
+        written = form.memory.written
+        return fault_of_results([*given, *(ours[i] for i in written)], [*wanted, *(theirs[i] for i in written)])
 
     def rewrite(self, args: tuple, form: Form) -> fx.GraphModule:
         """The graph with parameters and buffers as attributes, and numbers as sizes of inputs or constants."""
-        graph, done = fx.Graph(), {}
+        graph, gm = fx.Graph(), self.gm
+        done: dict[fx.Node, Any] = {}
         attributes: dict[str, Any] = {}
+        if self.maps:  # as calls for whole batches, of these sizes
+            if not form.plain:
+                raise Unsupported("beside torch.vmap it writes inputs or gives views of them")
+            with torch.inference_mode(False), torch.no_grad():
+                gm = make_fx(gm)(*args)
         for i, node in enumerate(self.nodes):
             if i in self.inputs:
                 done[node] = graph.placeholder(node.name)
@@ -168,11 +194,13 @@ class DynamoGraph:
                 done[node] = graph.call_method("size", (done[self.nodes[tensor]], axis))
             elif i in self.numbers:
                 done[node] = args[i]
-        for node in self.gm.graph.nodes:
+        for old, new in zip(self.nodes, gm.graph.find_nodes(op="placeholder"), strict=True):
+            done[new] = done[old]
+        for node in gm.graph.nodes:
             if node.op == "placeholder" or node.target is torch._C._set_grad_enabled or leaves_torch_as_is(node):
                 continue
             if node.op in ("get_attr", "call_module"):
-                attributes[str(node.target)] = attrgetter(str(node.target))(self.gm)
+                attributes[str(node.target)] = attrgetter(str(node.target))(gm)
             if node.op == "output":
                 graph.output(fx.map_arg(form.outputs(node.args[0], self.nodes), lambda n: done[n]))
             else:
@@ -209,7 +237,8 @@ class Entry:
             changed |= {i for i, a, b in zip(self.memory, digests, self.digests, strict=True) if a != b}
             self.digests = digests
         for i in changed:
-            self.tensors[i].data = Tensor.make_const(as_ndarray(static[i]))
+            t = torch.view_as_real(static[i]) if static[i].is_complex() else static[i]  # needle's lie in pairs
+            self.tensors[i].data = Tensor.make_const(as_ndarray(t))
         self.stamps = stamps
 
     def watch(self, static: list[torch.Tensor]) -> None:

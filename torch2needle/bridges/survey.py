@@ -21,6 +21,8 @@ from ..report import ConversionError, reason_of
 from ..rules.registry import target_name
 from .fallback import spec_of, tensor_leaves
 
+TAKEN = {*DTYPES.values(), "complex64", "complex128"}
+
 
 class Place(NamedTuple):
     """Where a result lies: in input `number`, or in value `number` of those that the plan computes.
@@ -72,7 +74,7 @@ class Form:
         self.specs = [spec_of(t) for t in (*made, *kept)]
         self.strides = [t.stride() for t in made]
         self.dense = all(t.is_contiguous() for t in made)
-        overlap = any(t.numel() and torch._debug_has_internal_overlap(t) == 1 for t in (*made, *kept))
+        overlap = any(map(overlaps, kept)) or any(overlaps(t.as_strided(*dense(t))) for t in made)
         self.reason = reason or ("elements of a result share memory" if overlap else "")
 
     def check(self, result: Any) -> None:
@@ -90,7 +92,10 @@ class Form:
             if not isinstance(t, torch.Tensor):
                 return t
             want = next(strides)
-            return t if t.stride() == want else torch.empty_strided(t.shape, want, dtype=t.dtype).copy_(t)
+            if t.stride() == want:
+                return t
+            once = t[tuple(slice(None) if s else slice(1) for s in want)]  # along an axis without a stride all are one
+            return torch.empty_strided(once.shape, want, dtype=t.dtype).copy_(once).expand(t.shape)
 
         if self.plain:
             return tree_map(restrided, result)
@@ -167,7 +172,7 @@ def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]
     except Exception as e:
         return Form(why(e))
     made = [outs[m] if isinstance(m, int) else run.env[m] for m in memory.made]
-    if bad := [t.dtype for t in made if str(t.dtype)[6:] not in DTYPES.values()]:
+    if bad := [t.dtype for t in made if str(t.dtype)[6:] not in TAKEN]:
         return Form(f"a result has dtype {bad[0]}")
     if not made and not written:
         return Form("its results are views of its inputs")
@@ -199,6 +204,10 @@ def copies(args: tuple, numbers: Iterable[int], data: bool) -> list[Any]:
     return [made.get(id(a), a) for a in args]
 
 
+def overlaps(t: torch.Tensor) -> bool:
+    return bool(t.numel()) and torch._debug_has_internal_overlap(t) == 1
+
+
 def dense(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes and strides of what a tensor holds, each element once."""
     kept = [(n, s) for n, s in zip(t.shape, t.stride(), strict=True) if s or not n]
@@ -226,7 +235,11 @@ def memory_of(ins: Sequence[Any], outs: Sequence[Any], written: list[int], env: 
         if key not in owner:
             source: int | fx.Node = members[0]
             if any(outs[k] is not whole for k in members):  # views of one value: what covers the memory
-                nodes = ((n, v) for n, v in env.items() if n.op != "output" and isinstance(v, torch.Tensor))
+                nodes = (
+                    (n, v)
+                    for n, v in env.items()
+                    if n.op != "output" and isinstance(v, torch.Tensor) and not batched(v)
+                )
                 found = next(((n, v) for n, v in nodes if storage(v) == key and covers(v)), None)
                 if found is None:
                     raise Unsupported("results share memory that no value covers")
@@ -240,6 +253,9 @@ def memory_of(ins: Sequence[Any], outs: Sequence[Any], written: list[int], env: 
             offset = t.storage_offset() - whole.storage_offset()
             places[k] = Place(key not in owner, number, None if itself else (tuple(t.shape), t.stride(), offset))
     return Memory(places, made, written)
+
+
+batched = torch._C._functorch.is_functorch_wrapped_tensor  # inside of torch.vmap
 
 
 def storage(t: torch.Tensor) -> int:
@@ -261,15 +277,14 @@ def reason_for_torch(gm: fx.GraphModule, args: tuple, inputs: list[int], static:
         if leaves_torch_as_is(node):
             continue
         place = getattr(node.target, "__module__", "") or ""
-        if place.startswith(("torch.amp", "torch._functorch")) or (
-            node.target is torch._C._set_grad_enabled and node.args[0]
-        ):
+        functorch = place.startswith("torch._functorch") and not is_vmap(node)
+        if place.startswith("torch.amp") or functorch or (node.target is torch._C._set_grad_enabled and node.args[0]):
             return f"it changes torch's state by {target_name(node.target)}"
     for t in tensors:
         if t.device.type != "cpu" or t.layout != torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter):
             return f"an input is a {type(t).__name__} on {t.device}"
     for i, t in enumerate(args):  # narrow parameters have memory that needle would share
-        taken = {*DTYPES.values(), *NARROW} if i in inputs else DTYPES.values()
+        taken = {*TAKEN, *NARROW} if i in inputs else TAKEN
         if isinstance(t, torch.Tensor) and str(t.dtype)[6:] not in taken:
             return f"an input has dtype {t.dtype}"
     if torch.is_autocast_enabled("cpu"):
@@ -277,6 +292,11 @@ def reason_for_torch(gm: fx.GraphModule, args: tuple, inputs: list[int], static:
     if any(args[i].is_inference() for i in static):
         return "its parameters were made under inference_mode, so that changes cannot be seen"
     return ""
+
+
+def is_vmap(node: fx.Node) -> bool:
+    """Whether it is a part of torch.vmap, whose state ends with the graph."""
+    return getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
 
 
 def leaves_torch_as_is(node: fx.Node) -> bool:

@@ -124,6 +124,7 @@ def other_batch(call: Call) -> Sizes:
 
 
 def half_images(call: Call) -> Sizes:
-    """Images of half the height and width, which cost a model a quarter."""
-    images = [(i, t.shape) for i, t in enumerate(tensors(call)) if t.ndim == 4 and t.is_floating_point()]
-    return {(i, axis): shape[axis] // 2 for i, shape in images for axis in (2, 3) if shape[axis] >= IMAGE}
+    """Images, or those of clips, of half the height and width, which cost a model a quarter."""
+    images = [(i, t) for i, t in enumerate(tensors(call)) if t.ndim in (4, 5) and t.is_floating_point()]
+    axes = [(i, axis, t.shape[axis]) for i, t in images for axis in (t.ndim - 2, t.ndim - 1)]
+    return {(i, axis): size // 2 for i, axis, size in axes if size >= IMAGE}

@@ -125,10 +125,14 @@ def net_fault(
     except Exception as e:
         return f"the converted model fails ({first_line(e)})"
     ours = [torch.from_numpy(np.array(t.numpy())) if isinstance(t, values) else t for t in result]
-    wanted = [t.cpu() if isinstance(t, torch.Tensor) else t for t in theirs]
-    if len(ours) != len(wanted):
-        return f"the converted model gives {len(ours)} values instead of {len(wanted)}"
-    for k, (a, b) in enumerate(zip(ours, wanted, strict=True)):
+    return fault_of_results(ours, [t.cpu() if isinstance(t, torch.Tensor) else t for t in theirs], least)
+
+
+def fault_of_results(ours: Sequence[Any], theirs: Sequence[Any], least: Sequence[float] = ()) -> str:
+    """How the results of a converted model differ from torch's, beyond what another order of sums may make of them."""
+    if len(ours) != len(theirs):
+        return f"the converted model gives {len(ours)} values instead of {len(theirs)}"
+    for k, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
             near = (
                 not (b.is_floating_point() or b.is_complex()) and float((a != b).double().mean()) < TIES

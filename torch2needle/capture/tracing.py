@@ -26,7 +26,7 @@ from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
 from .state import untouched
 from .surroundings import uncached
 
-ASSERTS = {torch._assert}
+ASSERTS = {torch._assert, torch._assert_async}
 
 
 class TrainingFlag:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from needle import ops
-from needle.ops.nn.embedding import EmbeddingGrad
+from needle.ops.nn.embedding import embedding_grad
 from needle.ops.nn.sampling import CDist, PDist
 from needle.ops.pulled_back import PulledBack, pulled_back
 
-from .embedding import check
 from .lowered import convolution
 from .pooling import windows
 from .registry import rule
@@ -120,8 +119,7 @@ def grid_sampler_backward(
 def embedding_backward(
     grad_output: Any, indices: Any, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Any:
-    check(None, scale_grad_by_freq, False)
-    return EmbeddingGrad(num_weights, padding_idx)(indices, grad_output)
+    return embedding_grad(indices, grad_output, num_weights, padding_idx, scale_grad_by_freq)
 
 
 def norm_backward(grad: Any, input: Any, mean: Any, rstd: Any, axes: tuple) -> tuple[Any, Any]:

@@ -163,7 +163,7 @@ complex_rule(torch.adjoint, T.adjoint, view="always", put=lambda base, value: op
 )
 
 
-@complex_rule(F.pad, aten.constant_pad_nd.default)
+@complex_rule(F.pad, torch._C._nn.pad, aten.constant_pad_nd.default)
 def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
     value = whole(value or 0)
     if mode != "constant":

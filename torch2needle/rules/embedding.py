@@ -16,20 +16,20 @@ from needle.ops.common import constant
 
 from .registry import rule
 
+# Gradients of sparse=True are dense in needle: the same numbers, and zeros where torch keeps none.
 
-def check(max_norm: float | None, scale_grad_by_freq: bool, sparse: bool) -> None:
+
+def check(max_norm: float | None) -> None:
     if max_norm is not None:
         raise Unsupported("max_norm writes to the weight in every call")
-    if scale_grad_by_freq:
-        raise Unsupported("scale_grad_by_freq=True is not supported")
-    if sparse:
-        raise Unsupported("sparse=True makes sparse gradients, which needle does not have")
 
 
 @rule(nn.Embedding)
 def embedding_layer(m: nn.Embedding) -> Any:
-    check(m.max_norm, m.scale_grad_by_freq, m.sparse)
-    return needle_nn.Embedding(m.num_embeddings, m.embedding_dim, padding_idx=m.padding_idx)
+    check(m.max_norm)
+    return needle_nn.Embedding(
+        m.num_embeddings, m.embedding_dim, padding_idx=m.padding_idx, scale_grad_by_freq=m.scale_grad_by_freq
+    )
 
 
 @rule(F.embedding)
@@ -42,16 +42,15 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    check(max_norm, scale_grad_by_freq, sparse)
-    return ops.embedding(input, weight, padding_idx)
+    check(max_norm)
+    return ops.embedding(input, weight, padding_idx, scale_grad_by_freq)
 
 
 @rule(torch.embedding)
 def torch_embedding(
     weight: Any, indices: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Any:
-    check(None, scale_grad_by_freq, sparse)
-    return ops.embedding(indices, weight, padding_idx if padding_idx >= 0 else None)
+    return ops.embedding(indices, weight, padding_idx if padding_idx >= 0 else None, scale_grad_by_freq)
 
 
 @rule(torch.embedding_renorm_)

@@ -29,7 +29,7 @@ layers(
 )
 
 
-@rule(F.pad)
+@rule(F.pad, torch._C._nn.pad)
 def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
     return ops.pad(input, tuple(pad), mode, value)
 

@@ -121,6 +121,12 @@ def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bo
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 
+def check_bags(scale_grad_by_freq: bool) -> None:
+    """torch divides by how often another index is given."""
+    if scale_grad_by_freq:
+        raise Unsupported("scale_grad_by_freq=True of bags is not supported")
+
+
 @rule(F.embedding_bag)
 def embedding_bag(
     input: Any,
@@ -135,7 +141,8 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    check(max_norm, scale_grad_by_freq, sparse)
+    check(max_norm)
+    check_bags(scale_grad_by_freq)
     if offsets is not None:
         return ops.embedding_bag(input, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
     if padding_idx is not None:
@@ -158,7 +165,7 @@ def aten_embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    check(None, scale_grad_by_freq, sparse)
+    check_bags(scale_grad_by_freq)
     padding = None if padding_idx is None or padding_idx < 0 else padding_idx
     named = ("sum", "mean", "max")[mode]
     made = ops.embedding_bag(indices, weight, offsets, named, per_sample_weights, include_last_offset, padding)

@@ -15,6 +15,7 @@ from needle.ops.families import samples_of
 from needle.ops.math.comparison import eq, ne
 from needle.ops.math.elementwise import cast
 from needle.ops.shape.basic import unsqueeze
+from needle.ops.shape.creation import full_like
 
 __all__ = ["embedding", "one_hot"]
 
@@ -45,10 +46,12 @@ def check_numbers(label: str, indices: Any, count: int) -> None:
 class Embedding(Op):
     """weight[indices]: indices (*), weight (N, D) to (*, D). The row `padding_idx` (negative: from the end) gets no gradient.
 
-    In an executable on a GPU, an index outside of the table gives a row of NaN.
+    With scale_grad_by_freq, a row's gradient is divided by how often its index was given. In an executable on a GPU, an index
+    outside of the table gives a row of NaN.
     """
 
     padding_idx: Any = None
+    scale_grad_by_freq: bool = False
 
     def infer(self, indices: Any, weight: Any) -> Spec:
         if len(weight.shape) != 2:
@@ -79,7 +82,8 @@ class Embedding(Op):
     def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
         indices, weight = node.inputs
         rows = weight.shape[0]
-        return None, EmbeddingGrad(rows, -1 if self.padding_idx is None else self.padding_idx % rows)(indices, out_grad)
+        skip = -1 if self.padding_idx is None else self.padding_idx % rows
+        return None, embedding_grad(indices, out_grad, rows, skip, self.scale_grad_by_freq)
 
     samples = samples_of(
         ({}, [Spec((3, 5), "int64"), (7, 18)]),
@@ -87,9 +91,22 @@ class Embedding(Op):
     )
 
 
-def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Rows of weight (N, D) by indices (*) of an integer dtype: (*, D). IndexError for an index outside of the table."""
-    return Embedding(padding_idx)(indices, weight)
+def embedding(
+    indices: Tensor, weight: Tensor, padding_idx: int | None = None, scale_grad_by_freq: bool = False
+) -> Tensor:
+    """Rows of weight (N, D) by indices (*) of an integer dtype: (*, D). IndexError for an index outside of the table.
+
+    padding_idx: a row without a gradient; scale_grad_by_freq: a row's gradient is divided by how often `indices` has it.
+    """
+    return Embedding(padding_idx, scale_grad_by_freq)(indices, weight)
+
+
+def embedding_grad(indices: Tensor, out_grad: Tensor, rows: int, skip: int, scale_by_freq: bool) -> Tensor:
+    """See EmbeddingGrad; scale_by_freq: divided by how often an index is given."""
+    if scale_by_freq:
+        ones = full_like(out_grad, 1.0, (*indices.shape, 1))
+        out_grad = out_grad / embedding(indices, EmbeddingGrad(rows)(indices, ones))
+    return EmbeddingGrad(rows, skip)(indices, out_grad)
 
 
 @op

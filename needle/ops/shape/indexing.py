@@ -158,7 +158,9 @@ class SetItem(Op):
         if len(inputs) == 1:
             call("fill", [target], value=float(self.value))
             return
-        part = inputs[1].reshape(last_axes(inputs[1], target.ndim))
+        part = inputs[1]
+        if part.ndim > target.ndim:  # reshaping copies what is not compact
+            part = part.reshape(last_axes(part, target.ndim))
         call("copy", [target], x=part.broadcast_to(target.shape))
 
     def reference(self, x: np.ndarray, *part: np.ndarray) -> Any:

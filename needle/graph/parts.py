@@ -1,0 +1,136 @@
+"""Parts of tensors that are read and written: what torch's views write level by level, and read again, becomes one write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from needle.autograd import Spec
+from needle.ops.shape.indexing import GetItem, SetItem
+
+from .graph import Graph, Node
+
+WHOLE = (None, None, None)
+Index = tuple[
+    Any, ...
+]  # per axis what `encode_index` makes of it, without None and "..."; whole axes at the end are left out
+
+
+def merge_parts(graph: Graph) -> Graph:
+    """A new graph; attributes that are known when the graph runs leave a part as it is.
+
+    A write over the whole tensor is its value, a write over an earlier one at the same index replaces it, a write of a part of a
+    part is one write, and reading what was just written gives the value.
+    """
+    if not any(isinstance(n.target, GetItem | SetItem) for n in graph):
+        return graph
+
+    def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
+        if (index := index_of(node)) is None:
+            return None
+        base, *value = [done[a] for a in node.args]
+        if isinstance(node.target, GetItem):
+            return read(node, new, base, index)
+        return write(node, new, base, index, value)
+
+    return graph.copy(replace).prune()
+
+
+def read(node: Node, new: Graph, base: Node, index: Index) -> Node | None:
+    if not index:
+        return base
+    if isinstance(base.target, SetItem) and len(base.args) == 2 and index_of(base) == index:
+        return base.args[1] if same_spec(base.args[1], node) else None
+    if isinstance(base.target, GetItem) and (both := joined(index_of(base), index)) is not None:
+        return added(node, new, GetItem(both), base.args[:1])
+    return None
+
+
+def write(node: Node, new: Graph, base: Node, index: Index, value: list[Node]) -> Node | None:
+    if value and not index and same_spec(value[0], node):
+        return value[0]
+    bare = base  # without the writes that this one covers
+    while isinstance(bare.target, SetItem) and within(index_of(bare), index):
+        bare = bare.args[0]
+    steps = [(SetItem(index, node.target.value), tuple(value))]
+    if value:
+        part, inner = unrolled(index, value[0])
+        if inner and (whole := next((b for b in (bare, base) if is_part(part, b, index)), None)):
+            steps, bare, base = inner, whole, node
+    if bare is base:
+        return None
+    for target, rest in steps:
+        bare = added(node, new, target, (bare, *rest))
+    return bare
+
+
+def unrolled(index: Index, value: Node) -> tuple[Node, list[tuple[SetItem, tuple]]]:
+    """The part of a tensor at the index from which a value was made, and the writes that made it as writes to the tensor."""
+    found = []
+    while isinstance(value.target, SetItem) and (both := joined(index, index_of(value))) is not None:
+        found.append((SetItem(both, value.target.value), value.args[1:]))
+        value = value.args[0]
+    return value, found[::-1]
+
+
+def within(inner: Index | None, outer: Index) -> bool:
+    """Whether all that the inner index cuts out of a tensor is in what the outer one does."""
+    if inner is None:
+        return False
+    places = (*inner, *[WHOLE] * (len(outer) - len(inner)))
+    return all(o in (WHOLE, i) for i, o in zip(places, outer, strict=False))
+
+
+def is_part(node: Node, base: Node, index: Index) -> bool:
+    """Whether a node reads `base`, which may be a part itself, at the index."""
+    if not isinstance(node.target, GetItem):
+        return False
+    own = index_of(node)
+    if node.args[0] is base:
+        return own == index
+    if not isinstance(base.target, GetItem) or node.args[0] is not base.args[0] or own is None:
+        return False
+    return own == joined(index_of(base), index)
+
+
+def joined(first: Index | None, second: Index | None) -> Index | None:
+    """The index of x[first][second], where no axis is cut by both and the first keeps every axis."""
+    if first is None or second is None or not all(isinstance(i, tuple) for i in first):
+        return None
+    n = max(len(first), len(second))
+    pairs = zip(*((*i, *[WHOLE] * (n - len(i))) for i in (first, second)), strict=True)
+    made = [b if a == WHOLE else a if b == WHOLE else None for a, b in pairs]
+    return None if None in made else tuple(made)
+
+
+def index_of(node: Node) -> Index | None:
+    """What a node reads or writes; None for another node and for what is known when the graph runs."""
+    if not isinstance(node.target, GetItem | SetItem) or node.target.deferred():
+        return None
+    index, spec = [*node.target.index], node.args[0].meta.get("spec")
+    shape = spec.shape if isinstance(spec, Spec) else None
+    if "..." in index:
+        at = index.index("...")
+        if len(index) > 1 and shape is None:
+            return None
+        index[at : at + 1] = [WHOLE] * (len(shape) - len(index) + 1) if shape is not None else []
+    if None in index:
+        return None
+    for axis, i in enumerate(index):
+        size = shape[axis] if shape is not None else None
+        if isinstance(i, tuple) and (i == WHOLE or (isinstance(size, int) and slice(*i).indices(size) == (0, size, 1))):
+            index[axis] = WHOLE
+    while index and index[-1] == WHOLE:
+        index.pop()
+    return tuple(index)
+
+
+def same_spec(a: Node, b: Node) -> bool:
+    specs = [n.meta.get("spec") for n in (a, b)]
+    known = all(isinstance(s, Spec) and all(isinstance(size, int) for size in s.shape) for s in specs)
+    return known and specs[0] == specs[1]
+
+
+def added(node: Node, new: Graph, target: Any, args: tuple) -> Node:
+    made = new.add("op", target, args, node.name)
+    made.meta = dict(node.meta)
+    return made
