@@ -134,3 +134,24 @@ def test_writes(name: str, capture: str) -> None:
     exe = ndl.compile(net, (x.numpy(), r.numpy()))
     np.testing.assert_allclose(exe(x.numpy(), r.numpy()), run(x, r).numpy(), rtol=1e-6, atol=1e-6)
     assert len(exe.profile(x.numpy(), r.numpy())) <= steps
+
+
+def to_eight(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    """A write over all of eight rows, and over a part of more."""
+    x = x * 2
+    x[:, 0:8] = x[:, 0:8] + r[:, 0:8]
+    x[:, 1:][..., 1:] += r[:, 1:, 1:]
+    return x.relu()
+
+
+@pytest.mark.parametrize("sizes", [(8, 9, 12, 8, 7), (12, 9, 8, 20)])
+def test_other_sizes(sizes: tuple[int, ...]) -> None:
+    first = torch.randn(2, sizes[0], 5)
+    net = torch2needle.convert(Program(to_eight), (first, first), dynamic={"x": {1}, "r": {1}})
+    exe = ndl.compile(net, (first.numpy(), first.numpy()))
+    for n in sizes:
+        x, r = torch.randn(2, n, 5), torch.randn(2, n, 5)
+        for got in (net(ndl.Tensor(x.numpy()), ndl.Tensor(r.numpy())), exe(x.numpy(), r.numpy())):
+            np.testing.assert_allclose(
+                np.asarray(got.numpy() if isinstance(got, ndl.Tensor) else got), to_eight(x, r), rtol=1e-6
+            )

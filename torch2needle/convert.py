@@ -20,7 +20,6 @@ from needle.autograd import Unsupported
 from needle.graph import GraphModule
 from needle.graph.graph import Graph, Node
 from needle.graph.narrow import narrow_fault, overflowing
-from needle.graph.parts import merge_parts
 from needle.ops.math.bits import Narrowed
 
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
@@ -242,7 +241,7 @@ def build(
         )
     if recorder is None:
         return None, report
-    net = GraphModule(merge_parts(recorder.graph).prune(), root)
+    net = GraphModule(recorder.graph.prune(), root)
     net.training = captured.model.training
     net._report, net._only = report, captured.only
     if builder.narrow or any(n.kind == "op" and isinstance(n.target, Narrowed) for n in net.graph):

@@ -10,13 +10,11 @@ from needle.ops.shape.indexing import GetItem, SetItem
 from .graph import Graph, Node
 
 WHOLE = (None, None, None)
-Index = tuple[
-    Any, ...
-]  # per axis what `encode_index` makes of it, without None and "..."; whole axes at the end are left out
+Index = tuple[Any, ...]  # as `encode_index` makes it, without None, "..." and whole axes at the end
 
 
 def merge_parts(graph: Graph) -> Graph:
-    """A new graph; attributes that are known when the graph runs leave a part as it is.
+    """A new graph for the sizes that its values have; attributes that are known when the graph runs leave a part as it is.
 
     A write over the whole tensor is its value, a write over an earlier one at the same index replaces it, a write of a part of a
     part is one write, and reading what was just written gives the value.
@@ -51,16 +49,15 @@ def write(node: Node, new: Graph, base: Node, index: Index, value: list[Node]) -
     bare = base  # without the writes that this one covers
     while isinstance(bare.target, SetItem) and within(index_of(bare), index):
         bare = bare.args[0]
-    steps = [(SetItem(index, node.target.value), tuple(value))]
-    if value:
-        part, inner = unrolled(index, value[0])
-        if inner and (whole := next((b for b in (bare, base) if is_part(part, b, index)), None)):
-            steps, bare, base = inner, whole, node
-    if bare is base:
-        return None
-    for target, rest in steps:
-        bare = added(node, new, target, (bare, *rest))
-    return bare
+    part, writes = unrolled(index, value[0]) if value else (base, [])
+    start = next((b for b in (bare, base) if is_part(part, b, index)), None) if writes else None
+    if start is None:
+        if bare is base:
+            return None
+        start, writes = bare, [(SetItem(index, node.target.value), tuple(value))]
+    for target, rest in writes:
+        start = added(node, new, target, (start, *rest))
+    return start
 
 
 def unrolled(index: Index, value: Node) -> tuple[Node, list[tuple[SetItem, tuple]]]:
@@ -77,7 +74,7 @@ def within(inner: Index | None, outer: Index) -> bool:
     if inner is None:
         return False
     places = (*inner, *[WHOLE] * (len(outer) - len(inner)))
-    return all(o in (WHOLE, i) for i, o in zip(places, outer, strict=False))
+    return all(o is WHOLE or o == i for i, o in zip(places, outer, strict=False))
 
 
 def is_part(node: Node, base: Node, index: Index) -> bool:
@@ -98,8 +95,8 @@ def joined(first: Index | None, second: Index | None) -> Index | None:
         return None
     n = max(len(first), len(second))
     pairs = zip(*((*i, *[WHOLE] * (n - len(i))) for i in (first, second)), strict=True)
-    made = [b if a == WHOLE else a if b == WHOLE else None for a, b in pairs]
-    return None if None in made else tuple(made)
+    made = [b if a is WHOLE else a if b is WHOLE else None for a, b in pairs]
+    return None if any(m is None for m in made) else tuple(made)
 
 
 def index_of(node: Node) -> Index | None:
@@ -116,12 +113,18 @@ def index_of(node: Node) -> Index | None:
     if None in index:
         return None
     for axis, i in enumerate(index):
-        size = shape[axis] if shape is not None else None
-        if isinstance(i, tuple) and (i == WHOLE or (isinstance(size, int) and slice(*i).indices(size) == (0, size, 1))):
+        if isinstance(i, tuple) and is_whole(i, shape[axis] if shape is not None else None):
             index[axis] = WHOLE
-    while index and index[-1] == WHOLE:
+    while index and index[-1] is WHOLE:
         index.pop()
     return tuple(index)
+
+
+def is_whole(part: tuple, size: Any) -> bool:
+    """Asked by comparisons, which a plan for several sizes notes; size: None where nobody knows it."""
+    start, stop, step = part
+    ends = stop is None or (isinstance(size, int) and stop >= size)
+    return ends and (start is None or start == 0) and (step is None or step == 1)
 
 
 def same_spec(a: Node, b: Node) -> bool:
