@@ -152,6 +152,31 @@ def test_vmap(dynamic: bool | None, runs: list[int]) -> None:
     assert len(runs) >= 3 and not dynamo.SAID
 
 
+def test_gradients_switched_on_inside(runs: list[int]) -> None:
+    """As torch.distributions does for probabilities; where a result has gradients, torch runs it."""
+    layer = nn.Linear(4, 3)
+
+    def behind(x: torch.Tensor) -> torch.Tensor:
+        y = layer(x)
+        with torch.enable_grad():
+            z = y.softmax(-1)
+        return z * 2
+
+    def through(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return layer(x)
+
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        close(compiled(behind)(x), behind(x))
+        assert runs and not dynamo.SAID
+        assert compiled(through)(x).requires_grad and dynamo.SAID
+        mixture = torch.distributions.Categorical(logits=x)
+        close(
+            compiled(lambda x: torch.distributions.Categorical(logits=x, validate_args=False).probs)(x), mixture.probs
+        )
+
+
 def test_graph_whose_results_differ_stays_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     real = dynamo.executable
 

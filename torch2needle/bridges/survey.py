@@ -143,12 +143,18 @@ def survey(gm: fx.GraphModule, args: tuple, inputs: list[int], static: list[int]
     """inputs: the numbers of those arguments that may change; static: of parameters and buffers, which may not."""
     if reason := reason_for_torch(gm, args, inputs, static):
         return Form(reason)
-    beside, run = Beside(), fx.Interpreter(gm, garbage_collect_values=False)
+    beside, run, gradients = Beside(), fx.Interpreter(gm, garbage_collect_values=False), torch.is_grad_enabled()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with torch.inference_mode(False), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), beside:
+        with torch.inference_mode(False), torch.set_grad_enabled(gradients), fake, beside:
             ins = copies(args, range(len(args)), data=False)
+            for t, own in zip(ins, args, strict=True):
+                if isinstance(t, torch.Tensor) and own.requires_grad:
+                    t.requires_grad_()
             versions = [t._version if isinstance(t, torch.Tensor) else 0 for t in ins]
             outs = results_of(run.run(*ins))
+            if torch.is_grad_enabled() != gradients or any(t.grad_fn is not None for t in tensor_leaves(outs)):
+                return Form("it switches gradients on for what comes after it")
         if beside.notes:
             return Form(beside.notes[0])
         changed = [i for i, t in enumerate(ins) if isinstance(t, torch.Tensor) and t._version != versions[i]]
@@ -276,9 +282,11 @@ def reason_for_torch(gm: fx.GraphModule, args: tuple, inputs: list[int], static:
     for node in gm.graph.nodes:
         if leaves_torch_as_is(node):
             continue
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"it calls torch's operator {node.target.name()}, which takes graphs"
         place = getattr(node.target, "__module__", "") or ""
         functorch = place.startswith("torch._functorch") and not is_vmap(node)
-        if place.startswith("torch.amp") or functorch or (node.target is torch._C._set_grad_enabled and node.args[0]):
+        if place.startswith("torch.amp") or functorch:
             return f"it changes torch's state by {target_name(node.target)}"
     for t in tensors:
         if t.device.type != "cpu" or t.layout != torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter):
