@@ -181,7 +181,7 @@ class DynamoGraph:
             if not form.plain:
                 raise Unsupported("beside torch.vmap it writes inputs or gives views of them")
             with torch.inference_mode(False), torch.no_grad():
-                gm = make_fx(gm)(*args)
+                gm = make_fx(gm, tracing_mode="fake")(*args)
         for i, node in enumerate(self.nodes):
             if i in self.inputs:
                 done[node] = graph.placeholder(node.name)
