@@ -9,6 +9,7 @@ from needle.ops.shape.indexing import GetItem, SetItem
 
 from .graph import Graph, Node
 
+PARTS = (GetItem, SetItem)
 WHOLE = (None, None, None)
 Index = tuple[Any, ...]  # as `encode_index` makes it, without None, "..." and whole axes at the end
 
@@ -19,7 +20,7 @@ def merge_parts(graph: Graph) -> Graph:
     A write over the whole tensor is its value, a write over an earlier one at the same index replaces it, a write of a part of a
     part is one write, and reading what was just written gives the value.
     """
-    if not any(isinstance(n.target, GetItem | SetItem) for n in graph):
+    if not any(isinstance(n.target, PARTS) and (meets_another(n) or index_of(n) == ()) for n in graph):
         return graph
 
     def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node | None:
@@ -31,6 +32,10 @@ def merge_parts(graph: Graph) -> Graph:
         return write(node, new, base, index, value)
 
     return graph.copy(replace).prune()
+
+
+def meets_another(node: Node) -> bool:
+    return any(isinstance(a.target, PARTS) for a in node.args)
 
 
 def read(node: Node, new: Graph, base: Node, index: Index) -> Node | None:
@@ -101,7 +106,7 @@ def joined(first: Index | None, second: Index | None) -> Index | None:
 
 def index_of(node: Node) -> Index | None:
     """What a node reads or writes; None for another node and for what is known when the graph runs."""
-    if not isinstance(node.target, GetItem | SetItem) or node.target.deferred():
+    if not isinstance(node.target, PARTS) or node.target.deferred():
         return None
     index, spec = [*node.target.index], node.args[0].meta.get("spec")
     shape = spec.shape if isinstance(spec, Spec) else None
