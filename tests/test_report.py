@@ -34,7 +34,7 @@ class Unusual(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = nn.Linear(8, 8)
-        self.table = nn.Embedding(8, 8, max_norm=1.0)
+        self.table = nn.EmbeddingBag(8, 8, scale_grad_by_freq=True)
         self.drop = nn.Dropout()
 
     def forward(self, x, mask):
