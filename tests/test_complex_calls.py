@@ -59,6 +59,7 @@ REDUCTIONS: dict[str, tuple] = {
     "prod of zeros": (lambda z: z.prod(), torch.tensor([0, 1 + 1j, 2])),
     "prod of nothing": (lambda z: z.prod(0), torch.zeros(0, 3, dtype=torch.cfloat)),
     "cumprod": (lambda z: torch.cumprod(z, -1) + z.cumprod(dim=0), Z),
+    "cumprod from infinity": (lambda z: torch.view_as_real(torch.cumprod(z, 0)), torch.tensor([complex("inf"), 0, 2])),
     "truth": (
         lambda z: (z.any(1) & torch.all(z, dim=1)) | torch.logical_not(z[:, 0]),
         torch.tensor([[0, 1j], [1, 2], [0, 0]]),
@@ -107,6 +108,7 @@ PRODUCTS: dict[str, tuple] = {
 }
 # torch has no gradient of these, or projects that of a Hermitian matrix on its lower triangle.
 WITHOUT_GRADIENT = {
+    "cumprod from infinity",
     "fill_diagonal_",
     "cholesky",
     "index_put",

@@ -68,6 +68,8 @@ CASES: dict[str, tuple[Callable, torch.Tensor]] = {
     "norms": (
         lambda x: (
             torch.norm_except_dim(x, 2, 1),
+            torch.frobenius_norm(x, 0, True),
+            torch.frobenius_norm(x, ()),
             torch.norm_except_dim(x, 3, -1),
             torch.nuclear_norm(x, (0, 1), True),
         ),

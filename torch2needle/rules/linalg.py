@@ -407,7 +407,7 @@ def nuclear_norm(input: Any, dim: Any = (-2, -1), keepdim: bool = False) -> Any:
 
 @rule(torch.frobenius_norm)
 def frobenius_norm(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
-    return ops.vector_norm(input, 2.0, axes(dim) or None, keepdim)
+    return ops.vector_norm(input, 2.0, axes(dim), keepdim)
 
 
 @rule(torch.norm_except_dim)

@@ -170,8 +170,9 @@ class ComplexCumProd(Op):
         return Spec(tuple(x.shape), str(x.dtype))
 
     def decompose(self, x: Tensor) -> Tensor:
-        """By doubling steps."""
+        """By doubling steps; the first numbers times 1 as torch's, where infinity times the other part's 0 is NaN."""
         z, axis, step = view_as_complex(cast(x, "float64")), self.axis % (len(x.shape) - 1), 1
+        z = Complex(z.real - z.imag * 0.0, z.imag + z.real * 0.0)
         while step < x.shape[axis]:
             start, first, last = (
                 Complex(getitem(z.real, part), getitem(z.imag, part))
