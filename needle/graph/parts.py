@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from needle.autograd import Spec
 from needle.ops.shape.indexing import GetItem, SetItem
 
 from .graph import Graph, Node
@@ -15,7 +14,7 @@ Index = tuple[Any, ...]  # as `encode_index` makes it, without None, "..." and w
 
 
 def merge_parts(graph: Graph) -> Graph:
-    """A new graph for the sizes that its values have; attributes that are known when the graph runs leave a part as it is.
+    """A new graph, of one that was traced with sizes; attributes that are known when the graph runs leave a part as it is.
 
     A write over the whole tensor is its value, a write over an earlier one at the same index replaces it, a write of a part of a
     part is one write, and reading what was just written gives the value.
@@ -42,14 +41,14 @@ def read(node: Node, new: Graph, base: Node, index: Index) -> Node | None:
     if not index:
         return base
     if isinstance(base.target, SetItem) and len(base.args) == 2 and index_of(base) == index:
-        return base.args[1] if same_spec(base.args[1], node) else None
+        return base.args[1] if base.args[1].meta["spec"] == node.meta["spec"] else None
     if isinstance(base.target, GetItem) and (both := joined(index_of(base), index)) is not None:
         return added(node, new, GetItem(both), base.args[:1])
     return None
 
 
 def write(node: Node, new: Graph, base: Node, index: Index, value: list[Node]) -> Node | None:
-    if value and not index and same_spec(value[0], node):
+    if value and not index and value[0].meta["spec"] == node.meta["spec"]:
         return value[0]
     bare = base  # without the writes that this one covers
     while isinstance(bare.target, SetItem) and within(index_of(bare), index):
@@ -105,37 +104,23 @@ def joined(first: Index | None, second: Index | None) -> Index | None:
 
 
 def index_of(node: Node) -> Index | None:
-    """What a node reads or writes; None for another node and for what is known when the graph runs."""
-    if not isinstance(node.target, PARTS) or node.target.deferred():
+    """What a node reads or writes; None for another node, for new axes and for what is known when the graph runs."""
+    if not isinstance(node.target, PARTS) or node.target.deferred() or None in node.target.index:
         return None
-    index, spec = [*node.target.index], node.args[0].meta.get("spec")
-    shape = spec.shape if isinstance(spec, Spec) else None
+    index, shape = [*node.target.index], node.args[0].meta["spec"].shape
     if "..." in index:
         at = index.index("...")
-        if len(index) > 1 and shape is None:
-            return None
-        index[at : at + 1] = [WHOLE] * (len(shape) - len(index) + 1) if shape is not None else []
-    if None in index:
-        return None
-    for axis, i in enumerate(index):
-        if isinstance(i, tuple) and is_whole(i, shape[axis] if shape is not None else None):
-            index[axis] = WHOLE
+        index[at : at + 1] = [WHOLE] * (len(shape) - len(index) + 1)
+    index = [WHOLE if isinstance(i, tuple) and is_whole(i, size) else i for i, size in zip(index, shape, strict=False)]
     while index and index[-1] is WHOLE:
         index.pop()
     return tuple(index)
 
 
-def is_whole(part: tuple, size: Any) -> bool:
-    """Asked by comparisons, which a plan for several sizes notes; size: None where nobody knows it."""
+def is_whole(part: tuple, size: int) -> bool:
+    """Asked by comparisons, which a plan for several sizes notes."""
     start, stop, step = part
-    ends = stop is None or (isinstance(size, int) and stop >= size)
-    return ends and (start is None or start == 0) and (step is None or step == 1)
-
-
-def same_spec(a: Node, b: Node) -> bool:
-    specs = [n.meta.get("spec") for n in (a, b)]
-    known = all(isinstance(s, Spec) and all(isinstance(size, int) for size in s.shape) for s in specs)
-    return known and specs[0] == specs[1]
+    return (start is None or start == 0) and (stop is None or stop >= size) and (step is None or step == 1)
 
 
 def added(node: Node, new: Graph, target: Any, args: tuple) -> Node:
