@@ -365,3 +365,21 @@ def test_other_calls_on_gpus_name_places_that_are_there(monkeypatch: pytest.Monk
     (_, kept), _ = seen[0]
     (_, fitting), _ = seen[1]
     assert torch.equal(kept, numbers) and fitting.tolist() == [[0, 1, 1, -1, -100]] * 2
+
+
+class Growing(nn.Module):
+    """As many rows as a list has tensors, each of all before it."""
+
+    def forward(self, x: Any) -> Any:
+        rows = [x]
+        while len(rows) < 4:
+            rows.append(sum(rows) / len(rows) + len(x))
+        return torch.stack(rows, 1)
+
+
+def test_lengths_of_lists_are_numbers() -> None:
+    net = torch2needle.convert(Growing(), (torch.randn(3, 2),))
+    assert net.report.capture == "torch.fx"
+    for n in (3, 5):
+        x = torch.randn(n, 2)
+        assert torch.allclose(torch.from_numpy(net(x).numpy()), Growing()(x))

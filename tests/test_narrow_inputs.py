@@ -29,6 +29,8 @@ TAKEN = {  # one input
     "chosen": lambda x: torch.where(x > 5, x, 0),
     "max": lambda x: x.amax(-1),
     "bits of few": lambda x: (x >> 2) & 15 | 3,
+    "packed nibbles": lambda x: torch.stack([x & 15, x >> 4 & 15], -1).flatten(-2) ^ 1,
+    "limits": lambda x: x.clamp(max=100).clamp_min(5),
     "whole quotient": lambda x: x // 7,
     "quotient towards zero": lambda x: torch.div(x, 7, rounding_mode="trunc"),
     "remainder": lambda x: x % 7 * 0.5,

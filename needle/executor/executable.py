@@ -292,7 +292,7 @@ class Executable(Plans):
     def _prepare(self, args: tuple, kwargs: dict) -> tuple[CompiledPlan, list[NDArray], str]:
         inputs = self._bind(args, kwargs)
         specs, arrays, kind = entered(inputs)
-        same = (kwargs or len(args) == len(inputs)) and all(isinstance(s, Spec) for s in specs)
+        same = arrays and (kwargs or len(args) == len(inputs)) and all(isinstance(s, Spec) for s in specs)
         plan = self._plan_for(repr(specs), specs, arrays)
         self._direct = plan if same and isinstance(plan.info, PlanInfo) else None
         return plan, arrays, kind

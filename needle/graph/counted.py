@@ -32,7 +32,7 @@ from needle.ops.shape.indexing import GetItem
 from needle.ops.shape.join import Concat, Stack
 from needle.ops.shape.runtime_shape import StopGradient
 
-from .counted_rules import RULES, Beside, Count, Rows, known_as, ones_but
+from .counted_rules import RULES, Alike, Beside, Count, Rows, ones_but
 from .graph import Node
 from .record import Recorder, Symbol
 from .structure import map_structure
@@ -63,7 +63,8 @@ class CountedRows:
     """What a recorder asks for every op while the forward of a step is recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.known, self.counts = recorder, dict[Node, Rows](), dict[Any, Count]()
+        self.recorder, self.known, self.counts = recorder, dict[Node, Rows](), dict[int, Count]()
+        self.alike = Alike()
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -152,7 +153,7 @@ class CountedRows:
         return made
 
     def count_of(self, mask: Any) -> Count:
-        key = known_as(mask.node, {})
+        key = self.alike(mask.node)
         if key not in self.counts:
             number = math.prod(mask.shape)
             if not number:
@@ -160,7 +161,7 @@ class CountedRows:
             valid = ops.reshape(mask, (number,))
             places = Tensor(np.arange(number), dtype="int64", requires_grad=False)
             first = ops.argmax(valid.astype("int32"), 0)
-            self.counts[key] = Count(mask, valid, ops.some(valid), ops.where(valid, places, first))
+            self.counts[key] = Count(self.alike, mask, valid, ops.some(valid), ops.where(valid, places, first))
         return self.counts[key]
 
     def along(self, op: Op, symbols: list[Any], rows: list[Rows | None]) -> int | None:

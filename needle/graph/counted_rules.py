@@ -24,10 +24,33 @@ from needle.ops.shape.scatter import IndexAdd, IndexCopy, IndexPut, Scatter
 from .graph import Node
 
 
+class Alike:
+    """`alike(node)`: a number that values made alike share. Keys hold the numbers of what a value is made from, so that a loop
+    that reads what it made twice is no tree of its own size."""
+
+    def __init__(self) -> None:
+        self.numbers, self.nodes = dict[Any, int](), dict[Node, int]()
+
+    def __call__(self, node: Node) -> int:
+        todo = [node]
+        while todo:
+            n = todo[-1]
+            made = n.kind == "op" and not n.target.deferred()
+            if missing := [a for a in n.args if made and a not in self.nodes]:
+                todo += missing
+                continue
+            attributes = repr(sorted(n.target.attributes().items())) if made else None
+            key = (type(n.target), attributes, *(self.nodes[a] for a in n.args)) if made else n
+            self.nodes[n] = self.numbers.setdefault(key, len(self.numbers))
+            todo.pop()
+        return self.nodes[node]
+
+
 class Count(NamedTuple):
     """Which of all rows are counted: `mask`, of any shape, and flat, `valid`; `some`: whether any is; `safe`: of each its place,
     of others the first counted one's."""
 
+    alike: Alike
     mask: Any
     valid: Any
     some: Any
@@ -47,15 +70,6 @@ class Beside(NamedTuple):
 
     value: Any
     axis: int
-
-
-def known_as(node: Node, seen: dict[Node, Any]) -> Any:
-    """A key that values made alike share."""
-    if node not in seen:
-        made = node.kind == "op" and not node.target.deferred()
-        attributes = repr(sorted(node.target.attributes().items())) if made else None
-        seen[node] = (type(node.target), attributes, *(known_as(a, seen) for a in node.args)) if made else id(node)
-    return seen[node]
 
 
 def ones_but(numbers: Any, axis: int, rank: int) -> Any:
@@ -102,7 +116,7 @@ def masked(x: Any, values: Any, count: Count) -> Any:
 
 def put_masked(op: Any, inputs: list[Any], rows: list[Any], count: Count) -> Any:
     x, mask, values = inputs
-    same = rows[2] and rows[2].axis == 0 and known_as(mask.node, {}) == known_as(count.mask.node, {})
+    same = rows[2] and rows[2].axis == 0 and count.alike(mask.node) == count.alike(count.mask.node)
     if rows[0] or rows[1] or not same or len(values.shape) != len(x.shape) - len(mask.shape) + 1:
         return NotImplemented
     return masked(x, values, count)

@@ -27,10 +27,12 @@ def result_dtype(*operands: Any) -> str:
     full = [dtype_name(x.dtype) for x in operands if x.shape != ()]
     lone = [dtype_name(x.dtype) for x in operands if x.shape == ()]
     dtype = reduce(promote, full or lone)
-    return dtype if not full else reduce(promote, (d for d in lone if KINDS[d] > KINDS[dtype]), dtype)
+    return dtype if not full else reduce(promote, (d for d in lone if kind(d) > kind(dtype)), dtype)
 
 
-KINDS = {**dict.fromkeys(FLOATS, 2), "int32": 1, "int64": 1, "bool": 0}
+def kind(dtype: str) -> int:
+    """Bools, whole numbers and floats in torch's order."""
+    return 2 if dtype in FLOATS else int(dtype != "bool")
 
 
 def lacks_float64(kernel: str) -> bool:

@@ -20,7 +20,7 @@ from needle import _core
 from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray.forks import GRAPHS, fork_lock
 from needle.graph.narrow import NARROW
-from needle.interop import as_ndarray
+from needle.interop import as_ndarray, mirrored
 
 from ..capture.differences import fault_of_results
 from ..capture.tracing import written
@@ -108,7 +108,7 @@ class DynamoGraph:
             say(reason)
             return self.gm.forward(*args)
         try:
-            result = entry.exe(*inputs)
+            result = run(entry.exe, inputs)
             form.check(result)
         except Exception as e:  # a shape that no plan takes
             say(why(e))
@@ -158,7 +158,7 @@ class DynamoGraph:
         names = {id(args[i]): self.nodes[i].name for i in reversed(self.static)}  # of tied ones the first
         entry.tensors = [net.tensor(names[id(args[i])]) for i in self.static]
         exe = executable(net, inputs, **self.options)
-        result = exe(*inputs)
+        result = run(exe, inputs)
         form.check(result)
         if fault := self.fault(args, form, result):
             raise Unsupported(fault)
@@ -208,6 +208,11 @@ class DynamoGraph:
         made = fx.GraphModule(attributes, graph)
         made.training = False
         return made
+
+
+def run(exe: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    """The results as torch's tensors, also where no input tells whose arrays they are to be."""
+    return exe(*inputs) if inputs else mirrored(exe(), "torch")
 
 
 class Entry:

@@ -171,6 +171,10 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
 
         return call
 
+    def length(own: Callable) -> Callable:  # of a list of proxies it is a number
+        of_proxy = accept(own)
+        return lambda value: (of_proxy if isinstance(value, fx.Proxy) else own)(value)
+
     class Type(type, metaclass=TypeOf):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             own = len(args) == 1 and not kwargs and isinstance(args[0], fx.Proxy) and tracer.tracing()
@@ -193,7 +197,7 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
     names: list[tuple[Any, str, Any]] = [(vars(place), n, accept(getattr(place, n))) for place, n in sized]
     names.append((vars(torch), "is_tensor", is_tensor))
     for place in foreign_globals(model):
-        names.append((place, "len", accept(place.get("len", len))))
+        names.append((place, "len", length(place.get("len", len))))
         asking = {"isinstance": is_instance, "type": Type, "callable": is_callable}
         names += [(place, n, f) for n, f in asking.items() if n not in place]
     return patched(names)

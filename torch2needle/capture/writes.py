@@ -13,7 +13,7 @@ from needle import ops
 from needle.autograd import Spec, Tensor, Unsupported
 from needle.complex_numbers import Complex
 from needle.graph import Node, Symbol
-from needle.ops.dtypes import KINDS
+from needle.ops.dtypes import kind
 
 from ..report import dotted
 from .tracing import Captured
@@ -43,7 +43,7 @@ def as_stored(result: Any, base: Any) -> Any:
 def may_differ(result: Any, base: Any) -> bool:
     """Whether some dtypes of the inputs give the two other dtypes, in a write that torch takes."""
     pairs = zip(*(possible_dtypes(t.node, t.recorder) for t in (result, base)), strict=True)
-    return any(new != old and KINDS[new] <= KINDS[old] for new, old in pairs)
+    return any(new != old and kind(new) <= kind(old) for new, old in pairs)
 
 
 def possible_dtypes(node: Node, recorder: Any) -> list[str]:

@@ -10,7 +10,7 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS, NDArray
 from needle.backend_ndarray.ndarray import resolve_shape
 from needle.ops.common import as_axes, check_axis, constant
-from needle.ops.dtypes import KINDS, result_dtype
+from needle.ops.dtypes import kind, result_dtype
 from needle.ops.families import named, no_gradient, op_class, samples_of, unary
 from needle.ops.math.elementwise import cast, where
 from needle.ops.reduce.basic import Summation, summation
@@ -274,7 +274,7 @@ CastLike, cast_like = like(
 
 
 def stored(self: Op, x: Any, like: Any) -> Any:
-    if KINDS[str(x.dtype)] > KINDS[str(like.dtype)]:
+    if kind(str(x.dtype)) > kind(str(like.dtype)):
         raise ValueError(f"[write] expects a result that a tensor of {like.dtype} can hold, got {x.dtype}.")
     return Spec(tuple(x.shape), str(like.dtype))
 
