@@ -74,6 +74,42 @@ def test_layers_finish_with_what_follows(layer: str, activation: str) -> None:
         )
 
 
+class Shifted(nn.Module):
+    """relu(layer(x) + shift), the shift of fewer axes than the sum: a constant, or an input."""
+
+    def __init__(self, layer: nn.Module, shape: tuple[int, ...], constant: bool) -> None:
+        super().__init__()
+        self.layer, self.constant = layer, constant
+        self.shift = nn.Buffer(torch.randn(shape))
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(x) + (self.shift if self.constant else shift))
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("layer", [*LAYERS, "3 x 3 of a volume", "depthwise of a volume", "3"])
+def test_layers_add_what_is_broadcast(layer: str, constant: bool) -> None:
+    """Also with Winograd and in vectors: none reads a neighbour of what all pixels share."""
+    others = {
+        "3 x 3 of a volume": lambda: nn.Conv3d(32, 32, 3, padding=1),
+        "depthwise of a volume": lambda: nn.Conv3d(32, 32, 3, padding=1, groups=32),
+        "3": lambda: nn.Conv1d(32, 32, 3, padding=1),
+    }
+    torch.manual_seed(0)
+    made = (LAYERS | others)[layer]()
+    sizes = (2, 5, 32) if layer == "linear" else (2, 32, *{"3": (9,)}.get(layer, (3,) * ("volume" in layer) + (8, 14)))
+    x = torch.randn(sizes)
+    with torch.no_grad():
+        whole = made(x).shape
+    for kept in itertools.product((False, True), repeat=len(whole)):
+        shape = tuple(n if k else 1 for n, k in zip(whole, kept, strict=True))
+        block = Shifted(made, shape, constant).eval()
+        given = (x, torch.randn(shape))
+        got = ndl.compile(torch2needle.convert(block, given, dynamic=False), given)(*given)
+        want = copy.deepcopy(block).double()(*(t.double() for t in given)).detach()
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("left", [False, True])
 def test_a_layers_input_is_added_to_its_result(left: bool) -> None:
     layer = ndl.nn.Linear(32, 32, layout="torch").eval()

@@ -9,7 +9,7 @@ namespace {
 constexpr int kPixels = NEEDLE_REGISTER_BLOCKS == 32 ? 8 : NEEDLE_REGISTER_BLOCKS == 8 ? 4 : 2;
 
 struct Strides {
-  int64_t kernel_d, kernel_h, kernel_w, x_tap_d, x_tap_h, x_tap_w, x_pixel;
+  int64_t kernel_d, kernel_h, kernel_w, x_tap_d, x_tap_h, x_tap_w, x_pixel, residual_pixel;
 };
 
 template <int PIXELS>
@@ -38,7 +38,7 @@ void pixels(const Strides& s, const float* x, const float* w, const float* bias,
     for (int v = 0; v < kPerBlock; v++) {
       const int64_t at = i * kBlock + v * V::N;
       V sum = acc[i][v];
-      if (residual) sum = sum + V::load(residual + at);
+      if (residual) sum = sum + V::load(residual + i * s.residual_pixel + v * V::N);
       if (activation == kRelu || activation == kRelu6) sum = max(V(0.f), sum);  // in this order NaN stays NaN
       if (activation == kRelu6) sum = min(V(6.f), sum);
       sum.store(y + at);
@@ -71,7 +71,8 @@ void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last) {
                      p.blocks * p.x.channels,
                      g.dilation_h * p.x.row,
                      g.dilation_w * kBlock,
-                     g.stride_w * kBlock};
+                     g.stride_w * kBlock,
+                     p.residual.pixel};
   const int64_t filter = p.frames * g.kernel_h * g.kernel_w * kBlock;
   for (int64_t row = first; row < last; row++) {
     const int64_t y = row % p.rows, block = row / p.rows % p.blocks, image = row / p.rows / p.blocks;
@@ -82,8 +83,8 @@ void depthwise_rows(const DepthwisePass& p, int64_t first, int64_t last) {
     int64_t i = 0;
     for (int64_t left = ceil_div(p.pixels, kPixels); left > 0; left--) {  // parts of nearly one size
       const int64_t n = ceil_div(p.pixels - i, left);
-      kPixelsFn[n](s, in + i * s.x_pixel, w, bias, residual ? residual + i * kBlock : nullptr, out + i * kBlock,
-                   p.activation, p.alpha);
+      kPixelsFn[n](s, in + i * s.x_pixel, w, bias, residual ? residual + i * s.residual_pixel : nullptr,
+                   out + i * kBlock, p.activation, p.alpha);
       i += n;
     }
   }

@@ -79,7 +79,7 @@ void transform_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const
   for (int64_t i = 0; i < n; i++) {
     const Place p = place<F>(j, first + i);
     float* to = j.y.at(p.image, ob, p.y / kStep) + p.x / kStep * kBlock;
-    const float* r = j.residual ? j.residual.at(p.image, ob, p.y) + p.x * kBlock : nullptr;
+    const float* r = j.residual ? j.residual.at(p.image, ob, p.y) + p.x * j.residual.pixel : nullptr;
     const float* bias = j.bias ? j.bias + ob * kBlock : nullptr;
     const bool relu = j.activation == kRelu;
     V top[F::kOut / 2] = {};  // of every window in a row of them, as far as its pixels came
@@ -91,7 +91,7 @@ void transform_outputs(const Job& j, int64_t first, int64_t n, int64_t ob, const
         value = v;
       }
       if (bias) value = value + V::load(bias + lane);
-      if (r) value = value + V::load(r + y * j.residual.row + x * kBlock + lane);
+      if (r) value = value + V::load(r + y * j.residual.row + x * j.residual.pixel + lane);
       if (relu) value = max(V(0.f), value);
       value.store(to + y / kStep * j.y.row + x / kStep * kBlock + lane);
     });
