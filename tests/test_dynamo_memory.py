@@ -232,7 +232,9 @@ def test_graphs_of_views_alone() -> None:
         for given in (x, torch.randn(5, 2)):
             got = compiled(f)(given)
             close(list(got[:3]), list(f(given)[:3]))
-            assert got[1] is given and all(t.data_ptr() == w.data_ptr() for t, w in zip(got[:3], f(given), strict=False))
+            assert got[1] is given and all(
+                t.data_ptr() == w.data_ptr() for t, w in zip(got[:3], f(given), strict=False)
+            )
     assert not dynamo.SAID
 
 

@@ -8,6 +8,7 @@ import pytest
 import needle as ndl
 from needle import nn, ops
 from needle.autograd import Op, Spec
+from needle.nn.functional import Guard, GuardError
 from needle.ops.nn.attention import scaled_dot_product_attention as attention
 from needle.ops.nn.heads import merge_heads, split_heads
 from test_compile_step import assert_same, eager_step
@@ -120,6 +121,26 @@ def test_results_beside_the_loss_have_their_rows():
     _, best, twice = step(x, y)
     np.testing.assert_allclose(np.asarray(twice), 2 * want, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(best), want.argmax(1))
+
+
+def test_guards_look_at_all_rows():
+    """Also at those that the result does not read."""
+
+    def guarded(n, x):
+        y = n.up(x)
+        Guard((1.0,), "y.sum() < 1e6")(ops.lt(y.sum(), 1e6))
+        return y[:, 0]
+
+    net, x, y = Net(guarded), np.zeros((N, L, W), "float32"), np.zeros(N, "int64")
+    step = ndl.compile_step(net, ops.cross_entropy, ndl.optim.SGD(net.parameters(), 0.1), (x, y))
+    other = copy.deepcopy(net)
+    want = eager_step(other, ops.cross_entropy, ndl.optim.SGD(other.parameters(), 0.1), x, y)
+    assert float(step(x, y)) == pytest.approx(want, rel=1e-6)
+    before = {k: t.numpy().copy() for k, t in net.state_dict().items()}
+    x[:, 1] = 1e9 * np.sign(net.up.weight.numpy().sum(1))
+    with pytest.raises(GuardError, match="1e6"):
+        step(x, y)
+    assert all(np.array_equal(before[k], t.numpy()) for k, t in net.state_dict().items())
 
 
 def test_sources_of_ops_hold_on_their_samples():

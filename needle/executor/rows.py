@@ -105,15 +105,16 @@ class Narrowing:
 
 
 def narrowed(value: Any, recorder: Recorder) -> Any:
-    """What a recorded call returned, from as few rows as it needs; the recorder's writes and effects likewise."""
+    """What a recorded call returned, from as few rows as it needs; the recorder's writes, effects and guards likewise."""
     results: list[Any] = []
     map_structure(value, results.append)
-    results += [v for _, v in (*recorder.writes.values(), *recorder.effects)]
+    results += [v for _, v in (*recorder.writes.values(), *recorder.effects, *recorder.guards)]
     made = Narrowing(recorder, [x for x in results if isinstance(x, Symbol)])
     if not made.changed:
         return value
     recorder.writes = {i: (tensor, made.moved(v)) for i, (tensor, v) in recorder.writes.items()}
     recorder.effects[:] = [(effect, made.moved(v)) for effect, v in recorder.effects]
+    recorder.guards = [(guard, made.moved(v)) for guard, v in recorder.guards]
     value = map_structure(value, made.moved)
     read = {x.node for x in map(made.moved, results) if isinstance(x, Symbol)}
     for node in reversed(recorder.graph.nodes):
