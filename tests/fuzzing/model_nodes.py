@@ -34,8 +34,13 @@ def image(d: Draw, shapes: list[Any]) -> tuple[int, Shape] | None:
     found = [i for i, (s, t) in enumerate(shapes) if len(s) == 4 and s[1] and t.startswith("float")]
     if not found:
         return None
-    i = d(found[::-1])
+    i = d(latest(found))
     return i, shapes[i][0]
+
+
+def latest(values: list[int]) -> list[int]:
+    """Half of the choices are the last value: what runs fuse and finish stands one behind the other."""
+    return [values[-1]] * len(values) + values[::-1]
 
 
 def rows(d: Draw, shapes: list[Any], least: int = 1, most: int = 8) -> tuple[int, Shape] | None:
@@ -43,7 +48,7 @@ def rows(d: Draw, shapes: list[Any], least: int = 1, most: int = 8) -> tuple[int
     found = [i for i, (s, t) in enumerate(shapes) if least <= len(s) <= most and t.startswith("float")]
     if not found:
         return None
-    i = d(found[::-1])
+    i = d(latest(found))
     return i, shapes[i][0]
 
 
@@ -275,18 +280,24 @@ def choose(d: Draw, shapes: list[Any]) -> Made | None:
 
 def parameter(d: Draw, shapes: list[Any]) -> Made | None:
     x = rows(d, shapes, 1)
-    return None if x is None else (Shift(d([x[1], x[1][-1:], (1,)])), [x[0]])
+    if x is None:
+        return None
+    i, shape = x
+    of_channels = len(shape) > 1 and d([True, False])
+    kept = [axis == 1 if of_channels else d([True, False]) for axis in range(len(shape))]
+    held = tuple(n if k else 1 for n, k in zip(shape, kept, strict=True))
+    return Beside(held, d([ops.add, ops.add, ops.multiply])), [i]
 
 
-class Shift(nn.Module):
-    """x + a parameter."""
+class Beside(nn.Module):
+    """x with a parameter, of which some axes are one number."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, join: Callable[..., Any]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(np.zeros(shape, "float32"))
+        self.weight, self.join = nn.Parameter(np.random.standard_normal(shape).astype("float32")), join
 
     def forward(self, x: Any) -> Any:
-        return x + self.weight
+        return self.join(x, self.weight)
 
 
 NODES: dict[str, tuple[int, Callable[[Draw, list[Any]], Made | None]]] = {
@@ -307,6 +318,6 @@ NODES: dict[str, tuple[int, Callable[[Draw, list[Any]], Made | None]]] = {
     "softmax": (1, softmax),
     "matmul": (1, matmul),
     "choose": (1, choose),
-    "parameter": (1, parameter),
+    "parameter": (3, parameter),
     "again": (2, lambda d, shapes: None),  # an earlier layer once more
 }
