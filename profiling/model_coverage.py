@@ -27,6 +27,7 @@ LISTS = {"usual": LIST, "hard": HARD, "types": TYPES}
 STAGES = ("torch", "convert", "plain", "fused", "compiled", "free", "altered")
 ONNX = ("torch", "convert", "onnx")  # of --onnx
 DYNAMO = ("torch", "fallback", "dynamo")  # of --dynamo
+TRAIN = ("torch", "train")  # of --train
 FORMS = ("plain", "fused", "compiled", "free")
 SECONDS = 240  # of processor time, so that other work on the machine does not count; WAIT: of the clock
 WAIT = 3600
@@ -165,12 +166,14 @@ def main() -> None:
     parser.add_argument("--list", choices=LISTS, default="usual", help="which list --full and --models mean")
     parser.add_argument("--onnx", action="store_true", help="as ONNX files in onnxruntime, in place of the other forms")
     parser.add_argument("--dynamo", action="store_true", help='with fallback="torch" and under torch.compile instead')
+    parser.add_argument("--train", action="store_true", help="a compiled training step beside torch's instead")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, metavar="FILE")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="processor time for each model")
     args = parser.parse_args()
-    stages, forms = (ONNX, ONNX[-1:]) if args.onnx else (DYNAMO, DYNAMO[1:]) if args.dynamo else (STAGES, FORMS)
+    stages = ONNX if args.onnx else DYNAMO if args.dynamo else TRAIN if args.train else STAGES
+    forms = FORMS if stages is STAGES else DYNAMO[1:] if args.dynamo else stages[-1:]
     file = LIST if args.sample else LISTS[args.list]
     listed = [e["name"] for e in json.loads(file.read_text())]
     chosen = listed if args.full else [n for n in listed if n in SAMPLE]
@@ -196,6 +199,8 @@ def main() -> None:
     if args.dynamo:
         made, native = (sum(rows[n].get("dynamo", {}).get(key, 0) for n in chosen) for key in ("graphs", "native"))
         print(f"graphs of torch.compile in needle {percent(native, made)}")
+    if args.train and (ratios := sorted(r["train"]["ratio"] for n in chosen if passed(r := rows[n], "train"))):
+        print(f"torch's time over ours {ratios[0]:.2f} at least, {ratios[len(ratios) // 2]:.2f} in the middle")
     if args.sample and failed:
         raise SystemExit(f"[coverage] {len(failed)} models of the sample fail (first: {failed[0]}).")
 

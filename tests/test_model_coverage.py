@@ -8,11 +8,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 
 import model_coverage as coverage
 from torch2needle.capture.calls import tensors
 from torch2needle.capture.structure import plain_result
+from zoo import steps
 from zoo.build import build, inputs
 
 LISTED = json.loads(coverage.LIST.read_text())
@@ -70,6 +72,20 @@ def test_a_model_as_an_onnx_file() -> None:
         and coverage.complaint(row, coverage.ONNX) == ""
         and row["onnx"]["error"] < 1e-5
     )
+
+
+def test_a_models_training_step() -> None:
+    row = coverage.run("audio/WaveLSTM", 100, coverage.TRAIN)
+    assert list(row) == list(coverage.TRAIN) and coverage.complaint(row, coverage.TRAIN) == ""
+    assert row["train"]["error"] < 1e-5 and row["train"]["ratio"] > 0
+
+
+def test_gradients_that_lack_or_are_nan_are_far_away() -> None:
+    exact = {"a": np.array([3.0, 4.0]), "b": np.array([np.nan]), "c": np.zeros(2)}
+    assert steps.distance(exact, exact) == 0
+    assert steps.distance({"a": exact["a"] + [0, 0.05]}, exact) == pytest.approx(0.01)
+    assert steps.distance({}, exact) == 1
+    assert not steps.distance({"a": np.array([3.0, np.nan])}, exact) <= 1e9
 
 
 def test_a_process_that_ends_early_is_a_row() -> None:

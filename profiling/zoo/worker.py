@@ -1,9 +1,10 @@
 """One model of the list, in a process of its own: `python -m zoo.worker NAME SECONDS STAGE ...` prints one JSON line per stage.
 
-Stages: torch (float32 and float64 references), convert, plain, fused, compiled, free (the other inputs of the entry, plain),
-altered (what `convert` makes of the model with a hook, or a layer without gradients: equal or refused); onnx (the fused form
-as an ONNX file, in onnxruntime); fallback (converted with `fallback="torch"`), dynamo (`torch.compile(backend="needle")`: its
-result, how many of its graphs ran in needle, and why the others did not).
+Stages: torch (float32 and float64 references), convert, plain, fused, compiled, free (the other inputs of the entry, plain
+and compiled), altered (what `convert` makes of the model with a hook, or a layer without gradients: equal or refused); onnx
+(the fused form as an ONNX file, in onnxruntime); fallback (converted with `fallback="torch"`), dynamo
+(`torch.compile(backend="needle")`: its result, how many of its graphs ran in needle, and why the others did not); train (a
+compiled step on one thread, `steps.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch2needle.tools.verify import Arrays, compare, leaves, map_structure, ru
 
 from .altered import CHANGES, middle, trained
 from .build import build, entries, inputs
+from .steps import train
 
 MEMORY = 6 * 2**30  # bytes of private memory
 
@@ -174,6 +176,7 @@ def main(name: str, seconds: int, stages: Sequence[str]) -> None:
         row = judge(run_torch(compiled, given, False, [], lambda *_: None), own, exact)
         return row | compiled.facts(), None
 
+    stage("train", lambda: (train(model, others[0] if others else given), None))
     stage("fallback", fallback)
     stage("dynamo", through_dynamo)
 
@@ -191,17 +194,17 @@ def main(name: str, seconds: int, stages: Sequence[str]) -> None:
         fused = operator_fusion.fuse(net)
         return eager(fused, given, own, exact), fused
 
+    def run(executable: Any, given: dict[str, torch.Tensor], own: Arrays, exact: Arrays) -> dict[str, Any]:
+        with as_before(executable.model):
+            return judge(executable(*net.bind((), to_net(net, given))), own, exact)
+
     def compiled(fused: Any) -> Any:
-        values = tuple(net.bind((), to_net(net, given)))
-        executable = ndl.compile(fused, values)
-        with as_before(fused):
-            executable(*values)  # the first run packs weights
-        with as_before(fused):
-            return judge(executable(*values), own, exact), None
+        executable = ndl.compile(fused, tuple(net.bind((), to_net(net, given))))
+        run(executable, given, own, exact)  # the first run packs weights
+        return run(executable, given, own, exact), executable
 
     fused = stage("fused", fuse)
-    if fused is not None:
-        stage("compiled", lambda: compiled(fused))
+    executable = None if fused is None else stage("compiled", lambda: compiled(fused))
 
     def onnx() -> Any:
         values = tuple(net.bind((), to_net(net, given)))
@@ -215,6 +218,8 @@ def main(name: str, seconds: int, stages: Sequence[str]) -> None:
             own, exact, _ = references(model, other)
             try:
                 row = eager(net, other, own, exact)
+                if row["ok"] and executable is not None:
+                    row = run(executable, other, own, exact)
             except Exception as e:
                 refused = re.search(r"\] input \S+ expects size .* in axis", str(e)) is not None
                 row = {"ok": False, "reason": one_line(e), **({"fixed": True} if refused else {})}
@@ -223,7 +228,7 @@ def main(name: str, seconds: int, stages: Sequence[str]) -> None:
         return {"ok": ok, "inputs": rows, **({"fixed": True} if fixed and not ok else {})}, None
 
     stage("free", free)
-    net = fused = None  # their weights' memory is for altered models
+    net = fused = executable = None  # their weights' memory is for altered models
 
     def altered() -> Any:
         layer, rows = middle(model, given), {}
