@@ -43,9 +43,9 @@ MOVES = words(  # elements of the inputs, of the dtype that those have together
     "TupleGetItem MakeTuple Tile RepeatInterleave Roll Diagonal StopGradient Max Min Mirror MaxAlong ReLU Floor Ceil Round",
     "Identity Dropout",
 )
-CHOOSES = words(
-    "Bitwise Where Clamp ClampMin ClampMax EWiseMaximum EWiseMinimum AtLeast AtMost"
-)  # as MOVES, or numbers of the op
+CHOOSES = words(  # as MOVES, or numbers of the op
+    "Bitwise Where Clamp ClampMin ClampMax EWiseMaximum EWiseMinimum AtLeast AtMost",
+)
 ARITHMETIC = words("EWiseAdd AddScalar EWiseMul MulScalar EWisePow PowerScalar")  # a float makes the result one
 QUOTIENTS = words("WholeQuotient Remainder")  # of the numbers' own size, but for that of the least by -1
 RING = words("EWiseAdd AddScalar EWiseMul MulScalar Negate Opposite BitwiseNot Shift")  # right but for the upper bits
