@@ -101,7 +101,7 @@ def train(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
     model = without_dropout(model)
     try:
         single = Theirs(model, given, torch.float32)
-    except RuntimeError as e:
+    except (RuntimeError, ValueError) as e:  # ValueError: of compiled modules, whose copies have no leaves
         return {"ok": False, "reason": f"torch does not train it: {str(e).splitlines()[0]}"}
     try:
         double, shaken = (Theirs(model, given, torch.float64, by) for by in (0.0, SHAKEN))
