@@ -360,3 +360,15 @@ def test_what_is_made_of_parameters_follows_them_when_compiled() -> None:
     exe = ndl.compile(net, (x,))
     net.weight.data = ndl.Tensor(np.full(3, 0.5, "float32"))
     np.testing.assert_allclose(exe(x)[0], net(ndl.Tensor(x)).numpy()[0], rtol=1e-6)
+
+
+def test_an_input_that_gets_another_shape_in_place_is_refused_and_the_example_kept() -> None:
+    def widened(self: Any, x: Any) -> Any:
+        y = x.flatten()  # x itself, where that has one axis
+        y.unsqueeze_(0)
+        return y + 1
+
+    x = torch.randn(8)
+    with pytest.raises(torch2needle.ConversionError, match="another shape that may have a second name"):
+        torch2needle.convert(model(widened), x)
+    assert x.shape == (8,)

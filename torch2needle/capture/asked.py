@@ -25,6 +25,7 @@ from needle.backend_ndarray import FLOATS
 from needle.graph import Symbol
 from needle.graph.steps import of_parameters
 
+from .calls import fresh
 from .guard import (
     Writes,
     gradients_where_asked,
@@ -221,9 +222,10 @@ def answers(
 
         def noted() -> None:
             found.clear()
+            own_args, own_kwargs = fresh((args, kwargs))  # an undone write leaves what unsqueeze_ does to a shape
             try:
                 with plain_conditions(), writes, found.noted(), found.scopes.open():
-                    model(*args, **kwargs)
+                    model(*own_args, **own_kwargs)
             finally:
                 writes.undo()
 

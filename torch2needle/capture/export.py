@@ -167,6 +167,8 @@ def strictly(
         raise error from e
     if any(n.target in NUMBERS for n in program.graph.nodes):
         raise error
+    if [t.shape for t in tensors((args, kwargs))] != [t.shape for t in tensors(call)]:  # unsqueeze_ and its like
+        raise error
     return from_program(program, model, [], changing, training=manner.training)
 
 
