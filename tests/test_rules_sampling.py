@@ -37,6 +37,27 @@ def test_grids(mode: str, padding: str, align: bool) -> None:
         agrees(f, (2, 2, 3, 4, 5), (2, 2, 3, 4, 3), example=KNOWN, tolerance=2e-5)
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_grids_read_nothing_beside_the_image(mode: str, padding: str, rank: int) -> None:
+    """NaN at the edges stays out of what lies beside them, in results and gradients, dense and through strides."""
+    x, grid = torch.randn(2, 3, *(6, 5, 4)[:rank]), torch.rand(2, *(9, 8, 5)[:rank], rank) * 4 - 2
+    x[0, 1].view(-1)[[0, -1]] = x[1, 2].view(-1)[-1] = math.nan
+    dy = torch.randn(2, 3, *grid.shape[1:-1])
+    for given in ((x, grid), (x.flip(1).transpose(-1, -2), grid.transpose(1, 2))):
+        theirs = [t.detach().clone().requires_grad_() for t in given]
+        ours = [ndl.Tensor(t.numpy(), requires_grad=True) for t in given]
+        want = F.grid_sample(*theirs, mode, padding, False)
+        got = ndl.ops.grid_sample(*ours, mode, padding)
+        seeds = dy.transpose(2, 3) if given[1] is not grid else dy
+        want.backward(seeds)
+        got.backward(ndl.Tensor(seeds.numpy()))
+        pairs = [(got.numpy(), want.detach()), *((a.grad.numpy(), b.grad) for a, b in zip(ours, theirs, strict=True))]
+        for a, b in pairs if padding == "zeros" else pairs[:2]:  # torch has 0 x NaN where padding holds the grid still
+            np.testing.assert_allclose(a, b.numpy(), rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.filterwarnings("ignore:Since version 1.3.0")
 @pytest.mark.parametrize("align", [False, True])
 def test_affine_grids(align: bool) -> None:

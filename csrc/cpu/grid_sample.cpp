@@ -2,7 +2,7 @@
 //
 // Places are taken kPlaces at a time: what is read for them and with which weights is found once and serves all
 // channels. Arrays of places have that many numbers, however few are wanted, so that loops over them are vectors from
-// end to end. An image is a volume of depth 1.
+// end to end. An image is a volume of depth 1. What has weight 0 is not read: beside the image there may be anything.
 #include "cpu/strided.h"
 #include "math/sampling.h"
 
@@ -41,18 +41,32 @@ struct Sampling : SamplingRule {
   int per_axis() const { return mode == kNearest ? 1 : mode == kBilinear ? 2 : 4; }
 };
 
-// Taps of kPlaces numbers of a grid along an axis of `elements`.
+// The numbers of n places of a grid by axis, x last, and 0 up to kPlaces.
 template <class T>
-void along_axis(const Sampling& s, const T* grid, int64_t elements, bool slopes, AxisTaps<T>& taps) {
+NEEDLE_INLINE void read_numbers(const T* __restrict grid, int64_t place_step, int64_t number_step, int n, int rank,
+                                T (*__restrict numbers)[kPlaces]) {
+  if (n == kPlaces && rank == 2 && place_step == 2 && number_step == 1) {
+    for (int p = 0; p < kPlaces; p++) numbers[2][p] = grid[2 * p], numbers[1][p] = grid[2 * p + 1];
+    return;
+  }
+  for (int d = 3 - rank; d < 3; d++)
+    for (int p = 0; p < kPlaces; p++) numbers[d][p] = p < n ? grid[p * place_step + (2 - d) * number_step] : T(0);
+}
+
+// Taps of kPlaces numbers of a grid along an axis of `elements`.
+template <int MODE, class T>
+void along_axis(SamplingRule rule, const T* grid, int64_t elements, bool slopes, AxisTaps<T>& taps) {
   using L = typename LanesOf<T>::type;
   constexpr int N = LanesOf<T>::width;
   const L size(static_cast<T>(elements));
+  rule.mode = MODE;
   for (int p = 0; p < kPlaces; p += N)
-    taps_along(s, load_lanes(grid + p, N), size, [&](int k, L place, L weight, L slope) __attribute__((always_inline)) {
-      store_lanes(taps.place[k] + p, place, N);
-      store_lanes(taps.weight[k] + p, weight, N);
-      if (slopes) store_lanes(taps.slope[k] + p, slope, N);
-    });
+    taps_along(rule, load_lanes(grid + p, N), size,
+               [&](int k, L place, L weight, L slope) __attribute__((always_inline)) {
+                 store_lanes(taps.place[k] + p, place, N);
+                 store_lanes(taps.weight[k] + p, weight, N);
+                 if (slopes) store_lanes(taps.slope[k] + p, slope, N);
+               });
 }
 
 // The taps of an axis as so many neighbours: the first one's place, and what falls to each of them.
@@ -85,21 +99,20 @@ NEEDLE_INLINE void spread(const T* __restrict a, const T (*__restrict b)[kPlaces
     for (int q = 0; q < WIDTH; q++) to[p * WIDTH + q] = a[p] * b[q][p];
 }
 
-// What `n` places from `grid` on read; stride: of an image's axes.
+// What `n` places from `grid` on read.
 template <int WIDTH, class T>
 void find_taps(const Sampling& s, const T* grid, int64_t place_step, int64_t number_step, int n, const int32_t* stride,
                bool slopes, Taps<T>& taps) {
   AxisTaps<T> axes[3];
   int32_t element[3][4][kPlaces];
   const int each = s.per_axis(), deep = s.rank == 3 ? each : 1, across = each / WIDTH;
+  T numbers[3][kPlaces];
+  read_numbers(grid, place_step, number_step, n, s.rank, numbers);
   for (int d = 3 - s.rank; d < 3; d++) {
-    T numbers[kPlaces] = {};
-    const T* first = grid + (2 - d) * number_step;  // x comes first
-    if (n == kPlaces && place_step == 2)
-      for (int p = 0; p < kPlaces; p++) numbers[p] = first[2 * p];
-    else
-      for (int p = 0; p < n; p++) numbers[p] = first[p * place_step];
-    along_axis(s, numbers, s.size[d], slopes, axes[d]);
+    const auto along = s.mode == kNearest    ? along_axis<kNearest, T>
+                       : s.mode == kBilinear ? along_axis<kBilinear, T>
+                                             : along_axis<kBicubic, T>;
+    along(s, numbers[d], s.size[d], slopes, axes[d]);
     if (d == 2 && WIDTH > 1) side_by_side(WIDTH, s.size[d], slopes, axes[d]);
     for (int k = 0; k < (d == 2 ? across : each); k++)
       for (int p = 0; p < kPlaces; p++) element[d][k][p] = static_cast<int32_t>(axes[d].place[k][p]) * stride[d];
@@ -129,40 +142,40 @@ void find_taps(const Sampling& s, const T* grid, int64_t place_step, int64_t num
 
 // The places of a view, its axes from `first` up to `end`, as one row after the other with a common step.
 struct Places {
-  const View& v;
-  int first, end;
+  int axes = 0;
+  int64_t shape[kMaxRank], stride[kMaxRank];
 
-  int64_t count() const { return from(first); }
-  int64_t at(int64_t index) const {
-    int64_t offset = 0;
-    for (int d = end - 1; d >= first; d--) {
-      offset += index % v.shape[d] * v.stride[d];
-      index /= v.shape[d];
+  Places(const View& v, int first, int end) {
+    for (int d = first; d < end; d++) {
+      if (axes && stride[axes - 1] == v.stride[d] * v.shape[d])
+        shape[axes - 1] *= v.shape[d], stride[axes - 1] = v.stride[d];
+      else
+        shape[axes] = v.shape[d], stride[axes++] = v.stride[d];
     }
-    return offset;
   }
-  int64_t step() const { return v.stride[end - 1]; }
-  int64_t row() const {
-    int d = end - 1;
-    while (d > first && v.stride[d - 1] == v.stride[d] * v.shape[d]) d--;
-    return from(d);
-  }
-
- private:
-  int64_t from(int d) const {
+  int64_t count() const {
     int64_t n = 1;
-    for (; d < end; d++) n *= v.shape[d];
+    for (int d = 0; d < axes; d++) n *= shape[d];
     return n;
   }
+  int64_t at(int64_t index) const {
+    int64_t offset = 0;
+    for (int d = axes - 1; d > 0; d--) {
+      offset += index % shape[d] * stride[d];
+      index /= shape[d];
+    }
+    return offset + index * stride[0];
+  }
+  int64_t step() const { return stride[axes - 1]; }
+  int64_t row() const { return shape[axes - 1]; }
 };
 
 // f(first, n) for stretches of places that lie in one row.
 template <class F>
 void for_stretches(int64_t begin, int64_t end, int64_t row, const F& f) {
   while (begin < end) {
-    const int64_t n = smaller(smaller(kPlaces, end - begin), row - begin % row);
-    f(begin, static_cast<int>(n));
-    begin += n;
+    const int64_t stop = smaller(end, begin - begin % row + row);
+    for (int64_t n; begin < stop; begin += n) f(begin, static_cast<int>(n = smaller(kPlaces, stop - begin)));
   }
 }
 
@@ -171,10 +184,20 @@ void strides_of(const View& x, int32_t* stride) {
   for (int d = 0; d < 3; d++) stride[d] = d < 3 - rank ? 0 : static_cast<int32_t>(x.stride[d + rank - 1]);
 }
 
-// What a line reads of x: apart from what is computed of it, so that this is in vectors.
+// What a line reads of x: apart from what is computed of it, so that this is in vectors. Single numbers move as words
+// that compilers do not look into: they would put vectors together of them, which takes longer than to store them.
 template <int WIDTH, class T>
 NEEDLE_INLINE void pick(const T* __restrict x, const int32_t* __restrict offset, T* __restrict found) {
-  for (int p = 0; p < kPlaces; p++) std::memcpy(found + p * WIDTH, x + offset[p], WIDTH * sizeof(T));
+  for (int p = 0; p < kPlaces; p++) {
+    if constexpr (WIDTH * sizeof(T) == sizeof(uint32_t)) {
+      uint32_t word;
+      std::memcpy(&word, x + offset[p], sizeof word);
+      asm("" : "+r"(word));
+      std::memcpy(found + p, &word, sizeof word);
+    } else {
+      std::memcpy(found + p * WIDTH, x + offset[p], WIDTH * sizeof(T));
+    }
+  }
 }
 
 // sums[p] = the sum of the neighbours that follow each other in `terms`.
@@ -187,16 +210,21 @@ NEEDLE_INLINE void add_neighbours(const T* __restrict terms, T* __restrict sums)
   }
 }
 
+template <class T>
+NEEDLE_INLINE T weighted(T x, T weight) {
+  return weight == 0 ? T(0) : x * weight;
+}
+
 // sums = what the taps read of x, weighted.
 template <int WIDTH, class T>
-NEEDLE_INLINE void read_taps(const Taps<T>& taps, const T* x, T* sums) {
+NEEDLE_INLINE void read_taps(const Taps<T>& taps, const T* __restrict x, T* __restrict sums) {
   T found[WIDTH * kPlaces], terms[WIDTH * kPlaces];
   pick<WIDTH>(x, taps.offset[0], found);
-  for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] = found[p] * taps.weights[p];
+  for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] = weighted(found[p], taps.weights[p]);
   for (int t = 1; t < taps.lines; t++) {
     pick<WIDTH>(x, taps.offset[t], found);
     const T* weight = taps.weight(t);
-    for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] += found[p] * weight[p];
+    for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] += weighted(found[p], weight[p]);
   }
   add_neighbours<WIDTH>(terms, sums);
 }
@@ -207,6 +235,44 @@ void with_width(const Sampling& s, bool dense, const F& f) {
   const int each = s.per_axis();
   if (!dense || s.size[2] < each || each == 1) return f(std::integral_constant<int, 1>());
   each == 2 ? f(std::integral_constant<int, 2>()) : f(std::integral_constant<int, 4>());
+}
+
+// n places in mode nearest, of all channels: a vector of places at a time, with nothing kept but where they read.
+template <int PADDING, class T>
+void sample_nearest(const Sampling& s, const View& x, const T* in, const T* grid, int64_t place_step,
+                    int64_t number_step, int n, const View& y, T* out, int64_t out_step) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width;
+  const SamplingRule rule = {kNearest, PADDING, s.corners};
+  const int64_t channels = x.shape[1], x_channel = x.stride[1], y_channel = y.stride[1];
+  const int rank = s.rank;
+  int32_t stride[3];
+  strides_of(x, stride);
+  const L size[] = {L(static_cast<T>(s.size[0])), L(static_cast<T>(s.size[1])), L(static_cast<T>(s.size[2]))};
+  T numbers[3][kPlaces];
+  read_numbers(grid, place_step, number_step, n, rank, numbers);
+  for (int first = 0; first < n; first += N) {
+    const int many = smaller(N, n - first);
+    auto at = whole(L(0));
+    L inside(1);
+    for (int d = 3 - rank; d < 3; d++)
+      taps_along(rule, load_lanes(numbers[d] + first, N), size[d],
+                 [&](int, L place, L weight, L) __attribute__((always_inline)) {
+                   at += whole(place) * stride[d];
+                   inside = inside * weight;
+                 });
+    T* to = out + first * out_step;
+    for (int64_t k = 0; k < channels; k++, to += y_channel) {
+      const L found = select(eq(inside, L(0)), L(0), gather(in + k * x_channel, at));
+      if (out_step == 1) {
+        store_lanes(to, found, many);
+        continue;
+      }
+      T each[N];
+      store_lanes(each, found, N);
+      for (int p = 0; p < many; p++) to[p * out_step] = each[p];
+    }
+  }
 }
 
 }  // namespace
@@ -225,17 +291,22 @@ void grid_sample(const grid_sample_args& c) {
       parallel_ranges(c.exec, x.shape[0] * places, 16 + 4 * channels, [&](int64_t begin, int64_t end) {
         for_stretches(begin, end, row, [&](int64_t first, int n) {
           const int64_t image = first / places, place = first % places;
-          Taps<T> taps;
-          find_taps<kWidth>(s, grid.as<const T>() + image * grid.stride[0] + from.at(place), from.step(),
-                            grid.stride[grid.rank - 1], n, stride, false, taps);
+          const T *in = x.as<const T>() + image * x.stride[0], *numbers = grid.as<const T>() + image * grid.stride[0];
           T* out = y.as<T>() + image * y.stride[0] + to.at(place);
+          numbers += from.at(place);
+          if (s.mode == kNearest) {
+            const auto sample = s.padding == kZeros    ? sample_nearest<kZeros, T>
+                                : s.padding == kBorder ? sample_nearest<kBorder, T>
+                                                       : sample_nearest<kReflection, T>;
+            return sample(s, x, in, numbers, from.step(), grid.stride[grid.rank - 1], n, y, out, to.step());
+          }
+          Taps<T> taps;
+          find_taps<kWidth>(s, numbers, from.step(), grid.stride[grid.rank - 1], n, stride, false, taps);
           for (int64_t k = 0; k < channels; k++, out += y.stride[1]) {
             T sums[kPlaces];
-            read_taps<kWidth>(taps, x.as<const T>() + image * x.stride[0] + k * x.stride[1], sums);
-            if (to.step() == 1)
-              std::memcpy(out, sums, n * sizeof(T));
-            else
-              for (int p = 0; p < n; p++) out[p * to.step()] = sums[p];
+            const bool all = n == kPlaces && to.step() == 1;
+            read_taps<kWidth>(taps, in + k * x.stride[1], all ? out : sums);
+            for (int p = 0; !all && p < n; p++) out[p * to.step()] = sums[p];
           }
         });
       });
@@ -279,7 +350,7 @@ void grid_sample_grad(const grid_sample_grad_args& c) {
       for (int t = 0; t < taps.lines; t++) {
         const T* weight = taps.weight(t);
         Line terms;
-        for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] = g[p] * weight[p];
+        for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] = weighted(g[p], weight[p]);
         for (int p = 0; p < n; p++)
           for (int q = 0; q < WIDTH; q++) out[taps.offset[t][p] + q] += terms[p * WIDTH + q];
       }
@@ -298,7 +369,7 @@ void grid_sample_grad(const grid_sample_grad_args& c) {
         Line terms = {};
         for (int t = 0; s.mode != kNearest && t < taps.lines; t++) {
           const T *slope = taps.slope(d, t), *of = met + t * WIDTH * kPlaces;
-          for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] += of[p] * slope[p];
+          for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] += weighted(of[p], slope[p]);
         }
         T sums[kPlaces];
         add_neighbours<WIDTH>(terms, sums);

@@ -49,7 +49,10 @@ __global__ void GPU_BOUNDS(kThreads, sizeof(T) == 4 ? 4 : 2) sample(Sampled<T> s
           const T* line = x + element[RANK - 2][y] + (RANK == 3 ? element[0][z] : 0);
           const T share = RANK == 3 ? weight[0][z] * weight[RANK - 2][y] : weight[RANK - 2][y];
 #pragma unroll
-          for (int k = 0; k < taps; k++) sum += share * weight[RANK - 1][k] * line[element[RANK - 1][k]];
+          for (int k = 0; k < taps; k++) {
+            const T part = share * weight[RANK - 1][k];
+            sum += part == 0 ? T(0) : part * line[element[RANK - 1][k]];  // beside the image there may be anything
+          }
         }
       s.y[at[0] + c * s.y_channel] = sum;
     }

@@ -12,11 +12,6 @@ struct SamplingRule {
   bool corners;
 };
 
-template <class L>
-NEEDLE_MAP_INLINE L between(L x, L low, L high, L yes, L no) {
-  return select(le(low, x), select(le(x, high), yes, no), no);
-}
-
 // A coordinate within an axis, and its slope by the one before. NaN stays.
 template <class L>
 NEEDLE_MAP_INLINE L padded(const SamplingRule& s, L x, L size, L* slope) {
@@ -55,9 +50,9 @@ NEEDLE_MAP_INLINE void taps_along(const SamplingRule& s, L g, L size, const F& t
   const L x = s.corners ? (g + one) * (last * half) : ((g + one) * size - one) * half;
   const L scale = (s.corners ? last : size) * half;
   const auto inside = [&](int k, L place, L weight, L slope) __attribute__((always_inline)) {
-    const L edge = select(lt(last, place), last, zero);
-    tap(k, between(place, zero, last, place, edge), between(place, zero, last, weight, weight * zero),  // a NaN stays
-        between(place, zero, last, slope, zero));
+    const L element = max(min(place, last), zero);
+    const auto there = eq(place, element);
+    tap(k, element, select(there, weight, weight * zero), select(there, slope, zero));  // a NaN stays
   };
   if (s.mode == kBicubic) {
     const L first = floor(x);

@@ -146,7 +146,7 @@ class GridSample(Sampled):
         rank, rows = len(x.shape) - 2, rows_of_pixels(x)
         total: Any = None
         for corner in self.corners(x, grid):
-            part = take(rows, corner.number) * unsqueeze(corner.weight, -1)
+            part = weighted(take(rows, corner.number), unsqueeze(corner.weight, -1))
             total = part if total is None else total + part
         return permute(total, (0, rank + 1, *range(1, rank + 1)))
 
@@ -187,8 +187,8 @@ class GridSampleGrad(Sampled):
         of_axes: list[Any] = [0.0] * rank
         for corner in self.corners(x, grid):
             met = summation(take(rows, corner.number) * seeds, -1)
-            of_axes = [total + met * slope for total, slope in zip(of_axes, corner.slopes, strict=True)]
-            part = reshape(seeds * unsqueeze(corner.weight, -1), (-1, channels))
+            of_axes = [total + weighted(met, slope) for total, slope in zip(of_axes, corner.slopes, strict=True)]
+            part = reshape(weighted(seeds, unsqueeze(corner.weight, -1)), (-1, channels))
             of_rows = index_add(of_rows, 0, reshape(corner.number, (-1,)), part)
         of_x = permute(reshape(of_rows, (n, *sizes, channels)), (0, rank + 1, *range(1, rank + 1)))
         return make_tuple(of_x, stack(of_axes[::-1], -1))
@@ -206,6 +206,11 @@ def rows_of_pixels(x: Tensor) -> Tensor:
     """All pixels of all images (M, C)."""
     rank = len(x.shape) - 2
     return reshape(permute(x, (0, *range(2, rank + 2), 1)), (x.shape[0] * math.prod(x.shape[2:]), x.shape[1]))
+
+
+def weighted(x: Tensor, weight: Tensor) -> Tensor:
+    """What has weight 0 is not read: beside the image there may be anything."""
+    return where(eq(weight, 0.0), 0.0, x * weight)
 
 
 def reflected(x: Tensor, low: float, high: float) -> tuple[Tensor, Any]:
