@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,15 @@ from .behaviour import behaviour
 from .calls import SMALLER, Call, other_batch, resized, shuffled
 from .differences import disagreement, lost_gradients
 from .tracing import user_lines
+
+
+@functools.cache
+def flagged(name: str) -> list[list[str]]:
+    """The arguments of those overloads of a function that have a training flag."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
+    named = [[a.name for a in getattr(packet, o)._schema.arguments] for o in overloads]
+    return [names for names in named if not FLAGS.isdisjoint(names)]
 
 
 class Flags(TorchFunctionMode):
@@ -33,11 +43,7 @@ class Flags(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
-        overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
-        named = [
-            dict(zip((a.name for a in getattr(packet, o)._schema.arguments), args, strict=False)) for o in overloads
-        ]
+        named = [dict(zip(names, args, strict=False)) for names in flagged(getattr(func, "__name__", ""))]
         for given in (kwargs, *named):
             for name in FLAGS:
                 if isinstance(given.get(name), bool):

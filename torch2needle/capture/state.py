@@ -108,11 +108,17 @@ def geometry(t: torch.Tensor) -> tuple[Any, ...]:
 # Containers of classes that inherit from Python's are read and filled as those: their own methods may do anything.
 
 
+KINDS = (OrderedDict, dict, set, list, deque)
+
+
 def plain(container: Any) -> Any:
-    return next(kind for kind in (OrderedDict, dict, set, list, deque) if isinstance(container, kind))
+    kind = type(container)
+    return kind if kind in KINDS else next(k for k in KINDS if isinstance(container, k))
 
 
 def contents(container: Any) -> Any:
+    if type(container) in (dict, set, list):  # most are: modules have a dozen of each
+        return container.copy()
     keys = plain(container).__iter__(container)
     if isinstance(container, dict):
         return {k: dict.__getitem__(container, k) for k in keys}
