@@ -144,6 +144,9 @@ def images() -> Iterator[Row]:
                     lambda x, m=mode, f=factor, c=corners: F.interpolate(x, scale_factor=f, mode=m, **c),
                     (x,),
                 )
+        for mode in ("bilinear", "bicubic"):
+            call = lambda x, m=mode: F.interpolate(x, scale_factor=0.25, mode=m, antialias=True)  # noqa: E731
+            yield Row(f"interpolate {mode}, antialias", f"{size} by 0.25", call, (x,))
         for mode in ("constant", "reflect", "replicate", "circular"):
             yield Row(f"pad {mode}", size, lambda x, m=mode: F.pad(x, (3, 2, 1, 4), mode=m), (x,))
         yield Row("unfold 3x3", size, lambda x: F.unfold(x, 3, padding=1), (x,))

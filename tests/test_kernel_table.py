@@ -67,6 +67,7 @@ OUTPUTS = dict.fromkeys(("sum", "mean", "max", "min", "argmax"), (1, 2, 2, 2))
 OPERANDS = {
     "cross_entropy_columns": [(2, 2, 2), (2, 2), (2, 2)],
     "cross_entropy_columns_grad": [(2, 2, 2), (2, 2), (2, 2), (2, 2, 2)],
+    "resample": [(2, 2, 2, 2), (2,), (1, 2), (2, 2, 2, 2)],
 }
 ATTRIBUTES = dict.fromkeys(
     ("activation", "axis", "pad_top", "pad_left", "pad_bottom", "pad_right", "skip", "check"), 0

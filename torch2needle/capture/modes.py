@@ -24,7 +24,7 @@ def flagged(name: str) -> list[list[str]]:
     packet = getattr(torch.ops.aten, name, None)
     overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
     named = [[a.name for a in getattr(packet, o)._schema.arguments] for o in overloads]
-    return [names for names in named if not FLAGS.isdisjoint(names)]
+    return [names for names in named if any(flag in names for flag in FLAGS)]
 
 
 class Flags(TorchFunctionMode):

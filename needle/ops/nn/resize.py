@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, one_of, op
 from needle.backend_ndarray import NDArray, call
+from needle.backend_ndarray.kernels import unplanned
 from needle.ops.common import constant
+from needle.ops.families import samples_of
 from needle.ops.linalg.basic import matmul
 from needle.ops.nn.pool import AdaptiveAvgPool2d
 from needle.ops.nn.pool_nd import AdaptiveAvgPoolNd
@@ -67,6 +70,20 @@ def axis_taps(n: int, out: int, scale: float, mode: str, align_corners: bool, an
     return [(low, 1 - (x - low)), (low if out == n else np.minimum(low + 1, n - 1), x - low)]
 
 
+class ResizedAxis(NamedTuple):
+    """How an axis of n pixels becomes one of `out`; scale: input pixels per output pixel."""
+
+    n: int
+    out: int
+    scale: float
+    mode: str
+    align_corners: bool
+    antialias: bool
+
+    def taps(self) -> Taps:
+        return axis_taps(*self)
+
+
 def smooth_taps(n: int, out: int, scale: float, mode: str) -> Taps:
     """`axis_taps` with antialias: a filter over all pixels that an output pixel covers, as wide as a step over 1."""
     step, centre = max(scale, 1.0), (np.arange(out) + 0.5) * scale
@@ -87,6 +104,27 @@ def matrix_of(taps: Taps, n: int) -> np.ndarray:
     for index, weight in taps:
         np.add.at(m, (np.arange(len(index)), index), weight)
     return m
+
+
+@functools.lru_cache(maxsize=64)
+def band_of(axis: ResizedAxis, transposed: bool, dtype: str, device: Any) -> tuple[NDArray, NDArray]:
+    """The matrix of one axis as its band: the first pixel that each row reads, and weights (as many as it reads, rows)."""
+    taps = axis.taps()
+    rows, columns = np.tile(np.arange(axis.out), len(taps)), np.concatenate([place for place, _ in taps])
+    weights = np.concatenate([weight for _, weight in taps])
+    rows, columns, weights = (v[weights != 0] for v in (rows, columns, weights))
+    if transposed:
+        rows, columns = columns, rows
+    down, across = (axis.n, axis.out) if transposed else (axis.out, axis.n)
+    first, last = np.full(down, across - 1), np.zeros(down, "int64")
+    np.minimum.at(first, rows, columns)
+    np.maximum.at(last, rows, columns)
+    width = int((last - first).max(initial=0)) + 1
+    first = np.minimum(first, across - width)
+    band = np.zeros((width, down))
+    np.add.at(band, (columns - first[rows], rows), weights)
+    with unplanned():
+        return NDArray(first, device, "int64"), NDArray(band, device, dtype)
 
 
 def cubic_filter(d: np.ndarray, a: float) -> np.ndarray:
@@ -133,8 +171,7 @@ def attributes_of(op: Any, size: tuple, out: tuple) -> dict[str, float]:
 class Interpolate(Resize):
     """x (N, C, L), (N, C, H, W) or (N, C, D, H, W) at another size; size and scale_factor: one number or one per axis.
 
-    `scale_factor` fixes the size where that is None, and the sampling step unless `recompute_scale_factor` is set. Bicubic is
-    two products with matrices: an infinite pixel makes NaN of the rows and columns that it meets, where torch's stays near it.
+    `scale_factor` fixes the size where that is None, and the sampling step unless `recompute_scale_factor` is set.
     """
 
     size: Any = None
@@ -254,6 +291,60 @@ class InterpolateGrad(Resize):
         return Interpolate(size, self.scale_factor, *options)(out_grad)
 
 
+@op
+class Resample(Op):
+    """x (N, C, H, W) resized along axis 2 or 3, each pixel from those beside it; transposed: the gradient of that."""
+
+    axis: int
+    n: int
+    out: int
+    scale: float
+    mode: str
+    align_corners: bool = False
+    antialias: bool = False
+    transposed: bool = False
+
+    def how(self) -> ResizedAxis:
+        return ResizedAxis(self.n, self.out, self.scale, self.mode, self.align_corners, self.antialias)
+
+    def infer(self, x: Any) -> Any:
+        before, after = (self.out, self.n) if self.transposed else (self.n, self.out)
+        if len(x.shape) != 4 or x.shape[self.axis] != before:
+            raise ValueError(
+                f"[resample] expects images with {before} pixels in axis {self.axis}, got {tuple(x.shape)}."
+            )
+        return Spec((*x.shape[: self.axis], after, *x.shape[self.axis + 1 :]), str(x.dtype))
+
+    def matrix(self) -> np.ndarray:
+        matrix = matrix_of(self.how().taps(), self.n)
+        return matrix.T if self.transposed else matrix
+
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        (x,) = inputs
+        first, weights = band_of(self.how(), self.transposed, str(x.dtype), x.device)
+        call("resample", [out], x=x, first=first, weights=weights, axis=self.axis)
+
+    def decompose(self, x: Tensor) -> Tensor:
+        matrix = self.matrix()
+        return matmul(x, constant(matrix.T, x)) if self.axis == 3 else matmul(constant(matrix, x), x)
+
+    def reference(self, x: np.ndarray) -> Any:
+        return np.moveaxis(np.moveaxis(x, self.axis, -1) @ self.matrix().T.astype(x.dtype), -1, self.axis)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Any:
+        return Resample(self.axis, *self.how(), not self.transposed)(out_grad)
+
+    samples = samples_of(
+        ({"axis": 3, "n": 9, "out": 5, "scale": 1.8, "mode": "bicubic", "antialias": True}, [(2, 3, 4, 9)]),
+        ({"axis": 2, "n": 5, "out": 40, "scale": 0.125, "mode": "bicubic"}, [(2, 3, 5, 7)]),
+        ({"axis": 3, "n": 5, "out": 40, "scale": 4 / 39, "mode": "bicubic", "align_corners": True}, [(2, 1, 2, 5)]),
+        (
+            {"axis": 2, "n": 70, "out": 33, "scale": 2.2, "mode": "bilinear", "antialias": True, "transposed": True},
+            [(1, 2, 33, 5)],
+        ),
+    )
+
+
 def resize_images(
     x: Tensor, size: tuple, scales: tuple, mode: str, align_corners: bool, antialias: bool = False
 ) -> Tensor:
@@ -264,15 +355,14 @@ def resize_images(
     if mode in KERNELS and not antialias:
         factors = None if align_corners else tuple(1 / s for s in scales)
         return Interpolate(size, factors, mode, align_corners)(x)
-    for axis in (1, 0):
+    for axis in (0, 1) if size[0] < before[0] else (1, 0):  # first the one that leaves less to the other
         if size[axis] == before[axis] and scales[axis] == 1:
             continue
-        taps = axis_taps(before[axis], size[axis], scales[axis], mode, align_corners, antialias)
+        how = ResizedAxis(before[axis], size[axis], scales[axis], mode, align_corners, antialias)
         if mode == "nearest-exact":
-            x = take(x, constant(taps[0][0], x, "int64"), axis + 2)
+            x = take(x, constant(how.taps()[0][0], x, "int64"), axis + 2)
             continue
-        matrix = matrix_of(taps, before[axis])
-        x = matmul(x, constant(matrix.T, x)) if axis else matmul(constant(matrix, x), x)
+        x = Resample(axis + 2, *how)(x)
     return x
 
 
