@@ -229,12 +229,14 @@ NEEDLE_INLINE void read_taps(const Taps<T>& taps, const T* __restrict x, T* __re
   add_neighbours<WIDTH>(terms, sums);
 }
 
-// f(how many neighbours along an image's last axis are read at once, as a constant).
-template <class F>
+// f(how many neighbours along an image's last axis are read at once, as a constant): of doubles, which are rare, one.
+template <class T, class F>
 void with_width(const Sampling& s, bool dense, const F& f) {
   const int each = s.per_axis();
-  if (!dense || s.size[2] < each || each == 1) return f(std::integral_constant<int, 1>());
-  each == 2 ? f(std::integral_constant<int, 2>()) : f(std::integral_constant<int, 4>());
+  if constexpr (sizeof(T) == 4)
+    if (dense && s.size[2] >= each && each > 1)
+      return each == 2 ? f(std::integral_constant<int, 2>()) : f(std::integral_constant<int, 4>());
+  f(std::integral_constant<int, 1>());
 }
 
 // n places in mode nearest, of all channels: a vector of places at a time, with nothing kept but where they read.
@@ -286,7 +288,7 @@ void grid_sample(const grid_sample_args& c) {
   int32_t stride[3];
   strides_of(x, stride);
   with_type<grid_sample_args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
-    with_width(s, stride[2] == 1, [&](auto width) {
+    with_width<T>(s, stride[2] == 1, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       parallel_ranges(c.exec, x.shape[0] * places, 16 + 4 * channels, [&](int64_t begin, int64_t end) {
         for_stretches(begin, end, row, [&](int64_t first, int n) {
@@ -417,8 +419,9 @@ void grid_sample_grad(const grid_sample_grad_args& c) {
       });
     });
   };
-  with_type<grid_sample_grad_args::In::x_dtypes>(
-      x.dtype, [&](auto t) { with_width(s, of_x[2] == 1 && of_dx[2] == 1, [&](auto width) { run(t, width); }); });
+  with_type<grid_sample_grad_args::In::x_dtypes>(x.dtype, [&]<class T>(T t) {
+    with_width<T>(s, of_x[2] == 1 && of_dx[2] == 1, [&](auto width) { run(t, width); });
+  });
 }
 
 }  // namespace needle::NEEDLE_ISA
