@@ -219,3 +219,15 @@ def test_scales_are_positive(size: Any, factor: Any) -> None:
     x = ndl.Tensor(np.zeros((2, 3, 5, 4), "float32"))
     with pytest.raises(ValueError, match="scale_factor expects numbers above 0"):
         Interpolate(size, factor)(x)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("size", [(9, 30), (40, 7)])
+def test_a_nan_stays_beside_its_pixel(size: tuple[int, int], antialias: bool) -> None:
+    x = torch.randn(1, 2, 21, 19)
+    x[0, 0, 10, 9] = torch.nan
+    want = F.interpolate(x, size, mode="bicubic", antialias=antialias).numpy()
+    got = ndl.ops.interpolate(ndl.Tensor(x.numpy()), size, mode="bicubic", antialias=antialias).numpy()
+    assert 0 < np.isnan(got).sum() <= np.isnan(want).sum() < want.size / 4
+    known = ~np.isnan(want)
+    np.testing.assert_allclose(got[known], want[known], rtol=1e-5, atol=1e-5)
