@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from needle.nn import WriteBuffer
 
 from .asked import OtherAnswer, asks, noting
 from .behaviour import Behaviour, behaviour, evaluate, first_line
-from .calls import LARGER, Call, Sizes, half_images, other_batch, resized, shuffled, tensors, varied
+from .calls import LARGER, SMALLER, Call, Sizes, half_images, other_batch, resized, shuffled, tensors, varied
 from .counts import drop, supposed, trained
 from .differences import (
     ROUNDING,
@@ -32,7 +33,7 @@ from .differences import (
     net_fault,
     own_gradients_of,
 )
-from .modes import changing, differs_in_training, trains_alike
+from .modes import Flags, trains_alike
 from .slopes import same_slopes
 from .tracing import Captured
 
@@ -57,17 +58,27 @@ class Judge:
         self.names = list(inspect.signature(model.forward).parameters)
         self.training: bool | None = None  # the mode in which to run, None for the present one
         self.pairs: dict[Any, tuple[list[Call], Behaviour]] = {}
+        self.flags: dict[
+            bool, dict[str, set[bool]]
+        ] = {}  # that functions are given by line, in evaluation and training
 
     def run(self, captured: Captured) -> Callable:
         return functools.partial(evaluate, captured, self.names)
 
-    def theirs(self, calls: list[Call]) -> Behaviour:
+    def theirs(self, calls: list[Call], training: bool | None = None) -> Behaviour:
+        """training: the mode in which to run, None for that of all comparisons."""
+        training = self.training if training is None else training
+        flags = Flags()
         try:
-            return behaviour(self.model, self.model, calls, self.training)
+            made = behaviour(flags.around(self.model), self.model, calls, training)
         except Unsupported:
             raise
         except Exception as e:
             raise Fails(first_line(e)) from None
+        modes = {m.training for m in self.model.modules()} if training is None else {training}
+        if len(modes) == 1:
+            self.flags.setdefault(modes.pop(), flags.found)
+        return made
 
     def fault(self, captured: Captured, sizes: Sequence[Sizes] | None = None) -> str:
         """How the graph differs from the model on the example and on a second call after it, of `sizes` that the model takes."""
@@ -219,14 +230,39 @@ class Judge:
         self.refuse_example()
         return any(b.asking for _, b in self.pairs.values())
 
+    @functools.cached_property
+    def in_training(self) -> tuple[list[Call], Behaviour] | None:
+        """What the model gives in training mode for the example, or for more rows: a batch norm takes no single image."""
+        for given in (self.call, resized(self.call, other_batch(self.call))):
+            calls = [shuffled(given, SMALLER)]
+            with suppress(Fails, Unsupported):
+                return calls, self.theirs(calls, True)
+        return None
+
     def differs_in_training(self, captured: Captured) -> bool:
         """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
-        return differs_in_training(self.run(captured), self.model, self.call, captured.chooses)
+        if self.in_training is None:
+            return False
+        calls, theirs = self.in_training
+        try:
+            ours = behaviour(self.run(captured), self.model, calls, True)
+        except Exception:  # such as a graph that answers what it is asked otherwise
+            return False
+        return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs, captured.chooses))
 
     @functools.cached_property
     def changing(self) -> set[str]:
         """Lines whose calls are given a training flag that is False in evaluation and True in training."""
-        return changing(self.model, self.call)
+        if self.in_training is None:
+            return set()
+        if False not in self.flags:
+            with suppress(Fails, Unsupported):
+                self.theirs(self.in_training[0], False)
+        return {
+            n
+            for n, given in self.flags.get(False, {}).items()
+            if given == {False} and self.flags[True].get(n) == {True}
+        }
 
     def agrees_at(self, captured: Captured, sizes: Sizes) -> bool:
         """Whether the graph gives what the model gives at these sizes; False, too, where the model refuses them."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
 from needle.autograd import Unsupported
@@ -362,6 +363,7 @@ def export_once(
         whether_compiled(lambda own: False) if manner.eager else nullcontext(),
         without_questions(),
         layers_as_calls(),
+        without_layouts(),
     ):
         warnings.simplefilter("ignore")
         if not manner.training:
@@ -375,6 +377,12 @@ def export_once(
         with torch.inference_mode(False), torch.enable_grad(), inference_without_gradients(), told, some, opened:
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     return Exported(program, notes, results[-1], manner.training)
+
+
+def without_layouts() -> AbstractContextManager:
+    """No node is told how its result lies in memory, which asks some ten questions of free sizes and is read nowhere."""
+    names = vars(proxy_tensor)
+    return patched([(names, n, lambda _: None) for n in ("_extract_tensor_metadata",) if n in names])
 
 
 def is_size(value: Any) -> bool:

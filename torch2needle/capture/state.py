@@ -14,6 +14,7 @@ from .guard import MISSING, has_storage, put
 from .surroundings import Surroundings, foreign
 
 DEPTH = 4  # of containers and objects in a module's attributes
+PLAIN = (str, int, float, type(None), type)
 
 
 class State:
@@ -43,11 +44,11 @@ class State:
         self.cells = [(c, c.cell_contents) for c in around.cells.values()]
 
     def visit(self, value: Any, depth: int) -> None:
-        if id(value) in self.seen or depth == 0 or isinstance(value, str | int | float | type | nn.Parameter | None):
+        if isinstance(value, PLAIN) or id(value) in self.seen or depth == 0:
             return
         self.seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            if has_storage(value) and value.device.type != "meta":
+            if not isinstance(value, nn.Parameter) and has_storage(value) and value.device.type != "meta":
                 self.tensors.append((value, geometry(value), value.detach().clone()))
         elif isinstance(value, dict | list | set | deque | tuple):
             if not isinstance(value, tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -117,7 +118,19 @@ class Tracer(fx.Tracer):
         return InplaceProxy(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        return super().getattr(attr, attr_val, parameter_proxy_cache) if self.tracing() else attr_val
+        if not self.tracing() or not isinstance(attr_val, torch.Tensor):
+            return attr_val
+        name, tensor = self.names.get(id(attr_val), ("", None))
+        if tensor is not attr_val:  # which the forward hung there
+            return super().getattr(attr, attr_val, parameter_proxy_cache)
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
+
+    @functools.cached_property
+    def names(self) -> dict[int, tuple[str, torch.Tensor]]:
+        """Of the root's parameters and buffers, in whose list torch.fx looks each one up, by id."""
+        return {id(t): (n, t) for n, t in (*self.root.named_parameters(), *self.root.named_buffers())}
 
     def create_arg(self, a: Any) -> Any:
         if is_record(a):  # torch.fx leaves out what a class hangs on its instances
