@@ -77,7 +77,7 @@ class Model(nn.Module):
 
 def branching(step: Callable) -> Callable:
     """The same for torch.export: torch.fx ends at the branch."""
-    return lambda y, x: step(y if y.shape[1] == 4 else -y, x)
+    return lambda y, x: step(-y if y.is_cuda else y, x)
 
 
 RESULTS = {

@@ -31,7 +31,7 @@ class Texts(nn.Module):
         self.q, self.k, self.v, self.head = (nn.Linear(8, 8) for _ in range(4))
 
     def forward(self, ids: T, mask: T | None = None) -> T:
-        assert len(ids)  # which torch.fx does not follow
+        assert not ids.is_cuda  # which torch.fx does not follow
         n = ids.shape[1]
         h = self.words(ids) + self.places(self.numbers[:, :n])
         q, k, v = (f(h).view(-1, n, 2, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
@@ -49,7 +49,7 @@ class Sounds(nn.Module):
         self.first, self.second = nn.Conv1d(3, 4, 5, stride=2), nn.Conv1d(4, 4, 3, padding=1)
 
     def forward(self, x: T) -> T:
-        assert len(x)
+        assert not x.is_cuda
         y = self.second(self.first(x).relu())
         return y.mean(2) + y.shape[2]
 

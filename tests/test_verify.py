@@ -361,7 +361,7 @@ class Checks(nn.Module):
     """torch.fx does not follow it, torch.export does."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert len(x)
+        assert not x.is_cuda
         return x * 2
 
 

@@ -25,7 +25,8 @@ from needle.ops.math.bits import Narrowed
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .bridges.otherwise import answers_violations
 from .bridges.whole import WHOLE, WholeInterpreter, captured_whole, run_once
-from .capture.calls import call_of, named_axes
+from .capture.asked import asks
+from .capture.calls import call_of, named_axes, other_batch, resized
 from .capture.comparison import BadExample, Judge
 from .capture.export import Manner, captures, from_program
 from .capture.guard import LOCK, same_chance
@@ -34,10 +35,11 @@ from .capture.questions import plain_masks
 from .capture.refusals import refuse_unseen
 from .capture.script import in_python
 from .capture.settled import hint_of_writes, settled
-from .capture.sizes import allow_one, larger, smallest
+from .capture.sized import SizedTracer
+from .capture.sizes import allow_one, keep_ranks, larger, smallest
 from .capture.sparse import made_dense
 from .capture.structure import known_records
-from .capture.tracing import Captured, capture
+from .capture.tracing import Captured, Tracer, capture
 from .report import ConversionError, Report, Row, progress, reason_of
 from .rules.registry import target_name
 from .tools.trace_log import LoggingInterpreter
@@ -125,17 +127,7 @@ def first_whole(
     exportable = isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule) and example is not None
     judge = Judge(model, call_of(example)) if exportable else None
     try:
-        inputs = example_by_name(model, example)
-        captured = capture(model, inputs)
-        if judge is not None:
-            captured.settled = settled(captured, judge.run(captured), judge.call)
-        net, report = build(captured, inputs, share, "torch.fx", kind)
-        if (
-            net is not None
-            and judge is not None
-            and (fault := judge.fault(captured) or judge.fault_of_net(net, inputs))
-        ):
-            raise Unsupported(fault)
+        net, report = traced(model, example_by_name(model, example), share, dynamic, kind, judge)
     except BadExample:
         raise
     except ConversionError as e:
@@ -151,6 +143,32 @@ def first_whole(
             report.unsupported[0].reason += "; pass example= to capture with torch.export"
         return None, report
     return exported(model, example, share, dynamic, budget, kind, judge, report)
+
+
+def traced(
+    model: Any,
+    inputs: dict[str, Any],
+    share: bool,
+    dynamic: Any,
+    kind: Callable[..., LoggingInterpreter],
+    judge: Judge | None,
+) -> tuple[GraphModule | None, Report]:
+    """What torch.fx captures, held against the model where there is one to run. inputs: the example by name."""
+    if judge is None:
+        return build(capture(model, inputs), inputs, share, "torch.fx", kind)
+    tracer = functools.partial(SizedTracer, inputs, []) if dynamic == "auto" else Tracer
+    captured = capture(model, inputs, tracer, judged=True)
+    if asks(captured.graph):
+        if not judge.holds(captured, resized(judge.call, other_batch(judge.call))):
+            raise Unsupported("the forward asks of the number of rows what other numbers answer otherwise")
+        judge.relax(captured, [])
+        keep_ranks(captured, inputs)
+    captured.arguments = {n: None if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
+    captured.settled = settled(captured, judge.run(captured), judge.call)
+    net, report = build(captured, inputs, share, "torch.fx", kind)
+    if net is not None and (fault := judge.fault(captured) or judge.fault_of_net(net, inputs)):
+        raise Unsupported(fault)
+    return net, report
 
 
 def exported(

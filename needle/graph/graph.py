@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -132,6 +133,10 @@ class Dim(Deferred):
         """Python's function of that name in `math`: log2, log10, isqrt."""
         return self._apply(name, self, 1)
 
+    def compared(self, name: str, a: Any, b: Any) -> Dim:
+        """Whether `a` is eq, ne, lt, le, gt or ge to `b`, told at each call; Python's operators want to know now."""
+        return self._apply(name, a, b)
+
     def larger(self, other: Any) -> Dim:
         return self._apply("max", self, other)
 
@@ -161,6 +166,7 @@ class Dim(Deferred):
         return f"Dim({self.node.name})"
 
 
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 SCALAR_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -179,6 +185,7 @@ SCALAR_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "log10": lambda a, b: math.log10(a),
     "max": max,
     "min": min,
+    **{name: getattr(operator, name) for name in COMPARISONS},
 }
 
 

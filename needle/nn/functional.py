@@ -39,7 +39,7 @@ class GuardError(ValueError):
 class Guard(Declared):
     """Raises GuardError where truths or whole numbers are not the `expected` ones, for which `text` asked at capture.
 
-    A plan gives the value with its results, and it is checked after each run.
+    value: a tensor, or a size. A plan gives the tensor with its results, and it is checked after each run.
     """
 
     arguments = {"expected": listed(number()), "text": instance(str, "text")}
@@ -48,14 +48,17 @@ class Guard(Declared):
     expected: tuple[float, ...]
     text: str
 
-    def forward(self, value: Tensor) -> Tensor:
-        if value.recorder is None:
+    def forward(self, value: Tensor | float) -> Tensor | float:
+        if not isinstance(value, Tensor):
+            if value != self.expected[0]:
+                self.check(value)
+        elif value.recorder is None:
             self.check(value.numpy())
         else:
             value.recorder.guards.append((self, value))
         return value
 
-    def check(self, value: np.ndarray) -> None:
+    def check(self, value: np.ndarray | float) -> None:
         found = np.asarray(value, "float64").reshape(-1)
         if not np.array_equal(found, self.expected):
             raise GuardError(

@@ -12,8 +12,6 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from needle.graph.structure import record_of
-
 from .asked import whether_compiled
 from .calls import Call, fresh, tensors
 from .functional import Gradients
@@ -28,9 +26,9 @@ from .guard import (
     python_chance,
     same_chance,
 )
-from .packing import run as run_rows
+from .sized import called
 from .state import untouched
-from .structure import is_record_class, plain_result
+from .structure import plain_result
 from .tracing import Captured, TrainingFlag, writes_parameter
 
 
@@ -150,16 +148,7 @@ def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) ->
             args, kwargs = value(node.args), value(node.kwargs)
             without = node.meta.get("no_grad") or writes_parameter(node, captured.model)
             with torch.no_grad() if without else nullcontext():
-                if is_record_class(node.target):
-                    env[node] = record_of(node.target, kwargs)  # type: ignore[arg-type]
-                elif node.op == "call_module":
-                    layer = captured.model.get_submodule(name)
-                    rows = isinstance(layer, nn.RNNBase) and "lengths" in kwargs
-                    env[node] = run_rows(layer, *args, **kwargs) if rows else layer(*args, **kwargs)  # type: ignore[arg-type]
-                elif node.op == "call_method":
-                    env[node] = getattr(args[0], name)(*args[1:], **kwargs)
-                else:
-                    env[node] = node.target(*args, **kwargs)
+                env[node] = called(node, captured.model, args, kwargs)
             for n in node.all_input_nodes:
                 if last[n] is node:
                     del env[n]

@@ -123,6 +123,15 @@ def other_batch(call: Call) -> Sizes:
     return {(i, 0): other for i, t in enumerate(given) if batch and t.ndim and t.shape[0] == batch}
 
 
+def ones(call: Call) -> list[Sizes]:
+    """The sizes of a call as one, those that are equal together."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    for i, t in enumerate(tensors(call)):
+        for axis, size in enumerate(t.shape):
+            places.setdefault(size, []).append((i, axis))
+    return [dict.fromkeys(p, 1) for size, p in places.items() if size > 1]
+
+
 def half_images(call: Call) -> Sizes:
     """Images, or those of clips, of half the height and width, which cost a model a quarter."""
     images = [(i, t) for i, t in enumerate(tensors(call)) if t.ndim in (4, 5) and t.is_floating_point()]

@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from needle.autograd import Unsupported
 from needle.graph import GraphModule
 from needle.nn import WriteBuffer
 
-from .asked import OtherAnswer, asks, noting
+from .asked import OtherAnswer, noting
 from .behaviour import Behaviour, behaviour, evaluate, first_line
-from .calls import LARGER, SMALLER, Call, Sizes, half_images, other_batch, resized, shuffled, tensors, varied
+from .calls import LARGER, Call, Sizes, half_images, ones, other_batch, resized, shuffled, tensors, varied
 from .counts import drop, supposed, trained
 from .differences import (
     ROUNDING,
@@ -33,7 +32,8 @@ from .differences import (
     net_fault,
     own_gradients_of,
 )
-from .modes import Flags, trains_alike
+from .modes import changing, differs_in_training, trains_alike
+from .sized import tells_one
 from .slopes import same_slopes
 from .tracing import Captured
 
@@ -65,20 +65,13 @@ class Judge:
     def run(self, captured: Captured) -> Callable:
         return functools.partial(evaluate, captured, self.names)
 
-    def theirs(self, calls: list[Call], training: bool | None = None) -> Behaviour:
-        """training: the mode in which to run, None for that of all comparisons."""
-        training = self.training if training is None else training
-        flags = Flags()
+    def theirs(self, calls: list[Call]) -> Behaviour:
         try:
-            made = behaviour(flags.around(self.model), self.model, calls, training)
+            return behaviour(self.model, self.model, calls, self.training)
         except Unsupported:
             raise
         except Exception as e:
             raise Fails(first_line(e)) from None
-        modes = {m.training for m in self.model.modules()} if training is None else {training}
-        if len(modes) == 1:
-            self.flags.setdefault(modes.pop(), flags.found)
-        return made
 
     def fault(self, captured: Captured, sizes: Sequence[Sizes] | None = None) -> str:
         """How the graph differs from the model on the example and on a second call after it, of `sizes` that the model takes."""
@@ -100,11 +93,13 @@ class Judge:
 
     def against(self, captured: Captured, calls: list[Call], theirs: Behaviour) -> str:
         run = self.run(captured)
-        if asks(captured.graph):
-            calls = [c for i, c in enumerate(calls) if not i or self.holds(captured, c)]
-            theirs = self.theirs(calls)
         try:
-            ours = behaviour(run, captured.model, calls, self.training)
+            try:
+                ours = behaviour(run, captured.model, calls, self.training)
+            except OtherAnswer:
+                calls = [c for i, c in enumerate(calls) if not i or self.holds(captured, c)]
+                theirs = self.theirs(calls)
+                ours = behaviour(run, captured.model, calls, self.training)
         except OtherAnswer as e:  # which was asked of a buffer that the call before wrote
             return f"it asks `{e}`, which the model answers otherwise at its next call; compute with the tensor instead"
         except Exception as e:
@@ -134,13 +129,16 @@ class Judge:
         return "" if text and trains_alike(run, self.model, self.call, captured.chooses) else text
 
     def relax(self, captured: Captured, sizes: Sequence[Sizes]) -> None:
-        """Drops checks of whether values count any rows, where graph and model were seen to agree though they do not."""
-        lines = frozenset(supposed(captured.graph).values())
+        """Drops checks of whether values count any rows, or a size is 1, where graph and model were seen to agree though
+        they do not hold."""
+        checks = supposed(captured.graph)
+        lines, counting = frozenset(checks.values()), {line for n, line in checks.items() if not tells_one(n)}
         if not lines:
             return
         agreeing, other = set[str](), set[str]()
-        few = (self.call, resized(self.call, other_batch(self.call)), *(resized(self.call, s) for s in sizes))
-        for call in [c for given in few for c in (given, *varied(given))]:
+        few = [{}, other_batch(self.call), *sizes] if counting else []
+        few += ones(self.call) if lines - counting else []
+        for call in [c for s in few for given in (resized(self.call, s),) for c in (given, *varied(given))]:
             try:
                 with trained(self.model), noting(lines) as found:
                     theirs = self.theirs([call])
@@ -151,7 +149,7 @@ class Judge:
             (agreeing if same else other).update(found.seen)
         if needless := agreeing - other:
             drop(captured.graph, needless)
-            captured.chooses = True
+            captured.chooses = captured.chooses or bool(needless & counting)
             captured.notes += [f"whether `{line}` is left out, since it gives the same" for line in sorted(needless)]
 
     def holds(self, captured: Captured, call: Call) -> bool:
@@ -230,39 +228,14 @@ class Judge:
         self.refuse_example()
         return any(b.asking for _, b in self.pairs.values())
 
-    @functools.cached_property
-    def in_training(self) -> tuple[list[Call], Behaviour] | None:
-        """What the model gives in training mode for the example, or for more rows: a batch norm takes no single image."""
-        for given in (self.call, resized(self.call, other_batch(self.call))):
-            calls = [shuffled(given, SMALLER)]
-            with suppress(Fails, Unsupported):
-                return calls, self.theirs(calls, True)
-        return None
-
     def differs_in_training(self, captured: Captured) -> bool:
         """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
-        if self.in_training is None:
-            return False
-        calls, theirs = self.in_training
-        try:
-            ours = behaviour(self.run(captured), self.model, calls, True)
-        except Exception:  # such as a graph that answers what it is asked otherwise
-            return False
-        return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs, captured.chooses))
+        return differs_in_training(self.run(captured), self.model, self.call, captured.chooses)
 
     @functools.cached_property
     def changing(self) -> set[str]:
         """Lines whose calls are given a training flag that is False in evaluation and True in training."""
-        if self.in_training is None:
-            return set()
-        if False not in self.flags:
-            with suppress(Fails, Unsupported):
-                self.theirs(self.in_training[0], False)
-        return {
-            n
-            for n, given in self.flags.get(False, {}).items()
-            if given == {False} and self.flags[True].get(n) == {True}
-        }
+        return changing(self.model, self.call)
 
     def agrees_at(self, captured: Captured, sizes: Sizes) -> bool:
         """Whether the graph gives what the model gives at these sizes; False, too, where the model refuses them."""

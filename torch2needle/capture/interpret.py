@@ -15,6 +15,7 @@ from needle.autograd import Spec, Tensor, Unsupported
 from needle.complex_numbers import DTYPES as WHOLE
 from needle.complex_numbers import Complex
 from needle.graph import Dim, Mode, ModuleRecorder, Symbol
+from needle.graph.graph import COMPARISONS
 from needle.graph.inputs import PARTS
 from needle.graph.record import SymbolicShape
 from needle.graph.structure import record_of
@@ -25,7 +26,7 @@ from needle.nn.module import Module
 from ..report import Report, Row, dotted, reason_of, short, status_of
 from ..rules.arithmetic import DtypeOf
 from ..rules.complex_numbers import is_complex
-from ..rules.layer_calls import call_layer
+from ..rules.layer_calls import call_layer, hang
 from ..rules.overloads import FLAGS, is_overload, without_out
 from ..rules.registry import (
     COMPLEX_RULES,
@@ -181,11 +182,17 @@ class Interpreter:
             self.attributes[name] = Cell(known, owner=f"{kind} {name}")
         return self.attributes[name]
 
-    def guard(self, value: Tensor, expected: list[float], text: str) -> None:
+    def guard(self, value: Tensor | Dim, expected: list[float], text: str) -> None:
         """The graph holds for inputs that give this value."""
         refuse_real_numbers(value, text)
-        mode = Mode(self.builder.modules[id(self.captured.model)], self.prefix)
-        self.guards.append(call_layer(mode, Guard(tuple(expected), text), value))
+        mode, guard = Mode(self.builder.modules[id(self.captured.model)], self.prefix), Guard(tuple(expected), text)
+        if isinstance(value, Tensor):
+            self.guards.append(call_layer(mode, guard, value))
+        elif isinstance(value, Dim):
+            self.guards.append(self.recorder.module(hang(mode, guard), (value,), {}, guard))
+        else:  # the weights tell
+            guard.check(value)
+            return
         self.report.note(f"it holds for inputs that answer `{text}` with {told(expected)}, and checks that")
 
     def effects(self) -> list[Tensor]:
@@ -300,7 +307,9 @@ class Interpreter:
                 bound.arguments["like"] = hook
                 return rule(*bound.args, **bound.kwargs)
             return rule(*args, like=hook, **kwargs)
-        result = target(*args, **kwargs)
+        sizes = [v for v in args if isinstance(v, Dim)]
+        asks = sizes and getattr(operator, name := target.__name__, None) is target and name in COMPARISONS
+        result = sizes[0].compared(name, *args) if asks else target(*args, **kwargs)
         return self.constant(result) if isinstance(result, torch.Tensor) else result
 
     def some_input(self) -> Any:

@@ -1,4 +1,4 @@
-"""Training flags that functions are given, and whether a graph passes gradients on in training as its model does."""
+"""Training flags: those that functions are given, and whether a graph that evaluates differs from its model in training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..rules.overloads import FLAGS
 from .behaviour import behaviour
-from .calls import Call, other_batch, resized
-from .differences import lost_gradients
+from .calls import SMALLER, Call, other_batch, resized, shuffled
+from .differences import disagreement, lost_gradients
 from .tracing import user_lines
 
 
@@ -50,6 +50,30 @@ class Flags(TorchFunctionMode):
                     for line in user_lines():
                         self.found.setdefault(line, set()).add(given[name])
         return func(*args, **kwargs)
+
+
+def changing(model: nn.Module, call: Call) -> set[str]:
+    """Lines whose calls are given a training flag that is False in evaluation and True in training."""
+    seen: list[dict[str, set[bool]]] = []
+    for training in (False, True):
+        flags = Flags()
+        try:
+            behaviour(flags.around(model), model, [resized(call, other_batch(call))], training)
+        except Exception:
+            return set()
+        seen.append(flags.found)
+    return {line for line, given in seen[0].items() if given == {False} and seen[1].get(line) == {True}}
+
+
+def differs_in_training(run: Callable, model: nn.Module, call: Call, chooses: bool | frozenset[int]) -> bool:
+    """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
+    for given in (call, resized(call, other_batch(call))):  # a batch norm takes no single image
+        try:
+            theirs, ours = (behaviour(f, model, [shuffled(given, SMALLER)], True) for f in (model, run))
+            return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs, chooses))
+        except Exception:
+            continue
+    return False
 
 
 def trains_alike(run: Callable, model: nn.Module, call: Call, chooses: bool | frozenset[int]) -> bool:

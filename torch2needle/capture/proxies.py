@@ -89,7 +89,7 @@ class InplaceProxy(fx.Proxy):
 
     def stands_for(self) -> Any:
         """The type of the value, for `isinstance` and `type` of the forward's own modules."""
-        return self.kind() or self.tracer.refuse("the type of a value")  # type: ignore[attr-defined]
+        return self.kind() or self.tracer.type_of(self)  # type: ignore[attr-defined]
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -108,12 +108,21 @@ class InplaceProxy(fx.Proxy):
             python = name not in VALUES and not callable(getattr(torch.Tensor, name))
             if python and is_foreign(sys._getframe(1).f_code.co_filename):
                 self.tracer.refuse(f"a tensor's {name}")  # type: ignore[attr-defined]
+        tracer: Any = self.tracer
+        if self.kind() is torch.device and (device := tracer.device(self)) is not None:
+            return getattr(device, name)
         if name in ("dtype", "device", "shape") and is_compared(sys._getframe(1)):
-            self.tracer.refuse(f"a tensor's {name}, which it compares by `is`")  # type: ignore[attr-defined]
+            known = tracer.dtype(self) if name == "dtype" else None
+            return known or tracer.refuse(f"a tensor's {name}, which it compares by `is`")
         made = AttributeProxy(self, name)
         if name in VALUES:  # as it is now, before a write gives the tensor another shape
             made.node  # noqa: B018 - this is what records it
         return made
+
+    def __str__(self) -> str:
+        """Of a device what it is, by which forwards look up what they keep."""
+        device = self.tracer.device(self) if self.kind() is torch.device else None  # type: ignore[attr-defined]
+        return repr(self) if device is None else str(device)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in OWN:
@@ -128,10 +137,19 @@ class InplaceProxy(fx.Proxy):
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
 
-    def __int__(self) -> int:
-        return self.tracer.refuse("the value of a tensor")  # type: ignore[attr-defined]
+    def __len__(self) -> int:
+        return self.tracer.length(self)  # type: ignore[attr-defined]
 
-    __float__ = __index__ = __complex__ = __int__  # type: ignore[assignment]
+    def __int__(self) -> int:
+        return self.tracer.number(self, int)  # type: ignore[attr-defined]
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        return self.tracer.number(self, float)  # type: ignore[attr-defined]
+
+    def __complex__(self) -> complex:
+        return self.tracer.number(self, complex)  # type: ignore[attr-defined]
 
     def __contains__(self, value: Any) -> bool:
         return self.tracer.refuse("the values of a tensor")  # type: ignore[attr-defined]

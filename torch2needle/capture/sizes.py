@@ -32,6 +32,12 @@ def smallest(captured: Captured, call: Call) -> list[Sizes]:
     return [{place: max(2, n) for place, n in least.items()}, {place: n if n > 2 else 1 for place, n in least.items()}]
 
 
+def keep_ranks(captured: Captured, inputs: dict[str, Any]) -> None:
+    """Inputs have as many axes as the example's, by name; what the forward asks of ranks is answered by them."""
+    for node in placeholders(captured):
+        node.meta["sizes"] = ((0, None, ""),) * inputs[str(node.target)].ndim
+
+
 def placeholders(captured: Captured) -> list[Any]:
     return [n for n in captured.graph.nodes if n.op == "placeholder"]
 

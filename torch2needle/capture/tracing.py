@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from needle.graph.structure import is_record, members
 from ..report import ConversionError, Report, Row, reason_of
 from ..rules.aten import stop_gradient
 from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is_inplace, is_more_than_its_class, method
-from .guard import Writes, accepting_proxies, data_set_by, own_gradients, python_chance
+from .guard import Writes, accepting_proxies, data_set_by, own_gradients, patched, python_chance
 from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
 from .state import untouched
 from .surroundings import uncached
@@ -65,6 +66,14 @@ def user_location() -> str:
     return next(user_lines(), "")
 
 
+def user_asks() -> bool:
+    """Whether what is asked of a proxy is asked by the user's code, and not by torch's."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(TRACING_FOLDERS):
+        frame = frame.f_back
+    return is_foreign(frame.f_code.co_filename)
+
+
 def node_location(node: fx.Node) -> str:
     """The user's file:line, from our tracer or from a GraphModule's recorded stack."""
     if "location" in node.meta:
@@ -87,18 +96,15 @@ class Tracer(fx.Tracer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.thread, self.refused = threading.get_ident(), list[str]()
+        self.thread, self.refused, self.busy = threading.get_ident(), list[str](), False
 
     def tracing(self) -> bool:
-        """Whether the caller is the forward under capture, and no other thread."""
-        return self.thread == threading.get_ident()
+        """Whether the caller is the forward under capture, and no other thread or torch at work for the capture."""
+        return self.thread == threading.get_ident() and not self.busy
 
     def refuse(self, what: str) -> Any:
         """Ends the capture, also where the user's code that asked catches what is raised here."""
-        frame: Any = sys._getframe(1)
-        while frame.f_code.co_filename.startswith(TRACING_FOLDERS):
-            frame = frame.f_back
-        if is_foreign(frame.f_code.co_filename):
+        if user_asks():
             self.refused.append(f"{what}, at {user_location()}")
         raise fx.proxy.TraceError(f"the forward asks for {what}")
 
@@ -110,6 +116,22 @@ class Tracer(fx.Tracer):
 
     def keys(self, obj: fx.Proxy) -> Any:
         return self.refuse("the keys of a traced value")
+
+    def length(self, obj: fx.Proxy) -> int:
+        return self.refuse("the length of a traced value")
+
+    def number(self, obj: fx.Proxy, kind: type) -> Any:
+        """The plain number, of that kind, that Python makes of a value."""
+        return self.refuse("the value of a tensor")
+
+    def type_of(self, obj: fx.Proxy) -> Any:
+        return self.refuse("the type of a value")
+
+    def device(self, obj: fx.Proxy) -> Any:
+        """The device that a value is, None where it is not known."""
+
+    def dtype(self, obj: fx.Proxy) -> Any:
+        """That of a tensor, None where it is not known."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return find_module_rule(m) is not None
@@ -208,7 +230,9 @@ def fixed_inputs(model: nn.Module, example: dict[str, Any]) -> dict[str, Any]:
     return fixed
 
 
-def trace(model: nn.Module, fixed: dict[str, Any], training: bool | None) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+def trace(
+    model: nn.Module, fixed: dict[str, Any], training: bool | None, tracer: Callable[[], Tracer], judged: bool
+) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
     """The fx graph with every module in one mode (None: as they are), and the tensors that the forward made itself."""
     writes = Writes()
     with untouched(model) as state, torch.inference_mode(False), torch.enable_grad():
@@ -218,15 +242,15 @@ def trace(model: nn.Module, fixed: dict[str, Any], training: bool | None) -> tup
         before, chance = set(vars(model)), python_chance()
         try:
             with writes:
-                graph = symbolic(model, fixed)
+                graph = symbolic(model, fixed, tracer())
                 constants = {k: v for k, v in vars(model).items() if k not in before and isinstance(v, torch.Tensor)}
                 if writes.drawing or python_chance() != chance:
                     name = writes.drawing[0] if writes.drawing else "Python's or numpy's random"
                     raise Unsupported(f"the forward draws random numbers ({name}), which capture would freeze")
                 if writes.before:
                     raise Unsupported("the forward writes a tensor that is neither input, parameter nor buffer")
-                if state.changed():
-                    flags_in_both_modes(graph, graph, symbolic(model, fixed))
+                if state.changed() and not judged:
+                    flags_in_both_modes(graph, graph, symbolic(model, fixed, tracer()))
         except Differ:
             raise Unsupported("the forward changes an attribute of the model on which its next call depends") from None
         finally:
@@ -239,9 +263,7 @@ def trace(model: nn.Module, fixed: dict[str, Any], training: bool | None) -> tup
     return graph, constants
 
 
-def symbolic(model: nn.Module, fixed: dict[str, Any]) -> fx.Graph:
-    tracer = Tracer()
-
+def symbolic(model: nn.Module, fixed: dict[str, Any], tracer: Tracer) -> fx.Graph:
     def refuse(name: str) -> None:  # a graph of the function's forward would have another gradient
         if tracer.tracing():
             tracer.refuse(f"a gradient of its own ({name})")
@@ -250,11 +272,28 @@ def symbolic(model: nn.Module, fixed: dict[str, Any]) -> fx.Graph:
         if tracer.tracing():
             tracer.refuse("another memory for a tensor (.data = ...)")
 
-    with accepting_proxies(model, tracer), uncached(model), own_gradients(refuse), data_set_by(refuse_data):
+    with (
+        accepting_proxies(model, tracer),
+        uncached(model),
+        own_gradients(refuse),
+        data_set_by(refuse_data),
+        wrapped_with_rules(),
+    ):
         graph = tracer.trace(model, concrete_args=fixed or None)
     if tracer.refused:  # the forward caught it and went on
         raise fx.proxy.TraceError(f"the forward asks for {tracer.refused[0]}")
     return graph
+
+
+def wrapped_with_rules() -> AbstractContextManager:
+    """Functions that torch.fx was told to call whole are followed, unless they have a rule."""
+    names = vars(fx._symbolic_trace)
+    kept = {
+        (place, name): found
+        for (place, name), found in names["_wrapped_fns_to_patch"].items()
+        if name not in found or find_function_rule(found[name]) is not None
+    }
+    return patched([(names, "_wrapped_fns_to_patch", kept)])
 
 
 def stop_gradients(graph: fx.Graph) -> None:
@@ -379,8 +418,13 @@ def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) ->
             node.args, node.kwargs = args, kwargs
 
 
-def capture(model: Any, example: dict[str, Any]) -> Captured:
-    """The fx graph of a module, with training flags marked; a GraphModule is taken as it is."""
+def capture(
+    model: Any, example: dict[str, Any], tracer: Callable[[], Tracer] = Tracer, judged: bool = False
+) -> Captured:
+    """The fx graph of a module, with training flags marked; a GraphModule is taken as it is.
+
+    judged: whether several calls in a row are compared afterwards, which tells what one keeps for the next.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"[convert] expects an nn.Module, fx.GraphModule or ExportedProgram, got {type(model).__name__}."
@@ -400,7 +444,7 @@ def capture(model: Any, example: dict[str, Any]) -> Captured:
     modes = {m.training for m in model.modules()}
     mode = modes.pop() if len(modes) == 1 else None
     try:
-        graph, constants = trace(model, fixed, mode)
+        graph, constants = trace(model, fixed, mode, tracer, judged)
         captured = Captured(graph, model, constants)
     except Exception as e:
         raise capture_error(model, e) from e
@@ -408,7 +452,7 @@ def capture(model: Any, example: dict[str, Any]) -> Captured:
         f"input {k} is fixed to {v!r}; pass example= with it to make it an input" for k, v in fixed.items()
     ]
     try:
-        both = [graph if m is mode else trace(model, fixed, m)[0] for m in (True, False)]
+        both = [graph if m is mode else trace(model, fixed, m, tracer, judged)[0] for m in (True, False)]
         flags_in_both_modes(graph, both[0], both[1])
     except Exception:  # also when only one mode can be traced, such as one with an auxiliary loss
         how = "as its modules' flags are" if mode is None else "in training mode" if mode else "in evaluation mode"

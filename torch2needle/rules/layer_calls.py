@@ -9,12 +9,16 @@ from needle.graph import Mode
 from needle.nn.module import Module
 
 
-def call_layer(mode: Mode, layer: Module, x: Tensor, *args: Any) -> Any:
-    """Hang `layer`, which has no tensors of its own, below the module whose flag it follows, and call it."""
+def hang(mode: Mode, layer: Module) -> str:
+    """The path of `layer`, which has no tensors of its own, below the module whose flag it follows."""
     stem, owner = type(layer).__name__.lower(), mode.module
     name = next(n for i in range(1 << 30) if (n := f"{stem}_{i}") not in owner.__dict__)
     owner.__dict__[name] = layer
     layer.training = owner.training
-    path = f"{mode.path}.{name}" if mode.path else name
-    x.recorder.leaf_paths[id(layer)] = path
+    return f"{mode.path}.{name}" if mode.path else name
+
+
+def call_layer(mode: Mode, layer: Module, x: Tensor, *args: Any) -> Any:
+    """Hang `layer` below the module whose flag it follows, and call it."""
+    x.recorder.leaf_paths[id(layer)] = hang(mode, layer)
     return layer(x, *args)

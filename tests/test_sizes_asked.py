@@ -1,0 +1,202 @@
+"""What a forward asks of sizes: torch.fx answers as on the example, and the net holds for inputs that answer alike."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import needle as ndl
+import operator_fusion
+import torch2needle
+from needle.nn.functional import GuardError
+
+T = torch.Tensor
+
+
+class Asks(nn.Module):
+    def __init__(self, step: Callable) -> None:
+        super().__init__()
+        self.conv, self.norm, self.step = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), step
+
+    def forward(self, x: T) -> T:
+        return self.step(self, self.norm(self.conv(x)))
+
+
+def padded(self: Any, x: T) -> T:
+    """Windows of four by four, as of Swin (Liu et al., 2021)."""
+    _, _, h, w = x.shape
+    if h % 4 != 0 or w % 4:
+        x = F.pad(x, (0, -w % 4, 0, (4 - h % 4) % 4))
+    return x.unflatten(3, (-1, 4)).unflatten(2, (-1, 4)).mean((2, 4))
+
+
+def compared(self: Any, x: T) -> T:
+    return x.mean((2, 3)) if x.shape[2] > max(6, x.shape[0]) and len(x.shape) == 4 else x.amax((2, 3))
+
+
+def typed(self: Any, x: T) -> T:
+    with torch.autocast(device_type=x.device.type, enabled=False):
+        return x * 2 if x.dtype is torch.float32 and isinstance(x.shape[0], int) else x
+
+
+def kept(self: Any, x: T) -> T:
+    """What one call keeps, the next one reads."""
+    held = vars(self).setdefault("held", {})
+    if str(x.device) not in held:
+        held[str(x.device)] = self.norm.weight.exp()
+    return x * held[str(x.device)][:, None, None]
+
+
+def written(self: Any, x: T) -> T:
+    x = x.clone()
+    if x.shape[3] % 2 == 0:
+        x[:, :, ::2] *= 2
+    return x
+
+
+CASES = {
+    "padded": (padded, (2, 3, 8, 6), [(1, 3, 12, 5), (3, 3, 4, 9)], [(2, 3, 8, 8)]),
+    "not padded": (padded, (1, 3, 8, 4), [(5, 3, 12, 16)], [(1, 3, 8, 6), (1, 3, 9, 4)]),
+    "compared": (compared, (2, 3, 9, 5), [(6, 3, 8, 1), (1, 3, 50, 3)], [(2, 3, 6, 5), (9, 3, 9, 5)]),
+    "typed": (typed, (2, 3, 5, 6), [(1, 3, 7, 1), (3, 3, 1, 2)], []),
+    "kept": (kept, (2, 3, 5, 6), [(1, 3, 7, 1), (3, 3, 1, 2)], []),
+    "written": (written, (2, 3, 5, 6), [(1, 3, 7, 2), (3, 3, 1, 8)], [(2, 3, 5, 5)]),
+}
+
+
+def made(name: str) -> Asks:
+    torch.manual_seed(0)
+    model = Asks(CASES[name][0])
+    for _ in range(2):
+        model(torch.randn(4, 3, 9, 9)) if name != "kept" else None
+    return model.eval()
+
+
+@pytest.mark.parametrize("how", ["eager", "fused", "compiled", "loaded", "compiled there"])
+@pytest.mark.parametrize("name", CASES)
+def test_sizes_that_answer_alike(name: str, how: str, tmp_path: Path) -> None:
+    """One executable, or one for each size, beside torch; what answers otherwise is refused."""
+    model, (_, shape, alike, otherwise) = made(name), CASES[name]
+    net: Any = torch2needle.convert(model, torch.randn(shape))
+    assert net.report.capture == "torch.fx"
+    if how == "fused":
+        net = operator_fusion.fuse(net)
+    if how == "loaded":
+        ndl.save(net, tmp_path / "net.ndl")
+        net = ndl.load(tmp_path / "net.ndl")
+    run = ndl.compile(operator_fusion.fuse(net), (np.zeros(shape, "float32"),)) if how == "compiled" else net
+    for other in (shape, *alike, shape):
+        x = torch.randn(other)
+        if how == "compiled there":
+            run = ndl.compile(net, (x.numpy(),))
+        np.testing.assert_allclose(run(ndl.Tensor(x.numpy())).numpy(), model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    for other in otherwise:
+        with pytest.raises(GuardError, match="holds for inputs that answer"):
+            run(np.zeros(other, "float32"))
+
+
+@pytest.mark.parametrize("name", ["padded", "compared", "written"])
+def test_gradients_behind_answers(name: str) -> None:
+    """A compiled step updates as torch does, and refuses, before it writes anything, what answers otherwise."""
+    model, (_, shape, alike, otherwise) = made(name), CASES[name]
+    net = torch2needle.convert(model, torch.randn(shape))
+    theirs, ours = torch.optim.SGD(model.parameters(), 1e-2), ndl.optim.SGD(net.parameters(), 1e-2)
+    step = ndl.compile_step(net, lambda y, _: ndl.ops.mean(y * y), ours, (np.zeros(shape, "float32"),) * 2)
+    for other in (shape, *alike, shape):
+        x = torch.randn(other)
+        theirs.zero_grad()
+        model(x).square().mean().backward()
+        theirs.step()
+        step(x.numpy(), x.numpy())
+    before = {k: v.numpy().copy() for k, v in net.state_dict().items()}
+    for k, v in model.state_dict().items():
+        np.testing.assert_allclose(before[k], v.numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(GuardError):
+        step(*(np.zeros(otherwise[0], "float32"),) * 2)
+    assert all((v.numpy() == before[k]).all() for k, v in net.state_dict().items())
+
+
+def test_one_is_no_other_size_where_it_makes_no_difference() -> None:
+    """As attention asks whether it is causal (torch, transformers): of a length of one there is but one answer."""
+
+    class Attends(nn.Module):
+        def forward(self, x: T) -> T:
+            return F.scaled_dot_product_attention(x, x, x, is_causal=bool(x.shape[1] > 1))
+
+    class Doubles(nn.Module):
+        def forward(self, x: T) -> T:
+            return x * 2 if x.shape[1] > 1 else x
+
+    for model, one in ((Attends(), True), (Doubles(), False)):
+        net = torch2needle.convert(model, torch.randn(2, 5, 4))
+        assert net.report.capture == "torch.fx" and any("left out" in n for n in net.report.notes) is one
+        for n in (5, 9, 1) if one else (5, 9):
+            x = torch.randn(3, n, 4)
+            np.testing.assert_allclose(net(x.numpy()).numpy(), model(x).numpy(), rtol=1e-5, atol=1e-6)
+        if not one:
+            with pytest.raises(GuardError):
+                net(np.zeros((2, 1, 4), "float32"))
+
+
+def test_ranks_are_the_examples() -> None:
+    class Pools(nn.Module):
+        def forward(self, x: T) -> T:
+            return x.mean((2, 3)) if x.dim() == 4 and x.shape[2] > 1 else x
+
+    net = torch2needle.convert(Pools(), torch.randn(2, 3, 4, 4))
+    with pytest.raises(ValueError, match="input x expects"):
+        net(np.zeros((2, 3), "float32"))
+
+
+def test_rows_that_no_other_number_answers_go_another_way() -> None:
+    """torch.export takes two rows for any number, torch.fx would take them for two alone."""
+
+    class Rows(nn.Module):
+        def forward(self, x: T) -> T:
+            return x * 2 if x.shape[0] == 2 else x
+
+    net = torch2needle.convert(Rows(), torch.randn(2, 3))
+    assert net.report.capture.startswith("torch.export")
+    with pytest.raises(ValueError, match="expects"):
+        net(np.zeros((3, 3), "float32"))
+
+
+def test_none_in_the_example_is_an_argument() -> None:
+    class Masks(nn.Module):
+        def forward(self, x: T, mask: T | None = None, scale: float = 2.0) -> T:
+            return x * scale if mask is None else x * mask
+
+    net, x = torch2needle.convert(Masks(), (torch.ones(2, 3), None)), np.ones((2, 3), "float32")
+    assert (net(x, None).numpy() == 2).all() and (net(x).numpy() == 2).all()
+    with pytest.raises(ValueError, match="mask is fixed to None"):
+        net(x, x)
+
+
+class Wrapped(nn.Module):
+    def forward(self, x: T) -> T:
+        return doubled(x) if x.shape[1] > 2 else x
+
+
+@functools.wraps(torch.mul)
+def doubled(x: T) -> T:
+    return x + x if x.shape[1] % 2 else x * 3
+
+
+torch.fx.wrap("doubled")
+
+
+def test_functions_that_torch_fx_was_told_to_call_whole_are_followed() -> None:
+    net = torch2needle.convert(Wrapped(), torch.randn(2, 3))
+    assert net.report.capture == "torch.fx"
+    x = torch.randn(4, 5)
+    np.testing.assert_allclose(net(x.numpy()).numpy(), Wrapped()(x).numpy(), rtol=1e-6)
+    with pytest.raises(GuardError):
+        net(np.zeros((2, 4), "float32"))
