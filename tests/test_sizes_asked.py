@@ -49,10 +49,10 @@ def typed(self: Any, x: T) -> T:
 
 def kept(self: Any, x: T) -> T:
     """What one call keeps, the next one reads."""
-    held = vars(self).setdefault("held", {})
-    if str(x.device) not in held:
-        held[str(x.device)] = self.norm.weight.exp()
-    return x * held[str(x.device)][:, None, None]
+    held, key = vars(self).setdefault("held", {}), str(x.device)
+    if key not in held:
+        held[key] = self.norm.weight.exp()
+    return x * held[key][:, None, None]
 
 
 def written(self: Any, x: T) -> T:
@@ -200,3 +200,29 @@ def test_functions_that_torch_fx_was_told_to_call_whole_are_followed() -> None:
     np.testing.assert_allclose(net(x.numpy()).numpy(), Wrapped()(x).numpy(), rtol=1e-6)
     with pytest.raises(GuardError):
         net(np.zeros((2, 4), "float32"))
+
+
+@pytest.mark.parametrize("most", [9, None])
+def test_a_file_of_free_batch_holds_for_all(most: int | None, tmp_path: Path) -> None:
+    """A graph of ONNX asks nothing of sizes."""
+
+    class Few(nn.Module):
+        def forward(self, x: T) -> T:
+            return x * 2 if x.shape[1 if most is None else 0] < (most or 9) else x
+
+    net, x = torch2needle.convert(Few(), torch.ones(2, 4)), np.ones((2, 4), "float32")
+    if most is None:
+        ndl.to_onnx(net, tmp_path / "net.onnx", x, batch="free")
+    else:
+        with pytest.raises(torch2needle.Unsupported, match="takes no batch of 64"):
+            ndl.to_onnx(net, tmp_path / "net.onnx", x, batch="free")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_model_answers_other_sizes(compiled: bool) -> None:
+    model = made("padded")
+    net = torch2needle.convert(model, torch.randn(2, 3, 8, 6), on_guard="torch")
+    run = ndl.compile(net, (np.zeros((2, 3, 8, 6), "float32"),)) if compiled else net
+    for shape in ((2, 3, 8, 6), (2, 3, 8, 8), (1, 3, 7, 6), (3, 3, 4, 5)):
+        x = torch.randn(shape)
+        np.testing.assert_allclose(run(ndl.Tensor(x.numpy())).numpy(), model(x).detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -35,7 +35,7 @@ from .capture.questions import plain_masks
 from .capture.refusals import refuse_unseen
 from .capture.script import in_python
 from .capture.settled import hint_of_writes, settled
-from .capture.sized import SizedTracer
+from .capture.sized import Facts, SizedTracer
 from .capture.sizes import allow_one, keep_ranks, larger, smallest
 from .capture.sparse import made_dense
 from .capture.structure import known_records
@@ -156,14 +156,17 @@ def traced(
     """What torch.fx captures, held against the model where there is one to run. inputs: the example by name."""
     if judge is None:
         return build(capture(model, inputs), inputs, share, "torch.fx", kind)
-    tracer = functools.partial(SizedTracer, inputs, []) if dynamic == "auto" else Tracer
+    answered: list[Facts] = []
+    tracer = functools.partial(SizedTracer, inputs, answered) if dynamic == "auto" else Tracer
     captured = capture(model, inputs, tracer, judged=True)
+    if answered:
+        keep_ranks(captured, inputs)
     if asks(captured.graph):
         if not judge.holds(captured, resized(judge.call, other_batch(judge.call))):
             raise Unsupported("the forward asks of the number of rows what other numbers answer otherwise")
         judge.relax(captured, [])
-        keep_ranks(captured, inputs)
-    captured.arguments = {n: None if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
+    names = [n for n in judge.names if n in inputs]
+    captured.arguments = {n: None if isinstance(inputs[n], torch.Tensor) else inputs[n] for n in names}
     captured.settled = settled(captured, judge.run(captured), judge.call)
     net, report = build(captured, inputs, share, "torch.fx", kind)
     if net is not None and (fault := judge.fault(captured) or judge.fault_of_net(net, inputs)):

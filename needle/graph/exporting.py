@@ -19,6 +19,7 @@ from .record import Recorder, trace
 from .structure import map_structure
 
 BATCHES = (2, 3, 5)  # at which a model of free batch is traced: two give the sizes, the third checks them
+FAR = (1, 64)  # ... and at which it has to take inputs: what it asks of sizes no exported graph asks
 
 
 class ExportRecorder(Recorder):
@@ -64,6 +65,11 @@ def shaped(
     if batch is None:
         graph = graph_of(examples)
         return graph, exact_shapes(graph)
+    for b in FAR:
+        try:
+            graph_of(with_batch(examples, b))
+        except ValueError as e:
+            raise Unsupported(f"[export] the model takes no batch of {b} ({e}); export it for one.") from e
     graphs = [graph_of(with_batch(examples, b)) for b in BATCHES]
     free_numbers(graphs, batch, numbered)
     for nodes in zip(*graphs, strict=False):

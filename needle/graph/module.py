@@ -137,6 +137,8 @@ class GraphModule(Module):
         try:
             return self._interpret(values)
         except GuardError as e:
+            if find_recorder(values) is not None:  # a size's, while a plan is made
+                raise
             return self.answer(values, e)
 
     def answer(self, values: list[Any], refused: GuardError) -> Any:

@@ -221,7 +221,9 @@ def main(name: str, seconds: int, stages: Sequence[str]) -> None:
                 if row["ok"] and executable is not None:
                     row = run(executable, other, own, exact)
             except Exception as e:
-                refused = re.search(r"\] input \S+ expects size .* in axis", str(e)) is not None
+                refused = (
+                    re.search(r"\] (input \S+ expects size .* in axis|the model holds for inputs)", str(e)) is not None
+                )
                 row = {"ok": False, "reason": one_line(e), **({"fixed": True} if refused else {})}
             rows.append({"shapes": [list(v.shape) for v in tensors(other)], **row})
         ok, fixed = all(r["ok"] for r in rows), all(r["ok"] or r.get("fixed") for r in rows)

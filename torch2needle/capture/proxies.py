@@ -119,11 +119,6 @@ class InplaceProxy(fx.Proxy):
             made.node  # noqa: B018 - this is what records it
         return made
 
-    def __str__(self) -> str:
-        """Of a device what it is, by which forwards look up what they keep."""
-        device = self.tracer.device(self) if self.kind() is torch.device else None  # type: ignore[attr-defined]
-        return repr(self) if device is None else str(device)
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in OWN:
             self.tracer.refuse(f"an attribute of a tensor, which it sets ({name})")  # type: ignore[attr-defined]

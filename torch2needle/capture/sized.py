@@ -24,8 +24,9 @@ from needle.graph.structure import record_of
 
 from .asked import CHECKS, answered_alike
 from .packing import run as run_rows
+from .proxies import TORCH_FOLDER
 from .structure import is_record_class
-from .tracing import Tracer, attribute, user_asks, user_location
+from .tracing import Tracer, asker, attribute, user_location
 
 
 def same_size(value: Any, expected: list[float], text: str) -> None:
@@ -89,8 +90,8 @@ class SizedTracer(Tracer):
         return FakeTensorMode(allow_non_fake_inputs=True)
 
     def facts(self, obj: fx.Proxy) -> Facts:
-        """What the user's code may know; fake tensors run in the graph's order, since calls may write."""
-        if not user_asks():
+        """What torch's own modules may not know, whose rules do; fake tensors run in the graph's order, since calls may write."""
+        if asker().startswith(TORCH_FOLDER):
             return Facts()
         place = next(self.asked)
         if place == len(self.known):

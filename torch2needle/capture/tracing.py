@@ -24,7 +24,7 @@ from ..report import ConversionError, Report, Row, reason_of
 from ..rules.aten import stop_gradient
 from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is_inplace, is_more_than_its_class, method
 from .guard import Writes, accepting_proxies, data_set_by, own_gradients, patched, python_chance
-from .proxies import TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
+from .proxies import MODELS_FOLDER, TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
 from .state import untouched
 from .surroundings import uncached
 
@@ -66,12 +66,12 @@ def user_location() -> str:
     return next(user_lines(), "")
 
 
-def user_asks() -> bool:
-    """Whether what is asked of a proxy is asked by the user's code, and not by torch's."""
+def asker() -> str:
+    """The file whose code asks something of a proxy."""
     frame: Any = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(TRACING_FOLDERS):
+    while (name := frame.f_code.co_filename).startswith(TRACING_FOLDERS) and not name.startswith(MODELS_FOLDER):
         frame = frame.f_back
-    return is_foreign(frame.f_code.co_filename)
+    return name
 
 
 def node_location(node: fx.Node) -> str:
@@ -104,7 +104,7 @@ class Tracer(fx.Tracer):
 
     def refuse(self, what: str) -> Any:
         """Ends the capture, also where the user's code that asked catches what is raised here."""
-        if user_asks():
+        if is_foreign(asker()):
             self.refused.append(f"{what}, at {user_location()}")
         raise fx.proxy.TraceError(f"the forward asks for {what}")
 
