@@ -26,7 +26,7 @@ from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .bridges.otherwise import answers_violations
 from .bridges.whole import WHOLE, WholeInterpreter, captured_whole, run_once
 from .capture.asked import asks
-from .capture.calls import call_of, named_axes, other_batch, resized
+from .capture.calls import call_of, named_axes, resized
 from .capture.comparison import BadExample, Judge
 from .capture.export import Manner, captures, from_program
 from .capture.guard import LOCK, same_chance
@@ -161,15 +161,17 @@ def traced(
     captured = capture(model, inputs, tracer, judged=True)
     if answered:
         keep_ranks(captured, inputs)
+    sizes = None
     if asks(captured.graph):
-        if not judge.holds(captured, resized(judge.call, other_batch(judge.call))):
+        sizes = [s for s in judge.others if judge.holds(captured, resized(judge.call, s))]
+        if judge.others[-1] not in sizes:
             raise Unsupported("the forward asks of the number of rows what other numbers answer otherwise")
         judge.relax(captured, [])
     names = [n for n in judge.names if n in inputs]
     captured.arguments = {n: None if isinstance(inputs[n], torch.Tensor) else inputs[n] for n in names}
     captured.settled = settled(captured, judge.run(captured), judge.call)
     net, report = build(captured, inputs, share, "torch.fx", kind)
-    if net is not None and (fault := judge.fault(captured) or judge.fault_of_net(net, inputs)):
+    if net is not None and (fault := judge.fault(captured, sizes) or judge.fault_of_net(net, inputs)):
         raise Unsupported(fault)
     return net, report
 

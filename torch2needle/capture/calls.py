@@ -123,6 +123,13 @@ def other_batch(call: Call) -> Sizes:
     return {(i, 0): other for i, t in enumerate(given) if batch and t.ndim and t.shape[0] == batch}
 
 
+def longer_texts(call: Call) -> Sizes:
+    """Texts of one word more, and all that is as long."""
+    given = tensors(call)
+    lengths = {t.shape[1] for t in given if t.ndim == 2 and not t.is_floating_point() and not t.is_complex()}
+    return {(i, k): n + 1 for i, t in enumerate(given) for k, n in enumerate(t.shape) if k and n in lengths}
+
+
 def ones(call: Call) -> list[Sizes]:
     """The sizes of a call as one, those that are equal together."""
     places: dict[int, list[tuple[int, int]]] = {}

@@ -19,7 +19,7 @@ from needle.nn import WriteBuffer
 
 from .asked import OtherAnswer, noting
 from .behaviour import Behaviour, behaviour, evaluate, first_line
-from .calls import LARGER, Call, Sizes, half_images, ones, other_batch, resized, shuffled, tensors, varied
+from .calls import LARGER, Call, Sizes, half_images, longer_texts, ones, other_batch, resized, shuffled, tensors, varied
 from .counts import drop, supposed, trained
 from .differences import (
     ROUNDING,
@@ -73,12 +73,16 @@ class Judge:
         except Exception as e:
             raise Fails(first_line(e)) from None
 
+    @functools.cached_property
+    def others(self) -> list[Sizes]:
+        """Sizes of a second call, the better ones first: another batch with half the images and longer texts, or alone."""
+        batch, half, longer = other_batch(self.call), half_images(self.call), longer_texts(self.call)
+        found = [longer | batch | half, batch | half, batch]
+        return [s for i, s in enumerate(found) if s not in found[:i]]
+
     def fault(self, captured: Captured, sizes: Sequence[Sizes] | None = None) -> str:
         """How the graph differs from the model on the example and on a second call after it, of `sizes` that the model takes."""
-        if sizes is None:
-            batch = other_batch(self.call)
-            sizes = [batch | half_images(self.call), batch]
-        calls, theirs = self.pair(sizes)
+        calls, theirs = self.pair(self.others if sizes is None else sizes)
         fault = self.against(captured, calls, theirs)
         return fault or (self.fault_of_memory(captured) if theirs.changing else "")
 
