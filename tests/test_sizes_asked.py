@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,3 +234,34 @@ def test_the_model_answers_other_sizes(compiled: bool) -> None:
     for shape in ((2, 3, 8, 6), (2, 3, 8, 8), (1, 3, 7, 6), (3, 3, 4, 5)):
         x = torch.randn(shape)
         np.testing.assert_allclose(run(ndl.Tensor(x.numpy())).numpy(), model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_code_that_is_typed_in() -> None:
+    """As at a prompt: no line of it is in a file."""
+    code = """
+import numpy as np, torch, torch2needle
+class Asks(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[1] % 2 else x
+net = torch2needle.convert(Asks(), torch.ones(2, 3))
+assert net.report.capture == "torch.fx", net.report.capture
+try:
+    net(np.ones((2, 4), "float32"))
+except ValueError as e:
+    assert "a condition on sizes" in str(e)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-"], input=code, text=True, check=True)
+
+
+def test_an_example_of_one_row_is_taken() -> None:
+    """torch.export captures at two rows; where the graph holds for these alone, as of drawn rows, the example's count."""
+
+    class Draws(nn.Module):
+        def forward(self, x: T) -> T:
+            x = x + torch.rand(x.shape[0], 1)
+            return x * 2 if x.shape[0] > 2 else x
+
+    net = torch2needle.convert(Draws(), torch.ones(1, 4))
+    assert 1 <= net(np.ones((1, 4), "float32")).numpy().min() <= 2

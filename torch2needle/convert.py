@@ -36,7 +36,7 @@ from .capture.refusals import refuse_unseen
 from .capture.script import in_python
 from .capture.settled import hint_of_writes, settled
 from .capture.sized import Facts, SizedTracer
-from .capture.sizes import allow_one, keep_ranks, larger, smallest
+from .capture.sizes import allow_one, keep_ranks, larger, smallest, takes
 from .capture.sparse import made_dense
 from .capture.structure import known_records
 from .capture.tracing import Captured, Tracer, capture
@@ -205,6 +205,9 @@ def exported(
                     )
                     captured.only = manner.training
                 allow_one(captured, judge.call, functools.partial(judge.agrees_at, captured))
+                if not takes(captured, judge.call):  # of one row, where two are taken for any number
+                    add_once(report, "the graph holds for other sizes than the example's")
+                    continue
                 captured.settled = settled(captured, judge.run(captured), judge.call)
                 net, found = build(captured, {}, share, how, kind)
                 if net is not None:

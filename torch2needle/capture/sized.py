@@ -146,7 +146,8 @@ class SizedTracer(Tracer):
 
     def check(self, obj: fx.Proxy, value: float) -> None:
         path, _, number = user_location().rpartition(":")
-        text = f"{linecache.getline(path, int(number)).strip()} ({os.path.basename(path)}:{number})"
+        line = linecache.getline(path, int(number or 0)).strip()
+        text = f"{line} ({os.path.basename(path)}:{number})" if line else "a condition on sizes"  # which was typed in
         self.create_node("call_function", same_size, (obj.node, [float(value)], text), {})
 
 

@@ -35,7 +35,15 @@ def smallest(captured: Captured, call: Call) -> list[Sizes]:
 def keep_ranks(captured: Captured, inputs: dict[str, Any]) -> None:
     """Inputs have as many axes as the example's, by name; what the forward asks of ranks is answered by them."""
     for node in placeholders(captured):
-        node.meta["sizes"] = ((0, None, ""),) * inputs[str(node.target)].ndim
+        if str(node.target) in inputs:
+            node.meta["sizes"] = ((0, None, ""),) * inputs[str(node.target)].ndim
+
+
+def takes(captured: Captured, call: Call) -> bool:
+    """Whether the sizes of a call are among those of a captured graph."""
+    limits = [node.meta["sizes"] for node in placeholders(captured)]
+    places = [p for t, axes in zip(tensors(call), limits, strict=False) for p in zip(t.shape, axes, strict=True)]
+    return all(least <= size and (most is None or size <= most) for size, (least, most, *_) in places)
 
 
 def placeholders(captured: Captured) -> list[Any]:
