@@ -26,7 +26,7 @@ from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .bridges.otherwise import answers_violations
 from .bridges.whole import WHOLE, WholeInterpreter, captured_whole, run_once
 from .capture.asked import asks
-from .capture.calls import call_of, named_axes, resized
+from .capture.calls import call_of, longer_texts, named_axes, resized
 from .capture.comparison import BadExample, Judge
 from .capture.export import Manner, captures, from_program
 from .capture.guard import LOCK, same_chance
@@ -157,7 +157,9 @@ def traced(
     if judge is None:
         return build(capture(model, inputs), inputs, share, "torch.fx", kind)
     answered: list[Facts] = []
-    tracer = functools.partial(SizedTracer, inputs, answered) if dynamic == "auto" else Tracer
+    # Of texts torch.export knows the sizes of heads as numbers, by which rotary embeddings and grouped heads are fused.
+    sized = dynamic == "auto" and not longer_texts(judge.call)
+    tracer = functools.partial(SizedTracer, inputs, answered) if sized else Tracer
     captured = capture(model, inputs, tracer, judged=True)
     if answered:
         keep_ranks(captured, inputs)

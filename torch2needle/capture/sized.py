@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from needle.graph.structure import record_of
 
 from .asked import CHECKS, answered_alike
+from .guard import Writes
 from .packing import run as run_rows
 from .proxies import TORCH_FOLDER
 from .structure import is_record_class
@@ -98,9 +99,9 @@ class SizedTracer(Tracer):
         place = next(self.asked)
         if place == len(self.known):
             pending = list(itertools.takewhile(lambda n: n not in self.values, reversed(self.graph.nodes)))
-            self.busy = True
+            self.busy, writes = True, Writes()  # which layers do to what they hold, as batch norms to their counts
             try:
-                with _disable_current_modes(), self.fakes, torch.no_grad():
+                with _disable_current_modes(), writes, self.fakes, torch.no_grad():
                     for node in reversed(pending):
                         self.values[node] = self.run(node)
                 self.known.append(Facts.of(self.values[obj.node]))
@@ -108,6 +109,7 @@ class SizedTracer(Tracer):
                 self.known.append(Facts())
             finally:
                 self.busy = False
+                writes.undo()
         return self.known[place]
 
     def run(self, node: fx.Node) -> Any:
@@ -115,9 +117,9 @@ class SizedTracer(Tracer):
         if node.op == "placeholder":
             value = self.example[str(node.target)] if str(node.target) in self.example else node.args[0]
             return self.fakes.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
-        return (
-            attribute(str(node.target), self.root) if node.op == "get_attr" else called(node, self.root, args, kwargs)
-        )
+        if node.op == "get_attr":
+            return self.fakes.from_tensor(attribute(str(node.target), self.root).detach())
+        return called(node, self.root, args, kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         value = self.facts(obj).number
