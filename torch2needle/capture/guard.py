@@ -65,7 +65,7 @@ class Writes(TorchDispatchMode):
         return result
 
     def note(self, t: Any) -> None:
-        if has_storage(t) and t.device.type != "meta":
+        if has_storage(t):
             storage = t.untyped_storage()
             if storage._cdata not in self.made:
                 self.before.setdefault(storage._cdata, (storage, storage.clone()))

@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from needle.graph.structure import record_of
 
 from .asked import CHECKS, answered_alike
-from .guard import Writes
 from .packing import run as run_rows
 from .proxies import TORCH_FOLDER
 from .structure import is_record_class
@@ -99,9 +98,9 @@ class SizedTracer(Tracer):
         place = next(self.asked)
         if place == len(self.known):
             pending = list(itertools.takewhile(lambda n: n not in self.values, reversed(self.graph.nodes)))
-            self.busy, writes = True, Writes()  # which layers do to what they hold, as batch norms to their counts
+            self.busy = True
             try:
-                with _disable_current_modes(), writes, self.fakes, torch.no_grad():
+                with _disable_current_modes(), self.fakes, torch.no_grad():
                     for node in reversed(pending):
                         self.values[node] = self.run(node)
                 self.known.append(Facts.of(self.values[obj.node]))
@@ -109,7 +108,6 @@ class SizedTracer(Tracer):
                 self.known.append(Facts())
             finally:
                 self.busy = False
-                writes.undo()
         return self.known[place]
 
     def run(self, node: fx.Node) -> Any:
@@ -118,7 +116,12 @@ class SizedTracer(Tracer):
             value = self.example[str(node.target)] if str(node.target) in self.example else node.args[0]
             return self.fakes.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
         if node.op == "get_attr":
-            return self.fakes.from_tensor(attribute(str(node.target), self.root).detach())
+            return self.fakes.from_tensor(attribute(str(node.target), self.root))
+        if node.op == "call_module":  # with fakes of all that it holds, since real ones would be written
+            layer = self.root.get_submodule(str(node.target))
+            named = (*layer.named_parameters(), *layer.named_buffers())
+            held: dict[str, torch.Tensor] = {n: self.fakes.from_tensor(t) for n, t in named}
+            return torch.func.functional_call(layer, held, args, kwargs)
         return called(node, self.root, args, kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
