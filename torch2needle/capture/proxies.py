@@ -136,15 +136,9 @@ class InplaceProxy(fx.Proxy):
         return self.tracer.length(self)  # type: ignore[attr-defined]
 
     def __int__(self) -> int:
-        return self.tracer.number(self, int)  # type: ignore[attr-defined]
+        return self.tracer.refuse("the value of a tensor")  # type: ignore[attr-defined]
 
-    __index__ = __int__
-
-    def __float__(self) -> float:
-        return self.tracer.number(self, float)  # type: ignore[attr-defined]
-
-    def __complex__(self) -> complex:
-        return self.tracer.number(self, complex)  # type: ignore[attr-defined]
+    __float__ = __index__ = __complex__ = __int__  # type: ignore[assignment]
 
     def __contains__(self, value: Any) -> bool:
         return self.tracer.refuse("the values of a tensor")  # type: ignore[attr-defined]

@@ -120,10 +120,6 @@ class Tracer(fx.Tracer):
     def length(self, obj: fx.Proxy) -> int:
         return self.refuse("the length of a traced value")
 
-    def number(self, obj: fx.Proxy, kind: type) -> Any:
-        """The plain number, of that kind, that Python makes of a value."""
-        return self.refuse("the value of a tensor")
-
     def type_of(self, obj: fx.Proxy) -> Any:
         return self.refuse("the type of a value")
 
