@@ -130,15 +130,6 @@ def longer_texts(call: Call) -> Sizes:
     return {(i, k): n + 1 for i, t in enumerate(given) for k, n in enumerate(t.shape) if k and n in lengths}
 
 
-def ones(call: Call) -> list[Sizes]:
-    """The sizes of a call as one, those that are equal together."""
-    places: dict[int, list[tuple[int, int]]] = {}
-    for i, t in enumerate(tensors(call)):
-        for axis, size in enumerate(t.shape):
-            places.setdefault(size, []).append((i, axis))
-    return [dict.fromkeys(p, 1) for size, p in places.items() if size > 1]
-
-
 def half_images(call: Call) -> Sizes:
     """Images, or those of clips, of half the height and width, which cost a model a quarter."""
     images = [(i, t) for i, t in enumerate(tensors(call)) if t.ndim in (4, 5) and t.is_floating_point()]

@@ -19,7 +19,7 @@ from needle.nn import WriteBuffer
 
 from .asked import OtherAnswer, noting
 from .behaviour import Behaviour, behaviour, evaluate, first_line
-from .calls import LARGER, Call, Sizes, half_images, longer_texts, ones, other_batch, resized, shuffled, tensors, varied
+from .calls import LARGER, Call, Sizes, half_images, longer_texts, other_batch, resized, shuffled, tensors, varied
 from .counts import drop, supposed, trained
 from .differences import (
     ROUNDING,
@@ -33,7 +33,6 @@ from .differences import (
     own_gradients_of,
 )
 from .modes import changing, differs_in_training, trains_alike
-from .sized import tells_one
 from .slopes import same_slopes
 from .tracing import Captured
 
@@ -58,9 +57,6 @@ class Judge:
         self.names = list(inspect.signature(model.forward).parameters)
         self.training: bool | None = None  # the mode in which to run, None for the present one
         self.pairs: dict[Any, tuple[list[Call], Behaviour]] = {}
-        self.flags: dict[
-            bool, dict[str, set[bool]]
-        ] = {}  # that functions are given by line, in evaluation and training
 
     def run(self, captured: Captured) -> Callable:
         return functools.partial(evaluate, captured, self.names)
@@ -133,16 +129,13 @@ class Judge:
         return "" if text and trains_alike(run, self.model, self.call, captured.chooses) else text
 
     def relax(self, captured: Captured, sizes: Sequence[Sizes]) -> None:
-        """Drops checks of whether values count any rows, or a size is 1, where graph and model were seen to agree though
-        they do not hold."""
-        checks = supposed(captured.graph)
-        lines, counting = frozenset(checks.values()), {line for n, line in checks.items() if not tells_one(n)}
+        """Drops checks of whether values count any rows, where graph and model were seen to agree though they do not."""
+        lines = frozenset(supposed(captured.graph).values())
         if not lines:
             return
         agreeing, other = set[str](), set[str]()
-        few = [{}, other_batch(self.call), *sizes] if counting else []
-        few += ones(self.call) if lines - counting else []
-        for call in [c for s in few for given in (resized(self.call, s),) for c in (given, *varied(given))]:
+        few = (self.call, resized(self.call, other_batch(self.call)), *(resized(self.call, s) for s in sizes))
+        for call in [c for given in few for c in (given, *varied(given))]:
             try:
                 with trained(self.model), noting(lines) as found:
                     theirs = self.theirs([call])
@@ -153,7 +146,7 @@ class Judge:
             (agreeing if same else other).update(found.seen)
         if needless := agreeing - other:
             drop(captured.graph, needless)
-            captured.chooses = captured.chooses or bool(needless & counting)
+            captured.chooses = True
             captured.notes += [f"whether `{line}` is left out, since it gives the same" for line in sorted(needless)]
 
     def holds(self, captured: Captured, call: Call) -> bool:

@@ -19,7 +19,6 @@ from torch import fx, nn
 from .asked import ASKED, CHECKS, LIBRARY, Answers, compare
 from .guard import has_storage, patched
 from .numbers import Answer
-from .sized import tells_one
 
 SOME = 720720  # rows that are counted, in an answer: a number of which most are divisors, so that rows are grouped as they wish
 RELATIONS: dict[str, Callable] = {f"__{n}__": getattr(operator, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -108,9 +107,8 @@ def answer(number: Any, relation: Callable, frame: Any) -> bool:
 
 
 def supposed(graph: fx.Graph) -> dict[fx.Node, str]:
-    """The checks of a graph that may go, with their lines: that there are rows, that any element of a mask is true, or that a
-    size is not 1."""
-    found = {n: str(n.args[2]) for n in graph.nodes if n.target is SUPPOSED or tells_one(n)}
+    """The checks of a graph that may go, with their lines: that there are rows, or that any element of a mask is true."""
+    found = {n: str(n.args[2]) for n in graph.nodes if n.target is SUPPOSED}
     return found | {n: str(n.args[2]) for n, none in of_masks(graph) if [float(none)] != n.args[1]}
 
 

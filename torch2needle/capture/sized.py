@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from needle.graph.structure import record_of
 
-from .asked import CHECKS, answered_alike
+from .asked import CHECKS, OtherAnswer
 from .packing import run as run_rows
 from .proxies import TORCH_FOLDER
 from .structure import is_record_class
@@ -31,17 +31,11 @@ from .tracing import Tracer, asker, attribute, user_location
 
 def same_size(value: Any, expected: list[float], text: str) -> None:
     """The check of what was asked of sizes."""
-    answered_alike([value] == expected, text)
+    if [value] != expected:
+        raise OtherAnswer(text)
 
 
 CHECKS.add(same_size)
-ONE = {operator.gt: 1, operator.le: 1, operator.eq: 1, operator.ne: 1, operator.ge: 2, operator.lt: 2}
-
-
-def tells_one(check: fx.Node) -> bool:
-    """Whether it asks of one size alone whether that is 1."""
-    asked: Any = check.args[0] if check.target is same_size else None
-    return asked is not None and asked.args[1:] == (ONE.get(asked.target),)
 
 
 class Facts(NamedTuple):
