@@ -50,11 +50,6 @@ def typed(self: Any, x: T) -> T:
         return x * 2 if x.dtype is torch.float32 and isinstance(x.shape[0], int) else x
 
 
-def limited(self: Any, x: T) -> T:
-    scores = x.masked_fill(x > 0, torch.finfo(x.dtype).min)
-    return scores.softmax(3) if x.shape[2] > 1 else scores
-
-
 def kept(self: Any, x: T) -> T:
     """What one call keeps, the next one reads."""
     held, key = vars(self).setdefault("held", {}), str(x.device)
@@ -75,7 +70,6 @@ CASES = {
     "not padded": (padded, (1, 3, 8, 4), [(5, 3, 12, 16)], [(1, 3, 8, 6), (1, 3, 9, 4)]),
     "compared": (compared, (2, 3, 9, 5), [(6, 3, 8, 1), (1, 3, 50, 3)], [(2, 3, 6, 5), (9, 3, 9, 5)]),
     "typed": (typed, (2, 3, 5, 6), [(1, 3, 7, 1), (3, 3, 1, 2)], []),
-    "limited": (limited, (2, 3, 5, 6), [(1, 3, 7, 1), (3, 3, 2, 2)], [(2, 3, 1, 6)]),
     "kept": (kept, (2, 3, 5, 6), [(1, 3, 7, 1), (3, 3, 1, 2)], []),
     "written": (written, (2, 3, 5, 6), [(1, 3, 7, 2), (3, 3, 1, 8)], [(2, 3, 5, 5)]),
 }

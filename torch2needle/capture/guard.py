@@ -186,13 +186,6 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
             tracer.refuse("a tensor's dtype and device, by isinstance")
         return issubclass(value.stands_for(), kinds) if own else isinstance(value, kinds)
 
-    def limits(own: Callable) -> Callable:  # of the numbers of a dtype, where an example tells it
-        def call(*args: Any, **kwargs: Any) -> Any:
-            proxies = [a for a in args if isinstance(a, fx.Proxy)] if tracer.tracing() else []
-            return own(*(tracer.dtype(a) or a for a in proxies)) if proxies else own(*args, **kwargs)
-
-        return call
-
     def is_callable(value: Any) -> bool:
         own = isinstance(value, fx.Proxy) and tracer.tracing()
         return any("__call__" in vars(c) for c in value.stands_for().__mro__) if own else callable(value)
@@ -203,7 +196,6 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
     sized = [(torch, n) for n in (*FACTORIES, "istft")] + [(torch.fft, n) for n in torch.fft.__all__ if n != "Tensor"]
     names: list[tuple[Any, str, Any]] = [(vars(place), n, accept(getattr(place, n))) for place, n in sized]
     names.append((vars(torch), "is_tensor", is_tensor))
-    names += [(vars(torch), n, limits(getattr(torch, n))) for n in ("finfo", "iinfo")]
     for place in foreign_globals(model):
         names.append((place, "len", length(place.get("len", len))))
         asking = {"isinstance": is_instance, "type": Type, "callable": is_callable}

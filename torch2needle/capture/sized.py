@@ -45,7 +45,7 @@ class Facts(NamedTuple):
     number: float | None = None
     rank: int | None = None  # of a shape
     device: torch.device | None = None
-    dtype: torch.dtype | None = None  # which it is, or has
+    dtype: torch.dtype | None = None
 
     @classmethod
     def of(cls, value: Any) -> Facts:
@@ -53,8 +53,6 @@ class Facts(NamedTuple):
             return cls(torch.Tensor, dtype=value.dtype)
         if isinstance(value, torch.device):
             return cls(torch.device, device=value)
-        if isinstance(value, torch.dtype):
-            return cls(torch.dtype, dtype=value)
         number = value if isinstance(value, int | float) else None
         return cls(type(value), number, len(value) if isinstance(value, torch.Size) else None)
 

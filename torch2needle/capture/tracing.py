@@ -127,7 +127,7 @@ class Tracer(fx.Tracer):
         """The device that a value is, None where it is not known."""
 
     def dtype(self, obj: fx.Proxy) -> Any:
-        """The dtype that a value is, or has, None where it is not known."""
+        """That of a tensor, None where it is not known."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return find_module_rule(m) is not None
