@@ -50,6 +50,14 @@ def typed(self: Any, x: T) -> T:
         return x * 2 if x.dtype is torch.float32 and isinstance(x.shape[0], int) else x
 
 
+def kinds(self: Any, x: T) -> T:
+    """Python's types of what it computes of sizes."""
+    h, w = x.shape[2], x.shape[3]
+    told = [isinstance(n, int) for n in (h * 2, h / 2, h * 1.0, h**2, h // w, 2.0 // h, -h)]
+    told += [isinstance(h / 2, float), isinstance(h > w, bool), isinstance(x.shape + x.shape, tuple)]
+    return x * (sum(2**i for i, t in enumerate(told) if t) / 1024)
+
+
 def kept(self: Any, x: T) -> T:
     """What one call keeps, the next one reads."""
     held, key = vars(self).setdefault("held", {}), str(x.device)
@@ -70,6 +78,7 @@ CASES = {
     "not padded": (padded, (1, 3, 8, 4), [(5, 3, 12, 16)], [(1, 3, 8, 6), (1, 3, 9, 4)]),
     "compared": (compared, (2, 3, 9, 5), [(6, 3, 8, 1), (1, 3, 50, 3)], [(2, 3, 6, 5), (9, 3, 9, 5)]),
     "typed": (typed, (2, 3, 5, 6), [(1, 3, 7, 1), (3, 3, 1, 2)], []),
+    "kinds": (kinds, (2, 3, 5, 6), [(1, 3, 7, 1), (3, 3, 1, 2)], []),
     "kept": (kept, (2, 3, 5, 6), [(1, 3, 7, 1), (3, 3, 1, 2)], []),
     "written": (written, (2, 3, 5, 6), [(1, 3, 7, 2), (3, 3, 1, 8)], [(2, 3, 5, 5)]),
 }
@@ -281,3 +290,13 @@ def test_the_model_is_as_before(training: bool, capfd: pytest.CaptureFixture) ->
     torch2needle.check(model, torch.randn(3, 4))
     assert capfd.readouterr() == ("", "")
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_kinds_without_an_example() -> None:
+    """What half a size is follows from the graph alone."""
+
+    class Halves(nn.Module):
+        def forward(self, x: T) -> T:
+            return x * 2 if isinstance(x.shape[0] / 2, int) else x + 1
+
+    np.testing.assert_array_equal(torch2needle.convert(Halves())(ndl.Tensor([1.0, 2.0])).numpy(), [2.0, 3.0])

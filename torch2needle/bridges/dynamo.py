@@ -23,7 +23,7 @@ from needle.graph.narrow import NARROW
 from needle.interop import as_ndarray, mirrored
 
 from ..capture.differences import fault_of_results
-from ..capture.tracing import written
+from ..capture.nodes import written
 from ..convert import convert, executable
 from ..report import ConversionError
 from .survey import Form, copies, is_vmap, leaves_torch_as_is, results_of, survey, why

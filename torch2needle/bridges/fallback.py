@@ -25,7 +25,8 @@ from needle.serialize import DTYPES
 from ..capture.calls import tensors as tensor_leaves
 from ..capture.cells import Cell
 from ..capture.interpret import MissingRule, leaves, plain
-from ..capture.tracing import Captured, node_location
+from ..capture.nodes import node_location
+from ..capture.tracing import Captured
 from ..report import Report, Row, reason_of
 from ..rules.arithmetic import DtypeOf
 from ..rules.registry import is_inplace, target_name

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from .asked import whether_compiled
 from .calls import Call, fresh, tensors
+from .flags import TrainingFlag
 from .functional import Gradients
 from .guard import (
     Writes,
@@ -26,10 +27,11 @@ from .guard import (
     python_chance,
     same_chance,
 )
+from .nodes import writes_parameter
 from .sized import called
 from .state import untouched
 from .structure import plain_result
-from .tracing import Captured, TrainingFlag, writes_parameter
+from .tracing import Captured
 
 
 @dataclasses.dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +13,7 @@ from needle import ops
 from needle.autograd import Spec, Tensor, Unsupported
 from needle.complex_numbers import DTYPES as WHOLE
 from needle.complex_numbers import Complex
-from needle.graph import Dim, Mode, ModuleRecorder, Symbol
-from needle.graph.graph import COMPARISONS
+from needle.graph import Dim, Mode, ModuleRecorder
 from needle.graph.inputs import PARTS
 from needle.graph.record import SymbolicShape
 from needle.graph.structure import record_of
@@ -43,8 +41,11 @@ from ..rules.stubs import stub
 from ..weights import TreeBuilder
 from .asked import CHECKS, refuse_real_numbers
 from .cells import Cell, with_item
+from .flags import TrainingFlag
+from .nodes import attribute, node_location, owner_path
+from .size_calls import call_of_sizes
 from .structure import is_record_class, plain
-from .tracing import Captured, TrainingFlag, attribute, capture, node_location, owner_path
+from .tracing import Captured, capture
 from .writes import as_stored, second_name, view_kind
 
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes numpy's names, too
@@ -69,19 +70,6 @@ def say_unknown(value: Any) -> None:
 
 def is_real_number(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymFloat)
-
-
-def mentioned(values: list[Any]) -> Any:
-    """A tensor whose size or dtype is among `values`, or None."""
-    for v in values:
-        if isinstance(v, DtypeOf):
-            return v.tensor
-        if isinstance(v, Dim):
-            node = v.node
-            while node.target != "size":
-                node = next(a.node for a in node.args if isinstance(a, Dim))
-            return node.args[0]
-    return None
 
 
 class Interpreter:
@@ -234,7 +222,8 @@ class Interpreter:
             return self.item(node, args[0], args[1])
         rules = COMPLEX_RULES if any(map(is_complex, values)) else None
         if not any(isinstance(v, VALUES) for v in values):
-            return Cell(self.python(target, args, kwargs, values))
+            made = call_of_sizes(self.recorder, target, args, kwargs, values)
+            return Cell(self.constant(made) if isinstance(made, torch.Tensor) else made)
         if isinstance(target, type) and issubclass(target, tuple):  # a named tuple among the results
             return Cell(
                 target._make((*args, *kwargs.values())) if hasattr(target, "_make") else target(*args, **kwargs)
@@ -287,34 +276,6 @@ class Interpreter:
         self.env[place].write(stored, f"{target_name(self.target(node))} at {node_location(node)}")
         self.keep_gradient(self.env[place].root())
         return self.env[place]
-
-    def python(self, target: Any, args: tuple, kwargs: dict[str, Any], values: list[Any]) -> Any:
-        """A call without tensors, of sizes, tuples and numbers: Python's own result, or a rule's for tensors made of sizes."""
-        for v in values:
-            if isinstance(v, Pieces):
-                len(v)  # says what is not known
-        like = mentioned(values)
-        if is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags:
-            like = self.some_input() if like is None else like
-            if like is None or find_function_rule(target) is None:
-                raise Unsupported("it draws random numbers, which conversion would freeze")
-        rules = COMPLEX_RULES if any(map(is_complex, values)) else None
-        rule = None if like is None else find_function_rule(target, rules)
-        if rule is not None and "like" in inspect.signature(rule).parameters:
-            hook = like if isinstance(like, Tensor) else Symbol(like, self.recorder, like.meta.get("spec"))
-            if is_overload(target):
-                bound = bind(rule, target, args, kwargs, rules)
-                bound.arguments["like"] = hook
-                return rule(*bound.args, **bound.kwargs)
-            return rule(*args, like=hook, **kwargs)
-        sizes = [v for v in args if isinstance(v, Dim)]
-        asks = sizes and getattr(operator, name := target.__name__, None) is target and name in COMPARISONS
-        result = sizes[0].compared(name, *args) if asks else target(*args, **kwargs)
-        return self.constant(result) if isinstance(result, torch.Tensor) else result
-
-    def some_input(self) -> Any:
-        """The node of an input, or None: what makes numbers of none of them depends on one all the same."""
-        return next((n for n in self.recorder.graph.nodes if n.kind == "input"), None)
 
     def item(self, node: fx.Node, value: Any, index: Any) -> Cell:
         """One of several values, such as a piece of a split."""

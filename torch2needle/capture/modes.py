@@ -15,7 +15,7 @@ from ..rules.overloads import FLAGS
 from .behaviour import behaviour
 from .calls import SMALLER, Call, other_batch, resized, shuffled
 from .differences import disagreement, lost_gradients
-from .tracing import user_lines
+from .nodes import user_lines
 
 
 @functools.cache

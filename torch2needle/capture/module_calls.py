@@ -10,8 +10,8 @@ from torch import fx, nn
 
 from ..rules.overloads import is_overload
 from ..rules.registry import find_module_rule, is_inplace
+from .nodes import tensor_of, written
 from .packing import ROWS
-from .tracing import tensor_of, written
 
 
 def call_modules(graph: fx.Graph, model: nn.Module) -> None:

@@ -16,12 +16,14 @@ from needle.autograd import Unsupported
 from ..rules.overloads import FLAGS, is_overload
 from ..rules.registry import is_inplace
 from ..rules.sampling import dense_strided, dense_strided_copy
+from .flags import TrainingFlag
 from .folding import drop_unread, fold
 from .functional import of_tails
 from .module_calls import call_modules
+from .nodes import node_location, owner_path, written
 from .steps import PLAIN
 from .structure import arguments, classed, input_places, structure
-from .tracing import Captured, TrainingFlag, node_location, owner_path, written
+from .tracing import Captured
 
 aten = torch.ops.aten
 # Their results are their first arguments, or nothing that a value depends on.

@@ -61,8 +61,17 @@ def kind_of(node: fx.Node, model: nn.Module) -> Any:
     if name == "getitem" and parts and parts[0] is not torch.Tensor:
         return int if parts[0] is torch.Size and not isinstance(node.args[1], slice) else None
     if getattr(node.target, "__module__", "") in ("_operator", "math"):
-        return torch.Tensor if torch.Tensor in parts else None if None in parts else int
+        return torch.Tensor if torch.Tensor in parts else None if None in parts else kind_of_numbers(node)
     return result_kind(name)
+
+
+def kind_of_numbers(node: fx.Node) -> Any:
+    """The type of what Python computes of sizes: of ones in their places."""
+    try:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["kind"](1))
+        return type(node.target(*args, **kwargs))  # type: ignore[operator]
+    except Exception:
+        return None
 
 
 @functools.cache

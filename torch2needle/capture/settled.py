@@ -10,8 +10,9 @@ from torch import nn
 from .calls import Call, fresh
 from .differences import difference
 from .guard import Writes, same_chance
+from .nodes import node_location, tensor_of, writes_parameter, written
 from .state import untouched
-from .tracing import Captured, node_location, tensor_of, writes_parameter, written
+from .tracing import Captured
 
 
 def settled(captured: Captured, run: Callable, call: Call) -> frozenset[str]:

@@ -23,10 +23,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from needle.graph.structure import record_of
 
 from .asked import CHECKS, OtherAnswer
+from .nodes import asker, attribute, user_location
 from .packing import run as run_rows
 from .proxies import TORCH_FOLDER
 from .structure import is_record_class
-from .tracing import Tracer, asker, attribute, user_location
+from .tracing import Tracer
 
 
 def same_size(value: Any, expected: list[float], text: str) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
-import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,23 +20,15 @@ from needle.graph.structure import is_record, members
 
 from ..report import ConversionError, Report, Row, reason_of
 from ..rules.aten import stop_gradient
-from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is_inplace, is_more_than_its_class, method
+from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is_more_than_its_class
+from .flags import Differ, flags_in_both_modes
 from .guard import Writes, accepting_proxies, data_set_by, own_gradients, patched, python_chance
-from .proxies import MODELS_FOLDER, TRACING_FOLDERS, InplaceProxy, is_foreign, kind_of
+from .nodes import asker, node_location, user_location, written
+from .proxies import InplaceProxy, is_foreign, kind_of
 from .state import untouched
 from .surroundings import uncached
 
 ASSERTS = {torch._assert, torch._assert_async}
-
-
-class TrainingFlag:
-    """Stands for `self.training` of the module at `path` in a captured call."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __repr__(self) -> str:
-        return f"training({self.path})"
 
 
 @dataclass
@@ -51,44 +41,6 @@ class Captured:
     chooses: bool | frozenset[int] = False  # computes branches that the model leaves out, with these parameters or any
     only: bool | None = None  # the one mode of training that it holds for, None where both
     settled: frozenset[str] = frozenset()  # parameters that it writes, and would not change again
-
-
-def user_lines() -> Iterator[str]:
-    """The user's lines that lead to the caller, the innermost first."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if is_foreign(frame.f_code.co_filename):
-            yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-
-
-def user_location() -> str:
-    return next(user_lines(), "")
-
-
-def asker() -> str:
-    """The file whose code asks something of a proxy."""
-    frame: Any = sys._getframe(1)
-    while (name := frame.f_code.co_filename).startswith(TRACING_FOLDERS) and not name.startswith(MODELS_FOLDER):
-        frame = frame.f_back
-    return name
-
-
-def node_location(node: fx.Node) -> str:
-    """The user's file:line, from our tracer or from a GraphModule's recorded stack."""
-    if "location" in node.meta:
-        return node.meta["location"]
-    found = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
-    found = [f for f in found if is_foreign(f[0])] or found
-    return ":".join(found[-1]) if found else "unknown line"
-
-
-def owner_path(node: fx.Node) -> str:
-    """Path of the innermost module that makes the call."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    if node.op == "call_module":
-        return str(node.target)
-    return stack[-1][0] if stack else ""
 
 
 class Tracer(fx.Tracer):
@@ -311,48 +263,6 @@ def stop_gradients(graph: fx.Graph) -> None:
             node.replace_all_uses_with(made, lambda u, outside=outside: u in outside)
 
 
-def written(node: fx.Node) -> fx.Node | None:
-    """The node whose result this one writes in place, through views."""
-    if (
-        not node.op.startswith("call_")
-        or not is_inplace(target_of(node))
-        or not node.args
-        or not isinstance(node.args[0], fx.Node)
-    ):
-        return None
-    root = node.args[0]
-    while (
-        root.args
-        and isinstance(root.args[0], fx.Node)
-        and (getattr(find_function_rule(target_of(root)), "view", None) or is_inplace(target_of(root)))
-    ):
-        root = root.args[0]
-    return root
-
-
-def writes_parameter(node: fx.Node, model: nn.Module) -> bool:
-    """Whether the call writes a parameter in place, which no forward does with gradients."""
-    root = written(node)
-    return root is not None and isinstance(tensor_of(root, model), nn.Parameter)
-
-
-def tensor_of(node: fx.Node, model: nn.Module) -> Any:
-    """The model's tensor that the node reads, if it reads one."""
-    return attribute(str(node.target), model) if node.op == "get_attr" else None
-
-
-def attribute(path: str, model: nn.Module) -> Any:
-    value: Any = model
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return value
-
-
-def target_of(node: fx.Node) -> Any:
-    """The function or tensor method that the node calls."""
-    return method(str(node.target)) if node.op == "call_method" else node.target if node.op == "call_function" else None
-
-
 def drop_assertions(graph: fx.Graph, inputs: set[str] | None) -> None:
     """Erase assertions on values, what only they read, attributes that nothing reads, and placeholders that are not among
     `inputs`: those are fixed."""
@@ -369,49 +279,6 @@ def drop_assertions(graph: fx.Graph, inputs: set[str] | None) -> None:
                 if i.op != "placeholder":
                     i.meta["asserted"] = True
             graph.erase_node(node)
-
-
-class Differ(Exception):
-    """Training and evaluation run different graphs."""
-
-
-def mark_flags(base: Any, train: Any, evaluate: Any, path: str) -> Any:
-    """`base` with a TrainingFlag wherever the two captures have True in training and False in evaluation."""
-    if isinstance(train, tuple | list) and type(train) is type(evaluate) and len(train) == len(evaluate) == len(base):
-        return type(train)(mark_flags(b, t, e, path) for b, t, e in zip(base, train, evaluate, strict=True))
-    if isinstance(train, dict) and isinstance(evaluate, dict) and train.keys() == evaluate.keys() == base.keys():
-        return {k: mark_flags(base[k], train[k], evaluate[k], path) for k in train}
-    if isinstance(train, fx.Node) and isinstance(evaluate, fx.Node):
-        same = train.name == evaluate.name == getattr(base, "name", None)
-    elif train is True and evaluate is False:
-        return TrainingFlag(path)
-    else:
-        same = type(train) is type(evaluate) and (repr(train) == repr(evaluate) == repr(base))
-    if not same:
-        raise Differ
-    return base
-
-
-def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) -> None:
-    """Mark the training flags of `graph`, or raise Differ and leave it as it is."""
-    if not len(graph.nodes) == len(train.nodes) == len(evaluate.nodes):
-        raise Differ
-    marked = []
-    for b, t, e in zip(graph.nodes, train.nodes, evaluate.nodes, strict=True):
-        if not (b.op, b.target) == (t.op, t.target) == (e.op, e.target):
-            raise Differ
-        marked.append(
-            (
-                b,
-                *(
-                    mark_flags(*args, owner_path(b))
-                    for args in ((b.args, t.args, e.args), (b.kwargs, t.kwargs, e.kwargs))
-                ),
-            )
-        )
-    for node, args, kwargs in marked:
-        if (args, kwargs) != (node.args, node.kwargs):
-            node.args, node.kwargs = args, kwargs
 
 
 def capture(

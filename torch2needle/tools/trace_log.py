@@ -14,8 +14,9 @@ from needle.graph import Symbol
 from needle.nn.module import Module
 
 from ..capture.cells import Cell
+from ..capture.flags import TrainingFlag
 from ..capture.interpret import Interpreter
-from ..capture.tracing import TrainingFlag, node_location
+from ..capture.nodes import node_location
 from ..report import Call, table
 from ..rules.registry import COMPLEX_RULES, find_function_rule, find_module_rule, target_name
 
