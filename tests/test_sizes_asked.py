@@ -300,3 +300,19 @@ def test_kinds_without_an_example() -> None:
             return x * 2 if isinstance(x.shape[0] / 2, int) else x + 1
 
     np.testing.assert_array_equal(torch2needle.convert(Halves())(ndl.Tensor([1.0, 2.0])).numpy(), [2.0, 3.0])
+
+
+@pytest.mark.parametrize("way", ["layer", "function"])
+def test_pools_that_give_places_too(way: str) -> None:
+    class Pools(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pool = nn.MaxPool2d(2, return_indices=True)
+
+        def forward(self, x: T) -> T:
+            y: Any = self.pool(x) if way == "layer" else F.max_pool2d(x, 2, return_indices=True)
+            return y[0] if isinstance(y, tuple) else y
+
+    x = torch.randn(1, 2, 4, 4)
+    got = torch2needle.convert(Pools())(ndl.Tensor(x.numpy()))
+    np.testing.assert_array_equal(got.numpy(), F.max_pool2d(x, 2).numpy())

@@ -190,6 +190,12 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
         own = isinstance(value, fx.Proxy) and tracer.tracing()
         return any("__call__" in vars(c) for c in value.stands_for().__mro__) if own else callable(value)
 
+    def has_attribute(value: Any, name: str) -> bool:
+        if isinstance(value, fx.Proxy) and tracer.tracing():
+            tensor = value.tensor_of_model()  # type: ignore[attr-defined]
+            value = value.stands_for() if tensor is None else tensor  # type: ignore[attr-defined]
+        return hasattr(value, name)
+
     def is_tensor(value: Any) -> bool:
         return is_instance(value, torch.Tensor)
 
@@ -198,7 +204,7 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
     names.append((vars(torch), "is_tensor", is_tensor))
     for place in foreign_globals(model):
         names.append((place, "len", length(place.get("len", len))))
-        asking = {"isinstance": is_instance, "type": Type, "callable": is_callable}
+        asking = {"isinstance": is_instance, "type": Type, "callable": is_callable, "hasattr": has_attribute}
         names += [(place, n, f) for n, f in asking.items() if n not in place]
     return patched(names)
 

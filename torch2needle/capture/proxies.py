@@ -25,6 +25,8 @@ SEVERAL = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)  # modules whose resu
 VALUES = {"shape": torch.Size, "ndim": int, "dtype": torch.dtype, "device": torch.device} | dict.fromkeys(
     ("T", "mT", "H", "mH", "real", "imag", "data"), torch.Tensor
 )
+KNOWN = (int, float, bool, tuple, torch.Size, torch.dtype, torch.device)  # whose attributes are those of their types
+READS = ("LOAD_ATTR", "LOAD_METHOD")  # of an attribute, where others ask whether there is one
 OWN = {"tracer", "node", "root", "attr", "_node"}  # what proxies are made of
 
 
@@ -49,7 +51,9 @@ def kind_of(node: fx.Node, model: nn.Module) -> Any:
     if node.op in ("placeholder", "get_attr"):
         return torch.Tensor
     if node.op == "call_module":
-        return tuple if isinstance(model.get_submodule(str(node.target)), SEVERAL) else torch.Tensor
+        return kind_of_layer(model.get_submodule(str(node.target)))
+    if node.kwargs.get("return_indices"):
+        return tuple
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     parts = [a.meta.get("kind") for a in node.all_input_nodes]
     if name == "getattr":
@@ -63,6 +67,14 @@ def kind_of(node: fx.Node, model: nn.Module) -> Any:
     if getattr(node.target, "__module__", "") in ("_operator", "math"):
         return torch.Tensor if torch.Tensor in parts else None if None in parts else kind_of_numbers(node)
     return result_kind(name)
+
+
+def kind_of_layer(layer: nn.Module) -> Any:
+    if isinstance(layer, SEVERAL) or getattr(layer, "return_indices", False):
+        return tuple
+    named = isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss)  # its tuple has names
+    known = not named and any(c.__module__.startswith("torch.nn.") for c in type(layer).__mro__ if c is not nn.Module)
+    return torch.Tensor if known else None
 
 
 def kind_of_numbers(node: fx.Node) -> Any:
@@ -93,34 +105,50 @@ def is_compared(frame: types.FrameType) -> bool:
     return is_foreign(frame.f_code.co_filename) and frame.f_lasti in comparisons(frame.f_code)
 
 
+def step_of(frame: types.FrameType) -> str:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]]
+
+
 class InplaceProxy(fx.Proxy):
     """Passes for what it stands for; `x += y` and `x[i] = y` are captured as what they are, where fx would record a plain add."""
 
     def stands_for(self) -> Any:
         """The type of the value, for `isinstance` and `type` of the forward's own modules."""
-        return self.kind() or self.tracer.type_of(self)  # type: ignore[attr-defined]
+        tensor = self.tensor_of_model()
+        return type(tensor) if tensor is not None else self.kind() or self.tracer.type_of(self)  # type: ignore[attr-defined]
+
+    def tensor_of_model(self) -> torch.Tensor | None:
+        """The parameter or buffer that it is."""
+        if self.kind() is not torch.Tensor or self.node.op != "get_attr":
+            return None
+        return dict(self.tracer.names.values()).get(str(self.node.target))  # type: ignore[attr-defined]
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """As `match` and singledispatch ask; torch's C functions, which ask before they read memory, learn the truth."""
         frame = sys._getframe(1)
-        asks = dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("LOAD_ATTR", "MATCH_CLASS")
+        asks = step_of(frame) in ("LOAD_ATTR", "MATCH_CLASS")
         return self.stands_for() if asks and is_foreign(frame.f_code.co_filename) else type(self)
 
     def kind(self) -> Any:
         return self.node.meta.get("kind")
 
     def __getattr__(self, name: str) -> Any:
-        if self.kind() is torch.Tensor:
+        kind, frame = self.kind(), sys._getframe(1)
+        if kind is None and is_foreign(frame.f_code.co_filename) and step_of(frame) not in READS:
+            kind = self.stands_for()  # for getattr with a default
+        if kind in KNOWN and not hasattr(kind, name):
+            raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'")
+        if kind is torch.Tensor:
             if not hasattr(torch.Tensor, name):
                 raise AttributeError(f"'Tensor' object has no attribute '{name}'")
             python = name not in VALUES and not callable(getattr(torch.Tensor, name))
-            if python and is_foreign(sys._getframe(1).f_code.co_filename):
+            if python and is_foreign(frame.f_code.co_filename):
                 self.tracer.refuse(f"a tensor's {name}")  # type: ignore[attr-defined]
         tracer: Any = self.tracer
-        if self.kind() is torch.device and (device := tracer.device(self)) is not None:
+        if kind is torch.device and (device := tracer.device(self)) is not None:
             return getattr(device, name)
-        if name in ("dtype", "device", "shape") and is_compared(sys._getframe(1)):
+        if name in ("dtype", "device", "shape") and is_compared(frame):
             known = tracer.dtype(self) if name == "dtype" else None
             return known or tracer.refuse(f"a tensor's {name}, which it compares by `is`")
         made = AttributeProxy(self, name)
