@@ -23,14 +23,13 @@ self.lin.weight.shape[0]; self.training; self.lin.in_features""".replace("\n", "
 OTHERS = """x.max(); x.numel(); x.max(0); x.max(0).values; x.topk(1); x.split(1); x.unbind(); x.shape[:2]; x.shape + (1,);
 x.stride(); x.requires_grad; x.grad_fn; x.is_floating_point(); x.layout; x.equal(x); x.dtype.itemsize; x.device.type;
 x.item; x.names; self.gru(x); self.gru(x)[0]; self.pool(x); F.max_pool1d(x, 2, return_indices=True);
-self.scores(x, x[:, 0].long()); torch.where(x > 0); torch.var_mean(x); torch.is_tensor(x); torch.result_type(x, x)""".replace(
-    "\n", " "
-).split("; ")
+self.scores(x, x[:, 0].long()); torch.where(x > 0); 2**-x.shape[0];
+(-x.shape[0]) ** 0.5; torch.var_mean(x); torch.is_tensor(x); torch.result_type(x, x)""".replace("\n", " ").split("; ")
 QUESTIONS = (
     *("isinstance(v, torch.Tensor)", "isinstance(v, (tuple, list))", "isinstance(v, int)", "isinstance(v, float)"),
     *("isinstance(v, bool)", "isinstance(v, nn.Parameter)", "type(v) is torch.Tensor", "type(v) is int", "v is None"),
     *("callable(v)", "torch.is_tensor(v)", "hasattr(v, 'shape')", "hasattr(v, 'values')", "hasattr(v, '__len__')"),
-    "hasattr(v, 'mark')",
+    *("hasattr(v, 'mark')", "getattr(v, 'mark', 0) == 1"),
     "getattr(v, 'values', None) is None",
 )
 NET = """

@@ -79,6 +79,8 @@ def kind_of_layer(layer: nn.Module) -> Any:
 
 def kind_of_numbers(node: fx.Node) -> Any:
     """The type of what Python computes of sizes: of ones in their places."""
+    if node.target is operator.pow and not isinstance(node.args[1], int):
+        return None  # which signs tell
     try:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["kind"](1))
         return type(node.target(*args, **kwargs))  # type: ignore[operator]
@@ -141,6 +143,10 @@ class InplaceProxy(fx.Proxy):
             raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'")
         if kind is torch.Tensor:
             if not hasattr(torch.Tensor, name):
+                if (tensor := self.tensor_of_model()) is not None and hasattr(tensor, name):
+                    value = getattr(tensor, name)  # which somebody hung on a parameter
+                    plain = isinstance(value, int | float | str | None)
+                    return value if plain else self.tracer.refuse(f"a tensor's {name}")  # type: ignore[attr-defined]
                 raise AttributeError(f"'Tensor' object has no attribute '{name}'")
             python = name not in VALUES and not callable(getattr(torch.Tensor, name))
             if python and is_foreign(frame.f_code.co_filename):
