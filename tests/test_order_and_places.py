@@ -145,7 +145,7 @@ SAMPLED = [
 def test_grid_sample(mode: str, padding: str, corners: int) -> None:
     """Values and gradients, eager and compiled, of images and volumes, with places far outside."""
     torch.manual_seed(0)
-    cases = [((2, 3, 5, 7), (4, 70)), ((1, 5, 1, 6), (3, 2)), ((2, 1, 4, 4), (0, 3))]
+    cases = [((2, 3, 5, 7), (4, 70)), ((1, 5, 1, 6), (3, 2)), ((2, 1, 4, 4), (0, 3)), ((1, 17, 4, 5), (7, 45))]
     cases += [((2, 3, 3, 4, 5), (2, 3, 4)), ((1, 2, 1, 2, 1), (2, 1, 9))] * (mode != "bicubic")
     for (shape, out), dtype in itertools.product(cases, (torch.float32, torch.float64)):
         x = torch.randn(shape, dtype=torch.float64)

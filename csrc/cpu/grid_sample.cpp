@@ -3,6 +3,7 @@
 // Places are taken kPlaces at a time: what is read for them and with which weights is found once and serves all
 // channels. Arrays of places have that many numbers, however few are wanted, so that loops over them are vectors from
 // end to end. An image is a volume of depth 1. What has weight 0 is not read: beside the image there may be anything.
+#include "cpu/lanes.h"
 #include "cpu/strided.h"
 #include "math/sampling.h"
 
@@ -11,14 +12,15 @@ namespace {
 
 constexpr int kPlaces = 64, kMostTaps = 16;
 
-// What a place reads along an axis: elements, their weights, and how the weights change with the grid's number.
+// What a vector of places reads along an axis: elements, their weights, and how the weights change with the grid's
+// numbers.
 template <class T>
 struct AxisTaps {
-  T place[4][kPlaces], weight[4][kPlaces], slope[4][kPlaces];
+  typename LanesOf<T>::type place[4], weight[4], slope[4];
 };
 
-// What it reads of an image: `lines` of `width` neighbours, where they begin, and for every place and neighbour of a
-// line its weight and the weight's slope along each axis.
+// What kPlaces read of an image: `lines` of `width` neighbours, where they begin, and for every place and neighbour of
+// a line its weight and the weight's slope along each axis.
 template <class T>
 struct Taps {
   int lines, width;
@@ -29,6 +31,8 @@ struct Taps {
   const T* slope(int axis, int line) const { return slopes[axis] + line * width * kPlaces; }
 };
 
+constexpr int taps_of(int mode) { return mode == kNearest ? 1 : mode == kBilinear ? 2 : 4; }
+
 struct Sampling : SamplingRule {
   int rank;         // of the image without its batch and channels
   int64_t size[3];  // depth, height, width
@@ -38,106 +42,106 @@ struct Sampling : SamplingRule {
       : SamplingRule{static_cast<int>(attr.mode), static_cast<int>(attr.padding), attr.corners != 0}, rank(x.rank - 2) {
     for (int d = 0; d < 3; d++) size[d] = d < 3 - rank ? 1 : x.shape[d + rank - 1];
   }
-  int per_axis() const { return mode == kNearest ? 1 : mode == kBilinear ? 2 : 4; }
 };
 
-// The numbers of n places of a grid by axis, x last, and 0 up to kPlaces.
-template <class T>
-NEEDLE_INLINE void read_numbers(const T* __restrict grid, int64_t place_step, int64_t number_step, int n, int rank,
-                                T (*__restrict numbers)[kPlaces]) {
-  if (n == kPlaces && rank == 2 && place_step == 2 && number_step == 1) {
-    for (int p = 0; p < kPlaces; p++) numbers[2][p] = grid[2 * p], numbers[1][p] = grid[2 * p + 1];
-    return;
+// The numbers of a vector of places of a grid by axis, x last: of the first n, the others are 0.
+template <class T, class L>
+NEEDLE_INLINE void read_numbers(const T* grid, int64_t place_step, int64_t number_step, int64_t n, int rank,
+                                L* numbers) {
+  constexpr int N = LanesOf<T>::width;
+  if (n >= N && rank == 2 && place_step == 2 && number_step == 1) return split_pairs(grid, numbers[2], numbers[1]);
+  for (int d = 3 - rank; d < 3; d++) {
+    T each[N] = {};
+    for (int p = 0; p < smaller(n, N); p++) each[p] = grid[p * place_step + (2 - d) * number_step];
+    numbers[d] = load_lanes(each, N);
   }
-  for (int d = 3 - rank; d < 3; d++)
-    for (int p = 0; p < kPlaces; p++) numbers[d][p] = p < n ? grid[p * place_step + (2 - d) * number_step] : T(0);
 }
 
-// Taps of kPlaces numbers of a grid along an axis of `elements`.
-template <int MODE, class T>
-void along_axis(SamplingRule rule, const T* grid, int64_t elements, bool slopes, AxisTaps<T>& taps) {
-  using L = typename LanesOf<T>::type;
-  constexpr int N = LanesOf<T>::width;
-  const L size(static_cast<T>(elements));
+template <int MODE, class T, class L>
+NEEDLE_INLINE void along_axis(SamplingRule rule, L g, L size, AxisTaps<T>& taps) {
   rule.mode = MODE;
-  for (int p = 0; p < kPlaces; p += N)
-    taps_along(rule, load_lanes(grid + p, N), size,
-               [&](int k, L place, L weight, L slope) __attribute__((always_inline)) {
-                 store_lanes(taps.place[k] + p, place, N);
-                 store_lanes(taps.weight[k] + p, weight, N);
-                 if (slopes) store_lanes(taps.slope[k] + p, slope, N);
-               });
+  taps_along(rule, g, size, [&](int k, L place, L weight, L slope) __attribute__((always_inline)) {
+    taps.place[k] = place;
+    taps.weight[k] = weight;
+    taps.slope[k] = slope;
+  });
 }
 
 // The taps of an axis as so many neighbours: the first one's place, and what falls to each of them.
-template <class T>
-void side_by_side(int many, int64_t elements, bool slopes, AxisTaps<T>& taps) {
-  using L = typename LanesOf<T>::type;
-  constexpr int N = LanesOf<T>::width;
-  for (int p = 0; p < kPlaces; p += N) {
-    const auto at = [&](T(&of)[4][kPlaces], int k) { return load_lanes(of[k] + p, N); };
-    L first(static_cast<T>(elements - many)), weights[4], changes[4];
-    for (int k = 0; k < many; k++) first = min(at(taps.place, k), first);
-    for (int q = 0; q < many; q++) {
-      weights[q] = changes[q] = L(0);
-      for (int k = 0; k < many; k++) {
-        const auto here = eq(at(taps.place, k), first + L(static_cast<T>(q)));
-        weights[q] = weights[q] + select(here, at(taps.weight, k), L(0));
-        if (slopes) changes[q] = changes[q] + select(here, at(taps.slope, k), L(0));
-      }
+template <int MANY, class T, class L>
+NEEDLE_INLINE void side_by_side(L size, bool slopes, AxisTaps<T>& taps) {
+  const AxisTaps<T> from = taps;
+  L first = size - L(static_cast<T>(MANY));
+  for (int k = 0; k < MANY; k++) first = min(from.place[k], first);
+  for (int q = 0; q < MANY; q++) {
+    L weight(0), slope(0);
+    for (int k = 0; k < MANY; k++) {
+      const auto here = eq(from.place[k], first + L(static_cast<T>(q)));
+      weight = weight + select(here, from.weight[k], L(0));
+      if (slopes) slope = slope + select(here, from.slope[k], L(0));
     }
-    store_lanes(taps.place[0] + p, first, N);
-    for (int q = 0; q < many; q++) store_lanes(taps.weight[q] + p, weights[q], N);
-    for (int q = 0; slopes && q < many; q++) store_lanes(taps.slope[q] + p, changes[q], N);
+    taps.weight[q] = weight;
+    taps.slope[q] = slope;
   }
+  taps.place[0] = first;
 }
 
-// to[p][q] = a[p] * b[q][p].
-template <int WIDTH, class T>
-NEEDLE_INLINE void spread(const T* __restrict a, const T (*__restrict b)[kPlaces], T* __restrict to) {
-  for (int p = 0; p < kPlaces; p++)
-    for (int q = 0; q < WIDTH; q++) to[p * WIDTH + q] = a[p] * b[q][p];
+// to = a * b[0] of the first place, a * b[1], ..., a * b[0] of the next one, ...
+template <int WIDTH, class T, class L>
+NEEDLE_INLINE void spread(L a, const L* b, T* to) {
+  constexpr int N = LanesOf<T>::width;
+  L each[WIDTH];
+  for (int q = 0; q < WIDTH; q++) each[q] = a * b[q];
+  interleave<WIDTH>(each);
+  for (int q = 0; q < WIDTH; q++) store_lanes(to + q * N, each[q], N);
 }
 
 // What `n` places from `grid` on read.
-template <int WIDTH, class T>
+template <int MODE, int WIDTH, class T>
 void find_taps(const Sampling& s, const T* grid, int64_t place_step, int64_t number_step, int n, const int32_t* stride,
                bool slopes, Taps<T>& taps) {
-  AxisTaps<T> axes[3];
-  int32_t element[3][4][kPlaces];
-  const int each = s.per_axis(), deep = s.rank == 3 ? each : 1, across = each / WIDTH;
-  T numbers[3][kPlaces];
-  read_numbers(grid, place_step, number_step, n, s.rank, numbers);
-  for (int d = 3 - s.rank; d < 3; d++) {
-    const auto along = s.mode == kNearest    ? along_axis<kNearest, T>
-                       : s.mode == kBilinear ? along_axis<kBilinear, T>
-                                             : along_axis<kBicubic, T>;
-    along(s, numbers[d], s.size[d], slopes, axes[d]);
-    if (d == 2 && WIDTH > 1) side_by_side(WIDTH, s.size[d], slopes, axes[d]);
-    for (int k = 0; k < (d == 2 ? across : each); k++)
-      for (int p = 0; p < kPlaces; p++) element[d][k][p] = static_cast<int32_t>(axes[d].place[k][p]) * stride[d];
-  }
-  taps.lines = deep * each * across;
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width, kEach = taps_of(MODE), kAcross = kEach / WIDTH;
+  const bool volume = s.rank == 3;
+  const int deep = volume ? kEach : 1;
+  const L size[] = {L(static_cast<T>(s.size[0])), L(static_cast<T>(s.size[1])), L(static_cast<T>(s.size[2]))};
+  taps.lines = deep * kEach * kAcross;
   taps.width = WIDTH;
-  const AxisTaps<T>&z = axes[0], &y = axes[1], &x = axes[2];
-  for (int t = 0; t < taps.lines; t++) {
-    const int i = t / (each * across), j = t / across % each, k = t % across;
-    const int64_t at = t * WIDTH * kPlaces;
-    T both[kPlaces], of_z[kPlaces], of_y[kPlaces];
-    const bool volume = s.rank == 3;
-    for (int p = 0; p < kPlaces; p++) taps.offset[t][p] = element[1][j][p] + element[2][k][p];
-    if (volume)
-      for (int p = 0; p < kPlaces; p++) taps.offset[t][p] += element[0][i][p];
-    for (int p = 0; p < kPlaces; p++) both[p] = volume ? z.weight[i][p] * y.weight[j][p] : y.weight[j][p];
-    spread<WIDTH>(both, x.weight + k, taps.weights + at);
-    if (!slopes) continue;
-    spread<WIDTH>(both, x.slope + k, taps.slopes[2] + at);
-    for (int p = 0; p < kPlaces; p++) of_y[p] = volume ? z.weight[i][p] * y.slope[j][p] : y.slope[j][p];
-    spread<WIDTH>(of_y, x.weight + k, taps.slopes[1] + at);
-    if (!volume) continue;
-    for (int p = 0; p < kPlaces; p++) of_z[p] = z.slope[i][p] * y.weight[j][p];
-    spread<WIDTH>(of_z, x.weight + k, taps.slopes[0] + at);
+  for (int first = 0; first < kPlaces; first += N) {
+    L numbers[3];
+    AxisTaps<T> z, y, x;
+    read_numbers(grid + first * place_step, place_step, number_step, n - first, s.rank, numbers);
+    along_axis<MODE>(s, numbers[2], size[2], x);
+    along_axis<MODE>(s, numbers[1], size[1], y);
+    if (volume) along_axis<MODE>(s, numbers[0], size[0], z);
+    if (WIDTH > 1) side_by_side<WIDTH>(size[2], slopes, x);
+    int t = 0;
+    for (int i = 0; i < deep; i++)
+      for (int j = 0; j < kEach; j++)
+        for (int k = 0; k < kAcross; k++, t++) {
+          const int64_t to = (t * kPlaces + first) * WIDTH;
+          auto at = whole(y.place[j]) * stride[1] + whole(x.place[k]) * stride[2];
+          if (volume) at += whole(z.place[i]) * stride[0];
+          std::memcpy(taps.offset[t] + first, &at, sizeof at);
+          const L both = volume ? z.weight[i] * y.weight[j] : y.weight[j];
+          spread<WIDTH>(both, x.weight + k, taps.weights + to);
+          if (!slopes) continue;
+          spread<WIDTH>(both, x.slope + k, taps.slopes[2] + to);
+          spread<WIDTH>(volume ? z.weight[i] * y.slope[j] : y.slope[j], x.weight + k, taps.slopes[1] + to);
+          if (volume) spread<WIDTH>(z.slope[i] * y.weight[j], x.weight + k, taps.slopes[0] + to);
+        }
   }
+}
+
+// find_taps of a mode, for as many neighbours at once as it can have.
+template <int WIDTH, class T>
+auto tap_finder(int mode) {
+  if constexpr (WIDTH == 2) return find_taps<kBilinear, 2, T>;
+  if constexpr (WIDTH == 4) return find_taps<kBicubic, 4, T>;
+  if constexpr (WIDTH == 1)
+    return mode == kNearest    ? find_taps<kNearest, 1, T>
+           : mode == kBilinear ? find_taps<kBilinear, 1, T>
+                               : find_taps<kBicubic, 1, T>;
 }
 
 // The places of a view, its axes from `first` up to `end`, as one row after the other with a common step.
@@ -172,10 +176,10 @@ struct Places {
 
 // f(first, n) for stretches of places that lie in one row.
 template <class F>
-void for_stretches(int64_t begin, int64_t end, int64_t row, const F& f) {
+void for_stretches(int64_t begin, int64_t end, int64_t row, int64_t most, const F& f) {
   while (begin < end) {
     const int64_t stop = smaller(end, begin - begin % row + row);
-    for (int64_t n; begin < stop; begin += n) f(begin, static_cast<int>(n = smaller(kPlaces, stop - begin)));
+    for (int64_t n; begin < stop; begin += n) f(begin, static_cast<int>(n = smaller(most, stop - begin)));
   }
 }
 
@@ -184,98 +188,117 @@ void strides_of(const View& x, int32_t* stride) {
   for (int d = 0; d < 3; d++) stride[d] = d < 3 - rank ? 0 : static_cast<int32_t>(x.stride[d + rank - 1]);
 }
 
-// What a line reads of x: apart from what is computed of it, so that this is in vectors. Single numbers move as words
-// that compilers do not look into: they would put vectors together of them, which takes longer than to store them.
+// What a line reads of x.
 template <int WIDTH, class T>
 NEEDLE_INLINE void pick(const T* __restrict x, const int32_t* __restrict offset, T* __restrict found) {
-  for (int p = 0; p < kPlaces; p++) {
-    if constexpr (WIDTH * sizeof(T) == sizeof(uint32_t)) {
-      uint32_t word;
-      std::memcpy(&word, x + offset[p], sizeof word);
-      asm("" : "+r"(word));
-      std::memcpy(found + p, &word, sizeof word);
-    } else {
-      std::memcpy(found + p * WIDTH, x + offset[p], WIDTH * sizeof(T));
-    }
-  }
-}
-
-// sums[p] = the sum of the neighbours that follow each other in `terms`.
-template <int WIDTH, class T>
-NEEDLE_INLINE void add_neighbours(const T* __restrict terms, T* __restrict sums) {
-  for (int p = 0; p < kPlaces; p++) {
-    T sum = terms[p * WIDTH];
-    for (int q = 1; q < WIDTH; q++) sum += terms[p * WIDTH + q];
-    sums[p] = sum;
-  }
+  constexpr int N = LanesOf<T>::width;
+  for (int p = 0; p < kPlaces; p += N / WIDTH) store_lanes(found + p * WIDTH, neighbours<WIDTH>(x, offset + p), N);
 }
 
 template <class T>
 NEEDLE_INLINE T weighted(T x, T weight) {
-  return weight == 0 ? T(0) : x * weight;
+  return select(eq(weight, T(0)), T(0), x * weight);
 }
 
-// sums = what the taps read of x, weighted.
+// sums = the sums of the neighbours that follow each other in `terms`.
 template <int WIDTH, class T>
-NEEDLE_INLINE void read_taps(const Taps<T>& taps, const T* __restrict x, T* __restrict sums) {
-  T found[WIDTH * kPlaces], terms[WIDTH * kPlaces];
-  pick<WIDTH>(x, taps.offset[0], found);
-  for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] = weighted(found[p], taps.weights[p]);
-  for (int t = 1; t < taps.lines; t++) {
-    pick<WIDTH>(x, taps.offset[t], found);
-    const T* weight = taps.weight(t);
-    for (int p = 0; p < WIDTH * kPlaces; p++) terms[p] += weighted(found[p], weight[p]);
+NEEDLE_INLINE void add_neighbours(const T* terms, T* sums) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width;
+  for (int p = 0; p < kPlaces; p += N) {
+    L each[WIDTH];
+    for (int q = 0; q < WIDTH; q++) each[q] = load_lanes(terms + p * WIDTH + q * N, N);
+    store_lanes(sums + p, sum_neighbours<WIDTH>(each), N);
   }
-  add_neighbours<WIDTH>(terms, sums);
+}
+
+// What a vector of places reads of x is sent for, where they lie close together.
+template <class T>
+NEEDLE_INLINE void fetch_ahead(const T* x, const int32_t* at, int n) {
+  __builtin_prefetch(x + at[0]);
+  __builtin_prefetch(x + at[n - 1]);
+}
+
+// sums = what the taps read of x, weighted; what they read of the array `next` is sent for.
+template <int WIDTH, class T>
+NEEDLE_INLINE void read_taps(const Taps<T>& taps, const T* x, const T* next, T* sums) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width, kEach = N / WIDTH;
+  for (int p = 0; p < kPlaces; p += N) {
+    L terms[WIDTH];
+    for (int q = 0; q < WIDTH; q++) terms[q] = L(0);
+    for (int t = 0; t < taps.lines; t++) {
+      const int32_t* at = taps.offset[t] + p;
+      if (next != x) fetch_ahead(next, at, N);
+      for (int q = 0; q < WIDTH; q++)
+        terms[q] = terms[q] +
+                   weighted(neighbours<WIDTH>(x, at + q * kEach), load_lanes(taps.weight(t) + p * WIDTH + q * N, N));
+    }
+    store_lanes(sums + p, sum_neighbours<WIDTH>(terms), N);
+  }
 }
 
 // f(how many neighbours along an image's last axis are read at once, as a constant): of doubles, which are rare, one.
 template <class T, class F>
 void with_width(const Sampling& s, bool dense, const F& f) {
-  const int each = s.per_axis();
+  const int each = taps_of(s.mode);
   if constexpr (sizeof(T) == 4)
     if (dense && s.size[2] >= each && each > 1)
       return each == 2 ? f(std::integral_constant<int, 2>()) : f(std::integral_constant<int, 4>());
   f(std::integral_constant<int, 1>());
 }
 
-// n places in mode nearest, of all channels: a vector of places at a time, with nothing kept but where they read.
+// What places read in mode nearest: an element of the image, and 1, or 0 beside it.
+template <class T>
+struct Nearest {
+  static constexpr int kMost = 256;
+  int32_t offset[kMost];
+  T weight[kMost];
+};
+
 template <int PADDING, class T>
-void sample_nearest(const Sampling& s, const View& x, const T* in, const T* grid, int64_t place_step,
-                    int64_t number_step, int n, const View& y, T* out, int64_t out_step) {
+void find_nearest(const Sampling& s, const T* grid, int64_t place_step, int64_t number_step, int n,
+                  const int32_t* stride, Nearest<T>& nearest) {
   using L = typename LanesOf<T>::type;
   constexpr int N = LanesOf<T>::width;
   const SamplingRule rule = {kNearest, PADDING, s.corners};
-  const int64_t channels = x.shape[1], x_channel = x.stride[1], y_channel = y.stride[1];
-  const int rank = s.rank;
-  int32_t stride[3];
-  strides_of(x, stride);
   const L size[] = {L(static_cast<T>(s.size[0])), L(static_cast<T>(s.size[1])), L(static_cast<T>(s.size[2]))};
-  T numbers[3][kPlaces];
-  read_numbers(grid, place_step, number_step, n, rank, numbers);
-  for (int first = 0; first < n; first += N) {
-    const int many = smaller(N, n - first);
+  for (int64_t first = 0; first < n; first += N) {
+    L numbers[3], weight(1);
     auto at = whole(L(0));
-    L inside(1);
-    for (int d = 3 - rank; d < 3; d++)
-      taps_along(rule, load_lanes(numbers[d] + first, N), size[d],
-                 [&](int, L place, L weight, L) __attribute__((always_inline)) {
-                   at += whole(place) * stride[d];
-                   inside = inside * weight;
-                 });
-    T* to = out + first * out_step;
-    for (int64_t k = 0; k < channels; k++, to += y_channel) {
-      const L found = select(eq(inside, L(0)), L(0), gather(in + k * x_channel, at));
-      if (out_step == 1) {
-        store_lanes(to, found, many);
-        continue;
-      }
-      T each[N];
-      store_lanes(each, found, N);
-      for (int p = 0; p < many; p++) to[p * out_step] = each[p];
-    }
+    const auto along = [&](int d) __attribute__((always_inline)) {
+      taps_along(rule, numbers[d], size[d], [&](int, L place, L inside, L) __attribute__((always_inline)) {
+        at += whole(place) * stride[d];
+        weight = weight * inside;
+      });
+    };
+    read_numbers(grid + first * place_step, place_step, number_step, n - first, s.rank, numbers);
+    along(2);
+    along(1);
+    if (s.rank == 3) along(0);
+    std::memcpy(nearest.offset + first, &at, sizeof at);
+    store_lanes(nearest.weight + first, weight, N);
   }
 }
+
+template <class T>
+void read_nearest(const Nearest<T>& nearest, int n, const T* x, const T* next, T* y, int64_t y_step) {
+  using L = typename LanesOf<T>::type;
+  constexpr int N = LanesOf<T>::width;
+  for_lanes<T>(n, [&](int64_t first, int many) {
+    decltype(whole(L(0))) at;
+    std::memcpy(&at, nearest.offset + first, sizeof at);
+    if (next != x) fetch_ahead(next, nearest.offset + first, N);
+    const L found = weighted(gather(x, at), load_lanes(nearest.weight + first, N));
+    if (y_step == 1) return store_lanes(y + first, found, many);
+    T each[N];
+    store_lanes(each, found, N);
+    for (int p = 0; p < many; p++) y[(first + p) * y_step] = each[p];
+  });
+}
+
+// How many channels are read at a time: with more of them the pages that they lie in are more than a core keeps.
+constexpr int64_t kChannels = 8;
 
 }  // namespace
 
@@ -285,32 +308,47 @@ void grid_sample(const grid_sample_args& c) {
   const Sampling s(c.attr, x);
   const Places to = {y, 2, y.rank}, from = {grid, 1, grid.rank - 1};
   const int64_t places = to.count(), channels = x.shape[1], row = smaller(to.row(), from.row());
+  const int64_t place_step = from.step(), number_step = grid.stride[grid.rank - 1];
   int32_t stride[3];
   strides_of(x, stride);
-  with_type<grid_sample_args::In::x_dtypes>(x.dtype, [&]<class T>(T) {
+  const auto sample = [&]<class T>(T, int64_t begin, int64_t end, int most, const auto& find, const auto& read) {
+    for (int64_t k0 = 0; k0 < channels; k0 += kChannels)
+      for_stretches(begin, end, row, most, [&](int64_t first, int n) {
+        const int64_t image = first / places, place = first % places;
+        const T* in = x.as<const T>() + image * x.stride[0];
+        T* out = y.as<T>() + image * y.stride[0] + to.at(place);
+        find(grid.as<const T>() + image * grid.stride[0] + from.at(place), n);
+        const int64_t end = smaller(k0 + kChannels, channels);
+        for (int64_t k = k0; k < end; k++)
+          read(in + k * x.stride[1], in + smaller(k + 1, end - 1) * x.stride[1], n, out + k * y.stride[1]);
+      });
+  };
+  with_type<grid_sample_args::In::x_dtypes>(x.dtype, [&]<class T>(T t) {
     with_width<T>(s, stride[2] == 1, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       parallel_ranges(c.exec, x.shape[0] * places, 16 + 4 * channels, [&](int64_t begin, int64_t end) {
-        for_stretches(begin, end, row, [&](int64_t first, int n) {
-          const int64_t image = first / places, place = first % places;
-          const T *in = x.as<const T>() + image * x.stride[0], *numbers = grid.as<const T>() + image * grid.stride[0];
-          T* out = y.as<T>() + image * y.stride[0] + to.at(place);
-          numbers += from.at(place);
-          if (s.mode == kNearest) {
-            const auto sample = s.padding == kZeros    ? sample_nearest<kZeros, T>
-                                : s.padding == kBorder ? sample_nearest<kBorder, T>
-                                                       : sample_nearest<kReflection, T>;
-            return sample(s, x, in, numbers, from.step(), grid.stride[grid.rank - 1], n, y, out, to.step());
-          }
+        if (s.mode == kNearest) {
+          Nearest<T> nearest;
+          const auto find = s.padding == kZeros    ? find_nearest<kZeros, T>
+                            : s.padding == kBorder ? find_nearest<kBorder, T>
+                                                   : find_nearest<kReflection, T>;
+          sample(
+              t, begin, end, Nearest<T>::kMost,
+              [&](const T* numbers, int n) { find(s, numbers, place_step, number_step, n, stride, nearest); },
+              [&](const T* in, const T* next, int n, T* out) { read_nearest(nearest, n, in, next, out, to.step()); });
+        } else {
           Taps<T> taps;
-          find_taps<kWidth>(s, numbers, from.step(), grid.stride[grid.rank - 1], n, stride, false, taps);
-          for (int64_t k = 0; k < channels; k++, out += y.stride[1]) {
-            T sums[kPlaces];
-            const bool all = n == kPlaces && to.step() == 1;
-            read_taps<kWidth>(taps, in + k * x.stride[1], all ? out : sums);
-            for (int p = 0; !all && p < n; p++) out[p * to.step()] = sums[p];
-          }
-        });
+          const auto find = tap_finder<kWidth, T>(s.mode);
+          sample(
+              t, begin, end, kPlaces,
+              [&](const T* numbers, int n) { find(s, numbers, place_step, number_step, n, stride, false, taps); },
+              [&](const T* in, const T* next, int n, T* out) {
+                T sums[kPlaces];
+                const bool all = n == kPlaces && to.step() == 1;
+                read_taps<kWidth>(taps, in, next, all ? out : sums);
+                for (int p = 0; !all && p < n; p++) out[p * to.step()] = sums[p];
+              });
+        }
       });
     });
   });
@@ -330,9 +368,10 @@ void grid_sample_grad(const grid_sample_grad_args& c) {
   strides_of(dx, of_dx);
   const bool alike = of_x[0] == of_dx[0] && of_x[1] == of_dx[1] && of_x[2] == of_dx[2];
   const auto run = [&]<class T, int WIDTH>(T, std::integral_constant<int, WIDTH>) {
+    const auto find = tap_finder<WIDTH, T>(s.mode);
     const auto look = [&](int64_t image, int64_t place, int n, const int32_t* stride, bool slopes, Taps<T>& taps) {
-      find_taps<WIDTH>(s, grid.as<const T>() + image * grid.stride[0] + from.at(place), from.step(),
-                       grid.stride[grid.rank - 1], n, stride, slopes, taps);
+      find(s, grid.as<const T>() + image * grid.stride[0] + from.at(place), from.step(), grid.stride[grid.rank - 1], n,
+           stride, slopes, taps);
     };
     const auto seeds = [&](int64_t image, int64_t k, int64_t place, int n, T* g) {  // for every neighbour
       const T* of = dy.as<const T>() + image * dy.stride[0] + k * dy.stride[1] + by.at(place);
@@ -388,7 +427,7 @@ void grid_sample_grad(const grid_sample_grad_args& c) {
       const int64_t image = task / parts, part = task % parts;
       const int64_t k0 = channels * part / parts, k1 = channels * (part + 1) / parts;
       for (int64_t k = k0; k < k1; k++) clear(image_at(dx, image, k));
-      for_stretches(0, places, row, [&](int64_t place, int n) {
+      for_stretches(0, places, row, kPlaces, [&](int64_t place, int n) {
         Taps<T> taps;
         Met met;
         if (together && !still) std::memset(met, 0, sizeof(met));
@@ -404,7 +443,7 @@ void grid_sample_grad(const grid_sample_grad_args& c) {
     });
     if (together) return;
     parallel_ranges(c.exec, images * places, 32 + 8 * channels, [&](int64_t begin, int64_t end) {
-      for_stretches(begin, end, row, [&](int64_t first, int n) {
+      for_stretches(begin, end, row, kPlaces, [&](int64_t first, int n) {
         const int64_t image = first / places, place = first % places;
         Taps<T> taps;
         Met met = {};

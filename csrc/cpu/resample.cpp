@@ -1,5 +1,6 @@
 // Plain images resized along one axis by a band of weights: cubic interpolation, and filters that average what a pixel
 // of a smaller image covers.
+#include "cpu/lanes.h"
 #include "cpu/strided.h"
 #include "cpu/tile.h"
 

@@ -55,21 +55,8 @@ NEEDLE_INLINE V split(V x, V& m) {
   m = (decltype(x.v))(bits - ((Bits)e << 23));
   return __builtin_convertvector(e, decltype(x.v));
 }
-// Whole numbers, and lane i as p[at[i]].
 NEEDLE_INLINE Ints whole(V x) { return __builtin_convertvector(x.v, Ints); }
-NEEDLE_INLINE V gather(const float* p, Ints at) {
-#if defined(NEEDLE_ISA_AVX512)
-  return _mm512_i32gather_ps((__m512i)at, p, 4);
-#elif defined(NEEDLE_ISA_AVX2)
-  return _mm256_i32gather_ps(p, (__m256i)at, 4);
-#else
-  float found[V::N];
-  for (int i = 0; i < V::N; i++) found[i] = p[at[i]];
-  return V::load(found);
-#endif
-}
 NEEDLE_INLINE int32_t whole(double x) { return static_cast<int32_t>(x); }
-NEEDLE_INLINE double gather(const double* p, int32_t at) { return p[at]; }
 #if !defined(NEEDLE_ISA_AVX512)
 NEEDLE_INLINE V pow2(V n) { return (decltype(n.v))((__builtin_convertvector(n.v, Ints) + 127) << 23); }
 NEEDLE_INLINE V ldexp(V x, V n) {  // in two factors, to reach subnormals and infinity

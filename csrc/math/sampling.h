@@ -17,18 +17,15 @@ template <class L>
 NEEDLE_MAP_INLINE L padded(const SamplingRule& s, L x, L size, L* slope) {
   if (s.padding == kZeros) return x;
   const L zero(0), one(1), last = size - one;
-  if (s.padding == kReflection) {
-    const L low(s.corners ? 0.f : -0.5f), span = s.corners ? last : size;
-    const L from = x - low, away = abs(from), turns = floor(away / span), rest = away - turns * span;
-    const L back = turns - L(2) * floor(turns * L(0.5f));  // 1 where it comes back
-    const L sign = select(lt(from, zero), -one, one);
-    const L found = select(lt(zero, back), span - rest, rest) + low;
+  if (s.padding == kReflection) {  // the distance to the nearest of the places that are the first edge again
+    const L low(s.corners ? 0.f : -0.5f), half(0.5f), span = s.corners ? last : size;
+    const L from = x - low, away = from - round(from * (half / span)) * (span + span);
     const auto wide = lt(zero, span);
-    *slope = select(wide, *slope * sign * (one - L(2) * back), zero);
-    x = select(wide, found, x * zero);
+    *slope = select(wide, select(lt(away, zero), -*slope, *slope), zero);
+    x = select(wide, abs(away) + low, x * zero);
   }
   *slope = select(lt(zero, x), select(lt(x, last), *slope, zero), zero);
-  return select(lt(x, zero), zero, select(lt(last, x), last, x));
+  return max(zero, min(last, x));
 }
 
 // Keys' kernel at a distance, and its slope.
