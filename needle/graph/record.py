@@ -184,7 +184,10 @@ class Recorder:
         return x if tensor is None else self.param(tensor)  # type: ignore[return-value]
 
     def write(self, tensor: Tensor, value: Symbol) -> None:
-        tensor = tensor.node.meta.get("tensor") if isinstance(tensor, Symbol) else tensor  # type: ignore[assignment]
+        """tensor: it, or its symbol, of before or as an earlier call has left it."""
+        if isinstance(tensor, Symbol):
+            left = {id(v): t for t, v in self.writes.values()}
+            tensor = tensor.node.meta.get("tensor", left.get(id(tensor)))  # type: ignore[assignment]
         if tensor is not None:  # else only shapes are asked for
             self._keep(tensor)
             self.writes[id(tensor)] = (tensor, value)

@@ -123,6 +123,8 @@ def layer_step(node: Node, layer: nn.Module, paths: dict[int, str]) -> Step | No
         return None  # in training it is another op
     tracked = getattr(layer, "num_batches_tracked", None)
     count = None if tracked is None else recorder.param(tracked).node
+    if isinstance(layer, nn.FunctionalBatchNorm) and len(node.args) > 5:
+        count = node.args[5]
     return Step(node, op, tuple(outer.get(n, n) for n in last.args), layer, node.target, mode, count)
 
 

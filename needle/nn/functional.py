@@ -9,6 +9,7 @@ import numpy as np
 
 from needle import ops
 from needle.autograd import Tensor
+from needle.ops.nn.norm import count_batch
 
 from .arguments import instance, listed, number
 from .function import Declared
@@ -72,20 +73,32 @@ def told(numbers: Sequence[float]) -> str:
 
 
 class FunctionalBatchNorm(Declared):
-    """Batch normalisation, in torch's rule, with the statistics and parameters given at the call."""
+    """Batch normalisation, in torch's rule, with the statistics and parameters given at the call.
+
+    count: of batches in training, one more after the call.
+    """
 
     mode_dependent = True
 
     momentum: float = 0.1
     eps: float = 1e-5
 
-    def forward(self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None, count: Tensor | None = None
+    ) -> Tensor:
         training = self.training or mean is None
+        if self.training:
+            count_batch(count, x)
         return ops.batch_norm(x, mean, var, weight, bias, training, self.momentum, self.eps, unbiased=True)
 
 
-class FunctionalInstanceNorm(FunctionalBatchNorm):
+class FunctionalInstanceNorm(Declared):
     """Instance normalisation with the statistics and parameters given at the call."""
+
+    mode_dependent = True
+
+    momentum: float = 0.1
+    eps: float = 1e-5
 
     def forward(self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> Tensor:
         own = self.training or mean is None

@@ -21,9 +21,9 @@ from needle.graph.structure import is_record, members
 from ..report import ConversionError, Report, Row, reason_of
 from ..rules.aten import stop_gradient
 from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is_more_than_its_class
-from .flags import Differ, flags_in_both_modes
+from .flags import Differ, flags_in_both_modes, join_counts
 from .guard import Writes, accepting_proxies, data_set_by, own_gradients, patched, python_chance
-from .nodes import asker, node_location, user_location, written
+from .nodes import asker, checks_rank, node_location, user_location, written
 from .proxies import InplaceProxy, is_foreign, kind_of
 from .state import untouched
 from .surroundings import uncached
@@ -61,6 +61,10 @@ class Tracer(fx.Tracer):
         raise fx.proxy.TraceError(f"the forward asks for {what}")
 
     def to_bool(self, obj: fx.Proxy) -> bool:
+        if checks_rank():
+            for node in (obj.node, *obj.node.all_input_nodes):
+                self.graph.erase_node(node)
+            return False
         return self.refuse("the truth of a traced value")
 
     def iter(self, obj: fx.Proxy) -> Any:
@@ -316,6 +320,7 @@ def capture(
     ]
     try:
         both = [graph if m is mode else trace(model, fixed, m, tracer, judged)[0] for m in (True, False)]
+        join_counts(graph, both[0], both[1])
         flags_in_both_modes(graph, both[0], both[1])
     except Exception:  # also when only one mode can be traced, such as one with an auxiliary loss
         how = "as its modules' flags are" if mode is None else "in training mode" if mode else "in evaluation mode"

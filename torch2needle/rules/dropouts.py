@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from needle import nn as needle_nn
 from needle.autograd import Unsupported
 from needle.graph import Mode
 
 from .layer_calls import call_layer
-from .registry import rule
+from .registry import RULES_BY_NAME, rule
 from .tables import functions, layers
 
 layers(
@@ -67,3 +68,33 @@ functions(
 @rule("torchvision.ops.stochastic_depth.stochastic_depth", view="mode")
 def stochastic_depth(input: Any, p: float, mode: str, training: Any = True) -> Any:
     return drop(partial(needle_nn.StochasticDepth, mode=mode), input, p, training)
+
+
+def drops_samples(m: nn.Module) -> bool:
+    """Whether a module without tensors is seen to drop samples of ones with its `drop_prob`, in training alone."""
+    p = getattr(m, "drop_prob", None)
+    if not isinstance(p, int | float) or not 0 <= p < 1 or m.state_dict() or any(m.children()):
+        return False
+    before, made = m.training, []
+    try:
+        with _disable_current_modes(), torch.random.fork_rng(devices=()), torch.no_grad():
+            torch.manual_seed(0)
+            for m.training in (False, True):
+                made.append(type(m).forward(m, torch.ones(512, 2, 3, dtype=torch.float32, device="cpu")))
+    except Exception:  # it takes something else
+        return False
+    finally:
+        m.training = before
+    evaluated, trained = made
+    kept = trained[:, :1, :1] != 0
+    near = abs(float(kept.float().mean()) - (1 - p)) <= 5 * (p * (1 - p) / 512) ** 0.5
+    same = trained.shape == evaluated.shape and torch.allclose(trained, (kept / (1 - p)).expand_as(trained))
+    return near and same and bool((evaluated == 1).all())
+
+
+def drop_path(m: Any) -> needle_nn.StochasticDepth:
+    return needle_nn.StochasticDepth(m.drop_prob)
+
+
+drop_path.view, drop_path.put = "mode", None  # type: ignore[attr-defined]
+RULES_BY_NAME |= dict.fromkeys(("DropPath", "StochasticDepth"), (drops_samples, drop_path))

@@ -47,9 +47,11 @@ for _rank, _class in enumerate((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.Instanc
 def by_statistics(f: Callable, layer: Callable, refusal: str) -> Callable:
     """f with the statistics that the flag says, as a layer where the flag follows a module's."""
 
-    def convert(x: Any, mean: Any, var: Any, weight: Any, bias: Any, training: Any, momentum: float, eps: float) -> Any:
+    def convert(
+        x: Any, mean: Any, var: Any, weight: Any, bias: Any, training: Any, momentum: float, eps: float, *count: Any
+    ) -> Any:
         if isinstance(training, Mode):
-            return call_layer(training, layer(momentum, eps), x, mean, var, weight, bias)
+            return call_layer(training, layer(momentum, eps), x, mean, var, weight, bias, *count)
         if training and mean is not None:
             raise Unsupported(refusal)
         return f(x, mean, var, weight, bias, training, momentum, eps)
@@ -59,6 +61,15 @@ def by_statistics(f: Callable, layer: Callable, refusal: str) -> Callable:
 
 def weights_first(f: Callable) -> Callable:
     return lambda x, weight, bias, mean, var, *rest: f(x, mean, var, weight, bias, *rest)
+
+
+def counted_batch_norm(
+    x: torch.Tensor, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: Any, eps: float, count: Any
+) -> torch.Tensor:
+    """F.batch_norm in a forward that counts its batches in training, as torch's layers do: what capture makes of both."""
+    if training:
+        count.add_(1)
+    return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
 
 
 MOVES = "moves running statistics in evaluation, too; pass"
@@ -72,6 +83,7 @@ functions(
     "input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5",
     {(F.batch_norm,): batch_norm},
 )
+functions("x, mean, var, weight, bias, training, momentum, eps, count", {(counted_batch_norm,): batch_norm})
 functions(
     "input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled",
     {(torch.batch_norm,): weights_first(batch_norm)},

@@ -17,6 +17,8 @@ from .overloads import bind_overload, find_linked_rule, is_overload
 
 FUNCTION_RULES: dict[Any, Callable] = {}
 MODULE_RULES: dict[type[nn.Module], Callable] = {}
+# Of classes that many packages write for themselves, by the end of their names: whether one behaves so, and its rule.
+RULES_BY_NAME: dict[str, tuple[Callable[[nn.Module], bool], Callable]] = {}
 COMPLEX_RULES: dict[
     Any, Callable
 ] = {}  # of functions whose arguments hold complex numbers, or which make some of real ones
@@ -81,7 +83,10 @@ def find_module_rule(module: nn.Module) -> Callable | None:
         if cls in MODULE_RULES:
             return MODULE_RULES[cls]
         if any(k in CALLING or (not k.startswith("__") and k != "extra_repr") for k in vars(cls)):
-            return None
+            break
+    for name, (behaves, found) in RULES_BY_NAME.items():
+        if type(module).__name__.endswith(name) and behaves(module):
+            return found
     return None
 
 
