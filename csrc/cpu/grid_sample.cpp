@@ -58,13 +58,26 @@ NEEDLE_INLINE void read_numbers(const T* grid, int64_t place_step, int64_t numbe
 }
 
 template <int MODE, class T, class L>
-NEEDLE_INLINE void along_axis(SamplingRule rule, L g, L size, AxisTaps<T>& taps) {
+NEEDLE_INLINE void put_taps(SamplingRule rule, L g, L size, AxisTaps<T>& taps) {
   rule.mode = MODE;
   taps_along(rule, g, size, [&](int k, L place, L weight, L slope) __attribute__((always_inline)) {
     taps.place[k] = place;
     taps.weight[k] = weight;
     taps.slope[k] = slope;
   });
+}
+
+template <class T, class L>
+__attribute__((noinline)) void put_cubic_taps(const SamplingRule& rule, L g, L size, AxisTaps<T>& taps) {
+  put_taps<kBicubic>(rule, g, size, taps);
+}
+
+template <int MODE, class T, class L>
+NEEDLE_INLINE void along_axis(const SamplingRule& rule, L g, L size, AxisTaps<T>& taps) {
+  if constexpr (MODE == kBicubic)  // long, so that it is there once
+    put_cubic_taps(rule, g, size, taps);
+  else
+    put_taps<MODE>(rule, g, size, taps);
 }
 
 // The taps of an axis as so many neighbours: the first one's place, and what falls to each of them.
