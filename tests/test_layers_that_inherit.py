@@ -139,6 +139,44 @@ def test_batch_norms_that_are_inherited(norm: type[nn.Module], shared: bool, tra
         np.testing.assert_allclose(compiled(data[0]).numpy(), ours(data[0]).numpy(), rtol=1e-3, atol=1e-4)
 
 
+ARGUMENTS = [
+    {"affine": False},
+    {"track_running_stats": False},
+    {"affine": False, "track_running_stats": False},
+    {"momentum": 1.0, "eps": 1e-2},
+    {"momentum": None},
+]
+SHAPES = {
+    nn.BatchNorm1d: ((4, 3), (4, 3, 1)),
+    nn.BatchNorm2d: ((4, 3, 5, 2), (1, 3, 4, 4)),
+    nn.BatchNorm3d: ((2, 3, 1, 2, 4),),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize(("base", "shape"), [(b, s) for b, shapes in SHAPES.items() for s in shapes])
+def test_arguments_of_inherited_norms(base: Any, shape: tuple, arguments: dict[str, Any], training: bool) -> None:
+    """In every mode that a net holds for; an average over all batches may be refused, its momentum is a value."""
+
+    class Rectified(base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(super().forward(x))
+
+    model = nn.Sequential(Rectified(3, **arguments)).train(training)
+    x = torch.randn(shape)
+    try:
+        converted = torch2needle.convert(model, example=(x,))
+    except torch2needle.ConversionError:
+        assert training and arguments == {"momentum": None}
+        return
+    for mode in (False, True) if converted._only is None else (converted._only,):
+        theirs, ours = copy.deepcopy(model).train(mode), operator_fusion.fuse(copy.deepcopy(converted).train(mode))
+        for _ in range(2):
+            np.testing.assert_allclose(ours(ndl.Tensor(x.numpy())).numpy(), theirs(x).detach().numpy(), atol=1e-4)
+        near(theirs, ours)
+
+
 class CountsTwice(nn.BatchNorm2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:

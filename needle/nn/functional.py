@@ -72,16 +72,20 @@ def told(numbers: Sequence[float]) -> str:
     return ", ".join(f"{n:.17g}" for n in numbers)
 
 
-class FunctionalBatchNorm(Declared):
-    """Batch normalisation, in torch's rule, with the statistics and parameters given at the call.
-
-    count: of batches in training, one more after the call.
-    """
+class GivenStatistics(Declared):
+    """A norm whose statistics and parameters are given at the call."""
 
     mode_dependent = True
 
     momentum: float = 0.1
     eps: float = 1e-5
+
+
+class FunctionalBatchNorm(GivenStatistics):
+    """Batch normalisation, in torch's rule, with the statistics and parameters given at the call.
+
+    count: of batches in training, one more after the call.
+    """
 
     def forward(
         self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None, count: Tensor | None = None
@@ -92,13 +96,8 @@ class FunctionalBatchNorm(Declared):
         return ops.batch_norm(x, mean, var, weight, bias, training, self.momentum, self.eps, unbiased=True)
 
 
-class FunctionalInstanceNorm(Declared):
+class FunctionalInstanceNorm(GivenStatistics):
     """Instance normalisation with the statistics and parameters given at the call."""
-
-    mode_dependent = True
-
-    momentum: float = 0.1
-    eps: float = 1e-5
 
     def forward(self, x: Tensor, mean: Any, var: Any, weight: Any = None, bias: Any = None) -> Tensor:
         own = self.training or mean is None

@@ -13,6 +13,8 @@ from ..report import dotted
 from ..rules.norms import counted_batch_norm
 from .nodes import owner_path
 
+BATCH_NORM = inspect.signature(F.batch_norm)
+
 
 class TrainingFlag:
     """Stands for `self.training` of the module at `path` in a captured call."""
@@ -68,7 +70,7 @@ def join_counts(base: fx.Graph, train: fx.Graph, evaluate: fx.Graph) -> None:
                 if not read.users:
                     graph.erase_node(read)
             for node in norms[graph][path]:
-                given = inspect.signature(F.batch_norm).bind(*node.args, **node.kwargs)
+                given = BATCH_NORM.bind(*node.args, **node.kwargs)
                 given.apply_defaults()
                 with graph.inserting_before(node):
                     count = graph.get_attr(name)

@@ -16,7 +16,7 @@ from needle.autograd import Unsupported
 from needle.graph import Mode
 
 from .layer_calls import call_layer
-from .registry import RULES_BY_NAME, rule
+from .registry import rule, rule_by_name
 from .tables import functions, layers
 
 layers(
@@ -92,9 +92,6 @@ def drops_samples(m: nn.Module) -> bool:
         m.training = before
 
 
+@rule_by_name("DropPath", "StochasticDepth", behaves=drops_samples, view="mode")
 def drop_path(m: Any) -> needle_nn.StochasticDepth:
     return needle_nn.StochasticDepth(m.drop_prob)
-
-
-drop_path.view, drop_path.put = "mode", None  # type: ignore[attr-defined]
-RULES_BY_NAME |= dict.fromkeys(("DropPath", "StochasticDepth"), (drops_samples, drop_path))

@@ -17,7 +17,6 @@ from .overloads import bind_overload, find_linked_rule, is_overload
 
 FUNCTION_RULES: dict[Any, Callable] = {}
 MODULE_RULES: dict[type[nn.Module], Callable] = {}
-# Of classes that many packages write for themselves, by the end of their names: whether one behaves so, and its rule.
 RULES_BY_NAME: dict[str, tuple[Callable[[nn.Module], bool], Callable]] = {}
 COMPLEX_RULES: dict[
     Any, Callable
@@ -53,6 +52,17 @@ def rule(
 def complex_rule(*targets: Any, view: Any = None, put: Callable | None = None) -> Callable[[Callable], Callable]:
     """`rule` for calls with needle.Complex, a complex number or a complex dtype among their arguments."""
     return registering(targets, view, put, COMPLEX_RULES)
+
+
+def rule_by_name(*names: str, behaves: Callable[[nn.Module], bool], view: Any = None) -> Callable[[Callable], Callable]:
+    """`rule` for module classes that many packages write for themselves: whose name ends so, where `behaves(module)`."""
+
+    def register(f: Callable) -> Callable:
+        f.view, f.put = view, None  # type: ignore[attr-defined]
+        RULES_BY_NAME.update(dict.fromkeys(names, (behaves, f)))
+        return f
+
+    return register
 
 
 def registering(targets: tuple, view: Any, put: Callable | None, functions: dict | None = None) -> Callable:
