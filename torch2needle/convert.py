@@ -25,7 +25,7 @@ from needle.ops.math.bits import Narrowed
 from .bridges.fallback import FallbackInterpreter, warn_of_share, warn_of_torch
 from .bridges.otherwise import answers_violations
 from .bridges.whole import WHOLE, WholeInterpreter, captured_whole, run_once
-from .capture.asked import asks
+from .capture.asked import asked_of_draws, asks
 from .capture.calls import call_of, longer_texts, named_axes, resized
 from .capture.comparison import BadExample, Judge
 from .capture.export import Manner, captures, from_program
@@ -196,7 +196,7 @@ def exported(
             for captured in captures(model, example, dynamic, lambda: judge.changing, budget, manner):
                 sizes = larger(captured, judge.call)
                 judge.relax(captured, [*smallest(captured, judge.call), *sizes])
-                if fault := judge.fault(captured, sizes):
+                if fault := asked_of_draws(captured.graph) or judge.fault(captured, sizes):
                     add_once(report, fault + hint_of_writes(captured))
                     continue
                 if manner.training or judge.differs_in_training(captured):

@@ -129,7 +129,7 @@ SIZE, COUNT = integer(0), integer(1)
 CHECKS = named(
     {
         flag: "bias affine track_running_stats unbiased count_batches elementwise_affine ceil_mode count_include_pad batch_first "
-        "bidirectional causal add_bias_kv add_zero_attn norm_first align_corners recompute_scale_factor return_indices "
+        "bidirectional causal grouped add_bias_kv add_zero_attn norm_first align_corners recompute_scale_factor return_indices "
         "scale_grad_by_freq",
         SIZE: "in_features out_features in_channels out_channels num_embeddings embedding_dim dim num_channels input_size "
         "dim_feedforward num_layers proj_size",

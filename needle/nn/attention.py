@@ -22,11 +22,11 @@ class ScaledDotProductAttention(Declared):
     dropout: float = 0.0
     causal: bool = False
     scale: float | None = None
+    grouped: bool = False  # whether neighbouring heads of q share one of k and v; see ops.grouped_attention
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        return ops.scaled_dot_product_attention(
-            q, k, v, mask, self.causal, self.scale, dropout=self.dropout, training=self.training
-        )
+        attention = ops.grouped_attention if self.grouped else ops.scaled_dot_product_attention
+        return attention(q, k, v, mask, self.causal, self.scale, dropout=self.dropout, training=self.training)
 
 
 class MultiheadAttention(Module):

@@ -25,6 +25,7 @@ from needle.backend_ndarray import FLOATS
 from needle.graph import Symbol
 from needle.graph.steps import of_parameters
 
+from ..rules.overloads import NAMES_OF_DROPPING, is_overload
 from .calls import fresh
 from .guard import (
     Writes,
@@ -238,6 +239,30 @@ def answers(
 def asks(graph: fx.Graph) -> bool:
     """Whether a captured graph holds checks."""
     return any(n.target in CHECKS for n in graph.nodes)
+
+
+def asked_of_draws(graph: fx.Graph) -> str:
+    """What is asked of random numbers, as against what they leave of activations, in words: no other call answers alike."""
+    drawn: set[fx.Node] = set()
+    for node in graph.nodes:
+        if draws_anew(node) or any(n in drawn for n in node.all_input_nodes):
+            drawn.add(node)
+            if node.target is ASKED:
+                return (
+                    f"`{node.args[2]}` asks random numbers, which answer otherwise at every call; choose by torch.where, set the "
+                    "rate of what is left out to 0, or convert the model in evaluation mode"
+                )
+    return ""
+
+
+def draws_anew(node: fx.Node) -> bool:
+    """Whether a call draws random numbers, but for dropout."""
+    target: Any = node.target
+    return (
+        is_overload(target)
+        and torch.Tag.nondeterministic_seeded in target.tags
+        and target._opname not in NAMES_OF_DROPPING
+    )
 
 
 def whether_compiled(answer: Callable[[Callable[[], bool]], bool]) -> AbstractContextManager:

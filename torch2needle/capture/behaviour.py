@@ -132,7 +132,7 @@ def evaluate(captured: Captured, names: list[str], *args: Any, **kwargs: Any) ->
     def leaf(v: Any) -> Any:
         if isinstance(v, fx.Node):
             return env[v]
-        return captured.model.get_submodule(v.path).training if isinstance(v, TrainingFlag) else v
+        return v.value(captured.model.get_submodule(v.path).training) if isinstance(v, TrainingFlag) else v
 
     def value(v: Any) -> Any:
         return fx.node.map_aggregate(v, leaf)

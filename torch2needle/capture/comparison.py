@@ -230,8 +230,8 @@ class Judge:
         return differs_in_training(self.run(captured), self.model, self.call, captured.chooses)
 
     @functools.cached_property
-    def changing(self) -> set[str]:
-        """Lines whose calls are given a training flag that is False in evaluation and True in training."""
+    def changing(self) -> dict[tuple[str, str], list[Any]]:
+        """Flags that change with the mode, by line and name."""
         return changing(self.model, self.call)
 
     def agrees_at(self, captured: Captured, sizes: Sizes) -> bool:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from .budget import Budget
 from .calls import Call, call_of, named_axes, resized, tensors
 from .conditions import MOST, Bounds, asks_values_alone, bounds, first_of, fixed_or_free, fixed_sizes
 from .counts import for_some, some_rows
+from .flags import Changing
 from .functional import Gradients, below_autograd, data_as_calls, lacks_rule, transforms_as_calls
 from .guard import free_len, inference_without_gradients, patched, quiet
 from .numbers import Scopes
@@ -61,7 +62,7 @@ def captures(
     model: nn.Module,
     example: Any,
     dynamic: Any,
-    changing: Callable[[], set[str]],
+    changing: Changing,
     budget: float,
     manner: Manner = Manner(),  # noqa: B008 - a tuple
 ) -> Iterator[Captured]:
@@ -105,7 +106,7 @@ def answered(
     wider: Call,
     asked: Answers,
     dynamic: Any,
-    changing: Callable[[], set[str]],
+    changing: Changing,
     time: Budget,
     manner: Manner,
 ) -> Iterator[Captured]:
@@ -126,7 +127,7 @@ def answered(
 
 
 def named(
-    model: nn.Module, call: Call, dynamic: Mapping[str, Any], changing: Callable[[], set[str]], manner: Manner
+    model: nn.Module, call: Call, dynamic: Mapping[str, Any], changing: Changing, manner: Manner
 ) -> Iterator[Captured]:
     """Captures with the axes free that `dynamic` names by input, and no others."""
     names, given = named_axes(model.forward, call, dynamic), tensors(call)
@@ -150,9 +151,7 @@ def named(
         raise capture_error(model, error, "torch.export") from error
 
 
-def strictly(
-    model: nn.Module, call: Call, error: ConversionError, changing: Callable[[], set[str]], manner: Manner
-) -> Captured:
+def strictly(model: nn.Module, call: Call, error: ConversionError, changing: Changing, manner: Manner) -> Captured:
     """What torch.export makes of the forward's bytecode, which follows numpy, for the example's sizes; else `error`.
 
     It tells no classes of results, and costs seconds, so that it comes last.
@@ -174,7 +173,7 @@ def strictly(
 
 
 def unchecked(
-    model: nn.Module, example: Any, dynamic: Any, changing: Callable[[], set[str]], time: Budget, manner: Manner
+    model: nn.Module, example: Any, dynamic: Any, changing: Changing, time: Budget, manner: Manner
 ) -> Iterator[Captured]:
     """Captures that hold for all values."""
     call = call_of(example)
@@ -225,7 +224,7 @@ class Exported(NamedTuple):
         fixed = fixed_sizes(self.program) | bounds(self.program).stepping
         return any((i, axis) in fixed for i, several in axes.items() for axis in several)
 
-    def captured(self, model: nn.Module, changing: Callable[[], set[str]]) -> Captured:
+    def captured(self, model: nn.Module, changing: Changing) -> Captured:
         return from_program(self.program, model, self.notes, changing, self.result, self.training)
 
 
@@ -422,7 +421,7 @@ def from_program(
     program: ExportedProgram,
     model: nn.Module | None = None,
     notes: list[str] | None = None,
-    changing: Callable[[], set[str]] = set,
+    changing: Changing = dict,
     result: Any = None,
     training: bool = False,
 ) -> Captured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -11,19 +12,33 @@ from torch import fx
 
 from ..report import dotted
 from ..rules.norms import counted_batch_norm
-from .nodes import owner_path
+from ..rules.overloads import DROPPING, FLAGS, NAMES_OF_DROPPING, PROBABILITIES, is_overload
+from .nodes import node_location, owner_path
 
+MODES = (
+    "batchnorm",
+    "instancenorm",
+    "dropout",
+    "activation",
+    "rnn",
+)  # torch's modules with layers whose flag is their own
+FLAG = FLAGS[0]  # the name of all of them
+# Gives flags and probabilities that change with the mode, by the user's line and name: what each call is given in training.
+Changing = Callable[[], dict[tuple[str, str], list[Any]]]
 BATCH_NORM = inspect.signature(F.batch_norm)
 
 
 class TrainingFlag:
-    """Stands for `self.training` of the module at `path` in a captured call."""
+    """Stands for `self.training` of the module at `path` in a captured call, or for a probability `p` in training and 0 else."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, p: float | None = None) -> None:
+        self.path, self.p = path, p
+
+    def value(self, training: bool) -> bool | float:
+        return training if self.p is None else self.p * training
 
     def __repr__(self) -> str:
-        return f"training({self.path})"
+        return f"training({self.path})" if self.p is None else f"{self.p} * training({self.path})"
 
 
 class Differ(Exception):
@@ -80,19 +95,27 @@ def join_counts(base: fx.Graph, train: fx.Graph, evaluate: fx.Graph) -> None:
                 graph.erase_node(node)
 
 
-def mark_flags(base: Any, train: Any, evaluate: Any, path: str, place: dict[fx.Node, int]) -> Any:
+def is_probability(train: Any, evaluate: Any) -> bool:
+    """Whether a number is 0 in evaluation and some share in training, or 0 as well."""
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (train, evaluate))
+    return numbers and evaluate == 0 <= train <= 1
+
+
+def mark_flags(base: Any, train: Any, evaluate: Any, path: str, place: dict[fx.Node, int], drops: bool) -> Any:
     """`base` with a TrainingFlag wherever the two captures have True in training and False in evaluation.
 
-    place: of every node in its graph.
+    place: of every node in its graph. drops: whether the call is one of DROPPING, whose probability may be that, too.
     """
     if isinstance(train, tuple | list) and type(train) is type(evaluate) and len(train) == len(evaluate) == len(base):
-        return type(train)(mark_flags(b, t, e, path, place) for b, t, e in zip(base, train, evaluate, strict=True))
+        return type(train)(mark_flags(*v, path, place, drops) for v in zip(base, train, evaluate, strict=True))
     if isinstance(train, dict) and isinstance(evaluate, dict) and train.keys() == evaluate.keys() == base.keys():
-        return {k: mark_flags(base[k], train[k], evaluate[k], path, place) for k in train}
+        return {k: mark_flags(base[k], train[k], evaluate[k], path, place, drops) for k in train}
     if isinstance(train, fx.Node) and isinstance(evaluate, fx.Node):
         same = place[train] == place[evaluate] == place.get(base)
     elif train is True and evaluate is False:
         return TrainingFlag(path)
+    elif drops and is_probability(train, evaluate):
+        return TrainingFlag(path, float(train)) if train else 0.0
     else:
         same = type(train) is type(evaluate) and (repr(train) == repr(evaluate) == repr(base))
     if not same:
@@ -113,7 +136,7 @@ def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) ->
             (
                 b,
                 *(
-                    mark_flags(*args, owner_path(b), place)
+                    mark_flags(*args, owner_path(b), place, b.target in DROPPING)
                     for args in ((b.args, t.args, e.args), (b.kwargs, t.kwargs, e.kwargs))
                 ),
             )
@@ -121,3 +144,58 @@ def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) ->
     for node, args, kwargs in marked:
         if (args, kwargs) != (node.args, node.kwargs):
             node.args, node.kwargs = args, kwargs
+
+
+def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None, changing: Changing) -> None:
+    """Flags that their module's flag gave become the module's: `flags` by path, None for a program without its modules."""
+    dropping: dict[tuple[str, str], list[fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.op != "call_function" or not is_overload(node.target):
+            continue
+        path = module_path(node)
+        for i, name in enumerate(argument_names(node)):
+            if name in PROBABILITIES and node.target._opname in NAMES_OF_DROPPING:
+                dropping[node_location(node), name].append(node)
+            if name not in FLAGS or i >= len(node.args) or (flags is not None and node.args[i] != flags.get(path)):
+                continue
+            if own_class(node) or (flags is not None and (node_location(node), FLAG) in changing()):
+                node.update_arg(i, TrainingFlag(path))
+    if flags is None:
+        return
+    for key, nodes in dropping.items():
+        given = changing().get(key, [])
+        if len(set(given)) == 1:
+            given = given[:1] * len(nodes)
+        if len(given) == len(nodes):
+            for node, p in zip(nodes, given, strict=True):
+                follow_probability(node, key[1], p, flags.get(module_path(node), False))
+
+
+def follow_probability(node: fx.Node, name: str, p: float, training: bool) -> None:
+    """The probability of a call, which is `p` in training alone, follows the module that makes the call."""
+    place = argument_names(node).index(name)
+    if not p:
+        return
+    given: Any = node.args[place] if place < len(node.args) else node.kwargs.get(name, 0.0)
+    if given == p * training:
+        flag: Any = TrainingFlag(module_path(node), p)
+        if place < len(node.args):
+            node.update_arg(place, flag)
+        else:
+            node.update_kwarg(name, flag)
+
+
+def module_path(node: fx.Node) -> str:
+    return owner_path(node).partition("@")[0]
+
+
+def argument_names(node: fx.Node) -> list[str]:
+    """Those of the overload that a node calls."""
+    return [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+
+
+def own_class(node: fx.Node) -> bool:
+    """True for calls that torch's own modules with a mode make, which is all that a program without its modules tells."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    *where, family, _ = str(stack[-1][1]).split(".") if stack else ("", "")
+    return where == ["torch", "nn", "modules"] and family in MODES

@@ -24,7 +24,7 @@ from needle.nn.module import Module
 from ..report import Report, Row, dotted, reason_of, short, status_of
 from ..rules.arithmetic import DtypeOf
 from ..rules.complex_numbers import is_complex
-from ..rules.layer_calls import call_layer, hang
+from ..rules.layer_calls import Probability, call_layer, hang
 from ..rules.overloads import FLAGS, is_overload, without_out
 from ..rules.registry import (
     COMPLEX_RULES,
@@ -143,8 +143,9 @@ class Interpreter:
             if isinstance(v, fx.Node):
                 return self.env[v].read()
             if isinstance(v, TrainingFlag):
-                torch_module = self.captured.model.get_submodule(v.path)
-                return Mode(self.builder.modules[id(torch_module)], dotted(self.prefix, v.path))
+                module = self.builder.modules[id(self.captured.model.get_submodule(v.path))]
+                path = dotted(self.prefix, v.path)
+                return Mode(module, path) if v.p is None else Probability(module, path, v.p)
             return self.constant(v) if isinstance(v, torch.Tensor) else v
 
         return plain(value, leaf)
@@ -254,7 +255,8 @@ class Interpreter:
         if out is not None:
             return self.written_out(node, result, out)
         flag = next((n for n in FLAGS if n in bound.signature.parameters), "")
-        self.note_flag(node, target, bound.arguments.get(flag), bool(flag))
+        mode = next((v for v in bound.arguments.values() if isinstance(v, Mode)), bound.arguments.get(flag))
+        self.note_flag(node, target, mode, bool(flag))
         inplace = is_inplace(target) or bound.arguments.get("inplace") is True
 
         def again(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,28 +12,33 @@ from torch import nn
 from torch._ops import OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 
-from ..rules.overloads import FLAGS
+from ..rules.overloads import DROPPING, FLAGS, PROBABILITIES
 from .behaviour import behaviour
 from .calls import SMALLER, Call, other_batch, resized, shuffled
 from .differences import disagreement, lost_gradients
+from .flags import FLAG, is_probability
 from .nodes import user_lines
 
 
 @functools.cache
-def flagged(name: str) -> list[list[str]]:
-    """The arguments of those overloads of a function that have a training flag."""
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
-    named = [[a.name for a in getattr(packet, o)._schema.arguments] for o in overloads]
-    return [names for names in named if any(flag in names for flag in FLAGS)]
+def flagged(function: Any) -> list[list[str]]:
+    """The arguments of those overloads of a function that have a training flag or a probability of dropping."""
+    if inspect.isfunction(function):
+        named = [[*inspect.signature(function).parameters]]
+    else:
+        packet = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+        overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
+        named = [[a.name for a in getattr(packet, o)._schema.arguments] for o in overloads]
+    return [names for names in named if any(flag in names for flag in FLAGS) or function in DROPPING]
 
 
 class Flags(TorchFunctionMode):
-    """Notes the training flags that functions are given, by the user's lines: torch.export keeps those of forwards alone."""
+    """Notes the training flags and probabilities that functions are given, in the order of the calls, by the user's lines:
+    torch.export keeps those of forwards alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, set[bool]] = {}
+        self.found: dict[tuple[str, str], list[Any]] = {}
 
     def around(self, function: Callable) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -43,37 +49,47 @@ class Flags(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        named = [dict(zip(names, args, strict=False)) for names in flagged(getattr(func, "__name__", ""))]
-        for given in (kwargs, *named):
-            for name in FLAGS:
-                if isinstance(given.get(name), bool):
-                    for line in user_lines():
-                        self.found.setdefault(line, set()).add(given[name])
+        given = kwargs
+        for names in flagged(func):
+            given = given | dict(zip(names, args, strict=False))
+        wanted = (*FLAGS, *PROBABILITIES) if func in DROPPING else FLAGS
+        for name in (n for n in wanted if isinstance(given.get(n), bool | int | float)):
+            for line in dict.fromkeys(user_lines()):
+                self.found.setdefault((line, FLAG if name in FLAGS else name), []).append(given[name])
         return func(*args, **kwargs)
 
 
-def changing(model: nn.Module, call: Call) -> set[str]:
-    """Lines whose calls are given a training flag that is False in evaluation and True in training."""
-    seen: list[dict[str, set[bool]]] = []
+def changing(model: nn.Module, call: Call) -> dict[tuple[str, str], list[Any]]:
+    """Flags that are False in evaluation and True in training, and probabilities that are 0 and more, call by call."""
+    seen: list[dict[tuple[str, str], list[Any]]] = []
     for training in (False, True):
         flags = Flags()
         try:
             behaviour(flags.around(model), model, [resized(call, other_batch(call))], training)
         except Exception:
-            return set()
+            return {}
         seen.append(flags.found)
-    return {line for line, given in seen[0].items() if given == {False} and seen[1].get(line) == {True}}
+    evaluated, trained = seen
+    return {
+        key: values
+        for key, values in trained.items()
+        if (before := evaluated.get(key)) and len(before) == len(values) and all(map(changes, values, before))
+    }
+
+
+def changes(trained: Any, evaluated: Any) -> bool:
+    return (trained and evaluated is False) if isinstance(trained, bool) else is_probability(trained, evaluated)
 
 
 def differs_in_training(run: Callable, model: nn.Module, call: Call, chooses: bool | frozenset[int]) -> bool:
-    """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
+    """Whether the graph of a model in evaluation mode gives something else than the model in training mode, or fails there."""
     for given in (call, resized(call, other_batch(call))):  # a batch norm takes no single image
         try:
             theirs, ours = (behaviour(f, model, [shuffled(given, SMALLER)], True) for f in (model, run))
             return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs, chooses))
         except Exception:
             continue
-    return False
+    return True
 
 
 def trains_alike(run: Callable, model: nn.Module, call: Call, chooses: bool | frozenset[int]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,14 +12,14 @@ from torch.utils import _pytree as pytree
 
 from needle.autograd import Unsupported
 
-from ..rules.overloads import FLAGS, is_overload
+from ..rules.overloads import is_overload
 from ..rules.registry import is_inplace
 from ..rules.sampling import dense_strided, dense_strided_copy
-from .flags import TrainingFlag
+from .flags import Changing, follow_modes
 from .folding import drop_unread, fold
 from .functional import of_tails
 from .module_calls import call_modules
-from .nodes import node_location, owner_path, written
+from .nodes import owner_path, written
 from .steps import PLAIN
 from .structure import arguments, classed, input_places, structure
 from .tracing import Captured
@@ -34,13 +33,6 @@ CHECKS = (
     "sym_constrain_range",
     "sym_constrain_range_for_size",
 )
-MODES = (
-    "batchnorm",
-    "instancenorm",
-    "dropout",
-    "activation",
-    "rnn",
-)  # torch's modules with layers whose flag is their own
 SAME = ("to", "type_as", "contiguous", "resolve_conj", "resolve_neg")  # which may give their argument itself
 STRIDED = {
     aten.as_strided.default: dense_strided,
@@ -52,7 +44,7 @@ def capture_program(
     program: torch.export.ExportedProgram,
     model: nn.Module | None,
     notes: list[str],
-    changing: Callable[[], set[str]] = set,
+    changing: Changing = dict,
     result: Any = None,
     training: bool = False,
 ) -> Captured:
@@ -61,7 +53,7 @@ def capture_program(
 
     result: what has the dataclasses of the model's results.
 
-    changing: gives the lines whose training flags change with the mode, where that is not plain from torch's own modules.
+    changing: of flags for which that is not plain from torch's own modules.
     """
     flags_of = None if model is None else {p: training and m.training for p, m in model.named_modules()}
     builder = ProgramBuilder(program, skeleton(program) if model is None else model, notes)
@@ -326,23 +318,3 @@ def note_shared_memory(graph: fx.Graph) -> None:
         first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
         if isinstance(value, torch.Tensor) and isinstance(first, torch.Tensor):
             node.meta["shares"] = value.untyped_storage()._cdata == first.untyped_storage()._cdata
-
-
-def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None, changing: Callable[[], set[str]]) -> None:
-    """Flags that their module's flag gave become the module's: `flags` by path, None for a program without its modules."""
-    for node in graph.nodes:
-        if node.op != "call_function" or not is_overload(node.target):
-            continue
-        path, names = owner_path(node).partition("@")[0], [a.name for a in node.target._schema.arguments]
-        for i, name in enumerate(names[: len(node.args)]):
-            if name not in FLAGS or (flags is not None and node.args[i] != flags.get(path)):
-                continue
-            if own_class(node) or (flags is not None and node_location(node) in changing()):
-                node.update_arg(i, TrainingFlag(path))
-
-
-def own_class(node: fx.Node) -> bool:
-    """True for calls that torch's own modules with a mode make, which is all that a program without its modules tells."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    *where, family, _ = str(stack[-1][1]).split(".") if stack else ("", "")
-    return where == ["torch", "nn", "modules"] and family in MODES

@@ -11,6 +11,7 @@ from needle import nn as needle_nn
 from needle import ops
 from needle.autograd import Unsupported
 
+from .layer_calls import Probability, call_layer
 from .registry import rule
 from .tables import layers
 
@@ -26,8 +27,12 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
+    if isinstance(dropout_p, Probability):
+        mask = () if attn_mask is None else (attn_mask,)
+        layer = needle_nn.ScaledDotProductAttention(dropout_p.p, is_causal, scale, enable_gqa)
+        return call_layer(dropout_p, layer, query, key, value, *mask)
     if dropout_p != 0:
-        raise Unsupported("dropout_p > 0 holds in evaluation, too; use nn.MultiheadAttention or dropout of your own")
+        raise Unsupported("dropout_p > 0 holds in evaluation, too; pass dropout_p=p if self.training else 0.0")
     attention = ops.grouped_attention if enable_gqa else ops.scaled_dot_product_attention
     return attention(query, key, value, attn_mask, is_causal, scale)
 

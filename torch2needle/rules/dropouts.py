@@ -15,7 +15,7 @@ from needle import nn as needle_nn
 from needle.autograd import Unsupported
 from needle.graph import Mode
 
-from .layer_calls import call_layer
+from .layer_calls import Probability, call_layer
 from .registry import rule, rule_by_name
 from .tables import functions, layers
 
@@ -26,8 +26,10 @@ layers(
 )
 
 
-def drop(layer: Callable[[float], needle_nn.Dropout], input: Any, p: float, training: Any) -> Any:
-    """The call as a layer that follows the flag of the module which makes it."""
+def drop(layer: Callable[[float], needle_nn.Dropout], input: Any, p: Any, training: Any) -> Any:
+    """The call as a layer that follows the flag of the module which makes it, by `training` or by `p`."""
+    if isinstance(p, Probability) and training is not False:
+        p, training = p.p, p
     if training is False or p == 0:
         return input
     if not isinstance(training, Mode):

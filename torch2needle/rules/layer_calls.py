@@ -18,6 +18,17 @@ def hang(mode: Mode, layer: Module) -> str:
     return f"{mode.path}.{name}" if mode.path else name
 
 
+class Probability(Mode):
+    """Of dropping: `p` where the module trains, 0 else."""
+
+    def __init__(self, module: Module, path: str, p: float) -> None:
+        super().__init__(module, path)
+        self.p = p
+
+    def value(self) -> float:  # type: ignore[override]
+        return self.p * super().value()
+
+
 def call_layer(mode: Mode, layer: Module, x: Tensor, *args: Any) -> Any:
     """Hang `layer` below the module whose flag it follows, and call it."""
     x.recorder.leaf_paths[id(layer)] = hang(mode, layer)

@@ -18,6 +18,13 @@ SAME = (torch, torch._C._nn, torch.Tensor)
 OTHERS = (F, operator)
 PREFIXED = {"linalg_": torch.linalg, "special_": torch.special, "fft_": torch.fft}
 FLAGS = ("training", "train", "use_input_stats")  # torch's names of training flags
+DROPPING = (  # which drop by a probability that may itself be 0 in evaluation, and torch's names of that
+    *(F.scaled_dot_product_attention, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+    *(F.alpha_dropout, F.feature_alpha_dropout, torch.dropout, torch.alpha_dropout),
+    *(torch.feature_dropout, torch.feature_alpha_dropout),
+)
+NAMES_OF_DROPPING = {f.__name__ for f in DROPPING}
+PROBABILITIES = ("dropout_p", "p")
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 

@@ -156,9 +156,17 @@ class GroupedAttention(Op):
 
 
 def grouped_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: Any = False,
 ) -> Tensor:
     """Attention whose neighbouring heads of q (..., H, L, E) share one of k (..., H / n, S, E) and of v (..., H / m, S, D), as
     torch's with enable_gqa=True."""
     extra = () if mask is None else (mask,)
-    return GroupedAttention(ScaledDotProductAttention(causal, scale, mask is not None))(q, k, v, *extra)
+    of = ScaledDotProductAttention(causal, scale, mask is not None, dropout, training)
+    return GroupedAttention(of)(q, k, v, *extra)
