@@ -37,16 +37,20 @@ from .op import kind_of, on
 
 VERSION = 2
 KEYS = {"version", "graph", "modules", "tree", "tensors", "training", "aliases", "parameters", "constants"}
-LATER_KEYS = {"torch_rule", "frozen", "pairs"}  # that files of this version may lack
+LATER_KEYS = {"torch_rule", "frozen", "pairs", "only", "other"}  # that files of this version may lack
 MAX_MESSAGE = 300  # characters of a reason, which may quote the file
 
 
 class _Encoder:
-    def __init__(self, graph: Graph, taken: Container[str]) -> None:
-        self.index = {n: i for i, n in enumerate(graph)}
+    def __init__(self, taken: Container[str]) -> None:
+        self.index: dict[Node, int] = {}
         self.taken = taken  # names that the module's tensors have
         self.constants: dict[str, Tensor] = {}
         self.names: dict[int, str] = {}  # of constants, by identity
+
+    def rows(self, graph: Graph) -> list[dict[str, Any]]:
+        self.index = {n: i for i, n in enumerate(graph)}
+        return [self.node(n) for n in graph]
 
     def constant(self, t: Tensor) -> str:
         if id(t) not in self.names:
@@ -106,9 +110,11 @@ def save(model: Module, path: str | os.PathLike) -> None:
         raise TypeError(f"[save] expects a needle Module, such as torch2needle.convert gives, got {kind_of(model)}.")
     net = symbolic(model)
     tensors: dict[str, Tensor] = dict(net.named_tensors())
-    encoder = _Encoder(net.graph, tensors.keys())
-    rows = [encoder.node(n) for n in net.graph]
-    layers = {n.target: net.get_submodule(n.target) for n in net.graph if n.kind == "module"}
+    encoder = _Encoder(tensors.keys())
+    other = net.in_other_mode
+    graphs = [net.graph, *([] if other is None else [other.graph])]
+    rows = [encoder.rows(g) for g in graphs]
+    layers = {n.target: net.get_submodule(n.target) for g in graphs for n in g if n.kind == "module"}
     modules = {
         path: [type(layer).__name__, {k: encoder.value(v) for k, v in arguments_of(layer).items()}]
         for path, layer in layers.items()
@@ -121,7 +127,7 @@ def save(model: Module, path: str | os.PathLike) -> None:
         first.setdefault(id(t), name)
     document = {
         "version": VERSION,
-        "graph": rows,
+        "graph": rows[0],
         "modules": modules,
         "tree": [p for p, _ in net.named_modules() if p],
         "tensors": list(tensors),
@@ -132,7 +138,10 @@ def save(model: Module, path: str | os.PathLike) -> None:
         "frozen": [k for k, t in tensors.items() if isinstance(t, Parameter) and not t.requires_grad],
         "pairs": [k for k, t in tensors.items() if t.of_pairs],
         "constants": list(encoder.constants),
+        "only": net.holds_for,
     }
+    if other is not None:
+        document["other"] = rows[1]
     written = {k: t for k, t in tensors.items() if k not in aliases} | encoder.constants
     text = _checked(document, written, layers)
     arrays = {k: np.ascontiguousarray(t.numpy()).reshape(t.shape) for k, t in written.items()}
@@ -285,7 +294,9 @@ class _Decoder:
         node = self.graph.add(kind, self.target(kind, row["target"], len(args)), args, name)
         node.meta |= {k: self.value(row[k]) for k in META if k in row}
 
-    def finish(self) -> Graph:
+    def read(self, rows: list[dict[str, Any]]) -> Graph:
+        for row in rows:
+            self.node(row)
         nodes = self.graph.nodes
         if not nodes or [n for n in nodes if n.kind == "output"] != nodes[-1:]:
             raise ValueError("the graph has no single output at its end")
@@ -385,7 +396,8 @@ def _build(document: dict[str, Any], names: Set[str], tensor: Callable[[str], Te
         raise ValueError(f"its keys differ in {', '.join(sorted(document.keys() ^ KEYS))}")
     root, modules = Tree(), document["modules"]
     constants = {name: tensor(name) for name in document["constants"]}
-    decoder = _Decoder(root, document["tensors"], constants)
+    given = (root, document["tensors"], constants)
+    decoder = _Decoder(*given)
     for path in dict.fromkeys([*document["tree"], *modules]):  # in the order in which state_dict lists them
         set_submodule(root, path, _layer(modules[path], decoder) if path in modules else Tree())
     aliases = document["aliases"]
@@ -402,11 +414,13 @@ def _build(document: dict[str, Any], names: Set[str], tensor: Callable[[str], Te
     training = set(document["training"])
     for path, m in root.named_modules():
         m.training = path in training
-    for row in document["graph"]:
-        decoder.node(row)
-    net = GraphModule(decoder.finish(), root)
+    net = GraphModule(decoder.read(document["graph"]), root)
+    other = GraphModule(_Decoder(*given).read(document["other"]), root) if "other" in document else None
+    only = document.get("only")
+    if only not in (None, True, False) or (only is None and other is not None):
+        raise ValueError(f"only expects a mode of training, got {only!r}")
     net.training = "" in training
-    return net
+    return net.with_modes(other, only)
 
 
 def set_tensor(root: Module, path: str, value: Tensor) -> None:

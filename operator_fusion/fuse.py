@@ -40,6 +40,19 @@ def fuse(
     if not isinstance(net, Module):
         raise TypeError(f"[fuse] expects a needle Module, got {type(net).__name__}.")
     original = symbolic(net)
+    rest = (list(patterns) if patterns is not None else None, dry_run, list(disable))
+    other = original.in_other_mode
+    return fused_graph(original, *rest, example).with_modes(None if other is None else fused_graph(other, *rest))
+
+
+def fused_graph(
+    original: GraphModule,
+    patterns: Iterable[Fusion | str] | None,
+    dry_run: bool,
+    disable: Iterable[str],
+    example: Any = None,
+) -> GraphModule:
+    """`fuse` of a net in its present mode."""
     source = original.with_graph(without_identities(original))
     plan = Rewriting(find_steps(source), REGISTRY.select(patterns, disable))
     graph, fired = plan.rewrite()

@@ -146,11 +146,18 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["factor", "outputs", "calls"])
-def test_graphs_have_one_forward(how: str) -> None:
-    net = Noisy(how)
+def test_graphs_of_both_modes(how: str) -> None:
+    """A forward that branches on the mode has a graph for each, where all of the net is in one."""
+    net, x = Noisy(how), Tensor(np.ones((1, 2), "float32"))
+    net.fc.eval()
     with pytest.raises(ndl.Unsupported, match="something else in training than in evaluation"):
         ndl.graph.symbolic(net)
-    assert net.training and net.fc.training
+    assert net.training and not net.fc.training
+    made = ndl.graph.symbolic(net.train())
+    for mode in (True, False, True):
+        want, got = net.train(mode)(x), made.train(mode)(x)
+        first = (t[0] if isinstance(t, tuple) else t for t in (want, got))
+        np.testing.assert_array_equal(*(t.numpy() for t in first))
 
 
 def test_hooks_of_the_root_run_in_graphs() -> None:

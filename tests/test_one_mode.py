@@ -24,22 +24,27 @@ ONLY_TRAINING = r"captured in training mode and stays so; what the model does in
 ONLY_EVALUATION = r"captured in evaluation mode and stays so; what the model does in training alone is not in it\.$"
 
 
-class Auxiliary(nn.Module):
+class Prepared(nn.Module):
+    """Runs in a mode only after something was prepared for it."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(4, 2), nn.Linear(4, 2)
+        self.a, self.prepared = nn.Linear(4, 2), True
 
     def forward(self, x: Any) -> Any:
-        return (self.a(x), self.b(x)) if self.training else self.a(x)
+        if self.training is not self.prepared:
+            raise RuntimeError("not prepared")
+        return self.a(x)
 
 
 @pytest.mark.parametrize("example", [None, (X,)], ids=["fx", "example"])
 def test_a_net_of_one_mode_warns(example: Any) -> None:
-    model = Auxiliary()
+    model = Prepared()
     net = torch2needle.convert(model, example)
     close(net(X), model(X))
     with pytest.warns(UserWarning, match=rf"^\[eval\] .*{ONLY_TRAINING}"):
         net.eval()
+    model.prepared = False
     model.eval()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -38,12 +38,13 @@ from .capture.settled import hint_of_writes, settled
 from .capture.sized import Facts, SizedTracer
 from .capture.sizes import allow_one, keep_ranks, larger, smallest, takes
 from .capture.sparse import made_dense
+from .capture.state import in_other_mode
 from .capture.structure import known_records
-from .capture.tracing import Captured, Tracer, capture
+from .capture.tracing import DIFFERS, Captured, Tracer, capture
 from .report import ConversionError, Report, Row, progress, reason_of
 from .rules.registry import target_name
 from .tools.trace_log import LoggingInterpreter
-from .weights import TreeBuilder
+from .weights import Tensors, TreeBuilder
 
 LOG = logging.getLogger("needle.convert")
 BUDGET = 6.0  # seconds; most models take less than one
@@ -81,20 +82,25 @@ def run(
         in_python(model, example) as model,
         made_dense(model) as notes,
     ):
+        tensors = Tensors(share)
         if fallback == "torch":
-            net, report = with_torch(model, example, share, dynamic, budget)
+            net, report = with_torch(model, example, tensors, dynamic, budget)
         else:
-            net, report = first_whole(model, example, share, dynamic, budget, LoggingInterpreter)
+            net, report = first_whole(model, example, tensors, dynamic, budget, LoggingInterpreter)
+            if net is not None and isinstance(model, nn.Module) and net.holds_for is model.training:
+                hold_both(net, model, functools.partial(first_whole, model, example, tensors, dynamic, budget))
     report.notes += notes
     _core.release_unused_memory()  # captures were run, in float64, too
     return net, report
 
 
-def with_torch(model: Any, example: Any, share: bool, dynamic: Any, budget: float) -> tuple[GraphModule | None, Report]:
+def with_torch(
+    model: Any, example: Any, tensors: Tensors, dynamic: Any, budget: float
+) -> tuple[GraphModule | None, Report]:
     """As `first_whole`; what does not convert runs in torch: single calls, else the whole model."""
     for kind in (LoggingInterpreter, FallbackInterpreter):
         try:
-            net, report = first_whole(model, example, share, dynamic, budget, kind)
+            net, report = first_whole(model, example, tensors, dynamic, budget, kind)
         except BadExample:
             raise
         except ConversionError as e:
@@ -108,26 +114,33 @@ def with_torch(model: Any, example: Any, share: bool, dynamic: Any, budget: floa
     try:
         reason = "; ".join(f"{r.op}: {r.reason}" for r in report.unsupported[:1])
         whole = functools.partial(WholeInterpreter, result=run_once(model, example), reason=reason)
-        return build(captured_whole(model, example), {}, share, WHOLE, whole)
+        return build(captured_whole(model, example), {}, tensors, WHOLE, whole)
     except Unsupported as e:
         report.add(failed("the model in torch", reason_of(e)))
         return None, report
 
 
 def first_whole(
-    model: Any, example: Any, share: bool, dynamic: Any, budget: float, kind: Callable[..., LoggingInterpreter]
+    model: Any,
+    example: Any,
+    tensors: Tensors,
+    dynamic: Any,
+    budget: float,
+    kind: Callable[..., LoggingInterpreter],
+    by_export: bool = True,
 ) -> tuple[GraphModule | None, Report]:
     """The first capture that converts whole, else None with the report of the one that came nearest.
 
-    torch.fx captures first; where it cannot, or its graph has calls without a rule, torch.export follows the example.
+    torch.fx captures first; where it cannot, or its graph has calls without a rule, torch.export follows the example, if it may.
     """
     if isinstance(model, ExportedProgram):
-        return build(from_program(model), {}, share, "torch.export", kind)
+        return build(from_program(model), {}, tensors, "torch.export", kind)
     refuse_unseen(model, example)
     exportable = isinstance(model, nn.Module) and not isinstance(model, fx.GraphModule) and example is not None
     judge = Judge(model, call_of(example)) if exportable else None
+    exportable = exportable and by_export
     try:
-        net, report = traced(model, example_by_name(model, example), share, dynamic, kind, judge)
+        net, report = traced(model, example_by_name(model, example), tensors, dynamic, kind, judge)
     except BadExample:
         raise
     except ConversionError as e:
@@ -138,24 +151,43 @@ def first_whole(
         net, report = None, Report(rows=[failed("torch.fx capture", reason_of(e))])
     if net is not None:
         return net, report
-    if judge is None:
+    if judge is None or not by_export:
         if any(r.op == "torch.fx capture" for r in report.rows):
             report.unsupported[0].reason += "; pass example= to capture with torch.export"
         return None, report
-    return exported(model, example, share, dynamic, budget, kind, judge, report)
+    return exported(model, example, tensors, dynamic, budget, kind, judge, report)
+
+
+def hold_both(net: GraphModule, model: nn.Module, again: Callable[..., tuple[GraphModule | None, Report]]) -> None:
+    """Gives a net that holds for the mode of the model alone a graph for the other mode, if the model converts in that.
+
+    Where torch.export captures, which takes its time, only a model in training mode: it will be evaluated.
+    """
+    by_export = net.report.capture != "torch.fx" and model.training
+    with in_other_mode(model):
+        try:
+            other, _ = again(LoggingInterpreter, by_export)
+        except (Unsupported, AttributeError, RuntimeError, NotImplementedError, ConversionError):
+            return
+    if other is None or other.holds_for not in (None, not model.training):
+        return
+    net.with_modes(other.on_layers_of(net, {p for p, _ in model.named_modules()}))
+    for held, mode in ((net.report, model.training), (other.report, not model.training)):
+        held.notes = [n for n in held.notes if not n.startswith(DIFFERS)]
+        held.note(f"{DIFFERS}; this is the one of {'training' if mode else 'evaluation'}, train() and eval() choose")
 
 
 def traced(
     model: Any,
     inputs: dict[str, Any],
-    share: bool,
+    tensors: Tensors,
     dynamic: Any,
     kind: Callable[..., LoggingInterpreter],
     judge: Judge | None,
 ) -> tuple[GraphModule | None, Report]:
     """What torch.fx captures, held against the model where there is one to run. inputs: the example by name."""
     if judge is None:
-        return build(capture(model, inputs), inputs, share, "torch.fx", kind)
+        return build(capture(model, inputs), inputs, tensors, "torch.fx", kind)
     answered: list[Facts] = []
     # Of texts torch.export knows the sizes of heads as numbers, by which rotary embeddings and grouped heads are fused.
     sized = dynamic == "auto" and not longer_texts(judge.call)
@@ -171,7 +203,7 @@ def traced(
     names = [n for n in judge.names if n in inputs]
     captured.arguments = {n: None if isinstance(inputs[n], torch.Tensor) else inputs[n] for n in names}
     captured.settled = settled(captured, judge.run(captured), judge.call)
-    net, report = build(captured, inputs, share, "torch.fx", kind)
+    net, report = build(captured, inputs, tensors, "torch.fx", kind)
     if net is not None and (fault := judge.fault(captured, sizes) or judge.fault_of_net(net, inputs)):
         raise Unsupported(fault)
     return net, report
@@ -180,7 +212,7 @@ def traced(
 def exported(
     model: nn.Module,
     example: Any,
-    share: bool,
+    tensors: Tensors,
     dynamic: Any,
     budget: float,
     kind: Callable[..., LoggingInterpreter],
@@ -201,16 +233,14 @@ def exported(
                     continue
                 if manner.training or judge.differs_in_training(captured):
                     mode = "training" if manner.training else "evaluation"
-                    captured.notes.append(
-                        f"the graph differs between training and evaluation; it was captured in {mode} mode and stays so"
-                    )
+                    captured.notes.append(f"{DIFFERS}; it was captured in {mode} mode and stays so")
                     captured.only = manner.training
                 allow_one(captured, judge.call, functools.partial(judge.agrees_at, captured))
                 if not takes(captured, judge.call):  # of one row, where two are taken for any number
                     add_once(report, "the graph holds for other sizes than the example's")
                     continue
                 captured.settled = settled(captured, judge.run(captured), judge.call)
-                net, found = build(captured, {}, share, how, kind)
+                net, found = build(captured, {}, tensors, how, kind)
                 if net is not None:
                     if not (fault := judge.fault_of_net(net, None)):
                         return net, found
@@ -254,14 +284,14 @@ def failed(how: str, reason: str) -> Row:
 
 
 def build(
-    captured: Captured, inputs: dict[str, Any], share: bool, how: str, kind: Callable[..., LoggingInterpreter]
+    captured: Captured, inputs: dict[str, Any], tensors: Tensors, how: str, kind: Callable[..., LoggingInterpreter]
 ) -> tuple[GraphModule | None, Report]:
     """Run every rule over a captured graph."""
     report = Report(capture=how)
     report.notes += captured.notes
     parts = sum(1 for _ in captured.model.modules()) + len(captured.graph.nodes)
     with progress("convert", parts) as bar:
-        builder = TreeBuilder(share, report, bar.update)
+        builder = TreeBuilder(tensors, report, bar.update)
         root = builder.build(captured.model)
         recorder = interpret(
             captured, root, builder, report, inputs, functools.partial(kind, root=root, done=bar.update)
@@ -271,8 +301,8 @@ def build(
     net = GraphModule(recorder.graph.prune(), root)
     net.training = captured.model.training
     net._report, net._only = report, captured.only
-    if builder.narrow or any(n.kind == "op" and isinstance(n.target, Narrowed) for n in net.graph):
-        over = overflowing(net.graph, net, narrow_dtypes(net, builder))
+    if tensors.narrow or any(n.kind == "op" and isinstance(n.target, Narrowed) for n in net.graph):
+        over = overflowing(net.graph, net, narrow_dtypes(net, tensors))
 
         def wrapped(node: Node, graph: Graph, done: dict[Node, Node]) -> Node | None:
             if node not in over:
@@ -283,15 +313,15 @@ def build(
             return end
 
         net = net.with_graph(net.graph.copy(wrapped)) if over else net
-        if fault := narrow_fault(net.graph, net, narrow_dtypes(net, builder)):
+        if fault := narrow_fault(net.graph, net, narrow_dtypes(net, tensors)):
             raise Unsupported(fault)
     return net, report
 
 
-def narrow_dtypes(net: GraphModule, builder: TreeBuilder) -> dict[Node, str]:
+def narrow_dtypes(net: GraphModule, tensors: Tensors) -> dict[Node, str]:
     """Torch's dtypes of the parameters that are wider here; each call looks at those of inputs."""
     found = dict.fromkeys(net.graph.inputs, "float32")
-    return found | {n: d for n in net.graph if n.kind == "param" and (d := builder.narrow.get(net.constant(n)))}
+    return found | {n: d for n in net.graph if n.kind == "param" and (d := tensors.narrow.get(net.constant(n)))}
 
 
 def convert(

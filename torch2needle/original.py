@@ -21,7 +21,7 @@ from .report import Report, dotted, table
 from .rules.registry import bind, find_function_rule, find_module_rule, method, nearest_rule, target_name
 from .tools.explain import find_layer
 from .tools.trace_log import TraceLog
-from .weights import TreeBuilder
+from .weights import Tensors, TreeBuilder
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def convert_layer(layer: nn.Module, device: Device | None = None, dtype: str = "
         raise TypeError(f"[convert_layer] expects a torch module, got {type(layer).__name__}.")
     if find_module_rule(layer) is None:
         return place(convert(layer), device, dtype)
-    builder = TreeBuilder(False, Report())
+    builder = TreeBuilder(Tensors(share=False), Report())
     made = builder.build(layer, "layer")
     if id(layer) in builder.failures:
         raise Unsupported(f"[convert_layer] {target_name(type(layer))}: {builder.failures[id(layer)].rstrip('.')}.")

@@ -21,17 +21,57 @@ from .report import Report, dotted
 from .rules.registry import find_module_rule
 
 
+class Tensors:
+    """A needle Parameter or buffer for each of torch's: over a copy of its values or, with `share`, over its memory."""
+
+    def __init__(self, share: bool) -> None:
+        self.share = share
+        self.made: dict[int, Tensor] = {}  # by id of torch's
+        self.notes: dict[int, list[str]] = {}  # what to tell of them
+        self.narrow: dict[Tensor, str] = {}  # the dtype of torch's, for those that are wider here
+        self._alive: list[torch.Tensor] = []  # ids stay unique while the objects live
+
+    def of(self, t: torch.Tensor, path: str) -> Tensor:
+        if id(t) not in self.made:
+            self._alive.append(t)
+            self.notes[id(t)] = []
+            self.made[id(t)] = self.make(t, path)
+        return self.made[id(t)]
+
+    def make(self, t: torch.Tensor, path: str) -> Tensor:
+        data = t.detach()
+        if pairs := data.is_complex():
+            data = torch.view_as_real(data.resolve_conj())
+        if data.dtype in (torch.bfloat16, torch.float16):
+            self.notes[id(t)].append(f"{path} is {data.dtype} and computed in float32")
+            data = data.float()
+        if data.is_floating_point() and not finite(data):
+            self.notes[id(t)].append(f"{path} holds NaN or infinite values")
+        kind = Parameter if isinstance(t, nn.Parameter) else Tensor
+        if narrow := is_narrow(data):
+            data = data.int()
+        dtype = str(data.dtype).removeprefix("torch.")
+        if self.share and data.device.type == "cpu":
+            made = kind.make_const(as_ndarray(data)) if kind is Tensor else parameter_over(as_ndarray(data))
+        else:
+            made = kind(data.cpu().contiguous().numpy(), dtype=dtype, device=ndl.autograd.default_device())
+        made.of_pairs = pairs
+        made.requires_grad = isinstance(t, nn.Parameter) and t.requires_grad
+        if isinstance(made, Parameter):
+            made.rule = "torch"
+        if narrow:
+            self.narrow[made] = str(t.dtype).removeprefix("torch.")
+        return made
+
+
 class TreeBuilder:
     """Builds needle modules; shared modules and shared (tied) parameters stay shared."""
 
-    def __init__(self, share: bool, report: Report, done: Callable[[], Any] = lambda: None) -> None:
-        self.share, self.report = share, report
+    def __init__(self, tensors: Tensors, report: Report, done: Callable[[], Any] = lambda: None) -> None:
+        self.tensors, self.report = tensors, report
         self.done = done  # called after each module
         self.modules: dict[int, Module] = {}  # by id of the torch module
-        self.tensors: dict[int, Tensor] = {}  # by id of the torch tensor
-        self.narrow: dict[Tensor, str] = {}  # the dtype of torch's, for those that are wider here
         self.failures: dict[int, str] = {}  # why a module's rule refused
-        self._alive: list[torch.Tensor] = []  # ids stay unique while the objects live
 
     def build(self, module: nn.Module, path: str = "") -> Module:
         if id(module) in self.modules:
@@ -64,33 +104,11 @@ class TreeBuilder:
             return Tree()
 
     def tensor(self, t: torch.Tensor, path: str = "") -> Tensor:
-        """The needle Parameter or buffer for a torch one, over a copy of its values or, shared, over its memory."""
-        if id(t) not in self.tensors:
-            self._alive.append(t)
-            data = t.detach()
-            if pairs := data.is_complex():
-                data = torch.view_as_real(data.resolve_conj())
-            if data.dtype in (torch.bfloat16, torch.float16):
-                self.report.note(f"{path} is {data.dtype} and computed in float32")
-                data = data.float()
-            if data.is_floating_point() and not finite(data):
-                self.report.note(f"{path} holds NaN or infinite values")
-            kind = Parameter if isinstance(t, nn.Parameter) else Tensor
-            if narrow := is_narrow(data):
-                data = data.int()
-            dtype = str(data.dtype).removeprefix("torch.")
-            if self.share and data.device.type == "cpu":
-                made = kind.make_const(as_ndarray(data)) if kind is Tensor else parameter_over(as_ndarray(data))
-            else:
-                made = kind(data.cpu().contiguous().numpy(), dtype=dtype, device=ndl.autograd.default_device())
-            made.of_pairs = pairs
-            made.requires_grad = isinstance(t, nn.Parameter) and t.requires_grad
-            if isinstance(made, Parameter):
-                made.rule = "torch"
-            if narrow:
-                self.narrow[made] = str(t.dtype).removeprefix("torch.")
-            self.tensors[id(t)] = made
-        return self.tensors[id(t)]
+        """The needle tensor for a torch one."""
+        made = self.tensors.of(t, path)
+        for note in self.tensors.notes[id(t)]:
+            self.report.note(note)
+        return made
 
 
 def finite(data: torch.Tensor) -> bool:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
 from needle.complex_numbers import Complex
 from needle.nn.functional import GuardError
-from needle.nn.module import HOOKS, STRUCTURE, Module, Tree, find_recorder
-from needle.op import kind_of, remembering
+from needle.nn.module import HOOKS, STRUCTURE, Module, Tree, find_recorder, set_submodule
+from needle.op import kind_of, map_deferred, remembering
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, describe_target
 from .inputs import Inputs
@@ -37,11 +37,19 @@ class Mode(Deferred):
         return f"training({self.path})"
 
 
+# What a GraphModule keeps of its graph; where training and evaluation have graphs of their own, for each.
+OF_GRAPH = ("_graph", "_inputs", "_report", "_only", "_taken", "_last_use", "fusion_report")
+
+
 class GraphModule(Module):
-    """Interprets its graph, eagerly on tensors and by recording on symbols. Trainable; batch and sizes stay free."""
+    """Interprets its graph, eagerly on tensors and by recording on symbols. Trainable; batch and sizes stay free.
+
+    A model that computes something else in training than in evaluation has a graph for each, between which `train()` and
+    `eval()` of the whole choose; `graph`, `report`, `fusion_report` and all that is made of the net are those of its mode.
+    """
 
     container = True
-    fusion_report: Any  # set by operator_fusion.fuse
+    fusion_report: Any = None  # set by operator_fusion.fuse
     otherwise: Callable[[GraphModule, list[Any]], Any] | None = None  # gives the result for inputs that a guard refuses
 
     def __init__(self, graph: Graph, root: Module, added: Mapping[str, Module] | None = None) -> None:
@@ -57,6 +65,9 @@ class GraphModule(Module):
         self._graph, self._inputs = graph, Inputs(graph, type(self).__name__)
         self._report: Any = None
         self._only: bool | None = None  # the one mode of training that the graph holds for
+        self._spare: dict[
+            str, Any
+        ] = {}  # OF_GRAPH in the other mode, {} where the graph holds for both or that is unknown
         own = type(self if type(root) is Tree else root).__name__
         self._title: str = getattr(root, "_title", own)  # what profiles and reports call the model
         self._taken: set[tuple[str, ...]] = set()  # dtypes of inputs, some of them narrow, that the graph may take
@@ -72,13 +83,72 @@ class GraphModule(Module):
         made.__dict__.update({name: self.__dict__[name] for name in HOOKS if name in self.__dict__})
         return made
 
+    def with_modes(self, net: GraphModule | None, training: bool | None = None) -> GraphModule:
+        """This net, whose graph holds for `training` alone where that is no None, with that of `net`, of the same layers, for the
+        other mode."""
+        self._only = self._only if training is None else training
+        if net is not None:
+            self._spare = {k: getattr(net, k) for k in OF_GRAPH} | {"_only": not self._only}
+        return self
+
+    @property
+    def holds_for(self) -> bool | None:
+        """The one mode of training that the graph holds for; None for both."""
+        return self._only
+
+    @property
+    def in_other_mode(self) -> GraphModule | None:
+        """The same layers and mode with the graph of the other mode, where that has one of its own."""
+        if not self._spare:
+            return None
+        made = self.with_graph(self._spare["_graph"])
+        made.__dict__.update(self._spare)
+        return made
+
+    def on_layers_of(self, net: GraphModule, shared: Set[str]) -> GraphModule:
+        """This graph over the layers of `net`, which are alike at the paths `shared`; those beside them go there, too."""
+        names = {}
+        for path, layer in self._modules.items():
+            if path not in shared:
+                names[path] = path if path not in net._modules else free_path(net, path)
+                set_submodule(net, names[path], layer)
+                layer.training = net.training
+
+        def follow(d: Deferred) -> Deferred:
+            return (
+                Mode(net.get_submodule(names.get(d.path, d.path)), names.get(d.path, d.path))
+                if isinstance(d, Mode)
+                else d
+            )
+
+        def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node:
+            made = new.copy_node(node, done)
+            made.target = (
+                names.get(node.target, node.target) if node.kind == "module" else map_deferred(made.target, follow)
+            )
+            return made
+
+        made = GraphModule(self.graph.copy(replace), net)
+        made.__dict__.update({k: getattr(self, k) for k in ("_report", "_only", "_taken")})
+        return made
+
     def train(self, mode: bool = True) -> Module:
         self.warn_of_mode(mode, "train" if mode else "eval")
+        if self._spare and mode != self._only:
+            ours = {k: getattr(self, k) for k in OF_GRAPH}
+            self.__dict__.update(self._spare)
+            self._spare = ours
+            self._find()
         return super().train(mode)
+
+    def check_evaluation(self, label: str) -> None:
+        super().check_evaluation(label)
+        if self._spare and self._only:
+            raise ValueError(f"[{label}] the net is in training mode, which has a graph of its own; call net.eval().")
 
     def warn_of_mode(self, training: bool, label: str) -> None:
         """Warns where the graph holds for the other mode alone."""
-        if self._only is not None and training != self._only:
+        if self._only is not None and training != self._only and not self._spare:
             has, lacks = ("training", "evaluation") if self._only else ("evaluation", "training")
             text = f"the graph was captured in {has} mode and stays so; what the model does in {lacks} alone"
             warnings.warn(f"[{label}] {text} is not in it.", stacklevel=3)
@@ -119,7 +189,8 @@ class GraphModule(Module):
         return self.tensor(node.target) if isinstance(node.target, str) else node.target
 
     def _constants(self) -> list[Tensor]:
-        return [n.target for n in self._graph if n.kind == "param" and isinstance(n.target, Tensor)]
+        graphs = [self._graph, *([self._spare["_graph"]] if self._spare else [])]
+        return [n.target for g in graphs for n in g if n.kind == "param" and isinstance(n.target, Tensor)]
 
     def bind(self, args: tuple, kwargs: dict) -> list[Any]:
         """One value per graph input, from a call's arguments."""
@@ -212,6 +283,12 @@ class GraphModule(Module):
         )
 
 
+def free_path(net: Module, path: str) -> str:
+    """A path beside `path` at which `net` has nothing."""
+    taken = {p for p, _ in net.named_modules()}
+    return next(p for i in itertools.count() if (p := f"{path}_{i}") not in taken)
+
+
 def current(x: Any) -> Any:
     """A parameter's symbol as what was written to it, by a layer before: as eager calls read it."""
     return x.recorder.current(x) if isinstance(x, Tensor) and x.recorder is not None else x
@@ -262,7 +339,8 @@ class ModuleRecorder(Recorder):
 def symbolic(module: Module, example: tuple | None = None) -> GraphModule:
     """A GraphModule that calls the same layers and parameters as `module`; batch and sizes stay free.
 
-    Raises Unsupported where `module` is one layer, or its own forward computes something else in training than in evaluation.
+    Where its forwards compute something else in training than in evaluation, each mode has a graph. Raises Unsupported where
+    `module` is one layer, or such a one trains in part.
     """
     if isinstance(module, GraphModule):
         return module
@@ -270,12 +348,15 @@ def symbolic(module: Module, example: tuple | None = None) -> GraphModule:
         raise Unsupported(f"{type(module).__name__} is one layer; wrap it in nn.Sequential to make a graph")
     graph, added = record(module, example)
     with other_modes(module):
-        if calls(record(module, example)[0]) != calls(graph):
-            raise Unsupported(
-                f"{type(module).__name__} computes something else in training than in evaluation; "
-                "use layers for it, such as nn.Dropout, since a graph has one forward"
-            )
-    return GraphModule(graph, module, added)
+        other, beside = record(module, example)
+    net = GraphModule(graph, module, beside | added)
+    if calls(other) == calls(graph):
+        return net
+    if len({m.training for m in module.modules()}) > 1:
+        raise Unsupported(
+            f"{type(module).__name__} computes something else in training than in evaluation; call train() or eval() of the whole"
+        )
+    return net.with_modes(GraphModule(other, module, beside), net.training)
 
 
 def record(module: Module, example: tuple | None) -> tuple[Graph, dict[str, Module]]:

@@ -27,7 +27,7 @@ from ..capture.interpret import Interpreter, MissingRule
 from ..capture.tracing import Captured
 from ..report import Report, reason_of
 from ..rules.registry import INPLACE_OPERATORS
-from ..weights import TreeBuilder
+from ..weights import Tensors, TreeBuilder
 
 import tvm  # isort: skip  (after needle.tvm, which says what to install)
 from tvm import relax  # isort: skip
@@ -38,16 +38,14 @@ CALL_FUNCTION_MAP: dict[Any, FunctionRow] = {}  # rows for every import: of func
 CALL_MODULE_MAP: dict[type[nn.Module], ModuleRow] = {}
 
 
-class Weights(TreeBuilder):
-    """The module tree over torch's memory, where float16 stays what it is: TVM computes in it, needle's kernels do not."""
+class Weights(Tensors):
+    """Over torch's memory, where float16 stays what it is: TVM computes in it, needle's kernels do not."""
 
-    def tensor(self, t: torch.Tensor, path: str = "") -> Tensor:
-        if t.dtype != torch.float16 or id(t) in self.tensors:
-            return super().tensor(t, path)
-        self._alive.append(t)
+    def make(self, t: torch.Tensor, path: str) -> Tensor:
+        if t.dtype != torch.float16:
+            return super().make(t, path)
         kind = Parameter if isinstance(t, nn.Parameter) else Tensor
-        self.tensors[id(t)] = kind(t.detach().cpu().numpy(), dtype="float16", device=cpu_numpy())
-        return self.tensors[id(t)]
+        return kind(t.detach().cpu().numpy(), dtype="float16", device=cpu_numpy())
 
 
 class Importer(Interpreter):
@@ -60,7 +58,7 @@ class Importer(Interpreter):
         functions: Mapping[Any, FunctionRow],
         modules: Mapping[type[nn.Module], ModuleRow],
     ) -> None:
-        tree, recorder = Weights(share=True, report=Report()), ExportRecorder(static=True)
+        tree, recorder = TreeBuilder(Weights(share=True), Report()), ExportRecorder(static=True)
         tree.build(model)
         super().__init__(Captured(model.graph, model), tree, recorder, tree.report)  # type: ignore[arg-type]
         self.functions, self.modules = functions, modules

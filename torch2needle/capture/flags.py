@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._ops import OpOverloadPacket
 
 from ..report import dotted
 from ..rules.norms import counted_batch_norm
@@ -43,6 +46,25 @@ class TrainingFlag:
 
 class Differ(Exception):
     """Training and evaluation run different graphs."""
+
+
+def drops(function: Any) -> bool:
+    """Whether it is a function of DROPPING, or an overload of one."""
+    return function._opname in NAMES_OF_DROPPING if is_overload(function) else function in DROPPING
+
+
+@functools.cache
+def flagged(function: Any) -> list[list[str]]:
+    """The arguments of those overloads of a function that have a training flag or a probability of dropping."""
+    if is_overload(function):
+        named = [[a.name for a in function._schema.arguments]]
+    elif inspect.isfunction(function):
+        named = [[*inspect.signature(function).parameters]]
+    else:
+        packet = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+        overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
+        named = [[a.name for a in getattr(packet, o)._schema.arguments] for o in overloads]
+    return [names for names in named if any(flag in names for flag in FLAGS) or drops(function)]
 
 
 def is_count(node: fx.Node) -> bool:
@@ -136,7 +158,7 @@ def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) ->
             (
                 b,
                 *(
-                    mark_flags(*args, owner_path(b), place, b.target in DROPPING)
+                    mark_flags(*args, owner_path(b), place, drops(b.target))
                     for args in ((b.args, t.args, e.args), (b.kwargs, t.kwargs, e.kwargs))
                 ),
             )
@@ -144,6 +166,24 @@ def flags_in_both_modes(graph: fx.Graph, train: fx.Graph, evaluate: fx.Graph) ->
     for node, args, kwargs in marked:
         if (args, kwargs) != (node.args, node.kwargs):
             node.args, node.kwargs = args, kwargs
+
+
+def follow_training(graph: fx.Graph, evaluate: fx.Graph | None) -> None:
+    """Flags and probabilities of a graph that runs in training alone follow the modules that make the calls, but for those that
+    the same lines of `evaluate`, the graph of evaluation, have."""
+    always = {(node_location(n), n.target) for n in evaluate.nodes if given_flags(n)} if evaluate else set()
+    for node in graph.nodes:
+        for name, p in given_flags(node) if (node_location(node), node.target) not in always else ():
+            put_argument(node, flagged(node.target)[0], name, TrainingFlag(module_path(node), p))
+
+
+def given_flags(node: fx.Node) -> list[tuple[str, float | None]]:
+    """The arguments of a call that are True for a training flag, with None, else those that are a probability of dropping."""
+    names = next(iter(flagged(node.target)), ()) if node.op == "call_function" else ()
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs if names else {}
+    flags: list[tuple[str, float | None]] = [(n, None) for n in FLAGS if given.get(n) is True]
+    rates = [(n, given.get(n)) for n in PROBABILITIES if drops(node.target)]
+    return flags or [(n, p) for n, p in rates if is_probability(p, 0.0) and p]
 
 
 def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None, changing: Changing) -> None:
@@ -154,7 +194,7 @@ def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None, changing: Chang
             continue
         path = module_path(node)
         for i, name in enumerate(argument_names(node)):
-            if name in PROBABILITIES and node.target._opname in NAMES_OF_DROPPING:
+            if name in PROBABILITIES and drops(node.target):
                 dropping[node_location(node), name].append(node)
             if name not in FLAGS or i >= len(node.args) or (flags is not None and node.args[i] != flags.get(path)):
                 continue
@@ -173,16 +213,18 @@ def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None, changing: Chang
 
 def follow_probability(node: fx.Node, name: str, p: float, training: bool) -> None:
     """The probability of a call, which is `p` in training alone, follows the module that makes the call."""
-    place = argument_names(node).index(name)
-    if not p:
-        return
-    given: Any = node.args[place] if place < len(node.args) else node.kwargs.get(name, 0.0)
-    if given == p * training:
-        flag: Any = TrainingFlag(module_path(node), p)
-        if place < len(node.args):
-            node.update_arg(place, flag)
-        else:
-            node.update_kwarg(name, flag)
+    names = argument_names(node)
+    given: Any = (dict(zip(names, node.args, strict=False)) | node.kwargs).get(name, 0.0)
+    if p and given == p * training:
+        put_argument(node, names, name, TrainingFlag(module_path(node), p))
+
+
+def put_argument(node: fx.Node, names: list[str], name: str, value: Any) -> None:
+    """Gives a call of a function with these arguments another value for one."""
+    if names.index(name) < len(node.args):
+        node.update_arg(names.index(name), value)
+    else:
+        node.update_kwarg(name, value)
 
 
 def module_path(node: fx.Node) -> str:

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
-from torch._ops import OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 
-from ..rules.overloads import DROPPING, FLAGS, PROBABILITIES
+from ..rules.overloads import FLAGS, PROBABILITIES
 from .behaviour import behaviour
 from .calls import SMALLER, Call, other_batch, resized, shuffled
 from .differences import disagreement, lost_gradients
-from .flags import FLAG, is_probability
+from .flags import FLAG, drops, flagged, is_probability
 from .nodes import user_lines
-
-
-@functools.cache
-def flagged(function: Any) -> list[list[str]]:
-    """The arguments of those overloads of a function that have a training flag or a probability of dropping."""
-    if inspect.isfunction(function):
-        named = [[*inspect.signature(function).parameters]]
-    else:
-        packet = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
-        overloads = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
-        named = [[a.name for a in getattr(packet, o)._schema.arguments] for o in overloads]
-    return [names for names in named if any(flag in names for flag in FLAGS) or function in DROPPING]
 
 
 class Flags(TorchFunctionMode):
@@ -52,7 +36,7 @@ class Flags(TorchFunctionMode):
         given = kwargs
         for names in flagged(func):
             given = given | dict(zip(names, args, strict=False))
-        wanted = (*FLAGS, *PROBABILITIES) if func in DROPPING else FLAGS
+        wanted = (*FLAGS, *PROBABILITIES) if drops(func) else FLAGS
         for name in (n for n in wanted if isinstance(given.get(n), bool | int | float)):
             for line in dict.fromkeys(user_lines()):
                 self.found.setdefault((line, FLAG if name in FLAGS else name), []).append(given[name])
@@ -60,7 +44,8 @@ class Flags(TorchFunctionMode):
 
 
 def changing(model: nn.Module, call: Call) -> dict[tuple[str, str], list[Any]]:
-    """Flags that are False in evaluation and True in training, and probabilities that are 0 and more, call by call."""
+    """Flags that are False in evaluation and True in training, and probabilities that are 0 and more, call by call; also where
+    training alone makes the calls."""
     seen: list[dict[tuple[str, str], list[Any]]] = []
     for training in (False, True):
         flags = Flags()
@@ -69,16 +54,16 @@ def changing(model: nn.Module, call: Call) -> dict[tuple[str, str], list[Any]]:
         except Exception:
             return {}
         seen.append(flags.found)
-    evaluated, trained = seen
-    return {
-        key: values
-        for key, values in trained.items()
-        if (before := evaluated.get(key)) and len(before) == len(values) and all(map(changes, values, before))
-    }
+    found = {}
+    for key, trained in seen[1].items():
+        evaluated = seen[0].get(key, [0.0] * len(trained))
+        if len(trained) == len(evaluated) and all(map(changes, trained, evaluated)):
+            found[key] = trained
+    return found
 
 
 def changes(trained: Any, evaluated: Any) -> bool:
-    return (trained and evaluated is False) if isinstance(trained, bool) else is_probability(trained, evaluated)
+    return (trained and not evaluated) if isinstance(trained, bool) else is_probability(trained, evaluated)
 
 
 def differs_in_training(run: Callable, model: nn.Module, call: Call, chooses: bool | frozenset[int]) -> bool:

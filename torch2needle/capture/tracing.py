@@ -21,7 +21,7 @@ from needle.graph.structure import is_record, members
 from ..report import ConversionError, Report, Row, reason_of
 from ..rules.aten import stop_gradient
 from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is_more_than_its_class
-from .flags import Differ, flags_in_both_modes, join_counts
+from .flags import Differ, flags_in_both_modes, follow_training, join_counts
 from .guard import Writes, accepting_proxies, data_set_by, own_gradients, patched, python_chance
 from .nodes import asker, checks_rank, node_location, user_location, written
 from .proxies import InplaceProxy, is_foreign, kind_of
@@ -29,6 +29,8 @@ from .state import untouched
 from .surroundings import uncached
 
 ASSERTS = {torch._assert, torch._assert_async}
+
+DIFFERS = "the graph differs between training and evaluation"
 
 
 @dataclass
@@ -318,14 +320,18 @@ def capture(
     captured.notes += [
         f"input {k} is fixed to {v!r}; pass example= with it to make it an input" for k, v in fixed.items()
     ]
+    both = {mode: graph}
     try:
-        both = [graph if m is mode else trace(model, fixed, m, tracer, judged)[0] for m in (True, False)]
-        join_counts(graph, both[0], both[1])
-        flags_in_both_modes(graph, both[0], both[1])
+        for m in (True, False):
+            both[m] = both[m] if m in both else trace(model, fixed, m, tracer, judged)[0]
+        join_counts(graph, both[True], both[False])
+        flags_in_both_modes(graph, both[True], both[False])
     except Exception:  # also when only one mode can be traced, such as one with an auxiliary loss
         how = "as its modules' flags are" if mode is None else "in training mode" if mode else "in evaluation mode"
-        captured.notes.append(f"the graph differs between training and evaluation; it was captured {how} and stays so")
+        captured.notes.append(f"{DIFFERS}; it was captured {how} and stays so")
         captured.only = mode
+        if mode:
+            follow_training(graph, both.get(False))
     return captured
 
 
