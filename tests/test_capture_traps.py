@@ -251,8 +251,10 @@ def test_a_branch_on_the_mode_is_told() -> None:
         for n in torch2needle.convert(model, torch.ones(2, 3)).report.notes
     )
     net, x = torch2needle.convert(model.train(), torch.ones(2, 3)), torch.randn(4, 3)
-    assert any("it was captured in training mode and stays so" in n for n in net.report.notes)
-    np.testing.assert_allclose(net(x).numpy(), model(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+    assert any("train() and eval() choose" in n for n in net.report.notes)
+    for mode in (True, False):
+        want = model.train(mode)(x).detach().numpy()
+        np.testing.assert_allclose(net.train(mode)(x).numpy(), want, rtol=1e-5, atol=1e-6)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------------

@@ -200,6 +200,8 @@ def traced(
         sizes = [s for s in judge.others if judge.holds(captured, resized(judge.call, s))]
         if judge.others[-1] not in sizes:
             raise Unsupported("the forward asks of the number of rows what other numbers answer otherwise")
+        if any("fixes" in n.meta for n in captured.graph.nodes) and judge.takes_more(captured):
+            raise Unsupported("the forward makes numbers of sizes, which it takes of other values, too")
     names = [n for n in judge.names if n in inputs]
     captured.arguments = {n: None if isinstance(inputs[n], torch.Tensor) else inputs[n] for n in names}
     captured.settled = settled(captured, judge.run(captured), judge.call)

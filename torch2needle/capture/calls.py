@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ Call = tuple[tuple, dict[str, Any]]  # positional and named arguments
 # Other inputs, as multiples of the example: large ones pass thresholds, small ones let factors through normalisations.
 LARGER, SMALLER = 4.0, 0.02
 MANY, RUN = 1 << 18, 1 << 8  # from so many values on, runs of them are put in another order
+CHANNELS = 4  # and fewer are no size that a model takes twice of
 IMAGE = 64  # sides from which on images are halved
 
 
@@ -128,6 +129,16 @@ def longer_texts(call: Call) -> Sizes:
     given = tensors(call)
     lengths = {t.shape[1] for t in given if t.ndim == 2 and not t.is_floating_point() and not t.is_complex()}
     return {(i, k): n + 1 for i, t in enumerate(given) for k, n in enumerate(t.shape) if k and n in lengths}
+
+
+def other_sizes(call: Call) -> Iterator[Sizes]:
+    """Half and twice each size beside the batch, that of all axes of one size first."""
+    axes = [(i, k, n) for i, t in enumerate(tensors(call)) for k, n in enumerate(t.shape) if k and n > CHANNELS]
+    groups = [[(i, k) for i, k, n in axes if n == size] for size in dict.fromkeys(n for *_, n in axes)]
+    single = [[(i, k)] for i, k, _ in axes]
+    for group in [g for g in groups if len(g) > 1] + single:
+        n = tensors(call)[group[0][0]].shape[group[0][1]]
+        yield from ({place: other for place in group} for other in (n // 2, 2 * n))
 
 
 def half_images(call: Call) -> Sizes:

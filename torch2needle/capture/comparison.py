@@ -19,7 +19,19 @@ from needle.nn import WriteBuffer
 
 from .asked import OtherAnswer, noting
 from .behaviour import Behaviour, behaviour, evaluate, first_line
-from .calls import LARGER, Call, Sizes, half_images, longer_texts, other_batch, resized, shuffled, tensors, varied
+from .calls import (
+    LARGER,
+    Call,
+    Sizes,
+    half_images,
+    longer_texts,
+    other_batch,
+    other_sizes,
+    resized,
+    shuffled,
+    tensors,
+    varied,
+)
 from .counts import drop, supposed, trained
 from .differences import (
     ROUNDING,
@@ -158,6 +170,19 @@ class Judge:
         except Exception:  # which the comparison shall tell
             pass
         return True
+
+    def takes_more(self, captured: Captured) -> bool:
+        """Whether the model takes sizes that a graph does not."""
+
+        def runs(function: Callable, call: Call) -> bool:
+            try:
+                behaviour(function, self.model, [call], self.training)
+            except Exception:
+                return False
+            return True
+
+        calls = (resized(self.call, s) for s in other_sizes(self.call))
+        return any(not runs(self.run(captured), c) and runs(self.model, c) for c in calls)
 
     def refuse_example(self) -> None:
         """Raises BadExample where the model does not take the example."""

@@ -179,9 +179,16 @@ class InplaceProxy(fx.Proxy):
         return self.tracer.length(self)  # type: ignore[attr-defined]
 
     def __int__(self) -> int:
-        return self.tracer.refuse("the value of a tensor")  # type: ignore[attr-defined]
+        return int(self.tracer.number(self))  # type: ignore[attr-defined]
 
-    __float__ = __index__ = __complex__ = __int__  # type: ignore[assignment]
+    def __float__(self) -> float:
+        return float(self.tracer.number(self))  # type: ignore[attr-defined]
+
+    def __index__(self) -> int:
+        return operator.index(self.tracer.number(self))  # type: ignore[attr-defined]
+
+    def __complex__(self) -> complex:
+        return complex(self.tracer.number(self))  # type: ignore[attr-defined]
 
     def __contains__(self, value: Any) -> bool:
         return self.tracer.refuse("the values of a tensor")  # type: ignore[attr-defined]

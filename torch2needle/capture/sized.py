@@ -133,6 +133,24 @@ class SizedTracer(Tracer):
         rank = self.facts(obj).rank
         return super().length(obj) if rank is None else rank
 
+    def number(self, obj: fx.Proxy) -> float:
+        """What Python takes as a number, as `int(n / 2)` and `range(n)` do: the sizes that it is made of are fixed."""
+        value = self.facts(obj).number
+        if value is None:
+            return super().number(obj)
+        for node in sources(obj.node):
+            size = fx.Proxy(node, self)
+            self.check(size, self.facts(size).number).meta["fixes"] = True  # type: ignore[arg-type]
+        return value
+
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        """Without the numbers that Python went on with by itself."""
+        graph = super().trace(*args, **kwargs)
+        for node in reversed(graph.nodes):
+            if is_number(node) and not node.users:
+                graph.erase_node(node)
+        return graph
+
     def device(self, obj: fx.Proxy) -> Any:
         return self.facts(obj).device
 
@@ -142,11 +160,21 @@ class SizedTracer(Tracer):
     def type_of(self, obj: fx.Proxy) -> Any:
         return self.facts(obj).kind or super().type_of(obj)
 
-    def check(self, obj: fx.Proxy, value: float) -> None:
+    def check(self, obj: fx.Proxy, value: float) -> fx.Node:
         path, _, number = user_location().rpartition(":")
         line = linecache.getline(path, int(number or 0)).strip()
         text = f"{line} ({os.path.basename(path)}:{number})" if line else "a condition on sizes"  # which was typed in
-        self.create_node("call_function", same_size, (obj.node, [float(value)], text), {})
+        return self.create_node("call_function", same_size, (obj.node, [float(value)], text), {})
+
+
+def is_number(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.meta.get("kind") in (int, float, bool)
+
+
+def sources(node: fx.Node) -> list[fx.Node]:
+    """The sizes that a number is computed of."""
+    parts = [n for n in node.all_input_nodes if n.meta.get("kind") in (int, float, bool)]
+    return list(dict.fromkeys(s for n in parts for s in sources(n))) if parts else [node]
 
 
 def called(node: fx.Node, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -78,6 +78,9 @@ class Tracer(fx.Tracer):
     def length(self, obj: fx.Proxy) -> int:
         return self.refuse("the length of a traced value")
 
+    def number(self, obj: fx.Proxy) -> float:
+        return self.refuse("the value of a tensor")
+
     def type_of(self, obj: fx.Proxy) -> Any:
         return self.refuse("the type of a value")
 
