@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from needle.graph import Graph, GraphModule, Node, symbolic
@@ -40,21 +40,15 @@ def fuse(
     if not isinstance(net, Module):
         raise TypeError(f"[fuse] expects a needle Module, got {type(net).__name__}.")
     original = symbolic(net)
-    rest = (list(patterns) if patterns is not None else None, dry_run, list(disable))
-    other = original.in_other_mode
-    return fused_graph(original, *rest, example).with_modes(None if other is None else fused_graph(other, *rest))
+    chosen, other = REGISTRY.select(patterns, disable), original.in_other_mode
+    fused = fused_graph(original, chosen, dry_run, example)
+    return fused.with_modes(None if other is None else fused_graph(other, chosen, dry_run))
 
 
-def fused_graph(
-    original: GraphModule,
-    patterns: Iterable[Fusion | str] | None,
-    dry_run: bool,
-    disable: Iterable[str],
-    example: Any = None,
-) -> GraphModule:
+def fused_graph(original: GraphModule, chosen: Sequence[Fusion], dry_run: bool, example: Any = None) -> GraphModule:
     """`fuse` of a net in its present mode."""
     source = original.with_graph(without_identities(original))
-    plan = Rewriting(find_steps(source), REGISTRY.select(patterns, disable))
+    plan = Rewriting(find_steps(source), chosen)
     graph, fired = plan.rewrite()
     fused = source.with_graph(graph)
     if example is not None:

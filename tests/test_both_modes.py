@@ -32,7 +32,7 @@ class Base(nn.Module):
         self.head = nn.Linear(6, 4)
 
     def pooled(self, x: torch.Tensor) -> torch.Tensor:
-        x = x[..., : int(x.shape[3] / 1.0)] if self.exports else x
+        x = x if not self.exports or x.is_cuda else x * 1.0
         return self.body(x).mean((2, 3))
 
 

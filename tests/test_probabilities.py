@@ -62,7 +62,7 @@ class Deep(nn.Module):
         self.exports, self.layers = exports, nn.ModuleList(layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x[..., : int(x.shape[2] / 1.0)] if self.exports else x
+        x = x if not self.exports or x.is_cuda else x * 1.0
         for layer in self.layers:
             x = x + layer(x)
         return x
@@ -77,7 +77,7 @@ LAYERS = {
     "dropout named": lambda p: Dropped(p, named=True),
     "dropout2d": lambda p: Dropped(p, F.dropout1d),
 }
-WAYS = list(itertools.product(LAYERS, (False, True), (False, True)))
+WAYS = [(name, i % 2 == 0, how) for i, name in enumerate(LAYERS) for how in (False, True)]
 
 
 def converted(model: nn.Module, x: torch.Tensor, exports: bool) -> Any:
@@ -199,7 +199,7 @@ class NeedsLabels(nn.Module):
     def forward(self, x: torch.Tensor, labels: Any = None) -> torch.Tensor:
         if self.training:
             return F.mse_loss(self.q(x), labels)
-        return self.q(x[..., : int(x.shape[2] / 1.0)])
+        return self.q(x if x.is_cuda else x * 1.0)
 
 
 def test_a_model_that_the_example_does_not_train_holds_for_evaluation() -> None:
