@@ -91,7 +91,11 @@ class Tracer(fx.Tracer):
         """That of a tensor, None where it is not known."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return find_module_rule(m) is not None
+        return find_module_rule(m) is not None and self.holds(m)
+
+    def holds(self, m: nn.Module) -> bool:
+        """Whether a module is the model's, and none that the forward made, such as a loss."""
+        return m in (self.submodule_paths or {})
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InplaceProxy(node, self)
@@ -139,12 +143,10 @@ class Tracer(fx.Tracer):
         return node
 
     def path_of_module(self, mod: nn.Module) -> str:
-        """A container that the forward makes by itself, such as a slice of a Sequential, stands where it is called."""
+        """A module that the forward makes by itself, such as a slice of a Sequential or a loss, stands where it is called."""
         try:
             return super().path_of_module(mod)
         except NameError:
-            if find_module_rule(mod) is not None:
-                raise
             stack = list(self.module_stack.values())
             return stack[-1][0] if stack else ""
 
@@ -158,7 +160,7 @@ class Tracer(fx.Tracer):
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
-            if any(not type(c).__module__.startswith("torch.nn.modules") for c in m.modules()):
+            if not self.holds(m) or any(not type(c).__module__.startswith("torch.nn.modules") for c in m.modules()):
                 raise  # a container: the trouble is in the user's code below it
             self.module_stack.clear()
             self.module_stack.update(stack)
