@@ -65,9 +65,7 @@ class GraphModule(Module):
         self._graph, self._inputs = graph, Inputs(graph, type(self).__name__)
         self._report: Any = None
         self._only: bool | None = None  # the one mode of training that the graph holds for
-        self._spare: dict[
-            str, Any
-        ] = {}  # OF_GRAPH in the other mode, {} where the graph holds for both or that is unknown
+        self._spare: dict[str, Any] = {}  # OF_GRAPH of the other mode, where that has a graph of its own
         own = type(self if type(root) is Tree else root).__name__
         self._title: str = getattr(root, "_title", own)  # what profiles and reports call the model
         self._taken: set[tuple[str, ...]] = set()  # dtypes of inputs, some of them narrow, that the graph may take
@@ -115,17 +113,14 @@ class GraphModule(Module):
                 layer.training = net.training
 
         def follow(d: Deferred) -> Deferred:
-            return (
-                Mode(net.get_submodule(names.get(d.path, d.path)), names.get(d.path, d.path))
-                if isinstance(d, Mode)
-                else d
-            )
+            if not isinstance(d, Mode):
+                return d
+            path = names.get(d.path, d.path)
+            return Mode(net.get_submodule(path), path)
 
         def replace(node: Node, new: Graph, done: dict[Node, Node]) -> Node:
-            made = new.copy_node(node, done)
-            made.target = (
-                names.get(node.target, node.target) if node.kind == "module" else map_deferred(made.target, follow)
-            )
+            made, module = new.copy_node(node, done), node.kind == "module"
+            made.target = names.get(node.target, node.target) if module else map_deferred(made.target, follow)
             return made
 
         made = GraphModule(self.graph.copy(replace), net)

@@ -18,13 +18,8 @@ from ..rules.norms import counted_batch_norm
 from ..rules.overloads import DROPPING, FLAGS, NAMES_OF_DROPPING, PROBABILITIES, is_overload
 from .nodes import node_location, owner_path
 
-MODES = (
-    "batchnorm",
-    "instancenorm",
-    "dropout",
-    "activation",
-    "rnn",
-)  # torch's modules with layers whose flag is their own
+# torch's modules with layers whose flag is their own
+MODES = ("batchnorm", "instancenorm", "dropout", "activation", "rnn")
 FLAG = FLAGS[0]  # the name of all of them
 # Gives flags and probabilities that change with the mode, by the user's line and name: what each call is given in training.
 Changing = Callable[[], dict[tuple[str, str], list[Any]]]
@@ -123,20 +118,20 @@ def is_probability(train: Any, evaluate: Any) -> bool:
     return numbers and evaluate == 0 <= train <= 1
 
 
-def mark_flags(base: Any, train: Any, evaluate: Any, path: str, place: dict[fx.Node, int], drops: bool) -> Any:
+def mark_flags(base: Any, train: Any, evaluate: Any, path: str, place: dict[fx.Node, int], dropping: bool) -> Any:
     """`base` with a TrainingFlag wherever the two captures have True in training and False in evaluation.
 
-    place: of every node in its graph. drops: whether the call is one of DROPPING, whose probability may be that, too.
+    place: of every node in its graph. dropping: whether the call is one of DROPPING, whose probability may be that, too.
     """
     if isinstance(train, tuple | list) and type(train) is type(evaluate) and len(train) == len(evaluate) == len(base):
-        return type(train)(mark_flags(*v, path, place, drops) for v in zip(base, train, evaluate, strict=True))
+        return type(train)(mark_flags(*v, path, place, dropping) for v in zip(base, train, evaluate, strict=True))
     if isinstance(train, dict) and isinstance(evaluate, dict) and train.keys() == evaluate.keys() == base.keys():
-        return {k: mark_flags(base[k], train[k], evaluate[k], path, place, drops) for k in train}
+        return {k: mark_flags(base[k], train[k], evaluate[k], path, place, dropping) for k in train}
     if isinstance(train, fx.Node) and isinstance(evaluate, fx.Node):
         same = place[train] == place[evaluate] == place.get(base)
     elif train is True and evaluate is False:
         return TrainingFlag(path)
-    elif drops and is_probability(train, evaluate):
+    elif dropping and is_probability(train, evaluate):
         return TrainingFlag(path, float(train)) if train else 0.0
     else:
         same = type(train) is type(evaluate) and (repr(train) == repr(evaluate) == repr(base))
