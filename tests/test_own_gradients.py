@@ -340,3 +340,32 @@ def test_gradients_go_straight_through_infinite_values() -> None:
     ndl.ops.summation(got * ndl.Tensor(factors.numpy())).backward()
     close(got, want)
     close(ours.grad, a.grad)
+
+
+class Kept:
+    """As caches of transformers, which are no containers to torch."""
+
+    def __init__(self, keys: Any) -> None:
+        self.keys = keys
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(9, 4), nn.Linear(4, 4)
+
+    def forward(self, ids: Any) -> Any:
+        keys = self.linear(self.embedding(ids))
+        return {"values": Swish.apply(keys), "cache": Kept(keys)}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_results_that_are_objects(training: bool) -> None:
+    """What they hold is compared, and takes gradients, on both sides."""
+    model, ids = Caching().train(training), torch.randint(0, 9, (2, 3))
+    net = torch2needle.convert(model, ids)
+    got, want = net(ids), model(ids)
+    close(got["values"], want["values"])
+    want["values"].square().sum().backward()
+    (got["values"] ** 2).sum().backward()
+    close(net.embedding.weight.grad, model.embedding.weight.grad)

@@ -24,6 +24,7 @@ from .differences import difference
 from .functional import traced
 from .guard import Writes, function_applied_by, plain_conditions, same_chance
 from .state import untouched
+from .structure import plain_result
 
 COTANGENTS = (1.0, 1e-3, 1e3)  # sizes of the gradients that come in: a function may clip them
 Slopes = list[torch.Tensor]
@@ -54,7 +55,7 @@ def slopes(function: Callable, model: nn.Module, call: Call, training: bool | No
             model.train(training)
         try:
             args, kwargs = pytree.tree_map(leaf, call)
-            result = function(*args, **kwargs)
+            result = plain_result(function(*args, **kwargs))  # caches among them
             outs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
             wanted = [*leaves, *(p for p in model.parameters() if p.requires_grad)]
             return [gradients(outs, wanted, size) for size in COTANGENTS] if outs else []
