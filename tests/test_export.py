@@ -139,7 +139,7 @@ def plain(value: Any) -> Any:
     return vars(value) if dataclasses.is_dataclass(value) else value
 
 
-SIZED = {"shape", "dict", "dataclass", "no_grad", "autocast", "mask"}  # torch.fx answers what they ask of sizes
+SIZED = {"shape", "dict", "dataclass", "no_grad", "autocast", "mask", "loop"}  # torch.fx answers what they ask of sizes
 
 
 @pytest.mark.parametrize("exported", [False, True], ids=["", "exported"])
