@@ -118,7 +118,44 @@ class Constants(Base):
         return self.head(y)[:, : len(factors)] * factors
 
 
-MODELS = (Auxiliary, Detector, Frozen, Functional, Counting, Noisy, Constants)
+class Asking(Base):
+    """Each mode asks something of sizes: checks of one name with different texts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.pooled(x)
+        if self.training:
+            return self.head(y) if x.shape[2] % 2 == 0 else self.head(y) * 2
+        return self.head(y) * 3 if x.shape[2] % 4 == 0 else self.head(y) * 4
+
+
+class Both(Base):
+    """Each mode writes the buffer, and functional norms of other numbers stand in other orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("var", torch.ones(6))
+        self.register_buffer("seen", torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.pooled(x)
+        if self.training:
+            self.seen.add_(y.detach().mean(0))
+            once = F.batch_norm(y, self.mean, self.var, None, None, self.training, 0.3, 1e-2)
+            return self.head(F.batch_norm(once, self.mean, self.var, None, None, self.training, 0.1, 1e-3) + self.seen)
+        self.seen.mul_(0.5)
+        return self.head(F.batch_norm(y * 2, self.mean, self.var, None, None, self.training, 0.2, 1e-1) * self.seen)
+
+
+class Ranks(Base):
+    """A number in training, a row and all rows in evaluation."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.head(self.pooled(x))
+        return y.sum() if self.training else (y[:1], y)
+
+
+MODELS = (Auxiliary, Detector, Frozen, Functional, Counting, Noisy, Constants, Asking, Both, Ranks)
 EXPORTED = tuple(
     type(f"Exported{m.__name__}", (m,), {"exports": True}) for m in (Auxiliary, Functional, Counting, Constants)
 )

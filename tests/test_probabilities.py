@@ -43,6 +43,23 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
+class Plain(Attention):
+    """Without heads, of one query, and with what torch takes by place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        k, v = self.kv(x).chunk(2, -1)
+        q, p = self.q(x), CHOICES[self.choice](self)
+        last = F.scaled_dot_product_attention(q[:, -1:], k, v, dropout_p=p)
+        return self.out(F.scaled_dot_product_attention(q, k, v, None, p, True) + last)
+
+
+class Scaled(Plain):
+    """By a number that is known without the example's rank."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=CHOICES[self.choice](self), scale=1.0 / x.size(2))
+
+
 class Dropped(nn.Module):
     def __init__(self, p: float, drop: Any = F.dropout, choice: str = "product", named: bool = False) -> None:
         super().__init__()
@@ -71,6 +88,7 @@ class Deep(nn.Module):
 LAYERS = {
     **{f"attention {c}": lambda p, c=c: Attention(p, c) for c in CHOICES},
     "grouped": lambda p: Attention(p, grouped=True),
+    "plain": lambda p: Plain(p),
     "causal": lambda p: Attention(p, mask="causal"),
     "grouped with mask": lambda p: Attention(p, grouped=True, mask="added"),
     **{f"dropout {c}": lambda p, c=c: Dropped(p, choice=c) for c in CHOICES},
@@ -116,6 +134,30 @@ def test_all_dropped(name: str, training: bool, exports: bool) -> None:
         np.testing.assert_allclose(step(*data).numpy(), want.detach().numpy(), rtol=1e-4)
     plan = ndl.compile(ours.eval(), (data[0],))
     np.testing.assert_allclose(plan(data[0]).numpy(), theirs.eval()(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8), (2, 1, 8), (1, 3, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_key_and_one_row(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    model = Deep(False, Attention(0.0), Attention(1.0, grouped=True), Plain(1.0)).to(dtype)
+    x = torch.randn(shape, dtype=dtype)
+    net = converted(model, x, False)
+    for mode in (True, False):
+        want = model.train(mode)(x).detach().numpy()
+        np.testing.assert_allclose(
+            net.train(mode)(ndl.Tensor(x.numpy(), dtype=str(dtype)[6:])).numpy(), want, atol=1e-5
+        )
+
+
+def test_numbers_that_are_no_constants_are_refused() -> None:
+    """Layers hold numbers: without an example such a one is refused, with one torch.export knows it."""
+    model, x = Scaled(1.0), torch.randn(2, 3, 8)
+    with pytest.raises(torch2needle.ConversionError, match="scale expects a number"):
+        torch2needle.convert(model)
+    net = converted(model, x, True)
+    for mode in (False, True):
+        want = model.train(mode)(x).numpy()
+        np.testing.assert_allclose(net.train(mode)(ndl.Tensor(x.numpy())).numpy(), want, atol=1e-5)
 
 
 @pytest.mark.parametrize("exports", [False, True])

@@ -12,9 +12,9 @@ import operator_fusion
 from needle import nn, ops
 from needle.backend_selection import BACKEND
 from needle.executor.target import TARGETS
+from needle.graph_rows import as_today
 from needle.ops.fused.layer import FusedLayer
 from needle.ops.nn.conv import Conv2d
-from needle.serialize import as_today
 
 pytestmark = pytest.mark.skipif(BACKEND == "np", reason="plans")
 

@@ -19,6 +19,7 @@ from needle import _core
 from needle.autograd import Unsupported
 from needle.graph import GraphModule
 from needle.graph.graph import Graph, Node
+from needle.graph.module import other_modes
 from needle.graph.narrow import narrow_fault, overflowing
 from needle.ops.math.bits import Narrowed
 
@@ -38,7 +39,6 @@ from .capture.settled import hint_of_writes, settled
 from .capture.sized import Facts, SizedTracer
 from .capture.sizes import allow_one, keep_ranks, larger, smallest, takes
 from .capture.sparse import made_dense
-from .capture.state import in_other_mode
 from .capture.structure import known_records
 from .capture.tracing import DIFFERS, Captured, Tracer, capture
 from .report import ConversionError, Report, Row, progress, reason_of
@@ -164,7 +164,7 @@ def hold_both(net: GraphModule, model: nn.Module, again: Callable[..., tuple[Gra
     Where torch.export captures, which takes its time, only a model in training mode: it will be evaluated.
     """
     by_export = net.report.capture != "torch.fx" and model.training
-    with in_other_mode(model):
+    with other_modes(model):
         try:
             other, _ = again(LoggingInterpreter, by_export)
         except (Unsupported, AttributeError, RuntimeError, NotImplementedError, ConversionError):

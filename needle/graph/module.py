@@ -377,8 +377,8 @@ def calls(graph: Graph) -> list[tuple[str, str, str]]:
 
 
 @contextmanager
-def other_modes(module: Module) -> Iterator[None]:
-    """Every module of the tree trains if it evaluated, and the other way round."""
+def other_modes(module: Any) -> Iterator[None]:
+    """Every module of the tree, needle's or torch's, trains if it evaluated, and the other way round."""
     flags = [(m.__dict__, m.training) for _, m in module.named_modules()]  # not told to executables
     try:
         for attributes, training in flags:

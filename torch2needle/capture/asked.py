@@ -25,7 +25,7 @@ from needle.backend_ndarray import FLOATS
 from needle.graph import Symbol
 from needle.graph.steps import of_parameters
 
-from ..rules.overloads import NAMES_OF_DROPPING, is_overload
+from ..rules.overloads import draws, drops
 from .calls import fresh
 from .guard import (
     Writes,
@@ -245,7 +245,7 @@ def asked_of_draws(graph: fx.Graph) -> str:
     """What is asked of random numbers, as against what they leave of activations, in words: no other call answers alike."""
     drawn: set[fx.Node] = set()
     for node in graph.nodes:
-        if draws_anew(node) or any(n in drawn for n in node.all_input_nodes):
+        if (draws(node.target) and not drops(node.target)) or any(n in drawn for n in node.all_input_nodes):
             drawn.add(node)
             if node.target is ASKED:
                 return (
@@ -253,16 +253,6 @@ def asked_of_draws(graph: fx.Graph) -> str:
                     "rate of what is left out to 0, or convert the model in evaluation mode"
                 )
     return ""
-
-
-def draws_anew(node: fx.Node) -> bool:
-    """Whether a call draws random numbers, but for dropout."""
-    target: Any = node.target
-    return (
-        is_overload(target)
-        and torch.Tag.nondeterministic_seeded in target.tags
-        and target._opname not in NAMES_OF_DROPPING
-    )
 
 
 def whether_compiled(answer: Callable[[Callable[[], bool]], bool]) -> AbstractContextManager:

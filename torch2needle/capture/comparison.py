@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ from .differences import (
     net_fault,
     own_gradients_of,
 )
-from .modes import changing, differs_in_training, trains_alike
+from .modes import Run, changing, differs_in_training, in_training, trains_alike
 from .slopes import same_slopes
 from .tracing import Captured
 
@@ -69,6 +70,7 @@ class Judge:
         self.names = list(inspect.signature(model.forward).parameters)
         self.training: bool | None = None  # the mode in which to run, None for the present one
         self.pairs: dict[Any, tuple[list[Call], Behaviour]] = {}
+        self.runs = in_training(model, call)
 
     def run(self, captured: Captured) -> Callable:
         return functools.partial(evaluate, captured, self.names)
@@ -252,12 +254,17 @@ class Judge:
 
     def differs_in_training(self, captured: Captured) -> bool:
         """Whether the graph of a model in evaluation mode gives something else than the model in training mode."""
-        return differs_in_training(self.run(captured), self.model, self.call, captured.chooses)
+        return differs_in_training(self.run(captured), self.model, self.trained(), captured.chooses)
+
+    def trained(self) -> Iterator[Run]:
+        """The model's runs in training mode, each made once and when it is asked for."""
+        self.runs, found = itertools.tee(self.runs)
+        return found
 
     @functools.cached_property
     def changing(self) -> dict[tuple[str, str], list[Any]]:
         """Flags that change with the mode, by line and name."""
-        return changing(self.model, self.call)
+        return changing(self.model, next(self.trained(), None))
 
     def agrees_at(self, captured: Captured, sizes: Sizes) -> bool:
         """Whether the graph gives what the model gives at these sizes; False, too, where the model refuses them."""

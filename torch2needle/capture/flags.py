@@ -15,7 +15,7 @@ from torch._ops import OpOverloadPacket
 
 from ..report import dotted
 from ..rules.norms import counted_batch_norm
-from ..rules.overloads import DROPPING, FLAGS, NAMES_OF_DROPPING, PROBABILITIES, is_overload
+from ..rules.overloads import FLAGS, PROBABILITIES, drops, is_overload
 from .nodes import node_location, owner_path
 
 # torch's modules with layers whose flag is their own
@@ -41,11 +41,6 @@ class TrainingFlag:
 
 class Differ(Exception):
     """Training and evaluation run different graphs."""
-
-
-def drops(function: Any) -> bool:
-    """Whether it is a function of DROPPING, or an overload of one."""
-    return function._opname in NAMES_OF_DROPPING if is_overload(function) else function in DROPPING
 
 
 @functools.cache
@@ -169,15 +164,14 @@ def follow_training(graph: fx.Graph, evaluate: fx.Graph | None) -> None:
     always = {(node_location(n), n.target) for n in evaluate.nodes if given_flags(n)} if evaluate else set()
     for node in graph.nodes:
         for name, p in given_flags(node) if (node_location(node), node.target) not in always else ():
-            put_argument(node, flagged(node.target)[0], name, TrainingFlag(module_path(node), p))
+            put_argument(node, name, TrainingFlag(module_path(node), p))
 
 
 def given_flags(node: fx.Node) -> list[tuple[str, float | None]]:
     """The arguments of a call that are True for a training flag, with None, else those that are a probability of dropping."""
-    names = next(iter(flagged(node.target)), ()) if node.op == "call_function" else ()
-    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs if names else {}
+    given = arguments(node) if node.op == "call_function" and flagged(node.target) else {}
     flags: list[tuple[str, float | None]] = [(n, None) for n in FLAGS if given.get(n) is True]
-    rates = [(n, given.get(n)) for n in PROBABILITIES if drops(node.target)]
+    rates = [(n, given.get(n)) for n in PROBABILITIES if given and drops(node.target)]
     return flags or [(n, p) for n, p in rates if is_probability(p, 0.0) and p]
 
 
@@ -188,7 +182,7 @@ def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None, changing: Chang
         if node.op != "call_function" or not is_overload(node.target):
             continue
         path = module_path(node)
-        for i, name in enumerate(argument_names(node)):
+        for i, name in enumerate(next(iter(flagged(node.target)), ())):
             if name in PROBABILITIES and drops(node.target):
                 dropping[node_location(node), name].append(node)
             if name not in FLAGS or i >= len(node.args) or (flags is not None and node.args[i] != flags.get(path)):
@@ -208,27 +202,26 @@ def follow_modes(graph: fx.Graph, flags: dict[str, bool] | None, changing: Chang
 
 def follow_probability(node: fx.Node, name: str, p: float, training: bool) -> None:
     """The probability of a call, which is `p` in training alone, follows the module that makes the call."""
-    names = argument_names(node)
-    given: Any = (dict(zip(names, node.args, strict=False)) | node.kwargs).get(name, 0.0)
-    if p and given == p * training:
-        put_argument(node, names, name, TrainingFlag(module_path(node), p))
+    if p and arguments(node).get(name, 0.0) == p * training:
+        put_argument(node, name, TrainingFlag(module_path(node), p))
 
 
-def put_argument(node: fx.Node, names: list[str], name: str, value: Any) -> None:
-    """Gives a call of a function with these arguments another value for one."""
-    if names.index(name) < len(node.args):
-        node.update_arg(names.index(name), value)
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """What a call of a `flagged` function is given, by name."""
+    return dict(zip(flagged(node.target)[0], node.args, strict=False)) | node.kwargs
+
+
+def put_argument(node: fx.Node, name: str, value: Any) -> None:
+    """Gives such a call another value for an argument."""
+    place = flagged(node.target)[0].index(name)
+    if place < len(node.args):
+        node.update_arg(place, value)
     else:
         node.update_kwarg(name, value)
 
 
 def module_path(node: fx.Node) -> str:
     return owner_path(node).partition("@")[0]
-
-
-def argument_names(node: fx.Node) -> list[str]:
-    """Those of the overload that a node calls."""
-    return [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
 
 
 def own_class(node: fx.Node) -> bool:

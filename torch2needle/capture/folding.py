@@ -11,7 +11,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
-from ..rules.overloads import is_overload
+from ..rules.overloads import draws, is_overload
 from ..rules.registry import find_function_rule, is_inplace
 
 
@@ -109,7 +109,7 @@ def moves(node: fx.Node, fixed: dict[str, torch.Tensor], last_write: dict[Any, i
         return str(node.target) not in fixed or memory.of(node) in last_write
     if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
         return True
-    return is_overload(node.target) and torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
+    return draws(node.target)
 
 
 class Memory:

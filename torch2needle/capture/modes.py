@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..rules.overloads import FLAGS, PROBABILITIES
-from .behaviour import behaviour
+from ..rules.overloads import FLAGS, PROBABILITIES, drops
+from .behaviour import Behaviour, behaviour
 from .calls import SMALLER, Call, other_batch, resized, shuffled
 from .differences import disagreement, lost_gradients
-from .flags import FLAG, drops, flagged, is_probability
+from .flags import FLAG, flagged, is_probability
 from .nodes import user_lines
 
 
@@ -43,35 +43,52 @@ class Flags(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def changing(model: nn.Module, call: Call) -> dict[tuple[str, str], list[Any]]:
+class Run(NamedTuple):
+    """A model's in one mode."""
+
+    call: Call
+    behaviour: Behaviour
+    flags: dict[tuple[str, str], list[Any]]
+
+
+def run_in(model: nn.Module, call: Call, training: bool) -> Run | None:
+    """None where the model fails."""
+    flags = Flags()
+    try:
+        return Run(call, behaviour(flags.around(model), model, [call], training), flags.found)
+    except Exception:
+        return None
+
+
+def in_training(model: nn.Module, call: Call) -> Iterator[Run]:
+    """Runs of a model in training mode, on the example and on another batch, since a batch norm takes no single image."""
+    for given in (call, resized(call, other_batch(call))):
+        if run := run_in(model, shuffled(given, SMALLER), True):
+            yield run
+
+
+def changing(model: nn.Module, trained: Run | None) -> dict[tuple[str, str], list[Any]]:
     """Flags that are False in evaluation and True in training, and probabilities that are 0 and more, call by call; also where
-    training alone makes the calls."""
-    seen: list[dict[tuple[str, str], list[Any]]] = []
-    for training in (False, True):
-        flags = Flags()
-        try:
-            behaviour(flags.around(model), model, [resized(call, other_batch(call))], training)
-        except Exception:
-            return {}
-        seen.append(flags.found)
-    found = {}
-    for key, trained in seen[1].items():
-        evaluated = seen[0].get(key, [0.0] * len(trained))
-        if len(trained) == len(evaluated) and all(map(changes, trained, evaluated)):
-            found[key] = trained
-    return found
+    training alone makes the calls. trained: the model's run in training."""
+    evaluated = None if trained is None else run_in(model, trained.call, False)
+    if trained is None or evaluated is None:
+        return {}
+    pairs = {k: (v, evaluated.flags.get(k, [0.0] * len(v))) for k, v in trained.flags.items()}
+    return {k: t for k, (t, e) in pairs.items() if len(t) == len(e) and all(map(changes, t, e))}
 
 
 def changes(trained: Any, evaluated: Any) -> bool:
     return (trained and not evaluated) if isinstance(trained, bool) else is_probability(trained, evaluated)
 
 
-def differs_in_training(run: Callable, model: nn.Module, call: Call, chooses: bool | frozenset[int]) -> bool:
-    """Whether the graph of a model in evaluation mode gives something else than the model in training mode, or fails there."""
-    for given in (call, resized(call, other_batch(call))):  # a batch norm takes no single image
+def differs_in_training(
+    run: Callable, model: nn.Module, trained: Iterable[Run], chooses: bool | frozenset[int]
+) -> bool:
+    """Whether the graph of a model in evaluation mode gives something else than the model's runs in training, or fails there."""
+    for theirs in trained:
         try:
-            theirs, ours = (behaviour(f, model, [shuffled(given, SMALLER)], True) for f in (model, run))
-            return bool(disagreement(ours, theirs) or lost_gradients(ours, theirs, chooses))
+            ours = behaviour(run, model, [theirs.call], True)
+            return bool(disagreement(ours, theirs.behaviour) or lost_gradients(ours, theirs.behaviour, chooses))
         except Exception:
             continue
     return True

@@ -6,15 +6,13 @@ import inspect
 import operator
 from typing import Any
 
-import torch
-
 from needle.autograd import Tensor, Unsupported
 from needle.graph import Dim, ModuleRecorder, Symbol
 from needle.graph.graph import COMPARISONS
 
 from ..rules.arithmetic import DtypeOf
 from ..rules.complex_numbers import is_complex
-from ..rules.overloads import is_overload
+from ..rules.overloads import draws, is_overload
 from ..rules.registry import COMPLEX_RULES, bind, find_function_rule
 from ..rules.shapes import Pieces
 
@@ -38,7 +36,7 @@ def call_of_sizes(recorder: ModuleRecorder, target: Any, args: tuple, kwargs: di
         if isinstance(v, Pieces):
             len(v)  # says what is not known
     like = mentioned(values)
-    if is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags:
+    if draws(target):
         # what makes numbers of no input depends on one all the same
         like = next((n for n in recorder.graph.nodes if n.kind == "input"), None) if like is None else like
         if like is None or find_function_rule(target) is None:

@@ -147,7 +147,7 @@ class SizedTracer(Tracer):
         """Without the numbers that Python went on with by itself."""
         graph = super().trace(*args, **kwargs)
         for node in reversed(graph.nodes):
-            if is_number(node) and not node.users:
+            if node.op == "call_function" and is_number(node) and not node.users:
                 graph.erase_node(node)
         return graph
 
@@ -168,12 +168,12 @@ class SizedTracer(Tracer):
 
 
 def is_number(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.meta.get("kind") in (int, float, bool)
+    return node.meta.get("kind") in (int, float, bool)
 
 
 def sources(node: fx.Node) -> list[fx.Node]:
     """The sizes that a number is computed of."""
-    parts = [n for n in node.all_input_nodes if n.meta.get("kind") in (int, float, bool)]
+    parts = [n for n in node.all_input_nodes if is_number(n)]
     return list(dict.fromkeys(s for n in parts for s in sources(n))) if parts else [node]
 
 

@@ -158,16 +158,3 @@ def untouched(model: nn.Module) -> Iterator[State]:
         yield state
     finally:
         state.restore()
-
-
-@contextmanager
-def in_other_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, every module trains if it evaluated, and the other way round."""
-    flags = [(m, m.training) for m in model.modules()]
-    try:
-        for m, training in flags:
-            m.training = not training
-        yield
-    finally:
-        for m, training in flags:
-            m.training = training

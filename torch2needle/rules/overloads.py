@@ -32,6 +32,16 @@ def is_overload(target: Any) -> bool:
     return isinstance(target, OpOverload)
 
 
+def draws(target: Any) -> bool:
+    """Whether it is an overload that makes random numbers."""
+    return is_overload(target) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def drops(function: Any) -> bool:
+    """Whether it is a function of DROPPING, or an overload of one."""
+    return function._opname in NAMES_OF_DROPPING if is_overload(function) else function in DROPPING
+
+
 def without_out(overload: OpOverload) -> OpOverload:
     """The overload that has all arguments of one with out= but that: add.Tensor of add.out."""
     wanted = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]

@@ -162,11 +162,9 @@ def grouped_attention(
     mask: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
-    dropout: float = 0.0,
-    training: Any = False,
+    **more: Any,
 ) -> Tensor:
     """Attention whose neighbouring heads of q (..., H, L, E) share one of k (..., H / n, S, E) and of v (..., H / m, S, D), as
-    torch's with enable_gqa=True."""
+    torch's with enable_gqa=True. more: `dropout` and `training` of scaled_dot_product_attention."""
     extra = () if mask is None else (mask,)
-    of = ScaledDotProductAttention(causal, scale, mask is not None, dropout, training)
-    return GroupedAttention(of)(q, k, v, *extra)
+    return GroupedAttention(ScaledDotProductAttention(causal, scale, mask is not None, **more))(q, k, v, *extra)
