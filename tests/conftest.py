@@ -31,6 +31,14 @@ def seed() -> None:
         torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def same_path() -> Iterator[None]:
+    """What a command adds to the places that modules are searched in, for processes that later tests start, is taken away."""
+    kept = sys.path[:]
+    yield
+    sys.path[:] = kept
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """What earlier tests left is gone, and what a test makes must go without Python's search for cycles."""

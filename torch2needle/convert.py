@@ -30,6 +30,7 @@ from .capture.asked import asked_of_draws, asks
 from .capture.calls import call_of, longer_texts, named_axes, resized
 from .capture.comparison import BadExample, Judge
 from .capture.export import Manner, captures, from_program
+from .capture.functions import as_module
 from .capture.guard import LOCK, same_chance
 from .capture.interpret import interpret
 from .capture.questions import plain_masks
@@ -338,7 +339,8 @@ def convert(
 ) -> GraphModule:
     """A trainable needle GraphModule that computes what `model` computes, with torch's parameter names.
 
-    model: nn.Module, fx.GraphModule or torch.export.ExportedProgram; it is left as it is.
+    model: nn.Module, fx.GraphModule or torch.export.ExportedProgram, or a method of a module (`model.encode`) or a function,
+        whose parameters are those that it looks at by name; it is left as it is.
     example: inputs as a tuple or a dict by name. Ranks and dtypes are then known to rules that need them, inputs with
         defaults that appear in it become inputs, and what torch.fx cannot trace is captured by torch.export.
     dynamic: "auto": with torch.export the batch, image sizes and lengths stay free where they can, as they are with torch.fx;
@@ -355,6 +357,7 @@ def convert(
         example what the forward asks of values; in evaluation alone, and files do not have it. "error" raises GuardError.
     Raises ConversionError, which lists everything that is unsupported at once.
     """
+    model = as_module(model)
     if not isinstance(dynamic, Mapping) and dynamic not in ("auto", False):
         raise ValueError(f"[convert] dynamic expects 'auto', False or axes by input, got {dynamic!r}.")
     if isinstance(dynamic, Mapping):
@@ -388,6 +391,7 @@ def convert(
 
 def check(model: Any, example: Any = None) -> Report:
     """What `convert` would do, as a report with one row per unsupported call; raises nothing for what is unsupported."""
+    model = as_module(model)
     try:
         return run(model, example, share=False)[1]
     except ConversionError as e:
@@ -412,7 +416,7 @@ def compile(
 ) -> Any:
     """`convert`, `operator_fusion.fuse` and `needle.compile` in one call: a needle.Executable, called as `model` is.
 
-    model: nn.Module in evaluation, fx.GraphModule or ExportedProgram; one on a GPU stays there.
+    model: as of `convert`, in evaluation; one on a GPU stays there.
     example: an input, a tuple of inputs or a dict by name, of the shapes to plan for; other shapes get their own plan later.
     fuse: False leaves operators as they are.
     winograd ("auto", "f2", "off"), memory ("normal", "low"), tune, precision ("float32"; on a GPU also "tf32", "float16",
@@ -420,6 +424,7 @@ def compile(
     fallback ("error", "torch": with a warning that says which share of the time torch takes), on_guard: as of `convert`.
     Raises ConversionError, and ValueError where layers are in training mode.
     """
+    model = as_module(model)
     example = example if isinstance(example, tuple | dict) else (example,)
     with warnings.catch_warnings():
         if fallback == "torch":

@@ -301,7 +301,7 @@ def capture(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"[convert] expects an nn.Module, fx.GraphModule or ExportedProgram, got {type(model).__name__}."
+            f"[convert] expects an nn.Module, a function, fx.GraphModule or ExportedProgram, got {type(model).__name__}."
         )
     if isinstance(model, fx.GraphModule):
         if has_hooks(model):

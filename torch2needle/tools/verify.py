@@ -25,6 +25,7 @@ from needle.shown import Shown
 
 from ..capture.behaviour import first_line
 from ..capture.calls import tensors
+from ..capture.functions import as_module
 from ..capture.guard import gradients_where_asked
 from ..capture.structure import plain_result
 from ..convert import example_by_name
@@ -293,13 +294,13 @@ def note_modes(model: nn.Module, net: Module, notes: list[str]) -> None:
 def verify(model: nn.Module, net: Any, x: Any, *, compiled: bool = True, layers: bool = True) -> Verification:
     """Compare `net` with the torch `model` on input x; both are left as they are, and disagreement raises nothing.
 
-    model: in evaluation or training; it runs in its own dtype and in float64, each on a copy
+    model: a module, method or function, in evaluation or training; it runs in its own dtype and in float64, each on a copy
     net: what `convert` or `operator_fusion.fuse` gave (another needle Module has no layers to compare), or an Executable
     x: an input, or a tuple or dict of inputs: torch tensors or numpy arrays
     compiled: also run the compiled form; layers: also compare every layer that torch has under the same path, which keeps
         torch's outputs of them in memory, twice and as float64
     """
-    result = Verification()
+    result, model = Verification(), as_module(model)
     executable = net if isinstance(net, Executable) else None
     module = net if executable is None else executable.model
     if not isinstance(model, nn.Module) or (executable is None and not isinstance(module, Module)):
