@@ -13,7 +13,7 @@ import numpy as np
 
 from .backend_ndarray import Device, NDArray, as_ndarray, cpu_numpy, dtype_name, dtype_of, full
 from .backend_selection import BACKEND, default_device
-from .backward import compute_gradient_of_variables, find_topo_sort, sum_grads, uncollected, vjp
+from .backward import compute_gradient_of_variables, find_topo_sort, grad, sum_grads, uncollected, vjp
 from .op import OPS, Deferred, Op, Spec, Unsupported, is_on, map_deferred, no_grad, one_of, op
 
 TENSOR_COUNTER = 0
@@ -159,6 +159,16 @@ class Tensor:
         return math.prod(self.shape)
 
     @property
+    def T(self) -> Tensor:
+        """All axes in reverse order."""
+        return self.permute(tuple(reversed(range(self.ndim))))
+
+    @property
+    def mT(self) -> Tensor:
+        """The last two axes transposed."""
+        return self.transpose((-2, -1))
+
+    @property
     def device(self) -> Device:
         return cpu_numpy() if isinstance(self.cached_data, np.ndarray) else self.cached_data.device
 
@@ -194,16 +204,21 @@ class Tensor:
         """
         if not self.requires_grad:
             raise ValueError("[backward] expects a result of tensors that need a gradient, got one that needs none.")
-        if out_grad is None:
-            data = self.cached_data
-            is_array = isinstance(data, NDArray)
-            ones = full(self.shape, 1.0, data.dtype, data.device) if is_array else np.ones(self.shape, self.dtype)
-            out_grad = Tensor.make_const(ones)
-        if not isinstance(out_grad, Tensor) or (out_grad.dtype, out_grad.device) != (self.dtype, self.device):
-            out_grad = Tensor(out_grad, device=self.device, dtype=self.dtype, requires_grad=False)
+        out_grad = self.cotangent(out_grad)
         if out_grad.shape != self.shape:
             raise ValueError(f"[backward] out_grad expects shape {self.shape}, got {out_grad.shape}.")
         compute_gradient_of_variables(self, out_grad)
+
+    def cotangent(self, gradient: Any = None) -> Tensor:
+        """A gradient of this tensor as one of its dtype and device, ones unless given."""
+        if gradient is None:
+            data = self.cached_data
+            is_array = isinstance(data, NDArray)
+            ones = full(self.shape, 1.0, data.dtype, data.device) if is_array else np.ones(self.shape, self.dtype)
+            return Tensor.make_const(ones)
+        if not isinstance(gradient, Tensor) or (gradient.dtype, gradient.device) != (self.dtype, self.device):
+            return Tensor(gradient, device=self.device, dtype=self.dtype, requires_grad=False)
+        return gradient
 
     # -- operators: thin names over `needle.ops`, bound there to avoid a second list -----------------------------------
 
@@ -297,6 +312,7 @@ __all__ = [
     "Value",
     "compute_gradient_of_variables",
     "find_topo_sort",
+    "grad",
     "is_on",
     "map_deferred",
     "no_grad",

@@ -65,18 +65,56 @@ def sum_grads(parts: list[Tensor]) -> Tensor:
     return total
 
 
-def vjp(output: Any, out_grad: Any, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Gradients of `inputs` as differentiable tensors; the walk stops at them and stores nothing in `.grad`.
+def grad(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, *, create_graph: bool = False, allow_unused: bool = False
+) -> tuple[Any, ...]:
+    """Gradients of `inputs`, a tensor or several, as a tuple, as torch.autograd.grad gives them; `.grad` of all stays.
 
-    Several outputs of a graph, a plain tuple, come with a tuple of gradients.
+    outputs: a tensor of one number, or any tensors with their gradients in `grad_outputs` (None: ones, for one number).
+    create_graph: the gradients have gradients again. allow_unused: None for an input that the outputs do not depend on.
+    Raises ValueError where no gradient is to be had. In a loss of `compile_step` they are calls of the plan.
+    """
+    outputs, inputs = (tuple(v) if isinstance(v, list | tuple) else (v,) for v in (outputs, inputs))
+    given = tuple(grad_outputs) if isinstance(grad_outputs, list | tuple) else (grad_outputs,) * len(outputs)
+    if len(given) != len(outputs):
+        raise ValueError(f"[grad] grad_outputs expects one for each of {len(outputs)} outputs, got {len(given)}.")
+    if any(not t.requires_grad for t in inputs):
+        raise ValueError("[grad] inputs expects tensors that need a gradient, got one that needs none.")
+    found = vjp(outputs, tuple(map(seed_of, outputs, given)), inputs, through=True)
+    for i, g in enumerate(found):
+        if g is None and not allow_unused:
+            raise ValueError(f"[grad] inputs expects tensors that the outputs depend on, got another one at {i}.")
+    return found if create_graph else tuple(None if g is None else g.detach() for g in found)
+
+
+def seed_of(output: Tensor, gradient: Any) -> Tensor:
+    if not output.requires_grad:
+        raise ValueError("[grad] outputs expects results of tensors that need a gradient, got one that needs none.")
+    if gradient is None and output.size != 1:
+        raise ValueError(f"[grad] grad_outputs is needed for an output of several numbers, got shape {output.shape}.")
+    if gradient is not None and tuple(gradient.shape) != tuple(output.shape):
+        raise ValueError(f"[grad] grad_outputs expects shape {output.shape}, got {gradient.shape}.")
+    return output.cotangent(gradient)
+
+
+def vjp(output: Any, out_grad: Any, inputs: Sequence[Tensor], through: bool = False) -> tuple[Any, ...]:
+    """Gradients of `inputs` as differentiable tensors; nothing is stored in `.grad`.
+
+    Several outputs of a graph, a plain tuple, come with a tuple of gradients. The walk stops at the inputs, unless it goes
+    `through` those that others of them are made into.
     """
     outputs, seeds = (output, out_grad) if type(output) is tuple else ((output,), (out_grad,))
-    stop = {id(t) for t in inputs}
-    grads: dict[int, list[Tensor]] = {id(o): [g] for o, g in zip(outputs, seeds, strict=True)}
+    wanted = {id(t) for t in inputs}
+    grads: dict[int, list[Tensor]] = {}
+    for o, g in zip(outputs, seeds, strict=True):
+        grads.setdefault(id(o), []).append(g)
     for node in reversed(find_topo_sort(outputs)):
-        if id(node) in stop or id(node) not in grads or node.op is None:
+        held = id(node) in wanted
+        if id(node) not in grads or node.op is None or (held and not through):
             continue
         total = sum_grads(grads.pop(id(node)))
+        if held:
+            grads[id(node)] = [total]
         for i, g in zip(node.inputs, node.op.gradient_as_tuple(total, node), strict=True):
             if g is not None and i.requires_grad:
                 grads.setdefault(id(i), []).append(g if g.dtype == i.dtype else cast_as(g, i))

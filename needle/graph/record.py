@@ -52,6 +52,11 @@ class Symbol(Tensor):
 
         return Symbol(self.node, self.recorder, self.spec) if self.recorder.static else stop_gradient(self)
 
+    def cotangent(self, gradient: Any = None) -> Tensor:
+        from needle.ops import cast_like, full_like
+
+        return full_like(self, 1.0).detach() if gradient is None else cast_like(gradient, self)
+
     def numpy(self) -> Any:
         raise Unsupported(f"the value of {self.node.name} is not known while recording")
 

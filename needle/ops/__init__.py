@@ -1,11 +1,14 @@
 """Every op as a function, and by `__getattr__` as a class; the classes live in the modules below."""
 
+from types import FunctionType as _FunctionType
 from typing import Any as _Any
 
 import needle.ops.reduce.values as _values
+from needle.autograd import axis_names as _axis_names
 from needle.exports import public
 from needle.op import OPS as _OPS
 
+from .composed import *
 from .fourier.complex import *
 from .fourier.complex_functions import *
 from .fourier.fft import *
@@ -81,6 +84,9 @@ def __getattr__(name: str) -> _Any:
 
 abs = absolute
 cat = concat
+for _name, _f in list(globals().items()):
+    if isinstance(_f, _FunctionType) and _f is not public and _name[0] != "_":
+        globals()[_name] = _axis_names(_f)  # `dim` and `keepdim`, as torch's users know them
 
 
 __all__ = public(globals())

@@ -102,15 +102,7 @@ functions(
 )
 
 
-@rule(torch.lerp, T.lerp, T.lerp_)
-def lerp(input: Any, end: Any, weight: Any) -> Any:
-    """From the nearer end, so that each is met exactly."""
-    from_start, from_end = input + (end - input) * weight, end - (end - input) * (1 - weight)
-    if isinstance(weight, Tensor):
-        return ops.where(ops.lt(ops.absolute(weight), 0.5), from_start, from_end)
-    return from_start if abs(weight) < 0.5 else from_end
-
-
+functions("input, end, weight", {(torch.lerp, T.lerp, T.lerp_): ops.lerp})
 functions(
     "input, other",
     {
@@ -275,7 +267,7 @@ functions("input, vec", {(torch.mv, T.mv): product})
 functions("input, tensor", {(torch.dot, T.dot): ops.matmul})
 functions(
     "input, vec2",
-    {(torch.outer, torch.ger, T.outer, T.ger): lambda x, y: ops.unsqueeze(x, 1) * ops.unsqueeze(y, 0)},
+    {(torch.outer, torch.ger, T.outer, T.ger): ops.outer},
 )
 
 

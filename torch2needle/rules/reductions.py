@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -195,14 +194,7 @@ def vector_norm(input: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False
     return ops.vector_norm(cast(input, dtype), float(ord), axes(dim), keepdim)
 
 
-@rule(F.cosine_similarity, torch.cosine_similarity)
-def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    shape = x1 * x2
-    x1, x2 = ops.broadcast_like(x1, shape), ops.broadcast_like(x2, shape)
-    lengths = [ops.clamp_min(ops.vector_norm(x, 2.0, dim, True), eps) for x in (x1, x2)]
-    return ops.summation((x1 / lengths[0]) * (x2 / lengths[1]), dim)
-
-
-@rule(F.pairwise_distance, torch.pairwise_distance)
-def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
-    return ops.vector_norm(x1 - x2 + eps, math.inf if p == math.inf else float(p), -1, keepdim)
+functions("x1, x2, dim=1, eps=1e-8", {(F.cosine_similarity, torch.cosine_similarity): ops.cosine_similarity})
+functions(
+    "x1, x2, p=2.0, eps=1e-6, keepdim=False", {(F.pairwise_distance, torch.pairwise_distance): ops.pairwise_distance}
+)

@@ -191,8 +191,8 @@ functions(
 functions(
     "input, diagonal=0",
     {
-        (torch.tril, T.tril, T.tril_): lambda input, diagonal: ops.triangle(input, False, diagonal),
-        (torch.triu, T.triu, T.triu_): lambda input, diagonal: ops.triangle(input, True, diagonal),
+        (torch.tril, T.tril, T.tril_): ops.tril,
+        (torch.triu, T.triu, T.triu_): ops.triu,
     },
 )
 

@@ -120,7 +120,4 @@ functions(
 def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
     if is_mask(input):
         return ops.eq(input, other)
-    near = ops.le(ops.absolute(input - other), ops.absolute(other) * rtol + atol)
-    near = ops.logical_or(ops.eq(input, other), ops.logical_and(near, ops.isfinite(other)))
-    both = ops.logical_and(ops.isnan(input), ops.isnan(other))
-    return ops.logical_or(near, both) if equal_nan else near
+    return ops.isclose(input, other, rtol, atol, equal_nan)

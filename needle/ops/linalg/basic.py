@@ -151,6 +151,7 @@ class Inner(Op):
     samples = samples_of(({}, [(5,), (5,)]), ({}, [(2, 3, 4), (5, 4)]))
 
 
+@tensor_method()
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Products summed over the last axes of both."""
     return Inner()(a, b)

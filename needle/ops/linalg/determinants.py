@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Spec, Tensor, op
+from needle.autograd import Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import dtype_name
 from needle.ops.common import constant
 from needle.ops.families import samples_of
@@ -44,6 +44,7 @@ class Det(OfMatrices):
     samples = samples_of(({}, [(3, 3)]), ({}, [(2, 3, 1, 1)]), ({}, [(2, 4, 4)]))
 
 
+@tensor_method()
 def det(a: Tensor) -> Tensor:
     """torch.linalg.det."""
     return Det()(a)
@@ -72,6 +73,7 @@ class Slogdet(OfMatrices):
     samples = samples_of(({}, [(3, 3)]), ({}, [(2, 4, 4)]))
 
 
+@tensor_method()
 def slogdet(a: Tensor) -> Any:
     """torch.linalg.slogdet: (sign, log of the determinant's size)."""
     return Slogdet()(a)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call, cpu, dtype_name, promote
 from needle.backend_ndarray.kernels import PLANNING
 from needle.ops.common import broadcast_shape, constant, unbroadcast
@@ -226,6 +226,7 @@ class Inverse(Op):
     samples = samples_of(({}, [(3, 3)]), ({}, [(2, 1, 1)]))
 
 
+@tensor_method("inverse")
 def inv(a: Tensor, check: bool = True) -> Tensor:
     """torch.linalg.inv."""
     return Inverse(check)(a)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, Unsupported, op
+from needle.autograd import Op, Spec, Tensor, Unsupported, op, tensor_method
 from needle.backend_ndarray import dtype_name
 from needle.ops.common import constant
 from needle.ops.families import samples_of
@@ -297,6 +297,7 @@ class MatrixExp(OfMatrices):
     samples = samples_of(({}, [(3, 3)]), ({}, [(2, 4, 4)]), ({}, [(1, 1)]))
 
 
+@tensor_method()
 def matrix_exp(a: Tensor) -> Tensor:
     """torch.linalg.matrix_exp."""
     return MatrixExp()(a)

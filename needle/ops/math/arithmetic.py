@@ -85,6 +85,7 @@ class ClampMax(Limit):
     ufunc, beyond, within = np.minimum, np.greater, staticmethod(le)
 
 
+@tensor_method()
 def clamp_min(a: Tensor, low: Any) -> Tensor:
     """Elements below `low` replaced by it, a number or a tensor that broadcasts. As torch.clamp_min: on the limit the gradient
     is 1.
@@ -92,6 +93,7 @@ def clamp_min(a: Tensor, low: Any) -> Tensor:
     return ClampMin(low)(a) if is_limit(low) else at_least(a, low)
 
 
+@tensor_method()
 def clamp_max(a: Tensor, high: Any) -> Tensor:
     """Elements above `high` replaced by it, a number or a tensor that broadcasts. As torch.clamp_max: on the limit the
     gradient is 1.
@@ -108,12 +110,14 @@ def clamp(a: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return low if max is None else clamp_max(low, max)
 
 
+@tensor_method()
 def fmax(a: Tensor, b: Any) -> Tensor:
     """The larger of a and b, a where they are equal; what is no number loses."""
     b = as_operand(b, a)
     return where(logical_or(ge(a, b), isnan(b)), a, b)
 
 
+@tensor_method()
 def fmin(a: Tensor, b: Any) -> Tensor:
     """The smaller of a and b, a where they are equal; what is no number loses."""
     b = as_operand(b, a)
@@ -123,11 +127,13 @@ def fmin(a: Tensor, b: Any) -> Tensor:
 # -- whole quotients -----------------------------------------------------------------------------------------------------
 
 
+@tensor_method()
 def trunc(a: Tensor) -> Tensor:
     """a without its fraction."""
     return where(lt(a, 0.0), ceil(a), floor(a))
 
 
+@tensor_method()
 def frac(a: Tensor) -> Tensor:
     """What `trunc` drops."""
     return a - trunc(a)
@@ -261,6 +267,7 @@ def remainder(a: Any, b: Any) -> Tensor:
     return _whole(Remainder, a, b, "floor")
 
 
+@tensor_method()
 def fmod(a: Any, b: Any) -> Tensor:
     """a modulo b, with the sign of a, as C has it."""
     return _whole(Remainder, a, b, "trunc")
@@ -278,23 +285,27 @@ def truth(a: Tensor) -> Tensor:
     return a if known == "bool" else ne(a, 0)
 
 
+@tensor_method()
 def logical_not(a: Tensor) -> Tensor:
     """Whether elements are zero, as bool. As torch.logical_not."""
     return eq(a, 0)
 
 
+@tensor_method()
 def logical_and(a: Tensor, b: Tensor) -> Tensor:
     """Whether both differ from zero, of any dtypes, broadcast, as bool. As torch.logical_and."""
     a = truth(a)
     return where(a, truth(b), a)
 
 
+@tensor_method()
 def logical_or(a: Tensor, b: Tensor) -> Tensor:
     """Whether one at least differs from zero, of any dtypes, broadcast, as bool. As torch.logical_or."""
     a = truth(a)
     return where(a, a, truth(b))
 
 
+@tensor_method()
 def logical_xor(a: Tensor, b: Tensor) -> Tensor:
     """Whether just one differs from zero, of any dtypes, broadcast, as bool. As torch.logical_xor."""
     return ne(truth(a), truth(b))
@@ -362,16 +373,19 @@ def bitwise(operator: str, a: Tensor, b: Any) -> Tensor:
     return Bitwise(operator)(a, as_operand(b, a))
 
 
+@tensor_method()
 def isnan(a: Tensor) -> Tensor:
     """Whether elements are nan, as bool. As torch.isnan."""
     return ne(a, a)
 
 
+@tensor_method()
 def isinf(a: Tensor) -> Tensor:
     """Whether elements are infinite, of either sign, as bool. As torch.isinf."""
     return eq(absolute(a), math.inf)
 
 
+@tensor_method()
 def isfinite(a: Tensor) -> Tensor:
     """Whether elements are neither infinite nor nan, as bool. As torch.isfinite."""
     return lt(absolute(a), math.inf)
@@ -421,6 +435,7 @@ class Log1p(OwnGradient):
 log1p = function_of(Log1p, "log1p")
 
 
+@tensor_method()
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     """log(e ** a + e ** b), without overflow."""
     apart = where(eq(a, b), 0.0, -absolute(a - b))  # of two infinities the difference would be NaN

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, dtype_name
 from needle.ops.common import Elementwise, check_axis, gradient_of_decomposition, unbroadcast
 from needle.ops.families import samples_of, unary
@@ -93,6 +93,7 @@ def tanhshrink(a: Tensor) -> Tensor:
     return a - tanh(a)
 
 
+@tensor_method()
 def hardshrink(a: Tensor, lambd: float = 0.5) -> Tensor:
     """0 where |a| <= lambd, else a."""
     return where(le(absolute(a), lambd), 0.0, a)
@@ -189,6 +190,7 @@ class PReLU(Op):
     samples = samples_of(({}, [(2, 5, 4, 3), (5,)]), ({}, [(4, 33), (1,)]), ({}, [(4, 3), (3,)]))
 
 
+@tensor_method()
 def prelu(a: Tensor, weight: Tensor) -> Tensor:
     """Leaky relu with a learned slope: weight (1,), or (C,) for a (N, C, *)."""
     return PReLU()(a, weight)

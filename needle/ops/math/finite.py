@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS
 from needle.ops.families import samples_of
 from needle.ops.math.arithmetic import clamp, isnan
@@ -42,6 +42,7 @@ class NanToNum(Op):
     samples = samples_of(({}, [(4, 9)]), ({"nan": 1.5, "posinf": 2.0}, [(3, 1)]), ({}, [Spec((4,), "int64")]))
 
 
+@tensor_method()
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Elements with `nan` for NaN (0), `posinf` and `neginf` for what is infinite (the dtype's largest numbers)."""
     return NanToNum(nan, posinf, neginf)(x)

@@ -166,6 +166,7 @@ Atan2 = op_class(
 )
 
 
+@tensor_method()
 def atan2(a: Tensor, b: Tensor) -> Tensor:
     """The angle of the point (b, a), in (-pi, pi]."""
     return Atan2()(a, b)
@@ -188,6 +189,7 @@ Hypot = op_class(
 )
 
 
+@tensor_method()
 def hypot(a: Tensor, b: Tensor) -> Tensor:
     """Length of the hypotenuse of sides a and b."""
     return Hypot()(a, b)

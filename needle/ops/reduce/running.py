@@ -188,12 +188,14 @@ def running(combine: Callable, x: Tensor, axis: int) -> Tensor:
     return x
 
 
+@tensor_method()
 def cummax(a: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """(values, numbers) of the largest of all elements up to each along an axis."""
     numbers = CumMax(axis)(a)
     return gather(a, axis, numbers), numbers
 
 
+@tensor_method()
 def cummin(a: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """(values, numbers) of the smallest of all elements up to each along an axis."""
     numbers = CumMax(axis)(mirrored(a))
@@ -230,6 +232,7 @@ class LogCumSumExp(Op):
     samples = samples_of(({"axis": 1}, [(3, 5, 4)]), ({"axis": -1}, [(2, 1)]), ({"axis": 0}, [(6, 20)]))
 
 
+@tensor_method()
 def logcumsumexp(a: Tensor, axis: int) -> Tensor:
     """log of the sum of e ** a of all elements up to each along an axis, without overflow. As torch.logcumsumexp."""
     return LogCumSumExp(axis)(a)

@@ -182,11 +182,13 @@ class ArgSort(Op):
     )
 
 
+@tensor_method()
 def argsort(a: Tensor, axis: int = -1, descending: bool = False, count: Any = None) -> Tensor:
     """The numbers of the elements along an axis in their order, or of the first `count` of them."""
     return ArgSort(axis, descending, count)(a)
 
 
+@tensor_method()
 def sort(a: Tensor, axis: int = -1, descending: bool = False, count: Any = None) -> tuple[Tensor, Tensor]:
     """(values, numbers) in order along an axis, or the first `count` of them."""
     numbers = argsort(a, axis, descending, count)
@@ -201,6 +203,7 @@ def known_rank(a: Tensor) -> int | None:
         return None
 
 
+@tensor_method()
 def topk(a: Tensor, k: Any, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """(values, numbers) of the k largest (or smallest) elements along an axis, in order."""
     if known_rank(a) == 0 and isinstance(k, int) and k in (0, 1):  # either way all of it, as torch has it

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Tensor, op
+from needle.autograd import Op, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray
 from needle.ops.common import broadcast_shape
 from needle.ops.families import no_gradient
@@ -54,6 +54,7 @@ class Nonzero(Counted):
         return np.argwhere(x).astype("int64")
 
 
+@tensor_method()
 def nonzero(a: Tensor) -> Tensor:
     """torch.nonzero: (N, axes of a), int64."""
     return Nonzero()(a)
@@ -100,6 +101,7 @@ class MaskedSelect(Op):
         return masked_rows(flatten(broadcast_to(x, shape)), flatten(broadcast_to(mask, shape)))
 
 
+@tensor_method()
 def masked_select(a: Tensor, mask: Tensor) -> Tensor:
     """torch.masked_select."""
     return MaskedSelect()(a, mask)
@@ -163,6 +165,7 @@ class Bincount(Counted):
         return counts.astype("float32" if weights and weights[0].dtype == "float32" else counts.dtype)
 
 
+@tensor_method()
 def bincount(a: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """torch.bincount: int64 (M,), M at least `minlength` and beyond the largest number; float64 or float32 with weights."""
     return Bincount(minlength)(a, *(() if weights is None else (weights,)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import NDArray, call
 from needle.backend_ndarray.kernels import call_map
 from needle.backend_ndarray.ndarray import PLANNING
@@ -290,6 +290,7 @@ class GatherGrad(Op):
     )
 
 
+@tensor_method()
 def gather(a: Tensor, axis: int, index: Tensor, wrap: bool = True) -> Tensor:
     """torch.gather; with `wrap` negative numbers count from the end."""
     return Gather(axis, wrap)(a, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, promote_scalar
 from needle.ops.common import broadcast_shape, constant
 from needle.ops.families import samples_of
@@ -55,6 +55,7 @@ class MaskedFill(Op):
     )
 
 
+@tensor_method()
 def masked_fill(a: Tensor, mask: Tensor, value: Any, leading: bool = False, promotes: bool = False) -> Tensor:
     """a with a number where `mask` (bool) holds; in the dtype of a, or with `promotes` of both."""
     return MaskedFill(value, leading, promotes)(a, mask)
@@ -130,6 +131,7 @@ class MaskedScatter(Op):
         return [({}, [(2, 3, 4), Spec((3, 4), "bool"), (5, 6)])]
 
 
+@tensor_method()
 def masked_scatter(a: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """torch.masked_scatter."""
     return MaskedScatter()(a, mask, source)

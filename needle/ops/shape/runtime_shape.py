@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray
 from needle.backend_ndarray.ndarray import resolve_shape
 from needle.ops.common import as_axes, check_axis, constant
@@ -57,6 +57,7 @@ class Unflatten(Op):
     samples = samples_of(({"axis": -2, "sizes": (2, -1)}, [(3, 6, 4)]))
 
 
+@tensor_method()
 def unflatten(a: Tensor, axis: int, sizes: Any) -> Tensor:
     """One axis as several of the given `sizes`, of which one may be -1: (2, 6) with axis 1 and (3, -1) is (2, 3, 2). As
     torch.unflatten.
@@ -89,6 +90,7 @@ class MoveAxis(Op):
     )
 
 
+@tensor_method("moveaxis", "movedim")
 def moveaxis(a: Tensor, source: Any, target: Any) -> Tensor:
     """Axes `source`, one or several, at the places `target`; the others keep their order. As torch.moveaxis."""
     return MoveAxis(as_axes(source), as_axes(target))(a)
@@ -153,6 +155,7 @@ class Tile(Op):
     )
 
 
+@tensor_method("tile", "repeat")
 def tile(a: Tensor, times: Any) -> Tensor:
     """numpy.tile; torch's repeat where `times` has a number for every axis."""
     return Tile(tuple(times))(a)
@@ -179,6 +182,7 @@ class RepeatInterleave(Op):
     samples = samples_of(*(({"times": 3, "axis": a}, [(2, 3, 4)]) for a in (1, -1)))
 
 
+@tensor_method()
 def repeat_interleave(a: Tensor, times: Any, axis: int | None = None) -> Tensor:
     """Every element `times` times in a row along `axis`, whose size grows by as much; None: of all elements, flat. As
     torch.repeat_interleave with one number.
@@ -210,6 +214,7 @@ class Roll(Op):
     samples = samples_of(({"shifts": (2, -1), "axes": (0, -1)}, [(5, 4)]), ({"shifts": (7,), "axes": (1,)}, [(2, 3)]))
 
 
+@tensor_method()
 def roll(a: Tensor, shifts: Any, axes: Any = None) -> Tensor:
     """torch.roll; without axes the elements of all of a."""
     shifts = as_axes(shifts)
@@ -368,6 +373,7 @@ class Diagonal(Op):
     samples = samples_of(*(({"offset": o}, [(2, 4, 5)]) for o in (0, 1, -2)))
 
 
+@tensor_method()
 def diagonal(a: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """torch.diagonal."""
     if (axis1, axis2) != (-2, -1):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from needle.autograd import Op, Spec, Tensor, op
+from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray, call
 from needle.op import one_of
 from needle.ops.common import as_operand, broadcast_shape, check_axis, constant, with_axis
@@ -168,6 +168,7 @@ def whole(shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(0, s) for s in shape)
 
 
+@tensor_method()
 def scatter(a: Tensor, axis: int, index: Tensor, source: Any, reduce: str = "set") -> Tensor:
     """torch.scatter: a with the elements of `source`, a tensor or a number, at the numbers of `index` along an axis; with reduce
     "sum", "prod", "amax", "amin" combined with what is there."""
@@ -283,6 +284,7 @@ class IndexCopy(Write):
     )
 
 
+@tensor_method()
 def index_copy(a: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
     """torch.index_copy: a with the slices of `source` at the numbers of `index` along an axis."""
     return IndexCopy(axis)(a, index, source)
@@ -305,6 +307,7 @@ class IndexAdd(IndexCopy):
         return out_grad, None, take(out_grad, node.inputs[1], self.axis) if out_grad.shape else out_grad
 
 
+@tensor_method()
 def index_add(a: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
     """a with the slices of `source` added at the numbers of `index` along an axis."""
     return IndexAdd(axis)(a, index, source)
@@ -332,6 +335,7 @@ class IndexFill(Op):
     samples = samples_of(({"axis": 1, "value": 2.5}, [(2, 4, 3), Spec((3,), "int64")]))
 
 
+@tensor_method()
 def index_fill(a: Tensor, axis: int, index: Tensor, value: Any) -> Tensor:
     """torch.index_fill; negative numbers count from the end."""
     return IndexFill(axis, value)(a, index)
@@ -391,6 +395,7 @@ class IndexPut(Op):
     )
 
 
+@tensor_method()
 def index_put(a: Tensor, indices: Sequence[Tensor], values: Any, axis: int = 0, accumulate: bool = False) -> Tensor:
     """a with `values`, a tensor or a number, at integer tensors on the axes from `axis` on."""
     return IndexPut(axis, accumulate)(a, as_operand(values, a), *indices)
