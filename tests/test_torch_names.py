@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -158,6 +160,12 @@ def test_methods(case: tuple) -> None:
 def test_functions(case: tuple) -> None:
     name, given, options = case
     compare(getattr(ndl.ops, name), getattr(torch.nn.functional, name, None) or getattr(torch, name), given, options)
+
+
+def test_functions_are_pickled_by_name() -> None:
+    functions = [f for f in map(vars(ndl.ops).get, ndl.ops.__all__) if isinstance(f, FunctionType)]
+    assert len(functions) > 300
+    assert [f for f in functions if pickle.loads(pickle.dumps(f)) is not f] == []
 
 
 def test_transposes() -> None:

@@ -84,9 +84,14 @@ def __getattr__(name: str) -> _Any:
 
 abs = absolute
 cat = concat
+# By torch's names of arguments, `dim` and `keepdim`, too, and by the name that pickle finds.
+_named = dict[_Any, _Any]()
 for _name, _f in list(globals().items()):
     if isinstance(_f, _FunctionType) and _f is not public and _name[0] != "_":
-        globals()[_name] = _axis_names(_f)  # `dim` and `keepdim`, as torch's users know them
+        if _f not in _named:
+            _named[_f] = _axis_names(_f)
+            _named[_f].__module__, _named[_f].__qualname__ = __name__, _name
+        globals()[_name] = _named[_f]
 
 
 __all__ = public(globals())
