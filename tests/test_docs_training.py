@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 def test_the_page_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     exec("\n".join(blocks), {"__name__": "page"})
 
 

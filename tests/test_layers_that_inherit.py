@@ -108,6 +108,7 @@ def test_batch_norms_that_are_inherited(norm: type[nn.Module], shared: bool, tra
     converted = torch2needle.convert(model, example=(x,) if given else None)
     assert not any("stays so" in note for note in converted.report.notes), converted.report.notes
     assert "num_batches_tracked" in str(list(converted.state_dict()))
+    assert "counted" not in str(converted.report)  # the user called torch's batch_norm
     y = torch.arange(6) % 4
     for fused in (False, True):
         theirs, ours = copy.deepcopy(model).train(), copy.deepcopy(converted)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 import needle as ndl
 from needle.autograd import Tensor, Unsupported
@@ -16,6 +17,8 @@ from needle.graph.narrow import is_narrow
 from needle.init import no_drawing
 from needle.interop import as_ndarray
 from needle.nn.module import Module, Parameter, Tree
+from needle.optim import Optimizer
+from needle.optim.torch_state import as_torch
 
 from .report import Report, dotted
 from .rules.registry import find_module_rule
@@ -130,17 +133,21 @@ def put(layer: Module, name: str, value: Any) -> None:
     layer.__dict__[name] = value
 
 
-def to_torch(net: Any, model: nn.Module | None = None) -> dict[str, torch.Tensor]:
+def to_torch(net: Any, model: nn.Module | None = None) -> dict[str, Any]:
     """The weights that a converted net has now, as a torch state_dict under torch's names: new tensors, on the CPU.
+
+    Of an optimizer: its state, as torch's optimizer of the same name takes it by `load_state_dict`.
 
     net: what `convert`, `fuse` or `needle.load` gave, or an Executable of it. Tied names get one tensor; running statistics
     and other buffers are among them. What torch had in 16 bits is float32 here.
     model: this torch model takes the values, too, in its own tensors, dtypes and devices; names and shapes must be its own,
     else ValueError before anything is copied.
     """
+    if isinstance(net, Optimizer):
+        return tree_map(lambda a: torch.from_numpy(a) if isinstance(a, np.ndarray) else a, as_torch(net))
     net = net.model if isinstance(net, Executable) else net
     if not isinstance(net, Module):
-        raise TypeError(f"[to_torch] expects a needle Module or Executable, got {type(net).__name__}.")
+        raise TypeError(f"[to_torch] expects a needle Module, Optimizer or Executable, got {type(net).__name__}.")
     made: dict[int, torch.Tensor] = {}
     state: dict[str, torch.Tensor] = {}
     for name, t in net.named_tensors():

@@ -51,6 +51,7 @@ class Adagrad(Optimizer):
     rules = both(ADAGRAD | {"maximize": False})
     arguments = both(tuple(ADAGRAD))
     slots = required = ("sum",)
+    torch_names = {"step": "step", "sum": "sum"}
 
     def rate(self, group: Group, step: int) -> float:
         return group["lr"] / (1 + (step - 1) * group["lr_decay"])
@@ -78,6 +79,7 @@ class Adadelta(Optimizer):
     rules = both(ADADELTA | {"maximize": False})
     arguments = both(tuple(ADADELTA))
     slots = required = ("square", "moved")
+    torch_names = {"step": "step", "square": "square_avg", "moved": "acc_delta"}
 
     def check(self, group: Group) -> None:
         if group["rho"] > 1:
@@ -107,6 +109,7 @@ class Adamax(Optimizer):
     rules = both(ADAMAX | {"maximize": False})
     arguments = both(tuple(ADAMAX))
     slots = required = ("mean", "largest")
+    torch_names = {"step": "step", "mean": "exp_avg", "largest": "exp_inf"}
 
     def kernel(self, group: Group, step: int, first: bool) -> tuple[str, dict[str, Any]]:
         return "adamax_step", rates(group, "beta1", "beta2", "eps") | {"step": step}
@@ -139,6 +142,7 @@ class NAdam(Optimizer):
     rules = both(NADAM | {"maximize": False})
     arguments = both(tuple(NADAM))
     slots = required = ("mean", "square")
+    torch_names = {"step": "step", "mean": "exp_avg", "square": "exp_avg_sq", "mu_product": "mu_product"}
     numbers = ("mu_product",)
 
     def momentum(self, group: Group, step: int) -> float:
@@ -185,6 +189,7 @@ class RAdam(Optimizer):
     rules = both(RADAM | {"maximize": False})
     arguments = both(tuple(RADAM))
     slots = required = ("mean", "square")
+    torch_names = {"step": "step", "mean": "exp_avg", "square": "exp_avg_sq"}
 
     def step_size(self, group: Group, step: int) -> tuple[float, bool]:
         """That along the mean of gradients, and whether it is divided by the root of squares."""

@@ -14,6 +14,7 @@ from needle.nn.module import reset_gradients
 
 from .clip import clip_grad_norm
 from .group import BETAS, Group, as_groups, once, rule_of
+from .torch_state import from_torch
 
 
 def option(name: str) -> property:
@@ -49,6 +50,7 @@ class Optimizer:
     slots: ClassVar[tuple[str, ...]] = ()
     required: ClassVar[tuple[str, ...]] = ()  # those that a stepped parameter always has
     numbers: ClassVar[tuple[str, ...]] = ()  # of a parameter's state, beside "step": they go to `kernel`, too
+    torch_names: ClassVar[Mapping[str, str]] = {}  # of a parameter's state in torch's optimizer of this name, by ours
     lr = option("lr")
 
     def __init_subclass__(cls) -> None:
@@ -217,7 +219,12 @@ class Optimizer:
         return made | {"options": options[0] if len(options) == 1 else options}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` of an optimizer of the same kind and rule over parameters of the same shapes gave."""
+        """Take what `state_dict` of an optimizer of the same kind and rule over parameters of the same shapes gave.
+
+        That of torch's optimizer of the same name is taken, too.
+        """
+        if "param_groups" in state:
+            state = from_torch(self, state)
         label, step = type(self).__name__, state["step"]
         if state["kind"] != label:
             raise ValueError(f"[{label}] the state expects to be of this optimizer, got {state['kind']}.")

@@ -36,6 +36,7 @@ class SGD(Optimizer):
         "torch": ("lr", "momentum"),
     }
     slots = ("momentum",)
+    torch_names = {"momentum": "momentum_buffer"}
 
     def check(self, group: Group) -> None:
         if group.get("nesterov") and (not group["momentum"] or group["dampening"]):
@@ -96,6 +97,7 @@ class Adam(Optimizer):
     }
     slots = ("mean", "square", "largest")
     required = ("mean", "square")
+    torch_names = {"step": "step", "mean": "exp_avg", "square": "exp_avg_sq", "largest": "max_exp_avg_sq"}
 
     def slots_of(self, group: Group) -> tuple[str, ...]:
         return self.slots if group["amsgrad"] else self.required
@@ -143,6 +145,7 @@ class RMSprop(Optimizer):
     arguments = dict.fromkeys(("needle", "torch"), tuple(RMSPROP))
     slots = ("square", "momentum", "mean")
     required = ("square",)
+    torch_names = {"step": "step", "square": "square_avg", "momentum": "momentum_buffer", "mean": "grad_avg"}
 
     def slots_of(self, group: Group) -> tuple[str, ...]:
         return ("square",) + ("momentum",) * bool(group["momentum"]) + ("mean",) * group["centered"]

@@ -72,6 +72,7 @@ def counted_batch_norm(
     return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
 
 
+counted_batch_norm.stands_for = F.batch_norm  # type: ignore[attr-defined]
 MOVES = "moves running statistics in evaluation, too; pass"
 batch_norm = by_statistics(
     ops.batch_norm, needle_nn.FunctionalBatchNorm, f"training=True {MOVES} training=self.training"

@@ -137,7 +137,8 @@ def is_inplace(target: Any) -> bool:
 
 
 def target_name(target: Any) -> str:
-    """How a user would write the target."""
+    """How a user would write the target, or what a function of capture stands for."""
+    target = getattr(target, "stands_for", target)
     if is_overload(target):
         return f"torch.ops.{target}"
     if isinstance(target, type):

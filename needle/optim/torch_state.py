@@ -1,0 +1,75 @@
+"""The state of torch's optimizers: what a checkpoint of torch holds, read as needle's, and needle's written as torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .base import Optimizer
+
+# What torch's groups hold beside options: parameters, and what its schedules remember.
+OTHERS = ("params", "param_names", "max_lr", "min_lr", "max_momentum", "base_momentum")
+
+
+def from_torch(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What `state_dict` of torch's optimizer of the same name says, as `state_dict` of `optimizer` would.
+
+    Parameters are counted through the groups, as torch counts them.
+    """
+    label, own = type(optimizer).__name__, {theirs: name for name, theirs in optimizer.torch_names.items()}
+    held: dict[int, dict[str, np.ndarray]] = {}
+    for number, arrays in state["state"].items():
+        given = {name: values_of(a) for name, a in arrays.items() if a is not None}
+        if unknown := [name for name in given if name not in own]:
+            raise ValueError(f"[{label}] the state of torch expects {', '.join(own) or 'nothing'}, got {unknown[0]}.")
+        if given:
+            held[number] = {own[name]: a for name, a in given.items()}
+    groups = state["param_groups"]
+    places: dict[int, int] = {}
+    for group in groups:
+        places |= {number: len(places) + i for i, number in enumerate(group["params"])}
+    options = [{k: option(v) for k, v in g.items() if k not in OTHERS} for g in groups]
+    return {
+        "kind": label,
+        "rule": "torch",
+        "step": max((int(a["step"]) for a in held.values() if "step" in a), default=0),
+        "sizes": [len(g["params"]) for g in groups],
+        "options": options,
+        "state": {places[number]: arrays for number, arrays in held.items()},
+    }
+
+
+def as_torch(optimizer: Optimizer) -> dict[str, Any]:
+    """The state as torch's optimizer of the same name has it, of numpy arrays; ValueError for rules that torch has not."""
+    label, names = type(optimizer).__name__, optimizer.torch_names
+    if optimizer.rule != "torch" or not names:
+        raise ValueError(
+            f"[{label}] torch's state expects an optimizer of torch's by its rule, got rule {optimizer.rule}."
+        )
+    own, first, groups = optimizer.state_dict(), 0, []
+    for group in optimizer.param_groups:
+        size = len(group["params"])
+        groups.append(group.options() | {"params": list(range(first, first + size))})
+        first += size
+    held = {i: {names[n]: as_number(a) for n, a in arrays.items() if n in names} for i, arrays in own["state"].items()}
+    return {"state": held, "param_groups": groups}
+
+
+def as_number(a: np.ndarray) -> np.ndarray:
+    """A count or a product in the dtype that torch has for them; arrays as they are."""
+    return a if a.ndim else a.astype("float32")
+
+
+def values_of(a: Any) -> np.ndarray:
+    """A tensor of torch on any device, or a number, as an array."""
+    if hasattr(a, "detach"):
+        a = a.detach().cpu()
+        a = (a.float() if str(a.dtype) == "torch.bfloat16" else a).numpy()
+    return np.array(a)
+
+
+def option(value: Any) -> Any:
+    return value.item() if getattr(value, "shape", None) == () else value

@@ -1,0 +1,186 @@
+"""A training begun in torch goes on in needle, and the other way: weights, and the state of every optimizer that both have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import needle as ndl
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import torch2needle  # noqa: E402
+
+STREAM = np.random.default_rng(0)
+BATCHES = [(STREAM.normal(size=(6, 8)).astype("float32"), STREAM.integers(0, 3, 6)) for _ in range(9)]
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SGD": ("SGD", {}),
+    "SGD, momentum": ("SGD", {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01}),
+    "SGD, Nesterov": ("SGD", {"momentum": 0.9, "nesterov": True, "maximize": True}),
+    "Adam": ("Adam", {"betas": (0.8, 0.99), "weight_decay": 0.01}),
+    "Adam, AMSGrad": ("Adam", {"amsgrad": True}),
+    "AdamW": ("AdamW", {}),
+    "RMSprop": ("RMSprop", {}),
+    "RMSprop, all": ("RMSprop", {"momentum": 0.5, "centered": True}),
+    "Adagrad": ("Adagrad", {"initial_accumulator_value": 0.1, "lr_decay": 0.01}),
+    "Adadelta": ("Adadelta", {}),
+    "Adamax": ("Adamax", {}),
+    "NAdam": ("NAdam", {"momentum_decay": 0.01}),
+    "RAdam": ("RAdam", {"weight_decay": 0.01, "decoupled_weight_decay": True}),
+}
+
+
+def net_of(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 3))
+
+
+def groups(model: Any, frozen: bool) -> list[dict[str, Any]]:
+    """Two groups with rates of their own; `frozen`: the first weight never moves, so it has no state."""
+    named = dict(model.named_parameters())
+    if frozen:
+        named["0.weight"].requires_grad = False
+    first = [p for n, p in named.items() if n.startswith("0.")]
+    return [
+        {"params": first, "lr": 1e-2},
+        {"params": [p for n, p in named.items() if not n.startswith("0.")], "lr": 3e-3},
+    ]
+
+
+def torch_steps(model: nn.Module, optimizer: Any, batches: Any) -> list[float]:
+    losses = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def needle_steps(net: Any, optimizer: Any, batches: Any, compiled: bool) -> list[float]:
+    step = ndl.compile_step(net, ndl.ops.cross_entropy, optimizer, batches[0]) if compiled else None
+    losses = []
+    for x, y in batches:
+        if step is not None:
+            losses.append(float(step(x, y)))
+            continue
+        optimizer.zero_grad()
+        loss = ndl.ops.cross_entropy(net(ndl.Tensor(x)), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_there_and_back(name: str, frozen: bool, compiled: bool) -> None:
+    """Three steps in torch, three in needle, three in torch: the losses of nine in torch."""
+    kind, options = OPTIMIZERS[name]
+    alone = net_of()
+    want = torch_steps(alone, getattr(torch.optim, kind)(groups(alone, frozen), lr=1e-3, **options), BATCHES)
+    model = net_of()
+    optimizer = getattr(torch.optim, kind)(groups(model, frozen), lr=1e-3, **options)
+    found = torch_steps(model, optimizer, BATCHES[:3])
+
+    net = torch2needle.convert(model).train()
+    ours = getattr(ndl.optim, kind)(groups(net, frozen), lr=0.5)  # its options come with the state
+    ours.load_state_dict(optimizer.state_dict())
+    found += needle_steps(net, ours, BATCHES[3:6], compiled)
+
+    again = net_of(1)
+    again.load_state_dict(torch2needle.to_torch(net))
+    optimizer = getattr(torch.optim, kind)(groups(again, frozen), lr=0.5)
+    optimizer.load_state_dict(torch2needle.to_torch(ours))
+    found += torch_steps(again, optimizer, BATCHES[6:])
+    np.testing.assert_allclose(found, want, rtol=2e-5)
+
+
+def after_a_step(kind: str, **options: Any) -> dict[str, Any]:
+    model = net_of()
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-2, **options)
+    torch_steps(model, optimizer, BATCHES[:1])
+    return optimizer.state_dict()
+
+
+def test_of_schedules_and_names() -> None:
+    """Rates, and those before a schedule, come with the state; what torch's schedules and names keep in groups goes."""
+    model = net_of()
+    optimizer = torch.optim.AdamW(model.named_parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+    torch_steps(model, optimizer, BATCHES[:1])
+    schedule.step()
+    ours = ndl.optim.AdamW(torch2needle.convert(model).parameters())
+    ours.load_state_dict(optimizer.state_dict())
+    assert ours.lr == optimizer.param_groups[0]["lr"]
+    assert (ours.beta1, ours.beta2) == optimizer.param_groups[0]["betas"]
+    assert ours.t == 1
+
+
+def test_of_half_precision() -> None:
+    state = after_a_step("Adam")
+    for held in state["state"].values():
+        held["exp_avg"] = held["exp_avg"].bfloat16()
+    ours = ndl.optim.Adam(torch2needle.convert(net_of()).parameters())
+    ours.load_state_dict(state)
+    np.testing.assert_array_equal(ours.state_dict()["state"][0]["mean"], state["state"][0]["exp_avg"].float())
+
+
+REFUSALS: list[tuple[str, Callable[[], Any], str]] = [
+    ("SGD", lambda: after_a_step("Adam"), r"\[SGD\] the state of torch expects momentum_buffer, got step"),
+    ("Adam", lambda: after_a_step("RMSprop"), r"\[Adam\] the state of torch expects step, exp_avg, .* got square_avg"),
+    ("Lion", lambda: after_a_step("Adam"), r"\[Lion\] the state of torch expects nothing, got step"),
+    (
+        "AdamW",
+        lambda: {"state": {}, "param_groups": []},
+        r"\[AdamW\] the state expects groups of \[6\] parameters, got \[\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "state", "message"), REFUSALS)
+def test_refusals(kind: str, state: Callable[[], Any], message: str) -> None:
+    ours = getattr(ndl.optim, kind)(torch2needle.convert(net_of()).parameters())
+    before = str(ours.state_dict())
+    with pytest.raises(ValueError, match=message):
+        ours.load_state_dict(state())
+    assert str(ours.state_dict()) == before
+
+
+def test_rules_of_needle_are_refused() -> None:
+    ours = ndl.optim.SGD(ndl.nn.Linear(8, 3).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"\[SGD\] the state expects rule needle, got torch"):
+        ours.load_state_dict(after_a_step("SGD"))
+    with pytest.raises(
+        ValueError, match=r"\[SGD\] torch's state expects an optimizer of torch's by its rule, got rule needle"
+    ):
+        torch2needle.to_torch(ours)
+
+
+class Tied(nn.Module):
+    """Parameters registered in another order than they are used in, one of them twice, one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.never = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(8))
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.first(x)) * self.scale
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["torch.fx", "example"])
+def test_parameters_are_counted_as_in_torch(given: bool) -> None:
+    model = Tied()
+    net = torch2needle.convert(model, (torch.ones(2, 8),) if given else None)
+    assert [n for n, _ in net.named_parameters()] == [n for n, _ in model.named_parameters()]
