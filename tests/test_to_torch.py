@@ -204,5 +204,7 @@ def test_a_tie_that_the_net_does_not_have() -> None:
     model[1].weight = model[0].weight
     with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are one tensor in the model"):
         torch2needle.to_torch(net, model)
-    with pytest.raises(TypeError, match=r"\[to_torch\] expects a needle Module, Optimizer or Executable, got Sequential"):
+    with pytest.raises(
+        TypeError, match=r"\[to_torch\] expects a needle Module, Optimizer or Executable, got Sequential"
+    ):
         torch2needle.to_torch(model)

@@ -184,3 +184,100 @@ def test_parameters_are_counted_as_in_torch(given: bool) -> None:
     model = Tied()
     net = torch2needle.convert(model, (torch.ones(2, 8),) if given else None)
     assert [n for n, _ in net.named_parameters()] == [n for n, _ in model.named_parameters()]
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "StepLR": {"step_size": 3},
+    "MultiStepLR": {"milestones": [2, 5]},
+    "ConstantLR": {},
+    "LinearLR": {"total_iters": 7},
+    "ExponentialLR": {"gamma": 0.9},
+    "PolynomialLR": {"total_iters": 8, "power": 2.0},
+    "CosineAnnealingLR": {"T_max": 8, "eta_min": 1e-3},
+    "LambdaLR": {"lr_lambda": lambda epoch: 0.9**epoch},
+    "MultiplicativeLR": {"lr_lambda": lambda epoch: 1 - 0.01 * epoch},
+    "OneCycleLR": {"max_lr": 0.1, "total_steps": 20},
+    "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 3},
+    "CosineAnnealingWarmRestarts": {"T_0": 3, "T_mult": 2},
+    "ReduceLROnPlateau": {"patience": 1},
+}
+
+
+def made(space: Any, name: str, optimizer: Any, options: dict[str, Any]) -> Any:
+    return getattr(getattr(space, "lr_scheduler", space), name)(optimizer, **options)
+
+
+def rates_of(schedule: Any, steps: range) -> list[list[float]]:
+    """The groups' rates after each epoch; those that follow a measure see one that stays."""
+    measured = ([1.0],) if type(schedule).__name__ == "ReduceLROnPlateau" else ([],)
+    return [schedule.step(*measured[0]) or [g["lr"] for g in schedule.optimizer.param_groups] for _ in steps]
+
+
+def both(frozen: bool = False) -> tuple[Any, Any]:
+    model = net_of()
+    net = torch2needle.convert(model)
+    return (
+        torch.optim.SGD(groups(model, frozen), lr=0.1, momentum=0.9),
+        ndl.optim.SGD(groups(net, frozen), lr=0.1, momentum=0.9),
+    )
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_go_on(name: str) -> None:
+    theirs, ours = both()
+    schedule, again = (made(s, name, o, SCHEDULES[name]) for s, o in ((torch.optim, theirs), (ndl.optim, ours)))
+    theirs.step()
+    rates_of(schedule, range(4))
+    ours.load_state_dict(theirs.state_dict())
+    again.load_state_dict(schedule.state_dict())
+    assert again.last_epoch == 4
+    np.testing.assert_allclose(rates_of(again, range(9)), rates_of(schedule, range(9)), rtol=1e-7)
+    if name in ("OneCycleLR", "CyclicLR"):
+        found, want = ([g["momentum"] for g in o.param_groups] for o in (ours, theirs))
+        np.testing.assert_allclose(found, want, rtol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["SequentialLR", "ChainedScheduler"])
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_schedules_of_several_go_on(name: str, steps: int) -> None:
+    def several(space: Any, optimizer: Any) -> Any:
+        parts = [
+            made(space, n, optimizer, o)
+            for n, o in (("ConstantLR", {"factor": 0.1}), ("ExponentialLR", {"gamma": 0.8}))
+        ]
+        space = getattr(space, "lr_scheduler", space)
+        if name == "ChainedScheduler":
+            return space.ChainedScheduler(parts)
+        return space.SequentialLR(optimizer, parts, milestones=[3])
+
+    theirs, ours = both()
+    schedule, again = several(torch.optim, theirs), several(ndl.optim, ours)
+    theirs.step()
+    for _ in range(steps):
+        schedule.step()
+    ours.load_state_dict(theirs.state_dict())
+    again.load_state_dict(schedule.state_dict())
+    for _ in range(6):
+        schedule.step()
+        again.step()
+        found, want = ([g["lr"] for g in o.param_groups] for o in (ours, theirs))
+        np.testing.assert_allclose(found, want, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("StepLR", {"step_size": 4}, r"\[StepLR\] the state of torch expects step_size 4, got 3"),
+        (
+            "MultiStepLR",
+            {"milestones": [2, 6]},
+            r"\[MultiStepLR\] the state of torch expects milestones \[2, 6\], got \[2, 5\]",
+        ),
+        ("ReduceLROnPlateau", {"patience": 2}, r"\[ReduceLROnPlateau\] the state of torch expects patience 2, got 1"),
+    ],
+)
+def test_schedules_of_other_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    theirs, ours = both()
+    state = made(torch.optim, name, theirs, SCHEDULES[name]).state_dict()
+    with pytest.raises(ValueError, match=message):
+        made(ndl.optim, name, ours, options).load_state_dict(state)

@@ -9,6 +9,7 @@ from typing import Any
 from .base import Optimizer
 from .plateau import ReduceLROnPlateau
 from .schedule import Schedule
+from .torch_state import schedule_from_torch
 
 
 class Several(Schedule):
@@ -28,6 +29,7 @@ class Several(Schedule):
         return super().state_dict() | {"schedules": [s.state_dict() for s in self.schedulers]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        state = schedule_from_torch(self, state) if "_last_lr" in state else state
         super().load_state_dict(state)
         rates = [g["lr"] for g in self.optimizer.param_groups]
         for schedule, inner in zip(self.schedulers, state.get("schedules", ()), strict=False):

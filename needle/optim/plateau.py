@@ -9,6 +9,7 @@ from typing import Any
 from .base import Optimizer
 from .group import number
 from .schedule import Schedule, as_list, per_group
+from .torch_state import schedule_from_torch
 
 
 def better(value: float, best: float, mode: str, threshold: float, threshold_mode: str = "abs") -> bool:
@@ -86,6 +87,8 @@ class ReduceLROnPlateau(Schedule):
         return {"kind": "ReduceLROnPlateau", **{name: getattr(self, name) for name in kept}, "lr": self.get_last_lr()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` of this schedule, or of torch's of the same name and options, gave."""
+        state = schedule_from_torch(self, state) if "_last_lr" in state else state
         if state["kind"] != "ReduceLROnPlateau":
             raise ValueError(f"[ReduceLROnPlateau] the state expects to be of this schedule, got {state['kind']}.")
         rates = per_group("ReduceLROnPlateau", "lr", as_list(state["lr"]), self.optimizer)

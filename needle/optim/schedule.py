@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from .base import Optimizer
 from .group import number
+from .torch_state import schedule_from_torch
 
 
 def positive(label: str, name: str, value: Any) -> int:
@@ -97,6 +98,8 @@ class Schedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` of this schedule, or of torch's of the same name and options, gave."""
+        state = schedule_from_torch(self, state) if "_last_lr" in state else state
         label, groups = type(self).__name__, self.optimizer.param_groups
         if state["kind"] != label:
             raise ValueError(f"[{label}] the state expects to be of this schedule, got {state['kind']}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -73,3 +74,33 @@ def values_of(a: Any) -> np.ndarray:
 
 def option(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
+
+
+MOVING = (
+    "epoch",
+    "best",
+    "bad_epochs",
+    "cooldown_counter",
+    "base_lrs",
+)  # of a schedule: the rest of what it holds are its options
+
+
+def schedule_from_torch(schedule: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What `state_dict` of torch's schedule of the same name says, as that of `schedule` would; its options must be the same."""
+    label, inner = type(schedule).__name__, state.get("_schedulers", ())
+    for name, own in vars(schedule).items():
+        given = state.get(name, state.get(f"_{name}", own))
+        given = sorted(given.elements()) if isinstance(given, Counter) else given
+        plain = all(isinstance(v, int | float | str) for v in (own if isinstance(own, list) else [own]))
+        if plain and name not in MOVING and given != own:
+            raise ValueError(f"[{label}] the state of torch expects {name} {own}, got {given}.")
+    epoch = state["last_epoch"] if "last_epoch" in state else inner[0]["last_epoch"]
+    made = {
+        "kind": label,
+        "epoch": max(epoch, 0),  # -1: not begun, in a sequence
+        "base_lr": list(state.get("base_lrs", schedule.base_lrs)),
+        "lr": [option(rate) for rate in state["_last_lr"]],
+        "schedules": inner,
+    }
+    theirs = {"best": "best", "bad_epochs": "num_bad_epochs", "cooldown_counter": "cooldown_counter"}
+    return made | {own: state[name] for own, name in theirs.items() if name in state}
