@@ -281,3 +281,11 @@ def test_schedules_of_other_options_are_refused(name: str, options: dict[str, An
     state = made(torch.optim, name, theirs, SCHEDULES[name]).state_dict()
     with pytest.raises(ValueError, match=message):
         made(ndl.optim, name, ours, options).load_state_dict(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_weights_of_other_dtypes_and_with_gradients(dtype: Any) -> None:
+    model, net = net_of(1), torch2needle.convert(net_of(0))
+    net.load_state_dict({n: p.to(dtype) for n, p in model.named_parameters()})  # tensors that require a gradient
+    for name, p in model.named_parameters():
+        np.testing.assert_array_equal(net.state_dict()[name].numpy(), p.detach().to(dtype).float())

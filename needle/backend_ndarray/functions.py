@@ -71,6 +71,15 @@ def from_dlpack(x: Any) -> NDArray:
     return NDArray.wrap(_core.from_dlpack(x.__dlpack__(stream=stream), device.core), device)
 
 
+def numpy_of(x: Any) -> np.ndarray:
+    """The values of an array of any library and device, or of what numpy reads, for numpy; of bfloat16 in float32."""
+    if hasattr(x, "detach"):
+        x = x.detach()
+        x = x.cpu() if hasattr(x, "cpu") else x
+        x = x.float() if str(x.dtype).endswith("bfloat16") else x
+    return np.asarray(x)
+
+
 def as_ndarray(x: Any, copy: bool = True) -> NDArray:
     """NDArray over `x`'s memory where that is possible, else over a copy. `x`: Tensor, numpy array, anything with DLPack.
 

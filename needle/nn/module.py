@@ -13,6 +13,7 @@ import numpy as np
 from needle import _core
 from needle.autograd import Tensor, as_data
 from needle.backend_ndarray import Device
+from needle.backend_ndarray.functions import numpy_of
 from needle.init import DRAWING, zeros_like
 from needle.op import kind_of
 
@@ -316,13 +317,13 @@ class Module:
         return {name: t.detach() for name, t in self.named_tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Difference:
-        """Copy values (anything numpy reads) into the tensors of the same names.
+        """Copy values (arrays of any library, on any device) into the tensors of the same names.
 
         Raises ValueError, before anything is copied, for shapes that differ and, if strict, for names that only one side
         has; otherwise those are returned.
         """
         own = dict(self.named_tensors())
-        arrays = {k: np.asarray(v.detach() if isinstance(v, Tensor) else v) for k, v in state.items()}
+        arrays = {k: numpy_of(v) for k, v in state.items()}
         for k, a in arrays.items():
             if a.dtype.kind == "c" and k in own and own[k].of_pairs:
                 arrays[k] = np.stack([a.real, a.imag], -1)

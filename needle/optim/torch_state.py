@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from needle.backend_ndarray.functions import numpy_of
+
 if TYPE_CHECKING:
     from .base import Optimizer
 
@@ -23,7 +25,7 @@ def from_torch(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]
     label, own = type(optimizer).__name__, {theirs: name for name, theirs in optimizer.torch_names.items()}
     held: dict[int, dict[str, np.ndarray]] = {}
     for number, arrays in state["state"].items():
-        given = {name: values_of(a) for name, a in arrays.items() if a is not None}
+        given = {name: np.array(numpy_of(a)) for name, a in arrays.items() if a is not None}
         if unknown := [name for name in given if name not in own]:
             raise ValueError(f"[{label}] the state of torch expects {', '.join(own) or 'nothing'}, got {unknown[0]}.")
         if given:
@@ -62,14 +64,6 @@ def as_torch(optimizer: Optimizer) -> dict[str, Any]:
 def as_number(a: np.ndarray) -> np.ndarray:
     """A count or a product in the dtype that torch has for them; arrays as they are."""
     return a if a.ndim else a.astype("float32")
-
-
-def values_of(a: Any) -> np.ndarray:
-    """A tensor of torch on any device, or a number, as an array."""
-    if hasattr(a, "detach"):
-        a = a.detach().cpu()
-        a = (a.float() if str(a.dtype) == "torch.bfloat16" else a).numpy()
-    return np.array(a)
 
 
 def option(value: Any) -> Any:
