@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
+import needle as ndl  # noqa: E402
 import torch2needle  # noqa: E402
 from torch2needle import ConversionError, Unsupported, convert  # noqa: E402
 
@@ -144,3 +145,18 @@ def test_what_is_odd_is_right(name: str) -> None:
         return all(map(same, a, b)) and len(a) == len(b) if isinstance(b, tuple) else a == b
 
     assert same(got, want)
+
+
+def test_a_loss_of_torch_is_named() -> None:
+    net, x = ndl.nn.Linear(4, 2), np.ones((3, 4), "float32")
+    optimizer = ndl.optim.SGD(net.parameters(), lr=0.1)
+    losses = (nn.MSELoss(), F.mse_loss, nn.CrossEntropyLoss(), lambda a, b: torch.softmax(a, 1).sum())
+    for loss in losses:
+        with pytest.raises(
+            TypeError, match=r"\[compile_step\] expects functions of needle's tensors, got a call of torch"
+        ):
+            ndl.compile_step(net, loss, optimizer, (x, np.ones((3, 2), "float32")))
+    with pytest.raises(TypeError, match=r"\[compile\] expects functions of needle's tensors, got a call of torch"):
+        ndl.compile(torch.relu, x)
+    with pytest.raises(TypeError, match="unsupported operand"):  # of the user's own, as it is
+        ndl.compile_step(net, lambda a, b: 3 + "a", optimizer, (x, x))

@@ -178,3 +178,18 @@ def test_softmax_loss_agrees_with_torch() -> None:
     assert loss.shape == ()
     close(loss, want)
     close(x.grad, xt.grad)
+
+
+def test_sequential_is_a_list_of_its_modules() -> None:
+    first, second, third = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+    net = nn.Sequential(first, second)
+    assert net.append(third) is net
+    assert (len(net), net[0], net[-1], list(net)) == (3, first, third, [first, second, third])
+    x = ndl.Tensor(np.ones((2, 4), "float32"))
+    np.testing.assert_array_equal(net[:2](x).numpy(), second(first(x)).numpy())
+    exe = ndl.compile(net, (x,))
+    net[2] = nn.Linear(4, 3)  # another head: plans follow
+    assert exe(x).shape == net(x).shape == (2, 3)
+    assert [n for n, _ in net.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    with pytest.raises(IndexError):
+        net[3]

@@ -99,3 +99,21 @@ def test_clip_grad_norm(device: Any) -> None:
     assert optim.clip_grad_norm(params, 1.0) == pytest.approx(norm, rel=1e-5)
     for p, g in zip(params, grads, strict=True):
         np.testing.assert_allclose(p.grad.numpy(), g / norm, rtol=1e-4)
+
+
+def test_named_parameters_and_closures() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1)), np.ones((2, 4), "float32")
+    plain, named = ndl.optim.SGD(net.parameters(), lr=0.01), ndl.optim.SGD(net.named_parameters(), lr=0.01)
+    assert [id(p) for p in named.params] == [id(p) for p in plain.params]
+    groups = ndl.optim.SGD([{"params": net[0].named_parameters()}, {"params": net[1].parameters(), "lr": 1.0}], lr=0.01)
+    assert [len(g["params"]) for g in groups.param_groups] == [2, 2]
+
+    def closure() -> ndl.Tensor:
+        named.zero_grad()
+        loss = (net(ndl.Tensor(x)) ** 2).sum()
+        loss.backward()
+        return loss
+
+    losses = [named.step(closure).item() for _ in range(3)]
+    assert losses[2] < losses[1] < losses[0]
+    assert named.step() is None

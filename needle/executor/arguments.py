@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,21 @@ def check_model(model: Any) -> None:
     if isinstance(model, type) or not callable(model) or hasattr(model, "run_into"):
         what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"[compile] expects a Module or a function of tensors, got {what}.")
+
+
+@contextmanager
+def without_torch(label: str) -> Iterator[None]:
+    """Says so where what the user's function raises comes of a call of torch with needle's tensors."""
+    try:
+        yield
+    except (TypeError, AttributeError) as e:
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(e.__traceback__)]
+        if frames[-1].partition(".")[0] != "torch" and "must be Tensor, not" not in str(e):
+            raise
+        raise TypeError(
+            f"[{label}] expects functions of needle's tensors, got a call of torch ({e}); torch2needle.convert(function, "
+            "example) makes one of a function or module of torch."
+        ) from e
 
 
 def positional(fn: Callable, args: tuple, kwargs: dict) -> tuple:

@@ -24,7 +24,7 @@ from needle.nn.functional import GuardError
 from needle.nn.module import STRUCTURE, Module
 from needle.shown import Shown
 
-from .arguments import as_targets, check_model, example_call, names, positional
+from .arguments import as_targets, check_model, example_call, names, positional, without_torch
 from .builder import PlanInfo
 from .compiled import CompiledPlan, answered
 from .constants import Constant, ConstantPool, taken_back
@@ -448,5 +448,6 @@ def compile(
     exe = Executable(model, choice)
     if sizes is not None:
         exe.plan_ahead(sizes, example)
-    exe._prepare(example, {})
+    with without_torch("compile"):
+        exe._prepare(example, {})
     return exe

@@ -20,7 +20,7 @@ from needle.interop import mirror
 from needle.nn.module import STRUCTURE, Module
 from needle.op import kind_of
 
-from .arguments import names
+from .arguments import names, without_torch
 from .compiled import evaluated
 from .constants import taken_back
 from .effects import Update, Write, changes
@@ -424,5 +424,6 @@ def compile_step(
         raise ValueError(f"[compile_step] recompute expects one of {', '.join(RECOMPUTE)}, got {recompute!r}.")
     settings = Settings(clip_grad_norm, clip_grad_value, accumulate, detect_anomaly, recompute=recompute)
     step = TrainingStep(net, loss, optimizer, choice, settings)
-    step._prepare(*example)
+    with without_torch("compile_step"):
+        step._prepare(*example)
     return step

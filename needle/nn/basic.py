@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from needle import init, ops
@@ -99,9 +100,28 @@ class Sequential(Module):
         return "" if attribute == "modules" else attribute
 
     def forward(self, x: Any) -> Any:
-        for m in self.modules:  # type: ignore[attr-defined]
+        for m in self:
             x = m(x)
         return x
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self.modules)  # type: ignore[call-overload]
+
+    def __len__(self) -> int:
+        return len(self.modules)  # type: ignore[arg-type]
+
+    def __getitem__(self, place: int | slice) -> Module:
+        found = list(self)[place]
+        return Sequential(*found) if isinstance(found, list) else found
+
+    def __setitem__(self, place: int, module: Module) -> None:
+        modules = list(self)
+        modules[place] = module
+        self.modules = modules  # type: ignore[method-assign,assignment]
+
+    def append(self, module: Module) -> Sequential:
+        self.modules = [*self, module]  # type: ignore[method-assign,assignment]
+        return self
 
 
 class Residual(Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,7 +38,8 @@ def option(name: str) -> property:
 class Optimizer:
     """Base: `param_groups`, `params`, `reset_grad`, `step`. State arrays are made when a parameter's step first needs them.
 
-    params: a list of parameters, or of dicts {"params": [...], option: value} whose options go before the optimizer's own.
+    params: a list of parameters, `named_parameters()`, or dicts {"params": [...], option: value} whose options go before the
+        optimizer's own.
     rule: "torch" or "needle" (the course's); None: what the parameters ask for, torch's those of converted models.
     Options are the rule's own, by its names, and torch's `betas` or the course's `beta1` and `beta2` alike.
 
@@ -115,7 +116,9 @@ class Optimizer:
 
     zero_grad = reset_grad
 
-    def step(self) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the parameters that have a gradient. closure: called first, to compute gradients; what it gives is returned."""
+        value = None if closure is None else closure()
         self._check_gradients()
         self.t += 1
         batches: dict[Any, list[tuple[Any, Any, list[Any]]]] = {}  # what one kernel call steps together
@@ -146,6 +149,7 @@ class Optimizer:
             call_groups(name, outs, [grad for _, grad, _ in batch], **attrs)
             for p, *_ in batch:
                 p.touch()
+        return value
 
     def advance(self, group: Group, p: Tensor, slots: tuple[str, ...]) -> tuple[dict[str, Any], bool]:
         """Count a step of a parameter: its state, with the arrays that the step uses, and whether some of them are new."""

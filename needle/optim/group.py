@@ -88,12 +88,12 @@ class Group(UserDict):
 
 
 def parameters(label: str, params: Any) -> list[Tensor]:
-    """The list of leaf Tensors that `params`, one or an iterable of them, holds."""
+    """The list of leaf Tensors that `params`, one or an iterable of them, or of pairs of a name and one, holds."""
     if isinstance(params, Tensor):
         return [params]
     if isinstance(params, set | frozenset | str) or not isinstance(params, Iterable):
         raise TypeError(f"[{label}] expects a list of parameters, got {type(params).__name__}.")
-    found = list(params)
+    found = [p[1] if isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) else p for p in params]
     for p in found:
         if not isinstance(p, Tensor):
             kind = type(p)
