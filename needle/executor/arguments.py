@@ -53,9 +53,9 @@ def positional(fn: Callable, args: tuple, kwargs: dict) -> tuple:
         raise TypeError(f"[executable] {e}.") from None
     except ValueError:  # a function of C that tells nothing
         bound = None
-    if bound is None or bound.kwargs:
+    if kwargs and (bound is None or bound.kwargs):
         raise TypeError(f"[executable] takes positional inputs only, got {next(iter(kwargs))}.")
-    return bound.args
+    return args if bound is None else bound.args
 
 
 def example_call(model: Any, example: Any) -> tuple:
