@@ -178,6 +178,7 @@ def test_transposes() -> None:
     [
         (lambda x: x.mm(x.reshape((4, 3, 1))), r"\[mm\] expects operands of 2 and 2 axes"),
         (lambda x: x.narrow(1, 3, 2), r"\[narrow\] start and length expect places of 4, got 3 and 2"),
+        (lambda x: x.reshape((3, 2, 2)).t(), r"\[t\] expects at most two axes"),
         (lambda x: x.select(2, 0), r"\[getitem\] axis expects -2 to 1, got 2"),
         (lambda x: x.sum(dim=1, axis=1), r"expects one name for one argument"),
     ],

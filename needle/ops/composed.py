@@ -198,6 +198,14 @@ def index_select(a: Tensor, axis: int, index: Tensor) -> Tensor:
     return take(a, index, axis)
 
 
+@tensor_method()
+def t(a: Tensor) -> Tensor:
+    """A matrix (N, M) transposed; fewer axes as they are, more raise ValueError."""
+    if a.ndim > 2:
+        raise ValueError(f"[t] expects at most two axes, got shape {a.shape}.")
+    return transpose(a, (0, 1)) if a.ndim == 2 else a
+
+
 # -- methods alone -------------------------------------------------------------------------------------------------------
 
 
@@ -214,5 +222,4 @@ tensor_method("contiguous")(lambda a: a)
 tensor_method("ravel")(lambda a: reshape(a, (-1,)))
 tensor_method("numel")(lambda a: a.size)
 tensor_method("dim")(lambda a: a.ndim)
-tensor_method("t")(lambda a: transpose(a, (0, 1)) if a.ndim == 2 else a)
 tensor_method("swapaxes", "swapdims")(lambda a, first, second: transpose(a, (first, second)))

@@ -70,13 +70,8 @@ def option(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-MOVING = (
-    "epoch",
-    "best",
-    "bad_epochs",
-    "cooldown_counter",
-    "base_lrs",
-)  # of a schedule: the rest of what it holds are its options
+# What a schedule counts; the rest of what it holds are its options.
+MOVING = ("epoch", "best", "bad_epochs", "cooldown_counter", "base_lrs")
 
 
 def schedule_from_torch(schedule: Any, state: Mapping[str, Any]) -> dict[str, Any]:
