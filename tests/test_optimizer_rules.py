@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
         lambda p: optim.SGD(model().parameters()),
         "expects needle's parameters .* got torch.nn.parameter.Param",
     ),
-    "named": (lambda p: optim.SGD(nn.Linear(2, 2).named_parameters()), "got builtins.tuple"),
+    "named": (lambda p: optim.SGD([(p[0], "weight")]), "got builtins.tuple"),
     "a-result": (lambda p: optim.SGD([p[0] + 1]), "expects parameters, got the result of "),
     "group-without": (lambda p: optim.SGD([{"lr": 1}]), "expects every group to be a dict with params"),
     "in-two-groups": (
