@@ -247,6 +247,8 @@ def tensor_method(*names: str, of: type[Tensor] | None = None) -> Callable[[Call
 
 def axis_names(f: Callable) -> Callable:
     """f, which takes `axis` or `axes` and perhaps `keepdims`, by the names that numpy and torch have for them, too."""
+    if hasattr(f, "by_any_name"):
+        return f
     parameters = inspect.signature(f).parameters
     own = next((p for p in ("axes", "axis") if p in parameters), "")
     others = dict.fromkeys({"dim", "dims", "axis", "axes"} - parameters.keys(), own) if own else {}
@@ -264,6 +266,7 @@ def axis_names(f: Callable) -> Callable:
             raise TypeError(f"[{f.__name__}] expects one name for one argument, got {', '.join(kwargs)}.")
         return f(*args, **given)
 
+    named.by_any_name = True  # type: ignore[attr-defined]
     return named
 
 

@@ -186,3 +186,12 @@ def test_names_of_modules_that_are_none_of_a_model_and_its_modes() -> None:
     assert {n.partition(".")[0] for n, _ in net.named_parameters()} == {"train_1", "model"}
     assert model.training
     np.testing.assert_allclose(net(ROWS).detach(), train(ROWS).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("name", ["method", "globals", "closure of a method", "lambda", "partial of a method"])
+def test_other_sizes_than_the_examples(name: str, count: int) -> None:
+    function, given = CASES[name]
+    net, others = torch2needle.convert(function, given), tuple(torch.randn(count, *x.shape[1:]) for x in given)
+    got, want = (r[0] if isinstance(r, tuple) else r for r in (net(*others), function(*others)))
+    np.testing.assert_allclose(got.detach(), want.detach(), rtol=1e-5, atol=1e-5)

@@ -186,6 +186,29 @@ def test_parameters_are_counted_as_in_torch(given: bool) -> None:
     assert [n for n, _ in net.named_parameters()] == [n for n, _ in model.named_parameters()]
 
 
+def test_of_a_parameter_of_one_number_and_one_of_none() -> None:
+    """Shapes () and (0, 3): their state has these shapes, too, and every digit."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.none = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.zeros(0, 3))
+
+        def forward(self, x: Any) -> Any:
+            return (x * self.scale).sum() + self.none.sum()
+
+    model = Odd()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.ones(4)).backward()
+    optimizer.step()
+    ours = ndl.optim.Adam(torch2needle.convert(model).parameters())
+    ours.load_state_dict(optimizer.state_dict())
+    found, want = torch2needle.to_torch(ours)["state"], optimizer.state_dict()["state"]
+    for number, held in want.items():
+        for name, value in held.items():
+            assert torch.equal(found[number][name], value)
+
+
 SCHEDULES: dict[str, dict[str, Any]] = {
     "StepLR": {"step_size": 3},
     "MultiStepLR": {"milestones": [2, 5]},
@@ -289,3 +312,23 @@ def test_weights_of_other_dtypes_and_with_gradients(dtype: Any) -> None:
     net.load_state_dict({n: p.to(dtype) for n, p in model.named_parameters()})  # tensors that require a gradient
     for name, p in model.named_parameters():
         np.testing.assert_array_equal(net.state_dict()[name].numpy(), p.detach().to(dtype).float())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("CyclicLR", {"mode": mode, "gamma": 0.9}) for mode in ("triangular", "triangular2", "exp_range")),
+        ("CyclicLR", {"cycle_momentum": False, "step_size_down": 2}),
+        ("OneCycleLR", {"three_phase": True, "anneal_strategy": "linear"}),
+        ("ReduceLROnPlateau", {"mode": "max", "threshold_mode": "abs", "cooldown": 1, "min_lr": 1e-3}),
+    ],
+)
+def test_schedules_with_other_options_go_on(name: str, options: dict[str, Any]) -> None:
+    theirs, ours = both()
+    options = SCHEDULES[name] | options
+    schedule, again = (made(s, name, o, options) for s, o in ((torch.optim, theirs), (ndl.optim, ours)))
+    theirs.step()
+    rates_of(schedule, range(4))
+    ours.load_state_dict(theirs.state_dict())
+    again.load_state_dict(schedule.state_dict())
+    np.testing.assert_allclose(rates_of(again, range(9)), rates_of(schedule, range(9)), rtol=1e-7)

@@ -280,3 +280,34 @@ def test_grad_refuses() -> None:
         grad(x.sum(), Tensor(ROWS, requires_grad=False))
     with pytest.raises(ValueError, match=r"\[grad\] grad_outputs expects one for each of 2 outputs, got 1"):
         grad((x.sum(), y.sum()), (x, y), (None,))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (1, 1), (2, 3)])
+def test_grad_in_plans_of_other_shapes_with_gradients_given(shape: tuple[int, int]) -> None:
+    x = np.arange(shape[0] * shape[1], dtype="float32").reshape(shape) + 1
+
+    def slope(x: Any, seed: Any) -> Any:
+        x = x.detach().requires_grad_()
+        return grad(x**3, x, seed)[0]
+
+    got = ndl.compile(slope, (x, 2 * x))(x, 2 * x)
+    np.testing.assert_allclose(got, 6 * x**3, rtol=1e-6)
+    np.testing.assert_allclose(slope(Tensor(x), 2 * x).numpy(), 6 * x**3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_methods_of_other_dtypes(dtype: str) -> None:
+    x = (100 * ROWS).astype(dtype)  # without ties
+    for name, given in (
+        ("tril", ()),
+        ("square", ()),
+        ("diff", ()),
+        ("topk", (2,)),
+        ("unbind", ()),
+        ("count_nonzero", ()),
+    ):
+        compare(getattr(Tensor, name), getattr(torch.Tensor, name), (x, *given), {})
+
+
+def test_names_are_taken_by_one_layer() -> None:
+    assert not hasattr(ndl.ops.softmax.__wrapped__, "__wrapped__")

@@ -57,13 +57,11 @@ def as_torch(optimizer: Optimizer) -> dict[str, Any]:
         size = len(group["params"])
         groups.append(group.options() | {"params": list(range(first, first + size))})
         first += size
-    held = {i: {names[n]: as_number(a) for n, a in arrays.items() if n in names} for i, arrays in own["state"].items()}
+    held = {
+        i: {names[n]: a if n in optimizer.slots else a.astype("float32") for n, a in arrays.items() if n in names}
+        for i, arrays in own["state"].items()  # counts and products are of float32 in torch
+    }
     return {"state": held, "param_groups": groups}
-
-
-def as_number(a: np.ndarray) -> np.ndarray:
-    """A count or a product in the dtype that torch has for them; arrays as they are."""
-    return a if a.ndim else a.astype("float32")
 
 
 def option(value: Any) -> Any:
