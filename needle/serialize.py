@@ -27,7 +27,8 @@ from .files import DTYPES, existing, map_tensors, write_tensors
 from .graph import GraphModule, symbolic
 from .graph_rows import Decoder, Encoder
 from .init import no_drawing
-from .nn.module import BOOKKEEPING, Module, Parameter, Tree, expose, set_submodule
+from .nn.module import BOOKKEEPING, Module, Parameter, expose
+from .nn.tree import Tree, set_submodule
 from .op import kind_of, on
 
 VERSION = 2

@@ -16,7 +16,8 @@ from needle.executor import Executable
 from needle.graph.narrow import is_narrow
 from needle.init import no_drawing
 from needle.interop import as_ndarray
-from needle.nn.module import Module, Parameter, Tree
+from needle.nn.module import Module, Parameter
+from needle.nn.tree import Tree
 from needle.optim import Optimizer
 from needle.optim.torch_state import as_torch
 

@@ -11,7 +11,8 @@ from needle import ops
 from needle.autograd import Tensor
 from needle.backend_ndarray import Device
 from needle.nn.activation import ReLU
-from needle.nn.basic import Dropout, Linear, Sequential
+from needle.nn.basic import Dropout, Linear
+from needle.nn.containers import Sequential
 from needle.nn.embedding import Embedding
 from needle.nn.module import Module
 from needle.nn.norm import LayerNorm1d

@@ -12,7 +12,8 @@ from typing import Any
 from needle.autograd import Deferred, Spec, Tensor, Unsupported
 from needle.complex_numbers import Complex
 from needle.nn.functional import GuardError
-from needle.nn.module import HOOKS, STRUCTURE, Module, Tree, find_recorder, set_submodule
+from needle.nn.module import HOOKS, STRUCTURE, Module, find_recorder
+from needle.nn.tree import Numbered, Tree, set_submodule
 from needle.op import kind_of, map_deferred, remembering
 
 from .graph import SCALAR_OPERATORS, Dim, Graph, Node, describe_target
@@ -41,7 +42,7 @@ class Mode(Deferred):
 OF_GRAPH = ("_graph", "_inputs", "_report", "_only", "_taken", "_last_use", "fusion_report")
 
 
-class GraphModule(Module):
+class GraphModule(Numbered):
     """Interprets its graph, eagerly on tensors and by recording on symbols. Trainable; batch and sizes stay free.
 
     A model that computes something else in training than in evaluation has a graph for each, between which `train()` and
@@ -56,11 +57,9 @@ class GraphModule(Module):
         """`added`: layers that the graph calls beside those of `root`."""
         super().__init__()
         for name, value in root.__dict__.items():
-            if not name.startswith("_") or name == "_public" or name in root._public:
-                flat = isinstance(value, list) and not root.member_name(
-                    name
-                )  # Sequential's list: its items are the members
-                self.__dict__.update({str(i): v for i, v in enumerate(value)} if flat else {name: value})
+            if not name.startswith("_") or name in ("_public", "_transient") or name in root._public:
+                held = isinstance(value, list | dict) and not root.member_name(name)  # a container's members are ours
+                self.__dict__.update({n: v for n, v in root.members() if "." not in n} if held else {name: value})
         self.__dict__.update(added or {})
         self._graph, self._inputs = graph, Inputs(graph, type(self).__name__)
         self._report: Any = None

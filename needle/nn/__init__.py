@@ -7,6 +7,7 @@ from . import init
 from .activation import *
 from .attention import *
 from .basic import *
+from .containers import *
 from .conv import *
 from .embedding import *
 from .functional import *
@@ -14,7 +15,9 @@ from .loss import *
 from .module import *
 from .norm import *
 from .padding import *
+from .pairs import *
 from .pool import *
+from .rearrange import *
 from .recurrent import *
 from .resize import *
 from .transformer import *

@@ -153,7 +153,7 @@ CHECKS = named(
         floating: "dtype",
     }
 )
-MODULES = {"self", "modules", "fn", "layer", "norm", "encoder", "decoder"}
+MODULES = {"self", "modules", "values", "fn", "layer", "norm", "encoder", "decoder"}
 
 
 def optional(parameter: inspect.Parameter) -> bool:

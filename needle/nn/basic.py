@@ -1,8 +1,7 @@
-"""Linear, containers, losses and the layers without parameters."""
+"""Linear, residuals, losses and the layers without parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from needle import init, ops
@@ -26,7 +25,6 @@ __all__ = [
     "Linear",
     "LogSoftmax",
     "Residual",
-    "Sequential",
     "Softmax",
     "SoftmaxLoss",
     "StochasticDepth",
@@ -85,43 +83,6 @@ class Flatten(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x, self.start_dim, self.end_dim)
-
-
-class Sequential(Module):
-    """Calls its modules one after the other; they are named "0", "1", ... and listed in `modules`."""
-
-    container = True
-
-    def __init__(self, *modules: Module, device: Device | None = None, dtype: str = "float32") -> None:
-        super().__init__()
-        self.modules = list(modules)  # type: ignore[method-assign,assignment]
-
-    def member_name(self, attribute: str) -> str:
-        return "" if attribute == "modules" else attribute
-
-    def forward(self, x: Any) -> Any:
-        for m in self:
-            x = m(x)
-        return x
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self.modules)  # type: ignore[call-overload]
-
-    def __len__(self) -> int:
-        return len(self.modules)  # type: ignore[arg-type]
-
-    def __getitem__(self, place: int | slice) -> Module:
-        found = list(self)[place]
-        return Sequential(*found) if isinstance(found, list) else found
-
-    def __setitem__(self, place: int, module: Module) -> None:
-        modules = list(self)
-        modules[place] = module
-        self.modules = modules  # type: ignore[method-assign,assignment]
-
-    def append(self, module: Module) -> Sequential:
-        self.modules = [*self, module]  # type: ignore[method-assign,assignment]
-        return self
 
 
 class Residual(Module):

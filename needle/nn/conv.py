@@ -13,7 +13,7 @@ from needle.ops.nn.spatial import as_padding, per_axis
 from .arguments import check_divides, integers
 from .module import Module, Parameter
 
-__all__ = ["Conv", "Conv1d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+__all__ = ["Conv", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
 
 def pad_around(x: Tensor, padding: Any, kernel: tuple, dilation: tuple, mode: str) -> tuple[Tensor, Any]:
@@ -123,6 +123,14 @@ class Conv1d(Module):
         return self.convolve(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
     extra_repr = Conv.extra_repr
+
+
+class Conv2d(Conv1d):
+    """2-D convolution over (N, C, H, W) with torch's arguments; weight (C_out, C_in / groups, k_h, k_w) as torch's. The
+    course's is `Conv`."""
+
+    axes = 2
+    convolve = staticmethod(ops.conv2d)
 
 
 class Conv3d(Conv1d):

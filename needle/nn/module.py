@@ -6,26 +6,22 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
+from typing import Any, ClassVar
 
 from needle import _core
-from needle.autograd import Tensor, as_data
-from needle.backend_ndarray import Device
-from needle.backend_ndarray.functions import numpy_of
+from needle.autograd import Tensor
+from needle.backend_ndarray import Device, cpu, cuda
 from needle.init import DRAWING, zeros_like
 from needle.op import kind_of
 
 from .arguments import Check, check_arguments, checks_of
+from .state import Difference, copy_state, move
 
 __all__ = ["Module", "Parameter"]
 
 OWN = ("needle.nn.", "needle.course.")  # where needle's own layers are
 HOOKS = ("_hooks", "_pre_hooks")
-BOOKKEEPING = (*HOOKS, "_config", "_public", "_modules", "_tensors", "_last_use", "_watched", "_found_at")
-MAX_LINES = 20  # of the names in one message
-FLOATING = ("float16", "bfloat16", "float32", "float64")
+BOOKKEEPING = (*HOOKS, "_config", "_public", "_transient", "_modules", "_tensors", "_last_use", "_watched", "_found_at")
 
 
 class Structure:
@@ -84,13 +80,6 @@ def find_recorder(values: Any) -> Any:
     return None
 
 
-class Difference(NamedTuple):
-    """How names given to `load_state_dict` differ from a module's own."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
-
-
 class HookHandle:
     """What registering a hook returns; `remove` takes the hook off again."""
 
@@ -118,6 +107,7 @@ class Module:
     training = True
     _watched = False  # an executable, or a graph, has looked at its attributes
     _public: tuple[str, ...] = ()  # members whose names begin with an underscore, as some torch models have
+    _transient: tuple[str, ...] = ()  # buffers that `state_dict` leaves out
     arguments: ClassVar[Mapping[str, Check]] = {}  # what its constructor takes, where that is not CHECKS
     _config: Mapping[str, Any] = {}  # the constructor's arguments by name: what `save` writes and `load` calls
     _hooks: Mapping[int, Callable] = {}
@@ -270,20 +260,25 @@ class Module:
 
         return walk("", self, (id(self),))
 
-    def _named_once(self, parameters: bool) -> Iterator[tuple[str, Any]]:
-        """Every parameter, or every other tensor, under its first path."""
+    def _named_once(self, parameters: bool, recurse: bool) -> Iterator[tuple[str, Any]]:
+        """Every parameter, or every other tensor, under its first path; of the module alone unless `recurse`."""
         seen: set[int] = set()
-        for name, t in self.named_tensors():
-            if isinstance(t, Parameter) == parameters and id(t) not in seen:
+        for name, t in self.named_tensors() if recurse else self.members():
+            if isinstance(t, Tensor) and isinstance(t, Parameter) == parameters and id(t) not in seen:
                 seen.add(id(t))
                 yield name, t
 
-    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Every parameter once, under its first path."""
-        return self._named_once(True)
+    def persistent_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """`named_tensors` without the buffers that `register_buffer` was told to leave out of `state_dict`."""
+        left = {id(m.__dict__.get(name)) for _, m in self.named_modules() for name in m._transient}
+        return ((name, t) for name, t in self.named_tensors() if id(t) not in left)
 
-    def parameters(self) -> list[Parameter]:
-        return [p for _, p in self.named_parameters()]
+    def named_parameters(self, recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """Every parameter once, under its first path; those of the module alone unless `recurse`."""
+        return self._named_once(True, recurse)
+
+    def parameters(self, recurse: bool = True) -> list[Parameter]:
+        return [p for _, p in self.named_parameters(recurse)]
 
     def reset_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all parameters, which else add up; or make them zeros."""
@@ -297,24 +292,44 @@ class Module:
             p.requires_grad = requires_grad
         return self
 
-    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that is no parameter once, under its first path."""
-        return self._named_once(False)
+    def named_buffers(self, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor that is no parameter once, under its first path; those of the module alone unless `recurse`."""
+        return self._named_once(False, recurse)
 
-    def buffers(self) -> list[Tensor]:
-        return [t for _, t in self.named_buffers()]
+    def buffers(self, recurse: bool = True) -> list[Tensor]:
+        return [t for _, t in self.named_buffers(recurse)]
 
     def get_tensor(self, path: str) -> Tensor:
-        for name, t in self.named_tensors():
-            if name == path:
-                return t
-        raise KeyError(f"[module] there is no parameter or buffer named {path}.")
+        return tensor_at(self, path, "parameter or buffer", lambda t: True)
+
+    def get_parameter(self, path: str) -> Any:
+        return tensor_at(self, path, "parameter", is_parameter)
+
+    def get_buffer(self, path: str) -> Tensor:
+        return tensor_at(self, path, "buffer", is_buffer)
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Keep a parameter, or none, under a name, as an assignment does."""
+        register(self, name, param, "parameter", is_parameter)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Keep a tensor that is not trained under a name, as an assignment does; persistent=False: not in `state_dict`."""
+        register(self, name, tensor, "tensor that is no parameter", is_buffer)
+        if tensor is not None:
+            tensor.requires_grad = False
+        self._transient = (*(n for n in self._transient if n != name), *(() if persistent else (name,)))
+
+    def register_module(self, name: str, module: Module | None) -> None:
+        """Keep a module, or none, under a name, as an assignment does."""
+        register(self, name, module, "module", lambda m: isinstance(m, Module))
+
+    add_module = register_module
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers by path; the values share memory with the module."""
-        return {name: t.detach() for name, t in self.named_tensors()}
+        return {name: t.detach() for name, t in self.persistent_tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Difference:
         """Copy values (arrays of any library, on any device) into the tensors of the same names.
@@ -322,33 +337,7 @@ class Module:
         Raises ValueError, before anything is copied, for shapes that differ and, if strict, for names that only one side
         has; otherwise those are returned.
         """
-        own = dict(self.named_tensors())
-        arrays = {k: numpy_of(v) for k, v in state.items()}
-        for k, a in arrays.items():
-            if a.dtype.kind == "c" and k in own and own[k].of_pairs:
-                arrays[k] = np.stack([a.real, a.imag], -1)
-        diff = Difference([k for k in own if k not in arrays], [k for k in arrays if k not in own])
-        wrong = [k for k, a in arrays.items() if k in own and a.shape != tuple(own[k].shape)]
-        problems = [f"shape       {k} is {tuple(own[k].shape)}, got {arrays[k].shape}" for k in wrong]
-        problems += [
-            f"dtype       {k} is {own[k].dtype}, got {a.dtype}"
-            for k, a in arrays.items()
-            if k in own and a.dtype.kind == "c"
-        ]
-        if strict:
-            problems += [f"missing     {k} {tuple(own[k].shape)}" for k in diff.missing_keys]
-            problems += [f"unexpected  {k} {arrays[k].shape}" for k in diff.unexpected_keys]
-        if problems:
-            rest = [f"and {len(problems) - MAX_LINES} more"] if len(problems) > MAX_LINES else []
-            lines = "".join(f"\n  {p}" for p in (*problems[:MAX_LINES], *rest))
-            count = len(own.keys() | arrays.keys())
-            raise ValueError(
-                f"[load_state_dict] {len(problems)} of {count} names do not fit {type(self).__name__}:{lines}"
-            )
-        for k, a in arrays.items():
-            if k in own:
-                own[k].data = Tensor(a, device=own[k].device, dtype=own[k].dtype, requires_grad=False)
-        return diff
+        return copy_state(self, state, strict)
 
     def _constants(self) -> list[Tensor]:
         """Tensors that a graph holds beside parameters and buffers."""
@@ -356,32 +345,30 @@ class Module:
 
     def to(self, *targets: Device | str, device: Device | None = None, dtype: str | None = None) -> Module:
         """Move parameters, buffers and gradients to a device, or cast the floating ones to a dtype, or both; in place."""
-        for target in targets:
-            if isinstance(target, Device):
-                device = target
-            elif isinstance(target, str):
-                dtype = target
-            else:
-                raise TypeError(f"[to] expects a device or the name of a dtype, got {type(target).__name__}.")
-        if dtype not in (None, *FLOATING):
-            raise ValueError(f"[to] dtype expects one of {', '.join(FLOATING)}, got {dtype}.")
-        if device is not None:
-            device.require()
-
-        def move(t: Tensor) -> None:
-            wanted = dtype if t.dtype in FLOATING else None
-            if device in (None, t.device) and wanted in (None, t.dtype):
-                return
-            t.cached_data = as_data(t, device or t.device, wanted or t.dtype)
-            t.touch()
-
-        constants = [t for _, m in self.named_modules() for t in m._constants()]
-        for t in [*(t for _, t in self.named_tensors()), *constants]:
-            move(t)
-            if t.grad is not None:
-                t.grad = t.grad.detach()
-                move(t.grad)
+        move(self, targets, device, dtype)
         return self
+
+    def cpu(self) -> Module:
+        return self.to(cpu())
+
+    def cuda(self) -> Module:
+        return self.to(cuda())
+
+    def float(self) -> Module:
+        """Floating parameters, buffers and gradients as float32."""
+        return self.to("float32")
+
+    def double(self) -> Module:
+        """Those as float64."""
+        return self.to("float64")
+
+    def half(self) -> Module:
+        """Those as float16."""
+        return self.to("float16")
+
+    def bfloat16(self) -> Module:
+        """Those as bfloat16."""
+        return self.to("bfloat16")
 
     def train(self, mode: bool = True) -> Module:
         for _, m in self.named_modules():  # `modules` is a list in Sequential
@@ -433,22 +420,29 @@ def expose(module: Module, name: str) -> None:
         module._public = tuple(dict.fromkeys((*module._public, name)))
 
 
-class Tree(Module):
-    """A node of a submodule tree that has no forward of its own."""
-
-    container = True
+def is_parameter(t: Any) -> bool:
+    return isinstance(t, Parameter)
 
 
-def set_submodule(root: Module, path: str, module: Module) -> None:
-    """Put `module` at `path` below `root`, making Tree nodes on the way."""
-    *parents, last = path.split(".")
-    for part in parents:
-        child = root.__dict__.get(part)
-        if child is None:
-            child = Tree()
-            expose(root, part)
-            root.__dict__[part] = child
-        root = child
-    expose(root, last)
-    root.__dict__[last] = module
-    STRUCTURE.changed(module)
+def is_buffer(t: Any) -> bool:
+    return isinstance(t, Tensor) and not isinstance(t, Parameter)
+
+
+def tensor_at(module: Module, path: str, what: str, fits: Callable[[Tensor], bool]) -> Tensor:
+    for name, t in module.named_tensors():
+        if name == path and fits(t):
+            return t
+    raise KeyError(f"[module] there is no {what} named {path}.")
+
+
+def register(module: Module, name: str, value: Any, what: str, fits: Callable[[Any], bool]) -> None:
+    """Set a member whose name is free, or another member's."""
+    label, held = type(module).__name__, module.__dict__
+    if value is not None and not fits(value):
+        raise TypeError(f"[{label}] {name} expects a {what} or None, got {kind_of(value)}.")
+    if not name or "." in name:
+        raise KeyError(f"[{label}] expects names without dots for members, got {name!r}.")
+    if not isinstance(held[name], Module | Tensor | None) if name in held else hasattr(module, name):
+        raise KeyError(f"[{label}] has another attribute named {name}.")
+    setattr(module, name, value)
+    expose(module, name)

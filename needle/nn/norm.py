@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from needle import init, ops
 from needle.autograd import Tensor
@@ -21,6 +21,9 @@ __all__ = [
     "BatchNorm3d",
     "GroupNorm",
     "InstanceNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
     "LayerNorm",
     "LayerNorm1d",
     "LocalResponseNorm",
@@ -153,6 +156,36 @@ class InstanceNorm(Module):
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}"
+
+
+class InstanceNorm1d(InstanceNorm):
+    """`InstanceNorm` of x (N, C, L) or (C, L), with torch's arguments."""
+
+    axes: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Device | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        super().__init__(dim, self.axes, eps, momentum, affine, track_running_stats, device, dtype)
+
+
+class InstanceNorm2d(InstanceNorm1d):
+    """`InstanceNorm` of x (N, C, H, W) or (C, H, W), with torch's arguments."""
+
+    axes = 2
+
+
+class InstanceNorm3d(InstanceNorm1d):
+    """`InstanceNorm` of x (N, C, D, H, W) or (C, D, H, W), with torch's arguments."""
+
+    axes = 3
 
 
 class GroupNorm(Module):

@@ -3,6 +3,7 @@
 from types import FunctionType as _FunctionType
 from typing import Any as _Any
 
+import needle.ops.methods as _methods
 import needle.ops.reduce.values as _values
 from needle.autograd import axis_names as _axis_names
 from needle.exports import public
@@ -31,6 +32,7 @@ from .math.composed_activation import *
 from .math.elementwise import *
 from .math.finite import *
 from .math.gamma import *
+from .math.logic import *
 from .math.maths import *
 from .math.power import *
 from .nn.attention import *
@@ -57,6 +59,7 @@ from .nn.rotary import *
 from .nn.sampling import *
 from .pulled_back import *
 from .reduce.basic import *
+from .reduce.ranks import *
 from .reduce.running import *
 from .reduce.softmax import *
 from .reduce.sorting import *

@@ -1,5 +1,5 @@
-"""torch's functions that are a line of ops each, and torch's other methods of tensors, by the same names and arguments: what
-losses and modules that are written against needle find as they would find it in torch."""
+"""torch's functions that are a line of ops each, by the same names and arguments: what losses and modules that are written
+against needle find as they would find it in torch."""
 
 from __future__ import annotations
 
@@ -9,35 +9,53 @@ from typing import Any
 from needle.autograd import Tensor, tensor_method
 
 from .linalg.basic import matmul
-from .math.arithmetic import clamp_min, isfinite, isnan
+from .math.arithmetic import clamp_min, log1p
 from .math.comparison import eq, le, lt, ne
 from .math.elementwise import where
-from .math.maths import absolute
+from .math.logic import isfinite, isnan, logical_not
+from .math.maths import absolute, log
 from .reduce.basic import every, summation, vector_norm
-from .shape.basic import broadcast_to, reshape, transpose, unsqueeze
-from .shape.gather import take
+from .reduce.softmax import softmax
+from .reduce.sorting import argmax
+from .shape.basic import flatten, squeeze, transpose, unsqueeze
+from .shape.drawn import rand_like
+from .shape.gather import take, take_along
 from .shape.indexing import getitem
 from .shape.join import concat
-from .shape.runtime_shape import broadcast_like, triangle
+from .shape.masked import masked_fill
+from .shape.runtime_shape import broadcast_like, cast_like, diagonal, stop_gradient, straight_through, triangle
+from .shape.scatter import scatter
 
 __all__ = [
+    "addcdiv",
+    "addcmul",
     "addmm",
     "allclose",
+    "baddbmm",
+    "bilinear",
     "bmm",
     "cosine_similarity",
     "count_nonzero",
     "diff",
     "dot",
+    "equal",
+    "gumbel_softmax",
     "index_select",
     "isclose",
     "lerp",
     "mm",
     "mv",
+    "nanmean",
+    "nansum",
     "narrow",
     "outer",
     "pairwise_distance",
+    "scatter_add",
     "select",
+    "softmin",
     "square",
+    "take_along_dim",
+    "trace",
     "tril",
     "triu",
     "unbind",
@@ -86,6 +104,20 @@ def addmm(a: Tensor, b: Tensor, c: Tensor, *, beta: Any = 1, alpha: Any = 1) -> 
     return made if beta == 0 else a * beta + made
 
 
+@tensor_method()
+def baddbmm(a: Tensor, b: Tensor, c: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """`addmm` of batches: beta a + alpha (b @ c) of b (B, N, K), c (B, K, M) and an `a` that broadcasts to (B, N, M)."""
+    made = bmm(b, c) * alpha
+    return made if beta == 0 else a * beta + made
+
+
+def bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a^T W b + bias of a (*, N), b (*, M), weight (K, N, M) and bias (K,): (*, K)."""
+    left = matmul(unsqueeze(unsqueeze(a, -2), -2), weight)  # (*, K, 1, M)
+    y = squeeze(matmul(left, unsqueeze(unsqueeze(b, -2), -1)), (-2, -1))
+    return y if bias is None else y + bias
+
+
 # -- numbers -------------------------------------------------------------------------------------------------------------
 
 
@@ -102,6 +134,35 @@ def lerp(a: Tensor, end: Tensor, weight: Any) -> Tensor:
     if isinstance(weight, Tensor):
         return where(lt(absolute(weight), 0.5), from_start, from_end)
     return from_start if abs(weight) < 0.5 else from_end
+
+
+@tensor_method()
+def addcmul(a: Tensor, b: Tensor, c: Tensor, *, value: Any = 1) -> Tensor:
+    """a + value b c of shapes that broadcast."""
+    return a + b * c * value
+
+
+@tensor_method()
+def addcdiv(a: Tensor, b: Tensor, c: Tensor, *, value: Any = 1) -> Tensor:
+    """a + value b / c of shapes that broadcast."""
+    return a + b / c * value
+
+
+def softmin(a: Tensor, axis: int) -> Tensor:
+    """softmax(-a) along an axis."""
+    return softmax(-a, axis)
+
+
+def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
+    """Softmax of (logits + Gumbel noise) / tau along an axis (Jang, Gu and Poole, arXiv 1611.01144).
+
+    hard: 1 at the largest and 0 elsewhere, with the gradient of the soft numbers.
+    """
+    noise = log(clamp_min(-log1p(-rand_like(logits)), 1e-38))
+    soft = softmax((logits - noise) / tau, axis)
+    if not hard:
+        return soft
+    return scatter(soft * 0, axis, argmax(soft, axis, True), 1.0) - stop_gradient(soft) + soft
 
 
 @tensor_method()
@@ -127,11 +188,37 @@ def count_nonzero(a: Tensor, axes: Any = None) -> Tensor:
     return summation(ne(a, 0), axes)
 
 
+@tensor_method()
+def nansum(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    """The sum of what is no NaN along axes, which go unless `keepdims`."""
+    return summation(masked_fill(a, isnan(a), 0), axes, keepdims)
+
+
+@tensor_method()
+def nanmean(a: Tensor, axes: Any = None, keepdims: bool = False) -> Tensor:
+    """The mean of what is no NaN along axes, which go unless `keepdims`."""
+    return nansum(a, axes, keepdims) / summation(cast_like(logical_not(isnan(a)), a), axes, keepdims)
+
+
+@tensor_method()
+def trace(a: Tensor) -> Tensor:
+    """The sum of the diagonal of a matrix (N, M): ()."""
+    return summation(diagonal(a))
+
+
+@tensor_method()
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have one shape and the same elements; a bool of Python."""
+    return tuple(a.shape) == tuple(b.shape) and bool(every(eq(a, b)))
+
+
 def cosine_similarity(a: Tensor, b: Tensor, axis: int = 1, eps: float = 1e-8) -> Tensor:
-    """a . b / (max(|a|, eps) max(|b|, eps)) along an axis, which goes; shapes broadcast."""
+    """a . b / (max(|a|, eps) max(|b|, eps)) along an axis, which goes; shapes broadcast. The gradients are those of |a| and |b|
+    below `eps`, too, as torch's."""
     shape = a * b
     a, b = broadcast_like(a, shape), broadcast_like(b, shape)
-    lengths = [clamp_min(vector_norm(x, 2.0, axis, True), eps) for x in (a, b)]
+    norms = [vector_norm(x, 2.0, axis, True) for x in (a, b)]
+    lengths = [straight_through(clamp_min(n, eps), n) for n in norms]
     return summation((a / lengths[0]) * (b / lengths[1]), axis)
 
 
@@ -199,27 +286,20 @@ def index_select(a: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 @tensor_method()
+def take_along_dim(a: Tensor, indices: Tensor, axis: int | None = None) -> Tensor:
+    """The elements that numbers say along an axis, for shapes that broadcast elsewhere; of all elements, (K,), without one."""
+    return take(flatten(a), flatten(indices)) if axis is None else take_along(a, indices, axis)
+
+
+@tensor_method()
+def scatter_add(a: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
+    """a with the elements of `source` added at the numbers of `index` along an axis: see `scatter`."""
+    return scatter(a, axis, index, source, "sum")
+
+
+@tensor_method()
 def t(a: Tensor) -> Tensor:
     """A matrix (N, M) transposed; fewer axes as they are, more raise ValueError."""
     if a.ndim > 2:
         raise ValueError(f"[t] expects at most two axes, got shape {a.shape}.")
     return transpose(a, (0, 1)) if a.ndim == 2 else a
-
-
-# -- methods alone -------------------------------------------------------------------------------------------------------
-
-
-def as_dtype(dtype: str) -> Any:
-    return lambda a: a.astype(dtype)
-
-
-for name, dtype in {"float": "float32", "double": "float64", "long": "int64", "int": "int32", "bool": "bool"}.items():
-    tensor_method(name)(as_dtype(dtype))
-tensor_method("expand_as")(lambda a, b: broadcast_to(a, shape=b.shape))
-tensor_method("view_as", "reshape_as")(lambda a, b: reshape(a, shape=b.shape))
-tensor_method("type_as")(lambda a, b: a.astype(b.dtype))
-tensor_method("contiguous")(lambda a: a)
-tensor_method("ravel")(lambda a: reshape(a, (-1,)))
-tensor_method("numel")(lambda a: a.size)
-tensor_method("dim")(lambda a: a.ndim)
-tensor_method("swapaxes", "swapdims")(lambda a, first, second: transpose(a, (first, second)))

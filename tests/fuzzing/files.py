@@ -22,7 +22,7 @@ import numpy as np
 import needle as ndl
 from needle import nn, ops
 from needle.graph import Graph, GraphModule, symbolic
-from needle.nn.module import Tree
+from needle.nn.tree import Tree
 from needle.op import OPS, Spec
 
 from . import file_damage

@@ -12,7 +12,7 @@ from torch import fx, nn
 from needle.autograd import Unsupported
 from needle.graph import Mode
 from needle.graph.structure import is_record, members, record_of
-from needle.nn.module import Tree
+from needle.nn.tree import Tree
 from needle.serialize import DTYPES
 
 from ..capture.behaviour import flat

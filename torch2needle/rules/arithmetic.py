@@ -298,8 +298,4 @@ def einsum(equation: str, *operands: Any) -> Any:
     return ops.einsum(equation, *many)
 
 
-@rule(F.bilinear)
-def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
-    left = ops.matmul(ops.unsqueeze(ops.unsqueeze(input1, -2), -2), weight)  # (..., out, 1, in2)
-    y = ops.squeeze(ops.matmul(left, ops.unsqueeze(ops.unsqueeze(input2, -2), -1)), (-2, -1))
-    return y if bias is None else y + bias
+functions("input1, input2, weight, bias=None", {(F.bilinear,): ops.bilinear})

@@ -172,17 +172,10 @@ def multinomial(input: Any, num_samples: int, replacement: bool = False, *, gene
     return ops.searchsorted(total, drawn * last, True)
 
 
-@rule(F.gumbel_softmax)
-def gumbel_softmax(logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Any:
-    """Jang, Gu and Poole, arXiv 1611.01144; `hard` has the gradient of the soft numbers."""
-    soft = ops.softmax((logits - ops.log(exponential(logits))) / tau, dim)
-    if not hard:
-        return soft
-    best = ops.argmax(soft, dim, True)
-    one = ops.scatter(soft * 0, dim, best, 1.0)
-    return one - ops.stop_gradient(soft) + soft
-
-
+functions(
+    "logits, tau=1, hard=False, eps=1e-10, dim=-1",
+    {(F.gumbel_softmax,): lambda logits, tau, hard, eps, dim: ops.gumbel_softmax(logits, tau, hard, dim)},
+)
 ROUNDS = 16  # of which each takes at least 95 of 100 numbers
 
 

@@ -11,7 +11,7 @@ import torch
 
 from needle import ops
 from needle.autograd import Spec, Tensor, Unsupported
-from needle.ops.math.arithmetic import Bitwise, BitwiseNot
+from needle.ops.math.logic import Bitwise, BitwiseNot
 from needle.ops.math.comparison import Comparison, ScalarComparison
 from needle.ops.math.elementwise import Where
 from needle.ops.reduce.sorting import known_rank
@@ -205,6 +205,4 @@ functions("input, index", {(torch.take, T.take): lambda input, index: ops.take(o
 
 @rule(torch.take_along_dim, T.take_along_dim)
 def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
-    if dim is None:
-        return ops.take(ops.flatten(input), ops.flatten(indices))
-    return ops.take_along(input, indices, dim)
+    return ops.take_along_dim(input, indices, dim)

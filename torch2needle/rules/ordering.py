@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -20,32 +19,15 @@ from .shapes import at
 T = torch.Tensor
 
 
-def picked(input: Any, place: Any, dim: int, keepdim: bool) -> Ordered:
-    """The value of that place in the order along an axis, and its number."""
-    values, numbers = ops.sort(input, dim, count=place + 1)
-    kept = [ops.getitem(t, at(dim, slice(place, place + 1))) for t in (values, numbers)]
-    return Ordered(*(kept if keepdim else [ops.squeeze(t, dim) for t in kept]))
-
-
 @rule(torch.median, T.median)
 def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Where there is a NaN it is the first of those, as torch has it."""
-    real, whole = input.dtype in FLOATS, dim is None or not input.ndim
-    x, axis = ops.flatten(input) if whole else input, 0 if dim is None or whole else dim
-    keepdim = keepdim and not whole
-    chosen = picked(x, (x.shape[axis] - 1) // 2, axis, keepdim)
-    if real:
-        nan = ops.isnan(x)
-        some, first = ops.some(nan, axis, keepdim), ops.argmax(ops.cast(nan, "int64"), axis, keepdim)
-        chosen = Ordered(ops.where(some, math.nan, chosen[0]), ops.where(some, first, chosen[1]))
-    return chosen[0] if dim is None else chosen
+    found = ops.median(input, dim, keepdim)
+    return found if dim is None else Ordered(*found)
 
 
 @rule(torch.kthvalue, T.kthvalue)
 def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    if known_rank(input) == 0:
-        return picked(ops.flatten(input), k - 1, 0, False)
-    return picked(input, k - 1, dim, keepdim)
+    return Ordered(*ops.kthvalue(input, k, dim, keepdim))
 
 
 @rule(torch.msort, T.msort)
@@ -131,15 +113,12 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
 def nansum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     if dtype is torch.bool:
         raise Unsupported("dtype expects numbers, got torch.bool")
-    x = cast(input, dtype)
-    return cast_whole(ops.summation(ops.masked_fill(x, ops.isnan(x), 0), axes(dim), keepdim), dtype)
+    return cast_whole(ops.nansum(cast(input, dtype), axes(dim), keepdim), dtype)
 
 
 @rule(torch.nanmean, T.nanmean)
 def nanmean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    x = cast(input, dtype)
-    count = ops.summation(ops.cast_like(ops.logical_not(ops.isnan(x)), x), axes(dim), keepdim)
-    return nansum(x, dim, keepdim) / count
+    return ops.nanmean(cast(input, dtype), axes(dim), keepdim)
 
 
 @rule(torch.dist, T.dist)

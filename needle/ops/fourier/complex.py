@@ -15,10 +15,10 @@ from needle.backend_ndarray import FLOATS
 from needle.complex_numbers import Complex
 from needle.ops.linalg.basic import matmul as real_matmul
 from needle.ops.linalg.einsum import einsum as real_einsum
-from needle.ops.math.arithmetic import logical_and, logical_not
 from needle.ops.math.comparison import eq as real_eq
 from needle.ops.math.comparison import lt
 from needle.ops.math.elementwise import add, cast, divide, maximum, multiply, negate, subtract, where
+from needle.ops.math.logic import logical_and, logical_not
 from needle.ops.math.maths import absolute, cos, exp, log, sin
 from needle.ops.math.power import atan2, hypot, power
 from needle.ops.shape.creation import full_like

@@ -10,9 +10,10 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS
 from needle.ops.common import as_operand, broadcast_shape, constant
 from needle.ops.families import samples_of
-from needle.ops.math.arithmetic import floor_divide, logical_and, remainder
+from needle.ops.math.arithmetic import floor_divide, remainder
 from needle.ops.math.comparison import ge, lt
 from needle.ops.math.elementwise import cast, maximum, minimum, where
+from needle.ops.math.logic import logical_and
 from needle.ops.shape.creation import full_like
 from needle.ops.shape.gather import take
 

@@ -11,9 +11,10 @@ from needle.backend_ndarray import FLOATS, dtype_name
 from needle.ops.common import Elementwise, check_axis, gradient_of_decomposition, unbroadcast
 from needle.ops.families import samples_of, unary
 from needle.ops.math.activation import ActivationGrad, activation, elu, sigmoid, tanh
-from needle.ops.math.arithmetic import clamp, logical_or
+from needle.ops.math.arithmetic import clamp
 from needle.ops.math.comparison import ge, gt, le
 from needle.ops.math.elementwise import Clamp, where
+from needle.ops.math.logic import logical_or
 from needle.ops.math.maths import absolute, softplus
 from needle.ops.shape.basic import broadcast_to, reshape
 from needle.ops.shape.indexing import getitem

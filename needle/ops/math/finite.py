@@ -10,9 +10,10 @@ import numpy as np
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
 from needle.backend_ndarray import FLOATS
 from needle.ops.families import samples_of
-from needle.ops.math.arithmetic import clamp, isnan
+from needle.ops.math.arithmetic import clamp
 from needle.ops.math.comparison import eq
 from needle.ops.math.elementwise import where
+from needle.ops.math.logic import isnan
 
 __all__ = ["nan_to_num"]
 

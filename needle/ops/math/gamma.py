@@ -9,9 +9,10 @@ from needle.autograd import Tensor, Unsupported
 from needle.backend_ndarray import dtype_name
 from needle.ops.common import Unary, gradient_of_decomposition
 from needle.ops.families import function_of, op_class
-from needle.ops.math.arithmetic import clamp_min, isinf
+from needle.ops.math.arithmetic import clamp_min
 from needle.ops.math.comparison import eq, lt
 from needle.ops.math.elementwise import cast, where
+from needle.ops.math.logic import isinf
 from needle.ops.math.maths import absolute, cos, erf, erfc, exp, log, round, sin, sqrt
 
 __all__ = ["digamma", "erfinv", "lgamma"]

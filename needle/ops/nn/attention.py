@@ -12,9 +12,9 @@ from needle.backend_ndarray import NDArray, call
 from needle.init.dropout import dropout
 from needle.ops.common import broadcast_shape, gradient_of_decomposition, unbroadcast
 from needle.ops.linalg.basic import matmul
-from needle.ops.math.arithmetic import logical_and
 from needle.ops.math.comparison import ne
 from needle.ops.math.elementwise import where
+from needle.ops.math.logic import logical_and
 from needle.ops.reduce.basic import summation
 from needle.ops.reduce.softmax import softmax
 from needle.ops.shape.basic import transpose

@@ -11,9 +11,9 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import FLOATS, NDArray
 from needle.ops.families import no_gradient, samples_of
 from needle.ops.math.activation import relu
-from needle.ops.math.arithmetic import logical_and
 from needle.ops.math.comparison import eq, ge, lt, ne
 from needle.ops.math.elementwise import cast, where
+from needle.ops.math.logic import logical_and
 from needle.ops.nn.cross_entropy import CrossEntropy, as_labels
 from needle.ops.nn.embedding import check_numbers
 from needle.ops.nn.loss import Loss, as_weights, check_reduction, float_of, has_values, reduced

@@ -10,9 +10,10 @@ import numpy as np
 from needle.autograd import Spec, Tensor, op
 from needle.backend_ndarray import NDArray
 from needle.ops.common import constant
-from needle.ops.math.arithmetic import clamp_min, logical_and, logical_or
+from needle.ops.math.arithmetic import clamp_min
 from needle.ops.math.comparison import eq, ge, gt, lt, ne
 from needle.ops.math.elementwise import cast, where
+from needle.ops.math.logic import logical_and, logical_or
 from needle.ops.math.maths import exp
 from needle.ops.nn.cross_entropy import as_labels
 from needle.ops.nn.embedding import check_numbers

@@ -14,9 +14,10 @@ from needle.backend_ndarray import NDArray, call
 from needle.op import one_of
 from needle.ops.common import constant, gradient_of_decomposition
 from needle.ops.families import family, samples_of
-from needle.ops.math.arithmetic import fmod, logical_and, logical_or
+from needle.ops.math.arithmetic import fmod
 from needle.ops.math.comparison import eq, ge, gt, le, lt
 from needle.ops.math.elementwise import cast, maximum, minimum, where
+from needle.ops.math.logic import logical_and, logical_or
 from needle.ops.math.maths import absolute, floor, round
 from needle.ops.reduce.basic import summation
 from needle.ops.shape.basic import permute, reshape, unsqueeze

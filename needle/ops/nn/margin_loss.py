@@ -11,9 +11,10 @@ from needle.autograd import Spec, Tensor, op
 from needle.ops.common import as_operand, broadcast_shape, constant
 from needle.ops.families import samples_of
 from needle.ops.math.activation import relu
-from needle.ops.math.arithmetic import clamp_min, logical_and, logical_not
+from needle.ops.math.arithmetic import clamp_min
 from needle.ops.math.comparison import eq, lt
 from needle.ops.math.elementwise import cast, minimum, where
+from needle.ops.math.logic import logical_and, logical_not
 from needle.ops.math.maths import sqrt
 from needle.ops.nn.cross_entropy import as_labels
 from needle.ops.nn.loss import Loss, check_reduction, float_of, reduced

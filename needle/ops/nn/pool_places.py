@@ -12,8 +12,8 @@ from needle.autograd import Op, Spec, Tensor, op
 from needle.backend_ndarray import NDArray, call
 from needle.ops.common import constant
 from needle.ops.families import no_gradient, samples_of
-from needle.ops.math.arithmetic import isnan
 from needle.ops.math.elementwise import cast, where
+from needle.ops.math.logic import isnan
 from needle.ops.math.maths import floor
 from needle.ops.nn.pool import infer_adaptive, infer_pool, pooled_regions, window
 from needle.ops.nn.spatial import check_spatial, one_or_many, per_axis, windows_of

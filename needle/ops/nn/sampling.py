@@ -13,9 +13,9 @@ from needle.backend_ndarray import NDArray, call
 from needle.op import one_of
 from needle.ops.common import broadcast_shape, check_axis, constant, gradient_of_decomposition, unbroadcast, with_axis
 from needle.ops.families import samples_of
-from needle.ops.math.arithmetic import logical_or
 from needle.ops.math.comparison import eq, gt, le, lt, ne
 from needle.ops.math.elementwise import cast, maximum, minimum, where
+from needle.ops.math.logic import logical_or
 from needle.ops.math.maths import absolute, sign, sqrt
 from needle.ops.math.power import quotient_or_zero
 from needle.ops.nn.norm import Positive

@@ -13,9 +13,10 @@ from needle.backend_ndarray import FLOATS, NDArray, call
 from needle.ops.common import check_axis, constant, gradient_of_decomposition, with_axis
 from needle.ops.dtypes import cast_array, float_dtype
 from needle.ops.families import no_gradient, samples_of
-from needle.ops.math.arithmetic import isnan, logaddexp, logical_or
+from needle.ops.math.arithmetic import logaddexp
 from needle.ops.math.comparison import eq, gt
 from needle.ops.math.elementwise import cast, maximum, where
+from needle.ops.math.logic import isnan, logical_or
 from needle.ops.math.maths import exp, log
 from needle.ops.reduce.sorting import mirrored
 from needle.ops.shape.basic import broadcast_to, flip

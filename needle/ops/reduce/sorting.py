@@ -11,9 +11,9 @@ from needle.backend_ndarray import FLOATS, NDArray, call
 from needle.backend_ndarray.kernels import kernel_dtype
 from needle.ops.common import check_axis, check_filled, constant, reduced_shape, with_axis
 from needle.ops.families import no_gradient, samples_of
-from needle.ops.math.arithmetic import bitwise_not, isnan, logical_and, logical_not, logical_or
 from needle.ops.math.comparison import eq, gt, lt
 from needle.ops.math.elementwise import cast
+from needle.ops.math.logic import bitwise_not, isnan, logical_and, logical_not, logical_or
 from needle.ops.reduce.basic import summation
 from needle.ops.shape.basic import Pad, flatten, reshape, squeeze, transpose, unsqueeze
 from needle.ops.shape.gather import GatherGrad, gather

@@ -10,8 +10,8 @@ import numpy as np
 from needle.autograd import Deferred, Tensor, TensorTuple, tensor_method
 from needle.backend_ndarray import FLOATS, NDArray
 from needle.ops.common import constant
-from needle.ops.math.arithmetic import bitwise, bitwise_not
 from needle.ops.math.comparison import eq, ge, gt, le, lt, ne
+from needle.ops.math.logic import bitwise, bitwise_not
 from needle.ops.reduce.basic import amax, amin, every, prod, some, std, vector_norm
 from needle.ops.reduce.sorting import max_along, min_along
 from needle.ops.shape.gather import index_tensors

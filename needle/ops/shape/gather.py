@@ -17,9 +17,9 @@ from needle.backend_ndarray.strides import reshaped_strides
 from needle.ops.common import broadcast_shape, check_axis, constant, with_axis
 from needle.ops.dtypes import cast_array
 from needle.ops.families import no_gradient, samples_of
-from needle.ops.math.arithmetic import logical_or
 from needle.ops.math.comparison import ge, lt
 from needle.ops.math.elementwise import where
+from needle.ops.math.logic import logical_or
 from needle.ops.shape.basic import broadcast_to, reshape
 
 __all__ = ["gather", "index_tensors", "take", "take_along"]
