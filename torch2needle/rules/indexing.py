@@ -11,9 +11,9 @@ import torch
 
 from needle import ops
 from needle.autograd import Spec, Tensor, Unsupported
-from needle.ops.math.logic import Bitwise, BitwiseNot
 from needle.ops.math.comparison import Comparison, ScalarComparison
 from needle.ops.math.elementwise import Where
+from needle.ops.math.logic import Bitwise, BitwiseNot
 from needle.ops.reduce.sorting import known_rank
 from needle.ops.reduce.values import result_axis
 from needle.ops.shape.basic import View
