@@ -78,6 +78,12 @@ ARGUMENTS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "nadam-maximize": ("NAdam", (0.02,), {"weight_decay": 0.1, "maximize": True, "momentum_decay": 0.0}),
     "radam": ("RAdam", (), {}),
     "radam-by-position": ("RAdam", (0.02, (0.7, 0.9), 1e-3, 0.1, True), {}),
+    "rprop": ("Rprop", (), {}),
+    "rprop-by-position": ("Rprop", (0.02, (0.4, 1.3), (1e-3, 0.1)), {"maximize": True}),
+    "asgd": ("ASGD", (), {}),
+    "asgd-by-position": ("ASGD", (0.1, 0.1, 0.5, 6, 0.1), {"maximize": True}),
+    "adafactor": ("Adafactor", (), {}),
+    "adafactor-by-position": ("Adafactor", (0.05, -0.5, (1e-5, 1e-2), 1.5, 0.1), {"maximize": True}),
     "radam-maximize": ("RAdam", (0.02,), {"weight_decay": 0.1, "maximize": True, "betas": (0.8, 0.95)}),
 }
 
@@ -95,13 +101,27 @@ def test_the_same_arguments_make_the_same_steps(name: str, device: Any, dtype: s
         if number < 3:  # a parameter that comes later counts its own steps
             ours[1].grad = theirs[1].grad = None
         a.step(), b.step()
-    # torch multiplies NAdam's momenta in float32.
-    close(ours, theirs, 2e-5 if dtype == "float32" else 1e-7 if kind == "NAdam" else 1e-12)
+    # torch multiplies NAdam's momenta in float32, and keeps ASGD's rates so.
+    close(ours, theirs, 2e-5 if dtype == "float32" else {"NAdam": 1e-7, "ASGD": 1e-6}.get(kind, 1e-12))
 
 
 OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "amsgrad", "alpha", "centered")
-OPTIONS += ("lr_decay", "initial_accumulator_value", "rho", "momentum_decay")
-KINDS = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam"]
+OPTIONS += ("lr_decay", "initial_accumulator_value", "rho", "momentum_decay", "etas", "step_sizes", "lambd", "t0")
+OPTIONS += ("beta2_decay", "d")
+KINDS = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "RMSprop",
+    "Adagrad",
+    "Adadelta",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Rprop",
+    "ASGD",
+    "Adafactor",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,7 +224,7 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "twice": (lambda p: optim.SGD(p, 0.1, lr=0.2), "lr is given twice"),
     "both-betas": (lambda p: optim.Adam(p, beta1=0.1, betas=(0.1, 0.2)), "expects betas or beta1 and beta2, got both"),
     "torch-order": (lambda p: optim.Adam(p, 0.1, (0.9, 0.99)), "beta1 expects a number, got tuple"),
-    "course-order": (lambda p: optim.Adam(p, 0.1, 0.9, rule="torch"), "betas expects two numbers, got 0.9"),
+    "course-order": (lambda p: optim.Adam(p, 0.1, 0.9, rule="torch"), "betas expects 2 numbers, got 0.9"),
     "rate": (lambda p: optim.SGD(p, -0.1), "lr expects a number of at least 0, got -0.1"),
     "nan": (lambda p: optim.SGD(p, math.nan), "lr expects a number of at least 0, got nan"),
     "text": (lambda p: optim.SGD(p, "0.1"), "lr expects a number, got str"),
@@ -214,6 +234,16 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "nesterov": (lambda p: optim.SGD(p, nesterov=True, rule="torch"), "nesterov expects momentum and no dampening"),
     "differentiable": (lambda p: optim.SGD(p, differentiable=True), "differentiable expects False"),
     "one-parameter": (lambda p: optim.SGD(p[0]), "expects a list of parameters or of groups, got one Parameter"),
+    "etas": (lambda p: optim.Rprop(p, etas=(0.5, 1.2, 1.0)), "etas expects 2 numbers, got"),
+    "eps": (lambda p: optim.Adafactor(p, eps=(1e-3, None)), "eps expects a number, got NoneType"),
+    "vectors": (lambda p: optim.Muon(p), r"expects matrices, got a parameter of shape \(2,\)"),
+    "word": (lambda p: optim.Muon([], adjust_lr_fn="adam"), "adjust_lr_fn expects original or match_rms_adamw"),
+    "search": (lambda p: optim.LBFGS(p, line_search_fn="wolfe"), "line_search_fn expects strong_wolfe, got 'wolfe'"),
+    "searches": (
+        lambda p: optim.LBFGS([{"params": p[:1]}, {"params": p[1:]}]),
+        "expects one group of parameters, got 2",
+    ),
+    "no-closure": (lambda p: optim.LBFGS(p).step(), "step expects a function that computes the loss"),
     "a-set": (lambda p: optim.SGD(set(p)), "expects a list of parameters, got set"),
     "of-torch": (
         lambda p: optim.SGD(model().parameters()),

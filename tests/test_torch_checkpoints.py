@@ -32,6 +32,9 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Adadelta": ("Adadelta", {}),
     "Adamax": ("Adamax", {}),
     "NAdam": ("NAdam", {"momentum_decay": 0.01}),
+    "Rprop": ("Rprop", {}),
+    "ASGD": ("ASGD", {"lambd": 0.1, "t0": 4}),
+    "Adafactor": ("Adafactor", {"weight_decay": 0.1}),
     "RAdam": ("RAdam", {"weight_decay": 0.01, "decoupled_weight_decay": True}),
 }
 

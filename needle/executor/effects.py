@@ -40,6 +40,8 @@ class Update(NamedTuple):
     early: bool = True
 
     def plan(self, builder: Builder, value: NDArray) -> None:
+        if self.optimizer.composed:  # its ops stand in the graph
+            return
         held = {slot: state(builder, t) for slot, t in self.arrays.items()}
         name, attrs = self.optimizer.kernel(self.optimizer.param_groups[self.group], 1, True)
         outs = self.optimizer.operands(state(builder, self.parameter), held, tuple(held))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from needle import _core
-from needle.autograd import Op, Tensor, Unsupported, vjp
+from needle.autograd import Op, Spec, Tensor, Unsupported, vjp
 from needle.backend_ndarray import FLOATS, Device, NDArray, full
 from needle.backend_ndarray.forks import RUNS, fork_lock
 from needle.backend_ndarray.kernels import attributes
@@ -108,7 +108,7 @@ class StepPlan(CompiledPlan):
     def _record(self, fn: Callable, inputs: Any, recorder: Recorder) -> Any:
         """The loss, as `fn` gives it, and what the step does beside it, in `effects`."""
         if self.turn == APPLY:
-            self._update(clipped({p: recorder.param(t) for p, t in self.sums.items()}, self.settings))
+            self._update(clipped({p: recorder.param(t) for p, t in self.sums.items()}, self.settings), recorder)
             return ()
         recorder.rows = rows = CountedRows(recorder)
         value = fn(*inputs)
@@ -143,13 +143,12 @@ class StepPlan(CompiledPlan):
                     self.sums[p] = Tensor.make_const(full(tuple(p.shape), 0.0, p.dtype, self.device))
                 self.effects.append((Write(self.sums[p], f"gradient{i}", early=True), g))
             return
-        self._update(clipped(gradients, self.settings))
+        self._update(clipped(gradients, self.settings), recorder)
 
-    def _update(self, gradients: dict[Tensor, Any]) -> None:
+    def _update(self, gradients: dict[Tensor, Any], recorder: Recorder) -> None:
         turns: dict[Tensor, int] = {}
         rows: list[tuple[int, Update, Any]] = []
         for number, group in enumerate(self.optimizer.param_groups):
-            slots = self.optimizer.slots_of(group)
             for p in group["params"]:
                 if p not in gradients:
                     continue
@@ -157,16 +156,32 @@ class StepPlan(CompiledPlan):
                     p.data = Tensor.make_const(p.cached_data.compact())  # kernels write contiguous memory
                 gradient = gradients[p] * -1 if group.data.get("maximize") else gradients[p]
                 held = self.optimizer.state.get(p, {})
-                data = p.cached_data
+                data, slots = p.cached_data, self.optimizer.slots_for(group, tuple(p.shape))
+                shapes = {s: self.optimizer.slot_shape(s, tuple(p.shape)) for s in slots}
                 room = partial(
-                    NDArray.empty, data.shape, data.dtype, data.device
+                    NDArray.empty, dtype=data.dtype, device=data.device
                 )  # until the first step makes its state
-                arrays = {s: held[s] if s in held else room() for s in slots}
+                arrays = {s: held[s] if s in held else room(shapes[s]) for s in slots}
                 turn = turns[p] = turns.get(p, -1) + 1
                 label = f"update{len(rows)}"
                 made = {s: Tensor.make_const(a) for s, a in arrays.items()}
                 rows.append((turn, Update(self.optimizer, number, p, made, label), gradient))
-        self.effects += [(update, gradient) for _, update, gradient in sorted(rows, key=lambda row: row[0])]
+        for _, update, gradient in sorted(rows, key=lambda row: row[0]):
+            self.effects.append((update, gradient))
+            if self.optimizer.composed:
+                self.effects += self._moved(update, gradient, recorder)
+
+    def _moved(self, update: Update, gradient: Any, recorder: Recorder) -> list[tuple[Write, Any]]:
+        """What an optimizer that steps by ops writes: the parameter and its state arrays."""
+        opt, p, group = self.optimizer, update.parameter, self.optimizer.param_groups[update.group]
+        rates = recorder.draw(
+            Spec((len(opt.names),), p.dtype), lambda: np.asarray(opt.rates(group, p, opt.state[p]), p.dtype)
+        )
+        held = {slot: recorder.param(t) for slot, t in update.arrays.items()}
+        named = {name: rates[i] for i, name in enumerate(opt.names)}
+        value, moved = opt.update(group, recorder.param(p), gradient, held, named)
+        written = {p: value} | {update.arrays[slot]: made for slot, made in moved.items()}
+        return [(Write(t, f"{update.label}.{i}"), made) for i, (t, made) in enumerate(written.items())]
 
     def find_anomaly(self, arrays: Sequence[NDArray]) -> None:
         """Raise FloatingPointError for the first op of a step on these inputs that makes a NaN of numbers; slow."""
@@ -199,12 +214,13 @@ class StepPlan(CompiledPlan):
             for slot, tensor in update.arrays.items():
                 if tensor.cached_data is not held[slot]:
                     tensor.cached_data, moved = held[slot], True
+            if place is None:
+                continue
             key = (update.group, held["step"], first, *(held[n] for n in opt.numbers))
             if key not in options:
                 name, attrs = opt.kernel(group, *key[1:])
                 options[key] = attributes(name, **attrs)
-            if place is not None:
-                self.core.set_attributes(place, options[key])
+            self.core.set_attributes(place, options[key])
         opt.t += bool(self.updates)
         return moved
 
@@ -290,7 +306,7 @@ class TrainingStep(Plans):
 
     def _plan(self, specs: Any, arrays: list[NDArray], turn: int) -> StepPlan:
         opt = self.optimizer
-        groups = tuple((opt.slots_of(g), g.data.get("maximize"), len(g["params"])) for g in opt.param_groups)
+        groups = tuple(opt.structure(g) for g in opt.param_groups)
         key = (repr(specs), turn, groups, tuple(p.requires_grad for p in opt.params))
         plan = self._plan_for(key, specs, arrays)
         assert isinstance(plan, StepPlan)

@@ -51,6 +51,7 @@ class Optimizer:
     slots: ClassVar[tuple[str, ...]] = ()
     required: ClassVar[tuple[str, ...]] = ()  # those that a stepped parameter always has
     numbers: ClassVar[tuple[str, ...]] = ()  # of a parameter's state, beside "step": they go to `kernel`, too
+    composed: ClassVar[bool] = False  # steps by ops, see composed.py
     torch_names: ClassVar[Mapping[str, str]] = {}  # of a parameter's state in torch's optimizer of this name, by ours
     lr = option("lr")
 
@@ -124,17 +125,16 @@ class Optimizer:
         batches: dict[Any, list[tuple[Any, Any, list[Any]]]] = {}  # what one kernel call steps together
         turns: dict[int, int] = {}  # a parameter given twice is stepped twice, one time after the other
         for number, group in enumerate(self.param_groups):
-            slots = self.slots_of(group)
             for p in group["params"]:
                 gradient = p.grad
                 if gradient is None:
                     continue
                 data, grad = p.cached_data, gradient.realize_cached_data()
                 if group.data.get("maximize"):
-                    grad = grad * -1
+                    grad = np.negative(grad, out=np.empty_like(grad)) if isinstance(data, np.ndarray) else grad * -1
+                slots = self.slots_for(group, tuple(p.shape))
                 state, first = self.advance(group, p, slots)
-                if isinstance(data, np.ndarray):
-                    self.formula(group, data, grad, state, first)
+                if self.step_alone(group, p, grad, state, first):
                     continue
                 if not data.is_compact():
                     p.data = Tensor.make_const(data.compact())  # the kernels write contiguous memory
@@ -160,8 +160,15 @@ class Optimizer:
                 state[slot] = Tensor(state[slot], device=p.device, dtype=p.dtype).cached_data
         missing = [slot for slot in slots if slot not in state]
         for slot in missing:
-            state[slot] = zeros_like(data)
+            state[slot] = filled(self.slot_shape(slot, tuple(data.shape)), self.initial(slot, group), data)
         return state, bool(missing)
+
+    def step_alone(self, group: Group, p: Tensor, grad: Any, state: dict[str, Any], first: bool) -> bool:
+        """Step one parameter by itself, or say that a kernel steps it with others."""
+        if isinstance(p.cached_data, np.ndarray):
+            self.formula(group, p.cached_data, grad, state, first)
+            return True
+        return False
 
     def _check_gradients(self) -> None:
         for i, p in enumerate(self.params):
@@ -178,6 +185,22 @@ class Optimizer:
     def slots_of(self, group: Group) -> tuple[str, ...]:
         """The state arrays that a step with these options uses."""
         return self.slots
+
+    def slots_for(self, group: Group, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """Those of a parameter of this shape."""
+        return self.slots_of(group)
+
+    def slot_shape(self, slot: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a state array of a parameter of this shape."""
+        return shape
+
+    def initial(self, slot: str, group: Group) -> float:
+        """What a new state array is filled with."""
+        return 0.0
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        """Options of which a plan of a step depends; it reads the others anew in every step."""
+        return self.slots_of(group), group.data.get("maximize"), len(group["params"])
 
     def kernel(self, group: Group, step: int, first: bool) -> tuple[str, dict[str, Any]]:
         """The kernel that steps parameters on a device, and its attributes.
@@ -273,7 +296,7 @@ class Optimizer:
             raise ValueError(f"[{label}] the state expects arrays {self.slots + self.numbers}, got {tuple(arrays)}.")
         p = self.params[i]
         for slot in arrays:
-            want = tuple(p.shape) if slot in names else ()
+            want = self.slot_shape(slot, tuple(p.shape)) if slot in names else ()
             if tuple(arrays[slot].shape) != want:
                 raise ValueError(f"[{label}] {slot} of parameter {i} expects shape {want}, got {arrays[slot].shape}.")
         made = {slot: Tensor(arrays[slot], device=p.device, dtype=p.dtype).cached_data for slot in sorted(names)}
@@ -285,5 +308,7 @@ def place(a: Any) -> tuple[Any, Any]:
     return a.dtype, None if isinstance(a, np.ndarray) else a.device
 
 
-def zeros_like(a: Any) -> Any:
-    return np.zeros_like(a) if isinstance(a, np.ndarray) else full(a.shape, 0.0, a.dtype, a.device)
+def filled(shape: tuple[int, ...], value: float, like: Any) -> Any:
+    """An array of like's dtype and place."""
+    is_numpy = isinstance(like, np.ndarray)
+    return np.full(shape, value, like.dtype) if is_numpy else full(shape, value, like.dtype, like.device)

@@ -16,6 +16,10 @@ HINTS = ("foreach", "fused", "capturable")
 BETAS = ("beta1", "beta2")
 
 
+ANY = ("dampening", "beta2_decay", "ns_coefficients")  # options that may be negative
+WORDS = {"adjust_lr_fn": ("original", "match_rms_adamw"), "line_search_fn": ("strong_wolfe",)}
+
+
 def number(label: str, name: str, value: Any, least: float = 0.0, below: float = float("inf")) -> float:
     """`value` as a float in [least, below)."""
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -27,16 +31,25 @@ def number(label: str, name: str, value: Any, least: float = 0.0, below: float =
 
 
 def checked(label: str, name: str, value: Any, default: Any) -> Any:
-    """`value` for option `name`, whose kind is that of its default: a flag, a pair of decay rates or a number."""
+    """`value` for option `name`, whose kind is that of its default: a flag, a word, several numbers or one."""
     if isinstance(default, bool):
         if not isinstance(value, bool | np.bool_):
             raise TypeError(f"[{label}] {name} expects True or False, got {value!r}.")
         return bool(value)
     if isinstance(default, tuple):
         if not isinstance(value, tuple | list) or len(value) != len(default):
-            raise TypeError(f"[{label}] {name} expects two numbers, got {value!r}.")
-        return tuple(number(label, name, v, below=1.0) for v in value)
-    return number(label, name, value, least=-float("inf") if name == "dampening" else 0.0)
+            raise TypeError(f"[{label}] {name} expects {len(default)} numbers, got {value!r}.")
+        return tuple(v if v is d is None else limited(label, name, v) for v, d in zip(value, default, strict=True))
+    if name in WORDS:
+        if value not in (None, *WORDS[name]):
+            raise ValueError(f"[{label}] {name} expects {' or '.join(WORDS[name])}, got {value!r}.")
+        return value or default
+    return value if value is default is None else limited(label, name, value)
+
+
+def limited(label: str, name: str, value: Any) -> float:
+    least, below = -float("inf") if name in ANY else 0.0, 1.0 if name == "betas" else float("inf")
+    return number(label, name, value, least, below)
 
 
 class Group(UserDict):

@@ -89,7 +89,7 @@ OTHERS = ("Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam")
 
 
 def draw_optimizer(rng: random.Random, dtype: str, kind: str = "") -> tuple[str, dict[str, Any]]:
-    kind = kind or rng.choice(("SGD", "SGD", "Adam", "AdamW", "RMSprop", *OTHERS))
+    kind = kind or rng.choice(("SGD", "SGD", "Adam", "AdamW", "RMSprop", *OTHERS, "ASGD", "Adafactor"))
     # A gradient of rounding errors alone (a bias before a batch norm) must not be blown up by a division.
     eps = rng.choice((1e-2, 0.1)) if dtype == "float32" else rng.choice((1e-4, 1e-3, 0.1))
     options: dict[str, Any] = {"lr": rng.choice((0.001, 0.01, 0.05)), "weight_decay": rng.choice((0.0, 0.0, 0.01, 0.3))}
@@ -100,6 +100,10 @@ def draw_optimizer(rng: random.Random, dtype: str, kind: str = "") -> tuple[str,
     elif kind == "RMSprop":
         options |= {"alpha": rng.choice((0.9, 0.99)), "eps": eps, "momentum": rng.choice((0.0, 0.8))}
         options |= {"centered": dtype == "float64" and rng.random() < 0.4}
+    elif kind == "ASGD":
+        options |= {"lambd": rng.choice((1e-4, 0.1)), "alpha": rng.choice((0.5, 0.75)), "t0": rng.choice((1e6, 2))}
+    elif kind == "Adafactor":
+        options |= {"eps": (eps, 1e-3), "d": rng.choice((1.0, 1.5)), "beta2_decay": rng.choice((-0.8, -0.5))}
     elif kind in OTHERS:
         options |= {"eps": eps}
         options |= {"lr_decay": rng.choice((0.0, 0.1))} if kind == "Adagrad" else {}
