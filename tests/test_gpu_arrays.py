@@ -378,6 +378,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "RAdam": {"weight_decay": 0.01},
     "RAdam-rectified": {"betas": (0.5, 0.8)},
     "Lion": {"weight_decay": 0.1},
+    "Rprop": {},
+    "ASGD": {"lambd": 0.1, "t0": 1},
+    "Adafactor": {"weight_decay": 0.1},
 }
 SIZES = [1, 1023, 1024, 1025, 5000, *range(2, 36)]  # more than one launch takes
 

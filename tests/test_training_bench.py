@@ -50,3 +50,33 @@ def test_two_processes(tmp_path: Path, script_environment: dict[str, str]) -> No
     assert set(row["steps_per_second"]) == {"needle", "needle x 2", "torch", "torch x 2"}
     for found in (*row["scaling"].values(), *row["ratio"].values()):
         assert 0 < found["min"] <= found["median"] <= found["max"] < np.inf
+
+
+def test_the_sweep_of_training_steps(tmp_path: Path, script_environment: dict[str, str]) -> None:
+    """A row with its ratio, one that says why there is none, and a second run that measures nothing."""
+    file, script = tmp_path / "sweep.json", SCRIPT.with_name("training_sweep.py")
+    quick = [
+        "--names",
+        "audio/CRNN",
+        "audio/none",
+        "--budget",
+        "0",
+        "--threads",
+        "1",
+        "--batch",
+        "1",
+        "--json",
+        str(file),
+    ]
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(script), *quick], capture_output=True, text=True, env=script_environment
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append((file.read_text(), done.stdout))
+    assert outputs[0] == outputs[1]
+    row, none = json.loads(outputs[0][0])["rows"]
+    assert 0 < row["min"] <= row["ratio"] <= row["max"] and row["loss_difference"] <= 1e-4
+    assert none == {"name": "audio/none", "error": "KeyError: 'audio/none'"}
+    assert "audio/none: KeyError" in outputs[0][1] and "1 models, geometric mean" in outputs[0][1]

@@ -40,7 +40,7 @@ SHAPES = words("BroadcastLike ReshapeLike")  # the first input
 PICKS = words("GetItem Take TakeAlong Gather IndexTensors")  # elements of the first input; in torch, uint8 is a mask
 MOVES = words(  # elements of the inputs, of the dtype that those have together
     "Reshape Flatten Permute Transpose BroadcastTo Flip Squeeze Unsqueeze Unflatten MoveAxis Concat Stack Split Piece",
-    "TupleGetItem MakeTuple Tile RepeatInterleave Roll Diagonal StopGradient Max Min Mirror MaxAlong ReLU Floor Ceil Round",
+    "TupleGetItem MakeTuple Tile RepeatInterleave Roll Diagonal StopGradient Max Min Mirror MaxAlong ReLU Floor Ceil Round Trunc",
     "Identity Dropout",
 )
 CHOOSES = words(  # as MOVES, or numbers of the op

@@ -26,7 +26,7 @@ from needle.ops.math.elementwise import (
     where,
 )
 from needle.ops.math.logic import isnan, logical_or
-from needle.ops.math.maths import absolute, ceil, exp, floor, log
+from needle.ops.math.maths import Rounding, absolute, ceil, exp, floor, log
 
 __all__ = [
     "clamp",
@@ -119,16 +119,37 @@ def fmin(a: Tensor, b: Any) -> Tensor:
 # -- whole quotients -----------------------------------------------------------------------------------------------------
 
 
-@tensor_method()
-def trunc(a: Tensor) -> Tensor:
-    """a without its fraction."""
-    return where(lt(a, 0.0), ceil(a), floor(a))
+@op
+class Trunc(Rounding):
+    """x without its fraction; integers keep their dtype."""
+
+    kernel = "trunc"
+    ufunc = np.trunc
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return where(lt(x, 0.0), ceil(x), floor(x))
 
 
-@tensor_method()
-def frac(a: Tensor) -> Tensor:
-    """What `trunc` drops."""
-    return a - trunc(a)
+trunc = function_of(Trunc, "trunc")
+
+
+@op
+class Frac(Unary):
+    """What `Trunc` drops; of infinities NaN."""
+
+    kernel = "frac"
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return x - trunc(x)
+
+    def formula(self, x: np.ndarray) -> Any:
+        return x - np.trunc(x)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Tensor:
+        return out_grad
+
+
+frac = function_of(Frac, "frac")
 
 
 @family

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Op, Spec, Tensor, op, tensor_method
-from needle.backend_ndarray import FLOATS, dtype_name
-from needle.ops.common import Elementwise, check_axis, gradient_of_decomposition, unbroadcast
-from needle.ops.families import samples_of, unary
+from needle.backend_ndarray import FLOATS, NDArray, dtype_name
+from needle.backend_ndarray.kernels import call_map
+from needle.ops.common import Elementwise, Unary, check_axis, gradient_of_decomposition, unbroadcast
+from needle.ops.families import family, samples_of, unary
 from needle.ops.math.activation import ActivationGrad, activation, elu, sigmoid, tanh
 from needle.ops.math.arithmetic import clamp
 from needle.ops.math.comparison import ge, gt, le
@@ -94,17 +95,55 @@ def tanhshrink(a: Tensor) -> Tensor:
     return a - tanh(a)
 
 
+@family
+class Shrink(Unary):
+    """0 where |x| <= lambd; the gradient is 0 there, too, and else 1."""
+
+    lambd: float
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Tensor:
+        return where(le(absolute(node.inputs[0]), self.lambd), 0.0, out_grad)
+
+    samples = samples_of(({"lambd": 0.5}, [(4, 33)]))
+
+
+@op
+class Hardshrink(Shrink):
+    """0 where |x| <= lambd, else x."""
+
+    kernel = "hardshrink"
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return where(le(absolute(x), self.lambd), 0.0, x)
+
+    def formula(self, x: np.ndarray) -> Any:
+        return np.where(np.abs(x) <= self.lambd, 0, x)
+
+
 @tensor_method()
 def hardshrink(a: Tensor, lambd: float = 0.5) -> Tensor:
     """0 where |a| <= lambd, else a."""
-    return where(le(absolute(a), lambd), 0.0, a)
+    return Hardshrink(lambd)(a)
+
+
+@op
+class Softshrink(Shrink):
+    """x drawn towards 0 by lambd."""
+
+    kernel = "softshrink"
+
+    def decompose(self, x: Tensor) -> Tensor:
+        return x - clamp(x, -self.lambd, self.lambd)
+
+    def formula(self, x: np.ndarray) -> Any:
+        return x - np.clip(x, -self.lambd, self.lambd)
 
 
 def softshrink(a: Tensor, lambd: float = 0.5) -> Tensor:
     """a drawn towards 0 by lambd, 0 where |a| <= lambd."""
     if lambd < 0:
         raise ValueError(f"[softshrink] lambd expects a number of at least 0, got {lambd}.")
-    return a - clamp(a, -lambd, lambd)
+    return Softshrink(lambd)(a)
 
 
 def softsign(a: Tensor) -> Tensor:
@@ -113,18 +152,33 @@ def softsign(a: Tensor) -> Tensor:
 
 
 @op
-class Threshold(Op):
-    """x where x > threshold, else value; both as numbers of x's dtype."""
+class Threshold(Elementwise):
+    """x where x > threshold, else value; both as numbers of x's dtype. The gradient is 0 up to the threshold, else 1."""
 
+    kernel = "threshold"
     threshold: Any
     value: Any
 
-    def infer(self, x: Any) -> Spec:
-        return Spec(tuple(x.shape), str(x.dtype))
+    def operand_dtype(self, *inputs: Any) -> str:
+        return dtype_name(inputs[0].dtype)
+
+    def numbers(self, dtype: Any) -> tuple[Any, Any]:
+        limit, value = (v if dtype_name(dtype) in FLOATS else int(v) for v in (self.threshold, self.value))
+        return limit, value
 
     def decompose(self, x: Tensor) -> Tensor:
-        limit, value = (v if x.dtype in FLOATS else int(v) for v in (self.threshold, self.value))
+        limit, value = self.numbers(x.dtype)
         return masked_fill(x, le(x, limit), value)
+
+    def into(self, out: NDArray, *inputs: NDArray) -> None:
+        call_map("threshold", out, [x.fitted(out.shape, out.dtype) for x in inputs], self.numbers(out.dtype))
+
+    def formula(self, x: np.ndarray) -> Any:
+        limit, value = self.numbers(x.dtype)
+        return np.where(x <= limit, np.asarray(value, x.dtype), x)
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> Tensor:
+        return where(le(node.inputs[0], self.threshold), 0.0, out_grad)
 
     samples = samples_of(({"threshold": 0.3, "value": -0.7}, [(4, 33)]))
 
