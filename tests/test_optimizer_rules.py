@@ -244,6 +244,10 @@ REFUSED: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
         "expects one group of parameters, got 2",
     ),
     "no-closure": (lambda p: optim.LBFGS(p).step(), "step expects a function that computes the loss"),
+    "a-net": (
+        lambda p: optim.SGD(nn.Sequential(nn.ReLU())),
+        r"expects a list of parameters \(net.parameters\(\)\), got the net: Sequential",
+    ),
     "a-set": (lambda p: optim.SGD(set(p)), "expects a list of parameters, got set"),
     "of-torch": (
         lambda p: optim.SGD(model().parameters()),

@@ -199,7 +199,7 @@ class Optimizer:
         return 0.0
 
     def structure(self, group: Group) -> tuple[Any, ...]:
-        """Options of which a plan of a step depends; it reads the others anew in every step."""
+        """Options on which the plan of a step depends; it reads the others anew in every step."""
         return self.slots_of(group), group.data.get("maximize"), len(group["params"])
 
     def kernel(self, group: Group, step: int, first: bool) -> tuple[str, dict[str, Any]]:

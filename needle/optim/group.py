@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from needle.autograd import Tensor
+from needle.nn.module import Module
 
 # Arguments of torch's that choose between its implementations of one rule.
 HINTS = ("foreach", "fused", "capturable")
@@ -120,6 +121,10 @@ def parameters(label: str, params: Any) -> list[Tensor]:
 
 def as_groups(label: str, params: Any) -> list[dict[str, Any]]:
     """What an optimizer is made of as a list of dicts with "params"; one dict for a plain list of parameters."""
+    if isinstance(params, Module):
+        raise TypeError(
+            f"[{label}] expects a list of parameters (net.parameters()), got the net: {type(params).__name__}."
+        )
     if isinstance(params, Tensor | Mapping):
         raise TypeError(f"[{label}] expects a list of parameters or of groups, got one {type(params).__name__}.")
     params = list(params) if isinstance(params, Iterable) and not isinstance(params, set | frozenset | str) else params
