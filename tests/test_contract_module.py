@@ -186,7 +186,7 @@ def test_to_moves_and_casts() -> None:
     np.testing.assert_allclose(net(Tensor(x)).numpy(), want, rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match=r"\[to\] dtype expects one of .*, got int64\."):
         net.to("int64")
-    with pytest.raises(TypeError, match=r"\[to\] expects a device or the name of a dtype, got int\."):
+    with pytest.raises(TypeError, match=r"\[to\] expects a device, the name of a dtype or a tensor, got int\."):
         net.to(3)
     if not ndl.cuda().enabled():
         with pytest.raises(RuntimeError, match="no such device"):

@@ -338,3 +338,24 @@ def test_methods_of_other_dtypes(dtype: str) -> None:
 
 def test_names_are_taken_by_one_layer() -> None:
     assert not hasattr(ndl.ops.softmax.__wrapped__, "__wrapped__")
+
+
+def test_to_moves_and_casts() -> None:
+    x = Tensor(ROWS, requires_grad=False)
+    assert x.to("float32") is x and x.to(ndl.cpu_numpy()).device == ndl.cpu_numpy()
+    assert x.to(Tensor(ROWS, dtype="float64")).dtype == "float64" and x.double().to(x).dtype == "float32"
+    np.testing.assert_array_equal(x.to(ndl.cpu_numpy(), dtype="float64").numpy(), ROWS.astype("float64"))
+    other = ndl.cpu_numpy() if x.device == ndl.cpu() else ndl.cpu()
+    with pytest.raises(ValueError, match=r"\[to\] gradients stay on .*, got a result that has one; detach\(\) it\."):
+        (Tensor(ROWS) * 2).to(other)
+    with pytest.raises(TypeError, match=r"\[to\] expects a device, the name of a dtype or a tensor, got int\."):
+        x.to(3)
+
+
+def test_a_clone_shares_no_memory() -> None:
+    p = ndl.nn.Parameter(ROWS)
+    kept, grown = p.detach().clone(), p.clone()
+    grown.sum().backward()
+    p.data = Tensor(OTHER)
+    np.testing.assert_array_equal(kept.numpy(), ROWS)
+    np.testing.assert_array_equal(p.grad.numpy(), np.ones_like(ROWS))

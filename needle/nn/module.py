@@ -343,7 +343,7 @@ class Module:
         """Tensors that a graph holds beside parameters and buffers."""
         return []
 
-    def to(self, *targets: Device | str, device: Device | None = None, dtype: str | None = None) -> Module:
+    def to(self, *targets: Device | str | Tensor, device: Device | None = None, dtype: str | None = None) -> Module:
         """Move parameters, buffers and gradients to a device, or cast the floating ones to a dtype, or both; in place."""
         move(self, targets, device, dtype)
         return self

@@ -10,6 +10,7 @@ import numpy as np
 from needle.autograd import Tensor, as_data
 from needle.backend_ndarray import Device
 from needle.backend_ndarray.functions import numpy_of
+from needle.ops.methods import place_and_dtype
 
 if TYPE_CHECKING:
     from .module import Module
@@ -58,13 +59,7 @@ def copy_state(module: Module, state: Mapping[str, Any], strict: bool) -> Differ
 
 def move(module: Module, targets: Sequence[Any], device: Device | None, dtype: str | None) -> None:
     """`Module.to`."""
-    for target in targets:
-        if isinstance(target, Device):
-            device = target
-        elif isinstance(target, str):
-            dtype = target
-        else:
-            raise TypeError(f"[to] expects a device or the name of a dtype, got {type(target).__name__}.")
+    device, dtype = place_and_dtype(targets, device, dtype)
     if dtype not in (None, *FLOATING):
         raise ValueError(f"[to] dtype expects one of {', '.join(FLOATING)}, got {dtype}.")
     if device is not None:

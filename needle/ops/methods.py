@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from needle.autograd import Tensor, as_data, tensor_method
@@ -16,12 +17,10 @@ from .shape.join import split_sizes
 # -- places and dtypes ---------------------------------------------------------------------------------------------------
 
 
-@tensor_method()
-def to(a: Tensor, *targets: Device | str | Tensor, device: Device | None = None, dtype: str | None = None) -> Tensor:
-    """The tensor on a device, in a dtype, or as another tensor has both; itself where it is.
-
-    On another device it is a constant: ValueError for results that a gradient flows through.
-    """
+def place_and_dtype(
+    targets: Sequence[Any], device: Device | None, dtype: str | None
+) -> tuple[Device | None, str | None]:
+    """What torch's `to` is given: devices, names of dtypes, tensors that have both, in any order."""
     for target in targets:
         if isinstance(target, Tensor):
             device, dtype = target.device, target.dtype
@@ -31,6 +30,16 @@ def to(a: Tensor, *targets: Device | str | Tensor, device: Device | None = None,
             dtype = target
         else:
             raise TypeError(f"[to] expects a device, the name of a dtype or a tensor, got {type(target).__name__}.")
+    return device, dtype
+
+
+@tensor_method()
+def to(a: Tensor, *targets: Device | str | Tensor, device: Device | None = None, dtype: str | None = None) -> Tensor:
+    """The tensor on a device, in a dtype, or as another tensor has both; itself where it is.
+
+    On another device it is a constant: ValueError for results that a gradient flows through.
+    """
+    device, dtype = place_and_dtype(targets, device, dtype)
     a = a if dtype in (None, a.dtype) else a.astype(dtype)
     if device in (None, a.device):
         return a
