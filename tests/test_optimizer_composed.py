@@ -143,6 +143,16 @@ def test_a_training_goes_on_from_its_state(kind: str) -> None:
     np.testing.assert_allclose(losses + compiled(second, again, BATCHES[5:]), want, rtol=TOLERANCE.get(kind, 1e-5))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_profile_trains_nothing(kind: str) -> None:
+    nets = [net_of().train(), net_of().train()]
+    optimizers = [KINDS[kind](net.parameters()) for net in nets]
+    step = ndl.compile_step(nets[1], ndl.ops.cross_entropy, optimizers[1], BATCHES[0])
+    assert all(seconds >= 0 for *_, seconds in step.profile(*BATCHES[0], rounds=2))
+    want = eager(nets[0], optimizers[0], BATCHES[:3])
+    np.testing.assert_allclose([float(step(*b)) for b in BATCHES[:3]], want, rtol=TOLERANCE.get(kind, 1e-5))
+
+
 def test_a_step_that_fails_leaves_everything() -> None:
     net = net_of().train()
     optimizer = optim.Adafactor(net.parameters())

@@ -158,9 +158,8 @@ class StepPlan(CompiledPlan):
                 held = self.optimizer.state.get(p, {})
                 data, slots = p.cached_data, self.optimizer.slots_for(group, tuple(p.shape))
                 shapes = {s: self.optimizer.slot_shape(s, tuple(p.shape)) for s in slots}
-                room = partial(
-                    NDArray.empty, dtype=data.dtype, device=data.device
-                )  # until the first step makes its state
+                # Until the first step makes its state.
+                room = partial(NDArray.empty, dtype=data.dtype, device=data.device)
                 arrays = {s: held[s] if s in held else room(shapes[s]) for s in slots}
                 turn = turns[p] = turns.get(p, -1) + 1
                 label = f"update{len(rows)}"
@@ -174,8 +173,9 @@ class StepPlan(CompiledPlan):
     def _moved(self, update: Update, gradient: Any, recorder: Recorder) -> list[tuple[Write, Any]]:
         """What an optimizer that steps by ops writes: the parameter and its state arrays."""
         opt, p, group = self.optimizer, update.parameter, self.optimizer.param_groups[update.group]
+        first = {"step": 1}  # of a profile before the first step
         rates = recorder.draw(
-            Spec((len(opt.names),), p.dtype), lambda: np.asarray(opt.rates(group, p, opt.state[p]), p.dtype)
+            Spec((len(opt.names),), p.dtype), lambda: np.asarray(opt.rates(group, p, opt.state.get(p, first)), p.dtype)
         )
         held = {slot: recorder.param(t) for slot, t in update.arrays.items()}
         named = {name: rates[i] for i, name in enumerate(opt.names)}

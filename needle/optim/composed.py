@@ -95,7 +95,7 @@ class ASGD(Composed):
         return state, first
 
     def rates(self, group: Group, p: Tensor, state: Mapping[str, Any]) -> tuple[float, ...]:
-        return (*self.now[p], group["lambd"], group["weight_decay"])
+        return (*self.now.get(p, (group["lr"], 1.0)), group["lambd"], group["weight_decay"])
 
     def update(self, group: Group, p: Any, grad: Any, state: Tensors, n: Mapping[str, Any]) -> tuple[Any, Tensors]:
         grad = grad + p * n["weight_decay"]
