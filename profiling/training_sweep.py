@@ -88,15 +88,20 @@ def measure(name: str, batch: int, threads: int, cores: list[int], rounds: int, 
     return row
 
 
+def row_of(name: str, *args: Any) -> dict[str, Any]:
+    try:
+        return measure(name, *args)
+    except Exception as e:  # whatever a model's library raises
+        return {"name": name, "error": f"{type(e).__name__}: {e}".splitlines()[0]}
+
+
 def in_process(name: str, args: argparse.Namespace) -> dict[str, Any]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
-            row = pool.submit(measure, name, args.batch, args.threads, args.cores, args.rounds, args.budget)
+            row = pool.submit(row_of, name, args.batch, args.threads, args.cores, args.rounds, args.budget)
             return row.result()
         except BrokenProcessPool:
             return {"name": name, "error": "the process died"}
-        except Exception as e:  # whatever a model's library raises
-            return {"name": name, "error": f"{type(e).__name__}: {e}"[:300]}
 
 
 def table(rows: list[dict[str, Any]]) -> str:

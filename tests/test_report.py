@@ -6,6 +6,7 @@ import html
 import importlib
 import json
 import operator
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Unusual(nn.Module):
 
     def forward(self, x, mask):
         y = torch.renorm(self.fc(x), 2, 0, 1.0)
-        y = torch.renorm(y, 2, 0, 1.0) + torch.frac(x).view(x.size(0), -1)
+        y = torch.renorm(y, 2, 0, 1.0) + torch.nan_to_num(x).view(x.size(0), -1)
         y = y.nextafter(mask[:, None].float()) + self.drop(x)
         return self.table(mask[None])[0], y
 """
@@ -88,13 +89,13 @@ def test_statuses() -> None:
             self.fc = nn.Linear(8, 8)
 
         def forward(self, x: Any) -> Any:
-            return torch.frac(self.fc(x)).view(x.size(0), -1) * 2
+            return torch.nan_to_num(self.fc(x)).view(x.size(0), -1) * 2
 
     report = torch2needle.check(Model(), (torch.ones(4, 8),))
     found = {r.op: r.status for r in report.rows}
     assert found == {
         "torch.nn.Linear": "native",
-        "torch.frac": "decomposed",
+        "torch.nan_to_num": "decomposed",
         "torch.Tensor.size": "free",
         "torch.Tensor.view": "native",
         "operator.mul": "native",
@@ -236,3 +237,16 @@ def test_a_long_net_shows_its_ends(calls: int) -> None:
         assert shown[40] == "... 324 more, print(net) has all" and set(shown) - set(lines) == {shown[40]}
     else:
         assert shown == lines
+
+
+def test_errors_cross_processes() -> None:
+    """As exceptions of a pool's workers do."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigvals(x)
+
+    with pytest.raises(torch2needle.ConversionError) as found:
+        torch2needle.convert(Model())
+    again = pickle.loads(pickle.dumps(found.value))
+    assert str(again) == str(found.value) and again.report.unsupported[0].op == "torch.linalg.eigvals"

@@ -170,3 +170,6 @@ class ConversionError(Unsupported):
         bad = report.unsupported
         head = f"[convert] expects operations with rules, got {sum(r.count for r in bad)} calls of {len(bad)} kinds without."
         super().__init__("\n".join([head, "", *overview(bad), *report.remedies()]))
+
+    def __reduce__(self) -> tuple[type[ConversionError], tuple[Report]]:
+        return type(self), (self.report,)  # of which processes make it again
