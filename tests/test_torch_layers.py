@@ -218,7 +218,9 @@ def test_lists_and_dicts_are_pythons() -> None:
     assert list(table) == ["x", "y"] and list(table.values()) == made[:2] and "x" in table and table.get("z") is None
     assert table.pop("x") is made[0] and len(table) == 1
     named = nn.Sequential({"fc": made[0], "act": made[1]})
-    assert named.modules == made[:2] and named[0] is made[0]
+    assert named.modules == made[:2] and named[0] is made[0] and named.act is made[1]
+    with pytest.raises(AttributeError, match=r"\[Sequential\] has no attribute norm\."):
+        named.norm  # noqa: B018
     assert [n for n, _ in named[1:].named_children()] == ["act"]
     assert [n for n, _ in named.append(made[2]).named_children()] == ["fc", "act", "2"]
     assert not nn.ModuleList() and not nn.ModuleDict()
@@ -230,6 +232,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (lambda n: nn.ParameterList([1.0]), TypeError, r"\[ParameterList\] expects tensors, got float\."),
     (lambda n: n.layers.append(n.scales[0]), TypeError, r"\[ModuleList\] expects modules, got needle's Parameter\."),
     (lambda n: nn.ModuleDict({"a.b": nn.ReLU()}), KeyError, r"\[ModuleDict\] expects names without dots, got 'a\.b'\."),
+    (lambda n: nn.Sequential({"a.b": nn.ReLU()}), KeyError, r"\[Sequential\] expects names without dots, got 'a\.b'\."),
     (lambda n: n.register_buffer("forward", None), KeyError, r"\[Tower\] has another attribute named forward\."),
     (lambda n: n.register_buffer("training", None), KeyError, r"\[Tower\] has another attribute named training\."),
     (

@@ -27,6 +27,12 @@ def parameter(label: str, value: Any) -> Parameter:
     return value if isinstance(value, Parameter) else Parameter(value)
 
 
+def named(label: str, name: Any) -> str:
+    if not isinstance(name, str) or not name or "." in name:
+        raise KeyError(f"[{label}] expects names without dots, got {name!r}.")
+    return name
+
+
 class Held(Module):
     """Base: members that one attribute holds, whose name is no part of their paths."""
 
@@ -95,9 +101,15 @@ class Sequential(ModuleList):
 
     def __init__(self, *modules: Any, device: Device | None = None, dtype: str = "float32") -> None:
         if len(modules) == 1 and isinstance(modules[0], Mapping):
-            self._names = tuple(modules[0])
+            self._names = tuple(named("Sequential", name) for name in modules[0])
             modules = tuple(modules[0].values())
         super().__init__(modules)
+
+    def __getattr__(self, name: str) -> Module:
+        """A module by the name that it was given."""
+        if name in self._names:
+            return self.members_held[self._names.index(name)]
+        raise AttributeError(f"[{type(self).__name__}] has no attribute {name}.")
 
     def forward(self, x: Any) -> Any:
         for m in self:
@@ -147,9 +159,7 @@ class ModuleDict(Held, MutableMapping):
         return self.members_held[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if not isinstance(name, str) or not name or "." in name:
-            raise KeyError(f"[{type(self).__name__}] expects names without dots, got {name!r}.")
-        self.members_held[name] = self.taken(value)
+        self.members_held[named(type(self).__name__, name)] = self.taken(value)
 
     def __delitem__(self, name: str) -> None:
         del self.members_held[name]

@@ -18,10 +18,11 @@ class Numbered(Module):
 
     def numbers(self) -> list[str]:
         names = [name for name, _ in self.named_children()]
-        if not names or any(not name.isdigit() for name in names):
+        numbers = [str(i) for i in range(len(names))]
+        if not names or set(names) != set(numbers):
             got = ", ".join(names[:4]) or "none"
             raise TypeError(f"[{type(self).__name__}] expects modules named 0, 1, ... to be indexed, got {got}.")
-        return sorted(names, key=int)
+        return numbers
 
     def __bool__(self) -> bool:
         return True
