@@ -196,6 +196,27 @@ def test_muon_is_its_formula(shape: tuple[int, int], options: dict[str, Any]) ->
     np.testing.assert_allclose(ours.numpy(), theirs.detach(), atol=0.02)
 
 
+@pytest.mark.parametrize("kind", ["Rprop", "ASGD", "Adafactor"])
+def test_parameters_of_all_ranks(kind: str) -> None:
+    """Convolutions' weights, sizes of one, and none, with which torch's Adafactor divides by zero."""
+    ours, theirs = [], []
+    for shape in [(), (1,), (1, 1), (4, 1, 3, 3), (2, 3, 5)]:
+        start = np.asarray(STREAM.normal(size=shape))
+        ours.append(nn.Parameter(start, device=ndl.cpu(), dtype="float64"))
+        theirs.append(torch.tensor(start, requires_grad=True))
+    empty = nn.Parameter(np.zeros((0, 3)), device=ndl.cpu(), dtype="float64")
+    a, b = getattr(optim, kind)([*ours, empty]), getattr(torch.optim, kind)(theirs)
+    empty.grad = ndl.Tensor(np.zeros((0, 3)), device=ndl.cpu(), dtype="float64", requires_grad=False)
+    for _ in range(5):
+        for p, q in zip(ours, theirs, strict=True):
+            q.grad = torch.tensor(np.asarray(STREAM.normal(size=tuple(q.shape))))
+            p.grad = ndl.Tensor(q.grad.numpy(), device=ndl.cpu(), dtype="float64", requires_grad=False)
+        a.step(), b.step()
+    for p, q in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(p.numpy(), q.detach(), rtol=1e-6, atol=1e-8)  # torch keeps ASGD's rates in float32
+    assert empty.shape == (0, 3)
+
+
 # -- L-BFGS --------------------------------------------------------------------------------------------------------------
 
 POINTS = STREAM.normal(size=(64, 2)).astype("float32")

@@ -57,6 +57,7 @@ LAYERS: list[tuple[str, tuple, dict, tuple]] = [
     *((f"InstanceNorm{n}d", (4, 1e-3, 0.3, True, True), {}, (SIZED[n],)) for n in (1, 2, 3)),
     ("InstanceNorm2d", (4,), {"affine": True}, (IMAGE[0],)),
     *(("EmbeddingBag", (5, 3), {"mode": mode}, (NUMBERS.reshape(2, 3),)) for mode in ("sum", "mean", "max")),
+    ("EmbeddingBag", (5, 3), {"mode": "sum"}, (NUMBERS.reshape(2, 3)[:0],)),
     ("EmbeddingBag", (5, 3), {"mode": "sum", "padding_idx": 3}, (NUMBERS, OFFSETS)),
     ("EmbeddingBag", (5, 3), {"include_last_offset": True}, (NUMBERS, np.append(OFFSETS, 6))),
     ("EmbeddingBag", (5, 3), {"mode": "sum"}, (NUMBERS.reshape(2, 3), None, normal(2, 3))),

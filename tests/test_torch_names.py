@@ -359,3 +359,44 @@ def test_a_clone_shares_no_memory() -> None:
     p.data = Tensor(OTHER)
     np.testing.assert_array_equal(kept.numpy(), ROWS)
     np.testing.assert_array_equal(p.grad.numpy(), np.ones_like(ROWS))
+
+
+@pytest.mark.parametrize("k", [0, -1, 5])
+def test_no_such_place_in_the_order(k: int) -> None:
+    with pytest.raises(ValueError, match=r"\[\w+\] (k|count) expects at (least 1|most the size of axis 1), got"):
+        Tensor(ROWS).kthvalue(k, 1)
+
+
+EXTREMES = np.array([np.nan, np.inf, -np.inf, -0.0, 0.5, -0.5, 2.5, -2.5])
+F = torch.nn.functional
+MAPS: dict[str, tuple[Any, Any]] = {
+    "trunc": (ndl.ops.trunc, torch.trunc),
+    "frac": (ndl.ops.frac, torch.frac),
+    "hardshrink": (ndl.ops.hardshrink, F.hardshrink),
+    "hardshrink 0": (lambda x: ndl.ops.hardshrink(x, 0.0), lambda x: F.hardshrink(x, 0.0)),
+    "softshrink": (ndl.ops.softshrink, F.softshrink),
+    "threshold": (lambda x: ndl.ops.threshold(x, 0.1, -2.0), lambda x: F.threshold(x, 0.1, -2.0)),
+    "nan_to_num": (ndl.ops.nan_to_num, torch.nan_to_num),
+    "nan_to_num 1.5": (lambda x: ndl.ops.nan_to_num(x, 1.5), lambda x: torch.nan_to_num(x, 1.5)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("x", [EXTREMES, EXTREMES[:1], EXTREMES[:0], np.array(-0.7), np.zeros((3, 0))], ids=np.shape)
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_at_their_corners(name: str, x: np.ndarray, dtype: str) -> None:
+    ours, theirs = MAPS[name]
+    got, want = ours(Tensor(x, dtype=dtype)), theirs(torch.tensor(x.astype(dtype))).numpy()
+    assert got.dtype == dtype and got.shape == x.shape
+    np.testing.assert_array_equal(got.numpy(), want)
+    if name != "softshrink":  # whose zeros have other signs in torch by dtype
+        np.testing.assert_array_equal(np.signbit(got.numpy())[~np.isnan(want)], np.signbit(want)[~np.isnan(want)])
+
+
+@pytest.mark.parametrize("limit", [1, 2**31 - 1])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_thresholds_of_whole_numbers(dtype: str, limit: int) -> None:
+    x = np.array([-3, 0, 1, 5]).astype(dtype)
+    got = ndl.ops.threshold(Tensor(x, dtype=dtype), 0, limit)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got.numpy(), F.threshold(torch.tensor(x), 0, limit))

@@ -100,15 +100,17 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 @tensor_method()
 def addmm(a: Tensor, b: Tensor, c: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta a + alpha (b @ c) of b (N, K), c (K, M) and an `a` that broadcasts to (N, M); with beta 0, `a` plays no part."""
-    made = mm(b, c) * alpha
-    return made if beta == 0 else a * beta + made
+    return plus_product(a, mm(b, c), beta, alpha)
 
 
 @tensor_method()
 def baddbmm(a: Tensor, b: Tensor, c: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """`addmm` of batches: beta a + alpha (b @ c) of b (B, N, K), c (B, K, M) and an `a` that broadcasts to (B, N, M)."""
-    made = bmm(b, c) * alpha
-    return made if beta == 0 else a * beta + made
+    return plus_product(a, bmm(b, c), beta, alpha)
+
+
+def plus_product(a: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    return product * alpha if beta == 0 else a * beta + product * alpha
 
 
 def bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

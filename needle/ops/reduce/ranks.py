@@ -22,6 +22,8 @@ __all__ = ["kthvalue", "median"]
 @tensor_method()
 def kthvalue(a: Tensor, k: int, axis: int = -1, keepdims: bool = False) -> tuple[Tensor, Tensor]:
     """(values, numbers) of the k-th smallest element, from 1 on, along an axis, which goes unless `keepdims`."""
+    if isinstance(k, int) and k < 1:
+        raise ValueError(f"[kthvalue] k expects at least 1, got {k}.")
     if known_rank(a) == 0:
         a, axis, keepdims = flatten(a), 0, False
     pair = sort(a, axis, count=k)
