@@ -313,8 +313,9 @@ def accepted(net: Any, sizes: range) -> list[int]:
         (3, lambda s, x: s.linear(x).squeeze(0) if x.shape[1] > 2 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
         (1, lambda s, x: s.linear(x) if x.shape[0] < 6 else x, [1, 2, 3, 4, 5]),
         (4, lambda s, x: s.linear(x) if x.shape[1] == 3 else x, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (8, lambda s, x: sum(t.sum(0) for t in s.linear(x).split(3)), [7, 8]),
     ],
-    ids=["one", "not one", "seven", "squeezed", "not squeezed", "below", "any"],
+    ids=["one", "not one", "seven", "squeezed", "not squeezed", "below", "any", "parts"],
 )
 def test_sizes_of_other_branches_are_refused(batch: int, step: Callable, sizes: list[int]) -> None:
     model = Linear(step).eval()
@@ -383,3 +384,30 @@ def test_lengths_of_lists_are_numbers() -> None:
     for n in (3, 5):
         x = torch.randn(n, 2)
         assert torch.allclose(torch.from_numpy(net(x).numpy()), Growing()(x))
+
+
+BY_AXES = {1: "i->i", 2: "ij->i", 3: "ijk->ik"}
+IN_PYTHON: dict[str, Callable] = {  # what torch.fx follows with an example
+    "axes": lambda x: torch.einsum(BY_AXES[x.ndim], x),
+    "dim()": lambda x: torch.einsum(BY_AXES[x.dim()], x),
+    "axes of a shape": lambda x: torch.einsum(BY_AXES[len(x.shape)], x),
+    "axes in a set": lambda x: x + (1 if x.ndim in {1, 3} else 2),
+    "parts": lambda x: sum(map(torch.sin, x.chunk(3, dim=-1))),
+    "some parts": lambda x: torch.cat([t * (i + 1) for i, t in enumerate(x.split([1, 2, 3], 1))], 1),
+    "rest": lambda x: torch.stack([t.sum(1) for t in x.split(4, dim=1)]),
+    "rows": lambda x: torch.stack(list(reversed([*x.unbind(1)]))),
+    "sorted": lambda x: next(iter(x.sort(dim=1))),
+    "count": lambda x: x * len(x.chunk(4, dim=1)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PYTHON)
+def test_what_python_makes_of_axes_and_parts(name: str) -> None:
+    """Axes as keys, loops over the parts of a tensor: of one graph for all batches."""
+    torch.manual_seed(0)
+    model, x = Linear(lambda m, x: IN_PYTHON[name](m.linear(x))), torch.randn(3, 3)
+    model.linear = nn.Linear(3, 6)
+    net = torch2needle.convert(model, (x,))
+    assert net.report.capture == "torch.fx"
+    for batch in (3, 1, 7):
+        assert torch2needle.verify(model, net, (torch.randn(batch, 3),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -236,3 +237,67 @@ def test_containers_that_make_what_they_give() -> None:
     net = torch2needle.convert(Model(), (x,))
     assert torch2needle.verify(Model(), net, (x,))
     assert [*ACTIVATIONS] == ["relu", "leaky"] and type(ACTIVATIONS["leaky"]) is nn.LeakyReLU
+
+
+def elsewhere(source: str, **given: Any) -> Any:
+    """A module of a user's that is made of its source."""
+    made = types.ModuleType("elsewhere")
+    vars(made).update(given)
+    exec(source, vars(made))
+    return made
+
+
+DEEP = elsewhere(
+    """
+import torch
+def scaled(x, by=2):
+    return x * by if isinstance(x, torch.Tensor) else x
+def kind(x):
+    return 3.0 if type(x) is torch.Tensor else 1.0
+def called(x):
+    return x if callable(x) else x - 1
+def named(x):
+    return x + 5 if hasattr(x, "ndim") and not hasattr(x, "nodes") else x
+def axes(x):
+    return x.sum(dim=tuple(range(1, len(x.shape))))
+"""
+)
+MIDDLE = elsewhere(
+    """
+class Scale:
+    def of(self, x):
+        return deep.scaled(x, 3)
+def passed(x):
+    return deep.kind(x) * x
+""",
+    deep=DEEP,
+)
+SCALE = MIDDLE.Scale()
+ASKS = {
+    "scaled": lambda x: DEEP.scaled(x),
+    "kind": lambda x: x * DEEP.kind(x),
+    "callable": lambda x: DEEP.called(x),
+    "hasattr": lambda x: DEEP.named(x),
+    "through another module": lambda x: MIDDLE.passed(x),
+    "of an object": lambda x: SCALE.of(x),
+}
+
+
+@pytest.mark.parametrize("name", [*ASKS, "len"])
+def test_functions_of_other_modules_see_tensors(name: str) -> None:
+    """What functions that a forward calls ask of types, in whatever module they stand, is asked of what proxies stand for."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: T) -> T:
+            return (ASKS.get(name) or DEEP.axes)(self.linear(x))
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(3, 4)
+    net = torch2needle.convert(model, (x,))
+    assert net.report.capture == "torch.fx"
+    for batch in (3, 5):
+        assert torch2needle.verify(model, net, (torch.randn(batch, 4),))

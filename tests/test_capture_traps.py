@@ -30,6 +30,7 @@ BASE = {"block": (["one"], 4, None, ""), "output": "tensor", "signature": "plain
 FX, EXPORT, REFUSED = "agrees (torch.fx)", "agrees (torch.export)", "refused"
 # What asks for sizes, dtypes or autograd's state is refused without an example and followed with one.
 SIZED = {
+    "ndim",
     "shape is",
     "shape above",
     "len is",
@@ -93,7 +94,8 @@ def test_steps(step: str, way: str) -> None:
         *((("hook", (h, "block.one"), FX, FX)) for h in ("forward", "pre", "silent", "own forward")),
         *((("hook", (h, "block.one"), REFUSED, REFUSED)) for h in ("backward", "gradient")),
         *((("block", (["one", "two"], 4, None, kind), FX, FX)) for kind in ("tied", "plain", "call")),
-        *((("block", ([off, "ndim"], 4, None, ""), REFUSED, EXPORT)) for off in ("inference", "no_grad")),
+        *((("block", ([off, "ndim"], 4, None, ""), REFUSED, FX)) for off in ("inference", "no_grad")),
+        *((("block", ([off, "is_cuda"], 4, None, ""), REFUSED, EXPORT)) for off in ("inference", "no_grad")),
     ],
     ids=lambda v: "-".join(map(str, v)) if isinstance(v, tuple) else str(v),
 )

@@ -36,7 +36,7 @@ from .slopes import Slope, gradients_as_slopes
 from .state import untouched
 from .steps import PLAIN, layers_as_calls
 from .structure import plain_result
-from .surroundings import uncached
+from .surroundings import Surroundings, globals_seen, uncached
 from .tracing import Captured, capture_error
 
 Axes = dict[int, tuple[int, ...]]  # of the example's tensors, by number
@@ -347,13 +347,14 @@ def export_once(
             shapes[t] = dict.fromkeys(free[i], Dim.AUTO)
     notes: list[str] = []
     results: list[Any] = []
+    around = Surroundings.of(model)
     outputs, stand_ins = plain_outputs(model, kwargs, notes, results), Packing().patches()
     with (
         untouched(model),
         warnings.catch_warnings(),
         outputs,
-        free_len(model),
-        uncached(model),
+        free_len(globals_seen(model, around)),
+        uncached(around),
         quiet(),
         stand_ins,
         transforms_as_calls(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import random
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -121,14 +120,6 @@ class TypeOf(type):
         return issubclass(other, type)
 
 
-def foreign_globals(model: nn.Module) -> list[dict[str, Any]]:
-    """The names that the forwards of the model see, torch's own left out."""
-    foreign = [inspect.unwrap(type(m).forward) for m in model.modules() if not type(m).__module__.startswith("torch.")]
-    foreign += [inspect.unwrap(f) for m in model.modules() if (f := vars(m).get("forward")) is not None]
-    found = [f.__globals__ for f in foreign if hasattr(f, "__globals__")]
-    return list({id(g): g for g in found}.values())
-
-
 MISSING = object()
 
 
@@ -155,10 +146,11 @@ def patched(names: list[tuple[Any, str, Any]]) -> Iterator[None]:
             put(place, name, before)
 
 
-def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractContextManager:
+def accepting_proxies(places: list[dict[str, Any]], tracer: Any) -> contextlib.AbstractContextManager:
     """Capture what fx cannot: torch.zeros, torch.fft and their like with sizes of proxies; `len` and what asks for types.
 
-    For other threads, and for whoever keeps such a function, it is the original.
+    places: the globals of the functions whose calls of these are meant. For other threads, and for whoever keeps such a
+    function, it is the original.
     """
 
     def accept(function: Callable) -> Callable:
@@ -202,7 +194,7 @@ def accepting_proxies(model: nn.Module, tracer: Any) -> contextlib.AbstractConte
     sized = [(torch, n) for n in (*FACTORIES, "istft")] + [(torch.fft, n) for n in torch.fft.__all__ if n != "Tensor"]
     names: list[tuple[Any, str, Any]] = [(vars(place), n, accept(getattr(place, n))) for place, n in sized]
     names.append((vars(torch), "is_tensor", is_tensor))
-    for place in foreign_globals(model):
+    for place in places:
         names.append((place, "len", length(place.get("len", len))))
         asking = {"isinstance": is_instance, "type": Type, "callable": is_callable, "hasattr": has_attribute}
         names += [(place, n, f) for n, f in asking.items() if n not in place]
@@ -327,15 +319,15 @@ def gradient_hooks(note: Callable[[str], None]) -> contextlib.AbstractContextMan
     return patched([(torch.Tensor, name, noting(name)) for name in names])
 
 
-def free_len(model: nn.Module) -> contextlib.AbstractContextManager:
-    """`len(x)` of a tensor in the model's forwards is its free size; Python's must be a number."""
+def free_len(places: list[dict[str, Any]]) -> contextlib.AbstractContextManager:
+    """`len(x)` of a tensor in functions of these globals is its free size; Python's must be a number."""
     thread = threading.get_ident()
 
     def free(value: Any) -> Any:
         mine = isinstance(value, torch.Tensor) and threading.get_ident() == thread
         return value.shape[0] if mine and value.ndim else len(value)
 
-    return patched([(g, "len", free) for g in foreign_globals(model) if "len" not in g])
+    return patched([(g, "len", free) for g in places if "len" not in g])
 
 
 # -- what torch says ---------------------------------------------------------------------------------------------------------

@@ -69,6 +69,14 @@ def kind_of(node: fx.Node, model: nn.Module) -> Any:
     return result_kind(name)
 
 
+def is_rank(node: fx.Node) -> bool:
+    """The number of a tensor's axes."""
+    if node.op == "call_method":
+        return node.target in ("dim", "ndimension")
+    of_shape = node.target is len and isinstance(part := node.args[0], fx.Node) and part.meta.get("kind") is torch.Size
+    return of_shape or (node.target is getattr and node.args[1] == "ndim")
+
+
 def kind_of_layer(layer: nn.Module) -> Any:
     if isinstance(layer, SEVERAL) or getattr(layer, "return_indices", False):
         return tuple
@@ -169,6 +177,8 @@ class InplaceProxy(fx.Proxy):
 
     def __hash__(self) -> int:
         if is_foreign(sys._getframe(1).f_code.co_filename):  # a look-up in a dict or set would not find it
+            if is_rank(self.node):
+                return hash(self.tracer.number(self))  # type: ignore[attr-defined]
             self.tracer.refuse("a value that it looks up in a dict or set")  # type: ignore[attr-defined]
         return id(self)
 

@@ -25,7 +25,7 @@ from needle.graph.structure import record_of
 from .asked import CHECKS, OtherAnswer
 from .nodes import asker, attribute, user_location
 from .packing import run as run_rows
-from .proxies import TORCH_FOLDER
+from .proxies import TORCH_FOLDER, is_rank
 from .structure import is_record_class
 from .tracing import Tracer
 
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
 
     kind: type | None = None
     number: float | None = None
-    rank: int | None = None  # of a shape
+    length: int | None = None  # of a shape or tuple
     device: torch.device | None = None
     dtype: torch.dtype | None = None
 
@@ -55,7 +55,7 @@ class Facts(NamedTuple):
         if isinstance(value, torch.device):
             return cls(torch.device, device=value)
         number = value if isinstance(value, int | float) else None
-        return cls(type(value), number, len(value) if isinstance(value, torch.Size) else None)
+        return cls(type(value), number, len(value) if isinstance(value, tuple | list) else None)
 
 
 class SizedTracer(Tracer):
@@ -130,8 +130,12 @@ class SizedTracer(Tracer):
         return iter([obj[i] for i in range(self.length(obj))])  # type: ignore[index]
 
     def length(self, obj: fx.Proxy) -> int:
-        rank = self.facts(obj).rank
-        return super().length(obj) if rank is None else rank
+        kind, length = (facts := self.facts(obj)).kind, facts.length
+        if length is None:
+            return super().length(obj)
+        if kind is not torch.Size:
+            self.check(self.create_proxy("call_function", len, (obj,), {}), length)
+        return length
 
     def number(self, obj: fx.Proxy) -> float:
         """What Python takes as a number, as `int(n / 2)` and `range(n)` do: the sizes that it is made of are fixed."""
@@ -140,7 +144,8 @@ class SizedTracer(Tracer):
             return super().number(obj)
         for node in sources(obj.node):
             size = fx.Proxy(node, self)
-            self.check(size, self.facts(size).number).meta["fixes"] = True  # type: ignore[arg-type]
+            checked = self.check(size, self.facts(size).number)  # type: ignore[arg-type]
+            checked.meta.update({} if is_rank(node) else {"fixes": True})
         return value
 
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:

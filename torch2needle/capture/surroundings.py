@@ -6,6 +6,7 @@ A capture that left what it computes with there, such as a mask for every length
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ class Surroundings:
     """What functions of the models' classes name, and what functions that those name do, torch's and Python's own left out.
 
     names: (namespace or class or function, name); containers; cells: variables of enclosing functions; caches: (namespace or
-    class, name, what functools.lru_cache made).
+    class, name, what functools.lru_cache made); globals: those of the functions.
     """
 
     def __init__(self, owners: Iterable[Any]) -> None:
@@ -35,12 +36,19 @@ class Surroundings:
         self.objects: dict[int, Any] = {}  # of the user's classes
         self.cells: dict[int, CellType] = {}
         self.caches: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self.globals: dict[int, dict[str, Any]] = {}
         self.seen: set[tuple[int, int]] = set()
         for owner in owners:
             for name in ("forward", "__call__"):
                 self.attribute(type(owner), name)
             for name, value in vars(owner).items():
                 self.place(vars(owner), name, value, set())
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Surroundings:
+        """Of the model's modules, and of the objects that they hold."""
+        modules = list(model.modules())
+        return cls(modules + [v for m in modules for v in vars(m).values() if is_object(v) and not foreign(type(v))])
 
     def function(self, value: Any, owner: type | None = None) -> None:
         """owner: the class whose attributes its `self.name` may be."""
@@ -56,6 +64,7 @@ class Surroundings:
         if not isinstance(value, FunctionType) or foreign(value) or (id(value), id(owner)) in self.seen:
             return
         self.seen.add((id(value), id(owner)))
+        self.globals[id(value.__globals__)] = value.__globals__
         for cell in value.__closure__ or ():
             with suppress(ValueError):  # still empty
                 self.cells[id(cell)] = cell
@@ -131,7 +140,14 @@ def names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def uncached(model: nn.Module) -> AbstractContextManager:
+def globals_seen(model: nn.Module, around: Surroundings) -> list[dict[str, Any]]:
+    """The names that the forwards of the model see, torch's own left out, and the functions that those call."""
+    own = [inspect.unwrap(type(m).forward) for m in model.modules() if not type(m).__module__.startswith("torch.")]
+    found = {id(f.__globals__): f.__globals__ for f in own if hasattr(f, "__globals__")}
+    return list((found | around.globals).values())
+
+
+def uncached(around: Surroundings) -> AbstractContextManager:
     """functools.lru_cache lets functions that the forwards call compute anew in this thread: results of a capture are no
     one else's, and sizes that it leaves free have no hash."""
     thread = threading.get_ident()
@@ -150,6 +166,4 @@ def uncached(model: nn.Module) -> AbstractContextManager:
             return MethodType(anew(value.__func__), value.__self__)
         return type(value)(anew(value.__func__)) if isinstance(value, staticmethod | classmethod) else anew(value)
 
-    modules = list(model.modules())
-    owners = modules + [v for m in modules for v in vars(m).values() if is_object(v) and not foreign(type(v))]
-    return patched([(place, n, instead(v)) for place, n, v in Surroundings(owners).caches.values()])
+    return patched([(place, n, instead(v)) for place, n, v in around.caches.values()])

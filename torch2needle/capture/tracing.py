@@ -26,7 +26,7 @@ from .guard import Writes, accepting_proxies, data_set_by, own_gradients, patche
 from .nodes import asker, checks_rank, node_location, user_location, written
 from .proxies import InplaceProxy, is_foreign, kind_of
 from .state import untouched
-from .surroundings import uncached
+from .surroundings import Surroundings, globals_seen, uncached
 
 ASSERTS = {torch._assert, torch._assert_async}
 
@@ -231,9 +231,10 @@ def symbolic(model: nn.Module, fixed: dict[str, Any], tracer: Tracer) -> fx.Grap
         if tracer.tracing():
             tracer.refuse("another memory for a tensor (.data = ...)")
 
+    around = Surroundings.of(model)
     with (
-        accepting_proxies(model, tracer),
-        uncached(model),
+        accepting_proxies(globals_seen(model, around), tracer),
+        uncached(around),
         own_gradients(refuse),
         data_set_by(refuse_data),
         wrapped_with_rules(),

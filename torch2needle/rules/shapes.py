@@ -301,7 +301,7 @@ functions(
     {
         (T.dim, T.ndimension): lambda x: x.ndim,
         (T.numel, torch.numel, T.nelement): lambda x: math.prod(x.shape[i] for i in range(x.ndim)),
-        (len,): lambda x: x.shape[0],
+        (len,): lambda x: len(x) if isinstance(x, tuple | list | Pieces) else x.shape[0],
         (T.is_floating_point, torch.is_floating_point): lambda x: x.dtype.startswith("float"),
     },
 )
