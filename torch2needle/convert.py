@@ -192,8 +192,13 @@ def traced(
     answered: list[Facts] = []
     # Of texts torch.export knows the sizes of heads as numbers, by which rotary embeddings and grouped heads are fused.
     sized = dynamic == "auto" and not longer_texts(judge.call)
-    tracer = functools.partial(SizedTracer, inputs, answered) if sized else Tracer
+    numbers: dict[int, Any] = {}
+    tracer = functools.partial(SizedTracer, inputs, answered, {}, numbers) if sized else Tracer
     captured = capture(model, inputs, tracer, judged=True)
+    if numbers:
+        answered.clear()
+        tracer = functools.partial(SizedTracer, inputs, answered, numbers, {})
+        captured = capture(model, inputs, tracer, judged=True)
     if answered:
         keep_ranks(captured, inputs)
     sizes = None

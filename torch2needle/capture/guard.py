@@ -191,7 +191,9 @@ def accepting_proxies(places: list[dict[str, Any]], tracer: Any) -> contextlib.A
     def is_tensor(value: Any) -> bool:
         return is_instance(value, torch.Tensor)
 
-    sized = [(torch, n) for n in (*FACTORIES, "istft")] + [(torch.fft, n) for n in torch.fft.__all__ if n != "Tensor"]
+    sized = [(torch, n) for n in (*FACTORIES, "istft", "finfo", "iinfo")] + [
+        (torch.fft, n) for n in torch.fft.__all__ if n != "Tensor"
+    ]
     names: list[tuple[Any, str, Any]] = [(vars(place), n, accept(getattr(place, n))) for place, n in sized]
     names.append((vars(torch), "is_tensor", is_tensor))
     for place in places:

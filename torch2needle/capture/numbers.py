@@ -12,12 +12,13 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .guard import has_storage, patched
@@ -137,6 +138,23 @@ class Float(float, metaclass=StandsIn):
 class Int(int, metaclass=StandsIn):
     def __new__(cls, *args: Any, **base: Any) -> Any:
         return whole(args[0]) if len(args) == 1 and isinstance(args[0], OPEN) else int(*args, **base)
+
+
+def open_in(places: Iterable[dict[str, Any]], tracer: Any) -> AbstractContextManager:
+    """`int(n)` and `float(n)` of torch.fx's proxies of sizes stay proxies in functions of these globals."""
+
+    def as_call(kind: type, target: Callable, *more: Any) -> type:
+        class Number(kind, metaclass=StandsIn):  # type: ignore[misc, valid-type]
+            def __new__(cls, *args: Any, **base: Any) -> Any:
+                of = args[0].kind() if len(args) == 1 and isinstance(args[0], fx.Proxy) and tracer.tracing() else None  # type: ignore[attr-defined]
+                if of not in (int, float):
+                    return kind(*args, **base)
+                return args[0] if of is kind else tracer.create_proxy("call_function", target, (*args, *more), {})
+
+        return Number
+
+    stand_ins = {"int": as_call(int, math.trunc), "float": as_call(float, operator.truediv, 1)}
+    return patched([(place, n, f) for place in places for n, f in stand_ins.items() if n not in place])
 
 
 def itself(value: Any) -> Any:

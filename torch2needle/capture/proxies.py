@@ -189,10 +189,15 @@ class InplaceProxy(fx.Proxy):
         return self.tracer.length(self)  # type: ignore[attr-defined]
 
     def __int__(self) -> int:
-        return int(self.tracer.number(self))  # type: ignore[attr-defined]
+        return int(self.tracer.plain(self, sys._getframe(1)))  # type: ignore[attr-defined]
 
     def __float__(self) -> float:
-        return float(self.tracer.number(self))  # type: ignore[attr-defined]
+        return float(self.tracer.plain(self, sys._getframe(1)))  # type: ignore[attr-defined]
+
+    def __round__(self, *digits: int) -> Any:
+        if self.kind() is float:
+            return self.tracer.create_proxy("call_function", round, (self, *digits), {})
+        return round(self.tracer.number(self), *digits)  # type: ignore[attr-defined]
 
     def __index__(self) -> int:
         return operator.index(self.tracer.number(self))  # type: ignore[attr-defined]

@@ -6,6 +6,8 @@ import inspect
 import operator
 from typing import Any
 
+import torch
+
 from needle.autograd import Tensor, Unsupported
 from needle.graph import Dim, ModuleRecorder, Symbol
 from needle.graph.graph import COMPARISONS
@@ -50,6 +52,8 @@ def call_of_sizes(recorder: ModuleRecorder, target: Any, args: tuple, kwargs: di
             bound.arguments["like"] = hook
             return rule(*bound.args, **bound.kwargs)
         return rule(*args, like=hook, **kwargs)
+    if target in (torch.finfo, torch.iinfo) and any(isinstance(v, DtypeOf) for v in values):
+        raise Unsupported("it depends on a dtype, which an example tells; pass example=")
     sizes = [v for v in args if isinstance(v, Dim)]
     asks = sizes and getattr(operator, name := target.__name__, None) is target and name in COMPARISONS
     return sizes[0].compared(name, *args) if asks else target(*args, **kwargs)

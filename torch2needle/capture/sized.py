@@ -13,6 +13,7 @@ import linecache
 import operator
 import os
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -61,12 +62,16 @@ class Facts(NamedTuple):
 class SizedTracer(Tracer):
     """Knows the sizes of an example, by the names of the inputs.
 
-    known: what a tracer before was asked, in order: graphs that are alike up to a question have its answer.
+    known: what a tracer before was asked, in order: graphs that are alike up to a question have its answer. numbers: gets the
+    globals of the functions that make plain numbers of sizes.
     """
 
-    def __init__(self, example: dict[str, Any], known: list[Facts]) -> None:
+    def __init__(
+        self, example: dict[str, Any], known: list[Facts], opened: dict[int, Any], numbers: dict[int, Any]
+    ) -> None:
         super().__init__()
         self.example, self.known, self.asked, self.values = example, known, itertools.count(), dict[fx.Node, Any]()
+        self.open, self.numbers = opened, numbers
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         """The inputs that the example gives, whatever else the forward takes."""
@@ -108,8 +113,9 @@ class SizedTracer(Tracer):
         if node.op == "placeholder":
             value = self.example[str(node.target)] if str(node.target) in self.example else node.args[0]
             return self.fakes.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
-        if node.op == "get_attr":
-            return self.fakes.from_tensor(attribute(str(node.target), self.root))
+        if node.op == "get_attr":  # the forward may have put another value there since
+            tensor, _ = node.meta.get("read") or (attribute(str(node.target), self.root), None)
+            return self.fakes.from_tensor(tensor)
         if node.op == "call_module":  # with fakes of all that it holds, since real ones would be written
             layer = self.root.get_submodule(str(node.target))
             named = (*layer.named_parameters(), *layer.named_buffers())
@@ -147,6 +153,10 @@ class SizedTracer(Tracer):
             checked = self.check(size, self.facts(size).number)  # type: ignore[arg-type]
             checked.meta.update({} if is_rank(node) else {"fixes": True})
         return value
+
+    def plain(self, obj: fx.Proxy, frame: FrameType) -> float:
+        self.numbers[id(frame.f_globals)] = frame.f_globals
+        return self.number(obj)
 
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         """Without the numbers that Python went on with by itself."""

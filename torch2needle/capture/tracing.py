@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ..rules.registry import find_function_rule, find_module_rule, has_hooks, is
 from .flags import Differ, flags_in_both_modes, follow_training, join_counts
 from .guard import Writes, accepting_proxies, data_set_by, own_gradients, patched, python_chance
 from .nodes import asker, checks_rank, node_location, user_location, written
+from .numbers import open_in
 from .proxies import InplaceProxy, is_foreign, kind_of
 from .state import untouched
 from .surroundings import Surroundings, globals_seen, uncached
@@ -51,6 +53,9 @@ class Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.thread, self.refused, self.busy = threading.get_ident(), list[str](), False
+        self.open: dict[
+            int, dict[str, Any]
+        ] = {}  # globals of functions in which int and float leave sizes what they are
 
     def tracing(self) -> bool:
         """Whether the caller is the forward under capture, and no other thread or torch at work for the capture."""
@@ -80,6 +85,10 @@ class Tracer(fx.Tracer):
 
     def number(self, obj: fx.Proxy) -> float:
         return self.refuse("the value of a tensor")
+
+    def plain(self, obj: fx.Proxy, frame: FrameType) -> float:
+        """`int(obj)` or `float(obj)` in a frame."""
+        return self.number(obj)
 
     def type_of(self, obj: fx.Proxy) -> Any:
         return self.refuse("the type of a value")
@@ -234,6 +243,7 @@ def symbolic(model: nn.Module, fixed: dict[str, Any], tracer: Tracer) -> fx.Grap
     around = Surroundings.of(model)
     with (
         accepting_proxies(globals_seen(model, around), tracer),
+        open_in(tracer.open.values(), tracer),
         uncached(around),
         own_gradients(refuse),
         data_set_by(refuse_data),
