@@ -386,6 +386,14 @@ def test_lengths_of_lists_are_numbers() -> None:
         assert torch.allclose(torch.from_numpy(net(x).numpy()), Growing()(x))
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_a_net_takes_its_own_example(batch: int, training: bool) -> None:
+    model = Linear(lambda m, x: m.linear(x) * (2 if x.shape[0] % 2 == 0 else 3)).train(training)
+    net = torch2needle.convert(model, (torch.randn(batch, 3),))
+    assert torch2needle.verify(model, net, (torch.randn(batch, 3),))
+
+
 BY_AXES = {1: "i->i", 2: "ij->i", 3: "ijk->ik"}
 IN_PYTHON: dict[str, Callable] = {  # what torch.fx follows with an example
     "axes": lambda x: torch.einsum(BY_AXES[x.ndim], x),

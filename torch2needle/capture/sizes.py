@@ -43,7 +43,10 @@ def takes(captured: Captured, call: Call) -> bool:
     """Whether the sizes of a call are among those of a captured graph."""
     limits = [node.meta["sizes"] for node in placeholders(captured)]
     places = [p for t, axes in zip(tensors(call), limits, strict=False) for p in zip(t.shape, axes, strict=True)]
-    return all(least <= size and (most is None or size <= most) for size, (least, most, *_) in places)
+    return all(
+        least <= size and (most is None or size <= most) and all(size % n == 0 for n in step)
+        for size, (least, most, _, *step) in places
+    )
 
 
 def placeholders(captured: Captured) -> list[Any]:
