@@ -158,6 +158,14 @@ CREATIONS: list[tuple[Callable, tuple, tuple]] = [
         BOTH,
     ),
     (lambda x: (lambda y: (y.zero_(), y.fill_(2.0), y + x)[2])(x * 2), MATRIX, BOTH),
+    (
+        lambda x: (
+            *(x.new_ones(size=(x.size(0), 2)), torch.ones(size=(x.size(0), 2)), torch.zeros(size=(x.size(1), 1))),
+            *(torch.empty(size=(2, x.size(0))).fill_(1), torch.arange(end=x.size(0)), torch.arange(1, end=x.size(1))),
+        ),
+        MATRIX,
+        BOTH,
+    ),
 ]
 
 

@@ -53,13 +53,13 @@ def full_like(input: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> An
 
 
 @complex_rule(T.new_zeros, T.new_empty)
-def new_zeros(input: Any, *size: Any, dtype: Any = None, **_: Any) -> Any:
-    return constant(input, 0, varargs(size), dtype)
+def new_zeros(input: Any, *numbers: Any, size: Any = None, dtype: Any = None, **_: Any) -> Any:
+    return constant(input, 0, varargs(numbers, size), dtype)
 
 
 @complex_rule(T.new_ones)
-def new_ones(input: Any, *size: Any, dtype: Any = None, **_: Any) -> Any:
-    return constant(input, 1, varargs(size), dtype)
+def new_ones(input: Any, *numbers: Any, size: Any = None, dtype: Any = None, **_: Any) -> Any:
+    return constant(input, 1, varargs(numbers, size), dtype)
 
 
 @complex_rule(T.new_full)
@@ -68,13 +68,13 @@ def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **_: 
 
 
 @complex_rule(torch.zeros, torch.empty)
-def zeros(*size: Any, dtype: Any = None, like: Any, **_: Any) -> Any:
-    return constant(like, 0, varargs(size), dtype)
+def zeros(*numbers: Any, size: Any = None, dtype: Any = None, like: Any, **_: Any) -> Any:
+    return constant(like, 0, varargs(numbers, size), dtype)
 
 
 @complex_rule(torch.ones)
-def ones(*size: Any, dtype: Any = None, like: Any, **_: Any) -> Any:
-    return constant(like, 1, varargs(size), dtype)
+def ones(*numbers: Any, size: Any = None, dtype: Any = None, like: Any, **_: Any) -> Any:
+    return constant(like, 1, varargs(numbers, size), dtype)
 
 
 @complex_rule(torch.eye)

@@ -68,10 +68,10 @@ functions(
     {(torch.full_like,): lambda input, value, dtype: filled(input, value, dtype=dtype)},
 )
 functions(
-    "input, *size, dtype=None, **_",
+    "input, *numbers, size=None, dtype=None, **_",
     {
-        (T.new_zeros, T.new_empty): lambda input, size, dtype: filled(input, 0, varargs(size), dtype),
-        (T.new_ones,): lambda input, size, dtype: filled(input, 1, varargs(size), dtype),
+        (T.new_zeros, T.new_empty): lambda input, numbers, size, dtype: filled(input, 0, varargs(numbers, size), dtype),
+        (T.new_ones,): lambda input, numbers, size, dtype: filled(input, 1, varargs(numbers, size), dtype),
     },
 )
 functions(
@@ -89,10 +89,12 @@ functions("input, value", {(T.fill_, torch.ops.aten.fill.Tensor, torch.ops.aten.
 
 
 functions(
-    "*size, dtype=None, like, **_",
+    "*numbers, size=None, dtype=None, like, **_",
     {
-        (torch.zeros, torch.empty): lambda size, dtype, like: filled(like, 0, varargs(size), default_dtype(dtype, 0.0)),
-        (torch.ones,): lambda size, dtype, like: filled(like, 1, varargs(size), default_dtype(dtype, 1.0)),
+        (torch.zeros, torch.empty): lambda numbers, size, dtype, like: full(
+            varargs(numbers, size), 0.0, dtype=dtype, like=like
+        ),
+        (torch.ones,): lambda numbers, size, dtype, like: full(varargs(numbers, size), 1.0, dtype=dtype, like=like),
     },
 )
 
@@ -103,7 +105,7 @@ def full(size: Any, fill_value: Any, *, dtype: Any = None, like: Any, **_: Any) 
 
 
 @rule(torch.arange)
-def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, like: Any, **_: Any) -> Any:
+def arange(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, like: Any, **_: Any) -> Any:
     start, end = (0, start) if end is None else (start, end)
     like, name = placed(like, default_dtype(dtype, start, end, step))
     return ops.arange_like(like, start, end, step, name)

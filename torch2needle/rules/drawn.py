@@ -37,25 +37,27 @@ functions(
     },
 )
 functions(
-    "*size, generator=None, dtype=None, like, **_",
+    "*numbers, size=None, generator=None, dtype=None, like, **_",
     {
-        (torch.rand,): lambda size, generator, dtype, like: uniform(ops.rand_like, size, generator, dtype, like),
-        (torch.randn,): lambda size, generator, dtype, like: uniform(ops.randn_like, size, generator, dtype, like),
+        (torch.rand,): lambda numbers, size, *rest: uniform(ops.rand_like, varargs(numbers, size), *rest),
+        (torch.randn,): lambda numbers, size, *rest: uniform(ops.randn_like, varargs(numbers, size), *rest),
     },
 )
 
 
 def uniform(draw: Any, size: Any, generator: Any, dtype: Any, like: Any) -> Any:
     check(generator)
-    return draw(like, varargs(size), dtype_name(dtype or torch.get_default_dtype()))
+    return draw(like, size, dtype_name(dtype or torch.get_default_dtype()))
 
 
 @rule(torch.randint)
 def randint(
-    low: Any, high: Any, size: Any = None, *, generator: Any = None, dtype: Any = None, like: Any, **_: Any
+    low: Any = 0, high: Any = None, size: Any = None, *, generator: Any = None, dtype: Any = None, like: Any, **_: Any
 ) -> Any:
     check(generator)
-    low, high, size = (0, low, high) if size is None else (low, high, size)
+    if size is None:  # randint(high, size)
+        high, size = None, high
+    low, high = (0, low) if high is None else (low, high)
     return ops.randint_like(like, low, high, tuple(size), dtype_name(dtype or torch.int64))
 
 

@@ -26,8 +26,10 @@ from .tables import functions
 T = torch.Tensor
 
 
-def varargs(values: tuple) -> tuple:
-    """f(1, 2), f((1, 2)) and f(x.shape) alike."""
+def varargs(values: tuple, named: Any = None) -> tuple:
+    """f(1, 2), f((1, 2)), f(x.shape) and f(size=(1, 2)), whose keyword is `named`, alike."""
+    if named is not None:
+        return tuple(named)
     return (
         tuple(values[0]) if len(values) == 1 and isinstance(values[0], tuple | list | SymbolicShape) else tuple(values)
     )
@@ -35,7 +37,7 @@ def varargs(values: tuple) -> tuple:
 
 def listed(f: Callable) -> Callable:
     """f(input, tuple) for methods that take numbers one by one, as one sequence, or by keyword."""
-    return lambda input, numbers, named, *rest: f(input, varargs(numbers) if named is None else tuple(named), *rest)
+    return lambda input, numbers, named, *rest: f(input, varargs(numbers, named), *rest)
 
 
 def back_in_shape(base: Any, value: Any, *_: Any, **__: Any) -> Any:
