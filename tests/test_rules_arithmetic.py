@@ -214,6 +214,12 @@ def test_einsum(equation: str, shapes: tuple) -> None:
     agrees(functions[len(shapes) - 1], *shapes, batch=False)
 
 
+def test_einsum_with_an_order_of_its_products() -> None:
+    """As torch.export has it where opt_einsum is installed."""
+    aten, others = torch.ops.aten.einsum.default, (torch.ones(3, 4), torch.ones(4, 5))
+    agrees(lambda x, y, z: aten("ij,jk,kl->il", [x, y, z], path=[1, 2, 0, 1]), (2, 3), *others, batch=False)
+
+
 @everywhere
 @pytest.mark.parametrize("equation", ["...ij,...jk->...ik", "b...d,de->b...e", "...hd,hd"])
 def test_einsum_with_an_ellipsis(equation: str) -> None:

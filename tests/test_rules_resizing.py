@@ -49,6 +49,7 @@ PAD_CALLS: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "symbolic": (lambda x: F.pad(x, (0, 8 - x.shape[3], 1, x.shape[2] - 5)), IMAGE),
     "symbolic reflect": (lambda x: F.pad(x, (0, 8 - x.shape[3], 1, x.shape[2] - 5), mode="reflect"), IMAGE),
     "reflect": (lambda x: F.pad(x, (2, 1), "reflect"), LINE),
+    "value of 0": (lambda x: F.pad(x, (2, 1), "reflect", 0.0) + F.pad(x, (2, 1), mode="replicate", value=0), LINE),
     "reflect crop": (lambda x: F.pad(x, (-2, 3, 1, -1), mode="reflect"), IMAGE),
     "replicate": (lambda x: F.pad(x, (2, 1, 0, 3), mode="replicate"), IMAGE),
     "replicate crop": (lambda x: F.pad(x, (-2, 1, 2, -3), mode="replicate"), IMAGE),

@@ -293,7 +293,7 @@ def added(input: Any, product: Any, beta: Any, alpha: Any) -> Any:
 
 
 @rule(torch.einsum, view="mode")  # of one operand, such as "ij->ji"
-def einsum(equation: str, *operands: Any) -> Any:
+def einsum(equation: str, *operands: Any, path: Any = None) -> Any:  # path: an order that torch found
     many = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     return ops.einsum(equation, *many)
 

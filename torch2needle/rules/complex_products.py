@@ -67,7 +67,7 @@ complex_rule(torch.vdot, T.vdot)(lambda input, other: ops.multilinear(ops.matmul
 
 
 @complex_rule(torch.einsum)
-def einsum(equation: str, *operands: Any) -> Any:
+def einsum(equation: str, *operands: Any, path: Any = None) -> Any:
     many = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     return numbers.complex_einsum(equation, *many)
 

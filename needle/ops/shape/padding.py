@@ -103,6 +103,6 @@ def pad(a: Tensor, pad: Any, mode: str = "constant", value: float | None = None)
     pairs = tuple((pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2))
     if mode == "constant":
         return ConstantPad(pairs, 0.0 if value is None else value)(a)
-    if value is not None:
+    if value:
         raise ValueError(f"[pad] mode {mode} takes no value, got {value}.")
     return EdgePad(pairs, mode)(a)
