@@ -412,3 +412,26 @@ def test_detect_anomaly_names_the_first_op():
     with pytest.raises(FloatingPointError, match=r"log .* makes NaN of numbers; nothing was updated"):
         step(x, y)
     np.testing.assert_array_equal(before, first(net).weight.numpy())
+
+
+def test_losses_are_told_what_has_no_gradient():
+    class Heads(nn.Module):
+        def __init__(self):
+            self.linear, self.head = nn.Linear(12, 5), nn.Linear(5, 5)
+
+        def forward(self, x):
+            y = self.linear(x)
+            apart = ndl.ops.stop_gradient(y)
+            return self.head(y), apart, self.head(apart), ndl.ops.argmax(y, axis=1), x * 2
+
+    (x, _), seen = batch(0, 8, 12), []
+
+    def loss(out, y):
+        seen.append([t.requires_grad for t in out])
+        return sum(ndl.ops.mean(t * t) for t in out if t.requires_grad)
+
+    net = Heads()
+    loss(net(ndl.Tensor(x, requires_grad=False)), None)
+    step = ndl.compile_step(net, loss, optim.SGD(net.parameters(), 0.1), (x, x))
+    step(x, x)
+    assert seen[0] == [True, False, True, False, False] and all(s == seen[0] for s in seen)

@@ -130,8 +130,7 @@ void search(const T* const* rows, int64_t step, int64_t count, const T* values, 
     for (int k = 0; k < kSearches; k++) {
       const T middle = rows[k][(found[k] + half - 1) * step];
       const bool before = Right ? middle <= values[k] : middle < values[k];
-      found[k] +=
-          half & -static_cast<int64_t>(before);  // a branch, half of them guessed wrong, takes three times as long
+      found[k] += half & -static_cast<int64_t>(before);  // branches that are guessed take three times as long
     }
     left -= half;
   }

@@ -53,9 +53,8 @@ class Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.thread, self.refused, self.busy = threading.get_ident(), list[str](), False
-        self.open: dict[
-            int, dict[str, Any]
-        ] = {}  # globals of functions in which int and float leave sizes what they are
+        # The globals of functions in which int and float leave sizes what they are, by id.
+        self.open: dict[int, dict[str, Any]] = {}
 
     def tracing(self) -> bool:
         """Whether the caller is the forward under capture, and no other thread or torch at work for the capture."""

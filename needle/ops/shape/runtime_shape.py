@@ -398,7 +398,10 @@ class StopGradient(Op):
 
     def __call__(self, *inputs: Tensor) -> Any:
         out = Op.__call__(self, *inputs)
-        return out if out.recorder is not None else out.detach()
+        if out.recorder is None:
+            return out.detach()
+        out.op, out.inputs, out.requires_grad = None, (), False
+        return out
 
     samples = samples_of(({}, [(4, 3)]))
 
