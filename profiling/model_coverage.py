@@ -23,7 +23,8 @@ from needle.profiler import cpu_name
 LIST = Path(__file__).parent / "zoo" / "models.json"
 HARD = LIST.with_name("models_hard.json")  # zoo/hard/README.md
 TYPES = LIST.with_name("models_types.json")  # zoo/types.py
-LISTS = {"usual": LIST, "hard": HARD, "types": TYPES}
+PACKAGES = LIST.with_name("models_packages.json")  # of packages that nobody tuned for
+LISTS = {"usual": LIST, "hard": HARD, "types": TYPES, "packages": PACKAGES}
 STAGES = ("torch", "convert", "plain", "fused", "compiled", "free", "altered")
 ONNX = ("torch", "convert", "onnx")  # of --onnx
 DYNAMO = ("torch", "fallback", "dynamo")  # of --dynamo

@@ -1,4 +1,4 @@
-"""An entry of `models.json`, `models_hard.json` or `models_types.json` as a torch module with random weights, and its inputs."""
+"""An entry of `models.json` or of one of the lists beside it as a torch module with random weights, and its inputs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 LIST = Path(__file__).with_name("models.json")
 HARD = Path(__file__).with_name("models_hard.json")
 TYPES = Path(__file__).with_name("models_types.json")
+PACKAGES = Path(__file__).with_name("models_packages.json")
 # Operators that torchvision's import registers fakes for; its wheel for another build of torch does not bring them.
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -41,7 +42,7 @@ def allow_imports() -> None:
 
 def entries() -> list[dict[str, Any]]:
     """Those of all lists; their names differ."""
-    return [e for file in (LIST, HARD, TYPES) for e in json.loads(file.read_text())]
+    return [e for file in (LIST, HARD, TYPES, PACKAGES) for e in json.loads(file.read_text())]
 
 
 def evaluate(value: Any) -> Any:
