@@ -192,12 +192,12 @@ def traced(
     answered: list[Facts] = []
     # Of texts torch.export knows the sizes of heads as numbers, by which rotary embeddings and grouped heads are fused.
     sized = dynamic == "auto" and not longer_texts(judge.call)
-    numbers: dict[int, Any] = {}
-    tracer = functools.partial(SizedTracer, inputs, answered, {}, numbers) if sized else Tracer
+    opened, numbers = dict[int, Any](), dict[int, Any]()
+    tracer = functools.partial(SizedTracer, inputs, answered, opened, numbers) if sized else Tracer
     captured = capture(model, inputs, tracer, judged=True)
     if numbers:
+        opened.update(numbers)
         answered.clear()
-        tracer = functools.partial(SizedTracer, inputs, answered, numbers, {})
         captured = capture(model, inputs, tracer, judged=True)
     if answered:
         keep_ranks(captured, inputs)

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from math import trunc
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -93,15 +94,25 @@ Real.__hash__ = float.__hash__  # type: ignore[method-assign]
 # -- what stands in for Python's functions ---------------------------------------------------------------------------------
 
 SIZES = (torch.SymInt, torch.SymFloat)
-OPEN = (torch.Tensor, Real, *SIZES)  # what has no number that stays the same
+OPEN = (torch.Tensor, Real, fx.Proxy, *SIZES)  # what has no number that stays the same
 OF_SIZES: dict[Callable, Callable] = {torch.sqrt: lambda n: n**0.5, torch.pow: operator.pow}  # which stay sizes
 REALS = ("atan2", "cos", "exp", "expm1", "hypot", "log1p", "log2", "log10", "pow", "sin", "sqrt", "tan", "tanh")
 WHOLES = ("ceil", "floor", "trunc")
 TRUTHS = ("isfinite", "isinf", "isnan")
 
 
+def of_proxy(value: Any, kind: type, target: Callable, *more: Any) -> Any:
+    """`kind(value)` in a graph of torch.fx, where `target` makes it of a size."""
+    if value.kind() is kind:
+        return value
+    size = value.kind() in (int, float)
+    return value.tracer.create_proxy("call_function", target, (value, *more), {}) if size else kind(value)
+
+
 def real(value: Any) -> Any:
     """`float(value)` of what is open; in a capture a tensor without a gradient."""
+    if isinstance(value, fx.Proxy):
+        return of_proxy(value, float, operator.truediv, 1)
     if isinstance(value, torch.Tensor):
         value = value if value.is_floating_point() else value.to(torch.get_default_dtype())
         return value.item() if has_storage(value) else value.detach().reshape(())
@@ -109,6 +120,8 @@ def real(value: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
+    if isinstance(value, fx.Proxy):
+        return of_proxy(value, int, trunc)  # math's own, which torch.fx replaces while it traces
     if isinstance(value, torch.SymInt):
         return value
     return torch.sym_int(value) if isinstance(value, torch.SymFloat) else int(value)
@@ -140,21 +153,9 @@ class Int(int, metaclass=StandsIn):
         return whole(args[0]) if len(args) == 1 and isinstance(args[0], OPEN) else int(*args, **base)
 
 
-def open_in(places: Iterable[dict[str, Any]], tracer: Any) -> AbstractContextManager:
+def open_in(places: Iterable[dict[str, Any]]) -> AbstractContextManager:
     """`int(n)` and `float(n)` of torch.fx's proxies of sizes stay proxies in functions of these globals."""
-
-    def as_call(kind: type, target: Callable, *more: Any) -> type:
-        class Number(kind, metaclass=StandsIn):  # type: ignore[misc, valid-type]
-            def __new__(cls, *args: Any, **base: Any) -> Any:
-                of = args[0].kind() if len(args) == 1 and isinstance(args[0], fx.Proxy) and tracer.tracing() else None  # type: ignore[attr-defined]
-                if of not in (int, float):
-                    return kind(*args, **base)
-                return args[0] if of is kind else tracer.create_proxy("call_function", target, (*args, *more), {})
-
-        return Number
-
-    stand_ins = {"int": as_call(int, math.trunc), "float": as_call(float, operator.truediv, 1)}
-    return patched([(place, n, f) for place in places for n, f in stand_ins.items() if n not in place])
+    return patched([(place, n, BUILTINS[n]) for place in places for n in ("int", "float") if n not in place])
 
 
 def itself(value: Any) -> Any:

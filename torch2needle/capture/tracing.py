@@ -242,7 +242,7 @@ def symbolic(model: nn.Module, fixed: dict[str, Any], tracer: Tracer) -> fx.Grap
     around = Surroundings.of(model)
     with (
         accepting_proxies(globals_seen(model, around), tracer),
-        open_in(tracer.open.values(), tracer),
+        open_in(tracer.open.values()),
         uncached(around),
         own_gradients(refuse),
         data_set_by(refuse_data),
